@@ -1,0 +1,97 @@
+# Everything a developer types. `make help` lists it.
+# Settings: PYTHON (the Python that .venv is made with), ARGS (passed on to the tool), JOBS (test processes).
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+PYTHON ?= python3
+ARGS ?=
+JOBS ?= 2
+
+VENV := .venv
+PY := $(VENV)/bin/python
+PIP := $(PY) -m pip --disable-pip-version-check -qq
+CODE := $(wildcard lowq web tests examples benchmarks)
+TYPED := $(wildcard lowq web tests)
+
+# Stamps: made when what they name is installed, out of date when pyproject.toml changes.
+EMBEDDED := $(VENV)/.installed-embedded
+DEV := $(VENV)/.installed-dev
+
+# $(call debian,WHAT IS MISSING,PACKAGES): install Debian packages as root, or say what to install.
+debian = \
+	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+		echo "$(1) missing: installing $(2)"; \
+		export DEBIAN_FRONTEND=noninteractive; \
+		apt-get update -qq && apt-get install -qq -y --no-install-recommends $(2) >/dev/null; \
+	else \
+		echo "$(1) missing. On Debian or Ubuntu: sudo apt-get install $(2)" >&2; exit 1; \
+	fi
+
+.PHONY: help
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
+
+.PHONY: demo
+demo: $(EMBEDDED) ## a node, its store and a producer in one process: no Redis needed (Ctrl-C ends it)
+	@exec $(PY) examples/demo.py $(ARGS)
+
+.PHONY: test
+test: lint ## lint, then all tests (ARGS="-k push" for some of them)
+	@$(PY) -m pytest -n $(JOBS) $(ARGS)
+
+.PHONY: lint
+lint: $(DEV) tools ## ruff, mypy, the import contracts, luacheck
+	@$(PY) -m ruff check --output-format concise $(CODE)
+	@$(PY) -m ruff format --check $(CODE)
+	@$(PY) -m mypy $(TYPED)
+	@out=$$($(VENV)/bin/lint-imports 2>&1) || { echo "$$out"; exit 1; }; tail -n 1 <<<"$$out"
+	@$(PY) -m tests.luacheck
+
+.PHONY: format
+format: $(DEV) ## let ruff put the code in shape
+	@$(PY) -m ruff check --fix $(CODE)
+	@$(PY) -m ruff format $(CODE)
+
+.PHONY: chaos
+chaos: $(DEV) tools ## kill, stop, cut off: the chaos tests alone, with their output
+	@$(PY) -m pytest tests/chaos -s $(ARGS)
+
+.PHONY: bench
+bench: $(DEV) tools ## all benchmarks
+	@$(PY) benchmarks/run.py $(ARGS)
+
+.PHONY: bench-quick
+bench-quick: $(DEV) tools ## the benchmarks in a minute
+	@$(PY) benchmarks/run.py --quick $(ARGS)
+
+.PHONY: clean
+clean: ## remove what was built or cached, .venv too
+	@rm -rf $(VENV) build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	@find $(CODE) -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# The tools that are not Python's: the tests start redis-server themselves, lint runs luacheck.
+.PHONY: tools
+tools:
+	@command -v redis-server >/dev/null || { $(call debian,redis-server is,redis-server); }
+	@command -v luacheck >/dev/null || { $(call debian,luacheck is,lua-check); }
+
+$(PY):
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+		|| { echo "lowq needs Python 3.11 or newer; choose one with: make PYTHON=python3.12 ..." >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { $(call debian,the venv module is,python3-venv); }
+	@$(PYTHON) -m venv --clear $(VENV)
+
+$(EMBEDDED): pyproject.toml | $(PY)
+	@if [ ! $(DEV) -nt pyproject.toml ]; then \
+		echo "installing lowq with its embedded store into $(VENV)"; \
+		$(PIP) install -e '.[embedded]'; \
+	fi
+	@touch $@
+
+$(DEV): pyproject.toml | $(PY)
+	@echo "installing lowq and its development tools into $(VENV)"
+	@$(PIP) install -e '.[all,dev]'
+	@touch $@

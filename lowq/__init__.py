@@ -1,0 +1,67 @@
+"""lowq: background jobs on Redis that stay in order per entity.
+
+One job, file by file: `worker` declares who performs it; `push` validates it and `job` encodes it; ``lua/push.lua``
+merges it into a shard's keys (`keys`), through `connection`. In a node (`node`), `membership` keeps the lease of
+the shard, `dispatch` with a `scheduler` hands the shard to a thread, `shard` takes the job with ``lua/take.lua``,
+`batch` performs it and decides what becomes of it. `queue` and `queries` are for whoever looks and intervenes.
+"""
+
+from lowq.app import Lowq, default
+from lowq.batch import Execution, current
+from lowq.config import Config
+from lowq.errors import (
+    ConfigError,
+    JobError,
+    LeaseLost,
+    LowqError,
+    PayloadError,
+    PushError,
+    QueueInUse,
+    RedisFull,
+    RedisRefused,
+    RedisUnavailable,
+    ScriptError,
+    ShardsCountError,
+    UnknownQueueError,
+)
+from lowq.job import Job, JobDict
+from lowq.scheduler import LagScheduler, SeqScheduler
+from lowq.splitter import ByNodeSplitter, DefaultSplitter
+from lowq.version import VERSION as __version__
+from lowq.worker import Worker
+
+#: The default application: ``lowq.worker`` and ``lowq.config`` are its own.
+app = default
+config: Config = default.config
+worker = default.worker
+
+__all__ = [
+    "ByNodeSplitter",
+    "Config",
+    "ConfigError",
+    "DefaultSplitter",
+    "Execution",
+    "Job",
+    "JobDict",
+    "JobError",
+    "LagScheduler",
+    "LeaseLost",
+    "Lowq",
+    "LowqError",
+    "PayloadError",
+    "PushError",
+    "QueueInUse",
+    "RedisFull",
+    "RedisRefused",
+    "RedisUnavailable",
+    "ScriptError",
+    "SeqScheduler",
+    "ShardsCountError",
+    "UnknownQueueError",
+    "Worker",
+    "__version__",
+    "app",
+    "config",
+    "current",
+    "worker",
+]

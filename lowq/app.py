@@ -1,0 +1,174 @@
+"""The application: its settings, its workers, and the one client that they share.
+
+`lowq.worker`, `lowq.config` belong to the default application; `Lowq(...)` makes another one, for several in a
+process and for tests.
+"""
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar, Unpack, overload
+
+from lowq import queries
+from lowq.config import Config
+from lowq.connection import Client, Refusal, memory_store, new_store
+from lowq.errors import ConfigError, ShardsCountError
+from lowq.keys import queues_key
+from lowq.queue import Queue
+from lowq.worker import Decorator, Worker, WorkerOptions, build_worker, check_queue_name, options_of
+
+C = TypeVar("C")
+
+
+class Lowq:
+    """An application: settings, workers, and a connection to Redis that is made when first needed.
+
+    Safe for threads. A child of a fork makes connections of its own.
+
+    Raises:
+        ConfigError: an unknown setting, or a value that makes no sense.
+    """
+
+    def __init__(self, **settings: Any) -> None:
+        self.config = Config(**settings)
+        #: queue name -> worker.
+        self.workers: dict[str, type[Worker[Any]]] = {}
+        self._client: Client | None = None
+        self._store: Any = None
+        self._registered: set[str] = set()
+        self._queues: dict[str, Queue] = {}
+        self._lock = threading.RLock()
+
+    @overload
+    def worker(self, target: type[C], /) -> type[C]: ...
+    @overload
+    def worker(self, target: Callable[[dict[str, list[Any]]], None], /) -> type[Worker[Any]]: ...
+    @overload
+    def worker(self, /, **options: Unpack[WorkerOptions]) -> Decorator: ...
+    def worker(self, target: Any = None, /, **options: Any) -> Any:
+        """Makes a worker of a class or a function. With or without options.
+
+        Raises:
+            ConfigError: a wrong form or option, or a queue name that another worker has.
+        """
+        if target is None:
+            return lambda decorated: self._add(build_worker(self, decorated, options))
+        return self._add(build_worker(self, target, options))
+
+    def _add(self, worker: type[Worker[Any]]) -> type[Worker[Any]]:
+        other = self.workers.get(worker.queue_name)
+        if other is not None and (other.__module__, other.__qualname__) != (worker.__module__, worker.__qualname__):
+            raise ConfigError(
+                f"two workers have the queue name {worker.queue_name!r}: {other.__module__}.{other.__qualname__} and "
+                f"{worker.__module__}.{worker.__qualname__}; give one of them another queue_name"
+            )
+        self.workers[worker.queue_name] = worker
+        self._queues.pop(worker.queue_name, None)
+        return worker
+
+    @property
+    def client(self) -> Client:
+        """The connections of producers. Made, and the settings frozen, when first asked for."""
+        client = self._client
+        if client is None:
+            with self._lock:
+                if self._client is None:
+                    self._client = self.connect(self.config.client_pool_size)
+                client = self._client
+        return client
+
+    def connect(self, size: int, *, socket_timeout: float | None = None) -> Client:
+        """A client of its own for up to ``size`` threads, on the same server or store."""
+        timeouts = {} if socket_timeout is None else {"socket_timeout": socket_timeout}
+        with self._lock:
+            url = self.config.redis_url
+            if self._store is None:
+                self.config.freeze()
+                if url.startswith("memory://"):
+                    self._store = memory_store(url)
+            elif not url.startswith("memory://"):
+                url = "memory://"
+        return Client(url, size=size, timeout=self.config.pool_timeout, store=self._store, **timeouts)
+
+    @contextmanager
+    def embedded(self, store: Any = None) -> Iterator[None]:
+        """Everything goes to an embedded store for the time of the block; an empty one by default."""
+        with self._lock:
+            before = self._client, self._store, self._registered
+            self._client, self._store, self._registered = None, store or new_store(), set()
+        try:
+            yield
+        finally:
+            with self._lock:
+                if self._client is not None:
+                    self._client.close()
+                self._client, self._store, self._registered = before
+
+    def queue(self, name: str, shards_count: int | None = None) -> Queue:
+        """The handle of a queue, for whoever doesn't import its worker.
+
+        ``shards_count`` is only needed before anybody has used the queue; otherwise Redis knows it.
+        """
+        worker = self.workers.get(check_queue_name(name))
+        if worker is not None and shards_count is None:
+            return self.queue_of(worker)
+        return Queue(self, name, shards_count)
+
+    def queue_of(self, worker: type[Worker[Any]]) -> Queue:
+        """The handle of a worker's queue."""
+        queue = self._queues.get(worker.queue_name)
+        if queue is None:
+            queue = self._queues[worker.queue_name] = Queue(self, worker.queue_name, worker.shards_count, worker)
+        return queue
+
+    def register(self, name: str, shards_count: int, worker: Any = None) -> None:
+        """Enters the queue in the registry, once per process, before anything of it is written.
+
+        Raises:
+            ShardsCountError: somebody uses the queue with another number of shards.
+        """
+        if name in self._registered:
+            return
+        entry = ""
+        if worker is not None:
+            entry = json.dumps({"shards_count": shards_count, "options": options_of(worker)})
+        try:
+            self.client.run("register", queues_key(self.config.namespace), "", name, shards_count, entry)
+        except Refusal as refusal:
+            raise ShardsCountError(name, int(refusal.detail), shards_count) from None
+        self._registered.add(name)
+
+    def forget_registered(self) -> None:
+        """Enters the queues anew when they are used next: Redis may have lost its data."""
+        self._registered.clear()
+
+    def queues(self) -> "list[queries.QueueInfo]":
+        """All queues that were ever used, from the registry in Redis."""
+        return queries.queues(self)
+
+    def nodes(self) -> "list[queries.NodeInfo]":
+        """The nodes that live."""
+        return queries.nodes(self)
+
+    def shards(self, queue: str | Queue) -> "list[queries.ShardInfo]":
+        """The shards of a queue: owner, length, lag."""
+        handle = self.queue(queue) if isinstance(queue, str) else queue
+        return queries.shards(self, handle)
+
+    def selected_workers(self) -> list[type[Worker[Any]]]:
+        """The workers that a node runs: those in the setting ``workers``, or all that were decorated."""
+        chosen = list(self.workers.values()) if self.config.workers is None else list(self.config.workers)
+        for worker in chosen:
+            if self.workers.get(getattr(worker, "queue_name", "")) is not worker:
+                raise ConfigError(f"workers={worker!r}: it was not decorated with this application's worker()")
+        return chosen
+
+    def close(self) -> None:
+        """Closes the connections of producers that are not in use; the next call makes new ones."""
+        if self._client is not None:
+            self._client.close()
+
+
+#: The application behind ``lowq.worker`` and ``lowq.config``.
+default = Lowq()

@@ -1,0 +1,210 @@
+"""Settings: their defaults, units, environment variables and checks.
+
+A setting is looked for on the command line, then in code, then in the environment, then here. They are checked
+when set, and frozen when the first connection is made.
+"""
+
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from difflib import get_close_matches
+from typing import Any
+
+from lowq import job
+from lowq.errors import ConfigError
+
+
+def format_error(error: BaseException) -> str:
+    """What is kept of an exception: its traceback, cut in the middle beyond 8 KiB."""
+    import traceback
+
+    text = "".join(traceback.format_exception(error)).rstrip()
+    if len(text) > 8192:
+        text = f"{text[:2048]}\n... {len(text) - 8192} characters left out ...\n{text[-6144:]}"
+    return text
+
+
+def _say_nothing(error: BaseException) -> None:
+    """The default of ``last_words``: what stopped the process is in the log already."""
+
+
+def _do_nothing() -> None:
+    """The default of ``on_server_init``."""
+
+
+def _number(least: float, *, whole: bool = False, above: bool = False) -> Callable[[str, Any], Any]:
+    def check(name: str, value: Any) -> Any:
+        kinds = (int,) if whole else (int, float)
+        if isinstance(value, str):
+            try:
+                value = int(value) if whole else float(value)
+            except ValueError:
+                raise ConfigError(f"{name}={value!r} is not a{' whole' if whole else ''} number") from None
+        if isinstance(value, bool) or not isinstance(value, kinds):
+            raise ConfigError(f"{name}={value!r} is not a{' whole' if whole else ''} number")
+        if not (value > least if above else value >= least) or value == float("inf"):
+            raise ConfigError(f"{name}={value!r}: it must be {'more than' if above else 'at least'} {least:g}")
+        return value
+
+    return check
+
+
+def _text(pattern: str, meaning: str) -> Callable[[str, Any], Any]:
+    def check(name: str, value: Any) -> Any:
+        if not isinstance(value, str) or not re.fullmatch(pattern, value):
+            raise ConfigError(f"{name}={value!r}: {meaning}")
+        return value
+
+    return check
+
+
+def _callable(name: str, value: Any) -> Any:
+    if not callable(value):
+        raise ConfigError(f"{name}={value!r} is not callable")
+    return value
+
+
+def _optional_callable(name: str, value: Any) -> Any:
+    return None if value is None else _callable(name, value)
+
+
+def _callables(name: str, value: Any) -> Any:
+    if isinstance(value, str) or not isinstance(value, Sequence):
+        raise ConfigError(f"{name}={value!r} is not a list of callables")
+    return [_callable(f"an item of {name}", item) for item in value]
+
+
+def _any(_name: str, value: Any) -> Any:
+    return value
+
+
+_URL_SCHEMES = ("redis", "rediss", "unix", "redis+sentinel", "redis+cluster", "memory")
+
+
+def _url(name: str, value: Any) -> Any:
+    if not isinstance(value, str) or value.partition("://")[0] not in _URL_SCHEMES or "://" not in value:
+        raise ConfigError(
+            f"{name}={value!r} is not a URL that lowq knows; it begins with one of "
+            + ", ".join(f"{scheme}://" for scheme in _URL_SCHEMES)
+        )
+    return value
+
+
+#: name -> (default, check, readable from the environment)
+_SETTINGS: Mapping[str, tuple[Any, Callable[[str, Any], Any], bool]] = {
+    "redis_url": ("redis://localhost:6379/0", _url, True),
+    "namespace": ("lowq", _text(r"[^\s{}\x00-\x1f]{1,64}", "1 to 64 characters without braces and spaces"), True),
+    "poll_interval": (1.0, _number(0, above=True), True),
+    "threads_per_node": (5, _number(1, whole=True), True),
+    "client_pool_size": (5, _number(1, whole=True), True),
+    "pool_timeout": (5.0, _number(0, above=True), True),
+    "lease_ttl": (15.0, _number(0.1), True),
+    "shutdown_timeout": (25.0, _number(0), True),
+    "max_payload_bytes": (2**20, _number(1, whole=True), True),
+    "server_middlewares": ((), _callables, False),
+    "client_middlewares": ((), _callables, False),
+    "on_server_init": (_do_nothing, _callable, False),
+    "last_words": (_say_nothing, _callable, False),
+    "build_scheduler": (None, _optional_callable, False),
+    "build_splitter": (None, _optional_callable, False),
+    "dump_payload": (job.dump_payload, _callable, False),
+    "load_payload": (job.load_payload, _callable, False),
+    "format_error": (format_error, _callable, False),
+    "dump_error": (str.encode, _callable, False),
+    "load_error": (bytes.decode, _callable, False),
+    "workers": (None, _any, False),
+}
+
+
+class Config:
+    """All settings of an application. Attributes are checked when set.
+
+    Raises:
+        ConfigError: an unknown name (with the nearest known one), a value that makes no sense, or a change
+            after the first connection.
+    """
+
+    #: Where Redis is: redis://, rediss://, unix://, redis+sentinel://, redis+cluster:// or memory://.
+    redis_url: str
+    #: What all keys begin with.
+    namespace: str
+    #: Seconds after which an idle node asks anew, should a wake-up have been lost.
+    poll_interval: float
+    #: Threads that perform jobs, per node.
+    threads_per_node: int
+    #: Connections that producers share, per process.
+    client_pool_size: int
+    #: Seconds that a producer waits for a free connection.
+    pool_timeout: float
+    #: Seconds after which the shards of a dead node are worked by another.
+    lease_ttl: float
+    #: Seconds that a stopping node waits for what it performs.
+    shutdown_timeout: float
+    #: Largest payload, encoded.
+    max_payload_bytes: int
+    #: ``(worker, payloads_by_id, call_next)``, the first is outermost.
+    server_middlewares: list[Callable[..., Any]]
+    #: ``(worker, jobs, call_next)``, the first is outermost.
+    client_middlewares: list[Callable[..., Any]]
+    #: Called in a node before its threads start.
+    on_server_init: Callable[[], object]
+    #: Called with the exception that stops a node.
+    last_words: Callable[[BaseException], object]
+    #: Makes the scheduler of one thread; ``lowq.LagScheduler`` by default.
+    build_scheduler: Callable[[], Any] | None
+    #: Makes the splitter of a node; ``lowq.DefaultSplitter(threads_per_node)`` by default.
+    build_splitter: Callable[[], Any] | None
+    #: Payload -> bytes, canonically: equal payloads must give equal bytes.
+    dump_payload: Callable[[Any], bytes]
+    #: Bytes -> payload.
+    load_payload: Callable[[bytes], Any]
+    #: Exception -> what is kept of it.
+    format_error: Callable[[BaseException], str]
+    #: What is kept of an error -> bytes.
+    dump_error: Callable[[str], bytes]
+    #: Bytes -> what was kept of an error.
+    load_error: Callable[[bytes], str]
+    #: The workers that a node runs; None: all that were decorated.
+    workers: Sequence[type] | None
+
+    def __init__(self, **settings: Any) -> None:
+        object.__setattr__(self, "_frozen", False)
+        for name, value in settings.items():
+            setattr(self, name, value)
+
+    def __getattr__(self, name: str) -> Any:
+        # Only what was not set in code comes here, once: from the environment, or the default.
+        if name not in _SETTINGS:
+            raise AttributeError(f"there is no setting {name!r}; settings are {', '.join(_SETTINGS)}")
+        default, check, readable = _SETTINGS[name]
+        variable = f"LOWQ_{name.upper()}"
+        value = os.environ.get(variable) if readable else None
+        if value:
+            try:
+                value = check(name, value)
+            except ConfigError as error:
+                raise ConfigError(f"environment variable {variable}: {error}") from None
+        else:
+            value = list(default) if isinstance(default, tuple) else default
+        object.__setattr__(self, name, value)
+        return value
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name not in _SETTINGS:
+            near = get_close_matches(name, _SETTINGS, 1)
+            hint = f"did you mean {near[0]!r}?" if near else f"settings are {', '.join(_SETTINGS)}"
+            raise ConfigError(f"unknown setting {name!r}; {hint}")
+        if self._frozen:
+            raise ConfigError(
+                f"{name} is set after the first connection to Redis was made; set it earlier, "
+                "before anything is pushed or asked"
+            )
+        object.__setattr__(self, name, _SETTINGS[name][1](name, value))
+
+    _frozen: bool
+
+    def freeze(self) -> None:
+        """From now on nothing may change: a connection that was made doesn't follow."""
+        for name in _SETTINGS:
+            getattr(self, name)
+        object.__setattr__(self, "_frozen", True)

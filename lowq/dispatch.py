@@ -1,0 +1,153 @@
+"""Which thread works which shard next: claims, wake-ups, sleep.
+
+One lock guards what threads share of the shards: ``next_due``, ``paused``, ``claimed``, ``wakes``. A shard is
+claimed, never waited for, by the thread that takes from it, until the outcome is written. The splitter's map is a
+preference: a thread whose own shards rest helps with the others.
+
+Idle threads don't poll. One of them, the leader, sleeps until the next known due time, the others until woken.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from lowq.scheduler import LagScheduler
+from lowq.shard import Shard, Trip
+
+log = logging.getLogger(__name__)
+
+Schedule = Callable[[Sequence[Shard], float], Shard | None]
+
+
+class Dispatcher:
+    """Hands shards to threads. ``preferred[i]``: the shards of thread i, in stable order."""
+
+    def __init__(self, preferred: Sequence[Sequence[Shard]], schedules: Sequence[Schedule]) -> None:
+        self._preferred = [list(group) for group in preferred]
+        self._schedules = list(schedules)
+        self._all = list(dict.fromkeys(shard for group in preferred for shard in group))
+        self._helping = LagScheduler()
+        self._changed = threading.Condition()
+        self._idle = 0
+        self._leader: int | None = None
+        self._closed = False
+
+    # --- for the threads ---
+
+    def pick(self, thread: int, held: Shard) -> Shard | None:
+        """What to work next, claimed for the caller: ``held``, which it has claimed already, or another; or None."""
+        with self._changed:
+            held.claimed = False
+            shard = self._pick(thread, time.monotonic())
+            held.claimed = True
+            return shard
+
+    def wait(self, thread: int) -> Shard | None:
+        """Sleeps until there is a shard to work; claimed for the caller. None: no more is taken."""
+        with self._changed:
+            while not self._closed:
+                now = time.monotonic()
+                shard = self._pick(thread, now)
+                if shard is not None:
+                    self._hand_on(thread)
+                    return shard
+                timeout = None
+                if self._leader is None or self._leader == thread:
+                    self._leader = thread
+                    due = self._next_due()
+                    timeout = None if due is None else max(due - now, 0.0)
+                self._idle += 1
+                self._changed.wait(timeout)
+                self._idle -= 1
+            return None
+
+    def _hand_on(self, thread: int) -> None:
+        # Whoever leaves the idle ones wakes another: to look for further work, and to lead if nobody does.
+        if self._leader == thread:
+            self._leader = None
+        if self._idle:
+            self._changed.notify()
+
+    def _pick(self, thread: int, now: float) -> Shard | None:
+        if self._closed:
+            return None
+        shard = self._schedules[thread](self._preferred[thread], now)
+        if shard is None or not shard.ready(now):
+            shard = self._helping(self._all, now)
+        if shard is not None:
+            shard.claimed = True
+        return shard
+
+    def _next_due(self) -> float | None:
+        times = [
+            shard.next_due
+            for shard in self._all
+            if shard.next_due is not None and not shard.claimed and not shard.paused and shard.deadline
+        ]
+        return min(times, default=None)
+
+    def took(self, shard: Shard, wakes: int, trip: Trip) -> None:
+        """Takes note of what a trip to the caller's shard told. ``wakes``: the shard's count before the call was
+        sent; a wake-up that came since may be newer than the reply, so the shard is looked at again.
+        """
+        now = time.monotonic()
+        with self._changed:
+            if shard.wakes != wakes:
+                shard.next_due = now
+            else:
+                shard.next_due = None if trip.delay is None else now + trip.delay
+            shard.paused = trip.paused
+
+    def look_again(self, shard: Shard) -> None:
+        """What is known of the caller's shard is out of date: jobs went back to it."""
+        with self._changed:
+            shard.next_due = time.monotonic()
+
+    def unclaim(self, shard: Shard) -> None:
+        """The caller has finished with the shard."""
+        with self._changed:
+            shard.claimed = False
+            if self._idle and shard.next_due is not None:
+                self._notify(shard.next_due)
+
+    # --- for the keeper and the listener ---
+
+    def wake(self, shard: Shard, delay: float = 0.0) -> None:
+        """The shard has work that is due in ``delay`` seconds, or earlier than was known."""
+        with self._changed:
+            shard.wakes += 1
+            due = time.monotonic() + delay
+            if shard.next_due is None or due < shard.next_due:
+                shard.next_due = due
+                if not shard.claimed and self._idle:
+                    self._notify(due)
+            if delay == 0.0:
+                shard.paused = False
+
+    def refreshed(self, shard: Shard, wakes: int, delay: float | None, *, paused: bool) -> None:
+        """What a look at an unclaimed shard gave, unless something happened to it meanwhile."""
+        with self._changed:
+            if not shard.claimed and shard.wakes == wakes:
+                shard.next_due = None if delay is None else time.monotonic() + delay
+                shard.paused = paused
+                if shard.next_due is not None and self._idle and not paused:
+                    self._notify(shard.next_due)
+
+    def _notify(self, due: float) -> None:
+        # Due now: anyone may take it. Due later: the leader must set its alarm anew.
+        if due <= time.monotonic():
+            self._changed.notify()
+        else:
+            self._changed.notify_all()
+
+    def unclaimed(self) -> list[tuple[Shard, int]]:
+        """Held shards that nobody works just now, with their wake-up counts."""
+        with self._changed:
+            return [(shard, shard.wakes) for shard in self._all if shard.lease and not shard.claimed]
+
+    def close(self) -> None:
+        """From now on nothing is taken."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()

@@ -1,0 +1,100 @@
+"""What lowq raises. One tree, so that ``except LowqError`` catches everything of ours.
+
+::
+
+    LowqError
+    +-- ConfigError             a setting, a worker's form or an option is wrong
+    |   +-- ShardsCountError    two values of shards_count for one queue
+    +-- UnknownQueueError       nobody has used a queue of that name yet
+    +-- JobError                a job's id, score, time or field is wrong
+    |   +-- PayloadError        its payload would not come back as it went in
+    +-- QueueInUse              a queue that a node works can't be dropped
+    +-- RedisUnavailable        no answer; the same call may succeed later
+    |   +-- RedisFull           out of memory: pushes are refused, draining works
+    |   +-- PushError           some jobs are in, the rest is handed back
+    +-- RedisRefused            an answer, and it is no: password, version, rights
+    +-- ScriptError             a script failed: a bug, or foreign data in our keys
+    +-- LeaseLost               the shard belongs to somebody else by now
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+
+class LowqError(Exception):
+    """The root of everything that lowq raises on purpose."""
+
+
+class ConfigError(LowqError, ValueError):
+    """A setting, a worker's form or an option is wrong; the message says what to write instead."""
+
+
+class ShardsCountError(ConfigError):
+    """A queue is used with another ``shards_count`` than it was created with.
+
+    Nothing was written. Ids would land on other shards than before, and their order would be lost.
+    """
+
+    def __init__(self, queue: str, existing: int, wanted: int) -> None:
+        super().__init__(
+            f"queue {queue!r} has shards_count={existing} in Redis, but this process says "
+            f"shards_count={wanted}; the number is fixed by the first use of a queue. "
+            f"Use {existing}, or give the worker a new queue_name and drain the old queue into it."
+        )
+        self.queue = queue
+        self.existing = existing
+        self.wanted = wanted
+
+
+class UnknownQueueError(LowqError, LookupError):
+    """No worker or producer has used a queue of that name yet."""
+
+
+class JobError(LowqError, ValueError):
+    """A job is malformed. Nothing of its chunk was written."""
+
+
+class PayloadError(JobError):
+    """A payload is no JSON value, or would not come back as it went in, or is too large."""
+
+
+class QueueInUse(LowqError):
+    """The queue is being worked by a node; stop the node or pause the queue first."""
+
+
+class RedisUnavailable(LowqError, ConnectionError):
+    """Redis did not answer, or can't serve just now. The same call may succeed later."""
+
+
+class RedisFull(RedisUnavailable):
+    """Redis has reached ``maxmemory``: pushes are refused until the queue has been drained a bit."""
+
+
+class PushError(RedisUnavailable):
+    """Redis failed while jobs were being pushed.
+
+    ``accepted`` payloads are certainly in. ``rest`` holds the other jobs, ready to be pushed again: a list
+    when the jobs came as a list, otherwise an iterator that goes on with the original iterable. Jobs of a
+    call that got no answer are among the rest although they may be in: pushing them again merges them.
+    """
+
+    def __init__(self, queue: str, accepted: int, rest: Iterable[Mapping[str, Any]], reason: object) -> None:
+        super().__init__(
+            f"queue {queue!r}: {accepted} payloads are in, the rest is not certain: {reason}. "
+            "Push PushError.rest again when Redis is back."
+        )
+        self.queue = queue
+        self.accepted = accepted
+        self.rest = rest
+
+
+class RedisRefused(LowqError):
+    """Redis answered and refused: wrong password, missing rights, or a server that is too old."""
+
+
+class ScriptError(LowqError):
+    """A script failed in Redis: a bug in lowq, or keys of ours that somebody else has written."""
+
+
+class LeaseLost(LowqError):
+    """The shard is leased to somebody else by now; what this holder tried to write was refused."""

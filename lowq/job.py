@@ -1,0 +1,259 @@
+"""A job: what producers give, what Redis keeps, what people look at; and which shard an id belongs to."""
+
+import math
+import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from difflib import get_close_matches
+from typing import Any, Literal, NotRequired, TypedDict
+from uuid import UUID
+
+import msgspec
+
+from lowq.errors import JobError, PayloadError
+
+#: What an entity's id may be given as. It is kept and handed over as ``str``.
+JobId = str | int | UUID
+#: Where a job is in its life; see the drawing in the documentation.
+State = Literal["scheduled", "due", "retrying", "taken", "morgue"]
+
+#: Longest id, in bytes of UTF-8.
+MAX_ID_BYTES = 512
+#: Whole numbers beyond this can't be told apart as the floats that Redis keeps as scores.
+MAX_SCORE = 2**53
+#: Numbers below are taken for a delay that was given as a time (Unix time, seconds: September 2001).
+EARLIEST_TIME = 1e9
+#: Numbers above are taken for milliseconds (Unix time, seconds: the year 5138).
+LATEST_TIME = 1e11
+
+
+class JobDict(TypedDict):
+    """A job as producers give it to ``perform_async`` and ``push``."""
+
+    id: JobId
+    #: A JSON value; ``""`` by default.
+    payload: NotRequired[Any]
+    #: The payload's order within its id: a version or a time. The server's clock by default.
+    score: NotRequired[float]
+    #: When to run: Unix time in seconds, or an aware datetime. Now by default.
+    perform_at: NotRequired[float | datetime]
+    #: Lowkiq's name of ``perform_at``.
+    perform_in: NotRequired[float | datetime]
+    #: When to run, from now on: seconds or timedelta.
+    delay: NotRequired[float | timedelta]
+
+
+_FIELDS = frozenset(JobDict.__annotations__)
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A job as it is at one moment, wherever it is."""
+
+    id: str
+    state: State
+    #: ``(payload, score)``, lowest score first. At most the first 1,000, or about 1 MiB, of a long list.
+    payloads: list[tuple[Any, float]]
+    #: Unix time, seconds, at which the job is or was to run; None in the morgue.
+    perform_at: float | None
+    #: -1 fresh, n: failed n + 1 times.
+    retry_count: int = -1
+    #: The last error, or in the morgue the reason.
+    error: str | None = None
+    #: How often an owner died with the job in flight.
+    crashes: int = 0
+    #: Unix time, seconds; only in the morgue.
+    buried_at: float | None = None
+    #: How many payloads there are, also when ``payloads`` holds only the first of them.
+    payloads_count: int = 0
+
+
+#: A job as its push script gets it: id, payload, score (``b""``: the clock of the shard), perform_at (``b""``:
+#: now; ``b"+n"``: in n seconds). A bare tuple: it is made once per job pushed.
+EncodedJob = tuple[bytes, bytes, bytes, bytes]
+
+
+def shard_of(job_id: bytes, shards_count: int) -> int:
+    """The shard that an id belongs to, for good: ``crc32(id) % shards_count``."""
+    return zlib.crc32(job_id) % shards_count
+
+
+def encode_id(job_id: object) -> bytes:
+    """An id as Redis keeps it.
+
+    Raises:
+        JobError: it is no str, int or UUID, or empty, or longer than ``MAX_ID_BYTES``.
+    """
+    if isinstance(job_id, str):
+        text = job_id
+    elif isinstance(job_id, bool) or not isinstance(job_id, int | UUID):
+        raise JobError(
+            f"id {job_id!r:.100} is a {type(job_id).__name__}; an id is a str, an int or a UUID"
+        )
+    else:
+        text = str(job_id)
+    try:
+        encoded = text.encode()
+    except UnicodeEncodeError as error:
+        raise JobError(f"id {text!r:.100} is no valid Unicode text: {error}") from None
+    if not encoded:
+        raise JobError("an id is empty; an id has 1 to 512 bytes")
+    if len(encoded) > MAX_ID_BYTES:
+        raise JobError(f"id {text[:40]!r}... has {len(encoded)} bytes; an id has 1 to {MAX_ID_BYTES} bytes")
+    return encoded
+
+
+def _finite(name: str, value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise JobError(f"{name} {value!r:.100} is a {type(value).__name__}; it must be a number")
+    try:
+        if math.isfinite(value):
+            return value
+    except OverflowError:
+        pass
+    raise JobError(f"{name} {value!r:.100} is not a finite number")
+
+
+def _encode_score(value: object) -> bytes:
+    score = _finite("score", value)
+    if abs(score) > MAX_SCORE and isinstance(score, int):
+        raise JobError(
+            f"score {score} is beyond 2**53: two such scores could collapse into one. "
+            "Use a smaller version number, or seconds instead of nanoseconds"
+        )
+    return repr(score).encode()
+
+
+def _encode_time(name: str, value: object) -> bytes:
+    if isinstance(value, datetime):
+        if value.tzinfo is None:
+            raise JobError(f"{name} {value!r} has no time zone; give an aware datetime, such as datetime.now(UTC)")
+        return repr(value.timestamp()).encode()
+    time = _finite(name, value)
+    if time < EARLIEST_TIME:
+        raise JobError(
+            f"{name}={time!r} is a Unix time long ago; to run in {time!r} seconds, give delay={time!r} instead"
+        )
+    if time > LATEST_TIME:
+        raise JobError(f"{name}={time!r} is beyond the year 5000; it is Unix time in seconds, not milliseconds")
+    return repr(time).encode()
+
+
+def _encode_delay(value: object) -> bytes:
+    seconds = value.total_seconds() if isinstance(value, timedelta) else _finite("delay", value)
+    if seconds > LATEST_TIME - EARLIEST_TIME:
+        raise JobError(f"delay={value!r} is thousands of years; it is given in seconds, or as a timedelta")
+    return b"+" + repr(max(seconds, 0)).encode()
+
+
+def encode_job(
+    job: Mapping[str, Any], dump_payload: Callable[[Any], bytes], max_payload_bytes: int
+) -> EncodedJob:
+    """Validates a job and brings it into the form that the push script takes.
+
+    Raises:
+        JobError, PayloadError: the message names the field and the id.
+    """
+    try:
+        job_id = encode_id(job["id"])
+    except KeyError:
+        raise JobError(f"a job has no id: {dict(job)!r:.200}; every job needs one, such as {{'id': 42}}") from None
+    score = perform_at = b""
+    payload = b'""'
+    known = 1
+    try:
+        if "payload" in job:
+            known += 1
+            payload = dump_payload(job["payload"])
+            if len(payload) > max_payload_bytes:
+                raise PayloadError(
+                    f"the payload has {len(payload)} bytes encoded; max_payload_bytes is {max_payload_bytes}. "
+                    "Push a reference instead, such as a URL or a row's key"
+                )
+        if len(job) > known:
+            if "score" in job:
+                known += 1
+                score = _encode_score(job["score"])
+            for name, encode in _TIMES:
+                if name in job:
+                    known += 1
+                    if perform_at:
+                        raise JobError("perform_at, perform_in and delay are three ways to say one thing: give one")
+                    perform_at = encode(name, job[name])
+            if len(job) > known:
+                _refuse_unknown(job)
+    except JobError as error:
+        raise type(error)(f"job {job['id']!r:.100}: {error}") from error.__cause__
+    return job_id, payload, score, perform_at
+
+
+_TIMES: tuple[tuple[str, Callable[[str, object], bytes]], ...] = (
+    ("perform_at", _encode_time),
+    ("perform_in", _encode_time),
+    ("delay", lambda _, value: _encode_delay(value)),
+)
+
+
+def _refuse_unknown(job: Mapping[str, Any]) -> None:
+    for name in job:
+        if name not in _FIELDS:
+            near = get_close_matches(str(name), _FIELDS, 1)
+            hint = f"did you mean {near[0]!r}?" if near else f"a job has {', '.join(sorted(_FIELDS))}"
+            raise JobError(f"unknown field {name!r}; {hint}")
+
+
+# --- the payload codec ---------------------------------------------------------------------------------------
+
+_encode = msgspec.json.Encoder(order="sorted").encode
+_decode = msgspec.json.Decoder().decode
+
+
+def dump_payload(value: Any) -> bytes:
+    """Canonical JSON: keys sorted, so that equal payloads are equal bytes and collapse.
+
+    Tuples come back as lists. Everything else comes back as it went in, or is refused.
+
+    Raises:
+        PayloadError: a part of it is no JSON value; the message says where.
+    """
+    try:
+        _check(value)
+        return _encode(value)
+    except RecursionError:
+        raise PayloadError("the payload is nested too deeply, or contains itself") from None
+    except (UnicodeEncodeError, msgspec.MsgspecError) as error:
+        raise PayloadError(f"the payload is no JSON value: {error}") from error
+
+
+def load_payload(data: bytes) -> Any:
+    """The counterpart of `dump_payload`."""
+    return _decode(data)
+
+
+def _check(value: Any) -> None:
+    # The encoder would silently turn bytes, sets, dates, NaN and keys that are no strings into something else.
+    kind = type(value)
+    if kind is str or kind is int or kind is bool or value is None:
+        return
+    if kind is float:
+        if not math.isfinite(value):
+            raise PayloadError(f"{value!r} is no JSON number")
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            if type(key) is not str:
+                raise PayloadError(f"key {key!r:.100} is a {type(key).__name__}; JSON keys are strings: use {str(key)!r:.100}")
+            kind = type(item)
+            if kind is not str and kind is not int and kind is not bool and item is not None:
+                try:
+                    _check(item)
+                except PayloadError as error:
+                    raise PayloadError(f"in {key!r:.100}: {error}") from None
+    elif isinstance(value, list | tuple):
+        for item in value:
+            _check(item)
+    else:
+        raise PayloadError(
+            f"{value!r:.100} is a {kind.__name__}, which would not come back as it went in; "
+            "payloads are JSON values: str, int, float, bool, None, list, dict"
+        )

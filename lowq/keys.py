@@ -1,0 +1,52 @@
+"""The wire format: every key that lowq has in Redis, its type, and what its scores and fields mean.
+
+All keys of a shard carry the hash tag ``{queue:shard}``, so a shard lives in one slot of a cluster and every
+script is atomic there. Scripts are given the shard's prefix and append the suffixes below themselves.
+
+===================== ======= ==========================================================================
+after the prefix      type    content
+===================== ======= ==========================================================================
+due                   ZSET    id -> perform_at (Unix time, seconds): everything that waits
+payloads:<id>         ZSET    payload bytes -> score: what waits for the id
+retries               ZSET    id -> retry_count, of waiting ids that failed at least once
+errors                HASH    id -> last error, of ids that failed
+solo                  SET     ids that must be taken alone
+taken                 HASH    id -> "delivery perform_at retry_count level taken_at": what is in flight
+taken:payloads:<id>   ZSET    payload bytes -> score: what is in flight for the id
+crashes               HASH    id -> times that an owner died with it in flight
+morgue                ZSET    id -> buried_at (Unix time, seconds)
+morgue:payloads:<id>  ZSET    payload bytes -> score
+morgue:errors         HASH    id -> why it was buried
+pushed                LIST    tokens of the latest push calls, newest first
+meta                  HASH    shards_count, clock, fence, owner, delivery, paused, spared,
+                              processed, failed, died
+lease                 STRING  the owner's token "nonce:fence"; expires (PX)
+wake                  channel the shard may have work earlier than its owner believes: delay, seconds
+free                  channel the lease was given up: whoever waits for it may try
+===================== ======= ==========================================================================
+
+Outside the shards:
+
+===================== ======= ==========================================================================
+queues                HASH    queue -> JSON {"shards_count": n, "options": {...}}
+nodes                 HASH    node -> "heartbeat_at JSON", heartbeat_at in Unix seconds of the server
+===================== ======= ==========================================================================
+"""
+
+#: Part of every key: changes only when the layout above changes incompatibly.
+FORMAT = "v1"
+
+
+def shard_prefix(namespace: str, queue: str, shard: int) -> str:
+    """What all keys of one shard begin with, for example ``lowq:v1:{Orders:3}:``."""
+    return f"{namespace}:{FORMAT}:{{{queue}:{shard}}}:"
+
+
+def queues_key(namespace: str) -> str:
+    """The registry of queues."""
+    return f"{namespace}:{FORMAT}:queues"
+
+
+def nodes_key(namespace: str) -> str:
+    """The registry of nodes."""
+    return f"{namespace}:{FORMAT}:nodes"

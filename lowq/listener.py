@@ -1,0 +1,74 @@
+"""The listener: wake-ups for the shards held, and word that the lease of a wanted shard was given up."""
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+
+from lowq.connection import Client
+from lowq.errors import LowqError, RedisUnavailable
+from lowq.shard import Shard
+
+log = logging.getLogger(__name__)
+
+
+class Listener(threading.Thread):
+    """Reads a subscription. A lost connection is made anew, and every confirmation counts as a wake-up: what was
+    published while nobody listened is found by looking.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        shards: Sequence[Shard],
+        on_wake: Callable[[Shard, float], object],
+        on_free: Callable[[Shard], object],
+        on_trouble: Callable[[LowqError], object],
+    ) -> None:
+        super().__init__(name="lowq-listener", daemon=True)
+        self._subscription = client.subscribe()
+        self._wakes = {f"{shard.prefix}wake": shard for shard in shards}
+        self._frees = {f"{shard.prefix}free": shard for shard in shards}
+        self._on_wake = on_wake
+        self._on_free = on_free
+        self._on_trouble = on_trouble
+        self._wanted = threading.Event()
+        self._closed = threading.Event()
+
+    def holds(self, shards: Sequence[Shard]) -> None:
+        """These shards are held now: listen to their wake-ups."""
+        self._subscription.remove([f"{shard.prefix}free" for shard in shards])
+        self._subscription.add([f"{shard.prefix}wake" for shard in shards])
+        self._wanted.set()
+
+    def waits(self, shards: Sequence[Shard]) -> None:
+        """These shards are somebody else's: listen for the end of that."""
+        self._subscription.remove([f"{shard.prefix}wake" for shard in shards])
+        self._subscription.add([f"{shard.prefix}free" for shard in shards])
+        self._wanted.set()
+
+    def run(self) -> None:
+        self._wanted.wait()
+        while not self._closed.is_set():
+            try:
+                event = self._subscription.get(1.0)
+            except RedisUnavailable as error:
+                self._on_trouble(error)
+                self._closed.wait(0.2)
+                continue
+            except LowqError:
+                log.exception("listening for wake-ups failed; jobs start up to poll_interval later meanwhile")
+                self._closed.wait(5.0)
+                continue
+            if event is not None:
+                self._handle(*event)
+
+    def _handle(self, kind: str, channel: str, data: bytes) -> None:
+        shard = self._wakes.get(channel)
+        if shard is not None and kind in ("subscribe", "message"):
+            self._on_wake(shard, float(data) if data else 0.0)
+        elif kind == "message" and channel in self._frees:
+            self._on_free(self._frees[channel])
+
+    def close(self) -> None:
+        self._closed.set()
+        self._wanted.set()

@@ -1,0 +1,79 @@
+-- acquire: the right to work a shard, for a while; and what a dead owner left in flight waits again.
+--
+-- KEYS[1]  prefix of the shard
+-- ARGV[1]  now: Unix seconds, or '' for the server's clock
+-- ARGV[2]  nonce of the caller: one per start of a process
+-- ARGV[3]  lease_ttl, milliseconds
+-- ARGV[4]  shards_count of the queue
+-- ARGV[5]  max_crash_count of the worker
+-- ARGV[6]  delivery that the caller still has in hand (only matters when it resumes), or 0
+-- ARGV[7]  seed of the jitter, an integer
+--
+-- Reply: {'held', PTTL in ms} | {'resumed', fence} | {'acquired', fence, restored, poisoned id...}
+--   restored: how many jobs waited again. The token is nonce .. ':' .. fence.
+-- Errors: SHARDSCOUNT n.
+--
+-- Invariant: one owner at a time; fence grows with every change of owner, also after Redis lost data (it is at
+-- least the server's time in microseconds). Nothing is in flight that the owner doesn't know of.
+--
+--!flags allow-oom
+--!include clock
+--!include touch
+--!include merge
+--!include taken
+--!include put_back
+--!include forget
+--!include crash
+local prefix, nonce, ttl = KEYS[1], ARGV[2], tonumber(ARGV[3])
+local key_lease, key_meta = prefix .. 'lease', prefix .. 'meta'
+local meta = redis.call('HMGET', key_meta, 'shards_count', 'fence', 'owner', 'spared')
+local fence, owner, spared = tonumber(meta[2]) or 0, meta[3], meta[4]
+if meta[1] and meta[1] ~= ARGV[4] then
+  return redis.error_reply('SHARDSCOUNT ' .. meta[1])
+end
+
+local holder = redis.call('GET', key_lease)
+local own = owner == nonce
+if holder and not (own and holder == string.format('%s:%.0f', nonce, fence)) then
+  return { 'held', redis.call('PTTL', key_lease) }
+end
+
+local now = read_now()
+local records = redis.call('HGETALL', prefix .. 'taken')
+local ids = {}
+for i = 1, #records, 2 do
+  ids[#ids + 1] = records[i]
+end
+touch(prefix, { 'payloads:', 'taken:payloads:', 'morgue:payloads:' }, ids)
+
+-- Its own lease ran out and nobody came between, or the reply of the call that got it was lost. Jobs in flight
+-- that it doesn't hold are from before Redis lost data; they wait again, and that is nobody's crash.
+if own then
+  redis.call('SET', key_lease, string.format('%s:%.0f', nonce, fence), 'PX', ttl)
+  for i = 1, #records, 2 do
+    if parse_taken(records[i + 1]) ~= ARGV[6] then
+      put_back(prefix, records[i], records[i + 1])
+    end
+  end
+  return { 'resumed', string.format('%.0f', fence) }
+end
+
+fence = math.max(fence + 1, math.floor(now * 1000000))
+local text = string.format('%.0f', fence)
+redis.call('HSET', key_meta, 'fence', text, 'owner', nonce, 'shards_count', ARGV[4])
+redis.call('SET', key_lease, nonce .. ':' .. text, 'PX', ttl)
+local reply = { 'acquired', text, #records / 2 }
+math.randomseed(tonumber(ARGV[7]))
+for i = 1, #records, 2 do
+  local id, record = records[i], records[i + 1]
+  if spared then
+    put_back(prefix, id, record)
+  elseif crash(prefix, id, record, now, tonumber(ARGV[5]), 0.05 + math.random() * 0.45) then
+    reply[3] = reply[3] - 1
+    reply[#reply + 1] = id
+  end
+end
+if spared then
+  redis.call('HDEL', key_meta, 'spared')
+end
+return reply

@@ -1,0 +1,114 @@
+-- bury: a job, or some payloads of a taken one, to the morgue.
+--
+-- KEYS[1]  prefix of the shard
+-- ARGV[1]  now: Unix seconds, or '' for the server's clock
+-- ARGV[2]  token of the lease, or '' to bury waiting jobs
+-- ARGV[3]  delivery that the ids were taken under, or ''
+-- ARGV[4]  only waiting jobs whose perform_at is not after this (Unix seconds; '' = any)
+-- ARGV[5+] per id: id, reason ('' = its last error), n, then n payloads of a taken job (0 = the whole job)
+--
+-- Reply: list of, per id, 1 (buried), 0 (not there), 2 (not, or in part: call again), 3 (in flight: not touched).
+-- Errors: LEASELOST, when a token is given.
+--
+-- Invariant: a buried payload is in `morgue:payloads` and nowhere else, its id in `morgue`.
+--
+--!flags allow-oom
+--!include clock
+--!include lease
+--!include touch
+--!include merge
+--!include merge_part
+--!include taken
+--!include forget
+local prefix, token, delivery, not_after = KEYS[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
+if token ~= '' then
+  local lost = check_lease(prefix, token)
+  if lost then
+    return lost
+  end
+end
+local now = read_now()
+local items, ids = {}, {}
+local i = 5
+while i <= #ARGV do
+  local item = { id = ARGV[i], reason = ARGV[i + 1], payloads = {} }
+  local count = tonumber(ARGV[i + 2])
+  for j = 1, count do
+    item.payloads[j] = ARGV[i + 2 + j]
+  end
+  items[#items + 1] = item
+  ids[#ids + 1] = item.id
+  i = i + 3 + count
+end
+local records = token ~= '' and records_of(prefix, delivery, ids) or {}
+touch(prefix, { 'payloads:', 'taken:payloads:', 'morgue:payloads:' }, ids)
+
+-- What one call merges of waiting jobs, over all its ids: it must not hold Redis for long.
+local budget = { payloads = 1000, bytes = 1048576 }
+
+local function mark_buried(item)
+  local reason = item.reason
+  if reason == '' then
+    reason = redis.call('HGET', prefix .. 'errors', item.id) or ''
+  end
+  redis.call('ZADD', prefix .. 'morgue', now, item.id)
+  redis.call('HSET', prefix .. 'morgue:errors', item.id, reason)
+end
+
+local function bury_taken(item)
+  if not records[item.id] then
+    return 0
+  end
+  local taken, buried = prefix .. 'taken:payloads:' .. item.id, prefix .. 'morgue:payloads:' .. item.id
+  if #item.payloads == 0 then
+    merge(taken, buried)
+  else
+    local found = false
+    for _, payload in ipairs(item.payloads) do
+      local score = redis.call('ZSCORE', taken, payload)
+      if score then
+        redis.call('ZADD', buried, 'LT', score, payload)
+        redis.call('ZREM', taken, payload)
+        found = true
+      end
+    end
+    if not found then
+      return 0
+    end
+  end
+  mark_buried(item)
+  redis.call('HINCRBY', prefix .. 'meta', 'died', 1)
+  if redis.call('EXISTS', taken) == 0 then
+    redis.call('HDEL', prefix .. 'taken', item.id)
+    forget(prefix, item.id)
+  end
+  return 1
+end
+
+local function bury_waiting(item)
+  if redis.call('HEXISTS', prefix .. 'taken', item.id) == 1 then
+    return 3
+  end
+  local perform_at = redis.call('ZSCORE', prefix .. 'due', item.id)
+  if not perform_at or (not_after and tonumber(perform_at) > not_after) then
+    return 0
+  end
+  if budget.payloads <= 0 or budget.bytes <= 0 then
+    return 2
+  end
+  local whole = merge_part(prefix .. 'payloads:' .. item.id, prefix .. 'morgue:payloads:' .. item.id, budget)
+  mark_buried(item)
+  if not whole then
+    return 2
+  end
+  redis.call('HINCRBY', prefix .. 'meta', 'died', 1)
+  redis.call('ZREM', prefix .. 'due', item.id)
+  forget(prefix, item.id)
+  return 1
+end
+
+local reply = {}
+for _, item in ipairs(items) do
+  reply[#reply + 1] = token ~= '' and bury_taken(item) or (token == '' and bury_waiting(item)) or 0
+end
+return reply

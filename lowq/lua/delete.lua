@@ -1,0 +1,50 @@
+-- delete: waiting and buried jobs, for good.
+--
+-- KEYS[1]  prefix of the shard
+-- ARGV[1]  now: not used; every script has it first
+-- ARGV[2]  'waiting', 'morgue', or '' for both
+-- ARGV[3]  only jobs whose perform_at, or burial, is not after this (Unix seconds; '' = any)
+-- ARGV[4+] ids
+--
+-- Reply: list of, per id, 1 (deleted), 0 (not there), 3 (in flight: not touched).
+--
+-- Invariant: nothing of a deleted job is left in any key. An id in flight keeps all it has, also what waits.
+--
+--!flags allow-oom
+--!include touch
+--!include forget
+local prefix, where, not_after = KEYS[1], ARGV[2], tonumber(ARGV[3])
+local ids = {}
+for i = 4, #ARGV do
+  ids[#ids + 1] = ARGV[i]
+end
+touch(prefix, { 'payloads:', 'morgue:payloads:' }, ids)
+
+local function remove(id, set, payloads)
+  local at = redis.call('ZSCORE', prefix .. set, id)
+  if not at or (not_after and tonumber(at) > not_after) then
+    return false
+  end
+  redis.call('ZREM', prefix .. set, id)
+  redis.call('UNLINK', prefix .. payloads .. id)
+  return true
+end
+
+local reply = {}
+for _, id in ipairs(ids) do
+  local state = 0
+  if redis.call('HEXISTS', prefix .. 'taken', id) == 1 then
+    state = 3
+  else
+    if where ~= 'morgue' and remove(id, 'due', 'payloads:') then
+      forget(prefix, id)
+      state = 1
+    end
+    if where ~= 'waiting' and remove(id, 'morgue', 'morgue:payloads:') then
+      redis.call('HDEL', prefix .. 'morgue:errors', id)
+      state = 1
+    end
+  end
+  reply[#reply + 1] = state
+end
+return reply

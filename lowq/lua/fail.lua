@@ -1,0 +1,87 @@
+-- fail: the outcome of taken jobs that failed, in one step.
+--
+-- KEYS[1]  prefix of the shard
+-- ARGV[1]  now: Unix seconds, or '' for the server's clock
+-- ARGV[2]  token of the lease
+-- ARGV[3]  delivery that the ids were taken under
+-- ARGV[4+] per id five arguments: id, verdict, retry_count, delay (seconds), error
+--            retry      charged: waits for `delay` with the new retry_count
+--            exhausted  the lowest of its taken payloads to the morgue, the rest starts afresh, due now
+--            solo       not charged: it failed in company, and is to be taken alone
+--
+-- Reply: list of 1 (done) or 0 (no longer in flight under that delivery: nothing changed), one per id.
+-- Errors: LEASELOST.
+--
+-- Invariant: each payload of the id is in exactly one of `payloads`, `taken:payloads`, `morgue:payloads`
+-- afterwards, and none is gone. The failed job's perform_at and retry_count win over those of a newer job.
+--
+--!flags allow-oom
+--!include clock
+--!include lease
+--!include touch
+--!include merge
+--!include taken
+--!include put_back
+--!include forget
+local prefix, token, delivery = KEYS[1], ARGV[2], ARGV[3]
+local lost = check_lease(prefix, token)
+if lost then
+  return lost
+end
+local now = read_now()
+-- What is due is judged by this, so a delay counts from here, also when the server's clock has stepped back.
+local horizon = math.max(now, tonumber(redis.call('HGET', prefix .. 'meta', 'clock')) or 0)
+local ids = {}
+for i = 4, #ARGV, 5 do
+  ids[#ids + 1] = ARGV[i]
+end
+local records = records_of(prefix, delivery, ids)
+touch(prefix, { 'payloads:', 'taken:payloads:', 'morgue:payloads:' }, ids)
+
+local function exhaust(id, reason)
+  local taken = prefix .. 'taken:payloads:' .. id
+  local lowest = redis.call('ZRANGE', taken, 0, 0, 'WITHSCORES')
+  if lowest[1] then -- or a key was removed by hand: that must not stop the shard
+    redis.call('ZADD', prefix .. 'morgue:payloads:' .. id, 'LT', lowest[2], lowest[1])
+    redis.call('ZREM', taken, lowest[1])
+    redis.call('ZADD', prefix .. 'morgue', now, id)
+    redis.call('HSET', prefix .. 'morgue:errors', id, reason)
+  end
+  if redis.call('EXISTS', taken) == 1 then
+    merge(taken, prefix .. 'payloads:' .. id)
+    redis.call('ZADD', prefix .. 'due', now, id)
+  end
+  redis.call('HDEL', prefix .. 'taken', id)
+  forget(prefix, id)
+end
+
+local reply, failed, died = {}, 0, 0
+for i = 4, #ARGV, 5 do
+  local id, verdict, retry_count, delay, reason = ARGV[i], ARGV[i + 1], ARGV[i + 2], ARGV[i + 3], ARGV[i + 4]
+  local record = records[id]
+  reply[#reply + 1] = record and 1 or 0
+  if record then
+    records[id] = nil
+    if verdict == 'exhausted' then
+      exhaust(id, reason)
+      failed, died = failed + 1, died + 1
+    elseif verdict == 'retry' then
+      put_back(prefix, id, record, horizon + tonumber(delay))
+      redis.call('ZADD', prefix .. 'retries', retry_count, id)
+      redis.call('HSET', prefix .. 'errors', id, reason)
+      redis.call('SREM', prefix .. 'solo', id)
+      failed = failed + 1
+    else
+      put_back(prefix, id, record)
+      redis.call('HSET', prefix .. 'errors', id, reason)
+      redis.call('SADD', prefix .. 'solo', id)
+    end
+  end
+end
+if failed > 0 then
+  redis.call('HINCRBY', prefix .. 'meta', 'failed', failed)
+end
+if died > 0 then
+  redis.call('HINCRBY', prefix .. 'meta', 'died', died)
+end
+return reply

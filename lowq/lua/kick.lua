@@ -1,0 +1,55 @@
+-- kick: buried jobs wait again, due now.
+--
+-- KEYS[1]  prefix of the shard
+-- ARGV[1]  now: Unix seconds, or '' for the server's clock
+-- ARGV[2]  only jobs buried not after this (Unix seconds; '' = any)
+-- ARGV[3+] ids
+--
+-- Reply: list of, per id, 1 (kicked), 0 (not in the morgue), 2 (not, or in part: call again).
+--
+-- Invariant: payloads merge with those that wait, the lowest score wins; the job starts afresh (retry_count -1,
+-- no crashes, not solo) and is due now.
+--
+--!flags allow-oom
+--!include clock
+--!include touch
+--!include merge_part
+--!include forget
+--!include wake
+local prefix, not_after = KEYS[1], tonumber(ARGV[2])
+local now = read_now()
+local ids = {}
+for i = 3, #ARGV do
+  ids[#ids + 1] = ARGV[i]
+end
+touch(prefix, { 'payloads:', 'morgue:payloads:' }, ids)
+
+-- What one call merges, over all its ids: it must not hold Redis for long.
+local budget = { payloads = 1000, bytes = 1048576 }
+local reply, kicked = {}, false
+for _, id in ipairs(ids) do
+  local buried_at = redis.call('ZSCORE', prefix .. 'morgue', id)
+  local state = 0
+  if buried_at and (not not_after or tonumber(buried_at) <= not_after) then
+    state = 2
+  end
+  if state == 2 and budget.payloads > 0 and budget.bytes > 0 then
+    if merge_part(prefix .. 'morgue:payloads:' .. id, prefix .. 'payloads:' .. id, budget) then
+      state = 1
+      redis.call('ZREM', prefix .. 'morgue', id)
+      redis.call('HDEL', prefix .. 'morgue:errors', id)
+    end
+    if redis.call('EXISTS', prefix .. 'payloads:' .. id) == 1 then
+      redis.call('ZADD', prefix .. 'due', now, id)
+    end
+    if redis.call('HEXISTS', prefix .. 'taken', id) == 0 then
+      forget(prefix, id)
+    end
+    kicked = true
+  end
+  reply[#reply + 1] = state
+end
+if kicked then
+  wake(prefix, 0)
+end
+return reply

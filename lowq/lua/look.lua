@@ -1,0 +1,95 @@
+-- look: jobs by their ids, wherever they are.
+--
+-- KEYS[1]  prefix of the shard
+-- ARGV[1]  now: Unix seconds, or '' for the server's clock
+-- ARGV[2]  where: 'taken', 'waiting' or 'morgue'; '' = the first of these in which the id is
+-- ARGV[3]  max_payloads in the reply
+-- ARGV[4]  max_bytes in the reply: of payloads and errors (one payload of one job always fits)
+-- ARGV[5+] ids
+--
+-- Reply: list of, per id, nil (not there) or a job. It ends early when it is full: ask again for the other ids.
+--   job: {state, time, retry_count, error, crashes, count, payload, score, payload, score...}
+--   time: perform_at, in the morgue the time it was buried, Unix seconds; error, crashes: text or nil
+--   count: how many payloads there are, also when the reply holds only the lowest of them
+--
+-- Invariant: nothing changes.
+--
+--!flags no-writes
+--!include clock
+--!include horizon
+--!include taken
+local prefix, where = KEYS[1], ARGV[2]
+local horizon = read_horizon(prefix, read_now())
+local most, room = tonumber(ARGV[3]), tonumber(ARGV[4])
+
+-- The lowest payloads of a key. Reads a few at a time, as nothing tells their size beforehand.
+local function append_payloads(job, key)
+  local left, space, start, step, largest = most, room, 0, 1, 1
+  while left > 0 do
+    local part = redis.call('ZRANGE', key, start, start + math.min(step, left) - 1, 'WITHSCORES')
+    for i = 1, #part, 2 do
+      space = space - #part[i]
+      if space < 0 and (start > 0 or i > 1) then
+        return left, 0
+      end
+      job[#job + 1], job[#job + 2] = part[i], part[i + 1]
+      largest = math.max(largest, #part[i])
+      left = left - 1
+    end
+    if #part < 2 * step then
+      break
+    end
+    start = start + step
+    step = math.max(1, math.min(16, step * 2, math.floor(space / largest)))
+  end
+  return left, space
+end
+
+local function find(id)
+  if where == '' or where == 'taken' then
+    local record = redis.call('HGET', prefix .. 'taken', id)
+    if record then
+      local _, perform_at, retry_count = parse_taken(record)
+      return 'taken', perform_at, retry_count, 'taken:payloads:', 'errors'
+    end
+  end
+  if where == '' or where == 'waiting' then
+    local perform_at = redis.call('ZSCORE', prefix .. 'due', id)
+    if perform_at then
+      local retry_count = redis.call('ZSCORE', prefix .. 'retries', id)
+      local state = tonumber(perform_at) <= horizon and 'due' or (retry_count and 'retrying' or 'scheduled')
+      return state, perform_at, tonumber(retry_count or -1), 'payloads:', 'errors'
+    end
+  end
+  if where == '' or where == 'morgue' then
+    local buried_at = redis.call('ZSCORE', prefix .. 'morgue', id)
+    if buried_at then
+      return 'morgue', buried_at, -1, 'morgue:payloads:', 'morgue:errors'
+    end
+  end
+end
+
+local reply = {}
+for i = 5, #ARGV do
+  local id = ARGV[i]
+  local state, time, retry_count, payloads, errors = find(id)
+  if not state then
+    reply[#reply + 1] = false
+  else
+    local count = redis.call('ZCARD', prefix .. payloads .. id)
+    local reason = redis.call('HGET', prefix .. errors, id)
+    local crashes = state ~= 'morgue' and redis.call('HGET', prefix .. 'crashes', id)
+    local job = { state, time, retry_count, reason, crashes, count }
+    local left, space = append_payloads(job, prefix .. payloads .. id)
+    space = space - (reason and #reason or 0) - #id
+    if #reply > 0 and ((#job - 6) / 2 < math.min(count, tonumber(ARGV[3])) or space <= 0) then
+      break
+    end
+    reply[#reply + 1] = job
+    most, room = left, space
+    if most <= 0 or room <= 0 then
+      break
+    end
+  end
+end
+return reply

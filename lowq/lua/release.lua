@@ -1,0 +1,57 @@
+-- release: taken jobs wait again, and nobody is charged a retry.
+--
+-- KEYS[1]  prefix of the shard
+-- ARGV[1]  now: Unix seconds, or '' for the server's clock
+-- ARGV[2]  token of the lease
+-- ARGV[3]  delivery that the ids were taken under
+-- ARGV[4]  max_crash_count of the worker
+-- ARGV[5+] per id three arguments: id, delay (seconds; '' keeps its perform_at), '1' when it made its process stop
+--
+-- Reply: list of 1 (waits again), 2 (buried as poison) or 0 (no longer in flight under that delivery).
+-- Errors: LEASELOST.
+--
+-- Invariant: payloads and retry_count are those that were taken, merged with what came meanwhile.
+--
+--!flags allow-oom
+--!include clock
+--!include lease
+--!include touch
+--!include merge
+--!include taken
+--!include put_back
+--!include forget
+--!include crash
+local prefix, token, delivery = KEYS[1], ARGV[2], ARGV[3]
+local lost = check_lease(prefix, token)
+if lost then
+  return lost
+end
+local now = read_now()
+-- What is due is judged by this, so a delay counts from here, also when the server's clock has stepped back.
+local horizon = math.max(now, tonumber(redis.call('HGET', prefix .. 'meta', 'clock')) or 0)
+local ids = {}
+for i = 5, #ARGV, 3 do
+  ids[#ids + 1] = ARGV[i]
+end
+local records = records_of(prefix, delivery, ids)
+touch(prefix, { 'payloads:', 'taken:payloads:', 'morgue:payloads:' }, ids)
+
+local reply = {}
+for i = 5, #ARGV, 3 do
+  local id, delay, crashed = ARGV[i], ARGV[i + 1], ARGV[i + 2]
+  local record = records[id]
+  local state = 0
+  if record then
+    records[id] = nil
+    state = 1
+    if crashed == '1' then
+      if crash(prefix, id, record, now, tonumber(ARGV[4]), tonumber(delay) or 0) then
+        state = 2
+      end
+    else
+      put_back(prefix, id, record, delay ~= '' and horizon + tonumber(delay) or nil)
+    end
+  end
+  reply[#reply + 1] = state
+end
+return reply

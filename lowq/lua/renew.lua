@@ -1,0 +1,20 @@
+-- renew: lengthen the lease of a shard.
+--
+-- KEYS[1]  prefix of the shard
+-- ARGV[1]  now: not used; every script has it first
+-- ARGV[2]  token of the lease
+-- ARGV[3]  lease_ttl, milliseconds
+--
+-- Reply: 1.
+-- Errors: LEASELOST.
+--
+-- Invariant: only the holder lengthens; a lease that has run out is not renewed but acquired again.
+--
+--!flags allow-oom
+--!include lease
+local lost = check_lease(KEYS[1], ARGV[2])
+if lost then
+  return lost
+end
+redis.call('PEXPIRE', KEYS[1] .. 'lease', ARGV[3])
+return 1

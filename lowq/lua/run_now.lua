@@ -1,0 +1,33 @@
+-- run_now: waiting jobs become due now; their retry_count stays.
+--
+-- KEYS[1]  prefix of the shard
+-- ARGV[1]  now: Unix seconds, or '' for the server's clock
+-- ARGV[2]  only jobs whose perform_at is not after this (Unix seconds; '' = any)
+-- ARGV[3+] ids
+--
+-- Reply: list of, per id, 1 (due now), 0 (doesn't wait), 3 (in flight).
+--
+-- Invariant: nothing but perform_at changes, and it never moves later.
+--
+--!flags allow-oom
+--!include clock
+--!include wake
+local prefix, not_after = KEYS[1], tonumber(ARGV[2])
+local now = read_now()
+local reply, moved = {}, false
+for i = 3, #ARGV do
+  local id = ARGV[i]
+  local perform_at = redis.call('ZSCORE', prefix .. 'due', id)
+  local state = 0
+  if perform_at and (not not_after or tonumber(perform_at) <= not_after) then
+    redis.call('ZADD', prefix .. 'due', 'XX', 'LT', now, id)
+    state, moved = 1, true
+  elseif redis.call('HEXISTS', prefix .. 'taken', id) == 1 then
+    state = 3
+  end
+  reply[#reply + 1] = state
+end
+if moved then
+  wake(prefix, 0)
+end
+return reply

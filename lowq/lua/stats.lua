@@ -1,0 +1,34 @@
+-- stats: how a shard is doing.
+--
+-- KEYS[1]  prefix of the shard
+-- ARGV[1]  now: Unix seconds, or '' for the server's clock
+--
+-- Reply: {length, due, retries, taken, morgue_length, lag, processed, failed, died, paused, lease, ttl, oldest_id}
+--   due: waiting jobs whose time has come; lag: seconds since the oldest of them became due, as text
+--   processed, failed, died: text or nil; paused: since when (Unix seconds, text) or nil
+--   lease: token of the owner or nil; ttl: milliseconds that it still runs
+--   oldest_id: the waiting job that is due first, or nil
+--
+-- Invariant: nothing changes.
+--
+--!flags no-writes
+--!include clock
+--!include horizon
+local prefix = KEYS[1]
+local key_due = prefix .. 'due'
+local horizon = read_horizon(prefix, read_now())
+local meta = redis.call('HMGET', prefix .. 'meta', 'processed', 'failed', 'died', 'paused')
+local oldest = redis.call('ZRANGE', key_due, 0, 0, 'WITHSCORES')
+local lag = oldest[2] and math.max(horizon - tonumber(oldest[2]), 0) or 0
+return {
+  redis.call('ZCARD', key_due),
+  redis.call('ZCOUNT', key_due, '-inf', horizon),
+  redis.call('ZCARD', prefix .. 'retries'),
+  redis.call('HLEN', prefix .. 'taken'),
+  redis.call('ZCARD', prefix .. 'morgue'),
+  string.format('%.6f', lag),
+  meta[1], meta[2], meta[3], meta[4],
+  redis.call('GET', prefix .. 'lease'),
+  redis.call('PTTL', prefix .. 'lease'),
+  oldest[1] or false,
+}

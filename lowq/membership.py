@@ -1,0 +1,362 @@
+"""The keeper: leases, heartbeats, refreshes, early acknowledgements. Who holds what.
+
+One thread per node, with a connection of its own that waits for nothing else::
+
+    every lease_ttl / 3     renew all leases held, in one write; say that the node lives
+    when its time has come  try for a wanted shard that somebody else has, or had
+    every poll_interval     ask the idle shards anew, should a wake-up have been lost
+    every 10 ms, while jobs of a trip are finished and another of it is being performed: acknowledge the finished
+
+A lease, seen from here, lasts from *before* its last renewal was sent. Past that the threads start nothing more of
+the shard. A lease that ran out while Redis was away, and that nobody took, is resumed with the same token.
+"""
+
+import json
+import logging
+import os
+import random
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from lowq.connection import Call, Client
+from lowq.dispatch import Dispatcher
+from lowq.errors import LeaseLost, RedisUnavailable, ShardsCountError
+from lowq.keys import nodes_key
+from lowq.listener import Listener
+from lowq.shard import Held, Shard
+
+log = logging.getLogger(__name__)
+
+#: Seconds between two looks at trips with finished, unacknowledged jobs.
+EARLY_ACK_INTERVAL = 0.01
+#: Scripts in one write of the keeper.
+_WRITE = 250
+#: A node that was silent for this many lease_ttl is forgotten.
+SILENT_TTLS = 3
+
+
+class Outage:
+    """Redis away: logged once when it begins and once when it is over, whoever notices."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._since: float | None = None
+
+    def begin(self, error: Exception) -> None:
+        with self._lock:
+            if self._since is None:
+                self._since = time.monotonic()
+                log.error("%s; trying until it is back", error, extra={"event": "outage"})
+
+    def end(self) -> None:
+        if self._since is not None:
+            with self._lock:
+                if self._since is not None:
+                    away = time.monotonic() - self._since
+                    self._since = None
+                    log.warning("Redis is back after %.1f s", away, extra={"event": "recovery", "seconds": away})
+
+
+@dataclass(slots=True)
+class Performing:
+    """What one thread performs. Replaced as a whole by that thread, read by others."""
+
+    shard: Shard
+    ids: list[str]
+    #: Monotonic.
+    since: float
+
+    def __str__(self) -> str:
+        ids = ", ".join(self.ids[:3]) + (", ..." if len(self.ids) > 3 else "")
+        return f"{self.shard!r} ids {ids} for {time.monotonic() - self.since:.1f} s"
+
+
+@dataclass(slots=True)
+class Seat:
+    """What a thread shows to others."""
+
+    number: int
+    performing: Performing | None = None
+    #: How many of the trip's finished jobs were acknowledged early, per delivery.
+    early: tuple[int, int] = (0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What a node says of itself."""
+
+    nonce: str
+    queues: list[str]
+    threads: int
+    version: str
+    host: str = field(default_factory=socket.gethostname)
+    pid: int = field(default_factory=os.getpid)
+    started_at: float = field(default_factory=time.time)
+
+    @property
+    def name(self) -> str:
+        return f"{self.host}:{self.pid}:{self.nonce[:6]}"
+
+
+class Keeper(threading.Thread):
+    """Keeps the leases of the wanted shards. Owns every lease and deadline; other threads only read them."""
+
+    def __init__(
+        self,
+        client: Client,
+        namespace: str,
+        identity: Identity,
+        shards: Sequence[Shard],
+        dispatcher: Dispatcher,
+        listener: Listener,
+        seats: Sequence[Seat],
+        outage: Outage,
+        *,
+        lease_ttl: float,
+        poll_interval: float,
+        on_fatal: Callable[[BaseException], object],
+    ) -> None:
+        super().__init__(name="lowq-keeper", daemon=True)
+        self._client = client
+        self._namespace = namespace
+        self._identity = identity
+        self._shards = list(shards)
+        self._dispatcher = dispatcher
+        self._listener = listener
+        self._seats = seats
+        self._outage = outage
+        self._lease_ttl = lease_ttl
+        self._poll_interval = poll_interval
+        self._on_fatal = on_fatal
+        self._tries = dict.fromkeys(self._shards, 0.0)
+        self._next_renewal = 0.0
+        self._next_refresh = 0.0
+        self._armed = False
+        self._nudge = threading.Event()
+        self._closed = threading.Event()
+        self._quiet = False
+
+    # --- from other threads ---
+
+    def free(self, shard: Shard) -> None:
+        """Somebody gave up the shard: try for it at once."""
+        if shard.lease is None:
+            self._tries[shard] = 0.0
+            self._nudge.set()
+
+    def check(self, shard: Shard) -> None:
+        """A thread was told that the lease is lost, or doubts it: find out whose it is."""
+        self._tries[shard] = 0.0
+        self._nudge.set()
+
+    def arm(self) -> None:
+        """A thread performs while finished jobs of its trip are not acknowledged yet."""
+        if not self._armed:
+            self._armed = True
+            self._nudge.set()
+
+    # --- the loop ---
+
+    def run(self) -> None:
+        quiet_ticks = 0
+        while not self._closed.is_set():
+            try:
+                wait = self._tick(time.monotonic())
+            except RedisUnavailable as error:
+                self._outage.begin(error)
+                wait = random.uniform(0.1, 0.5)
+            except ShardsCountError as error:
+                self._on_fatal(error)
+                return
+            except Exception:
+                log.exception("keeping the leases failed; trying again")
+                wait = 1.0
+            if self._armed:
+                wait = min(wait, EARLY_ACK_INTERVAL)
+                quiet_ticks = 0 if self._acknowledge_early() else quiet_ticks + 1
+                if quiet_ticks > 50:
+                    self._armed, quiet_ticks = False, 0
+            expected = time.monotonic() + wait
+            if self._nudge.wait(wait):
+                self._nudge.clear()
+            else:
+                self._warn_when_late(time.monotonic() - expected)
+
+    def _tick(self, now: float) -> float:
+        """Does what is due; returns the seconds until something is due again."""
+        if now >= self._next_renewal:
+            self._renew()
+            self._heartbeat()
+            self._next_renewal = now + self._lease_ttl / 3
+            self._outage.end()
+        self._acquire([shard for shard, at in self._tries.items() if at <= now])
+        if now >= self._next_refresh:
+            self._refresh()
+            self._next_refresh = now + self._poll_interval
+        tries = min(self._tries.values(), default=float("inf"))
+        return max(min(self._next_renewal, self._next_refresh, tries) - time.monotonic(), 0.0)
+
+    def _renew(self) -> None:
+        # Shards whose lease ran out, or was lost, go to `_acquire`: it tells which, and resumes when nobody came
+        # between.
+        held = [shard for shard in self._shards if shard.lease is not None]
+        for start in range(0, len(held), _WRITE):
+            part = held[start : start + _WRITE]
+            deadline = time.monotonic() + self._lease_ttl
+            replies = self._client.run_many([shard.renew_call(self._lease_ttl) for shard in part], repeats=0)
+            for shard, reply in zip(part, replies, strict=True):
+                if isinstance(reply, LeaseLost):
+                    self._tries[shard] = 0.0
+                elif isinstance(reply, Exception):
+                    raise reply
+                else:
+                    shard.deadline = deadline
+
+    def _acquire(self, shards: list[Shard]) -> None:
+        for start in range(0, len(shards), _WRITE):
+            part = shards[start : start + _WRITE]
+            deadline = time.monotonic() + self._lease_ttl
+            replies = self._client.run_many([shard.acquire_call(self._lease_ttl) for shard in part], repeats=0)
+            gained: list[Shard] = []
+            waiting: list[Shard] = []
+            for shard, reply in zip(part, replies, strict=True):
+                had = shard.lease
+                lease = shard.acquired(reply, deadline)
+                if isinstance(lease, Held):
+                    if had is not None:
+                        log.warning(
+                            "%r: the lease was lost to another node", shard, extra={"event": "lease_lost", **_of(shard)}
+                        )
+                    self._tries[shard] = time.monotonic() + lease.seconds + random.uniform(0.01, 0.05)
+                    waiting.append(shard)
+                    continue
+                self._tries.pop(shard, None)
+                gained.append(shard)
+                if lease.restored:
+                    log.warning(
+                        "%r: %d jobs of an owner that died wait again", shard, lease.restored,
+                        extra={"event": "restored", "jobs": lease.restored, **_of(shard)},
+                    )
+                for job_id in lease.poisoned:
+                    log.error(
+                        "%r: id %r is buried as poison: its process died too often with it in flight", shard, job_id,
+                        extra={"event": "poison", "id": job_id, **_of(shard)},
+                    )
+            self._listener.holds(gained)
+            self._listener.waits(waiting)
+            for shard in gained:
+                self._dispatcher.wake(shard)
+
+    def _refresh(self) -> None:
+        looked = self._dispatcher.unclaimed()
+        for start in range(0, len(looked), _WRITE):
+            part = looked[start : start + _WRITE]
+            replies = self._client.run_many([shard.refresh_call() for shard, _ in part], repeats=0)
+            for (shard, wakes), reply in zip(part, replies, strict=True):
+                if isinstance(reply, LeaseLost):
+                    self._tries[shard] = 0.0
+                elif isinstance(reply, Exception):
+                    raise reply
+                else:
+                    delay = None if reply[1] is None else reply[1] / 1e6
+                    self._dispatcher.refreshed(shard, wakes, delay, paused=bool(reply[2]))
+
+    def _acknowledge_early(self) -> bool:
+        """Whether any thread performs with finished jobs behind it."""
+        busy = False
+        calls: list[Call] = []
+        now = time.monotonic()
+        for seat in self._seats:
+            performing = seat.performing
+            if performing is None or not performing.shard.unacknowledged:
+                continue
+            busy = True
+            if now - performing.since >= EARLY_ACK_INTERVAL:
+                delivery, already = seat.early
+                if delivery != performing.shard.delivery:
+                    delivery, already = performing.shard.delivery, 0
+                call = performing.shard.early_ack_call(already)
+                if call is not None:
+                    calls.append(call)
+                    seat.early = (delivery, already + len(call.args) - 7)
+        if calls:
+            self._client.run_many(calls, repeats=0)
+        return busy
+
+    def _heartbeat(self, *, goodbye: bool = False) -> None:
+        me = self._identity
+        now = time.monotonic()
+        held: dict[str, list[int]] = {}
+        for shard in self._shards:
+            if shard.lease is not None:
+                held.setdefault(shard.queue, []).append(shard.index)
+        seats = [
+            None
+            if seat.performing is None
+            else {
+                "queue": seat.performing.shard.queue,
+                "shard": seat.performing.shard.index,
+                "ids": seat.performing.ids[:3],
+                "seconds": round(now - seat.performing.since, 3),
+            }
+            for seat in self._seats
+        ]
+        says = {
+            "host": me.host,
+            "pid": me.pid,
+            "version": me.version,
+            "started_at": me.started_at,
+            "queues": me.queues,
+            "threads": me.threads,
+            "shards": held,
+            "performing": seats,
+            "quiet": self._quiet,
+        }
+        text = "" if goodbye else json.dumps(says)
+        self._client.run(
+            "heartbeat", nodes_key(self._namespace), "", me.name, text, self._lease_ttl * SILENT_TTLS
+        )
+
+    def _warn_when_late(self, late: float) -> None:
+        if late > self._lease_ttl / 3:
+            busy = [str(seat.performing) for seat in self._seats if seat.performing is not None]
+            log.warning(
+                "the keeper ran %.1f s late: something holds the GIL or froze the process. Being performed: %s",
+                late, "; ".join(busy) or "nothing", extra={"event": "keeper_late", "seconds": late},
+            )
+
+    # --- the end ---
+
+    def quiet(self) -> None:
+        """Says in the next heartbeats that the node takes nothing more."""
+        self._quiet = True
+
+    def stop(self) -> None:
+        """Renews nothing any more. Joins the thread when it can."""
+        self._closed.set()
+        self._nudge.set()
+        if self.is_alive():
+            self.join(self._lease_ttl / 3)
+
+    def leave(self, seconds: float) -> None:
+        """Gives up all leases, after `stop`, and says goodbye. Shards with jobs in flight are left to run out in
+        ``seconds``, and their jobs are not charged.
+
+        Raises:
+            RedisUnavailable
+        """
+        held = [shard for shard in self._shards if shard.lease is not None]
+        for start in range(0, len(held), _WRITE):
+            part = held[start : start + _WRITE]
+            self._client.run_many([shard.surrender_call(seconds) for shard in part])
+            for shard in part:
+                shard.lose()
+        self._heartbeat(goodbye=True)
+
+
+def _of(shard: Shard) -> dict[str, Any]:
+    return {"queue": shard.queue, "shard": shard.index}

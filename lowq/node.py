@@ -1,0 +1,521 @@
+"""A node: one process that runs workers with a fixed number of threads.
+
+1. start: check the queues' shards, make one instance of each worker per thread, start keeper, listener, threads;
+2. each thread: wait for a shard -> take -> perform batch by batch -> report; the next take acknowledges;
+3. stop: take nothing more, finish what runs, give back what was taken but not started, surrender the leases.
+
+::
+
+    thread     dispatcher         Redis                      if the process dies here
+    ------     ----------         -----                      -------------------------------------------------
+    wait   --> claim a shard
+    take   -------------------->  ids move to `taken`        restored by the next owner, charged as a crash
+    perform                                                  the same; the batch is performed again
+    report -------------------->  fail / release / bury      each is one script: done, or restored
+    take   -------------------->  ack + next ids             acknowledged and taken in one step
+"""
+
+import logging
+import os
+import random
+import secrets
+import select
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
+
+from lowq import batch
+from lowq.app import Lowq
+from lowq.connection import Call
+from lowq.dispatch import Dispatcher
+from lowq.errors import ConfigError, LeaseLost, LowqError, RedisUnavailable
+from lowq.listener import Listener
+from lowq.membership import Identity, Keeper, Outage, Performing, Seat
+from lowq.middleware import wrap
+from lowq.scheduler import LagScheduler
+from lowq.shard import MAX_TRIP_JOBS, Shard, TakenJob, Trip
+from lowq.splitter import DefaultSplitter
+from lowq.version import VERSION
+from lowq.worker import Worker
+
+log = logging.getLogger(__name__)
+
+#: Exit codes of a node.
+EXIT_OK = 0
+#: It could not start, or a handler or an error stopped it.
+EXIT_FAILED = 1
+#: It was still performing when shutdown_timeout was over, or was told to stop a second time.
+EXIT_CUT_SHORT = 3
+
+#: Seconds of work that one trip may take in advance of its acknowledgement: a crash repeats about that much.
+PREFETCH_SECONDS = 0.005
+#: Seconds that the leases of a node that was cut short run on.
+LEAVE_SECONDS = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Bench:
+    """What one thread needs for one queue."""
+
+    instance: Worker[Any]
+    call: Callable[[dict[str, list[Any]]], None]
+
+
+class Node:
+    """Runs the workers of an application.
+
+    ``queues``: only these; ``threads`` overrides the setting ``threads_per_node``. With ``prefetch`` off, every
+    trip to Redis takes one batch.
+
+    Raises:
+        ConfigError: no worker, or an unknown queue.
+    """
+
+    def __init__(
+        self,
+        app: Lowq,
+        *,
+        queues: Iterable[str] | None = None,
+        threads: int | None = None,
+        prefetch: bool = True,
+    ) -> None:
+        self.app = app
+        self.threads = threads or app.config.threads_per_node
+        self.prefetch = prefetch
+        self.exit_code = EXIT_OK
+        self._workers = {worker.queue_name: worker for worker in app.selected_workers()}
+        if queues is not None:
+            wanted = list(queues)
+            for name in wanted:
+                if name not in self._workers:
+                    known = ", ".join(self._workers) or "none"
+                    raise ConfigError(f"no worker has the queue {name!r}; the queues of this app are: {known}")
+            self._workers = {name: self._workers[name] for name in wanted}
+        if not self._workers:
+            raise ConfigError("no worker is registered; decorate one with @lowq.worker in the module that is loaded")
+        #: Set when the node is to stop.
+        self.stopping = threading.Event()
+        self._wakeup_read, self._wakeup_write = os.pipe()
+        os.set_blocking(self._wakeup_write, False)
+        self._threads: list[_Thread] = []
+        self._started = False
+
+    # --- life ---
+
+    def run(self) -> int:
+        """Runs until told to stop; returns the exit code. In the main thread it handles TERM, INT, TSTP and TTIN.
+
+        Ends the process at once, with that code, when what still runs doesn't end within shutdown_timeout.
+        """
+        restore = self._install_signals()
+        try:
+            try:
+                self.start()
+            except BaseException as error:
+                self.app.config.last_words(error)
+                raise
+            while not self.stopping.is_set():
+                self._wait_for_signal(None)
+            if not self.stop():
+                logging.shutdown()
+                os._exit(self.exit_code)
+            return self.exit_code
+        finally:
+            restore()
+
+    def start(self) -> None:
+        """Starts the threads and returns.
+
+        Raises:
+            ShardsCountError, RedisUnavailable, RedisRefused; what on_server_init or a worker's __init__ raises.
+        """
+        app, config = self.app, self.app.config
+        nonce = secrets.token_hex(8)
+        for worker in self._workers.values():
+            app.register(worker.queue_name, worker.shards_count, worker)
+        config.on_server_init()
+        self._client = app.connect(self.threads + 2)
+        keeper_client = app.connect(2, socket_timeout=max(config.lease_ttl / 4, 0.1))
+        shards = [
+            Shard(
+                self._client, config.namespace, worker.queue_name, index,
+                shards_count=worker.shards_count, nonce=nonce, load_payload=config.load_payload,
+                max_payloads=worker.max_payloads, max_crash_count=worker.max_crash_count,
+            )
+            for worker in self._workers.values()
+            for index in range(worker.shards_count)
+        ]  # fmt: skip
+        splitter = config.build_splitter() if config.build_splitter else DefaultSplitter(self.threads)
+        preferred = self._seat(splitter(shards), shards)
+        schedules = [config.build_scheduler() if config.build_scheduler else LagScheduler() for _ in preferred]
+        wanted = list(dict.fromkeys(shard for group in preferred for shard in group))
+        self.outage = Outage()
+        self.dispatcher = Dispatcher(preferred, schedules)
+        self._listener = Listener(self._client, wanted, self.dispatcher.wake, self._freed, self.outage.begin)
+        seats = [Seat(number) for number in range(self.threads)]
+        identity = Identity(nonce, list(self._workers), self.threads, VERSION)
+        self.name = identity.name
+        self.keeper = Keeper(
+            keeper_client, config.namespace, identity, wanted, self.dispatcher, self._listener, seats, self.outage,
+            lease_ttl=config.lease_ttl, poll_interval=config.poll_interval, on_fatal=self.fail,
+        )  # fmt: skip
+        self._threads = [_Thread(self, seat, self._benches()) for seat in seats]
+        self._warn_of_unserved(app)
+        log.info(
+            "node %s starts: %d threads, %d shards of %s", self.name, self.threads, len(wanted),
+            ", ".join(self._workers), extra={"event": "start", "node": self.name},
+        )  # fmt: skip
+        self._started = True
+        for thread in [self.keeper, self._listener, *self._threads]:
+            thread.start()
+
+    def _seat(self, groups: Sequence[Sequence[Shard]], shards: list[Shard]) -> list[list[Shard]]:
+        """The splitter's groups, one per thread: empty ones for threads without, folded when there are too many."""
+        known = set(shards)
+        preferred: list[list[Shard]] = [[] for _ in range(self.threads)]
+        for number, group in enumerate(groups):
+            for shard in group:
+                if shard not in known:
+                    raise ConfigError(f"the splitter returned {shard!r}, which it was not given")
+                preferred[number % self.threads].append(shard)
+        return preferred
+
+    def _benches(self) -> dict[str, _Bench]:
+        benches = {}
+        for name, worker in self._workers.items():
+            instance = worker()
+            call = wrap(self.app.config.server_middlewares, worker, instance.perform)
+            benches[name] = _Bench(instance, call)
+        return benches
+
+    def _freed(self, shard: Shard) -> None:
+        self.keeper.free(shard)
+
+    def _warn_of_unserved(self, app: Lowq) -> None:
+        served = {queue for node in app.nodes() for queue in node.queues} | set(self._workers)
+        for queue in app.queues():
+            if queue.name not in served:
+                stats = app.queue(queue.name).stats()
+                if stats.length or stats.taken:
+                    log.warning(
+                        "queue %r holds %d jobs and no live node serves it; was its worker renamed?",
+                        queue.name, stats.length + stats.taken, extra={"event": "unserved", "queue": queue.name},
+                    )  # fmt: skip
+
+    # --- signals ---
+
+    def _install_signals(self) -> Callable[[], None]:
+        if threading.current_thread() is not threading.main_thread():
+            return lambda: None
+        handlers = {signal.SIGTERM: self._on_stop, signal.SIGINT: self._on_stop}
+        if hasattr(signal, "SIGTSTP"):
+            handlers |= {signal.SIGTSTP: self._on_quiet, signal.SIGTTIN: self._on_dump}
+        before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+
+        def restore() -> None:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+        return restore
+
+    # Handlers run in the main thread, between any two of its instructions: they set flags and write a byte, and
+    # leave the rest to `run`, since a lock that they waited for could be held by the code they interrupted.
+    def _on_stop(self, number: int, _frame: FrameType | None) -> None:
+        if self.stopping.is_set() and number == signal.SIGINT:
+            self._cut_short = True
+        self._tell(b"s")
+
+    def _on_quiet(self, _number: int, _frame: FrameType | None) -> None:
+        self._tell(b"q")
+
+    def _on_dump(self, _number: int, _frame: FrameType | None) -> None:
+        self._tell(b"d")
+
+    _cut_short = False
+
+    def _tell(self, what: bytes) -> None:
+        try:
+            os.write(self._wakeup_write, what)
+        except BlockingIOError:
+            pass  # Full of bytes that were not read yet: the reader wakes anyway.
+
+    def _wait_for_signal(self, timeout: float | None) -> None:
+        if select.select([self._wakeup_read], [], [], timeout)[0]:
+            for what in os.read(self._wakeup_read, 64):
+                if what == ord("s"):
+                    self.stopping.set()
+                elif what == ord("q"):
+                    self.quiet()
+                elif what == ord("d"):
+                    self.dump()
+
+    # --- commands ---
+
+    def quiet(self) -> None:
+        """Takes nothing more and goes on finishing; the leases are kept until the node stops."""
+        log.warning("node %s goes quiet: it takes nothing more", self.name, extra={"event": "quiet"})
+        self.keeper.quiet()
+        self.dispatcher.close()
+
+    def dump(self) -> None:
+        """Writes the stacks of all threads to the log, with what each performs."""
+        names = {thread.ident: thread.name for thread in threading.enumerate()}
+        busy = {thread.ident: thread.seat.performing for thread in self._threads}
+        parts = []
+        for ident, frame in sys._current_frames().items():
+            performing = busy.get(ident)
+            head = f"--- {names.get(ident, ident)}" + (f", performing {performing}" if performing else "")
+            parts.append(head + "\n" + "".join(traceback.format_stack(frame)))
+        log.warning("stacks of all threads:\n%s", "\n".join(parts), extra={"event": "dump"})
+
+    def request_stop(self) -> None:
+        """Makes `run` stop the node. May be called from any thread."""
+        self.stopping.set()
+        self._tell(b"s")
+
+    def fail(self, error: BaseException) -> None:
+        """Stops the node because of an error. May be called from any thread."""
+        log.critical("node %s stops: %r", self.name, error, extra={"event": "fatal"})
+        self.exit_code = EXIT_FAILED
+        try:
+            self.app.config.last_words(error)
+        except Exception:
+            log.exception("last_words failed")
+        self.request_stop()
+
+    def stop(self, timeout: float | None = None) -> bool:
+        """Stops: takes nothing more, waits for what runs, surrenders the leases. False when something still runs
+        after ``timeout`` seconds (shutdown_timeout): then the process should end at once, as its leases do soon.
+        """
+        self.stopping.set()
+        seconds = self.app.config.shutdown_timeout if timeout is None else timeout
+        log.info("node %s stops", self.name, extra={"event": "stop"})
+        self.dispatcher.close()
+        deadline = time.monotonic() + seconds
+        main = threading.current_thread() is threading.main_thread()
+        while any(thread.is_alive() for thread in self._threads):
+            left = deadline - time.monotonic()
+            if left <= 0 or self._cut_short:
+                break
+            if main:
+                self._wait_for_signal(min(left, 0.02))
+            else:
+                time.sleep(min(left, 0.02))
+        running = [thread for thread in self._threads if thread.is_alive()]
+        self.keeper.stop()
+        self._listener.close()
+        if running:
+            self.exit_code = EXIT_CUT_SHORT
+            log.error(
+                "node %s ends while it still performs: %s; these jobs are performed again, and not charged", self.name,
+                "; ".join(str(thread.seat.performing) for thread in running), extra={"event": "cut_short"},
+            )  # fmt: skip
+        try:
+            self.keeper.leave(LEAVE_SECONDS if running else 0.0)
+        except LowqError as error:
+            log.warning("the leases could not be surrendered, they run out by themselves: %s", error)
+        if not running:
+            self._client.close()
+            log.info("node %s has stopped", self.name, extra={"event": "stopped"})
+        return not running
+
+
+class _Thread(threading.Thread):
+    """Works one shard after another. Everything but `seat` belongs to the thread itself."""
+
+    def __init__(self, node: Node, seat: Seat, benches: dict[str, _Bench]) -> None:
+        super().__init__(name=f"lowq-{seat.number}", daemon=True)
+        self.seat = seat
+        self._node = node
+        self._client = node._client
+        self._dispatcher = node.dispatcher
+        self._benches = benches
+        self._config = node.app.config
+        self._held: Shard | None = None
+        #: queue -> seconds that one of its batches took lately.
+        self._pace: dict[str, float] = {}
+
+    def run(self) -> None:
+        failures = 0
+        while True:
+            try:
+                if not self._turn():
+                    return
+                failures = 0
+            except RedisUnavailable as error:
+                self._node.outage.begin(error)
+                failures += 1
+                if not self._pause(failures):
+                    return
+            except LeaseLost as error:
+                _log_lost(error)
+                self._let_go()
+            except Exception:
+                log.exception("a thread failed outside of a worker; it goes on")
+                failures += 1
+                self._let_go()
+                if not self._pause(failures):
+                    return
+
+    def _pause(self, failures: int) -> bool:
+        """Waits, longer each time. False: the node stops, and what is in hand is left to the next owner."""
+        if self._node.stopping.wait(min(0.05 * 2**failures, 2.0) * random.uniform(0.5, 1.0)):
+            self._let_go()
+            return False
+        return True
+
+    def _let_go(self) -> None:
+        shard, self._held = self._held, None
+        if shard is not None:
+            shard.drop_trip()
+            self._dispatcher.look_again(shard)
+            self._dispatcher.unclaim(shard)
+            self._node.keeper.check(shard)
+
+    def _turn(self) -> bool:
+        """One trip to Redis and the work it brought. False: nothing more is to be taken."""
+        held = self._held
+        if held is None:
+            shard = self._dispatcher.wait(self.seat.number)
+            if shard is None:
+                return False
+        else:
+            shard = self._dispatcher.pick(self.seat.number, held)
+        trip = self._travel(shard)
+        if shard is not None and trip is not None:
+            self._work(shard, trip)
+        return True
+
+    def _travel(self, shard: Shard | None) -> Trip | None:
+        """Acknowledges what the shard in hand finished and takes from ``shard``, which is claimed, in one write.
+
+        Should the process die after Redis has executed it, the acknowledgement stands and the jobs taken are
+        restored. Should only the reply be lost, the next take brings them again.
+        """
+        held = self._held
+        leaving = held if held is not shard else None
+        calls: list[tuple[Shard, int, Call]] = []
+        if leaving is not None and leaving.unacknowledged:
+            calls.append((leaving, leaving.wakes, leaving.take_call(0)))
+        if shard is not None:
+            calls.append((shard, shard.wakes, shard.take_call(self._limit(shard))))
+        trips, trouble = self._send(calls)
+
+        if leaving is not None and not leaving.unacknowledged:
+            self._dispatcher.unclaim(leaving)
+            self._held = None
+        if shard is not None and shard is held:
+            if shard not in trips and trouble is None:  # lost
+                self._dispatcher.unclaim(shard)
+                self._held = None
+        elif shard is not None:
+            if shard in trips and self._held is None:
+                self._held = shard
+            else:
+                # Its take failed, or what the other finished could not be acknowledged, and that comes first.
+                shard.drop_trip()
+                self._dispatcher.look_again(shard)
+                self._dispatcher.unclaim(shard)
+        if trouble is not None:
+            raise trouble
+        return trips[shard] if shard is not None and self._held is shard else None
+
+    def _send(self, calls: list[tuple[Shard, int, Call]]) -> tuple[dict[Shard, Trip], Exception | None]:
+        """The trips of those calls that succeeded, and the first error but a lost lease, which is dealt with."""
+        trips: dict[Shard, Trip] = {}
+        trouble: Exception | None = None
+        if calls:
+            replies = self._client.run_many([call for _, _, call in calls])
+            for (shard, wakes, _), reply in zip(calls, replies, strict=True):
+                try:
+                    trips[shard] = shard.took(reply)
+                    self._dispatcher.took(shard, wakes, trips[shard])
+                except LeaseLost as error:
+                    _log_lost(error)
+                    self._node.keeper.check(shard)
+                except Exception as error:
+                    trouble = trouble or error
+            if trips:
+                self._node.outage.end()
+        return trips, trouble
+
+    def _limit(self, shard: Shard) -> int:
+        size: int = self._benches[shard.queue].instance.batch_size
+        if not self._node.prefetch:
+            return size
+        pace = self._pace.get(shard.queue)
+        batches = 1 if pace is None else int(PREFETCH_SECONDS / max(pace, 1e-6))
+        return max(min(batches * size, MAX_TRIP_JOBS // size * size), size)
+
+    def _work(self, shard: Shard, trip: Trip) -> None:
+        """Performs a trip batch by batch, in order."""
+        if trip.spoiled:
+            batch.bury_spoiled(shard, trip.spoiled, self._config)
+            shard.drop(job.id for job in trip.jobs if not job.payloads)
+        jobs = [job for job in trip.jobs if job.payloads] if trip.spoiled else trip.jobs
+        if not jobs:
+            return
+        bench = self._benches[shard.queue]
+        size = bench.instance.batch_size
+        began = time.monotonic()
+        for start in range(0, len(jobs), size):
+            if start and self._node.stopping.is_set():
+                shard.release([(job.id, None) for job in jobs[start:]])
+                break
+            lease = shard.lease
+            if lease is None or lease.token != trip.lease.token or time.monotonic() >= shard.deadline:
+                # Not surely ours any more. What is dropped here is in flight still: the next take, or the next
+                # owner, gets it.
+                shard.drop(job.id for job in jobs[start:])
+                break
+            self._perform(shard, trip, bench, jobs[start : start + size])
+        batches = -(-len(jobs) // size)
+        pace = (time.monotonic() - began) / batches
+        known = self._pace.get(shard.queue)
+        # A slow batch counts at once, a quick one bit by bit, at most doubling what the next trip takes.
+        self._pace[shard.queue] = pace if known is not None and pace > known else max(pace, (known or PREFETCH_SECONDS) / 2)
+
+    def _perform(self, shard: Shard, trip: Trip, bench: _Bench, jobs: list[TakenJob]) -> None:
+        if shard.unacknowledged:
+            self._node.keeper.arm()
+        self.seat.performing = Performing(shard, [job.id for job in jobs], time.monotonic())
+        try:
+            outcome = batch.perform(bench.instance, bench.call, shard.index, trip.lease.fence, jobs, self._config)
+        finally:
+            self.seat.performing = None
+        shard.finish(outcome.finished)
+        if outcome.whole:
+            return
+        error = outcome.error
+        if error is not None:
+            log.error(
+                "%r failed, ids %s: %r", shard, ", ".join(job.id for job in jobs[:3]), error,
+                exc_info=error, extra={"event": "failed", "queue": shard.queue, "shard": shard.index},
+            )  # fmt: skip
+        self._report(shard, outcome, bench)
+        if error is not None and not isinstance(error, Exception):
+            self._node.fail(error)
+
+    def _report(self, shard: Shard, outcome: batch.Outcome, bench: _Bench) -> None:
+        """Writes an outcome, however long Redis is away: what it says is lost only with the process or the lease."""
+        failures = 0
+        while True:
+            try:
+                batch.report(shard, outcome, bench.instance, self._config)
+                self._dispatcher.look_again(shard)
+                return
+            except RedisUnavailable as error:
+                self._node.outage.begin(error)
+                failures += 1
+                if self._node.stopping.wait(min(0.05 * 2**failures, 2.0) * random.uniform(0.5, 1.0)):
+                    raise
+
+
+def _log_lost(error: LeaseLost) -> None:
+    log.warning("%s; its next owner performs what was in flight", error, extra={"event": "lease_lost"})

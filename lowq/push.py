@@ -1,0 +1,203 @@
+"""Producing: jobs in, streamed in chunks, each chunk validated whole before any of it is written.
+
+::
+
+    jobs -> chunk -> client middlewares -> encode, group by shard -> one script call per shard, in one write
+                                                                     (while Redis works, the next chunk is encoded)
+"""
+
+import secrets
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain, islice
+from typing import Any
+
+from lowq.config import Config
+from lowq.connection import REPEATS, Call, Client, Refusal
+from lowq.errors import JobError, LowqError, PushError, RedisFull, RedisUnavailable, ShardsCountError
+from lowq.job import EncodedJob, encode_job, shard_of
+from lowq.keys import shard_prefix
+from lowq.middleware import wrap
+
+#: Jobs that are validated and written together.
+CHUNK_JOBS = 5000
+#: Bytes of payloads that end a chunk early.
+CHUNK_BYTES = 8 * 2**20
+#: Jobs, and bytes of payloads, of one script call: bounds the time that it holds Redis.
+CALL_JOBS = 1000
+CALL_BYTES = 2**20
+#: Seconds before a push that got no answer is repeated.
+_PAUSES = (0.0, 0.1)
+
+Jobs = Mapping[str, Any] | Iterable[Mapping[str, Any]]
+
+
+@dataclass(slots=True)
+class _Part:
+    """One script call, and the jobs it stands for."""
+
+    call: Call
+    jobs: list[Mapping[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where jobs go: a queue, and who is named to client middlewares."""
+
+    client: Client
+    config: Config
+    queue: str
+    shards_count: int
+    #: The worker's class, or the queue's name when the producer doesn't know the class.
+    worker: Any
+
+
+def push(target: Target, jobs: Jobs, on_progress: Callable[[int], object] | None = None) -> int:
+    """Pushes one job or any iterable of jobs; returns the number of payloads accepted.
+
+    Raises:
+        JobError, PayloadError: a job is malformed; nothing was written.
+        PushError: Redis failed, or a later chunk was malformed: it says how many are in and carries the rest.
+        ShardsCountError: the queue exists with another number of shards; nothing was written.
+    """
+    if isinstance(jobs, Mapping):
+        jobs = [jobs]
+    elif isinstance(jobs, str | bytes) or not isinstance(jobs, Iterable):
+        raise JobError(
+            f"queue {target.queue!r}: jobs are one mapping or an iterable of mappings, not {type(jobs).__name__}"
+        )
+    return _Push(target, jobs, on_progress).run()
+
+
+class _Push:
+    def __init__(
+        self, target: Target, jobs: Iterable[Mapping[str, Any]], on_progress: Callable[[int], object] | None
+    ) -> None:
+        self._target = target
+        self._source = iter(jobs)
+        self._listed = isinstance(jobs, Sequence)
+        self._on_progress = on_progress
+        self._accepted = 0
+        self._parts: list[_Part] = []
+        self._replies: Callable[[], list[Any]] | None = None
+
+    def run(self) -> int:
+        chunk = list(islice(self._source, CHUNK_JOBS))
+        while chunk:
+            try:
+                parts = self._prepare(chunk)
+            except LowqError as error:
+                self._settle(chunk)
+                if self._accepted:
+                    raise self._error(chunk, error) from error
+                raise
+            except BaseException:
+                self._settle(chunk)
+                raise
+            self._settle(chunk)
+            self._parts = parts
+            self._replies = self._target.client.start([part.call for part in parts])
+            chunk = self._next_chunk()
+        self._settle([])
+        return self._accepted
+
+    def _next_chunk(self) -> list[Mapping[str, Any]]:
+        try:
+            return list(islice(self._source, CHUNK_JOBS))
+        except BaseException:
+            self._settle([])
+            raise
+
+    def _prepare(self, chunk: list[Mapping[str, Any]]) -> list[_Part]:
+        """Middlewares, validation, encoding; a chunk whose call_next() never comes is refused there."""
+        middlewares = self._target.config.client_middlewares
+        parts: list[_Part] = []
+        if not middlewares:
+            return self._encode(chunk)
+
+        def encode(jobs: list[Mapping[str, Any]]) -> None:
+            parts.extend(self._encode(jobs))
+
+        wrap(middlewares, self._target.worker, encode)(chunk)
+        return parts
+
+    def _encode(self, chunk: Iterable[Mapping[str, Any]]) -> list[_Part]:
+        target = self._target
+        dump, limit = target.config.dump_payload, target.config.max_payload_bytes
+        count = target.shards_count
+        groups: dict[int, tuple[list[EncodedJob], list[Mapping[str, Any]]]] = {}
+        plain = True
+        for job in chunk:
+            try:
+                encoded = encode_job(job, dump, limit)
+            except JobError as error:
+                raise type(error)(f"queue {target.queue!r}: {error}") from error.__cause__
+            if encoded[2] or encoded[3]:
+                plain = False
+            shard = shard_of(encoded[0], count)
+            group = groups.get(shard)
+            if group is None:
+                group = groups[shard] = ([], [])
+            group[0].append(encoded)
+            group[1].append(job)
+        parts: list[_Part] = []
+        for shard, (items, originals) in groups.items():
+            prefix = shard_prefix(target.config.namespace, target.queue, shard)
+            parts += self._calls(prefix, items, originals, 2 if plain else 4)
+        return parts
+
+    def _calls(
+        self, prefix: str, items: list[EncodedJob], originals: list[Mapping[str, Any]], width: int
+    ) -> Iterator[_Part]:
+        start = 0
+        while start < len(items):
+            end, size = start, 0
+            while end < len(items) and end - start < CALL_JOBS and (size < CALL_BYTES):
+                size += len(items[end][1])
+                end += 1
+            head = ["", secrets.token_hex(8), "", self._target.shards_count, width]
+            if width == 2:
+                flat = chain.from_iterable([item[:2] for item in items[start:end]])
+            else:
+                flat = chain.from_iterable(items[start:end])
+            yield _Part(Call("push", prefix, chain(head, flat)), originals[start:end])
+            start = end
+
+    def _settle(self, following: list[Mapping[str, Any]]) -> None:
+        """Waits for the chunk that is under way. ``following`` was read from the source and not yet sent."""
+        if self._replies is None:
+            return
+        finish, self._replies = self._replies, None
+        results = finish()
+        for attempt in range(REPEATS):
+            lost = [i for i, result in enumerate(results) if type(result) is RedisUnavailable]
+            if not lost:
+                break
+            time.sleep(_PAUSES[min(attempt, len(_PAUSES) - 1)])
+            for i in lost:
+                self._parts[i].call.args[2] = "1"
+            again = self._target.client.start([self._parts[i].call for i in lost])()
+            for i, result in zip(lost, again, strict=True):
+                results[i] = result
+        failed: list[_Part] = []
+        reason: Exception | None = None
+        for part, result in zip(self._parts, results, strict=True):
+            if isinstance(result, Exception):
+                failed.append(part)
+                reason = result
+            else:
+                self._accepted += result
+        if self._on_progress is not None:
+            self._on_progress(self._accepted)
+        if reason is None:
+            return
+        if isinstance(reason, Refusal):
+            raise ShardsCountError(self._target.queue, int(reason.detail), self._target.shards_count) from None
+        if not isinstance(reason, RedisUnavailable | RedisFull):
+            raise reason
+        raise self._error([job for part in failed for job in part.jobs] + following, reason) from reason
+
+    def _error(self, pending: list[Mapping[str, Any]], reason: Exception) -> PushError:
+        rest: Iterable[Mapping[str, Any]] = chain(pending, self._source)
+        return PushError(self._target.queue, self._accepted, list(rest) if self._listed else rest, reason)

@@ -1,0 +1,479 @@
+"""Reading only: a queue's jobs and figures, the registries. Every call to Redis is short, every reply bounded.
+
+What is told is how things were at slightly different moments in different shards, and may have changed since.
+"""
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from typing import Any, Protocol
+
+from lowq.config import Config
+from lowq.connection import Call, Client
+from lowq.errors import ConfigError, UnknownQueueError
+from lowq.job import Job, JobId, State, encode_id, shard_of
+from lowq.keys import nodes_key, queues_key, shard_prefix
+from lowq.paging import (
+    STATES,
+    Page,
+    ask,
+    check_limit,
+    decode_cursor,
+    encode_cursor,
+    find_page,
+    listing,
+    time_argument,
+)
+from lowq.why import Why, explain
+
+#: Payloads, and bytes of payloads and errors, of one reply; a single payload always fits.
+MAX_PAYLOADS = 1000
+MAX_BYTES = 2**20
+#: Ids that one call looks up.
+MAX_IDS = 200
+#: What a payload that can't be decoded is shown as: a str of this and the raw bytes, others than text escaped.
+UNDECODABLE = "undecodable payload: "
+#: max_retry_count of a queue whose worker nobody has registered.
+DEFAULT_MAX_RETRY_COUNT = 25
+#: A node is taken for dead after this many lease_ttl without a heartbeat.
+SILENT_TTLS = 3
+
+
+class Backend(Protocol):
+    """What a queue's handle needs of the application."""
+
+    config: Config
+
+    @property
+    def client(self) -> Client:
+        """The connections to use; after a fork or a close they may be others than before."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """A queue in figures, over all its shards."""
+
+    name: str
+    shards_count: int
+    #: Jobs that wait: due + scheduled, and also fresh + retries.
+    length: int
+    #: Their time has come.
+    due: int
+    #: Their time has not come, be it the first or that of a retry.
+    scheduled: int
+    #: Never failed, or not since they were kicked.
+    fresh: int
+    #: Failed at least once; due or not.
+    retries: int
+    #: In flight.
+    taken: int
+    morgue_length: int
+    #: Seconds since the oldest due job became due; 0.0 when none is.
+    lag: float
+    #: Since the queue was created: jobs performed, failures charged, and times that something was buried.
+    processed: int
+    failed: int
+    died: int
+    #: At least one shard is paused.
+    paused: bool
+    #: The waiting job that is or was due first.
+    oldest_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class QueueInfo:
+    """A queue's entry in the registry."""
+
+    name: str
+    shards_count: int
+    #: The options of its worker, as far as anybody has registered them.
+    options: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class NodeInfo:
+    """A node, as its last heartbeat described it. What an older or newer version doesn't say is left empty."""
+
+    name: str
+    #: Unix time, seconds, by the server's clock, and how long ago that was.
+    heartbeat_at: float
+    seconds_ago: float
+    host: str = ""
+    pid: int = 0
+    threads: int = 0
+    version: str = ""
+    #: Unix time, seconds.
+    started_at: float | None = None
+    queues: tuple[str, ...] = ()
+    #: queue -> the shards that it holds.
+    shards: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    #: Per thread what it performs: queue, shard, ids, seconds; None when it is idle.
+    performing: tuple[Mapping[str, Any] | None, ...] = ()
+    #: It takes nothing more.
+    quiet: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ShardInfo:
+    """A shard and who works it."""
+
+    index: int
+    length: int
+    taken: int
+    morgue_length: int
+    #: Seconds since its oldest due job became due.
+    lag: float
+    #: The process that holds the lease: the node's name if that is known, otherwise its nonce; None: nobody.
+    owner: str | None
+    #: The fencing token of the lease.
+    fence: int | None
+    #: Seconds that the lease still runs.
+    lease_seconds: float | None
+    paused: bool
+    #: The waiting job that is or was due first.
+    oldest_id: str | None
+
+
+class Queries:
+    """The reading half of a queue's handle. Safe for threads.
+
+    ``now`` (Unix time, seconds) stands for the server's clock wherever it is given.
+    """
+
+    def __init__(self, backend: Backend, name: str, shards_count: int | None = None) -> None:
+        self.name = name
+        self._backend = backend
+        self._given_shards_count = shards_count
+        self._known_shards_count = shards_count
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.name!r})"
+
+    @property
+    def shards_count(self) -> int:
+        """How many shards the queue has.
+
+        Raises:
+            UnknownQueueError: it was not given, and nobody has used the queue yet.
+        """
+        if self._known_shards_count is None:
+            self._known_shards_count = find_queue(self._backend, self.name).shards_count
+        return self._known_shards_count
+
+    @property
+    def _client(self) -> Client:
+        return self._backend.client
+
+    @property
+    def _prefixes(self) -> list[str]:
+        return [self._prefix(shard) for shard in range(self.shards_count)]
+
+    def _prefix(self, shard: int) -> str:
+        return shard_prefix(self._backend.config.namespace, self.name, shard)
+
+    def _prefix_of(self, job_id: bytes) -> str:
+        return self._prefix(shard_of(job_id, self.shards_count))
+
+    # --- figures ---
+
+    def stats(self, *, now: float | None = None) -> Stats:
+        """The queue in figures.
+
+        Raises:
+            UnknownQueueError, RedisUnavailable
+        """
+        rows = shard_rows(self._client, self._prefixes, now)
+        length, due, retries, taken, morgue_length = (sum(row[i] for row in rows) for i in range(5))
+        processed, failed, died = (sum(int(row[i] or 0) for row in rows) for i in (6, 7, 8))
+        oldest = max(rows, key=lambda row: (row[12] is not None, float(row[5])))[12]
+        return Stats(
+            name=self.name,
+            shards_count=self.shards_count,
+            length=length,
+            due=due,
+            scheduled=length - due,
+            fresh=length - retries,
+            retries=retries,
+            taken=taken,
+            morgue_length=morgue_length,
+            lag=max(float(row[5]) for row in rows),
+            processed=processed,
+            failed=failed,
+            died=died,
+            paused=any(row[9] is not None for row in rows),
+            oldest_id=_text(oldest),
+        )
+
+    # --- jobs by id ---
+
+    def peek(self, job_id: JobId, state: State | None = None, *, now: float | None = None) -> Job | None:
+        """The job of an id, wherever it is; None when it is nowhere.
+
+        An id may be in several places at once: in flight, with newer payloads waiting, and with older ones in the
+        morgue. The first of these is meant, unless ``state`` says which.
+
+        Raises:
+            JobError: the id is none. UnknownQueueError, RedisUnavailable
+        """
+        return next(iter(self.fetch([job_id], state, now=now).values()), None)
+
+    def fetch(
+        self, ids: Iterable[JobId], state: State | None = None, *, now: float | None = None
+    ) -> dict[str, Job]:
+        """The jobs of many ids, id -> job, in the order of ``ids``; those that are nowhere are left out.
+
+        Of long payload lists only the lowest scores are read, 1,000 payloads or about 1 MiB;
+        ``Job.payloads_count`` tells how many there are. A payload that can't be decoded is shown as the str
+        ``"undecodable payload: ..."`` with its raw bytes.
+
+        Raises:
+            JobError: an id is none. UnknownQueueError, RedisUnavailable
+        """
+        if state is not None and state not in STATES:
+            raise ConfigError(f"state={state!r}: it is one of {', '.join(STATES)}, or None for wherever the job is")
+        where = "" if state is None else state if state in ("taken", "morgue") else "waiting"
+        encoded = [encode_id(job_id) for job_id in ([ids] if isinstance(ids, str) else ids)]
+        jobs = self._fetch(encoded, where, now)
+        return {job_id: job for job_id, job in jobs.items() if state is None or job.state == state}
+
+    def _fetch(self, ids: Sequence[bytes], where: str, now: float | None) -> dict[str, Job]:
+        pending: dict[str, list[bytes]] = defaultdict(list)
+        for job_id in dict.fromkeys(ids):
+            pending[self._prefix_of(job_id)].append(job_id)
+        found: dict[bytes, Job] = {}
+        while pending:
+            some = list(pending)[:4]
+            head = [time_argument(now), where, MAX_PAYLOADS, MAX_BYTES]
+            calls = [Call("look", prefix, [*head, *pending[prefix][:MAX_IDS]]) for prefix in some]
+            for prefix, reply in zip(some, ask(self._client, calls, 4), strict=True):
+                for job_id, raw in zip(pending[prefix], reply, strict=False):
+                    if raw is not None:
+                        found[job_id] = self._job(job_id, raw)
+                del pending[prefix][: len(reply)]
+                if not pending[prefix]:
+                    del pending[prefix]
+        return {found[job_id].id: found[job_id] for job_id in ids if job_id in found}
+
+    def _job(self, job_id: bytes, raw: list[Any]) -> Job:
+        state = raw[0].decode()
+        time = float(raw[1])
+        buried = state == "morgue"
+        return Job(
+            id=job_id.decode("utf-8", "surrogateescape"),
+            state=state,
+            payloads=[
+                (self._payload(data), float(score)) for data, score in zip(raw[6::2], raw[7::2], strict=True)
+            ],
+            perform_at=None if buried else time,
+            retry_count=int(raw[2]),
+            error=self._error(raw[3]) if raw[3] else None,
+            crashes=int(raw[4] or 0),
+            buried_at=time if buried else None,
+            payloads_count=raw[5],
+        )
+
+    def _payload(self, data: bytes) -> Any:
+        try:
+            return self._backend.config.load_payload(data)
+        except Exception:  # noqa: BLE001 - a codec may raise anything, and looking must go on
+            return UNDECODABLE + data.decode("utf-8", "backslashreplace")
+
+    def _error(self, data: bytes) -> str:
+        try:
+            return self._backend.config.load_error(data)
+        except Exception:  # noqa: BLE001 - as above; and some reasons are written by scripts, in plain text
+            return data.decode("utf-8", "backslashreplace")
+
+    # --- pages of jobs ---
+
+    def jobs(
+        self,
+        state: State | None = None,
+        match: str | None = None,
+        order_by: str | None = None,
+        reverse: bool = False,
+        limit: int = 50,
+        after: str | None = None,
+        min: float | str | None = None,  # noqa: A002 - the names that a caller expects
+        max: float | str | None = None,  # noqa: A002
+        *,
+        now: float | None = None,
+    ) -> Page:
+        """A page of jobs, in order over all shards. Give its cursor as ``after`` for the next one.
+
+        ``state``: None means all that wait, also new payloads of ids in flight; the jobs in flight themselves are
+        "taken". ``match``: a pattern of ids as Redis has it (``*``, ``?``, ``[a-c]``). ``order_by``: perform_at (the
+        default), retry_count (-1 is fresh) or id; in the morgue buried_at (the default) or id. Equal ones are
+        ordered by the bytes of their ids. ``min`` and ``max`` bound the value that it is ordered by, both included.
+        ``limit``: 1 to 1,000.
+
+        A page is the next one after a position in the order, not after a number of jobs: those that stay where
+        they are come exactly once, however many come and go meanwhile. ``match``, ``order_by="id"`` and fresh jobs
+        by retry_count look at every id, in short steps: about a second per million.
+
+        Raises:
+            ConfigError: it names what is allowed. UnknownQueueError, RedisUnavailable
+        """
+        wanted = listing(state, match, order_by, reverse, min, max)
+        check_limit(limit)
+        position = None if after is None else decode_cursor(wanted, after)
+        found, more = find_page(self._client, self._prefixes, wanted, limit, position, now)
+        jobs = self._fetch([job_id for _, job_id in found], wanted.where, now)
+        still = [job for job in jobs.values() if state is None or job.state == state]
+        return Page(still, encode_cursor(wanted, found[-1]) if more else None)
+
+    def why(self, job_id: JobId, *, now: float | None = None) -> Why:
+        """Why this id is not being performed right now.
+
+        Raises:
+            JobError: the id is none. UnknownQueueError, RedisUnavailable
+        """
+        encoded = encode_id(job_id)
+        shard = shard_of(encoded, self.shards_count)
+        entry = _entry(self._client, self._backend.config.namespace, self.name)
+        most = DEFAULT_MAX_RETRY_COUNT if entry is None else entry.options.get("max_retry_count")
+        if not isinstance(most, int):
+            most = DEFAULT_MAX_RETRY_COUNT
+        return explain(self._client, self._prefix(shard), shard, encoded, most, now)
+
+
+# --- the registries ------------------------------------------------------------------------------------------
+
+
+def queues(backend: Backend) -> list[QueueInfo]:
+    """All queues that were ever used and not dropped, by name.
+
+    Raises:
+        RedisUnavailable, RedisRefused
+    """
+    key = queues_key(backend.config.namespace)
+    raw = backend.client.command("HGETALL", key, key=key)
+    return sorted(
+        (_queue_info(name, data) for name, data in zip(raw[::2], raw[1::2], strict=True)),
+        key=lambda info: info.name,
+    )
+
+
+def find_queue(backend: Backend, name: str) -> QueueInfo:
+    """A queue's entry.
+
+    Raises:
+        UnknownQueueError: there is none; the message names similar ones.
+    """
+    namespace = backend.config.namespace
+    info = _entry(backend.client, namespace, name)
+    if info is None:
+        key = queues_key(namespace)
+        names = [item.decode() for item in backend.client.command("HKEYS", key, key=key)]
+        near = get_close_matches(name, names, 3)
+        known = ", ".join(map(repr, near or sorted(names)[:10]))
+        hint = f"did you mean {known}?" if near else f"known are {known}" if known else "no queue is known"
+        raise UnknownQueueError(
+            f"queue {name!r} does not exist in Redis (namespace {namespace!r}): no node or producer has used it yet; {hint}"
+        )
+    return info
+
+
+def _entry(client: Client, namespace: str, name: str) -> QueueInfo | None:
+    key = queues_key(namespace)
+    data = client.command("HGET", key, name, key=key)
+    return None if data is None else _queue_info(name.encode(), data)
+
+
+def _queue_info(name: bytes, data: bytes) -> QueueInfo:
+    entry = json.loads(data)
+    return QueueInfo(name.decode(), entry["shards_count"], entry.get("options") or {})
+
+
+def nodes(backend: Backend) -> list[NodeInfo]:
+    """The nodes that live, by name: those whose last heartbeat is no longer ago than three lease_ttl.
+
+    Raises:
+        RedisUnavailable, RedisRefused
+    """
+    key = nodes_key(backend.config.namespace)
+    raw, (seconds, microseconds) = backend.client.commands([("HGETALL", key), ("TIME",)], key=key)
+    now = int(seconds) + int(microseconds) / 1e6
+    infos = [_node_info(name, data, now) for name, data in zip(raw[::2], raw[1::2], strict=True)]
+    oldest = backend.config.lease_ttl * SILENT_TTLS
+    return sorted((info for info in infos if info.seconds_ago <= oldest), key=lambda info: info.name)
+
+
+def _node_info(name: bytes, data: bytes, now: float) -> NodeInfo:
+    head, _, text = data.partition(b" ")
+    try:
+        heartbeat_at = float(head)
+        says = json.loads(text)
+    except ValueError:
+        heartbeat_at, says = 0.0, {}
+    if not isinstance(says, dict):
+        says = {}
+
+    def said(key: str, kind: type, default: Any) -> Any:
+        value = says.get(key)
+        return value if isinstance(value, kind) else default
+
+    return NodeInfo(
+        name=name.decode("utf-8", "replace"),
+        heartbeat_at=heartbeat_at,
+        seconds_ago=max(now - heartbeat_at, 0.0),
+        host=said("host", str, ""),
+        pid=said("pid", int, 0),
+        threads=said("threads", int, 0),
+        version=said("version", str, ""),
+        started_at=said("started_at", float, said("started_at", int, None)),
+        queues=tuple(said("queues", list, ())),
+        shards=said("shards", dict, {}),
+        performing=tuple(said("performing", list, ())),
+        quiet=bool(says.get("quiet")),
+    )
+
+
+def shards(backend: Backend, queue: Queries | str, *, now: float | None = None) -> list[ShardInfo]:
+    """The shards of a queue, by index.
+
+    Raises:
+        UnknownQueueError, RedisUnavailable, RedisRefused
+    """
+    if isinstance(queue, str):
+        queue = Queries(backend, queue)
+    namespace = backend.config.namespace
+    prefixes = [shard_prefix(namespace, queue.name, index) for index in range(queue.shards_count)]
+    rows = shard_rows(backend.client, prefixes, now)
+    key = nodes_key(namespace)
+    # A node's name ends with the beginning of the nonce that it acquires with.
+    names = {name.rpartition(b":")[2]: name for name in backend.client.command("HKEYS", key, key=key)}
+    return [_shard_info(index, row, names) for index, row in enumerate(rows)]
+
+
+def _shard_info(index: int, row: list[Any], names: Mapping[bytes, bytes]) -> ShardInfo:
+    owner: bytes | None = None
+    fence: int | None = None
+    if row[10] is not None:
+        nonce, _, number = row[10].rpartition(b":")
+        owner = names.get(nonce[:6], nonce)
+        fence = int(number) if number.isdigit() else None
+    return ShardInfo(
+        index=index,
+        length=row[0],
+        taken=row[3],
+        morgue_length=row[4],
+        lag=float(row[5]),
+        owner=_text(owner),
+        fence=fence,
+        lease_seconds=None if owner is None else max(row[11], 0) / 1000,
+        paused=row[9] is not None,
+        oldest_id=_text(row[12]),
+    )
+
+
+def shard_rows(client: Client, prefixes: Sequence[str], now: float | None) -> list[list[Any]]:
+    """What the script `stats` answers, for many shards; some 20 microseconds of Redis each."""
+    return list(ask(client, [Call("stats", prefix, [time_argument(now)]) for prefix in prefixes], 200))
+
+
+def _text(raw: bytes | None) -> str | None:
+    return None if raw is None else raw.decode("utf-8", "surrogateescape")

@@ -1,0 +1,46 @@
+"""Fixtures for all tiers: a real redis-server of our own, and the stores that the contract suite runs on."""
+
+import uuid
+from collections.abc import Iterator
+
+import pytest
+import redis
+from hypothesis import HealthCheck, settings
+
+from tests.redis_server import RedisServer, RedisServerError
+
+# No deadline: on a busy machine an example may take long once. Function-scoped fixtures are fine as the tests
+# that combine them with @given use names of their own for every example.
+settings.register_profile(
+    "lowq", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+settings.load_profile("lowq")
+
+
+@pytest.fixture(scope="session")
+def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    """The server that the tests of one test process share. Who stops, kills or pauses one starts its own."""
+    server = RedisServer(tmp_path_factory.mktemp("redis"))
+    try:
+        server.start()
+    except RedisServerError as error:
+        pytest.fail(str(error), pytrace=False)
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def redis_url(redis_server: RedisServer) -> str:
+    """URL of the shared server, emptied: it is ours alone."""
+    with redis.Redis.from_url(redis_server.url) as client:
+        client.flushall()
+    return redis_server.url
+
+
+@pytest.fixture(params=["memory", "redis"])
+def store_url(request: pytest.FixtureRequest) -> str:
+    """URL of an empty store, once embedded and once on a real server: the rules are the same on both."""
+    if request.param == "memory":
+        return f"memory://{uuid.uuid4().hex}"
+    url: str = request.getfixturevalue("redis_url")
+    return url

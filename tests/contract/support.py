@@ -1,0 +1,269 @@
+"""One shard under the tests' hands: push into it, own it under several names, look at every key it has."""
+
+import itertools
+import json
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from lowq.connection import Call, Client
+from lowq.job import EncodedJob, load_payload
+from lowq.keys import shard_prefix
+from lowq.shard import Failure, Lease, Shard, Trip
+
+#: The frozen time of most tests, Unix seconds. The fraction has no short decimal form, so that it shows when
+#: microseconds get lost.
+NOW = 1_800_000_000.123457
+#: Seconds that a lease of the tests lasts: longer than any test.
+TTL = 600.0
+#: One tick of a shard's monotonic clock, seconds.
+TICK = 0.000001
+
+#: What may be left of a shard when nothing waits, nothing is in flight and the morgue is empty.
+REMAINS = {"meta", "pushed", "lease"}
+
+
+def job(
+    job_id: str,
+    payload: Any = "",
+    score: float | None = None,
+    *,
+    perform_at: float | None = None,
+    delay: float | None = None,
+) -> EncodedJob:
+    """A job as push takes it. Bytes are a payload as they are, everything else becomes JSON."""
+    at = b"" if perform_at is None else repr(perform_at).encode()
+    if delay is not None:
+        at = b"+" + repr(delay).encode()
+    data = payload if isinstance(payload, bytes) else json.dumps(payload).encode()
+    return job_id.encode(), data, b"" if score is None else repr(score).encode(), at
+
+
+def retry(job_id: str, retry_count: int = 0, delay: float = 10.0, error: bytes = b"boom") -> Failure:
+    return Failure(job_id, "retry", retry_count, delay, error)
+
+
+def exhausted(job_id: str, error: bytes = b"given up") -> Failure:
+    return Failure(job_id, "exhausted", 0, 0.0, error)
+
+
+def solo(job_id: str, error: bytes = b"in company") -> Failure:
+    return Failure(job_id, "solo", -1, 0.0, error)
+
+
+def handed(trip: Trip) -> dict[str, list[Any]]:
+    """What a trip brought, id -> payloads, in the order of the reply."""
+    return {item.id: item.payloads for item in trip.jobs}
+
+
+class ShardRig:
+    """A shard in an empty store.
+
+    `shard` belongs to the process "first", without a lease until `own()`. What is written is read back by
+    `read` (one key) or `snapshot` (all of them), as Python values: a ZSET is member -> score, payloads are
+    decoded when they are JSON, a record of `taken` is a tuple.
+    """
+
+    queue = "Orders"
+    index = 3
+    shards_count = 5
+
+    def __init__(self, url: str, *, queue: str = queue, **options: Any) -> None:
+        self.client = Client(url, size=4, timeout=5.0)
+        self.queue = queue
+        self.prefix = shard_prefix("lowq", queue, self.index)
+        self._options = options
+        self._tokens = itertools.count(1)
+        self.shard = self.owner("first")
+
+    def close(self) -> None:
+        self.client.close()
+
+    # --- who works it ---
+
+    def owner(self, nonce: str, **options: Any) -> Shard:
+        """The shard as another process sees it, without a lease."""
+        settings: dict[str, Any] = {"max_payloads": 1000, "max_crash_count": 3, **self._options, **options}
+        return Shard(
+            self.client,
+            "lowq",
+            self.queue,
+            self.index,
+            shards_count=self.shards_count,
+            nonce=nonce,
+            load_payload=load_payload,
+            **settings,
+        )
+
+    def own(self, nonce: str = "first", now: float | None = NOW, **options: Any) -> Shard:
+        """The shard with its lease."""
+        shard = self.shard if nonce == "first" and not options else self.owner(nonce, **options)
+        lease = shard.acquire(TTL, now)
+        assert isinstance(lease, Lease), lease
+        return shard
+
+    def crash(self, nonce: str, now: float = NOW) -> Shard:
+        """Whoever owned the shard is dead: its lease runs out, and the process `nonce` acquires it."""
+        self.lease_runs_out()
+        return self.own(nonce, now)
+
+    def lease_runs_out(self) -> None:
+        self.client.command("DEL", self.prefix + "lease")
+
+    # --- calls ---
+
+    def push(
+        self,
+        *jobs: EncodedJob,
+        now: float | None = NOW,
+        token: str | None = None,
+        repeat: bool = False,
+        shards_count: int | None = None,
+    ) -> int:
+        reply: int = self.run(
+            "push",
+            "" if now is None else repr(now),
+            token or f"token-{next(self._tokens)}",
+            "1" if repeat else "",
+            self.shards_count if shards_count is None else shards_count,
+            4,
+            *itertools.chain.from_iterable(jobs),
+        )
+        return reply
+
+    def run(self, script: str, *args: str | bytes | int | float) -> Any:
+        return self.client.run(script, self.prefix, *args)
+
+    def lose_reply(self, call: Call) -> None:
+        """The call gets through, and its reply gets lost."""
+        (reply,) = self.client.run_many([call])
+        assert not isinstance(reply, Exception), reply
+
+    def server_time(self) -> float:
+        seconds, microseconds = self.client.command("TIME")
+        return int(seconds) + int(microseconds) / 1e6
+
+    # --- what is there ---
+
+    def keys(self) -> set[str]:
+        """All keys of the store, without the shard's prefix."""
+        names = (raw.decode() for raw in self.client.command("KEYS", "*"))
+        return {name.removeprefix(self.prefix) for name in names}
+
+    def read(self, key: str) -> Any:
+        """The content of a key; an absent one is an empty dict."""
+        return self._read({key: self._type(key)})[key]
+
+    def snapshot(self) -> dict[str, Any]:
+        """All keys of the store with their content."""
+        return self._read({key: self._type(key) for key in sorted(self.keys())})
+
+    def meta(self, name: str) -> str | None:
+        value: str | None = self.read("meta").get(name)
+        return value
+
+    def count(self, name: str) -> int:
+        """A counter in `meta`."""
+        return int(self.meta(name) or 0)
+
+    def set_clock(self, clock: float) -> None:
+        """The shard's clock, as if the server's had been there already."""
+        self.client.command("HSET", self.prefix + "meta", "clock", repr(clock))
+
+    def _read(self, types: Mapping[str, str]) -> dict[str, Any]:
+        commands = {
+            "zset": lambda key: ("ZRANGE", key, 0, -1, "WITHSCORES"),
+            "hash": lambda key: ("HGETALL", key),
+            "set": lambda key: ("SMEMBERS", key),
+            "list": lambda key: ("LRANGE", key, 0, -1),
+            "string": lambda key: ("GET", key),
+        }
+        wanted = [commands[kind](self.prefix + key) for key, kind in types.items()]
+        replies = self.client.commands(wanted, self.prefix) if wanted else []
+        return {
+            key: _readable(key, kind, raw) for (key, kind), raw in zip(types.items(), replies, strict=True)
+        }
+
+    def _type(self, key: str) -> str:
+        """The type that a key must have: a key of another type is an error when it is read."""
+        if key in _TYPES:
+            return _TYPES[key]
+        assert key.startswith(_PAYLOADS), f"{key} is no key of the wire format"
+        return "zset"
+
+
+_TYPES = {
+    "due": "zset",
+    "retries": "zset",
+    "errors": "hash",
+    "solo": "set",
+    "taken": "hash",
+    "crashes": "hash",
+    "morgue": "zset",
+    "morgue:errors": "hash",
+    "pushed": "list",
+    "meta": "hash",
+    "lease": "string",
+}
+_PAYLOADS = ("payloads:", "taken:payloads:", "morgue:payloads:")
+
+
+def _readable(key: str, kind: str, raw: Any) -> Any:
+    if kind == "string":
+        return None if raw is None else raw.decode()
+    if kind == "list":
+        return [item.decode() for item in raw]
+    if kind == "set":
+        return {item.decode() for item in raw}
+    members: dict[Any, Any] = dict(zip(raw[::2], raw[1::2], strict=True))
+    if kind == "zset":
+        payloads = "payloads:" in key
+        return {(_payload(m) if payloads else m.decode()): float(score) for m, score in members.items()}
+    texts = {name.decode(): value.decode() for name, value in members.items()}
+    return {name: _record(text) for name, text in texts.items()} if key == "taken" else texts
+
+
+def _payload(data: bytes) -> Any:
+    try:
+        value = json.loads(data)
+    except ValueError:
+        return data
+    return value if isinstance(value, str | int | float) else data.decode()
+
+
+def _record(text: str) -> tuple[int, float, int, int, float]:
+    """(delivery, perform_at, retry_count, level, taken_at)"""
+    delivery, perform_at, retry_count, level, taken_at = text.split(" ")
+    return int(delivery), float(perform_at), int(retry_count), int(level), float(taken_at)
+
+
+class Channel:
+    """What is published on a channel of the shard."""
+
+    def __init__(self, rig: ShardRig, name: str) -> None:
+        self._rig = rig
+        self._name = rig.prefix + name
+        self._subscription = rig.client.subscribe()
+        self._subscription.add([self._name])
+        self._until(lambda event: event[0] == "subscribe")
+
+    def messages(self) -> list[bytes]:
+        """All messages since the last call."""
+        # Messages keep their order: when this one is here, all earlier ones are.
+        self._rig.client.command("PUBLISH", self._name, "that is all")
+        return self._until(lambda event: event[2] == b"that is all")
+
+    def close(self) -> None:
+        self._subscription.close()
+
+    def _until(self, last: Callable[[tuple[str, str, bytes]], bool]) -> list[bytes]:
+        data: list[bytes] = []
+        give_up_at = time.monotonic() + 10
+        while time.monotonic() < give_up_at:
+            event = self._subscription.get(0.1)
+            if event is None:
+                continue
+            if last(event):
+                return data
+            data.append(event[2])
+        raise AssertionError(f"nothing more came on {self._name}")

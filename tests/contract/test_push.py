@@ -1,0 +1,338 @@
+"""push: payloads merge, ids become due, times come from the shard's own clock."""
+
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from lowq.connection import Refusal
+from lowq.errors import LeaseLost, RedisFull
+from tests.contract.support import NOW, TICK, TTL, Channel, ShardRig, handed, job, retry
+from tests.redis_server import RedisServer
+
+# --- merging ---
+
+
+def test_lowest_score_of_equal_payloads_wins(rig: ShardRig) -> None:
+    rig.push(job("x", "v1", 5))
+    rig.push(job("x", "v1", 3))
+    rig.push(job("x", "v1", 7))
+    assert rig.read("payloads:x") == {"v1": 3}
+
+
+def test_equal_payloads_of_one_call_collapse_too(rig: ShardRig) -> None:
+    assert rig.push(job("x", "v1", 5), job("x", "v1", 4), job("x", "v2", 6)) == 3
+    assert rig.read("payloads:x") == {"v1": 4, "v2": 6}
+    assert rig.read("due") == {"x": NOW}
+
+
+def test_payloads_keep_their_bytes(rig: ShardRig) -> None:
+    data = bytes(range(256))
+    rig.push(job("x", data, 1))
+    assert rig.client.command("ZRANGE", rig.prefix + "payloads:x", 0, -1) == [data]
+
+
+def test_an_id_may_be_any_text(rig: ShardRig) -> None:
+    for job_id in ("a:b", "{x}", " ", "héllo \N{SNOWMAN}", "\r\n\0", "*?[x]"):
+        rig.push(job(job_id, "v1", 1))
+        assert rig.read(f"payloads:{job_id}") == {"v1": 1}
+    shard = rig.own()
+    trip = shard.take(10, NOW + 1)
+    assert len(trip.jobs) == 6
+    shard.finish(handed(trip))
+    shard.take(0, NOW + 1)
+    assert rig.read("taken") == {}
+
+
+# --- an id that waits already ---
+
+
+def test_id_already_due_keeps_its_perform_at(rig: ShardRig) -> None:
+    rig.push(job("x", "v1", 1, perform_at=NOW + 60))
+    rig.push(job("x", "v2", 2, perform_at=NOW + 5), job("x", "v3", 3), now=NOW + 1)
+    assert rig.read("due") == {"x": NOW + 60}
+    assert rig.read("payloads:x") == {"v1": 1, "v2": 2, "v3": 3}
+
+
+def test_id_already_due_keeps_its_retry_count(rig: ShardRig) -> None:
+    shard = rig.own()
+    rig.push(job("x", "v1", 1))
+    shard.take(1, NOW)
+    shard.fail([retry("x", 2, delay=10)], NOW)
+    rig.push(job("x", "v2", 2), now=NOW + 1)
+    assert rig.read("retries") == {"x": 2}
+    assert rig.read("due") == {"x": NOW + 10}
+    (taken,) = shard.take(1, NOW + 10).jobs
+    assert (taken.retry_count, taken.payloads) == (2, ["v1", "v2"])
+
+
+def test_id_in_flight_becomes_due_beside_it(rig: ShardRig) -> None:
+    shard = rig.own()
+    rig.push(job("x", "v1", 1))
+    shard.take(1, NOW)
+    rig.push(job("x", "v1", 1), job("x", "v2", 2), now=NOW + 5)
+    assert rig.read("taken:payloads:x") == {"v1": 1}
+    assert rig.read("payloads:x") == {"v1": 1, "v2": 2}
+    assert rig.read("due") == {"x": NOW + 5}
+
+
+# --- times ---
+
+
+def test_default_times_are_now(rig: ShardRig) -> None:
+    rig.push(job("x", "v1"))
+    assert rig.read("due") == {"x": NOW}
+    assert rig.read("payloads:x") == {"v1": NOW}
+
+
+def test_default_times_are_the_servers_whatever_the_producers_clock_says(
+    rig: ShardRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = rig.server_time()
+    for second, skew in enumerate((3600.0, -3600.0)):
+        skewed = time.time() + skew
+        monkeypatch.setattr(time, "time", lambda skewed=skewed: skewed)
+        rig.push(job("x", f"v{second}"), now=None)
+        monkeypatch.undo()
+    scores = rig.read("payloads:x")
+    assert before <= scores["v0"] < scores["v1"] <= rig.server_time() + 10 * TICK
+    assert rig.read("due") == {"x": scores["v0"]}
+
+
+def test_two_pushes_within_a_microsecond_keep_their_order(rig: ShardRig) -> None:
+    ahead = rig.server_time() + 3600  # as after many pushes within one microsecond
+    rig.push(job("x", "first"), now=None)
+    rig.set_clock(ahead)
+    rig.push(job("x", "v9"), now=None)
+    rig.push(job("x", "v1"), job("x", "v5"), now=None)
+    rig.push(job("x", "v3"), now=None)
+    scores = rig.read("payloads:x")
+    assert list(scores) == ["first", "v9", "v1", "v5", "v3"]
+    assert [scores["v9"], scores["v1"]] == [ahead + TICK, ahead + TICK + TICK]
+    assert float(rig.meta("clock") or 0) == scores["v3"]
+
+
+def test_order_survives_a_server_clock_that_steps_back(rig: ShardRig) -> None:
+    rig.own(now=None)
+    rig.push(job("y", "v1"), now=None)
+    ahead = rig.server_time() + 3600  # the server's clock was there before it stepped back
+    rig.set_clock(ahead)
+    rig.push(job("x", "v1"), now=None)
+    rig.push(job("x", "v2"), job("z", "v1"), now=None)
+    trip = rig.shard.take(10)
+    assert handed(trip) == {"y": ["v1"], "x": ["v1", "v2"], "z": ["v1"]}
+
+
+def test_explicit_now_does_not_move_the_clock(rig: ShardRig) -> None:
+    rig.push(job("x", "v1"), now=NOW + 1000)
+    assert rig.meta("clock") is None
+    rig.push(job("x", "v2"), now=None)
+    clock = rig.meta("clock")
+    assert clock is not None
+    assert abs(float(clock) - rig.server_time()) < 60
+    rig.push(job("x", "v3"), now=NOW + 1000)
+    assert rig.meta("clock") == clock
+
+
+def test_explicit_now_is_kept_monotonic_by_the_clock(rig: ShardRig) -> None:
+    rig.set_clock(NOW)
+    rig.push(job("x", "v1"), now=NOW - 100)
+    assert rig.read("payloads:x") == {"v1": NOW + TICK}
+    assert rig.read("due") == {"x": NOW + TICK}
+
+
+def test_jobs_of_one_call_get_scores_in_their_order(rig: ShardRig) -> None:
+    rig.push(*(job("x", f"v{n}") for n in (3, 1, 2)))
+    assert list(rig.read("payloads:x")) == ["v3", "v1", "v2"]
+
+
+@pytest.mark.parametrize("ago", [0.5, 3600.0, NOW - 1e9])
+def test_perform_at_in_the_past_is_clamped_to_now(rig: ShardRig, ago: float) -> None:
+    rig.push(job("x", "v1", 1, perform_at=NOW - ago))
+    assert rig.read("due") == {"x": NOW}
+
+
+def test_delay_counts_from_now(rig: ShardRig) -> None:
+    rig.push(job("x", "v1", 1, delay=90.5), job("y", "v1", 1, delay=0.0))
+    assert rig.read("due") == pytest.approx({"x": NOW + 90.5, "y": NOW}, abs=1e-5, rel=0)
+
+
+def test_microseconds_survive(rig: ShardRig) -> None:
+    at = NOW + 60.000001
+    rig.push(job("x", "v1", at - 1, perform_at=at), job("y", "v1"))
+    assert rig.read("due") == {"x": at, "y": NOW + TICK}
+    assert rig.read("payloads:x") == {"v1": at - 1}
+    shard = rig.own()
+    trip = shard.take(10, at)
+    assert [item.job().perform_at for item in trip.jobs] == [NOW + TICK, at]
+    assert [item.job().payloads for item in trip.jobs] == [[("v1", NOW + TICK)], [("v1", at - 1)]]
+    assert rig.read("taken")["x"] == (1, at, -1, 0, at)
+    shard.release([("x", None), ("y", 1.0)], at)
+    assert rig.read("due") == {"x": at, "y": at + 1}
+
+
+# --- wake-ups ---
+
+
+def test_first_job_wakes_the_shard(rig: ShardRig, wake: Channel) -> None:
+    rig.push(job("x", "v1", 1))
+    assert [float(delay) for delay in wake.messages()] == [0]
+
+
+def test_wake_up_says_the_delay_to_the_new_head(rig: ShardRig, wake: Channel) -> None:
+    rig.push(job("x", "v1", 1, perform_at=NOW + 60), job("y", "v1", 1, perform_at=NOW + 30))
+    assert [float(delay) for delay in wake.messages()] == pytest.approx([30], abs=1e-5)
+    rig.push(job("z", "v1", 1, perform_at=NOW + 10), now=NOW + 5)
+    assert [float(delay) for delay in wake.messages()] == pytest.approx([5], abs=1e-5)
+
+
+def test_job_behind_the_head_does_not_wake(rig: ShardRig, wake: Channel) -> None:
+    rig.push(job("x", "v1", 1, perform_at=NOW + 60))
+    wake.messages()
+    rig.push(job("y", "v1", 1, perform_at=NOW + 61))
+    rig.push(job("x", "v2", 2, perform_at=NOW + 62))
+    assert wake.messages() == []
+
+
+def test_id_that_keeps_its_perform_at_does_not_wake(rig: ShardRig, wake: Channel) -> None:
+    rig.push(job("x", "v1", 1, perform_at=NOW + 60))
+    wake.messages()
+    rig.push(job("x", "v2", 2))
+    assert wake.messages() == []
+    rig.push(job("x", "v3", 3), job("y", "v1", 1, perform_at=NOW + 20))
+    assert [float(delay) for delay in wake.messages()] == pytest.approx([20], abs=1e-5)
+
+
+def test_nobody_is_woken_while_something_is_in_flight(rig: ShardRig, wake: Channel) -> None:
+    shard = rig.own()
+    rig.push(job("x", "v1", 1))
+    shard.take(1, NOW)
+    wake.messages()
+    rig.push(job("y", "v1", 1), now=NOW + 1)
+    assert wake.messages() == []
+
+
+def test_wake_up_is_for_now_when_the_servers_clock_has_stepped_back(rig: ShardRig, wake: Channel) -> None:
+    rig.set_clock(NOW)
+    rig.push(job("x", "v1", 1), now=NOW - 3600)
+    assert [float(delay) for delay in wake.messages()] == [0]
+
+
+# --- repeats ---
+
+
+def test_repeat_of_a_push_whose_reply_was_lost_changes_nothing(rig: ShardRig, wake: Channel) -> None:
+    jobs = [job("x", "v1", 1), job("y", "v1")]
+    assert rig.push(*jobs, token="t") == 2
+    before, _ = rig.snapshot(), wake.messages()
+    assert rig.push(*jobs, token="t", repeat=True, now=NOW + 1) == 2
+    assert rig.snapshot() == before
+    assert wake.messages() == []
+
+
+def test_repeat_does_not_bring_back_what_was_performed_meanwhile(rig: ShardRig) -> None:
+    shard = rig.own()
+    rig.push(job("x", "v1", 1), token="t")
+    shard.take(1, NOW)
+    shard.finish(["x"])
+    shard.take(0, NOW)
+    assert rig.push(job("x", "v1", 1), token="t", repeat=True) == 1
+    assert rig.keys() == {"meta", "pushed", "lease"}
+
+
+def test_repeat_of_a_push_that_did_not_get_through_is_carried_out(rig: ShardRig) -> None:
+    rig.push(job("x", "v1", 1), token="another")
+    assert rig.push(job("x", "v2", 2), token="t", repeat=True) == 1
+    assert rig.read("payloads:x") == {"v1": 1, "v2": 2}
+
+
+def test_tokens_of_the_last_thousand_pushes_are_kept(rig: ShardRig) -> None:
+    for number in range(1150):
+        rig.push(job("x", "v1", 1), token=f"t{number}")
+    tokens = rig.read("pushed")
+    assert tokens[:1000] == [f"t{number}" for number in range(1149, 149, -1)]
+    assert len(tokens) <= 1100
+    before = rig.snapshot()
+    rig.push(job("x", "v2", 2), token="t150", repeat=True)
+    assert rig.snapshot() == before
+
+
+# --- refusals ---
+
+
+def test_another_shards_count_is_refused_before_anything_is_written(rig: ShardRig) -> None:
+    rig.push(job("x", "v1", 1), shards_count=5)
+    before = rig.snapshot()
+    with pytest.raises(Refusal) as refused:
+        rig.push(job("y", "v1", 1), now=None, shards_count=6)
+    assert (refused.value.code, refused.value.detail) == ("SHARDSCOUNT", "5")
+    assert rig.snapshot() == before
+
+
+def test_first_push_sets_shards_count(rig: ShardRig) -> None:
+    rig.push(job("x", "v1", 1), now=None, shards_count=7)
+    assert rig.meta("shards_count") == "7"
+
+
+# --- limits of the server ---
+
+
+def test_push_survives_script_flush(rig: ShardRig) -> None:
+    rig.push(job("x", "v1", 1))
+    rig.client.command("SCRIPT", "FLUSH")
+    rig.push(job("x", "v2", 2))
+    assert rig.read("payloads:x") == {"v1": 1, "v2": 2}
+
+
+def test_a_thousand_jobs_of_one_call_are_all_in(rig: ShardRig) -> None:
+    assert rig.push(*(job(f"x{n}", "v1", n) for n in range(1000))) == 1000
+    assert len(rig.read("due")) == 1000
+    assert rig.read("payloads:x999") == {"v1": 999}
+
+
+@pytest.fixture
+def full_rig() -> Iterator[ShardRig]:
+    """A shard on a server of its own, which may use up its memory."""
+    with RedisServer(maxmemory_policy="noeviction") as server:
+        rig = ShardRig(server.url)
+        yield rig
+        rig.close()
+
+
+def test_a_full_server_refuses_pushes_and_everything_else_works(full_rig: ShardRig) -> None:
+    rig = full_rig
+    shard = rig.own()
+    rig.push(*(job(name, "v1", 1) for name in "abcdef"))
+    before = rig.snapshot()
+    rig.client.command("CONFIG", "SET", "maxmemory", "1")
+    with pytest.raises(RedisFull):
+        rig.push(job("x", "v1", 1))
+    assert rig.snapshot() == before
+
+    later = NOW + 1
+    assert sorted(handed(shard.take(6, later))) == list("abcdef")
+    shard.finish(["a", "b"])
+    shard.fail([retry("c")], later)
+    shard.release([("d", 1.0)], later)
+    shard.bury([("e", b"no", [])], later)
+    assert shard.take(0, later).jobs == []
+    rig.client.run("heartbeat", "lowq:v1:nodes", "", "node", "{}", 60)
+    (renewed,) = rig.client.run_many([shard.renew_call(TTL)])
+    assert renewed == 1
+    other = rig.crash("second", later)
+    assert other.surrender()
+    with pytest.raises(LeaseLost):
+        shard.take(1, later)
+
+
+def test_a_process_that_starts_while_the_server_is_full_can_drain(full_rig: ShardRig) -> None:
+    full_rig.push(job("x", "v1", 1))
+    full_rig.client.command("SCRIPT", "FLUSH")
+    full_rig.client.command("CONFIG", "SET", "maxmemory", "1")
+    fresh = ShardRig(full_rig.client.url)
+    assert handed(fresh.own().take(1, NOW)) == {"x": ["v1"]}
+    with pytest.raises(RedisFull):
+        fresh.push(job("y", "v1", 1))
+    fresh.close()
+
+

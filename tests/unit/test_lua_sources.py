@@ -1,0 +1,35 @@
+"""Every script says what it is given, what it answers and what it keeps true, before its first statement."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).resolve().parents[2] / "lowq" / "lua"
+SCRIPTS = sorted(FOLDER.glob("*.lua"))
+INCLUDE = re.compile(r"^--!include (\S+)$", re.MULTILINE)
+
+
+def header(source: str) -> str:
+    """The comment that a script opens with, up to its first blank or other line."""
+    lines = source.splitlines()
+    length = next((i for i, line in enumerate(lines) if not line.startswith("--")), len(lines))
+    return "\n".join(line for line in lines[:length] if not line.startswith("--!"))
+
+
+def test_scripts_are_found() -> None:
+    assert SCRIPTS, f"no .lua files in {FOLDER}"
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("word", ["KEYS", "ARGV", "Reply", "Invariant"])
+def test_header_of_every_script_tells(script: Path, word: str) -> None:
+    assert re.search(rf"\b{word}\b", header(script.read_text())), (
+        f"{script.name} must open with its purpose, KEYS, ARGV (with units), Reply and Invariant"
+    )
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
+def test_what_a_script_includes_exists(script: Path) -> None:
+    snippets = {path.stem for path in (FOLDER / "lib").glob("*.lua")}
+    assert set(INCLUDE.findall(script.read_text())) <= snippets
