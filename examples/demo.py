@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
 
@@ -86,11 +87,11 @@ def produce(tally: Tally, stop: threading.Event) -> None:
             break
 
 
-def watch(tally: Tally, seconds: float) -> None:
+def watch(tally: Tally, producer: Future[None], seconds: float) -> None:
     """Shows the tally until Ctrl-C, or for some seconds: one line on a terminal, else a line a second."""
     rewrite = sys.stdout.isatty()
     until = time.monotonic() + seconds
-    while (left := until - time.monotonic()) > 0:
+    while (left := until - time.monotonic()) > 0 and not producer.done():
         time.sleep(min(left, 0.2 if rewrite else 1))
         click.echo(f"\r{tally.line()}\x1b[K" if rewrite else tally.line(), nl=not rewrite)
 
@@ -103,26 +104,26 @@ def main(seconds: float) -> None:
     lowq.config.redis_url = "memory://"
     lowq.config.server_middlewares = [tally.save_slowly]
     node = Node(lowq.app)
-    producer = threading.Thread(target=produce, args=(tally, stop), daemon=True)
     node.start()
-    producer.start()
-    with suppress(KeyboardInterrupt):
-        watch(tally, seconds)
+    with ThreadPoolExecutor(1, "producer") as threads:
+        producer = threads.submit(produce, tally, stop)
+        try:
+            with suppress(KeyboardInterrupt):
+                watch(tally, producer, seconds)
+        finally:
+            stop.set()
     click.echo("\nstopping: nothing more is pushed, the node finishes what waits")
-    stop.set()
-    producer.join()
     while (stats := OrderSync.queue.stats()).length or stats.taken:
         time.sleep(0.05)
     node.stop()
+    producer.result()  # raises what ended it, if it wasn't us
     sys.exit(summary(tally))
 
 
 def summary(tally: Tally) -> int:
     """Compares what was saved with what was pushed; returns the exit code."""
     click.echo(tally.line())
-    click.echo(
-        f"{tally.pushed - tally.handed:,} changes equal to one that waited already were merged in the queue"
-    )
+    click.echo(f"{tally.pushed - tally.handed:,} changes equal to one that waited already were merged in the queue")
     click.echo("saved versions, order by order:")
     saved = {order: orders.get(str(order), {"version": 0})["version"] for order in ORDERS}
     for first in ORDERS[::10]:

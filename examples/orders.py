@@ -32,9 +32,7 @@ class OrderSync(lowq.Worker[Order]):
 
 if __name__ == "__main__":
     history = ["new", "paid", "packed", "shipped"]
-    changes: list[Order] = [
-        {"version": version, "status": status} for version, status in enumerate(history, 1)
-    ]
+    changes: list[Order] = [{"version": version, "status": status} for version, status in enumerate(history, 1)]
     for change in reversed(changes):  # the wrong way round, as the world sends them
         OrderSync.perform_async({"id": 42, "payload": change, "score": change["version"]})
     print(f"pushed {len(changes)} changes of order 42")

@@ -27,9 +27,10 @@ from lowq.errors import (
 from lowq.job import Job, JobDict
 from lowq.scheduler import LagScheduler, SeqScheduler
 from lowq.splitter import ByNodeSplitter, DefaultSplitter
-from lowq.version import VERSION as __version__
+from lowq.version import VERSION
 from lowq.worker import Worker
 
+__version__ = VERSION
 #: The default application: ``lowq.worker`` and ``lowq.config`` are its own.
 app = default
 config: Config = default.config

@@ -58,7 +58,10 @@ class Lowq:
 
     def _add(self, worker: type[Worker[Any]]) -> type[Worker[Any]]:
         other = self.workers.get(worker.queue_name)
-        if other is not None and (other.__module__, other.__qualname__) != (worker.__module__, worker.__qualname__):
+        if other is not None and (other.__module__, other.__qualname__) != (
+            worker.__module__,
+            worker.__qualname__,
+        ):
             raise ConfigError(
                 f"two workers have the queue name {worker.queue_name!r}: {other.__module__}.{other.__qualname__} and "
                 f"{worker.__module__}.{worker.__qualname__}; give one of them another queue_name"

@@ -22,6 +22,7 @@ from lowq.config import Config
 from lowq.errors import LowqError
 from lowq.job import Job
 from lowq.shard import Failure, Shard, Spoiled, TakenJob
+from lowq.worker import default_retry_in
 
 log = logging.getLogger(__name__)
 
@@ -29,18 +30,14 @@ log = logging.getLogger(__name__)
 class Performer(Protocol):
     """What is needed of a worker's instance."""
 
-    max_retry_count: int
+    @property
+    def max_retry_count(self) -> int: ...
 
     def perform(self, payloads_by_id: dict[str, list[Any]]) -> None: ...
 
     def retry_in(self, retry_count: int) -> float: ...
 
     def retries_exhausted(self, jobs: list[Job]) -> None: ...
-
-
-def default_retry_in(retry_count: int) -> float:
-    """Seconds until retry ``retry_count``: Lowkiq's formula, from seconds to days."""
-    return retry_count**4 + 15 + random.uniform(0, 30) * (retry_count + 1)
 
 
 class Execution:
@@ -175,18 +172,14 @@ def decide(
     return outcome
 
 
-def _charge(
-    outcome: Outcome, worker: Performer, job: TakenJob, error: BaseException | str, config: Config
-) -> None:
+def _charge(outcome: Outcome, worker: Performer, job: TakenJob, error: BaseException | str, config: Config) -> None:
     retry_count = job.retry_count + 1
     data = _error_bytes(error, config)
     if retry_count >= worker.max_retry_count:
         outcome.failures.append(Failure(job.id, "exhausted", retry_count, 0.0, data))
         whole = job.job()
         text = config.load_error(data)
-        outcome.exhausted.append(
-            Job(job.id, "morgue", whole.payloads[:1], None, retry_count, text, payloads_count=1)
-        )
+        outcome.exhausted.append(Job(job.id, "morgue", whole.payloads[:1], None, retry_count, text, payloads_count=1))
     else:
         outcome.failures.append(Failure(job.id, "retry", retry_count, _retry_delay(worker, job.id, retry_count), data))
 
@@ -198,7 +191,12 @@ def _retry_delay(worker: Performer, job_id: str, retry_count: int) -> float:
             return max(delay, 0.0)
         log.error("%s.retry_in(%d) gave %r; the default is used", type(worker).__name__, retry_count, delay)
     except Exception:
-        log.exception("%s.retry_in(%d) failed for id %r; the default is used", type(worker).__name__, retry_count, job_id)
+        log.exception(
+            "%s.retry_in(%d) failed for id %r; the default is used",
+            type(worker).__name__,
+            retry_count,
+            job_id,
+        )
     return default_retry_in(retry_count)
 
 

@@ -93,7 +93,11 @@ def _url(name: str, value: Any) -> Any:
 #: name -> (default, check, readable from the environment)
 _SETTINGS: Mapping[str, tuple[Any, Callable[[str, Any], Any], bool]] = {
     "redis_url": ("redis://localhost:6379/0", _url, True),
-    "namespace": ("lowq", _text(r"[^\s{}\x00-\x1f]{1,64}", "1 to 64 characters without braces and spaces"), True),
+    "namespace": (
+        "lowq",
+        _text(r"[^\s{}\x00-\x1f]{1,64}", "1 to 64 characters without braces and spaces"),
+        True,
+    ),
     "poll_interval": (1.0, _number(0, above=True), True),
     "threads_per_node": (5, _number(1, whole=True), True),
     "client_pool_size": (5, _number(1, whole=True), True),
@@ -178,10 +182,11 @@ class Config:
             raise AttributeError(f"there is no setting {name!r}; settings are {', '.join(_SETTINGS)}")
         default, check, readable = _SETTINGS[name]
         variable = f"LOWQ_{name.upper()}"
-        value = os.environ.get(variable) if readable else None
-        if value:
+        text = os.environ.get(variable) if readable else None
+        value: Any
+        if text:
             try:
-                value = check(name, value)
+                value = check(name, text)
             except ConfigError as error:
                 raise ConfigError(f"environment variable {variable}: {error}") from None
         else:

@@ -88,9 +88,7 @@ def encode_id(job_id: object) -> bytes:
     if isinstance(job_id, str):
         text = job_id
     elif isinstance(job_id, bool) or not isinstance(job_id, int | UUID):
-        raise JobError(
-            f"id {job_id!r:.100} is a {type(job_id).__name__}; an id is a str, an int or a UUID"
-        )
+        raise JobError(f"id {job_id!r:.100} is a {type(job_id).__name__}; an id is a str, an int or a UUID")
     else:
         text = str(job_id)
     try:
@@ -147,9 +145,7 @@ def _encode_delay(value: object) -> bytes:
     return b"+" + repr(max(seconds, 0)).encode()
 
 
-def encode_job(
-    job: Mapping[str, Any], dump_payload: Callable[[Any], bytes], max_payload_bytes: int
-) -> EncodedJob:
+def encode_job(job: Mapping[str, Any], dump_payload: Callable[[Any], bytes], max_payload_bytes: int) -> EncodedJob:
     """Validates a job and brings it into the form that the push script takes.
 
     Raises:
@@ -242,7 +238,9 @@ def _check(value: Any) -> None:
     elif isinstance(value, dict):
         for key, item in value.items():
             if type(key) is not str:
-                raise PayloadError(f"key {key!r:.100} is a {type(key).__name__}; JSON keys are strings: use {str(key)!r:.100}")
+                raise PayloadError(
+                    f"key {key!r:.100} is a {type(key).__name__}; JSON keys are strings: use {str(key)!r:.100}"
+                )
             kind = type(item)
             if kind is not str and kind is not int and kind is not bool and item is not None:
                 try:

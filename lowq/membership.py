@@ -229,7 +229,9 @@ class Keeper(threading.Thread):
                 if isinstance(lease, Held):
                     if had is not None:
                         log.warning(
-                            "%r: the lease was lost to another node", shard, extra={"event": "lease_lost", **_of(shard)}
+                            "%r: the lease was lost to another node",
+                            shard,
+                            extra={"event": "lease_lost", **_of(shard)},
                         )
                     self._tries[shard] = time.monotonic() + lease.seconds + random.uniform(0.01, 0.05)
                     waiting.append(shard)
@@ -238,12 +240,16 @@ class Keeper(threading.Thread):
                 gained.append(shard)
                 if lease.restored:
                     log.warning(
-                        "%r: %d jobs of an owner that died wait again", shard, lease.restored,
+                        "%r: %d jobs of an owner that died wait again",
+                        shard,
+                        lease.restored,
                         extra={"event": "restored", "jobs": lease.restored, **_of(shard)},
                     )
                 for job_id in lease.poisoned:
                     log.error(
-                        "%r: id %r is buried as poison: its process died too often with it in flight", shard, job_id,
+                        "%r: id %r is buried as poison: its process died too often with it in flight",
+                        shard,
+                        job_id,
                         extra={"event": "poison", "id": job_id, **_of(shard)},
                     )
             self._listener.holds(gained)
@@ -317,16 +323,16 @@ class Keeper(threading.Thread):
             "quiet": self._quiet,
         }
         text = "" if goodbye else json.dumps(says)
-        self._client.run(
-            "heartbeat", nodes_key(self._namespace), "", me.name, text, self._lease_ttl * SILENT_TTLS
-        )
+        self._client.run("heartbeat", nodes_key(self._namespace), "", me.name, text, self._lease_ttl * SILENT_TTLS)
 
     def _warn_when_late(self, late: float) -> None:
         if late > self._lease_ttl / 3:
             busy = [str(seat.performing) for seat in self._seats if seat.performing is not None]
             log.warning(
                 "the keeper ran %.1f s late: something holds the GIL or froze the process. Being performed: %s",
-                late, "; ".join(busy) or "nothing", extra={"event": "keeper_late", "seconds": late},
+                late,
+                "; ".join(busy) or "nothing",
+                extra={"event": "keeper_late", "seconds": late},
             )
 
     # --- the end ---

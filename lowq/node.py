@@ -213,7 +213,10 @@ class Node:
     def _install_signals(self) -> Callable[[], None]:
         if threading.current_thread() is not threading.main_thread():
             return lambda: None
-        handlers = {signal.SIGTERM: self._on_stop, signal.SIGINT: self._on_stop}
+        handlers: dict[int, Callable[[int, FrameType | None], None]] = {
+            signal.SIGTERM: self._on_stop,
+            signal.SIGINT: self._on_stop,
+        }
         if hasattr(signal, "SIGTSTP"):
             handlers |= {signal.SIGTSTP: self._on_quiet, signal.SIGTTIN: self._on_dump}
         before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
@@ -479,7 +482,9 @@ class _Thread(threading.Thread):
         pace = (time.monotonic() - began) / batches
         known = self._pace.get(shard.queue)
         # A slow batch counts at once, a quick one bit by bit, at most doubling what the next trip takes.
-        self._pace[shard.queue] = pace if known is not None and pace > known else max(pace, (known or PREFETCH_SECONDS) / 2)
+        self._pace[shard.queue] = (
+            pace if known is not None and pace > known else max(pace, (known or PREFETCH_SECONDS) / 2)
+        )
 
     def _perform(self, shard: Shard, trip: Trip, bench: _Bench, jobs: list[TakenJob]) -> None:
         if shard.unacknowledged:

@@ -87,9 +87,7 @@ class Listing(NamedTuple):
         return self.low <= value <= self.high
 
 
-def listing(
-    state: str | None, match: str | None, order_by: str | None, reverse: bool, low: Any, high: Any
-) -> Listing:
+def listing(state: str | None, match: str | None, order_by: str | None, reverse: bool, low: Any, high: Any) -> Listing:
     """Checks what is asked for.
 
     Raises:
@@ -116,7 +114,7 @@ def listing(
         if not by_id and (isinstance(bound, bool) or not isinstance(bound, int | float) or math.isnan(bound)):
             raise ConfigError(f"{name}={bound!r}: it is a number, a bound of {chosen}")
     return Listing(
-        state,  # type: ignore[arg-type]  # checked above
+        state,
         match or "",
         chosen,
         bool(reverse),
@@ -192,7 +190,12 @@ def time_argument(now: float | None) -> str:
 
 
 def find_page(
-    client: Client, prefixes: Sequence[str], wanted: Listing, limit: int, after: Position | None, now: float | None
+    client: Client,
+    prefixes: Sequence[str],
+    wanted: Listing,
+    limit: int,
+    after: Position | None,
+    now: float | None,
 ) -> tuple[list[Position], bool]:
     """The next ``limit`` positions after one, over all shards, and whether there are more."""
     finder = _Finder(client, prefixes, wanted, limit + 1, after, now)
@@ -277,9 +280,7 @@ class _Finder:
             best.reverse()
         return best
 
-    def _keep_best(
-        self, best: list[Position], found: Iterable[Position], after: Position | None
-    ) -> None:
+    def _keep_best(self, best: list[Position], found: Iterable[Position], after: Position | None) -> None:
         wanted, count = self._wanted, self._count
         for position in found:
             if not wanted.holds(*position):
@@ -299,7 +300,19 @@ class _Finder:
         """Merges the walks of all shards; a shard is asked for more when what it gave is used up."""
         wanted = self._wanted
         batch = max(min(count, 2 * count // len(self._prefixes)), 16)
-        walks = [Walk(prefix, base, wanted, self._after) for prefix in self._prefixes]
+        walks = [
+            Walk(
+                prefix,
+                base,
+                bound(wanted.low),
+                bound(wanted.high),
+                reverse=wanted.reverse,
+                when=wanted.when,
+                past=wanted.past,
+                after=self._after,
+            )
+            for prefix in self._prefixes
+        ]
         heads: list[tuple[_Key, int]] = []
         found: list[Position] = []
         hungry = list(range(len(walks)))
@@ -338,29 +351,32 @@ class _Key:
 
 
 class Walk:
-    """One shard's part of a walk."""
+    """One shard's part of a walk: its set between two bounds, in the form that Redis takes them."""
 
     def __init__(
         self,
         prefix: str,
         base: str,
-        wanted: Listing,
-        after: Position | None = None,
+        low: str,
+        high: str,
         *,
-        low: str = "",
-        high: str = "",
+        reverse: bool = False,
+        when: str = "",
+        past: str = "",
         clock: bytes = b"",
+        after: Position | None = None,
     ) -> None:
         self.prefix = prefix
         self.finished = False
         #: Positions that came and are not used yet, the next one last.
         self.ready: list[Position] = []
-        self._position: tuple[Any, bytes] = ("", b"") if after is None else (repr(after[0]), after[1])
-        self._head = [base, low or bound(wanted.low), high or bound(wanted.high), "1" if wanted.reverse else ""]
-        self._tail = [wanted.when, wanted.past, clock]
+        self._position: tuple[str | bytes, bytes] = ("", b"") if after is None else (repr(after[0]), after[1])
+        self._head = [base, low, high, "1" if reverse else ""]
+        self._tail: list[str | bytes] = [when, past, clock]
 
     def call(self, limit: int, now: str) -> Call:
-        return Call("walk", self.prefix, [now, *self._head, limit, *self._position, *self._tail])
+        value, job_id = self._position
+        return Call("walk", self.prefix, [now, *self._head, limit, value, job_id, *self._tail])
 
     def took(self, reply: Any) -> None:
         self.finished = bool(reply[0])

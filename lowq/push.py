@@ -63,11 +63,15 @@ def push(target: Target, jobs: Jobs, on_progress: Callable[[int], object] | None
     """
     if isinstance(jobs, Mapping):
         jobs = [jobs]
-    elif isinstance(jobs, str | bytes) or not isinstance(jobs, Iterable):
+    elif not _is_iterable_of_jobs(jobs):
         raise JobError(
             f"queue {target.queue!r}: jobs are one mapping or an iterable of mappings, not {type(jobs).__name__}"
         )
     return _Push(target, jobs, on_progress).run()
+
+
+def _is_iterable_of_jobs(jobs: object) -> bool:
+    return isinstance(jobs, Iterable) and not isinstance(jobs, str | bytes)
 
 
 class _Push:
@@ -156,7 +160,7 @@ class _Push:
             while end < len(items) and end - start < CALL_JOBS and (size < CALL_BYTES):
                 size += len(items[end][1])
                 end += 1
-            head = ["", secrets.token_hex(8), "", self._target.shards_count, width]
+            head: list[str | int | bytes] = ["", secrets.token_hex(8), "", self._target.shards_count, width]
             if width == 2:
                 flat = chain.from_iterable([item[:2] for item in items[start:end]])
             else:

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Any, Protocol
+from uuid import UUID
 
 from lowq.config import Config
 from lowq.connection import Call, Client
@@ -51,6 +52,14 @@ class Backend(Protocol):
         """The connections to use; after a fork or a close they may be others than before."""
         ...
 
+    def register(self, name: str, shards_count: int, worker: Any = None) -> None:
+        """Enters a queue in the registry before anything of it is written."""
+        ...
+
+    def forget_registered(self) -> None:
+        """Enters queues anew when they are used next."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Stats:
@@ -79,8 +88,9 @@ class Stats:
     died: int
     #: At least one shard is paused.
     paused: bool
-    #: The waiting job that is or was due first.
+    #: The waiting job that is or was due first, and its perform_at (Unix time, seconds).
     oldest_id: str | None = None
+    oldest_at: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +198,7 @@ class Queries:
         rows = shard_rows(self._client, self._prefixes, now)
         length, due, retries, taken, morgue_length = (sum(row[i] for row in rows) for i in range(5))
         processed, failed, died = (sum(int(row[i] or 0) for row in rows) for i in (6, 7, 8))
-        oldest = max(rows, key=lambda row: (row[12] is not None, float(row[5])))[12]
+        oldest = min(((float(row[13]), row[12]) for row in rows if row[12] is not None), default=(None, None))
         return Stats(
             name=self.name,
             shards_count=self.shards_count,
@@ -204,7 +214,8 @@ class Queries:
             failed=failed,
             died=died,
             paused=any(row[9] is not None for row in rows),
-            oldest_id=_text(oldest),
+            oldest_id=_text(oldest[1]),
+            oldest_at=oldest[0],
         )
 
     # --- jobs by id ---
@@ -220,9 +231,7 @@ class Queries:
         """
         return next(iter(self.fetch([job_id], state, now=now).values()), None)
 
-    def fetch(
-        self, ids: Iterable[JobId], state: State | None = None, *, now: float | None = None
-    ) -> dict[str, Job]:
+    def fetch(self, ids: Iterable[JobId], state: State | None = None, *, now: float | None = None) -> dict[str, Job]:
         """The jobs of many ids, id -> job, in the order of ``ids``; those that are nowhere are left out.
 
         Of long payload lists only the lowest scores are read, 1,000 payloads or about 1 MiB;
@@ -235,7 +244,7 @@ class Queries:
         if state is not None and state not in STATES:
             raise ConfigError(f"state={state!r}: it is one of {', '.join(STATES)}, or None for wherever the job is")
         where = "" if state is None else state if state in ("taken", "morgue") else "waiting"
-        encoded = [encode_id(job_id) for job_id in ([ids] if isinstance(ids, str) else ids)]
+        encoded = [encode_id(job_id) for job_id in as_ids(ids)]
         jobs = self._fetch(encoded, where, now)
         return {job_id: job for job_id, job in jobs.items() if state is None or job.state == state}
 
@@ -246,8 +255,10 @@ class Queries:
         found: dict[bytes, Job] = {}
         while pending:
             some = list(pending)[:4]
-            head = [time_argument(now), where, MAX_PAYLOADS, MAX_BYTES]
-            calls = [Call("look", prefix, [*head, *pending[prefix][:MAX_IDS]]) for prefix in some]
+            calls = [
+                Call("look", prefix, [time_argument(now), where, MAX_PAYLOADS, MAX_BYTES, *pending[prefix][:MAX_IDS]])
+                for prefix in some
+            ]
             for prefix, reply in zip(some, ask(self._client, calls, 4), strict=True):
                 for job_id, raw in zip(pending[prefix], reply, strict=False):
                     if raw is not None:
@@ -264,9 +275,7 @@ class Queries:
         return Job(
             id=job_id.decode("utf-8", "surrogateescape"),
             state=state,
-            payloads=[
-                (self._payload(data), float(score)) for data, score in zip(raw[6::2], raw[7::2], strict=True)
-            ],
+            payloads=[(self._payload(data), float(score)) for data, score in zip(raw[6::2], raw[7::2], strict=True)],
             perform_at=None if buried else time,
             retry_count=int(raw[2]),
             error=self._error(raw[3]) if raw[3] else None,
@@ -278,13 +287,13 @@ class Queries:
     def _payload(self, data: bytes) -> Any:
         try:
             return self._backend.config.load_payload(data)
-        except Exception:  # noqa: BLE001 - a codec may raise anything, and looking must go on
+        except Exception:
             return UNDECODABLE + data.decode("utf-8", "backslashreplace")
 
     def _error(self, data: bytes) -> str:
         try:
             return self._backend.config.load_error(data)
-        except Exception:  # noqa: BLE001 - as above; and some reasons are written by scripts, in plain text
+        except Exception:
             return data.decode("utf-8", "backslashreplace")
 
     # --- pages of jobs ---
@@ -340,6 +349,11 @@ class Queries:
         return explain(self._client, self._prefix(shard), shard, encoded, most, now)
 
 
+def as_ids(ids: JobId | Iterable[JobId]) -> Iterable[JobId]:
+    """One id, or many."""
+    return [ids] if isinstance(ids, str | int | UUID) else ids
+
+
 # --- the registries ------------------------------------------------------------------------------------------
 
 
@@ -372,7 +386,8 @@ def find_queue(backend: Backend, name: str) -> QueueInfo:
         known = ", ".join(map(repr, near or sorted(names)[:10]))
         hint = f"did you mean {known}?" if near else f"known are {known}" if known else "no queue is known"
         raise UnknownQueueError(
-            f"queue {name!r} does not exist in Redis (namespace {namespace!r}): no node or producer has used it yet; {hint}"
+            f"queue {name!r} does not exist in Redis (namespace {namespace!r}): no node or producer has used it yet; "
+            + hint
         )
     return info
 

@@ -76,7 +76,12 @@ class TakenJob(NamedTuple):
         scores = [float(score) for score in self.raw[4::2]]
         pairs = list(zip(self.payloads, scores, strict=True))
         return Job(
-            self.id, "taken", pairs, float(self.raw[1]), retry_count=self.retry_count, payloads_count=len(pairs)
+            self.id,
+            "taken",
+            pairs,
+            float(self.raw[1]),
+            retry_count=self.retry_count,
+            payloads_count=len(pairs),
         )
 
 
@@ -314,9 +319,7 @@ class Shard:
             args += [_bytes(job_id), "" if delay is None else repr(float(delay)), "1" if crashed else ""]
         self._report("release", args, now, [job_id for job_id, _ in delays])
 
-    def bury(
-        self, reasons: Sequence[tuple[str, bytes, Sequence[bytes]]], now: float | None = None
-    ) -> None:
+    def bury(self, reasons: Sequence[tuple[str, bytes, Sequence[bytes]]], now: float | None = None) -> None:
         """Taken jobs to the morgue: ``(id, reason, payloads)``; no payloads means the whole job.
 
         Raises:

@@ -7,6 +7,7 @@ The same scripts, middlewares and retry rules as in a node::
         assert lowq.testing.drain(OrderSync).performed == 1
 """
 
+import inspect
 import secrets
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -74,7 +75,7 @@ def drain(*workers: type, now: float | None = None, limit: int | None = None, ra
 
 
 def _worker(item: type) -> type[Worker[Any]]:
-    if not (isinstance(item, type) and issubclass(item, Worker) and isinstance(item._app, Lowq)):
+    if not (inspect.isclass(item) and issubclass(item, Worker) and isinstance(item._app, Lowq)):
         raise ConfigError(f"{item!r} is no worker; decorate it with @lowq.worker")
     return item
 

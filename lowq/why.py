@@ -32,9 +32,7 @@ class Why:
     detail: str
 
 
-def explain(
-    client: Client, prefix: str, shard: int, job_id: bytes, max_retry_count: int, now: float | None
-) -> Why:
+def explain(client: Client, prefix: str, shard: int, job_id: bytes, max_retry_count: int, now: float | None) -> Why:
     """Asks Redis for all that decides, and puts it into words.
 
     Raises:
@@ -83,7 +81,7 @@ def _duration(seconds: float) -> str:
     if seconds < 10:
         return f"{max(seconds, 0):.1f} s"
     left = round(seconds)
-    parts = []
+    parts: list[str] = []
     for name, size in (("d", 86400), ("h", 3600), ("min", 60), ("s", 1)):
         count, left = divmod(left, size)
         if count or parts:

@@ -6,12 +6,12 @@ becomes a worker that calls it. Wrong forms are refused at decoration, with the 
 
 import asyncio
 import inspect
+import random
 import re
 from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
 from typing import Any, ClassVar, Generic, Protocol, TypedDict, TypeVar, overload
 
-from lowq.batch import default_retry_in
 from lowq.errors import ConfigError
 from lowq.job import Job, JobDict
 from lowq.queue import Queue
@@ -40,8 +40,6 @@ class WorkerOptions(TypedDict, total=False):
     max_crash_count: int
 
 
-
-
 #: Least and largest value of each whole-number option. A reply of Redis's Lua can hold about 8,000 items.
 _RANGES: Mapping[str, tuple[int, int]] = {
     "shards_count": (1, 16384),
@@ -50,6 +48,11 @@ _RANGES: Mapping[str, tuple[int, int]] = {
     "max_payloads": (1, 3000),
     "max_crash_count": (1, 2**31),
 }
+
+
+def default_retry_in(retry_count: int) -> float:
+    """Seconds until retry ``retry_count``: Lowkiq's formula, from seconds to days."""
+    return retry_count**4 + 15 + random.uniform(0, 30) * (retry_count + 1)
 
 
 class Application(Protocol):
@@ -154,7 +157,7 @@ def _from_function(target: Callable[[dict[str, list[Any]]], None]) -> type[Worke
             f"{target.__name__} takes {len(parameters)} arguments; a worker function takes one: payloads_by_id"
         )
 
-    def perform(self: Worker[Any], payloads_by_id: dict[str, list[Any]]) -> None:
+    def perform(_self: Worker[Any], payloads_by_id: dict[str, list[Any]]) -> None:
         target(payloads_by_id)
 
     body = {
@@ -203,9 +206,7 @@ def _apply_options(worker: type[Worker[Any]], options: Mapping[str, Any]) -> Non
     for name, (least, most) in _RANGES.items():
         value = getattr(worker, name)
         if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-            raise ConfigError(
-                f"{worker.__name__}: {name}={value!r} must be a whole number from {least} to {most}"
-            )
+            raise ConfigError(f"{worker.__name__}: {name}={value!r} must be a whole number from {least} to {most}")
 
 
 def check_queue_name(name: object) -> str:

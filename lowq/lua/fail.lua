@@ -17,6 +17,7 @@
 --
 --!flags allow-oom
 --!include clock
+--!include horizon
 --!include lease
 --!include touch
 --!include merge
@@ -30,7 +31,7 @@ if lost then
 end
 local now = read_now()
 -- What is due is judged by this, so a delay counts from here, also when the server's clock has stepped back.
-local horizon = math.max(now, tonumber(redis.call('HGET', prefix .. 'meta', 'clock')) or 0)
+local horizon = read_horizon(prefix, now)
 local ids = {}
 for i = 4, #ARGV, 5 do
   ids[#ids + 1] = ARGV[i]

@@ -25,7 +25,7 @@ local most, room = tonumber(ARGV[3]), tonumber(ARGV[4])
 -- The lowest payloads of a key. Reads a few at a time, as nothing tells their size beforehand.
 local function append_payloads(job, key)
   local left, space, start, step, largest = most, room, 0, 1, 1
-  while left > 0 do
+  while left > 0 and space > 0 do
     local part = redis.call('ZRANGE', key, start, start + math.min(step, left) - 1, 'WITHSCORES')
     for i = 1, #part, 2 do
       space = space - #part[i]

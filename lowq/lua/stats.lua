@@ -3,11 +3,12 @@
 -- KEYS[1]  prefix of the shard
 -- ARGV[1]  now: Unix seconds, or '' for the server's clock
 --
--- Reply: {length, due, retries, taken, morgue_length, lag, processed, failed, died, paused, lease, ttl, oldest_id}
+-- Reply: {length, due, retries, taken, morgue_length, lag, processed, failed, died, paused, lease, ttl, oldest_id,
+--         oldest_at}
 --   due: waiting jobs whose time has come; lag: seconds since the oldest of them became due, as text
 --   processed, failed, died: text or nil; paused: since when (Unix seconds, text) or nil
 --   lease: token of the owner or nil; ttl: milliseconds that it still runs
---   oldest_id: the waiting job that is due first, or nil
+--   oldest_id, oldest_at: the waiting job that is or was due first, and when (Unix seconds, text), or nil
 --
 -- Invariant: nothing changes.
 --
@@ -30,5 +31,5 @@ return {
   meta[1], meta[2], meta[3], meta[4],
   redis.call('GET', prefix .. 'lease'),
   redis.call('PTTL', prefix .. 'lease'),
-  oldest[1] or false,
+  oldest[1] or false, oldest[2] or false,
 }

@@ -68,10 +68,9 @@ class ShardRig:
     index = 3
     shards_count = 5
 
-    def __init__(self, url: str, *, queue: str = queue, **options: Any) -> None:
-        self.client = Client(url, size=4, timeout=5.0)
-        self.queue = queue
-        self.prefix = shard_prefix("lowq", queue, self.index)
+    def __init__(self, url: str, *, client: Client | None = None, **options: Any) -> None:
+        self.client = client or Client(url, size=4, timeout=5.0)
+        self.prefix = shard_prefix("lowq", self.queue, self.index)
         self._options = options
         self._tokens = itertools.count(1)
         self.shard = self.owner("first")

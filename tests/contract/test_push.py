@@ -89,13 +89,14 @@ def test_default_times_are_the_servers_whatever_the_producers_clock_says(
     rig: ShardRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = rig.server_time()
-    for second, skew in enumerate((3600.0, -3600.0)):
-        skewed = time.time() + skew
-        monkeypatch.setattr(time, "time", lambda skewed=skewed: skewed)
-        rig.push(job("x", f"v{second}"), now=None)
+    for version, skew in enumerate((3600.0, -3600.0)):
+        if rig.client.url.startswith("redis://"):  # the embedded store has the producer's clock
+            skewed = time.time() + skew
+            monkeypatch.setattr(time, "time", lambda skewed=skewed: skewed)
+        rig.push(job("x", f"v{version}"), now=None)
         monkeypatch.undo()
     scores = rig.read("payloads:x")
-    assert before <= scores["v0"] < scores["v1"] <= rig.server_time() + 10 * TICK
+    assert before <= scores["v0"] < scores["v1"] <= rig.server_time() + TICK
     assert rig.read("due") == {"x": scores["v0"]}
 
 

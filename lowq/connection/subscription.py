@@ -1,0 +1,75 @@
+"""Channels and their messages."""
+
+import threading
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from redis import exceptions
+
+from lowq.connection.pool import Pool, pack
+from lowq.errors import RedisUnavailable
+
+
+class Subscription:
+    """Channels and their messages, over one connection. One thread reads; any thread may change the channels."""
+
+    def __init__(self, any_pool: Callable[[], Pool], translate: Callable[[Exception, None], Exception]) -> None:
+        self._any_pool = any_pool
+        self._translate = translate
+        self._lock = threading.Lock()
+        self._connection: Any = None
+        self._channels: set[str] = set()
+
+    def add(self, channels: Iterable[str]) -> None:
+        """Subscribes; each channel is confirmed by an event ``subscribe``, anew after every reconnection."""
+        self._change(b"SUBSCRIBE", [name for name in channels if name not in self._channels])
+
+    def remove(self, channels: Iterable[str]) -> None:
+        self._change(b"UNSUBSCRIBE", [name for name in channels if name in self._channels])
+
+    def _change(self, command: bytes, channels: list[str]) -> None:
+        if not channels:
+            return
+        with self._lock:
+            if command == b"SUBSCRIBE":
+                self._channels.update(channels)
+            else:
+                self._channels.difference_update(channels)
+            if self._connection is not None:
+                try:
+                    self._connection.send_packed_command([pack((command, *channels))], check_health=False)
+                except exceptions.RedisError:
+                    pass  # The reading thread finds the connection broken and subscribes to all channels anew.
+
+    def get(self, timeout: float) -> tuple[str, str, bytes] | None:
+        """The next event, ``(kind, channel, data)``, or None after ``timeout`` seconds. Connects when needed.
+
+        Raises:
+            RedisUnavailable, RedisRefused: the connection is gone; the next call connects anew.
+        """
+        try:
+            connection = self._connection or self._open()
+            if not connection.can_read(timeout):
+                return None
+            event = connection.read_response()
+        except (exceptions.RedisError, OSError, RedisUnavailable) as error:
+            self.close()
+            wrapped = error if not isinstance(error, OSError) else exceptions.ConnectionError(str(error))
+            raise self._translate(wrapped, None) from error
+        kind, channel, data = event[0], event[1], event[2]
+        return kind.decode(), channel.decode(), data if isinstance(data, bytes) else b""
+
+    def _open(self) -> Any:
+        connection = self._any_pool().connect()
+        connection.connect()
+        with self._lock:
+            self._connection = connection
+            if self._channels:
+                connection.send_packed_command([pack((b"SUBSCRIBE", *self._channels))], check_health=False)
+        return connection
+
+    def close(self) -> None:
+        with self._lock:
+            connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.disconnect()

@@ -1,0 +1,61 @@
+"""What a script call is, and our error for each of redis-py's."""
+
+from collections.abc import Iterable
+from urllib.parse import urlsplit
+
+from redis import exceptions
+
+from lowq.errors import LeaseLost, LowqError, RedisFull, RedisRefused, RedisUnavailable, ScriptError
+
+
+class Refusal(LowqError):
+    """A script refused for a reason that its caller explains: a code, and what follows it."""
+
+    def __init__(self, code: str, detail: str) -> None:
+        super().__init__(f"{code} {detail}")
+        self.code = code
+        self.detail = detail
+
+
+class Call:
+    """One run of a script. ``key`` routes it; ``args`` may still be changed until it is sent."""
+
+    __slots__ = ("args", "key", "script")
+
+    def __init__(self, script: str, key: str, args: Iterable[str | bytes | int | float]) -> None:
+        self.script = script
+        self.key = key
+        self.args = list(args)
+
+
+def translate(error: Exception, call: Call | None, url: str) -> Exception:
+    """One of our errors for one of redis-py's."""
+    where = without_password(url)
+    text = str(error)
+    if isinstance(error, LowqError):
+        return error
+    if isinstance(error, exceptions.AuthenticationError) or text.startswith(("NOAUTH", "WRONGPASS")):
+        return RedisRefused(f"Redis at {where} refused the user or password: {text}")
+    if isinstance(error, exceptions.NoPermissionError) or text.startswith("NOPERM"):
+        return RedisRefused(f"Redis at {where} does not allow what lowq needs: {text}")
+    if isinstance(error, exceptions.OutOfMemoryError) or text.startswith("OOM"):
+        return RedisFull(f"Redis at {where} is full (maxmemory reached); nothing was written: {text}")
+    if isinstance(error, exceptions.ReadOnlyError) or text.startswith("READONLY"):
+        return RedisUnavailable(f"Redis at {where} is a read-only replica; redis_url must name the primary: {text}")
+    if isinstance(error, exceptions.ConnectionError | exceptions.TimeoutError):
+        return RedisUnavailable(f"Redis at {where} does not answer: {text}")
+    if isinstance(error, exceptions.TryAgainError | exceptions.ClusterDownError | exceptions.AskError):
+        return RedisUnavailable(f"the cluster at {where} is being changed: {text}")
+    code, _, detail = text.partition(" ")
+    if code in ("BUSY", "MASTERDOWN", "MISCONF", "NOREPLICAS", "UNBLOCKED"):
+        return RedisUnavailable(f"Redis at {where} can't serve just now: {text}")
+    if code == "LEASELOST" and call is not None:
+        return LeaseLost(f"{call.key}: {call.script} was refused: {detail}")
+    if code == "SHARDSCOUNT":
+        return Refusal(code, detail)
+    return ScriptError(f"{call.script + ' on ' + call.key if call else 'a command'} failed in Redis: {text}")
+
+
+def without_password(url: str) -> str:
+    parts = urlsplit(url)
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"

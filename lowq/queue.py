@@ -1,0 +1,213 @@
+"""A queue over all its shards: the handle that producers and people hold. Looking is in `queries`."""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from lowq.actions import ACTIONS, MAX_IDS, Acted, Action, ActionName, act
+from lowq.bulk import Step, bulk, bulk_state
+from lowq.connection import Call
+from lowq.errors import ConfigError, QueueInUse
+from lowq.job import JobId, State, encode_id
+from lowq.keys import queues_key
+from lowq.paging import TOGETHER, ask, listing, time_argument
+from lowq.push import Jobs, Target, push
+from lowq.queries import Backend, Queries, as_ids
+
+#: Ids that are gathered before any of them is sent: with many shards, a call for a few ids each would be slow.
+MAX_GATHERED = 5000
+#: Jobs of one kind that one step of `drop` removes.
+DROP_JOBS = 500
+
+
+class Queue(Queries):
+    """The handle of a queue. Safe for threads.
+
+    ``now`` (Unix time, seconds) stands for the server's clock wherever it is given.
+    """
+
+    def __init__(self, backend: Backend, name: str, shards_count: int | None = None, worker: Any = None) -> None:
+        super().__init__(backend, name, shards_count)
+        #: Its worker's class, where that is known.
+        self._worker = worker
+
+    # --- producing ---
+
+    def push(self, jobs: Jobs, on_progress: Callable[[int], object] | None = None) -> int:
+        """Pushes one job or any iterable of jobs, streamed in chunks; returns the number of payloads accepted.
+
+        ``on_progress`` is called with the number accepted so far.
+
+        Raises:
+            JobError, PayloadError: a job is malformed; nothing of its chunk was written.
+            PushError: Redis failed, or a later chunk was malformed: it says how many are in and carries the rest.
+            ShardsCountError: the queue exists with another number of shards; nothing was written.
+            UnknownQueueError: nobody has used the queue yet, and the number of its shards was not given.
+        """
+        backend, count = self._backend, self.shards_count
+        backend.register(self.name, count, self._worker)
+        target = Target(backend.client, backend.config, self.name, count, self._worker or self.name)
+        return push(target, jobs, on_progress)
+
+    # --- single jobs ---
+
+    def perform_now(self, ids: JobId | Iterable[JobId], *, now: float | None = None) -> Acted:
+        """Makes waiting jobs due now. Their retry_count stays.
+
+        Takes one id or any iterable of ids, which is streamed.
+
+        Raises:
+            JobError: an id is none; what came before it is done. UnknownQueueError, RedisUnavailable
+        """
+        return self._act(Action("perform_now", time_argument(now)), ids)
+
+    def bury(
+        self, ids: JobId | Iterable[JobId], reason: str | None = None, *, now: float | None = None
+    ) -> Acted:
+        """Moves waiting jobs to the morgue. ``reason``: why, for people; by default their last error.
+
+        Raises:
+            JobError, UnknownQueueError, RedisUnavailable: as `perform_now`.
+        """
+        return self._act(Action("bury", time_argument(now), self._reason(reason)), ids)
+
+    def kick(self, ids: JobId | Iterable[JobId], *, now: float | None = None) -> Acted:
+        """Moves jobs out of the morgue. They merge with what waits for the same id, start afresh and are due now.
+
+        Raises:
+            JobError, UnknownQueueError, RedisUnavailable: as `perform_now`.
+        """
+        return self._act(Action("kick", time_argument(now)), ids)
+
+    def delete(self, ids: JobId | Iterable[JobId]) -> Acted:
+        """Removes jobs for good, waiting and buried ones alike. An id in flight keeps all it has.
+
+        Raises:
+            JobError, UnknownQueueError, RedisUnavailable: as `perform_now`.
+        """
+        return self._act(Action("delete"), ids)
+
+    def _act(self, action: Action, ids: JobId | Iterable[JobId]) -> Acted:
+        acted = Acted()
+        gathered: dict[str, list[bytes]] = defaultdict(list)
+        count = 0
+        for job_id in as_ids(ids):
+            encoded = encode_id(job_id)
+            prefix = self._prefix_of(encoded)
+            shard_ids = gathered[prefix]
+            shard_ids.append(encoded)
+            count += 1
+            if len(shard_ids) == MAX_IDS:
+                acted += act(self._client, prefix, action, gathered.pop(prefix))
+                count -= MAX_IDS
+            elif count >= MAX_GATHERED:
+                for some, those in gathered.items():
+                    acted += act(self._client, some, action, those)
+                gathered.clear()
+                count = 0
+        for prefix, those in gathered.items():
+            acted += act(self._client, prefix, action, those)
+        return acted
+
+    def _reason(self, reason: str | None) -> bytes:
+        return b"" if reason is None else self._backend.config.dump_error(reason)
+
+    # --- many jobs ---
+
+    def bulk(
+        self,
+        action: ActionName,
+        state: State | None = None,
+        match: str | None = None,
+        min: float | None = None,  # noqa: A002 - the names that a caller expects
+        max: float | None = None,  # noqa: A002
+        *,
+        reason: str | None = None,
+        now: float | None = None,
+    ) -> Iterator[Step]:
+        """Does something to all jobs of a kind that are there when it begins, step by step as it is iterated over::
+
+            for step in queue.bulk("kick", match="4*"):
+                print(step.done, "of", step.total)
+
+        ``action``: perform_now, bury, kick or delete. ``state``: None means all that wait; kick is for the morgue,
+        delete for either. ``match``: a pattern of ids. ``min`` and ``max`` bound perform_at, in the morgue
+        buried_at, both included. ``reason``: of bury.
+
+        It ends even while producers push and kicked jobs keep failing: what is buried or pushed after the beginning
+        is not touched, except that a job pushed meanwhile *for later* may be taken for one that was scheduled
+        already. Jobs in flight are left alone. With perform_now, what is due already is neither touched nor counted.
+        Of scheduled jobs that become due before it is their turn, some may be left alone while others are being
+        pushed: they can't be told from new ones. Do it again to have those too.
+
+        Raises:
+            ConfigError: it names what is allowed. UnknownQueueError, RedisUnavailable
+        """
+        if action not in ACTIONS:
+            raise ConfigError(f"action={action!r}: it is one of {', '.join(ACTIONS)}")
+        if reason is not None and action != "bury":
+            raise ConfigError(f"reason={reason!r}: only bury takes a reason, not {action}")
+        wanted = listing(bulk_state(action, state), match, None, False, min, max)
+        where = ("morgue" if wanted.state == "morgue" else "waiting") if action == "delete" else ""
+        done = Action(action, time_argument(now), self._reason(reason), where)
+        return bulk(lambda: self._client, self._prefixes, done, wanted)
+
+    # --- the whole queue ---
+
+    def pause(self, *, now: float | None = None) -> bool:
+        """No more jobs are taken until `resume`; those in flight are finished, and pushing goes on.
+
+        Returns whether that changed anything.
+
+        Raises:
+            UnknownQueueError, RedisUnavailable: some shards may be paused.
+        """
+        return self._pause("1", now)
+
+    def resume(self) -> bool:
+        """Ends a pause. Returns whether that changed anything.
+
+        Raises:
+            UnknownQueueError, RedisUnavailable: some shards may still be paused.
+        """
+        return self._pause("", None)
+
+    def _pause(self, pause: str, now: float | None) -> bool:
+        calls = [Call("pause", prefix, [time_argument(now), pause]) for prefix in self._prefixes]
+        return any(list(ask(self._client, calls, 200)))
+
+    def drop(self) -> int:
+        """Removes the queue with all its jobs, waiting, buried or left behind by a dead node, for good.
+
+        Returns how many jobs that were. Nobody may push meanwhile: what is pushed into a part that has been removed
+        already makes the queue anew.
+
+        Raises:
+            QueueInUse: a node holds a shard of it. Nothing was removed, unless the node came meanwhile.
+            UnknownQueueError, RedisUnavailable: call it again.
+        """
+        prefixes = self._prefixes
+        for shard, (state, _) in enumerate(self._drop_replies(prefixes)):
+            self._refuse_in_use(shard, state)
+        removed = 0
+        for shard, prefix in enumerate(prefixes):
+            state = 0
+            while state != 1:
+                state, number = self._client.run("drop", prefix, "", DROP_JOBS, "")
+                self._refuse_in_use(shard, state)
+                removed += number
+        key = queues_key(self._backend.config.namespace)
+        self._client.command("HDEL", key, self.name, key=key)
+        self._backend.forget_registered()
+        self._known_shards_count = self._given_shards_count
+        return removed
+
+    def _drop_replies(self, prefixes: list[str]) -> Iterator[list[int]]:
+        return ask(self._client, [Call("drop", prefix, ["", 0, "1"]) for prefix in prefixes], TOGETHER)
+
+    def _refuse_in_use(self, shard: int, state: int) -> None:
+        if state == 2:
+            raise QueueInUse(
+                f"queue {self.name!r} can't be dropped: a node holds its shard {shard}. Stop the nodes that work it "
+                "first (a dead node's lease runs out by itself), then drop it"
+            )

@@ -1,0 +1,462 @@
+"""One shard as the design describes it, in a few dicts: what the state machine compares Redis with.
+
+Written from the rules, not from the scripts, and slow and plain on purpose: every transition says in one place
+what becomes of the job. A payload is its bytes, a refusal is the exception `Refused`.
+"""
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+#: One tick of the clock that gives payloads their default scores, seconds.
+TICK = 0.000001
+#: What a payload counts in a reply beyond its own bytes.
+OVERHEAD = 100
+
+
+class Refused(Exception):
+    """The caller doesn't hold the lease."""
+
+
+@dataclass
+class Flight:
+    """A job in flight: all that is needed to put it back."""
+
+    delivery: int
+    perform_at: float
+    retry_count: int
+    taken_at: float
+    payloads: dict[bytes, float]
+
+
+@dataclass
+class Buried:
+    at: float
+    reason: str
+    payloads: dict[bytes, float]
+
+
+@dataclass
+class Waiting:
+    perform_at: float
+    payloads: dict[bytes, float] = field(default_factory=dict)
+    retry_count: int = -1
+
+
+@dataclass
+class Taken:
+    """What `take` answers."""
+
+    delivery: int
+    delay: int | None
+    paused: bool
+    acknowledged: int
+    #: (id, perform_at, retry_count, [(payload, score)...])
+    jobs: list[tuple[str, float, int, list[tuple[bytes, float]]]]
+
+
+def merge_into(target: dict[bytes, float], source: dict[bytes, float]) -> None:
+    """Equal payloads collapse, the lowest score wins."""
+    for payload, score in source.items():
+        target[payload] = min(score, target.get(payload, score))
+
+
+def in_order(payloads: dict[bytes, float]) -> list[tuple[bytes, float]]:
+    return sorted(payloads.items(), key=lambda item: (item[1], item[0]))
+
+
+class Model:
+    """A shard. `now` is explicit everywhere, so nothing but `clock` moves the shard's clock."""
+
+    def __init__(self, *, shards_count: int, max_payloads: int, max_bytes: int, max_crash_count: int) -> None:
+        self.shards_count = shards_count
+        self.max_payloads = max_payloads
+        self.max_bytes = max_bytes
+        self.max_crash_count = max_crash_count
+        self.waiting: dict[str, Waiting] = {}
+        self.taken: dict[str, Flight] = {}
+        self.morgue: dict[str, Buried] = {}
+        self.errors: dict[str, str] = {}
+        self.crashes: dict[str, int] = {}
+        self.solo: set[str] = set()
+        self.pushed: list[str] = []
+        self.lease: str | None = None
+        self.owner: str | None = None
+        self.fence: int | None = None
+        self.clock: float | None = None
+        self.paused: float | None = None
+        self.spared = False
+        self.used = False
+        self.counters = {"delivery": 0, "processed": 0, "failed": 0, "died": 0}
+
+    # --- producing ---
+
+    def push(
+        self,
+        now: float,
+        token: str,
+        jobs: list[tuple[str, bytes, float | None, float | str | None]],
+        *,
+        repeat: bool,
+    ) -> int:
+        """A job: id, payload, score, perform_at (a time, "+n", or None)."""
+        if repeat and token in self.pushed:
+            return len(jobs)
+        self.used = True
+        clock = max(now, (self.clock or 0) + TICK)
+        for job_id, payload, score, perform_at in jobs:
+            if perform_at is None:
+                at = clock
+            elif isinstance(perform_at, str):
+                at = clock + float(perform_at)
+            else:
+                at = max(perform_at, clock)
+            job = self.waiting.setdefault(job_id, Waiting(at))
+            merge_into(job.payloads, {payload: clock if score is None else score})
+            clock += TICK
+        self.pushed.insert(0, token)
+        return len(jobs)
+
+    # --- the lease ---
+
+    def _check(self, token: str) -> None:
+        if self.lease is None or token != self.lease:
+            raise Refused
+
+    def acquire(self, now: float, nonce: str, holds: int) -> tuple[Any, ...]:
+        """("held",), ("resumed", fence) or ("acquired", fence, restored, poisoned). Jobs that a dead owner left get
+        their earliest time; up to half a second later is right, too: see `restored`.
+        """
+        own = nonce == self.owner
+        if self.lease is not None and not (own and self.lease == f"{nonce}:{self.fence}"):
+            return ("held",)
+        if own:
+            self.lease = f"{nonce}:{self.fence}"
+            for job_id, flight in list(self.taken.items()):
+                if flight.delivery != holds:
+                    self._put_back(job_id, flight.perform_at)
+            return ("resumed", self.fence)
+        self.fence = max((self.fence or 0) + 1, math.floor(now * 1e6))
+        self.used = True
+        self.owner = nonce
+        self.lease = f"{nonce}:{self.fence}"
+        self.restored: list[str] = []
+        poisoned = []
+        for job_id, flight in list(self.taken.items()):
+            if self.spared:
+                self._put_back(job_id, flight.perform_at)
+            elif self._crash(job_id, now, now + 0.05):
+                poisoned.append(job_id)
+                continue
+            self.restored.append(job_id)
+        if self.spared:
+            self.restored_late: list[str] = []
+        else:
+            self.restored_late = list(self.restored)
+        self.spared = False
+        return ("acquired", self.fence, len(self.restored), poisoned)
+
+    def surrender(self, token: str, *, leave: bool) -> int:
+        self._check(token)
+        if self.taken:
+            self.spared = self.spared or leave
+            return 1 if leave else 0
+        self.lease = self.owner = None
+        return 1
+
+    def renew(self, token: str) -> int:
+        self._check(token)
+        return 1
+
+    def _crash(self, job_id: str, now: float, not_before: float) -> bool:
+        """Somebody died with the job in flight. True: it is poison, and buried."""
+        self.crashes[job_id] = self.crashes.get(job_id, 0) + 1
+        flight = self.taken[job_id]
+        if self.crashes[job_id] >= self.max_crash_count:
+            died = f"poison: the process died {self.crashes[job_id]} times with this job in flight"
+            self._bury(job_id, now, died, self.taken.pop(job_id).payloads)
+            self._forget(job_id)
+            return True
+        self._put_back(job_id, max(flight.perform_at, not_before))
+        self.solo.add(job_id)
+        return False
+
+    # --- a batch ---
+
+    def take(self, now: float, token: str, *, last: int, limit: int, acks: list[tuple[str, int]]) -> Taken:
+        self._check(token)
+        acknowledged = 0
+        for job_id, delivery in acks:
+            if job_id in self.taken and self.taken[job_id].delivery == delivery:
+                del self.taken[job_id]
+                acknowledged += 1
+                self.errors.pop(job_id, None)
+                self.crashes.pop(job_id, None)
+                self.solo.discard(job_id)
+        self.counters["processed"] += acknowledged
+
+        horizon = max(now, self.clock or 0)
+        limit = 0 if self.paused is not None else limit
+        in_flight = set(self.taken)
+        lost = sorted(job_id for job_id, flight in self.taken.items() if flight.delivery > last)
+        due = [
+            job_id
+            for job_id, job in sorted(self.waiting.items(), key=lambda item: (item[1].perform_at, item[0]))
+            if job_id not in in_flight and job.perform_at <= horizon
+        ]
+        delivery = self.counters["delivery"] + 1
+        reply = Taken(delivery, None, self.paused is not None, acknowledged, [])
+        room = self.max_bytes
+        for job_id in lost + due:
+            source: Flight | Waiting = self.taken[job_id] if job_id in lost else self.waiting[job_id]
+            alone = source.retry_count >= 0 or job_id in self.solo
+            chosen = self._choose(source.payloads, room, whole=bool(reply.jobs))
+            if len(reply.jobs) >= limit or (reply.jobs and (alone or chosen is None)):
+                break
+            assert chosen is not None
+            room -= sum(len(payload) + OVERHEAD for payload, _ in chosen)
+            reply.jobs.append((job_id, source.perform_at, source.retry_count, chosen))
+            if isinstance(source, Waiting):
+                for payload, _ in chosen:
+                    del source.payloads[payload]
+                if not source.payloads:
+                    del self.waiting[job_id]
+            self.taken[job_id] = Flight(delivery, source.perform_at, source.retry_count, now, dict(chosen))
+            if isinstance(source, Waiting):
+                source.retry_count = -1
+            if alone:
+                break
+        if reply.jobs:
+            self.counters["delivery"] = delivery
+        if len(reply.jobs) < len(lost):
+            reply.delay = self._delay(horizon, now, horizon)
+        else:
+            rest = [job.perform_at for job_id, job in self.waiting.items() if job_id not in in_flight]
+            reply.delay = self._delay(min(rest), now, horizon) if rest else None
+        return reply
+
+    def _choose(
+        self, payloads: dict[bytes, float], room: int, *, whole: bool
+    ) -> list[tuple[bytes, float]] | None:
+        """The lowest payloads that fit, at least one; with `whole`, all that are allowed or None."""
+        allowed = in_order(payloads)[: self.max_payloads]
+        chosen: list[tuple[bytes, float]] = []
+        for payload, score in allowed:
+            room -= len(payload) + OVERHEAD
+            if room < 0 and (chosen or whole):
+                return None if whole else chosen
+            chosen.append((payload, score))
+        return chosen
+
+    @staticmethod
+    def _delay(perform_at: float, now: float, horizon: float) -> int:
+        """Microseconds. What the horizon has reached is due, however far behind the server's clock is."""
+        return math.ceil((perform_at - (horizon if perform_at <= horizon else now)) * 1000000)
+
+    def fail(
+        self, now: float, token: str, delivery: int, failures: list[tuple[str, str, int, float, str]]
+    ) -> list[int]:
+        """A failure: id, verdict, retry_count, delay, error."""
+        self._check(token)
+        horizon = max(now, self.clock or 0)
+        reply = []
+        for job_id, verdict, retry_count, delay, error in failures:
+            flight = self._flight(job_id, delivery)
+            reply.append(1 if flight else 0)
+            if flight is None:
+                continue
+            if verdict == "solo":
+                self._put_back(job_id, flight.perform_at)
+                self.errors[job_id] = error
+                self.solo.add(job_id)
+                continue
+            self.counters["failed"] += 1
+            if verdict == "retry":
+                self._put_back(job_id, horizon + delay)
+                self.waiting[job_id].retry_count = retry_count
+                self.errors[job_id] = error
+                self.solo.discard(job_id)
+                continue
+            payload, score = in_order(flight.payloads)[0]
+            del flight.payloads[payload]
+            self._bury(job_id, now, error, {payload: score})
+            if flight.payloads:
+                self._put_back(job_id, now)
+                self.waiting[job_id].retry_count = -1
+            else:
+                del self.taken[job_id]
+            self._forget(job_id)
+        return reply
+
+    def release(
+        self, now: float, token: str, delivery: int, delays: list[tuple[str, float | None]], *, crashed: bool
+    ) -> list[int]:
+        self._check(token)
+        horizon = max(now, self.clock or 0)
+        reply = []
+        for job_id, delay in delays:
+            flight = self._flight(job_id, delivery)
+            if flight is None:
+                reply.append(0)
+            elif crashed:
+                reply.append(2 if self._crash(job_id, now, now + (delay or 0)) else 1)
+            else:
+                self._put_back(job_id, flight.perform_at if delay is None else horizon + delay)
+                reply.append(1)
+        return reply
+
+    def bury_taken(
+        self, now: float, token: str, delivery: int, job_id: str, reason: str, payloads: list[bytes]
+    ) -> list[int]:
+        self._check(token)
+        flight = self._flight(job_id, delivery)
+        if flight is None:
+            return [0]
+        going = {
+            payload: score
+            for payload, score in flight.payloads.items()
+            if payload in payloads or not payloads
+        }
+        if not going:
+            return [0]
+        for payload in going:
+            del flight.payloads[payload]
+        self._bury(job_id, now, reason or self.errors.get(job_id, ""), going)
+        if not flight.payloads:
+            del self.taken[job_id]
+            self._forget(job_id)
+        return [1]
+
+    def _flight(self, job_id: str, delivery: int) -> Flight | None:
+        flight = self.taken.get(job_id)
+        return flight if flight is not None and flight.delivery == delivery else None
+
+    def _put_back(self, job_id: str, perform_at: float) -> None:
+        """The job waits again; its perform_at and retry_count win over those of one that came meanwhile."""
+        flight = self.taken.pop(job_id)
+        job = self.waiting.setdefault(job_id, Waiting(perform_at))
+        job.perform_at = perform_at
+        job.retry_count = flight.retry_count
+        merge_into(job.payloads, flight.payloads)
+
+    def _bury(self, job_id: str, now: float, reason: str, payloads: dict[bytes, float]) -> None:
+        buried = self.morgue.setdefault(job_id, Buried(now, reason, {}))
+        buried.at, buried.reason = now, reason
+        merge_into(buried.payloads, payloads)
+        self.counters["died"] += 1
+
+    def _forget(self, job_id: str) -> None:
+        self.errors.pop(job_id, None)
+        self.crashes.pop(job_id, None)
+        self.solo.discard(job_id)
+        if job_id in self.waiting:
+            self.waiting[job_id].retry_count = -1
+
+    # --- administering ---
+
+    def bury_waiting(self, now: float, job_ids: list[str], reason: str) -> list[int]:
+        reply = []
+        for job_id in job_ids:
+            if job_id in self.taken:
+                reply.append(3)
+            elif job_id not in self.waiting:
+                reply.append(0)
+            else:
+                why = reason or self.errors.get(job_id, "")
+                self._bury(job_id, now, why, self.waiting.pop(job_id).payloads)
+                self._forget(job_id)
+                reply.append(1)
+        return reply
+
+    def kick(self, now: float, job_ids: list[str]) -> list[int]:
+        reply = []
+        for job_id in job_ids:
+            buried = self.morgue.pop(job_id, None)
+            reply.append(0 if buried is None else 1)
+            if buried is None:
+                continue
+            job = self.waiting.setdefault(job_id, Waiting(now))
+            job.perform_at = now
+            merge_into(job.payloads, buried.payloads)
+            if job_id not in self.taken:  # what is known of one in flight is its flight's
+                self._forget(job_id)
+        return reply
+
+    def delete(self, job_ids: list[str], where: str) -> list[int]:
+        reply = []
+        for job_id in job_ids:
+            if job_id in self.taken:
+                reply.append(3)
+                continue
+            found = 0
+            if where != "morgue" and job_id in self.waiting:
+                del self.waiting[job_id]
+                self._forget(job_id)
+                found = 1
+            if where != "waiting" and job_id in self.morgue:
+                del self.morgue[job_id]
+                found = 1
+            reply.append(found)
+        return reply
+
+    def run_now(self, now: float, job_ids: list[str]) -> list[int]:
+        reply = []
+        for job_id in job_ids:
+            if job_id in self.waiting:
+                job = self.waiting[job_id]
+                job.perform_at = min(job.perform_at, now)
+                reply.append(1)
+            else:
+                reply.append(3 if job_id in self.taken else 0)
+        return reply
+
+    def pause(self, now: float) -> int:
+        if self.paused is not None:
+            return 0
+        self.paused = now
+        return 1
+
+    def resume(self) -> int:
+        changed = 0 if self.paused is None else 1
+        self.paused = None
+        return changed
+
+    # --- what Redis should hold ---
+
+    def snapshot(self) -> dict[str, Any]:
+        """All keys, in the form of `ShardRig.snapshot`, with numbers in `meta`."""
+        keys: dict[str, Any] = {
+            "due": {job_id: job.perform_at for job_id, job in self.waiting.items()},
+            "retries": {i: job.retry_count for i, job in self.waiting.items() if job.retry_count >= 0},
+            "errors": self.errors,
+            "solo": self.solo,
+            "crashes": {job_id: str(count) for job_id, count in self.crashes.items()},
+            "taken": {
+                job_id: (flight.delivery, flight.perform_at, flight.retry_count, 0, flight.taken_at)
+                for job_id, flight in self.taken.items()
+            },
+            "morgue": {job_id: buried.at for job_id, buried in self.morgue.items()},
+            "morgue:errors": {job_id: buried.reason for job_id, buried in self.morgue.items()},
+            "pushed": self.pushed,
+            "lease": self.lease,
+            "meta": {
+                name: value
+                for name, value in {
+                    "shards_count": self.shards_count if self.used else None,
+                    "clock": self.clock,
+                    "fence": self.fence,
+                    "owner": self.owner,
+                    "paused": self.paused,
+                    "spared": 1 if self.spared else None,
+                    **{name: count or None for name, count in self.counters.items()},
+                }.items()
+                if value is not None
+            },
+        }
+        for prefix, jobs in (
+            ("payloads", self.waiting),
+            ("taken:payloads", self.taken),
+            ("morgue:payloads", self.morgue),
+        ):
+            keys |= {f"{prefix}:{job_id}": job.payloads for job_id, job in jobs.items()}  # type: ignore[attr-defined]  # each of the three has payloads
+        return {key: value for key, value in keys.items() if value}

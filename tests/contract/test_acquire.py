@@ -1,0 +1,303 @@
+"""acquire: the right to work a shard, and what a dead owner left in flight waits again."""
+
+import pytest
+
+from lowq.errors import LeaseLost, ShardsCountError
+from lowq.shard import Held, Lease, Shard
+from tests.contract.support import NOW, REMAINS, TTL, ShardRig, handed, job, retry, solo
+
+LATER = NOW + 2
+#: Seconds by which a job is delayed after its owner died.
+EARLIEST, LATEST = 0.05, 0.5
+
+
+def lease_of(shard: Shard, now: float | None = NOW) -> Lease:
+    lease = shard.acquire(TTL, now)
+    assert isinstance(lease, Lease)
+    return lease
+
+
+# --- the lease ---
+
+
+def test_free_shard_is_acquired(rig: ShardRig) -> None:
+    lease = lease_of(rig.shard)
+    assert (lease.resumed, lease.restored, lease.poisoned) == (False, 0, ())
+    assert rig.read("lease") == lease.token == f"first:{lease.fence}"
+    assert rig.meta("owner") == "first"
+    assert rig.meta("shards_count") == "5"
+    assert 0 < rig.client.command("PTTL", rig.prefix + "lease") <= TTL * 1000
+
+
+def test_shard_that_somebody_holds_is_refused_and_the_time_is_told(rig: ShardRig) -> None:
+    rig.own()
+    before = rig.snapshot()
+    held = rig.owner("second").acquire(TTL, NOW)
+    assert isinstance(held, Held)
+    assert TTL - 10 < held.seconds <= TTL
+    assert rig.snapshot() == before
+
+
+def test_lease_ends_by_itself(rig: ShardRig) -> None:
+    assert isinstance(rig.shard.acquire(0.001, NOW), Lease)
+    second = rig.owner("second")
+    for _ in range(1000):
+        if isinstance(second.acquire(TTL, NOW), Lease):
+            break
+    assert second.lease is not None
+
+
+def test_fence_is_at_least_the_servers_time_in_microseconds(rig: ShardRig) -> None:
+    before = rig.server_time()
+    fence = lease_of(rig.shard, None).fence
+    assert int(before * 1e6) <= fence <= rig.server_time() * 1e6
+
+
+def test_fence_grows_with_every_change_of_owner(rig: ShardRig) -> None:
+    fences = []
+    for number in range(4):
+        rig.lease_runs_out()
+        fences.append(lease_of(rig.owner(f"process {number}"), NOW - number).fence)  # the clock steps back, too
+    assert fences == sorted(set(fences))
+    assert rig.meta("fence") == str(fences[-1])
+
+
+def test_fence_grows_also_after_redis_lost_its_data(rig: ShardRig) -> None:
+    first = lease_of(rig.shard, None)
+    rig.client.command("FLUSHALL")
+    second = lease_of(rig.owner("second"), None)
+    assert second.fence > first.fence
+    with pytest.raises(LeaseLost):
+        rig.shard.take(1)
+    rig.client.command("FLUSHALL")
+    again = lease_of(rig.shard, None)
+    assert again.fence > second.fence
+    assert not again.resumed
+
+
+def test_another_shards_count_is_refused_before_anything_is_written(rig: ShardRig) -> None:
+    rig.push(job("x", "v1", 1), shards_count=7)
+    before = rig.snapshot()
+    with pytest.raises(ShardsCountError) as refused:
+        rig.shard.acquire(TTL, NOW)
+    assert (refused.value.existing, refused.value.wanted) == (7, 5)
+    assert rig.snapshot() == before
+
+
+# --- restore ---
+
+
+def test_what_a_dead_owner_left_in_flight_waits_again(rig: ShardRig) -> None:
+    rig.push(job("x", "v1", 1), job("x", "v2", 2), job("later", "v1", 1, perform_at=NOW + 60))
+    rig.own().take(10, NOW)
+    second = rig.owner("second")
+    rig.lease_runs_out()
+    assert lease_of(second, LATER).restored == 1
+    assert rig.read("payloads:x") == {"v1": 1, "v2": 2}
+    assert LATER + EARLIEST <= rig.read("due")["x"] <= LATER + LATEST
+    assert rig.read("crashes") == {"x": "1"}
+    assert rig.read("solo") == {"x"}
+    assert not rig.keys() & {"taken", "taken:payloads:x", "retries"}
+    assert handed(second.take(10, LATER + 1)) == {"x": ["v1", "v2"]}
+
+
+def test_restored_job_keeps_retry_count_and_a_later_perform_at(rig: ShardRig) -> None:
+    shard = rig.own()
+    rig.push(job("x", "v1", 1))
+    shard.take(1, NOW)
+    shard.fail([retry("x", 4, delay=100)], NOW)
+    shard.take(1, NOW + 100)
+    rig.crash("second", NOW + 50)  # the clock stepped back
+    assert rig.read("retries") == {"x": 4}
+    assert rig.read("due") == {"x": NOW + 100}
+
+
+def test_restored_job_merges_with_a_newer_one_and_wins(rig: ShardRig) -> None:
+    shard = rig.own()
+    rig.push(job("x", "v1", 1), job("x", "v2", 2))
+    shard.take(1, NOW)
+    rig.push(job("x", "v1", 0), job("x", "v3", 3, perform_at=NOW + 500))
+    rig.crash("second")
+    assert rig.read("payloads:x") == {"v1": 0, "v2": 2, "v3": 3}
+    assert NOW + EARLIEST <= rig.read("due")["x"] <= NOW + LATEST
+
+
+def test_restored_jobs_come_one_by_one(rig: ShardRig) -> None:
+    shard = rig.own()
+    rig.push(*(job(name, "v1", 1) for name in "abcd"))
+    shard.take(10, NOW + 1)
+    second = rig.crash("second", LATER)
+    seen = []
+    while jobs := second.take(10, LATER + 1).jobs:
+        (taken,) = jobs
+        seen.append(taken.id)
+        second.finish([taken.id])
+    assert sorted(seen) == list("abcd")
+    assert rig.keys() == REMAINS
+
+
+def test_restored_jobs_are_spread_over_time(rig: ShardRig) -> None:
+    shard = rig.own()
+    rig.push(*(job(f"x{n}", "v1", 1) for n in range(50)))
+    shard.take(50, NOW + 1)
+    rig.crash("second", LATER)
+    times = rig.read("due").values()
+    assert len(set(times)) == 50
+    assert LATER + EARLIEST <= min(times) < max(times) <= LATER + LATEST
+
+
+def test_success_clears_the_count_of_crashes(rig: ShardRig) -> None:
+    rig.push(job("x", "v1", 1))
+    rig.own().take(1, NOW)
+    for number in range(6):
+        shard = rig.crash(f"process {number}", LATER)
+        assert rig.read("crashes") == {"x": "1"}
+        shard.finish(handed(shard.take(1, LATER + 1)))
+        shard.take(0, LATER + 1)
+        rig.push(job("x", "v1", 1))
+        shard.take(1, LATER + 1)
+    assert rig.read("morgue") == {}
+
+
+def test_job_whose_owners_keep_dying_is_buried_as_poison(rig: ShardRig) -> None:
+    rig.push(job("x", "v1", 1), job("x", "v2", 2))
+    rig.own().take(1, NOW)
+    for number in (1, 2):
+        shard = rig.crash(f"process {number}", LATER)
+        assert rig.read("crashes") == {"x": str(number)}
+        shard.take(1, LATER + 1)
+    rig.lease_runs_out()
+    lease = lease_of(rig.owner("last"), LATER + 2)
+    assert (lease.poisoned, lease.restored) == (("x",), 0)
+    assert rig.read("morgue:payloads:x") == {"v1": 1, "v2": 2}
+    assert rig.read("morgue") == {"x": LATER + 2}
+    assert "poison" in rig.read("morgue:errors")["x"]
+    assert rig.count("died") == 1
+    assert rig.keys() == REMAINS | {"morgue", "morgue:errors", "morgue:payloads:x"}
+
+
+def test_max_crash_count_1_buries_at_the_first_crash(rig: ShardRig) -> None:
+    rig.push(job("x", "v1", 1))
+    rig.own().take(1, NOW)
+    rig.push(job("x", "v2", 2))
+    rig.lease_runs_out()
+    assert lease_of(rig.owner("second", max_crash_count=1)).poisoned == ("x",)
+    assert rig.read("morgue:payloads:x") == {"v1": 1}
+    assert rig.read("payloads:x") == {"v2": 2}  # what came later has done nothing yet
+    assert set(rig.read("due")) == {"x"}
+
+
+def test_crash_counts_for_what_a_lost_reply_held(rig: ShardRig) -> None:
+    shard = rig.own()
+    rig.push(job("x", "v1", 1))
+    rig.lose_reply(shard.take_call(1, NOW))
+    second = rig.crash("second")
+    assert handed(second.take(1, LATER)) == {"x": ["v1"]}
+
+
+def test_solo_id_stays_solo_through_a_crash(rig: ShardRig) -> None:
+    shard = rig.own()
+    rig.push(job("x", "v1", 1))
+    shard.take(1, NOW)
+    shard.fail([solo("x")], NOW)
+    shard.take(1, NOW)
+    rig.crash("second")
+    assert rig.read("solo") == {"x"}
+    assert rig.read("errors") == {"x": "in company"}
+
+
+# --- the same process again ---
+
+
+def test_repeat_of_a_call_whose_reply_was_lost_succeeds_with_the_same_fence(rig: ShardRig) -> None:
+    rig.push(job("x", "v1", 1))
+    rig.own("dead").take(1, NOW)
+    rig.lease_runs_out()
+    rig.lose_reply(rig.shard.acquire_call(TTL, NOW))
+    before = rig.snapshot()
+    lease = lease_of(rig.shard, NOW + 5)
+    assert lease.resumed
+    assert lease.token == rig.read("lease")
+    assert rig.snapshot() == before
+    assert rig.read("crashes") == {"x": "1"}
+
+
+def test_process_resumes_when_nobody_came_between_and_nothing_is_charged(rig: ShardRig) -> None:
+    shard = rig.own()
+    rig.push(job("x", "v1", 1), job("y", "v1", 1))
+    trip = shard.take(10, NOW + 1)
+    shard.finish(["x"])
+    before = rig.snapshot()
+    rig.lease_runs_out()
+    lease = lease_of(shard, LATER)
+    assert (lease.resumed, lease.fence, lease.restored) == (True, trip.lease.fence, 0)
+    assert rig.snapshot() == before
+    shard.take(0, LATER)
+    shard.fail([retry("y")], LATER)
+    assert rig.read("taken") == {}
+    assert rig.count("processed") == 1
+    assert rig.read("retries") == {"y": 0}
+    assert rig.read("crashes") == {}
+
+
+def test_resumed_process_is_handed_out_again_what_it_does_not_have(rig: ShardRig) -> None:
+    shard = rig.own()
+    rig.push(job("x", "v1", 1))
+    rig.lose_reply(shard.take_call(1, NOW))
+    rig.push(job("x", "v2", 2))
+    rig.lease_runs_out()
+    assert lease_of(shard, LATER).resumed
+    assert rig.read("crashes") == {}
+    assert rig.read("solo") == set()
+    assert handed(shard.take(1, LATER)) == {"x": ["v1", "v2"]}
+
+
+def test_process_does_not_resume_when_somebody_came_between(rig: ShardRig) -> None:
+    first = rig.own()
+    rig.push(job("x", "v1", 1))
+    first.take(1, NOW)
+    rig.crash("second", LATER)
+    rig.lease_runs_out()
+    assert not lease_of(first, LATER).resumed
+    first.finish(["x"])
+    assert first.take(0, LATER).jobs == []
+    assert rig.count("processed") == 0
+    assert set(rig.read("due")) == {"x"}
+
+
+def test_renewal_by_acquiring_keeps_the_fence(rig: ShardRig) -> None:
+    first = lease_of(rig.shard)
+    again = lease_of(rig.shard, NOW + 100)
+    assert (again.fence, again.resumed) == (first.fence, True)
+
+
+# --- spared ---
+
+
+def test_what_a_stopping_process_left_in_flight_is_not_charged(rig: ShardRig) -> None:
+    shard = rig.own()
+    rig.push(job("x", "v1", 1))
+    shard.take(1, NOW)
+    assert shard.surrender(leave=TTL)
+    second = rig.crash("second", LATER)
+    assert rig.read("crashes") == {}
+    assert rig.read("solo") == set()
+    assert rig.read("due") == {"x": NOW}
+    second.take(1, LATER)
+    rig.crash("third", LATER)
+    assert rig.read("crashes") == {"x": "1"}  # spared once
+
+
+def test_shard_left_to_run_out_is_refused_until_then(rig: ShardRig) -> None:
+    shard = rig.own()
+    rig.push(job("x", "v1", 1))
+    shard.take(1, NOW)
+    shard.surrender(leave=5.0)
+    held = rig.owner("second").acquire(TTL, NOW)
+    assert isinstance(held, Held)
+    assert 0 < held.seconds <= 5
+
+
+def test_acquire_survives_script_flush(rig: ShardRig) -> None:
+    rig.client.command("SCRIPT", "FLUSH")
+    lease_of(rig.shard)

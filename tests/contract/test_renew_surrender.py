@@ -1,0 +1,146 @@
+"""renew lengthens a lease, surrender gives it up."""
+
+import pytest
+
+from lowq.errors import LeaseLost
+from lowq.shard import Lease, Shard
+from tests.contract.support import NOW, TTL, Channel, ShardRig, handed, job
+
+
+def renew(rig: ShardRig, shard: Shard, seconds: float) -> object:
+    (reply,) = rig.client.run_many([shard.renew_call(seconds)])
+    return reply
+
+
+def remaining(rig: ShardRig) -> float:
+    """Seconds that the lease still runs."""
+    milliseconds: int = rig.client.command("PTTL", rig.prefix + "lease")
+    return milliseconds / 1000
+
+
+# --- renew ---
+
+
+def test_renew_lengthens_the_lease(rig: ShardRig) -> None:
+    shard = rig.own()
+    before = rig.snapshot()
+    assert renew(rig, shard, 2 * TTL) == 1
+    assert TTL < remaining(rig) <= 2 * TTL
+    assert rig.snapshot() == before
+
+
+def test_renew_may_be_repeated(rig: ShardRig) -> None:
+    shard = rig.own()
+    rig.lose_reply(shard.renew_call(TTL))
+    assert renew(rig, shard, TTL) == 1
+
+
+def test_lease_that_has_run_out_is_not_renewed(rig: ShardRig) -> None:
+    shard = rig.own()
+    rig.lease_runs_out()
+    before = rig.snapshot()
+    assert isinstance(renew(rig, shard, TTL), LeaseLost)
+    assert rig.snapshot() == before
+
+
+def test_lease_of_another_is_not_renewed(rig: ShardRig) -> None:
+    shard = rig.own()
+    rig.crash("second")
+    assert isinstance(renew(rig, shard, 2 * TTL), LeaseLost)
+    assert remaining(rig) <= TTL
+
+
+def test_earlier_lease_of_the_same_process_is_not_renewed(rig: ShardRig) -> None:
+    call = rig.own().renew_call(2 * TTL)
+    rig.crash("second")
+    rig.crash("first")
+    (reply,) = rig.client.run_many([call])
+    assert isinstance(reply, LeaseLost)
+
+
+# --- surrender ---
+
+
+def test_surrendered_shard_is_free_at_once_and_whoever_waits_is_told(rig: ShardRig, free: Channel) -> None:
+    shard = rig.own()
+    assert shard.surrender()
+    assert free.messages() == [b""]
+    assert shard.lease is None
+    assert "lease" not in rig.keys()
+    assert rig.meta("owner") is None
+    lease = rig.owner("second").acquire(TTL, NOW)
+    assert isinstance(lease, Lease)
+    assert not lease.resumed
+
+
+def test_surrender_is_refused_with_jobs_in_flight(rig: ShardRig, free: Channel) -> None:
+    shard = rig.own()
+    rig.push(job("x", "v1", 1))
+    shard.finish(handed(shard.take(1, NOW)))
+    before = rig.snapshot()
+    assert not shard.surrender()
+    assert rig.snapshot() == before
+    assert free.messages() == []
+    assert shard.lease is not None
+    shard.take(0, NOW)
+    assert shard.surrender()
+
+
+def test_lease_is_left_to_run_out_by_a_process_that_stops_in_mid_work(rig: ShardRig, free: Channel) -> None:
+    shard = rig.own()
+    rig.push(job("x", "v1", 1))
+    shard.take(1, NOW)
+    token = rig.read("lease")
+    assert shard.surrender(leave=3.0)
+    assert 0 < remaining(rig) <= 3
+    assert rig.read("lease") == token
+    assert set(rig.read("taken")) == {"x"}
+    assert free.messages() == []
+
+
+def test_shard_with_nothing_in_flight_is_given_up_at_once_all_the_same(rig: ShardRig) -> None:
+    shard = rig.own()
+    assert shard.surrender(leave=3.0)
+    assert "lease" not in rig.keys()
+
+
+def test_surrendering_process_gets_a_new_fence_when_it_comes_back(rig: ShardRig) -> None:
+    shard = rig.own()
+    assert shard.lease is not None
+    fence = shard.lease.fence
+    shard.surrender()
+    lease = shard.acquire(TTL, NOW)
+    assert isinstance(lease, Lease)
+    assert lease.fence > fence
+    assert not lease.resumed
+
+
+@pytest.mark.parametrize("leave", [None, 3.0])
+def test_wrong_token_is_refused(rig: ShardRig, free: Channel, leave: float | None) -> None:
+    first = rig.own()
+    rig.crash("second")
+    before = rig.snapshot()
+    with pytest.raises(LeaseLost):
+        first.surrender(leave)
+    assert rig.snapshot() == before
+    assert remaining(rig) > 3
+    assert free.messages() == []
+
+
+def test_repeat_of_a_surrender_whose_reply_was_lost_changes_nothing(rig: ShardRig, free: Channel) -> None:
+    shard = rig.own()
+    rig.lose_reply(shard.surrender_call())
+    rig.own("second")
+    before, _ = rig.snapshot(), free.messages()
+    with pytest.raises(LeaseLost):
+        shard.surrender()
+    assert rig.snapshot() == before
+    assert free.messages() == []
+
+
+def test_renew_and_surrender_survive_script_flush(rig: ShardRig) -> None:
+    shard = rig.own()
+    rig.client.command("SCRIPT", "FLUSH")
+    assert renew(rig, shard, TTL) == 1
+    rig.client.command("SCRIPT", "FLUSH")
+    assert shard.surrender()
