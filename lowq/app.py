@@ -12,7 +12,7 @@ from typing import Any, TypeVar, Unpack, overload
 
 from lowq import queries
 from lowq.config import Config
-from lowq.connection import Client, Refusal, memory_store, new_store
+from lowq.connection import Call, Client, Refusal, memory_store, new_store
 from lowq.errors import ConfigError, ShardsCountError
 from lowq.keys import queues_key
 from lowq.queue import Queue
@@ -104,8 +104,7 @@ class Lowq:
             yield
         finally:
             with self._lock:
-                if self._client is not None:
-                    self._client.close()
+                self.close()
                 self._client, self._store, self._registered = before
 
     def queue(self, name: str, shards_count: int | None = None) -> Queue:
@@ -133,14 +132,19 @@ class Lowq:
         """
         if name in self._registered:
             return
-        entry = ""
-        if worker is not None:
-            entry = json.dumps({"shards_count": shards_count, "options": options_of(worker)})
+        call = self.registration(name, shards_count, worker)
         try:
-            self.client.run("register", queues_key(self.config.namespace), "", name, shards_count, entry)
+            self.client.run(call.script, call.key, *call.args)
         except Refusal as refusal:
             raise ShardsCountError(name, int(refusal.detail), shards_count) from None
         self._registered.add(name)
+
+    def registration(self, name: str, shards_count: int, worker: Any = None) -> Call:
+        """The call that enters a queue in the registry."""
+        entry = ""
+        if worker is not None:
+            entry = json.dumps({"shards_count": shards_count, "options": options_of(worker)})
+        return Call("register", queues_key(self.config.namespace), ["", name, shards_count, entry])
 
     def forget_registered(self) -> None:
         """Enters the queues anew when they are used next: Redis may have lost its data."""

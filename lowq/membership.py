@@ -118,6 +118,7 @@ class Keeper(threading.Thread):
         *,
         lease_ttl: float,
         poll_interval: float,
+        registrations: Sequence[Call],
         on_fatal: Callable[[BaseException], object],
     ) -> None:
         super().__init__(name="lowq-keeper", daemon=True)
@@ -131,6 +132,7 @@ class Keeper(threading.Thread):
         self._outage = outage
         self._lease_ttl = lease_ttl
         self._poll_interval = poll_interval
+        self._registrations = list(registrations)
         self._on_fatal = on_fatal
         self._tries = dict.fromkeys(self._shards, 0.0)
         self._next_renewal = 0.0
@@ -188,6 +190,8 @@ class Keeper(threading.Thread):
 
     def _tick(self, now: float) -> float:
         """Does what is due; returns the seconds until something is due again."""
+        if self._quiet:
+            self._give_up_resting()
         if now >= self._next_renewal:
             self._renew()
             self._heartbeat()
@@ -257,6 +261,15 @@ class Keeper(threading.Thread):
             for shard in gained:
                 self._dispatcher.wake(shard)
 
+    def _give_up_resting(self) -> None:
+        """A quiet node keeps only the shards that it still performs something of."""
+        self._tries.clear()
+        resting = [shard for shard, _ in self._dispatcher.unclaimed()]
+        if resting:
+            self._client.run_many([shard.surrender_call(0.0) for shard in resting], repeats=0)
+            for shard in resting:
+                shard.lose()
+
     def _refresh(self) -> None:
         looked = self._dispatcher.unclaimed()
         for start in range(0, len(looked), _WRITE):
@@ -323,7 +336,12 @@ class Keeper(threading.Thread):
             "quiet": self._quiet,
         }
         text = "" if goodbye else json.dumps(says)
-        self._client.run("heartbeat", nodes_key(self._namespace), "", me.name, text, self._lease_ttl * SILENT_TTLS)
+        silent = self._lease_ttl * SILENT_TTLS
+        call = Call("heartbeat", nodes_key(self._namespace), ["", me.name, text, silent])
+        # The queues with it: Redis may have lost its data since they were registered.
+        for reply in self._client.run_many([call, *self._registrations], repeats=0):
+            if isinstance(reply, Exception):
+                raise reply
 
     def _warn_when_late(self, late: float) -> None:
         if late > self._lease_ttl / 3:
@@ -338,8 +356,9 @@ class Keeper(threading.Thread):
     # --- the end ---
 
     def quiet(self) -> None:
-        """Says in the next heartbeats that the node takes nothing more."""
+        """Gives up the shards that rest, and says in the heartbeats that the node takes nothing more."""
         self._quiet = True
+        self._nudge.set()
 
     def stop(self) -> None:
         """Renews nothing any more. Joins the thread when it can."""

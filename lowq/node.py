@@ -25,6 +25,7 @@ import sys
 import threading
 import time
 import traceback
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from types import FrameType
@@ -103,6 +104,7 @@ class Node:
         self.stopping = threading.Event()
         self._wakeup_read, self._wakeup_write = os.pipe()
         os.set_blocking(self._wakeup_write, False)
+        weakref.finalize(self, _close, self._wakeup_read, self._wakeup_write)
         self._threads: list[_Thread] = []
         self._started = False
 
@@ -164,6 +166,9 @@ class Node:
         self.keeper = Keeper(
             keeper_client, config.namespace, identity, wanted, self.dispatcher, self._listener, seats, self.outage,
             lease_ttl=config.lease_ttl, poll_interval=config.poll_interval, on_fatal=self.fail,
+            registrations=[
+                app.registration(worker.queue_name, worker.shards_count, worker) for worker in self._workers.values()
+            ],
         )  # fmt: skip
         self._threads = [_Thread(self, seat, self._benches()) for seat in seats]
         self._warn_of_unserved(app)
@@ -261,7 +266,7 @@ class Node:
     # --- commands ---
 
     def quiet(self) -> None:
-        """Takes nothing more and goes on finishing; the leases are kept until the node stops."""
+        """Takes nothing more and finishes what runs; shards that rest are given up, so that other nodes work them."""
         log.warning("node %s goes quiet: it takes nothing more", self.name, extra={"event": "quiet"})
         self.keeper.quiet()
         self.dispatcher.close()
@@ -329,6 +334,11 @@ class Node:
         return not running
 
 
+def _close(*descriptors: int) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)
+
+
 class _Thread(threading.Thread):
     """Works one shard after another. Everything but `seat` belongs to the thread itself."""
 
@@ -367,10 +377,12 @@ class _Thread(threading.Thread):
                     return
 
     def _pause(self, failures: int) -> bool:
-        """Waits, longer each time. False: the node stops, and what is in hand is left to the next owner."""
-        if self._node.stopping.wait(min(0.05 * 2**failures, 2.0) * random.uniform(0.5, 1.0)):
-            self._let_go()
-            return False
+        """Waits, longer each time. False: the node stops and nothing is left to be told to Redis."""
+        if self._node.stopping.wait(_backoff(failures)):
+            if self._held is None or not self._held.unacknowledged:
+                self._let_go()
+                return False
+            time.sleep(_backoff(1))
         return True
 
     def _let_go(self) -> None:
@@ -392,7 +404,12 @@ class _Thread(threading.Thread):
             shard = self._dispatcher.pick(self.seat.number, held)
         trip = self._travel(shard)
         if shard is not None and trip is not None:
-            self._work(shard, trip)
+            try:
+                self._work(shard, trip)
+            finally:
+                # Whatever went wrong: what did not finish is in flight, and no longer in hand. The next take, or
+                # the next owner, gets it.
+                shard.keep_finished()
         return True
 
     def _travel(self, shard: Shard | None) -> Trip | None:
@@ -460,7 +477,6 @@ class _Thread(threading.Thread):
         """Performs a trip batch by batch, in order."""
         if trip.spoiled:
             batch.bury_spoiled(shard, trip.spoiled, self._config)
-            shard.drop(job.id for job in trip.jobs if not job.payloads)
         jobs = [job for job in trip.jobs if job.payloads] if trip.spoiled else trip.jobs
         if not jobs:
             return
@@ -473,10 +489,7 @@ class _Thread(threading.Thread):
                 break
             lease = shard.lease
             if lease is None or lease.token != trip.lease.token or time.monotonic() >= shard.deadline:
-                # Not surely ours any more. What is dropped here is in flight still: the next take, or the next
-                # owner, gets it.
-                shard.drop(job.id for job in jobs[start:])
-                break
+                break  # not surely ours any more
             self._perform(shard, trip, bench, jobs[start : start + size])
         batches = -(-len(jobs) // size)
         pace = (time.monotonic() - began) / batches
@@ -508,7 +521,7 @@ class _Thread(threading.Thread):
             self._node.fail(error)
 
     def _report(self, shard: Shard, outcome: batch.Outcome, bench: _Bench) -> None:
-        """Writes an outcome, however long Redis is away: what it says is lost only with the process or the lease."""
+        """Writes an outcome, however long Redis is away: only the end of the process or of the lease ends that."""
         failures = 0
         while True:
             try:
@@ -518,8 +531,12 @@ class _Thread(threading.Thread):
             except RedisUnavailable as error:
                 self._node.outage.begin(error)
                 failures += 1
-                if self._node.stopping.wait(min(0.05 * 2**failures, 2.0) * random.uniform(0.5, 1.0)):
-                    raise
+                time.sleep(_backoff(failures))
+
+
+def _backoff(failures: int) -> float:
+    """Seconds to wait after so many failures in a row, with jitter."""
+    return min(0.05 * 2.0**failures, 2.0) * random.uniform(0.5, 1.0)
 
 
 def _log_lost(error: LeaseLost) -> None:

@@ -282,17 +282,19 @@ class _Finder:
 
     def _keep_best(self, best: list[Position], found: Iterable[Position], after: Position | None) -> None:
         wanted, count = self._wanted, self._count
+        # Most of a million are worse than the worst of the best: they are sorted out first, and cheaply.
+        if len(best) == count:
+            worst = best[0] if wanted.reverse else best[-1]
+            found = [item for item in found if (item > worst if wanted.reverse else item < worst)]
+        if after is not None:
+            found = [item for item in found if (item < after if wanted.reverse else item > after)]
         for position in found:
             if not wanted.holds(*position):
                 continue
-            if wanted.reverse:
-                if (after is not None and position >= after) or (len(best) == count and position <= best[0]):
-                    continue
-            elif (after is not None and position <= after) or (len(best) == count and position >= best[-1]):
-                continue
             place = bisect_left(best, position)
-            if best[place : place + 1] != [position]:  # a scan may come across an id twice
-                best.insert(place, position)
+            if best[place : place + 1] == [position]:  # a scan may come across an id twice
+                continue
+            best.insert(place, position)
             if len(best) > count:
                 best.pop(0 if wanted.reverse else -1)
 

@@ -61,9 +61,7 @@ class Queue(Queries):
         """
         return self._act(Action("perform_now", time_argument(now)), ids)
 
-    def bury(
-        self, ids: JobId | Iterable[JobId], reason: str | None = None, *, now: float | None = None
-    ) -> Acted:
+    def bury(self, ids: JobId | Iterable[JobId], reason: str | None = None, *, now: float | None = None) -> Acted:
         """Moves waiting jobs to the morgue. ``reason``: why, for people; by default their last error.
 
         Raises:

@@ -339,9 +339,11 @@ class Shard:
             raise
         self._in_hand.difference_update(ids)
 
-    def drop(self, ids: Iterable[str]) -> None:
-        """These ids are not in hand any more, and not reported: whatever is in flight of them is handed out anew."""
-        self._in_hand.difference_update(ids)
+    def keep_finished(self) -> None:
+        """Only what finished is in hand any more. The rest is not reported: it is in flight, and the next take, or
+        the next owner, gets it.
+        """
+        self._in_hand.intersection_update(self._finished)
 
     def early_ack_call(self, already: int) -> Call | None:
         """Acknowledges what finished so far while a slow job of the same trip is still being performed. For another

@@ -118,14 +118,15 @@ class _Drainer:
         trip = shard.take(worker.batch_size, self._now)
         if trip.spoiled:
             batch.bury_spoiled(shard, trip.spoiled, config, self._now)
-            shard.drop(job.id for job in trip.jobs if not job.payloads)
         jobs = [job for job in trip.jobs if job.payloads]
         if not jobs:
+            shard.keep_finished()
             return batch.Outcome() if trip.jobs else None
         outcome = batch.perform(worker, self._call, shard.index, trip.lease.fence, jobs, config)
         shard.finish(outcome.finished)
         if not outcome.whole:
             batch.report(shard, outcome, worker, config, self._now)
+        shard.keep_finished()
         return outcome
 
     def leave(self) -> None:

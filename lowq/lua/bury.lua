@@ -44,7 +44,7 @@ local records = token ~= '' and records_of(prefix, delivery, ids) or {}
 touch(prefix, { 'payloads:', 'taken:payloads:', 'morgue:payloads:' }, ids)
 
 -- What one call merges of waiting jobs, over all its ids: it must not hold Redis for long.
-local budget = { payloads = 1000, bytes = 1048576 }
+local budget = { payloads = 500, bytes = 1048576 }
 
 local function mark_buried(item)
   local reason = item.reason
@@ -86,15 +86,15 @@ local function bury_taken(item)
 end
 
 local function bury_waiting(item)
+  if budget.payloads <= 0 or budget.bytes <= 0 then
+    return 2
+  end
   if redis.call('HEXISTS', prefix .. 'taken', item.id) == 1 then
     return 3
   end
   local perform_at = redis.call('ZSCORE', prefix .. 'due', item.id)
   if not perform_at or (not_after and tonumber(perform_at) > not_after) then
     return 0
-  end
-  if budget.payloads <= 0 or budget.bytes <= 0 then
-    return 2
   end
   local whole = merge_part(prefix .. 'payloads:' .. item.id, prefix .. 'morgue:payloads:' .. item.id, budget)
   mark_buried(item)

@@ -6,13 +6,15 @@
 -- ARGV[3]  only jobs whose perform_at, or burial, is not after this (Unix seconds; '' = any)
 -- ARGV[4+] ids
 --
--- Reply: list of, per id, 1 (deleted), 0 (not there), 3 (in flight: not touched).
+-- Reply: list of, per id, 1 (deleted), 0 (not there), 2 (not yet: call again),
+-- 3 (in flight: not touched).
 --
 -- Invariant: nothing of a deleted job is left in any key. An id in flight keeps all it has, also what waits.
 --
 --!flags allow-oom
 --!include touch
 --!include forget
+--!include weight
 local prefix, where, not_after = KEYS[1], ARGV[2], tonumber(ARGV[3])
 local ids = {}
 for i = 4, #ARGV do
@@ -20,11 +22,15 @@ for i = 4, #ARGV do
 end
 touch(prefix, { 'payloads:', 'morgue:payloads:' }, ids)
 
+-- What one call frees, in bytes: it must not hold Redis for long.
+local room = 16777216
+
 local function remove(id, set, payloads)
   local at = redis.call('ZSCORE', prefix .. set, id)
   if not at or (not_after and tonumber(at) > not_after) then
     return false
   end
+  room = room - weight(prefix .. payloads .. id)
   redis.call('ZREM', prefix .. set, id)
   redis.call('UNLINK', prefix .. payloads .. id)
   return true
@@ -33,7 +39,9 @@ end
 local reply = {}
 for _, id in ipairs(ids) do
   local state = 0
-  if redis.call('HEXISTS', prefix .. 'taken', id) == 1 then
+  if room <= 0 then
+    state = 2
+  elseif redis.call('HEXISTS', prefix .. 'taken', id) == 1 then
     state = 3
   else
     if where ~= 'morgue' and remove(id, 'due', 'payloads:') then

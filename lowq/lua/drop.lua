@@ -2,7 +2,7 @@
 --
 -- KEYS[1]  prefix of the shard
 -- ARGV[1]  now: not used; every script has it first
--- ARGV[2]  how many jobs of each kind at most
+-- ARGV[2]  how many jobs of each kind at most, up to 1,000
 -- ARGV[3]  '1' only asks whether it might be dropped
 --
 -- Reply: {1 (nothing is left), removed} | {0 (call again), removed} | {2 (somebody holds the lease), 0}
@@ -12,6 +12,7 @@
 --
 --!flags allow-oom
 --!include touch
+--!include weight
 local prefix, most = KEYS[1], tonumber(ARGV[2])
 if redis.call('EXISTS', prefix .. 'lease') == 1 then
   return { 2, 0 }
@@ -23,28 +24,34 @@ local waiting = redis.call('ZRANGE', prefix .. 'due', 0, most - 1)
 local buried = redis.call('ZRANGE', prefix .. 'morgue', 0, most - 1)
 local records = redis.call('HSCAN', prefix .. 'taken', '0', 'COUNT', most)[2]
 local taken = {}
-for i = 1, #records, 2 do
+for i = 1, math.min(#records, 2 * most), 2 do
   taken[#taken + 1] = records[i]
 end
 touch(prefix, { 'payloads:' }, waiting)
 touch(prefix, { 'morgue:payloads:' }, buried)
 touch(prefix, { 'taken:payloads:' }, taken)
 
+-- What one call frees, in bytes: it must not hold Redis for long.
+local room = 16777216
 local function remove(ids, command, key, payloads)
-  for start = 1, #ids, 500 do
-    local some, keys = {}, {}
-    for i = start, math.min(start + 499, #ids) do
-      some[#some + 1] = ids[i]
-      keys[#keys + 1] = prefix .. payloads .. ids[i]
+  local gone, keys = {}, {}
+  for _, id in ipairs(ids) do
+    if room <= 0 then
+      break
     end
-    redis.call(command, prefix .. key, unpack(some))
+    gone[#gone + 1] = id
+    keys[#keys + 1] = prefix .. payloads .. id
+    room = room - weight(keys[#keys])
+  end
+  if #gone > 0 then
+    redis.call(command, prefix .. key, unpack(gone))
     redis.call('UNLINK', unpack(keys))
   end
-  return #ids
+  return #gone
 end
 local removed = remove(waiting, 'ZREM', 'due', 'payloads:') + remove(buried, 'ZREM', 'morgue', 'morgue:payloads:')
   + remove(taken, 'HDEL', 'taken', 'taken:payloads:')
-if removed > 0 then
+if #waiting + #buried + #taken > 0 then
   return { 0, removed }
 end
 local rest = {}

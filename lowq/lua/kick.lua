@@ -25,15 +25,14 @@ end
 touch(prefix, { 'payloads:', 'morgue:payloads:' }, ids)
 
 -- What one call merges, over all its ids: it must not hold Redis for long.
-local budget = { payloads = 1000, bytes = 1048576 }
+local budget = { payloads = 500, bytes = 1048576 }
 local reply, kicked = {}, false
 for _, id in ipairs(ids) do
-  local buried_at = redis.call('ZSCORE', prefix .. 'morgue', id)
-  local state = 0
+  local spent = budget.payloads <= 0 or budget.bytes <= 0
+  local buried_at = not spent and redis.call('ZSCORE', prefix .. 'morgue', id)
+  local state = spent and 2 or 0
   if buried_at and (not not_after or tonumber(buried_at) <= not_after) then
     state = 2
-  end
-  if state == 2 and budget.payloads > 0 and budget.bytes > 0 then
     if merge_part(prefix .. 'morgue:payloads:' .. id, prefix .. 'payloads:' .. id, budget) then
       state = 1
       redis.call('ZREM', prefix .. 'morgue', id)

@@ -27,41 +27,39 @@ local pattern = ARGV[4] == '' and '*' or ARGV[4]
 local found = redis.call(command, prefix .. set, ARGV[3], 'MATCH', pattern, 'COUNT', 1000)
 local reply = { found[1], string.format('%.17g', horizon), clock }
 
--- A small set is one block for Redis and comes whole: never more than a few hundred ids.
-local ids, values = {}, {}
-for i = 1, #found[2], 2 do
-  ids[#ids + 1], values[#values + 1] = found[2][i], found[2][i + 1]
-end
 if set == 'taken' then
-  for i, record in ipairs(values) do
-    local _, perform_at, retry_count = parse_taken(record)
-    values[i] = wanted == 'retry_count' and string.format('%d', retry_count) or perform_at
+  for i = 2, #found[2], 2 do
+    local _, perform_at, retry_count = parse_taken(found[2][i])
+    found[2][i] = wanted == 'retry_count' and string.format('%d', retry_count) or perform_at
   end
   when, past = '', ''
 elseif set == 'retries' then
   past = ''
 end
--- unpack takes a few thousand at most, and Redis may return more than it was asked for.
-for start = 1, #ids, 1000 do
-  local some, known = {}, {}
-  for i = start, math.min(start + 999, #ids) do
-    some[#some + 1], known[#known + 1] = ids[i], values[i]
+-- What is to be looked up elsewhere is looked up for 1,000 ids at a time: unpack takes a few thousand at most, and
+-- Redis may return more than it was asked for.
+for start = 1, #found[2], 2000 do
+  local ids, values = {}, {}
+  for i = start, math.min(start + 1999, #found[2]), 2 do
+    ids[#ids + 1], values[#values + 1] = found[2][i], found[2][i + 1]
   end
-  local times = set == 'due' and known or nil
-  local counts = set == 'retries' and known or nil
-  if #some > 0 and wanted == 'perform_at' and set == 'retries' then
-    times = redis.call('ZMSCORE', prefix .. 'due', unpack(some))
-    known = times
-  elseif #some > 0 and wanted == 'retry_count' and set == 'due' then
-    counts = redis.call('ZMSCORE', prefix .. 'retries', unpack(some))
-    known = counts
+  local times = set == 'due' and values or nil
+  local counts = set == 'retries' and values or nil
+  if wanted == 'perform_at' and set == 'retries' then
+    times = redis.call('ZMSCORE', prefix .. 'due', unpack(ids))
+    values = times
+  elseif wanted == 'retry_count' and set == 'due' then
+    counts = redis.call('ZMSCORE', prefix .. 'retries', unpack(ids))
+    values = counts
   end
-  local fit = fits(prefix, some, when, past, horizon, times, counts)
-  for i, id in ipairs(some) do
-    if fit[i] then
-      local value = wanted == 'id' and '0' or known[i] or (wanted == 'retry_count' and '-1')
+  local fit = (when ~= '' or past ~= '') and fits(prefix, ids, when, past, horizon, times, counts)
+  local size = #reply
+  for i, id in ipairs(ids) do
+    if not fit or fit[i] then
+      local value = wanted == 'id' and '0' or values[i] or (wanted == 'retry_count' and '-1')
       if value then
-        reply[#reply + 1], reply[#reply + 2] = id, value
+        reply[size + 1], reply[size + 2] = id, value
+        size = size + 2
       end
     end
   end

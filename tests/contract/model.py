@@ -12,6 +12,8 @@ from typing import Any
 TICK = 0.000001
 #: What a payload counts in a reply beyond its own bytes.
 OVERHEAD = 100
+#: How much later than at the earliest a job may come whose owner died, seconds.
+JITTER = 0.45
 
 
 class Refused(Exception):
@@ -87,6 +89,7 @@ class Model:
         self.paused: float | None = None
         self.spared = False
         self.used = False
+        self.delayed: list[str] = []
         self.counters = {"delivery": 0, "processed": 0, "failed": 0, "died": 0}
 
     # --- producing ---
@@ -124,9 +127,10 @@ class Model:
             raise Refused
 
     def acquire(self, now: float, nonce: str, holds: int) -> tuple[Any, ...]:
-        """("held",), ("resumed", fence) or ("acquired", fence, restored, poisoned). Jobs that a dead owner left get
-        their earliest time; up to half a second later is right, too: see `restored`.
+        """("held",), ("resumed", fence) or ("acquired", fence, restored, poisoned). Jobs whose owner died get their
+        earliest time, and are named in `delayed`: up to `JITTER` later is right, too.
         """
+        self.delayed = []
         own = nonce == self.owner
         if self.lease is not None and not (own and self.lease == f"{nonce}:{self.fence}"):
             return ("held",)
@@ -140,21 +144,18 @@ class Model:
         self.used = True
         self.owner = nonce
         self.lease = f"{nonce}:{self.fence}"
-        self.restored: list[str] = []
-        poisoned = []
+        restored, poisoned = 0, []
         for job_id, flight in list(self.taken.items()):
             if self.spared:
                 self._put_back(job_id, flight.perform_at)
             elif self._crash(job_id, now, now + 0.05):
                 poisoned.append(job_id)
                 continue
-            self.restored.append(job_id)
-        if self.spared:
-            self.restored_late: list[str] = []
-        else:
-            self.restored_late = list(self.restored)
+            else:
+                self.delayed.append(job_id)
+            restored += 1
         self.spared = False
-        return ("acquired", self.fence, len(self.restored), poisoned)
+        return ("acquired", self.fence, restored, poisoned)
 
     def surrender(self, token: str, *, leave: bool) -> int:
         self._check(token)
@@ -453,10 +454,7 @@ class Model:
                 if value is not None
             },
         }
-        for prefix, jobs in (
-            ("payloads", self.waiting),
-            ("taken:payloads", self.taken),
-            ("morgue:payloads", self.morgue),
-        ):
-            keys |= {f"{prefix}:{job_id}": job.payloads for job_id, job in jobs.items()}  # type: ignore[attr-defined]  # each of the three has payloads
+        keys |= {f"payloads:{job_id}": job.payloads for job_id, job in self.waiting.items()}
+        keys |= {f"taken:payloads:{job_id}": flight.payloads for job_id, flight in self.taken.items()}
+        keys |= {f"morgue:payloads:{job_id}": buried.payloads for job_id, buried in self.morgue.items()}
         return {key: value for key, value in keys.items() if value}

@@ -1,0 +1,642 @@
+"""Everything that can happen to a shard, in random order, against the model; and proof that this finds bugs.
+
+A failure prints the story: one line per step, then how Redis differs from the model. Each step's reply is
+compared, and after each step the whole content of the store.
+"""
+
+import dataclasses
+import json
+import math
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, ClassVar, cast
+
+import pytest
+from hypothesis import HealthCheck, Phase, Verbosity, note, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from lowq import shard as shard_module
+from lowq.connection import Call, Client, pool
+from lowq.errors import LeaseLost, ScriptError
+from lowq.scripts import Script, load_scripts
+from lowq.shard import Failure, Shard
+from tests.contract.model import JITTER, Model, Refused
+from tests.contract.support import NOW, REMAINS, TTL, ShardRig, job
+
+MAX_PAYLOADS = 2
+#: Three short payloads fit, or a long one and a short one; a huge one fills a reply by itself.
+MAX_BYTES = 330
+MAX_CRASH_COUNT = 2
+
+IDS = st.sampled_from(["a", "b", "c"])
+PAYLOADS = st.sampled_from([b'"v1"', b'"v2"', b'"v3"', b'"v4%s"' % (b"+" * 120), b'"v5%s"' % (b"*" * 400)])
+JOBS = st.lists(
+    st.tuples(
+        IDS,
+        PAYLOADS,
+        st.sampled_from([None, 1.0, 2.0, 3.0, NOW]),
+        st.sampled_from([None, None, None, -5.0, 3.0, 60.0, "0", "2.5"]),  # a number: relative to now
+    ),
+    min_size=1,
+    max_size=4,
+)
+SOME_IDS = st.lists(IDS, min_size=1, max_size=3, unique=True)
+#: Whether a reply gets lost, so that the call is repeated: at once, or after something was pushed.
+LOST = st.sampled_from(["", "", "at once", "after a push"])
+STEPS = st.sampled_from([0.0, 0.000001, 0.3, 1.0, 5.0, 61.0, -0.5, -30.0])
+
+
+class Link:
+    """The way to Redis. Loses the reply of the next call when told to, and repeats the call, as `Client` does."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self.url = client.url
+        self.command = client.command
+        self.commands = client.commands
+        self.on_lost: Callable[[], None] | None = None
+        self.reply: Any = None
+
+    def run(self, script: str, key: str, *args: str | bytes | int | float) -> Any:
+        (reply,) = self.run_many([Call(script, key, args)])
+        if isinstance(reply, Exception):
+            raise reply
+        return reply
+
+    def run_many(self, calls: Sequence[Call]) -> list[Any]:
+        on_lost, self.on_lost = self.on_lost, None
+        if on_lost is not None:
+            self._client.run_many(calls)
+            on_lost()
+            for call in calls:
+                if call.script == "push":
+                    call.args[2] = "1"
+        replies = self._client.run_many(calls)
+        (self.reply,) = replies
+        return replies
+
+
+@dataclasses.dataclass
+class Process:
+    """A process that owns the shard, or believes it does, and what it knows of the trip in its hand."""
+
+    nonce: str
+    shard: Shard
+    delivery: int = 0
+    hand: list[str] = dataclasses.field(default_factory=list)
+    finished: list[str] = dataclasses.field(default_factory=list)
+
+    @property
+    def pending(self) -> list[str]:
+        return [job_id for job_id in self.hand if job_id not in self.finished]
+
+    @property
+    def token(self) -> str:
+        return "none" if self.shard.lease is None else self.shard.lease.token
+
+    def lost_the_shard(self) -> None:
+        self.hand.clear()
+        self.finished.clear()
+
+
+class ShardMachine(RuleBasedStateMachine):
+    """`client` is set by the test that runs it."""
+
+    client: ClassVar[Client]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.client.command("FLUSHALL")
+        self.link = Link(self.client)
+        self.rig = ShardRig(
+            self.client.url,
+            client=cast(Client, self.link),
+            max_payloads=MAX_PAYLOADS,
+            max_crash_count=MAX_CRASH_COUNT,
+        )
+        self.model = Model(
+            shards_count=self.rig.shards_count,
+            max_payloads=MAX_PAYLOADS,
+            max_bytes=MAX_BYTES,
+            max_crash_count=MAX_CRASH_COUNT,
+        )
+        self.now = NOW
+        self.numbers = 0
+        self.owner = self._process()
+        #: Processes that lost the shard and may not have noticed.
+        self.ghosts: list[Process] = []
+
+    # --- how a step runs ---
+
+    def _process(self) -> Process:
+        self.numbers += 1
+        nonce = f"process{self.numbers}"
+        return Process(nonce, self.rig.owner(nonce))
+
+    def _step(self, act: Callable[[], object], apply: Callable[[], Any], lost: str = "") -> Any:
+        """Does it to Redis and to the model, and compares the answers. Returns that of the model; None: refused."""
+
+        def expected() -> Any:
+            try:
+                return apply()
+            except Refused:
+                return None
+
+        def on_lost() -> None:
+            expected()
+            if lost == "after a push":
+                self._push([("a", b'"v2"', None, None)])
+
+        self.link.on_lost = on_lost if lost else None
+        try:
+            act()
+            actual = self.link.reply
+        except LeaseLost:
+            actual = None
+        answer = expected()
+        note(f"# Redis answers {actual!r} to" + (f" the repeat ({lost}) of" if lost else ""))
+        self._same("the reply", answer, actual)
+        return answer
+
+    def _same(self, what: str, expected: Any, actual: Any) -> None:
+        expected, actual = _plain(expected), _plain(actual)
+        assert expected == actual, f"{what} differs\n  model: {expected!r}\n  Redis: {actual!r}"
+
+    @invariant()
+    def redis_holds_what_the_model_holds(self) -> None:
+        actual, expected = self.rig.snapshot(), self.model.snapshot()
+        for state in (actual, expected):
+            for key, value in state.items():
+                if "payloads:" in key:
+                    state[key] = {
+                        json.loads(member) if isinstance(member, bytes) else member: score
+                        for member, score in value.items()
+                    }
+        if "meta" in actual:
+            actual["meta"] = {
+                name: value if name == "owner" else float(value) for name, value in actual["meta"].items()
+            }
+        differing = [
+            f"  {key}\n    model: {expected.get(key)!r}\n    Redis: {actual.get(key)!r}"
+            for key in sorted(expected.keys() | actual.keys())
+            if expected.get(key) != actual.get(key)
+        ]
+        assert not differing, "\n".join(["what is there differs", *differing])
+
+    # --- time ---
+
+    @rule(seconds=STEPS)
+    def time_passes(self, seconds: float) -> None:
+        self.now += seconds
+
+    @rule(ahead=st.sampled_from([-10.0, 0.0, 0.000002, 2.0, 40.0]))
+    def the_servers_clock_had_been_there(self, ahead: float) -> None:
+        self.model.clock = self.now + ahead
+        self.model.used = True
+        self.rig.set_clock(self.now + ahead)
+        self.client.command("HSET", self.rig.prefix + "meta", "shards_count", self.rig.shards_count)
+
+    # --- producing ---
+
+    @rule(jobs=JOBS, lost=LOST)
+    def push(self, jobs: list[tuple[str, bytes, float | None, Any]], lost: str) -> None:
+        self._push(jobs, lost)
+
+    def _push(self, jobs: list[tuple[str, bytes, float | None, Any]], lost: str = "") -> None:
+        self.numbers += 1
+        token = f"token{self.numbers}"
+        timed = [
+            (i, payload, score, self.now + at if isinstance(at, float) else at) for i, payload, score, at in jobs
+        ]
+        encoded = [
+            job(i, payload, score, delay=float(at))
+            if isinstance(at, str)
+            else job(i, payload, score, perform_at=at)
+            for i, payload, score, at in timed
+        ]
+        calls = 0
+
+        def apply() -> int:
+            nonlocal calls
+            calls += 1
+            return self.model.push(self.now, token, timed, repeat=calls > 1)
+
+        self._step(lambda: self.rig.push(*encoded, now=self.now, token=token), apply, lost)
+
+    # --- the lease ---
+
+    def _acquire(self, process: Process, lost: str = "") -> None:
+        holds = process.delivery if process.hand else 0
+
+        def apply() -> tuple[Any, ...]:
+            answer = self.model.acquire(self.now, process.nonce, holds)
+            for job_id in self.model.delayed:
+                earliest = self.model.waiting[job_id].perform_at
+                actual = self.rig.read("due")[job_id]
+                assert earliest <= actual <= max(earliest, self.now + 0.05 + JITTER), f"{job_id}: {actual!r}"
+                self.model.waiting[job_id].perform_at = actual
+            return answer
+
+        old = process.shard.lease
+        answer = self._step(lambda: process.shard.acquire(TTL, self.now), apply, lost)
+        if process.shard.lease is None or process.shard.lease != old and not process.shard.lease.resumed:
+            process.lost_the_shard()
+        if answer[0] != "held" and process is not self.owner:
+            self.ghosts = [*self.ghosts[-2:], self.owner]
+            self.owner = process
+
+    @initialize()
+    def first_owner(self) -> None:
+        self._acquire(self.owner)
+
+    @rule(lost=LOST)
+    def owner_acquires_again(self, lost: str) -> None:
+        self._acquire(self.owner, lost)
+
+    @rule(lost=LOST, after_a_while=st.booleans())
+    def lease_runs_out_unnoticed_and_the_same_process_resumes(self, lost: str, after_a_while: bool) -> None:
+        self._lease_runs_out()
+        if after_a_while:
+            self._push([("b", b'"v3"', None, None)])
+        self._acquire(self.owner, lost)
+
+    @rule()
+    def lease_runs_out(self) -> None:
+        self._lease_runs_out()
+
+    def _lease_runs_out(self) -> None:
+        self.rig.lease_runs_out()
+        self.model.lease = None
+
+    @rule(lost=LOST)
+    def owner_dies_and_another_acquires(self, lost: str) -> None:
+        self._lease_runs_out()
+        self._acquire(self._process(), lost)
+
+    @rule(lost=LOST)
+    def another_tries(self, lost: str) -> None:
+        self._acquire(self._process(), lost)
+
+    @rule(lost=LOST)
+    def owner_renews(self, lost: str) -> None:
+        token = self.owner.token
+        self._step(
+            lambda: self.rig.run("renew", "", token, int(TTL * 1000)), lambda: self.model.renew(token), lost
+        )
+
+    @rule(leave=st.booleans(), lost=LOST)
+    def owner_surrenders(self, leave: bool, lost: str) -> None:
+        token = self.owner.token
+        self._step(
+            lambda: self.rig.run("surrender", "", token, 60_000 if leave else ""),
+            lambda: self.model.surrender(token, leave=leave),
+            lost,
+        )
+
+    # --- a batch ---
+
+    @rule(limit=st.integers(0, 3), lost=LOST)
+    def take(self, limit: int, lost: str) -> None:
+        self._take(limit, lost)
+
+    def _take(self, limit: int, lost: str = "") -> int:
+        process = self.owner
+        if process.pending:
+            limit = 0  # one trip at a time
+        last = process.delivery if process.pending else 0
+        acks = [(job_id, process.delivery) for job_id in process.finished]
+        token = process.token
+        answer = self._step(
+            lambda: process.shard.take(limit, self.now),
+            lambda: self.model.take(self.now, token, last=last, limit=limit, acks=acks),
+            lost,
+        )
+        if answer is None:
+            process.lost_the_shard()
+            return 0
+        process.hand = process.pending
+        process.finished.clear()
+        if answer.jobs:
+            process.delivery = answer.delivery
+            process.hand += [item[0] for item in answer.jobs]
+        return len(answer.jobs)
+
+    @precondition(lambda self: self.owner.pending)
+    @rule(data=st.data())
+    def finish(self, data: st.DataObject) -> None:
+        ids = data.draw(st.lists(st.sampled_from(self.owner.pending), min_size=1, unique=True))
+        self.owner.shard.finish(ids)
+        self.owner.finished += ids
+
+    def _report(
+        self, process: Process, act: Callable[[], object], apply: Callable[[], Any], ids: list[str], lost: str
+    ) -> None:
+        if self._step(act, apply, lost) is None:
+            process.lost_the_shard()
+        process.hand = [job_id for job_id in process.hand if job_id not in ids]
+
+    @precondition(lambda self: self.owner.pending)
+    @rule(data=st.data(), lost=LOST)
+    def fail(self, data: st.DataObject, lost: str) -> None:
+        self._fail(self.owner, data, lost)
+
+    def _fail(self, process: Process, data: st.DataObject, lost: str = "") -> None:
+        ids = data.draw(st.lists(st.sampled_from(process.pending), min_size=1, unique=True))
+        failures = [
+            (
+                job_id,
+                data.draw(st.sampled_from(["retry", "exhausted", "solo"])),
+                data.draw(st.integers(0, 2)),
+                data.draw(st.sampled_from([0.0, 0.5, 20.0])),
+                f"error {self.numbers}",
+            )
+            for job_id in ids
+        ]
+        delivery, token = process.delivery, process.shard._token_in_hand
+        self._report(
+            process,
+            lambda: process.shard.fail(
+                [Failure(i, cast(Any, verdict), n, delay, text.encode()) for i, verdict, n, delay, text in failures],
+                self.now,
+            ),
+            lambda: self.model.fail(self.now, token, delivery, failures),
+            ids,
+            lost,
+        )
+
+    @precondition(lambda self: self.owner.pending)
+    @rule(data=st.data(), crashed=st.booleans(), lost=LOST)
+    def release(self, data: st.DataObject, crashed: bool, lost: str) -> None:
+        process = self.owner
+        ids = data.draw(st.lists(st.sampled_from(process.pending), min_size=1, unique=True))
+        delays = [(job_id, data.draw(st.sampled_from([None, 0.0, 7.0]))) for job_id in ids]
+        delivery, token = process.delivery, process.shard._token_in_hand
+        self._report(
+            process,
+            lambda: process.shard.release(delays, self.now, crashed=crashed),
+            lambda: self.model.release(self.now, token, delivery, delays, crashed=crashed),
+            ids,
+            lost,
+        )
+
+    @precondition(lambda self: self.owner.pending)
+    @rule(data=st.data(), reason=st.sampled_from(["", "bad"]), lost=LOST)
+    def bury_taken(self, data: st.DataObject, reason: str, lost: str) -> None:
+        process = self.owner
+        job_id = data.draw(st.sampled_from(process.pending))
+        payloads = data.draw(st.lists(PAYLOADS, max_size=2, unique=True))
+        delivery, token = process.delivery, process.shard._token_in_hand
+        self._report(
+            process,
+            lambda: process.shard.bury([(job_id, reason.encode(), payloads)], self.now),
+            lambda: self.model.bury_taken(self.now, token, delivery, job_id, reason, payloads),
+            [] if payloads else [job_id],
+            lost,
+        )
+
+    # --- those who lost the shard go on as if nothing had happened ---
+
+    @precondition(lambda self: any(ghost.pending for ghost in self.ghosts))
+    @rule(data=st.data())
+    def ghost_fails_its_batch(self, data: st.DataObject) -> None:
+        self._fail(next(ghost for ghost in self.ghosts if ghost.pending), data)
+
+    @precondition(lambda self: self.ghosts)
+    @rule(limit=st.integers(0, 2))
+    def ghost_takes(self, limit: int) -> None:
+        ghost = self.ghosts[-1]
+        token = ghost.token
+        ghost.shard.finish(ghost.hand)
+        self._step(
+            lambda: ghost.shard.take(limit, self.now),
+            lambda: self.model.take(self.now, token, last=0, limit=limit, acks=[]),
+        )
+        ghost.lost_the_shard()
+
+    @precondition(lambda self: self.ghosts)
+    @rule(lost=LOST)
+    def ghost_returns(self, lost: str) -> None:
+        ghost = self.ghosts.pop()
+        ghost.shard.drop_trip()
+        ghost.lost_the_shard()
+        self._lease_runs_out()
+        self._acquire(ghost, lost)
+
+    # --- administering ---
+
+    @rule(ids=SOME_IDS, reason=st.sampled_from(["", "unwanted"]), lost=LOST)
+    def bury_waiting(self, ids: list[str], reason: str, lost: str) -> None:
+        args = [part for job_id in ids for part in (job_id, reason, 0)]
+        self._step(
+            lambda: self.rig.run("bury", repr(self.now), "", "", "", *args),
+            lambda: self.model.bury_waiting(self.now, ids, reason),
+            lost,
+        )
+
+    @rule(ids=SOME_IDS, lost=LOST)
+    def kick(self, ids: list[str], lost: str) -> None:
+        self._step(
+            lambda: self.rig.run("kick", repr(self.now), "", *ids),
+            lambda: self.model.kick(self.now, ids),
+            lost,
+        )
+
+    @rule(ids=SOME_IDS, where=st.sampled_from(["", "waiting", "morgue"]), lost=LOST)
+    def delete(self, ids: list[str], where: str, lost: str) -> None:
+        self._step(
+            lambda: self.rig.run("delete", "", where, "", *ids), lambda: self.model.delete(ids, where), lost
+        )
+
+    @rule(ids=SOME_IDS, lost=LOST)
+    def run_now(self, ids: list[str], lost: str) -> None:
+        self._step(
+            lambda: self.rig.run("run_now", repr(self.now), "", *ids),
+            lambda: self.model.run_now(self.now, ids),
+            lost,
+        )
+
+    @rule(pause=st.booleans(), lost=LOST)
+    def pause_or_resume(self, pause: bool, lost: str) -> None:
+        self._step(
+            lambda: self.rig.run("pause", repr(self.now), "1" if pause else ""),
+            lambda: self.model.pause(self.now) if pause else self.model.resume(),
+            lost,
+        )
+
+    @rule()
+    def scripts_are_flushed(self) -> None:
+        self.client.command("SCRIPT", "FLUSH")
+
+    @rule()
+    def everything_is_drained_and_no_key_is_left(self) -> None:
+        self.pause_or_resume(False, "")
+        self._lease_runs_out()
+        self._acquire(self._process())
+        for _ in range(100):
+            times = [waiting.perform_at for waiting in self.model.waiting.values()]
+            self.now = max([self.now, *times])
+            if not self._take(3):
+                break
+            self.redis_holds_what_the_model_holds()
+            self.owner.shard.finish(self.owner.hand)
+            self.owner.finished = list(self.owner.hand)
+        self.delete(["a", "b", "c"], "morgue", "")
+        assert self.rig.keys() <= REMAINS, f"keys are left: {self.rig.keys() - REMAINS}"
+
+
+def _plain(answer: Any) -> Any:
+    """An answer of a script or of the model, in a form that both have in common."""
+    if dataclasses.is_dataclass(answer) and not isinstance(answer, type):
+        jobs = [
+            [job_id, perform_at, retry_count, *(part for pair in payloads for part in pair)]
+            for job_id, perform_at, retry_count, payloads in vars(answer)["jobs"]
+        ]
+        fields = vars(answer)
+        return _plain([*(fields[n] for n in ("delivery", "delay", "paused", "acknowledged")), *jobs])
+    if isinstance(answer, list | tuple):
+        items = [_plain(item) for item in answer]
+        if items[:1] == ["held"]:
+            return ["held"]  # how long is another matter
+        if items[:1] == ["acquired"]:
+            poisoned = [name for item in items[3:] for name in (item if isinstance(item, list) else [item])]
+            return [*items[:3], *sorted(poisoned)]
+        return items
+    if isinstance(answer, bytes):
+        text = answer.decode()
+        return _number(text)
+    if isinstance(answer, str):
+        return _number(answer)
+    return None if answer is None else float(answer)
+
+
+def _number(text: str) -> Any:
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
+# --- the machine runs ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def run_machine(store_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
+    """Runs the machine on a store, with as many examples as told."""
+    monkeypatch.setattr(shard_module, "MAX_TRIP_BYTES", MAX_BYTES)
+    clients = []
+
+    def run(examples: int, steps: int, phases: tuple[Phase, ...] = tuple(Phase)) -> None:
+        connection = Client(store_url, size=4, timeout=5.0)
+        clients.append(connection)
+
+        class Machine(ShardMachine):
+            client = connection
+
+        Machine.__qualname__ = Machine.__name__ = "ShardMachine"
+        run_state_machine_as_test(  # type: ignore[no-untyped-call]  # Hypothesis leaves it without types
+            Machine,
+            settings=settings(
+                max_examples=examples,
+                stateful_step_count=steps,
+                deadline=None,
+                derandomize=True,
+                database=None,
+                phases=[phase for phase in phases if phase is not Phase.explain],
+                report_multiple_bugs=False,
+                suppress_health_check=list(HealthCheck),
+                verbosity=Verbosity.normal,
+            ),
+        )
+
+    yield run
+    for connection in clients:
+        connection.close()
+
+
+
+def test_shard_does_what_the_model_does(run_machine: Callable[..., None]) -> None:
+    run_machine(examples=150, steps=50)
+
+
+# --- and it finds broken builds -----------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Mutation:
+    """A bug that somebody might write: in these scripts, one text in the place of another."""
+
+    name: str
+    scripts: tuple[str, ...]
+    text: str
+    instead: str
+
+
+MUTATIONS = [
+    Mutation(
+        "ack by id alone",
+        ("take",),
+        "if records[i] and parse_taken(records[i]) == delivery then",
+        "if records[i] then",
+    ),
+    Mutation(
+        "fail by id alone",
+        ("fail", "release"),
+        "if records[i] and parse_taken(records[i]) == delivery then",
+        "if records[i] then",
+    ),
+    Mutation("push takes the last score", ("push",), "'LT', score, ARGV[i + 1]", "score, ARGV[i + 1]"),
+    Mutation("push overwrites perform_at", ("push",), "'NX', unpack(due)", "unpack(due)"),
+    Mutation("a repeated push pushes again", ("push",), "ARGV[3] == '1' and", "false and"),
+    Mutation(
+        "what comes back replaces newer payloads",
+        ("fail", "release", "acquire"),
+        "merge(prefix .. 'taken:payloads:' .. id, prefix .. 'payloads:' .. id)",
+        "redis.call('RENAME', prefix .. 'taken:payloads:' .. id, prefix .. 'payloads:' .. id)",
+    ),
+    Mutation(
+        "what comes back takes the last score",
+        ("fail", "release", "acquire"),
+        "redis.call('ZADD', target, 'LT', unpack(pairs_))",
+        "redis.call('ZADD', target, unpack(pairs_))",
+    ),
+    Mutation("exhausted buries the highest", ("fail",), "ZRANGE', taken, 0, 0", "ZRANGE', taken, -1, -1"),
+    Mutation(
+        "exhausted forgets to start afresh", ("fail",), "ZADD', prefix .. 'due', now, id", "PING"
+    ),
+    Mutation("what a lost reply held stays in flight", ("take",), ")) > last then", ")) > last + 1e6 then"),
+    Mutation("an id in flight is taken again", ("take",), "if not in_flight[id] then", "if true then"),
+    Mutation("retrying ids come in company", ("take",), "if alone and #jobs > 0 then", "if false then"),
+    Mutation("the rest of a parted id is dropped", ("take",), "0, #payloads / 2 - 1", "0, -1"),
+    Mutation("what was handed out stays behind", ("take",), "0, #payloads / 2 - 1", "0, #payloads / 2 - 2"),
+    Mutation("the fence is not looked at", ("take", "fail"), "if lost then", "if false then"),
+    Mutation("resuming is a crash", ("acquire",), "if own then", "if false then"),
+    Mutation("crashes are not counted", ("acquire",), "HINCRBY', prefix .. 'crashes', id, 1", "STRLEN', 'x"),
+    Mutation("sparing lasts", ("acquire",), "redis.call('HDEL', key_meta, 'spared')", ""),
+    Mutation("surrender with jobs in flight", ("surrender",), "prefix .. 'taken') == 1", "'x') == 1"),
+    Mutation("kick keeps the retry_count", ("kick",), "ZREM', prefix .. 'retries', id", "PING"),
+    Mutation("success keeps solo", ("take",), "SREM', prefix .. 'solo', unpack(acked_ids)", "PING"),
+]
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name)
+@pytest.mark.parametrize("store_url", ["redis"], indirect=True)
+def test_machine_finds_the_bug(
+    mutation: Mutation, run_machine: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scripts = dict(load_scripts())
+    for name in mutation.scripts:
+        script = scripts[name]
+        assert mutation.text in script.source, f"{name}.lua has changed: this mutation needs another text"
+        broken = script.source.replace(mutation.text, mutation.instead)
+        scripts[name] = Script(name, broken, script.flags)
+    monkeypatch.setattr(pool, "load_scripts", lambda: scripts)
+    with pytest.raises((AssertionError, ScriptError)):
+        run_machine(examples=300, steps=50, phases=(Phase.generate,))
