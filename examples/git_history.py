@@ -37,7 +37,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from functools import cached_property
@@ -285,7 +285,7 @@ def push_all(jobs: Iterator[dict[str, Any]], *, producers: int, chunk: int = 500
             stop.set()  # Ctrl-C, or one of them failed: the others end too
 
 
-def push_chunk(jobs: Iterable[dict[str, Any]], patience: float = 30) -> int:
+def push_chunk(jobs: Iterable[Mapping[str, Any]], patience: float = 30) -> int:
     """Pushes some jobs, if need be in several goes: Redis may be away for `patience` seconds."""
     accepted, deadline = 0, time.monotonic() + patience
     while True:
@@ -324,8 +324,8 @@ def push(repo: Path, head: str | None, *, producers: int, seed: int, duplicates:
     accepted = push_all(jobs, producers=producers)
     seconds = time.monotonic() - began
     click.echo(
-        f"pushed {accepted:,} jobs in {seconds:.1f} s: {changes:,} changes of {commits:,} commits, "
-        f"{accepted - changes:,} of them twice"
+        f"pushed {accepted:,} jobs in {seconds:.1f} s: {changes:,} changes, {accepted - changes:,} of them twice "
+        f"(commits: {commits:,})"
     )
 
 
@@ -364,11 +364,14 @@ TIMEOUT = click.option("--timeout", default=600.0, show_default=True, help="Seco
 
 def push_options(command: Callable[..., None]) -> Callable[..., None]:
     """The options of the commands that push."""
+    at_least_one = click.IntRange(1)
     for option in (
-        click.option("--window", default=10_000, show_default=True, help="Jobs that are shuffled at a time."),
-        click.option("--duplicates", default=0.1, show_default=True, help="Share that comes twice."),
+        click.option("--window", type=at_least_one, default=10_000, show_default=True, help="Jobs shuffled at a time."),
+        click.option(
+            "--duplicates", type=click.FloatRange(0, 1), default=0.1, show_default=True, help="Share that comes twice."
+        ),
         click.option("--seed", default=1, show_default=True, help="Of the order and of what comes twice."),
-        click.option("--producers", default=4, show_default=True, help="Threads that push."),
+        click.option("--producers", type=at_least_one, default=4, show_default=True, help="Threads that push."),
     ):
         command = option(command)
     return command

@@ -23,7 +23,7 @@ from lowq.actions import MAX_IDS, Action, act
 from lowq.connection import Call, Client
 from lowq.errors import ConfigError
 from lowq.job import State
-from lowq.paging import TOGETHER, Listing, Walk, ask, bound
+from lowq.paging import SCANS_TOGETHER, Listing, Walk, ask, bound
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +141,7 @@ class _Bulk:
         tail = [wanted.match, "buried_at" if self._in_morgue else "perform_at", "", wanted.past]
         cursors = dict.fromkeys(range(len(shards)), b"0")
         while cursors:
-            some = list(cursors)[:TOGETHER]
+            some = list(cursors)[:SCANS_TOGETHER]
             calls = [Call("scan", shards[i].prefix, [self._action.now, base, cursors[i], *tail]) for i in some]
             for i, reply in zip(some, list(ask(self._client(), calls)), strict=True):
                 if reply[0] == b"0":

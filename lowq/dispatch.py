@@ -39,9 +39,10 @@ class Dispatcher:
         """What to work next, claimed for the caller: ``held``, which it has claimed already, or another; or None."""
         with self._changed:
             held.claimed = False
-            shard = self._pick(thread, time.monotonic())
-            held.claimed = True
-            return shard
+            try:
+                return self._pick(thread, time.monotonic())
+            finally:
+                held.claimed = True
 
     def wait(self, thread: int) -> Shard | None:
         """Sleeps until there is a shard to work; claimed for the caller. None: no more is taken."""
@@ -55,7 +56,7 @@ class Dispatcher:
                 timeout = None
                 if self._leader is None or self._leader == thread:
                     self._leader = thread
-                    due = self._next_due()
+                    due = self._next_due(now)
                     timeout = None if due is None else max(due - now, 0.0)
                 self._idle += 1
                 self._changed.wait(timeout)
@@ -79,11 +80,11 @@ class Dispatcher:
             shard.claimed = True
         return shard
 
-    def _next_due(self) -> float | None:
+    def _next_due(self, now: float) -> float | None:
         times = [
             shard.next_due
             for shard in self._all
-            if shard.next_due is not None and not shard.claimed and not shard.paused and shard.deadline
+            if shard.next_due is not None and not shard.claimed and not shard.paused and shard.deadline > now
         ]
         return min(times, default=None)
 
@@ -120,10 +121,10 @@ class Dispatcher:
             due = time.monotonic() + delay
             if shard.next_due is None or due < shard.next_due:
                 shard.next_due = due
-                if not shard.claimed and self._idle:
-                    self._notify(due)
             if delay == 0.0:
                 shard.paused = False
+            if not shard.claimed and self._idle:
+                self._notify(shard.next_due)
 
     def refreshed(self, shard: Shard, wakes: int, delay: float | None, *, paused: bool) -> None:
         """What a look at an unclaimed shard gave, unless something happened to it meanwhile."""

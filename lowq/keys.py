@@ -22,7 +22,7 @@ meta                  HASH    shards_count, clock, fence, owner, delivery, pause
                               processed, failed, died
 lease                 STRING  the owner's token "nonce:fence"; expires (PX)
 wake                  channel the shard may have work earlier than its owner believes: delay, seconds
-free                  channel the lease was given up: whoever waits for it may try
+free                  channel the lease was given up: whoever waits may try, in so many milliseconds
 ===================== ======= ==========================================================================
 
 Outside the shards:

@@ -21,7 +21,7 @@ class Listener(threading.Thread):
         client: Client,
         shards: Sequence[Shard],
         on_wake: Callable[[Shard, float], object],
-        on_free: Callable[[Shard], object],
+        on_free: Callable[[Shard, float], object],
         on_trouble: Callable[[LowqError], object],
     ) -> None:
         super().__init__(name="lowq-listener", daemon=True)
@@ -63,11 +63,14 @@ class Listener(threading.Thread):
                 self._handle(*event)
 
     def _handle(self, kind: str, channel: str, data: bytes) -> None:
-        shard = self._wakes.get(channel)
-        if shard is not None and kind in ("subscribe", "message"):
-            self._on_wake(shard, float(data) if data else 0.0)
-        elif kind == "message" and channel in self._frees:
-            self._on_free(self._frees[channel])
+        try:
+            number = float(data or 0)
+        except ValueError:
+            number = 0.0  # no message of ours; to look is always right
+        if channel in self._wakes and kind in ("subscribe", "message"):
+            self._on_wake(self._wakes[channel], number)
+        elif channel in self._frees and kind == "message":
+            self._on_free(self._frees[channel], number / 1000)
 
     def close(self) -> None:
         self._closed.set()

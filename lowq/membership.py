@@ -18,6 +18,7 @@ import random
 import socket
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -134,7 +135,11 @@ class Keeper(threading.Thread):
         self._poll_interval = poll_interval
         self._registrations = list(registrations)
         self._on_fatal = on_fatal
+        #: When to try for a shard, monotonic. Only for the keeper's own thread; others ask through `_asked`.
         self._tries = dict.fromkeys(self._shards, 0.0)
+        self._asked: deque[tuple[Shard, float]] = deque()
+        #: When Redis was last known to be away, monotonic.
+        self._troubled = -float("inf")
         self._next_renewal = 0.0
         self._next_refresh = 0.0
         self._armed = False
@@ -144,15 +149,17 @@ class Keeper(threading.Thread):
 
     # --- from other threads ---
 
-    def free(self, shard: Shard) -> None:
-        """Somebody gave up the shard: try for it at once."""
+    def free(self, shard: Shard, delay: float) -> None:
+        """Somebody gives up the shard, in so many seconds: try for it then."""
         if shard.lease is None:
-            self._tries[shard] = 0.0
-            self._nudge.set()
+            self._ask(shard, time.monotonic() + delay)
 
     def check(self, shard: Shard) -> None:
         """A thread was told that the lease is lost, or doubts it: find out whose it is."""
-        self._tries[shard] = 0.0
+        self._ask(shard, 0.0)
+
+    def _ask(self, shard: Shard, at: float) -> None:
+        self._asked.append((shard, at))
         self._nudge.set()
 
     def arm(self) -> None:
@@ -170,6 +177,7 @@ class Keeper(threading.Thread):
                 wait = self._tick(time.monotonic())
             except RedisUnavailable as error:
                 self._outage.begin(error)
+                self._troubled = time.monotonic()
                 wait = random.uniform(0.1, 0.5)
             except ShardsCountError as error:
                 self._on_fatal(error)
@@ -190,6 +198,9 @@ class Keeper(threading.Thread):
 
     def _tick(self, now: float) -> float:
         """Does what is due; returns the seconds until something is due again."""
+        while self._asked:
+            shard, at = self._asked.popleft()
+            self._tries[shard] = at
         if self._quiet:
             self._give_up_resting()
         if now >= self._next_renewal:
@@ -197,7 +208,7 @@ class Keeper(threading.Thread):
             self._heartbeat()
             self._next_renewal = now + self._lease_ttl / 3
             self._outage.end()
-        self._acquire([shard for shard, at in self._tries.items() if at <= now])
+        self._acquire([shard for shard, at in self._tries.items() if at <= now], now)
         if now >= self._next_refresh:
             self._refresh()
             self._next_refresh = now + self._poll_interval
@@ -207,7 +218,12 @@ class Keeper(threading.Thread):
     def _renew(self) -> None:
         # Shards whose lease ran out, or was lost, go to `_acquire`: it tells which, and resumes when nobody came
         # between.
-        held = [shard for shard in self._shards if shard.lease is not None]
+        held = []
+        for shard in self._shards:
+            if shard.lease is not None:
+                held.append(shard)
+            elif shard not in self._tries:
+                self._tries[shard] = 0.0
         for start in range(0, len(held), _WRITE):
             part = held[start : start + _WRITE]
             deadline = time.monotonic() + self._lease_ttl
@@ -218,13 +234,26 @@ class Keeper(threading.Thread):
                 elif isinstance(reply, Exception):
                     raise reply
                 else:
+                    late = shard.deadline <= time.monotonic()
                     shard.deadline = deadline
+                    if late:  # the threads have left it alone since
+                        self._dispatcher.wake(shard)
 
-    def _acquire(self, shards: list[Shard]) -> None:
+    def _acquire(self, shards: list[Shard], now: float) -> None:
+        # When Redis was away for longer than a lease, all leases have run out though their owners live. They get a
+        # head start, and whoever comes first doesn't charge the others' jobs with a crash.
+        troubled = now - self._troubled
+        if troubled < self._lease_ttl / 3:
+            for shard in shards:
+                if shard.lease is None:
+                    self._tries[shard] = self._troubled + self._lease_ttl / 3
+            shards = [shard for shard in shards if shard.lease is not None]
+        charge = troubled > self._lease_ttl and self._client.server_age() > self._lease_ttl
         for start in range(0, len(shards), _WRITE):
             part = shards[start : start + _WRITE]
             deadline = time.monotonic() + self._lease_ttl
-            replies = self._client.run_many([shard.acquire_call(self._lease_ttl) for shard in part], repeats=0)
+            calls = [shard.acquire_call(self._lease_ttl, charge=charge) for shard in part]
+            replies = self._client.run_many(calls, repeats=0)
             gained: list[Shard] = []
             waiting: list[Shard] = []
             for shard, reply in zip(part, replies, strict=True):

@@ -199,8 +199,8 @@ class Node:
             benches[name] = _Bench(instance, call)
         return benches
 
-    def _freed(self, shard: Shard) -> None:
-        self.keeper.free(shard)
+    def _freed(self, shard: Shard, delay: float) -> None:
+        self.keeper.free(shard, delay)
 
     def _warn_of_unserved(self, app: Lowq) -> None:
         served = {queue for node in app.nodes() for queue in node.queues} | set(self._workers)
@@ -268,8 +268,8 @@ class Node:
     def quiet(self) -> None:
         """Takes nothing more and finishes what runs; shards that rest are given up, so that other nodes work them."""
         log.warning("node %s goes quiet: it takes nothing more", self.name, extra={"event": "quiet"})
+        self.dispatcher.close()  # first: the keeper gives up what nobody has claimed
         self.keeper.quiet()
-        self.dispatcher.close()
 
     def dump(self) -> None:
         """Writes the stacks of all threads to the log, with what each performs."""
@@ -320,9 +320,10 @@ class Node:
         self._listener.close()
         if running:
             self.exit_code = EXIT_CUT_SHORT
+            busy = [str(thread.seat.performing) for thread in running if thread.seat.performing] or ["nothing"]
             log.error(
-                "node %s ends while it still performs: %s; these jobs are performed again, and not charged", self.name,
-                "; ".join(str(thread.seat.performing) for thread in running), extra={"event": "cut_short"},
+                "node %s ends while it still performs: %s; these jobs are performed again, and not charged",
+                self.name, "; ".join(busy), extra={"event": "cut_short"},
             )  # fmt: skip
         try:
             self.keeper.leave(LEAVE_SECONDS if running else 0.0)
@@ -375,6 +376,11 @@ class _Thread(threading.Thread):
                 self._let_go()
                 if not self._pause(failures):
                     return
+            except BaseException as error:
+                # SystemExit or the like from what a user has given us besides `perform`.
+                self._let_go()
+                self._node.fail(error)
+                return
 
     def _pause(self, failures: int) -> bool:
         """Waits, longer each time. False: the node stops and nothing is left to be told to Redis."""
@@ -489,6 +495,7 @@ class _Thread(threading.Thread):
                 break
             lease = shard.lease
             if lease is None or lease.token != trip.lease.token or time.monotonic() >= shard.deadline:
+                self._dispatcher.look_again(shard)
                 break  # not surely ours any more
             self._perform(shard, trip, bench, jobs[start : start + size])
         batches = -(-len(jobs) // size)
@@ -536,7 +543,7 @@ class _Thread(threading.Thread):
 
 def _backoff(failures: int) -> float:
     """Seconds to wait after so many failures in a row, with jitter."""
-    return min(0.05 * 2.0**failures, 2.0) * random.uniform(0.5, 1.0)
+    return min(0.05 * 2.0 ** min(failures, 10), 2.0) * random.uniform(0.5, 1.0)
 
 
 def _log_lost(error: LeaseLost) -> None:

@@ -26,8 +26,10 @@ STATES: tuple[State, ...] = get_args(State)
 ORDERS: tuple[OrderBy, ...] = get_args(OrderBy)
 #: Most jobs of a page.
 MAX_LIMIT = 1000
-#: Calls of about a millisecond that go out together: Redis works a write of one client in one piece.
+#: Calls that go out together. Redis works what one client wrote in one piece, so these must be short as a whole:
+#: a walk takes well under a millisecond, a scan two or three.
 TOGETHER = 8
+SCANS_TOGETHER = 3
 
 #: (order value, id): where something is in an order. The value is 0.0 in the order by id.
 Position = tuple[float, bytes]
@@ -266,7 +268,7 @@ class _Finder:
         best: list[Position] = []
         cursors = dict.fromkeys(self._prefixes, b"0")
         while cursors:
-            some = list(cursors)[:TOGETHER]
+            some = list(cursors)[:SCANS_TOGETHER]
             tail = [wanted.match, wanted.order_by, wanted.when, past]
             calls = [Call("scan", prefix, [self._now, base, cursors[prefix], *tail]) for prefix in some]
             for prefix, reply in zip(some, ask(self._client, calls), strict=True):

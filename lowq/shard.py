@@ -160,10 +160,11 @@ class Shard:
 
     # --- the lease ---
 
-    def acquire_call(self, lease_ttl: float, now: float | None = None) -> Call:
+    def acquire_call(self, lease_ttl: float, now: float | None = None, *, charge: bool = True) -> Call:
+        """``charge``: what is found in flight counts as a crash of its owner; not so when Redis was away."""
         in_hand = self._delivery if self._in_hand else 0
         args = (_time(now), self._nonce, _milliseconds(lease_ttl), self._shards_count, self._max_crash_count)
-        return Call("acquire", self.prefix, [*args, in_hand, random.getrandbits(31)])
+        return Call("acquire", self.prefix, [*args, in_hand, random.getrandbits(31), "" if charge else "1"])
 
     def acquired(self, reply: Any, deadline: float) -> Lease | Held:
         """Takes note of the reply to `acquire_call`. ``deadline``: monotonic, from before it was sent.
@@ -252,7 +253,9 @@ class Shard:
                 self.lose()
             raise reply
         lease = self.lease
-        if lease is None:
+        if lease is None or lease.token != self._token_in_hand:
+            # Taken under a lease that was lost, and perhaps regained, before the reply was read: others may have
+            # worked the shard meanwhile, so these jobs may be old. They are in flight under the old delivery.
             self.drop_trip()
             raise LeaseLost(f"queue {self.queue!r}, shard {self.index}: the lease was lost during take")
         delivery, delay, paused = reply[0], reply[1], reply[2]

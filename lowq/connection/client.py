@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import time
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -215,6 +216,10 @@ class Client:
             if isinstance(reply, Exception):
                 raise reply
         return replies
+
+    def server_age(self) -> float:
+        """Seconds since the youngest server that this client has talked to was started; infinite when unknown."""
+        return time.monotonic() - self._servers.started_at()
 
     def subscribe(self) -> "Subscription":
         """A connection of its own for wake-ups."""

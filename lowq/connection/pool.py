@@ -30,6 +30,8 @@ class Pool:
         self._timeout = timeout
         self._shebang = shebang
         self.scripts = {name: item.for_server(shebang=shebang) for name, item in load_scripts().items()}
+        #: When the server was started, monotonic, as of the last time that it was prepared.
+        self.started_at = -float("inf")
         self.reset()
 
     def reset(self) -> None:
@@ -97,11 +99,14 @@ class Pool:
             commands.insert(0, pack((b"INFO", b"server")))
         connection.send_packed_command([b"".join(commands)], check_health=False)
         replies = [read_reply(connection) for _ in commands]
+        # The version first: an old server fails to load the scripts, too.
+        if self._shebang and not isinstance(replies[0], Exception):
+            info = parse_info(replies[0])
+            _check_version(info)
+            self.started_at = time.monotonic() - float(info.get("uptime_in_seconds", "inf"))
         for reply in replies:
             if isinstance(reply, Exception):
                 raise reply
-        if self._shebang:
-            _check_version(parse_info(replies[0]))
         self._prepared = True
 
     def load(self, connection: Any) -> None:

@@ -34,6 +34,9 @@ class _OneServer:
     def refresh(self) -> None:
         raise RedisRefused("the server is part of a cluster; use redis+cluster://")
 
+    def started_at(self) -> float:
+        return self._pool.started_at
+
     def reset(self) -> None:
         self._pool.reset()
 
@@ -89,6 +92,9 @@ class _Cluster:
             self._slots = slots
             return
         raise failure or RedisUnavailable("the cluster's URL names no node")
+
+    def started_at(self) -> float:
+        return max((pool.started_at for pool in list(self._pools.values())), default=-float("inf"))
 
     def reset(self) -> None:
         self._lock = threading.Lock()

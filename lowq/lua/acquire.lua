@@ -8,6 +8,7 @@
 -- ARGV[5]  max_crash_count of the worker
 -- ARGV[6]  delivery that the caller still has in hand (only matters when it resumes), or 0
 -- ARGV[7]  seed of the jitter, an integer
+-- ARGV[8]  '1' when what is in flight is not to be charged: Redis was away lately, the owner may live
 --
 -- Reply: {'held', PTTL in ms} | {'resumed', fence} | {'acquired', fence, restored, poisoned id...}
 --   restored: how many jobs waited again. The token is nonce .. ':' .. fence.
@@ -66,7 +67,7 @@ local reply = { 'acquired', text, #records / 2 }
 math.randomseed(tonumber(ARGV[7]))
 for i = 1, #records, 2 do
   local id, record = records[i], records[i + 1]
-  if spared then
+  if spared or ARGV[8] == '1' then
     put_back(prefix, id, record)
   elseif crash(prefix, id, record, now, tonumber(ARGV[5]), 0.05 + math.random() * 0.45) then
     reply[3] = reply[3] - 1

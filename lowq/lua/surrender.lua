@@ -24,9 +24,10 @@ if redis.call('EXISTS', prefix .. 'taken') == 1 then
   end
   redis.call('HSET', prefix .. 'meta', 'spared', '1')
   redis.call('PEXPIRE', prefix .. 'lease', ARGV[3])
+  redis.call('PUBLISH', prefix .. 'free', ARGV[3])
   return 1
 end
 redis.call('HDEL', prefix .. 'meta', 'owner')
 redis.call('DEL', prefix .. 'lease')
-redis.call('PUBLISH', prefix .. 'free', '')
+redis.call('PUBLISH', prefix .. 'free', '0')
 return 1

@@ -153,7 +153,9 @@ for i = 1, #waiting, 2 do
     local takes = more and #jobs < limit and tonumber(perform_at) <= horizon
     if takes then
       local retry_count = special and redis.call('ZSCORE', prefix .. 'retries', id) or '-1'
-      local alone = retry_count ~= '-1' or (special and redis.call('SISMEMBER', prefix .. 'solo', id) == 1)
+      -- Of an id that is acknowledged just now, newer payloads wait: it succeeded, so it is solo no more.
+      local alone = retry_count ~= '-1'
+        or (special and not acked[id] and redis.call('SISMEMBER', prefix .. 'solo', id) == 1)
       local before = #jobs
       more = hand_out(id, prefix .. 'payloads:' .. id, perform_at, retry_count, alone)
       takes = #jobs > before

@@ -236,9 +236,7 @@ class Model:
             reply.delay = self._delay(min(rest), now, horizon) if rest else None
         return reply
 
-    def _choose(
-        self, payloads: dict[bytes, float], room: int, *, whole: bool
-    ) -> list[tuple[bytes, float]] | None:
+    def _choose(self, payloads: dict[bytes, float], room: int, *, whole: bool) -> list[tuple[bytes, float]] | None:
         """The lowest payloads that fit, at least one; with `whole`, all that are allowed or None."""
         allowed = in_order(payloads)[: self.max_payloads]
         chosen: list[tuple[bytes, float]] = []
@@ -313,11 +311,7 @@ class Model:
         flight = self._flight(job_id, delivery)
         if flight is None:
             return [0]
-        going = {
-            payload: score
-            for payload, score in flight.payloads.items()
-            if payload in payloads or not payloads
-        }
+        going = {payload: score for payload, score in flight.payloads.items() if payload in payloads or not payloads}
         if not going:
             return [0]
         for payload in going:

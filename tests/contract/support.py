@@ -179,9 +179,7 @@ class ShardRig:
         }
         wanted = [commands[kind](self.prefix + key) for key, kind in types.items()]
         replies = self.client.commands(wanted, self.prefix) if wanted else []
-        return {
-            key: _readable(key, kind, raw) for (key, kind), raw in zip(types.items(), replies, strict=True)
-        }
+        return {key: _readable(key, kind, raw) for (key, kind), raw in zip(types.items(), replies, strict=True)}
 
     def _type(self, key: str) -> str:
         """The type that a key must have: a key of another type is an error when it is read."""

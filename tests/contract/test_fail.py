@@ -210,9 +210,7 @@ def test_a_batch_of_all_verdicts_is_one_step(rig: ShardRig) -> None:
     assert (rig.count("failed"), rig.count("died")) == (2, 1)
 
 
-@pytest.mark.parametrize(
-    "outcome", [retry("x", 4), solo("x"), exhausted("x")], ids=["retry", "solo", "exhausted"]
-)
+@pytest.mark.parametrize("outcome", [retry("x", 4), solo("x"), exhausted("x")], ids=["retry", "solo", "exhausted"])
 def test_repeated_call_changes_nothing(rig: ShardRig, outcome: Failure) -> None:
     call = (rig.shard.lease.token, 1, *outcome[:3], repr(outcome.delay), outcome.error)  # type: ignore[union-attr]  # own() checked
     assert rig.run("fail", repr(LATER), *call) == [1]

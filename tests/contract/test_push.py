@@ -335,5 +335,3 @@ def test_a_process_that_starts_while_the_server_is_full_can_drain(full_rig: Shar
     with pytest.raises(RedisFull):
         fresh.push(job("y", "v1", 1))
     fresh.close()
-
-

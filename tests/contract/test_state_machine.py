@@ -64,6 +64,8 @@ class Link:
         self.commands = client.commands
         self.on_lost: Callable[[], None] | None = None
         self.reply: Any = None
+        #: The last call, as it was sent.
+        self.call = Call("", "", [])
 
     def run(self, script: str, key: str, *args: str | bytes | int | float) -> Any:
         (reply,) = self.run_many([Call(script, key, args)])
@@ -80,7 +82,7 @@ class Link:
                 if call.script == "push":
                     call.args[2] = "1"
         replies = self._client.run_many(calls)
-        (self.reply,) = replies
+        (self.reply,), (self.call,) = replies, calls
         return replies
 
 
@@ -133,6 +135,8 @@ class ShardMachine(RuleBasedStateMachine):
         self.owner = self._process()
         #: Processes that lost the shard and may not have noticed.
         self.ghosts: list[Process] = []
+        #: The last outcome that was reported: the call, and what it does to the model.
+        self.outcome: tuple[Call, Callable[[], Any]] | None = None
 
     # --- how a step runs ---
 
@@ -153,7 +157,7 @@ class ShardMachine(RuleBasedStateMachine):
         def on_lost() -> None:
             expected()
             if lost == "after a push":
-                self._push([("a", b'"v2"', None, None)])
+                self._push([(job_id, b'"v2"', None, None) for job_id in self.owner.hand or ["a"]])
 
         self.link.on_lost = on_lost if lost else None
         try:
@@ -210,16 +214,21 @@ class ShardMachine(RuleBasedStateMachine):
     def push(self, jobs: list[tuple[str, bytes, float | None, Any]], lost: str) -> None:
         self._push(jobs, lost)
 
+    @rule(jobs=JOBS)
+    def push_more(self, jobs: list[tuple[str, bytes, float | None, Any]]) -> None:
+        self._push(jobs)
+
+    @precondition(lambda self: self.owner.hand)
+    @rule(data=st.data(), payload=PAYLOADS)
+    def push_for_an_id_in_flight(self, data: st.DataObject, payload: bytes) -> None:
+        self._push([(data.draw(st.sampled_from(self.owner.hand)), payload, 2.0, None)])
+
     def _push(self, jobs: list[tuple[str, bytes, float | None, Any]], lost: str = "") -> None:
         self.numbers += 1
         token = f"token{self.numbers}"
-        timed = [
-            (i, payload, score, self.now + at if isinstance(at, float) else at) for i, payload, score, at in jobs
-        ]
+        timed = [(i, payload, score, self.now + at if isinstance(at, float) else at) for i, payload, score, at in jobs]
         encoded = [
-            job(i, payload, score, delay=float(at))
-            if isinstance(at, str)
-            else job(i, payload, score, perform_at=at)
+            job(i, payload, score, delay=float(at)) if isinstance(at, str) else job(i, payload, score, perform_at=at)
             for i, payload, score, at in timed
         ]
         calls = 0
@@ -257,54 +266,64 @@ class ShardMachine(RuleBasedStateMachine):
     def first_owner(self) -> None:
         self._acquire(self.owner)
 
-    @rule(lost=LOST)
-    def owner_acquires_again(self, lost: str) -> None:
-        self._acquire(self.owner, lost)
-
-    @rule(lost=LOST, after_a_while=st.booleans())
-    def lease_runs_out_unnoticed_and_the_same_process_resumes(self, lost: str, after_a_while: bool) -> None:
-        self._lease_runs_out()
-        if after_a_while:
-            self._push([("b", b'"v3"', None, None)])
-        self._acquire(self.owner, lost)
-
-    @rule()
-    def lease_runs_out(self) -> None:
-        self._lease_runs_out()
+    @rule(what=st.sampled_from(["is asked for again", "runs out", "is renewed", "is wanted by another"]), lost=LOST)
+    def lease(self, what: str, lost: str) -> None:
+        token = self.owner.token
+        if what == "runs out":
+            self._lease_runs_out()
+        elif what == "is asked for again":
+            self._acquire(self.owner, lost)
+        elif what == "is renewed":
+            args = ("", token, int(TTL * 1000))
+            self._step(lambda: self.rig.run("renew", *args), lambda: self.model.renew(token), lost)
+        else:
+            self._acquire(self._process(), lost)
 
     def _lease_runs_out(self) -> None:
         self.rig.lease_runs_out()
         self.model.lease = None
 
+    @precondition(lambda self: self.owner.hand)
+    @rule(lost=LOST)
+    def lease_runs_out_unnoticed_and_the_same_process_resumes(self, lost: str) -> None:
+        self._lease_runs_out()
+        self._acquire(self.owner, lost)
+
+    @precondition(lambda self: self.owner.hand)
     @rule(lost=LOST)
     def owner_dies_and_another_acquires(self, lost: str) -> None:
         self._lease_runs_out()
         self._acquire(self._process(), lost)
 
-    @rule(lost=LOST)
-    def another_tries(self, lost: str) -> None:
-        self._acquire(self._process(), lost)
-
-    @rule(lost=LOST)
-    def owner_renews(self, lost: str) -> None:
-        token = self.owner.token
-        self._step(
-            lambda: self.rig.run("renew", "", token, int(TTL * 1000)), lambda: self.model.renew(token), lost
-        )
-
-    @rule(leave=st.booleans(), lost=LOST)
-    def owner_surrenders(self, leave: bool, lost: str) -> None:
-        token = self.owner.token
+    @precondition(lambda self: self.owner.hand)
+    @rule(how=st.sampled_from(["in good order", "in mid-work", "in mid-work and is gone"]), lost=LOST)
+    def owner_stops(self, how: str, lost: str) -> None:
+        token, leave = self.owner.token, how != "in good order"
         self._step(
             lambda: self.rig.run("surrender", "", token, 60_000 if leave else ""),
             lambda: self.model.surrender(token, leave=leave),
             lost,
         )
+        if how == "in mid-work and is gone":
+            self.owner_dies_and_another_acquires("")
 
     # --- a batch ---
 
     @rule(limit=st.integers(0, 3), lost=LOST)
     def take(self, limit: int, lost: str) -> None:
+        self._take(limit, lost)
+
+    @precondition(lambda self: not self.owner.hand)
+    @rule(jobs=JOBS, limit=st.integers(1, 3), lost=LOST)
+    def jobs_come_and_are_taken(self, jobs: list[tuple[str, bytes, float | None, Any]], limit: int, lost: str) -> None:
+        self._push(jobs)
+        self.now += 0.0001  # jobs of one call are due a tick apart
+        self._take(limit, lost)
+
+    @precondition(lambda self: not self.owner.hand and self.model.waiting)
+    @rule(limit=st.integers(1, 3), lost=LOST)
+    def all_that_waits_is_due_and_taken(self, limit: int, lost: str) -> None:
+        self.now = max([self.now, *(waiting.perform_at for waiting in self.model.waiting.values())])
         self._take(limit, lost)
 
     def _take(self, limit: int, lost: str = "") -> int:
@@ -321,6 +340,7 @@ class ShardMachine(RuleBasedStateMachine):
         )
         if answer is None:
             process.lost_the_shard()
+            self._acquire(process)  # as a node would
             return 0
         process.hand = process.pending
         process.finished.clear()
@@ -328,6 +348,16 @@ class ShardMachine(RuleBasedStateMachine):
             process.delivery = answer.delivery
             process.hand += [item[0] for item in answer.jobs]
         return len(answer.jobs)
+
+    @precondition(lambda self: self.owner.pending)
+    @rule(limit=st.integers(1, 3), lost=LOST)
+    def batch_succeeds(self, limit: int, lost: str) -> None:
+        self._finish_all()
+        self._take(limit, lost)
+
+    def _finish_all(self) -> None:
+        self.owner.shard.finish(self.owner.pending)
+        self.owner.finished += self.owner.pending
 
     @precondition(lambda self: self.owner.pending)
     @rule(data=st.data())
@@ -341,12 +371,18 @@ class ShardMachine(RuleBasedStateMachine):
     ) -> None:
         if self._step(act, apply, lost) is None:
             process.lost_the_shard()
+        self.outcome = self.link.call, apply
         process.hand = [job_id for job_id in process.hand if job_id not in ids]
 
     @precondition(lambda self: self.owner.pending)
     @rule(data=st.data(), lost=LOST)
     def fail(self, data: st.DataObject, lost: str) -> None:
         self._fail(self.owner, data, lost)
+
+    @precondition(lambda self: self.owner.pending)
+    @rule(data=st.data())
+    def fail_some_more(self, data: st.DataObject) -> None:
+        self._fail(self.owner, data)
 
     def _fail(self, process: Process, data: st.DataObject, lost: str = "") -> None:
         ids = data.draw(st.lists(st.sampled_from(process.pending), min_size=1, unique=True))
@@ -360,14 +396,14 @@ class ShardMachine(RuleBasedStateMachine):
             )
             for job_id in ids
         ]
-        delivery, token = process.delivery, process.shard._token_in_hand
+        delivery, token, now = process.delivery, process.shard._token_in_hand, self.now
         self._report(
             process,
             lambda: process.shard.fail(
                 [Failure(i, cast(Any, verdict), n, delay, text.encode()) for i, verdict, n, delay, text in failures],
                 self.now,
             ),
-            lambda: self.model.fail(self.now, token, delivery, failures),
+            lambda: self.model.fail(now, token, delivery, failures),
             ids,
             lost,
         )
@@ -378,11 +414,11 @@ class ShardMachine(RuleBasedStateMachine):
         process = self.owner
         ids = data.draw(st.lists(st.sampled_from(process.pending), min_size=1, unique=True))
         delays = [(job_id, data.draw(st.sampled_from([None, 0.0, 7.0]))) for job_id in ids]
-        delivery, token = process.delivery, process.shard._token_in_hand
+        delivery, token, now = process.delivery, process.shard._token_in_hand, self.now
         self._report(
             process,
             lambda: process.shard.release(delays, self.now, crashed=crashed),
-            lambda: self.model.release(self.now, token, delivery, delays, crashed=crashed),
+            lambda: self.model.release(now, token, delivery, delays, crashed=crashed),
             ids,
             lost,
         )
@@ -393,14 +429,21 @@ class ShardMachine(RuleBasedStateMachine):
         process = self.owner
         job_id = data.draw(st.sampled_from(process.pending))
         payloads = data.draw(st.lists(PAYLOADS, max_size=2, unique=True))
-        delivery, token = process.delivery, process.shard._token_in_hand
+        delivery, token, now = process.delivery, process.shard._token_in_hand, self.now
         self._report(
             process,
             lambda: process.shard.bury([(job_id, reason.encode(), payloads)], self.now),
-            lambda: self.model.bury_taken(self.now, token, delivery, job_id, reason, payloads),
+            lambda: self.model.bury_taken(now, token, delivery, job_id, reason, payloads),
             [] if payloads else [job_id],
             lost,
         )
+
+    @precondition(lambda self: self.outcome)
+    @rule()
+    def outcome_is_reported_once_more(self) -> None:
+        assert self.outcome is not None
+        call, apply = self.outcome
+        self._step(lambda: self.link.run(call.script, call.key, *call.args), apply)
 
     # --- those who lost the shard go on as if nothing had happened ---
 
@@ -432,52 +475,42 @@ class ShardMachine(RuleBasedStateMachine):
 
     # --- administering ---
 
-    @rule(ids=SOME_IDS, reason=st.sampled_from(["", "unwanted"]), lost=LOST)
-    def bury_waiting(self, ids: list[str], reason: str, lost: str) -> None:
-        args = [part for job_id in ids for part in (job_id, reason, 0)]
-        self._step(
-            lambda: self.rig.run("bury", repr(self.now), "", "", "", *args),
-            lambda: self.model.bury_waiting(self.now, ids, reason),
-            lost,
-        )
+    @rule(ids=SOME_IDS, what=st.sampled_from(["bury", "kick", "delete", "run_now"]), data=st.data(), lost=LOST)
+    def somebody_administers(self, what: str, ids: list[str], data: st.DataObject, lost: str) -> None:
+        if what == "bury":
+            reason = data.draw(st.sampled_from(["", "unwanted"]))
+            args = ["", "", "", *(part for job_id in ids for part in (job_id, reason, "0"))]
+            apply = lambda: self.model.bury_waiting(self.now, ids, reason)  # noqa: E731 - one of four
+        elif what == "kick":
+            args = ["", *ids]
+            apply = lambda: self.model.kick(self.now, ids)  # noqa: E731
+        elif what == "run_now":
+            args = ["", *ids]
+            apply = lambda: self.model.run_now(self.now, ids)  # noqa: E731
+        else:
+            where = data.draw(st.sampled_from(["", "waiting", "morgue"]))
+            args = [where, "", *ids]
+            apply = lambda: self.model.delete(ids, where)  # noqa: E731
+        self._step(lambda: self.rig.run(what, repr(self.now), *args), apply, lost)
 
-    @rule(ids=SOME_IDS, lost=LOST)
-    def kick(self, ids: list[str], lost: str) -> None:
-        self._step(
-            lambda: self.rig.run("kick", repr(self.now), "", *ids),
-            lambda: self.model.kick(self.now, ids),
-            lost,
-        )
+    @rule(what=st.sampled_from(["resume", "pause", "resume", "flush the scripts"]), lost=LOST)
+    def somebody_interferes(self, what: str, lost: str) -> None:
+        if what == "flush the scripts":
+            self.client.command("SCRIPT", "FLUSH")
+        else:
+            self._pause(what == "pause", lost)
 
-    @rule(ids=SOME_IDS, where=st.sampled_from(["", "waiting", "morgue"]), lost=LOST)
-    def delete(self, ids: list[str], where: str, lost: str) -> None:
-        self._step(
-            lambda: self.rig.run("delete", "", where, "", *ids), lambda: self.model.delete(ids, where), lost
-        )
-
-    @rule(ids=SOME_IDS, lost=LOST)
-    def run_now(self, ids: list[str], lost: str) -> None:
-        self._step(
-            lambda: self.rig.run("run_now", repr(self.now), "", *ids),
-            lambda: self.model.run_now(self.now, ids),
-            lost,
-        )
-
-    @rule(pause=st.booleans(), lost=LOST)
-    def pause_or_resume(self, pause: bool, lost: str) -> None:
+    def _pause(self, pause: bool, lost: str = "") -> None:
         self._step(
             lambda: self.rig.run("pause", repr(self.now), "1" if pause else ""),
             lambda: self.model.pause(self.now) if pause else self.model.resume(),
             lost,
         )
 
-    @rule()
-    def scripts_are_flushed(self) -> None:
-        self.client.command("SCRIPT", "FLUSH")
-
+    @precondition(lambda self: not self.owner.hand)
     @rule()
     def everything_is_drained_and_no_key_is_left(self) -> None:
-        self.pause_or_resume(False, "")
+        self._pause(False)
         self._lease_runs_out()
         self._acquire(self._process())
         for _ in range(100):
@@ -486,9 +519,9 @@ class ShardMachine(RuleBasedStateMachine):
             if not self._take(3):
                 break
             self.redis_holds_what_the_model_holds()
-            self.owner.shard.finish(self.owner.hand)
-            self.owner.finished = list(self.owner.hand)
-        self.delete(["a", "b", "c"], "morgue", "")
+            self._finish_all()
+        ids = ["a", "b", "c"]
+        self._step(lambda: self.rig.run("delete", "", "morgue", "", *ids), lambda: self.model.delete(ids, "morgue"))
         assert self.rig.keys() <= REMAINS, f"keys are left: {self.rig.keys() - REMAINS}"
 
 
@@ -561,7 +594,6 @@ def run_machine(store_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cal
         connection.close()
 
 
-
 def test_shard_does_what_the_model_does(run_machine: Callable[..., None]) -> None:
     run_machine(examples=150, steps=50)
 
@@ -608,9 +640,7 @@ MUTATIONS = [
         "redis.call('ZADD', target, unpack(pairs_))",
     ),
     Mutation("exhausted buries the highest", ("fail",), "ZRANGE', taken, 0, 0", "ZRANGE', taken, -1, -1"),
-    Mutation(
-        "exhausted forgets to start afresh", ("fail",), "ZADD', prefix .. 'due', now, id", "PING"
-    ),
+    Mutation("exhausted forgets to start afresh", ("fail",), "ZADD', prefix .. 'due', now, id", "PING"),
     Mutation("what a lost reply held stays in flight", ("take",), ")) > last then", ")) > last + 1e6 then"),
     Mutation("an id in flight is taken again", ("take",), "if not in_flight[id] then", "if true then"),
     Mutation("retrying ids come in company", ("take",), "if alone and #jobs > 0 then", "if false then"),
@@ -639,4 +669,4 @@ def test_machine_finds_the_bug(
         scripts[name] = Script(name, broken, script.flags)
     monkeypatch.setattr(pool, "load_scripts", lambda: scripts)
     with pytest.raises((AssertionError, ScriptError)):
-        run_machine(examples=300, steps=50, phases=(Phase.generate,))
+        run_machine(examples=1000, steps=50, phases=(Phase.generate,))

@@ -43,9 +43,7 @@ class Repo:
         self.git("init", "--quiet", "--initial-branch=main", f"--object-format={object_format}")
 
     def git(self, *arguments: str, stdin: bytes = b"") -> bytes:
-        return subprocess.run(
-            ["git", *arguments], cwd=self.path, input=stdin, check=True, capture_output=True
-        ).stdout
+        return subprocess.run(["git", *arguments], cwd=self.path, input=stdin, check=True, capture_output=True).stdout
 
     def write(self, path: str | bytes, content: str) -> None:
         file = self.path / os.fsdecode(path)

@@ -1,0 +1,5 @@
+"""``python -m lowq``: the command line."""
+
+from lowq.cli import main
+
+main(prog_name="lowq")

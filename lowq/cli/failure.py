@@ -1,0 +1,32 @@
+"""How a command ends when it can't do what it was asked for: one line, and an exit code."""
+
+from typing import IO, Any
+
+import click
+
+from lowq.errors import ConfigError, JobError, LowqError, ShardsCountError, UnknownQueueError
+from lowq.logs import printable
+
+#: Something failed.
+FAILED = 1
+#: What was typed makes no sense; the message says what to type instead.
+USAGE = 2
+#: Ended by Ctrl-C.
+INTERRUPTED = 130
+
+
+class Failure(click.ClickException):
+    """Ends the command with ``lowq: message`` on stderr."""
+
+    def __init__(self, message: str, exit_code: int = FAILED) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+    def show(self, file: IO[Any] | None = None) -> None:
+        click.echo(f"lowq: {printable(self.format_message())}", file=file, err=file is None)
+
+
+def failure_of(error: LowqError) -> Failure:
+    """What lowq raises is for people to read; a traceback would only hide it."""
+    typed = isinstance(error, UnknownQueueError | ConfigError | JobError) and not isinstance(error, ShardsCountError)
+    return Failure(str(error), USAGE if typed else FAILED)

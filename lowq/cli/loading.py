@@ -1,0 +1,224 @@
+"""``-r``: from a file's or module's name to the application in it.
+
+::
+
+    app.py, folder/app.py      a file, loaded under its stem; inside of a package under its full name
+    pkg.module                 whatever is importable; the current folder is
+    pkg.module:app, app.py:app this Lowq object of it
+
+Without ``:app`` it is the default application if that has workers, otherwise the only one in the module that has.
+"""
+
+import importlib
+import importlib.util
+import pkgutil
+import sys
+import traceback
+from difflib import get_close_matches
+from pathlib import Path
+from types import ModuleType
+
+import click
+
+import lowq
+from lowq.app import Lowq
+from lowq.cli.failure import Failure
+from lowq.errors import LowqError
+
+_OURS = str(Path(lowq.__file__).parent)
+
+
+def load_app(spec: str, *, workers: bool) -> Lowq:
+    """The application that ``-r`` names. ``workers``: it must have some.
+
+    Raises:
+        Failure: there is nothing of that name, it can't be imported, or it has no worker.
+    """
+    target, attribute = _split(spec)
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    path = Path(target)
+    is_file = path.is_file() or target.endswith(".py") or "/" in target
+    module = _load_file(path) if is_file else _load_module(target)
+    return _find_app(module, target, attribute, workers=workers)
+
+
+def _split(spec: str) -> tuple[str, str]:
+    if Path(spec).is_file():
+        return spec, ""
+    target, _, attribute = spec.partition(":")
+    if not target:
+        raise Failure(f"-r {spec}: write -r app.py, -r pkg.module or -r pkg.module:app", 2)
+    return target, attribute
+
+
+# --- files ---
+
+
+def _load_file(path: Path) -> ModuleType:
+    if path.is_dir():
+        raise Failure(f"-r {path}: that is a folder; name a file in it, or a package as pkg.module", 2)
+    if not path.is_file():
+        raise Failure(f"-r {path}: there is no such file; {_near_files(path)}", 2)
+    path = path.resolve()
+    folder, names = path.parent, [path.stem]
+    while (folder / "__init__.py").is_file() and folder.name.isidentifier():
+        names.insert(0, folder.name)
+        folder = folder.parent
+    if names[-1] == "__init__" and len(names) > 1:
+        names.pop()
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))
+    name = ".".join(names)
+    return _guarded(str(path), lambda: _import_file(name, path))
+
+
+def _import_file(name: str, path: Path) -> ModuleType:
+    """Imports it as everybody else would, so that it is there once; by its path when the name means another."""
+    try:
+        spec = importlib.util.find_spec(name)
+    except (ImportError, ValueError):
+        spec = None
+    if spec is not None and spec.origin is not None and Path(spec.origin).resolve() == path:
+        return importlib.import_module(name)
+    if name in sys.modules or name in sys.stdlib_module_names:
+        name = f"{name}_"  # such as queue.py: taking the name away would break whoever imports the other
+    loader = importlib.machinery.SourceFileLoader(name, str(path))
+    spec = importlib.util.spec_from_file_location(name, path, loader=loader)
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def _near_files(path: Path) -> str:
+    if not path.parent.is_dir():
+        return f"there is no folder {path.parent} either"
+    names = sorted(item.name for item in path.parent.glob("*.py"))
+    near = get_close_matches(path.name, names, 3, 0.5)
+    if near:
+        return "did you mean " + " or ".join(str(path.parent / name) for name in near) + "?"
+    return f"files there: {', '.join(names[:10])}" if names else "there is no Python file in that folder"
+
+
+# --- modules ---
+
+
+def _load_module(name: str) -> ModuleType:
+    if not all(part.isidentifier() for part in name.split(".")):
+        raise Failure(f"-r {name}: write -r app.py, -r pkg.module or -r pkg.module:app", 2)
+
+    def load() -> ModuleType:
+        try:
+            return importlib.import_module(name)
+        except ModuleNotFoundError as error:
+            # A name that is missing on the way to the module; not one that the module itself imports in vain.
+            if error.name and f"{name}.".startswith(f"{error.name}."):
+                raise Failure(f"-r {name}: there is no module {error.name!r}; {_near_modules(error.name)}", 2) from None
+            raise
+
+    return _guarded(name, load)
+
+
+def _near_modules(name: str) -> str:
+    parent, _, last = name.rpartition(".")
+    if Path(f"{name.replace('.', '/')}.py").is_file():  # shadowed by something that is importable and no package
+        return f"did you mean the file {name.replace('.', '/')}.py?"
+    prefix = f"{parent}." if parent else ""
+    package = sys.modules.get(parent)
+    places = list(package.__path__) if package is not None and hasattr(package, "__path__") else [str(Path.cwd())]
+    names = sorted(item.name for item in pkgutil.iter_modules(places))
+    near = get_close_matches(last, names, 3, 0.5)
+    if near:
+        return "did you mean " + " or ".join(f"{prefix}{item}" for item in near) + "?"
+    if names:
+        return f"modules there: {', '.join(prefix + item for item in names[:10])}"
+    return f"the current folder, {Path.cwd()}, is importable, and there is no module in it"
+
+
+# --- what goes wrong inside ---
+
+
+def _guarded(what: str, load: "click.decorators.Callable[[], ModuleType]") -> ModuleType:
+    """Imports the user's code; what it raises is shown as if we were not there."""
+    try:
+        return load()
+    except (Failure, KeyboardInterrupt):
+        raise
+    except SystemExit as error:
+        raise Failure(
+            f"-r {what}: it ended the process while it was imported (sys.exit({error.code!r})); "
+            'put what is meant for a direct start behind `if __name__ == "__main__":`',
+            1,
+        ) from None
+    except BaseException as error:
+        click.echo(users_traceback(error), err=True, nl=False)
+        raise Failure(f"-r {what}: it could not be imported, see above", 1) from None
+
+
+def users_traceback(error: BaseException) -> str:
+    """The traceback without our frames and those of the import machinery."""
+    summary = traceback.TracebackException.from_exception(error)
+    pending: list[tuple[traceback.TracebackException, BaseException | None]] = [(summary, error)]
+    while pending:
+        item, origin = pending.pop()
+        item.stack[:] = _users_frames(item.stack, ours_at_end=not isinstance(origin, LowqError))
+        if item.__cause__ is not None:
+            pending.append((item.__cause__, origin.__cause__ if origin else None))
+        if item.__context__ is not None:
+            pending.append((item.__context__, origin.__context__ if origin else None))
+    return "".join(summary.format())
+
+
+def _users_frames(stack: traceback.StackSummary, *, ours_at_end: bool) -> list[traceback.FrameSummary]:
+    frames = list(stack)
+    while frames and _is_machinery(frames[0]):
+        frames.pop(0)
+    frames = [frame for frame in frames if not frame.filename.startswith("<frozen importlib")]
+    # What we raise on purpose says what is wrong; anything else may be our own mistake and is shown whole.
+    while not ours_at_end and frames and frames[-1].filename.startswith(_OURS):
+        frames.pop()
+    return frames
+
+
+def _is_machinery(frame: traceback.FrameSummary) -> bool:
+    name = frame.filename
+    return name.startswith((_OURS, "<frozen importlib")) or name == importlib.__file__
+
+
+# --- which application ---
+
+
+def _find_app(module: ModuleType, target: str, attribute: str, *, workers: bool) -> Lowq:
+    apps = {name: value for name, value in vars(module).items() if isinstance(value, Lowq)}
+    if attribute:
+        app = getattr(module, attribute, None)
+        if not isinstance(app, Lowq):
+            near = get_close_matches(attribute, apps, 1, 0.4) or list(apps)
+            what = "there is no such name in it" if app is None else f"that is a {type(app).__name__}, no lowq.Lowq"
+            hint = f"did you mean {' or '.join(f'{target}:{name}' for name in near)}?" if near else f"try -r {target}"
+            raise Failure(f"-r {target}:{attribute}: {what}; {hint}", 2)
+        if workers and not app.workers:
+            raise Failure(f"-r {target}:{attribute} registers no worker; decorate one with @{attribute}.worker", 2)
+        return app
+    if lowq.app.workers:
+        return lowq.app
+    distinct = {id(app): (name, app) for name, app in apps.items() if app.workers or not workers}
+    if len(distinct) > 1:
+        names = " or ".join(f"-r {target}:{name}" for name, _ in distinct.values())
+        raise Failure(f"-r {target} has {len(distinct)} applications; choose one: {names}", 2)
+    if distinct:
+        return next(iter(distinct.values()))[1]
+    if workers:
+        raise Failure(
+            f"-r {target} registers no worker; decorate a class or function in it, or in what it imports, "
+            "with @lowq.worker",
+            2,
+        )
+    return lowq.app

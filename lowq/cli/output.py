@@ -1,0 +1,236 @@
+"""What people and machines get to see: tables, times, numbers, JSON, progress.
+
+Nothing that comes from a job, an id or a name reaches a terminal unescaped.
+"""
+
+import dataclasses
+import json
+import math
+import os
+import shutil
+import sys
+import time
+import unicodedata
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any, Self
+
+import click
+
+from lowq.job import Job
+from lowq.logs import printable
+
+#: Seconds between two updates of a progress line.
+PROGRESS_INTERVAL = 0.1
+
+
+# --- machines ------------------------------------------------------------------------------------------------
+
+
+def echo_json(document: Any) -> None:
+    """One JSON document on a line of its own. Pure ASCII, so that it survives every pipe and drives no terminal."""
+    click.echo(json.dumps(document, default=as_json))
+
+
+def as_json(value: Any) -> Any:
+    """What json doesn't know by itself: the values that the queue's handle gives, and payloads of other codecs."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    return str(value)
+
+
+# --- numbers and times ---------------------------------------------------------------------------------------
+
+
+def number(value: float) -> str:
+    """``1,234,567``."""
+    return f"{value:,}"
+
+
+def duration(seconds: float) -> str:
+    """``4 min 10 s``: the two largest units."""
+    if seconds < 10:
+        return f"{max(seconds, 0):.1f} s" if seconds >= 0.05 else "0 s"
+    left = round(seconds)
+    parts: list[str] = []
+    for unit, size in (("d", 86400), ("h", 3600), ("min", 60), ("s", 1)):
+        count, left = divmod(left, size)
+        if count:
+            parts.append(f"{count:,} {unit}")
+        elif parts:
+            parts.append("")
+        if len(parts) == 2:
+            break
+    return " ".join(part for part in parts if part)
+
+
+def relative(moment: float | None, now: float) -> str:
+    """``in 4 min 10 s``, ``3 min ago``, ``now``. Both are Unix time in seconds."""
+    if moment is None or not math.isfinite(moment):
+        return ""
+    away = moment - now
+    if abs(away) < 0.5:
+        return "now"
+    return f"in {duration(away)}" if away > 0 else f"{duration(-away)} ago"
+
+
+def score(value: float) -> str:
+    """A score as it was given, as far as a float tells: 7, not 7.0."""
+    return str(int(value)) if value == int(value) and abs(value) <= 2**53 else repr(value)
+
+
+# --- text ----------------------------------------------------------------------------------------------------
+
+
+def width_of(text: str) -> int:
+    """Columns that a text takes on a terminal."""
+    if text.isascii():
+        return len(text)
+    return sum(
+        0 if unicodedata.combining(char) else 2 if unicodedata.east_asian_width(char) in "WF" else 1 for char in text
+    )
+
+
+def shorten(text: str, width: float) -> str:
+    """The text, cut to so many columns if it is longer."""
+    if len(text) * 2 <= width or width_of(text) <= width:
+        return text
+    taken, size = [], 0
+    for char in text:
+        size += width_of(char)
+        if size > width - 1:
+            break
+        taken.append(char)
+    return "".join(taken) + "…"
+
+
+def terminal_width() -> float:
+    """Columns that there are: those of the terminal; without one, what COLUMNS says, or no bound."""
+    if sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdigit():
+        return shutil.get_terminal_size().columns
+    return math.inf
+
+
+def payload_text(payload: Any) -> str:
+    """A payload as compact JSON, escaped."""
+    try:
+        text = json.dumps(payload, ensure_ascii=False, separators=(",", ":"), default=str)
+    except (TypeError, ValueError):
+        text = repr(payload)
+    return printable(text)
+
+
+def last_line(error: str | None) -> str:
+    """What says most of a traceback."""
+    lines = (error or "").strip().splitlines()
+    return printable(lines[-1].strip()) if lines else ""
+
+
+def table(headers: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[str] = ()) -> list[str]:
+    """Aligned columns. Those named in ``right`` are aligned to the right; a column that is empty is left out.
+
+    What doesn't fit the terminal is cut.
+    """
+    cells = [[printable(cell) for cell in row] for row in rows]
+    columns = [i for i, header in enumerate(headers) if not header.endswith("?") or any(row[i] for row in cells)]
+    names = [headers[i].rstrip("?") for i in columns]
+    widths = [
+        max([width_of(name), *(width_of(row[i]) for row in cells)]) for i, name in zip(columns, names, strict=True)
+    ]
+    most = terminal_width()
+    lines = []
+    for row in [[name.upper() for name in names], *([row[i] for i in columns] for row in cells)]:
+        parts = []
+        for name, cell, width in zip(names, row, widths, strict=True):
+            space = " " * (width - width_of(cell))
+            parts.append(space + cell if name in right else cell + space)
+        lines.append(shorten("  ".join(parts).rstrip(), most))
+    lines[0] = click.style(lines[0], dim=True)
+    return lines
+
+
+def echo_lines(lines: Sequence[str]) -> None:
+    """All in one write."""
+    if lines:
+        click.echo("\n".join(lines))
+
+
+def say(text: str) -> None:
+    """A word beside the output, on stderr."""
+    click.echo(printable(text, keep="\n"), err=True)
+
+
+# --- jobs ----------------------------------------------------------------------------------------------------
+
+
+def job_row(job: Job, now: float) -> list[str]:
+    """A line of `jobs`; the columns are JOB_COLUMNS."""
+    moment = job.buried_at if job.state == "morgue" else job.perform_at
+    newest = payload_text(job.payloads[-1][0]) if job.payloads else ""
+    retry = "" if job.retry_count < 0 else number(job.retry_count)
+    return [job.id, job.state, relative(moment, now), retry, number(job.payloads_count), last_line(job.error), newest]
+
+
+JOB_COLUMNS = ("id", "state", "when", "retry?", "payloads", "error?", "newest payload")
+
+
+def job_block(job: Job, now: float) -> list[str]:
+    """All about a job, over several lines."""
+    width = terminal_width()
+    if job.state == "morgue":
+        when = f"buried {relative(job.buried_at, now)}"
+    elif job.state == "taken":
+        when = "in flight"
+    else:
+        when = f"due {relative(job.perform_at, now)}"
+    if job.state != "morgue" and job.retry_count >= 0:
+        times = job.retry_count + 1
+        when += f", failed {number(times)} time{'s' * (times != 1)} (retry_count {job.retry_count})"
+    if job.crashes:
+        when += f", its process died {number(job.crashes)} time{'s' * (job.crashes != 1)} with it in flight"
+    lines = [f"{printable(job.id)}  {job.state}, {when}"]
+    for payload, value in job.payloads:
+        lines.append(shorten(f"  score {score(value)}  {payload_text(payload)}", width))
+    more = job.payloads_count - len(job.payloads)
+    if more > 0:
+        lines.append(f"  and {number(more)} payloads more, of higher scores")
+    if job.error:
+        lines += ["  reason:" if job.state == "morgue" else "  last error:"]
+        lines += [f"    {line}" for line in printable(job.error.rstrip(), keep="\n").split("\n")]
+    return lines
+
+
+# --- progress ------------------------------------------------------------------------------------------------
+
+
+class Progress:
+    """A line on stderr that tells how far long work is. Silent when stderr is no terminal."""
+
+    def __init__(self, unit: str) -> None:
+        self._unit = unit
+        self._shown = sys.stderr.isatty()
+        self._began = self._last = time.monotonic()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._shown and self._last != self._began:
+            click.echo("\r\x1b[K", nl=False, err=True)
+
+    def show(self, done: int, fraction: float | None = None) -> None:
+        """``fraction``: 0 to 1, where that is known."""
+        now = time.monotonic()
+        if not self._shown or now - self._last < PROGRESS_INTERVAL:
+            return
+        self._last = now
+        seconds = now - self._began
+        text = f"{done:,} {self._unit}  {done / seconds:,.0f}/s"
+        if fraction is not None and 0 < fraction <= 1:
+            filled = round(fraction * 20)
+            left = duration(seconds / fraction - seconds)
+            text = f"[{'#' * filled}{'.' * (20 - filled)}] {fraction:4.0%}  {text}  {left} left"
+        columns = shutil.get_terminal_size().columns
+        click.echo(f"\r{text[: columns - 1]}\x1b[K", nl=False, err=True)

@@ -1,0 +1,141 @@
+"""Logging of the command line's node. The library itself logs through stdlib logging and sets nothing up.
+
+::
+
+    text   12:04:05.123 WARNING lowq.membership  Redis is back after 3.2 s
+    json   {"time": "2027-01-01T12:04:05.123Z", "level": "WARNING", "logger": "lowq.membership",
+            "message": "Redis is back after 3.2 s", "event": "recovery", "seconds": 3.2}
+"""
+
+import json
+import logging
+import os
+import sys
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import Any, Literal, TextIO
+
+LogFormat = Literal["text", "json"]
+
+#: What every record has; whatever else it has came with ``extra``.
+_STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+
+_DIM, _RESET = "\x1b[2m", "\x1b[0m"
+_COLOURS = {logging.WARNING: "\x1b[33m", logging.ERROR: "\x1b[31m", logging.CRITICAL: "\x1b[1;31m"}
+
+
+def configure(log_format: LogFormat | None, level: str | None, stream: TextIO | None = None) -> None:
+    """Sets the root logger up for a node that was started from the command line.
+
+    To be called after the application was loaded: handlers that it has set up stay, unless ``log_format`` was
+    asked for. ``level``: a name such as "info"; by default info, or what the application has set.
+    """
+    root = logging.getLogger()
+    ours = log_format is not None or not root.handlers
+    if ours:
+        target = stream or sys.stderr
+        handler = logging.StreamHandler(target)
+        handler.setFormatter(JsonFormatter() if log_format == "json" else TextFormatter(colours=_wants_colours(target)))
+        for other in root.handlers[:]:
+            root.removeHandler(other)
+        root.addHandler(handler)
+        root.setLevel((level or "info").upper())
+    elif level is not None:
+        root.setLevel(level.upper())
+    if level is not None:
+        logging.getLogger("lowq").setLevel(level.upper())
+
+
+def _wants_colours(stream: TextIO) -> bool:
+    return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def printable(text: str, keep: str = "") -> str:
+    """The text with everything escaped that a terminal would act upon, but for the characters in ``keep``."""
+    if text.isprintable():
+        return text
+    return "".join(
+        char if char in keep or char.isprintable() else char.encode("unicode_escape").decode() for char in text
+    )
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object a line: time (UTC), level, logger, message, the fields of ``extra``, exception, stack."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        time = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+        line: dict[str, Any] = {
+            "time": time.replace("+00:00", "Z"),
+            "level": record.levelname,
+            "logger": record.name,
+            "message": _message(record),
+        }
+        trouble: dict[str, Any] = {}
+        if record.exc_info and record.exc_info[0] is not None:
+            trouble["exception"] = self.formatException(record.exc_info)
+        elif record.exc_text:
+            trouble["exception"] = record.exc_text
+        if record.stack_info:
+            trouble["stack"] = self.formatStack(record.stack_info)
+        for name, value in _extra(record):
+            line[f"{name}_" if name in line or name in trouble else name] = value
+        line |= trouble
+        try:
+            return json.dumps(line, default=str, allow_nan=False)
+        except (TypeError, ValueError, RecursionError):
+            # Keys that are no strings, NaN, something that contains itself: better as text than not at all.
+            return json.dumps({name: value if isinstance(value, str) else _repr(value) for name, value in line.items()})
+
+
+class TextFormatter(logging.Formatter):
+    """Time, level, logger, message; then those fields of ``extra`` that the message doesn't tell already.
+
+    What comes from jobs can't drive the terminal, nor pass for a line of its own.
+    """
+
+    def __init__(self, *, colours: bool = False) -> None:
+        super().__init__()
+        self._colours = colours
+
+    def format(self, record: logging.LogRecord) -> str:
+        message = _message(record)
+        extra = [f"{name}={_repr(value)}" for name, value in _extra(record) if _adds(name, value, message)]
+        time = datetime.fromtimestamp(record.created).astimezone().strftime("%H:%M:%S.%f")[:-3]
+        level = f"{record.levelname:<7}"
+        logger = record.name
+        fields = printable("  " + " ".join(extra)) if extra else ""
+        if self._colours:
+            level = f"{_COLOURS.get(record.levelno, '')}{level}{_RESET}"
+            logger, time = f"{_DIM}{logger}{_RESET}", f"{_DIM}{time}{_RESET}"
+            fields = fields and f"{_DIM}{fields}{_RESET}"
+        message = printable(message, keep="\n\t").replace("\n", "\n    ")
+        parts = [f"{time} {level} {logger}  {message}{fields}"]
+        if record.exc_info and record.exc_info[0] is not None:
+            parts.append(printable(self.formatException(record.exc_info), keep="\n\t"))
+        elif record.exc_text:
+            parts.append(printable(record.exc_text, keep="\n\t"))
+        if record.stack_info:
+            parts.append(printable(self.formatStack(record.stack_info), keep="\n\t"))
+        return "\n".join(parts)
+
+
+def _message(record: logging.LogRecord) -> str:
+    try:
+        return record.getMessage()
+    except Exception:  # the arguments don't fit: the record is worth more than the complaint about it
+        return f"{record.msg} {_repr(record.args)}"
+
+
+def _extra(record: logging.LogRecord) -> Iterator[tuple[str, Any]]:
+    return ((name, value) for name, value in vars(record).items() if name not in _STANDARD)
+
+
+def _adds(name: str, value: Any, message: str) -> bool:
+    return name != "event" and _repr(value).strip("'\"") not in message
+
+
+def _repr(value: Any) -> str:
+    try:
+        return repr(value)
+    except Exception:
+        return f"<{type(value).__name__}>"

@@ -1,0 +1,195 @@
+"""However much there is, no call holds Redis for long, no reply is large, and nothing loads a queue into memory.
+
+On a real server only. Times are measured there; the limit that the tests check is ten times what the design
+allows, as a machine that runs tests may stall, and still far below what any walk over a million takes.
+"""
+
+import gc
+import tracemalloc
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from lowq import Lowq
+from lowq.job import Job
+from lowq.keys import shard_prefix
+from lowq.paging import encode_cursor, listing
+from lowq.queries import MAX_BYTES, MAX_PAYLOADS
+from lowq.queue import Queue
+from tests.redis_server import RedisServer
+
+MILLION = 1_000_000
+NOW = 1_800_000_000.0
+LATER = NOW + 3600
+PREFIX = shard_prefix("lowq", "Big", 0)
+#: Milliseconds. The first for every single call, the second on average.
+LONGEST, USUAL = 100, 10
+MIB = 2**20
+
+#: Adds members "<head><number><tail>" to a sorted set: a hundred thousand at a time, all with one score.
+FILL = """
+for first = tonumber(ARGV[2]), tonumber(ARGV[2]) + 99999, 1000 do
+  local pairs_ = {}
+  for i = first, first + 999 do
+    pairs_[#pairs_ + 1] = ARGV[1]
+    pairs_[#pairs_ + 1] = string.format('%s%07d%s', ARGV[3], i, ARGV[4])
+  end
+  redis.call('ZADD', KEYS[1], unpack(pairs_))
+end
+"""
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    """Of their own, as a million jobs are made once for all of these tests."""
+    directory: Path = tmp_path_factory.mktemp("redis")
+    with RedisServer(directory, slowlog_log_slower_than=LONGEST * 1000, slowlog_max_len=1000) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def app(server: RedisServer) -> Iterator[Lowq]:
+    app = Lowq(redis_url=server.url)
+    fill(app, "due", LATER, "job-", "")
+    # The shard's clock as pushes leave it. Payloads are not needed: an id without any is still a job.
+    app.client.command("HSET", PREFIX + "meta", "shards_count", "1", "clock", repr(NOW))
+    yield app
+    app.close()
+
+
+@pytest.fixture
+def queue(app: Lowq) -> Queue:
+    """One shard with a million jobs that are scheduled for one single moment."""
+    return app.queue("Big", 1)
+
+
+def fill(app: Lowq, key: str, score: float, head: str, tail: str, count: int = MILLION) -> None:
+    for first in range(0, count, 100_000):
+        app.client.command("EVAL", FILL, 1, PREFIX + key, repr(score), first, head, tail)
+
+
+@contextmanager
+def short_calls(app: Lowq) -> Iterator[None]:
+    """Every call in the block is short, and none fills our memory."""
+    app.client.commands([("SLOWLOG", "RESET"), ("CONFIG", "RESETSTAT")])
+    gc.collect()
+    tracemalloc.start()
+    try:
+        yield
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    slow, stats = app.client.commands([("SLOWLOG", "GET", "-1"), ("INFO", "commandstats")])
+    assert [(entry[2] / 1000, entry[3][:3]) for entry in slow] == []
+    (line,) = [item for item in stats.decode().splitlines() if item.startswith("cmdstat_evalsha:")]
+    usual = float(line.partition("usec_per_call=")[2].partition(",")[0]) / 1000
+    assert usual < USUAL, f"{usual} ms per call"
+    assert peak < 24 * MIB, f"{peak / MIB:.0f} MiB were in use at once"
+
+
+def found(job: Job | None) -> Job:
+    assert job is not None
+    return job
+
+
+class TestMillionJobs:
+    def test_figures_and_single_jobs(self, app: Lowq, queue: Queue) -> None:
+        with short_calls(app):
+            assert queue.stats(now=NOW).length == MILLION
+            assert found(queue.peek("job-0500000", now=NOW)).state == "scheduled"
+            assert "due in 1 h" in queue.why("job-0999999", now=NOW).detail
+            assert queue.why("job-0999999", now=LATER).reason == "no_owner"
+
+    def test_pages_at_both_ends_and_in_the_middle_of_equal_times(self, app: Lowq, queue: Queue) -> None:
+        with short_calls(app):
+            assert next(iter(queue.jobs(now=NOW))).id == "job-0000000"
+            assert next(iter(queue.jobs(now=NOW, reverse=True))).id == "job-0999999"
+            for reverse, expected in ((False, "job-0500000"), (True, "job-0499999")):
+                wanted = listing(None, None, None, reverse, None, None)
+                gone = encode_cursor(wanted, (LATER, b"job-0499999x"))
+                page = queue.jobs(after=gone, limit=1000, reverse=reverse, now=NOW)
+                assert (len(page), page.jobs[0].id) == (1000, expected)
+
+    def test_what_has_to_look_at_every_id(self, app: Lowq, queue: Queue) -> None:
+        with short_calls(app):
+            page = queue.jobs(match="*77777", order_by="id", reverse=True, now=NOW)
+        assert [job.id for job in page] == [f"job-0{i}77777" for i in range(9, -1, -1)]
+
+    def test_retrying_jobs_among_a_million_that_are_not(self, app: Lowq, queue: Queue) -> None:
+        for number in range(0, MILLION, 100_000):
+            app.client.command("ZADD", PREFIX + "retries", 3, f"job-{number:07d}")
+        with short_calls(app):
+            assert len(queue.jobs("retrying", limit=10, now=NOW)) == 10
+            assert len(queue.jobs(order_by="retry_count", min=0, now=NOW)) == 10
+        app.client.command("DEL", PREFIX + "retries")
+
+    def test_bulk_actions_go_in_short_steps(self, app: Lowq, queue: Queue) -> None:
+        with short_calls(app):
+            for action, state in (("bury", "scheduled"), ("kick", None), ("delete", None)):
+                total = 0
+                for number, step in enumerate(queue.bulk(action, state, now=NOW)):  # type: ignore[arg-type]  # they are names
+                    total = step.total
+                    if number == 25:
+                        break
+                assert total >= 5000
+                assert 0 < step.done <= total
+
+
+class TestMillionPayloads:
+    def test_of_one_id(self, app: Lowq, queue: Queue) -> None:
+        fill(app, "payloads:heap", 1.0, "", "")
+        app.client.command("ZADD", PREFIX + "due", NOW, "heap")
+        with short_calls(app):
+            heap = found(queue.peek("heap", now=NOW))
+            assert (len(heap.payloads), heap.payloads_count) == (MAX_PAYLOADS, MILLION)
+            assert queue.bury("heap").done == 1
+            assert found(queue.peek("heap")).payloads_count == MILLION
+            assert queue.kick("heap").done == 1
+            assert queue.delete("heap").done == 1
+
+    def test_that_merge_with_others(self, app: Lowq, queue: Queue) -> None:
+        count = 100_000
+        for key in ("payloads:heap", "morgue:payloads:heap"):
+            fill(app, key, 1.0, key[:1], "", count)
+        app.client.commands([("ZADD", PREFIX + "due", NOW, "heap"), ("ZADD", PREFIX + "morgue", NOW, "heap")])
+        with short_calls(app):
+            assert queue.kick("heap", now=NOW).done == 1
+        assert found(queue.peek("heap", now=NOW)).payloads_count == 2 * count
+        queue.delete("heap")
+
+
+class TestLargePayloads:
+    def test_are_read_a_few_at_a_time(self, app: Lowq, queue: Queue) -> None:
+        ids = [f"fat-{i:02d}" for i in range(40)]
+        for job_id in ids:
+            self.put(app, job_id, 3)
+        self.put(app, "fattest", 100)
+        with short_calls(app):
+            assert [len(found(queue.peek(job_id)).payloads) for job_id in ("fattest", "fat-00")] == [1, 1]
+        reply = app.client.run("look", PREFIX, repr(NOW), "", MAX_PAYLOADS, MAX_BYTES, "fattest", *ids)
+        assert sum(len(part) for job in reply for part in job if isinstance(part, bytes)) < 2 * MIB
+        assert len(queue.fetch(ids)) == 40
+        assert found(queue.fetch(["fattest"])["fattest"]).payloads_count == 100
+
+        with short_calls(app):
+            assert queue.bury([*ids, "fattest"]).done == 41
+        for job_id in (*ids, "fattest"):
+            self.put(app, job_id, 3, "again")
+        with short_calls(app):
+            assert queue.kick([*ids, "fattest"], now=NOW).done == 41
+            assert queue.delete([*ids, "fattest"]).done == 41
+
+    def put(self, app: Lowq, job_id: str, count: int, head: str = "") -> None:
+        for number in range(count):
+            payload = f'"{head}{number:04d}{"x" * MIB}"'
+            app.client.command("ZADD", f"{PREFIX}payloads:{job_id}", number, payload)
+        app.client.command("ZADD", PREFIX + "due", NOW, job_id)
+
+
+def test_dropping_goes_in_short_steps(app: Lowq) -> None:
+    small = app.queue("Small", 1)
+    small.push({"id": i} for i in range(5000))
+    with short_calls(app):
+        assert small.drop() == 5000

@@ -1,0 +1,469 @@
+"""Looking at a queue changes nothing and tells how things are, over all shards, in order."""
+
+import json
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from lowq.errors import ConfigError, JobError, UnknownQueueError
+from lowq.job import Job
+from lowq.keys import nodes_key, queues_key
+from lowq.paging import ORDERS
+from lowq.queries import UNDECODABLE
+from tests.contract.queue_rig import SHARDS, QueueRig
+from tests.contract.support import NOW, job
+
+
+@pytest.fixture
+def rig(store_url: str) -> Iterator[QueueRig]:
+    rig = QueueRig(store_url)
+    yield rig
+    rig.close()
+
+
+def peek(rig: QueueRig, job_id: str, *args: Any, now: float = NOW) -> Job:
+    found = rig.queue.peek(job_id, *args, now=now)
+    assert found is not None
+    return found
+
+
+class TestStats:
+    def test_of_an_empty_queue_are_zero(self, rig: QueueRig) -> None:
+        stats = rig.queue.stats()
+        assert (stats.name, stats.shards_count, stats.length, stats.lag) == ("Orders", SHARDS, 0, 0.0)
+        assert (stats.paused, stats.oldest_id, stats.oldest_at) == (False, None, None)
+
+    def test_count_every_state_over_all_shards(self, rig: QueueRig) -> None:
+        rig.push(*(job(f"later-{i}", perform_at=NOW + 100) for i in range(5)))
+        rig.push(job("failing"))
+        rig.fail("failing", delay=50.0)
+        rig.push(*(job(f"buried-{i}") for i in range(3)))
+        rig.queue.bury([f"buried-{i}" for i in range(3)], now=NOW)
+        rig.push(job("flying"))
+        rig.take("flying")
+        rig.push(*(job(f"now-{i}") for i in range(4)))
+
+        stats = rig.queue.stats(now=NOW)
+
+        assert (stats.length, stats.due, stats.scheduled) == (10, 4, 6)
+        assert (stats.fresh, stats.retries, stats.taken, stats.morgue_length) == (9, 1, 1, 3)
+        assert (stats.failed, stats.died, stats.processed) == (1, 3, 0)
+
+    def test_lag_is_that_of_the_oldest_due_job_of_all_shards(self, rig: QueueRig) -> None:
+        for i in range(9):
+            rig.push(job(f"job-{i}"), now=NOW + i)
+        rig.push(job("later", perform_at=NOW + 1000))
+
+        stats = rig.queue.stats(now=NOW + 20)
+
+        assert stats.lag == pytest.approx(20, abs=1e-5)
+        assert stats.oldest_id == "job-0"
+        assert stats.oldest_at == NOW + 0.000001 or stats.oldest_at == NOW
+
+    def test_what_is_not_due_yet_has_no_lag(self, rig: QueueRig) -> None:
+        rig.push(job("later", perform_at=NOW + 1000))
+        stats = rig.queue.stats(now=NOW)
+        assert (stats.lag, stats.oldest_id, stats.oldest_at) == (0.0, "later", NOW + 1000)
+
+    def test_processed_jobs_are_counted(self, rig: QueueRig) -> None:
+        rig.push(job("a"))
+        shard = rig.take("a")
+        shard.finish(["a"])
+        shard.take(0, NOW)
+        assert rig.queue.stats().processed == 1
+
+
+class TestPeek:
+    def test_tells_nothing_of_an_id_that_is_nowhere(self, rig: QueueRig) -> None:
+        assert rig.queue.peek("nobody") is None
+
+    def test_shows_payloads_by_score(self, rig: QueueRig) -> None:
+        rig.push(job("a", {"version": 2}, 2.0), job("a", {"version": 1}, 1.0))
+        assert peek(rig, "a").payloads == [({"version": 1}, 1.0), ({"version": 2}, 2.0)]
+        assert peek(rig, "a").payloads_count == 2
+
+    def test_takes_every_kind_of_id(self, rig: QueueRig) -> None:
+        rig.push(job("42"))
+        assert rig.queue.peek(42) == rig.queue.peek("42") is not None
+        with pytest.raises(JobError):
+            rig.queue.peek(True)
+
+    def test_state_follows_time(self, rig: QueueRig) -> None:
+        rig.push(job("a", perform_at=NOW + 10))
+        assert peek(rig, "a").state == "scheduled"
+        assert peek(rig, "a", now=NOW + 9.999).state == "scheduled"
+        assert peek(rig, "a", now=NOW + 10).state == "due"
+        assert peek(rig, "a").perform_at == NOW + 10
+
+    def test_state_goes_by_the_shards_clock_when_that_is_ahead(self, rig: QueueRig) -> None:
+        rig.push(job("a", perform_at=NOW + 10))
+        rig.client.command("HSET", rig.prefix_of("a") + "meta", "clock", repr(NOW + 10))
+        assert peek(rig, "a", now=NOW).state == "due"
+        assert rig.queue.stats(now=NOW).due == 1
+        assert rig.ids(state="due", now=NOW) == ["a"]
+
+    def test_a_failed_job_is_retrying_until_it_is_due(self, rig: QueueRig) -> None:
+        rig.push(job("a"))
+        rig.fail("a", retry_count=2, delay=10.0, error=b"division by zero")
+        waiting = peek(rig, "a")
+        assert (waiting.state, waiting.retry_count, waiting.error) == ("retrying", 2, "division by zero")
+        assert waiting.perform_at == NOW + 10
+        assert peek(rig, "a", now=NOW + 10).state == "due"
+
+    def test_of_a_taken_job_shows_what_is_in_flight(self, rig: QueueRig) -> None:
+        rig.push(job("a", "old", 1.0))
+        rig.take("a")
+        rig.push(job("a", "new", 2.0))
+        assert (peek(rig, "a").state, peek(rig, "a").payloads) == ("taken", [("old", 1.0)])
+        assert peek(rig, "a", "due").payloads == [("new", 2.0)]
+
+    def test_prefers_the_waiting_job_to_the_buried_one(self, rig: QueueRig) -> None:
+        rig.push(job("a", "old", 1.0))
+        rig.queue.bury("a", reason="hopeless", now=NOW + 1)
+        rig.push(job("a", "new", 2.0), now=NOW + 2)
+        assert peek(rig, "a", now=NOW + 2).payloads == [("new", 2.0)]
+        buried = peek(rig, "a", "morgue")
+        assert (buried.state, buried.payloads, buried.error) == ("morgue", [("old", 1.0)], "hopeless")
+        assert (buried.buried_at, buried.perform_at, buried.retry_count) == (NOW + 1, None, -1)
+
+    def test_finds_nothing_in_another_state(self, rig: QueueRig) -> None:
+        rig.push(job("a"))
+        assert rig.queue.peek("a", "scheduled", now=NOW) is None
+        assert rig.queue.peek("a", "morgue", now=NOW) is None
+        with pytest.raises(ConfigError, match="scheduled, due, retrying, taken, morgue"):
+            rig.queue.peek("a", "waiting")  # type: ignore[arg-type]  # that is the point
+
+    def test_an_undecodable_payload_does_not_break_looking(self, rig: QueueRig) -> None:
+        rig.push(job("a", b"\xffnot json", 1.0), job("a", "fine", 2.0))
+        assert peek(rig, "a").payloads == [(UNDECODABLE + "\\xffnot json", 1.0), ("fine", 2.0)]
+
+    def test_an_error_that_cannot_be_loaded_is_shown_raw(self, rig: QueueRig) -> None:
+        rig.push(job("a"))
+        rig.fail("a", error=b"\xff\xfe")
+        assert peek(rig, "a").error == "\\xff\\xfe"
+
+    def test_tells_crashes(self, rig: QueueRig) -> None:
+        rig.push(job("a"))
+        rig.take("a").release([("a", None)], NOW, crashed=True)
+        assert peek(rig, "a").crashes == 1
+
+    def test_cuts_long_payload_lists_and_counts_them_all(self, rig: QueueRig) -> None:
+        rig.push(*(job("a", i, float(i)) for i in range(1100)))
+        found = peek(rig, "a")
+        assert [payload for payload, _ in found.payloads] == list(range(1000))
+        assert found.payloads_count == 1100
+
+    def test_cuts_large_payloads_at_about_a_mebibyte(self, rig: QueueRig) -> None:
+        rig.push(*(job("a", str(i) * 300_000, float(i)) for i in range(9)))
+        found = peek(rig, "a")
+        assert [payload[0] for payload, _ in found.payloads] == ["0", "1", "2"]
+        assert found.payloads_count == 9
+
+    def test_one_payload_of_any_size_is_shown(self, rig: QueueRig) -> None:
+        rig.push(job("a", "x" * 2**21), job("a", "y" * 2**21))
+        assert [len(payload) for payload, _ in peek(rig, "a").payloads] == [2**21]
+
+
+class TestFetch:
+    def test_keeps_the_order_and_leaves_out_what_is_nowhere(self, rig: QueueRig) -> None:
+        rig.push(*(job(f"job-{i}") for i in range(20)))
+        wanted = [f"job-{i}" for i in (7, 3, 99, 12, 3)]
+        assert list(rig.queue.fetch(wanted)) == ["job-7", "job-3", "job-12"]
+
+    def test_reads_many_large_jobs_in_several_replies(self, rig: QueueRig) -> None:
+        ids = [f"job-{i}" for i in range(12)]
+        rig.push(*(job(job_id, job_id + "x" * 400_000) for job_id in ids))
+        rig.push(*(job("many", i, float(i)) for i in range(1000)))
+        found = rig.queue.fetch(["job-0", "many", *ids])
+        assert all(found[job_id].payloads[0][0].startswith(job_id) for job_id in ids)
+        assert len(found["many"].payloads) == 1000
+
+    def test_of_nothing_is_nothing(self, rig: QueueRig) -> None:
+        assert rig.queue.fetch([]) == {}
+
+
+class TestJobs:
+    def test_waiting_jobs_come_by_perform_at_over_all_shards(self, rig: QueueRig) -> None:
+        times = random.Random(7).sample(range(1000), 60)
+        rig.push(*(job(f"job-{time}", perform_at=NOW + time) for time in times))
+        in_order = [f"job-{time}" for time in sorted(times)]
+        assert rig.ids(limit=7, now=NOW) == in_order
+        assert rig.ids(limit=7, now=NOW, reverse=True) == in_order[::-1]
+        assert rig.ids(limit=60, now=NOW) == in_order
+
+    def test_the_last_page_has_no_cursor(self, rig: QueueRig) -> None:
+        rig.push(*(job(f"job-{i}", perform_at=NOW + i) for i in range(6)))
+        first = rig.queue.jobs(limit=3, now=NOW)
+        assert (len(first), first.cursor is None) == (3, False)
+        assert rig.queue.jobs(limit=3, after=first.cursor, now=NOW).cursor is None
+        assert rig.queue.jobs(limit=6, now=NOW).cursor is None
+
+    def test_equal_times_are_ordered_by_the_bytes_of_the_ids(self, rig: QueueRig) -> None:
+        ids = ["B", "a", "Ä", "_", "aa", "a1", "10", "9", "é", "Z", "a\x00b", "~" * 200, "~" * 199]
+        rig.push(*(job(job_id, perform_at=NOW + 5) for job_id in ids))
+        in_order = sorted(ids, key=str.encode)
+        assert rig.ids(limit=2, now=NOW) == in_order
+        assert rig.ids(limit=2, now=NOW, reverse=True) == in_order[::-1]
+
+    def test_paging_goes_on_where_the_last_job_was_when_it_is_gone(self, rig: QueueRig) -> None:
+        ids = [f"job-{i:02}" for i in range(20)]
+        rig.push(*(job(job_id, perform_at=NOW + 5) for job_id in ids))
+        page = rig.queue.jobs(limit=10, now=NOW)
+        rig.queue.delete(ids[:10])
+        rig.push(job("job-00", perform_at=NOW + 5), job("job-095", perform_at=NOW + 5))
+        rest = rig.queue.jobs(limit=50, after=page.cursor, now=NOW)
+        assert [item.id for item in rest] == ["job-095", *ids[10:]]
+
+    def test_paging_backwards_goes_on_where_the_last_job_was_when_it_is_gone(self, rig: QueueRig) -> None:
+        ids = [f"job-{i:02}" for i in range(20)]
+        rig.push(*(job(job_id, perform_at=NOW + 5) for job_id in ids))
+        page = rig.queue.jobs(limit=10, now=NOW, reverse=True)
+        rig.queue.delete(ids[10:])
+        rest = rig.queue.jobs(limit=50, after=page.cursor, now=NOW, reverse=True)
+        assert [item.id for item in rest] == ids[9::-1]
+
+    def test_state_selects(self, rig: QueueRig) -> None:
+        rig.push(job("bad-1"), job("bad-2"), job("dead"))
+        for job_id in ("bad-1", "bad-2"):
+            rig.fail(job_id, delay=1000.0)
+        rig.queue.bury("dead", now=NOW)
+        rig.push(job("now", perform_at=NOW), job("soon", perform_at=NOW + 5))
+
+        assert rig.ids(state="due", now=NOW) == ["now"]
+        assert rig.ids(state="scheduled", now=NOW) == ["soon"]
+        assert sorted(rig.ids(state="retrying", now=NOW)) == ["bad-1", "bad-2"]
+        assert rig.ids(state="morgue", now=NOW) == ["dead"]
+        assert rig.ids(state="taken", now=NOW) == []
+        assert sorted(rig.ids(now=NOW)) == ["bad-1", "bad-2", "now", "soon"]
+        assert sorted(rig.ids(state="due", now=NOW + 2000)) == ["bad-1", "bad-2", "now", "soon"]
+        for state in ("due", "scheduled", "retrying", "morgue"):
+            assert all(item.state == state for item in rig.queue.jobs(state, now=NOW))
+
+    def test_taken_jobs_are_listed(self, rig: QueueRig) -> None:
+        rig.push(job("a", "old", 1.0))
+        rig.take("a")
+        rig.push(job("a", "new", 2.0))
+        (taken,) = rig.queue.jobs("taken", now=NOW)
+        (waiting,) = rig.queue.jobs(now=NOW)
+        assert (taken.state, taken.payloads) == ("taken", [("old", 1.0)])
+        assert (waiting.state, waiting.payloads) == ("due", [("new", 2.0)])
+
+    @pytest.mark.parametrize("failing", [1, 12], ids=["few-fail", "most-fail"])
+    def test_retrying_jobs_come_by_perform_at(self, rig: QueueRig, failing: int) -> None:
+        ids = [f"bad-{i}" for i in range(failing)]
+        rig.push(*(job(job_id) for job_id in ids))
+        for i, job_id in enumerate(ids):
+            rig.fail(job_id, delay=100.0 - i)
+        rig.push(*(job(f"later-{i}", perform_at=NOW + 50 + i) for i in range(12)))
+        waits = {job_id: 100.0 - i for i, job_id in enumerate(ids)}
+        assert rig.ids(state="retrying", limit=5, now=NOW) == sorted(ids, key=lambda item: waits[item])
+
+    def test_by_retry_count_fresh_ones_count_as_minus_one(self, rig: QueueRig) -> None:
+        for job_id, retry_count in (("x", 3), ("y", 0), ("z", 3)):
+            rig.push(job(job_id))
+            rig.fail(job_id, retry_count=retry_count)
+        rig.push(*(job(f"fresh-{i}", perform_at=NOW + 3) for i in range(4)))
+        in_order = ["fresh-0", "fresh-1", "fresh-2", "fresh-3", "y", "x", "z"]
+        for limit in (1, 3, 4, 100):
+            assert rig.ids(order_by="retry_count", limit=limit, now=NOW) == in_order
+            assert rig.ids(order_by="retry_count", limit=limit, now=NOW, reverse=True) == in_order[::-1]
+        assert rig.ids(order_by="retry_count", min=0, now=NOW) == ["y", "x", "z"]
+        assert rig.ids(order_by="retry_count", max=0, reverse=True, now=NOW) == in_order[4::-1]
+        assert rig.ids(state="retrying", order_by="retry_count", now=NOW) == ["y", "x", "z"]
+        assert rig.ids(state="scheduled", order_by="retry_count", now=NOW) == in_order[:4]
+
+    def test_buried_jobs_come_by_the_time_of_burial(self, rig: QueueRig) -> None:
+        ids = [f"job-{i}" for i in range(10)]
+        rig.push(*(job(job_id) for job_id in ids))
+        for i, job_id in enumerate(reversed(ids)):
+            rig.queue.bury(job_id, now=NOW + i)
+        assert rig.ids(state="morgue", limit=3) == ids[::-1]
+        assert rig.ids(state="morgue", limit=3, reverse=True) == ids
+        assert rig.ids(state="morgue", order_by="id", limit=3) == ids
+        assert rig.ids(state="morgue", min=NOW + 2, max=NOW + 4) == ["job-7", "job-6", "job-5"]
+
+    def test_bounds_are_included_and_bound_the_order_value(self, rig: QueueRig) -> None:
+        rig.push(*(job(f"job-{i}", perform_at=NOW + i) for i in range(10)))
+        assert rig.ids(min=NOW + 3, max=NOW + 5, now=NOW) == ["job-3", "job-4", "job-5"]
+        assert rig.ids(min=NOW + 8, reverse=True, limit=1, now=NOW) == ["job-9", "job-8"]
+        assert rig.ids(order_by="id", min="job-7", max="job-8", now=NOW) == ["job-7", "job-8"]
+        assert rig.ids(min=NOW + 99, now=NOW) == []
+
+    def test_match_is_a_pattern_of_ids(self, rig: QueueRig) -> None:
+        rig.push(*(job(str(i), perform_at=NOW + 100 - i) for i in range(100)))
+        assert rig.ids(match="4*", now=NOW, limit=4) == [str(i) for i in (49, 48, 47, 46, 45, 44, 43, 42, 41, 40, 4)]
+        assert rig.ids(match="[12]5", order_by="id", now=NOW) == ["15", "25"]
+        assert rig.ids(match="nothing*", now=NOW) == []
+        assert rig.ids(match="4?", state="due", now=NOW + 55) == ["49", "48", "47", "46", "45"]
+
+    def test_by_id_pages_both_ways(self, rig: QueueRig) -> None:
+        rig.push(*(job(str(i)) for i in range(50)))
+        in_order = sorted(str(i) for i in range(50))
+        assert rig.ids(order_by="id", limit=7, now=NOW) == in_order
+        assert rig.ids(order_by="id", limit=7, reverse=True, now=NOW) == in_order[::-1]
+
+    @pytest.mark.parametrize(
+        ("options", "says"),
+        [
+            ({"state": "waiting"}, "scheduled, due, retrying, taken, morgue"),
+            ({"order_by": "age"}, "perform_at, retry_count, id"),
+            ({"order_by": "buried_at"}, "perform_at, retry_count, id"),
+            ({"state": "morgue", "order_by": "perform_at"}, "buried_at, id"),
+            ({"limit": 0}, "1 to 1000"),
+            ({"limit": 1001}, "1 to 1000"),
+            ({"limit": True}, "1 to 1000"),
+            ({"min": "4"}, "number"),
+            ({"max": float("nan")}, "number"),
+            ({"order_by": "id", "min": 4}, "str"),
+            ({"match": 4}, "pattern"),
+            ({"after": "42"}, "cursor"),
+            ({"after": "not base64!"}, "cursor"),
+        ],
+    )
+    def test_what_makes_no_sense_is_refused_and_told(self, rig: QueueRig, options: dict[str, Any], says: str) -> None:
+        with pytest.raises(ConfigError, match=says):
+            rig.queue.jobs(**options)
+
+    def test_a_cursor_of_another_order_is_refused(self, rig: QueueRig) -> None:
+        rig.push(job("a"), job("b"))
+        cursor = rig.queue.jobs(limit=1).cursor
+        for options in ({"order_by": "id"}, {"reverse": True}, {"order_by": ORDERS[1]}):
+            with pytest.raises(ConfigError, match="another order"):
+                rig.queue.jobs(after=cursor, **options)
+
+    def test_looking_changes_nothing(self, rig: QueueRig) -> None:
+        rig.push(job("a"), job("b", perform_at=NOW + 5))
+        before = {key: rig.client.command("DUMP", key) for key in rig.all_keys()}
+        for state in (None, "scheduled", "due", "retrying", "taken", "morgue"):
+            for order_by in (None, "id"):
+                rig.ids(state=state, order_by=order_by)
+        rig.queue.stats(), rig.queue.peek("a"), rig.queue.why("a"), rig.app.shards(rig.queue)
+        assert {key: rig.client.command("DUMP", key) for key in rig.all_keys()} == before
+
+
+class TestWhy:
+    def test_absent(self, rig: QueueRig) -> None:
+        why = rig.queue.why("nobody")
+        assert (why.state, why.reason, why.until) == (None, "absent", None)
+
+    def test_buried(self, rig: QueueRig) -> None:
+        rig.push(job("a"))
+        rig.queue.bury("a", now=NOW)
+        why = rig.queue.why("a", now=NOW + 90)
+        assert (why.state, why.reason, why.until) == ("morgue", "buried", None)
+        assert "1 min 30 s ago" in why.detail
+
+    def test_not_due(self, rig: QueueRig) -> None:
+        rig.push(job("a", perform_at=NOW + 250))
+        why = rig.queue.why("a", now=NOW)
+        assert (why.state, why.reason, why.until) == ("scheduled", "not_due", NOW + 250)
+        assert why.detail == "due in 4 min 10 s"
+
+    def test_retry_wait_counts_retries_as_people_do(self, rig: QueueRig) -> None:
+        options = json.dumps({"shards_count": SHARDS, "options": {"max_retry_count": 7}})
+        rig.client.command("HSET", queues_key("lowq"), "Orders", options)
+        rig.push(job("a"))
+        rig.fail("a", retry_count=2, delay=250.0)
+        why = rig.queue.why("a", now=NOW)
+        assert (why.state, why.reason, why.until) == ("retrying", "retry_wait", NOW + 250)
+        assert why.detail == "retry 3 of 7, due in 4 min 10 s"
+
+    def test_no_owner(self, rig: QueueRig) -> None:
+        rig.push(job("a"))
+        why = rig.queue.why("a", now=NOW)
+        assert (why.state, why.reason) == ("due", "no_owner")
+        assert f"shard {rig.shard_index('a')} is leased to nobody" in why.detail
+
+    def test_paused(self, rig: QueueRig) -> None:
+        rig.push(job("a"))
+        rig.own("a")
+        rig.queue.pause(now=NOW)
+        why = rig.queue.why("a", now=NOW + 5)
+        assert (why.state, why.reason) == ("due", "paused")
+        rig.queue.resume()
+        assert rig.queue.why("a", now=NOW).reason == "next"
+
+    def test_behind_counts_the_older_jobs_of_its_shard(self, rig: QueueRig) -> None:
+        for i in range(40):
+            rig.push(job(f"job-{i}"), now=NOW + i)
+        mine = [f"job-{i}" for i in range(40) if rig.shard_index(f"job-{i}") == rig.shard_index("job-39")]
+        for job_id in mine:
+            rig.own(job_id, NOW)
+        shard = rig.shard_index("job-39")
+        why = rig.queue.why("job-39", now=NOW + 100)
+        assert (why.state, why.reason) == ("due", "behind")
+        last = [item for item in mine if item != "job-39"]
+        assert why.detail == f"behind {len(last)} older jobs of shard {shard}"
+        assert rig.queue.why(mine[0], now=NOW + 100).reason == "next"
+
+    def test_performing(self, rig: QueueRig) -> None:
+        rig.push(job("a"))
+        rig.take("a")
+        why = rig.queue.why("a", now=NOW + 3)
+        assert (why.state, why.reason) == ("taken", "performing")
+        assert "3.0 s ago" in why.detail
+        assert "tester" in why.detail
+
+    def test_in_flight_with_a_dead_owner(self, rig: QueueRig) -> None:
+        rig.push(job("a"))
+        rig.take("a")
+        rig.client.command("DEL", rig.prefix_of("a") + "lease")
+        assert rig.queue.why("a", now=NOW).reason == "no_owner"
+
+
+class TestRegistries:
+    def test_an_unknown_queue_is_named_with_similar_ones(self, rig: QueueRig) -> None:
+        rig.app.register("Orders", SHARDS)
+        with pytest.raises(UnknownQueueError, match=r"'Order' .*did you mean 'Orders'"):
+            rig.app.queue("Order").stats()
+
+    def test_a_handle_without_shards_count_looks_it_up_once_known(self, rig: QueueRig) -> None:
+        queue = rig.app.queue("Orders")
+        with pytest.raises(UnknownQueueError, match="no queue is known"):
+            queue.jobs()
+        rig.app.register("Orders", SHARDS)
+        assert queue.shards_count == SHARDS
+        assert queue.jobs().jobs == []
+
+    def test_queues_are_listed_with_their_options(self, rig: QueueRig) -> None:
+        rig.app.register("Orders", SHARDS)
+        options = json.dumps({"shards_count": 2, "options": {"max_retry_count": 3}})
+        rig.client.command("HSET", queues_key("lowq"), "Bills", options)
+        bills, orders = rig.app.queues()
+        assert (bills.name, bills.shards_count, bills.options) == ("Bills", 2, {"max_retry_count": 3})
+        assert (orders.name, orders.shards_count, orders.options) == ("Orders", SHARDS, {})
+
+    def test_nodes_tell_what_they_say_and_forgive_what_they_do_not(self, rig: QueueRig) -> None:
+        says = {"host": "h", "pid": 7, "threads": 5, "shards": {"Orders": [0, 2]}, "queues": ["Orders"], "news": 1}
+        for name, text in (("b", json.dumps(says)), ("a", "{}"), ("c", "no json")):
+            rig.client.run("heartbeat", nodes_key("lowq"), "", name, text, 60)
+        rig.client.run("heartbeat", nodes_key("lowq"), "", "silent", "{}", 1e9)
+        rig.client.command("HSET", nodes_key("lowq"), "silent", "1000000000.5 {}")
+        a, b, *_ = rig.app.nodes()
+        assert (a.name, a.host, a.pid, a.queues, a.shards, a.started_at) == ("a", "", 0, (), {}, None)
+        assert (b.host, b.pid, b.threads, b.queues, b.shards) == ("h", 7, 5, ("Orders",), {"Orders": [0, 2]})
+        assert 0 <= b.seconds_ago < 60
+        assert "silent" not in [node.name for node in rig.app.nodes()]
+
+    def test_shards_tell_their_owner_and_length(self, rig: QueueRig) -> None:
+        rig.push(job("a"), now=NOW - 5)
+        shard = rig.own("a")
+        mine = rig.shard_index("a")
+        infos = rig.app.shards(rig.queue)
+        assert [info.index for info in infos] == [0, 1, 2]
+        info = infos[mine]
+        assert shard.lease is not None
+        assert (info.owner, info.fence, info.length, info.oldest_id) == ("tester", shard.lease.fence, 1, "a")
+        assert info.lease_seconds is not None
+        assert 0 < info.lease_seconds <= 600
+        others = [other for other in infos if other.index != mine]
+        assert all((other.owner, other.fence, other.lease_seconds) == (None, None, None) for other in others)
+
+    def test_an_owner_is_named_as_its_node(self, rig: QueueRig) -> None:
+        rig.own("a")
+        rig.client.run("heartbeat", nodes_key("lowq"), "", "host:7:tester", "{}", 60)
+        assert (
+            rig.app.shards("Orders" if rig.app.queues() else rig.queue)[rig.shard_index("a")].owner == "host:7:tester"
+        )

@@ -1,0 +1,208 @@
+"""The application under test: a worker that does what its payloads say and writes down what happened.
+
+    python -m tests.integration.app_orders run                                   a node
+    python -m tests.integration.app_orders produce SEED FIRST IDS VERSIONS ROUNDS PAUSE     a producer
+
+A payload is `{"version": n, "do": "sleep", "for": 0.5, "once": true}`: what `do` names is done for so many seconds,
+with `once` only the first time. Settings come from lowq's own environment variables and from those of `SETTINGS`.
+"""
+
+import ctypes
+import logging
+import os
+import random
+import sys
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import lowq
+from lowq.node import Node
+from lowq.scheduler import Schedulable
+from tests.history import History, PushedJob
+
+#: Environment variable -> default.
+SETTINGS = {
+    "ORDERS_HISTORY": "history",  # the file
+    "ORDERS_SHARDS": "5",
+    "ORDERS_BATCH": "1",
+    "ORDERS_MAX_PAYLOADS": "1000",
+    "ORDERS_MAX_CRASHES": "3",
+    "ORDERS_MAX_RETRIES": "3",
+    "ORDERS_WORK": "0",  # seconds that each perform takes at least
+    "ORDERS_PREFETCH": "1",
+    "ORDERS_SCHEDULER": "",  # "", seq, own
+    "ORDERS_SPLITTER": "",  # "", NODE/NODES, own
+    "ORDERS_BREAK": "",  # a hook of the worker that calls sys.exit: retry_in, retries_exhausted
+}
+
+
+def setting(name: str) -> str:
+    return os.environ.get(name, SETTINGS[name])
+
+
+history = History(setting("ORDERS_HISTORY"))
+app = lowq.Lowq()
+libc = ctypes.PyDLL(None)  # PyDLL: its functions are called with the GIL held
+
+
+def hold_the_gil(seconds: float) -> None:
+    ends_at = time.monotonic() + seconds
+    while (left := ends_at - time.monotonic()) > 0:
+        libc.usleep(int(left * 1e6) + 1)  # a signal ends it early
+
+
+def spin(seconds: float) -> None:
+    ends_at = time.monotonic() + seconds
+    while time.monotonic() < ends_at:
+        pass
+
+
+def fail(_seconds: float) -> None:
+    raise RuntimeError("told to fail")
+
+
+def leave(_seconds: float) -> None:
+    sys.exit("told to exit")
+
+
+def die(_seconds: float) -> None:
+    os._exit(9)
+
+
+ACTIONS = {"sleep": time.sleep, "hold": hold_the_gil, "spin": spin, "raise": fail, "exit": leave, "die": die}
+
+
+def act(job_id: str, payload: Mapping[str, Any]) -> None:
+    if "do" not in payload:
+        return
+    if payload.get("once"):
+        try:
+            os.close(os.open(f"{history.path}.once-{job_id}-{payload['version']}", os.O_CREAT | os.O_EXCL))
+        except FileExistsError:
+            return
+    ACTIONS[payload["do"]](payload.get("for", 0.0))
+
+
+def version_of(payload: object) -> int:
+    assert isinstance(payload, dict)
+    version = payload["version"]
+    assert isinstance(version, int)
+    return version
+
+
+@app.worker(
+    shards_count=int(setting("ORDERS_SHARDS")),
+    batch_size=int(setting("ORDERS_BATCH")),
+    max_payloads=int(setting("ORDERS_MAX_PAYLOADS")),
+    max_crash_count=int(setting("ORDERS_MAX_CRASHES")),
+    max_retry_count=int(setting("ORDERS_MAX_RETRIES")),
+)
+class Orders(lowq.Worker[dict[str, Any]]):
+    def perform(self, payloads_by_id: dict[str, list[dict[str, Any]]]) -> None:
+        batch = lowq.current()
+        versions = {job_id: [*map(version_of, payloads)] for job_id, payloads in payloads_by_id.items()}
+        with history.performing(batch.shard, batch.fence, versions):
+            time.sleep(float(setting("ORDERS_WORK")))
+            for job_id, payloads in payloads_by_id.items():
+                for payload in payloads:
+                    act(job_id, payload)
+
+    def retry_in(self, retry_count: int) -> float:
+        if setting("ORDERS_BREAK") == "retry_in":
+            sys.exit("retry_in was told to exit")
+        return 0.1
+
+    def retries_exhausted(self, jobs: list[lowq.Job]) -> None:
+        if setting("ORDERS_BREAK") == "retries_exhausted":
+            sys.exit("retries_exhausted was told to exit")
+
+
+class LatestFirst:
+    """A scheduler of the user's own: the ready shard with the most recent work."""
+
+    def __call__(self, shards: Sequence[Any], now: float) -> Any:
+        ready = [shard for shard in shards if shard.ready(now)]
+        return max(ready, key=_due, default=None)
+
+
+def _due(shard: Schedulable) -> float:
+    return shard.next_due or 0.0
+
+
+def own_splitter(shards: Sequence[Any]) -> list[list[Any]]:
+    """A splitter of the user's own that gives every shard to two threads, in more groups than threads."""
+    return [[shard, shards[number - 1]] for number, shard in enumerate(shards)]
+
+
+def configure() -> None:
+    scheduler, splitter = setting("ORDERS_SCHEDULER"), setting("ORDERS_SPLITTER")
+    if scheduler:
+        app.config.build_scheduler = {"seq": lowq.SeqScheduler, "own": LatestFirst}[scheduler]
+    if splitter == "own":
+        app.config.build_splitter = lambda: own_splitter
+    elif splitter:
+        number, _, nodes = splitter.partition("/")
+        app.config.build_splitter = lambda: lowq.ByNodeSplitter(int(nodes), int(number), app.config.threads_per_node)
+    app.config.on_server_init = lambda: history.write("init")
+    app.config.last_words = lambda error: history.write("last_words", error=repr(error))
+
+
+def run() -> int:
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(threadName)s %(message)s")
+    configure()
+    return Node(app, prefetch=setting("ORDERS_PREFETCH") == "1").run()
+
+
+# --- producing ---
+
+
+def as_job(item: PushedJob) -> dict[str, Any]:
+    job_id, version, score = item
+    return {"id": job_id, "payload": {"version": version}, "score": score}
+
+
+def push_until_accepted(items: Sequence[PushedJob]) -> None:
+    """Pushes, and pushes again what Redis being away kept out."""
+    pending = {(str(item[0]), item[1]): item for item in items}
+    while pending:
+        try:
+            with history.pushing(list(pending.values())):
+                Orders.perform_async([as_job(item) for item in pending.values()])
+            return
+        except lowq.PushError as error:
+            rest = {(str(job["id"]), job["payload"]["version"]) for job in error.rest}
+            history.write("pushed", push="part", jobs=[pending[key] for key in pending.keys() - rest])
+            pending = {key: item for key, item in pending.items() if key in rest}
+        except lowq.RedisUnavailable:
+            pass
+        time.sleep(0.05)
+
+
+def changes(seed: int, first: int, ids: int, versions: int, rounds: int) -> Iterator[list[PushedJob]]:
+    """Chunks of changes: in each one every id gets its next versions, all shuffled, with duplicates thrown in."""
+    chance = random.Random(seed)
+    for number in range(rounds):
+        chunk: list[PushedJob] = [
+            (str(job_id), version, float(version))
+            for job_id in range(first, first + ids)
+            for version in range(number * versions + 1, (number + 1) * versions + 1)
+        ]
+        chance.shuffle(chunk)
+        yield chunk + chunk[: len(chunk) // 10]
+
+
+def produce(seed: str, first: str, ids: str, versions: str, rounds: str, pause: str) -> int:
+    for chunk in changes(int(seed), int(first), int(ids), int(versions), int(rounds)):
+        push_until_accepted(chunk)
+        time.sleep(float(pause))
+    return 0
+
+
+def main(arguments: Iterable[str]) -> int:
+    verb, *rest = arguments
+    return run() if verb == "run" else produce(*rest)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,272 @@
+import math
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import lowq
+from lowq.config import Config, format_error
+from lowq.errors import ConfigError
+from lowq.job import dump_payload, load_payload
+
+#: The documented defaults, of what is a plain value.
+DEFAULTS = {
+    "redis_url": "redis://localhost:6379/0",
+    "namespace": "lowq",
+    "poll_interval": 1,
+    "threads_per_node": 5,
+    "client_pool_size": 5,
+    "pool_timeout": 5,
+    "lease_ttl": 15,
+    "shutdown_timeout": 25,
+    "max_payload_bytes": 2**20,
+    "server_middlewares": [],
+    "client_middlewares": [],
+    "build_scheduler": None,
+    "build_splitter": None,
+    "workers": None,
+}
+
+
+@pytest.fixture(autouse=True)
+def clean_environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    for name in [name for name in os.environ if name.startswith("LOWQ_")]:
+        monkeypatch.delenv(name)
+    yield
+
+
+class TestDefaults:
+    @pytest.mark.parametrize("name", DEFAULTS)
+    def test_the_documented_default(self, name: str) -> None:
+        assert getattr(Config(), name) == DEFAULTS[name]
+
+    def test_the_codec_and_the_hooks_work_as_they_are(self) -> None:
+        config = Config()
+        assert config.load_payload(config.dump_payload({"a": 1})) == {"a": 1}
+        assert config.load_error(config.dump_error("bo\N{SNOWMAN}m")) == "bo\N{SNOWMAN}m"
+        assert (config.dump_payload, config.load_payload) == (dump_payload, load_payload)
+        config.on_server_init()
+        config.last_words(ValueError("boom"))
+
+    def test_two_applications_share_no_list(self) -> None:
+        one, other = Config(), Config()
+        one.server_middlewares.append(print)
+        assert other.server_middlewares == []
+        assert one.server_middlewares == [print]
+
+    def test_an_error_is_kept_with_its_traceback(self) -> None:
+        try:
+            raise ValueError("boom")
+        except ValueError as error:
+            text = format_error(error)
+        assert text.startswith("Traceback")
+        assert text.endswith("ValueError: boom")
+
+    def test_a_long_error_is_cut_in_the_middle(self) -> None:
+        text = format_error(ValueError("start" + "x" * 100_000 + "end"))
+        assert len(text) < 9000
+        assert text.startswith("ValueError: start")
+        assert "characters left out" in text
+        assert text.endswith("end")
+
+
+class TestEnvironment:
+    @pytest.mark.parametrize(
+        ("name", "text", "value"),
+        [
+            ("redis_url", "redis://elsewhere:7000/3", "redis://elsewhere:7000/3"),
+            ("namespace", "shop", "shop"),
+            ("poll_interval", "0.25", 0.25),
+            ("threads_per_node", "12", 12),
+            ("client_pool_size", "2", 2),
+            ("pool_timeout", "1", 1.0),
+            ("lease_ttl", "30.5", 30.5),
+            ("shutdown_timeout", "0", 0.0),
+            ("max_payload_bytes", "1000", 1000),
+        ],
+    )
+    def test_a_variable_replaces_the_default(
+        self, monkeypatch: pytest.MonkeyPatch, name: str, text: str, value: object
+    ) -> None:
+        monkeypatch.setenv(f"LOWQ_{name.upper()}", text)
+        assert getattr(Config(), name) == value
+        assert type(getattr(Config(), name)) is type(value)
+
+    def test_code_wins_over_the_environment(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("LOWQ_THREADS_PER_NODE", "12")
+        assert Config(threads_per_node=3).threads_per_node == 3
+        config = Config()
+        config.threads_per_node = 4
+        assert config.threads_per_node == 4
+
+    def test_an_empty_variable_counts_as_none(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("LOWQ_NAMESPACE", "")
+        assert Config().namespace == "lowq"
+
+    def test_what_is_no_text_is_not_read_from_the_environment(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("LOWQ_SERVER_MIDDLEWARES", "os.remove")
+        monkeypatch.setenv("LOWQ_DUMP_PAYLOAD", "os.remove")
+        assert Config().server_middlewares == []
+        assert Config().dump_payload is dump_payload
+
+    @pytest.mark.parametrize(
+        ("variable", "text"),
+        [
+            ("LOWQ_THREADS_PER_NODE", "many"),
+            ("LOWQ_THREADS_PER_NODE", "2.5"),
+            ("LOWQ_LEASE_TTL", "0"),
+            ("LOWQ_REDIS_URL", "localhost:6379"),
+        ],
+    )
+    def test_a_wrong_variable_is_named(self, monkeypatch: pytest.MonkeyPatch, variable: str, text: str) -> None:
+        monkeypatch.setenv(variable, text)
+        config = Config()
+        with pytest.raises(ConfigError, match=f"environment variable {variable}: .*'?{text}"):
+            getattr(config, variable.removeprefix("LOWQ_").lower())
+
+    def test_a_wrong_variable_stops_the_first_use_also_when_nobody_asked_for_it(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("LOWQ_SHUTDOWN_TIMEOUT", "soon")
+        app = lowq.Lowq(redis_url="memory://")
+        with pytest.raises(ConfigError, match="LOWQ_SHUTDOWN_TIMEOUT"):
+            app.queue("Orders", 1).push({"id": 1})
+
+
+class TestChecks:
+    @pytest.mark.parametrize("name", ["poll_interval", "pool_timeout", "lease_ttl", "shutdown_timeout"])
+    @pytest.mark.parametrize("value", ["soon", "", True, None, math.nan, math.inf, -1, 10**400, [], "nan"])
+    def test_seconds_are_a_number_that_one_can_wait(self, name: str, value: Any) -> None:
+        with pytest.raises(ConfigError, match=f"^{name}="):
+            Config(**{name: value})
+
+    @pytest.mark.parametrize("name", ["threads_per_node", "client_pool_size", "max_payload_bytes"])
+    @pytest.mark.parametrize("value", ["many", 0, -1, 2.5, 2.0, True, None, math.nan])
+    def test_a_count_is_a_whole_number_from_1_on(self, name: str, value: Any) -> None:
+        with pytest.raises(ConfigError, match=f"^{name}="):
+            Config(**{name: value})
+
+    @pytest.mark.parametrize("name", ["poll_interval", "pool_timeout"])
+    def test_an_interval_of_0_would_poll_without_end(self, name: str) -> None:
+        with pytest.raises(ConfigError, match=f"^{name}=0: it must be more than 0"):
+            Config(**{name: 0})
+
+    def test_a_lease_shorter_than_its_renewal_takes_is_refused(self) -> None:
+        with pytest.raises(ConfigError, match=r"lease_ttl=0\.01: it must be at least 0\.1"):
+            Config(lease_ttl=0.01)
+
+    @pytest.mark.parametrize(
+        "url", ["localhost", "localhost:6379", "http://localhost", "redis:localhost", "rdis://localhost", "", None, b"x"]
+    )
+    def test_a_url_of_an_unknown_kind_is_refused_with_the_known(self, url: Any) -> None:
+        with pytest.raises(ConfigError, match=r"redis_url=.*redis://, rediss://, unix://.*memory://"):
+            Config(redis_url=url)
+
+    @pytest.mark.parametrize(
+        "url",
+        [
+            "redis://h:1/0",
+            "rediss://h",
+            "unix:///run/redis.sock",
+            "redis+sentinel://h:1,i:2/main/0",
+            "redis+cluster://h:1",
+            "memory://",
+        ],
+    )
+    def test_all_documented_kinds_of_urls_are_taken(self, url: str) -> None:
+        assert Config(redis_url=url).redis_url == url
+
+    @pytest.mark.parametrize("url", ["rdis://user:hunter2@host", "http://:hunter2@host", "://hunter2@host"])
+    def test_a_password_is_not_shown_when_the_url_is_wrong(self, url: str) -> None:
+        with pytest.raises(ConfigError, match="host") as caught:
+            Config(redis_url=url)
+        assert "hunter2" not in str(caught.value)
+
+    @pytest.mark.parametrize("namespace", ["", "a b", "a{b}", "a\nb", "x" * 65, "a\ud800", "a\x9b", 5, None])
+    def test_a_namespace_that_would_break_keys_is_refused(self, namespace: Any) -> None:
+        with pytest.raises(ConfigError, match="namespace="):
+            Config(namespace=namespace)
+
+    @pytest.mark.parametrize(
+        "name",
+        ["on_server_init", "last_words", "dump_payload", "load_payload", "format_error", "dump_error", "load_error"],
+    )
+    @pytest.mark.parametrize("value", [None, "print", 5])
+    def test_a_hook_is_callable(self, name: str, value: Any) -> None:
+        with pytest.raises(ConfigError, match=f"{name}=.* is not callable"):
+            Config(**{name: value})
+
+    @pytest.mark.parametrize("name", ["build_scheduler", "build_splitter"])
+    def test_a_builder_is_callable_or_none(self, name: str) -> None:
+        with pytest.raises(ConfigError, match=f"{name}='lag' is not callable"):
+            Config(**{name: "lag"})
+        assert getattr(Config(**{name: None}), name) is None
+        assert getattr(Config(**{name: print}), name) is print
+
+    @pytest.mark.parametrize("name", ["server_middlewares", "client_middlewares"])
+    @pytest.mark.parametrize("value", [None, print, "print", [print, "x"], {print}])
+    def test_middlewares_are_a_list_of_callables(self, name: str, value: Any) -> None:
+        with pytest.raises(ConfigError, match=name):
+            Config(**{name: value})
+
+    @pytest.mark.parametrize("value", [5, "OrderSync", object()])
+    def test_workers_are_a_list(self, value: Any) -> None:
+        with pytest.raises(ConfigError, match="workers="):
+            Config(workers=value)
+
+    def test_workers_are_those_of_the_application(self) -> None:
+        app = lowq.Lowq(workers=[int])
+        with pytest.raises(ConfigError, match="was not decorated with this application"):
+            app.selected_workers()
+
+    def test_a_refused_value_changes_nothing(self) -> None:
+        config = Config(threads_per_node=3)
+        with pytest.raises(ConfigError):
+            config.threads_per_node = 0
+        assert config.threads_per_node == 3
+
+
+class TestUnknownSettings:
+    @pytest.mark.parametrize(
+        ("name", "nearest"),
+        [("redis_ur", "redis_url"), ("thread_per_node", "threads_per_node"), ("server_middleware", "server_middlewares")],
+    )
+    def test_the_nearest_known_is_named(self, name: str, nearest: str) -> None:
+        message = f"unknown setting '{name}'; did you mean '{nearest}'"
+        with pytest.raises(ConfigError, match=message):
+            lowq.Lowq(**{name: "x"})
+        with pytest.raises(ConfigError, match=message):
+            setattr(Config(), name, "x")
+
+    def test_without_a_near_one_all_are_named(self) -> None:
+        with pytest.raises(ConfigError, match="unknown setting 'xyzzy'; settings are redis_url, .*workers"):
+            Config(xyzzy=1)
+
+    def test_reading_one_is_an_attribute_error_so_that_hasattr_works(self) -> None:
+        assert not hasattr(Config(), "redis_ur")
+
+
+class TestFrozen:
+    @pytest.mark.parametrize("use", ["push", "stats", "queues"])
+    def test_settings_are_frozen_by_the_first_connection(self, use: str) -> None:
+        app = lowq.Lowq(redis_url="memory://")
+        app.config.threads_per_node = 2
+        queue = app.queue("Orders", 1)
+        app.config.threads_per_node = 3  # a handle alone connects to nothing
+        {"push": lambda: queue.push({"id": 1}), "stats": queue.stats, "queues": app.queues}[use]()
+        with pytest.raises(ConfigError, match="threads_per_node is set after the first connection"):
+            app.config.threads_per_node = 4
+        assert app.config.threads_per_node == 3
+
+    def test_the_environment_is_read_for_the_last_time_then(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        app = lowq.Lowq(redis_url="memory://")
+        app.queue("Orders", 1).push({"id": 1})
+        monkeypatch.setenv("LOWQ_LEASE_TTL", "99")
+        assert app.config.lease_ttl == 15
+
+    def test_another_application_is_not_frozen_with_it(self) -> None:
+        app, other = lowq.Lowq(redis_url="memory://"), lowq.Lowq(redis_url="memory://")
+        app.queue("Orders", 1).push({"id": 1})
+        other.config.namespace = "other"
+        assert other.config.namespace == "other"

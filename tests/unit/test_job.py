@@ -1,0 +1,417 @@
+import enum
+import json
+import math
+import zlib
+from collections.abc import Callable, Mapping
+from datetime import UTC, date, datetime, timedelta, timezone
+from decimal import Decimal
+from typing import Any
+from uuid import UUID
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lowq.errors import JobError, PayloadError
+from lowq.job import MAX_ID_BYTES, dump_payload, encode_id, encode_job, load_payload, shard_of
+
+MIB = 2**20
+#: More digits than Python writes out by default.
+HUGE = pytest.param(10**5000, id="huge")
+
+json_values = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(st.characters(exclude_categories=["Cs"])),
+    lambda inner: (
+        st.lists(inner, max_size=5)
+        | st.dictionaries(st.text(st.characters(exclude_categories=["Cs"])), inner, max_size=5)
+    ),
+    max_leaves=20,
+)
+
+
+class Level(enum.IntEnum):
+    LOW = 7
+
+
+class Mixed(int, enum.Enum):
+    """Its str() is its name, unlike an IntEnum's."""
+
+    LOW = 7
+
+
+class Color(enum.StrEnum):
+    RED = "red"
+
+
+class ForeignFloat(float):
+    """As numpy's: a float whose repr is no number."""
+
+    def __repr__(self) -> str:
+        return f"np.float64({float(self)})"
+
+
+class Text(str):
+    __slots__ = ()
+
+
+def encoded(**fields: Any) -> tuple[bytes, bytes, bytes, bytes]:
+    return encode_job({"id": 42, **fields}, dump_payload, MIB)
+
+
+def score_of(value: Any) -> bytes:
+    return encoded(score=value)[2]
+
+
+def time_of(**fields: Any) -> bytes:
+    return encoded(**fields)[3]
+
+
+# --- ids ---
+
+
+class TestIds:
+    @pytest.mark.parametrize(
+        ("given_as", "kept"),
+        [
+            ("42", b"42"),
+            (42, b"42"),
+            (0, b"0"),
+            (-7, b"-7"),
+            (UUID(int=1), b"00000000-0000-0000-0000-000000000001"),
+            (" a:{b}\n", b" a:{b}\n"),
+            ("\N{SNOWMAN}", b"\xe2\x98\x83"),
+            (Level.LOW, b"7"),
+            (Mixed.LOW, b"7"),
+            (Color.RED, b"red"),
+        ],
+    )
+    def test_a_str_an_int_or_a_uuid_is_kept_as_text(self, given_as: Any, kept: bytes) -> None:
+        assert encode_id(given_as) == kept
+
+    @pytest.mark.parametrize("job_id", [True, False, 1.0, None, b"42", ("a",), Decimal(1), datetime.now(UTC)])
+    def test_any_other_type_is_refused_by_name(self, job_id: Any) -> None:
+        with pytest.raises(JobError, match=f"is a {type(job_id).__name__}; an id is a str, an int or a UUID"):
+            encode_id(job_id)
+
+    def test_an_empty_id_is_refused(self) -> None:
+        with pytest.raises(JobError, match="an id is empty"):
+            encode_id("")
+
+    def test_the_longest_id_has_512_bytes_not_characters(self) -> None:
+        assert MAX_ID_BYTES == 512
+        assert len(encode_id("\N{SNOWMAN}" * 170 + "xx")) == 512
+        with pytest.raises(JobError, match="has 513 bytes"):
+            encode_id("\N{SNOWMAN}" * 171)
+
+    def test_a_refused_id_is_shown_in_part_only(self) -> None:
+        with pytest.raises(JobError) as caught:
+            encode_id("x" * 10_000)
+        assert len(str(caught.value)) < 200
+
+    def test_a_lone_surrogate_is_refused(self) -> None:
+        with pytest.raises(JobError, match="no valid Unicode"):
+            encode_id("a\ud800")
+
+    def test_an_int_beyond_what_python_writes_out_is_refused(self) -> None:
+        with pytest.raises(JobError):
+            encode_id(10**5000)
+
+    def test_a_job_without_an_id_is_refused(self) -> None:
+        with pytest.raises(JobError, match=r"a job has no id: \{'payload': 1\}"):
+            encode_job({"payload": 1}, dump_payload, MIB)
+
+    @pytest.mark.parametrize("job", [1, "abc", None, ["id", 1], b"id", object()])
+    def test_what_is_no_mapping_is_no_job(self, job: Any) -> None:
+        with pytest.raises(JobError, match=f"{type(job).__name__}.*mapping"):
+            encode_job(job, dump_payload, MIB)
+
+
+@pytest.mark.parametrize(
+    ("job_id", "shards_count", "shard"),
+    [(b"42", 5, 3), (b"1", 5, 3), (b"order-7", 24, 2), (b"\xe2\x98\x83", 5, 0), (b"x", 1, 0), (b"42", 16384, 12424)],
+)
+def test_an_id_belongs_to_the_same_shard_for_good(job_id: bytes, shards_count: int, shard: int) -> None:
+    # Fixed numbers: another formula would take the jobs of every queue in production to other shards.
+    assert shard_of(job_id, shards_count) == shard == zlib.crc32(job_id) % shards_count
+
+
+# --- scores ---
+
+
+class TestScores:
+    @pytest.mark.parametrize(
+        ("score", "sent"),
+        [
+            (3, b"3"),
+            (-3, b"-3"),
+            (0.1, b"0.1"),
+            (1e300, b"1e+300"),
+            (2**53, b"9007199254740992"),
+            (-(2**53), b"-9007199254740992"),
+            (1_800_000_000.123457, b"1800000000.123457"),
+        ],
+    )
+    def test_a_finite_number_is_sent_exactly(self, score: float, sent: bytes) -> None:
+        assert score_of(score) == sent
+
+    @pytest.mark.parametrize("score", [Level.LOW, Mixed.LOW, ForeignFloat(7)])
+    def test_a_subclass_of_a_number_is_sent_as_a_number_whatever_its_repr(self, score: Any) -> None:
+        assert float(score_of(score)) == 7.0
+
+    @pytest.mark.parametrize("score", [math.nan, math.inf, -math.inf, 10**400, HUGE])
+    def test_a_score_that_is_not_finite_is_refused(self, score: float) -> None:
+        with pytest.raises(JobError, match="job 42: score"):
+            score_of(score)
+
+    @pytest.mark.parametrize("score", [True, "3", None, Decimal(3), 3j, datetime.now(UTC)])
+    def test_a_score_that_is_no_number_is_refused(self, score: Any) -> None:
+        with pytest.raises(JobError, match=f"job 42: score .* is a {type(score).__name__}; it must be a number"):
+            score_of(score)
+
+    @pytest.mark.parametrize("score", [2**53 + 1, -(2**53) - 1, 1_800_000_000_123_456_789])
+    def test_a_whole_number_beyond_2_to_the_53_is_refused_since_two_could_collapse(self, score: int) -> None:
+        with pytest.raises(JobError, match=r"beyond 2\*\*53.*collapse"):
+            score_of(score)
+
+    @given(st.floats(allow_nan=False, allow_infinity=False) | st.integers(-(2**53), 2**53))
+    def test_no_digit_of_a_score_is_lost(self, score: float) -> None:
+        assert float(score_of(score)) == score
+
+
+# --- times ---
+
+
+class TestTimes:
+    def test_without_a_time_the_servers_clock_is_asked(self) -> None:
+        assert encoded() == (b"42", b'""', b"", b"")
+
+    @pytest.mark.parametrize("name", ["perform_at", "perform_in"])
+    def test_unix_time_may_be_given_with_either_name(self, name: str) -> None:
+        assert time_of(**{name: 1_800_000_000.5}) == b"1800000000.5"
+
+    def test_an_aware_datetime_counts_with_its_zone(self) -> None:
+        noon = datetime(2027, 1, 15, 12, 0, 0, 250_000, tzinfo=timezone(timedelta(hours=3)))
+        assert time_of(perform_at=noon) == b"1800003600.25"
+
+    def test_a_naive_datetime_is_refused_with_the_fix(self) -> None:
+        with pytest.raises(JobError, match=r"perform_at .*has no time zone; .*datetime\.now\(UTC\)"):
+            time_of(perform_at=datetime(2027, 1, 1))  # noqa: DTZ001 - that is what is refused
+
+    @pytest.mark.parametrize("name", ["perform_at", "perform_in"])
+    @pytest.mark.parametrize("seconds", [60, 0, 0.5, 86400 * 365])
+    def test_a_small_number_is_taken_for_a_delay_and_refused_with_the_hint(self, name: str, seconds: float) -> None:
+        with pytest.raises(JobError, match=rf"{name}={seconds!r} .* give delay={seconds!r} instead"):
+            time_of(**{name: seconds})
+
+    def test_milliseconds_are_refused_as_such(self) -> None:
+        with pytest.raises(JobError, match="seconds, not milliseconds"):
+            time_of(perform_at=1_800_000_000_000)
+
+    @pytest.mark.parametrize("time", [math.nan, math.inf, -math.inf, True, "2027-01-01", None, date(2027, 1, 1), HUGE])
+    def test_a_time_that_is_none_is_refused(self, time: Any) -> None:
+        with pytest.raises(JobError, match="job 42: perform_at"):
+            time_of(perform_at=time)
+
+    def test_a_time_in_the_past_is_left_to_the_server_to_clamp(self) -> None:
+        assert time_of(perform_at=1_000_000_000) == b"1000000000"
+
+    @pytest.mark.parametrize(
+        ("delay", "sent"),
+        [
+            (60, b"+60"),
+            (0.25, b"+0.25"),
+            (timedelta(minutes=2), b"+120.0"),
+            (0, b"+0"),
+            (-5, b"+0"),
+            (timedelta(days=-1), b"+0"),
+            (Level.LOW, b"+7"),
+        ],
+    )
+    def test_a_delay_is_relative_and_never_negative(self, delay: Any, sent: bytes) -> None:
+        assert time_of(delay=delay) == sent
+
+    @pytest.mark.parametrize("delay", [timedelta.max, 1e12])
+    def test_a_delay_of_thousands_of_years_is_refused(self, delay: Any) -> None:
+        with pytest.raises(JobError, match="thousands of years"):
+            time_of(delay=delay)
+
+    @pytest.mark.parametrize("delay", [math.nan, math.inf, -math.inf, True, "60", None, HUGE])
+    def test_a_delay_that_is_no_number_is_refused(self, delay: Any) -> None:
+        with pytest.raises(JobError, match="job 42: delay"):
+            time_of(delay=delay)
+
+    @pytest.mark.parametrize(
+        "fields",
+        [
+            {"perform_at": 1.8e9, "delay": 5},
+            {"perform_at": 1.8e9, "perform_in": 1.8e9},
+            {"perform_in": 1.8e9, "delay": 0},
+        ],
+    )
+    def test_more_than_one_way_to_say_when_is_refused(self, fields: dict[str, Any]) -> None:
+        with pytest.raises(JobError, match="three ways to say one thing"):
+            encoded(**fields)
+
+
+# --- fields ---
+
+
+class TestFields:
+    def test_all_fields_together(self) -> None:
+        job = {"id": 42, "payload": {"version": 3}, "score": 3, "delay": 1}
+        assert encode_job(job, dump_payload, MIB) == (b"42", b'{"version":3}', b"3", b"+1")
+
+    @pytest.mark.parametrize(
+        ("name", "nearest"),
+        [("paylod", "payload"), ("Score", "score"), ("perfom_at", "perform_at"), ("delays", "delay")],
+    )
+    def test_an_unknown_field_is_refused_with_the_nearest_known(self, name: str, nearest: str) -> None:
+        with pytest.raises(JobError, match=f"job 42: unknown field '{name}'; did you mean '{nearest}'"):
+            encoded(**{name: 1})
+
+    def test_a_field_like_none_is_refused_with_all_that_there_are(self) -> None:
+        with pytest.raises(JobError, match="a job has delay, id, payload, perform_at, perform_in, score"):
+            encoded(xyzzy=1)
+
+    def test_a_field_whose_name_is_no_text_is_refused(self) -> None:
+        job: Mapping[Any, Any] = {"id": 42, 5: 1}
+        with pytest.raises(JobError, match="unknown field 5"):
+            encode_job(job, dump_payload, MIB)
+
+
+# --- payloads ---
+
+
+class TestPayloads:
+    @given(json_values)
+    def test_a_json_value_comes_back_as_it_went_in(self, value: Any) -> None:
+        again = load_payload(dump_payload(value))
+        assert again == value
+        assert repr(again) == repr(value) or isinstance(value, dict | list)  # 1, 1.0 and True stay apart
+
+    @given(json_values)
+    def test_equal_is_equal_bytes_whatever_the_order_of_the_keys(self, value: Any) -> None:
+        def reversed_keys(item: Any) -> Any:
+            if isinstance(item, dict):
+                return {key: reversed_keys(item[key]) for key in reversed(item)}
+            return [reversed_keys(element) for element in item] if isinstance(item, list) else item
+
+        assert dump_payload(reversed_keys(value)) == dump_payload(value)
+
+    def test_the_bytes_are_json_with_sorted_keys_and_no_spaces(self) -> None:
+        assert dump_payload({"b": [1, None], "a": "\N{SNOWMAN}"}) == '{"a":"\N{SNOWMAN}","b":[1,null]}'.encode()
+
+    @given(json_values)
+    def test_any_json_library_reads_it(self, value: Any) -> None:
+        assert json.loads(dump_payload(value)) == value
+
+    def test_tuples_come_back_as_lists(self) -> None:
+        assert load_payload(dump_payload((1, ("a", ()), {"k": (2,)}))) == [1, ["a", []], {"k": [2]}]
+
+    @pytest.mark.parametrize(
+        "value",
+        [
+            b"x",
+            bytearray(b"x"),
+            {1, 2},
+            frozenset(),
+            datetime.now(UTC),
+            date(2027, 1, 1),
+            timedelta(1),
+            Decimal("1.5"),
+            UUID(int=1),
+            1j,
+            object(),
+            Level.LOW,
+            Mixed.LOW,
+            Color.RED,
+            Text("x"),
+            ForeignFloat(1),
+            range(3),
+            (item for item in ()),
+        ],
+        ids=lambda value: type(value).__name__,
+    )
+    @pytest.mark.parametrize("place", ["bare", "in a list", "in a dict"])
+    def test_what_would_not_come_back_as_it_went_in_is_refused_by_name(self, value: Any, place: str) -> None:
+        payload = {"bare": value, "in a list": [1, [value]], "in a dict": {"k": {"l": value}}}[place]
+        with pytest.raises(PayloadError, match=f"is a {type(value).__name__}, which would not come back"):
+            dump_payload(payload)
+
+    @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+    def test_a_number_that_json_does_not_have_is_refused(self, value: float) -> None:
+        with pytest.raises(PayloadError, match="is no JSON number"):
+            dump_payload({"a": [value]})
+
+    @pytest.mark.parametrize("key", [1, None, True, 1.5, (1,), b"k", Text("k"), Color.RED])
+    def test_a_key_that_is_no_str_is_refused_with_the_fix(self, key: Any) -> None:
+        with pytest.raises(PayloadError, match=f"is a {type(key).__name__}; JSON keys are strings"):
+            dump_payload([{key: 1}])
+
+    @pytest.mark.parametrize("value", ["\ud800", {"\udfff": 1}, ["a\udc80"]])
+    def test_a_lone_surrogate_is_refused(self, value: Any) -> None:
+        with pytest.raises(PayloadError, match="no JSON value"):
+            dump_payload(value)
+
+    def test_a_payload_that_contains_itself_is_refused(self) -> None:
+        payload: list[Any] = []
+        payload.append({"again": payload})
+        with pytest.raises(PayloadError, match="contains itself"):
+            dump_payload(payload)
+
+    @pytest.mark.parametrize("levels", [900, 100_000])
+    def test_a_payload_nested_too_deeply_is_refused(self, levels: int) -> None:
+        # 900 levels can be read where the stack is shallow, and only there: in a node it may be another.
+        payload: Any = 1
+        for _ in range(levels):
+            payload = [payload]
+        with pytest.raises(PayloadError, match="nested"):
+            dump_payload(payload)
+
+    def test_nesting_in_reason_is_no_trouble(self) -> None:
+        payload: Any = 1
+        for level in range(100):
+            payload = [payload] if level % 2 else {"k": payload}
+        assert load_payload(dump_payload(payload)) == payload
+
+    def test_an_int_beyond_what_python_writes_out_is_refused(self) -> None:
+        with pytest.raises(PayloadError):
+            dump_payload({"a": 10**5000})
+
+    def test_the_message_says_where(self) -> None:
+        with pytest.raises(PayloadError, match="in 'customer': in 'born': datetime"):
+            dump_payload({"customer": {"born": datetime.now(UTC)}})
+
+    def test_the_error_of_a_job_names_its_id(self) -> None:
+        with pytest.raises(PayloadError, match="^job 42: .* is a set"):
+            encoded(payload={1})
+
+    @pytest.mark.parametrize("value", [[1, {"a": None}], {"a": 1.5}, "text", None, True, 2**70, -(2**63)])
+    def test_none_and_large_numbers_are_payloads_too(self, value: Any) -> None:
+        assert load_payload(encoded(payload=value)[1]) == value
+
+
+class TestSize:
+    def test_a_payload_may_have_max_payload_bytes_and_not_one_more(self) -> None:
+        assert len(encode_job({"id": 1, "payload": "x" * 8}, dump_payload, 10)[1]) == 10
+        with pytest.raises(PayloadError, match="job 1: the payload has 11 bytes encoded; max_payload_bytes is 10"):
+            encode_job({"id": 1, "payload": "x" * 9}, dump_payload, 10)
+
+    def test_what_counts_is_bytes_not_characters(self) -> None:
+        with pytest.raises(PayloadError, match="has 11 bytes"):
+            encode_job({"id": 1, "payload": "\N{SNOWMAN}" * 3}, dump_payload, 10)
+
+
+class TestForeignCodec:
+    def test_the_applications_dump_is_used(self) -> None:
+        job = {"id": 1, "payload": {1, 2}}
+        assert encode_job(job, lambda value: b",".join(b"%d" % item for item in value), MIB)[1] == b"1,2"
+
+    @pytest.mark.parametrize("dump", [lambda value: None, json.dumps, lambda value: 1 / 0, json.loads])
+    def test_a_dump_that_raises_or_gives_no_bytes_is_an_error_of_the_payload(self, dump: Callable[[Any], Any]) -> None:
+        with pytest.raises(PayloadError, match="^job 1: "):
+            encode_job({"id": 1, "payload": {"a": 1}}, dump, MIB)
