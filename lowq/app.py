@@ -16,7 +16,7 @@ from lowq.connection import Call, Client, Refusal, memory_store, new_store
 from lowq.errors import ConfigError, ShardsCountError
 from lowq.keys import queues_key
 from lowq.queue import Queue
-from lowq.worker import Decorator, Worker, WorkerOptions, build_worker, check_queue_name, options_of
+from lowq.worker import Decorator, Worker, WorkerOptions, build_worker, check_option, check_queue_name, options_of
 
 C = TypeVar("C")
 
@@ -36,7 +36,7 @@ class Lowq:
         self.workers: dict[str, type[Worker[Any]]] = {}
         self._client: Client | None = None
         self._store: Any = None
-        self._registered: set[str] = set()
+        self._registered: set[tuple[str, int]] = set()
         self._queues: dict[str, Queue] = {}
         self._lock = threading.RLock()
 
@@ -113,6 +113,8 @@ class Lowq:
         ``shards_count`` is only needed before anybody has used the queue; otherwise Redis knows it.
         """
         worker = self.workers.get(check_queue_name(name))
+        if shards_count is not None:
+            check_option(f"queue {name!r}", "shards_count", shards_count)
         if worker is not None and shards_count is None:
             return self.queue_of(worker)
         return Queue(self, name, shards_count)
@@ -130,14 +132,14 @@ class Lowq:
         Raises:
             ShardsCountError: somebody uses the queue with another number of shards.
         """
-        if name in self._registered:
+        if (name, shards_count) in self._registered:
             return
         call = self.registration(name, shards_count, worker)
         try:
             self.client.run(call.script, call.key, *call.args)
         except Refusal as refusal:
             raise ShardsCountError(name, int(refusal.detail), shards_count) from None
-        self._registered.add(name)
+        self._registered.add((name, shards_count))
 
     def registration(self, name: str, shards_count: int, worker: Any = None) -> Call:
         """The call that enters a queue in the registry."""

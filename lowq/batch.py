@@ -13,14 +13,16 @@ fails alone, or that the handler named, is charged a retry.
 import logging
 import math
 import random
+import traceback
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Any, Protocol
 
 from lowq.config import Config
 from lowq.errors import LowqError
-from lowq.job import Job
+from lowq.job import Job, delay_seconds
 from lowq.shard import Failure, Shard, Spoiled, TakenJob
 from lowq.worker import default_retry_in
 
@@ -65,14 +67,19 @@ class Execution:
 
     def fail(self, job_id: object, error: BaseException | str) -> None:
         """The id failed: it is charged a retry, whatever becomes of the others."""
+        if not isinstance(error, BaseException | str):
+            raise LowqError(f"fail({job_id!r}): say the exception or a text, not {error!r:.100}")
         self._say(job_id, "fail", error)
 
-    def release(self, job_id: object, delay: float | None = None) -> None:
+    def release(self, job_id: object, delay: float | timedelta | None = None) -> None:
         """The id waits again, uncharged: ``delay`` seconds, or behind nothing when it is None."""
-        self._say(job_id, "release", delay)
+        # Checked here, where the handler learns of it: once the batch is over, nobody can be told.
+        self._say(job_id, "release", None if delay is None else delay_seconds(delay))
 
     def bury(self, job_id: object, reason: str = "") -> None:
         """The id goes to the morgue with all its payloads."""
+        if not isinstance(reason, str):
+            raise LowqError(f"bury({job_id!r}): reason is a text, not {reason!r:.100}")
         self._say(job_id, "bury", reason)
 
     def _say(self, job_id: object, verb: str, detail: Any) -> None:
@@ -178,7 +185,7 @@ def _charge(outcome: Outcome, worker: Performer, job: TakenJob, error: BaseExcep
     if retry_count >= worker.max_retry_count:
         outcome.failures.append(Failure(job.id, "exhausted", retry_count, 0.0, data))
         whole = job.job()
-        text = config.load_error(data)
+        text = _error_text(data, config)
         outcome.exhausted.append(Job(job.id, "morgue", whole.payloads[:1], None, retry_count, text, payloads_count=1))
     else:
         outcome.failures.append(Failure(job.id, "retry", retry_count, _retry_delay(worker, job.id, retry_count), data))
@@ -201,11 +208,24 @@ def _retry_delay(worker: Performer, job_id: str, retry_count: int) -> float:
 
 
 def _error_bytes(error: BaseException | str, config: Config) -> bytes:
+    # Whatever the application's functions do: an outcome that can't be written would be performed for ever.
     try:
-        return config.dump_error(error if isinstance(error, str) else config.format_error(error))
+        data: object = config.dump_error(error if isinstance(error, str) else config.format_error(error))
+        if isinstance(data, bytes):
+            return data
+        log.error("dump_error gave a %s instead of bytes; the bare error is kept", type(data).__name__)
     except Exception:
-        log.exception("format_error or dump_error failed; the error's repr is kept")
-        return repr(error).encode("utf-8", "backslashreplace")
+        log.exception("format_error or dump_error failed; the bare error is kept")
+    text = error if isinstance(error, str) else "".join(traceback.format_exception_only(error)).rstrip()
+    return text.encode("utf-8", "backslashreplace")
+
+
+def _error_text(data: bytes, config: Config) -> str:
+    try:
+        return config.load_error(data)
+    except Exception:
+        log.exception("load_error failed")
+        return data.decode("utf-8", "backslashreplace")
 
 
 def report(shard: Shard, outcome: Outcome, worker: Performer, config: Config, now: float | None = None) -> None:
@@ -221,7 +241,7 @@ def report(shard: Shard, outcome: Outcome, worker: Performer, config: Config, no
     if outcome.releases:
         shard.release(outcome.releases, now)
     if outcome.buries:
-        shard.bury([(job_id, config.dump_error(reason), ()) for job_id, reason in outcome.buries], now)
+        shard.bury([(job_id, _error_bytes(reason, config), ()) for job_id, reason in outcome.buries], now)
     if outcome.crashed:
         shard.release([(job_id, random.uniform(0.05, 0.5)) for job_id in outcome.crashed], now, crashed=True)
     if outcome.exhausted:
@@ -240,4 +260,4 @@ def bury_spoiled(shard: Shard, spoiled: list[Spoiled], config: Config, now: floa
     for item in spoiled:
         # One call each: they are rare, and may be large.
         log.error("queue %r, id %r: %s; it is in the morgue now", shard.queue, item.id, item.reason)
-        shard.bury([(item.id, config.dump_error(item.reason), (item.payload,))], now)
+        shard.bury([(item.id, _error_bytes(item.reason, config), (item.payload,))], now)

@@ -32,6 +32,10 @@ def _do_nothing() -> None:
     """The default of ``on_server_init``."""
 
 
+#: No setting is larger: a timeout of a thousand years is a mistake, and some functions can't wait so long.
+_LARGEST = 2**31
+
+
 def _number(least: float, *, whole: bool = False, above: bool = False) -> Callable[[str, Any], Any]:
     def check(name: str, value: Any) -> Any:
         kinds = (int,) if whole else (int, float)
@@ -42,8 +46,10 @@ def _number(least: float, *, whole: bool = False, above: bool = False) -> Callab
                 raise ConfigError(f"{name}={value!r} is not a{' whole' if whole else ''} number") from None
         if isinstance(value, bool) or not isinstance(value, kinds):
             raise ConfigError(f"{name}={value!r} is not a{' whole' if whole else ''} number")
-        if not (value > least if above else value >= least) or value == float("inf"):
-            raise ConfigError(f"{name}={value!r}: it must be {'more than' if above else 'at least'} {least:g}")
+        if not (value > least if above else value >= least) or value > _LARGEST:
+            raise ConfigError(
+                f"{name}={value!r}: it must be {'more than' if above else 'at least'} {least:g}, at most 2**31"
+            )
         return value
 
     return check
@@ -74,7 +80,9 @@ def _callables(name: str, value: Any) -> Any:
     return [_callable(f"an item of {name}", item) for item in value]
 
 
-def _any(_name: str, value: Any) -> Any:
+def _workers(name: str, value: Any) -> Any:
+    if value is not None and (isinstance(value, str) or not isinstance(value, Sequence)):
+        raise ConfigError(f"{name}={value!r:.100} is not a list of workers")
     return value
 
 
@@ -83,8 +91,9 @@ _URL_SCHEMES = ("redis", "rediss", "unix", "redis+sentinel", "redis+cluster", "m
 
 def _url(name: str, value: Any) -> Any:
     if not isinstance(value, str) or value.partition("://")[0] not in _URL_SCHEMES or "://" not in value:
+        shown = re.sub(r"//.*@", "//", value) if isinstance(value, str) else value  # without a password
         raise ConfigError(
-            f"{name}={value!r} is not a URL that lowq knows; it begins with one of "
+            f"{name}={shown!r} is not a URL that lowq knows; it begins with one of "
             + ", ".join(f"{scheme}://" for scheme in _URL_SCHEMES)
         )
     return value
@@ -95,7 +104,7 @@ _SETTINGS: Mapping[str, tuple[Any, Callable[[str, Any], Any], bool]] = {
     "redis_url": ("redis://localhost:6379/0", _url, True),
     "namespace": (
         "lowq",
-        _text(r"[^\s{}\x00-\x1f]{1,64}", "1 to 64 characters without braces and spaces"),
+        _text(r"[^\s{}\x00-\x1f\x7f-\x9f\ud800-\udfff]{1,64}", "1 to 64 characters without braces and spaces"),
         True,
     ),
     "poll_interval": (1.0, _number(0, above=True), True),
@@ -116,7 +125,7 @@ _SETTINGS: Mapping[str, tuple[Any, Callable[[str, Any], Any], bool]] = {
     "format_error": (format_error, _callable, False),
     "dump_error": (str.encode, _callable, False),
     "load_error": (bytes.decode, _callable, False),
-    "workers": (None, _any, False),
+    "workers": (None, _workers, False),
 }
 
 

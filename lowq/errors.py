@@ -71,7 +71,7 @@ class RedisFull(RedisUnavailable):
 
 
 class PushError(RedisUnavailable):
-    """Redis failed while jobs were being pushed.
+    """Redis failed while jobs were being pushed, or a job of a later chunk was malformed.
 
     ``accepted`` payloads are certainly in. ``rest`` holds the other jobs, ready to be pushed again: a list
     when the jobs came as a list, otherwise an iterator that goes on with the original iterable. Jobs of a
@@ -80,8 +80,12 @@ class PushError(RedisUnavailable):
 
     def __init__(self, queue: str, accepted: int, rest: Iterable[Mapping[str, Any]], reason: object) -> None:
         super().__init__(
-            f"queue {queue!r}: {accepted} payloads are in, the rest is not certain: {reason}. "
-            "Push PushError.rest again when Redis is back."
+            f"queue {queue!r}: {accepted} payloads are in, the others are in PushError.rest: {reason}. "
+            + (
+                "Push the rest again when Redis is back."
+                if isinstance(reason, RedisUnavailable)
+                else "Put right what is wrong, then push the rest again."
+            )
         )
         self.queue = queue
         self.accepted = accepted

@@ -22,6 +22,8 @@ State = Literal["scheduled", "due", "retrying", "taken", "morgue"]
 MAX_ID_BYTES = 512
 #: Whole numbers beyond this can't be told apart as the floats that Redis keeps as scores.
 MAX_SCORE = 2**53
+#: Deepest nesting of a payload: what is accepted must also be readable from deep inside of an application.
+MAX_PAYLOAD_DEPTH = 200
 #: Numbers below are taken for a delay that was given as a time (Unix time, seconds: September 2001).
 EARLIEST_TIME = 1e9
 #: Numbers above are taken for milliseconds (Unix time, seconds: the year 5138).
@@ -90,7 +92,11 @@ def encode_id(job_id: object) -> bytes:
     elif isinstance(job_id, bool) or not isinstance(job_id, int | UUID):
         raise JobError(f"id {job_id!r:.100} is a {type(job_id).__name__}; an id is a str, an int or a UUID")
     else:
-        text = str(job_id)
+        try:
+            # int: or the str of an enum's member would be its name.
+            text = str(int(job_id) if isinstance(job_id, int) else job_id)
+        except ValueError:
+            raise JobError("an id is a number of thousands of digits; an id has 1 to 512 bytes") from None
     try:
         encoded = text.encode()
     except UnicodeEncodeError as error:
@@ -107,9 +113,10 @@ def _finite(name: str, value: object) -> float:
         raise JobError(f"{name} {value!r:.100} is a {type(value).__name__}; it must be a number")
     try:
         if math.isfinite(value):
-            return value
+            # Plain numbers: Redis gets their repr, and that of a subclass may be anything.
+            return int(value) if isinstance(value, int) else float(value)
     except OverflowError:
-        pass
+        raise JobError(f"{name} is a number of hundreds of digits; it must be a finite number") from None
     raise JobError(f"{name} {value!r:.100} is not a finite number")
 
 
@@ -138,11 +145,16 @@ def _encode_time(name: str, value: object) -> bytes:
     return repr(time).encode()
 
 
-def _encode_delay(value: object) -> bytes:
+def delay_seconds(value: object) -> float:
+    """Seconds from a number or a timedelta; negative ones count as 0.
+
+    Raises:
+        JobError: it is neither, or not finite, or absurd.
+    """
     seconds = value.total_seconds() if isinstance(value, timedelta) else _finite("delay", value)
     if seconds > LATEST_TIME - EARLIEST_TIME:
         raise JobError(f"delay={value!r} is thousands of years; it is given in seconds, or as a timedelta")
-    return b"+" + repr(max(seconds, 0)).encode()
+    return max(seconds, 0)
 
 
 def encode_job(job: Mapping[str, Any], dump_payload: Callable[[Any], bytes], max_payload_bytes: int) -> EncodedJob:
@@ -155,13 +167,24 @@ def encode_job(job: Mapping[str, Any], dump_payload: Callable[[Any], bytes], max
         job_id = encode_id(job["id"])
     except KeyError:
         raise JobError(f"a job has no id: {dict(job)!r:.200}; every job needs one, such as {{'id': 42}}") from None
+    except TypeError:
+        if isinstance(job, Mapping):
+            raise
+        raise JobError(f"{job!r:.100} is a {type(job).__name__}; a job is a mapping such as {{'id': 42}}") from None
     score = perform_at = b""
     payload = b'""'
     known = 1
     try:
         if "payload" in job:
             known += 1
-            payload = dump_payload(job["payload"])
+            try:
+                payload = dump_payload(job["payload"])
+            except JobError:
+                raise
+            except Exception as error:
+                raise PayloadError(f"the payload can't be encoded: {error!r:.200}") from error
+            if not isinstance(payload, bytes):
+                raise PayloadError(f"dump_payload gave {payload!r:.100}; it must give bytes")
             if len(payload) > max_payload_bytes:
                 raise PayloadError(
                     f"the payload has {len(payload)} bytes encoded; max_payload_bytes is {max_payload_bytes}. "
@@ -187,7 +210,7 @@ def encode_job(job: Mapping[str, Any], dump_payload: Callable[[Any], bytes], max
 _TIMES: tuple[tuple[str, Callable[[str, object], bytes]], ...] = (
     ("perform_at", _encode_time),
     ("perform_in", _encode_time),
-    ("delay", lambda _, value: _encode_delay(value)),
+    ("delay", lambda _, value: b"+" + repr(delay_seconds(value)).encode()),
 )
 
 
@@ -214,11 +237,13 @@ def dump_payload(value: Any) -> bytes:
         PayloadError: a part of it is no JSON value; the message says where.
     """
     try:
-        _check(value)
+        _check(value, MAX_PAYLOAD_DEPTH)
         return _encode(value)
     except RecursionError:
-        raise PayloadError("the payload is nested too deeply, or contains itself") from None
-    except (UnicodeEncodeError, msgspec.MsgspecError) as error:
+        raise PayloadError(_TOO_DEEP) from None
+    except (ValueError, msgspec.MsgspecError) as error:
+        if isinstance(error, PayloadError):
+            raise
         raise PayloadError(f"the payload is no JSON value: {error}") from error
 
 
@@ -227,7 +252,10 @@ def load_payload(data: bytes) -> Any:
     return _decode(data)
 
 
-def _check(value: Any) -> None:
+_TOO_DEEP = f"the payload is nested in more than {MAX_PAYLOAD_DEPTH} levels, or contains itself"
+
+
+def _check(value: Any, depth: int) -> None:
     # The encoder would silently turn bytes, sets, dates, NaN and keys that are no strings into something else.
     kind = type(value)
     if kind is str or kind is int or kind is bool or value is None:
@@ -235,6 +263,8 @@ def _check(value: Any) -> None:
     if kind is float:
         if not math.isfinite(value):
             raise PayloadError(f"{value!r} is no JSON number")
+    elif depth == 0:
+        raise PayloadError(_TOO_DEEP)
     elif isinstance(value, dict):
         for key, item in value.items():
             if type(key) is not str:
@@ -244,12 +274,12 @@ def _check(value: Any) -> None:
             kind = type(item)
             if kind is not str and kind is not int and kind is not bool and item is not None:
                 try:
-                    _check(item)
+                    _check(item, depth - 1)
                 except PayloadError as error:
                     raise PayloadError(f"in {key!r:.100}: {error}") from None
     elif isinstance(value, list | tuple):
         for item in value:
-            _check(item)
+            _check(item, depth - 1)
     else:
         raise PayloadError(
             f"{value!r:.100} is a {kind.__name__}, which would not come back as it went in; "

@@ -15,7 +15,7 @@ from typing import Any
 
 from lowq.config import Config
 from lowq.connection import REPEATS, Call, Client, Refusal
-from lowq.errors import JobError, LowqError, PushError, RedisFull, RedisUnavailable, ShardsCountError
+from lowq.errors import JobError, LowqError, PushError, RedisUnavailable, ShardsCountError
 from lowq.job import EncodedJob, encode_job, shard_of
 from lowq.keys import shard_prefix
 from lowq.middleware import wrap
@@ -198,7 +198,7 @@ class _Push:
             return
         if isinstance(reason, Refusal):
             raise ShardsCountError(self._target.queue, int(reason.detail), self._target.shards_count) from None
-        if not isinstance(reason, RedisUnavailable | RedisFull):
+        if not isinstance(reason, RedisUnavailable) and not self._accepted:
             raise reason
         raise self._error([job for part in failed for job in part.jobs] + following, reason) from reason
 

@@ -40,27 +40,7 @@ LOOKS_TOGETHER = 3
 UNDECODABLE = "undecodable payload: "
 #: max_retry_count of a queue whose worker nobody has registered.
 DEFAULT_MAX_RETRY_COUNT = 25
-#: A node is taken for dead after this many lease_ttl without a heartbeat.
-SILENT_TTLS = 3
 
-
-class Backend(Protocol):
-    """What a queue's handle needs of the application."""
-
-    config: Config
-
-    @property
-    def client(self) -> Client:
-        """The connections to use; after a fork or a close they may be others than before."""
-        ...
-
-    def register(self, name: str, shards_count: int, worker: Any = None) -> None:
-        """Enters a queue in the registry before anything of it is written."""
-        ...
-
-    def forget_registered(self) -> None:
-        """Enters queues anew when they are used next."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,39 +73,6 @@ class Stats:
     #: The waiting job that is or was due first, and its perform_at (Unix time, seconds).
     oldest_id: str | None = None
     oldest_at: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class QueueInfo:
-    """A queue's entry in the registry."""
-
-    name: str
-    shards_count: int
-    #: The options of its worker, as far as anybody has registered them.
-    options: Mapping[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class NodeInfo:
-    """A node, as its last heartbeat described it. What an older or newer version doesn't say is left empty."""
-
-    name: str
-    #: Unix time, seconds, by the server's clock, and how long ago that was.
-    heartbeat_at: float
-    seconds_ago: float
-    host: str = ""
-    pid: int = 0
-    threads: int = 0
-    version: str = ""
-    #: Unix time, seconds.
-    started_at: float | None = None
-    queues: tuple[str, ...] = ()
-    #: queue -> the shards that it holds.
-    shards: Mapping[str, Sequence[int]] = field(default_factory=dict)
-    #: Per thread what it performs: queue, shard, ids, seconds; None when it is idle.
-    performing: tuple[Mapping[str, Any] | None, ...] = ()
-    #: It takes nothing more.
-    quiet: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -344,7 +291,7 @@ class Queries:
         """
         encoded = encode_id(job_id)
         shard = shard_of(encoded, self.shards_count)
-        entry = _entry(self._client, self._backend.config.namespace, self.name)
+        entry = find_entry(self._client, self._backend.config.namespace, self.name)
         most = DEFAULT_MAX_RETRY_COUNT if entry is None else entry.options.get("max_retry_count")
         if not isinstance(most, int):
             most = DEFAULT_MAX_RETRY_COUNT
@@ -356,97 +303,7 @@ def as_ids(ids: JobId | Iterable[JobId]) -> Iterable[JobId]:
     return [ids] if isinstance(ids, str | int | UUID) else ids
 
 
-# --- the registries ------------------------------------------------------------------------------------------
-
-
-def queues(backend: Backend) -> list[QueueInfo]:
-    """All queues that were ever used and not dropped, by name.
-
-    Raises:
-        RedisUnavailable, RedisRefused
-    """
-    key = queues_key(backend.config.namespace)
-    raw = backend.client.command("HGETALL", key, key=key)
-    return sorted(
-        (_queue_info(name, data) for name, data in zip(raw[::2], raw[1::2], strict=True)),
-        key=lambda info: info.name,
-    )
-
-
-def find_queue(backend: Backend, name: str) -> QueueInfo:
-    """A queue's entry.
-
-    Raises:
-        UnknownQueueError: there is none; the message names similar ones.
-    """
-    namespace = backend.config.namespace
-    info = _entry(backend.client, namespace, name)
-    if info is None:
-        key = queues_key(namespace)
-        names = [item.decode() for item in backend.client.command("HKEYS", key, key=key)]
-        near = get_close_matches(name, names, 3)
-        known = ", ".join(map(repr, near or sorted(names)[:10]))
-        hint = f"did you mean {known}?" if near else f"known are {known}" if known else "no queue is known"
-        raise UnknownQueueError(
-            f"queue {name!r} does not exist in Redis (namespace {namespace!r}): no node or producer has used it yet; "
-            + hint
-        )
-    return info
-
-
-def _entry(client: Client, namespace: str, name: str) -> QueueInfo | None:
-    key = queues_key(namespace)
-    data = client.command("HGET", key, name, key=key)
-    return None if data is None else _queue_info(name.encode(), data)
-
-
-def _queue_info(name: bytes, data: bytes) -> QueueInfo:
-    entry = json.loads(data)
-    return QueueInfo(name.decode(), entry["shards_count"], entry.get("options") or {})
-
-
-def nodes(backend: Backend) -> list[NodeInfo]:
-    """The nodes that live, by name: those whose last heartbeat is no longer ago than three lease_ttl.
-
-    Raises:
-        RedisUnavailable, RedisRefused
-    """
-    key = nodes_key(backend.config.namespace)
-    raw, (seconds, microseconds) = backend.client.commands([("HGETALL", key), ("TIME",)], key=key)
-    now = int(seconds) + int(microseconds) / 1e6
-    infos = [_node_info(name, data, now) for name, data in zip(raw[::2], raw[1::2], strict=True)]
-    oldest = backend.config.lease_ttl * SILENT_TTLS
-    return sorted((info for info in infos if info.seconds_ago <= oldest), key=lambda info: info.name)
-
-
-def _node_info(name: bytes, data: bytes, now: float) -> NodeInfo:
-    head, _, text = data.partition(b" ")
-    try:
-        heartbeat_at = float(head)
-        says = json.loads(text)
-    except ValueError:
-        heartbeat_at, says = 0.0, {}
-    if not isinstance(says, dict):
-        says = {}
-
-    def said(key: str, kind: type, default: Any) -> Any:
-        value = says.get(key)
-        return value if isinstance(value, kind) else default
-
-    return NodeInfo(
-        name=name.decode("utf-8", "replace"),
-        heartbeat_at=heartbeat_at,
-        seconds_ago=max(now - heartbeat_at, 0.0),
-        host=said("host", str, ""),
-        pid=said("pid", int, 0),
-        threads=said("threads", int, 0),
-        version=said("version", str, ""),
-        started_at=said("started_at", float, said("started_at", int, None)),
-        queues=tuple(said("queues", list, ())),
-        shards=said("shards", dict, {}),
-        performing=tuple(said("performing", list, ())),
-        quiet=bool(says.get("quiet")),
-    )
+# --- shards ---
 
 
 def shards(backend: Backend, queue: Queries | str, *, now: float | None = None) -> list[ShardInfo]:

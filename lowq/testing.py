@@ -75,7 +75,7 @@ def drain(*workers: type, now: float | None = None, limit: int | None = None, ra
 
 
 def _worker(item: type) -> type[Worker[Any]]:
-    if not (inspect.isclass(item) and issubclass(item, Worker) and isinstance(item._app, Lowq)):
+    if not (inspect.isclass(item) and issubclass(item, Worker) and isinstance(vars(item).get("_app"), Lowq)):
         raise ConfigError(f"{item!r} is no worker; decorate it with @lowq.worker")
     return item
 

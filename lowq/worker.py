@@ -135,6 +135,9 @@ def build_worker(app: Application, target: Any, options: Mapping[str, Any]) -> t
         worker = _from_function(target)
     else:
         raise ConfigError(f"@lowq.worker decorates a class or a function, not {target!r:.100}")
+    other = vars(worker).get("_app")
+    if other is not None and other is not app:
+        raise ConfigError(f"{worker.__name__} is a worker of another application already; make a subclass for this one")
     _check_methods(worker)
     _apply_options(worker, options)
     worker._app = app
@@ -145,16 +148,21 @@ def _from_plain_class(target: type) -> type[Worker[Any]]:
     for name in ("queue", "aperform_async"):
         if name in vars(target):
             raise ConfigError(f"{target.__name__}.{name} hides what every worker has; give it another name")
-    body = {"__module__": target.__module__, "__qualname__": target.__qualname__, "__doc__": target.__doc__}
+    body: dict[str, Any] = {
+        "__module__": target.__module__,
+        "__qualname__": target.__qualname__,
+        "__doc__": target.__doc__,
+    }
+    if "queue_name" in vars(target):
+        body["queue_name"] = vars(target)["queue_name"]
     return type(target.__name__, (target, Worker), body)
 
 
 def _from_function(target: Callable[[dict[str, list[Any]]], None]) -> type[Worker[Any]]:
     _check_perform(target.__name__, target)
-    parameters = inspect.signature(target).parameters
-    if len(parameters) != 1:
+    if not _takes_one(target):
         raise ConfigError(
-            f"{target.__name__} takes {len(parameters)} arguments; a worker function takes one: payloads_by_id"
+            f"{target.__name__}{inspect.signature(target)}: a worker function takes one argument, payloads_by_id"
         )
 
     def perform(_self: Worker[Any], payloads_by_id: dict[str, list[Any]]) -> None:
@@ -173,6 +181,11 @@ def _check_methods(worker: type[Worker[Any]]) -> None:
     if worker.perform is Worker.perform:
         raise ConfigError(f"{worker.__name__} has no method perform(self, payloads_by_id)")
     _check_perform(f"{worker.__name__}.perform", worker.perform)
+    static = inspect.getattr_static(worker, "perform")
+    if inspect.isfunction(static) and not _takes_one(static, itself=True):
+        raise ConfigError(
+            f"{worker.__name__}.perform{inspect.signature(static)}: write def perform(self, payloads_by_id)"
+        )
     for name in ("perform_async", "aperform_async"):
         if not isinstance(inspect.getattr_static(worker, name), classmethod):
             raise ConfigError(
@@ -181,7 +194,18 @@ def _check_methods(worker: type[Worker[Any]]) -> None:
             )
 
 
+def _takes_one(function: Callable[..., Any], *, itself: bool = False) -> bool:
+    """Whether it can be called with payloads_by_id alone, besides the instance."""
+    try:
+        inspect.signature(function).bind(*[None] * (2 if itself else 1))
+    except TypeError:
+        return False
+    return True
+
+
 def _check_perform(name: str, function: Callable[..., Any]) -> None:
+    if not callable(function):
+        raise ConfigError(f"{name} is no function; write def perform(self, payloads_by_id)")
     function = inspect.unwrap(function)
     if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
         raise ConfigError(
@@ -203,10 +227,19 @@ def _apply_options(worker: type[Worker[Any]], options: Mapping[str, Any]) -> Non
     if "queue_name" not in vars(worker):
         worker.queue_name = worker.__name__
     check_queue_name(worker.queue_name)
-    for name, (least, most) in _RANGES.items():
-        value = getattr(worker, name)
-        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-            raise ConfigError(f"{worker.__name__}: {name}={value!r} must be a whole number from {least} to {most}")
+    for name in _RANGES:
+        check_option(worker.__name__, name, getattr(worker, name))
+
+
+def check_option(whose: str, name: str, value: object) -> None:
+    """A whole-number option.
+
+    Raises:
+        ConfigError: it is out of range, or no whole number.
+    """
+    least, most = _RANGES[name]
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        raise ConfigError(f"{whose}: {name}={value!r:.100} must be a whole number from {least} to {most}")
 
 
 def check_queue_name(name: object) -> str:
@@ -215,7 +248,7 @@ def check_queue_name(name: object) -> str:
     Raises:
         ConfigError
     """
-    if not isinstance(name, str) or not re.fullmatch(r"[^{}\x00-\x1f\x7f\s]{1,128}", name):
+    if not isinstance(name, str) or not re.fullmatch(r"[^{}\s]{1,128}", name) or not name.isprintable():
         raise ConfigError(
             f"queue name {name!r:.150}: it has 1 to 128 characters, without braces, spaces and control characters"
         )

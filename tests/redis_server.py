@@ -158,9 +158,7 @@ class RedisServer:
             "logfile": "redis.log",
             **self.options,
         }
-        config.write_text(
-            "".join(f"{name.replace('_', '-')} {_or_quotes(value)}\n" for name, value in lines.items())
-        )
+        config.write_text("".join(f"{name.replace('_', '-')} {_or_quotes(value)}\n" for name, value in lines.items()))
         with (self.directory / "redis.log").open("ab") as log:
             self._process = subprocess.Popen(
                 [*_dying_with_its_parent(), _executable(), config],
@@ -179,9 +177,7 @@ class RedisServer:
         """
         process = self._process
         assert process is not None
-        client = redis.Redis.from_url(
-            self.url, socket_timeout=1, socket_connect_timeout=1, retry=Retry(NoBackoff(), 0)
-        )
+        client = redis.Redis.from_url(self.url, socket_timeout=1, socket_connect_timeout=1, retry=Retry(NoBackoff(), 0))
         with client:
             while process.poll() is None:
                 try:
@@ -192,9 +188,7 @@ class RedisServer:
                     pass
                 if time.monotonic() > give_up_at:
                     self.kill()
-                    raise RedisServerError(
-                        f"redis-server does not answer; its log ends with:\n{self.log[-2000:]}"
-                    )
+                    raise RedisServerError(f"redis-server does not answer; its log ends with:\n{self.log[-2000:]}")
                 time.sleep(0.005)
         self._ended()
         return False

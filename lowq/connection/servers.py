@@ -131,15 +131,27 @@ def servers_for(url: str, size: int, timeout: float, socket_timeout: float, stor
             return _Cluster(seeds, make_pool)
         return _OneServer(_plain_pool(url, options, size, timeout))
     except ValueError as error:
-        raise ConfigError(f"redis_url={without_password(url)!r}: {error}") from None
+        if any(mark in rest.rpartition("@")[0] for mark in "/?#"):
+            reason = "in a password write %2F for /, %3F for ?, %23 for #"
+        else:
+            reason = str(error)
+        raise ConfigError(f"redis_url={without_password(url)!r}: {reason}") from None
 
 
 def _plain_pool(url: str, options: dict[str, Any], size: int, timeout: float) -> Pool:
-    settings = {**options, **parse_url(url)}
+    settings = {**options, **parse_url(url), "protocol": 2}
     kind = settings.pop("connection_class", redis.Connection)
+    settings.pop("max_connections", None)  # client_pool_size says that
+    settings.get("host", "").encode("idna")
     if issubclass(kind, redis.UnixDomainSocketConnection):
         settings.pop("socket_keepalive")
         settings.pop("socket_connect_timeout")
+    if settings.pop("decode_responses", False):
+        raise ValueError("decode_responses is not for lowq; leave it out")
+    try:
+        kind(**settings)
+    except TypeError as error:
+        raise ValueError(f"it has an option that redis-py doesn't know: {error}") from None
     return Pool(lambda: kind(**settings), size, timeout, shebang=True)
 
 

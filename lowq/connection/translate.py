@@ -1,7 +1,6 @@
 """What a script call is, and our error for each of redis-py's."""
 
 from collections.abc import Iterable
-from urllib.parse import urlsplit
 
 from redis import exceptions
 
@@ -34,10 +33,16 @@ def translate(error: Exception, call: Call | None, url: str) -> Exception:
     text = str(error)
     if isinstance(error, LowqError):
         return error
-    if isinstance(error, exceptions.AuthenticationError) or text.startswith(("NOAUTH", "WRONGPASS")):
+    if isinstance(error, exceptions.AuthenticationError | exceptions.AuthenticationWrongNumberOfArgsError) or (
+        text.startswith(("NOAUTH", "WRONGPASS", "AUTH "))
+    ):
         return RedisRefused(f"Redis at {where} refused the user or password: {text}")
     if isinstance(error, exceptions.NoPermissionError) or text.startswith("NOPERM"):
         return RedisRefused(f"Redis at {where} does not allow what lowq needs: {text}")
+    if isinstance(error, exceptions.InvalidResponse):
+        return RedisRefused(f"what answers at {where} is no Redis: {text}")
+    if "DB index is out of range" in text or "cluster support disabled" in text:
+        return RedisRefused(f"Redis at {where} does not have what redis_url names: {text}")
     if isinstance(error, exceptions.OutOfMemoryError) or text.startswith("OOM"):
         return RedisFull(f"Redis at {where} is full (maxmemory reached); nothing was written: {text}")
     if isinstance(error, exceptions.ReadOnlyError) or text.startswith("READONLY"):
@@ -57,5 +62,6 @@ def translate(error: Exception, call: Call | None, url: str) -> Exception:
 
 
 def without_password(url: str) -> str:
-    parts = urlsplit(url)
-    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+    """The URL as it may be shown. Also what is no URL at all, such as one with a bare / in its password."""
+    scheme, _, rest = url.partition("://")
+    return f"{scheme}://{rest.rpartition('@')[2].partition('?')[0]}"

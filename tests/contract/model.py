@@ -126,7 +126,7 @@ class Model:
         if self.lease is None or token != self.lease:
             raise Refused
 
-    def acquire(self, now: float, nonce: str, holds: int) -> tuple[Any, ...]:
+    def acquire(self, now: float, nonce: str, holds: int, *, charge: bool) -> tuple[Any, ...]:
         """("held",), ("resumed", fence) or ("acquired", fence, restored, poisoned). Jobs whose owner died get their
         earliest time, and are named in `delayed`: up to `JITTER` later is right, too.
         """
@@ -146,7 +146,7 @@ class Model:
         self.lease = f"{nonce}:{self.fence}"
         restored, poisoned = 0, []
         for job_id, flight in list(self.taken.items()):
-            if self.spared:
+            if self.spared or not charge:
                 self._put_back(job_id, flight.perform_at)
             elif self._crash(job_id, now, now + 0.05):
                 poisoned.append(job_id)

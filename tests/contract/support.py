@@ -144,8 +144,8 @@ class ShardRig:
 
     # --- what is there ---
 
-    def keys(self) -> set[str]:
-        """All keys of the store, without the shard's prefix."""
+    def names(self) -> set[str]:
+        """The names of all keys of the store, without the shard's prefix."""
         names = (raw.decode() for raw in self.client.command("KEYS", "*"))
         return {name.removeprefix(self.prefix) for name in names}
 
@@ -155,7 +155,7 @@ class ShardRig:
 
     def snapshot(self) -> dict[str, Any]:
         """All keys of the store with their content."""
-        return self._read({key: self._type(key) for key in sorted(self.keys())})
+        return self._read({key: self._type(key) for key in sorted(self.names())})
 
     def meta(self, name: str) -> str | None:
         value: str | None = self.read("meta").get(name)
@@ -170,14 +170,7 @@ class ShardRig:
         self.client.command("HSET", self.prefix + "meta", "clock", repr(clock))
 
     def _read(self, types: Mapping[str, str]) -> dict[str, Any]:
-        commands = {
-            "zset": lambda key: ("ZRANGE", key, 0, -1, "WITHSCORES"),
-            "hash": lambda key: ("HGETALL", key),
-            "set": lambda key: ("SMEMBERS", key),
-            "list": lambda key: ("LRANGE", key, 0, -1),
-            "string": lambda key: ("GET", key),
-        }
-        wanted = [commands[kind](self.prefix + key) for key, kind in types.items()]
+        wanted = [(_READ[kind][0], self.prefix + key, *_READ[kind][1:]) for key, kind in types.items()]
         replies = self.client.commands(wanted, self.prefix) if wanted else []
         return {key: _readable(key, kind, raw) for (key, kind), raw in zip(types.items(), replies, strict=True)}
 
@@ -201,6 +194,14 @@ _TYPES = {
     "pushed": "list",
     "meta": "hash",
     "lease": "string",
+}
+# How each type is read whole.
+_READ: dict[str, tuple[str | int, ...]] = {
+    "zset": ("ZRANGE", 0, -1, "WITHSCORES"),
+    "hash": ("HGETALL",),
+    "set": ("SMEMBERS",),
+    "list": ("LRANGE", 0, -1),
+    "string": ("GET",),
 }
 _PAYLOADS = ("payloads:", "taken:payloads:", "morgue:payloads:")
 

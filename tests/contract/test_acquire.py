@@ -97,7 +97,7 @@ def test_what_a_dead_owner_left_in_flight_waits_again(rig: ShardRig) -> None:
     assert LATER + EARLIEST <= rig.read("due")["x"] <= LATER + LATEST
     assert rig.read("crashes") == {"x": "1"}
     assert rig.read("solo") == {"x"}
-    assert not rig.keys() & {"taken", "taken:payloads:x", "retries"}
+    assert not rig.names() & {"taken", "taken:payloads:x", "retries"}
     assert handed(second.take(10, LATER + 1)) == {"x": ["v1", "v2"]}
 
 
@@ -133,7 +133,7 @@ def test_restored_jobs_come_one_by_one(rig: ShardRig) -> None:
         seen.append(taken.id)
         second.finish([taken.id])
     assert sorted(seen) == list("abcd")
-    assert rig.keys() == REMAINS
+    assert rig.names() == REMAINS
 
 
 def test_restored_jobs_are_spread_over_time(rig: ShardRig) -> None:
@@ -173,7 +173,7 @@ def test_job_whose_owners_keep_dying_is_buried_as_poison(rig: ShardRig) -> None:
     assert rig.read("morgue") == {"x": LATER + 2}
     assert "poison" in rig.read("morgue:errors")["x"]
     assert rig.count("died") == 1
-    assert rig.keys() == REMAINS | {"morgue", "morgue:errors", "morgue:payloads:x"}
+    assert rig.names() == REMAINS | {"morgue", "morgue:errors", "morgue:payloads:x"}
 
 
 def test_max_crash_count_1_buries_at_the_first_crash(rig: ShardRig) -> None:
@@ -286,6 +286,17 @@ def test_what_a_stopping_process_left_in_flight_is_not_charged(rig: ShardRig) ->
     second.take(1, LATER)
     rig.crash("third", LATER)
     assert rig.read("crashes") == {"x": "1"}  # spared once
+
+
+def test_crash_is_not_charged_when_redis_was_away_and_the_owner_may_live(rig: ShardRig) -> None:
+    shard = rig.own()
+    rig.push(job("x", "v1", 1))
+    shard.take(1, NOW)
+    rig.lease_runs_out()
+    (reply,) = rig.client.run_many([rig.owner("second").acquire_call(TTL, LATER, charge=False)])
+    assert (reply[0], reply[2]) == (b"acquired", 1)
+    assert rig.read("due") == {"x": NOW}
+    assert not rig.names() & {"crashes", "solo", "taken"}
 
 
 def test_shard_left_to_run_out_is_refused_until_then(rig: ShardRig) -> None:

@@ -27,7 +27,7 @@ def test_whole_job_is_buried_with_its_reason(rig: ShardRig) -> None:
     assert (rig.count("died"), rig.count("failed"), rig.count("processed")) == (1, 0, 0)
     rig.shard.finish(["y"])
     rig.shard.take(0, LATER)
-    assert rig.keys() == REMAINS | {"morgue", "morgue:errors", "morgue:payloads:x"}
+    assert rig.names() == REMAINS | {"morgue", "morgue:errors", "morgue:payloads:x"}
 
 
 def test_without_a_reason_the_last_error_is_it(rig: ShardRig) -> None:
@@ -37,7 +37,7 @@ def test_without_a_reason_the_last_error_is_it(rig: ShardRig) -> None:
     shard.take(1, LATER)
     shard.bury([("x", b"", [])], LATER)
     assert rig.read("morgue:errors") == {"x": "boom"}
-    assert not rig.keys() & {"retries", "errors"}
+    assert not rig.names() & {"retries", "errors"}
 
 
 def test_newer_payloads_are_not_buried_with_it(rig: ShardRig) -> None:
@@ -66,13 +66,13 @@ def test_single_payloads_are_buried_and_the_rest_stays_in_flight(rig: ShardRig) 
     shard.finish(["x", "y"])
     shard.take(0, LATER)
     assert rig.count("processed") == 2
-    assert rig.keys() == REMAINS | {"morgue", "morgue:errors", "morgue:payloads:x"}
+    assert rig.names() == REMAINS | {"morgue", "morgue:errors", "morgue:payloads:x"}
 
 
 def test_last_payload_takes_the_job_out_of_flight(rig: ShardRig) -> None:
     rig.shard.bury([("x", b"spoiled", [b'"v1"', b'"v2"', b'"v3"']), ("y", b"spoiled", [b'"v1"'])], LATER)
     assert rig.read("taken") == {}
-    assert not {key for key in rig.keys() if key.startswith("taken:payloads:")}
+    assert not {key for key in rig.names() if key.startswith("taken:payloads:")}
 
 
 def test_payload_that_is_not_in_flight_is_not_buried(rig: ShardRig) -> None:
@@ -95,8 +95,7 @@ def test_repeated_call_changes_nothing(rig: ShardRig, payloads: tuple[str, ...])
 def test_repeated_call_does_not_touch_the_id_taken_again(rig: ShardRig) -> None:
     shard = rig.shard
     call = (rig.read("lease"), 1, "", "y", "bad", 0)
-    rig.run("bury", repr(LATER), *call)
-    shard.drop(["y"])
+    shard.bury([("y", b"bad", [])], LATER)
     rig.push(job("y", "v2", 2))
     shard.release([("x", 60.0)], LATER)
     assert handed(shard.take(10, LATER)) == {"y": ["v2"]}

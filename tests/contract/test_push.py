@@ -238,7 +238,7 @@ def test_repeat_does_not_bring_back_what_was_performed_meanwhile(rig: ShardRig) 
     shard.finish(["x"])
     shard.take(0, NOW)
     assert rig.push(job("x", "v1", 1), token="t", repeat=True) == 1
-    assert rig.keys() == {"meta", "pushed", "lease"}
+    assert rig.names() == {"meta", "pushed", "lease"}
 
 
 def test_repeat_of_a_push_that_did_not_get_through_is_carried_out(rig: ShardRig) -> None:

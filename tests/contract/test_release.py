@@ -23,7 +23,7 @@ def test_released_job_is_what_it_was_before_it_was_taken(rig: ShardRig) -> None:
     assert rig.read("due") == {"x": before_take}
     assert rig.read("payloads:x") == {"v1": 1, "v2": 2}
     assert set(rig.read("taken")) == {"y"}
-    assert not rig.keys() & {"retries", "errors", "solo", "crashes", "taken:payloads:x"}
+    assert not rig.names() & {"retries", "errors", "solo", "crashes", "taken:payloads:x"}
     assert (rig.count("failed"), rig.count("processed"), rig.count("died")) == (0, 0, 0)
 
 
@@ -83,7 +83,7 @@ def test_what_keeps_making_its_process_stop_is_buried_as_poison(rig: ShardRig) -
     assert rig.read("morgue") == {"x": LATER}
     assert "3 times" in rig.read("morgue:errors")["x"]
     assert rig.count("died") == 1
-    assert rig.keys() == REMAINS | {"morgue", "morgue:errors", "morgue:payloads:x"}
+    assert rig.names() == REMAINS | {"morgue", "morgue:errors", "morgue:payloads:x"}
 
 
 @pytest.mark.parametrize("crashed", ["", "1"])

@@ -6,8 +6,6 @@ compared, and after each step the whole content of the store.
 
 import dataclasses
 import json
-import math
-import uuid
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar, cast
 
@@ -242,11 +240,11 @@ class ShardMachine(RuleBasedStateMachine):
 
     # --- the lease ---
 
-    def _acquire(self, process: Process, lost: str = "") -> None:
+    def _acquire(self, process: Process, lost: str = "", *, charge: bool = True) -> None:
         holds = process.delivery if process.hand else 0
 
         def apply() -> tuple[Any, ...]:
-            answer = self.model.acquire(self.now, process.nonce, holds)
+            answer = self.model.acquire(self.now, process.nonce, holds, charge=charge)
             for job_id in self.model.delayed:
                 earliest = self.model.waiting[job_id].perform_at
                 actual = self.rig.read("due")[job_id]
@@ -255,8 +253,12 @@ class ShardMachine(RuleBasedStateMachine):
             return answer
 
         old = process.shard.lease
-        answer = self._step(lambda: process.shard.acquire(TTL, self.now), apply, lost)
-        if process.shard.lease is None or process.shard.lease != old and not process.shard.lease.resumed:
+        call = process.shard.acquire_call(TTL, self.now, charge=charge)
+        answer = self._step(
+            lambda: process.shard.acquired(self.link.run(call.script, call.key, *call.args), 0.0), apply, lost
+        )
+        new = process.shard.lease
+        if new is None or (new != old and not new.resumed):
             process.lost_the_shard()
         if answer[0] != "held" and process is not self.owner:
             self.ghosts = [*self.ghosts[-2:], self.owner]
@@ -290,10 +292,10 @@ class ShardMachine(RuleBasedStateMachine):
         self._acquire(self.owner, lost)
 
     @precondition(lambda self: self.owner.hand)
-    @rule(lost=LOST)
-    def owner_dies_and_another_acquires(self, lost: str) -> None:
+    @rule(lost=LOST, charge=st.sampled_from([True, True, False]))
+    def owner_dies_and_another_acquires(self, lost: str, charge: bool) -> None:
         self._lease_runs_out()
-        self._acquire(self._process(), lost)
+        self._acquire(self._process(), lost, charge=charge)
 
     @precondition(lambda self: self.owner.hand)
     @rule(how=st.sampled_from(["in good order", "in mid-work", "in mid-work and is gone"]), lost=LOST)
@@ -305,7 +307,8 @@ class ShardMachine(RuleBasedStateMachine):
             lost,
         )
         if how == "in mid-work and is gone":
-            self.owner_dies_and_another_acquires("")
+            self._lease_runs_out()
+            self._acquire(self._process())
 
     # --- a batch ---
 
@@ -522,7 +525,7 @@ class ShardMachine(RuleBasedStateMachine):
             self._finish_all()
         ids = ["a", "b", "c"]
         self._step(lambda: self.rig.run("delete", "", "morgue", "", *ids), lambda: self.model.delete(ids, "morgue"))
-        assert self.rig.keys() <= REMAINS, f"keys are left: {self.rig.keys() - REMAINS}"
+        assert self.rig.names() <= REMAINS, f"keys are left: {self.rig.names() - REMAINS}"
 
 
 def _plain(answer: Any) -> Any:
@@ -574,7 +577,7 @@ def run_machine(store_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cal
             client = connection
 
         Machine.__qualname__ = Machine.__name__ = "ShardMachine"
-        run_state_machine_as_test(  # type: ignore[no-untyped-call]  # Hypothesis leaves it without types
+        run_state_machine_as_test(
             Machine,
             settings=settings(
                 max_examples=examples,

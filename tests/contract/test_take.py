@@ -106,7 +106,7 @@ def test_ack_ends_a_job_and_the_next_comes_in_the_same_trip(rig: ShardRig) -> No
     shard.finish(handed(shard.take(1, NOW + 1)))
     assert handed(shard.take(1, NOW + 1)) == {"y": ["v1"]}
     assert set(rig.read("taken")) == {"y"}
-    assert "taken:payloads:x" not in rig.keys()
+    assert "taken:payloads:x" not in rig.names()
     assert rig.count("processed") == 1
 
 
@@ -119,7 +119,7 @@ def test_ack_cites_id_and_delivery(rig: ShardRig) -> None:
         assert take(rig, shard, 0, last=1, acks=(delivery, ids))[3] == 0
         assert rig.snapshot() == before
     assert take(rig, shard, 0, last=1, acks=(1, ["x"]))[3] == 1
-    assert rig.keys() == REMAINS
+    assert rig.names() == REMAINS
 
 
 def test_repeated_ack_does_not_acknowledge_what_came_meanwhile(rig: ShardRig) -> None:
@@ -138,7 +138,7 @@ def test_repeated_ack_does_not_acknowledge_what_came_meanwhile(rig: ShardRig) ->
     shard.finish(handed(trip))
     shard.take(0, NOW)
     assert rig.count("processed") == 2
-    assert rig.keys() == REMAINS
+    assert rig.names() == REMAINS
 
 
 def test_id_acknowledged_twice_in_one_call_counts_once(rig: ShardRig) -> None:
@@ -170,7 +170,7 @@ def test_ack_clears_what_is_known_of_failures(rig: ShardRig) -> None:
     for _ in range(2):
         shard.finish(handed(shard.take(10, NOW + 10)))
     shard.take(0, NOW + 10)
-    assert rig.keys() == REMAINS
+    assert rig.names() == REMAINS
 
 
 def test_limit_0_only_acknowledges(rig: ShardRig) -> None:
@@ -192,7 +192,7 @@ def test_part_of_a_batch_may_be_acknowledged(rig: ShardRig) -> None:
     assert set(rig.read("taken")) == {"a", "c"}
     shard.finish(["a", "c"])
     shard.take(0, NOW + 1)
-    assert rig.keys() == REMAINS
+    assert rig.names() == REMAINS
 
 
 # --- in flight ---
@@ -352,7 +352,7 @@ def test_every_max_payloads_is_exact(rig: ShardRig, count: int) -> None:
     assert rig.read("payloads:x") == {f"v{count}": count}
     shard.finish(handed(trip))
     assert handed(shard.take(2, NOW + 1)) == {"x": [f"v{count}"]}
-    assert "payloads:x" not in rig.keys()
+    assert "payloads:x" not in rig.names()
 
 
 def test_lower_score_that_arrives_for_a_parted_id_comes_in_a_later_run(rig: ShardRig) -> None:
@@ -383,7 +383,7 @@ def test_one_payload_always_fits(rig: ShardRig) -> None:
         assert payload[0] == first
         shard.finish(handed(trip))
     shard.take(0, NOW)
-    assert rig.keys() == REMAINS
+    assert rig.names() == REMAINS
 
 
 def test_large_payloads_of_one_id_come_in_parts_and_in_order(rig: ShardRig) -> None:
@@ -530,7 +530,7 @@ def test_orphan_without_payloads_does_not_stop_the_shard(rig: ShardRig) -> None:
     assert handed(shard.take(10, NOW + 1)) == {"y": ["v1"]}
     shard.finish(["y"])
     shard.take(0, NOW + 1)
-    assert rig.keys() == REMAINS
+    assert rig.names() == REMAINS
 
 
 def test_many_orphans_do_not_hide_what_is_behind_them(rig: ShardRig) -> None:
@@ -538,12 +538,11 @@ def test_many_orphans_do_not_hide_what_is_behind_them(rig: ShardRig) -> None:
     rig.push(*(job(name, "v1", 1) for name in "abcdef"))
     for name in "abcde":
         rig.client.command("DEL", rig.prefix + f"payloads:{name}")
+    reply = take(rig, shard, 1, now=NOW + 1)
     for _ in range(4):
-        reply = take(rig, shard, 1, now=NOW + 1)
-        if len(reply) > 4:
-            break
-        assert reply[1] is not None
-        assert reply[1] <= 0
+        if len(reply) == 4:
+            assert reply[1] == 0  # look again
+            reply = take(rig, shard, 1, now=NOW + 1)
     assert ids_of(reply) == ["f"]
 
 
@@ -559,11 +558,11 @@ def test_undecodable_payloads_are_told_apart_and_can_be_buried_singly(rig: Shard
     assert rig.read("morgue:payloads:y") == {b"\xff": 1}
     assert rig.read("taken:payloads:x") == {"v1": 1, "v3": 3}
     assert set(rig.read("taken")) == {"x"}
-    shard.drop(["y"])
     shard.finish(["x"])
+    shard.keep_finished()
     shard.take(0, NOW + 1)
     assert rig.count("processed") == 1
-    assert rig.keys() == REMAINS | {"morgue", "morgue:errors", "morgue:payloads:x", "morgue:payloads:y"}
+    assert rig.names() == REMAINS | {"morgue", "morgue:errors", "morgue:payloads:x", "morgue:payloads:y"}
 
 
 def test_id_that_is_no_text_comes_back_as_it_went_in(rig: ShardRig) -> None:
@@ -573,7 +572,7 @@ def test_id_that_is_no_text_comes_back_as_it_went_in(rig: ShardRig) -> None:
     (taken,) = shard.take(1, NOW).jobs
     shard.finish([taken.id])
     shard.take(0, NOW)
-    assert rig.keys() == REMAINS
+    assert rig.names() == REMAINS
 
 
 def test_take_survives_script_flush(rig: ShardRig) -> None:
@@ -593,7 +592,7 @@ def test_jobs_of_a_trip_are_bounded_whatever_the_limit(rig: ShardRig) -> None:
     shard.finish(handed(shard.take(10 * MAX_TRIP_JOBS, NOW + 1)))
     shard.take(0, NOW + 1)
     assert rig.count("processed") == MAX_TRIP_JOBS + 1
-    assert rig.keys() == REMAINS
+    assert rig.names() == REMAINS
 
 
 def test_fence_of_a_trip_is_that_of_its_lease(rig: ShardRig) -> None:

@@ -157,7 +157,8 @@ class TestChecks:
             Config(lease_ttl=0.01)
 
     @pytest.mark.parametrize(
-        "url", ["localhost", "localhost:6379", "http://localhost", "redis:localhost", "rdis://localhost", "", None, b"x"]
+        "url",
+        ["localhost", "localhost:6379", "http://localhost", "redis:localhost", "rdis://localhost", "", None, b"x"],
     )
     def test_a_url_of_an_unknown_kind_is_refused_with_the_known(self, url: Any) -> None:
         with pytest.raises(ConfigError, match=r"redis_url=.*redis://, rediss://, unix://.*memory://"):
@@ -230,7 +231,11 @@ class TestChecks:
 class TestUnknownSettings:
     @pytest.mark.parametrize(
         ("name", "nearest"),
-        [("redis_ur", "redis_url"), ("thread_per_node", "threads_per_node"), ("server_middleware", "server_middlewares")],
+        [
+            ("redis_ur", "redis_url"),
+            ("thread_per_node", "threads_per_node"),
+            ("server_middleware", "server_middlewares"),
+        ],
     )
     def test_the_nearest_known_is_named(self, name: str, nearest: str) -> None:
         message = f"unknown setting '{name}'; did you mean '{nearest}'"

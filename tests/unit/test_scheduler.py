@@ -81,9 +81,7 @@ class TestLag:
     ) -> None:
         shards = [Shard(str(i), *pair) for i, pair in enumerate(waits_and_blocked)]
         ready = [shard for shard in shards if shard.ready(NOW)]
-        expected = max(
-            ready, key=lambda shard: shard.waits or 0, default=None
-        )  # max keeps the first of equals
+        expected = max(ready, key=lambda shard: shard.waits or 0, default=None)  # max keeps the first of equals
         assert LagScheduler()(shards, NOW) is expected
 
 
@@ -155,9 +153,7 @@ class TestSeq:
         assert names(other, shards, calls=1) == ["a"]
 
     @given(st.lists(st.booleans(), min_size=1, max_size=20), st.integers(0, 20))
-    def test_within_one_round_every_ready_shard_is_returned_once(
-        self, blocked: list[bool], turns_before: int
-    ) -> None:
+    def test_within_one_round_every_ready_shard_is_returned_once(self, blocked: list[bool], turns_before: int) -> None:
         shards = [Shard(str(i), blocked=b) for i, b in enumerate(blocked)]
         ready = sorted(shard.name for shard in shards if not shard.blocked)
         scheduler = SeqScheduler()

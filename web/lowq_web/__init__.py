@@ -1,7 +1,7 @@
 """lowq over HTTP: an ASGI application, run by any ASGI server or mounted into another application.
 
-    uvicorn lowq_web:app                    # the default application: LOWQ_REDIS_URL and so on
-    parent.mount("/lowq", lowq_web.create_app(my_app))
+uvicorn lowq_web:app                    # the default application: LOWQ_REDIS_URL and so on
+parent.mount("/lowq", lowq_web.create_app(my_app))
 """
 
 from typing import Any

@@ -1,0 +1,168 @@
+"""Stopping, going quiet, dumping, and handlers that end the process."""
+
+import signal
+import time
+
+import pytest
+
+from tests.integration.conftest import MakeRig
+from tests.integration.support import id_of_shard, until
+
+
+def test_term_finishes_what_runs_and_gives_up_the_leases(make_rig: MakeRig) -> None:
+    rig = make_rig(LOWQ_LEASE_TTL=15)
+    node = rig.node().holds_all()
+    rig.push("a", 1, do="sleep", for_=0.4)
+    rig.begun("a", 1)
+    rig.push("a", 2)
+    assert node.stop() == 0
+    assert [(perform.jobs, perform.ok) for perform in rig.performs()] == [({"a": [1]}, True)]
+    assert rig.of_shards("lease") == {}
+    assert rig.of_shards("taken") == {}
+    assert list(rig.merged("due")) == ["a"]
+    assert rig.merged("crashes") == {}
+    assert rig.client.hlen("lowq:v1:nodes") == 0
+    assert "has stopped" in node.log
+
+
+@pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGINT])
+def test_a_busy_node_stops_and_leaves_nothing_in_flight(make_rig: MakeRig, stop: signal.Signals) -> None:
+    rig = make_rig(LOWQ_LEASE_TTL=15)
+    node = rig.node()
+    finished = rig.produce(2, ids=50, versions=5, rounds=4)
+    rig.performed(100)
+    node.signal(stop)
+    assert node.wait() == 0
+    finished()
+    assert rig.of_shards("lease") == {}
+    assert rig.of_shards("taken") == {}
+    assert rig.node().holds_all()
+    rig.drained()
+    report = rig.report()
+    assert report.problems == []
+    assert report.repeats == 0
+    assert rig.merged("crashes") == {}
+
+
+def test_past_the_shutdown_timeout_it_ends_and_its_jobs_come_again_uncharged(make_rig: MakeRig) -> None:
+    rig = make_rig(LOWQ_SHUTDOWN_TIMEOUT=0.3, ORDERS_SHARDS=2, ORDERS_MAX_CRASHES=1)
+    node = rig.node().holds_all()
+    slow, other = id_of_shard(0, 2), id_of_shard(1, 2)
+    rig.push(slow, 1, do="sleep", for_=30, once=True)
+    rig.begun(slow, 1)
+    rig.push(other, 1)
+    rig.done(other, 1)
+    began = time.monotonic()
+    assert node.stop() == 3
+    assert time.monotonic() - began < 2
+    assert slow in node.lines("it still performs")[0]
+    assert list(rig.of_shards("lease")) in ([], [0])  # runs out shortly; the other shard's is given up
+    rig.node()
+    rig.done(slow, 1, timeout=5)
+    rig.drained()
+    assert rig.report().problems == []
+    assert rig.buried() == set()  # one crash would have buried it
+    assert rig.merged("crashes") == {}
+
+
+def test_a_standby_has_the_shards_of_a_node_that_was_cut_short_soon(make_rig: MakeRig) -> None:
+    rig = make_rig(LOWQ_SHUTDOWN_TIMEOUT=0.3, LOWQ_LEASE_TTL=15)
+    node = rig.node().holds_all()
+    standby = rig.node().stands_by()
+    rig.push("a", 1, do="sleep", for_=30, once=True)
+    rig.begun("a", 1)
+    assert node.stop() == 3
+    standby.holds_all(timeout=5)
+    assert rig.done("a", 1).pid == standby.pid
+    assert rig.report().problems == []
+    assert rig.merged("crashes") == {}
+
+
+def test_a_second_int_ends_it_at_once(make_rig: MakeRig) -> None:
+    rig = make_rig(ORDERS_MAX_CRASHES=1)
+    node = rig.node().holds_all()
+    rig.push("a", 1, do="sleep", for_=30, once=True)
+    rig.begun("a", 1)
+    node.signal(signal.SIGINT)
+    node.says(" stops")
+    assert node.process.poll() is None
+    node.signal(signal.SIGINT)
+    assert node.wait(5) == 3
+    rig.node()
+    rig.done("a", 1, timeout=5)
+    assert rig.report().problems == []
+    assert rig.buried() == set()
+
+
+def test_tstp_takes_nothing_more_and_finishes_what_runs(make_rig: MakeRig) -> None:
+    rig = make_rig(LOWQ_LEASE_TTL=15)
+    node = rig.node().holds_all()
+    rig.push("a", 1, do="sleep", for_=0.5)
+    rig.begun("a", 1)
+    node.signal(signal.SIGTSTP)
+    node.says("goes quiet")
+    rig.push("a", 2)
+    rig.push("b", 1)
+    rig.done("a", 1)
+    until(lambda: not rig.of_shards("taken"), "acknowledgement of what ran")
+    assert node.process.poll() is None
+    assert len(rig.performs()) == 1
+    successor = rig.node()
+    assert rig.done("a", 2).pid == rig.done("b", 1).pid == successor.pid
+    assert node.stop() == 0
+    report = rig.report()
+    assert report.problems == []
+    assert report.repeats == 0
+    assert report.fenced == []
+
+
+def test_ttin_dumps_the_stacks_with_what_is_performed(make_rig: MakeRig) -> None:
+    rig = make_rig()
+    node = rig.node().holds_all()
+    rig.push("order-17", 1, do="sleep", for_=1)
+    rig.begun("order-17", 1)
+    node.signal(signal.SIGTTIN)
+    assert "ids order-17" in node.says(", performing Orders:")
+    assert "in perform" in node.log
+    rig.done("order-17", 1)  # it goes on
+    assert node.stop() == 0
+
+
+def test_a_handler_that_exits_stops_the_node_after_the_others(make_rig: MakeRig) -> None:
+    rig = make_rig(ORDERS_SHARDS=2, LOWQ_THREADS_PER_NODE=2)
+    node = rig.node().holds_all()
+    exiting, slow = id_of_shard(0, 2), id_of_shard(1, 2)
+    rig.push(slow, 1, do="sleep", for_=0.5)
+    rig.begun(slow, 1)
+    rig.push(exiting, 1, do="exit", once=True)
+    assert node.wait() == 1
+    assert rig.performs(slow)[0].ok is True
+    assert [event["error"] for event in rig.events("last_words")] == ["SystemExit('told to exit')"]
+    assert rig.of_shards("lease") == {}
+    assert rig.merged("crashes") == {exiting: "1"}
+    rig.node()
+    rig.done(exiting, 1)
+    rig.drained()
+    assert rig.merged("crashes") == {}
+    assert rig.report().problems == []
+
+
+def test_a_job_that_exits_again_and_again_is_buried(make_rig: MakeRig) -> None:
+    rig = make_rig(ORDERS_MAX_CRASHES=2)
+    rig.push("a", 1, do="exit")
+    for _ in range(2):
+        assert rig.node().wait() == 1
+    assert rig.buried() == {("a", 1)}
+    assert rig.is_drained()
+
+
+@pytest.mark.parametrize("hook", ["retry_in", "retries_exhausted"])
+def test_a_hook_of_a_worker_that_exits_stops_the_node_too(make_rig: MakeRig, hook: str) -> None:
+    rig = make_rig(ORDERS_BREAK=hook, ORDERS_MAX_RETRIES=1 if hook == "retries_exhausted" else 5)
+    node = rig.node().holds_all()
+    rig.push("a", 1, do="raise", once=True)
+    assert node.wait(10) == 1
+    assert f"{hook} was told to exit" in rig.events("last_words")[0]["error"]
+    rig.node(ORDERS_BREAK="")
+    rig.drained()
+    assert rig.report().problems == []

@@ -1,0 +1,501 @@
+import abc
+import asyncio
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import pytest
+
+import lowq
+import lowq.testing
+from lowq.errors import ConfigError
+from lowq.worker import Jobs, Worker, default_retry_in
+
+PayloadsById = dict[str, list[Any]]
+
+
+@pytest.fixture
+def app() -> lowq.Lowq:
+    return lowq.Lowq(redis_url="memory://")
+
+
+def perform_all(worker: type[Worker[Any]]) -> PayloadsById:
+    """Pushes payload 7 for id 1, drains, and returns what the worker was given, as it noted in `seen`."""
+    seen.clear()
+    assert worker.perform_async({"id": 1, "payload": 7, "score": 1}) == 1
+    assert lowq.testing.drain(worker).performed == 1
+    return dict(seen)
+
+
+seen: PayloadsById = {}
+
+
+class Plain:
+    def perform(self, payloads_by_id: PayloadsById) -> None:
+        seen.update(payloads_by_id)
+
+
+# --- the three forms ---
+
+
+class TestForms:
+    def test_a_subclass_of_worker_stays_the_class_it_is(self, app: lowq.Lowq) -> None:
+        class Sync(lowq.Worker[int]):
+            def perform(self, payloads_by_id: dict[str, list[int]]) -> None:
+                seen.update(payloads_by_id)
+
+        assert app.worker(Sync) is Sync
+        assert perform_all(Sync) == {"1": [7]}
+
+    def test_a_plain_class_becomes_a_subclass_of_itself_and_worker(self, app: lowq.Lowq) -> None:
+        class Sync(Plain):
+            """Keeps orders up to date."""
+
+            def __init__(self) -> None:
+                self.ready = True
+
+        made: Any = app.worker(Sync)
+        assert issubclass(made, Sync)
+        assert issubclass(made, lowq.Worker)
+        assert (made.__name__, made.__qualname__, made.__module__) == (
+            Sync.__name__,
+            Sync.__qualname__,
+            Sync.__module__,
+        )
+        assert made.__doc__ == "Keeps orders up to date."
+        assert made().ready
+        assert perform_all(made) == {"1": [7]}
+
+    def test_a_function_becomes_a_worker(self, app: lowq.Lowq) -> None:
+        @app.worker
+        def order_sync(payloads_by_id: PayloadsById) -> None:
+            """Keeps orders up to date."""
+            seen.update(payloads_by_id)
+
+        assert issubclass(order_sync, lowq.Worker)
+        assert order_sync.queue_name == "order_sync"
+        assert order_sync.__doc__ == "Keeps orders up to date."
+        assert perform_all(order_sync) == {"1": [7]}
+
+    def test_each_form_takes_options(self, app: lowq.Lowq) -> None:
+        @app.worker(batch_size=2)
+        class Sub(lowq.Worker[int]):
+            def perform(self, payloads_by_id: dict[str, list[int]]) -> None: ...
+
+        made: Any = app.worker(batch_size=3, queue_name="Other")(Plain)
+
+        @app.worker(batch_size=4)
+        def function(payloads_by_id: PayloadsById) -> None: ...
+
+        assert (Sub.batch_size, made.batch_size, function.batch_size) == (2, 3, 4)
+        assert set(app.workers) == {"Sub", "Other", "function"}
+
+    def test_empty_parentheses_are_fine(self, app: lowq.Lowq) -> None:
+        made: Any = app.worker()(Plain)
+        assert perform_all(made) == {"1": [7]}
+
+    def test_an_abstract_plain_class_with_a_metaclass_of_its_own_is_fine(self, app: lowq.Lowq) -> None:
+        class Base(abc.ABC):
+            @abc.abstractmethod
+            def name(self) -> str: ...
+
+        class Sync(Base, Plain):
+            def name(self) -> str:
+                return "sync"
+
+        made: Any = app.worker(Sync)
+        assert made().name() == "sync"
+        assert perform_all(made) == {"1": [7]}
+
+    def test_perform_may_call_super(self, app: lowq.Lowq) -> None:
+        class Sync(Plain):
+            def perform(self, payloads_by_id: PayloadsById) -> None:
+                super().perform({f"{key}!": value for key, value in payloads_by_id.items()})
+
+        made: Any = app.worker(Sync)
+        assert perform_all(made) == {"1!": [7]}
+
+    @pytest.mark.parametrize("target", [5, "OrderSync", None, print, abs, [1]])
+    def test_nothing_else_can_be_decorated(self, app: lowq.Lowq, target: Any) -> None:
+        with pytest.raises(ConfigError, match="decorates a class or a function, not"):
+            app.worker(shards_count=1)(target)
+
+
+# --- options ---
+
+
+class TestOptions:
+    def test_the_documented_defaults(self, app: lowq.Lowq) -> None:
+        made: Any = app.worker(Plain)
+        assert (made.shards_count, made.batch_size, made.max_retry_count) == (5, 1, 25)
+        assert (made.queue_name, made.max_payloads, made.max_crash_count) == ("Plain", 1000, 3)
+
+    def test_options_may_be_class_attributes(self, app: lowq.Lowq) -> None:
+        @app.worker
+        class Sync(lowq.Worker[int]):
+            shards_count = 7
+            queue_name = "Orders"
+
+            def perform(self, payloads_by_id: dict[str, list[int]]) -> None: ...
+
+        assert (Sync.shards_count, Sync.queue_name, Sync.batch_size) == (7, "Orders", 1)
+        assert list(app.workers) == ["Orders"]
+        assert Sync.queue.name == "Orders"
+        assert Sync.queue.shards_count == 7
+
+    def test_options_may_be_attributes_of_a_plain_class(self, app: lowq.Lowq) -> None:
+        class Sync(Plain):
+            shards_count = 7
+            queue_name = "Orders"
+
+        made: Any = app.worker(Sync)
+        assert (made.shards_count, made.queue_name) == (7, "Orders")
+        assert list(app.workers) == ["Orders"]
+
+    def test_the_decorator_wins_over_the_class(self, app: lowq.Lowq) -> None:
+        @app.worker(shards_count=2, queue_name="New")
+        class Sync(lowq.Worker[int]):
+            shards_count = 7
+            queue_name = "Old"
+
+            def perform(self, payloads_by_id: dict[str, list[int]]) -> None: ...
+
+        assert (Sync.shards_count, Sync.queue_name) == (2, "New")
+
+    def test_options_are_inherited_but_for_the_queues_name(self, app: lowq.Lowq) -> None:
+        @app.worker(batch_size=9, queue_name="Bases")
+        class Base(lowq.Worker[int]):
+            def perform(self, payloads_by_id: dict[str, list[int]]) -> None: ...
+
+        @app.worker(shards_count=2)
+        class Derived(Base):
+            pass
+
+        assert (Derived.batch_size, Derived.shards_count, Derived.queue_name) == (9, 2, "Derived")
+        assert Base.shards_count == 5
+        assert Base.queue.name != Derived.queue.name
+
+    @pytest.mark.parametrize(
+        ("name", "nearest"), [("shard_count", "shards_count"), ("batchsize", "batch_size"), ("max_retries", "max_retry_count")]
+    )
+    def test_an_unknown_option_is_refused_with_the_nearest_known(
+        self, app: lowq.Lowq, name: str, nearest: str
+    ) -> None:
+        options: Any = {name: 5}
+        with pytest.raises(ConfigError, match=f"Plain: unknown worker option '{name}'; did you mean '{nearest}'"):
+            app.worker(**options)(Plain)
+
+    def test_an_option_like_none_is_refused_with_all_that_there_are(self, app: lowq.Lowq) -> None:
+        options: Any = {"xyzzy": 5}
+        with pytest.raises(ConfigError, match="options are shards_count, batch_size, .*max_crash_count"):
+            app.worker(**options)(Plain)
+
+    @pytest.mark.parametrize("name", ["shards_count", "batch_size", "max_payloads", "max_crash_count"])
+    @pytest.mark.parametrize("value", [0, -1, "5", 2.0, True, None, 2**40])
+    def test_a_count_is_a_whole_number_from_1_on(self, app: lowq.Lowq, name: str, value: Any) -> None:
+        options: Any = {name: value}
+        with pytest.raises(ConfigError, match=f"Plain: {name}=.* must be a whole number from 1 to"):
+            app.worker(**options)(Plain)
+        with pytest.raises(ConfigError, match=f"Sync: {name}=.* must be a whole number from 1 to"):
+            app.worker(type("Sync", (Plain,), options))
+        assert app.workers == {}
+
+    @pytest.mark.parametrize("value", [-1, "5", 2.5, True, None])
+    def test_max_retry_count_may_be_0_but_not_less(self, app: lowq.Lowq, value: Any) -> None:
+        made: Any = app.worker(max_retry_count=0)(Plain)
+        assert made.max_retry_count == 0
+        with pytest.raises(ConfigError, match="max_retry_count=.* must be a whole number from 0 to"):
+            app.worker(max_retry_count=value)(Plain)
+
+    @pytest.mark.parametrize(
+        "name",
+        ["a{b", "a}b", "a b", "", "a\nb", "a\x00", "a\x7f", "a\x9b", "a\u2028b", "\ud800", "x" * 129, 5, None, b"a"],
+    )
+    def test_a_queue_name_that_would_break_keys_is_refused(self, app: lowq.Lowq, name: Any) -> None:
+        message = "it has 1 to 128 characters, without braces, spaces and control characters"
+        with pytest.raises(ConfigError, match=message):
+            app.worker(queue_name=name)(Plain)
+        with pytest.raises(ConfigError, match=message):
+            app.queue(name)
+
+    @pytest.mark.parametrize("name", ["Orders", "orders.v2:eu/1", "Заказы", "x" * 128])
+    def test_any_other_queue_name_is_fine(self, app: lowq.Lowq, name: str) -> None:
+        made: Any = app.worker(queue_name=name)(Plain)
+        assert perform_all(made) == {"1": [7]}
+
+    @pytest.mark.parametrize("value", [0, -1, "5", 1.5, True, 2**40])
+    def test_the_handle_of_a_queue_takes_no_senseless_shards_count_either(self, app: lowq.Lowq, value: Any) -> None:
+        with pytest.raises(ConfigError, match="shards_count=.* must be a whole number from 1 to"):
+            app.queue("Orders", value).push({"id": 1})
+        assert app.queues() == []
+
+
+# --- wrong forms ---
+
+
+def async_perform() -> type:
+    class Sync(lowq.Worker[int]):
+        async def perform(self, payloads_by_id: dict[str, list[int]]) -> None: ...  # type: ignore[override]
+
+    return Sync
+
+
+def async_generator_perform() -> type:
+    class Sync:
+        async def perform(self, payloads_by_id: PayloadsById) -> Any:
+            yield 1
+
+    return Sync
+
+
+def generator_perform() -> type:
+    class Sync:
+        def perform(self, payloads_by_id: PayloadsById) -> Iterator[int]:
+            yield 1
+
+    return Sync
+
+
+def no_perform() -> type:
+    class Sync:
+        def run(self) -> None: ...
+
+    return Sync
+
+
+def no_perform_of_a_worker() -> type:
+    class Sync(lowq.Worker[int]):
+        pass
+
+    return Sync
+
+
+def perform_without_payloads() -> type:
+    class Sync:
+        def perform(self) -> None: ...
+
+    return Sync
+
+
+def perform_with_more() -> type:
+    class Sync:
+        def perform(self, order_id: str, payloads: list[Any]) -> None: ...
+
+    return Sync
+
+
+def perform_that_is_no_function() -> type:
+    class Sync:
+        perform = 5
+
+    return Sync
+
+
+def instance_perform_async() -> type:
+    class Sync(Plain):
+        def perform_async(self, jobs: Jobs) -> int:
+            return 0
+
+    return Sync
+
+
+def static_perform_async() -> type:
+    class Sync(Plain):
+        @staticmethod
+        def perform_async(jobs: Jobs) -> int:
+            return 0
+
+    return Sync
+
+
+def hides_queue() -> type:
+    class Sync(Plain):
+        queue = "orders"
+
+    return Sync
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (async_perform, r"Sync\.perform is async; .*write a plain def, and asyncio\.run"),
+        (async_generator_perform, r"Sync\.perform is async; "),
+        (generator_perform, r"Sync\.perform contains yield"),
+        (no_perform, r"Sync has no method perform\(self, payloads_by_id\)"),
+        (no_perform_of_a_worker, r"Sync has no method perform\(self, payloads_by_id\)"),
+        (perform_without_payloads, r"Sync\.perform\(self\).*perform\(self, payloads_by_id\)"),
+        (perform_with_more, r"Sync\.perform\(self, order_id.*perform\(self, payloads_by_id\)"),
+        (perform_that_is_no_function, r"Sync\.perform"),
+        (instance_perform_async, r"Sync\.perform_async is called on the class; write @classmethod above it"),
+        (static_perform_async, r"Sync\.perform_async is called on the class; write @classmethod above it"),
+        (hides_queue, r"Sync\.queue hides what every worker has; give it another name"),
+    ],
+    ids=lambda value: value.__name__ if callable(value) else "",
+)
+def test_a_wrong_form_is_refused_at_decoration_with_the_fix(
+    app: lowq.Lowq, make: Callable[[], type], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        app.worker(make())
+    assert app.workers == {}
+
+
+class TestWrongFunctions:
+    def test_an_async_function(self, app: lowq.Lowq) -> None:
+        async def sync(payloads_by_id: PayloadsById) -> None: ...
+
+        with pytest.raises(ConfigError, match="sync is async"):
+            app.worker(sync)  # type: ignore[type-var]
+
+    def test_a_generator(self, app: lowq.Lowq) -> None:
+        def sync(payloads_by_id: PayloadsById) -> Any:
+            yield 1
+
+        with pytest.raises(ConfigError, match="sync contains yield"):
+            app.worker(sync)
+
+    @pytest.mark.parametrize(
+        "function",
+        [lambda: None, lambda a, b: None, lambda *, payloads: None],
+        ids=["none", "two", "keyword only"],
+    )
+    def test_a_function_that_cannot_be_called_with_payloads_alone(self, app: lowq.Lowq, function: Any) -> None:
+        with pytest.raises(ConfigError, match="payloads_by_id"):
+            app.worker(function)
+
+
+# --- one queue, one worker ---
+
+
+class TestRegistry:
+    def test_two_workers_with_one_queue_name_are_refused_by_name(self, app: lowq.Lowq) -> None:
+        class First(Plain):
+            pass
+
+        class Second(Plain):
+            pass
+
+        app.worker(queue_name="Orders")(First)
+        with pytest.raises(ConfigError, match=r"queue name 'Orders': .*First and .*Second; give one of them another"):
+            app.worker(queue_name="Orders")(Second)
+        assert app.workers["Orders"].__name__ == "First"
+
+    def test_a_module_that_is_loaded_again_may_bring_its_worker_again(self, app: lowq.Lowq) -> None:
+        def load() -> Any:
+            class Sync(Plain):
+                pass
+
+            return app.worker(Sync)
+
+        load()
+        again = load()
+        assert app.workers == {"Sync": again}
+        assert perform_all(again) == {"1": [7]}
+
+    def test_several_applications_keep_their_workers_and_jobs_apart(self) -> None:
+        one, other = lowq.Lowq(redis_url="memory://"), lowq.Lowq(redis_url="memory://")
+
+        def sync(app: lowq.Lowq) -> type[Worker[Any]]:
+            @app.worker
+            def orders(payloads_by_id: PayloadsById) -> None:
+                seen.update(payloads_by_id)
+
+            return orders
+
+        first, second = sync(one), sync(other)
+        first.perform_async({"id": 1})
+        assert (first.queue.stats().length, second.queue.stats().length if other.queues() else 0) == (1, 0)
+        assert lowq.testing.drain(second).performed == 0
+        assert lowq.testing.drain(first).performed == 1
+
+    def test_a_class_is_the_worker_of_one_application_only(self, app: lowq.Lowq) -> None:
+        class Sync(lowq.Worker[int]):
+            def perform(self, payloads_by_id: dict[str, list[int]]) -> None: ...
+
+        app.worker(Sync)
+        with pytest.raises(ConfigError, match="another application"):
+            lowq.Lowq(redis_url="memory://").worker(Sync)
+        assert Sync.perform_async({"id": 1}) == 1
+        assert app.queue("Sync").stats().length == 1
+
+    def test_the_default_application_is_the_one_of_the_module(self) -> None:
+        assert lowq.worker == lowq.app.worker
+        assert lowq.config is lowq.app.config
+
+
+class TestUndecorated:
+    def test_a_class_that_is_not_decorated_has_no_queue(self) -> None:
+        class Sync(lowq.Worker[int]):
+            pass
+
+        with pytest.raises(ConfigError, match=r"Sync is no worker yet; decorate it with @lowq\.worker"):
+            Sync.perform_async({"id": 1})
+
+    def test_an_undecorated_subclass_does_not_push_into_its_parents_queue(self, app: lowq.Lowq) -> None:
+        made: Any = app.worker(Plain)
+        derived = type("Derived", (made,), {})
+        with pytest.raises(ConfigError, match="Derived is no worker yet"):
+            derived.perform_async({"id": 1})
+        with pytest.raises(ConfigError, match="Derived is no worker yet"):
+            _ = derived.queue
+
+    def test_nor_is_its_parents_queue_drained_with_it(self, app: lowq.Lowq) -> None:
+        made: Any = app.worker(Plain)
+        made.perform_async({"id": 1})
+        with pytest.raises(ConfigError, match="is no worker"):
+            lowq.testing.drain(type("Derived", (made,), {}))
+        assert made.queue.stats().length == 1
+
+
+# --- what a worker has ---
+
+
+class TestPerformAsync:
+    def test_it_may_be_overridden_calling_super(self, app: lowq.Lowq) -> None:
+        @app.worker
+        class Sync(lowq.Worker[int]):
+            @classmethod
+            def perform_async(cls, jobs: Jobs) -> int:
+                assert isinstance(jobs, list)
+                return super().perform_async([{**job, "payload": job["payload"] + 1} for job in jobs])
+
+            def perform(self, payloads_by_id: dict[str, list[int]]) -> None:
+                seen.update(payloads_by_id)
+
+        Sync.perform_async([{"id": 1, "payload": 6, "score": 1}])
+        asyncio.run(Sync.aperform_async([{"id": 2, "payload": 7, "score": 1}]))
+        seen.clear()
+        lowq.testing.drain(Sync)
+        assert seen == {"1": [7], "2": [8]}
+
+    def test_it_may_be_overridden_in_a_plain_class(self, app: lowq.Lowq) -> None:
+        class Sync(Plain):
+            @classmethod
+            def perform_async(cls, jobs: Iterable[dict[str, Any]]) -> int:
+                parent: Any = super()
+                accepted: int = parent.perform_async([{**job, "payload": 7} for job in jobs])
+                return accepted
+
+        made: Any = app.worker(Sync)
+        seen.clear()
+        assert made.perform_async([{"id": 1}]) == 1
+        lowq.testing.drain(made)
+        assert seen == {"1": [7]}
+
+    def test_what_the_handle_pushes_goes_past_an_override(self, app: lowq.Lowq) -> None:
+        class Sync(Plain):
+            @classmethod
+            def perform_async(cls, jobs: Jobs) -> int:
+                raise AssertionError("not asked")
+
+        made: Any = app.worker(Sync)
+        assert made.queue.push({"id": 1}) == 1
+        assert app.queue("Sync").push({"id": 2}) == 1
+
+
+def test_the_default_retry_in_is_lowkiqs() -> None:
+    for retry_count in range(30):
+        least = retry_count**4 + 15
+        delays = [default_retry_in(retry_count) for _ in range(50)]
+        assert all(least <= delay <= least + 30 * (retry_count + 1) for delay in delays)
+        assert max(delays) - min(delays) > retry_count  # spread, so that what failed together does not retry together
+    assert lowq.Worker[int]().retry_in(0) >= 15
