@@ -315,6 +315,9 @@ class Node:
                 self._wait_for_signal(min(left, 0.02))
             else:
                 time.sleep(min(left, 0.02))
+        for thread in self._threads:
+            if thread.seat.performing is None:
+                thread.join(1.0)  # on its way out
         running = [thread for thread in self._threads if thread.is_alive()]
         self.keeper.stop()
         self._listener.close()

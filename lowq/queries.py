@@ -3,19 +3,16 @@
 What is told is how things were at slightly different moments in different shards, and may have changed since.
 """
 
-import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from difflib import get_close_matches
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any
 from uuid import UUID
 
-from lowq.config import Config
 from lowq.connection import Call, Client
-from lowq.errors import ConfigError, UnknownQueueError
+from lowq.errors import ConfigError
 from lowq.job import Job, JobId, State, encode_id, shard_of
-from lowq.keys import nodes_key, queues_key, shard_prefix
+from lowq.keys import nodes_key, shard_prefix
 from lowq.paging import (
     STATES,
     Page,
@@ -27,7 +24,10 @@ from lowq.paging import (
     listing,
     time_argument,
 )
+from lowq.registry import Backend, NodeInfo, QueueInfo, find_entry, find_queue, nodes, queues
 from lowq.why import Why, explain
+
+__all__ = ["Backend", "NodeInfo", "Queries", "QueueInfo", "ShardInfo", "Stats", "as_ids", "nodes", "queues", "shards"]
 
 #: Payloads, and bytes of payloads and errors, of one reply; a single payload always fits.
 MAX_PAYLOADS = 1000
@@ -40,7 +40,6 @@ LOOKS_TOGETHER = 3
 UNDECODABLE = "undecodable payload: "
 #: max_retry_count of a queue whose worker nobody has registered.
 DEFAULT_MAX_RETRY_COUNT = 25
-
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ class Failure(click.ClickException):
 
     def __init__(self, message: str, exit_code: int = FAILED) -> None:
         super().__init__(message)
-        self.exit_code = exit_code
+        self.exit_code = exit_code  # type: ignore[misc]  # click declares it for the class, and reads it here
 
     def show(self, file: IO[Any] | None = None) -> None:
         click.echo(f"lowq: {printable(self.format_message())}", file=file, err=file is None)

@@ -10,10 +10,12 @@ Without ``:app`` it is the default application if that has workers, otherwise th
 """
 
 import importlib
+import importlib.machinery
 import importlib.util
 import pkgutil
 import sys
 import traceback
+from collections.abc import Callable
 from difflib import get_close_matches
 from pathlib import Path
 from types import ModuleType
@@ -145,7 +147,7 @@ def _near_modules(name: str) -> str:
 # --- what goes wrong inside ---
 
 
-def _guarded(what: str, load: "click.decorators.Callable[[], ModuleType]") -> ModuleType:
+def _guarded(what: str, load: Callable[[], ModuleType]) -> ModuleType:
     """Imports the user's code; what it raises is shown as if we were not there."""
     try:
         return load()

@@ -47,6 +47,11 @@ def number(value: float) -> str:
     return f"{value:,}"
 
 
+def count(value: int, noun: str) -> str:
+    """``1 job``, ``1,234 jobs``."""
+    return f"{value:,} {noun}{'s' * (value != 1)}"
+
+
 def duration(seconds: float) -> str:
     """``4 min 10 s``: the two largest units."""
     if seconds < 10:
@@ -182,18 +187,17 @@ def job_block(job: Job, now: float) -> list[str]:
     elif job.state == "taken":
         when = "in flight"
     else:
-        when = f"due {relative(job.perform_at, now)}"
+        when = relative(job.perform_at, now)
     if job.state != "morgue" and job.retry_count >= 0:
-        times = job.retry_count + 1
-        when += f", failed {number(times)} time{'s' * (times != 1)} (retry_count {job.retry_count})"
+        when += f", failed {count(job.retry_count + 1, 'time')} (retry_count {job.retry_count})"
     if job.crashes:
-        when += f", its process died {number(job.crashes)} time{'s' * (job.crashes != 1)} with it in flight"
+        when += f", its process died {count(job.crashes, 'time')} with it in flight"
     lines = [f"{printable(job.id)}  {job.state}, {when}"]
     for payload, value in job.payloads:
         lines.append(shorten(f"  score {score(value)}  {payload_text(payload)}", width))
     more = job.payloads_count - len(job.payloads)
     if more > 0:
-        lines.append(f"  and {number(more)} payloads more, of higher scores")
+        lines.append(f"  and {count(more, 'payload')} more, of higher scores")
     if job.error:
         lines += ["  reason:" if job.state == "morgue" else "  last error:"]
         lines += [f"    {line}" for line in printable(job.error.rstrip(), keep="\n").split("\n")]

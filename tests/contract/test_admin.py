@@ -278,22 +278,22 @@ class TestBulk:
         assert rig.ids(match="old*") == []
 
     def test_scheduled_jobs_that_became_due_are_done_too_while_nothing_is_pushed(self, rig: QueueRig) -> None:
-        rig.push(*(job(item, delay=0.2) for item in numbers(400)), now=None)
+        rig.push(*(job(item, delay=0.5) for item in numbers(30)), now=None)
         steps = rig.queue.bulk("bury", "scheduled")
-        assert next(steps).total == 400
-        while rig.queue.stats().due < 400:
+        assert next(steps).total == 30
+        while rig.queue.stats().due < 30:
             pass
-        assert list(steps)[-1].done == 400
+        assert list(steps)[-1].done == 30
 
     def test_scheduled_jobs_that_became_due_are_left_while_others_are_pushed(self, rig: QueueRig) -> None:
-        rig.push(*(job(item, delay=0.2) for item in numbers(400)), now=None)
+        rig.push(*(job(item, delay=0.5) for item in numbers(30)), now=None)
         steps = rig.queue.bulk("bury", "scheduled")
         next(steps)
-        while rig.queue.stats().due < 400:
+        while rig.queue.stats().due < 30:
             pass
         rig.push(*(job(item) for item in numbers(50, "new")), now=None)
         assert list(steps) == []
-        assert rig.queue.stats().length == 450
+        assert rig.queue.stats().length == 80
 
     @pytest.mark.parametrize(
         ("args", "says"),

@@ -34,7 +34,7 @@ MAX_PAYLOADS = 2
 MAX_BYTES = 330
 MAX_CRASH_COUNT = 2
 
-IDS = st.sampled_from(["a", "b", "c"])
+IDS = st.sampled_from(["a", "a", "b", "c"])
 PAYLOADS = st.sampled_from([b'"v1"', b'"v2"', b'"v3"', b'"v4%s"' % (b"+" * 120), b'"v5%s"' % (b"*" * 400)])
 JOBS = st.lists(
     st.tuples(
@@ -598,7 +598,7 @@ def run_machine(store_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cal
 
 
 def test_shard_does_what_the_model_does(run_machine: Callable[..., None]) -> None:
-    run_machine(examples=150, steps=50)
+    run_machine(examples=100, steps=50)
 
 
 # --- and it finds broken builds -----------------------------------------------------------------------------------

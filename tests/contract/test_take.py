@@ -326,6 +326,17 @@ def test_success_ends_solo(rig: ShardRig) -> None:
     assert list(handed(shard.take(10, NOW + 1))) == ["x", "y"]
 
 
+def test_success_ends_solo_for_what_is_taken_in_the_same_trip(rig: ShardRig) -> None:
+    shard = rig.own()
+    rig.push(job("x", "v1", 1))
+    shard.take(1, NOW)
+    shard.fail([solo("x")], NOW)
+    shard.finish(handed(shard.take(1, NOW)))
+    rig.push(job("x", "v2", 2))
+    rig.push(job("y", "v1", 1), now=NOW + 1)
+    assert list(handed(shard.take(10, NOW + 1))) == ["x", "y"]
+
+
 # --- many payloads, large payloads ---
 
 

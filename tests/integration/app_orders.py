@@ -9,11 +9,13 @@ with `once` only the first time. Settings come from lowq's own environment varia
 
 import ctypes
 import logging
+import multiprocessing
 import os
 import random
+import signal
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import lowq
@@ -70,7 +72,25 @@ def die(_seconds: float) -> None:
     os._exit(9)
 
 
-ACTIONS = {"sleep": time.sleep, "hold": hold_the_gil, "spin": spin, "raise": fail, "exit": leave, "die": die}
+def start_and_end_a_process(_seconds: float) -> None:
+    process = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
+    process.start()
+    process.terminate()
+    process.join(10)
+    if process.exitcode != -signal.SIGTERM:
+        process.kill()
+        raise RuntimeError("a process that a handler had started did not end when told to")
+
+
+ACTIONS: dict[str, Callable[[float], None]] = {
+    "sleep": time.sleep,
+    "hold": hold_the_gil,
+    "spin": spin,
+    "raise": fail,
+    "exit": leave,
+    "die": die,
+    "fork": start_and_end_a_process,
+}
 
 
 def act(job_id: str, payload: Mapping[str, Any]) -> None:
@@ -81,6 +101,10 @@ def act(job_id: str, payload: Mapping[str, Any]) -> None:
             os.close(os.open(f"{history.path}.once-{job_id}-{payload['version']}", os.O_CREAT | os.O_EXCL))
         except FileExistsError:
             return
+    if payload["do"] == "push":  # the next version of the same id, and this one again
+        version = payload["version"]
+        push_until_accepted([(job_id, version, version), (job_id, version + 1, version + 1)])
+        return
     ACTIONS[payload["do"]](payload.get("for", 0.0))
 
 

@@ -8,14 +8,17 @@ in a process of their own, with an empty embedded store. A line ``expression  # 
 import ast
 import os
 import re
+import shlex
 import subprocess
 import sys
 from collections import defaultdict
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 import lowq
+from lowq.cli import main
 from lowq.config import Config
 from lowq.scripts import load_scripts
 from lowq.worker import Worker, WorkerOptions
@@ -81,6 +84,22 @@ def test_the_first_worker_is_the_example() -> None:
     example = (ROOT / "examples" / "orders.py").read_text(encoding="utf-8")
     shown = _MARKED.findall(README)[0][1]
     assert shown in example
+
+
+SHELL = "".join(re.findall(r"^```sh\n(.*?)^```$", README, re.MULTILINE | re.DOTALL))
+COMMANDS = list(dict.fromkeys(re.findall(r"^lowq .*$", SHELL, re.MULTILINE)))
+
+
+def test_the_readme_shows_every_verb() -> None:
+    shown = {word for line in COMMANDS for word in line.split()[1:2]}
+    assert shown >= set(main.commands)
+
+
+@pytest.mark.parametrize("line", COMMANDS)
+def test_a_command_has_the_verb_and_the_options_that_are_shown(line: str) -> None:
+    # With --help nothing is done, but only after all of the line was understood.
+    result = CliRunner().invoke(main, [*shlex.split(line, comments=True)[1:], "--help"])
+    assert result.exit_code == 0, result.output
 
 
 # --- tables --------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 import signal
 import time
+from pathlib import Path
 
 import pytest
 
@@ -94,6 +95,37 @@ def test_a_second_int_ends_it_at_once(make_rig: MakeRig) -> None:
     assert rig.buried() == set()
 
 
+def test_two_ints_in_a_row_end_it_at_once(make_rig: MakeRig) -> None:
+    rig = make_rig(LOWQ_SHUTDOWN_TIMEOUT=20)
+    node = rig.node().holds_all()
+    rig.push("a", 1, do="sleep", for_=30, once=True)
+    rig.begun("a", 1)
+    for _ in range(2):  # Ctrl-C as fast as one can; further apart than the kernel merges them
+        node.signal(signal.SIGINT)
+        until(lambda: "SigPnd:\t0000000000000000" in Path(f"/proc/{node.pid}/status").read_text(), "delivery")
+    assert node.wait(5) == 3
+
+
+def test_a_node_that_is_stopped_while_it_starts_leaves_no_leases(make_rig: MakeRig) -> None:
+    rig = make_rig(LOWQ_LEASE_TTL=15, ORDERS_SHARDS=50)
+    for _ in range(5):
+        node = rig.node()
+        node.says(" starts: ")
+        assert node.stop() == 0
+        assert rig.of_shards("lease") == {}
+
+
+def test_a_process_that_a_handler_forks_ends_without_ending_the_node(make_rig: MakeRig) -> None:
+    rig = make_rig()
+    node = rig.node().holds_all()
+    rig.push("a", 1, do="fork")
+    rig.done("a", 1)
+    rig.push("a", 2)
+    rig.done("a", 2)
+    assert len(rig.performs()) == 2
+    assert node.stop() == 0
+
+
 def test_tstp_takes_nothing_more_and_finishes_what_runs(make_rig: MakeRig) -> None:
     rig = make_rig(LOWQ_LEASE_TTL=15)
     node = rig.node().holds_all()
@@ -158,7 +190,7 @@ def test_a_job_that_exits_again_and_again_is_buried(make_rig: MakeRig) -> None:
 
 @pytest.mark.parametrize("hook", ["retry_in", "retries_exhausted"])
 def test_a_hook_of_a_worker_that_exits_stops_the_node_too(make_rig: MakeRig, hook: str) -> None:
-    rig = make_rig(ORDERS_BREAK=hook, ORDERS_MAX_RETRIES=1 if hook == "retries_exhausted" else 5)
+    rig = make_rig(ORDERS_BREAK=hook, ORDERS_MAX_RETRIES=0 if hook == "retries_exhausted" else 5)
     node = rig.node().holds_all()
     rig.push("a", 1, do="raise", once=True)
     assert node.wait(10) == 1

@@ -53,6 +53,37 @@ def test_nodes_come_and_go_under_load(make_rig: MakeRig) -> None:
     assert rig.merged("crashes") == {}
 
 
+@pytest.mark.parametrize("work", ["sleep", "spin"])
+def test_handlers_that_take_longer_than_the_lease_keep_it(make_rig: MakeRig, work: str) -> None:
+    rig = make_rig()
+    owner, standby = owner_and_standby(rig)
+    for job_id in range(5):
+        rig.push(job_id, 1, do=work, for_=2.5 * TTL)
+    rig.drained()
+    assert {perform.pid for perform in rig.performs()} == {owner.pid}
+    assert [standby.stop(), owner.stop()] == [0, 0]
+    report = rig.report()
+    assert report.problems == []
+    assert report.repeats == 0
+
+
+def test_nodes_that_go_quiet_under_load_hand_over_in_order(make_rig: MakeRig) -> None:
+    rig = make_rig(LOWQ_LEASE_TTL=15, ORDERS_SHARDS=20, ORDERS_WORK=0.001)
+    nodes = [rig.node().holds_all()]
+    finished = rig.produce(2, ids=50, versions=3, rounds=20, pause=0.1)
+    for number in range(1, 4):
+        rig.performed(number * 300)
+        nodes[-1].signal(signal.SIGTSTP)
+        nodes.append(rig.node().holds_all())
+    finished()
+    rig.drained()
+    assert [node.stop() for node in nodes] == [0, 0, 0, 0]
+    report = rig.report()
+    assert report.problems == []
+    assert report.fenced == []
+    assert report.repeats == 0
+
+
 # --- crashes ---
 
 

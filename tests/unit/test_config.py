@@ -1,6 +1,6 @@
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -30,10 +30,9 @@ DEFAULTS = {
 
 
 @pytest.fixture(autouse=True)
-def clean_environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in os.environ if name.startswith("LOWQ_")]:
         monkeypatch.delenv(name)
-    yield
 
 
 class TestDefaults:
@@ -245,7 +244,7 @@ class TestUnknownSettings:
             setattr(Config(), name, "x")
 
     def test_without_a_near_one_all_are_named(self) -> None:
-        with pytest.raises(ConfigError, match="unknown setting 'xyzzy'; settings are redis_url, .*workers"):
+        with pytest.raises(ConfigError, match=r"unknown setting 'xyzzy'; settings are redis_url, .*workers"):
             Config(xyzzy=1)
 
     def test_reading_one_is_an_attribute_error_so_that_hasattr_works(self) -> None:
@@ -259,7 +258,12 @@ class TestFrozen:
         app.config.threads_per_node = 2
         queue = app.queue("Orders", 1)
         app.config.threads_per_node = 3  # a handle alone connects to nothing
-        {"push": lambda: queue.push({"id": 1}), "stats": queue.stats, "queues": app.queues}[use]()
+        uses: dict[str, Callable[[], object]] = {
+            "push": lambda: queue.push({"id": 1}),
+            "stats": queue.stats,
+            "queues": app.queues,
+        }
+        uses[use]()
         with pytest.raises(ConfigError, match="threads_per_node is set after the first connection"):
             app.config.threads_per_node = 4
         assert app.config.threads_per_node == 3

@@ -337,7 +337,7 @@ def random_history(dice: random.Random, commits: int) -> Iterator[str]:
         parents = dice.sample(range(1, mark), k=min(mark - 1, dice.choice([1, 1, 1, 2, 2, 3, 4])))
         if dice.random() < 0.05:
             parents = []
-        # The last commit is built on the one before it, so that HEAD's line has a certain length.
+        # Most commits are built on the one before, or HEAD's line of first parents would be short.
         if mark > 1 and dice.random() < 0.6:
             parents = [mark - 1, *(parent for parent in parents if parent != mark - 1)]
         yield f"reset refs/heads/main\ncommit refs/heads/main\nmark :{mark}\n"

@@ -332,7 +332,7 @@ class TestPayloads:
             Text("x"),
             ForeignFloat(1),
             range(3),
-            (item for item in ()),
+            iter(()),
         ],
         ids=lambda value: type(value).__name__,
     )
@@ -387,7 +387,7 @@ class TestPayloads:
             dump_payload({"customer": {"born": datetime.now(UTC)}})
 
     def test_the_error_of_a_job_names_its_id(self) -> None:
-        with pytest.raises(PayloadError, match="^job 42: .* is a set"):
+        with pytest.raises(PayloadError, match=r"^job 42: .* is a set"):
             encoded(payload={1})
 
     @pytest.mark.parametrize("value", [[1, {"a": None}], {"a": 1.5}, "text", None, True, 2**70, -(2**63)])
@@ -411,7 +411,7 @@ class TestForeignCodec:
         job = {"id": 1, "payload": {1, 2}}
         assert encode_job(job, lambda value: b",".join(b"%d" % item for item in value), MIB)[1] == b"1,2"
 
-    @pytest.mark.parametrize("dump", [lambda value: None, json.dumps, lambda value: 1 / 0, json.loads])
+    @pytest.mark.parametrize("dump", [print, json.dumps, json.loads])
     def test_a_dump_that_raises_or_gives_no_bytes_is_an_error_of_the_payload(self, dump: Callable[[Any], Any]) -> None:
-        with pytest.raises(PayloadError, match="^job 1: "):
+        with pytest.raises(PayloadError, match=r"^job 1: "):
             encode_job({"id": 1, "payload": {"a": 1}}, dump, MIB)

@@ -175,18 +175,17 @@ class TestOptions:
         assert Base.queue.name != Derived.queue.name
 
     @pytest.mark.parametrize(
-        ("name", "nearest"), [("shard_count", "shards_count"), ("batchsize", "batch_size"), ("max_retries", "max_retry_count")]
+        ("name", "nearest"),
+        [("shard_count", "shards_count"), ("batchsize", "batch_size"), ("max_retries", "max_retry_count")],
     )
-    def test_an_unknown_option_is_refused_with_the_nearest_known(
-        self, app: lowq.Lowq, name: str, nearest: str
-    ) -> None:
+    def test_an_unknown_option_is_refused_with_the_nearest_known(self, app: lowq.Lowq, name: str, nearest: str) -> None:
         options: Any = {name: 5}
         with pytest.raises(ConfigError, match=f"Plain: unknown worker option '{name}'; did you mean '{nearest}'"):
             app.worker(**options)(Plain)
 
     def test_an_option_like_none_is_refused_with_all_that_there_are(self, app: lowq.Lowq) -> None:
         options: Any = {"xyzzy": 5}
-        with pytest.raises(ConfigError, match="options are shards_count, batch_size, .*max_crash_count"):
+        with pytest.raises(ConfigError, match=r"options are shards_count, batch_size, .*max_crash_count"):
             app.worker(**options)(Plain)
 
     @pytest.mark.parametrize("name", ["shards_count", "batch_size", "max_payloads", "max_crash_count"])
@@ -203,7 +202,7 @@ class TestOptions:
     def test_max_retry_count_may_be_0_but_not_less(self, app: lowq.Lowq, value: Any) -> None:
         made: Any = app.worker(max_retry_count=0)(Plain)
         assert made.max_retry_count == 0
-        with pytest.raises(ConfigError, match="max_retry_count=.* must be a whole number from 0 to"):
+        with pytest.raises(ConfigError, match=r"max_retry_count=.* must be a whole number from 0 to"):
             app.worker(max_retry_count=value)(Plain)
 
     @pytest.mark.parametrize(
@@ -224,7 +223,7 @@ class TestOptions:
 
     @pytest.mark.parametrize("value", [0, -1, "5", 1.5, True, 2**40])
     def test_the_handle_of_a_queue_takes_no_senseless_shards_count_either(self, app: lowq.Lowq, value: Any) -> None:
-        with pytest.raises(ConfigError, match="shards_count=.* must be a whole number from 1 to"):
+        with pytest.raises(ConfigError, match=r"shards_count=.* must be a whole number from 1 to"):
             app.queue("Orders", value).push({"id": 1})
         assert app.queues() == []
 
@@ -301,7 +300,7 @@ def instance_perform_async() -> type:
 def static_perform_async() -> type:
     class Sync(Plain):
         @staticmethod
-        def perform_async(jobs: Jobs) -> int:
+        def perform_async(_jobs: Jobs) -> int:
             return 0
 
     return Sync
@@ -344,7 +343,7 @@ class TestWrongFunctions:
         async def sync(payloads_by_id: PayloadsById) -> None: ...
 
         with pytest.raises(ConfigError, match="sync is async"):
-            app.worker(sync)  # type: ignore[type-var]
+            app.worker(sync)  # type: ignore[arg-type]
 
     def test_a_generator(self, app: lowq.Lowq) -> None:
         def sync(payloads_by_id: PayloadsById) -> Any:
@@ -355,7 +354,7 @@ class TestWrongFunctions:
 
     @pytest.mark.parametrize(
         "function",
-        [lambda: None, lambda a, b: None, lambda *, payloads: None],
+        [lambda: None, lambda _a, _b: None, lambda *, _payloads: None],
         ids=["none", "two", "keyword only"],
     )
     def test_a_function_that_cannot_be_called_with_payloads_alone(self, app: lowq.Lowq, function: Any) -> None:
@@ -432,7 +431,7 @@ class TestUndecorated:
 
     def test_an_undecorated_subclass_does_not_push_into_its_parents_queue(self, app: lowq.Lowq) -> None:
         made: Any = app.worker(Plain)
-        derived = type("Derived", (made,), {})
+        derived: Any = type("Derived", (made,), {})
         with pytest.raises(ConfigError, match="Derived is no worker yet"):
             derived.perform_async({"id": 1})
         with pytest.raises(ConfigError, match="Derived is no worker yet"):
@@ -484,7 +483,7 @@ class TestPerformAsync:
     def test_what_the_handle_pushes_goes_past_an_override(self, app: lowq.Lowq) -> None:
         class Sync(Plain):
             @classmethod
-            def perform_async(cls, jobs: Jobs) -> int:
+            def perform_async(cls, _jobs: Jobs) -> int:
                 raise AssertionError("not asked")
 
         made: Any = app.worker(Sync)

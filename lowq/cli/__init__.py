@@ -1,0 +1,44 @@
+"""The command line: ``lowq VERB QUEUE [ID...]``.
+
+::
+
+    group     finds the verb; -r, --redis-url, --namespace     failure   exit codes, `lowq: ...`
+    loading   from -r to the application                       output    tables, times, JSON, progress
+    run       a node; `embedded`: the store inside of it
+    look      stats, nodes, shards, jobs, peek, why
+    push      NDJSON, or a single job
+    act       kick, bury, delete, perform-now, pause, resume, drop
+"""
+
+import click
+
+from lowq.cli import act, look
+from lowq.cli.group import Group
+from lowq.cli.push import push
+from lowq.cli.run import run
+from lowq.version import VERSION
+
+
+@click.command(
+    cls=Group,
+    sections={
+        "Run": [run],
+        "Look": [look.stats, look.nodes, look.shards, look.jobs, look.peek, look.why],
+        "Act": [push, act.kick, act.bury, act.delete, act.perform_now, act.pause, act.resume, act.drop],
+    },
+    no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    subcommand_metavar="VERB QUEUE [ID...]",
+)
+@click.version_option(VERSION, prog_name="lowq", message="%(prog)s %(version)s")
+def main() -> None:
+    """Background jobs on Redis, in order per entity.
+
+    `lowq -r app.py` is short for `lowq run -r app.py`. Options may stand before the verb or behind it.
+
+    Exit codes: 0 done; 1 failed, or some of the ids were left alone; 2 wrong usage; 3 a node that was still
+    performing when its shutdown_timeout was over; 130 interrupted.
+    """
+
+
+__all__ = ["main"]

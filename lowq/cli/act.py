@@ -1,0 +1,252 @@
+"""The verbs that change what is there: kick, bury, delete, perform-now, pause, resume, drop."""
+
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import click
+
+from lowq.actions import Acted, ActionName
+from lowq.app import Lowq
+from lowq.bulk import bulk_state
+from lowq.cli.failure import FAILED, INTERRUPTED, USAGE, Failure
+from lowq.cli.group import Command, json_option, queue_argument, with_app
+from lowq.cli.output import Progress, count, echo_json, echo_lines, number, say
+from lowq.logs import printable
+from lowq.paging import STATES
+from lowq.queue import Queue
+
+#: As many ids are done one by one, so that each one's fate can be told.
+TOLD_ONE_BY_ONE = 50
+
+#: What was done to a job, and why it was not.
+_DONE = {"kick": "kicked", "bury": "buried", "delete": "deleted", "perform_now": "due now"}
+_MISSING = {
+    "kick": "not in the morgue",
+    "bury": "no such job waits",
+    "delete": "no such job waits or is buried",
+    "perform_now": "no such job waits",
+}
+_IN_FLIGHT = "in flight, left alone"
+
+yes_option = click.option("-y", "--yes", is_flag=True, help="Don't ask.")
+
+
+# --- jobs: by id, or many ------------------------------------------------------------------------------------
+
+
+def _on_jobs(command: Command) -> Command:
+    """Adds what kick, bury, delete and perform-now have in common."""
+    options = [
+        queue_argument,
+        click.argument("ids", nargs=-1, metavar="[ID...]"),
+        click.option("--all", "everything", is_flag=True, help="All of them, instead of single ids."),
+        click.option("--state", type=click.Choice(STATES), help="All of this state."),
+        click.option("--match", metavar="PATTERN", help="All whose id is like this: 4*, order-?, [a-c]*"),
+        yes_option,
+        json_option,
+    ]
+    for option in reversed(options):
+        command = option(command)
+    return with_app(command)
+
+
+@click.command
+@_on_jobs
+def kick(app: Lowq, queue: str, **arguments: Any) -> None:
+    """Move jobs out of the morgue.
+
+    They start afresh and are due now, merged with what waits for the same id.
+    The ID - reads ids from the standard input, one a line.
+    """
+    _act(app.queue(queue), "kick", **arguments)
+
+
+@click.command
+@_on_jobs
+@click.option("--reason", help="Why, for people; default: the job's last error.")
+def bury(app: Lowq, queue: str, **arguments: Any) -> None:
+    """Move waiting jobs to the morgue.
+
+    The ID - reads ids from the standard input, one a line.
+    """
+    _act(app.queue(queue), "bury", **arguments)
+
+
+@click.command
+@_on_jobs
+def delete(app: Lowq, queue: str, **arguments: Any) -> None:
+    """Remove jobs for good.
+
+    By id from wherever they are, except in flight. With --all or --match those that wait; buried ones with
+    --state morgue. The ID - reads ids from the standard input, one a line.
+    """
+    _act(app.queue(queue), "delete", **arguments)
+
+
+@click.command("perform-now")
+@_on_jobs
+def perform_now(app: Lowq, queue: str, **arguments: Any) -> None:
+    """Make waiting jobs due now.
+
+    The ID - reads ids from the standard input, one a line.
+    """
+    _act(app.queue(queue), "perform_now", **arguments)
+
+
+def _act(
+    queue: Queue,
+    action: ActionName,
+    ids: tuple[str, ...],
+    everything: bool,
+    state: Any,
+    match: str | None,
+    yes: bool,
+    as_json: bool,
+    reason: str | None = None,
+) -> None:
+    verb = action.replace("_", "-")
+    many = everything or state is not None or match is not None
+    if many and ids:
+        raise Failure("give ids, or --all, --state or --match, not both", USAGE)
+    if everything and match is not None:
+        raise Failure("--all and --match say two things: leave one of them out", USAGE)
+    if not many and not ids:
+        raise Failure(f"which jobs? lowq {verb} {queue.name} ID..., or --all, --state STATE, --match PATTERN", USAGE)
+    if many:
+        _act_on_many(queue, action, state, match, reason, yes=yes, as_json=as_json)
+    else:
+        _act_on_ids(queue, action, ids, reason, as_json=as_json)
+
+
+def _act_on_ids(queue: Queue, action: ActionName, ids: tuple[str, ...], reason: str | None, *, as_json: bool) -> None:
+    methods = {
+        "kick": queue.kick, "bury": queue.bury, "delete": queue.delete, "perform_now": queue.perform_now
+    }  # fmt: skip
+    method: Callable[..., Acted] = methods[action]
+    options: dict[str, Any] = {"reason": reason} if action == "bury" else {}
+    fates: dict[str, str] | None = None
+    if "-" not in ids and len(ids) <= TOLD_ONE_BY_ONE:
+        acted, fates = Acted(), {}
+        for job_id in dict.fromkeys(ids):
+            one = method(job_id, **options)
+            acted += one
+            fates[job_id] = "done" if one.done else "in_flight" if one.in_flight else "missing"
+    else:
+        acted = method(_all_ids(ids), **options)
+    if as_json:
+        counts = {"done": acted.done, "in_flight": acted.in_flight, "missing": acted.missing}
+        echo_json({"action": action, "queue": queue.name, **counts, "ids": fates})
+    elif fates is not None:
+        words = {"done": _DONE[action], "in_flight": _IN_FLIGHT, "missing": _MISSING[action]}
+        echo_lines([f"{printable(job_id)}: {words[fate]}" for job_id, fate in fates.items()])
+    else:
+        parts = [f"{number(acted.done)} {_DONE[action]}"]
+        parts += [f"{number(acted.in_flight)} {_IN_FLIGHT}"] if acted.in_flight else []
+        parts += [f"{number(acted.missing)}: {_MISSING[action]}"] if acted.missing else []
+        echo_lines(["; ".join(parts)])
+    if acted.in_flight or acted.missing:
+        click.get_current_context().exit(FAILED)
+
+
+def _all_ids(ids: tuple[str, ...]) -> Iterator[str]:
+    with Progress("ids") as progress:
+        seen = 0
+        for item in ids:
+            for job_id in _lines() if item == "-" else [item]:
+                seen += 1
+                progress.show(seen)
+                yield job_id
+
+
+def _lines() -> Iterator[str]:
+    with click.open_file("-", encoding="utf-8", errors="surrogateescape") as stream:
+        for line in stream:
+            if job_id := line.rstrip("\r\n"):
+                yield job_id
+
+
+def _act_on_many(
+    queue: Queue, action: ActionName, state: Any, match: str | None, reason: str | None, *, yes: bool, as_json: bool
+) -> None:
+    meant = bulk_state(action, state)
+    steps = queue.bulk(action, state, match, reason=reason)
+    step = next(steps)
+    kind = {None: "waiting", "morgue": "buried"}.get(meant, meant)
+    what = f"{count(step.total, f'{kind} job')} of queue {queue.name!r}" + (
+        f" with ids like {match!r}" if match else ""
+    )
+    if step.total:
+        hint = "; buried ones: --state morgue" if action == "delete" and state is None else ""
+        _confirm(f"{action.replace('_', '-')} {what}{hint}", yes)
+    try:
+        with Progress(_DONE[action]) as progress:
+            for step in steps:
+                progress.show(step.done, step.done / max(step.total, 1))
+    except KeyboardInterrupt:
+        say(f"lowq: stopped; {number(step.done)} of {count(step.total, 'job')} {_DONE[action]}")
+        click.get_current_context().exit(INTERRUPTED)
+    if as_json:
+        echo_json({"action": action, "queue": queue.name, "done": step.done, "total": step.total})
+    else:
+        echo_lines([f"{count(step.done, 'job')} {_DONE[action]}"])
+
+
+def _confirm(what: str, yes: bool) -> None:
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise Failure(f"this would {what}; add --yes to do it", USAGE)
+    if not click.confirm(printable(f"{what}?"), err=True):
+        raise Failure("nothing was done")
+
+
+# --- whole queues --------------------------------------------------------------------------------------------
+
+
+@click.command
+@with_app
+@queue_argument
+@json_option
+def pause(app: Lowq, queue: str, as_json: bool) -> None:
+    """Take no more jobs of a queue.
+
+    Those in flight are finished, and pushing goes on.
+    """
+    _show_paused(queue, app.queue(queue).pause(), as_json, paused=True)
+
+
+@click.command
+@with_app
+@queue_argument
+@json_option
+def resume(app: Lowq, queue: str, as_json: bool) -> None:
+    """End a pause."""
+    _show_paused(queue, app.queue(queue).resume(), as_json, paused=False)
+
+
+def _show_paused(queue: str, changed: bool, as_json: bool, *, paused: bool) -> None:
+    if as_json:
+        echo_json({"queue": queue, "paused": paused, "changed": changed})
+    elif paused:
+        echo_lines([f"{queue}: paused" if changed else f"{queue}: was paused already"])
+    else:
+        echo_lines([f"{queue}: goes on" if changed else f"{queue}: was not paused"])
+
+
+@click.command
+@with_app
+@queue_argument
+@yes_option
+@json_option
+def drop(app: Lowq, queue: str, yes: bool, as_json: bool) -> None:
+    """Remove a queue with all its jobs, for good. No node may be working it."""
+    handle = app.queue(queue)
+    figures = handle.stats()
+    jobs = figures.length + figures.taken + figures.morgue_length
+    _confirm(f"remove the queue {queue!r} with all its {count(jobs, 'job')} for good", yes)
+    removed = handle.drop()
+    if as_json:
+        echo_json({"queue": queue, "removed": removed})
+    else:
+        echo_lines([f"{queue}: removed, with {count(removed, 'job')}"])

@@ -1,0 +1,121 @@
+"""``lowq VERB``: finds the verb, and gives every command the application that it works on."""
+
+import functools
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from difflib import get_close_matches
+from typing import Any
+
+import click
+
+from lowq.app import Lowq
+from lowq.cli.failure import INTERRUPTED, USAGE, Failure, failure_of
+from lowq.cli.loading import load_app
+from lowq.errors import LowqError
+
+Command = Callable[..., None]
+
+
+class Group(click.Group):
+    """A group whose options may stand before the verb as well as behind it, and whose verb may be left out: run."""
+
+    def __init__(self, *args: Any, sections: Mapping[str, Sequence[click.Command]], **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._sections = sections
+        for command in (command for commands in sections.values() for command in commands):
+            self.add_command(command)
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, self._verb_first(args))
+
+    def _verb_first(self, args: list[str]) -> list[str]:
+        own = {name for param in self.get_params(click.Context(self)) for name in param.opts}
+        takes_value = {
+            name
+            for command in self.commands.values()
+            for param in command.params
+            if isinstance(param, click.Option) and not param.is_flag and param.name != "watch"
+            for name in param.opts
+        }
+        position = 0
+        while position < len(args) and args[position].startswith("-") and args[position] not in own:
+            position += 2 if args[position] in takes_value else 1
+        if not args or (position < len(args) and args[position] in own):
+            return args
+        if position >= len(args):
+            return ["run", *args]
+        return [args[position], *args[:position], *args[position + 1 :]]
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        verb = args[0]
+        if verb not in self.commands:
+            near = get_close_matches(verb.replace("_", "-"), self.commands, 2, 0.5)
+            if verb.endswith(".py"):
+                hint = f"did you mean: lowq run -r {verb}"
+            elif near:
+                hint = f"did you mean {' or '.join(near)}?"
+            else:
+                hint = f"verbs are {', '.join(self.commands)}"
+            raise Failure(f"there is no verb {verb!r}; {hint}", USAGE)
+        return super().resolve_command(ctx, args)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        for stream in (sys.stdout, sys.stderr):
+            if hasattr(stream, "reconfigure"):
+                stream.reconfigure(errors="backslashreplace")  # a terminal that isn't UTF-8 still gets everything
+        try:
+            return super().invoke(ctx)
+        except LowqError as error:
+            raise failure_of(error) from None
+        except KeyboardInterrupt:
+            ctx.exit(INTERRUPTED)
+
+    def format_commands(self, _ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        width = max(map(len, self.commands))
+        for title, commands in self._sections.items():
+            with formatter.section(title):
+                formatter.write_dl(
+                    [(f"{command.name:<{width}}", command.get_short_help_str(60)) for command in commands]
+                )
+
+
+_CONNECTION = [
+    click.option(
+        "-r", "--require", metavar="APP", help="File, pkg.module or pkg.module:app with the workers or the settings."
+    ),
+    click.option("--redis-url", metavar="URL", help="Where Redis is. [env: LOWQ_REDIS_URL]"),
+    click.option("--namespace", help="What all keys begin with. [env: LOWQ_NAMESPACE]"),
+]
+
+
+def with_connection(command: Command) -> Command:
+    """Adds -r, --redis-url and --namespace."""
+    for option in reversed(_CONNECTION):
+        command = option(command)
+    return command
+
+
+def with_app(command: Command) -> Command:
+    """Adds the options that say which Redis is meant, and gives the command the application for it, ``app``."""
+
+    @functools.wraps(command)
+    def call(require: str | None, redis_url: str | None, namespace: str | None, **arguments: Any) -> None:
+        app = Lowq() if require is None else load_app(require, workers=False)
+        set_up(app, redis_url=redis_url, namespace=namespace)
+        click.get_current_context().call_on_close(app.close)
+        command(app=app, **arguments)
+
+    return with_connection(call)
+
+
+def set_up(app: Lowq, **settings: Any) -> None:
+    """The command line wins over code and environment."""
+    for name, value in settings.items():
+        if value is not None and value != getattr(app.config, name):
+            setattr(app.config, name, value)
+
+
+json_option = click.option("--json", "as_json", is_flag=True, help="One JSON document, for machines.")
+queue_argument = click.argument("queue")

@@ -1,0 +1,338 @@
+"""The verbs that read: stats, nodes, shards, jobs, peek, why."""
+
+import dataclasses
+import re
+import shutil
+import sys
+import time
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any
+
+import click
+
+from lowq.app import Lowq
+from lowq.cli.failure import FAILED, USAGE, Failure
+from lowq.cli.group import json_option, queue_argument, with_app
+from lowq.cli.output import (
+    JOB_COLUMNS,
+    duration,
+    echo_json,
+    echo_lines,
+    job_block,
+    job_row,
+    number,
+    relative,
+    say,
+    shorten,
+    table,
+)
+from lowq.errors import RedisUnavailable
+from lowq.paging import MAX_LIMIT, ORDERS, STATES
+from lowq.queries import Stats
+
+#: Seconds between two looks of `stats --watch`.
+WATCH_SECONDS = 2.0
+
+#: Figures that are added up over queues.
+_SUMS = ("length", "due", "scheduled", "fresh", "retries", "taken", "morgue_length", "processed", "failed", "died")
+
+
+def server_time(app: Lowq) -> float:
+    """Unix time in seconds, by the clock that due times are judged by."""
+    seconds, microseconds = app.client.command("TIME")
+    return int(seconds) + int(microseconds) / 1e6
+
+
+# --- stats ---------------------------------------------------------------------------------------------------
+
+
+@click.command
+@with_app
+@click.argument("queues", nargs=-1, metavar="[QUEUE...]")
+@click.option(
+    "--watch", is_flag=False, flag_value=str(WATCH_SECONDS), metavar="[SECONDS]", help="Again and again, in place."
+)
+@json_option
+def stats(app: Lowq, queues: tuple[str, ...], watch: str | None, as_json: bool) -> None:
+    """Queues in figures: all of them, or those named."""
+    seconds = None
+    if watch is not None:
+        seconds = _seconds(watch)
+        if seconds is None:  # `stats --watch Orders`
+            queues, seconds = (watch, *queues), WATCH_SECONDS
+    if seconds is None:
+        _show_stats(_read_stats(app, queues), as_json)
+        return
+    if as_json:
+        while True:
+            _show_stats(_read_stats(app, queues), as_json)
+            time.sleep(seconds)
+    _Watch(app, queues, seconds).run()
+
+
+def _seconds(text: str) -> float | None:
+    if not re.fullmatch(r"\d*\.?\d+", text):
+        return None
+    return max(float(text), 0.1)
+
+
+def _read_stats(app: Lowq, queues: Sequence[str]) -> list[Stats]:
+    if queues:
+        return [app.queue(name).stats() for name in dict.fromkeys(queues)]
+    return [app.queue(info.name, info.shards_count).stats() for info in app.queues()]
+
+
+def _total(figures: Sequence[Stats]) -> dict[str, Any]:
+    total: dict[str, Any] = {name: sum(getattr(item, name) for item in figures) for name in _SUMS}
+    return total | {"lag": max((item.lag for item in figures), default=0.0)}
+
+
+def _show_stats(figures: Sequence[Stats], as_json: bool) -> None:
+    if as_json:
+        echo_json({"total": _total(figures), "queues": figures})
+    elif figures:
+        echo_lines(_stats_table(figures))
+    else:
+        say("no queue has been used yet")
+
+
+_STATS_COLUMNS = (
+    "queue", "length", "due", "scheduled", "retries", "taken", "morgue", "lag", "processed", "failed", "per s?", "?"
+)  # fmt: skip
+
+
+def _stats_table(figures: Sequence[Stats], rates: dict[str, float] | None = None) -> list[str]:
+    def row(name: str, of: dict[str, Any], note: str = "") -> list[str]:
+        rate = (rates or {}).get(name)
+        figures = [number(of[key]) for key in ("length", "due", "scheduled", "retries", "taken", "morgue_length")]
+        counters = [number(of["processed"]), number(of["failed"]), "" if rate is None else number(round(rate))]
+        return [name, *figures, duration(of["lag"]), *counters, note]
+
+    rows = [row(item.name, dataclasses.asdict(item), "paused" if item.paused else "") for item in figures]
+    if len(figures) > 1:
+        rows.append(row("", _total(figures)))
+    return table(_STATS_COLUMNS, rows, right=[name.rstrip("?") for name in _STATS_COLUMNS[1:-1]])
+
+
+class _Watch:
+    """Looks again and again, and writes over what it has written; one table after the other where it can't."""
+
+    def __init__(self, app: Lowq, queues: Sequence[str], seconds: float) -> None:
+        self._app = app
+        self._queues = queues
+        self._seconds = seconds
+        self._before: tuple[float, dict[str, int]] | None = None
+        self._written = 0
+
+    def run(self) -> None:
+        try:
+            while True:
+                try:
+                    lines = self._lines()
+                except RedisUnavailable as error:
+                    lines = [f"{error}; trying again"]
+                self._write(lines)
+                time.sleep(self._seconds)
+        except KeyboardInterrupt:
+            if sys.stdout.isatty():
+                click.echo()
+
+    def _lines(self) -> list[str]:
+        figures = _read_stats(self._app, self._queues)
+        now, counts = time.monotonic(), {item.name: item.processed for item in figures}
+        rates: dict[str, float] = {}
+        if self._before is not None:
+            since, before = self._before
+            rates = {name: (counts[name] - before[name]) / (now - since) for name in counts.keys() & before.keys()}
+            rates[""] = sum(rates.values())
+        self._before = now, counts
+        head = f"{datetime.now().astimezone():%H:%M:%S}  every {self._seconds:g} s, Ctrl-C ends it"
+        return [head, *(_stats_table(figures, rates) if figures else ["no queue has been used yet"])]
+
+    def _write(self, lines: list[str]) -> None:
+        if not sys.stdout.isatty():
+            click.echo("\n".join(lines))
+            sys.stdout.flush()
+            return
+        columns, rows = shutil.get_terminal_size()
+        lines = [shorten(line, columns) for line in lines[: rows - 1]]
+        up = f"\x1b[{self._written}F" if self._written else ""
+        click.echo(f"{up}\x1b[J" + "\n".join(lines))
+        self._written = len(lines)
+
+
+# --- nodes, shards -------------------------------------------------------------------------------------------
+
+
+@click.command
+@with_app
+@json_option
+def nodes(app: Lowq, as_json: bool) -> None:
+    """The nodes that live, and what they hold."""
+    found = app.nodes()
+    if as_json:
+        echo_json({"nodes": found})
+        return
+    if not found:
+        say("no node is running")
+        return
+    now = server_time(app)
+    rows = []
+    for node in found:
+        busy = sum(item is not None for item in node.performing)
+        held = sum(len(shards) for shards in node.shards.values())
+        rows.append(
+            [
+                node.name,
+                f"{busy}/{node.threads}",
+                number(held),
+                duration(now - node.started_at) if node.started_at else "",
+                f"{duration(node.seconds_ago)} ago",
+                node.version,
+                "quiet" if node.quiet else "",
+                " ".join(node.queues),
+            ]
+        )
+    columns = ("node", "busy", "shards", "up", "heartbeat", "version", "?", "queues")
+    echo_lines(table(columns, rows, right=("busy", "shards")))
+
+
+@click.command
+@with_app
+@queue_argument
+@json_option
+def shards(app: Lowq, queue: str, as_json: bool) -> None:
+    """The shards of a queue: who works them, what waits."""
+    found = app.shards(app.queue(queue))
+    if as_json:
+        echo_json({"queue": queue, "shards": found})
+        return
+    rows = [
+        [
+            str(shard.index),
+            number(shard.length),
+            number(shard.taken),
+            number(shard.morgue_length),
+            duration(shard.lag),
+            shard.owner or "nobody",
+            "" if shard.lease_seconds is None else duration(shard.lease_seconds),
+            shard.oldest_id or "",
+            "paused" if shard.paused else "",
+        ]
+        for shard in found
+    ]
+    columns = ("shard", "length", "taken", "morgue", "lag", "owner", "lease?", "oldest?", "?")
+    echo_lines(table(columns, rows, right=("shard", "length", "taken", "morgue", "lag", "lease")))
+
+
+# --- jobs ----------------------------------------------------------------------------------------------------
+
+
+@click.command
+@with_app
+@queue_argument
+@click.option("--state", type=click.Choice(STATES), help="Default: all that wait.")
+@click.option("--match", metavar="PATTERN", help="Only ids like this: 4*, order-?, [a-c]*")
+@click.option("--order-by", type=click.Choice(ORDERS), help="Default: perform_at; in the morgue buried_at.")
+@click.option("--reverse", is_flag=True, help="The last ones first.")
+@click.option("--limit", type=click.IntRange(1, MAX_LIMIT), default=50, show_default=True)
+@click.option("--after", metavar="CURSOR", help="Goes on where a page ended.")
+@click.option("--min", "least", metavar="VALUE", help="Bounds what it is ordered by: a number, an ISO time, an id.")
+@click.option("--max", "most", metavar="VALUE", help="Likewise. Both are included.")
+@json_option
+def jobs(
+    app: Lowq,
+    queue: str,
+    state: Any,
+    match: str | None,
+    order_by: str | None,
+    reverse: bool,
+    limit: int,
+    after: str | None,
+    least: str | None,
+    most: str | None,
+    as_json: bool,
+) -> None:
+    """A page of jobs, in order over all shards."""
+    low, high = (_bound(name, text, order_by) for name, text in (("--min", least), ("--max", most)))
+    page = app.queue(queue).jobs(state, match, order_by, reverse, limit, after, low, high)
+    if as_json:
+        echo_json({"queue": queue, "jobs": page.jobs, "cursor": page.cursor})
+        return
+    now = server_time(app)
+    if page.jobs:
+        columns = ["buried" if name == "when" and state == "morgue" else name for name in JOB_COLUMNS]
+        echo_lines(table(columns, [job_row(job, now) for job in page.jobs], right=("retry", "payloads")))
+    elif not page.cursor:
+        say("no such job")
+    if page.cursor:
+        say(f"there are more: --after {page.cursor}")
+
+
+def _bound(name: str, text: str | None, order_by: str | None) -> float | str | None:
+    if text is None or order_by == "id":
+        return text
+    try:
+        return moment(text) if order_by != "retry_count" else float(text)
+    except ValueError:
+        raise Failure(f"{name} {text}: it is a number, or a time such as 2027-01-31T12:00Z", USAGE) from None
+
+
+def moment(text: str) -> float:
+    """Unix time in seconds, or ISO 8601; a time without a zone is local.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    try:
+        return float(text)
+    except ValueError:
+        return datetime.fromisoformat(text).astimezone().timestamp()
+
+
+# --- by id ---------------------------------------------------------------------------------------------------
+
+
+@click.command
+@with_app
+@queue_argument
+@click.argument("ids", nargs=-1, required=True, metavar="ID...")
+@json_option
+def peek(app: Lowq, queue: str, ids: tuple[str, ...], as_json: bool) -> None:
+    """All about single jobs, wherever they are. Exit code 1 when one of them is nowhere."""
+    handle = app.queue(queue)
+    found = handle.fetch(ids)
+    missing = [job_id for job_id in dict.fromkeys(ids) if job_id not in found]
+    if as_json:
+        echo_json({"queue": queue, "jobs": list(found.values()), "missing": missing})
+    else:
+        now = server_time(app)
+        for job in found.values():
+            echo_lines(job_block(job, now))
+        for job_id in missing:
+            say(f"{job_id}: no such job waits, is in flight or is buried")
+    if missing:
+        click.get_current_context().exit(FAILED)
+
+
+@click.command
+@with_app
+@queue_argument
+@click.argument("ids", nargs=-1, required=True, metavar="ID...")
+@json_option
+def why(app: Lowq, queue: str, ids: tuple[str, ...], as_json: bool) -> None:
+    """Why these ids are not being performed right now."""
+    handle = app.queue(queue)
+    found = {job_id: handle.why(job_id) for job_id in dict.fromkeys(ids)}
+    if as_json:
+        echo_json(
+            {"queue": queue, "why": [{"id": job_id} | dataclasses.asdict(item) for job_id, item in found.items()]}
+        )
+        return
+    now = server_time(app)
+    lines = []
+    for job_id, item in found.items():
+        until = f" ({relative(item.until, now)})" if item.until and "due in" not in item.detail else ""
+        lines.append([job_id, item.state or "absent", item.detail + until])
+    echo_lines(table(("id", "state", "why"), lines))

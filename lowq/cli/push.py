@@ -1,0 +1,243 @@
+"""``lowq push``: jobs from a file or the standard input, one JSON object a line; or a single one from options."""
+
+import os
+import sys
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import IO, Any, NoReturn
+
+import click
+import msgspec
+
+from lowq.app import Lowq
+from lowq.cli.failure import FAILED, INTERRUPTED, USAGE, Failure, failure_of
+from lowq.cli.group import json_option, queue_argument, with_app
+from lowq.cli.look import moment
+from lowq.cli.output import Progress, count, echo_json, echo_lines, say
+from lowq.errors import JobError, LowqError, PushError, UnknownQueueError
+from lowq.job import encode_job
+from lowq.queue import Queue
+
+
+class Line(dict[str, Any]):
+    """A job that knows where it came from."""
+
+    __slots__ = ("number", "place")
+
+    def __init__(self, job: dict[str, Any], place: int, number: int) -> None:
+        super().__init__(job)
+        #: Jobs are counted from 1; so are lines, which may be more: some are blank.
+        self.place = place
+        self.number = number
+
+
+class BadLine(LowqError):
+    """A line is no JSON object."""
+
+
+class Source:
+    """The jobs of an NDJSON stream. Remembers those that are not certainly in."""
+
+    def __init__(self, stream: IO[bytes], skip: int, longest: int, on_bytes: Callable[[int], object]) -> None:
+        self._stream = stream
+        self._skip = skip
+        self._longest = longest
+        self._on_bytes = on_bytes
+        self._uncertain: deque[Line] = deque()
+        self._stopped = False
+        #: Lines read so far.
+        self.number = 0
+
+    def __iter__(self) -> Iterator[Line]:
+        place = size = 0
+        while not self._stopped and (raw := self._stream.readline(self._longest + 1)):
+            size += len(raw)
+            self.number += 1
+            if self.number <= self._skip:
+                continue
+            if len(raw) > self._longest:
+                raise BadLine(f"line {self.number} is longer than {self._longest:,} bytes")
+            if self.number == 1:
+                raw = raw.removeprefix(b"\xef\xbb\xbf")
+            if not raw.strip():
+                continue
+            place += 1
+            line = Line(parse(raw, self.number), place, self.number)
+            self._uncertain.append(line)
+            self._on_bytes(size)
+            yield line
+
+    def accepted(self, count: int) -> None:
+        """So many jobs are in, from the first one on."""
+        while self._uncertain and self._uncertain[0].place <= count:
+            self._uncertain.popleft()
+
+    def stop(self) -> None:
+        """Ends the iteration, as if the stream had ended."""
+        self._stopped = True
+
+    def uncertain(self, rest: list[Any] | None = None) -> list[Line]:
+        """The jobs that were read and are not certainly in; ``rest``: those among them that PushError named."""
+        return list(self._uncertain) if rest is None else [line for line in rest if isinstance(line, Line)]
+
+
+def parse(raw: bytes, number: int) -> dict[str, Any]:
+    """The object in a line.
+
+    Raises:
+        BadLine
+    """
+    try:
+        job = msgspec.json.decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise BadLine(f"line {number} is no JSON: {error}: {_shown(raw)}") from None
+    if not isinstance(job, dict):
+        raise BadLine(f'line {number} is no JSON object, such as {{"id": 42}}: {_shown(raw)}')
+    return job
+
+
+def _shown(raw: bytes) -> str:
+    text = raw.decode("utf-8", "backslashreplace").strip()
+    return text if len(text) <= 60 else text[:60] + "..."
+
+
+@click.command
+@with_app
+@queue_argument
+@click.argument("file", required=False, type=click.Path(exists=True, dir_okay=False, allow_dash=True))
+@click.option("--skip", type=click.IntRange(0), default=0, help="Lines to leave out at the beginning.")
+@click.option("--shards-count", type=click.IntRange(1, 16384), help="For a queue that doesn't exist yet.")
+@click.option("--id", "job_id", metavar="ID", help="Push this single job.")
+@click.option("--payload", metavar="JSON", help='Its payload; default: "".')
+@click.option("--score", metavar="NUMBER", help="The payload's order within its id; default: the time.")
+@click.option("--perform-at", metavar="TIME", help="When to run: Unix time, or 2027-01-31T12:00Z.")
+@click.option("--delay", type=float, metavar="SECONDS", help="When to run, from now on.")
+@json_option
+def push(
+    app: Lowq,
+    queue: str,
+    file: str | None,
+    skip: int,
+    shards_count: int | None,
+    job_id: str | None,
+    as_json: bool,
+    **single: Any,
+) -> None:
+    """Push jobs, one JSON object a line.
+
+    They come from FILE, or the standard input (-):
+
+    \b
+    {"id": 42, "payload": {"version": 7, "status": "paid"}, "score": 7}
+    {"id": 43, "payload": {"version": 1}, "delay": 60}
+
+    Or a single one:
+
+    \b
+    lowq push Orders --id 42 --payload '{"version": 7}' --score 7
+    """
+    handle = app.queue(queue, shards_count)
+    _find(handle)
+    if job_id is not None:
+        if file is not None or skip:
+            raise Failure("--id pushes a single job; leave out the file and --skip", USAGE)
+        accepted = handle.push(_single_job(job_id, **single))
+    else:
+        for name, value in single.items():
+            if value is not None:
+                raise Failure(f"--{name.replace('_', '-')} is for a single job: give its --id too", USAGE)
+        accepted = _push_lines(app, handle, file or "-", skip)
+    if as_json:
+        echo_json({"queue": queue, "accepted": accepted})
+    else:
+        echo_lines([f"{count(accepted, 'payload')} pushed to {queue}"])
+
+
+def _find(queue: Queue) -> None:
+    try:
+        _ = queue.shards_count
+    except UnknownQueueError as error:
+        raise Failure(f"{error}; to make the queue, say how many shards it gets: --shards-count 5", USAGE) from None
+
+
+def _single_job(
+    job_id: str, payload: str | None, score: str | None, perform_at: str | None, delay: float | None
+) -> dict[str, Any]:
+    job: dict[str, Any] = {"id": job_id}
+    if payload is not None:
+        try:
+            job["payload"] = msgspec.json.decode(payload)
+        except (msgspec.DecodeError, UnicodeEncodeError) as error:
+            raise Failure(f"--payload is no JSON: {error}; a text needs its quotes: '\"text\"'", USAGE) from None
+    if score is not None:
+        try:
+            job["score"] = int(score) if score.lstrip("+-").isdigit() else float(score)
+        except ValueError:
+            raise Failure(f"--score {score}: it is a number", USAGE) from None
+    if perform_at is not None:
+        try:
+            job["perform_at"] = moment(perform_at)
+        except ValueError:
+            raise Failure(f"--perform-at {perform_at}: it is Unix time, or such as 2027-01-31T12:00Z", USAGE) from None
+    if delay is not None:
+        job["delay"] = delay
+    return job
+
+
+def _push_lines(app: Lowq, queue: Queue, file: str, skip: int) -> int:
+    with click.open_file(file, "rb") as stream, Progress("jobs") as progress:
+        total = os.fstat(stream.fileno()).st_size if file != "-" else 0
+        if file == "-" and sys.stdin.isatty():
+            say("one JSON object a line; Ctrl-D ends them")
+        accepted = 0
+        read = 0
+
+        def on_bytes(size: int) -> None:
+            nonlocal read
+            read = size
+
+        def on_progress(count: int) -> None:
+            nonlocal accepted
+            accepted = count
+            source.accepted(count)
+            progress.show(count, read / total if total else None)
+
+        # JSON may be much longer than the canonical form that is measured: escapes, spaces.
+        source = Source(stream, skip, 8 * app.config.max_payload_bytes + 2**16, on_bytes)
+        try:
+            return queue.push(source, on_progress)
+        except (BadLine, JobError, PushError, KeyboardInterrupt) as error:
+            _give_up(app, error, source, accepted, f"lowq push {queue.name} {file}")
+
+
+def _give_up(app: Lowq, error: BaseException, source: Source, accepted: int, command: str) -> NoReturn:
+    """Says how many jobs are in, what is wrong, and how to go on."""
+    rest: list[Any] | None = None
+    if isinstance(error, PushError):
+        accepted = error.accepted
+        source.stop()
+        rest = list(error.rest)
+    uncertain = source.uncertain(rest)
+    first = min((line.number for line in uncertain), default=source.number + (not isinstance(error, BadLine)))
+    cause = error.__cause__ if isinstance(error, PushError) and error.__cause__ is not None else error
+    if isinstance(cause, JobError):
+        reason = _refusal(app, cause, uncertain)
+    elif isinstance(cause, KeyboardInterrupt):
+        reason = "interrupted"
+    else:
+        reason = str(cause)
+    if accepted == 0 and first <= 1:
+        resume = "nothing was pushed"
+    else:
+        resume = f"{count(accepted, 'payload')} in; go on with: {command} --skip {first - 1}"
+    code = INTERRUPTED if isinstance(cause, KeyboardInterrupt) else FAILED
+    raise Failure(f"{reason}; {resume}", code) from None
+
+
+def _refusal(app: Lowq, error: JobError, lines: list[Line]) -> str:
+    for line in sorted(lines, key=lambda line: line.number):
+        try:
+            encode_job(line, app.config.dump_payload, app.config.max_payload_bytes)
+        except JobError as refused:
+            return f"line {line.number}: {refused}"
+    return failure_of(error).message

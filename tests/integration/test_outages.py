@@ -1,0 +1,205 @@
+"""Redis restarted, paused, its scripts flushed, connections cut: under load, with nothing lost and nobody charged."""
+
+import signal
+import time
+from collections.abc import Callable
+
+import pytest
+
+from tests.integration.conftest import MakeRig
+from tests.integration.support import TTL, NodeProcess, Rig, until
+from tests.redis_server import RedisServer
+
+
+def load(rig: Rig, seconds: float) -> Callable[[], None]:
+    """Two producers for about so many seconds, without interruptions."""
+    return rig.produce(2, ids=50, versions=3, rounds=int(seconds * 20), pause=0.05)
+
+
+def wait(seconds: float) -> None:
+    """Lets an outage last."""
+    ends_at = time.monotonic() + seconds
+    until(lambda: time.monotonic() > ends_at, "end of the outage")
+
+
+def says_once(node: NodeProcess, *parts: str) -> None:
+    for part in parts:
+        assert len(node.lines(part)) == 1, f"{part!r} is not once in:\n{node.log}"
+
+
+# --- small disturbances ---
+
+
+@pytest.mark.parametrize(
+    "command", ["SCRIPT FLUSH", "SCRIPT FLUSH SYNC", "CLIENT KILL TYPE normal", "CLIENT KILL TYPE pubsub"]
+)
+def test_small_disturbances_under_load_lose_nothing(make_rig: MakeRig, command: str) -> None:
+    rig = make_rig(ORDERS_WORK=0.001, LOWQ_POLL_INTERVAL=30)
+    node = rig.node().holds_all()
+    finished = load(rig, 1.5)
+    for number in range(1, 9):
+        rig.performed(number * 100)
+        rig.client.execute_command(*command.split())
+    finished()
+    rig.drained()
+    # Wake-ups work as before.
+    rig.push("afterwards", 1)
+    assert rig.done("afterwards", 1).start - rig.events("pushed")[-1]["at"] < 0.5
+    assert node.stop() == 0
+    assert rig.report().problems == []
+    assert rig.merged("crashes") == {}
+    assert len(node.lines("does not answer")) == len(node.lines("Redis is back"))
+
+
+def test_a_subscription_that_was_cut_while_idle_is_made_anew(make_rig: MakeRig) -> None:
+    rig = make_rig(LOWQ_POLL_INTERVAL=30)
+    node = rig.node().holds_all()
+    channel = f"{rig.prefix(0)}wake"
+    until(lambda: rig.client.pubsub_numsub(channel)[0][1] == 1, "subscription")
+    rig.client.client_kill_filter(_type="pubsub")
+    rig.push("a", 1)  # nobody listens just now
+    assert rig.done("a", 1).start - rig.events("pushed")[-1]["at"] < 2
+    until(lambda: rig.client.pubsub_numsub(channel)[0][1] == 1, "new subscription")
+    rig.client.publish(channel, "no message of lowq's")
+    rig.push("a", 2)
+    assert rig.done("a", 2).start - rig.events("pushed")[-1]["at"] < 0.3
+    assert node.stop() == 0
+
+
+# --- outages ---
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_redis_away_for_longer_than_the_lease_loses_nothing_and_charges_nobody(
+    make_rig: MakeRig, own_server: RedisServer, nodes: int
+) -> None:
+    # A single crash would bury a job.
+    rig = make_rig(own_server.url, ORDERS_WORK=0.001, ORDERS_BATCH=3, ORDERS_MAX_CRASHES=1)
+    node = rig.node().holds_all()
+    standby = [rig.node().stands_by() for _ in range(nodes - 1)]
+    finished = load(rig, 2.5)
+    rig.performed(200)
+    rig.push("slow", 1, do="sleep", for_=2 * TTL)
+    rig.begun("slow", 1)
+    own_server.stop()
+    node.says("does not answer")
+    wait(TTL * 1.5)
+    own_server.start()
+    finished()
+    rig.done("slow", 1)
+    rig.drained()
+    assert rig.buried() == set()
+    assert rig.merged("crashes") == {}
+    report = rig.report()
+    assert report.problems == []
+    if nodes == 1:
+        assert report.fenced == []
+        assert len({perform.fence for perform in rig.performs() if perform.shard == 0}) == 1  # resumed
+    for one in [node, *standby]:
+        says_once(one, "does not answer", "Redis is back")
+        assert one.stop() == 0
+    assert rig.of_shards("lease") == {}
+
+
+def test_redis_killed_and_restarted_at_once_loses_nothing(make_rig: MakeRig, own_server: RedisServer) -> None:
+    rig = make_rig(own_server.url, ORDERS_WORK=0.001, ORDERS_MAX_CRASHES=1)
+    node = rig.node().holds_all()
+    finished = load(rig, 2)
+    for number in range(1, 4):
+        rig.performed(number * 200)
+        own_server.kill()
+        own_server.start()
+    finished()
+    rig.drained()
+    assert node.stop() == 0
+    report = rig.report()
+    assert report.problems == []
+    assert report.fenced == []
+    assert rig.buried() == set()
+    assert len(node.lines("does not answer")) == len(node.lines("Redis is back")) <= 3
+
+
+@pytest.mark.parametrize("seconds", [TTL * 0.8, TTL * 2.5])
+def test_redis_that_hangs_for_a_while_loses_nothing(
+    make_rig: MakeRig, own_server: RedisServer, seconds: float
+) -> None:
+    rig = make_rig(own_server.url, ORDERS_WORK=0.001, ORDERS_MAX_CRASHES=1, LOWQ_POLL_INTERVAL=30)
+    node = rig.node().holds_all()
+    finished = load(rig, 1.5)
+    rig.performed(100)
+    own_server.pause()
+    wait(seconds)
+    own_server.cont()
+    finished()
+    rig.drained(timeout=15)  # long before the poll interval
+    assert node.stop() == 0
+    report = rig.report()
+    assert report.problems == []
+    assert report.fenced == []
+    assert rig.buried() == set()
+    assert len(node.lines("does not answer")) == len(node.lines("Redis is back")) <= 1
+
+
+def test_a_node_waits_quietly_for_redis_and_goes_on_soon(make_rig: MakeRig, own_server: RedisServer) -> None:
+    rig = make_rig(own_server.url, ORDERS_SHARDS=20, LOWQ_POLL_INTERVAL=30)
+    node = rig.node().holds_all()
+    for job_id in range(100):  # due while Redis is away, on all shards
+        rig.push(job_id, 1, delay=1.0)
+    own_server.kill()
+    wait(TTL * 1.5)
+    used = node.processor_seconds()
+    wait(1.0)
+    assert node.processor_seconds() - used < 0.3
+    own_server.start()
+    began = time.monotonic()
+    rig.drained()
+    assert time.monotonic() - began < 4
+    says_once(node, "does not answer", "Redis is back")
+    assert rig.report().problems == []
+    assert rig.merged("crashes") == {}
+
+
+def test_redis_that_lost_its_data_is_worked_on_as_before(make_rig: MakeRig, own_server: RedisServer) -> None:
+    rig = make_rig(own_server.url, LOWQ_POLL_INTERVAL=30)
+    node = rig.node().holds_all()
+    rig.push("a", 1)
+    rig.done("a", 1)
+    rig.drained()
+    rig.client.flushall()
+    node.holds_all()
+    rig.push("b", 1)
+    rig.done("b", 1)
+    fences = [perform.fence for perform in rig.performs()]
+    assert fences == sorted(fences)
+    assert node.stop() == 0
+    assert rig.report().problems == []
+
+
+# --- stopping meanwhile ---
+
+
+def test_a_node_stops_while_redis_is_away(make_rig: MakeRig, own_server: RedisServer) -> None:
+    rig = make_rig(own_server.url, LOWQ_SHUTDOWN_TIMEOUT=1)
+    node = rig.node().holds_all()
+    own_server.kill()
+    node.says("does not answer")
+    began = time.monotonic()
+    assert node.stop() == 0
+    assert time.monotonic() - began < 5
+
+
+def test_a_node_that_stops_while_redis_is_away_tells_it_what_finished(
+    make_rig: MakeRig, own_server: RedisServer
+) -> None:
+    rig = make_rig(own_server.url)
+    node = rig.node().holds_all()
+    rig.push("a", 1, do="sleep", for_=0.3)
+    rig.begun("a", 1)
+    own_server.kill()
+    rig.done("a", 1)
+    node.signal(signal.SIGTERM)
+    node.says(" stops")
+    own_server.start()
+    assert node.wait() == 0
+    assert rig.of_shards("taken") == {}
+    assert rig.of_shards("due") == {}

@@ -1,0 +1,123 @@
+"""Moments that processes hit once in a million tries, brought about by hand."""
+
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import lowq
+from lowq.dispatch import Dispatcher
+from lowq.job import load_payload
+from lowq.node import Node, _backoff
+from lowq.scheduler import LagScheduler
+from lowq.shard import Lease, Shard
+from tests.integration.support import until
+
+
+@pytest.fixture
+def app(redis_url: str) -> Iterator[lowq.Lowq]:
+    app = lowq.Lowq(redis_url=redis_url)
+    yield app
+    app.close()
+
+
+def shard_of(app: lowq.Lowq, nonce: str, index: int = 0) -> Shard:
+    return Shard(
+        app.client, "lowq", "Orders", index, shards_count=2, nonce=nonce, load_payload=load_payload, max_crash_count=5
+    )
+
+
+def push(app: lowq.Lowq, version: int) -> None:
+    app.queue("Orders", 2).push({"id": "1", "payload": {"version": version}, "score": version})
+
+
+def test_jobs_taken_under_a_lease_that_changed_hands_before_the_reply_was_read_are_not_performed(
+    app: lowq.Lowq,
+) -> None:
+    index = 1  # of id "1", in two shards
+    old, new = shard_of(app, "old", index), shard_of(app, "new", index)
+    push(app, 1)
+    assert isinstance(old.acquire(60), Lease)
+    (reply,) = app.client.run_many([old.take_call(1)])  # and here its process is frozen
+
+    app.client.command("DEL", f"{old.prefix}lease")  # the lease runs out
+    assert isinstance(new.acquire(60), Lease)
+    push(app, 2)
+    until(lambda: new.take(1).jobs, "restored job")
+    new.finish(["1"])
+    new.take(0)
+    assert new.surrender()
+
+    # Back to life: first its keeper gets the shard again, then the thread reads its reply.
+    (again,) = app.client.run_many([old.acquire_call(60)])
+    assert isinstance(old.acquired(again, time.monotonic() + 60), Lease)
+    with pytest.raises(lowq.LeaseLost):
+        old.took(reply)
+    assert old.take(1).jobs == []
+
+
+def test_waiting_for_redis_never_gets_too_long_for_a_number() -> None:
+    assert 0 < _backoff(100_000) <= 2
+
+
+def test_a_scheduler_that_raises_does_not_let_go_of_the_shard_in_hand(app: lowq.Lowq) -> None:
+    def broken(shards: Any, now: float) -> Any:
+        raise ZeroDivisionError
+
+    first, second = shard_of(app, "a", 0), shard_of(app, "a", 1)
+    schedules: list[Any] = [broken, LagScheduler()]
+    dispatcher = Dispatcher([[first], [second]], schedules)
+    first.claimed = True
+    first.deadline = time.monotonic() + 60
+    dispatcher.wake(first)
+    with pytest.raises(ZeroDivisionError):
+        dispatcher.pick(0, first)
+    assert first.claimed
+    assert dispatcher.pick(1, second) is None
+
+
+def test_a_quiet_node_takes_nothing_more_before_it_gives_up_what_rests(app: lowq.Lowq) -> None:
+    @app.worker(shards_count=2)
+    class Orders(lowq.Worker[Any]):
+        def perform(self, payloads_by_id: dict[str, list[Any]]) -> None: ...
+
+    node = Node(app, threads=1)
+    node.start()
+    closed: list[bool] = []
+    tell_keeper = node.keeper.quiet
+
+    def quiet() -> None:
+        waiting = threading.Thread(target=node.dispatcher.wait, args=(0,))
+        waiting.start()
+        waiting.join(5)  # at once, without a shard, when the dispatcher is closed
+        closed.append(not waiting.is_alive())
+        tell_keeper()
+
+    node.keeper.quiet = quiet  # type: ignore[method-assign]
+    node.quiet()
+    assert closed == [True]
+    assert node.stop()
+
+
+def test_nodes_inside_an_application_leave_nothing_behind(app: lowq.Lowq) -> None:
+    done = threading.Event()
+
+    @app.worker(shards_count=2)
+    class Orders(lowq.Worker[Any]):
+        def perform(self, payloads_by_id: dict[str, list[Any]]) -> None:
+            done.set()
+
+    threads = threading.active_count()
+    connections: list[int] = []
+    for version in range(5):
+        node = Node(app, threads=2)
+        node.start()
+        push(app, version)
+        assert done.wait(10)
+        done.clear()
+        assert node.stop()
+        until(lambda: threading.active_count() == threads, "end of the node's threads")
+        connections.append(len(app.client.command("CLIENT", "LIST").splitlines()))
+    assert connections[-1] <= connections[0] + 1

@@ -1,0 +1,473 @@
+import itertools
+import logging
+import math
+import threading
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any, cast
+
+import pytest
+
+import lowq
+from lowq import batch
+from lowq.batch import Execution, Outcome, current, decide
+from lowq.config import Config
+from lowq.errors import LowqError
+from lowq.job import Job
+from lowq.shard import Failure, Shard, Spoiled, TakenJob
+
+BOOM = ValueError("boom")
+
+
+class Handler:
+    """A worker's instance that notes what it is told."""
+
+    max_retry_count = 25
+
+    def __init__(self, perform: Callable[[dict[str, list[Any]]], object] | None = None) -> None:
+        self._perform = perform
+        self.exhausted: list[Job] = []
+
+    def perform(self, payloads_by_id: dict[str, list[Any]]) -> None:
+        if self._perform is not None:
+            self._perform(payloads_by_id)
+
+    def retry_in(self, retry_count: int) -> float:
+        return 100.0 + retry_count
+
+    def retries_exhausted(self, jobs: list[Job]) -> None:
+        self.exhausted += jobs
+
+
+class Reports:
+    """A shard that only notes what is reported to it."""
+
+    queue = "Orders"
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, Any]] = []
+
+    def fail(self, failures: Sequence[Failure], now: float | None = None) -> None:
+        self.calls.append(("fail", [(item.id, item.verdict) for item in failures]))
+
+    def release(self, delays: Sequence[Any], now: float | None = None, *, crashed: bool = False) -> None:
+        self.calls.append(("crashed" if crashed else "release", list(delays)))
+
+    def bury(self, reasons: Sequence[Any], now: float | None = None) -> None:
+        self.calls.append(("bury", list(reasons)))
+
+
+def taken(job_id: str, *payloads: Any, retry_count: int = -1) -> TakenJob:
+    """A job in flight whose payloads have the scores 1, 2, ..."""
+    values = list(payloads or ("v1",))
+    raw = [job_id.encode(), b"1800000000.5", b"%d" % retry_count]
+    for score, value in enumerate(values, 1):
+        raw += [str(value).encode(), b"%d" % score]
+    return TakenJob(job_id, values, retry_count, raw)
+
+
+def performed(
+    jobs: list[TakenJob], perform: Callable[[dict[str, list[Any]]], object], config: Config | None = None
+) -> Outcome:
+    handler = Handler(perform)
+    return batch.perform(handler, handler.perform, 3, 17, jobs, config or Config())
+
+
+def verdicts(outcome: Outcome) -> dict[str, str]:
+    """What becomes of each id, in one word."""
+    result = dict.fromkeys(outcome.finished, "finished")
+    result |= {item.id: item.verdict for item in outcome.failures}
+    result |= {job_id: "released" for job_id, _ in outcome.releases}
+    result |= {job_id: "buried" for job_id, _ in outcome.buries}
+    result |= dict.fromkeys(outcome.crashed, "crashed")
+    return result
+
+
+# --- what becomes of each id ---
+
+WORDS: dict[str, tuple[str, Any]] = {
+    "finished": ("done", None),
+    "retry": ("fail", BOOM),
+    "released": ("release", 5.0),
+    "buried": ("bury", "enough"),
+}
+#: What becomes of an id without a word: by what was raised, and whether the id was alone.
+WITHOUT_A_WORD: dict[tuple[type[BaseException] | None, bool], str] = {
+    (None, False): "finished",
+    (None, True): "finished",
+    (ValueError, False): "solo",
+    (ValueError, True): "retry",
+    (SystemExit, False): "crashed",
+    (SystemExit, True): "crashed",
+    (KeyboardInterrupt, False): "crashed",
+}
+
+
+class TestDecide:
+    @pytest.mark.parametrize("error", [None, ValueError("boom"), SystemExit(1), KeyboardInterrupt()], ids=repr)
+    @pytest.mark.parametrize("said", list(itertools.product([*WORDS, None], repeat=2)), ids=str)
+    def test_each_id_gets_its_word_and_otherwise_what_the_exception_means(
+        self, error: BaseException | None, said: tuple[str | None, str | None]
+    ) -> None:
+        jobs = [taken("a"), taken("b")]
+        words = {job.id: WORDS[word] for job, word in zip(jobs, said, strict=True) if word}
+        outcome = decide(Handler(), jobs, words, error, Config())
+        unsaid = WITHOUT_A_WORD[type(error) if error else None, False]
+        assert verdicts(outcome) == {"a": said[0] or unsaid, "b": said[1] or unsaid}
+        assert len(outcome.finished) + len(outcome.failures) + len(outcome.releases) + len(outcome.buries) + len(
+            outcome.crashed
+        ) == len(jobs)
+        assert outcome.error is error
+        assert outcome.whole == (error is None and set(verdicts(outcome).values()) == {"finished"})
+
+    @pytest.mark.parametrize("error", [None, ValueError("boom"), SystemExit(1)], ids=repr)
+    @pytest.mark.parametrize("word", [*WORDS, None])
+    def test_an_id_that_is_alone(self, error: BaseException | None, word: str | None) -> None:
+        words = {"a": WORDS[word]} if word else {}
+        outcome = decide(Handler(), [taken("a")], words, error, Config())
+        assert verdicts(outcome) == {"a": word or WITHOUT_A_WORD[type(error) if error else None, True]}
+
+    def test_what_was_said_goes_along(self) -> None:
+        jobs = [taken("a"), taken("b")]
+        outcome = decide(Handler(), jobs, {"a": ("release", 5.0), "b": ("bury", "enough")}, None, Config())
+        assert (outcome.releases, outcome.buries) == ([("a", 5.0)], [("b", "enough")])
+
+    def test_an_id_that_fails_in_company_is_not_charged(self) -> None:
+        outcome = decide(Handler(), [taken("a", retry_count=3), taken("b")], {}, BOOM, Config())
+        assert [(item.id, item.retry_count, item.delay) for item in outcome.failures] == [("a", 3, 0.0), ("b", -1, 0.0)]
+
+    def test_an_id_that_fails_alone_is_charged_and_waits_as_long_as_the_worker_says(self) -> None:
+        outcome = decide(Handler(), [taken("a", retry_count=3)], {}, BOOM, Config())
+        (failure,) = outcome.failures
+        assert (failure.verdict, failure.retry_count, failure.delay) == ("retry", 4, 104.0)
+        assert b"ValueError: boom" in failure.error
+
+    def test_only_the_named_culprit_is_charged(self) -> None:
+        jobs = [taken("a"), taken("b"), taken("c")]
+        outcome = decide(Handler(), jobs, {"b": ("fail", "no such order")}, BOOM, Config())
+        assert verdicts(outcome) == {"a": "solo", "b": "retry", "c": "solo"}
+        assert [(item.id, item.retry_count) for item in outcome.failures] == [("a", -1), ("b", 0), ("c", -1)]
+        assert outcome.failures[1].error == b"no such order"
+
+    @pytest.mark.parametrize(
+        ("max_retry_count", "retry_count", "verdict"),
+        [
+            (0, -1, "exhausted"),
+            (1, -1, "retry"),
+            (1, 0, "exhausted"),
+            (25, 23, "retry"),
+            (25, 24, "exhausted"),
+            (3, 9, "exhausted"),
+        ],
+    )
+    def test_retries_are_exhausted_when_the_count_reaches_the_maximum(
+        self, max_retry_count: int, retry_count: int, verdict: str
+    ) -> None:
+        handler = Handler()
+        handler.max_retry_count = max_retry_count
+        jobs = [taken("a", "v1", "v2", retry_count=retry_count)]
+        outcome = decide(handler, jobs, {}, BOOM, Config())
+        assert verdicts(outcome) == {"a": verdict}
+        assert bool(outcome.exhausted) == (verdict == "exhausted")
+
+    def test_a_job_that_failed_in_company_is_never_exhausted(self) -> None:
+        handler = Handler()
+        handler.max_retry_count = 0
+        outcome = decide(handler, [taken("a"), taken("b")], {}, BOOM, Config())
+        assert verdicts(outcome) == {"a": "solo", "b": "solo"}
+
+    def test_of_an_exhausted_job_the_oldest_payload_is_given_up(self) -> None:
+        handler = Handler()
+        handler.max_retry_count = 1
+        (job,) = decide(handler, [taken("a", "v1", "v2", retry_count=0)], {}, BOOM, Config()).exhausted
+        assert (job.id, job.state, job.payloads, job.payloads_count) == ("a", "morgue", [("v1", 1.0)], 1)
+        assert job.retry_count == 1
+        assert job.error is not None
+        assert job.error.endswith("ValueError: boom")
+
+
+# --- what the worker's own methods do wrong ---
+
+
+class TestRetryIn:
+    @pytest.mark.parametrize(("value", "delay"), [(7, 7.0), (0, 0.0), (-3, 0.0), (2.5, 2.5), (True, 1.0)])
+    def test_seconds(self, value: float, delay: float) -> None:
+        assert self.delay(lambda: value) == delay
+
+    @pytest.mark.parametrize(
+        "value",
+        [None, "soon", math.nan, math.inf, -math.inf, timedelta(1), [], 10**400],
+        ids=lambda value: repr(value)[:10],
+    )
+    def test_nonsense_is_logged_and_the_default_used(self, value: Any, caplog: pytest.LogCaptureFixture) -> None:
+        assert 15 + 2**4 <= self.delay(lambda: value) <= 15 + 2**4 + 90
+        assert "Handler.retry_in(2)" in caplog.text
+
+    def test_one_that_raises_is_logged_and_the_default_used(self, caplog: pytest.LogCaptureFixture) -> None:
+        def divide() -> float:
+            raise ZeroDivisionError
+
+        assert 15 + 2**4 <= self.delay(divide) <= 15 + 2**4 + 90
+        assert "Handler.retry_in(2) failed for id 'a'" in caplog.text
+
+    @staticmethod
+    def delay(retry_in: Callable[[], Any]) -> float:
+        class Own(Handler):
+            def retry_in(self, retry_count: int) -> float:
+                assert retry_count == 2
+                return cast(float, retry_in())
+
+        Own.__name__ = "Handler"
+        (failure,) = decide(Own(), [taken("a", retry_count=1)], {}, BOOM, Config()).failures
+        assert (failure.verdict, failure.retry_count) == ("retry", 2)
+        return failure.delay
+
+
+def raises(*_: Any) -> Any:
+    raise RuntimeError("a hook failed")
+
+
+def nothing(_: Any) -> None:
+    """Gives nothing where something is wanted."""
+
+
+class Unprintable(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+    __repr__ = __str__
+
+
+class TestErrorHooks:
+    def test_they_are_used(self) -> None:
+        config = Config(format_error=lambda error: f"<{error}>", dump_error=lambda text: text.upper().encode())
+        (failure,) = decide(Handler(), [taken("a")], {}, BOOM, config).failures
+        assert failure.error == b"<BOOM>"
+
+    @pytest.mark.parametrize(
+        "settings",
+        [
+            {"format_error": raises},
+            {"format_error": nothing},
+            {"format_error": lambda error: f"{error} \udc80"},
+            {"dump_error": raises},
+            {"dump_error": nothing},
+            {"dump_error": lambda text: text},
+            {"load_error": raises},
+        ],
+    )
+    @pytest.mark.parametrize("retry_count", [-1, 24])
+    @pytest.mark.parametrize("alone", [True, False])
+    def test_a_hook_that_fails_does_not_keep_the_outcome_from_being_written(
+        self, settings: dict[str, Any], retry_count: int, alone: bool, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        # Otherwise the jobs would be performed again and again, uncharged.
+        jobs = [taken("a", retry_count=retry_count), *([] if alone else [taken("b")])]
+        outcome = decide(Handler(), jobs, {}, BOOM, Config(**settings))
+        assert len(outcome.failures) == len(jobs)
+        for failure in outcome.failures:
+            assert b"boom" in failure.error
+        if outcome.exhausted or "load_error" not in settings:
+            assert caplog.records
+
+    def test_an_exception_that_has_no_text_is_kept_all_the_same(self) -> None:
+        for config in (Config(), Config(format_error=raises), Config(dump_error=raises)):
+            (failure,) = decide(Handler(), [taken("a")], {}, Unprintable(), config).failures
+            assert b"Unprintable" in failure.error
+
+
+# --- performing ---
+
+
+class TestPerform:
+    def test_the_handler_gets_its_payloads_by_id(self) -> None:
+        got: list[dict[str, list[Any]]] = []
+        outcome = performed([taken("a", 1, 2), taken("b", 3)], got.append)
+        assert got == [{"a": [1, 2], "b": [3]}]
+        assert (outcome.finished, outcome.whole) == (["a", "b"], True)
+
+    def test_what_the_handler_does_to_its_dict_changes_nothing(self) -> None:
+        assert performed([taken("a", 1)], lambda payloads_by_id: payloads_by_id.clear()).finished == ["a"]
+
+    def test_words_win_over_an_exception_raised_afterwards(self) -> None:
+        def perform(payloads_by_id: dict[str, list[Any]]) -> None:
+            current().done("a")
+            current().release("b", delay=9)
+            raise BOOM
+
+        outcome = performed([taken("a"), taken("b"), taken("c")], perform)
+        assert verdicts(outcome) == {"a": "finished", "b": "released", "c": "solo"}
+        assert outcome.error is BOOM
+
+    def test_the_last_word_on_an_id_counts(self) -> None:
+        def perform(payloads_by_id: dict[str, list[Any]]) -> None:
+            current().done("a")
+            current().bury("a", reason="on second thoughts")
+
+        assert performed([taken("a")], perform).buries == [("a", "on second thoughts")]
+
+    @pytest.mark.parametrize("error", [SystemExit(2), KeyboardInterrupt(), GeneratorExit()], ids=repr)
+    def test_what_stops_a_process_is_handed_on_and_not_raised(self, error: BaseException) -> None:
+        def perform(payloads_by_id: dict[str, list[Any]]) -> None:
+            raise error
+
+        outcome = performed([taken("a"), taken("b")], perform)
+        assert (outcome.crashed, outcome.error) == (["a", "b"], error)
+
+
+class TestCurrent:
+    def test_it_tells_all_of_the_batch(self) -> None:
+        def perform(payloads_by_id: dict[str, list[Any]]) -> None:
+            execution = current()
+            assert (execution.worker, execution.shard, execution.fence) == (Handler, 3, 17)
+            (job,) = execution.jobs
+            assert (job.id, job.state, job.payloads) == ("a", "taken", [("x", 1.0), ("y", 2.0)])
+            assert (job.retry_count, job.perform_at, job.payloads_count) == (4, 1_800_000_000.5, 2)
+
+        outcome = performed([taken("a", "x", "y", retry_count=4)], perform)
+        assert outcome.error is None
+
+    def test_outside_of_perform_there_is_none(self) -> None:
+        performed([taken("a")], lambda _: current())
+        with pytest.raises(LowqError, match=r"outside of perform; .* use lowq\.testing\.execution"):
+            current()
+
+    def test_after_an_exception_there_is_none_either(self) -> None:
+        performed([taken("a")], raises)
+        with pytest.raises(LowqError, match="outside of perform"):
+            lowq.current()
+
+    def test_another_thread_has_none(self) -> None:
+        caught: list[BaseException] = []
+
+        def ask() -> None:
+            try:
+                current()
+            except LowqError as error:
+                caught.append(error)
+
+        def perform(payloads_by_id: dict[str, list[Any]]) -> None:
+            thread = threading.Thread(target=ask)
+            thread.start()
+            thread.join()
+
+        performed([taken("a")], perform)
+        assert "outside of perform" in str(caught[0])
+
+    @pytest.mark.parametrize("job_id", ["b", 2, "", None])
+    @pytest.mark.parametrize("verb", ["done", "fail", "release", "bury"])
+    def test_a_word_about_an_id_of_another_batch_is_refused(self, verb: str, job_id: Any) -> None:
+        execution = Execution(Handler, 0, 1, [taken("a")])
+        args = {"fail": ("boom",)}.get(verb, ())
+        with pytest.raises(LowqError, match=rf"{verb}\({job_id!r}\): the batch being performed has no such id"):
+            getattr(execution, verb)(job_id, *args)
+
+    def test_an_id_may_be_given_as_it_was_pushed(self) -> None:
+        execution = Execution(Handler, 0, 1, [taken("7")])
+        execution.done(7)
+        assert verdicts(decide(Handler(), [taken("7")], execution._words, BOOM, Config())) == {"7": "finished"}
+
+    @pytest.mark.parametrize("delay", [0, 5, 2.5, timedelta(seconds=90), -1, None])
+    def test_a_release_may_be_delayed_as_a_job(self, delay: Any) -> None:
+        seconds = {timedelta(seconds=90): 90.0, -1: 0.0}.get(delay, delay)
+        outcome = performed([taken("a")], lambda _: current().release("a", delay))
+        assert outcome.releases == [("a", seconds)]
+
+    @pytest.mark.parametrize(
+        "delay", ["soon", math.nan, math.inf, -math.inf, True, timedelta.max, [], 10**5000], ids=lambda _: "x"
+    )
+    def test_a_senseless_delay_is_refused_where_the_handler_learns_of_it(self, delay: Any) -> None:
+        # Once the batch is over nobody could be told, and the outcome could never be written.
+        outcome = performed([taken("a")], lambda _: current().release("a", delay))
+        assert verdicts(outcome) == {"a": "retry"}
+        assert isinstance(outcome.error, LowqError)
+
+    @pytest.mark.parametrize("reason", [5, None, b"x", BOOM])
+    def test_a_reason_that_is_no_text_is_refused_there_too(self, reason: Any) -> None:
+        outcome = performed([taken("a")], lambda _: current().bury("a", reason))
+        assert verdicts(outcome) == {"a": "retry"}
+        assert isinstance(outcome.error, LowqError)
+
+    @pytest.mark.parametrize("error", [5, None, ValueError, b"x"])
+    def test_a_failure_is_an_exception_or_a_text(self, error: Any) -> None:
+        outcome = performed([taken("a")], lambda _: current().fail("a", error))
+        assert verdicts(outcome) == {"a": "retry"}
+        assert isinstance(outcome.error, LowqError)
+
+
+# --- writing the outcome ---
+
+
+class TestReport:
+    def test_each_kind_is_written_with_one_script(self) -> None:
+        outcome = Outcome(
+            finished=["done"],
+            failures=[Failure("a", "retry", 0, 5.0, b"boom"), Failure("b", "solo", -1, 0.0, b"boom")],
+            releases=[("c", 5.0), ("d", None)],
+            buries=[("e", "enough"), ("f", "")],
+        )
+        shard = self.reported(outcome)
+        assert shard.calls == [
+            ("fail", [("a", "retry"), ("b", "solo")]),
+            ("release", [("c", 5.0), ("d", None)]),
+            ("bury", [("e", b"enough", ()), ("f", b"", ())]),
+        ]
+
+    def test_what_stopped_the_process_is_counted_and_not_due_at_once(self) -> None:
+        ((kind, released),) = self.reported(Outcome(crashed=["a", "b"], error=SystemExit())).calls
+        assert kind == "crashed"
+        assert [job_id for job_id, _ in released] == ["a", "b"]
+        assert all(0 < delay < 1 for _, delay in released)
+
+    def test_the_worker_is_told_of_exhausted_jobs_after_they_are_buried(self) -> None:
+        shard, job = Reports(), Job("a", "morgue", [("v1", 1.0)], None)
+        told: list[Any] = []
+
+        class Own(Handler):
+            def retries_exhausted(self, jobs: list[Job]) -> None:
+                told.append((jobs, list(shard.calls)))
+
+        self.report(shard, Outcome(failures=[Failure("a", "exhausted", 1, 0.0, b"")], exhausted=[job]), Own())
+        assert told == [([job], [("fail", [("a", "exhausted")])])]
+
+    def test_retries_exhausted_that_raises_is_logged_and_no_more(self, caplog: pytest.LogCaptureFixture) -> None:
+        class Own(Handler):
+            def retries_exhausted(self, jobs: list[Job]) -> None:
+                raise BOOM
+
+        self.report(Reports(), Outcome(exhausted=[Job("a", "morgue", [], None)]), Own())
+        assert "Own.retries_exhausted failed" in caplog.text
+
+    @pytest.mark.parametrize("dump_error", [raises, nothing])
+    def test_a_reason_that_dump_error_cannot_take_does_not_stop_the_shard(self, dump_error: Any) -> None:
+        config = Config(dump_error=dump_error)
+        shard = self.reported(Outcome(buries=[("a", "enough")]), config)
+        assert shard.calls == [("bury", [("a", b"enough", ())])]
+
+        shard = Reports()
+        batch.bury_spoiled(cast(Shard, shard), [Spoiled("a", b"\xff", "can't be decoded")], config)
+        assert shard.calls == [("bury", [("a", b"can't be decoded", (b"\xff",))])]
+
+    def test_a_reason_with_half_a_character_does_not_either(self) -> None:
+        ((_, [(job_id, reason, _payloads)]),) = self.reported(Outcome(buries=[("a", "file \udc80")])).calls
+        assert (job_id, isinstance(reason, bytes)) == ("a", True)
+        assert reason.startswith(b"file ")
+
+    def test_each_spoiled_payload_is_buried_raw_with_the_reason_and_logged(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        caplog.set_level(logging.ERROR)
+        shard = Reports()
+        spoiled = [Spoiled("a", b"\xff", "no JSON"), Spoiled("a", b"{", "cut off")]
+        batch.bury_spoiled(cast(Shard, shard), spoiled, Config())
+        assert shard.calls == [("bury", [("a", b"no JSON", (b"\xff",))]), ("bury", [("a", b"cut off", (b"{",))])]
+        assert "queue 'Orders', id 'a': no JSON" in caplog.text
+
+    def reported(self, outcome: Outcome, config: Config | None = None) -> Reports:
+        shard = Reports()
+        self.report(shard, outcome, Handler(), config)
+        return shard
+
+    @staticmethod
+    def report(shard: Reports, outcome: Outcome, handler: Handler, config: Config | None = None) -> None:
+        batch.report(cast(Shard, shard), outcome, handler, config or Config())

@@ -1,0 +1,404 @@
+import random
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import cast
+
+import pytest
+
+from lowq.connection import Client
+from lowq.dispatch import Dispatcher
+from lowq.scheduler import LagScheduler
+from lowq.shard import Lease, Shard, Trip
+
+#: Seconds after which a test gives up.
+PATIENCE = 10.0
+LEASE = Lease("me:1", 1)
+
+
+def shard(name: str, *, due_in: float | None = 0.0, lease_for: float = 1000.0) -> Shard:
+    """A shard that is held, with a job that is due in some seconds; None: no job."""
+    made = Shard(cast(Client, None), "lowq", name, 0, shards_count=1, nonce="me", load_payload=bytes.decode)
+    now = time.monotonic()
+    made.lease, made.deadline = LEASE, now + lease_for
+    made.next_due = None if due_in is None else now + due_in
+    return made
+
+
+def trip(*, delay: float | None = None, paused: bool = False) -> Trip:
+    return Trip(1, LEASE, [], delay, paused)
+
+
+def dispatcher(*preferred: Sequence[Shard]) -> Dispatcher:
+    return Dispatcher(preferred, [LagScheduler() for _ in preferred])
+
+
+def until(condition: Callable[[], bool]) -> None:
+    give_up_at = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < give_up_at, "it did not happen"
+        time.sleep(0.001)
+
+
+class Sleepers:
+    """Threads inside of `Dispatcher.wait`."""
+
+    def __init__(self) -> None:
+        self._pool = ThreadPoolExecutor(16)
+        self._dispatchers: list[Dispatcher] = []
+
+    def wait(self, dispatch: Dispatcher, thread: int) -> "Future[Shard | None]":
+        """Thread number `thread` waits for a shard. Returns when it has got one or sleeps."""
+        self._dispatchers.append(dispatch)
+        asleep = dispatch._idle
+        future = self._pool.submit(dispatch.wait, thread)
+        until(lambda: future.done() or dispatch._idle > asleep)
+        return future
+
+    def close(self) -> None:
+        for dispatch in self._dispatchers:
+            dispatch.close()
+        self._pool.shutdown()
+
+
+@pytest.fixture
+def sleepers() -> Iterator[Sleepers]:
+    made = Sleepers()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def often_interrupted() -> Iterator[None]:
+    """Threads take turns much more often than Python lets them by default."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    yield
+    sys.setswitchinterval(before)
+
+
+# --- claims ---
+
+
+class TestClaims:
+    def test_what_is_waited_for_comes_claimed(self) -> None:
+        a = shard("a")
+        assert dispatcher([a]).wait(0) is a
+        assert a.claimed
+
+    def test_a_claimed_shard_is_nobody_elses(self, sleepers: Sleepers) -> None:
+        a = shard("a")
+        dispatch = dispatcher([a], [a])
+        assert dispatch.wait(0) is a
+        other = sleepers.wait(dispatch, 1)
+        dispatch.wake(a)
+        assert not other.done()
+        dispatch.unclaim(a)
+        assert other.result(PATIENCE) is a
+
+    def test_never_two_threads_on_one_shard_in_a_storm(self, often_interrupted: None) -> None:
+        shards = [shard(str(number), due_in=None) for number in range(6)]
+        threads = 8
+        dispatch = dispatcher(*[shards[number % 6 :] for number in range(threads)])
+        holders: dict[Shard, threading.Lock] = {item: threading.Lock() for item in shards}
+        worked: dict[Shard, int] = dict.fromkeys(shards, 0)
+        overlaps: list[Shard] = []
+        enough = 2000
+
+        def work(thread: int) -> None:
+            rng = random.Random(thread)
+            held = None
+            while True:
+                taken = dispatch.wait(thread) if held is None else dispatch.pick(thread, held)
+                if held is not None and taken is not held:
+                    holders[held].release()
+                    dispatch.unclaim(held)
+                if taken is None:
+                    if held is None:
+                        return
+                    held = None
+                    continue
+                if taken is not held and not holders[taken].acquire(blocking=False):
+                    overlaps.append(taken)
+                    return
+                wakes, held = taken.wakes, taken
+                worked[taken] += 1
+                if rng.random() < 0.3:
+                    time.sleep(0)  # let others run in the middle of it
+                dispatch.took(taken, wakes, trip(delay=rng.choice([None, 0.0, 0.001])))
+
+        pool = [threading.Thread(target=work, args=(number,)) for number in range(threads)]
+        for thread in pool:
+            thread.start()
+        rng, give_up_at = random.Random(99), time.monotonic() + PATIENCE
+        while sum(worked.values()) < enough and not overlaps and time.monotonic() < give_up_at:
+            dispatch.wake(rng.choice(shards), rng.choice([0.0, 0.0, 0.001]))
+            time.sleep(0)
+        dispatch.close()
+        for thread in pool:
+            thread.join(PATIENCE)
+        assert not overlaps
+        assert not any(thread.is_alive() for thread in pool)
+        assert sum(worked.values()) >= enough
+        assert min(worked.values()) > 0
+
+    def test_a_scheduler_cannot_hand_out_what_is_not_to_be_worked(self, sleepers: Sleepers) -> None:
+        a, later = shard("a"), shard("later", due_in=1000)
+        dispatch = Dispatcher(
+            [[a, later], [a, later]], [lambda shards, _now: shards[0], lambda shards, _now: shards[1]]
+        )
+        assert dispatch.wait(0) is a
+        assert not sleepers.wait(dispatch, 1).done()
+        assert not later.claimed
+
+    def test_a_scheduler_that_raises_leaves_the_shard_in_hand_claimed(self) -> None:
+        a = shard("a")
+
+        def fail(shards: Sequence[Shard], now: float) -> Shard | None:
+            raise ZeroDivisionError
+
+        dispatch = Dispatcher([[a], [a]], [fail, LagScheduler()])
+        assert dispatch.wait(1) is a
+        with pytest.raises(ZeroDivisionError):
+            dispatch.pick(0, a)
+        assert a.claimed
+
+
+# --- who works what ---
+
+
+class TestPreference:
+    def test_a_thread_works_its_own_shards_first_however_long_others_wait(self) -> None:
+        mine, others = shard("mine"), shard("others", due_in=-100)
+        assert dispatcher([others], [mine]).wait(1) is mine
+
+    def test_then_it_helps_with_the_one_that_has_waited_longest(self) -> None:
+        mine, a, b = shard("mine", due_in=None), shard("a", due_in=-1), shard("b", due_in=-2)
+        assert dispatcher([a, b], [mine]).wait(1) is b
+
+    def test_pick_goes_on_with_the_shard_in_hand_or_another(self) -> None:
+        a, b = shard("a", due_in=-2), shard("b", due_in=-1)
+        dispatch = dispatcher([a, b])
+        assert dispatch.wait(0) is a
+        assert dispatch.pick(0, a) is a
+        dispatch.took(a, a.wakes, trip(delay=5))
+        assert dispatch.pick(0, a) is b
+        assert a.claimed  # until what it finished is acknowledged
+        assert b.claimed
+
+    def test_pick_finds_nothing_when_nothing_is_due(self) -> None:
+        a = shard("a")
+        dispatch = dispatcher([a])
+        dispatch.wait(0)
+        dispatch.took(a, a.wakes, trip())
+        assert dispatch.pick(0, a) is None
+        assert a.claimed
+
+    def test_a_shard_that_is_paused_or_not_surely_leased_is_left_alone(self, sleepers: Sleepers) -> None:
+        paused, expired = shard("paused"), shard("expired", lease_for=-1)
+        paused.paused = True
+        assert not sleepers.wait(dispatcher([paused, expired]), 0).done()
+
+
+# --- wake-ups ---
+
+
+class TestWaking:
+    def test_a_wake_up_reaches_a_sleeping_thread(self, sleepers: Sleepers) -> None:
+        a = shard("a", due_in=None)
+        dispatch = dispatcher([a])
+        waiting = sleepers.wait(dispatch, 0)
+        dispatch.wake(a)
+        assert waiting.result(PATIENCE) is a
+
+    def test_two_wake_ups_reach_two_sleeping_threads(self, sleepers: Sleepers) -> None:
+        shards = [shard("a", due_in=None), shard("b", due_in=None)]
+        dispatch = dispatcher(shards, shards)
+        waiting = [sleepers.wait(dispatch, number) for number in range(2)]
+        for item in shards:
+            dispatch.wake(item)
+        assert {future.result(PATIENCE) for future in waiting} == set(shards)
+
+    def test_a_wake_up_during_a_take_is_not_lost(self) -> None:
+        a = shard("a")
+        dispatch = dispatcher([a])
+        assert dispatch.wait(0) is a
+        wakes = a.wakes
+        dispatch.wake(a)  # a push, after Redis has answered and before the answer is here
+        dispatch.took(a, wakes, trip(delay=None))
+        assert dispatch.pick(0, a) is a
+
+    def test_a_resume_during_a_take_is_not_lost_either(self) -> None:
+        a = shard("a")
+        dispatch = dispatcher([a])
+        assert dispatch.wait(0) is a
+        wakes = a.wakes
+        dispatch.wake(a)
+        dispatch.took(a, wakes, trip(delay=-1, paused=True))
+        assert dispatch.pick(0, a) is a
+
+    def test_a_wake_up_while_a_job_is_performed_is_not_lost(self, sleepers: Sleepers) -> None:
+        a = shard("a")
+        dispatch = dispatcher([a], [a])
+        dispatch.wait(0)
+        dispatch.took(a, a.wakes, trip(delay=None))
+        waiting = sleepers.wait(dispatch, 1)
+        dispatch.wake(a)
+        assert not waiting.done()
+        dispatch.unclaim(a)
+        assert waiting.result(PATIENCE) is a
+
+    @pytest.mark.parametrize("state", ["paused", "leased to somebody else"])
+    def test_a_shard_that_was_due_before_it_may_be_worked_wakes_a_thread(self, state: str, sleepers: Sleepers) -> None:
+        a = shard("a", due_in=-5)
+        dispatch = dispatcher([a])
+        if state == "paused":
+            a.paused = True
+        else:
+            a.deadline = 0.0
+        waiting = sleepers.wait(dispatch, 0)
+        assert not waiting.done()
+        a.deadline = time.monotonic() + 1000
+        dispatch.wake(a)
+        assert waiting.result(PATIENCE) is a
+
+    def test_what_is_left_when_a_shard_is_given_back_is_offered_to_others(self, sleepers: Sleepers) -> None:
+        a = shard("a")
+        dispatch = dispatcher([a], [a])
+        dispatch.wait(0)
+        waiting = sleepers.wait(dispatch, 1)
+        dispatch.took(a, a.wakes, trip(delay=0.0))
+        dispatch.unclaim(a)
+        assert waiting.result(PATIENCE) is a
+
+    def test_jobs_that_went_back_to_a_shard_are_looked_for_at_once(self) -> None:
+        a = shard("a")
+        dispatch = dispatcher([a])
+        dispatch.wait(0)
+        dispatch.took(a, a.wakes, trip(delay=None))
+        assert dispatch.pick(0, a) is None
+        dispatch.look_again(a)
+        assert dispatch.pick(0, a) is a
+
+    def test_a_later_wake_up_does_not_put_off_an_earlier_time(self) -> None:
+        a = shard("a", due_in=1.0)
+        before = a.next_due
+        dispatcher([a]).wake(a, 100.0)
+        assert a.next_due == before
+
+
+class TestAlarm:
+    def test_one_thread_sleeps_until_the_next_job_is_due(self, sleepers: Sleepers) -> None:
+        a, b = shard("a", due_in=0.05), shard("b", due_in=1000)
+        waiting = sleepers.wait(dispatcher([a, b]), 0)
+        assert not waiting.done()
+        assert waiting.result(PATIENCE) is a
+        assert a.next_due is not None
+        assert time.monotonic() >= a.next_due
+
+    def test_the_alarm_is_set_anew_when_something_is_due_earlier(self, sleepers: Sleepers) -> None:
+        shards = [shard("a", due_in=1000), shard("b", due_in=None)]
+        dispatch = dispatcher(shards, shards)
+        waiting = [sleepers.wait(dispatch, number) for number in range(2)]
+        dispatch.wake(shards[1], 0.05)
+        until(lambda: any(future.done() for future in waiting))
+        assert [future.result() for future in waiting if future.done()] == [shards[1]]
+
+    @pytest.mark.parametrize("asleep_first", [0, 1])
+    def test_when_the_leader_goes_to_work_another_sleeper_watches_the_time(
+        self, asleep_first: int, sleepers: Sleepers
+    ) -> None:
+        now, soon = shard("now", due_in=None), shard("soon", due_in=0.1)
+        dispatch = dispatcher([now, soon], [now, soon])
+        waiting = [sleepers.wait(dispatch, number) for number in (asleep_first, 1 - asleep_first)]
+        dispatch.wake(now)
+        assert {future.result(PATIENCE) for future in waiting} == {now, soon}
+
+    def test_whoever_comes_back_watches_the_time_when_nobody_else_does(self, sleepers: Sleepers) -> None:
+        a = shard("a")
+        dispatch = dispatcher([a])
+        dispatch.wait(0)
+        dispatch.took(a, a.wakes, trip(delay=0.05))
+        dispatch.unclaim(a)
+        assert sleepers.wait(dispatch, 0).result(PATIENCE) is a
+
+    @pytest.mark.parametrize("state", ["nothing due", "paused", "claimed", "lease over", "due later"])
+    def test_nobody_polls(self, state: str, sleepers: Sleepers) -> None:
+        looks = 0
+
+        def count(shards: Sequence[Shard], now: float) -> Shard | None:
+            nonlocal looks
+            looks += 1
+            return LagScheduler()(shards, now)
+
+        a = shard("a", due_in={"nothing due": None, "due later": 1000.0}.get(state, -1.0))
+        a.paused = state == "paused"
+        a.claimed = state == "claimed"
+        if state == "lease over":
+            a.deadline = time.monotonic() - 0.001  # Redis is away: it is not surely ours, and its job is still due
+        dispatch = Dispatcher([[a], [a]], [count, count])
+        waiting = [sleepers.wait(dispatch, number) for number in range(2)]
+        time.sleep(0.05)
+        assert looks == 2
+        assert not any(future.done() for future in waiting)
+
+
+class TestRefresh:
+    def test_it_finds_what_a_lost_message_would_have_told(self, sleepers: Sleepers) -> None:
+        a = shard("a", due_in=None)
+        dispatch = dispatcher([a])
+        waiting = sleepers.wait(dispatch, 0)
+        dispatch.refreshed(a, a.wakes, -3.0, paused=False)
+        assert waiting.result(PATIENCE) is a
+
+    def test_it_finds_a_pause_and_its_end(self, sleepers: Sleepers) -> None:
+        a = shard("a")
+        dispatch = dispatcher([a])
+        dispatch.refreshed(a, a.wakes, -3.0, paused=True)
+        waiting = sleepers.wait(dispatch, 0)
+        assert not waiting.done()
+        dispatch.refreshed(a, a.wakes, -3.0, paused=False)
+        assert waiting.result(PATIENCE) is a
+
+    def test_it_does_not_undo_what_a_newer_message_told(self) -> None:
+        a = shard("a", due_in=None)
+        dispatch = dispatcher([a])
+        ((looked_at, wakes),) = dispatch.unclaimed()
+        dispatch.wake(a)
+        dispatch.refreshed(looked_at, wakes, None, paused=True)
+        assert dispatch.wait(0) is a
+
+    def test_it_does_not_touch_a_shard_that_a_thread_works(self) -> None:
+        a = shard("a")
+        dispatch = dispatcher([a])
+        ((looked_at, wakes),) = dispatch.unclaimed()
+        dispatch.wait(0)
+        dispatch.refreshed(looked_at, wakes, None, paused=True)
+        assert dispatch.pick(0, a) is a
+
+    def test_only_held_shards_that_nobody_works_are_looked_at(self) -> None:
+        held, worked, others = shard("held", due_in=None), shard("worked"), shard("others")
+        others.lease, others.deadline = None, 0.0
+        dispatch = dispatcher([held, worked, others])
+        assert dispatch.wait(0) is worked
+        assert [item for item, _ in dispatch.unclaimed()] == [held]
+
+
+class TestClose:
+    def test_sleeping_threads_are_sent_home(self, sleepers: Sleepers) -> None:
+        shards = [shard("a", due_in=1000)]
+        dispatch = dispatcher(shards, shards, shards)
+        waiting = [sleepers.wait(dispatch, number) for number in range(3)]
+        dispatch.close()
+        assert [future.result(PATIENCE) for future in waiting] == [None, None, None]
+
+    def test_nothing_is_handed_out_any_more(self) -> None:
+        a, b = shard("a"), shard("b")
+        dispatch = dispatcher([a, b])
+        assert dispatch.wait(0) is a
+        dispatch.close()
+        dispatch.wake(b)
+        assert dispatch.pick(0, a) is None
+        assert dispatch.wait(1) is None
