@@ -14,6 +14,7 @@ from lowq.errors import (
     JobError,
     LeaseLost,
     LowqError,
+    MiddlewareError,
     PayloadError,
     PushError,
     QueueInUse,
@@ -25,6 +26,7 @@ from lowq.errors import (
     UnknownQueueError,
 )
 from lowq.job import Job, JobDict
+from lowq.node import Node
 from lowq.scheduler import LagScheduler, SeqScheduler
 from lowq.splitter import ByNodeSplitter, DefaultSplitter
 from lowq.version import VERSION
@@ -49,6 +51,8 @@ __all__ = [
     "LeaseLost",
     "Lowq",
     "LowqError",
+    "MiddlewareError",
+    "Node",
     "PayloadError",
     "PushError",
     "QueueInUse",

@@ -13,6 +13,7 @@
     |   +-- RedisFull           out of memory: pushes are refused, draining works
     |   +-- PushError           some jobs are in, the rest is handed back
     +-- RedisRefused            an answer, and it is no: password, version, rights
+    +-- MiddlewareError         a middleware neither called the next one nor raised
     +-- ScriptError             a script failed: a bug, or foreign data in our keys
     +-- LeaseLost               the shard belongs to somebody else by now
 """
@@ -59,7 +60,11 @@ class PayloadError(JobError):
 
 
 class QueueInUse(LowqError):
-    """The queue is being worked by a node; stop the node or pause the queue first."""
+    """The queue is being worked by a node; stop the node first."""
+
+
+class MiddlewareError(LowqError):
+    """A middleware neither called the next one nor raised, or called it twice."""
 
 
 class RedisUnavailable(LowqError, ConnectionError):

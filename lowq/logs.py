@@ -28,11 +28,11 @@ def configure(log_format: LogFormat | None, level: str | None, stream: TextIO | 
     """Sets the root logger up for a node that was started from the command line.
 
     To be called after the application was loaded: handlers that it has set up stay, unless ``log_format`` was
-    asked for. ``level``: a name such as "info"; by default info, or what the application has set.
+    asked for. ``level``: a name such as "info", which is the default; where the application has set handlers up it
+    is the level of lowq's own loggers only.
     """
     root = logging.getLogger()
-    ours = log_format is not None or not root.handlers
-    if ours:
+    if log_format is not None or not root.handlers:
         target = stream or sys.stderr
         handler = logging.StreamHandler(target)
         handler.setFormatter(JsonFormatter() if log_format == "json" else TextFormatter(colours=_wants_colours(target)))
@@ -40,8 +40,6 @@ def configure(log_format: LogFormat | None, level: str | None, stream: TextIO | 
             root.removeHandler(other)
         root.addHandler(handler)
         root.setLevel((level or "info").upper())
-    elif level is not None:
-        root.setLevel(level.upper())
     if level is not None:
         logging.getLogger("lowq").setLevel(level.upper())
 

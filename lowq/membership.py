@@ -142,6 +142,7 @@ class Keeper(threading.Thread):
         self._troubled = -float("inf")
         self._next_renewal = 0.0
         self._next_refresh = 0.0
+        self._held = -1
         self._armed = False
         self._nudge = threading.Event()
         self._closed = threading.Event()
@@ -203,12 +204,24 @@ class Keeper(threading.Thread):
             self._tries[shard] = at
         if self._quiet:
             self._give_up_resting()
-        if now >= self._next_renewal:
+        renewing = now >= self._next_renewal
+        if renewing:
             self._renew()
+        self._acquire([shard for shard, at in self._tries.items() if at <= now], now)
+        held = sum(shard.lease is not None for shard in self._shards)
+        if held != self._held:
+            self._held = held
+            log.info(
+                "holding %d of %d shards%s", held, len(self._shards),
+                "" if held == len(self._shards) else "; other nodes have the others, this one stands by for them",
+                extra={"event": "shards", "held": held, "shards": len(self._shards)},
+            )  # fmt: skip
             self._heartbeat()
+        elif renewing:
+            self._heartbeat()
+        if renewing:
             self._next_renewal = now + self._lease_ttl / 3
             self._outage.end()
-        self._acquire([shard for shard, at in self._tries.items() if at <= now], now)
         if now >= self._next_refresh:
             self._refresh()
             self._next_refresh = now + self._poll_interval
@@ -273,7 +286,7 @@ class Keeper(threading.Thread):
                 gained.append(shard)
                 if lease.restored:
                     log.warning(
-                        "%r: %d jobs of an owner that died wait again",
+                        "%r: %d jobs that an owner left in flight wait again",
                         shard,
                         lease.restored,
                         extra={"event": "restored", "jobs": lease.restored, **_of(shard)},

@@ -3,14 +3,10 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from lowq.errors import LowqError
+from lowq.errors import MiddlewareError
 
 #: ``(worker, batch, call_next)``: ``batch`` is payloads_by_id in a node, the list of jobs when pushing.
 Middleware = Callable[[Any, Any, Callable[[], Any]], Any]
-
-
-class MiddlewareError(LowqError):
-    """A middleware neither called the next one nor raised, or called it twice."""
 
 
 def wrap(middlewares: Sequence[Middleware], worker: Any, inner: Callable[[Any], None]) -> Callable[[Any], None]:

@@ -171,6 +171,7 @@ class Node:
             ],
         )  # fmt: skip
         self._threads = [_Thread(self, seat, self._benches()) for seat in seats]
+        self._warn_of_eviction()
         self._warn_of_unserved(app)
         log.info(
             "node %s starts: %d threads, %d shards of %s", self.name, self.threads, len(wanted),
@@ -201,6 +202,14 @@ class Node:
 
     def _freed(self, shard: Shard, delay: float) -> None:
         self.keeper.free(shard, delay)
+
+    def _warn_of_eviction(self) -> None:
+        policy = self._client.server_info().get("maxmemory_policy", "noeviction")
+        if policy != "noeviction":
+            log.warning(
+                "Redis has maxmemory-policy %s: under memory pressure it removes keys, and jobs are lost; "
+                "set it to noeviction", policy, extra={"event": "eviction", "policy": policy},
+            )  # fmt: skip
 
     def _warn_of_unserved(self, app: Lowq) -> None:
         served = {queue for node in app.nodes() for queue in node.queues} | set(self._workers)

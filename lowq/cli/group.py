@@ -40,9 +40,9 @@ class Group(click.Group):
         position = 0
         while position < len(args) and args[position].startswith("-") and args[position] not in own:
             position += 2 if args[position] in takes_value else 1
-        if not args or (position < len(args) and args[position] in own):
+        if not args or args[0] in own:
             return args
-        if position >= len(args):
+        if position >= len(args) or args[position] in own:
             return ["run", *args]
         return [args[position], *args[:position], *args[position + 1 :]]
 

@@ -103,7 +103,7 @@ def _near_files(path: Path) -> str:
     if not path.parent.is_dir():
         return f"there is no folder {path.parent} either"
     names = sorted(item.name for item in path.parent.glob("*.py"))
-    near = get_close_matches(path.name, names, 3, 0.5)
+    near = get_close_matches(path.name, names, 3)
     if near:
         return "did you mean " + " or ".join(str(path.parent / name) for name in near) + "?"
     return f"files there: {', '.join(names[:10])}" if names else "there is no Python file in that folder"
@@ -136,7 +136,7 @@ def _near_modules(name: str) -> str:
     package = sys.modules.get(parent)
     places = list(package.__path__) if package is not None and hasattr(package, "__path__") else [str(Path.cwd())]
     names = sorted(item.name for item in pkgutil.iter_modules(places))
-    near = get_close_matches(last, names, 3, 0.5)
+    near = get_close_matches(last, names, 3)
     if near:
         return "did you mean " + " or ".join(f"{prefix}{item}" for item in near) + "?"
     if names:

@@ -288,7 +288,11 @@ def moment(text: str) -> float:
     try:
         return float(text)
     except ValueError:
+        pass
+    try:
         return datetime.fromisoformat(text).astimezone().timestamp()
+    except (OverflowError, OSError) as error:  # a year that the platform can't convert
+        raise ValueError(str(error)) from None
 
 
 # --- by id ---------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from typing import Any
 
 from redis import exceptions
 
-from lowq.connection.pool import Pool, pack, read_reply
+from lowq.connection.pool import Pool, pack, parse_info, read_reply
 from lowq.connection.servers import servers_for
 from lowq.connection.subscription import Subscription
 from lowq.connection.translate import Call, translate
@@ -216,6 +216,14 @@ class Client:
             if isinstance(reply, Exception):
                 raise reply
         return replies
+
+    def server_info(self) -> dict[str, str]:
+        """What INFO says of a server; empty for the embedded store.
+
+        Raises:
+            RedisUnavailable, RedisRefused
+        """
+        return parse_info(self.command("INFO", "everything")) if not self.url.startswith("memory://") else {}
 
     def server_age(self) -> float:
         """Seconds since the youngest server that this client has talked to was started; infinite when unknown."""

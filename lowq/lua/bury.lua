@@ -19,6 +19,7 @@
 --!include merge
 --!include merge_part
 --!include taken
+--!include records_of
 --!include forget
 local prefix, token, delivery, not_after = KEYS[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
 if token ~= '' then

@@ -22,6 +22,7 @@
 --!include touch
 --!include merge
 --!include taken
+--!include records_of
 --!include put_back
 --!include forget
 local prefix, token, delivery = KEYS[1], ARGV[2], ARGV[3]

@@ -19,6 +19,7 @@
 --!include touch
 --!include merge
 --!include taken
+--!include records_of
 --!include put_back
 --!include forget
 --!include crash

@@ -26,6 +26,7 @@
 --!include lease
 --!include touch
 --!include taken
+--!include records_of
 --!include forget
 local prefix, token, last, limit = KEYS[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
 local max_payloads, max_bytes = tonumber(ARGV[5]), tonumber(ARGV[6])
@@ -90,7 +91,7 @@ end
 local jobs, bytes = {}, 0
 local records, moved, parted = {}, {}, {}
 local delivery = (tonumber(meta[2]) or 0) + 1
-local tail = string.format(' 0 %.17g', now)
+local head, tail = string.format('%d ', delivery), string.format(' 0 %.17g', now)
 local in_flight = {}
 
 -- Adds a job to the reply unless it has to wait for the next trip. Returns whether further ones may follow.
@@ -98,13 +99,20 @@ local function hand_out(id, key, perform_at, retry_count, alone)
   if alone and #jobs > 0 then
     return false
   end
-  local payloads, size, stopped = read_payloads(key, max_bytes - bytes)
+  -- Most ids have a single payload: two are asked for, and one answer tells that there is no other.
+  local payloads = redis.call('ZRANGE', key, 0, 1, 'WITHSCORES')
+  local size, stopped
+  if #payloads == 2 then
+    size = #payloads[1] + overhead
+  else
+    payloads, size, stopped = read_payloads(key, max_bytes - bytes)
+  end
   if #jobs > 0 and (stopped == 'bytes' or bytes + size > max_bytes) then
     return false
   end
   bytes = bytes + size
   records[#records + 1] = id
-  records[#records + 1] = string.format('%d %s %s', delivery, perform_at, retry_count) .. tail
+  records[#records + 1] = head .. perform_at .. ' ' .. retry_count .. tail
   jobs[#jobs + 1] = { id, perform_at, retry_count, unpack(payloads) }
   if key == prefix .. 'payloads:' .. id then
     (stopped and parted or moved)[id] = payloads

@@ -4,16 +4,12 @@ uvicorn lowq_web:app                    # the default application: LOWQ_REDIS_UR
 parent.mount("/lowq", lowq_web.create_app(my_app))
 """
 
-from typing import Any
+from starlette.applications import Starlette
 
 from lowq_web.app import create_app
 
-__all__ = ["create_app"]
+#: The application for lowq's default application. It connects when it is first asked something. It takes the place of
+#: the submodule's name in this package, which is what `uvicorn lowq_web:app` looks up.
+app: Starlette = create_app()  # type: ignore[no-redef, assignment, unused-ignore]  # the submodule has that name, too
 
-
-def __getattr__(name: str) -> Any:
-    # `app` is made when a server asks for it, not when somebody imports `create_app`.
-    if name == "app":
-        application = globals()["app"] = create_app()
-        return application
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__all__ = ["app", "create_app"]

@@ -1,0 +1,604 @@
+"""Producing: from perform_async and push to what is in the queue, on both stores."""
+
+import asyncio
+import itertools
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+import lowq
+from lowq.errors import (
+    ConfigError,
+    JobError,
+    LowqError,
+    PayloadError,
+    PushError,
+    RedisUnavailable,
+    ShardsCountError,
+    UnknownQueueError,
+)
+from lowq.job import shard_of
+from lowq.keys import queues_key, shard_prefix
+from lowq.push import CHUNK_JOBS
+from lowq.queue import Queue
+from tests.redis_server import RedisServer
+
+#: More than two chunks.
+MANY = 20_000
+
+
+@pytest.fixture
+def app(store_url: str) -> Iterator[lowq.Lowq]:
+    app = lowq.Lowq(redis_url=store_url)
+    yield app
+    app.close()
+
+
+@pytest.fixture
+def queue(app: lowq.Lowq) -> Queue:
+    return app.queue("Orders", 3)
+
+
+def jobs(count: int, start: int = 0) -> Iterator[dict[str, Any]]:
+    return ({"id": number, "payload": {"version": 1}, "score": 1} for number in range(start, start + count))
+
+
+def payloads(queue: Queue, job_id: str | int) -> list[Any]:
+    job = queue.peek(job_id)
+    return [] if job is None else [payload for payload, _ in job.payloads]
+
+
+def all_ids(queue: Queue) -> set[str]:
+    ids: set[str] = set()
+    cursor = None
+    while True:
+        page = queue.jobs(limit=1000, after=cursor)
+        ids.update(job.id for job in page.jobs)
+        cursor = page.cursor
+        if cursor is None:
+            return ids
+
+
+# --- jobs in ---
+
+
+class TestJobsIn:
+    def test_one_mapping(self, queue: Queue) -> None:
+        assert queue.push({"id": 1, "payload": {"version": 3}, "score": 3}) == 1
+        job = queue.peek(1)
+        assert job is not None
+        assert (job.id, job.payloads, job.retry_count, job.state) == ("1", [({"version": 3}, 3.0)], -1, "due")
+
+    def test_any_mapping(self, queue: Queue) -> None:
+        class Row(Mapping[str, Any]):
+            """As a database gives it: no dict."""
+
+            def __init__(self, **columns: Any) -> None:
+                self._columns = columns
+
+            def __getitem__(self, name: str) -> Any:
+                return self._columns[name]
+
+            def __iter__(self) -> Iterator[str]:
+                return iter(self._columns)
+
+            def __len__(self) -> int:
+                return len(self._columns)
+
+        assert queue.push(Row(id=1, payload="a")) == 1
+        assert queue.push([Row(id=1, payload="b"), Row(id=2)]) == 2
+        assert payloads(queue, 1) == ["a", "b"]
+
+    @pytest.mark.parametrize("form", [list, tuple, deque, iter], ids=lambda form: form.__name__)
+    def test_any_iterable(self, queue: Queue, form: Callable[[Iterable[Any]], Iterable[Any]]) -> None:
+        assert queue.push(form([{"id": 1}, {"id": 2}, {"id": 1, "payload": "x"}])) == 3
+        assert all_ids(queue) == {"1", "2"}
+
+    @pytest.mark.parametrize("nothing", [[], (), iter(())], ids=["list", "tuple", "iterator"])
+    def test_nothing(self, queue: Queue, nothing: Iterable[Any]) -> None:
+        assert queue.push(nothing) == 0
+        assert queue.stats().length == 0
+
+    def test_what_is_returned_counts_payloads_not_ids(self, queue: Queue) -> None:
+        assert queue.push([{"id": 1, "payload": version} for version in range(10)]) == 10
+        assert queue.push({"id": 1, "payload": 0}) == 1  # accepted, and merged
+        assert len(payloads(queue, 1)) == 10
+
+    @pytest.mark.parametrize("wrong", [5, None, "id", b"id", 1.5], ids=repr)
+    def test_what_is_no_iterable_of_jobs_is_refused(self, queue: Queue, wrong: Any) -> None:
+        with pytest.raises(JobError, match="queue 'Orders': jobs are one mapping or an iterable of mappings, not"):
+            queue.push(wrong)
+
+    @pytest.mark.parametrize("wrong", [[1], ["id"], [None], {1, 2}, [("id", 1)], [[{"id": 1}]]], ids=repr)
+    def test_an_iterable_of_something_else_is_refused(self, queue: Queue, wrong: Any) -> None:
+        with pytest.raises(JobError, match="queue 'Orders': .*mapping"):
+            queue.push(wrong)
+        assert queue.stats().length == 0
+
+    def test_defaults(self, queue: Queue) -> None:
+        before = datetime.now(UTC).timestamp()
+        queue.push({"id": 1})
+        job = queue.peek(1)
+        assert job is not None
+        ((payload, score),) = job.payloads
+        assert payload == ""
+        assert score == job.perform_at
+        assert before - 1 < score < before + 60
+
+    def test_jobs_of_one_call_may_have_different_fields(self, queue: Queue) -> None:
+        at = datetime(2100, 1, 1, tzinfo=UTC)
+        accepted = queue.push(
+            [
+                {"id": 1},
+                {"id": UUID(int=2), "payload": None},
+                {"id": "3", "payload": [1], "score": 2.5},
+                {"id": 4, "perform_at": at},
+                {"id": 5, "perform_in": at.timestamp(), "score": 7},
+                {"id": 6, "payload": "x", "delay": 3600},
+                {"id": 7, "delay": timedelta(hours=1)},
+                {"id": 8, "perform_at": 1_000_000_000},
+            ]
+        )
+        assert accepted == 8
+        found = queue.fetch([1, UUID(int=2), 3, 4, 5, 6, 7, 8])
+        assert {job_id: job.state for job_id, job in found.items()} == {
+            "1": "due",
+            str(UUID(int=2)): "due",
+            "3": "due",
+            "4": "scheduled",
+            "5": "scheduled",
+            "6": "scheduled",
+            "7": "scheduled",
+            "8": "due",
+        }
+        assert found["3"].payloads == [([1], 2.5)]
+        assert found["4"].perform_at == found["5"].perform_at == at.timestamp()
+        assert found["5"].payloads == [("", 7.0)]
+        one, six, seven, eight = (found[job_id].perform_at or 0 for job_id in "1678")
+        assert 3599 < six - one < 3660
+        assert 3599 < seven - one < 3660
+        assert eight >= one - 1  # the past is clamped to now
+
+    def test_each_id_goes_to_its_shard_and_is_kept_as_documented(self, app: lowq.Lowq, queue: Queue) -> None:
+        payload = {"status": "paid", "version": 3, "note": "\N{SNOWMAN}"}
+        for job_id in ("42", "order-7", "\N{SNOWMAN}", "a:{b}"):
+            queue.push({"id": job_id, "payload": payload, "score": 3})
+            shard = shard_of(job_id.encode(), 3)
+            prefix = f"lowq:v1:{{Orders:{shard}}}:"
+            assert prefix == shard_prefix("lowq", "Orders", shard)
+            (pairs,) = app.client.commands([("ZRANGE", f"{prefix}payloads:{job_id}", 0, -1, "WITHSCORES")], prefix)
+            assert pairs == ['{"note":"\N{SNOWMAN}","status":"paid","version":3}'.encode(), b"3"]
+
+    def test_equal_payloads_are_one_whatever_the_order_of_their_keys(self, queue: Queue) -> None:
+        queue.push(
+            [{"id": 1, "payload": {"a": 1, "b": 2}, "score": 5}, {"id": 1, "payload": {"b": 2, "a": 1}, "score": 4}]
+        )
+        job = queue.peek(1)
+        assert job is not None
+        assert job.payloads == [({"a": 1, "b": 2}, 4.0)]
+
+    def test_the_applications_codec_is_used_both_ways(self, store_url: str) -> None:
+        app = lowq.Lowq(
+            redis_url=store_url,
+            dump_payload=lambda value: b",".join(b"%d" % item for item in sorted(value)),
+            load_payload=lambda data: {int(item) for item in data.split(b",")},
+        )
+        queue = app.queue("Orders", 1)
+        queue.push([{"id": 1, "payload": {3, 1, 2}}, {"id": 1, "payload": {1, 2, 3}}])
+        assert payloads(queue, 1) == [{1, 2, 3}]
+        app.close()
+
+
+# --- order ---
+
+
+class TestOrder:
+    def test_two_pushes_for_one_id_keep_their_order(self, queue: Queue) -> None:
+        for version in range(50):
+            queue.push({"id": 1, "payload": 49 - version})
+        assert payloads(queue, 1) == list(range(49, -1, -1))
+
+    def test_jobs_of_one_push_keep_their_order(self, queue: Queue) -> None:
+        queue.push({"id": 1, "payload": 1999 - version} for version in range(2000))
+        job = queue.peek(1)
+        assert job is not None
+        assert job.payloads_count == 2000
+        assert [payload for payload, _ in job.payloads] == list(range(1999, 999, -1))
+
+    def test_producers_in_several_threads_keep_theirs_and_lose_nothing(self, queue: Queue) -> None:
+        threads, each, ids = 6, 60, 4
+        accepted: list[int] = []
+
+        def produce(thread: int) -> None:
+            for number in range(each):
+                accepted.append(queue.push([{"id": job_id, "payload": [thread, number]} for job_id in range(ids)]))
+
+        pool = [threading.Thread(target=produce, args=(number,)) for number in range(threads)]
+        for thread in pool:
+            thread.start()
+        for thread in pool:
+            thread.join()
+        assert sum(accepted) == threads * each * ids
+        for job_id in range(ids):
+            got = payloads(queue, job_id)
+            assert len(got) == threads * each
+            for number in range(threads):
+                assert [version for thread, version in got if thread == number] == list(range(each))
+
+    def test_more_threads_than_connections_take_turns(self, store_url: str) -> None:
+        app = lowq.Lowq(redis_url=store_url, client_pool_size=2)
+        queue = app.queue("Orders", 3)
+        pool = [threading.Thread(target=lambda n=n: queue.push(jobs(300, n * 300))) for n in range(10)]  # type: ignore[misc]  # n is bound
+        for thread in pool:
+            thread.start()
+        for thread in pool:
+            thread.join()
+        assert queue.stats().length == 3000
+        app.close()
+
+
+# --- streaming ---
+
+
+class Tracked(dict[str, Any]):
+    """A job of which can be told whether it is still in memory."""
+
+    __slots__ = ("__weakref__",)
+    __hash__ = object.__hash__
+
+
+class TestStreaming:
+    def test_a_generator_is_read_no_further_ahead_than_two_chunks(self, queue: Queue, store_url: str) -> None:
+        looker = lowq.Lowq(redis_url=store_url)
+        alive: weakref.WeakSet[Tracked] = weakref.WeakSet()
+        ahead = kept = 0
+
+        def source() -> Iterator[Tracked]:
+            nonlocal ahead, kept
+            for number in range(MANY):
+                if number % 500 == 499:
+                    ahead = max(ahead, number - (looker.queue("Orders").stats().length))
+                    kept = max(kept, len(alive))
+                job = Tracked(id=number)
+                alive.add(job)
+                yield job
+
+        assert queue.push(source()) == MANY
+        assert queue.stats().length == MANY
+        assert CHUNK_JOBS // 2 < ahead <= 2 * CHUNK_JOBS
+        assert CHUNK_JOBS // 2 < kept <= 3 * CHUNK_JOBS
+        assert len(alive) <= 1
+        looker.close()
+
+    def test_progress_is_told_chunk_by_chunk(self, queue: Queue) -> None:
+        told: list[int] = []
+        assert queue.push(jobs(2 * CHUNK_JOBS + 7), on_progress=told.append) == 2 * CHUNK_JOBS + 7
+        assert told == [CHUNK_JOBS, 2 * CHUNK_JOBS, 2 * CHUNK_JOBS + 7]
+
+    def test_large_payloads_are_split_over_calls(self, queue: Queue) -> None:
+        large = [{"id": number % 7, "payload": [number, "x" * 200_000], "score": number} for number in range(40)]
+        assert queue.push(large) == 40
+        assert [payload[0] for payload in payloads(queue, 3)] == [3, 10, 17, 24, 31, 38]
+
+    def test_an_error_of_the_generator_comes_out_as_it_is_after_what_was_read_before(self, queue: Queue) -> None:
+        def source() -> Iterator[dict[str, Any]]:
+            yield from jobs(CHUNK_JOBS + 10)
+            raise KeyError("the database is gone")
+
+        with pytest.raises(KeyError, match="the database is gone"):
+            queue.push(source())
+        assert queue.stats().length == CHUNK_JOBS
+        assert queue.push({"id": "later"}) == 1  # the connection is in order
+
+    def test_an_interruption_leaves_the_connection_in_order(self, queue: Queue) -> None:
+        def source() -> Iterator[dict[str, Any]]:
+            yield from jobs(CHUNK_JOBS + 10)
+            raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            queue.push(source())
+        assert queue.push({"id": "later"}) == 1
+        assert queue.stats().length == CHUNK_JOBS + 1
+
+
+# --- bad jobs ---
+
+
+class TestBadJobs:
+    @pytest.mark.parametrize(
+        ("job", "error", "message"),
+        [
+            ({"payload": 1}, JobError, "queue 'Orders': a job has no id"),
+            ({"id": ""}, JobError, "queue 'Orders': an id is empty"),
+            ({"id": True}, JobError, "queue 'Orders': id True is a bool"),
+            ({"id": 7, "score": float("nan")}, JobError, "queue 'Orders': job 7: score nan"),
+            ({"id": 7, "perform_at": 60}, JobError, "queue 'Orders': job 7: perform_at=60 .*delay=60"),
+            ({"id": 7, "paylod": 1}, JobError, "queue 'Orders': job 7: unknown field 'paylod'; did you mean 'payload'"),
+            ({"id": 7, "payload": {1}}, PayloadError, "queue 'Orders': job 7: .* is a set"),
+            ({"id": 7, "payload": "x" * 2**20}, PayloadError, "queue 'Orders': job 7: the payload has 1048578 bytes"),
+        ],
+    )
+    @pytest.mark.parametrize("good_before", [0, 3, CHUNK_JOBS - 1])
+    def test_nothing_of_a_chunk_with_a_bad_job_is_written(
+        self, app: lowq.Lowq, queue: Queue, job: dict[str, Any], error: type[Exception], message: str, good_before: int
+    ) -> None:
+        with pytest.raises(error, match=message) as caught:
+            queue.push([*jobs(good_before), job, *jobs(3)])
+        assert not isinstance(caught.value, PushError)
+        assert queue.stats().length == 0
+        assert [key for key in app.client.command("KEYS", "*") if b"payloads" in key] == []
+
+    @pytest.mark.parametrize("listed", [True, False])
+    def test_a_bad_job_in_a_later_chunk_says_what_is_in_and_hands_back_the_rest(
+        self, queue: Queue, listed: bool
+    ) -> None:
+        source = [*jobs(CHUNK_JOBS + 5), {"id": "bad", "score": "high"}, *jobs(3 * CHUNK_JOBS, start=CHUNK_JOBS + 5)]
+        with pytest.raises(PushError, match=f"queue 'Orders': {CHUNK_JOBS} payloads are in.*score 'high'") as caught:
+            queue.push(source if listed else iter(source))
+        assert isinstance(caught.value.__cause__, JobError)
+        assert queue.stats().length == caught.value.accepted == CHUNK_JOBS
+        rest = caught.value.rest
+        assert isinstance(rest, list) == listed
+        rest = list(rest)
+        assert rest == source[CHUNK_JOBS:]
+        assert queue.push(job for job in rest if job["id"] != "bad") == len(rest) - 1
+        assert queue.stats().length == 4 * CHUNK_JOBS + 5
+
+
+# --- queues and their shards ---
+
+
+class TestWithoutTheWorker:
+    def test_a_producer_needs_only_the_queues_name_once_it_is_known(self, app: lowq.Lowq, store_url: str) -> None:
+        @app.worker(shards_count=7, batch_size=3)
+        class Orders(lowq.Worker[int]):
+            def perform(self, payloads_by_id: dict[str, list[int]]) -> None: ...
+
+        Orders.perform_async({"id": "a"})
+        producer = lowq.Lowq(redis_url=store_url)
+        assert producer.queue("Orders").push([{"id": "b"}, {"id": "c"}]) == 2
+        assert all_ids(Orders.queue) == {"a", "b", "c"}
+        (info,) = producer.queues()
+        assert (info.shards_count, info.options["batch_size"]) == (7, 3)  # the producer has not overwritten them
+        producer.close()
+
+    def test_a_queue_that_nobody_has_used_needs_its_shards_count(self, app: lowq.Lowq) -> None:
+        with pytest.raises(UnknownQueueError, match="queue 'Orders'"):
+            app.queue("Orders").push({"id": 1})
+        assert app.queues() == []
+        assert app.queue("Orders", 4).push({"id": 1}) == 1
+        assert app.queue("Orders").push({"id": 2}) == 1
+        assert [info.shards_count for info in app.queues()] == [4]
+
+    def test_a_worker_of_the_application_is_found_by_its_queues_name(self, app: lowq.Lowq) -> None:
+        @app.worker(shards_count=7)
+        class Orders(lowq.Worker[int]):
+            def perform(self, payloads_by_id: dict[str, list[int]]) -> None: ...
+
+        assert app.queue("Orders").push({"id": 1}) == 1
+        assert Orders.queue.stats().shards_count == 7
+
+    def test_from_async_code(self, app: lowq.Lowq) -> None:
+        @app.worker
+        class Orders(lowq.Worker[int]):
+            def perform(self, payloads_by_id: dict[str, list[int]]) -> None: ...
+
+        async def produce() -> list[int]:
+            return await asyncio.gather(*(Orders.aperform_async(jobs(100, start)) for start in range(0, 1000, 100)))
+
+        assert asyncio.run(produce()) == [100] * 10
+        assert Orders.queue.stats().length == 1000
+
+    def test_errors_reach_async_code(self, app: lowq.Lowq) -> None:
+        @app.worker
+        class Orders(lowq.Worker[int]):
+            def perform(self, payloads_by_id: dict[str, list[int]]) -> None: ...
+
+        with pytest.raises(JobError, match="an id is empty"):
+            asyncio.run(Orders.aperform_async({"id": ""}))
+
+
+class TestShardsCount:
+    def test_a_second_number_is_refused_through_the_registry(self, queue: Queue, store_url: str) -> None:
+        queue.push({"id": 1})
+        other = lowq.Lowq(redis_url=store_url)
+        with pytest.raises(ShardsCountError, match="queue 'Orders' has shards_count=3 .* shards_count=4") as caught:
+            other.queue("Orders", 4).push({"id": 2})
+        assert (caught.value.existing, caught.value.wanted) == (3, 4)
+        assert queue.stats().length == 1
+        other.close()
+
+    def test_also_by_a_worker(self, queue: Queue, store_url: str) -> None:
+        queue.push({"id": 1})
+        other = lowq.Lowq(redis_url=store_url)
+
+        @other.worker(shards_count=4)
+        class Orders(lowq.Worker[int]):
+            def perform(self, payloads_by_id: dict[str, list[int]]) -> None: ...
+
+        with pytest.raises(ShardsCountError):
+            Orders.perform_async(jobs(5))
+        assert queue.stats().length == 1
+        other.close()
+
+    def test_also_in_a_process_that_has_used_the_queue_before(self, app: lowq.Lowq, queue: Queue) -> None:
+        # Of 3 shards one has been used. The other two are untouched and would take anything.
+        queue.push({"id": 1})
+        with pytest.raises(ShardsCountError):
+            app.queue("Orders", 4).push(jobs(20))
+        assert queue.stats().length == 1
+
+    def test_each_shard_refuses_it_too_when_the_registry_is_lost(
+        self, app: lowq.Lowq, queue: Queue, store_url: str
+    ) -> None:
+        queue.push(jobs(20))
+        app.client.command("DEL", queues_key("lowq"))
+        other = lowq.Lowq(redis_url=store_url)
+        with pytest.raises(ShardsCountError, match="shards_count=3 .* shards_count=2"):
+            other.queue("Orders", 2).push(jobs(20, start=100))
+        assert all_ids(queue) == {str(number) for number in range(20)}
+        other.close()
+
+    @pytest.mark.parametrize("count", [0, -1, 1.5, "3", True])
+    def test_no_number_of_shards_at_all(self, app: lowq.Lowq, count: Any) -> None:
+        with pytest.raises(ConfigError, match="shards_count="):
+            app.queue("Orders", count).push({"id": 1})
+
+
+# --- client middlewares ---
+
+
+class TestClientMiddlewares:
+    def test_they_surround_each_chunk_the_first_outermost(self, store_url: str) -> None:
+        events: list[str] = []
+
+        def named(name: str) -> Callable[..., None]:
+            def middleware(worker: Any, batch: list[Any], call_next: Callable[[], None]) -> None:
+                events.append(f"{name} {worker} {len(batch)}")
+                call_next()
+                events.append(f"/{name}")
+
+            return middleware
+
+        app = lowq.Lowq(redis_url=store_url, client_middlewares=[named("a"), named("b")])
+        assert app.queue("Orders", 3).push(jobs(CHUNK_JOBS + 1)) == CHUNK_JOBS + 1
+        first, second = f"Orders {CHUNK_JOBS}", "Orders 1"
+        assert events == [f"a {first}", f"b {first}", "/b", "/a", f"a {second}", f"b {second}", "/b", "/a"]
+        app.close()
+
+    def test_they_are_told_the_workers_class_where_it_is_known(self, store_url: str) -> None:
+        told: list[Any] = []
+
+        def look(worker: Any, batch: list[Any], call_next: Callable[[], None]) -> None:
+            told.append(worker)
+            call_next()
+
+        app = lowq.Lowq(redis_url=store_url, client_middlewares=[look])
+
+        @app.worker
+        class Orders(lowq.Worker[int]):
+            def perform(self, payloads_by_id: dict[str, list[int]]) -> None: ...
+
+        Orders.perform_async({"id": 1})
+        app.queue("Orders").push({"id": 1})
+        assert told == [Orders, Orders]
+        app.close()
+
+    def test_they_may_rewrite_drop_and_add_jobs(self, store_url: str) -> None:
+        def rewrite(worker: Any, batch: list[Any], call_next: Callable[[], None]) -> None:
+            batch[:] = [{**job, "id": f"tenant-{job['id']}"} for job in batch if job["id"] != 2]
+            batch.append({"id": "audit"})
+            call_next()
+
+        app = lowq.Lowq(redis_url=store_url, client_middlewares=[rewrite])
+        queue = app.queue("Orders", 3)
+        given = [{"id": 1}, {"id": 2}, {"id": 3}]
+        assert queue.push(given) == 3
+        assert all_ids(queue) == {"tenant-1", "tenant-3", "audit"}
+        assert given == [{"id": 1}, {"id": 2}, {"id": 3}]
+        app.close()
+
+    @pytest.mark.parametrize("how", ["raises", "returns"])
+    def test_a_veto_writes_nothing_and_is_never_silent(self, store_url: str, how: str) -> None:
+        def veto(worker: Any, batch: list[Any], call_next: Callable[[], None]) -> None:
+            if how == "raises":
+                raise PermissionError("closed on Sundays")
+
+        app = lowq.Lowq(redis_url=store_url, client_middlewares=[veto])
+        queue = app.queue("Orders", 3)
+        with pytest.raises(PermissionError if how == "raises" else LowqError):
+            queue.push(jobs(3))
+        assert queue.stats().length == 0
+        app.close()
+
+    def test_what_they_make_of_a_job_is_validated(self, store_url: str) -> None:
+        def spoil(worker: Any, batch: list[Any], call_next: Callable[[], None]) -> None:
+            batch[0] = {"id": ""}
+            call_next()
+
+        app = lowq.Lowq(redis_url=store_url, client_middlewares=[spoil])
+        with pytest.raises(JobError, match="an id is empty"):
+            app.queue("Orders", 3).push(jobs(3))
+        app.close()
+
+
+# --- Redis goes away half way ---
+
+
+class TestOutageHalfWay:
+    @pytest.fixture
+    def server(self) -> Iterator[RedisServer]:
+        with RedisServer(appendonly="yes") as server:
+            yield server
+
+    def test_what_was_accepted_is_in_and_the_rest_of_a_generator_goes_on(self, server: RedisServer) -> None:
+        app = lowq.Lowq(redis_url=server.url)
+        queue = app.queue("Orders", 3)
+        read = 0
+
+        def source() -> Iterator[dict[str, Any]]:
+            nonlocal read
+            for job in jobs(MANY):
+                if read == 2 * CHUNK_JOBS + 100:
+                    server.stop()
+                read += 1
+                yield job
+
+        with pytest.raises(PushError, match=r"queue 'Orders': \d+ payloads are in, the rest is not certain") as caught:
+            queue.push(source())
+        error = caught.value
+        assert isinstance(error, RedisUnavailable)
+        assert error.accepted in (CHUNK_JOBS, 2 * CHUNK_JOBS)
+        assert not isinstance(error.rest, list)
+        assert read <= 3 * CHUNK_JOBS  # the rest of it was not read
+
+        server.start()
+        assert queue.stats().length >= error.accepted
+        assert queue.push(error.rest) == MANY - error.accepted
+        assert read == MANY
+        assert all_ids(queue) == {str(number) for number in range(MANY)}
+        app.close()
+
+    def test_the_rest_of_a_list_is_a_list(self, server: RedisServer) -> None:
+        app = lowq.Lowq(redis_url=server.url)
+        queue = app.queue("Orders", 3)
+        source = list(jobs(3 * CHUNK_JOBS))
+
+        def stop_once(accepted: int) -> None:
+            if accepted == CHUNK_JOBS:
+                server.stop()
+
+        with pytest.raises(PushError) as caught:
+            queue.push(source, on_progress=stop_once)
+        error = caught.value
+        assert error.accepted == CHUNK_JOBS
+        assert isinstance(error.rest, list)
+        # By shards: the order of different ids means nothing.
+        assert sorted(error.rest, key=lambda job: int(job["id"])) == source[CHUNK_JOBS:]
+
+        with pytest.raises(RedisUnavailable):  # still away, and the rest is still complete
+            queue.push(error.rest)
+        server.start()
+        assert queue.push(error.rest) == 2 * CHUNK_JOBS
+        assert queue.stats().length == 3 * CHUNK_JOBS
+        app.close()
+
+    def test_a_connection_that_breaks_is_repeated_without_counting_twice(self, redis_url: str) -> None:
+        app = lowq.Lowq(redis_url=redis_url)
+        queue = app.queue("Orders", 3)
+        queue.push({"id": "first"})
+        killer = lowq.Lowq(redis_url=redis_url)
+        for number in itertools.count():
+            killer.client.command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+            assert queue.push({"id": number}) == 1
+            if number == 5:
+                break
+        assert queue.stats().length == 7
+        app.close()
+        killer.close()
