@@ -142,7 +142,9 @@ class Shard:
         self.wakes = 0
         self._delivery = 0
         self._token_in_hand = ""
+        #: Taken and neither finished nor reported.
         self._in_hand: set[str] = set()
+        #: Finished and not acknowledged.
         self._finished: list[str] = []
 
     def __repr__(self) -> str:
@@ -162,9 +164,8 @@ class Shard:
 
     def acquire_call(self, lease_ttl: float, now: float | None = None, *, charge: bool = True) -> Call:
         """``charge``: what is found in flight counts as a crash of its owner; not so when Redis was away."""
-        in_hand = self._delivery if self._in_hand else 0
         args = (_time(now), self._nonce, _milliseconds(lease_ttl), self._shards_count, self._max_crash_count)
-        return Call("acquire", self.prefix, [*args, in_hand, random.getrandbits(31), "" if charge else "1"])
+        return Call("acquire", self.prefix, [*args, random.getrandbits(31), "" if charge else "1"])
 
     def acquired(self, reply: Any, deadline: float) -> Lease | Held:
         """Takes note of the reply to `acquire_call`. ``deadline``: monotonic, from before it was sent.
@@ -237,7 +238,7 @@ class Shard:
         if token != self._token_in_hand:
             self.drop_trip()
             self._token_in_hand = token
-        last = self._delivery if len(self._in_hand) > len(self._finished) else 0
+        last = self._delivery if self._in_hand else 0
         args = (_time(now), token, last, min(limit, MAX_TRIP_JOBS), self._max_payloads, MAX_TRIP_BYTES)
         return Call("take", self.prefix, [*args, self._delivery, *map(_bytes, self._finished)])
 
@@ -249,8 +250,7 @@ class Shard:
         """
         if isinstance(reply, Exception):
             if isinstance(reply, LeaseLost):
-                self.drop_trip()
-                self.lose()
+                self._refused()
             raise reply
         lease = self.lease
         if lease is None or lease.token != self._token_in_hand:
@@ -259,7 +259,6 @@ class Shard:
             self.drop_trip()
             raise LeaseLost(f"queue {self.queue!r}, shard {self.index}: the lease was lost during take")
         delivery, delay, paused = reply[0], reply[1], reply[2]
-        self._in_hand.difference_update(self._finished)
         self._finished.clear()
         trip = Trip(delivery, lease, [], None if delay is None else delay / 1e6, bool(paused))
         if len(reply) > 4:
@@ -295,7 +294,10 @@ class Shard:
 
     def finish(self, ids: Iterable[str]) -> None:
         """These ids were performed; the next take acknowledges them."""
-        self._finished += [job_id for job_id in ids if job_id in self._in_hand]
+        for job_id in ids:
+            if job_id in self._in_hand:
+                self._in_hand.remove(job_id)
+                self._finished.append(job_id)
 
     def fail(self, failures: Sequence[Failure], now: float | None = None) -> None:
         """The outcome of a batch that failed.
@@ -337,16 +339,21 @@ class Shard:
         try:
             self._client.run(script, self.prefix, _time(now), self._token_in_hand, self._delivery, *args)
         except LeaseLost:
-            self.drop_trip()
-            self.lose()
+            self._refused()
             raise
         self._in_hand.difference_update(ids)
+
+    def _refused(self) -> None:
+        # What is in hand is somebody else's. The lease is lost with it, unless a new one was got meanwhile.
+        self.drop_trip()
+        if self._token() == self._token_in_hand:
+            self.lose()
 
     def keep_finished(self) -> None:
         """Only what finished is in hand any more. The rest is not reported: it is in flight, and the next take, or
         the next owner, gets it.
         """
-        self._in_hand.intersection_update(self._finished)
+        self._in_hand.clear()
 
     def early_ack_call(self, already: int) -> Call | None:
         """Acknowledges what finished so far while a slow job of the same trip is still being performed. For another

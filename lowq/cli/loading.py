@@ -24,7 +24,7 @@ import click
 
 import lowq
 from lowq.app import Lowq
-from lowq.cli.failure import Failure
+from lowq.cli.failure import FAILED, USAGE, Failure
 from lowq.errors import LowqError
 
 _OURS = str(Path(lowq.__file__).parent)
@@ -51,7 +51,7 @@ def _split(spec: str) -> tuple[str, str]:
         return spec, ""
     target, _, attribute = spec.partition(":")
     if not target:
-        raise Failure(f"-r {spec}: write -r app.py, -r pkg.module or -r pkg.module:app", 2)
+        raise Failure(f"-r {spec}: write -r app.py, -r pkg.module or -r pkg.module:app", USAGE)
     return target, attribute
 
 
@@ -60,9 +60,9 @@ def _split(spec: str) -> tuple[str, str]:
 
 def _load_file(path: Path) -> ModuleType:
     if path.is_dir():
-        raise Failure(f"-r {path}: that is a folder; name a file in it, or a package as pkg.module", 2)
+        raise Failure(f"-r {path}: that is a folder; name a file in it, or a package as pkg.module", USAGE)
     if not path.is_file():
-        raise Failure(f"-r {path}: there is no such file; {_near_files(path)}", 2)
+        raise Failure(f"-r {path}: there is no such file; {_near_files(path)}", USAGE)
     path = path.resolve()
     folder, names = path.parent, [path.stem]
     while (folder / "__init__.py").is_file() and folder.name.isidentifier():
@@ -78,6 +78,11 @@ def _load_file(path: Path) -> ModuleType:
 
 def _import_file(name: str, path: Path) -> ModuleType:
     """Imports it as everybody else would, so that it is there once; by its path when the name means another."""
+    if "." in name:
+        module = importlib.import_module(name)
+        if module.__file__ is None or Path(module.__file__).resolve() != path:
+            raise Failure(f"-r {path}: its name, {name}, is that of another module here: {module.__file__}", USAGE)
+        return module
     try:
         spec = importlib.util.find_spec(name)
     except (ImportError, ValueError):
@@ -114,7 +119,7 @@ def _near_files(path: Path) -> str:
 
 def _load_module(name: str) -> ModuleType:
     if not all(part.isidentifier() for part in name.split(".")):
-        raise Failure(f"-r {name}: write -r app.py, -r pkg.module or -r pkg.module:app", 2)
+        raise Failure(f"-r {name}: write -r app.py, -r pkg.module or -r pkg.module:app", USAGE)
 
     def load() -> ModuleType:
         try:
@@ -122,7 +127,9 @@ def _load_module(name: str) -> ModuleType:
         except ModuleNotFoundError as error:
             # A name that is missing on the way to the module; not one that the module itself imports in vain.
             if error.name and f"{name}.".startswith(f"{error.name}."):
-                raise Failure(f"-r {name}: there is no module {error.name!r}; {_near_modules(error.name)}", 2) from None
+                raise Failure(
+                    f"-r {name}: there is no module {error.name!r}; {_near_modules(error.name)}", USAGE
+                ) from None
             raise
 
     return _guarded(name, load)
@@ -157,11 +164,11 @@ def _guarded(what: str, load: Callable[[], ModuleType]) -> ModuleType:
         raise Failure(
             f"-r {what}: it ended the process while it was imported (sys.exit({error.code!r})); "
             'put what is meant for a direct start behind `if __name__ == "__main__":`',
-            1,
+            FAILED,
         ) from None
     except BaseException as error:
         click.echo(users_traceback(error), err=True, nl=False)
-        raise Failure(f"-r {what}: it could not be imported, see above", 1) from None
+        raise Failure(f"-r {what}: it could not be imported, see above", FAILED) from None
 
 
 def users_traceback(error: BaseException) -> str:
@@ -205,22 +212,22 @@ def _find_app(module: ModuleType, target: str, attribute: str, *, workers: bool)
             near = get_close_matches(attribute, apps, 1, 0.4) or list(apps)
             what = "there is no such name in it" if app is None else f"that is a {type(app).__name__}, no lowq.Lowq"
             hint = f"did you mean {' or '.join(f'{target}:{name}' for name in near)}?" if near else f"try -r {target}"
-            raise Failure(f"-r {target}:{attribute}: {what}; {hint}", 2)
+            raise Failure(f"-r {target}:{attribute}: {what}; {hint}", USAGE)
         if workers and not app.workers:
-            raise Failure(f"-r {target}:{attribute} registers no worker; decorate one with @{attribute}.worker", 2)
+            raise Failure(f"-r {target}:{attribute} registers no worker; decorate one with @{attribute}.worker", USAGE)
         return app
     if lowq.app.workers:
         return lowq.app
     distinct = {id(app): (name, app) for name, app in apps.items() if app.workers or not workers}
     if len(distinct) > 1:
         names = " or ".join(f"-r {target}:{name}" for name, _ in distinct.values())
-        raise Failure(f"-r {target} has {len(distinct)} applications; choose one: {names}", 2)
+        raise Failure(f"-r {target} has {len(distinct)} applications; choose one: {names}", USAGE)
     if distinct:
         return next(iter(distinct.values()))[1]
     if workers:
         raise Failure(
             f"-r {target} registers no worker; decorate a class or function in it, or in what it imports, "
             "with @lowq.worker",
-            2,
+            USAGE,
         )
     return lowq.app

@@ -6,9 +6,8 @@
 -- ARGV[3]  lease_ttl, milliseconds
 -- ARGV[4]  shards_count of the queue
 -- ARGV[5]  max_crash_count of the worker
--- ARGV[6]  delivery that the caller still has in hand (only matters when it resumes), or 0
--- ARGV[7]  seed of the jitter, an integer
--- ARGV[8]  '1' when what is in flight is not to be charged: Redis was away lately, the owner may live
+-- ARGV[6]  seed of the jitter, an integer
+-- ARGV[7]  '1' when what is in flight is not to be charged: Redis was away lately, the owner may live
 --
 -- Reply: {'held', PTTL in ms} | {'resumed', fence} | {'acquired', fence, restored, poisoned id...}
 --   restored: how many jobs waited again. The token is nonce .. ':' .. fence.
@@ -21,6 +20,7 @@
 --!include clock
 --!include touch
 --!include merge
+--!include merge_part
 --!include taken
 --!include put_back
 --!include forget
@@ -39,6 +39,15 @@ if holder and not (own and holder == string.format('%s:%.0f', nonce, fence)) the
   return { 'held', redis.call('PTTL', key_lease) }
 end
 
+-- Its own lease ran out and nobody came between, or the reply of the call that got it was lost. What is in flight
+-- stays so: what it has in hand it will report, and what it hasn't is handed out again by its next take.
+if own then
+  local text = string.format('%.0f', fence)
+  redis.call('SET', key_lease, nonce .. ':' .. text, 'PX', ttl)
+  redis.call('HDEL', key_meta, 'spared')
+  return { 'resumed', text }
+end
+
 local now = read_now()
 local records = redis.call('HGETALL', prefix .. 'taken')
 local ids = {}
@@ -47,27 +56,15 @@ for i = 1, #records, 2 do
 end
 touch(prefix, { 'payloads:', 'taken:payloads:', 'morgue:payloads:' }, ids)
 
--- Its own lease ran out and nobody came between, or the reply of the call that got it was lost. Jobs in flight
--- that it doesn't hold are from before Redis lost data; they wait again, and that is nobody's crash.
-if own then
-  redis.call('SET', key_lease, string.format('%s:%.0f', nonce, fence), 'PX', ttl)
-  for i = 1, #records, 2 do
-    if parse_taken(records[i + 1]) ~= ARGV[6] then
-      put_back(prefix, records[i], records[i + 1])
-    end
-  end
-  return { 'resumed', string.format('%.0f', fence) }
-end
-
 fence = math.max(fence + 1, math.floor(now * 1000000))
 local text = string.format('%.0f', fence)
 redis.call('HSET', key_meta, 'fence', text, 'owner', nonce, 'shards_count', ARGV[4])
 redis.call('SET', key_lease, nonce .. ':' .. text, 'PX', ttl)
 local reply = { 'acquired', text, #records / 2 }
-math.randomseed(tonumber(ARGV[7]))
+math.randomseed(tonumber(ARGV[6]))
 for i = 1, #records, 2 do
   local id, record = records[i], records[i + 1]
-  if spared or ARGV[8] == '1' then
+  if spared or ARGV[7] == '1' then
     put_back(prefix, id, record)
   elseif crash(prefix, id, record, now, tonumber(ARGV[5]), 0.05 + math.random() * 0.45) then
     reply[3] = reply[3] - 1

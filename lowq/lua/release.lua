@@ -18,6 +18,7 @@
 --!include lease
 --!include touch
 --!include merge
+--!include merge_part
 --!include taken
 --!include records_of
 --!include put_back

@@ -126,7 +126,7 @@ class Model:
         if self.lease is None or token != self.lease:
             raise Refused
 
-    def acquire(self, now: float, nonce: str, holds: int, *, charge: bool) -> tuple[Any, ...]:
+    def acquire(self, now: float, nonce: str, *, charge: bool) -> tuple[Any, ...]:
         """("held",), ("resumed", fence) or ("acquired", fence, restored, poisoned). Jobs whose owner died get their
         earliest time, and are named in `delayed`: up to `JITTER` later is right, too.
         """
@@ -136,9 +136,7 @@ class Model:
             return ("held",)
         if own:
             self.lease = f"{nonce}:{self.fence}"
-            for job_id, flight in list(self.taken.items()):
-                if flight.delivery != holds:
-                    self._put_back(job_id, flight.perform_at)
+            self.spared = False
             return ("resumed", self.fence)
         self.fence = max((self.fence or 0) + 1, math.floor(now * 1e6))
         self.used = True
@@ -175,6 +173,9 @@ class Model:
         flight = self.taken[job_id]
         if self.crashes[job_id] >= self.max_crash_count:
             died = f"poison: the process died {self.crashes[job_id]} times with this job in flight"
+            waiting = self.waiting.pop(job_id, None)
+            if waiting is not None:
+                merge_into(flight.payloads, waiting.payloads)
             self._bury(job_id, now, died, self.taken.pop(job_id).payloads)
             self._forget(job_id)
             return True

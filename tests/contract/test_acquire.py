@@ -176,15 +176,15 @@ def test_job_whose_owners_keep_dying_is_buried_as_poison(rig: ShardRig) -> None:
     assert rig.names() == REMAINS | {"morgue", "morgue:errors", "morgue:payloads:x"}
 
 
-def test_max_crash_count_1_buries_at_the_first_crash(rig: ShardRig) -> None:
+def test_poison_is_the_whole_job_also_what_came_meanwhile(rig: ShardRig) -> None:
     rig.push(job("x", "v1", 1))
     rig.own().take(1, NOW)
     rig.push(job("x", "v2", 2))
     rig.lease_runs_out()
     assert lease_of(rig.owner("second", max_crash_count=1)).poisoned == ("x",)
-    assert rig.read("morgue:payloads:x") == {"v1": 1}
-    assert rig.read("payloads:x") == {"v2": 2}  # what came later has done nothing yet
-    assert set(rig.read("due")) == {"x"}
+    assert rig.read("morgue:payloads:x") == {"v1": 1, "v2": 2}
+    assert rig.read("due") == {}
+    assert rig.names() == REMAINS | {"morgue", "morgue:errors", "morgue:payloads:x"}
 
 
 def test_crash_counts_for_what_a_lost_reply_held(rig: ShardRig) -> None:
@@ -249,7 +249,9 @@ def test_resumed_process_is_handed_out_again_what_it_does_not_have(rig: ShardRig
     assert lease_of(shard, LATER).resumed
     assert rig.read("crashes") == {}
     assert rig.read("solo") == set()
-    assert handed(shard.take(1, LATER)) == {"x": ["v1", "v2"]}
+    assert handed(shard.take(1, LATER)) == {"x": ["v1"]}
+    shard.finish(["x"])
+    assert handed(shard.take(1, LATER)) == {"x": ["v2"]}
 
 
 def test_process_does_not_resume_when_somebody_came_between(rig: ShardRig) -> None:

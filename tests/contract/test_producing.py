@@ -117,7 +117,7 @@ class TestJobsIn:
 
     @pytest.mark.parametrize("wrong", [[1], ["id"], [None], {1, 2}, [("id", 1)], [[{"id": 1}]]], ids=repr)
     def test_an_iterable_of_something_else_is_refused(self, queue: Queue, wrong: Any) -> None:
-        with pytest.raises(JobError, match="queue 'Orders': .*mapping"):
+        with pytest.raises(JobError, match=r"queue 'Orders': .*mapping"):
             queue.push(wrong)
         assert queue.stats().length == 0
 
@@ -216,8 +216,10 @@ class TestOrder:
         accepted: list[int] = []
 
         def produce(thread: int) -> None:
-            for number in range(each):
-                accepted.append(queue.push([{"id": job_id, "payload": [thread, number]} for job_id in range(ids)]))
+            accepted.extend(
+                queue.push([{"id": job_id, "payload": [thread, number]} for job_id in range(ids)])
+                for number in range(each)
+            )
 
         pool = [threading.Thread(target=produce, args=(number,)) for number in range(threads)]
         for thread in pool:
@@ -234,7 +236,7 @@ class TestOrder:
     def test_more_threads_than_connections_take_turns(self, store_url: str) -> None:
         app = lowq.Lowq(redis_url=store_url, client_pool_size=2)
         queue = app.queue("Orders", 3)
-        pool = [threading.Thread(target=lambda n=n: queue.push(jobs(300, n * 300))) for n in range(10)]  # type: ignore[misc]  # n is bound
+        pool = [threading.Thread(target=queue.push, args=(jobs(300, number * 300),)) for number in range(10)]
         for thread in pool:
             thread.start()
         for thread in pool:
@@ -250,7 +252,9 @@ class Tracked(dict[str, Any]):
     """A job of which can be told whether it is still in memory."""
 
     __slots__ = ("__weakref__",)
-    __hash__ = object.__hash__
+
+    def __hash__(self) -> int:  # type: ignore[override]  # a dict has none, and a WeakSet needs one
+        return id(self)
 
 
 class TestStreaming:
@@ -284,7 +288,11 @@ class TestStreaming:
     def test_large_payloads_are_split_over_calls(self, queue: Queue) -> None:
         large = [{"id": number % 7, "payload": [number, "x" * 200_000], "score": number} for number in range(40)]
         assert queue.push(large) == 40
-        assert [payload[0] for payload in payloads(queue, 3)] == [3, 10, 17, 24, 31, 38]
+        for job_id, count in ((3, 6), (6, 5)):
+            job = queue.peek(job_id)
+            assert job is not None
+            assert job.payloads_count == count
+            assert [payload[0] for payload, _ in job.payloads] == [job_id + 7 * n for n in range(5)]  # 1 MiB of them
 
     def test_an_error_of_the_generator_comes_out_as_it_is_after_what_was_read_before(self, queue: Queue) -> None:
         def source() -> Iterator[dict[str, Any]]:
@@ -408,7 +416,7 @@ class TestShardsCount:
     def test_a_second_number_is_refused_through_the_registry(self, queue: Queue, store_url: str) -> None:
         queue.push({"id": 1})
         other = lowq.Lowq(redis_url=store_url)
-        with pytest.raises(ShardsCountError, match="queue 'Orders' has shards_count=3 .* shards_count=4") as caught:
+        with pytest.raises(ShardsCountError, match=r"queue 'Orders' has shards_count=3 .* shards_count=4") as caught:
             other.queue("Orders", 4).push({"id": 2})
         assert (caught.value.existing, caught.value.wanted) == (3, 4)
         assert queue.stats().length == 1
@@ -440,7 +448,7 @@ class TestShardsCount:
         queue.push(jobs(20))
         app.client.command("DEL", queues_key("lowq"))
         other = lowq.Lowq(redis_url=store_url)
-        with pytest.raises(ShardsCountError, match="shards_count=3 .* shards_count=2"):
+        with pytest.raises(ShardsCountError, match=r"shards_count=3 .* shards_count=2"):
             other.queue("Orders", 2).push(jobs(20, start=100))
         assert all_ids(queue) == {str(number) for number in range(20)}
         other.close()
@@ -540,29 +548,30 @@ class TestOutageHalfWay:
     def test_what_was_accepted_is_in_and_the_rest_of_a_generator_goes_on(self, server: RedisServer) -> None:
         app = lowq.Lowq(redis_url=server.url)
         queue = app.queue("Orders", 3)
+        total = 6 * CHUNK_JOBS
         read = 0
 
         def source() -> Iterator[dict[str, Any]]:
             nonlocal read
-            for job in jobs(MANY):
+            for job in jobs(total):
                 if read == 2 * CHUNK_JOBS + 100:
                     server.stop()
                 read += 1
                 yield job
 
-        with pytest.raises(PushError, match=r"queue 'Orders': \d+ payloads are in, the rest is not certain") as caught:
+        with pytest.raises(PushError, match=r"queue 'Orders': \d+ payloads are in, .*PushError\.rest") as caught:
             queue.push(source())
         error = caught.value
         assert isinstance(error, RedisUnavailable)
-        assert error.accepted in (CHUNK_JOBS, 2 * CHUNK_JOBS)
+        assert CHUNK_JOBS <= error.accepted <= 2 * CHUNK_JOBS
         assert not isinstance(error.rest, list)
-        assert read <= 3 * CHUNK_JOBS  # the rest of it was not read
+        assert read <= 4 * CHUNK_JOBS  # the rest of it was not read
 
         server.start()
         assert queue.stats().length >= error.accepted
-        assert queue.push(error.rest) == MANY - error.accepted
-        assert read == MANY
-        assert all_ids(queue) == {str(number) for number in range(MANY)}
+        assert queue.push(error.rest) == total - error.accepted
+        assert read == total
+        assert all_ids(queue) == {str(number) for number in range(total)}
         app.close()
 
     def test_the_rest_of_a_list_is_a_list(self, server: RedisServer) -> None:

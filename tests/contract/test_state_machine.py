@@ -241,10 +241,9 @@ class ShardMachine(RuleBasedStateMachine):
     # --- the lease ---
 
     def _acquire(self, process: Process, lost: str = "", *, charge: bool = True) -> None:
-        holds = process.delivery if process.hand else 0
 
         def apply() -> tuple[Any, ...]:
-            answer = self.model.acquire(self.now, process.nonce, holds, charge=charge)
+            answer = self.model.acquire(self.now, process.nonce, charge=charge)
             for job_id in self.model.delayed:
                 earliest = self.model.waiting[job_id].perform_at
                 actual = self.rig.read("due")[job_id]

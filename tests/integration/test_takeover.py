@@ -14,6 +14,11 @@ def owner_and_standby(rig: Rig) -> tuple[NodeProcess, NodeProcess]:
     return owner, rig.node().stands_by()
 
 
+def at_work(rig: Rig, node: NodeProcess) -> None:
+    """Waits until the node has performed quite some jobs."""
+    until(lambda: sum(perform.pid == node.pid for perform in rig.performs()) > 100, "work of that node")
+
+
 # --- an orderly change ---
 
 
@@ -37,9 +42,9 @@ def test_nodes_come_and_go_under_load(make_rig: MakeRig) -> None:
     rig = make_rig(LOWQ_LEASE_TTL=15, ORDERS_WORK=0.001)
     nodes = [rig.node().holds_all()]
     finished = rig.produce(2, ids=50, versions=3, rounds=20, pause=0.1)
-    for number in range(1, 4):
+    for _ in range(3):
         nodes.append(rig.node().stands_by())
-        rig.performed(number * 300)
+        at_work(rig, nodes[-2])
         assert nodes[-2].stop() == 0
     finished()
     rig.drained()
@@ -49,7 +54,7 @@ def test_nodes_come_and_go_under_load(make_rig: MakeRig) -> None:
     assert report.problems == []
     assert report.fenced == []
     assert report.repeats == 0
-    assert len({perform.pid for perform in rig.performs()}) == 4
+    assert {perform.pid for perform in rig.performs()} >= {node.pid for node in nodes[:-1]}
     assert rig.merged("crashes") == {}
 
 
@@ -71,8 +76,8 @@ def test_nodes_that_go_quiet_under_load_hand_over_in_order(make_rig: MakeRig) ->
     rig = make_rig(LOWQ_LEASE_TTL=15, ORDERS_SHARDS=20, ORDERS_WORK=0.001)
     nodes = [rig.node().holds_all()]
     finished = rig.produce(2, ids=50, versions=3, rounds=20, pause=0.1)
-    for number in range(1, 4):
-        rig.performed(number * 300)
+    for _ in range(3):
+        at_work(rig, nodes[-1])
         nodes[-1].signal(signal.SIGTSTP)
         nodes.append(rig.node().holds_all())
     finished()

@@ -8,7 +8,15 @@ local function crash(prefix, id, record, now, max_crash_count, delay)
     redis.call('SADD', prefix .. 'solo', id)
     return false
   end
-  merge(prefix .. 'taken:payloads:' .. id, prefix .. 'morgue:payloads:' .. id)
+  -- The whole job, also what came meanwhile. Should both that and the morgue hold thousands of payloads, a part of
+  -- them waits on, as a job that starts afresh.
+  local waiting = prefix .. 'payloads:' .. id
+  merge(prefix .. 'taken:payloads:' .. id, waiting)
+  if merge_part(waiting, prefix .. 'morgue:payloads:' .. id, { payloads = 500, bytes = 1048576 }) then
+    redis.call('ZREM', prefix .. 'due', id)
+  else
+    redis.call('ZADD', prefix .. 'due', 'NX', now, id)
+  end
   redis.call('HDEL', prefix .. 'taken', id)
   redis.call('ZADD', prefix .. 'morgue', now, id)
   redis.call('HSET', prefix .. 'morgue:errors', id,

@@ -1,0 +1,392 @@
+"""The command line without Redis: verbs and options, what is shown, NDJSON, the embedded store's protocol, -r."""
+
+import io
+import json
+import math
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from lowq import Lowq
+from lowq.cli import main, output
+from lowq.cli.embedded import encode, take_command
+from lowq.cli.failure import Failure
+from lowq.cli.loading import load_app, users_traceback
+from lowq.cli.look import _seconds, moment
+from lowq.cli.push import BadLine, Line, Source
+from lowq.job import Job
+from lowq.version import VERSION
+
+
+def invoke(*args: str) -> Result:
+    return CliRunner().invoke(main, args)
+
+
+# --- verbs and options ---
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        (["-r", "app.py"], ["run", "-r", "app.py"]),
+        (["-rapp.py", "-t", "10", "--embedded"], ["run", "-rapp.py", "-t", "10", "--embedded"]),
+        (["-r", "app.py", "--help"], ["run", "-r", "app.py", "--help"]),
+        (["stats", "Orders"], ["stats", "Orders"]),
+        (["--redis-url", "redis://h", "stats", "Orders"], ["stats", "--redis-url", "redis://h", "Orders"]),
+        (["--namespace=shop", "--json", "peek", "Q", "1"], ["peek", "--namespace=shop", "--json", "Q", "1"]),
+        (["-r", "stats", "jobs", "Q"], ["jobs", "-r", "stats", "Q"]),
+        (["--help"], ["--help"]),
+        (["--version"], ["--version"]),
+        ([], []),
+    ],
+)
+def test_options_may_stand_before_the_verb_and_run_may_be_left_out(typed: list[str], meant: list[str]) -> None:
+    assert main._verb_first(typed) == meant
+
+
+def test_every_verb_is_listed_and_explains_itself() -> None:
+    listed = invoke("--help")
+    assert listed.exit_code == 0
+    verbs = [
+        "run",
+        "stats",
+        "nodes",
+        "shards",
+        "jobs",
+        "peek",
+        "why",
+        "push",
+        "kick",
+        "bury",
+        "delete",
+        "perform-now",
+        "pause",
+        "resume",
+        "drop",
+    ]
+    assert sorted(main.commands) == sorted(verbs)
+    for verb in verbs:
+        assert f"\n  {verb} " in listed.stdout
+        help_text = invoke(verb, "--help")
+        assert help_text.exit_code == 0
+        assert "--redis-url" in help_text.stdout
+
+
+def test_version() -> None:
+    assert invoke("--version").stdout == f"lowq {VERSION}\n"
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (["stat"], "did you mean stats?"),
+        (["perform_now", "Q", "1"], "did you mean perform-now?"),
+        (["app.py"], "did you mean: lowq run -r app.py"),
+        (["zzz"], "verbs are run, stats"),
+        (["run"], "lowq run -r app.py"),
+        (["-t", "3"], "lowq run -r app.py"),
+        (["-r", "app.py", "--embedded", "--redis-url", "redis://h"], "leave out --redis-url"),
+        (["-r", "nowhere.py"], "there is no such file"),
+        (["stats", "--jsn"], "--json"),
+        (["jobs"], "Missing argument 'QUEUE'"),
+        (["jobs", "Q", "--state", "dead"], "'morgue'"),
+        (["jobs", "Q", "--limit", "0"], "1<=x<=1000"),
+        (["jobs", "Q", "--min", "soon"], "a time such as"),
+        (["kick", "Q"], "--all"),
+        (["kick", "Q", "1", "--all"], "not both"),
+        (["kick", "Q", "--all", "--match", "4*"], "leave one of them out"),
+        (["kick", "Q", "--state", "due"], "morgue"),
+        (["stats", "a{b"], "queue name"),
+        (["stats", "--redis-url", "http://h"], "redis://"),
+        (["push", "Q", "--shards-count", "1", "--id", "1", "--payload", "paid"], "--payload is no JSON"),
+        (["push", "Q", "--shards-count", "1", "--id", "1", "--score", "high"], "--score high: it is a number"),
+        (["push", "Q", "--shards-count", "1", "--id", "1", "--perform-at", "soon"], "--perform-at soon"),
+        (["push", "Q", "--shards-count", "1", "--score", "1"], "give its --id"),
+        (["push", "Q", "--shards-count", "1", "--id", "1", "--skip", "1"], "leave out the file and --skip"),
+        (["push", "Q", "nowhere.ndjson"], "does not exist"),
+    ],
+)
+def test_wrong_usage_exits_2_and_says_what_to_type(args: list[str], says: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOWQ_REDIS_URL", "memory://cli-usage")
+    result = invoke(*args)
+    assert result.exit_code == 2, result.output
+    assert says in result.stderr
+    assert "Traceback" not in result.stderr
+    assert result.stdout == ""
+
+
+def test_a_wrong_environment_variable_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOWQ_REDIS_URL", "localhost")
+    result = invoke("stats")
+    assert result.exit_code == 2
+    assert result.stderr.startswith("lowq: environment variable LOWQ_REDIS_URL")
+    assert result.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("2", 2.0), (".5", 0.5), ("0", 0.1), ("Orders", None), ("1e9", None)])
+def test_the_seconds_of_watch_are_told_from_a_queue(text: str, seconds: float | None) -> None:
+    assert _seconds(text) == seconds
+
+
+def test_times_are_numbers_or_iso() -> None:
+    assert moment("1800000000.5") == 1800000000.5
+    assert moment("2027-01-15T08:00:00Z") == 1800000000
+    for wrong in ("soon", "0001-01-01"):
+        with pytest.raises(ValueError, match=r".*"):
+            moment(wrong)
+
+
+# --- what is shown ---
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0, "0 s"), (1.26, "1.3 s"), (59.6, "1 min"), (250, "4 min 10 s"), (3600, "1 h"), (90061, "1 d 1 h")],
+)
+def test_durations_have_the_two_largest_units(seconds: float, text: str) -> None:
+    assert output.duration(seconds) == text
+
+
+def test_times_are_told_relatively() -> None:
+    assert output.relative(1250, 1000) == "in 4 min 10 s"
+    assert output.relative(820, 1000) == "3 min ago"
+    assert output.relative(1000.2, 1000) == "now"
+    assert output.relative(None, 1000) == ""
+    assert output.relative(math.inf, 1000) == ""
+
+
+def test_scores_are_shown_as_they_were_given() -> None:
+    assert [output.score(value) for value in (7.0, 7.5, -1.0, 2.0**60)] == ["7", "7.5", "-1", "1.152921504606847e+18"]
+
+
+def test_counts_have_a_plural() -> None:
+    assert output.count(1, "job") == "1 job"
+    assert output.count(1234, "job") == "1,234 jobs"
+
+
+def test_text_is_cut_to_columns_and_not_to_characters() -> None:
+    assert output.shorten("abcdef", 6) == "abcdef"
+    assert output.shorten("abcdef", 5) == "abcd…"
+    assert output.shorten("価格価格", 5) == "価格…"
+    assert output.shorten("abc", math.inf) == "abc"
+
+
+def test_payloads_are_compact_and_drive_no_terminal() -> None:
+    assert output.payload_text({"a": [1, "ü"]}) == '{"a":[1,"ü"]}'
+    text = output.payload_text("\x1b[2J\x9b31m\u202e\x00")
+    assert text.isprintable()
+    assert "\\u001b[2J" in text
+
+
+def test_tables_are_aligned_cut_and_leave_out_empty_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "20")
+    lines = output.table(("id", "n", "note?"), [["a", "1", ""], ["価格", "1,000", ""]], right=("n",))
+    assert [line.replace("\x1b[2m", "").replace("\x1b[0m", "") for line in lines] == [
+        "ID        N",
+        "a         1",
+        "価格  1,000",
+    ]
+    assert output.table(("id", "text"), [["1", "x" * 50]])[1] == "1   " + "x" * 15 + "…"
+
+
+def test_ids_in_tables_are_escaped() -> None:
+    assert output.table(("id",), [["a\x1b[31m\nb\udcff"]])[1] == "a\\x1b[31m\\nb\\udcff"
+
+
+def test_a_job_in_full_shows_payloads_error_and_what_was_left_out() -> None:
+    job = Job("4\x07", "retrying", [({"version": 7}, 7.0)], 1250.0, 2, "Traceback\n  boom\x1b[2J", 1, None, 1001)
+    assert output.job_block(job, 1000.0) == [
+        "4\\x07  retrying, in 4 min 10 s, failed 3 times (retry_count 2), its process died 1 time with it in flight",
+        '  score 7  {"version":7}',
+        "  and 1,000 payloads more, of higher scores",
+        "  last error:",
+        "    Traceback",
+        "      boom\\x1b[2J",
+    ]
+
+
+def test_json_knows_the_values_of_the_handle(capsys: pytest.CaptureFixture[str]) -> None:
+    output.echo_json({"jobs": [Job("é\udcff", "due", [({"v": 1}, 1.0)], 5.0)], "other": {1}})
+    text = capsys.readouterr().out
+    assert text.isascii()
+    document = json.loads(text)
+    assert document["jobs"][0]["id"] == "é\udcff"
+    assert document["jobs"][0]["payloads"] == [[{"v": 1}, 1.0]]
+    assert document["other"] == "{1}"
+
+
+# --- NDJSON ---
+
+
+def source(text: bytes, skip: int = 0, longest: int = 1000) -> Source:
+    return Source(io.BytesIO(text), skip, longest, lambda _: None)
+
+
+def test_lines_know_their_numbers_and_blank_ones_are_no_jobs() -> None:
+    lines = list(source(b'\xef\xbb\xbf{"id": 1}\n\n  \r\n{"id": 2}'))
+    assert lines == [{"id": 1}, {"id": 2}]
+    assert [(line.place, line.number) for line in lines] == [(1, 1), (2, 4)]
+
+
+def test_skipped_lines_are_not_even_parsed() -> None:
+    assert list(source(b'nonsense\n{"id": 2}\n', skip=1)) == [{"id": 2}]
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        (b'{"id": 1', "line 2 is no JSON: Input data was truncated"),
+        (b'{"id": 1} x', "line 2 is no JSON"),
+        (b'{"id": "\xff"}', "line 2 is no JSON"),
+        (b"[1]", 'line 2 is no JSON object, such as {"id": 42}: [1]'),
+        (b"null", "line 2 is no JSON object"),
+        (b'{"id": "' + b"x" * 1000 + b'"}', "line 2 is longer than 1,000 bytes"),
+    ],
+)
+def test_a_malformed_line_is_named(line: bytes, says: str) -> None:
+    jobs = source(b'{"id": 1}\n' + line + b'\n{"id": 3}\n')
+    with pytest.raises(BadLine) as refused:
+        list(jobs)
+    assert says in str(refused.value)
+    assert [line.number for line in jobs.uncertain()] == [1]
+
+
+def test_what_is_not_certainly_in_is_remembered_and_no_more() -> None:
+    jobs = source(b'{"id": 1}\n\n{"id": 2}\n{"id": 3}\n{"id": 4}\n')
+    lines = iter(jobs)
+    for _ in range(3):
+        next(lines)
+    jobs.accepted(2)
+    assert [line.number for line in jobs.uncertain()] == [4]
+    assert jobs.uncertain([{"id": 9}, Line({"id": 2}, 2, 3)]) == [{"id": 2}]
+    jobs.stop()
+    assert list(lines) == []
+
+
+# --- the embedded store's protocol ---
+
+
+def test_commands_are_taken_only_when_they_are_complete() -> None:
+    whole = b"*2\r\n$3\r\nGET\r\n$4\r\na\r\nb\r\n*1\r\n$4\r\nPING\r\n"
+    for cut in range(len(whole)):
+        buffer = bytearray(whole[:cut])
+        taken = []
+        while (command := take_command(buffer)) is not None:
+            taken.append(command)
+        buffer += whole[cut:]
+        while (command := take_command(buffer)) is not None:
+            taken.append(command)
+        assert taken == [[b"GET", b"a\r\nb"], [b"PING"]]
+    with pytest.raises(ValueError, match="RESP"):
+        take_command(bytearray(b"GET / HTTP/1.1\r\n"))
+
+
+def test_replies_are_written_in_resp2() -> None:
+    assert encode([None, 7, b"a", ["b"], {"k": True}]) == (
+        b"*5\r\n$-1\r\n:7\r\n$1\r\na\r\n*1\r\n$1\r\nb\r\n*2\r\n$1\r\nk\r\n:1\r\n"
+    )
+    assert encode(ValueError("unknown\r\ncommand")) == b"-ERR unknown command\r\n"
+    assert encode(ValueError("LEASELOST gone")) == b"-LEASELOST gone\r\n"
+
+
+# --- -r ---
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The current folder; what is imported from it is forgotten afterwards."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", sys.path[:])
+    before = set(sys.modules)
+    yield tmp_path
+    for name in set(sys.modules) - before:
+        del sys.modules[name]
+
+
+TWO_APPS = """
+import lowq
+first, second, empty = lowq.Lowq(), lowq.Lowq(), lowq.Lowq()
+
+@first.worker
+def One(payloads_by_id): ...
+
+@second.worker
+def Two(payloads_by_id): ...
+"""
+
+
+@pytest.mark.parametrize("spec", ["shop_apps:second", "shop_apps.py:second", "./shop_apps.py:second"])
+def test_an_application_is_named_in_a_module_or_a_file(folder: Path, spec: str) -> None:
+    (folder / "shop_apps.py").write_text(TWO_APPS)
+    app = load_app(spec, workers=True)
+    assert isinstance(app, Lowq)
+    assert list(app.workers) == ["Two"]
+    assert app.workers["Two"].__module__ == "shop_apps"
+    assert sys.modules["shop_apps"].second is app
+
+
+@pytest.mark.parametrize(
+    ("spec", "says"),
+    [
+        ("shop_apps", "has 2 applications; choose one: -r shop_apps:first or -r shop_apps:second"),
+        ("shop_apps:secnd", "did you mean shop_apps:second?"),
+        ("shop_apps:Two", "that is a type, no lowq.Lowq"),
+        ("shop_apps:empty", "registers no worker"),
+        ("shop_aps", "did you mean shop_apps?"),
+        ("shop_aps.py", "did you mean shop_apps.py?"),
+        ("elsewhere/app.py", "there is no folder elsewhere"),
+        ("shop_apps.first", "there is no module 'shop_apps.first'"),
+        ("no-name", "write -r app.py"),
+        (":app", "write -r app.py"),
+    ],
+)
+def test_what_is_wrong_with_r_is_said(folder: Path, spec: str, says: str) -> None:
+    (folder / "shop_apps.py").write_text(TWO_APPS)
+    with pytest.raises(Failure) as failure:
+        load_app(spec, workers=True)
+    assert says in failure.value.message
+    assert failure.value.exit_code == 2
+
+
+def test_a_file_in_a_package_is_imported_under_its_full_name_and_once(folder: Path) -> None:
+    package = folder / "shop_pkg"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "work.py").write_text(
+        "import lowq\nfrom . import helper\napp = lowq.Lowq()\n@app.worker\ndef One(payloads_by_id): ...\n"
+    )
+    (package / "helper.py").write_text("import shop_pkg.work\n")
+    app = load_app("shop_pkg/work.py", workers=True)
+    assert sys.modules["shop_pkg.work"].app is app
+    assert "work" not in sys.modules
+
+
+def test_a_file_named_like_a_module_of_python_does_not_replace_it(folder: Path) -> None:
+    (folder / "shop").mkdir()
+    (folder / "shop" / "queue.py").write_text(
+        "import lowq\napp = lowq.Lowq()\n@app.worker\ndef One(payloads_by_id): ...\n"
+    )
+    import queue
+
+    app = load_app("shop/queue.py", workers=True)
+    assert list(app.workers) == ["One"]
+    assert sys.modules["queue"] is queue
+
+
+def test_a_settings_module_needs_no_worker_where_none_is_run(folder: Path) -> None:
+    (folder / "shop_settings.py").write_text("import lowq\napp = lowq.Lowq(namespace='shop')\n")
+    assert load_app("shop_settings", workers=False).config.namespace == "shop"
+
+
+def test_the_users_traceback_is_without_our_frames(folder: Path) -> None:
+    sys.path.insert(0, str(folder))
+    (folder / "shop_bad.py").write_text("import lowq\n@lowq.Lowq().worker(shard_count=3)\ndef One(p): ...\n")
+    with pytest.raises(ValueError, match="shards_count") as caught:
+        __import__("shop_bad")
+    text = users_traceback(caught.value)
+    assert "shop_bad.py" in text
+    assert "lowq/app.py" not in text
+    assert text.endswith("did you mean 'shards_count'?\n")

@@ -1,0 +1,171 @@
+"""Logging of the command line's node: formats, and whose handlers stay."""
+
+import io
+import json
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from lowq.logs import JsonFormatter, TextFormatter, configure, printable
+
+
+def record(message: str = "hello %s", *args: Any, level: int = logging.INFO, **extra: Any) -> logging.LogRecord:
+    item = logging.LogRecord("lowq.node", level, "node.py", 1, message, args or ("you",), None)
+    item.created = 1_800_000_000.25
+    for name, value in extra.items():
+        setattr(item, name, value)
+    return item
+
+
+def failed(message: str = "it failed: %s") -> logging.LogRecord:
+    item = record(message, "why", level=logging.ERROR)
+    try:
+        raise ValueError("no such \x1b[31morder")
+    except ValueError as error:
+        item.exc_info = (ValueError, error, error.__traceback__)
+    return item
+
+
+# --- json ---
+
+
+def as_json(item: logging.LogRecord) -> dict[str, Any]:
+    line = JsonFormatter().format(item)
+    assert "\n" not in line
+    document: dict[str, Any] = json.loads(line)
+    return document
+
+
+def test_json_lines_have_time_level_logger_message_and_extra() -> None:
+    assert as_json(record(event="start", queue="Orders", shard=3, node="h:1:abc")) == {
+        "time": "2027-01-15T08:00:00.250Z",
+        "level": "INFO",
+        "logger": "lowq.node",
+        "message": "hello you",
+        "event": "start",
+        "queue": "Orders",
+        "shard": 3,
+        "node": "h:1:abc",
+    }
+
+
+def test_json_lines_carry_the_exception_on_one_line() -> None:
+    line = as_json(failed())
+    assert line["message"] == "it failed: why"
+    assert line["exception"].startswith("Traceback (most recent call last)")
+    assert line["exception"].endswith("ValueError: no such \x1b[31morder")
+
+
+def test_extra_never_hides_what_is_ours() -> None:
+    item = failed()
+    item.level = "high"
+    item.exception = "mine"
+    line = as_json(item)
+    assert line["level"] == "ERROR"
+    assert line["level_"] == "high"
+    assert line["exception"].startswith("Traceback")
+    assert line["exception_"] == "mine"
+
+
+def test_json_survives_what_is_no_json() -> None:
+    endless: list[Any] = []
+    endless.append(endless)
+    assert as_json(record(thing=object, nan=float("nan")))["nan"] == "nan"
+    assert as_json(record(endless=endless))["endless"] == "[[...]]"
+    assert as_json(record("two %s %s", "one"))["message"] == "two %s %s ('one',)"
+    assert "stack" in as_json(record(stack_info="Stack:\n  here"))
+
+
+# --- text ---
+
+
+def test_text_lines_show_extra_that_the_message_does_not_tell() -> None:
+    line = TextFormatter().format(record("Orders:%d is late", 3, event="late", queue="Orders", seconds=7))
+    assert line.endswith(" INFO    lowq.node  Orders:3 is late  seconds=7")
+    assert "\x1b" not in line
+
+
+def test_text_lines_have_colours_on_a_terminal() -> None:
+    line = TextFormatter(colours=True).format(record(level=logging.ERROR))
+    assert "\x1b[31mERROR  \x1b[0m" in line
+
+
+def test_what_comes_from_jobs_can_neither_drive_the_terminal_nor_forge_a_line() -> None:
+    line = TextFormatter().format(record("ids %s", "a\x1b[2J\n10:00:00 INFO all is well", id="\x07"))
+    first, second = line.split("\n")
+    assert first.endswith("ids a\\x1b[2J")
+    assert second.startswith("    10:00:00")
+    text = TextFormatter().format(failed())
+    assert "\x1b" not in text
+    assert text.splitlines()[-1] == "ValueError: no such \\x1b[31morder"
+
+
+def test_printable_escapes_only_what_must_be() -> None:
+    assert printable("Größe 価格 42") == "Größe 価格 42"
+    assert printable("a\tb\n\u202e\udcff\x9b") == "a\\tb\\n\\u202e\\udcff\\x9b"
+    assert printable("a\tb\x00", keep="\t") == "a\tb\\x00"
+
+
+# --- set-up ---
+
+
+@contextmanager
+def fresh_root() -> Iterator[logging.Logger]:
+    """The root logger as in a fresh process; no fixture, as pytest adds handlers of its own after those."""
+    logger, ours = logging.getLogger(), logging.getLogger("lowq")
+    before = logger.handlers[:], logger.level, ours.level
+    logger.handlers[:] = []
+    logger.setLevel(logging.WARNING)
+    try:
+        yield logger
+    finally:
+        logger.handlers[:], level, ours_level = before
+        logger.setLevel(level)
+        ours.setLevel(ours_level)
+
+
+def test_without_handlers_of_the_application_text_goes_to_the_stream() -> None:
+    with fresh_root():
+        stream = io.StringIO()
+        configure(None, None, stream)
+        logging.getLogger("lowq.node").info("starts")
+        logging.getLogger("lowq.node").debug("not shown")
+        assert stream.getvalue().endswith("INFO    lowq.node  starts\n")
+        assert stream.getvalue().count("\n") == 1
+
+
+def test_level_and_format_are_as_asked_for() -> None:
+    with fresh_root():
+        stream = io.StringIO()
+        configure("json", "debug", stream)
+        logging.getLogger("lowq.shard").debug("taken", extra={"event": "taken"})
+        assert json.loads(stream.getvalue())["event"] == "taken"
+
+
+def test_handlers_of_the_application_stay() -> None:
+    with fresh_root() as root:
+        own = logging.NullHandler()
+        root.addHandler(own)
+        root.setLevel(logging.ERROR)
+        configure(None, None, io.StringIO())
+        assert root.handlers == [own]
+        assert root.level == logging.ERROR
+
+
+def test_a_level_alone_leaves_the_applications_root_logger_alone() -> None:
+    with fresh_root() as root:
+        root.addHandler(logging.NullHandler())
+        configure(None, "debug", io.StringIO())
+        assert root.level == logging.WARNING
+        assert logging.getLogger("lowq").level == logging.DEBUG
+
+
+def test_a_format_that_was_asked_for_replaces_the_applications_handlers() -> None:
+    with fresh_root() as root:
+        root.addHandler(logging.NullHandler())
+        stream = io.StringIO()
+        configure("json", None, stream)
+        assert len(root.handlers) == 1
+        logging.getLogger("theirs").info("once")
+        assert json.loads(stream.getvalue())["logger"] == "theirs"
