@@ -73,8 +73,16 @@ def die(_seconds: float) -> None:
 
 
 def start_and_end_a_process(_seconds: float) -> None:
-    process = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
+    context = multiprocessing.get_context("fork")
+    started = context.Event()
+
+    def run() -> None:
+        started.set()
+        time.sleep(60)
+
+    process = context.Process(target=run)
     process.start()
+    started.wait(10)  # Python drops signals that come in the very moment of a fork
     process.terminate()
     process.join(10)
     if process.exitcode != -signal.SIGTERM:

@@ -120,9 +120,7 @@ def test_redis_killed_and_restarted_at_once_loses_nothing(make_rig: MakeRig, own
 
 
 @pytest.mark.parametrize("seconds", [TTL * 0.8, TTL * 2.5])
-def test_redis_that_hangs_for_a_while_loses_nothing(
-    make_rig: MakeRig, own_server: RedisServer, seconds: float
-) -> None:
+def test_redis_that_hangs_for_a_while_loses_nothing(make_rig: MakeRig, own_server: RedisServer, seconds: float) -> None:
     rig = make_rig(own_server.url, ORDERS_WORK=0.001, ORDERS_MAX_CRASHES=1, LOWQ_POLL_INTERVAL=30)
     node = rig.node().holds_all()
     finished = load(rig, 1.5)

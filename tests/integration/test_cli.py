@@ -1,0 +1,637 @@
+"""The command line as people use it: every verb against a real Redis; nodes and terminals as real processes."""
+
+import json
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from lowq import Lowq
+from lowq.cli import main
+from lowq.version import VERSION
+from tests.redis_server import RedisServer
+
+#: Seconds that anything may take before a test gives up.
+PATIENCE = 20.0
+ROOT = Path(__file__).parents[2]
+
+
+# --- verbs, in this process ---
+
+
+class Cli:
+    """``lowq ...`` against one Redis, and the same queues seen through the library."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.app = Lowq(redis_url=url)
+
+    def __call__(self, *args: str, code: int = 0, stdin: str | bytes | None = None) -> Result:
+        result = CliRunner().invoke(main, [*args, "--redis-url", self.url], input=stdin)
+        assert result.exit_code == code, f"{args}: {result.exit_code}\n{result.output}\n{result.exception!r}"
+        return result
+
+    def json(self, *args: str, code: int = 0, stdin: str | None = None) -> Any:
+        """What --json gives: one document on one line, and nothing else."""
+        text = self(*args, "--json", code=code, stdin=stdin).stdout
+        assert text.count("\n") == 1
+        return json.loads(text)
+
+    def push(self, *jobs: dict[str, Any]) -> None:
+        self.app.queue("Orders", 3).push(jobs)
+
+
+@pytest.fixture
+def cli(redis_url: str) -> Iterator[Cli]:
+    cli = Cli(redis_url)
+    yield cli
+    cli.app.close()
+
+
+def lines_of(result: Result) -> list[str]:
+    return re.sub(r"\x1b\[\d*m", "", result.stdout).splitlines()
+
+
+def test_nothing_is_there_yet(cli: Cli) -> None:
+    assert cli("stats").stderr == "no queue has been used yet\n"
+    assert cli.json("stats")["queues"] == []
+    assert cli("nodes").stderr == "no node is running\n"
+    assert cli.json("nodes") == {"nodes": []}
+
+
+def test_stats_of_all_queues_and_of_those_named(cli: Cli) -> None:
+    cli.push({"id": 1}, {"id": 2, "delay": 60})
+    cli.app.queue("Mails", 1).push({"id": 1})
+    header, mails, orders, total = lines_of(cli("stats"))
+    assert header.split()[:4] == ["QUEUE", "LENGTH", "DUE", "SCHEDULED"]
+    assert mails.split()[:4] == ["Mails", "1", "1", "0"]
+    assert orders.split()[:4] == ["Orders", "2", "1", "1"]
+    assert total.split()[:3] == ["3", "2", "1"]
+    assert len(lines_of(cli("stats", "Orders"))) == 2
+    document = cli.json("stats", "Orders")
+    assert document["total"]["length"] == 2
+    (figures,) = document["queues"]
+    assert {"name", "shards_count", "length", "due", "scheduled", "fresh", "retries", "taken", "morgue_length",
+            "lag", "processed", "failed", "died", "paused"} <= set(figures)  # fmt: skip
+    assert (figures["name"], figures["shards_count"], figures["scheduled"]) == ("Orders", 3, 1)
+
+
+def test_an_unknown_queue_exits_2_and_names_the_near_ones(cli: Cli) -> None:
+    cli.push({"id": 1})
+    for args in (["stats", "Ordrs"], ["jobs", "Ordrs"], ["kick", "Ordrs", "1"], ["shards", "Ordrs"], ["drop", "Ordrs"]):
+        result = cli(*args, code=2)
+        assert result.stderr.startswith("lowq: queue 'Ordrs' does not exist")
+        assert "did you mean 'Orders'?" in result.stderr
+        assert result.stderr.count("\n") == 1
+    assert "--shards-count" in cli("push", "Ordrs", "--id", "1", code=2).stderr
+
+
+def test_shards(cli: Cli) -> None:
+    cli.push({"id": 1})
+    lines = lines_of(cli("shards", "Orders"))
+    assert lines[0].split()[0] == "SHARD"
+    assert [line.split()[0] for line in lines[1:]] == ["0", "1", "2"]
+    document = cli.json("shards", "Orders")
+    assert [shard["index"] for shard in document["shards"]] == [0, 1, 2]
+    assert sum(shard["length"] for shard in document["shards"]) == 1
+
+
+def test_jobs_page_by_page(cli: Cli) -> None:
+    cli.push(
+        *({"id": f"{number:02}", "payload": {"version": 1}, "score": 1, "delay": 60 + number} for number in range(5))
+    )
+    first = cli.json("jobs", "Orders", "--limit", "3")
+    assert [job["id"] for job in first["jobs"]] == ["00", "01", "02"]
+    assert first["jobs"][0]["payloads"] == [[{"version": 1}, 1.0]]
+    assert first["jobs"][0]["state"] == "scheduled"
+    second = cli.json("jobs", "Orders", "--limit", "3", "--after", first["cursor"])
+    assert [job["id"] for job in second["jobs"]] == ["03", "04"]
+    assert second["cursor"] is None
+    text = cli("jobs", "Orders", "--limit", "1")
+    assert re.fullmatch(r'00  scheduled  in (1 min|59 s) +1  {"version":1}', lines_of(text)[1])
+    assert text.stderr.startswith("there are more: --after ")
+
+
+def test_jobs_that_fit(cli: Cli) -> None:
+    cli.push({"id": "a1"}, {"id": "a2", "perform_at": 4e9}, {"id": "b1", "perform_at": 5e9})
+
+    def ids(*args: str) -> list[str]:
+        return [job["id"] for job in cli.json("jobs", "Orders", *args)["jobs"]]
+
+    assert ids("--state", "due") == ["a1"]
+    assert ids("--match", "a*", "--reverse") == ["a2", "a1"]
+    assert ids("--order-by", "id", "--min", "a2", "--max", "b0") == ["a2"]
+    assert ids("--min", "4000000000") == ["a2", "b1"]
+    assert ids("--min", "2100-01-01T00:00Z") == ["b1"]
+    assert cli("jobs", "Orders", "--state", "morgue").stderr == "no such job\n"
+
+
+def test_peek_and_why(cli: Cli) -> None:
+    cli.push({"id": 1, "payload": {"version": 1}, "score": 1}, {"id": 1, "payload": {"version": 2}, "score": 2})
+    peeked = cli("peek", "Orders", "1")
+    assert lines_of(peeked)[1:] == ['  score 1  {"version":1}', '  score 2  {"version":2}']
+    missing = cli("peek", "Orders", "1", "2", code=1)
+    assert missing.stderr == "2: no such job waits, is in flight or is buried\n"
+    document = cli.json("peek", "Orders", "1", "2", code=1)
+    assert [job["id"] for job in document["jobs"]] == ["1"]
+    assert document["missing"] == ["2"]
+    assert "leased to nobody" in lines_of(cli("why", "Orders", "1"))[1]
+    assert [item["reason"] for item in cli.json("why", "Orders", "1", "2")["why"]] == ["no_owner", "absent"]
+
+
+def test_hostile_text_does_not_drive_the_terminal(cli: Cli) -> None:
+    cli.push({"id": "a\x1b[2J\nb", "payload": "\x1b]0;title\x07\x9b31m", "delay": 60})
+    cli("bury", "Orders", "a\x1b[2J\nb", "--reason", "\x1b[31mwhy\x07")
+    for args in (
+        ["jobs", "Orders", "--state", "morgue"],
+        ["peek", "Orders", "a\x1b[2J\nb"],
+        ["why", "Orders", "a\x1b[2J\nb"],
+        ["shards", "Orders"],
+        ["kick", "Orders", "a\x1b[2J\nb", "x\x1b[2J"],
+    ):
+        result = CliRunner().invoke(main, [*args, "--redis-url", cli.url])
+        assert result.exception is None or isinstance(result.exception, SystemExit)
+        assert all(char.isprintable() or char == "\n" for char in result.output)
+
+
+# --- acting ---
+
+
+def test_a_single_job(cli: Cli) -> None:
+    args = ["--id", "42", "--payload", '{"version":1}', "--score", "1", "--delay", "60", "--shards-count", "3"]
+    assert cli("push", "Orders", *args).stdout == "1 payload pushed to Orders\n"
+    job = cli.app.queue("Orders").peek("42")
+    assert job is not None
+    assert (job.state, job.payloads) == ("scheduled", [({"version": 1}, 1.0)])
+    assert cli.json("push", "Orders", "--id", "43") == {"queue": "Orders", "accepted": 1}
+    cli("push", "Orders", "--id", "44", "--perform-at", "2100-01-01T00:00Z")
+    later = cli.app.queue("Orders").peek("44")
+    assert later is not None
+    assert later.perform_at == 4102444800
+
+
+def test_jobs_from_a_file_and_from_the_standard_input(cli: Cli, tmp_path: Path) -> None:
+    path = tmp_path / "jobs.ndjson"
+    path.write_text('{"id": 1, "payload": {"version": 1}, "score": 1}\n\n{"id": 2}\n')
+    assert cli("push", "Orders", str(path), "--shards-count", "3").stdout == "2 payloads pushed to Orders\n"
+    assert cli.json("push", "Orders", stdin='{"id": 3}\n{"id": 4}')["accepted"] == 2
+    assert cli.json("push", "Orders", "-", "--skip", "1", stdin='{"id": 5}\n{"id": 6}')["accepted"] == 1
+    assert set(cli.app.queue("Orders").fetch(map(str, range(1, 7)))) == {"1", "2", "3", "4", "6"}
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ('{"id": 1', "line 3 is no JSON"),
+        ("[]", "line 3 is no JSON object"),
+        ('{"idd": 1}', "line 3: a job has no id"),
+        ('{"id": 1, "scor": 3}', "line 3: job 1: unknown field 'scor'; did you mean 'score'?"),
+        ('{"id": 1, "perform_at": 60}', "give delay=60 instead"),
+    ],
+)
+def test_a_malformed_line_is_named_and_nothing_of_its_chunk_is_written(cli: Cli, line: str, says: str) -> None:
+    result = cli("push", "Orders", "--shards-count", "3", stdin='{"id": 1}\n\n' + line + '\n{"id": 2}\n', code=1)
+    assert says in result.stderr
+    assert result.stderr.endswith("; nothing was pushed\n")
+    assert result.stderr.count("\n") == 1
+    assert cli.app.queue("Orders", 3).stats().length == 0
+
+
+@pytest.mark.parametrize("line", ['{"id": 1', '{"id": 1, "scor": 3}'])
+def test_after_a_malformed_line_one_can_go_on_where_it_says(cli: Cli, tmp_path: Path, line: str) -> None:
+    path = tmp_path / "jobs.ndjson"
+    good = [json.dumps({"id": number}) for number in range(12_000)]
+    path.write_text("\n".join([*good[:11_000], line, *good[11_000:]]))
+    result = cli("push", "Orders", str(path), "--shards-count", "3", code=1)
+    assert "line 11001" in result.stderr
+    found = re.search(r"([\d,]+) payloads in; go on with: lowq push Orders .* --skip (\d+)$", result.stderr.strip())
+    assert found is not None
+    assert int(found[1].replace(",", "")) == int(found[2]) == cli.app.queue("Orders").stats().length == 10_000
+    path.write_text("\n".join(good))
+    assert cli.json("push", "Orders", str(path), "--skip", found[2])["accepted"] == 2_000
+    assert cli.app.queue("Orders").stats().length == 12_000
+
+
+def test_another_number_of_shards_is_refused(cli: Cli) -> None:
+    cli.push({"id": 1})
+    result = cli("push", "Orders", "--id", "2", "--shards-count", "4", code=1)
+    assert "shards_count=3" in result.stderr
+    assert "shards_count=4" in result.stderr
+    assert cli.app.queue("Orders").stats().length == 1
+
+
+def test_single_jobs_are_buried_kicked_hurried_and_deleted(cli: Cli) -> None:
+    cli.push({"id": 1, "delay": 60}, {"id": 2, "delay": 60})
+    queue = cli.app.queue("Orders")
+    assert cli("bury", "Orders", "1", "--reason", "by hand").stdout == "1: buried\n"
+    buried = queue.peek("1")
+    assert buried is not None
+    assert (buried.state, buried.error) == ("morgue", "by hand")
+    assert cli("kick", "Orders", "1", "2", code=1).stdout == "1: kicked\n2: not in the morgue\n"
+    assert cli("perform-now", "Orders", "2").stdout == "2: due now\n"
+    assert queue.stats().due == 2
+    assert cli.json("delete", "Orders", "1", "3", code=1) == {
+        "action": "delete", "queue": "Orders", "done": 1, "in_flight": 0, "missing": 1,
+        "ids": {"1": "done", "3": "missing"},
+    }  # fmt: skip
+    assert queue.stats().length == 1
+
+
+def test_ids_come_from_the_standard_input_too(cli: Cli) -> None:
+    cli.push(*({"id": number} for number in range(300)))
+    ids = "".join(f"{number}\n" for number in range(301))
+    assert cli("bury", "Orders", "-", stdin=ids, code=1).stdout == "300 buried; 1: no such job waits\n"
+    assert cli.json("kick", "Orders", *map(str, range(60)))["done"] == 60
+
+
+def test_many_jobs_at_once_need_yes_without_a_terminal(cli: Cli) -> None:
+    cli.push({"id": "a1"}, {"id": "a2"}, {"id": "b1"}, {"id": "b2", "delay": 60})
+    queue = cli.app.queue("Orders")
+    refused = cli("bury", "Orders", "--match", "a*", code=2)
+    assert "this would bury 2 waiting jobs of queue 'Orders' with ids like 'a*'; add --yes" in refused.stderr
+    assert queue.stats().morgue_length == 0
+    assert cli("bury", "Orders", "--match", "a*", "--yes").stdout == "2 jobs buried\n"
+    assert cli.json("kick", "Orders", "--all", "-y") == {"action": "kick", "queue": "Orders", "done": 2, "total": 2}
+    assert cli("perform-now", "Orders", "--state", "scheduled", "-y").stdout == "1 job due now\n"
+    assert cli("delete", "Orders", "--all", "-y").stdout == "4 jobs deleted\n"
+    assert cli("delete", "Orders", "--all").stdout == "0 jobs deleted\n"
+
+
+def test_pause_and_resume(cli: Cli) -> None:
+    cli.push({"id": 1})
+    assert cli("pause", "Orders").stdout == "Orders: paused\n"
+    assert cli("pause", "Orders").stdout == "Orders: was paused already\n"
+    assert lines_of(cli("stats", "Orders"))[1].endswith("paused")
+    assert cli.json("resume", "Orders") == {"queue": "Orders", "paused": False, "changed": True}
+    assert cli("resume", "Orders").stdout == "Orders: was not paused\n"
+
+
+def test_drop(cli: Cli) -> None:
+    cli.push({"id": 1}, {"id": 2})
+    assert "with all its 2 jobs for good; add --yes" in cli("drop", "Orders", code=2).stderr
+    assert cli.json("drop", "Orders", "--yes") == {"queue": "Orders", "removed": 2}
+    cli("stats", "Orders", code=2)
+
+
+def test_namespaces_are_apart(cli: Cli) -> None:
+    cli.push({"id": 1})
+    cli("push", "Orders", "--namespace", "shop", "--id", "1", "--shards-count", "7")
+    assert cli.json("--namespace", "shop", "stats")["queues"][0]["shards_count"] == 7
+    assert cli.json("stats")["queues"][0]["shards_count"] == 3
+
+
+def test_without_redis_there_is_one_line_and_exit_code_1() -> None:
+    result = CliRunner().invoke(main, ["stats", "--redis-url", "redis://:secret@127.0.0.1:1/0"])
+    assert result.exit_code == 1
+    assert result.stderr.startswith("lowq: Redis at redis://127.0.0.1:1/0 does not answer")
+    assert result.stderr.count("\n") == 1
+    assert "secret" not in result.stderr
+
+
+# --- real processes ---
+
+
+class Process:
+    """``lowq ...`` as a process of its own; it is killed at the end if it still runs."""
+
+    def __init__(self, folder: Path, args: list[str], environment: dict[str, str], **options: Any) -> None:
+        self.out, self.err = folder / "out.txt", folder / "err.txt"
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith("LOWQ_")}
+        with self.out.open("wb") as out, self.err.open("wb") as err:
+            self.process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "lowq", *args],
+                cwd=folder,
+                env={**inherited, "PYTHONPATH": str(ROOT), **environment},
+                **{"stdin": subprocess.DEVNULL, "stdout": out, "stderr": err, **options},
+            )
+
+    def wait(self) -> int:
+        return self.process.wait(PATIENCE)
+
+    def ends_after(self, number: signal.Signals) -> int:
+        self.process.send_signal(number)
+        return self.wait()
+
+    def until(self, condition: Callable[[], Any]) -> Any:
+        """Waits for something to become true while the process runs."""
+        deadline = time.monotonic() + PATIENCE
+        while not (value := condition()):
+            assert self.process.poll() is None, f"it ended:\n{self.out.read_text()}\n{self.err.read_text()}"
+            assert time.monotonic() < deadline, f"in vain:\n{self.out.read_text()}\n{self.err.read_text()}"
+            time.sleep(0.01)
+        return value
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+        for stream in (self.process.stdin, self.process.stdout, self.process.stderr):
+            if stream is not None:
+                stream.close()
+
+
+class Start:
+    """Starts processes in a folder, and ends them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.environment: dict[str, str] = {}
+        self._started: list[Process] = []
+
+    def __call__(self, *args: str, **options: Any) -> Process:
+        folder = self.folder
+        process = Process(folder, list(args), self.environment, **options)
+        self._started.append(process)
+        return process
+
+    def close(self) -> None:
+        for process in self._started:
+            process.close()
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    start = Start(tmp_path)
+    yield start
+    start.close()
+
+
+WORKER = """
+import atexit, threading
+from pathlib import Path
+import lowq
+
+@lowq.worker(shards_count=3, max_retry_count=0)
+class Orders(lowq.Worker):
+    def perform(self, payloads_by_id):
+        for order_id in payloads_by_id:
+            if order_id.startswith("bad") and not Path("repaired").exists():
+                raise ValueError("no such order")
+            with Path("performed.txt").open("a") as file:
+                file.write(order_id + "\\n")
+
+@lowq.worker
+def Mails(payloads_by_id): ...
+
+def left():
+    Path("threads.txt").write_text("\\n".join(thread.name for thread in threading.enumerate()))
+
+atexit.register(left)
+"""
+
+
+def performed(folder: Path) -> list[str]:
+    path = folder / "performed.txt"
+    return path.read_text().split() if path.exists() else []
+
+
+def test_python_m_lowq(start: Start) -> None:
+    process = start("--version")
+    assert process.wait() == 0
+    assert process.out.read_text() == f"lowq {VERSION}\n"
+
+
+@pytest.mark.parametrize(
+    "args", [["-r", "app.py", "-t", "2"], ["--log-format", "json", "run", "-r", "app", "-q", "Orders"]]
+)
+def test_a_node_runs_until_it_is_told_to_stop(start: Start, cli: Cli, args: list[str]) -> None:
+    (start.folder / "app.py").write_text(WORKER)
+    cli.push({"id": 1}, {"id": "bad"})
+    node = start(*args, "--redis-url", cli.url)
+    node.until(lambda: performed(start.folder) == ["1"])
+    node.until(lambda: cli.app.queue("Orders").stats().morgue_length == 1)
+    (found,) = cli.json("nodes")["nodes"]
+    assert found["pid"] == node.process.pid
+    assert found["queues"] == (["Orders"] if "-q" in args else ["Orders", "Mails"])
+    assert found["threads"] == (5 if "-q" in args else 2)
+    assert found["name"] in cli("nodes").stdout
+    assert found["name"] in cli("shards", "Orders").stdout
+    assert "can't be dropped" in cli("drop", "Orders", "--yes", code=1).stderr
+    assert node.ends_after(signal.SIGTERM) == 0
+    assert node.out.read_text() == ""
+    lines = node.err.read_text().splitlines()
+    if "json" in args:
+        records = [json.loads(line) for line in lines]
+        assert [record["event"] for record in records] == ["start", "failed", "stop", "stopped"]
+        assert records[1]["queue"] == "Orders"
+        assert records[1]["exception"].endswith("ValueError: no such order")
+    else:
+        assert re.search(r"INFO +lowq.node  node .* starts: 2 threads, 8 shards of Orders, Mails$", lines[0])
+
+
+def test_logging_that_the_application_has_set_up_stays(start: Start, cli: Cli) -> None:
+    set_up = "import logging\nlogging.basicConfig(format='mine: %(message)s', level='INFO')\n"
+    (start.folder / "app.py").write_text(set_up + WORKER)
+    node = start("-r", "app.py", "--redis-url", cli.url)
+    node.until(lambda: "mine: node" in node.err.read_text())
+    assert node.ends_after(signal.SIGINT) == 0
+    assert all(line.startswith("mine: ") for line in node.err.read_text().splitlines())
+
+
+def test_the_command_line_wins_over_code_and_code_over_the_environment(start: Start, cli: Cli) -> None:
+    settings = "import lowq\nlowq.config.redis_url = 'redis://127.0.0.1:1/0'\nlowq.config.namespace = 'code'\n"
+    (start.folder / "app.py").write_text(settings + WORKER)
+    start.environment = {"LOWQ_NAMESPACE": "environment", "LOWQ_THREADS_PER_NODE": "3"}
+    node = start("-r", "app.py", "--redis-url", cli.url)
+    (found,) = node.until(lambda: cli.json("nodes", "--namespace", "code")["nodes"])
+    assert found["threads"] == 3
+    assert node.ends_after(signal.SIGTERM) == 0
+
+
+SETTINGS = "import lowq\nlowq.config.namespace = 'code'\n"
+
+
+@pytest.mark.parametrize(
+    ("source", "code", "says", "says_not"),
+    [
+        ("x = 1\n", 2, "registers no worker; decorate a class or function", "Traceback"),
+        ("def f(:\n", 1, "SyntaxError", "importlib"),
+        ("import not_there\n", 1, 'app.py", line 1, in <module>\n    import not_there\n', "loading.py"),
+        (WORKER + "1 / 0\n", 1, "ZeroDivisionError", "loading.py"),
+        ("import lowq\n@lowq.worker(shard_count=3)\ndef F(p): ...\n", 1, "did you mean 'shards_count'", "lowq/app.py"),
+        ("raise SystemExit(5)\n", 1, "__main__", "Traceback"),
+        (WORKER.replace("def perform(", "def __init__(self): raise KeyError('no database')\n    def perform("), 1,
+         "KeyError: 'no database'\nlowq: the node could not start", "lowq/node.py"),
+    ],
+)  # fmt: skip
+def test_an_app_that_is_wrong(start: Start, cli: Cli, source: str, code: int, says: str, says_not: str) -> None:
+    (start.folder / "app.py").write_text(source)
+    process = start("-r", "app.py", "--redis-url", cli.url)
+    assert process.wait() == code
+    text = process.err.read_text()
+    assert says in text
+    assert says_not not in text
+    assert text.splitlines()[-1].startswith("lowq: ")
+
+
+def test_a_node_that_cannot_start_says_why(start: Start, cli: Cli) -> None:
+    (start.folder / "app.py").write_text(WORKER)
+    cli.app.queue("Orders", 4).push({"id": 1})
+    for args, code, says in (
+        (["-q", "Ordrs", "--redis-url", cli.url], 2, "the queues of this app are: Orders, Mails"),
+        (["--redis-url", cli.url], 1, "shards_count=4"),
+        (["--redis-url", "redis://127.0.0.1:1/0"], 1, "does not answer"),
+    ):
+        process = start("-r", "app.py", *args)
+        assert process.wait() == code
+        assert says in process.err.read_text()
+        assert "Traceback" not in process.err.read_text()
+
+
+def test_r_gives_other_verbs_the_settings_of_the_application(start: Start, cli: Cli) -> None:
+    (start.folder / "settings.py").write_text(SETTINGS)
+    process = start("push", "-r", "settings", "Orders", "--id", "1", "--shards-count", "2", "--redis-url", cli.url)
+    assert process.wait() == 0
+    assert cli.json("stats", "--namespace", "code")["queues"][0]["length"] == 1
+
+
+def test_the_embedded_store_serves_a_second_terminal(start: Start) -> None:
+    (start.folder / "app.py").write_text(WORKER)
+    node = start("-r", "app.py", "--embedded")
+    url = node.until(lambda: re.search(r"redis://127\.0\.0\.1:\d+/0", node.out.read_text()))[0]
+    cli = Cli(url)
+    node.until(lambda: cli.json("nodes")["nodes"])
+    try:
+        jobs = [{"id": number, "payload": {"text": "\r\n" * number}} for number in range(200)]
+        assert cli.json("push", "Orders", stdin="\n".join(map(json.dumps, jobs)))["accepted"] == 200
+        node.until(lambda: len(performed(start.folder)) == 200)
+        assert cli.json("stats", "Orders")["total"]["processed"] == 200
+        cli("push", "Orders", "--id", "bad1")
+        node.until(lambda: cli.json("stats")["total"]["morgue_length"] == 1)
+        assert "no such order" in cli("peek", "Orders", "bad1").stdout
+        (start.folder / "repaired").touch()
+        assert cli("kick", "Orders", "bad1").stdout == "bad1: kicked\n"
+        node.until(lambda: "bad1" in performed(start.folder))
+        assert cli.json("shards", "Orders")["shards"][0]["owner"] is not None
+        # What the store refuses is told, and the connection goes on.
+        assert "shards_count=3" in cli("push", "Orders", "--id", "1", "--shards-count", "9", code=1).stderr
+        assert node.ends_after(signal.SIGINT) == 0  # although the connections of `cli.app` are open
+    finally:
+        cli.app.close()
+    assert (start.folder / "threads.txt").read_text() == "MainThread"
+    assert "Traceback" not in node.err.read_text()
+
+
+def test_a_second_node_works_on_the_embedded_store(start: Start, tmp_path_factory: pytest.TempPathFactory) -> None:
+    (start.folder / "app.py").write_text(WORKER)
+    first = start("-r", "app.py", "-q", "Mails", "--embedded")
+    url = first.until(lambda: re.search(r"redis://127\.0\.0\.1:\d+/0", first.out.read_text()))[0]
+    start.folder = tmp_path_factory.mktemp("second")
+    (start.folder / "app.py").write_text(WORKER)
+    second = start("-r", "app.py", "-q", "Orders", "--redis-url", url)
+    cli = Cli(url)
+    try:
+        second.until(lambda: len(cli.json("nodes")["nodes"]) == 2)
+        cli("push", "Orders", "--id", "1")
+        second.until(lambda: performed(start.folder) == ["1"])
+        assert second.ends_after(signal.SIGTERM) == 0
+        assert first.ends_after(signal.SIGTERM) == 0
+    finally:
+        cli.app.close()
+
+
+def test_push_says_where_to_go_on_when_redis_goes_away(start: Start) -> None:
+    with RedisServer() as server:
+        cli = Cli(server.url)
+        process = start("push", "Orders", "--shards-count", "3", "--redis-url", server.url, stdin=subprocess.PIPE)
+        stdin = process.process.stdin
+        assert stdin is not None
+        stdin.write(b"".join(b'{"id": %d}\n' % number for number in range(5_000)))
+        stdin.flush()
+        process.until(lambda: cli.app.queues() and cli.app.queue("Orders").stats().length == 5_000)
+        server.kill()
+        stdin.write(b'{"id": 5001}\n')
+        stdin.close()
+        assert process.wait() == 1
+        assert process.err.read_text().endswith("5,000 payloads in; go on with: lowq push Orders - --skip 5000\n")
+        cli.app.close()
+
+
+def test_watch_looks_again_and_ends_with_ctrl_c(start: Start, cli: Cli) -> None:
+    cli.push({"id": 1})
+    process = start("stats", "--watch", "0.1", "--redis-url", cli.url)
+    process.until(lambda: process.out.read_text().count("QUEUE") >= 3)
+    assert process.ends_after(signal.SIGINT) == 0
+    assert process.err.read_text() == ""
+    assert "PER S" in process.out.read_text()
+
+
+def test_a_reader_that_goes_away_is_no_error(start: Start, cli: Cli) -> None:
+    cli.push(*({"id": f"{number:0500}"} for number in range(500)))
+    process = start("jobs", "Orders", "--limit", "500", "--redis-url", cli.url, stdout=subprocess.PIPE)
+    assert process.process.stdout is not None
+    process.process.stdout.read(10)
+    process.process.stdout.close()
+    process.wait()
+    assert "Traceback" not in process.err.read_text()
+    assert "Error" not in process.err.read_text()
+
+
+# --- on a terminal ---
+
+
+class Terminal:
+    """A pseudo-terminal that a process runs on."""
+
+    def __init__(self) -> None:
+        self._main, self.end = pty.openpty()
+        self.text = ""
+
+    def until(self, pattern: str) -> None:
+        deadline = time.monotonic() + PATIENCE
+        while not re.search(pattern, self.text):
+            assert time.monotonic() < deadline, f"in vain: {self.text!r}"
+            if select.select([self._main], [], [], 0.1)[0]:
+                self.text += os.read(self._main, 65536).decode(errors="replace")
+
+    def type(self, text: str) -> None:
+        os.write(self._main, text.encode())
+
+    def close(self) -> None:
+        os.close(self._main)
+        os.close(self.end)
+
+
+@pytest.fixture
+def terminal() -> Iterator[Terminal]:
+    terminal = Terminal()
+    yield terminal
+    terminal.close()
+
+
+@pytest.mark.parametrize(("answer", "code", "left"), [("y\n", 0, 0), ("n\n", 1, 2)])
+def test_on_a_terminal_it_asks_first(
+    start: Start, cli: Cli, terminal: Terminal, answer: str, code: int, left: int
+) -> None:
+    cli.push({"id": 1}, {"id": 2})
+    streams = {"stdin": terminal.end, "stdout": terminal.end, "stderr": terminal.end}
+    process = start("delete", "Orders", "--all", "--redis-url", cli.url, **streams)
+    terminal.until(r"delete 2 waiting jobs of queue 'Orders'.*\? \[y/N\]: ")
+    terminal.type(answer)
+    assert process.wait() == code
+    terminal.until("2 jobs deleted" if code == 0 else "nothing was done")
+    assert cli.app.queue("Orders").stats().length == left
+
+
+def test_on_a_terminal_long_work_shows_progress_and_watch_stays_in_place(
+    start: Start, cli: Cli, terminal: Terminal
+) -> None:
+    path = start.folder / "jobs.ndjson"
+    path.write_text("".join(f'{{"id": {number}}}\n' for number in range(60_000)))
+    push = start("push", "Orders", path.name, "--shards-count", "3", "--redis-url", cli.url, stderr=terminal.end)
+    terminal.until(r"\[#+\.*\] +\d+%  [\d,]+ jobs  [\d,]+/s")
+    assert push.wait() == 0
+    assert push.out.read_text() == "60,000 payloads pushed to Orders\n"
+    watch = start("stats", "--watch", "0.1", "--redis-url", cli.url, stdout=terminal.end)
+    terminal.until(r"Orders +60,000(.|\s)*\x1b\[3F\x1b\[J")
+    assert watch.ends_after(signal.SIGINT) == 0
