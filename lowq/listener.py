@@ -51,13 +51,15 @@ class Listener(threading.Thread):
         while not self._closed.is_set():
             try:
                 event = self._subscription.get(1.0)
-            except RedisUnavailable as error:
-                self._on_trouble(error)
-                self._closed.wait(0.2)
-                continue
-            except LowqError:
-                log.exception("listening for wake-ups failed; jobs start up to poll_interval later meanwhile")
-                self._closed.wait(5.0)
+            except Exception as error:
+                if self._closed.is_set():
+                    return
+                if isinstance(error, RedisUnavailable):
+                    self._on_trouble(error)
+                    self._closed.wait(0.2)
+                else:
+                    log.exception("listening for wake-ups failed; jobs start up to poll_interval later meanwhile")
+                    self._closed.wait(5.0)
                 continue
             if event is not None:
                 self._handle(*event)
@@ -73,5 +75,9 @@ class Listener(threading.Thread):
             self._on_free(self._frees[channel], number / 1000)
 
     def close(self) -> None:
+        """Ends the thread; it is reading until its connection is closed."""
         self._closed.set()
         self._wanted.set()
+        self._subscription.close()
+        if self.is_alive():
+            self.join(1.5)

@@ -1,6 +1,7 @@
 """Channels and their messages."""
 
 import threading
+import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -8,6 +9,9 @@ from redis import exceptions
 
 from lowq.connection.pool import Pool, pack
 from lowq.errors import RedisUnavailable
+
+#: Seconds of silence after which the connection is asked whether it still lives.
+SILENCE = 10.0
 
 
 class Subscription:
@@ -19,6 +23,9 @@ class Subscription:
         self._lock = threading.Lock()
         self._connection: Any = None
         self._channels: set[str] = set()
+        # For the reading thread: when something was heard last (monotonic), and whether a PING is out.
+        self._heard = 0.0
+        self._asked = False
 
     def add(self, channels: Iterable[str]) -> None:
         """Subscribes; each channel is confirmed by an event ``subscribe``, anew after every reconnection."""
@@ -50,18 +57,34 @@ class Subscription:
         try:
             connection = self._connection or self._open()
             if not connection.can_read(timeout):
+                self._check(connection)
                 return None
             event = connection.read_response()
+            self._heard = time.monotonic()
+            self._asked = False
         except (exceptions.RedisError, OSError, RedisUnavailable) as error:
             self.close()
             wrapped = error if not isinstance(error, OSError) else exceptions.ConnectionError(str(error))
             raise self._translate(wrapped, None) from error
-        kind, channel, data = event[0], event[1], event[2]
+        if not isinstance(event, list) or len(event) != 3:
+            return None  # the answer to a PING
+        kind, channel, data = event
         return kind.decode(), channel.decode(), data if isinstance(data, bytes) else b""
+
+    def _check(self, connection: Any) -> None:
+        # A connection that was cut without a word looks like one on which nothing happens.
+        silent = time.monotonic() - self._heard
+        if silent > SILENCE + 5.0:
+            raise exceptions.ConnectionError("no answer on the connection for wake-ups")
+        if silent > SILENCE and not self._asked:
+            self._asked = True
+            with self._lock:
+                connection.send_packed_command([pack((b"PING",))], check_health=False)
 
     def _open(self) -> Any:
         connection = self._any_pool().connect()
         connection.connect()
+        self._heard, self._asked = time.monotonic(), False
         with self._lock:
             self._connection = connection
             if self._channels:

@@ -1,0 +1,494 @@
+"""lowq.testing: drain with the real rules on both stores, embedded stores, and current() for direct calls."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+import lowq
+import lowq.testing
+from lowq.errors import ConfigError, LowqError, QueueInUse
+from lowq.job import Job, shard_of
+from lowq.keys import shard_prefix
+from lowq.testing import drain, embedded, execution
+from lowq.worker import Worker
+
+PayloadsById = dict[str, list[Any]]
+
+
+class Seen:
+    """What handlers were given, in order."""
+
+    def __init__(self) -> None:
+        self.batches: list[PayloadsById] = []
+
+    @property
+    def ids(self) -> list[str]:
+        return sorted(job_id for batch in self.batches for job_id in batch)
+
+
+@pytest.fixture
+def app(store_url: str) -> Iterator[lowq.Lowq]:
+    app = lowq.Lowq(redis_url=store_url)
+    yield app
+    app.close()
+
+
+@pytest.fixture
+def seen() -> Seen:
+    return Seen()
+
+
+def worker(
+    app: lowq.Lowq,
+    seen: Seen,
+    name: str = "Orders",
+    handler: Callable[[PayloadsById], object] | None = None,
+    retry_in: float = 100.0,
+    **options: Any,
+) -> type[Worker[Any]]:
+    """A worker that notes what it is given and then does what `handler` does."""
+
+    class Made(lowq.Worker[Any]):
+        exhausted: list[Job] = []  # noqa: RUF012 - one list per worker, as each call makes a class
+
+        def perform(self, payloads_by_id: PayloadsById) -> None:
+            seen.batches.append(dict(payloads_by_id))
+            if handler is not None:
+                handler(payloads_by_id)
+
+        def retry_in(self, retry_count: int) -> float:
+            return retry_in
+
+        def retries_exhausted(self, jobs: list[Job]) -> None:
+            self.exhausted.extend(jobs)
+
+    Made.__qualname__ = Made.__name__ = name
+    return app.worker(**options)(Made)
+
+
+def boom(payloads_by_id: PayloadsById) -> None:
+    raise ValueError("boom")
+
+
+def due_at(made: type[Worker[Any]], job_id: str) -> float:
+    job = made.queue.peek(job_id)
+    assert job is not None
+    assert job.perform_at is not None
+    return job.perform_at
+
+
+# --- drain ---
+
+
+class TestDrain:
+    def test_everything_due_is_performed_over_all_shards(self, app: lowq.Lowq, seen: Seen) -> None:
+        made = worker(app, seen, shards_count=7)
+        made.perform_async([{"id": number, "payload": number} for number in range(100)])
+        drained = drain(made)
+        assert (drained.performed, drained.failed, drained.batches) == (100, 0, 100)
+        assert seen.ids == sorted(map(str, range(100)))
+        assert made.queue.stats().processed == 100
+        assert drain(made).batches == 0
+
+    def test_batches_are_as_large_as_the_worker_says(self, app: lowq.Lowq, seen: Seen) -> None:
+        made = worker(app, seen, shards_count=1, batch_size=4)
+        made.perform_async([{"id": number} for number in range(10)])
+        assert drain(made).batches == 3
+        assert [len(batch) for batch in seen.batches] == [4, 4, 2]
+
+    def test_payloads_come_oldest_first_and_at_most_max_payloads_at_once(self, app: lowq.Lowq, seen: Seen) -> None:
+        made = worker(app, seen, max_payloads=3)
+        made.perform_async([{"id": 1, "payload": version, "score": version} for version in (5, 2, 4, 1, 3)])
+        drain(made)
+        assert seen.batches == [{"1": [1, 2, 3]}, {"1": [4, 5]}]
+
+    def test_what_is_for_later_is_left_unless_now_is_later(self, app: lowq.Lowq, seen: Seen) -> None:
+        made = worker(app, seen)
+        made.perform_async([{"id": "later", "delay": 3600}, {"id": "now"}])
+        at = due_at(made, "later")
+        assert drain(made).performed == 1
+        assert drain(made, now=at - 1).performed == 0
+        assert drain(made, now=at).performed == 1
+        assert seen.batches == [{"now": [""]}, {"later": [""]}]
+
+    def test_limit_bounds_the_batches(self, app: lowq.Lowq, seen: Seen) -> None:
+        made = worker(app, seen)
+        made.perform_async([{"id": number} for number in range(10)])
+        assert drain(made, limit=0).batches == 0
+        assert drain(made, limit=3).batches == 3
+        assert made.queue.stats().length == 7
+        assert made.queue.stats().taken == 0
+        assert drain(made, limit=100).performed == 7
+
+    def test_several_workers_may_be_drained_together(self, app: lowq.Lowq, seen: Seen) -> None:
+        invoices = worker(app, seen, "Invoices")
+        orders = worker(
+            app, seen, handler=lambda payloads_by_id: invoices.perform_async({"id": f"of-{next(iter(payloads_by_id))}"})
+        )
+        orders.perform_async([{"id": 1}, {"id": 2}])
+        # Also what a handler pushes to a worker that was looked at before.
+        assert drain(invoices, orders).performed == 4
+        assert seen.ids == ["1", "2", "of-1", "of-2"]
+
+    def test_what_a_handler_pushes_to_its_own_queue_is_performed_too(self, app: lowq.Lowq, seen: Seen) -> None:
+        def again(payloads_by_id: PayloadsById) -> None:
+            ((job_id, (left,)),) = payloads_by_id.items()
+            if left:
+                made.perform_async({"id": job_id, "payload": left - 1})
+
+        made = worker(app, seen, handler=again)
+        made.perform_async({"id": 1, "payload": 3})
+        assert drain(made).performed == 4
+        assert seen.batches == [{"1": [left]} for left in (3, 2, 1, 0)]
+
+    def test_a_worker_that_is_not_named_is_left_alone(self, app: lowq.Lowq, seen: Seen) -> None:
+        orders, invoices = worker(app, seen), worker(app, seen, "Invoices")
+        invoices.perform_async({"id": 1})
+        assert drain(orders).batches == 0
+        assert invoices.queue.stats().length == 1
+
+    def test_the_shards_are_given_up_afterwards(self, app: lowq.Lowq, seen: Seen) -> None:
+        made = worker(app, seen)
+        for job_id in range(3):
+            made.perform_async({"id": job_id})
+            assert drain(made).performed == 1
+        assert all(shard.owner is None for shard in app.shards("Orders"))
+
+    def test_a_queue_that_is_being_worked_is_refused(self, app: lowq.Lowq, seen: Seen) -> None:
+        made = worker(app, seen, handler=lambda _: drain(made))
+        made.perform_async({"id": 1})
+        with pytest.raises(QueueInUse, match=r"queue 'Orders': shard . is worked by a node, or by another drain"):
+            drain(made, raises=True)
+
+    def test_a_paused_queue_is_not_worked(self, app: lowq.Lowq, seen: Seen) -> None:
+        made = worker(app, seen)
+        made.perform_async({"id": 1})
+        made.queue.pause()
+        assert drain(made).batches == 0
+        made.queue.resume()
+        assert drain(made).performed == 1
+
+    @pytest.mark.parametrize("item", [int, "Orders", None, lowq.Worker], ids=repr)
+    def test_what_is_no_worker_is_refused(self, item: Any) -> None:
+        with pytest.raises(ConfigError, match=r"is no worker; decorate it with @lowq\.worker"):
+            drain(item)
+
+
+class TestDrainFailures:
+    def test_a_failure_is_charged_and_waits_for_its_retry(self, app: lowq.Lowq, seen: Seen) -> None:
+        made = worker(app, seen, handler=boom)
+        made.perform_async({"id": 1, "payload": "v1", "score": 1})
+        pushed_at = due_at(made, "1")
+        drained = drain(made)
+        assert (drained.performed, drained.failed, drained.batches) == (0, 1, 1)
+        job = made.queue.peek(1)
+        assert job is not None
+        assert (job.state, job.retry_count, job.payloads) == ("retrying", 0, [("v1", 1.0)])
+        assert 99 < (job.perform_at or 0) - pushed_at < 160
+        assert "ValueError: boom" in (job.error or "")
+
+    def test_retries_run_when_now_is_late_enough_until_they_are_exhausted(self, app: lowq.Lowq, seen: Seen) -> None:
+        made = worker(app, seen, handler=boom, max_retry_count=2)
+        made.perform_async([{"id": 1, "payload": "v1", "score": 1}, {"id": 1, "payload": "v2", "score": 2}])
+        start = due_at(made, "1")
+        assert [drain(made, now=start + 101 * attempt).failed for attempt in range(3)] == [1, 1, 1 + 1]
+        # The third failure buried v1, and v2 started afresh at once.
+        assert seen.batches == [{"1": ["v1", "v2"]}] * 3 + [{"1": ["v2"]}]
+        buried = made.queue.peek(1, "morgue")
+        waiting = made.queue.peek(1, "retrying")
+        assert buried is not None
+        assert waiting is not None
+        assert (buried.payloads, waiting.payloads, waiting.retry_count) == ([("v1", 1.0)], [("v2", 2.0)], 0)
+        (told,) = made.exhausted  # type: ignore[attr-defined]  # of the class that `worker` makes
+        assert (told.id, told.payloads) == ("1", [("v1", 1.0)])
+
+    def test_of_a_failed_batch_each_id_is_tried_alone_and_only_the_culprit_is_charged(
+        self, app: lowq.Lowq, seen: Seen
+    ) -> None:
+        def handler(payloads_by_id: PayloadsById) -> None:
+            if "3" in payloads_by_id:
+                raise ValueError("boom")
+
+        made = worker(app, seen, handler=handler, shards_count=1, batch_size=10)
+        made.perform_async([{"id": number} for number in range(5)])
+        drained = drain(made)
+        assert (drained.performed, drained.batches) == (4, 6)
+        assert drained.failed == 5 + 1
+        assert len(seen.batches[0]) == 5
+        assert all(len(batch) == 1 for batch in seen.batches[1:])
+        stats = made.queue.stats()
+        assert (stats.length, stats.retries, stats.processed) == (1, 1, 4)
+
+    def test_raises_hands_on_what_the_handler_raised_after_the_outcome_was_written(
+        self, app: lowq.Lowq, seen: Seen
+    ) -> None:
+        made = worker(app, seen, handler=boom)
+        made.perform_async([{"id": 1}, {"id": 2}])
+        with pytest.raises(ValueError, match="boom"):
+            drain(made, raises=True)
+        assert len(seen.batches) == 1
+        stats = made.queue.stats()
+        assert (stats.retries, stats.length, stats.taken) == (1, 2, 0)
+
+    def test_what_stops_a_process_comes_out_in_any_case_and_is_counted_as_a_crash(
+        self, app: lowq.Lowq, seen: Seen
+    ) -> None:
+        def leave(payloads_by_id: PayloadsById) -> None:
+            raise SystemExit(3)
+
+        made = worker(app, seen, handler=leave)
+        made.perform_async({"id": 1})
+        with pytest.raises(SystemExit):
+            drain(made)
+        job = made.queue.peek(1)
+        assert job is not None
+        assert (job.crashes, job.retry_count) == (1, -1)
+
+
+class TestDrainMiddlewares:
+    def test_they_surround_perform(self, store_url: str, seen: Seen) -> None:
+        events: list[str] = []
+
+        def around(made: Any, batch: PayloadsById, call_next: Callable[[], None]) -> None:
+            events.append(f"{made.queue_name} {list(batch)}")
+            call_next()
+            events.append("performed")
+
+        app = lowq.Lowq(redis_url=store_url, server_middlewares=[around])
+        made = worker(app, seen)
+        made.perform_async({"id": 1})
+        drain(made)
+        assert events == ["Orders ['1']", "performed"]
+        app.close()
+
+    def test_one_that_swallows_the_batch_fails_it(self, store_url: str, seen: Seen) -> None:
+        def swallow(made: Any, batch: PayloadsById, call_next: Callable[[], None]) -> None:
+            """Neither calls the next nor raises."""
+
+        app = lowq.Lowq(redis_url=store_url, server_middlewares=[swallow])
+        made = worker(app, seen)
+        made.perform_async({"id": 1})
+        assert drain(made).failed == 1
+        assert seen.batches == []
+        job = made.queue.peek(1)
+        assert job is not None
+        assert "swallow returned without call_next()" in (job.error or "")
+        app.close()
+
+    def test_current_is_there_for_them_too(self, store_url: str, seen: Seen) -> None:
+        def skip(made: Any, batch: PayloadsById, call_next: Callable[[], None]) -> None:
+            call_next()
+            lowq.current().release("1", delay=500)
+
+        app = lowq.Lowq(redis_url=store_url, server_middlewares=[skip])
+        made = worker(app, seen)
+        made.perform_async([{"id": 1}, {"id": 2}])
+        drain(made)
+        found = made.queue.fetch([1, 2])
+        assert (found["1"].state, found["1"].retry_count) == ("scheduled", -1)
+        assert found["2"].retry_count == 0  # there it named an id of another batch
+        assert "no such id" in (found["2"].error or "")
+        app.close()
+
+
+class TestSpoiledPayloads:
+    """Bytes in Redis that can't be decoded: written by something else, or by an older version of the application."""
+
+    @staticmethod
+    def spoil(app: lowq.Lowq, made: type[Worker[Any]], job_id: str, data: bytes, score: float) -> None:
+        prefix = shard_prefix("lowq", made.queue_name, shard_of(job_id.encode(), made.shards_count))
+        app.client.command("ZADD", f"{prefix}payloads:{job_id}", score, data, key=prefix)
+
+    @pytest.mark.parametrize(
+        "data", [b"\xff\xfe", b"{", b"", b"[" * 100_000], ids=["bytes", "cut off", "empty", "deep"]
+    )
+    def test_one_goes_to_the_morgue_raw_with_the_reason_and_the_rest_is_performed(
+        self, app: lowq.Lowq, seen: Seen, data: bytes
+    ) -> None:
+        made = worker(app, seen, shards_count=1, batch_size=2)
+        made.perform_async([{"id": "a", "payload": 1, "score": 1}, {"id": "a", "payload": 3, "score": 3}, {"id": "b"}])
+        self.spoil(app, made, "a", data, 2)
+        assert drain(made).performed == 2
+        assert {key: value for batch in seen.batches for key, value in batch.items()} == {"a": [1, 3], "b": [""]}
+        buried = made.queue.peek("a")
+        assert buried is not None
+        assert (buried.state, len(buried.payloads)) == ("morgue", 1)
+        assert "can't be decoded" in (buried.error or "")
+        raw = app.client.command("ZRANGE", shard_prefix("lowq", "Orders", 0) + "morgue:payloads:a", 0, -1)
+        assert raw == [data]
+        stats = made.queue.stats()
+        assert (stats.length, stats.taken, stats.morgue_length) == (0, 0, 1)
+
+    def test_an_id_with_nothing_else_is_over(self, app: lowq.Lowq, seen: Seen) -> None:
+        made = worker(app, seen, shards_count=1)
+        made.perform_async([{"id": "a", "payload": "x", "score": 1}, {"id": "b"}])
+        prefix = shard_prefix("lowq", "Orders", 0)
+        app.client.command("DEL", f"{prefix}payloads:a", key=prefix)
+        self.spoil(app, made, "a", b"\xff", 1)
+        drain(made)
+        assert seen.batches == [{"b": [""]}]
+        stats = made.queue.stats()
+        assert (stats.length, stats.taken, stats.morgue_length) == (0, 0, 1)
+
+    def test_a_codec_that_fails_buries_what_it_can_not_read(self, store_url: str, seen: Seen) -> None:
+        def load(data: bytes) -> Any:
+            if b"old" in data:
+                raise KeyError("an older format")
+            return data.decode()
+
+        app = lowq.Lowq(redis_url=store_url, load_payload=load)
+        made = worker(app, seen)
+        made.perform_async([{"id": 1, "payload": "old", "score": 1}, {"id": 1, "payload": "new", "score": 2}])
+        assert drain(made).performed == 1
+        assert seen.batches == [{"1": ['"new"']}]
+        buried = made.queue.peek(1)
+        assert buried is not None
+        assert "an older format" in (buried.error or "")
+        app.close()
+
+    def test_an_error_hook_that_fails_does_not_stop_the_shard(self, store_url: str, seen: Seen) -> None:
+        def fail(text: str) -> bytes:
+            raise RuntimeError("a hook failed")
+
+        app = lowq.Lowq(redis_url=store_url, dump_error=fail)
+        made = worker(app, seen, shards_count=1)
+        made.perform_async([{"id": "a", "payload": 1, "score": 1}, {"id": "b"}])
+        self.spoil(app, made, "a", b"\xff", 2)
+        assert drain(made).performed == 2
+        assert made.queue.stats().morgue_length == 1
+        app.close()
+
+
+# --- embedded ---
+
+
+class TestEmbedded:
+    def test_the_block_has_an_empty_store_and_what_was_before_is_there_again(self, app: lowq.Lowq, seen: Seen) -> None:
+        made = worker(app, seen)
+        made.perform_async({"id": "outside"})
+        with embedded(made):
+            assert app.queues() == []
+            made.perform_async([{"id": 1}, {"id": 2}])
+            assert made.queue.stats().length == 2
+            assert drain(made).performed == 2
+        assert [job.id for job in made.queue.jobs().jobs] == ["outside"]
+        assert seen.ids == ["1", "2"]
+
+    def test_blocks_nest(self, app: lowq.Lowq, seen: Seen) -> None:
+        made = worker(app, seen)
+        with embedded(made):
+            made.perform_async({"id": "outer"})
+            with embedded(made):
+                made.perform_async([{"id": "inner"}, {"id": "inner too"}])
+                assert made.queue.stats().length == 2
+            assert [job.id for job in made.queue.jobs().jobs] == ["outer"]
+
+    def test_two_blocks_share_nothing(self, app: lowq.Lowq, seen: Seen) -> None:
+        made = worker(app, seen)
+        for _ in range(2):
+            with embedded(made):
+                made.perform_async({"id": 1})
+                assert made.queue.stats().length == 1
+
+    def test_the_store_is_restored_after_an_exception(self, app: lowq.Lowq, seen: Seen) -> None:
+        made = worker(app, seen)
+        made.perform_async({"id": "outside"})
+
+        def fail() -> None:
+            with embedded(made):
+                made.perform_async([{"id": 1}, {"id": 2}])
+                raise ZeroDivisionError
+
+        with pytest.raises(ZeroDivisionError):
+            fail()
+        assert made.queue.stats().length == 1
+
+    def test_it_needs_no_redis(self, seen: Seen) -> None:
+        app = lowq.Lowq(redis_url="redis://127.0.0.1:1")
+        made = worker(app, seen)
+        with embedded(made):
+            made.perform_async({"id": 1})
+            assert drain(made).performed == 1
+        with pytest.raises(lowq.RedisUnavailable):
+            made.perform_async({"id": 1})
+
+    def test_it_freezes_nothing(self, seen: Seen) -> None:
+        app = lowq.Lowq(redis_url="redis://127.0.0.1:1")
+        made = worker(app, seen)
+        with embedded(made):
+            made.perform_async({"id": 1})
+        app.config.namespace = "other"
+        assert app.config.namespace == "other"
+
+    def test_it_works_after_the_settings_were_frozen(self, app: lowq.Lowq, seen: Seen) -> None:
+        made = worker(app, seen)
+        made.queue.stats()  # connects
+        with pytest.raises(ConfigError):
+            app.config.namespace = "other"
+        with embedded(made):
+            assert made.perform_async({"id": 1}) == 1
+            assert drain(made).performed == 1
+
+    def test_workers_of_several_applications_may_be_named(self, seen: Seen) -> None:
+        one, other = (lowq.Lowq(redis_url="redis://127.0.0.1:1") for _ in range(2))
+        orders, invoices = worker(one, seen), worker(other, seen, "Invoices")
+        with embedded(orders, invoices):
+            orders.perform_async({"id": 1})
+            invoices.perform_async({"id": 2})
+            assert drain(orders, invoices).performed == 2
+
+    def test_another_shards_count_than_outside_is_no_trouble(self, app: lowq.Lowq, seen: Seen) -> None:
+        app.queue("Orders", 3).push({"id": 1})
+        made = worker(app, seen, shards_count=5)
+        with embedded(made):
+            assert made.perform_async({"id": 1}) == 1
+
+    @pytest.mark.parametrize("item", [int, "Orders", None], ids=repr)
+    def test_what_is_no_worker_is_refused(self, item: Any) -> None:
+        with pytest.raises(ConfigError, match="is no worker"), embedded(item):
+            raise AssertionError("entered")
+
+
+# --- execution ---
+
+
+class TestExecution:
+    def test_a_handler_may_be_called_directly(self, app: lowq.Lowq) -> None:
+        told: list[Any] = []
+
+        @app.worker
+        class Orders(lowq.Worker[int]):
+            def perform(self, payloads_by_id: dict[str, list[int]]) -> None:
+                current = lowq.current()
+                told.extend([current.worker, current.shard, current.fence, current.jobs])
+                current.done("1")
+
+        with execution(Orders, {1: [5, 6]}, shard=2, fence=9):  # type: ignore[dict-item]  # ids as they are pushed
+            Orders().perform({"1": [5, 6]})
+        worker_class, shard, fence, (job,) = told
+        assert (worker_class, shard, fence) == (Orders, 2, 9)
+        assert (job.id, job.state, job.payloads, job.retry_count) == ("1", "taken", [(5, 0.0), (6, 1.0)], -1)
+
+    def test_jobs_may_be_given_as_values(self) -> None:
+        job = Job("1", "taken", [("x", 7.0)], 1_800_000_000.0, retry_count=3, payloads_count=1)
+        with execution(lowq.Worker, [job]):
+            assert lowq.current().jobs == [job]
+
+    def test_words_about_other_ids_are_refused_as_in_a_node(self) -> None:
+        with execution(lowq.Worker, {"1": []}) as current, pytest.raises(LowqError, match="no such id"):
+            current.done("2")
+
+    def test_afterwards_and_before_there_is_none_and_blocks_nest(self) -> None:
+
+        def fail() -> None:
+            with execution(lowq.Worker, {"2": []}):
+                assert [job.id for job in lowq.current().jobs] == ["2"]
+                raise ZeroDivisionError
+
+        with execution(lowq.Worker, {"1": []}) as outer:
+            with pytest.raises(ZeroDivisionError):
+                fail()
+            assert lowq.current() is outer
+        with pytest.raises(LowqError, match=r"outside of perform; .* lowq\.testing\.execution"):
+            lowq.current()
