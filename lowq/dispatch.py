@@ -98,7 +98,7 @@ class Dispatcher:
                 shard.next_due = now
             else:
                 shard.next_due = None if trip.delay is None else now + trip.delay
-            shard.paused = trip.paused
+            shard.paused = trip.paused and shard.wakes == wakes
 
     def look_again(self, shard: Shard) -> None:
         """What is known of the caller's shard is out of date: jobs went back to it."""

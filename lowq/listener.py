@@ -48,15 +48,19 @@ class Listener(threading.Thread):
 
     def run(self) -> None:
         self._wanted.wait()
+        failures = 0
         while not self._closed.is_set():
             try:
                 event = self._subscription.get(1.0)
+                failures = 0
             except Exception as error:
                 if self._closed.is_set():
                     return
                 if isinstance(error, RedisUnavailable):
-                    self._on_trouble(error)
-                    self._closed.wait(0.2)
+                    failures += 1
+                    if failures > 1:  # else perhaps only this connection was cut: at once a fresh one
+                        self._on_trouble(error)
+                        self._closed.wait(0.2)
                 else:
                     log.exception("listening for wake-ups failed; jobs start up to poll_interval later meanwhile")
                     self._closed.wait(5.0)

@@ -82,6 +82,8 @@ class Seat:
 
     number: int
     performing: Performing | None = None
+    #: What it performed before, and when that ended, monotonic.
+    performed: tuple[Performing, float] | None = None
     #: How many of the trip's finished jobs were acknowledged early, per delivery.
     early: tuple[int, int] = (0, 0)
 
@@ -173,13 +175,20 @@ class Keeper(threading.Thread):
 
     def run(self) -> None:
         quiet_ticks = 0
+        failures = 0
         while not self._closed.is_set():
             try:
                 wait = self._tick(time.monotonic())
+                failures = 0
             except RedisUnavailable as error:
-                self._outage.begin(error)
-                self._troubled = time.monotonic()
-                wait = random.uniform(0.1, 0.5)
+                failures += 1
+                if failures == 1:
+                    # Perhaps only this connection was cut while it rested: on a fresh one that is soon known.
+                    wait = 0.0
+                else:
+                    self._outage.begin(error)
+                    self._troubled = time.monotonic()
+                    wait = random.uniform(0.1, 0.5)
             except ShardsCountError as error:
                 self._on_fatal(error)
                 return
@@ -387,7 +396,15 @@ class Keeper(threading.Thread):
 
     def _warn_when_late(self, late: float) -> None:
         if late > self._lease_ttl / 3:
-            busy = [str(seat.performing) for seat in self._seats if seat.performing is not None]
+            # Whatever held the GIL may have ended when the keeper gets to look.
+            since = time.monotonic() - late
+            busy = []
+            for seat in self._seats:
+                performing, performed = seat.performing, seat.performed
+                if performed is not None and performed[1] >= since and performed[0] is not performing:
+                    busy.append(f"{performed[0]} (ended)")
+                if performing is not None:
+                    busy.append(str(performing))
             log.warning(
                 "the keeper ran %.1f s late: something holds the GIL or froze the process. Being performed: %s",
                 late,
@@ -423,6 +440,10 @@ class Keeper(threading.Thread):
             for shard in part:
                 shard.lose()
         self._heartbeat(goodbye=True)
+
+    def close(self) -> None:
+        """Closes the keeper's connection, after `leave`."""
+        self._client.close()
 
 
 def _of(shard: Shard) -> dict[str, Any]:

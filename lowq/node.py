@@ -233,10 +233,11 @@ class Node:
         }
         if hasattr(signal, "SIGTSTP"):
             handlers |= {signal.SIGTSTP: self._on_quiet, signal.SIGTTIN: self._on_dump}
-        before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+        self._pid = os.getpid()
+        self._handlers_before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
 
         def restore() -> None:
-            for number, handler in before.items():
+            for number, handler in self._handlers_before.items():
                 signal.signal(number, handler)
 
         return restore
@@ -244,17 +245,34 @@ class Node:
     # Handlers run in the main thread, between any two of its instructions: they set flags and write a byte, and
     # leave the rest to `run`, since a lock that they waited for could be held by the code they interrupted.
     def _on_stop(self, number: int, _frame: FrameType | None) -> None:
-        if self.stopping.is_set() and number == signal.SIGINT:
+        if self._is_for_a_child(number):
+            return
+        if (self._told_to_stop or self.stopping.is_set()) and number == signal.SIGINT:
             self._cut_short = True
+        self._told_to_stop = True
         self._tell(b"s")
 
-    def _on_quiet(self, _number: int, _frame: FrameType | None) -> None:
-        self._tell(b"q")
+    def _on_quiet(self, number: int, _frame: FrameType | None) -> None:
+        if not self._is_for_a_child(number):
+            self._tell(b"q")
 
-    def _on_dump(self, _number: int, _frame: FrameType | None) -> None:
-        self._tell(b"d")
+    def _on_dump(self, number: int, _frame: FrameType | None) -> None:
+        if not self._is_for_a_child(number):
+            self._tell(b"d")
 
+    _told_to_stop = False
     _cut_short = False
+
+    def _is_for_a_child(self, number: int) -> bool:
+        """A process that a handler forked (multiprocessing does) has inherited these handlers and the pipe. Told to
+        end, it must do that, and not stop the node that is its parent.
+        """
+        if os.getpid() == self._pid:
+            return False
+        before = self._handlers_before[number]
+        signal.signal(number, signal.SIG_DFL if before is None else before)
+        os.kill(os.getpid(), number)
+        return True
 
     def _tell(self, what: bytes) -> None:
         try:
@@ -324,9 +342,10 @@ class Node:
                 self._wait_for_signal(min(left, 0.02))
             else:
                 time.sleep(min(left, 0.02))
+        deadline = time.monotonic() + 1.0
         for thread in self._threads:
             if thread.seat.performing is None:
-                thread.join(1.0)  # on its way out
+                thread.join(max(deadline - time.monotonic(), 0.0))  # on its way out
         running = [thread for thread in self._threads if thread.is_alive()]
         self.keeper.stop()
         self._listener.close()
@@ -341,6 +360,7 @@ class Node:
             self.keeper.leave(LEAVE_SECONDS if running else 0.0)
         except LowqError as error:
             log.warning("the leases could not be surrendered, they run out by themselves: %s", error)
+        self.keeper.close()
         if not running:
             self._client.close()
             log.info("node %s has stopped", self.name, extra={"event": "stopped"})
@@ -521,10 +541,11 @@ class _Thread(threading.Thread):
     def _perform(self, shard: Shard, trip: Trip, bench: _Bench, jobs: list[TakenJob]) -> None:
         if shard.unacknowledged:
             self._node.keeper.arm()
-        self.seat.performing = Performing(shard, [job.id for job in jobs], time.monotonic())
+        performing = self.seat.performing = Performing(shard, [job.id for job in jobs], time.monotonic())
         try:
             outcome = batch.perform(bench.instance, bench.call, shard.index, trip.lease.fence, jobs, self._config)
         finally:
+            self.seat.performed = performing, time.monotonic()
             self.seat.performing = None
         shard.finish(outcome.finished)
         if outcome.whole:

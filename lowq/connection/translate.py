@@ -55,7 +55,7 @@ def translate(error: Exception, call: Call | None, url: str) -> Exception:
     if code in ("BUSY", "MASTERDOWN", "MISCONF", "NOREPLICAS", "UNBLOCKED"):
         return RedisUnavailable(f"Redis at {where} can't serve just now: {text}")
     if code == "LEASELOST" and call is not None:
-        return LeaseLost(f"{call.key}: {call.script} was refused: {detail}")
+        return LeaseLost(f"{call.key.rstrip(':')}: {call.script} was refused: {detail}")
     if code == "SHARDSCOUNT":
         return Refusal(code, detail)
     return ScriptError(f"{call.script + ' on ' + call.key if call else 'a command'} failed in Redis: {text}")
