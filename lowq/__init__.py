@@ -27,6 +27,7 @@ from lowq.errors import (
 )
 from lowq.job import Job, JobDict
 from lowq.node import Node
+from lowq.push import Jobs
 from lowq.scheduler import LagScheduler, SeqScheduler
 from lowq.splitter import ByNodeSplitter, DefaultSplitter
 from lowq.version import VERSION
@@ -47,6 +48,7 @@ __all__ = [
     "Job",
     "JobDict",
     "JobError",
+    "Jobs",
     "LagScheduler",
     "LeaseLost",
     "Lowq",

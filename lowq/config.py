@@ -8,7 +8,7 @@ import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lowq import job
 from lowq.errors import ConfigError
@@ -185,7 +185,7 @@ class Config:
         for name, value in settings.items():
             setattr(self, name, value)
 
-    def __getattr__(self, name: str) -> Any:
+    def _read(self, name: str) -> Any:
         # Only what was not set in code comes here, once: from the environment, or the default.
         if name not in _SETTINGS:
             raise AttributeError(f"there is no setting {name!r}; settings are {', '.join(_SETTINGS)}")
@@ -203,7 +203,7 @@ class Config:
         object.__setattr__(self, name, value)
         return value
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def _set(self, name: str, value: Any) -> None:
         if name not in _SETTINGS:
             near = get_close_matches(name, _SETTINGS, 1)
             hint = f"did you mean {near[0]!r}?" if near else f"settings are {', '.join(_SETTINGS)}"
@@ -214,6 +214,11 @@ class Config:
                 "before anything is pushed or asked"
             )
         object.__setattr__(self, name, _SETTINGS[name][1](name, value))
+
+    if not TYPE_CHECKING:
+        # Hidden from type checkers: they would take every misspelt setting for one that may be there.
+        __getattr__ = _read
+        __setattr__ = _set
 
     _frozen: bool
 

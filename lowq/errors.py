@@ -85,7 +85,7 @@ class PushError(RedisUnavailable):
 
     def __init__(self, queue: str, accepted: int, rest: Iterable[Mapping[str, Any]], reason: object) -> None:
         super().__init__(
-            f"queue {queue!r}: {accepted} payloads are in, the others are in PushError.rest: {reason}. "
+            f"queue {queue!r}: {accepted} payloads are in, the others are in PushError.rest: {str(reason).rstrip('.')}. "
             + (
                 "Push the rest again when Redis is back."
                 if isinstance(reason, RedisUnavailable)

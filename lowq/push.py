@@ -30,6 +30,7 @@ CALL_BYTES = 2**20
 #: Seconds before a push that got no answer is repeated.
 _PAUSES = (0.0, 0.1)
 
+#: What ``perform_async`` takes: one job, or any iterable of jobs. A `JobDict` is such a mapping.
 Jobs = Mapping[str, Any] | Iterable[Mapping[str, Any]]
 
 

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from lowq.connection import Client
+from lowq.duration import duration
 from lowq.job import State
 from lowq.paging import time_argument
 
@@ -46,22 +47,22 @@ def explain(client: Client, prefix: str, shard: int, job_id: bytes, max_retry_co
         if lease is None:
             detail = f"its owner is gone; whoever gets shard {shard} next puts it back and performs it again{waits}"
             return Why("taken", "no_owner", None, detail)
-        since = _duration(float(time) - float(record.split()[4]))
+        since = duration(float(time) - float(record.split()[4]))
         return Why("taken", "performing", None, f"taken {since} ago by {_owner(lease)}{waits}")
     if perform_at is None:
         if buried_at is None:
             return Why(None, "absent", None, "no such job waits, is in flight or is buried")
-        ago = _duration(float(time) - float(buried_at))
+        ago = duration(float(time) - float(buried_at))
         return Why("morgue", "buried", None, f"buried {ago} ago; kick it to have it performed")
     due_at = float(perform_at)
     # The retry_count of a failed job counts from 0, people count from 1.
     retry = "" if retry_count is None else f"retry {int(float(retry_count)) + 1} of {max_retry_count}, "
     if due_at > float(horizon):
         halted = "; the queue is paused, too" if paused is not None else ""
-        detail = f"{retry}due in {_duration(due_at - float(time))}{halted}"
+        detail = f"{retry}due in {duration(due_at - float(time))}{halted}"
         return Why("scheduled" if not retry else "retrying", "retry_wait" if retry else "not_due", due_at, detail)
     if paused is not None:
-        detail = f"{retry}due, and the queue is paused since {_duration(float(time) - float(paused))}; resume it"
+        detail = f"{retry}due, and the queue is paused since {duration(float(time) - float(paused))}; resume it"
         return Why("due", "paused", None, detail)
     if lease is None:
         return Why("due", "no_owner", None, retry + nobody)
@@ -74,18 +75,3 @@ def explain(client: Client, prefix: str, shard: int, job_id: bytes, max_retry_co
 
 def _owner(token: Any) -> str:
     return f"owner {token.decode().rpartition(':')[0]}"
-
-
-def _duration(seconds: float) -> str:
-    """``4 min 10 s``: the two largest units."""
-    if seconds < 10:
-        return f"{max(seconds, 0):.1f} s"
-    left = round(seconds)
-    parts: list[str] = []
-    for name, size in (("d", 86400), ("h", 3600), ("min", 60), ("s", 1)):
-        count, left = divmod(left, size)
-        if count or parts:
-            parts.append(f"{count} {name}" if count else "")
-        if len(parts) == 2:
-            break
-    return " ".join(part for part in parts if part)

@@ -8,19 +8,17 @@ import asyncio
 import inspect
 import random
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from typing import Any, ClassVar, Generic, Protocol, TypedDict, TypeVar, overload
 
 from lowq.errors import ConfigError
-from lowq.job import Job, JobDict
+from lowq.job import Job
+from lowq.push import Jobs
 from lowq.queue import Queue
 
 P = TypeVar("P")
 C = TypeVar("C")
-
-#: What ``perform_async`` takes: one job, or any iterable of jobs.
-Jobs = JobDict | Mapping[str, Any] | Iterable[JobDict] | Iterable[Mapping[str, Any]]
 
 
 class WorkerOptions(TypedDict, total=False):

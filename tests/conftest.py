@@ -1,5 +1,6 @@
 """Fixtures for all tiers: a real redis-server of our own, and the stores that the contract suite runs on."""
 
+import os
 import uuid
 from collections.abc import Iterator
 
@@ -44,3 +45,11 @@ def store_url(request: pytest.FixtureRequest) -> str:
         return f"memory://{uuid.uuid4().hex}"
     url: str = request.getfixturevalue("redis_url")
     return url
+
+
+@pytest.fixture(autouse=True)
+def _bare_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a developer's shell, or the runner itself, has set for lowq and for the width of output."""
+    for name in list(os.environ):
+        if name == "COLUMNS" or name.startswith("LOWQ_"):
+            monkeypatch.delenv(name)

@@ -5,6 +5,7 @@ Nothing here knows lowq: producers and handlers append to a file, one JSON line 
     with History(path).pushing(jobs): push(jobs)                  # producer
     with History(path).performing(...): the work                  # handler
     History(path).gone(pid)                                       # whoever saw a process end
+    History(path).frozen(pid)                                     # whoever is about to freeze one
 
     report = check(read(path), buried=...)
     assert report.problems == []
@@ -17,6 +18,7 @@ pushed     push, jobs: those that were accepted for certain
 start      perform (its name), shard, fence, jobs: {id: [version, ...] in the order handed over}
 end        perform, ok: whether the handler returned; without this line the process died in it
 gone       gone: the id of a process that ended
+frozen     frozen: the id of a process that is about to be stopped for a while (SIGSTOP)
 =========  ==================================================================================================
 
 A version is a payload's number: unique within its id.
@@ -83,6 +85,10 @@ class History:
         """The process has ended: what it performed ended then, at the latest."""
         self.write("gone", gone=pid)
 
+    def frozen(self, pid: int) -> None:
+        """The process will be frozen for a while, perhaps for longer than its leases last."""
+        self.write("frozen", frozen=pid)
+
 
 def read(path: str | os.PathLike[str]) -> list[Event]:
     """All events so far, in the order written."""
@@ -99,6 +105,7 @@ class Perform:
 
     name: str
     pid: int
+    thread: int
     shard: int
     fence: int
     jobs: dict[str, list[int]]
@@ -120,7 +127,7 @@ class Report:
     performs: int = 0
     #: Payloads handed over once more, each time counted.
     repeats: int = 0
-    #: Performs that were still running when a higher fence began with the same shard: (old, new).
+    #: Performs under a fence that was not the highest any more, where that is allowed: (old, new).
     fenced: list[tuple[Perform, Perform]] = field(default_factory=list)
     #: What breaks a guarantee, in words.
     lost: list[str] = field(default_factory=list)
@@ -140,8 +147,9 @@ def performs_of(events: Iterable[Event]) -> list[Perform]:
     for event in events:
         if event["event"] == "start":
             performs[event["perform"]] = Perform(
-                event["perform"], event["pid"], event["shard"], event["fence"], dict(event["jobs"]), event["at"]
-            )
+                event["perform"], event["pid"], event["thread"], event["shard"], event["fence"], dict(event["jobs"]),
+                event["at"],
+            )  # fmt: skip
         elif event["event"] == "end":
             performs[event["perform"]].end = event["at"]
             performs[event["perform"]].ok = event["ok"]
@@ -158,7 +166,9 @@ def check(events: Sequence[Event], buried: Iterable[tuple[str, int]] = ()) -> Re
 
     lost        accepted, and neither in a perform whose handler returned nor buried
     unknown     performed, and nobody ever began to push it
-    overlap     two performs of one shard at a time, unless the earlier has a lower fence: that one is `fenced`
+    overlap     two performs of one shard at a time, or one that begins under a lower fence than was seen before.
+                Allowed, and `fenced`: the earlier of two goes on under a lower fence; and whoever was frozen may
+                have been between its last look at its lease and the handler: one perform per thread
     step back   handed over after one with a higher score, unless it arrived later than that, or is handed over
                 again and nothing but what was handed over with it came between
     """
@@ -178,9 +188,11 @@ def check(events: Sequence[Event], buried: Iterable[tuple[str, int]] = ()) -> Re
     for job_id, version in sorted(pushes.accepted.keys() - finished - set(buried)):
         report.lost.append(f"id {job_id}: version {version} was accepted, never performed, and is not buried")
 
-    _check_overlaps(performs, report)
+    late = _check_overlaps(performs, _freezes(events), report)
     by_id: dict[str, list[Perform]] = defaultdict(list)
     for perform in performs:
+        if perform.name in late:
+            continue  # it is refused; whoever guards by the fence doesn't see it
         for job_id in perform.jobs:
             by_id[job_id].append(perform)
     for job_id, those in by_id.items():
@@ -214,23 +226,43 @@ class _Pushes:
         return self.accepted.get(key, math.inf) > at or self.attempts[key][-1] > at
 
 
-def _check_overlaps(performs: Sequence[Perform], report: Report) -> None:
+def _freezes(events: Iterable[Event]) -> dict[int, list[float]]:
+    """Process -> when it was frozen."""
+    found: dict[int, list[float]] = defaultdict(list)
+    for event in events:
+        if event["event"] == "frozen":
+            found[event["frozen"]].append(event["at"])
+    return found
+
+
+def _check_overlaps(performs: Sequence[Perform], freezes: Mapping[int, Sequence[float]], report: Report) -> set[str]:
+    """Returns the names of those that began too late, where that is allowed."""
     running: dict[int, list[Perform]] = defaultdict(list)
     highest: dict[int, Perform] = {}
+    excused: dict[tuple[int, int], float] = {}  # process and thread -> the freeze that excused it last
+    late: set[str] = set()
     for perform in performs:
         shard = perform.shard
         running[shard] = [other for other in running[shard] if other.end > perform.start]
+        known = highest.get(shard)
+        if known is not None and perform.fence < known.fence:
+            who = perform.pid, perform.thread
+            freeze = max((at for at in freezes.get(perform.pid, ()) if at < perform.start), default=None)
+            if freeze is None or excused.get(who) == freeze:
+                report.overlaps.append(f"shard {shard}: {perform} began after {known}, whose fence is higher")
+            else:
+                excused[who] = freeze
+                late.add(perform.name)
+                report.fenced.append((perform, known))
+            continue
         for other in running[shard]:
             if other.fence < perform.fence:
                 report.fenced.append((other, perform))
             else:
                 report.overlaps.append(f"shard {shard}: {perform} began during {other}")
-        known = highest.get(shard)
-        if known is not None and perform.fence < known.fence and known not in running[shard]:
-            report.overlaps.append(f"shard {shard}: {perform} began after {known}, whose fence is higher")
-        if known is None or perform.fence > known.fence:
-            highest[shard] = perform
+        highest[shard] = perform
         running[shard].append(perform)
+    return late
 
 
 def _check_order(job_id: str, performs: Sequence[Perform], pushes: _Pushes, report: Report) -> None:

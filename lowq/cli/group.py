@@ -1,6 +1,7 @@
 """``lowq VERB``: finds the verb, and gives every command the application that it works on."""
 
 import functools
+import io
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
@@ -63,7 +64,7 @@ class Group(click.Group):
 
     def invoke(self, ctx: click.Context) -> Any:
         for stream in (sys.stdout, sys.stderr):
-            if hasattr(stream, "reconfigure"):
+            if isinstance(stream, io.TextIOWrapper):
                 stream.reconfigure(errors="backslashreplace")  # a terminal that isn't UTF-8 still gets everything
         try:
             return super().invoke(ctx)
@@ -72,7 +73,7 @@ class Group(click.Group):
         except KeyboardInterrupt:
             ctx.exit(INTERRUPTED)
 
-    def format_commands(self, _ctx: click.Context, formatter: click.HelpFormatter) -> None:
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 - click's
         width = max(map(len, self.commands))
         for title, commands in self._sections.items():
             with formatter.section(title):

@@ -16,7 +16,6 @@ from lowq.cli.failure import FAILED, USAGE, Failure
 from lowq.cli.group import json_option, queue_argument, with_app
 from lowq.cli.output import (
     JOB_COLUMNS,
-    duration,
     echo_json,
     echo_lines,
     job_block,
@@ -27,6 +26,7 @@ from lowq.cli.output import (
     shorten,
     table,
 )
+from lowq.duration import duration
 from lowq.errors import RedisUnavailable
 from lowq.paging import MAX_LIMIT, ORDERS, STATES
 from lowq.queries import Stats

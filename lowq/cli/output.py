@@ -17,6 +17,7 @@ from typing import Any, Self
 
 import click
 
+from lowq.duration import duration
 from lowq.job import Job
 from lowq.logs import printable
 
@@ -50,23 +51,6 @@ def number(value: float) -> str:
 def count(value: int, noun: str) -> str:
     """``1 job``, ``1,234 jobs``."""
     return f"{value:,} {noun}{'s' * (value != 1)}"
-
-
-def duration(seconds: float) -> str:
-    """``4 min 10 s``: the two largest units."""
-    if seconds < 10:
-        return f"{max(seconds, 0):.1f} s" if seconds >= 0.05 else "0 s"
-    left = round(seconds)
-    parts: list[str] = []
-    for unit, size in (("d", 86400), ("h", 3600), ("min", 60), ("s", 1)):
-        count, left = divmod(left, size)
-        if count:
-            parts.append(f"{count:,} {unit}")
-        elif parts:
-            parts.append("")
-        if len(parts) == 2:
-            break
-    return " ".join(part for part in parts if part)
 
 
 def relative(moment: float | None, now: float) -> str:

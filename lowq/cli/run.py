@@ -6,11 +6,11 @@ import click
 
 from lowq import logs
 from lowq.app import Lowq
-from lowq.cli.embedded import serving
 from lowq.cli.failure import FAILED, USAGE, Failure
 from lowq.cli.group import set_up, with_connection
 from lowq.cli.loading import load_app, users_traceback
 from lowq.connection import new_store
+from lowq.connection.store_server import serving
 from lowq.errors import ConfigError, LowqError
 from lowq.logs import LogFormat
 from lowq.node import Node

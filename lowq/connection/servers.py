@@ -171,7 +171,7 @@ def _sentinel_pool(rest: str, options: dict[str, Any], size: int, timeout: float
     if login:
         user, _, password = login.partition(":")
         settings |= {"username": unquote(user) or None, "password": unquote(password) or None}
-    timeouts = {name: options[name] for name in ("socket_timeout", "socket_connect_timeout")}
+    timeouts = {name: options[name] for name in ("socket_timeout", "socket_connect_timeout", "retry")}
     sentinel = redis.sentinel.Sentinel([_host_port(item, 26379) for item in hosts.split(",")], sentinel_kwargs=timeouts)
     primary = redis.sentinel.SentinelConnectionPool(service, sentinel, **settings)
     return Pool(primary.make_connection, size, timeout, shebang=True)

@@ -1,8 +1,9 @@
 """The JSON API over ASGI."""
 
-import lowq_web
-import lowq
 from starlette.testclient import TestClient
+
+import lowq
+import lowq_web
 
 
 def _client(url: str) -> tuple[lowq.Lowq, TestClient]:

@@ -103,6 +103,11 @@ class NodeProcess:
     def signal(self, number: signal.Signals) -> None:
         self.process.send_signal(number)
 
+    def freeze(self) -> None:
+        """SIGSTOP, and the history knows it; SIGCONT ends it."""
+        self._rig.history.frozen(self.pid)
+        self.signal(signal.SIGSTOP)
+
     def kill(self) -> None:
         """SIGKILL, and the history knows it."""
         self.process.kill()

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from tests.redis_server import RedisServer
 
 ROOT = Path(__file__).resolve().parents[2]

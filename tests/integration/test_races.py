@@ -101,6 +101,26 @@ def test_a_quiet_node_takes_nothing_more_before_it_gives_up_what_rests(app: lowq
     assert node.stop()
 
 
+def test_a_subscription_that_breaks_while_its_channels_change_is_made_anew_with_all_of_them(app: lowq.Lowq) -> None:
+    subscription = app.client.subscribe()
+    subscription.add(["first"])
+    until(lambda: subscription.get(0.1), "confirmation")
+    app.client.command("CLIENT", "KILL", "TYPE", "pubsub")
+    for number in range(3):  # what is written to a connection that was cut fails from the second time on
+        subscription.add([f"other{number}"])
+        time.sleep(0.02)
+
+    def hears() -> bool:
+        app.client.command("PUBLISH", "first", "hello")
+        try:
+            return subscription.get(0.1) == ("message", "first", b"hello")
+        except lowq.RedisUnavailable:
+            return False
+
+    until(hears, "message", timeout=5)
+    subscription.close()
+
+
 def test_nodes_inside_an_application_leave_nothing_behind(app: lowq.Lowq) -> None:
     done = threading.Event()
 

@@ -95,6 +95,16 @@ def test_a_second_int_ends_it_at_once(make_rig: MakeRig) -> None:
     assert rig.buried() == set()
 
 
+def test_signals_that_the_kernel_gives_to_other_threads_are_heard(make_rig: MakeRig) -> None:
+    rig = make_rig()
+    for _ in range(12):  # one in four or so goes to a thread that is not the main one
+        node = rig.node()
+        node.says(" starts: ")
+        for number in (signal.SIGSTOP, signal.SIGTTIN, signal.SIGTERM, signal.SIGCONT):
+            node.signal(number)
+        assert node.wait(10) == 0
+
+
 def test_two_ints_in_a_row_end_it_at_once(make_rig: MakeRig) -> None:
     rig = make_rig(LOWQ_SHUTDOWN_TIMEOUT=20)
     node = rig.node().holds_all()

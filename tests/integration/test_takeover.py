@@ -174,7 +174,7 @@ def test_a_node_stopped_past_its_lease_is_refused_and_stands_by(make_rig: MakeRi
     owner, standby = owner_and_standby(rig)
     rig.push("a", 1, do="sleep", for_=0.3, once=True)
     rig.begun("a", 1)
-    owner.signal(signal.SIGSTOP)
+    owner.freeze()
     rig.push("a", 2)
     assert rig.done("a", 2).pid == standby.pid
     owner.signal(signal.SIGCONT)
@@ -199,7 +199,7 @@ def test_a_stopped_node_that_nobody_replaced_goes_on_where_it_was(make_rig: Make
     node = rig.node().holds_all()
     rig.push("a", 1, do="sleep", for_=0.3)
     (perform,) = rig.begun("a", 1)
-    node.signal(signal.SIGSTOP)
+    node.freeze()
     until(lambda: not rig.of_shards("lease"), "end of the leases")
     rig.push("a", 2)
     node.signal(signal.SIGCONT)
@@ -219,7 +219,7 @@ def test_freezing_nodes_in_turn_under_load_loses_nothing(make_rig: MakeRig) -> N
     finished = rig.produce(2, ids=50, versions=3, rounds=30, pause=0.1)
     for _ in range(3):
         until(lambda: nodes[0].held() == rig.shards_count, "one owner of all")
-        nodes[0].signal(signal.SIGSTOP)
+        nodes[0].freeze()
         nodes[1].holds_all()
         performs = len(rig.performs())
         until(lambda known=performs: len(rig.performs()) > known + 50, "work of the other")  # type: ignore[misc]

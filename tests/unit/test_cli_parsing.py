@@ -10,13 +10,15 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+import lowq
 from lowq import Lowq
 from lowq.cli import main, output
-from lowq.cli.embedded import encode, take_command
 from lowq.cli.failure import Failure
 from lowq.cli.loading import load_app, users_traceback
 from lowq.cli.look import _seconds, moment
 from lowq.cli.push import BadLine, Line, Source
+from lowq.connection.store_server import encode, take_command
+from lowq.duration import duration
 from lowq.job import Job
 from lowq.version import VERSION
 
@@ -147,7 +149,7 @@ def test_times_are_numbers_or_iso() -> None:
     [(0, "0 s"), (1.26, "1.3 s"), (59.6, "1 min"), (250, "4 min 10 s"), (3600, "1 h"), (90061, "1 d 1 h")],
 )
 def test_durations_have_the_two_largest_units(seconds: float, text: str) -> None:
-    assert output.duration(seconds) == text
+    assert duration(seconds) == text
 
 
 def test_times_are_told_relatively() -> None:
@@ -300,6 +302,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The current folder; what is imported from it is forgotten afterwards."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", sys.path[:])
+    monkeypatch.setattr(lowq.app, "workers", {})  # those that other tests have decorated
     before = set(sys.modules)
     yield tmp_path
     for name in set(sys.modules) - before:

@@ -124,6 +124,20 @@ def test_an_owner_with_a_lower_fence_may_not_begin_anything(story: Story) -> Non
     assert len(check(story.events).overlaps) == 1
 
 
+def test_a_process_that_was_frozen_may_begin_one_late_perform_in_each_thread(story: Story) -> None:
+    story.push(1, 2)
+    story.tell("frozen", frozen=7)
+    story.perform("x", 1, 2, fence=2)
+    story.start("y", 1, fence=1, pid=7)
+    story.end("y")
+    report = check(story.events)
+    assert report.problems == []
+    assert [(old.name, new.name) for old, new in report.fenced] == [("y", "x")]
+    story.start("z", 1, fence=1, pid=7)
+    story.end("z")
+    assert len(check(story.events).overlaps) == 1
+
+
 def test_a_lower_fence_that_begins_during_a_higher_one_overlaps(story: Story) -> None:
     story.push(1, 2)
     story.start("x", 1, fence=2)

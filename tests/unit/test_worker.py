@@ -8,7 +8,8 @@ import pytest
 import lowq
 import lowq.testing
 from lowq.errors import ConfigError
-from lowq.worker import Jobs, Worker, default_retry_in
+from lowq.push import Jobs
+from lowq.worker import Worker, default_retry_in
 
 PayloadsById = dict[str, list[Any]]
 

@@ -2,10 +2,11 @@
 
 from typing import Any
 
-import lowq
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import JSONResponse
+
+import lowq
 
 
 async def stats(request: Request) -> JSONResponse:

@@ -1,11 +1,11 @@
 """The ASGI application: routes, and lowq's errors as answers."""
 
-import lowq
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
+import lowq
 from lowq_web import api
 
 

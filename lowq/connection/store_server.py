@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from lowq.connection.pool import pack
+from lowq.connection.servers import servers_for
 
 #: Seconds after which messages of a subscription are looked for.
 _PUSH_INTERVAL = 0.01
@@ -38,7 +39,7 @@ class _Server(socketserver.ThreadingTCPServer):
     daemon_threads = False  # so that closing the server waits for them
 
     def __init__(self, store: Any) -> None:
-        self.store = store
+        self.pool = servers_for("memory://", 1, 1.0, 1.0, store).any_pool()
         self._open: set[Any] = set()
         #: SHA1 of a script as its client knows it -> as the store knows it.
         self.scripts: dict[bytes, bytes] = {}
@@ -66,13 +67,13 @@ class _Server(socketserver.ThreadingTCPServer):
 
 
 class _Connection(socketserver.BaseRequestHandler):
-    server: _Server
+    def setup(self) -> None:
+        assert isinstance(self.server, _Server)
+        self._server = self.server
 
     def handle(self) -> None:
-        from fakeredis import FakeRedisConnection
-
-        connect: Any = FakeRedisConnection
-        self._fake = connect(server=self.server.store, protocol=2)
+        # Of its own: which database is selected and what is subscribed to belongs to the client.
+        self._fake = self._server.pool.connect()
         self._fake.connect()
         try:
             self._serve()
@@ -109,11 +110,11 @@ class _Connection(socketserver.BaseRequestHandler):
         if name == b"SCRIPT" and len(command) == 3 and command[2].startswith(b"#!"):
             theirs = hashlib.sha1(command[2], usedforsecurity=False).hexdigest().encode()
             command[2] = command[2].partition(b"\n")[2]
-            self.server.scripts[theirs] = hashlib.sha1(command[2], usedforsecurity=False).hexdigest().encode()
+            self._server.scripts[theirs] = hashlib.sha1(command[2], usedforsecurity=False).hexdigest().encode()
             self._ask(command)
             return [encode(theirs)]
         if name == b"EVALSHA" and len(command) > 1:
-            command[1] = self.server.scripts.get(command[1], command[1])
+            command[1] = self._server.scripts.get(command[1], command[1])
         return [self._ask(command), *self._pending()]
 
     def _ask(self, command: list[bytes]) -> bytes:

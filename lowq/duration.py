@@ -1,0 +1,18 @@
+"""Lengths of time, for people."""
+
+
+def duration(seconds: float) -> str:
+    """``4 min 10 s``: the two largest units."""
+    if seconds < 10:
+        return f"{max(seconds, 0):.1f} s" if seconds >= 0.05 else "0 s"
+    left = round(seconds)
+    parts: list[str] = []
+    for unit, size in (("d", 86400), ("h", 3600), ("min", 60), ("s", 1)):
+        count, left = divmod(left, size)
+        if count:
+            parts.append(f"{count:,} {unit}")
+        elif parts:
+            parts.append("")
+        if len(parts) == 2:
+            break
+    return " ".join(part for part in parts if part)

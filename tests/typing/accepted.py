@@ -1,0 +1,225 @@
+"""Typed uses of lowq that mypy --strict and pyright must accept, each as an application would write it.
+
+`tests/unit/test_typing.py` checks this file; it is never run.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any, NotRequired, TypedDict, assert_type
+from uuid import UUID
+
+import lowq
+import lowq.testing
+
+
+class Order(TypedDict):
+    version: int
+    status: NotRequired[str]
+
+
+# --- workers ---
+
+
+@lowq.worker
+class Bare(lowq.Worker[Order]):
+    def perform(self, payloads_by_id: dict[str, list[Order]]) -> None:
+        for order_id, payloads in payloads_by_id.items():
+            assert_type(order_id, str)
+            assert_type(payloads[-1]["version"], int)
+
+
+@lowq.worker(shards_count=24, batch_size=10, max_retry_count=5, queue_name="Orders", max_payloads=50, max_crash_count=2)
+class OrderSync(lowq.Worker[Order]):
+    def __init__(self) -> None:
+        self.seen = 0
+
+    def perform(self, payloads_by_id: dict[str, list[Order]]) -> None:
+        self.seen += len(payloads_by_id)
+
+    def retry_in(self, retry_count: int) -> float:
+        return 10 * (retry_count + 1)
+
+    def retries_exhausted(self, jobs: list[lowq.Job]) -> None:
+        for job in jobs:
+            assert_type(job.id, str)
+            assert_type(job.payloads, list[tuple[Any, float]])
+
+
+@lowq.worker()
+class OptionsAsAttributes(lowq.Worker[Any]):
+    shards_count = 7
+    queue_name = "Invoices"
+
+    def perform(self, payloads_by_id: dict[str, list[Any]]) -> None: ...
+
+
+@lowq.worker
+class Plain:
+    def perform(self, payloads_by_id: dict[str, list[int]]) -> None: ...
+
+
+@lowq.worker(batch_size=3)
+class PlainWithOptions:
+    def perform(self, payloads_by_id: dict[str, list[int]]) -> None: ...
+
+
+@lowq.worker
+def order_sync(payloads_by_id: dict[str, list[Order]]) -> None: ...
+
+
+@lowq.worker(batch_size=100)
+def invoice_sync(payloads_by_id: dict[str, list[Any]]) -> None: ...
+
+
+@lowq.worker
+class Overriding(lowq.Worker[Order]):
+    @classmethod
+    def perform_async(cls, jobs: lowq.Jobs) -> int:
+        return super().perform_async(jobs)
+
+    def perform(self, payloads_by_id: dict[str, list[Order]]) -> None: ...
+
+
+class Derived(OrderSync):
+    pass
+
+
+assert_type(OrderSync().seen, int)
+assert_type(OrderSync.shards_count, int)
+assert_type(OrderSync.queue_name, str)
+
+# --- jobs in ---
+
+assert_type(OrderSync.perform_async({"id": 1}), int)
+OrderSync.perform_async(
+    [
+        {"id": 1},
+        {"id": "2", "payload": {"version": 7, "status": "paid"}, "score": 7},
+        {"id": UUID(int=3), "payload": {"version": 1}, "perform_at": datetime(2027, 1, 1, tzinfo=UTC)},
+        {"id": 4, "payload": {"version": 2}, "delay": 60},
+        {"id": 5, "payload": None, "delay": timedelta(minutes=5)},
+    ]
+)
+OrderSync.perform_async({"id": number, "score": number} for number in range(100_000))
+order_sync.perform_async({"id": 1, "payload": "x"})
+invoice_sync.queue.push([{"id": 1}])
+
+job: lowq.JobDict = {"id": 1, "payload": {"version": 3}, "score": 3}
+listed: list[lowq.JobDict] = [job]
+OrderSync.perform_async(job)
+OrderSync.perform_async(listed)
+rows: list[dict[str, object]] = []
+OrderSync.perform_async(rows)
+
+
+def read() -> Iterator[dict[str, Any]]:
+    yield {"id": 1}
+
+
+OrderSync.queue.push(read())
+OrderSync.queue.push(read(), on_progress=lambda accepted: assert_type(accepted, int))
+
+
+async def produce() -> None:
+    assert_type(await OrderSync.aperform_async([{"id": 1}, {"id": 2, "score": 2.5}]), int)
+    await order_sync.aperform_async({"id": 1})
+
+
+try:
+    OrderSync.perform_async(read())
+except lowq.PushError as error:
+    assert_type(error.accepted, int)
+    OrderSync.perform_async(error.rest)
+except (lowq.JobError, lowq.ShardsCountError, lowq.RedisUnavailable):
+    raise
+
+# --- inside perform ---
+
+
+@lowq.worker(batch_size=10)
+class Words(lowq.Worker[Order]):
+    def perform(self, payloads_by_id: dict[str, list[Order]]) -> None:
+        execution = lowq.current()
+        assert_type(execution, lowq.Execution)
+        assert_type(execution.fence, int)
+        assert_type(execution.jobs, list[lowq.Job])
+        for number, order_id in enumerate(payloads_by_id):
+            if number == 0:
+                execution.done(order_id)
+            elif number == 1:
+                execution.fail(order_id, ValueError("no such order"))
+            elif number == 2:
+                execution.fail(order_id, "no such order")
+            elif number == 3:
+                execution.release(order_id, delay=60)
+            elif number == 4:
+                execution.release(order_id, delay=timedelta(minutes=1))
+            elif number == 5:
+                execution.release(order_id)
+            else:
+                execution.bury(order_id, reason="cancelled")
+
+
+# --- an application of one's own, and its settings ---
+
+
+def log(worker: type, batch: dict[str, list[Any]], call_next: Callable[[], object]) -> None:
+    call_next()
+
+
+app = lowq.Lowq(redis_url="memory://", server_middlewares=[log], threads_per_node=3)
+app.config.lease_ttl = 30
+app.config.build_splitter = lambda: lowq.ByNodeSplitter(3, 0, 5)
+app.config.build_scheduler = lowq.SeqScheduler
+lowq.config.server_middlewares.append(log)
+lowq.config.redis_url = "redis://localhost"
+
+
+@app.worker(shards_count=3)
+class Mine(lowq.Worker[int]):
+    def perform(self, payloads_by_id: dict[str, list[int]]) -> None: ...
+
+
+@app.worker
+def mine_too(payloads_by_id: dict[str, list[int]]) -> None: ...
+
+
+Mine.perform_async({"id": 1})
+app.config.workers = [Mine, mine_too]
+
+# --- the queue's handle ---
+
+queue = app.queue("Orders")
+assert_type(queue.stats().length, int)
+assert_type(queue.peek(42), lowq.Job | None)
+found = queue.peek("42")
+if found is not None:
+    assert_type(found.perform_at, float | None)
+queue.perform_now([1, "2", UUID(int=3)])
+queue.bury("42", reason="cancelled")
+queue.kick(str(number) for number in range(10))
+queue.delete(42)
+for step in queue.bulk("kick", state="morgue", match="4*"):
+    assert_type(step.done, int)
+    assert_type(step.total, int)
+page = queue.jobs(state="retrying", match="4*", order_by="perform_at", reverse=False, limit=50)
+assert_type([item.id for item in page.jobs], list[str])
+queue.jobs(after=page.cursor)
+assert_type([item.name for item in app.queues()], list[str])
+assert_type([item.threads for item in app.nodes()], list[int])
+assert_type([item.owner for item in app.shards(queue)], list[str | None])
+assert_type(queue.why("42").until, float | None)
+assert_type(queue.pause(), bool)
+queue.resume()
+OrderSync.queue.drop()
+
+# --- testing ---
+
+with lowq.testing.embedded(OrderSync, order_sync):
+    assert_type(lowq.testing.drain(OrderSync, order_sync, now=1.8e9, limit=3, raises=True).performed, int)
+with lowq.testing.execution(OrderSync, {"1": [{"version": 1}]}) as current:
+    current.done("1")
+
+
+def ids(jobs: Iterable[lowq.Job]) -> list[str]:
+    return [item.id for item in jobs]
