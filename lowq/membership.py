@@ -244,7 +244,7 @@ class Keeper(threading.Thread):
         for shard in self._shards:
             if shard.lease is not None:
                 held.append(shard)
-            elif shard not in self._tries:
+            elif shard not in self._tries and not self._quiet:
                 self._tries[shard] = 0.0
         for start in range(0, len(held), _WRITE):
             part = held[start : start + _WRITE]

@@ -235,8 +235,12 @@ class Node:
             handlers |= {signal.SIGTSTP: self._on_quiet, signal.SIGTTIN: self._on_dump}
         self._pid = os.getpid()
         self._handlers_before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+        # The kernel may give a signal to any thread, and the main thread, where Python runs the handler, would sleep
+        # on in `select`: so what runs at once in any thread writes a byte too (the number; nobody reads it).
+        wakeup_before = signal.set_wakeup_fd(self._wakeup_write, warn_on_full_buffer=False)
 
         def restore() -> None:
+            signal.set_wakeup_fd(wakeup_before)
             for number, handler in self._handlers_before.items():
                 signal.signal(number, handler)
 

@@ -46,7 +46,9 @@ class Subscription:
                 try:
                     self._connection.send_packed_command([pack((command, *channels))], check_health=False)
                 except exceptions.RedisError:
-                    pass  # The reading thread finds the connection broken and subscribes to all channels anew.
+                    # redis-py has closed it, and would connect it anew by itself, without a subscription. The
+                    # reading thread opens another one, with all channels.
+                    self._connection = None
 
     def get(self, timeout: float) -> tuple[str, str, bytes] | None:
         """The next event, ``(kind, channel, data)``, or None after ``timeout`` seconds. Connects when needed.
@@ -56,16 +58,23 @@ class Subscription:
         """
         try:
             connection = self._connection or self._open()
-            if not connection.can_read(timeout):
+            readable = connection.can_read(timeout)
+            if self._connection is not connection:  # given up by another thread meanwhile
+                connection.disconnect()
+                return None
+            if not readable:
                 self._check(connection)
                 return None
             event = connection.read_response()
             self._heard = time.monotonic()
             self._asked = False
-        except (exceptions.RedisError, OSError, RedisUnavailable) as error:
+        except (exceptions.RedisError, RedisUnavailable) as error:
             self.close()
-            wrapped = error if not isinstance(error, OSError) else exceptions.ConnectionError(str(error))
-            raise self._translate(wrapped, None) from error
+            raise self._translate(error, None) from error
+        except (OSError, TypeError, ValueError, AttributeError) as error:
+            # The last three: another thread has closed the connection in the middle of this one's reading.
+            self.close()
+            raise self._translate(exceptions.ConnectionError(str(error)), None) from error
         if not isinstance(event, list) or len(event) != 3:
             return None  # the answer to a PING
         kind, channel, data = event
