@@ -84,8 +84,9 @@ class PushError(RedisUnavailable):
     """
 
     def __init__(self, queue: str, accepted: int, rest: Iterable[Mapping[str, Any]], reason: object) -> None:
+        why = str(reason).rstrip(".")
         super().__init__(
-            f"queue {queue!r}: {accepted} payloads are in, the others are in PushError.rest: {str(reason).rstrip('.')}. "
+            f"queue {queue!r}: {accepted} payloads are in, the others are in PushError.rest: {why}. "
             + (
                 "Push the rest again when Redis is back."
                 if isinstance(reason, RedisUnavailable)
