@@ -84,35 +84,48 @@ class _Push:
         self._listed = isinstance(jobs, Sequence)
         self._on_progress = on_progress
         self._accepted = 0
-        self._parts: list[_Part] = []
-        self._replies: Callable[[], list[Any]] | None = None
 
     def run(self) -> int:
-        chunk = list(islice(self._source, CHUNK_JOBS))
+        chunk, trouble = self._read()
+        parts = self._prepare(chunk) if chunk else []
         while chunk:
+            # The producer's own code runs while no connection is held: it may well push or look something up, and
+            # with all connections held by threads that wait for one more, nobody would get on.
+            following: list[Mapping[str, Any]] = []
+            if trouble is None:
+                following, trouble = self._read()
+            finish = self._target.client.start([part.call for part in parts])
+            overlapping = bool(following) and not self._target.config.client_middlewares
+            next_parts: list[_Part] = []
+            refusal: LowqError | None = None
             try:
-                parts = self._prepare(chunk)
+                if overlapping:
+                    next_parts = self._prepare(following)
             except LowqError as error:
-                self._settle(chunk)
-                if self._accepted:
-                    raise self._error(chunk, error) from error
-                raise
-            except BaseException:
-                self._settle(chunk)
-                raise
-            self._settle(chunk)
-            self._parts = parts
-            self._replies = self._target.client.start([part.call for part in parts])
-            chunk = self._next_chunk()
-        self._settle([])
+                refusal = error
+            finally:
+                results = finish()
+            self._settle(parts, results, following)
+            if following and not overlapping:
+                try:
+                    next_parts = self._prepare(following)
+                except LowqError as error:
+                    refusal = error
+            if refusal is not None:
+                raise self._error(following, refusal) from refusal
+            chunk, parts = following, next_parts
+        if trouble is not None:
+            raise trouble
         return self._accepted
 
-    def _next_chunk(self) -> list[Mapping[str, Any]]:
+    def _read(self) -> tuple[list[Mapping[str, Any]], BaseException | None]:
+        """The next chunk of the source, and what it raised: what came before that is pushed all the same."""
+        chunk: list[Mapping[str, Any]] = []
         try:
-            return list(islice(self._source, CHUNK_JOBS))
-        except BaseException:
-            self._settle([])
-            raise
+            chunk.extend(islice(self._source, CHUNK_JOBS))
+        except BaseException as error:
+            return chunk, error
+        return chunk, None
 
     def _prepare(self, chunk: list[Mapping[str, Any]]) -> list[_Part]:
         """Middlewares, validation, encoding; a chunk whose call_next() never comes is refused there."""
@@ -169,25 +182,25 @@ class _Push:
             yield _Part(Call("push", prefix, chain(head, flat)), originals[start:end])
             start = end
 
-    def _settle(self, following: list[Mapping[str, Any]]) -> None:
-        """Waits for the chunk that is under way. ``following`` was read from the source and not yet sent."""
-        if self._replies is None:
-            return
-        finish, self._replies = self._replies, None
-        results = finish()
+    def _settle(self, parts: list[_Part], results: list[Any], following: list[Mapping[str, Any]]) -> None:
+        """Takes note of the replies to a chunk. ``following`` was read from the source and not yet sent.
+
+        Raises:
+            PushError; what Redis refused when nothing was accepted before.
+        """
         for attempt in range(REPEATS):
             lost = [i for i, result in enumerate(results) if type(result) is RedisUnavailable]
             if not lost:
                 break
             time.sleep(_PAUSES[min(attempt, len(_PAUSES) - 1)])
             for i in lost:
-                self._parts[i].call.args[2] = "1"
-            again = self._target.client.start([self._parts[i].call for i in lost])()
+                parts[i].call.args[2] = "1"
+            again = self._target.client.start([parts[i].call for i in lost])()
             for i, result in zip(lost, again, strict=True):
                 results[i] = result
         failed: list[_Part] = []
         reason: Exception | None = None
-        for part, result in zip(self._parts, results, strict=True):
+        for part, result in zip(parts, results, strict=True):
             if isinstance(result, Exception):
                 failed.append(part)
                 reason = result

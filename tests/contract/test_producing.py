@@ -301,7 +301,7 @@ class TestStreaming:
 
         with pytest.raises(KeyError, match="the database is gone"):
             queue.push(source())
-        assert queue.stats().length == CHUNK_JOBS
+        assert queue.stats().length == CHUNK_JOBS + 10
         assert queue.push({"id": "later"}) == 1  # the connection is in order
 
     def test_an_interruption_leaves_the_connection_in_order(self, queue: Queue) -> None:
@@ -312,7 +312,7 @@ class TestStreaming:
         with pytest.raises(KeyboardInterrupt):
             queue.push(source())
         assert queue.push({"id": "later"}) == 1
-        assert queue.stats().length == CHUNK_JOBS + 1
+        assert queue.stats().length == CHUNK_JOBS + 11
 
 
 # --- bad jobs ---
@@ -611,3 +611,17 @@ class TestOutageHalfWay:
         assert queue.stats().length == 7
         app.close()
         killer.close()
+
+
+def test_a_source_may_use_the_application_while_it_is_read_even_with_one_connection(store_url: str) -> None:
+    app = lowq.Lowq(redis_url=store_url, client_pool_size=1, pool_timeout=0.5)
+    queue, other = app.queue("Orders", 3), app.queue("Other", 1)
+
+    def source() -> Iterator[dict[str, Any]]:
+        for number in range(3 * CHUNK_JOBS):
+            if number % CHUNK_JOBS == 7:
+                other.push({"id": number})
+            yield {"id": number}
+
+    assert queue.push(source()) == 3 * CHUNK_JOBS
+    assert other.stats().length == 3

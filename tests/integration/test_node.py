@@ -160,6 +160,8 @@ def test_acknowledgements_are_not_kept_waiting_by_a_slow_job(make_rig: MakeRig) 
 def test_an_idle_node_asks_little(make_rig: MakeRig) -> None:
     rig = make_rig(ORDERS_SHARDS=20, LOWQ_LEASE_TTL=15, LOWQ_POLL_INTERVAL=1)
     node = rig.node().holds_all()
+    channels = [f"{rig.prefix(shard)}wake" for shard in range(20)]
+    until(lambda: all(count for _, count in rig.client.pubsub_numsub(*channels)), "subscription")
 
     def calls() -> dict[str, int]:
         return {name: fields["calls"] for name, fields in rig.client.info("commandstats").items()}

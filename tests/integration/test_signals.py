@@ -2,7 +2,6 @@
 
 import signal
 import time
-from pathlib import Path
 
 import pytest
 
@@ -103,17 +102,6 @@ def test_signals_that_the_kernel_gives_to_other_threads_are_heard(make_rig: Make
         for number in (signal.SIGSTOP, signal.SIGTTIN, signal.SIGTERM, signal.SIGCONT):
             node.signal(number)
         assert node.wait(10) == 0
-
-
-def test_two_ints_in_a_row_end_it_at_once(make_rig: MakeRig) -> None:
-    rig = make_rig(LOWQ_SHUTDOWN_TIMEOUT=20)
-    node = rig.node().holds_all()
-    rig.push("a", 1, do="sleep", for_=30, once=True)
-    rig.begun("a", 1)
-    for _ in range(2):  # Ctrl-C as fast as one can; further apart than the kernel merges them
-        node.signal(signal.SIGINT)
-        until(lambda: "SigPnd:\t0000000000000000" in Path(f"/proc/{node.pid}/status").read_text(), "delivery")
-    assert node.wait(5) == 3
 
 
 def test_a_node_that_is_stopped_while_it_starts_leaves_no_leases(make_rig: MakeRig) -> None:
