@@ -170,7 +170,7 @@ def check(events: Sequence[Event], buried: Iterable[tuple[str, int]] = ()) -> Re
                 Allowed, and `fenced`: the earlier of two goes on under a lower fence; and whoever was frozen may
                 have been between its last look at its lease and the handler: one perform per thread
     step back   handed over after one with a higher score, unless it arrived later than that, or is handed over
-                again and nothing but what was handed over with it came between
+                again: with nothing between but what was in flight with it, or because it was pushed again
     """
     report = Report()
     performs = performs_of(events)
@@ -267,6 +267,7 @@ def _check_overlaps(performs: Sequence[Perform], freezes: Mapping[int, Sequence[
 
 def _check_order(job_id: str, performs: Sequence[Perform], pushes: _Pushes, report: Report) -> None:
     began: dict[int, float] = {}  # version -> when it was last handed over
+    arrivals: dict[int, int] = defaultdict(lambda: 1)  # version -> how many pushes have brought it
     in_flight: set[int] = set()  # what may still come again
     top, top_at = -math.inf, -math.inf  # the highest score handed over, and since when
 
@@ -283,7 +284,10 @@ def _check_order(job_id: str, performs: Sequence[Perform], pushes: _Pushes, repo
         for version, score in zip(versions, scores, strict=True):
             key = job_id, version
             if version in began:
-                if version in in_flight or pushes.attempts[key][-1] > began[version]:
+                if version in in_flight:
+                    continue
+                if arrivals[version] < len(pushes.attempts[key]):
+                    arrivals[version] += 1  # a push that was given up may be carried out late, and is pushed again
                     continue
                 report.steps_back.append(f"id {job_id}: {perform} was given {version} again, after newer ones")
             elif score < top and not pushes.may_have_arrived_after(key, top_at):

@@ -226,6 +226,11 @@ if #jobs > 0 then
   if special then
     redis.call('ZREM', prefix .. 'retries', unpack(per_id))
   end
+  if #jobs > 16 then
+    -- A value of more than 64 bytes makes Redis build a hash table at once. Otherwise it starts a compact list, which
+    -- is searched from its beginning for each of the first 128 fields: a third of the time of a large trip.
+    records[2] = records[2] .. string.rep(' ', 64)
+  end
   redis.call('HSET', key_taken, unpack(records))
   fields[#fields + 1] = 'delivery'
   fields[#fields + 1] = delivery

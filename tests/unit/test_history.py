@@ -221,6 +221,20 @@ def test_what_was_pushed_again_may_come_again(story: Story) -> None:
     assert check(story.events).problems == []
 
 
+def test_what_was_pushed_twice_may_come_twice_and_no_more(story: Story) -> None:
+    story.push(1, 2, accepted=False)
+    story.push(1, 2)
+    story.perform("x", 1, 2)  # the first push, carried out late
+    story.push(3)
+    story.perform("y", 3)
+    story.perform("z", 1, 2)
+    assert check(story.events).problems == []
+    story.push(4)
+    story.perform("u", 4)
+    story.perform("v", 1)
+    assert len(check(story.events).steps_back) == 1
+
+
 def test_newer_payloads_before_a_failed_one_comes_again_are_a_step_back(story: Story) -> None:
     story.push(1, 2)
     story.perform("x", 1, ok=False)
