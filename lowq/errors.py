@@ -11,7 +11,8 @@
     +-- QueueInUse              a queue that a node works can't be dropped
     +-- RedisUnavailable        no answer; the same call may succeed later
     |   +-- RedisFull           out of memory: pushes are refused, draining works
-    |   +-- PushError           some jobs are in, the rest is handed back
+    +-- PushError               some jobs are in, the rest is handed back
+    |   +-- PushInterrupted     because Redis failed; it is a RedisUnavailable, too
     +-- RedisRefused            an answer, and it is no: password, version, rights
     +-- MiddlewareError         a middleware neither called the next one nor raised
     +-- ScriptError             a script failed: a bug, or foreign data in our keys
@@ -75,7 +76,7 @@ class RedisFull(RedisUnavailable):
     """Redis has reached ``maxmemory``: pushes are refused until the queue has been drained a bit."""
 
 
-class PushError(RedisUnavailable):
+class PushError(LowqError):
     """Redis failed while jobs were being pushed, or a job of a later chunk was malformed.
 
     ``accepted`` payloads are certainly in. ``rest`` holds the other jobs, ready to be pushed again: a list
@@ -89,13 +90,17 @@ class PushError(RedisUnavailable):
             f"queue {queue!r}: {accepted} payloads are in, the others are in PushError.rest: {why}. "
             + (
                 "Push the rest again when Redis is back."
-                if isinstance(reason, RedisUnavailable)
+                if isinstance(self, PushInterrupted)
                 else "Put right what is wrong, then push the rest again."
             )
         )
         self.queue = queue
         self.accepted = accepted
         self.rest = rest
+
+
+class PushInterrupted(PushError, RedisUnavailable):
+    """Redis failed while jobs were being pushed; see `PushError`."""
 
 
 class RedisRefused(LowqError):

@@ -19,7 +19,8 @@ morgue:payloads:<id>  ZSET    payload bytes -> score
 morgue:errors         HASH    id -> why it was buried
 pushed                LIST    tokens of the latest push calls, newest first
 meta                  HASH    shards_count, clock, fence, owner, delivery, paused, spared,
-                              processed, failed, died
+                              processed, failed, died, repeated (tokens of push calls that were
+                              repeated lately, newest first)
 lease                 STRING  the owner's token "nonce:fence"; expires (PX)
 wake                  channel the shard may have work earlier than its owner believes: delay, seconds
 free                  channel the lease was given up: whoever waits may try, in so many milliseconds

@@ -23,12 +23,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from lowq.connection import Call, Client
+from lowq.connection import Call, Client, Refusal
 from lowq.dispatch import Dispatcher
 from lowq.errors import LeaseLost, RedisUnavailable, ShardsCountError
 from lowq.keys import nodes_key
 from lowq.listener import Listener
-from lowq.shard import Held, Shard
+from lowq.outage import Outage
+from lowq.seat import Seat
+from lowq.shard import Held, Lease, Shard
 
 log = logging.getLogger(__name__)
 
@@ -38,54 +40,6 @@ EARLY_ACK_INTERVAL = 0.01
 _WRITE = 250
 #: A node that was silent for this many lease_ttl is forgotten.
 SILENT_TTLS = 3
-
-
-class Outage:
-    """Redis away: logged once when it begins and once when it is over, whoever notices."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._since: float | None = None
-
-    def begin(self, error: Exception) -> None:
-        with self._lock:
-            if self._since is None:
-                self._since = time.monotonic()
-                log.error("%s; trying until it is back", error, extra={"event": "outage"})
-
-    def end(self) -> None:
-        if self._since is not None:
-            with self._lock:
-                if self._since is not None:
-                    away = time.monotonic() - self._since
-                    self._since = None
-                    log.warning("Redis is back after %.1f s", away, extra={"event": "recovery", "seconds": away})
-
-
-@dataclass(slots=True)
-class Performing:
-    """What one thread performs. Replaced as a whole by that thread, read by others."""
-
-    shard: Shard
-    ids: list[str]
-    #: Monotonic.
-    since: float
-
-    def __str__(self) -> str:
-        ids = ", ".join(self.ids[:3]) + (", ..." if len(self.ids) > 3 else "")
-        return f"{self.shard!r} ids {ids} for {time.monotonic() - self.since:.1f} s"
-
-
-@dataclass(slots=True)
-class Seat:
-    """What a thread shows to others."""
-
-    number: int
-    performing: Performing | None = None
-    #: What it performed before, and when that ended, monotonic.
-    performed: tuple[Performing, float] | None = None
-    #: How many of the trip's finished jobs were acknowledged early, per delivery.
-    early: tuple[int, int] = (0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +60,9 @@ class Identity:
 
 
 class Keeper(threading.Thread):
-    """Keeps the leases of the wanted shards. Owns every lease and deadline; other threads only read them."""
+    """Keeps the leases of the wanted shards. Only it gets and lengthens them; a worker thread that is told that a lease
+    is lost takes note of that (`Shard.lose`), and asks for a `check`.
+    """
 
     def __init__(
         self,
@@ -145,6 +101,11 @@ class Keeper(threading.Thread):
         self._next_renewal = 0.0
         self._next_refresh = 0.0
         self._held = -1
+        #: Shards that this node held last, and those that others were seen to hold.
+        self._mine: set[Shard] = set()
+        self._theirs: set[Shard] = set()
+        #: The first error of a tick that concerned only some shards.
+        self._trouble: Exception | None = None
         self._armed = False
         self._nudge = threading.Event()
         self._closed = threading.Event()
@@ -174,12 +135,24 @@ class Keeper(threading.Thread):
     # --- the loop ---
 
     def run(self) -> None:
+        try:
+            self._run()
+        except BaseException as error:
+            self._on_fatal(error)
+
+    def _run(self) -> None:
         quiet_ticks = 0
         failures = 0
+        said = ""
         while not self._closed.is_set():
             try:
                 wait = self._tick(time.monotonic())
-                failures = 0
+                if self._armed:
+                    quiet_ticks = 0 if self._acknowledge_early() else quiet_ticks + 1
+                    if quiet_ticks > 50:
+                        self._armed, quiet_ticks = False, 0
+                    wait = min(wait, EARLY_ACK_INTERVAL)
+                failures, said = 0, ""
             except RedisUnavailable as error:
                 failures += 1
                 if failures == 1:
@@ -189,17 +162,13 @@ class Keeper(threading.Thread):
                     self._outage.begin(error)
                     self._troubled = time.monotonic()
                     wait = random.uniform(0.1, 0.5)
-            except ShardsCountError as error:
-                self._on_fatal(error)
-                return
-            except Exception:
-                log.exception("keeping the leases failed; trying again")
+            except ShardsCountError:
+                raise
+            except Exception as error:
+                if str(error) != said:  # not once a second for as long as it lasts
+                    said = str(error)
+                    log.exception("keeping the leases failed; trying again")
                 wait = 1.0
-            if self._armed:
-                wait = min(wait, EARLY_ACK_INTERVAL)
-                quiet_ticks = 0 if self._acknowledge_early() else quiet_ticks + 1
-                if quiet_ticks > 50:
-                    self._armed, quiet_ticks = False, 0
             expected = time.monotonic() + wait
             if self._nudge.wait(wait):
                 self._nudge.clear()
@@ -207,7 +176,12 @@ class Keeper(threading.Thread):
                 self._warn_when_late(time.monotonic() - expected)
 
     def _tick(self, now: float) -> float:
-        """Does what is due; returns the seconds until something is due again."""
+        """Does what is due; returns the seconds until something is due again.
+
+        Raises:
+            The first error of any shard, after everything else was done.
+        """
+        self._trouble = None
         while self._asked:
             shard, at = self._asked.popleft()
             self._tries[shard] = at
@@ -217,49 +191,75 @@ class Keeper(threading.Thread):
         if renewing:
             self._renew()
         self._acquire([shard for shard, at in self._tries.items() if at <= now], now)
-        held = sum(shard.lease is not None for shard in self._shards)
-        if held != self._held:
-            self._held = held
-            log.info(
-                "holding %d of %d shards%s", held, len(self._shards),
-                "" if held == len(self._shards) else "; other nodes have the others, this one stands by for them",
-                extra={"event": "shards", "held": held, "shards": len(self._shards)},
-            )  # fmt: skip
-            self._heartbeat()
-        elif renewing:
+        if self._say_what_is_held() or renewing:
             self._heartbeat()
         if renewing:
             self._next_renewal = now + self._lease_ttl / 3
-            self._outage.end()
+            if self._trouble is None:
+                self._outage.end()
         if now >= self._next_refresh:
             self._refresh()
             self._next_refresh = now + self._poll_interval
+        if self._trouble is not None:
+            raise self._trouble
         tries = min(self._tries.values(), default=float("inf"))
         return max(min(self._next_renewal, self._next_refresh, tries) - time.monotonic(), 0.0)
+
+    def _say_what_is_held(self) -> bool:
+        """Whether that has changed."""
+        held = sum(shard.lease is not None for shard in self._shards)
+        if held == self._held:
+            return False
+        self._held = held
+        others = "" if self._quiet or not self._theirs else f"; standing by for {len(self._theirs)} of other nodes"
+        log.info(
+            "holding %d of %d shards%s", held, len(self._shards), others,
+            extra={"event": "shards", "held": held, "shards": len(self._shards)},
+        )  # fmt: skip
+        return True
+
+    def _ask_all(
+        self, shards: list[Shard], call: Callable[[Shard], Call], note: Callable[[Shard, Any, float], None]
+    ) -> None:
+        """Runs one call per shard, in few writes. ``note`` gets the shard, its reply, and the monotonic time before it
+        was sent; an error of one shard keeps no other from being heard.
+
+        Raises:
+            RedisUnavailable: there was no answer for any shard. ShardsCountError
+        """
+        for start in range(0, len(shards), _WRITE):
+            part = shards[start : start + _WRITE]
+            sent = time.monotonic()
+            replies = self._client.run_many([call(shard) for shard in part], repeats=0)
+            if all(isinstance(reply, RedisUnavailable) for reply in replies):
+                raise replies[0]
+            for shard, reply in zip(part, replies, strict=True):
+                try:
+                    note(shard, reply, sent)
+                except ShardsCountError:
+                    raise
+                except Exception as error:
+                    self._trouble = self._trouble or error
 
     def _renew(self) -> None:
         # Shards whose lease ran out, or was lost, go to `_acquire`: it tells which, and resumes when nobody came
         # between.
-        held = []
         for shard in self._shards:
-            if shard.lease is not None:
-                held.append(shard)
-            elif shard not in self._tries and not self._quiet:
+            if shard.lease is None and shard not in self._tries and not self._quiet:
                 self._tries[shard] = 0.0
-        for start in range(0, len(held), _WRITE):
-            part = held[start : start + _WRITE]
-            deadline = time.monotonic() + self._lease_ttl
-            replies = self._client.run_many([shard.renew_call(self._lease_ttl) for shard in part], repeats=0)
-            for shard, reply in zip(part, replies, strict=True):
-                if isinstance(reply, LeaseLost):
-                    self._tries[shard] = 0.0
-                elif isinstance(reply, Exception):
-                    raise reply
-                else:
-                    late = shard.deadline <= time.monotonic()
-                    shard.deadline = deadline
-                    if late:  # the threads have left it alone since
-                        self._dispatcher.wake(shard)
+        held = [shard for shard in self._shards if shard.lease is not None]
+        self._ask_all(held, lambda shard: shard.renew_call(self._lease_ttl), self._renewed)
+
+    def _renewed(self, shard: Shard, reply: Any, sent: float) -> None:
+        if isinstance(reply, LeaseLost):
+            self._tries[shard] = 0.0
+            return
+        if isinstance(reply, Exception):
+            raise reply
+        late = shard.deadline <= time.monotonic()
+        shard.deadline = sent + self._lease_ttl
+        if late:  # the threads have left it alone since
+            self._dispatcher.wake(shard)
 
     def _acquire(self, shards: list[Shard], now: float) -> None:
         # When Redis was away for longer than a lease, all leases have run out though their owners live. They get a
@@ -267,73 +267,71 @@ class Keeper(threading.Thread):
         troubled = now - self._troubled
         if troubled < self._lease_ttl / 3:
             for shard in shards:
-                if shard.lease is None:
+                if shard not in self._mine:
                     self._tries[shard] = self._troubled + self._lease_ttl / 3
-            shards = [shard for shard in shards if shard.lease is not None]
+            shards = [shard for shard in shards if shard in self._mine]
         charge = troubled > self._lease_ttl and self._client.server_age() > self._lease_ttl
-        for start in range(0, len(shards), _WRITE):
-            part = shards[start : start + _WRITE]
-            deadline = time.monotonic() + self._lease_ttl
-            calls = [shard.acquire_call(self._lease_ttl, charge=charge) for shard in part]
-            replies = self._client.run_many(calls, repeats=0)
-            gained: list[Shard] = []
-            waiting: list[Shard] = []
-            for shard, reply in zip(part, replies, strict=True):
-                had = shard.lease
-                lease = shard.acquired(reply, deadline)
-                if isinstance(lease, Held):
-                    if had is not None:
-                        log.warning(
-                            "%r: the lease was lost to another node",
-                            shard,
-                            extra={"event": "lease_lost", **_of(shard)},
-                        )
-                    self._tries[shard] = time.monotonic() + lease.seconds + random.uniform(0.01, 0.05)
-                    waiting.append(shard)
-                    continue
-                self._tries.pop(shard, None)
-                gained.append(shard)
-                if lease.restored:
-                    log.warning(
-                        "%r: %d jobs that an owner left in flight wait again",
-                        shard,
-                        lease.restored,
-                        extra={"event": "restored", "jobs": lease.restored, **_of(shard)},
-                    )
-                for job_id in lease.poisoned:
-                    log.error(
-                        "%r: id %r is buried as poison: its process died too often with it in flight",
-                        shard,
-                        job_id,
-                        extra={"event": "poison", "id": job_id, **_of(shard)},
-                    )
+        gained: list[Shard] = []
+        waiting: list[Shard] = []
+
+        def note(shard: Shard, reply: Any, sent: float) -> None:
+            self._tries[shard] = time.monotonic() + 1.0  # should the reply be an error
+            had = shard.lease
+            lease = shard.acquired(reply, sent + self._lease_ttl)
+            if isinstance(lease, Held):
+                self._stand_by(shard, lease, had)
+                waiting.append(shard)
+                return
+            del self._tries[shard]
+            self._mine.add(shard)
+            self._theirs.discard(shard)
+            gained.append(shard)
+            _tell_of_restored(shard, lease)
+
+        try:
+            self._ask_all(shards, lambda shard: shard.acquire_call(self._lease_ttl, charge=charge), note)
+        finally:
             self._listener.holds(gained)
             self._listener.waits(waiting)
             for shard in gained:
                 self._dispatcher.wake(shard)
 
+    def _stand_by(self, shard: Shard, lease: Held, had: Lease | None) -> None:
+        if had is not None:
+            log.warning(
+                "%r: the lease was lost to another node", shard, extra={"event": "lease_lost", **_of(shard)}
+            )  # fmt: skip
+        self._mine.discard(shard)
+        self._theirs.add(shard)
+        # No longer than a lease, whatever Redis says: its clock may have stepped back.
+        seconds = min(lease.seconds, self._lease_ttl)
+        self._tries[shard] = time.monotonic() + seconds + random.uniform(0.01, 0.05)
+
     def _give_up_resting(self) -> None:
         """A quiet node keeps only the shards that it still performs something of."""
         self._tries.clear()
         resting = [shard for shard, _ in self._dispatcher.unclaimed()]
-        if resting:
-            self._client.run_many([shard.surrender_call(0.0) for shard in resting], repeats=0)
-            for shard in resting:
-                shard.lose()
+
+        def note(shard: Shard, reply: Any, _sent: float) -> None:
+            if isinstance(reply, Exception) and not isinstance(reply, LeaseLost):
+                raise reply
+            shard.lose()
+
+        self._ask_all(resting, lambda shard: shard.surrender_call(0.0), note)
 
     def _refresh(self) -> None:
-        looked = self._dispatcher.unclaimed()
-        for start in range(0, len(looked), _WRITE):
-            part = looked[start : start + _WRITE]
-            replies = self._client.run_many([shard.refresh_call() for shard, _ in part], repeats=0)
-            for (shard, wakes), reply in zip(part, replies, strict=True):
-                if isinstance(reply, LeaseLost):
-                    self._tries[shard] = 0.0
-                elif isinstance(reply, Exception):
-                    raise reply
-                else:
-                    delay = None if reply[1] is None else reply[1] / 1e6
-                    self._dispatcher.refreshed(shard, wakes, delay, paused=bool(reply[2]))
+        wakes = dict(self._dispatcher.unclaimed())
+
+        def note(shard: Shard, reply: Any, _sent: float) -> None:
+            if isinstance(reply, LeaseLost):
+                self._tries[shard] = 0.0
+                return
+            if isinstance(reply, Exception):
+                raise reply
+            delay = None if reply[1] is None else reply[1] / 1e6
+            self._dispatcher.refreshed(shard, wakes[shard], delay, paused=bool(reply[2]))
+
+        self._ask_all(list(wakes), Shard.refresh_call, note)
 
     def _acknowledge_early(self) -> bool:
         """Whether any thread performs with finished jobs behind it."""
@@ -349,10 +347,10 @@ class Keeper(threading.Thread):
                 delivery, already = seat.early
                 if delivery != performing.shard.delivery:
                     delivery, already = performing.shard.delivery, 0
-                call = performing.shard.early_ack_call(already)
-                if call is not None:
+                call, count = performing.shard.early_ack_call(already)
+                if count:
                     calls.append(call)
-                    seat.early = (delivery, already + len(call.args) - 7)
+                    seat.early = (delivery, already + count)
         if calls:
             self._client.run_many(calls, repeats=0)
         return busy
@@ -390,9 +388,12 @@ class Keeper(threading.Thread):
         silent = self._lease_ttl * SILENT_TTLS
         call = Call("heartbeat", nodes_key(self._namespace), ["", me.name, text, silent])
         # The queues with it: Redis may have lost its data since they were registered.
-        for reply in self._client.run_many([call, *self._registrations], repeats=0):
+        replies = self._client.run_many([call, *self._registrations], repeats=0)
+        for said, reply in zip([call, *self._registrations], replies, strict=True):
+            if isinstance(reply, Refusal):
+                raise ShardsCountError(str(said.args[1]), int(reply.detail), int(said.args[2]))
             if isinstance(reply, Exception):
-                raise reply
+                self._trouble = self._trouble or reply
 
     def _warn_when_late(self, late: float) -> None:
         if late > self._lease_ttl / 3:
@@ -444,6 +445,19 @@ class Keeper(threading.Thread):
     def close(self) -> None:
         """Closes the keeper's connection, after `leave`."""
         self._client.close()
+
+
+def _tell_of_restored(shard: Shard, lease: Lease) -> None:
+    if lease.restored:
+        log.warning(
+            "%r: %d jobs that an owner left in flight wait again", shard, lease.restored,
+            extra={"event": "restored", "jobs": lease.restored, **_of(shard)},
+        )  # fmt: skip
+    for job_id in lease.poisoned:
+        log.error(
+            "%r: id %r is buried as poison: its process died too often with it in flight", shard, job_id,
+            extra={"event": "poison", "id": job_id, **_of(shard)},
+        )  # fmt: skip
 
 
 def _of(shard: Shard) -> dict[str, Any]:

@@ -37,9 +37,11 @@ from lowq.connection import Call
 from lowq.dispatch import Dispatcher
 from lowq.errors import ConfigError, LeaseLost, LowqError, RedisUnavailable
 from lowq.listener import Listener
-from lowq.membership import Identity, Keeper, Outage, Performing, Seat
+from lowq.membership import Identity, Keeper
 from lowq.middleware import wrap
+from lowq.outage import Outage
 from lowq.scheduler import LagScheduler
+from lowq.seat import Performing, Seat
 from lowq.shard import MAX_TRIP_JOBS, Shard, TakenJob, Trip
 from lowq.splitter import DefaultSplitter
 from lowq.version import VERSION

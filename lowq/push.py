@@ -15,14 +15,14 @@ from typing import Any
 
 from lowq.config import Config
 from lowq.connection import REPEATS, Call, Client, Refusal
-from lowq.errors import JobError, LowqError, PushError, RedisUnavailable, ShardsCountError
+from lowq.errors import JobError, LowqError, PushError, PushInterrupted, RedisUnavailable, ShardsCountError
 from lowq.job import EncodedJob, encode_job, shard_of
 from lowq.keys import shard_prefix
 from lowq.middleware import wrap
 
 #: Jobs that are validated and written together.
 CHUNK_JOBS = 5000
-#: Bytes of payloads that end a chunk early.
+#: Bytes of payloads that end a chunk early: bounds memory, and what is lost when a connection breaks.
 CHUNK_BYTES = 8 * 2**20
 #: Jobs, and bytes of payloads, of one script call: bounds the time that it holds Redis.
 CALL_JOBS = 1000
@@ -84,68 +84,81 @@ class _Push:
         self._listed = isinstance(jobs, Sequence)
         self._on_progress = on_progress
         self._accepted = 0
+        #: Jobs that were read and are yet to be encoded.
+        self._put_back: list[Mapping[str, Any]] = []
+        #: What the source raised.
+        self._trouble: BaseException | None = None
 
     def run(self) -> int:
-        chunk, trouble = self._read()
-        parts = self._prepare(chunk) if chunk else []
+        chunk = self._read()
+        parts, chunk = self._prepare(chunk)
         while chunk:
             # The producer's own code runs while no connection is held: it may well push or look something up, and
             # with all connections held by threads that wait for one more, nobody would get on.
-            following: list[Mapping[str, Any]] = []
-            if trouble is None:
-                following, trouble = self._read()
+            following = self._read()
             finish = self._target.client.start([part.call for part in parts])
-            overlapping = bool(following) and not self._target.config.client_middlewares
             next_parts: list[_Part] = []
             refusal: LowqError | None = None
+            overlapping = not self._target.config.client_middlewares
             try:
                 if overlapping:
-                    next_parts = self._prepare(following)
+                    next_parts, following = self._prepare(following)
             except LowqError as error:
                 refusal = error
             finally:
                 results = finish()
             self._settle(parts, results, following)
-            if following and not overlapping:
-                try:
-                    next_parts = self._prepare(following)
-                except LowqError as error:
-                    refusal = error
+            try:
+                if not overlapping:
+                    next_parts, following = self._prepare(following)
+            except LowqError as error:
+                refusal = error
             if refusal is not None:
                 raise self._error(following, refusal) from refusal
             chunk, parts = following, next_parts
-        if trouble is not None:
-            raise trouble
+        if self._trouble is not None:
+            raise self._trouble
         return self._accepted
 
-    def _read(self) -> tuple[list[Mapping[str, Any]], BaseException | None]:
-        """The next chunk of the source, and what it raised: what came before that is pushed all the same."""
-        chunk: list[Mapping[str, Any]] = []
-        try:
-            chunk.extend(islice(self._source, CHUNK_JOBS))
-        except BaseException as error:
-            return chunk, error
-        return chunk, None
+    def _read(self) -> list[Mapping[str, Any]]:
+        """The next chunk: what was put back, or of the source. What the source gave before it raised is pushed all
+        the same.
+        """
+        chunk, self._put_back = self._put_back, []
+        if not chunk and self._trouble is None:
+            try:
+                chunk.extend(islice(self._source, CHUNK_JOBS))
+            except BaseException as error:
+                self._trouble = error
+        return chunk
 
-    def _prepare(self, chunk: list[Mapping[str, Any]]) -> list[_Part]:
-        """Middlewares, validation, encoding; a chunk whose call_next() never comes is refused there."""
+    def _prepare(self, chunk: list[Mapping[str, Any]]) -> tuple[list[_Part], list[Mapping[str, Any]]]:
+        """Middlewares, validation, encoding. Returns the calls, and how much of the chunk they are: a chunk of large
+        payloads ends early, and the rest of it is put back.
+        """
+        if not chunk:
+            return [], chunk
         middlewares = self._target.config.client_middlewares
-        parts: list[_Part] = []
         if not middlewares:
-            return self._encode(chunk)
+            parts, count = self._encode(chunk, CHUNK_BYTES)
+            self._put_back = chunk[count:]
+            return parts, chunk[:count]
+        wrapped: list[_Part] = []
 
         def encode(jobs: list[Mapping[str, Any]]) -> None:
-            parts.extend(self._encode(jobs))
+            wrapped.extend(self._encode(jobs, None)[0])
 
         wrap(middlewares, self._target.worker, encode)(chunk)
-        return parts
+        return wrapped, chunk
 
-    def _encode(self, chunk: Iterable[Mapping[str, Any]]) -> list[_Part]:
+    def _encode(self, chunk: list[Mapping[str, Any]], most_bytes: int | None) -> tuple[list[_Part], int]:
+        """The calls for the jobs of the chunk, and how many jobs that are."""
         target = self._target
         dump, limit = target.config.dump_payload, target.config.max_payload_bytes
-        count = target.shards_count
+        shards_count = target.shards_count
         groups: dict[int, tuple[list[EncodedJob], list[Mapping[str, Any]]]] = {}
         plain = True
+        count = size = 0
         for job in chunk:
             try:
                 encoded = encode_job(job, dump, limit)
@@ -153,17 +166,21 @@ class _Push:
                 raise type(error)(f"queue {target.queue!r}: {error}") from error.__cause__
             if encoded[2] or encoded[3]:
                 plain = False
-            shard = shard_of(encoded[0], count)
+            shard = shard_of(encoded[0], shards_count)
             group = groups.get(shard)
             if group is None:
                 group = groups[shard] = ([], [])
             group[0].append(encoded)
             group[1].append(job)
+            count += 1
+            size += len(encoded[1])
+            if most_bytes is not None and size >= most_bytes:
+                break
         parts: list[_Part] = []
         for shard, (items, originals) in groups.items():
             prefix = shard_prefix(target.config.namespace, target.queue, shard)
             parts += self._calls(prefix, items, originals, 2 if plain else 4)
-        return parts
+        return parts, count
 
     def _calls(
         self, prefix: str, items: list[EncodedJob], originals: list[Mapping[str, Any]], width: int
@@ -217,5 +234,6 @@ class _Push:
         raise self._error([job for part in failed for job in part.jobs] + following, reason) from reason
 
     def _error(self, pending: list[Mapping[str, Any]], reason: Exception) -> PushError:
-        rest: Iterable[Mapping[str, Any]] = chain(pending, self._source)
-        return PushError(self._target.queue, self._accepted, list(rest) if self._listed else rest, reason)
+        rest: Iterable[Mapping[str, Any]] = chain(pending, self._put_back, self._source)
+        kind = PushInterrupted if isinstance(reason, RedisUnavailable) else PushError
+        return kind(self._target.queue, self._accepted, list(rest) if self._listed else rest, reason)

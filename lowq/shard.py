@@ -355,7 +355,7 @@ class Shard:
         """
         self._in_hand.clear()
 
-    def early_ack_call(self, already: int) -> Call | None:
+    def early_ack_call(self, already: int) -> tuple[Call, int]:
         """Acknowledges what finished so far while a slow job of the same trip is still being performed. For another
         thread than the one that performs: it changes nothing here, and citing an id twice does no harm.
         """
@@ -363,10 +363,8 @@ class Shard:
         # which does nothing. The other way round they would be acknowledged unperformed.
         delivery = self._delivery
         finished = self._finished[already:]
-        if not finished:
-            return None
         args = ("", self._token_in_hand, 0, 0, self._max_payloads, MAX_TRIP_BYTES, delivery)
-        return Call("take", self.prefix, [*args, *map(_bytes, finished)])
+        return Call("take", self.prefix, [*args, *map(_bytes, finished)]), len(finished)
 
     def refresh_call(self) -> Call:
         """Asks when the next job is due, taking and acknowledging nothing."""

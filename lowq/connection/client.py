@@ -111,8 +111,13 @@ class Client:
             except (exceptions.RedisError, RedisUnavailable) as error:
                 results[position] = error
         flights = [_Flight(pool, group) for pool, group in groups.items()]
-        for flight in flights:
-            flight.send()
+        try:
+            for flight in flights:
+                flight.send()
+        except BaseException:
+            for flight in flights:
+                flight.close(whole=False)
+            raise
 
         def finish() -> list[Any]:
             for flight in flights:

@@ -115,8 +115,15 @@ class Pool:
         self._prepare(connection)
 
     def close(self) -> None:
-        while self._idle:
-            self._idle.pop().disconnect()
+        """Closes the connections that nobody uses; others are made when needed."""
+        with self._freed:
+            while True:
+                try:
+                    self._idle.pop().disconnect()
+                except IndexError:
+                    break
+                self._made -= 1
+            self._freed.notify_all()
 
 
 def read_reply(connection: Any) -> Any:
@@ -126,6 +133,10 @@ def read_reply(connection: Any) -> Any:
     except (exceptions.ConnectionError, exceptions.TimeoutError):
         # redis-py has closed the connection, except where the server said no to a command.
         raise
+    except exceptions.ReadOnlyError as error:
+        # The primary became a replica. A fresh connection may find the new one behind the same name.
+        connection.disconnect()
+        return error
     except exceptions.ResponseError as error:
         return error
 

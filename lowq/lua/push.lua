@@ -20,10 +20,18 @@
 local prefix, token, width = KEYS[1], ARGV[2], tonumber(ARGV[5])
 local accepted = (#ARGV - 5) / width
 
-if ARGV[3] == '1' and redis.call('LPOS', prefix .. 'pushed', token) then
+local meta = redis.call('HMGET', prefix .. 'meta', 'shards_count', 'clock', 'repeated')
+-- A call may arrive after its own repeat, from a connection that was given up: then it finds its token in `repeated`,
+-- which costs nothing as long as no call was ever repeated.
+if meta[3] and ARGV[3] ~= '1' and string.find(meta[3], token, 1, true) then
   return accepted
 end
-local meta = redis.call('HMGET', prefix .. 'meta', 'shards_count', 'clock')
+if ARGV[3] == '1' then
+  redis.call('HSET', prefix .. 'meta', 'repeated', string.sub(token .. ' ' .. (meta[3] or ''), 1, 680))
+  if redis.call('LPOS', prefix .. 'pushed', token) then
+    return accepted
+  end
+end
 if meta[1] and meta[1] ~= ARGV[4] then
   return redis.error_reply('SHARDSCOUNT ' .. meta[1])
 end

@@ -261,14 +261,12 @@ class Rig:
 
     def begun(self, job_id: object, version: int, times: int = 1, timeout: float = PATIENCE) -> list[Perform]:
         """Waits until that payload was handed over so many times."""
-        return (
-            until(
-                lambda: (found := self.performs(job_id, version)) and len(found) >= times and found,
-                f"start {times} of id {job_id}, version {version}",
-                timeout,
-            )
-            or []
-        )
+
+        def found() -> list[Perform]:
+            performs = self.performs(job_id, version)
+            return performs if len(performs) >= times else []
+
+        return until(found, f"start {times} of id {job_id}, version {version}", timeout)
 
     def done(self, job_id: object, version: int, timeout: float = PATIENCE) -> Perform:
         """Waits until that payload was performed to the end."""
