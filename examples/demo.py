@@ -106,6 +106,10 @@ def main(seconds: float) -> None:
     node = Node(lowq.app)
     node.start()
     with ThreadPoolExecutor(1, "producer") as threads:
+        click.echo(
+            "pushed: changes sent, performed: saves, merged: changes that needed none, "
+            "waiting: orders to save, lag: wait of the oldest"
+        )
         producer = threads.submit(produce, tally, stop)
         try:
             with suppress(KeyboardInterrupt):

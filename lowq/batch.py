@@ -21,6 +21,7 @@ from datetime import timedelta
 from typing import Any, Protocol
 
 from lowq.config import Config
+from lowq.duration import duration
 from lowq.errors import LowqError
 from lowq.job import Job, delay_seconds
 from lowq.shard import Failure, Shard, Spoiled, TakenJob
@@ -189,6 +190,15 @@ def _charge(outcome: Outcome, worker: Performer, job: TakenJob, error: BaseExcep
         outcome.exhausted.append(Job(job.id, "morgue", whole.payloads[:1], None, retry_count, text, payloads_count=1))
     else:
         outcome.failures.append(Failure(job.id, "retry", retry_count, _retry_delay(worker, job.id, retry_count), data))
+
+
+def fate(failure: Failure, max_retry_count: int) -> str:
+    """What becomes of an id that failed, for people."""
+    if failure.verdict == "retry":
+        return f"id {failure.id}: retry {failure.retry_count + 1} of {max_retry_count} in {duration(failure.delay)}"
+    if failure.verdict == "solo":
+        return f"id {failure.id}: tried again alone"
+    return f"id {failure.id}: no retries left, its oldest payload is in the morgue now"
 
 
 def _retry_delay(worker: Performer, job_id: str, retry_count: int) -> float:

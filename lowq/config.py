@@ -4,6 +4,7 @@ A setting is looked for on the command line, then in code, then in the environme
 when set, and frozen when the first connection is made.
 """
 
+import logging
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -12,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from lowq import job
 from lowq.errors import ConfigError
+
+log = logging.getLogger(__name__)
 
 
 def format_error(error: BaseException) -> str:
@@ -129,6 +132,15 @@ _SETTINGS: Mapping[str, tuple[Any, Callable[[str, Any], Any], bool]] = {
 }
 
 
+def _warn_of_unknown_variables() -> None:
+    known = {f"LOWQ_{name.upper()}" for name, (_, _, readable) in _SETTINGS.items() if readable}
+    for variable in os.environ:
+        if variable.startswith("LOWQ_") and variable not in known:
+            near = get_close_matches(variable, known, 1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            log.warning("environment variable %s is no setting of lowq%s", variable, hint)
+
+
 class Config:
     """All settings of an application. Attributes are checked when set.
 
@@ -224,6 +236,8 @@ class Config:
 
     def freeze(self) -> None:
         """From now on nothing may change: a connection that was made doesn't follow."""
+        if not self._frozen:
+            _warn_of_unknown_variables()
         for name in _SETTINGS:
             getattr(self, name)
         object.__setattr__(self, "_frozen", True)

@@ -105,6 +105,11 @@ class Dispatcher:
         with self._changed:
             shard.next_due = time.monotonic()
 
+    def rest(self, shard: Shard, seconds: float) -> None:
+        """The caller's shard is in trouble of its own: nobody looks at it for a while."""
+        with self._changed:
+            shard.next_due = time.monotonic() + seconds
+
     def unclaim(self, shard: Shard) -> None:
         """The caller has finished with the shard."""
         with self._changed:

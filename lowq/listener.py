@@ -53,6 +53,8 @@ class Listener(threading.Thread):
             try:
                 event = self._subscription.get(1.0)
                 failures = 0
+                if event is not None:
+                    self._handle(*event)
             except Exception as error:
                 if self._closed.is_set():
                     return
@@ -64,18 +66,17 @@ class Listener(threading.Thread):
                 else:
                     log.exception("listening for wake-ups failed; jobs start up to poll_interval later meanwhile")
                     self._closed.wait(5.0)
-                continue
-            if event is not None:
-                self._handle(*event)
 
     def _handle(self, kind: str, channel: str, data: bytes) -> None:
         try:
             number = float(data or 0)
         except ValueError:
             number = 0.0  # no message of ours; to look is always right
-        if channel in self._wakes and kind in ("subscribe", "message"):
+        if kind not in ("subscribe", "message"):
+            return
+        if channel in self._wakes:
             self._on_wake(self._wakes[channel], number)
-        elif channel in self._frees and kind == "message":
+        elif channel in self._frees:
             self._on_free(self._frees[channel], number / 1000)
 
     def close(self) -> None:

@@ -2,7 +2,7 @@
 
 ::
 
-    text   12:04:05.123 WARNING lowq.membership  Redis is back after 3.2 s
+    text   2027-01-01 13:04:05.123+01:00 WARNING lowq.membership  Redis is back after 3.2 s
     json   {"time": "2027-01-01T12:04:05.123Z", "level": "WARNING", "logger": "lowq.membership",
             "message": "Redis is back after 3.2 s", "event": "recovery", "seconds": 3.2}
 """
@@ -88,6 +88,7 @@ class JsonFormatter(logging.Formatter):
 class TextFormatter(logging.Formatter):
     """Time, level, logger, message; then those fields of ``extra`` that the message doesn't tell already.
 
+    The time is local, with its offset from UTC: what the application loads may well change the zone.
     What comes from jobs can't drive the terminal, nor pass for a line of its own.
     """
 
@@ -98,7 +99,7 @@ class TextFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         message = _message(record)
         extra = [f"{name}={_repr(value)}" for name, value in _extra(record) if _adds(name, value, message)]
-        time = datetime.fromtimestamp(record.created).astimezone().strftime("%H:%M:%S.%f")[:-3]
+        time = datetime.fromtimestamp(record.created, UTC).astimezone().isoformat(" ", "milliseconds")
         level = f"{record.levelname:<7}"
         logger = record.name
         fields = printable("  " + " ".join(extra)) if extra else ""

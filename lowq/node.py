@@ -58,6 +58,8 @@ EXIT_CUT_SHORT = 3
 
 #: Seconds of work that one trip may take in advance of its acknowledgement: a crash repeats about that much.
 PREFETCH_SECONDS = 0.005
+#: Seconds for which a shard is left alone when its script fails.
+TROUBLE_SECONDS = 1.0
 #: Seconds that the leases of a node that was cut short run on.
 LEAVE_SECONDS = 1.0
 
@@ -127,7 +129,6 @@ class Node:
             while not self.stopping.is_set():
                 self._wait_for_signal(None)
             if not self.stop():
-                logging.shutdown()
                 os._exit(self.exit_code)
             return self.exit_code
         finally:
@@ -214,14 +215,16 @@ class Node:
             )  # fmt: skip
 
     def _warn_of_unserved(self, app: Lowq) -> None:
-        served = {queue for node in app.nodes() for queue in node.queues} | set(self._workers)
+        served = {queue for node in app.nodes() for queue in node.queues} | set(app.workers)
         for queue in app.queues():
             if queue.name not in served:
                 stats = app.queue(queue.name).stats()
                 if stats.length or stats.taken:
                     log.warning(
-                        "queue %r holds %d jobs and no live node serves it; was its worker renamed?",
-                        queue.name, stats.length + stats.taken, extra={"event": "unserved", "queue": queue.name},
+                        "queue %r holds jobs (%d) and no live node serves it; was its worker renamed? Then give the "
+                        "worker queue_name=%r, or drop the queue: lowq drop %s",
+                        queue.name, stats.length + stats.taken, queue.name, queue.name,
+                        extra={"event": "unserved", "queue": queue.name},
                     )  # fmt: skip
 
     # --- signals ---
@@ -336,8 +339,13 @@ class Node:
         """
         self.stopping.set()
         seconds = self.app.config.shutdown_timeout if timeout is None else timeout
-        log.info("node %s stops", self.name, extra={"event": "stop"})
         self.dispatcher.close()
+        busy = [str(thread.seat.performing) for thread in self._threads if thread.seat.performing]
+        log.info(
+            "node %s stops%s", self.name,
+            f", waiting up to {seconds:g} s for {'; '.join(busy)}; a second INT ends it at once" if busy else "",
+            extra={"event": "stop"},
+        )  # fmt: skip
         deadline = time.monotonic() + seconds
         main = threading.current_thread() is threading.main_thread()
         while any(thread.is_alive() for thread in self._threads):
@@ -362,6 +370,8 @@ class Node:
                 "node %s ends while it still performs: %s; these jobs are performed again, and not charged",
                 self.name, "; ".join(busy), extra={"event": "cut_short"},
             )  # fmt: skip
+            for handler in logging.getLogger().handlers:
+                handler.flush()  # now: from here on the leases run out
         try:
             self.keeper.leave(LEAVE_SECONDS if running else 0.0)
         except LowqError as error:
@@ -405,8 +415,9 @@ class _Thread(threading.Thread):
                 failures += 1
                 if not self._pause(failures):
                     return
-            except LeaseLost as error:
-                _log_lost(error)
+            except LeaseLost:
+                if self._held is not None:
+                    _log_lost(self._held)
                 self._let_go()
             except Exception:
                 log.exception("a thread failed outside of a worker; it goes on")
@@ -465,17 +476,22 @@ class _Thread(threading.Thread):
         held = self._held
         leaving = held if held is not shard else None
         calls: list[tuple[Shard, int, Call]] = []
-        if leaving is not None and leaving.unacknowledged:
-            calls.append((leaving, leaving.wakes, leaving.take_call(0)))
-        if shard is not None:
-            calls.append((shard, shard.wakes, shard.take_call(self._limit(shard))))
-        trips, trouble = self._send(calls)
+        try:
+            if leaving is not None and leaving.unacknowledged:
+                calls.append((leaving, leaving.wakes, leaving.take_call(0)))
+            if shard is not None:
+                calls.append((shard, shard.wakes, shard.take_call(self._limit(shard))))
+            trips, trouble = self._send(calls)
+        except BaseException:
+            if shard is not None and shard is not held:
+                self._dispatcher.unclaim(shard)
+            raise
 
         if leaving is not None and not leaving.unacknowledged:
             self._dispatcher.unclaim(leaving)
             self._held = None
         if shard is not None and shard is held:
-            if shard not in trips and trouble is None:  # lost
+            if shard not in trips and trouble is None:  # lost, or in trouble of its own
                 self._dispatcher.unclaim(shard)
                 self._held = None
         elif shard is not None:
@@ -483,28 +499,35 @@ class _Thread(threading.Thread):
                 self._held = shard
             else:
                 # Its take failed, or what the other finished could not be acknowledged, and that comes first.
-                shard.drop_trip()
-                self._dispatcher.look_again(shard)
+                if shard in trips:
+                    shard.drop_trip()
+                    self._dispatcher.look_again(shard)
                 self._dispatcher.unclaim(shard)
         if trouble is not None:
             raise trouble
         return trips[shard] if shard is not None and self._held is shard else None
 
-    def _send(self, calls: list[tuple[Shard, int, Call]]) -> tuple[dict[Shard, Trip], Exception | None]:
-        """The trips of those calls that succeeded, and the first error but a lost lease, which is dealt with."""
+    def _send(self, calls: list[tuple[Shard, int, Call]]) -> tuple[dict[Shard, Trip], RedisUnavailable | None]:
+        """The trips of those calls that succeeded, and the error when there was no answer. What concerns one shard
+        alone is dealt with here: it rests for a while, the thread goes on with others.
+        """
         trips: dict[Shard, Trip] = {}
-        trouble: Exception | None = None
+        trouble: RedisUnavailable | None = None
         if calls:
             replies = self._client.run_many([call for _, _, call in calls])
             for (shard, wakes, _), reply in zip(calls, replies, strict=True):
                 try:
                     trips[shard] = shard.took(reply)
                     self._dispatcher.took(shard, wakes, trips[shard])
-                except LeaseLost as error:
-                    _log_lost(error)
+                except LeaseLost:
+                    _log_lost(shard)
                     self._node.keeper.check(shard)
-                except Exception as error:
+                except RedisUnavailable as error:
                     trouble = trouble or error
+                except Exception as error:
+                    log.error("%r rests for %g s: %s", shard, TROUBLE_SECONDS, error, extra={"event": "trouble"})
+                    shard.drop_trip()
+                    self._dispatcher.rest(shard, TROUBLE_SECONDS)
             if trips:
                 self._node.outage.end()
         return trips, trouble
@@ -523,6 +546,8 @@ class _Thread(threading.Thread):
             batch.bury_spoiled(shard, trip.spoiled, self._config)
         jobs = [job for job in trip.jobs if job.payloads] if trip.spoiled else trip.jobs
         if not jobs:
+            if trip.spoiled:
+                self._dispatcher.look_again(shard)
             return
         bench = self._benches[shard.queue]
         size = bench.instance.batch_size
@@ -557,14 +582,25 @@ class _Thread(threading.Thread):
         if outcome.whole:
             return
         error = outcome.error
-        if error is not None:
-            log.error(
-                "%r failed, ids %s: %r", shard, ", ".join(job.id for job in jobs[:3]), error,
-                exc_info=error, extra={"event": "failed", "queue": shard.queue, "shard": shard.index},
-            )  # fmt: skip
+        self._tell_of_failure(shard, jobs, outcome, bench)
         self._report(shard, outcome, bench)
         if error is not None and not isinstance(error, Exception):
             self._node.fail(error)
+
+    def _tell_of_failure(self, shard: Shard, jobs: list[TakenJob], outcome: batch.Outcome, bench: _Bench) -> None:
+        """What was raised, and what becomes of each id."""
+        if outcome.error is None and not outcome.failures:
+            return
+        fates = [batch.fate(failure, bench.instance.max_retry_count) for failure in outcome.failures[:3]]
+        more = len(outcome.failures) - len(fates)
+        log.error(
+            "%r failed, ids %s: %r%s%s", shard, ", ".join(job.id for job in jobs[:3]), outcome.error,
+            "".join(f"; {fate}" for fate in fates), f"; and {more} more" if more > 0 else "", exc_info=outcome.error,
+            extra={
+                "event": "failed", "queue": shard.queue, "shard": shard.index, "ids": [job.id for job in jobs[:100]],
+                "outcome": [failure[:4] for failure in outcome.failures[:100]],
+            },
+        )  # fmt: skip
 
     def _report(self, shard: Shard, outcome: batch.Outcome, bench: _Bench) -> None:
         """Writes an outcome, however long Redis is away: only the end of the process or of the lease ends that."""
@@ -585,5 +621,8 @@ def _backoff(failures: int) -> float:
     return min(0.05 * 2.0 ** min(failures, 10), 2.0) * random.uniform(0.5, 1.0)
 
 
-def _log_lost(error: LeaseLost) -> None:
-    log.warning("%s; its next owner performs what was in flight", error, extra={"event": "lease_lost"})
+def _log_lost(shard: Shard) -> None:
+    log.warning(
+        "%r: the lease is lost; whoever has the shard next performs what was in flight", shard,
+        extra={"event": "lease_lost", "queue": shard.queue, "shard": shard.index},
+    )  # fmt: skip

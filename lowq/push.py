@@ -93,26 +93,21 @@ class _Push:
         chunk = self._read()
         parts, chunk = self._prepare(chunk)
         while chunk:
-            # The producer's own code runs while no connection is held: it may well push or look something up, and
-            # with all connections held by threads that wait for one more, nobody would get on.
-            following = self._read()
-            finish = self._target.client.start([part.call for part in parts])
+            # The producer's own code runs while Redis works: the source, middlewares, codec. It may well push or look
+            # something up, so the connection is lent: with all of them held by threads that wait for one more,
+            # nobody would get on.
+            finish = self._target.client.start([part.call for part in parts], lend=True)
             next_parts: list[_Part] = []
             refusal: LowqError | None = None
-            overlapping = not self._target.config.client_middlewares
+            following: list[Mapping[str, Any]] = []
             try:
-                if overlapping:
-                    next_parts, following = self._prepare(following)
+                following = self._read()
+                next_parts, following = self._prepare(following)
             except LowqError as error:
                 refusal = error
             finally:
                 results = finish()
             self._settle(parts, results, following)
-            try:
-                if not overlapping:
-                    next_parts, following = self._prepare(following)
-            except LowqError as error:
-                refusal = error
             if refusal is not None:
                 raise self._error(following, refusal) from refusal
             chunk, parts = following, next_parts
@@ -121,13 +116,13 @@ class _Push:
         return self._accepted
 
     def _read(self) -> list[Mapping[str, Any]]:
-        """The next chunk: what was put back, or of the source. What the source gave before it raised is pushed all
-        the same.
+        """The next chunk: what was put back, or of the source. A chunk in which the source raises is not pushed, those
+        before it are.
         """
         chunk, self._put_back = self._put_back, []
         if not chunk and self._trouble is None:
             try:
-                chunk.extend(islice(self._source, CHUNK_JOBS))
+                chunk = list(islice(self._source, CHUNK_JOBS))
             except BaseException as error:
                 self._trouble = error
         return chunk

@@ -7,7 +7,7 @@ from typing import Any
 from lowq.actions import ACTIONS, MAX_IDS, Acted, Action, ActionName, act
 from lowq.bulk import Step, bulk, bulk_state
 from lowq.connection import Call
-from lowq.errors import ConfigError, QueueInUse
+from lowq.errors import ConfigError, QueueInUse, UnknownQueueError
 from lowq.job import JobId, State, encode_id
 from lowq.keys import queues_key
 from lowq.paging import TOGETHER, ask, listing, time_argument
@@ -44,7 +44,12 @@ class Queue(Queries):
             ShardsCountError: the queue exists with another number of shards; nothing was written.
             UnknownQueueError: nobody has used the queue yet, and the number of its shards was not given.
         """
-        backend, count = self._backend, self.shards_count
+        backend = self._backend
+        try:
+            count = self.shards_count
+        except UnknownQueueError as error:
+            hint = f"Its first producer says how many shards it gets: app.queue({self.name!r}, shards_count=5)"
+            raise UnknownQueueError(f"{error}. {hint}") from None
         backend.register(self.name, count, self._worker)
         target = Target(backend.client, backend.config, self.name, count, self._worker or self.name)
         return push(target, jobs, on_progress)

@@ -41,7 +41,7 @@ class WorkerOptions(TypedDict, total=False):
 #: Least and largest value of each whole-number option. A reply of Redis's Lua can hold about 8,000 items.
 _RANGES: Mapping[str, tuple[int, int]] = {
     "shards_count": (1, 16384),
-    "batch_size": (1, 1000),
+    "batch_size": (1, 500),
     "max_retry_count": (0, 2**31),
     "max_payloads": (1, 3000),
     "max_crash_count": (1, 2**31),
@@ -220,6 +220,10 @@ def _apply_options(worker: type[Worker[Any]], options: Mapping[str, Any]) -> Non
             near = get_close_matches(name, known, 1)
             hint = f"did you mean {near[0]!r}?" if near else f"options are {', '.join(known)}"
             raise ConfigError(f"{worker.__name__}: unknown worker option {name!r}; {hint}")
+    for name in _attributes_of(worker):
+        near = get_close_matches(name, known, 1, 0.8)
+        if near:
+            raise ConfigError(f"{worker.__name__}.{name}: did you mean the worker option {near[0]!r}?")
     for name, value in options.items():
         setattr(worker, name, value)
     if "queue_name" not in vars(worker):
@@ -227,6 +231,17 @@ def _apply_options(worker: type[Worker[Any]], options: Mapping[str, Any]) -> Non
     check_queue_name(worker.queue_name)
     for name in _RANGES:
         check_option(worker.__name__, name, getattr(worker, name))
+
+
+def _attributes_of(worker: type[Worker[Any]]) -> list[str]:
+    """What its classes say that could be meant as an option: plain values with a name that is none."""
+    return [
+        name
+        for kind in worker.__mro__
+        if kind not in Worker.__mro__
+        for name, value in vars(kind).items()
+        if isinstance(value, int | str) and not name.startswith("_") and name not in WorkerOptions.__annotations__
+    ]
 
 
 def check_option(whose: str, name: str, value: object) -> None:

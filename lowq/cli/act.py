@@ -1,7 +1,8 @@
 """The verbs that change what is there: kick, bury, delete, perform-now, pause, resume, drop."""
 
+import shlex
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import click
@@ -11,7 +12,9 @@ from lowq.app import Lowq
 from lowq.bulk import bulk_state
 from lowq.cli.failure import FAILED, INTERRUPTED, USAGE, Failure
 from lowq.cli.group import Command, json_option, queue_argument, with_app
-from lowq.cli.output import Progress, count, echo_json, echo_lines, number, say
+from lowq.cli.look import server_time
+from lowq.cli.output import Progress, count, echo_json, echo_lines, number, relative, say
+from lowq.job import Job
 from lowq.logs import printable
 from lowq.paging import STATES
 from lowq.queue import Queue
@@ -59,7 +62,7 @@ def kick(app: Lowq, queue: str, **arguments: Any) -> None:
     They start afresh and are due now, merged with what waits for the same id.
     The ID - reads ids from the standard input, one a line.
     """
-    _act(app.queue(queue), "kick", **arguments)
+    _act(app, queue, "kick", **arguments)
 
 
 @click.command
@@ -70,7 +73,7 @@ def bury(app: Lowq, queue: str, **arguments: Any) -> None:
 
     The ID - reads ids from the standard input, one a line.
     """
-    _act(app.queue(queue), "bury", **arguments)
+    _act(app, queue, "bury", **arguments)
 
 
 @click.command
@@ -81,7 +84,7 @@ def delete(app: Lowq, queue: str, **arguments: Any) -> None:
     By id from wherever they are, except in flight. With --all or --match those that wait; buried ones with
     --state morgue. The ID - reads ids from the standard input, one a line.
     """
-    _act(app.queue(queue), "delete", **arguments)
+    _act(app, queue, "delete", **arguments)
 
 
 @click.command("perform-now")
@@ -91,11 +94,12 @@ def perform_now(app: Lowq, queue: str, **arguments: Any) -> None:
 
     The ID - reads ids from the standard input, one a line.
     """
-    _act(app.queue(queue), "perform_now", **arguments)
+    _act(app, queue, "perform_now", **arguments)
 
 
 def _act(
-    queue: Queue,
+    app: Lowq,
+    queue_name: str,
     action: ActionName,
     ids: tuple[str, ...],
     everything: bool,
@@ -105,6 +109,7 @@ def _act(
     as_json: bool,
     reason: str | None = None,
 ) -> None:
+    queue = app.queue(queue_name)
     verb = action.replace("_", "-")
     many = everything or state is not None or match is not None
     if many and ids:
@@ -116,10 +121,12 @@ def _act(
     if many:
         _act_on_many(queue, action, state, match, reason, yes=yes, as_json=as_json)
     else:
-        _act_on_ids(queue, action, ids, reason, as_json=as_json)
+        _act_on_ids(app, queue, action, ids, reason, as_json=as_json)
 
 
-def _act_on_ids(queue: Queue, action: ActionName, ids: tuple[str, ...], reason: str | None, *, as_json: bool) -> None:
+def _act_on_ids(
+    app: Lowq, queue: Queue, action: ActionName, ids: tuple[str, ...], reason: str | None, *, as_json: bool
+) -> None:
     methods = {
         "kick": queue.kick, "bury": queue.bury, "delete": queue.delete, "perform_now": queue.perform_now
     }  # fmt: skip
@@ -138,8 +145,9 @@ def _act_on_ids(queue: Queue, action: ActionName, ids: tuple[str, ...], reason: 
         counts = {"done": acted.done, "in_flight": acted.in_flight, "missing": acted.missing}
         echo_json({"action": action, "queue": queue.name, **counts, "ids": fates})
     elif fates is not None:
-        words = {"done": _DONE[action], "in_flight": _IN_FLIGHT, "missing": _MISSING[action]}
-        echo_lines([f"{printable(job_id)}: {words[fate]}" for job_id, fate in fates.items()])
+        words = {"done": _DONE[action], "in_flight": _IN_FLIGHT}
+        missing = _whereabouts(app, queue, action, [job_id for job_id, fate in fates.items() if fate == "missing"])
+        echo_lines([printable(f"{job_id}: {words.get(fate) or missing[job_id]}") for job_id, fate in fates.items()])
     else:
         parts = [f"{number(acted.done)} {_DONE[action]}"]
         parts += [f"{number(acted.in_flight)} {_IN_FLIGHT}"] if acted.in_flight else []
@@ -147,6 +155,32 @@ def _act_on_ids(queue: Queue, action: ActionName, ids: tuple[str, ...], reason: 
         echo_lines(["; ".join(parts)])
     if acted.in_flight or acted.missing:
         click.get_current_context().exit(FAILED)
+
+
+def _whereabouts(app: Lowq, queue: Queue, action: ActionName, ids: Sequence[str]) -> dict[str, str]:
+    """id -> why nothing was done to it: where it is instead, and what to type."""
+    found = queue.fetch(ids) if ids else {}
+    now = server_time(app) if found else 0.0
+    return {job_id: _whereabout(queue.name, action, found.get(job_id), now) for job_id in ids}
+
+
+def _whereabout(queue: str, action: ActionName, job: Job | None, now: float) -> str:
+    if job is None:
+        return "no such job waits, is in flight or is buried"
+    if job.state == "morgue":
+        return f"buried, {relative(job.buried_at, now)}; {_command('kick', queue, job.id)} has it performed"
+    if job.state == "taken":
+        where, hint = "in flight", ""
+    elif job.state == "due":
+        where, hint = "due already", f"; {_command('why', queue, job.id)} says what it waits for"
+    else:
+        where = f"{job.state}, due {relative(job.perform_at, now)}"
+        hint = f"; {_command('perform-now', queue, job.id)} runs it now"
+    return f"{_MISSING[action]} but {where}{hint}"
+
+
+def _command(verb: str, queue: str, job_id: str) -> str:
+    return shlex.join(["lowq", verb, queue, *(["--"] if job_id.startswith("-") else []), job_id])
 
 
 def _all_ids(ids: tuple[str, ...]) -> Iterator[str]:
@@ -186,10 +220,14 @@ def _act_on_many(
     except KeyboardInterrupt:
         say(f"lowq: stopped; {number(step.done)} of {count(step.total, 'job')} {_DONE[action]}")
         click.get_current_context().exit(INTERRUPTED)
+    # Nobody counts those in flight by their ids.
+    in_flight = 0 if meant == "morgue" else queue.stats().taken
     if as_json:
-        echo_json({"action": action, "queue": queue.name, "done": step.done, "total": step.total})
+        done = {"done": step.done, "total": step.total, "in_flight": in_flight}
+        echo_json({"action": action, "queue": queue.name, **done})
     else:
-        echo_lines([f"{count(step.done, 'job')} {_DONE[action]}"])
+        left = f"; {number(in_flight)}{' of any id' if match else ''} {_IN_FLIGHT}" if in_flight else ""
+        echo_lines([f"{count(step.done, 'job')} {_DONE[action]}{left}"])
 
 
 def _confirm(what: str, yes: bool) -> None:

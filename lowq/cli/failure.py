@@ -4,7 +4,7 @@ from typing import IO, Any
 
 import click
 
-from lowq.errors import ConfigError, JobError, LowqError, ShardsCountError, UnknownQueueError
+from lowq.errors import ConfigError, JobError, LowqError, RedisUnavailable, ShardsCountError, UnknownQueueError
 from lowq.logs import printable
 
 #: Something failed.
@@ -29,4 +29,12 @@ class Failure(click.ClickException):
 def failure_of(error: LowqError) -> Failure:
     """What lowq raises is for people to read; a traceback would only hide it."""
     typed = isinstance(error, UnknownQueueError | ConfigError | JobError) and not isinstance(error, ShardsCountError)
-    return Failure(str(error), USAGE if typed else FAILED)
+    return Failure(message_of(error), USAGE if typed else FAILED)
+
+
+def message_of(error: LowqError, or_else: str = "") -> str:
+    """What went wrong; where nothing listens, also what to do about it. ``or_else``: one way more."""
+    if isinstance(error, RedisUnavailable) and "does not answer" in str(error):
+        reason = str(error).rstrip(".")
+        return f"{reason}; start Redis, or say where it is with --redis-url or LOWQ_REDIS_URL{or_else}"
+    return str(error)

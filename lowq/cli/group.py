@@ -30,7 +30,9 @@ class Group(click.Group):
         return super().parse_args(ctx, self._verb_first(args))
 
     def _verb_first(self, args: list[str]) -> list[str]:
-        own = {name for param in self.get_params(click.Context(self)) for name in param.opts}
+        if args[:1] == ["help"]:
+            return [*args[1:2], "--help"]
+        own = {name for param in self.get_params(click.Context(self, **self.context_settings)) for name in param.opts}
         takes_value = {
             name
             for command in self.commands.values()

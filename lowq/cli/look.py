@@ -28,14 +28,19 @@ from lowq.cli.output import (
 )
 from lowq.duration import duration
 from lowq.errors import RedisUnavailable
+from lowq.job import Job, State
 from lowq.paging import MAX_LIMIT, ORDERS, STATES
 from lowq.queries import Stats
+from lowq.queue import Queue
 
 #: Seconds between two looks of `stats --watch`.
 WATCH_SECONDS = 2.0
 
 #: Figures that are added up over queues.
 _SUMS = ("length", "due", "scheduled", "fresh", "retries", "taken", "morgue_length", "processed", "failed", "died")
+
+#: States of a job that waits.
+_WAITING: tuple[State, ...] = ("retrying", "scheduled", "due")
 
 
 def server_time(app: Lowq) -> float:
@@ -169,7 +174,7 @@ class _Watch:
 @with_app
 @json_option
 def nodes(app: Lowq, as_json: bool) -> None:
-    """The nodes that live, and what they hold."""
+    """The nodes that live, and what they hold, each as of its last heartbeat."""
     found = app.nodes()
     if as_json:
         echo_json({"nodes": found})
@@ -196,6 +201,7 @@ def nodes(app: Lowq, as_json: bool) -> None:
         )
     columns = ("node", "busy", "shards", "up", "heartbeat", "version", "?", "queues")
     echo_lines(table(columns, rows, right=("busy", "shards")))
+    say("BUSY and SHARDS: each node as of its heartbeat")
 
 
 @click.command
@@ -304,20 +310,39 @@ def moment(text: str) -> float:
 @click.argument("ids", nargs=-1, required=True, metavar="ID...")
 @json_option
 def peek(app: Lowq, queue: str, ids: tuple[str, ...], as_json: bool) -> None:
-    """All about single jobs, wherever they are. Exit code 1 when one of them is nowhere."""
-    handle = app.queue(queue)
-    found = handle.fetch(ids)
+    """All about single jobs, wherever they are.
+
+    An id may be in flight, wait with newer payloads, and have older ones in the morgue: all of that is shown.
+    Exit code 1 when an id is nowhere.
+    """
+    found = _everywhere(app.queue(queue), ids)
     missing = [job_id for job_id in dict.fromkeys(ids) if job_id not in found]
+    jobs = [job for places in found.values() for job in places]
     if as_json:
-        echo_json({"queue": queue, "jobs": list(found.values()), "missing": missing})
+        echo_json({"queue": queue, "jobs": jobs, "missing": missing})
     else:
         now = server_time(app)
-        for job in found.values():
+        for job in jobs:
             echo_lines(job_block(job, now))
         for job_id in missing:
             say(f"{job_id}: no such job waits, is in flight or is buried")
     if missing:
         click.get_current_context().exit(FAILED)
+
+
+def _everywhere(handle: Queue, ids: Sequence[str]) -> dict[str, list[Job]]:
+    """id -> its jobs: in flight, waiting, buried."""
+    found = {job_id: [job] for job_id, job in handle.fetch(ids).items()}
+    in_flight = [job_id for job_id, (job,) in found.items() if job.state == "taken"]
+    # In this order a job that becomes due meanwhile is rather met twice than not at all.
+    for state in _WAITING if in_flight else ():
+        for job_id, job in handle.fetch(in_flight, state).items():
+            if len(found[job_id]) == 1:
+                found[job_id].append(job)
+    elsewhere = [job_id for job_id, jobs in found.items() if jobs[0].state != "morgue"]
+    for job_id, job in handle.fetch(elsewhere, "morgue").items():
+        found[job_id].append(job)
+    return found
 
 
 @click.command
@@ -329,14 +354,20 @@ def why(app: Lowq, queue: str, ids: tuple[str, ...], as_json: bool) -> None:
     """Why these ids are not being performed right now."""
     handle = app.queue(queue)
     found = {job_id: handle.why(job_id) for job_id in dict.fromkeys(ids)}
+    buried_at = {job_id: job.buried_at for job_id, job in handle.fetch(ids, "morgue").items()}
     if as_json:
-        echo_json(
-            {"queue": queue, "why": [{"id": job_id} | dataclasses.asdict(item) for job_id, item in found.items()]}
-        )
+        items = [
+            {"id": job_id} | dataclasses.asdict(item) | {"buried_at": buried_at.get(job_id)}
+            for job_id, item in found.items()
+        ]
+        echo_json({"queue": queue, "why": items})
         return
     now = server_time(app)
     lines = []
     for job_id, item in found.items():
         until = f" ({relative(item.until, now)})" if item.until and "due in" not in item.detail else ""
         lines.append([job_id, item.state or "absent", item.detail + until])
+        if job_id in buried_at and item.state != "morgue":
+            detail = f"also buried, {relative(buried_at[job_id], now)}; kick it to have that performed, too"
+            lines.append([job_id, "morgue", detail])
     echo_lines(table(("id", "state", "why"), lines))

@@ -6,7 +6,7 @@ import click
 
 from lowq import logs
 from lowq.app import Lowq
-from lowq.cli.failure import FAILED, USAGE, Failure
+from lowq.cli.failure import FAILED, USAGE, Failure, message_of
 from lowq.cli.group import set_up, with_connection
 from lowq.cli.loading import load_app, users_traceback
 from lowq.connection import new_store
@@ -73,7 +73,7 @@ def _run(node: Node) -> int:
     try:
         return node.run()
     except LowqError as error:
-        raise Failure(str(error), FAILED) from None
+        raise Failure(message_of(error, ", or try it without Redis: --embedded"), FAILED) from None
     except Exception as error:  # of on_server_init, or of a worker's __init__
         click.echo(users_traceback(error), err=True, nl=False)
         raise Failure("the node could not start, see above", FAILED) from None

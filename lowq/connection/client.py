@@ -29,12 +29,14 @@ class _Flight:
         self.calls = calls
         self.connection: Any = None
         self.error: Exception | None = None
+        self.lent = False
 
     def send(self) -> None:
         scripts = self.pool.scripts
+        # Packed first: an argument that can't be packed must not cost a connection.
+        packed = [pack((b"EVALSHA", scripts[call.script][1], 1, call.key, *call.args)) for _, call in self.calls]
         try:
             self.connection = self.pool.checkout()
-            packed = [pack((b"EVALSHA", scripts[call.script][1], 1, call.key, *call.args)) for _, call in self.calls]
             self.connection.send_packed_command([b"".join(packed)], check_health=False)
         except (exceptions.RedisError, RedisUnavailable) as error:
             self.error = error
@@ -49,11 +51,19 @@ class _Flight:
                     self.error = error
             results[position] = self.error
 
+    def lend(self) -> None:
+        if self.connection is not None:
+            self.pool.lend()
+            self.lent = True
+
     def close(self, *, whole: bool) -> None:
         if self.connection is not None:
             if not whole:
                 self.connection.disconnect()
-            self.pool.release(self.connection)
+            if self.lent:
+                self.pool.take_back(self.connection)
+            else:
+                self.pool.release(self.connection)
             self.connection = None
 
 
@@ -101,8 +111,10 @@ class Client:
                 results[i] = result
         return results
 
-    def start(self, calls: Sequence[Call]) -> Callable[[], list[Any]]:
-        """Sends scripts; the function returned waits for the replies. It must be called, once."""
+    def start(self, calls: Sequence[Call], *, lend: bool = False) -> Callable[[], list[Any]]:
+        """Sends scripts; the function returned waits for the replies. It must be called, once. ``lend``: foreign code
+        runs meanwhile, so the connections don't count as in use.
+        """
         groups: dict[Pool, list[tuple[int, Call]]] = {}
         results: list[Any] = [None] * len(calls)
         for position, call in enumerate(calls):
@@ -114,6 +126,8 @@ class Client:
         try:
             for flight in flights:
                 flight.send()
+                if lend:
+                    flight.lend()
         except BaseException:
             for flight in flights:
                 flight.close(whole=False)

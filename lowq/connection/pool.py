@@ -91,6 +91,23 @@ class Pool:
             with self._freed:
                 self._freed.notify()
 
+    def lend(self) -> None:
+        """The caller's connection doesn't count for a while: it waits for a reply while foreign code runs, which may
+        need a connection itself.
+        """
+        with self._freed:
+            self._made -= 1
+            self._freed.notify()
+
+    def take_back(self, connection: Any) -> None:
+        """Gives a lent connection back."""
+        with self._freed:
+            if self._made >= self._size:
+                connection.disconnect()
+                return
+            self._made += 1
+        self.release(connection)
+
     def _prepare(self, connection: Any) -> None:
         """Checks the server's version and loads all scripts, in one write."""
         sources = [source for source, _ in self.scripts.values()]

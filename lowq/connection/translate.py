@@ -36,7 +36,10 @@ def translate(error: Exception, call: Call | None, url: str) -> Exception:
     if isinstance(error, exceptions.AuthenticationError | exceptions.AuthenticationWrongNumberOfArgsError) or (
         text.startswith(("NOAUTH", "WRONGPASS", "AUTH "))
     ):
-        return RedisRefused(f"Redis at {where} refused the user or password: {text}")
+        return RedisRefused(
+            f"Redis at {where} refused the user or password: {text.rstrip('.')}. "
+            "redis_url gives them as redis://user:password@host"
+        )
     if isinstance(error, exceptions.NoPermissionError) or text.startswith("NOPERM"):
         return RedisRefused(f"Redis at {where} does not allow what lowq needs: {text}")
     if isinstance(error, exceptions.InvalidResponse):

@@ -82,6 +82,7 @@ class Model:
         self.crashes: dict[str, int] = {}
         self.solo: set[str] = set()
         self.pushed: list[str] = []
+        self.repeated: list[str] = []
         self.lease: str | None = None
         self.owner: str | None = None
         self.fence: int | None = None
@@ -103,8 +104,12 @@ class Model:
         repeat: bool,
     ) -> int:
         """A job: id, payload, score, perform_at (a time, "+n", or None)."""
-        if repeat and token in self.pushed:
+        if not repeat and token in self.repeated:
             return len(jobs)
+        if repeat:
+            self.repeated.insert(0, token)
+            if token in self.pushed:
+                return len(jobs)
         self.used = True
         clock = max(now, (self.clock or 0) + TICK)
         for job_id, payload, score, perform_at in jobs:
@@ -444,6 +449,7 @@ class Model:
                     "owner": self.owner,
                     "paused": self.paused,
                     "spared": 1 if self.spared else None,
+                    "repeated": "".join(f"{token} " for token in self.repeated)[:680] or None,
                     **{name: count or None for name, count in self.counters.items()},
                 }.items()
                 if value is not None

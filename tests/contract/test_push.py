@@ -227,7 +227,7 @@ def test_repeat_of_a_push_whose_reply_was_lost_changes_nothing(rig: ShardRig, wa
     assert rig.push(*jobs, token="t") == 2
     before, _ = rig.snapshot(), wake.messages()
     assert rig.push(*jobs, token="t", repeat=True, now=NOW + 1) == 2
-    assert rig.snapshot() == before
+    assert rig.snapshot() == {**before, "meta": {**before["meta"], "repeated": "t "}}
     assert wake.messages() == []
 
 
@@ -255,7 +255,18 @@ def test_tokens_of_the_last_thousand_pushes_are_kept(rig: ShardRig) -> None:
     assert len(tokens) <= 1100
     before = rig.snapshot()
     rig.push(job("x", "v2", 2), token="t150", repeat=True)
-    assert rig.snapshot() == before
+    assert rig.snapshot() == {**before, "meta": {**before["meta"], "repeated": "t150 "}}
+
+
+def test_call_that_arrives_after_its_own_repeat_changes_nothing(rig: ShardRig) -> None:
+    shard = rig.own()
+    rig.push(job("x", "v1"), token="t", repeat=True)
+    rig.push(job("x", "v2"))
+    assert handed(shard.take(1, NOW + 1)) == {"x": ["v1", "v2"]}
+    shard.finish(["x"])
+    shard.take(0, NOW + 1)
+    assert rig.push(job("x", "v1"), token="t", now=NOW + 2) == 1
+    assert shard.take(1, NOW + 3).jobs == []
 
 
 # --- refusals ---

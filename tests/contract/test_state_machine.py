@@ -184,7 +184,7 @@ class ShardMachine(RuleBasedStateMachine):
                     }
         if "meta" in actual:
             actual["meta"] = {
-                name: value if name == "owner" else float(value) for name, value in actual["meta"].items()
+                name: value if name in ("owner", "repeated") else float(value) for name, value in actual["meta"].items()
             }
         differing = [
             f"  {key}\n    model: {expected.get(key)!r}\n    Redis: {actual.get(key)!r}"
@@ -628,7 +628,7 @@ MUTATIONS = [
     ),
     Mutation("push takes the last score", ("push",), "'LT', score, ARGV[i + 1]", "score, ARGV[i + 1]"),
     Mutation("push overwrites perform_at", ("push",), "'NX', unpack(due)", "unpack(due)"),
-    Mutation("a repeated push pushes again", ("push",), "ARGV[3] == '1' and", "false and"),
+    Mutation("a repeated push pushes again", ("push",), "redis.call('LPOS', prefix .. 'pushed', token)", "false"),
     Mutation(
         "what comes back replaces newer payloads",
         ("fail", "release", "acquire"),

@@ -149,6 +149,34 @@ def test_peek_and_why(cli: Cli) -> None:
     assert [item["reason"] for item in cli.json("why", "Orders", "1", "2")["why"]] == ["no_owner", "absent"]
 
 
+def test_an_id_that_waits_and_is_buried_is_shown_in_both_places(cli: Cli) -> None:
+    queue = cli.app.queue("Orders", 3)
+    cli.push({"id": 1, "payload": "old", "score": 1}, {"id": 2})
+    queue.bury([1, 2], reason="by hand")
+    cli.push({"id": 1, "payload": "new", "score": 2, "delay": 60})
+    lines = lines_of(cli("peek", "Orders", "1"))
+    assert [line.split(",")[0] for line in lines if line[0] == "1"] == ["1  scheduled", "1  morgue"]
+    jobs = cli.json("peek", "Orders", "1", "2")["jobs"]
+    assert [(job["id"], job["state"]) for job in jobs] == [("1", "scheduled"), ("1", "morgue"), ("2", "morgue")]
+    rows = lines_of(cli("why", "Orders", "1"))[1:]
+    assert [row.split()[:2] for row in rows] == [["1", "scheduled"], ["1", "morgue"]]
+    assert "also buried" in rows[1]
+    waits, lies = cli.json("why", "Orders", "1", "2")["why"]
+    assert (waits["state"], lies["state"]) == ("scheduled", "morgue")
+    assert waits["buried_at"] == jobs[1]["buried_at"]
+    assert cli.json("why", "Orders", "3")["why"][0]["buried_at"] is None
+
+
+@pytest.fixture
+def in_flight(cli: Cli) -> None:
+    """Jobs 1 and 2 of Orders are in flight, as long as the test wants."""
+    queue = cli.app.queue("Orders", 1)
+    queue.push([{"id": 1, "score": 1}, {"id": 2, "score": 1}])
+    prefix = shard_prefix(cli.app.config.namespace, "Orders", 0)
+    token = Shard.acquire(cli.app.client, prefix)
+    assert token
+
+
 def test_hostile_text_does_not_drive_the_terminal(cli: Cli) -> None:
     cli.push({"id": "a\x1b[2J\nb", "payload": "\x1b]0;title\x07\x9b31m", "delay": 60})
     cli("bury", "Orders", "a\x1b[2J\nb", "--reason", "\x1b[31mwhy\x07")
@@ -237,7 +265,7 @@ def test_single_jobs_are_buried_kicked_hurried_and_deleted(cli: Cli) -> None:
     buried = queue.peek("1")
     assert buried is not None
     assert (buried.state, buried.error) == ("morgue", "by hand")
-    assert cli("kick", "Orders", "1", "2", code=1).stdout == "1: kicked\n2: not in the morgue\n"
+    assert cli("kick", "Orders", "1", "2", code=1).stdout.startswith("1: kicked\n2: not in the morgue")
     assert cli("perform-now", "Orders", "2").stdout == "2: due now\n"
     assert queue.stats().due == 2
     assert cli.json("delete", "Orders", "1", "3", code=1) == {
@@ -245,6 +273,21 @@ def test_single_jobs_are_buried_kicked_hurried_and_deleted(cli: Cli) -> None:
         "ids": {"1": "done", "3": "missing"},
     }  # fmt: skip
     assert queue.stats().length == 1
+
+
+def test_what_was_not_done_is_told_with_where_the_job_is_and_what_to_type(cli: Cli) -> None:
+    cli.push({"id": "a b", "delay": 60}, {"id": 2}, {"id": 3})
+    cli.app.queue("Orders").bury(3)
+    later, due, absent = cli("kick", "Orders", "a b", "2", "9", code=1).stdout.splitlines()
+    assert re.fullmatch(
+        r"a b: not in the morgue but scheduled, due in (1 min|59 s|60 s); lowq perform-now Orders 'a b' runs it now",
+        later,
+    )
+    assert due == "2: not in the morgue but due already; lowq why Orders 2 says what it waits for"
+    assert absent == "9: no such job waits, is in flight or is buried"
+    for verb in ("perform-now", "bury"):
+        (buried,) = cli(verb, "Orders", "3", code=1).stdout.splitlines()
+        assert re.fullmatch(r"3: buried, .*; lowq kick Orders 3 has it performed", buried)
 
 
 def test_ids_come_from_the_standard_input_too(cli: Cli) -> None:
@@ -261,7 +304,13 @@ def test_many_jobs_at_once_need_yes_without_a_terminal(cli: Cli) -> None:
     assert "this would bury 2 waiting jobs of queue 'Orders' with ids like 'a*'; add --yes" in refused.stderr
     assert queue.stats().morgue_length == 0
     assert cli("bury", "Orders", "--match", "a*", "--yes").stdout == "2 jobs buried\n"
-    assert cli.json("kick", "Orders", "--all", "-y") == {"action": "kick", "queue": "Orders", "done": 2, "total": 2}
+    assert cli.json("kick", "Orders", "--all", "-y") == {
+        "action": "kick",
+        "queue": "Orders",
+        "done": 2,
+        "total": 2,
+        "in_flight": 0,
+    }
     assert cli("perform-now", "Orders", "--state", "scheduled", "-y").stdout == "1 job due now\n"
     assert cli("delete", "Orders", "--all", "-y").stdout == "4 jobs deleted\n"
     assert cli("delete", "Orders", "--all").stdout == "0 jobs deleted\n"

@@ -18,6 +18,7 @@ from lowq.errors import (
     LowqError,
     PayloadError,
     PushError,
+    PushInterrupted,
     RedisFull,
     RedisRefused,
     RedisUnavailable,
@@ -58,7 +59,7 @@ class TestTree:
             (UnknownQueueError, [LookupError]),
             (RedisUnavailable, [ConnectionError]),
             (RedisFull, [RedisUnavailable]),
-            (PushError, [RedisUnavailable]),
+            (PushInterrupted, [PushError, RedisUnavailable]),
         ],
     )
     def test_they_are_also_what_python_calls_such_an_error(
