@@ -18,6 +18,8 @@ from click.testing import CliRunner, Result
 
 from lowq import Lowq
 from lowq.cli import main
+from lowq.job import load_payload
+from lowq.shard import Lease, Shard
 from lowq.version import VERSION
 from tests.redis_server import RedisServer
 
@@ -49,6 +51,15 @@ class Cli:
 
     def push(self, *jobs: dict[str, Any]) -> None:
         self.app.queue("Orders", 3).push(jobs)
+
+    def put_in_flight(self, *jobs: dict[str, Any]) -> None:
+        """Pushes jobs to Orders, of one shard, and takes them as a node does."""
+        app = self.app
+        app.queue("Orders", 1).push(jobs)
+        namespace = app.config.namespace
+        shard = Shard(app.client, namespace, "Orders", 0, shards_count=1, nonce="tester", load_payload=load_payload)
+        assert isinstance(shard.acquire(60), Lease)
+        assert len(shard.take(100).jobs) == len(jobs)
 
 
 @pytest.fixture
@@ -167,14 +178,19 @@ def test_an_id_that_waits_and_is_buried_is_shown_in_both_places(cli: Cli) -> Non
     assert cli.json("why", "Orders", "3")["why"][0]["buried_at"] is None
 
 
-@pytest.fixture
-def in_flight(cli: Cli) -> None:
-    """Jobs 1 and 2 of Orders are in flight, as long as the test wants."""
+def test_an_id_in_flight_with_more_that_waits_and_is_buried_is_shown_three_times(cli: Cli) -> None:
     queue = cli.app.queue("Orders", 1)
-    queue.push([{"id": 1, "score": 1}, {"id": 2, "score": 1}])
-    prefix = shard_prefix(cli.app.config.namespace, "Orders", 0)
-    token = Shard.acquire(cli.app.client, prefix)
-    assert token
+    queue.push({"id": 1})
+    queue.bury(1)
+    cli.put_in_flight({"id": 1, "payload": "now"})
+    queue.push({"id": 1, "payload": "next"})
+    jobs = cli.json("peek", "Orders", "1")["jobs"]
+    assert [(job["state"], job["payloads"][0][0]) for job in jobs] == [
+        ("taken", "now"),
+        ("due", "next"),
+        ("morgue", ""),
+    ]
+    assert [row.split()[1] for row in lines_of(cli("why", "Orders", "1"))[1:]] == ["taken", "morgue"]
 
 
 def test_hostile_text_does_not_drive_the_terminal(cli: Cli) -> None:
@@ -304,16 +320,25 @@ def test_many_jobs_at_once_need_yes_without_a_terminal(cli: Cli) -> None:
     assert "this would bury 2 waiting jobs of queue 'Orders' with ids like 'a*'; add --yes" in refused.stderr
     assert queue.stats().morgue_length == 0
     assert cli("bury", "Orders", "--match", "a*", "--yes").stdout == "2 jobs buried\n"
-    assert cli.json("kick", "Orders", "--all", "-y") == {
-        "action": "kick",
-        "queue": "Orders",
-        "done": 2,
-        "total": 2,
-        "in_flight": 0,
-    }
+    kicked = cli.json("kick", "Orders", "--all", "-y")
+    assert kicked == {"action": "kick", "queue": "Orders", "done": 2, "total": 2, "in_flight": 0}
     assert cli("perform-now", "Orders", "--state", "scheduled", "-y").stdout == "1 job due now\n"
     assert cli("delete", "Orders", "--all", "-y").stdout == "4 jobs deleted\n"
     assert cli("delete", "Orders", "--all").stdout == "0 jobs deleted\n"
+
+
+def test_bulk_actions_tell_of_jobs_in_flight_that_they_left_alone(cli: Cli) -> None:
+    cli.put_in_flight({"id": 1}, {"id": 2})
+    queue = cli.app.queue("Orders")
+    queue.push([{"id": 3}, {"id": 4, "delay": 60}, {"id": 5}])
+    assert cli("perform-now", "Orders", "--all", "-y").stdout == "1 job due now; 2 in flight, left alone\n"
+    assert cli("bury", "Orders", "--match", "3", "-y").stdout == "1 job buried; 2 of any id in flight, left alone\n"
+    assert cli("kick", "Orders", "--all", "-y").stdout == "1 job kicked\n"
+    assert cli("kick", "Orders", "1", code=1).stdout == "1: not in the morgue but in flight\n"
+    assert cli.json("delete", "Orders", "--all", "-y") == {
+        "action": "delete", "queue": "Orders", "done": 3, "total": 3, "in_flight": 2
+    }  # fmt: skip
+    assert queue.stats().taken == 2
 
 
 def test_pause_and_resume(cli: Cli) -> None:
@@ -343,6 +368,7 @@ def test_without_redis_there_is_one_line_and_exit_code_1() -> None:
     result = CliRunner().invoke(main, ["stats", "--redis-url", "redis://:secret@127.0.0.1:1/0"])
     assert result.exit_code == 1
     assert result.stderr.startswith("lowq: Redis at redis://127.0.0.1:1/0 does not answer")
+    assert result.stderr.endswith("; start Redis, or say where it is with --redis-url or LOWQ_REDIS_URL\n")
     assert result.stderr.count("\n") == 1
     assert "secret" not in result.stderr
 
@@ -463,7 +489,9 @@ def test_a_node_runs_until_it_is_told_to_stop(start: Start, cli: Cli, args: list
     assert found["pid"] == node.process.pid
     assert found["queues"] == (["Orders"] if "-q" in args else ["Orders", "Mails"])
     assert found["threads"] == (5 if "-q" in args else 2)
-    assert found["name"] in cli("nodes").stdout
+    told = cli("nodes")
+    assert found["name"] in told.stdout
+    assert "as of its heartbeat" in told.stderr
     assert found["name"] in cli("shards", "Orders").stdout
     assert "can't be dropped" in cli("drop", "Orders", "--yes", code=1).stderr
     assert node.ends_after(signal.SIGTERM) == 0
@@ -529,7 +557,7 @@ def test_a_node_that_cannot_start_says_why(start: Start, cli: Cli) -> None:
     for args, code, says in (
         (["-q", "Ordrs", "--redis-url", cli.url], 2, "the queues of this app are: Orders, Mails"),
         (["--redis-url", cli.url], 1, "shards_count=4"),
-        (["--redis-url", "redis://127.0.0.1:1/0"], 1, "does not answer"),
+        (["--redis-url", "redis://127.0.0.1:1/0"], 1, "LOWQ_REDIS_URL, or try it without Redis: --embedded\n"),
     ):
         process = start("-r", "app.py", *args)
         assert process.wait() == code

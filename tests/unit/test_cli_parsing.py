@@ -41,6 +41,10 @@ def invoke(*args: str) -> Result:
         (["--namespace=shop", "--json", "peek", "Q", "1"], ["peek", "--namespace=shop", "--json", "Q", "1"]),
         (["-r", "stats", "jobs", "Q"], ["jobs", "-r", "stats", "Q"]),
         (["--help"], ["--help"]),
+        (["-h"], ["-h"]),
+        (["-r", "app.py", "-h"], ["run", "-r", "app.py", "-h"]),
+        (["help"], ["--help"]),
+        (["help", "stats"], ["stats", "--help"]),
         (["--version"], ["--version"]),
         ([], []),
     ],
@@ -75,6 +79,8 @@ def test_every_verb_is_listed_and_explains_itself() -> None:
         help_text = invoke(verb, "--help")
         assert help_text.exit_code == 0
         assert "--redis-url" in help_text.stdout
+        assert invoke(verb, "-h").stdout == invoke("help", verb).stdout == help_text.stdout
+    assert invoke("-h").stdout == invoke("help").stdout == listed.stdout
 
 
 def test_version() -> None:

@@ -5,7 +5,10 @@ import json
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from time import tzset
 from typing import Any
+
+import pytest
 
 from lowq.logs import JsonFormatter, TextFormatter, configure, printable
 
@@ -84,6 +87,16 @@ def test_text_lines_show_extra_that_the_message_does_not_tell() -> None:
     line = TextFormatter().format(record("Orders:%d is late", 3, event="late", queue="Orders", seconds=7))
     assert line.endswith(" INFO    lowq.node  Orders:3 is late  seconds=7")
     assert "\x1b" not in line
+
+
+def test_text_lines_have_the_date_and_the_zone_that_their_time_is_told_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    formatter = TextFormatter()
+    for zone, time in (("UTC", "2027-01-15 08:00:00.250+00:00"), ("XST-5:30", "2027-01-15 13:30:00.250+05:30")):
+        with monkeypatch.context() as environment:
+            environment.setenv("TZ", zone)
+            tzset()
+            assert formatter.format(record()).startswith(f"{time} INFO ")
+    tzset()
 
 
 def test_text_lines_have_colours_on_a_terminal() -> None:
