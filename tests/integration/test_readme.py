@@ -30,10 +30,10 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 _MARKED = re.compile(r"^<!-- run: (\S+) -->\n+```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _VALUE = re.compile(r"^(\s*)(\S.*?)\s+# -> (.*)$", re.MULTILINE)
 
-#: Runs a page's blocks, given on stdin, as a module named "page" in a process of its own.
+#: Runs a page's blocks, given on stdin, as a script in a process of its own.
 _RUNNER = """
 import sys, types
-page = sys.modules["page"] = types.ModuleType("page")
+page = sys.modules["__main__"] = types.ModuleType("__main__")
 def shows(value, expected):
     if repr(value) != expected:
         raise AssertionError(f"the page says {expected}, and it is {value!r}")
@@ -100,6 +100,28 @@ def test_a_command_has_the_verb_and_the_options_that_are_shown(line: str) -> Non
     # With --help nothing is done, but only after all of the line was understood.
     result = CliRunner().invoke(main, [*shlex.split(line, comments=True)[1:], "--help"])
     assert result.exit_code == 0, result.output
+
+
+def test_the_commands_work_one_after_the_other_after_the_first_worker(redis_url: str, tmp_path: Path) -> None:
+    section = README.split("\n## Command line\n", 1)[1].split("\n## ", 1)[0]
+    typed = "".join(re.findall(r"^```sh\n(.*?)^```$", section, re.MULTILINE | re.DOTALL))
+    lines = [line for line in typed.splitlines() if not line.startswith("lowq run")]
+    assert len(lines) > 15
+    python = shlex.quote(sys.executable)
+    script = f'set -e\nlowq() {{ {python} -m lowq "$@"; }}\n{python} {ROOT}/examples/orders.py\n' + "\n".join(lines)
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("LOWQ_")}
+    ran = subprocess.run(
+        ["bash", "-c", script],
+        env={**environment, "LOWQ_REDIS_URL": redis_url, "PYTHONPATH": str(ROOT)},
+        cwd=tmp_path,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert ran.stdout.splitlines()[-1].startswith("OrderSync: removed, with ")
 
 
 # --- tables --------------------------------------------------------------------------------------------------
