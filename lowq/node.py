@@ -3,21 +3,10 @@
 1. start: check the queues' shards, make one instance of each worker per thread, start keeper, listener, threads;
 2. each thread: wait for a shard -> take -> perform batch by batch -> report; the next take acknowledges;
 3. stop: take nothing more, finish what runs, give back what was taken but not started, surrender the leases.
-
-::
-
-    thread     dispatcher         Redis                      if the process dies here
-    ------     ----------         -----                      -------------------------------------------------
-    wait   --> claim a shard
-    take   -------------------->  ids move to `taken`        restored by the next owner, charged as a crash
-    perform                                                  the same; the batch is performed again
-    report -------------------->  fail / release / bury      each is one script: done, or restored
-    take   -------------------->  ack + next ids             acknowledged and taken in one step
 """
 
 import logging
 import os
-import random
 import secrets
 import select
 import signal
@@ -27,25 +16,21 @@ import time
 import traceback
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from types import FrameType
-from typing import Any
 
-from lowq import batch
 from lowq.app import Lowq
-from lowq.connection import Call
 from lowq.dispatch import Dispatcher
-from lowq.errors import ConfigError, LeaseLost, LowqError, RedisUnavailable
+from lowq.errors import ConfigError, LowqError
 from lowq.listener import Listener
 from lowq.membership import Identity, Keeper
 from lowq.middleware import wrap
 from lowq.outage import Outage
 from lowq.scheduler import LagScheduler
-from lowq.seat import Performing, Seat
-from lowq.shard import MAX_TRIP_JOBS, Shard, TakenJob, Trip
+from lowq.seat import Seat
+from lowq.shard import Shard
 from lowq.splitter import DefaultSplitter
+from lowq.thread import Bench, WorkerThread
 from lowq.version import VERSION
-from lowq.worker import Worker
 
 log = logging.getLogger(__name__)
 
@@ -56,20 +41,8 @@ EXIT_FAILED = 1
 #: It was still performing when shutdown_timeout was over, or was told to stop a second time.
 EXIT_CUT_SHORT = 3
 
-#: Seconds of work that one trip may take in advance of its acknowledgement: a crash repeats about that much.
-PREFETCH_SECONDS = 0.005
-#: Seconds for which a shard is left alone when its script fails.
-TROUBLE_SECONDS = 1.0
 #: Seconds that the leases of a node that was cut short run on.
 LEAVE_SECONDS = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class _Bench:
-    """What one thread needs for one queue."""
-
-    instance: Worker[Any]
-    call: Callable[[dict[str, list[Any]]], None]
 
 
 class Node:
@@ -109,7 +82,7 @@ class Node:
         self._wakeup_read, self._wakeup_write = os.pipe()
         os.set_blocking(self._wakeup_write, False)
         weakref.finalize(self, _close, self._wakeup_read, self._wakeup_write)
-        self._threads: list[_Thread] = []
+        self._threads: list[WorkerThread] = []
         self._started = False
 
     # --- life ---
@@ -145,11 +118,11 @@ class Node:
         for worker in self._workers.values():
             app.register(worker.queue_name, worker.shards_count, worker)
         config.on_server_init()
-        self._client = app.connect(self.threads + 2)
+        self.client = app.connect(self.threads + 2)
         keeper_client = app.connect(2, socket_timeout=max(config.lease_ttl / 4, 0.1))
         shards = [
             Shard(
-                self._client, config.namespace, worker.queue_name, index,
+                self.client, config.namespace, worker.queue_name, index,
                 shards_count=worker.shards_count, nonce=nonce, load_payload=config.load_payload,
                 max_payloads=worker.max_payloads, max_crash_count=worker.max_crash_count,
             )
@@ -162,7 +135,7 @@ class Node:
         wanted = list(dict.fromkeys(shard for group in preferred for shard in group))
         self.outage = Outage()
         self.dispatcher = Dispatcher(preferred, schedules)
-        self._listener = Listener(self._client, wanted, self.dispatcher.wake, self._freed, self.outage.begin)
+        self._listener = Listener(self.client, wanted, self.dispatcher.wake, self._freed, self.outage.begin)
         seats = [Seat(number) for number in range(self.threads)]
         identity = Identity(nonce, list(self._workers), self.threads, VERSION)
         self.name = identity.name
@@ -173,7 +146,7 @@ class Node:
                 app.registration(worker.queue_name, worker.shards_count, worker) for worker in self._workers.values()
             ],
         )  # fmt: skip
-        self._threads = [_Thread(self, seat, self._benches()) for seat in seats]
+        self._threads = [WorkerThread(self, seat, self._benches()) for seat in seats]
         self._warn_of_eviction()
         self._warn_of_unserved(app)
         log.info(
@@ -195,19 +168,19 @@ class Node:
                 preferred[number % self.threads].append(shard)
         return preferred
 
-    def _benches(self) -> dict[str, _Bench]:
+    def _benches(self) -> dict[str, Bench]:
         benches = {}
         for name, worker in self._workers.items():
             instance = worker()
             call = wrap(self.app.config.server_middlewares, worker, instance.perform)
-            benches[name] = _Bench(instance, call)
+            benches[name] = Bench(instance, call)
         return benches
 
     def _freed(self, shard: Shard, delay: float) -> None:
         self.keeper.free(shard, delay)
 
     def _warn_of_eviction(self) -> None:
-        policy = self._client.server_info().get("maxmemory_policy", "noeviction")
+        policy = self.client.server_info().get("maxmemory_policy", "noeviction")
         if policy != "noeviction":
             log.warning(
                 "Redis has maxmemory-policy %s: under memory pressure it removes keys, and jobs are lost; "
@@ -378,7 +351,7 @@ class Node:
             log.warning("the leases could not be surrendered, they run out by themselves: %s", error)
         self.keeper.close()
         if not running:
-            self._client.close()
+            self.client.close()
             log.info("node %s has stopped", self.name, extra={"event": "stopped"})
         return not running
 
@@ -386,243 +359,3 @@ class Node:
 def _close(*descriptors: int) -> None:
     for descriptor in descriptors:
         os.close(descriptor)
-
-
-class _Thread(threading.Thread):
-    """Works one shard after another. Everything but `seat` belongs to the thread itself."""
-
-    def __init__(self, node: Node, seat: Seat, benches: dict[str, _Bench]) -> None:
-        super().__init__(name=f"lowq-{seat.number}", daemon=True)
-        self.seat = seat
-        self._node = node
-        self._client = node._client
-        self._dispatcher = node.dispatcher
-        self._benches = benches
-        self._config = node.app.config
-        self._held: Shard | None = None
-        #: queue -> seconds that one of its batches took lately.
-        self._pace: dict[str, float] = {}
-
-    def run(self) -> None:
-        failures = 0
-        while True:
-            try:
-                if not self._turn():
-                    return
-                failures = 0
-            except RedisUnavailable as error:
-                self._node.outage.begin(error)
-                failures += 1
-                if not self._pause(failures):
-                    return
-            except LeaseLost:
-                if self._held is not None:
-                    _log_lost(self._held)
-                self._let_go()
-            except Exception:
-                log.exception("a thread failed outside of a worker; it goes on")
-                failures += 1
-                self._let_go()
-                if not self._pause(failures):
-                    return
-            except BaseException as error:
-                # SystemExit or the like from what a user has given us besides `perform`.
-                self._let_go()
-                self._node.fail(error)
-                return
-
-    def _pause(self, failures: int) -> bool:
-        """Waits, longer each time. False: the node stops and nothing is left to be told to Redis."""
-        if self._node.stopping.wait(_backoff(failures)):
-            if self._held is None or not self._held.unacknowledged:
-                self._let_go()
-                return False
-            time.sleep(_backoff(1))
-        return True
-
-    def _let_go(self) -> None:
-        shard, self._held = self._held, None
-        if shard is not None:
-            shard.drop_trip()
-            self._dispatcher.look_again(shard)
-            self._dispatcher.unclaim(shard)
-            self._node.keeper.check(shard)
-
-    def _turn(self) -> bool:
-        """One trip to Redis and the work it brought. False: nothing more is to be taken."""
-        held = self._held
-        if held is None:
-            shard = self._dispatcher.wait(self.seat.number)
-            if shard is None:
-                return False
-        else:
-            shard = self._dispatcher.pick(self.seat.number, held)
-        trip = self._travel(shard)
-        if shard is not None and trip is not None:
-            try:
-                self._work(shard, trip)
-            finally:
-                # Whatever went wrong: what did not finish is in flight, and no longer in hand. The next take, or
-                # the next owner, gets it.
-                shard.keep_finished()
-        return True
-
-    def _travel(self, shard: Shard | None) -> Trip | None:
-        """Acknowledges what the shard in hand finished and takes from ``shard``, which is claimed, in one write.
-
-        Should the process die after Redis has executed it, the acknowledgement stands and the jobs taken are
-        restored. Should only the reply be lost, the next take brings them again.
-        """
-        held = self._held
-        leaving = held if held is not shard else None
-        calls: list[tuple[Shard, int, Call]] = []
-        try:
-            if leaving is not None and leaving.unacknowledged:
-                calls.append((leaving, leaving.wakes, leaving.take_call(0)))
-            if shard is not None:
-                calls.append((shard, shard.wakes, shard.take_call(self._limit(shard))))
-            trips, trouble = self._send(calls)
-        except BaseException:
-            if shard is not None and shard is not held:
-                self._dispatcher.unclaim(shard)
-            raise
-
-        if leaving is not None and not leaving.unacknowledged:
-            self._dispatcher.unclaim(leaving)
-            self._held = None
-        if shard is not None and shard is held:
-            if shard not in trips and trouble is None:  # lost, or in trouble of its own
-                self._dispatcher.unclaim(shard)
-                self._held = None
-        elif shard is not None:
-            if shard in trips and self._held is None:
-                self._held = shard
-            else:
-                # Its take failed, or what the other finished could not be acknowledged, and that comes first.
-                if shard in trips:
-                    shard.drop_trip()
-                    self._dispatcher.look_again(shard)
-                self._dispatcher.unclaim(shard)
-        if trouble is not None:
-            raise trouble
-        return trips[shard] if shard is not None and self._held is shard else None
-
-    def _send(self, calls: list[tuple[Shard, int, Call]]) -> tuple[dict[Shard, Trip], RedisUnavailable | None]:
-        """The trips of those calls that succeeded, and the error when there was no answer. What concerns one shard
-        alone is dealt with here: it rests for a while, the thread goes on with others.
-        """
-        trips: dict[Shard, Trip] = {}
-        trouble: RedisUnavailable | None = None
-        if calls:
-            replies = self._client.run_many([call for _, _, call in calls])
-            for (shard, wakes, _), reply in zip(calls, replies, strict=True):
-                try:
-                    trips[shard] = shard.took(reply)
-                    self._dispatcher.took(shard, wakes, trips[shard])
-                except LeaseLost:
-                    _log_lost(shard)
-                    self._node.keeper.check(shard)
-                except RedisUnavailable as error:
-                    trouble = trouble or error
-                except Exception as error:
-                    log.error("%r rests for %g s: %s", shard, TROUBLE_SECONDS, error, extra={"event": "trouble"})
-                    shard.drop_trip()
-                    self._dispatcher.rest(shard, TROUBLE_SECONDS)
-            if trips:
-                self._node.outage.end()
-        return trips, trouble
-
-    def _limit(self, shard: Shard) -> int:
-        size: int = self._benches[shard.queue].instance.batch_size
-        if not self._node.prefetch:
-            return size
-        pace = self._pace.get(shard.queue)
-        batches = 1 if pace is None else int(PREFETCH_SECONDS / max(pace, 1e-6))
-        return max(min(batches * size, MAX_TRIP_JOBS // size * size), size)
-
-    def _work(self, shard: Shard, trip: Trip) -> None:
-        """Performs a trip batch by batch, in order."""
-        if trip.spoiled:
-            batch.bury_spoiled(shard, trip.spoiled, self._config)
-        jobs = [job for job in trip.jobs if job.payloads] if trip.spoiled else trip.jobs
-        if not jobs:
-            if trip.spoiled:
-                self._dispatcher.look_again(shard)
-            return
-        bench = self._benches[shard.queue]
-        size = bench.instance.batch_size
-        began = time.monotonic()
-        for start in range(0, len(jobs), size):
-            if start and self._node.stopping.is_set():
-                shard.release([(job.id, None) for job in jobs[start:]])
-                break
-            lease = shard.lease
-            if lease is None or lease.token != trip.lease.token or time.monotonic() >= shard.deadline:
-                self._dispatcher.look_again(shard)
-                break  # not surely ours any more
-            self._perform(shard, trip, bench, jobs[start : start + size])
-        batches = -(-len(jobs) // size)
-        pace = (time.monotonic() - began) / batches
-        known = self._pace.get(shard.queue)
-        # A slow batch counts at once, a quick one bit by bit, at most doubling what the next trip takes.
-        self._pace[shard.queue] = (
-            pace if known is not None and pace > known else max(pace, (known or PREFETCH_SECONDS) / 2)
-        )
-
-    def _perform(self, shard: Shard, trip: Trip, bench: _Bench, jobs: list[TakenJob]) -> None:
-        if shard.unacknowledged:
-            self._node.keeper.arm()
-        performing = self.seat.performing = Performing(shard, [job.id for job in jobs], time.monotonic())
-        try:
-            outcome = batch.perform(bench.instance, bench.call, shard.index, trip.lease.fence, jobs, self._config)
-        finally:
-            self.seat.performed = performing, time.monotonic()
-            self.seat.performing = None
-        shard.finish(outcome.finished)
-        if outcome.whole:
-            return
-        error = outcome.error
-        self._tell_of_failure(shard, jobs, outcome, bench)
-        self._report(shard, outcome, bench)
-        if error is not None and not isinstance(error, Exception):
-            self._node.fail(error)
-
-    def _tell_of_failure(self, shard: Shard, jobs: list[TakenJob], outcome: batch.Outcome, bench: _Bench) -> None:
-        """What was raised, and what becomes of each id."""
-        if outcome.error is None and not outcome.failures:
-            return
-        fates = [batch.fate(failure, bench.instance.max_retry_count) for failure in outcome.failures[:3]]
-        more = len(outcome.failures) - len(fates)
-        log.error(
-            "%r failed, ids %s: %r%s%s", shard, ", ".join(job.id for job in jobs[:3]), outcome.error,
-            "".join(f"; {fate}" for fate in fates), f"; and {more} more" if more > 0 else "", exc_info=outcome.error,
-            extra={
-                "event": "failed", "queue": shard.queue, "shard": shard.index, "ids": [job.id for job in jobs[:100]],
-                "outcome": [failure[:4] for failure in outcome.failures[:100]],
-            },
-        )  # fmt: skip
-
-    def _report(self, shard: Shard, outcome: batch.Outcome, bench: _Bench) -> None:
-        """Writes an outcome, however long Redis is away: only the end of the process or of the lease ends that."""
-        failures = 0
-        while True:
-            try:
-                batch.report(shard, outcome, bench.instance, self._config)
-                self._dispatcher.look_again(shard)
-                return
-            except RedisUnavailable as error:
-                self._node.outage.begin(error)
-                failures += 1
-                time.sleep(_backoff(failures))
-
-
-def _backoff(failures: int) -> float:
-    """Seconds to wait after so many failures in a row, with jitter."""
-    return min(0.05 * 2.0 ** min(failures, 10), 2.0) * random.uniform(0.5, 1.0)
-
-
-def _log_lost(shard: Shard) -> None:
-    log.warning(
-        "%r: the lease is lost; whoever has the shard next performs what was in flight", shard,
-        extra={"event": "lease_lost", "queue": shard.queue, "shard": shard.index},
-    )  # fmt: skip

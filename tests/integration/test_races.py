@@ -11,9 +11,10 @@ import pytest
 import lowq
 from lowq.dispatch import Dispatcher
 from lowq.job import load_payload
-from lowq.node import Node, _backoff
+from lowq.node import Node
 from lowq.scheduler import LagScheduler
 from lowq.shard import Lease, Shard
+from lowq.thread import backoff
 from tests.integration.support import until
 
 
@@ -60,7 +61,7 @@ def test_jobs_taken_under_a_lease_that_changed_hands_before_the_reply_was_read_a
 
 
 def test_waiting_for_redis_never_gets_too_long_for_a_number() -> None:
-    assert 0 < _backoff(100_000) <= 2
+    assert 0 < backoff(100_000) <= 2
 
 
 def test_a_scheduler_that_raises_does_not_let_go_of_the_shard_in_hand(app: lowq.Lowq) -> None:
