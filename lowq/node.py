@@ -27,7 +27,7 @@ from lowq.middleware import wrap
 from lowq.outage import Outage
 from lowq.scheduler import LagScheduler
 from lowq.seat import Seat
-from lowq.shard import Shard
+from lowq.shard import Shard, shards_of
 from lowq.splitter import DefaultSplitter
 from lowq.thread import Bench, WorkerThread
 from lowq.version import VERSION
@@ -120,15 +120,7 @@ class Node:
         config.on_server_init()
         self.client = app.connect(self.threads + 2)
         keeper_client = app.connect(2, socket_timeout=max(config.lease_ttl / 4, 0.1))
-        shards = [
-            Shard(
-                self.client, config.namespace, worker.queue_name, index,
-                shards_count=worker.shards_count, nonce=nonce, load_payload=config.load_payload,
-                max_payloads=worker.max_payloads, max_crash_count=worker.max_crash_count,
-            )
-            for worker in self._workers.values()
-            for index in range(worker.shards_count)
-        ]  # fmt: skip
+        shards = [shard for worker in self._workers.values() for shard in shards_of(self.client, config, worker, nonce)]
         splitter = config.build_splitter() if config.build_splitter else DefaultSplitter(self.threads)
         preferred = self._seat(splitter(shards), shards)
         schedules = [config.build_scheduler() if config.build_scheduler else LagScheduler() for _ in preferred]

@@ -18,10 +18,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
+from lowq.config import Config
 from lowq.connection import Call, Client, Refusal
 from lowq.errors import LeaseLost, ShardsCountError
 from lowq.job import Job
 from lowq.keys import shard_prefix
+from lowq.worker import Worker
 
 #: Bytes of payloads in one reply; a single payload always fits.
 MAX_TRIP_BYTES = 2**20
@@ -385,6 +387,24 @@ class Shard:
     def unacknowledged(self) -> bool:
         """Whether something finished that Redis has not been told."""
         return bool(self._finished)
+
+
+def shards_of(client: Client, config: Config, worker: type[Worker[Any]], nonce: str) -> list[Shard]:
+    """All shards of a worker's queue, for a process with that nonce; none of them leased yet."""
+    return [
+        Shard(
+            client,
+            config.namespace,
+            worker.queue_name,
+            index,
+            shards_count=worker.shards_count,
+            nonce=nonce,
+            load_payload=config.load_payload,
+            max_payloads=worker.max_payloads,
+            max_crash_count=worker.max_crash_count,
+        )
+        for index in range(worker.shards_count)
+    ]
 
 
 def _time(now: float | None) -> str:

@@ -18,11 +18,10 @@ from typing import Any
 from lowq import batch
 from lowq.app import Lowq, default
 from lowq.batch import Execution
-from lowq.connection import Client
 from lowq.errors import ConfigError, LowqError, QueueInUse
 from lowq.job import Job
 from lowq.middleware import wrap
-from lowq.shard import Held, Shard
+from lowq.shard import Held, Shard, shards_of
 from lowq.worker import Worker
 
 
@@ -90,16 +89,7 @@ class _Drainer:
         self._worker = worker()
         self._call = wrap(self._app.config.server_middlewares, worker, self._worker.perform)
         self._app.register(worker.queue_name, worker.shards_count, worker)
-        nonce = secrets.token_hex(8)
-        client: Client = self._app.client
-        self.shards = [
-            Shard(
-                client, self._app.config.namespace, worker.queue_name, index, shards_count=worker.shards_count,
-                nonce=nonce, load_payload=self._app.config.load_payload, max_payloads=worker.max_payloads,
-                max_crash_count=worker.max_crash_count,
-            )
-            for index in range(worker.shards_count)
-        ]  # fmt: skip
+        self.shards = shards_of(self._app.client, self._app.config, worker, secrets.token_hex(8))
 
     def acquire(self) -> None:
         for shard in self.shards:
