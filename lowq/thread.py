@@ -266,13 +266,15 @@ class WorkerThread(threading.Thread):
         """What was raised, and what becomes of each id."""
         if outcome.error is None and not outcome.failures:
             return
+        what = "named by the handler" if outcome.error is None else repr(outcome.error)
+        named = [failure.id for failure in outcome.failures] or [job.id for job in jobs]
         fates = [batch.fate(failure, bench.instance.max_retry_count) for failure in outcome.failures[:3]]
         more = len(outcome.failures) - len(fates)
         log.error(
-            "%r failed, ids %s: %r%s%s", shard, ", ".join(job.id for job in jobs[:3]), outcome.error,
+            "%r failed, ids %s: %s%s%s", shard, ", ".join(named[:3]), what,
             "".join(f"; {fate}" for fate in fates), f"; and {more} more" if more > 0 else "", exc_info=outcome.error,
             extra={
-                "event": "failed", "queue": shard.queue, "shard": shard.index, "ids": [job.id for job in jobs[:100]],
+                "event": "failed", "queue": shard.queue, "shard": shard.index, "ids": named[:100],
                 "outcome": [failure[:4] for failure in outcome.failures[:100]],
             },
         )  # fmt: skip
