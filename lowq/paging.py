@@ -19,6 +19,7 @@ from typing import Any, Literal, NamedTuple, get_args
 from lowq.connection import Call, Client
 from lowq.errors import ConfigError
 from lowq.job import Job, State
+from lowq.scripts import time_argument
 
 OrderBy = Literal["perform_at", "retry_count", "buried_at", "id"]
 
@@ -181,11 +182,6 @@ def ask(client: Client, calls: Sequence[Call], together: int = TOGETHER) -> Iter
             if isinstance(reply, Exception):
                 raise reply
             yield reply
-
-
-def time_argument(now: float | None) -> str:
-    """An explicit time as scripts take it; '' is the server's own."""
-    return "" if now is None else repr(float(now))
 
 
 # --- a page --------------------------------------------------------------------------------------------------

@@ -22,9 +22,9 @@ from lowq.paging import (
     encode_cursor,
     find_page,
     listing,
-    time_argument,
 )
 from lowq.registry import Backend, NodeInfo, QueueInfo, find_entry, find_queue, nodes, queues
+from lowq.scripts import time_argument
 from lowq.why import Why, explain
 
 __all__ = ["Backend", "NodeInfo", "Queries", "QueueInfo", "ShardInfo", "Stats", "as_ids", "nodes", "queues", "shards"]

@@ -10,9 +10,10 @@ from lowq.connection import Call
 from lowq.errors import ConfigError, QueueInUse, UnknownQueueError
 from lowq.job import JobId, State, encode_id
 from lowq.keys import queues_key
-from lowq.paging import TOGETHER, ask, listing, time_argument
+from lowq.paging import TOGETHER, ask, listing
 from lowq.push import Jobs, Target, push
 from lowq.queries import Backend, Queries, as_ids
+from lowq.scripts import time_argument
 
 #: Ids that are gathered before any of them is sent: with many shards, a call for a few ids each would be slow.
 MAX_GATHERED = 5000

@@ -48,3 +48,8 @@ def load_scripts() -> dict[str, Script]:
         source = _INCLUDE.sub(lambda match: snippets[match[1]], text)
         scripts[name] = Script(name, source, flags[1] if flags else "")
     return scripts
+
+
+def time_argument(now: float | None) -> str:
+    """An explicit time as scripts take it; '' is the server's own."""
+    return "" if now is None else repr(float(now))

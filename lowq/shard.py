@@ -23,6 +23,7 @@ from lowq.connection import Call, Client, Refusal
 from lowq.errors import LeaseLost, ShardsCountError
 from lowq.job import Job
 from lowq.keys import shard_prefix
+from lowq.scripts import time_argument
 from lowq.worker import Worker
 
 #: Bytes of payloads in one reply; a single payload always fits.
@@ -166,7 +167,7 @@ class Shard:
 
     def acquire_call(self, lease_ttl: float, now: float | None = None, *, charge: bool = True) -> Call:
         """``charge``: what is found in flight counts as a crash of its owner; not so when Redis was away."""
-        args = (_time(now), self._nonce, _milliseconds(lease_ttl), self._shards_count, self._max_crash_count)
+        args = (time_argument(now), self._nonce, _milliseconds(lease_ttl), self._shards_count, self._max_crash_count)
         return Call("acquire", self.prefix, [*args, random.getrandbits(31), "" if charge else "1"])
 
     def acquired(self, reply: Any, deadline: float) -> Lease | Held:
@@ -241,7 +242,7 @@ class Shard:
             self.drop_trip()
             self._token_in_hand = token
         last = self._delivery if self._in_hand else 0
-        args = (_time(now), token, last, min(limit, MAX_TRIP_JOBS), self._max_payloads, MAX_TRIP_BYTES)
+        args = (time_argument(now), token, last, min(limit, MAX_TRIP_JOBS), self._max_payloads, MAX_TRIP_BYTES)
         return Call("take", self.prefix, [*args, self._delivery, *map(_bytes, self._finished)])
 
     def took(self, reply: Any) -> Trip:
@@ -339,7 +340,7 @@ class Shard:
 
     def _report(self, script: str, args: list[Any], now: float | None, ids: Iterable[str]) -> None:
         try:
-            self._client.run(script, self.prefix, _time(now), self._token_in_hand, self._delivery, *args)
+            self._client.run(script, self.prefix, time_argument(now), self._token_in_hand, self._delivery, *args)
         except LeaseLost:
             self._refused()
             raise
@@ -405,10 +406,6 @@ def shards_of(client: Client, config: Config, worker: type[Worker[Any]], nonce: 
         )
         for index in range(worker.shards_count)
     ]
-
-
-def _time(now: float | None) -> str:
-    return "" if now is None else repr(float(now))
 
 
 def _milliseconds(seconds: float) -> int:

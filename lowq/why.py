@@ -6,7 +6,7 @@ from typing import Any, Literal
 from lowq.connection import Client
 from lowq.duration import duration
 from lowq.job import State
-from lowq.paging import time_argument
+from lowq.scripts import time_argument
 
 #: absent      there is no such id
 #: buried      it is in the morgue
