@@ -1,9 +1,10 @@
 """lowq: background jobs on Redis that stay in order per entity.
 
 One job, file by file: `worker` declares who performs it; `push` validates it and `job` encodes it; ``lua/push.lua``
-merges it into a shard's keys (`keys`), through `connection`. In a node (`node`), `membership` keeps the lease of
-the shard, `dispatch` with a `scheduler` hands the shard to a thread, `shard` takes the job with ``lua/take.lua``,
-`batch` performs it and decides what becomes of it. `queue` and `queries` are for whoever looks and intervenes.
+merges it into a shard's keys (`keys`), through `connection`. In a node (`node`), the `keeper` hears through
+`membership` who shares the work, a `splitter` says which shards are this node's, and `leases` gets them; `dispatch`
+with a `scheduler` hands the shard to a `thread`, `shard` takes the job with ``lua/take.lua``, `batch` performs it and
+decides what becomes of it. `queue` and `queries` are for whoever looks and intervenes.
 """
 
 from lowq.app import Lowq, default
@@ -30,7 +31,7 @@ from lowq.job import Job, JobDict
 from lowq.node import Node
 from lowq.push import Jobs
 from lowq.scheduler import LagScheduler, SeqScheduler
-from lowq.splitter import ByNodeSplitter, DefaultSplitter
+from lowq.splitter import BalancedSplitter, ByNodeSplitter, DefaultSplitter
 from lowq.version import VERSION
 from lowq.worker import Worker
 
@@ -41,6 +42,7 @@ config: Config = default.config
 worker = default.worker
 
 __all__ = [
+    "BalancedSplitter",
     "ByNodeSplitter",
     "Config",
     "ConfigError",

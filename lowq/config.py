@@ -177,7 +177,7 @@ class Config:
     last_words: Callable[[BaseException], object]
     #: Makes the scheduler of one thread; ``lowq.LagScheduler`` by default.
     build_scheduler: Callable[[], Any] | None
-    #: Makes the splitter of a node; ``lowq.DefaultSplitter(threads_per_node)`` by default.
+    #: Makes the splitter of a node; ``lowq.BalancedSplitter(threads_per_node)`` by default.
     build_splitter: Callable[[], Any] | None
     #: Payload -> bytes, canonically: equal payloads must give equal bytes.
     dump_payload: Callable[[Any], bytes]

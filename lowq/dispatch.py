@@ -1,8 +1,8 @@
 """Which thread works which shard next: claims, wake-ups, sleep.
 
-One lock guards what threads share of the shards: ``next_due``, ``paused``, ``claimed``, ``wakes``. A shard is
-claimed, never waited for, by the thread that takes from it, until the outcome is written. The splitter's map is a
-preference: a thread whose own shards rest helps with the others.
+One lock guards what threads share of the shards: ``next_due``, ``paused``, ``claimed``, ``leaving``, ``wakes``. A
+shard is claimed, never waited for, by the thread that takes from it, until the outcome is written. The splitter's map
+is a preference, and may change at any time: a thread whose own shards rest helps with the others.
 
 Idle threads don't poll. One of them, the leader, sleeps until the next known due time, the others until woken.
 """
@@ -21,17 +21,26 @@ Schedule = Callable[[Sequence[Shard], float], Shard | None]
 
 
 class Dispatcher:
-    """Hands shards to threads. ``preferred[i]``: the shards of thread i, in stable order."""
+    """Hands shards to threads. ``preferred[i]``: the shards of thread i, in stable order. ``on_left`` is told, outside
+    of the lock, of a shard that is to be given up and that no thread works any more.
+    """
 
-    def __init__(self, preferred: Sequence[Sequence[Shard]], schedules: Sequence[Schedule]) -> None:
-        self._preferred = [list(group) for group in preferred]
+    def __init__(
+        self,
+        preferred: Sequence[Sequence[Shard]],
+        schedules: Sequence[Schedule],
+        on_left: Callable[[Shard], object] = lambda _shard: None,
+    ) -> None:
+        self._preferred: list[list[Shard]] = []
+        self._all: list[Shard] = []
         self._schedules = list(schedules)
-        self._all = list(dict.fromkeys(shard for group in preferred for shard in group))
+        self._on_left = on_left
         self._helping = LagScheduler()
         self._changed = threading.Condition()
         self._idle = 0
         self._leader: int | None = None
         self._closed = False
+        self.assign(preferred)
 
     # --- for the threads ---
 
@@ -84,7 +93,11 @@ class Dispatcher:
         times = [
             shard.next_due
             for shard in self._all
-            if shard.next_due is not None and not shard.claimed and not shard.paused and shard.deadline > now
+            if shard.next_due is not None
+            and not shard.claimed
+            and not shard.paused
+            and not shard.leaving
+            and shard.deadline > now
         ]
         return min(times, default=None)
 
@@ -114,10 +127,33 @@ class Dispatcher:
         """The caller has finished with the shard."""
         with self._changed:
             shard.claimed = False
-            if self._idle and shard.next_due is not None:
+            if self._idle and shard.next_due is not None and not shard.leaving:
                 self._notify(shard.next_due)
+        if shard.leaving:
+            self._on_left(shard)
 
     # --- for the keeper and the listener ---
+
+    def assign(self, preferred: Sequence[Sequence[Shard]]) -> None:
+        """From now on these are the shards of the threads. What a thread works just now it goes on with."""
+        with self._changed:
+            self._preferred = [list(group) for group in preferred]
+            self._all = list(dict.fromkeys(shard for group in preferred for shard in group))
+            self._changed.notify_all()  # the alarm may have been set for a shard that is no longer here
+
+    def leave(self, shards: Sequence[Shard]) -> None:
+        """These are to be given up: no thread picks them any more, nor begins another batch of theirs."""
+        with self._changed:
+            for shard in shards:
+                shard.leaving = True
+
+    def stay(self, shards: Sequence[Shard]) -> None:
+        """These are to be worked (again)."""
+        with self._changed:
+            for shard in shards:
+                shard.leaving = False
+                if self._idle and not shard.claimed and shard.next_due is not None:
+                    self._notify(shard.next_due)
 
     def wake(self, shard: Shard, delay: float = 0.0) -> None:
         """The shard has work that is due in ``delay`` seconds, or earlier than was known."""
@@ -128,7 +164,7 @@ class Dispatcher:
                 shard.next_due = due
             if delay == 0.0:
                 shard.paused = False
-            if not shard.claimed and self._idle:
+            if not shard.claimed and not shard.leaving and self._idle:
                 self._notify(shard.next_due)
 
     def refreshed(self, shard: Shard, wakes: int, delay: float | None, *, paused: bool) -> None:
@@ -137,7 +173,7 @@ class Dispatcher:
             if not shard.claimed and shard.wakes == wakes:
                 shard.next_due = None if delay is None else time.monotonic() + delay
                 shard.paused = paused
-                if shard.next_due is not None and self._idle and not paused:
+                if shard.next_due is not None and self._idle and not paused and not shard.leaving:
                     self._notify(shard.next_due)
 
     def _notify(self, due: float) -> None:
@@ -147,10 +183,10 @@ class Dispatcher:
         else:
             self._changed.notify_all()
 
-    def unclaimed(self) -> list[tuple[Shard, int]]:
-        """Held shards that nobody works just now, with their wake-up counts."""
+    def unclaimed(self, shards: Sequence[Shard]) -> list[tuple[Shard, int]]:
+        """Those of the shards that nobody works just now, with their wake-up counts."""
         with self._changed:
-            return [(shard, shard.wakes) for shard in self._all if shard.lease and not shard.claimed]
+            return [(shard, shard.wakes) for shard in shards if not shard.claimed]
 
     def close(self) -> None:
         """From now on nothing is taken."""

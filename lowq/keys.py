@@ -30,7 +30,10 @@ Outside the shards:
 
 ===================== ======= ==========================================================================
 queues                HASH    queue -> JSON {"shards_count": n, "options": {...}}
-nodes                 HASH    node -> "heartbeat_at JSON", heartbeat_at in Unix seconds of the server
+nodes                 HASH    node -> "heartbeat_at silence bytes part details": Unix seconds of the server;
+                              seconds of silence after which it is dead; the length of the part; two
+                              JSON objects, of which the part says what the node serves
+nodes                 channel what a node has a part in has changed: the node that noticed
 ===================== ======= ==========================================================================
 """
 

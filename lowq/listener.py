@@ -1,4 +1,6 @@
-"""The listener: wake-ups for the shards held, and word that the lease of a wanted shard was given up."""
+"""The listener: wake-ups for the shards held, word that the lease of a wanted shard was given up, and that nodes came
+or went.
+"""
 
 import logging
 import threading
@@ -20,34 +22,39 @@ class Listener(threading.Thread):
         self,
         client: Client,
         shards: Sequence[Shard],
+        nodes_channel: str,
         on_wake: Callable[[Shard, float], object],
         on_free: Callable[[Shard, float], object],
+        on_nodes: Callable[[str], object],
         on_trouble: Callable[[LowqError], object],
     ) -> None:
         super().__init__(name="lowq-listener", daemon=True)
         self._subscription = client.subscribe()
         self._wakes = {f"{shard.prefix}wake": shard for shard in shards}
         self._frees = {f"{shard.prefix}free": shard for shard in shards}
+        self._nodes_channel = nodes_channel
         self._on_wake = on_wake
         self._on_free = on_free
+        self._on_nodes = on_nodes
         self._on_trouble = on_trouble
-        self._wanted = threading.Event()
         self._closed = threading.Event()
+        self._subscription.add([nodes_channel])
 
     def holds(self, shards: Sequence[Shard]) -> None:
         """These shards are held now: listen to their wake-ups."""
         self._subscription.remove([f"{shard.prefix}free" for shard in shards])
         self._subscription.add([f"{shard.prefix}wake" for shard in shards])
-        self._wanted.set()
 
     def waits(self, shards: Sequence[Shard]) -> None:
         """These shards are somebody else's: listen for the end of that."""
         self._subscription.remove([f"{shard.prefix}wake" for shard in shards])
         self._subscription.add([f"{shard.prefix}free" for shard in shards])
-        self._wanted.set()
+
+    def forgets(self, shards: Sequence[Shard]) -> None:
+        """These shards are neither held nor wanted."""
+        self._subscription.remove([f"{shard.prefix}{name}" for shard in shards for name in ("wake", "free")])
 
     def run(self) -> None:
-        self._wanted.wait()
         failures = 0
         while not self._closed.is_set():
             try:
@@ -78,11 +85,12 @@ class Listener(threading.Thread):
             self._on_wake(self._wakes[channel], number)
         elif channel in self._frees:
             self._on_free(self._frees[channel], number / 1000)
+        elif channel == self._nodes_channel:
+            self._on_nodes(data.decode("utf-8", "replace"))
 
     def close(self) -> None:
         """Ends the thread; it is reading until its connection is closed."""
         self._closed.set()
-        self._wanted.set()
         self._subscription.close()
         if self.is_alive():
             self.join(1.5)

@@ -2,7 +2,8 @@
 
 1. start: check the queues' shards, make one instance of each worker per thread, start keeper, listener, threads;
 2. each thread: wait for a shard -> take -> perform batch by batch -> report; the next take acknowledges;
-3. stop: take nothing more, finish what runs, give back what was taken but not started, surrender the leases.
+3. whenever nodes come or go: share the shards out anew, give up some, get others;
+4. stop: take nothing more, finish what runs, give back what was taken but not started, surrender the leases.
 """
 
 import logging
@@ -21,14 +22,16 @@ from types import FrameType
 from lowq.app import Lowq
 from lowq.dispatch import Dispatcher
 from lowq.errors import ConfigError, LowqError
+from lowq.keeper import Keeper
+from lowq.leases import Leases
 from lowq.listener import Listener
-from lowq.membership import Identity, Keeper
+from lowq.membership import Identity, Membership
 from lowq.middleware import wrap
 from lowq.outage import Outage
 from lowq.scheduler import LagScheduler
 from lowq.seat import Seat
 from lowq.shard import Shard, shards_of
-from lowq.splitter import DefaultSplitter
+from lowq.splitter import BalancedSplitter, Members, MembershipSplitter
 from lowq.thread import Bench, WorkerThread
 from lowq.version import VERSION
 
@@ -49,7 +52,8 @@ class Node:
     """Runs the workers of an application.
 
     ``queues``: only these; ``threads`` overrides the setting ``threads_per_node``. With ``prefetch`` off, every
-    trip to Redis takes one batch.
+    trip to Redis takes one batch. ``on_ready`` is called once, from a thread of the node, when it is a member and has
+    asked for its shards.
 
     Raises:
         ConfigError: no worker, or an unknown queue.
@@ -62,11 +66,13 @@ class Node:
         queues: Iterable[str] | None = None,
         threads: int | None = None,
         prefetch: bool = True,
+        on_ready: Callable[[], object] = lambda: None,
     ) -> None:
         self.app = app
         self.threads = threads or app.config.threads_per_node
         self.prefetch = prefetch
         self.exit_code = EXIT_OK
+        self._on_ready = on_ready
         self._workers = {worker.queue_name: worker for worker in app.selected_workers()}
         if queues is not None:
             wanted = list(queues)
@@ -83,12 +89,12 @@ class Node:
         os.set_blocking(self._wakeup_write, False)
         weakref.finalize(self, _close, self._wakeup_read, self._wakeup_write)
         self._threads: list[WorkerThread] = []
-        self._started = False
+        self._retiring = False
 
     # --- life ---
 
     def run(self) -> int:
-        """Runs until told to stop; returns the exit code. In the main thread it handles TERM, INT, TSTP and TTIN.
+        """Runs until told to stop; returns the exit code. In the main thread it handles TERM, INT, TSTP, TTIN, USR2.
 
         Ends the process at once, with that code, when what still runs doesn't end within shutdown_timeout.
         """
@@ -99,8 +105,8 @@ class Node:
             except BaseException as error:
                 self.app.config.last_words(error)
                 raise
-            while not self.stopping.is_set():
-                self._wait_for_signal(None)
+            while not self.stopping.is_set() and not self._has_retired():
+                self._wait_for_signal(0.1 if self._retiring else None)
             if not self.stop():
                 os._exit(self.exit_code)
             return self.exit_code
@@ -121,31 +127,47 @@ class Node:
         self.client = app.connect(self.threads + 2)
         keeper_client = app.connect(2, socket_timeout=max(config.lease_ttl / 4, 0.1))
         shards = [shard for worker in self._workers.values() for shard in shards_of(self.client, config, worker, nonce)]
-        splitter = config.build_splitter() if config.build_splitter else DefaultSplitter(self.threads)
-        preferred = self._seat(splitter(shards), shards)
-        schedules = [config.build_scheduler() if config.build_scheduler else LagScheduler() for _ in preferred]
-        wanted = list(dict.fromkeys(shard for group in preferred for shard in group))
-        self.outage = Outage()
-        self.dispatcher = Dispatcher(preferred, schedules)
-        self._listener = Listener(self.client, wanted, self.dispatcher.wake, self._freed, self.outage.begin)
-        seats = [Seat(number) for number in range(self.threads)]
-        identity = Identity(nonce, list(self._workers), self.threads, VERSION)
+        splitter = config.build_splitter() if config.build_splitter else BalancedSplitter(self.threads)
+        identity = Identity(
+            nonce, {name: worker.shards_count for name, worker in self._workers.items()}, self.threads, VERSION
+        )
         self.name = identity.name
+        self.outage = Outage()
+        seats = [Seat(number) for number in range(self.threads)]
+        schedules = [config.build_scheduler() if config.build_scheduler else LagScheduler() for _ in seats]
+        self.dispatcher = Dispatcher([[] for _ in seats], schedules, self._left)
+        membership = Membership(
+            identity, config.namespace, silence=config.lease_ttl, shares=isinstance(splitter, MembershipSplitter)
+        )
+        self._listener = Listener(
+            self.client, shards, membership.channel, self.dispatcher.wake, self._freed, self._nodes_changed,
+            self.outage.begin,
+        )  # fmt: skip
+
+        def divide(members: Members) -> list[Shard]:
+            if isinstance(splitter, MembershipSplitter):
+                groups = splitter.among(shards, members, self.name)
+            else:
+                groups = splitter(shards)
+            preferred = self._seat(groups, shards)
+            self.dispatcher.assign(preferred)
+            return list(dict.fromkeys(shard for group in preferred for shard in group))
+
         self.keeper = Keeper(
-            keeper_client, config.namespace, identity, wanted, self.dispatcher, self._listener, seats, self.outage,
-            lease_ttl=config.lease_ttl, poll_interval=config.poll_interval, on_fatal=self.fail,
+            keeper_client, membership, Leases(keeper_client, shards, self.dispatcher, self._listener, config.lease_ttl),
+            seats, self.outage, divide=divide, lease_ttl=config.lease_ttl, poll_interval=config.poll_interval,
             registrations=[
                 app.registration(worker.queue_name, worker.shards_count, worker) for worker in self._workers.values()
             ],
+            on_ready=self._on_ready, on_fatal=self.fail,
         )  # fmt: skip
         self._threads = [WorkerThread(self, seat, self._benches()) for seat in seats]
         self._warn_of_eviction()
         self._warn_of_unserved(app)
         log.info(
-            "node %s starts: %d threads, %d shards of %s", self.name, self.threads, len(wanted),
+            "node %s starts: %d threads, %d shards of %s", self.name, self.threads, len(shards),
             ", ".join(self._workers), extra={"event": "start", "node": self.name},
         )  # fmt: skip
-        self._started = True
         for thread in [self.keeper, self._listener, *self._threads]:
             thread.start()
 
@@ -168,8 +190,17 @@ class Node:
             benches[name] = Bench(instance, call)
         return benches
 
+    # What the dispatcher and the listener tell the keeper, which is made after them.
+
     def _freed(self, shard: Shard, delay: float) -> None:
         self.keeper.free(shard, delay)
+
+    def _left(self, shard: Shard) -> None:
+        self.keeper.left(shard)
+
+    def _nodes_changed(self, by: str) -> None:
+        if by != self.name:
+            self.keeper.members_changed()
 
     def _warn_of_eviction(self) -> None:
         policy = self.client.server_info().get("maxmemory_policy", "noeviction")
@@ -202,7 +233,11 @@ class Node:
             signal.SIGINT: self._on_stop,
         }
         if hasattr(signal, "SIGTSTP"):
-            handlers |= {signal.SIGTSTP: self._on_quiet, signal.SIGTTIN: self._on_dump}
+            handlers |= {
+                signal.SIGTSTP: self._on_quiet,
+                signal.SIGTTIN: self._on_dump,
+                signal.SIGUSR2: self._on_retire,
+            }
         self._pid = os.getpid()
         self._handlers_before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
         # The kernel may give a signal to any thread, and the main thread, where Python runs the handler, would sleep
@@ -234,6 +269,10 @@ class Node:
         if not self._is_for_a_child(number):
             self._tell(b"d")
 
+    def _on_retire(self, number: int, _frame: FrameType | None) -> None:
+        if not self._is_for_a_child(number):
+            self._tell(b"r")
+
     _told_to_stop = False
     _cut_short = False
 
@@ -263,14 +302,33 @@ class Node:
                     self.quiet()
                 elif what == ord("d"):
                     self.dump()
+                elif what == ord("r"):
+                    self.retire()
 
     # --- commands ---
 
     def quiet(self) -> None:
         """Takes nothing more and finishes what runs; shards that rest are given up, so that other nodes work them."""
         log.warning("node %s goes quiet: it takes nothing more", self.name, extra={"event": "quiet"})
-        self.dispatcher.close()  # first: the keeper gives up what nobody has claimed
+        self._go_quiet()
+
+    def _go_quiet(self) -> None:
+        self.dispatcher.close()
         self.keeper.quiet()
+
+    def retire(self) -> None:
+        """Goes quiet, and `run` ends as soon as what runs is finished, however long that takes. For a node that is
+        being replaced.
+        """
+        if not self._retiring:
+            self._retiring = True
+            log.info(
+                "node %s retires: it ends when it has finished what it performs", self.name, extra={"event": "retire"}
+            )
+            self._go_quiet()
+
+    def _has_retired(self) -> bool:
+        return self._retiring and not any(thread.is_alive() for thread in self._threads)
 
     def dump(self) -> None:
         """Writes the stacks of all threads to the log, with what each performs."""
@@ -304,7 +362,7 @@ class Node:
         """
         self.stopping.set()
         seconds = self.app.config.shutdown_timeout if timeout is None else timeout
-        self.dispatcher.close()
+        self._go_quiet()  # what rests is given up at once, so that nobody waits for what still runs
         busy = [str(thread.seat.performing) for thread in self._threads if thread.seat.performing]
         log.info(
             "node %s stops%s", self.name,
@@ -327,7 +385,6 @@ class Node:
                 thread.join(max(deadline - time.monotonic(), 0.0))  # on its way out
         running = [thread for thread in self._threads if thread.is_alive()]
         self.keeper.stop()
-        self._listener.close()
         if running:
             self.exit_code = EXIT_CUT_SHORT
             busy = [str(thread.seat.performing) for thread in running if thread.seat.performing] or ["nothing"]
@@ -341,6 +398,7 @@ class Node:
             self.keeper.leave(LEAVE_SECONDS if running else 0.0)
         except LowqError as error:
             log.warning("the leases could not be surrendered, they run out by themselves: %s", error)
+        self._listener.close()
         self.keeper.close()
         if not running:
             self.client.close()

@@ -11,19 +11,25 @@ class Outage:
     """Redis away: logged once when it begins and once when it is over, whoever notices."""
 
     def __init__(self) -> None:
+        #: How many began so far. Read it before a call is sent: its reply ends what had begun by then, and nothing that
+        #: began since, as it may have been under way already when Redis went away.
+        self.begun = 0
         self._lock = threading.Lock()
         self._since: float | None = None
 
     def begin(self, error: Exception) -> None:
         with self._lock:
             if self._since is None:
+                self.begun += 1
                 self._since = time.monotonic()
                 log.error("%s; trying until it is back", error, extra={"event": "outage"})
 
-    def end(self) -> None:
+    def end(self, begun: int) -> None:
+        """Redis has answered a call before which so many had begun."""
         if self._since is not None:
             with self._lock:
-                if self._since is not None:
-                    away = time.monotonic() - self._since
-                    self._since = None
-                    log.warning("Redis is back after %.1f s", away, extra={"event": "recovery", "seconds": away})
+                if begun != self.begun or self._since is None:  # another thread was quicker
+                    return
+                away = time.monotonic() - self._since
+                self._since = None
+            log.warning("Redis is back after %.1f s", away, extra={"event": "recovery", "seconds": away})

@@ -11,9 +11,6 @@ from lowq.connection import Client
 from lowq.errors import UnknownQueueError
 from lowq.keys import nodes_key, queues_key
 
-#: A node is taken for dead after this many lease_ttl without a heartbeat.
-SILENT_TTLS = 3
-
 
 class Backend(Protocol):
     """What a queue's handle needs of the application."""
@@ -65,6 +62,10 @@ class NodeInfo:
     performing: tuple[Mapping[str, Any] | None, ...] = ()
     #: It takes nothing more.
     quiet: bool = False
+    #: Resident memory of its process, bytes; 0: unknown.
+    memory: int = 0
+    #: Seconds by which its keeper ran late at most, in the last ten minutes.
+    late: float = 0.0
 
 
 def queues(backend: Backend) -> list[QueueInfo]:
@@ -115,7 +116,7 @@ def _queue_info(name: bytes, data: bytes) -> QueueInfo:
 
 
 def nodes(backend: Backend) -> list[NodeInfo]:
-    """The nodes that live, by name: those whose last heartbeat is no longer ago than three lease_ttl.
+    """The nodes that live, by name: those that have not been silent for longer than their lease_ttl.
 
     Raises:
         RedisUnavailable, RedisRefused
@@ -124,17 +125,22 @@ def nodes(backend: Backend) -> list[NodeInfo]:
     raw, (seconds, microseconds) = backend.client.commands([("HGETALL", key), ("TIME",)], key=key)
     now = int(seconds) + int(microseconds) / 1e6
     infos = [_node_info(name, data, now) for name, data in zip(raw[::2], raw[1::2], strict=True)]
-    oldest = backend.config.lease_ttl * SILENT_TTLS
-    return sorted((info for info in infos if info.seconds_ago <= oldest), key=lambda info: info.name)
+    return sorted((info for info in infos if info is not None), key=lambda info: info.name)
 
 
-def _node_info(name: bytes, data: bytes, now: float) -> NodeInfo:
-    head, _, text = data.partition(b" ")
+def _node_info(name: bytes, data: bytes, now: float) -> NodeInfo | None:
+    """What an entry of the registry says (heartbeat.lua describes it); None when the node was silent for too long."""
     try:
-        heartbeat_at = float(head)
-        says = json.loads(text)
+        head, silence, size, rest = data.split(b" ", 3)
+        heartbeat_at, details = float(head), rest[int(size) :]
+        if now - heartbeat_at > float(silence):
+            return None
     except ValueError:
-        heartbeat_at, says = 0.0, {}
+        return None
+    try:
+        says = json.loads(details)
+    except ValueError:
+        says = {}
     if not isinstance(says, dict):
         says = {}
 
@@ -155,4 +161,6 @@ def _node_info(name: bytes, data: bytes, now: float) -> NodeInfo:
         shards=said("shards", dict, {}),
         performing=tuple(said("performing", list, ())),
         quiet=bool(says.get("quiet")),
+        memory=said("memory", int, 0),
+        late=said("late", float, said("late", int, 0)),
     )

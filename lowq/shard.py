@@ -8,8 +8,8 @@ Whatever cites an id also cites the delivery that it was taken under and the tok
 after a lost reply, and a word of an owner that lost the shard meanwhile, do nothing.
 
 Who owns what: `lease` is replaced, never changed, by the thread that keeps the leases. Everything about the trip
-in hand belongs to the thread that has claimed the shard (one at a time). `next_due`, `paused` and `claimed`
-belong to the lock of the node.
+in hand belongs to the thread that has claimed the shard (one at a time). `next_due`, `paused`, `claimed` and
+`leaving` belong to the lock of the node.
 """
 
 import random
@@ -135,6 +135,8 @@ class Shard:
         self.next_due: float | None = None
         self.paused = False
         self.claimed = False
+        #: It is to be given up: no thread begins anything of it any more.
+        self.leaving = False
         self._client = client
         self._shards_count = shards_count
         self._nonce = nonce
@@ -160,6 +162,7 @@ class Shard:
             and self.next_due <= now
             and not self.claimed
             and not self.paused
+            and not self.leaving
             and now < self.deadline
         )
 

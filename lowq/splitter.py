@@ -9,15 +9,31 @@ The lists are dealt like cards: shard i goes to group i % n. So the shards of on
 threads as possible, and no thread holds more than one shard more than another. Groups that are left without a
 shard are dropped: a node may run fewer threads than it was allowed.
 
-Splitters are pure: they read no clock and no Redis. `BalancedSplitter`, which deals over the nodes that are
-alive now, belongs here too.
+Splitters are pure: they read no clock and no Redis. One that has a method `among` is asked anew, through it,
+whenever a node comes or goes; `BalancedSplitter` is the one that does.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias, TypeVar
+from hashlib import blake2b
+from typing import Protocol, TypeAlias, TypeVar, runtime_checkable
+
+#: The nodes that share the work: name -> queue -> its shards_count, of the queues that the node serves.
+Members: TypeAlias = Mapping[str, Mapping[str, int]]
+
+
+class Splittable(Protocol):
+    """What `BalancedSplitter` sees of a shard."""
+
+    @property
+    def queue(self) -> str: ...
+
+    @property
+    def index(self) -> int: ...
+
 
 S = TypeVar("S")
+P = TypeVar("P", bound=Splittable)
 
 #: What a user's own splitter has to be: shards in canonical order -> one sequence of shards per thread.
 Splitter: TypeAlias = Callable[[Sequence[S]], Sequence[Sequence[S]]]
@@ -70,6 +86,83 @@ class ByNodeSplitter:
     def __call__(self, shards: Sequence[S]) -> list[list[S]]:
         of_this_node = _deal(shards, self.number_of_nodes)[self.node_number]
         return [group for group in _deal(of_this_node, self.threads_per_node) if group]
+
+
+@runtime_checkable
+class MembershipSplitter(Protocol):
+    """A splitter that is asked anew when nodes come and go."""
+
+    def among(self, shards: Sequence[P], members: Members, me: str) -> Sequence[Sequence[P]]:
+        """The lists of this node, one per thread, while these nodes share the work. All nodes must come to the same
+        shares, so nothing but the arguments may enter into it.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class BalancedSplitter:
+    """Shares the shards out among the nodes that are alive now, then deals this node's over its threads.
+
+    The shards of one queue go evenly, to within one, to the nodes that serve it; when a node joins n others, or
+    leaves them, about 1/n of the shards move. See `shares`. Without other nodes it is a `DefaultSplitter`.
+
+    Raises:
+        ValueError: `threads_per_node` is no integer of 1 or more.
+    """
+
+    threads_per_node: int
+
+    def __post_init__(self) -> None:
+        _require_count("threads_per_node", self.threads_per_node)
+
+    def __call__(self, shards: Sequence[S]) -> list[list[S]]:
+        return DefaultSplitter(self.threads_per_node)(shards)
+
+    def among(self, shards: Sequence[P], members: Members, me: str) -> list[list[P]]:
+        """The lists of the node ``me``, one per thread that has a shard."""
+        owners = shares(members)
+        return self([shard for shard in shards if owners.get((shard.queue, shard.index)) == me])
+
+
+#: How many shards a node may have more than another, over all queues, before it gets no more odd ones.
+_TOLERANCE = 2
+
+
+def shares(members: Members) -> dict[tuple[str, int], str]:
+    """Who is to have which shard: ``(queue, index) -> node``; the same on every node that knows the same members.
+
+    Rendezvous hashing with bounded loads: every pair of a shard and a node has a weight, and the heaviest pairs win
+    as long as the node has room. (Thaler and Ravishankar, "Using name-based mappings to increase hit rates", 1998;
+    Mirrokni, Thorup and Zadimoghaddam, "Consistent hashing with bounded loads", 2018.) The room of a node in a
+    queue is the even share; the shards left over go one each to nodes chosen by weight, too, but not to one that
+    has got many more than the others in the queues before.
+    """
+    counts: dict[str, int] = {}
+    for served in members.values():
+        for queue, count in served.items():
+            counts[queue] = max(count, counts.get(queue, 0))
+    owners: dict[tuple[str, int], str] = {}
+    load = dict.fromkeys(members, 0)
+    for queue in sorted(counts):
+        count = counts[queue]
+        serving = [node for node in sorted(members) if queue in members[node]]
+        even, odd = divmod(count, len(serving))
+        full = min(load[node] for node in serving) + _TOLERANCE
+        by_weight = sorted(serving, key=lambda node: _weight(queue, "", node))
+        chosen = sorted(by_weight, key=lambda node: load[node] > full)[:odd]
+        room = {node: even + (node in chosen) for node in serving}
+        pairs = [(_weight(queue, index, node), index, node) for index in range(count) for node in serving]
+        pairs.sort(reverse=True)
+        for _, index, node in pairs:
+            if room[node] and (queue, index) not in owners:
+                owners[queue, index] = node
+                room[node] -= 1
+                load[node] += 1
+    return owners
+
+
+def _weight(queue: str, index: object, node: str) -> bytes:
+    return blake2b(f"{queue}\0{index}\0{node}".encode("utf-8", "surrogateescape"), digest_size=8).digest()
 
 
 def _deal(items: Sequence[S], groups_count: int) -> list[list[S]]:

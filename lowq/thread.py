@@ -24,7 +24,7 @@ from lowq.app import Lowq
 from lowq.connection import Call, Client
 from lowq.dispatch import Dispatcher
 from lowq.errors import LeaseLost, RedisUnavailable
-from lowq.membership import Keeper
+from lowq.keeper import Keeper
 from lowq.outage import Outage
 from lowq.seat import Performing, Seat
 from lowq.shard import MAX_TRIP_JOBS, Shard, TakenJob, Trip
@@ -189,6 +189,7 @@ class WorkerThread(threading.Thread):
         trips: dict[Shard, Trip] = {}
         trouble: RedisUnavailable | None = None
         if calls:
+            begun = self._node.outage.begun
             replies = self._client.run_many([call for _, _, call in calls])
             for (shard, wakes, _), reply in zip(calls, replies, strict=True):
                 try:
@@ -204,7 +205,7 @@ class WorkerThread(threading.Thread):
                     shard.drop_trip()
                     self._dispatcher.rest(shard, TROUBLE_SECONDS)
             if trips:
-                self._node.outage.end()
+                self._node.outage.end(begun)
         return trips, trouble
 
     def _limit(self, shard: Shard) -> int:
@@ -228,7 +229,7 @@ class WorkerThread(threading.Thread):
         size = bench.instance.batch_size
         began = time.monotonic()
         for start in range(0, len(jobs), size):
-            if start and self._node.stopping.is_set():
+            if start and (shard.leaving or self._node.stopping.is_set()):
                 shard.release([(job.id, None) for job in jobs[start:]])
                 break
             lease = shard.lease

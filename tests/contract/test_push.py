@@ -328,7 +328,7 @@ def test_a_full_server_refuses_pushes_and_everything_else_works(full_rig: ShardR
     shard.release([("d", 1.0)], later)
     shard.bury([("e", b"no", [])], later)
     assert shard.take(0, later).jobs == []
-    rig.client.run("heartbeat", "lowq:v1:nodes", "", "node", "{}", 60)
+    rig.client.run("heartbeat", "lowq:v1:nodes", "", "node", "", "{}", 60)
     (renewed,) = rig.client.run_many([shard.renew_call(TTL)])
     assert renewed == 1
     other = rig.crash("second", later)

@@ -438,9 +438,9 @@ class TestRegistries:
     def test_nodes_tell_what_they_say_and_forgive_what_they_do_not(self, rig: QueueRig) -> None:
         says = {"host": "h", "pid": 7, "threads": 5, "shards": {"Orders": [0, 2]}, "queues": ["Orders"], "news": 1}
         for name, text in (("b", json.dumps(says)), ("a", "{}"), ("c", "no json")):
-            rig.client.run("heartbeat", nodes_key("lowq"), "", name, text, 60)
-        rig.client.run("heartbeat", nodes_key("lowq"), "", "silent", "{}", 1e9)
-        rig.client.command("HSET", nodes_key("lowq"), "silent", "1000000000.5 {}")
+            rig.client.run("heartbeat", nodes_key("lowq"), "", name, "", text, 60)
+        rig.client.run("heartbeat", nodes_key("lowq"), "", "silent", "", "{}", 1e9)
+        rig.client.command("HSET", nodes_key("lowq"), "silent", "1000000000.5 60 0 {}")
         a, b, *_ = rig.app.nodes()
         assert (a.name, a.host, a.pid, a.queues, a.shards, a.started_at) == ("a", "", 0, (), {}, None)
         assert (b.host, b.pid, b.threads, b.queues, b.shards) == ("h", 7, 5, ("Orders",), {"Orders": [0, 2]})
@@ -463,7 +463,7 @@ class TestRegistries:
 
     def test_an_owner_is_named_as_its_node(self, rig: QueueRig) -> None:
         rig.own("a")
-        rig.client.run("heartbeat", nodes_key("lowq"), "", "host:7:tester", "{}", 60)
+        rig.client.run("heartbeat", nodes_key("lowq"), "", "host:7:tester", "", "{}", 60)
         assert (
             rig.app.shards("Orders" if rig.app.queues() else rig.queue)[rig.shard_index("a")].owner == "host:7:tester"
         )

@@ -173,6 +173,8 @@ def configure() -> None:
         app.config.build_scheduler = {"seq": lowq.SeqScheduler, "own": LatestFirst}[scheduler]
     if splitter == "own":
         app.config.build_splitter = lambda: own_splitter
+    elif splitter == "all":  # one node holds everything, the others stand by
+        app.config.build_splitter = lambda: lowq.DefaultSplitter(app.config.threads_per_node)
     elif splitter:
         number, _, nodes = splitter.partition("/")
         app.config.build_splitter = lambda: lowq.ByNodeSplitter(int(nodes), int(number), app.config.threads_per_node)

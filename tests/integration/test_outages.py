@@ -76,7 +76,7 @@ def test_redis_away_for_longer_than_the_lease_loses_nothing_and_charges_nobody(
     # A single crash would bury a job.
     rig = make_rig(own_server.url, ORDERS_WORK=0.001, ORDERS_BATCH=3, ORDERS_MAX_CRASHES=1)
     node = rig.node().holds_all()
-    standby = [rig.node().stands_by() for _ in range(nodes - 1)]
+    standby = [rig.node(ORDERS_SPLITTER="all").stands_by() for _ in range(nodes - 1)]
     finished = load(rig, 2.5)
     rig.performed(200)
     rig.push("slow", 1, do="sleep", for_=2 * TTL)

@@ -66,7 +66,7 @@ def test_past_the_shutdown_timeout_it_ends_and_its_jobs_come_again_uncharged(mak
 
 
 def test_a_standby_has_the_shards_of_a_node_that_was_cut_short_soon(make_rig: MakeRig) -> None:
-    rig = make_rig(LOWQ_SHUTDOWN_TIMEOUT=0.3, LOWQ_LEASE_TTL=15)
+    rig = make_rig(LOWQ_SHUTDOWN_TIMEOUT=0.3, LOWQ_LEASE_TTL=15, ORDERS_SPLITTER="all")
     node = rig.node().holds_all()
     standby = rig.node().stands_by()
     rig.push("a", 1, do="sleep", for_=30, once=True)

@@ -10,6 +10,7 @@ from tests.integration.support import TTL, NodeProcess, Rig, until
 
 
 def owner_and_standby(rig: Rig) -> tuple[NodeProcess, NodeProcess]:
+    rig.settings["ORDERS_SPLITTER"] = "all"
     owner = rig.node().holds_all()
     return owner, rig.node().stands_by()
 
@@ -39,7 +40,7 @@ def test_a_second_node_stands_by_and_takes_over_at_once(make_rig: MakeRig) -> No
 
 
 def test_nodes_come_and_go_under_load(make_rig: MakeRig) -> None:
-    rig = make_rig(LOWQ_LEASE_TTL=15, ORDERS_WORK=0.001)
+    rig = make_rig(LOWQ_LEASE_TTL=15, ORDERS_SPLITTER="all", ORDERS_WORK=0.001)
     nodes = [rig.node().holds_all()]
     finished = rig.produce(2, ids=50, versions=3, rounds=20, pause=0.1)
     for _ in range(3):

@@ -365,7 +365,7 @@ class TestRefresh:
     def test_it_does_not_undo_what_a_newer_message_told(self) -> None:
         a = shard("a", due_in=None)
         dispatch = dispatcher([a])
-        ((looked_at, wakes),) = dispatch.unclaimed()
+        ((looked_at, wakes),) = dispatch.unclaimed([a])
         dispatch.wake(a)
         dispatch.refreshed(looked_at, wakes, None, paused=True)
         assert dispatch.wait(0) is a
@@ -373,17 +373,77 @@ class TestRefresh:
     def test_it_does_not_touch_a_shard_that_a_thread_works(self) -> None:
         a = shard("a")
         dispatch = dispatcher([a])
-        ((looked_at, wakes),) = dispatch.unclaimed()
+        ((looked_at, wakes),) = dispatch.unclaimed([a])
         dispatch.wait(0)
         dispatch.refreshed(looked_at, wakes, None, paused=True)
         assert dispatch.pick(0, a) is a
 
-    def test_only_held_shards_that_nobody_works_are_looked_at(self) -> None:
-        held, worked, others = shard("held", due_in=None), shard("worked"), shard("others")
-        others.lease, others.deadline = None, 0.0
+    def test_only_shards_that_nobody_works_are_looked_at(self) -> None:
+        held, worked, others = shard("held", due_in=None), shard("worked"), shard("others", due_in=None)
         dispatch = dispatcher([held, worked, others])
         assert dispatch.wait(0) is worked
-        assert [item for item, _ in dispatch.unclaimed()] == [held]
+        assert [item for item, _ in dispatch.unclaimed([held, worked])] == [held]
+
+
+class TestLeaving:
+    """Shards that are to be given up."""
+
+    def test_no_thread_picks_what_is_to_be_given_up(self, sleepers: Sleepers) -> None:
+        a = shard("a")
+        dispatch = dispatcher([a])
+        dispatch.leave([a])
+        waiting = sleepers.wait(dispatch, 0)
+        dispatch.wake(a)
+        dispatch.refreshed(a, a.wakes, -1.0, paused=False)
+        assert not waiting.done()
+        dispatch.stay([a])
+        assert waiting.result(PATIENCE) is a
+
+    def test_the_thread_that_works_it_lets_it_go_after_its_trip(self) -> None:
+        left: list[Shard] = []
+        a, b = shard("a"), shard("b", due_in=None)
+        dispatch = Dispatcher([[a, b]], [LagScheduler()], left.append)
+        assert dispatch.wait(0) is a
+        dispatch.leave([a])
+        dispatch.took(a, a.wakes, trip(delay=-1.0))
+        assert dispatch.pick(0, a) is None
+        assert left == []
+        dispatch.unclaim(a)
+        assert left == [a]
+        dispatch.stay([a])
+        assert dispatch.wait(0) is a
+        dispatch.unclaim(a)
+        assert left == [a]
+
+    def test_nobody_sets_an_alarm_for_it(self, sleepers: Sleepers) -> None:
+        a = shard("a", due_in=0.05)
+        dispatch = dispatcher([a])
+        dispatch.leave([a])
+        waiting = sleepers.wait(dispatch, 0)
+        time.sleep(0.1)
+        assert not waiting.done()
+
+
+class TestAssign:
+    """Other shards than before."""
+
+    def test_the_new_ones_are_worked_and_the_old_ones_are_not(self, sleepers: Sleepers) -> None:
+        old, new = shard("old", due_in=None), shard("new")
+        dispatch = dispatcher([old])
+        waiting = sleepers.wait(dispatch, 0)
+        dispatch.assign([[new]])
+        assert waiting.result(PATIENCE) is new
+        dispatch.unclaim(new)
+        new.next_due = None
+        dispatch.wake(old)
+        assert dispatch.pick(0, new) is None
+
+    def test_what_is_worked_just_now_may_go_on(self) -> None:
+        a, b = shard("a"), shard("b")
+        dispatch = dispatcher([a])
+        assert dispatch.wait(0) is a
+        dispatch.assign([[a, b]])
+        assert dispatch.pick(0, a) is a
 
 
 class TestClose:

@@ -1,10 +1,16 @@
+import random
+import time
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from statistics import mean
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lowq.splitter import ByNodeSplitter, DefaultSplitter, Splitter
+from lowq.splitter import BalancedSplitter, ByNodeSplitter, DefaultSplitter, Splitter, shares
 
 # Workers A, B, C, D with 3, 4, 1 and 2 shards.
 SHARDS = ["A0", "A1", "A2", "B0", "B1", "B2", "B3", "C0", "D0", "D1"]
@@ -113,3 +119,117 @@ def test_a_number_from_the_environment_is_refused_with_the_fix() -> None:
         DefaultSplitter(unconverted)
     with pytest.raises(ValueError, match=r"got '3'; convert what comes from the environment with int\(\)"):
         ByNodeSplitter(5, unconverted, threads_per_node=5)
+
+
+# --- shared out among the nodes that live ---
+
+
+@dataclass(frozen=True)
+class Item:
+    """A shard, as far as splitters see it."""
+
+    queue: str
+    index: int
+
+
+def items(queues: Mapping[str, int]) -> list[Item]:
+    return [Item(queue, index) for queue, count in queues.items() for index in range(count)]
+
+
+def held(owners: Mapping[tuple[str, int], str], queue: str | None = None) -> Counter[str]:
+    return Counter(node for (of, _), node in owners.items() if queue in (None, of))
+
+
+names = st.text("abcdefgh0123456789.:-é", min_size=1, max_size=12)
+queue_counts = st.dictionaries(names, st.integers(1, 40), min_size=1, max_size=5)
+node_sets = st.sets(names, min_size=1, max_size=8)
+
+
+@given(queues=queue_counts, nodes=node_sets)
+def test_balanced_gives_every_shard_to_one_node_evenly_to_within_one_per_queue(
+    queues: dict[str, int], nodes: set[str]
+) -> None:
+    members = dict.fromkeys(nodes, queues)
+    owners = shares(members)
+    assert set(owners) == {(item.queue, item.index) for item in items(queues)}
+    for queue, count in queues.items():
+        each = [held(owners, queue)[node] for node in nodes]
+        assert sum(each) == count
+        assert max(each) - min(each) <= 1
+
+
+@given(queues=queue_counts, nodes=node_sets, threads=counts, seed=st.randoms())
+def test_balanced_nodes_agree_whatever_order_they_heard_of_each_other_in(
+    queues: dict[str, int], nodes: set[str], threads: int, seed: random.Random
+) -> None:
+    lists: list[list[Item]] = []
+    for me in nodes:
+        order = sorted(nodes)
+        seed.shuffle(order)
+        groups = BalancedSplitter(threads).among(items(queues), dict.fromkeys(order, queues), me)
+        assert len(groups) <= threads
+        assert max(map(len, groups), default=0) - min(map(len, groups), default=0) <= 1
+        lists += groups
+    assert sorted((item.queue, item.index) for part in lists for item in part) == sorted(
+        (item.queue, item.index) for item in items(queues)
+    )
+
+
+@given(data=st.data(), queues=queue_counts, nodes=node_sets)
+def test_balanced_nodes_share_only_what_they_both_serve(
+    data: st.DataObject, queues: dict[str, int], nodes: set[str]
+) -> None:
+    members = {
+        node: {name: queues[name] for name in data.draw(st.sets(st.sampled_from(sorted(queues))))} for node in nodes
+    }
+    owners = shares(members)
+    for queue, count in queues.items():
+        serving = [node for node in nodes if queue in members[node]]
+        each = held(owners, queue)
+        assert set(each) <= set(serving)
+        assert sum(each.values()) == (count if serving else 0)
+        assert max((each[node] for node in serving), default=0) - min((each[node] for node in serving), default=0) <= 1
+
+
+@pytest.mark.parametrize("nodes", [1, 2, 3, 5, 10])
+@pytest.mark.parametrize("queues", [{"A": 1000}, {"A": 100, "B": 100, "C": 100}], ids=["one", "three"])
+def test_when_a_node_comes_or_goes_little_more_than_its_part_moves(queues: dict[str, int], nodes: int) -> None:
+    rng = random.Random(nodes)
+    moved = []
+    for _ in range(10):
+        everybody = [f"host-{rng.random()}" for _ in range(nodes + 1)]
+        before = shares(dict.fromkeys(everybody[:-1], queues))
+        after = shares(dict.fromkeys(everybody, queues))
+        moved.append(sum(after[shard] != before[shard] for shard in before) / len(before))
+    assert mean(moved) < 1.75 / (nodes + 1)
+    assert min(moved) >= 0.9 / (nodes + 1)  # what the newcomer gets, at least
+
+
+def test_queues_of_one_shard_are_shared_out_too() -> None:
+    queues = {f"queue-{number}": 1 for number in range(60)}
+    each = held(shares(dict.fromkeys(["a", "b", "c"], queues)))
+    assert sum(each.values()) == 60
+    assert max(each.values()) - min(each.values()) <= 3
+
+
+def test_a_balanced_node_alone_deals_as_the_default_does() -> None:
+    queues = {"A": 3, "B": 4, "C": 1, "D": 2}
+    alone = BalancedSplitter(3).among(items(queues), {"me": queues}, "me")
+    assert [[f"{item.queue}{item.index}" for item in group] for group in alone] == DefaultSplitter(3)(SHARDS)
+    assert BalancedSplitter(3)(SHARDS) == DefaultSplitter(3)(SHARDS)
+
+
+def test_a_node_that_has_no_part_gets_nothing() -> None:
+    assert BalancedSplitter(3).among(items({"A": 5}), {"other": {"A": 5}}, "me") == []
+    assert shares({}) == {}
+
+
+def test_ten_thousand_weights_take_no_noticeable_time() -> None:
+    began = time.process_time()
+    assert len(shares({f"node-{number}": {"A": 1000} for number in range(10)})) == 1000
+    assert time.process_time() - began < 0.5
+
+
+def test_balanced_refuses_what_is_no_number_of_threads() -> None:
+    with pytest.raises(ValueError, match="threads_per_node"):
+        BalancedSplitter(0)
