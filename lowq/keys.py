@@ -18,8 +18,8 @@ morgue                ZSET    id -> buried_at (Unix time, seconds)
 morgue:payloads:<id>  ZSET    payload bytes -> score
 morgue:errors         HASH    id -> why it was buried
 pushed                LIST    tokens of the latest push calls, newest first
-meta                  HASH    shards_count, clock, fence, owner, delivery, paused, spared,
-                              processed, failed, died, repeated (tokens of push calls that were
+meta                  HASH    shards_count, clock, fence, owner, lease_ttl (milliseconds), delivery,
+                              paused, spared, processed, failed, died, repeated (tokens of push calls that were
                               repeated lately, newest first)
 lease                 STRING  the owner's token "nonce:fence"; expires (PX)
 wake                  channel the shard may have work earlier than its owner believes: delay, seconds

@@ -27,7 +27,7 @@
 --!include crash
 local prefix, nonce, ttl = KEYS[1], ARGV[2], tonumber(ARGV[3])
 local key_lease, key_meta = prefix .. 'lease', prefix .. 'meta'
-local meta = redis.call('HMGET', key_meta, 'shards_count', 'fence', 'owner', 'spared')
+local meta = redis.call('HMGET', key_meta, 'shards_count', 'fence', 'owner', 'spared', 'lease_ttl')
 local fence, owner, spared = tonumber(meta[2]) or 0, meta[3], meta[4]
 if meta[1] and meta[1] ~= ARGV[4] then
   return redis.error_reply('SHARDSCOUNT ' .. meta[1])
@@ -36,7 +36,14 @@ end
 local holder = redis.call('GET', key_lease)
 local own = owner == nonce
 if holder and not (own and holder == string.format('%s:%.0f', nonce, fence)) then
-  return { 'held', redis.call('PTTL', key_lease) }
+  -- A lease never has more than its whole time left, unless the server's clock stepped back: then a dead owner's
+  -- would last for as long as the step. A living owner renews it in time.
+  local left, whole = redis.call('PTTL', key_lease), tonumber(meta[5])
+  if whole and left > whole then
+    redis.call('PEXPIRE', key_lease, whole)
+    left = whole
+  end
+  return { 'held', left }
 end
 
 -- Its own lease ran out and nobody came between, or the reply of the call that got it was lost. What is in flight
@@ -45,6 +52,7 @@ if own then
   local text = string.format('%.0f', fence)
   redis.call('SET', key_lease, nonce .. ':' .. text, 'PX', ttl)
   redis.call('HDEL', key_meta, 'spared')
+  redis.call('HSET', key_meta, 'lease_ttl', ARGV[3])
   return { 'resumed', text }
 end
 
@@ -58,7 +66,7 @@ touch(prefix, { 'payloads:', 'taken:payloads:', 'morgue:payloads:' }, ids)
 
 fence = math.max(fence + 1, math.floor(now * 1000000))
 local text = string.format('%.0f', fence)
-redis.call('HSET', key_meta, 'fence', text, 'owner', nonce, 'shards_count', ARGV[4])
+redis.call('HSET', key_meta, 'fence', text, 'owner', nonce, 'shards_count', ARGV[4], 'lease_ttl', ARGV[3])
 redis.call('SET', key_lease, nonce .. ':' .. text, 'PX', ttl)
 local reply = { 'acquired', text, #records / 2 }
 math.randomseed(tonumber(ARGV[6]))

@@ -70,7 +70,9 @@ def in_order(payloads: dict[bytes, float]) -> list[tuple[bytes, float]]:
 class Model:
     """A shard. `now` is explicit everywhere, so nothing but `clock` moves the shard's clock."""
 
-    def __init__(self, *, shards_count: int, max_payloads: int, max_bytes: int, max_crash_count: int) -> None:
+    def __init__(
+        self, *, shards_count: int, max_payloads: int, max_bytes: int, max_crash_count: int, lease_ttl: float
+    ) -> None:
         self.shards_count = shards_count
         self.max_payloads = max_payloads
         self.max_bytes = max_bytes
@@ -89,6 +91,9 @@ class Model:
         self.clock: float | None = None
         self.paused: float | None = None
         self.spared = False
+        #: Milliseconds, once there was an owner.
+        self.lease_ttl: int | None = None
+        self._lease_ttl = int(lease_ttl * 1000)
         self.used = False
         self.delayed: list[str] = []
         self.counters = {"delivery": 0, "processed": 0, "failed": 0, "died": 0}
@@ -139,6 +144,7 @@ class Model:
         own = nonce == self.owner
         if self.lease is not None and not (own and self.lease == f"{nonce}:{self.fence}"):
             return ("held",)
+        self.lease_ttl = self._lease_ttl
         if own:
             self.lease = f"{nonce}:{self.fence}"
             self.spared = False
@@ -447,6 +453,7 @@ class Model:
                     "clock": self.clock,
                     "fence": self.fence,
                     "owner": self.owner,
+                    "lease_ttl": self.lease_ttl,
                     "paused": self.paused,
                     "spared": 1 if self.spared else None,
                     "repeated": "".join(f"{token} " for token in self.repeated)[:680] or None,

@@ -236,11 +236,11 @@ def _record(text: str) -> tuple[int, float, int, int, float]:
 
 
 class Channel:
-    """What is published on a channel of the shard."""
+    """What is published on a channel of the shard; with ``key``, on the channel of that name."""
 
-    def __init__(self, rig: ShardRig, name: str) -> None:
+    def __init__(self, rig: ShardRig, name: str = "", key: str = "") -> None:
         self._rig = rig
-        self._name = rig.prefix + name
+        self._name = key or rig.prefix + name
         self._subscription = rig.client.subscribe()
         self._subscription.add([self._name])
         self._until(lambda event: event[0] == "subscribe")

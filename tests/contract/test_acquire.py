@@ -38,6 +38,27 @@ def test_shard_that_somebody_holds_is_refused_and_the_time_is_told(rig: ShardRig
     assert rig.snapshot() == before
 
 
+def test_lease_that_lasts_longer_than_a_lease_can_is_cut_to_one(rig: ShardRig) -> None:
+    """The server's clock stepped back: a dead owner's lease would last for as long as the step."""
+    rig.own()
+    rig.client.command("PEXPIRE", rig.prefix + "lease", int(100 * TTL * 1000))
+    second = rig.owner("second")
+    for _ in range(2):
+        held = second.acquire(TTL / 2, NOW)  # its own leases may be shorter; what counts is the owner's
+        assert isinstance(held, Held)
+        assert TTL - 10 < held.seconds <= TTL
+    assert TTL * 1000 - 10_000 < rig.client.command("PTTL", rig.prefix + "lease") <= TTL * 1000
+
+
+def test_resumed_lease_lasts_as_long_as_asked_for(rig: ShardRig) -> None:
+    rig.own()
+    rig.lease_runs_out()
+    assert isinstance(rig.shard.acquire(2 * TTL, NOW), Lease)
+    held = rig.owner("second").acquire(TTL, NOW)
+    assert isinstance(held, Held)
+    assert TTL < held.seconds <= 2 * TTL
+
+
 def test_lease_ends_by_itself(rig: ShardRig) -> None:
     assert isinstance(rig.shard.acquire(0.001, NOW), Lease)
     second = rig.owner("second")

@@ -127,6 +127,7 @@ class ShardMachine(RuleBasedStateMachine):
             max_payloads=MAX_PAYLOADS,
             max_bytes=MAX_BYTES,
             max_crash_count=MAX_CRASH_COUNT,
+            lease_ttl=TTL,
         )
         self.now = NOW
         self.numbers = 0
