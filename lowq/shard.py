@@ -145,6 +145,8 @@ class Shard:
         self._max_crash_count = max_crash_count
         #: Counts wake-ups: tells whether one came while a take was under way.
         self.wakes = 0
+        #: Of the last lease.
+        self._fence = 0
         self._delivery = 0
         self._token_in_hand = ""
         #: Taken and neither finished nor reported.
@@ -171,7 +173,7 @@ class Shard:
     def acquire_call(self, lease_ttl: float, now: float | None = None, *, charge: bool = True) -> Call:
         """``charge``: what is found in flight counts as a crash of its owner; not so when Redis was away."""
         args = (time_argument(now), self._nonce, _milliseconds(lease_ttl), self._shards_count, self._max_crash_count)
-        return Call("acquire", self.prefix, [*args, random.getrandbits(31), "" if charge else "1"])
+        return Call("acquire", self.prefix, [*args, random.getrandbits(31), "" if charge else "1", self._fence])
 
     def acquired(self, reply: Any, deadline: float) -> Lease | Held:
         """Takes note of the reply to `acquire_call`. ``deadline``: monotonic, from before it was sent.
@@ -187,7 +189,7 @@ class Shard:
             self.lease = None
             self.deadline = 0.0
             return Held(max(reply[1], 0) / 1000)
-        fence = int(reply[1])
+        fence = self._fence = int(reply[1])
         resumed = reply[0] == b"resumed"
         poisoned = tuple(_text(job_id) for job_id in reply[3:])
         lease = Lease(f"{self._nonce}:{fence}", fence, resumed, 0 if resumed else reply[2], poisoned)

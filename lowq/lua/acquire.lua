@@ -8,6 +8,7 @@
 -- ARGV[5]  max_crash_count of the worker
 -- ARGV[6]  seed of the jitter, an integer
 -- ARGV[7]  '1' when what is in flight is not to be charged: Redis was away lately, the owner may live
+-- ARGV[8]  the last fence that the caller had of this shard; 0: none
 --
 -- Reply: {'held', PTTL in ms} | {'resumed', fence} | {'acquired', fence, restored, poisoned id...}
 --   restored: how many jobs waited again. The token is nonce .. ':' .. fence.
@@ -34,8 +35,10 @@ if meta[1] and meta[1] ~= ARGV[4] then
 end
 
 local holder = redis.call('GET', key_lease)
-local own = owner == nonce
-if holder and not (own and holder == string.format('%s:%.0f', nonce, fence)) then
+-- When Redis lost its last writes, what it has may be an earlier lease of the caller, and others may have had later
+-- ones: then it is not resumed but got anew, as fences must not go back.
+local own = owner == nonce and fence >= tonumber(ARGV[8])
+if holder and string.sub(holder, 1, #nonce + 1) ~= nonce .. ':' then
   -- A lease never has more than its whole time left, unless the server's clock stepped back: then a dead owner's
   -- would last for as long as the step. A living owner renews it in time.
   local left, whole = redis.call('PTTL', key_lease), tonumber(meta[5])
@@ -64,7 +67,7 @@ for i = 1, #records, 2 do
 end
 touch(prefix, { 'payloads:', 'taken:payloads:', 'morgue:payloads:' }, ids)
 
-fence = math.max(fence + 1, math.floor(now * 1000000))
+fence = math.max(fence + 1, tonumber(ARGV[8]) + 1, math.floor(now * 1000000))
 local text = string.format('%.0f', fence)
 redis.call('HSET', key_meta, 'fence', text, 'owner', nonce, 'shards_count', ARGV[4], 'lease_ttl', ARGV[3])
 redis.call('SET', key_lease, nonce .. ':' .. text, 'PX', ttl)
@@ -72,7 +75,7 @@ local reply = { 'acquired', text, #records / 2 }
 math.randomseed(tonumber(ARGV[6]))
 for i = 1, #records, 2 do
   local id, record = records[i], records[i + 1]
-  if spared or ARGV[7] == '1' then
+  if spared or ARGV[7] == '1' or owner == nonce then
     put_back(prefix, id, record)
   elseif crash(prefix, id, record, now, tonumber(ARGV[5]), 0.05 + math.random() * 0.45) then
     reply[3] = reply[3] - 1

@@ -294,6 +294,35 @@ def test_renewal_by_acquiring_keeps_the_fence(rig: ShardRig) -> None:
     assert (again.fence, again.resumed) == (first.fence, True)
 
 
+# --- Redis lost its last writes ---
+
+
+def test_an_earlier_lease_of_its_own_is_not_resumed_when_later_ones_were_lost(rig: ShardRig) -> None:
+    rig.push(job("x", "v1", 1))
+    rig.own()
+    rig.shard.take(1, NOW)
+    persisted = rig.client.command("HGETALL", rig.prefix + "meta")
+    token = rig.client.command("GET", rig.prefix + "lease")
+    second = rig.crash("second", NOW + 1).lease
+    first = rig.crash("first", NOW + 2)
+    assert second is not None
+    assert first.lease is not None
+    highest = first.lease.fence
+    assert highest > second.fence
+    for lost in (token, None):  # the earlier lease may still run, or not
+        assert handed(first.take(1, NOW + 3)) == {"x": ["v1"]}
+        rig.client.command("DEL", rig.prefix + "meta", rig.prefix + "lease")
+        rig.client.command("HSET", rig.prefix + "meta", *persisted)
+        if lost is not None:
+            rig.client.command("SET", rig.prefix + "lease", lost, "PX", 100_000)
+        lease = lease_of(first, NOW - 100)  # by a clock that stepped back, too
+        assert not lease.resumed
+        assert lease.restored == 1
+        assert lease.fence > highest
+        highest = lease.fence
+    assert rig.read("crashes") == {"x": "1"}  # of the one process that died
+
+
 # --- spared ---
 
 
