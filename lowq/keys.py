@@ -7,15 +7,15 @@ script is atomic there. Scripts are given the shard's prefix and append the suff
 after the prefix      type    content
 ===================== ======= ==========================================================================
 due                   ZSET    id -> perform_at (Unix time, seconds): everything that waits
-payloads:<id>         ZSET    payload bytes -> score: what waits for the id
+payloads:<id>         ZSET    payload bytes -> score: what waits for the id (*)
 retries               ZSET    id -> retry_count, of waiting ids that failed at least once
 errors                HASH    id -> last error, of ids that failed
 solo                  SET     ids that must be taken alone
 taken                 HASH    id -> "delivery perform_at retry_count level taken_at": what is in flight
-taken:payloads:<id>   ZSET    payload bytes -> score: what is in flight for the id
+taken:payloads:<id>   ZSET    payload bytes -> score: what is in flight for the id (*)
 crashes               HASH    id -> times that an owner died with it in flight
 morgue                ZSET    id -> buried_at (Unix time, seconds)
-morgue:payloads:<id>  ZSET    payload bytes -> score
+morgue:payloads:<id>  ZSET    payload bytes -> score (*)
 morgue:errors         HASH    id -> why it was buried
 pushed                LIST    tokens of the latest push calls, newest first
 meta                  HASH    shards_count, clock, fence, owner, lease_ttl (milliseconds), delivery,
@@ -25,6 +25,9 @@ lease                 STRING  the owner's token "nonce:fence"; expires (PX)
 wake                  channel the shard may have work earlier than its owner believes: delay, seconds
 free                  channel the lease was given up: whoever waits may try, in so many milliseconds
 ===================== ======= ==========================================================================
+
+(*) Or a STRING "score payload", which is how a single payload of up to 4,096 bytes is kept until a second one comes: a
+sorted set takes 850 bytes more as soon as a payload has more than 64. A set is never turned back, so it may hold one.
 
 Outside the shards:
 

@@ -72,12 +72,14 @@ class TakenJob(NamedTuple):
     id: str
     payloads: list[Any]
     retry_count: int
+    #: As `take` handed it out: id, perform_at, retry_count, then payload, score, payload, score... or b"score payload".
     raw: list[bytes]
 
     def job(self) -> Job:
         """The job as a value."""
-        scores = [float(score) for score in self.raw[4::2]]
-        pairs = list(zip(self.payloads, scores, strict=True))
+        raw = self.raw
+        scores = [raw[3].partition(b" ")[0]] if len(raw) == 4 else raw[4::2]
+        pairs = list(zip(self.payloads, map(float, scores), strict=True))
         return Job(
             self.id,
             "taken",
@@ -288,8 +290,14 @@ class Shard:
     def _decode(self, raw: list[bytes], trip: Trip) -> TakenJob:
         job_id = _text(raw[0])
         try:
-            payloads = [self._load_payload(payload) for payload in raw[3::2]]
+            if len(raw) == 4:
+                payloads = [self._load_payload(raw[3].partition(b" ")[2])]
+            else:
+                payloads = [self._load_payload(payload) for payload in raw[3::2]]
         except Exception:
+            if len(raw) == 4:
+                score, _, payload = raw[3].partition(b" ")
+                raw = [*raw[:3], payload, score]
             payloads, sound = [], raw[:3]
             for payload, score in zip(raw[3::2], raw[4::2], strict=True):
                 try:

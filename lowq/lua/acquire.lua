@@ -20,8 +20,10 @@
 --!flags allow-oom
 --!include clock
 --!include touch
+--!include payloads
+--!include add_payload
+--!include become_set
 --!include merge
---!include merge_part
 --!include taken
 --!include put_back
 --!include forget

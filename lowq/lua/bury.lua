@@ -16,8 +16,10 @@
 --!include clock
 --!include lease
 --!include touch
+--!include payloads
+--!include add_payload
+--!include become_set
 --!include merge
---!include merge_part
 --!include taken
 --!include records_of
 --!include forget
@@ -65,10 +67,11 @@ local function bury_taken(item)
     merge(taken, buried)
   else
     local found = false
+    become_set(taken)
     for _, payload in ipairs(item.payloads) do
       local score = redis.call('ZSCORE', taken, payload)
       if score then
-        redis.call('ZADD', buried, 'LT', score, payload)
+        add_payload(buried, payload, score)
         redis.call('ZREM', taken, payload)
         found = true
       end
@@ -97,7 +100,7 @@ local function bury_waiting(item)
   if not perform_at or (not_after and tonumber(perform_at) > not_after) then
     return 0
   end
-  local whole = merge_part(prefix .. 'payloads:' .. item.id, prefix .. 'morgue:payloads:' .. item.id, budget)
+  local whole = merge(prefix .. 'payloads:' .. item.id, prefix .. 'morgue:payloads:' .. item.id, budget)
   mark_buried(item)
   if not whole then
     return 2

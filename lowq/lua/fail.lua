@@ -20,6 +20,9 @@
 --!include horizon
 --!include lease
 --!include touch
+--!include payloads
+--!include add_payload
+--!include become_set
 --!include merge
 --!include taken
 --!include records_of
@@ -42,9 +45,10 @@ touch(prefix, { 'payloads:', 'taken:payloads:', 'morgue:payloads:' }, ids)
 
 local function exhaust(id, reason)
   local taken = prefix .. 'taken:payloads:' .. id
+  become_set(taken)
   local lowest = redis.call('ZRANGE', taken, 0, 0, 'WITHSCORES')
   if lowest[1] then -- or a key was removed by hand: that must not stop the shard
-    redis.call('ZADD', prefix .. 'morgue:payloads:' .. id, 'LT', lowest[2], lowest[1])
+    add_payload(prefix .. 'morgue:payloads:' .. id, lowest[1], lowest[2])
     redis.call('ZREM', taken, lowest[1])
     redis.call('ZADD', prefix .. 'morgue', now, id)
     redis.call('HSET', prefix .. 'morgue:errors', id, reason)

@@ -13,7 +13,10 @@
 --!flags allow-oom
 --!include clock
 --!include touch
---!include merge_part
+--!include payloads
+--!include add_payload
+--!include become_set
+--!include merge
 --!include forget
 --!include wake
 local prefix, not_after = KEYS[1], tonumber(ARGV[2])
@@ -33,7 +36,7 @@ for _, id in ipairs(ids) do
   local state = spent and 2 or 0
   if buried_at and (not not_after or tonumber(buried_at) <= not_after) then
     state = 2
-    if merge_part(prefix .. 'morgue:payloads:' .. id, prefix .. 'payloads:' .. id, budget) then
+    if merge(prefix .. 'morgue:payloads:' .. id, prefix .. 'payloads:' .. id, budget) then
       state = 1
       redis.call('ZREM', prefix .. 'morgue', id)
       redis.call('HDEL', prefix .. 'morgue:errors', id)

@@ -18,12 +18,21 @@
 --!include clock
 --!include horizon
 --!include taken
+--!include payloads
 local prefix, where = KEYS[1], ARGV[2]
 local horizon = read_horizon(prefix, read_now())
 local most, room = tonumber(ARGV[3]), tonumber(ARGV[4])
 
--- The lowest payloads of a key. Reads a few at a time, as nothing tells their size beforehand.
+-- Appends to the job how many payloads the key has, and the lowest of them. Returns how many more, and how many bytes,
+-- the reply has room for. Reads a few at a time, as nothing tells their size beforehand.
 local function append_payloads(job, key)
+  local lone = redis.call('MGET', key)[1]
+  if lone then
+    local payload, score = split_lone(lone)
+    job[6], job[7], job[8] = 1, payload, score
+    return most - 1, room - #payload
+  end
+  job[6] = redis.call('ZCARD', key)
   local left, space, start, step, largest = most, room, 0, 1, 1
   while left > 0 and space > 0 do
     local part = redis.call('ZRANGE', key, start, start + math.min(step, left) - 1, 'WITHSCORES')
@@ -76,13 +85,12 @@ for i = 5, #ARGV do
   if not state then
     reply[#reply + 1] = false
   else
-    local count = redis.call('ZCARD', prefix .. payloads .. id)
     local reason = redis.call('HGET', prefix .. errors, id)
     local crashes = state ~= 'morgue' and redis.call('HGET', prefix .. 'crashes', id)
-    local job = { state, time, retry_count, reason, crashes, count }
+    local job = { state, time, retry_count, reason, crashes }
     local left, space = append_payloads(job, prefix .. payloads .. id)
     space = space - (reason and #reason or 0) - #id
-    if #reply > 0 and ((#job - 6) / 2 < math.min(count, tonumber(ARGV[3])) or space <= 0) then
+    if #reply > 0 and ((#job - 6) / 2 < math.min(job[6], tonumber(ARGV[3])) or space <= 0) then
       break
     end
     reply[#reply + 1] = job

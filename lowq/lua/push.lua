@@ -15,8 +15,9 @@
 -- retry_count, an equal payload its lowest score. A repeat changes nothing when the first call got through.
 --
 --!include clock
---!include touch
 --!include wake
+--!include payloads
+--!include add_payload
 local prefix, token, width = KEYS[1], ARGV[2], tonumber(ARGV[5])
 local accepted = (#ARGV - 5) / width
 
@@ -36,19 +37,37 @@ if meta[1] and meta[1] ~= ARGV[4] then
   return redis.error_reply('SHARDSCOUNT ' .. meta[1])
 end
 
-local ids = {}
+-- Asks for all per-id keys before the first write, as `touch` does.
+local keys = {}
 for i = 6, #ARGV, width do
-  ids[#ids + 1] = ARGV[i]
+  keys[#keys + 1] = prefix .. 'payloads:' .. ARGV[i]
 end
-touch(prefix, { 'payloads:' }, ids)
+local present = redis.call('EXISTS', unpack(keys))
+local forms = {} -- key -> what is known of it, see add_payload
+if present > 0 then
+  for i, lone in ipairs(redis.call('MGET', unpack(keys))) do
+    forms[keys[i]] = lone or present == #keys
+  end
+end
 
 local now = read_now()
 local clock = math.max(now, (tonumber(meta[2]) or 0) + 0.000001)
 local first, due = nil, {}
-for i = 6, #ARGV, width do
-  local id, score, at = ARGV[i], ARGV[i + 2], ARGV[i + 3]
+-- Where nothing waits for any of the ids, their payloads are written together: key, text, key, text...
+local lone = {}
+local function write_lone()
+  if #lone > 0 then
+    redis.call('MSET', unpack(lone))
+    lone = {}
+  end
+end
+
+local i = 6
+for _, key in ipairs(keys) do
+  local payload, score, at = ARGV[i + 1], ARGV[i + 2], ARGV[i + 3]
+  local text = string.format('%.17g', clock)
   if width == 2 or score == '' then
-    score = clock
+    score = text
   end
   if width < 4 or at == '' then
     at = clock
@@ -57,14 +76,24 @@ for i = 6, #ARGV, width do
   else
     at = math.max(clock, tonumber(at))
   end
-  redis.call('ZADD', prefix .. 'payloads:' .. id, 'LT', score, ARGV[i + 1])
-  due[#due + 1] = at
-  due[#due + 1] = id
+  if present > 0 or forms[key] or #payload > 4096 then
+    write_lone()
+    forms[key] = add_payload(key, payload, score, forms[key])
+  else
+    forms[key] = score .. ' ' .. payload
+    lone[#lone + 1] = key
+    lone[#lone + 1] = forms[key]
+  end
+  due[#due + 1] = at == clock and text or at
+  due[#due + 1] = ARGV[i]
   if not first or at < first then
     first = at
   end
   clock = clock + 0.000001
+  i = i + width
 end
+
+write_lone()
 
 local head = redis.call('ZRANGE', prefix .. 'due', 0, 0, 'WITHSCORES')[2]
 redis.call('ZADD', prefix .. 'due', 'NX', unpack(due))

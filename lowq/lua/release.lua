@@ -17,8 +17,10 @@
 --!include horizon
 --!include lease
 --!include touch
+--!include payloads
+--!include add_payload
+--!include become_set
 --!include merge
---!include merge_part
 --!include taken
 --!include records_of
 --!include put_back

@@ -153,6 +153,11 @@ class ShardRig:
         """The content of a key; an absent one is an empty dict."""
         return self._read({key: self._type(key)})[key]
 
+    def form(self, key: str) -> str:
+        """How payloads are kept: "string" (lone), "zset", or "none"."""
+        kind: bytes = self.client.command("TYPE", self.prefix + key)
+        return kind.decode()
+
     def snapshot(self) -> dict[str, Any]:
         """All keys of the store with their content."""
         return self._read({key: self._type(key) for key in sorted(self.names())})
@@ -179,7 +184,7 @@ class ShardRig:
         if key in _TYPES:
             return _TYPES[key]
         assert key.startswith(_PAYLOADS), f"{key} is no key of the wire format"
-        return "zset"
+        return "lone" if self.form(key) == "string" else "zset"
 
 
 _TYPES = {
@@ -202,6 +207,7 @@ _READ: dict[str, tuple[str | int, ...]] = {
     "set": ("SMEMBERS",),
     "list": ("LRANGE", 0, -1),
     "string": ("GET",),
+    "lone": ("GET",),
 }
 _PAYLOADS = ("payloads:", "taken:payloads:", "morgue:payloads:")
 
@@ -209,6 +215,10 @@ _PAYLOADS = ("payloads:", "taken:payloads:", "morgue:payloads:")
 def _readable(key: str, kind: str, raw: Any) -> Any:
     if kind == "string":
         return None if raw is None else raw.decode()
+    if kind == "lone":
+        score, _, payload = raw.partition(b" ")
+        assert len(payload) <= 4096, f"{key}: so long a payload is never kept as a string"
+        return {_payload(payload): float(score)}
     if kind == "list":
         return [item.decode() for item in raw]
     if kind == "set":

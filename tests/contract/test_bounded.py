@@ -200,6 +200,18 @@ class TestLargePayloads:
         app.client.command("ZADD", PREFIX + "due", NOW, job_id)
 
 
+def test_joining_what_is_alone_goes_in_short_steps(app: Lowq) -> None:
+    queue = app.queue("Lone", 1)
+    queue.push({"id": i, "payload": f"{i}{'x' * 4000}"} for i in range(2000))
+    with short_calls(app):
+        assert queue.push({"id": i, "payload": "y"} for i in range(2000)) == 2000
+        assert queue.bury([str(i) for i in range(2000)]).done == 2000
+        queue.push({"id": i, "payload": "z"} for i in range(2000))
+        assert queue.kick([str(i) for i in range(2000)]).done == 2000
+        assert found(queue.peek("1999")).payloads_count == 3
+        assert queue.drop() == 2000
+
+
 def test_dropping_goes_in_short_steps(app: Lowq) -> None:
     small = app.queue("Small", 1)
     small.push({"id": i} for i in range(5000))

@@ -29,7 +29,9 @@ def test_equal_payloads_of_one_call_collapse_too(rig: ShardRig) -> None:
 def test_payloads_keep_their_bytes(rig: ShardRig) -> None:
     data = bytes(range(256))
     rig.push(job("x", data, 1))
-    assert rig.client.command("ZRANGE", rig.prefix + "payloads:x", 0, -1) == [data]
+    assert rig.client.command("GET", rig.prefix + "payloads:x") == b"1 " + data
+    rig.push(job("x", data + b" ", 2))
+    assert rig.client.command("ZRANGE", rig.prefix + "payloads:x", 0, -1) == [data, data + b" "]
 
 
 def test_an_id_may_be_any_text(rig: ShardRig) -> None:

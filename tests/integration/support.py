@@ -233,8 +233,14 @@ class Rig:
             (job_id, json.loads(payload)["version"])
             for shard, ids in self.of_shards("morgue").items()
             for job_id in ids
-            for payload in self.client.zrange(f"{self.prefix(shard)}morgue:payloads:{job_id}", 0, -1)
+            for payload in self._payloads(f"{self.prefix(shard)}morgue:payloads:{job_id}")
         }
+
+    def _payloads(self, key: str) -> list[str]:
+        if self.client.type(key) == "string":  # a single one: "score payload"
+            return [self.client.get(key).partition(" ")[2]]
+        found: list[str] = self.client.zrange(key, 0, -1)
+        return found
 
     def is_drained(self) -> bool:
         # At one moment: a job that moves between two looks is in neither.

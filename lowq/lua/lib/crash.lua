@@ -12,7 +12,7 @@ local function crash(prefix, id, record, now, max_crash_count, delay)
   -- them waits on, as a job that starts afresh.
   local waiting = prefix .. 'payloads:' .. id
   merge(prefix .. 'taken:payloads:' .. id, waiting)
-  if merge_part(waiting, prefix .. 'morgue:payloads:' .. id, { payloads = 500, bytes = 1048576 }) then
+  if merge(waiting, prefix .. 'morgue:payloads:' .. id, { payloads = 500, bytes = 1048576 }) then
     redis.call('ZREM', prefix .. 'due', id)
   else
     redis.call('ZADD', prefix .. 'due', 'NX', now, id)

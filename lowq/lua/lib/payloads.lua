@@ -1,0 +1,12 @@
+-- The payloads of an id, wherever they are (waiting, in flight, buried), are one key in one of two forms:
+--   lone     STRING "score payload": a single payload of up to 4,096 bytes, which is what most ids have. As a sorted
+--            set of one it would take 850 bytes more as soon as it has more than 64.
+--   a set    ZSET payload -> score. It may hold a single payload, too: a set never becomes lone again.
+-- Only the snippets beside this one, `take` and `look` know that. MGET answers nil for what is no string, so it tells
+-- the forms apart without an error.
+
+-- Payload and score (text) of what is lone.
+local function split_lone(lone)
+  local space = string.find(lone, ' ', 1, true)
+  return string.sub(lone, space + 1), string.sub(lone, 1, space - 1)
+end

@@ -1,0 +1,256 @@
+"""A single short payload of an id is kept as a string, several as a sorted set: nobody can tell the difference."""
+
+import json
+from typing import Any
+
+import pytest
+
+from lowq.job import EncodedJob
+from lowq.shard import Shard
+from tests.contract.support import NOW, REMAINS, ShardRig, exhausted, handed, job, retry
+
+#: The longest payload that is kept as a string, and the shortest that is not: JSON texts.
+LONGEST = b'"%s"' % (b"x" * 4094)
+TOO_LONG = b'"%s"' % (b"x" * 4095)
+#: Text of JSON that holds spaces, what looks like a score, and all that is not ASCII as it is.
+ODD = [b'" 1 2 "', b'{"a b": [1, 2, " "]}', '"\N{SNOWMAN} \0 \x7f"'.encode(), b"1 2 3", b"-7", b'""']
+SCORES = [0.0, -1.5, 2.0**53, -(2.0**53), 1e308, -1e308, 5e-324, NOW, 1_800_000_000.1234567, 0.1 + 0.2, -1e-7]
+
+
+def take(rig: ShardRig, shard: Shard, limit: int = 10) -> dict[str, list[tuple[Any, float]]]:
+    """What a trip brings: id -> payloads with their scores."""
+    return {item.id: item.job().payloads for item in shard.take(limit, NOW + 1).jobs}
+
+
+class TestWaiting:
+    def test_one_is_a_string_and_the_second_makes_it_a_set(self, rig: ShardRig) -> None:
+        rig.push(job("x", "v1", 2))
+        assert (rig.form("payloads:x"), rig.read("payloads:x")) == ("string", {"v1": 2})
+        rig.push(job("x", "v2", 1))
+        assert (rig.form("payloads:x"), rig.read("payloads:x")) == ("zset", {"v2": 1, "v1": 2})
+        rig.push(job("x", "v3", 3), job("x", "v1", 9))
+        assert rig.read("payloads:x") == {"v2": 1, "v1": 2, "v3": 3}
+
+    @pytest.mark.parametrize(('first', 'second'), [(2, 1), (1, 2), (9, 10), (10, 9), (-1, 0), (1e-7, 2)])
+    def test_equal_ones_stay_one_string_with_the_lowest_score(self, rig: ShardRig, first: float, second: float) -> None:
+        rig.push(job("x", "v1", first))
+        rig.push(job("x", "v1", second))
+        rig.push(job("y", "v1", first), job("y", "v1", second))
+        for key in ("payloads:x", "payloads:y"):
+            assert (rig.form(key), rig.read(key)) == ("string", {"v1": min(first, second)})
+
+    def test_one_call_may_bring_everything_at_once(self, rig: ShardRig) -> None:
+        rig.push(job("lone", "v1", 1), job("set", "v1", 1), job("set", "v2", 2))
+        rig.push(
+            job("new", "v1", 1), job("lone", "v1", 0), job("set", "v3", 3), job("new", "v2", 0), job("new", "v1", 5),
+            job("other", "v1", 1), job("lone", "v2", 4), job("lone", "v1", -1), job("long", TOO_LONG, 1),
+            job("long", "v1", 2), job("other", "v1", 2),
+        )  # fmt: skip
+        assert {key: value for key, value in rig.snapshot().items() if key.startswith("payloads:")} == {
+            "payloads:lone": {"v1": -1, "v2": 4},
+            "payloads:set": {"v1": 1, "v2": 2, "v3": 3},
+            "payloads:new": {"v1": 1, "v2": 0},
+            "payloads:other": {"v1": 1},
+            "payloads:long": {TOO_LONG.decode()[1:-1]: 1, "v1": 2},
+        }
+
+    def test_long_ones_are_never_strings(self, rig: ShardRig) -> None:
+        huge = b'"%s"' % (b"y" * (2**20 - 2))
+        rig.push(job("fits", LONGEST, 1), job("long", TOO_LONG, 1), job("huge", huge, 1))
+        assert [rig.form(f"payloads:{name}") for name in ("fits", "long", "huge")] == ["string", "zset", "zset"]
+        rig.push(job("fits", huge, 0), job("huge", LONGEST, 2))
+        shard = rig.own()
+        expected = {"fits": [huge, LONGEST], "long": [TOO_LONG], "huge": [huge, LONGEST]}
+        for job_id, payloads in expected.items():
+            found: list[str] = []
+            while len(found) < len(payloads):  # a reply has no room for more than one that is huge
+                trip = handed(shard.take(1, NOW + 1))
+                found += trip[job_id]
+                shard.finish([job_id])
+            assert found == [json.loads(data) for data in payloads]
+
+    def test_several_calls_of_many_ids_keep_each_ones_own(self, rig: ShardRig) -> None:
+        rig.push(*(job(f"i{n}", f"v{n}", n) for n in range(100)))
+        rig.push(*(job(f"i{n}", f"w{n}", n + 0.5) for n in range(0, 100, 3)))
+        shard = rig.own()
+        assert handed(shard.take(200, NOW + 1)) == {
+            f"i{n}": [f"v{n}", f"w{n}"] if n % 3 == 0 else [f"v{n}"] for n in range(100)
+        }
+
+    @pytest.mark.parametrize("score", SCORES)
+    def test_scores_are_kept_to_the_last_digit(self, rig: ShardRig, score: float) -> None:
+        rig.push(job("x", "v1", score))
+        rig.push(job("y", "v1", score), job("y", "v2", score))
+        shard = rig.own()
+        assert take(rig, shard) == {"x": [("v1", score)], "y": [("v1", score), ("v2", score)]}
+
+    def test_the_shards_own_time_is_kept_to_the_microsecond(self, rig: ShardRig) -> None:
+        rig.push(job("x", "v1"))
+        assert rig.read("payloads:x") == {"v1": NOW}
+        assert rig.read("due") == {"x": NOW}
+
+    @pytest.mark.parametrize("data", ODD)
+    def test_payloads_may_be_any_bytes(self, rig: ShardRig, data: bytes) -> None:
+        rig.push(job("x", data, 1))
+        rig.push(job("y", data, 1))
+        rig.push(job("y", b'"second"', 2))
+        key = rig.prefix + "payloads:"
+        assert rig.client.command("GET", key + "x") == b"1 " + data
+        assert rig.client.command("ZRANGE", key + "y", 0, -1) == [data, b'"second"']
+
+
+class TestInFlight:
+    def test_it_stays_a_string_all_the_way(self, rig: ShardRig) -> None:
+        rig.push(job("x", "v1", 7))
+        shard = rig.own()
+        assert take(rig, shard) == {"x": [("v1", 7)]}
+        assert rig.form("taken:payloads:x") == "string"
+        shard.fail([retry("x")], NOW)
+        assert (rig.form("payloads:x"), rig.read("payloads:x")) == ("string", {"v1": 7})
+        shard.take(10, NOW + 60)
+        shard.fail([exhausted("x")], NOW)
+        assert (rig.form("morgue:payloads:x"), rig.read("morgue:payloads:x")) == ("string", {"v1": 7})
+        rig.run("kick", "", "", "x")
+        assert (rig.form("payloads:x"), rig.read("payloads:x")) == ("string", {"v1": 7})
+
+    @pytest.mark.parametrize(('newer', 'form'), [(("v1", 9), "string"), (("v2", 1), "zset")])
+    @pytest.mark.parametrize("outcome", ["retry", "release", "crash", "restart"])
+    def test_what_comes_back_meets_what_came_meanwhile(
+        self, rig: ShardRig, outcome: str, newer: tuple[str, float], form: str
+    ) -> None:
+        rig.push(job("x", "v1", 5))
+        shard = rig.own()
+        shard.take(1, NOW)
+        rig.push(job("x", newer[0], newer[1]))
+        assert (rig.form("payloads:x"), rig.form("taken:payloads:x")) == ("string", "string")
+        if outcome == "retry":
+            shard.fail([retry("x")], NOW)
+        elif outcome == "release":
+            shard.release([("x", None)], NOW)
+        elif outcome == "crash":
+            shard.release([("x", 0.1)], NOW, crashed=True)
+        else:
+            rig.crash("second")
+        assert rig.read("payloads:x") == {"v1": 5} | ({} if newer[0] == "v1" else {newer[0]: newer[1]})
+        assert rig.form("payloads:x") == form
+        assert rig.form("taken:payloads:x") == "none"
+
+    @pytest.mark.parametrize("taken_first", [True, False])
+    def test_a_string_meets_a_set(self, rig: ShardRig, taken_first: bool) -> None:
+        several = [job("x", "v1", 1), job("x", "v2", 2), job("x", "v3", 3)]
+        one = [job("x", "v2", 1.5)]
+        rig.push(*(one if taken_first else several))
+        shard = rig.own()
+        shard.take(1, NOW + 1)
+        rig.push(*(several if taken_first else one))
+        shard.release([("x", None)], NOW)
+        assert rig.read("payloads:x") == {"v1": 1, "v2": 1.5, "v3": 3}
+
+    def test_a_lost_reply_brings_it_again(self, rig: ShardRig) -> None:
+        rig.push(job("x", "v1", 1), job("y", "v1", 1), job("y", "v2", 2))
+        shard = rig.own()
+        rig.lose_reply(shard.take_call(10, NOW + 1))
+        rig.push(job("x", "v0", 0))
+        assert take(rig, shard) == {"x": [("v1", 1)], "y": [("v1", 1), ("v2", 2)]}
+        shard.finish(["x", "y"])
+        assert take(rig, shard) == {"x": [("v0", 0)]}
+        shard.finish(["x"])
+        shard.take(0, NOW + 1)
+        assert rig.names() == REMAINS
+
+    def test_what_max_payloads_leaves_behind_is_taken_next(self, rig: ShardRig) -> None:
+        shard = rig.own(max_payloads=1)
+        rig.push(job("x", "v1", 1))
+        rig.push(job("x", "v2", 2))
+        assert take(rig, shard) == {"x": [("v1", 1)]}
+        rig.push(job("x", "v3", 3))
+        for version in (2, 3):
+            shard.finish(["x"])
+            assert take(rig, shard) == {"x": [(f"v{version}", version)]}
+        shard.finish(["x"])
+        shard.take(0, NOW + 1)
+        assert rig.names() == REMAINS
+
+    def test_one_that_can_not_be_decoded_is_buried_as_it_is(self, rig: ShardRig) -> None:
+        rig.push(job("x", b"{no json", 3))
+        shard = rig.own()
+        trip = shard.take(1, NOW)
+        assert [(item.id, item.payload) for item in trip.spoiled] == [("x", b"{no json")]
+        shard.bury([("x", b"why", [b"{no json"])], NOW)
+        assert (rig.form("morgue:payloads:x"), rig.read("morgue:payloads:x")) == ("string", {b"{no json": 3})
+        assert "taken:payloads:x" not in rig.names()
+
+    def test_naming_another_payload_buries_nothing(self, rig: ShardRig) -> None:
+        rig.push(job("x", "v1", 3))
+        shard = rig.own()
+        shard.take(1, NOW)
+        shard.bury([("x", b"why", [b'"v2"'])], NOW)
+        assert rig.read("taken:payloads:x") == {"v1": 3}
+        assert "morgue" not in rig.names()
+
+
+class TestBuried:
+    @pytest.mark.parametrize(('second', 'form'), [(("v1", 0), "string"), (("v2", 2), "zset")])
+    def test_what_is_buried_meets_what_was_buried_before(
+        self, rig: ShardRig, second: tuple[str, float], form: str
+    ) -> None:
+        for payload, score in (("v1", 1), second):
+            rig.push(job("x", payload, score))
+            assert rig.run("bury", "", "", "", "", "x", "", 0) == [1]
+        assert rig.read("morgue:payloads:x") == {"v1": 1} | {second[0]: second[1]}
+        assert rig.form("morgue:payloads:x") == form
+        rig.push(job("x", "v3", 3))
+        assert rig.run("kick", "", "", "x") == [1]
+        assert rig.read("payloads:x") == {"v1": 1, second[0]: second[1], "v3": 3}
+        assert rig.run("delete", "", "", "", "x") == [1]
+        assert "payloads:x" not in rig.names()
+
+    def test_poison_takes_along_what_came_meanwhile(self, rig: ShardRig) -> None:
+        rig.push(job("x", "v1", 1))
+        shard = rig.own(max_crash_count=1)
+        shard.take(1, NOW)
+        rig.push(job("x", "v2", 2))
+        shard.release([("x", 0.1)], NOW, crashed=True)
+        assert rig.read("morgue:payloads:x") == {"v1": 1, "v2": 2}
+
+    def test_looking_and_removing_know_both_forms(self, rig: ShardRig) -> None:
+        def jobs() -> list[EncodedJob]:
+            return [job("lone", "v1", 1), job("set", "v1", 1), job("set", "v2", 2), job("long", LONGEST, 3)]
+
+        rig.push(*jobs())
+        found = rig.run("look", "", "", 10, 10_000, "lone", "set", "long")
+        assert [item[5:] for item in found] == [
+            [1, b'"v1"', b"1"], [2, b'"v1"', b"1", b'"v2"', b"2"], [1, LONGEST, b"3"],
+        ]  # fmt: skip
+        assert rig.run("delete", "", "waiting", "", "lone", "set", "long") == [1, 1, 1]
+        assert rig.names() == {"meta", "pushed"}
+        rig.push(*jobs())
+        assert rig.run("drop", "", 1000, "") == [0, 3]
+        assert rig.names() == {"meta", "pushed"}
+
+
+@pytest.mark.parametrize("store_url", ["redis"], indirect=True)
+def test_a_job_of_100_bytes_takes_less_than_400(rig: ShardRig) -> None:
+    def used() -> int:
+        return int(rig.client.server_info()["used_memory"])
+
+    rig.push(job("warm"))
+    before = used()
+    for first in range(0, 20_000, 1000):
+        rig.push(*(job(f"order-{n}", b'"%098d"' % n) for n in range(first, first + 1000)))
+    assert (used() - before) / 20_000 < 400
+
+
+@pytest.mark.parametrize("store_url", ["redis"], indirect=True)
+def test_no_form_is_found_out_by_an_error(rig: ShardRig) -> None:
+    rig.client.command("CONFIG", "RESETSTAT")
+    rig.push(job("x", "v1", 1), job("y", "v1", 1), job("y", "v2", 2))
+    rig.push(job("x", "v2", 2), job("y", "v3", 3))
+    shard = rig.own()
+    shard.take(10, NOW + 1)
+    rig.push(job("x", "v1", 1), job("y", "v1", 1))
+    shard.fail([exhausted("x"), retry("y")], NOW)
+    rig.run("look", "", "", 10, 1000, "x", "y")
+    rig.run("bury", "", "", "", "", "x", "", 0, "y", "", 0)
+    rig.run("delete", "", "", "", "x", "y")
+    assert [name for name in rig.client.server_info() if name.startswith("errorstat_")] == []
