@@ -5,6 +5,8 @@
     text   2027-01-01 13:04:05.123+01:00 WARNING lowq.membership  Redis is back after 3.2 s
     json   {"time": "2027-01-01T12:04:05.123Z", "level": "WARNING", "logger": "lowq.membership",
             "message": "Redis is back after 3.2 s", "event": "recovery", "seconds": 3.2}
+
+A process of a supervisor has its name in each line: ``WARNING [2.1] lowq.membership`` or ``"process": "2.1"``.
 """
 
 import json
@@ -68,6 +70,8 @@ class JsonFormatter(logging.Formatter):
             "logger": record.name,
             "message": _message(record),
         }
+        if _is_named(record):
+            line["process"] = record.processName
         trouble: dict[str, Any] = {}
         if record.exc_info and record.exc_info[0] is not None:
             trouble["exception"] = self.formatException(record.exc_info)
@@ -86,7 +90,8 @@ class JsonFormatter(logging.Formatter):
 
 
 class TextFormatter(logging.Formatter):
-    """Time, level, logger, message; then those fields of ``extra`` that the message doesn't tell already.
+    """Time, level, the process if it has a name, logger, message; then those fields of ``extra`` that the message
+    doesn't tell already.
 
     The time is local, with its offset from UTC: what the application loads may well change the zone.
     What comes from jobs can't drive the terminal, nor pass for a line of its own.
@@ -107,6 +112,8 @@ class TextFormatter(logging.Formatter):
             level = f"{_COLOURS.get(record.levelno, '')}{level}{_RESET}"
             logger, time = f"{_DIM}{logger}{_RESET}", f"{_DIM}{time}{_RESET}"
             fields = fields and f"{_DIM}{fields}{_RESET}"
+        if _is_named(record):
+            logger = f"[{record.processName}] {logger}"
         message = printable(message, keep="\n\t").replace("\n", "\n    ")
         parts = [f"{time} {level} {logger}  {message}{fields}"]
         if record.exc_info and record.exc_info[0] is not None:
@@ -123,6 +130,10 @@ def _message(record: logging.LogRecord) -> str:
         return record.getMessage()
     except Exception:  # the arguments don't fit: the record is worth more than the complaint about it
         return f"{record.msg} {_repr(record.args)}"
+
+
+def _is_named(record: logging.LogRecord) -> bool:
+    return record.processName not in (None, "MainProcess")
 
 
 def _extra(record: logging.LogRecord) -> Iterator[tuple[str, Any]]:

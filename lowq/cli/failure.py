@@ -16,10 +16,11 @@ INTERRUPTED = 130
 
 
 class Failure(click.ClickException):
-    """Ends the command with ``lowq: message`` on stderr."""
+    """Ends the command with ``lowq: message`` on stderr. ``passing``: trying again later may well help."""
 
-    def __init__(self, message: str, exit_code: int = FAILED) -> None:
+    def __init__(self, message: str, exit_code: int = FAILED, *, passing: bool = False) -> None:
         super().__init__(message)
+        self.passing = passing
         self.exit_code = exit_code  # type: ignore[misc]  # click declares it for the class, and reads it here
 
     def show(self, file: IO[Any] | None = None) -> None:

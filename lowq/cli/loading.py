@@ -40,9 +40,7 @@ def load_app(spec: str, *, workers: bool) -> Lowq:
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.insert(0, here)
-    path = Path(target)
-    is_file = path.is_file() or target.endswith(".py") or "/" in target
-    module = _load_file(path) if is_file else _load_module(target)
+    module = _load_file(Path(target)) if _is_file(target) else _load_module(target)
     return _find_app(module, target, attribute, workers=workers)
 
 
@@ -58,21 +56,36 @@ def _split(spec: str) -> tuple[str, str]:
 # --- files ---
 
 
-def _load_file(path: Path) -> ModuleType:
-    if path.is_dir():
-        raise Failure(f"-r {path}: that is a folder; name a file in it, or a package as pkg.module", USAGE)
-    if not path.is_file():
-        raise Failure(f"-r {path}: there is no such file; {_near_files(path)}", USAGE)
-    path = path.resolve()
+def source_folder(spec: str) -> Path:
+    """The folder that the code of ``-r`` is in, as far as that is known without importing it."""
+    target, _ = _split(spec)
+    return _folder_and_name(Path(target).resolve())[0] if _is_file(target) else Path.cwd()
+
+
+def _is_file(target: str) -> bool:
+    return Path(target).is_file() or target.endswith(".py") or "/" in target
+
+
+def _folder_and_name(path: Path) -> tuple[Path, str]:
+    """What has to be importable for the file, and the module's full name there."""
     folder, names = path.parent, [path.stem]
     while (folder / "__init__.py").is_file() and folder.name.isidentifier():
         names.insert(0, folder.name)
         folder = folder.parent
     if names[-1] == "__init__" and len(names) > 1:
         names.pop()
+    return folder, ".".join(names)
+
+
+def _load_file(path: Path) -> ModuleType:
+    if path.is_dir():
+        raise Failure(f"-r {path}: that is a folder; name a file in it, or a package as pkg.module", USAGE)
+    if not path.is_file():
+        raise Failure(f"-r {path}: there is no such file; {_near_files(path)}", USAGE)
+    path = path.resolve()
+    folder, name = _folder_and_name(path)
     if str(folder) not in sys.path:
         sys.path.insert(0, str(folder))
-    name = ".".join(names)
     return _guarded(str(path), lambda: _import_file(name, path))
 
 
@@ -168,7 +181,13 @@ def _guarded(what: str, load: Callable[[], ModuleType]) -> ModuleType:
         ) from None
     except BaseException as error:
         click.echo(users_traceback(error), err=True, nl=False)
-        raise Failure(f"-r {what}: it could not be imported, see above", FAILED) from None
+        raise Failure(f"-r {what}: it could not be imported ({in_short(error)}), see above", FAILED) from None
+
+
+def in_short(error: BaseException) -> str:
+    """What it is and what it says, in one short line."""
+    line = " ".join(f"{type(error).__name__}: {error}".split())
+    return line if len(line) <= 200 else line[:199] + "…"
 
 
 def users_traceback(error: BaseException) -> str:

@@ -1,19 +1,27 @@
-"""``lowq run``: a node."""
+"""``lowq run``: a node, or a supervisor of several."""
 
-from contextlib import ExitStack
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
 
 import click
+from click.core import ParameterSource
 
 from lowq import logs
 from lowq.app import Lowq
-from lowq.cli.failure import FAILED, USAGE, Failure, message_of
+from lowq.child import OPTION, Supervised
+from lowq.cli.failure import FAILED, USAGE, Failure, failure_of, message_of
 from lowq.cli.group import set_up, with_connection
-from lowq.cli.loading import load_app, users_traceback
+from lowq.cli.loading import in_short, load_app, source_folder, users_traceback
 from lowq.connection import new_store
 from lowq.connection.store_server import serving
-from lowq.errors import ConfigError, LowqError
+from lowq.errors import ConfigError, LowqError, RedisUnavailable
 from lowq.logs import LogFormat
 from lowq.node import Node
+from lowq.reload import SourceWatcher
+from lowq.supervisor import Supervisor
 
 _LEVELS = ["debug", "info", "warning", "error", "critical"]
 
@@ -22,49 +30,89 @@ _LEVELS = ["debug", "info", "warning", "error", "critical"]
 @with_connection
 @click.option("-t", "--threads", type=click.IntRange(1), help="Threads that perform jobs.")
 @click.option("-q", "--queue", "queues", multiple=True, help="Only this queue. Repeatable.")
+@click.option(
+    "--processes", type=click.IntRange(1), metavar="N",
+    help="N nodes, as processes of a supervisor, which replaces those that die and deploys new code on HUP.",
+)  # fmt: skip
+@click.option("--reload", is_flag=True, help="Deploy when a Python file changes: for development.")
 @click.option("--embedded", is_flag=True, help="The store inside of this process: no Redis, gone at the end.")
 @click.option("--no-prefetch", is_flag=True, help="One batch per trip to Redis.")
 @click.option("--log-format", type=click.Choice(["text", "json"]), help="Default: text, or what the app has set up.")
 @click.option("--log-level", type=click.Choice(_LEVELS, case_sensitive=False), help="Default: info.")
+@click.option(OPTION, hidden=True, help="What a supervisor tells its processes.")
+@click.pass_context
 def run(
+    context: click.Context,
     require: str | None,
     redis_url: str | None,
     namespace: str | None,
     threads: int | None,
     queues: tuple[str, ...],
+    processes: int | None,
+    reload: bool,
     embedded: bool,
     no_prefetch: bool,
     log_format: LogFormat | None,
     log_level: str | None,
+    supervised: str | None,
 ) -> None:
     """Run a node: performs the jobs of the workers in APP.
 
     TERM and Ctrl-C stop it, a second Ctrl-C at once; TSTP makes it quiet; TTIN logs the stacks of all threads.
+
+    With --processes (also 1) or --reload, HUP or USR2 deploy: processes with the code that is on the disk now are
+    started, and when all are ready the old ones finish what they perform and end.
     """
     if require is None:
         raise Failure("a node needs your workers: lowq run -r app.py", USAGE)
     if embedded and redis_url is not None:
         raise Failure("--embedded brings its own store; leave out --redis-url", USAGE)
-    app = load_app(require, workers=True)
-    logs.configure(log_format, log_level)
-    set_up(app, redis_url=redis_url, namespace=namespace, threads_per_node=threads)
-    node = _make_node(app, queues, prefetch=not no_prefetch)
-    with ExitStack() as stack:
-        if embedded:
-            store = new_store()
-            stack.enter_context(app.embedded(store))
-            url = stack.enter_context(serving(store))
-            settings = f"LOWQ_REDIS_URL={url}"
-            if app.config.namespace != "lowq":
-                settings += f" LOWQ_NAMESPACE={app.config.namespace}"
-            click.echo(f"the store listens at {url}; in another terminal: {settings} lowq stats")
-        code = _run(node)
-    click.get_current_context().exit(code)
+    with _reporting(supervised) as child, ExitStack() as stack:
+        if processes is not None or reload:
+            logs.configure(log_format, log_level)
+            command = _command(context)
+            if embedded:
+                command.append(f"--redis-url={_open_store(stack, new_store(), namespace)}")
+            supervisor = Supervisor(command, processes or 1, waits_for_change=reload)
+            if reload:
+                watcher = SourceWatcher([Path.cwd(), source_folder(require)], supervisor.deploy)
+                watcher.start()
+                stack.callback(watcher.close)
+            code = supervisor.run()
+        else:
+            app = load_app(require, workers=True)
+            logs.configure(log_format, log_level)
+            set_up(app, redis_url=redis_url, namespace=namespace, threads_per_node=threads)
+            node = _make_node(app, queues, child, prefetch=not no_prefetch)
+            if embedded:
+                store = new_store()
+                stack.enter_context(app.embedded(store))
+                _open_store(stack, store, app.config.namespace)
+            code = _run(node)
+    _let_go_of_streams()
+    context.exit(code)
 
 
-def _make_node(app: Lowq, queues: tuple[str, ...], *, prefetch: bool) -> Node:
+def _open_store(stack: ExitStack, store: object, namespace: str | None) -> str:
+    """The embedded store listens; its URL."""
+    url = stack.enter_context(serving(store))
+    settings = f"LOWQ_REDIS_URL={url}"
+    if namespace not in (None, "lowq"):
+        settings += f" LOWQ_NAMESPACE={namespace}"
+    click.echo(f"the store listens at {url}; in another terminal: {settings} lowq stats")
+    return url
+
+
+# --- a node ---
+
+
+def _make_node(app: Lowq, queues: tuple[str, ...], child: Supervised | None, *, prefetch: bool) -> Node:
+    def tell() -> None:
+        if child is not None:
+            child.ready(app.config.shutdown_timeout)
+
     try:
-        return Node(app, queues=queues or None, prefetch=prefetch)
+        return Node(app, queues=queues or None, prefetch=prefetch, on_ready=tell)
     except ConfigError as error:
         raise Failure(str(error), USAGE if queues else FAILED) from None
 
@@ -73,7 +121,70 @@ def _run(node: Node) -> int:
     try:
         return node.run()
     except LowqError as error:
-        raise Failure(message_of(error, ", or try it without Redis: --embedded"), FAILED) from None
+        passing = isinstance(error, RedisUnavailable)
+        raise Failure(message_of(error, ", or try it without Redis: --embedded"), FAILED, passing=passing) from None
     except Exception as error:  # of on_server_init, or of a worker's __init__
         click.echo(users_traceback(error), err=True, nl=False)
-        raise Failure("the node could not start, see above", FAILED) from None
+        raise Failure(f"the node could not start ({in_short(error)}), see above", FAILED) from None
+
+
+def _let_go_of_streams() -> None:
+    """Whoever read them may have gone; then Python would end with a code of its own when it flushes them."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+# --- a process of a supervisor ---
+
+
+@contextmanager
+def _reporting(supervised: str | None) -> Iterator[Supervised | None]:
+    """For a process of a supervisor: why it fails is told to that, which logs it, and not to people."""
+    if supervised is None:
+        yield None
+        return
+    try:
+        child = Supervised(supervised)
+    except ValueError:
+        raise Failure(f"{OPTION} is for the processes of a supervisor: lowq run --processes N", USAGE) from None
+    try:
+        yield child
+    except LowqError as error:
+        _report(child, failure_of(error))
+    except Failure as failure:
+        _report(child, failure)
+
+
+def _report(child: Supervised, failure: Failure) -> None:
+    if not child.failed(failure.message, passing=failure.passing):
+        raise failure
+    click.get_current_context().exit(failure.exit_code)
+
+
+def _command(context: click.Context) -> list[str]:
+    """The command of a supervisor's processes: this one, as it was typed, but for the options that are its own."""
+    own = {"processes", "reload", "embedded", "supervised"}
+    command = [*_program(), "run"]
+    for param in context.command.params:
+        name = param.name or ""
+        if name in own or context.get_parameter_source(name) is not ParameterSource.COMMANDLINE:
+            continue
+        option = next(opt for opt in param.opts if opt.startswith("--"))
+        value = context.params[name]
+        if isinstance(param, click.Option) and param.is_flag:
+            command.append(option)
+        else:
+            command += [f"{option}={item}" for item in (value if param.multiple else [value])]
+    return command
+
+
+def _program() -> list[str]:
+    """How this program was started, up to the arguments: `python -W error -m lowq`, or `python /usr/bin/lowq`."""
+    given = len(sys.orig_argv) - len(sys.argv) + 1
+    is_lowq = Path(sys.argv[0]).name == "lowq" or Path(sys.argv[0]).parent.name == "lowq"
+    if is_lowq and given > 1 and sys.orig_argv[given:] == sys.argv[1:]:
+        return [sys.executable, *sys.orig_argv[1:given]]
+    return [sys.executable, "-m", "lowq"]
