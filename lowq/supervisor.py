@@ -46,6 +46,8 @@ TRIES = 5
 #: Seconds before a process is replaced that has died the second time in a row; doubled with each further time.
 FIRST_DELAY = 0.25
 LONGEST_DELAY = 15.0
+#: The longest where only Redis is waited for.
+PASSING_DELAY = 2.0
 #: Seconds that a process has to live until its earlier deaths are forgotten.
 FORGIVEN_AFTER = 30.0
 #: Seconds that the processes of a deploy have to become ready.
@@ -311,11 +313,13 @@ class Supervisor:
         if child is None or not child.ready:
             generation.failures += 1
             if self._is_hopeless(generation, child):
-                self._give_up(how, EXIT_USAGE if code == EXIT_USAGE else EXIT_FAILED, now)
+                usage = code == EXIT_USAGE and child is not None and child.reason is not None
+                self._give_up(how, EXIT_USAGE if usage else EXIT_FAILED, now)
                 return
         delay = 0.0
         if place.deaths:
-            delay = min(FIRST_DELAY * 2 ** (place.deaths - 1), LONGEST_DELAY) * random.uniform(0.75, 1.25)
+            longest = PASSING_DELAY if child is not None and child.passing else LONGEST_DELAY
+            delay = min(FIRST_DELAY * 2 ** (place.deaths - 1), longest) * random.uniform(0.75, 1.25)
         place.deaths += 1
         place.start_at = now + delay
         log.warning(

@@ -2,9 +2,11 @@
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.integration.supervising import Supervise, SupervisorProcess
 from tests.integration.support import TTL, Rig, until
 from tests.redis_server import RedisServer
 
@@ -28,6 +30,20 @@ def make_rig(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[MakeRig
     yield make
     for rig in rigs:
         rig.close()
+
+
+@pytest.fixture
+def supervise(make_rig: MakeRig) -> Iterator[Supervise]:
+    """Starts a supervisor, `supervise(rig, "--processes", "2")`; none of its processes outlives the test."""
+    started: list[SupervisorProcess] = []
+
+    def start(rig: Rig, *args: str, **options: Any) -> SupervisorProcess:
+        started.append(SupervisorProcess(rig, *args, **options))
+        return started[-1]
+
+    yield start
+    for supervisor in started:
+        supervisor.close()
 
 
 @pytest.fixture
