@@ -16,19 +16,21 @@ none of their work; it doesn't even load the application.
 
 import logging
 import os
-import random
 import select
 import signal
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from types import FrameType
 
 from lowq.child import Child
 from lowq.duration import duration
+from lowq.generation import Generation, Place
 
 log = logging.getLogger(__name__)
 
@@ -41,15 +43,6 @@ EXIT_USAGE = 2
 #: A process was cut short: it still performed when its time was over.
 EXIT_CUT_SHORT = 3
 
-#: Processes in a row that may end before they were ready, until it gives up.
-TRIES = 5
-#: Seconds before a process is replaced that has died the second time in a row; doubled with each further time.
-FIRST_DELAY = 0.25
-LONGEST_DELAY = 15.0
-#: The longest where only Redis is waited for.
-PASSING_DELAY = 2.0
-#: Seconds that a process has to live until its earlier deaths are forgotten.
-FORGIVEN_AFTER = 30.0
 #: Seconds that the processes of a deploy have to become ready.
 READY_SECONDS = 60.0
 #: Seconds between two words about retired processes that still perform.
@@ -57,48 +50,14 @@ REMINDER = 60.0
 #: Seconds that processes have to end by themselves after a second INT.
 HURRY = 5.0
 
-NEVER = float("inf")
-
-
-@dataclass(slots=True)
-class _Place:
-    """One of the N places for a process."""
-
-    number: int
-    child: Child | None = None
-    #: Monotonic time.
-    start_at: float = 0.0
-    #: Deaths in a row, each before FORGIVEN_AFTER.
-    deaths: int = 0
-
-
-@dataclass(slots=True)
-class _Generation:
-    """N places for processes that were started for the same deploy."""
-
-    number: int
-    places: list[_Place]
-    #: Monotonic time.
-    began_at: float
-    #: Whether any process of it was ever ready. Until then only one is tried.
-    proven: bool = False
-    #: Processes in a row that ended before they were ready.
-    failures: int = 0
-
-    def children(self) -> list[Child]:
-        return [place.child for place in self.places if place.child is not None]
-
-    def ready(self) -> list[Child]:
-        return [child for child in self.children() if child.ready]
-
 
 @dataclass(slots=True)
 class _Outcome:
     """What is known of the end, for the exit code."""
 
     gave_up: int | None = None
-    failed: bool = field(default=False)
-    cut_short: bool = field(default=False)
+    failed: bool = False
+    cut_short: bool = False
 
     def code(self) -> int:
         if self.gave_up is not None:
@@ -130,7 +89,7 @@ class Supervisor:
         self._generations = 0
         self._current = self._generation()
         #: The generation of a deploy that isn't finished.
-        self._next: _Generation | None = None
+        self._next: Generation | None = None
         #: Retired, or stopped while others go on.
         self._leaving: list[Child] = []
         self._signals: deque[int] = deque()
@@ -139,12 +98,15 @@ class Supervisor:
         self._quiet = False
         self._stopping = False
         self._outcome = _Outcome()
-        self._remind_at = NEVER
+        self._remind_at = inf
         self._wakeup_read, self._wakeup_write = os.pipe()
         os.set_blocking(self._wakeup_read, False)
         os.set_blocking(self._wakeup_write, False)
         # The processes inherit the end for reading, and see it end with this process, however that dies.
         self._life_read, self._life_write = os.pipe()
+        weakref.finalize(
+            self, _close, self._wakeup_read, self._wakeup_write, self._life_read, self._life_write
+        )  # fmt: skip
 
     # --- life ---
 
@@ -172,12 +134,10 @@ class Supervisor:
             return code
         finally:
             restore()
-            for descriptor in (self._wakeup_read, self._wakeup_write, self._life_read, self._life_write):
-                os.close(descriptor)
 
     def deploy(self, why: str) -> None:
         """Starts a new generation; after the one that is being started, if there is one. May be called from any
-        thread, while `run` runs.
+        thread.
         """
         self._wanted = why
         self._wake()
@@ -199,14 +159,14 @@ class Supervisor:
         due = [child.kill_at for child in self._children() if child.kill_at is not None and not child.killed]
         if not self._stopping:
             due.append(self._remind_at)
-            due += [place.start_at for generation in self._growing() for place in self._startable(generation)]
+            due += [place.start_at for generation in self._growing() for place in generation.startable()]
             if self._next is not None:
-                due.append(self._next.began_at + self._ready_seconds)
+                due += [at for _, at in self._awaited(self._next)]
             elif self._wanted is not None:
                 due.append(now)
-        timeout = min(due, default=NEVER) - now
+        timeout = min(due, default=inf) - now
         pipes = [self._wakeup_read, *(pipe for child in self._children() if (pipe := child.report_pipe()) is not None)]
-        select.select(pipes, [], [], None if timeout == NEVER else max(timeout, 0.0))
+        select.select(pipes, [], [], None if timeout == inf else max(timeout, 0.0))
         try:
             os.read(self._wakeup_read, 65536)
         except BlockingIOError:
@@ -214,19 +174,17 @@ class Supervisor:
 
     # --- processes ---
 
-    def _generation(self) -> _Generation:
+    def _generation(self) -> Generation:
         self._generations += 1
-        places = [_Place(number + 1) for number in range(self._processes)]
-        return _Generation(self._generations, places, time.monotonic())
+        return Generation(self._generations, self._processes)
 
-    def _growing(self) -> list[_Generation]:
+    def _growing(self) -> list[Generation]:
         """The generations whose places are to be filled."""
         return [*([] if self._quiet else [self._current]), *([self._next] if self._next else [])]
 
-    def _startable(self, generation: _Generation) -> list[_Place]:
-        """The places that a process is to be started for, now or later."""
-        places = generation.places if generation.proven else generation.places[:1]
-        return [place for place in places if place.child is None and place.start_at != NEVER]
+    def _awaited(self, generation: Generation) -> list[tuple[Child, float]]:
+        """The processes that are not ready yet, and the monotonic time until which each is waited for."""
+        return [(child, child.started_at + self._ready_seconds) for child in generation.children() if not child.ready]
 
     def _go_on(self, now: float) -> None:
         if self._wanted is not None and self._next is None:
@@ -237,20 +195,19 @@ class Supervisor:
                 extra={"event": "deploy", "generation": self._next.number},
             )  # fmt: skip
         if self._next is not None:
-            if len(self._next.ready()) == self._processes:
+            if self._next.is_complete():
                 self._promote(self._next)
-            elif now >= self._next.began_at + self._ready_seconds:
-                waited = [str(child) for child in self._next.children() if not child.ready]
-                self._abandon(f"{', '.join(waited)} not ready after {self._ready_seconds:g} s", now)
+            elif late := [child for child, due in self._awaited(self._next) if due <= now]:
+                self._abandon(f"{late[0]} is not ready after {self._ready_seconds:g} s", now)
         for generation in self._growing():
-            for place in self._startable(generation):
+            for place in generation.startable():
                 # One that can't be started may end the deploy, or everything.
                 if place.start_at <= now and not self._stopping and generation in (self._current, self._next):
                     self._start(generation, place, now)
         if now >= self._remind_at:
             self._remind(now)
 
-    def _start(self, generation: _Generation, place: _Place, now: float) -> None:
+    def _start(self, generation: Generation, place: Place, now: float) -> None:
         label = f"{generation.number}.{place.number}"
         try:
             place.child = Child.start(self._command, self._folder, label, self._life_read, now)
@@ -264,7 +221,7 @@ class Supervisor:
             if generation is not None:
                 for child in generation.children():
                     if child.hear():
-                        generation.proven, generation.failures = True, 0
+                        generation.became_ready()
                         log.info(
                             "%s is ready", child, extra={"event": "process_ready", "child": child.process.pid}
                         )  # fmt: skip
@@ -272,9 +229,10 @@ class Supervisor:
     def _reap(self, now: float) -> None:
         for generation in (self._current, self._next):
             for place in generation.places if generation else ():
+                if generation is None or generation not in (self._current, self._next):
+                    break  # a deploy that has just failed: its other processes are leaving
                 if place.child is not None and (code := place.child.ended()) is not None:
                     child, place.child = place.child, None
-                    assert generation is not None
                     self._ended(generation, place, child, code, now)
         for child in self._leaving[:]:
             code = child.ended()
@@ -284,14 +242,12 @@ class Supervisor:
         if os.getpid() == 1:
             _reap_strangers({child.process.pid for child in self._children()})
 
-    def _ended(self, generation: _Generation, place: _Place, child: Child, code: int, now: float) -> None:
+    def _ended(self, generation: Generation, place: Place, child: Child, code: int, now: float) -> None:
         """A process of a generation that works, or is to work, has ended."""
         if child.told is not None:
             self._left(child, code)
             return
         lived = now - child.started_at
-        if lived >= FORGIVEN_AFTER:
-            place.deaths = 0
         how = f"{child} {_how(code)}"
         if child.ready:
             how += f", {duration(lived)} after its start"
@@ -300,7 +256,7 @@ class Supervisor:
         self._lost(generation, place, how, now, child, code)
 
     def _lost(
-        self, generation: _Generation, place: _Place, how: str, now: float, child: Child | None = None, code: int = 1
+        self, generation: Generation, place: Place, how: str, now: float, child: Child | None = None, code: int = 1
     ) -> None:
         """There is no process in the place any more, and nobody has asked for that."""
         if generation is self._next:
@@ -308,35 +264,16 @@ class Supervisor:
             return
         if self._quiet:
             log.warning("%s; not replaced, as it is quiet", how, extra={"event": "process_died"})
-            place.start_at = NEVER
             return
-        if child is None or not child.ready:
-            generation.failures += 1
-            if self._is_hopeless(generation, child):
-                usage = code == EXIT_USAGE and child is not None and child.reason is not None
-                self._give_up(how, EXIT_USAGE if usage else EXIT_FAILED, now)
-                return
-        delay = 0.0
-        if place.deaths:
-            longest = PASSING_DELAY if child is not None and child.passing else LONGEST_DELAY
-            delay = min(FIRST_DELAY * 2 ** (place.deaths - 1), longest) * random.uniform(0.75, 1.25)
-        place.deaths += 1
-        place.start_at = now + delay
+        delay = generation.lost(place, child, now)
+        if delay is None:
+            usage = code == EXIT_USAGE and child is not None and child.reason is not None
+            self._give_up(how, EXIT_USAGE if usage else EXIT_FAILED, now)
+            return
         log.warning(
             "%s; replaced %s", how, f"in {duration(delay)}" if delay else "at once",
             extra={"event": "process_died"},
         )  # fmt: skip
-
-    def _is_hopeless(self, generation: _Generation, child: Child | None) -> bool:
-        """Whether there is no use in trying again, after one that was not ready has ended."""
-        if generation.ready():
-            return False
-        passing = child is not None and child.passing
-        if not generation.proven:
-            known = child is not None and child.reason is not None and not passing
-            return known or generation.failures >= TRIES
-        # All of them were ready once. When Redis is away now, trying goes on until it is back.
-        return not passing and generation.failures >= TRIES * self._processes
 
     def _left(self, child: Child, code: int) -> None:
         """A process that was told to end has done so, or died of something else."""
@@ -348,12 +285,11 @@ class Supervisor:
                 self._outcome.cut_short |= code == EXIT_CUT_SHORT or child.killed
                 self._outcome.failed = True
         if not any(other.told is signal.SIGUSR2 for other in self._leaving):
-            self._remind_at = NEVER
+            self._remind_at = inf
 
     def _give_up(self, how: str, code: int, now: float) -> None:
         if self._waits_for_change:
-            for place in self._current.places:
-                place.start_at = NEVER
+            self._current.rest()
             log.error("%s; waiting for a change", how, extra={"event": "waiting"})
             return
         times = f", {self._current.failures} times in a row" if self._current.failures > 1 else ""
@@ -363,7 +299,7 @@ class Supervisor:
 
     # --- deploys ---
 
-    def _promote(self, generation: _Generation) -> None:
+    def _promote(self, generation: Generation) -> None:
         """All new processes are ready: the old ones are not needed any more."""
         now = time.monotonic()
         old, self._current, self._next = self._current, generation, None
@@ -396,7 +332,7 @@ class Supervisor:
 
     def _remind(self, now: float) -> None:
         retired = [child for child in self._leaving if child.told is signal.SIGUSR2]
-        self._remind_at = now + REMINDER if retired else NEVER
+        self._remind_at = now + REMINDER if retired else inf
         if retired:
             log.info(
                 "%d old %s still to finish: %s", len(retired), _processes(len(retired)), ", ".join(map(str, retired)),
@@ -468,13 +404,12 @@ class Supervisor:
         log.warning("supervisor and its processes go quiet: they take nothing more", extra={"event": "quiet"})
         if self._next is not None:
             self._abandon("told to be quiet", now)
-        for place in self._current.places:
-            if place.child is not None and place.child.ready:
-                place.child.tell(signal.SIGTSTP)
+        self._current.rest()
+        for child in self._current.children():
+            if child.ready:
+                child.tell(signal.SIGTSTP)
             else:
-                place.start_at = NEVER
-                if place.child is not None:
-                    place.child.stop(now)  # it would begin to take jobs; and TSTP would suspend it
+                child.stop(now)  # it would begin to take jobs; and TSTP would suspend it
 
     def _dump(self, now: float) -> None:
         states = []
@@ -490,6 +425,11 @@ class Supervisor:
             if child.kill_at is not None and now >= child.kill_at and not child.killed:
                 log.error("%s does not end: killed", child, extra={"event": "kill", "child": child.process.pid})
                 child.kill()
+
+
+def _close(*descriptors: int) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)
 
 
 def _processes(count: int) -> str:

@@ -184,7 +184,8 @@ def _command(context: click.Context) -> list[str]:
 def _program() -> list[str]:
     """How this program was started, up to the arguments: `python -W error -m lowq`, or `python /usr/bin/lowq`."""
     given = len(sys.orig_argv) - len(sys.argv) + 1
-    is_lowq = Path(sys.argv[0]).name == "lowq" or Path(sys.argv[0]).parent.name == "lowq"
+    script = Path(sys.argv[0])
+    is_lowq = script.name == "lowq" or script.parent == Path(__file__).parents[1]
     if is_lowq and given > 1 and sys.orig_argv[given:] == sys.argv[1:]:
         return [sys.executable, *sys.orig_argv[1:given]]
     return [sys.executable, "-m", "lowq"]

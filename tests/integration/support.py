@@ -170,11 +170,13 @@ class Rig:
         return node
 
     def produce(
-        self, processes: int, *, ids: int, versions: int, rounds: int, pause: float = 0.0
+        self, processes: int, *, ids: int, versions: int, rounds: int, pause: float = 0.0, first: int = 0
     ) -> Callable[[], None]:
-        """Starts producers, each with ids of its own; the function returned waits until all was accepted."""
+        """Starts producers, each with ids of its own, counted from ``first``. The function returned waits until all
+        was accepted.
+        """
         for number in range(processes):
-            arguments = [number, number * ids, ids, versions, rounds, pause]
+            arguments = [number, first + number * ids, ids, versions, rounds, pause]
             self._producers.append(
                 subprocess.Popen(
                     [sys.executable, "-m", "tests.integration.app_orders", "produce", *map(str, arguments)],

@@ -53,6 +53,15 @@ def test_json_lines_have_time_level_logger_message_and_extra() -> None:
     }
 
 
+def test_a_process_with_a_name_has_it_in_each_line() -> None:
+    named = record()
+    named.processName = "2.1"
+    assert as_json(named)["process"] == "2.1"
+    assert "process" not in as_json(record())
+    assert " INFO    [2.1] lowq.node  hello you" in TextFormatter().format(named)
+    assert " INFO    lowq.node  hello you" in TextFormatter().format(record())
+
+
 def test_json_lines_carry_the_exception_on_one_line() -> None:
     line = as_json(failed())
     assert line["message"] == "it failed: why"
