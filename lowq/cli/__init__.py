@@ -4,7 +4,7 @@
 
     group     finds the verb; -r, --redis-url, --namespace     failure   exit codes, `lowq: ...`
     loading   from -r to the application                       output    tables, times, JSON, progress
-    run       a node; `embedded`: the store inside of it
+    run       a node, or a supervisor of several; `embedded`: the store inside of it
     look      stats, nodes, shards, jobs, peek, why
     push      NDJSON, or a single job
     act       kick, bury, delete, perform-now, pause, resume, drop
