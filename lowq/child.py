@@ -44,6 +44,8 @@ class Child:
         #: Monotonic time.
         self.started_at = now
         self.ready = False
+        #: Whether it was said that it needs long to become ready.
+        self.late = False
         #: The signal that is to end it, once it was sent: TERM, or USR2 for a process that is retired.
         self.told: signal.Signals | None = None
         #: Monotonic time after which it is killed.

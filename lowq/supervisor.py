@@ -43,7 +43,7 @@ EXIT_USAGE = 2
 #: A process was cut short: it still performed when its time was over.
 EXIT_CUT_SHORT = 3
 
-#: Seconds that the processes of a deploy have to become ready.
+#: Seconds that each process of a deploy has to become ready. Where it replaces nobody, it is waited for.
 READY_SECONDS = 60.0
 #: Seconds between two words about retired processes that still perform.
 REMINDER = 60.0
@@ -160,9 +160,8 @@ class Supervisor:
         if not self._stopping:
             due.append(self._remind_at)
             due += [place.start_at for generation in self._growing() for place in generation.startable()]
-            if self._next is not None:
-                due += [at for _, at in self._awaited(self._next)]
-            elif self._wanted is not None:
+            due += [at for generation in (self._current, self._next) for _, at in self._awaited(generation)]
+            if self._wanted is not None and self._next is None:
                 due.append(now)
         timeout = min(due, default=inf) - now
         pipes = [self._wakeup_read, *(pipe for child in self._children() if (pipe := child.report_pipe()) is not None)]
@@ -182,9 +181,10 @@ class Supervisor:
         """The generations whose places are to be filled."""
         return [*([] if self._quiet else [self._current]), *([self._next] if self._next else [])]
 
-    def _awaited(self, generation: Generation) -> list[tuple[Child, float]]:
-        """The processes that are not ready yet, and the monotonic time until which each is waited for."""
-        return [(child, child.started_at + self._ready_seconds) for child in generation.children() if not child.ready]
+    def _awaited(self, generation: Generation | None) -> list[tuple[Child, float]]:
+        """The processes that should become ready, and the monotonic time at which each has had long enough."""
+        waiting = [child for child in generation.children() if not child.ready] if generation else []
+        return [(child, child.started_at + self._ready_seconds) for child in waiting if not child.late]
 
     def _go_on(self, now: float) -> None:
         if self._wanted is not None and self._next is None:
@@ -199,6 +199,12 @@ class Supervisor:
                 self._promote(self._next)
             elif late := [child for child, due in self._awaited(self._next) if due <= now]:
                 self._abandon(f"{late[0]} is not ready after {self._ready_seconds:g} s", now)
+        for child, due in self._awaited(self._current):
+            if due <= now:
+                child.late = True
+                log.warning(
+                    "%s is not ready after %g s; waiting on", child, self._ready_seconds, extra={"event": "late"}
+                )
         for generation in self._growing():
             for place in generation.startable():
                 # One that can't be started may end the deploy, or everything.
@@ -395,7 +401,7 @@ class Supervisor:
         for child in self._children():
             if child.ready:
                 child.tell(signal.SIGINT)  # it has had TERM: the second word ends it at once
-                child.kill_at = min(child.kill_at or now, now + HURRY)
+                child.kill_at = min(child.kill_at or inf, now + HURRY)
             else:
                 child.kill()
 

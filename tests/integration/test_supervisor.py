@@ -182,6 +182,20 @@ def test_what_is_cut_short_makes_it_3(make_rig: MakeRig, supervise: Supervise) -
     supervisor.all_gone()
 
 
+def test_a_process_that_fails_while_it_is_stopped_makes_it_1(make_rig: MakeRig, supervise: Supervise) -> None:
+    rig = make_rig()
+    write_code(rig, 1)
+    supervisor = supervise(rig, "--processes", "2")
+    supervisor.ready(1, 2)
+    payloads = [{"version": 1, "do": "sleep", "for": 1}, {"version": 2, "do": "exit"}]
+    rig.app.queue("Orders").push([{"id": "a", "payload": payload, "score": payload["version"]} for payload in payloads])
+    (perform,) = rig.begun("a", 1)
+    assert perform.jobs == {"a": [1, 2]}
+    assert supervisor.stop() == 1
+    assert len(supervisor.lines("exited with code 1")) == 1
+    assert [event["pid"] for event in rig.events("last_words")] == [perform.pid]
+
+
 def test_a_second_int_ends_it_at_once(make_rig: MakeRig, supervise: Supervise) -> None:
     rig = make_rig()
     write_code(rig, 1)

@@ -79,7 +79,7 @@ def test_a_long_job_is_finished_by_its_old_process(make_rig: MakeRig, supervise:
     write_code(rig, 1)
     supervisor = supervise(rig, "--processes", "2")
     old = supervisor.ready(1, 2)
-    rig.push("a", 1, do="sleep", for_=6)
+    rig.push("a", 1, do="sleep", for_=8)
     rig.push("b", 1)
     (perform,) = rig.begun("a", 1)
     for generation in (2, 3):  # over several generations
@@ -204,6 +204,17 @@ while not pathlib.Path("gate").exists():
 """
 
 
+def test_at_the_start_a_process_is_waited_for(make_rig: MakeRig, supervise: Supervise) -> None:
+    rig = make_rig()
+    write_code(rig, 1, WAITING + SOURCE)
+    supervisor = supervise(rig, program=("-c", IMPATIENT))
+    supervisor.says("is not ready after 2 s; waiting on")
+    (code_folder(rig) / "gate").touch()
+    supervisor.ready(1, 2)
+    assert len(supervisor.started()) == 2
+    assert supervisor.stop() == 0
+
+
 def test_an_old_process_that_dies_while_new_ones_start_is_replaced(make_rig: MakeRig, supervise: Supervise) -> None:
     rig = make_rig()
     write_code(rig, 1)
@@ -322,7 +333,9 @@ def watched(rig: Rig, supervise: Supervise, *args: str) -> Iterator[SupervisorPr
     supervisor = supervise(rig, "--reload", *args)
     supervisor.says("watching Python files in")
     yield supervisor
-    assert supervisor.stop() == 0
+    supervisor.signal(signal.SIGINT)  # the thread that watches doesn't mistake it for its own
+    assert supervisor.wait() == 0
+    assert "KeyboardInterrupt" not in supervisor.log
 
 
 def test_reload_follows_the_source_through_broken_code(make_rig: MakeRig, supervise: Supervise) -> None:
