@@ -13,7 +13,6 @@ The line is JSON: ``{"ready": true, "shutdown_timeout": 25.0}`` or ``{"failed": 
 import contextlib
 import json
 import logging
-import multiprocessing
 import os
 import signal
 import subprocess
@@ -157,6 +156,8 @@ class Supervised:
     """
 
     def __init__(self, given: str) -> None:
+        import multiprocessing
+
         label, report, life = given.split(":")
         self._report, self._life = int(report), int(life)
         try:

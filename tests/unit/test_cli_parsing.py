@@ -115,6 +115,12 @@ def test_version() -> None:
         (["push", "Q", "--shards-count", "1", "--score", "1"], "give its --id"),
         (["push", "Q", "--shards-count", "1", "--id", "1", "--skip", "1"], "leave out the file and --skip"),
         (["push", "Q", "nowhere.ndjson"], "does not exist"),
+        (["-r", "app.py", "--processes", "0"], "0 is not in the range x>=1"),
+        (["-r", "app.py", "--processes", "many"], "'many' is not a valid integer"),
+        (["--processes", "2"], "lowq run -r app.py"),
+        (["-r", "app.py", "--processes", "2", "--embedded", "--redis-url", "memory://"], "brings its own store"),
+        (["-r", "app.py", "--supervised", "1.1"], "lowq run --processes N"),
+        (["-r", "app.py", "--supervised", "1.1:500:501"], "lowq run --processes N"),
     ],
 )
 def test_wrong_usage_exits_2_and_says_what_to_type(args: list[str], says: str, monkeypatch: pytest.MonkeyPatch) -> None:
