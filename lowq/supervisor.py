@@ -415,14 +415,14 @@ class Supervisor:
             if child.ready:
                 child.tell(signal.SIGTSTP)
             else:
-                child.stop(now)  # it would begin to take jobs; and TSTP would suspend it
+                child.stop(now)  # it has no handler for TSTP yet, and would begin to take jobs
 
     def _dump(self, now: float) -> None:
         states = []
         for child in self._children():
             state = {None: "working", signal.SIGUSR2: "retired", signal.SIGTERM: "stopping"}[child.told]
             states.append(f"{child}: {state if child.ready else 'starting'}, for {duration(now - child.started_at)}")
-            if child.ready:  # before, it has no handler for that, and would be suspended
+            if child.ready:  # before, it has no handler for that
                 child.tell(signal.SIGTTIN)
         log.warning("processes:\n%s", "\n".join(states) or "none", extra={"event": "dump"})
 
