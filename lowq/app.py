@@ -10,9 +10,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar, Unpack, overload
 
-from lowq import queries
+from lowq import doctor, queries
 from lowq.config import Config
 from lowq.connection import Call, Client, Refusal, memory_store, new_store
+from lowq.doctor import Finding
 from lowq.errors import ConfigError, ShardsCountError
 from lowq.keys import queues_key
 from lowq.queue import Queue
@@ -164,6 +165,26 @@ class Lowq:
         """The shards of a queue: owner, length, lag."""
         handle = self.queue(queue) if isinstance(queue, str) else queue
         return queries.shards(self, handle)
+
+    def examine(
+        self,
+        *queues: str,
+        repair: bool = False,
+        on_progress: Callable[[int, int], object] | None = None,
+        patience: float | None = None,
+    ) -> list[Finding]:
+        """Looks for anything that should not be, in Redis itself, the registries, the leases and the jobs; of these
+        queues only, or of all. What is in order is told too, with the severity "ok".
+
+        It goes in short steps while nodes go on working, a few seconds per million jobs, and reports nothing that may
+        only be in motion: what looks wrong with who works what is looked at again for ``patience`` seconds, by default
+        lease_ttl / 3 + 1. ``repair`` mends what can be mended without losing anything; each finding says how much of
+        it was. ``on_progress`` is called with how many ids and keys were looked at, and how many there are about.
+
+        Raises:
+            UnknownQueueError, RedisUnavailable, RedisRefused
+        """
+        return doctor.examine(self, queues, repair=repair, on_progress=on_progress, patience=patience)
 
     def selected_workers(self) -> list[type[Worker[Any]]]:
         """The workers that a node runs: those in the setting ``workers``, or all that were decorated."""

@@ -8,11 +8,13 @@
     look      stats, nodes, shards, jobs, peek, why
     push      NDJSON, or a single job
     act       kick, bury, delete, perform-now, pause, resume, drop
+    doctor    what is wrong, and what to do about it
 """
 
 import click
 
 from lowq.cli import act, look
+from lowq.cli.doctor import doctor
 from lowq.cli.group import Group
 from lowq.cli.push import push
 from lowq.cli.run import run
@@ -23,7 +25,7 @@ from lowq.version import VERSION
     cls=Group,
     sections={
         "Run": [run],
-        "Look": [look.stats, look.nodes, look.shards, look.jobs, look.peek, look.why],
+        "Look": [look.stats, look.nodes, look.shards, look.jobs, look.peek, look.why, doctor],
         "Act": [push, act.kick, act.bury, act.delete, act.perform_now, act.pause, act.resume, act.drop],
     },
     no_args_is_help=True,

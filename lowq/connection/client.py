@@ -4,7 +4,7 @@ import itertools
 import os
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from redis import exceptions
@@ -207,9 +207,12 @@ class Client:
         Raises:
             RedisUnavailable, RedisRefused, ScriptError: the first error among the replies.
         """
+        return self._repeated(commands, lambda: self._servers.pool_for(key) if key else self._servers.any_pool())
+
+    def _repeated(self, commands: Sequence[Sequence[Any]], find_pool: Callable[[], Pool]) -> list[Any]:
         for attempt in itertools.count():
             try:
-                return self._commands_once(commands, key)
+                return self._commands_once(commands, find_pool())
             except (exceptions.RedisError, RedisUnavailable) as error:
                 translated = self._translate(error, None)
                 if isinstance(error, exceptions.MovedError):
@@ -220,8 +223,8 @@ class Client:
                     raise translated from error
         raise AssertionError
 
-    def _commands_once(self, commands: Sequence[Sequence[Any]], key: str | None) -> list[Any]:
-        pool = self._servers.pool_for(key) if key else self._servers.any_pool()
+    @staticmethod
+    def _commands_once(commands: Sequence[Sequence[Any]], pool: Pool) -> list[Any]:
         connection = pool.checkout()
         try:
             connection.send_packed_command([b"".join(pack(tuple(args)) for args in commands)], check_health=False)
@@ -235,6 +238,38 @@ class Client:
             if isinstance(reply, Exception):
                 raise reply
         return replies
+
+    # --- every server ---
+
+    def on_all(self, commands: Sequence[Sequence[Any]]) -> dict[str, list[Any]]:
+        """The replies to commands of every primary, by its address; "" is the only one there is.
+
+        Raises:
+            RedisUnavailable, RedisRefused, ScriptError: the first error among the replies.
+        """
+        return {address: self._repeated(commands, _always(pool)) for address, pool in self._pools().items()}
+
+    def scan(self, match: str, count: int) -> Iterator[list[bytes]]:
+        """The keys like ``match``, of all primaries, a step of about ``count`` keys at a time. A key that is there all
+        the time comes, perhaps more than once. A step may be empty.
+
+        Raises:
+            RedisUnavailable, RedisRefused
+        """
+        for pool in self._pools().values():
+            cursor = b"0"
+            while True:
+                command = ("SCAN", cursor, "MATCH", match, "COUNT", count)
+                ((cursor, keys),) = self._repeated([command], _always(pool))
+                yield keys
+                if int(cursor) == 0:
+                    break
+
+    def _pools(self) -> dict[str, Pool]:
+        try:
+            return self._servers.pools()
+        except (exceptions.RedisError, RedisUnavailable) as error:
+            raise self._translate(error, None) from error
 
     def server_info(self) -> dict[str, str]:
         """What INFO says of a server; empty for the embedded store.
@@ -264,6 +299,10 @@ class Client:
         translated = translate(error, call, self.url)
         translated.__cause__ = error if translated is not error else None
         return translated
+
+
+def _always(pool: Pool) -> Callable[[], Pool]:
+    return lambda: pool
 
 
 def _ask(connection: Any) -> None:

@@ -28,6 +28,9 @@ class _OneServer:
     def any_pool(self) -> Pool:
         return self._pool
 
+    def pools(self) -> dict[str, Pool]:
+        return {"": self._pool}
+
     def pool_at(self, host: str, port: int) -> Pool:
         raise RedisRefused(f"the server is part of a cluster ({host}:{port} was named); use redis+cluster://")
 
@@ -71,6 +74,12 @@ class _Cluster:
 
     def any_pool(self) -> Pool:
         return self.pool_for("")
+
+    def pools(self) -> dict[str, Pool]:
+        """All primaries, by their addresses."""
+        self.refresh()
+        addresses = [address for address in dict.fromkeys(self._slots) if address is not None]
+        return {f"{host}:{port}": self.pool_at(host, port) for host, port in addresses}
 
     def refresh(self) -> None:
         failure: Exception | None = None

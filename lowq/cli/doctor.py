@@ -1,0 +1,100 @@
+"""The verb doctor: what is wrong, why, and what to do; and repairs."""
+
+import dataclasses
+import textwrap
+
+import click
+
+from lowq.app import Lowq
+from lowq.cli.failure import FAILED
+from lowq.cli.group import json_option, with_app
+from lowq.cli.output import Progress, count, echo_json, echo_lines, terminal_width
+from lowq.doctor import Finding, Severity
+from lowq.logs import printable
+
+_COLOURS: dict[Severity, str] = {"ok": "green", "warning": "yellow", "error": "red"}
+#: Columns of the left side, and of the text where the terminal sets no bound.
+_INDENT, _WIDTH = 9, 100
+
+
+@click.command
+@with_app
+@click.argument("queues", nargs=-1, metavar="[QUEUE...]")
+@click.option("-q", "--queue", "more", multiple=True, metavar="QUEUE", help="The same as an argument; repeatable.")
+@click.option("--repair", is_flag=True, help="Mend what can be mended without losing anything.")
+@json_option
+def doctor(app: Lowq, queues: tuple[str, ...], more: tuple[str, ...], repair: bool, as_json: bool) -> None:
+    """Look for anything that should not be.
+
+    Checks Redis, the registries, the leases and all jobs, of these queues or of all, while nodes go on working. Says of
+    each finding how it may have come, what it means for jobs, and what to do.
+
+    Exit code 1 when there is a warning or an error left, 0 when there is none.
+    """
+    with Progress("ids and keys") as progress:
+        findings = app.examine(
+            *queues,
+            *more,
+            repair=repair,
+            on_progress=lambda done, total: progress.show(done, done / total if total else None),
+        )
+    wrong = [finding for finding in findings if finding.wrong]
+    if as_json:
+        echo_json({"healthy": not wrong, "findings": [_document(finding) for finding in findings]})
+    else:
+        for finding in findings:
+            echo_lines(_block(finding))
+        echo_lines(["", _summary(findings, repair=repair)])
+    if wrong:
+        click.get_current_context().exit(FAILED)
+
+
+def _document(finding: Finding) -> dict[str, object]:
+    return dataclasses.asdict(finding) | {"wrong": finding.wrong}
+
+
+def _block(finding: Finding) -> list[str]:
+    """One line for what is as it should be, a paragraph for what is not."""
+    head = f"{finding.queue}: {finding.what}" if finding.queue else finding.what
+    mark = click.style(f"{finding.severity:<{_INDENT}}", fg=_COLOURS[finding.severity])
+    lines = [mark + printable(head)]
+    if finding.severity == "ok":
+        return lines
+    listed = ", ".join(finding.ids)
+    more = finding.count - len(finding.ids)
+    parts = [
+        ("ids", f"{listed}{f' and {more:,} more' if more > 0 else ''}" if listed else ""),
+        ("shards", ", ".join(map(str, finding.shards)) if listed else ""),
+        ("cause", finding.cause),
+        ("effect", finding.effect),
+        ("do", finding.advice if finding.wrong else ""),
+        ("mended", _mended(finding)),
+    ]
+    width = min(terminal_width(), _INDENT + 8 + _WIDTH)
+    for name, text in parts:
+        if text:
+            indent = " " * _INDENT + f"{name:<8}"
+            lines += textwrap.wrap(
+                printable(text), max(int(width), 40), initial_indent=indent, subsequent_indent=" " * len(indent),
+                break_long_words=False, break_on_hyphens=False,
+            )  # fmt: skip
+    return lines
+
+
+def _mended(finding: Finding) -> str:
+    if not finding.mended:
+        return ""
+    return "all of it" if not finding.wrong else f"{finding.mended:,} of {finding.count:,}; the rest was left alone"
+
+
+def _summary(findings: list[Finding], *, repair: bool) -> str:
+    wrong = [finding for finding in findings if finding.wrong]
+    mended = sum(finding.mended > 0 for finding in findings)
+    said = f"; mended: {count(mended, 'finding')}, in whole or in part" if mended else ""
+    if not wrong:
+        return f"nothing is wrong{' any more' if mended else ''}{said}"
+    errors = sum(finding.severity == "error" for finding in wrong)
+    parts = [count(number, noun) for number, noun in ((errors, "error"), (len(wrong) - errors, "warning")) if number]
+    mendable = sum(finding.mendable for finding in wrong)
+    hint = f"; --repair can mend {mendable} of them" if mendable and not repair else ""
+    return " and ".join(parts) + hint + said

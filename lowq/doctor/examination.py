@@ -1,0 +1,349 @@
+"""An examination: all that the doctor looks at, in order, and the repairs."""
+
+import secrets
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+from lowq.connection import Refusal
+from lowq.doctor.finding import KINDS, Finding
+from lowq.doctor.jobs import SCAN_KEYS, Ward, literally
+from lowq.doctor.members import Look, Suspicion, confirm, look, read_queues
+from lowq.doctor.server import SAMPLE, check_encoding, check_servers
+from lowq.doctor.shards import Place, Vitals, read_vitals
+from lowq.duration import duration
+from lowq.errors import LeaseLost, ScriptError, UnknownQueueError
+from lowq.keys import nodes_key, queues_key, shard_prefix
+from lowq.registry import SILENT_TTLS, Backend, find_queue
+
+#: Milliseconds that a lease without an end is given: longer than any lease_ttl, so that a living owner renews before.
+ENDLESS_LEASE = 600_000
+#: Milliseconds that the doctor's own lease runs on, should it die between restoring and giving the shard up.
+OWN_LEASE = 1000
+#: Of a queue whose worker nobody has registered.
+DEFAULT_MAX_CRASH_COUNT = 3
+#: Shards, nodes or keys that a text names.
+MOST_NAMED = 10
+
+OnProgress = Callable[[int, int], object]
+
+
+def examine(
+    backend: Backend,
+    queues: Sequence[str] = (),
+    *,
+    repair: bool = False,
+    on_progress: OnProgress | None = None,
+    patience: float | None = None,
+) -> list[Finding]:
+    """What the doctor finds; see `Lowq.examine`."""
+    return _Examination(backend, queues, repair=repair, on_progress=on_progress, patience=patience).findings()
+
+
+class _Examination:
+    """One examination. It is done once, by `findings`."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        queues: Sequence[str] = (),
+        *,
+        repair: bool = False,
+        on_progress: OnProgress | None = None,
+        patience: float | None = None,
+    ) -> None:
+        self._backend = backend
+        self._client = backend.client
+        self._namespace = backend.config.namespace
+        self._wanted = list(dict.fromkeys(queues)) or None
+        self._repair = repair
+        self._on_progress = on_progress or (lambda _done, _total: None)
+        self._patience = backend.config.lease_ttl / 3 + 1.0 if patience is None else patience
+        self._done = self._total = 0
+        self._ward = Ward(self._client, self._namespace, repair=repair, on_step=self._step)
+
+    def findings(self) -> list[Finding]:
+        """Examines, and repairs if it is to."""
+        for name in self._wanted or ():
+            self._check_exists(name)
+        found = list(check_servers(self._client))
+        # The ids first: restoring what a dead owner left needs entries that can be read.
+        seen = look(self._backend, self._wanted)
+        others = self._examine_jobs(seen)
+        found += check_encoding(self._client, self._ward.sample)
+        # Twice, as a queue may come or go meanwhile: it is unknown only when its keys are there between two looks at
+        # the registry that do not find it.
+        known_before, _ = read_queues(self._backend)
+        seen, confirmed = confirm(lambda: look(self._backend, self._wanted, others), self._patience)
+        found += self._of_nodes(seen, confirmed)
+        found += self._of_queues(seen, confirmed, known_before)
+        found += self._of_shards(seen)
+        found += self._of_ids()
+        order = {"ok": 0, "warning": 1, "error": 2}
+        return sorted(found, key=lambda finding: order[finding.severity])
+
+    def _check_exists(self, name: str) -> None:
+        try:
+            find_queue(self._backend, name)
+        except UnknownQueueError:
+            # Perhaps only the registry has lost it.
+            begin = shard_prefix(self._namespace, name, 0).rpartition("0}:")[0]
+            if not any(self._client.scan(literally(begin) + "*", SCAN_KEYS)):
+                raise
+        except (ValueError, TypeError, KeyError, AttributeError):
+            pass  # its entry can't be read, which will be reported
+
+    # --- progress ---
+
+    def _step(self, count: int) -> None:
+        self._done += count
+        self._total = max(self._total, self._done)
+        self._on_progress(self._done, self._total)
+
+    # --- ids ---
+
+    def _examine_jobs(self, seen: Look) -> list[Place]:
+        """Looks at all ids; returns the shards that the registry doesn't know."""
+        vitals = dict(seen.vitals)
+        sizes = self._client.on_all([("DBSIZE",)])
+        self._total = sum(item.entries for item in vitals.values()) + sum(size for (size,) in sizes.values())
+        self._ward.examine_sets(place for place, item in vitals.items() if item.entries)
+        wanted = None if self._wanted is None else frozenset(self._wanted)
+        counts = {name: info.shards_count for name, info in seen.queues.items()}
+        self._ward.examine_keys(wanted, counts, vitals, SAMPLE)
+        others = sorted(vitals.keys() - seen.vitals.keys())
+        self._ward.examine_sets(place for place in others if vitals[place].entries)
+        return others
+
+    def _of_ids(self) -> Iterator[Finding]:
+        for (queue, code), tally in sorted(self._ward.tallies.items()):
+            ids = tuple(job_id.decode("utf-8", "backslashreplace") for job_id in tally.ids)
+            noun = "entry" if code == "leftovers" else "key" if code == "unknown_keys" else "id"
+            finding = self._finding(
+                code,
+                queue=queue,
+                shards=sorted(tally.shards),
+                count=_count(tally.count, noun),
+                detail=_some(ids),
+            )
+            ids = () if code == "unknown_keys" else ids
+            yield replace(finding, ids=ids, count=tally.count, mended=tally.mended)
+
+    # --- nodes ---
+
+    def _of_nodes(self, seen: Look, confirmed: dict[Suspicion, Any]) -> Iterator[Finding]:
+        ttl = self._backend.config.lease_ttl
+        if seen.unreadable_nodes:
+            yield self._finding("node_unreadable", nodes=seen.unreadable_nodes)
+        if seen.silent:
+            finding = self._finding("node_silent", nodes=sorted(seen.silent), ago=duration(min(seen.silent.values())))
+            if self._repair:
+                # A goodbye of nobody: it forgets all that were silent for so long, and looks at that anew.
+                self._client.run("heartbeat", nodes_key(self._namespace), "", "", "", ttl * SILENT_TTLS)
+                finding = replace(finding, mended=finding.count)
+            yield finding
+        without = [suspicion[1] for suspicion in confirmed if suspicion[0] == "node_without_leases"]
+        if without:
+            yield self._finding("node_without_leases", nodes=without)
+        versions: defaultdict[str, list[str]] = defaultdict(list)
+        for node in seen.nodes:
+            versions[node.version or "unknown"].append(node.name)
+        if len(versions) > 1:
+            detail = "; ".join(f"{version}: {_some(names)}" for version, names in sorted(versions.items()))
+            yield self._finding("version_drift", nodes=[node.name for node in seen.nodes], detail=detail)
+        # What nodes of a version that doesn't say so are is not known.
+        late = {node.name: float(getattr(node, "late", 0.0)) for node in seen.nodes}
+        late = {name: seconds for name, seconds in late.items() if seconds > ttl / 3}
+        if late:
+            longest = max(late.values())
+            finding = self._finding("keeper_late", nodes=list(late), late=duration(longest))
+            yield replace(finding, severity="error") if longest > ttl else finding
+
+    # --- queues ---
+
+    def _of_queues(self, seen: Look, confirmed: dict[Suspicion, Any], known_before: Iterable[str]) -> Iterator[Finding]:
+        for queue, text in seen.unreadable_queues.items():
+            yield self._finding("queue_unreadable", queue=queue, detail=text)
+        for queue in seen.queues:
+            vitals = seen.of_queue(queue)
+            if seen.served(queue):
+                continue
+            jobs = sum(item.length + item.taken for item in vitals)
+            if jobs:
+                yield self._finding("queue_unserved", queue=queue, jobs=_count(jobs, "job"))
+            elif not any(item.exists for item in vitals) and len(vitals) == seen.queues[queue].shards_count:
+                yield self._finding("queue_unused", queue=queue)
+        yield from self._unregistered(seen, frozenset(known_before))
+        groups: defaultdict[tuple[str, str], list[Vitals]] = defaultdict(list)
+        for suspicion, what in confirmed.items():
+            if suspicion[0] == "paused_in_part":
+                groups["paused_in_part", suspicion[1]] = what
+            elif suspicion[0] != "node_without_leases":
+                groups[suspicion[0], suspicion[1]].append(what)
+        for (code, queue), items in groups.items():
+            yield self._of_group(seen, code, queue, items)
+
+    def _of_group(self, seen: Look, code: str, queue: str, items: list[Vitals]) -> Finding:
+        jobs = sum(item.length + item.taken for item in items)
+        counts = {item.meta.get("shards_count", "") for item in items}
+        finding = self._finding(
+            code,
+            queue=queue,
+            shards=[item.place[1] for item in items],
+            count=_count(sum(item.taken for item in items), "job"),
+            jobs=_count(jobs, "job"),
+            owner=_some(sorted({item.owner or "" for item in items})),
+            detail=_some(sorted(counts)),
+            expected=_count(seen.queues[queue].shards_count, "shard") if queue in seen.queues else "",
+        )
+        if code == "shard_unserved" and not any(item.due for item in items):
+            finding = replace(finding, severity="warning")
+        if code == "ownerless" and self._repair:
+            options = seen.queues[queue].options if queue in seen.queues else {}
+            mended = sum(self._restore(item, options.get("max_crash_count")) for item in items)
+            finding = replace(finding, mended=mended)
+        return finding
+
+    def _unregistered(self, seen: Look, known_before: frozenset[str]) -> Iterator[Finding]:
+        strangers: defaultdict[str, list[Vitals]] = defaultdict(list)
+        for (queue, _), item in seen.vitals.items():
+            known = queue in seen.queues or queue in seen.unreadable_queues or queue in known_before
+            if not known and item.exists:
+                strangers[queue].append(item)
+        if not strangers:
+            return
+        known_after, _ = read_queues(self._backend)
+        for queue, items in strangers.items():
+            if queue in known_after:
+                continue
+            jobs = sum(item.jobs for item in items)
+            finding = self._finding("queue_unregistered", queue=queue, jobs=_count(jobs, "job"))
+            counts = {item.meta["shards_count"] for item in items if not item.wrong and "shards_count" in item.meta}
+            told = counts.pop() if len(counts) == 1 else ""
+            tells = told.isdigit() and int(told) > 0 and all(item.place[1] < int(told) for item in items)
+            finding = replace(finding, shards=tuple(item.place[1] for item in items), mendable=tells)
+            if tells and self._repair:
+                try:
+                    self._client.run("register", queues_key(self._namespace), "", queue, told, "")
+                except Refusal:  # somebody was quicker, with another number
+                    pass
+                else:
+                    finding = replace(finding, mended=1)
+            yield finding
+
+    def _restore(self, item: Vitals, max_crash_count: Any) -> bool:
+        """What a dead owner left in flight waits again, as after any other change of owner: the doctor is the new
+        owner for a moment. Whether nothing is without an owner any more.
+        """
+        most = max_crash_count if isinstance(max_crash_count, int) else DEFAULT_MAX_CRASH_COUNT
+        # A Redis that was away until lately may be what the owner waits for.
+        spare = "1" if self._client.server_age() <= self._backend.config.lease_ttl else ""
+        if "shards_count" not in item.meta:
+            return False  # that must be put right first
+        nonce, prefix = secrets.token_hex(8), shard_prefix(self._namespace, *item.place)
+        seed = secrets.randbelow(2**31)
+        try:
+            reply = self._client.run(
+                "acquire", prefix, "", nonce, OWN_LEASE, item.meta["shards_count"], most, seed, spare
+            )
+        except (Refusal, ScriptError):
+            return False
+        if reply[0] != b"held":
+            # Should this process die here, the lease runs out, and nothing is in flight that anybody would be charged
+            # for.
+            try:
+                self._client.run("surrender", prefix, "", f"{nonce}:{reply[1].decode()}", "")
+            except LeaseLost:
+                pass  # it has run out already
+        return True
+
+    # --- shards ---
+
+    def _of_shards(self, seen: Look) -> Iterator[Finding]:
+        beyond: defaultdict[str, list[Vitals]] = defaultdict(list)
+        found: defaultdict[tuple[str, str], list[tuple[Vitals, str]]] = defaultdict(list)
+        for place, item in seen.vitals.items():
+            for code, detail in item.ailments().items():
+                found[place[0], code].append((item, detail))
+            if place[0] in seen.queues and not seen.within(place) and item.exists:
+                beyond[place[0]].append(item)
+        for queue, items in beyond.items():
+            jobs = sum(item.jobs for item in items)
+            shards = [item.place[1] for item in items]
+            expected = _count(seen.queues[queue].shards_count, "shard")
+            finding = self._finding(
+                "shard_beyond", queue=queue, shards=shards, jobs=_count(jobs, "job"), expected=expected
+            )
+            yield finding if jobs else replace(finding, severity="warning")
+        for (queue, code), pairs in found.items():
+            sick = [item for item, _ in pairs]
+            finding = self._finding(
+                code,
+                queue=queue,
+                shards=[item.place[1] for item in sick],
+                detail=_some(sorted({part for _, detail in pairs for part in detail.split(", ")})),
+                ahead=duration(max((item.seconds_ahead for item in sick if not item.wrong), default=0.0)),
+                minutes=ENDLESS_LEASE // 60_000,
+            )
+            if finding.mendable and self._repair:
+                finding = replace(finding, mended=self._mend_shards(seen, code, sick))
+            yield finding
+
+    def _mend_shards(self, seen: Look, code: str, sick: list[Vitals]) -> int:
+        """How many of them have it no more."""
+        for item in sick:
+            queue = item.place[0]
+            argument = str(ENDLESS_LEASE)
+            if code == "meta_lost":
+                if not seen.within(item.place):
+                    continue
+                argument = str(seen.queues[queue].shards_count)
+            self._client.run("mend_shard", shard_prefix(self._namespace, *item.place), "", code, argument)
+        after = read_vitals(self._client, self._namespace, [item.place for item in sick])
+        return sum(code not in item.ailments() for item in after.values())
+
+    # --- texts ---
+
+    def _finding(
+        self,
+        code: str,
+        *,
+        queue: str | None = None,
+        shards: Sequence[int] = (),
+        nodes: Sequence[str] = (),
+        **values: Any,
+    ) -> Finding:
+        kind = KINDS[code]
+        values |= {
+            "queue": queue,
+            "shards": ("shard " if len(shards) == 1 else "shards ") + _some([str(shard) for shard in sorted(shards)]),
+            "nodes": _some(nodes),
+            "queues_key": queues_key(self._namespace),
+            "nodes_key": nodes_key(self._namespace),
+            "lease_ttl": duration(self._backend.config.lease_ttl),
+        }
+        return Finding(
+            code,
+            kind.severity,
+            kind.what.format(**values),
+            kind.cause.format(**values),
+            kind.effect.format(**values),
+            kind.advice.format(**values),
+            queue=queue,
+            shards=tuple(sorted(shards)),
+            nodes=tuple(nodes),
+            count=max(len(shards), len(nodes), 1),
+            mendable=kind.mendable,
+        )
+
+
+def _count(number: int, noun: str) -> str:
+    plural = f"{noun[:-1]}ies" if noun.endswith("y") and noun != "key" else f"{noun}s"
+    return f"{number:,} {noun if number == 1 else plural}"
+
+
+def _some(names: Sequence[str]) -> str:
+    """The first few of them."""
+    more = len(names) - MOST_NAMED
+    return ", ".join(names[:MOST_NAMED]) + (f" and {more:,} more" if more > 0 else "")

@@ -1,0 +1,179 @@
+"""The ids of a shard: every entry of its sets, and every payloads key that a scan of all keys comes across.
+
+What is reported was confirmed by one script, `examine`, at one moment: what only looks wrong because it moves while one
+looks is not reported. A repair (`mend`) looks once more before it does anything.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from lowq.connection import Call, Client
+from lowq.doctor.finding import MAX_NAMED
+from lowq.doctor.shards import Place, Vitals, read_vitals
+from lowq.job import shard_of
+from lowq.keys import FORMAT, shard_prefix
+from lowq.paging import SCANS_TOGETHER, ask
+
+#: In this order: what a repair of the first ones changes is looked at by the later ones.
+SETS = ("taken", "due", "morgue", "retries", "errors", "solo", "crashes", "morgue:errors")
+#: What the keys of payloads begin with.
+PAYLOADS = (b"payloads:", b"taken:payloads:", b"morgue:payloads:")
+#: All other keys that a shard may have.
+KNOWN_KEYS = frozenset(name.encode() for name in (*SETS, "pushed", "meta", "lease"))
+
+#: Keys of one step of the scan, ids of one call that looks, and of one that mends: a few milliseconds of Redis at most.
+SCAN_KEYS = 1000
+MAX_EXAMINED = 500
+MAX_MENDED = 200
+#: Ids that are gathered before any of them is looked at: with many shards, a call for a few ids each would be slow.
+MAX_GATHERED = 20_000
+
+
+@dataclass(slots=True)
+class Tally:
+    """What was found with one code in one queue."""
+
+    count: int = 0
+    mended: int = 0
+    shards: set[int] = field(default_factory=set)
+    ids: dict[bytes, None] = field(default_factory=dict)
+
+    def add(self, shard: int, job_id: bytes, *, mended: bool = False) -> None:
+        self.count += 1
+        self.mended += mended
+        self.shards.add(shard)
+        if len(self.ids) < MAX_NAMED:
+            self.ids[job_id] = None
+
+
+class Ward:
+    """Examines ids and mends them if told to, and keeps the tally. ``on_step`` gets how many ids or keys were looked
+    at.
+    """
+
+    def __init__(
+        self, client: Client, namespace: str, *, repair: bool, on_step: Callable[[int], object], now: str = ""
+    ) -> None:
+        self._client = client
+        self._namespace = namespace
+        self._repair = repair
+        self._on_step = on_step
+        self._now = now
+        #: (queue, code) -> what was found.
+        self.tallies: defaultdict[tuple[str, str], Tally] = defaultdict(Tally)
+        #: Some payload keys that the scan came across, as (prefix, key).
+        self.sample: list[tuple[str, bytes]] = []
+
+    # --- sets ---
+
+    def examine_sets(self, places: Iterable[Place]) -> None:
+        """Every entry of every set of these shards."""
+        for what in SETS:
+            cursors = dict.fromkeys(places, b"0")
+            while cursors:
+                some = list(cursors)[:SCANS_TOGETHER]
+                calls = [Call("examine", self._prefix(place), ["", what, cursors[place]]) for place in some]
+                for place, reply in zip(some, ask(self._client, calls), strict=True):
+                    if reply[0] == b"0":
+                        del cursors[place]
+                    else:
+                        cursors[place] = reply[0]
+                    self._on_step(reply[1])
+                    self._note(place, what, reply[2::2], reply[3::2])
+
+    # --- keys ---
+
+    def examine_keys(
+        self,
+        wanted: frozenset[str] | None,
+        shards_counts: Mapping[str, int],
+        vitals: dict[Place, Vitals],
+        sample: int,
+    ) -> None:
+        """Every payloads key there is of the queues wanted (None: of all). Shards that it comes across and that are not
+        in ``vitals`` are added there. ``sample``: so many keys are kept.
+        """
+        gathered: defaultdict[tuple[Place, bytes], list[bytes]] = defaultdict(list)
+        count = 0
+        for place, kind, job_id in self._payload_keys(wanted, vitals, sample):
+            queue, shard = place
+            expected = shards_counts.get(queue, 0)
+            if shard < expected and shard_of(job_id, expected) != shard:
+                self.tallies[queue, "wrong_shard"].add(shard, job_id)
+            ids = gathered[place, kind]
+            ids.append(job_id)
+            count += 1
+            if len(ids) == MAX_EXAMINED:
+                self._examine_ids([((place, kind), gathered.pop((place, kind)))])
+                count -= MAX_EXAMINED
+            elif count == MAX_GATHERED:
+                self._examine_ids(gathered.items())
+                gathered.clear()
+                count = 0
+        self._examine_ids(gathered.items())
+
+    def _payload_keys(
+        self, wanted: frozenset[str] | None, vitals: dict[Place, Vitals], sample: int
+    ) -> Iterator[tuple[Place, bytes, bytes]]:
+        begin = f"{self._namespace}:{FORMAT}:{{"
+        places: dict[bytes, Place | None] = {}
+        for keys in self._client.scan(literally(begin) + "*", SCAN_KEYS):
+            self._on_step(len(keys))
+            for key in keys:
+                head, _, tail = key[len(begin.encode()) :].partition(b"}:")
+                if head not in places:
+                    places[head] = _place(head)
+                place = places[head]
+                if place is None or (wanted is not None and place[0] not in wanted):
+                    continue
+                if place not in vitals:
+                    vitals |= read_vitals(self._client, self._namespace, [place])
+                kind = next((kind for kind in PAYLOADS if tail.startswith(kind)), None)
+                if kind is not None and not vitals[place].wrong:
+                    if len(self.sample) < sample:
+                        self.sample.append((self._prefix(place), key))
+                    yield place, kind, tail[len(kind) :]
+                elif kind is None and tail not in KNOWN_KEYS:
+                    self.tallies[place[0], "unknown_keys"].add(place[1], tail)
+
+    def _examine_ids(self, groups: Iterable[tuple[tuple[Place, bytes], list[bytes]]]) -> None:
+        listed = list(groups)
+        calls = [Call("examine", self._prefix(place), ["", kind, "", *ids]) for (place, kind), ids in listed]
+        for ((place, kind), _), reply in zip(listed, ask(self._client, calls, SCANS_TOGETHER), strict=True):
+            self._note(place, kind.decode(), reply[2::2], reply[3::2])
+
+    # --- what was found ---
+
+    def _note(self, place: Place, what: str, ids: Sequence[bytes], codes: Sequence[bytes]) -> None:
+        mended = self._mend(place, what, ids) if self._repair else set()
+        for job_id, code in zip(ids, codes, strict=True):
+            self.tallies[place[0], code.decode()].add(place[1], job_id, mended=job_id in mended)
+
+    def _mend(self, place: Place, what: str, ids: Sequence[bytes]) -> set[bytes]:
+        """Which of them are as they should be now."""
+        mended: set[bytes] = set()
+        for start in range(0, len(ids), MAX_MENDED):
+            pending = list(ids[start : start + MAX_MENDED])
+            while pending:
+                reply = self._client.run("mend", self._prefix(place), self._now, what, *pending)
+                mended.update(job_id for job_id, state in zip(pending, reply, strict=True) if state in (0, 1))
+                pending = [job_id for job_id, state in zip(pending, reply, strict=True) if state == 2]
+        return mended
+
+    def _prefix(self, place: Place) -> str:
+        return shard_prefix(self._namespace, *place)
+
+
+def literally(text: str) -> str:
+    """A pattern of Redis that only fits the text itself."""
+    return "".join("\\" + char if char in "*?[]\\" else char for char in text)
+
+
+def _place(head: bytes) -> Place | None:
+    """The shard that ``queue:index`` names; None when it names none."""
+    queue, _, index = head.rpartition(b":")
+    try:
+        return (queue.decode(), int(index)) if queue and index.isdigit() else None
+    except UnicodeDecodeError:
+        return None

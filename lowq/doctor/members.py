@@ -1,0 +1,186 @@
+"""Who works what: the registries, the leases, and what both together should be.
+
+These are read one after the other, so what does not fit may only be in motion: a shard between two owners, a node that
+has just started or died. Such a *suspicion* is reported when it was there at every look for longer than anything in
+order takes: a heartbeat or a head start is never later than lease_ttl / 3.
+"""
+
+import json
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from lowq.doctor.shards import Place, Vitals, read_vitals
+from lowq.keys import nodes_key, queues_key
+from lowq.registry import SILENT_TTLS, Backend, NodeInfo, QueueInfo, nodes
+
+#: Seconds between two looks at what is suspicious.
+LOOK_INTERVAL = 0.5
+
+#: A suspicion: its code, and what tells it from others of the same code. It may go on under the same name only.
+Suspicion = tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """All of it, as one look found it."""
+
+    queues: Mapping[str, QueueInfo]
+    #: queue -> what can't be read of its entry.
+    unreadable_queues: Mapping[str, str]
+    nodes: Sequence[NodeInfo]
+    #: Every name in the registry, also of nodes that are silent; and of these how many seconds they have been.
+    names: Sequence[str]
+    silent: Mapping[str, float]
+    unreadable_nodes: Sequence[str]
+    vitals: Mapping[Place, Vitals]
+
+    def of_queue(self, queue: str) -> list[Vitals]:
+        """The vitals of its shards, as far as they can be read."""
+        return [item for (name, _), item in self.vitals.items() if name == queue and not item.wrong]
+
+    def served(self, queue: str) -> bool:
+        """Whether a node lives that takes jobs of it."""
+        return any(queue in node.queues and not node.quiet for node in self.nodes)
+
+    def within(self, place: Place) -> bool:
+        """Whether it is a shard that the registry knows."""
+        return place[0] in self.queues and place[1] < self.queues[place[0]].shards_count
+
+
+def read_queues(backend: Backend) -> tuple[dict[str, QueueInfo], dict[str, str]]:
+    """The registry of queues, and the entries that can't be read.
+
+    Raises:
+        RedisUnavailable, RedisRefused
+    """
+    key = queues_key(backend.config.namespace)
+    raw = backend.client.command("HGETALL", key, key=key)
+    known: dict[str, QueueInfo] = {}
+    unreadable: dict[str, str] = {}
+    for field, data in sorted(zip(raw[::2], raw[1::2], strict=True)):
+        name, text = (item.decode("utf-8", "replace") for item in (field, data))
+        try:
+            entry = json.loads(text)
+            count, options = entry["shards_count"], entry.get("options") or {}
+            if isinstance(count, bool) or not isinstance(count, int) or count < 1 or not isinstance(options, dict):
+                raise ValueError
+        except (ValueError, TypeError, KeyError, AttributeError):
+            unreadable[name] = text[:100]
+        else:
+            known[name] = QueueInfo(name, count, options)
+    return known, unreadable
+
+
+def look(backend: Backend, wanted: Sequence[str] | None, others: Sequence[Place] = ()) -> Look:
+    """Looks at the registries and at the shards of the queues wanted (None: all), and at some others.
+
+    Raises:
+        RedisUnavailable, RedisRefused, ScriptError
+    """
+    # The nodes last: one that comes meanwhile is seen, while its leases may not be.
+    queues, unreadable = read_queues(backend)
+    if wanted is not None:
+        queues = {name: info for name, info in queues.items() if name in wanted}
+        unreadable = {name: text for name, text in unreadable.items() if name in wanted}
+    places = [(name, shard) for name, info in queues.items() for shard in range(info.shards_count)]
+    vitals = read_vitals(backend.client, backend.config.namespace, dict.fromkeys([*places, *others]))
+    key = nodes_key(backend.config.namespace)
+    raw, (seconds, microseconds) = backend.client.commands([("HGETALL", key), ("TIME",)], key=key)
+    server_time = int(seconds) + int(microseconds) / 1e6
+    oldest = backend.config.lease_ttl * SILENT_TTLS
+    names, silent, strange = [], {}, []
+    for field, data in zip(raw[::2], raw[1::2], strict=True):
+        name = field.decode("utf-8", "replace")
+        names.append(name)
+        head, _, text = data.partition(b" ")
+        try:
+            heartbeat_at = float(head)
+            if not isinstance(json.loads(text), dict):
+                raise ValueError
+        except ValueError:
+            strange.append(name)
+        else:
+            if server_time - heartbeat_at > oldest:
+                silent[name] = server_time - heartbeat_at
+    live = [node for node in nodes(backend) if node.name not in strange]
+    return Look(queues, unreadable, live, names, silent, sorted(strange), vitals)
+
+
+# --- suspicions ----------------------------------------------------------------------------------------------
+
+
+def suspicions(seen: Look) -> dict[Suspicion, Any]:
+    """What does not fit at one look: the suspicion, and what it is about."""
+    return dict(
+        [
+            *_shards_nobody_holds(seen),
+            *_strange_leases(seen),
+            *_nodes_without_leases(seen),
+            *_other_counts(seen),
+            *_paused_in_part(seen),
+        ]
+    )
+
+
+def _shards_nobody_holds(seen: Look) -> Iterator[tuple[Suspicion, Any]]:
+    for (queue, shard), item in seen.vitals.items():
+        if item.wrong or item.token is not None:
+            continue
+        # Each change of owner has a fence of its own: with the same one, nobody was there between two looks.
+        fence = item.meta.get("fence", "")
+        if item.taken:
+            yield ("ownerless", queue, str(shard), fence), item
+        elif seen.served(queue) and seen.within((queue, shard)):
+            yield ("shard_unserved", queue, str(shard), fence), item
+
+
+def _strange_leases(seen: Look) -> Iterator[tuple[Suspicion, Any]]:
+    known = {name.rpartition(":")[2] for name in seen.names}
+    for (queue, shard), item in seen.vitals.items():
+        if item.owner is not None and item.owner[:6] not in known:
+            yield ("lease_unknown", queue, str(shard), item.token or ""), item
+
+
+def _nodes_without_leases(seen: Look) -> Iterator[tuple[Suspicion, Any]]:
+    for node in seen.nodes:
+        says = [(queue, shard) for queue, shards in node.shards.items() for shard in shards]
+        looked_at = [seen.vitals[place] for place in says if place in seen.vitals and not seen.vitals[place].wrong]
+        nonce = node.name.rpartition(":")[2]
+        if looked_at and not any((item.owner or "").startswith(nonce) for item in looked_at):
+            yield ("node_without_leases", node.name), node
+
+
+def _other_counts(seen: Look) -> Iterator[tuple[Suspicion, Any]]:
+    for (queue, shard), item in seen.vitals.items():
+        count = None if item.wrong else item.meta.get("shards_count")
+        if count is not None and seen.within((queue, shard)) and count != str(seen.queues[queue].shards_count):
+            yield ("shards_count", queue, str(shard), count), item
+
+
+def _paused_in_part(seen: Look) -> Iterator[tuple[Suspicion, Any]]:
+    paused: defaultdict[str, set[bool]] = defaultdict(set)
+    for place, item in seen.vitals.items():
+        if seen.within(place) and not item.wrong:
+            paused[place[0]].add("paused" in item.meta)
+    for queue, states in paused.items():
+        if len(states) == 2:
+            yield ("paused_in_part", queue), [item for item in seen.of_queue(queue) if "paused" in item.meta]
+
+
+def confirm(look_again: Callable[[], Look], patience: float) -> tuple[Look, dict[Suspicion, Any]]:
+    """The last look, and the suspicions that were there at every look for so many seconds. Ends early without any.
+
+    Raises:
+        RedisUnavailable, RedisRefused, ScriptError
+    """
+    deadline = time.monotonic() + patience
+    seen = look_again()
+    found = suspicions(seen)
+    while found and time.monotonic() < deadline:
+        time.sleep(max(min(LOOK_INTERVAL, deadline - time.monotonic()), 0.0))
+        seen = look_again()
+        found = {suspicion: what for suspicion, what in suspicions(seen).items() if suspicion in found}
+    return seen, found

@@ -1,0 +1,110 @@
+"""Shards as their own keys tell, each read at one moment by the script `vitals`."""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from lowq.connection import Call, Client
+from lowq.keys import shard_prefix
+from lowq.paging import ask
+
+#: Seconds that a shard's clock may be ahead of the server's: it runs ahead by a microsecond for each job of a push.
+CLOCK_TOLERANCE = 2.0
+#: Calls that go out together: each takes some 20 microseconds.
+TOGETHER = 100
+
+#: A shard: its queue and index.
+Place = tuple[str, int]
+
+_META = ("shards_count", "clock", "owner", "fence", "delivery", "paused", "processed", "failed", "died")
+_COUNTERS = ("processed", "failed", "died", "delivery")
+
+
+@dataclass(frozen=True, slots=True)
+class Vitals:
+    """What the keys of a shard said at one moment."""
+
+    place: Place
+    #: Unix time, seconds, by its server's clock.
+    now: float
+    #: Names of keys that have a type they must not have. Then nothing else is known.
+    wrong: tuple[str, ...]
+    #: Token of the lease, None when there is none; and the milliseconds that it still runs, -1 without an end.
+    token: str | None = None
+    ttl: int = -2
+    #: The fields of `meta` that there are.
+    meta: Mapping[str, str] = field(default_factory=dict)
+    due: int = 0
+    length: int = 0
+    taken: int = 0
+    morgue_length: int = 0
+    #: Ids in all sets together; one may be in several.
+    entries: int = 0
+
+    @property
+    def jobs(self) -> int:
+        return self.length + self.taken + self.morgue_length
+
+    @property
+    def exists(self) -> bool:
+        """Whether there is anything of it but a lease."""
+        return bool(self.wrong or self.meta or self.jobs)
+
+    @property
+    def owner(self) -> str | None:
+        """The nonce of whoever holds the lease."""
+        return None if self.token is None else self.token.rpartition(":")[0]
+
+    @property
+    def seconds_ahead(self) -> float:
+        """How far its clock is ahead of the server's."""
+        return _number(self.meta.get("clock")) - self.now
+
+    def ailments(self) -> dict[str, str]:
+        """Code -> detail, of what is wrong with it taken by itself."""
+        if self.wrong:
+            return {"wrong_type": ", ".join(self.wrong)}
+        found = {}
+        if self.seconds_ahead > CLOCK_TOLERANCE:
+            found["clock_ahead"] = ""
+        if self.jobs and "shards_count" not in self.meta:
+            found["meta_lost"] = ""
+        if self.token is not None and self.ttl == -1:
+            found["lease_endless"] = ""
+        if self.token is not None and self.token != f"{self.meta.get('owner')}:{self.meta.get('fence')}":
+            found["lease_disagrees"] = ""
+        counters = [name for name in _COUNTERS if not re.fullmatch(r"\d+", self.meta.get(name, "0"))]
+        if counters:
+            found["counters"] = ", ".join(counters)
+        return found
+
+
+def read_vitals(client: Client, namespace: str, places: Iterable[Place], now: str = "") -> dict[Place, Vitals]:
+    """The vitals of many shards.
+
+    Raises:
+        RedisUnavailable, RedisRefused, ScriptError
+    """
+    listed = list(places)
+    calls = [Call("vitals", shard_prefix(namespace, *place), [now]) for place in listed]
+    replies = ask(client, calls, TOGETHER)
+    return {place: _vitals(place, reply) for place, reply in zip(listed, replies, strict=True)}
+
+
+def _vitals(place: Place, reply: Sequence[Any]) -> Vitals:
+    wrong = tuple(name.decode() for name in reply[1])
+    if wrong:
+        return Vitals(place, float(reply[0]), wrong)
+    meta = {
+        name: raw.decode("utf-8", "replace") for name, raw in zip(_META, reply[4:13], strict=True) if raw is not None
+    }
+    token = None if reply[2] is None else reply[2].decode("utf-8", "replace")
+    return Vitals(place, float(reply[0]), wrong, token, reply[3], meta, *reply[13:18])
+
+
+def _number(text: str | None) -> float:
+    try:
+        return float(text or 0)
+    except ValueError:
+        return 0.0

@@ -1,0 +1,59 @@
+-- What is wrong with an id as far as one kind of key tells: a code, or nil when nothing is. `what` is the name of a set
+-- in which the id was found, or what its payloads key begins with. An id may wait, be in flight and be buried at once;
+-- wrong is only what no transition leaves behind. Looks at everything anew, so what has moved meanwhile is not wrong.
+-- `delivered` is the shard's counter of deliveries. Needs `taken`.
+local function ailment_of(prefix, what, id, delivered)
+  local function in_set(set)
+    return redis.call('ZSCORE', prefix .. set, id) ~= false
+  end
+  local function has(suffix)
+    return redis.call('EXISTS', prefix .. suffix .. id) == 1
+  end
+  local record = redis.call('HGET', prefix .. 'taken', id)
+
+  if what == 'due' then
+    return in_set('due') and not has('payloads:') and 'due_without_payloads' or nil
+  elseif what == 'morgue' then
+    return in_set('morgue') and not has('morgue:payloads:') and 'morgue_without_payloads' or nil
+  elseif what == 'payloads:' then
+    return has('payloads:') and not in_set('due') and 'orphan_payloads' or nil
+  elseif what == 'taken:payloads:' then
+    return has('taken:payloads:') and not record and 'orphan_taken_payloads' or nil
+  elseif what == 'morgue:payloads:' then
+    return has('morgue:payloads:') and not in_set('morgue') and 'orphan_morgue_payloads' or nil
+  elseif what == 'taken' then
+    if not record then
+      return nil
+    end
+    local delivery, perform_at, retry_count = parse_taken(record)
+    if not (tonumber(delivery) and tonumber(perform_at) and retry_count) then
+      return 'taken_unreadable'
+    elseif not has('taken:payloads:') then
+      return 'taken_without_payloads'
+    end
+    return tonumber(delivery) > delivered and 'delivery_behind' or nil
+  end
+
+  -- What is known of the past of an id: of one that waits (`retries`), waits or is in flight, or is buried. That of
+  -- payloads which only an entry is missing for is kept: it is theirs again once they are put right.
+  local there, kept
+  if what == 'morgue:errors' then
+    there = redis.call('HEXISTS', prefix .. what, id) == 1
+    kept = in_set('morgue') or has('morgue:payloads:')
+  else
+    if what == 'retries' then
+      there = in_set('retries')
+    elseif what == 'solo' then
+      there = redis.call('SISMEMBER', prefix .. what, id) == 1
+    else
+      there = redis.call('HEXISTS', prefix .. what, id) == 1
+    end
+    kept = in_set('due') or has('payloads:')
+    if record then
+      kept = kept or what ~= 'retries'
+    else
+      kept = kept or has('taken:payloads:')
+    end
+  end
+  return there and not kept and 'leftovers' or nil
+end

@@ -1,0 +1,129 @@
+-- mend: what is wrong with some ids of a shard is put right, as far as that loses nothing.
+--
+-- KEYS[1]  prefix of the shard
+-- ARGV[1]  now: Unix seconds, or '' for the server's clock
+-- ARGV[2]  what to go by, as in examine
+-- ARGV[3+] ids, at most 200
+--
+-- Reply: list of, per id, 1 (put right), 0 (nothing is wrong any more), 2 (not, or in part: call again),
+--        3 (left as it is: only a person can tell).
+--   orphan_payloads          due now, with what is known of its retries
+--   orphan_taken_payloads    merged into what waits, due now unless it waits already
+--   orphan_morgue_payloads   in the morgue, buried now
+--   due_without_payloads     not due any more, as take does it
+--   taken_without_payloads   not in flight any more, when the shard has no owner that may report it
+--   taken_unreadable         its payloads wait, due now
+--   delivery_behind          the counter of deliveries is set to the largest that was handed out
+--   leftovers                removed
+--   morgue_without_payloads  left: the entry is the last that is known of it
+--
+-- Invariant: no payload is removed, and none that is performed comes to be performed by a second thread: what is put
+-- back waits in its own shard, which one thread works at a time.
+--
+--!flags allow-oom
+--!include clock
+--!include touch
+--!include merge_part
+--!include taken
+--!include forget
+--!include wake
+--!include ailment
+local prefix, what = KEYS[1], ARGV[2]
+local now = read_now()
+local ids = {}
+for i = 3, #ARGV do
+  ids[#ids + 1] = ARGV[i]
+end
+touch(prefix, { 'payloads:', 'taken:payloads:', 'morgue:payloads:' }, ids)
+
+-- What one call merges, over all its ids: it must not hold Redis for long.
+local budget = { payloads = 500, bytes = 1048576 }
+local is_due = false
+
+-- Payloads in flight, of which nobody knows, wait again. Returns whether all of them do.
+local function wait_again(id)
+  local whole = merge_part(prefix .. 'taken:payloads:' .. id, prefix .. 'payloads:' .. id, budget)
+  if redis.call('EXISTS', prefix .. 'payloads:' .. id) == 1 then
+    redis.call('ZADD', prefix .. 'due', 'NX', now, id)
+    is_due = true
+  end
+  return whole
+end
+
+local mends = {}
+
+function mends.orphan_payloads(id)
+  redis.call('ZADD', prefix .. 'due', now, id)
+  is_due = true
+  return 1
+end
+
+function mends.orphan_taken_payloads(id)
+  return wait_again(id) and 1 or 2
+end
+
+function mends.orphan_morgue_payloads(id)
+  redis.call('ZADD', prefix .. 'morgue', now, id)
+  redis.call('HSETNX', prefix .. 'morgue:errors', id, 'put back by lowq doctor: payloads of a buried job without one')
+  return 1
+end
+
+function mends.due_without_payloads(id)
+  redis.call('ZREM', prefix .. 'due', id)
+  local in_flight = redis.call('HEXISTS', prefix .. 'taken', id) == 1
+  if in_flight or redis.call('EXISTS', prefix .. 'taken:payloads:' .. id) == 1 then
+    redis.call('ZREM', prefix .. 'retries', id)
+  else
+    forget(prefix, id)
+  end
+  return 1
+end
+
+function mends.taken_without_payloads(id)
+  if redis.call('EXISTS', prefix .. 'lease') == 1 then
+    return 3
+  end
+  redis.call('HDEL', prefix .. 'taken', id)
+  if not redis.call('ZSCORE', prefix .. 'due', id) and redis.call('EXISTS', prefix .. 'payloads:' .. id) == 0 then
+    forget(prefix, id)
+  end
+  return 1
+end
+
+function mends.taken_unreadable(id)
+  if not wait_again(id) then
+    return 2
+  end
+  redis.call('HDEL', prefix .. 'taken', id)
+  return 1
+end
+
+function mends.delivery_behind(id)
+  redis.call('HSET', prefix .. 'meta', 'delivery', (parse_taken(redis.call('HGET', prefix .. 'taken', id))))
+  return 1
+end
+
+function mends.leftovers(id)
+  local command = { retries = 'ZREM', solo = 'SREM' }
+  redis.call(command[what] or 'HDEL', prefix .. what, id)
+  return 1
+end
+
+function mends.morgue_without_payloads()
+  return 3
+end
+
+local reply = {}
+for _, id in ipairs(ids) do
+  if budget.payloads <= 0 or budget.bytes <= 0 then
+    reply[#reply + 1] = 2
+  else
+    local delivered = tonumber(redis.call('HGET', prefix .. 'meta', 'delivery') or '') or 0
+    local code = ailment_of(prefix, what, id, delivered)
+    reply[#reply + 1] = code and mends[code](id) or 0
+  end
+end
+if is_due then
+  wake(prefix, 0)
+end
+return reply

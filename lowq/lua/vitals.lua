@@ -1,0 +1,59 @@
+-- vitals: what a shard's own keys say, at one moment.
+--
+-- KEYS[1]  prefix of the shard
+-- ARGV[1]  now: Unix seconds, or '' for the server's clock
+--
+-- Reply: {now, wrong, lease, ttl, shards_count, clock, owner, fence, delivery, paused, processed, failed, died,
+--         due, length, taken, morgue_length, entries}
+--   now: Unix seconds, text; wrong: names of keys that have another type than they must, and then nothing follows
+--   lease: token of the owner or nil; ttl: milliseconds that it still runs, -1: for ever, -2: there is none
+--   shards_count ... died: as in `meta`, text or nil
+--   due: waiting jobs whose time has come; length, taken, morgue_length: jobs; entries: in all sets of ids together
+--
+-- Invariant: nothing changes.
+--
+--!flags no-writes
+--!include clock
+--!include horizon
+local prefix = KEYS[1]
+local now = read_now()
+local sets = {
+  { 'due', 'zset', 'ZCARD' }, { 'taken', 'hash', 'HLEN' }, { 'morgue', 'zset', 'ZCARD' },
+  { 'retries', 'zset', 'ZCARD' }, { 'errors', 'hash', 'HLEN' }, { 'solo', 'set', 'SCARD' },
+  { 'crashes', 'hash', 'HLEN' }, { 'morgue:errors', 'hash', 'HLEN' },
+}
+local wrong = {}
+local function check(name, expected)
+  local kind = redis.call('TYPE', prefix .. name).ok
+  if kind ~= 'none' and kind ~= expected then
+    wrong[#wrong + 1] = name
+  end
+end
+for _, set in ipairs(sets) do
+  check(set[1], set[2])
+end
+check('pushed', 'list')
+check('meta', 'hash')
+check('lease', 'string')
+local text = string.format('%.17g', now)
+if #wrong > 0 then
+  return { text, wrong }
+end
+
+local sizes, entries = {}, 0
+for i, set in ipairs(sets) do
+  sizes[i] = redis.call(set[3], prefix .. set[1])
+  entries = entries + sizes[i]
+end
+local meta = redis.call('HMGET', prefix .. 'meta', 'shards_count', 'clock', 'owner', 'fence', 'delivery', 'paused',
+  'processed', 'failed', 'died')
+local reply = { text, wrong, redis.call('GET', prefix .. 'lease'), redis.call('PTTL', prefix .. 'lease') }
+for i = 1, 9 do
+  reply[#reply + 1] = meta[i]
+end
+reply[#reply + 1] = redis.call('ZCOUNT', prefix .. 'due', '-inf', (read_horizon(prefix, now)))
+reply[#reply + 1] = sizes[1]
+reply[#reply + 1] = sizes[2]
+reply[#reply + 1] = sizes[3]
+reply[#reply + 1] = entries
+return reply
