@@ -108,12 +108,12 @@ class _Examination:
         vitals = dict(seen.vitals)
         sizes = self._client.on_all([("DBSIZE",)])
         self._total = sum(item.entries for item in vitals.values()) + sum(size for (size,) in sizes.values())
-        self._ward.examine_sets(place for place, item in vitals.items() if item.entries)
+        self._ward.examine_sets([place for place, item in vitals.items() if item.entries])
         wanted = None if self._wanted is None else frozenset(self._wanted)
         counts = {name: info.shards_count for name, info in seen.queues.items()}
         self._ward.examine_keys(wanted, counts, vitals, SAMPLE)
         others = sorted(vitals.keys() - seen.vitals.keys())
-        self._ward.examine_sets(place for place in others if vitals[place].entries)
+        self._ward.examine_sets([place for place in others if vitals[place].entries])
         return others
 
     def _of_ids(self) -> Iterator[Finding]:

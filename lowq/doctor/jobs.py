@@ -67,7 +67,7 @@ class Ward:
 
     # --- sets ---
 
-    def examine_sets(self, places: Iterable[Place]) -> None:
+    def examine_sets(self, places: Sequence[Place]) -> None:
         """Every entry of every set of these shards."""
         for what in SETS:
             cursors = dict.fromkeys(places, b"0")

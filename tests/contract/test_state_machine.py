@@ -23,6 +23,8 @@ from hypothesis.stateful import (
 
 from lowq import shard as shard_module
 from lowq.connection import Call, Client, pool
+from lowq.doctor.jobs import Ward
+from lowq.doctor.shards import read_vitals
 from lowq.errors import LeaseLost, ScriptError
 from lowq.scripts import Script, load_scripts
 from lowq.shard import Failure, Shard
@@ -136,6 +138,7 @@ class ShardMachine(RuleBasedStateMachine):
         )
         self.now = NOW
         self.numbers = 0
+        self.steps = 0
         self.owner = self._process()
         #: Processes that lost the shard and may not have noticed.
         self.ghosts: list[Process] = []
@@ -198,6 +201,23 @@ class ShardMachine(RuleBasedStateMachine):
             if expected.get(key) != actual.get(key)
         ]
         assert not differing, "\n".join(["what is there differs", *differing])
+
+    @invariant()
+    def the_doctor_finds_nothing(self) -> None:
+        """Nothing that a transition leaves behind looks like damage. At every third step: it takes a dozen calls."""
+        self.steps += 1
+        if self.steps % 3:
+            return
+        rig = self.rig
+        place = (rig.queue, rig.index)
+        vitals = read_vitals(self.client, "lowq", [place], repr(self.now))
+        # The clock is set forward by a rule of its own.
+        found = set(vitals[place].ailments()) - {"clock_ahead"}
+        ward = Ward(self.client, "lowq", repair=False, on_step=lambda _: None)
+        ward.examine_sets([place])
+        ward.examine_keys(None, {}, vitals, 0)
+        found |= {f"{code} {list(tally.ids)}" for (_, code), tally in ward.tallies.items()}
+        assert not found, found
 
     # --- time ---
 

@@ -1,0 +1,167 @@
+"""What the doctor says of servers, from what they say of themselves."""
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+import pytest
+
+from lowq.connection import Client
+from lowq.doctor import KINDS, Finding
+from lowq.doctor.server import check_servers
+from lowq.errors import ScriptError
+
+HEALTHY = {
+    "redis_version": "7.0.15",
+    "maxmemory_policy": "noeviction",
+    "maxmemory": "0",
+    "used_memory": str(50 * 2**20),
+    "aof_enabled": "1",
+    "rdb_last_bgsave_status": "ok",
+    "aof_last_write_status": "ok",
+    "aof_last_bgrewrite_status": "ok",
+    "role": "master",
+    "connected_slaves": "0",
+}
+
+
+class Servers:
+    """Stands for a client: servers by address, each with what INFO and CONFIG say and how far its clock is off."""
+
+    url = "redis://h"
+
+    def __init__(
+        self, *infos: Mapping[str, str], config: Mapping[str, str] | None = None, clocks: Sequence[float] = (0.0,)
+    ) -> None:
+        self._infos = infos
+        self._config = config
+        self._clocks = clocks
+
+    def on_all(self, commands: Sequence[Sequence[Any]]) -> dict[str, list[Any]]:
+        addresses = [""] if len(self._infos) == 1 else [f"h{number}:6379" for number in range(len(self._infos))]
+        return {address: [self._reply(i, command) for command in commands] for i, address in enumerate(addresses)}
+
+    def _reply(self, number: int, command: Sequence[Any]) -> Any:
+        if command[0] == "INFO":
+            return "\r\n".join(f"{name}:{value}" for name, value in self._infos[number].items()).encode()
+        if command[0] == "TIME":
+            now = time.time() + self._clocks[number]
+            return [str(int(now)).encode(), str(int(now % 1 * 1e6)).encode()]
+        assert command[:2] == ("CONFIG", "GET")
+        if self._config is None:
+            raise ScriptError("unknown command 'CONFIG'")
+        value = self._config.get(command[2])
+        return [] if value is None else [command[2].encode(), value.encode()]
+
+
+def check(*infos: Mapping[str, str], **more: Any) -> list[Finding]:
+    settings: dict[str, Any] = {"config": {"save": "", "appendfsync": "everysec"}, **more}
+    return list(check_servers(cast(Client, Servers(*(infos or (HEALTHY,)), **settings))))
+
+
+def wrong(*infos: Mapping[str, str], **more: Any) -> dict[str, str]:
+    """code -> severity, of what is not ok."""
+    found = [finding for finding in check(*infos, **more) if finding.severity != "ok"]
+    assert all(finding.cause and finding.effect and finding.advice for finding in found)
+    return {finding.code: finding.severity for finding in found}
+
+
+def said(code: str, *infos: Mapping[str, str], **more: Any) -> str:
+    return next(finding.what for finding in check(*infos, **more) if finding.code == code)
+
+
+def test_a_healthy_server_is_told_of_in_a_few_lines() -> None:
+    assert wrong() == {}
+    assert [finding.code for finding in check()] == ["redis", "eviction", "persistence", "memory", "clock"]
+
+
+def test_valkey_is_called_by_its_name() -> None:
+    assert said("redis", {**HEALTHY, "valkey_version": "8.0.1"}) == "Valkey 8.0.1"
+
+
+def test_eviction_is_an_error_where_memory_is_limited() -> None:
+    lru = {**HEALTHY, "maxmemory_policy": "allkeys-lru"}
+    assert wrong(lru) == {"eviction": "warning"}
+    assert wrong({**lru, "maxmemory": str(2**40)}) == {"eviction": "error"}
+
+
+@pytest.mark.parametrize(
+    ("aof", "config", "severity", "text"),
+    [
+        ("1", {"save": "", "appendfsync": "always"}, None, "nothing answered is lost"),
+        ("1", {"save": "", "appendfsync": "everysec"}, None, "1 to 2 seconds"),
+        ("1", {"save": "", "appendfsync": "no"}, "warning", "appendfsync no"),
+        ("1", None, None, "may not be asked"),
+        ("0", {"save": "", "appendfsync": "everysec"}, "warning", "nothing is persisted"),
+        ("0", {"save": "3600 1", "appendfsync": "everysec"}, "warning", "only snapshots, the last one 1 d"),
+        ("0", None, "warning", "only snapshots"),
+    ],
+)
+def test_what_persistence_can_lose(aof: str, config: Any, severity: str | None, text: str) -> None:
+    saved = str(int(time.time()) - 86_400)
+    info = {**HEALTHY, "aof_enabled": aof, "rdb_last_save_time": saved, "rdb_changes_since_last_save": "7"}
+    assert wrong(info, config=config).get("persistence") == severity
+    assert text in said("persistence", info, config=config)
+
+
+@pytest.mark.parametrize("field", ["rdb_last_bgsave_status", "aof_last_write_status", "aof_last_bgrewrite_status"])
+def test_persistence_that_fails_is_an_error(field: str) -> None:
+    assert wrong({**HEALTHY, field: "err"}) == {"persistence_failing": "error"}
+
+
+@pytest.mark.parametrize(("used", "severity"), [(89, None), (90, "warning"), (99, "warning"), (100, "error")])
+def test_memory_close_to_its_limit(used: int, severity: str | None) -> None:
+    info = {**HEALTHY, "maxmemory": str(100 * 2**20), "used_memory": str(used * 2**20)}
+    assert wrong(info).get("memory") == severity
+    assert f"{used}%" in said("memory", info)
+
+
+def test_a_replica_is_no_place_to_work() -> None:
+    info = {**HEALTHY, "role": "slave", "master_host": "10.0.0.1", "master_port": "6379"}
+    assert wrong(info) == {"replica": "error"}
+    assert said("replica", info) == "the server is a replica, of 10.0.0.1:6379"
+
+
+def test_replicas_that_do_not_keep_up() -> None:
+    online = "ip=10.0.0.2,port=6379,state=online,offset=5,lag=1"
+    info = {**HEALTHY, "connected_slaves": "2", "slave0": online, "slave1": online}
+    assert wrong(info) == {}
+    assert "2 replicas" in said("replication", info)
+    behind = {**info, "slave1": "ip=10.0.0.3,port=6379,state=wait_bgsave,offset=0,lag=0"}
+    assert wrong(behind) == {"replication": "warning"}
+    assert "10.0.0.3:6379" in said("replication", behind)
+    assert wrong({**info, "slave0": online.replace("lag=1", "lag=60")}) == {"replication": "warning"}
+
+
+@pytest.mark.parametrize(("off", "text"), [(30.0, "30 s ahead of"), (-3700.0, "1 h 1 min behind")])
+def test_a_clock_that_differs_from_this_machines(off: float, text: str) -> None:
+    assert wrong(clocks=[off]) == {"clock": "warning"}
+    assert text in said("clock", clocks=[off])
+
+
+def test_clocks_of_servers_that_differ() -> None:
+    assert wrong(HEALTHY, HEALTHY, clocks=[0.0, 0.5]) == {}
+    assert wrong(HEALTHY, HEALTHY, clocks=[0.0, 5.0]) == {"clock": "warning"}
+    assert said("redis", HEALTHY, HEALTHY, clocks=[0.0, 0.0]) == "Redis 7.0.15 at h0:6379"
+
+
+def test_a_server_that_says_little_is_not_suspected() -> None:
+    assert wrong({"redis_version": "7.0.0", "redis_mode": "standalone"}, config=None) == {}
+
+
+def test_every_kind_explains_itself() -> None:
+    for code, kind in KINDS.items():
+        assert kind.what, code
+        if kind.severity != "ok":
+            assert kind.cause, code
+            assert kind.effect, code
+            assert kind.advice, code
+        assert ("--repair" in kind.advice) == kind.mendable, code
+
+
+@pytest.mark.parametrize(
+    ("severity", "count", "mended", "is_wrong"),
+    [("ok", 1, 0, False), ("warning", 1, 0, True), ("error", 3, 2, True), ("error", 3, 3, False)],
+)
+def test_a_finding_is_wrong_until_all_of_it_is_mended(severity: Any, count: int, mended: int, is_wrong: bool) -> None:
+    assert Finding("x", severity, "what", count=count, mended=mended).wrong is is_wrong
