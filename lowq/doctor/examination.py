@@ -9,15 +9,16 @@ from typing import Any
 from lowq.connection import Refusal
 from lowq.doctor.finding import KINDS, Finding
 from lowq.doctor.jobs import SCAN_KEYS, Ward, literally
-from lowq.doctor.members import Look, Suspicion, confirm, look, read_queues
+from lowq.doctor.members import Look, Suspicion, confirm, look, read_node_entries, read_queues
 from lowq.doctor.server import SAMPLE, check_encoding, check_servers
 from lowq.doctor.shards import Place, Vitals, read_vitals
 from lowq.duration import duration
 from lowq.errors import LeaseLost, ScriptError, UnknownQueueError
 from lowq.keys import nodes_key, queues_key, shard_prefix
-from lowq.registry import SILENT_TTLS, Backend, find_queue
+from lowq.registry import Backend, find_queue
 
-#: Milliseconds that a lease without an end is given: longer than any lease_ttl, so that a living owner renews before.
+#: Milliseconds that a lease without an end is given when nothing tells the lease_ttl of its owner: longer than any, so
+#: that an owner that lives renews it before.
 ENDLESS_LEASE = 600_000
 #: Milliseconds that the doctor's own lease runs on, should it die between restoring and giving the shard up.
 OWN_LEASE = 1000
@@ -134,15 +135,7 @@ class _Examination:
 
     def _of_nodes(self, seen: Look, confirmed: dict[Suspicion, Any]) -> Iterator[Finding]:
         ttl = self._backend.config.lease_ttl
-        if seen.unreadable_nodes:
-            yield self._finding("node_unreadable", nodes=seen.unreadable_nodes)
-        if seen.silent:
-            finding = self._finding("node_silent", nodes=sorted(seen.silent), ago=duration(min(seen.silent.values())))
-            if self._repair:
-                # A goodbye of nobody: it forgets all that were silent for so long, and looks at that anew.
-                self._client.run("heartbeat", nodes_key(self._namespace), "", "", "", ttl * SILENT_TTLS)
-                finding = replace(finding, mended=finding.count)
-            yield finding
+        yield from self._of_node_entries(seen)
         without = [suspicion[1] for suspicion in confirmed if suspicion[0] == "node_without_leases"]
         if without:
             yield self._finding("node_without_leases", nodes=without)
@@ -152,13 +145,25 @@ class _Examination:
         if len(versions) > 1:
             detail = "; ".join(f"{version}: {_some(names)}" for version, names in sorted(versions.items()))
             yield self._finding("version_drift", nodes=[node.name for node in seen.nodes], detail=detail)
-        # What nodes of a version that doesn't say so are is not known.
-        late = {node.name: float(getattr(node, "late", 0.0)) for node in seen.nodes}
-        late = {name: seconds for name, seconds in late.items() if seconds > ttl / 3}
+        late = {node.name: node.late for node in seen.nodes if node.late > ttl / 3}
         if late:
             longest = max(late.values())
             finding = self._finding("keeper_late", nodes=list(late), late=duration(longest))
             yield replace(finding, severity="error") if longest > ttl else finding
+
+    def _of_node_entries(self, seen: Look) -> Iterator[Finding]:
+        found = []
+        if seen.entries.unreadable:
+            found.append(self._finding("node_unreadable", nodes=sorted(seen.entries.unreadable)))
+        if seen.entries.silent:
+            ago = duration(min(seen.entries.silent.values()))
+            found.append(self._finding("node_silent", nodes=sorted(seen.entries.silent), ago=ago))
+        if found and self._repair:
+            # A goodbye of nobody: as every heartbeat, it looks at all entries anew and forgets the nodes that are dead.
+            self._client.run("heartbeat", nodes_key(self._namespace), "", "", "", "", 0)
+            left = read_node_entries(self._backend).names
+            found = [replace(item, mended=sum(name not in left for name in item.nodes)) for item in found]
+        yield from found
 
     # --- queues ---
 
@@ -245,7 +250,7 @@ class _Examination:
         seed = secrets.randbelow(2**31)
         try:
             reply = self._client.run(
-                "acquire", prefix, "", nonce, OWN_LEASE, item.meta["shards_count"], most, seed, spare
+                "acquire", prefix, "", nonce, OWN_LEASE, item.meta["shards_count"], most, seed, spare, 0
             )
         except (Refusal, ScriptError):
             return False
@@ -284,7 +289,6 @@ class _Examination:
                 shards=[item.place[1] for item in sick],
                 detail=_some(sorted({part for _, detail in pairs for part in detail.split(", ")})),
                 ahead=duration(max((item.seconds_ahead for item in sick if not item.wrong), default=0.0)),
-                minutes=ENDLESS_LEASE // 60_000,
             )
             if finding.mendable and self._repair:
                 finding = replace(finding, mended=self._mend_shards(seen, code, sick))

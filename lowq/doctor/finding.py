@@ -188,7 +188,7 @@ KINDS = {
         "the lease of {shards} never ends",
         "somebody used PERSIST or SET on it, or it was restored from a copy",
         "if its owner is dead, nobody ever takes over these shards",
-        _MEND + "lets it end in {minutes} minutes, which a living owner prevents by renewing it",
+        _MEND + "lets it end after lease_ttl, unless an owner that lives renews it",
         True,
     ),
     "lease_disagrees": Kind(
@@ -276,15 +276,16 @@ KINDS = {
         "the registry's entry of {nodes} can't be read",
         "the entry was written by hand, or by a version of lowq with another format",
         "which queues it works is not known here",
-        "HDEL {nodes_key} NODE removes the entry; a node that lives writes it anew",
+        _MEND + "removes it, and so does the next heartbeat of any node; what only has strange details stays: HDEL "
+        "{nodes_key} NODE removes that, and a node that lives writes it anew",
+        True,
     ),
     "node_silent": Kind(
         "warning",
         "no word from {nodes} for {ago}, and no goodbye",
         "they were killed or cut off, and no other node has lived since then that would have removed their entries",
         "none by itself: what they held is taken over when a node starts",
-        "if they should run, look into their logs; " + _MEND + "removes the entries. If your nodes have a longer "
-        "lease_ttl than the {lease_ttl} that counts here, set LOWQ_LEASE_TTL for the doctor too",
+        "if they should run, look into their logs; " + _MEND + "removes the entries",
         True,
     ),
     "node_without_leases": Kind(
@@ -311,7 +312,7 @@ KINDS = {
     ),
     "keeper_late": Kind(
         "warning",
-        "the keeper of {nodes} ran up to {late} late",
+        "the keeper of {nodes} ran up to {late} late in the last ten minutes",
         "a handler holds the GIL (a huge regular expression, a C extension), or the machine is overloaded or swaps",
         "leases are renewed late; past lease_ttl ({lease_ttl}) other nodes take over shards that still are worked",
         "the node's log names what it performed then. Run several processes with fewer threads, or raise lease_ttl",

@@ -14,7 +14,7 @@ from typing import Any
 
 from lowq.doctor.shards import Place, Vitals, read_vitals
 from lowq.keys import nodes_key, queues_key
-from lowq.registry import SILENT_TTLS, Backend, NodeInfo, QueueInfo, nodes
+from lowq.registry import Backend, NodeInfo, QueueInfo, nodes
 
 #: Seconds between two looks at what is suspicious.
 LOOK_INTERVAL = 0.5
@@ -31,10 +31,7 @@ class Look:
     #: queue -> what can't be read of its entry.
     unreadable_queues: Mapping[str, str]
     nodes: Sequence[NodeInfo]
-    #: Every name in the registry, also of nodes that are silent; and of these how many seconds they have been.
-    names: Sequence[str]
-    silent: Mapping[str, float]
-    unreadable_nodes: Sequence[str]
+    entries: "NodeEntries"
     vitals: Mapping[Place, Vitals]
 
     def of_queue(self, queue: str) -> list[Vitals]:
@@ -74,6 +71,41 @@ def read_queues(backend: Backend) -> tuple[dict[str, QueueInfo], dict[str, str]]
     return known, unreadable
 
 
+@dataclass(frozen=True, slots=True)
+class NodeEntries:
+    """The registry of nodes, also of those that do not live."""
+
+    names: frozenset[str]
+    #: Node -> seconds since its last heartbeat, of those that were silent for longer than they said.
+    silent: Mapping[str, float]
+    unreadable: frozenset[str]
+
+
+def read_node_entries(backend: Backend) -> NodeEntries:
+    """The registry of nodes.
+
+    Raises:
+        RedisUnavailable, RedisRefused
+    """
+    key = nodes_key(backend.config.namespace)
+    raw, (seconds, microseconds) = backend.client.commands([("HGETALL", key), ("TIME",)], key=key)
+    now = int(seconds) + int(microseconds) / 1e6
+    names = [field.decode("utf-8", "replace") for field in raw[::2]]
+    silent, unreadable = {}, set()
+    for name, data in zip(names, raw[1::2], strict=True):
+        try:
+            heartbeat_at, silence, size, rest = data.split(b" ", 3)
+            if not isinstance(json.loads(rest[int(size) :]), dict):
+                raise ValueError
+            ago, silence = now - float(heartbeat_at), float(silence)
+        except ValueError:
+            unreadable.add(name)
+        else:
+            if ago > silence:
+                silent[name] = ago
+    return NodeEntries(frozenset(names), silent, frozenset(unreadable))
+
+
 def look(backend: Backend, wanted: Sequence[str] | None, others: Sequence[Place] = ()) -> Look:
     """Looks at the registries and at the shards of the queues wanted (None: all), and at some others.
 
@@ -87,26 +119,9 @@ def look(backend: Backend, wanted: Sequence[str] | None, others: Sequence[Place]
         unreadable = {name: text for name, text in unreadable.items() if name in wanted}
     places = [(name, shard) for name, info in queues.items() for shard in range(info.shards_count)]
     vitals = read_vitals(backend.client, backend.config.namespace, dict.fromkeys([*places, *others]))
-    key = nodes_key(backend.config.namespace)
-    raw, (seconds, microseconds) = backend.client.commands([("HGETALL", key), ("TIME",)], key=key)
-    server_time = int(seconds) + int(microseconds) / 1e6
-    oldest = backend.config.lease_ttl * SILENT_TTLS
-    names, silent, strange = [], {}, []
-    for field, data in zip(raw[::2], raw[1::2], strict=True):
-        name = field.decode("utf-8", "replace")
-        names.append(name)
-        head, _, text = data.partition(b" ")
-        try:
-            heartbeat_at = float(head)
-            if not isinstance(json.loads(text), dict):
-                raise ValueError
-        except ValueError:
-            strange.append(name)
-        else:
-            if server_time - heartbeat_at > oldest:
-                silent[name] = server_time - heartbeat_at
-    live = [node for node in nodes(backend) if node.name not in strange]
-    return Look(queues, unreadable, live, names, silent, sorted(strange), vitals)
+    entries = read_node_entries(backend)
+    live = [node for node in nodes(backend) if node.name not in entries.unreadable]
+    return Look(queues, unreadable, live, entries, vitals)
 
 
 # --- suspicions ----------------------------------------------------------------------------------------------
@@ -138,7 +153,7 @@ def _shards_nobody_holds(seen: Look) -> Iterator[tuple[Suspicion, Any]]:
 
 
 def _strange_leases(seen: Look) -> Iterator[tuple[Suspicion, Any]]:
-    known = {name.rpartition(":")[2] for name in seen.names}
+    known = {name.rpartition(":")[2] for name in seen.entries.names}
     for (queue, shard), item in seen.vitals.items():
         if item.owner is not None and item.owner[:6] not in known:
             yield ("lease_unknown", queue, str(shard), item.token or ""), item

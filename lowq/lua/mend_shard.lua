@@ -3,10 +3,11 @@
 -- KEYS[1]  prefix of the shard
 -- ARGV[1]  now: not used; every script has it first
 -- ARGV[2]  what: 'lease_endless', 'lease_disagrees', 'counters' or 'meta_lost'
--- ARGV[3]  milliseconds that a lease without an end is given, or shards_count of the queue
+-- ARGV[3]  milliseconds that a lease without an end is given when its owner's lease_ttl is not known, or shards_count
+--          of the queue
 --
 -- Reply: 1 (put right), 0 (nothing is wrong any more).
---   lease_endless    the lease ends; an owner that lives lengthens it long before
+--   lease_endless    the lease ends after its owner's lease_ttl; an owner that lives lengthens it before
 --   lease_disagrees  owner and fence become those of the lease, which is what all writes are checked by
 --   counters         those that are no numbers begin anew
 --   meta_lost        shards_count is what the registry says
@@ -21,7 +22,8 @@ if what == 'lease_endless' then
   if redis.call('PTTL', key_lease) ~= -1 then
     return 0
   end
-  return redis.call('PEXPIRE', key_lease, ARGV[3])
+  local whole = redis.call('HGET', key_meta, 'lease_ttl')
+  return redis.call('PEXPIRE', key_lease, tonumber(whole or '') and whole or ARGV[3])
 elseif what == 'lease_disagrees' then
   local nonce, fence = string.match(redis.call('GET', key_lease) or '', '^(.*):(%d+)$')
   local meta = redis.call('HMGET', key_meta, 'owner', 'fence')

@@ -5,16 +5,14 @@ Damage is done by raw commands, as people and other programs do it.
 
 import json
 import re
-import types
 from collections.abc import Iterator
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from lowq import Lowq
-from lowq.doctor import KINDS, Finding, members
+from lowq.doctor import KINDS, Finding
 from lowq.doctor.jobs import KNOWN_KEYS, PAYLOADS
 from lowq.errors import ScriptError, UnknownQueueError
 from lowq.job import load_payload, shard_of
@@ -74,8 +72,8 @@ class Clinic:
         name = f"host:1:{nonce}"
         seconds, microseconds = self.command("TIME")
         now = int(seconds) + int(microseconds) / 1e6 - ago
-        text = json.dumps({"queues": list(queues), "version": "1", **says})
-        self.client.run("heartbeat", nodes_key("lowq"), repr(now), name, text, 1e6)
+        details = json.dumps({"queues": list(queues), "version": "1", **says})
+        self.command("HSET", nodes_key("lowq"), name, f"{now:.6f} 45 2 {{}}{details}")
         return name
 
     def examine(self, *queues: str, patience: float = 0.0, **options: Any) -> dict[str, Finding]:
@@ -204,15 +202,14 @@ def test_progress_tells_how_far_it_is(clinic: Clinic) -> None:
 
 
 def test_the_namespace_is_taken_literally(store_url: str) -> None:
-    for namespace in ("a*c", "abc"):
-        app = Lowq(redis_url=store_url, namespace=namespace)
+    apps = [Lowq(redis_url=store_url, namespace=namespace) for namespace in ("a*c", "abc")]
+    for app in apps:
         app.queue("Orders", 1).push({"id": 1})
-        app.client.command("ZREM", shard_prefix(namespace, "Orders", 0) + "due", "1")
-    (found,) = [finding for finding in app.examine(patience=0) if finding.code == "orphan_payloads"]
-    assert found.count == 1
-    app.client.command("DEL", queues_key("abc"))
-    app = Lowq(redis_url=store_url, namespace="a*c")
-    assert "queue_unregistered" not in [finding.code for finding in app.examine(patience=0)]
+        app.client.command("ZREM", shard_prefix(app.config.namespace, "Orders", 0) + "due", "1")
+    for app in apps:
+        (found,) = [finding for finding in app.examine(patience=0) if finding.code == "orphan_payloads"]
+        assert found.count == 1
+        app.close()
 
 
 # --- ids ---------------------------------------------------------------------------------------------------------
@@ -511,6 +508,13 @@ def test_a_lease_without_an_end_gets_one_that_its_owner_can_live_with(clinic: Cl
     shard = clinic.shard(A)
     clinic.command("PERSIST", clinic.key(A, "lease"))
     clinic.finds("lease_endless")
+    clinic.command("PERSIST", clinic.key(A, "lease"))
+    clinic.command("HSET", clinic.key(A, "meta"), "lease_ttl", "15000")
+    clinic.examine(repair=True)
+    assert 14_000 < clinic.command("PTTL", clinic.key(A, "lease")) <= 15_000
+    clinic.command("PERSIST", clinic.key(A, "lease"))
+    clinic.command("HDEL", clinic.key(A, "meta"), "lease_ttl")
+    clinic.examine(repair=True)
     assert 590_000 < clinic.command("PTTL", clinic.key(A, "lease")) <= 600_000
     shard.take(0)  # still the owner
 
@@ -623,7 +627,7 @@ def test_a_shard_that_gets_an_owner_meanwhile_was_only_in_motion(
             heirs.append(clinic.shard(A, nonce="heir.."))
 
     assert "ownerless" in clinic.examine()
-    monkeypatch.setattr(members.time, "sleep", sleep)
+    monkeypatch.setattr("lowq.doctor.members.time.sleep", sleep)
     assert "ownerless" not in clinic.examine(patience=30.0, repair=True)
     heirs[0].take(0)  # it holds the lease
 
@@ -708,10 +712,19 @@ def test_an_entry_of_a_queue_that_cannot_be_read(clinic: Clinic, entry: str) -> 
 
 
 def test_an_entry_of_a_node_that_cannot_be_read(clinic: Clinic) -> None:
+    living = clinic.node("living", queues=())
     clinic.command("HSET", nodes_key("lowq"), "host:1:abcdef", "junk")
-    found = clinic.examine(repair=True)
+    found = clinic.examine()
     assert found.keys() == {"node_unreadable"}
     assert found["node_unreadable"].nodes == ("host:1:abcdef",)
+    assert not clinic.examine(repair=True)["node_unreadable"].wrong
+    assert clinic.examine() == {}
+    assert clinic.command("HKEYS", nodes_key("lowq")) == [living.encode()]
+
+
+def test_strange_details_of_a_node_are_left(clinic: Clinic) -> None:
+    clinic.command("HSET", nodes_key("lowq"), "host:1:abcdef", f"{4e9} 45 2 {{}}[]")
+    assert clinic.examine(repair=True)["node_unreadable"].wrong
 
 
 def test_a_node_that_went_without_goodbye_is_forgotten(clinic: Clinic) -> None:
@@ -765,22 +778,15 @@ def test_nodes_of_different_versions(clinic: Clinic) -> None:
     assert found["version_drift"].what.endswith("1.0: host:1:first.; 1.1: host:1:second")
 
 
-def test_a_keeper_that_runs_late(clinic: Clinic, monkeypatch: pytest.MonkeyPatch) -> None:
-    clinic.node(queues=())
-    read = members.nodes
-    late = 0.0
-
-    def nodes_with_late(backend: Any) -> list[Any]:
-        return [types.SimpleNamespace(**asdict(node) | {"late": late}) for node in read(backend)]
-
-    monkeypatch.setattr(members, "nodes", nodes_with_late)
+def test_a_keeper_that_runs_late(clinic: Clinic) -> None:
     found = {}
     for late in (4.9, 6.0, 16.0):
+        clinic.node(queues=(), late=late)
         found[late] = clinic.examine().get("keeper_late")
     assert found[4.9] is None
     assert found[6.0] is not None
     assert (found[6.0].severity, found[6.0].nodes) == ("warning", ("host:1:tester",))
-    assert found[6.0].what == "the keeper of host:1:tester ran up to 6.0 s late"
+    assert found[6.0].what == "the keeper of host:1:tester ran up to 6.0 s late in the last ten minutes"
     assert found[16.0] is not None
     assert found[16.0].severity == "error"
 
