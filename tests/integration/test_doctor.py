@@ -102,8 +102,8 @@ def test_a_node_that_is_frozen_is_found(make_rig: MakeRig) -> None:
     assert {"node_without_leases", "node_silent"} & {item.code for item in wrong(app)}
     node.signal(signal.SIGCONT)
     node.holds_all()
-    # What is left is that it was frozen: nobody forgets that for ten minutes.
-    until(lambda: [item.code for item in wrong(app)] == ["keeper_late"], "nothing else that is wrong")
+    # That it was frozen is told for ten minutes, if its keeper noticed.
+    until(lambda: {item.code for item in wrong(app)} <= {"keeper_late"}, "nothing else that is wrong")
     app.close()
 
 
