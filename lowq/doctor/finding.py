@@ -290,7 +290,7 @@ KINDS = {
     ),
     "node_without_leases": Kind(
         "warning",
-        "none of the leases of {nodes} is there, of shards held as the last heartbeat says",
+        "the last heartbeat of {nodes} tells of shards held, and none of these leases is its own",
         "they died, were frozen or cut off for longer than lease_ttl; or the leases were removed by hand",
         "others may work these shards by now. Whatever the old owner still writes to the queue is refused",
         "if they run, look into their logs for lost leases and a keeper that runs late",

@@ -437,6 +437,15 @@ def test_ids_of_any_bytes_are_found_and_mended(clinic: Clinic) -> None:
     assert clinic.queue.stats().length == len(ids)
 
 
+def test_a_lone_payload_may_be_a_key_of_another_type(clinic: Clinic) -> None:
+    clinic.push(A)
+    clinic.command("DEL", clinic.key(A, f"payloads:{A}"))
+    clinic.command("SET", clinic.key(A, f"payloads:{A}"), '1 {"version":1}')
+    assert clinic.examine() == {}
+    clinic.command("ZREM", clinic.key(A, "due"), A)
+    clinic.finds("orphan_payloads", A)
+
+
 def test_what_is_right_by_the_time_of_the_repair_is_not_touched(clinic: Clinic) -> None:
     clinic.push(A, delay=3600)
     before = clinic.command("ZSCORE", clinic.key(A, "due"), A)

@@ -107,6 +107,43 @@ def test_a_node_that_is_frozen_is_found(make_rig: MakeRig) -> None:
     app.close()
 
 
+# --- in a cluster ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def cluster_url() -> Iterator[str]:
+    """Two primaries that share the slots."""
+    options = {"cluster_enabled": "yes", "appendonly": "yes"}
+    with RedisServer(**options) as first, RedisServer(**options) as second:
+        ports = first.port, second.port
+        clients = [redis.Redis(port=port) for port in ports]
+        clients[0].execute_command("CLUSTER", "ADDSLOTSRANGE", 0, 8191)
+        clients[1].execute_command("CLUSTER", "ADDSLOTSRANGE", 8192, 16383)
+        clients[0].execute_command("CLUSTER", "MEET", "127.0.0.1", ports[1])
+
+        until(lambda: all(client.cluster("INFO")["cluster_state"] == "ok" for client in clients), "cluster in order")
+        yield f"redis+cluster://127.0.0.1:{ports[0]}"
+        for client in clients:
+            client.close()
+
+
+def test_all_primaries_of_a_cluster_are_examined_and_mended(cluster_url: str) -> None:
+    app = Lowq(redis_url=cluster_url)
+    queue = app.queue("Orders", 20)
+    queue.push({"id": number} for number in range(500))
+    found = app.examine()
+    assert len([item for item in found if item.code == "redis"]) == 2
+    assert [item.code for item in found if item.wrong] == ["queue_unserved"]
+    for shard in range(20):
+        key = shard_prefix("lowq", "Orders", shard) + "due"
+        app.client.command("DEL", key, key=key)
+    (orphans,) = [item for item in app.examine(repair=True) if item.code == "orphan_payloads"]
+    assert (orphans.count, orphans.mended, orphans.shards) == (500, 500, tuple(range(20)))
+    assert [item.code for item in app.examine() if item.wrong] == ["queue_unserved"]
+    assert queue.stats().due == 500
+    app.close()
+
+
 # --- the command line --------------------------------------------------------------------------------------------
 
 

@@ -6,6 +6,7 @@ in a process of their own, with an empty embedded store. A line ``expression  # 
 """
 
 import ast
+import inspect
 import os
 import re
 import shlex
@@ -20,6 +21,7 @@ from click.testing import CliRunner
 import lowq
 from lowq.cli import main
 from lowq.config import Config
+from lowq.doctor import KINDS, server
 from lowq.scripts import load_scripts
 from lowq.worker import Worker, WorkerOptions
 
@@ -193,6 +195,22 @@ def test_the_design_page_has_every_key_and_every_script() -> None:
     assert len(suffixes) > 15
     for name in [*suffixes, *load_scripts()]:
         assert f"| `{name}` |" in page, name
+
+
+def test_the_page_of_the_doctor_lists_every_finding() -> None:
+    page = (ROOT / "docs" / "doctor.md").read_text(encoding="utf-8")
+    rows = {row[0].strip(" `"): [cell.strip() for cell in row[1:]] for row in re.findall(
+        r"^\| (`\w+`) \| (ok|warning|error) \| ([^|]*)(?:\| ([^|]*))?\|$", page, re.MULTILINE
+    )}  # fmt: skip
+    assert KINDS.keys() <= rows.keys()
+    for code, kind in KINDS.items():
+        severity, _, repair = rows[code]
+        assert severity == kind.severity, code
+        assert bool(repair and not re.match(r"no\b", repair)) == kind.mendable, code
+    of_servers = set(re.findall(r'^ +"(\w+)",$|Finding\("(\w+)"', inspect.getsource(server), re.MULTILINE))
+    codes = {name for pair in of_servers for name in pair if name} - {"ok", "warning", "error"}
+    assert len(codes) > 5
+    assert codes <= rows.keys()
 
 
 # --- links ---------------------------------------------------------------------------------------------------

@@ -64,6 +64,7 @@ def test_every_verb_is_listed_and_explains_itself() -> None:
         "jobs",
         "peek",
         "why",
+        "doctor",
         "push",
         "kick",
         "bury",
