@@ -214,7 +214,7 @@ class _Examination:
         strangers: defaultdict[str, list[Vitals]] = defaultdict(list)
         for (queue, _), item in seen.vitals.items():
             known = queue in seen.queues or queue in seen.unreadable_queues or queue in known_before
-            if not known and item.exists:
+            if not known and self._exists(item):
                 strangers[queue].append(item)
         if not strangers:
             return
@@ -271,7 +271,7 @@ class _Examination:
         for place, item in seen.vitals.items():
             for code, detail in item.ailments().items():
                 found[place[0], code].append((item, detail))
-            if place[0] in seen.queues and not seen.within(place) and item.exists:
+            if place[0] in seen.queues and not seen.within(place) and self._exists(item):
                 beyond[place[0]].append(item)
         for queue, items in beyond.items():
             jobs = sum(item.jobs for item in items)
@@ -293,6 +293,13 @@ class _Examination:
             if finding.mendable and self._repair:
                 finding = replace(finding, mended=self._mend_shards(seen, code, sick))
             yield finding
+
+    def _exists(self, item: Vitals) -> bool:
+        """Whether there is anything of a shard that the registry doesn't know: perhaps only keys that nothing lists."""
+        queue, shard = item.place
+        return item.exists or any(
+            shard in tally.shards for (name, _), tally in self._ward.tallies.items() if name == queue
+        )
 
     def _mend_shards(self, seen: Look, code: str, sick: list[Vitals]) -> int:
         """How many of them have it no more."""

@@ -495,6 +495,12 @@ def test_shards_beyond_the_number_are_reported(clinic: Clinic, empty: bool) -> N
     assert finding.what.endswith("also holds shard 9, with 0 jobs" if empty else "also holds shard 9, with 1 job")
 
 
+def test_a_shard_beyond_the_number_of_which_only_payloads_are_left_is_reported(clinic: Clinic) -> None:
+    clinic.push(A)
+    clinic.command("ZADD", shard_prefix("lowq", "Orders", 9) + "payloads:1", 1, "x")
+    assert clinic.examine().keys() == {"shard_beyond", "orphan_payloads"}
+
+
 def test_a_clock_that_is_ahead_is_left(clinic: Clinic) -> None:
     clinic.push(A)
     now = int(clinic.command("TIME")[0])

@@ -709,6 +709,9 @@ def test_on_a_terminal_long_work_shows_progress_and_watch_stays_in_place(
     terminal.until(r"\[#+\.*\] +\d+%  [\d,]+ jobs  [\d,]+/s")
     assert push.wait() == 0
     assert push.out.read_text() == "60,000 payloads pushed to Orders\n"
+    doctor = start("doctor", "--redis-url", cli.url, stderr=terminal.end)
+    terminal.until(r"\[#+\.*\] +\d+%  [\d,]+ ids and keys  [\d,]+/s")
+    assert doctor.wait() == 1  # nobody works the queue
     watch = start("stats", "--watch", "0.1", "--redis-url", cli.url, stdout=terminal.end)
     terminal.until(r"(?s)Orders +60,000.*\x1b\[3F\x1b\[J")
     assert watch.ends_after(signal.SIGINT) == 0

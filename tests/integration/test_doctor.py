@@ -113,8 +113,8 @@ def test_a_node_that_is_frozen_is_found(make_rig: MakeRig) -> None:
 @pytest.fixture
 def cluster_url() -> Iterator[str]:
     """Two primaries that share the slots."""
-    options = {"cluster_enabled": "yes", "appendonly": "yes"}
-    with RedisServer(**options) as first, RedisServer(**options) as second:
+    first, second = (RedisServer(cluster_enabled="yes", appendonly="yes") for _ in range(2))
+    with first, second:
         ports = first.port, second.port
         clients = [redis.Redis(port=port) for port in ports]
         clients[0].execute_command("CLUSTER", "ADDSLOTSRANGE", 0, 8191)
