@@ -109,6 +109,14 @@ KINDS = {
         "see with `lowq peek {queue} ID` why they were buried, push what they stand for again, then "
         "`lowq delete {queue} ID`. The entry is the last trace of them, so it is left",
     ),
+    "payloads_unreadable": Kind(
+        "error",
+        "payloads of {count} are in a form that lowq never gives them",
+        "their keys were written by hand or by another program",
+        "the shard can't hand out anything once it is their turn: all its jobs wait",
+        "look at the keys payloads:ID, taken:payloads:ID and morgue:payloads:ID of these shards (TYPE, GET), note what "
+        "is in them, remove them, and examine again",
+    ),
     "taken_unreadable": Kind(
         "error",
         "`taken` has entries of {count} that can't be read",

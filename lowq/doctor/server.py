@@ -15,6 +15,9 @@ CLOCK_TOLERANCE = 2.0
 #: Payload keys that are looked at for their encoding, and the share of them that matters.
 SAMPLE = 100
 SAMPLE_SHARE = 0.1
+#: Fewer than this are not worth a word; nor are larger ones, in bytes, as the difference is some 850 bytes.
+FEW = 10
+SMALL = 4096
 #: Sorted sets of more members have the large form in any case.
 LISTPACK_ENTRIES = 128
 
@@ -230,12 +233,13 @@ def check_encoding(client: Client, keys: Sequence[tuple[str, bytes]]) -> Iterato
     for prefix, key in keys:
         try:
             (encoding,) = client.commands([("OBJECT", "ENCODING", key)], key=prefix)
-            many = encoding == b"skiplist" and client.commands([("ZCARD", key)], key=prefix)[0] > LISTPACK_ENTRIES
+            if encoding == b"skiplist":
+                count, size = client.commands([("ZCARD", key), ("MEMORY", "USAGE", key)], key=prefix)
+                large += count <= LISTPACK_ENTRIES and (size or 0) <= SMALL
         except (RedisRefused, ScriptError):
             continue  # it may not be asked, is no real server, or the key has become another one meanwhile
         looked += encoding is not None
-        large += encoding == b"skiplist" and not many
-    if large and large >= SAMPLE_SHARE * looked:
+    if large >= max(SAMPLE_SHARE * looked, FEW):
         yield Finding(
             "listpack",
             "warning",

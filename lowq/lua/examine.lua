@@ -14,6 +14,7 @@
 --
 --!flags no-writes
 --!include taken
+--!include readable
 --!include ailment
 local prefix, what = KEYS[1], ARGV[2]
 local delivered = tonumber(redis.call('HGET', prefix .. 'meta', 'delivery') or '') or 0
@@ -51,7 +52,14 @@ local function suspects_of(ids, values)
     end
     return found
   end
-  local rest = ids
+  local rest, unreadable = ids, {}
+  if string.sub(what, -9) == 'payloads:' then
+    rest = {}
+    for _, id in ipairs(ids) do
+      local into = is_readable(prefix .. what .. id) and rest or unreadable
+      into[#into + 1] = id
+    end
+  end
   for _, set in ipairs(needs_entry[what]) do
     if #rest > 0 then
       local entries = redis.call(set == 'taken' and 'HMGET' or 'ZMSCORE', prefix .. set, unpack(rest))
@@ -63,6 +71,9 @@ local function suspects_of(ids, values)
       end
       rest = found
     end
+  end
+  for _, id in ipairs(unreadable) do
+    rest[#rest + 1] = id
   end
   return rest
 end

@@ -16,6 +16,7 @@
 --   delivery_behind          the counter of deliveries is set to the largest that was handed out
 --   leftovers                removed
 --   morgue_without_payloads  left: the entry is the last that is known of it
+--   payloads_unreadable      left: only a person can tell what is in it
 --
 -- Invariant: no payload is removed, and none that is performed comes to be performed by a second thread: what is put
 -- back waits in its own shard, which one thread works at a time.
@@ -23,8 +24,12 @@
 --!flags allow-oom
 --!include clock
 --!include touch
---!include merge_part
+--!include payloads
+--!include add_payload
+--!include become_set
+--!include merge
 --!include taken
+--!include readable
 --!include forget
 --!include wake
 --!include ailment
@@ -40,14 +45,17 @@ touch(prefix, { 'payloads:', 'taken:payloads:', 'morgue:payloads:' }, ids)
 local budget = { payloads = 500, bytes = 1048576 }
 local is_due = false
 
--- Payloads in flight, of which nobody knows, wait again. Returns whether all of them do.
+-- Payloads in flight, of which nobody knows, wait again. Returns 1 when all of them do, 2 for some, 3 for none.
 local function wait_again(id)
-  local whole = merge_part(prefix .. 'taken:payloads:' .. id, prefix .. 'payloads:' .. id, budget)
+  if not (is_readable(prefix .. 'taken:payloads:' .. id) and is_readable(prefix .. 'payloads:' .. id)) then
+    return 3
+  end
+  local whole = merge(prefix .. 'taken:payloads:' .. id, prefix .. 'payloads:' .. id, budget)
   if redis.call('EXISTS', prefix .. 'payloads:' .. id) == 1 then
     redis.call('ZADD', prefix .. 'due', 'NX', now, id)
     is_due = true
   end
-  return whole
+  return whole and 1 or 2
 end
 
 local mends = {}
@@ -59,7 +67,7 @@ function mends.orphan_payloads(id)
 end
 
 function mends.orphan_taken_payloads(id)
-  return wait_again(id) and 1 or 2
+  return wait_again(id)
 end
 
 function mends.orphan_morgue_payloads(id)
@@ -91,11 +99,11 @@ function mends.taken_without_payloads(id)
 end
 
 function mends.taken_unreadable(id)
-  if not wait_again(id) then
-    return 2
+  local state = wait_again(id)
+  if state == 1 then
+    redis.call('HDEL', prefix .. 'taken', id)
   end
-  redis.call('HDEL', prefix .. 'taken', id)
-  return 1
+  return state
 end
 
 function mends.delivery_behind(id)
@@ -112,6 +120,7 @@ end
 function mends.morgue_without_payloads()
   return 3
 end
+mends.payloads_unreadable = mends.morgue_without_payloads
 
 local reply = {}
 for _, id in ipairs(ids) do

@@ -437,13 +437,41 @@ def test_ids_of_any_bytes_are_found_and_mended(clinic: Clinic) -> None:
     assert clinic.queue.stats().length == len(ids)
 
 
-def test_a_lone_payload_may_be_a_key_of_another_type(clinic: Clinic) -> None:
+@pytest.mark.parametrize("where", ["payloads:", "taken:payloads:", "morgue:payloads:"])
+@pytest.mark.parametrize("command", [("SET", "junk"), ("SET", "x y"), ("SET", ""), ("HSET", "a", "b")])
+def test_payloads_in_no_form_of_theirs_are_left(clinic: Clinic, where: str, command: tuple[str, ...]) -> None:
+    clinic.push(B)
     clinic.push(A)
+    if where == "taken:payloads:":
+        clinic.take(A)
+    elif where == "morgue:payloads:":
+        clinic.queue.bury(A)
+    key = clinic.key(A, where + A)
+    clinic.command("DEL", key)
+    clinic.command(command[0], key, *command[1:])
+    clinic.finds("payloads_unreadable", A, mended=False)
+
+
+def test_nothing_is_merged_into_payloads_in_no_form_of_theirs(clinic: Clinic) -> None:
+    clinic.push(A)
+    clinic.take(A)
+    clinic.command("HDEL", clinic.key(A, "taken"), A)
+    clinic.command("SET", clinic.key(A, f"payloads:{A}"), "junk")
+    found = clinic.examine(repair=True)
+    assert found.keys() == {"payloads_unreadable", "orphan_taken_payloads"}
+    assert all(finding.wrong for finding in found.values())
     clinic.command("DEL", clinic.key(A, f"payloads:{A}"))
-    clinic.command("SET", clinic.key(A, f"payloads:{A}"), '1 {"version":1}')
-    assert clinic.examine() == {}
-    clinic.command("ZREM", clinic.key(A, "due"), A)
-    clinic.finds("orphan_payloads", A)
+    clinic.finds("orphan_taken_payloads", A)
+
+
+@pytest.mark.parametrize("payload", ["x", "x" * 5000])
+def test_payloads_in_either_form_wait_again(clinic: Clinic, payload: str) -> None:
+    clinic.push(A, payload=payload)
+    clinic.take(A)
+    clinic.push(A, payload="newer", score=2)
+    clinic.command("HDEL", clinic.key(A, "taken"), A)
+    clinic.finds("orphan_taken_payloads", A)
+    assert handed_over(clinic.shard(A)) == {A: [payload, "newer"]}
 
 
 def test_what_is_right_by_the_time_of_the_repair_is_not_touched(clinic: Clinic) -> None:

@@ -1,7 +1,7 @@
 -- What is wrong with an id as far as one kind of key tells: a code, or nil when nothing is. `what` is the name of a set
 -- in which the id was found, or what its payloads key begins with. An id may wait, be in flight and be buried at once;
 -- wrong is only what no transition leaves behind. Looks at everything anew, so what has moved meanwhile is not wrong.
--- `delivered` is the shard's counter of deliveries. Needs `taken`.
+-- `delivered` is the shard's counter of deliveries. Needs `taken`, `readable`.
 local function ailment_of(prefix, what, id, delivered)
   local function in_set(set)
     return redis.call('ZSCORE', prefix .. set, id) ~= false
@@ -11,6 +11,9 @@ local function ailment_of(prefix, what, id, delivered)
   end
   local record = redis.call('HGET', prefix .. 'taken', id)
 
+  if string.sub(what, -9) == 'payloads:' and not is_readable(prefix .. what .. id) then
+    return 'payloads_unreadable'
+  end
   if what == 'due' then
     return in_set('due') and not has('payloads:') and 'due_without_payloads' or nil
   elseif what == 'morgue' then
