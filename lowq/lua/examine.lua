@@ -55,9 +55,18 @@ local function suspects_of(ids, values)
   local rest, unreadable = ids, {}
   if string.sub(what, -9) == 'payloads:' then
     rest = {}
-    for _, id in ipairs(ids) do
-      local into = is_readable(prefix .. what .. id) and rest or unreadable
-      into[#into + 1] = id
+    -- 100 at a time, as a lone payload may have 4 KiB. MGET answers nil for a set.
+    for start = 1, #ids, 100 do
+      local keys = {}
+      for i = start, math.min(start + 99, #ids) do
+        keys[#keys + 1] = prefix .. what .. ids[i]
+      end
+      local lone = redis.call('MGET', unpack(keys))
+      for i, key in ipairs(keys) do
+        local fine = lone[i] and begins_with_score(lone[i]) or (not lone[i] and is_readable(key))
+        local into = fine and rest or unreadable
+        into[#into + 1] = ids[start + i - 1]
+      end
     end
   end
   for _, set in ipairs(needs_entry[what]) do
