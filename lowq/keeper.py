@@ -24,7 +24,7 @@ from lowq.errors import RedisUnavailable, ShardsCountError
 from lowq.leases import Leases
 from lowq.membership import Membership
 from lowq.outage import Outage
-from lowq.seat import Seat
+from lowq.seat import EarlyAcks, Seat
 from lowq.shard import Shard
 from lowq.splitter import Members
 
@@ -253,20 +253,20 @@ class Keeper(threading.Thread):
         """Whether any thread performs with finished jobs behind it."""
         busy = False
         calls: list[Call] = []
-        now = time.monotonic()
         for seat in self._seats:
             performing = seat.performing
             if performing is None or not performing.shard.unacknowledged:
                 continue
             busy = True
-            if now - performing.since >= EARLY_ACK_INTERVAL:
-                delivery, already = seat.early
-                if delivery != performing.shard.delivery:
-                    delivery, already = performing.shard.delivery, 0
-                call, count = performing.shard.early_ack_call(already)
-                if count:
-                    calls.append(call)
-                    seat.early = (delivery, already + count)
+            # A trip that was there at the last look already takes longer than it was meant to, be it by one slow job or
+            # by many of some milliseconds each.
+            if seat.early is None or not seat.early.is_of(performing.shard):
+                seat.early = EarlyAcks(performing.shard, performing.shard.delivery)
+                continue
+            call, count = performing.shard.early_ack_call(seat.early.count)
+            if count:
+                calls.append(call)
+                seat.early.count += count
         if calls:
             self._client.run_many(calls, repeats=0)
         return busy

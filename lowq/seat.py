@@ -21,6 +21,20 @@ class Performing:
 
 
 @dataclass(slots=True)
+class EarlyAcks:
+    """What the keeper has acknowledged of a trip whose later jobs are still being performed."""
+
+    shard: Shard
+    delivery: int
+    #: How many of its finished jobs were acknowledged.
+    count: int = 0
+
+    def is_of(self, shard: Shard) -> bool:
+        """Whether it is about the trip in hand of that shard."""
+        return self.shard is shard and self.delivery == shard.delivery
+
+
+@dataclass(slots=True)
 class Seat:
     """What a thread shows to others."""
 
@@ -28,5 +42,5 @@ class Seat:
     performing: Performing | None = None
     #: What it performed before, and when that ended, monotonic.
     performed: tuple[Performing, float] | None = None
-    #: How many of the trip's finished jobs were acknowledged early, per delivery.
-    early: tuple[int, int] = (0, 0)
+    #: The trip that the keeper saw here last. Only for the keeper.
+    early: "EarlyAcks | None" = None

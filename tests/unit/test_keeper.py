@@ -1,0 +1,113 @@
+"""What the keeper does with trips whose later jobs are still being performed."""
+
+import time
+from typing import Any, cast
+
+from lowq.connection import Call, Client
+from lowq.keeper import Keeper
+from lowq.leases import Leases
+from lowq.membership import Membership
+from lowq.outage import Outage
+from lowq.seat import Performing, Seat
+from lowq.shard import Lease, Shard
+
+
+class Wire:
+    """Takes note of what would be sent to Redis."""
+
+    def __init__(self) -> None:
+        self.sent: list[Call] = []
+
+    def run_many(self, calls: list[Call], repeats: int) -> list[Any]:
+        self.sent += calls
+        return [None for _ in calls]
+
+    def acknowledged(self) -> list[tuple[str, int, list[bytes]]]:
+        """Shard's key, delivery and ids of each acknowledgement since the last time."""
+        found = [(call.key, int(call.args[6]), list(call.args[7:])) for call in self.sent]
+        self.sent.clear()
+        return cast(list[tuple[str, int, list[bytes]]], found)
+
+
+class Thread:
+    """A thread that performs one trip, as the keeper sees it."""
+
+    def __init__(self, name: str = "Orders") -> None:
+        self.shard = Shard(
+            cast(Client, None), "lowq", name, 0, shards_count=1, nonce="me", load_payload=bytes.decode
+        )  # fmt: skip
+        self.shard.acquired([b"acquired", b"1", 0], time.monotonic() + 1000)
+        assert isinstance(self.shard.lease, Lease)
+
+    def takes(self, delivery: int, *ids: str) -> None:
+        self.shard.take_call(10)
+        self.shard.took([delivery, None, 0, 0, *([job_id.encode(), b"1", b"-1", b"1 x"] for job_id in ids)])
+
+    def performs(self, seat: Seat, *ids: str) -> None:
+        seat.performing = Performing(self.shard, list(ids), time.monotonic())
+
+
+def keeper(wire: Wire, *seats: Seat) -> Keeper:
+    return Keeper(
+        cast(Client, wire), cast(Membership, None), cast(Leases, None), seats, Outage(), divide=lambda _members: [],
+        lease_ttl=15.0, poll_interval=1.0, registrations=[], on_ready=lambda: None, on_fatal=lambda _error: None,
+    )  # fmt: skip
+
+
+def test_a_trip_that_is_still_performed_at_the_second_look_is_acknowledged_so_far() -> None:
+    wire, seat, thread = Wire(), Seat(0), Thread()
+    keeping = keeper(wire, seat)
+    thread.takes(7, "a", "b", "c", "d")
+    thread.shard.finish(["a"])
+    thread.performs(seat, "b")
+    assert keeping._acknowledge_early()
+    assert wire.acknowledged() == []  # it may be over in a moment: that is what a trip is meant to take
+    thread.shard.finish(["b"])
+    thread.performs(seat, "c")  # no single job of it takes long
+    assert keeping._acknowledge_early()
+    assert wire.acknowledged() == [(thread.shard.prefix, 7, [b"a", b"b"])]
+
+
+def test_nothing_is_acknowledged_twice() -> None:
+    wire, seat, thread = Wire(), Seat(0), Thread()
+    keeping = keeper(wire, seat)
+    thread.takes(7, "a", "b", "c", "d")
+    thread.shard.finish(["a"])
+    thread.performs(seat, "b")
+    keeping._acknowledge_early()
+    keeping._acknowledge_early()
+    assert wire.acknowledged() == [(thread.shard.prefix, 7, [b"a"])]
+    assert keeping._acknowledge_early()
+    assert wire.acknowledged() == []
+    thread.shard.finish(["b", "c"])
+    assert keeping._acknowledge_early()
+    assert wire.acknowledged() == [(thread.shard.prefix, 7, [b"b", b"c"])]
+
+
+def test_a_new_trip_begins_anew_also_on_another_shard_with_the_same_number() -> None:
+    wire, seat, thread, other = Wire(), Seat(0), Thread(), Thread("Mails")
+    keeping = keeper(wire, seat)
+    thread.takes(7, "a", "b", "c")
+    thread.shard.finish(["a", "b"])
+    thread.performs(seat, "c")
+    keeping._acknowledge_early()
+    keeping._acknowledge_early()
+    wire.acknowledged()
+    other.takes(7, "x", "y")
+    other.shard.finish(["x"])
+    other.performs(seat, "y")
+    keeping._acknowledge_early()
+    assert wire.acknowledged() == []
+    keeping._acknowledge_early()
+    assert wire.acknowledged() == [(other.shard.prefix, 7, [b"x"])]
+
+
+def test_who_performs_nothing_or_has_nothing_finished_costs_nothing() -> None:
+    wire, idle, first = Wire(), Seat(0), Seat(1)
+    thread = Thread()
+    keeping = keeper(wire, idle, first)
+    thread.takes(7, "a", "b")
+    thread.performs(first, "a")
+    assert not keeping._acknowledge_early()
+    assert not keeping._acknowledge_early()
+    assert wire.sent == []
