@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from lowq.connection import Call, Client, Refusal
-from lowq.errors import RedisUnavailable, ShardsCountError
+from lowq.errors import ConfigError, RedisUnavailable, ShardsCountError
 from lowq.leases import Leases
 from lowq.membership import Membership
 from lowq.outage import Outage
@@ -151,7 +151,7 @@ class Keeper(threading.Thread):
                     self._outage.begin(error)
                     self._leases.was_away()
                     wait = random.uniform(0.1, 0.5)
-            except ShardsCountError:
+            except ConfigError:
                 raise
             except Exception as error:
                 if str(error) != said:  # not once a second for as long as it lasts
@@ -219,8 +219,12 @@ class Keeper(threading.Thread):
         # A little later than the first could be missed, and not all nodes at once.
         self._next_look = self._membership.first_silent + random.uniform(0.01, 0.05)
         if changed or not self._divided:
-            self._divided = True
-            self._leases.want([] if self._quiet else self._divide(self._membership.members))
+            self._divided = True  # first: `quiet` may ask for another division meanwhile
+            try:
+                self._leases.want([] if self._quiet else self._divide(self._membership.members))
+            except BaseException:
+                self._divided = False
+                raise
 
     def _details(self) -> dict[str, Any]:
         now = time.monotonic()
@@ -317,7 +321,9 @@ class Keeper(threading.Thread):
             RedisUnavailable
         """
         self._leases.leave(seconds)
-        self._client.run_many([self._membership.goodbye_call()])
+        (reply,) = self._client.run_many([self._membership.goodbye_call()], repeats=1)
+        if isinstance(reply, Exception):
+            raise reply
 
     def close(self) -> None:
         """Closes the keeper's connection, after `leave`."""

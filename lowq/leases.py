@@ -258,7 +258,9 @@ class Leases:
         held = self.held
         for start in range(0, len(held), _WRITE):
             part = held[start : start + _WRITE]
-            self._client.run_many([shard.surrender_call(seconds) for shard in part])
+            replies = self._client.run_many([shard.surrender_call(seconds) for shard in part], repeats=1)
+            if all(isinstance(reply, RedisUnavailable) for reply in replies):
+                raise replies[0]  # a process that is about to end doesn't wait for the others, too
             for shard in part:
                 shard.lose()
 

@@ -153,6 +153,8 @@ class Node:
             self.dispatcher.assign(preferred)
             return list(dict.fromkeys(shard for group in preferred for shard in group))
 
+        divide({self.name: identity.queues})  # a splitter that can't do it fails here
+
         self.keeper = Keeper(
             keeper_client, membership, Leases(keeper_client, shards, self.dispatcher, self._listener, config.lease_ttl),
             seats, self.outage, divide=divide, lease_ttl=config.lease_ttl, poll_interval=config.poll_interval,

@@ -624,3 +624,21 @@ def test_taking_wakes_nobody(rig: ShardRig, wake: Channel) -> None:
     shard.finish(handed(shard.take(1, NOW)))
     shard.take(0, NOW)
     assert wake.messages() == []
+
+
+def test_a_delivery_is_not_numbered_as_an_earlier_one_when_redis_lost_the_count(rig: ShardRig) -> None:
+    """Redis came back without its last second, in which the jobs in hand were taken."""
+    shard = rig.own()
+    rig.push(job("x", "v1", 1))
+    before = rig.client.command("HGETALL", rig.prefix + "meta")
+    shard.take(1, NOW)
+    rig.client.command("DEL", rig.prefix + "meta", rig.prefix + "taken", rig.prefix + "taken:payloads:x")
+    rig.client.command("HSET", rig.prefix + "meta", *before)
+    rig.push(job("x", "v1", 1), job("x", "v2", 2))
+    shard.finish(["x"])
+    shard.keep_finished()
+    call = shard.take_call(1, NOW)
+    rig.lose_reply(call)
+    (reply,) = rig.client.run_many([call])  # it acknowledges what was taken before, and not what it has just taken
+    trip = shard.took(reply)
+    assert handed(trip) == {"x": ["v1", "v2"]}

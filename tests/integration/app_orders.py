@@ -90,8 +90,15 @@ def start_and_end_a_process(_seconds: float) -> None:
         raise RuntimeError("a process that a handler had started did not end when told to")
 
 
+def wait_for_go(_seconds: float) -> None:
+    """Until the test makes the file `<history>.go`."""
+    while not os.path.exists(f"{history.path}.go"):  # noqa: PTH110  # the path is a string with a suffix
+        time.sleep(0.002)
+
+
 ACTIONS: dict[str, Callable[[float], None]] = {
     "sleep": time.sleep,
+    "wait": wait_for_go,
     "hold": hold_the_gil,
     "spin": spin,
     "raise": fail,
