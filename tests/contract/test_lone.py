@@ -31,7 +31,7 @@ class TestWaiting:
         rig.push(job("x", "v3", 3), job("x", "v1", 9))
         assert rig.read("payloads:x") == {"v2": 1, "v1": 2, "v3": 3}
 
-    @pytest.mark.parametrize(('first', 'second'), [(2, 1), (1, 2), (9, 10), (10, 9), (-1, 0), (1e-7, 2)])
+    @pytest.mark.parametrize(("first", "second"), [(2, 1), (1, 2), (9, 10), (10, 9), (-1, 0), (1e-7, 2)])
     def test_equal_ones_stay_one_string_with_the_lowest_score(self, rig: ShardRig, first: float, second: float) -> None:
         rig.push(job("x", "v1", first))
         rig.push(job("x", "v1", second))
@@ -113,7 +113,7 @@ class TestInFlight:
         rig.run("kick", "", "", "x")
         assert (rig.form("payloads:x"), rig.read("payloads:x")) == ("string", {"v1": 7})
 
-    @pytest.mark.parametrize(('newer', 'form'), [(("v1", 9), "string"), (("v2", 1), "zset")])
+    @pytest.mark.parametrize(("newer", "form"), [(("v1", 9), "string"), (("v2", 1), "zset")])
     @pytest.mark.parametrize("outcome", ["retry", "release", "crash", "restart"])
     def test_what_comes_back_meets_what_came_meanwhile(
         self, rig: ShardRig, outcome: str, newer: tuple[str, float], form: str
@@ -190,7 +190,7 @@ class TestInFlight:
 
 
 class TestBuried:
-    @pytest.mark.parametrize(('second', 'form'), [(("v1", 0), "string"), (("v2", 2), "zset")])
+    @pytest.mark.parametrize(("second", "form"), [(("v1", 0), "string"), (("v2", 2), "zset")])
     def test_what_is_buried_meets_what_was_buried_before(
         self, rig: ShardRig, second: tuple[str, float], form: str
     ) -> None:
