@@ -72,14 +72,13 @@ class TakenJob(NamedTuple):
     id: str
     payloads: list[Any]
     retry_count: int
-    #: As `take` handed it out: id, perform_at, retry_count, then payload, score, payload, score... or b"score payload".
+    #: id, perform_at, retry_count, payload, score, payload, score...
     raw: list[bytes]
 
     def job(self) -> Job:
         """The job as a value."""
-        raw = self.raw
-        scores = [raw[3].partition(b" ")[0]] if len(raw) == 4 else raw[4::2]
-        pairs = list(zip(self.payloads, map(float, scores), strict=True))
+        scores = [float(score) for score in self.raw[4::2]]
+        pairs = list(zip(self.payloads, scores, strict=True))
         return Job(
             self.id,
             "taken",
@@ -273,9 +272,16 @@ class Shard:
         trip = Trip(delivery, lease, [], None if delay is None else delay / 1e6, bool(paused))
         if len(reply) > 4:
             self._delivery = delivery
-            for raw in reply[4:]:
-                trip.jobs.append(self._decode(raw, trip))
-            self._in_hand.update(job.id for job in trip.jobs)
+            items = iter(reply[4:])
+            for item in items:
+                if type(item) is list:
+                    trip.jobs.append(self._decode(item, trip))
+                else:
+                    # A fresh job with a lone payload, which most are.
+                    perform_at, lone = next(items), next(items)
+                    score, _, payload = lone.partition(b" ")
+                    trip.jobs.append(self._decode([item, perform_at, b"-1", payload, score], trip))
+            self._in_hand.update([job.id for job in trip.jobs])
         return trip
 
     def take(self, limit: int, now: float | None = None) -> Trip:
@@ -290,14 +296,8 @@ class Shard:
     def _decode(self, raw: list[bytes], trip: Trip) -> TakenJob:
         job_id = _text(raw[0])
         try:
-            if len(raw) == 4:
-                payloads = [self._load_payload(raw[3].partition(b" ")[2])]
-            else:
-                payloads = [self._load_payload(payload) for payload in raw[3::2]]
+            payloads = [self._load_payload(payload) for payload in raw[3::2]]
         except Exception:
-            if len(raw) == 4:
-                score, _, payload = raw[3].partition(b" ")
-                raw = [*raw[:3], payload, score]
             payloads, sound = [], raw[:3]
             for payload, score in zip(raw[3::2], raw[4::2], strict=True):
                 try:

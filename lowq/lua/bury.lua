@@ -20,7 +20,6 @@
 --!include add_payload
 --!include become_set
 --!include merge
---!include taken
 --!include records_of
 --!include forget
 local prefix, token, delivery, not_after = KEYS[1], ARGV[2], ARGV[3], tonumber(ARGV[4])

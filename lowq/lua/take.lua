@@ -10,11 +10,12 @@
 -- ARGV[7]  delivery that the acknowledged ids were taken under
 -- ARGV[8+] acknowledged ids
 --
--- Reply: {delivery, delay, paused, acknowledged, job...}
+-- Reply: {delivery, delay, paused, acknowledged, item...}
 --   delay: microseconds until the oldest waiting job is due, not positive when it is, nil when none waits
 --   paused: 1 when the queue is paused (nothing is taken then), else 0
---   job: {id, perform_at, retry_count, payload, score, payload, score...}, lowest score first; or
---        {id, perform_at, retry_count, "score payload"}, of a lone payload
+--   item: a job {id, perform_at, retry_count, payload, score, payload, score...}, lowest score first; or three items in
+--     a row, for a fresh job with a lone payload: id, perform_at, "score payload". Most are such, and to Redis a list
+--     within the reply costs as much as taking the job did
 -- Errors: LEASELOST.
 --
 -- Invariant: an id is handed out by one delivery at a time. What a delivery later than ARGV[3] holds never
@@ -25,39 +26,40 @@
 --!flags allow-oom
 --!include clock
 --!include lease
---!include touch
 --!include taken
 --!include records_of
 --!include forget
+--!include payloads
 local prefix, token, last, limit = KEYS[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
 local max_payloads, max_bytes = tonumber(ARGV[5]), tonumber(ARGV[6])
 local key_due, key_taken, key_meta = prefix .. 'due', prefix .. 'taken', prefix .. 'meta'
+local payloads, taken_payloads = prefix .. 'payloads:', prefix .. 'taken:payloads:'
 
 -- What a payload costs beyond its bytes: a score in the reply, and about a microsecond. Without it, a million
 -- tiny payloads would fit into one reply.
 local overhead = 100
 
--- The lowest payloads of a key, at most max_payloads of them and, beyond the first, `room` bytes. Returns the
--- flat list, its bytes, and what stopped it: nil (nothing: these are all), 'payloads' or 'bytes'. In steps of
--- up to 16, as many as should still fit: a payload may be 1 MiB and nothing tells its size beforehand.
-local function read_payloads(key, room)
-  local payloads, bytes, start, step = {}, 0, 0, 2
+-- Appends the lowest payloads of a key to a job, at most max_payloads of them and, beyond the first, `room` bytes.
+-- Returns their bytes, and what stopped it: nil (nothing: these are all), 'payloads' or 'bytes'. In steps of up to
+-- 16, as many as should still fit: a payload may be 1 MiB and nothing tells its size beforehand.
+local function read_payloads(job, key, room)
+  local bytes, start, step = 0, 0, 2
   while true do
     local stop = math.min(start + step, max_payloads) - 1
     local part = redis.call('ZRANGE', key, start, stop, 'WITHSCORES')
     for i = 1, #part, 2 do
       bytes = bytes + #part[i] + overhead
-      if bytes > room and #payloads > 0 then
-        return payloads, bytes - #part[i] - overhead, 'bytes'
+      if bytes > room and #job > 3 then
+        return bytes - #part[i] - overhead, 'bytes'
       end
-      payloads[#payloads + 1] = part[i]
-      payloads[#payloads + 1] = part[i + 1]
+      job[#job + 1] = part[i]
+      job[#job + 1] = part[i + 1]
     end
     start = stop + 1
-    if #part < 2 or #payloads < 2 * start then
-      return payloads, bytes, nil
+    if #part < 2 or #job - 3 < 2 * start then
+      return bytes, nil
     elseif start >= max_payloads then
-      return payloads, bytes, redis.call('ZCARD', key) > max_payloads and 'payloads' or nil
+      return bytes, redis.call('ZCARD', key) > max_payloads and 'payloads' or nil
     end
     step = math.max(1, math.min(16, math.floor((room - bytes) / (bytes / start)) + 1))
   end
@@ -76,50 +78,49 @@ local paused = meta[3] and 1 or 0
 local special = redis.call('EXISTS', prefix .. 'retries', prefix .. 'errors', prefix .. 'solo',
   prefix .. 'crashes') > 0
 
-local cited = {}
-for i = 8, #ARGV do
-  cited[#cited + 1] = ARGV[i]
-end
+local cited = { unpack(ARGV, 8) }
 local acked, acked_ids, acked_payloads = records_of(prefix, ARGV[7], cited), {}, {}
 for _, id in ipairs(cited) do
   if acked[id] and acked[id] ~= true then
     acked[id] = true -- an id cited twice counts once
     acked_ids[#acked_ids + 1] = id
-    acked_payloads[#acked_payloads + 1] = prefix .. 'taken:payloads:' .. id
+    acked_payloads[#acked_ids] = taken_payloads .. id
   end
 end
 
-local jobs, bytes = {}, 0
-local records, moved, parted = {}, {}, {}
+local items, last_item, count, bytes = {}, 0, 0, 0 -- items of the reply; of how many jobs
 -- Not one that the caller has had: Redis may have lost its last writes, and with them the count.
 local delivery = math.max(tonumber(meta[2]) or 0, tonumber(ARGV[7])) + 1
 local head, tail = string.format('%d ', delivery), string.format(' 0 %.17g', now)
+local records = {} -- for `taken`: id, record, id, record...
 local in_flight = {}
 
 -- Adds a job to the reply unless it has to wait for the next trip. `lone`: its payload, if that is lone. Returns
--- whether further ones may follow.
+-- whether further ones may follow, and what stopped its payloads, as `read_payloads` has it.
 local function hand_out(id, key, lone, perform_at, retry_count, alone)
-  if alone and #jobs > 0 then
+  if alone and count > 0 then
     return false
   end
-  local payloads, size, stopped
+  local job, size, stopped
   if lone then
-    -- As it is: taking it apart costs more here than where it is read.
-    payloads, size = { lone }, #lone - string.find(lone, ' ', 1, true) + overhead
+    size = #lone - string.find(lone, ' ', 1, true) + overhead
   else
-    payloads, size, stopped = read_payloads(key, max_bytes - bytes)
+    job = { id, perform_at, retry_count }
+    size, stopped = read_payloads(job, key, max_bytes - bytes)
   end
-  if #jobs > 0 and (stopped == 'bytes' or bytes + size > max_bytes) then
+  if count > 0 and (stopped == 'bytes' or bytes + size > max_bytes) then
     return false
   end
-  bytes = bytes + size
-  records[#records + 1] = id
-  records[#records + 1] = head .. perform_at .. ' ' .. retry_count .. tail
-  jobs[#jobs + 1] = { id, perform_at, retry_count, unpack(payloads) }
-  if key == prefix .. 'payloads:' .. id then
-    (stopped and parted or moved)[id] = payloads
+  records[2 * count + 1], records[2 * count + 2] = id, head .. perform_at .. ' ' .. retry_count .. tail
+  bytes, count = bytes + size, count + 1
+  if lone and retry_count == '-1' then
+    items[last_item + 1], items[last_item + 2], items[last_item + 3] = id, perform_at, lone
+    last_item = last_item + 3
+  else
+    last_item = last_item + 1
+    items[last_item] = job or { id, perform_at, retry_count, split_lone(lone) }
   end
-  return not alone
+  return not alone, stopped
 end
 
 local next_due
@@ -133,65 +134,78 @@ if redis.call('HLEN', key_taken) > #acked_ids then
   end
 end
 local more = true
-local lost_ids = {}
+local lost_ids, skipped = {}, 0
 for id, record in pairs(in_flight) do
+  skipped = skipped + 1
   if tonumber((parse_taken(record))) > last then
     lost_ids[#lost_ids + 1] = id
   end
 end
 table.sort(lost_ids)
 for _, id in ipairs(lost_ids) do
-  if #jobs < limit and more then
+  if count < limit and more then
     local _, perform_at, retry_count = parse_taken(in_flight[id])
     local alone = retry_count >= 0 or (special and redis.call('SISMEMBER', prefix .. 'solo', id) == 1)
-    local key = prefix .. 'taken:payloads:' .. id
+    local key = taken_payloads .. id
     more = hand_out(id, key, redis.call('MGET', key)[1], perform_at, tostring(retry_count), alone)
   end
 end
-if #lost_ids > #jobs then
+if #lost_ids > count then
   more, next_due = false, horizon
 end
 
-local skipped = 0
-for _ in pairs(in_flight) do
-  skipped = skipped + 1
-end
-local waiting = redis.call('ZRANGE', key_due, 0, limit - #jobs + skipped, 'WITHSCORES')
-local orphans = {}
+local waiting = redis.call('ZRANGE', key_due, 0, limit - count + skipped, 'WITHSCORES')
 
--- What is lone of the ids that come next, read for 16 of them at once.
-local lones, upto = {}, 0
-local function lone_at(position)
-  if position > upto then
-    local keys = {}
-    upto = math.min(position + 31, #waiting)
-    for i = position, upto, 2 do
-      keys[#keys + 1] = prefix .. 'payloads:' .. waiting[i]
-    end
-    for i, lone in ipairs(redis.call('MGET', unpack(keys))) do
-      lones[position + 2 * i - 2] = lone
+-- What is looked up of the ids that come next, for 16 of them at once: their payloads, if lone, and their past.
+local keys, lones, retry_counts, solos, upto = {}, {}, {}, {}, 0
+local function look_up(position)
+  local ids, some = {}, {}
+  upto = math.min(position + 31, #waiting)
+  for i = position, upto, 2 do
+    ids[#ids + 1], some[#some + 1] = waiting[i], payloads .. waiting[i]
+  end
+  local found = redis.call('MGET', unpack(some))
+  local counts = special and redis.call('ZMSCORE', prefix .. 'retries', unpack(ids))
+  local alone = special and redis.call('SMISMEMBER', prefix .. 'solo', unpack(ids))
+  for i, key in ipairs(some) do
+    local at = position + 2 * i - 2
+    keys[at], lones[at] = key, found[i]
+    if special then
+      retry_counts[at], solos[at] = counts[i], alone[i] == 1
     end
   end
-  return lones[position]
 end
 
+local all_due = #waiting > 0 and tonumber(waiting[#waiting]) <= horizon
+local orphans, parted = {}, {}
+local gone, leaving, arriving = {}, {}, {} -- ids that are taken whole, their keys, and what those become
 for i = 1, #waiting, 2 do
   local id, perform_at = waiting[i], waiting[i + 1]
   if not in_flight[id] then
-    local takes = more and #jobs < limit and tonumber(perform_at) <= horizon
+    local takes = more and count < limit and (all_due or tonumber(perform_at) <= horizon)
     if takes then
-      local retry_count = special and redis.call('ZSCORE', prefix .. 'retries', id) or '-1'
+      if i > upto then
+        look_up(i)
+      end
+      local retry_count = retry_counts[i] or '-1'
       -- Of an id that is acknowledged just now, newer payloads wait: it succeeded, so it is solo no more.
-      local alone = retry_count ~= '-1'
-        or (special and not acked[id] and redis.call('SISMEMBER', prefix .. 'solo', id) == 1)
-      local before = #jobs
-      more = hand_out(id, prefix .. 'payloads:' .. id, lone_at(i), perform_at, retry_count, alone)
-      takes = #jobs > before
-      if takes and #jobs[#jobs] == 3 then
+      local alone = retry_count ~= '-1' or (solos[i] and not acked[id])
+      local before = count
+      local further, stopped = hand_out(id, keys[i], lones[i], perform_at, retry_count, alone)
+      more, takes = further, count > before
+      if takes and not lones[i] and #items[last_item] == 3 then
         -- No payloads: a key that somebody removed by hand. Such an id must not stop the shard.
-        jobs[#jobs], records[#records], records[#records - 1], moved[id] = nil, nil, nil, nil
+        items[last_item], records[2 * count], records[2 * count - 1] = nil, nil, nil
+        last_item, count = last_item - 1, count - 1
         orphans[#orphans + 1] = id
         more = true
+      elseif takes then
+        arriving[#arriving + 1] = taken_payloads .. id
+        if stopped then
+          parted[id] = items[last_item]
+        else
+          gone[#gone + 1], leaving[#arriving] = id, keys[i]
+        end
       end
     end
     if not takes or parted[id] then
@@ -203,11 +217,9 @@ for i = 1, #waiting, 2 do
   end
 end
 
-local per_id = {}
-for i = 1, #records, 2 do
-  per_id[#per_id + 1] = records[i]
+if #arriving > 0 then
+  redis.call('EXISTS', unpack(arriving)) -- before the first write, as `touch` does
 end
-touch(prefix, { 'taken:payloads:' }, per_id)
 
 -- 2. Write.
 local fields = {}
@@ -228,25 +240,27 @@ if #orphans > 0 then
   end
   next_due = next_due or horizon -- they took the place of others in what was read: look again
 end
-if #jobs > 0 then
-  local gone = {}
-  for id in pairs(moved) do
-    redis.call('RENAME', prefix .. 'payloads:' .. id, prefix .. 'taken:payloads:' .. id)
-    gone[#gone + 1] = id
+if count > 0 then
+  for i, key in pairs(leaving) do
+    redis.call('RENAME', key, arriving[i])
   end
   if #gone > 0 then
     redis.call('ZREM', key_due, unpack(gone))
   end
-  for id, payloads in pairs(parted) do
-    for i = 1, #payloads, 2 do
-      redis.call('ZADD', prefix .. 'taken:payloads:' .. id, payloads[i + 1], payloads[i])
+  for id, job in pairs(parted) do
+    for i = 4, #job, 2 do
+      redis.call('ZADD', taken_payloads .. id, job[i + 1], job[i])
     end
-    redis.call('ZREMRANGEBYRANK', prefix .. 'payloads:' .. id, 0, #payloads / 2 - 1)
+    redis.call('ZREMRANGEBYRANK', payloads .. id, 0, (#job - 3) / 2 - 1)
   end
   if special then
-    redis.call('ZREM', prefix .. 'retries', unpack(per_id))
+    local ids = {}
+    for i = 1, #records, 2 do
+      ids[#ids + 1] = records[i]
+    end
+    redis.call('ZREM', prefix .. 'retries', unpack(ids))
   end
-  if #jobs > 16 then
+  if count > 16 then
     -- A value of more than 64 bytes makes Redis build a hash table at once. Otherwise it starts a compact list, which
     -- is searched from its beginning for each of the first 128 fields: a third of the time of a large trip.
     records[2] = records[2] .. string.rep(' ', 64)
@@ -262,4 +276,4 @@ end
 -- Up to the horizon it is due now, also when the server's clock has stepped back and `now` is far behind.
 -- Rounded up, or whoever waits that long could come too early.
 local delay = next_due and math.ceil((next_due - (next_due <= horizon and horizon or now)) * 1000000)
-return { delivery, delay or false, paused, #acked_ids, unpack(jobs) }
+return { delivery, delay or false, paused, #acked_ids, unpack(items) }

@@ -56,6 +56,18 @@ def handed(trip: Trip) -> dict[str, list[Any]]:
     return {item.id: item.payloads for item in trip.jobs}
 
 
+def jobs_of(reply: list[Any]) -> list[list[bytes]]:
+    """The jobs in a reply of `take`: [id, perform_at, retry_count, payload, score...]."""
+    jobs, items = [], iter(reply[4:])
+    for item in items:
+        if isinstance(item, list):
+            jobs.append(item)
+        else:  # a fresh job with a single payload: id, perform_at, "score payload"
+            perform_at, (score, _, payload) = next(items), next(items).partition(b" ")
+            jobs.append([item, perform_at, b"-1", payload, score])
+    return jobs
+
+
 class ShardRig:
     """A shard in an empty store.
 

@@ -7,7 +7,7 @@ import pytest
 
 from lowq.errors import LeaseLost
 from lowq.shard import MAX_TRIP_BYTES, MAX_TRIP_JOBS, Shard
-from tests.contract.support import NOW, REMAINS, TICK, TTL, Channel, ShardRig, handed, job, retry, solo
+from tests.contract.support import NOW, REMAINS, TICK, TTL, Channel, ShardRig, handed, job, jobs_of, retry, solo
 
 MIB = 2**20
 
@@ -23,13 +23,13 @@ def take(
     max_payloads: int = 1000,
     max_bytes: int = MAX_TRIP_BYTES,
 ) -> list[Any]:
-    """The script's reply as it is: [delivery, delay, paused, acknowledged, job...]."""
+    """The script's reply: [delivery, delay, paused, acknowledged, job...]."""
     assert shard.lease is not None
     delivery, ids = acks
     reply: list[Any] = rig.run(
         "take", repr(now), shard.lease.token, last, limit, max_payloads, max_bytes, delivery, *ids
     )
-    return reply
+    return [*reply[:4], *jobs_of(reply)]
 
 
 def ids_of(reply: list[Any]) -> list[str]:

@@ -41,7 +41,8 @@ class Thread:
 
     def takes(self, delivery: int, *ids: str) -> None:
         self.shard.take_call(10)
-        self.shard.took([delivery, None, 0, 0, *([job_id.encode(), b"1", b"-1", b"1 x"] for job_id in ids)])
+        jobs = [item for job_id in ids for item in (job_id.encode(), b"1", b"1 x")]
+        self.shard.took([delivery, None, 0, 0, *jobs])
 
     def performs(self, seat: Seat, *ids: str) -> None:
         seat.performing = Performing(self.shard, list(ids), time.monotonic())

@@ -4,9 +4,10 @@ local function records_of(prefix, delivery, ids)
   local found = {}
   if #ids > 0 then
     local records = redis.call('HMGET', prefix .. 'taken', unpack(ids))
-    for i, id in ipairs(ids) do
-      if records[i] and parse_taken(records[i]) == delivery then
-        found[id] = records[i]
+    local head = delivery .. ' '
+    for i, record in ipairs(records) do
+      if record and string.sub(record, 1, #head) == head then
+        found[ids[i]] = record
       end
     end
   end
