@@ -189,7 +189,7 @@ APPLY = """
 
 def open_table() -> sqlite3.Connection:
     """A connection to the table, for the calling thread alone."""
-    path = os.environ.get("GIT_HISTORY_DB", "git_history.sqlite3")
+    path = os.environ.get("GIT_HISTORY_DB") or "git_history.sqlite3"
     table = sqlite3.connect(path, timeout=30)  # busy_timeout: seconds to wait while others write
     # Of several that open a new file at once one turns WAL on; the others aren't made to wait for that, but
     # told that the file is locked.
@@ -409,7 +409,7 @@ def run_embedded(repo: Path, timeout: float, **options: Any) -> None:
     lowq.config.redis_url = "memory://"
     head = head_of(repo)
     with TemporaryDirectory() as folder:
-        os.environ.setdefault("GIT_HISTORY_DB", f"{folder}/table.sqlite3")
+        os.environ["GIT_HISTORY_DB"] = os.environ.get("GIT_HISTORY_DB") or f"{folder}/table.sqlite3"
         node = Node(lowq.app)
         node.start()
         try:

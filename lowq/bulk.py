@@ -49,10 +49,11 @@ def bulk_state(action: str, state: State | None) -> State | None:
     else:
         allowed = (None, "scheduled", "due", "retrying")
     if state not in allowed:
-        names = ", ".join("None for all that wait" if item is None else item for item in allowed)
+        names = ", ".join(item for item in allowed if item is not None)
+        hint = "; without a state: all that wait"
         if action == "kick":
-            names = "morgue, which is also its default"
-        raise ConfigError(f"{action} can't be done to jobs with state={state!r}; state is one of: {names}")
+            names, hint = "morgue", ", which is also its default"
+        raise ConfigError(f"{action} can't be done to jobs with state={state!r}; state is one of: {names}{hint}")
     return "morgue" if action == "kick" else state
 
 

@@ -284,7 +284,7 @@ class Leases:
 def _tell_of_restored(shard: Shard, lease: Lease) -> None:
     if lease.restored:
         log.warning(
-            "%r: %d jobs that an owner left in flight wait again", shard, lease.restored,
+            "%r: left in flight by an earlier owner and waiting again: %d", shard, lease.restored,
             extra={"event": "restored", "jobs": lease.restored, **_of(shard)},
         )  # fmt: skip
     for job_id in lease.poisoned:

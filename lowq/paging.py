@@ -156,7 +156,7 @@ def decode_cursor(wanted: Listing, cursor: str) -> Position:
         if not job_id or math.isnan(value):
             raise ValueError
     except (ValueError, TypeError):
-        raise ConfigError(f"after={cursor!r:.100} is no cursor; give the .cursor of a page") from None
+        raise ConfigError(f"after={cursor!r:.100} is no cursor; give the one that came with a page") from None
     if kind != _kind(wanted):
         raise ConfigError(
             "after: the cursor is of a page in another order; order_by and reverse must be the same for all pages"

@@ -41,7 +41,7 @@ def explain(client: Client, prefix: str, shard: int, job_id: bytes, max_retry_co
     """
     reply = client.run("why", prefix, time_argument(now), job_id)
     time, horizon, record, perform_at, retry_count, rank, buried_at, paused, lease, _ttl, solo = reply
-    nobody = f"shard {shard} is leased to nobody: no node that works this queue is running, or none has it yet"
+    nobody = f"shard {shard} is leased to nobody: all nodes of this queue are down or quiet, or none has it yet"
     if record is not None:
         waits = "; newer payloads wait for its next run" if perform_at is not None else ""
         if lease is None:

@@ -174,7 +174,10 @@ class _Watch:
 @with_app
 @json_option
 def nodes(app: Lowq, as_json: bool) -> None:
-    """The nodes that live, and what they hold, each as of its last heartbeat."""
+    """The nodes that live, and what they hold.
+
+    Each as of its last heartbeat.
+    """
     found = app.nodes()
     if as_json:
         echo_json({"nodes": found})

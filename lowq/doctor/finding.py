@@ -227,11 +227,12 @@ KINDS = {
     "ownerless": Kind(
         "error",
         "{count} in flight, and nobody holds the lease of {shards}",
-        "their owner died, and no node that works the queue came to take over",
+        "their owner died, or was stopped before they were finished, and no node of the queue came to take over",
         "they are not performed, and newer payloads of the same ids wait behind them",
         "start a node that works the queue: it restores them. Or "
         + _MEND
-        + "restores them as a node would: they wait again, each one alone, charged with a crash",
+        + "restores them as a node would: they wait again; unless their owner was stopped, each one alone and charged "
+        "with a crash",
         True,
     ),
     "shard_unserved": Kind(
@@ -246,8 +247,8 @@ KINDS = {
         "{jobs} in the queue, and no node works it",
         "no node is running, all are quiet, or its worker was renamed or removed",
         "they are not performed",
-        "start a node that works it; if its worker was renamed give that the option queue_name={queue!r}; or drop it: "
-        "lowq drop {queue}",
+        "start a node that works it; if its worker was renamed give that the option queue_name={queue!r}; or "
+        "remove it with all these jobs: lowq drop {queue}",
     ),
     "queue_unregistered": Kind(
         "error",
