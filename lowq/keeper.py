@@ -159,10 +159,9 @@ class Keeper(threading.Thread):
                     log.exception("keeping the leases failed; trying again")
                 wait = 1.0
             expected = time.monotonic() + wait
-            if self._nudge.wait(wait):
-                self._nudge.clear()
-            else:
-                self._warn_when_late(time.monotonic() - expected)
+            self._nudge.wait(wait)
+            self._nudge.clear()
+            self._warn_when_late(time.monotonic() - expected)
 
     def _tick(self, now: float) -> float:
         """Does what is due; returns the seconds until something is due again.
@@ -279,7 +278,7 @@ class Keeper(threading.Thread):
         now = time.monotonic()
         worst, at = self._late
         if late > worst or now - at > LATE_SECONDS:
-            self._late = late, now
+            self._late = max(late, 0.0), now
         if late > self._lease_ttl / 3:
             # Whatever held the GIL may have ended when the keeper gets to look.
             since = now - late

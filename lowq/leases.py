@@ -183,11 +183,12 @@ class Leases:
         try:
             self._ask_all(shards, lambda shard: shard.acquire_call(self._lease_ttl, charge=charge), note)
         finally:
-            self._listener.holds(gained)
-            self._listener.waits(waiting)
+            # The threads first: whatever goes wrong with the listener, a refresh finds what it would have told.
             self._dispatcher.stay([shard for shard in gained if shard in self._wanted])
             for shard in gained:
                 self._dispatcher.wake(shard)
+            self._listener.holds(gained)
+            self._listener.waits(waiting)
 
     def _stand_by(self, shard: Shard, lease: Held, had: Lease | None) -> None:
         if had is not None:
@@ -272,10 +273,12 @@ class Leases:
         if (held, wanted) == self._told:
             return False
         changed = held != self._told[0]
+        # Where it goes and where it has got to; the steps between, one shard after another, are for who asks for them.
+        level = logging.INFO if held == wanted or wanted != self._told[1] else logging.DEBUG
         self._told = held, wanted
         others = f"; standing by for {len(self._theirs)} of other nodes" if self._theirs else ""
-        log.info(
-            "holding %d shards, wanting %d of %d%s", held, wanted, len(self._shards), others,
+        log.log(
+            level, "shards held: %d, wanted: %d of %d%s", held, wanted, len(self._shards), others,
             extra={"event": "shards", "held": held, "wanted": wanted, "shards": len(self._shards)},
         )  # fmt: skip
         return changed

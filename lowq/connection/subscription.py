@@ -45,9 +45,9 @@ class Subscription:
             if self._connection is not None:
                 try:
                     self._connection.send_packed_command([pack((command, *channels))], check_health=False)
-                except exceptions.RedisError:
-                    # redis-py has closed it, and would connect it anew by itself, without a subscription. The
-                    # reading thread opens another one, with all channels.
+                except (exceptions.RedisError, OSError, AttributeError):
+                    # redis-py has closed it, perhaps just now in the reading thread, and would connect it anew by
+                    # itself, without a subscription. The reading thread opens another one, with all channels.
                     self._connection = None
 
     def get(self, timeout: float) -> tuple[str, str, bytes] | None:

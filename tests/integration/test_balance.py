@@ -46,11 +46,11 @@ def test_nodes_that_join_and_leave_under_load_hand_over_and_repeat_nothing(make_
     for _ in range(3):
         nodes.append(rig.node())
         nodes[-1].says(" starts: ")
-        share(rig, *nodes, timeout=5)
+        share(rig, *nodes)
     while len(nodes) > 1:
         rig.performed(len(rig.events("end")) + 50)
         assert nodes.pop(0).stop() == 0
-        share(rig, *nodes, timeout=5)
+        share(rig, *nodes)
     finished()
     rig.drained()
     assert nodes[0].stop() == 0
