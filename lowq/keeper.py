@@ -219,8 +219,12 @@ class Keeper(threading.Thread):
         # A little later than the first could be missed, and not all nodes at once.
         self._next_look = self._membership.first_silent + random.uniform(0.01, 0.05)
         if changed or not self._divided:
-            self._divided = True
-            self._leases.want([] if self._quiet else self._divide(self._membership.members))
+            self._divided = True  # first: `quiet` may ask for another round meanwhile
+            try:
+                self._leases.want([] if self._quiet else self._divide(self._membership.members))
+            except BaseException:
+                self._divided = False
+                raise
 
     def _details(self) -> dict[str, Any]:
         now = time.monotonic()
@@ -317,7 +321,9 @@ class Keeper(threading.Thread):
             RedisUnavailable
         """
         self._leases.leave(seconds)
-        self._client.run_many([self._membership.goodbye_call()])
+        (reply,) = self._client.run_many([self._membership.goodbye_call()], repeats=1)
+        if isinstance(reply, Exception):
+            raise reply
 
     def close(self) -> None:
         """Closes the keeper's connection, after `leave`."""

@@ -183,11 +183,12 @@ class Leases:
         try:
             self._ask_all(shards, lambda shard: shard.acquire_call(self._lease_ttl, charge=charge), note)
         finally:
-            self._listener.holds(gained)
-            self._listener.waits(waiting)
+            # The threads first: what they are not told of now they are never told of.
             self._dispatcher.stay([shard for shard in gained if shard in self._wanted])
             for shard in gained:
                 self._dispatcher.wake(shard)
+            self._listener.holds(gained)
+            self._listener.waits(waiting)
 
     def _stand_by(self, shard: Shard, lease: Held, had: Lease | None) -> None:
         if had is not None:
@@ -258,7 +259,9 @@ class Leases:
         held = self.held
         for start in range(0, len(held), _WRITE):
             part = held[start : start + _WRITE]
-            self._client.run_many([shard.surrender_call(seconds) for shard in part])
+            replies = self._client.run_many([shard.surrender_call(seconds) for shard in part], repeats=1)
+            if all(isinstance(reply, RedisUnavailable) for reply in replies):
+                raise replies[0]  # the others would wait as long, and the process is to end
             for shard in part:
                 shard.lose()
 
