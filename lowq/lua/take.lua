@@ -91,7 +91,8 @@ end
 
 local jobs, bytes = {}, 0
 local records, moved, parted = {}, {}, {}
-local delivery = (tonumber(meta[2]) or 0) + 1
+-- Not one that the caller had already: Redis may have lost its last writes, and with them the count.
+local delivery = math.max(tonumber(meta[2]) or 0, tonumber(ARGV[7]) or 0) + 1
 local head, tail = string.format('%d ', delivery), string.format(' 0 %.17g', now)
 local in_flight = {}
 

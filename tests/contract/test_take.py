@@ -624,3 +624,21 @@ def test_taking_wakes_nobody(rig: ShardRig, wake: Channel) -> None:
     shard.finish(handed(shard.take(1, NOW)))
     shard.take(0, NOW)
     assert wake.messages() == []
+
+
+def test_delivery_numbers_are_not_used_again_when_redis_lost_its_last_writes(rig: ShardRig) -> None:
+    shard = rig.own()
+    rig.push(job("x", "v1", 1))
+    assert handed(shard.take(10, NOW)) == {"x": ["v1"]}
+    # That take was among them: the job waits as before, and the count is what it was.
+    rig.client.command("DEL", rig.prefix + "taken")
+    rig.client.command("RENAME", rig.prefix + "taken:payloads:x", rig.prefix + "payloads:x")
+    rig.client.command("ZADD", rig.prefix + "due", NOW, "x")
+    rig.client.command("HDEL", rig.prefix + "meta", "delivery")
+    rig.push(job("x", "v2", 2))
+    shard.finish(["x"])
+    shard.keep_finished()
+    call = shard.take_call(10, NOW)
+    rig.lose_reply(call)
+    (reply,) = rig.client.run_many([call])
+    assert handed(shard.took(reply)) == {"x": ["v1", "v2"]}
