@@ -54,6 +54,8 @@ def translate(error: Exception, call: Call | None, url: str) -> Exception:
         return RedisUnavailable(f"Redis at {where} does not answer: {text}")
     if isinstance(error, exceptions.TryAgainError | exceptions.ClusterDownError | exceptions.AskError):
         return RedisUnavailable(f"the cluster at {where} is being changed: {text}")
+    if "attempted to access a non local key" in text:  # a script met an absent key of a slot that is being moved
+        return RedisUnavailable(f"the cluster at {where} is being changed: {text}")
     code, _, detail = text.partition(" ")
     if code in ("BUSY", "MASTERDOWN", "MISCONF", "NOREPLICAS", "UNBLOCKED"):
         return RedisUnavailable(f"Redis at {where} can't serve just now: {text}")
