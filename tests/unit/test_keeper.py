@@ -108,7 +108,8 @@ class Rig:
         self.membership = Membership(ME, "lowq", silence=TTL, shares=True)
         self.keeper = Keeper(
             cast(Client, self.registry), self.membership, cast(Leases, self.wishes), [], Outage(),
-            divide=self._divide, lease_ttl=TTL, poll_interval=1000.0, registrations=[Call("register", "q", ["", "q", 4])],
+            divide=self._divide, lease_ttl=TTL, poll_interval=1000.0,
+            registrations=[Call("register", "q", ["", "q", 4])],
             on_ready=self._on_ready, on_fatal=self.fatal.append,
         )  # fmt: skip
 
