@@ -324,7 +324,7 @@ class TestAlarm:
         dispatch.unclaim(a)
         assert sleepers.wait(dispatch, 0).result(PATIENCE) is a
 
-    @pytest.mark.parametrize("state", ["nothing due", "paused", "claimed", "lease over", "due later"])
+    @pytest.mark.parametrize("state", ["nothing due", "paused", "claimed", "leaving", "lease over", "due later"])
     def test_nobody_polls(self, state: str, sleepers: Sleepers) -> None:
         looks = 0
 
@@ -336,6 +336,7 @@ class TestAlarm:
         a = shard("a", due_in={"nothing due": None, "due later": 1000.0}.get(state, -1.0))
         a.paused = state == "paused"
         a.claimed = state == "claimed"
+        a.leaving = state == "leaving"
         if state == "lease over":
             a.deadline = time.monotonic() - 0.001  # Redis is away: it is not surely ours, and its job is still due
         dispatch = Dispatcher([[a], [a]], [count, count])

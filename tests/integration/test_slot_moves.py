@@ -1,0 +1,90 @@
+"""A shard in a cluster whose slot is being moved from one primary to another."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import redis
+from redis.crc import key_slot
+
+import lowq
+from lowq.errors import PushInterrupted, RedisUnavailable
+from lowq.keys import shard_prefix
+from lowq.shard import Lease, Shard
+from tests.integration.support import until
+from tests.redis_server import RedisServer
+
+
+class Move:
+    """The slot of the only shard of `Orders`, on the way from the first primary to the second."""
+
+    def __init__(self, source: RedisServer, target: RedisServer) -> None:
+        self.source: Any = redis.Redis(port=source.port)
+        self.target: Any = redis.Redis(port=target.port)
+        self._port = target.port
+        self.prefix = shard_prefix("lowq", "Orders", 0)
+        self._slot = key_slot(self.prefix.encode())
+
+    def begin(self) -> None:
+        of_source, of_target = (client.execute_command("CLUSTER", "MYID") for client in (self.source, self.target))
+        self.target.execute_command("CLUSTER", "SETSLOT", self._slot, "IMPORTING", of_source)
+        self.source.execute_command("CLUSTER", "SETSLOT", self._slot, "MIGRATING", of_target)
+
+    def carry(self, keys: int = 1000) -> None:
+        for key in self.source.execute_command("CLUSTER", "GETKEYSINSLOT", self._slot, keys):
+            self.source.execute_command("MIGRATE", "127.0.0.1", self._port, key, 0, 5000)
+
+    def end(self) -> None:
+        of_target = self.target.execute_command("CLUSTER", "MYID")
+        for client in (self.target, self.source):
+            client.execute_command("CLUSTER", "SETSLOT", self._slot, "NODE", of_target)
+
+
+@pytest.fixture
+def move() -> Iterator[Move]:
+    with RedisServer(cluster_enabled="yes") as source, RedisServer(cluster_enabled="yes") as target:
+        made = Move(source, target)
+        made.source.execute_command("CLUSTER", "ADDSLOTSRANGE", 0, 16383)
+        made.source.execute_command("CLUSTER", "MEET", "127.0.0.1", target.port)
+        clients = (made.source, made.target)
+        until(lambda: all(client.cluster("INFO")["cluster_state"] == "ok" for client in clients), "cluster in order")
+        yield made
+        for client in clients:
+            client.close()
+
+
+def shard_of(app: lowq.Lowq, nonce: str) -> Shard:
+    return Shard(app.client, "lowq", "Orders", 0, shards_count=1, nonce=nonce, load_payload=bytes.decode)
+
+
+def test_a_shard_rests_while_its_slot_is_moved_and_goes_on_as_it_was(move: Move) -> None:
+    port = move.source.get_connection_kwargs()["port"]
+    app = lowq.Lowq(redis_url=f"redis+cluster://127.0.0.1:{port}")
+    queue = app.queue("Orders", 1)
+    queue.push({"id": number} for number in range(10))
+    owner, other = shard_of(app, "owner"), shard_of(app, "other")
+    owner.acquire(60)
+    taken = [job.id for job in owner.take(3).jobs]
+    move.begin()
+    for keys in (0, 4):  # none of them there yet; some here, some there
+        move.carry(keys)
+        there = set(move.target.keys())
+        with pytest.raises(RedisUnavailable):
+            other.acquire(60)
+        with pytest.raises(RedisUnavailable):
+            owner.take(3)
+        for ids in ([100], [5, 100]):
+            with pytest.raises(PushInterrupted):
+                queue.push({"id": number} for number in ids)
+        assert set(move.target.keys()) == there  # nothing is written aside
+    move.carry()
+    move.end()
+    assert queue.push([{"id": 100}]) == 1
+    assert not isinstance(other.acquire(60), Lease)
+    owner.finish(taken)
+    owner.keep_finished()
+    trip = owner.take(100)
+    assert sorted(int(job.id) for job in trip.jobs) == [3, 4, 5, 6, 7, 8, 9, 100]
+    stats = queue.stats()
+    assert (stats.processed, stats.taken, stats.length) == (3, 8, 0)
+    app.close()

@@ -1,0 +1,331 @@
+"""The keeper's round: when it is told of members, when it divides anew, and what a failure keeps it from."""
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, cast
+
+import pytest
+
+from lowq.connection import Call, Client, Refusal
+from lowq.errors import RedisUnavailable, ScriptError, ShardsCountError
+from lowq.keeper import Keeper
+from lowq.leases import Leases
+from lowq.membership import Identity, Membership
+from lowq.outage import Outage
+from lowq.shard import Shard
+from lowq.splitter import Members
+
+TTL = 15.0
+#: Seconds after which a test gives up.
+PATIENCE = 10.0
+ME = Identity("0123456789", {"q": 4}, 1, "1", host="me", pid=1)
+
+
+class Registry:
+    """The client: it answers heartbeats with the parts of these nodes."""
+
+    def __init__(self) -> None:
+        self.others: list[str] = []
+        #: Seconds until the first of them will have been silent for too long.
+        self.first_silent = b""
+        self.heartbeats: list[Call] = []
+        self.registered = 0
+        self.error: Exception | None = None
+        self.refusal: Refusal | None = None
+        #: Runs while a heartbeat is under way.
+        self.meanwhile: Callable[[], object] = lambda: None
+
+    def run_many(self, calls: Sequence[Call], repeats: int = 0) -> list[Any]:
+        if self.error is not None:
+            return [self.error for _ in calls]
+        self.heartbeats += [call for call in calls if call.script == "heartbeat"]
+        self.registered += sum(call.script == "register" for call in calls)
+        reply: list[bytes] = [self.first_silent]
+        part = str(calls[0].args[2])
+        for name, its_part in [(ME.name, part), *((other, '{"queues": {"q": 4}}') for other in self.others)]:
+            reply += [name.encode(), its_part.encode()] if its_part else []
+        self.meanwhile()
+        return [reply if call.script == "heartbeat" else self.refusal or 1 for call in calls]
+
+    def close(self) -> None:
+        pass
+
+
+class Wishes:
+    """Leases that only remember what is wanted of them."""
+
+    def __init__(self) -> None:
+        self.wanted: list[Any] = []
+        self.tried: list[Shard] = []
+        self.away = 0
+        self.rounds = 0
+        self.gives_up = False
+        self.trouble: Exception | None = None
+        self.held: list[Shard] = []
+        self.next_try = float("inf")
+        self.renewed = 0
+
+    def want(self, shards: Any) -> None:
+        self.wanted.append(list(shards))
+
+    def try_for(self, shard: Shard, at: float) -> None:
+        self.tried.append(shard)
+
+    def was_away(self) -> None:
+        self.away += 1
+
+    def give_up(self) -> bool:
+        self.rounds += 1
+        return self.gives_up
+
+    def renew(self) -> None:
+        self.renewed += 1
+
+    def acquire(self, now: float) -> None:
+        pass
+
+    def refresh(self) -> None:
+        pass
+
+    def tell(self) -> bool:
+        return False
+
+    def clear_trouble(self) -> Exception | None:
+        trouble, self.trouble = self.trouble, None
+        return trouble
+
+
+class Rig:
+    def __init__(self) -> None:
+        self.registry, self.wishes = Registry(), Wishes()
+        #: How often shares were asked for, and what to do then.
+        self.divisions: list[Members] = []
+        self.divide: Callable[[Members], list[Any]] = sorted
+        self.ready = 0
+        self.fatal: list[BaseException] = []
+        self.membership = Membership(ME, "lowq", silence=TTL, shares=True)
+        self.keeper = Keeper(
+            cast(Client, self.registry), self.membership, cast(Leases, self.wishes), [], Outage(),
+            divide=self._divide, lease_ttl=TTL, poll_interval=1000.0,
+            registrations=[Call("register", "q", ["", "q", 4])],
+            on_ready=self._on_ready, on_fatal=self.fatal.append,
+        )  # fmt: skip
+
+    def _divide(self, members: Members) -> list[Any]:
+        self.divisions.append(members)
+        return self.divide(members)
+
+    def _on_ready(self) -> None:
+        self.ready += 1
+
+    def tick(self, in_seconds: float = 0.0) -> float:
+        return self.keeper._tick(time.monotonic() + in_seconds)
+
+    def run(self) -> None:
+        self.keeper.start()
+        until(lambda: self.ready)
+        until(lambda: not self.keeper._nudge.is_set())
+
+
+@pytest.fixture
+def rig() -> Iterator[Rig]:
+    made = Rig()
+    yield made
+    made.keeper.stop()
+
+
+def until(condition: Callable[[], Any]) -> None:
+    give_up_at = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < give_up_at, "it did not happen"
+        time.sleep(0.001)
+
+
+# --- members ---
+
+
+def test_shares_are_asked_for_once_and_then_whenever_members_change(rig: Rig) -> None:
+    rig.tick()
+    rig.tick(TTL / 3)
+    assert [sorted(members) for members in rig.divisions] == [[ME.name]]
+    rig.registry.others = ["b"]
+    rig.tick(2 * TTL / 3 + 1)
+    assert [sorted(members) for members in rig.divisions] == [[ME.name], ["b", ME.name]]
+    assert rig.wishes.wanted[-1] == ["b", ME.name]
+
+
+def test_an_announcement_is_looked_into_at_once(rig: Rig) -> None:
+    rig.run()
+    rig.registry.others = ["b"]
+    rig.keeper.members_changed()
+    until(lambda: len(rig.wishes.wanted) == 2)
+    assert rig.wishes.wanted[-1] == ["b", ME.name]
+
+
+def test_an_announcement_while_a_heartbeat_is_under_way_makes_another(rig: Rig) -> None:
+    def announce() -> None:  # after Redis has answered
+        rig.registry.meanwhile = lambda: None
+        rig.registry.others = ["b"]
+        rig.keeper.members_changed()
+
+    rig.registry.meanwhile = announce
+    rig.tick()
+    assert rig.wishes.wanted == [[ME.name]]
+    rig.tick()
+    assert rig.wishes.wanted[-1] == ["b", ME.name]
+
+
+def test_an_announcement_is_not_forgotten_when_the_heartbeat_fails(rig: Rig) -> None:
+    rig.tick()
+    rig.registry.others = ["b"]
+    rig.keeper.members_changed()
+    rig.registry.error = RedisUnavailable("away")
+    with pytest.raises(RedisUnavailable):
+        rig.tick()
+    rig.registry.error = None
+    rig.tick()
+    assert rig.wishes.wanted[-1] == ["b", ME.name]
+
+
+def test_it_looks_when_somebody_has_been_silent_for_too_long(rig: Rig) -> None:
+    rig.registry.others, rig.registry.first_silent = ["b"], b"2.0"
+    assert 2.0 <= rig.tick() + 0.01 < 2.2
+    rig.registry.others, rig.registry.first_silent = [], b""
+    rig.tick(1.9)
+    assert len(rig.wishes.wanted) == 1
+    rig.tick(2.2)
+    assert rig.wishes.wanted[-1] == [ME.name]
+
+
+def test_others_are_told_when_shards_were_given_up(rig: Rig) -> None:
+    rig.tick()
+    before = len(rig.registry.heartbeats)
+    rig.wishes.gives_up = True
+    rig.tick()
+    assert len(rig.registry.heartbeats) == before + 1
+
+
+def test_queues_are_registered_with_every_heartbeat(rig: Rig) -> None:
+    rig.tick()
+    rig.tick(TTL / 3)
+    assert rig.registry.registered == len(rig.registry.heartbeats) == 2
+
+
+def test_another_number_of_shards_in_the_registry_ends_the_node(rig: Rig) -> None:
+    rig.registry.refusal = Refusal("SHARDSCOUNT", "8")
+    rig.keeper.start()
+    until(lambda: rig.fatal)
+    assert isinstance(rig.fatal[0], ShardsCountError)
+
+
+# --- quiet ---
+
+
+def test_quiet_leaves_the_members_and_wants_nothing(rig: Rig) -> None:
+    rig.registry.others = ["b"]
+    rig.run()
+    rig.keeper.quiet()
+    until(lambda: len(rig.wishes.wanted) == 2)
+    assert rig.wishes.wanted[-1] == []
+    assert rig.registry.heartbeats[-1].args[2] == ""
+    assert json.loads(str(rig.registry.heartbeats[-1].args[3]))["quiet"]
+
+
+def test_quiet_wants_nothing_whoever_comes_later(rig: Rig) -> None:
+    rig.tick()
+    rig.keeper.quiet()
+    rig.tick()
+    rig.registry.others = ["b"]
+    rig.tick(TTL / 3)
+    assert rig.wishes.wanted == [[ME.name], [], []]
+
+
+def test_quiet_while_shares_are_asked_for_is_not_overheard(rig: Rig) -> None:
+    def divide(members: Members) -> list[Any]:
+        rig.keeper.quiet()  # the main thread, just now
+        return sorted(members)
+
+    rig.divide = divide
+    rig.tick()
+    rig.tick()
+    assert rig.wishes.wanted[-1] == []
+
+
+def test_quiet_before_the_first_round_gets_ready_all_the_same(rig: Rig) -> None:
+    rig.keeper.quiet()
+    rig.tick()
+    assert rig.wishes.wanted == [[]]
+    assert rig.ready == 1
+
+
+# --- troubles ---
+
+
+def test_a_node_whose_shares_fail_is_not_ready_and_tries_again(rig: Rig) -> None:
+    def fail(members: Members) -> list[Any]:
+        raise ZeroDivisionError
+
+    rig.divide = fail
+    for _ in range(2):
+        with pytest.raises(ZeroDivisionError):
+            rig.tick()
+    assert rig.ready == 0
+    rig.divide = sorted
+    rig.tick()
+    assert rig.wishes.wanted == [[ME.name]]
+    assert rig.ready == 1
+
+
+def test_trouble_with_one_shard_keeps_nobody_from_getting_ready(rig: Rig) -> None:
+    rig.wishes.trouble = ScriptError("broken")
+    rig.wishes.clear_trouble = lambda: ScriptError("broken")  # type: ignore[method-assign]  # in every round
+    with pytest.raises(ScriptError):
+        rig.tick()
+    assert rig.ready == 1
+    assert rig.wishes.rounds == 1
+
+
+def test_one_cut_connection_is_no_outage_and_two_are(rig: Rig) -> None:
+    rig.run()
+    rig.registry.error = RedisUnavailable("away")
+    rig.keeper.members_changed()
+    until(lambda: rig.wishes.away)
+    rig.registry.error = None
+    until(lambda: not rig.keeper._members_asked)
+    away = rig.wishes.away
+
+    def once() -> None:
+        rig.registry.meanwhile = lambda: None
+        raise RedisUnavailable("cut")
+
+    rig.registry.meanwhile = once
+    before = len(rig.registry.heartbeats)
+    rig.keeper.members_changed()
+    until(lambda: len(rig.registry.heartbeats) >= before + 2)
+    assert rig.wishes.away == away
+
+
+# --- nudges ---
+
+
+@pytest.mark.parametrize("word", ["left", "check"])
+def test_a_word_of_a_thread_makes_a_round_at_once(word: str, rig: Rig) -> None:
+    rig.run()
+    rounds = rig.wishes.rounds
+    shard = cast(Shard, object())
+    threading.Thread(target=getattr(rig.keeper, word), args=(shard,)).start()
+    until(lambda: rig.wishes.rounds > rounds)
+    assert rig.wishes.tried == ([shard] if word == "check" else [])
+
+
+def test_word_that_a_shard_is_free_is_for_those_who_do_not_hold_it(rig: Rig) -> None:
+    shard = Shard(cast(Client, None), "lowq", "q", 0, shards_count=4, nonce="me", load_payload=bytes.decode)
+    rig.keeper.free(shard, 0.0)
+    rig.tick()
+    assert rig.wishes.tried == [shard]
+    shard.acquired([b"acquired", b"1", 0], time.monotonic() + TTL)
+    rig.keeper.free(shard, 0.0)
+    rig.tick()
+    assert rig.wishes.tried == [shard]
