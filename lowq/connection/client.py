@@ -156,7 +156,8 @@ class Client:
             # A shard is many keys, and its prefix is none of them: while its slot is being moved they are on both
             # sides, and the importing one would let a script see those that are not there yet as absent, and write
             # them anew. So the shard rests until the slot has moved. A registry is one key, which is here or there.
-            if isinstance(error, exceptions.AskError) and call.key.endswith(":"):
+            moved = isinstance(error, exceptions.MovedError)  # which redis-py makes a kind of AskError
+            if isinstance(error, exceptions.AskError) and not moved and call.key.endswith(":"):
                 break
             try:
                 if isinstance(error, exceptions.NoScriptError):
