@@ -1,0 +1,113 @@
+"""Builds of lowq that are broken on purpose, one guarantee each: the checker has to catch every one of them.
+
+``CHAOS_BROKEN=fencing`` in the environment of the application under test. lowq itself never looks at that: what is
+changed here is changed in the process's memory, before the node starts.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from lowq import membership, thread
+from lowq.scripts import load_scripts
+from lowq.shard import Shard, TakenJob, Trip
+
+
+def apply(name: str) -> None:
+    """Breaks this process's lowq; '' leaves it as it is."""
+    if name:
+        BUILDS[name]()
+
+
+def _lua(old: str, new: str, *scripts: str) -> None:
+    """Replaces a text in these scripts, or in all that have it. It has to be there: a build that isn't broken any more
+    would show nothing.
+    """
+    found = load_scripts()
+    changed = [name for name, script in found.items() if old in script.source and (not scripts or name in scripts)]
+    if not changed or (scripts and len(changed) < len(scripts)):
+        raise AssertionError(f"{old!r} is not in the scripts {', '.join(scripts) or 'at all'}: break it another way")
+    for name in changed:
+        found[name] = replace(found[name], source=found[name].source.replace(old, new))
+
+
+def fencing() -> None:
+    """Whoever had the lease once may go on writing."""
+    _lua("if redis.call('GET', prefix .. 'lease') ~= token then", "if false then")
+
+
+def exclusion() -> None:
+    """A lease can be had while another holds it."""
+    _lua("if holder and not (", "if false and not (", "acquire")
+
+
+def restore() -> None:
+    """What a dead owner left in flight is forgotten."""
+    _lua(
+        "local records = redis.call('HGETALL', prefix .. 'taken')",
+        "redis.call('DEL', prefix .. 'taken') local records = {}",
+        "acquire",
+    )
+
+
+def order() -> None:
+    """Payloads are handed over newest first."""
+    decode = Shard._decode
+
+    def reversed_(self: Shard, raw: list[bytes], trip: Trip) -> TakenJob:
+        job = decode(self, raw, trip)
+        return job._replace(payloads=job.payloads[::-1])
+
+    Shard._decode = reversed_  # type: ignore[method-assign]
+
+
+def ack_by_id() -> None:
+    """An acknowledgement finishes an id, whatever delivery it is of."""
+    _lua("if records[i] and parse_taken(records[i]) == delivery then", "if records[i] then", "take")
+
+
+def push_twice() -> None:
+    """A repeat of a push whose reply was lost pushes again."""
+    _lua("if redis.call('LPOS', prefix .. 'pushed', token) then", "if false then", "push")
+
+
+def claims() -> None:
+    """Two threads of a node may work one shard."""
+
+    def ready(self: Shard, now: float) -> bool:
+        return self.next_due is not None and self.next_due <= now and not self.paused and now < self.deadline
+
+    Shard.ready = ready  # type: ignore[method-assign]
+
+
+def deadline() -> None:
+    """A node doesn't look whether its lease has run out, and takes much work in advance."""
+    forever: Any = property(lambda self: math.inf if self.lease else 0.0, lambda self, value: None)
+    Shard.deadline = forever
+    thread.PREFETCH_SECONDS = 3.0
+
+
+def fence() -> None:
+    """The fencing token doesn't grow."""
+    _lua("fence = math.max(fence + 1, math.floor(now * 1000000))", "fence = 1", "acquire")
+
+
+def leak() -> None:
+    """An acknowledgement leaves the payloads in Redis."""
+    _lua("redis.call('UNLINK', unpack(acked_payloads))", "", "take")
+
+
+def late_acks() -> None:
+    """Much is performed before any of it is acknowledged."""
+    thread.PREFETCH_SECONDS = 2.0
+    membership.EARLY_ACK_INTERVAL = math.inf
+
+
+#: name -> what breaks it
+BUILDS: dict[str, Callable[[], None]] = {
+    build.__name__: build
+    for build in (
+        fencing, exclusion, restore, order, ack_by_id, push_twice, claims, deadline, fence, leak, late_acks,
+    )
+}  # fmt: skip

@@ -1,0 +1,388 @@
+"""One run of one fault: Redis, three nodes, producers, the harm that is planned, and what came of it."""
+
+import json
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import lowq
+from tests.chaos.load import Load
+from tests.chaos.proxy import Proxy
+from tests.checker import Report, recovery, rests
+from tests.history import read
+from tests.integration.support import ROOT, NodeProcess, Rig, until
+from tests.redis_server import RedisServer
+
+#: Seconds that leases last.
+TTL = 1.0
+SHARDS = 20
+NODES = 3
+#: Seconds that a run may need to get all done after the load and the harm are over.
+PATIENCE = 60.0
+#: How Redis keeps data -> its options.
+PERSISTENCE: dict[str, dict[str, str]] = {
+    "none": {},
+    "everysec": {"appendonly": "yes", "appendfsync": "everysec"},
+    "always": {"appendonly": "yes", "appendfsync": "always"},
+}
+#: Keys that may be left when everything is drained and the morgue is empty: of each shard, and of all.
+LEFT_OF_SHARDS = {"meta", "pushed", "lease"}
+LEFT_OF_ALL = {"queues", "nodes"}
+#: Words in a node's log that should never be there.
+ALARMS = (
+    " CRITICAL ", "failed outside of a worker", "keeping the leases failed", "listening for wake-ups failed",
+    "Exception in thread", "Fatal Python error", " rests for ", "Exception ignored",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """Something that is done at a time of its own: planned before anything runs."""
+
+    #: Seconds since the load began.
+    at: float
+    what: str
+    #: Chooses among the nodes that live then, or is a number that `what` needs.
+    number: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.at:.3f} {self.what} {self.number}"
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What is done to nodes, Redis or the network, and under which load."""
+
+    name: str
+    #: As the matrix calls it.
+    title: str
+    plan: Callable[[random.Random, float], list[Step]]
+    load: Load = field(default_factory=Load)
+    #: Environment of the nodes.
+    settings: Mapping[str, object] = field(default_factory=dict)
+    persistence: Sequence[str] = ("none",)
+    #: Whether nodes and producers reach Redis through proxies.
+    proxied: bool = False
+    #: Options of Redis.
+    redis: Mapping[str, str] = field(default_factory=dict)
+    #: Whether jobs may end in the morgue.
+    buries: bool = False
+    #: Words that this fault brings into the logs.
+    expects: Sequence[str] = ()
+    #: The clocks of Redis and of the producers are moved (libfaketime).
+    clocks: bool = False
+    #: Seconds that a lease lasts; None: `TTL`.
+    lease_ttl: float | None = None
+    #: Whether the time until a shard is worked again says anything.
+    timed: bool = True
+
+    #: The moments at which nodes kill themselves, one after the other (`tests.chaos.death`).
+    dies: Callable[[random.Random], list[str]] | None = None
+
+    def deaths(self, seed: int) -> list[str]:
+        """The same for the same seed."""
+        return self.dies(random.Random(f"{seed}/{self.name}/deaths")) if self.dies else []
+
+    def steps(self, seed: int) -> list[Step]:
+        """The same for the same seed."""
+        steps = self.plan(random.Random(f"{seed}/{self.name}"), self.load.seconds)
+        return sorted(steps, key=lambda step: step.at)
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What came of a run."""
+
+    fault: str
+    seed: int
+    persistence: str
+    report: Report
+    recovery: float
+    #: Harm done: how many steps, and how many processes ended in other ways than by order.
+    steps: int
+    deaths: int
+    buried: int
+    refused: int
+    seconds: float
+    problems: list[str]
+    folder: Path
+
+
+class Stage(Rig):
+    """What a run happens on. `actions.ACTIONS` do their harm here."""
+
+    module = "tests.chaos.app"
+
+    def __init__(
+        self, fault: Fault, seed: int, persistence: str = "none", *, folder: Path | None = None, broken: str = ""
+    ) -> None:
+        self.fault = fault
+        self.seed = seed
+        self.persistence = persistence
+        self._keeps = folder is not None
+        folder = folder or Path(tempfile.mkdtemp(prefix=f"chaos-{fault.name}-"))
+        self.server = RedisServer(folder / "redis", **{**PERSISTENCE[persistence], **fault.redis})
+        #: Where the time of Redis and of the producers is written to, for libfaketime.
+        self.clocks = folder / "clock"
+        self.ttl = fault.lease_ttl or TTL
+        self.proxies: dict[int, Proxy] = {}
+        self.producers_proxy: Proxy | None = None
+        #: Nodes that are frozen now -> when they go on, monotonic.
+        self.frozen: dict[NodeProcess, float] = {}
+        #: Things to do at a time, monotonic: heal, restart.
+        self.later: list[tuple[float, Callable[[], object]]] = []
+        #: When Redis could be reached again, monotonic.
+        self.outages: list[float] = []
+        self.problems: list[str] = []
+        self.deaths = 0
+        #: How many nodes are to live, and what the next ones have in their environment.
+        self.nodes_wanted = NODES
+        self.prepared: list[dict[str, object]] = []
+        self._harmless: set[int] = set()
+        self._broken = broken
+        self._folder = folder
+        self._exits: list[str] = []
+
+    def __enter__(self) -> Self:
+        if self.fault.clocks:
+            from tests.chaos import clocks
+
+            self.server.environment = clocks.environment(self.clocks)
+        self.server.start()
+        chance = random.Random(f"{self.seed}/{self.fault.name}/settings")
+        settings = {
+            "LOWQ_LEASE_TTL": self.ttl,
+            "LOWQ_SHUTDOWN_TIMEOUT": 10,
+            "LOWQ_POLL_INTERVAL": chance.choice((1, 30)),
+            "ORDERS_SHARDS": SHARDS,
+            "ORDERS_BATCH": chance.choice((1, 3, 10)),
+            "ORDERS_MAX_CRASHES": 1000,
+            "ORDERS_MAX_RETRIES": 1000,
+            "ORDERS_MAX_PAYLOADS": chance.choice((2, 1000)),
+            **self.fault.settings,
+        }
+        super().__init__(self.server.url, self._folder, **settings)
+        if self.fault.proxied:
+            self.producers_proxy = Proxy(self.server.port).__enter__()
+        return self
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._end()
+        for proxy in [*self.proxies.values(), self.producers_proxy]:
+            if proxy is not None:
+                proxy.close()
+        self.server.close()
+        if not self._keeps and not self.problems and exc is None:
+            shutil.rmtree(self._folder)
+
+    def _end(self) -> None:
+        for process in [*self._producers, *(node.process for node in self.nodes)]:
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+        self.client.close()
+        self.app.close()
+
+    # --- nodes ---
+
+    def start_node(self, **environment: object) -> NodeProcess:
+        """One more node, with what is prepared for the next one."""
+        more = self.prepared.pop(0) if self.prepared else {}
+        proxy = None
+        if self.fault.proxied:
+            proxy = Proxy(self.server.port).__enter__()
+            environment["LOWQ_REDIS_URL"] = proxy.url
+        if self._broken:
+            environment["CHAOS_BROKEN"] = self._broken
+        node = self.node(**{**more, **environment})
+        if proxy is not None:
+            self.proxies[node.pid] = proxy
+        return node
+
+    def live(self) -> list[NodeProcess]:
+        """Nodes that run and were not told to end."""
+        return [node for node in self.nodes if node.process.poll() is None and node.pid not in self._harmless]
+
+    def chosen(self, number: int) -> NodeProcess | None:
+        """One of the nodes that live and are not frozen."""
+        able = [node for node in self.live() if node not in self.frozen]
+        return able[number % len(able)] if able else None
+
+    def dismiss(self, node: NodeProcess) -> None:
+        """It is about to end by our order: its exit code is to be 0."""
+        self._harmless.add(node.pid)
+
+    def kill(self, node: NodeProcess) -> None:
+        self.deaths += 1
+        self._harmless.add(node.pid)
+        node.kill()
+        self.frozen.pop(node, None)
+
+    def tend(self) -> None:
+        """Notices who ended, starts others in their place, does what is due."""
+        for node in self.nodes:
+            code = node.process.poll()
+            if code is None or node.log_path.name in self._exits:
+                continue
+            self._exits.append(node.log_path.name)
+            node.wait()
+            if node.pid not in self._harmless:
+                self.deaths += 1
+            elif code not in (0, -9):
+                self.problems.append(f"{node.log_path.name} was told to stop and exited with {code}")
+        for node, at in list(self.frozen.items()):
+            if time.monotonic() >= at:
+                del self.frozen[node]
+                node.thaw()
+        due = [entry for entry in self.later if entry[0] <= time.monotonic()]
+        for entry in due:
+            self.later.remove(entry)
+            entry[1]()
+        while len(self.live()) < self.nodes_wanted:
+            self.start_node()
+
+    def wait_until(self, at: float) -> None:
+        """Tends to everything until that time, monotonic."""
+        while (left := at - time.monotonic()) > 0:
+            self.tend()
+            time.sleep(min(left, 0.005))
+
+    def all_leased(self) -> bool:
+        return len(self.of_shards("lease")) == self.shards_count
+
+    # --- producers ---
+
+    def start_producers(self) -> None:
+        environment: dict[str, object] = {}
+        if self.producers_proxy is not None:
+            environment["LOWQ_REDIS_URL"] = self.producers_proxy.url
+        extra: dict[str, str] = {}
+        if self.fault.clocks:
+            from tests.chaos import clocks
+
+        load = json.dumps(asdict(self.fault.load))
+        for number in range(self.fault.load.producers):
+            if self.fault.clocks:
+                extra = clocks.skewed(3600 if number % 2 else -3600)
+            self._producers.append(
+                subprocess.Popen(
+                    [sys.executable, "-m", self.module, "produce", str(self.seed), str(number), load],
+                    cwd=ROOT,
+                    env=self.environment(environment) | extra,
+                    stdin=subprocess.DEVNULL,
+                )
+            )
+
+    def produced(self) -> bool:
+        return all(producer.poll() is not None for producer in self._producers)
+
+    # --- what is left ---
+
+    def leftovers(self) -> list[str]:
+        """Keys that should not be there when nothing waits and the morgue is empty."""
+        prefixes = [self.prefix(shard) for shard in range(self.shards_count)]
+        allowed = {prefix + name for prefix in prefixes for name in LEFT_OF_SHARDS}
+        allowed |= {f"lowq:v1:{name}" for name in LEFT_OF_ALL}
+        return sorted(set(self.client.scan_iter(count=1000)) - allowed)
+
+    def alarms(self) -> list[str]:
+        found = []
+        for node in self.nodes:
+            for line in node.log.splitlines():
+                if any(word in line for word in ALARMS) and not any(word in line for word in self.fault.expects):
+                    found.append(f"{node.log_path.name}: {line}")
+        return found
+
+
+def run(fault: Fault, seed: int, persistence: str = "none", *, folder: Path | None = None, broken: str = "") -> Outcome:
+    """Does what the fault plans, waits until all is done, and judges."""
+    from tests.chaos.actions import ACTIONS
+
+    began = time.monotonic()
+    steps = fault.steps(seed)
+    with Stage(fault, seed, persistence, folder=folder, broken=broken) as stage:
+        stage.prepared = [{"CHAOS_DIE": death} for death in fault.deaths(seed)]
+        stage.tend()
+        for node in stage.nodes:
+            node.says(" starts: ")
+        until(stage.all_leased, "leases of all shards")
+        stage.start_producers()
+        until(lambda: stage.events("pushed"), "first push")
+        load_began = time.monotonic()
+        for step in steps:
+            stage.wait_until(load_began + step.at)
+            ACTIONS[step.what](stage, step.number)
+        _settle(stage)
+        return _judge(stage, len(steps), time.monotonic() - began)
+
+
+def _wait(stage: Stage, condition: Callable[[], bool], what: str) -> bool:
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        if time.monotonic() > deadline:
+            stage.problems.append(f"after {PATIENCE:g} s there was still no {what}")
+            return False
+        stage.tend()
+        time.sleep(0.005)
+    return True
+
+
+def _settle(stage: Stage) -> None:
+    """Everything is well again, and all work gets done."""
+    _wait(stage, lambda: not stage.later and not stage.frozen, "end of the harm")
+    for proxy in [*stage.proxies.values(), stage.producers_proxy]:
+        if proxy is not None:
+            proxy.heal()
+    _wait(stage, stage.produced, "end of the producers")
+    codes = [producer.poll() for producer in stage._producers]
+    if any(codes):
+        stage.problems.append(f"producers ended with {codes}")
+    if not _wait(stage, stage.is_drained, "end of the work"):
+        stage.problems += [f"left: {key} {stage.of_shards(key)}"[:500] for key in ("due", "taken", "lease")]
+    for node in stage.live():
+        stage.dismiss(node)
+        node.signal(signal.SIGTERM)
+    stage.nodes_wanted = 0
+    _wait(stage, lambda: all(node.process.poll() is not None for node in stage.nodes), "end of the nodes")
+
+
+def _judge(stage: Stage, steps: int, seconds: float) -> Outcome:
+    stage.tend()
+    buried = stage.buried()
+    report = stage.report()
+    problems = [*stage.problems, *report.problems]
+    if buried and not stage.fault.buries:
+        problems.append(f"buried: {sorted(buried)[:5]}")
+    if report.unexplained and not any("the keeper ran" in node.log for node in stage.nodes):
+        problems += report.unexplained
+    for _ in lowq.Lowq(redis_url=stage.url).queue(stage.queue_name, stage.shards_count).bulk("delete", state="morgue"):
+        pass
+    problems += [f"left in Redis: {key}" for key in stage.leftovers()]
+    problems += stage.alarms()
+    events = read(stage.history.path)
+    stage.problems = problems
+    return Outcome(
+        stage.fault.name,
+        stage.seed,
+        stage.persistence,
+        report,
+        recovery(rests(events), stage.outages) if stage.fault.timed else 0.0,
+        steps,
+        stage.deaths,
+        len(buried),
+        sum(event["event"] == "refused" for event in events),
+        seconds,
+        problems,
+        stage.folder,
+    )
