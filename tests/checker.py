@@ -90,7 +90,7 @@ def check(events: Sequence[Event], buried: Iterable[Key] = ()) -> Report:
     pushes = _Pushes(events)
     report.accepted = len(pushes.accepted)
     faults = _Faults(events)
-    report.lapsed = bool(faults.lapses)
+    report.lapsed = bool(faults.losses)
 
     finished = {
         (job_id, version)
@@ -159,6 +159,8 @@ class _Faults:
         self.gone: dict[int, tuple[float, bool]] = {}
         #: [from, until] of the times in which owners may not know that Redis lost their leases.
         self.lapses: list[tuple[float, float]] = []
+        #: Those of them in which it lost data, too.
+        self.losses: list[tuple[float, float]] = []
         for event in events:
             at: float = event["at"]
             match event["event"]:
@@ -175,6 +177,8 @@ class _Faults:
                     self.gone.setdefault(event["gone"], (at, event.get("code") == 0))
                 case "lapse":
                     self.lapses.append((at, at + event["seconds"]))
+                    if event.get("data", True):
+                        self.losses.append(self.lapses[-1])
 
     def _end(self, who: int | None, at: float) -> None:
         for span in self._troubles[who]:
@@ -190,15 +194,15 @@ class _Faults:
         return any(begin <= at <= end for begin, end in self.lapses)
 
     def forgotten(self, earlier: float, later: float) -> bool:
-        """Whether Redis has lost data between, or its owners did not know yet."""
-        return any(begin <= later and end >= earlier for begin, end in self.lapses)
+        """Whether Redis has lost data between, or the owners did not know yet."""
+        return any(begin <= later and end >= earlier for begin, end in self.losses)
 
     def epochs(self, performs: Sequence[Perform]) -> Iterator[list[Perform]]:
         """The performs between two losses of data."""
-        if not self.lapses:
+        if not self.losses:
             yield list(performs)
             return
-        edges = [-math.inf, *(edge for lapse in self.lapses for edge in lapse), math.inf]
+        edges = [-math.inf, *(edge for loss in self.losses for edge in loss), math.inf]
         for begin, end in zip(edges[::2], edges[1::2], strict=True):
             yield [perform for perform in performs if begin < perform.start < end]
 
@@ -232,8 +236,8 @@ def _check_overlaps(performs: Sequence[Perform], faults: _Faults, report: Report
         for other in running[shard]:
             if other.fence < perform.fence:
                 report.fenced.append((other, perform))
-                if not faults.cut_off(other.pid, other.start - UNACKED, perform.start) and not faults.forgotten(
-                    other.start, perform.start
+                if not faults.cut_off(other.pid, other.start - UNACKED, perform.start) and not faults.lapsed(
+                    perform.start
                 ):
                     report.unexplained.append(f"shard {shard}: {perform} began during {other}")
             else:
@@ -369,7 +373,7 @@ def _may_come_again(
     earlier: Perform, again: Perform, faults: _Faults, last_sign: Mapping[tuple[int, int], float]
 ) -> bool:
     """Whether the acknowledgement of what finished may have been under way when something happened to its owner."""
-    if faults.cut_off(earlier.pid, earlier.end, earlier.end + UNACKED):
+    if faults.cut_off(earlier.pid, earlier.end, earlier.end + UNACKED) or faults.lapsed(again.start):
         return True
     gone_at, in_good_order = faults.gone.get(earlier.pid, (math.inf, False))
     if gone_at <= again.start:

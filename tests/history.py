@@ -20,7 +20,7 @@ frozen     frozen: the id of a process that is about to be stopped for a while (
 thawed     thawed: the id of a process that goes on
 trouble    who: id of a process, or null for all. From now on it may not reach Redis
 calm       who: from now on it can, again
-lapse      seconds: Redis has just lost data, leases among it; who held one may not know for so long
+lapse      seconds: Redis forgets leases now, and who held one may not know for so long; data: and what it knew besides
 =========  ==================================================================================================
 
 A version is a payload's number: unique within its id.
@@ -106,9 +106,11 @@ class History:
         """The end of `trouble`."""
         self.write("calm", who=pid)
 
-    def lapse(self, seconds: float) -> None:
-        """Redis has lost data: leases that were held are forgotten, and their holders learn of it in so many seconds."""
-        self.write("lapse", seconds=seconds)
+    def lapse(self, seconds: float, *, data: bool = True) -> None:
+        """Redis forgets the leases that are held, and their holders learn of it in so many seconds; with ``data``, it
+        forgets what it knew of jobs, too.
+        """
+        self.write("lapse", seconds=seconds, data=data)
 
 
 def read(path: str | os.PathLike[str]) -> list[Event]:

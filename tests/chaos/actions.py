@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import redis
 
-from tests.chaos.stage import Stage
+from tests.chaos.stage import NODES, Stage
 from tests.integration.support import NodeProcess
 
 # --- nodes ---
@@ -60,8 +60,8 @@ def quiet(stage: Stage, number: int) -> None:
 
 
 def join(stage: Stage, number: int) -> None:
-    """One node more."""
-    stage.nodes_wanted += 1
+    """One node more, up to twice as many as usual."""
+    stage.nodes_wanted = min(stage.nodes_wanted + 1, 2 * NODES)
 
 
 def leave(stage: Stage, number: int) -> None:
@@ -167,6 +167,13 @@ def client_pause(stage: Stage, number: int) -> None:
     stage.later.append((time.monotonic() + seconds, lambda: _back(stage)))
 
 
+def clock(stage: Stage, number: int) -> None:
+    """Redis's clock jumps to up to 50 s before or after the true time."""
+    seconds = number % 101 - 50
+    stage.history.lapse(1.5 * stage.ttl, data=False)  # should it jump forward
+    stage.step_clock(seconds)
+
+
 # --- the network ---
 
 
@@ -234,7 +241,7 @@ ACTIONS: dict[str, Callable[[Stage, int], None]] = {
     action.__name__: action
     for action in (
         kill, freeze, blink, term, term_all, quiet, join, leave, roll, kill_hanging,
-        redis_kill, redis_away, redis_hangs, script_flush, client_kill, client_pause,
+        redis_kill, redis_away, redis_hangs, script_flush, client_kill, client_pause, clock,
         cut_off, hold, half_open, slow, cut, lose_replies, lose_pushes, hold_pushes,
     )
 }  # fmt: skip

@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import Any, Self
 
 import lowq
+from tests.chaos import clocks
 from tests.chaos.load import Load
 from tests.chaos.proxy import Proxy
 from tests.checker import Report, recovery, rests
@@ -78,8 +79,10 @@ class Fault:
     buries: bool = False
     #: Words that this fault brings into the logs.
     expects: Sequence[str] = ()
-    #: The clocks of Redis and of the producers are moved (libfaketime).
+    #: Whether the clock of Redis can be moved, and those of the producers are an hour off.
     clocks: bool = False
+    #: Whether pushes must have been refused in the course of it.
+    refuses: bool = False
     #: Seconds that a lease lasts; None: `TTL`.
     lease_ttl: float | None = None
     #: Whether the time until a shard is worked again says anything.
@@ -131,8 +134,6 @@ class Stage(Rig):
         self._keeps = folder is not None
         folder = folder or Path(tempfile.mkdtemp(prefix=f"chaos-{fault.name}-"))
         self.server = RedisServer(folder / "redis", **{**PERSISTENCE[persistence], **fault.redis})
-        #: Where the time of Redis and of the producers is written to, for libfaketime.
-        self.clocks = folder / "clock"
         self.ttl = fault.lease_ttl or TTL
         self.proxies: dict[int, Proxy] = {}
         self.producers_proxy: Proxy | None = None
@@ -154,9 +155,7 @@ class Stage(Rig):
 
     def __enter__(self) -> Self:
         if self.fault.clocks:
-            from tests.chaos import clocks
-
-            self.server.environment = clocks.environment(self.clocks)
+            self.server.environment = clocks.environment(self._folder / "clock")
         self.server.start()
         chance = random.Random(f"{self.seed}/{self.fault.name}/settings")
         settings = {
@@ -239,7 +238,7 @@ class Stage(Rig):
             node.wait()
             if node.pid not in self._harmless:
                 self.deaths += 1
-            elif code not in (0, -9):
+            elif code not in (0, -signal.SIGKILL) and not self._had_no_handlers(node, code):
                 self.problems.append(f"{node.log_path.name} was told to stop and exited with {code}")
         for node, at in list(self.frozen.items()):
             if time.monotonic() >= at:
@@ -252,11 +251,20 @@ class Stage(Rig):
         while len(self.live()) < self.nodes_wanted:
             self.start_node()
 
+    @staticmethod
+    def _had_no_handlers(node: NodeProcess, code: int) -> bool:
+        """Whether SIGTERM came before the node could handle it, or after it had stopped."""
+        return code == -signal.SIGTERM and (" starts: " not in node.log or " has stopped" in node.log)
+
     def wait_until(self, at: float) -> None:
         """Tends to everything until that time, monotonic."""
         while (left := at - time.monotonic()) > 0:
             self.tend()
             time.sleep(min(left, 0.005))
+
+    def step_clock(self, seconds: float) -> None:
+        """Redis's clock is off by so many seconds from now on."""
+        clocks.step(self._folder / "clock", seconds)
 
     def all_leased(self) -> bool:
         return len(self.of_shards("lease")) == self.shards_count
@@ -268,13 +276,10 @@ class Stage(Rig):
         if self.producers_proxy is not None:
             environment["LOWQ_REDIS_URL"] = self.producers_proxy.url
         extra: dict[str, str] = {}
-        if self.fault.clocks:
-            from tests.chaos import clocks
-
         load = json.dumps(asdict(self.fault.load))
         for number in range(self.fault.load.producers):
             if self.fault.clocks:
-                extra = clocks.skewed(3600 if number % 2 else -3600)
+                extra = clocks.environment(self._folder / f"clock-{number}", 3600 if number % 2 else -3600)
             self._producers.append(
                 subprocess.Popen(
                     [sys.executable, "-m", self.module, "produce", str(self.seed), str(number), load],
@@ -334,7 +339,7 @@ def _wait(stage: Stage, condition: Callable[[], bool], what: str) -> bool:
             stage.problems.append(f"after {PATIENCE:g} s there was still no {what}")
             return False
         stage.tend()
-        time.sleep(0.005)
+        time.sleep(0.01)
     return True
 
 
@@ -371,6 +376,9 @@ def _judge(stage: Stage, steps: int, seconds: float) -> Outcome:
     problems += [f"left in Redis: {key}" for key in stage.leftovers()]
     problems += stage.alarms()
     events = read(stage.history.path)
+    refused = sum(event["event"] == "refused" for event in events)
+    if stage.fault.refuses and not refused:
+        problems.append("no push was refused")
     stage.problems = problems
     return Outcome(
         stage.fault.name,
@@ -381,7 +389,7 @@ def _judge(stage: Stage, steps: int, seconds: float) -> Outcome:
         steps,
         stage.deaths,
         len(buried),
-        sum(event["event"] == "refused" for event in events),
+        refused,
         seconds,
         problems,
         stage.folder,
