@@ -94,18 +94,6 @@ def _dismiss(stage: Stage, node: NodeProcess) -> None:
     node.signal(signal.SIGTERM)
 
 
-def kill_hanging(stage: Stage, number: int) -> None:
-    """SIGKILL to whoever has been performing one batch for more than two leases: a watchdog."""
-    hanging = {
-        perform.pid
-        for perform in stage.performs()
-        if perform.ok is None and time.monotonic() - perform.start > 2 * stage.ttl
-    }
-    for node in stage.live():
-        if node.pid in hanging:
-            stage.kill(node)
-
-
 # --- Redis ---
 
 
@@ -177,8 +165,8 @@ def clock(stage: Stage, number: int) -> None:
 # --- the network ---
 
 
-def _proxied(stage: Stage, number: int, seconds: float, what: str, **more: object) -> None:
-    """Harm to the connections of one node for a while."""
+def _proxied(stage: Stage, number: int, lasting: float, what: str, **more: object) -> None:
+    """Harm to the connections of one node, for so many seconds."""
     node = stage.chosen(number)
     if node is None:
         return
@@ -190,7 +178,7 @@ def _proxied(stage: Stage, number: int, seconds: float, what: str, **more: objec
         proxy.heal()
         stage.history.calm(node.pid)
 
-    stage.later.append((time.monotonic() + seconds, heal))
+    stage.later.append((time.monotonic() + lasting, heal))
 
 
 def cut_off(stage: Stage, number: int) -> None:
@@ -240,7 +228,7 @@ def hold_pushes(stage: Stage, number: int) -> None:
 ACTIONS: dict[str, Callable[[Stage, int], None]] = {
     action.__name__: action
     for action in (
-        kill, freeze, blink, term, term_all, quiet, join, leave, roll, kill_hanging,
+        kill, freeze, blink, term, term_all, quiet, join, leave, roll,
         redis_kill, redis_away, redis_hangs, script_flush, client_kill, client_pause, clock,
         cut_off, hold, half_open, slow, cut, lose_replies, lose_pushes, hold_pushes,
     )

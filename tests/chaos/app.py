@@ -17,6 +17,7 @@ import os
 import resource
 import signal
 import sys
+import threading
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -32,6 +33,7 @@ MIB = 2**20
 #: MiB that `allocate` may have, and that `devour` takes before it is killed.
 MEMORY = 96
 LIMIT = resource.getrlimit(resource.RLIMIT_AS)
+allocating = threading.Lock()
 
 
 def hang(_seconds: float) -> None:
@@ -49,15 +51,17 @@ def busy(seconds: float) -> None:
 
 
 def allocate(_seconds: float) -> None:
-    """Allocates until there is no more."""
-    pages = int(Path("/proc/self/statm").read_text().split()[0])
-    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + MEMORY * MIB, LIMIT[1]))
-    try:
+    """Allocates until there is no more: the whole process may have only so much beyond what it has, meanwhile."""
+    with allocating:  # the limit is the process's
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+        resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + MEMORY * MIB, LIMIT[1]))
         blocks = []
-        while True:
-            blocks.append(bytearray(4 * MIB))
-    finally:
-        resource.setrlimit(resource.RLIMIT_AS, LIMIT)
+        try:
+            for _ in range(MEMORY):
+                blocks.append(bytearray(4 * MIB))
+        finally:
+            resource.setrlimit(resource.RLIMIT_AS, LIMIT)
+        raise AssertionError(f"{len(blocks)} blocks were allocated, and the limit was not reached")
 
 
 def devour(_seconds: float) -> None:
@@ -87,12 +91,12 @@ def prepare() -> None:
         {"hang": hang, "busy": busy, "allocate": allocate, "devour": devour, "poison": app_orders.die}
     )
     record_acknowledgements()
-    broken.apply(os.environ.get("CHAOS_BROKEN", ""))
     death.arm(os.environ.get("CHAOS_DIE", ""), history)
 
 
 def main(arguments: Iterable[str]) -> int:
     verb, *rest = arguments
+    broken.apply(os.environ.get("CHAOS_BROKEN", ""))
     if verb == "run":
         prepare()
         return app_orders.run()

@@ -9,9 +9,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from lowq import membership, thread
+from lowq import keeper
 from lowq.scripts import load_scripts
 from lowq.shard import Shard, TakenJob, Trip
+from lowq.thread import WorkerThread
 
 
 def apply(name: str) -> None:
@@ -85,7 +86,7 @@ def deadline() -> None:
     """A node doesn't look whether its lease has run out, and takes much work in advance."""
     forever: Any = property(lambda self: math.inf if self.lease else 0.0, lambda self, value: None)
     Shard.deadline = forever
-    thread.PREFETCH_SECONDS = 3.0
+    _take_much()
 
 
 def fence() -> None:
@@ -100,8 +101,13 @@ def leak() -> None:
 
 def late_acks() -> None:
     """Much is performed before any of it is acknowledged."""
-    thread.PREFETCH_SECONDS = 2.0
-    membership.EARLY_ACK_INTERVAL = math.inf
+    _take_much()
+    keeper.EARLY_ACK_INTERVAL = math.inf
+
+
+def _take_much() -> None:
+    """Trips of a hundred jobs, however slow they are."""
+    WorkerThread._limit = lambda self, shard: 100  # type: ignore[method-assign]
 
 
 #: name -> what breaks it

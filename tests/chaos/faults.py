@@ -88,12 +88,12 @@ FAULTS = [
     # Handlers misbehave.
     Fault("raise", "handlers raise", nothing, Load(mix={"sleep": (100, 0.003), "raise": (50, 0)})),
     Fault(
-        "hang", "handlers hang until their node is killed", every((0.5, 0.5), "kill_hanging"),
-        Load(mix={"sleep": (100, 0.003), "hang": (1, 0)}), timed=False,
+        "hang", "handlers hang until their node is killed", nothing,
+        Load(mix={"sleep": (100, 0.003), "hang": (1, 0)}), timed=False, watched=True,
     ),
     Fault(
         "exit", "handlers exit the process", nothing,
-        Load(mix={"sleep": (100, 0.003), "exit": (2, 0), "die": (1, 0)}), timed=False, expects=("told to exit",),
+        Load(mix={"sleep": (100, 0.003), "exit": (2, 0), "die": (1, 0)}), timed=False, expects=("told to exit",), exits=(1, 9),
     ),
     Fault(
         "memory", "handlers allocate until there is no more, or until they are killed", nothing,
@@ -125,7 +125,7 @@ FAULTS = [
         "all", "all of it at once",
         every((0.1, 0.6), "kill", "freeze", "blink", "term", "quiet", "join", "leave", "cut_off", "hold", "half_open", "slow", "cut", "lose_replies", "lose_pushes", "script_flush", "client_kill", "redis_hangs", "redis_kill"),
         Load(seconds=10, mix={"sleep": (100, 0.003), "sleep 2": (10, 0.03), "raise": (10, 0), "exit": (1, 0), "die": (1, 0)}),
-        persistence=("always",), proxied=True, timed=False, expects=("told to exit",),
+        persistence=("always",), proxied=True, timed=False, expects=("told to exit",), exits=(1, 9),
     ),
 ]  # fmt: skip
 

@@ -27,6 +27,8 @@ class Proxy:
         self.port = 0
         #: Replies that were thrown away.
         self.lost = 0
+        #: How often something was asked after all that was asked before had been answered.
+        self.round_trips = 0
         self._delay = 0.0
         self._swallows: set[Direction] = set()
         self._to_lose = 0
@@ -145,6 +147,8 @@ class Proxy:
                 with contextlib.suppress(OSError):
                     await pump
                 link.close()
+        except asyncio.CancelledError:
+            pass  # the proxy ends
         finally:
             link.close()
             self._links.discard(link)
@@ -167,7 +171,10 @@ class Proxy:
                     await writer.drain()
                 link.reset()
                 return
-            link.is_asked = link.is_asked or (direction == "request" and b"EVALSHA" in data)
+            if direction == "request":
+                link.is_asked = link.is_asked or b"EVALSHA" in data
+                self.round_trips += link.is_answered
+            link.is_answered = direction == "reply"
             writer.write(data)
             await writer.drain()
 
@@ -179,6 +186,7 @@ class _Link:
         self._writers = writers
         #: Whether a script has ever been run on it: what precedes, such as HELLO, is not worth losing.
         self.is_asked = False
+        self.is_answered = True
 
     def close(self) -> None:
         for writer in self._writers:

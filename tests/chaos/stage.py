@@ -81,6 +81,10 @@ class Fault:
     expects: Sequence[str] = ()
     #: Whether the clock of Redis can be moved, and those of the producers are an hour off.
     clocks: bool = False
+    #: Exit codes, besides 0, of nodes that were told to stop.
+    exits: Sequence[int] = ()
+    #: Whether somebody kills nodes that have been performing one batch for more than two leases.
+    watched: bool = False
     #: Whether pushes must have been refused in the course of it.
     refuses: bool = False
     #: Seconds that a lease lasts; None: `TTL`.
@@ -110,9 +114,8 @@ class Outcome:
     persistence: str
     report: Report
     recovery: float
-    #: Harm done: how many steps, and how many processes ended in other ways than by order.
-    steps: int
-    deaths: int
+    #: Things done to nodes, Redis and the network, and processes that ended by themselves or were killed for it.
+    harm: int
     buried: int
     refused: int
     seconds: float
@@ -144,10 +147,12 @@ class Stage(Rig):
         #: When Redis could be reached again, monotonic.
         self.outages: list[float] = []
         self.problems: list[str] = []
+        #: Processes that ended by themselves, or had to be killed.
         self.deaths = 0
         #: How many nodes are to live, and what the next ones have in their environment.
         self.nodes_wanted = NODES
         self.prepared: list[dict[str, object]] = []
+        self._next_watch = 0.0
         self._harmless: set[int] = set()
         self._broken = broken
         self._folder = folder
@@ -177,21 +182,13 @@ class Stage(Rig):
     def __exit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._end()
+        self.end()
         for proxy in [*self.proxies.values(), self.producers_proxy]:
             if proxy is not None:
                 proxy.close()
         self.server.close()
         if not self._keeps and not self.problems and exc is None:
             shutil.rmtree(self._folder)
-
-    def _end(self) -> None:
-        for process in [*self._producers, *(node.process for node in self.nodes)]:
-            if process.poll() is None:
-                process.kill()
-                process.wait()
-        self.client.close()
-        self.app.close()
 
     # --- nodes ---
 
@@ -223,7 +220,6 @@ class Stage(Rig):
         self._harmless.add(node.pid)
 
     def kill(self, node: NodeProcess) -> None:
-        self.deaths += 1
         self._harmless.add(node.pid)
         node.kill()
         self.frozen.pop(node, None)
@@ -238,7 +234,7 @@ class Stage(Rig):
             node.wait()
             if node.pid not in self._harmless:
                 self.deaths += 1
-            elif code not in (0, -signal.SIGKILL) and not self._had_no_handlers(node, code):
+            elif code not in (0, -signal.SIGKILL, *self.fault.exits) and not self._had_no_handlers(node, code):
                 self.problems.append(f"{node.log_path.name} was told to stop and exited with {code}")
         for node, at in list(self.frozen.items()):
             if time.monotonic() >= at:
@@ -248,8 +244,22 @@ class Stage(Rig):
         for entry in due:
             self.later.remove(entry)
             entry[1]()
+        if self.fault.watched and time.monotonic() >= self._next_watch:
+            self._next_watch = time.monotonic() + self.ttl / 2
+            self._kill_hanging()
         while len(self.live()) < self.nodes_wanted:
             self.start_node()
+
+    def _kill_hanging(self) -> None:
+        hanging = {
+            perform.pid
+            for perform in self.performs()
+            if perform.ok is None and time.monotonic() - perform.start > 2 * self.ttl
+        }
+        for node in self.live():
+            if node.pid in hanging:
+                self.deaths += 1
+                self.kill(node)
 
     @staticmethod
     def _had_no_handlers(node: NodeProcess, code: int) -> bool:
@@ -275,6 +285,8 @@ class Stage(Rig):
         environment: dict[str, object] = {}
         if self.producers_proxy is not None:
             environment["LOWQ_REDIS_URL"] = self.producers_proxy.url
+        if self._broken:
+            environment["CHAOS_BROKEN"] = self._broken
         extra: dict[str, str] = {}
         load = json.dumps(asdict(self.fault.load))
         for number in range(self.fault.load.producers):
@@ -310,8 +322,18 @@ class Stage(Rig):
         return found
 
 
-def run(fault: Fault, seed: int, persistence: str = "none", *, folder: Path | None = None, broken: str = "") -> Outcome:
-    """Does what the fault plans, waits until all is done, and judges."""
+def run(
+    fault: Fault,
+    seed: int,
+    persistence: str = "none",
+    *,
+    folder: Path | None = None,
+    broken: str = "",
+    patience: float = PATIENCE,
+) -> Outcome:
+    """Does what the fault plans, waits until all is done, and judges. ``folder``: kept, with history and logs; else it
+    is kept only when there were problems. ``broken``: the build of lowq that runs (`tests.chaos.broken`).
+    """
     from tests.chaos.actions import ACTIONS
 
     began = time.monotonic()
@@ -328,38 +350,38 @@ def run(fault: Fault, seed: int, persistence: str = "none", *, folder: Path | No
         for step in steps:
             stage.wait_until(load_began + step.at)
             ACTIONS[step.what](stage, step.number)
-        _settle(stage)
+        _settle(stage, patience)
         return _judge(stage, len(steps), time.monotonic() - began)
 
 
-def _wait(stage: Stage, condition: Callable[[], bool], what: str) -> bool:
-    deadline = time.monotonic() + PATIENCE
+def _wait(stage: Stage, condition: Callable[[], bool], what: str, patience: float) -> bool:
+    deadline = time.monotonic() + patience
     while not condition():
         if time.monotonic() > deadline:
-            stage.problems.append(f"after {PATIENCE:g} s there was still no {what}")
+            stage.problems.append(f"after {patience:g} s there was still no {what}")
             return False
         stage.tend()
         time.sleep(0.01)
     return True
 
 
-def _settle(stage: Stage) -> None:
+def _settle(stage: Stage, patience: float) -> None:
     """Everything is well again, and all work gets done."""
-    _wait(stage, lambda: not stage.later and not stage.frozen, "end of the harm")
+    _wait(stage, lambda: not stage.later and not stage.frozen, "end of the harm", patience)
     for proxy in [*stage.proxies.values(), stage.producers_proxy]:
         if proxy is not None:
             proxy.heal()
-    _wait(stage, stage.produced, "end of the producers")
+    _wait(stage, stage.produced, "end of the producers", patience)
     codes = [producer.poll() for producer in stage._producers]
     if any(codes):
         stage.problems.append(f"producers ended with {codes}")
-    if not _wait(stage, stage.is_drained, "end of the work"):
+    if not _wait(stage, stage.is_drained, "end of the work", patience):
         stage.problems += [f"left: {key} {stage.of_shards(key)}"[:500] for key in ("due", "taken", "lease")]
     for node in stage.live():
         stage.dismiss(node)
         node.signal(signal.SIGTERM)
     stage.nodes_wanted = 0
-    _wait(stage, lambda: all(node.process.poll() is not None for node in stage.nodes), "end of the nodes")
+    _wait(stage, lambda: all(node.process.poll() is not None for node in stage.nodes), "end of the nodes", patience)
 
 
 def _judge(stage: Stage, steps: int, seconds: float) -> Outcome:
@@ -386,8 +408,7 @@ def _judge(stage: Stage, steps: int, seconds: float) -> Outcome:
         stage.persistence,
         report,
         recovery(rests(events), stage.outages) if stage.fault.timed else 0.0,
-        steps,
-        stage.deaths,
+        steps + stage.deaths,
         len(buried),
         refused,
         seconds,

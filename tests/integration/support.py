@@ -154,13 +154,17 @@ class Rig:
         self.nodes: list[NodeProcess] = []
         self._producers: list[subprocess.Popen[bytes]] = []
 
-    def close(self) -> None:
+    def end(self) -> None:
+        """Kills what still runs, and closes connections."""
         for process in [*self._producers, *(node.process for node in self.nodes)]:
             if process.poll() is None:
                 process.kill()
                 process.wait()
         self.client.close()
         self.app.close()
+
+    def close(self) -> None:
+        self.end()
         for node in self.nodes:  # pytest shows it when the test failed
             print(f"--- {node.log_path.name}\n{node.log}")  # noqa: T201
 

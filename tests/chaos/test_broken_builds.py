@@ -1,0 +1,60 @@
+"""The checker can fail: lowq broken on purpose, one guarantee at a time, is caught by what that guarantee is about."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from tests.chaos.broken import BUILDS
+from tests.chaos.faults import BY_NAME, at
+from tests.chaos.stage import Fault, Outcome, run
+
+
+@dataclass(frozen=True)
+class Case:
+    """Under which fault a build shows that it is broken, and where."""
+
+    fault: Fault
+    caught: Callable[[Outcome], object]
+
+
+def fault(name: str, seconds: float, *steps: tuple[float, str], much: bool = False) -> Fault:
+    """That fault under a small load, or under more than the nodes get done at once, with other steps if any are given."""
+    found = BY_NAME[name]
+    load = replace(found.load, producers=2, ids=400, seconds=seconds)
+    if much:
+        load = replace(load, rate=700, mix={"sleep": (1000, 0.1)})
+    # With a thread for every shard, so that what a node gains doesn't wait for what it has.
+    settings = {"ORDERS_BATCH": 1, "LOWQ_THREADS_PER_NODE": 20} if much else {}
+    return replace(found, load=load, plan=at(*steps) if steps else found.plan, settings=settings)
+
+
+CASES = {
+    "fencing": Case(fault("freeze", 3.0, (0.3, "freeze")), lambda run: run.report.overlaps),
+    "exclusion": Case(
+        fault("membership", 1.0, (0.3, "join"), (0.8, "join"), much=True),
+        lambda run: run.report.overlaps or run.report.unexplained,
+    ),
+    "restore": Case(fault("kill", 1.0, (1.5, "kill"), much=True), lambda run: run.report.lost),
+    "order": Case(fault("none", 0.7), lambda run: run.report.steps_back),
+    "ack_by_id": Case(fault("lost-replies", 2.5), lambda run: run.report.lost),
+    "push_twice": Case(fault("lost-replies", 1.5), lambda run: run.report.returned),
+    "claims": Case(fault("none", 0.7), lambda run: run.report.overlaps),
+    "deadline": Case(fault("cut-off", 1.0, (1.2, "cut_off"), much=True), lambda run: run.report.overlaps),
+    "fence": Case(fault("stop", 1.0, (0.5, "term")), lambda run: run.report.fences),
+    "leak": Case(fault("none", 0.7), lambda run: any("left in Redis" in problem for problem in run.problems)),
+    "late_acks": Case(fault("kill", 1.0, (1.5, "kill"), much=True), lambda run: run.report.excess),
+}
+
+
+def test_every_broken_build_is_tried() -> None:
+    assert CASES.keys() == BUILDS.keys()
+
+
+@pytest.mark.parametrize("build", CASES)
+def test_a_broken_build_is_caught(build: str, tmp_path: Path) -> None:
+    case = CASES[build]
+    outcome = run(case.fault, 1, folder=tmp_path, broken=build, patience=5.0)
+    assert case.caught(outcome), outcome.problems
+    assert outcome.problems
