@@ -372,8 +372,8 @@ def _signs_of_life(performs: Iterable[Perform]) -> dict[tuple[int, int], float]:
 def _may_come_again(
     earlier: Perform, again: Perform, faults: _Faults, last_sign: Mapping[tuple[int, int], float]
 ) -> bool:
-    """Whether the acknowledgement of what finished may have been under way when something happened to its owner."""
-    if faults.cut_off(earlier.pid, earlier.end, earlier.end + UNACKED) or faults.lapsed(again.start):
+    """Whether it was in flight, or its acknowledgement under way, when something happened to its owner."""
+    if faults.cut_off(earlier.pid, earlier.start, earlier.end + UNACKED) or faults.lapsed(again.start):
         return True
     gone_at, in_good_order = faults.gone.get(earlier.pid, (math.inf, False))
     if gone_at <= again.start:

@@ -77,6 +77,20 @@ def roll(stage: Stage, number: int) -> None:
         stage.later.append((time.monotonic() + position * 1.0, lambda old=old: _replace(stage, old)))  # type: ignore[misc]
 
 
+def deploy(stage: Stage, number: int) -> None:
+    """SIGHUP to the supervisor: new processes for the old ones, one after the other."""
+    node = stage.chosen(number)
+    if node is not None:
+        node.signal(signal.SIGHUP)
+
+
+def kill_child(stage: Stage, number: int) -> None:
+    """SIGKILL to one of the supervisor's processes, which starts another."""
+    children = stage.children()
+    if children:
+        stage.kill_child(children[number % len(children)])
+
+
 def _replace(stage: Stage, old: NodeProcess) -> None:
     new = stage.start_node()
 
@@ -228,7 +242,7 @@ def hold_pushes(stage: Stage, number: int) -> None:
 ACTIONS: dict[str, Callable[[Stage, int], None]] = {
     action.__name__: action
     for action in (
-        kill, freeze, blink, term, term_all, quiet, join, leave, roll,
+        kill, freeze, blink, term, term_all, quiet, join, leave, roll, deploy, kill_child,
         redis_kill, redis_away, redis_hangs, script_flush, client_kill, client_pause, clock,
         cut_off, hold, half_open, slow, cut, lose_replies, lose_pushes, hold_pushes,
     )

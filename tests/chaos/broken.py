@@ -5,6 +5,7 @@ changed here is changed in the process's memory, before the node starts.
 """
 
 import math
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -21,32 +22,35 @@ def apply(name: str) -> None:
         BUILDS[name]()
 
 
-def _lua(old: str, new: str, *scripts: str) -> None:
-    """Replaces a text in these scripts, or in all that have it. It has to be there: a build that isn't broken any more
-    would show nothing.
+def _lua(pattern: str, new: str, *scripts: str) -> None:
+    """Replaces what matches, once, in these scripts, or in all that have it. It has to be there: a build that isn't
+    broken any more would show nothing.
     """
     found = load_scripts()
-    changed = [name for name, script in found.items() if old in script.source and (not scripts or name in scripts)]
-    if not changed or (scripts and len(changed) < len(scripts)):
-        raise AssertionError(f"{old!r} is not in the scripts {', '.join(scripts) or 'at all'}: break it another way")
-    for name in changed:
-        found[name] = replace(found[name], source=found[name].source.replace(old, new))
+    broken = {}
+    for name, script in found.items():
+        source, count = re.subn(pattern, lambda _: new, script.source, count=1)
+        if count and (not scripts or name in scripts):
+            broken[name] = replace(script, source=source)
+    if not broken or len(broken) < len(scripts):
+        raise AssertionError(f"{pattern!r} is not in the scripts {', '.join(scripts) or 'at all'}: break it otherwise")
+    found.update(broken)
 
 
 def fencing() -> None:
     """Whoever had the lease once may go on writing."""
-    _lua("if redis.call('GET', prefix .. 'lease') ~= token then", "if false then")
+    _lua(r"if redis\.call\('GET', prefix \.\. 'lease'\) ~= token then", "if false then")
 
 
 def exclusion() -> None:
     """A lease can be had while another holds it."""
-    _lua("if holder and not (", "if false and not (", "acquire")
+    _lua("if holder and .* then", "if false then", "acquire")
 
 
 def restore() -> None:
     """What a dead owner left in flight is forgotten."""
     _lua(
-        "local records = redis.call('HGETALL', prefix .. 'taken')",
+        r"local records = redis\.call\('HGETALL', prefix \.\. 'taken'\)",
         "redis.call('DEL', prefix .. 'taken') local records = {}",
         "acquire",
     )
@@ -65,12 +69,12 @@ def order() -> None:
 
 def ack_by_id() -> None:
     """An acknowledgement finishes an id, whatever delivery it is of."""
-    _lua("if records[i] and parse_taken(records[i]) == delivery then", "if records[i] then", "take")
+    _lua(r"if records\[i\] and parse_taken\(records\[i\]\) == delivery then", "if records[i] then", "take")
 
 
 def push_twice() -> None:
     """A repeat of a push whose reply was lost pushes again."""
-    _lua("if redis.call('LPOS', prefix .. 'pushed', token) then", "if false then", "push")
+    _lua(r"if redis\.call\('LPOS', prefix \.\. 'pushed', token\) then", "if false then", "push")
 
 
 def claims() -> None:
@@ -91,12 +95,12 @@ def deadline() -> None:
 
 def fence() -> None:
     """The fencing token doesn't grow."""
-    _lua("fence = math.max(fence + 1, math.floor(now * 1000000))", "fence = 1", "acquire")
+    _lua(r"fence = math\.max\(.*\)", "fence = 1", "acquire")
 
 
 def leak() -> None:
     """An acknowledgement leaves the payloads in Redis."""
-    _lua("redis.call('UNLINK', unpack(acked_payloads))", "", "take")
+    _lua(r"redis\.call\('UNLINK', unpack\(acked_payloads\)\)", "", "take")
 
 
 def late_acks() -> None:

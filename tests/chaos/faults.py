@@ -84,7 +84,9 @@ FAULTS = [
     Fault("stop", "a node is stopped (SIGTERM)", every((1.0, 2.0), "term")),
     Fault("stops", "nodes are stopped all the time, also all at once", every((0.2, 0.8), "term", "term", "term_all", "quiet"), timed=False),
     Fault("membership", "nodes join and leave all the time", every((0.1, 0.4), "join", "leave")),
-    Fault("deploy", "rolling deploys", at((0.5, "roll"), (4.0, "roll")), Load(seconds=8)),
+    Fault("roll", "a new node is started, an old one stopped, one after the other", at((0.5, "roll"), (4.0, "roll")), Load(seconds=8)),
+    Fault("deploy", "deploys by a supervisor (`--processes 3`, HUP)", at((0.5, "deploy"), (4.0, "deploy")), Load(seconds=8), supervised=True),
+    Fault("supervisor", "processes of a supervisor are killed, and deploys", every((0.8, 1.8), "kill_child", "kill_child", "deploy"), Load(seconds=8), supervised=True, timed=False),
     # Handlers misbehave.
     Fault("raise", "handlers raise", nothing, Load(mix={"sleep": (100, 0.003), "raise": (50, 0)})),
     Fault(
@@ -112,7 +114,7 @@ FAULTS = [
     Fault("redis-flush", "`SCRIPT FLUSH` and `CLIENT KILL`", every((0.02, 0.3), "script_flush", "client_kill")),
     Fault(
         "memory-full", "`maxmemory` is reached while producing", nothing,
-        Load(rate=1500, padding=3000, mix=BACKLOG), redis={"maxmemory": "8mb"}, refuses=True,
+        Load(rate=1500, padding=3000, mix=BACKLOG), redis={"maxmemory": "6mb"}, refuses=True,
     ),
     # The network.
     Fault("cut-off", "a node is cut off from Redis in mid-perform", every((1.0, 2.5), "cut_off", "hold", "half_open"), proxied=True),

@@ -1,6 +1,7 @@
 """One run of one fault: Redis, three nodes, producers, the harm that is planned, and what came of it."""
 
 import json
+import os
 import random
 import shutil
 import signal
@@ -87,6 +88,8 @@ class Fault:
     watched: bool = False
     #: Whether pushes must have been refused in the course of it.
     refuses: bool = False
+    #: Whether the nodes are processes of one supervisor: `lowq run --processes 3`.
+    supervised: bool = False
     #: Seconds that a lease lasts; None: `TTL`.
     lease_ttl: float | None = None
     #: Whether the time until a shard is worked again says anything.
@@ -150,7 +153,7 @@ class Stage(Rig):
         #: Processes that ended by themselves, or had to be killed.
         self.deaths = 0
         #: How many nodes are to live, and what the next ones have in their environment.
-        self.nodes_wanted = NODES
+        self.nodes_wanted = 1 if fault.supervised else NODES
         self.prepared: list[dict[str, object]] = []
         self._next_watch = 0.0
         self._harmless: set[int] = set()
@@ -191,6 +194,25 @@ class Stage(Rig):
             shutil.rmtree(self._folder)
 
     # --- nodes ---
+
+    @property
+    def command(self) -> list[str]:
+        if self.fault.supervised:
+            app = "tests.chaos.deployed:app"
+            return [sys.executable, "-m", "lowq", "run", "-r", app, "--processes", str(NODES)]
+        return super().command
+
+    def children(self) -> list[int]:
+        """The processes that have performed something lately, oldest first."""
+        lately = time.monotonic() - 0.5
+        found = {perform.pid: perform.start for perform in self.performs() if perform.end > lately}
+        return [pid for pid in sorted(found) if pid not in self._harmless]
+
+    def kill_child(self, pid: int) -> None:
+        """SIGKILL to a process of the supervisor."""
+        self._harmless.add(pid)
+        os.kill(pid, signal.SIGKILL)
+        self.history.gone(pid, -signal.SIGKILL)
 
     def start_node(self, **environment: object) -> NodeProcess:
         """One more node, with what is prepared for the next one."""

@@ -46,7 +46,7 @@ class NodeProcess:
         self.log_path = rig.folder / f"{name}.log"
         with self.log_path.open("wb") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", rig.module, "run"],
+                rig.command,
                 cwd=ROOT,
                 env=rig.environment(environment),
                 stdin=subprocess.DEVNULL,
@@ -169,6 +169,11 @@ class Rig:
             print(f"--- {node.log_path.name}\n{node.log}")  # noqa: T201
 
     # --- processes ---
+
+    @property
+    def command(self) -> list[str]:
+        """The command line of a node."""
+        return [sys.executable, "-m", self.module, "run"]
 
     def environment(self, more: Mapping[str, object]) -> dict[str, str]:
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("LOWQ_", "ORDERS_"))}
