@@ -105,10 +105,9 @@ def main(arguments: Sequence[str]) -> int:
 def introduction(seed: int, runs: int) -> list[str]:
     redis = subprocess.run(["redis-server", "--version"], capture_output=True, text=True, check=True).stdout.split()[2]
     seeds = f"seeds {seed} to {seed + runs - 1}" if runs > 1 else f"seed {seed}"
-    return [
-        f"`make chaos ARGS='--seed {seed} --runs {runs}'`: {seeds}, leases of 1 s, Redis {redis.removeprefix('v=')}, "
-        f"Python {platform.python_version()}, {os.cpu_count()} cores.",
-    ]
+    versions = f"Redis {redis.removeprefix('v=')}, Python {platform.python_version()}"
+    command = f"`make chaos ARGS='--seed {seed} --runs {runs}'`"
+    return [f"{command}: {seeds}, leases of 1 s, {versions}, {os.cpu_count()} cores."]
 
 
 if __name__ == "__main__":

@@ -132,6 +132,15 @@ def redis_away(stage: Stage, number: int) -> None:
     _back(stage)
 
 
+def redis_power(stage: Stage, number: int) -> None:
+    """What Redis wrote in the last second is gone, as its fsync of every second had not come yet."""
+    stage.history.trouble()
+    stage.history.lapse(stage.ttl)
+    stage.lose_power()
+    stage.server.start()
+    _back(stage)
+
+
 def redis_hangs(stage: Stage, number: int) -> None:
     """SIGSTOP for part of a lease, or for longer."""
     stage.history.trouble()
@@ -243,7 +252,7 @@ ACTIONS: dict[str, Callable[[Stage, int], None]] = {
     action.__name__: action
     for action in (
         kill, freeze, blink, term, term_all, quiet, join, leave, roll, deploy, kill_child,
-        redis_kill, redis_away, redis_hangs, script_flush, client_kill, client_pause, clock,
+        redis_kill, redis_away, redis_power, redis_hangs, script_flush, client_kill, client_pause, clock,
         cut_off, hold, half_open, slow, cut, lose_replies, lose_pushes, hold_pushes,
     )
 }  # fmt: skip

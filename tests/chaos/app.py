@@ -55,10 +55,8 @@ def allocate(_seconds: float) -> None:
     with allocating:  # the limit is the process's
         pages = int(Path("/proc/self/statm").read_text().split()[0])
         resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + MEMORY * MIB, LIMIT[1]))
-        blocks = []
         try:
-            for _ in range(MEMORY):
-                blocks.append(bytearray(4 * MIB))
+            blocks = [bytearray(4 * MIB) for _ in range(MEMORY)]
         finally:
             resource.setrlimit(resource.RLIMIT_AS, LIMIT)
         raise AssertionError(f"{len(blocks)} blocks were allocated, and the limit was not reached")

@@ -88,7 +88,7 @@ def claims() -> None:
 
 def deadline() -> None:
     """A node doesn't look whether its lease has run out, and takes much work in advance."""
-    forever: Any = property(lambda self: math.inf if self.lease else 0.0, lambda self, value: None)
+    forever: Any = property(lambda self: math.inf if self.lease else 0.0, lambda _self, _value: None)
     Shard.deadline = forever
     _take_much()
 
@@ -111,7 +111,7 @@ def late_acks() -> None:
 
 def _take_much() -> None:
     """Trips of a hundred jobs, however slow they are."""
-    WorkerThread._limit = lambda self, shard: 100  # type: ignore[method-assign]
+    setattr(WorkerThread, "_limit", lambda _self, _shard: 100)  # noqa: B010  # mypy and a method's type
 
 
 #: name -> what breaks it

@@ -33,8 +33,11 @@ _EVALSHA = re.compile(rb"EVALSHA\r\n\$40\r\n([0-9a-f]{40})")
 
 #: script -> the moments that a node can die at. Those of a batch's life, and of a lease's.
 BOUNDARIES = {
-    script: ("unsent", "sent", "answered") for script in ("take", "fail", "release", "acquire", "renew", "surrender", "heartbeat")
-} | {"perform": ("begin", "end")}
+    **dict.fromkeys(
+        ("take", "fail", "release", "acquire", "renew", "surrender", "heartbeat"), ("unsent", "sent", "answered")
+    ),
+    "perform": ("begin", "end"),
+}
 
 
 class Death:

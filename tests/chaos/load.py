@@ -3,11 +3,14 @@
 import random
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 import lowq
 from tests.history import History, PushedJob
+
+#: What jobs do in most loads: nothing as a rule, and some take a little longer.
+USUAL: Mapping[str, tuple[int, float]] = {"sleep": (100, 0.003), "sleep 2": (10, 0.03)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,10 +22,8 @@ class Load:
     #: Jobs a second.
     rate: float = 800.0
     seconds: float = 6.0
-    #: What jobs do -> how many of a thousand, and for how long: {"sleep": (100, 0.003)}.
-    mix: Mapping[str, tuple[int, float]] = field(
-        default_factory=lambda: {"sleep": (100, 0.003), "sleep 2": (10, 0.03)}
-    )
+    #: What jobs do -> how many of a thousand, and for how many seconds. "sleep 2" does what "sleep" does.
+    mix: Mapping[str, tuple[int, float]] = field(default_factory=lambda: USUAL)
     #: Bytes that each payload is made longer by.
     padding: int = 0
     #: Whether Redis assigns the scores; else it is the version.
@@ -30,9 +31,6 @@ class Load:
 
     #: Pushes of one producer in a second.
     PUSHES = 20
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 #: What a job does only the first time that it is performed.
@@ -84,7 +82,7 @@ def produce(worker: type[lowq.Worker[Any]], history: History, seed: int, produce
         push_until_accepted(worker, history, chunk)
 
 
-def push_until_accepted(worker: type[lowq.Worker[Any]], history: History, jobs: Sequence[dict[str, Any]]) -> None:
+def push_until_accepted(worker: type[lowq.Worker[Any]], history: History, jobs: Sequence[Mapping[str, Any]]) -> None:
     """Pushes, and pushes again what Redis has not surely accepted."""
     pending = list(jobs)
     while pending:

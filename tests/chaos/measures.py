@@ -1,14 +1,13 @@
 """Times and rates that have bounds, measured on real nodes."""
 
-import os
 import tempfile
 import time
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from urllib.parse import urlsplit
 
-import lowq
 from tests.chaos.matrix import Measure
 from tests.chaos.proxy import Proxy
 from tests.chaos.stage import TTL, Outcome
@@ -68,14 +67,17 @@ def _count(times: Sequence[float], begin: float, end: float) -> int:
     return bisect_left(times, end) - bisect_left(times, begin)
 
 
-def idle(folder: Path, *, seconds: float = 10.0) -> tuple[float, float]:
+def idle(folder: Path, *, settle: float = 2.0, seconds: float = 10.0) -> tuple[float, float]:
     """Share of a core, and round trips a second, of a node that holds a thousand shards without work. Its settings are
     the defaults.
     """
-    with rig(folder, ORDERS_SHARDS=1000, LOWQ_LEASE_TTL=15) as made, Proxy(made.client.connection_pool.connection_kwargs["port"]) as proxy:
+    with (
+        rig(folder, ORDERS_SHARDS=1000, LOWQ_LEASE_TTL=15) as made,
+        Proxy(urlsplit(made.url).port or 0) as proxy,
+    ):
         node = made.node(LOWQ_REDIS_URL=proxy.url)
         until(lambda: len(made.of_shards("lease")) == 1000, "leases of all shards")
-        time.sleep(2.0)
+        time.sleep(settle)
         used, trips, began = node.processor_seconds(), proxy.round_trips, time.monotonic()
         time.sleep(seconds)
         took = time.monotonic() - began

@@ -9,11 +9,12 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 import lowq
 from tests.chaos import clocks
@@ -156,6 +157,8 @@ class Stage(Rig):
         self.nodes_wanted = 1 if fault.supervised else NODES
         self.prepared: list[dict[str, object]] = []
         self._next_watch = 0.0
+        #: Monotonic time, and bytes that Redis had written to its log of commands then.
+        self._log_sizes: deque[tuple[float, int]] = deque(maxlen=1000)
         self._harmless: set[int] = set()
         self._broken = broken
         self._folder = folder
@@ -266,6 +269,8 @@ class Stage(Rig):
         for entry in due:
             self.later.remove(entry)
             entry[1]()
+        if self.persistence == "everysec":
+            self._log_sizes.append((time.monotonic(), self._log_of_commands().stat().st_size))
         if self.fault.watched and time.monotonic() >= self._next_watch:
             self._next_watch = time.monotonic() + self.ttl / 2
             self._kill_hanging()
@@ -297,6 +302,18 @@ class Stage(Rig):
     def step_clock(self, seconds: float) -> None:
         """Redis's clock is off by so many seconds from now on."""
         clocks.step(self._folder / "clock", seconds)
+
+    def lose_power(self) -> None:
+        """Redis ends, and of its log of commands only what is older than a second is still there."""
+        self.server.kill()
+        longest_ago = time.monotonic() - 1.0
+        size = max((size for at, size in self._log_sizes if at <= longest_ago), default=0)
+        os.truncate(self._log_of_commands(), size)
+        self._log_sizes.clear()
+
+    def _log_of_commands(self) -> Path:
+        (found,) = self.server.directory.glob("appendonlydir/*.incr.aof")
+        return found
 
     def all_leased(self) -> bool:
         return len(self.of_shards("lease")) == self.shards_count
@@ -336,12 +353,12 @@ class Stage(Rig):
         return sorted(set(self.client.scan_iter(count=1000)) - allowed)
 
     def alarms(self) -> list[str]:
-        found = []
-        for node in self.nodes:
-            for line in node.log.splitlines():
-                if any(word in line for word in ALARMS) and not any(word in line for word in self.fault.expects):
-                    found.append(f"{node.log_path.name}: {line}")
-        return found
+        return [
+            f"{node.log_path.name}: {line}"
+            for node in self.nodes
+            for line in node.log.splitlines()
+            if any(word in line for word in ALARMS) and not any(word in line for word in self.fault.expects)
+        ]
 
 
 def run(

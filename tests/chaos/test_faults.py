@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from tests.chaos import clocks
-from tests.chaos.faults import BY_NAME, nothing
-from tests.chaos.measures import TAKEOVER
+from tests.chaos.faults import BY_NAME
+from tests.chaos.measures import HANDOVER, TAKEOVER
 from tests.chaos.stage import run
 
 #: Fault -> seconds of load.
@@ -16,6 +16,7 @@ SHORT = {
     "boundaries": 3.0,
     "freeze": 2.5,
     "gil": 2.0,
+    "stop": 2.0,
     "membership": 2.0,
     "redis-kill": 2.0,
     "lost-replies": 2.0,
@@ -23,6 +24,9 @@ SHORT = {
     "memory-full": 2.0,
     "clocks": 2.0,
 }
+#: Fault -> seconds that a shard with work may rest, on a machine that has other things to do, too: the matrix tells
+#: what it is on one that hasn't.
+RECOVERY = {"kill": 1.5 * TAKEOVER, "stop": HANDOVER + 0.5}
 
 
 @pytest.mark.parametrize("name", SHORT)
@@ -36,6 +40,5 @@ def test_no_fault_loses_work_or_order(name: str, tmp_path: Path) -> None:
     assert outcome.report.performed > 300
     assert outcome.harm >= len(fault.steps(1))
     assert outcome.report.repeated_work < 0.1
-    if fault.timed and found.plan is not nothing:
-        # The matrix has what is measured on a quiet machine.
-        assert outcome.recovery < 2 * TAKEOVER
+    if name in RECOVERY:
+        assert outcome.recovery < RECOVERY[name]

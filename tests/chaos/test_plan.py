@@ -60,7 +60,9 @@ def test_versions_of_an_id_grow_from_push_to_push() -> None:
 
 def test_every_boundary_of_a_call_is_died_at() -> None:
     deaths = [death.rpartition(":")[0] for death in BY_NAME["boundaries"].deaths(1)]
-    assert sorted(deaths) == sorted(f"{script}:{moment}" for script, moments in BOUNDARIES.items() for moment in moments)
+    assert sorted(deaths) == sorted(
+        f"{script}:{moment}" for script, moments in BOUNDARIES.items() for moment in moments
+    )
 
 
 def outcome(fault: str, persistence: str, report: Report, **more: object) -> Outcome:

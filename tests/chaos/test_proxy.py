@@ -53,7 +53,7 @@ def test_a_delay_is_in_both_directions(proxy: Proxy, client: "redis.Redis") -> N
     proxy.delay(0.05)
     began = time.monotonic()
     client.ping()
-    assert 0.1 <= time.monotonic() - began
+    assert time.monotonic() - began >= 0.1
     proxy.heal()
 
 
