@@ -285,7 +285,6 @@ def _check_order(job_id: str, performs: Sequence[Perform], pushes: _Pushes, repo
                 report.steps_back.append(f"id {job_id}: {perform} was given {version} again, after newer ones")
             elif score < top and not pushes.may_have_arrived_after(key, top_at):
                 report.steps_back.append(f"id {job_id}: {perform} was given {version} after a higher score, {top:g}")
-        report.repeats += len(again)
         in_flight = set(versions) | (in_flight if in_flight.intersection(again) else set())
         began.update(dict.fromkeys(versions, perform.start))
         if scores and scores[-1] > top:
@@ -347,7 +346,10 @@ def _check_repeats(performs: Sequence[Perform], pushes: _Pushes, faults: _Faults
                 handed[key] += 1
                 earlier = before.get(key)
                 before[key] = perform
-                if earlier is None or not earlier.ok or earlier.end > perform.start:
+                if earlier is None:
+                    continue
+                report.repeats += 1
+                if not earlier.ok or earlier.end > perform.start:
                     continue  # it was in flight
                 if handed[key] <= len(pushes.attempts[key]) or faults.forgotten(earlier.start, perform.start):
                     continue  # pushed again, or Redis has forgotten

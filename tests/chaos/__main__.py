@@ -63,8 +63,11 @@ def tell(outcome: Outcome) -> None:
         f"accepted {report.accepted}, lost {len(report.lost)}, again {report.repeats} "
         f"({report.repeats_of_finished} finished, {report.repeated_work * 1000:.0f} ms), "
         f"out of order {report.out_of_order}, overlaps {len(report.overlaps)}, fenced {len(report.fenced)}, "
-        f"buried {outcome.buried}, refused {outcome.refused}, recovery {outcome.recovery:.2f} s"
+        f"buried {outcome.buried}, refused {outcome.refused}, recovery {outcome.recovery:.2f} s, "
+        f"settled in {outcome.settled:.1f} s"
     )
+    if outcome.missed:
+        say(f"    no node came to {', '.join(outcome.missed)}")
     for problem in outcome.problems[:10]:
         say(f"    PROBLEM {problem}")
     if outcome.problems:

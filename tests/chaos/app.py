@@ -23,6 +23,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import lowq
 from lowq.shard import Shard, Trip
 from tests.chaos import broken, death
 from tests.chaos.load import Load, produce
@@ -62,6 +63,14 @@ def allocate(_seconds: float) -> None:
         raise AssertionError(f"{len(blocks)} blocks were allocated, and the limit was not reached")
 
 
+def release(_seconds: float) -> None:
+    """Says of the whole batch that it is to wait again. It hasn't finished: so the history has to have it."""
+    batch = lowq.current()
+    for job in batch.jobs:
+        batch.release(job.id)
+    raise RuntimeError("told to release")
+
+
 def devour(_seconds: float) -> None:
     """Allocates until it is killed, as the kernel does it when memory is short."""
     blocks = [bytearray(4 * MIB) for _ in range(MEMORY // 4)]
@@ -86,7 +95,14 @@ def record_acknowledgements() -> None:
 def prepare() -> None:
     """What a node needs before it starts."""
     app_orders.ACTIONS.update(
-        {"hang": hang, "busy": busy, "allocate": allocate, "devour": devour, "poison": app_orders.die}
+        {
+            "hang": hang,
+            "busy": busy,
+            "allocate": allocate,
+            "devour": devour,
+            "release": release,
+            "poison": app_orders.die,
+        }
     )
     record_acknowledgements()
     death.arm(os.environ.get("CHAOS_DIE", ""), history)

@@ -59,8 +59,8 @@ NODES_DIE = [
     Fault(
         "boundaries",
         "nodes are killed at every boundary of a call to Redis",
-        every((1.0, 1.6), "term"),
-        Load(seconds=14, mix={**USUAL, "raise": (30, 0)}),
+        every((0.8, 1.2), "term"),
+        Load(seconds=16, mix={**USUAL, "raise": (30, 0), "release": (30, 0)}),
         dies=all_boundaries,
         timed=False,
     ),
@@ -149,24 +149,29 @@ HANDLERS_MISBEHAVE = [
     ),
 ]
 
+#: About as much as the nodes get done, so that something waits all the time, and can be lost.
+ENOUGH = {"sleep": (1000, 0.02)}
+
 REDIS = [
     Fault(
         "redis-kill",
         "Redis is killed and started at once",
         every((1.5, 2.5), "redis_kill"),
+        Load(mix=ENOUGH),
         persistence=tuple(PERSISTENCE),
     ),
     Fault(
         "redis-away",
         "Redis is killed and away for longer than a lease",
         at((1.0, "redis_away"), (5.0, "redis_away")),
-        Load(seconds=8),
+        Load(seconds=8, mix=ENOUGH),
         persistence=tuple(PERSISTENCE),
     ),
     Fault(
         "redis-power",
         "the machine of Redis loses power, and with it what was written in the last second",
         at((1.5, "redis_power"), (4.0, "redis_power")),
+        Load(mix=ENOUGH),
         persistence=("everysec",),
     ),
     Fault("redis-hangs", "Redis hangs (SIGSTOP)", every((1.0, 2.0), "redis_hangs")),
@@ -176,10 +181,11 @@ REDIS = [
         "memory-full",
         "`maxmemory` is reached while producing",
         nothing,
-        Load(rate=1500, padding=3000, mix={"sleep": (1000, 0.02)}),
+        Load(rate=1500, padding=3000, mix=ENOUGH),
         redis={"maxmemory": "6mb"},
         refuses=True,
         timed=False,
+        settles=30.0,
     ),
 ]
 

@@ -91,6 +91,9 @@ class Fault:
     refuses: bool = False
     #: Whether the nodes are processes of one supervisor: `lowq run --processes 3`.
     supervised: bool = False
+    #: Seconds in which all work is done once all is well: a lease, what waits for retries, and a busy machine. Less
+    #: than the poll interval of some runs: a lost wake-up shows.
+    settles: float = 10.0
     #: Seconds that a lease lasts; None: `TTL`.
     lease_ttl: float | None = None
     #: Whether the time until a shard is worked again says anything.
@@ -122,6 +125,11 @@ class Outcome:
     harm: int
     buried: int
     refused: int
+    #: Moments that nodes were to kill themselves at, and did not come to.
+    missed: list[str]
+    #: Seconds from the end of all harm and pushes to the end of the work.
+    settled: float
+    #: Seconds of the whole run.
     seconds: float
     problems: list[str]
     folder: Path
@@ -151,15 +159,20 @@ class Stage(Rig):
         #: When Redis could be reached again, monotonic.
         self.outages: list[float] = []
         self.problems: list[str] = []
+        self.settled = 0.0
         #: Processes that ended by themselves, or had to be killed.
         self.deaths = 0
-        #: How many nodes are to live, and what the next ones have in their environment.
+        #: How many nodes are to live, and at which moments the next ones kill themselves.
         self.nodes_wanted = 1 if fault.supervised else NODES
-        self.prepared: list[dict[str, object]] = []
+        self.moments = fault.deaths(seed)
+        self._dies: dict[int, str] = {}
+        #: Those moments that came.
+        self.died_at: list[str] = []
         self._next_watch = 0.0
         #: Monotonic time, and bytes that Redis had written to its log of commands then.
         self._log_sizes: deque[tuple[float, int]] = deque(maxlen=1000)
         self._harmless: set[int] = set()
+        self._killed: set[int] = set()
         self._broken = broken
         self._folder = folder
         self._exits: list[str] = []
@@ -219,7 +232,7 @@ class Stage(Rig):
 
     def start_node(self, **environment: object) -> NodeProcess:
         """One more node, with what is prepared for the next one."""
-        more = self.prepared.pop(0) if self.prepared else {}
+        more = {"CHAOS_DIE": self.moments.pop(0)} if self.moments else {}
         proxy = None
         if self.fault.proxied:
             proxy = Proxy(self.server.port).__enter__()
@@ -227,6 +240,8 @@ class Stage(Rig):
         if self._broken:
             environment["CHAOS_BROKEN"] = self._broken
         node = self.node(**{**more, **environment})
+        if more:
+            self._dies[node.pid] = more["CHAOS_DIE"]
         if proxy is not None:
             self.proxies[node.pid] = proxy
         return node
@@ -246,6 +261,7 @@ class Stage(Rig):
 
     def kill(self, node: NodeProcess) -> None:
         self._harmless.add(node.pid)
+        self._killed.add(node.pid)
         node.kill()
         self.frozen.pop(node, None)
 
@@ -257,6 +273,12 @@ class Stage(Rig):
                 continue
             self._exits.append(node.log_path.name)
             node.wait()
+            if node.pid in self._dies:
+                moment = self._dies[node.pid]
+                if code == -signal.SIGKILL and node.pid not in self._killed:
+                    self.died_at.append(moment)
+                else:  # another one comes to it, sooner
+                    self.moments.append(moment.rpartition(":")[0] + ":1")
             if node.pid not in self._harmless:
                 self.deaths += 1
             elif code not in (0, -signal.SIGKILL, *self.fault.exits) and not self._had_no_handlers(node, code):
@@ -378,7 +400,6 @@ def run(
     began = time.monotonic()
     steps = fault.steps(seed)
     with Stage(fault, seed, persistence, folder=folder, broken=broken) as stage:
-        stage.prepared = [{"CHAOS_DIE": death} for death in fault.deaths(seed)]
         stage.tend()
         for node in stage.nodes:
             node.says(" starts: ")
@@ -414,13 +435,22 @@ def _settle(stage: Stage, patience: float) -> None:
     codes = [producer.poll() for producer in stage._producers]
     if any(codes):
         stage.problems.append(f"producers ended with {codes}")
-    if not _wait(stage, stage.is_drained, "end of the work", patience):
+    well_since = time.monotonic()
+    if _wait(stage, stage.is_drained, "end of the work", patience):
+        stage.settled = time.monotonic() - well_since
+        if stage.settled > stage.fault.settles:
+            stage.problems.append(f"it took {stage.settled:.1f} s to get the work done when all was well")
+    else:
         stage.problems += [f"left: {key} {stage.of_shards(key)}"[:500] for key in ("due", "taken", "lease")]
     for node in stage.live():
         stage.dismiss(node)
         node.signal(signal.SIGTERM)
     stage.nodes_wanted = 0
     _wait(stage, lambda: all(node.process.poll() is not None for node in stage.nodes), "end of the nodes", patience)
+
+
+def _without_number(moments: Sequence[str]) -> set[str]:
+    return {moment.rpartition(":")[0] for moment in moments}
 
 
 def _judge(stage: Stage, steps: int, seconds: float) -> Outcome:
@@ -450,6 +480,8 @@ def _judge(stage: Stage, steps: int, seconds: float) -> Outcome:
         steps + stage.deaths,
         len(buried),
         refused,
+        sorted(_without_number(stage.fault.deaths(stage.seed)) - _without_number(stage.died_at)),
+        stage.settled,
         seconds,
         problems,
         stage.folder,

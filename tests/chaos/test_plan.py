@@ -66,7 +66,7 @@ def test_every_boundary_of_a_call_is_died_at() -> None:
 
 
 def outcome(fault: str, persistence: str, report: Report, **more: object) -> Outcome:
-    found = Outcome(fault, 1, persistence, report, 1.234, 5, 0, 0, 9.0, [], Path())
+    found = Outcome(fault, 1, persistence, report, 1.234, 5, 0, 0, [], 0.5, 9.0, [], Path())
     return replace(found, **more)  # type: ignore[arg-type]
 
 
