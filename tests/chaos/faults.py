@@ -128,6 +128,7 @@ HANDLERS_MISBEHAVE = [
         timed=False,
         expects=("told to exit",),
         exits=(1, 9),
+        settles=40.0,  # what is left of them comes one after the other
     ),
     Fault(
         "memory",
@@ -236,6 +237,7 @@ ALL = [
         timed=False,
         expects=("told to exit",),
         exits=(1, 9),
+        settles=40.0,  # what is left of them comes one after the other
     )
 ]
 

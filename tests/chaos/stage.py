@@ -40,6 +40,8 @@ PERSISTENCE: dict[str, dict[str, str]] = {
 #: Keys that may be left when everything is drained and the morgue is empty: of each shard, and of all.
 LEFT_OF_SHARDS = {"meta", "pushed", "lease"}
 LEFT_OF_ALL = {"queues", "nodes"}
+#: What lowq's doctor may find: how Redis is set up, and what its clock was made to do.
+KNOWN = {"persistence", "memory", "clock", "clock_ahead"}
 #: Words in a node's log that should never be there.
 ALARMS = (
     " CRITICAL ", "failed outside of a worker", "keeping the leases failed", "listening for wake-ups failed",
@@ -374,6 +376,17 @@ class Stage(Rig):
         allowed |= {f"lowq:v1:{name}" for name in LEFT_OF_ALL}
         return sorted(set(self.client.scan_iter(count=1000)) - allowed)
 
+    def findings(self) -> list[str]:
+        """What lowq's own doctor has to say when everything is done, and nodes still run."""
+        app = lowq.Lowq(redis_url=self.url)
+        try:
+            found = app.examine(patience=self.ttl / 3 + 1)
+        finally:
+            app.close()
+        return [
+            f"the doctor: {one.code}: {one.what}" for one in found if one.severity != "ok" and one.code not in KNOWN
+        ]
+
     def alarms(self) -> list[str]:
         return [
             f"{node.log_path.name}: {line}"
@@ -391,9 +404,11 @@ def run(
     folder: Path | None = None,
     broken: str = "",
     patience: float = PATIENCE,
+    examine: bool = True,
 ) -> Outcome:
     """Does what the fault plans, waits until all is done, and judges. ``folder``: kept, with history and logs; else it
-    is kept only when there were problems. ``broken``: the build of lowq that runs (`tests.chaos.broken`).
+    is kept only when there were problems. ``broken``: the build of lowq that runs (`tests.chaos.broken`). ``examine``:
+    lowq's own doctor may find nothing either, which takes some seconds.
     """
     from tests.chaos.actions import ACTIONS
 
@@ -410,7 +425,7 @@ def run(
         for step in steps:
             stage.wait_until(load_began + step.at)
             ACTIONS[step.what](stage, step.number)
-        _settle(stage, patience)
+        _settle(stage, patience, examine=examine)
         return _judge(stage, len(steps), time.monotonic() - began)
 
 
@@ -425,7 +440,7 @@ def _wait(stage: Stage, condition: Callable[[], bool], what: str, patience: floa
     return True
 
 
-def _settle(stage: Stage, patience: float) -> None:
+def _settle(stage: Stage, patience: float, *, examine: bool) -> None:
     """Everything is well again, and all work gets done."""
     _wait(stage, lambda: not stage.later and not stage.frozen, "end of the harm", patience)
     for proxy in [*stage.proxies.values(), stage.producers_proxy]:
@@ -440,6 +455,8 @@ def _settle(stage: Stage, patience: float) -> None:
         stage.settled = time.monotonic() - well_since
         if stage.settled > stage.fault.settles:
             stage.problems.append(f"it took {stage.settled:.1f} s to get the work done when all was well")
+        if examine:
+            stage.problems += stage.findings()
     else:
         stage.problems += [f"left: {key} {stage.of_shards(key)}"[:500] for key in ("due", "taken", "lease")]
     for node in stage.live():
