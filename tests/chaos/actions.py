@@ -65,10 +65,11 @@ def join(stage: Stage, number: int) -> None:
 
 
 def leave(stage: Stage, number: int) -> None:
-    """One node less: SIGTERM."""
-    if stage.nodes_wanted > 1:
+    """One node less: SIGTERM, unless it were the last that is there."""
+    ready = stage.ready()
+    if stage.nodes_wanted > 1 and len(ready) > 1:
         stage.nodes_wanted -= 1
-        term(stage, number)
+        _dismiss(stage, ready[number % len(ready)])
 
 
 def roll(stage: Stage, number: int) -> None:

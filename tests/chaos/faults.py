@@ -150,8 +150,8 @@ HANDLERS_MISBEHAVE = [
     ),
 ]
 
-#: About as much as the nodes get done, so that something waits all the time, and can be lost.
-ENOUGH = {"sleep": (1000, 0.02)}
+#: Enough to do that something is in Redis at any time, and can be lost.
+ENOUGH = {"sleep": (400, 0.02)}
 
 REDIS = [
     Fault(
@@ -182,7 +182,7 @@ REDIS = [
         "memory-full",
         "`maxmemory` is reached while producing",
         nothing,
-        Load(rate=1500, padding=3000, mix=ENOUGH),
+        Load(rate=1500, padding=3000, mix={"sleep": (1000, 0.02)}),
         redis={"maxmemory": "6mb"},
         refuses=True,
         timed=False,

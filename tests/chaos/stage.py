@@ -257,6 +257,10 @@ class Stage(Rig):
         able = [node for node in self.live() if node not in self.frozen]
         return able[number % len(able)] if able else None
 
+    def ready(self) -> list[NodeProcess]:
+        """Those that have started: Python takes its time to do so on a busy machine."""
+        return [node for node in self.live() if " holding " in node.log]
+
     def dismiss(self, node: NodeProcess) -> None:
         """It is about to end by our order: its exit code is to be 0."""
         self._harmless.add(node.pid)
