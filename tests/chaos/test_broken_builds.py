@@ -50,7 +50,7 @@ CASES = {
     "deadline": Case(much("cut-off", (1.2, "cut_off"), each=0.25), lambda run: run.report.overlaps),
     "fence": Case(fault("stop", 1.0, (0.5, "term")), lambda run: run.report.fences),
     "leak": Case(fault("none", 0.7), lambda run: any("left in Redis" in problem for problem in run.problems)),
-    "late_acks": Case(much("kill", (1.5, "kill")), lambda run: run.report.excess),
+    "late_acks": Case(much("kill", (1.5, "kill"), each=0.25), lambda run: run.report.excess),
 }
 
 
