@@ -56,8 +56,8 @@ format: $(DEV) ## let ruff put the code in shape
 	@$(PY) -m ruff format $(CODE)
 
 .PHONY: chaos
-chaos: $(DEV) tools ## kill, stop, cut off: the chaos tests alone, with their output
-	@$(PY) -m pytest tests/chaos -s $(ARGS)
+chaos: $(DEV) tools ## kill, stop, cut off: the fault matrix, into docs/guarantees.md (ARGS="--only kill")
+	@$(PY) -m tests.chaos --out docs/guarantees.md $(ARGS)
 
 .PHONY: bench
 bench: $(DEV) tools ## all benchmarks

@@ -1,14 +1,11 @@
-"""What really happened, written down by those who did it, and a checker of lowq's guarantees over that.
+"""What really happened, written down by those who did it: producers, handlers, and whoever does harm to them.
 
-Nothing here knows lowq: producers and handlers append to a file, one JSON line per event, and `check` judges::
+Nothing here knows lowq. Everybody appends to one file, one JSON line per event, and `tests.checker` judges::
 
     with History(path).pushing(jobs): push(jobs)                  # producer
     with History(path).performing(...): the work                  # handler
-    History(path).gone(pid)                                       # whoever saw a process end
+    History(path).gone(pid, code)                                 # whoever saw a process end
     History(path).frozen(pid)                                     # whoever is about to freeze one
-
-    report = check(read(path), buried=...)
-    assert report.problems == []
 
 =========  ==================================================================================================
 event      fields, besides `at` (monotonic seconds, the same clock in all processes), `wall`, `pid`, `thread`
@@ -17,8 +14,13 @@ pushing    push (its name), jobs: [[id, version, score], ...]; written before th
 pushed     push, jobs: those that were accepted for certain
 start      perform (its name), shard, fence, jobs: {id: [version, ...] in the order handed over}
 end        perform, ok: whether the handler returned; without this line the process died in it
-gone       gone: the id of a process that ended
-frozen     frozen: the id of a process that is about to be stopped for a while (SIGSTOP)
+acked      shard, ids: Redis has confirmed that this process is done with what it last performed of them
+gone       gone: the id of a process that ended; code: its exit code, negative for a signal
+frozen     frozen: the id of a process that is about to be stopped for a while (SIGSTOP, or a handler with the GIL)
+thawed     thawed: the id of a process that goes on
+trouble    who: id of a process, or null for all. From now on it may not reach Redis
+calm       who: from now on it can, again
+lapse      seconds: Redis forgets leases now, and who held one may not know for so long; data: and what it knew besides
 =========  ==================================================================================================
 
 A version is a payload's number: unique within its id.
@@ -29,10 +31,9 @@ import math
 import os
 import threading
 import time
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -81,13 +82,35 @@ class History:
         finally:
             self.write("end", perform=perform, ok=ok)
 
-    def gone(self, pid: int) -> None:
+    def acked(self, shard: int, ids: Sequence[str]) -> None:
+        """Redis has confirmed that what this process performed last of these ids is finished."""
+        self.write("acked", shard=shard, ids=ids)
+
+    def gone(self, pid: int, code: int | None = None) -> None:
         """The process has ended: what it performed ended then, at the latest."""
-        self.write("gone", gone=pid)
+        self.write("gone", gone=pid, code=code)
 
     def frozen(self, pid: int) -> None:
         """The process will be frozen for a while, perhaps for longer than its leases last."""
         self.write("frozen", frozen=pid)
+
+    def thawed(self, pid: int) -> None:
+        """It goes on."""
+        self.write("thawed", thawed=pid)
+
+    def trouble(self, pid: int | None = None) -> None:
+        """From here to `calm` that process, or every process, may not reach Redis."""
+        self.write("trouble", who=pid)
+
+    def calm(self, pid: int | None = None) -> None:
+        """The end of `trouble`."""
+        self.write("calm", who=pid)
+
+    def lapse(self, seconds: float, *, data: bool = True) -> None:
+        """Redis forgets the leases that are held, and their holders learn of it in so many seconds; with ``data``, it
+        forgets what it knew of jobs, too.
+        """
+        self.write("lapse", seconds=seconds, data=data)
 
 
 def read(path: str | os.PathLike[str]) -> list[Event]:
@@ -118,28 +141,6 @@ class Perform:
         return f"{self.name} (fence {self.fence}, from {self.start:.3f} to {self.end:.3f}, ok {self.ok})"
 
 
-@dataclass(slots=True)
-class Report:
-    """What `check` found."""
-
-    #: Payloads whose push returned.
-    accepted: int = 0
-    performs: int = 0
-    #: Payloads handed over once more, each time counted.
-    repeats: int = 0
-    #: Performs under a fence that was not the highest any more, where that is allowed: (old, new).
-    fenced: list[tuple[Perform, Perform]] = field(default_factory=list)
-    #: What breaks a guarantee, in words.
-    lost: list[str] = field(default_factory=list)
-    unknown: list[str] = field(default_factory=list)
-    overlaps: list[str] = field(default_factory=list)
-    steps_back: list[str] = field(default_factory=list)
-
-    @property
-    def problems(self) -> list[str]:
-        return [*self.lost, *self.unknown, *self.overlaps, *self.steps_back]
-
-
 def performs_of(events: Iterable[Event]) -> list[Perform]:
     """The performs of a history, in the order in which they began."""
     performs: dict[str, Perform] = {}
@@ -159,141 +160,3 @@ def performs_of(events: Iterable[Event]) -> list[Perform]:
         if perform.ok is None:
             perform.end = gone.get(perform.pid, math.inf)
     return sorted(performs.values(), key=lambda perform: perform.start)
-
-
-def check(events: Sequence[Event], buried: Iterable[tuple[str, int]] = ()) -> Report:
-    """Judges a history after everything was performed. ``buried``: (id, version) of what the morgue holds.
-
-    lost        accepted, and neither in a perform whose handler returned nor buried
-    unknown     performed, and nobody ever began to push it
-    overlap     two performs of one shard at a time, or one that begins under a lower fence than was seen before.
-                Allowed, and `fenced`: the earlier of two goes on under a lower fence; and whoever was frozen may
-                have been between its last look at its lease and the handler: one perform per thread
-    step back   handed over after one with a higher score, unless it arrived later than that, or is handed over
-                again: with nothing between but what was in flight with it, or because it was pushed again
-    """
-    report = Report()
-    performs = performs_of(events)
-    report.performs = len(performs)
-    pushes = _Pushes(events)
-    report.accepted = len(pushes.accepted)
-
-    finished = {
-        (job_id, version)
-        for perform in performs
-        if perform.ok
-        for job_id, versions in perform.jobs.items()
-        for version in versions
-    }
-    for job_id, version in sorted(pushes.accepted.keys() - finished - set(buried)):
-        report.lost.append(f"id {job_id}: version {version} was accepted, never performed, and is not buried")
-
-    late = _check_overlaps(performs, _freezes(events), report)
-    by_id: dict[str, list[Perform]] = defaultdict(list)
-    for perform in performs:
-        if perform.name in late:
-            continue  # it is refused; whoever guards by the fence doesn't see it
-        for job_id in perform.jobs:
-            by_id[job_id].append(perform)
-    for job_id, those in by_id.items():
-        _check_order(job_id, those, pushes, report)
-    return report
-
-
-class _Pushes:
-    """What was pushed, and when."""
-
-    def __init__(self, events: Iterable[Event]) -> None:
-        #: (id, version) -> when the push that brought it last returned.
-        self.accepted: dict[tuple[str, int], float] = {}
-        #: (id, version) -> lowest score: equal payloads are merged.
-        self.score: dict[tuple[str, int], float] = {}
-        #: (id, version) -> when pushes of it began.
-        self.attempts: dict[tuple[str, int], list[float]] = defaultdict(list)
-        for event in events:
-            if event["event"] not in ("pushing", "pushed"):
-                continue
-            for job_id, version, score in event["jobs"]:
-                key = job_id, version
-                if event["event"] == "pushed":
-                    self.accepted[key] = event["at"]
-                else:
-                    self.attempts[key].append(event["at"])
-                    self.score[key] = min(score, self.score.get(key, math.inf))
-
-    def may_have_arrived_after(self, key: tuple[str, int], at: float) -> bool:
-        """Whether a push of it was under way then, or began later."""
-        return self.accepted.get(key, math.inf) > at or self.attempts[key][-1] > at
-
-
-def _freezes(events: Iterable[Event]) -> dict[int, list[float]]:
-    """Process -> when it was frozen."""
-    found: dict[int, list[float]] = defaultdict(list)
-    for event in events:
-        if event["event"] == "frozen":
-            found[event["frozen"]].append(event["at"])
-    return found
-
-
-def _check_overlaps(performs: Sequence[Perform], freezes: Mapping[int, Sequence[float]], report: Report) -> set[str]:
-    """Returns the names of those that began too late, where that is allowed."""
-    running: dict[int, list[Perform]] = defaultdict(list)
-    highest: dict[int, Perform] = {}
-    excused: dict[tuple[int, int], float] = {}  # process and thread -> the freeze that excused it last
-    late: set[str] = set()
-    for perform in performs:
-        shard = perform.shard
-        running[shard] = [other for other in running[shard] if other.end > perform.start]
-        known = highest.get(shard)
-        if known is not None and perform.fence < known.fence:
-            who = perform.pid, perform.thread
-            freeze = max((at for at in freezes.get(perform.pid, ()) if at < perform.start), default=None)
-            if freeze is None or excused.get(who) == freeze:
-                report.overlaps.append(f"shard {shard}: {perform} began after {known}, whose fence is higher")
-            else:
-                excused[who] = freeze
-                late.add(perform.name)
-                report.fenced.append((perform, known))
-            continue
-        for other in running[shard]:
-            if other.fence < perform.fence:
-                report.fenced.append((other, perform))
-            else:
-                report.overlaps.append(f"shard {shard}: {perform} began during {other}")
-        highest[shard] = perform
-        running[shard].append(perform)
-    return late
-
-
-def _check_order(job_id: str, performs: Sequence[Perform], pushes: _Pushes, report: Report) -> None:
-    began: dict[int, float] = {}  # version -> when it was last handed over
-    arrivals: dict[int, int] = defaultdict(lambda: 1)  # version -> how many pushes have brought it
-    in_flight: set[int] = set()  # what may still come again
-    top, top_at = -math.inf, -math.inf  # the highest score handed over, and since when
-
-    for perform in performs:
-        versions = perform.jobs[job_id]
-        unknown = [version for version in versions if (job_id, version) not in pushes.score]
-        if unknown:
-            report.unknown.append(f"id {job_id}: {perform} was given {unknown}, which nobody pushed")
-            continue
-        scores = [pushes.score[job_id, version] for version in versions]
-        if scores != sorted(scores) or len(set(versions)) != len(versions):
-            report.steps_back.append(f"id {job_id}: {perform} was given {versions}, out of order")
-        again = [version for version in versions if version in began]
-        for version, score in zip(versions, scores, strict=True):
-            key = job_id, version
-            if version in began:
-                if version in in_flight:
-                    continue
-                if arrivals[version] < len(pushes.attempts[key]):
-                    arrivals[version] += 1  # a push that was given up may be carried out late, and is pushed again
-                    continue
-                report.steps_back.append(f"id {job_id}: {perform} was given {version} again, after newer ones")
-            elif score < top and not pushes.may_have_arrived_after(key, top_at):
-                report.steps_back.append(f"id {job_id}: {perform} was given {version} after a higher score, {top:g}")
-        report.repeats += len(again)
-        in_flight = set(versions) | (in_flight if in_flight.intersection(again) else set())
-        began.update(dict.fromkeys(versions, perform.start))
-        if scores and scores[-1] > top:
-            top, top_at = scores[-1], perform.start

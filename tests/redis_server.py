@@ -55,6 +55,8 @@ class RedisServer:
         self.directory = directory or Path(tempfile.mkdtemp(prefix="lowq-redis-"))
         self.directory.mkdir(parents=True, exist_ok=True)
         self.options: dict[str, str | int] = {"save": "", "appendonly": "no", **options}
+        #: Variables of its environment, besides those of this process.
+        self.environment: dict[str, str] = {}
         self.port = 0  # chosen at the first start
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -165,6 +167,7 @@ class RedisServer:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,  # where it complains about its options
+                env=os.environ | self.environment,
                 start_new_session=True,  # or a Ctrl-C meant for the tests would stop it under their feet
             )
         atexit.register(self.kill)

@@ -15,7 +15,8 @@ from zlib import crc32
 import redis
 
 import lowq
-from tests.history import Event, History, Perform, Report, check, performs_of, read
+from tests.checker import Report, check
+from tests.history import Event, History, Perform, performs_of, read
 
 ROOT = Path(__file__).resolve().parents[2]
 #: Seconds that a test waits for what should happen soon. Only what went wrong takes that long.
@@ -45,7 +46,7 @@ class NodeProcess:
         self.log_path = rig.folder / f"{name}.log"
         with self.log_path.open("wb") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "tests.integration.app_orders", "run"],
+                rig.command,
                 cwd=ROOT,
                 env=rig.environment(environment),
                 stdin=subprocess.DEVNULL,
@@ -104,9 +105,14 @@ class NodeProcess:
         self.process.send_signal(number)
 
     def freeze(self) -> None:
-        """SIGSTOP, and the history knows it; SIGCONT ends it."""
+        """SIGSTOP, and the history knows it; SIGCONT ends it, or `thaw`."""
         self._rig.history.frozen(self.pid)
         self.signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """SIGCONT after `freeze`, and the history knows it."""
+        self.signal(signal.SIGCONT)
+        self._rig.history.thawed(self.pid)
 
     def kill(self) -> None:
         """SIGKILL, and the history knows it."""
@@ -116,7 +122,7 @@ class NodeProcess:
     def wait(self, timeout: float = PATIENCE) -> int:
         """Its exit code."""
         code = self.process.wait(timeout)
-        self._rig.history.gone(self.pid)
+        self._rig.history.gone(self.pid, code)
         return code
 
     def stop(self, timeout: float = PATIENCE) -> int:
@@ -134,6 +140,8 @@ class Rig:
     """One store, one history, and the processes of one test. Settings are those of all its nodes."""
 
     queue_name = "Orders"
+    #: What nodes and producers run.
+    module = "tests.integration.app_orders"
 
     def __init__(self, url: str, folder: Path, **settings: object) -> None:
         self.url = url
@@ -146,17 +154,26 @@ class Rig:
         self.nodes: list[NodeProcess] = []
         self._producers: list[subprocess.Popen[bytes]] = []
 
-    def close(self) -> None:
+    def end(self) -> None:
+        """Kills what still runs, and closes connections."""
         for process in [*self._producers, *(node.process for node in self.nodes)]:
             if process.poll() is None:
                 process.kill()
                 process.wait()
         self.client.close()
         self.app.close()
+
+    def close(self) -> None:
+        self.end()
         for node in self.nodes:  # pytest shows it when the test failed
             print(f"--- {node.log_path.name}\n{node.log}")  # noqa: T201
 
     # --- processes ---
+
+    @property
+    def command(self) -> list[str]:
+        """The command line of a node."""
+        return [sys.executable, "-m", self.module, "run"]
 
     def environment(self, more: Mapping[str, object]) -> dict[str, str]:
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("LOWQ_", "ORDERS_"))}
@@ -179,7 +196,7 @@ class Rig:
             arguments = [number, first + number * ids, ids, versions, rounds, pause]
             self._producers.append(
                 subprocess.Popen(
-                    [sys.executable, "-m", "tests.integration.app_orders", "produce", *map(str, arguments)],
+                    [sys.executable, "-m", self.module, "produce", *map(str, arguments)],
                     cwd=ROOT,
                     env=self.environment({}),
                     stdin=subprocess.DEVNULL,

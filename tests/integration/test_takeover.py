@@ -178,7 +178,7 @@ def test_a_node_stopped_past_its_lease_is_refused_and_stands_by(make_rig: MakeRi
     owner.freeze()
     rig.push("a", 2)
     assert rig.done("a", 2).pid == standby.pid
-    owner.signal(signal.SIGCONT)
+    owner.thaw()
     refused_and_healthy(rig, owner, standby)
     assert rig.performs("a")[-1].jobs == {"a": [1, 2]}
 
@@ -203,7 +203,7 @@ def test_a_stopped_node_that_nobody_replaced_goes_on_where_it_was(make_rig: Make
     node.freeze()
     until(lambda: not rig.of_shards("lease"), "end of the leases")
     rig.push("a", 2)
-    node.signal(signal.SIGCONT)
+    node.thaw()
     rig.done("a", 2)
     rig.drained()
     report = rig.report()
@@ -224,7 +224,7 @@ def test_freezing_nodes_in_turn_under_load_loses_nothing(make_rig: MakeRig) -> N
         nodes[1].holds_all()
         performs = len(rig.performs())
         until(lambda known=performs: len(rig.performs()) > known + 50, "work of the other")  # type: ignore[misc]
-        nodes[0].signal(signal.SIGCONT)
+        nodes[0].thaw()
         nodes.reverse()
     finished()
     rig.drained()

@@ -1,11 +1,12 @@
-"""The checker of histories finds what it is there to find, on histories written by hand."""
+"""The checker finds what it is there to find, on histories written by hand."""
 
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.history import Event, History, check, performs_of, read
+from tests.checker import UNACKED, Rest, check, recovery, rests
+from tests.history import Event, History, performs_of, read
 
 
 class Story:
@@ -13,10 +14,15 @@ class Story:
 
     def __init__(self) -> None:
         self.events: list[Event] = []
+        self.at = -1.0
 
     def tell(self, event: str, **fields: Any) -> None:
-        at = float(len(self.events))
+        self.at += 1
+        at = self.at
         self.events.append({"event": event, "at": at, "wall": at, "pid": 1, "thread": 1, **fields})
+
+    def skip(self, seconds: float) -> None:
+        self.at += seconds
 
     def push(self, *versions: int, job_id: str = "a", accepted: bool = True) -> None:
         jobs = [[job_id, version, float(version)] for version in versions]
@@ -30,9 +36,11 @@ class Story:
     def end(self, name: str, *, ok: bool = True) -> None:
         self.tell("end", perform=name, ok=ok)
 
-    def perform(self, name: str, *versions: int, job_id: str = "a", ok: bool = True, fence: int = 1) -> None:
-        self.start(name, *versions, job_id=job_id, fence=fence)
-        self.end(name, ok=ok)
+    def perform(
+        self, name: str, *versions: int, job_id: str = "a", ok: bool = True, fence: int = 1, pid: int = 1
+    ) -> None:
+        self.start(name, *versions, job_id=job_id, fence=fence, pid=pid)
+        self.tell("end", perform=name, ok=ok, pid=pid)
 
 
 @pytest.fixture
@@ -150,7 +158,7 @@ def test_a_perform_ends_with_its_process(story: Story) -> None:
     story.push(1)
     story.start("x", 1, pid=7)
     story.tell("gone", gone=7)
-    story.perform("y", 1)
+    story.perform("y", 1, fence=2)
     assert check(story.events).problems == []
 
 
@@ -190,15 +198,15 @@ def test_what_was_in_flight_may_come_again(story: Story) -> None:
     story.start("x", 1, 2, pid=7)
     story.tell("gone", gone=7)
     story.push(3)
-    story.perform("y", 1, 2, 3)
+    story.perform("y", 1, 2, 3, fence=2)
     report = check(story.events)
     assert report.problems == []
-    assert report.repeats == 2
+    assert (report.repeats, report.repeats_of_finished) == (2, 0)
 
 
 def test_what_was_in_flight_may_come_again_in_parts(story: Story) -> None:
     story.push(1, 2, 3)
-    story.perform("x", 1, 2, 3)
+    story.perform("x", 1, 2, 3, ok=False)
     story.perform("y", 1, 2)
     story.perform("z", 3)
     assert check(story.events).problems == []
@@ -241,6 +249,190 @@ def test_newer_payloads_before_a_failed_one_comes_again_are_a_step_back(story: S
     story.perform("y", 2)
     story.perform("z", 1)
     assert len(check(story.events).steps_back) == 1
+
+
+# --- fences ---
+
+
+def test_two_processes_with_one_fence_are_a_fault(story: Story) -> None:
+    story.push(1, 2)
+    story.perform("x", 1, pid=1)
+    story.perform("y", 2, pid=2)
+    assert len(check(story.events).fences) == 1
+
+
+# --- what was finished, and comes again ---
+
+
+def test_what_redis_confirmed_may_not_come_again(story: Story) -> None:
+    story.push(1)
+    story.perform("x", 1)
+    story.tell("acked", shard=0, ids=["a"])
+    story.perform("y", 1, fence=2, pid=2)
+    assert len(check(story.events).returned) == 1
+
+
+def test_what_redis_confirmed_may_come_again_when_it_was_pushed_again(story: Story) -> None:
+    story.push(1)
+    story.perform("x", 1)
+    story.tell("acked", shard=0, ids=["a"])
+    story.push(1)
+    story.perform("y", 1)
+    story.tell("acked", shard=0, ids=["a"])
+    assert check(story.events).problems == []
+    story.perform("z", 1)
+    assert len(check(story.events).returned) == 1
+
+
+def test_an_acknowledgement_is_of_what_its_process_performed(story: Story) -> None:
+    story.push(1)
+    story.start("x", 1, pid=7)
+    story.tell("gone", gone=7, code=-9)
+    story.tell("acked", shard=0, ids=["a"])
+    story.perform("y", 1, fence=2)
+    assert check(story.events).problems == []
+
+
+def finished_and_again(story: Story, *, soon: bool, code: int | None = -9, fence: int = 2) -> None:
+    """Finished by a process that then ends, and performed by another."""
+    story.push(1)
+    story.perform("x", 1, pid=7)
+    story.skip(-1 + UNACKED / 2 if soon else UNACKED)
+    if code is not None:
+        story.tell("gone", gone=7, code=code)
+    story.perform("y", 1, fence=fence, pid=7 if fence == 1 else 8)
+
+
+def test_what_finished_just_before_a_crash_may_come_again(story: Story) -> None:
+    finished_and_again(story, soon=True)
+    report = check(story.events)
+    assert report.problems == []
+    assert (report.repeats, report.repeats_of_finished) == (1, 1)
+
+
+def test_what_finished_long_before_a_crash_may_not(story: Story) -> None:
+    finished_and_again(story, soon=False)
+    assert len(check(story.events).excess) == 1
+
+
+def test_what_finished_before_an_orderly_end_may_not(story: Story) -> None:
+    finished_and_again(story, soon=True, code=0)
+    assert len(check(story.events).excess) == 1
+
+
+def test_what_finished_may_not_come_again_to_the_same_owner(story: Story) -> None:
+    finished_and_again(story, soon=True, code=None, fence=1)
+    assert len(check(story.events).excess) == 1
+
+
+def test_the_last_that_an_owner_did_may_come_again_to_the_next(story: Story) -> None:
+    finished_and_again(story, soon=True, code=None)
+    assert check(story.events).problems == []
+
+
+@pytest.mark.parametrize("who", [7, None])
+def test_what_finished_while_redis_was_out_of_reach_may_come_again(story: Story, who: int | None) -> None:
+    story.push(1)
+    story.tell("trouble", who=who)
+    story.perform("x", 1, pid=7)
+    story.tell("calm", who=who)
+    story.skip(10)
+    story.tell("gone", gone=7)
+    story.perform("y", 1, fence=2, pid=8)
+    assert check(story.events).problems == []
+
+
+def test_what_finished_after_trouble_may_not_come_again(story: Story) -> None:
+    story.push(1)
+    story.tell("frozen", frozen=7)
+    story.tell("thawed", thawed=7)
+    story.perform("x", 1, pid=7)
+    story.skip(10)
+    story.tell("gone", gone=7)
+    story.perform("y", 1, fence=2, pid=8)
+    assert len(check(story.events).excess) == 1
+
+
+def test_the_work_that_is_repeated_is_added_up(story: Story) -> None:
+    story.push(1, 2)
+    for name, version in (("x", 1), ("y", 2)):
+        story.start(name, version, pid=7)
+        story.skip(-0.995)
+        story.tell("end", perform=name, ok=True, pid=7)
+        story.skip(-0.995)
+    story.tell("gone", gone=7, code=-9)
+    story.perform("z", 1, 2, fence=2)
+    report = check(story.events)
+    assert report.repeated_work == pytest.approx(0.01)
+
+
+# --- Redis lost data ---
+
+
+def test_what_redis_lost_is_counted_and_no_problem(story: Story) -> None:
+    story.push(1)
+    story.tell("lapse", seconds=0.5)
+    story.push(2)
+    story.perform("x", 2)
+    report = check(story.events)
+    assert len(report.lost) == 1
+    assert report.problems == []
+
+
+def test_order_is_judged_anew_after_a_loss(story: Story) -> None:
+    story.push(1, 2, 3)
+    story.perform("x", 1, 2)
+    story.tell("acked", shard=0, ids=["a"])
+    story.tell("lapse", seconds=0.5)
+    story.perform("y", 1, 2)
+    assert check(story.events).problems == []
+    story.perform("z", 3)
+    story.perform("u", 2)
+    assert len(check(story.events).steps_back) == 1
+
+
+def test_owners_may_not_know_for_a_while_that_their_leases_were_lost(story: Story) -> None:
+    story.push(1, 2, 3)
+    story.perform("x", 1, fence=1, pid=1)
+    story.tell("lapse", seconds=3.5)
+    story.perform("y", 1, fence=2, pid=2)
+    story.perform("z", 2, fence=1, pid=1)
+    assert check(story.events).problems == []
+    story.perform("u", 3, fence=1, pid=1)
+    assert len(check(story.events).overlaps) == 1
+
+
+# --- rests ---
+
+
+def test_a_shard_rests_from_the_death_of_its_owner_to_the_next_perform(story: Story) -> None:
+    story.push(1, 2)  # at 0 and 1
+    story.start("x", 1, pid=7)
+    story.tell("gone", gone=7)  # at 3
+    story.skip(10)
+    story.perform("y", 1, 2, fence=2)  # at 14
+    assert rests(story.events) == [Rest(0, 1.0, 2.0), Rest(0, 3.0, 14.0)]
+    assert recovery(rests(story.events)) == 11.0
+    assert recovery(rests(story.events), outages=[2.5, 4.0, 20.0]) == 10.0
+    assert recovery([]) == 0.0
+
+
+def test_a_shard_without_work_does_not_rest(story: Story) -> None:
+    story.push(1)
+    story.perform("x", 1)
+    story.skip(10)
+    story.push(2)
+    story.perform("y", 2)
+    assert rests(story.events, least=1.5) == []
+
+
+def test_a_frozen_perform_is_no_work(story: Story) -> None:
+    story.push(1)
+    story.start("x", 1, pid=7)
+    story.tell("frozen", frozen=7)  # at 3
+    story.perform("y", 1, fence=2)
+    story.tell("end", perform="x", ok=True, pid=7)
+    assert rests(story.events) == [Rest(0, 1.0, 2.0), Rest(0, 3.0, 4.0)]
 
 
 # --- the file ---

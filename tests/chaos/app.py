@@ -1,0 +1,124 @@
+"""The application under chaos: that of the integration tests, with more that a job can do, and with harm built in.
+
+    python -m tests.chaos.app run                              a node
+    python -m tests.chaos.app produce SEED NUMBER LOAD         a producer; LOAD is JSON
+
+===================  ==============================================================
+environment          what it does
+===================  ==============================================================
+CHAOS_DIE            the process kills itself at that moment (`tests.chaos.death`)
+CHAOS_BROKEN         lowq is broken in that way (`tests.chaos.broken`)
+===================  ==============================================================
+"""
+
+import json
+import logging
+import os
+import resource
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import lowq
+from lowq.shard import Shard, Trip
+from tests.chaos import broken, death
+from tests.chaos.load import Load, produce
+from tests.integration import app_orders
+from tests.integration.app_orders import Orders, history
+
+MIB = 2**20
+#: MiB that `allocate` may have, and that `devour` takes before it is killed.
+MEMORY = 96
+LIMIT = resource.getrlimit(resource.RLIMIT_AS)
+allocating = threading.Lock()
+
+
+def hang(_seconds: float) -> None:
+    time.sleep(3600)  # somebody kills the process
+
+
+def busy(seconds: float) -> None:
+    """Holds the GIL, computing, in one call into C."""
+    history.frozen(os.getpid())  # its other threads, too
+    began = time.perf_counter()
+    sum(range(10**6))
+    pace = time.perf_counter() - began
+    sum(range(int(10**6 * seconds / pace)))
+    history.thawed(os.getpid())
+
+
+def allocate(_seconds: float) -> None:
+    """Allocates until there is no more: the whole process may have only so much beyond what it has, meanwhile."""
+    with allocating:  # the limit is the process's
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+        resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + MEMORY * MIB, LIMIT[1]))
+        try:
+            blocks = [bytearray(4 * MIB) for _ in range(MEMORY)]
+        finally:
+            resource.setrlimit(resource.RLIMIT_AS, LIMIT)
+        raise AssertionError(f"{len(blocks)} blocks were allocated, and the limit was not reached")
+
+
+def release(_seconds: float) -> None:
+    """Says of the whole batch that it is to wait again. It hasn't finished: so the history has to have it."""
+    batch = lowq.current()
+    for job in batch.jobs:
+        batch.release(job.id)
+    raise RuntimeError("told to release")
+
+
+def devour(_seconds: float) -> None:
+    """Allocates until it is killed, as the kernel does it when memory is short."""
+    blocks = [bytearray(4 * MIB) for _ in range(MEMORY // 4)]
+    if blocks:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def record_acknowledgements() -> None:
+    """Into the history, as soon as the answer to an acknowledgement is there."""
+    took = Shard.took
+
+    def noting(self: Shard, reply: Any) -> Trip:
+        finished = list(self._finished)
+        trip = took(self, reply)
+        if finished:
+            history.acked(self.index, finished)
+        return trip
+
+    Shard.took = noting  # type: ignore[method-assign]  # only in this process
+
+
+def prepare() -> None:
+    """What a node needs before it starts."""
+    app_orders.ACTIONS.update(
+        {
+            "hang": hang,
+            "busy": busy,
+            "allocate": allocate,
+            "devour": devour,
+            "release": release,
+            "poison": app_orders.die,
+        }
+    )
+    record_acknowledgements()
+    death.arm(os.environ.get("CHAOS_DIE", ""), history)
+
+
+def main(arguments: Iterable[str]) -> int:
+    verb, *rest = arguments
+    broken.apply(os.environ.get("CHAOS_BROKEN", ""))
+    if verb == "run":
+        prepare()
+        return app_orders.run()
+    logging.basicConfig(level=logging.INFO)
+    seed, number, load = rest
+    produce(Orders, history, int(seed), int(number), Load(**json.loads(load)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

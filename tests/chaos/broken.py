@@ -1,0 +1,123 @@
+"""Builds of lowq that are broken on purpose, one guarantee each: the checker has to catch every one of them.
+
+``CHAOS_BROKEN=fencing`` in the environment of the application under test. lowq itself never looks at that: what is
+changed here is changed in the process's memory, before the node starts.
+"""
+
+import math
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from lowq import keeper
+from lowq.scripts import load_scripts
+from lowq.shard import Shard, TakenJob, Trip
+from lowq.thread import WorkerThread
+
+
+def apply(name: str) -> None:
+    """Breaks this process's lowq; '' leaves it as it is."""
+    if name:
+        BUILDS[name]()
+
+
+def _lua(pattern: str, new: str, *scripts: str) -> None:
+    """Replaces what matches, once, in these scripts, or in all that have it. It has to be there: a build that isn't
+    broken any more would show nothing.
+    """
+    found = load_scripts()
+    broken = {}
+    for name, script in found.items():
+        source, count = re.subn(pattern, lambda _: new, script.source, count=1)
+        if count and (not scripts or name in scripts):
+            broken[name] = replace(script, source=source)
+    if not broken or len(broken) < len(scripts):
+        raise AssertionError(f"{pattern!r} is not in the scripts {', '.join(scripts) or 'at all'}: break it otherwise")
+    found.update(broken)
+
+
+def fencing() -> None:
+    """Whoever had the lease once may go on writing."""
+    _lua(r"if redis\.call\('GET', prefix \.\. 'lease'\) ~= token then", "if false then")
+
+
+def exclusion() -> None:
+    """A lease can be had while another holds it."""
+    _lua("if holder and .* then", "if false then", "acquire")
+
+
+def restore() -> None:
+    """What a dead owner left in flight is forgotten."""
+    _lua(
+        r"local records = redis\.call\('HGETALL', prefix \.\. 'taken'\)",
+        "redis.call('DEL', prefix .. 'taken') local records = {}",
+        "acquire",
+    )
+
+
+def order() -> None:
+    """Payloads are handed over newest first."""
+    decode = Shard._decode
+
+    def reversed_(self: Shard, raw: list[bytes], trip: Trip) -> TakenJob:
+        job = decode(self, raw, trip)
+        return job._replace(payloads=job.payloads[::-1])
+
+    Shard._decode = reversed_  # type: ignore[method-assign]
+
+
+def ack_by_id() -> None:
+    """An acknowledgement finishes an id, whatever delivery it is of."""
+    _lua(r"if records\[i\] and parse_taken\(records\[i\]\) == delivery then", "if records[i] then", "take")
+
+
+def push_twice() -> None:
+    """A repeat of a push whose reply was lost pushes again."""
+    _lua(r"if redis\.call\('LPOS', prefix \.\. 'pushed', token\) then", "if false then", "push")
+
+
+def claims() -> None:
+    """Two threads of a node may work one shard."""
+
+    def ready(self: Shard, now: float) -> bool:
+        return self.next_due is not None and self.next_due <= now and not self.paused and now < self.deadline
+
+    Shard.ready = ready  # type: ignore[method-assign]
+
+
+def deadline() -> None:
+    """A node doesn't look whether its lease has run out, and takes much work in advance."""
+    forever: Any = property(lambda self: math.inf if self.lease else 0.0, lambda _self, _value: None)
+    Shard.deadline = forever
+    _take_much()
+
+
+def fence() -> None:
+    """The fencing token doesn't grow."""
+    _lua(r"fence = math\.max\(.*\)", "fence = 1", "acquire")
+
+
+def leak() -> None:
+    """An acknowledgement leaves the payloads in Redis."""
+    _lua(r"redis\.call\('UNLINK', unpack\(acked_payloads\)\)", "", "take")
+
+
+def late_acks() -> None:
+    """Much is performed before any of it is acknowledged."""
+    _take_much()
+    keeper.EARLY_ACK_INTERVAL = math.inf
+
+
+def _take_much() -> None:
+    """Trips of a hundred jobs, however slow they are."""
+    setattr(WorkerThread, "_limit", lambda _self, _shard: 100)  # noqa: B010  # mypy and a method's type
+
+
+#: name -> what breaks it
+BUILDS: dict[str, Callable[[], None]] = {
+    build.__name__: build
+    for build in (
+        fencing, exclusion, restore, order, ack_by_id, push_twice, claims, deadline, fence, leak, late_acks,
+    )
+}  # fmt: skip

@@ -1,0 +1,9 @@
+"""The application under chaos, as `lowq run -r tests.chaos.deployed:app` has it."""
+
+from tests.chaos.app import prepare
+from tests.integration.app_orders import app, configure
+
+configure()
+prepare()
+
+__all__ = ["app"]

@@ -1,0 +1,256 @@
+"""The faults of the matrix: what is planned, from a seed, and under which load."""
+
+import random
+from collections.abc import Callable
+
+from tests.chaos.death import BOUNDARIES
+from tests.chaos.load import USUAL, Load
+from tests.chaos.stage import PERSISTENCE, TTL, Fault, Step
+
+Plan = Callable[[random.Random, float], list[Step]]
+
+#: Seconds between two deaths, so that the first is over when the second comes: a lease and some more.
+APART = (2.3, 3.0)
+
+
+def every(gap: tuple[float, float], *names: str) -> Plan:
+    """One of the names after another, with so many seconds between them, until the load ends."""
+
+    def plan(chance: random.Random, seconds: float) -> list[Step]:
+        steps = []
+        when = chance.uniform(0.3, max(gap[0], 0.4))
+        while when < seconds:
+            steps.append(Step(when, chance.choice(names), chance.randrange(1000)))
+            when += chance.uniform(*gap)
+        return steps
+
+    return plan
+
+
+def at(*steps: tuple[float, str]) -> Plan:
+    """These, at these times."""
+
+    def plan(chance: random.Random, seconds: float) -> list[Step]:
+        return [Step(when, what, chance.randrange(1000)) for when, what in steps]
+
+    return plan
+
+
+def nothing(chance: random.Random, seconds: float) -> list[Step]:
+    """The harm is in the jobs."""
+    return []
+
+
+def all_boundaries(chance: random.Random) -> list[str]:
+    """Every moment that `tests.chaos.death` knows, in some order, each after some calls."""
+    often = {"take": 60, "renew": 10, "acquire": 8, "perform": 60, "fail": 5, "heartbeat": 4}  # in a second or two
+    deaths = [
+        f"{script}:{moment}:{chance.randint(1, often.get(script, 1))}"
+        for script, moments in BOUNDARIES.items()
+        for moment in moments
+    ]
+    chance.shuffle(deaths)
+    return deaths
+
+
+NODES_DIE = [
+    Fault("kill", "a node is killed (SIGKILL)", every(APART, "kill"), Load(seconds=9)),
+    Fault("kills", "nodes are killed all the time", every((0.1, 0.7), "kill"), timed=False),
+    Fault(
+        "boundaries",
+        "nodes are killed at every boundary of a call to Redis",
+        every((0.8, 1.2), "term"),
+        Load(seconds=16, mix={**USUAL, "raise": (30, 0), "release": (30, 0)}),
+        dies=all_boundaries,
+        timed=False,
+    ),
+]
+
+NODES_ARE_LATE = [
+    Fault("freeze", "a node is frozen (SIGSTOP) for longer than a lease", every(APART, "freeze"), Load(seconds=9)),
+    Fault("blink", "nodes are frozen for about a lease", every((0.2, 1.0), "blink"), timed=False),
+    Fault(
+        "gil",
+        "a handler holds the GIL for longer than a lease",
+        nothing,
+        Load(rate=400, mix={**USUAL, "busy": (1, 1.6 * TTL)}),
+        timed=False,
+    ),
+]
+
+NODES_COME_AND_GO = [
+    Fault("stop", "a node is stopped (SIGTERM)", every((1.0, 2.0), "term")),
+    Fault(
+        "stops",
+        "nodes are stopped all the time, also all at once",
+        every((0.2, 0.8), "term", "term", "term_all", "quiet"),
+        timed=False,
+    ),
+    Fault("membership", "nodes join and leave all the time", every((0.1, 0.4), "join", "leave")),
+    Fault(
+        "roll",
+        "for each node a new one is started and the old one stopped",
+        at((0.5, "roll"), (4.0, "roll")),
+        Load(seconds=8),
+    ),
+    Fault(
+        "deploy",
+        "deploys by a supervisor (`--processes 3`, HUP)",
+        at((0.5, "deploy"), (4.0, "deploy")),
+        Load(seconds=8),
+        supervised=True,
+    ),
+    Fault(
+        "supervisor",
+        "processes of a supervisor are killed, also during deploys",
+        every((0.8, 1.8), "kill_child", "kill_child", "deploy"),
+        Load(seconds=8),
+        supervised=True,
+        timed=False,
+    ),
+]
+
+HANDLERS_MISBEHAVE = [
+    Fault("raise", "handlers raise", nothing, Load(mix={**USUAL, "raise": (50, 0)})),
+    Fault(
+        "hang",
+        "handlers hang until their node is killed",
+        nothing,
+        Load(mix={**USUAL, "hang": (1, 0)}),
+        timed=False,
+        watched=True,
+    ),
+    Fault(
+        "exit",
+        "handlers exit the process",
+        nothing,
+        Load(mix={**USUAL, "exit": (2, 0), "die": (1, 0)}),
+        timed=False,
+        expects=("told to exit",),
+        exits=(1, 9),
+        settles=40.0,  # what is left of them comes one after the other
+    ),
+    Fault(
+        "memory",
+        "handlers allocate until there is no more, or until they are killed",
+        nothing,
+        Load(mix={**USUAL, "allocate": (3, 0), "devour": (1, 0)}),
+        timed=False,
+        expects=("MemoryError",),
+    ),
+    Fault(
+        "poison",
+        "jobs that kill their process every time (they end in the morgue)",
+        nothing,
+        Load(rate=200, mix={**USUAL, "poison": (2, 0)}),
+        settings={"ORDERS_MAX_CRASHES": 3},
+        timed=False,
+        buries=True,
+        expects=("is buried as poison",),
+    ),
+]
+
+#: Enough to do that something is in Redis at any time, and can be lost.
+ENOUGH = {"sleep": (400, 0.02)}
+
+REDIS = [
+    Fault(
+        "redis-kill",
+        "Redis is killed and started at once",
+        every((1.5, 2.5), "redis_kill"),
+        Load(mix=ENOUGH),
+        persistence=tuple(PERSISTENCE),
+    ),
+    Fault(
+        "redis-away",
+        "Redis is killed and away for longer than a lease",
+        at((1.0, "redis_away"), (5.0, "redis_away")),
+        Load(seconds=8, mix=ENOUGH),
+        persistence=tuple(PERSISTENCE),
+    ),
+    Fault(
+        "redis-power",
+        "the machine of Redis loses power, and with it what was written in the last second",
+        at((1.5, "redis_power"), (4.0, "redis_power")),
+        Load(mix=ENOUGH),
+        persistence=("everysec",),
+    ),
+    Fault("redis-hangs", "Redis hangs (SIGSTOP)", every((1.0, 2.0), "redis_hangs")),
+    Fault("redis-pause", "`CLIENT PAUSE`", every((1.0, 2.5), "client_pause")),
+    Fault("redis-flush", "`SCRIPT FLUSH`, `CLIENT KILL`", every((0.02, 0.3), "script_flush", "client_kill")),
+    Fault(
+        "memory-full",
+        "`maxmemory` is reached while producing",
+        nothing,
+        Load(rate=1500, padding=3000, mix={"sleep": (1000, 0.02)}),
+        redis={"maxmemory": "6mb"},
+        refuses=True,
+        timed=False,
+        settles=30.0,
+    ),
+]
+
+NETWORK = [
+    Fault(
+        "cut-off",
+        "a node is cut off from Redis in mid-perform",
+        every((1.0, 2.5), "cut_off", "hold", "half_open"),
+        proxied=True,
+    ),
+    Fault(
+        "network",
+        "connections are slow, held and cut",
+        every((0.1, 0.6), "slow", "cut", "hold_pushes"),
+        proxied=True,
+    ),
+    Fault(
+        "lost-replies",
+        "replies to executed commands are lost",
+        every((0.02, 0.2), "lose_replies", "lose_pushes", "cut"),
+        proxied=True,
+    ),
+]
+
+CLOCKS = [
+    Fault(
+        "clocks",
+        "Redis's clock steps back and forward, producers' are an hour off",
+        every((0.5, 1.5), "clock"),
+        Load(unscored=True),
+        clocks=True,
+    )
+]
+
+ALL = [
+    Fault(
+        "all",
+        "all of it at once",
+        every(
+            (0.1, 0.6),
+            *("kill", "freeze", "blink", "term", "quiet", "join", "leave"),
+            *("cut_off", "hold", "half_open", "slow", "cut", "lose_replies", "lose_pushes"),
+            *("script_flush", "client_kill", "redis_hangs", "redis_kill"),
+        ),
+        Load(seconds=10, mix={**USUAL, "raise": (10, 0), "exit": (1, 0), "die": (1, 0)}),
+        persistence=("always",),
+        proxied=True,
+        timed=False,
+        expects=("told to exit",),
+        exits=(1, 9),
+        settles=40.0,  # what is left of them comes one after the other
+    )
+]
+
+FAULTS = [
+    Fault("none", "nothing", nothing),
+    *NODES_DIE,
+    *NODES_ARE_LATE,
+    *NODES_COME_AND_GO,
+    *HANDLERS_MISBEHAVE,
+    *REDIS,
+    *NETWORK,
+    *CLOCKS,
+    *ALL,
+]
+
+BY_NAME = {fault.name: fault for fault in FAULTS}

@@ -1,0 +1,66 @@
+"""The checker can fail: lowq broken on purpose, one guarantee at a time, is caught by what that guarantee is about."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from tests.chaos.broken import BUILDS
+from tests.chaos.faults import BY_NAME, at
+from tests.chaos.stage import Fault, Outcome, run
+
+
+@dataclass(frozen=True)
+class Case:
+    """Under which fault a build shows that it is broken, and where."""
+
+    fault: Fault
+    caught: Callable[[Outcome], object]
+
+
+def fault(name: str, seconds: float, *steps: tuple[float, str], **load: object) -> Fault:
+    """That fault under a small load, with other steps if any are given."""
+    found = BY_NAME[name]
+    small: dict[str, object] = {"producers": 2, "ids": 400, "seconds": seconds, **load}
+    return replace(found, load=replace(found.load, **small), plan=at(*steps) if steps else found.plan)  # type: ignore[arg-type]
+
+
+def much(name: str, *steps: tuple[float, str], each: float = 0.1) -> Fault:
+    """That fault under a second's worth of jobs that take longer, each alone, and each so many seconds. A thread for
+    every shard, so that what a node gains doesn't wait for what it has.
+    """
+    settings = {"ORDERS_BATCH": 1, "LOWQ_THREADS_PER_NODE": 20}
+    return replace(fault(name, 1.0, *steps, rate=40 / each, mix={"sleep": (1000, each)}), settings=settings)
+
+
+LOST_REPLIES = [(0.3 + 0.05 * number, ("lose_replies", "lose_pushes")[number % 2]) for number in range(40)]
+
+CASES = {
+    "fencing": Case(fault("freeze", 3.0, (0.3, "freeze")), lambda run: run.report.overlaps),
+    "exclusion": Case(
+        much("membership", (0.3, "join"), (0.8, "join")),
+        lambda run: run.report.overlaps or run.report.unexplained,
+    ),
+    "restore": Case(much("kill", (1.2, "kill")), lambda run: run.report.lost),
+    "order": Case(fault("none", 0.7), lambda run: run.report.steps_back),
+    "ack_by_id": Case(fault("lost-replies", 2.0, *LOST_REPLIES, ids=40), lambda run: run.report.lost),
+    "push_twice": Case(fault("lost-replies", 2.0, *LOST_REPLIES), lambda run: run.report.returned),
+    "claims": Case(fault("none", 0.7), lambda run: run.report.overlaps),
+    "deadline": Case(much("cut-off", (1.2, "cut_off"), each=0.25), lambda run: run.report.overlaps),
+    "fence": Case(fault("stop", 1.0, (0.5, "term")), lambda run: run.report.fences),
+    "leak": Case(fault("none", 0.7), lambda run: any("left in Redis" in problem for problem in run.problems)),
+    "late_acks": Case(much("kill", (1.5, "kill"), each=0.25), lambda run: run.report.excess),
+}
+
+
+def test_every_broken_build_is_tried() -> None:
+    assert CASES.keys() == BUILDS.keys()
+
+
+@pytest.mark.parametrize("build", CASES)
+def test_a_broken_build_is_caught(build: str, tmp_path: Path) -> None:
+    case = CASES[build]
+    outcome = run(case.fault, 1, folder=tmp_path, broken=build, patience=3.0, examine=False)
+    assert case.caught(outcome), outcome.problems
+    assert outcome.problems

@@ -1,0 +1,44 @@
+"""A short version of the matrix: some faults under a small load. The full one is `make chaos`."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.chaos import clocks
+from tests.chaos.faults import BY_NAME
+from tests.chaos.measures import HANDOVER, TAKEOVER
+from tests.chaos.stage import run
+
+#: Fault -> seconds of load.
+SHORT = {
+    "kill": 2.5,
+    "boundaries": 3.0,
+    "freeze": 2.5,
+    "gil": 2.0,
+    "stop": 2.0,
+    "membership": 2.0,
+    "redis-kill": 2.0,
+    "lost-replies": 2.0,
+    "cut-off": 2.0,
+    "memory-full": 2.0,
+    "clocks": 2.0,
+}
+#: Fault -> seconds that a shard with work may rest, on a machine that has other things to do, too: the matrix tells
+#: what it is on one that hasn't.
+RECOVERY = {"kill": 1.5 * TAKEOVER, "stop": HANDOVER + 0.5}
+
+
+@pytest.mark.parametrize("name", SHORT)
+def test_no_fault_loses_work_or_order(name: str, tmp_path: Path) -> None:
+    found = BY_NAME[name]
+    if found.clocks and not clocks.available():
+        pytest.skip("clocks can only be made wrong on Linux with a C compiler")
+    fault = replace(found, load=replace(found.load, producers=2, ids=400, seconds=SHORT[name]))
+    outcome = run(fault, 1, found.persistence[-1], folder=tmp_path, examine=False)
+    assert outcome.problems == []
+    assert outcome.report.performed > 300
+    assert outcome.harm >= len(fault.steps(1))
+    assert outcome.report.repeated_work < 0.1
+    if name in RECOVERY:
+        assert outcome.recovery < RECOVERY[name]

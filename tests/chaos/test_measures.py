@@ -1,0 +1,15 @@
+"""Times and rates that have bounds. Those of takeovers are in the runs of test_faults."""
+
+from pathlib import Path
+
+from tests.chaos.measures import IDLE_CPU, IDLE_TRIPS, THROUGHPUT, idle, rebalancing
+
+
+def test_a_fourth_node_joins_three_and_the_throughput_holds(tmp_path: Path) -> None:
+    assert rebalancing(tmp_path, settle=1.0, watch=2.0) >= THROUGHPUT
+
+
+def test_a_node_with_a_thousand_idle_shards_does_next_to_nothing(tmp_path: Path) -> None:
+    processor, trips = idle(tmp_path, settle=1.0, seconds=3.0)
+    assert processor < IDLE_CPU
+    assert 0 < trips < IDLE_TRIPS

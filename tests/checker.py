@@ -1,0 +1,440 @@
+"""Judges a history (`tests.history`) by lowq's guarantees, without asking lowq or Redis for anything.
+
+    report = check(read(path), buried=...)
+    assert report.problems == []
+
+==========  =================================================================================================
+found       what it means
+==========  =================================================================================================
+lost        accepted, and neither in a perform whose handler returned nor buried
+unknown     performed, and nobody ever began to push it
+overlap     two performs of one shard at a time, or one that begins under a lower fence than was seen before.
+            Allowed, and `fenced`: the earlier of two goes on under a lower fence; whoever was frozen may have
+            been between its last look at its lease and the handler, one perform per thread; and whoever holds a
+            lease that Redis has lost
+fence       two processes worked one shard under the same fence
+step back   handed over after one with a higher score, unless it arrived later than that, or is handed over
+            again: with nothing between but what was in flight with it, or because it was pushed again
+returned    handed over again after Redis had confirmed that it is finished, and not pushed again
+excess      handed over again, though it was neither in flight at a fault nor within `UNACKED` of one
+==========  =================================================================================================
+
+After Redis has lost data (`lapse`), what was finished or accepted before may be unknown to it: then a payload that is
+lost is counted and is no problem, and the order of an id is judged up to the loss and anew from there.
+"""
+
+import math
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from tests.history import Event, Perform, performs_of
+
+#: Seconds before a fault within which a payload may have finished and not been acknowledged. lowq's own bound is about
+#: 10 ms; the rest is for a busy machine, and for whoever notices the end of a process. `Report.repeated_work` is exact.
+UNACKED = 0.3
+#: A perform shorter than this is a fast one, seconds.
+FAST = 0.01
+
+Key = tuple[str, int]
+
+
+@dataclass(slots=True)
+class Report:
+    """What `check` found."""
+
+    #: Payloads whose push returned.
+    accepted: int = 0
+    performs: int = 0
+    #: Payloads that a handler has finished, each counted once.
+    performed: int = 0
+    #: Payloads handed over once more, each time counted.
+    repeats: int = 0
+    #: Of these: finished before, and not yet acknowledged when something happened to their owner.
+    repeats_of_finished: int = 0
+    #: Seconds of fast performs that one shard had to repeat after one change of owner, the most of all.
+    repeated_work: float = 0.0
+    #: Performs under a fence that was not the highest any more, where that is allowed: (old, new).
+    fenced: list[tuple[Perform, Perform]] = field(default_factory=list)
+    #: Those of `fenced` whose older owner had no trouble that anybody knows of. Right only if its machine was slow.
+    unexplained: list[str] = field(default_factory=list)
+    #: What breaks a guarantee, in words.
+    lost: list[str] = field(default_factory=list)
+    unknown: list[str] = field(default_factory=list)
+    overlaps: list[str] = field(default_factory=list)
+    fences: list[str] = field(default_factory=list)
+    steps_back: list[str] = field(default_factory=list)
+    returned: list[str] = field(default_factory=list)
+    excess: list[str] = field(default_factory=list)
+    #: Whether Redis itself has lost data.
+    lapsed: bool = False
+
+    @property
+    def out_of_order(self) -> int:
+        return len(self.steps_back) + len(self.returned)
+
+    @property
+    def problems(self) -> list[str]:
+        lost = [] if self.lapsed else self.lost
+        return [
+            *lost, *self.unknown, *self.overlaps, *self.fences, *self.steps_back, *self.returned, *self.excess,
+        ]  # fmt: skip
+
+
+def check(events: Sequence[Event], buried: Iterable[Key] = ()) -> Report:
+    """Judges a history after everything was performed. ``buried``: (id, version) of what the morgue holds."""
+    report = Report()
+    performs = performs_of(events)
+    report.performs = len(performs)
+    pushes = _Pushes(events)
+    report.accepted = len(pushes.accepted)
+    faults = _Faults(events)
+    report.lapsed = bool(faults.losses)
+
+    finished = {
+        (job_id, version)
+        for perform in performs
+        if perform.ok
+        for job_id, versions in perform.jobs.items()
+        for version in versions
+    }
+    report.performed = len(finished)
+    for job_id, version in sorted(pushes.accepted.keys() - finished - set(buried)):
+        report.lost.append(f"id {job_id}: version {version} was accepted, never performed, and is not buried")
+
+    late = _check_overlaps(performs, faults, report)
+    _check_fences(performs, report)
+    judged = [perform for perform in performs if perform.name not in late]  # a late one is refused by the fence
+    by_id: dict[str, list[Perform]] = defaultdict(list)
+    for perform in judged:
+        for job_id in perform.jobs:
+            by_id[job_id].append(perform)
+    acknowledged = _acknowledged(events)
+    for job_id, those in by_id.items():
+        for epoch in faults.epochs(those):
+            _check_order(job_id, epoch, pushes, report)
+        _check_returned(job_id, those, pushes, acknowledged, faults, report)
+    _check_repeats(judged, pushes, faults, report)
+    return report
+
+
+class _Pushes:
+    """What was pushed, and when."""
+
+    def __init__(self, events: Iterable[Event]) -> None:
+        #: (id, version) -> when the push that brought it last returned.
+        self.accepted: dict[Key, float] = {}
+        #: (id, version) -> lowest score: equal payloads are merged.
+        self.score: dict[Key, float] = {}
+        #: (id, version) -> when pushes of it began.
+        self.attempts: dict[Key, list[float]] = defaultdict(list)
+        for event in events:
+            if event["event"] not in ("pushing", "pushed"):
+                continue
+            jobs: dict[Key, float] = {}  # equal ones of one push are merged before anybody sees them
+            for job_id, version, score in event["jobs"]:
+                jobs[job_id, version] = min(score, jobs.get((job_id, version), math.inf))
+            for key, score in jobs.items():
+                if event["event"] == "pushed":
+                    self.accepted[key] = event["at"]
+                else:
+                    self.attempts[key].append(event["at"])
+                    self.score[key] = min(score, self.score.get(key, math.inf))
+
+    def may_have_arrived_after(self, key: Key, at: float) -> bool:
+        """Whether a push of it was under way then, or began later."""
+        return self.accepted.get(key, math.inf) > at or self.attempts[key][-1] > at
+
+
+class _Faults:
+    """What was done to processes and to Redis."""
+
+    def __init__(self, events: Iterable[Event]) -> None:
+        #: Process -> when it was frozen.
+        self.freezes: dict[int, list[float]] = defaultdict(list)
+        #: Process, or None for all -> [from, until] when it may not have reached Redis.
+        self._troubles: dict[int | None, list[list[float]]] = defaultdict(list)
+        #: Process -> when it ended, and whether it ended in good order.
+        self.gone: dict[int, tuple[float, bool]] = {}
+        #: [from, until] of the times in which owners may not know that Redis lost their leases.
+        self.lapses: list[tuple[float, float]] = []
+        #: Those of them in which it lost data, too.
+        self.losses: list[tuple[float, float]] = []
+        for event in events:
+            at: float = event["at"]
+            match event["event"]:
+                case "frozen":
+                    self.freezes[event["frozen"]].append(at)
+                    self._troubles[event["frozen"]].append([at, math.inf])
+                case "thawed":
+                    self._end(event["thawed"], at)
+                case "trouble":
+                    self._troubles[event["who"]].append([at, math.inf])
+                case "calm":
+                    self._end(event["who"], at)
+                case "gone":
+                    self.gone.setdefault(event["gone"], (at, event.get("code") == 0))
+                case "lapse":
+                    self.lapses.append((at, at + event["seconds"]))
+                    if event.get("data", True):
+                        self.losses.append(self.lapses[-1])
+
+    def _end(self, who: int | None, at: float) -> None:
+        for span in self._troubles[who]:
+            span[1] = min(span[1], at)
+
+    def cut_off(self, pid: int, since: float, until: float) -> bool:
+        """Whether the process may not have reached Redis at some moment between."""
+        spans = [*self._troubles[pid], *self._troubles[None]]
+        return any(begin <= until and end >= since for begin, end in spans)
+
+    def lapsed(self, at: float) -> bool:
+        """Whether an owner may not know at that time that its lease was lost."""
+        return any(begin <= at <= end for begin, end in self.lapses)
+
+    def forgotten(self, earlier: float, later: float) -> bool:
+        """Whether Redis has lost data between, or the owners did not know yet."""
+        return any(begin <= later and end >= earlier for begin, end in self.losses)
+
+    def epochs(self, performs: Sequence[Perform]) -> Iterator[list[Perform]]:
+        """The performs between two losses of data."""
+        if not self.losses:
+            yield list(performs)
+            return
+        edges = [-math.inf, *(edge for loss in self.losses for edge in loss), math.inf]
+        for begin, end in zip(edges[::2], edges[1::2], strict=True):
+            yield [perform for perform in performs if begin < perform.start < end]
+
+
+# --- who worked a shard ---
+
+
+def _check_overlaps(performs: Sequence[Perform], faults: _Faults, report: Report) -> set[str]:
+    """Returns the names of those that began too late, where that is allowed."""
+    running: dict[int, list[Perform]] = defaultdict(list)
+    highest: dict[int, Perform] = {}
+    excused: dict[tuple[int, int], float] = {}  # process and thread -> the freeze that excused it last
+    late: set[str] = set()
+    for perform in performs:
+        shard = perform.shard
+        running[shard] = [other for other in running[shard] if other.end > perform.start]
+        known = highest.get(shard)
+        if known is not None and perform.fence < known.fence:
+            who = perform.pid, perform.thread
+            freeze = max((at for at in faults.freezes.get(perform.pid, ()) if at < perform.start), default=None)
+            if faults.lapsed(perform.start):
+                late.add(perform.name)
+                report.fenced.append((perform, known))
+            elif freeze is None or excused.get(who) == freeze:
+                report.overlaps.append(f"shard {shard}: {perform} began after {known}, whose fence is higher")
+            else:
+                excused[who] = freeze
+                late.add(perform.name)
+                report.fenced.append((perform, known))
+            continue
+        for other in running[shard]:
+            if other.fence < perform.fence:
+                report.fenced.append((other, perform))
+                if not faults.cut_off(other.pid, other.start - UNACKED, perform.start) and not faults.lapsed(
+                    perform.start
+                ):
+                    report.unexplained.append(f"shard {shard}: {perform} began during {other}")
+            else:
+                report.overlaps.append(f"shard {shard}: {perform} began during {other}")
+        highest[shard] = perform
+        running[shard].append(perform)
+    return late
+
+
+def _check_fences(performs: Sequence[Perform], report: Report) -> None:
+    owners: dict[tuple[int, int], Perform] = {}
+    for perform in performs:
+        first = owners.setdefault((perform.shard, perform.fence), perform)
+        if first.pid != perform.pid:
+            report.fences.append(f"shard {perform.shard}: {perform} and {first} have one fence and two processes")
+
+
+# --- order ---
+
+
+def _check_order(job_id: str, performs: Sequence[Perform], pushes: _Pushes, report: Report) -> None:
+    began: dict[int, float] = {}  # version -> when it was last handed over
+    arrivals: dict[int, int] = defaultdict(lambda: 1)  # version -> how many pushes have brought it
+    in_flight: set[int] = set()  # what may still come again
+    top, top_at = -math.inf, -math.inf  # the highest score handed over, and since when
+
+    for perform in performs:
+        versions = perform.jobs[job_id]
+        unknown = [version for version in versions if (job_id, version) not in pushes.score]
+        if unknown:
+            report.unknown.append(f"id {job_id}: {perform} was given {unknown}, which nobody pushed")
+            continue
+        scores = [pushes.score[job_id, version] for version in versions]
+        if scores != sorted(scores) or len(set(versions)) != len(versions):
+            report.steps_back.append(f"id {job_id}: {perform} was given {versions}, out of order")
+        again = [version for version in versions if version in began]
+        for version, score in zip(versions, scores, strict=True):
+            key = job_id, version
+            if version in began:
+                if version in in_flight:
+                    continue
+                if arrivals[version] < len(pushes.attempts[key]):
+                    arrivals[version] += 1  # a push that was given up may be carried out late, and is pushed again
+                    continue
+                report.steps_back.append(f"id {job_id}: {perform} was given {version} again, after newer ones")
+            elif score < top and not pushes.may_have_arrived_after(key, top_at):
+                report.steps_back.append(f"id {job_id}: {perform} was given {version} after a higher score, {top:g}")
+        in_flight = set(versions) | (in_flight if in_flight.intersection(again) else set())
+        began.update(dict.fromkeys(versions, perform.start))
+        if scores and scores[-1] > top:
+            top, top_at = scores[-1], perform.start
+
+
+# --- what came again ---
+
+
+def _acknowledged(events: Iterable[Event]) -> dict[Key, list[float]]:
+    """(id, version) -> when Redis had confirmed that it is finished."""
+    last: dict[tuple[int, int, str], list[int]] = {}  # process, shard, id -> what it finished last
+    started: dict[str, Event] = {}
+    found: dict[Key, list[float]] = defaultdict(list)
+    for event in events:
+        match event["event"]:
+            case "start":
+                started[event["perform"]] = event
+            case "end" if event["ok"]:
+                start = started[event["perform"]]
+                for job_id, versions in start["jobs"].items():
+                    last[event["pid"], start["shard"], job_id] = versions
+            case "acked":
+                for job_id in event["ids"]:
+                    for version in last.get((event["pid"], event["shard"], job_id), ()):
+                        found[job_id, version].append(event["at"])
+    return found
+
+
+def _check_returned(
+    job_id: str,
+    performs: Sequence[Perform],
+    pushes: _Pushes,
+    acknowledged: Mapping[Key, Sequence[float]],
+    faults: _Faults,
+    report: Report,
+) -> None:
+    seen: dict[int, int] = defaultdict(int)  # version -> times that it was handed over after its acknowledgement
+    for perform in performs:
+        for version in perform.jobs[job_id]:
+            key = job_id, version
+            acks = [at for at in acknowledged.get(key, ()) if at < perform.start]
+            if not acks or faults.forgotten(acks[-1], perform.start):
+                continue
+            seen[version] += 1
+            if seen[version] >= len(pushes.attempts[key]):
+                report.returned.append(f"id {job_id}: {perform} was given {version}, which was acknowledged before")
+
+
+def _check_repeats(performs: Sequence[Perform], pushes: _Pushes, faults: _Faults, report: Report) -> None:
+    last_sign = _signs_of_life(performs)
+    before: dict[Key, Perform] = {}
+    handed: dict[Key, int] = defaultdict(int)
+    repeated_work: dict[tuple[int, int], dict[str, float]] = defaultdict(dict)
+    for perform in performs:
+        for job_id, versions in perform.jobs.items():
+            for version in versions:
+                key = job_id, version
+                handed[key] += 1
+                earlier = before.get(key)
+                before[key] = perform
+                if earlier is None:
+                    continue
+                report.repeats += 1
+                if not earlier.ok or earlier.end > perform.start:
+                    continue  # it was in flight
+                if handed[key] <= len(pushes.attempts[key]) or faults.forgotten(earlier.start, perform.start):
+                    continue  # pushed again, or Redis has forgotten
+                report.repeats_of_finished += 1
+                length = earlier.end - earlier.start
+                if length <= FAST:
+                    repeated_work[earlier.shard, earlier.fence][earlier.name] = length
+                if not _may_come_again(earlier, perform, faults, last_sign):
+                    report.excess.append(f"id {job_id}: {perform} was given {version} again, finished by {earlier}")
+    report.repeated_work = max((sum(parts.values()) for parts in repeated_work.values()), default=0.0)
+
+
+def _signs_of_life(performs: Iterable[Perform]) -> dict[tuple[int, int], float]:
+    """(shard, fence) -> when its owner last began or ended to perform something of it."""
+    found: dict[tuple[int, int], float] = {}
+    for perform in performs:
+        at = perform.end if perform.ok is not None else perform.start
+        found[perform.shard, perform.fence] = max(at, found.get((perform.shard, perform.fence), at))
+    return found
+
+
+def _may_come_again(
+    earlier: Perform, again: Perform, faults: _Faults, last_sign: Mapping[tuple[int, int], float]
+) -> bool:
+    """Whether it was in flight, or its acknowledgement under way, when something happened to its owner."""
+    if faults.cut_off(earlier.pid, earlier.start, earlier.end + UNACKED) or faults.lapsed(again.start):
+        return True
+    gone_at, in_good_order = faults.gone.get(earlier.pid, (math.inf, False))
+    if gone_at <= again.start:
+        return not in_good_order and gone_at - earlier.end <= UNACKED
+    # It lives, and has lost the lease all the same: then it was slow, and these were the last that it did there.
+    return again.fence > earlier.fence and last_sign[earlier.shard, earlier.fence] - earlier.end <= UNACKED
+
+
+# --- how long shards rested ---
+
+
+@dataclass(frozen=True, slots=True)
+class Rest:
+    """A shard had work and nobody performed it."""
+
+    shard: int
+    begin: float
+    end: float
+
+    @property
+    def seconds(self) -> float:
+        return self.end - self.begin
+
+
+def rests(events: Sequence[Event], least: float = 0.05) -> list[Rest]:
+    """Times of at least so many seconds in which a shard rested though something that was then performed had been
+    accepted, and was not in flight. What waits for a retry or comes back from a crash counts from its last hand-over.
+    """
+    accepted: dict[Key, float] = {}
+    for event in events:
+        if event["event"] == "pushed":
+            for job_id, version, _ in event["jobs"]:
+                accepted.setdefault((job_id, version), event["at"])
+    busy_until: dict[int, float] = defaultdict(lambda: -math.inf)
+    freezes = _Faults(events).freezes
+    found = []
+    for perform in performs_of(events):
+        shard = perform.shard
+        waiting_since = min(
+            (accepted.get((job_id, version), math.inf) for job_id in perform.jobs for version in perform.jobs[job_id]),
+            default=math.inf,
+        )
+        begin = max(waiting_since, busy_until[shard])
+        if perform.start - begin >= least:
+            found.append(Rest(shard, begin, perform.start))
+        end = perform.end if perform.end < math.inf else perform.start
+        end = min([end, *(at for at in freezes.get(perform.pid, ()) if at > perform.start)])
+        busy_until[shard] = max(busy_until[shard], end)
+    return found
+
+
+def recovery(resting: Iterable[Rest], outages: Iterable[float] = ()) -> float:
+    """Seconds that a shard with work rested, the longest of all. ``outages``: when Redis could be reached again,
+    monotonic; what a shard rested before that is not lowq's.
+    """
+    ends = sorted(outages)
+    longest = 0.0
+    for rest in resting:
+        position = bisect_left(ends, rest.end) - 1
+        since = max(rest.begin, ends[position]) if position >= 0 else rest.begin
+        longest = max(longest, rest.end - since)
+    return longest
