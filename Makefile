@@ -60,16 +60,24 @@ chaos: $(DEV) tools ## kill, stop, cut off: the fault matrix, into docs/guarante
 	@$(PY) -m tests.chaos --out docs/guarantees.md $(ARGS)
 
 .PHONY: bench
-bench: $(DEV) tools ## all benchmarks
-	@$(PY) benchmarks/run.py $(ARGS)
+bench: $(DEV) tools bench-peers ## lowq beside its peers, and its own figures: 20 minutes (ARGS=--publish: for the docs)
+	@$(PY) -m benchmarks $(ARGS)
 
 .PHONY: bench-quick
-bench-quick: $(DEV) tools ## the benchmarks in a minute
-	@$(PY) benchmarks/run.py --quick $(ARGS)
+bench-quick: $(DEV) tools ## lowq's own figures, without peers: two minutes
+	@$(PY) -m benchmarks --quick $(ARGS)
+
+.PHONY: bench-peers
+bench-peers: $(DEV) ## install the queue systems that lowq is compared with
+	@$(PY) -m benchmarks.peers.install
+
+.PHONY: bench-docs
+bench-docs: $(DEV) ## the tables and plots of the docs, from benchmarks/results.json
+	@$(PY) -m benchmarks.publish $(ARGS)
 
 .PHONY: clean
 clean: ## remove what was built or cached, .venv too
-	@rm -rf $(VENV) build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	@rm -rf $(VENV) benchmarks/.peers build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	@find $(CODE) -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The tools that are not Python's: the tests start redis-server themselves, lint runs luacheck.

@@ -1,0 +1,57 @@
+"""lowq's own figures: what is measured, and what must be reached.
+
+A figure's file has a function that measures it once, given how large it may be, and returns names of figures with
+their values. A curve's file does the same for several points of one axis.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A line of the table of what lowq is to reach."""
+
+    #: Where its values are: "column" of lowq's own row among the peers, or "figure".
+    key: str
+    title: str
+    unit: str
+    must: float | None = None
+    aim: float | None = None
+    better: Literal["more", "less"] = "more"
+
+    def reached(self, value: float) -> str:
+        """'aim', 'must' or 'no'; '' when nothing is asked for."""
+        if self.must is None:
+            return ""
+        for name, bound in (("aim", self.aim), ("must", self.must)):
+            if bound is not None and (value >= bound if self.better == "more" else value <= bound):
+                return name
+        return "no"
+
+
+#: In the order of the table. A key "row/column" is from the rows of lowq among the peers.
+FIGURES = [
+    Figure("lowq/drain", "drain, blank jobs, `batch_size=1`", "jobs/s", 65_000, 115_000),
+    Figure("drain_middleware", "the same with a middleware", "jobs/s"),
+    Figure("drain_plain", "the same without prefetch: one trip a job", "jobs/s"),
+    Figure("lowq, batch_size=100/drain", "drain, `batch_size=100`", "jobs/s", 88_000, 130_000),
+    Figure("lowq/bulk", "bulk enqueue, one process", "jobs/s", 140_000, 200_000),
+    Figure("lowq/single", "single enqueue", "jobs/s", 6_900, 7_500),
+    Figure("lowq/drain_cpu", "Redis CPU per job, drain", "µs", 11, 8, "less"),
+    Figure("lowq/bulk_cpu", "Redis CPU per job, bulk enqueue", "µs", 5, 4, "less"),
+    Figure("bytes_20", "bytes per queued job, payload of 20 B", "B", 330, 290, "less"),
+    Figure("lowq/bytes", "bytes per queued job, payload of 100 B", "B", 1_250, 450, "less"),
+    Figure("lowq/pickup_p50", "pickup when idle, p50", "ms", 1.0, 0.7, "less"),
+    Figure("lowq/pickup_p99", "pickup when idle, p99", "ms", 2.0, 1.2, "less"),
+    Figure("long_queue", "drain with 1,000,000 queued against 10,000", "x", 0.9, 1.0),
+    Figure("many_shards", "drain with 1,000 shards against 5", "x", 0.9, 1.0),
+    Figure("two_processes", "two processes against one, handler of 200 µs CPU", "x", 1.5, 1.7),
+    Figure("many_threads", "200 threads, 200 shards, handlers that wait 50 ms", "jobs/s", 3_700, 3_950),
+    Figure("idle_cpu", "idle node with 100 shards, CPU", "%", 0.5, None, "less"),
+    Figure("idle_trips", "idle node with 100 shards, round trips", "1/s", 2.0, None, "less"),
+    Figure("start_up", "node start to first job", "s", 0.4, 0.2, "less"),
+]
+
+Measure = Callable[[bool], dict[str, float]]

@@ -1,0 +1,75 @@
+"""lowq. Settings: batch_size, shards, threads, prefetch=off, middleware=on, scheduler=seq, work and slow (see `work`).
+
+A worker that runs is told on its stdin to count anew: ``expect N``; it says 'expecting'.
+"""
+
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import lowq
+from benchmarks.peers import handler
+from benchmarks.peers.adapter import CONCURRENCY, Adapter, main
+from benchmarks.peers.work import QUEUE, SLOW, work
+
+
+class LowqAdapter(Adapter):
+    packages = ("lowq", "redis", "hiredis")
+
+    def __init__(self, url: str, settings: dict[str, str], *, pings: bool) -> None:
+        super().__init__(url, settings, pings=pings)
+        self.app = lowq.Lowq(redis_url=url)
+        if settings.get("middleware") == "on":
+            self.app.config.server_middlewares = [_pass_on]
+        if settings.get("scheduler") == "seq":
+            self.app.config.build_scheduler = lowq.SeqScheduler
+        options = {"batch_size": int(settings.get("batch_size", 1)), "shards_count": int(settings.get("shards", 5))}
+        self.worker = self.app.worker(queue_name=QUEUE, **options)(self._perform(work(settings.get("work", "blank"))))
+        if "slow" in settings:
+            slow = work(settings["slow"])
+
+            @self.app.worker(queue_name=SLOW)
+            def perform_slowly(_payloads_by_id: dict[str, list[Any]]) -> None:
+                slow()
+
+    def _perform(self, afterwards: Callable[[], None] | None) -> Callable[[dict[str, list[Any]]], None]:
+        handle = self.handle
+
+        def perform(payloads_by_id: dict[str, list[Any]]) -> None:
+            for payloads in payloads_by_id.values():
+                for payload in payloads:
+                    handle(payload)
+
+        def perform_and_work(payloads_by_id: dict[str, list[Any]]) -> None:
+            perform(payloads_by_id)
+            afterwards()
+
+        return perform if afterwards is None else perform_and_work
+
+    def one(self, payload: dict[str, Any]) -> None:
+        self.worker.perform_async({"id": payload["v"], "payload": payload})
+
+    def many(self, payloads: list[dict[str, Any]]) -> None:
+        self.worker.perform_async(
+            {"id": number, "payload": payload} for number, payload in enumerate(payloads, 200_000)
+        )
+
+    def work(self) -> None:
+        threading.Thread(target=_obey, daemon=True).start()
+        threads = int(self.settings.get("threads", CONCURRENCY))
+        lowq.Node(self.app, threads=threads, prefetch=self.settings.get("prefetch") != "off").run()
+
+
+def _pass_on(_worker: lowq.Worker[Any], _batch: Mapping[str, list[Any]], call_next: Callable[[], None]) -> None:
+    call_next()
+
+
+def _obey() -> None:
+    for line in sys.stdin:
+        handler.count.begin(int(line.split()[1]))
+        handler.say("expecting")
+
+
+if __name__ == "__main__":
+    main(LowqAdapter)

@@ -1,0 +1,73 @@
+"""What a run measured: every value of every round, kept as JSON. Tables and plots are made of this alone."""
+
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from benchmarks.numbers import Spread, spread
+
+HERE = Path(__file__).resolve().parent
+#: The run that the docs show.
+PUBLISHED = HERE / "results.json"
+#: The last run.
+LAST = HERE.parent / "build" / "bench.json"
+
+
+@dataclass
+class Results:
+    """Rows of the table beside the peers, and lowq's own figures: name -> one value per round."""
+
+    machine: dict[str, str] = field(default_factory=dict)
+    rounds: int = 0
+    quick: bool = False
+    #: label -> versions
+    versions: dict[str, str] = field(default_factory=dict)
+    #: label -> why
+    skipped: dict[str, str] = field(default_factory=dict)
+    #: label -> column -> values
+    rows: dict[str, dict[str, list[float]]] = field(default_factory=dict)
+    figures: dict[str, list[float]] = field(default_factory=dict)
+    #: figure -> why it is missing in a round
+    failed: dict[str, str] = field(default_factory=dict)
+
+    def add_row(self, label: str, values: dict[str, float]) -> None:
+        for column, value in values.items():
+            self.rows.setdefault(label, {}).setdefault(column, []).append(_rounded(value))
+
+    def add_figures(self, values: dict[str, float]) -> None:
+        for name, value in values.items():
+            self.figures.setdefault(name, []).append(_rounded(value))
+
+    def spread(self, key: str) -> Spread | None:
+        """Of a figure, or of "row/column"; None when it was not measured."""
+        values = self.figures.get(key)
+        if values is None:
+            label, _, column = key.rpartition("/")
+            values = self.rows.get(label, {}).get(column)
+        return spread(values) if values else None
+
+    def median(self, key: str) -> float | None:
+        found = self.spread(key)
+        return found.median if found else None
+
+    def points(self, curve: str, name: str) -> list[tuple[float, Spread]]:
+        """A curve: ``curve/X/name`` of all X, in order."""
+        found = []
+        for key in self.figures:
+            parts = key.split("/")
+            if len(parts) == 3 and parts[0] == curve and parts[2] == name:
+                found.append((float(parts[1]), spread(self.figures[key])))
+        return sorted(found)
+
+
+def save(results: Results, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(asdict(results), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def load(path: Path) -> Results:
+    return Results(**json.loads(path.read_text(encoding="utf-8")))
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.6g}")

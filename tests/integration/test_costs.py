@@ -1,0 +1,206 @@
+"""What a job costs Redis, exactly: commands, those inside of scripts too, and bytes.
+
+The costs are those of Redis's own counters, so they are the same on any machine, however busy. Whoever adds a command
+to each job, or to each trip, finds it here; whoever saves one writes down the new cost. The node and the producer of
+these tests do nothing by the clock: what is left is what the jobs cost.
+"""
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+import redis
+
+import lowq
+from tests.integration.support import until
+
+#: Seconds: longer than a test.
+NEVER = 3600.0
+
+MakeCosts = Callable[..., "Costs"]
+
+
+class Costs:
+    """One worker on an emptied server, and the commands that Redis counts."""
+
+    def __init__(self, url: str, *, batch_size: int = 1, shards_count: int = 1, later: bool = False) -> None:
+        self._redis: Any = redis.Redis.from_url(url, decode_responses=True)
+        self.app = lowq.Lowq(redis_url=url, poll_interval=NEVER, lease_ttl=NEVER)
+        self._stop = ExitStack()
+        self._pushed = 0
+
+        @self.app.worker(queue_name="Costs", batch_size=batch_size, shards_count=shards_count)
+        class Blank(lowq.Worker[Any]):
+            def perform(self, payloads_by_id: dict[str, list[Any]]) -> None:
+                pass
+
+        self.worker = Blank
+        self._shards_count = shards_count
+        # Registers the queue, loads the scripts, makes what stays for good.
+        if later:
+            self.push(["warm-up"], delay=NEVER)
+        else:
+            self.push(["warm-up"])
+
+    def close(self) -> None:
+        self._stop.close()
+        self._redis.close()
+        self.app.close()
+
+    def push(self, ids: Sequence[str], size: int = 20, **when: float) -> None:
+        """Ids that don't wait yet, each with a payload of so many bytes."""
+        pad = "x" * (size - len('{"p":""}'))
+        self._pushed += len(ids)
+        self.worker.perform_async({"id": job_id, "payload": {"p": pad}, **when} for job_id in ids)
+
+    def commands(self, action: Callable[[], object]) -> Counter[str]:
+        """How often each command was executed meanwhile."""
+        self._redis.config_resetstat()
+        action()
+        return self._counted()
+
+    def _counted(self) -> Counter[str]:
+        counted = self._redis.info("commandstats")
+        return Counter(
+            {
+                name.removeprefix("cmdstat_"): figures["calls"]
+                for name, figures in counted.items()
+                if not name.startswith(("cmdstat_config", "cmdstat_info", "cmdstat_hscan"))  # our own
+            }
+        )
+
+    def used_memory(self) -> int:
+        return int(self._redis.info("memory")["used_memory"])
+
+    def start_node(self, *, prefetch: bool) -> None:
+        """A node with one thread, which has nothing left to do when this returns."""
+        node = lowq.Node(self.app, threads=1, prefetch=prefetch)
+        node.start()
+        self._stop.callback(node.stop)
+        self.drain(10)  # behind it is what a node does once
+
+    def drain(self, jobs: int) -> Counter[str]:
+        """What the node's work costs: from before the jobs are due until they are acknowledged."""
+        ahead = 0.25
+        while True:
+            # Due all at once, in a moment: the node knows when, and nothing wakes it before.
+            due = time.time() + ahead
+            self.push(ids(jobs), perform_at=due)
+            self._redis.config_resetstat()
+            in_time = time.time() < due
+            self._until_processed(self._pushed)
+            if in_time:
+                return self._counted()
+            ahead *= 2  # a slow machine: some were taken before the counting began
+
+    def _until_processed(self, jobs: int) -> None:
+        until(lambda: self._processed() == jobs, "an acknowledgement of every job")
+
+    def _processed(self) -> int:
+        # By a command that lowq doesn't use, so that it can be left out.
+        return sum(
+            int(dict(self._redis.hscan_iter(f"lowq:v1:{{Costs:{shard}}}:meta")).get("processed", 0))
+            for shard in range(self._shards_count)
+        )
+
+
+@pytest.fixture
+def make_costs(redis_url: str) -> Iterator[MakeCosts]:
+    made: list[Costs] = []
+
+    def make(**options: Any) -> Costs:
+        made.append(Costs(redis_url, **options))
+        return made[-1]
+
+    yield make
+    for costs in made:
+        costs.close()
+
+
+def ids(count: int, word: str = "id") -> list[str]:
+    return [f"{word}{number:06}" for number in range(count)]
+
+
+def more(larger: Counter[str], smaller: Counter[str]) -> dict[str, int]:
+    """What the larger took in addition: everything that has to be done once cancels out."""
+    assert not smaller - larger, "the smaller took more of something"
+    return dict(larger - smaller)
+
+
+# --- pushing ----------------------------------------------------------------------------------------------------------
+
+#: A call of `push`: one trip to Redis, for up to 1,000 jobs of a shard.
+PUSH_CALL = {
+    "evalsha": 1, "hmget": 1, "exists": 1, "time": 1, "zrange": 1, "zadd": 1, "hset": 1, "lpush": 1,
+    "mset": 1,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("jobs", [1, 2, 1000])
+def test_a_push_of_one_shard_is_one_call_however_many_jobs(make_costs: MakeCosts, jobs: int) -> None:
+    costs = make_costs()
+    counted = costs.commands(lambda: costs.push(ids(jobs)))
+    assert counted == PUSH_CALL
+
+
+def test_a_push_to_many_shards_is_one_call_a_shard(make_costs: MakeCosts) -> None:
+    costs = make_costs(shards_count=5)
+    costs.push(ids(200))  # now all shards have a head that doesn't move
+    counted = costs.commands(lambda: costs.push(ids(200, "other")))
+    assert counted == _times(PUSH_CALL, 5)
+
+
+def test_a_push_that_moves_the_head_of_a_shard_wakes_its_owner_once(make_costs: MakeCosts) -> None:
+    costs = make_costs(later=True)
+    counted = costs.commands(lambda: costs.push(ids(100)))
+    assert counted == Counter(PUSH_CALL) + Counter({"zrange": 1, "exists": 1, "publish": 1})
+
+
+# --- draining ---------------------------------------------------------------------------------------------------------
+
+#: A trip to Redis: acknowledge what was performed, take the next.
+TRIP = {
+    "evalsha": 1, "get": 1, "time": 1, "hmget": 2, "hlen": 1, "exists": 2, "zrange": 1, "zrem": 1, "hset": 2,
+    "hdel": 1, "unlink": 1,
+}  # fmt: skip
+#: Each job of it, and each 16 of them.
+TAKEN_JOB = {"rename": 1}
+TAKEN_16 = {"mget": 1}
+
+
+@pytest.mark.parametrize("batch_size", [1, 16, 40])
+def test_a_batch_costs_one_trip(make_costs: MakeCosts, batch_size: int) -> None:
+    costs = make_costs(batch_size=batch_size)
+    costs.start_node(prefetch=False)
+    few, many = (costs.drain(batches * batch_size) for batches in (2, 22))
+    per_trip = Counter(TRIP) + _times(TAKEN_JOB, batch_size) + _times(TAKEN_16, -(-batch_size // 16))
+    assert more(many, few) == _times(per_trip, 20)
+
+
+def test_with_prefetch_each_job_costs_the_same(make_costs: MakeCosts) -> None:
+    # How many trips there are depends on how fast the jobs are performed; what each job costs does not.
+    costs = make_costs()
+    costs.start_node(prefetch=True)
+    few, many = (costs.drain(jobs) for jobs in (10, 1010))
+    trips = many["evalsha"]
+    assert many["rename"] - few["rename"] == 1000
+    assert set(many) == {*TRIP, *TAKEN_JOB, *TAKEN_16}
+    assert many.total() <= trips * sum(TRIP.values()) + 1010 + (1010 // 16 + trips)
+
+
+# --- memory -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("size", "least", "most"), [(20, 230, 280), (64, 280, 330), (100, 320, 370)])
+def test_a_queued_job_takes_so_many_bytes(make_costs: MakeCosts, size: int, least: int, most: int) -> None:
+    costs = make_costs(shards_count=5)
+    before = costs.used_memory()
+    costs.push(ids(16_000), size)
+    assert least <= (costs.used_memory() - before) / 16_000 <= most
+
+
+def _times(costs: Mapping[str, int], count: int) -> Counter[str]:
+    return Counter({name: calls * count for name, calls in costs.items()})
