@@ -252,9 +252,12 @@ class WorkerThread(threading.Thread):
         try:
             outcome = batch.perform(bench.instance, bench.call, shard.index, trip.lease.fence, jobs, self._config)
         finally:
-            self.seat.performed = performing, time.monotonic()
+            ended = time.monotonic()
+            self.seat.performed = performing, ended
             self.seat.performing = None
         shard.finish(outcome.finished)
+        charged = 0 if outcome.whole else sum(failure.verdict != "solo" for failure in outcome.failures)
+        self.seat.tallies[shard.queue].add(len(outcome.finished), charged, ended - performing.since)
         if outcome.whole:
             return
         error = outcome.error
