@@ -28,7 +28,17 @@ from lowq.version import VERSION
     cls=Group,
     sections={
         "Run": [run, web],
-        "Look": [look.stats, look.nodes, look.shards, look.jobs, look.peek, look.why, history.rates, history.audit, doctor],
+        "Look": [
+            look.stats,
+            look.nodes,
+            look.shards,
+            look.jobs,
+            look.peek,
+            look.why,
+            history.rates,
+            history.audit,
+            doctor,
+        ],
         "Act": [
             push,
             act.kick,
