@@ -32,6 +32,9 @@ MAX_LIMIT = 1000
 #: a walk takes well under a millisecond, a scan two or three.
 TOGETHER = 8
 SCANS_TOGETHER = 3
+#: Above this many shards a walk asks each for a few ids only. Then more calls go out together, unless each of them may
+#: have to look at 1,000 ids to find those few.
+MANY_SHARDS, MANY_TOGETHER = 100, 64
 
 #: (order value, id): where something is in an order. The value is 0.0 in the order by id.
 Position = tuple[float, bytes]
@@ -339,7 +342,10 @@ class _Finder:
     def _walk(self, base: str, count: int) -> list[Position]:
         """Merges the walks of all shards; a shard is asked for more when what it gave is used up."""
         wanted = self._wanted
-        batch = max(min(count, 2 * count // len(self._prefixes)), 16)
+        # With many shards a page needs little of each: what is read of all of them together must stay small.
+        many = len(self._prefixes) > MANY_SHARDS
+        batch = max(min(count, 2 * count // len(self._prefixes)), 4 if many else 16)
+        together = MANY_TOGETHER if many and base != "retries" and not wanted.past else TOGETHER
         walks = [
             Walk(
                 prefix,
@@ -359,7 +365,7 @@ class _Finder:
         while True:
             while hungry:
                 calls = [walks[i].call(batch, self._now) for i in hungry]
-                for i, reply in zip(hungry, ask(self._client, calls), strict=True):
+                for i, reply in zip(hungry, ask(self._client, calls, together), strict=True):
                     walks[i].took(reply)
                 for i in hungry:
                     if walks[i].ready:

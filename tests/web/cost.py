@@ -80,13 +80,14 @@ def main() -> None:
         stage = Stage(server.url)
         began = time.monotonic()
         fill(stage.app, "Big", SHARDS, JOBS)
+        stage.app.queue("Big").push({"id": "one", "payload": {"version": 1}, "delay": 3600})
         print(f"{JOBS:,} jobs in {SHARDS:,} shards, filled in {time.monotonic() - began:.0f} s")  # noqa: T201
         with stage.serving() as address:
             idle = left_open_nobody(stage.app)
             print(f"Redis, nobody watching: {idle:.2%} of a processor")  # noqa: T201
             print(f"Redis, a dashboard left open: {left_open(stage.app, address, 30.0):.2%}")  # noqa: T201
-            pages = ("/", "/queues/Big", "/queues/Big?state=due", "/queues/Big?reverse=1", "/queues/Big/job?id=job-5-7",
-                     "/queues/Big/shards", "/nodes", "/audit", "/search?id=job-5-7", "/api/v1/stats", "/metrics",
+            pages = ("/", "/queues/Big", "/queues/Big?state=due", "/queues/Big?reverse=1", "/queues/Big/job?id=one",
+                     "/queues/Big/shards", "/nodes", "/audit", "/search?id=one", "/api/v1/stats", "/metrics",
                      "/api/v1/queues/Big/jobs")  # fmt: skip
             for path in pages:
                 times = [timed(address + path) * 1000 for _ in range(7)]

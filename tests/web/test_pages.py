@@ -51,6 +51,13 @@ def wait(client: TestClient, location: str) -> str:
         time.sleep(0.01)
 
 
+def undecodable(app: lowq.Lowq, job_id: str, payload: bytes) -> None:
+    """A job as only something foreign can have written it, in a queue "Orders" of one shard."""
+    app.register("Orders", 1)
+    app.client.command("ZADD", f"lowq:v1:{{Orders:0}}:payloads:{job_id}", 5, payload)
+    app.client.command("ZADD", "lowq:v1:{Orders:0}:due", time.time() - 1, job_id)
+
+
 class TestHostileText:
     @pytest.mark.parametrize("job_id", HOSTILE)
     def test_an_id_is_shown_linked_and_acted_on_as_it_is(self, client: TestClient, app: lowq.Lowq, job_id: str) -> None:
@@ -144,8 +151,7 @@ class TestHostileText:
         assert len(client.get("/queues/Orders").text) < 60_000
 
     def test_undecodable_payloads_are_shown_as_what_they_are(self, client: TestClient, app: lowq.Lowq) -> None:
-        app.queue("Orders", 1).push({"id": "a", "delay": 60})
-        app.client.command("ZADD", "lowq:v1:{Orders:0}:payloads:a", 5, b"<b>\xff\x00")
+        undecodable(app, "a", b"<b>\xff\x00")
         assert "undecodable payload: <b>\\\\xff" in visible(client.get("/queues/Orders/job?id=a").text)
 
 
@@ -154,11 +160,12 @@ class TestRedaction:
         app.queue("Orders", 1).push(
             {"id": "a", "payload": {"card_number": "4242", "Password": "hunter2", "items": [{"card_cvc": 777, "n": 5}]}}
         )
-        app.client.command("ZADD", "lowq:v1:{Orders:0}:payloads:a", 0, b'{"card_number": "9999"')
+        undecodable(app, "b", b'{"card_number": "9999"')
         client = browse(redact=["card_*", "password"])
         for path in ("/queues/Orders", "/queues/Orders/job?id=a", "/api/v1/queues/Orders/job?id=a",
-                     "/api/v1/queues/Orders/jobs", "/queues/Orders/payload?id=a&state=due&n=1",
-                     "/queues/Orders/payload?id=a&state=due&n=0"):  # fmt: skip
+                     "/api/v1/queues/Orders/jobs", "/queues/Orders/job?id=b",
+                     "/queues/Orders/payload?id=a&state=due&n=0",
+                     "/queues/Orders/payload?id=b&state=due&n=0"):  # fmt: skip
             answer = client.get(path)
             assert answer.status_code == 200
             assert not re.search("4242|hunter2|777|9999", answer.text), path

@@ -18,6 +18,8 @@ INTERVAL, PER_SHARD = 2.0, 0.005
 HISTORY_AGE = 8.0
 #: Seconds for which the difference to the server's clock is taken to stay the same.
 CLOCK_AGE = 30.0
+#: Shards of a queue up to which its figures are read for every page.
+MANY_SHARDS = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +78,30 @@ class Lookout:
                 self._figures = _look(self._app, before)
             assert self._figures is not None
             return self._figures
+
+    def stats(self, queue: lowq.Queue) -> lowq.Stats:
+        """A queue in figures: as they are now, but of very many shards as they were at the latest look.
+
+        Raises:
+            UnknownQueueError, RedisUnavailable, RedisRefused
+        """
+        if queue.shards_count > MANY_SHARDS:
+            for item in self.figures().queues:
+                if item.stats.name == queue.name:
+                    return item.stats
+        return queue.stats()
+
+    def shards(self, queue: lowq.Queue) -> list[lowq.ShardInfo]:
+        """Its shards; of very many as they were at the latest look.
+
+        Raises:
+            UnknownQueueError, RedisUnavailable, RedisRefused
+        """
+        if queue.shards_count > MANY_SHARDS:
+            for item in self.figures().queues:
+                if item.stats.name == queue.name:
+                    return item.shards
+        return self._app.shards(queue)
 
     def now(self) -> float:
         """Unix time, seconds, by the server's clock: due times are judged by that, not by ours.

@@ -28,8 +28,8 @@ from lowq_web.tasks import ActionName, Filter
 _FLUSH = "\x00flush\x00"
 #: Characters of a payload on the page of an id; more behind a link. And payloads of an id.
 MAX_SHOWN, MAX_PAYLOADS = 4000, 100
-#: Shards and queues on the dashboard.
-MAX_QUEUES = 500
+#: Queues on the dashboard, shards on a page of them.
+MAX_QUEUES, MAX_SHARDS = 500, 200
 #: Actions that can't be undone: always confirmed.
 DESTRUCTIVE = ("bury", "delete")
 _VERBS = {"perform_now": "perform now", "kick": "kick", "bury": "bury", "delete": "delete"}
@@ -319,7 +319,7 @@ def queue(request: Request) -> Response:
     query = query_of(request)
     now = site.lookout.now()
     asked = asked_of(query, now)
-    stats = handle.stats()
+    stats = site.lookout.stats(handle)
     span = _span(query)
     history = site.lookout.history(handle.name, span)
     pages = asked.pages(handle)
@@ -392,16 +392,20 @@ def payload(request: Request) -> Response:
 def shards(request: Request) -> Response:
     """Who holds which, and what waits there."""
     site, handle, query = site_of(request), queue_of(request), query_of(request)
-    found = site.app.shards(handle)
+    found = site.lookout.shards(handle)
     keys = {"shard": lambda item: item.index, "length": lambda item: item.length, "lag": lambda item: item.lag}
     sort = query.get("sort", "shard")
     sort = sort if sort in keys else "shard"
     down = query.get("dir") == "desc"
+    begin = min(int(query["from"][:6]), len(found)) if query.get("from", "").isdecimal() else 0
     return _render(
         request,
         "shards.html",
         queue=handle.name,
-        shards=sorted(found, key=keys[sort], reverse=down),
+        shards=sorted(found, key=keys[sort], reverse=down)[begin : begin + MAX_SHARDS],
+        begin=begin,
+        end=begin + MAX_SHARDS,
+        count=len(found),
         cells=heat_map(found),
         sort=sort,
         down=down,
