@@ -18,7 +18,7 @@ morgue                ZSET    id -> buried_at (Unix time, seconds)
 morgue:payloads:<id>  ZSET    payload bytes -> score (*)
 morgue:errors         HASH    id -> why it was buried
 pushed                LIST    tokens of the latest push calls, newest first
-meta                  HASH    shards_count, clock, fence, owner, lease_ttl (milliseconds), delivery,
+meta                  HASH    shards_count, clock, fence, owner, lease_ttl (milliseconds), leased_until, delivery,
                               paused, paused_by, spared, processed, failed, died, repeated
                               (tokens of push calls that were repeated lately, newest first)
 lease                 STRING  the owner's token "nonce:fence"; expires (PX)

@@ -51,14 +51,18 @@ def explain(
         RedisUnavailable, RedisRefused
     """
     reply = backend.client.run("why", prefix, time_argument(now), job_id)
-    time, horizon, record, perform_at, retry_count, rank, buried_at, paused, lease, _ttl, solo, paused_by = reply
+    time, horizon, record, perform_at, retry_count, rank, buried_at, paused, lease, _ttl, solo, paused_by, until = reply
     shard = place[1]
-    nobody = f"shard {shard} is leased to nobody: all nodes of this queue are down or quiet, or none has it yet"
+    ownerless = float(time) - float(until) if until is not None else -1.0
+    since = f" for {duration(ownerless)} now" if ownerless > 0 else ""
+    nobody = f"shard {shard} is leased to nobody{since}: all nodes of this queue are down or quiet, or none has it yet"
     owner = _Owner(backend, lease, place)
     if record is not None:
         waits = "; newer payloads wait for its next run" if perform_at is not None else ""
         if lease is None:
-            detail = f"its owner is gone; whoever gets shard {shard} next puts it back and performs it again{waits}"
+            detail = (
+                f"its owner is gone{since}; whoever gets shard {shard} next puts it back and performs it again{waits}"
+            )
             return Why("taken", "no_owner", None, detail)
         since = duration(float(time) - float(record.split()[4]))
         thread = owner.thread()
