@@ -14,7 +14,8 @@ from tests.browser.stage import Stage
 Visit = Callable[..., Page]
 
 
-@pytest.fixture(scope="session")
+# Not for the whole session: while it is there an event loop runs, and other tests run their own.
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
     if chromium.find() is None:
         pytest.skip("chromium is missing: sudo apt-get install chromium")
