@@ -6,7 +6,7 @@ import logging
 import time
 from pathlib import Path
 
-from playwright.sync_api import sync_playwright
+from playwright.sync_api import expect, sync_playwright
 
 from tests.browser.chromium import launch
 from tests.browser.stage import Shop, Stage
@@ -50,6 +50,8 @@ def take(folder: Path, names: list[str], schemes: list[str], seconds: float) -> 
                 if page.locator("[data-charts]").count():
                     page.wait_for_selector(".u-over")
                     page.wait_for_selector("body[data-live]")
+                for rate in page.locator("[data-live='total.processed_rate']").all():
+                    expect(rate).not_to_have_text("-", timeout=15_000)
                 page.screenshot(path=folder / f"{name}-{scheme}.png", full_page=height is None)
                 page.close()
 

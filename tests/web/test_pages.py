@@ -3,7 +3,9 @@
 import html
 import json
 import re
+import threading
 import time
+import uuid
 from typing import Any
 from urllib.parse import quote
 
@@ -11,6 +13,7 @@ import pytest
 from starlette.testclient import TestClient
 
 import lowq
+import lowq_web
 from lowq_web import text
 from tests.web.conftest import OWN, Open
 
@@ -402,6 +405,34 @@ class TestTheIdPage:
         assert [retry["number"] for retry in document["retries"]] == [1, 2, 3, 4, 5]
         assert document["retries"][1]["earliest"] == pytest.approx(document["retries"][0]["latest"] + 16)
 
+    def test_who_performs_it_and_for_how_long(self) -> None:
+        app = lowq.Lowq(redis_url=f"memory://{uuid.uuid4().hex}", lease_ttl=0.6)
+        over, began = threading.Event(), threading.Event()
+
+        def perform(_self: Any, _payloads_by_id: dict[str, list[Any]]) -> None:
+            began.set()
+            over.wait(30)
+
+        app.worker(shards_count=2)(type("Orders", (lowq.Worker,), {"perform": perform}))
+        app.queue("Orders").push({"id": "a", "payload": 1})
+        node = lowq.Node(app, threads=3)
+        node.start()
+        try:
+            assert began.wait(20)
+            client = TestClient(lowq_web.create_app(app), base_url="http://127.0.0.1")
+            deadline = time.monotonic() + 20
+            # Which thread it is comes with the next heartbeat.
+            while "thread" not in (detail := client.get("/api/v1/queues/Orders/job?id=a").json()["why"]["detail"]):
+                assert time.monotonic() < deadline, detail
+                time.sleep(0.02)
+            assert re.fullmatch(rf"taken \S+ s ago by node {re.escape(node.name)}, thread [0-2]", detail)
+            assert "It is: taken" in " ".join(visible(client.get("/queues/Orders/job?id=a").text).split())
+            assert re.search(r"Orders\s+shard [01]", visible(client.get("/nodes").text))
+        finally:
+            over.set()
+            node.stop(5.0)
+            app.close()
+
     def test_an_id_that_is_nowhere_is_404(self, client: TestClient, app: lowq.Lowq) -> None:
         app.queue("Orders", 3).push({"id": "b"})
         assert client.get("/queues/Orders/job?id=a").status_code == 404
@@ -444,9 +475,7 @@ class TestNodes:
 
 
 def test_redis_away_is_said_and_found_again(browse: Open) -> None:
-    client = TestClient(
-        __import__("lowq_web").create_app(lowq.Lowq(redis_url="redis://127.0.0.1:1/0")), base_url="http://127.0.0.1"
-    )
+    client = TestClient(lowq_web.create_app(lowq.Lowq(redis_url="redis://127.0.0.1:1/0")), base_url="http://127.0.0.1")
     for path in ("/", "/queues/Orders", "/nodes"):
         answer = client.get(path)
         assert answer.status_code == 503
