@@ -94,7 +94,7 @@ tools:
 .PHONY: browser
 browser:
 	@command -v chromium >/dev/null || command -v chromium-browser >/dev/null \
-		|| { $(call debian,chromium is,chromium); } \
+		|| ( $(call debian,chromium is,chromium) ) \
 		|| echo "going on without: the browser tests will be skipped" >&2
 
 $(PY):
