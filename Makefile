@@ -39,7 +39,7 @@ demo: $(EMBEDDED) ## a node, its store and a producer in one process: no Redis n
 	@exec $(PY) examples/demo.py $(ARGS)
 
 .PHONY: test
-test: lint ## lint, then all tests (ARGS="-k push" for some of them)
+test: lint browser ## lint, then all tests (ARGS="-k push" for some of them)
 	@$(PY) -m pytest -n $(JOBS) $(ARGS)
 
 .PHONY: lint
@@ -75,6 +75,18 @@ bench-peers: $(DEV) ## install the queue systems that lowq is compared with
 bench-docs: $(DEV) ## the tables and plots of the docs, from benchmarks/results.json
 	@$(PY) -m benchmarks.publish $(ARGS)
 
+.PHONY: screenshots
+screenshots: $(DEV) tools browser ## the pictures of the README, into docs/screenshots
+	@$(PY) -m tests.browser.screenshots $(ARGS)
+
+.PHONY: web-cost
+web-cost: $(DEV) tools ## what the dashboard costs on a million jobs in 1,000 shards
+	@$(PY) -m tests.web.cost
+
+.PHONY: api-check
+api-check: $(DEV) tools ## many more requests against the API's description than `make test` sends
+	@SCHEMATHESIS_EXAMPLES=200 $(PY) -m pytest tests/web/test_api.py -k Description --timeout 1800 $(ARGS)
+
 .PHONY: clean
 clean: ## remove what was built or cached, .venv too
 	@rm -rf $(VENV) benchmarks/.peers build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
@@ -85,6 +97,13 @@ clean: ## remove what was built or cached, .venv too
 tools:
 	@command -v redis-server >/dev/null || { $(call debian,redis-server is,redis-server); }
 	@command -v luacheck >/dev/null || { $(call debian,luacheck is,lua-check); }
+
+# Only the browser tests need it: without it they are skipped, all others run.
+.PHONY: browser
+browser:
+	@command -v chromium >/dev/null || command -v chromium-browser >/dev/null \
+		|| ( $(call debian,chromium is,chromium) ) \
+		|| echo "going on without: the browser tests will be skipped" >&2
 
 $(PY):
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \

@@ -7,8 +7,11 @@ with a `scheduler` hands the shard to a `thread`, `shard` takes the job with ``l
 decides what becomes of it. `queue` and `queries` are for whoever looks and intervenes.
 """
 
+from lowq.actions import Acted
 from lowq.app import Lowq, default
+from lowq.audit import AuditEntry
 from lowq.batch import Execution, current
+from lowq.bulk import Step
 from lowq.config import Config
 from lowq.errors import (
     ConfigError,
@@ -25,14 +28,22 @@ from lowq.errors import (
     RedisUnavailable,
     ScriptError,
     ShardsCountError,
+    UnknownNodeError,
     UnknownQueueError,
 )
 from lowq.job import Job, JobDict
 from lowq.node import Node
+from lowq.overview import QueueOverview
+from lowq.paging import Page
 from lowq.push import Jobs
+from lowq.queries import NodeInfo, QueueInfo, ShardInfo, Stats
+from lowq.queue import Queue
+from lowq.rates import History, PerformTimes, Rate, Span
+from lowq.redis_info import RedisInfo
 from lowq.scheduler import LagScheduler, SeqScheduler
 from lowq.splitter import BalancedSplitter, ByNodeSplitter, DefaultSplitter
 from lowq.version import VERSION
+from lowq.why import Why
 from lowq.worker import Worker
 
 __version__ = VERSION
@@ -42,12 +53,15 @@ config: Config = default.config
 worker = default.worker
 
 __all__ = [
+    "Acted",
+    "AuditEntry",
     "BalancedSplitter",
     "ByNodeSplitter",
     "Config",
     "ConfigError",
     "DefaultSplitter",
     "Execution",
+    "History",
     "Job",
     "JobDict",
     "JobError",
@@ -58,17 +72,31 @@ __all__ = [
     "LowqError",
     "MiddlewareError",
     "Node",
+    "NodeInfo",
+    "Page",
     "PayloadError",
+    "PerformTimes",
     "PushError",
     "PushInterrupted",
+    "Queue",
     "QueueInUse",
+    "QueueInfo",
+    "QueueOverview",
+    "Rate",
     "RedisFull",
+    "RedisInfo",
     "RedisRefused",
     "RedisUnavailable",
     "ScriptError",
     "SeqScheduler",
+    "ShardInfo",
     "ShardsCountError",
+    "Span",
+    "Stats",
+    "Step",
+    "UnknownNodeError",
     "UnknownQueueError",
+    "Why",
     "Worker",
     "__version__",
     "app",

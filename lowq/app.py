@@ -6,17 +6,19 @@ process and for tests.
 
 import json
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, TypeVar, Unpack, overload
+from typing import Any, Literal, TypeVar, Unpack, overload
 
-from lowq import doctor, queries
+from lowq import audit, doctor, queries
 from lowq.config import Config
 from lowq.connection import Call, Client, Refusal, memory_store, new_store
 from lowq.doctor import Finding
-from lowq.errors import ConfigError, ShardsCountError
-from lowq.keys import queues_key
+from lowq.errors import ConfigError, ShardsCountError, UnknownNodeError
+from lowq.keys import nodes_key, queues_key
+from lowq.overview import QueueOverview, overview
 from lowq.queue import Queue
+from lowq.redis_info import RedisInfo, redis_info
 from lowq.worker import Decorator, Worker, WorkerOptions, build_worker, check_option, check_queue_name, options_of
 
 C = TypeVar("C")
@@ -185,6 +187,40 @@ class Lowq:
             UnknownQueueError, RedisUnavailable, RedisRefused
         """
         return doctor.examine(self, queues, repair=repair, on_progress=on_progress, patience=patience)
+
+    def overview(self) -> "list[QueueOverview]":
+        """All queues in figures, with their shards, in one round."""
+        return overview(self)
+
+    def redis_info(self) -> RedisInfo:
+        """The server in figures, and what an operator should be warned of."""
+        return redis_info(self)
+
+    def tell(self, node: str, what: Literal["quiet", "stop"]) -> None:
+        """Tells a node to go quiet (take nothing more, finish what runs, let others have its shards) or to stop. It
+        is told once; `nodes` shows what became of it.
+
+        Raises:
+            UnknownNodeError: no node of that name lives. ConfigError: something else than these. RedisUnavailable
+        """
+        if what not in ("quiet", "stop"):
+            raise ConfigError(f"a node can be told 'quiet' or 'stop', not {what!r}")
+        names = [info.name for info in self.nodes()]
+        if node not in names:
+            known = ", ".join(map(repr, names[:5])) or "none"
+            raise UnknownNodeError(f"no node {node!r} lives; those that do: {known}")
+        channel = nodes_key(self.config.namespace)
+        self.client.command("PUBLISH", channel, json.dumps({"to": node, "do": what}), key=channel)
+
+    def note(
+        self, who: str, action: str, target: str, count: int | None = None, detail: Mapping[str, Any] | None = None
+    ) -> None:
+        """Writes an entry into the log of what people did."""
+        audit.note(self, who, action, target, count, detail)
+
+    def audit(self, limit: int = 100) -> "list[audit.AuditEntry]":
+        """The log of what people did, newest first; it keeps the latest 1,000 entries."""
+        return audit.entries(self, limit)
 
     def selected_workers(self) -> list[type[Worker[Any]]]:
         """The workers that a node runs: those in the setting ``workers``, or all that were decorated."""

@@ -132,8 +132,12 @@ _SETTINGS: Mapping[str, tuple[Any, Callable[[str, Any], Any], bool]] = {
 }
 
 
+#: Variables that the dashboard reads, not the library.
+_OF_THE_DASHBOARD = {f"LOWQ_WEB_{name}" for name in ("USER", "PASSWORD", "READ_USER", "READ_PASSWORD", "REDACT")}
+
+
 def _warn_of_unknown_variables() -> None:
-    known = {f"LOWQ_{name.upper()}" for name, (_, _, readable) in _SETTINGS.items() if readable}
+    known = {f"LOWQ_{name.upper()}" for name, (_, _, readable) in _SETTINGS.items() if readable} | _OF_THE_DASHBOARD
     for variable in os.environ:
         if variable.startswith("LOWQ_") and variable not in known:
             near = get_close_matches(variable, known, 1)

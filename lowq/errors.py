@@ -6,6 +6,7 @@
     +-- ConfigError             a setting, a worker's form or an option is wrong
     |   +-- ShardsCountError    two values of shards_count for one queue
     +-- UnknownQueueError       nobody has used a queue of that name yet
+    +-- UnknownNodeError        no node of that name lives
     +-- JobError                a job's id, score, time or field is wrong
     |   +-- PayloadError        its payload would not come back as it went in
     +-- QueueInUse              a queue that a node works can't be dropped
@@ -50,6 +51,10 @@ class ShardsCountError(ConfigError):
 
 class UnknownQueueError(LowqError, LookupError):
     """No worker or producer has used a queue of that name yet."""
+
+
+class UnknownNodeError(LowqError, LookupError):
+    """No node of that name lives; the message names those that do."""
 
 
 class JobError(LowqError, ValueError):

@@ -18,9 +18,9 @@ morgue                ZSET    id -> buried_at (Unix time, seconds)
 morgue:payloads:<id>  ZSET    payload bytes -> score (*)
 morgue:errors         HASH    id -> why it was buried
 pushed                LIST    tokens of the latest push calls, newest first
-meta                  HASH    shards_count, clock, fence, owner, lease_ttl (milliseconds), delivery,
-                              paused, spared, processed, failed, died, repeated (tokens of push calls that were
-                              repeated lately, newest first)
+meta                  HASH    shards_count, clock, fence, owner, lease_ttl (milliseconds), leased_until, delivery,
+                              paused, paused_by, spared, processed, failed, died, repeated
+                              (tokens of push calls that were repeated lately, newest first)
 lease                 STRING  the owner's token "nonce:fence"; expires (PX)
 wake                  channel the shard may have work earlier than its owner believes: delay, seconds
 free                  channel the lease was given up: whoever waits may try, in so many milliseconds
@@ -36,7 +36,11 @@ queues                HASH    queue -> JSON {"shards_count": n, "options": {...}
 nodes                 HASH    node -> "heartbeat_at silence bytes part details": Unix seconds of the server;
                               seconds of silence after which it is dead; the length of the part; two
                               JSON objects, of which the part says what the node serves
-nodes                 channel what a node has a part in has changed: the node that noticed
+nodes                 channel what a node has a part in has changed: the node that noticed; or what
+                              people tell a node: JSON {"to": node, "do": "quiet" or "stop"}
+history:<queue>       HASH    "width:slot" -> "number processed failed lag" of a stretch of time, and
+                              "perform:bucket" -> how many performs took so long; expires
+audit                 LIST    "time JSON": what people did on the dashboard, newest first
 ===================== ======= ==========================================================================
 """
 
@@ -57,3 +61,13 @@ def queues_key(namespace: str) -> str:
 def nodes_key(namespace: str) -> str:
     """The registry of nodes."""
     return f"{namespace}:{FORMAT}:nodes"
+
+
+def history_key(namespace: str, queue: str) -> str:
+    """A queue's rates and lag over time."""
+    return f"{namespace}:{FORMAT}:history:{queue}"
+
+
+def audit_key(namespace: str) -> str:
+    """The log of what people did."""
+    return f"{namespace}:{FORMAT}:audit"

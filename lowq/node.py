@@ -6,6 +6,7 @@
 4. stop: take nothing more, finish what runs, give back what was taken but not started, surrender the leases.
 """
 
+import json
 import logging
 import os
 import secrets
@@ -28,6 +29,7 @@ from lowq.listener import Listener
 from lowq.membership import Identity, Membership
 from lowq.middleware import wrap
 from lowq.outage import Outage
+from lowq.rates import Recorder, Tally
 from lowq.scheduler import LagScheduler
 from lowq.seat import Seat
 from lowq.shard import Shard, shards_of
@@ -133,14 +135,14 @@ class Node:
         )
         self.name = identity.name
         self.outage = Outage()
-        seats = [Seat(number) for number in range(self.threads)]
+        seats = [Seat(number, tallies={name: Tally() for name in self._workers}) for number in range(self.threads)]
         schedules = [config.build_scheduler() if config.build_scheduler else LagScheduler() for _ in seats]
         self.dispatcher = Dispatcher([[] for _ in seats], schedules, self._left)
         membership = Membership(
             identity, config.namespace, silence=config.lease_ttl, shares=isinstance(splitter, MembershipSplitter)
         )
         self._listener = Listener(
-            self.client, shards, membership.channel, self.dispatcher.wake, self._freed, self._nodes_changed,
+            self.client, shards, membership.channel, self.dispatcher.wake, self._freed, self._heard,
             self.outage.begin,
         )  # fmt: skip
 
@@ -162,6 +164,7 @@ class Node:
                 app.registration(worker.queue_name, worker.shards_count, worker) for worker in self._workers.values()
             ],
             on_ready=self._on_ready, on_fatal=self.fail,
+            riders=[self._recorder(seats, shards)],
         )  # fmt: skip
         self._threads = [WorkerThread(self, seat, self._benches()) for seat in seats]
         self._warn_of_eviction()
@@ -172,6 +175,17 @@ class Node:
         )  # fmt: skip
         for thread in [self.keeper, self._listener, *self._threads]:
             thread.start()
+
+    def _recorder(self, seats: Sequence[Seat], shards: Sequence[Shard]) -> Recorder:
+        """What goes into the histories of the node's queues."""
+
+        def lag_of(queue: str) -> float:
+            now = time.monotonic()
+            due = [shard.next_due for shard in shards if shard.queue == queue and shard.lease is not None]
+            return max((now - moment for moment in due if moment is not None and moment < now), default=0.0)
+
+        tallies = {name: [seat.tallies[name] for seat in seats] for name in self._workers}
+        return Recorder(self.app.config.namespace, tallies, lag_of)
 
     def _seat(self, groups: Sequence[Sequence[Shard]], shards: list[Shard]) -> list[list[Shard]]:
         """The splitter's groups, one per thread: empty ones for threads without, folded when there are too many."""
@@ -200,9 +214,24 @@ class Node:
     def _left(self, shard: Shard) -> None:
         self.keeper.left(shard)
 
-    def _nodes_changed(self, by: str) -> None:
-        if by != self.name:
-            self.keeper.members_changed()
+    def _heard(self, message: str) -> None:
+        """On the nodes' channel: the name of a node that noticed a change, or what people tell a node."""
+        if not message.startswith("{"):
+            if message != self.name:
+                self.keeper.members_changed()
+            return
+        try:
+            told = json.loads(message)
+            if told["to"] != self.name:
+                return
+            what = told["do"]
+        except (ValueError, LookupError, TypeError):
+            return  # not ours
+        log.warning("node %s is told: %s", self.name, what, extra={"event": "told", "what": what})
+        if what == "quiet":
+            self.quiet()
+        elif what == "stop":
+            self.request_stop()
 
     def _warn_of_eviction(self) -> None:
         policy = self.client.server_info().get("maxmemory_policy", "noeviction")
@@ -224,6 +253,16 @@ class Node:
                         queue.name, stats.length + stats.taken, queue.name, queue.name,
                         extra={"event": "unserved", "queue": queue.name},
                     )  # fmt: skip
+
+    def trouble(self) -> str | None:
+        """Why the node is not well, for people; None: it is. May be called from any thread."""
+        keeper = getattr(self, "keeper", None)
+        if keeper is None:
+            return "the node has not started yet"
+        if not keeper.is_alive():
+            return "the node's keeper has ended"
+        away = self.outage.seconds
+        return f"Redis has not answered for {away:.1f} s" if away else None
 
     # --- signals ---
 

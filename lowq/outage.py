@@ -17,6 +17,12 @@ class Outage:
         self._lock = threading.Lock()
         self._since: float | None = None
 
+    @property
+    def seconds(self) -> float:
+        """For how long Redis has been away; 0.0: it is not."""
+        since = self._since
+        return 0.0 if since is None else time.monotonic() - since
+
     def begin(self, error: Exception) -> None:
         with self._lock:
             if self._since is None:

@@ -12,6 +12,7 @@ import base64
 import heapq
 import math
 from bisect import bisect_left
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, get_args
@@ -31,6 +32,9 @@ MAX_LIMIT = 1000
 #: a walk takes well under a millisecond, a scan two or three.
 TOGETHER = 8
 SCANS_TOGETHER = 3
+#: Above this many shards a walk asks each for a few ids only. Then more calls go out together, unless each of them may
+#: have to look at 1,000 ids to find those few.
+MANY_SHARDS, MANY_TOGETHER = 100, 64
 
 #: (order value, id): where something is in an order. The value is 0.0 in the order by id.
 Position = tuple[float, bytes]
@@ -201,6 +205,22 @@ def find_page(
     return found[:limit], len(found) > limit
 
 
+def find_page_in_steps(
+    client: Client,
+    prefixes: Sequence[str],
+    wanted: Listing,
+    limit: int,
+    after: Position | None,
+    now: float | None,
+) -> Iterator[tuple[list[Position], bool]]:
+    """As `find_page`, for those who want to see how it gets on: after each call or so the best positions so far, and
+    whether there are more. The last ones are the page.
+    """
+    finder = _Finder(client, prefixes, wanted, limit + 1, after, now)
+    for found in finder.find_in_steps():
+        yield found[:limit], len(found) > limit
+
+
 class _Finder:
     def __init__(
         self,
@@ -218,13 +238,32 @@ class _Finder:
         self._after = after
         self._now = time_argument(now)
 
-    def find(self) -> list[Position]:
+    def find_in_steps(self) -> Iterator[list[Position]]:
+        """What is found so far, again and again where every id must be looked at; the last one is the result."""
+        base = self._scanned()
+        if base is None:
+            yield self.find()
+        else:
+            yield from self._scan_in_steps(base, self._wanted.past)
+
+    def _scanned(self) -> str | None:
+        """The set whose every id must be looked at, if so."""
         wanted = self._wanted
         if wanted.state == "taken":
-            return self._scan("taken", wanted.past)
-        base = "morgue" if wanted.state == "morgue" else "retries" if wanted.state == "retrying" else "due"
-        if wanted.match or wanted.order_by == "id":
-            return self._scan(base, wanted.past)
+            return "taken"
+        return self._base if wanted.match or wanted.order_by == "id" else None
+
+    @property
+    def _base(self) -> str:
+        state = self._wanted.state
+        return "morgue" if state == "morgue" else "retries" if state == "retrying" else "due"
+
+    def find(self) -> list[Position]:
+        wanted = self._wanted
+        scanned = self._scanned()
+        if scanned is not None:
+            return self._scan(scanned, wanted.past)
+        base = self._base
         if wanted.order_by == "retry_count":
             return self._by_retry_count()
         if base == "retries" and self._few_fail():
@@ -259,7 +298,13 @@ class _Finder:
         return found[: self._count]
 
     def _scan(self, base: str, past: str) -> list[Position]:
-        """The best positions among all ids. Never more of them are kept than are wanted."""
+        """The best positions among all ids."""
+        return list(deque(self._scan_in_steps(base, past), 1).pop())
+
+    def _scan_in_steps(self, base: str, past: str) -> Iterator[list[Position]]:
+        """The best positions among the ids that were looked at so far, and at last among all. Never more of them are
+        kept than are wanted.
+        """
         wanted, after = self._wanted, self._after
         best: list[Position] = []
         cursors = dict.fromkeys(self._prefixes, b"0")
@@ -274,9 +319,7 @@ class _Finder:
                     cursors[prefix] = reply[0]
                 pairs = zip(map(float, reply[4::2]), reply[3::2], strict=True)
                 self._keep_best(best, pairs, after)
-        if wanted.reverse:
-            best.reverse()
-        return best
+            yield best[::-1] if wanted.reverse else best[:]
 
     def _keep_best(self, best: list[Position], found: Iterable[Position], after: Position | None) -> None:
         wanted, count = self._wanted, self._count
@@ -299,7 +342,10 @@ class _Finder:
     def _walk(self, base: str, count: int) -> list[Position]:
         """Merges the walks of all shards; a shard is asked for more when what it gave is used up."""
         wanted = self._wanted
-        batch = max(min(count, 2 * count // len(self._prefixes)), 16)
+        # With many shards a page needs little of each: what is read of all of them together must stay small.
+        many = len(self._prefixes) > MANY_SHARDS
+        batch = max(min(count, 2 * count // len(self._prefixes)), 4 if many else 16)
+        together = MANY_TOGETHER if many and base != "retries" and not wanted.past else TOGETHER
         walks = [
             Walk(
                 prefix,
@@ -319,7 +365,7 @@ class _Finder:
         while True:
             while hungry:
                 calls = [walks[i].call(batch, self._now) for i in hungry]
-                for i, reply in zip(hungry, ask(self._client, calls), strict=True):
+                for i, reply in zip(hungry, ask(self._client, calls, together), strict=True):
                     walks[i].took(reply)
                 for i in hungry:
                     if walks[i].ready:

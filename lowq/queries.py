@@ -3,8 +3,10 @@
 What is told is how things were at slightly different moments in different shards, and may have changed since.
 """
 
+import math
+import time
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
@@ -15,14 +17,18 @@ from lowq.job import Job, JobId, State, encode_id, shard_of
 from lowq.keys import nodes_key, shard_prefix
 from lowq.paging import (
     STATES,
+    Listing,
     Page,
+    Position,
     ask,
     check_limit,
     decode_cursor,
     encode_cursor,
     find_page,
+    find_page_in_steps,
     listing,
 )
+from lowq.rates import History, PerformTimes, Span, history, perform_times
 from lowq.registry import Backend, NodeInfo, QueueInfo, find_entry, find_queue, nodes, queues
 from lowq.scripts import time_argument
 from lowq.why import Why, explain
@@ -143,28 +149,23 @@ class Queries:
         Raises:
             UnknownQueueError, RedisUnavailable
         """
-        rows = shard_rows(self._client, self._prefixes, now)
-        length, due, retries, taken, morgue_length = (sum(row[i] for row in rows) for i in range(5))
-        processed, failed, died = (sum(int(row[i] or 0) for row in rows) for i in (6, 7, 8))
-        oldest = min(((float(row[13]), row[12]) for row in rows if row[12] is not None), default=(None, None))
-        return Stats(
-            name=self.name,
-            shards_count=self.shards_count,
-            length=length,
-            due=due,
-            scheduled=length - due,
-            fresh=length - retries,
-            retries=retries,
-            taken=taken,
-            morgue_length=morgue_length,
-            lag=max(float(row[5]) for row in rows),
-            processed=processed,
-            failed=failed,
-            died=died,
-            paused=any(row[9] is not None for row in rows),
-            oldest_id=_text(oldest[1]),
-            oldest_at=oldest[0],
-        )
+        return stats_of(self.name, shard_rows(self._client, self._prefixes, now))
+
+    def rates(self, span: Span = "hour", *, now: float | None = None) -> History:
+        """Rates and lag over the last "hour", "day" or "month" (30 days), as its nodes have recorded them.
+
+        Raises:
+            ConfigError: an unknown span. RedisUnavailable
+        """
+        return history(self._backend, self.name, span, now)
+
+    def perform_times(self) -> PerformTimes:
+        """How long its performs take, as its nodes have recorded it.
+
+        Raises:
+            RedisUnavailable
+        """
+        return perform_times(self._backend, self.name)
 
     # --- jobs by id ---
 
@@ -178,6 +179,37 @@ class Queries:
             JobError: the id is none. UnknownQueueError, RedisUnavailable
         """
         return next(iter(self.fetch([job_id], state, now=now).values()), None)
+
+    def places(self, job_id: JobId, *, now: float | None = None) -> list[Job]:
+        """The jobs of an id everywhere: in flight, waiting, in the morgue; at most one each.
+
+        Raises:
+            JobError: the id is none. UnknownQueueError, RedisUnavailable
+        """
+        encoded = [encode_id(job_id)]
+        # In this order a job that moves on meanwhile is rather met twice than not at all.
+        found = [self._fetch(encoded, where, now) for where in ("waiting", "taken", "morgue")]
+        jobs = [job for jobs in found for job in jobs.values()]
+        return sorted(jobs, key=lambda job: {"taken": 0, "morgue": 2}.get(job.state, 1))
+
+    def shard_of(self, job_id: JobId) -> int:
+        """The index of an id's shard.
+
+        Raises:
+            JobError: the id is none. UnknownQueueError
+        """
+        return shard_of(encode_id(job_id), self.shards_count)
+
+    def shard(self, index: int, *, now: float | None = None) -> ShardInfo:
+        """One of its shards.
+
+        Raises:
+            ConfigError: there is no such shard. UnknownQueueError, RedisUnavailable
+        """
+        if not 0 <= index < self.shards_count:
+            raise ConfigError(f"queue {self.name!r} has the shards 0 to {self.shards_count - 1}, not {index}")
+        (row,) = shard_rows(self._client, [self._prefix(index)], now)
+        return _shard_info(index, row, node_names(self._backend))
 
     def fetch(self, ids: Iterable[JobId], state: State | None = None, *, now: float | None = None) -> dict[str, Job]:
         """The jobs of many ids, id -> job, in the order of ``ids``; those that are nowhere are left out.
@@ -278,8 +310,52 @@ class Queries:
         check_limit(limit)
         position = None if after is None else decode_cursor(wanted, after)
         found, more = find_page(self._client, self._prefixes, wanted, limit, position, now)
+        return self._page(wanted, found, more, now)
+
+    def jobs_in_steps(
+        self,
+        state: State | None = None,
+        match: str | None = None,
+        order_by: str | None = None,
+        reverse: bool = False,
+        limit: int = 50,
+        after: str | None = None,
+        min: float | str | None = None,  # noqa: A002 - the names that a caller expects
+        max: float | str | None = None,  # noqa: A002
+        *,
+        interval: float = 0.25,
+        now: float | None = None,
+    ) -> Iterator[Page]:
+        """As `jobs`, for listings that look at every id: what is found so far, about every ``interval`` seconds, and
+        at last the page itself. Others give just the page. Who stops iterating stops the looking.
+
+        Raises:
+            As `jobs`.
+        """
+        wanted = listing(state, match, order_by, reverse, min, max)
+        check_limit(limit)
+        position = None if after is None else decode_cursor(wanted, after)
+        return self._pages(wanted, limit, position, interval, now)
+
+    def _pages(
+        self, wanted: Listing, limit: int, position: Position | None, interval: float, now: float | None
+    ) -> Iterator[Page]:
+        found: list[Position] = []
+        shown: list[Position] | None = None
+        more = told_more = False
+        told_at = -math.inf
+        steps = find_page_in_steps(self._client, self._prefixes, wanted, limit, position, now)
+        for found, more in steps:
+            if found and found != shown and time.monotonic() - told_at >= interval:
+                yield self._page(wanted, found, more, now)
+                shown, told_at = found, time.monotonic()
+                told_more = more
+        if found != shown or more != told_more:
+            yield self._page(wanted, found, more, now)
+
+    def _page(self, wanted: Listing, found: list[Position], more: bool, now: float | None) -> Page:
         jobs = self._fetch([job_id for _, job_id in found], wanted.where, now)
-        still = [job for job in jobs.values() if state is None or job.state == state]
+        still = [job for job in jobs.values() if wanted.state is None or job.state == wanted.state]
         return Page(still, encode_cursor(wanted, found[-1]) if more else None)
 
     def why(self, job_id: JobId, *, now: float | None = None) -> Why:
@@ -294,7 +370,7 @@ class Queries:
         most = DEFAULT_MAX_RETRY_COUNT if entry is None else entry.options.get("max_retry_count")
         if not isinstance(most, int):
             most = DEFAULT_MAX_RETRY_COUNT
-        return explain(self._client, self._prefix(shard), shard, encoded, most, now)
+        return explain(self._backend, self._prefix(shard), (self.name, shard), encoded, most, now)
 
 
 def as_ids(ids: JobId | Iterable[JobId]) -> Iterable[JobId]:
@@ -315,11 +391,43 @@ def shards(backend: Backend, queue: Queries | str, *, now: float | None = None) 
         queue = Queries(backend, queue)
     namespace = backend.config.namespace
     prefixes = [shard_prefix(namespace, queue.name, index) for index in range(queue.shards_count)]
-    rows = shard_rows(backend.client, prefixes, now)
-    key = nodes_key(namespace)
-    # A node's name ends with the beginning of the nonce that it acquires with.
-    names = {name.rpartition(b":")[2]: name for name in backend.client.command("HKEYS", key, key=key)}
+    return shards_of_rows(shard_rows(backend.client, prefixes, now), node_names(backend))
+
+
+def node_names(backend: Backend) -> dict[bytes, bytes]:
+    """What the tokens of a node's leases begin with -> the node's name, which ends with it."""
+    key = nodes_key(backend.config.namespace)
+    return {name.rpartition(b":")[2]: name for name in backend.client.command("HKEYS", key, key=key)}
+
+
+def shards_of_rows(rows: Sequence[list[Any]], names: Mapping[bytes, bytes]) -> list[ShardInfo]:
+    """The shards of a queue, from `shard_rows`."""
     return [_shard_info(index, row, names) for index, row in enumerate(rows)]
+
+
+def stats_of(name: str, rows: Sequence[list[Any]]) -> Stats:
+    """The queue in figures, from `shard_rows`."""
+    length, due, retries, taken, morgue_length = (sum(row[i] for row in rows) for i in range(5))
+    processed, failed, died = (sum(int(row[i] or 0) for row in rows) for i in (6, 7, 8))
+    oldest = min(((float(row[13]), row[12]) for row in rows if row[12] is not None), default=(None, None))
+    return Stats(
+        name=name,
+        shards_count=len(rows),
+        length=length,
+        due=due,
+        scheduled=length - due,
+        fresh=length - retries,
+        retries=retries,
+        taken=taken,
+        morgue_length=morgue_length,
+        lag=max(float(row[5]) for row in rows),
+        processed=processed,
+        failed=failed,
+        died=died,
+        paused=any(row[9] is not None for row in rows),
+        oldest_id=_text(oldest[1]),
+        oldest_at=oldest[0],
+    )
 
 
 def _shard_info(index: int, row: list[Any], names: Mapping[bytes, bytes]) -> ShardInfo:

@@ -9,7 +9,7 @@ from lowq.bulk import Step, bulk, bulk_state
 from lowq.connection import Call
 from lowq.errors import ConfigError, QueueInUse, UnknownQueueError
 from lowq.job import JobId, State, encode_id
-from lowq.keys import queues_key
+from lowq.keys import history_key, queues_key
 from lowq.paging import TOGETHER, ask, listing
 from lowq.push import Jobs, Target, push
 from lowq.queries import Backend, Queries, as_ids
@@ -156,17 +156,34 @@ class Queue(Queries):
         done = Action(action, time_argument(now), self._reason(reason), where)
         return bulk(lambda: self._client, self._prefixes, done, wanted)
 
+    def count(
+        self,
+        action: ActionName,
+        state: State | None = None,
+        match: str | None = None,
+        min: float | None = None,  # noqa: A002 - the names that a caller expects
+        max: float | None = None,  # noqa: A002
+        *,
+        now: float | None = None,
+    ) -> int:
+        """To how many jobs `bulk` would do something, were it to begin now. Patterns look at every id.
+
+        Raises:
+            As `bulk`.
+        """
+        return next(self.bulk(action, state, match, min, max, now=now)).total
+
     # --- the whole queue ---
 
-    def pause(self, *, now: float | None = None) -> bool:
+    def pause(self, *, by: str = "", now: float | None = None) -> bool:
         """No more jobs are taken until `resume`; those in flight are finished, and pushing goes on.
 
-        Returns whether that changed anything.
+        ``by``: who does it, for those who wonder. Returns whether that changed anything.
 
         Raises:
             UnknownQueueError, RedisUnavailable: some shards may be paused.
         """
-        return self._pause("1", now)
+        return self._pause("1", by, now)
 
     def resume(self) -> bool:
         """Ends a pause. Returns whether that changed anything.
@@ -174,10 +191,10 @@ class Queue(Queries):
         Raises:
             UnknownQueueError, RedisUnavailable: some shards may still be paused.
         """
-        return self._pause("", None)
+        return self._pause("", "", None)
 
-    def _pause(self, pause: str, now: float | None) -> bool:
-        calls = [Call("pause", prefix, [time_argument(now), pause]) for prefix in self._prefixes]
+    def _pause(self, pause: str, by: str, now: float | None) -> bool:
+        calls = [Call("pause", prefix, [time_argument(now), pause, by[:200]]) for prefix in self._prefixes]
         return any(list(ask(self._client, calls, 200)))
 
     def drop(self) -> int:
@@ -200,7 +217,9 @@ class Queue(Queries):
                 state, number = self._client.run("drop", prefix, "", DROP_JOBS, "")
                 self._refuse_in_use(shard, state)
                 removed += number
-        key = queues_key(self._backend.config.namespace)
+        namespace = self._backend.config.namespace
+        self._client.command("UNLINK", history_key(namespace, self.name), key=history_key(namespace, self.name))
+        key = queues_key(namespace)
         self._client.command("HDEL", key, self.name, key=key)
         self._backend.forget_registered()
         self._known_shards_count = self._given_shards_count

@@ -1,8 +1,10 @@
-"""What a node's threads show to others: what they perform."""
+"""What a node's threads show to others: what they perform, and how much they did."""
 
 import time
-from dataclasses import dataclass
+from collections import defaultdict
+from dataclasses import dataclass, field
 
+from lowq.rates import Tally
 from lowq.shard import Shard
 
 
@@ -44,3 +46,5 @@ class Seat:
     performed: tuple[Performing, float] | None = None
     #: The trip that the keeper saw here last. Only for the keeper.
     early: "EarlyAcks | None" = None
+    #: queue -> what the thread did for it. Made before it starts: the keeper iterates over them.
+    tallies: dict[str, Tally] = field(default_factory=lambda: defaultdict(Tally))

@@ -26,6 +26,7 @@ from lowq.dispatch import Dispatcher
 from lowq.errors import LeaseLost, RedisUnavailable
 from lowq.keeper import Keeper
 from lowq.outage import Outage
+from lowq.rates import BOUNDS, bucket_of
 from lowq.seat import Performing, Seat
 from lowq.shard import MAX_TRIP_JOBS, Shard, TakenJob, Trip
 from lowq.worker import Worker
@@ -252,11 +253,17 @@ class WorkerThread(threading.Thread):
         try:
             outcome = batch.perform(bench.instance, bench.call, shard.index, trip.lease.fence, jobs, self._config)
         finally:
-            self.seat.performed = performing, time.monotonic()
+            ended = time.monotonic()
+            self.seat.performed = performing, ended
             self.seat.performing = None
         shard.finish(outcome.finished)
+        tally, seconds = self.seat.tallies[shard.queue], ended - performing.since
+        tally.processed += len(outcome.finished)
+        tally.seconds += seconds
+        tally.lengths[0 if seconds <= BOUNDS[0] else bucket_of(seconds)] += 1
         if outcome.whole:
             return
+        tally.failed += sum(failure.verdict != "solo" for failure in outcome.failures)
         error = outcome.error
         self._tell_of_failure(shard, jobs, outcome, bench)
         self._report(shard, outcome, bench)

@@ -1,11 +1,12 @@
 """Why an id is not being performed right now, in a sentence."""
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from functools import cached_property
+from typing import Literal
 
-from lowq.connection import Client
 from lowq.duration import duration
 from lowq.job import State
+from lowq.registry import Backend, NodeInfo, nodes
 from lowq.scripts import time_argument
 
 #: absent      there is no such id
@@ -31,24 +32,42 @@ class Why:
     until: float | None
     #: For people.
     detail: str
+    #: The node that holds its shard, by name; None: nobody, or none that is known.
+    node: str | None = None
+    #: While it is performed: the thread of that node, from 0, if the node's last heartbeat has told.
+    thread: int | None = None
+    #: Waiting jobs of its shard that come before it.
+    ahead: int = 0
+    #: Who paused the queue, if they said so.
+    paused_by: str | None = None
 
 
-def explain(client: Client, prefix: str, shard: int, job_id: bytes, max_retry_count: int, now: float | None) -> Why:
-    """Asks Redis for all that decides, and puts it into words.
+def explain(
+    backend: Backend, prefix: str, place: tuple[str, int], job_id: bytes, max_retry_count: int, now: float | None
+) -> Why:
+    """Asks Redis for all that decides, and puts it into words. ``place``: queue and shard.
 
     Raises:
         RedisUnavailable, RedisRefused
     """
-    reply = client.run("why", prefix, time_argument(now), job_id)
-    time, horizon, record, perform_at, retry_count, rank, buried_at, paused, lease, _ttl, solo = reply
-    nobody = f"shard {shard} is leased to nobody: all nodes of this queue are down or quiet, or none has it yet"
+    reply = backend.client.run("why", prefix, time_argument(now), job_id)
+    time, horizon, record, perform_at, retry_count, rank, buried_at, paused, lease, _ttl, solo, paused_by, until = reply
+    shard = place[1]
+    ownerless = float(time) - float(until) if until is not None else -1.0
+    since = f" for {duration(ownerless)} now" if ownerless > 0 else ""
+    nobody = f"shard {shard} is leased to nobody{since}: all nodes of this queue are down or quiet, or none has it yet"
+    owner = _Owner(backend, lease, place)
     if record is not None:
         waits = "; newer payloads wait for its next run" if perform_at is not None else ""
         if lease is None:
-            detail = f"its owner is gone; whoever gets shard {shard} next puts it back and performs it again{waits}"
+            detail = (
+                f"its owner is gone{since}; whoever gets shard {shard} next puts it back and performs it again{waits}"
+            )
             return Why("taken", "no_owner", None, detail)
         since = duration(float(time) - float(record.split()[4]))
-        return Why("taken", "performing", None, f"taken {since} ago by {_owner(lease)}{waits}")
+        thread = owner.thread()
+        by = f"{owner}, thread {thread}" if thread is not None else str(owner)
+        return Why("taken", "performing", None, f"taken {since} ago by {by}{waits}", owner.name, thread)
     if perform_at is None:
         if buried_at is None:
             return Why(None, "absent", None, "no such job waits, is in flight or is buried")
@@ -57,21 +76,54 @@ def explain(client: Client, prefix: str, shard: int, job_id: bytes, max_retry_co
     due_at = float(perform_at)
     # The retry_count of a failed job counts from 0, people count from 1.
     retry = "" if retry_count is None else f"retry {int(float(retry_count)) + 1} of {max_retry_count}, "
+    who = None if paused_by is None else paused_by.decode("utf-8", "replace")
+    by = f" by {who}" if who else ""
     if due_at > float(horizon):
-        halted = "; the queue is paused, too" if paused is not None else ""
+        halted = f"; the queue is paused{by}, too" if paused is not None else ""
         detail = f"{retry}due in {duration(due_at - float(time))}{halted}"
-        return Why("scheduled" if not retry else "retrying", "retry_wait" if retry else "not_due", due_at, detail)
+        state, reason = ("retrying", "retry_wait") if retry else ("scheduled", "not_due")
+        return Why(state, reason, due_at, detail, owner.name, paused_by=who)  # type: ignore[arg-type]  # literals
+    ahead = int(rank or 0)
     if paused is not None:
-        detail = f"{retry}due, and the queue is paused since {duration(float(time) - float(paused))}; resume it"
-        return Why("due", "paused", None, detail)
+        since = duration(float(time) - float(paused))
+        detail = f"{retry}due, and the queue is paused since {since}{by}; resume it"
+        return Why("due", "paused", None, detail, owner.name, None, ahead, who)
     if lease is None:
-        return Why("due", "no_owner", None, retry + nobody)
-    if rank:
-        jobs = "1 older job" if rank == 1 else f"{rank} older jobs"
-        return Why("due", "behind", None, f"{retry}behind {jobs} of shard {shard}")
+        return Why("due", "no_owner", None, retry + nobody, ahead=ahead)
+    if ahead:
+        jobs = "1 older job" if ahead == 1 else f"{ahead} older jobs"
+        return Why("due", "behind", None, f"{retry}behind {jobs} of shard {shard}", owner.name, None, ahead)
     alone = ", alone" if solo else ""
-    return Why("due", "next", None, f"{retry}next of shard {shard}, which {_owner(lease)} works{alone}")
+    return Why("due", "next", None, f"{retry}next of shard {shard}, which {owner} works{alone}", owner.name)
 
 
-def _owner(token: Any) -> str:
-    return f"owner {token.decode().rpartition(':')[0]}"
+class _Owner:
+    """Who holds a shard. The registry of nodes is only read when somebody wants to know."""
+
+    def __init__(self, backend: Backend, lease: bytes | None, place: tuple[str, int]) -> None:
+        self._backend = backend
+        self._nonce = "" if lease is None else lease.decode().rpartition(":")[0]
+        self._place = place
+
+    @cached_property
+    def _node(self) -> NodeInfo | None:
+        if not self._nonce:
+            return None
+        # A node's name ends with the beginning of the nonce that it acquires with.
+        ending = ":" + self._nonce[:6]
+        return next((node for node in nodes(self._backend) if node.name.endswith(ending)), None)
+
+    @property
+    def name(self) -> str | None:
+        return None if self._node is None else self._node.name
+
+    def thread(self) -> int | None:
+        """A shard is worked by one thread at a time: the one that said so in the last heartbeat."""
+        if self._node is not None:
+            for number, seat in enumerate(self._node.performing):
+                if seat is not None and (seat.get("queue"), seat.get("shard")) == self._place:
+                    return number
+        return None
+
+    def __str__(self) -> str:
+        return f"owner {self._nonce}" if self._node is None else f"node {self._node.name}"

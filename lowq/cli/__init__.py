@@ -4,8 +4,10 @@
 
     group     finds the verb; -r, --redis-url, --namespace     failure   exit codes, `lowq: ...`
     loading   from -r to the application                       output    tables, times, JSON, progress
+    web       the dashboard
     run       a node, or a supervisor of several; `embedded`: the store inside of it
     look      stats, nodes, shards, jobs, peek, why
+    history   rates, audit                                   nodes     quiet, stop
     push      NDJSON, or a single job
     act       kick, bury, delete, perform-now, pause, resume, drop
     doctor    what is wrong, and what to do about it
@@ -13,20 +15,42 @@
 
 import click
 
-from lowq.cli import act, look
+from lowq.cli import act, history, look, nodes
 from lowq.cli.doctor import doctor
 from lowq.cli.group import Group
 from lowq.cli.push import push
 from lowq.cli.run import run
+from lowq.cli.web import web
 from lowq.version import VERSION
 
 
 @click.command(
     cls=Group,
     sections={
-        "Run": [run],
-        "Look": [look.stats, look.nodes, look.shards, look.jobs, look.peek, look.why, doctor],
-        "Act": [push, act.kick, act.bury, act.delete, act.perform_now, act.pause, act.resume, act.drop],
+        "Run": [run, web],
+        "Look": [
+            look.stats,
+            look.nodes,
+            look.shards,
+            look.jobs,
+            look.peek,
+            look.why,
+            history.rates,
+            history.audit,
+            doctor,
+        ],
+        "Act": [
+            push,
+            act.kick,
+            act.bury,
+            act.delete,
+            act.perform_now,
+            act.pause,
+            act.resume,
+            act.drop,
+            nodes.quiet,
+            nodes.stop,
+        ],
     },
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},

@@ -1,6 +1,8 @@
 """The verbs that change what is there: kick, bury, delete, perform-now, pause, resume, drop."""
 
+import getpass
 import shlex
+import socket
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -251,7 +253,7 @@ def pause(app: Lowq, queue: str, as_json: bool) -> None:
 
     Those in flight are finished, and pushing goes on.
     """
-    _show_paused(queue, app.queue(queue).pause(), as_json, paused=True)
+    _show_paused(queue, app.queue(queue).pause(by=_me()), as_json, paused=True)
 
 
 @click.command
@@ -261,6 +263,14 @@ def pause(app: Lowq, queue: str, as_json: bool) -> None:
 def resume(app: Lowq, queue: str, as_json: bool) -> None:
     """End a pause."""
     _show_paused(queue, app.queue(queue).resume(), as_json, paused=False)
+
+
+def _me() -> str:
+    """Who does it, as far as the operating system knows."""
+    try:
+        return f"{getpass.getuser()}@{socket.gethostname()}"
+    except (KeyError, OSError):
+        return socket.gethostname()
 
 
 def _show_paused(queue: str, changed: bool, as_json: bool, *, paused: bool) -> None:

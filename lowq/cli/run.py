@@ -15,6 +15,7 @@ from lowq.child import OPTION, Supervised
 from lowq.cli.failure import FAILED, USAGE, Failure, failure_of, message_of
 from lowq.cli.group import set_up, with_connection
 from lowq.cli.loading import in_short, load_app, source_folder, users_traceback
+from lowq.cli.web import Address, dashboard, no_auth_option
 from lowq.connection import new_store
 from lowq.connection.store_server import serving
 from lowq.errors import ConfigError, LowqError, RedisUnavailable
@@ -37,6 +38,8 @@ _LEVELS = ["debug", "info", "warning", "error", "critical"]
 @click.option("--reload", is_flag=True, help="Deploy when a Python file changes: for development.")
 @click.option("--embedded", is_flag=True, help="The store inside of this process: no Redis, gone at the end.")
 @click.option("--no-prefetch", is_flag=True, help="One batch per trip to Redis.")
+@click.option("--web", type=Address(), help="The dashboard, too, inside of this process.")
+@no_auth_option
 @click.option("--log-format", type=click.Choice(["text", "json"]), help="Default: text, or what the app has set up.")
 @click.option("--log-level", type=click.Choice(_LEVELS, case_sensitive=False), help="Default: info.")
 @click.option(OPTION, hidden=True, help="What a supervisor tells its processes.")
@@ -52,6 +55,8 @@ def run(
     reload: bool,
     embedded: bool,
     no_prefetch: bool,
+    web: tuple[str, int] | None,
+    no_auth: bool,
     log_format: LogFormat | None,
     log_level: str | None,
     supervised: str | None,
@@ -67,6 +72,8 @@ def run(
         raise Failure("a node needs your workers: lowq run -r app.py", USAGE)
     if embedded and redis_url is not None:
         raise Failure("--embedded brings its own store; leave out --redis-url", USAGE)
+    if web is not None and (processes is not None or reload):
+        raise Failure("--web is for a single node; beside several processes run the dashboard alone: lowq web", USAGE)
     with _reporting(supervised) as child, ExitStack() as stack:
         if processes is not None or reload:
             logs.configure(log_format, log_level)
@@ -88,6 +95,8 @@ def run(
                 store = new_store()
                 stack.enter_context(app.embedded(store))
                 _open_store(stack, store, app.config.namespace)
+            if web is not None:
+                stack.enter_context(dashboard(app, web, no_auth=no_auth, health=node.trouble))
             code = _run(node)
     _let_go_of_streams()
     context.exit(code)

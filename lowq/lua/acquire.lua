@@ -57,7 +57,7 @@ if own then
   local text = string.format('%.0f', fence)
   redis.call('SET', key_lease, nonce .. ':' .. text, 'PX', ttl)
   redis.call('HDEL', key_meta, 'spared')
-  redis.call('HSET', key_meta, 'lease_ttl', ARGV[3])
+  redis.call('HSET', key_meta, 'lease_ttl', ARGV[3], 'leased_until', read_now() + ttl / 1000)
   return { 'resumed', text }
 end
 
@@ -71,7 +71,8 @@ touch(prefix, { 'payloads:', 'taken:payloads:', 'morgue:payloads:' }, ids)
 
 fence = math.max(fence + 1, tonumber(ARGV[8]) + 1, math.floor(now * 1000000))
 local text = string.format('%.0f', fence)
-redis.call('HSET', key_meta, 'fence', text, 'owner', nonce, 'shards_count', ARGV[4], 'lease_ttl', ARGV[3])
+redis.call('HSET', key_meta, 'fence', text, 'owner', nonce, 'shards_count', ARGV[4], 'lease_ttl', ARGV[3],
+  'leased_until', now + ttl / 1000)
 redis.call('SET', key_lease, nonce .. ':' .. text, 'PX', ttl)
 local reply = { 'acquired', text, #records / 2 }
 math.randomseed(tonumber(ARGV[6]))

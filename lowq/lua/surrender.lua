@@ -1,7 +1,7 @@
 -- surrender: give a shard up, so that somebody else may have it at once.
 --
 -- KEYS[1]  prefix of the shard
--- ARGV[1]  now: not used; every script has it first
+-- ARGV[1]  now: Unix seconds, or '' for the server's clock
 -- ARGV[2]  token of the lease
 -- ARGV[3]  '' or, for an owner that stops in the middle of its work, the milliseconds that the lease still runs
 --
@@ -12,6 +12,7 @@
 -- flight when the lease was left to run out is restored without being charged.
 --
 --!flags allow-oom
+--!include clock
 --!include lease
 local prefix = KEYS[1]
 local lost = check_lease(prefix, ARGV[2])
@@ -22,12 +23,13 @@ if redis.call('EXISTS', prefix .. 'taken') == 1 then
   if ARGV[3] == '' then
     return 0
   end
-  redis.call('HSET', prefix .. 'meta', 'spared', '1')
+  redis.call('HSET', prefix .. 'meta', 'spared', '1', 'leased_until', read_now() + ARGV[3] / 1000)
   redis.call('PEXPIRE', prefix .. 'lease', ARGV[3])
   redis.call('PUBLISH', prefix .. 'free', ARGV[3])
   return 1
 end
 redis.call('HDEL', prefix .. 'meta', 'owner')
+redis.call('HSET', prefix .. 'meta', 'leased_until', read_now())
 redis.call('DEL', prefix .. 'lease')
 redis.call('PUBLISH', prefix .. 'free', '0')
 return 1

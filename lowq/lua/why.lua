@@ -4,10 +4,13 @@
 -- ARGV[1]  now: Unix seconds, or '' for the server's clock
 -- ARGV[2]  id
 --
--- Reply: {now, horizon, record, perform_at, retry_count, rank, buried_at, paused, lease, ttl, solo}
+-- Reply: {now, horizon, record, perform_at, retry_count, rank, buried_at, paused, lease, ttl, solo,
+--         paused_by, leased_until}
 --   now, horizon, perform_at, retry_count, buried_at, paused: text, nil where it doesn't apply
 --   record: what `taken` says of it; rank: how many waiting jobs come before it
 --   lease: token of the owner or nil; ttl: milliseconds that it still runs; solo: 1 when it is to be taken alone
+--   paused_by: who paused the queue, as far as they said, or nil; leased_until: when the last
+--   lease ends or has ended, text or nil
 --
 -- Invariant: nothing changes.
 --
@@ -29,4 +32,6 @@ return {
   redis.call('GET', prefix .. 'lease'),
   redis.call('PTTL', prefix .. 'lease'),
   redis.call('SISMEMBER', prefix .. 'solo', id),
+  redis.call('HGET', prefix .. 'meta', 'paused_by'),
+  redis.call('HGET', prefix .. 'meta', 'leased_until'),
 }

@@ -171,8 +171,10 @@ class ShardRig:
         return kind.decode()
 
     def snapshot(self) -> dict[str, Any]:
-        """All keys of the store with their content."""
-        return self._read({key: self._type(key) for key in sorted(self.names())})
+        """All keys of the store with their content, but for `leased_until`, which is only told to people."""
+        found = self._read({key: self._type(key) for key in sorted(self.names())})
+        found.get("meta", {}).pop("leased_until", None)
+        return found
 
     def meta(self, name: str) -> str | None:
         value: str | None = self.read("meta").get(name)

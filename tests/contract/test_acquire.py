@@ -340,6 +340,16 @@ def test_what_a_stopping_process_left_in_flight_is_not_charged(rig: ShardRig) ->
     assert rig.read("crashes") == {"x": "1"}  # spared once
 
 
+def test_an_owner_that_goes_on_after_all_is_charged_when_it_dies(rig: ShardRig) -> None:
+    shard = rig.own()
+    rig.push(job("x", "v1", 1))
+    shard.take(1, NOW)
+    assert shard.surrender(1.0)
+    assert lease_of(shard).resumed
+    rig.crash("second", NOW + 1)
+    assert rig.read("crashes") == {"x": "1"}
+
+
 def test_crash_is_not_charged_when_redis_was_away_and_the_owner_may_live(rig: ShardRig) -> None:
     shard = rig.own()
     rig.push(job("x", "v1", 1))

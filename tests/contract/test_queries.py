@@ -376,6 +376,15 @@ class TestWhy:
         assert (why.state, why.reason) == ("due", "no_owner")
         assert f"shard {rig.shard_index('a')} is leased to nobody" in why.detail
 
+    def test_no_owner_any_more(self, rig: QueueRig) -> None:
+        rig.push(job("a"))
+        shard = rig.own("a")
+        assert shard.lease is not None
+        rig.client.run("surrender", rig.prefix_of("a"), repr(NOW + 10), shard.lease.token, "")
+        why = rig.queue.why("a", now=NOW + 100)
+        assert why.reason == "no_owner"
+        assert f"shard {rig.shard_index('a')} is leased to nobody for 1 min 30 s now" in why.detail
+
     def test_paused(self, rig: QueueRig) -> None:
         rig.push(job("a"))
         rig.own("a")

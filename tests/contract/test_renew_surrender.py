@@ -21,6 +21,15 @@ def remaining(rig: ShardRig) -> float:
 # --- renew ---
 
 
+def test_until_when_a_lease_lasts_is_told_to_those_who_ask_why(rig: ShardRig) -> None:
+    shard = rig.own()
+    assert float(rig.meta("leased_until") or 0) == pytest.approx(NOW + TTL)
+    rig.run("renew", repr(NOW + 5), shard.lease.token if shard.lease else "", int(TTL * 1000))
+    assert float(rig.meta("leased_until") or 0) == pytest.approx(NOW + 5 + TTL)
+    rig.run("surrender", repr(NOW + 6), shard.lease.token if shard.lease else "", "")
+    assert float(rig.meta("leased_until") or 0) == pytest.approx(NOW + 6)
+
+
 def test_renew_lengthens_the_lease(rig: ShardRig) -> None:
     shard = rig.own()
     before = rig.snapshot()

@@ -8,7 +8,7 @@ import lowq_web
 
 def _client(url: str) -> tuple[lowq.Lowq, TestClient]:
     app = lowq.Lowq(redis_url=url)
-    return app, TestClient(lowq_web.create_app(app))
+    return app, TestClient(lowq_web.create_app(app), base_url="http://127.0.0.1")
 
 
 def test_stats_has_lowkiqs_shape_with_totals_and_every_queue(store_url: str) -> None:

@@ -92,7 +92,7 @@ class TestWheel:
         entry_points = configparser.ConfigParser()
         entry_points.read_string(metadata(wheel, "entry_points.txt"))
         assert dict(entry_points["console_scripts"]) == {"lowq": "lowq.cli:main"}
-        assert list(entry_points["lowq.web"]) == ["app"]
+        assert list(entry_points["lowq.web"]) == ["app", "serve"]
 
     def test_its_metadata_say_what_it_needs(self, wheel: Path) -> None:
         headers = Parser().parsestr(metadata(wheel, "METADATA"))

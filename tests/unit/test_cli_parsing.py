@@ -58,12 +58,15 @@ def test_every_verb_is_listed_and_explains_itself() -> None:
     assert listed.exit_code == 0
     verbs = [
         "run",
+        "web",
         "stats",
         "nodes",
         "shards",
         "jobs",
         "peek",
         "why",
+        "rates",
+        "audit",
         "doctor",
         "push",
         "kick",
@@ -73,6 +76,8 @@ def test_every_verb_is_listed_and_explains_itself() -> None:
         "pause",
         "resume",
         "drop",
+        "quiet",
+        "stop",
     ]
     assert sorted(main.commands) == sorted(verbs)
     for verb in verbs:
@@ -91,10 +96,10 @@ def test_version() -> None:
 @pytest.mark.parametrize(
     ("args", "says"),
     [
-        (["stat"], "did you mean stats?"),
+        (["stat"], "did you mean stats"),
         (["perform_now", "Q", "1"], "did you mean perform-now?"),
         (["app.py"], "did you mean: lowq run -r app.py"),
-        (["zzz"], "verbs are run, stats"),
+        (["zzz"], "verbs are run, web, stats"),
         (["run"], "lowq run -r app.py"),
         (["-t", "3"], "lowq run -r app.py"),
         (["-r", "app.py", "--embedded", "--redis-url", "redis://h"], "leave out --redis-url"),

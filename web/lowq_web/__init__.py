@@ -1,15 +1,34 @@
-"""lowq over HTTP: an ASGI application, run by any ASGI server or mounted into another application.
+"""lowq over HTTP: a dashboard and an API. An ASGI application, run by any ASGI server or mounted into another one.
 
-uvicorn lowq_web:app                    # the default application: LOWQ_REDIS_URL and so on
-parent.mount("/lowq", lowq_web.create_app(my_app))
+    uvicorn lowq_web:app                                  # the default application: LOWQ_REDIS_URL and so on
+    parent.mount("/ops/lowq", lowq_web.create_app(my_app, auth=who_is_it))
+
+How a request flows, file by file::
+
+    security   Guard: is this server reachable by others without a password? who asks? may they? does the request come
+               from our own pages? Then, behind it, and only there:
+    app        the routes
+    views      pages: HTML from templates/, complete without JavaScript; static/app.js only adds to them
+    api        the same as JSON; `openapi` describes it, and a test holds the two together
+    actions    what people do: single ids at once, many in the background (`tasks`), each into the log of what was done
+    live       numbers that change, as server-sent events
+    metrics    the same numbers for Prometheus
+
+What several viewers want to see at once is read once: `lookout` keeps the latest figures of all queues, and reads them
+no oftener than Redis can afford. `entity` gathers all that is known of one id, `text` turns values into words, and
+`redaction` masks what nobody is to see.
+
+Whatever comes from a job, an id, a queue or an error is hostile text. Templates escape it, and `views` shows control
+characters, direction marks and broken encodings as what they are.
 """
 
 from starlette.applications import Starlette
 
 from lowq_web.app import create_app
+from lowq_web.security import BasicAuth, User
 
 #: The application for lowq's default application. It connects when it is first asked something. It takes the place of
 #: the submodule's name in this package, which is what `uvicorn lowq_web:app` looks up.
 app: Starlette = create_app()  # type: ignore[no-redef, assignment, unused-ignore]  # the submodule has that name, too
 
-__all__ = ["app", "create_app"]
+__all__ = ["BasicAuth", "User", "app", "create_app"]

@@ -1,37 +1,436 @@
-"""The JSON API."""
+"""The JSON API: everything that the pages show and do.
 
+Each handler is declared with what `openapi` says of it (`Endpoint`). Parameters are checked strictly: what is unknown
+or malformed is answered with 400 and the reason. Errors are ``{"error": reason}``.
+"""
+
+import dataclasses
+import json
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import JSONResponse
+from starlette.responses import Response
+from starlette.routing import Route
 
 import lowq
+from lowq_web import openapi
+from lowq_web.actions import ACTIONS, MAX_IDS
+from lowq_web.app import queue_of, site_of
+from lowq_web.entity import entity
+from lowq_web.listing import ORDERS, STATES
+from lowq_web.live import document
+from lowq_web.openapi import Endpoint, Parameter
+from lowq_web.security import visit_of
+from lowq_web.tasks import Filter, Task
+from lowq_web.views import query_of
+
+_QUEUE = Parameter("queue", "path", {"type": "string"}, "A queue; a slash in its name is written %252F")
+_SPAN = Parameter(
+    "span", "query", {"type": "string", "enum": ["hour", "day", "month"], "default": "hour"}, "How far back"
+)
+_ID = Parameter("id", "query", {"type": "string", "minLength": 1, "maxLength": 512}, "The id", required=True)
+_TASK = Parameter("task", "path", {"type": "string"}, "The id of a task")
 
 
-async def stats(request: Request) -> JSONResponse:
+def routes() -> list[Route]:
+    """One route per path, with all its methods, so that a wrong method is answered with those that there are."""
+    found = []
+    for path in dict.fromkeys(endpoint.path for endpoint in ENDPOINTS):
+        methods: dict[str, Endpoint] = {endpoint.method: endpoint for endpoint in ENDPOINTS if endpoint.path == path}
+        found.append(Route(path.replace("{queue}", "{queue:name}"), _handler(methods), methods=list(methods)))
+    return found
+
+
+def _handler(methods: Mapping[str, Endpoint]) -> Callable[[Request], Response]:
+    def handle(request: Request) -> Response:
+        endpoint = methods["GET" if request.method == "HEAD" else request.method]
+        if "queue" in request.path_params:
+            queue_of(request)  # that it is not there comes before anything that is wrong with the rest
+        return endpoint.handler(request, _checked(request, endpoint))
+
+    return handle
+
+
+def _checked(request: Request, endpoint: Endpoint) -> dict[str, Any]:
+    """The query or the document that was sent, checked against what the endpoint takes."""
+    known = {parameter.name: parameter for parameter in endpoint.parameters if parameter.place == "query"}
+    query = query_of(request)
+    values: dict[str, Any] = {}
+    for name, raw in query.items():
+        if name not in known:
+            names = ", ".join(known) or "none"
+            raise HTTPException(400, f"unknown parameter {name!r:.50}; known here: {names}")
+        values[name] = _parsed(known[name], raw)
+    for name, parameter in known.items():
+        if parameter.required and name not in values:
+            raise HTTPException(400, f"the parameter {name} is missing")
+    if endpoint.body is not None:
+        values |= _document(request, endpoint.body)
+    return values
+
+
+def _parsed(parameter: Parameter, raw: str) -> Any:
+    schema, name = parameter.schema, parameter.name
+    kind = schema.get("type")
+    if kind == "boolean":
+        if raw not in ("true", "false"):
+            raise HTTPException(400, f"{name}={raw!r:.50}: it is true or false")
+        return raw == "true"
+    if kind == "integer":
+        if not re.fullmatch(r"-?\d{1,9}", raw) or not schema.get("minimum", -math.inf) <= int(raw) <= schema.get(
+            "maximum", math.inf
+        ):
+            raise HTTPException(
+                400, f"{name}={raw!r:.50}: it is an integer from {schema.get('minimum')} to {schema.get('maximum')}"
+            )
+        return int(raw)
+    if "enum" in schema and raw not in schema["enum"]:
+        raise HTTPException(400, f"{name}={raw!r:.50}: it is one of {', '.join(schema['enum'])}")
+    if not schema.get("minLength", 0) <= len(raw) <= schema.get("maxLength", 4096):
+        raise HTTPException(400, f"{name} is too short or too long")
+    return raw
+
+
+def _document(request: Request, schema: Mapping[str, Any]) -> dict[str, Any]:
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json":
+        raise HTTPException(415, "send a JSON document, with Content-Type: application/json")
+    try:
+        sent = json.loads(visit_of(request).body)
+    except (ValueError, RecursionError) as error:
+        raise HTTPException(400, f"this is no JSON: {error}") from None
+    reason = openapi.mismatch(sent, schema)
+    if reason is not None:
+        raise HTTPException(400, reason)
+    found: dict[str, Any] = sent
+    return found
+
+
+def _answer(document: Any, status: int = 200) -> Response:
+    # Pure ASCII, so that ids of any bytes get through; NaN is no JSON.
+    text = json.dumps(document, default=_plain, allow_nan=False)
+    return Response(text, status, media_type="application/json")
+
+
+def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {item.name: _finite(getattr(value, item.name)) for item in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return dict(value)
+    return str(value)
+
+
+def _finite(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+# --- looking -------------------------------------------------------------------------------------------------
+
+
+def stats(request: Request, _values: dict[str, Any]) -> Response:
     """``{"total": {"length", "morgue_length", "lag"}, "by_worker": {queue: {the same}}}``; lag in seconds."""
-    return JSONResponse(await run_in_threadpool(_stats, request.app.state.lowq))
+    figures = site_of(request).lookout.figures()
+
+    def of(source: Any) -> dict[str, Any]:
+        return {name: getattr(source, name) for name in ("length", "morgue_length", "lag")}
+
+    by_worker = {item.stats.name: of(item.stats) for item in figures.queues}
+    return _answer({"total": of(figures.total), "by_worker": by_worker})
 
 
-def _stats(app: lowq.Lowq) -> dict[str, Any]:
-    by_worker = {}
-    for info in app.queues():
-        figures = app.queue(info.name).stats()
-        by_worker[info.name] = {
-            "length": figures.length,
-            "morgue_length": figures.morgue_length,
-            "lag": figures.lag,
-        }
-    total = {
-        "length": sum(item["length"] for item in by_worker.values()),
-        "morgue_length": sum(item["morgue_length"] for item in by_worker.values()),
-        "lag": max((item["lag"] for item in by_worker.values()), default=0.0),
+def overview(request: Request, _values: dict[str, Any]) -> Response:
+    return _answer(document(site_of(request).lookout.figures()))
+
+
+def rates(request: Request, values: dict[str, Any]) -> Response:
+    return _answer(site_of(request).lookout.history("", values.get("span", "hour")))
+
+
+def queues(request: Request, _values: dict[str, Any]) -> Response:
+    figures = site_of(request).lookout.figures()
+    return _answer({"queues": [item.stats for item in figures.queues]})
+
+
+def queue(request: Request, _values: dict[str, Any]) -> Response:
+    handle = queue_of(request)
+    options = next((info.options for info in site_of(request).app.queues() if info.name == handle.name), {})
+    return _answer({"stats": handle.stats(), "options": dict(options)})
+
+
+def queue_rates(request: Request, values: dict[str, Any]) -> Response:
+    return _answer(site_of(request).lookout.history(queue_of(request).name, values.get("span", "hour")))
+
+
+def perform_times(request: Request, _values: dict[str, Any]) -> Response:
+    times = queue_of(request).perform_times()
+    buckets = [{"up_to": _finite(bound), "count": count} for bound, count in times.buckets]
+    return _answer({"count": times.count, "seconds": times.seconds, "buckets": buckets})
+
+
+def shards(request: Request, _values: dict[str, Any]) -> Response:
+    return _answer({"shards": site_of(request).app.shards(queue_of(request))})
+
+
+def jobs(request: Request, values: dict[str, Any]) -> Response:
+    order_by = values.get("order_by")
+    bounds = {name: _bound(name, values.get(name), order_by) for name in ("min", "max")}
+    page = queue_of(request).jobs(
+        values.get("state"), values.get("match"), order_by, values.get("reverse", False),
+        values.get("limit", 50), values.get("after"), bounds["min"], bounds["max"],
+    )  # fmt: skip
+    return _answer({"jobs": [_job(request, job) for job in page.jobs], "cursor": page.cursor})
+
+
+def _bound(name: str, raw: str | None, order_by: str | None) -> float | str | None:
+    if raw is None or order_by == "id":
+        return raw
+    try:
+        return float(raw)
+    except ValueError:
+        raise HTTPException(400, f"{name}={raw!r:.50}: it is a number") from None
+
+
+def _job(request: Request, job: lowq.Job) -> dict[str, Any]:
+    redact = site_of(request).redact
+    found = {item.name: _finite(getattr(job, item.name)) for item in dataclasses.fields(job)}
+    return found | {
+        "payloads": [{"payload": redact(payload), "score": _finite(score)} for payload, score in job.payloads]
     }
-    return {"total": total, "by_worker": by_worker}
 
 
-async def health(request: Request) -> JSONResponse:
-    """200 when Redis answers, 503 otherwise."""
-    await run_in_threadpool(request.app.state.lowq.queues)
-    return JSONResponse({"status": "ok"})
+def job(request: Request, values: dict[str, Any]) -> Response:
+    site = site_of(request)
+    found = entity(site.app, queue_of(request), values["id"])
+    return _answer(
+        {
+            "id": found.id,
+            "queue": found.queue,
+            "why": found.why,
+            "shard": found.shard,
+            "max_retry_count": found.max_retry_count,
+            "retries": found.retries,
+            "jobs": [_job(request, item) for item in found.jobs],
+        }
+    )
+
+
+def nodes(request: Request, _values: dict[str, Any]) -> Response:
+    return _answer({"nodes": site_of(request).app.nodes()})
+
+
+def redis(request: Request, _values: dict[str, Any]) -> Response:
+    return _answer(site_of(request).app.redis_info())
+
+
+def audit(request: Request, values: dict[str, Any]) -> Response:
+    return _answer({"audit": site_of(request).app.audit(values.get("limit", 100))})
+
+
+def tasks(request: Request, _values: dict[str, Any]) -> Response:
+    return _answer({"tasks": [_told(item) for item in site_of(request).tasks.all()]})
+
+
+def task(request: Request, _values: dict[str, Any]) -> Response:
+    return _answer(_told(_task(request)))
+
+
+def _task(request: Request) -> Task:
+    found = site_of(request).tasks.get(request.path_params["task"])
+    if found is None:
+        raise HTTPException(404, "there is no such task: this process has not started it, or forgotten it")
+    return found
+
+
+def _told(item: Task) -> dict[str, Any]:
+    return {
+        "id": item.id,
+        "who": item.who,
+        "queue": item.queue,
+        "action": item.action,
+        "filter": item.filter.given(),
+        "state": item.state,
+        "done": item.done,
+        "total": item.total,
+        "began_at": item.began_at,
+        "ended_at": item.ended_at,
+        "error": item.error,
+    }
+
+
+def description(request: Request, _values: dict[str, Any]) -> Response:
+    root = request.scope.get("lowq_root", "")
+    return _answer(openapi.describe(ENDPOINTS, f"{root}/api/v1"))
+
+
+# --- acting --------------------------------------------------------------------------------------------------
+
+
+def act(request: Request, values: dict[str, Any]) -> Response:
+    who, actions = visit_of(request).user.name, site_of(request).actions
+    handle, action, reason = queue_of(request), values["action"], values.get("reason")
+    if reason is not None and action != "bury":
+        raise HTTPException(400, f"reason: only bury takes one, not {action}")
+    if ("ids" in values) == ("all" in values):
+        raise HTTPException(400, "say either which ids, or all with a filter: {} for all that wait")
+    if "ids" in values:
+        return _answer(actions.on_ids(who, handle.name, action, values["ids"], reason))
+    started = actions.on_all(who, handle.name, action, Filter(**values["all"]), reason)
+    return _answer(_told(started), 202)
+
+
+def count(request: Request, values: dict[str, Any]) -> Response:
+    wanted = Filter(**values.get("all", {}))
+    found = queue_of(request).count(values["action"], wanted.state, wanted.match, wanted.min, wanted.max)
+    return _answer({"count": found})
+
+
+def pause(request: Request, _values: dict[str, Any]) -> Response:
+    changed = site_of(request).actions.pause(visit_of(request).user.name, queue_of(request).name)
+    return _answer({"paused": True, "changed": changed})
+
+
+def resume(request: Request, _values: dict[str, Any]) -> Response:
+    changed = site_of(request).actions.resume(visit_of(request).user.name, queue_of(request).name)
+    return _answer({"paused": False, "changed": changed})
+
+
+def tell(request: Request, values: dict[str, Any]) -> Response:
+    site_of(request).actions.tell(visit_of(request).user.name, values["node"], values["do"])
+    return _answer({"told": values["do"]}, 202)
+
+
+def cancel(request: Request, _values: dict[str, Any]) -> Response:
+    found = _task(request)
+    site_of(request).actions.cancel(visit_of(request).user.name, found)
+    return _answer(_told(found), 202)
+
+
+# --- what there is -------------------------------------------------------------------------------------------
+
+_FILTER = openapi.obj(
+    {
+        "state": {"type": "string", "enum": list(STATES)},
+        "match": {"type": "string", "minLength": 1, "maxLength": 512},
+        "min": {"type": "number"},
+        "max": {"type": "number"},
+    },
+    required=(),
+)
+_ACTION = {"type": "string", "enum": list(ACTIONS)}
+_IDS = {
+    "type": "array",
+    "items": {"type": "string", "minLength": 1, "maxLength": 512},
+    "minItems": 1,
+    "maxItems": MAX_IDS,
+}
+_ACT = openapi.obj(
+    {"action": _ACTION, "ids": _IDS, "all": _FILTER, "reason": {"type": "string", "maxLength": 300}},
+    required=("action",),
+)
+_COUNT = openapi.obj({"action": _ACTION, "all": _FILTER}, required=("action",))
+_TELL = openapi.obj(
+    {"node": {"type": "string"}, "do": {"type": "string", "enum": ["quiet", "stop"]}}, required=("node", "do")
+)
+
+_JOBS: Sequence[Parameter] = (
+    Parameter("state", "query", {"type": "string", "enum": list(STATES)}, "Absent: all that wait"),
+    Parameter(
+        "match", "query", {"type": "string", "minLength": 1, "maxLength": 512}, "A pattern of ids: 4*, order-?, [a-c]*"
+    ),
+    Parameter(
+        "order_by", "query", {"type": "string", "enum": list(ORDERS)}, "By default perform_at, in the morgue buried_at"
+    ),
+    Parameter("reverse", "query", {"type": "boolean"}, "The last ones first"),
+    Parameter("limit", "query", {"type": "integer", "minimum": 1, "maximum": 1000, "default": 50}, "Jobs of the page"),
+    Parameter("after", "query", {"type": "string"}, "The cursor of the page before"),
+    Parameter("min", "query", {"type": "string"}, "Bounds what it is ordered by: a number, or with order_by=id an id"),
+    Parameter("max", "query", {"type": "string"}, "Likewise. Both are included"),
+)
+_LIMIT = Parameter(
+    "limit", "query", {"type": "integer", "minimum": 1, "maximum": 1000, "default": 100}, "Entries, at most"
+)
+
+ENDPOINTS: Sequence[Endpoint] = (
+    Endpoint("GET", "/stats", stats, "Length, morgue and lag of all queues, as Lowkiq tells them", openapi.STATS),
+    Endpoint("GET", "/overview", overview, "All queues in figures, with rates", openapi.OVERVIEW),
+    Endpoint("GET", "/rates", rates, "Rates and lag of all queues together, over time", openapi.HISTORY, (_SPAN,)),
+    Endpoint("GET", "/queues", queues, "All queues in figures", openapi.QUEUES),
+    Endpoint(
+        "GET",
+        "/queues/{queue}",
+        queue,
+        "A queue in figures, and its worker's options",
+        openapi.QUEUE,
+        (_QUEUE,),
+    ),
+    Endpoint(
+        "GET",
+        "/queues/{queue}/rates",
+        queue_rates,
+        "Its rates and lag over time",
+        openapi.HISTORY,
+        (_QUEUE, _SPAN),
+    ),
+    Endpoint(
+        "GET",
+        "/queues/{queue}/perform-times",
+        perform_times,
+        "How long its performs take",
+        openapi.TIMES,
+        (_QUEUE,),
+    ),
+    Endpoint("GET", "/queues/{queue}/shards", shards, "Its shards", openapi.SHARDS, (_QUEUE,)),
+    Endpoint("GET", "/queues/{queue}/jobs", jobs, "A page of its jobs", openapi.JOBS, (_QUEUE, *_JOBS)),
+    Endpoint("GET", "/queues/{queue}/job", job, "Everything that is known of an id", openapi.JOB, (_QUEUE, _ID)),
+    Endpoint(
+        "POST",
+        "/queues/{queue}/actions",
+        act,
+        "Do something to ids (200), or in the background to all that match (202)",
+        openapi.ACTED,
+        (_QUEUE,),
+        _ACT,
+        statuses=(200, 202),
+        other=openapi.TASK,
+    ),
+    Endpoint(
+        "POST",
+        "/queues/{queue}/count",
+        count,
+        "To how many jobs an action would do something now",
+        openapi.COUNT,
+        (_QUEUE,),
+        _COUNT,
+    ),
+    Endpoint("POST", "/queues/{queue}/pause", pause, "Take no more jobs of it", openapi.PAUSED, (_QUEUE,)),
+    Endpoint("POST", "/queues/{queue}/resume", resume, "Take its jobs again", openapi.PAUSED, (_QUEUE,)),
+    Endpoint("GET", "/nodes", nodes, "The nodes that live", openapi.NODES),
+    Endpoint(
+        "POST",
+        "/nodes/tell",
+        tell,
+        "Tell a node to go quiet, or to stop",
+        openapi.TOLD,
+        (),
+        _TELL,
+        statuses=(202,),
+    ),
+    Endpoint("GET", "/tasks", tasks, "What runs in the background", openapi.TASKS),
+    Endpoint("GET", "/tasks/{task}", task, "How far something is", openapi.TASK, (_TASK,)),
+    Endpoint(
+        "POST",
+        "/tasks/{task}/cancel",
+        cancel,
+        "Stop it after its current step",
+        openapi.TASK,
+        (_TASK,),
+        statuses=(202,),
+    ),
+    Endpoint("GET", "/audit", audit, "What people did, the latest first", openapi.AUDIT, (_LIMIT,)),
+    Endpoint("GET", "/redis", redis, "The server, and what to be warned of", openapi.REDIS),
+    Endpoint("GET", "/openapi.json", description, "This description", {"type": "object"}),
+)

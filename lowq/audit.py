@@ -1,0 +1,82 @@
+"""The log of what people did: who, what, to how many. Bounded; the dashboard writes it, everybody may read it."""
+
+import json
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from lowq.keys import audit_key
+from lowq.registry import Backend
+
+#: Entries that are kept.
+KEPT = 1000
+#: Characters of a text in an entry.
+MAX_TEXT = 300
+
+
+@dataclass(frozen=True, slots=True)
+class AuditEntry:
+    """Something that somebody did."""
+
+    #: Unix time, seconds, by the server's clock.
+    at: float
+    who: str
+    #: For example "kick", "pause", "stop".
+    action: str
+    #: The queue or the node that it was done to.
+    target: str
+    #: To how many jobs; None where that makes no sense.
+    count: int | None = None
+    #: The rest, such as the filter that the jobs had to match.
+    detail: Mapping[str, Any] = field(default_factory=dict)
+
+
+def note(
+    backend: Backend,
+    who: str,
+    action: str,
+    target: str,
+    count: int | None = None,
+    detail: Mapping[str, Any] | None = None,
+) -> None:
+    """Writes an entry; long texts are cut.
+
+    Raises:
+        RedisUnavailable, RedisRefused
+    """
+    entry = {"who": who, "action": action, "target": target, "count": count, "detail": dict(detail or {})}
+    text = json.dumps({**_cut(entry), "token": secrets.token_hex(4)})
+    backend.client.run("note", audit_key(backend.config.namespace), "", text, KEPT)
+
+
+def _cut(value: Any) -> Any:
+    if isinstance(value, str):
+        return value if len(value) <= MAX_TEXT else value[: MAX_TEXT - 1] + "…"
+    if isinstance(value, Mapping):
+        return {str(name)[:MAX_TEXT]: _cut(item) for name, item in list(value.items())[:20]}
+    if isinstance(value, list | tuple):
+        return [_cut(item) for item in value[:5]]
+    return value if isinstance(value, int | float | bool | None) else _cut(str(value))
+
+
+def entries(backend: Backend, limit: int = 100) -> list[AuditEntry]:
+    """The latest entries, newest first.
+
+    Raises:
+        RedisUnavailable, RedisRefused
+    """
+    key = audit_key(backend.config.namespace)
+    raw = backend.client.command("LRANGE", key, 0, max(min(limit, KEPT), 1) - 1, key=key)
+    return [entry for entry in map(_entry, raw) if entry is not None]
+
+
+def _entry(raw: bytes) -> AuditEntry | None:
+    head, _, text = raw.partition(b" ")
+    try:
+        at, says = float(head), json.loads(text)
+        return AuditEntry(
+            at, str(says["who"]), str(says["action"]), str(says["target"]), says.get("count"), says.get("detail") or {}
+        )
+    except (ValueError, TypeError, KeyError):
+        return None  # written by a version that says it differently

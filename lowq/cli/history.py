@@ -1,0 +1,72 @@
+"""The verbs that look back: rates, audit."""
+
+import click
+
+from lowq.app import Lowq
+from lowq.cli.group import json_option, queue_argument, with_app
+from lowq.cli.look import server_time
+from lowq.cli.output import echo_json, echo_lines, number, relative, say, table
+from lowq.duration import duration
+from lowq.rates import SPANS, Rate, Span
+
+#: Lines that a table of rates is drawn together to.
+LINES = 24
+
+
+@click.command
+@with_app
+@queue_argument
+@click.option("--span", type=click.Choice(SPANS), default="hour", show_default=True, help="How far back.")
+@json_option
+def rates(app: Lowq, queue: str, span: Span, as_json: bool) -> None:
+    """How many jobs were performed and failed per second, and the lag, over time."""
+    handle = app.queue(queue, app.queue(queue).shards_count)
+    found = handle.rates(span)
+    if as_json:
+        echo_json({"queue": queue, "span": found.span, "step": found.step, "rates": found.rates})
+        return
+    together = max(len(found.rates) // LINES, 1)
+    now = server_time(app)
+    rows = []
+    for start in range(0, len(found.rates), together):
+        some = [rate for rate in found.rates[start : start + together] if rate.processed is not None]
+        if some:
+            rows.append([relative(some[0].at, now), *_row(some)])
+    if not rows:
+        say("no node has worked this queue in that time")
+        return
+    echo_lines(table(("from", "performed/s", "failed/s", "lag"), rows, right=("performed/s", "failed/s", "lag")))
+
+
+def _row(some: list[Rate]) -> list[str]:
+    processed = sum(rate.processed or 0.0 for rate in some) / len(some)
+    failed = sum(rate.failed or 0.0 for rate in some) / len(some)
+    return [number(round(processed, 2)), number(round(failed, 2)), duration(max(rate.lag or 0.0 for rate in some))]
+
+
+@click.command
+@with_app
+@click.option("--limit", type=click.IntRange(1, 1000), default=50, show_default=True)
+@json_option
+def audit(app: Lowq, limit: int, as_json: bool) -> None:
+    """What people did on the dashboard, the latest first."""
+    entries = app.audit(limit)
+    if as_json:
+        echo_json({"audit": entries})
+        return
+    if not entries:
+        say("nobody did anything on the dashboard yet")
+        return
+    now = server_time(app)
+    rows = [
+        [
+            relative(entry.at, now),
+            entry.who,
+            entry.action,
+            entry.target,
+            "" if entry.count is None else number(entry.count),
+            " ".join(f"{name}={value}" for name, value in entry.detail.items()),
+        ]
+        for entry in entries
+    ]
+    echo_lines(table(("when", "who", "did", "to", "jobs", "?"), rows, right=("jobs",)))

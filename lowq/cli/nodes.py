@@ -1,0 +1,28 @@
+"""The verbs that tell nodes something: quiet, stop."""
+
+import click
+
+from lowq.app import Lowq
+from lowq.cli.group import with_app
+from lowq.cli.output import say
+
+
+@click.command
+@with_app
+@click.argument("node")
+def quiet(app: Lowq, node: str) -> None:
+    """Have a node take nothing more.
+
+    It finishes what runs, gives its shards to other nodes and stays; `lowq nodes` names the nodes.
+    """
+    app.tell(node, "quiet")
+    say(f"{node}: told to go quiet; `lowq nodes` shows when it is")
+
+
+@click.command
+@with_app
+@click.argument("node")
+def stop(app: Lowq, node: str) -> None:
+    """Stop a node, in order, as TERM does."""
+    app.tell(node, "stop")
+    say(f"{node}: told to stop")

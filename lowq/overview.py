@@ -1,0 +1,30 @@
+"""All queues at once: figures and shards in one round, for whoever keeps watching."""
+
+from dataclasses import dataclass
+
+from lowq.keys import shard_prefix
+from lowq.queries import Backend, ShardInfo, Stats, node_names, queues, shard_rows, shards_of_rows, stats_of
+
+
+@dataclass(frozen=True, slots=True)
+class QueueOverview:
+    """A queue and its shards, as of one look."""
+
+    stats: Stats
+    shards: list[ShardInfo]
+
+
+def overview(backend: Backend) -> list[QueueOverview]:
+    """Every queue in the registry, by name. Costs Redis some 20 microseconds a shard.
+
+    Raises:
+        RedisUnavailable, RedisRefused
+    """
+    infos = queues(backend)
+    names = node_names(backend)
+    found = []
+    for info in infos:
+        prefixes = [shard_prefix(backend.config.namespace, info.name, index) for index in range(info.shards_count)]
+        rows = shard_rows(backend.client, prefixes, None)
+        found.append(QueueOverview(stats_of(info.name, rows), shards_of_rows(rows, names)))
+    return found

@@ -1,0 +1,69 @@
+"""The server that the jobs are on, in figures, and what an operator should be warned of."""
+
+from dataclasses import dataclass
+
+from lowq.registry import Backend
+
+#: Of maxmemory: above this share a warning is given.
+MUCH_MEMORY = 0.9
+
+
+@dataclass(frozen=True, slots=True)
+class RedisInfo:
+    """What Redis says of itself. The embedded store says nothing: then version is empty."""
+
+    version: str
+    #: Bytes; 0: unknown, and of `max_memory` without a limit.
+    used_memory: int
+    max_memory: int
+    clients: int
+    #: Seconds.
+    uptime: int
+    eviction: str
+    #: For people: "AOF, everysec", "RDB snapshots", "none".
+    persistence: str
+    #: For people, each a sentence.
+    warnings: tuple[str, ...]
+
+
+def redis_info(backend: Backend) -> RedisInfo:
+    """Asks one server; in a cluster, one of its primaries.
+
+    Raises:
+        RedisUnavailable, RedisRefused
+    """
+    info = backend.client.server_info()
+    version = info.get("valkey_version") or info.get("redis_version", "")
+    name = "Valkey " if "valkey_version" in info else "Redis " if version else ""
+    used, most = _number(info, "used_memory"), _number(info, "maxmemory")
+    eviction = info.get("maxmemory_policy", "")
+    aof = info.get("aof_enabled") == "1"
+    snapshots = _number(info, "rdb_last_save_time") > 0 and _number(info, "rdb_saves") > 0
+    warnings = []
+    if eviction not in ("", "noeviction"):
+        warnings.append(f"maxmemory-policy is {eviction}: under memory pressure Redis removes keys, and jobs are lost.")
+    if version and not aof:
+        warnings.append("appendonly is off: what was pushed since the last snapshot is lost when Redis dies.")
+    if most and used > MUCH_MEMORY * most:
+        warnings.append(f"{used / most:.0%} of maxmemory is used: when it is reached, pushes are refused.")
+    if info.get("aof_last_write_status", "ok") != "ok" or info.get("rdb_last_bgsave_status", "ok") != "ok":
+        warnings.append("The last write of Redis to its disk failed.")
+    if info.get("role") == "slave":
+        warnings.append("This is a replica: nothing can be written to it.")
+    return RedisInfo(
+        version=name + version,
+        used_memory=used,
+        max_memory=most,
+        clients=_number(info, "connected_clients"),
+        uptime=_number(info, "uptime_in_seconds"),
+        eviction=eviction,
+        persistence="AOF" if aof else "RDB snapshots" if snapshots else "none" if version else "",
+        warnings=tuple(warnings),
+    )
+
+
+def _number(info: dict[str, str], name: str) -> int:
+    try:
+        return int(info.get(name, "0"))
+    except ValueError:
+        return 0

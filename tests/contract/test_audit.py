@@ -1,0 +1,108 @@
+"""The log of what people did, and the names of those who paused."""
+
+from collections.abc import Iterator
+
+import pytest
+
+import lowq
+from lowq.audit import KEPT, MAX_TEXT
+from lowq.keys import audit_key
+from tests.contract.queue_rig import QueueRig
+from tests.contract.support import NOW, job
+
+
+@pytest.fixture
+def rig(store_url: str) -> Iterator[QueueRig]:
+    rig = QueueRig(store_url)
+    yield rig
+    rig.close()
+
+
+def test_entries_come_newest_first_with_the_servers_time(rig: QueueRig) -> None:
+    rig.app.note("ann", "kick", "Orders", 3, {"match": "4*"})
+    rig.app.note("bob", "pause", "Orders")
+    newest, oldest = rig.app.audit()
+    assert (newest.who, newest.action, newest.target, newest.count, newest.detail) == (
+        "bob",
+        "pause",
+        "Orders",
+        None,
+        {},
+    )
+    assert (oldest.count, oldest.detail) == (3, {"match": "4*"})
+    assert newest.at >= oldest.at > 1_700_000_000
+    assert rig.app.audit(1) == [newest]
+
+
+def test_the_log_is_bounded_in_entries_and_in_text(rig: QueueRig) -> None:
+    rig.app.note("x" * 10_000, "kick", "Orders", 1, {"ids": ["y" * 10_000] * 50})
+    entry = rig.app.audit()[0]
+    assert len(entry.who) == MAX_TEXT
+    assert [len(text) for text in entry.detail["ids"]] == [MAX_TEXT] * 5
+    for number in range(3):
+        rig.client.run("note", audit_key("lowq"), "", f'{{"n": {number}}}', 2)
+    assert rig.client.command("LLEN", audit_key("lowq")) == 2
+    assert KEPT == 1000
+
+
+def test_a_repeated_note_leaves_one_entry(rig: QueueRig) -> None:
+    for _ in range(2):
+        rig.client.run("note", audit_key("lowq"), repr(NOW), '{"token": "a"}', 10)
+    assert rig.client.command("LLEN", audit_key("lowq")) == 1
+
+
+def test_what_another_version_wrote_is_skipped(rig: QueueRig) -> None:
+    rig.client.command("LPUSH", audit_key("lowq"), "nonsense")
+    rig.app.note("ann", "kick", "Orders", 3)
+    assert [entry.who for entry in rig.app.audit()] == ["ann"]
+
+
+class TestPausedBy:
+    def test_why_names_who_paused(self, rig: QueueRig) -> None:
+        rig.push(job("a"), job("b", perform_at=NOW + 60))
+        rig.queue.pause(by="ann", now=NOW)
+        rig.queue.pause(by="bob", now=NOW + 1)
+        why = rig.queue.why("a", now=NOW + 90)
+        assert (why.reason, why.paused_by) == ("paused", "ann")
+        assert why.detail == "due, and the queue is paused since 1 min 30 s by ann; resume it"
+        assert "paused by ann, too" in rig.queue.why("b", now=NOW).detail
+
+    def test_a_name_does_not_outlive_its_pause(self, rig: QueueRig) -> None:
+        rig.push(job("a"))
+        rig.queue.pause(by="ann", now=NOW)
+        rig.queue.resume()
+        rig.queue.pause(now=NOW)
+        assert rig.queue.why("a", now=NOW + 5).paused_by is None
+
+
+def test_an_overview_is_stats_and_shards_of_every_queue(rig: QueueRig) -> None:
+    rig.app.register("Orders", 3)
+    rig.app.register("Refunds", 2)
+    rig.push(job("a"), job("b"), now=None)
+    found = {item.stats.name: item for item in rig.app.overview()}
+    assert list(found) == ["Orders", "Refunds"]
+    assert found["Orders"].stats.length == sum(shard.length for shard in found["Orders"].shards) == 2
+    assert [shard.index for shard in found["Refunds"].shards] == [0, 1]
+
+
+def test_the_embedded_store_says_little_of_itself_and_a_server_much(rig: QueueRig) -> None:
+    info = rig.app.redis_info()
+    if rig.app.config.redis_url.startswith("memory:"):
+        assert (info.version, info.warnings) == ("", ())
+    else:
+        assert info.version.startswith(("Redis ", "Valkey "))
+        assert (info.eviction, info.persistence) == ("noeviction", "none")
+        assert any("appendonly is off" in warning for warning in info.warnings)
+        assert info.used_memory > 100_000
+        assert info.clients >= 1
+
+
+def test_a_listing_in_steps_ends_with_the_page(rig: QueueRig) -> None:
+    rig.push(*(job(f"job-{number:04d}", perform_at=NOW + number) for number in range(6000)))
+    for options in ({"match": "*7", "reverse": True}, {"order_by": "id", "reverse": True}, {"state": "scheduled"}):
+        pages = list(rig.queue.jobs_in_steps(limit=20, interval=0.0, now=NOW, **options))
+        whole = rig.queue.jobs(limit=20, now=NOW, **options)
+        assert (pages[-1].jobs, pages[-1].cursor) == (whole.jobs, whole.cursor)
+        assert len(pages) == 1 if "state" in options else len(pages) > 1
+    with pytest.raises(lowq.ConfigError):
+        rig.queue.jobs_in_steps(limit=0)

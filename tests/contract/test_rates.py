@@ -1,0 +1,101 @@
+"""A queue's history: rates, lag and perform times, as nodes record them."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import lowq
+from lowq.keys import history_key
+from lowq.rates import BOUNDS, Counted, History, record_call
+from tests.contract.support import NOW
+
+#: The beginning of a stretch of every span.
+START = NOW // 7200 * 7200
+KEY = history_key("lowq", "Orders")
+NOTHING = Counted(0, 0, 0.0, (0,) * (len(BOUNDS) + 1))
+
+
+@pytest.fixture
+def app(store_url: str) -> Iterator[lowq.Lowq]:
+    app = lowq.Lowq(redis_url=store_url)
+    yield app
+    app.close()
+
+
+def record(app: lowq.Lowq, now: float, processed: int, failed: int = 0, seconds: float = 5.0, lag: float = 0.0) -> None:
+    after = NOTHING._replace(processed=processed, failed=failed)
+    call = record_call(KEY, NOTHING, after, seconds, lag, now)
+    assert app.client.run(call.script, call.key, *call.args) == 1
+
+
+def told(history: History) -> dict[float, Any]:
+    """Seconds after START -> what is known, where anything is."""
+    return {
+        rate.at - START: (rate.processed, rate.failed, rate.lag) for rate in history.rates if rate.processed is not None
+    }
+
+
+def test_counts_of_several_nodes_become_rates_per_second(app: lowq.Lowq) -> None:
+    record(app, START + 5, 30, 1, lag=2.0)
+    record(app, START + 9, 20, 0, seconds=4.0, lag=7.0)
+    found = told(app.queue("Orders", 3).rates("hour", now=START + 60))
+    assert found == {0: (pytest.approx(5.0), pytest.approx(0.1), 7.0)}
+
+
+def test_counts_are_spread_over_the_time_that_they_come_from(app: lowq.Lowq) -> None:
+    record(app, START + 25, 100, seconds=20.0)
+    found = told(app.queue("Orders", 3).rates("hour", now=START + 60))
+    assert found == {0: (pytest.approx(2.5), 0.0, 0.0), 10: (pytest.approx(5.0), 0.0, 0.0), 20: (2.5, 0.0, 0.0)}
+
+
+def test_time_without_a_node_is_told_from_time_without_work(app: lowq.Lowq) -> None:
+    record(app, START + 5, 0)
+    record(app, START + 35, 0)
+    rates = app.queue("Orders", 3).rates("hour", now=START + 60).rates
+    assert [rate.processed for rate in rates][-4:] == [None, None, 0.0, None]
+
+
+@pytest.mark.parametrize(("span", "width", "slots"), [("hour", 10, 360), ("day", 300, 288), ("month", 7200, 360)])
+def test_a_ring_forgets_what_is_older_than_its_span(app: lowq.Lowq, span: lowq.Span, width: int, slots: int) -> None:
+    queue = app.queue("Orders", 3)
+    record(app, START + 1, 10, seconds=1.0)
+    assert told(queue.rates(span, now=START + 2 * width))[0][0] == pytest.approx(10 / width)
+    # The same slot, one turn later: not added to what is there.
+    record(app, START + slots * width + 1, 20, seconds=1.0)
+    found = told(queue.rates(span, now=START + (slots + 2) * width))
+    assert found == {slots * width: (pytest.approx(20 / width), 0.0, 0.0)}
+
+
+def test_the_stretch_that_goes_on_is_told_once_enough_of_it_has_passed(app: lowq.Lowq) -> None:
+    record(app, START + 100, 50, seconds=50.0)
+    assert told(app.queue("Orders", 3).rates("day", now=START + 100))[0][0] == pytest.approx(0.5)
+    assert 0 not in told(app.queue("Orders", 3).rates("hour", now=START + 5))
+
+
+def test_a_history_is_bounded_and_expires(app: lowq.Lowq) -> None:
+    for number in range(0, 3000, 7):
+        record(app, START + 40 * number, number, seconds=700.0)
+    assert app.client.command("HLEN", KEY) <= 360 + 288 + 360
+    assert 30 * 86400 < app.client.command("TTL", KEY) <= 31 * 86400
+    app.queue("Orders", 3).push({"id": 1})
+    app.queue("Orders").drop()
+    assert app.client.command("EXISTS", KEY) == 0
+
+
+def test_perform_times_add_up(app: lowq.Lowq) -> None:
+    lengths = (2, *NOTHING.lengths[1:-1], 1)
+    for _ in range(2):
+        call = record_call(KEY, NOTHING, Counted(3, 0, 400.5, lengths), 5.0, 0.0, NOW)
+        app.client.run(call.script, call.key, *call.args)
+    found = app.queue("Orders", 3).perform_times()
+    assert (found.count, found.seconds) == (6, 801.0)
+    assert [pair for pair in found.buckets if pair[1]] == [(BOUNDS[0], 4), (float("inf"), 2)]
+
+
+def test_no_history_is_no_error(app: lowq.Lowq) -> None:
+    queue = app.queue("Orders", 3)
+    assert told(queue.rates("month")) == {}
+    assert queue.perform_times().count == 0
+    with pytest.raises(lowq.ConfigError, match="hour, day, month"):
+        queue.rates("year")  # type: ignore[arg-type]  # that is the point

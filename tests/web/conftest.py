@@ -1,0 +1,42 @@
+"""What the tests of the dashboard are given: an application on an empty store, and clients that look like browsers."""
+
+import uuid
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+import lowq
+import lowq_web
+
+#: What a browser says of a request that one of our own pages makes.
+OWN = {"sec-fetch-site": "same-origin"}
+
+Open = Callable[..., TestClient]
+
+
+@pytest.fixture
+def app() -> Iterator[lowq.Lowq]:
+    """On an embedded store: the rules of the store are tested elsewhere."""
+    app = lowq.Lowq(redis_url=f"memory://{uuid.uuid4().hex}")
+    yield app
+    app.close()
+
+
+@pytest.fixture
+def browse(app: lowq.Lowq) -> Open:
+    """Makes a client on this machine; options are those of `create_app`."""
+
+    def browse(base_url: str = "http://127.0.0.1:8080", **options: Any) -> TestClient:
+        return TestClient(lowq_web.create_app(app, **options), base_url=base_url, follow_redirects=False)
+
+    return browse
+
+
+@pytest.fixture
+def client(browse: Open) -> TestClient:
+    """A browser on this machine, without authentication."""
+    client = browse()
+    client.headers.update(OWN)
+    return client

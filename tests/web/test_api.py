@@ -1,0 +1,188 @@
+"""The JSON API beyond what its description says: what it does, and that the description holds."""
+
+import os
+import time
+from typing import Any
+
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, given, settings
+from prometheus_client.parser import text_string_to_metric_families
+from schemathesis.specs.openapi.checks import positive_data_acceptance
+from starlette.testclient import TestClient
+
+import lowq
+from lowq_web.api import ENDPOINTS
+from tests.web.conftest import OWN, Open
+
+
+@pytest.fixture
+def queue(app: lowq.Lowq) -> lowq.Queue:
+    queue = app.queue("Orders", 3)
+    queue.push({"id": f"job-{n:02d}", "payload": {"n": n}, "score": n, "delay": 1000 + n} for n in range(20))
+    queue.bury(["job-00", "job-01"], "no stock")
+    return queue
+
+
+class TestActing:
+    def test_ids_at_once(self, client: TestClient, queue: lowq.Queue) -> None:
+        document = {"action": "kick", "ids": ["job-00", "job-05"]}
+        answer = client.post("/api/v1/queues/Orders/actions", json=document)
+        assert answer.json() == {"done": 1, "in_flight": 0, "missing": 1}
+        assert queue.stats().morgue_length == 1
+
+    def test_all_in_the_background(self, client: TestClient, queue: lowq.Queue, app: lowq.Lowq) -> None:
+        wanted = {"action": "delete", "all": {"state": "scheduled", "match": "job-1*"}}
+        assert client.post("/api/v1/queues/Orders/count", json=wanted).json() == {"count": 10}
+        answer = client.post("/api/v1/queues/Orders/actions", json=wanted)
+        assert answer.status_code == 202
+        task = answer.json()
+        deadline = time.monotonic() + 10
+        while task["state"] == "running":
+            assert time.monotonic() < deadline
+            task = client.get(f"/api/v1/tasks/{task['id']}").json()
+        assert (task["state"], task["done"], task["total"]) == ("done", 10, 10)
+        assert queue.stats().length == 8
+        assert client.get("/api/v1/audit?limit=1").json()["audit"][0]["count"] == 10
+
+    @pytest.mark.parametrize(
+        "document",
+        [
+            [], 5, "kick", {}, {"action": "kick"}, {"action": "explode", "ids": ["a"]}, {"action": "kick", "ids": []},
+            {"action": "kick", "ids": ["a"], "all": {}}, {"action": "kick", "ids": [5]},
+            {"action": "kick", "ids": ["a"], "x": 1},
+            {"action": "kick", "all": {"state": "due"}}, {"action": "delete", "all": {"min": "soon"}},
+            {"action": "kick", "ids": ["a"], "reason": "why"}, {"action": "kick", "ids": ["x"] * 1001},
+            {"action": "kick", "all": {"state": "nowhere"}},
+        ],
+    )  # fmt: skip
+    def test_nonsense_is_refused_with_the_reason(self, client: TestClient, queue: lowq.Queue, document: Any) -> None:
+        before = queue.stats().length
+        answer = client.post("/api/v1/queues/Orders/actions", json=document)
+        assert answer.status_code == 400
+        assert len(answer.json()["error"]) > 10
+        assert queue.stats().length == before
+
+    def test_bodies_that_are_no_json(self, client: TestClient, queue: lowq.Queue) -> None:
+        path = "/api/v1/queues/Orders/actions"
+        json = {"content-type": "application/json"}
+        assert client.post(path, content="{", headers=json).status_code == 400
+        assert client.post(path, content="[" * 100_000, headers=json).status_code == 400
+        assert client.post(path, content=b"\xff\xfe", headers=json).status_code == 400
+        assert client.post(path, data={"action": "kick"}).status_code == 415
+
+
+class TestLooking:
+    def test_pages_of_jobs(self, client: TestClient, queue: lowq.Queue) -> None:
+        first = client.get("/api/v1/queues/Orders/jobs?limit=10").json()
+        rest = client.get("/api/v1/queues/Orders/jobs", params={"limit": "10", "after": first["cursor"]}).json()
+        assert [job["id"] for job in first["jobs"] + rest["jobs"]] == [f"job-{n:02d}" for n in range(2, 20)]
+        assert rest["cursor"] is None
+        assert first["jobs"][0]["payloads"] == [{"payload": {"n": 2}, "score": 2.0}]
+
+    @pytest.mark.parametrize(
+        "query",
+        [
+            "limit=0", "limit=x", "limit=99999", "state=dead", "order_by=size", "colour=red", "reverse=1", "min=x",
+            "after=!",
+        ],
+    )  # fmt: skip
+    def test_wrong_parameters_are_named(self, client: TestClient, queue: lowq.Queue, query: str) -> None:
+        answer = client.get(f"/api/v1/queues/Orders/jobs?{query}")
+        assert answer.status_code == 400
+        assert query.partition("=")[0] in answer.json()["error"]
+
+    def test_what_is_not_there_is_404_and_wrong_methods_are_405(self, client: TestClient, queue: lowq.Queue) -> None:
+        assert client.get("/api/v1/queues/Nowhere").status_code == 404
+        assert "did you mean 'Orders'" in client.get("/api/v1/queues/Order").json()["error"]
+        assert client.get("/api/v1/nonsense").json()["error"]
+        answer = client.post("/api/v1/stats")
+        assert (answer.status_code, answer.json()["error"]) == (405, "Method Not Allowed")
+        assert answer.headers["allow"]
+
+    def test_every_endpoint_is_described_and_every_description_answered(
+        self, client: TestClient, queue: lowq.Queue
+    ) -> None:
+        paths = client.get("/api/v1/openapi.json").json()["paths"]
+        assert {(endpoint.path, endpoint.method.lower()) for endpoint in ENDPOINTS} == {
+            (path, method) for path, methods in paths.items() for method in methods
+        }
+        for endpoint in ENDPOINTS:
+            if endpoint.method == "GET" and "{task}" not in endpoint.path:
+                path = "/api/v1" + endpoint.path.replace("{queue}", "Orders")
+                assert client.get(path + ("?id=job-05" if path.endswith("/job") else "")).status_code == 200, path
+
+
+class TestDescription:
+    def test_nothing_that_is_sent_finds_a_difference(self, browse: Open, queue: lowq.Queue) -> None:
+        check(browse(no_auth=True), examples=int(os.environ.get("SCHEMATHESIS_EXAMPLES", "6")))
+
+
+def check(client: TestClient, examples: int) -> None:
+    """Sends what the description allows and what it doesn't, and compares the answers with it."""
+    schema = schemathesis.openapi.from_asgi("/api/v1/openapi.json", client.app)
+    # What takes nothing can't be sent anything wrong.
+    takes = {
+        (endpoint.path, endpoint.method)
+        for endpoint in ENDPOINTS
+        if endpoint.body or any(item.place == "query" for item in endpoint.parameters)
+    }
+    positive, negative = schemathesis.GenerationMode.POSITIVE, schemathesis.GenerationMode.NEGATIVE
+    found = 0
+    for result in schema.get_all_operations():
+        operation: Any = result.ok()  # type: ignore[union-attr]  # an Err raises here, as it should
+        found += 1
+        for mode in (positive, negative) if (operation.path, operation.method.upper()) in takes else (positive,):
+
+            @settings(
+                max_examples=examples, deadline=None, derandomize=True, database=None,
+                suppress_health_check=list(HealthCheck),
+            )  # fmt: skip
+            @given(case=operation.as_strategy(generation_mode=mode))
+            def compare(case: Any) -> None:
+                case.call_and_validate(headers=OWN)
+                if "queue" in (case.path_parameters or {}):
+                    # One that exists. Parameters that are right alone may then make no sense together: that is 400.
+                    case.path_parameters["queue"] = "Orders"
+                    case.call_and_validate(headers=OWN, excluded_checks=[positive_data_acceptance])
+
+            compare()
+    assert found == len(ENDPOINTS) - 1  # it leaves out the description itself
+
+
+def test_metrics_have_what_an_alert_needs(browse: Open, app: lowq.Lowq) -> None:
+    from lowq.rates import BOUNDS, Counted, record_call
+
+    queue = app.queue("Orders", 3)
+    queue.push([{"id": 1}, {"id": 2}, {"id": 3, "delay": 60}])
+    queue.bury("3")
+    nothing = Counted(0, 0, 0.0, (0,) * (len(BOUNDS) + 1))
+    call = record_call("lowq:v1:history:Orders", nothing, Counted(4, 0, 1.5, (3, *nothing.lengths[2:], 1)), 5.0, 0.0)
+    app.client.run(call.script, call.key, *call.args)
+
+    answer = browse().get("/metrics")
+    assert answer.headers["content-type"].startswith("text/plain; version=")
+    samples = {
+        (sample.name, sample.labels.get("le")): sample.value
+        for family in text_string_to_metric_families(answer.text)
+        for sample in family.samples
+        if sample.labels.get("queue", "Orders") == "Orders"
+    }
+    plain = {name: value for (name, le), value in samples.items() if le is None}
+    assert plain["lowq_length"] == plain["lowq_due"] == 2
+    assert plain["lowq_morgue_length"] == plain["lowq_died_total"] == 1
+    assert plain["lowq_busy"] == plain["lowq_processed_total"] == plain["lowq_failed_total"] == 0
+    assert plain["lowq_lag_seconds"] >= 0
+    assert plain["lowq_oldest_age_seconds"] >= 0
+    assert plain["lowq_shards_without_owner"] == 3
+    assert plain["lowq_nodes"] == 0
+    assert (plain["lowq_perform_seconds_count"], plain["lowq_perform_seconds_sum"]) == (4, 1.5)
+    assert samples["lowq_perform_seconds_bucket", "0.001"] == 3
+    assert samples["lowq_perform_seconds_bucket", "+Inf"] == 4
+
+
+def test_health_of_a_node_is_that_of_its_keeper(browse: Open) -> None:
+    client = browse()
+    client.app.state.health = lambda: "the node's keeper has ended"  # type: ignore[attr-defined]  # it is a Starlette
+    answer = client.get("/healthz")
+    assert (answer.status_code, answer.json()) == (503, {"error": "the node's keeper has ended"})

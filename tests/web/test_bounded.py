@@ -1,0 +1,130 @@
+"""Looking costs little: what Redis is asked, counted exactly on a smaller scale.
+
+`make web-cost` measures it on a million jobs in a thousand shards.
+"""
+
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+import lowq
+from lowq.connection import Client
+from lowq_web.lookout import INTERVAL, PER_SHARD, Lookout
+from tests.web.conftest import Open
+
+SHARDS = 300
+
+
+@pytest.fixture
+def big(app: lowq.Lowq) -> lowq.Lowq:
+    """A queue of many shards, with a few jobs in each."""
+    app.queue("Big", SHARDS).push({"id": n, "payload": {"n": n}, "delay": 100 + n} for n in range(3 * SHARDS))
+    return app
+
+
+@contextmanager
+def asked(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
+    """How often each script is sent, and each command as COMMAND."""
+    counts: Counter[str] = Counter()
+    start, commands = Client.start, Client.commands
+
+    def counted(self: Client, calls: Any, **options: Any) -> Any:
+        counts.update(call.script for call in calls)
+        return start(self, calls, **options)
+
+    def counted_commands(self: Client, some: Any, *args: Any, **options: Any) -> Any:
+        counts.update(str(command[0]) for command in some)
+        return commands(self, some, *args, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Client, "start", counted)
+        patch.setattr(Client, "commands", counted_commands)
+        yield counts
+
+
+class Clock:
+    """Stands for the module `time`."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def time(self) -> float:
+        return 1_800_000_000 + self.now
+
+
+def test_all_viewers_share_one_look_and_looks_are_far_between(big: lowq.Lowq, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    monkeypatch.setattr("lowq_web.lookout.time", clock)
+    lookout = Lookout(big)
+    with asked(monkeypatch) as counts:
+        viewers = [threading.Thread(target=lookout.figures) for _ in range(20)]
+        for viewer in viewers:
+            viewer.start()
+        for viewer in viewers:
+            viewer.join()
+        assert counts["stats"] == SHARDS
+        for _ in range(100):  # ten seconds of somebody who asks ten times a second
+            clock.now += 0.1
+            lookout.figures()
+    looks = counts["stats"] / SHARDS - 1
+    assert looks <= 10 / max(INTERVAL, SHARDS * PER_SHARD) + 1
+
+
+@pytest.mark.parametrize("shards", [1, 400, 1000, 10_000])
+def test_looks_take_less_than_half_a_percent_of_redis(shards: int) -> None:
+    # A look costs some 20 microseconds a shard.
+    assert shards * 20e-6 / max(INTERVAL, shards * PER_SHARD) < 0.005
+
+
+@pytest.mark.parametrize(
+    ("path", "most"),
+    [
+        ("/", {"stats": SHARDS}),
+        ("/queues/Big", {"stats": SHARDS, "walk": SHARDS + 20, "look": 60}),
+        ("/queues/Big?state=morgue", {"stats": SHARDS, "walk": SHARDS}),
+        ("/queues/Big/job?id=5", {"stats": 1, "look": 3, "why": 1}),
+        ("/queues/Big/shards", {"stats": SHARDS}),
+        ("/nodes", {}),
+        ("/audit", {}),
+        ("/tasks", {}),
+        ("/search?id=5", {"look": 3}),
+        ("/metrics", {"stats": SHARDS}),
+        ("/api/v1/stats", {"stats": SHARDS}),
+        ("/api/v1/queues/Big/jobs?limit=10", {"walk": SHARDS + 20, "look": 60}),
+    ],
+)
+def test_a_page_asks_no_more_than_it_shows(
+    browse: Open, big: lowq.Lowq, monkeypatch: pytest.MonkeyPatch, path: str, most: dict[str, int]
+) -> None:
+    client = browse()
+    with asked(monkeypatch) as counts:
+        assert client.get(path).status_code in (200, 303)
+    commands = {name for name in counts if name.isupper()}
+    assert commands <= {"TIME", "HGETALL", "HKEYS", "HGET", "HMGET", "LRANGE", "INFO"}
+    assert sum(counts[name] for name in commands) <= 20
+    for script in counts.keys() - commands:
+        assert counts[script] <= most.get(script, 0), (script, counts)
+
+
+def test_pages_stay_small(browse: Open, app: lowq.Lowq) -> None:
+    app.queue("Big", 600).push({"id": "x" * 500, "payload": "y" * 100_000})
+    for number in range(100):
+        app.register(f"queue-{number}", 1)
+    client = browse()
+    for path in ("/", "/queues/Big", "/queues/Big/shards", "/audit"):
+        assert len(client.get(path).content) < 400_000, path
+
+
+def test_no_more_streams_than_may(browse: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    client: TestClient = browse()
+    client.app.state.streams = 200  # type: ignore[attr-defined]  # it is a Starlette
+    answer = client.get("/live")
+    assert (answer.status_code, "watching" in answer.json()["error"]) == (503, True)

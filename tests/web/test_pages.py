@@ -1,0 +1,507 @@
+"""Pages: what they show, what they do, and what hostile text may not do to them."""
+
+import html
+import json
+import re
+import threading
+import time
+import uuid
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+from starlette.testclient import TestClient
+
+import lowq
+import lowq_web
+from lowq_web import text
+from tests.web.conftest import OWN, Open
+
+HOSTILE = [
+    "<script>alert(1)</script>",
+    '"><img src=x onerror=alert(1)>',
+    "javascript:alert(1)",
+    "' onmouseover='alert(1)",
+    "{{ 7*7 }}{% raw %}",
+    "a/b/../c",
+    "100%25%2f%",
+    "a b+c&d=e?f#g",
+    "..",
+    "\x00\x01\x1b[31m\r\n",
+    "right\u202eto\u2066left\u200b",
+    "日本語 🎉",
+    "</textarea></title><svg onload=alert(1)>",
+]
+
+
+def visible(page: str) -> str:
+    """What remains of a page without its tags."""
+    return html.unescape(re.sub(r"<[^>]*>", " ", page))
+
+
+def tags(page: str) -> list[str]:
+    return re.findall(r"<[^!/][^>]*>", page)
+
+
+def wait(client: TestClient, location: str) -> str:
+    """The page of a task, once it has ended."""
+    deadline = time.monotonic() + 20
+    while True:
+        page: str = client.get(location).text
+        if "http-equiv" not in page:
+            return page
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def undecodable(app: lowq.Lowq, job_id: str, payload: bytes) -> None:
+    """A job as only something foreign can have written it, in a queue "Orders" of one shard."""
+    app.register("Orders", 1)
+    app.client.command("ZADD", f"lowq:v1:{{Orders:0}}:payloads:{job_id}", 5, payload)
+    app.client.command("ZADD", "lowq:v1:{Orders:0}:due", time.time() - 1, job_id)
+
+
+class TestHostileText:
+    @pytest.mark.parametrize("job_id", HOSTILE)
+    def test_an_id_is_shown_linked_and_acted_on_as_it_is(self, client: TestClient, app: lowq.Lowq, job_id: str) -> None:
+        queue = app.queue("Orders", 3)
+        queue.push({"id": job_id, "payload": job_id, "delay": 60})
+        before = client.get("/queues/Orders?state=due").text
+        page = client.get("/queues/Orders").text
+        assert text.printable(job_id) in visible(page)
+        assert len(re.findall(r"<(script|img|svg)", page)) == len(re.findall(r"<(script|img|svg)", before))
+
+        link = re.search(r'class="id" href="([^"]+)"', page)
+        assert link
+        answer = client.get(html.unescape(link[1]))
+        assert answer.status_code == 200
+        shown = visible(answer.text)
+        assert text.printable(job_id) in shown
+        assert "due in" in shown
+        assert "Perform now" in answer.text
+
+        box = re.search(r'name="id" value="([^"]+)"', page)
+        assert box
+        moved = client.post("/queues/Orders/act", data={"do": "perform_now selected", "id": html.unescape(box[1])})
+        assert (moved.status_code, "n=1" in moved.headers["location"]) == (303, True)
+        assert queue.stats().due == 1
+
+    @pytest.mark.parametrize("word", HOSTILE)
+    def test_payloads_errors_reasons_and_names_are_only_text(
+        self, client: TestClient, app: lowq.Lowq, word: str
+    ) -> None:
+        queue = app.queue("Orders", 3)
+        queue.push({"id": "plain", "payload": {word: [word]}})
+        quiet = [tag for path in ("/queues/Orders", "/audit") for tag in tags(client.get(path).text)]
+        client.post("/queues/Orders/act", data={"do": "bury selected", "id": "plain", "reason": word, "sure": "1"})
+        app.note(word, word, word, 1, {word: [word]})
+        for path in (
+            "/queues/Orders?state=morgue",
+            "/queues/Orders/job?id=plain",
+            "/audit",
+            f"/search?id={quote(word)}",
+        ):
+            page = client.get(path, follow_redirects=True).text
+            names = {re.split(r"[\s>]", tag[1:])[0] for tag in tags(page)}
+            assert names <= {re.split(r"[\s>]", tag[1:])[0] for tag in quiet} | {
+                "b",
+                "pre",
+                "ol",
+                "li",
+                "code",
+                "h3",
+                "section",
+                "time",
+                "dl",
+                "dt",
+                "dd",
+                "div",
+                "ul",
+            }
+            assert not re.search(r"<[^>]*\son\w+\s*=", re.sub(r'"[^"]*"', '""', page))
+            assert not any(char in page for char in "\x00\x1b\u202e\u2066")
+
+    @pytest.mark.parametrize("name", ["100%", "..", ".", "<b>", "naïve", "a?b#c", "x&y=1", '"q"', "shards"])
+    def test_queues_of_any_name_have_pages(self, client: TestClient, app: lowq.Lowq, name: str) -> None:
+        app.queue(name, 2).push({"id": 1, "delay": 60})
+        links = [html.unescape(link) for link in re.findall(r'<th scope="row"><a href="([^"]+)"', client.get("/").text)]
+        assert len(links) == 1
+        page = client.get(links[0])
+        assert page.status_code == 200
+        assert f"<h1>{html.escape(name)}".replace("&quot;", "&#34;") in page.text
+        assert client.get(links[0] + "/shards").status_code == 200
+        assert client.post(links[0] + "/pause").status_code == 303
+        assert app.queue(name).stats().paused
+
+    def test_ids_that_are_no_text_are_listed_and_not_mistaken(self, client: TestClient, app: lowq.Lowq) -> None:
+        queue = app.queue("Orders", 1)
+        queue.push({"id": "fine", "delay": 60})
+        app.client.command("ZADD", "lowq:v1:{Orders:0}:due", time.time() + 60, b"raw\xff\xfe")
+        page = client.get("/queues/Orders")
+        assert page.status_code == 200
+        assert "raw\\udcff\\udcfe" in visible(page.text)
+        assert client.get("/queues/Orders/job?id=raw%FF%FE").status_code == 400
+
+    def test_a_megabyte_is_cut_and_can_be_had_whole(self, client: TestClient, app: lowq.Lowq) -> None:
+        app.queue("Orders", 3).push({"id": "big", "payload": {"text": "<" * 1_000_000}})
+        page = client.get("/queues/Orders/job?id=big").text
+        assert len(page) < 60_000
+        link = re.search(r'href="([^"]*payload[^"]*)"', page)
+        assert link
+        whole = client.get(html.unescape(link[1]))
+        assert whole.headers["content-type"] == "text/plain; charset=utf-8"
+        assert whole.text.count("<") == 1_000_000
+        assert len(client.get("/queues/Orders").text) < 60_000
+
+    def test_undecodable_payloads_are_shown_as_what_they_are(self, client: TestClient, app: lowq.Lowq) -> None:
+        undecodable(app, "a", b"<b>\xff\x00")
+        assert "undecodable payload: <b>\\\\xff" in visible(client.get("/queues/Orders/job?id=a").text)
+
+
+class TestRedaction:
+    def test_fields_are_masked_wherever_they_are(self, browse: Open, app: lowq.Lowq) -> None:
+        app.queue("Orders", 1).push(
+            {"id": "a", "payload": {"card_number": "4242", "Password": "hunter2", "items": [{"card_cvc": 777, "n": 5}]}}
+        )
+        undecodable(app, "b", b'{"card_number": "9999"')
+        client = browse(redact=["card_*", "password"])
+        for path in ("/queues/Orders", "/queues/Orders/job?id=a", "/api/v1/queues/Orders/job?id=a",
+                     "/api/v1/queues/Orders/jobs", "/queues/Orders/job?id=b",
+                     "/queues/Orders/payload?id=a&state=due&n=0",
+                     "/queues/Orders/payload?id=b&state=due&n=0"):  # fmt: skip
+            answer = client.get(path)
+            assert answer.status_code == 200
+            assert not re.search("4242|hunter2|777|9999", answer.text), path
+
+    def test_a_function_decides_and_its_failure_hides(self, browse: Open, app: lowq.Lowq) -> None:
+        app.queue("Orders", 1).push([{"id": "a", "payload": {"keep": 11}}, {"id": "b", "payload": ["secret"]}])
+        client = browse(redact=lambda payload: {"keep": payload["keep"]})
+        page = client.get("/queues/Orders").text
+        assert "11" in page
+        assert "secret" not in page
+
+    def test_the_environment_names_fields(self, browse: Open, app: lowq.Lowq, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("LOWQ_WEB_REDACT", "a, token")
+        app.queue("Orders", 1).push({"id": "x", "payload": {"token": "hush", "b": 1}})
+        assert "hush" not in browse().get("/queues/Orders").text
+
+    def test_nonsense_is_refused(self, browse: Open) -> None:
+        for nonsense in ("password", 5, [5]):
+            with pytest.raises((lowq.ConfigError, TypeError)):
+                browse(redact=nonsense)
+
+
+class TestListings:
+    @pytest.fixture
+    def queue(self, app: lowq.Lowq) -> lowq.Queue:
+        queue = app.queue("Orders", 3)
+        queue.push({"id": f"job-{n:03d}", "payload": n, "delay": 1000 + n} for n in range(120))
+        return queue
+
+    def ids(self, page: str) -> list[str]:
+        last = page.rpartition("<tbody>")[2]
+        return re.findall(r'<a class="id"[^>]*>([^<]+)</a>', last)
+
+    def test_pages_hold_every_job_once_while_jobs_move(self, client: TestClient, queue: lowq.Queue) -> None:
+        found, address = [], "/queues/Orders?state=scheduled"
+        for turn in range(10):
+            page = client.get(address).text
+            found += self.ids(page)
+            queue.push({"id": f"new-{turn}", "delay": 1})  # comes in before what was seen
+            queue.delete(f"job-{turn:03d}")  # was seen already
+            link = re.search(r'href="([^"]+)" rel="next"', page)
+            if link is None:
+                break
+            address = html.unescape(link[1])
+        assert found == [f"job-{n:03d}" for n in range(120)]
+
+    @pytest.mark.parametrize(
+        ("query", "expected"),
+        [
+            ("order_by=id&reverse=1", ["job-119", "job-118"]),
+            ("order_by=id&min=job-050", ["job-050", "job-051"]),
+            ("match=*7", ["job-007", "job-017"]),
+            ("match=job-01?&reverse=1", ["job-019", "job-018"]),
+            ("reverse=1", ["job-119", "job-118"]),
+            ("min=%2B1050s", ["job-051", "job-052"]),
+            ("order_by=retry_count", ["job-000", "job-001"]),
+        ],
+    )
+    def test_filters_and_orders(self, client: TestClient, queue: lowq.Queue, query: str, expected: list[str]) -> None:
+        page = client.get(f"/queues/Orders?{query}").text
+        got = self.ids(page)[:2]
+        # An absolute bound from a relative one: a second may have passed.
+        assert got == expected or (query.startswith("min=%2B") and got[0] in ("job-050", "job-051", "job-052"))
+
+    def test_what_makes_no_sense_is_told(self, client: TestClient, queue: lowq.Queue) -> None:
+        for query in ("state=dead", "order_by=size", "min=tomorrow", "after=%21", "reverse=2"):
+            answer = client.get(f"/queues/Orders?{query}")
+            assert answer.status_code == 400, query
+        assert client.get("/queues/Nowhere").status_code == 404
+        assert client.get("/queues/Orders/job?id=").status_code == 400
+
+    def test_every_state_has_a_tab_with_its_count(self, client: TestClient, queue: lowq.Queue) -> None:
+        queue.bury(["job-000", "job-001"])
+        queue.perform_now(["job-002", "job-003", "job-004"])
+        counts = re.findall(r'(\w+) <span class="count" title="([^"]*)"', client.get("/queues/Orders").text)
+        assert dict(counts) == {
+            "Waiting": "118", "Due": "3", "Scheduled": "115", "Retrying": "0", "Taken": "0", "Morgue": "2",
+        }  # fmt: skip
+
+    def test_a_scan_sends_what_it_has_found_again_and_again(self, client: TestClient, app: lowq.Lowq) -> None:
+        queue = app.queue("Many", 1)
+        queue.push({"id": f"{n:05d}", "delay": 9} for n in range(5000))
+        page = client.get("/queues/Many?match=*9&reverse=1").text
+        bodies = page.split("<tbody>")[1:]
+        assert len(bodies) >= 2
+        assert "Looking through" in bodies[0]
+        assert self.ids(page)[0] == "04999"
+        assert "nothing matches".lower() not in bodies[-1].lower()
+        assert "No job matches" in client.get("/queues/Many?match=zzz").text
+
+
+class TestActions:
+    @pytest.fixture
+    def queue(self, app: lowq.Lowq) -> lowq.Queue:
+        queue = app.queue("Orders", 3)
+        queue.push({"id": f"job-{n}", "payload": n, "delay": 1000} for n in range(10))
+        queue.bury(["job-0", "job-1"], "bad")
+        return queue
+
+    def act(self, client: TestClient, **form: Any) -> Any:
+        return client.post("/queues/Orders/act", data=form)
+
+    def test_kick_some(self, client: TestClient, queue: lowq.Queue) -> None:
+        answer = self.act(client, do="kick selected", id=["job-0", "job-1", "job-7"], state="morgue")
+        assert answer.status_code == 303
+        page = client.get(answer.headers["location"]).text
+        assert "2 jobs kicked; 1 no longer there." in visible(page).replace("  ", " ")
+        assert queue.stats().morgue_length == 0
+
+    @pytest.mark.parametrize("verb", ["bury", "delete"])
+    def test_what_destroys_asks_first_with_the_number(self, client: TestClient, queue: lowq.Queue, verb: str) -> None:
+        before = queue.stats()
+        for what, number in (("selected", 2), ("all", 8)):
+            page = self.act(client, do=f"{verb} {what}", id=["job-2", "job-3"])
+            assert page.status_code == 200
+            assert f"{verb.capitalize()} {number} jobs?" in page.text
+        assert queue.stats() == before
+        assert self.act(client, do=f"{verb} selected", id=["job-2", "job-3"], sure="1").status_code == 303
+        assert queue.stats().length == before.length - 2
+
+    def test_all_that_match_run_in_the_background(self, client: TestClient, queue: lowq.Queue, app: lowq.Lowq) -> None:
+        app.queue("Orders").push({"id": f"more-{n}", "delay": 500} for n in range(40))
+        page = self.act(client, do="delete all", match="more-*", state="scheduled").text
+        assert "Delete 40 jobs?" in page
+        answer = self.act(client, do="delete all", match="more-*", state="scheduled", sure="1")
+        page = wait(client, answer.headers["location"])
+        assert "40 of 40 jobs deleted" in visible(page)
+        assert queue.stats().length == 8
+        last, first = app.audit(2)
+        assert (last.who, last.action, last.target, last.count) == ("anonymous", "delete", "Orders", 40)
+        assert last.detail["match"] == "more-*"
+        assert (first.count, first.detail["outcome"]) == (None, "started")
+
+    def test_a_task_can_be_cancelled(self, client: TestClient, app: lowq.Lowq, monkeypatch: pytest.MonkeyPatch) -> None:
+        queue = app.queue("Long", 1)
+        queue.push({"id": n, "delay": 500} for n in range(2000))
+        bulk = lowq.Queue.bulk
+
+        def slowly(self: lowq.Queue, *args: Any, **options: Any) -> Any:
+            for step in bulk(self, *args, **options):
+                yield step
+                time.sleep(0.05)
+
+        monkeypatch.setattr(lowq.Queue, "bulk", slowly)
+        answer = client.post("/queues/Long/act", data={"do": "delete all", "sure": "1"})
+        task = answer.headers["location"]
+        assert "Cancel" in client.get(task).text
+        client.post(task + "/cancel")
+        page = wait(client, task)
+        assert "cancelled" in page
+        assert 0 < queue.stats().length < 2000
+
+    def test_too_many_tasks_are_refused(
+        self, client: TestClient, app: lowq.Lowq, queue: lowq.Queue, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        bulk, over = lowq.Queue.bulk, time.monotonic() + 30
+
+        def stuck(self: lowq.Queue, *args: Any, **options: Any) -> Any:
+            for step in bulk(self, *args, **options):
+                yield step
+                while time.monotonic() < over:
+                    time.sleep(0.01)
+
+        monkeypatch.setattr(lowq.Queue, "bulk", stuck)
+        answers = [self.act(client, do="kick all", state="morgue", sure="1") for _ in range(5)]
+        over = 0
+        assert [answer.status_code for answer in answers] == [303] * 4 + [429]
+        for answer in answers[:4]:
+            wait(client, answer.headers["location"])
+
+    def test_pause_and_resume(self, client: TestClient, queue: lowq.Queue, app: lowq.Lowq) -> None:
+        assert "Pause" in client.get("/queues/Orders").text
+        client.post("/queues/Orders/pause")
+        assert "Resume" in client.get("/queues/Orders").text
+        queue.perform_now("job-5")
+        assert "paused since" in visible(client.get("/queues/Orders/job?id=job-5").text)
+        assert "by anonymous" in visible(client.get("/queues/Orders/job?id=job-5").text)
+        client.post("/queues/Orders/resume")
+        assert not queue.stats().paused
+        assert [entry.action for entry in app.audit()] == ["resume", "pause"]
+
+    @pytest.mark.parametrize(
+        "form",
+        [
+            {}, {"do": "explode selected", "id": "job-1"}, {"do": "kick selected"}, {"do": "kick everything"},
+            {"do": "delete all", "order_by": "id", "min": "job-1", "sure": "1"},
+            {"do": "kick selected", "id": "x" * 600},
+        ],
+    )  # fmt: skip
+    def test_nonsense_does_nothing(self, client: TestClient, queue: lowq.Queue, form: dict[str, str]) -> None:
+        before = queue.stats()
+        assert self.act(client, **form).status_code == 400
+        assert queue.stats().length == before.length
+
+    def test_what_was_said_in_an_address_is_only_numbers_and_known_words(
+        self, client: TestClient, queue: lowq.Queue
+    ) -> None:
+        page = client.get("/queues/Orders?did=kick&n=%3Cb%3E&missing=-5").text
+        assert 'role="status"' in page
+        assert "<b>" not in page.partition('role="status"')[2].partition("</p>")[0]
+        assert 'role="status"' not in client.get("/queues/Orders?did=hacked&n=5").text
+
+
+class TestTheIdPage:
+    def test_a_buried_id_and_newer_payloads_of_it_stand_side_by_side(self, client: TestClient, app: lowq.Lowq) -> None:
+        queue = app.queue("Orders", 3)
+        queue.push({"id": "a", "payload": {"v": 1}, "score": 1})
+        queue.bury("a", "no stock")
+        queue.push([{"id": "a", "payload": {"v": n}, "score": n} for n in (3, 2)])
+        page = visible(client.get("/queues/Orders/job?id=a").text)
+        assert "no stock" in page
+        assert page.index('"v": 2') < page.index('"v": 3') < page.index('"v": 1')
+        assert "leased to nobody" in page
+
+    def test_the_retry_clock_tells_the_coming_times(self, client: TestClient, app: lowq.Lowq) -> None:
+        import lowq.testing
+
+        class Orders(lowq.Worker[Any]):
+            max_retry_count = 9
+
+            def perform(self, payloads_by_id: dict[str, list[Any]]) -> None:
+                raise TimeoutError("the other side is down")
+
+        worker = app.worker(shards_count=2)(Orders)
+        app.register("Orders", 2, worker)
+        worker.perform_async({"id": "a", "payload": {"v": 1}})
+        lowq.testing.drain(worker)
+        page = visible(client.get("/queues/Orders/job?id=a").text)
+        assert "Retry 1 of 9, due in".lower() in page.lower()
+        assert "the other side is down" in page
+        assert "Traceback" in page
+        assert "Retry clock" in page
+        document = client.get("/api/v1/queues/Orders/job?id=a").json()
+        assert [retry["number"] for retry in document["retries"]] == [1, 2, 3, 4, 5]
+        assert document["retries"][1]["earliest"] == pytest.approx(document["retries"][0]["latest"] + 16)
+
+    def test_who_performs_it_and_for_how_long(self) -> None:
+        app = lowq.Lowq(redis_url=f"memory://{uuid.uuid4().hex}", lease_ttl=0.6)
+        over, began = threading.Event(), threading.Event()
+
+        def perform(_self: Any, _payloads_by_id: dict[str, list[Any]]) -> None:
+            began.set()
+            over.wait(30)
+
+        app.worker(shards_count=2)(type("Orders", (lowq.Worker,), {"perform": perform}))
+        app.queue("Orders").push({"id": "a", "payload": 1})
+        node = lowq.Node(app, threads=3)
+        node.start()
+        try:
+            assert began.wait(20)
+            client = TestClient(lowq_web.create_app(app), base_url="http://127.0.0.1")
+            deadline = time.monotonic() + 20
+            # Which thread it is comes with the next heartbeat.
+            while "thread" not in (detail := client.get("/api/v1/queues/Orders/job?id=a").json()["why"]["detail"]):
+                assert time.monotonic() < deadline, detail
+                time.sleep(0.02)
+            assert re.fullmatch(rf"taken \S+ s ago by node {re.escape(node.name)}, thread [0-2]", detail)
+            assert "It is: taken" in " ".join(visible(client.get("/queues/Orders/job?id=a").text).split())
+            assert re.search(r"Orders\s+shard [01]", visible(client.get("/nodes").text))
+        finally:
+            over.set()
+            node.stop(5.0)
+            app.close()
+
+    def test_an_id_that_is_nowhere_is_404(self, client: TestClient, app: lowq.Lowq) -> None:
+        app.queue("Orders", 3).push({"id": "b"})
+        assert client.get("/queues/Orders/job?id=a").status_code == 404
+
+
+class TestSearch:
+    def test_one_place_leads_there_several_are_offered(self, client: TestClient, app: lowq.Lowq) -> None:
+        app.queue("Orders", 3).push([{"id": "a/1"}, {"id": "both"}])
+        app.queue("Refunds", 2).push({"id": "both"})
+        assert client.get("/search?id=a%2F1").headers["location"] == "/queues/Orders/job?id=a%2F1"
+        page = client.get("/search?id=both").text
+        assert "Found in 2 queues" in page
+        assert "Not found" in client.get("/search?id=c").text
+        assert client.get("/search?id=").headers["location"] == "/"
+
+
+class TestNodes:
+    def test_buttons_tell_the_node(self, client: TestClient, app: lowq.Lowq) -> None:
+        assert client.post("/nodes/tell", data={"node": "nobody", "do": "quiet"}).status_code == 404
+        app.worker(shards_count=2)(type("Orders", (lowq.Worker,), {"perform": lambda _self, _payloads: None}))
+        node = lowq.Node(app, threads=2)
+        node.start()
+        try:
+            page = client.get("/nodes").text
+            assert node.name in page
+            assert "idle" in page
+            assert "Stop this node?" in client.post("/nodes/tell", data={"node": node.name, "do": "stop"}).text
+            assert not node.stopping.is_set()
+            assert client.post("/nodes/tell", data={"node": node.name, "do": "explode"}).status_code == 400
+            assert client.post("/nodes/tell", data={"node": node.name, "do": "quiet"}).status_code == 303
+            deadline = time.monotonic() + 10
+            while "badge amber" not in client.get("/nodes").text:
+                assert time.monotonic() < deadline
+                time.sleep(0.02)
+            assert client.post("/nodes/tell", data={"node": node.name, "do": "stop", "sure": "1"}).status_code == 303
+            assert node.stopping.wait(10)
+        finally:
+            node.stop(5.0)
+        assert [entry.action for entry in app.audit()] == ["stop", "quiet"]
+
+
+def test_redis_away_is_said_and_found_again(browse: Open) -> None:
+    client = TestClient(lowq_web.create_app(lowq.Lowq(redis_url="redis://127.0.0.1:1/0")), base_url="http://127.0.0.1")
+    for path in ("/", "/queues/Orders", "/nodes"):
+        answer = client.get(path)
+        assert answer.status_code == 503
+        assert "Redis is away" in answer.text
+    assert client.get("/api/v1/queues").json()["error"]
+    assert client.post("/queues/Orders/pause", headers=OWN).status_code == 503
+
+
+def test_live_figures_stream(browse: Open, app: lowq.Lowq) -> None:
+    from starlette.requests import Request
+
+    from lowq_web.live import _events
+
+    app.queue("Orders", 3).push({"id": 1})
+    site = browse().app
+
+    async def first() -> str:
+        events = _events(Request({"type": "http", "app": site}))
+        try:
+            return await anext(events)
+        finally:
+            await events.aclose()  # type: ignore[attr-defined]  # it is a generator
+
+    import asyncio
+
+    name, data = asyncio.run(first()).strip().split("\n")
+    assert name == "event: figures"
+    figures = json.loads(data.removeprefix("data: "))
+    assert figures["queues"]["Orders"]["length"] == figures["total"]["length"] == 1

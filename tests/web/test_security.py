@@ -1,0 +1,301 @@
+"""Who may see what, and who may act."""
+
+import base64
+import json
+import re
+from typing import Any
+
+import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.routing import Mount
+from starlette.testclient import TestClient
+
+import lowq
+import lowq_web
+from lowq_web.security import TOKEN, exposure, is_loopback
+from tests.web.conftest import OWN, Open
+
+USERS: Any = {"ann": ("s3cret", "admin"), "bob": ("other", "read")}
+GETS = ("/", "/nodes", "/audit", "/tasks", "/search?id=1", "/metrics", "/live", "/api/v1/stats", "/static/app.css")
+POSTS = (
+    "/queues/Orders/pause",
+    "/queues/Orders/resume",
+    "/queues/Orders/act",
+    "/nodes/tell",
+    "/tasks/x/cancel",
+    "/api/v1/queues/Orders/pause",
+    "/api/v1/queues/Orders/actions",
+    "/api/v1/nodes/tell",
+    "/api/v1/tasks/x/cancel",
+    "/no/such/page",
+)
+
+
+def scope(**more: Any) -> dict[str, Any]:
+    headers = {"host": "127.0.0.1:8080", **more.pop("headers", {})}
+    raw = [(name.encode(), value.encode()) for name, value in headers.items()]
+    return {"type": "http", "server": ("127.0.0.1", 8080), "client": ("127.0.0.1", 5), "headers": raw, **more}
+
+
+class TestWithoutAuthentication:
+    @pytest.mark.parametrize(
+        "local",
+        [
+            scope(),
+            scope(headers={"host": "localhost:8080"}),
+            scope(headers={"host": "[::1]:8080"}, server=("::1", 8080), client=("::1", 5)),
+            scope(server=("::ffff:127.0.0.1", 8080)),
+            scope(server=("/run/lowq.sock", None), client=None),
+            scope(client=None),
+        ],
+    )
+    def test_this_machine_may_see_it(self, local: dict[str, Any]) -> None:
+        assert exposure(local) is None
+
+    @pytest.mark.parametrize(
+        ("other", "why"),
+        [
+            (scope(server=("192.0.2.7", 8080)), "192.0.2.7"),
+            (scope(server=("::", 8080)), "address ::"),
+            (scope(server=("dash.example.com", 80)), "dash.example.com"),
+            (scope(server=None), "does not tell"),
+            (scope(client=("198.51.100.9", 5)), "198.51.100.9"),
+            (scope(headers={"host": "evil.example.com"}), "evil.example.com"),  # a name that was pointed here
+            (scope(headers={"host": "127.0.0.1.example.com"}), "127.0.0.1.example.com"),
+            (scope(headers={"x-forwarded-for": "198.51.100.9"}), "proxy"),
+            (scope(headers={"forwarded": "for=198.51.100.9"}), "proxy"),
+            (scope(server=("/run/lowq.sock", None), client=None, headers={"via": "1.1 front"}), "proxy"),
+        ],
+    )
+    def test_others_may_not_and_are_told_why(self, other: dict[str, Any], why: str) -> None:
+        assert why in (exposure(other) or "")
+
+    def test_a_public_address_answers_403_with_the_reason_however_it_was_started(self, browse: Open) -> None:
+        client = browse("http://192.0.2.7:8080")
+        for path in GETS:
+            answer = client.get(path)
+            assert answer.status_code == 403, path
+            assert "192.0.2.7" in answer.text
+            assert "LOWQ_WEB_USER" in answer.text
+            assert "--no-auth" in answer.text
+        assert client.post("/queues/Orders/pause").status_code == 403
+
+    def test_no_auth_is_an_explicit_word(self, browse: Open) -> None:
+        assert browse("http://192.0.2.7:8080", no_auth=True).get("/").status_code == 200
+
+    def test_health_is_always_answered(self, browse: Open) -> None:
+        assert browse("http://192.0.2.7:8080").get("/healthz").json() == {"status": "ok"}
+
+    @pytest.mark.parametrize("name", ["localhost", "127.1.2.3", "::1", "[::1]", "x.localhost", "::ffff:127.0.0.1"])
+    def test_names_of_this_machine(self, name: str) -> None:
+        assert is_loopback(name)
+
+    @pytest.mark.parametrize(
+        "name", ["", "0.0.0.0", "::", "10.0.0.1", "localhost.example.com", "127.0.0.1x", "2130706433"]
+    )
+    def test_other_names(self, name: str) -> None:
+        assert not is_loopback(name)
+
+
+class TestBasicAuth:
+    @pytest.fixture
+    def protected(self, browse: Open) -> TestClient:
+        return browse("https://dash.example.com", auth=lowq_web.BasicAuth(USERS))
+
+    @pytest.mark.parametrize("path", GETS)
+    def test_everything_but_health_asks_for_it(self, protected: TestClient, path: str) -> None:
+        answer = protected.get(path)
+        assert answer.status_code == 401
+        assert answer.headers["www-authenticate"].startswith("Basic ")
+        assert protected.get("/healthz").status_code == 200
+
+    @pytest.mark.parametrize(
+        "wrong",
+        [
+            "", "Basic", "Basic !!!", "Bearer abc", "Basic " + base64.b64encode(b"ann").decode(),
+            "Basic " + base64.b64encode(b"ann:other").decode(), "Basic " + base64.b64encode(b"bob:s3cret").decode(),
+            "Basic " + base64.b64encode(b":").decode(), "Basic " + base64.b64encode(b"\xff:\xfe").decode(),
+        ],
+    )  # fmt: skip
+    def test_what_is_wrong_is_refused(self, protected: TestClient, wrong: str) -> None:
+        assert protected.get("/", headers={"authorization": wrong}).status_code == 401
+
+    def test_the_right_password_opens_it(self, protected: TestClient) -> None:
+        answer = protected.get("/", auth=("ann", "s3cret"))
+        assert answer.status_code == 200
+        assert "ann" in answer.text
+
+    def test_users_come_from_the_environment(self, browse: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("LOWQ_WEB_USER", "ann")
+        with pytest.raises(lowq.ConfigError, match="LOWQ_WEB_PASSWORD"):
+            browse()
+        monkeypatch.setenv("LOWQ_WEB_PASSWORD", "pass:word")
+        monkeypatch.setenv("LOWQ_WEB_READ_USER", "bob")
+        monkeypatch.setenv("LOWQ_WEB_READ_PASSWORD", "look")
+        client = browse("http://192.0.2.7")
+        assert client.get("/").status_code == 401
+        assert client.get("/", auth=("ann", "pass:word")).status_code == 200
+        assert client.get("/", auth=("bob", "look")).status_code == 200
+        assert client.post("/queues/Orders/pause", auth=("bob", "look"), headers=OWN).status_code == 403
+
+    @pytest.mark.parametrize("users", [{}, {"": ("x", "admin")}, {"ann": ("", "admin")}, {"ann": ("x", "boss")}])
+    def test_what_makes_no_sense_is_refused(self, users: Any) -> None:
+        with pytest.raises(lowq.ConfigError):
+            lowq_web.BasicAuth(users)
+
+
+class TestCallable:
+    def test_the_host_application_says_who_asks(self, browse: Open) -> None:
+        def who(request: Request) -> lowq_web.User | None:
+            name = request.headers.get("x-user")
+            return lowq_web.User(name, "read") if name else None
+
+        client = browse("https://app.example.com", auth=who)
+        assert client.get("/").status_code == 401
+        assert "www-authenticate" not in client.get("/").headers
+        assert "carol" in client.get("/", headers={"x-user": "carol"}).text
+
+    def test_it_may_be_async_and_nonsense_is_nobody(self, browse: Open) -> None:
+        async def who(request: Request) -> Any:
+            return lowq_web.User("dan") if "good" in request.headers else "dan"
+
+        client = browse("https://app.example.com", auth=who)
+        assert client.get("/", headers={"good": "1"}).status_code == 200
+        assert client.get("/").status_code == 401
+
+
+class TestRoles:
+    @pytest.mark.parametrize("path", POSTS)
+    def test_readers_may_not_act(self, browse: Open, app: lowq.Lowq, path: str) -> None:
+        app.queue("Orders", 3).push({"id": 1})
+        client = browse(auth=lambda _request: lowq_web.User("bob", "read"))
+        for headers in (OWN, {"content-type": "application/json"}):
+            answer = client.post(path, headers=headers, content="{}")
+            assert answer.status_code == 403
+            assert "bob may look, not act" in answer.text
+        assert not app.queue("Orders").stats().paused
+
+    def test_every_route_that_is_no_get_needs_the_role(self, browse: Open) -> None:
+        client = browse(auth=lambda _request: lowq_web.User("bob", "read"))
+        for method in ("POST", "PUT", "PATCH", "DELETE"):
+            assert client.request(method, "/", headers=OWN).status_code == 403
+
+    def test_readers_are_shown_no_button(self, browse: Open, app: lowq.Lowq) -> None:
+        app.queue("Orders", 3).push({"id": 1, "delay": 60})
+        client = browse(auth=lambda _request: lowq_web.User("bob", "read"))
+        for path in ("/", "/queues/Orders", "/queues/Orders/job?id=1", "/nodes"):
+            page = client.get(path).text
+            assert 'method="post"' not in page
+            assert "read only" in page
+
+
+class TestCrossSite:
+    @pytest.mark.parametrize(
+        "headers",
+        [
+            {"sec-fetch-site": "cross-site"},
+            {"sec-fetch-site": "same-site"},
+            {"sec-fetch-site": "cross-site", "origin": "http://127.0.0.1:8080"},
+            {"origin": "https://evil.example.com"},
+            {"origin": "null"},
+            {"origin": "http://127.0.0.1:9999"},
+            {},  # no word of the browser, and no token
+        ],
+    )
+    @pytest.mark.parametrize("path", POSTS)
+    def test_posts_of_other_sites_are_refused(
+        self, browse: Open, app: lowq.Lowq, path: str, headers: dict[str, str]
+    ) -> None:
+        app.queue("Orders", 3).push({"id": 1})
+        form = {**headers, "content-type": "application/x-www-form-urlencoded"}
+        answer = browse().post(path, headers=form, content="do=delete+all&sure=1")
+        assert answer.status_code == 403
+        assert not app.queue("Orders").stats().paused
+        assert app.queue("Orders").stats().length == 1
+
+    @pytest.mark.parametrize("headers", [OWN, {"origin": "http://127.0.0.1:8080"}])
+    def test_posts_of_our_own_pages_are_not(self, browse: Open, app: lowq.Lowq, headers: dict[str, str]) -> None:
+        app.queue("Orders", 3).push({"id": 1})
+        assert browse().post("/queues/Orders/pause", headers=headers).status_code == 303
+        assert app.queue("Orders").stats().paused
+
+    def test_an_old_browser_shows_the_token_of_its_page(self, browse: Open, app: lowq.Lowq) -> None:
+        app.queue("Orders", 3).push({"id": 1})
+        client = browse()
+        found = re.search(rf'name="{TOKEN}" value="([^"]+)"', client.get("/queues/Orders").text)
+        assert found
+        assert client.post("/queues/Orders/pause", data={TOKEN: "guess"}).status_code == 403
+        assert client.post("/queues/Orders/pause", data={TOKEN: found[1]}).status_code == 303
+        client.cookies.clear()
+        assert client.post("/queues/Orders/resume", data={TOKEN: found[1]}).status_code == 403
+
+    def test_json_needs_no_token_as_no_page_may_send_it_elsewhere(self, browse: Open, app: lowq.Lowq) -> None:
+        app.queue("Orders", 3).push({"id": 1})
+        answer = browse().post("/api/v1/queues/Orders/pause", headers={"content-type": "application/json"})
+        assert answer.json() == {"paused": True, "changed": True}
+        evil = {"content-type": "application/json", "origin": "https://evil.example.com"}
+        assert browse().post("/api/v1/queues/Orders/resume", headers=evil).status_code == 403
+
+    def test_no_answer_allows_others_to_read_it(self, browse: Open) -> None:
+        answer = browse().options("/api/v1/stats", headers={"origin": "https://evil.example.com"})
+        assert not [name for name in answer.headers if name.startswith("access-control-")]
+
+
+class TestHeaders:
+    @pytest.mark.parametrize("path", ["/", "/healthz", "/api/v1/stats", "/static/app.js", "/no/such/page", "/metrics"])
+    def test_every_answer_forbids_frames_foreign_content_and_guesses(self, browse: Open, path: str) -> None:
+        headers = browse().get(path).headers
+        policy = dict(part.strip().partition(" ")[::2] for part in headers["content-security-policy"].split(";"))
+        assert policy["default-src"] == "'none'"
+        assert policy["script-src"] == policy["style-src"] == "'self'"
+        assert policy["frame-ancestors"] == policy["base-uri"] == "'none'"
+        assert policy["form-action"] == "'self'"
+        assert headers["x-frame-options"] == "DENY"
+        assert headers["x-content-type-options"] == "nosniff"
+
+    def test_the_refusals_have_them_too(self, browse: Open) -> None:
+        assert "content-security-policy" in browse("http://192.0.2.7").get("/").headers
+
+    def test_pages_have_no_inline_script_style_or_handler(self, browse: Open, app: lowq.Lowq) -> None:
+        app.queue("Orders", 3).push([{"id": 1}, {"id": 2, "delay": 99}])
+        client = browse()
+        for path in ("/", "/queues/Orders", "/queues/Orders/job?id=1", "/queues/Orders/shards", "/nodes", "/audit"):
+            page = client.get(path).text
+            assert not re.search(r"<style|\sstyle=|\son\w+=|javascript:", page), path
+            assert all("src=" in tag for tag in re.findall(r"<script[^>]*>", page))
+
+    def test_the_cookie_is_of_no_use_to_scripts_and_other_sites(self, browse: Open) -> None:
+        cookie = browse("https://127.0.0.1").get("/").headers["set-cookie"]
+        assert "HttpOnly" in cookie
+        assert "SameSite=Strict" in cookie
+        assert "Secure" in cookie
+
+    def test_a_body_without_end_is_not_read_to_its_end(self, browse: Open) -> None:
+        assert browse().post("/queues/Orders/act", headers=OWN, content=b"x" * 5_000_000).status_code == 413
+
+
+class TestMounted:
+    def test_all_links_stay_below_the_mount(self, app: lowq.Lowq) -> None:
+        app.queue("Orders", 3).push({"id": 1, "delay": 60})
+        parent = Starlette(routes=[Mount("/ops/lowq", lowq_web.create_app(app))])
+        client = TestClient(parent, base_url="http://127.0.0.1", follow_redirects=False, headers=OWN)
+        for path in ("/", "/queues/Orders", "/queues/Orders/job?id=1", "/nodes"):
+            answer = client.get(f"/ops/lowq{path}")
+            assert answer.status_code == 200, path
+            links = re.findall(r'(?:href|src|action)="([^"]+)"', answer.text)
+            assert links
+            assert all(link.startswith(("/ops/lowq/", "#")) for link in links), path
+        assert client.get("/ops/lowq/healthz").status_code == 200
+        assert client.get("/ops/lowq/api/v1/stats").json()["total"]["length"] == 1
+        answer = client.post("/ops/lowq/queues/Orders/pause")
+        assert answer.headers["location"].startswith("/ops/lowq/queues/Orders")
+        assert "Path=/ops/lowq" in client.get("/ops/lowq/").headers.get("set-cookie", "Path=/ops/lowq")
+        assert (
+            json.dumps(client.get("/ops/lowq/api/v1/openapi.json").json()["servers"]) == '[{"url": "/ops/lowq/api/v1"}]'
+        )
+
+    def test_the_guard_is_not_left_outside(self, app: lowq.Lowq) -> None:
+        parent = Starlette(routes=[Mount("/ops/lowq", lowq_web.create_app(app))])
+        client = TestClient(parent, base_url="https://app.example.com")
+        assert client.get("/ops/lowq/").status_code == 403

@@ -1,0 +1,58 @@
+"""What nobody is to see in payloads."""
+
+from collections.abc import Callable, Iterable
+from fnmatch import fnmatchcase
+from typing import Any
+
+import lowq
+
+#: A payload -> what is shown of it.
+Redact = Callable[[Any], Any]
+
+MASK = "•••"
+#: How the queue's handle shows a payload that can't be decoded: its fields can't be told, so nothing of it is shown.
+_UNDECODABLE = "undecodable payload: "
+
+
+def redactor(redact: Redact | Iterable[str] | None) -> Redact:
+    """From what `create_app` is given: nothing, names of fields (``"card_*"`` matches several), or a function.
+
+    Fields are masked however deep they lie, and whatever the case of their names.
+
+    Raises:
+        ConfigError: it is neither.
+    """
+    if redact is None:
+        return lambda payload: payload
+    if callable(redact):
+        return _safely(redact)
+    names = [] if isinstance(redact, str) else list(redact)
+    if isinstance(redact, str) or not all(isinstance(name, str) for name in names):
+        raise lowq.ConfigError("redact= is a list of names of payload fields, or a function of a payload")
+    patterns = [name.lower() for name in names]
+    return lambda payload: _mask(payload, patterns)
+
+
+def _safely(function: Redact) -> Redact:
+    def redact(payload: Any) -> Any:
+        try:
+            return function(payload)
+        except Exception:
+            return MASK  # rather too little than too much
+
+    return redact
+
+
+def _mask(payload: Any, patterns: list[str]) -> Any:
+    if isinstance(payload, dict):
+        return {
+            name: MASK
+            if any(fnmatchcase(str(name).lower(), pattern) for pattern in patterns)
+            else _mask(value, patterns)
+            for name, value in payload.items()
+        }
+    if isinstance(payload, list | tuple):
+        return [_mask(item, patterns) for item in payload]
+    if patterns and isinstance(payload, str) and payload.startswith(_UNDECODABLE):
+        return _UNDECODABLE + MASK
+    return payload

@@ -1,0 +1,126 @@
+"""Bulk actions in the background, with progress, cancellable.
+
+A task lives in the memory of this process: when the process ends it stops where it is, and what it did is done. Each
+task has a thread of its own; a few run at once, and the latest ones that ended are remembered.
+"""
+
+import logging
+import secrets
+import threading
+import time
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import lowq
+from lowq_web.lookout import Lookout
+
+log = logging.getLogger(__name__)
+
+#: Tasks that run at once, and ended ones that are remembered.
+MAX_RUNNING, MAX_ENDED = 4, 100
+
+TaskState = Literal["running", "done", "cancelled", "failed"]
+ActionName = Literal["perform_now", "bury", "kick", "delete"]
+
+
+class TooManyTasks(Exception):
+    """As many tasks run as may."""
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """Which jobs are meant."""
+
+    state: Any = None
+    match: str | None = None
+    #: Bounds of perform_at, in the morgue of buried_at: Unix time, seconds.
+    min: float | None = None
+    max: float | None = None
+
+    def given(self) -> dict[str, Any]:
+        """What of it says anything."""
+        values = {"state": self.state, "match": self.match, "min": self.min, "max": self.max}
+        return {name: value for name, value in values.items() if value is not None}
+
+
+@dataclass(slots=True)
+class Task:
+    """Written by its own thread, read by others."""
+
+    id: str
+    who: str
+    queue: str
+    action: ActionName
+    filter: Filter
+    began_at: float
+    state: TaskState = "running"
+    done: int = 0
+    #: None: still being counted.
+    total: int | None = None
+    ended_at: float | None = None
+    error: str | None = None
+    cancelled: threading.Event = field(default_factory=threading.Event)
+
+
+class Tasks:
+    """Safe for threads."""
+
+    def __init__(self, app: lowq.Lowq, lookout: Lookout) -> None:
+        self._app = app
+        self._lookout = lookout
+        self._lock = threading.Lock()
+        self._tasks: dict[str, Task] = {}
+
+    def start(self, who: str, queue: str, action: ActionName, wanted: Filter, reason: str | None = None) -> Task:
+        """Starts it and returns.
+
+        Raises:
+            TooManyTasks; ConfigError, UnknownQueueError, RedisUnavailable: nothing was done.
+        """
+        steps = self._app.queue(queue).bulk(action, wanted.state, wanted.match, wanted.min, wanted.max, reason=reason)
+        task = Task(secrets.token_urlsafe(8), who, queue, action, wanted, time.time())
+        with self._lock:
+            running = sum(item.state == "running" for item in self._tasks.values())
+            if running >= MAX_RUNNING:
+                raise TooManyTasks(f"{running} tasks are running already; wait for one of them to end, or cancel it")
+            for old in [item.id for item in self._tasks.values() if item.state != "running"][: -MAX_ENDED or None]:
+                del self._tasks[old]
+            self._tasks[task.id] = task
+        self._note(task, "started")
+        threading.Thread(target=self._run, args=(task, steps), name=f"lowq-task-{task.id}", daemon=True).start()
+        return task
+
+    def get(self, task_id: str) -> Task | None:
+        """A task by its id."""
+        with self._lock:
+            return self._tasks.get(task_id)
+
+    def all(self) -> list[Task]:
+        """All that are remembered, the latest first."""
+        with self._lock:
+            return list(self._tasks.values())[::-1]
+
+    def _run(self, task: Task, steps: Any) -> None:
+        try:
+            for step in steps:
+                task.done, task.total = step.done, step.total
+                if task.cancelled.is_set():
+                    task.state = "cancelled"
+                    break
+            else:
+                task.state = "done"
+        except lowq.LowqError as error:
+            task.state, task.error = "failed", str(error)
+        except Exception as error:
+            log.exception("task %s failed", task.id)
+            task.state, task.error = "failed", repr(error)
+        task.ended_at = time.time()
+        self._lookout.forget()
+        self._note(task, task.state)
+
+    def _note(self, task: Task, outcome: str) -> None:
+        detail = {**task.filter.given(), "task": task.id, "outcome": outcome}
+        try:
+            self._app.note(task.who, task.action, task.queue, task.done if outcome != "started" else None, detail)
+        except lowq.LowqError as error:
+            log.warning("task %s of %s could not be written to the audit log: %s", task.id, task.who, error)

@@ -1,0 +1,129 @@
+"""Values as words: numbers, times, payloads. Nothing here is HTML; templates escape what comes from here."""
+
+import json
+import math
+import re
+from datetime import UTC, datetime
+from typing import Any
+from urllib.parse import quote, unquote
+
+from lowq.duration import duration
+from lowq.logs import printable
+
+__all__ = ["ago", "bytes_of", "decode_id", "duration", "encode_id", "exact", "iso", "last_line", "moment", "printable"]
+
+_UNITS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
+
+
+def short(value: float) -> str:
+    """``950``, ``1.2K``, ``12K``, ``3.4M``."""
+    for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "K")):
+        if abs(value) >= size * 0.9995:
+            scaled = value / size
+            return f"{scaled:.1f}{unit}".replace(".0", "") if abs(scaled) < 9.95 else f"{scaled:.0f}{unit}"
+    return f"{value:.0f}"
+
+
+def rate(value: float | None) -> str:
+    """Per second: ``0``, ``0.02``, ``4.2``, ``1.2K``."""
+    if value is None:
+        return "-"
+    if value == 0 or value >= 10:
+        return short(value)
+    return f"{value:.1f}" if value >= 1 else f"{value:.2g}"
+
+
+def exact(value: float) -> str:
+    """``1,234,567``; a float with its fraction."""
+    return f"{value:,}" if isinstance(value, int) else f"{value:,.3f}".rstrip("0").rstrip(".")
+
+
+def bytes_of(value: float) -> str:
+    """``1.5 MB``."""
+    for size, unit in ((2**30, "GB"), (2**20, "MB"), (2**10, "kB")):
+        if value >= size:
+            return f"{value / size:.1f} {unit}"
+    return f"{value:.0f} B"
+
+
+def ago(at: float | None, now: float) -> str:
+    """``3 min ago``, ``in 4 min``, ``now``. Both are Unix time in seconds."""
+    if at is None or not math.isfinite(at):
+        return ""
+    away = at - now
+    if abs(away) < 0.5:
+        return "now"
+    return f"in {duration(away)}" if away > 0 else f"{duration(-away)} ago"
+
+
+def iso(at: float) -> str:
+    """``2026-11-21T12:00:00.123Z``; empty for what no calendar has."""
+    try:
+        return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    except (OverflowError, OSError, ValueError):
+        return ""
+
+
+def utc(at: float) -> str:
+    """``2026-11-21 12:00:00.123 UTC``."""
+    return iso(at).replace("T", " ").replace("Z", " UTC") or str(at)
+
+
+def moment(text: str, now: float) -> float:
+    """Unix time in seconds from that, from ISO 8601 (UTC when it names no zone), or from ``-2h``, ``+30 min``.
+
+    Raises:
+        ValueError: it is none of these.
+    """
+    text = text.strip()
+    relative = re.fullmatch(r"([+-])\s*(\d+(?:\.\d+)?)\s*(s|min|m|h|d)", text)
+    if relative:
+        sign, number, unit = relative.groups()
+        return now + (1 if sign == "+" else -1) * float(number) * _UNITS[unit]
+    try:
+        value = float(text)
+    except ValueError:
+        parsed = datetime.fromisoformat(text)
+        value = (parsed if parsed.tzinfo else parsed.replace(tzinfo=UTC)).timestamp()
+    if not math.isfinite(value):
+        raise ValueError(text)
+    return value
+
+
+def score(value: float) -> str:
+    """A score as it was given, as far as a float tells: 7, not 7.0."""
+    return str(int(value)) if value == int(value) and abs(value) <= 2**53 else repr(value)
+
+
+def payload(value: Any, *, indent: int | None = None) -> str:
+    """A payload as JSON, readable or in one line."""
+    try:
+        separators = (",", ": ") if indent else (", ", ": ")
+        return json.dumps(value, ensure_ascii=False, indent=indent, separators=separators, default=str)
+    except (TypeError, ValueError, RecursionError):
+        return repr(value)
+
+
+def cut(text: str, length: int) -> str:
+    """The text, or its beginning."""
+    return text if len(text) <= length else text[: length - 1] + "…"
+
+
+def last_line(error: str | None) -> str:
+    """What says most of a traceback."""
+    lines = (error or "").strip().splitlines()
+    return lines[-1].strip() if lines else ""
+
+
+# --- ids in forms and addresses ------------------------------------------------------------------------------
+# Browsers change line ends and what is not valid text in form fields, so there ids are escaped once more.
+
+
+def encode_id(job_id: str) -> str:
+    """An id as a form field carries it."""
+    return quote(job_id, safe="", errors="surrogateescape")
+
+
+def decode_id(text: str) -> str:
+    """The counterpart of `encode_id`."""
+    return unquote(text, errors="surrogateescape")

@@ -1,0 +1,510 @@
+"""Pages: HTML that is complete without JavaScript.
+
+A page asks the queue's handle, turns what it gets into words with `text`, and fills a template. Listings that look at
+every id are streamed: the rows found so far, again and again, each time in a table body that hides the one before.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+from urllib.parse import parse_qsl, urlencode
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup, escape
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, RedirectResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+import lowq
+from lowq_web import text
+from lowq_web.actions import ACTIONS
+from lowq_web.app import queue_of, site_of
+from lowq_web.chart import HEIGHT, WIDTH, chart, heat_map
+from lowq_web.entity import entity
+from lowq_web.listing import STATES, Asked, asked_of, tab_counts
+from lowq_web.security import TOKEN, visit_of
+from lowq_web.tasks import ActionName, Filter
+
+#: What a template says where what it has made so far is to be sent.
+_FLUSH = "\x00flush\x00"
+#: Characters of a payload on the page of an id; more behind a link. And payloads of an id.
+MAX_SHOWN, MAX_PAYLOADS = 4000, 100
+#: Queues on the dashboard, shards on a page of them.
+MAX_QUEUES, MAX_SHARDS = 500, 200
+#: Actions that can't be undone: always confirmed.
+DESTRUCTIVE = ("bury", "delete")
+_VERBS = {"perform_now": "perform now", "kick": "kick", "bury": "bury", "delete": "delete"}
+_DONE = {
+    "perform_now": "made due now",
+    "kick": "kicked",
+    "bury": "buried",
+    "delete": "deleted",
+    "pause": "paused",
+    "resume": "resumed",
+    "quiet": "told to go quiet",
+    "stop": "told to stop",
+    "cancel": "cancelled",
+}
+
+
+def routes() -> list[Route]:
+    """All pages."""
+    return [
+        Route("/", dashboard, name="dashboard"),
+        Route("/search", search, name="search"),
+        Route("/nodes", nodes, name="nodes"),
+        Route("/nodes/tell", tell, methods=["POST"], name="tell"),
+        Route("/audit", audit, name="audit"),
+        Route("/tasks", tasks, name="tasks"),
+        Route("/tasks/{task}", task, name="task"),
+        Route("/tasks/{task}/cancel", cancel, methods=["POST"], name="cancel"),
+        Route("/queues/{queue:name}", queue, name="queue"),
+        Route("/queues/{queue:name}/job", job, name="job"),
+        Route("/queues/{queue:name}/payload", payload, name="payload"),
+        Route("/queues/{queue:name}/shards", shards, name="shards"),
+        Route("/queues/{queue:name}/act", act, methods=["POST"], name="act"),
+        Route("/queues/{queue:name}/pause", pause, methods=["POST"], name="pause"),
+        Route("/queues/{queue:name}/resume", resume, methods=["POST"], name="resume"),
+    ]
+
+
+# --- templates -----------------------------------------------------------------------------------------------
+
+
+def _finalize(value: Any) -> Any:
+    """Everything that a template shows: what is no text for the eye (control characters, direction marks, broken
+    encodings) is shown as its escape. Then it is escaped for HTML.
+    """
+    if isinstance(value, Markup):
+        return value
+    return text.printable(value) if isinstance(value, str) else value
+
+
+def _block(value: str) -> Markup:
+    """A text whose lines are to be seen as lines."""
+    return escape(text.printable(value, "\n"))
+
+
+_environment = Environment(
+    loader=PackageLoader("lowq_web"),
+    autoescape=True,
+    finalize=_finalize,
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
+_environment.filters |= {
+    "short": text.short,
+    "exact": text.exact,
+    "rate": text.rate,
+    "duration": text.duration,
+    "bytes": text.bytes_of,
+    "iso": text.iso,
+    "utc": text.utc,
+    "score": text.score,
+    "block": _block,
+    "cut": text.cut,
+    "json": text.payload,
+    "last_line": text.last_line,
+    "encode_id": text.encode_id,
+}
+_environment.globals |= {"token_field": TOKEN, "chart_width": WIDTH, "chart_height": HEIGHT}
+
+
+def url(request: Request, name: str, query: Mapping[str, Any] | None = None, /, **parts: Any) -> str:
+    """The address of a page, wherever we are mounted."""
+    root: str = request.scope.get("lowq_root", "")
+    path = root + str(request.app.url_path_for(name, **parts))
+    given = {key: value for key, value in (query or {}).items() if value not in (None, "")}
+    if not given:
+        return path
+    return f"{path}?{urlencode(given, errors='surrogateescape')}"
+
+
+def _context(request: Request, now: float, **values: Any) -> dict[str, Any]:
+    visit = visit_of(request)
+
+    def link(name: str, query: Mapping[str, Any] | None = None, /, **parts: Any) -> str:
+        return url(request, name, query, **parts)
+
+    def ago(at: float | None) -> str:
+        return text.ago(at, now)
+
+    return {
+        "link": link,
+        "ago": ago,
+        "now": now,
+        "user": visit.user,
+        "may_act": visit.user.role == "admin",
+        "token": visit.token,
+        "page": request.scope["path"].removeprefix(request.scope.get("lowq_root", "")),
+        "said": _said(request),
+        "root": request.scope.get("lowq_root", ""),
+        "version": lowq.__version__,
+        "searched": "",
+        "flush": Markup(""),
+        **values,
+    }
+
+
+def _render(request: Request, template: str, status: int = 200, /, **values: Any) -> HTMLResponse:
+    context = _context(request, site_of(request).lookout.now(), **values)
+    return HTMLResponse(_encode(_environment.get_template(template).render(context)), status)
+
+
+def _encode(html: str) -> bytes:
+    return html.encode("utf-8", "replace")
+
+
+def _stream(request: Request, template: str, /, **values: Any) -> StreamingResponse:
+    context = _context(request, site_of(request).lookout.now(), flush=Markup(_FLUSH), **values)
+
+    def chunks() -> Iterator[bytes]:
+        waiting: list[str] = []
+        for piece in _environment.get_template(template).generate(context):
+            if _FLUSH in piece:
+                waiting.append(piece.replace(_FLUSH, ""))
+                yield _encode("".join(waiting))
+                waiting = []
+            else:
+                waiting.append(piece)
+        yield _encode("".join(waiting))
+
+    return StreamingResponse(chunks(), media_type="text/html", headers={"x-accel-buffering": "no"})
+
+
+def trouble(request: Request, status: int, reason: str) -> Response:
+    """The page for what went wrong."""
+    context = _context(request, 0.0, status=status, reason=reason)
+    return HTMLResponse(_encode(_environment.get_template("trouble.html").render(context)), status)
+
+
+def query_of(request: Request) -> dict[str, str]:
+    """The query's last value of each name; ids may be any bytes."""
+    raw = request.scope["query_string"].decode("ascii", "replace")
+    return dict(parse_qsl(raw, keep_blank_values=True, errors="surrogateescape", max_num_fields=100))
+
+
+def _form_of(request: Request) -> list[tuple[str, str]]:
+    body = visit_of(request).body.decode("ascii", "replace")
+    try:
+        return parse_qsl(body, keep_blank_values=True, errors="surrogateescape", max_num_fields=5000)
+    except ValueError:
+        raise lowq.ConfigError("the form has too many fields") from None
+
+
+def _said(request: Request) -> dict[str, Any] | None:
+    """What was just done, as the address tells it: numbers and known words only."""
+    query = query_of(request)
+    did = query.get("did", "")
+    if did not in _DONE:
+        return None
+    counts = {name: int(query[name]) for name in ("n", "in_flight", "missing") if query.get(name, "").isdecimal()}
+    return {"did": _DONE[did], "n": None, "in_flight": 0, "missing": 0, **counts}
+
+
+def _back(request: Request, name: str, query: Mapping[str, Any] | None = None, /, **parts: Any) -> RedirectResponse:
+    return RedirectResponse(url(request, name, query, **parts), 303)
+
+
+# --- all queues ----------------------------------------------------------------------------------------------
+
+_SORTS = {
+    "name": lambda stats: stats.name,
+    "lag": lambda stats: stats.lag,
+    "due": lambda stats: stats.due,
+    "length": lambda stats: stats.length,
+    "fresh": lambda stats: stats.fresh,
+    "retries": lambda stats: stats.retries,
+    "taken": lambda stats: stats.taken,
+    "morgue": lambda stats: stats.morgue_length,
+    "processed": lambda stats: stats.processed,
+    "failed": lambda stats: stats.failed,
+}
+
+
+def dashboard(request: Request) -> Response:
+    """All queues."""
+    site, query = site_of(request), query_of(request)
+    figures = site.lookout.figures()
+    span = _span(query)
+    sort = query.get("sort", "")
+    sort = sort if sort in _SORTS else "name"
+    down = query.get("dir") == "desc"
+    queues = sorted(figures.queues, key=lambda item: _SORTS[sort](item.stats), reverse=down)
+    history = site.lookout.history("", span)
+    return _render(
+        request,
+        "dashboard.html",
+        figures=figures,
+        queues=queues[:MAX_QUEUES],
+        left_out=max(len(queues) - MAX_QUEUES, 0),
+        sort=sort,
+        down=down,
+        spans=_spans(request, "dashboard", span, query),
+        span=span,
+        rates=chart(history.rates, ["processed", "failed"]),
+        lags=chart(history.rates, ["lag"]),
+        heat_cells=[(item.stats.name, heat_map(item.shards)) for item in queues[:50]],
+        hottest=_hottest(figures.queues),
+        redis=site.app.redis_info(),
+        nodes=site.app.nodes(),
+    )
+
+
+def _hottest(queues: tuple[lowq.QueueOverview, ...]) -> list[tuple[str, lowq.ShardInfo]]:
+    found = [(item.stats.name, shard) for item in queues for shard in item.shards if shard.lag > 1]
+    return sorted(found, key=lambda item: item[1].lag, reverse=True)[:3]
+
+
+def _span(query: Mapping[str, str]) -> lowq.Span:
+    span = query.get("span", "hour")
+    return span if span in ("hour", "day", "month") else "hour"  # type: ignore[return-value]  # just checked
+
+
+def _spans(
+    request: Request, name: str, current: lowq.Span, query: Mapping[str, str], **parts: Any
+) -> list[tuple[str, str, bool]]:
+    kept = {key: value for key, value in query.items() if key in ("sort", "dir")}
+    words = {"hour": "Hour", "day": "Day", "month": "30 days"}
+    return [
+        (word, url(request, name, {**kept, "span": span}, **parts), span == current) for span, word in words.items()
+    ]
+
+
+def search(request: Request) -> Response:
+    """An id, in whatever queue it is."""
+    site, job_id = site_of(request), query_of(request).get("id", "").strip()
+    if not job_id:
+        return _back(request, "dashboard")
+    found = []
+    names = [info.name for info in site.app.queues()]
+    for name in names:
+        places = site.app.queue(name).places(job_id)
+        if places:
+            found.append((name, [item.state for item in places]))
+    if len(found) == 1:
+        return _back(request, "job", {"id": job_id}, queue=found[0][0])
+    return _render(request, "search.html", 200, found=found, queues=names[:50], job_id=job_id, searched=job_id)
+
+
+def nodes(request: Request) -> Response:
+    """The nodes that live."""
+    return _render(request, "nodes.html", nodes=site_of(request).app.nodes())
+
+
+def audit(request: Request) -> Response:
+    """What people did."""
+    return _render(request, "audit.html", entries=site_of(request).app.audit(200), verbs=_VERBS)
+
+
+def tasks(request: Request) -> Response:
+    """What runs in the background."""
+    return _render(request, "tasks.html", tasks=site_of(request).tasks.all(), verbs=_VERBS)
+
+
+def task(request: Request) -> Response:
+    """How far something is that runs in the background."""
+    found = site_of(request).tasks.get(request.path_params["task"])
+    if found is None:
+        return trouble(request, 404, "There is no such task: this process has not started it, or forgotten it.")
+    return _render(request, "task.html", task=found, verbs=_VERBS, done=_DONE)
+
+
+# --- one queue -----------------------------------------------------------------------------------------------
+
+
+def queue(request: Request) -> Response:
+    """Its jobs: by state, sorted, filtered, page by page."""
+    site, handle = site_of(request), queue_of(request)
+    query = query_of(request)
+    now = site.lookout.now()
+    asked = asked_of(query, now)
+    stats = site.lookout.stats(handle)
+    span = _span(query)
+    history = site.lookout.history(handle.name, span)
+    pages = asked.pages(handle)
+    values: dict[str, Any] = {
+        "queue": handle.name,
+        "stats": stats,
+        "counts": tab_counts(handle, stats),
+        "asked": asked,
+        "states": STATES,
+        "verbs": _verbs(asked),
+        "span": span,
+        "spans": _spans(request, "queue", span, query, queue=handle.name),
+        "rates": chart(history.rates, ["processed", "failed"]),
+        "lags": chart(history.rates, ["lag"]),
+        "site": site,
+        "masked": site.redact,
+        "words": _VERBS,
+    }
+    if asked.scans:
+        return _stream(request, "queue.html", pages=_told(pages), **values)
+    return _render(request, "queue.html", pages=list(pages), **values)
+
+
+def _told(pages: Iterator[lowq.Page]) -> Iterator[lowq.Page | str]:
+    """The pages, and at last what went wrong: the answer has begun already."""
+    try:
+        yield from pages
+    except lowq.LowqError as error:
+        yield str(error)
+
+
+def _verbs(asked: Asked) -> list[ActionName]:
+    if asked.state == "taken":
+        return []
+    if asked.state == "morgue":
+        return ["kick", "delete"]
+    return ["perform_now", "bury", "delete"] if asked.state != "due" else ["bury", "delete"]
+
+
+def job(request: Request) -> Response:
+    """Everything that is known of an id."""
+    site, handle = site_of(request), queue_of(request)
+    job_id = query_of(request).get("id", "")
+    found = entity(site.app, handle, job_id)
+    return _render(
+        request,
+        "job.html",
+        200 if found.jobs else 404,
+        queue=handle.name,
+        entity=found,
+        masked=site.redact,
+        max_shown=MAX_SHOWN,
+        max_payloads=MAX_PAYLOADS,
+        verbs=_VERBS,
+        searched=job_id,
+    )
+
+
+def payload(request: Request) -> Response:
+    """One payload, whole, as plain text."""
+    site, handle, query = site_of(request), queue_of(request), query_of(request)
+    state, number = query.get("state", ""), query.get("n", "")
+    for item in handle.places(query.get("id", "")):
+        if item.state == state and number.isdecimal() and int(number[:6]) < len(item.payloads):
+            shown = text.payload(site.redact(item.payloads[int(number[:6])][0]), indent=2)
+            return Response(_encode(text.printable(shown, "\n")), media_type="text/plain; charset=utf-8")
+    return trouble(request, 404, "There is no such payload any more.")
+
+
+def shards(request: Request) -> Response:
+    """Who holds which, and what waits there."""
+    site, handle, query = site_of(request), queue_of(request), query_of(request)
+    found = site.lookout.shards(handle)
+    keys = {"shard": lambda item: item.index, "length": lambda item: item.length, "lag": lambda item: item.lag}
+    sort = query.get("sort", "shard")
+    sort = sort if sort in keys else "shard"
+    down = query.get("dir") == "desc"
+    begin = min(int(query["from"][:6]), len(found)) if query.get("from", "").isdecimal() else 0
+    return _render(
+        request,
+        "shards.html",
+        queue=handle.name,
+        shards=sorted(found, key=keys[sort], reverse=down)[begin : begin + MAX_SHARDS],
+        begin=begin,
+        end=begin + MAX_SHARDS,
+        count=len(found),
+        cells=heat_map(found),
+        sort=sort,
+        down=down,
+    )
+
+
+# --- actions -------------------------------------------------------------------------------------------------
+
+
+def act(request: Request) -> Response:
+    """Something done to one id, to those selected, or to all that match: at once, or after a page that asks."""
+    site, handle, who = site_of(request), queue_of(request), visit_of(request).user.name
+    fields = _form_of(request)
+    form = dict(fields)
+    ids = [text.decode_id(value) for name, value in fields if name == "id"]
+    action, _, what = form.get("do", "").partition(" ")
+    if action not in ACTIONS or what not in ("selected", "all", ""):
+        raise lowq.ConfigError(f"do={form.get('do')!r:.50} is no action")
+    reason = form.get("reason", "").strip()[:300] or None
+    # Where to go back to: only the filter, never an address that somebody sent.
+    back = {name: form[name] for name in ("state", "match", "order_by", "reverse", "min", "max") if form.get(name)}
+    sure = form.get("sure") == "1"
+    if what == "all":
+        asked = asked_of(back, site.lookout.now())
+        wanted = Filter(asked.bulk_state(action), asked.match, *asked.bulk_bounds())
+        if not sure:
+            # "-2h" would mean another moment when the answer comes.
+            back |= {
+                name: repr(bound) for name, bound in zip(("min", "max"), asked.bulk_bounds(), strict=True) if bound
+            }
+            total = handle.count(action, wanted.state, wanted.match, wanted.min, wanted.max)
+            return _confirm(request, handle.name, action, what, total, [], back, asked)
+        started = site.actions.on_all(who, handle.name, action, wanted, reason)
+        return _back(request, "task", task=started.id)
+    if not ids:
+        raise lowq.ConfigError("no id was selected: tick the jobs that are meant")
+    if action in DESTRUCTIVE and not sure:
+        return _confirm(request, handle.name, action, what, len(ids), ids, back, None)
+    acted = site.actions.on_ids(who, handle.name, action, ids, reason)
+    said = {"did": action, "n": acted.done, "in_flight": acted.in_flight or None, "missing": acted.missing or None}
+    if what == "":
+        return _back(request, "job", {"id": ids[0], **said}, queue=handle.name)
+    return _back(request, "queue", {**back, **said}, queue=handle.name)
+
+
+def _confirm(
+    request: Request,
+    name: str,
+    action: str,
+    what: str,
+    total: int,
+    ids: list[str],
+    back: Mapping[str, str],
+    asked: Asked | None,
+) -> Response:
+    return _render(
+        request,
+        "confirm.html",
+        queue=name,
+        action=action,
+        verb=_VERBS[action],
+        what=what,
+        total=total,
+        ids=ids,
+        back=back,
+        asked=asked,
+        destructive=action in DESTRUCTIVE,
+    )
+
+
+def pause(request: Request) -> Response:
+    """No more jobs are taken."""
+    handle = queue_of(request)
+    site_of(request).actions.pause(visit_of(request).user.name, handle.name)
+    return _back(request, "queue", {"did": "pause"}, queue=handle.name)
+
+
+def resume(request: Request) -> Response:
+    """Jobs are taken again."""
+    handle = queue_of(request)
+    site_of(request).actions.resume(visit_of(request).user.name, handle.name)
+    return _back(request, "queue", {"did": "resume"}, queue=handle.name)
+
+
+def tell(request: Request) -> Response:
+    """A node is told to go quiet, or, after a page that asks, to stop."""
+    form = dict(_form_of(request))
+    node, what = form.get("node", ""), form.get("do", "")
+    if what == "stop" and form.get("sure") != "1":
+        return _render(request, "stop.html", node=node)
+    site_of(request).actions.tell(visit_of(request).user.name, node, what)
+    return _back(request, "nodes", {"did": what})
+
+
+def cancel(request: Request) -> Response:
+    """A task stops after its current step."""
+    site = site_of(request)
+    found = site.tasks.get(request.path_params["task"])
+    if found is None:
+        return trouble(request, 404, "There is no such task: this process has not started it, or forgotten it.")
+    site.actions.cancel(visit_of(request).user.name, found)
+    return _back(request, "task", task=found.id)
