@@ -69,7 +69,7 @@ def order() -> None:
 
 def ack_by_id() -> None:
     """An acknowledgement finishes an id, whatever delivery it is of."""
-    _lua(r"if records\[i\] and parse_taken\(records\[i\]\) == delivery then", "if records[i] then", "take")
+    _lua(r"if record and string\.sub\(record, 1, #head\) == head then", "if record then", "take")
 
 
 def push_twice() -> None:

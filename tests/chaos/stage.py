@@ -377,7 +377,7 @@ class Stage(Rig):
         """Keys that should not be there when nothing waits and the morgue is empty."""
         prefixes = [self.prefix(shard) for shard in range(self.shards_count)]
         allowed = {prefix + name for prefix in prefixes for name in LEFT_OF_SHARDS}
-        allowed |= {f"lowq:v1:{name}" for name in LEFT_OF_ALL}
+        allowed |= {f"lowq:v1:{name}" for name in (*LEFT_OF_ALL, f"history:{self.queue_name}")}
         return sorted(set(self.client.scan_iter(count=1000)) - allowed)
 
     def findings(self) -> list[str]:

@@ -29,6 +29,19 @@ SHORT = {
 RECOVERY = {"kill": 1.5 * TAKEOVER, "stop": HANDOVER + 0.5}
 
 
+@pytest.mark.parametrize("name", ["kill", "boundaries", "membership", "lost-replies"])
+def test_nor_does_it_when_every_trip_takes_one_batch(name: str, tmp_path: Path) -> None:
+    found = BY_NAME[name]
+    fault = replace(
+        found,
+        load=replace(found.load, producers=2, ids=400, seconds=2.0),
+        settings={**found.settings, "ORDERS_PREFETCH": 0},
+    )
+    outcome = run(fault, 2, found.persistence[-1], folder=tmp_path, examine=False)
+    assert outcome.problems == []
+    assert outcome.report.performed > 300
+
+
 @pytest.mark.parametrize("name", SHORT)
 def test_no_fault_loses_work_or_order(name: str, tmp_path: Path) -> None:
     found = BY_NAME[name]

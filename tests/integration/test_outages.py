@@ -6,9 +6,15 @@ from collections.abc import Callable
 
 import pytest
 
+from tests.checker import Report
 from tests.integration.conftest import MakeRig
 from tests.integration.support import TTL, NodeProcess, Rig, until
 from tests.redis_server import RedisServer
+
+
+def problems(report: Report) -> list[str]:
+    """All but this: what was finished, and not acknowledged when Redis went away, may come again."""
+    return [problem for problem in report.problems if problem not in report.excess]
 
 
 def load(rig: Rig, seconds: float) -> Callable[[], None]:
@@ -46,7 +52,7 @@ def test_small_disturbances_under_load_lose_nothing(make_rig: MakeRig, command: 
     rig.push("afterwards", 1)
     assert rig.done("afterwards", 1).start - rig.events("pushed")[-1]["at"] < 0.5
     assert node.stop() == 0
-    assert rig.report().problems == []
+    assert problems(rig.report()) == []
     assert rig.merged("crashes") == {}
     assert len(node.lines("does not answer")) == len(node.lines("Redis is back"))
 
@@ -91,7 +97,7 @@ def test_redis_away_for_longer_than_the_lease_loses_nothing_and_charges_nobody(
     assert rig.buried() == set()
     assert rig.merged("crashes") == {}
     report = rig.report()
-    assert report.problems == []
+    assert problems(report) == []
     if nodes == 1:
         assert report.fenced == []
         assert len({perform.fence for perform in rig.performs() if perform.shard == 0}) == 1  # resumed
@@ -113,7 +119,7 @@ def test_redis_killed_and_restarted_at_once_loses_nothing(make_rig: MakeRig, own
     rig.drained()
     assert node.stop() == 0
     report = rig.report()
-    assert report.problems == []
+    assert problems(report) == []
     assert report.fenced == []
     assert rig.buried() == set()
     assert len(node.lines("does not answer")) == len(node.lines("Redis is back")) <= 3
@@ -132,7 +138,7 @@ def test_redis_that_hangs_for_a_while_loses_nothing(make_rig: MakeRig, own_serve
     rig.drained(timeout=15)  # long before the poll interval
     assert node.stop() == 0
     report = rig.report()
-    assert report.problems == []
+    assert problems(report) == []
     assert report.fenced == []
     assert rig.buried() == set()
     assert len(node.lines("does not answer")) == len(node.lines("Redis is back")) <= 1
@@ -153,7 +159,7 @@ def test_a_node_waits_quietly_for_redis_and_goes_on_soon(make_rig: MakeRig, own_
     rig.drained()
     assert time.monotonic() - began < 4
     says_once(node, "does not answer", "Redis is back")
-    assert rig.report().problems == []
+    assert problems(rig.report()) == []
     assert rig.merged("crashes") == {}
 
 
@@ -170,7 +176,7 @@ def test_redis_that_lost_its_data_is_worked_on_as_before(make_rig: MakeRig, own_
     fences = [perform.fence for perform in rig.performs()]
     assert fences == sorted(fences)
     assert node.stop() == 0
-    assert rig.report().problems == []
+    assert problems(rig.report()) == []
 
 
 # --- stopping meanwhile ---
