@@ -37,7 +37,7 @@ _DRAMATIQ = FromPyPI("dramatiq", ("dramatiq[redis]", "hiredis"))
 PEERS = [
     Peer("lowq", _LOWQ, 200_000, 10_000, ordered=True),
     Peer("lowq, batch_size=100", _LOWQ, 200_000, 0, {"batch_size": "100"}, ordered=True),
-    Peer("Lowkiq", Nowhere("only on rubygems.org: neither on PyPI and npm nor in Debian"), 0, 0, ordered=True),
+    Peer("Lowkiq", Nowhere("neither on PyPI or npm nor in Debian"), 0, 0, ordered=True),
     Peer(
         "Sidekiq",
         FromDebian("sidekiq.rb", ("sidekiq", "hiredis"), ("ruby-sidekiq", "ruby-hiredis")),
