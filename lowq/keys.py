@@ -11,8 +11,9 @@ payloads:<id>         ZSET    payload bytes -> score: what waits for the id (*)
 retries               ZSET    id -> retry_count, of waiting ids that failed at least once
 errors                HASH    id -> last error, of ids that failed
 solo                  SET     ids that must be taken alone
-taken                 HASH    id -> "delivery perform_at retry_count level taken_at": what is in flight
-taken:payloads:<id>   ZSET    payload bytes -> score: what is in flight for the id (*)
+taken                 HASH    id -> "delivery perform_at retry_count level taken_at": what is in flight;
+                              and behind that, if it was taken from a STRING, " score payload\\n"
+taken:payloads:<id>   ZSET    payload bytes -> score: what else is in flight for the id
 crashes               HASH    id -> times that an owner died with it in flight
 morgue                ZSET    id -> buried_at (Unix time, seconds)
 morgue:payloads:<id>  ZSET    payload bytes -> score (*)

@@ -25,6 +25,8 @@
 --!include become_set
 --!include merge
 --!include taken
+--!include carried_lone
+--!include lay_out
 --!include put_back
 --!include forget
 --!include crash

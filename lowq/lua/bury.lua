@@ -20,6 +20,8 @@
 --!include add_payload
 --!include become_set
 --!include merge
+--!include carried_lone
+--!include lay_out
 --!include records_of
 --!include forget
 local prefix, token, delivery, not_after = KEYS[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
@@ -61,6 +63,7 @@ local function bury_taken(item)
   if not records[item.id] then
     return 0
   end
+  lay_out(prefix, item.id, records[item.id])
   local taken, buried = prefix .. 'taken:payloads:' .. item.id, prefix .. 'morgue:payloads:' .. item.id
   if #item.payloads == 0 then
     merge(taken, buried)

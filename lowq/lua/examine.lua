@@ -14,6 +14,7 @@
 --
 --!flags no-writes
 --!include taken
+--!include carried_lone
 --!include readable
 --!include ailment
 local prefix, what = KEYS[1], ARGV[2]
@@ -40,7 +41,7 @@ local function suspects_of(ids, values)
       return found
     end
     for i, id in ipairs(ids) do
-      local fine = all or redis.call('EXISTS', keys[i]) == 1
+      local fine = all or (what == 'taken' and carried_lone(values[i])) or redis.call('EXISTS', keys[i]) == 1
       if fine and what == 'taken' then
         local delivery, perform_at, retry_count = parse_taken(values[i])
         delivery = tonumber(delivery)
@@ -95,8 +96,8 @@ if ARGV[3] == '' then
 else
   local command = (what == 'solo' and 'SSCAN')
     or ((what == 'due' or what == 'morgue' or what == 'retries') and 'ZSCAN') or 'HSCAN'
-  -- The text of an error takes up to 8 KiB, and comes along.
-  local count = (what == 'errors' or what == 'morgue:errors') and 100 or 500
+  -- The text of an error takes up to 8 KiB, a payload in flight 4 KiB, and they come along.
+  local count = command == 'HSCAN' and what ~= 'crashes' and 100 or 500
   local found = redis.call(command, prefix .. what, ARGV[3], 'COUNT', count)
   cursor = found[1]
   local step = what == 'solo' and 1 or 2

@@ -25,6 +25,8 @@
 --!include become_set
 --!include merge
 --!include taken
+--!include carried_lone
+--!include lay_out
 --!include records_of
 --!include put_back
 --!include forget
@@ -43,7 +45,8 @@ end
 local records = records_of(prefix, delivery, ids)
 touch(prefix, { 'payloads:', 'taken:payloads:', 'morgue:payloads:' }, ids)
 
-local function exhaust(id, reason)
+local function exhaust(id, record, reason)
+  lay_out(prefix, id, record)
   local taken = prefix .. 'taken:payloads:' .. id
   become_set(taken)
   local lowest = redis.call('ZRANGE', taken, 0, 0, 'WITHSCORES')
@@ -69,7 +72,7 @@ for i = 4, #ARGV, 5 do
   if record then
     records[id] = nil
     if verdict == 'exhausted' then
-      exhaust(id, reason)
+      exhaust(id, record, reason)
       failed, died = failed + 1, died + 1
     elseif verdict == 'retry' then
       put_back(prefix, id, record, horizon + tonumber(delay))

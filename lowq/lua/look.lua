@@ -18,15 +18,17 @@
 --!include clock
 --!include horizon
 --!include taken
+--!include carried_lone
 --!include payloads
 local prefix, where = KEYS[1], ARGV[2]
 local horizon = read_horizon(prefix, read_now())
 local most, room = tonumber(ARGV[3]), tonumber(ARGV[4])
 
--- Appends to the job how many payloads the key has, and the lowest of them. Returns how many more, and how many bytes,
--- the reply has room for. Reads a few at a time, as nothing tells their size beforehand.
-local function append_payloads(job, key)
-  local lone = redis.call('MGET', key)[1]
+-- Appends to the job how many payloads the key has, and the lowest of them; or the lone one that is known already.
+-- Returns how many more, and how many bytes, the reply has room for. Reads a few at a time, as nothing tells their size
+-- beforehand.
+local function append_payloads(job, key, lone)
+  lone = lone or redis.call('MGET', key)[1]
   if lone then
     local payload, score = split_lone(lone)
     job[6], job[7], job[8] = 1, payload, score
@@ -59,7 +61,7 @@ local function find(id)
     local record = redis.call('HGET', prefix .. 'taken', id)
     if record then
       local _, perform_at, retry_count = parse_taken(record)
-      return 'taken', perform_at, retry_count, 'taken:payloads:', 'errors'
+      return 'taken', perform_at, retry_count, 'taken:payloads:', 'errors', carried_lone(record)
     end
   end
   if where == '' or where == 'waiting' then
@@ -81,14 +83,14 @@ end
 local reply = {}
 for i = 5, #ARGV do
   local id = ARGV[i]
-  local state, time, retry_count, payloads, errors = find(id)
+  local state, time, retry_count, payloads, errors, lone = find(id)
   if not state then
     reply[#reply + 1] = false
   else
     local reason = redis.call('HGET', prefix .. errors, id)
     local crashes = state ~= 'morgue' and redis.call('HGET', prefix .. 'crashes', id)
     local job = { state, time, retry_count, reason, crashes }
-    local left, space = append_payloads(job, prefix .. payloads .. id)
+    local left, space = append_payloads(job, prefix .. payloads .. id, lone)
     space = space - (reason and #reason or 0) - #id
     if #reply > 0 and ((#job - 6) / 2 < math.min(job[6], tonumber(ARGV[3])) or space <= 0) then
       break

@@ -29,6 +29,9 @@
 --!include become_set
 --!include merge
 --!include taken
+--!include carries_lone
+--!include carried_lone
+--!include lay_out
 --!include readable
 --!include forget
 --!include wake
@@ -99,6 +102,11 @@ function mends.taken_without_payloads(id)
 end
 
 function mends.taken_unreadable(id)
+  local record = redis.call('HGET', prefix .. 'taken', id)
+  if carries_lone(record) and not carried_lone(record) then
+    return 3
+  end
+  lay_out(prefix, id, record)
   local state = wait_again(id)
   if state == 1 then
     redis.call('HDEL', prefix .. 'taken', id)

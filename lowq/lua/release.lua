@@ -22,6 +22,8 @@
 --!include become_set
 --!include merge
 --!include taken
+--!include carried_lone
+--!include lay_out
 --!include records_of
 --!include put_back
 --!include forget

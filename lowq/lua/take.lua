@@ -27,6 +27,8 @@
 --!include clock
 --!include lease
 --!include taken
+--!include carries_lone
+--!include carried_lone
 --!include records_of
 --!include forget
 --!include payloads
@@ -82,9 +84,11 @@ local cited = { unpack(ARGV, 8) }
 local acked, acked_ids, acked_payloads = records_of(prefix, ARGV[7], cited), {}, {}
 for _, id in ipairs(cited) do
   if acked[id] and acked[id] ~= true then
-    acked[id] = true -- an id cited twice counts once
     acked_ids[#acked_ids + 1] = id
-    acked_payloads[#acked_ids] = taken_payloads .. id
+    if not carries_lone(acked[id]) then
+      acked_payloads[#acked_payloads + 1] = taken_payloads .. id
+    end
+    acked[id] = true -- an id cited twice counts once
   end
 end
 
@@ -94,6 +98,7 @@ local delivery = math.max(tonumber(meta[2]) or 0, tonumber(ARGV[7])) + 1
 local head, tail = string.format('%d ', delivery), string.format(' 0 %.17g', now)
 local records = {} -- for `taken`: id, record, id, record...
 local in_flight = {}
+local lone_keys = {} -- whose payloads are in the records now
 
 -- Adds a job to the reply unless it has to wait for the next trip. `lone`: its payload, if that is lone. Returns
 -- whether further ones may follow, and what stopped its payloads, as `read_payloads` has it.
@@ -111,7 +116,8 @@ local function hand_out(id, key, lone, perform_at, retry_count, alone)
   if count > 0 and (stopped == 'bytes' or bytes + size > max_bytes) then
     return false
   end
-  records[2 * count + 1], records[2 * count + 2] = id, head .. perform_at .. ' ' .. retry_count .. tail
+  local record = head .. perform_at .. ' ' .. retry_count .. tail
+  records[2 * count + 1], records[2 * count + 2] = id, lone and record .. ' ' .. lone .. '\n' or record
   bytes, count = bytes + size, count + 1
   if lone and retry_count == '-1' then
     items[last_item + 1], items[last_item + 2], items[last_item + 3] = id, perform_at, lone
@@ -146,8 +152,12 @@ for _, id in ipairs(lost_ids) do
   if count < limit and more then
     local _, perform_at, retry_count = parse_taken(in_flight[id])
     local alone = retry_count >= 0 or (special and redis.call('SISMEMBER', prefix .. 'solo', id) == 1)
-    local key = taken_payloads .. id
-    more = hand_out(id, key, redis.call('MGET', key)[1], perform_at, tostring(retry_count), alone)
+    local key, carried, before = taken_payloads .. id, carried_lone(in_flight[id]), count
+    local lone = carried or redis.call('MGET', key)[1]
+    more = hand_out(id, key, lone, perform_at, tostring(retry_count), alone)
+    if lone and not carried and count > before then
+      lone_keys[#lone_keys + 1] = key
+    end
   end
 end
 if #lost_ids > count then
@@ -178,7 +188,8 @@ end
 
 local all_due = #waiting > 0 and tonumber(waiting[#waiting]) <= horizon
 local orphans, parted = {}, {}
-local gone, leaving, arriving = {}, {}, {} -- ids that are taken whole, their keys, and what those become
+local gone = {} -- ids that are taken whole
+local leaving, arriving = {}, {} -- keys of sets that are, and what they become
 for i = 1, #waiting, 2 do
   local id, perform_at = waiting[i], waiting[i + 1]
   if not in_flight[id] then
@@ -199,6 +210,8 @@ for i = 1, #waiting, 2 do
         last_item, count = last_item - 1, count - 1
         orphans[#orphans + 1] = id
         more = true
+      elseif takes and lones[i] then
+        gone[#gone + 1], lone_keys[#lone_keys + 1] = id, keys[i]
       elseif takes then
         arriving[#arriving + 1] = taken_payloads .. id
         if stopped then
@@ -225,7 +238,9 @@ end
 local fields = {}
 if #acked_ids > 0 then
   redis.call('HDEL', key_taken, unpack(acked_ids))
-  redis.call('UNLINK', unpack(acked_payloads))
+  if #acked_payloads > 0 then
+    redis.call('UNLINK', unpack(acked_payloads))
+  end
   if special then
     redis.call('HDEL', prefix .. 'errors', unpack(acked_ids))
     redis.call('SREM', prefix .. 'solo', unpack(acked_ids))
@@ -243,6 +258,9 @@ end
 if count > 0 then
   for i, key in pairs(leaving) do
     redis.call('RENAME', key, arriving[i])
+  end
+  if #lone_keys > 0 then
+    redis.call('UNLINK', unpack(lone_keys))
   end
   if #gone > 0 then
     redis.call('ZREM', key_due, unpack(gone))
@@ -263,7 +281,7 @@ if count > 0 then
   if count > 16 then
     -- A value of more than 64 bytes makes Redis build a hash table at once. Otherwise it starts a compact list, which
     -- is searched from its beginning for each of the first 128 fields: a third of the time of a large trip.
-    records[2] = records[2] .. string.rep(' ', 64)
+    records[2] = string.gsub(records[2], ' ', string.rep(' ', 64), 1)
   end
   redis.call('HSET', key_taken, unpack(records))
   fields[#fields + 1] = 'delivery'

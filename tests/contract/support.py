@@ -163,12 +163,13 @@ class ShardRig:
 
     def read(self, key: str) -> Any:
         """The content of a key; an absent one is an empty dict."""
-        return self._read({key: self._type(key)})[key]
+        with_records = {"taken": "hash"} if key.startswith(_TAKEN) else {}
+        return self._read({key: self._type(key)} | with_records)[key]
 
     def form(self, key: str) -> str:
-        """How payloads are kept: "string" (lone), "zset", or "none"."""
-        kind: bytes = self.client.command("TYPE", self.prefix + key)
-        return kind.decode()
+        """How payloads are kept: "string" (lone), "zset", "record" (lone, in `taken`), or "none"."""
+        kind = self._kind(key)
+        return "record" if kind == "none" and key.startswith(_TAKEN) and self.read(key) else kind
 
     def snapshot(self) -> dict[str, Any]:
         """All keys of the store with their content, but for `leased_until`, which is only told to people."""
@@ -191,14 +192,26 @@ class ShardRig:
     def _read(self, types: Mapping[str, str]) -> dict[str, Any]:
         wanted = [(_READ[kind][0], self.prefix + key, *_READ[kind][1:]) for key, kind in types.items()]
         replies = self.client.commands(wanted, self.prefix) if wanted else []
-        return {key: _readable(key, kind, raw) for (key, kind), raw in zip(types.items(), replies, strict=True)}
+        found = {}
+        for (key, kind), raw in zip(types.items(), replies, strict=True):
+            if key == "taken":
+                found[key], carried = _records(raw)
+                found |= carried
+            else:
+                found.setdefault(key, {})
+                found[key] = found[key] | _readable(key, kind, raw) if found[key] else _readable(key, kind, raw)
+        return found
 
     def _type(self, key: str) -> str:
         """The type that a key must have: a key of another type is an error when it is read."""
         if key in _TYPES:
             return _TYPES[key]
         assert key.startswith(_PAYLOADS), f"{key} is no key of the wire format"
-        return "lone" if self.form(key) == "string" else "zset"
+        return "lone" if self._kind(key) == "string" else "zset"
+
+    def _kind(self, key: str) -> str:
+        kind: bytes = self.client.command("TYPE", self.prefix + key)
+        return kind.decode()
 
 
 _TYPES = {
@@ -223,7 +236,8 @@ _READ: dict[str, tuple[str | int, ...]] = {
     "string": ("GET",),
     "lone": ("GET",),
 }
-_PAYLOADS = ("payloads:", "taken:payloads:", "morgue:payloads:")
+_TAKEN = "taken:payloads:"
+_PAYLOADS = ("payloads:", _TAKEN, "morgue:payloads:")
 
 
 def _readable(key: str, kind: str, raw: Any) -> Any:
@@ -241,8 +255,7 @@ def _readable(key: str, kind: str, raw: Any) -> Any:
     if kind == "zset":
         payloads = "payloads:" in key
         return {(_payload(m) if payloads else m.decode()): float(score) for m, score in members.items()}
-    texts = {name.decode(): value.decode() for name, value in members.items()}
-    return {name: _record(text) for name, text in texts.items()} if key == "taken" else texts
+    return {name.decode(): value.decode() for name, value in members.items()}
 
 
 def _payload(data: bytes) -> Any:
@@ -253,10 +266,17 @@ def _payload(data: bytes) -> Any:
     return value if isinstance(value, str | int | float) else data.decode()
 
 
-def _record(text: str) -> tuple[int, float, int, int, float]:
-    """(delivery, perform_at, retry_count, level, taken_at)"""
-    delivery, perform_at, retry_count, level, taken_at = text.split(" ")
-    return int(delivery), float(perform_at), int(retry_count), int(level), float(taken_at)
+def _records(raw: list[bytes]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Of `taken`: id -> (delivery, perform_at, retry_count, level, taken_at), and its payloads as if they had keys."""
+    records: dict[str, Any] = {}
+    carried: dict[str, Any] = {}
+    for name, record in zip(raw[::2], raw[1::2], strict=True):
+        delivery, perform_at, retry_count, level, taken_at, *lone = record.split(maxsplit=5)
+        records[name.decode()] = int(delivery), float(perform_at), int(retry_count), int(level), float(taken_at)
+        if lone:
+            assert record.endswith(b"\n"), "a record that carries a payload ends so"
+            carried[_TAKEN + name.decode()] = _readable("", "lone", lone[0][:-1])
+    return records, carried
 
 
 class Channel:

@@ -239,19 +239,21 @@ def test_payloads_that_become_due_again_keep_what_is_known_of_their_retries(clin
 
 def test_payloads_in_flight_that_nobody_knows_of_wait_again_merged_with_newer_ones(clinic: Clinic) -> None:
     clinic.push(A)
+    clinic.push(A, payload={"version": 2}, score=2)  # two have a key; a single one travels in the record
     clinic.take(A)
-    clinic.push(A, payload={"version": 2}, score=2)
+    clinic.push(A, payload={"version": 3}, score=3)
     clinic.command("HDEL", clinic.key(A, "taken"), A)
     clinic.finds("orphan_taken_payloads", A)
-    assert handed_over(clinic.shard(A, "tester")) == {A: [{"version": 1}, {"version": 2}]}
+    assert handed_over(clinic.shard(A, "tester")) == {A: [{"version": 1}, {"version": 2}, {"version": 3}]}
 
 
 def test_payloads_in_flight_that_nobody_knows_of_wait_again_alone(clinic: Clinic) -> None:
     clinic.push(A)
+    clinic.push(A, payload={"version": 2}, score=2)  # two have a key; a single one travels in the record
     clinic.take(A)
     clinic.command("DEL", clinic.key(A, "taken"))
     clinic.finds("orphan_taken_payloads", A)
-    assert handed_over(clinic.shard(A)) == {A: [{"version": 1}]}
+    assert handed_over(clinic.shard(A)) == {A: [{"version": 1}, {"version": 2}]}
 
 
 def test_many_payloads_in_flight_wait_again_in_bounded_calls(clinic: Clinic) -> None:
@@ -307,6 +309,7 @@ def test_an_entry_in_due_without_payloads_leaves_the_past_of_what_is_in_flight(c
 
 def test_an_id_in_flight_without_payloads_is_left_to_its_owner(clinic: Clinic) -> None:
     clinic.push(A)
+    clinic.push(A, payload={"version": 2}, score=2)  # two have a key; a single one travels in the record
     shard = clinic.take(A)
     clinic.command("DEL", clinic.key(A, f"taken:payloads:{A}"))
     found = clinic.examine(repair=True)
@@ -320,6 +323,7 @@ def test_an_id_in_flight_without_payloads_is_left_to_its_owner(clinic: Clinic) -
 
 def test_an_id_in_flight_without_payloads_and_owner_is_removed(clinic: Clinic) -> None:
     clinic.push(A)
+    clinic.push(A, payload={"version": 2}, score=2)  # two have a key; a single one travels in the record
     clinic.take(A)
     clinic.command("DEL", clinic.key(A, f"taken:payloads:{A}"))
     clinic.dies(A)
@@ -343,24 +347,43 @@ def test_a_buried_id_without_payloads_is_left_as_the_last_trace(clinic: Clinic) 
 @pytest.mark.parametrize("record", ["", "junk", "1 now -1 0 0", "x 1 -1 0 0"])
 def test_an_entry_in_taken_that_nobody_can_read_waits_again(clinic: Clinic, record: str) -> None:
     clinic.push(A)
+    clinic.push(A, payload={"version": 2}, score=2)  # two have a key; a single one travels in the record
     shard = clinic.take(A)
     clinic.command("HSET", clinic.key(A, "taken"), A, record)
     clinic.finds("taken_unreadable", A)
     shard.finish([A])  # the word of the owner that has performed it is too late
     shard.take(0)
     assert clinic.queue.stats().processed == 0
+    assert handed_over(shard) == {A: [{"version": 1}, {"version": 2}]}
+
+
+def test_an_unreadable_entry_in_taken_gives_up_the_payload_it_carries(clinic: Clinic) -> None:
+    clinic.push(A)
+    shard = clinic.take(A)
+    record = clinic.command("HGET", clinic.key(A, "taken"), A)
+    clinic.command("HSET", clinic.key(A, "taken"), A, b"junk" + record)
+    clinic.finds("taken_unreadable", A)
+    shard.take(0)
     assert handed_over(shard) == {A: [{"version": 1}]}
+
+
+def test_an_entry_in_taken_that_carries_what_nobody_can_read_is_left(clinic: Clinic) -> None:
+    clinic.push(A)
+    clinic.take(A)
+    clinic.command("HSET", clinic.key(A, "taken"), A, b'{"version": 1}\n')
+    clinic.finds("taken_unreadable", A, mended=False)
 
 
 def test_an_unreadable_entry_does_stop_the_shard_until_it_is_mended(clinic: Clinic) -> None:
     clinic.push(A)
+    clinic.push(A, payload={"version": 2}, score=2)  # two have a key; a single one travels in the record
     clinic.take(A)
     clinic.command("HSET", clinic.key(A, "taken"), A, "junk")
     clinic.dies(A)
     with pytest.raises(ScriptError):
         clinic.shard(B, nonce="heir")
     assert clinic.examine(repair=True)["taken_unreadable"].mended == 1
-    assert handed_over(clinic.shard(B, nonce="heir")) == {A: [{"version": 1}]}
+    assert handed_over(clinic.shard(B, nonce="heir")) == {A: [{"version": 1}, {"version": 2}]}
 
 
 def test_the_counter_of_deliveries_catches_up_with_what_was_handed_out(clinic: Clinic) -> None:
@@ -442,6 +465,7 @@ def test_ids_of_any_bytes_are_found_and_mended(clinic: Clinic) -> None:
 def test_payloads_in_no_form_of_theirs_are_left(clinic: Clinic, where: str, command: tuple[str, ...]) -> None:
     clinic.push(B)
     clinic.push(A)
+    clinic.push(A, payload={"version": 2}, score=2)
     if where == "taken:payloads:":
         clinic.take(A)
     elif where == "morgue:payloads:":
@@ -454,6 +478,7 @@ def test_payloads_in_no_form_of_theirs_are_left(clinic: Clinic, where: str, comm
 
 def test_nothing_is_merged_into_payloads_in_no_form_of_theirs(clinic: Clinic) -> None:
     clinic.push(A)
+    clinic.push(A, payload={"version": 2}, score=2)  # two have a key; a single one travels in the record
     clinic.take(A)
     clinic.command("HDEL", clinic.key(A, "taken"), A)
     clinic.command("SET", clinic.key(A, f"payloads:{A}"), "junk")
@@ -467,9 +492,10 @@ def test_nothing_is_merged_into_payloads_in_no_form_of_theirs(clinic: Clinic) ->
 @pytest.mark.parametrize("payload", ["x", "x" * 5000])
 def test_payloads_in_either_form_wait_again(clinic: Clinic, payload: str) -> None:
     clinic.push(A, payload=payload)
-    clinic.take(A)
+    key, taken = clinic.key(A, f"payloads:{A}"), clinic.key(A, f"taken:payloads:{A}")
+    clinic.command("RENAME", key, taken)
+    clinic.command("ZREM", clinic.key(A, "due"), A)
     clinic.push(A, payload="newer", score=2)
-    clinic.command("HDEL", clinic.key(A, "taken"), A)
     clinic.finds("orphan_taken_payloads", A)
     assert handed_over(clinic.shard(A)) == {A: [payload, "newer"]}
 

@@ -7,7 +7,7 @@ import pytest
 
 from lowq.job import EncodedJob
 from lowq.shard import Shard
-from tests.contract.support import NOW, REMAINS, ShardRig, exhausted, handed, job, retry
+from tests.contract.support import NOW, REMAINS, ShardRig, exhausted, handed, job, jobs_of, retry
 
 #: The longest payload that is kept as a string, and the shortest that is not: JSON texts.
 LONGEST = b'"%s"' % (b"x" * 4094)
@@ -104,7 +104,7 @@ class TestInFlight:
         rig.push(job("x", "v1", 7))
         shard = rig.own()
         assert take(rig, shard) == {"x": [("v1", 7)]}
-        assert rig.form("taken:payloads:x") == "string"
+        assert rig.form("taken:payloads:x") == "record"
         shard.fail([retry("x")], NOW)
         assert (rig.form("payloads:x"), rig.read("payloads:x")) == ("string", {"v1": 7})
         shard.take(10, NOW + 60)
@@ -122,7 +122,7 @@ class TestInFlight:
         shard = rig.own()
         shard.take(1, NOW)
         rig.push(job("x", newer[0], newer[1]))
-        assert (rig.form("payloads:x"), rig.form("taken:payloads:x")) == ("string", "string")
+        assert (rig.form("payloads:x"), rig.form("taken:payloads:x")) == ("string", "record")
         if outcome == "retry":
             shard.fail([retry("x")], NOW)
         elif outcome == "release":
@@ -158,6 +158,34 @@ class TestInFlight:
         shard.take(0, NOW + 1)
         assert rig.names() == REMAINS
 
+    def test_in_a_key_of_its_own_it_is_handed_out_again(self, rig: ShardRig) -> None:
+        shard = rig.own()
+        for job_id in ("x", "y"):
+            rig.push(job(job_id, "v1", 3))
+        rig.lose_reply(shard.take_call(2, NOW))
+        for job_id in ("x", "y"):
+            record = rig.client.command("HGET", rig.prefix + "taken", job_id)
+            rig.client.command("HSET", rig.prefix + "taken", job_id, record.removesuffix(b' 3 "v1"\n'))
+            rig.client.command("SET", rig.prefix + "taken:payloads:" + job_id, '3 "v1"')
+        rig.lose_reply(shard.take_call(1, NOW))
+        assert (rig.form("taken:payloads:x"), rig.read("taken:payloads:x")) == ("record", {"v1": 3})
+        assert (rig.form("taken:payloads:y"), rig.read("taken:payloads:y")) == ("string", {"v1": 3})
+        assert take(rig, shard) == {"x": [("v1", 3)], "y": [("v1", 3)]}
+        shard.finish(["x", "y"])
+        shard.take(0, NOW)
+        assert rig.names() == REMAINS
+
+    @pytest.mark.parametrize("data", [*ODD, b"", b" ", b"\n", b"1 2\n", b"a\n\n b "])
+    def test_in_its_record_it_may_be_any_bytes(self, rig: ShardRig, data: bytes) -> None:
+        rig.push(job("x", data, 1.5))
+        shard = rig.own()
+        call = shard.take_call(1, NOW)
+        (first,) = jobs_of(rig.client.run_many([call])[0])
+        (again,) = jobs_of(rig.client.run_many([call])[0])
+        assert first[3:] == again[3:] == [data, b"1.5"]
+        rig.crash("second")
+        assert rig.client.command("GET", rig.prefix + "payloads:x") == b"1.5 " + data
+
     def test_what_max_payloads_leaves_behind_is_taken_next(self, rig: ShardRig) -> None:
         shard = rig.own(max_payloads=1)
         rig.push(job("x", "v1", 1))
@@ -187,6 +215,9 @@ class TestInFlight:
         shard.bury([("x", b"why", [b'"v2"'])], NOW)
         assert rig.read("taken:payloads:x") == {"v1": 3}
         assert "morgue" not in rig.names()
+        shard.finish(["x"])
+        shard.take(0, NOW)
+        assert rig.names() == REMAINS
 
 
 class TestBuried:

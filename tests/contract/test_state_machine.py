@@ -684,6 +684,16 @@ MUTATIONS = [
     ),
     Mutation("a lone payload in the way of what comes back", ("fail", "release", "acquire"), "become_set(target)", ""),
     Mutation("a lone payload can't be exhausted", ("fail",), "become_set(taken)", ""),
+    Mutation(
+        "what comes back forgets the payload in its record",
+        ("fail", "release", "acquire"),
+        "  lay_out(prefix, id, record)\n  merge(",
+        "  merge(",
+    ),
+    Mutation("what goes into a record stays behind", ("take",), "'UNLINK', unpack(lone_keys)", "'PING'"),
+    Mutation(
+        "payloads that were in a key stay there", ("take",), "if not carries_lone(acked[id]) then", "if false then"
+    ),
     Mutation("push overwrites perform_at", ("push",), "'NX', unpack(due)", "unpack(due)"),
     Mutation("a repeated push pushes again", ("push",), "redis.call('LPOS', prefix .. 'pushed', token)", "false"),
     Mutation(

@@ -2,6 +2,7 @@
 -- job with the same id that arrived meanwhile. `perform_at` overrides when given.
 local function put_back(prefix, id, record, perform_at)
   local _, was_due, retry_count = parse_taken(record)
+  lay_out(prefix, id, record)
   merge(prefix .. 'taken:payloads:' .. id, prefix .. 'payloads:' .. id)
   redis.call('HDEL', prefix .. 'taken', id)
   redis.call('ZADD', prefix .. 'due', perform_at or was_due, id)
