@@ -82,6 +82,14 @@ class Costs:
         self._stop.callback(node.stop)
         self.drain(10)  # behind it is what a node does once
 
+    def stop_node(self) -> None:
+        self._stop.close()
+
+    def due(self) -> tuple[str, set[str]]:
+        """How Redis encodes the first shard's `due`, and the ids in it."""
+        key = "lowq:v1:{Costs:0}:due"
+        return self._redis.object("encoding", key), set(self._redis.zrange(key, 0, -1))
+
     def drain(self, jobs: int) -> Counter[str]:
         """What the node's work costs: from before the jobs are due until they are acknowledged."""
         ahead = 0.25
@@ -160,6 +168,16 @@ def test_a_push_that_moves_the_head_of_a_shard_wakes_its_owner_once(make_costs: 
     costs = make_costs(later=True)
     counted = costs.commands(lambda: costs.push(ids(100)))
     assert counted == Counter(PUSH_CALL) + Counter({"zrange": 1, "exists": 1, "publish": 1})
+
+
+def test_many_jobs_for_an_empty_shard_spare_the_compact_encoding(make_costs: MakeCosts) -> None:
+    # Redis would search it from its beginning for each of the first 128 ids.
+    costs = make_costs()
+    costs.start_node(prefetch=True)  # empties it
+    costs.stop_node()
+    counted = costs.commands(lambda: costs.push(ids(100)))
+    assert counted == Counter(PUSH_CALL) + Counter({"zrem": 1, "zrange": 1, "exists": 1, "publish": 1})
+    assert costs.due() == ("skiplist", set(ids(100)))
 
 
 # --- draining ---------------------------------------------------------------------------------------------------------
