@@ -1,4 +1,4 @@
--- The payloads of an id that wait, and those that are buried, are one key in one of two forms (what is in flight: taken):
+-- The payloads of an id that wait, and those that are buried, are one key each, in one of two forms:
 --   lone     STRING "score payload": a single payload of up to 4,096 bytes, which is what most ids have. As a sorted
 --            set of one it would take 850 bytes more as soon as it has more than 64.
 --   a set    ZSET payload -> score. It may hold a single payload, too: a set never becomes lone again.
