@@ -276,11 +276,16 @@ class Shard:
             for item in items:
                 if type(item) is list:
                     trip.jobs.append(self._decode(item, trip))
-                else:
-                    # A fresh job with a lone payload, which most are.
-                    perform_at, lone = next(items), next(items)
-                    score, _, payload = lone.partition(b" ")
-                    trip.jobs.append(self._decode([item, perform_at, b"-1", payload, score], trip))
+                    continue
+                # A fresh job with a lone payload, which most are.
+                perform_at, lone = next(items), next(items)
+                score, _, payload = lone.partition(b" ")
+                raw = [item, perform_at, b"-1", payload, score]
+                try:
+                    job = TakenJob(_text(item), [self._load_payload(payload)], -1, raw)
+                except Exception:
+                    job = self._decode(raw, trip)
+                trip.jobs.append(job)
             self._in_hand.update([job.id for job in trip.jobs])
         return trip
 
