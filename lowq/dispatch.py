@@ -2,7 +2,8 @@
 
 One lock guards what threads share of the shards: ``next_due``, ``paused``, ``claimed``, ``leaving``, ``wakes``. A
 shard is claimed, never waited for, by the thread that takes from it, until the outcome is written. The splitter's map
-is a preference, and may change at any time: a thread whose own shards rest helps with the others.
+is a preference, and may change at any time: a thread whose own shards rest helps with the others, and when a thread is
+long with one batch all others take turns with its shards, or an hour's job would keep those waiting for an hour.
 
 Idle threads don't poll. One of them, the leader, sleeps until the next known due time, the others until woken.
 """
@@ -16,6 +17,9 @@ from lowq.scheduler import LagScheduler
 from lowq.shard import Shard, Trip
 
 log = logging.getLogger(__name__)
+
+#: Seconds that a thread may be with one batch before the others look after its shards, too.
+PATIENCE = 1.0
 
 Schedule = Callable[[Sequence[Shard], float], Shard | None]
 
@@ -36,6 +40,10 @@ class Dispatcher:
         self._schedules = list(schedules)
         self._on_left = on_left
         self._helping = LagScheduler()
+        #: Per thread: when it was given what it is with, monotonic seconds; None: it sleeps.
+        self._busy_since: list[float | None] = [None] * len(self._schedules)
+        self._helped = [False] * len(self._schedules)
+        self._none_stuck_until = 0.0
         self._changed = threading.Condition()
         self._idle = 0
         self._leader: int | None = None
@@ -68,6 +76,7 @@ class Dispatcher:
                     due = self._next_due(now)
                     timeout = None if due is None else max(due - now, 0.0)
                 self._idle += 1
+                self._busy_since[thread] = None
                 self._changed.wait(timeout)
                 self._idle -= 1
             return None
@@ -82,12 +91,27 @@ class Dispatcher:
     def _pick(self, thread: int, now: float) -> Shard | None:
         if self._closed:
             return None
-        shard = self._schedules[thread](self._preferred[thread], now)
+        shard = self._left_alone(thread, now) or self._schedules[thread](self._preferred[thread], now)
         if shard is None or not shard.ready(now):
             shard = self._helping(self._all, now)
         if shard is not None:
             shard.claimed = True
+            self._busy_since[thread] = now
         return shard
+
+    def _left_alone(self, thread: int, now: float) -> Shard | None:
+        """Every other time: of the shards whose thread is long with one batch, the one that has waited longest."""
+        if now < self._none_stuck_until:
+            return None
+        shards: list[Shard] = []
+        for since, preferred in zip(self._busy_since, self._preferred, strict=False):
+            if since is not None and now - since > PATIENCE:
+                shards += preferred
+        if not shards:
+            self._none_stuck_until = now + PATIENCE / 10
+            return None
+        self._helped[thread] = not self._helped[thread]
+        return self._helping(shards, now) if self._helped[thread] else None
 
     def _next_due(self, now: float) -> float | None:
         times = [

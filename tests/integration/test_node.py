@@ -5,6 +5,7 @@ import time
 
 import pytest
 
+from lowq.job import shard_of
 from tests.integration.conftest import MakeRig
 from tests.integration.support import id_of_shard, until
 
@@ -240,4 +241,21 @@ def test_a_slow_job_delays_only_its_own_shard(make_rig: MakeRig) -> None:
     for shard in range(1, 10):  # also those that the splitter gave to the busy thread
         rig.push(id_of_shard(shard, 10), 1)
         rig.done(id_of_shard(shard, 10), 1)
+    assert rig.performs(slow, 1)[0].ok is None
+
+
+def test_the_shards_of_a_thread_that_is_long_with_a_job_do_not_wait_for_the_rest(make_rig: MakeRig) -> None:
+    # Two threads with two shards each. The one that is free has work for a long time, so it never helps for boredom.
+    shards, jobs = 4, 400
+    rig = make_rig(ORDERS_SHARDS=shards, ORDERS_WORK=0.01, ORDERS_SCHEDULER="seq", LOWQ_THREADS_PER_NODE=2)
+    rig.node().holds_all()
+    slow = id_of_shard(0, shards)
+    rig.push(slow, 1, do="wait")
+    rig.begun(slow, 1)
+    queue = rig.app.queue(rig.queue_name, shards)
+    busy = [f"{number}" for number in range(shards * jobs) if shard_of(f"{number}".encode(), shards) > 0]
+    queue.push({"id": job_id, "payload": {"version": 1}} for job_id in busy)
+    until(lambda: {perform.shard for perform in rig.performs()} == set(range(shards)), "a perform in every shard")
+    # Otherwise both of its own shards would be empty by then.
+    assert all(shard.length > jobs / 10 for shard in rig.app.shards(queue) if shard.index > 0)
     assert rig.performs(slow, 1)[0].ok is None

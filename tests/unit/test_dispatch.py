@@ -8,6 +8,7 @@ from typing import cast
 
 import pytest
 
+from lowq import dispatch as dispatch_module
 from lowq.connection import Client
 from lowq.dispatch import Dispatcher
 from lowq.scheduler import LagScheduler
@@ -40,6 +41,12 @@ def until(condition: Callable[[], bool]) -> None:
     while not condition():
         assert time.monotonic() < give_up_at, "it did not happen"
         time.sleep(0.001)
+
+
+def busy_for(dispatch: Dispatcher, thread: int, seconds: float) -> None:
+    """The thread was given what it is with so long ago."""
+    dispatch._busy_since[thread] = time.monotonic() - seconds
+    dispatch._none_stuck_until = 0.0
 
 
 class Sleepers:
@@ -177,6 +184,38 @@ class TestPreference:
     def test_then_it_helps_with_the_one_that_has_waited_longest(self) -> None:
         mine, a, b = shard("mine", due_in=None), shard("a", due_in=-1), shard("b", due_in=-2)
         assert dispatcher([a, b], [mine]).wait(1) is b
+
+    def test_all_take_turns_with_the_shards_of_a_thread_that_is_long_with_one_batch(self) -> None:
+        stuck, waits, mine = shard("stuck", due_in=-9), shard("waits", due_in=-1), shard("mine", due_in=-5)
+        dispatch = dispatcher([stuck, waits], [mine])
+        assert dispatch.wait(0) is stuck
+        assert dispatch.wait(1) is mine  # thread 0 has only just begun
+        busy_for(dispatch, 0, 2 * dispatch_module.PATIENCE)
+        assert dispatch.pick(1, mine) is waits
+        dispatch.unclaim(mine)
+        assert dispatch.pick(1, waits) is mine
+        dispatch.unclaim(waits)
+        assert dispatch.pick(1, mine) is waits
+
+    def test_once_it_is_back_its_shards_are_its_own_again(self) -> None:
+        stuck, waits, mine = shard("stuck", due_in=-9), shard("waits", due_in=-1), shard("mine", due_in=-5)
+        dispatch = dispatcher([stuck, waits], [mine])
+        assert dispatch.wait(0) is stuck
+        busy_for(dispatch, 0, 2 * dispatch_module.PATIENCE)
+        assert dispatch.pick(0, stuck) is stuck
+        for _ in range(3):
+            assert dispatch.wait(1) is mine
+            dispatch.unclaim(mine)
+
+    def test_a_sleeping_thread_is_not_long_with_a_batch(self, sleepers: Sleepers) -> None:
+        a = shard("a")
+        dispatch = dispatcher([a])
+        assert dispatch.wait(0) is a
+        assert dispatch._busy_since[0] is not None
+        dispatch.took(a, a.wakes, trip())
+        dispatch.unclaim(a)
+        assert not sleepers.wait(dispatch, 0).done()
+        assert dispatch._busy_since[0] is None
 
     def test_pick_goes_on_with_the_shard_in_hand_or_another(self) -> None:
         a, b = shard("a", due_in=-2), shard("b", due_in=-1)
