@@ -1,7 +1,6 @@
 """What a producer is told when Redis is not there, not the right one, or not willing; and every kind of URL."""
 
 import json
-import shutil
 import socket
 import subprocess
 import sys
@@ -25,6 +24,7 @@ from lowq.errors import ConfigError, LowqError, PushError, RedisFull, RedisRefus
 from lowq.job import shard_of
 from lowq.keys import shard_prefix
 from tests.redis_server import RedisServer
+from tests.sentinel import Sentinel
 
 ROOT = Path(__file__).parents[2]
 PATIENCE = 20.0
@@ -404,33 +404,8 @@ class TestUnixSocket:
 @pytest.fixture(scope="module")
 def sentinel(redis_server: RedisServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
     """The port of a sentinel that watches the shared server under the name "main"."""
-    folder = tmp_path_factory.mktemp("sentinel")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    config = folder / "sentinel.conf"
-    config.write_text(
-        f"bind 127.0.0.1\nport {port}\ndir {folder}\nsentinel monitor main 127.0.0.1 {redis_server.port} 1\n"
-    )
-    executable = shutil.which("redis-server") or shutil.which("valkey-server")
-    assert executable is not None
-    process = subprocess.Popen([executable, config, "--sentinel"], stdout=subprocess.DEVNULL)
-    try:
-        until(lambda: sentinel_answers(port))
-        yield port
-    finally:
-        process.kill()
-        process.wait()
-
-
-def sentinel_answers(port: int) -> bool:
-    client = plain_client(f"redis://127.0.0.1:{port}")
-    try:
-        return bool(client.execute_command("SENTINEL", "GET-MASTER-ADDR-BY-NAME", "main"))
-    except redis.ConnectionError:
-        return False
-    finally:
-        client.close()
+    with Sentinel(tmp_path_factory.mktemp("sentinel"), redis_server) as sentinel:
+        yield sentinel.port
 
 
 class TestSentinel:
