@@ -128,6 +128,26 @@ class Queries:
         return self._known_shards_count
 
     @property
+    def options(self) -> Mapping[str, Any]:
+        """The options of its worker, as they are in the registry; empty when nobody who knows them has used the queue.
+
+        Raises:
+            RedisUnavailable
+        """
+        entry = find_entry(self._client, self._backend.config.namespace, self.name)
+        return {} if entry is None else entry.options
+
+    @property
+    def max_retry_count(self) -> int:
+        """How often its worker tries again; the default when nobody who knows has used the queue.
+
+        Raises:
+            RedisUnavailable
+        """
+        most = self.options.get("max_retry_count")
+        return most if isinstance(most, int) else DEFAULT_MAX_RETRY_COUNT
+
+    @property
     def _client(self) -> Client:
         return self._backend.client
 
@@ -366,11 +386,8 @@ class Queries:
         """
         encoded = encode_id(job_id)
         shard = shard_of(encoded, self.shards_count)
-        entry = find_entry(self._client, self._backend.config.namespace, self.name)
-        most = DEFAULT_MAX_RETRY_COUNT if entry is None else entry.options.get("max_retry_count")
-        if not isinstance(most, int):
-            most = DEFAULT_MAX_RETRY_COUNT
-        return explain(self._backend, self._prefix(shard), (self.name, shard), encoded, most, now)
+        place = self.name, shard
+        return explain(self._backend, self._prefix(shard), place, encoded, self.max_retry_count, now)
 
 
 def as_ids(ids: JobId | Iterable[JobId]) -> Iterable[JobId]:

@@ -363,7 +363,7 @@ def job(request: Request) -> Response:
     """Everything that is known of an id."""
     site, handle = site_of(request), queue_of(request)
     job_id = query_of(request).get("id", "")
-    found = entity(site.app, handle, job_id)
+    found = entity(handle, job_id)
     return _render(
         request,
         "job.html",
