@@ -3,7 +3,6 @@
 What is told is how things were at slightly different moments in different shards, and may have changed since.
 """
 
-import math
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -346,8 +345,9 @@ class Queries:
         interval: float = 0.25,
         now: float | None = None,
     ) -> Iterator[Page]:
-        """As `jobs`, for listings that look at every id: what is found so far, about every ``interval`` seconds, and
-        at last the page itself. Others give just the page. Who stops iterating stops the looking.
+        """As `jobs`, for listings that take a while: those that look at every id, or at all that one state leaves out.
+        What is found so far, at once and about every ``interval`` seconds, and at last the page itself; others give
+        just that. While nothing new is found the same page comes again: who stops iterating stops the looking.
 
         Raises:
             As `jobs`.
@@ -360,17 +360,17 @@ class Queries:
     def _pages(
         self, wanted: Listing, limit: int, position: Position | None, interval: float, now: float | None
     ) -> Iterator[Page]:
+        told: tuple[list[Position], bool] | None = None
         found: list[Position] = []
-        shown: list[Position] | None = None
-        more = told_more = False
-        told_at = -math.inf
-        steps = find_page_in_steps(self._client, self._prefixes, wanted, limit, position, now)
-        for found, more in steps:
-            if found and found != shown and time.monotonic() - told_at >= interval:
-                yield self._page(wanted, found, more, now)
-                shown, told_at = found, time.monotonic()
-                told_more = more
-        if found != shown or more != told_more:
+        more, page = False, Page([], None)
+        told_at = time.monotonic()
+        for found, more in find_page_in_steps(self._client, self._prefixes, wanted, limit, position, now):
+            if time.monotonic() - told_at >= interval or (found and told is None):
+                if found and (found, more) != told:
+                    page, told = self._page(wanted, found, more, now), (found, more)
+                yield page
+                told_at = time.monotonic()
+        if (found, more) != told:
             yield self._page(wanted, found, more, now)
 
     def _page(self, wanted: Listing, found: list[Position], more: bool, now: float | None) -> Page:

@@ -138,6 +138,9 @@ class Queue(Queries):
         delete for either. ``match``: a pattern of ids. ``min`` and ``max`` bound perform_at, in the morgue
         buried_at, both included. ``reason``: of bury.
 
+        Patterns, and what is scheduled or retrying, must be looked for: the first steps then only count, and so they
+        say. Who stops iterating stops it, whether or not anything was found yet.
+
         It ends even while producers push and kicked jobs keep failing: what is buried or pushed after the beginning
         is not touched, except that a job pushed meanwhile *for later* may be taken for one that was scheduled
         already. Jobs in flight are left alone. With perform_now, what is due already is neither touched nor counted.
@@ -171,7 +174,8 @@ class Queue(Queries):
         Raises:
             As `bulk`.
         """
-        return next(self.bulk(action, state, match, min, max, now=now)).total
+        steps = self.bulk(action, state, match, min, max, now=now)
+        return next(step.total for step in steps if not step.counting)
 
     # --- the whole queue ---
 

@@ -207,7 +207,11 @@ def _act_on_many(
 ) -> None:
     meant = bulk_state(action, state)
     steps = queue.bulk(action, state, match, reason=reason)
-    step = next(steps)
+    with Progress("found") as progress:
+        for step in steps:
+            if not step.counting:
+                break
+            progress.show(step.total)
     kind = {None: "waiting", "morgue": "buried"}.get(meant, meant)
     what = f"{count(step.total, f'{kind} job')} of queue {queue.name!r}" + (
         f" with ids like {match!r}" if match else ""

@@ -43,6 +43,15 @@ def fill(app: Lowq, queue: str, shards: int, jobs: int) -> None:
         app.client.command("EVAL", FILL, 1, prefix, f"job-{shard}", jobs // shards, begin, shards, key=prefix)
 
 
+def fail_half(app: Lowq, queue: str, shards: int, jobs: int) -> None:
+    """The earlier half of those that are to come has failed before: an outage, an hour later."""
+    for shard in range(shards):
+        prefix = shard_prefix("lowq", queue, shard)
+        first = jobs // shards // 2
+        pairs = [part for number in range(first, first + first // 2) for part in (number % 5, f"job-{shard}-{number}")]
+        app.client.command("ZADD", prefix + "retries", *pairs, key=prefix)
+
+
 def processor_seconds(app: Lowq) -> float:
     """Of Redis, so far."""
     info = parse_info(app.client.command("INFO", "cpu"))
@@ -92,11 +101,38 @@ def main() -> None:
             for path in pages:
                 times = [timed(address + path) * 1000 for _ in range(7)]
                 print(f"{path:28} median {statistics.median(times):5.0f} ms, worst {max(times):5.0f} ms")  # noqa: T201
-            for path in ("/queues/Big?match=*99", "/queues/Big?order_by=id"):
-                first = [timed(address + path, lambda stream: stream.read(1)) * 1000 for _ in range(3)]  # type: ignore[attr-defined]  # a response
-                whole = timed(address + path)
-                print(f"{path:28} first bytes {statistics.median(first):5.0f} ms, all after {whole:.1f} s")  # noqa: T201
+            streamed(address, "/queues/Big?match=*99", "/queues/Big?match=nothing", "/queues/Big?order_by=id")
+            fail_half(stage.app, "Big", SHARDS, JOBS)
+            print("a quarter of them has failed before:")  # noqa: T201
+            streamed(address, "/queues/Big?order_by=retry_count", "/queues/Big?order_by=retry_count&reverse=1",
+                     "/queues/Big?order_by=retry_count&reverse=1&max=-1", "/queues/Big?state=scheduled",
+                     "/queues/Big?state=retrying")  # fmt: skip
         stage.close()
+
+
+def streamed(address: str, *paths: str) -> None:
+    """When the first byte of a page comes, when its first row, and when all of it."""
+    for path in paths:
+        firsts, rows, wholes = zip(*(stream_times(address + path) for _ in range(3)), strict=True)
+        print(  # noqa: T201
+            f"{path:50} first bytes {statistics.median(firsts) * 1000:5.0f} ms, first row "
+            f"{statistics.median(rows) * 1000:5.0f} ms, all after {statistics.median(wholes):.2f} s"
+        )
+
+
+def stream_times(address: str) -> tuple[float, float, float]:
+    """Seconds until the first byte, the first row (or the end, if there is none) and the end."""
+    began = time.monotonic()
+    first = row = 0.0
+    with urllib.request.urlopen(address) as stream:
+        read = b""
+        while some := stream.read1():
+            first = first or time.monotonic() - began
+            if not row:
+                read += some
+                row = time.monotonic() - began if b'class="id"' in read else 0.0
+    whole = time.monotonic() - began
+    return first, row or whole, whole
 
 
 def left_open_nobody(app: Lowq, seconds: float = 10.0) -> float:

@@ -8,6 +8,7 @@ import logging
 import secrets
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -100,10 +101,10 @@ class Tasks:
         with self._lock:
             return list(self._tasks.values())[::-1]
 
-    def _run(self, task: Task, steps: Any) -> None:
+    def _run(self, task: Task, steps: Iterator[lowq.Step]) -> None:
         try:
             for step in steps:
-                task.done, task.total = step.done, step.total
+                task.done, task.total = step.done, None if step.counting else step.total
                 if task.cancelled.is_set():
                     task.state = "cancelled"
                     break

@@ -343,7 +343,7 @@ def queue(request: Request) -> Response:
     return _render(request, "queue.html", pages=list(pages), **values)
 
 
-def _told(pages: Iterator[lowq.Page]) -> Iterator[lowq.Page | str]:
+def _told(pages: Iterator[lowq.Page | None]) -> Iterator[lowq.Page | str | None]:
     """The pages, and at last what went wrong: the answer has begun already."""
     try:
         yield from pages
