@@ -34,6 +34,18 @@ def test_entries_come_newest_first_with_the_servers_time(rig: QueueRig) -> None:
     assert rig.app.audit(1) == [newest]
 
 
+def test_an_entry_replaces_another_wherever_that_is(rig: QueueRig) -> None:
+    began = rig.app.note("ann", "delete", "Orders", None, {"outcome": "started", "match": '"token": "'})
+    for number in range(250):
+        rig.app.note("bob", "kick", "Orders", number)
+    rig.app.note("ann", "delete", "Orders", 7, {"outcome": "done"}, replaces=began)
+    entries = rig.app.audit(1000)
+    assert [entry.count for entry in entries] == [7, *range(249, -1, -1)]
+    assert entries[0].detail == {"outcome": "done"}
+    rig.app.note("ann", "delete", "Orders", 8, replaces=began)
+    assert len(rig.app.audit(1000)) == 252, "what is gone already can't be replaced, and nothing else is"
+
+
 def test_the_log_is_bounded_in_entries_and_in_text(rig: QueueRig) -> None:
     rig.app.note("x" * 10_000, "kick", "Orders", 1, {"ids": ["y" * 10_000] * 50})
     entry = rig.app.audit()[0]

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from lowq.connection import Client
+from lowq.paging import Page
 from tests.contract.queue_rig import QueueRig
 from tests.contract.support import NOW, job
 
@@ -70,7 +71,8 @@ def test_what_is_found_comes_before_the_end_and_the_page_at_last(
     whole = rig.queue.jobs(limit=20, now=NOW, **options)
     assert len(whole) == 20
     calls.clear()
-    pages = []
+    pages: list[Page] = []
+    first = 0
     for page in rig.queue.jobs_in_steps(limit=20, interval=0.0, now=NOW, **options):
         if not pages:
             first = sum(calls)
@@ -120,7 +122,7 @@ def test_a_page_is_fetched_again_only_when_it_has_changed(rig: QueueRig) -> None
 def test_a_listing_that_is_sorted_already_comes_at_once(rig: QueueRig) -> None:
     fill(rig)
     for options in ({}, {"reverse": True}, {"state": "due"}, {"order_by": "retry_count", "min": 0}):
-        pages = list(rig.queue.jobs_in_steps(limit=20, interval=60.0, now=NOW, **options))  # type: ignore[arg-type]  # they are names
+        pages = list(rig.queue.jobs_in_steps(limit=20, interval=60.0, now=NOW, **options))
         assert len(pages) == 1
 
 
