@@ -41,7 +41,8 @@ def rates(app: Lowq, queue: str, span: Span, as_json: bool) -> None:
 def _row(some: list[Rate]) -> list[str]:
     processed = sum(rate.processed or 0.0 for rate in some) / len(some)
     failed = sum(rate.failed or 0.0 for rate in some) / len(some)
-    return [number(round(processed, 2)), number(round(failed, 2)), duration(max(rate.lag or 0.0 for rate in some))]
+    lags = [rate.lag for rate in some if rate.lag is not None]
+    return [number(round(processed, 2)), number(round(failed, 2)), duration(max(lags)) if lags else ""]
 
 
 @click.command
