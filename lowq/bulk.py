@@ -38,24 +38,28 @@ class Step:
     counting: bool = False
 
 
+_WAITING: tuple[State, ...] = ("scheduled", "due", "retrying")
+#: What each action can be done to; None, besides: all that wait, or with kick the morgue.
+STATES_OF: dict[str, tuple[State, ...]] = {
+    "perform_now": _WAITING,
+    "bury": _WAITING,
+    "kick": ("morgue",),
+    "delete": (*_WAITING, "morgue"),
+}
+
+
 def bulk_state(action: str, state: State | None) -> State | None:
     """The state that is meant.
 
     Raises:
         ConfigError: the action does nothing to jobs in that state.
     """
-    if action == "kick":
-        allowed: tuple[State | None, ...] = (None, "morgue")
-    elif action == "delete":
-        allowed = (None, "scheduled", "due", "retrying", "morgue")
-    else:
-        allowed = (None, "scheduled", "due", "retrying")
-    if state not in allowed:
-        names = ", ".join(item for item in allowed if item is not None)
-        hint = "; without a state: all that wait"
-        if action == "kick":
-            names, hint = "morgue", ", which is also its default"
-        raise ConfigError(f"{action} can't be done to jobs with state={state!r}; state is one of: {names}{hint}")
+    allowed = STATES_OF[action]
+    if state is not None and state not in allowed:
+        hint = ", which is also its default" if action == "kick" else "; without a state: all that wait"
+        raise ConfigError(
+            f"{action} can't be done to jobs with state={state!r}; state is one of: {', '.join(allowed)}{hint}"
+        )
     return "morgue" if action == "kick" else state
 
 

@@ -1,5 +1,7 @@
 """The verbs that look back: rates, audit."""
 
+from datetime import datetime
+
 import click
 
 from lowq.app import Lowq
@@ -31,11 +33,21 @@ def rates(app: Lowq, queue: str, span: Span, as_json: bool) -> None:
     for start in range(0, len(found.rates), together):
         some = [rate for rate in found.rates[start : start + together] if rate.processed is not None]
         if some:
-            rows.append([relative(some[0].at, now), *_row(some)])
+            rows.append([_clock(some[0].at, span), relative(some[0].at, now), *_row(some)])
     if not rows:
         say("no node has worked this queue in that time")
         return
-    echo_lines(table(("from", "performed/s", "failed/s", "lag"), rows, right=("performed/s", "failed/s", "lag")))
+    echo_lines(
+        table(("from", "which was", "performed/s", "failed/s", "lag"), rows, right=("performed/s", "failed/s", "lag"))
+    )
+
+
+def _clock(at: float, span: Span) -> str:
+    """When that was, in the time of this machine."""
+    moment = datetime.fromtimestamp(at).astimezone()
+    return (
+        f"{moment:%H:%M:%S}" if span == "hour" else f"{moment:%a %H:%M}" if span == "day" else f"{moment:%m-%d %H:%M}"
+    )
 
 
 def _row(some: list[Rate]) -> list[str]:
