@@ -37,17 +37,14 @@ def rates(app: Lowq, queue: str, span: Span, as_json: bool) -> None:
     if not rows:
         say("no node has worked this queue in that time")
         return
-    echo_lines(
-        table(("from", "which was", "performed/s", "failed/s", "lag"), rows, right=("performed/s", "failed/s", "lag"))
-    )
+    columns = ("from", "which was", "performed/s", "failed/s", "lag")
+    echo_lines(table(columns, rows, right=columns[2:]))
 
 
 def _clock(at: float, span: Span) -> str:
     """When that was, in the time of this machine."""
-    moment = datetime.fromtimestamp(at).astimezone()
-    return (
-        f"{moment:%H:%M:%S}" if span == "hour" else f"{moment:%a %H:%M}" if span == "day" else f"{moment:%m-%d %H:%M}"
-    )
+    form = {"hour": "%H:%M:%S", "day": "%a %H:%M"}.get(span, "%m-%d %H:%M")
+    return datetime.fromtimestamp(at).astimezone().strftime(form)
 
 
 def _row(some: list[Rate]) -> list[str]:

@@ -19,6 +19,7 @@ from click.testing import CliRunner, Result
 from lowq import Lowq
 from lowq.cli import main
 from lowq.job import load_payload
+from lowq.rates import BOUNDS, Counted, record_call
 from lowq.shard import Lease, Shard
 from lowq.version import VERSION
 from tests.redis_server import RedisServer
@@ -252,6 +253,25 @@ def test_hostile_text_does_not_drive_the_terminal(cli: Cli) -> None:
         result = CliRunner().invoke(main, [*args, "--redis-url", cli.url])
         assert result.exception is None or isinstance(result.exception, SystemExit)
         assert all(char.isprintable() or char == "\n" for char in result.output)
+
+
+def test_rates_tell_the_clock_and_leave_out_a_lag_that_nobody_saw(cli: Cli) -> None:
+    cli.app.queue("Orders", 1).push({"id": 1})
+    now = time.time()
+    nothing = Counted(0, 0, 0.0, (0,) * (len(BOUNDS) + 1))
+    for at, lag in ((now - 3000, 61.0), (now - 1000, None)):
+        call = record_call("lowq:v1:history:Orders", nothing, nothing._replace(processed=50), 5.0, lag, at)
+        cli.app.client.run(call.script, call.key, *call.args)
+    header, first, second = lines_of(cli("rates", "Orders"))
+    assert re.split(r"  +", header) == ["FROM", "WHICH WAS", "PERFORMED/S", "FAILED/S", "LAG"]
+    clock, ago, *_, lag = re.split(r"  +", first)
+    stretches = [((now - 3000) // 10 + number) * 10 for number in (-1, 0)]
+    assert clock in [time.strftime("%H:%M:%S", time.localtime(at)) for at in stretches]
+    assert re.fullmatch(r"(49|50|51) min( \d+ s)? ago", ago)
+    assert lag == "1 min 1 s"
+    assert re.search(r" 0\.0$", second.rstrip())
+    assert re.match(r"\w{3} \d\d:\d\d  ", lines_of(cli("rates", "Orders", "--span", "day"))[1])
+    assert re.match(r"\d\d-\d\d \d\d:\d\d  ", lines_of(cli("rates", "Orders", "--span", "month"))[1])
 
 
 # --- acting ---
