@@ -264,11 +264,11 @@ def test_rates_tell_the_clock_and_leave_out_a_lag_that_nobody_saw(cli: Cli) -> N
         cli.app.client.run(call.script, call.key, *call.args)
     header, first, second = lines_of(cli("rates", "Orders"))
     assert re.split(r"  +", header) == ["FROM", "WHICH WAS", "PERFORMED/S", "FAILED/S", "LAG"]
-    clock, ago, *_, lag = re.split(r"  +", first)
+    clock, ago, *_, last = re.split(r"  +", first)
     stretches = [((now - 3000) // 10 + number) * 10 for number in (-1, 0)]
     assert clock in [time.strftime("%H:%M:%S", time.localtime(at)) for at in stretches]
     assert re.fullmatch(r"(49|50|51) min( \d+ s)? ago", ago)
-    assert lag == "1 min 1 s"
+    assert last == "1 min 1 s"
     assert re.search(r" 0\.0$", second.rstrip())
     assert re.match(r"\w{3} \d\d:\d\d  ", lines_of(cli("rates", "Orders", "--span", "day"))[1])
     assert re.match(r"\d\d-\d\d \d\d:\d\d  ", lines_of(cli("rates", "Orders", "--span", "month"))[1])
