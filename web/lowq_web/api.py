@@ -157,8 +157,7 @@ def queues(request: Request, _values: dict[str, Any]) -> Response:
 
 def queue(request: Request, _values: dict[str, Any]) -> Response:
     handle = queue_of(request)
-    options = next((info.options for info in site_of(request).app.queues() if info.name == handle.name), {})
-    return _answer({"stats": handle.stats(), "options": dict(options)})
+    return _answer({"stats": handle.stats(), "options": dict(handle.options)})
 
 
 def queue_rates(request: Request, values: dict[str, Any]) -> Response:
@@ -203,8 +202,7 @@ def _job(request: Request, job: lowq.Job) -> dict[str, Any]:
 
 
 def job(request: Request, values: dict[str, Any]) -> Response:
-    site = site_of(request)
-    found = entity(site.app, queue_of(request), values["id"])
+    found = entity(queue_of(request), values["id"])
     return _answer(
         {
             "id": found.id,

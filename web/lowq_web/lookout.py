@@ -193,7 +193,7 @@ def add_up(span: lowq.Span, histories: Sequence[lowq.History]) -> lowq.History:
             at,
             sum(item.processed or 0.0 for item in known),
             sum(item.failed or 0.0 for item in known),
-            max(item.lag or 0.0 for item in known),
+            max((item.lag for item in known if item.lag is not None), default=None),
         )
 
     return lowq.History(span, histories[0].step, [summed(at, items) for at, items in sorted(by_time.items())])

@@ -128,16 +128,23 @@ _JOB = obj(
     }
 )
 JOBS = obj({"jobs": _list(_JOB), "cursor": _or_null("string")})
+_REASONS = (
+    "absent", "buried", "performing", "not_due", "retry_wait", "paused", "no_owner", "busy", "no_thread", "behind",
+    "next",
+)  # fmt: skip
 _WHY = obj(
     {
         "state": _or_null("string"),
-        "reason": _TEXT,
+        "reason": {"type": "string", "enum": list(_REASONS)},
         "until": _or_null("number"),
         "detail": _TEXT,
         "node": _or_null("string"),
         "thread": _or_null("integer"),
         "ahead": _INT,
         "paused_by": _or_null("string"),
+        "in_flight": _INT,
+        "in_flight_ids": _list(_TEXT),
+        "in_flight_since": _or_null("number"),
     }
 )
 JOB = obj(

@@ -343,7 +343,7 @@ def queue(request: Request) -> Response:
     return _render(request, "queue.html", pages=list(pages), **values)
 
 
-def _told(pages: Iterator[lowq.Page]) -> Iterator[lowq.Page | str]:
+def _told(pages: Iterator[lowq.Page | None]) -> Iterator[lowq.Page | str | None]:
     """The pages, and at last what went wrong: the answer has begun already."""
     try:
         yield from pages
@@ -363,7 +363,7 @@ def job(request: Request) -> Response:
     """Everything that is known of an id."""
     site, handle = site_of(request), queue_of(request)
     job_id = query_of(request).get("id", "")
-    found = entity(site.app, handle, job_id)
+    found = entity(handle, job_id)
     return _render(
         request,
         "job.html",
