@@ -1,7 +1,6 @@
 """Pages: what they show, what they do, and what hostile text may not do to them."""
 
 import html
-import json
 import re
 import threading
 import time
@@ -161,7 +160,7 @@ class TestHostileText:
 class TestRedaction:
     def test_fields_are_masked_wherever_they_are(self, browse: Open, app: lowq.Lowq) -> None:
         app.queue("Orders", 1).push(
-            {"id": "a", "payload": {"card_number": "4242", "Password": "hunter2", "items": [{"card_cvc": 777, "n": 5}]}}
+            {"id": "a", "payload": {"card_number": "4242", "Password": "hunter2", "items": [{"card_cvc": 777000777, "n": 5}]}}
         )
         undecodable(app, "b", b'{"card_number": "9999"')
         client = browse(redact=["card_*", "password"])
@@ -171,7 +170,7 @@ class TestRedaction:
                      "/queues/Orders/payload?id=b&state=due&n=0"):  # fmt: skip
             answer = client.get(path)
             assert answer.status_code == 200
-            assert not re.search("4242|hunter2|777|9999", answer.text), path
+            assert not re.search("4242|hunter2|777000777|9999", answer.text), path
 
     def test_a_function_decides_and_its_failure_hides(self, browse: Open, app: lowq.Lowq) -> None:
         app.queue("Orders", 1).push([{"id": "a", "payload": {"keep": 11}}, {"id": "b", "payload": ["secret"]}])
@@ -482,26 +481,3 @@ def test_redis_away_is_said_and_found_again(browse: Open) -> None:
         assert "Redis is away" in answer.text
     assert client.get("/api/v1/queues").json()["error"]
     assert client.post("/queues/Orders/pause", headers=OWN).status_code == 503
-
-
-def test_live_figures_stream(browse: Open, app: lowq.Lowq) -> None:
-    from starlette.requests import Request
-
-    from lowq_web.live import _events
-
-    app.queue("Orders", 3).push({"id": 1})
-    site = browse().app
-
-    async def first() -> str:
-        events = _events(Request({"type": "http", "app": site}))
-        try:
-            return await anext(events)
-        finally:
-            await events.aclose()  # type: ignore[attr-defined]  # it is a generator
-
-    import asyncio
-
-    name, data = asyncio.run(first()).strip().split("\n")
-    assert name == "event: figures"
-    figures = json.loads(data.removeprefix("data: "))
-    assert figures["queues"]["Orders"]["length"] == figures["total"]["length"] == 1

@@ -21,11 +21,12 @@ from lowq_web import openapi
 from lowq_web.actions import ACTIONS, MAX_IDS
 from lowq_web.app import queue_of, site_of
 from lowq_web.entity import entity
-from lowq_web.listing import ORDERS, STATES
+from lowq_web.listing import ORDERS, STATES, Asked
 from lowq_web.live import document
 from lowq_web.openapi import Endpoint, Parameter
 from lowq_web.security import visit_of
 from lowq_web.tasks import Filter, Task
+from lowq_web.threads import Last
 from lowq_web.views import query_of
 
 _QUEUE = Parameter("queue", "path", {"type": "string"}, "A queue; a slash in its name is written %252F")
@@ -178,11 +179,19 @@ def shards(request: Request, _values: dict[str, Any]) -> Response:
 def jobs(request: Request, values: dict[str, Any]) -> Response:
     order_by = values.get("order_by")
     bounds = {name: _bound(name, values.get(name), order_by) for name in ("min", "max")}
-    page = queue_of(request).jobs(
-        values.get("state"), values.get("match"), order_by, values.get("reverse", False),
-        values.get("limit", 50), values.get("after"), bounds["min"], bounds["max"],
+
+    def told(page: lowq.Page) -> Response:
+        return _answer({"jobs": [_job(request, job) for job in page.jobs], "cursor": page.cursor})
+
+    asked = Asked(
+        values.get("state"), values.get("match"), order_by, values.get("reverse", False), bounds["min"], bounds["max"],
+        values.get("after"), values.get("limit", 50), {},
     )  # fmt: skip
-    return _answer({"jobs": [_job(request, job) for job in page.jobs], "cursor": page.cursor})
+    pages = asked.pages(queue_of(request))
+    if not asked.scans:
+        return told(list(pages)[-1])
+    site = site_of(request)
+    return Last(site.scans, site.threads.iterate(pages), told)
 
 
 def _bound(name: str, raw: str | None, order_by: str | None) -> float | str | None:
@@ -284,8 +293,9 @@ def act(request: Request, values: dict[str, Any]) -> Response:
 
 def count(request: Request, values: dict[str, Any]) -> Response:
     wanted = Filter(**values.get("all", {}))
-    found = queue_of(request).count(values["action"], wanted.state, wanted.match, wanted.min, wanted.max)
-    return _answer({"count": found})
+    handle = queue_of(request)
+    with site_of(request).scans:
+        return _answer({"count": handle.count(values["action"], wanted.state, wanted.match, wanted.min, wanted.max)})
 
 
 def pause(request: Request, _values: dict[str, Any]) -> Response:
