@@ -1,6 +1,7 @@
 """Pages that are up to date while somebody sees them, and say so when they are not."""
 
 import time
+from functools import partial
 from typing import Any
 
 from playwright.sync_api import Page, expect
@@ -32,12 +33,13 @@ def test_eight_tabs_load_since_only_the_one_that_is_seen_is_live(stage: Stage, a
     pages += [context.new_page() for _ in range(7)]
     for page in pages:
         page.goto(address, timeout=10_000)
-        until(lambda page=page: live_at(page), "figures")
+        until(partial(live_at, page), "figures")
         see(page, False)
     first = pages[0]
-    before = live_at(first)
+    before = [live_at(page) for page in pages]
     see(first, True)
-    until(lambda: live_at(first) != before, "figures in the tab that is seen again")
+    until(lambda: live_at(first) != before[0], "figures in the tab that is seen again")
+    assert [live_at(page) for page in pages[1:]] == before[1:]
 
 
 def test_a_page_from_the_back_button_is_live_again(stage: Stage, address: str, watched: Watched) -> None:
@@ -67,7 +69,7 @@ def test_it_says_since_when_it_is_not_live(stage: Stage, watched: Watched) -> No
 def test_nodes_come_and_go_without_a_reload(stage: Stage, address: str, watched: Watched) -> None:
     page = watched.page(f"{address}/nodes")
     expect(page.get_by_text("No node is running.")).to_be_visible()
-    stage.app.worker(shards_count=4)(lambda payloads_by_id: None)
+    stage.app.worker(shards_count=4)(lambda _payloads_by_id: None)
     stage.start_node()
     expect(page.locator(".node h2")).to_be_visible(timeout=REFRESHED)
     expect(page.get_by_text("No node is running.")).to_have_count(0)

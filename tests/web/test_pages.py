@@ -160,7 +160,10 @@ class TestHostileText:
 class TestRedaction:
     def test_fields_are_masked_wherever_they_are(self, browse: Open, app: lowq.Lowq) -> None:
         app.queue("Orders", 1).push(
-            {"id": "a", "payload": {"card_number": "4242", "Password": "hunter2", "items": [{"card_cvc": 777000777, "n": 5}]}}
+            {
+                "id": "a",
+                "payload": {"card_number": "4242", "Password": "hunter2", "items": [{"card_cvc": 70777, "n": 5}]},
+            }
         )
         undecodable(app, "b", b'{"card_number": "9999"')
         client = browse(redact=["card_*", "password"])
@@ -170,7 +173,7 @@ class TestRedaction:
                      "/queues/Orders/payload?id=b&state=due&n=0"):  # fmt: skip
             answer = client.get(path)
             assert answer.status_code == 200
-            assert not re.search("4242|hunter2|777000777|9999", answer.text), path
+            assert not re.search("4242|hunter2|70777|9999", answer.text), path
 
     def test_a_function_decides_and_its_failure_hides(self, browse: Open, app: lowq.Lowq) -> None:
         app.queue("Orders", 1).push([{"id": "a", "payload": {"keep": 11}}, {"id": "b", "payload": ["secret"]}])

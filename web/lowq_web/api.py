@@ -24,7 +24,7 @@ from lowq_web.entity import entity
 from lowq_web.listing import ORDERS, STATES, Asked
 from lowq_web.live import document
 from lowq_web.openapi import Endpoint, Parameter
-from lowq_web.security import visit_of
+from lowq_web.security import is_json, visit_of
 from lowq_web.tasks import Filter, Task
 from lowq_web.threads import Last
 from lowq_web.views import query_of
@@ -97,8 +97,7 @@ def _parsed(parameter: Parameter, raw: str) -> Any:
 
 
 def _document(request: Request, schema: Mapping[str, Any]) -> dict[str, Any]:
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind != "application/json":
+    if not is_json(request.headers):
         raise HTTPException(415, "send a JSON document, with Content-Type: application/json")
     try:
         sent = json.loads(visit_of(request).body)

@@ -96,9 +96,10 @@ def create_app(
     """The dashboard of ``app``, by default lowq's default application. It needs no user code, only Redis.
 
     ``auth``: tells who asks: a callable that takes the request and returns a `User`, or None for nobody who may see
-    anything; it may be async. By default LOWQ_WEB_USER and LOWQ_WEB_PASSWORD (and for looking only
-    LOWQ_WEB_READ_USER and LOWQ_WEB_READ_PASSWORD) in the environment. Without any, only requests from this machine to
-    this machine are answered, unless ``no_auth`` says that something else protects it.
+    anything, or a response that they get instead; it may raise HTTPException. It may be async; otherwise it runs in a
+    thread. By default LOWQ_WEB_USER and LOWQ_WEB_PASSWORD (and for looking only LOWQ_WEB_READ_USER and
+    LOWQ_WEB_READ_PASSWORD) in the environment. Without any, only requests from this machine to this machine are
+    answered, unless ``no_auth`` says that something else protects it.
 
     ``redact``: names of payload fields that are masked, or a function from a payload to what is shown of it; by
     default the comma-separated names in LOWQ_WEB_REDACT. Error texts are shown as they are.
@@ -124,7 +125,7 @@ def create_app(
     ]
     application = Starlette(
         routes=routes,
-        middleware=[Middleware(Guard, auth=auth or auth_from_environment(), open_to_all=no_auth)],
+        middleware=[Middleware(Guard, auth=auth or auth_from_environment(), threads=threads, open_to_all=no_auth)],
         exception_handlers=_handlers(views.trouble),
     )
     application.router.redirect_slashes = False
