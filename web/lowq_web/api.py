@@ -13,7 +13,7 @@ from typing import Any
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
 import lowq
@@ -33,7 +33,13 @@ _QUEUE = Parameter("queue", "path", {"type": "string"}, "A queue; a slash in its
 _SPAN = Parameter(
     "span", "query", {"type": "string", "enum": ["hour", "day", "month"], "default": "hour"}, "How far back"
 )
-_ID = Parameter("id", "query", {"type": "string", "minLength": 1, "maxLength": 512}, "The id", required=True)
+_ID = Parameter(
+    "id",
+    "query",
+    {"type": "string", "minLength": 1, "maxLength": 512},
+    "The id: up to 512 bytes of UTF-8",
+    required=True,
+)
 _TASK = Parameter("task", "path", {"type": "string"}, "The id of a task")
 
 
@@ -111,8 +117,11 @@ def _document(request: Request, schema: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _answer(document: Any, status: int = 200) -> Response:
-    # Pure ASCII, so that ids of any bytes get through; NaN is no JSON.
-    text = json.dumps(document, default=_plain, allow_nan=False)
+    # Pure ASCII, so that ids of any bytes get through.
+    try:
+        text = json.dumps(document, default=_plain, allow_nan=False)
+    except ValueError:  # NaN or an infinity, which are no JSON
+        text = json.dumps(_without_infinities(json.loads(json.dumps(document, default=_plain))))
     return Response(text, status, media_type="application/json")
 
 
@@ -126,6 +135,14 @@ def _plain(value: Any) -> Any:
 
 def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _without_infinities(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _without_infinities(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_without_infinities(item) for item in value]
+    return _finite(value)
 
 
 # --- looking -------------------------------------------------------------------------------------------------
@@ -148,6 +165,16 @@ def overview(request: Request, _values: dict[str, Any]) -> Response:
 
 def rates(request: Request, values: dict[str, Any]) -> Response:
     return _answer(site_of(request).lookout.history("", values.get("span", "hour")))
+
+
+def search(request: Request, values: dict[str, Any]) -> Response:
+    site = site_of(request)
+    found = []
+    for info in site.app.queues():
+        places = site.app.queue(info.name).places(values["id"])
+        if places:
+            found.append({"queue": info.name, "states": [item.state for item in places]})
+    return _answer({"found": found})
 
 
 def queues(request: Request, _values: dict[str, Any]) -> Response:
@@ -188,7 +215,8 @@ def jobs(request: Request, values: dict[str, Any]) -> Response:
     )  # fmt: skip
     pages = asked.pages(queue_of(request))
     if not asked.scans:
-        return told(list(pages)[-1])
+        found: list[lowq.Page | None] = list(pages)
+        return told([page for page in found if page is not None][-1])
     site = site_of(request)
     return Last(site.scans, site.threads.iterate(pages), told)
 
@@ -269,6 +297,11 @@ def _told(item: Task) -> dict[str, Any]:
     }
 
 
+def index(request: Request) -> Response:
+    """Where it is described."""
+    return RedirectResponse(f"{request.scope.get('lowq_root', '')}/api/v1/openapi.json", 307)
+
+
 def description(request: Request, _values: dict[str, Any]) -> Response:
     root = request.scope.get("lowq_root", "")
     return _answer(openapi.describe(ENDPOINTS, f"{root}/api/v1"))
@@ -282,8 +315,10 @@ def act(request: Request, values: dict[str, Any]) -> Response:
     handle, action, reason = queue_of(request), values["action"], values.get("reason")
     if reason is not None and action != "bury":
         raise HTTPException(400, f"reason: only bury takes one, not {action}")
+    if reason is not None and not openapi.is_text(reason, "strict"):
+        raise HTTPException(400, "'reason' is no text that UTF-8 has")
     if ("ids" in values) == ("all" in values):
-        raise HTTPException(400, "say either which ids, or all with a filter: {} for all that wait")
+        raise HTTPException(400, "say either which ids, or all with a filter: {} for all that it can be done to")
     if "ids" in values:
         return _answer(actions.on_ids(who, handle.name, action, values["ids"], reason))
     started = actions.on_all(who, handle.name, action, Filter(**values["all"]), reason)
@@ -367,6 +402,7 @@ ENDPOINTS: Sequence[Endpoint] = (
     Endpoint("GET", "/stats", stats, "Length, morgue and lag of all queues, as Lowkiq tells them", openapi.STATS),
     Endpoint("GET", "/overview", overview, "All queues in figures, with rates", openapi.OVERVIEW),
     Endpoint("GET", "/rates", rates, "Rates and lag of all queues together, over time", openapi.HISTORY, (_SPAN,)),
+    Endpoint("GET", "/search", search, "In which queues an id is", openapi.FOUND, (_ID,)),
     Endpoint("GET", "/queues", queues, "All queues in figures", openapi.QUEUES),
     Endpoint(
         "GET",

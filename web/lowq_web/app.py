@@ -120,6 +120,7 @@ def create_app(
         *_in_threads([Route("/metrics", metrics.metrics, name="metrics")]),
         Route("/live", live.live, name="live"),
         Mount("/static", StaticFiles(directory=Path(str(resources.files("lowq_web") / "static"))), name="static"),
+        Route("/api/v1", api.index),
         Mount("/api/v1", routes=_in_threads(api.routes())),
         *_in_threads(views.routes()),
     ]

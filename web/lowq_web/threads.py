@@ -100,20 +100,22 @@ class Held(StreamingResponse):
 
 
 class Last(Held):
-    """What is known at the end of a search, as one answer; the search ends with whoever asked for it.
+    """What is known at the end of a search, as one answer; the search ends with whoever asked for it. The items are
+    what is known so far, None: no more than before.
 
     Raises:
         HTTPException: all slots are taken.
     """
 
-    def __init__(self, slots: Slots, content: AsyncIterator[T], answer: Callable[[T], Response]) -> None:
+    def __init__(self, slots: Slots, content: AsyncIterator[T | None], answer: Callable[[T], Response]) -> None:
         super().__init__(slots, content, "application/json")
         self._answer = answer
 
     async def stream_response(self, send: Send) -> None:
         last: Any = None
+        item: Any
         async for item in self.body_iterator:
-            last = item
+            last = last if item is None else item
         response = self._answer(last)
         await send({"type": "http.response.start", "status": response.status_code, "headers": response.raw_headers})
         await send({"type": "http.response.body", "body": response.body})

@@ -183,7 +183,10 @@ def trouble(request: Request, status: int, reason: str) -> Response:
 def query_of(request: Request) -> dict[str, str]:
     """The query's last value of each name; ids may be any bytes."""
     raw = request.scope["query_string"].decode("ascii", "replace")
-    return dict(parse_qsl(raw, keep_blank_values=True, errors="surrogateescape", max_num_fields=100))
+    try:
+        return dict(parse_qsl(raw, keep_blank_values=True, errors="surrogateescape", max_num_fields=100))
+    except ValueError:
+        raise lowq.ConfigError("the address has too many fields") from None
 
 
 def _form_of(request: Request) -> list[tuple[str, str]]:
