@@ -88,7 +88,7 @@ class TestLooking:
         "query",
         [
             "limit=0", "limit=x", "limit=99999", "state=dead", "order_by=size", "colour=red", "reverse=1", "min=x",
-            "after=!",
+            "after=!", "match=%ff*", "match=%ED%A0%80", "limit=%D9%A3", "after=%ff",
         ],
     )  # fmt: skip
     def test_wrong_parameters_are_named(self, client: TestClient, queue: lowq.Queue, query: str) -> None:

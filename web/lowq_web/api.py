@@ -33,6 +33,7 @@ _QUEUE = Parameter("queue", "path", {"type": "string"}, "A queue; a slash in its
 _SPAN = Parameter(
     "span", "query", {"type": "string", "enum": ["hour", "day", "month"], "default": "hour"}, "How far back"
 )
+_ONE_ID = {"type": "string", "minLength": 1, "maxLength": 512, "x-bytes": True}
 _ID = Parameter(
     "id",
     "query",
@@ -88,7 +89,7 @@ def _parsed(parameter: Parameter, raw: str) -> Any:
             raise HTTPException(400, f"{name}={raw!r:.50}: it is true or false")
         return raw == "true"
     if kind == "integer":
-        if not re.fullmatch(r"-?\d{1,9}", raw) or not schema.get("minimum", -math.inf) <= int(raw) <= schema.get(
+        if not re.fullmatch(r"-?[0-9]{1,9}", raw) or not schema.get("minimum", -math.inf) <= int(raw) <= schema.get(
             "maximum", math.inf
         ):
             raise HTTPException(
@@ -97,6 +98,8 @@ def _parsed(parameter: Parameter, raw: str) -> Any:
         return int(raw)
     if "enum" in schema and raw not in schema["enum"]:
         raise HTTPException(400, f"{name}={raw!r:.50}: it is one of {', '.join(schema['enum'])}")
+    if kind == "string" and not openapi.is_text(raw, schema):
+        raise HTTPException(400, f"{name}={raw!r:.50} is no text that UTF-8 has")
     if not schema.get("minLength", 0) <= len(raw) <= schema.get("maxLength", 4096):
         raise HTTPException(400, f"{name} is too short or too long")
     return raw
@@ -315,8 +318,6 @@ def act(request: Request, values: dict[str, Any]) -> Response:
     handle, action, reason = queue_of(request), values["action"], values.get("reason")
     if reason is not None and action != "bury":
         raise HTTPException(400, f"reason: only bury takes one, not {action}")
-    if reason is not None and not openapi.is_text(reason, "strict"):
-        raise HTTPException(400, "'reason' is no text that UTF-8 has")
     if ("ids" in values) == ("all" in values):
         raise HTTPException(400, "say either which ids, or all with a filter: {} for all that it can be done to")
     if "ids" in values:
@@ -367,7 +368,7 @@ _FILTER = openapi.obj(
 _ACTION = {"type": "string", "enum": list(ACTIONS)}
 _IDS = {
     "type": "array",
-    "items": {"type": "string", "minLength": 1, "maxLength": 512},
+    "items": _ONE_ID,
     "minItems": 1,
     "maxItems": MAX_IDS,
 }
@@ -390,9 +391,14 @@ _JOBS: Sequence[Parameter] = (
     ),
     Parameter("reverse", "query", {"type": "boolean"}, "The last ones first"),
     Parameter("limit", "query", {"type": "integer", "minimum": 1, "maximum": 1000, "default": 50}, "Jobs of the page"),
-    Parameter("after", "query", {"type": "string"}, "The cursor of the page before"),
-    Parameter("min", "query", {"type": "string"}, "Bounds what it is ordered by: a number, or with order_by=id an id"),
-    Parameter("max", "query", {"type": "string"}, "Likewise. Both are included"),
+    Parameter("after", "query", {"type": "string", "x-bytes": True}, "The cursor of the page before"),
+    Parameter(
+        "min",
+        "query",
+        {"type": "string", "x-bytes": True},
+        "Bounds what it is ordered by: a number, or with order_by=id an id",
+    ),
+    Parameter("max", "query", {"type": "string", "x-bytes": True}, "Likewise. Both are included"),
 )
 _LIMIT = Parameter(
     "limit", "query", {"type": "integer", "minimum": 1, "maximum": 1000, "default": 100}, "Entries, at most"

@@ -292,12 +292,10 @@ _KINDS: dict[str, Callable[[Any], bool]] = {
 }
 
 
-def is_text(text: str, errors: Literal["strict", "surrogateescape"] = "surrogateescape") -> bool:
-    """Whether UTF-8 has it. Ids may be any bytes: those that are no UTF-8 come and go as surrogates, which pass unless
-    ``errors`` is "strict".
-    """
+def is_text(text: str, schema: Schema) -> bool:
+    """Whether UTF-8 has it. Ids may be any bytes (``x-bytes``): those that are no UTF-8 come and go as surrogates."""
     try:
-        text.encode("utf-8", errors)
+        text.encode("utf-8", "surrogateescape" if schema.get("x-bytes") else "strict")
     except UnicodeEncodeError:
         return False
     return True
@@ -310,7 +308,7 @@ def mismatch(value: Any, schema: Schema, name: str = "the document") -> str | No
         return f"{name} must be of type {kind}"
     if "enum" in schema and value not in schema["enum"]:
         return f"{name} must be one of {', '.join(schema['enum'])}"
-    if isinstance(value, str) and not is_text(value):
+    if isinstance(value, str) and not is_text(value, schema):
         return f"{name} is no text that UTF-8 has"
     if isinstance(value, str | list):
         least, most = ("minLength", "maxLength") if isinstance(value, str) else ("minItems", "maxItems")
