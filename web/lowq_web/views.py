@@ -11,7 +11,7 @@ from urllib.parse import parse_qsl, urlencode
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, RedirectResponse, Response, StreamingResponse
+from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import Route
 
 import lowq
@@ -23,6 +23,7 @@ from lowq_web.entity import entity
 from lowq_web.listing import STATES, Asked, asked_of, tab_counts
 from lowq_web.security import TOKEN, visit_of
 from lowq_web.tasks import ActionName, Filter
+from lowq_web.threads import Held
 
 #: What a template says where what it has made so far is to be sent.
 _FLUSH = "\x00flush\x00"
@@ -155,7 +156,7 @@ def _encode(html: str) -> bytes:
     return html.encode("utf-8", "replace")
 
 
-def _stream(request: Request, template: str, /, **values: Any) -> StreamingResponse:
+def _stream(request: Request, template: str, /, **values: Any) -> Response:
     context = _context(request, site_of(request).lookout.now(), flush=Markup(_FLUSH), **values)
 
     def chunks() -> Iterator[bytes]:
@@ -169,7 +170,8 @@ def _stream(request: Request, template: str, /, **values: Any) -> StreamingRespo
                 waiting.append(piece)
         yield _encode("".join(waiting))
 
-    return StreamingResponse(chunks(), media_type="text/html", headers={"x-accel-buffering": "no"})
+    site = site_of(request)
+    return Held(site.scans, site.threads.iterate(chunks()), "text/html")
 
 
 def trouble(request: Request, status: int, reason: str) -> Response:
@@ -181,7 +183,10 @@ def trouble(request: Request, status: int, reason: str) -> Response:
 def query_of(request: Request) -> dict[str, str]:
     """The query's last value of each name; ids may be any bytes."""
     raw = request.scope["query_string"].decode("ascii", "replace")
-    return dict(parse_qsl(raw, keep_blank_values=True, errors="surrogateescape", max_num_fields=100))
+    try:
+        return dict(parse_qsl(raw, keep_blank_values=True, errors="surrogateescape", max_num_fields=100))
+    except ValueError:
+        raise lowq.ConfigError("the address has too many fields") from None
 
 
 def _form_of(request: Request) -> list[tuple[str, str]]:
@@ -436,7 +441,8 @@ def act(request: Request) -> Response:
             back |= {
                 name: repr(bound) for name, bound in zip(("min", "max"), asked.bulk_bounds(), strict=True) if bound
             }
-            total = handle.count(action, wanted.state, wanted.match, wanted.min, wanted.max)
+            with site.scans:
+                total = handle.count(action, wanted.state, wanted.match, wanted.min, wanted.max)
             return _confirm(request, handle.name, action, what, total, [], back, asked)
         started = site.actions.on_all(who, handle.name, action, wanted, reason)
         return _back(request, "task", task=started.id)
