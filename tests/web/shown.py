@@ -1,4 +1,4 @@
-"""Pages as people read them: tables by the words above their columns, facts by their names, numbers as they are on hover.
+"""Pages as people read them: tables by the words above their columns, facts by their names, numbers as on hover.
 
 Tests that ask what a page shows go through here, so that it may look otherwise tomorrow.
 """
@@ -36,13 +36,20 @@ class Element:
         """What is to be read in it, in one line."""
         return " ".join("".join(self._texts()).split())
 
+    @property
+    def lines(self) -> str:
+        """What is written in it, line by line: of a `pre`."""
+        return "".join(child if isinstance(child, str) else child.lines for child in self.children)
+
     def _texts(self) -> Iterator[str]:
         for child in self.children:
             if isinstance(child, str):
                 yield child
             elif child.tag not in ("title", "script", "style"):
-                yield from child._texts()  # noqa: SLF001 - of the same class
-                yield " " if child.tag not in ("b", "i", "span", "small") else ""
+                gap = "" if child.tag in ("b", "i", "span", "a", "code", "time") else " "
+                yield gap
+                yield from child._texts()
+                yield gap
 
     def every(self, *tags: str) -> Iterator["Element"]:
         """Those in it with one of these tags, or all, as they come."""

@@ -4,6 +4,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
@@ -53,11 +54,12 @@ class Known:
 
 
 KNOWN = [
-    Known("Billing", lag=200, due_fresh=4, scheduled=11, due_retries=2, retrying=2, taken=5, morgue=5, processed=16, mended=4),
-    Known("Orders", lag=500, due_fresh=3, scheduled=3, due_retries=4, retrying=5, taken=1, morgue=3, processed=9, mended=5),
-    Known("Refunds", lag=7, due_fresh=1, scheduled=2, due_retries=3, retrying=3, taken=3, morgue=2, processed=8, mended=3),
-    Known("Returns", lag=90, due_fresh=5, scheduled=7, due_retries=0, retrying=1, taken=4, morgue=4, processed=13, mended=1),
-    Known("Stock", lag=4000, due_fresh=2, scheduled=60, due_retries=1, retrying=4, taken=2, morgue=1, processed=12, mended=2),
+    # name, lag, due_fresh, scheduled, due_retries, retrying, taken, morgue, processed, mended
+    Known("Billing", 200, 4, 11, 2, 2, 5, 5, 16, 4),
+    Known("Orders", 500, 3, 3, 4, 5, 1, 3, 9, 5),
+    Known("Refunds", 7, 1, 2, 3, 3, 3, 2, 8, 3),
+    Known("Returns", 90, 5, 7, 0, 1, 4, 4, 13, 1),
+    Known("Stock", 4000, 2, 60, 1, 4, 2, 1, 12, 2),
 ]  # fmt: skip
 #: Word above the column -> what of `Known` it shows.
 NUMBERS: dict[str, Callable[[Known], int]] = {
@@ -70,7 +72,7 @@ NUMBERS: dict[str, Callable[[Known], int]] = {
     "Processed": lambda known: known.processed,
     "Failed": lambda known: known.failed,
 }
-ORDERS: dict[str, Callable[[Known], object]] = {
+ORDERS: dict[str, Callable[[Known], Any]] = {
     "Queue": lambda known: known.name,
     "Lag": lambda known: known.lag,
     **NUMBERS,
