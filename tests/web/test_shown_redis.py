@@ -56,7 +56,18 @@ def test_eviction_and_no_persistence_are_warned_of(server: RedisServer) -> None:
     evicts, forgets = warnings(shown)
     assert "maxmemory-policy is allkeys-lru" in evicts
     assert "jobs are lost" in evicts
-    assert "appendonly is off" in forgets
+    assert re.search(r"appendonly is off|Nothing is persisted", forgets)
+    assert "lost" in forgets
+
+
+def test_snapshots_alone_are_warned_of() -> None:
+    with RedisServer(save="3600 100000") as server:
+        with redis.Redis.from_url(server.url) as client:
+            client.save()
+        shown = card(server.url)
+    assert (shown.facts["Persistence"].text, shown.facts["Eviction"].text) == ("RDB snapshots", "noeviction")
+    (forgets,) = warnings(shown)
+    assert "appendonly is off: what was pushed since the last snapshot is lost" in forgets
 
 
 def test_a_server_that_is_set_up_well_is_not_warned_of(server: RedisServer) -> None:

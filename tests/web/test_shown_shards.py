@@ -163,7 +163,7 @@ class Cell:
 
 def cells_in(page: Element, queue: str) -> dict[int, Cell]:
     """The heat map of a queue: shard -> cell."""
-    (drawing,) = (svg for svg in page.every("svg") if f"of {queue} " in svg.attributes.get("aria-label", "") + " ")
+    (drawing,) = (svg for svg in page.every("svg") if re.search(rf"\b{queue}\b", svg.attributes.get("aria-label", "")))
     found: dict[int, Cell] = {}
     for element in drawing.every():
         heats = [int(name[-1]) for name in element.classes if re.fullmatch(r"heat-\d", name)]
