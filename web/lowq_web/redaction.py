@@ -26,11 +26,8 @@ def redactor(redact: Redact | Iterable[str] | None) -> Redact:
         return lambda payload: payload
     if callable(redact):
         return _safely(redact)
-    try:
-        names: list[Any] = [None] if isinstance(redact, str) else list(redact)
-    except TypeError:
-        names = [None]
-    if not all(isinstance(name, str) for name in names):
+    names = [] if isinstance(redact, str) else list(redact)
+    if isinstance(redact, str) or not all(isinstance(name, str) for name in names):
         raise lowq.ConfigError("redact= is a list of names of payload fields, or a function of a payload")
     patterns = [name.lower() for name in names]
     return lambda payload: _mask(payload, patterns)
