@@ -294,7 +294,8 @@ class Queries:
         """A page of jobs, in order over all shards. Give its cursor as ``after`` for the next one.
 
         ``state``: None means all that wait, also new payloads of ids in flight; the jobs in flight themselves are
-        "taken". ``match``: a pattern of ids as Redis has it (``*``, ``?``, ``[a-c]``). ``order_by``: perform_at (the
+        "taken". ``match``: a pattern of ids as Redis has it (``*``, ``?``, ``[a-c]``), of up to 1,024 bytes and four
+        stars, and up to 100 bytes from its first ``*`` on. ``order_by``: perform_at (the
         default), retry_count (-1 is fresh) or id; in the morgue buried_at (the default) or id. Equal ones are
         ordered by the bytes of their ids. ``min`` and ``max`` bound the value that it is ordered by, both included.
         ``limit``: 1 to 1,000.
