@@ -42,6 +42,8 @@ MAX_BYTES = 2**20
 MAX_IDS = 200
 #: Such calls that go out together: each takes up to 2 or 3 ms.
 LOOKS_TOGETHER = 3
+#: Bytes of payloads and errors after which a page ends, each payload counted as PAYLOAD_BYTES more: what it takes here.
+MAX_PAGE_BYTES, PAYLOAD_BYTES = 4 * 2**20, 100
 #: What a payload that can't be decoded is shown as: a str of this and the raw bytes, others than text escaped.
 UNDECODABLE = "undecodable payload: "
 #: max_retry_count of a queue whose worker nobody has registered.
@@ -229,24 +231,34 @@ class Queries:
         return {job_id: job for job_id, job in jobs.items() if state is None or job.state == state}
 
     def _fetch(self, ids: Sequence[bytes], where: str, now: float | None) -> dict[str, Job]:
+        found, _ = self._look(ids, where, now, float("inf"))
+        return {found[job_id].id: found[job_id] for job_id in ids if job_id in found}
+
+    def _look(
+        self, ids: Sequence[bytes], where: str, now: float | None, room: float
+    ) -> tuple[dict[bytes, Job], set[bytes]]:
+        """The jobs of these ids until about so many bytes have come, and the ids that were not looked up any more. At
+        least the first one is. Shards take turns, so that what came is about what comes first.
+        """
         pending: dict[str, list[bytes]] = defaultdict(list)
         for job_id in dict.fromkeys(ids):
             pending[self._prefix_of(job_id)].append(job_id)
         found: dict[bytes, Job] = {}
-        while pending:
+        while pending and room > 0:
             some = list(pending)[:LOOKS_TOGETHER]
             calls = [
                 Call("look", prefix, [time_argument(now), where, MAX_PAYLOADS, MAX_BYTES, *pending[prefix][:MAX_IDS]])
                 for prefix in some
             ]
             for prefix, reply in zip(some, ask(self._client, calls, LOOKS_TOGETHER), strict=True):
-                for job_id, raw in zip(pending[prefix], reply, strict=False):
+                asked = pending.pop(prefix)
+                for job_id, raw in zip(asked, reply, strict=False):
                     if raw is not None:
                         found[job_id] = self._job(job_id, raw)
-                del pending[prefix][: len(reply)]
-                if not pending[prefix]:
-                    del pending[prefix]
-        return {found[job_id].id: found[job_id] for job_id in ids if job_id in found}
+                        room -= sum(PAYLOAD_BYTES / 2 + len(part) for part in raw if isinstance(part, bytes))
+                if len(reply) < len(asked):
+                    pending[prefix] = asked[len(reply) :]
+        return found, {job_id for left in pending.values() for job_id in left}
 
     def _job(self, job_id: bytes, raw: list[Any]) -> Job:
         state = raw[0].decode()
@@ -298,7 +310,7 @@ class Queries:
         stars, and up to 100 bytes from its first ``*`` on. ``order_by``: perform_at (the
         default), retry_count (-1 is fresh) or id; in the morgue buried_at (the default) or id. Equal ones are
         ordered by the bytes of their ids. ``min`` and ``max`` bound the value that it is ordered by, both included.
-        ``limit``: 1 to 1,000.
+        ``limit``: 1 to 1,000. A page ends earlier, with a cursor, when its payloads and errors take more than 4 MiB.
 
         A page is the next one after a position in the order, not after a number of jobs: those that stay where
         they are come exactly once, however many come and go meanwhile. ``match``, ``order_by="id"`` and fresh jobs
@@ -355,8 +367,13 @@ class Queries:
             yield self._page(wanted, found, more, now)
 
     def _page(self, wanted: Listing, found: list[Position], more: bool, now: float | None) -> Page:
-        jobs = self._fetch([job_id for _, job_id in found], wanted.where, now)
-        still = [job for job in jobs.values() if wanted.state is None or job.state == wanted.state]
+        ids = [job_id for _, job_id in found]
+        jobs, left = self._look(ids, wanted.where, now, MAX_PAGE_BYTES)
+        if left:  # the page ends before the first of them
+            most = next(i for i, job_id in enumerate(ids) if job_id in left)
+            found, more = found[:most], True
+        there = [jobs[job_id] for _, job_id in found if job_id in jobs]
+        still = [job for job in there if wanted.state is None or job.state == wanted.state]
         return Page(still, encode_cursor(wanted, found[-1]) if more else None)
 
     def why(self, job_id: JobId, *, now: float | None = None) -> Why:
