@@ -1,8 +1,12 @@
 """Lengths of time, for people."""
 
+import math
+
 
 def duration(seconds: float) -> str:
-    """``4 min 10 s``: the two largest units."""
+    """``4 min 10 s``: the two largest units; ``forever`` for what is no length of time."""
+    if not -math.inf < seconds < math.inf:
+        return "forever"
     if seconds < 10:
         return f"{max(seconds, 0):.1f} s" if seconds >= 0.05 else "0 s"
     left = round(seconds)

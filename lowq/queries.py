@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
+from lowq import foreign
 from lowq.connection import Call, Client
 from lowq.errors import ConfigError
-from lowq.job import Job, JobId, State, encode_id, shard_of
+from lowq.job import MAX_PAYLOAD_DEPTH, Job, JobId, State, lookup_id, shard_of
 from lowq.keys import nodes_key, shard_prefix
 from lowq.paging import (
     STATES,
@@ -188,7 +189,7 @@ class Queries:
         Raises:
             JobError: the id is none. UnknownQueueError, RedisUnavailable
         """
-        encoded = [encode_id(job_id)]
+        encoded = [lookup_id(job_id)]
         # In this order a job that moves on meanwhile is rather met twice than not at all.
         found = [self._fetch(encoded, where, now) for where in ("waiting", "taken", "morgue")]
         jobs = [job for jobs in found for job in jobs.values()]
@@ -200,7 +201,7 @@ class Queries:
         Raises:
             JobError: the id is none. UnknownQueueError
         """
-        return shard_of(encode_id(job_id), self.shards_count)
+        return shard_of(lookup_id(job_id), self.shards_count)
 
     def shard(self, index: int, *, now: float | None = None) -> ShardInfo:
         """One of its shards.
@@ -226,7 +227,7 @@ class Queries:
         if state is not None and state not in STATES:
             raise ConfigError(f"state={state!r}: it is one of {', '.join(STATES)}, or None for wherever the job is")
         where = "" if state is None else state if state in ("taken", "morgue") else "waiting"
-        encoded = [encode_id(job_id) for job_id in as_ids(ids)]
+        encoded = [lookup_id(job_id) for job_id in as_ids(ids)]
         jobs = self._fetch(encoded, where, now)
         return {job_id: job for job_id, job in jobs.items() if state is None or job.state == state}
 
@@ -262,25 +263,32 @@ class Queries:
 
     def _job(self, job_id: bytes, raw: list[Any]) -> Job:
         state = raw[0].decode()
-        time = float(raw[1])
+        time = foreign.finite(raw[1])
         buried = state == "morgue"
         return Job(
             id=job_id.decode("utf-8", "surrogateescape"),
             state=state,
-            payloads=[(self._payload(data), float(score)) for data, score in zip(raw[6::2], raw[7::2], strict=True)],
+            payloads=[
+                (self._payload(data), foreign.figure(score, float("nan")))
+                for data, score in zip(raw[6::2], raw[7::2], strict=True)
+            ],
             perform_at=None if buried else time,
-            retry_count=int(raw[2]),
+            retry_count=max(raw[2], -1),
             error=self._error(raw[3]) if raw[3] else None,
-            crashes=int(raw[4] or 0),
+            crashes=foreign.count(raw[4]),
             buried_at=time if buried else None,
             payloads_count=raw[5],
         )
 
     def _payload(self, data: bytes) -> Any:
         try:
-            return self._backend.config.load_payload(data)
+            payload = self._backend.config.load_payload(data)
         except Exception:
             return UNDECODABLE + data.decode("utf-8", "backslashreplace")
+        # Nobody could push it, and not everybody could show it.
+        if isinstance(payload, dict | list) and foreign.deeper_than(payload, MAX_PAYLOAD_DEPTH + 1):
+            return UNDECODABLE + data.decode("utf-8", "backslashreplace")
+        return payload
 
     def _error(self, data: bytes) -> str:
         try:
@@ -382,7 +390,7 @@ class Queries:
         Raises:
             JobError: the id is none. UnknownQueueError, RedisUnavailable
         """
-        encoded = encode_id(job_id)
+        encoded = lookup_id(job_id)
         shard = shard_of(encoded, self.shards_count)
         entry = find_entry(self._client, self._backend.config.namespace, self.name)
         most = DEFAULT_MAX_RETRY_COUNT if entry is None else entry.options.get("max_retry_count")
@@ -426,7 +434,7 @@ def shards_of_rows(rows: Sequence[list[Any]], names: Mapping[bytes, bytes]) -> l
 def stats_of(name: str, rows: Sequence[list[Any]]) -> Stats:
     """The queue in figures, from `shard_rows`."""
     length, due, retries, taken, morgue_length = (sum(row[i] for row in rows) for i in range(5))
-    processed, failed, died = (sum(int(row[i] or 0) for row in rows) for i in (6, 7, 8))
+    processed, failed, died = (sum(foreign.count(row[i]) for row in rows) for i in (6, 7, 8))
     oldest = min(((float(row[13]), row[12]) for row in rows if row[12] is not None), default=(None, None))
     return Stats(
         name=name,
@@ -438,13 +446,13 @@ def stats_of(name: str, rows: Sequence[list[Any]]) -> Stats:
         retries=retries,
         taken=taken,
         morgue_length=morgue_length,
-        lag=max(float(row[5]) for row in rows),
+        lag=max(_lag(row) for row in rows),
         processed=processed,
         failed=failed,
         died=died,
         paused=any(row[9] is not None for row in rows),
         oldest_id=_text(oldest[1]),
-        oldest_at=oldest[0],
+        oldest_at=foreign.finite(oldest[0]),
     )
 
 
@@ -454,19 +462,23 @@ def _shard_info(index: int, row: list[Any], names: Mapping[bytes, bytes]) -> Sha
     if row[10] is not None:
         nonce, _, number = row[10].rpartition(b":")
         owner = names.get(nonce[:6], nonce)
-        fence = int(number) if number.isdigit() else None
+        fence = foreign.count(number) if number.isdigit() else None
     return ShardInfo(
         index=index,
         length=row[0],
         taken=row[3],
         morgue_length=row[4],
-        lag=float(row[5]),
+        lag=_lag(row),
         owner=_text(owner),
         fence=fence,
         lease_seconds=None if owner is None else max(row[11], 0) / 1000,
         paused=row[9] is not None,
         oldest_id=_text(row[12]),
     )
+
+
+def _lag(row: Sequence[Any]) -> float:
+    return foreign.finite(row[5], 0.0)
 
 
 def shard_rows(client: Client, prefixes: Sequence[str], now: float | None) -> list[list[Any]]:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
+from lowq import foreign
 from lowq.duration import duration
 from lowq.job import State
 from lowq.registry import Backend, NodeInfo, nodes
@@ -53,7 +54,7 @@ def explain(
     reply = backend.client.run("why", prefix, time_argument(now), job_id)
     time, horizon, record, perform_at, retry_count, rank, buried_at, paused, lease, _ttl, solo, paused_by, until = reply
     shard = place[1]
-    ownerless = float(time) - float(until) if until is not None else -1.0
+    ownerless = float(time) - foreign.finite(until, float(time))
     since = f" for {duration(ownerless)} now" if ownerless > 0 else ""
     nobody = f"shard {shard} is leased to nobody{since}: all nodes of this queue are down or quiet, or none has it yet"
     owner = _Owner(backend, lease, place)
@@ -64,7 +65,8 @@ def explain(
                 f"its owner is gone{since}; whoever gets shard {shard} next puts it back and performs it again{waits}"
             )
             return Why("taken", "no_owner", None, detail)
-        since = duration(float(time) - float(record.split()[4]))
+        taken_at = (record.split() or [b""])[-1]  # without parts: a record that is none of ours
+        since = duration(float(time) - foreign.finite(taken_at, float(time)))
         thread = owner.thread()
         by = f"{owner}, thread {thread}" if thread is not None else str(owner)
         return Why("taken", "performing", None, f"taken {since} ago by {by}{waits}", owner.name, thread)
@@ -75,7 +77,7 @@ def explain(
         return Why("morgue", "buried", None, f"buried {ago} ago; kick it to have it performed")
     due_at = float(perform_at)
     # The retry_count of a failed job counts from 0, people count from 1.
-    retry = "" if retry_count is None else f"retry {int(float(retry_count)) + 1} of {max_retry_count}, "
+    retry = "" if retry_count is None else f"retry {foreign.count(retry_count) + 1} of {max_retry_count}, "
     who = None if paused_by is None else paused_by.decode("utf-8", "replace")
     by = f" by {who}" if who else ""
     if due_at > float(horizon):
@@ -85,7 +87,7 @@ def explain(
         return Why(state, reason, due_at, detail, owner.name, paused_by=who)  # type: ignore[arg-type]  # literals
     ahead = int(rank or 0)
     if paused is not None:
-        since = duration(float(time) - float(paused))
+        since = duration(float(time) - foreign.finite(paused, float(time)))
         detail = f"{retry}due, and the queue is paused since {since}{by}; resume it"
         return Why("due", "paused", None, detail, owner.name, None, ahead, who)
     if lease is None:
@@ -102,7 +104,7 @@ class _Owner:
 
     def __init__(self, backend: Backend, lease: bytes | None, place: tuple[str, int]) -> None:
         self._backend = backend
-        self._nonce = "" if lease is None else lease.decode().rpartition(":")[0]
+        self._nonce = "" if lease is None else lease.decode("utf-8", "replace").rpartition(":")[0]
         self._place = place
 
     @cached_property

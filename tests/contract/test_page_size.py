@@ -8,9 +8,9 @@ from click.testing import CliRunner
 from starlette.testclient import TestClient
 
 import lowq_web
-from lowq import Lowq
+from lowq import Lowq, Page
 from lowq.cli import main
-from lowq.queries import MAX_BYTES, MAX_PAGE_BYTES, Page
+from lowq.queries import MAX_BYTES, MAX_PAGE_BYTES
 
 COUNT = 24
 MIB = 2**20
