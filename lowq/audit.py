@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from lowq import foreign
 from lowq.keys import audit_key
 from lowq.registry import Backend
 
@@ -75,11 +76,18 @@ def entries(backend: Backend, limit: int = 100) -> list[AuditEntry]:
 
 
 def _entry(raw: bytes) -> AuditEntry | None:
-    head, _, text = raw.partition(b" ")
-    try:
-        at, says = float(head), json.loads(text)
-        return AuditEntry(
-            at, str(says["who"]), str(says["action"]), str(says["target"]), says.get("count"), says.get("detail") or {}
-        )
-    except (ValueError, TypeError, KeyError):
-        return None  # written by a version that says it differently
+    head, _, said = raw.partition(b" ")
+    at, says = foreign.finite(head), foreign.json_object(said) or {}
+    who, action, target = (foreign.text(says.get(name)) for name in ("who", "action", "target"))
+    if at is None or who is None or action is None or target is None:
+        foreign.left_out("audit", raw[:100], "it is no entry of ours")
+        return None
+    detail = says.get("detail")
+    return AuditEntry(
+        at,
+        who,
+        action,
+        target,
+        foreign.whole(says.get("count"), 0),
+        foreign.plain(detail) if isinstance(detail, dict) else {},
+    )

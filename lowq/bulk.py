@@ -24,6 +24,7 @@ from lowq.connection import Call, Client
 from lowq.errors import ConfigError
 from lowq.job import State
 from lowq.paging import SCANS_TOGETHER, Listing, Walk, ask, bound
+from lowq.pattern import encode_pattern, ids_per_call
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +150,14 @@ class _Bulk:
         """All that fits, some 1,000 ids at a time: not_after -> ids."""
         wanted = wanted or self._wanted
         base = "retries" if wanted.state == "retrying" else self._base
-        tail = [wanted.match, "buried_at" if self._in_morgue else "perform_at", "", wanted.past]
+        order_by = "buried_at" if self._in_morgue else "perform_at"
+        tail: list[str | bytes | int] = [
+            encode_pattern(wanted.match),
+            order_by,
+            "",
+            wanted.past,
+            ids_per_call(wanted.match),
+        ]
         cursors = dict.fromkeys(range(len(shards)), b"0")
         while cursors:
             some = list(cursors)[:SCANS_TOGETHER]

@@ -7,7 +7,9 @@ _UNITS = {"s": 1, "min": 60, "m": 60, "h": 3600, "d": 86400}
 
 
 def duration(seconds: float) -> str:
-    """``4 min 10 s``: the two largest units."""
+    """``4 min 10 s``: the two largest units; ``forever`` for what is no length of time."""
+    if not -math.inf < seconds < math.inf:
+        return "forever"
     if seconds < 10:
         return f"{max(seconds, 0):.1f} s" if seconds >= 0.05 else "0 s"
     left = round(seconds)

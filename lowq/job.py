@@ -108,6 +108,23 @@ def encode_id(job_id: object) -> bytes:
     return encoded
 
 
+def lookup_id(job_id: object) -> bytes:
+    """As `encode_id`, for ids that are in Redis already. A foreign producer may have written any bytes: they are shown
+    as ``surrogateescape`` has it, and found again by that.
+
+    Raises:
+        JobError: as `encode_id`.
+    """
+    if isinstance(job_id, str) and not job_id.isascii():
+        try:
+            encoded = job_id.encode("utf-8", "surrogateescape")
+        except UnicodeEncodeError:
+            return encode_id(job_id)
+        if len(encoded) <= MAX_ID_BYTES:
+            return encoded
+    return encode_id(job_id)
+
+
 def _finite(name: str, value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise JobError(f"{name} {value!r:.100} is a {type(value).__name__}; it must be a number")

@@ -45,13 +45,23 @@ audit                 LIST    "time JSON": what people did on the dashboard, new
 ===================== ======= ==========================================================================
 """
 
+import re
+from typing import TypeGuard
+
 #: Part of every key: changes only when the layout above changes incompatibly.
 FORMAT = "v1"
+#: Shards that a queue has at most.
+MAX_SHARDS = 16384
 
 
 def shard_prefix(namespace: str, queue: str, shard: int) -> str:
     """What all keys of one shard begin with, for example ``lowq:v1:{Orders:3}:``."""
     return f"{namespace}:{FORMAT}:{{{queue}:{shard}}}:"
+
+
+def is_queue_name(name: object) -> TypeGuard[str]:
+    """Whether it may be a part of keys: braces would break the tag, and control characters whoever shows it."""
+    return isinstance(name, str) and re.fullmatch(r"[^{}\s]{1,128}", name) is not None and name.isprintable()
 
 
 def queues_key(namespace: str) -> str:

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from lowq import foreign
+from lowq.errors import ScriptError
 from lowq.keys import shard_prefix
 from lowq.queries import Backend, ShardInfo, Stats, node_names, queues, shard_rows, shards_of_rows, stats_of
 
@@ -25,6 +27,10 @@ def overview(backend: Backend) -> list[QueueOverview]:
     found = []
     for info in infos:
         prefixes = [shard_prefix(backend.config.namespace, info.name, index) for index in range(info.shards_count)]
-        rows = shard_rows(backend.client, prefixes, None)
+        try:
+            rows = shard_rows(backend.client, prefixes, None)
+        except ScriptError as error:  # a key of the wrong type
+            foreign.left_out("queue", info.name, str(error))
+            continue
         found.append(QueueOverview(stats_of(info.name, rows), shards_of_rows(rows, names)))
     return found

@@ -3,7 +3,7 @@
 Two ways lead to a page. A *walk* follows a sorted set in its own order, from the position after which the last page
 ended: each call finds it by binary search, however many ids share its score, and whether or not its id is still
 there. A *scan* looks at all ids in no order and keeps the best ones: for patterns, for the order by id, and for
-what no set is sorted by. Both go in calls that look at about 1,000 ids of one shard.
+what no set is sorted by. Both go in calls that look at about 1,000 ids of one shard, fewer for a dear pattern.
 
 Order is always by (value, id), ids compared as bytes.
 """
@@ -20,6 +20,7 @@ from typing import Any, Literal, NamedTuple, get_args
 from lowq.connection import Call, Client
 from lowq.errors import ConfigError
 from lowq.job import Job, State
+from lowq.pattern import check_pattern, encode_pattern, ids_per_call
 from lowq.scripts import time_argument
 
 OrderBy = Literal["perform_at", "retry_count", "buried_at", "id"]
@@ -110,8 +111,6 @@ def listing(state: str | None, match: str | None, order_by: str | None, reverse:
     if chosen not in allowed:
         whose = "jobs in the morgue" if state == "morgue" else "jobs that wait or are taken"
         raise ConfigError(f"order_by={order_by!r}: {whose} are ordered by one of {', '.join(allowed)}")
-    if match is not None and not isinstance(match, str):
-        raise ConfigError(f"match={match!r}: it is a pattern of ids, such as '42*'")
     by_id = chosen == "id"
     for name, bound in (("min", low), ("max", high)):
         if bound is None:
@@ -122,7 +121,7 @@ def listing(state: str | None, match: str | None, order_by: str | None, reverse:
             raise ConfigError(f"{name}={bound!r}: it is a number, a bound of {chosen}")
     return Listing(
         state,
-        match or "",
+        check_pattern(match),
         chosen,
         bool(reverse),
         -math.inf if by_id or low is None else float(low),
@@ -311,7 +310,7 @@ class _Finder:
         cursors = dict.fromkeys(self._prefixes, b"0")
         while cursors:
             some = list(cursors)[:SCANS_TOGETHER]
-            tail = [wanted.match, wanted.order_by, wanted.when, past]
+            tail = [encode_pattern(wanted.match), wanted.order_by, wanted.when, past, ids_per_call(wanted.match)]
             calls = [Call("scan", prefix, [self._now, base, cursors[prefix], *tail]) for prefix in some]
             for prefix, reply in zip(some, ask(self._client, calls), strict=True):
                 if reply[0] == b"0":

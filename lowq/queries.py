@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
+from lowq import foreign
 from lowq.connection import Call, Client
 from lowq.errors import ConfigError
-from lowq.job import Job, JobId, State, encode_id, shard_of
+from lowq.job import MAX_PAYLOAD_DEPTH, Job, JobId, State, lookup_id, shard_of
 from lowq.keys import nodes_key, shard_prefix
 from lowq.paging import (
     STATES,
@@ -41,6 +42,8 @@ MAX_BYTES = 2**20
 MAX_IDS = 200
 #: Such calls that go out together: each takes up to 2 or 3 ms.
 LOOKS_TOGETHER = 3
+#: Bytes of payloads and errors after which a page ends, each payload counted as PAYLOAD_BYTES more: what it takes here.
+MAX_PAGE_BYTES, PAYLOAD_BYTES = 4 * 2**20, 100
 #: What a payload that can't be decoded is shown as: a str of this and the raw bytes, others than text escaped.
 UNDECODABLE = "undecodable payload: "
 #: max_retry_count of a queue whose worker nobody has registered.
@@ -205,7 +208,7 @@ class Queries:
         Raises:
             JobError: the id is none. UnknownQueueError, RedisUnavailable
         """
-        encoded = [encode_id(job_id)]
+        encoded = [lookup_id(job_id)]
         # In this order a job that moves on meanwhile is rather met twice than not at all.
         found = [self._fetch(encoded, where, now) for where in ("waiting", "taken", "morgue")]
         jobs = [job for jobs in found for job in jobs.values()]
@@ -217,7 +220,7 @@ class Queries:
         Raises:
             JobError: the id is none. UnknownQueueError
         """
-        return shard_of(encode_id(job_id), self.shards_count)
+        return shard_of(lookup_id(job_id), self.shards_count)
 
     def shard(self, index: int, *, now: float | None = None) -> ShardInfo:
         """One of its shards.
@@ -243,51 +246,68 @@ class Queries:
         if state is not None and state not in STATES:
             raise ConfigError(f"state={state!r}: it is one of {', '.join(STATES)}, or None for wherever the job is")
         where = "" if state is None else state if state in ("taken", "morgue") else "waiting"
-        encoded = [encode_id(job_id) for job_id in as_ids(ids)]
+        encoded = [lookup_id(job_id) for job_id in as_ids(ids)]
         jobs = self._fetch(encoded, where, now)
         return {job_id: job for job_id, job in jobs.items() if state is None or job.state == state}
 
     def _fetch(self, ids: Sequence[bytes], where: str, now: float | None) -> dict[str, Job]:
+        found, _ = self._look(ids, where, now, float("inf"))
+        return {found[job_id].id: found[job_id] for job_id in ids if job_id in found}
+
+    def _look(
+        self, ids: Sequence[bytes], where: str, now: float | None, room: float
+    ) -> tuple[dict[bytes, Job], set[bytes]]:
+        """The jobs of these ids until about so many bytes have come, and the ids that were not looked up any more. At
+        least the first one is. Shards take turns, so that what came is about what comes first.
+        """
         pending: dict[str, list[bytes]] = defaultdict(list)
         for job_id in dict.fromkeys(ids):
             pending[self._prefix_of(job_id)].append(job_id)
         found: dict[bytes, Job] = {}
-        while pending:
+        while pending and room > 0:
             some = list(pending)[:LOOKS_TOGETHER]
             calls = [
                 Call("look", prefix, [time_argument(now), where, MAX_PAYLOADS, MAX_BYTES, *pending[prefix][:MAX_IDS]])
                 for prefix in some
             ]
             for prefix, reply in zip(some, ask(self._client, calls, LOOKS_TOGETHER), strict=True):
-                for job_id, raw in zip(pending[prefix], reply, strict=False):
+                asked = pending.pop(prefix)
+                for job_id, raw in zip(asked, reply, strict=False):
                     if raw is not None:
                         found[job_id] = self._job(job_id, raw)
-                del pending[prefix][: len(reply)]
-                if not pending[prefix]:
-                    del pending[prefix]
-        return {found[job_id].id: found[job_id] for job_id in ids if job_id in found}
+                        room -= sum(PAYLOAD_BYTES / 2 + len(part) for part in raw if isinstance(part, bytes))
+                if len(reply) < len(asked):
+                    pending[prefix] = asked[len(reply) :]
+        return found, {job_id for left in pending.values() for job_id in left}
 
     def _job(self, job_id: bytes, raw: list[Any]) -> Job:
         state = raw[0].decode()
-        time = float(raw[1])
+        time = foreign.finite(raw[1])
         buried = state == "morgue"
         return Job(
             id=job_id.decode("utf-8", "surrogateescape"),
             state=state,
-            payloads=[(self._payload(data), float(score)) for data, score in zip(raw[6::2], raw[7::2], strict=True)],
+            payloads=[
+                (self._payload(data), foreign.figure(score, float("nan")))
+                for data, score in zip(raw[6::2], raw[7::2], strict=True)
+            ],
             perform_at=None if buried else time,
-            retry_count=int(raw[2]),
+            retry_count=max(raw[2], -1),
             error=self._error(raw[3]) if raw[3] else None,
-            crashes=int(raw[4] or 0),
+            crashes=foreign.count(raw[4]),
             buried_at=time if buried else None,
             payloads_count=raw[5],
         )
 
     def _payload(self, data: bytes) -> Any:
         try:
-            return self._backend.config.load_payload(data)
+            payload = self._backend.config.load_payload(data)
         except Exception:
             return UNDECODABLE + data.decode("utf-8", "backslashreplace")
+        # Nobody could push it, and not everybody could show it.
+        if isinstance(payload, dict | list) and foreign.deeper_than(payload, MAX_PAYLOAD_DEPTH + 1):
+            return UNDECODABLE + data.decode("utf-8", "backslashreplace")
+        return payload
 
     def _error(self, data: bytes) -> str:
         try:
@@ -313,10 +333,11 @@ class Queries:
         """A page of jobs, in order over all shards. Give its cursor as ``after`` for the next one.
 
         ``state``: None means all that wait, also new payloads of ids in flight; the jobs in flight themselves are
-        "taken". ``match``: a pattern of ids as Redis has it (``*``, ``?``, ``[a-c]``). ``order_by``: perform_at (the
+        "taken". ``match``: a pattern of ids as Redis has it (``*``, ``?``, ``[a-c]``), of up to 1,024 bytes and four
+        stars, and up to 100 bytes from its first ``*`` on. ``order_by``: perform_at (the
         default), retry_count (-1 is fresh) or id; in the morgue buried_at (the default) or id. Equal ones are
         ordered by the bytes of their ids. ``min`` and ``max`` bound the value that it is ordered by, both included.
-        ``limit``: 1 to 1,000.
+        ``limit``: 1 to 1,000. A page ends earlier, with a cursor, when its payloads and errors take more than 4 MiB.
 
         A page is the next one after a position in the order, not after a number of jobs: those that stay where
         they are come exactly once, however many come and go meanwhile. ``match``, ``order_by="id"`` and fresh jobs
@@ -374,8 +395,13 @@ class Queries:
             yield self._page(wanted, found, more, now)
 
     def _page(self, wanted: Listing, found: list[Position], more: bool, now: float | None) -> Page:
-        jobs = self._fetch([job_id for _, job_id in found], wanted.where, now)
-        still = [job for job in jobs.values() if wanted.state is None or job.state == wanted.state]
+        ids = [job_id for _, job_id in found]
+        jobs, left = self._look(ids, wanted.where, now, MAX_PAGE_BYTES)
+        if left:  # the page ends before the first of them
+            most = next(i for i, job_id in enumerate(ids) if job_id in left)
+            found, more = found[:most], True
+        there = [jobs[job_id] for _, job_id in found if job_id in jobs]
+        still = [job for job in there if wanted.state is None or job.state == wanted.state]
         return Page(still, encode_cursor(wanted, found[-1]) if more else None)
 
     def why(self, job_id: JobId, *, now: float | None = None) -> Why:
@@ -384,7 +410,7 @@ class Queries:
         Raises:
             JobError: the id is none. UnknownQueueError, RedisUnavailable
         """
-        encoded = encode_id(job_id)
+        encoded = lookup_id(job_id)
         shard = shard_of(encoded, self.shards_count)
         place = self.name, shard
         return explain(self._backend, self._prefix(shard), place, encoded, self.max_retry_count, now)
@@ -425,7 +451,7 @@ def shards_of_rows(rows: Sequence[list[Any]], names: Mapping[bytes, bytes]) -> l
 def stats_of(name: str, rows: Sequence[list[Any]]) -> Stats:
     """The queue in figures, from `shard_rows`."""
     length, due, retries, taken, morgue_length = (sum(row[i] for row in rows) for i in range(5))
-    processed, failed, died = (sum(int(row[i] or 0) for row in rows) for i in (6, 7, 8))
+    processed, failed, died = (sum(foreign.count(row[i]) for row in rows) for i in (6, 7, 8))
     oldest = min(((float(row[13]), row[12]) for row in rows if row[12] is not None), default=(None, None))
     return Stats(
         name=name,
@@ -437,13 +463,13 @@ def stats_of(name: str, rows: Sequence[list[Any]]) -> Stats:
         retries=retries,
         taken=taken,
         morgue_length=morgue_length,
-        lag=max(float(row[5]) for row in rows),
+        lag=max(_lag(row) for row in rows),
         processed=processed,
         failed=failed,
         died=died,
         paused=any(row[9] is not None for row in rows),
         oldest_id=_text(oldest[1]),
-        oldest_at=oldest[0],
+        oldest_at=foreign.finite(oldest[0]),
     )
 
 
@@ -453,19 +479,23 @@ def _shard_info(index: int, row: list[Any], names: Mapping[bytes, bytes]) -> Sha
     if row[10] is not None:
         nonce, _, number = row[10].rpartition(b":")
         owner = names.get(nonce[:6], nonce)
-        fence = int(number) if number.isdigit() else None
+        fence = foreign.count(number) if number.isdigit() else None
     return ShardInfo(
         index=index,
         length=row[0],
         taken=row[3],
         morgue_length=row[4],
-        lag=float(row[5]),
+        lag=_lag(row),
         owner=_text(owner),
         fence=fence,
         lease_seconds=None if owner is None else max(row[11], 0) / 1000,
         paused=row[9] is not None,
         oldest_id=_text(row[12]),
     )
+
+
+def _lag(row: Sequence[Any]) -> float:
+    return foreign.finite(row[5], 0.0)
 
 
 def shard_rows(client: Client, prefixes: Sequence[str], now: float | None) -> list[list[Any]]:

@@ -8,7 +8,7 @@ from lowq.actions import ACTIONS, MAX_IDS, Acted, Action, ActionName, act
 from lowq.bulk import Step, bulk, bulk_state
 from lowq.connection import Call
 from lowq.errors import ConfigError, LowqError, QueueInUse, UnknownQueueError
-from lowq.job import JobId, State, encode_id
+from lowq.job import JobId, State, lookup_id
 from lowq.keys import history_key, queues_key
 from lowq.paging import TOGETHER, ask, listing
 from lowq.push import Jobs, Target, push
@@ -107,7 +107,7 @@ class Queue(Queries):
         gathered: dict[str, list[bytes]] = defaultdict(list)
         count = 0
         for job_id in as_ids(ids):
-            encoded = encode_id(job_id)
+            encoded = lookup_id(job_id)
             prefix = self._prefix_of(encoded)
             shard_ids = gathered[prefix]
             shard_ids.append(encoded)

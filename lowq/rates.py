@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, get_args
 
+from lowq import foreign
 from lowq.connection import Call
 from lowq.errors import ConfigError
 from lowq.keys import history_key
@@ -26,6 +27,8 @@ _RINGS: dict[Span, tuple[int, int]] = {"hour": (10, 360), "day": (300, 288), "mo
 _FORGET = 31 * 86400
 #: Seconds until everybody has told what happened in a stretch: nodes tell with their heartbeats.
 _DELAY = 6.0
+#: What is beyond that was never counted.
+_ABSURD = 1e15
 
 #: Upper bounds of the lengths by which performs are counted, in seconds; what takes longer comes last.
 BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
@@ -192,16 +195,21 @@ def history(backend: Backend, queue: str, span: Span, now: float | None = None) 
         length = min(width, now - at)
         if now < at + width + _DELAY and length < 10 * _DELAY:
             continue
-        rates.append(_rate(at, number, length, found[number % slots]))
+        rates.append(_rate(key, at, number, length, found[number % slots]))
     return History(span, width, rates)
 
 
-def _rate(at: float, number: int, length: float, raw: bytes | None) -> Rate:
+def _rate(key: str, at: float, number: int, length: float, raw: bytes | None) -> Rate:
     parts = [] if raw is None else raw.split()
-    if len(parts) != 4 or int(parts[0]) != number:
+    figures = [value for value in map(foreign.finite, parts) if value is not None and -1 <= value <= _ABSURD]
+    if len(parts) != 4 or len(figures) != 4:
+        if parts:
+            foreign.left_out("history", key, f"{raw!r:.60} is no stretch of time")
         return Rate(at, None, None, None)
-    lag = float(parts[3])
-    return Rate(at, float(parts[1]) / length, float(parts[2]) / length, None if lag < 0 else lag)
+    told, processed, failed, lag = figures
+    if told != number:  # of a round before
+        return Rate(at, None, None, None)
+    return Rate(at, processed / length, failed / length, None if lag < 0 else lag)
 
 
 def perform_times(backend: Backend, queue: str) -> PerformTimes:
@@ -215,5 +223,6 @@ def perform_times(backend: Backend, queue: str) -> PerformTimes:
     *counts, seconds = backend.client.command("HMGET", key, *fields, key=key)
     bounds = [*BOUNDS, float("inf")]
     return PerformTimes(
-        tuple((bound, int(number or 0)) for bound, number in zip(bounds, counts, strict=True)), float(seconds or 0)
+        tuple((bound, foreign.count(number)) for bound, number in zip(bounds, counts, strict=True)),
+        foreign.finite(seconds, 0.0),
     )

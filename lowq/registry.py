@@ -1,15 +1,15 @@
 """The registries in Redis, read only: which queues there are, and which nodes live."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Any, Protocol
 
+from lowq import foreign
 from lowq.config import Config
 from lowq.connection import Client
 from lowq.errors import UnknownQueueError
-from lowq.keys import nodes_key, queues_key
+from lowq.keys import MAX_SHARDS, is_queue_name, nodes_key, queues_key
 
 
 class Backend(Protocol):
@@ -69,17 +69,15 @@ class NodeInfo:
 
 
 def queues(backend: Backend) -> list[QueueInfo]:
-    """All queues that were ever used and not dropped, by name.
+    """All queues that were ever used and not dropped, by name. Entries that can't be read are left out.
 
     Raises:
         RedisUnavailable, RedisRefused
     """
     key = queues_key(backend.config.namespace)
     raw = backend.client.command("HGETALL", key, key=key)
-    return sorted(
-        (_queue_info(name, data) for name, data in zip(raw[::2], raw[1::2], strict=True)),
-        key=lambda info: info.name,
-    )
+    infos = [_known_queue(name, data) for name, data in zip(raw[::2], raw[1::2], strict=True)]
+    return sorted((info for info in infos if info is not None), key=lambda info: info.name)
 
 
 def find_queue(backend: Backend, name: str) -> QueueInfo:
@@ -92,7 +90,12 @@ def find_queue(backend: Backend, name: str) -> QueueInfo:
     info = find_entry(backend.client, namespace, name)
     if info is None:
         key = queues_key(namespace)
-        names = [item.decode() for item in backend.client.command("HKEYS", key, key=key)]
+        names = [item.decode("utf-8", "replace") for item in backend.client.command("HKEYS", key, key=key)]
+        if name in names:
+            raise UnknownQueueError(
+                f"queue {name!r} has an entry in the registry (namespace {namespace!r}) that can't be read: its node "
+                "enters it anew once it is removed"
+            )
         near = get_close_matches(name, names, 3)
         known = ", ".join(map(repr, near or sorted(names)[:10]))
         hint = f"did you mean {known}?" if near else f"known are {known}" if known else "no queue is known"
@@ -107,12 +110,24 @@ def find_entry(client: Client, namespace: str, name: str) -> QueueInfo | None:
     """A queue's entry, or None when nobody has used it yet."""
     key = queues_key(namespace)
     data = client.command("HGET", key, name, key=key)
-    return None if data is None else _queue_info(name.encode(), data)
+    return None if data is None else _known_queue(name.encode(), data)
 
 
-def _queue_info(name: bytes, data: bytes) -> QueueInfo:
-    entry = json.loads(data)
-    return QueueInfo(name.decode(), entry["shards_count"], entry.get("options") or {})
+def queue_info(name: bytes, data: bytes) -> QueueInfo | None:
+    """What an entry of the registry says; None when it can't be read, or no queue can be called so."""
+    text, entry = name.decode("utf-8", "replace"), foreign.json_object(data) or {}
+    shards_count = foreign.whole(entry.get("shards_count"), 1, MAX_SHARDS)
+    if not is_queue_name(text) or text.encode() != name or shards_count is None:
+        return None
+    options = entry.get("options")
+    return QueueInfo(text, shards_count, foreign.plain(options) if isinstance(options, dict) else {})
+
+
+def _known_queue(name: bytes, data: bytes) -> QueueInfo | None:
+    info = queue_info(name, data)
+    if info is None:
+        foreign.left_out("queue", name, "its entry in the registry is none of ours")
+    return info
 
 
 def nodes(backend: Backend) -> list[NodeInfo]:
@@ -132,43 +147,59 @@ def _node_info(name: bytes, data: bytes, now: float) -> NodeInfo | None:
     """What an entry of the registry says (heartbeat.lua describes it); None when the node was silent for too long."""
     try:
         head, silence, size, rest = data.split(b" ", 3)
-        heartbeat_at, details = float(head), rest[int(size) :]
-        if now - heartbeat_at > float(silence):
-            return None
+        details = foreign.json_object(rest[int(size) :]) or {}
     except ValueError:
+        head, silence, details = b"", b"", {}
+    heartbeat_at, patience = foreign.finite(head), foreign.finite(silence)
+    if heartbeat_at is None or patience is None:
+        foreign.left_out("node", name, "its entry in the registry is none of ours")
         return None
-    try:
-        says = json.loads(details)
-    except ValueError:
-        says = {}
-    if not isinstance(says, dict):
-        says = {}
-
-    def said(key: str, kind: type, default: Any) -> Any:
-        value = says.get(key)
-        return value if isinstance(value, kind) else default
-
+    if now - heartbeat_at > patience:
+        return None
     return NodeInfo(
         name=name.decode("utf-8", "replace"),
         heartbeat_at=heartbeat_at,
         seconds_ago=max(now - heartbeat_at, 0.0),
-        host=said("host", str, ""),
-        pid=said("pid", int, 0),
-        threads=said("threads", int, 0),
-        version=said("version", str, ""),
-        started_at=said("started_at", float, said("started_at", int, None)),
-        queues=tuple(said("queues", list, ())),
-        shards=said("shards", dict, {}),
-        performing=tuple(map(_seat, said("performing", list, ()))),
-        quiet=bool(says.get("quiet")),
-        memory=said("memory", int, 0),
-        late=said("late", float, said("late", int, 0)),
+        host=foreign.text(details.get("host")) or "",
+        pid=foreign.whole(details.get("pid"), 0) or 0,
+        threads=foreign.whole(details.get("threads"), 0) or 0,
+        version=foreign.text(details.get("version")) or "",
+        started_at=foreign.number(details.get("started_at"), 0),
+        queues=tuple(filter(is_queue_name, _list(details.get("queues")))),
+        shards=_shards(details.get("shards")),
+        performing=tuple(map(_seat, _list(details.get("performing")))),
+        quiet=bool(details.get("quiet")),
+        memory=foreign.whole(details.get("memory"), 0) or 0,
+        late=foreign.number(details.get("late"), 0) or 0.0,
     )
 
 
-def _seat(says: Any) -> Mapping[str, Any] | None:
-    """What a thread performs; an older version doesn't say how many ids."""
-    if not isinstance(says, dict):
+def _list(said: Any) -> list[Any]:
+    return said if isinstance(said, list) else []
+
+
+def _shards(said: Any) -> dict[str, list[int]]:
+    if not isinstance(said, dict):
+        return {}
+    return {
+        queue: [shard for shard in _list(held) if foreign.whole(shard, 0, MAX_SHARDS - 1) is not None]
+        for queue, held in said.items()
+        if is_queue_name(queue)
+    }
+
+
+def _seat(said: Any) -> Mapping[str, Any] | None:
+    """What a thread performs; None also when that can't be read."""
+    if not isinstance(said, dict):
         return None
-    ids = says.get("ids")
-    return {"count": len(ids) if isinstance(ids, list) else 0, **says}
+    queue, shard = said.get("queue"), foreign.whole(said.get("shard"), 0, MAX_SHARDS - 1)
+    if not is_queue_name(queue) or shard is None:
+        return None
+    ids = [job_id for job_id in map(foreign.text, _list(said.get("ids"))) if job_id]
+    return {
+        "queue": queue,
+        "shard": shard,
+        "ids": ids,
+        "count": foreign.whole(said.get("count"), len(ids)) or len(ids),
+        "seconds": foreign.number(said.get("seconds"), 0) or 0.0,
+    }

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
 
+from lowq import foreign
 from lowq.duration import duration
 from lowq.job import State
 from lowq.registry import Backend, NodeInfo, nodes
@@ -78,7 +79,7 @@ def explain(
     time, horizon, record, perform_at, retry_count, rank, buried_at, paused, lease, _ttl, solo = reply[:11]
     paused_by, until, flight = reply[11:]
     shard = place[1]
-    ownerless = float(time) - float(until) if until is not None else -1.0
+    ownerless = float(time) - foreign.finite(until, float(time))
     since = f" for {duration(ownerless)} now" if ownerless > 0 else ""
     nobody = f"shard {shard} is leased to nobody{since}: all nodes of this queue are down or quiet, or none has it yet"
     owner = _Owner(backend, lease, place)
@@ -89,7 +90,8 @@ def explain(
                 f"its owner is gone{since}; whoever gets shard {shard} next puts it back and performs it again{waits}"
             )
             return Why("taken", "no_owner", None, detail)
-        since = duration(float(time) - float(record.split()[4]))
+        taken_at = (record.split() or [b""])[-1]  # without parts: a record that is none of ours
+        since = duration(float(time) - foreign.finite(taken_at, float(time)))
         thread = owner.thread()
         by = f"{owner}, thread {thread}" if thread is not None else str(owner)
         return Why("taken", "performing", None, f"taken {since} ago by {by}{waits}", owner.name, thread)
@@ -100,7 +102,7 @@ def explain(
         return Why("morgue", "buried", None, f"buried {ago} ago; kick it to have it performed")
     due_at = float(perform_at)
     # The retry_count of a failed job counts from 0, people count from 1.
-    retry = "" if retry_count is None else f"retry {int(float(retry_count)) + 1} of {max_retry_count}, "
+    retry = "" if retry_count is None else f"retry {foreign.count(retry_count) + 1} of {max_retry_count}, "
     who = None if paused_by is None else paused_by.decode("utf-8", "replace")
     by = f" by {who}" if who else ""
     if due_at > float(horizon):
@@ -119,7 +121,7 @@ def explain(
         )  # fmt: skip
 
     if paused is not None:
-        since = duration(float(time) - float(paused))
+        since = duration(float(time) - foreign.finite(paused, float(time)))
         return due("paused", f"due, and the queue is paused since {since}{by}; resume it")
     if lease is None:
         return due("no_owner", nobody)
@@ -140,7 +142,7 @@ class _Flight:
 
     def __init__(self, told: Sequence[Any]) -> None:
         self.count: int = told[0]
-        self.since = None if told[1] is None else float(told[1])
+        self.since = foreign.finite(told[1])
         self.ids = tuple(job_id.decode("utf-8", "surrogateescape") for job_id in told[2:])
 
     def told(self, now: float) -> str:
@@ -157,7 +159,7 @@ class _Owner:
 
     def __init__(self, backend: Backend, lease: bytes | None, place: tuple[str, int]) -> None:
         self._backend = backend
-        self._nonce = "" if lease is None else lease.decode().rpartition(":")[0]
+        self._nonce = "" if lease is None else lease.decode("utf-8", "replace").rpartition(":")[0]
         self._place = place
 
     @cached_property

@@ -7,13 +7,13 @@ becomes a worker that calls it. Wrong forms are refused at decoration, with the 
 import asyncio
 import inspect
 import random
-import re
 from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from typing import Any, ClassVar, Generic, Protocol, TypedDict, TypeVar, overload
 
 from lowq.errors import ConfigError
 from lowq.job import Job
+from lowq.keys import MAX_SHARDS, is_queue_name
 from lowq.push import Jobs
 from lowq.queue import Queue
 
@@ -40,7 +40,7 @@ class WorkerOptions(TypedDict, total=False):
 
 #: Least and largest value of each whole-number option. A reply of Redis's Lua can hold about 8,000 items.
 _RANGES: Mapping[str, tuple[int, int]] = {
-    "shards_count": (1, 16384),
+    "shards_count": (1, MAX_SHARDS),
     "batch_size": (1, 500),
     "max_retry_count": (0, 2**31),
     "max_payloads": (1, 3000),
@@ -261,7 +261,7 @@ def check_queue_name(name: object) -> str:
     Raises:
         ConfigError
     """
-    if not isinstance(name, str) or not re.fullmatch(r"[^{}\s]{1,128}", name) or not name.isprintable():
+    if not is_queue_name(name):
         raise ConfigError(
             f"queue name {name!r:.150}: it has 1 to 128 characters, without braces, spaces and control characters"
         )

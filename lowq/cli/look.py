@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 
+from lowq import foreign
 from lowq.app import Lowq
 from lowq.cli.failure import FAILED, USAGE, Failure
 from lowq.cli.group import json_option, queue_argument, with_app
@@ -27,7 +28,7 @@ from lowq.cli.output import (
     table,
 )
 from lowq.duration import duration, relative_seconds
-from lowq.errors import RedisUnavailable
+from lowq.errors import RedisUnavailable, ScriptError
 from lowq.job import Job, State
 from lowq.paging import MAX_LIMIT, ORDERS, STATES
 from lowq.queries import Stats
@@ -90,7 +91,13 @@ def _seconds(text: str) -> float | None:
 def _read_stats(app: Lowq, queues: Sequence[str]) -> list[Stats]:
     if queues:
         return [app.queue(name).stats() for name in dict.fromkeys(queues)]
-    return [app.queue(info.name, info.shards_count).stats() for info in app.queues()]
+    found = []
+    for info in app.queues():
+        try:
+            found.append(app.queue(info.name, info.shards_count).stats())
+        except ScriptError as error:  # a key of the wrong type
+            foreign.left_out("queue", info.name, str(error))
+    return found
 
 
 def _total(figures: Sequence[Stats]) -> dict[str, Any]:

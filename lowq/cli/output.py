@@ -30,7 +30,19 @@ PROGRESS_INTERVAL = 0.1
 
 def echo_json(document: Any) -> None:
     """One JSON document on a line of its own. Pure ASCII, so that it survives every pipe and drives no terminal."""
-    click.echo(json.dumps(document, default=as_json))
+    try:
+        text = json.dumps(document, default=as_json, allow_nan=False)
+    except ValueError:  # a score that is infinite: rare, and no JSON
+        text = json.dumps(_finite(json.loads(json.dumps(document, default=as_json))), allow_nan=False)
+    click.echo(text)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _finite(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def as_json(value: Any) -> Any:
@@ -65,7 +77,7 @@ def relative(moment: float | None, now: float) -> str:
 
 def score(value: float) -> str:
     """A score as it was given, as far as a float tells: 7, not 7.0."""
-    return str(int(value)) if value == int(value) and abs(value) <= 2**53 else repr(value)
+    return str(int(value)) if abs(value) <= 2**53 and value == int(value) else repr(value)
 
 
 # --- text ----------------------------------------------------------------------------------------------------
@@ -104,7 +116,7 @@ def payload_text(payload: Any) -> str:
     """A payload as compact JSON, escaped."""
     try:
         text = json.dumps(payload, ensure_ascii=False, separators=(",", ":"), default=str)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, RecursionError):
         text = repr(payload)
     return printable(text)
 

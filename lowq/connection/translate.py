@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from redis import exceptions
 
 from lowq.connection.kernel import timed_out
-from lowq.errors import LeaseLost, LowqError, RedisFull, RedisRefused, RedisUnavailable, ScriptError
+from lowq.errors import ConfigError, LeaseLost, LowqError, RedisFull, RedisRefused, RedisUnavailable, ScriptError
 
 
 class Refusal(LowqError):
@@ -66,6 +66,8 @@ def translate(error: Exception, call: Call | None, url: str) -> Exception:
         return LeaseLost(f"{call.key.rstrip(':')}: {call.script} was refused: {detail}")
     if code == "SHARDSCOUNT":
         return Refusal(code, detail)
+    if code == "PATTERN":
+        return ConfigError(detail)
     return ScriptError(f"{call.script + ' on ' + call.key if call else 'a command'} failed in Redis: {text}")
 
 

@@ -88,12 +88,12 @@ class _Examination:
         try:
             find_queue(self._backend, name)
         except UnknownQueueError:
+            if name in read_queues(self._backend)[1]:
+                return
             # Perhaps only the registry has lost it.
             begin = shard_prefix(self._namespace, name, 0).rpartition("0}:")[0]
             if not any(self._client.scan(literally(begin) + "*", SCAN_KEYS)):
                 raise
-        except (ValueError, TypeError, KeyError, AttributeError):
-            pass  # its entry can't be read, which will be reported
 
     # --- progress ---
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from lowq.doctor.shards import Place, Vitals, read_vitals
 from lowq.keys import nodes_key, queues_key
-from lowq.registry import Backend, NodeInfo, QueueInfo, nodes
+from lowq.registry import Backend, NodeInfo, QueueInfo, nodes, queue_info
 
 #: Seconds between two looks at what is suspicious.
 LOOK_INTERVAL = 0.5
@@ -59,15 +59,11 @@ def read_queues(backend: Backend) -> tuple[dict[str, QueueInfo], dict[str, str]]
     unreadable: dict[str, str] = {}
     for field, data in sorted(zip(raw[::2], raw[1::2], strict=True)):
         name, text = (item.decode("utf-8", "replace") for item in (field, data))
-        try:
-            entry = json.loads(text)
-            count, options = entry["shards_count"], entry.get("options") or {}
-            if isinstance(count, bool) or not isinstance(count, int) or count < 1 or not isinstance(options, dict):
-                raise ValueError
-        except (ValueError, TypeError, KeyError, AttributeError):
+        info = queue_info(field, data)
+        if info is None:
             unreadable[name] = text[:100]
         else:
-            known[name] = QueueInfo(name, count, options)
+            known[name] = info
     return known, unreadable
 
 
@@ -98,7 +94,7 @@ def read_node_entries(backend: Backend) -> NodeEntries:
             if not isinstance(json.loads(rest[int(size) :]), dict):
                 raise ValueError
             ago, silence = now - float(heartbeat_at), float(silence)
-        except ValueError:
+        except (ValueError, RecursionError):
             unreadable.add(name)
         else:
             if ago > silence:

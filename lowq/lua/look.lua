@@ -9,7 +9,8 @@
 --
 -- Reply: list of, per id, nil (not there) or a job. It ends early when it is full: ask again for the other ids.
 --   job: {state, time, retry_count, error, crashes, count, payload, score, payload, score...}
---   time: perform_at, in the morgue the time it was buried, Unix seconds; error, crashes: text or nil
+--   time: perform_at, in the morgue the time it was buried, Unix seconds, or nil if that can't be read
+--   error, crashes: text or nil
 --   count: how many payloads there are, also when the reply holds only the lowest of them
 --
 -- Invariant: nothing changes.
@@ -29,12 +30,20 @@ local most, room = tonumber(ARGV[3]), tonumber(ARGV[4])
 -- beforehand.
 local function append_payloads(job, key, lone)
   lone = lone or redis.call('MGET', key)[1]
+  if lone and not string.find(lone, ' ', 1, true) then
+    job[6], job[7], job[8] = 1, lone, 'nan'
+    return most - 1, room - #lone
+  end
   if lone then
     local payload, score = split_lone(lone)
     job[6], job[7], job[8] = 1, payload, score
     return most - 1, room - #payload
   end
-  job[6] = redis.call('ZCARD', key)
+  local count = redis.pcall('ZCARD', key)
+  job[6] = tonumber(count) or 0
+  if not tonumber(count) then  -- a key of another type: foreign
+    return most, room
+  end
   local left, space, start, step, largest = most, room, 0, 1, 1
   while left > 0 and space > 0 do
     local part = redis.call('ZRANGE', key, start, start + math.min(step, left) - 1, 'WITHSCORES')
@@ -89,7 +98,9 @@ for i = 5, #ARGV do
   else
     local reason = redis.call('HGET', prefix .. errors, id)
     local crashes = state ~= 'morgue' and redis.call('HGET', prefix .. 'crashes', id)
-    local job = { state, time, retry_count, reason, crashes }
+    -- A record in flight that is none of ours has neither time nor retry_count, and no number is beyond 2^53.
+    retry_count = retry_count and math.abs(retry_count) <= 2 ^ 53 and retry_count or -1
+    local job = { state, time or false, retry_count, reason, crashes }
     local left, space = append_payloads(job, prefix .. payloads .. id, lone)
     space = space - (reason and #reason or 0) - #id
     if #reply > 0 and ((#job - 6) / 2 < math.min(job[6], tonumber(ARGV[3])) or space <= 0) then

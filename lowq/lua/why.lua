@@ -7,7 +7,8 @@
 -- Reply: {now, horizon, record, perform_at, retry_count, rank, buried_at, paused, lease, ttl, solo,
 --         paused_by, leased_until, in_flight}
 --   now, horizon, perform_at, retry_count, buried_at, paused: text, nil where it doesn't apply
---   record: what `taken` says of it, without its payload; rank: how many waiting jobs come before it
+--   record: what `taken` says of it, without its payload ('' if that can't be read)
+--   rank: how many waiting jobs come before it
 --   lease: token of the owner or nil; ttl: milliseconds that it still runs; solo: 1 when it is to be taken alone
 --   paused_by: who paused the queue, as far as they said, or nil; leased_until: when the last
 --   lease ends or has ended, text or nil
@@ -53,7 +54,7 @@ end
 return {
   string.format('%.17g', now),
   string.format('%.17g', horizon),
-  record and string.match(record, '^%S+ +%S+ %S+ %S+ %S+'),
+  record and (string.match(record, '^%S+ +%S+ %S+ %S+ %S+') or ''),
   perform_at,
   redis.call('ZSCORE', prefix .. 'retries', id),
   redis.call('ZRANK', prefix .. 'due', id),

@@ -128,6 +128,16 @@ class TestMillionJobs:
             page = queue.jobs(match="*77777", order_by="id", reverse=True, now=NOW)
         assert [job.id for job in page] == [f"job-0{i}77777" for i in range(9, -1, -1)]
 
+    @pytest.mark.parametrize(
+        "pattern", ["*" + "a" * 98 + "c", "*[" + "b" * 95 + "a]c", "*" + "?" * 98 + "c", "*a*a*a*b", "[ba]" * 200 + "*"]
+    )
+    def test_the_dearest_patterns_and_the_longest_ids(self, app: Lowq, pattern: str) -> None:
+        key = shard_prefix("lowq", "Long", 0) + "due"
+        pairs = [part for number in range(2000) for part in (LATER, "a" * 508 + f"{number:04d}")]
+        app.client.command("ZADD", key, *pairs)
+        with short_calls(app):
+            app.queue("Long", 1).jobs(match=pattern)
+
     def test_retrying_jobs_among_a_million_that_are_not(self, app: Lowq, queue: Queue) -> None:
         for number in range(0, MILLION, 100_000):
             app.client.command("ZADD", PREFIX + "retries", 3, f"job-{number:07d}")

@@ -140,7 +140,7 @@ class TestHostileText:
         page = client.get("/queues/Orders")
         assert page.status_code == 200
         assert "raw\\udcff\\udcfe" in visible(page.text)
-        assert client.get("/queues/Orders/job?id=raw%FF%FE").status_code == 400
+        assert "raw\\udcff\\udcfe" in visible(client.get("/queues/Orders/job?id=raw%FF%FE").text)
 
     def test_a_megabyte_is_cut_and_can_be_had_whole(self, client: TestClient, app: lowq.Lowq) -> None:
         app.queue("Orders", 3).push({"id": "big", "payload": {"text": "<" * 1_000_000}})

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, get_args
 
 import lowq
-from lowq.job import encode_id
+from lowq.job import lookup_id
 from lowq_web.journal import Entry
 from lowq_web.lookout import Lookout
 from lowq_web.tasks import ActionName, Filter, Task, Tasks
@@ -48,7 +48,7 @@ class Actions:
                 f"{len(ids)} ids are more than the {MAX_IDS} that one request may name; use a filter"
             )
         for job_id in ids:
-            encode_id(job_id)
+            lookup_id(job_id)
         handle = self._app.queue(queue)
         handle.shards_count  # noqa: B018 - raises for a queue that nobody has used
         detail = {"ids": list(ids[:5]), "named": len(ids), **({"reason": reason} if reason else {})}

@@ -92,7 +92,7 @@ def moment(text: str, now: float) -> float:
 
 def score(value: float) -> str:
     """A score as it was given, as far as a float tells: 7, not 7.0."""
-    return str(int(value)) if value == int(value) and abs(value) <= 2**53 else repr(value)
+    return str(int(value)) if abs(value) <= 2**53 and value == int(value) else repr(value)
 
 
 def payload(value: Any, *, indent: int | None = None) -> str:

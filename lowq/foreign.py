@@ -1,0 +1,128 @@
+"""What Redis holds may come from any version, tool or hand: read here so that a bad value costs only its own row.
+
+Each of these gives a value that is what it says, finite and of a sane size, or nothing. Nothing raises. What had to be
+left out is said in the log, once.
+"""
+
+import json
+import logging
+import math
+import threading
+from collections.abc import Iterable
+from typing import Any, overload
+
+log = logging.getLogger(__name__)
+
+#: Whole numbers beyond this are no count, size or time of ours.
+MAX_NUMBER = 2**53
+#: What is left out and was said; more than so many are not told apart.
+_MAX_TOLD = 1000
+
+_told: set[tuple[str, bytes | str]] = set()
+_lock = threading.Lock()
+
+
+def left_out(what: str, where: bytes | str, why: str) -> None:
+    """Says once that something can't be read. ``what`` and ``where`` tell it from others."""
+    with _lock:
+        if (what, where) in _told or len(_told) >= _MAX_TOLD:
+            return
+        _told.add((what, where))
+    log.warning(
+        "%s %.150r can't be read and is left out: %s; `lowq doctor` may know more", what, where, why,
+        extra={"event": "unreadable", "what": what},
+    )  # fmt: skip
+
+
+# --- what is written as text ---------------------------------------------------------------------------------
+
+
+@overload
+def figure(raw: bytes | str | float | None, otherwise: float) -> float: ...
+@overload
+def figure(raw: bytes | str | float | None, otherwise: None = None) -> float | None: ...
+def figure(raw: bytes | str | float | None, otherwise: float | None = None) -> float | None:
+    """A number that may be infinite, but is one."""
+    try:
+        value = float(raw)  # type: ignore[arg-type]  # None raises a TypeError
+    except (TypeError, ValueError):
+        return otherwise
+    return otherwise if math.isnan(value) else value
+
+
+@overload
+def finite(raw: bytes | str | float | None, otherwise: float) -> float: ...
+@overload
+def finite(raw: bytes | str | float | None, otherwise: None = None) -> float | None: ...
+def finite(raw: bytes | str | float | None, otherwise: float | None = None) -> float | None:
+    """A number that is finite."""
+    value = figure(raw)
+    return otherwise if value is None or math.isinf(value) else value
+
+
+def count(raw: bytes | str | float | None) -> int:
+    """A counter; 0 for what is none."""
+    value = finite(raw)
+    return int(value) if value is not None and 0 <= value <= MAX_NUMBER else 0
+
+
+# --- what is written as JSON ---------------------------------------------------------------------------------
+
+
+def json_object(data: bytes | str) -> dict[str, Any] | None:
+    """A JSON object."""
+    try:
+        value = json.loads(data)
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def number(value: Any, low: float = -MAX_NUMBER, high: float = MAX_NUMBER) -> float | None:
+    """A number within these bounds."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
+        return None
+    return value
+
+
+def whole(value: Any, low: int = -MAX_NUMBER, high: int = MAX_NUMBER) -> int | None:
+    """A whole number within these bounds."""
+    return value if isinstance(value, int) and number(value, low, high) is not None else None
+
+
+def text(value: Any) -> str | None:
+    """A text that can be written out again; ids may be of any bytes."""
+    if not isinstance(value, str):
+        return None
+    try:
+        value.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:
+        return None
+    return value
+
+
+def plain(value: Any, depth: int = 4) -> Any:
+    """The value with nothing in it that can't be shown: what is no text, sane number, bool or None, or lies too deep,
+    is None.
+    """
+    if isinstance(value, dict) and depth:
+        names = {text(name): item for name, item in value.items()}
+        return {name: plain(item, depth - 1) for name, item in names.items() if name is not None}
+    if isinstance(value, list) and depth:
+        return [plain(item, depth - 1) for item in value]
+    return value if isinstance(value, bool) else text(value) if isinstance(value, str) else number(value)
+
+
+def deeper_than(value: Any, levels: int) -> bool:
+    """Whether lists and dicts are nested in more levels than that."""
+    boxes = _boxes([value])
+    for _ in range(levels):
+        if not boxes:
+            return False
+        boxes = _boxes(item for box in boxes for item in (box.values() if isinstance(box, dict) else box))
+    return bool(boxes)
+
+
+def _boxes(items: Iterable[Any]) -> list[Any]:
+    # By identity: what a decoder of somebody's own gives may have the same box in many places.
+    return list({id(item): item for item in items if isinstance(item, dict | list | tuple)}.values())
