@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from starlette.staticfiles import StaticFiles
 import lowq
 from lowq_web.actions import Actions
 from lowq_web.lookout import Lookout
+from lowq_web.notices import Notices
 from lowq_web.redaction import Redact, redactor
 from lowq_web.security import Authenticate, Guard, auth_from_environment, is_for_programs
 from lowq_web.tasks import Tasks, TooManyTasks
@@ -51,6 +52,7 @@ class Site:
     tasks: Tasks
     actions: Actions
     redact: Redact
+    notices: Notices = field(default_factory=Notices)
 
 
 def queue_of(request: Request) -> lowq.Queue:
