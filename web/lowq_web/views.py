@@ -479,7 +479,7 @@ def _elsewhere(asked: Asked, counts: Mapping[str, Any]) -> list[tuple[str, str, 
     return [(state, word, counts[state]) for state, word in places if state != here and counts[state].number]
 
 
-def _told(pages: Iterator[lowq.Page]) -> Iterator[lowq.Page | str]:
+def _told(pages: Iterable[lowq.Page | None]) -> Iterator[lowq.Page | str | None]:
     """The pages, and at last what went wrong: the answer has begun already."""
     try:
         yield from pages

@@ -60,13 +60,38 @@
     dateStyle: "medium", timeStyle: "long",
   });
   for (const time of times) time.title = exactTime.format(new Date(time.dateTime));
+  // On hover is not for fingers and keys: they may have all times exact, and that is remembered.
+  let exactly = false;
+  try {
+    exactly = localStorage.getItem("lowq-times") === "exact";
+  } catch { /* it may be forbidden: then it is not remembered */ }
   const tick = () => {
     for (const time of times) {
+      if (exactly) {
+        time.textContent = time.title;
+        continue;
+      }
       const away = Date.parse(time.dateTime) / 1000 - now();
       time.textContent = Math.abs(away) < 0.5 ? "now" : away > 0 ? `in ${duration(away)}` : `${duration(-away)} ago`;
     }
   };
   if (times.length) setInterval(tick, 1000);
+  const zone = document.querySelector("[data-times]");
+  const choice = document.createElement("button");
+  const choose = (now) => {
+    exactly = now;
+    choice.textContent = exactly ? "Show how long ago" : "Show exact times";
+    tick();
+  };
+  choice.type = "button";
+  choice.addEventListener("click", () => {
+    choose(!exactly);
+    try {
+      localStorage.setItem("lowq-times", exactly ? "exact" : "");
+    } catch { /* see above */ }
+  });
+  choose(exactly);
+  zone.replaceChildren(`Times are in ${Intl.DateTimeFormat().resolvedOptions().timeZone}, exact on hover. `, choice);
 
   // --- select all ---
 
