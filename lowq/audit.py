@@ -78,5 +78,5 @@ def _entry(raw: bytes) -> AuditEntry | None:
         return AuditEntry(
             at, str(says["who"]), str(says["action"]), str(says["target"]), says.get("count"), says.get("detail") or {}
         )
-    except (ValueError, TypeError, KeyError):
+    except (ValueError, TypeError, KeyError, RecursionError):
         return None  # written by a version that says it differently

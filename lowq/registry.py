@@ -139,7 +139,7 @@ def _node_info(name: bytes, data: bytes, now: float) -> NodeInfo | None:
         return None
     try:
         says = json.loads(details)
-    except ValueError:
+    except (ValueError, RecursionError):
         says = {}
     if not isinstance(says, dict):
         says = {}

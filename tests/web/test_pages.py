@@ -259,6 +259,7 @@ class TestListings:
             assert typed in page
         assert re.search('state=scheduled" title="[^"]*" aria-current="page"', page)
         assert self.ids(page) == []
+        assert "Delete all" not in page
 
     def test_too_many_fields_are_told(self, client: TestClient, queue: lowq.Queue) -> None:
         for path in ("/", "/queues/Orders", "/search"):
