@@ -196,7 +196,7 @@
     const axis = { stroke: colour("--soft"), grid: { stroke: colour("--line"), width: 1 }, ticks: { show: false }, font: "12px system-ui, sans-serif" };
     const label = place.querySelector("svg")?.getAttribute("aria-label") ?? place.getAttribute("aria-label");
     const options = {
-      width: place.clientWidth, height: high ? (charts.classList.contains("slim") ? 136 : 206) : 96, padding: [10, 18, 0, 0],
+      width: place.clientWidth, height: charts.classList.contains("slim") ? (high ? 136 : 112) : (high ? 206 : 96), padding: [10, 18, 0, 0],
       cursor: { y: false, drag: { x: false, y: false }, sync: { key: "charts" } }, legend: { show: false }, select: { show: false },
       scales: { x: { time: true }, y: { range: (_, low, high) => [0, Math.max(high * 1.1, 1e-9) || 1] } },
       axes: [
