@@ -111,6 +111,10 @@ def test_the_chart_tells_what_was_when(stage: Stage, address: str, watched: Watc
     page.locator("[data-plot=lag]").focus()
     page.keyboard.press("ArrowLeft")
     expect(readout).to_contain_text("processed")
+    # Live numbers don't take it away.
+    seen = int(page.locator("[data-charts]").get_attribute("data-points") or 0)
+    until(lambda: int(page.locator("[data-charts]").get_attribute("data-points") or 0) > seen, "another point")
+    assert "processed" in readout.inner_text()
     before = readout.inner_text()
     page.keyboard.press("ArrowLeft")
     expect(readout).not_to_have_text(before)

@@ -164,6 +164,7 @@
   const moment = charts && new Intl.DateTimeFormat(undefined, charts.dataset.span === "hour"
     ? { ...two, second: "2-digit" } : { ...two, month: "short", day: "numeric" });
   let told = () => [];
+  let teller = null;
   const tell = (index) => {
     readout.replaceChildren();
     if (index === null || index === undefined) return;
@@ -212,7 +213,15 @@
         stroke: colour(name), width: 1.75, points: { show: false }, spanGaps: false,
         fill: name === "--accent" ? colour("--accent-soft") : undefined,
       }))],
-      hooks: { setCursor: [(plot) => tell(plot.cursor.left < 0 ? null : plot.cursor.idx)] },
+      hooks: { setCursor: [(plot) => {
+        // Live numbers have both charts look where their cursors are: the one without one has nothing to say.
+        if (plot.cursor.left >= 0) {
+          teller = plot;
+          tell(plot.cursor.idx);
+        } else if (plot === teller) {
+          tell(null);
+        }
+      }] },
     };
     place.replaceChildren();
     place.setAttribute("aria-label", label);
