@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple, get_args
 
 from lowq.connection import Call, Client
+from lowq.errors import LowqError
 
 ActionName = Literal["perform_now", "bury", "kick", "delete"]
 ACTIONS: tuple[ActionName, ...] = get_args(ActionName)
@@ -63,14 +64,18 @@ def act(client: Client, prefix: str, action: Action, ids: Sequence[bytes], not_a
     is not after this (Unix time, seconds, as text; "" = any).
 
     Raises:
-        RedisUnavailable, RedisRefused, ScriptError
+        RedisUnavailable, RedisRefused, ScriptError: ``done`` tells to how many it was done before.
     """
     done = in_flight = missing = 0
     for start in range(0, len(ids), MAX_IDS):
         pending = ids[start : start + MAX_IDS]
         while pending:
             call = action.call(prefix, pending, not_after)
-            reply = client.run(call.script, prefix, *call.args)
+            try:
+                reply = client.run(call.script, prefix, *call.args)
+            except LowqError as error:
+                error.done += done
+                raise
             again = []
             for job_id, code in zip(pending, reply, strict=True):
                 if code == _DONE:

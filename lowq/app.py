@@ -213,10 +213,19 @@ class Lowq:
         self.client.command("PUBLISH", channel, json.dumps({"to": node, "do": what}), key=channel)
 
     def note(
-        self, who: str, action: str, target: str, count: int | None = None, detail: Mapping[str, Any] | None = None
-    ) -> None:
-        """Writes an entry into the log of what people did."""
-        audit.note(self, who, action, target, count, detail)
+        self,
+        who: str,
+        action: str,
+        target: str,
+        count: int | None = None,
+        detail: Mapping[str, Any] | None = None,
+        *,
+        replaces: str = "",
+    ) -> str:
+        """Writes an entry into the log of what people did. Returns its token: an entry that ``replaces`` it takes its
+        place, as the newest one.
+        """
+        return audit.note(self, who, action, target, count, detail, replaces)
 
     def audit(self, limit: int = 100) -> "list[audit.AuditEntry]":
         """The log of what people did, newest first; it keeps the latest 1,000 entries."""

@@ -39,15 +39,18 @@ def note(
     target: str,
     count: int | None = None,
     detail: Mapping[str, Any] | None = None,
-) -> None:
-    """Writes an entry; long texts are cut.
+    replaces: str = "",
+) -> str:
+    """Writes an entry; long texts are cut. Returns its token, for another that ``replaces`` it.
 
     Raises:
         RedisUnavailable, RedisRefused
     """
     entry = {"who": who, "action": action, "target": target, "count": count, "detail": dict(detail or {})}
-    text = json.dumps({**_cut(entry), "token": secrets.token_hex(4)})
-    backend.client.run("note", audit_key(backend.config.namespace), "", text, KEPT)
+    token = secrets.token_hex(8)
+    text = json.dumps({**_cut(entry), "token": token})
+    backend.client.run("note", audit_key(backend.config.namespace), "", text, KEPT, replaces)
+    return token
 
 
 def _cut(value: Any) -> Any:

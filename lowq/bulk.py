@@ -34,6 +34,18 @@ class Step:
     done: int
     #: How many there were when it began. Others may have been quicker, or some be in flight: `done` may stay below.
     total: int
+    #: They are still being counted, as patterns and some states need: nothing is done yet, and `total` may change.
+    counting: bool = False
+
+
+_WAITING: tuple[State, ...] = ("scheduled", "due", "retrying")
+#: What each action can be done to; None, besides: all that wait, or with kick the morgue.
+STATES_OF: dict[str, tuple[State, ...]] = {
+    "perform_now": _WAITING,
+    "bury": _WAITING,
+    "kick": ("morgue",),
+    "delete": (*_WAITING, "morgue"),
+}
 
 
 def bulk_state(action: str, state: State | None) -> State | None:
@@ -42,18 +54,12 @@ def bulk_state(action: str, state: State | None) -> State | None:
     Raises:
         ConfigError: the action does nothing to jobs in that state.
     """
-    if action == "kick":
-        allowed: tuple[State | None, ...] = (None, "morgue")
-    elif action == "delete":
-        allowed = (None, "scheduled", "due", "retrying", "morgue")
-    else:
-        allowed = (None, "scheduled", "due", "retrying")
-    if state not in allowed:
-        names = ", ".join(item for item in allowed if item is not None)
-        hint = "; without a state: all that wait"
-        if action == "kick":
-            names, hint = "morgue", ", which is also its default"
-        raise ConfigError(f"{action} can't be done to jobs with state={state!r}; state is one of: {names}{hint}")
+    allowed = STATES_OF[action]
+    if state is not None and state not in allowed:
+        hint = ", which is also its default" if action == "kick" else "; without a state: all that wait"
+        raise ConfigError(
+            f"{action} can't be done to jobs with state={state!r}; state is one of: {', '.join(allowed)}{hint}"
+        )
     return "morgue" if action == "kick" else state
 
 
@@ -83,7 +89,11 @@ class _Shard:
 def bulk(client: Callable[[], Client], prefixes: Sequence[str], action: Action, wanted: Listing) -> Iterator[Step]:
     """Does it, a step at a time, whenever the next step is asked for."""
     run = _Bulk(client, prefixes, action, wanted)
-    total = run.count()
+    counts = run.count()
+    total = next(counts)
+    for number in counts:
+        yield Step(0, total, counting=True)
+        total = number
     done = 0
     yield Step(0, total)
     for number in run.act_on_all():
@@ -109,27 +119,27 @@ class _Bulk:
 
     # --- how many there are ---
 
-    def count(self) -> int:
+    def count(self) -> Iterator[int]:
+        """What is known of the number, after each call or so where ids are looked at; the last word comes last."""
         if self._wanted.match:
-            return sum(len(ids) for shard, groups in self._scan(self._shards) for ids in groups.values())
-        if self._in_morgue:
-            return sum(shard.upto_now for shard in self._shards)
-        total = 0
-        if self._with_due:
-            total += sum(shard.due for shard in self._shards)
-        if self._with_later:
-            later = sum(shard.total - shard.due for shard in self._shards)
-            if self._wanted.state is None:
-                total += later
-            else:
-                failed = self._count_failed()
-                total += failed if self._wanted.state == "retrying" else max(later - failed, 0)
-        return total
+            yield from self._count_all(self._wanted)
+        elif self._in_morgue:
+            yield sum(shard.upto_now for shard in self._shards)
+        else:
+            total = sum(shard.due for shard in self._shards) if self._with_due else 0
+            later = sum(shard.total - shard.due for shard in self._shards) if self._with_later else 0
+            if not self._with_later or self._wanted.state is None:
+                yield total + later
+                return
+            # No set is sorted by both, so all that failed are looked at.
+            for failed in self._count_all(self._wanted._replace(state="retrying")):
+                yield total + (failed if self._wanted.state == "retrying" else max(later - failed, 0))
 
-    def _count_failed(self) -> int:
-        """How many of the later ones have failed. No set is sorted by both, so all that failed are looked at."""
-        failed = self._wanted._replace(state="retrying")
-        return sum(len(ids) for _, groups in self._scan(self._shards, failed) for ids in groups.values())
+    def _count_all(self, wanted: Listing) -> Iterator[int]:
+        total = 0
+        for _, groups in self._scan(self._shards, wanted):
+            total += sum(len(ids) for ids in groups.values())
+            yield total
 
     # --- by a pattern ---
 
@@ -202,9 +212,11 @@ class _Bulk:
             yield _Part(walk, shard.highest.decode(), 2 * (shard.total - shard.due) + 1000)
 
     def act_on_all(self) -> Iterator[int]:
-        """Does it, and says after each call or so to how many jobs."""
+        """Does it, and says after each call or so to how many jobs, be it none."""
         if self._wanted.match:
             for shard, groups in self._scan(self._shards):
+                if not groups:
+                    yield 0
                 for not_after, ids in groups.items():
                     for start in range(0, len(ids), MAX_IDS):
                         yield self._act(shard.prefix, ids[start : start + MAX_IDS], not_after)
@@ -216,8 +228,7 @@ class _Bulk:
                 step = next(steps, None)
                 if step is not None:
                     ids, not_after = step
-                    if ids:
-                        yield self._act(prefix, ids, not_after)
+                    yield self._act(prefix, ids, not_after) if ids else 0
                     going_on.append((prefix, steps))
             walks = going_on
 
@@ -229,7 +240,8 @@ class _Bulk:
                 (reply,) = ask(self._client(), [call])
                 walk.took(reply)
                 looked += max(len(walk.ready), 1)
-                yield [job_id for _, job_id in reversed(walk.ready)], not_after
+                if walk.ready or not walk.finished:
+                    yield [job_id for _, job_id in reversed(walk.ready)], not_after
 
     def _act(self, prefix: str, ids: list[bytes], not_after: str) -> int:
         return act(self._client(), prefix, self._action, ids, not_after).done

@@ -1,5 +1,10 @@
 """Lengths of time, for people."""
 
+import math
+import re
+
+_UNITS = {"s": 1, "min": 60, "m": 60, "h": 3600, "d": 86400}
+
 
 def duration(seconds: float) -> str:
     """``4 min 10 s``: the two largest units."""
@@ -16,3 +21,19 @@ def duration(seconds: float) -> str:
         if len(parts) == 2:
             break
     return " ".join(part for part in parts if part)
+
+
+def relative_seconds(text: str) -> float | None:
+    """``-2h``, ``+30 min`` in seconds; None: it is nothing of the kind.
+
+    Raises:
+        ValueError: that is longer than any time.
+    """
+    found = re.fullmatch(r"([+-])\s*(\d+(?:\.\d+)?)\s*(s|min|m|h|d)", text.strip())
+    if found is None:
+        return None
+    sign, number, unit = found.groups()
+    seconds = float(number) * _UNITS[unit]
+    if not math.isfinite(seconds):
+        raise ValueError(text)
+    return -seconds if sign == "-" else seconds

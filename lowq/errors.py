@@ -27,6 +27,9 @@ from typing import Any
 class LowqError(Exception):
     """The root of everything that lowq raises on purpose."""
 
+    #: When something was done to many ids: to how many jobs it was done before, at least.
+    done: int = 0
+
 
 class ConfigError(LowqError, ValueError):
     """A setting, a worker's form or an option is wrong; the message says what to write instead."""

@@ -237,6 +237,7 @@ class Keeper(threading.Thread):
                 "queue": seat.performing.shard.queue,
                 "shard": seat.performing.shard.index,
                 "ids": seat.performing.ids[:3],
+                "count": len(seat.performing.ids),
                 "seconds": round(now - seat.performing.since, 3),
             }
             for seat in self._seats

@@ -39,8 +39,8 @@ nodes                 HASH    node -> "heartbeat_at silence bytes part details":
                               JSON objects, of which the part says what the node serves
 nodes                 channel what a node has a part in has changed: the node that noticed; or what
                               people tell a node: JSON {"to": node, "do": "quiet" or "stop"}
-history:<queue>       HASH    "width:slot" -> "number processed failed lag" of a stretch of time, and
-                              "perform:bucket" -> how many performs took so long; expires
+history:<queue>       HASH    "width:slot" -> "number processed failed lag" of a stretch of time (lag -1: not
+                              known), and "perform:bucket" -> how many performs took so long; expires
 audit                 LIST    "time JSON": what people did on the dashboard, newest first
 ===================== ======= ==========================================================================
 """

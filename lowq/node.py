@@ -179,9 +179,11 @@ class Node:
     def _recorder(self, seats: Sequence[Seat], shards: Sequence[Shard]) -> Recorder:
         """What goes into the histories of the node's queues."""
 
-        def lag_of(queue: str) -> float:
+        def lag_of(queue: str) -> float | None:
             now = time.monotonic()
             due = [shard.next_due for shard in shards if shard.queue == queue and shard.lease is not None]
+            if not due:
+                return None
             return max((now - moment for moment in due if moment is not None and moment < now), default=0.0)
 
         tallies = {name: [seat.tallies[name] for seat in seats] for name in self._workers}

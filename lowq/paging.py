@@ -201,7 +201,7 @@ def find_page(
 ) -> tuple[list[Position], bool]:
     """The next ``limit`` positions after one, over all shards, and whether there are more."""
     finder = _Finder(client, prefixes, wanted, limit + 1, after, now)
-    found = finder.find()
+    found = deque(finder.find(), 1).pop()
     return found[:limit], len(found) > limit
 
 
@@ -213,11 +213,11 @@ def find_page_in_steps(
     after: Position | None,
     now: float | None,
 ) -> Iterator[tuple[list[Position], bool]]:
-    """As `find_page`, for those who want to see how it gets on: after each call or so the best positions so far, and
-    whether there are more. The last ones are the page.
+    """As `find_page`, for those who want to see how it gets on: after each call or so the best positions so far, none
+    perhaps, and whether there are more. The last ones are the page.
     """
-    finder = _Finder(client, prefixes, wanted, limit + 1, after, now)
-    for found in finder.find_in_steps():
+    finder = _Finder(client, prefixes, wanted, limit + 1, after, now, watched=True)
+    for found in finder.find():
         yield found[:limit], len(found) > limit
 
 
@@ -230,6 +230,8 @@ class _Finder:
         count: int,
         after: Position | None,
         now: float | None,
+        *,
+        watched: bool = False,
     ) -> None:
         self._client = client
         self._prefixes = prefixes
@@ -237,14 +239,21 @@ class _Finder:
         self._count = count
         self._after = after
         self._now = time_argument(now)
+        #: Somebody looks at what is found so far.
+        self._watched = watched
 
-    def find_in_steps(self) -> Iterator[list[Position]]:
-        """What is found so far, again and again where every id must be looked at; the last one is the result."""
-        base = self._scanned()
-        if base is None:
-            yield self.find()
+    def find(self) -> Iterator[list[Position]]:
+        """What is found so far, after each call or so: valid until the next. The last one is the result."""
+        wanted, base = self._wanted, self._base
+        scanned = self._scanned()
+        if scanned is not None:
+            yield from self._scan(scanned, wanted.past)
+        elif wanted.order_by == "retry_count":
+            yield from self._by_retry_count()
+        elif base == "retries" and self._few_fail():
+            yield from self._scan(base, wanted.past)
         else:
-            yield from self._scan_in_steps(base, self._wanted.past)
+            yield from self._walk("due" if base == "retries" else base, self._count)
 
     def _scanned(self) -> str | None:
         """The set whose every id must be looked at, if so."""
@@ -258,18 +267,6 @@ class _Finder:
         state = self._wanted.state
         return "morgue" if state == "morgue" else "retries" if state == "retrying" else "due"
 
-    def find(self) -> list[Position]:
-        wanted = self._wanted
-        scanned = self._scanned()
-        if scanned is not None:
-            return self._scan(scanned, wanted.past)
-        base = self._base
-        if wanted.order_by == "retry_count":
-            return self._by_retry_count()
-        if base == "retries" and self._few_fail():
-            return self._scan(base, wanted.past)
-        return self._walk("due" if base == "retries" else base, self._count)
-
     def _few_fail(self) -> bool:
         """Whether all failed jobs are looked through sooner than those among all scheduled ones are found."""
         calls = [Call("stats", prefix, [self._now]) for prefix in self._prefixes]
@@ -279,29 +276,33 @@ class _Finder:
             failed += reply[2]
         return failed * 4 < later
 
-    def _by_retry_count(self) -> list[Position]:
+    def _by_retry_count(self) -> Iterator[list[Position]]:
         """Jobs that failed are sorted by it already; fresh ones all have -1, and only their ids order them."""
         wanted, after = self._wanted, self._after
         fresh = wanted.past != "failed" and wanted.low <= -1 <= wanted.high
         failed = wanted.past != "fresh"
-        found: list[Position] = []
+        if after is not None:  # beyond the first of the two parts already?
+            if wanted.reverse:
+                failed = failed and after[0] > -1
+            else:
+                fresh = fresh and after[0] <= -1
+        parts: list[Iterator[list[Position]]] = []
+        if fresh:
+            parts.append(self._scan("due", "fresh"))
+        if failed:
+            parts.append(self._walk("retries", self._count))
         if wanted.reverse:
-            if failed and (after is None or after[0] > -1):
-                found = self._walk("retries", self._count)
-            if fresh and len(found) < self._count:
-                found += self._scan("due", "fresh")
-        else:
-            if fresh and (after is None or after[0] <= -1):
-                found = self._scan("due", "fresh")
-            if failed and len(found) < self._count:
-                found += self._walk("retries", self._count)
-        return found[: self._count]
+            parts.reverse()
+        found: list[Position] = []
+        for part in parts:
+            if len(found) < self._count:
+                some: list[Position] = []
+                for some in part:
+                    yield [*found, *some][: self._count]
+                found += some
+        yield found[: self._count]
 
-    def _scan(self, base: str, past: str) -> list[Position]:
-        """The best positions among all ids."""
-        return list(deque(self._scan_in_steps(base, past), 1).pop())
-
-    def _scan_in_steps(self, base: str, past: str) -> Iterator[list[Position]]:
+    def _scan(self, base: str, past: str) -> Iterator[list[Position]]:
         """The best positions among the ids that were looked at so far, and at last among all. Never more of them are
         kept than are wanted.
         """
@@ -339,13 +340,15 @@ class _Finder:
             if len(best) > count:
                 best.pop(0 if wanted.reverse else -1)
 
-    def _walk(self, base: str, count: int) -> list[Position]:
+    def _walk(self, base: str, count: int) -> Iterator[list[Position]]:
         """Merges the walks of all shards; a shard is asked for more when what it gave is used up."""
         wanted = self._wanted
         # With many shards a page needs little of each: what is read of all of them together must stay small.
         many = len(self._prefixes) > MANY_SHARDS
         batch = max(min(count, 2 * count // len(self._prefixes)), 4 if many else 16)
-        together = MANY_TOGETHER if many and base != "retries" and not wanted.past else TOGETHER
+        # Each of its calls may have to look at 1,000 ids to find those few.
+        skips = base == "retries" or bool(wanted.past)
+        together = MANY_TOGETHER if many and not skips else TOGETHER
         walks = [
             Walk(
                 prefix,
@@ -364,21 +367,30 @@ class _Finder:
         hungry = list(range(len(walks)))
         while True:
             while hungry:
-                calls = [walks[i].call(batch, self._now) for i in hungry]
-                for i, reply in zip(hungry, ask(self._client, calls, together), strict=True):
-                    walks[i].took(reply)
-                for i in hungry:
-                    if walks[i].ready:
-                        heapq.heappush(heads, (_Key(walks[i].ready[-1], wanted.reverse), i))
+                for start in range(0, len(hungry), together):
+                    some = hungry[start : start + together]
+                    calls = [walks[i].call(batch, self._now) for i in some]
+                    for i, reply in zip(some, ask(self._client, calls, together), strict=True):
+                        walks[i].took(reply)
+                        if walks[i].ready:
+                            heapq.heappush(heads, (_Key(walks[i].ready[-1], wanted.reverse), i))
+                    if self._watched and skips:
+                        yield self._so_far(found, walks)
                 hungry = [i for i in hungry if not walks[i].ready and not walks[i].finished]
             if not heads or len(found) == count:
-                return found
+                yield found
+                return
             _, i = heapq.heappop(heads)
             found.append(walks[i].ready.pop())
             if walks[i].ready:
                 heapq.heappush(heads, (_Key(walks[i].ready[-1], wanted.reverse), i))
             elif not walks[i].finished:
                 hungry = [i]
+
+    def _so_far(self, found: list[Position], walks: "list[Walk]") -> list[Position]:
+        """Those that are certain, and the best of those that are known: others may come before these."""
+        known = sorted((position for walk in walks for position in walk.ready), reverse=self._wanted.reverse)
+        return [*found, *known[: self._count - len(found)]]
 
 
 class _Key:

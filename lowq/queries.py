@@ -3,7 +3,6 @@
 What is told is how things were at slightly different moments in different shards, and may have changed since.
 """
 
-import math
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -126,6 +125,26 @@ class Queries:
         if self._known_shards_count is None:
             self._known_shards_count = find_queue(self._backend, self.name).shards_count
         return self._known_shards_count
+
+    @property
+    def options(self) -> Mapping[str, Any]:
+        """The options of its worker, as they are in the registry; empty when nobody who knows them has used the queue.
+
+        Raises:
+            RedisUnavailable
+        """
+        entry = find_entry(self._client, self._backend.config.namespace, self.name)
+        return {} if entry is None else entry.options
+
+    @property
+    def max_retry_count(self) -> int:
+        """How often its worker tries again; the default when nobody who knows has used the queue.
+
+        Raises:
+            RedisUnavailable
+        """
+        most = self.options.get("max_retry_count")
+        return most if isinstance(most, int) else DEFAULT_MAX_RETRY_COUNT
 
     @property
     def _client(self) -> Client:
@@ -326,8 +345,9 @@ class Queries:
         interval: float = 0.25,
         now: float | None = None,
     ) -> Iterator[Page]:
-        """As `jobs`, for listings that look at every id: what is found so far, about every ``interval`` seconds, and
-        at last the page itself. Others give just the page. Who stops iterating stops the looking.
+        """As `jobs`, for listings that take a while: those that look at every id, or at all that one state leaves out.
+        What is found so far, at once and about every ``interval`` seconds, and at last the page itself; others give
+        just that. While nothing new is found the same page comes again: who stops iterating stops the looking.
 
         Raises:
             As `jobs`.
@@ -340,17 +360,17 @@ class Queries:
     def _pages(
         self, wanted: Listing, limit: int, position: Position | None, interval: float, now: float | None
     ) -> Iterator[Page]:
+        told: tuple[list[Position], bool] | None = None
         found: list[Position] = []
-        shown: list[Position] | None = None
-        more = told_more = False
-        told_at = -math.inf
-        steps = find_page_in_steps(self._client, self._prefixes, wanted, limit, position, now)
-        for found, more in steps:
-            if found and found != shown and time.monotonic() - told_at >= interval:
-                yield self._page(wanted, found, more, now)
-                shown, told_at = found, time.monotonic()
-                told_more = more
-        if found != shown or more != told_more:
+        more, page = False, Page([], None)
+        told_at = time.monotonic()
+        for found, more in find_page_in_steps(self._client, self._prefixes, wanted, limit, position, now):
+            if time.monotonic() - told_at >= interval or (found and told is None):
+                if found and (found, more) != told:
+                    page, told = self._page(wanted, found, more, now), (found, more)
+                yield page
+                told_at = time.monotonic()
+        if (found, more) != told:
             yield self._page(wanted, found, more, now)
 
     def _page(self, wanted: Listing, found: list[Position], more: bool, now: float | None) -> Page:
@@ -366,11 +386,8 @@ class Queries:
         """
         encoded = encode_id(job_id)
         shard = shard_of(encoded, self.shards_count)
-        entry = find_entry(self._client, self._backend.config.namespace, self.name)
-        most = DEFAULT_MAX_RETRY_COUNT if entry is None else entry.options.get("max_retry_count")
-        if not isinstance(most, int):
-            most = DEFAULT_MAX_RETRY_COUNT
-        return explain(self._backend, self._prefix(shard), (self.name, shard), encoded, most, now)
+        place = self.name, shard
+        return explain(self._backend, self._prefix(shard), place, encoded, self.max_retry_count, now)
 
 
 def as_ids(ids: JobId | Iterable[JobId]) -> Iterable[JobId]:

@@ -7,7 +7,7 @@ from typing import Any
 from lowq.actions import ACTIONS, MAX_IDS, Acted, Action, ActionName, act
 from lowq.bulk import Step, bulk, bulk_state
 from lowq.connection import Call
-from lowq.errors import ConfigError, QueueInUse, UnknownQueueError
+from lowq.errors import ConfigError, LowqError, QueueInUse, UnknownQueueError
 from lowq.job import JobId, State, encode_id
 from lowq.keys import history_key, queues_key
 from lowq.paging import TOGETHER, ask, listing
@@ -63,7 +63,8 @@ class Queue(Queries):
         Takes one id or any iterable of ids, which is streamed.
 
         Raises:
-            JobError: an id is none; what came before it is done. UnknownQueueError, RedisUnavailable
+            JobError: an id is none; what came before it is done. UnknownQueueError, RedisUnavailable. What was done
+            before is in the error's ``done``, as far as that is known.
         """
         return self._act(Action("perform_now", time_argument(now)), ids)
 
@@ -93,6 +94,16 @@ class Queue(Queries):
 
     def _act(self, action: Action, ids: JobId | Iterable[JobId]) -> Acted:
         acted = Acted()
+        try:
+            for prefix, some in self._gathered(ids):
+                acted += act(self._client, prefix, action, some)
+        except LowqError as error:
+            error.done += acted.done
+            raise
+        return acted
+
+    def _gathered(self, ids: JobId | Iterable[JobId]) -> Iterator[tuple[str, list[bytes]]]:
+        """The ids by their shards, some at a time."""
         gathered: dict[str, list[bytes]] = defaultdict(list)
         count = 0
         for job_id in as_ids(ids):
@@ -102,16 +113,13 @@ class Queue(Queries):
             shard_ids.append(encoded)
             count += 1
             if len(shard_ids) == MAX_IDS:
-                acted += act(self._client, prefix, action, gathered.pop(prefix))
+                yield prefix, gathered.pop(prefix)
                 count -= MAX_IDS
             elif count >= MAX_GATHERED:
-                for some, those in gathered.items():
-                    acted += act(self._client, some, action, those)
+                yield from gathered.items()
                 gathered.clear()
                 count = 0
-        for prefix, those in gathered.items():
-            acted += act(self._client, prefix, action, those)
-        return acted
+        yield from gathered.items()
 
     def _reason(self, reason: str | None) -> bytes:
         return b"" if reason is None else self._backend.config.dump_error(reason)
@@ -137,6 +145,9 @@ class Queue(Queries):
         ``action``: perform_now, bury, kick or delete. ``state``: None means all that wait; kick is for the morgue,
         delete for either. ``match``: a pattern of ids. ``min`` and ``max`` bound perform_at, in the morgue
         buried_at, both included. ``reason``: of bury.
+
+        Patterns, and what is scheduled or retrying, must be looked for: the first steps then only count, and so they
+        say. Who stops iterating stops it, whether or not anything was found yet.
 
         It ends even while producers push and kicked jobs keep failing: what is buried or pushed after the beginning
         is not touched, except that a job pushed meanwhile *for later* may be taken for one that was scheduled
@@ -171,7 +182,8 @@ class Queue(Queries):
         Raises:
             As `bulk`.
         """
-        return next(self.bulk(action, state, match, min, max, now=now)).total
+        steps = self.bulk(action, state, match, min, max, now=now)
+        return next(step.total for step in steps if not step.counting)
 
     # --- the whole queue ---
 

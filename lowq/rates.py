@@ -74,9 +74,11 @@ def count(tallies: Iterable[Tally]) -> Counted:
 
 
 def record_call(
-    key: str, before: Counted, after: Counted, seconds: float, lag: float, now: float | None = None
+    key: str, before: Counted, after: Counted, seconds: float, lag: float | None, now: float | None = None
 ) -> Call:
-    """The call that adds what was counted between two moments, ``seconds`` apart."""
+    """The call that adds what was counted between two moments, ``seconds`` apart, and the lag at the second of them;
+    None: it is not known.
+    """
     rings = [number for ring in _RINGS.values() for number in ring]
     performs: list[int] = []
     for index, (earlier, later) in enumerate(zip(before.lengths, after.lengths, strict=True)):
@@ -87,7 +89,7 @@ def record_call(
         repr(seconds),
         after.processed - before.processed,
         after.failed - before.failed,
-        repr(lag),
+        "" if lag is None else repr(lag),
         repr(max(after.seconds - before.seconds, 0.0)),
         _FORGET,
         len(_RINGS),
@@ -98,14 +100,15 @@ def record_call(
 class Recorder:
     """What a node adds to the histories of its queues, with each heartbeat. For one thread, the keeper's.
 
-    ``tallies``: queue -> those of all threads; ``lag_of``: the longest lag of the node's shards of a queue, seconds.
+    ``tallies``: queue -> those of all threads; ``lag_of``: the longest lag of the node's shards of a queue, seconds, or
+    None when it holds none of them.
     """
 
     def __init__(
         self,
         namespace: str,
         tallies: Mapping[str, Sequence[Tally]],
-        lag_of: Callable[[str], float],
+        lag_of: Callable[[str], float | None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._namespace = namespace
@@ -138,7 +141,7 @@ class Rate:
     #: Jobs performed, and failures, per second; None: no node was running.
     processed: float | None
     failed: float | None
-    #: The longest that was seen, in seconds.
+    #: The longest that was seen, in seconds; None: nobody saw any.
     lag: float | None
 
 
@@ -197,7 +200,8 @@ def _rate(at: float, number: int, length: float, raw: bytes | None) -> Rate:
     parts = [] if raw is None else raw.split()
     if len(parts) != 4 or int(parts[0]) != number:
         return Rate(at, None, None, None)
-    return Rate(at, float(parts[1]) / length, float(parts[2]) / length, float(parts[3]))
+    lag = float(parts[3])
+    return Rate(at, float(parts[1]) / length, float(parts[2]) / length, None if lag < 0 else lag)
 
 
 def perform_times(backend: Backend, queue: str) -> PerformTimes:

@@ -58,7 +58,7 @@ class NodeInfo:
     queues: tuple[str, ...] = ()
     #: queue -> the shards that it holds.
     shards: Mapping[str, Sequence[int]] = field(default_factory=dict)
-    #: Per thread what it performs: queue, shard, ids, seconds; None when it is idle.
+    #: Per thread what it performs: queue, shard, up to three ids and the count of all, seconds; None when it is idle.
     performing: tuple[Mapping[str, Any] | None, ...] = ()
     #: It takes nothing more.
     quiet: bool = False
@@ -159,8 +159,16 @@ def _node_info(name: bytes, data: bytes, now: float) -> NodeInfo | None:
         started_at=said("started_at", float, said("started_at", int, None)),
         queues=tuple(said("queues", list, ())),
         shards=said("shards", dict, {}),
-        performing=tuple(said("performing", list, ())),
+        performing=tuple(map(_seat, said("performing", list, ()))),
         quiet=bool(says.get("quiet")),
         memory=said("memory", int, 0),
         late=said("late", float, said("late", int, 0)),
     )
+
+
+def _seat(says: Any) -> Mapping[str, Any] | None:
+    """What a thread performs; an older version doesn't say how many ids."""
+    if not isinstance(says, dict):
+        return None
+    ids = says.get("ids")
+    return {"count": len(ids) if isinstance(ids, list) else 0, **says}

@@ -1,8 +1,9 @@
 """Why an id is not being performed right now, in a sentence."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
 
 from lowq.duration import duration
 from lowq.job import State
@@ -16,9 +17,26 @@ from lowq.scripts import time_argument
 #: retry_wait  it failed and its retry has not come
 #: paused      its time has come, and the queue is paused
 #: no_owner    its time has come (or it was in flight), and its shard is leased to nobody
+#: busy        its time has come, and other jobs of its shard are in flight: they come first, however long they take
+#: no_thread   its time has come, and all threads of the node that holds its shard are busy with other shards
 #: behind      its time has come, and older jobs of its shard come first
 #: next        it is the next one of its shard
-Reason = Literal["absent", "buried", "performing", "not_due", "retry_wait", "paused", "no_owner", "behind", "next"]
+Reason = Literal[
+    "absent",
+    "buried",
+    "performing",
+    "not_due",
+    "retry_wait",
+    "paused",
+    "no_owner",
+    "busy",
+    "no_thread",
+    "behind",
+    "next",
+]
+
+#: Characters of an id in a sentence.
+_MAX_ID = 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +52,18 @@ class Why:
     detail: str
     #: The node that holds its shard, by name; None: nobody, or none that is known.
     node: str | None = None
-    #: While it is performed: the thread of that node, from 0, if the node's last heartbeat has told.
+    #: While it is performed, or its shard is busy: the thread of that node, from 0, if the node's last heartbeat has
+    #: told.
     thread: int | None = None
     #: Waiting jobs of its shard that come before it.
     ahead: int = 0
     #: Who paused the queue, if they said so.
     paused_by: str | None = None
+    #: When it is due: how many other jobs of its shard are in flight, up to three of them, and since when (Unix time,
+    #: seconds).
+    in_flight: int = 0
+    in_flight_ids: tuple[str, ...] = ()
+    in_flight_since: float | None = None
 
 
 def explain(
@@ -51,7 +75,8 @@ def explain(
         RedisUnavailable, RedisRefused
     """
     reply = backend.client.run("why", prefix, time_argument(now), job_id)
-    time, horizon, record, perform_at, retry_count, rank, buried_at, paused, lease, _ttl, solo, paused_by, until = reply
+    time, horizon, record, perform_at, retry_count, rank, buried_at, paused, lease, _ttl, solo = reply[:11]
+    paused_by, until, flight = reply[11:]
     shard = place[1]
     ownerless = float(time) - float(until) if until is not None else -1.0
     since = f" for {duration(ownerless)} now" if ownerless > 0 else ""
@@ -83,18 +108,48 @@ def explain(
         detail = f"{retry}due in {duration(due_at - float(time))}{halted}"
         state, reason = ("retrying", "retry_wait") if retry else ("scheduled", "not_due")
         return Why(state, reason, due_at, detail, owner.name, paused_by=who)  # type: ignore[arg-type]  # literals
+    flown = _Flight(flight or (0, None))
     ahead = int(rank or 0)
+
+    def due(reason: Reason, detail: str, thread: int | None = None) -> Why:
+        node = None if reason == "no_owner" else owner.name
+        return Why(
+            "due", reason, None, retry + detail, node, thread, ahead, who if reason == "paused" else None,
+            flown.count, flown.ids, flown.since,
+        )  # fmt: skip
+
     if paused is not None:
         since = duration(float(time) - float(paused))
-        detail = f"{retry}due, and the queue is paused since {since}{by}; resume it"
-        return Why("due", "paused", None, detail, owner.name, None, ahead, who)
+        return due("paused", f"due, and the queue is paused since {since}{by}; resume it")
     if lease is None:
-        return Why("due", "no_owner", None, retry + nobody, ahead=ahead)
+        return due("no_owner", nobody)
+    first = f"behind {ahead} older job{'s' * (ahead != 1)} of shard {shard}" if ahead else f"next of shard {shard}"
+    if flown.count:
+        thread = owner.thread()
+        worked_by = str(owner) if thread is None else f"thread {thread} of {owner}"
+        return due("busy", f"{first}, which {worked_by} {flown.told(float(time))}", thread)
+    if owner.busy:
+        return due("no_thread", f"{first}; no thread of {owner} is free ({owner.busy} of {owner.busy} busy)")
     if ahead:
-        jobs = "1 older job" if ahead == 1 else f"{ahead} older jobs"
-        return Why("due", "behind", None, f"{retry}behind {jobs} of shard {shard}", owner.name, None, ahead)
-    alone = ", alone" if solo else ""
-    return Why("due", "next", None, f"{retry}next of shard {shard}, which {owner} works{alone}", owner.name)
+        return due("behind", first)
+    return due("next", f"{first}, which {owner} works{', alone' if solo else ''}")
+
+
+class _Flight:
+    """What else of its shard is in flight, as the script tells it: how many, since when, some ids."""
+
+    def __init__(self, told: Sequence[Any]) -> None:
+        self.count: int = told[0]
+        self.since = None if told[1] is None else float(told[1])
+        self.ids = tuple(job_id.decode("utf-8", "surrogateescape") for job_id in told[2:])
+
+    def told(self, now: float) -> str:
+        """What its thread does with it."""
+        seconds = 0.0 if self.since is None else now - self.since
+        busy = f"has been busy with for {duration(seconds)}" if seconds >= 1 else "is busy with"
+        ids = [job_id if len(job_id) <= _MAX_ID else job_id[: _MAX_ID - 1] + "…" for job_id in self.ids]
+        more = self.count - len(ids)
+        return f"{busy}: {', '.join(ids)}{f' and {more:,} more' if more > 0 else ''}"
 
 
 class _Owner:
@@ -124,6 +179,12 @@ class _Owner:
                 if seat is not None and (seat.get("queue"), seat.get("shard")) == self._place:
                     return number
         return None
+
+    @property
+    def busy(self) -> int:
+        """How many threads the node has, if all of them performed something at its last heartbeat; otherwise 0."""
+        seats = () if self._node is None else self._node.performing
+        return len(seats) if all(seat is not None for seat in seats) else 0
 
     def __str__(self) -> str:
         return f"owner {self._nonce}" if self._node is None else f"node {self._node.name}"

@@ -11,14 +11,13 @@ import click
 
 from lowq.actions import Acted, ActionName
 from lowq.app import Lowq
-from lowq.bulk import bulk_state
+from lowq.bulk import STATES_OF, bulk_state
 from lowq.cli.failure import FAILED, INTERRUPTED, USAGE, Failure
 from lowq.cli.group import Command, json_option, queue_argument, with_app
 from lowq.cli.look import server_time
 from lowq.cli.output import Progress, count, echo_json, echo_lines, number, relative, say
 from lowq.job import Job
 from lowq.logs import printable
-from lowq.paging import STATES
 from lowq.queue import Queue
 
 #: As many ids are done one by one, so that each one's fate can be told.
@@ -40,24 +39,29 @@ yes_option = click.option("-y", "--yes", is_flag=True, help="Don't ask.")
 # --- jobs: by id, or many ------------------------------------------------------------------------------------
 
 
-def _on_jobs(command: Command) -> Command:
+def _on_jobs(action: ActionName) -> Callable[[Command], Command]:
     """Adds what kick, bury, delete and perform-now have in common."""
+    default = "Default, and the only one." if action == "kick" else "Default: all that wait."
     options = [
         queue_argument,
         click.argument("ids", nargs=-1, metavar="[ID...]"),
         click.option("--all", "everything", is_flag=True, help="All of them, instead of single ids."),
-        click.option("--state", type=click.Choice(STATES), help="All of this state."),
+        click.option("--state", type=click.Choice(STATES_OF[action]), help=f"All of this state. {default}"),
         click.option("--match", metavar="PATTERN", help="All whose id is like this: 4*, order-?, [a-c]*"),
         yes_option,
         json_option,
     ]
-    for option in reversed(options):
-        command = option(command)
-    return with_app(command)
+
+    def add(command: Command) -> Command:
+        for option in reversed(options):
+            command = option(command)
+        return with_app(command)
+
+    return add
 
 
 @click.command
-@_on_jobs
+@_on_jobs("kick")
 def kick(app: Lowq, queue: str, **arguments: Any) -> None:
     """Move jobs out of the morgue.
 
@@ -68,7 +72,7 @@ def kick(app: Lowq, queue: str, **arguments: Any) -> None:
 
 
 @click.command
-@_on_jobs
+@_on_jobs("bury")
 @click.option("--reason", help="Why, for people; default: the job's last error.")
 def bury(app: Lowq, queue: str, **arguments: Any) -> None:
     """Move waiting jobs to the morgue.
@@ -79,7 +83,7 @@ def bury(app: Lowq, queue: str, **arguments: Any) -> None:
 
 
 @click.command
-@_on_jobs
+@_on_jobs("delete")
 def delete(app: Lowq, queue: str, **arguments: Any) -> None:
     """Remove jobs for good.
 
@@ -90,7 +94,7 @@ def delete(app: Lowq, queue: str, **arguments: Any) -> None:
 
 
 @click.command("perform-now")
-@_on_jobs
+@_on_jobs("perform_now")
 def perform_now(app: Lowq, queue: str, **arguments: Any) -> None:
     """Make waiting jobs due now.
 
@@ -207,7 +211,11 @@ def _act_on_many(
 ) -> None:
     meant = bulk_state(action, state)
     steps = queue.bulk(action, state, match, reason=reason)
-    step = next(steps)
+    with Progress("found") as progress:
+        for step in steps:
+            if not step.counting:
+                break
+            progress.show(step.total)
     kind = {None: "waiting", "morgue": "buried"}.get(meant, meant)
     what = f"{count(step.total, f'{kind} job')} of queue {queue.name!r}" + (
         f" with ids like {match!r}" if match else ""
@@ -228,8 +236,14 @@ def _act_on_many(
         done = {"done": step.done, "total": step.total, "in_flight": in_flight}
         echo_json({"action": action, "queue": queue.name, **done})
     else:
-        left = f"; {number(in_flight)}{' of any id' if match else ''} {_IN_FLIGHT}" if in_flight else ""
+        left = f"; {number(in_flight)} {_IN_FLIGHT}" if in_flight else ""
+        if in_flight and match:
+            left = f"; left alone: what is in flight, {count(in_flight, 'job')} of this queue with whatever id"
         echo_lines([f"{count(step.done, 'job')} {_DONE[action]}{left}"])
+        if not step.done and action == "delete" and state is None:
+            buried = next(item.total for item in queue.bulk("delete", "morgue", match) if not item.counting)
+            if buried:
+                say(f"{count(buried, 'such job')} {'lies' if buried == 1 else 'lie'} in the morgue: --state morgue")
 
 
 def _confirm(what: str, yes: bool) -> None:

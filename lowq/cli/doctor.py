@@ -2,14 +2,16 @@
 
 import dataclasses
 import textwrap
+from difflib import get_close_matches
 
 import click
 
 from lowq.app import Lowq
-from lowq.cli.failure import FAILED
+from lowq.cli.failure import FAILED, USAGE, Failure, message_of
 from lowq.cli.group import json_option, with_app
 from lowq.cli.output import Progress, count, echo_json, echo_lines, terminal_width
-from lowq.doctor import Finding, Severity
+from lowq.doctor import CODES, Finding, Severity
+from lowq.errors import RedisRefused, RedisUnavailable
 from lowq.logs import printable
 
 _COLOURS: dict[Severity, str] = {"ok": "green", "warning": "yellow", "error": "red"}
@@ -22,43 +24,66 @@ _INDENT, _WIDTH = 9, 100
 @click.argument("queues", nargs=-1, metavar="[QUEUE...]")
 @click.option("-q", "--queue", "more", multiple=True, metavar="QUEUE", help="The same as an argument; repeatable.")
 @click.option("--repair", is_flag=True, help="Mend what can be mended without losing anything.")
+@click.option(
+    "--ignore", multiple=True, metavar="CODE", help="A finding that is no reason for exit code 1. Repeatable."
+)
 @json_option
-def doctor(app: Lowq, queues: tuple[str, ...], more: tuple[str, ...], repair: bool, as_json: bool) -> None:
+def doctor(
+    app: Lowq, queues: tuple[str, ...], more: tuple[str, ...], repair: bool, ignore: tuple[str, ...], as_json: bool
+) -> None:
     """Look for anything that should not be.
 
     Checks Redis, the registries, the leases and all jobs, of these queues or of all, while nodes go on working. Says of
     each finding how it may have come, what it means for jobs, and what to do.
 
-    Exit code 1 when there is a warning or an error left, 0 when there is none.
+    Exit code 1 when there is a warning or an error left, 0 when there is none but those to --ignore: `--ignore
+    persistence` for a Redis that may forget. Each finding has its code in brackets, and --json has it.
     """
-    with Progress("ids and keys") as progress:
-        findings = app.examine(
-            *queues,
-            *more,
-            repair=repair,
-            on_progress=lambda done, total: progress.show(done, done / total if total else None),
-        )
-    wrong = [finding for finding in findings if finding.wrong]
+    _check_codes(ignore)
+    try:
+        with Progress("ids and keys") as progress:
+            findings = app.examine(
+                *queues,
+                *more,
+                repair=repair,
+                on_progress=lambda done, total: progress.show(done, done / total if total else None),
+            )
+    except (RedisUnavailable, RedisRefused) as error:
+        if as_json:  # who reads it finds the reason there, too
+            echo_json({"healthy": False, "findings": [], "error": message_of(error)})
+        raise
+    wrong = [finding for finding in findings if finding.wrong and finding.code not in ignore]
     if as_json:
-        echo_json({"healthy": not wrong, "findings": [_document(finding) for finding in findings]})
+        found = [_document(finding, ignored=finding.wrong and finding.code in ignore) for finding in findings]
+        echo_json({"healthy": not wrong, "findings": found})
     else:
         for finding in findings:
-            echo_lines(_block(finding))
-        echo_lines(["", _summary(findings, repair=repair)])
+            echo_lines(_block(finding, ignored=finding.code in ignore))
+        echo_lines(["", _summary(findings, ignore, repair=repair)])
     if wrong:
         click.get_current_context().exit(FAILED)
 
 
-def _document(finding: Finding) -> dict[str, object]:
-    return dataclasses.asdict(finding) | {"wrong": finding.wrong}
+def _check_codes(ignore: tuple[str, ...]) -> None:
+    for code in ignore:
+        if code not in CODES:
+            near = get_close_matches(code, CODES, 3)
+            hint = f"did you mean {' or '.join(near)}?" if near else f"codes are {', '.join(sorted(CODES))}"
+            raise Failure(f"--ignore {code}: there is no such finding; {hint}", USAGE)
 
 
-def _block(finding: Finding) -> list[str]:
-    """One line for what is as it should be, a paragraph for what is not."""
+def _document(finding: Finding, *, ignored: bool) -> dict[str, object]:
+    return dataclasses.asdict(finding) | {"wrong": finding.wrong, "ignored": ignored}
+
+
+def _block(finding: Finding, *, ignored: bool) -> list[str]:
+    """One line for what is as it should be or to be ignored, a paragraph for what is not."""
     head = f"{finding.queue}: {finding.what}" if finding.queue else finding.what
     mark = click.style(f"{finding.severity:<{_INDENT}}", fg=_COLOURS[finding.severity])
-    lines = [mark + printable(head)]
     if finding.severity == "ok":
+        return [mark + printable(head)]
+    lines = [mark + printable(f"{head} [{finding.code}]{', ignored' if ignored else ''}")]
+    if ignored:
         return lines
     listed = ", ".join(finding.ids)
     more = finding.count - len(finding.ids)
@@ -87,12 +112,15 @@ def _mended(finding: Finding) -> str:
     return "all of it" if not finding.wrong else f"{finding.mended:,} of {finding.count:,}; the rest was left alone"
 
 
-def _summary(findings: list[Finding], *, repair: bool) -> str:
-    wrong = [finding for finding in findings if finding.wrong]
+def _summary(findings: list[Finding], ignore: tuple[str, ...], *, repair: bool) -> str:
+    left_out = sum(finding.wrong and finding.code in ignore for finding in findings)
+    wrong = [finding for finding in findings if finding.wrong and finding.code not in ignore]
     mended = sum(finding.mended > 0 for finding in findings)
     said = f"; mended: {count(mended, 'finding')}, in whole or in part" if mended else ""
+    if left_out:
+        said += f"; {left_out} ignored"
     if not wrong:
-        return f"nothing is wrong{' any more' if mended else ''}{said}"
+        return f"nothing {'else ' if left_out else ''}is wrong{' any more' if mended else ''}{said}"
     errors = sum(finding.severity == "error" for finding in wrong)
     parts = [count(number, noun) for number, noun in ((errors, "error"), (len(wrong) - errors, "warning")) if number]
     mendable = sum(finding.mendable for finding in wrong)

@@ -16,14 +16,19 @@ INTERRUPTED = 130
 
 
 class Failure(click.ClickException):
-    """Ends the command with ``lowq: message`` on stderr. ``passing``: trying again later may well help."""
+    """Ends the command with ``lowq: message`` on stderr.
 
-    def __init__(self, message: str, exit_code: int = FAILED, *, passing: bool = False) -> None:
+    ``passing``: trying again later may well help. ``trace``: where in the user's code it went wrong, shown before that.
+    """
+
+    def __init__(self, message: str, exit_code: int = FAILED, *, passing: bool = False, trace: str = "") -> None:
         super().__init__(message)
         self.passing = passing
+        self.trace = trace
         self.exit_code = exit_code  # type: ignore[misc]  # click declares it for the class, and reads it here
 
     def show(self, file: IO[Any] | None = None) -> None:
+        click.echo(self.trace, file=file, err=file is None, nl=False)
         click.echo(f"lowq: {printable(self.format_message())}", file=file, err=file is None)
 
 

@@ -1,5 +1,7 @@
 """The verbs that look back: rates, audit."""
 
+from datetime import datetime
+
 import click
 
 from lowq.app import Lowq
@@ -31,17 +33,25 @@ def rates(app: Lowq, queue: str, span: Span, as_json: bool) -> None:
     for start in range(0, len(found.rates), together):
         some = [rate for rate in found.rates[start : start + together] if rate.processed is not None]
         if some:
-            rows.append([relative(some[0].at, now), *_row(some)])
+            rows.append([_clock(some[0].at, span), relative(some[0].at, now), *_row(some)])
     if not rows:
         say("no node has worked this queue in that time")
         return
-    echo_lines(table(("from", "performed/s", "failed/s", "lag"), rows, right=("performed/s", "failed/s", "lag")))
+    columns = ("from", "which was", "performed/s", "failed/s", "lag")
+    echo_lines(table(columns, rows, right=columns[2:]))
+
+
+def _clock(at: float, span: Span) -> str:
+    """When that was, in the time of this machine."""
+    form = {"hour": "%H:%M:%S", "day": "%a %H:%M"}.get(span, "%m-%d %H:%M")
+    return datetime.fromtimestamp(at).astimezone().strftime(form)
 
 
 def _row(some: list[Rate]) -> list[str]:
     processed = sum(rate.processed or 0.0 for rate in some) / len(some)
     failed = sum(rate.failed or 0.0 for rate in some) / len(some)
-    return [number(round(processed, 2)), number(round(failed, 2)), duration(max(rate.lag or 0.0 for rate in some))]
+    lags = [rate.lag for rate in some if rate.lag is not None]
+    return [number(round(processed, 2)), number(round(failed, 2)), duration(max(lags)) if lags else ""]
 
 
 @click.command

@@ -20,8 +20,6 @@ from difflib import get_close_matches
 from pathlib import Path
 from types import ModuleType
 
-import click
-
 import lowq
 from lowq.app import Lowq
 from lowq.cli.failure import FAILED, USAGE, Failure
@@ -180,8 +178,8 @@ def _guarded(what: str, load: Callable[[], ModuleType]) -> ModuleType:
             FAILED,
         ) from None
     except BaseException as error:
-        click.echo(users_traceback(error), err=True, nl=False)
-        raise Failure(f"-r {what}: it could not be imported ({in_short(error)}), see above", FAILED) from None
+        message = f"-r {what}: it could not be imported ({in_short(error)}), see above"
+        raise Failure(message, trace=users_traceback(error)) from None
 
 
 def in_short(error: BaseException) -> str:

@@ -26,12 +26,13 @@ from lowq.cli.output import (
     shorten,
     table,
 )
-from lowq.duration import duration
+from lowq.duration import duration, relative_seconds
 from lowq.errors import RedisUnavailable
 from lowq.job import Job, State
 from lowq.paging import MAX_LIMIT, ORDERS, STATES
 from lowq.queries import Stats
 from lowq.queue import Queue
+from lowq.why import Why
 
 #: Seconds between two looks of `stats --watch`.
 WATCH_SECONDS = 2.0
@@ -60,7 +61,11 @@ def server_time(app: Lowq) -> float:
 )
 @json_option
 def stats(app: Lowq, queues: tuple[str, ...], watch: str | None, as_json: bool) -> None:
-    """Queues in figures: all of them, or those named."""
+    """Queues in figures: all of them, or those named.
+
+    LENGTH is all that waits: DUE and LATER, which is what the states scheduled and retrying are together. RETRIES are
+    those among them that have failed before, due or not.
+    """
     seconds = None
     if watch is not None:
         seconds = _seconds(watch)
@@ -103,20 +108,23 @@ def _show_stats(figures: Sequence[Stats], as_json: bool) -> None:
 
 
 _STATS_COLUMNS = (
-    "queue", "length", "due", "scheduled", "retries", "taken", "morgue", "lag", "processed", "failed", "per s?", "?"
+    "queue", "length", "due", "later", "retries", "taken", "morgue", "lag", "processed", "failed", "per s?", "?"
 )  # fmt: skip
 
 
 def _stats_table(figures: Sequence[Stats], rates: dict[str, float] | None = None) -> list[str]:
-    def row(name: str, of: dict[str, Any], note: str = "") -> list[str]:
-        rate = (rates or {}).get(name)
+    def row(name: str, of: dict[str, Any], note: str = "", *, rate: float | None = None) -> list[str]:
         figures = [number(of[key]) for key in ("length", "due", "scheduled", "retries", "taken", "morgue_length")]
         counters = [number(of["processed"]), number(of["failed"]), "" if rate is None else number(round(rate))]
         return [name, *figures, duration(of["lag"]), *counters, note]
 
-    rows = [row(item.name, dataclasses.asdict(item), "paused" if item.paused else "") for item in figures]
+    known = rates or {}
+    rows = [
+        row(item.name, dataclasses.asdict(item), "paused" if item.paused else "", rate=known.get(item.name))
+        for item in figures
+    ]
     if len(figures) > 1:
-        rows.append(row("", _total(figures)))
+        rows.append(row(f"all {len(figures)} queues", _total(figures), rate=known.get("")))
     return table(_STATS_COLUMNS, rows, right=[name.rstrip("?") for name in _STATS_COLUMNS[1:-1]])
 
 
@@ -247,7 +255,9 @@ def shards(app: Lowq, queue: str, as_json: bool) -> None:
 @click.option("--reverse", is_flag=True, help="The last ones first.")
 @click.option("--limit", type=click.IntRange(1, MAX_LIMIT), default=50, show_default=True)
 @click.option("--after", metavar="CURSOR", help="Goes on where a page ended.")
-@click.option("--min", "least", metavar="VALUE", help="Bounds what it is ordered by: a number, an ISO time, an id.")
+@click.option(
+    "--min", "least", metavar="VALUE", help="Bounds what it is ordered by: a time (ISO, -2h), a number, an id."
+)
 @click.option("--max", "most", metavar="VALUE", help="Likewise. Both are included.")
 @json_option
 def jobs(
@@ -264,8 +274,9 @@ def jobs(
     as_json: bool,
 ) -> None:
     """A page of jobs, in order over all shards."""
-    low, high = (_bound(name, text, order_by) for name, text in (("--min", least), ("--max", most)))
-    page = app.queue(queue).jobs(state, match, order_by, reverse, limit, after, low, high)
+    low, high = (_bound(app, name, text, order_by) for name, text in (("--min", least), ("--max", most)))
+    handle = app.queue(queue)
+    page = handle.jobs(state, match, order_by, reverse, limit, after, low, high)
     if as_json:
         echo_json({"queue": queue, "jobs": page.jobs, "cursor": page.cursor})
         return
@@ -274,18 +285,31 @@ def jobs(
         columns = ["buried" if name == "when" and state == "morgue" else name for name in JOB_COLUMNS]
         echo_lines(table(columns, [job_row(job, now) for job in page.jobs], right=("retry", "payloads")))
     elif not page.cursor:
-        say("no such job")
+        say("no such job" if state is not None else _elsewhere(handle))
     if page.cursor:
         say(f"there are more: --after {page.cursor}")
 
 
-def _bound(name: str, text: str | None, order_by: str | None) -> float | str | None:
+def _elsewhere(handle: Queue) -> str:
+    """That no job waits, and where others are."""
+    figures = handle.stats()
+    places = [("morgue", figures.morgue_length, "in the morgue"), ("taken", figures.taken, "in flight")]
+    hints = [f"{number(count)} {where} (--state {state})" for state, count, where in places if count]
+    return "no such job waits" + (f"; the queue has {' and '.join(hints)}" if hints else "")
+
+
+def _bound(app: Lowq, name: str, text: str | None, order_by: str | None) -> float | str | None:
     if text is None or order_by == "id":
         return text
+    by_time = order_by != "retry_count"
     try:
-        return moment(text) if order_by != "retry_count" else float(text)
+        away = relative_seconds(text) if by_time else None
+        if away is not None:
+            return server_time(app) + away
+        return moment(text) if by_time else float(text)
     except ValueError:
-        raise Failure(f"{name} {text}: it is a number, or a time such as 2027-01-31T12:00Z", USAGE) from None
+        what = "a time: 2027-01-31T12:00Z, Unix seconds, or -2h, +30min" if by_time else "a number"
+        raise Failure(f"{name} {text}: it is {what}", USAGE) from None
 
 
 def moment(text: str) -> float:
@@ -354,7 +378,10 @@ def _everywhere(handle: Queue, ids: Sequence[str]) -> dict[str, list[Job]]:
 @click.argument("ids", nargs=-1, required=True, metavar="ID...")
 @json_option
 def why(app: Lowq, queue: str, ids: tuple[str, ...], as_json: bool) -> None:
-    """Why these ids are not being performed right now."""
+    """Why these ids are not being performed right now.
+
+    Exit code 1 when an id is nowhere.
+    """
     handle = app.queue(queue)
     found = {job_id: handle.why(job_id) for job_id in dict.fromkeys(ids)}
     buried_at = {job_id: job.buried_at for job_id, job in handle.fetch(ids, "morgue").items()}
@@ -364,8 +391,13 @@ def why(app: Lowq, queue: str, ids: tuple[str, ...], as_json: bool) -> None:
             for job_id, item in found.items()
         ]
         echo_json({"queue": queue, "why": items})
-        return
-    now = server_time(app)
+    else:
+        _tell_why(found, buried_at, server_time(app))
+    if any(item.reason == "absent" for item in found.values()):
+        click.get_current_context().exit(FAILED)
+
+
+def _tell_why(found: dict[str, Why], buried_at: dict[str, float | None], now: float) -> None:
     lines = []
     for job_id, item in found.items():
         until = f" ({relative(item.until, now)})" if item.until and "due in" not in item.detail else ""

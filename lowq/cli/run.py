@@ -1,5 +1,6 @@
 """``lowq run``: a node, or a supervisor of several."""
 
+import logging
 import os
 import sys
 from collections.abc import Iterator
@@ -23,6 +24,8 @@ from lowq.logs import LogFormat
 from lowq.node import Node
 from lowq.reload import SourceWatcher
 from lowq.supervisor import Supervisor
+
+log = logging.getLogger(__name__)
 
 _LEVELS = ["debug", "info", "warning", "error", "critical"]
 
@@ -76,7 +79,7 @@ def run(
         raise Failure("--embedded brings its own store; leave out --redis-url", USAGE)
     if web is not None and (processes is not None or reload):
         raise Failure("--web is for a single node; beside several processes run the dashboard alone: lowq web", USAGE)
-    with _reporting(supervised) as child, ExitStack() as stack:
+    with _in_format(log_format, log_level), _reporting(supervised, log_format) as child, ExitStack() as stack:
         if processes is not None or reload:
             logs.configure(log_format, log_level)
             command = _command(context)
@@ -135,8 +138,8 @@ def _run(node: Node) -> int:
         passing = isinstance(error, RedisUnavailable)
         raise Failure(message_of(error, ", or try it without Redis: --embedded"), FAILED, passing=passing) from None
     except Exception as error:  # of on_server_init, or of a worker's __init__
-        click.echo(users_traceback(error), err=True, nl=False)
-        raise Failure(f"the node could not start ({in_short(error)}), see above", FAILED) from None
+        message = f"the node could not start ({in_short(error)}), see above"
+        raise Failure(message, trace=users_traceback(error)) from None
 
 
 def _let_go_of_streams() -> None:
@@ -148,11 +151,30 @@ def _let_go_of_streams() -> None:
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
+@contextmanager
+def _in_format(log_format: LogFormat | None, log_level: str | None) -> Iterator[None]:
+    """What ends the command goes to the log when that is for machines: who reads JSON gets nothing else."""
+    try:
+        yield
+    except (Failure, LowqError) as error:
+        if log_format != "json":
+            raise
+        failure = error if isinstance(error, Failure) else failure_of(error)
+        logs.configure(log_format, log_level)
+        log.critical("%s", failure.message, extra={"event": "failed_to_start", **_trace(failure)})
+        _let_go_of_streams()
+        click.get_current_context().exit(failure.exit_code)
+
+
+def _trace(failure: Failure) -> dict[str, str]:
+    return {"exception": failure.trace.rstrip()} if failure.trace else {}
+
+
 # --- a process of a supervisor ---
 
 
 @contextmanager
-def _reporting(supervised: str | None) -> Iterator[Supervised | None]:
+def _reporting(supervised: str | None, log_format: LogFormat | None) -> Iterator[Supervised | None]:
     """For a process of a supervisor: why it fails is told to that, which logs it, and not to people."""
     if supervised is None:
         yield None
@@ -164,13 +186,20 @@ def _reporting(supervised: str | None) -> Iterator[Supervised | None]:
     try:
         yield child
     except LowqError as error:
-        _report(child, failure_of(error))
+        _report(child, failure_of(error), log_format)
     except Failure as failure:
-        _report(child, failure)
+        _report(child, failure, log_format)
 
 
-def _report(child: Supervised, failure: Failure) -> None:
+def _report(child: Supervised, failure: Failure, log_format: LogFormat | None) -> None:
+    if failure.trace:  # it is too long for the pipe
+        if log_format == "json":
+            logs.configure(log_format, None)
+            log.error("%s", failure.message, extra={"event": "failed_to_start", **_trace(failure)})
+        else:
+            click.echo(failure.trace, err=True, nl=False)
     if not child.failed(failure.message, passing=failure.passing):
+        failure.trace = ""
         raise failure
     click.get_current_context().exit(failure.exit_code)
 

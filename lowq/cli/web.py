@@ -43,13 +43,14 @@ no_auth_option = click.option(
 @with_app
 @click.option("--bind", type=Address(), default=DEFAULT_ADDRESS, show_default=True, help="Where to listen.")
 @redact_option
+@click.option("--root-path", default="", metavar="PATH", help="Where a proxy that strips it has put us: /ops/lowq.")
 @no_auth_option
-def web(app: Lowq, bind: tuple[str, int], redact: tuple[str, ...], no_auth: bool) -> None:
+def web(app: Lowq, bind: tuple[str, int], redact: tuple[str, ...], root_path: str, no_auth: bool) -> None:
     """The dashboard and the API.
 
     LOWQ_WEB_USER and LOWQ_WEB_PASSWORD ask for a password; LOWQ_WEB_READ_USER and LOWQ_WEB_READ_PASSWORD may only look.
     """
-    server = _server(app, bind, no_auth=no_auth, redact=redact)
+    server = _server(app, bind, no_auth=no_auth, redact=redact, root_path=root_path)
     click.echo(f"the dashboard is at {server.url}; Ctrl-C ends it")
     server.run()
 

@@ -9,6 +9,7 @@ from typing import Any
 import hiredis
 from redis import exceptions
 
+from lowq.connection.kernel import keeps_timeout
 from lowq.errors import RedisRefused, RedisUnavailable
 from lowq.scripts import load_scripts
 
@@ -55,6 +56,7 @@ class Pool:
         try:
             if not connection.is_connected:
                 connection.connect()
+                keeps_timeout(connection, getattr(connection, "socket_timeout", None))
             if not self._prepared:
                 self._prepare(connection)
         except BaseException:

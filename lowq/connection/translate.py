@@ -4,6 +4,7 @@ from collections.abc import Iterable
 
 from redis import exceptions
 
+from lowq.connection.kernel import timed_out
 from lowq.errors import LeaseLost, LowqError, RedisFull, RedisRefused, RedisUnavailable, ScriptError
 
 
@@ -51,6 +52,8 @@ def translate(error: Exception, call: Call | None, url: str) -> Exception:
     if isinstance(error, exceptions.ReadOnlyError) or text.startswith("READONLY"):
         return RedisUnavailable(f"Redis at {where} is a read-only replica; redis_url must name the primary: {text}")
     if isinstance(error, exceptions.ConnectionError | exceptions.TimeoutError):
+        if timed_out(error):
+            text = "nothing was heard in time"
         return RedisUnavailable(f"Redis at {where} does not answer: {text}")
     if isinstance(error, exceptions.TryAgainError | exceptions.ClusterDownError | exceptions.AskError):
         return RedisUnavailable(f"the cluster at {where} is being changed: {text}")

@@ -13,5 +13,9 @@ with an id or a shard is confirmed by one script, and who works what is looked a
 
 from lowq.doctor.examination import examine
 from lowq.doctor.finding import KINDS, Finding, Severity
+from lowq.doctor.server import CODES as CODES_OF_SERVERS
 
-__all__ = ["KINDS", "Finding", "Severity", "examine"]
+#: The codes that findings have.
+CODES = CODES_OF_SERVERS | KINDS.keys()
+
+__all__ = ["CODES", "KINDS", "Finding", "Severity", "examine"]

@@ -20,6 +20,10 @@ FEW = 10
 SMALL = 4096
 #: Sorted sets of more members have the large form in any case.
 LISTPACK_ENTRIES = 128
+#: The codes of what is found here.
+CODES = frozenset(
+    ("redis", "eviction", "persistence", "persistence_failing", "memory", "clock", "replica", "replication", "listpack")
+)
 
 
 def check_servers(client: Client) -> Iterator[Finding]:

@@ -5,12 +5,14 @@
 -- ARGV[2]  id
 --
 -- Reply: {now, horizon, record, perform_at, retry_count, rank, buried_at, paused, lease, ttl, solo,
---         paused_by, leased_until}
+--         paused_by, leased_until, in_flight}
 --   now, horizon, perform_at, retry_count, buried_at, paused: text, nil where it doesn't apply
 --   record: what `taken` says of it, without its payload; rank: how many waiting jobs come before it
 --   lease: token of the owner or nil; ttl: milliseconds that it still runs; solo: 1 when it is to be taken alone
 --   paused_by: who paused the queue, as far as they said, or nil; leased_until: when the last
 --   lease ends or has ended, text or nil
+--   in_flight: nil, but if the id is due and others of the shard are in flight:
+--   {how many, when the first of them was taken, up to three of their ids, first those taken first}
 --
 -- Invariant: nothing changes.
 --
@@ -21,11 +23,38 @@ local prefix, id = KEYS[1], ARGV[2]
 local now = read_now()
 local horizon = read_horizon(prefix, now)
 local record = redis.call('HGET', prefix .. 'taken', id)
+local perform_at = redis.call('ZSCORE', prefix .. 'due', id)
+
+-- A few of them tell: what one trip took has one time. So no more than some hundred are looked at, out of 500 or so.
+local function look_at_flight()
+  local count = redis.call('HLEN', prefix .. 'taken')
+  if count == 0 then
+    return false
+  end
+  local some, cursor, rounds = {}, '0', 0
+  repeat
+    local found = redis.call('HSCAN', prefix .. 'taken', cursor, 'COUNT', 100)
+    for i = 1, #found[2], 2 do
+      local taken_at = string.match(found[2][i + 1], '^%S+ +%S+ %S+ %S+ (%S+)')
+      some[#some + 1] = { tonumber(taken_at) or now, taken_at, found[2][i] }
+    end
+    cursor, rounds = found[1], rounds + 1
+  until cursor == '0' or #some >= 3 or rounds == 10
+  table.sort(some, function(a, b)
+    return a[1] < b[1] or a[1] == b[1] and a[3] < b[3]
+  end)
+  local reply = { count, some[1] and some[1][2] or false }
+  for i = 1, math.min(#some, 3) do
+    reply[i + 2] = some[i][3]
+  end
+  return reply
+end
+
 return {
   string.format('%.17g', now),
   string.format('%.17g', horizon),
   record and string.match(record, '^%S+ +%S+ %S+ %S+ %S+'),
-  redis.call('ZSCORE', prefix .. 'due', id),
+  perform_at,
   redis.call('ZSCORE', prefix .. 'retries', id),
   redis.call('ZRANK', prefix .. 'due', id),
   redis.call('ZSCORE', prefix .. 'morgue', id),
@@ -35,4 +64,5 @@ return {
   redis.call('SISMEMBER', prefix .. 'solo', id),
   redis.call('HGET', prefix .. 'meta', 'paused_by'),
   redis.call('HGET', prefix .. 'meta', 'leased_until'),
+  not record and perform_at and tonumber(perform_at) <= horizon and look_at_flight(),
 }

@@ -326,9 +326,10 @@ def test_everything_without_javascript(stage: Stage, address: str, watched: Watc
     page.get_by_label("Id like").fill("order-?")
     page.locator("select[name=order_by]").select_option("id")
     page.get_by_role("button", name="Filter").click()
+    expect(page).to_have_url(re.compile("order_by=id"))  # the page before shows the same two
     expect(page.locator("tbody:last-of-type .id")).to_have_text(["order-1", "order-2"])
     # Of what a scan sent bit by bit only the last word is to be seen.
-    assert page.locator("tbody:visible").count() == 1
+    expect(page.locator("tbody:visible")).to_have_count(1)
     page.get_by_role("button", name="Delete all").click()
     page.get_by_role("button", name="Delete 2 jobs").click()
     expect(page.locator(".reason")).to_contain_text("2 of 2 jobs deleted")

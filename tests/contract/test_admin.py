@@ -7,6 +7,7 @@ from uuid import UUID
 import pytest
 
 from lowq.actions import ACTIONS, Acted
+from lowq.bulk import Step
 from lowq.errors import ConfigError, JobError, QueueInUse, UnknownQueueError
 from lowq.job import shard_of
 from tests.contract.queue_rig import SHARDS, QueueRig
@@ -150,6 +151,16 @@ class TestSingleActions:
         assert rig.queue.stats().morgue_length == 0
 
 
+def begin(steps: Iterator[Step]) -> Step:
+    """Iterates until all are counted."""
+    return next(step for step in steps if not step.counting)
+
+
+def done(steps: Iterator[Step]) -> list[Step]:
+    """All steps but those that only count."""
+    return [step for step in steps if not step.counting]
+
+
 class TestBulk:
     def test_kick_empties_the_morgue(self, rig: QueueRig) -> None:
         ids = numbers(700)
@@ -180,25 +191,25 @@ class TestBulk:
         everything = set().union(*gone.values())
         for state in (None, "due", "scheduled", "retrying"):
             fill()
-            steps = list(rig.queue.bulk("delete", state, now=NOW))
+            steps = done(rig.queue.bulk("delete", state, now=NOW))
             expected = gone.get(state or "", everything)
             assert (steps[0].total, steps[-1].done) == (len(expected), len(expected))
             assert set(rig.ids(now=NOW)) == everything - expected
 
     def test_match_selects_and_counts_beforehand(self, rig: QueueRig) -> None:
         rig.push(*(job(str(i), perform_at=NOW + i) for i in range(100)))
-        steps = list(rig.queue.bulk("bury", match="4*", reason="fours", now=NOW + 45))
+        steps = done(rig.queue.bulk("bury", match="4*", reason="fours", now=NOW + 45))
         assert (steps[0].total, steps[-1].done) == (11, 11)
         assert sorted(rig.ids(state="morgue")) == sorted(["4", *(str(i) for i in range(40, 50))])
-        steps = list(rig.queue.bulk("delete", "morgue", match="?", now=NOW + 50))
+        steps = done(rig.queue.bulk("delete", "morgue", match="?", now=NOW + 50))
         assert steps[-1].done == 1
 
     def test_bounds_select(self, rig: QueueRig) -> None:
         rig.push(*(job(str(i), perform_at=NOW + i) for i in range(20)))
-        steps = list(rig.queue.bulk("delete", min=NOW + 3, max=NOW + 12, now=NOW + 7))
+        steps = done(rig.queue.bulk("delete", min=NOW + 3, max=NOW + 12, now=NOW + 7))
         assert (steps[0].total, steps[-1].done) == (10, 10)
         assert rig.ids(now=NOW) == [str(i) for i in (*range(3), *range(13, 20))]
-        steps = list(rig.queue.bulk("delete", match="*", max=NOW + 14, now=NOW))
+        steps = done(rig.queue.bulk("delete", match="*", max=NOW + 14, now=NOW))
         assert (steps[0].total, steps[-1].done) == (5, 5)
 
     def test_perform_now_is_for_what_is_not_due(self, rig: QueueRig) -> None:
@@ -269,7 +280,9 @@ class TestBulk:
     def test_it_ends_while_jobs_are_pushed_for_later(self, rig: QueueRig) -> None:
         rig.push(*(job(item, delay=3600.0) for item in numbers(600, "old")), now=None)
         last = None
-        for number, step in enumerate(rig.queue.bulk("delete", "scheduled")):
+        steps = rig.queue.bulk("delete", "scheduled")
+        begin(steps)
+        for number, step in enumerate(steps):
             rig.push(*(job(f"new-{number}-{i}", delay=3000.0) for i in range(300)), now=None)
             assert number < 200, "it runs after what is pushed"
             last = step
@@ -280,7 +293,7 @@ class TestBulk:
     def test_scheduled_jobs_that_became_due_are_done_too_while_nothing_is_pushed(self, rig: QueueRig) -> None:
         rig.push(*(job(item, delay=0.5) for item in numbers(30)), now=None)
         steps = rig.queue.bulk("bury", "scheduled")
-        assert next(steps).total == 30
+        assert begin(steps).total == 30
         while rig.queue.stats().due < 30:
             pass
         assert list(steps)[-1].done == 30
@@ -288,12 +301,31 @@ class TestBulk:
     def test_scheduled_jobs_that_became_due_are_left_while_others_are_pushed(self, rig: QueueRig) -> None:
         rig.push(*(job(item, delay=0.5) for item in numbers(30)), now=None)
         steps = rig.queue.bulk("bury", "scheduled")
-        next(steps)
+        begin(steps)
         while rig.queue.stats().due < 30:
             pass
         rig.push(*(job(item) for item in numbers(50, "new")), now=None)
         assert list(steps) == []
         assert rig.queue.stats().length == 80
+
+    @pytest.mark.parametrize("state", [None, "retrying", "morgue"])
+    def test_it_can_be_left_while_nothing_fits(self, rig: QueueRig, state: Any) -> None:
+        ids = numbers(4000)
+        rig.push(*(job(item, perform_at=NOW + 50) for item in ids))
+        match = None if state == "retrying" else "nothing*"
+        if state == "morgue":
+            rig.queue.bury(ids, now=NOW)
+        elif state == "retrying":  # of a shard where one job failed every other would have to be looked at
+            rig.push(job("failing"))
+            rig.fail("failing", delay=9000.0)
+        steps = list(rig.queue.bulk("delete", state, match, now=NOW))
+        total = 1 if state == "retrying" else 0
+        assert (steps[-1].done, steps[-1].total) == (total, total)
+        idle = [step for step in steps if not step.done]
+        assert sum(step.counting for step in idle) >= 2
+        assert sum(not step.counting for step in idle) > 3, "it looks at 4,000 ids in one step"
+        assert [step.counting for step in steps] == sorted((step.counting for step in steps), reverse=True)
+        assert {step.done for step in steps if step.counting} == {0}
 
     @pytest.mark.parametrize(
         ("args", "says"),

@@ -34,6 +34,18 @@ def test_entries_come_newest_first_with_the_servers_time(rig: QueueRig) -> None:
     assert rig.app.audit(1) == [newest]
 
 
+def test_an_entry_replaces_another_wherever_that_is(rig: QueueRig) -> None:
+    began = rig.app.note("ann", "delete", "Orders", None, {"outcome": "started", "match": '"token": "'})
+    for number in range(250):
+        rig.app.note("bob", "kick", "Orders", number)
+    rig.app.note("ann", "delete", "Orders", 7, {"outcome": "done"}, replaces=began)
+    entries = rig.app.audit(1000)
+    assert [entry.count for entry in entries] == [7, *range(249, -1, -1)]
+    assert entries[0].detail == {"outcome": "done"}
+    rig.app.note("ann", "delete", "Orders", 8, replaces=began)
+    assert len(rig.app.audit(1000)) == 252, "what is gone already can't be replaced, and nothing else is"
+
+
 def test_the_log_is_bounded_in_entries_and_in_text(rig: QueueRig) -> None:
     rig.app.note("x" * 10_000, "kick", "Orders", 1, {"ids": ["y" * 10_000] * 50})
     entry = rig.app.audit()[0]
@@ -104,12 +116,6 @@ def test_the_embedded_store_says_little_of_itself_and_a_server_much(rig: QueueRi
         assert info.clients >= 1
 
 
-def test_a_listing_in_steps_ends_with_the_page(rig: QueueRig) -> None:
-    rig.push(*(job(f"job-{number:04d}", perform_at=NOW + number) for number in range(6000)))
-    for options in ({"match": "*7", "reverse": True}, {"order_by": "id", "reverse": True}, {"state": "scheduled"}):
-        pages = list(rig.queue.jobs_in_steps(limit=20, interval=0.0, now=NOW, **options))
-        whole = rig.queue.jobs(limit=20, now=NOW, **options)
-        assert (pages[-1].jobs, pages[-1].cursor) == (whole.jobs, whole.cursor)
-        assert len(pages) == 1 if "state" in options else len(pages) > 1
+def test_nonsense_is_refused_before_the_first_step(rig: QueueRig) -> None:
     with pytest.raises(lowq.ConfigError):
         rig.queue.jobs_in_steps(limit=0)

@@ -1,5 +1,6 @@
 """Looking at a queue changes nothing and tells how things are, over all shards, in order."""
 
+import itertools
 import json
 import random
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ import pytest
 from lowq.errors import ConfigError, JobError, UnknownQueueError
 from lowq.job import Job
 from lowq.keys import nodes_key, queues_key
+from lowq.membership import Identity, Membership
 from lowq.paging import ORDERS
 from lowq.queries import UNDECODABLE
 from tests.contract.queue_rig import SHARDS, QueueRig
@@ -343,6 +345,19 @@ class TestJobs:
         assert {key: rig.client.command("DUMP", key) for key in rig.all_keys()} == before
 
 
+def jobs_of_one_shard(rig: QueueRig, count: int) -> list[str]:
+    """Ids that share a shard."""
+    found = (f"id-{number}" for number in itertools.count() if rig.shard_index(f"id-{number}") == 0)
+    return list(itertools.islice(found, count))
+
+
+def tell_of_seats(rig: QueueRig, *seats: dict[str, object] | None) -> None:
+    """The heartbeat of the node that holds the rig's shards."""
+    identity = Identity("tester", {"Orders": SHARDS}, len(seats), "1.0", host="host", pid=7)
+    call = Membership(identity, "lowq", silence=60.0, shares=True).heartbeat_call({"performing": seats})
+    rig.client.run(call.script, call.key, *call.args)
+
+
 class TestWhy:
     def test_absent(self, rig: QueueRig) -> None:
         why = rig.queue.why("nobody")
@@ -407,6 +422,65 @@ class TestWhy:
         assert why.detail == f"behind {len(last)} older jobs of shard {shard}"
         assert rig.queue.why(mine[0], now=NOW + 100).reason == "next"
 
+    def test_busy_says_with_what_and_since_when(self, rig: QueueRig) -> None:
+        old, *others = jobs_of_one_shard(rig, 6)
+        for number, job_id in enumerate([old, *others]):
+            rig.push(job(job_id), now=NOW + number / 100)
+        rig.own(old).take(5, NOW + 1)
+        why = rig.queue.why(others[-1], now=NOW + 305)
+        shard = rig.shard_index(old)
+        assert (why.state, why.reason, why.ahead) == ("due", "busy", 0)
+        assert (why.in_flight, why.in_flight_since) == (5, NOW + 1)
+        first = sorted([old, *others[:-1]])[:3]
+        assert why.in_flight_ids == tuple(first)
+        assert why.detail == (
+            f"next of shard {shard}, which owner tester has been busy with for 5 min 4 s: {', '.join(first)} and 2 more"
+        )
+
+    def test_busy_names_the_thread_and_who_else_is_ahead(self, rig: QueueRig) -> None:
+        stuck, older, mine = jobs_of_one_shard(rig, 3)
+        rig.push(job(stuck))
+        rig.take(stuck)
+        rig.push(job(older), now=NOW + 1)
+        rig.push(job(mine), now=NOW + 2)
+        shard = rig.shard_index(mine)
+        tell_of_seats(rig, None, {"queue": "Orders", "shard": shard, "ids": [stuck], "count": 1, "seconds": 5.0})
+        why = rig.queue.why(mine, now=NOW + 10)
+        assert (why.reason, why.ahead, why.thread, why.in_flight_ids) == ("busy", 1, 1, (stuck,))
+        assert why.detail == (
+            f"behind 1 older job of shard {shard}, which thread 1 of node {why.node} has been busy with for 10 s: "
+            + stuck
+        )
+
+    def test_busy_is_looked_up_in_long_flights_too(self, rig: QueueRig) -> None:
+        *many, last = jobs_of_one_shard(rig, 401)
+        for number, job_id in enumerate(many):
+            rig.push(job(job_id), now=NOW + number / 1000)
+        rig.own(last).take(400, NOW + 1)
+        rig.push(job(last), now=NOW + 1)
+        why = rig.queue.why(last, now=NOW + 4)
+        assert (why.reason, why.in_flight, why.in_flight_since, len(why.in_flight_ids)) == ("busy", 400, NOW + 1, 3)
+        assert set(why.in_flight_ids) <= set(many)
+
+    def test_newer_payloads_of_an_id_in_flight_wait_for_itself(self, rig: QueueRig) -> None:
+        rig.push(job("a"))
+        rig.take("a")
+        rig.push(job("a", b'"newer"'), now=NOW + 1)
+        why = rig.queue.why("a", now=NOW + 2)
+        assert (why.reason, why.in_flight) == ("performing", 0)
+
+    def test_no_thread_is_free(self, rig: QueueRig) -> None:
+        rig.push(job("a"))
+        rig.own("a")
+        other = {"queue": "Mail", "shard": 0, "ids": ["x"], "count": 1, "seconds": 0.1}
+        tell_of_seats(rig, other, None)
+        assert rig.queue.why("a", now=NOW + 1).reason == "next"
+        tell_of_seats(rig, other, other)
+        why = rig.queue.why("a", now=NOW + 1)
+        assert why.reason == "no_thread"
+        shard = rig.shard_index("a")
+        assert why.detail == f"next of shard {shard}; no thread of node {why.node} is free (2 of 2 busy)"
+
     def test_performing(self, rig: QueueRig) -> None:
         rig.push(job("a"))
         rig.take("a")
@@ -455,6 +529,18 @@ class TestRegistries:
         assert (b.host, b.pid, b.threads, b.queues, b.shards) == ("h", 7, 5, ("Orders",), {"Orders": [0, 2]})
         assert 0 <= b.seconds_ago < 60
         assert "silent" not in [node.name for node in rig.app.nodes()]
+
+    def test_a_node_of_an_older_version_does_not_say_how_many_ids(self, rig: QueueRig) -> None:
+        tell_of_seats(rig, {"queue": "Orders", "shard": 1, "ids": ["a", "b"], "seconds": 1.0}, None)
+        (node,) = rig.app.nodes()
+        assert node.performing == ({"queue": "Orders", "shard": 1, "ids": ["a", "b"], "count": 2, "seconds": 1.0}, None)
+
+    def test_options_are_those_of_the_registry(self, rig: QueueRig) -> None:
+        assert (rig.queue.options, rig.queue.max_retry_count) == ({}, 25)
+        options = json.dumps({"shards_count": SHARDS, "options": {"max_retry_count": 7, "batch_size": 3}})
+        rig.client.command("HSET", queues_key("lowq"), "Orders", options)
+        assert rig.queue.options == {"max_retry_count": 7, "batch_size": 3}
+        assert rig.queue.max_retry_count == 7
 
     def test_shards_tell_their_owner_and_length(self, rig: QueueRig) -> None:
         rig.push(job("a"), now=NOW - 5)

@@ -23,7 +23,9 @@ def app(store_url: str) -> Iterator[lowq.Lowq]:
     app.close()
 
 
-def record(app: lowq.Lowq, now: float, processed: int, failed: int = 0, seconds: float = 5.0, lag: float = 0.0) -> None:
+def record(
+    app: lowq.Lowq, now: float, processed: int, failed: int = 0, seconds: float = 5.0, lag: float | None = 0.0
+) -> None:
     after = NOTHING._replace(processed=processed, failed=failed)
     call = record_call(KEY, NOTHING, after, seconds, lag, now)
     assert app.client.run(call.script, call.key, *call.args) == 1
@@ -47,6 +49,28 @@ def test_counts_are_spread_over_the_time_that_they_come_from(app: lowq.Lowq) -> 
     record(app, START + 25, 100, seconds=20.0)
     found = told(app.queue("Orders", 3).rates("hour", now=START + 60))
     assert found == {0: (pytest.approx(2.5), 0.0, 0.0), 10: (pytest.approx(5.0), 0.0, 0.0), 20: (2.5, 0.0, 0.0)}
+
+
+def test_a_lag_that_nobody_saw_is_a_gap_and_not_zero(app: lowq.Lowq) -> None:
+    record(app, START + 9, 0, lag=300.0)
+    # Redis was away until now: what was done meanwhile is told, how long jobs waited then is not known.
+    record(app, START + 105, 96, seconds=96.0, lag=396.0)
+    found = told(app.queue("Orders", 3).rates("hour", now=START + 160))
+    assert [found[second][2] for second in range(0, 110, 10)] == [300.0, *[None] * 9, 396.0]
+    assert {found[second][0] for second in range(10, 100, 10)} == {1.0}
+    record(app, START + 108, 0, seconds=3.0, lag=None)
+    record(app, START + 113, 0, seconds=5.0, lag=None)
+    found = told(app.queue("Orders", 3).rates("hour", now=START + 160))
+    assert (found[100][2], found[110][2]) == (396.0, None)
+    record(app, START + 114, 0, seconds=5.0, lag=3.0)
+    assert told(app.queue("Orders", 3).rates("hour", now=START + 160))[110][2] == 3.0
+
+
+def test_a_word_that_comes_a_little_late_tells_the_lag_until_then(app: lowq.Lowq) -> None:
+    record(app, START + 9, 0, lag=300.0)
+    record(app, START + 35, 0, seconds=26.0, lag=326.0)
+    found = told(app.queue("Orders", 3).rates("hour", now=START + 160))
+    assert [found[second][2] for second in (0, 10, 20, 30)] == [300.0, 326.0, 326.0, 326.0]
 
 
 def test_time_without_a_node_is_told_from_time_without_work(app: lowq.Lowq) -> None:

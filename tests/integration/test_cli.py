@@ -19,6 +19,7 @@ from click.testing import CliRunner, Result
 from lowq import Lowq
 from lowq.cli import main
 from lowq.job import load_payload
+from lowq.rates import BOUNDS, Counted, record_call
 from lowq.shard import Lease, Shard
 from lowq.version import VERSION
 from tests.redis_server import RedisServer
@@ -84,10 +85,10 @@ def test_stats_of_all_queues_and_of_those_named(cli: Cli) -> None:
     cli.push({"id": 1}, {"id": 2, "delay": 60})
     cli.app.queue("Mails", 1).push({"id": 1})
     header, mails, orders, total = lines_of(cli("stats"))
-    assert header.split()[:4] == ["QUEUE", "LENGTH", "DUE", "SCHEDULED"]
+    assert header.split()[:4] == ["QUEUE", "LENGTH", "DUE", "LATER"]
     assert mails.split()[:4] == ["Mails", "1", "1", "0"]
     assert orders.split()[:4] == ["Orders", "2", "1", "1"]
-    assert total.split()[:3] == ["3", "2", "1"]
+    assert re.split(r"  +", total)[:4] == ["all 2 queues", "3", "2", "1"]
     assert len(lines_of(cli("stats", "Orders"))) == 2
     document = cli.json("stats", "Orders")
     assert document["total"]["length"] == 2
@@ -147,6 +148,51 @@ def test_jobs_that_fit(cli: Cli) -> None:
     assert cli("jobs", "Orders", "--state", "morgue").stderr == "no such job\n"
 
 
+def test_bounds_may_be_said_from_now_on(cli: Cli) -> None:
+    now = time.time()
+    cli.push({"id": "a", "perform_at": now + 1800}, {"id": "b", "perform_at": now + 3 * 3600})
+
+    def ids(*args: str) -> list[str]:
+        return [job["id"] for job in cli.json("jobs", "Orders", *args)["jobs"]]
+
+    assert ids("--min", "+1h") == ["b"]
+    assert ids("--min", "-2h", "--max", "+60 min") == ["a"]
+    for option, args in (("--min", ["--min", "soon"]), ("--max", ["--max", "+" + "9" * 400 + "d"])):
+        refused = cli("jobs", "Orders", *args, code=2).stderr
+        assert refused.startswith(f"lowq: {option} ")
+        assert "or -2h, +30min" in refused
+    assert "it is a number\n" in cli("jobs", "Orders", "--order-by", "retry_count", "--min", "-2h", code=2).stderr
+
+
+def test_where_no_job_waits_it_is_said_where_others_are(cli: Cli) -> None:
+    cli.push({"id": "gone-1"}, {"id": "gone-2"})
+    assert cli("jobs", "Orders", "--match", "x*").stderr == "no such job waits\n"
+    cli("bury", "Orders", "--match", "gone-*", "--yes")
+    expected = "no such job waits; the queue has 2 in the morgue (--state morgue)\n"
+    assert cli("jobs", "Orders", "--match", "gone-*").stderr == expected
+    nothing = cli("delete", "Orders", "--match", "gone-*")
+    assert nothing.stdout == "0 jobs deleted\n"
+    assert nothing.stderr == "2 such jobs lie in the morgue: --state morgue\n"
+    assert cli("delete", "Orders", "--match", "other-*").stderr == ""
+    assert cli("delete", "Orders", "--match", "gone-*", "--state", "morgue", "--yes").stdout == "2 jobs deleted\n"
+
+
+@pytest.mark.parametrize(
+    ("verb", "states"),
+    [
+        ("kick", "[morgue]"),
+        ("bury", "[scheduled|due|retrying]"),
+        ("perform-now", "[scheduled|due|retrying]"),
+        ("delete", "[scheduled|due|retrying|morgue]"),
+    ],
+)
+def test_help_offers_the_states_that_an_action_knows(cli: Cli, verb: str, states: str) -> None:
+    help_text = CliRunner().invoke(main, [verb, "--help"], terminal_width=120).output
+    assert f"--state {states}" in help_text
+    cli.push({"id": 1})
+    assert "'--state': 'taken' is not" in cli(verb, "Orders", "--state", "taken", code=2).stderr
+
+
 def test_peek_and_why(cli: Cli) -> None:
     cli.push({"id": 1, "payload": {"version": 1}, "score": 1}, {"id": 1, "payload": {"version": 2}, "score": 2})
     peeked = cli("peek", "Orders", "1")
@@ -157,7 +203,8 @@ def test_peek_and_why(cli: Cli) -> None:
     assert [job["id"] for job in document["jobs"]] == ["1"]
     assert document["missing"] == ["2"]
     assert "leased to nobody" in lines_of(cli("why", "Orders", "1"))[1]
-    assert [item["reason"] for item in cli.json("why", "Orders", "1", "2")["why"]] == ["no_owner", "absent"]
+    assert [item["reason"] for item in cli.json("why", "Orders", "1", "2", code=1)["why"]] == ["no_owner", "absent"]
+    assert "no such job" in lines_of(cli("why", "Orders", "2", "1", code=1))[1]
 
 
 def test_an_id_that_waits_and_is_buried_is_shown_in_both_places(cli: Cli) -> None:
@@ -175,7 +222,7 @@ def test_an_id_that_waits_and_is_buried_is_shown_in_both_places(cli: Cli) -> Non
     waits, lies = cli.json("why", "Orders", "1", "2")["why"]
     assert (waits["state"], lies["state"]) == ("scheduled", "morgue")
     assert waits["buried_at"] == jobs[1]["buried_at"]
-    assert cli.json("why", "Orders", "3")["why"][0]["buried_at"] is None
+    assert cli.json("why", "Orders", "3", code=1)["why"][0]["buried_at"] is None
 
 
 def test_an_id_in_flight_with_more_that_waits_and_is_buried_is_shown_three_times(cli: Cli) -> None:
@@ -206,6 +253,25 @@ def test_hostile_text_does_not_drive_the_terminal(cli: Cli) -> None:
         result = CliRunner().invoke(main, [*args, "--redis-url", cli.url])
         assert result.exception is None or isinstance(result.exception, SystemExit)
         assert all(char.isprintable() or char == "\n" for char in result.output)
+
+
+def test_rates_tell_the_clock_and_leave_out_a_lag_that_nobody_saw(cli: Cli) -> None:
+    cli.app.queue("Orders", 1).push({"id": 1})
+    now = time.time()
+    nothing = Counted(0, 0, 0.0, (0,) * (len(BOUNDS) + 1))
+    for at, lag in ((now - 3000, 61.0), (now - 1000, None)):
+        call = record_call("lowq:v1:history:Orders", nothing, nothing._replace(processed=50), 5.0, lag, at)
+        cli.app.client.run(call.script, call.key, *call.args)
+    header, first, second = lines_of(cli("rates", "Orders"))
+    assert re.split(r"  +", header) == ["FROM", "WHICH WAS", "PERFORMED/S", "FAILED/S", "LAG"]
+    clock, ago, *_, last = re.split(r"  +", first)
+    stretches = [((now - 3000) // 10 + number) * 10 for number in (-1, 0)]
+    assert clock in [time.strftime("%H:%M:%S", time.localtime(at)) for at in stretches]
+    assert re.fullmatch(r"(49|50|51) min( \d+ s)? ago", ago)
+    assert last == "1 min 1 s"
+    assert re.search(r" 0\.0$", second.rstrip())
+    assert re.match(r"\w{3} \d\d:\d\d  ", lines_of(cli("rates", "Orders", "--span", "day"))[1])
+    assert re.match(r"\d\d-\d\d \d\d:\d\d  ", lines_of(cli("rates", "Orders", "--span", "month"))[1])
 
 
 # --- acting ---
@@ -332,7 +398,9 @@ def test_bulk_actions_tell_of_jobs_in_flight_that_they_left_alone(cli: Cli) -> N
     queue = cli.app.queue("Orders")
     queue.push([{"id": 3}, {"id": 4, "delay": 60}, {"id": 5}])
     assert cli("perform-now", "Orders", "--all", "-y").stdout == "1 job due now; 2 in flight, left alone\n"
-    assert cli("bury", "Orders", "--match", "3", "-y").stdout == "1 job buried; 2 of any id in flight, left alone\n"
+    assert cli("bury", "Orders", "--match", "3", "-y").stdout == (
+        "1 job buried; left alone: what is in flight, 2 jobs of this queue with whatever id\n"
+    )
     assert cli("kick", "Orders", "--all", "-y").stdout == "1 job kicked\n"
     assert cli("kick", "Orders", "1", code=1).stdout == "1: not in the morgue but in flight\n"
     assert cli.json("delete", "Orders", "--all", "-y") == {
@@ -563,6 +631,26 @@ def test_a_node_that_cannot_start_says_why(start: Start, cli: Cli) -> None:
         assert process.wait() == code
         assert says in process.err.read_text()
         assert "Traceback" not in process.err.read_text()
+
+
+@pytest.mark.parametrize("more", [[], ["--processes", "1"]])
+def test_who_reads_json_gets_nothing_else_though_the_code_is_broken(start: Start, more: list[str]) -> None:
+    (start.folder / "app.py").write_text("import there_is_no_such_module\n")
+    process = start("-r", "app.py", "--log-format", "json", *more)
+    assert process.wait() == 1
+    lines = [json.loads(line) for line in process.err.read_text().splitlines()]
+    (line,) = [line for line in lines if line.get("event") == "failed_to_start"]
+    assert "it could not be imported (ModuleNotFoundError" in line["message"]
+    assert line["exception"].startswith("Traceback")
+    assert line["exception"].count("app.py") == 1
+    assert lines[-1 if not more else -2]["level"] == "CRITICAL"
+
+
+def test_who_reads_json_gets_no_other_line_when_redis_is_away(start: Start) -> None:
+    (start.folder / "app.py").write_text(WORKER)
+    process = start("-r", "app.py", "--log-format", "json", "--redis-url", "redis://127.0.0.1:1/0")
+    assert process.wait() == 1
+    assert "does not answer" in [json.loads(line) for line in process.err.read_text().splitlines()][-1]["message"]
 
 
 def test_r_gives_other_verbs_the_settings_of_the_application(start: Start, cli: Cli) -> None:

@@ -198,7 +198,7 @@ def test_an_error_is_explained_and_ends_with_1(cli: Cli) -> None:
     text = cli(code=1).stdout
     lines = text.splitlines()
     start = next(i for i, line in enumerate(lines) if line.startswith("error"))
-    assert lines[start] == "error    Orders: payloads of 12 ids wait, and nothing makes them due"
+    assert lines[start] == "error    Orders: payloads of 12 ids wait, and nothing makes them due [orphan_payloads]"
     assert [line.split()[0] for line in lines[start + 1 : -2] if line[9:10].strip()] == [
         "ids", "shards", "cause", "effect", "do"
     ]  # fmt: skip
@@ -235,7 +235,7 @@ def test_json_for_machines(cli: Cli) -> None:
     (finding,) = [item for item in document["findings"] if item["wrong"]]
     assert finding.keys() == {
         "code", "severity", "what", "cause", "effect", "advice", "queue", "shards", "ids", "nodes", "count",
-        "mendable", "mended", "wrong",
+        "mendable", "mended", "wrong", "ignored",
     }  # fmt: skip
     assert (finding["code"], finding["queue"], finding["ids"], finding["mendable"]) == (
         "orphan_payloads", "Orders", ["1"], True
@@ -264,9 +264,42 @@ def test_redis_away_ends_with_1_and_one_line() -> None:
     assert result.stderr.count("\n") == 1
 
 
+def test_json_for_machines_tells_that_redis_is_away() -> None:
+    result = CliRunner().invoke(main, ["doctor", "--json", "--redis-url", "redis://127.0.0.1:1/0"])
+    assert result.exit_code == 1
+    document = json.loads(result.stdout)
+    assert (document["healthy"], document["findings"]) == (False, [])
+    assert "does not answer" in document["error"]
+    assert result.stderr == f"lowq: {document['error']}\n"
+
+
+def test_a_finding_can_be_ignored(cli: Cli) -> None:
+    cli.queue.push([{"id": 1}, {"id": 2}])
+    assert "[queue_unserved]" in cli(code=1).stdout
+    lines = cli("--ignore", "queue_unserved").stdout.splitlines()
+    assert lines[-1] == "nothing else is wrong; 1 ignored"
+    (line,) = [line for line in lines if "[queue_unserved]" in line]
+    assert line.endswith("[queue_unserved], ignored")
+    document = json.loads(cli("--ignore", "queue_unserved", "--json").stdout)
+    assert document["healthy"] is True
+    assert [item["code"] for item in document["findings"] if item["ignored"]] == ["queue_unserved"]
+    assert "queue_unserved" in cli("--ignore", "persistence", code=1).stdout
+    cli.app.client.command("DEL", cli.prefix + "payloads:2")
+    left = cli("--ignore", "queue_unserved", "--ignore", "persistence", code=1).stdout
+    assert left.splitlines()[-1] == "1 error; --repair can mend 1 of them; 1 ignored"
+    assert "did you mean persistence" in cli("--ignore", "persistance", code=2).stderr
+
+
+def test_a_redis_without_persistence_can_pass(redis_url: str) -> None:
+    cli = Cli(redis_url)
+    assert "[persistence]" in cli(code=1).stdout
+    assert cli("--ignore", "persistence").stdout.splitlines()[-1] == "nothing else is wrong; 1 ignored"
+    cli.app.close()
+
+
 def test_names_reach_the_terminal_escaped() -> None:
     finding = Finding("x", "error", "bad \x1b[31m", "cause", "effect", "advice", queue="Q", ids=("a\x1b[2J\n",))
-    text = "".join(_block(finding))
+    text = "".join(_block(finding, ignored=False))
     assert "\x1b[2J" not in text
     assert "\x1b[31mbad" not in text
     assert "\\x1b[2J" in text

@@ -20,6 +20,7 @@ from redis.retry import Retry
 
 import lowq
 import lowq.testing
+from lowq.connection import Call, Client
 from lowq.errors import ConfigError, LowqError, PushError, RedisFull, RedisRefused, RedisUnavailable
 from lowq.job import shard_of
 from lowq.keys import shard_prefix
@@ -297,6 +298,20 @@ class TestReadOnlyReplica:
             said = refused_push(replica.url, RedisUnavailable)
         assert f"Redis at redis://127.0.0.1:{replica.port}/0 is a read-only replica" in said
         assert "redis_url must name the primary" in said
+
+
+class TestHanging:
+    def test_a_reply_that_does_not_come_in_time_is_an_outage(self) -> None:
+        with RedisServer() as server:
+            client = Client(server.url, size=1, timeout=1.0, socket_timeout=0.3)
+            assert client.command("PING")
+            server.pause()
+            begun = time.monotonic()
+            (result,) = client.run_many([Call("look", "x:", ["", "", 1, 1])], repeats=0)
+            assert 0.2 < time.monotonic() - begun < 5
+            assert isinstance(result, RedisUnavailable)
+            assert str(result) == f"Redis at {server.url} does not answer: nothing was heard in time"
+            client.close()
 
 
 class TestFull:

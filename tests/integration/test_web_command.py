@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -88,6 +89,20 @@ def test_the_dashboard_alone(redis_url: str, tmp_path: Path) -> None:
         assert running.wait(10) in (0, -signal.SIGTERM)
         stream.close()
     app.close()
+
+
+def test_below_a_path_of_a_proxy(redis_url: str, tmp_path: Path) -> None:
+    lowq.Lowq(redis_url=redis_url).queue("Orders", 4).push({"id": 1, "delay": 60})
+    settings = {"LOWQ_REDIS_URL": redis_url}
+    with process(tmp_path, "web", "--bind", "127.0.0.1:0", "--root-path", "/ops/lowq/", **settings) as (_, at):
+        status, page = get(f"{at}/queues/Orders")  # the proxy has stripped the path
+        links = re.findall(r'(?:href|src|action)="([^"]+)"', page)
+        assert status == 200
+        assert links
+        assert all(link.startswith(("/ops/lowq/", "#")) for link in links)
+        assert get(f"{at}/healthz")[0] == 200
+    refused = run(tmp_path, "web", "--root-path", "ops lowq", **settings)
+    assert (refused.returncode, "no path such as" in refused.stderr) == (2, True)
 
 
 def test_a_node_with_the_dashboard_and_the_store_inside(tmp_path: Path) -> None:

@@ -108,7 +108,7 @@ def test_version() -> None:
         (["jobs"], "Missing argument 'QUEUE'"),
         (["jobs", "Q", "--state", "dead"], "'morgue'"),
         (["jobs", "Q", "--limit", "0"], "1<=x<=1000"),
-        (["jobs", "Q", "--min", "soon"], "a time such as"),
+        (["jobs", "Q", "--min", "soon"], "it is a time: "),
         (["kick", "Q"], "--all"),
         (["kick", "Q", "1", "--all"], "not both"),
         (["kick", "Q", "--all", "--match", "4*"], "leave one of them out"),

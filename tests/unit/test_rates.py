@@ -56,3 +56,10 @@ def test_each_word_tells_what_happened_since_the_last_one() -> None:
     add(tally, 4, 0, 0.0)
     (call,) = recorder()
     assert [str(arg) for arg in call.args[1:4]] == ["2.5", "4", "0"]
+
+
+def test_a_lag_that_is_not_known_is_not_told_as_none_at_all() -> None:
+    clock = iter([100.0, 105.0])
+    recorder = Recorder("lowq", {"Orders": [Tally()]}, lambda _: None, clock=lambda: next(clock))
+    (call,) = recorder()
+    assert str(call.args[4]) == ""

@@ -13,34 +13,52 @@ from collections.abc import Callable
 
 from lowq import Lowq
 from lowq.connection import parse_info
+from lowq.job import shard_of
 from lowq.keys import shard_prefix
 from tests.browser.stage import Stage
 from tests.redis_server import RedisServer
 
 SHARDS, JOBS = 1000, 1_000_000
 
-#: Adds jobs to a shard: id -> perform_at; payloads for the first few, as a page shows fifty.
+#: Adds jobs to a shard: those of these numbers, with their times.
 FILL = """
-for first = 0, tonumber(ARGV[2]) - 1, 500 do
-  local pairs_ = {}
-  for i = first, math.min(first + 499, tonumber(ARGV[2]) - 1) do
-    pairs_[#pairs_ + 1] = string.format('%.6f', tonumber(ARGV[3]) + i)
-    pairs_[#pairs_ + 1] = ARGV[1] .. '-' .. i
-    redis.call('ZADD', KEYS[1] .. 'payloads:' .. ARGV[1] .. '-' .. i, 1, '{"version":1}')
-  end
-  redis.call('ZADD', KEYS[1] .. 'due', unpack(pairs_))
+local pairs_ = {}
+for i = 2, #ARGV do
+  local id = 'job-' .. ARGV[i]
+  pairs_[#pairs_ + 1] = string.format('%.6f', tonumber(ARGV[1]) + tonumber(ARGV[i]) / 1000)
+  pairs_[#pairs_ + 1] = id
+  redis.call('SET', KEYS[1] .. 'payloads:' .. id, '1 {"version":1}')
 end
-redis.call('HSET', KEYS[1] .. 'meta', 'shards_count', ARGV[4], 'clock', '1')
+redis.call('ZADD', KEYS[1] .. 'due', unpack(pairs_))
 """
 
 
-def fill(app: Lowq, queue: str, shards: int, jobs: int) -> None:
-    """Jobs of which half are due."""
-    app.register(queue, shards)
-    begin = time.time() - jobs / shards / 2
-    for shard in range(shards):
-        prefix = shard_prefix("lowq", queue, shard)
-        app.client.command("EVAL", FILL, 1, prefix, f"job-{shard}", jobs // shards, begin, shards, key=prefix)
+def numbers_by_shard(shards: int, jobs: int) -> dict[str, list[int]]:
+    """The prefix of each shard -> the numbers of its jobs."""
+    found: dict[str, list[int]] = {shard_prefix("lowq", "Big", shard): [] for shard in range(shards)}
+    prefixes = list(found)
+    for number in range(jobs):
+        found[prefixes[shard_of(f"job-{number}".encode(), shards)]].append(number)
+    return found
+
+
+def fill(app: Lowq, shards: int, jobs: int) -> None:
+    """The queue "Big", of whose jobs half are due; the others are in the next minutes."""
+    app.register("Big", shards)
+    begin = time.time() - jobs / 2000
+    for prefix, numbers in numbers_by_shard(shards, jobs).items():
+        for first in range(0, len(numbers), 500):
+            some = numbers[first : first + 500]
+            app.client.command("EVAL", FILL, 1, prefix, begin, *some, key=prefix)
+        app.client.command("HSET", prefix + "meta", "shards_count", shards, "clock", "1", key=prefix)
+
+
+def fail_some(app: Lowq, shards: int, jobs: int) -> None:
+    """Those that are due in the nearer half of what is to come have failed before, as after an outage."""
+    for prefix, numbers in numbers_by_shard(shards, jobs).items():
+        failed = [number for number in numbers if jobs / 2 <= number < jobs * 3 / 4]
+        pairs = [part for number in failed for part in (number % 5, f"job-{number}")]
+        app.client.command("ZADD", prefix + "retries", *pairs, key=prefix)
 
 
 def processor_seconds(app: Lowq) -> float:
@@ -79,7 +97,7 @@ def main() -> None:
     with RedisServer() as server:
         stage = Stage(server.url)
         began = time.monotonic()
-        fill(stage.app, "Big", SHARDS, JOBS)
+        fill(stage.app, SHARDS, JOBS)
         stage.app.queue("Big").push({"id": "one", "payload": {"version": 1}, "delay": 3600})
         print(f"{JOBS:,} jobs in {SHARDS:,} shards, filled in {time.monotonic() - began:.0f} s")  # noqa: T201
         with stage.serving() as address:
@@ -92,11 +110,38 @@ def main() -> None:
             for path in pages:
                 times = [timed(address + path) * 1000 for _ in range(7)]
                 print(f"{path:28} median {statistics.median(times):5.0f} ms, worst {max(times):5.0f} ms")  # noqa: T201
-            for path in ("/queues/Big?match=*99", "/queues/Big?order_by=id"):
-                first = [timed(address + path, lambda stream: stream.read(1)) * 1000 for _ in range(3)]  # type: ignore[attr-defined]  # a response
-                whole = timed(address + path)
-                print(f"{path:28} first bytes {statistics.median(first):5.0f} ms, all after {whole:.1f} s")  # noqa: T201
+            streamed(address, "/queues/Big?match=*99", "/queues/Big?match=nothing", "/queues/Big?order_by=id")
+            fail_some(stage.app, SHARDS, JOBS)
+            print("a quarter of them has failed before:")  # noqa: T201
+            streamed(address, "/queues/Big?order_by=retry_count", "/queues/Big?order_by=retry_count&reverse=1",
+                     "/queues/Big?order_by=retry_count&reverse=1&max=-1", "/queues/Big?state=scheduled",
+                     "/queues/Big?state=retrying")  # fmt: skip
         stage.close()
+
+
+def streamed(address: str, *paths: str) -> None:
+    """When the first byte of a page comes, when its first row, and when all of it."""
+    for path in paths:
+        firsts, rows, wholes = zip(*(stream_times(address + path) for _ in range(3)), strict=True)
+        print(  # noqa: T201
+            f"{path:50} first bytes {statistics.median(firsts) * 1000:5.0f} ms, first row "
+            f"{statistics.median(rows) * 1000:5.0f} ms, all after {statistics.median(wholes):.2f} s"
+        )
+
+
+def stream_times(address: str) -> tuple[float, float, float]:
+    """Seconds until the first byte, the first row (or the end, if there is none) and the end."""
+    began = time.monotonic()
+    first = row = 0.0
+    with urllib.request.urlopen(address) as stream:
+        read = b""
+        while some := stream.read1():
+            first = first or time.monotonic() - began
+            if not row:
+                read += some
+                row = time.monotonic() - began if b'class="id"' in read else 0.0
+    whole = time.monotonic() - began
+    return first, row or whole, whole
 
 
 def left_open_nobody(app: Lowq, seconds: float = 10.0) -> float:

@@ -1,5 +1,6 @@
 """The JSON API beyond what its description says: what it does, and that the description holds."""
 
+import json
 import os
 import time
 from typing import Any
@@ -12,7 +13,7 @@ from schemathesis.specs.openapi.checks import positive_data_acceptance
 from starlette.testclient import TestClient
 
 import lowq
-from lowq_web.api import ENDPOINTS
+from lowq_web.api import ENDPOINTS, _answer
 from tests.web.conftest import OWN, Open
 
 
@@ -53,22 +54,25 @@ class TestActing:
             {"action": "kick", "ids": ["a"], "x": 1},
             {"action": "kick", "all": {"state": "due"}}, {"action": "delete", "all": {"min": "soon"}},
             {"action": "kick", "ids": ["a"], "reason": "why"}, {"action": "kick", "ids": ["x"] * 1001},
-            {"action": "kick", "all": {"state": "nowhere"}},
+            {"action": "kick", "all": {"state": "nowhere"}}, {"action": "delete", "all": {"min": 10**400}},
+            {"action": "delete", "all": {"match": "\ud800"}}, {"action": "delete", "ids": ["\ud800"]},
+            {"action": "bury", "ids": ["job-05"], "reason": "x\ud800"},
+            {"action": "bury", "ids": ["job-05"], "reason": "text \udcff"},
         ],
     )  # fmt: skip
     def test_nonsense_is_refused_with_the_reason(self, client: TestClient, queue: lowq.Queue, document: Any) -> None:
         before = queue.stats().length
-        answer = client.post("/api/v1/queues/Orders/actions", json=document)
+        json_headers = {"content-type": "application/json"}
+        answer = client.post("/api/v1/queues/Orders/actions", content=json.dumps(document), headers=json_headers)
         assert answer.status_code == 400
         assert len(answer.json()["error"]) > 10
         assert queue.stats().length == before
 
     def test_bodies_that_are_no_json(self, client: TestClient, queue: lowq.Queue) -> None:
         path = "/api/v1/queues/Orders/actions"
-        json = {"content-type": "application/json"}
-        assert client.post(path, content="{", headers=json).status_code == 400
-        assert client.post(path, content="[" * 100_000, headers=json).status_code == 400
-        assert client.post(path, content=b"\xff\xfe", headers=json).status_code == 400
+        headers = {"content-type": "application/json"}
+        for content in ("{", "[" * 100_000, b"\xff\xfe", '{"action": "delete", "all": {"min": NaN}}'):
+            assert client.post(path, content=content, headers=headers).status_code == 400
         assert client.post(path, data={"action": "kick"}).status_code == 415
 
 
@@ -84,13 +88,34 @@ class TestLooking:
         "query",
         [
             "limit=0", "limit=x", "limit=99999", "state=dead", "order_by=size", "colour=red", "reverse=1", "min=x",
-            "after=!",
+            "after=!", "match=%ff*", "match=%ED%A0%80", "limit=%D9%A3", "after=%ff",
         ],
     )  # fmt: skip
     def test_wrong_parameters_are_named(self, client: TestClient, queue: lowq.Queue, query: str) -> None:
         answer = client.get(f"/api/v1/queues/Orders/jobs?{query}")
         assert answer.status_code == 400
         assert query.partition("=")[0] in answer.json()["error"]
+
+    def test_more_fields_than_anything_has_are_refused(self, client: TestClient, queue: lowq.Queue) -> None:
+        for path in ("/api/v1/stats", "/api/v1/queues/Orders/jobs"):
+            answer = client.get(f"{path}?" + "&".join(f"x{n}=1" for n in range(101)))
+            assert (answer.status_code, "too many fields" in answer.text) == (400, True), path
+
+    def test_an_id_is_found_in_every_queue(self, client: TestClient, queue: lowq.Queue, app: lowq.Lowq) -> None:
+        app.queue("Mails", 2).push({"id": "job-00", "delay": 60})
+        found = client.get("/api/v1/search?id=job-00").json()
+        assert found == {
+            "found": [{"queue": "Mails", "states": ["scheduled"]}, {"queue": "Orders", "states": ["morgue"]}]
+        }
+        assert client.get("/api/v1/search?id=nobody").json() == {"found": []}
+
+    def test_it_is_described_where_one_looks_first(self, client: TestClient) -> None:
+        for path in ("/api/v1", "/api/v1/openapi.json"):
+            assert client.get(path, follow_redirects=True).json()["info"]["title"] == "lowq"
+
+    def test_infinities_of_others_are_null(self) -> None:
+        answer = _answer({"n": [float("nan"), 1], "x": {"y": float("-inf")}})
+        assert json.loads(bytes(answer.body)) == {"n": [None, 1], "x": {"y": None}}
 
     def test_what_is_not_there_is_404_and_wrong_methods_are_405(self, client: TestClient, queue: lowq.Queue) -> None:
         assert client.get("/api/v1/queues/Nowhere").status_code == 404
@@ -110,7 +135,9 @@ class TestLooking:
         for endpoint in ENDPOINTS:
             if endpoint.method == "GET" and "{task}" not in endpoint.path:
                 path = "/api/v1" + endpoint.path.replace("{queue}", "Orders")
-                assert client.get(path + ("?id=job-05" if path.endswith("/job") else "")).status_code == 200, path
+                assert (
+                    client.get(path + ("?id=job-05" if path.endswith(("/job", "/search")) else "")).status_code == 200
+                ), path
 
 
 class TestDescription:

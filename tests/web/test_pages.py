@@ -1,7 +1,6 @@
 """Pages: what they show, what they do, and what hostile text may not do to them."""
 
 import html
-import json
 import re
 import threading
 import time
@@ -16,6 +15,7 @@ import lowq
 import lowq_web
 from lowq_web import text
 from lowq_web.entity import entity
+from lowq_web.redaction import MASK, redactor
 from lowq_web.views import _alone, _like
 from tests.web.conftest import OWN, Open
 
@@ -195,9 +195,15 @@ class TestRedaction:
         app.queue("Orders", 1).push({"id": "x", "payload": {"token": "hush", "b": 1}})
         assert "hush" not in browse().get("/queues/Orders").text
 
+    def test_what_is_nested_too_deep_is_masked_whole(self) -> None:
+        payload: Any = {"card": "4242"}
+        for _ in range(5000):
+            payload = [payload]
+        assert redactor(["card"])(payload) == MASK
+
     def test_nonsense_is_refused(self, browse: Open) -> None:
         for nonsense in ("password", 5, [5]):
-            with pytest.raises((lowq.ConfigError, TypeError)):
+            with pytest.raises(lowq.ConfigError):
                 browse(redact=nonsense)
 
 
@@ -362,10 +368,9 @@ class TestActions:
         page = wait(client, answer.headers["location"])
         assert "40 of 40 jobs deleted" in visible(page)
         assert queue.stats().length == 8
-        last, first = app.audit(2)
+        last = app.audit()[0]
         assert (last.who, last.action, last.target, last.count) == ("anonymous", "delete", "Orders", 40)
-        assert last.detail["match"] == "more-*"
-        assert (first.count, first.detail["outcome"]) == (None, "started")
+        assert (last.detail["match"], last.detail["outcome"]) == ("more-*", "done")
 
     def test_a_task_can_be_cancelled(self, client: TestClient, app: lowq.Lowq, monkeypatch: pytest.MonkeyPatch) -> None:
         queue = app.queue("Long", 1)
@@ -549,11 +554,11 @@ class TestTheIdPage:
         queue.push({"id": "a", "perform_at": 1_900_000_000})
         app.client.command("ZADD", "lowq:v1:{Orders:0}:retries", 0, "a")
         now = 1_900_000_900.0
-        retries = entity(app, queue, "a", now).retries
+        retries = entity(queue, "a", now).retries
         assert retries[0].earliest == 1_900_000_000
         assert retries[1].earliest == now + 16
         assert [retry.earliest for retry in retries] == sorted(retry.earliest for retry in retries)
-        assert entity(app, queue, "a", 1_800_000_000.0).retries[1].earliest == 1_900_000_016
+        assert entity(queue, "a", 1_800_000_000.0).retries[1].earliest == 1_900_000_016
 
     def test_the_clock_of_an_overdue_retry_says_due(self, client: TestClient, app: lowq.Lowq) -> None:
         app.queue("Orders", 1).push({"id": "a", "perform_at": time.time() - 300})
@@ -697,26 +702,3 @@ def test_redis_away_is_said_and_found_again(browse: Open) -> None:
         assert "Redis is away" in answer.text
     assert client.get("/api/v1/queues").json()["error"]
     assert client.post("/queues/Orders/pause", headers=OWN).status_code == 503
-
-
-def test_live_figures_stream(browse: Open, app: lowq.Lowq) -> None:
-    from starlette.requests import Request
-
-    from lowq_web.live import _events
-
-    app.queue("Orders", 3).push({"id": 1})
-    site = browse().app
-
-    async def first() -> str:
-        events = _events(Request({"type": "http", "app": site}))
-        try:
-            return await anext(events)
-        finally:
-            await events.aclose()  # type: ignore[attr-defined]  # it is a generator
-
-    import asyncio
-
-    name, data = asyncio.run(first()).strip().split("\n")
-    assert name == "event: figures"
-    figures = json.loads(data.removeprefix("data: "))
-    assert figures["queues"]["Orders"]["length"] == figures["total"]["length"] == 1

@@ -3,18 +3,28 @@
 import base64
 import json
 import re
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
 from typing import Any
 
 import pytest
 from starlette.applications import Starlette
+from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.routing import Mount
+from starlette.responses import RedirectResponse
+from starlette.routing import BaseRoute, Mount, Route
 from starlette.testclient import TestClient
+from starlette.websockets import WebSocketDisconnect
 
 import lowq
 import lowq_web
-from lowq_web.security import TOKEN, exposure, is_loopback
+from lowq_web.security import TOKEN, cross_site, exposure, is_loopback
 from tests.web.conftest import OWN, Open
+from tests.web.served import get, served
 
 USERS: Any = {"ann": ("s3cret", "admin"), "bob": ("other", "read")}
 GETS = ("/", "/nodes", "/audit", "/tasks", "/search?id=1", "/metrics", "/live", "/api/v1/stats", "/static/app.css")
@@ -38,6 +48,14 @@ def scope(**more: Any) -> dict[str, Any]:
     return {"type": "http", "server": ("127.0.0.1", 8080), "client": ("127.0.0.1", 5), "headers": raw, **more}
 
 
+def every_route(routes: list[BaseRoute]) -> Iterator[Route]:
+    for route in routes:
+        if isinstance(route, Route):
+            yield route
+        elif isinstance(route, Mount):
+            yield from every_route(route.routes)
+
+
 class TestWithoutAuthentication:
     @pytest.mark.parametrize(
         "local",
@@ -48,6 +66,8 @@ class TestWithoutAuthentication:
             scope(server=("::ffff:127.0.0.1", 8080)),
             scope(server=("/run/lowq.sock", None), client=None),
             scope(client=None),
+            scope(headers={"referer": "http://localhost:8080/queues/Orders"}),
+            scope(headers={"referer": "https://wiki.example.com/", "sec-fetch-site": "cross-site"}),  # a link
         ],
     )
     def test_this_machine_may_see_it(self, local: dict[str, Any]) -> None:
@@ -66,6 +86,16 @@ class TestWithoutAuthentication:
             (scope(headers={"x-forwarded-for": "198.51.100.9"}), "proxy"),
             (scope(headers={"forwarded": "for=198.51.100.9"}), "proxy"),
             (scope(server=("/run/lowq.sock", None), client=None, headers={"via": "1.1 front"}), "proxy"),
+            (scope(headers={"x-forwarded-proto": "https"}), "proxy"),
+            (scope(headers={"x-client-ip": "198.51.100.9"}), "proxy"),
+            (scope(headers={"cf-connecting-ip": "198.51.100.9"}), "proxy"),
+            (scope(http_version="1.0"), "HTTP/1.0"),
+            (scope(headers={"referer": "https://dash.example.com/"}), "dash.example.com"),
+            (scope(headers={"origin": "https://dash.example.com"}), "dash.example.com"),
+            (scope(headers={"host": "["}), "name '['"),
+            (scope(headers={"host": "x@127.0.0.1"}), "x@127.0.0.1"),
+            (scope(headers={"host": "127.0.0.1%evil.example.com"}), "evil.example.com"),
+            (scope(headers={"origin": "http://["}), "http://["),
         ],
     )
     def test_others_may_not_and_are_told_why(self, other: dict[str, Any], why: str) -> None:
@@ -164,6 +194,43 @@ class TestCallable:
         assert client.get("/", headers={"good": "1"}).status_code == 200
         assert client.get("/").status_code == 401
 
+    def test_it_may_answer_itself(self, browse: Open) -> None:
+        def raises(request: Request) -> Any:
+            raise HTTPException(303, "log in first", headers={"location": "/login"})
+
+        for auth in (raises, lambda _request: RedirectResponse("/login", 303)):
+            answer = browse("https://app.example.com", auth=auth).get("/")
+            assert (answer.status_code, answer.headers["location"]) == (303, "/login")
+            assert "content-security-policy" in answer.headers
+
+    def test_one_that_takes_its_time_keeps_nobody_else(self, app: lowq.Lowq) -> None:
+        asked, over = threading.Event(), threading.Event()
+
+        def slow(request: Request) -> lowq_web.User:
+            asked.set()
+            assert over.wait(20)
+            return lowq_web.User("ann")
+
+        with served(lowq_web.create_app(app, auth=slow)) as address, ThreadPoolExecutor() as pool:
+            waiting = pool.submit(get, address, "/")
+            assert asked.wait(20)
+            try:
+                assert get(address, "/healthz", timeout=5)[0] == 200
+                assert not waiting.done()
+            finally:
+                over.set()
+            assert waiting.result()[0] == 200
+
+    def test_one_that_fails_is_not_told_of(self, browse: Open, caplog: pytest.LogCaptureFixture) -> None:
+        def broken(request: Request) -> Any:
+            raise RuntimeError("password of the database: hunter2")
+
+        answer = browse("https://app.example.com", auth=broken).get("/api/v1/stats")
+        assert (answer.status_code, list(answer.json())) == (500, ["error"])
+        assert "hunter2" not in answer.text
+        assert "hunter2" in caplog.text
+        assert "content-security-policy" in answer.headers
+
 
 class TestRoles:
     @pytest.mark.parametrize("path", POSTS)
@@ -213,6 +280,34 @@ class TestCrossSite:
         assert answer.status_code == 403
         assert not app.queue("Orders").stats().paused
         assert app.queue("Orders").stats().length == 1
+
+    @pytest.mark.parametrize(
+        "headers", [[("origin", "http://[")], [("sec-fetch-site", "none"), ("sec-fetch-site", "x")]]
+    )
+    def test_posts_that_no_browser_sends_are_refused(self, browse: Open, headers: list[tuple[str, str]]) -> None:
+        assert browse().post("/queues/Orders/pause", headers=headers).status_code == 403
+
+    def test_a_host_that_is_not_named_is_no_site(self) -> None:
+        assert cross_site(Headers({"origin": "null"}), "http")
+        assert cross_site(Headers({"origin": "http://"}), "http")
+
+    def test_pages_elsewhere_may_link_here_and_not_have_us_work(self, browse: Open) -> None:
+        elsewhere = {"sec-fetch-site": "cross-site", "sec-fetch-mode": "no-cors", "sec-fetch-dest": "image"}
+        for path in ("/", "/queues/Orders?match=*", "/api/v1/stats", "/live", "/static/app.js"):
+            assert browse().get(path, headers=elsewhere).status_code == 403, path
+        assert browse().get("/", headers={**elsewhere, "sec-fetch-mode": "navigate"}).status_code == 200
+
+    def test_other_methods_are_told_that_there_are_none(self, browse: Open, app: lowq.Lowq) -> None:
+        client = browse()
+        for method in ("DELETE", "PUT", "PATCH", "OPTIONS"):
+            assert client.request(method, "/api/v1/stats").status_code == 405
+        # What takes only GET and POST is why the guard lets other methods through.
+        for route in every_route(client.app.routes):  # type: ignore[attr-defined]  # it is a Starlette
+            assert (route.methods or set()) <= {"GET", "HEAD", "POST"}, route.path
+
+    def test_programs_are_told_what_to_send(self, browse: Open) -> None:
+        answer = browse().post("/api/v1/queues/Orders/pause")
+        assert (answer.status_code, "application/json" in answer.json()["error"]) == (403, True)
 
     @pytest.mark.parametrize("headers", [OWN, {"origin": "http://127.0.0.1:8080"}])
     def test_posts_of_our_own_pages_are_not(self, browse: Open, app: lowq.Lowq, headers: dict[str, str]) -> None:
@@ -265,6 +360,22 @@ class TestHeaders:
             assert not re.search(r"<style|\sstyle=|\son\w+=|javascript:", page), path
             assert all("src=" in tag for tag in re.findall(r"<script[^>]*>", page))
 
+    def test_a_token_is_one_of_ours(self, browse: Open) -> None:
+        planted = browse().get("/", headers={"cookie": f"{TOKEN}=x"})
+        assert len(re.findall(rf"{TOKEN}=([\w-]{{32}});", planted.headers["set-cookie"])) == 1
+        ours = browse().get("/", headers={"cookie": f'a="b; c"; {TOKEN}={"t" * 32}; d=e'})
+        assert "set-cookie" not in ours.headers
+
+    def test_a_cookie_costs_next_to_nothing(self, browse: Open) -> None:
+        client = browse("http://192.0.2.7")
+        began = time.process_time()
+        assert client.get("/", headers={"cookie": f'{TOKEN}="' + "\\" * 60_000 + '"'}).status_code == 403
+        assert time.process_time() - began < 1
+
+    def test_static_files_may_be_kept_and_pages_not(self, browse: Open) -> None:
+        assert browse().get("/static/app.js").headers["cache-control"] == "no-cache"
+        assert browse().get("/").headers["cache-control"] == "no-store"
+
     def test_the_cookie_is_of_no_use_to_scripts_and_other_sites(self, browse: Open) -> None:
         cookie = browse("https://127.0.0.1").get("/").headers["set-cookie"]
         assert "HttpOnly" in cookie
@@ -273,6 +384,16 @@ class TestHeaders:
 
     def test_a_body_without_end_is_not_read_to_its_end(self, browse: Open) -> None:
         assert browse().post("/queues/Orders/act", headers=OWN, content=b"x" * 5_000_000).status_code == 413
+
+        def endless() -> Iterator[bytes]:
+            while True:
+                yield b"x" * 100_000
+
+        assert browse().post("/queues/Orders/act", headers=OWN, content=islice(endless(), 100)).status_code == 413
+
+    def test_a_websocket_is_refused(self, browse: Open) -> None:
+        with pytest.raises(WebSocketDisconnect), browse().websocket_connect("/live"):
+            pass
 
 
 class TestMounted:
@@ -290,7 +411,8 @@ class TestMounted:
         assert client.get("/ops/lowq/api/v1/stats").json()["total"]["length"] == 1
         answer = client.post("/ops/lowq/queues/Orders/pause")
         assert answer.headers["location"].startswith("/ops/lowq/queues/Orders")
-        assert "Path=/ops/lowq" in client.get("/ops/lowq/").headers.get("set-cookie", "Path=/ops/lowq")
+        client.cookies.clear()
+        assert "Path=/ops/lowq;" in client.get("/ops/lowq/").headers["set-cookie"]
         assert (
             json.dumps(client.get("/ops/lowq/api/v1/openapi.json").json()["servers"]) == '[{"url": "/ops/lowq/api/v1"}]'
         )

@@ -1,10 +1,14 @@
 """What people do, the same for pages and API. Each is written into the log of what was done."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any, get_args
 
 import lowq
+from lowq.job import encode_id
+from lowq_web.journal import Entry
 from lowq_web.lookout import Lookout
 from lowq_web.tasks import ActionName, Filter, Task, Tasks
 
@@ -13,6 +17,14 @@ log = logging.getLogger(__name__)
 ACTIONS: tuple[ActionName, ...] = get_args(ActionName)
 #: Ids that are acted on while the browser waits: as many as a page has.
 MAX_IDS = 1000
+
+
+@dataclass(slots=True)
+class _Outcome:
+    """How it ended."""
+
+    count: int | None = None
+    detail: dict[str, Any] = field(default_factory=dict)
 
 
 class Actions:
@@ -35,12 +47,19 @@ class Actions:
             raise lowq.ConfigError(
                 f"{len(ids)} ids are more than the {MAX_IDS} that one request may name; use a filter"
             )
+        for job_id in ids:
+            encode_id(job_id)
         handle = self._app.queue(queue)
-        if action == "bury":
-            acted = handle.bury(ids, reason or None)
-        else:
-            acted = {"kick": handle.kick, "delete": handle.delete, "perform_now": handle.perform_now}[action](ids)
-        self._did(who, action, queue, acted.done, {"ids": list(ids[:5]), **({"reason": reason} if reason else {})})
+        handle.shards_count  # noqa: B018 - raises for a queue that nobody has used
+        detail = {"ids": list(ids[:5]), "named": len(ids), **({"reason": reason} if reason else {})}
+        with self._written(who, action, queue, detail) as outcome:
+            if action == "bury":
+                acted = handle.bury(ids, reason or None)
+            else:
+                acted = {"kick": handle.kick, "delete": handle.delete, "perform_now": handle.perform_now}[action](ids)
+            outcome.count = acted.done
+            left = {"in_flight": acted.in_flight, "missing": acted.missing}
+            outcome.detail |= {name: number for name, number in left.items() if number}
         return acted
 
     def on_all(self, who: str, queue: str, action: ActionName, wanted: Filter, reason: str | None = None) -> Task:
@@ -58,9 +77,7 @@ class Actions:
         Raises:
             UnknownQueueError, RedisUnavailable
         """
-        changed = self._app.queue(queue).pause(by=who)
-        self._did(who, "pause", queue, None, {})
-        return changed
+        return self._on_queue(who, "pause", queue, lambda handle: handle.pause(by=who))
 
     def resume(self, who: str, queue: str) -> bool:
         """Whether that changed anything.
@@ -68,8 +85,15 @@ class Actions:
         Raises:
             UnknownQueueError, RedisUnavailable
         """
-        changed = self._app.queue(queue).resume()
-        self._did(who, "resume", queue, None, {})
+        return self._on_queue(who, "resume", queue, lambda handle: handle.resume())
+
+    def _on_queue(self, who: str, action: str, queue: str, do: Callable[[lowq.Queue], bool]) -> bool:
+        handle = self._app.queue(queue)
+        handle.shards_count  # noqa: B018 - raises for a queue that nobody has used
+        with self._written(who, action, queue, {}) as outcome:
+            changed = do(handle)
+            if not changed:
+                outcome.detail["changed"] = False
         return changed
 
     def tell(self, who: str, node: str, what: str) -> None:
@@ -79,17 +103,35 @@ class Actions:
             UnknownNodeError, ConfigError, RedisUnavailable
         """
         self._app.tell(node, what)  # type: ignore[arg-type]  # anything else is refused there
-        self._did(who, what, node, None, {})
-
-    def cancel(self, who: str, task: Task) -> None:
-        """The task stops after its current step; what it did stays done."""
-        task.cancelled.set()
-        self._did(who, "cancel", task.queue, None, {"task": task.id})
-
-    def _did(self, who: str, action: str, target: str, count: int | None, detail: dict[str, Any]) -> None:
         self._lookout.forget()
         try:
-            self._app.note(who, action, target, count, detail)
+            self._app.note(who, what, node)
         except lowq.LowqError as error:
             # It was done; to say it failed would have it done twice.
-            log.warning("%s of %s by %s could not be written to the audit log: %s", action, target, who, error)
+            log.warning("%s of %s by %s could not be written to the log: %s", what, node, who, error)
+
+    def cancel(self, who: str, task: Task) -> bool:
+        """The task stops after its current step; what it did stays done. False: it had ended already."""
+        if task.state != "running":
+            return False
+        task.cancelled.set()
+        Entry(self._app, who, "cancel", task.queue, {"task": task.id}).ended(None, {})
+        return True
+
+    @contextmanager
+    def _written(self, who: str, action: str, target: str, detail: Mapping[str, Any]) -> Iterator[_Outcome]:
+        """Writes what is done in the block into the log: before, and how it ended.
+
+        Raises:
+            RedisUnavailable, RedisRefused: it can't be written; nothing was done.
+        """
+        entry, outcome = Entry(self._app, who, action, target, detail), _Outcome()
+        try:
+            yield outcome
+        except lowq.LowqError as error:
+            entry.ended(error.done or None, {"outcome": "failed", "error": str(error)})
+            raise
+        else:
+            entry.ended(outcome.count, outcome.detail)
+        finally:
+            self._lookout.forget()

@@ -13,7 +13,7 @@ from typing import Any
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
 import lowq
@@ -21,18 +21,26 @@ from lowq_web import openapi
 from lowq_web.actions import ACTIONS, MAX_IDS
 from lowq_web.app import queue_of, site_of
 from lowq_web.entity import entity
-from lowq_web.listing import ORDERS, STATES
+from lowq_web.listing import ORDERS, STATES, Asked
 from lowq_web.live import document
 from lowq_web.openapi import Endpoint, Parameter
-from lowq_web.security import visit_of
+from lowq_web.security import is_json, visit_of
 from lowq_web.tasks import Filter, Task
+from lowq_web.threads import Last
 from lowq_web.views import query_of
 
 _QUEUE = Parameter("queue", "path", {"type": "string"}, "A queue; a slash in its name is written %252F")
 _SPAN = Parameter(
     "span", "query", {"type": "string", "enum": ["hour", "day", "month"], "default": "hour"}, "How far back"
 )
-_ID = Parameter("id", "query", {"type": "string", "minLength": 1, "maxLength": 512}, "The id", required=True)
+_ONE_ID = {"type": "string", "minLength": 1, "maxLength": 512, "x-bytes": True}
+_ID = Parameter(
+    "id",
+    "query",
+    {"type": "string", "minLength": 1, "maxLength": 512},
+    "The id: up to 512 bytes of UTF-8",
+    required=True,
+)
 _TASK = Parameter("task", "path", {"type": "string"}, "The id of a task")
 
 
@@ -81,7 +89,7 @@ def _parsed(parameter: Parameter, raw: str) -> Any:
             raise HTTPException(400, f"{name}={raw!r:.50}: it is true or false")
         return raw == "true"
     if kind == "integer":
-        if not re.fullmatch(r"-?\d{1,9}", raw) or not schema.get("minimum", -math.inf) <= int(raw) <= schema.get(
+        if not re.fullmatch(r"-?[0-9]{1,9}", raw) or not schema.get("minimum", -math.inf) <= int(raw) <= schema.get(
             "maximum", math.inf
         ):
             raise HTTPException(
@@ -90,14 +98,15 @@ def _parsed(parameter: Parameter, raw: str) -> Any:
         return int(raw)
     if "enum" in schema and raw not in schema["enum"]:
         raise HTTPException(400, f"{name}={raw!r:.50}: it is one of {', '.join(schema['enum'])}")
+    if kind == "string" and not openapi.is_text(raw, schema):
+        raise HTTPException(400, f"{name}={raw!r:.50} is no text that UTF-8 has")
     if not schema.get("minLength", 0) <= len(raw) <= schema.get("maxLength", 4096):
         raise HTTPException(400, f"{name} is too short or too long")
     return raw
 
 
 def _document(request: Request, schema: Mapping[str, Any]) -> dict[str, Any]:
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind != "application/json":
+    if not is_json(request.headers):
         raise HTTPException(415, "send a JSON document, with Content-Type: application/json")
     try:
         sent = json.loads(visit_of(request).body)
@@ -111,8 +120,11 @@ def _document(request: Request, schema: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _answer(document: Any, status: int = 200) -> Response:
-    # Pure ASCII, so that ids of any bytes get through; NaN is no JSON.
-    text = json.dumps(document, default=_plain, allow_nan=False)
+    # Pure ASCII, so that ids of any bytes get through.
+    try:
+        text = json.dumps(document, default=_plain, allow_nan=False)
+    except ValueError:  # NaN or an infinity, which are no JSON
+        text = json.dumps(_without_infinities(json.loads(json.dumps(document, default=_plain))))
     return Response(text, status, media_type="application/json")
 
 
@@ -126,6 +138,14 @@ def _plain(value: Any) -> Any:
 
 def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _without_infinities(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _without_infinities(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_without_infinities(item) for item in value]
+    return _finite(value)
 
 
 # --- looking -------------------------------------------------------------------------------------------------
@@ -150,6 +170,16 @@ def rates(request: Request, values: dict[str, Any]) -> Response:
     return _answer(site_of(request).lookout.history("", values.get("span", "hour")))
 
 
+def search(request: Request, values: dict[str, Any]) -> Response:
+    site = site_of(request)
+    found = []
+    for info in site.app.queues():
+        places = site.app.queue(info.name).places(values["id"])
+        if places:
+            found.append({"queue": info.name, "states": [item.state for item in places]})
+    return _answer({"found": found})
+
+
 def queues(request: Request, _values: dict[str, Any]) -> Response:
     figures = site_of(request).lookout.figures()
     return _answer({"queues": [item.stats for item in figures.queues]})
@@ -157,8 +187,7 @@ def queues(request: Request, _values: dict[str, Any]) -> Response:
 
 def queue(request: Request, _values: dict[str, Any]) -> Response:
     handle = queue_of(request)
-    options = next((info.options for info in site_of(request).app.queues() if info.name == handle.name), {})
-    return _answer({"stats": handle.stats(), "options": dict(options)})
+    return _answer({"stats": handle.stats(), "options": dict(handle.options)})
 
 
 def queue_rates(request: Request, values: dict[str, Any]) -> Response:
@@ -178,11 +207,20 @@ def shards(request: Request, _values: dict[str, Any]) -> Response:
 def jobs(request: Request, values: dict[str, Any]) -> Response:
     order_by = values.get("order_by")
     bounds = {name: _bound(name, values.get(name), order_by) for name in ("min", "max")}
-    page = queue_of(request).jobs(
-        values.get("state"), values.get("match"), order_by, values.get("reverse", False),
-        values.get("limit", 50), values.get("after"), bounds["min"], bounds["max"],
+
+    def told(page: lowq.Page) -> Response:
+        return _answer({"jobs": [_job(request, job) for job in page.jobs], "cursor": page.cursor})
+
+    asked = Asked(
+        values.get("state"), values.get("match"), order_by, values.get("reverse", False), bounds["min"], bounds["max"],
+        values.get("after"), values.get("limit", 50), {},
     )  # fmt: skip
-    return _answer({"jobs": [_job(request, job) for job in page.jobs], "cursor": page.cursor})
+    pages = asked.pages(queue_of(request))
+    if not asked.scans:
+        found: list[lowq.Page | None] = list(pages)
+        return told([page for page in found if page is not None][-1])
+    site = site_of(request)
+    return Last(site.scans, site.threads.iterate(pages), told)
 
 
 def _bound(name: str, raw: str | None, order_by: str | None) -> float | str | None:
@@ -203,8 +241,7 @@ def _job(request: Request, job: lowq.Job) -> dict[str, Any]:
 
 
 def job(request: Request, values: dict[str, Any]) -> Response:
-    site = site_of(request)
-    found = entity(site.app, queue_of(request), values["id"])
+    found = entity(queue_of(request), values["id"])
     return _answer(
         {
             "id": found.id,
@@ -261,6 +298,11 @@ def _told(item: Task) -> dict[str, Any]:
     }
 
 
+def index(request: Request) -> Response:
+    """Where it is described."""
+    return RedirectResponse(f"{request.scope.get('lowq_root', '')}/api/v1/openapi.json", 307)
+
+
 def description(request: Request, _values: dict[str, Any]) -> Response:
     root = request.scope.get("lowq_root", "")
     return _answer(openapi.describe(ENDPOINTS, f"{root}/api/v1"))
@@ -275,7 +317,7 @@ def act(request: Request, values: dict[str, Any]) -> Response:
     if reason is not None and action != "bury":
         raise HTTPException(400, f"reason: only bury takes one, not {action}")
     if ("ids" in values) == ("all" in values):
-        raise HTTPException(400, "say either which ids, or all with a filter: {} for all that wait")
+        raise HTTPException(400, "say either which ids, or all with a filter: {} for all that it can be done to")
     if "ids" in values:
         return _answer(actions.on_ids(who, handle.name, action, values["ids"], reason))
     started = actions.on_all(who, handle.name, action, Filter(**values["all"]), reason)
@@ -284,8 +326,9 @@ def act(request: Request, values: dict[str, Any]) -> Response:
 
 def count(request: Request, values: dict[str, Any]) -> Response:
     wanted = Filter(**values.get("all", {}))
-    found = queue_of(request).count(values["action"], wanted.state, wanted.match, wanted.min, wanted.max)
-    return _answer({"count": found})
+    handle = queue_of(request)
+    with site_of(request).scans:
+        return _answer({"count": handle.count(values["action"], wanted.state, wanted.match, wanted.min, wanted.max)})
 
 
 def pause(request: Request, _values: dict[str, Any]) -> Response:
@@ -323,7 +366,7 @@ _FILTER = openapi.obj(
 _ACTION = {"type": "string", "enum": list(ACTIONS)}
 _IDS = {
     "type": "array",
-    "items": {"type": "string", "minLength": 1, "maxLength": 512},
+    "items": _ONE_ID,
     "minItems": 1,
     "maxItems": MAX_IDS,
 }
@@ -346,9 +389,14 @@ _JOBS: Sequence[Parameter] = (
     ),
     Parameter("reverse", "query", {"type": "boolean"}, "The last ones first"),
     Parameter("limit", "query", {"type": "integer", "minimum": 1, "maximum": 1000, "default": 50}, "Jobs of the page"),
-    Parameter("after", "query", {"type": "string"}, "The cursor of the page before"),
-    Parameter("min", "query", {"type": "string"}, "Bounds what it is ordered by: a number, or with order_by=id an id"),
-    Parameter("max", "query", {"type": "string"}, "Likewise. Both are included"),
+    Parameter("after", "query", {"type": "string", "x-bytes": True}, "The cursor of the page before"),
+    Parameter(
+        "min",
+        "query",
+        {"type": "string", "x-bytes": True},
+        "Bounds what it is ordered by: a number, or with order_by=id an id",
+    ),
+    Parameter("max", "query", {"type": "string", "x-bytes": True}, "Likewise. Both are included"),
 )
 _LIMIT = Parameter(
     "limit", "query", {"type": "integer", "minimum": 1, "maximum": 1000, "default": 100}, "Entries, at most"
@@ -358,6 +406,7 @@ ENDPOINTS: Sequence[Endpoint] = (
     Endpoint("GET", "/stats", stats, "Length, morgue and lag of all queues, as Lowkiq tells them", openapi.STATS),
     Endpoint("GET", "/overview", overview, "All queues in figures, with rates", openapi.OVERVIEW),
     Endpoint("GET", "/rates", rates, "Rates and lag of all queues together, over time", openapi.HISTORY, (_SPAN,)),
+    Endpoint("GET", "/search", search, "In which queues an id is", openapi.FOUND, (_ID,)),
     Endpoint("GET", "/queues", queues, "All queues in figures", openapi.QUEUES),
     Endpoint(
         "GET",

@@ -1,7 +1,9 @@
 """The ASGI application: its routes, and lowq's errors as answers."""
 
+import asyncio
+import logging
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
@@ -9,7 +11,6 @@ from typing import Any
 from urllib.parse import quote, unquote
 
 from starlette.applications import Starlette
-from starlette.concurrency import run_in_threadpool
 from starlette.convertors import Convertor, register_url_convertor
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -25,6 +26,14 @@ from lowq_web.notices import Notices
 from lowq_web.redaction import Redact, redactor
 from lowq_web.security import Authenticate, Guard, auth_from_environment, is_for_programs
 from lowq_web.tasks import Tasks, TooManyTasks
+from lowq_web.threads import Slots, Threads
+
+#: Listings and counts that look at every id, at once: each keeps Redis busy until it ends.
+MAX_SCANS = 4
+#: Seconds after which a request that takes long looks whether Redis still answers.
+LONG = 1.0
+
+log = logging.getLogger(__name__)
 
 
 class _NameConvertor(Convertor[str]):
@@ -52,6 +61,10 @@ class Site:
     tasks: Tasks
     actions: Actions
     redact: Redact
+    threads: Threads
+    #: Of what looks at every id, and of pages that are live.
+    scans: Slots
+    streams: Slots
     notices: Notices = field(default_factory=Notices)
 
 
@@ -85,9 +98,10 @@ def create_app(
     """The dashboard of ``app``, by default lowq's default application. It needs no user code, only Redis.
 
     ``auth``: tells who asks: a callable that takes the request and returns a `User`, or None for nobody who may see
-    anything; it may be async. By default LOWQ_WEB_USER and LOWQ_WEB_PASSWORD (and for looking only
-    LOWQ_WEB_READ_USER and LOWQ_WEB_READ_PASSWORD) in the environment. Without any, only requests from this machine to
-    this machine are answered, unless ``no_auth`` says that something else protects it.
+    anything, or a response that they get instead; it may raise HTTPException. It may be async; otherwise it runs in a
+    thread. By default LOWQ_WEB_USER and LOWQ_WEB_PASSWORD (and for looking only LOWQ_WEB_READ_USER and
+    LOWQ_WEB_READ_PASSWORD) in the environment. Without any, only requests from this machine to this machine are
+    answered, unless ``no_auth`` says that something else protects it.
 
     ``redact``: names of payload fields that are masked, or a function from a payload to what is shown of it; by
     default the comma-separated names in LOWQ_WEB_REDACT. Error texts are shown as they are.
@@ -102,22 +116,61 @@ def create_app(
         redact = [name.strip() for name in os.environ.get("LOWQ_WEB_REDACT", "").split(",") if name.strip()] or None
     lookout = Lookout(app)
     tasks = Tasks(app, lookout)
+    threads = Threads()
     routes: list[BaseRoute] = [
         Route("/healthz", _health, name="health"),
-        Route("/metrics", metrics.metrics, name="metrics"),
+        *_in_threads([Route("/metrics", metrics.metrics, name="metrics")]),
         Route("/live", live.live, name="live"),
         Mount("/static", StaticFiles(directory=Path(str(resources.files("lowq_web") / "static"))), name="static"),
-        Mount("/api/v1", routes=api.routes()),
-        *views.routes(),
+        Route("/api/v1", api.index),
+        Mount("/api/v1", routes=_in_threads(api.routes())),
+        *_in_threads(views.routes()),
     ]
     application = Starlette(
         routes=routes,
-        middleware=[Middleware(Guard, auth=auth or auth_from_environment(), open_to_all=no_auth)],
+        middleware=[Middleware(Guard, auth=auth or auth_from_environment(), threads=threads, open_to_all=no_auth)],
         exception_handlers=_handlers(views.trouble),
     )
     application.router.redirect_slashes = False
-    application.state.site = Site(app, lookout, tasks, Actions(app, lookout, tasks), redactor(redact))
+    application.state.site = Site(
+        app,
+        lookout,
+        tasks,
+        Actions(app, lookout, tasks),
+        redactor(redact),
+        threads,
+        scans=Slots(MAX_SCANS, 429, f"{MAX_SCANS} others are looking through all ids; try again when they are done"),
+        streams=Slots(live.MAX_STREAMS, 503, f"{live.MAX_STREAMS} pages are live already; this one is not"),
+    )
     return application
+
+
+def _in_threads(routes: Iterable[Route]) -> list[Route]:
+    """The same routes, but while Redis does not answer their requests end at once, and they run in our own threads."""
+
+    def of(handler: Callable[[Request], Response]) -> Callable[[Request], Awaitable[Response]]:
+        async def handle(request: Request) -> Response:
+            site = site_of(request)
+            await site.lookout.alive()
+            running = asyncio.ensure_future(site.threads.run(handler, request))
+            running.add_done_callback(_retrieved)
+            # Redis may hang just now. Who only looks is told so at once; the thread goes on to its time-out. Who acts
+            # is told what became of it.
+            while not running.done():
+                await asyncio.wait({running}, timeout=None if request.method == "POST" else LONG)
+                if not running.done():
+                    await site.lookout.alive()
+            return await running
+
+        return handle
+
+    return [Route(route.path, of(route.endpoint), methods=route.methods, name=route.name) for route in routes]
+
+
+def _retrieved(running: "asyncio.Future[Response]") -> None:
+    """An error of which nobody waits any more is no bug."""
+    if not running.cancelled():
+        running.exception()
 
 
 # --- errors as answers ---------------------------------------------------------------------------------------
@@ -159,5 +212,10 @@ async def _health(request: Request) -> Response:
     trouble = None if check is None else check()
     if trouble:
         return JSONResponse({"error": trouble}, 503)
-    await run_in_threadpool(site_of(request).app.client.command, "PING")
+    try:
+        await site_of(request).lookout.alive()
+    except lowq.LowqError as error:
+        # Whoever asks has not said who they are: where Redis is, and what it said, is only for the log.
+        log.warning("/healthz: %s", error)
+        return JSONResponse({"error": "Redis does not answer"}, 503)
     return JSONResponse({"status": "ok"})

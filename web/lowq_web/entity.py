@@ -35,7 +35,7 @@ class Entity:
     retries: list[Retry]
 
 
-def entity(app: lowq.Lowq, queue: lowq.Queue, job_id: str, now: float | None = None) -> Entity:
+def entity(queue: lowq.Queue, job_id: str, now: float | None = None) -> Entity:
     """Looks it up, in a handful of short calls. ``now``: Unix time, seconds, by the server's clock.
 
     Raises:
@@ -43,21 +43,12 @@ def entity(app: lowq.Lowq, queue: lowq.Queue, job_id: str, now: float | None = N
     """
     jobs = queue.places(job_id)
     why = queue.why(job_id)
-    most = _max_retry_count(app, queue)
+    most = queue.max_retry_count
     waiting = next((job for job in jobs if job.state not in ("taken", "morgue")), None)
     retries = []
     if waiting is not None and waiting.retry_count >= 0:
         retries = _retries(waiting, most, time.time() if now is None else now)
     return Entity(job_id, queue.name, jobs, why, queue.shard(queue.shard_of(job_id)), most, retries)
-
-
-def _max_retry_count(app: lowq.Lowq, queue: lowq.Queue) -> int:
-    for info in app.queues():
-        if info.name == queue.name:
-            most = info.options.get("max_retry_count")
-            if isinstance(most, int):
-                return most
-    return lowq.Worker.max_retry_count
 
 
 def _retries(job: lowq.Job, most: int, now: float) -> list[Retry]:

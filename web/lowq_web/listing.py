@@ -43,8 +43,12 @@ class Asked:
 
     @property
     def scans(self) -> bool:
-        """Whether every id is looked at."""
-        return bool(self.match) or self.order == "id" or self.state == "taken"
+        """Whether more ids are looked at than are shown: all of them, or those that the state leaves out."""
+        if self.match or self.order == "id" or self.state in ("taken", "scheduled", "retrying"):
+            return True
+        # Those that never failed are in no such order.
+        only_failed = self.state is None and isinstance(self.min, float) and self.min > -1
+        return self.order == "retry_count" and not only_failed
 
     @property
     def filtered(self) -> bool:
@@ -60,14 +64,16 @@ class Asked:
         """The query of a similar page."""
         return {**{name: value for name, value in self.given.items() if name not in names}, **more}
 
-    def pages(self, queue: lowq.Queue) -> Iterator[lowq.Page]:
-        """The page, and before it what of it is known so far.
+    def pages(self, queue: lowq.Queue) -> Iterator[lowq.Page | None]:
+        """The page, and before it what of it is known so far; None while it is looked for and nothing new is found.
 
         Raises:
             ConfigError: what is asked for makes no sense.
         """
-        return queue.jobs_in_steps(
-            self.state, self.match, self.order_by, self.reverse, self.limit, self.after, self.min, self.max
+        return _news(
+            queue.jobs_in_steps(
+                self.state, self.match, self.order_by, self.reverse, self.limit, self.after, self.min, self.max
+            )
         )
 
     def bulk_state(self, action: str) -> State | None:
@@ -89,6 +95,18 @@ class Asked:
             None if self.min is None or not self.by_time else float(self.min),
             None if self.max is None or not self.by_time else float(self.max),
         )
+
+
+def _news(pages: Iterator[lowq.Page]) -> Iterator[lowq.Page | None]:
+    shown = page = None
+    for page in pages:
+        if page is shown or not page.jobs:
+            yield None
+        else:
+            shown = page
+            yield page
+    if page is not shown:  # nothing: only the end of the looking makes that a page
+        yield page
 
 
 def asked_of(query: Mapping[str, str], now: float) -> Asked:

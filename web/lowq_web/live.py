@@ -1,24 +1,31 @@
 """Numbers that change, as server-sent events: every few seconds the latest figures, for as long as somebody watches.
 
-Watchers cost Redis nothing by themselves: all of them are sent what `lookout` has read for everybody.
+Watchers cost Redis nothing by themselves: all of them are sent what `lookout` has read for everybody. Nor do they hold
+a thread: they wait on the event loop.
 """
 
 import asyncio
 import json
+import logging
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
-from starlette.concurrency import run_in_threadpool
-from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import StreamingResponse
+from starlette.responses import Response
 
 import lowq
 from lowq_web.app import site_of
 from lowq_web.lookout import Figures
+from lowq_web.threads import Held
+
+log = logging.getLogger(__name__)
 
 #: Streams that are served at once: each holds a connection.
 MAX_STREAMS = 200
+#: Seconds after which a stream ends. The browser comes again by itself, after so many milliseconds; a server that is to
+#: end waits for its open streams, and would wait for ever.
+LIFETIME, COME_AGAIN = 10.0, 500
 #: Seconds to the next attempt when Redis does not answer.
 RETRY = 3.0
 #: Seconds between two looks whether the server ends.
@@ -28,35 +35,32 @@ LOOK = 0.25
 FIELDS = ("lag", "due", "length", "fresh", "retries", "taken", "morgue_length", "processed", "failed")
 
 
-async def live(request: Request) -> StreamingResponse:
+async def live(request: Request) -> Response:
     """Events ``figures`` and, when Redis is away, ``trouble``."""
-    state = request.app.state
-    streams = getattr(state, "streams", 0)
-    if streams >= MAX_STREAMS:
-        raise HTTPException(503, "too many pages are watching already")
-    return StreamingResponse(_events(request), media_type="text/event-stream", headers={"x-accel-buffering": "no"})
+    return Held(site_of(request).streams, _events(request), "text/event-stream")
 
 
 async def _events(request: Request) -> AsyncIterator[str]:
     state, lookout = request.app.state, site_of(request).lookout
-    state.streams = getattr(state, "streams", 0) + 1
-    try:
-        sent: Figures | None = None
-        while True:
-            try:
-                figures = await run_in_threadpool(lookout.figures)
-            except lowq.LowqError as error:
-                yield _event("trouble", {"error": str(error)})
-                if await _closing(state, RETRY):
-                    return
-                continue
+    ends = time.monotonic() + LIFETIME
+    sent: Figures | None = None
+    while time.monotonic() < ends:
+        pause = RETRY
+        try:
+            figures = await lookout.watch()
+        except lowq.LowqError as error:
+            yield _event("trouble", {"error": str(error)})
+        except Exception as error:
+            log.exception("the figures of all queues could not be read")
+            yield _event("trouble", {"error": f"The dashboard could not read the figures: {error!r:.200}"})
+        else:
+            pause = figures.interval
             if figures is not sent:
                 sent = figures
                 yield _event("figures", document(figures))
-            if await _closing(state, figures.interval):
-                return
-    finally:
-        state.streams -= 1
+        if await _closing(state, min(pause, ends - time.monotonic())):
+            return
+    yield f"retry: {COME_AGAIN}\n\n"
 
 
 async def _closing(state: Any, seconds: float) -> bool:

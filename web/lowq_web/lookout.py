@@ -4,20 +4,25 @@ A look costs Redis some 20 microseconds a shard. So it is taken no oftener than 
 less often: whatever the number of shards and viewers, watching takes less than half a percent of Redis's time.
 """
 
-import math
 import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import lowq
+from lowq_web.shared import Shared
 
 #: Seconds between two looks, at least, and for each shard.
 INTERVAL, PER_SHARD = 2.0, 0.005
-#: Seconds that a history is kept: its finest stretches are 10 s long.
-HISTORY_AGE = 8.0
-#: Seconds for which the difference to the server's clock is taken to stay the same.
-CLOCK_AGE = 30.0
+#: Seconds that a history is kept: its finest stretches are 10 s long. And that of all queues, for each of them.
+HISTORY_AGE, PER_HISTORY = 8.0, 0.04
+#: Seconds for which Redis is taken to be well after it has told the time.
+CLOCK_AGE = 1.0
+#: Seconds that the time may take, and everything else: then whoever asked is told that Redis does not answer.
+CLOCK_PATIENCE, PATIENCE = 2.0, 10.0
+#: Histories that are kept.
+MAX_HISTORIES = 200
 #: Shards of a queue up to which its figures are read for every page.
 MANY_SHARDS = 200
 
@@ -43,7 +48,7 @@ class Total:
 class Figures:
     """A look at all queues."""
 
-    #: Unix time, seconds, of this machine; and monotonic.
+    #: Unix time, seconds, by the server's clock; and monotonic, of this machine.
     at: float
     moment: float
     #: Seconds for which it is the latest.
@@ -55,15 +60,26 @@ class Figures:
 
 
 class Lookout:
-    """Safe for threads. ``app`` is asked by whoever comes first; the others wait for what that one sees."""
+    """Safe for threads. What it tells is read once for all who ask; see `Shared`."""
 
     def __init__(self, app: lowq.Lowq) -> None:
         self._app = app
         self._lock = threading.Lock()
-        self._figures: Figures | None = None
-        #: When the server's clock was looked at, monotonic, and how far it is ahead of ours.
-        self._clock = (-math.inf, 0.0)
-        self._histories: dict[tuple[str, str], tuple[float, lowq.History]] = {}
+        self._latest: Figures | None = None
+        self._figures = Shared(self._look, lambda figures: figures.interval, PATIENCE)
+        #: Seconds that the server's clock is ahead of ours.
+        self._ahead = 0.0
+        self._clock = Shared(self._measure, lambda _: CLOCK_AGE, CLOCK_PATIENCE)
+        self._histories: dict[tuple[str, lowq.Span], Shared[lowq.History]] = {}
+
+    async def alive(self) -> None:
+        """Redis answers, or did a moment ago. Asked before everything else: so that requests end at once when it
+        hangs, not each after a time-out of its own, in a thread that others wait for.
+
+        Raises:
+            RedisUnavailable, RedisRefused
+        """
+        await self._clock.wait()
 
     def figures(self) -> Figures:
         """The latest figures.
@@ -71,13 +87,16 @@ class Lookout:
         Raises:
             RedisUnavailable, RedisRefused
         """
-        with self._lock:
-            before = self._figures
-            now = time.monotonic()
-            if before is None or now - before.moment >= before.interval:
-                self._figures = _look(self._app, before)
-            assert self._figures is not None
-            return self._figures
+        return self._figures.get()
+
+    async def watch(self) -> Figures:
+        """The latest figures, for an event loop.
+
+        Raises:
+            RedisUnavailable, RedisRefused
+        """
+        await self.alive()
+        return await self._figures.wait()
 
     def stats(self, queue: lowq.Queue) -> lowq.Stats:
         """A queue in figures: as they are now, but of very many shards as they were at the latest look.
@@ -109,21 +128,12 @@ class Lookout:
         Raises:
             RedisUnavailable, RedisRefused
         """
-        with self._lock:
-            measured_at, ahead = self._clock
-            if time.monotonic() - measured_at > CLOCK_AGE:
-                seconds, microseconds = self._app.client.command("TIME")
-                ahead = int(seconds) + int(microseconds) / 1e6 - time.time()
-                self._clock = time.monotonic(), ahead
-            return time.time() + ahead
+        self._clock.get()
+        return time.time() + self._ahead
 
     def forget(self) -> None:
         """Something was changed: the next one who asks shall see it."""
-        with self._lock:
-            if self._figures is not None:
-                # Its counters are still what the next rates are reckoned from.
-                before = self._figures
-                self._figures = Figures(before.at, before.moment, 0.0, before.queues, before.total, before.rates)
+        self._figures.forget()
 
     def history(self, queue: str, span: lowq.Span) -> lowq.History:
         """Rates and lag of one queue, or with ``""`` of all together.
@@ -133,23 +143,42 @@ class Lookout:
         """
         with self._lock:
             known = self._histories.get((queue, span))
-        now = time.monotonic()
-        if known is not None and now - known[0] < HISTORY_AGE:
-            return known[1]
+            if known is None:
+                if len(self._histories) >= MAX_HISTORIES:
+                    self._histories.clear()
+                read = partial(self._read_history, queue, span)
+                known = self._histories[queue, span] = Shared(read, partial(self._history_age, queue), PATIENCE)
+        return known.get()
+
+    def _measure(self) -> None:
+        before = time.time()
+        seconds, microseconds = self._app.client.command("TIME")
+        # It was told somewhere between; a slow answer says less than what is known already.
+        after = time.time()
+        if after - before < 1 or not self._ahead:
+            self._ahead = int(seconds) + int(microseconds) / 1e6 - (before + after) / 2
+
+    def _look(self) -> Figures:
+        figures = _look(self._app, self._latest, self.now())
+        self._latest = figures
+        return figures
+
+    def _history_age(self, queue: str, _: lowq.History) -> float:
+        if queue or self._latest is None:
+            return HISTORY_AGE
+        return max(HISTORY_AGE, PER_HISTORY * len(self._latest.queues))
+
+    def _read_history(self, queue: str, span: lowq.Span) -> lowq.History:
         if queue:
             handle = self._app.queue(queue)
             handle.shards_count  # noqa: B018 - raises for a queue that nobody has used
-            found = handle.rates(span)
-        else:
-            found = add_up(span, [self._app.queue(info.name).rates(span) for info in self._app.queues()])
-        with self._lock:
-            if len(self._histories) > 200:
-                self._histories.clear()
-            self._histories[queue, span] = now, found
-        return found
+            return handle.rates(span)
+        # One moment for all of them, so that the sum lacks nobody at its end.
+        now = self.now()
+        return add_up(span, [self._app.queue(info.name).rates(span, now=now) for info in self._app.queues()])
 
 
-def _look(app: lowq.Lowq, before: Figures | None) -> Figures:
+def _look(app: lowq.Lowq, before: Figures | None, at: float) -> Figures:
     queues = tuple(app.overview())
     now = time.monotonic()
     shards = sum(len(item.shards) for item in queues)
@@ -173,7 +202,7 @@ def _look(app: lowq.Lowq, before: Figures | None) -> Figures:
         rates[""] = sum(rate[0] for rate in rates.values()), sum(rate[1] for rate in rates.values())
     elif before is not None:
         rates = before.rates
-    return Figures(time.time(), now, max(INTERVAL, shards * PER_SHARD), queues, total, rates)
+    return Figures(at, now, max(INTERVAL, shards * PER_SHARD), queues, total, rates)
 
 
 def add_up(span: lowq.Span, histories: Sequence[lowq.History]) -> lowq.History:
@@ -193,7 +222,7 @@ def add_up(span: lowq.Span, histories: Sequence[lowq.History]) -> lowq.History:
             at,
             sum(item.processed or 0.0 for item in known),
             sum(item.failed or 0.0 for item in known),
-            max(item.lag or 0.0 for item in known),
+            max((item.lag for item in known if item.lag is not None), default=None),
         )
 
     return lowq.History(span, histories[0].step, [summed(at, items) for at, items in sorted(by_time.items())])

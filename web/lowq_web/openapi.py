@@ -128,16 +128,23 @@ _JOB = obj(
     }
 )
 JOBS = obj({"jobs": _list(_JOB), "cursor": _or_null("string")})
+_REASONS = (
+    "absent", "buried", "performing", "not_due", "retry_wait", "paused", "no_owner", "busy", "no_thread", "behind",
+    "next",
+)  # fmt: skip
 _WHY = obj(
     {
         "state": _or_null("string"),
-        "reason": _TEXT,
+        "reason": {"type": "string", "enum": list(_REASONS)},
         "until": _or_null("number"),
         "detail": _TEXT,
         "node": _or_null("string"),
         "thread": _or_null("integer"),
         "ahead": _INT,
         "paused_by": _or_null("string"),
+        "in_flight": _INT,
+        "in_flight_ids": _list(_TEXT),
+        "in_flight_since": _or_null("number"),
     }
 )
 JOB = obj(
@@ -151,7 +158,18 @@ JOB = obj(
         "jobs": _list(_JOB),
     }
 )
-ACTED = obj({"done": _INT, "in_flight": _INT, "missing": _INT})
+ACTED = obj(
+    {
+        "done": {"type": "integer", "description": "To how many of the ids it was done"},
+        "in_flight": {"type": "integer", "description": "How many are in flight, and were left alone"},
+        "missing": {
+            "type": "integer",
+            "description": "How many are not where the action looks, be they elsewhere or nowhere: kick looks in the "
+            "morgue, perform_now and bury among those that wait, delete in both",
+        },
+    }
+)
+FOUND = obj({"found": _list(obj({"queue": _TEXT, "states": _list(_TEXT)}))})
 COUNT = obj({"count": _INT})
 PAUSED = obj({"paused": _BOOL, "changed": _BOOL})
 TOLD = obj({"told": _TEXT})
@@ -210,7 +228,8 @@ _ERRORS = {
     404: "There is no such queue, node or task",
     413: "What was sent is too large",
     415: "What was sent is no JSON document",
-    429: "As many tasks run as may",
+    429: "As many tasks run as may, or as many look through all ids",
+    500: "A fault of the dashboard, or data of others among ours",
     503: "Redis does not answer",
 }
 
@@ -243,7 +262,7 @@ def _operation(endpoint: Endpoint) -> dict[str, Any]:
     }
     acts = endpoint.method == "POST"
     for status, text in _ERRORS.items():
-        if status not in (413, 415, 429) or acts:
+        if status not in (413, 415) or acts:
             answers[str(status)] = {"description": text, "content": content({"$ref": "#/components/schemas/Error"})}
     operation: dict[str, Any] = {
         "summary": endpoint.text,
@@ -267,14 +286,26 @@ def _operation(endpoint: Endpoint) -> dict[str, Any]:
 
 # --- checking ------------------------------------------------------------------------------------------------
 
+#: Numbers are smaller: an integer of any length would be no float, and NaN is no number.
+_MOST = 1e300
+
 _KINDS: dict[str, Callable[[Any], bool]] = {
     "string": lambda value: isinstance(value, str),
     "integer": lambda value: isinstance(value, int) and not isinstance(value, bool),
-    "number": lambda value: isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value),
+    "number": lambda value: isinstance(value, int | float) and not isinstance(value, bool) and -_MOST < value < _MOST,
     "boolean": lambda value: isinstance(value, bool),
     "array": lambda value: isinstance(value, list),
     "object": lambda value: isinstance(value, dict),
 }
+
+
+def is_text(text: str, schema: Schema) -> bool:
+    """Whether UTF-8 has it. Ids may be any bytes (``x-bytes``): those that are no UTF-8 come and go as surrogates."""
+    try:
+        text.encode("utf-8", "surrogateescape" if schema.get("x-bytes") else "strict")
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def mismatch(value: Any, schema: Schema, name: str = "the document") -> str | None:
@@ -284,6 +315,8 @@ def mismatch(value: Any, schema: Schema, name: str = "the document") -> str | No
         return f"{name} must be of type {kind}"
     if "enum" in schema and value not in schema["enum"]:
         return f"{name} must be one of {', '.join(schema['enum'])}"
+    if isinstance(value, str) and not is_text(value, schema):
+        return f"{name} is no text that UTF-8 has"
     if isinstance(value, str | list):
         least, most = ("minLength", "maxLength") if isinstance(value, str) else ("minItems", "maxItems")
         if not schema.get(least, 0) <= len(value) <= schema.get(most, math.inf):

@@ -26,8 +26,9 @@ def redactor(redact: Redact | Iterable[str] | None) -> Redact:
         return lambda payload: payload
     if callable(redact):
         return _safely(redact)
-    names = [] if isinstance(redact, str) else list(redact)
-    if isinstance(redact, str) or not all(isinstance(name, str) for name in names):
+    given: Any = redact
+    names = list(given) if isinstance(given, Iterable) and not isinstance(given, str) else None
+    if names is None or not all(isinstance(name, str) for name in names):
         raise lowq.ConfigError("redact= is a list of names of payload fields, or a function of a payload")
     patterns = [name.lower() for name in names]
     return _safely(lambda payload: _mask(payload, patterns))  # it may be nested deeper than we can go
@@ -38,7 +39,7 @@ def _safely(function: Redact) -> Redact:
         try:
             return function(payload)
         except Exception:
-            return MASK  # rather too little than too much
+            return MASK  # rather too little than too much; a payload may be nested too deep
 
     return redact
 

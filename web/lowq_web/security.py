@@ -6,6 +6,7 @@
             -> without authentication: only from this machine, to this machine's own name -> or 403, saying why
             -> authentication                                                             -> or 401
             -> not GET: the role is admin                                                 -> or 403
+            -> GET: no page elsewhere has it fetched behind somebody's back               -> or 403
             -> not GET: sent by one of our own pages, or by no browser                    -> or 403
             -> the routes
 
@@ -17,20 +18,25 @@ import hashlib
 import hmac
 import inspect
 import ipaddress
+import logging
 import os
+import re
 import secrets
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from http.cookies import CookieError, SimpleCookie
 from typing import Any, Literal
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 import lowq
+from lowq_web.threads import Threads
+
+log = logging.getLogger(__name__)
 
 Role = Literal["read", "admin"]
 
@@ -52,8 +58,11 @@ _HEADERS = {
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
 }
-#: What proxies add to a request.
-_FORWARDED = ("forwarded", "x-forwarded-for", "x-forwarded-host", "x-real-ip", "via")
+#: What proxies add to a request; and what their headers begin with.
+_FORWARDED = ("forwarded", "via", "x-real-ip", "x-client-ip", "true-client-ip", "x-cluster-client-ip")
+_FORWARDING = ("x-forwarded-", "x-original-", "x-envoy-", "cf-")
+#: Our token in the header Cookie, as `secrets.token_urlsafe` makes it: nothing else is parsed of what others send.
+_COOKIE = re.compile(rf"(?:^|;)\s*{TOKEN}=([A-Za-z0-9_-]{{32}})\s*(?:;|$)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +73,9 @@ class User:
     role: Role = "admin"
 
 
-#: Tells who asks; None: nobody who may see anything. May be async.
-Authenticate = Callable[[Request], User | Awaitable[User | None] | None]
+#: Tells who asks; None: nobody who may see anything; a response: what they are to get instead, such as the way to the
+#: login. May be async.
+Authenticate = Callable[[Request], User | Response | Awaitable[User | Response | None] | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +172,7 @@ def is_loopback(host: str) -> bool:
     if host == "localhost" or host.endswith(".localhost"):
         return True
     try:
-        address = ipaddress.ip_address(host.partition("%")[0])
+        address = ipaddress.ip_address(host)
     except ValueError:
         return False
     mapped = getattr(address, "ipv4_mapped", None)
@@ -183,16 +193,33 @@ def exposure(scope: Scope) -> str | None:
     if port is not None and not is_loopback(host):  # without a port it is the path of a Unix socket
         return f"it was reached at the address {host}"
     headers = Headers(scope=scope)
-    for name in _FORWARDED:
-        if name in headers:
-            return f"the request came through a proxy: it has the header {name}"
+    for name in headers:
+        if name in _FORWARDED or name.startswith(_FORWARDING):
+            return f"the request came through a proxy: it has the header {name[:100]}"
     client = scope.get("client")
     if client and _is_address(client[0]) and not is_loopback(client[0]):
         return f"the request came from {client[0]}"
     asked = headers.get("host", "")
-    if asked and not is_loopback(urlsplit(f"//{asked}").hostname or ""):
+    if asked and not is_loopback(_host_of(f"//{asked}")):
         return f"it was asked for by the name {asked[:100]!r}"
+    # A proxy may add nothing. But some speak an old version, and a browser behind it names the page that it comes from
+    # as it knows it: unless that is a link in a page elsewhere.
+    if scope.get("http_version") == "1.0":
+        return "the request came through a proxy: it is HTTP/1.0, which no browser speaks"
+    for name in ("origin", "referer"):
+        page = headers.get(name, "null") if headers.get("sec-fetch-site") != "cross-site" else "null"
+        if page != "null" and not is_loopback(_host_of(page)):
+            return f"the page that asks is {page[:100]!r}"
     return None
+
+
+def _host_of(address: str) -> str:
+    """The host of an address; empty if there is none, or nobody who means well would write it so."""
+    try:
+        parts = urlsplit(address)
+        return "" if "@" in parts.netloc else parts.hostname or ""
+    except ValueError:
+        return ""
 
 
 def _is_address(host: str) -> bool:
@@ -214,36 +241,35 @@ def refuse_bind(host: str) -> str:
 # --- does it come from our own pages? ------------------------------------------------------------------------
 
 
-def cross_site(headers: Headers) -> bool | None:
-    """Whether a page of somebody else has sent this; None: the headers don't tell."""
-    site = headers.get("sec-fetch-site")
-    if site is not None:
-        return site not in ("same-origin", "none")
+def cross_site(headers: Headers, scheme: str) -> bool | None:
+    """Whether a page of somebody else has sent this; None: the headers don't tell. ``scheme``: ours, http or https."""
+    sites = headers.getlist("sec-fetch-site")
+    if sites:
+        return any(site not in ("same-origin", "none") for site in sites)
     origin = headers.get("origin")
     if origin is not None:
-        return urlsplit(origin).netloc.lower() != headers.get("host", "").lower()
+        host = headers.get("host", "").lower()
+        return not host or origin.lower() not in {f"{scheme}://{host}", f"https://{host}"}
     return None
 
 
-def _has_token(headers: Headers, body: bytes) -> bool:
+def _has_token(headers: Headers, body: bytes | bytearray) -> bool:
     """Whether a form brings the token that its page was given: pages elsewhere can't read our cookie."""
-    if headers.get("content-type", "").partition(";")[0].strip().lower() == "application/json":
+    if is_json(headers):
         return True  # no page elsewhere may send this without asking first, and we allow nobody to ask
     expected = _cookie(headers)
-    try:
-        given = parse_qs(body.decode("ascii", "replace"), max_num_fields=5000).get(TOKEN, [""])[0]
-    except ValueError:
-        return False
-    return bool(expected) and hmac.compare_digest(expected.encode(), given.encode())
+    given = re.search(rb"(?:^|&)" + TOKEN.encode() + rb"=([A-Za-z0-9_-]{32})(?:&|$)", body)
+    return bool(expected) and given is not None and hmac.compare_digest(expected.encode(), given[1])
+
+
+def is_json(headers: Headers) -> bool:
+    """Whether what was sent is said to be a JSON document."""
+    return headers.get("content-type", "").partition(";")[0].strip().lower() == "application/json"
 
 
 def _cookie(headers: Headers) -> str:
-    jar: SimpleCookie = SimpleCookie()
-    try:
-        jar.load(headers.get("cookie", ""))
-    except CookieError:
-        return ""
-    return jar[TOKEN].value if TOKEN in jar else ""
+    found = _COOKIE.search(headers.get("cookie", ""))
+    return found[1] if found else ""
 
 
 # --- the guard -----------------------------------------------------------------------------------------------
@@ -252,36 +278,51 @@ def _cookie(headers: Headers) -> str:
 class Guard:
     """The middleware around all routes. ``auth`` None: nobody is asked who they are."""
 
-    def __init__(self, app: ASGIApp, auth: Authenticate | None, *, open_to_all: bool) -> None:
+    def __init__(self, app: ASGIApp, auth: Authenticate | None, threads: Threads, *, open_to_all: bool) -> None:
         self._app = app
         self._auth = auth
+        self._threads = threads
         self._open = open_to_all
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+            return
         if scope["type"] != "http":
-            if scope["type"] == "lifespan":
-                await self._app(scope, receive, send)
+            await send({"type": "websocket.close", "code": 1008})
             return
         scope["lowq_root"] = scope.get("root_path", "")
         token = _cookie(Headers(scope=scope))
         new_token = "" if token else secrets.token_urlsafe(24)
-        guarded = _with_headers(scope, send, new_token)
-        if path_of(scope) == "/healthz":
-            await self._app(scope, receive, guarded)
-            return
+        guarded = _Guarded(scope, send, new_token)
+        try:
+            await self._guard(scope, receive, guarded, token or new_token)
+        except Exception:
+            # Not a word of it to whoever asked: they may have brought it about.
+            log.exception("%s %.200r failed", scope["method"], scope["path"])
+            if not guarded.begun:
+                answer = refusal(Request(scope), 500, "That did not work. The log of the dashboard says why.")
+                await answer(scope, receive, guarded)
+
+    async def _guard(self, scope: Scope, receive: Receive, send: Send, token: str) -> None:
         request = Request(scope, receive)
+        if path_of(scope) == "/healthz":
+            await self._app(scope, receive, send)
+            return
         user = await self._who(request)
         if isinstance(user, Response):
-            await user(scope, receive, guarded)
+            await user(scope, receive, send)
             return
         body = b""
-        if scope["method"] not in ("GET", "HEAD"):
-            refusal, body = await self._may_act(request, user)
-            if refusal is not None:
-                await refusal(scope, receive, guarded)
-                return
-        scope["lowq_web"] = Visit(user, token or new_token, body)
-        await self._app(scope, receive, guarded)
+        if scope["method"] in ("GET", "HEAD"):
+            refused = self._may_look(request)
+        else:
+            refused, body = await self._may_act(request, user)
+        if refused is not None:
+            await refused(scope, receive, send)
+            return
+        scope["lowq_web"] = Visit(user, token, body)
+        await self._app(scope, receive, send)
 
     async def _who(self, request: Request) -> User | Response:
         if self._auth is None:
@@ -295,9 +336,13 @@ class Guard:
                     "(no_auth=True) if something else protects it.",
                 )
             return User("anonymous", "admin")
-        answer: Any = self._auth(request)
-        user = await answer if inspect.isawaitable(answer) else answer
-        if isinstance(user, User) and user.role in ("read", "admin"):
+        try:
+            user = await self._asked(self._auth, request)
+        except HTTPException as error:
+            response = refusal(request, error.status_code, error.detail)
+            response.headers.update(error.headers or {})
+            return response
+        if isinstance(user, Response) or (isinstance(user, User) and user.role in ("read", "admin")):
             return user
         response = refusal(request, 401, "This needs a user and a password.")
         challenge = getattr(self._auth, "challenge", None)
@@ -305,21 +350,48 @@ class Guard:
             response.headers["www-authenticate"] = challenge
         return response
 
+    async def _asked(self, auth: Authenticate, request: Request) -> Any:
+        """What the callable says. What is not async may take its time: a session is looked up in a database."""
+        if isinstance(auth, BasicAuth) or _is_async(auth):
+            answer: Any = auth(request)
+        else:
+            answer = await self._threads.run(auth, request)
+        return await answer if inspect.isawaitable(answer) else answer
+
+    def _may_look(self, request: Request) -> Response | None:
+        """None, or why not. Links from elsewhere lead here; but nobody else's page may have us work."""
+        elsewhere = set(request.headers.getlist("sec-fetch-site")) - {"same-origin", "same-site", "none"}
+        if elsewhere and request.headers.get("sec-fetch-mode") != "navigate":
+            return refusal(request, 403, "This was asked for by a page of another site.")
+        return None
+
     async def _may_act(self, request: Request, user: User) -> tuple[Response | None, bytes]:
         """None, and the body; or why not."""
         if user.role != "admin":
             return refusal(request, 403, f"{user.name} may look, not act: the role is {user.role!r}."), b""
-        other = cross_site(request.headers)
+        other = cross_site(request.headers, request.scope.get("scheme", "http"))
         if other:
             return refusal(request, 403, "This was sent by a page of another site."), b""
-        body = b""
+        if request.method != "POST":
+            return None, b""  # no route takes anything else: it says so
+        too_large = refusal(request, 413, f"What was sent is larger than {MAX_BODY} bytes.")
+        length = request.headers.get("content-length", "")
+        if length.isdecimal() and (len(length) > 12 or int(length) > MAX_BODY):
+            return too_large, b""
+        body = bytearray()
         async for chunk in request.stream():
             body += chunk
             if len(body) > MAX_BODY:
-                return refusal(request, 413, f"What was sent is larger than {MAX_BODY} bytes."), b""
+                return too_large, b""
         if other is None and not _has_token(request.headers, body):
+            if path_of(request.scope).startswith("/api/"):
+                return refusal(request, 403, "Send this with the header Content-Type: application/json."), b""
             return refusal(request, 403, "The form lacks its token: go back, load the page anew and try again."), b""
-        return None, body
+        return None, bytes(body)
+
+
+def _is_async(function: Any) -> bool:
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
 
 
 def path_of(scope: Scope) -> str:
@@ -341,17 +413,29 @@ def refusal(request: Request, status: int, reason: str) -> Response:
     return PlainTextResponse(reason + "\n", status)
 
 
-def _with_headers(scope: Scope, send: Send, new_token: str) -> Send:
-    async def guarded(message: Message) -> None:
-        if message["type"] == "http.response.start":
-            headers = MutableHeaders(scope=message)
-            for name, value in _HEADERS.items():
-                headers[name] = value
-            headers.setdefault("cache-control", "no-store")
-            if new_token and headers.get("content-type", "").startswith("text/html"):
-                path = scope.get("root_path", "") or "/"
-                secure = "; Secure" if scope.get("scheme") == "https" else ""
-                headers.append("set-cookie", f"{TOKEN}={new_token}; Path={path}; HttpOnly; SameSite=Strict{secure}")
-        await send(message)
+class _Guarded:
+    """Sends an answer, with the headers that all of ours have."""
 
-    return guarded
+    def __init__(self, scope: Scope, send: Send, new_token: str) -> None:
+        self._scope = scope
+        self._send = send
+        self._new_token = new_token
+        #: Its status was sent.
+        self.begun = False
+
+    async def __call__(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.begun = True
+            self._add_headers(MutableHeaders(scope=message))
+        await self._send(message)
+
+    def _add_headers(self, headers: MutableHeaders) -> None:
+        scope = self._scope
+        for name, value in _HEADERS.items():
+            headers[name] = value
+        # Static files have a tag by which a browser asks whether its own are still right.
+        headers.setdefault("cache-control", "no-cache" if path_of(scope).startswith("/static/") else "no-store")
+        if self._new_token and headers.get("content-type", "").startswith("text/html"):
+            path = scope.get("lowq_root", "") or "/"
+            secure = "; Secure" if scope.get("scheme") == "https" else ""
+            headers.append("set-cookie", f"{TOKEN}={self._new_token}; Path={path}; HttpOnly; SameSite=Strict{secure}")

@@ -3,6 +3,7 @@
 lowq finds `Server` through an entry point and never imports this package.
 """
 
+import re
 import socket
 import threading
 from collections.abc import Callable, Iterable
@@ -13,14 +14,15 @@ import lowq
 from lowq_web.app import create_app
 from lowq_web.security import auth_from_environment, is_loopback, refuse_bind
 
-#: Seconds that open pages get when it ends: their streams would never end by themselves.
+#: Seconds that open pages get when it ends: their streams end by themselves only after some more.
 GRACE = 1
 
 
 class Server:
     """Listens when it is made: so it is known at once whether that works.
 
-    ``health``: why the process that it is part of is not well, or None; for /healthz.
+    ``root_path``: the path below which others see it, through a proxy that strips it: ``/ops/lowq``. ``health``: why
+    the process that it is part of is not well, or None; for /healthz.
 
     Raises:
         ConfigError: the address can't be listened on, or others could reach it and there is no authentication.
@@ -34,10 +36,13 @@ class Server:
         *,
         no_auth: bool = False,
         redact: Iterable[str] = (),
+        root_path: str = "",
         health: Callable[[], str | None] | None = None,
     ) -> None:
         if not (no_auth or is_loopback(host) or auth_from_environment()):
             raise lowq.ConfigError(refuse_bind(host))
+        if root_path and not re.fullmatch(r"(/[\w.~-]+)+/?", root_path, re.ASCII):
+            raise lowq.ConfigError(f"root_path={root_path!r} is no path such as /ops/lowq")
         application = create_app(app, no_auth=no_auth, redact=list(redact) or None)
         application.state.health = health
         self._application = application
@@ -47,6 +52,7 @@ class Server:
             log_level="warning",
             timeout_graceful_shutdown=GRACE,
             lifespan="off",
+            root_path=root_path.rstrip("/"),
             server_header=False,
             # What a proxy says of the client is for the guard to judge, not to be believed.
             proxy_headers=False,

@@ -8,10 +8,12 @@ import logging
 import secrets
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import lowq
+from lowq_web.journal import Entry
 from lowq_web.lookout import Lookout
 
 log = logging.getLogger(__name__)
@@ -59,6 +61,8 @@ class Task:
     total: int | None = None
     ended_at: float | None = None
     error: str | None = None
+    #: Of bury.
+    reason: str | None = None
     cancelled: threading.Event = field(default_factory=threading.Event)
 
 
@@ -78,7 +82,7 @@ class Tasks:
             TooManyTasks; ConfigError, UnknownQueueError, RedisUnavailable: nothing was done.
         """
         steps = self._app.queue(queue).bulk(action, wanted.state, wanted.match, wanted.min, wanted.max, reason=reason)
-        task = Task(secrets.token_urlsafe(8), who, queue, action, wanted, time.time())
+        task = Task(secrets.token_urlsafe(8), who, queue, action, wanted, time.time(), reason=reason)
         with self._lock:
             running = sum(item.state == "running" for item in self._tasks.values())
             if running >= MAX_RUNNING:
@@ -86,8 +90,14 @@ class Tasks:
             for old in [item.id for item in self._tasks.values() if item.state != "running"][: -MAX_ENDED or None]:
                 del self._tasks[old]
             self._tasks[task.id] = task
-        self._note(task, "started")
-        threading.Thread(target=self._run, args=(task, steps), name=f"lowq-task-{task.id}", daemon=True).start()
+        try:
+            entry = Entry(self._app, who, action, queue, _detail(task))
+        except lowq.LowqError:
+            with self._lock:
+                del self._tasks[task.id]
+            raise
+        run = threading.Thread(target=self._run, args=(task, steps, entry), name=f"lowq-task-{task.id}", daemon=True)
+        run.start()
         return task
 
     def get(self, task_id: str) -> Task | None:
@@ -100,27 +110,25 @@ class Tasks:
         with self._lock:
             return list(self._tasks.values())[::-1]
 
-    def _run(self, task: Task, steps: Any) -> None:
+    def _run(self, task: Task, steps: Iterator[lowq.Step], entry: Entry) -> None:
+        outcome: TaskState = "done"
         try:
             for step in steps:
-                task.done, task.total = step.done, step.total
+                task.done, task.total = step.done, None if step.counting else step.total
                 if task.cancelled.is_set():
-                    task.state = "cancelled"
+                    outcome = "cancelled"
                     break
-            else:
-                task.state = "done"
         except lowq.LowqError as error:
-            task.state, task.error = "failed", str(error)
+            outcome, task.error = "failed", str(error)
         except Exception as error:
             log.exception("task %s failed", task.id)
-            task.state, task.error = "failed", repr(error)
-        task.ended_at = time.time()
+            outcome, task.error = "failed", repr(error)
         self._lookout.forget()
-        self._note(task, task.state)
+        entry.ended(task.done, {"outcome": outcome, **({"error": task.error} if task.error else {})})
+        task.ended_at = time.time()
+        task.state = outcome  # last: whoever sees that it has ended sees the rest of it, too
 
-    def _note(self, task: Task, outcome: str) -> None:
-        detail = {**task.filter.given(), "task": task.id, "outcome": outcome}
-        try:
-            self._app.note(task.who, task.action, task.queue, task.done if outcome != "started" else None, detail)
-        except lowq.LowqError as error:
-            log.warning("task %s of %s could not be written to the audit log: %s", task.id, task.who, error)
+
+def _detail(task: Task) -> dict[str, Any]:
+    """What the log says of it."""
+    return {**task.filter.given(), **({"reason": task.reason} if task.reason else {}), "task": task.id}

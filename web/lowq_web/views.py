@@ -13,7 +13,7 @@ from urllib.parse import parse_qsl, urlencode
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, RedirectResponse, Response, StreamingResponse
+from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import Route
 
 import lowq
@@ -26,6 +26,7 @@ from lowq_web.listing import LIMIT, ORDERS, STATES, Asked, asked_of, tab_counts
 from lowq_web.notices import Notice
 from lowq_web.security import TOKEN, visit_of
 from lowq_web.tasks import ActionName, Filter
+from lowq_web.threads import Held
 
 #: What a template says where what it has made so far is to be sent.
 _FLUSH = "\x00flush\x00"
@@ -162,7 +163,7 @@ def _encode(html: str) -> bytes:
     return html.encode("utf-8", "replace")
 
 
-def _stream(request: Request, template: str, /, **values: Any) -> StreamingResponse:
+def _stream(request: Request, template: str, /, **values: Any) -> Response:
     context = _context(request, site_of(request).lookout.now(), flush=Markup(_FLUSH), **values)
 
     def chunks() -> Iterator[bytes]:
@@ -176,7 +177,8 @@ def _stream(request: Request, template: str, /, **values: Any) -> StreamingRespo
                 waiting.append(piece)
         yield _encode("".join(waiting))
 
-    return StreamingResponse(chunks(), media_type="text/html", headers={"x-accel-buffering": "no"})
+    site = site_of(request)
+    return Held(site.scans, site.threads.iterate(chunks()), "text/html")
 
 
 def trouble(request: Request, status: int, reason: str) -> Response:
@@ -508,7 +510,7 @@ def job(request: Request) -> Response:
     """Everything that is known of an id."""
     site, handle = site_of(request), queue_of(request)
     job_id = query_of(request).get("id", "")
-    found = entity(site.app, handle, job_id, site.lookout.now())
+    found = entity(handle, job_id, site.lookout.now())
     return _render(
         request,
         "job.html",
@@ -593,7 +595,8 @@ def act(request: Request) -> Response:
             back |= {
                 name: repr(bound) for name, bound in zip(("min", "max"), asked.bulk_bounds(), strict=True) if bound
             }
-            total = handle.count(action, wanted.state, wanted.match, wanted.min, wanted.max)
+            with site.scans:
+                total = handle.count(action, wanted.state, wanted.match, wanted.min, wanted.max)
             return _confirm(request, handle.name, action, what, total, [], back, asked)
         started = site.actions.on_all(who, handle.name, action, wanted, reason)
         return _back(request, "task", task=started.id)

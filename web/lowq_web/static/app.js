@@ -55,11 +55,11 @@
 
   // --- times ---
 
-  const times = document.querySelectorAll("time[datetime]");
+  // All that there are at any time: pages are refreshed.
+  const times = document.getElementsByTagName("time");
   const exactTime = new Intl.DateTimeFormat(undefined, {
     dateStyle: "medium", timeStyle: "long",
   });
-  for (const time of times) time.title = exactTime.format(new Date(time.dateTime));
   // On hover is not for fingers and keys: they may have all times exact, and that is remembered.
   let exactly = false;
   try {
@@ -67,19 +67,19 @@
   } catch { /* it may be forbidden: then it is not remembered */ }
   const tick = () => {
     for (const time of times) {
-      if (exactly) {
-        time.textContent = time.title;
-        continue;
-      }
-      const away = Date.parse(time.dateTime) / 1000 - now();
-      time.textContent = Math.abs(away) < 0.5 ? "now" : away > 0 ? `in ${duration(away)}` : `${duration(-away)} ago`;
+      const at = Date.parse(time.dateTime);
+      if (Number.isNaN(at)) continue;
+      const away = at / 1000 - now();
+      time.title = exactTime.format(at);
+      const ago = Math.abs(away) < 0.5 ? "now" : away > 0 ? `in ${duration(away)}` : `${duration(-away)} ago`;
+      time.textContent = exactly ? time.title : ago;
     }
   };
-  if (times.length) setInterval(tick, 1000);
+  setInterval(tick, 1000);
   const zone = document.querySelector("[data-times]");
   const choice = document.createElement("button");
-  const choose = (now) => {
-    exactly = now;
+  const choose = (exact) => {
+    exactly = exact;
     choice.textContent = exactly ? "Show how long ago" : "Show exact times";
     tick();
   };
@@ -278,7 +278,7 @@
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => load().catch(() => {}));
   }
 
-  // --- live numbers ---
+  // --- live numbers; live.js brings them ---
 
   const cells = new Map();
   for (const element of document.querySelectorAll("tr[data-queue] [data-field]")) {
@@ -287,24 +287,12 @@
     cells.get(queue).push(element);
   }
   const totals = document.querySelectorAll("[data-live^='total.']");
-  if ((totals.length || charts) && window.EventSource) {
-    const trouble = document.getElementById("trouble");
-    const source = new EventSource(`${root}/live`);
-    source.addEventListener("figures", (event) => {
-      const figures = JSON.parse(event.data);
-      trouble.hidden = true;
-      for (const element of totals) show(element, figures.total[element.dataset.live.slice(6)]);
-      for (const [queue, elements] of cells) {
-        const values = figures.queues[queue];
-        if (values) for (const element of elements) show(element, values[element.dataset.field]);
-      }
-      if (live) live(figures);
-      document.body.dataset.live = figures.at;
-    });
-    source.addEventListener("trouble", (event) => {
-      trouble.textContent = JSON.parse(event.data).error;
-      trouble.hidden = false;
-    });
-    addEventListener("pagehide", () => source.close());
-  }
+  document.addEventListener("lowq:figures", ({ detail: figures }) => {
+    for (const element of totals) show(element, figures.total[element.dataset.live.slice(6)]);
+    for (const [queue, elements] of cells) {
+      const values = figures.queues[queue];
+      if (values) for (const element of elements) show(element, values[element.dataset.field]);
+    }
+    if (live) live(figures);
+  });
 })();

@@ -1,0 +1,31 @@
+"""Timeouts kept by the kernel.
+
+Python keeps a socket's timeout by asking the kernel twice, with `poll` and then to read or write, and gives up the GIL
+each time. With many threads in a process that is a queue each time, and for a node that was asleep it is code that is
+in no cache. The kernel does it alone when it is told how long a read or write may take.
+"""
+
+import os
+import socket
+import struct
+from typing import Any
+
+
+def keeps_timeout(connection: Any, seconds: float | None) -> bool:
+    """Leaves the timeout of a connected connection to the kernel, if it can: it can't for TLS, which reads on its own,
+    and there is no socket in the embedded store.
+    """
+    plain = getattr(connection, "_sock", None)  # redis-py has no public way to it
+    if os.name != "posix" or type(plain) is not socket.socket or seconds is None:
+        return False
+    whole = int(seconds)
+    limit = struct.pack("@ll", whole, max(int((seconds - whole) * 1e6), 0 if whole else 1))
+    plain.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
+    plain.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+    plain.settimeout(None)
+    return True
+
+
+def timed_out(error: BaseException) -> bool:
+    """Whether redis-py's error is that of a timeout which the kernel has kept."""
+    return isinstance(error.__context__, BlockingIOError)

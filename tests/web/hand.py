@@ -1,0 +1,97 @@
+"""A queue worked by hand: jobs in any state, at known times, without a node and without waiting."""
+
+import itertools
+import uuid
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+import lowq
+from lowq.connection import Call
+from lowq.job import load_payload, shard_of
+from lowq.keys import history_key, nodes_key, shard_prefix
+from lowq.rates import BOUNDS, Counted, record_call
+from lowq.shard import Failure, Lease, Shard
+
+#: Seconds for which shards are leased: longer than any test.
+LEASE = 3600.0
+
+
+class Hand:
+    """Times are Unix time in seconds, and may be long past: for the scripts they are the clock."""
+
+    def __init__(self, app: lowq.Lowq, name: str, shards: int = 1) -> None:
+        self.app = app
+        self.queue = app.queue(name, shards)
+        self._shards: dict[int, Shard] = {}
+        app.register(name, shards)
+
+    def index(self, job_id: str) -> int:
+        return shard_of(job_id.encode(), self.queue.shards_count)
+
+    def ids(self, index: int, count: int, word: str = "job") -> list[str]:
+        """Some ids of a shard."""
+        names = (f"{word}-{n}" for n in itertools.count())
+        return list(itertools.islice((name for name in names if self.index(name) == index), count))
+
+    def prefix(self, index: int) -> str:
+        return shard_prefix(self.app.config.namespace, self.queue.name, index)
+
+    def push(self, job_id: str, at: float, payload: Any = "", score: float | None = None) -> None:
+        """``at``: when it becomes due. It was pushed then, or now if that is to come."""
+        item = (job_id.encode(), msgspec.json.encode(payload), b"" if score is None else repr(score).encode())
+        head: list[Any] = [repr(at), uuid.uuid4().hex, "", self.queue.shards_count, 4]
+        self.app.client.run("push", self.prefix(self.index(job_id)), *head, *item, repr(at))
+
+    def own(self, index: int, at: float, nonce: str = "aaaaaaaaaaaa") -> Shard:
+        """The shard, leased then to a process with that nonce."""
+        shard = self._shards.get(index)
+        if shard is None or shard.lease is None:
+            shard = self._shards[index] = Shard(
+                self.app.client, self.app.config.namespace, self.queue.name, index,
+                shards_count=self.queue.shards_count, nonce=nonce, load_payload=load_payload,
+            )  # fmt: skip
+            assert isinstance(shard.acquire(LEASE, at), Lease)
+        return shard
+
+    def die(self, index: int) -> None:
+        """The owner of a shard is gone; what it had in flight stays there until there is another one."""
+        self.app.client.command("DEL", self.prefix(index) + "lease")
+        self._shards.pop(index).lose()
+
+    def take(self, ids: Iterable[str], at: float) -> Shard:
+        """Exactly these, which are all that is due in their shard by then, are in flight."""
+        wanted = set(ids)
+        (index,) = {self.index(job_id) for job_id in wanted}
+        shard = self.own(index, at)
+        taken = {job.id for job in shard.take(100, at).jobs}
+        assert taken == wanted, f"due at {at:.0f} are {taken}"
+        return shard
+
+    def perform(self, ids: Iterable[str], at: float) -> None:
+        """These are performed."""
+        ids = list(ids)
+        shard = self.take(ids, at)
+        shard.finish(ids)
+        shard.take(0, at)
+
+    def fail(self, job_id: str, at: float, until: float, *, retry_count: int = 0, error: str = "boom") -> None:
+        """It is taken and fails, and is retried ``until`` then."""
+        self.take([job_id], at).fail([Failure(job_id, "retry", retry_count, until - at, error.encode())], at)
+
+    def record(self, at: float, seconds: float, processed: int, failed: int, lag: float) -> None:
+        """What a node counted in some seconds up to then."""
+        nothing = Counted(0, 0, 0.0, (0,) * (len(BOUNDS) + 1))
+        after = nothing._replace(processed=processed, failed=failed)
+        call = record_call(
+            history_key(self.app.config.namespace, self.queue.name), nothing, after, seconds, lag, at
+        )  # fmt: skip
+        self.app.client.run(call.script, call.key, *call.args)
+
+
+def heartbeat(app: lowq.Lowq, node: str, at: float, silence: float = 3600.0, **details: Any) -> None:
+    """A node told of itself, then."""
+    says = msgspec.json.encode(details)
+    call = Call("heartbeat", nodes_key(app.config.namespace), [repr(at), node, "", says, silence])
+    app.client.run(call.script, call.key, *call.args)

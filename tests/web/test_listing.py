@@ -1,0 +1,103 @@
+"""Listings that take a while: which these are, that they are streamed, and that nobody looks for a viewer who left."""
+
+import itertools
+import time
+import urllib.request
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+import lowq
+from lowq.paging import Position
+from lowq_web.listing import asked_of
+from lowq_web.serve import Server
+
+NOW = 1_800_000_000.0
+
+
+@pytest.mark.parametrize(
+    ("query", "scans"),
+    [
+        ({}, False),
+        ({"reverse": "1"}, False),
+        ({"state": "due"}, False),
+        ({"state": "morgue"}, False),
+        ({"order_by": "perform_at", "min": "-2h"}, False),
+        ({"order_by": "retry_count", "min": "0"}, False),
+        ({"match": "4*"}, True),
+        ({"order_by": "id"}, True),
+        ({"state": "morgue", "order_by": "id"}, True),
+        ({"state": "taken"}, True),
+        ({"state": "scheduled"}, True),
+        ({"state": "retrying"}, True),
+        ({"order_by": "retry_count"}, True),
+        ({"order_by": "retry_count", "reverse": "1"}, True),
+        ({"order_by": "retry_count", "min": "-1", "max": "3"}, True),
+        ({"order_by": "retry_count", "max": "-1"}, True),
+        ({"state": "due", "order_by": "retry_count", "min": "0"}, True),
+    ],
+)
+def test_what_is_not_sorted_already_is_streamed(query: dict[str, str], scans: bool) -> None:
+    assert asked_of(query, NOW).scans is scans
+
+
+@pytest.fixture
+def slow(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """A looking that would take a minute and finds nothing; counts its steps."""
+    looks: list[int] = []
+
+    def look(*_args: Any) -> Iterator[tuple[Sequence[Position], bool]]:
+        for number in range(6000):
+            looks.append(number)
+            time.sleep(0.01)
+            yield [], False
+
+    monkeypatch.setattr("lowq.queries.find_page_in_steps", look)
+    return looks
+
+
+def test_a_viewer_who_leaves_ends_the_looking(app: lowq.Lowq, slow: list[int]) -> None:
+    app.queue("Orders", 1).push({"id": "a"})
+    server = Server(app, "127.0.0.1", 0)
+    server.start()
+    try:
+        with urllib.request.urlopen(f"{server.url}/queues/Orders?match=zzz") as stream:
+            began = b""
+            while b"nothing new yet" not in began:
+                began += stream.read1(1000)
+        assert b"No job matches" not in began, "that isn't known yet"
+        deadline = time.monotonic() + 20
+        before = -1
+        while len(slow) != before:
+            assert time.monotonic() < deadline, "it goes on for nobody"
+            before = len(slow)
+            time.sleep(0.5)
+    finally:
+        server.stop()
+
+
+def test_what_is_found_is_sent_before_the_end(
+    client: TestClient, app: lowq.Lowq, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = app.queue("Orders", 1)
+    queue.push({"id": f"job-{number}", "delay": 9} for number in range(3))
+    page, empty = queue.jobs(), lowq.Page([], None)
+    first = lowq.Page(page.jobs[:1], None)
+    pages = itertools.chain([empty, empty, first, first, page])
+    monkeypatch.setattr(lowq.Queue, "jobs_in_steps", lambda *_args: pages)
+    bodies = client.get("/queues/Orders?order_by=retry_count").text.split("<tbody>")[1:]
+    counts = [body.count('class="id"') for body in bodies]
+    assert (counts[:2], set(counts[2:])) == ([0, 1], {3})
+    assert [body.count("nothing new yet") for body in bodies][:3] == [2, 1, 0]
+
+
+@pytest.mark.parametrize("pages", [[lowq.Page([], None)], [lowq.Page([], None)] * 3])
+def test_that_nothing_matches_is_only_said_at_the_end(
+    client: TestClient, app: lowq.Lowq, monkeypatch: pytest.MonkeyPatch, pages: list[lowq.Page]
+) -> None:
+    app.queue("Orders", 1).push({"id": "a"})
+    monkeypatch.setattr(lowq.Queue, "jobs_in_steps", lambda *_args: iter(pages))
+    bodies = client.get("/queues/Orders?match=zzz").text.split("<tbody>")[1:]
+    assert ["No job matches." in body for body in bodies] == [False, True]

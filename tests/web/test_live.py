@@ -1,0 +1,148 @@
+"""Streams of live numbers: what they tell, that they end, and what they cost."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+import lowq
+import lowq_web
+from lowq_web import live
+from tests.integration.support import until
+from tests.redis_server import RedisServer
+from tests.web.served import Stream, connected, get, served
+
+#: A dashboard whose streams end sooner than usual.
+IMPATIENT = """
+from lowq_web import app, live
+
+live.LIFETIME = 1.5
+"""
+
+
+@pytest.fixture
+def address(app: lowq.Lowq) -> Iterator[str]:
+    app.queue("Orders", 3).push({"id": 1})
+    with served(lowq_web.create_app(app)) as address:
+        yield address
+
+
+def test_figures_are_told_at_once_and_when_they_change(address: str, app: lowq.Lowq) -> None:
+    with Stream(address) as stream:
+        name, figures = stream.event()
+        assert name == "figures"
+        assert figures["queues"]["Orders"]["length"] == figures["total"]["length"] == 1
+        app.queue("Orders").push([{"id": 2}, {"id": 3}])
+        name, figures = stream.event()
+        assert (name, figures["total"]["length"]) == ("figures", 3)
+
+
+def test_streams_end_by_themselves_and_say_when_to_come_again(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live, "LIFETIME", 0.3)
+    status, events = get(address, "/live")
+    assert status == 200
+    assert events.startswith(b"event: figures\n")
+    assert events.endswith(b"retry: 500\n\n")
+
+
+def test_a_server_ends_on_term_while_a_page_is_live(tmp_path: Path, redis_url: str) -> None:
+    """However it was started: this one has no time limit of its own for open connections."""
+    (tmp_path / "app.py").write_text(IMPATIENT)
+    command = [sys.executable, "-m", "uvicorn", "app:app", "--port", "0"]
+    environment = {**os.environ, "LOWQ_REDIS_URL": redis_url}
+    with subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True) as running:
+        try:
+            assert running.stderr is not None
+            told = next(line for line in running.stderr if "running on" in line)
+            at = next(word for word in told.split() if word.startswith("http://"))
+            with Stream(at) as stream:
+                assert stream.event()[0] == "figures"
+                running.send_signal(signal.SIGTERM)
+                assert running.wait(15) in (0, -signal.SIGTERM)
+        finally:
+            if running.poll() is None:
+                running.kill()
+
+
+def test_a_slot_is_taken_before_the_stream_begins_and_given_back_after_it(
+    address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Not one after the other: none of them has begun when the last one comes.
+    began = threading.Barrier(live.MAX_STREAMS + 20)
+    statuses = []
+    with ExitStack() as stack:
+
+        def come() -> None:
+            began.wait()
+            stream = Stream(address)
+            statuses.append(stream.status)
+            stack.push(stream)
+
+        viewers = [threading.Thread(target=come) for _ in range(began.parties)]
+        for viewer in viewers:
+            viewer.start()
+        for viewer in viewers:
+            viewer.join()
+        assert Counter(statuses) == {200: live.MAX_STREAMS, 503: 20}
+    until(lambda: get(address, "/live", method="HEAD")[0] == 200, "a free slot")
+
+
+def test_head_is_told_what_it_would_be_and_nothing_of_it(address: str) -> None:
+    with connected(address) as connection:
+        connection.request("HEAD", "/live")
+        answer = connection.getresponse()
+        assert (answer.status, answer.headers["content-type"]) == (200, "text/event-stream; charset=utf-8")
+        answer.read()
+        connection.request("GET", "/healthz")  # on the same connection
+        assert connection.getresponse().status == 200
+
+
+class TestRedisHangs:
+    """It is there and does not answer: every call takes as long as its time-out."""
+
+    def test_nobody_waits_for_it_but_those_who_asked_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(live, "LIFETIME", 60.0)
+        with RedisServer() as server:
+            app = lowq.Lowq(redis_url=server.url)
+            app.queue("Orders", 3).push({"id": 1})
+            with served(lowq_web.create_app(app)) as address, ExitStack() as stack:
+                streams = [stack.enter_context(Stream(address)) for _ in range(60)]
+                for stream in streams:
+                    assert stream.event()[0] == "figures"
+                server.pause()
+                try:
+                    took = {}
+                    for path, expected in (
+                        ("/", 503), ("/healthz", 503), ("/static/app.css", 200), ("/", 503), ("/queues/Orders", 503),
+                        ("/api/v1/stats", 503), ("/metrics", 503), ("/static/app.css", 200), ("/healthz", 503),
+                    ):  # fmt: skip
+                        began = time.monotonic()
+                        assert get(address, path, timeout=10)[0] == expected, path
+                        took[path] = time.monotonic() - began
+                    assert max(took.values()) < 5
+                    assert min(took.values()) < 0.5  # who comes later needs not wait to be told
+                    for stream in streams[:3]:
+                        assert stream.event()[0] == "trouble"
+                finally:
+                    server.cont()
+                until(lambda: get(address, "/healthz")[0] == 200, "health", 15)
+                assert get(address, "/")[0] == 200
+            app.close()
+
+    def test_health_tells_outsiders_nothing_of_where_redis_is(self) -> None:
+        with RedisServer() as server:
+            app = lowq.Lowq(redis_url=server.url)
+            with served(lowq_web.create_app(app)) as address:
+                assert get(address, "/healthz") == (200, b'{"status":"ok"}')
+                server.stop()
+                until(lambda: get(address, "/healthz")[0] == 503, "word of it")
+                assert get(address, "/healthz")[1] == b'{"error":"Redis does not answer"}'
+            app.close()

@@ -1,0 +1,186 @@
+"""Every action is in the log of what people did, whatever became of it; and what it says is what was done."""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+import lowq
+from lowq.connection import Client
+
+
+@pytest.fixture
+def queue(app: lowq.Lowq) -> lowq.Queue:
+    queue = app.queue("Orders", 50)
+    queue.push({"id": number, "delay": 500} for number in range(100))
+    return queue
+
+
+Break = Callable[..., None]
+
+
+@pytest.fixture
+def redis_goes(monkeypatch: pytest.MonkeyPatch) -> Break:
+    """Makes Redis answer so many more calls of some scripts, and then none of them."""
+
+    def after(count: int, *scripts: str) -> None:
+        left = {"calls": count}
+        run, run_many = Client.run, Client.run_many
+
+        def answers(script: str) -> bool:
+            if script not in scripts:
+                return True
+            left["calls"] -= 1
+            return left["calls"] >= 0
+
+        def one(self: Client, script: str, *args: Any, **options: Any) -> Any:
+            if not answers(script):
+                raise lowq.RedisUnavailable("Redis does not answer")
+            return run(self, script, *args, **options)
+
+        def many(self: Client, calls: Any, **options: Any) -> Any:
+            if not all(answers(call.script) for call in calls):
+                return [lowq.RedisUnavailable("Redis does not answer") for _ in calls]
+            return run_many(self, calls, **options)
+
+        monkeypatch.setattr(Client, "run", one)
+        monkeypatch.setattr(Client, "run_many", many)
+
+    return after
+
+
+def act(client: TestClient, **document: Any) -> Any:
+    return client.post("/api/v1/queues/Orders/actions", json=document)
+
+
+def ended(client: TestClient, task: str) -> dict[str, Any]:
+    deadline = time.monotonic() + 20
+    while True:
+        found: dict[str, Any] = client.get(f"/api/v1/tasks/{task}").json()
+        if found["state"] != "running":
+            return found
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_an_action_that_fails_half_way_says_how_far_it_came(
+    client: TestClient, app: lowq.Lowq, queue: lowq.Queue, redis_goes: Break
+) -> None:
+    redis_goes(10, "delete")
+    answer = act(client, action="delete", ids=[str(number) for number in range(100)])
+    assert answer.status_code == 503
+    gone = 100 - queue.stats().length
+    assert 0 < gone < 100
+    (entry,) = app.audit()
+    assert (entry.who, entry.action, entry.target, entry.count) == ("anonymous", "delete", "Orders", gone)
+    assert (entry.detail["outcome"], entry.detail["named"]) == ("failed", 100)
+    assert "does not answer" in entry.detail["error"]
+
+
+@pytest.mark.parametrize("path", ["actions", "pause"])
+def test_what_is_begun_stays_in_the_log_when_nobody_comes_to_say_how_it_ended(
+    client: TestClient, app: lowq.Lowq, queue: lowq.Queue, redis_goes: Break, path: str
+) -> None:
+    notes: list[str] = []
+    note = app.note
+
+    def once(*args: Any, **options: Any) -> str:
+        if notes:
+            raise lowq.RedisUnavailable("Redis does not answer")
+        notes.append(note(*args, **options))
+        return notes[0]
+
+    app.note = once  # type: ignore[method-assign]  # of this test's own application
+    redis_goes(10, "delete", "pause")
+    answer = client.post(f"/api/v1/queues/Orders/{path}", json={"action": "delete", "ids": ["1", "2", "3"]})
+    assert answer.status_code == (503 if path == "pause" else 200)
+    (entry,) = app.audit()
+    assert (entry.action, entry.detail["outcome"]) == ("pause" if path == "pause" else "delete", "started")
+
+
+def test_nothing_is_done_that_can_not_be_written_down(
+    client: TestClient, app: lowq.Lowq, queue: lowq.Queue, redis_goes: Break
+) -> None:
+    redis_goes(0, "note")
+    assert act(client, action="delete", ids=["1"]).status_code == 503
+    assert act(client, action="delete", all={}).status_code == 503
+    assert client.post("/api/v1/queues/Orders/pause", json={}).status_code == 503
+    stats = queue.stats()
+    assert (stats.length, stats.paused) == (100, False)
+    assert client.get("/api/v1/tasks").json() == {"tasks": []}
+
+
+def test_ids_that_make_no_sense_stop_an_action_before_it_begins(
+    client: TestClient, app: lowq.Lowq, queue: lowq.Queue
+) -> None:
+    assert act(client, action="delete", ids=["1", "ä" * 400]).status_code == 400
+    assert queue.stats().length == 100
+    assert app.audit() == []
+
+
+def test_what_was_left_alone_is_told(client: TestClient, app: lowq.Lowq, queue: lowq.Queue) -> None:
+    act(client, action="delete", ids=["1", "2", "nope"])
+    (entry,) = app.audit()
+    assert (entry.count, entry.detail) == (2, {"ids": ["1", "2", "nope"], "named": 3, "missing": 1})
+
+
+def test_a_bulk_action_is_one_line_that_ends_as_it_did(client: TestClient, app: lowq.Lowq, queue: lowq.Queue) -> None:
+    task = act(client, action="bury", all={"match": "1*"}, reason="spoilt").json()["id"]
+    assert ended(client, task)["state"] == "done"
+    (entry,) = app.audit()
+    assert (entry.action, entry.count) == ("bury", 11)
+    assert entry.detail == {"match": "1*", "reason": "spoilt", "task": task, "outcome": "done"}
+
+
+def test_a_bulk_action_that_fails_says_why(
+    client: TestClient, app: lowq.Lowq, queue: lowq.Queue, redis_goes: Break
+) -> None:
+    redis_goes(10, "delete")
+    task = act(client, action="delete", all={}).json()["id"]
+    found = ended(client, task)
+    assert (found["state"], found["ended_at"] is None) == ("failed", False)
+    (entry,) = app.audit()
+    assert entry.count == found["done"] == 100 - queue.stats().length
+    assert (entry.detail["outcome"], entry.detail["error"]) == ("failed", found["error"])
+
+
+def test_what_changed_nothing_says_so(client: TestClient, app: lowq.Lowq, queue: lowq.Queue) -> None:
+    for path in ("pause", "pause", "resume", "resume"):
+        assert client.post(f"/api/v1/queues/Orders/{path}", json={}).status_code == 200
+    assert [(entry.action, entry.detail) for entry in reversed(app.audit())] == [
+        ("pause", {}),
+        ("pause", {"changed": False}),
+        ("resume", {}),
+        ("resume", {"changed": False}),
+    ]
+
+
+def test_cancelling_what_has_ended_is_no_action(client: TestClient, app: lowq.Lowq, queue: lowq.Queue) -> None:
+    task = act(client, action="delete", all={}).json()["id"]
+    ended(client, task)
+    answer = client.post(f"/api/v1/tasks/{task}/cancel", json={})
+    assert answer.json()["state"] == "done"
+    assert [entry.action for entry in app.audit()] == ["delete"]
+
+
+def test_a_task_that_finds_nothing_can_be_cancelled(
+    client: TestClient, app: lowq.Lowq, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app.queue("Orders", 1)
+    app.register("Orders", 1)
+    pairs = [part for number in range(20_000) for part in (2e9 + number, f"job-{number}")]
+    app.client.command("ZADD", "lowq:v1:{Orders:0}:due", *pairs)
+    run_many = Client.run_many
+
+    def slowly(self: Client, calls: Any, **options: Any) -> Any:
+        if any(call.script == "scan" for call in calls):
+            time.sleep(0.2)  # a million ids take as long
+        return run_many(self, calls, **options)
+
+    monkeypatch.setattr(Client, "run_many", slowly)
+    task = act(client, action="delete", all={"match": "zzz*"}).json()["id"]
+    assert client.get(f"/api/v1/tasks/{task}").json()["total"] is None
+    client.post(f"/api/v1/tasks/{task}/cancel", json={})
+    assert ended(client, task)["state"] == "cancelled"

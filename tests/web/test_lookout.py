@@ -1,0 +1,170 @@
+"""What is read for everybody: once, by the server's clock, and again after a failure."""
+
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+import lowq
+from lowq_web.lookout import HISTORY_AGE, PER_HISTORY, Lookout
+from lowq_web.shared import FAILURE_AGE, Shared
+from tests.integration.support import until
+from tests.web.conftest import Open
+from tests.web.test_bounded import Clock, asked
+
+
+class Source:
+    """Something to be read that takes as long as it is told to."""
+
+    def __init__(self) -> None:
+        self.reads = 0
+        self.go = threading.Event()
+        self.go.set()
+        self.error: Exception | None = None
+
+    def __call__(self) -> int:
+        self.reads += 1
+        assert self.go.wait(20)
+        if self.error is not None:
+            raise self.error
+        return self.reads
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr("lowq_web.shared.time", clock)
+    return clock
+
+
+class TestShared:
+    def test_it_is_read_once_until_it_is_old(self, clock: Clock) -> None:
+        source = Source()
+        shared = Shared(source, lambda _: 5.0, 1.0)
+        assert [shared.get() for _ in range(3)] == [1, 1, 1]
+        clock.now += 5
+        assert [shared.get() for _ in range(3)] == [2, 2, 2]
+
+    def test_those_who_come_meanwhile_wait_for_the_same(self) -> None:
+        source = Source()
+        source.go.clear()
+        shared = Shared(source, lambda _: 5.0, 20.0)
+        with ThreadPoolExecutor(8) as pool:
+            waiting = [pool.submit(shared.get) for _ in range(8)]
+            source.go.set()
+            assert [future.result() for future in waiting] == [1] * 8
+
+    def test_an_error_is_told_to_all_and_for_a_moment_to_those_who_come_then(self, clock: Clock) -> None:
+        source = Source()
+        source.error = lowq.RedisUnavailable("away")
+        shared = Shared(source, lambda _: 5.0, 1.0)
+        for _ in range(3):
+            with pytest.raises(lowq.RedisUnavailable, match="away"):
+                shared.get()
+        assert source.reads == 1
+        clock.now += FAILURE_AGE
+        source.error = None
+        assert shared.get() == 2
+
+    def test_nobody_waits_longer_than_until_its_time_is_over(self, clock: Clock) -> None:
+        source = Source()
+        source.go.clear()
+        shared = Shared(source, lambda _: 5.0, 0.05)
+        with pytest.raises(lowq.RedisUnavailable, match=r"not answered for 0\.05 s"):
+            shared.get()
+        clock.now += 100
+        began = time.monotonic()
+        for _ in range(50):
+            with pytest.raises(lowq.RedisUnavailable):
+                shared.get()
+        assert time.monotonic() - began < 0.04 * 50  # they don't wait at all
+        assert source.reads == 1
+        source.go.set()
+
+        def told() -> int:
+            try:
+                return shared.get()
+            except lowq.RedisUnavailable:
+                return 0
+
+        assert until(told, "word of what was read after all") == 1
+
+    def test_what_was_forgotten_is_read_anew_also_while_it_is_read(self) -> None:
+        source = Source()
+        source.go.clear()
+        shared = Shared(source, lambda _: 100.0, 20.0)
+        with ThreadPoolExecutor(2) as pool:
+            before = pool.submit(shared.get)
+            while not source.reads:
+                time.sleep(0.001)
+            shared.forget()
+            after = pool.submit(shared.get)
+            while source.reads < 2:
+                time.sleep(0.001)
+            source.go.set()
+            assert {before.result(), after.result()} <= {1, 2}
+        assert source.reads == 2
+        assert shared.get() == after.result()
+
+
+@pytest.fixture
+def elsewhere(app: lowq.Lowq, monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """Moves the server's clock, seconds from ours. The embedded store has the clock of this machine."""
+    command = app.client.command
+
+    def move(seconds: float) -> None:
+        def moved(*words: Any, **more: Any) -> Any:
+            answer = command(*words, **more)
+            return [int(answer[0]) + int(seconds), answer[1]] if words == ("TIME",) else answer
+
+        monkeypatch.setattr(app.client, "command", moved)
+
+    return move
+
+
+@pytest.mark.parametrize("ahead", [-300.0, 300.0])
+def test_figures_are_as_of_the_clock_of_the_server(
+    app: lowq.Lowq, elsewhere: Callable[[float], None], ahead: float
+) -> None:
+    app.queue("Orders", 1).push({"id": 1})
+    elsewhere(ahead)
+    lookout = Lookout(app)
+    assert lookout.figures().at - time.time() == pytest.approx(ahead, abs=2)
+    assert lookout.now() - time.time() == pytest.approx(ahead, abs=2)
+
+
+def test_the_oldest_age_is_reckoned_with_one_clock(
+    app: lowq.Lowq, browse: Open, elsewhere: Callable[[float], None]
+) -> None:
+    # It became due ten seconds before what will be the server's now.
+    app.queue("Orders", 1).push({"id": 1, "perform_at": time.time() + 290})
+    elsewhere(300.0)
+    families = text_string_to_metric_families(browse().get("/metrics").text)
+    ages = [
+        sample.value for family in families for sample in family.samples if family.name == "lowq_oldest_age_seconds"
+    ]
+    assert ages == [pytest.approx(10, abs=5)]
+
+
+def test_histories_are_read_once_for_all_and_less_often_the_more_queues_there_are(
+    app: lowq.Lowq, monkeypatch: pytest.MonkeyPatch, clock: Clock
+) -> None:
+    queues = int(HISTORY_AGE / PER_HISTORY) * 2
+    for number in range(queues):
+        app.register(f"queue-{number}", 1)
+    lookout = Lookout(app)
+    lookout.figures()
+    with asked(monkeypatch) as counts:
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(lambda _: lookout.history("", "hour"), range(8)))
+        assert counts["HMGET"] == queues
+        clock.now += HISTORY_AGE * 1.5
+        lookout.history("", "hour")
+        assert counts["HMGET"] == queues
+        clock.now += HISTORY_AGE
+        lookout.history("", "hour")
+        assert counts["HMGET"] == 2 * queues

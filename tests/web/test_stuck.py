@@ -1,0 +1,67 @@
+"""A job that hangs: the page of an id that waits for it says so, and the page of nodes how many ids are with it."""
+
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+import lowq
+import lowq_web
+
+
+@pytest.fixture
+def stuck() -> Iterator[TestClient]:
+    """A node whose only shard hangs with five ids in flight, and a sixth that waits for them."""
+    app = lowq.Lowq(redis_url=f"memory://{uuid.uuid4().hex}", lease_ttl=0.6)
+    over, began = threading.Event(), threading.Event()
+
+    def perform(_self: Any, _payloads_by_id: dict[str, list[Any]]) -> None:
+        began.set()
+        over.wait(30)
+
+    app.worker(shards_count=1, batch_size=5)(type("Orders", (lowq.Worker,), {"perform": perform}))
+    app.queue("Orders").push([{"id": f"stuck-{number}"} for number in range(5)])
+    node = lowq.Node(app, threads=2)
+    node.start()
+    try:
+        assert began.wait(20)
+        app.queue("Orders").push({"id": "waiting"})
+        yield TestClient(lowq_web.create_app(app), base_url="http://127.0.0.1")
+    finally:
+        over.set()
+        node.stop(5.0)
+        app.close()
+
+
+def answer(client: TestClient, path: str, expected: str) -> Any:
+    """The answer, as soon as it says that: which thread it is comes with the next heartbeat."""
+    deadline = time.monotonic() + 20
+    while True:
+        found = client.get(path)
+        if expected in " ".join(found.text.split()):
+            return found
+        assert time.monotonic() < deadline, found.text
+        time.sleep(0.02)
+
+
+def test_the_page_of_an_id_tells_what_its_shard_is_busy_with(stuck: TestClient) -> None:
+    page = answer(stuck, "/queues/Orders/job?id=waiting", "which thread").text
+    assert "next of shard 0, which thread " in page
+    assert "stuck-0, stuck-1, stuck-2 and 2 more" in page
+    assert 'href="/queues/Orders/job?id=stuck-1"' in page
+    assert '<a href="/queues/Orders?state=taken">and 2 more</a>' in page
+    why = stuck.get("/api/v1/queues/Orders/job?id=waiting").json()["why"]
+    assert (why["reason"], why["in_flight"], why["in_flight_ids"]) == ("busy", 5, ["stuck-0", "stuck-1", "stuck-2"])
+    assert abs(why["in_flight_since"] - time.time()) < 30
+
+
+def test_the_page_of_nodes_tells_that_a_batch_has_more_ids(stuck: TestClient) -> None:
+    page = answer(stuck, "/nodes", "and 2 more").text
+    assert '<a href="/queues/Orders?state=taken">and 2 more</a>' in page
+    (node,) = stuck.get("/api/v1/nodes").json()["nodes"]
+    (seat,) = [seat for seat in node["performing"] if seat is not None]
+    assert (seat["count"], seat["ids"]) == (5, ["stuck-0", "stuck-1", "stuck-2"])

@@ -1,0 +1,34 @@
+"""What people do, written into the log before it is done, and once more when it is known what became of it."""
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+import lowq
+
+log = logging.getLogger(__name__)
+
+
+class Entry:
+    """A line of the log. While something is being done it says "started", and so it stays if we don't come to say how
+    it ended: Redis went away, or this process did. Then it replaces itself.
+
+    Raises:
+        RedisUnavailable, RedisRefused: it can't be written, so nothing may be done.
+    """
+
+    def __init__(self, app: lowq.Lowq, who: str, action: str, target: str, detail: Mapping[str, Any]) -> None:
+        self._app = app
+        self._says = who, action, target
+        self._detail = dict(detail)
+        self._token = app.note(*self._says, None, {**self._detail, "outcome": "started"})
+
+    def ended(self, count: int | None, more: Mapping[str, Any]) -> None:
+        """To how many jobs it was done, and what else there is to say. Never fails: to say that what was done has
+        failed would have it done twice.
+        """
+        try:
+            self._app.note(*self._says, count, {**self._detail, **more}, replaces=self._token)
+        except lowq.LowqError as error:
+            who, action, target = self._says
+            log.warning("%s of %s by %s: how it ended could not be written to the log: %s", action, target, who, error)

@@ -1,0 +1,158 @@
+// Keeps a page up to date while somebody can see it: numbers and charts by a stream, other pages (main[data-refresh]: so
+// many seconds) by fetching them anew. And says so when it can't.
+"use strict";
+
+(() => {
+  const root = document.body.dataset.root;
+  const trouble = document.getElementById("trouble");
+  const clock = new Intl.DateTimeFormat(undefined, { timeStyle: "medium" });
+  // Seconds without a word, and to the next attempt when the browser makes none.
+  const SILENCE = 5, AGAIN = 10;
+  let heard = new Date();
+
+  const well = () => {
+    heard = new Date();
+    trouble.hidden = true;
+  };
+  const notLive = (why) => {
+    const reload = document.createElement("a");
+    reload.href = location.href;
+    reload.textContent = "Load the page anew";
+    trouble.replaceChildren(`Not live since ${clock.format(heard)}: ${why.replace(/\.?$/, ".")} `, reload);
+    trouble.hidden = false;
+  };
+
+  // --- the stream ---
+
+  let source = null;
+  let silence = 0;
+  const open = () => {
+    if (source || document.hidden) return;
+    source = new EventSource(`${root}/live`);
+    source.addEventListener("figures", (event) => {
+      clearTimeout(silence);
+      silence = 0;
+      well();
+      const figures = JSON.parse(event.data);
+      document.dispatchEvent(new CustomEvent("lowq:figures", { detail: figures }));
+      document.body.dataset.live = figures.at;
+    });
+    source.addEventListener("trouble", (event) => {
+      clearTimeout(silence);
+      silence = 0;
+      notLive(JSON.parse(event.data).error);
+    });
+    source.addEventListener("error", () => {
+      if (source && source.readyState === EventSource.CLOSED) {
+        // Refused: full, or whoever looks may no longer. The browser gives up then.
+        close();
+        notLive("the dashboard does not send the figures any more");
+        silence = setTimeout(open, AGAIN * 1000);
+      } else if (!silence) {
+        // Streams end every few seconds, and the browser comes again: that is nothing to speak of.
+        silence = setTimeout(() => notLive("the dashboard does not answer"), SILENCE * 1000);
+      }
+    });
+  };
+  const close = () => {
+    clearTimeout(silence);
+    silence = 0;
+    if (source) source.close();
+    source = null;
+  };
+
+  // --- pages that are fetched anew ---
+
+  const main = document.querySelector("main[data-refresh]");
+  const keyOf = (node) => node.dataset && (node.dataset.key || (node.localName === "button" && node.value)) || "";
+  // What is not of the page but was said on it.
+  const isWord = (node) => node.id === "trouble" || (node.matches && node.matches("[role=status], [role=alert]"));
+
+  const alike = (node, fresh) => {
+    if (node.nodeType === Node.TEXT_NODE) {
+      if (node.data !== fresh.data) node.data = fresh.data;
+      return;
+    }
+    if (node.nodeType !== Node.ELEMENT_NODE) return;
+    for (const { name } of [...node.attributes]) {
+      if (!fresh.hasAttribute(name) && name !== "open") node.removeAttribute(name);
+    }
+    for (const { name, value } of fresh.attributes) {
+      // The viewer opens and closes; of a time only the moment is new, the words are written by the clock here.
+      if (name === "open" || (node.localName === "time" && name !== "datetime")) continue;
+      if (node.getAttribute(name) !== value) node.setAttribute(name, value);
+    }
+    if (node.localName !== "time") children(node, fresh);
+  };
+  // The nodes that are there stay, so that focus, selection and scrolling do.
+  const children = (old, fresh) => {
+    const wanted = [...fresh.childNodes].filter((node) => !isWord(node));
+    const keys = new Set(wanted.map(keyOf));
+    const known = new Map();
+    for (const node of [...old.childNodes]) {
+      const key = keyOf(node);
+      if (key && !keys.has(key)) node.remove();
+      else if (key) known.set(key, node);
+    }
+    let at = old.firstChild;
+    for (const node of wanted) {
+      while (at && isWord(at)) at = at.nextSibling;
+      const key = keyOf(node);
+      const found = key ? known.get(key) : at && !keyOf(at) ? at : null;
+      if (found && found.nodeName === node.nodeName) {
+        if (found === at) at = at.nextSibling;
+        else old.insertBefore(found, at);
+        alike(found, node);
+      } else {
+        old.insertBefore(document.importNode(node, true), at);
+      }
+    }
+    while (at) {
+      const next = at.nextSibling;
+      if (!isWord(at)) at.remove();
+      at = next;
+    }
+  };
+
+  let refreshing = false;
+  const refresh = async () => {
+    if (refreshing || document.hidden) return;
+    refreshing = true;
+    try {
+      const answer = await fetch(location.href, { signal: AbortSignal.timeout(SILENCE * 1000) });
+      const fresh = new DOMParser().parseFromString(await answer.text(), "text/html").querySelector("main[data-refresh]");
+      if (fresh) {
+        children(main, fresh);
+        well();
+        document.body.dataset.live = heard.getTime() / 1000;
+      } else {
+        notLive(`the dashboard answers with ${answer.status}`);
+      }
+    } catch {
+      if (!document.hidden) notLive("the dashboard does not answer");
+    }
+    refreshing = false;
+  };
+
+  // --- only what is seen is live: a browser opens six connections to a server, hidden pages must not hold them ---
+
+  const streams = document.querySelector("[data-live^='total.'], [data-charts]") && window.EventSource;
+  const look = () => {
+    if (document.hidden) {
+      close();
+    } else {
+      if (streams) open();
+      if (main) refresh();
+    }
+  };
+  if (streams) open();
+  if (main) setInterval(refresh, Number(main.dataset.refresh) * 1000);
+  if (streams || main) {
+    document.addEventListener("visibilitychange", look);
+    addEventListener("pagehide", close);
+    // A page that comes back as it was left.
+    addEventListener("pageshow", (event) => {
+      if (event.persisted) look();
+    });
+  }
+})();
