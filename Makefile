@@ -35,8 +35,8 @@ help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
 
 .PHONY: demo
-demo: $(EMBEDDED) ## a node, its store and a producer in one process: no Redis needed (Ctrl-C ends it)
-	@exec $(PY) examples/demo.py $(ARGS)
+demo: $(EMBEDDED) ## a node, its store, a producer and the dashboard in one process: no Redis needed (Ctrl-C ends it)
+	@exec $(PY) examples/demo.py --web $(ARGS)
 
 .PHONY: test
 test: lint browser ## lint, then all tests (ARGS="-k push" for some of them)
@@ -113,8 +113,8 @@ $(PY):
 
 $(EMBEDDED): pyproject.toml | $(PY)
 	@if [ ! $(DEV) -nt pyproject.toml ]; then \
-		echo "installing lowq with its embedded store into $(VENV)"; \
-		$(PIP) install -e '.[embedded]'; \
+		echo "installing lowq with its embedded store and its dashboard into $(VENV)"; \
+		$(PIP) install -e '.[embedded,web]'; \
 	fi
 	@touch $@
 

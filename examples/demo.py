@@ -13,13 +13,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import click
 from orders import Order, OrderSync, orders
 
 import lowq
+from lowq.cli.web import dashboard
 from lowq.node import Node
 
 ORDERS = range(1, 51)
@@ -98,14 +99,17 @@ def watch(tally: Tally, producer: Future[None], seconds: float) -> None:
 
 @click.command(help="Runs a node, its store and a producer in one process. Ctrl-C ends it.")
 @click.option("--seconds", default=float("inf"), help="End by itself after so many seconds.")
-def main(seconds: float) -> None:
+@click.option("--web", is_flag=True, help="The dashboard, too, on a free port (extra: web).")
+def main(seconds: float, web: bool) -> None:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     tally, stop = Tally(), threading.Event()
     lowq.config.redis_url = "memory://"
     lowq.config.server_middlewares = [tally.save_slowly]
     node = Node(lowq.app)
     node.start()
-    with ThreadPoolExecutor(1, "producer") as threads:
+    with ExitStack() as stack, ThreadPoolExecutor(1, "producer") as threads:
+        if web:
+            stack.enter_context(dashboard(lowq.app, ("127.0.0.1", 0), health=node.trouble))
         click.echo(
             "pushed: changes sent, performed: saves, merged: changes that needed none, "
             "waiting: orders to save, lag: wait of the oldest"

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from lowq.errors import RedisRefused, ScriptError
 from lowq.registry import Backend
 
 #: Of maxmemory: above this share a warning is given.
@@ -20,7 +21,7 @@ class RedisInfo:
     #: Seconds.
     uptime: int
     eviction: str
-    #: For people: "AOF, everysec", "RDB snapshots", "none".
+    #: For people: "AOF", "RDB snapshots", "none".
     persistence: str
     #: For people, each a sentence.
     warnings: tuple[str, ...]
@@ -38,12 +39,14 @@ def redis_info(backend: Backend) -> RedisInfo:
     used, most = _number(info, "used_memory"), _number(info, "maxmemory")
     eviction = info.get("maxmemory_policy", "")
     aof = info.get("aof_enabled") == "1"
-    snapshots = _number(info, "rdb_last_save_time") > 0 and _number(info, "rdb_saves") > 0
+    snapshots = not aof and bool(version) and _takes_snapshots(backend)
     warnings = []
     if eviction not in ("", "noeviction"):
         warnings.append(f"maxmemory-policy is {eviction}: under memory pressure Redis removes keys, and jobs are lost.")
-    if version and not aof:
+    if snapshots:
         warnings.append("appendonly is off: what was pushed since the last snapshot is lost when Redis dies.")
+    elif version and not aof:
+        warnings.append("Nothing is persisted: all jobs are lost when Redis ends.")
     if most and used > MUCH_MEMORY * most:
         warnings.append(f"{used / most:.0%} of maxmemory is used: when it is reached, pushes are refused.")
     if info.get("aof_last_write_status", "ok") != "ok" or info.get("rdb_last_bgsave_status", "ok") != "ok":
@@ -60,6 +63,15 @@ def redis_info(backend: Backend) -> RedisInfo:
         persistence="AOF" if aof else "RDB snapshots" if snapshots else "none" if version else "",
         warnings=tuple(warnings),
     )
+
+
+def _takes_snapshots(backend: Backend) -> bool:
+    """Whether any server is set up to; as long as it may not be asked, it is taken to be."""
+    try:
+        replies = backend.client.on_all([("CONFIG", "GET", "save")])
+    except (RedisRefused, ScriptError):
+        return True
+    return any(reply[1] != b"" for (reply,) in replies.values() if len(reply) == 2)
 
 
 def _number(info: dict[str, str], name: str) -> int:

@@ -16,7 +16,7 @@ from lowq.child import OPTION, Supervised
 from lowq.cli.failure import FAILED, USAGE, Failure, failure_of, message_of
 from lowq.cli.group import set_up, with_connection
 from lowq.cli.loading import in_short, load_app, source_folder, users_traceback
-from lowq.cli.web import Address, dashboard, no_auth_option
+from lowq.cli.web import Address, dashboard, no_auth_option, redact_option
 from lowq.connection import new_store
 from lowq.connection.store_server import serving
 from lowq.errors import ConfigError, LowqError, RedisUnavailable
@@ -42,6 +42,7 @@ _LEVELS = ["debug", "info", "warning", "error", "critical"]
 @click.option("--embedded", is_flag=True, help="The store inside of this process: no Redis, gone at the end.")
 @click.option("--no-prefetch", is_flag=True, help="One batch per trip to Redis.")
 @click.option("--web", type=Address(), help="The dashboard, too, inside of this process.")
+@redact_option
 @no_auth_option
 @click.option("--log-format", type=click.Choice(["text", "json"]), help="Default: text, or what the app has set up.")
 @click.option("--log-level", type=click.Choice(_LEVELS, case_sensitive=False), help="Default: info.")
@@ -59,6 +60,7 @@ def run(
     embedded: bool,
     no_prefetch: bool,
     web: tuple[str, int] | None,
+    redact: tuple[str, ...],
     no_auth: bool,
     log_format: LogFormat | None,
     log_level: str | None,
@@ -99,7 +101,7 @@ def run(
                 stack.enter_context(app.embedded(store))
                 _open_store(stack, store, app.config.namespace)
             if web is not None:
-                stack.enter_context(dashboard(app, web, no_auth=no_auth, health=node.trouble))
+                stack.enter_context(dashboard(app, web, health=node.trouble, no_auth=no_auth, redact=redact))
             code = _run(node)
     _let_go_of_streams()
     context.exit(code)

@@ -1,6 +1,6 @@
 """``lowq web``: the dashboard. And for ``lowq run --web``: the same inside a node."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.metadata import entry_points
 from typing import Any
@@ -31,6 +31,9 @@ class Address(click.ParamType):  # type: ignore[type-arg, unused-ignore]  # gene
         return host or "127.0.0.1", int(port)
 
 
+redact_option = click.option(
+    "--redact", multiple=True, metavar="FIELD", help="Mask this field of payloads on the dashboard: card_*. Repeatable."
+)
 no_auth_option = click.option(
     "--no-auth", is_flag=True, help="Serve the dashboard to everybody who can reach it: something else protects it."
 )
@@ -39,7 +42,7 @@ no_auth_option = click.option(
 @click.command
 @with_app
 @click.option("--bind", type=Address(), default=DEFAULT_ADDRESS, show_default=True, help="Where to listen.")
-@click.option("--redact", multiple=True, metavar="FIELD", help="Mask this field of payloads: card_*. Repeatable.")
+@redact_option
 @click.option("--root-path", default="", metavar="PATH", help="Where a proxy that strips it has put us: /ops/lowq.")
 @no_auth_option
 def web(app: Lowq, bind: tuple[str, int], redact: tuple[str, ...], root_path: str, no_auth: bool) -> None:
@@ -53,9 +56,16 @@ def web(app: Lowq, bind: tuple[str, int], redact: tuple[str, ...], root_path: st
 
 
 @contextmanager
-def dashboard(app: Lowq, bind: tuple[str, int], *, no_auth: bool, health: Callable[[], str | None]) -> Iterator[None]:
+def dashboard(
+    app: Lowq,
+    bind: tuple[str, int],
+    *,
+    health: Callable[[], str | None],
+    no_auth: bool = False,
+    redact: Sequence[str] = (),
+) -> Iterator[None]:
     """The dashboard in a thread of this process, for the time of the block."""
-    server = _server(app, bind, no_auth=no_auth, health=health)
+    server = _server(app, bind, no_auth=no_auth, redact=redact, health=health)
     click.echo(f"the dashboard is at {server.url}")
     server.start()
     try:

@@ -125,7 +125,12 @@ class Shop:
 
             return perform
 
-        for name, shards, mean in (("OrderSync", 24, 0.004), ("Invoices", 8, 0.05), ("SearchIndex", 40, 0.002)):
+        for name, shards, mean in (
+            ("OrderSync", 24, 0.004),
+            ("Invoices", 8, 0.05),
+            ("SearchIndex", 40, 0.002),
+            ("ImportCatalog", 12, 0.01),
+        ):
             kind = type(name, (lowq.Worker,), {"perform": slowly(mean)})
             app.worker(shards_count=shards, batch_size=5)(kind)
 

@@ -14,6 +14,7 @@ from playwright.sync_api import Page, expect
 
 import lowq
 import lowq_web
+from lowq.rates import BOUNDS, Counted, record_call
 from tests.browser.conftest import Watched
 from tests.browser.stage import TRACEBACK, Stage, until
 
@@ -28,6 +29,17 @@ def fill(stage: Stage, count: int = 12) -> lowq.Queue:
     )
     queue.bury([f"order-{n}" for n in range(3)], "out of stock")
     return queue
+
+
+def history(stage: Stage, queue: str, lag: float) -> None:
+    """What nodes would have recorded: an hour in which little else changed than the lag, which grew to this."""
+    nothing = Counted(0, 0, 0.0, (0,) * (len(BOUNDS) + 1))
+    for back in range(350, 0, -1):
+        done = nothing._replace(processed=120, failed=20)
+        call = record_call(
+            f"lowq:v1:history:{queue}", nothing, done, 10.0, lag * (350 - back) / 350, time.time() - 10 * back
+        )
+        stage.app.client.run(call.script, call.key, *call.args)
 
 
 @contextmanager
@@ -70,9 +82,126 @@ def test_the_chart_and_the_numbers_move_while_jobs_run(stage: Stage, address: st
         seen = int(page.locator("[data-charts]").get_attribute("data-points") or 0)
         until(lambda: int(page.locator("[data-charts]").get_attribute("data-points") or 0) > seen, "another point")
         until(lambda: number_of(page, "[data-live='total.processed']") > before, "more jobs performed")
-        expect(page.locator("tr[data-queue=Orders] [data-field=processed_rate]")).not_to_have_text("0")
+        expect(page.locator("tr[data-queue=Orders] [data-field=processed_rate]")).to_have_text(re.compile("[1-9]"))
         # What the nodes have recorded is there again after a reload, before any live number has come.
         until(lambda: any(rate.processed for rate in stage.app.queue("Orders").rates().rates), "a history in Redis", 40)
+
+
+@pytest.mark.parametrize("touch", [False, True], ids=["mouse and keys", "touch"])
+def test_the_chart_tells_what_was_when(stage: Stage, address: str, watched: Watched, touch: bool) -> None:
+    fill(stage)
+    history(stage, "Orders", lag=500.0)
+    page = watched.page(f"{address}/queues/Orders", has_touch=touch, viewport=NARROW if touch else WIDE,
+                        timezone_id="Asia/Tokyo", locale="en-GB")  # fmt: skip
+    readout = page.locator("[data-readout]")
+    for plot in page.locator("[data-plot] .u-over").all():
+        expect(plot).to_be_visible()  # the lag of a single queue, too
+        expect(readout).to_have_text("")
+        plot.scroll_into_view_if_needed()
+        box = plot.bounding_box()
+        assert box
+        middle = (box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+        page.touchscreen.tap(*middle) if touch else page.mouse.move(*middle)
+        expect(readout).to_have_text(
+            re.compile(r"^\s*\d\d:\d\d:\d\d\s+processed 12/s\s+failed 2.0/s\s+lag 4 min( \d+ s)?\s*$")
+        )
+        if touch:
+            return
+        page.mouse.move(1, 1)
+    page.locator("[data-plot=lag]").focus()
+    page.keyboard.press("ArrowLeft")
+    expect(readout).to_contain_text("processed")
+    # Live numbers don't take it away.
+    seen = int(page.locator("[data-charts]").get_attribute("data-points") or 0)
+    until(lambda: int(page.locator("[data-charts]").get_attribute("data-points") or 0) > seen, "another point")
+    assert "processed" in readout.inner_text()
+    before = readout.inner_text()
+    page.keyboard.press("ArrowLeft")
+    expect(readout).not_to_have_text(before)
+    page.keyboard.press("Tab")
+    expect(readout).to_have_text("")
+
+
+def test_the_axis_of_lag_has_room_for_round_labels(stage: Stage, address: str, watched: Watched) -> None:
+    page = watched.page(address)
+    # What is drawn on a canvas can't be read back: what is written there is noted on the way.
+    page.add_init_script("""
+        window.written = [];
+        const write = CanvasRenderingContext2D.prototype.fillText;
+        CanvasRenderingContext2D.prototype.fillText = function (text, x, ...rest) {
+          const left = this.getTransform().e + x - (this.textAlign === "right" ? this.measureText(text).width : 0);
+          window.written.push([text, left]);
+          return write.call(this, text, x, ...rest);
+        };""")
+    for lag, label in ((20.0, "10 s"), (500.0, "5 min"), (40_000.0, "6 h"), (5400.0, "1 h"), (9e5, "5 d")):
+        stage.app.register(f"Late-{lag:g}", 2)
+        history(stage, f"Late-{lag:g}", lag=lag)
+        page.goto(f"{address}/queues/Late-{lag:g}")
+        expect(page.locator("[data-plot=lag] .u-over")).to_be_visible()
+        written: list[tuple[str, float]] = until(
+            lambda: page.evaluate("window.written.length > 12 && window.written"), "labels"
+        )
+        assert label in {text for text, _ in written}, (lag, written)
+        assert all(left >= 0 for _, left in written), written
+
+
+def test_jobs_on_a_phone(stage: Stage, address: str, watched: Watched) -> None:
+    queue = fill(stage)
+    queue.push({"id": "an-id-of-forty-characters-or-very-nearly", "payload": {"text": "long " * 60}, "delay": 1})
+    page = watched.page(f"{address}/queues/Orders", viewport=NARROW)
+    row = page.locator("tbody tr", has_text="order-7")
+    link, payload = row.locator("a.id").bounding_box(), row.locator(".newest").bounding_box()
+    assert link
+    assert payload
+    assert link["height"] < 24, "the id is broken over lines"
+    assert payload["y"] >= link["y"] + link["height"], "the payload stands below"
+    assert payload["x"] + payload["width"] <= NARROW["width"]
+    for size in (NARROW, {"width": 640, "height": 700}, {"width": 800, "height": 700}, WIDE):
+        page.set_viewport_size(size)  # type: ignore[arg-type]  # a dict of width and height
+        for path in ("", "?state=morgue", "?order_by=id"):
+            page.goto(f"{address}/queues/Orders{path}")
+            box = page.locator("tbody:last-of-type a.id", has_text="order").first.bounding_box()
+            assert box
+            assert box["height"] < 24, (size, path)
+
+
+def test_the_numbers_that_matter_are_seen_on_a_phone(stage: Stage, address: str, watched: Watched) -> None:
+    fill(stage)
+    stage.app.queue("a.queue.with.a.name." + "x" * 100, 2).push({"id": 1})
+    page = watched.page(address, viewport=NARROW)
+    for field in ("lag", "length", "morgue_length"):
+        for cell in page.locator(f"[data-field={field}]").all():
+            box = cell.bounding_box()
+            assert box
+            assert box["x"] + box["width"] <= NARROW["width"], field
+    page.set_viewport_size(WIDE)  # type: ignore[arg-type]  # a dict of width and height
+    assert page.locator(".queues").evaluate("table => table.scrollWidth <= table.parentElement.clientWidth")
+
+
+@pytest.mark.parametrize("width", [1280, 1181, 1180, 1024, 640, 360])
+def test_a_long_lag_fits_its_tile(stage: Stage, address: str, watched: Watched, width: int) -> None:
+    fill(stage)
+    stage.app.client.command("ZADD", "lowq:v1:{Orders:0}:due", time.time() - 23 * 3600 - 59 * 60, "late")
+    page = watched.page(address, viewport={"width": width, "height": 800})
+    page.wait_for_selector("body[data-live]")
+    tile = page.locator("[data-live='total.lag']")
+    expect(tile).to_contain_text("23 h")
+    assert tile.evaluate("element => element.scrollWidth <= element.clientWidth"), tile.inner_text()
+
+
+def test_a_slip_keeps_what_was_typed(stage: Stage, address: str, watched: Watched) -> None:
+    fill(stage)
+    watched.expected = {400}
+    page = watched.page(f"{address}/queues/Orders?state=scheduled")
+    page.get_by_label("Id like").fill("order-1*")
+    page.get_by_label("From").fill("banana")
+    page.get_by_role("button", name="Filter").click()
+    expect(page.get_by_role("alert")).to_contain_text("From can't be 'banana'")
+    expect(page.get_by_label("Id like")).to_have_value("order-1*")
+    expect(page.get_by_role("navigation", name="State").locator("[aria-current]")).to_contain_text("Scheduled")
+    page.get_by_label("From").fill("+1h")
+    page.get_by_role("button", name="Filter").click()
+    expect(page.locator("tbody .id")).to_have_text(["order-10", "order-11"])
 
 
 def test_kick_a_job_out_of_the_morgue_and_watch_it_leave(stage: Stage, address: str, watched: Watched) -> None:
@@ -81,10 +210,16 @@ def test_kick_a_job_out_of_the_morgue_and_watch_it_leave(stage: Stage, address: 
     page.locator("tr[data-queue=Orders] [data-field=morgue_length]").click()
     expect(page.locator("tbody tr")).to_have_count(3)
     expect(page.locator("tbody .error").first).to_have_text("out of stock")
+    # Nothing is selected: nothing can be done to it.
+    expect(page.get_by_role("button", name="Kick selected")).to_be_disabled()
     page.get_by_label("Select order-1", exact=True).check()
     expect(page.locator("[data-selected]")).to_have_text("1 selected")
     page.get_by_role("button", name="Kick selected").click()
     expect(page.get_by_role("status")).to_contain_text("1 job kicked")
+    # It is said once, and the address can be kept.
+    expect(page).not_to_have_url(re.compile("said"))
+    page.reload()
+    expect(page.get_by_role("status")).to_have_count(0)
     expect(page.locator("tbody tr")).to_have_count(2)
     expect(page.locator(".tabs a", has_text="Due")).to_contain_text("1")
     assert queue.stats().morgue_length == 2
@@ -259,7 +394,10 @@ def test_by_keyboard_alone(stage: Stage, address: str, watched: Watched) -> None
     page = watched.page(address)
     page.keyboard.press("Tab")
     expect(page.locator(":focus")).to_have_text("Skip to the content")
+    # A letter alone is nobody's shortcut: it may come from somebody's voice.
     page.keyboard.press("/")
+    expect(page.locator(":focus")).to_have_text("Skip to the content")
+    page.keyboard.press("Control+K")
     page.keyboard.type("order-5")
     page.keyboard.press("Enter")
     expect(page.locator("h1")).to_contain_text("order-5")
@@ -300,6 +438,14 @@ def test_times_are_in_the_viewers_zone(stage: Stage, address: str, watched: Watc
     stage.app.queue("Orders", 1).push({"id": "a", "perform_at": 1_900_000_000})  # 2030-03-17T17:46:40Z
     page = watched.page(f"{address}/queues/Orders", timezone_id="Asia/Tokyo", locale="en-GB")
     expect(page.locator("tbody time")).to_have_attribute("title", re.compile(r"18 Mar 2030.*02:46:40"))
+    # Without a mouse to hover with: all of them, and remembered.
+    expect(page.locator("tbody time")).to_have_text(re.compile("^in "))
+    page.get_by_role("button", name="Show exact times").click()
+    expect(page.locator("tbody time")).to_have_text(re.compile(r"18 Mar 2030.*02:46:40"))
+    page.reload()
+    expect(page.locator("tbody time")).to_have_text(re.compile(r"18 Mar 2030.*02:46:40"))
+    page.get_by_role("button", name="Show how long ago").click()
+    expect(page.locator("tbody time")).to_have_text(re.compile("^in "))
     page = watched.page(f"{address}/queues/Orders", java_script_enabled=False)
     expect(page.locator("tbody time")).to_have_attribute("title", "2030-03-17 17:46:40.000 UTC")
 
@@ -326,7 +472,13 @@ def test_tell_a_node_to_go_quiet_and_to_stop(stage: Stage, address: str, watched
         expect(page.locator(".node h2")).to_contain_text(node.name)
         expect(page.locator(".threads tbody tr")).to_have_count(3)
         page.get_by_role("button", name="Quiet").click()
-        expect(page.get_by_role("status")).to_contain_text("Told to go quiet")
+        expect(page.locator("h1")).to_have_text("Let this node go quiet?")
+        expect(page.locator(".warning")).to_contain_text("the last node that isn't quiet")
+        page.get_by_role("link", name="Cancel").click()
+        assert not stage.app.nodes()[0].quiet
+        page.get_by_role("button", name="Quiet").click()
+        page.get_by_role("button", name="Go quiet").click()
+        expect(page.get_by_role("status")).to_have_text(f"{node.name} was told to go quiet.")
         until(lambda: stage.app.nodes()[0].quiet, "a quiet node")
         page.reload()
         expect(page.locator(".node h2")).to_contain_text("quiet")

@@ -104,6 +104,13 @@ def test_the_embedded_store_says_little_of_itself_and_a_server_much(rig: QueueRi
     else:
         assert info.version.startswith(("Redis ", "Valkey "))
         assert (info.eviction, info.persistence) == ("noeviction", "none")
+        assert info.warnings == ("Nothing is persisted: all jobs are lost when Redis ends.",)
+        rig.app.client.command("CONFIG", "SET", "save", "3600 1")
+        try:
+            info = rig.app.redis_info()
+        finally:
+            rig.app.client.command("CONFIG", "SET", "save", "")
+        assert info.persistence == "RDB snapshots"
         assert any("appendonly is off" in warning for warning in info.warnings)
         assert info.used_memory > 100_000
         assert info.clients >= 1

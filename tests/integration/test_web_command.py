@@ -121,6 +121,17 @@ def test_a_node_with_the_dashboard_and_the_store_inside(tmp_path: Path) -> None:
         stream.close()
 
 
+def test_a_node_masks_fields_on_its_dashboard(redis_url: str, tmp_path: Path) -> None:
+    (tmp_path / "app.py").write_text(WORKERS)
+    app = lowq.Lowq(redis_url=redis_url)
+    app.queue("Masked", 4).push({"id": "a", "payload": {"card": "42424242", "n": 1}, "delay": 60})
+    arguments = ("run", "-r", "app.py", "--web", "127.0.0.1:0", "--redact", "card")
+    with process(tmp_path, *arguments, LOWQ_REDIS_URL=redis_url) as (_, at):
+        status, page = get(f"{at}/queues/Masked/job?id=a")
+        assert (status, "card" in page, "42424242" in page) == (200, True, False)
+    app.close()
+
+
 def test_health_tells_that_redis_is_away(tmp_path: Path) -> None:
     from tests.redis_server import RedisServer
 

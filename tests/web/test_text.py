@@ -1,5 +1,8 @@
 """Values as words."""
 
+import math
+from typing import Any
+
 import pytest
 
 from lowq_web import text
@@ -32,10 +35,51 @@ def test_moments(typed: str, expected: float) -> None:
     assert text.moment(typed, 10_000.0) == expected
 
 
-@pytest.mark.parametrize("typed", ["", "soon", "nan", "inf", "1e999", "2h"])
+@pytest.mark.parametrize("typed", ["", "soon", "nan", "inf", "1e999", "2h", f"-{'9' * 400}d"])
 def test_what_is_no_moment(typed: str) -> None:
     with pytest.raises(ValueError):  # noqa: PT011 - whatever it says
         text.moment(typed, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [(7.0, "7"), (7.5, "7.5"), (-3.0, "-3"), (1e300, "1e+300"), (math.inf, "inf"), (math.nan, "nan")],
+)
+def test_scores(value: float, words: str) -> None:
+    assert text.score(value) == words
+
+
+def deep(levels: int) -> Any:
+    value: Any = []
+    for _ in range(levels):
+        value = [value]
+    return value
+
+
+@pytest.mark.parametrize(
+    "value", [{"a": [1, None, "ä"]}, "x" * 500, ["y" * 90] * 90, list(range(1000)), {"k" * 300: 1}, 1.5, b"raw"]
+)
+def test_a_preview_is_the_beginning_of_the_payload(value: Any) -> None:
+    assert text.preview(value, 160) == text.cut(text.payload(value), 160)
+
+
+def test_a_preview_looks_at_hardly_more_than_it_shows() -> None:
+    seen: list[int] = []
+
+    class Watched(dict[str, Any]):
+        def items(self) -> Any:
+            for number in range(100_000):
+                seen.append(number)
+                yield str(number), number
+
+    assert text.preview(Watched(a=1), 40).startswith('{"0": 0, "1": 1')
+    assert len(seen) < 40
+
+
+@pytest.mark.parametrize("levels", [100, 5000])
+def test_payloads_of_any_depth_are_shown(levels: int) -> None:
+    assert text.preview(deep(levels), 20)
+    assert text.payload(deep(levels))
 
 
 @pytest.mark.parametrize("job_id", ["a", "a\r\nb", "ä/%+ ", "raw\udcff", "\x00"])

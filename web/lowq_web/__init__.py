@@ -16,11 +16,12 @@ How a request flows, file by file::
 
 What several viewers want to see at once is read once: `lookout` keeps the latest figures of all queues, and reads them
 no oftener than Redis can afford; `shared` is how. Handlers run in `threads` of our own, a bounded number at a time, and
-only while Redis answers. `entity` gathers all that is known of one id, `text` turns values into words, and
-`redaction` masks what nobody is to see.
+only while Redis answers. `entity` gathers all that is known of one id, `chart` draws, `text` turns values into words,
+and `redaction` masks what nobody is to see. What was just done is told once, by `notices`.
 
 Whatever comes from a job, an id, a queue or an error is hostile text. Templates escape it, and `views` shows control
-characters, direction marks and broken encodings as what they are.
+characters, direction marks and broken encodings as what they are. What nodes and the log say is shown as far as it is
+`believable`.
 """
 
 from starlette.applications import Starlette

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import os
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from starlette.staticfiles import StaticFiles
 import lowq
 from lowq_web.actions import Actions
 from lowq_web.lookout import Lookout
+from lowq_web.notices import Notices
 from lowq_web.redaction import Redact, redactor
 from lowq_web.security import Authenticate, Guard, auth_from_environment, is_for_programs
 from lowq_web.tasks import Tasks, TooManyTasks
@@ -64,6 +65,7 @@ class Site:
     #: Of what looks at every id, and of pages that are live.
     scans: Slots
     streams: Slots
+    notices: Notices = field(default_factory=Notices)
 
 
 def queue_of(request: Request) -> lowq.Queue:

@@ -1,13 +1,20 @@
 """Charts as SVG, for pages without JavaScript; with it, static/app.js draws them anew, larger and live."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 
 import lowq
+from lowq_web import text
 
 WIDTH, HEIGHT = 960, 180
-#: Shards of a queue that its heat map shows: the hottest of them.
-MOST_CELLS = 500
+#: Shards that a heat map shows, the hottest: of one queue, and of all queues of a page together.
+MOST_CELLS, ALL_CELLS = 500, 1000
+#: Queues of a page that have one.
+MOST_MAPS = 50
+#: What is more than that is no rate and no lag: somebody has written nonsense into a history.
+_ABSURD = 1e15
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,41 +26,86 @@ class Line:
 
 
 @dataclass(frozen=True, slots=True)
+class Mark:
+    """A moment on the axis of time."""
+
+    #: From the left, in percent of the width.
+    x: float
+    #: UTC: 15:30, or Nov 21.
+    label: str
+
+
+@dataclass(frozen=True, slots=True)
 class Chart:
     """Lines scaled to a box of WIDTH x HEIGHT."""
 
     lines: list[Line]
     top: float
-    begin: float
-    end: float
+    marks: list[Mark]
 
 
-def chart(rates: Sequence[lowq.Rate], names: Sequence[str]) -> Chart:
-    """The fields of some rates over time, on one scale."""
-    values = [value for rate in rates for name in names if (value := getattr(rate, name)) is not None]
-    top = _round_up(max(values, default=0.0))
+def chart(rates: Sequence[lowq.Rate], names: Sequence[str], *, seconds: bool = False) -> Chart:
+    """The fields of some rates over time, on one scale. ``seconds``: they are lengths of time."""
+    columns = {name: [_known(getattr(rate, name)) for rate in rates] for name in names}
+    most = max((value for column in columns.values() for value in column if value is not None), default=0.0)
+    top = _round_up_seconds(most) if seconds else _round_up(most)
     last = max(len(rates) - 1, 1)
     lines = []
-    for name in names:
+    for name, column in columns.items():
         pieces: list[list[str]] = [[]]
-        for index, rate in enumerate(rates):
-            value = getattr(rate, name)
+        for index, value in enumerate(column):
             if value is None:
                 pieces.append([])
             else:
                 pieces[-1].append(f"{WIDTH * index / last:.1f},{HEIGHT - (HEIGHT - 4) * value / top:.1f}")
         lines.append(Line(name, [" ".join(piece) for piece in pieces if len(piece) > 1]))
-    return Chart(lines, top, rates[0].at if rates else 0.0, rates[-1].at if rates else 0.0)
+    return Chart(lines, top, _marks(rates[0].at, rates[-1].at) if rates else [])
+
+
+def _known(value: float | None) -> float | None:
+    return value if value is not None and 0 <= value < _ABSURD else None
 
 
 def _round_up(value: float) -> float:
     """To 1, 2 or 5 times a power of ten."""
+    if not 0 < value < _ABSURD:
+        return 1.0
     step = 1.0
     while step < value:
         step *= 10
     while step > 0.001 and step / 10 >= value:
         step /= 10
-    return next(part for part in (step / 5, step / 2, step) if part >= value) if value > 0 else 1.0
+    return next(part for part in (step / 5, step / 2, step) if part >= value)
+
+
+#: Lengths of time that an axis may end with, in seconds, up to a day.
+_ROUND = (1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 14_400, 21_600, 43_200, 86_400)
+
+
+def _round_up_seconds(value: float) -> float:
+    """To a length of time that people call round."""
+    return next((float(step) for step in _ROUND if step >= value), 86_400 * _round_up(value / 86_400))
+
+
+#: Spans up to so many seconds -> seconds between two marks, and how a moment is written.
+_MARKS = ((7200.0, 600, "%H:%M"), (2 * 86_400.0, 4 * 3600, "%H:%M"), (math.inf, 5 * 86_400, "%b %-d"))
+
+
+def _marks(begin: float, end: float) -> list[Mark]:
+    """Round moments between these; none so near to an end that its label would not fit."""
+    if not 0 < begin < end < _ABSURD:
+        return []
+    _, step, written = next(row for row in _MARKS if end - begin <= row[0])
+    if (end - begin) / step > 100:
+        return []  # no span of a history is that long
+    at = (begin // step + 1) * step
+    marks = []
+    while at < end:
+        x = 100 * (at - begin) / (end - begin)
+        if 3 <= x <= 97:
+            marks.append(Mark(round(x, 2), datetime.fromtimestamp(at, UTC).strftime(written)))
+        at += step
+    return marks
 
 
 # --- heat maps -----------------------------------------------------------------------------------------------
@@ -74,13 +126,53 @@ class Cell:
     level: int
 
 
-def heat_map(shards: Sequence[lowq.ShardInfo]) -> list[Cell]:
-    """The shards by index; of very many the hottest."""
+@dataclass(frozen=True, slots=True)
+class HeatMap:
+    """The shards of a queue, by index; of very many the hottest."""
+
+    queue: str
+    cells: list[Cell]
+    #: What it shows, for those who don't see it.
+    words: str
+
+
+def heat_map(queue: str, shards: Sequence[lowq.ShardInfo], most: int = MOST_CELLS) -> HeatMap:
+    """Of a queue, with at most so many cells."""
+    shown = sorted(sorted(shards, key=_heat, reverse=True)[:most], key=lambda shard: shard.index)
     cells = [
         Cell(shard, sum(shard.lag > lag for lag in _LAGS), sum(shard.length >= length for length in _LENGTHS))
-        for shard in shards
+        for shard in shown
     ]
-    if len(cells) > MOST_CELLS:
-        hottest = sorted(cells, key=lambda cell: (cell.shard.lag, cell.shard.length), reverse=True)[:MOST_CELLS]
-        cells = sorted(hottest, key=lambda cell: cell.shard.index)
-    return cells
+    return HeatMap(queue, cells, _words(shards))
+
+
+def heat_maps(queues: Sequence[lowq.QueueOverview]) -> list[HeatMap]:
+    """Of the queues with the hottest shards, as many as a page has room for, in the order given."""
+    left = ALL_CELLS
+    found: dict[str, HeatMap] = {}
+    for item in sorted(queues, key=lambda item: max(map(_heat, item.shards), default=(0.0, 0)), reverse=True):
+        if left <= 0 or len(found) == MOST_MAPS:
+            break
+        found[item.stats.name] = heat_map(item.stats.name, item.shards, min(left, MOST_CELLS))
+        left -= len(found[item.stats.name].cells)
+    return [found[item.stats.name] for item in queues if item.stats.name in found]
+
+
+def _heat(shard: lowq.ShardInfo) -> tuple[float, int]:
+    return shard.lag, shard.length
+
+
+def _words(shards: Sequence[lowq.ShardInfo]) -> str:
+    parts = ["1 shard" if len(shards) == 1 else f"{len(shards):,} shards"]
+    hottest = max(shards, key=_heat, default=None)
+    if hottest is not None and hottest.lag >= 1:
+        parts.append(f"shard {hottest.index} has the longest lag, {text.duration(hottest.lag)}")
+        slow = sum(shard.lag > 30 for shard in shards)
+        if slow > 1:
+            parts.append(f"{slow:,} lag more than 30 s")
+    else:
+        parts.append("none lags")
+    ownerless = sum(shard.owner is None for shard in shards)
+    if ownerless:
+        parts.append(f"{ownerless:,} without an owner")
+    return ", ".join(parts)

@@ -1,5 +1,6 @@
 """Everything that is known of one id."""
 
+import time
 from dataclasses import dataclass
 
 import lowq
@@ -34,8 +35,8 @@ class Entity:
     retries: list[Retry]
 
 
-def entity(queue: lowq.Queue, job_id: str) -> Entity:
-    """Looks it up, in a handful of short calls.
+def entity(queue: lowq.Queue, job_id: str, now: float | None = None) -> Entity:
+    """Looks it up, in a handful of short calls. ``now``: Unix time, seconds, by the server's clock.
 
     Raises:
         JobError: the id is none. UnknownQueueError, RedisUnavailable, RedisRefused
@@ -44,16 +45,21 @@ def entity(queue: lowq.Queue, job_id: str) -> Entity:
     why = queue.why(job_id)
     most = queue.max_retry_count
     waiting = next((job for job in jobs if job.state not in ("taken", "morgue")), None)
-    retries = _retries(waiting, most) if waiting is not None and waiting.retry_count >= 0 else []
+    retries = []
+    if waiting is not None and waiting.retry_count >= 0:
+        retries = _retries(waiting, most, time.time() if now is None else now)
     return Entity(job_id, queue.name, jobs, why, queue.shard(queue.shard_of(job_id)), most, retries)
 
 
-def _retries(job: lowq.Job, most: int) -> list[Retry]:
-    """The next one is known, later ones follow from the default formula: n**4 + 15 + random(0..30) * (n + 1)."""
+def _retries(job: lowq.Job, most: int, now: float) -> list[Retry]:
+    """The next one is known. Later ones follow from the default formula, n**4 + 15 + random(0..30) * (n + 1), and
+    from when the next one comes: now at the earliest, if it is overdue.
+    """
     at = job.perform_at or 0.0
     found = [Retry(job.retry_count + 1, at, at)]
+    earliest = latest = max(at, now)
     for count in range(job.retry_count + 1, min(most, job.retry_count + RETRIES_TOLD)):
-        before = found[-1]
         least = count**4 + 15
-        found.append(Retry(count + 1, before.earliest + least, before.latest + least + 30 * (count + 1)))
+        earliest, latest = earliest + least, latest + least + 30 * (count + 1)
+        found.append(Retry(count + 1, earliest, latest))
     return found

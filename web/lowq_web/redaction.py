@@ -31,7 +31,7 @@ def redactor(redact: Redact | Iterable[str] | None) -> Redact:
     if names is None or not all(isinstance(name, str) for name in names):
         raise lowq.ConfigError("redact= is a list of names of payload fields, or a function of a payload")
     patterns = [name.lower() for name in names]
-    return _safely(lambda payload: _mask(payload, patterns))
+    return _safely(lambda payload: _mask(payload, patterns))  # it may be nested deeper than we can go
 
 
 def _safely(function: Redact) -> Redact:

@@ -79,12 +79,13 @@ def moment(text: str, now: float) -> float:
     relative = re.fullmatch(r"([+-])\s*(\d+(?:\.\d+)?)\s*(s|min|m|h|d)", text)
     if relative:
         sign, number, unit = relative.groups()
-        return now + (1 if sign == "+" else -1) * float(number) * _UNITS[unit]
-    try:
-        value = float(text)
-    except ValueError:
-        parsed = datetime.fromisoformat(text)
-        value = (parsed if parsed.tzinfo else parsed.replace(tzinfo=UTC)).timestamp()
+        value = now + (1 if sign == "+" else -1) * float(number) * _UNITS[unit]
+    else:
+        try:
+            value = float(text)
+        except ValueError:
+            parsed = datetime.fromisoformat(text)
+            value = (parsed if parsed.tzinfo else parsed.replace(tzinfo=UTC)).timestamp()
     if not math.isfinite(value):
         raise ValueError(text)
     return value
@@ -101,7 +102,28 @@ def payload(value: Any, *, indent: int | None = None) -> str:
         separators = (",", ": ") if indent else (", ", ": ")
         return json.dumps(value, ensure_ascii=False, indent=indent, separators=separators, default=str)
     except (TypeError, ValueError, RecursionError):
+        return _repr(value)
+
+
+def _repr(value: Any) -> str:
+    try:
         return repr(value)
+    except RecursionError:
+        return "nested too deeply to be shown"
+
+
+def preview(value: Any, length: int) -> str:
+    """The beginning of a payload as JSON in one line. Of a large one hardly more than that is looked at."""
+    found, size = [], 0
+    try:
+        for piece in json.JSONEncoder(ensure_ascii=False, separators=(", ", ": "), default=str).iterencode(value):
+            found.append(piece if len(piece) <= length else piece[: length + 1])
+            size += len(found[-1])
+            if size > length:
+                break
+    except (TypeError, ValueError, RecursionError):
+        return cut(_repr(value), length)
+    return cut("".join(found), length)
 
 
 def cut(text: str, length: int) -> str:

@@ -4,7 +4,9 @@ A page asks the queue's handle, turns what it gets into words with `text`, and f
 every id are streamed: the rows found so far, again and again, each time in a table body that hides the one before.
 """
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import parse_qsl, urlencode
 
@@ -15,12 +17,13 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import Route
 
 import lowq
-from lowq_web import text
+from lowq_web import believable, text
 from lowq_web.actions import ACTIONS
 from lowq_web.app import queue_of, site_of
-from lowq_web.chart import HEIGHT, WIDTH, chart, heat_map
+from lowq_web.chart import HEIGHT, WIDTH, chart, heat_map, heat_maps
 from lowq_web.entity import entity
-from lowq_web.listing import STATES, Asked, asked_of, tab_counts
+from lowq_web.listing import LIMIT, ORDERS, STATES, Asked, asked_of, tab_counts
+from lowq_web.notices import Notice
 from lowq_web.security import TOKEN, visit_of
 from lowq_web.tasks import ActionName, Filter
 from lowq_web.threads import Held
@@ -31,6 +34,8 @@ _FLUSH = "\x00flush\x00"
 MAX_SHOWN, MAX_PAYLOADS = 4000, 100
 #: Queues on the dashboard, shards on a page of them.
 MAX_QUEUES, MAX_SHARDS = 500, 200
+#: Characters of a pattern that a search is turned into.
+MAX_PATTERN = 64
 #: Actions that can't be undone: always confirmed.
 DESTRUCTIVE = ("bury", "delete")
 _VERBS = {"perform_now": "perform now", "kick": "kick", "bury": "bury", "delete": "delete"}
@@ -39,12 +44,12 @@ _DONE = {
     "kick": "kicked",
     "bury": "buried",
     "delete": "deleted",
-    "pause": "paused",
-    "resume": "resumed",
-    "quiet": "told to go quiet",
-    "stop": "told to stop",
-    "cancel": "cancelled",
 }
+_TOLD = {"quiet": "told to go quiet", "stop": "told to stop"}
+#: Jobs of a state, in words; None: all that wait.
+_JOBS = {None: "waiting jobs", "morgue": "buried jobs", "taken": "jobs in flight"}
+#: Seconds of lag above which shards without an owner are worth a warning: a deploy takes a few.
+OWNERLESS_LAG = 10.0
 
 
 def routes() -> list[Route]:
@@ -105,6 +110,8 @@ _environment.filters |= {
     "block": _block,
     "cut": text.cut,
     "json": text.payload,
+    "preview": text.preview,
+    "jobs_of": lambda state: _JOBS.get(state, f"{state} jobs"),
     "last_line": text.last_line,
     "encode_id": text.encode_id,
 }
@@ -176,7 +183,8 @@ def _stream(request: Request, template: str, /, **values: Any) -> Response:
 
 def trouble(request: Request, status: int, reason: str) -> Response:
     """The page for what went wrong."""
-    context = _context(request, 0.0, status=status, reason=reason)
+    may_retry = status in (429, 500, 503) and request.method == "GET"
+    context = _context(request, 0.0, status=status, reason=reason, may_retry=may_retry)
     return HTMLResponse(_encode(_environment.get_template("trouble.html").render(context)), status)
 
 
@@ -197,18 +205,35 @@ def _form_of(request: Request) -> list[tuple[str, str]]:
         raise lowq.ConfigError("the form has too many fields") from None
 
 
-def _said(request: Request) -> dict[str, Any] | None:
-    """What was just done, as the address tells it: numbers and known words only."""
-    query = query_of(request)
-    did = query.get("did", "")
-    if did not in _DONE:
+def _said(request: Request) -> Notice | None:
+    """What was just done: told once."""
+    if request.method != "GET":
         return None
-    counts = {name: int(query[name]) for name in ("n", "in_flight", "missing") if query.get(name, "").isdecimal()}
-    return {"did": _DONE[did], "n": None, "in_flight": 0, "missing": 0, **counts}
+    try:
+        return site_of(request).notices.take(query_of(request).get("said", ""))
+    except lowq.ConfigError:  # this page says just that
+        return None
 
 
-def _back(request: Request, name: str, query: Mapping[str, Any] | None = None, /, **parts: Any) -> RedirectResponse:
+def _back(
+    request: Request,
+    name: str,
+    query: Mapping[str, Any] | None = None,
+    /,
+    *,
+    done: str | None = None,
+    slip: str | None = None,
+    **parts: Any,
+) -> RedirectResponse:
+    """To a page, which says what was done, or why nothing was."""
+    if done or slip:
+        notice = Notice(slip or done or "", slip=slip is not None)
+        query = {**(query or {}), "said": site_of(request).notices.leave(notice)}
     return RedirectResponse(url(request, name, query, **parts), 303)
+
+
+def _jobs(count: int) -> str:
+    return "1 job" if count == 1 else f"{count:,} jobs"
 
 
 # --- all queues ----------------------------------------------------------------------------------------------
@@ -248,12 +273,49 @@ def dashboard(request: Request) -> Response:
         spans=_spans(request, "dashboard", span, query),
         span=span,
         rates=chart(history.rates, ["processed", "failed"]),
-        lags=chart(history.rates, ["lag"]),
-        heat_cells=[(item.stats.name, heat_map(item.shards)) for item in queues[:50]],
+        lags=chart(history.rates, ["lag"], seconds=True),
+        heats=heat_maps(queues),
         hottest=_hottest(figures.queues),
+        warnings=_unworked(figures.queues),
         redis=site.app.redis_info(),
-        nodes=site.app.nodes(),
+        nodes=_nodes(request),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Unworked:
+    """A queue some of whose jobs nobody works."""
+
+    queue: str
+    #: Shards without an owner in which jobs wait, and of how many.
+    shards: int
+    of: int
+    #: Jobs that wait in them, or were in flight.
+    jobs: int
+    lag: float
+
+    @property
+    def wholly(self) -> bool:
+        """No node works it at all."""
+        return self.shards == self.of
+
+
+def _unworked(queues: Iterable[lowq.QueueOverview]) -> list[Unworked]:
+    """The queues with jobs that nobody works: those without any node, then those of which shards have no owner for
+    longer than a deploy takes.
+    """
+    found = []
+    for item in queues:
+        lost = [shard for shard in item.shards if shard.owner is None]
+        jobs = sum(shard.length + shard.taken for shard in lost)
+        lag = max((shard.lag for shard in lost), default=0.0)
+        if len(lost) == len(item.shards):
+            lost_ones = len(lost)
+        else:
+            lost_ones = sum(shard.lag > OWNERLESS_LAG for shard in lost)
+        if jobs and lost_ones:
+            found.append(Unworked(item.stats.name, lost_ones, len(item.shards), jobs, lag))
+    return sorted(found, key=lambda item: (not item.wholly, item.queue))
 
 
 def _hottest(queues: tuple[lowq.QueueOverview, ...]) -> list[tuple[str, lowq.ShardInfo]]:
@@ -278,28 +340,72 @@ def _spans(
 
 def search(request: Request) -> Response:
     """An id, in whatever queue it is."""
-    site, job_id = site_of(request), query_of(request).get("id", "").strip()
-    if not job_id:
+    site, typed = site_of(request), query_of(request).get("id", "")
+    if not typed.strip():
         return _back(request, "dashboard")
-    found = []
     names = [info.name for info in site.app.queues()]
-    for name in names:
-        places = site.app.queue(name).places(job_id)
-        if places:
-            found.append((name, [item.state for item in places]))
+    # Blanks around it came with copying, most likely; but ids may have some.
+    job_id, found = typed, []
+    for job_id in dict.fromkeys((typed, typed.strip())):
+        for name in names:
+            places = site.app.queue(name).places(job_id)
+            if places:
+                found.append((name, [item.state for item in places]))
+        if found:
+            break
     if len(found) == 1:
         return _back(request, "job", {"id": job_id}, queue=found[0][0])
-    return _render(request, "search.html", 200, found=found, queues=names[:50], job_id=job_id, searched=job_id)
+    pattern = _like(job_id)
+    return _render(
+        request,
+        "search.html",
+        200,
+        found=found,
+        places=[] if found or pattern is None else _places(site.lookout.figures().queues),
+        pattern=pattern,
+        job_id=job_id,
+        searched=job_id,
+    )
+
+
+def _like(typed: str) -> str | None:
+    """The pattern of ids with this in them, or this if it is a pattern already; None: it is too long for one."""
+    if "*" in typed:
+        pattern = typed
+    else:
+        pattern = "*" + re.sub(r"([?\[\]\\])", r"\\\1", typed) + "*"
+    return pattern if len(pattern) <= MAX_PATTERN else None
+
+
+def _places(queues: Iterable[lowq.QueueOverview]) -> list[tuple[str, list[tuple[str, str, int]]]]:
+    """Where jobs are: queue, then state, its words and how many. The first queues only."""
+    found = []
+    for stats in (item.stats for item in queues):
+        counts = (("", "waiting", stats.length), ("taken", "in flight", stats.taken),
+                  ("morgue", "in the morgue", stats.morgue_length))  # fmt: skip
+        places = [place for place in counts if place[2]]
+        if places:
+            found.append((stats.name, places))
+    return found[:50]
 
 
 def nodes(request: Request) -> Response:
     """The nodes that live."""
-    return _render(request, "nodes.html", nodes=site_of(request).app.nodes())
+    return _render(request, "nodes.html", nodes=_nodes(request))
+
+
+def _nodes(request: Request) -> list[lowq.NodeInfo]:
+    return [believable.node(node) for node in site_of(request).app.nodes()]
 
 
 def audit(request: Request) -> Response:
     """What people did."""
-    return _render(request, "audit.html", entries=site_of(request).app.audit(200), verbs=_VERBS)
+    return _render(
+        request,
+        "audit.html",
+        entries=[believable.entry(entry) for entry in site_of(request).app.audit(200)],
+        verbs=_VERBS,
+    )
 
 
 def tasks(request: Request) -> Response:
@@ -323,32 +429,68 @@ def queue(request: Request) -> Response:
     site, handle = site_of(request), queue_of(request)
     query = query_of(request)
     now = site.lookout.now()
-    asked = asked_of(query, now)
+    slip, status = None, 200
+    try:
+        asked = asked_of(query, now)
+        pages = asked.pages(handle)
+    except lowq.ConfigError as error:
+        # Said where it was typed, with what was typed.
+        asked, pages, slip, status = _as_typed(query), iter(()), _in_words(str(error)), 400
     stats = site.lookout.stats(handle)
     span = _span(query)
     history = site.lookout.history(handle.name, span)
-    pages = asked.pages(handle)
+    counts = tab_counts(handle, stats)
     values: dict[str, Any] = {
         "queue": handle.name,
         "stats": stats,
-        "counts": tab_counts(handle, stats),
+        "counts": counts,
         "asked": asked,
-        "states": STATES,
+        "slip": slip,
         "verbs": _verbs(asked),
+        "elsewhere": _elsewhere(asked, counts),
         "span": span,
         "spans": _spans(request, "queue", span, query, queue=handle.name),
         "rates": chart(history.rates, ["processed", "failed"]),
-        "lags": chart(history.rates, ["lag"]),
-        "site": site,
+        "lags": chart(history.rates, ["lag"], seconds=True),
         "masked": site.redact,
         "words": _VERBS,
     }
-    if asked.scans:
+    if asked.scans and slip is None:
         return _stream(request, "queue.html", pages=_told(pages), **values)
-    return _render(request, "queue.html", pages=list(pages), **values)
+    return _render(request, "queue.html", status, pages=list(pages), **values)
 
 
-def _told(pages: Iterator[lowq.Page | None]) -> Iterator[lowq.Page | str | None]:
+def _as_typed(query: Mapping[str, str]) -> Asked:
+    """A query that makes no sense, for the form to be filled with."""
+    given = {name: query[name] for name in ("match", "reverse", "min", "max") if query.get(name)}
+    state = next((state for state in STATES if state == query.get("state")), None)
+    order_by = next((order for order in ORDERS if order == query.get("order_by")), None)
+    given |= {name: value for name, value in (("state", state), ("order_by", order_by)) if value}
+    return Asked(state, given.get("match"), order_by, "reverse" in given, None, None, None, LIMIT, given)
+
+
+#: What the fields of the filter are called on the page.
+_LABELS = {"min": "From", "max": "To", "match": "Id like", "order_by": "Order", "state": "State"}
+
+
+def _in_words(reason: str) -> str:
+    """A complaint about a field, by the name that the field has on the page."""
+    parts = re.fullmatch(r"(\w+)=(.+?): it is (.+)", reason, re.DOTALL)
+    if parts is None or parts[1] not in _LABELS:
+        return reason
+    return f"{_LABELS[parts[1]]} can't be {parts[2]}: it is {parts[3]}"
+
+
+def _elsewhere(asked: Asked, counts: Mapping[str, Any]) -> list[tuple[str, str, Any]]:
+    """Where else ids of the same pattern may be: state, words, how many are there at all."""
+    if not asked.match:
+        return []
+    here = "" if asked.state is None else asked.state
+    places = [("", "waiting"), ("taken", "in flight"), ("morgue", "in the morgue")]
+    return [(state, word, counts[state]) for state, word in places if state != here and counts[state].number]
+
+
+def _told(pages: Iterable[lowq.Page | None]) -> Iterator[lowq.Page | str | None]:
     """The pages, and at last what went wrong: the answer has begun already."""
     try:
         yield from pages
@@ -368,7 +510,7 @@ def job(request: Request) -> Response:
     """Everything that is known of an id."""
     site, handle = site_of(request), queue_of(request)
     job_id = query_of(request).get("id", "")
-    found = entity(handle, job_id)
+    found = entity(handle, job_id, site.lookout.now())
     return _render(
         request,
         "job.html",
@@ -379,8 +521,17 @@ def job(request: Request) -> Response:
         max_shown=MAX_SHOWN,
         max_payloads=MAX_PAYLOADS,
         verbs=_VERBS,
+        pattern=_like(job_id),
+        hangs=_hangs(request, found.why),
         searched=job_id,
     )
+
+
+def _hangs(request: Request, why: lowq.Why) -> lowq.NodeInfo | None:
+    """The node that performs it."""
+    if why.reason != "performing" or why.node is None:
+        return None
+    return next((node for node in _nodes(request) if node.name == why.node and node.pid), None)
 
 
 def payload(request: Request) -> Response:
@@ -411,7 +562,7 @@ def shards(request: Request) -> Response:
         begin=begin,
         end=begin + MAX_SHARDS,
         count=len(found),
-        cells=heat_map(found),
+        heat_map=heat_map(handle.name, found),
         sort=sort,
         down=down,
     )
@@ -425,7 +576,7 @@ def act(request: Request) -> Response:
     site, handle, who = site_of(request), queue_of(request), visit_of(request).user.name
     fields = _form_of(request)
     form = dict(fields)
-    ids = [text.decode_id(value) for name, value in fields if name == "id"]
+    ids = list(dict.fromkeys(text.decode_id(value) for name, value in fields if name == "id"))
     action, _, what = form.get("do", "").partition(" ")
     if action not in ACTIONS or what not in ("selected", "all", ""):
         raise lowq.ConfigError(f"do={form.get('do')!r:.50} is no action")
@@ -434,8 +585,11 @@ def act(request: Request) -> Response:
     back = {name: form[name] for name in ("state", "match", "order_by", "reverse", "min", "max") if form.get(name)}
     sure = form.get("sure") == "1"
     if what == "all":
-        asked = asked_of(back, site.lookout.now())
-        wanted = Filter(asked.bulk_state(action), asked.match, *asked.bulk_bounds())
+        try:
+            asked = asked_of(back, site.lookout.now())
+            wanted = Filter(asked.bulk_state(action), asked.match, *asked.bulk_bounds())
+        except lowq.ConfigError as error:
+            return _back(request, "queue", back, slip=_in_words(str(error)), queue=handle.name)
         if not sure:
             # "-2h" would mean another moment when the answer comes.
             back |= {
@@ -447,14 +601,19 @@ def act(request: Request) -> Response:
         started = site.actions.on_all(who, handle.name, action, wanted, reason)
         return _back(request, "task", task=started.id)
     if not ids:
-        raise lowq.ConfigError("no id was selected: tick the jobs that are meant")
+        slip = f"Nothing was done: no job is ticked. Tick those to {_VERBS[action]}."
+        return _back(request, "queue", back, slip=slip, queue=handle.name)
     if action in DESTRUCTIVE and not sure:
         return _confirm(request, handle.name, action, what, len(ids), ids, back, None)
     acted = site.actions.on_ids(who, handle.name, action, ids, reason)
-    said = {"did": action, "n": acted.done, "in_flight": acted.in_flight or None, "missing": acted.missing or None}
+    done = f"{_jobs(acted.done)} {_DONE[action]}"
+    if acted.in_flight:
+        done += f"; {acted.in_flight:,} in flight, left alone"
+    if acted.missing:
+        done += f"; {acted.missing:,} no longer there"
     if what == "":
-        return _back(request, "job", {"id": ids[0], **said}, queue=handle.name)
-    return _back(request, "queue", {**back, **said}, queue=handle.name)
+        return _back(request, "job", {"id": ids[0]}, done=f"{done}.", queue=handle.name)
+    return _back(request, "queue", back, done=f"{done}.", queue=handle.name)
 
 
 def _confirm(
@@ -486,24 +645,38 @@ def pause(request: Request) -> Response:
     """No more jobs are taken."""
     handle = queue_of(request)
     site_of(request).actions.pause(visit_of(request).user.name, handle.name)
-    return _back(request, "queue", {"did": "pause"}, queue=handle.name)
+    return _back(request, "queue", done="Paused.", queue=handle.name)
 
 
 def resume(request: Request) -> Response:
     """Jobs are taken again."""
     handle = queue_of(request)
     site_of(request).actions.resume(visit_of(request).user.name, handle.name)
-    return _back(request, "queue", {"did": "resume"}, queue=handle.name)
+    return _back(request, *_asked_from(request), done="Resumed.", queue=handle.name)
+
+
+def _asked_from(request: Request) -> tuple[str, dict[str, str]]:
+    """The page of an id, if the form says that it stood there; otherwise that of the queue."""
+    job_id = dict(_form_of(request)).get("id")
+    return ("queue", {}) if job_id is None else ("job", {"id": text.decode_id(job_id)})
 
 
 def tell(request: Request) -> Response:
-    """A node is told to go quiet, or, after a page that asks, to stop."""
-    form = dict(_form_of(request))
-    node, what = form.get("node", ""), form.get("do", "")
-    if what == "stop" and form.get("sure") != "1":
-        return _render(request, "stop.html", node=node)
-    site_of(request).actions.tell(visit_of(request).user.name, node, what)
-    return _back(request, "nodes", {"did": what})
+    """A node is told to go quiet or to stop, after a page that asks: neither can be undone from here."""
+    site, form = site_of(request), dict(_form_of(request))
+    name, what = form.get("node", ""), form.get("do", "")
+    living = _nodes(request)
+    node = next((node for node in living if node.name == name), None)
+    if node is not None and what in _TOLD and form.get("sure") != "1":
+        others = [other for other in living if other is not node and not other.quiet]
+        return _render(request, "tell.html", node=node, what=what, last=not others, alone=_alone(node, others))
+    site.actions.tell(visit_of(request).user.name, name, what)
+    return _back(request, "nodes", done=f"{name} was {_TOLD[what]}.")
+
+
+def _alone(node: lowq.NodeInfo, others: Sequence[lowq.NodeInfo]) -> list[str]:
+    """The queues that no other node works."""
+    return [queue for queue in node.queues if not any(queue in other.queues for other in others)]
 
 
 def cancel(request: Request) -> Response:

@@ -3,6 +3,12 @@
 
 (() => {
   const root = document.body.dataset.root;
+  // What was said is said once: the address is clean to be kept or passed on.
+  const here = new URL(location.href);
+  if (here.searchParams.has("said")) {
+    here.searchParams.delete("said");
+    history.replaceState(history.state, "", here);
+  }
   // The server's clock judges what is due; ours may differ.
   const ahead = Number(document.body.dataset.now) - Date.now() / 1000;
   const now = () => Date.now() / 1000 + ahead;
@@ -43,6 +49,7 @@
     const kind = element.dataset.kind || "count";
     const text = write[kind](value);
     if (element.textContent !== text) element.textContent = text;
+    if (kind === "duration") element.classList.toggle("long", text.length > 7);
     if (value !== null && kind !== "rate") element.title = exact(value) + (kind === "duration" ? " s" : "");
   };
 
@@ -53,26 +60,50 @@
   const exactTime = new Intl.DateTimeFormat(undefined, {
     dateStyle: "medium", timeStyle: "long",
   });
+  // On hover is not for fingers and keys: they may have all times exact, and that is remembered.
+  let exactly = false;
+  try {
+    exactly = localStorage.getItem("lowq-times") === "exact";
+  } catch { /* it may be forbidden: then it is not remembered */ }
   const tick = () => {
     for (const time of times) {
       const at = Date.parse(time.dateTime);
       if (Number.isNaN(at)) continue;
       const away = at / 1000 - now();
       time.title = exactTime.format(at);
-      time.textContent = Math.abs(away) < 0.5 ? "now" : away > 0 ? `in ${duration(away)}` : `${duration(-away)} ago`;
+      const ago = Math.abs(away) < 0.5 ? "now" : away > 0 ? `in ${duration(away)}` : `${duration(-away)} ago`;
+      time.textContent = exactly ? time.title : ago;
     }
   };
-  tick();
   setInterval(tick, 1000);
+  const zone = document.querySelector("[data-times]");
+  const choice = document.createElement("button");
+  const choose = (exact) => {
+    exactly = exact;
+    choice.textContent = exactly ? "Show how long ago" : "Show exact times";
+    tick();
+  };
+  choice.type = "button";
+  choice.addEventListener("click", () => {
+    choose(!exactly);
+    try {
+      localStorage.setItem("lowq-times", exactly ? "exact" : "");
+    } catch { /* see above */ }
+  });
+  choose(exactly);
+  zone.replaceChildren(`Times are in ${Intl.DateTimeFormat().resolvedOptions().timeZone}, exact on hover. `, choice);
 
   // --- select all ---
 
   const all = document.querySelector("[data-select-all]");
   const boxes = () => [...document.querySelectorAll("tbody:last-of-type input[name=id][type=checkbox]")];
+  const onSelected = [...document.querySelectorAll("#jobs button[value$=' selected']")];
+  if (all && !boxes().length) for (const button of onSelected) button.disabled = true;
   if (all && boxes().length) {
     const told = document.querySelector("[data-selected]");
     const count = () => {
       const chosen = boxes().filter((box) => box.checked).length;
+      for (const button of onSelected) button.disabled = !chosen;
       told.textContent = chosen ? `${chosen} selected` : "select all";
       all.checked = chosen > 0 && chosen === boxes().length;
       all.indeterminate = chosen > 0 && !all.checked;
@@ -86,15 +117,17 @@
       if (event.target.name === "id") count();
     });
     count();
+    // Going back, a browser ticks again what was ticked.
+    addEventListener("pageshow", count);
   }
   // Table bodies that were replaced by later ones must not be sent along.
   for (const body of document.querySelectorAll(".jobs tbody:not(:last-of-type)")) body.remove();
 
+  // With a modifier: a letter alone would be in the way of those who speak to their browser.
   document.addEventListener("keydown", (event) => {
-    const typing = /^(INPUT|SELECT|TEXTAREA)$/.test(event.target.tagName);
-    if (event.key === "/" && !typing && !event.ctrlKey && !event.metaKey && !event.altKey) {
+    if (event.key.toLowerCase() === "k" && (event.ctrlKey || event.metaKey) && !event.altKey && !event.shiftKey) {
       event.preventDefault();
-      document.querySelector(".search input").focus();
+      document.querySelector(".search input").select();
     }
   });
 
@@ -109,25 +142,92 @@
     const format = new Intl.DateTimeFormat(undefined, span === "month" ? { month: "short", day: "numeric" } : two);
     return (_, values) => values.map((value) => format.format(new Date(value * 1000)));
   };
+  // Lengths of time that an axis steps by, and how its marks are written: round ones, in one unit.
+  const minute = 60, hour = 3600, day = 86400;
+  const steps = [
+    0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 30, minute, 2 * minute, 5 * minute, 10 * minute, 20 * minute, 30 * minute,
+    hour, 2 * hour, 4 * hour, 6 * hour, 12 * hour, day, 2 * day, 5 * day, 10 * day, 20 * day, 50 * day, 100 * day,
+  ];
+  const mark = (seconds) => {
+    if (!seconds) return "0";
+    for (const [unit, size] of [["d", day], ["h", hour], ["min", minute]]) {
+      if (seconds >= size && seconds % size === 0) return `${seconds / size} ${unit}`;
+    }
+    if (seconds < minute) return `${Number(seconds.toFixed(1))} s`;
+    // Between two units: 1:30 is a minute and a half below an hour, an hour and a half above.
+    const [large, small] = seconds < hour ? [minute, 1] : [hour, minute];
+    return `${Math.floor(seconds / large)}:${String(Math.round((seconds % large) / small)).padStart(2, "0")}${large === hour ? " h" : ""}`;
+  };
+
+  // What was when, where somebody points, touches, or goes with the arrow keys: in one line for both charts.
+  const readout = charts && charts.querySelector("[data-readout]");
+  const moment = charts && new Intl.DateTimeFormat(undefined, charts.dataset.span === "hour"
+    ? { ...two, second: "2-digit" } : { ...two, month: "short", day: "numeric" });
+  let told = () => [];
+  let teller = null;
+  const tell = (index) => {
+    readout.replaceChildren();
+    if (index === null || index === undefined) return;
+    for (const [name, value] of told(index)) {
+      const [pair, strong] = [document.createElement("span"), document.createElement("b")];
+      strong.textContent = value;
+      pair.append(name, " ", strong);
+      readout.append(pair, " ");
+    }
+  };
+  const point = (place, plot) => {
+    const to = (left) => plot.setCursor({ left, top: 0 });
+    const touched = (event) => to(event.touches[0].clientX - plot.over.getBoundingClientRect().left);
+    place.tabIndex = 0;
+    place.setAttribute("role", "img");
+    place.onkeydown = (event) => {
+      const way = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+      if (!way || event.ctrlKey || event.metaKey || event.altKey) return;
+      event.preventDefault();
+      const last = plot.data[0].length - 1;
+      const index = Math.min(Math.max((plot.cursor.idx ?? last + (way > 0 ? 0 : 1)) + way, 0), last);
+      to(plot.valToPos(plot.data[0][index], "x"));
+    };
+    place.onblur = () => to(-10);
+    plot.over.addEventListener("touchstart", touched, { passive: true });
+    plot.over.addEventListener("touchmove", touched, { passive: true });
+  };
 
   const draw = (place, series, data, write_, span, high) => {
     const axis = { stroke: colour("--soft"), grid: { stroke: colour("--line"), width: 1 }, ticks: { show: false }, font: "12px system-ui, sans-serif" };
+    const label = place.querySelector("svg")?.getAttribute("aria-label") ?? place.getAttribute("aria-label");
     const options = {
-      width: place.clientWidth, height: high ? (charts.classList.contains("slim") ? 136 : 206) : 96, padding: [10, 18, 0, 0],
-      cursor: { y: false, drag: { x: false, y: false } }, legend: { show: false }, select: { show: false },
+      width: place.clientWidth, height: charts.classList.contains("slim") ? (high ? 136 : 112) : (high ? 206 : 96), padding: [10, 18, 0, 0],
+      cursor: { y: false, drag: { x: false, y: false }, sync: { key: "charts" } }, legend: { show: false }, select: { show: false },
       scales: { x: { time: true }, y: { range: (_, low, high) => [0, Math.max(high * 1.1, 1e-9) || 1] } },
       axes: [
         { ...axis, size: 24, values: onAxis(span) },
-        { ...axis, size: 56, space: high ? 36 : 26, values: (_, values) => values.map(write_) },
+        {
+          ...axis, space: high ? 36 : 26, values: (_, values) => values.map(write_),
+          ...(write_ === mark ? { incrs: steps } : {}),
+          // As wide as its longest label.
+          size: (_, values) => Math.max(44, 14 + 7 * Math.max(0, ...(values ?? []).map((text) => text.length))),
+        },
       ],
       series: [{}, ...series.map((name) => ({
         stroke: colour(name), width: 1.75, points: { show: false }, spanGaps: false,
         fill: name === "--accent" ? colour("--accent-soft") : undefined,
       }))],
+      hooks: { setCursor: [(plot) => {
+        // Live numbers have both charts look where their cursors are: the one without one has nothing to say.
+        if (plot.cursor.left >= 0) {
+          teller = plot;
+          tell(plot.cursor.idx);
+        } else if (plot === teller) {
+          tell(null);
+        }
+      }] },
     };
     place.replaceChildren();
+    place.setAttribute("aria-label", label);
     const plot = new uPlot(options, data, place);
     plots.push([plot, place]);
+    point(place, plot);
     return plot;
   };
 
@@ -144,8 +244,15 @@
     const [top, low] = [charts.querySelector("[data-plot=rates]"), charts.querySelector("[data-plot=lag]")];
     const data = [x, column("processed"), column("failed")];
     const lags = [[...x], column("lag")];
+    told = (index) => [
+      ["", moment.format(new Date(data[0][index] * 1000))],
+      ["processed", `${rate(data[1][index])}/s`],
+      ["failed", `${rate(data[2][index])}/s`],
+      ["lag", typeof lags[1][index] === "number" ? duration(lags[1][index]) : "-"],
+    ];
+    readout.hidden = false;
     const upper = draw(top, ["--accent", "--danger"], data, rate, span, true);
-    const lower = low.clientWidth ? draw(low, ["--amber"], lags, duration, span, false) : null;
+    const lower = draw(low, ["--amber"], lags, mark, span, false);
     live = (figures) => {
       if (span !== "hour") return;
       const source = queue ? figures.queues[queue] : figures.total;
@@ -158,7 +265,7 @@
         return true;
       };
       if (add(data, [figures.at, source.processed_rate, source.failed_rate])) upper.setData(data);
-      if (lower && add(lags, [figures.at, source.lag])) lower.setData(lags);
+      if (add(lags, [figures.at, source.lag])) lower.setData(lags);
       charts.dataset.points = data[0].length;
       charts.dataset.last = source.processed_rate;
     };

@@ -1,0 +1,110 @@
+"""What somebody else wrote into Redis: pages show the rest of it."""
+
+import json
+import time
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+import lowq
+from tests.web.conftest import Open
+
+DEEP = "[" * 100_000 + "]" * 100_000
+SEAT = {"queue": "Orders", "shard": 1, "ids": ["x"], "seconds": 1.0}
+
+
+def heartbeat(app: lowq.Lowq, name: str, details: str) -> None:
+    app.client.command("HSET", "lowq:v1:nodes", name, f"{time.time()} 60 0 {details}")
+
+
+@pytest.mark.parametrize(
+    "says",
+    [
+        {"performing": ["x"]}, {"performing": [{}]}, {"performing": [5, [], None]},
+        {"performing": [SEAT | {"ids": [5, None]}]}, {"performing": [SEAT | {"ids": "abc"}]},
+        {"performing": [SEAT | {"queue": "\ud800"}]}, {"performing": [SEAT | {"queue": ""}]},
+        {"performing": [SEAT | {"ids": ["\ud800"]}]}, {"performing": [SEAT | {"seconds": float("inf")}]},
+        {"performing": [SEAT | {"seconds": "1"}]}, {"performing": [SEAT | {"count": "many"}]},
+        {"shards": {"q": 5}}, {"shards": {"q": ["x"]}}, {"shards": {"\ud800": [1]}}, {"queues": [5, None, ["x"]]},
+        {"started_at": float("nan")}, {"started_at": 10**3999}, {"memory": 10**3999}, {"pid": 10**3999},
+        {"memory": -5},
+    ],
+)  # fmt: skip
+def test_the_page_of_nodes_has_its_buttons_whatever_a_node_says(
+    client: TestClient, app: lowq.Lowq, says: dict[str, Any]
+) -> None:
+    heartbeat(app, "forged", json.dumps(says))
+    heartbeat(app, "honest", json.dumps({"performing": [SEAT], "host": "h", "pid": 7, "queues": ["Orders"]}))
+    page = client.get("/nodes")
+    assert page.status_code == 200
+    assert page.text.count('value="stop"') == 2
+    assert 'href="/queues/Orders/job?id=x"' in page.text
+    assert client.get("/").status_code == 200
+    for what in ("quiet", "stop"):
+        assert "forged" in client.post("/nodes/tell", data={"node": "forged", "do": what}).text
+
+
+def test_a_node_that_says_something_bottomless(client: TestClient, app: lowq.Lowq) -> None:
+    heartbeat(app, "deep", DEEP)
+    assert "deep" in client.get("/nodes").text
+
+
+@pytest.mark.parametrize(
+    "says",
+    [
+        {"count": "many"}, {"count": [1]}, {"count": 1.5}, {"detail": ["x"]}, {"detail": "x"}, {"detail": 5},
+        {"detail": {"a": {"b": ["c", {}]}}}, {"detail": {"a": [[1], None]}}, {"who": None, "target": []},
+    ],
+)  # fmt: skip
+def test_the_log_is_shown_whatever_an_entry_says(client: TestClient, app: lowq.Lowq, says: dict[str, Any]) -> None:
+    entry = {"who": "ann", "action": "kick", "target": "Orders"} | says
+    app.client.command("LPUSH", "lowq:v1:audit", f"{time.time()} {json.dumps(entry)}")
+    app.note("bob", "delete", "Refunds", 5)
+    page = client.get("/audit")
+    assert page.status_code == 200
+    assert "bob" in page.text
+    assert "kick" in page.text
+
+
+def test_an_entry_that_is_bottomless(client: TestClient, app: lowq.Lowq) -> None:
+    app.client.command("LPUSH", "lowq:v1:audit", f"{time.time()} {DEEP}")
+    app.note("bob", "delete", "Refunds", 5)
+    assert "bob" in client.get("/audit").text
+
+
+@pytest.mark.parametrize("number", ["inf", "-inf", "1e300"])
+def test_scores_that_are_no_moments(client: TestClient, app: lowq.Lowq, number: str) -> None:
+    app.register("Orders", 1)
+    app.client.command("ZADD", "lowq:v1:{Orders:0}:payloads:a", number, b'{"n": 1}')
+    app.client.command("ZADD", "lowq:v1:{Orders:0}:due", time.time() + 60, "a")
+    page = client.get("/queues/Orders/job?id=a")
+    assert page.status_code == 200
+    assert "score" in page.text
+
+
+def test_a_deep_payload_is_masked_rather_than_shown(browse: Open, app: lowq.Lowq) -> None:
+    app.register("Orders", 1)
+    payload = '{"card": 1, "a":' * 900 + "5" + "}" * 900
+    app.client.command("ZADD", "lowq:v1:{Orders:0}:payloads:a", 1, payload)
+    app.client.command("ZADD", "lowq:v1:{Orders:0}:due", time.time() + 60, "a")
+    client = browse(redact=["card"])
+    for path in ("/queues/Orders", "/queues/Orders/job?id=a", "/queues/Orders/payload?id=a&state=scheduled&n=0"):
+        answer = client.get(path)
+        assert answer.status_code == 200, path
+        assert '"card": 1' not in answer.text
+
+
+@pytest.mark.parametrize("slot", ["inf", "nan", "1e308", "-5"])
+def test_a_history_of_nonsense_is_drawn_as_a_gap(client: TestClient, app: lowq.Lowq, slot: str) -> None:
+    app.register("Orders", 1)
+    app.queue("Orders").push({"id": 1})
+    last = int(time.time() // 10)
+    slots = [(number % 360, f"{number} {slot} 0 1") for number in range(last - 359, last + 1)]
+    app.client.command(
+        "HSET", "lowq:v1:history:Orders", *(part for number, said in slots for part in (f"10:{number}", said))
+    )
+    for path in ("/", "/queues/Orders"):
+        page = client.get(path).text
+        assert 'class="line failed"' in page
+        assert 'class="line processed"' not in page

@@ -1,0 +1,44 @@
+"""What a page says once: what was just done, or what could not be.
+
+The page that a form leads to shows it, and only that one: neither a reload nor a bookmark says it again, and no
+address that somebody made up says anything. It is kept in the memory of this process; when another one answers, only
+the notice is missing.
+"""
+
+import secrets
+import threading
+from dataclasses import dataclass
+
+#: Notices that wait to be shown. Browsers fetch theirs at once; older ones are dropped.
+MAX_WAITING = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """A sentence for whoever pressed the button."""
+
+    text: str
+    #: It was not done.
+    slip: bool = False
+
+
+class Notices:
+    """Safe for threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._waiting: dict[str, Notice] = {}
+
+    def leave(self, notice: Notice) -> str:
+        """Keeps it until it is taken; returns the name to take it by, which nobody can guess."""
+        name = secrets.token_urlsafe(9)
+        with self._lock:
+            self._waiting[name] = notice
+            if len(self._waiting) > MAX_WAITING:
+                del self._waiting[next(iter(self._waiting))]
+        return name
+
+    def take(self, name: str) -> Notice | None:
+        """The notice of that name, once."""
+        with self._lock:
+            return self._waiting.pop(name, None)
