@@ -202,7 +202,7 @@ def history(backend: Backend, queue: str, span: Span, now: float | None = None) 
 def _rate(key: str, at: float, number: int, length: float, raw: bytes | None) -> Rate:
     parts = [] if raw is None else raw.split()
     figures = [value for value in map(foreign.finite, parts) if value is not None and -1 <= value <= _ABSURD]
-    if len(parts) != 4 or len(figures) != 4:
+    if len(parts) != 4 or len(figures) != 4 or min(figures[:3]) < 0:
         if parts:
             foreign.left_out("history", key, f"{raw!r:.60} is no stretch of time")
         return Rate(at, None, None, None)

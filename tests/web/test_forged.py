@@ -64,7 +64,7 @@ def test_the_log_is_shown_whatever_an_entry_says(client: TestClient, app: lowq.L
     page = client.get("/audit")
     assert page.status_code == 200
     assert "bob" in page.text
-    assert "kick" in page.text
+    assert ("kick" in page.text) == ("who" not in says)  # without that it is no entry
 
 
 def test_an_entry_that_is_bottomless(client: TestClient, app: lowq.Lowq) -> None:
@@ -95,7 +95,7 @@ def test_a_deep_payload_is_masked_rather_than_shown(browse: Open, app: lowq.Lowq
         assert '"card": 1' not in answer.text
 
 
-@pytest.mark.parametrize("slot", ["inf", "nan", "1e308", "-5"])
+@pytest.mark.parametrize("slot", ["inf", "nan", "1e308", "-5", "-1"])
 def test_a_history_of_nonsense_is_drawn_as_a_gap(client: TestClient, app: lowq.Lowq, slot: str) -> None:
     app.register("Orders", 1)
     app.queue("Orders").push({"id": 1})
@@ -106,5 +106,5 @@ def test_a_history_of_nonsense_is_drawn_as_a_gap(client: TestClient, app: lowq.L
     )
     for path in ("/", "/queues/Orders"):
         page = client.get(path).text
-        assert 'class="line failed"' in page
-        assert 'class="line processed"' not in page
+        assert "<svg" in page
+        assert 'class="line' not in page
