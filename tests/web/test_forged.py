@@ -106,5 +106,6 @@ def test_a_history_of_nonsense_is_drawn_as_a_gap(client: TestClient, app: lowq.L
     )
     for path in ("/", "/queues/Orders"):
         page = client.get(path).text
-        assert "<svg" in page
-        assert 'class="line' not in page
+        assert 'class="lines"' in page
+        assert 'class="line processed"' not in page
+        assert 'class="line failed"' not in page
