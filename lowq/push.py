@@ -86,6 +86,8 @@ class _Push:
         self._accepted = 0
         #: Jobs that were read and are yet to be encoded.
         self._put_back: list[Mapping[str, Any]] = []
+        #: Whether the source may have more.
+        self._more = True
         #: What the source raised.
         self._trouble: BaseException | None = None
 
@@ -95,8 +97,9 @@ class _Push:
         while chunk:
             # The producer's own code runs while Redis works: the source, middlewares, codec. It may well push or look
             # something up, so the connection is lent: with all of them held by threads that wait for one more,
-            # nobody would get on.
-            finish = self._target.client.start([part.call for part in parts], lend=True)
+            # nobody would get on. Not when nothing follows, as with a single job: lending takes two locks.
+            lend = self._more or bool(self._put_back)
+            finish = self._target.client.start([part.call for part in parts], lend=lend)
             next_parts: list[_Part] = []
             refusal: LowqError | None = None
             following: list[Mapping[str, Any]] = []
@@ -123,6 +126,7 @@ class _Push:
         if not chunk and self._trouble is None:
             try:
                 chunk = list(islice(self._source, CHUNK_JOBS))
+                self._more = len(chunk) == CHUNK_JOBS
             except BaseException as error:
                 self._trouble = error
         return chunk
