@@ -28,6 +28,7 @@ from lowq_web.redaction import Redact, redactor
 from lowq_web.security import Authenticate, Guard, auth_from_environment, is_for_programs
 from lowq_web.tasks import MAX_RUNNING, Tasks, TooManyTasks
 from lowq_web.threads import Slots, Threads
+from lowq_web.wrong_type import explain
 
 #: Listings and counts that look at every id, at once: each keeps Redis busy until it ends.
 MAX_SCANS = 4
@@ -210,6 +211,8 @@ def _handlers(page: Callable[[Request, int, str], Response]) -> dict[Any, Any]:
         else:
             status = next(code for kind, code in _STATUS if isinstance(error, kind))
             reason = str(error)
+            if isinstance(error, lowq.ScriptError):
+                status, reason = _on_script(request, error) or (status, reason)
         if is_for_programs(request):
             response: Response = JSONResponse({"error": reason}, status)
         else:
@@ -219,6 +222,14 @@ def _handlers(page: Callable[[Request, int, str], Response]) -> dict[Any, Any]:
         return response
 
     return dict.fromkeys((HTTPException, *(kind for kind, _ in _STATUS)), answer)
+
+
+def _on_script(request: Request, error: lowq.ScriptError) -> tuple[int, str] | None:
+    try:
+        reason = explain(site_of(request).app, error)
+    except lowq.LowqError:
+        return None
+    return None if reason is None else (503, reason)
 
 
 async def _health(request: Request) -> Response:
