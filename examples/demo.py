@@ -21,6 +21,8 @@ from orders import Order, OrderSync, orders
 
 import lowq
 from lowq.cli.web import dashboard
+from lowq.connection import memory_store
+from lowq.connection.store_server import serving
 from lowq.node import Node
 
 ORDERS = range(1, 51)
@@ -103,11 +105,13 @@ def watch(tally: Tally, producer: Future[None], seconds: float) -> None:
 def main(seconds: float, web: bool) -> None:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     tally, stop = Tally(), threading.Event()
-    lowq.config.redis_url = "memory://"
+    lowq.config.redis_url = "memory://demo"
     lowq.config.server_middlewares = [tally.save_slowly]
     node = Node(lowq.app)
     node.start()
     with ExitStack() as stack, ThreadPoolExecutor(1, "producer") as threads:
+        url = stack.enter_context(serving(memory_store(lowq.config.redis_url)))
+        click.echo(f"the store listens at {url}; in another terminal: LOWQ_REDIS_URL={url} lowq stats")
         if web:
             stack.enter_context(dashboard(lowq.app, ("127.0.0.1", 0), health=node.trouble))
         click.echo(

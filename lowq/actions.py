@@ -1,7 +1,7 @@
 """What people do to jobs by hand: one script call per shard and some 200 ids, repeated where a job takes more."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, get_args
 
 from lowq.connection import Call, Client
@@ -12,6 +12,16 @@ ACTIONS: tuple[ActionName, ...] = get_args(ActionName)
 
 #: Ids of one call: with small jobs it holds Redis for a few milliseconds.
 MAX_IDS = 200
+#: Ids that `Acted.left` names at most.
+MAX_LEFT = 1000
+#: Why nothing was done to an id, in words.
+IN_FLIGHT = "in flight, left alone"
+MISSING: dict[ActionName, str] = {
+    "kick": "not in the morgue",
+    "bury": "no such job waits",
+    "delete": "no such job waits or is buried",
+    "perform_now": "no such job waits",
+}
 
 _DONE, _AGAIN, _IN_FLIGHT = 1, 2, 3
 
@@ -26,6 +36,8 @@ class Acted:
     #: Not there, or not where the action looks. An id that is named twice may be missing the second time, and
     #: so may one whose reply was lost, since the call is repeated then.
     missing: int = 0
+    #: The first 1,000 ids that it was not done to, and why, in words. Not compared.
+    left: tuple[tuple[str, str], ...] = field(default=(), compare=False, repr=False)
 
     def __int__(self) -> int:
         return self.done
@@ -34,7 +46,12 @@ class Acted:
         return self.done > 0
 
     def __add__(self, other: "Acted") -> "Acted":
-        return Acted(self.done + other.done, self.in_flight + other.in_flight, self.missing + other.missing)
+        return Acted(
+            self.done + other.done,
+            self.in_flight + other.in_flight,
+            self.missing + other.missing,
+            (*self.left, *other.left[: MAX_LEFT - len(self.left)]) if len(self.left) < MAX_LEFT else self.left,
+        )
 
 
 class Action(NamedTuple):
@@ -67,6 +84,7 @@ def act(client: Client, prefix: str, action: Action, ids: Sequence[bytes], not_a
         RedisUnavailable, RedisRefused, ScriptError: ``done`` tells to how many it was done before.
     """
     done = in_flight = missing = 0
+    left: list[tuple[str, str]] = []
     for start in range(0, len(ids), MAX_IDS):
         pending = ids[start : start + MAX_IDS]
         while pending:
@@ -80,11 +98,16 @@ def act(client: Client, prefix: str, action: Action, ids: Sequence[bytes], not_a
             for job_id, code in zip(pending, reply, strict=True):
                 if code == _DONE:
                     done += 1
-                elif code == _AGAIN:
+                    continue
+                if code == _AGAIN:
                     again.append(job_id)
-                elif code == _IN_FLIGHT:
+                    continue
+                if code == _IN_FLIGHT:
                     in_flight += 1
                 else:
                     missing += 1
+                if len(left) < MAX_LEFT:
+                    why = IN_FLIGHT if code == _IN_FLIGHT else MISSING[action.name]
+                    left.append((job_id.decode("utf-8", "surrogateescape"), why))
             pending = again
-    return Acted(done, in_flight, missing)
+    return Acted(done, in_flight, missing, tuple(left))

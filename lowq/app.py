@@ -6,6 +6,7 @@ process and for tests.
 
 import json
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Literal, TypeVar, Unpack, overload
@@ -41,6 +42,7 @@ class Lowq:
         self._store: Any = None
         self._registered: set[tuple[str, int]] = set()
         self._queues: dict[str, Queue] = {}
+        self._apart: weakref.WeakSet[Lowq] = weakref.WeakSet()
         self._lock = threading.RLock()
 
     @overload
@@ -96,6 +98,15 @@ class Lowq:
             elif not url.startswith("memory://"):
                 url = "memory://"
         return Client(url, size=size, timeout=self.config.pool_timeout, store=self._store, **timeouts)
+
+    def apart(self, size: int) -> "Lowq":
+        """The same application with a client of its own, for up to ``size`` threads: whoever is busy with it keeps none
+        of our producers waiting. It follows into an embedded store, and is closed when this one is.
+        """
+        other = _Apart(self, size)
+        with self._lock:
+            self._apart.add(other)
+        return other
 
     @contextmanager
     def embedded(self, store: Any = None) -> Iterator[None]:
@@ -243,6 +254,45 @@ class Lowq:
         """Closes the connections of producers that are not in use; the next call makes new ones."""
         if self._client is not None:
             self._client.close()
+        with self._lock:
+            others = list(self._apart)
+        for other in others:
+            other.close()
+
+
+class _Apart(Lowq):
+    """Settings, workers and store are those of another application; the client is not."""
+
+    def __init__(self, app: Lowq, size: int) -> None:
+        super().__init__()
+        self.config, self.workers = app.config, app.workers
+        self._app = app
+        self._size = size
+
+    @property
+    def client(self) -> Client:
+        client = self._client
+        if client is None or self._store is not self._app._store:
+            with self._lock:
+                if self._client is None or self._store is not self._app._store:
+                    # Calls that are under way end where they began: only idle connections are closed.
+                    self.close()
+                    self._client = self.connect(self._size)
+                    self._store = self._app._store
+                client = self._client
+        return client
+
+    def connect(self, size: int, *, socket_timeout: float | None = None) -> Client:
+        return self._app.connect(size, socket_timeout=socket_timeout)
+
+    def close(self) -> None:
+        # Without our lock: who closes the other application holds that one's, which we take while we hold ours.
+        if self._client is not None:
+            self._client.close()
+
+    def queue_of(self, worker: type[Worker[Any]]) -> Queue:
+        # Nothing is kept: the other application does not tell when a worker takes another one's place.
+        return Queue(self, worker.queue_name, worker.shards_count, worker)
 
 
 #: The application behind ``lowq.worker`` and ``lowq.config``.

@@ -118,6 +118,9 @@ class RedisRefused(LowqError):
 class ScriptError(LowqError):
     """A script failed in Redis: a bug in lowq, or keys of ours that somebody else has written."""
 
+    #: The key that was asked for, or the prefix of the shard (it ends with a colon); None: not known.
+    key: str | None = None
+
 
 class LeaseLost(LowqError):
     """The shard is leased to somebody else by now; what this holder tried to write was refused."""

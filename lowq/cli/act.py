@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from lowq.actions import Acted, ActionName
+from lowq.actions import IN_FLIGHT, MISSING, Acted, ActionName
 from lowq.app import Lowq
 from lowq.bulk import STATES_OF, bulk_state
 from lowq.cli.failure import FAILED, INTERRUPTED, USAGE, Failure
@@ -23,15 +23,8 @@ from lowq.queue import Queue
 #: As many ids are done one by one, so that each one's fate can be told.
 TOLD_ONE_BY_ONE = 50
 
-#: What was done to a job, and why it was not.
+#: What was done to a job.
 _DONE = {"kick": "kicked", "bury": "buried", "delete": "deleted", "perform_now": "due now"}
-_MISSING = {
-    "kick": "not in the morgue",
-    "bury": "no such job waits",
-    "delete": "no such job waits or is buried",
-    "perform_now": "no such job waits",
-}
-_IN_FLIGHT = "in flight, left alone"
 
 yes_option = click.option("-y", "--yes", is_flag=True, help="Don't ask.")
 
@@ -151,13 +144,13 @@ def _act_on_ids(
         counts = {"done": acted.done, "in_flight": acted.in_flight, "missing": acted.missing}
         echo_json({"action": action, "queue": queue.name, **counts, "ids": fates})
     elif fates is not None:
-        words = {"done": _DONE[action], "in_flight": _IN_FLIGHT}
+        words = {"done": _DONE[action], "in_flight": IN_FLIGHT}
         missing = _whereabouts(app, queue, action, [job_id for job_id, fate in fates.items() if fate == "missing"])
         echo_lines([printable(f"{job_id}: {words.get(fate) or missing[job_id]}") for job_id, fate in fates.items()])
     else:
         parts = [f"{number(acted.done)} {_DONE[action]}"]
-        parts += [f"{number(acted.in_flight)} {_IN_FLIGHT}"] if acted.in_flight else []
-        parts += [f"{number(acted.missing)}: {_MISSING[action]}"] if acted.missing else []
+        parts += [f"{number(acted.in_flight)} {IN_FLIGHT}"] if acted.in_flight else []
+        parts += [f"{number(acted.missing)}: {MISSING[action]}"] if acted.missing else []
         echo_lines(["; ".join(parts)])
     if acted.in_flight or acted.missing:
         click.get_current_context().exit(FAILED)
@@ -182,7 +175,7 @@ def _whereabout(queue: str, action: ActionName, job: Job | None, now: float) -> 
     else:
         where = f"{job.state}, due {relative(job.perform_at, now)}"
         hint = f"; {_command('perform-now', queue, job.id)} runs it now"
-    return f"{_MISSING[action]} but {where}{hint}"
+    return f"{MISSING[action]} but {where}{hint}"
 
 
 def _command(verb: str, queue: str, job_id: str) -> str:
@@ -236,7 +229,7 @@ def _act_on_many(
         done = {"done": step.done, "total": step.total, "in_flight": in_flight}
         echo_json({"action": action, "queue": queue.name, **done})
     else:
-        left = f"; {number(in_flight)} {_IN_FLIGHT}" if in_flight else ""
+        left = f"; {number(in_flight)} {IN_FLIGHT}" if in_flight else ""
         if in_flight and match:
             left = f"; left alone: what is in flight, {count(in_flight, 'job')} of this queue with whatever id"
         echo_lines([f"{count(step.done, 'job')} {_DONE[action]}{left}"])

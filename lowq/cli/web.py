@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from lowq import logs
 from lowq.app import Lowq
 from lowq.cli.failure import USAGE, Failure
 from lowq.cli.group import with_app
@@ -50,6 +51,7 @@ def web(app: Lowq, bind: tuple[str, int], redact: tuple[str, ...], root_path: st
 
     LOWQ_WEB_USER and LOWQ_WEB_PASSWORD ask for a password; LOWQ_WEB_READ_USER and LOWQ_WEB_READ_PASSWORD may only look.
     """
+    logs.configure(None, None)  # also what people do on it
     server = _server(app, bind, no_auth=no_auth, redact=redact, root_path=root_path)
     click.echo(f"the dashboard is at {server.url}; Ctrl-C ends it")
     server.run()

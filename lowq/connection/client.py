@@ -13,7 +13,7 @@ from lowq.connection.pool import Pool, pack, parse_info, read_reply
 from lowq.connection.servers import servers_for
 from lowq.connection.subscription import Subscription
 from lowq.connection.translate import Call, translate
-from lowq.errors import LowqError, RedisUnavailable
+from lowq.errors import LowqError, RedisUnavailable, ScriptError
 
 #: Seconds that a connection attempt, or the wait for one reply, may take.
 SOCKET_TIMEOUT = 5.0
@@ -213,7 +213,11 @@ class Client:
         Raises:
             RedisUnavailable, RedisRefused, ScriptError: the first error among the replies.
         """
-        return self._repeated(commands, lambda: self._servers.pool_for(key) if key else self._servers.any_pool())
+        try:
+            return self._repeated(commands, lambda: self._servers.pool_for(key) if key else self._servers.any_pool())
+        except ScriptError as error:
+            error.key = key
+            raise
 
     def _repeated(self, commands: Sequence[Sequence[Any]], find_pool: Callable[[], Pool]) -> list[Any]:
         for attempt in itertools.count():
@@ -304,6 +308,8 @@ class Client:
     def _translate(self, error: Exception, call: Call | None) -> Exception:
         translated = translate(error, call, self.url)
         translated.__cause__ = error if translated is not error else None
+        if isinstance(translated, ScriptError) and call is not None:
+            translated.key = call.key
         return translated
 
 

@@ -108,6 +108,8 @@ def test_the_chart_tells_what_was_when(stage: Stage, address: str, watched: Watc
         if touch:
             return
         page.mouse.move(1, 1)
+        # The browser says that the mouse has left when it has time for it.
+        expect(readout).to_have_text("")
     page.locator("[data-plot=lag]").focus()
     page.keyboard.press("ArrowLeft")
     expect(readout).to_contain_text("processed")
@@ -120,6 +122,23 @@ def test_the_chart_tells_what_was_when(stage: Stage, address: str, watched: Watc
     expect(readout).not_to_have_text(before)
     page.keyboard.press("Tab")
     expect(readout).to_have_text("")
+
+
+def test_a_mouse_that_leaves_takes_nothing_away_from_the_keys(stage: Stage, address: str, watched: Watched) -> None:
+    fill(stage)
+    history(stage, "Orders", lag=500.0)
+    page = watched.page(f"{address}/queues/Orders", viewport=WIDE)
+    readout, lag = page.locator("[data-readout]"), page.locator("[data-plot=lag]")
+    for hovered in page.locator("[data-plot] .u-over").all():
+        hovered.hover()
+        expect(readout).to_contain_text("processed")
+        lag.focus()
+        page.keyboard.press("ArrowLeft")
+        page.mouse.move(1, 1)
+        page.evaluate("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
+        expect(readout).to_contain_text("processed")
+        page.keyboard.press("Tab")
+        expect(readout).to_have_text("")
 
 
 def test_the_axis_of_lag_has_room_for_round_labels(stage: Stage, address: str, watched: Watched) -> None:

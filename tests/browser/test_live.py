@@ -1,11 +1,15 @@
 """Pages that are up to date while somebody sees them, and say so when they are not."""
 
+import threading
 import time
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
+import pytest
 from playwright.sync_api import Page, expect
 
+import lowq
 from tests.browser.conftest import Watched
 from tests.browser.stage import Stage, until
 
@@ -104,3 +108,52 @@ def test_shards_are_live(stage: Stage, address: str, watched: Watched) -> None:
     expect(row.locator("td").first).to_have_text("1")
     queue.delete("1")
     expect(row.locator("td").first).to_have_text("0", timeout=REFRESHED)
+
+
+class Steps:
+    """Stands for a bulk action that is one step further whenever the test says so."""
+
+    def __init__(self) -> None:
+        self.done = 1
+        self.over = threading.Event()
+
+    def bulk(self, *_: Any, **__: Any) -> Iterator[lowq.Step]:
+        while not self.over.wait(0.01):
+            yield lowq.Step(self.done, 10)
+        yield lowq.Step(10, 10)
+
+
+START = """async () => (await (await fetch("/api/v1/queues/Orders/actions", {
+    method: "POST", headers: { "Content-Type": "application/json" }, body: '{"action": "delete", "all": {}}',
+})).json()).id"""
+
+
+@pytest.mark.parametrize("scripts", [True, False])
+def test_a_running_task_is_live(
+    stage: Stage, address: str, watched: Watched, monkeypatch: pytest.MonkeyPatch, scripts: bool
+) -> None:
+    stage.app.queue("Orders", 1).push({"id": 1, "delay": 60})
+    steps = Steps()
+    monkeypatch.setattr(lowq.Queue, "bulk", lambda _self, *some, **more: steps.bulk(*some, **more))
+    task = watched.page(address).evaluate(START)
+    page = watched.page(f"{address}/tasks/{task}", java_script_enabled=scripts)
+    fetched: list[str] = []
+    page.on("request", lambda request: fetched.append(request.resource_type))
+    said, cancel = page.locator(".reason"), page.get_by_role("button", name="Cancel")
+    expect(said).to_contain_text("1 of 10")
+    if scripts:
+        cancel.focus()
+    steps.done = 4
+    expect(said).to_contain_text("4 of 10", timeout=REFRESHED)
+    assert ("document" in fetched) is not scripts
+    if scripts:
+        expect(cancel).to_be_focused()  # a page that is loaded anew takes it away
+    steps.over.set()
+    expect(page.locator(".badge.accent")).to_have_count(0, timeout=REFRESHED)
+    expect(said).to_contain_text("10 of 10")
+    expect(cancel).to_have_count(0)
+    # Nothing more comes of it, and nothing more is asked.
+    fetched.clear()
+    time.sleep(2.5)
+    assert fetched == []
+    expect(page.locator("#trouble")).to_be_hidden()

@@ -89,6 +89,12 @@ class TestSingleActions:
         assert rig.queue.kick("a") == Acted(missing=1)
         assert states(rig, "a") == ["taken"]
 
+    def test_which_ids_were_left_is_told_of_the_first_thousand(self, rig: QueueRig) -> None:
+        ids = [f"gone-{n}" for n in range(1500)]
+        acted = rig.queue.kick(ids)
+        assert (acted.missing, len(acted.left)) == (1500, 1000)
+        assert set(acted.left) <= {(job_id, "not in the morgue") for job_id in ids}
+
     def test_what_waits_of_an_id_in_flight_stays_too(self, rig: QueueRig) -> None:
         rig.push(job("a", "old"))
         rig.take("a")

@@ -15,6 +15,7 @@ from starlette.testclient import TestClient
 import lowq
 from lowq_web.api import ENDPOINTS, _answer
 from tests.web.conftest import OWN, Open
+from tests.web.hand import Hand
 
 
 @pytest.fixture
@@ -29,8 +30,33 @@ class TestActing:
     def test_ids_at_once(self, client: TestClient, queue: lowq.Queue) -> None:
         document = {"action": "kick", "ids": ["job-00", "job-05"]}
         answer = client.post("/api/v1/queues/Orders/actions", json=document)
-        assert answer.json() == {"done": 1, "in_flight": 0, "missing": 1}
+        not_done = [{"id": "job-05", "why": "not in the morgue"}]
+        assert answer.json() == {"done": 1, "in_flight": 0, "missing": 1, "not_done": not_done}
         assert queue.stats().morgue_length == 1
+
+    @pytest.mark.parametrize(
+        ("action", "why"),
+        [
+            ("kick", "not in the morgue"), ("bury", "no such job waits"), ("perform_now", "no such job waits"),
+            ("delete", "no such job waits or is buried"),
+        ],
+    )  # fmt: skip
+    def test_each_id_that_was_left_and_why(self, client: TestClient, app: lowq.Lowq, action: str, why: str) -> None:
+        hand = Hand(app, "Orders")
+        hand.push("runs", 1000.0)
+        hand.take(["runs"], 1001.0)
+        odd = "gone\udcff\x00"
+        named = ["runs", odd, odd, *(f"{n:0>500}" for n in range(998))]
+        document = json.dumps({"action": action, "ids": [*named[:1000]]})
+        answer = client.post(
+            "/api/v1/queues/Orders/actions", content=document, headers={"content-type": "application/json"}
+        )
+        assert answer.status_code == 200, answer.text
+        told = {item["id"]: item["why"] for item in answer.json()["not_done"]}
+        in_flight = why if action == "kick" else "in flight, left alone"
+        assert told == dict.fromkeys(named[:1000], why) | {"runs": in_flight}
+        assert (answer.json()["missing"], answer.json()["in_flight"]) == ((999, 0) if action == "kick" else (998, 1))
+        assert len(answer.json()["not_done"]) == 999
 
     def test_all_in_the_background(self, client: TestClient, queue: lowq.Queue, app: lowq.Lowq) -> None:
         wanted = {"action": "delete", "all": {"state": "scheduled", "match": "job-1*"}}

@@ -1,5 +1,6 @@
 """Every action is in the log of what people did, whatever became of it; and what it says is what was done."""
 
+import json
 import time
 from collections.abc import Callable
 from typing import Any
@@ -8,6 +9,7 @@ import pytest
 from starlette.testclient import TestClient
 
 import lowq
+from lowq import audit
 from lowq.connection import Client
 
 
@@ -27,7 +29,7 @@ def redis_goes(monkeypatch: pytest.MonkeyPatch) -> Break:
 
     def after(count: int, *scripts: str) -> None:
         left = {"calls": count}
-        run, run_many = Client.run, Client.run_many
+        run_many = Client.run_many  # `run` goes through it, too
 
         def answers(script: str) -> bool:
             if script not in scripts:
@@ -35,17 +37,11 @@ def redis_goes(monkeypatch: pytest.MonkeyPatch) -> Break:
             left["calls"] -= 1
             return left["calls"] >= 0
 
-        def one(self: Client, script: str, *args: Any, **options: Any) -> Any:
-            if not answers(script):
-                raise lowq.RedisUnavailable("Redis does not answer")
-            return run(self, script, *args, **options)
-
         def many(self: Client, calls: Any, **options: Any) -> Any:
             if not all(answers(call.script) for call in calls):
                 return [lowq.RedisUnavailable("Redis does not answer") for _ in calls]
             return run_many(self, calls, **options)
 
-        monkeypatch.setattr(Client, "run", one)
         monkeypatch.setattr(Client, "run_many", many)
 
     return after
@@ -83,16 +79,7 @@ def test_an_action_that_fails_half_way_says_how_far_it_came(
 def test_what_is_begun_stays_in_the_log_when_nobody_comes_to_say_how_it_ended(
     client: TestClient, app: lowq.Lowq, queue: lowq.Queue, redis_goes: Break, path: str
 ) -> None:
-    notes: list[str] = []
-    note = app.note
-
-    def once(*args: Any, **options: Any) -> str:
-        if notes:
-            raise lowq.RedisUnavailable("Redis does not answer")
-        notes.append(note(*args, **options))
-        return notes[0]
-
-    app.note = once  # type: ignore[method-assign]  # of this test's own application
+    redis_goes(1, "note")
     redis_goes(10, "delete", "pause")
     answer = client.post(f"/api/v1/queues/Orders/{path}", json={"action": "delete", "ids": ["1", "2", "3"]})
     assert answer.status_code == (503 if path == "pause" else 200)
@@ -184,3 +171,58 @@ def test_a_task_that_finds_nothing_can_be_cancelled(
     assert client.get(f"/api/v1/tasks/{task}").json()["total"] is None
     client.post(f"/api/v1/tasks/{task}/cancel", json={})
     assert ended(client, task)["state"] == "cancelled"
+
+
+def said(caplog: pytest.LogCaptureFixture) -> list[dict[str, Any]]:
+    records = [record for record in caplog.records if record.name == "lowq_web.audit"]
+    assert {record.levelname for record in records} <= {"INFO"}
+    assert all(record.getMessage().isascii() and record.getMessage().isprintable() for record in records)
+    return [json.loads(record.getMessage()) for record in records]
+
+
+def test_what_rolls_out_of_the_log_was_said_to_logging(
+    client: TestClient, app: lowq.Lowq, queue: lowq.Queue, caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    caplog.set_level("INFO", "lowq_web.audit")
+    monkeypatch.setattr(audit, "KEPT", 3)
+    act(client, action="delete", ids=["1", "2", "gone\u202e\n"])
+    for _ in range(4):
+        client.post("/api/v1/queues/Orders/resume")
+    assert "delete" not in {entry.action for entry in app.audit(1000)}
+    begun, done, *rest = said(caplog)
+    ids = {"ids": ["1", "2", "gone\u202e\n"], "named": 3}
+    entry = {"who": "anonymous", "action": "delete", "target": "Orders"}
+    assert begun == entry | {"count": None, "detail": ids | {"outcome": "started"}}
+    assert done == entry | {"count": 2, "detail": ids | {"missing": 1}}
+    assert [item["detail"] for item in rest] == [{"outcome": "started"}, {"changed": False}] * 4
+
+
+def test_all_that_people_do_is_said_to_logging(
+    client: TestClient, app: lowq.Lowq, queue: lowq.Queue, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "lowq_web.audit")
+    app.client.command("HSET", "lowq:v1:nodes", "a", f"{time.time()} 60 0 {{}}")
+    task = act(client, action="delete", all={"match": "4*"}).json()
+    ended(client, task["id"])
+    client.post("/api/v1/queues/Orders/pause")
+    client.post("/api/v1/nodes/tell", json={"node": "a", "do": "quiet"})
+    told = [
+        (entry["action"], entry["target"], entry["count"], entry["detail"].get("outcome")) for entry in said(caplog)
+    ]
+    assert told == [
+        ("delete", "Orders", None, "started"), ("delete", "Orders", 11, "done"),
+        ("pause", "Orders", None, "started"), ("pause", "Orders", None, None), ("quiet", "a", None, None),
+    ]  # fmt: skip
+
+
+def test_what_could_not_be_written_was_said_all_the_same(
+    client: TestClient, queue: lowq.Queue, caplog: pytest.LogCaptureFixture, redis_goes: Break
+) -> None:
+    caplog.set_level("INFO", "lowq_web.audit")
+    redis_goes(1, "note")
+    assert act(client, action="delete", ids=["1"]).json()["done"] == 1
+    assert [entry["count"] for entry in said(caplog)] == [None, 1]
+    # Nothing is done without an entry: so there is nothing to say.
+    assert act(client, action="delete", ids=["2"]).status_code == 503
+    assert len(said(caplog)) == 2

@@ -10,6 +10,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 import lowq
+from lowq.connection import Client
 from lowq_web.lookout import HISTORY_AGE, PER_HISTORY, Lookout
 from lowq_web.shared import FAILURE_AGE, Shared
 from tests.integration.support import until
@@ -112,16 +113,16 @@ class TestShared:
 
 
 @pytest.fixture
-def elsewhere(app: lowq.Lowq, monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+def elsewhere(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
     """Moves the server's clock, seconds from ours. The embedded store has the clock of this machine."""
-    command = app.client.command
+    command = Client.command
 
     def move(seconds: float) -> None:
-        def moved(*words: Any, **more: Any) -> Any:
-            answer = command(*words, **more)
+        def moved(client: Client, *words: Any, **more: Any) -> Any:
+            answer = command(client, *words, **more)
             return [int(answer[0]) + int(seconds), answer[1]] if words == ("TIME",) else answer
 
-        monkeypatch.setattr(app.client, "command", moved)
+        monkeypatch.setattr(Client, "command", moved)
 
     return move
 

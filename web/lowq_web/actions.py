@@ -8,7 +8,7 @@ from typing import Any, get_args
 
 import lowq
 from lowq.job import lookup_id
-from lowq_web.journal import Entry
+from lowq_web.journal import Entry, say
 from lowq_web.lookout import Lookout
 from lowq_web.tasks import ActionName, Filter, Task, Tasks
 
@@ -104,6 +104,7 @@ class Actions:
         """
         self._app.tell(node, what)  # type: ignore[arg-type]  # anything else is refused there
         self._lookout.forget()
+        say(who, what, node, None, {})
         try:
             self._app.note(who, what, node)
         except lowq.LowqError as error:

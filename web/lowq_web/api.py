@@ -319,7 +319,10 @@ def act(request: Request, values: dict[str, Any]) -> Response:
     if ("ids" in values) == ("all" in values):
         raise HTTPException(400, "say either which ids, or all with a filter: {} for all that it can be done to")
     if "ids" in values:
-        return _answer(actions.on_ids(who, handle.name, action, values["ids"], reason))
+        # An id that is named twice would be told as missing, the second time.
+        acted = actions.on_ids(who, handle.name, action, list(dict.fromkeys(values["ids"])), reason)
+        counts = {"done": acted.done, "in_flight": acted.in_flight, "missing": acted.missing}
+        return _answer(counts | {"not_done": [{"id": job_id, "why": why} for job_id, why in acted.left]})
     started = actions.on_all(who, handle.name, action, Filter(**values["all"]), reason)
     return _answer(_told(started), 202)
 

@@ -3,7 +3,8 @@
 import asyncio
 import logging
 import os
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
@@ -25,11 +26,15 @@ from lowq_web.lookout import Lookout
 from lowq_web.notices import Notices
 from lowq_web.redaction import Redact, redactor
 from lowq_web.security import Authenticate, Guard, auth_from_environment, is_for_programs
-from lowq_web.tasks import Tasks, TooManyTasks
+from lowq_web.tasks import MAX_RUNNING, Tasks, TooManyTasks
 from lowq_web.threads import Slots, Threads
+from lowq_web.wrong_type import explain
 
 #: Listings and counts that look at every id, at once: each keeps Redis busy until it ends.
 MAX_SCANS = 4
+#: Connections to Redis that the dashboard opens at most, none of them the host application's: as many as there may be
+#: scans and tasks, and a few for everybody else. More callers wait for one.
+CONNECTIONS = MAX_SCANS + MAX_RUNNING + 4
 #: Seconds after which a request that takes long looks whether Redis still answers.
 LONG = 1.0
 
@@ -56,6 +61,7 @@ register_url_convertor("name", _NameConvertor())
 class Site:
     """What the handlers of one application share: `site_of` finds it."""
 
+    #: With connections of its own: `close` closes those, and not the host application's.
     app: lowq.Lowq
     lookout: Lookout
     tasks: Tasks
@@ -106,12 +112,15 @@ def create_app(
     ``redact``: names of payload fields that are masked, or a function from a payload to what is shown of it; by
     default the comma-separated names in LOWQ_WEB_REDACT. Error texts are shown as they are.
 
+    Its connections to Redis are its own, up to `CONNECTIONS`, made when it is first asked something; they are closed
+    when its server shuts down, and by ``app.close()``.
+
     Raises:
         ConfigError: settings that make no sense.
     """
     from lowq_web import api, live, metrics, views  # they know `site_of`
 
-    app = app or lowq.app
+    app = (app or lowq.app).apart(CONNECTIONS)
     if redact is None:
         redact = [name.strip() for name in os.environ.get("LOWQ_WEB_REDACT", "").split(",") if name.strip()] or None
     lookout = Lookout(app)
@@ -130,6 +139,7 @@ def create_app(
         routes=routes,
         middleware=[Middleware(Guard, auth=auth or auth_from_environment(), threads=threads, open_to_all=no_auth)],
         exception_handlers=_handlers(views.trouble),
+        lifespan=_lifespan,
     )
     application.router.redirect_slashes = False
     application.state.site = Site(
@@ -143,6 +153,12 @@ def create_app(
         streams=Slots(live.MAX_STREAMS, 503, f"{live.MAX_STREAMS} pages are live already; this one is not"),
     )
     return application
+
+
+@asynccontextmanager
+async def _lifespan(application: Starlette) -> AsyncIterator[None]:
+    yield
+    application.state.site.app.close()
 
 
 def _in_threads(routes: Iterable[Route]) -> list[Route]:
@@ -195,6 +211,8 @@ def _handlers(page: Callable[[Request, int, str], Response]) -> dict[Any, Any]:
         else:
             status = next(code for kind, code in _STATUS if isinstance(error, kind))
             reason = str(error)
+            if isinstance(error, lowq.ScriptError):
+                status, reason = _on_script(request, error) or (status, reason)
         if is_for_programs(request):
             response: Response = JSONResponse({"error": reason}, status)
         else:
@@ -204,6 +222,14 @@ def _handlers(page: Callable[[Request, int, str], Response]) -> dict[Any, Any]:
         return response
 
     return dict.fromkeys((HTTPException, *(kind for kind, _ in _STATUS)), answer)
+
+
+def _on_script(request: Request, error: lowq.ScriptError) -> tuple[int, str] | None:
+    try:
+        reason = explain(site_of(request).app, error)
+    except lowq.LowqError:
+        return None
+    return None if reason is None else (503, reason)
 
 
 async def _health(request: Request) -> Response:

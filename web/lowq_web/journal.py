@@ -1,5 +1,9 @@
-"""What people do, written into the log before it is done, and once more when it is known what became of it."""
+"""What people do, written into the log before it is done, and once more when it is known what became of it.
 
+The log in Redis is bounded, so that whoever may act can roll it out. `logging` is told each entry as well.
+"""
+
+import json
 import logging
 from collections.abc import Mapping
 from typing import Any
@@ -7,6 +11,14 @@ from typing import Any
 import lowq
 
 log = logging.getLogger(__name__)
+#: Is told every entry, at level INFO: one line of JSON, pure ASCII, with the fields of an `AuditEntry`.
+told = logging.getLogger("lowq_web.audit")
+
+
+def say(who: str, action: str, target: str, count: int | None, detail: Mapping[str, Any]) -> None:
+    """An entry, to `logging`."""
+    entry = {"who": who, "action": action, "target": target, "count": count, "detail": detail}
+    told.info("%s", json.dumps(entry, default=str))
 
 
 class Entry:
@@ -21,14 +33,18 @@ class Entry:
         self._app = app
         self._says = who, action, target
         self._detail = dict(detail)
-        self._token = app.note(*self._says, None, {**self._detail, "outcome": "started"})
+        begun = {**self._detail, "outcome": "started"}
+        self._token = app.note(*self._says, None, begun)
+        say(*self._says, None, begun)  # not before: without the entry in Redis nothing is done
 
     def ended(self, count: int | None, more: Mapping[str, Any]) -> None:
         """To how many jobs it was done, and what else there is to say. Never fails: to say that what was done has
         failed would have it done twice.
         """
+        detail = {**self._detail, **more}
+        say(*self._says, count, detail)
         try:
-            self._app.note(*self._says, count, {**self._detail, **more}, replaces=self._token)
+            self._app.note(*self._says, count, detail, replaces=self._token)
         except lowq.LowqError as error:
             who, action, target = self._says
             log.warning("%s of %s by %s: how it ended could not be written to the log: %s", action, target, who, error)

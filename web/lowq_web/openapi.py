@@ -167,6 +167,10 @@ ACTED = obj(
             "description": "How many are not where the action looks, be they elsewhere or nowhere: kick looks in the "
             "morgue, perform_now and bury among those that wait, delete in both",
         },
+        "not_done": {
+            **_list(obj({"id": _TEXT, "why": _TEXT})),
+            "description": "Each of these ids, and why nothing was done to it, in words; as many as were named at most",
+        },
     }
 )
 FOUND = obj({"found": _list(obj({"queue": _TEXT, "states": _list(_TEXT)}))})

@@ -68,7 +68,10 @@ class Server:
 
     def run(self) -> None:
         """Serves until TERM or INT."""
-        self._server.run(sockets=[self._socket])
+        try:
+            self._server.run(sockets=[self._socket])
+        finally:
+            self._application.state.site.app.close()
 
     def start(self) -> None:
         """Serves in a thread of its own, until `stop`."""

@@ -165,6 +165,8 @@
     ? { ...two, second: "2-digit" } : { ...two, month: "short", day: "numeric" });
   let told = () => [];
   let teller = null;
+  // Where the arrow keys have led to, until the focus goes: a mouse that leaves does not take that away.
+  let led = null;
   const tell = (index) => {
     readout.replaceChildren();
     if (index === null || index === undefined) return;
@@ -186,9 +188,16 @@
       event.preventDefault();
       const last = plot.data[0].length - 1;
       const index = Math.min(Math.max((plot.cursor.idx ?? last + (way > 0 ? 0 : 1)) + way, 0), last);
-      to(plot.valToPos(plot.data[0][index], "x"));
+      const at = plot.data[0][index];  // by then it may have another index
+      led = () => to(plot.valToPos(at, "x"));
+      led();
     };
-    place.onblur = () => to(-10);
+    place.onblur = () => {
+      led = null;
+      to(-10);
+    };
+    // After uPlot's own listener, which takes the cursors of both charts away.
+    plot.over.addEventListener("mouseleave", () => led && led());
     plot.over.addEventListener("touchstart", touched, { passive: true });
     plot.over.addEventListener("touchmove", touched, { passive: true });
   };
@@ -241,6 +250,7 @@
     const column = (name) => rates.map((item) => item[name]);
     const x = column("at");
     for (const [plot] of plots.splice(0)) plot.destroy();
+    led = null;
     const [top, low] = [charts.querySelector("[data-plot=rates]"), charts.querySelector("[data-plot=lag]")];
     const data = [x, column("processed"), column("failed")];
     const lags = [[...x], column("lag")];

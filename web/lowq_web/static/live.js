@@ -1,5 +1,5 @@
 // Keeps a page up to date while somebody can see it: numbers and charts by a stream, other pages (main[data-refresh]: so
-// many seconds) by fetching them anew. And says so when it can't.
+// many seconds; 0: nothing changes any more) by fetching them anew. And says so when it can't.
 "use strict";
 
 (() => {
@@ -115,8 +115,9 @@
   };
 
   let refreshing = false;
+  let timer = 0;
   const refresh = async () => {
-    if (refreshing || document.hidden) return;
+    if (refreshing || !timer || document.hidden) return;
     refreshing = true;
     try {
       const answer = await fetch(location.href, { signal: AbortSignal.timeout(SILENCE * 1000) });
@@ -125,6 +126,10 @@
         children(main, fresh);
         well();
         document.body.dataset.live = heard.getTime() / 1000;
+        if (fresh.dataset.refresh === "0") {
+          clearInterval(timer);
+          timer = 0;
+        }
       } else {
         notLive(`the dashboard answers with ${answer.status}`);
       }
@@ -146,7 +151,7 @@
     }
   };
   if (streams) open();
-  if (main) setInterval(refresh, Number(main.dataset.refresh) * 1000);
+  if (main && main.dataset.refresh !== "0") timer = setInterval(refresh, Number(main.dataset.refresh) * 1000);
   if (streams || main) {
     document.addEventListener("visibilitychange", look);
     addEventListener("pagehide", close);

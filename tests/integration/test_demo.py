@@ -1,0 +1,41 @@
+"""What `make demo` runs: the addresses that it prints answer, and Ctrl-C ends it while somebody looks."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import lowq
+from tests.integration.support import PATIENCE, ROOT
+from tests.web.served import Stream, get
+
+#: Seconds that it may take to end: it is about one, and a stream would keep it for ten.
+ENDS = 5.0
+
+
+def test_the_addresses_answer_and_ctrl_c_ends_it() -> None:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("LOWQ_")}
+    command = [sys.executable, "-u", str(ROOT / "examples" / "demo.py"), "--web", "--seconds", str(PATIENCE)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=kept) as demo:
+        try:
+            assert demo.stdout
+            told = demo.stdout.readline() + demo.stdout.readline()
+            found = re.search(r"LOWQ_REDIS_URL=(\S+) lowq stats\nthe dashboard is at (\S+)\n", told)
+            assert found, told
+            store, dashboard = found.groups()
+            app = lowq.Lowq(redis_url=store)
+            assert [info.name for info in app.queues()] == ["OrderSync"]
+            app.close()
+            assert get(dashboard, "/queues/OrderSync")[0] == 200
+            with Stream(dashboard) as stream:
+                assert stream.event()[0] == "figures"
+                began = time.monotonic()
+                demo.send_signal(signal.SIGINT)
+                said, _ = demo.communicate(timeout=PATIENCE)
+                assert time.monotonic() - began < ENDS
+            assert demo.returncode == 0, said
+            assert "each of the 50 orders was saved in its newest version" in said
+        finally:
+            demo.kill()
