@@ -15,14 +15,26 @@ from tests.browser.stage import Stage, until
 
 #: Milliseconds until a page that is fetched anew every few seconds certainly was.
 REFRESHED = 20_000
-#: Headless, every page counts as seen. With this a test says which ones are.
+#: Headless, every page counts as seen. With this a test says which ones are, and sees the streams that they have open.
 HIDEABLE = """
 Object.defineProperty(document, "hidden", { get: () => window.unseen === true });
+window.streams = [];
+window.EventSource = class extends EventSource {
+  constructor(...args) {
+    super(...args);
+    window.streams.push(this);
+  }
+};
 """
 
 
 def see(page: Page, seen: bool) -> None:
     page.evaluate("seen => { window.unseen = !seen; document.dispatchEvent(new Event('visibilitychange')) }", seen)
+
+
+def streams(page: Page) -> int:
+    found: int = page.evaluate("streams.filter(stream => stream.readyState !== EventSource.CLOSED).length")
+    return found
 
 
 def live_at(page: Page) -> str:
@@ -38,11 +50,14 @@ def test_eight_tabs_load_since_only_the_one_that_is_seen_is_live(stage: Stage, a
     for page in pages:
         page.goto(address, timeout=10_000)
         until(partial(live_at, page), "figures")
+        assert streams(page) == 1
         see(page, False)
+        assert streams(page) == 0
     first = pages[0]
     before = [live_at(page) for page in pages]
     see(first, True)
     until(lambda: live_at(first) != before[0], "figures in the tab that is seen again")
+    assert [streams(page) for page in pages] == [1] + 7 * [0]
     assert [live_at(page) for page in pages[1:]] == before[1:]
 
 
