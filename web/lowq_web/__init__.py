@@ -20,8 +20,7 @@ only while Redis answers. `entity` gathers all that is known of one id, `chart` 
 and `redaction` masks what nobody is to see. What was just done is told once, by `notices`.
 
 Whatever comes from a job, an id, a queue or an error is hostile text. Templates escape it, and `views` shows control
-characters, direction marks and broken encodings as what they are. What nodes and the log say is shown as far as it is
-`believable`.
+characters, direction marks and broken encodings as what they are.
 """
 
 from starlette.applications import Starlette

@@ -17,7 +17,7 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import Route
 
 import lowq
-from lowq_web import believable, text
+from lowq_web import text
 from lowq_web.actions import ACTIONS
 from lowq_web.app import queue_of, site_of
 from lowq_web.chart import HEIGHT, WIDTH, chart, heat_map, heat_maps
@@ -278,7 +278,7 @@ def dashboard(request: Request) -> Response:
         hottest=_hottest(figures.queues),
         warnings=_unworked(figures.queues),
         redis=site.app.redis_info(),
-        nodes=_nodes(request),
+        nodes=site_of(request).app.nodes(),
     )
 
 
@@ -391,11 +391,7 @@ def _places(queues: Iterable[lowq.QueueOverview]) -> list[tuple[str, list[tuple[
 
 def nodes(request: Request) -> Response:
     """The nodes that live."""
-    return _render(request, "nodes.html", nodes=_nodes(request))
-
-
-def _nodes(request: Request) -> list[lowq.NodeInfo]:
-    return [believable.node(node) for node in site_of(request).app.nodes()]
+    return _render(request, "nodes.html", nodes=site_of(request).app.nodes())
 
 
 def audit(request: Request) -> Response:
@@ -403,7 +399,7 @@ def audit(request: Request) -> Response:
     return _render(
         request,
         "audit.html",
-        entries=[believable.entry(entry) for entry in site_of(request).app.audit(200)],
+        entries=site_of(request).app.audit(200),
         verbs=_VERBS,
     )
 
@@ -531,7 +527,7 @@ def _hangs(request: Request, why: lowq.Why) -> lowq.NodeInfo | None:
     """The node that performs it."""
     if why.reason != "performing" or why.node is None:
         return None
-    return next((node for node in _nodes(request) if node.name == why.node and node.pid), None)
+    return next((node for node in site_of(request).app.nodes() if node.name == why.node and node.pid), None)
 
 
 def payload(request: Request) -> Response:
@@ -665,7 +661,7 @@ def tell(request: Request) -> Response:
     """A node is told to go quiet or to stop, after a page that asks: neither can be undone from here."""
     site, form = site_of(request), dict(_form_of(request))
     name, what = form.get("node", ""), form.get("do", "")
-    living = _nodes(request)
+    living = site_of(request).app.nodes()
     node = next((node for node in living if node.name == name), None)
     if node is not None and what in _TOLD and form.get("sure") != "1":
         others = [other for other in living if other is not node and not other.quiet]
