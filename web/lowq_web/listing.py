@@ -146,6 +146,15 @@ def asked_of(query: Mapping[str, str], now: float) -> Asked:
     return Asked(asked.state, asked.match, order_by, asked.reverse, low, high, asked.after, LIMIT, given)
 
 
+def as_typed(query: Mapping[str, str]) -> Asked:
+    """A query that makes no sense, for the form to be filled with."""
+    given = {name: query[name] for name in ("match", "reverse", "min", "max") if query.get(name)}
+    state = next((state for state in STATES if state == query.get("state")), None)
+    order_by = next((order for order in ORDERS if order == query.get("order_by")), None)
+    given |= {name: value for name, value in (("state", state), ("order_by", order_by)) if value}
+    return Asked(state, given.get("match"), order_by, "reverse" in given, None, None, None, LIMIT, given)
+
+
 def _bound(asked: Asked, name: str, given: str | None, now: float) -> float | str | None:
     if given is None or asked.order == "id":
         return given
