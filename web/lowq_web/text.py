@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import quote, unquote
 
-from lowq.duration import duration, relative_seconds
+from lowq.duration import ago, duration, relative_seconds
 from lowq.logs import printable
 
 __all__ = ["ago", "bytes_of", "decode_id", "duration", "encode_id", "exact", "iso", "last_line", "moment", "printable"]
@@ -41,16 +41,6 @@ def bytes_of(value: float) -> str:
         if value >= size:
             return f"{value / size:.1f} {unit}"
     return f"{value:.0f} B"
-
-
-def ago(at: float | None, now: float) -> str:
-    """``3 min ago``, ``in 4 min``, ``now``. Both are Unix time in seconds."""
-    if at is None or not math.isfinite(at):
-        return ""
-    away = at - now
-    if abs(away) < 0.5:
-        return "now"
-    return f"in {duration(away)}" if away > 0 else f"{duration(-away)} ago"
 
 
 def iso(at: float) -> str:
