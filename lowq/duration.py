@@ -1,4 +1,4 @@
-"""Lengths of time, for people."""
+"""Lengths of time, as people write and read them."""
 
 import math
 import re
@@ -23,6 +23,16 @@ def duration(seconds: float) -> str:
         if len(parts) == 2:
             break
     return " ".join(part for part in parts if part)
+
+
+def ago(at: float | None, now: float) -> str:
+    """``3 min ago``, ``in 4 min 10 s``, ``now``; nothing for what is no moment. Both are Unix time in seconds."""
+    if at is None or not math.isfinite(at):
+        return ""
+    away = at - now
+    if abs(away) < 0.5:
+        return "now"
+    return f"in {duration(away)}" if away > 0 else f"{duration(-away)} ago"
 
 
 def relative_seconds(text: str) -> float | None:

@@ -15,7 +15,8 @@ from lowq.bulk import STATES_OF, bulk_state
 from lowq.cli.failure import FAILED, INTERRUPTED, USAGE, Failure
 from lowq.cli.group import Command, json_option, queue_argument, with_app
 from lowq.cli.look import server_time
-from lowq.cli.output import Progress, count, echo_json, echo_lines, number, relative, say
+from lowq.cli.output import Progress, count, echo_json, echo_lines, number, say
+from lowq.duration import ago
 from lowq.job import Job
 from lowq.logs import printable
 from lowq.queue import Queue
@@ -167,13 +168,13 @@ def _whereabout(queue: str, action: ActionName, job: Job | None, now: float) -> 
     if job is None:
         return "no such job waits, is in flight or is buried"
     if job.state == "morgue":
-        return f"buried, {relative(job.buried_at, now)}; {_command('kick', queue, job.id)} has it performed"
+        return f"buried, {ago(job.buried_at, now)}; {_command('kick', queue, job.id)} has it performed"
     if job.state == "taken":
         where, hint = "in flight", ""
     elif job.state == "due":
         where, hint = "due already", f"; {_command('why', queue, job.id)} says what it waits for"
     else:
-        where = f"{job.state}, due {relative(job.perform_at, now)}"
+        where = f"{job.state}, due {ago(job.perform_at, now)}"
         hint = f"; {_command('perform-now', queue, job.id)} runs it now"
     return f"{MISSING[action]} but {where}{hint}"
 

@@ -7,8 +7,8 @@ import click
 from lowq.app import Lowq
 from lowq.cli.group import json_option, queue_argument, with_app
 from lowq.cli.look import server_time
-from lowq.cli.output import echo_json, echo_lines, number, relative, say, table
-from lowq.duration import duration
+from lowq.cli.output import echo_json, echo_lines, number, say, table
+from lowq.duration import ago, duration
 from lowq.rates import SPANS, Rate, Span
 
 #: Lines that a table of rates is drawn together to.
@@ -33,7 +33,7 @@ def rates(app: Lowq, queue: str, span: Span, as_json: bool) -> None:
     for start in range(0, len(found.rates), together):
         some = [rate for rate in found.rates[start : start + together] if rate.processed is not None]
         if some:
-            rows.append([_clock(some[0].at, span), relative(some[0].at, now), *_row(some)])
+            rows.append([_clock(some[0].at, span), ago(some[0].at, now), *_row(some)])
     if not rows:
         say("no node has worked this queue in that time")
         return
@@ -70,7 +70,7 @@ def audit(app: Lowq, limit: int, as_json: bool) -> None:
     now = server_time(app)
     rows = [
         [
-            relative(entry.at, now),
+            ago(entry.at, now),
             entry.who,
             entry.action,
             entry.target,

@@ -22,12 +22,11 @@ from lowq.cli.output import (
     job_block,
     job_row,
     number,
-    relative,
     say,
     shorten,
     table,
 )
-from lowq.duration import duration, relative_seconds
+from lowq.duration import ago, duration, relative_seconds
 from lowq.errors import RedisUnavailable, ScriptError
 from lowq.job import Job, State
 from lowq.paging import MAX_LIMIT, ORDERS, STATES
@@ -407,9 +406,9 @@ def why(app: Lowq, queue: str, ids: tuple[str, ...], as_json: bool) -> None:
 def _tell_why(found: dict[str, Why], buried_at: dict[str, float | None], now: float) -> None:
     lines = []
     for job_id, item in found.items():
-        until = f" ({relative(item.until, now)})" if item.until and "due in" not in item.detail else ""
+        until = f" ({ago(item.until, now)})" if item.until and "due in" not in item.detail else ""
         lines.append([job_id, item.state or "absent", item.detail + until])
         if job_id in buried_at and item.state != "morgue":
-            detail = f"also buried, {relative(buried_at[job_id], now)}; kick it to have that performed, too"
+            detail = f"also buried, {ago(buried_at[job_id], now)}; kick it to have that performed, too"
             lines.append([job_id, "morgue", detail])
     echo_lines(table(("id", "state", "why"), lines))

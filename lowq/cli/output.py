@@ -17,7 +17,7 @@ from typing import Any, Self
 
 import click
 
-from lowq.duration import duration
+from lowq.duration import ago, duration
 from lowq.job import Job
 from lowq.logs import printable
 
@@ -63,16 +63,6 @@ def number(value: float) -> str:
 def count(value: int, noun: str) -> str:
     """``1 job``, ``1,234 jobs``."""
     return f"{value:,} {noun}{'s' * (value != 1)}"
-
-
-def relative(moment: float | None, now: float) -> str:
-    """``in 4 min 10 s``, ``3 min ago``, ``now``. Both are Unix time in seconds."""
-    if moment is None or not math.isfinite(moment):
-        return ""
-    away = moment - now
-    if abs(away) < 0.5:
-        return "now"
-    return f"in {duration(away)}" if away > 0 else f"{duration(-away)} ago"
 
 
 def score(value: float) -> str:
@@ -169,7 +159,7 @@ def job_row(job: Job, now: float) -> list[str]:
     moment = job.buried_at if job.state == "morgue" else job.perform_at
     newest = payload_text(job.payloads[-1][0]) if job.payloads else ""
     retry = "" if job.retry_count < 0 else number(job.retry_count)
-    return [job.id, job.state, relative(moment, now), retry, number(job.payloads_count), last_line(job.error), newest]
+    return [job.id, job.state, ago(moment, now), retry, number(job.payloads_count), last_line(job.error), newest]
 
 
 JOB_COLUMNS = ("id", "state", "when", "retry?", "payloads", "error?", "newest payload")
@@ -179,11 +169,11 @@ def job_block(job: Job, now: float) -> list[str]:
     """All about a job, over several lines."""
     width = terminal_width()
     if job.state == "morgue":
-        when = f"buried {relative(job.buried_at, now)}"
+        when = f"buried {ago(job.buried_at, now)}"
     elif job.state == "taken":
         when = "in flight"
     else:
-        when = relative(job.perform_at, now)
+        when = ago(job.perform_at, now)
     if job.state != "morgue" and job.retry_count >= 0:
         when += f", failed {count(job.retry_count + 1, 'time')} (retry_count {job.retry_count})"
     if job.crashes:

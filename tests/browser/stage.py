@@ -1,14 +1,12 @@
 """A stage for browsers: queues with all kinds of jobs, a node that works them, and the dashboard over HTTP."""
 
 import random
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import uvicorn
 from starlette.applications import Starlette
 from starlette.routing import Mount
 
@@ -17,20 +15,8 @@ import lowq_web
 from lowq.job import load_payload, shard_of
 from lowq.keys import shard_prefix
 from lowq.shard import Failure, Lease, Shard
-
-#: Seconds that anything here may take.
-PATIENCE = 30.0
-
-
-def until(condition: Callable[[], Any], what: str, timeout: float = PATIENCE) -> Any:
-    """Waits until the condition gives something true, and returns that."""
-    deadline = time.monotonic() + timeout
-    while True:
-        result = condition()
-        if result:
-            return result
-        assert time.monotonic() < deadline, f"after {timeout:g} s there was still no: {what}"
-        time.sleep(0.02)
+from tests.integration.support import PATIENCE, until
+from tests.web.served import served
 
 
 class Stage:
@@ -78,24 +64,12 @@ class Stage:
     @contextmanager
     def serving(self, below: str = "", **options: Any) -> Iterator[str]:
         """The address of the dashboard, or of an application that has it ``below`` a path."""
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
         application = lowq_web.create_app(self.app, **options)
-        outer = Starlette(routes=[Mount(below, application)]) if below else application
-        config = uvicorn.Config(
-            outer, "127.0.0.1", port, log_level="warning", timeout_graceful_shutdown=3, lifespan="off"
-        )
-        server = uvicorn.Server(config)
-        thread = threading.Thread(target=server.run, daemon=True)
-        thread.start()
-        until(lambda: server.started, "server")
-        try:
-            yield f"http://127.0.0.1:{port}"
-        finally:
-            application.state.closing = True
-            server.should_exit = True
-            thread.join(PATIENCE)
+        with served(Starlette(routes=[Mount(below, application)]) if below else application) as address:
+            try:
+                yield address
+            finally:
+                application.state.closing = True
 
 
 TRACEBACK = """Traceback (most recent call last):

@@ -18,7 +18,7 @@ from lowq.cli.loading import load_app, users_traceback
 from lowq.cli.look import _seconds, moment
 from lowq.cli.push import BadLine, Line, Source
 from lowq.connection.store_server import encode, take_command
-from lowq.duration import duration
+from lowq.duration import ago, duration
 from lowq.job import Job
 from lowq.version import VERSION
 
@@ -171,11 +171,11 @@ def test_durations_have_the_two_largest_units(seconds: float, text: str) -> None
 
 
 def test_times_are_told_relatively() -> None:
-    assert output.relative(1250, 1000) == "in 4 min 10 s"
-    assert output.relative(820, 1000) == "3 min ago"
-    assert output.relative(1000.2, 1000) == "now"
-    assert output.relative(None, 1000) == ""
-    assert output.relative(math.inf, 1000) == ""
+    assert ago(1250, 1000) == "in 4 min 10 s"
+    assert ago(820, 1000) == "3 min ago"
+    assert ago(1000.2, 1000) == "now"
+    assert ago(None, 1000) == ""
+    assert ago(math.inf, 1000) == ""
 
 
 def test_scores_are_shown_as_they_were_given() -> None:

@@ -114,7 +114,7 @@ def main() -> None:
             fail_some(stage.app, SHARDS, JOBS)
             print("a quarter of them has failed before:")  # noqa: T201
             streamed(address, "/queues/Big?order_by=retry_count", "/queues/Big?order_by=retry_count&reverse=1",
-                     "/queues/Big?order_by=retry_count&reverse=1&max=-1", "/queues/Big?state=scheduled",
+                     "/queues/Big?order_by=retry_count&reverse=1&max=0", "/queues/Big?state=scheduled",
                      "/queues/Big?state=retrying")  # fmt: skip
         stage.close()
 

@@ -25,7 +25,7 @@ NOW = 1_800_000_000.0
         ({"state": "due"}, False),
         ({"state": "morgue"}, False),
         ({"order_by": "perform_at", "min": "-2h"}, False),
-        ({"order_by": "retry_count", "min": "0"}, False),
+        ({"order_by": "retry_count", "min": "1"}, False),
         ({"match": "4*"}, True),
         ({"order_by": "id"}, True),
         ({"state": "morgue", "order_by": "id"}, True),
@@ -34,9 +34,9 @@ NOW = 1_800_000_000.0
         ({"state": "retrying"}, True),
         ({"order_by": "retry_count"}, True),
         ({"order_by": "retry_count", "reverse": "1"}, True),
-        ({"order_by": "retry_count", "min": "-1", "max": "3"}, True),
-        ({"order_by": "retry_count", "max": "-1"}, True),
-        ({"state": "due", "order_by": "retry_count", "min": "0"}, True),
+        ({"order_by": "retry_count", "min": "0", "max": "3"}, True),
+        ({"order_by": "retry_count", "max": "0"}, True),
+        ({"state": "due", "order_by": "retry_count", "min": "1"}, True),
     ],
 )
 def test_what_is_not_sorted_already_is_streamed(query: dict[str, str], scans: bool) -> None:

@@ -15,8 +15,9 @@ import lowq
 import lowq_web
 from lowq_web import text
 from lowq_web.entity import entity
+from lowq_web.pages.nodes import _alone
+from lowq_web.pages.search import like
 from lowq_web.redaction import MASK, redactor
-from lowq_web.views import _alone, _like
 from tests.web.conftest import OWN, Open
 
 HOSTILE = [
@@ -616,7 +617,7 @@ class TestSearch:
         [("4*", "4*"), ("gone", "*gone*"), ("a[1]", r"*a\[1\]*"), ("x" * 100, None)],
     )
     def test_the_pattern_that_a_search_is_turned_into(self, typed: str, pattern: str | None) -> None:
-        assert _like(typed) == pattern
+        assert like(typed) == pattern
 
 
 class TestUnworked:
@@ -685,7 +686,9 @@ class TestNodes:
     def test_the_time_of_a_perform_is_as_of_the_heartbeat(
         self, client: TestClient, app: lowq.Lowq, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        seats = tuple({"queue": "Orders", "shard": 1, "ids": ["x"], "seconds": seconds} for seconds in (0.5, 400.0))
+        seats = tuple(
+            {"queue": "Orders", "shard": 1, "ids": ["x"], "count": 1, "seconds": seconds} for seconds in (0.5, 400.0)
+        )
         node = lowq.NodeInfo("host:1:abc", time.time() - 4.4, 4.4, threads=2, performing=seats)
         monkeypatch.setattr(lowq.Lowq, "nodes", lambda _self: [node])
         page = client.get("/nodes").text

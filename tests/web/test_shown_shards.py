@@ -142,6 +142,24 @@ def test_many_shards_come_page_by_page_in_one_order(app: lowq.Lowq) -> None:
     assert reader.page(address).text.count("of 450") == 1
 
 
+def test_no_shard_is_missed_or_shown_twice_while_they_change_places(app: lowq.Lowq) -> None:
+    hand = Hand(app, "Wide", 450)
+    hand.queue.push({"id": n, "delay": 60} for n in range(2000))
+    dashboard = lowq_web.create_app(app)
+    reader = Reader(TestClient(dashboard, base_url="http://127.0.0.1"))
+    address, shown = "/queues/Wide/shards?sort=length&dir=desc", list[int]()
+    while address:
+        page = reader.page(address)
+        shown += [row["Shard"].number for row in rows_of(page)]
+        address = next((link.link for link in page.every("a") if link.attributes.get("rel") == "next"), "")
+        # What is still to come goes to the front, and what was shown first to the end.
+        behind = [index for index in range(450) if index not in shown][-30:]
+        hand.queue.push({"id": job_id, "delay": 60} for index in behind for job_id in hand.ids(index, 30, "more"))
+        hand.queue.delete([str(n) for n in range(2000) if hand.index(str(n)) in shown[:30]])
+        dashboard.state.site.lookout.forget()
+    assert sorted(shown) == list(range(450))
+
+
 def test_a_paused_shard_says_so(app: lowq.Lowq) -> None:
     queue = app.queue("Orders", 3)
     queue.push({"id": 1})

@@ -8,20 +8,22 @@ How a request flows, file by file::
     security   Guard: is this server reachable by others without a password? who asks? may they? does the request come
                from our own pages? Then, behind it, and only there:
     app        the routes
-    views      pages: HTML from templates/, complete without JavaScript; static/app.js only adds to them
+    pages/     HTML from templates/, complete without JavaScript: a module for each; static/app.js only adds to them
     api        the same as JSON; `openapi` describes it, and a test holds the two together
     actions    what people do: single ids at once, many in the background (`tasks`), each into the log of what was done
     live       numbers that change, as server-sent events
     metrics    the same numbers for Prometheus
+
+`fields` reads what an address or a form carries, `listing` which jobs it asks for. `site` is what the handlers of one
+application share.
 
 What several viewers want to see at once is read once: `lookout` keeps the latest figures of all queues, and reads them
 no oftener than Redis can afford; `shared` is how. Handlers run in `threads` of our own, a bounded number at a time, and
 only while Redis answers. `entity` gathers all that is known of one id, `chart` draws, `text` turns values into words,
 and `redaction` masks what nobody is to see. What was just done is told once, by `notices`.
 
-Whatever comes from a job, an id, a queue or an error is hostile text. Templates escape it, and `views` shows control
-characters, direction marks and broken encodings as what they are. What nodes and the log say is shown as far as it is
-`believable`.
+Whatever comes from a job, an id, a queue or an error is hostile text. Templates escape it, and `pages.rendering`
+shows control characters, direction marks and broken encodings as what they are.
 """
 
 from starlette.applications import Starlette

@@ -15,6 +15,11 @@ from lowq_web.tasks import ActionName, Filter, Task, Tasks
 log = logging.getLogger(__name__)
 
 ACTIONS: tuple[ActionName, ...] = get_args(ActionName)
+#: Those that can't be undone: pages always ask before.
+DESTRUCTIVE = ("bury", "delete")
+#: What they do, on buttons, and what was done to jobs then.
+VERBS = {"perform_now": "perform now", "kick": "kick", "bury": "bury", "delete": "delete"}
+DONE = {"perform_now": "made due now", "kick": "kicked", "bury": "buried", "delete": "deleted"}
 #: Ids that are acted on while the browser waits: as many as a page has.
 MAX_IDS = 1000
 

@@ -19,15 +19,15 @@ from starlette.routing import Route
 import lowq
 from lowq_web import openapi
 from lowq_web.actions import ACTIONS, MAX_IDS
-from lowq_web.app import queue_of, site_of
 from lowq_web.entity import entity
+from lowq_web.fields import query_of
 from lowq_web.listing import ORDERS, STATES, Asked
 from lowq_web.live import document
 from lowq_web.openapi import Endpoint, Parameter
 from lowq_web.security import is_json, visit_of
+from lowq_web.site import queue_of, site_of
 from lowq_web.tasks import Filter, Task
 from lowq_web.threads import Last
-from lowq_web.views import query_of
 
 _QUEUE = Parameter("queue", "path", {"type": "string"}, "A queue; a slash in its name is written %252F")
 _SPAN = Parameter(

@@ -5,7 +5,6 @@ import logging
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -21,11 +20,13 @@ from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 
 import lowq
+from lowq_web import api, live, metrics, pages
 from lowq_web.actions import Actions
 from lowq_web.lookout import Lookout
-from lowq_web.notices import Notices
+from lowq_web.pages.rendering import trouble
 from lowq_web.redaction import Redact, redactor
 from lowq_web.security import Authenticate, Guard, auth_from_environment, is_for_programs
+from lowq_web.site import Site, site_of
 from lowq_web.tasks import MAX_RUNNING, Tasks, TooManyTasks
 from lowq_web.threads import Slots, Threads
 from lowq_web.wrong_type import explain
@@ -57,43 +58,6 @@ class _NameConvertor(Convertor[str]):
 register_url_convertor("name", _NameConvertor())
 
 
-@dataclass(frozen=True, slots=True)
-class Site:
-    """What the handlers of one application share: `site_of` finds it."""
-
-    #: With connections of its own: `close` closes those, and not the host application's.
-    app: lowq.Lowq
-    lookout: Lookout
-    tasks: Tasks
-    actions: Actions
-    redact: Redact
-    threads: Threads
-    #: Of what looks at every id, and of pages that are live.
-    scans: Slots
-    streams: Slots
-    notices: Notices = field(default_factory=Notices)
-
-
-def queue_of(request: Request) -> lowq.Queue:
-    """The queue that the path names.
-
-    Raises:
-        UnknownQueueError: nobody has used it yet, or could.
-    """
-    try:
-        found = site_of(request).app.queue(request.path_params["queue"])
-    except lowq.ConfigError as error:
-        raise lowq.UnknownQueueError(f"there is no such queue: {error}") from None
-    found.shards_count  # noqa: B018 - asks for it
-    return found
-
-
-def site_of(request: Request) -> Site:
-    """What the handlers of this application share."""
-    site: Site = request.app.state.site
-    return site
-
-
 def create_app(
     app: lowq.Lowq | None = None,
     *,
@@ -118,8 +82,6 @@ def create_app(
     Raises:
         ConfigError: settings that make no sense.
     """
-    from lowq_web import api, live, metrics, views  # they know `site_of`
-
     app = (app or lowq.app).apart(CONNECTIONS)
     if redact is None:
         redact = [name.strip() for name in os.environ.get("LOWQ_WEB_REDACT", "").split(",") if name.strip()] or None
@@ -133,12 +95,12 @@ def create_app(
         Mount("/static", StaticFiles(directory=Path(str(resources.files("lowq_web") / "static"))), name="static"),
         Route("/api/v1", api.index),
         Mount("/api/v1", routes=_in_threads(api.routes())),
-        *_in_threads(views.routes()),
+        *_in_threads(pages.routes()),
     ]
     application = Starlette(
         routes=routes,
         middleware=[Middleware(Guard, auth=auth or auth_from_environment(), threads=threads, open_to_all=no_auth)],
-        exception_handlers=_handlers(views.trouble),
+        exception_handlers=_handlers(),
         lifespan=_lifespan,
     )
     application.router.redirect_slashes = False
@@ -204,7 +166,7 @@ _STATUS: list[tuple[type[Exception], int]] = [
 ]
 
 
-def _handlers(page: Callable[[Request, int, str], Response]) -> dict[Any, Any]:
+def _handlers() -> dict[Any, Any]:
     def answer(request: Request, error: Exception) -> Response:
         if isinstance(error, HTTPException):
             status, reason = error.status_code, error.detail
@@ -216,7 +178,7 @@ def _handlers(page: Callable[[Request, int, str], Response]) -> dict[Any, Any]:
         if is_for_programs(request):
             response: Response = JSONResponse({"error": reason}, status)
         else:
-            response = page(request, status, reason)
+            response = trouble(request, status, reason)
         if isinstance(error, HTTPException) and error.headers:
             response.headers.update(error.headers)
         return response

@@ -110,7 +110,8 @@ def _news(pages: Iterator[lowq.Page]) -> Iterator[lowq.Page | None]:
 
 
 def asked_of(query: Mapping[str, str], now: float) -> Asked:
-    """From the query of an address. What is empty counts as absent.
+    """From the query of a page's address. What is empty counts as absent. Bounds are as the list shows what it is
+    ordered by; in order of ``retry_count`` they are the number of the coming retry, which is one more.
 
     Raises:
         ConfigError: it names what is allowed.
@@ -146,11 +147,21 @@ def asked_of(query: Mapping[str, str], now: float) -> Asked:
     return Asked(asked.state, asked.match, order_by, asked.reverse, low, high, asked.after, LIMIT, given)
 
 
+def as_typed(query: Mapping[str, str]) -> Asked:
+    """A query that makes no sense, for the form to be filled with."""
+    given = {name: query[name] for name in ("match", "reverse", "min", "max") if query.get(name)}
+    state = next((state for state in STATES if state == query.get("state")), None)
+    order_by = next((order for order in ORDERS if order == query.get("order_by")), None)
+    given |= {name: value for name, value in (("state", state), ("order_by", order_by)) if value}
+    return Asked(state, given.get("match"), order_by, "reverse" in given, None, None, None, LIMIT, given)
+
+
 def _bound(asked: Asked, name: str, given: str | None, now: float) -> float | str | None:
     if given is None or asked.order == "id":
         return given
     try:
-        return text.moment(given, now) if asked.by_time else float(given)
+        # The list counts retries as people do: the first one is 1, and what never failed has 0.
+        return text.moment(given, now) if asked.by_time else float(given) - 1
     except (ValueError, OverflowError):
         what = "a time: 2027-01-31T12:00Z, Unix seconds, or -2h, +30min" if asked.by_time else "a number"
         raise lowq.ConfigError(f"{name}={given!r:.50}: it is {what}") from None

@@ -15,8 +15,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 import lowq
-from lowq_web.app import site_of
 from lowq_web.lookout import Figures
+from lowq_web.site import site_of
 from lowq_web.threads import Held
 
 log = logging.getLogger(__name__)

@@ -10,8 +10,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 import lowq
-from lowq_web.app import site_of
 from lowq_web.lookout import Figures
+from lowq_web.site import site_of
 
 _GAUGES = {
     "lag_seconds": ("Seconds since the oldest due job became due", "lag"),

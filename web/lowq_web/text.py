@@ -2,17 +2,14 @@
 
 import json
 import math
-import re
 from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import quote, unquote
 
-from lowq.duration import duration
+from lowq.duration import ago, duration, relative_seconds
 from lowq.logs import printable
 
 __all__ = ["ago", "bytes_of", "decode_id", "duration", "encode_id", "exact", "iso", "last_line", "moment", "printable"]
-
-_UNITS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
 
 
 def short(value: float) -> str:
@@ -46,16 +43,6 @@ def bytes_of(value: float) -> str:
     return f"{value:.0f} B"
 
 
-def ago(at: float | None, now: float) -> str:
-    """``3 min ago``, ``in 4 min``, ``now``. Both are Unix time in seconds."""
-    if at is None or not math.isfinite(at):
-        return ""
-    away = at - now
-    if abs(away) < 0.5:
-        return "now"
-    return f"in {duration(away)}" if away > 0 else f"{duration(-away)} ago"
-
-
 def iso(at: float) -> str:
     """``2026-11-21T12:00:00.123Z``; empty for what no calendar has."""
     try:
@@ -76,10 +63,9 @@ def moment(text: str, now: float) -> float:
         ValueError: it is none of these.
     """
     text = text.strip()
-    relative = re.fullmatch(r"([+-])\s*(\d+(?:\.\d+)?)\s*(s|min|m|h|d)", text)
-    if relative:
-        sign, number, unit = relative.groups()
-        value = now + (1 if sign == "+" else -1) * float(number) * _UNITS[unit]
+    away = relative_seconds(text)
+    if away is not None:
+        value = now + away
     else:
         try:
             value = float(text)

@@ -1,0 +1,33 @@
+"""Pages: HTML that is complete without JavaScript.
+
+Each module here owns a page, what is said on it and what its buttons do; its template has the same name. It asks the
+queue's handle, turns what it gets into words, and has it filled in by `rendering`. Pages know of each other only what
+the imports say; `rendering` knows none of them.
+"""
+
+from starlette.routing import Route
+
+from lowq_web.pages import act, audit, dashboard, job, nodes, queue, search, shards, tasks
+
+__all__ = ["routes"]
+
+
+def routes() -> list[Route]:
+    """All pages."""
+    return [
+        Route("/", dashboard.dashboard, name="dashboard"),
+        Route("/search", search.search, name="search"),
+        Route("/nodes", nodes.nodes, name="nodes"),
+        Route("/nodes/tell", nodes.tell, methods=["POST"], name="tell"),
+        Route("/audit", audit.audit, name="audit"),
+        Route("/tasks", tasks.tasks, name="tasks"),
+        Route("/tasks/{task}", tasks.task, name="task"),
+        Route("/tasks/{task}/cancel", tasks.cancel, methods=["POST"], name="cancel"),
+        Route("/queues/{queue:name}", queue.queue, name="queue"),
+        Route("/queues/{queue:name}/job", job.job, name="job"),
+        Route("/queues/{queue:name}/payload", job.payload, name="payload"),
+        Route("/queues/{queue:name}/shards", shards.shards, name="shards"),
+        Route("/queues/{queue:name}/act", act.act, methods=["POST"], name="act"),
+        Route("/queues/{queue:name}/pause", queue.pause, methods=["POST"], name="pause"),
+        Route("/queues/{queue:name}/resume", queue.resume, methods=["POST"], name="resume"),
+    ]

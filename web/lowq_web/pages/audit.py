@@ -1,0 +1,18 @@
+"""What people did."""
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from lowq_web.actions import VERBS
+from lowq_web.pages.rendering import render
+from lowq_web.site import site_of
+
+
+def audit(request: Request) -> Response:
+    """What people did."""
+    return render(
+        request,
+        "audit.html",
+        entries=site_of(request).app.audit(200),
+        verbs=VERBS,
+    )

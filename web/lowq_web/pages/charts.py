@@ -1,0 +1,38 @@
+"""The two charts of a page, throughput and lag, and how far back they look."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from starlette.requests import Request
+
+import lowq
+from lowq_web.chart import chart
+from lowq_web.pages.rendering import url
+from lowq_web.site import site_of
+
+
+def charts(request: Request, page: str, query: Mapping[str, str], queue: str = "") -> dict[str, Any]:
+    """What the template's `charts` is given, on that page. ``queue``: "" for all queues together."""
+    span = _span(query)
+    rates = site_of(request).lookout.history(queue, span).rates
+    return {
+        "span": span,
+        "spans": _spans(request, page, span, query, **({"queue": queue} if queue else {})),
+        "rates": chart(rates, ["processed", "failed"]),
+        "lags": chart(rates, ["lag"], seconds=True),
+    }
+
+
+def _span(query: Mapping[str, str]) -> lowq.Span:
+    span = query.get("span", "hour")
+    return span if span in ("hour", "day", "month") else "hour"  # type: ignore[return-value]  # just checked
+
+
+def _spans(
+    request: Request, name: str, current: lowq.Span, query: Mapping[str, str], **parts: Any
+) -> list[tuple[str, str, bool]]:
+    kept = {key: value for key, value in query.items() if key in ("sort", "dir")}
+    words = {"hour": "Hour", "day": "Day", "month": "30 days"}
+    return [
+        (word, url(request, name, {**kept, "span": span}, **parts), span == current) for span, word in words.items()
+    ]

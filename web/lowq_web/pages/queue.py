@@ -1,0 +1,111 @@
+"""The jobs of a queue: by state, sorted, filtered, page by page.
+
+Listings that look at every id are streamed: the rows found so far, again and again, each time in a table body that
+hides the one before.
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+import lowq
+from lowq_web import text
+from lowq_web.actions import VERBS
+from lowq_web.fields import form_of, query_of
+from lowq_web.listing import Asked, as_typed, asked_of, tab_counts
+from lowq_web.pages.charts import charts
+from lowq_web.pages.rendering import redirect, render, stream
+from lowq_web.security import visit_of
+from lowq_web.site import queue_of, site_of
+from lowq_web.tasks import ActionName
+
+#: What the fields of the filter are called on the page.
+_LABELS = {"min": "From", "max": "To", "match": "Id like", "order_by": "Order", "state": "State"}
+
+
+def queue(request: Request) -> Response:
+    """Its jobs: by state, sorted, filtered, page by page."""
+    site, handle = site_of(request), queue_of(request)
+    query = query_of(request)
+    now = site.lookout.now()
+    slip, status = None, 200
+    try:
+        asked = asked_of(query, now)
+        pages = asked.pages(handle)
+    except lowq.ConfigError as error:
+        # Said where it was typed, with what was typed.
+        asked, pages, slip, status = as_typed(query), iter(()), in_words(str(error)), 400
+    stats = site.lookout.stats(handle)
+    drawn = charts(request, "queue", query, handle.name)
+    counts = tab_counts(handle, stats)
+    values: dict[str, Any] = {
+        "queue": handle.name,
+        "stats": stats,
+        "counts": counts,
+        "asked": asked,
+        "slip": slip,
+        "verbs": _verbs(asked),
+        "elsewhere": _elsewhere(asked, counts),
+        "masked": site.redact,
+        "words": VERBS,
+        **drawn,
+    }
+    if asked.scans and slip is None:
+        return stream(request, "queue.html", pages=_told(pages), **values)
+    return render(request, "queue.html", status, pages=list(pages), **values)
+
+
+def in_words(reason: str) -> str:
+    """A complaint about a field, by the name that the field has on the page."""
+    parts = re.fullmatch(r"(\w+)=(.+?): it is (.+)", reason, re.DOTALL)
+    if parts is None or parts[1] not in _LABELS:
+        return reason
+    return f"{_LABELS[parts[1]]} can't be {parts[2]}: it is {parts[3]}"
+
+
+def _elsewhere(asked: Asked, counts: Mapping[str, Any]) -> list[tuple[str, str, Any]]:
+    """Where else ids of the same pattern may be: state, words, how many are there at all."""
+    if not asked.match:
+        return []
+    here = "" if asked.state is None else asked.state
+    places = [("", "waiting"), ("taken", "in flight"), ("morgue", "in the morgue")]
+    return [(state, word, counts[state]) for state, word in places if state != here and counts[state].number]
+
+
+def _told(pages: Iterable[lowq.Page | None]) -> Iterator[lowq.Page | str | None]:
+    """The pages, and at last what went wrong: the answer has begun already."""
+    try:
+        yield from pages
+    except lowq.LowqError as error:
+        yield str(error)
+
+
+def _verbs(asked: Asked) -> list[ActionName]:
+    if asked.state == "taken":
+        return []
+    if asked.state == "morgue":
+        return ["kick", "delete"]
+    return ["perform_now", "bury", "delete"] if asked.state != "due" else ["bury", "delete"]
+
+
+def pause(request: Request) -> Response:
+    """No more jobs are taken."""
+    handle = queue_of(request)
+    site_of(request).actions.pause(visit_of(request).user.name, handle.name)
+    return redirect(request, "queue", done="Paused.", queue=handle.name)
+
+
+def resume(request: Request) -> Response:
+    """Jobs are taken again."""
+    handle = queue_of(request)
+    site_of(request).actions.resume(visit_of(request).user.name, handle.name)
+    return redirect(request, *_asked_from(request), done="Resumed.", queue=handle.name)
+
+
+def _asked_from(request: Request) -> tuple[str, dict[str, str]]:
+    """The page of an id, if the form says that it stood there; otherwise that of the queue."""
+    job_id = dict(form_of(request)).get("id")
+    return ("queue", {}) if job_id is None else ("job", {"id": text.decode_id(job_id)})

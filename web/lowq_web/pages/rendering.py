@@ -1,0 +1,173 @@
+"""How a page is made: templates and what they may use, addresses of other pages, and what a page says once.
+
+What a template shows is escaped, after everything in it that is no text for the eye has become visible.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+from urllib.parse import urlencode
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup, escape
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, RedirectResponse, Response
+
+import lowq
+from lowq_web import text
+from lowq_web.chart import HEIGHT, WIDTH
+from lowq_web.fields import query_of
+from lowq_web.notices import Notice
+from lowq_web.security import TOKEN, visit_of
+from lowq_web.site import site_of
+from lowq_web.threads import Held
+
+#: What a template says where what it has made so far is to be sent.
+_FLUSH = "\x00flush\x00"
+#: Jobs of a state, in words; None: all that wait.
+_JOBS = {None: "waiting jobs", "morgue": "buried jobs", "taken": "jobs in flight"}
+
+
+def _finalize(value: Any) -> Any:
+    """Everything that a template shows: what is no text for the eye (control characters, direction marks, broken
+    encodings) is shown as its escape. Then it is escaped for HTML.
+    """
+    if isinstance(value, Markup):
+        return value
+    return text.printable(value) if isinstance(value, str) else value
+
+
+def _block(value: str) -> Markup:
+    """A text whose lines are to be seen as lines."""
+    return escape(text.printable(value, "\n"))
+
+
+_environment = Environment(
+    loader=PackageLoader("lowq_web"),
+    autoescape=True,
+    finalize=_finalize,
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
+_environment.filters |= {
+    "short": text.short,
+    "exact": text.exact,
+    "rate": text.rate,
+    "duration": text.duration,
+    "bytes": text.bytes_of,
+    "iso": text.iso,
+    "utc": text.utc,
+    "score": text.score,
+    "block": _block,
+    "cut": text.cut,
+    "json": text.payload,
+    "preview": text.preview,
+    "jobs_of": lambda state: _JOBS.get(state, f"{state} jobs"),
+    "last_line": text.last_line,
+    "encode_id": text.encode_id,
+}
+_environment.globals |= {"token_field": TOKEN, "chart_width": WIDTH, "chart_height": HEIGHT}
+
+
+def url(request: Request, name: str, query: Mapping[str, Any] | None = None, /, **parts: Any) -> str:
+    """The address of a page, wherever we are mounted."""
+    root: str = request.scope.get("lowq_root", "")
+    path = root + str(request.app.url_path_for(name, **parts))
+    given = {key: value for key, value in (query or {}).items() if value not in (None, "")}
+    if not given:
+        return path
+    return f"{path}?{urlencode(given, errors='surrogateescape')}"
+
+
+def _context(request: Request, now: float, **values: Any) -> dict[str, Any]:
+    visit = visit_of(request)
+
+    def link(name: str, query: Mapping[str, Any] | None = None, /, **parts: Any) -> str:
+        return url(request, name, query, **parts)
+
+    def ago(at: float | None) -> str:
+        return text.ago(at, now)
+
+    return {
+        "link": link,
+        "ago": ago,
+        "now": now,
+        "user": visit.user,
+        "may_act": visit.user.role == "admin",
+        "token": visit.token,
+        "page": request.scope["path"].removeprefix(request.scope.get("lowq_root", "")),
+        "said": _said(request),
+        "root": request.scope.get("lowq_root", ""),
+        "version": lowq.__version__,
+        "searched": "",
+        "flush": Markup(""),
+        **values,
+    }
+
+
+def render(request: Request, template: str, status: int = 200, /, **values: Any) -> HTMLResponse:
+    """A page: a template filled with these values, and with what is on every page."""
+    context = _context(request, site_of(request).lookout.now(), **values)
+    return HTMLResponse(encode(_environment.get_template(template).render(context)), status)
+
+
+def encode(html: str) -> bytes:
+    """As it is sent."""
+    return html.encode("utf-8", "replace")
+
+
+def stream(request: Request, template: str, /, **values: Any) -> Response:
+    """The same, sent in pieces as it is made: up to wherever the template says `flush`. It counts as a scan.
+
+    Raises:
+        HTTPException: too many look through all ids already.
+    """
+    context = _context(request, site_of(request).lookout.now(), flush=Markup(_FLUSH), **values)
+
+    def chunks() -> Iterator[bytes]:
+        waiting: list[str] = []
+        for piece in _environment.get_template(template).generate(context):
+            if _FLUSH in piece:
+                waiting.append(piece.replace(_FLUSH, ""))
+                yield encode("".join(waiting))
+                waiting = []
+            else:
+                waiting.append(piece)
+        yield encode("".join(waiting))
+
+    site = site_of(request)
+    return Held(site.scans, site.threads.iterate(chunks()), "text/html")
+
+
+def trouble(request: Request, status: int, reason: str) -> Response:
+    """The page for what went wrong."""
+    may_retry = status in (429, 500, 503) and request.method == "GET"
+    context = _context(request, 0.0, status=status, reason=reason, may_retry=may_retry)
+    return HTMLResponse(encode(_environment.get_template("trouble.html").render(context)), status)
+
+
+def _said(request: Request) -> Notice | None:
+    """What was just done: told once."""
+    if request.method != "GET":
+        return None
+    try:
+        return site_of(request).notices.take(query_of(request).get("said", ""))
+    except lowq.ConfigError:  # this page says just that
+        return None
+
+
+def redirect(
+    request: Request,
+    name: str,
+    query: Mapping[str, Any] | None = None,
+    /,
+    *,
+    done: str | None = None,
+    slip: str | None = None,
+    **parts: Any,
+) -> RedirectResponse:
+    """To a page, which says what was done, or why nothing was."""
+    if done or slip:
+        notice = Notice(slip or done or "", slip=slip is not None)
+        query = {**(query or {}), "said": site_of(request).notices.leave(notice)}
+    return RedirectResponse(url(request, name, query, **parts), 303)

@@ -1,0 +1,66 @@
+"""An id that somebody looks for, in whatever queue it is."""
+
+import re
+from collections.abc import Iterable
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+import lowq
+from lowq_web.fields import query_of
+from lowq_web.pages.rendering import redirect, render
+from lowq_web.site import site_of
+
+#: Characters of a pattern that a search is turned into.
+MAX_PATTERN = 64
+
+
+def search(request: Request) -> Response:
+    """An id, in whatever queue it is."""
+    site, typed = site_of(request), query_of(request).get("id", "")
+    if not typed.strip():
+        return redirect(request, "dashboard")
+    names = [info.name for info in site.app.queues()]
+    # Blanks around it came with copying, most likely; but ids may have some.
+    job_id, found = typed, []
+    for job_id in dict.fromkeys((typed, typed.strip())):
+        for name in names:
+            places = site.app.queue(name).places(job_id)
+            if places:
+                found.append((name, [item.state for item in places]))
+        if found:
+            break
+    if len(found) == 1:
+        return redirect(request, "job", {"id": job_id}, queue=found[0][0])
+    pattern = like(job_id)
+    return render(
+        request,
+        "search.html",
+        200,
+        found=found,
+        places=[] if found or pattern is None else _places(site.lookout.figures().queues),
+        pattern=pattern,
+        job_id=job_id,
+        searched=job_id,
+    )
+
+
+def like(typed: str) -> str | None:
+    """The pattern of ids with this in them, or this if it is a pattern already; None: it is too long for one."""
+    if "*" in typed:
+        pattern = typed
+    else:
+        pattern = "*" + re.sub(r"([?\[\]\\])", r"\\\1", typed) + "*"
+    return pattern if len(pattern) <= MAX_PATTERN else None
+
+
+def _places(queues: Iterable[lowq.QueueOverview]) -> list[tuple[str, list[tuple[str, str, int]]]]:
+    """Where jobs are: queue, then state, its words and how many. The first queues only."""
+    found = []
+    for stats in (item.stats for item in queues):
+        counts = (("", "waiting", stats.length), ("taken", "in flight", stats.taken),
+                  ("morgue", "in the morgue", stats.morgue_length))  # fmt: skip
+        places = [place for place in counts if place[2]]
+        if places:
+            found.append((stats.name, places))
+    return found[:50]

@@ -1,0 +1,32 @@
+"""What runs in the background, and how far it is."""
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from lowq_web.actions import DONE, VERBS
+from lowq_web.pages.rendering import redirect, render, trouble
+from lowq_web.security import visit_of
+from lowq_web.site import site_of
+
+
+def tasks(request: Request) -> Response:
+    """What runs in the background."""
+    return render(request, "tasks.html", tasks=site_of(request).tasks.all(), verbs=VERBS)
+
+
+def task(request: Request) -> Response:
+    """How far something is that runs in the background."""
+    found = site_of(request).tasks.get(request.path_params["task"])
+    if found is None:
+        return trouble(request, 404, "There is no such task: this process has not started it, or forgotten it.")
+    return render(request, "task.html", task=found, verbs=VERBS, done=DONE)
+
+
+def cancel(request: Request) -> Response:
+    """A task stops after its current step."""
+    site = site_of(request)
+    found = site.tasks.get(request.path_params["task"])
+    if found is None:
+        return trouble(request, 404, "There is no such task: this process has not started it, or forgotten it.")
+    site.actions.cancel(visit_of(request).user.name, found)
+    return redirect(request, "task", task=found.id)
