@@ -104,8 +104,8 @@ class Dispatcher:
         if now < self._none_stuck_until:
             return None
         shards: list[Shard] = []
-        for since, preferred in zip(self._busy_since, self._preferred, strict=False):
-            if since is not None and now - since > PATIENCE:
+        for other, (since, preferred) in enumerate(zip(self._busy_since, self._preferred, strict=False)):
+            if other != thread and since is not None and now - since > PATIENCE:
                 shards += preferred
         if not shards:
             self._none_stuck_until = now + PATIENCE / 10

@@ -400,7 +400,8 @@ class Queries:
         if left:  # the page ends before the first of them
             most = next(i for i, job_id in enumerate(ids) if job_id in left)
             found, more = found[:most], True
-        there = [jobs[job_id] for _, job_id in found if job_id in jobs]
+        # Once each: one that moved while it was looked for was found at both places.
+        there = [jobs[job_id] for job_id in dict.fromkeys(job_id for _, job_id in found) if job_id in jobs]
         still = [job for job in there if wanted.state is None or job.state == wanted.state]
         return Page(still, encode_cursor(wanted, found[-1]) if more else None)
 

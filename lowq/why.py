@@ -122,7 +122,7 @@ def explain(
 
     if paused is not None:
         since = duration(float(time) - foreign.finite(paused, float(time)))
-        return due("paused", f"due, and the queue is paused since {since}{by}; resume it")
+        return due("paused", f"due, and the queue has been paused for {since}{by}; resume it")
     if lease is None:
         return due("no_owner", nobody)
     first = f"behind {ahead} older job{'s' * (ahead != 1)} of shard {shard}" if ahead else f"next of shard {shard}"

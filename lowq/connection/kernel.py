@@ -2,7 +2,8 @@
 
 Python keeps a socket's timeout by asking the kernel twice, with `poll` and then to read or write, and gives up the GIL
 each time. With many threads in a process that is a queue each time, and for a node that was asleep it is code that is
-in no cache. The kernel does it alone when it is told how long a read or write may take.
+in no cache. The kernel does it alone when it is told how long a read or write may take. A signal that a handler of
+Python's takes starts that time anew.
 """
 
 import os
@@ -16,7 +17,13 @@ def keeps_timeout(connection: Any, seconds: float | None) -> bool:
     and there is no socket in the embedded store.
     """
     plain = getattr(connection, "_sock", None)  # redis-py has no public way to it
-    if os.name != "posix" or type(plain) is not socket.socket or seconds is None:
+    # gevent and its like put a socket of their own, which never blocks, into the place of Python's.
+    if (
+        os.name != "posix"
+        or seconds is None
+        or type(plain) is not socket.socket
+        or socket.socket.__module__ != "socket"
+    ):
         return False
     whole = int(seconds)
     limit = struct.pack("@ll", whole, max(int((seconds - whole) * 1e6), 0 if whole else 1))
@@ -24,6 +31,12 @@ def keeps_timeout(connection: Any, seconds: float | None) -> bool:
     plain.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
     plain.settimeout(None)
     return True
+
+
+def is_connected(connection: Any) -> bool:
+    """Whether it was connected and not disconnected since. redis-py says so from 8.0 on."""
+    said: bool | None = getattr(connection, "is_connected", None)
+    return getattr(connection, "_sock", None) is not None if said is None else said
 
 
 def timed_out(error: BaseException) -> bool:

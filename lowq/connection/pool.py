@@ -9,7 +9,7 @@ from typing import Any
 import hiredis
 from redis import exceptions
 
-from lowq.connection.kernel import keeps_timeout
+from lowq.connection.kernel import is_connected, keeps_timeout
 from lowq.errors import RedisRefused, RedisUnavailable
 from lowq.scripts import load_scripts
 
@@ -54,7 +54,7 @@ class Pool:
         except IndexError:
             connection = self._make_or_wait()
         try:
-            if not connection.is_connected:
+            if not is_connected(connection):
                 connection.connect()
                 keeps_timeout(connection, getattr(connection, "socket_timeout", None))
             if not self._prepared:

@@ -52,7 +52,11 @@ end
 
 local now = read_now()
 local clock = math.max(now, (tonumber(meta[2]) or 0) + 0.000001)
-local first, due = nil, {}
+local head = redis.call('ZRANGE', prefix .. 'due', 0, 0, 'WITHSCORES')[2]
+-- A member of more than 64 bytes makes Redis build a skip list at once. Otherwise it starts a compact list, which is
+-- searched for each of the first 128 ids: more than half of the time of such a call. No id is that long.
+local filler = not head and accepted > 32 and string.rep(' ', 513)
+local first, due = nil, filler and { 0, filler } or {}
 -- Where nothing waits for any of the ids, their payloads are written together: key, text, key, text...
 local lone = {}
 local function write_lone()
@@ -95,15 +99,6 @@ end
 
 write_lone()
 
-local head = redis.call('ZRANGE', prefix .. 'due', 0, 0, 'WITHSCORES')[2]
-local filler
-if not head and #due > 64 then
-  -- A member of more than 64 bytes makes Redis build a skip list at once. Otherwise it starts a compact list, which is
-  -- searched for each of the first 128 ids: more than half of the time of such a call. No id is that long.
-  filler = string.rep(' ', 513)
-  due[#due + 1], due[#due + 2] = due[1], due[2]
-  due[1], due[2] = 0, filler
-end
 redis.call('ZADD', prefix .. 'due', 'NX', unpack(due))
 if filler then
   redis.call('ZREM', prefix .. 'due', filler)

@@ -31,7 +31,7 @@ local function add(width, number, slots, share, is_last)
   if before then
     local stretch, performed, failures, longest = string.match(before, '^(%S+) (%S+) (%S+) (%S+)$')
     if tonumber(stretch) == number then
-      done, bad, worst = tonumber(performed), tonumber(failures), tonumber(longest)
+      done, bad, worst = tonumber(performed) or 0, tonumber(failures) or 0, tonumber(longest) or -1
     end
   end
   done, bad = done + processed * share, bad + failed * share

@@ -259,9 +259,6 @@ if count > 0 then
   for i, key in pairs(leaving) do
     redis.call('RENAME', key, arriving[i])
   end
-  if #lone_keys > 0 then
-    redis.call('UNLINK', unpack(lone_keys))
-  end
   if #gone > 0 then
     redis.call('ZREM', key_due, unpack(gone))
   end
@@ -284,6 +281,9 @@ if count > 0 then
     records[2] = string.gsub(records[2], ' ', string.rep(' ', 64), 1)
   end
   redis.call('HSET', key_taken, unpack(records))
+  if #lone_keys > 0 then
+    redis.call('UNLINK', unpack(lone_keys)) -- only now that the records have what is in them
+  end
   fields[#fields + 1] = 'delivery'
   fields[#fields + 1] = delivery
 end

@@ -287,7 +287,7 @@ def test_pause_and_resume(stage: Stage, address: str, watched: Watched) -> None:
     assert queue.stats().paused
     page.goto(f"{address}/queues/Orders/job?id=order-5")
     page.get_by_role("button", name="Perform now").click()
-    expect(page.locator(".reason")).to_contain_text("queue is paused since")
+    expect(page.locator(".reason")).to_contain_text("queue has been paused for")
     expect(page.locator(".reason")).to_contain_text("by anonymous")
     page.get_by_role("link", name="Orders").click()
     page.get_by_role("button", name="Resume").click()

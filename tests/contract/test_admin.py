@@ -375,7 +375,7 @@ class TestPause:
         rig.push(job("a"))
         rig.queue.pause(now=NOW)
         rig.queue.pause(now=NOW + 60)
-        assert "paused since 1 min 30 s" in rig.queue.why("a", now=NOW + 90).detail
+        assert "paused for 1 min 30 s" in rig.queue.why("a", now=NOW + 90).detail
 
 
 class TestDrop:

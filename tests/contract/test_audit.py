@@ -76,7 +76,7 @@ class TestPausedBy:
         rig.queue.pause(by="bob", now=NOW + 1)
         why = rig.queue.why("a", now=NOW + 90)
         assert (why.reason, why.paused_by) == ("paused", "ann")
-        assert why.detail == "due, and the queue is paused since 1 min 30 s by ann; resume it"
+        assert why.detail == "due, and the queue has been paused for 1 min 30 s by ann; resume it"
         assert "paused by ann, too" in rig.queue.why("b", now=NOW).detail
 
     def test_a_name_does_not_outlive_its_pause(self, rig: QueueRig) -> None:

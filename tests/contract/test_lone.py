@@ -186,6 +186,16 @@ class TestInFlight:
         rig.crash("second")
         assert rig.client.command("GET", rig.prefix + "payloads:x") == b"1.5 " + data
 
+    @pytest.mark.parametrize("text", [b" p", b"1\t2 p", b"1\n p", b"x p"])
+    def test_what_is_no_payload_of_ours_is_not_lost_on_the_way(self, rig: ShardRig, text: bytes) -> None:
+        rig.push(job("x", "v1", 1))
+        rig.client.command("SET", rig.prefix + "payloads:x", text)
+        shard = rig.own()
+        call = shard.take_call(1, NOW)
+        rig.lose_reply(call)
+        rig.crash("second")
+        assert rig.client.command("GET", rig.prefix + "payloads:x") == text
+
     def test_what_max_payloads_leaves_behind_is_taken_next(self, rig: ShardRig) -> None:
         shard = rig.own(max_payloads=1)
         rig.push(job("x", "v1", 1))

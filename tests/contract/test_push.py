@@ -56,6 +56,18 @@ def test_id_already_due_keeps_its_perform_at(rig: ShardRig) -> None:
     assert rig.read("payloads:x") == {"v1": 1, "v2": 2, "v3": 3}
 
 
+@pytest.mark.parametrize("others", [5, 40])
+def test_of_two_times_of_an_id_in_one_call_the_first_counts(rig: ShardRig, others: int) -> None:
+    rig.push(
+        job("x", "v1"), *(job(f"id{number}", "v1") for number in range(others)), job("x", "v2", delay=3600),
+        job("later", "v1", delay=3600), job("later", "v2"),
+    )  # fmt: skip
+    due = rig.read("due")
+    assert due["x"] == NOW
+    assert due["later"] > NOW + 3000
+    assert len(due) == others + 2
+
+
 def test_id_already_due_keeps_its_retry_count(rig: ShardRig) -> None:
     shard = rig.own()
     rig.push(job("x", "v1", 1))

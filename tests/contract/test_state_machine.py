@@ -687,8 +687,8 @@ MUTATIONS = [
     Mutation(
         "what comes back forgets the payload in its record",
         ("fail", "release", "acquire"),
-        "  lay_out(prefix, id, record)\n  merge(",
-        "  merge(",
+        "if lone and not redis.call('SET', waiting, lone, 'NX') then",
+        "if false then",
     ),
     Mutation("what goes into a record stays behind", ("take",), "'UNLINK', unpack(lone_keys)", "'PING'"),
     Mutation(
@@ -699,8 +699,8 @@ MUTATIONS = [
     Mutation(
         "what comes back replaces newer payloads",
         ("fail", "release", "acquire"),
-        "merge(prefix .. 'taken:payloads:' .. id, prefix .. 'payloads:' .. id)",
-        "redis.call('RENAME', prefix .. 'taken:payloads:' .. id, prefix .. 'payloads:' .. id)",
+        "merge(prefix .. 'taken:payloads:' .. id, waiting)",
+        "redis.call('RENAME', prefix .. 'taken:payloads:' .. id, waiting)",
     ),
     Mutation(
         "what comes back takes the last score",

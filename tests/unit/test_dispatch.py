@@ -11,7 +11,7 @@ import pytest
 from lowq import dispatch as dispatch_module
 from lowq.connection import Client
 from lowq.dispatch import Dispatcher
-from lowq.scheduler import LagScheduler
+from lowq.scheduler import LagScheduler, SeqScheduler
 from lowq.shard import Lease, Shard, Trip
 
 #: Seconds after which a test gives up.
@@ -206,6 +206,20 @@ class TestPreference:
         for _ in range(3):
             assert dispatch.wait(1) is mine
             dispatch.unclaim(mine)
+
+    def test_a_thread_that_comes_back_from_a_long_batch_does_not_help_itself(self) -> None:
+        oldest, a, b = shard("oldest", due_in=-9), shard("a", due_in=-1), shard("b", due_in=-1)
+        dispatch = Dispatcher([[oldest, a, b]], [SeqScheduler()])
+        held = dispatch.wait(0)
+        order = []
+        for _ in range(6):
+            assert held is not None
+            order.append(held)
+            busy_for(dispatch, 0, 2 * dispatch_module.PATIENCE)
+            following = dispatch.pick(0, held)
+            dispatch.unclaim(held)
+            held = following
+        assert order == [oldest, a, b] * 2
 
     def test_a_sleeping_thread_is_not_long_with_a_batch(self, sleepers: Sleepers) -> None:
         a = shard("a")

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from lowq.connection.kernel import keeps_timeout, timed_out
+from lowq.connection.kernel import is_connected, keeps_timeout, timed_out
 
 
 @pytest.fixture
@@ -46,6 +46,28 @@ def test_what_reads_on_its_own_keeps_its_own_timeout(pair: tuple[socket.socket, 
         assert wrapped.gettimeout() == 5.0
     assert not keeps_timeout(SimpleNamespace(), 1.0)
     assert not keeps_timeout(SimpleNamespace(_sock=None), 1.0)
+
+
+def test_a_socket_that_never_blocks_keeps_its_own_timeout(
+    pair: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # gevent puts its own class into the place of Python's.
+    class Green(socket.socket):
+        pass
+
+    monkeypatch.setattr(socket, "socket", Green)
+    with Green(fileno=pair[0].detach()) as green:
+        green.settimeout(5.0)
+        assert not keeps_timeout(SimpleNamespace(_sock=green), 1.0)
+        assert green.gettimeout() == 5.0
+
+
+@pytest.mark.parametrize(("connection", "connected"), [
+    (SimpleNamespace(is_connected=True, _sock=None), True), (SimpleNamespace(is_connected=False, _sock=1), False),
+    (SimpleNamespace(_sock=1), True), (SimpleNamespace(_sock=None), False), (SimpleNamespace(), False),
+])  # fmt: skip
+def test_older_versions_of_redis_py_only_have_a_socket_or_none(connection: object, connected: bool) -> None:
+    assert is_connected(connection) is connected
 
 
 def test_without_a_timeout_nothing_is_changed(pair: tuple[socket.socket, socket.socket]) -> None:

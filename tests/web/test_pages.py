@@ -415,7 +415,7 @@ class TestActions:
         client.post("/queues/Orders/pause")
         assert "Resume" in client.get("/queues/Orders").text
         queue.perform_now("job-5")
-        assert "paused since" in visible(client.get("/queues/Orders/job?id=job-5").text)
+        assert "paused for" in visible(client.get("/queues/Orders/job?id=job-5").text)
         assert "by anonymous" in visible(client.get("/queues/Orders/job?id=job-5").text)
         client.post("/queues/Orders/resume")
         assert not queue.stats().paused

@@ -120,8 +120,9 @@ class Actions:
         """The task stops after its current step; what it did stays done. False: it had ended already."""
         if task.state != "running":
             return False
+        entry = Entry(self._app, who, "cancel", task.queue, {"task": task.id})
         task.cancelled.set()
-        Entry(self._app, who, "cancel", task.queue, {"task": task.id}).ended(None, {})
+        entry.ended(None, {})
         return True
 
     @contextmanager

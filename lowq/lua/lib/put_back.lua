@@ -2,8 +2,11 @@
 -- job with the same id that arrived meanwhile. `perform_at` overrides when given.
 local function put_back(prefix, id, record, perform_at)
   local _, was_due, retry_count = parse_taken(record)
-  lay_out(prefix, id, record)
-  merge(prefix .. 'taken:payloads:' .. id, prefix .. 'payloads:' .. id)
+  local lone, waiting = carried_lone(record), prefix .. 'payloads:' .. id
+  if lone and not redis.call('SET', waiting, lone, 'NX') then
+    add_payload(waiting, split_lone(lone))
+  end
+  merge(prefix .. 'taken:payloads:' .. id, waiting)
   redis.call('HDEL', prefix .. 'taken', id)
   redis.call('ZADD', prefix .. 'due', perform_at or was_due, id)
   if retry_count >= 0 then
