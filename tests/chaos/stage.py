@@ -422,7 +422,8 @@ def run(
         stage.tend()
         for node in stage.nodes:
             node.says(" starts: ")
-        until(stage.all_leased, "leases of all shards")
+        # Tended to: one that is to die at its first surrender may do so as soon as another one comes.
+        _wait(stage, stage.all_leased, "lease of every shard", PATIENCE)
         stage.start_producers()
         until(lambda: stage.events("pushed"), "first push")
         load_began = time.monotonic()
