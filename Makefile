@@ -1,5 +1,6 @@
 # Everything a developer types. `make help` lists it.
 # Settings: PYTHON (the Python that .venv is made with), ARGS (passed on to the tool), JOBS (test processes).
+# VERSIONS (the Pythons of test-matrix).
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -9,6 +10,7 @@ SHELL := /bin/bash
 PYTHON ?= python3
 ARGS ?=
 JOBS ?= 2
+VERSIONS ?=
 
 VENV := .venv
 PY := $(VENV)/bin/python
@@ -30,6 +32,9 @@ debian = \
 		echo "$(1) missing. On Debian or Ubuntu: sudo apt-get install $(2)" >&2; exit 1; \
 	fi
 
+# $(call quoted,TEXT): TEXT as one word of the shell.
+quoted = '$(subst ','\'',$(1))'
+
 .PHONY: help
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -41,6 +46,10 @@ demo: $(EMBEDDED) ## a node, its store, a producer and the dashboard in one proc
 .PHONY: test
 test: lint browser ## lint, then all tests (ARGS="-k push" for some of them)
 	@$(PY) -m pytest -n $(JOBS) $(ARGS)
+
+.PHONY: test-matrix
+test-matrix: tools | $(PY) ## unit, contract, integration tests on every Python from 3.11 on (VERSIONS="3.12 3.13")
+	@$(PY) -m tests.matrix --jobs $(JOBS) --versions="$(VERSIONS)" --args=$(call quoted,$(ARGS))
 
 .PHONY: lint
 lint: $(DEV) tools ## ruff, mypy, the import contracts, luacheck
@@ -89,7 +98,7 @@ api-check: $(DEV) tools ## many more requests against the API's description than
 
 .PHONY: clean
 clean: ## remove what was built or cached, .venv too
-	@rm -rf $(VENV) benchmarks/.peers build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	@rm -rf $(VENV) .matrix benchmarks/.peers build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	@find $(CODE) -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The tools that are not Python's: the tests start redis-server themselves, lint runs luacheck.

@@ -39,7 +39,7 @@ LATE_SECONDS = 600.0
 Rider = Callable[[], Iterable[Call]]
 
 
-class Keeper(threading.Thread):
+class Keeper:
     """Keeps a node's membership and leases, and looks after its idle shards.
 
     ``divide``: called with the members whenever they change, and returns the shards that this node is to hold then.
@@ -63,7 +63,7 @@ class Keeper(threading.Thread):
         on_ready: Callable[[], object],
         on_fatal: Callable[[BaseException], object],
     ) -> None:
-        super().__init__(name="lowq-keeper", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="lowq-keeper", daemon=True)
         self._client = client
         self._membership = membership
         self._leases = leases
@@ -90,6 +90,14 @@ class Keeper(threading.Thread):
         self._nudge = threading.Event()
         self._closed = threading.Event()
         self._quiet = False
+
+    def start(self) -> None:
+        """Starts the thread."""
+        self._thread.start()
+
+    def is_alive(self) -> bool:
+        """Whether the thread runs."""
+        return self._thread.is_alive()
 
     # --- from other threads ---
 
@@ -123,13 +131,13 @@ class Keeper(threading.Thread):
 
     # --- the loop ---
 
-    def run(self) -> None:
+    def _run(self) -> None:
         try:
-            self._run()
+            self._loop()
         except BaseException as error:
             self._on_fatal(error)
 
-    def _run(self) -> None:
+    def _loop(self) -> None:
         quiet_ticks = 0
         failures = 0
         said = ""
@@ -310,8 +318,8 @@ class Keeper(threading.Thread):
         """Renews nothing any more. Joins the thread when it can."""
         self._closed.set()
         self._nudge.set()
-        if self.is_alive():
-            self.join(self._lease_ttl / 3)
+        if self._thread.is_alive():
+            self._thread.join(self._lease_ttl / 3)
 
     def leave(self, seconds: float) -> None:
         """Gives up all leases, after `stop`, and says goodbye. Shards with jobs in flight are left to run out in

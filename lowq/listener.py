@@ -13,7 +13,7 @@ from lowq.shard import Shard
 log = logging.getLogger(__name__)
 
 
-class Listener(threading.Thread):
+class Listener:
     """Reads a subscription. A lost connection is made anew, and every confirmation counts as a wake-up: what was
     published while nobody listened is found by looking.
     """
@@ -28,7 +28,7 @@ class Listener(threading.Thread):
         on_nodes: Callable[[str], object],
         on_trouble: Callable[[LowqError], object],
     ) -> None:
-        super().__init__(name="lowq-listener", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="lowq-listener", daemon=True)
         self._subscription = client.subscribe()
         self._wakes = {f"{shard.prefix}wake": shard for shard in shards}
         self._frees = {f"{shard.prefix}free": shard for shard in shards}
@@ -39,6 +39,10 @@ class Listener(threading.Thread):
         self._on_trouble = on_trouble
         self._closed = threading.Event()
         self._subscription.add([nodes_channel])
+
+    def start(self) -> None:
+        """Starts the thread."""
+        self._thread.start()
 
     def holds(self, shards: Sequence[Shard]) -> None:
         """These shards are held now: listen to their wake-ups."""
@@ -54,7 +58,7 @@ class Listener(threading.Thread):
         """These shards are neither held nor wanted."""
         self._subscription.remove([f"{shard.prefix}{name}" for shard in shards for name in ("wake", "free")])
 
-    def run(self) -> None:
+    def _run(self) -> None:
         failures = 0
         while not self._closed.is_set():
             try:
@@ -92,5 +96,5 @@ class Listener(threading.Thread):
         """Ends the thread; it is reading until its connection is closed."""
         self._closed.set()
         self._subscription.close()
-        if self.is_alive():
-            self.join(1.5)
+        if self._thread.is_alive():
+            self._thread.join(1.5)

@@ -99,7 +99,7 @@ class TextFormatter(logging.Formatter):
 
     def __init__(self, *, colours: bool = False) -> None:
         super().__init__()
-        self._colours = colours
+        self.colours = colours
 
     def format(self, record: logging.LogRecord) -> str:
         message = _message(record)
@@ -108,7 +108,7 @@ class TextFormatter(logging.Formatter):
         level = f"{record.levelname:<7}"
         logger = record.name
         fields = printable("  " + " ".join(extra)) if extra else ""
-        if self._colours:
+        if self.colours:
             level = f"{_COLOURS.get(record.levelno, '')}{level}{_RESET}"
             logger, time = f"{_DIM}{logger}{_RESET}", f"{_DIM}{time}{_RESET}"
             fields = fields and f"{_DIM}{fields}{_RESET}"

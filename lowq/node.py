@@ -173,7 +173,9 @@ class Node:
             "node %s starts: %d threads, %d shards of %s", self.name, self.threads, len(shards),
             ", ".join(self._workers), extra={"event": "start", "node": self.name},
         )  # fmt: skip
-        for thread in [self.keeper, self._listener, *self._threads]:
+        self.keeper.start()
+        self._listener.start()
+        for thread in self._threads:
             thread.start()
 
     def _recorder(self, seats: Sequence[Seat], shards: Sequence[Shard]) -> Recorder:

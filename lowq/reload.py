@@ -14,7 +14,7 @@ log = logging.getLogger(__name__)
 _IGNORED = {"__pycache__", "node_modules", "site-packages"}
 
 
-class SourceWatcher(threading.Thread):
+class SourceWatcher:
     """Calls ``changed`` with a few words whenever Python files in the folders, or below them, have changed.
 
     Raises:
@@ -22,7 +22,6 @@ class SourceWatcher(threading.Thread):
     """
 
     def __init__(self, folders: Iterable[Path], changed: Callable[[str], object]) -> None:
-        super().__init__(name="lowq-reload", daemon=True)
         try:
             import watchfiles
         except ModuleNotFoundError:
@@ -32,8 +31,13 @@ class SourceWatcher(threading.Thread):
         self._folders = outermost(folders)
         self._changed = changed
         self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="lowq-reload", daemon=True)
 
-    def run(self) -> None:
+    def start(self) -> None:
+        """Starts the thread."""
+        self._thread.start()
+
+    def _run(self) -> None:
         shown = ", ".join(map(str, self._folders))
         try:
             said = False
@@ -53,8 +57,8 @@ class SourceWatcher(threading.Thread):
     def close(self) -> None:
         """Ends the watch, and the thread."""
         self._closed.set()
-        if self.is_alive():
-            self.join()
+        if self._thread.is_alive():
+            self._thread.join()
 
     def _is_source(self, _change: Any, path: str) -> bool:
         return any(is_source(Path(path), folder) for folder in self._folders)

@@ -64,11 +64,11 @@ class Home(Protocol):
         ...
 
 
-class WorkerThread(threading.Thread):
+class WorkerThread:
     """Works one shard after another. Everything but `seat` belongs to the thread itself."""
 
     def __init__(self, node: Home, seat: Seat, benches: dict[str, Bench]) -> None:
-        super().__init__(name=f"lowq-{seat.number}", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=f"lowq-{seat.number}", daemon=True)
         self.seat = seat
         self._node = node
         self._client = node.client
@@ -79,7 +79,24 @@ class WorkerThread(threading.Thread):
         #: queue -> seconds that one of its batches took lately.
         self._pace: dict[str, float] = {}
 
-    def run(self) -> None:
+    def start(self) -> None:
+        """Starts the thread."""
+        self._thread.start()
+
+    def is_alive(self) -> bool:
+        """Whether the thread runs."""
+        return self._thread.is_alive()
+
+    def join(self, timeout: float) -> None:
+        """Waits so many seconds for the thread to end."""
+        self._thread.join(timeout)
+
+    @property
+    def ident(self) -> int | None:
+        """The thread's number, as in ``sys._current_frames``; None: not started yet."""
+        return self._thread.ident
+
+    def _run(self) -> None:
         failures = 0
         while True:
             try:

@@ -5,7 +5,8 @@ no scripts that begin with ``#!lua``, and hangs up after every error. This one s
 """
 
 import hashlib
-import select
+import selectors
+import socket
 import socketserver
 import threading
 from collections.abc import Iterator
@@ -36,27 +37,28 @@ def serving(store: Any) -> Iterator[str]:
 
 
 class _Server(socketserver.ThreadingTCPServer):
+    # No private names here: a later version of the base class may have the same.
     daemon_threads = False  # so that closing the server waits for them
 
     def __init__(self, store: Any) -> None:
         self.pool = servers_for("memory://", 1, 1.0, 1.0, store).any_pool()
-        self._open: set[Any] = set()
+        self.connected: set[Any] = set()
         #: SHA1 of a script as its client knows it -> as the store knows it.
         self.scripts: dict[bytes, bytes] = {}
-        super().__init__(("127.0.0.1", 0), _Connection)
+        super().__init__(("127.0.0.1", 0), _serve_connection)  # type: ignore[arg-type]  # it is only called
 
     # Called by the thread that accepts, so no connection is missed by `hang_up`.
     def process_request(self, request: Any, client_address: Any) -> None:
-        self._open.add(request)
+        self.connected.add(request)
         super().process_request(request, client_address)
 
     def shutdown_request(self, request: Any) -> None:
         super().shutdown_request(request)
-        self._open.discard(request)
+        self.connected.discard(request)
 
     def hang_up(self) -> None:
         """Ends all connections; their threads notice."""
-        for request in list(self._open):
+        for request in list(self.connected):
             try:
                 request.shutdown(2)
             except OSError:
@@ -66,28 +68,36 @@ class _Server(socketserver.ThreadingTCPServer):
         """A client that went away in the middle is nobody's error."""
 
 
-class _Connection(socketserver.BaseRequestHandler):
-    def setup(self) -> None:
-        assert isinstance(self.server, _Server)
-        self._server = self.server
+def _serve_connection(request: socket.socket, _address: Any, server: _Server) -> None:
+    # A connection of its own: which database is selected and what is subscribed to belongs to the client.
+    fake = server.pool.connect()
+    fake.connect()
+    try:
+        with selectors.DefaultSelector() as selector:
+            selector.register(request, selectors.EVENT_READ)
+            _Connection(request, selector, server, fake).serve()
+    finally:
+        fake.disconnect()
 
-    def handle(self) -> None:
-        # Of its own: which database is selected and what is subscribed to belongs to the client.
-        self._fake = self._server.pool.connect()
-        self._fake.connect()
-        try:
-            self._serve()
-        finally:
-            self._fake.disconnect()
 
-    def _serve(self) -> None:
+class _Connection:
+    """One client, for as long as it stays."""
+
+    def __init__(self, request: socket.socket, selector: selectors.BaseSelector, server: _Server, fake: Any) -> None:
+        self._request = request
+        self._selector = selector
+        self._server = server
+        self._fake = fake
+
+    def serve(self) -> None:
+        """Answers until the client hangs up."""
         buffer = bytearray()
         subscribed = False
         while True:
-            if subscribed and not select.select([self.request], [], [], _PUSH_INTERVAL)[0]:
+            if subscribed and not self._selector.select(_PUSH_INTERVAL):
                 self._send(self._pending())
                 continue
-            data = self.request.recv(2**18)
+            data = self._request.recv(2**18)
             if not data:
                 return
             buffer += data
@@ -101,7 +111,7 @@ class _Connection(socketserver.BaseRequestHandler):
 
     def _send(self, answers: list[bytes]) -> None:
         if answers:
-            self.request.sendall(b"".join(answers))
+            self._request.sendall(b"".join(answers))
 
     def _answer(self, command: list[bytes]) -> list[bytes]:
         name = command[0].upper()

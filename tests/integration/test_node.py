@@ -68,6 +68,32 @@ def test_a_failing_id_delays_nobody_else(make_rig: MakeRig) -> None:
 # --- waking up ---
 
 
+def test_jobs_are_started_by_wake_ups_alone(make_rig: MakeRig) -> None:
+    rig = make_rig(LOWQ_POLL_INTERVAL=3600)
+    node = rig.node().holds_all()
+    for version in range(1, 6):
+        rig.push(f"id {version}", version)
+        rig.done(f"id {version}", version)
+    rig.push("later", 1, delay=0.1)
+    rig.done("later", 1)
+    assert "listening for wake-ups failed" not in node.log
+    assert node.stop() == 0
+
+
+def test_shards_change_hands_by_messages_alone(make_rig: MakeRig) -> None:
+    rig = make_rig(ORDERS_SHARDS=4, LOWQ_POLL_INTERVAL=3600, LOWQ_LEASE_TTL=3600)
+    first = rig.node().holds_all()
+    second = rig.node()
+    until(lambda: second.held() == first.held() == 2, "two shards of each node")
+    assert first.stop() == 0
+    second.holds_all()
+    for version in range(1, 9):
+        rig.push(version, version)
+    rig.drained()
+    assert second.stop() == 0
+    assert rig.report().problems == []
+
+
 def test_an_idle_node_starts_a_job_at_once_without_polling(make_rig: MakeRig) -> None:
     rig = make_rig(LOWQ_POLL_INTERVAL=30)
     rig.node().holds_all()

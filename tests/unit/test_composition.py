@@ -1,0 +1,99 @@
+"""No class of ours shares its private names with a class of the standard library.
+
+From Python 3.13 on `threading.Thread` has an attribute `_handle`: a subclass with a method of that name broke.
+"""
+
+import ast
+import importlib
+import inspect
+import multiprocessing.process
+import pkgutil
+import sys
+import textwrap
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+import lowq
+import lowq_web
+
+#: What has no private names written in Python: bases of types, and containers and exceptions of `builtins`.
+_PLAIN = {"abc", "builtins", "collections.abc", "enum", "typing"}
+#: What a class is to hold, and not to be: their private names do most of the work, and change.
+_HELD = (threading.Thread, multiprocessing.process.BaseProcess)
+
+
+def classes() -> Iterator[type]:
+    for package in (lowq, lowq_web):
+        for found in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+            if found.name.endswith(".__main__"):
+                continue
+            module = importlib.import_module(found.name)
+            for node in ast.walk(ast.parse(inspect.getsource(module))):
+                if isinstance(node, ast.ClassDef) and isinstance(value := getattr(module, node.name, None), type):
+                    yield value
+
+
+def private_names(owner: type) -> set[str]:
+    """The names with one underscore that the class itself defines or assigns."""
+    names = set()
+    for node in ast.walk(ast.parse(textwrap.dedent(inspect.getsource(owner)))):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            names.add(node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            names.add(node.attr)
+    return {name for name in names if name.startswith("_") and not name.startswith("__")}
+
+
+def of_the_library(base: type) -> bool:
+    return base.__module__.partition(".")[0] in sys.stdlib_module_names and base.__module__ not in _PLAIN
+
+
+def faults(owner: type) -> list[str]:
+    bases = [base for base in owner.__mro__[1:] if of_the_library(base)]
+    if any(issubclass(base, _HELD) for base in bases):
+        return [f"{owner.__qualname__} is a {bases[0].__name__}: let it have one"]
+    return [f"{owner.__qualname__}.{name}, of a {bases[0].__name__}" for name in private_names(owner) if bases]
+
+
+def test_no_class_is_a_thread_or_shares_private_names_with_the_standard_library() -> None:
+    found = list(classes())
+    assert len(found) > 100
+    assert [fault for owner in found for fault in faults(owner)] == []
+
+
+class _AThread(threading.Thread):
+    pass
+
+
+class _ATimer(threading.Timer):
+    pass
+
+
+class _AProcess(multiprocessing.Process):
+    pass
+
+
+class _AnEvent(threading.Event):
+    def clear(self) -> None:
+        self._flag = True
+
+
+class _ALocal(threading.local):
+    def _look(self) -> None: ...
+
+
+class _NoneOfThem(ValueError):
+    _private = 1
+
+
+@pytest.mark.parametrize("owner", [_AThread, _ATimer, _AProcess, _AnEvent, _ALocal])
+def test_the_walk_sees_what_is_forbidden(owner: type) -> None:
+    assert faults(owner)
+
+
+def test_the_walk_leaves_exceptions_alone() -> None:
+    assert faults(_NoneOfThem) == []
