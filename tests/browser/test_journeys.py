@@ -17,7 +17,7 @@ import lowq_web
 from lowq.rates import BOUNDS, Counted, record_call
 from tests.browser.conftest import Watched
 from tests.browser.stage import TRACEBACK, Stage
-from tests.integration.support import until
+from tests.waiting import until
 
 NARROW = {"width": 360, "height": 740}
 WIDE = {"width": 1280, "height": 900}

@@ -26,9 +26,9 @@ from lowq.job import shard_of
 from lowq.keys import shard_prefix
 from tests.redis_server import RedisServer
 from tests.sentinel import Sentinel
+from tests.waiting import PATIENCE, until
 
 ROOT = Path(__file__).parents[2]
-PATIENCE = 20.0
 SECRET = "hunter2"
 
 
@@ -74,13 +74,6 @@ def push_and_perform(url: str, count: int = 200) -> None:
 
 def plain_client(url: str) -> "redis.Redis":
     return redis.Redis.from_url(url, decode_responses=True, retry=Retry(NoBackoff(), 0))
-
-
-def until(condition: Callable[[], object]) -> None:
-    give_up_at = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < give_up_at, "it did not happen"
-        time.sleep(0.01)
 
 
 @pytest.fixture

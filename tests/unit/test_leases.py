@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, cast
 
 import pytest
@@ -14,10 +14,9 @@ from lowq.leases import Leases
 from lowq.listener import Listener
 from lowq.scheduler import LagScheduler
 from lowq.shard import Shard
+from tests.waiting import PATIENCE, until
 
 TTL = 15.0
-#: Seconds after which a test gives up.
-PATIENCE = 10.0
 
 
 class Store:
@@ -491,10 +490,3 @@ def test_leaving_for_good_says_when_there_was_no_answer(rig: Rig) -> None:
     rig.store.errors |= {("surrender", shard.prefix): RedisUnavailable("away") for shard in rig.shards}
     with pytest.raises(RedisUnavailable):
         rig.leases.leave(1.0)
-
-
-def until(condition: Callable[[], bool]) -> None:
-    give_up_at = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < give_up_at, "it did not happen"
-        time.sleep(0.001)

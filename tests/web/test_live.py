@@ -16,8 +16,8 @@ import pytest
 import lowq
 import lowq_web
 from lowq_web import live
-from tests.integration.support import until
 from tests.redis_server import RedisServer
+from tests.waiting import until
 from tests.web.served import Stream, connected, get, served
 
 #: A dashboard whose streams end sooner than usual.

@@ -13,7 +13,7 @@ import lowq
 from lowq.connection import Client
 from lowq_web.lookout import HISTORY_AGE, PER_HISTORY, Lookout
 from lowq_web.shared import FAILURE_AGE, Shared
-from tests.integration.support import until
+from tests.waiting import PATIENCE, until
 from tests.web.conftest import Open
 from tests.web.test_bounded import Clock, asked
 
@@ -29,7 +29,7 @@ class Source:
 
     def __call__(self) -> int:
         self.reads += 1
-        assert self.go.wait(20)
+        assert self.go.wait(PATIENCE)
         if self.error is not None:
             raise self.error
         return self.reads

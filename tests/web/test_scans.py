@@ -13,7 +13,7 @@ from starlette.testclient import TestClient
 import lowq
 import lowq_web
 from lowq_web.app import MAX_SCANS
-from tests.integration.support import until
+from tests.waiting import until
 from tests.web.served import connected, get, served
 
 PAGE, API = "/queues/Orders?match=4*", "/api/v1/queues/Orders/jobs?match=4*"

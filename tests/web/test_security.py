@@ -23,6 +23,7 @@ from starlette.websockets import WebSocketDisconnect
 import lowq
 import lowq_web
 from lowq_web.security import TOKEN, cross_site, exposure, is_loopback
+from tests.waiting import PATIENCE
 from tests.web.conftest import OWN, Open
 from tests.web.served import get, served
 
@@ -208,12 +209,12 @@ class TestCallable:
 
         def slow(request: Request) -> lowq_web.User:
             asked.set()
-            assert over.wait(20)
+            assert over.wait(PATIENCE)
             return lowq_web.User("ann")
 
         with served(lowq_web.create_app(app, auth=slow)) as address, ThreadPoolExecutor() as pool:
             waiting = pool.submit(get, address, "/")
-            assert asked.wait(20)
+            assert asked.wait(PATIENCE)
             try:
                 assert get(address, "/healthz", timeout=5)[0] == 200
                 assert not waiting.done()
