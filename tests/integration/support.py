@@ -22,6 +22,7 @@ ROOT = Path(__file__).resolve().parents[2]
 #: Seconds of the leases of most tests.
 TTL = 1.0
 
+NEVER = waiting.NEVER
 PATIENCE = waiting.PATIENCE
 until = waiting.until
 

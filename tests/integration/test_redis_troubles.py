@@ -6,7 +6,6 @@ import subprocess
 import sys
 import textwrap
 import threading
-import time
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -106,13 +105,20 @@ class TestNotThere:
         url = f"{scheme}://:{SECRET}@127.0.0.1:{unused_port}"
         assert f"{scheme}://127.0.0.1:{unused_port} does not answer" in refused_push(url, RedisUnavailable)
 
-    def test_no_sentinel(self, unused_port: int) -> None:
+    def test_no_sentinel(self, unused_port: int, monkeypatch: pytest.MonkeyPatch) -> None:
         url = f"redis+sentinel://:{SECRET}@127.0.0.1:{unused_port}/main"
-        began = time.monotonic()
+        attempts = []
+        connect = redis.Connection._connect
+
+        def counted(self: Any) -> Any:
+            attempts.append(self)
+            return connect(self)
+
+        monkeypatch.setattr(redis.Connection, "_connect", counted)
         said = refused_push(url, RedisUnavailable)
         assert "/main does not answer" in said
         assert "No master found for 'main'" in said
-        assert time.monotonic() - began < 3  # nothing repeats behind our back
+        assert len(attempts) == 1  # nothing repeats behind our back
 
     def test_a_server_that_comes_back_is_used_again(self) -> None:
         with RedisServer() as server:
@@ -299,9 +305,7 @@ class TestHanging:
             client = Client(server.url, size=1, timeout=1.0, socket_timeout=0.3)
             assert client.command("PING")
             server.pause()
-            begun = time.monotonic()
             (result,) = client.run_many([Call("look", "x:", ["", "", 1, 1])], repeats=0)
-            assert 0.2 < time.monotonic() - begun < 5
             assert isinstance(result, RedisUnavailable)
             assert str(result) == f"Redis at {server.url} does not answer: nothing was heard in time"
             client.close()
