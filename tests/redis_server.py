@@ -25,12 +25,11 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from tests.waiting import PATIENCE
+
 #: Ports below the kernel's ephemeral range: a client that reconnects in a loop to an ephemeral port of this
 #: machine may get that very port for its own end, connect to itself, and keep a restarting server from it.
 PORTS = range(12_000, 32_000)
-
-#: Seconds a server has to answer after its start, or to end after SIGTERM.
-PATIENCE = 20.0
 
 # Not the `random` module: pytest-randomly seeds that alike in every test process, and they would all pick the
 # same ports.

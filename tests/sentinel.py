@@ -10,7 +10,8 @@ from typing import Self
 
 import redis
 
-from tests.redis_server import PATIENCE, RedisServer, RedisServerError
+from tests.redis_server import RedisServer, RedisServerError
+from tests.waiting import PATIENCE
 
 
 class Sentinel:

@@ -4,9 +4,6 @@ import os
 import shutil
 from typing import Any
 
-#: Seconds that a step in a page may take.
-PATIENCE = 20.0
-
 
 def find() -> str | None:
     """Its path, if it is installed."""

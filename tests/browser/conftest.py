@@ -10,6 +10,7 @@ from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
 
 from tests.browser import chromium
 from tests.browser.stage import Stage
+from tests.waiting import PATIENCE
 
 Visit = Callable[..., Page]
 
@@ -45,7 +46,7 @@ class Watched:
     def page(self, address: str, **options: Any) -> Page:
         """A page in a fresh context that may talk to this address only."""
         context = self._browser.new_context(**options)
-        context.set_default_timeout(chromium.PATIENCE * 1000)
+        context.set_default_timeout(PATIENCE * 1000)
         self._contexts.append(context)
         own = urlsplit(address).netloc
         page = context.new_page()

@@ -15,7 +15,7 @@ import lowq_web
 from lowq.job import load_payload, shard_of
 from lowq.keys import shard_prefix
 from lowq.shard import Failure, Lease, Shard
-from tests.integration.support import PATIENCE, until
+from tests.waiting import PATIENCE, until
 from tests.web.served import served
 
 

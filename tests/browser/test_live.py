@@ -12,7 +12,7 @@ from playwright.sync_api import Page, expect
 import lowq
 from tests.browser.conftest import Watched
 from tests.browser.stage import Stage
-from tests.integration.support import until
+from tests.waiting import until
 
 #: Milliseconds until a page that is fetched anew every few seconds certainly was.
 REFRESHED = 20_000

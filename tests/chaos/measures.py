@@ -12,8 +12,9 @@ from tests.chaos.matrix import Measure
 from tests.chaos.proxy import Proxy
 from tests.chaos.stage import TTL, Outcome
 from tests.history import read
-from tests.integration.support import NodeProcess, Rig, until
+from tests.integration.support import NodeProcess, Rig
 from tests.redis_server import RedisServer
+from tests.waiting import until
 
 #: What a shard with work may rest after its owner was killed, seconds.
 TAKEOVER = TTL + 1.0

@@ -22,8 +22,9 @@ from tests.chaos.load import Load
 from tests.chaos.proxy import Proxy
 from tests.checker import Report, recovery, rests
 from tests.history import read
-from tests.integration.support import ROOT, NodeProcess, Rig, until
+from tests.integration.support import ROOT, NodeProcess, Rig
 from tests.redis_server import RedisServer
+from tests.waiting import until
 
 #: Seconds that leases last.
 TTL = 1.0

@@ -10,6 +10,7 @@ from redis.retry import Retry
 
 from tests.chaos.proxy import Proxy
 from tests.redis_server import RedisServer
+from tests.waiting import until
 
 COUNT = "return redis.call('INCR', 'count')"
 
@@ -78,10 +79,7 @@ def test_what_is_held_arrives_later(proxy: Proxy, client: "redis.Redis", redis_s
         client.evalsha(sha, 0)
     assert counted(redis_server) == 1
     proxy.heal()
-    deadline = time.monotonic() + 10
-    while counted(redis_server) < 2:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    until(lambda: counted(redis_server) == 2, "arrival of what was held")
 
 
 @pytest.mark.parametrize(("direction", "executed"), [("reply", 2), ("request", 1)])

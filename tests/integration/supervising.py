@@ -5,13 +5,10 @@ import re
 import signal
 import subprocess
 import sys
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from tests.history import Perform
 from tests.integration.support import PATIENCE, ROOT, NodeProcess, Rig, until
 
 #: The application: the one of `app_orders`, with settings of its own, and a number that tells its versions apart.
@@ -136,14 +133,3 @@ def code_of(rig: Rig, pid: int) -> int:
     (code,) = [event["code"] for event in rig.events("loaded") if event["pid"] == pid]
     assert isinstance(code, int)
     return code
-
-
-def rests(performs: list[Perform]) -> dict[int, float]:
-    """Shard -> the longest time between the end of a perform and the begin of the next, seconds."""
-    by_shard: dict[int, list[Perform]] = defaultdict(list)
-    for perform in performs:
-        by_shard[perform.shard].append(perform)
-    return {
-        shard: max((after.start - before.end for before, after in pairwise(those)), default=0.0)
-        for shard, those in by_shard.items()
-    }

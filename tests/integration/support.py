@@ -6,36 +6,25 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 from zlib import crc32
 
 import redis
 
 import lowq
+from tests import waiting
 from tests.checker import Report, check
 from tests.history import Event, History, Perform, performs_of, read
 
 ROOT = Path(__file__).resolve().parents[2]
-#: Seconds that a test waits for what should happen soon. Only what went wrong takes that long.
-PATIENCE = 30.0
 #: Seconds of the leases of most tests.
 TTL = 1.0
 
-T = TypeVar("T")
-
-
-def until(condition: Callable[[], T], what: str, timeout: float = PATIENCE) -> T:
-    """Waits until the condition gives something true, and returns that."""
-    deadline = time.monotonic() + timeout
-    while True:
-        result = condition()
-        if result:
-            return result
-        assert time.monotonic() < deadline, f"after {timeout:g} s there was still no: {what}"
-        time.sleep(0.005)
+NEVER = waiting.NEVER
+PATIENCE = waiting.PATIENCE
+until = waiting.until
 
 
 class NodeProcess:

@@ -23,9 +23,8 @@ from lowq.rates import BOUNDS, Counted, record_call
 from lowq.shard import Lease, Shard
 from lowq.version import VERSION
 from tests.redis_server import RedisServer
+from tests.waiting import PATIENCE, until
 
-#: Seconds that anything may take before a test gives up.
-PATIENCE = 20.0
 ROOT = Path(__file__).parents[2]
 
 
@@ -467,12 +466,12 @@ class Process:
 
     def until(self, condition: Callable[[], Any]) -> Any:
         """Waits for something to become true while the process runs."""
-        deadline = time.monotonic() + PATIENCE
-        while not (value := condition()):
+
+        def fulfilled() -> Any:
             assert self.process.poll() is None, f"it ended:\n{self.out.read_text()}\n{self.err.read_text()}"
-            assert time.monotonic() < deadline, f"in vain:\n{self.out.read_text()}\n{self.err.read_text()}"
-            time.sleep(0.01)
-        return value
+            return condition()
+
+        return until(fulfilled)
 
     def close(self) -> None:
         if self.process.poll() is None:
@@ -753,11 +752,12 @@ class Terminal:
         self.text = ""
 
     def until(self, pattern: str) -> None:
-        deadline = time.monotonic() + PATIENCE
-        while not re.search(pattern, self.text):
-            assert time.monotonic() < deadline, f"in vain: {self.text!r}"
-            if select.select([self._main], [], [], 0.1)[0]:
-                self.text += os.read(self._main, 65536).decode(errors="replace")
+        until(lambda: re.search(pattern, self._read()), f"{pattern!r} on the terminal")
+
+    def _read(self) -> str:
+        if select.select([self._main], [], [], 0.1)[0]:
+            self.text += os.read(self._main, 65536).decode(errors="replace")
+        return self.text
 
     def type(self, text: str) -> None:
         os.write(self._main, text.encode())

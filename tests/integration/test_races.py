@@ -15,7 +15,7 @@ from lowq.node import Node
 from lowq.scheduler import LagScheduler
 from lowq.shard import Lease, Shard
 from lowq.thread import backoff
-from tests.integration.support import until
+from tests.integration.support import PATIENCE, until
 
 
 @pytest.fixture
@@ -93,7 +93,7 @@ def test_a_quiet_node_takes_nothing_more_before_it_gives_up_what_rests(app: lowq
     def quiet() -> None:
         waiting = threading.Thread(target=node.dispatcher.wait, args=(0,))
         waiting.start()
-        waiting.join(5)  # at once, without a shard, when the dispatcher is closed
+        waiting.join(PATIENCE)  # at once, without a shard, when the dispatcher is closed
         closed.append(not waiting.is_alive())
         tell_keeper()
 
@@ -134,7 +134,7 @@ def test_a_subscription_that_breaks_while_its_channels_change_is_made_anew_with_
         except lowq.RedisUnavailable:
             return False
 
-    until(hears, "message", timeout=5)
+    until(hears, "message")
     subscription.close()
 
 
@@ -152,7 +152,7 @@ def test_nodes_inside_an_application_leave_nothing_behind(app: lowq.Lowq) -> Non
         node = Node(app, threads=2)
         node.start()
         push(app, version)
-        assert done.wait(10)
+        assert done.wait(PATIENCE)
         done.clear()
         assert node.stop()
         until(lambda: threading.active_count() == threads, "end of the node's threads")

@@ -1,12 +1,11 @@
 """Stopping, going quiet, dumping, and handlers that end the process."""
 
 import signal
-import time
 
 import pytest
 
 from tests.integration.conftest import MakeRig
-from tests.integration.support import id_of_shard, until
+from tests.integration.support import NEVER, id_of_shard, until
 
 
 def test_term_finishes_what_runs_and_gives_up_the_leases(make_rig: MakeRig) -> None:
@@ -48,17 +47,15 @@ def test_past_the_shutdown_timeout_it_ends_and_its_jobs_come_again_uncharged(mak
     rig = make_rig(LOWQ_SHUTDOWN_TIMEOUT=0.3, ORDERS_SHARDS=2, ORDERS_MAX_CRASHES=1)
     node = rig.node().holds_all()
     slow, other = id_of_shard(0, 2), id_of_shard(1, 2)
-    rig.push(slow, 1, do="sleep", for_=30, once=True)
+    rig.push(slow, 1, do="sleep", for_=NEVER, once=True)
     rig.begun(slow, 1)
     rig.push(other, 1)
     rig.done(other, 1)
-    began = time.monotonic()
     assert node.stop() == 3
-    assert time.monotonic() - began < 2
     assert slow in node.lines("it still performs")[0]
     assert list(rig.of_shards("lease")) in ([], [0])  # runs out shortly; the other shard's is given up
     rig.node()
-    rig.done(slow, 1, timeout=5)
+    rig.done(slow, 1)
     rig.drained()
     assert rig.report().problems == []
     assert rig.buried() == set()  # one crash would have buried it
@@ -66,13 +63,13 @@ def test_past_the_shutdown_timeout_it_ends_and_its_jobs_come_again_uncharged(mak
 
 
 def test_a_standby_has_the_shards_of_a_node_that_was_cut_short_soon(make_rig: MakeRig) -> None:
-    rig = make_rig(LOWQ_SHUTDOWN_TIMEOUT=0.3, LOWQ_LEASE_TTL=15, ORDERS_SPLITTER="all")
+    rig = make_rig(LOWQ_SHUTDOWN_TIMEOUT=0.3, LOWQ_LEASE_TTL=NEVER, ORDERS_SPLITTER="all")
     node = rig.node().holds_all()
     standby = rig.node().stands_by()
-    rig.push("a", 1, do="sleep", for_=30, once=True)
+    rig.push("a", 1, do="sleep", for_=NEVER, once=True)
     rig.begun("a", 1)
     assert node.stop() == 3
-    standby.holds_all(timeout=5)
+    standby.holds_all()
     assert rig.done("a", 1).pid == standby.pid
     assert rig.report().problems == []
     assert rig.merged("crashes") == {}
@@ -81,15 +78,15 @@ def test_a_standby_has_the_shards_of_a_node_that_was_cut_short_soon(make_rig: Ma
 def test_a_second_int_ends_it_at_once(make_rig: MakeRig) -> None:
     rig = make_rig(ORDERS_MAX_CRASHES=1)
     node = rig.node().holds_all()
-    rig.push("a", 1, do="sleep", for_=30, once=True)
+    rig.push("a", 1, do="sleep", for_=NEVER, once=True)
     rig.begun("a", 1)
     node.signal(signal.SIGINT)
     node.says(" stops")
     assert node.process.poll() is None
     node.signal(signal.SIGINT)
-    assert node.wait(5) == 3
+    assert node.wait() == 3
     rig.node()
-    rig.done("a", 1, timeout=5)
+    rig.done("a", 1)
     assert rig.report().problems == []
     assert rig.buried() == set()
 
@@ -101,7 +98,7 @@ def test_signals_that_the_kernel_gives_to_other_threads_are_heard(make_rig: Make
         node.says(" starts: ")
         for number in (signal.SIGSTOP, signal.SIGTTIN, signal.SIGTERM, signal.SIGCONT):
             node.signal(number)
-        assert node.wait(10) == 0
+        assert node.wait() == 0
 
 
 def test_a_node_that_is_stopped_while_it_starts_leaves_no_leases(make_rig: MakeRig) -> None:
@@ -191,7 +188,7 @@ def test_a_hook_of_a_worker_that_exits_stops_the_node_too(make_rig: MakeRig, hoo
     rig = make_rig(ORDERS_BREAK=hook, ORDERS_MAX_RETRIES=0 if hook == "retries_exhausted" else 5)
     node = rig.node().holds_all()
     rig.push("a", 1, do="raise", once=True)
-    assert node.wait(10) == 1
+    assert node.wait() == 1
     assert f"{hook} was told to exit" in rig.events("last_words")[0]["error"]
     rig.node(ORDERS_BREAK="")
     rig.drained()

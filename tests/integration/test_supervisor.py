@@ -101,7 +101,7 @@ def test_it_gives_up_when_no_process_becomes_ready(
     rig.push("a", 1)
     write_code(rig, 1, source)
     supervisor = supervise(rig, "--processes", "3")
-    assert supervisor.wait(20) == code
+    assert supervisor.wait() == code
     last = supervisor.lines("CRITICAL")
     assert len(last) == 1
     assert says in last[0]
@@ -114,7 +114,7 @@ def test_redis_that_is_away_at_the_start_is_tried_for_a_while(make_rig: MakeRig,
     write_code(rig, 1)
     away = {"LOWQ_REDIS_URL": "redis://127.0.0.1:1/0"}
     supervisor = supervise(rig, "--processes", "2", environment=away)
-    assert supervisor.wait(20) == 1
+    assert supervisor.wait() == 1
     assert len(supervisor.started()) == 5
     assert "does not answer" in supervisor.lines("CRITICAL")[0]
 
@@ -128,7 +128,7 @@ def test_a_program_that_is_gone_is_reported(make_rig: MakeRig, supervise: Superv
     pid = supervisor.ready(1, 1)["1.1"]
     program.unlink()
     kill(rig, pid)
-    assert supervisor.wait(20) == 1
+    assert supervisor.wait() == 1
     assert "can't open file" in supervisor.log
     assert "exited with code 2 before it was ready" in supervisor.lines("CRITICAL")[0]
 
@@ -206,7 +206,7 @@ def test_a_second_int_ends_it_at_once(make_rig: MakeRig, supervise: Supervise) -
     supervisor.signal(signal.SIGINT)
     supervisor.says("waiting up to")
     supervisor.signal(signal.SIGINT)
-    assert supervisor.wait(5) == 3
+    assert supervisor.wait() == 3
     supervisor.all_gone()
     assert supervisor.no_traceback()
 
@@ -264,7 +264,7 @@ def test_signals_while_it_starts(make_rig: MakeRig, supervise: Supervise) -> Non
             supervisor.ready(1, 2)
         if number != signal.SIGTERM:
             supervisor.signal(signal.SIGTERM)
-        assert supervisor.wait(10) == 0
+        assert supervisor.wait() == 0
         supervisor.all_gone()
         assert supervisor.no_traceback()
 

@@ -19,31 +19,27 @@ from tests.integration.supervising import (
     code_of,
     kill,
     lives,
-    rests,
     write_code,
 )
-from tests.integration.support import ROOT, Rig, until
-
-#: Seconds that no shard with work may rest, also while it changes hands.
-LONGEST_REST = 1.0
+from tests.integration.support import NEVER, ROOT, Rig, until
 
 
-def test_under_load_new_code_takes_over_without_a_gap(make_rig: MakeRig, supervise: Supervise) -> None:
-    rig = make_rig(ORDERS_SHARDS=6, ORDERS_WORK=0.01, LOWQ_LEASE_TTL=15)
+def test_under_load_new_code_takes_over_from_hand_to_hand(make_rig: MakeRig, supervise: Supervise) -> None:
+    # No lease runs out and nobody polls: what is not handed over is never worked again.
+    rig = make_rig(ORDERS_SHARDS=6, ORDERS_WORK=0.01, LOWQ_LEASE_TTL=NEVER, LOWQ_POLL_INTERVAL=NEVER)
     write_code(rig, 1)
-    rig.produce(1, ids=3600, versions=1, rounds=1)()  # 6 s of work for each shard
+    rig.produce(1, ids=1200, versions=1, rounds=1)()  # 2 s of work for each shard
     supervisor = supervise(rig, "--processes", "2")
     old = supervisor.ready(1, 2)
-    began = time.monotonic()
-    finished = rig.produce(2, first=3600, ids=30, versions=2, rounds=20, pause=0.1)  # order, not only existence
+    finished = rig.produce(2, first=1200, ids=30, versions=2, rounds=20, pause=0.1)  # order, not only existence
     rig.performed(200)
     write_code(rig, 2)
     supervisor.signal(signal.SIGHUP)
     new = supervisor.ready(2, 2)
     until(lambda: not any(map(lives, old.values())), "end of the old processes")
     ended = time.monotonic()
+    rig.produce(1, first=1260, ids=60, versions=1, rounds=1)()
     until(lambda: {perform.pid for perform in rig.performs() if perform.start > ended} == set(new.values()), "new ones")
-    assert len(rig.of_shards("due")) == 6, "there was not enough work: the rests would say nothing"
     finished()
     rig.drained()
     assert supervisor.stop() == 0
@@ -54,10 +50,6 @@ def test_under_load_new_code_takes_over_without_a_gap(make_rig: MakeRig, supervi
     assert report.problems == []
     assert report.repeats == 0
     assert report.fenced == []
-    # From the moment that each shard had a thread, until the deploy was over.
-    longest = rests([perform for perform in rig.performs() if began < perform.start < ended + 0.5])
-    assert set(longest) == set(range(6))
-    assert max(longest.values()) < LONGEST_REST, longest
     assert supervisor.no_traceback()
 
 
@@ -69,7 +61,7 @@ def test_usr2_deploys_too(make_rig: MakeRig, supervise: Supervise) -> None:
     write_code(rig, 2)
     supervisor.signal(signal.SIGUSR2)
     assert code_of(rig, supervisor.ready(2, 1)["2.1"]) == 2
-    supervisor.says("process 1.1", timeout=1)
+    supervisor.says("process 1.1")
     until(lambda: sum(map(lives, supervisor.started())) == 1, "end of the old process")
     assert supervisor.stop() == 0
 

@@ -1,12 +1,11 @@
 """Two nodes and one set of shards: standing by, taking over, crashes, frozen and replaced owners, poison."""
 
 import signal
-import time
 
 import pytest
 
 from tests.integration.conftest import MakeRig
-from tests.integration.support import TTL, NodeProcess, Rig, until
+from tests.integration.support import NEVER, TTL, NodeProcess, Rig, until
 
 
 def owner_and_standby(rig: Rig) -> tuple[NodeProcess, NodeProcess]:
@@ -24,16 +23,14 @@ def at_work(rig: Rig, node: NodeProcess) -> None:
 
 
 def test_a_second_node_stands_by_and_takes_over_at_once(make_rig: MakeRig) -> None:
-    rig = make_rig(LOWQ_LEASE_TTL=15)
+    rig = make_rig(LOWQ_LEASE_TTL=NEVER)  # whoever waits for a lease to run out waits in vain
     owner, standby = owner_and_standby(rig)
     for job_id in range(20):
         rig.push(job_id, 1)
     rig.drained()
     assert {perform.pid for perform in rig.performs()} == {owner.pid}
-    began = time.monotonic()
     assert owner.stop() == 0
-    standby.holds_all(timeout=1)
-    assert time.monotonic() - began < 1
+    standby.holds_all()
     rig.push("after", 1)
     assert rig.done("after", 1).pid == standby.pid
     assert rig.report().problems == []
@@ -100,9 +97,7 @@ def test_after_a_kill_another_node_takes_over_and_nothing_is_lost(make_rig: Make
     finished = rig.produce(4, ids=50, versions=3, rounds=20, pause=0.1)
     rig.performed(200)
     owner.kill()
-    killed_at = time.monotonic()
     until(lambda: rig.performs()[-1].pid == standby.pid, "work of the standby")
-    assert time.monotonic() - killed_at < TTL + 1
     finished()
     rig.drained()
     assert standby.stop() == 0

@@ -1,7 +1,6 @@
 """One part in trouble: the others go on."""
 
 import threading
-import time
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -12,7 +11,7 @@ import pytest
 import lowq
 from lowq.keys import shard_prefix
 from lowq.push import CHUNK_BYTES
-from tests.integration.support import until
+from tests.integration.support import NEVER, PATIENCE, until
 
 
 def _more_than(items: list[str], count: int) -> bool:
@@ -21,7 +20,7 @@ def _more_than(items: list[str], count: int) -> bool:
 
 @pytest.fixture
 def app(redis_url: str) -> lowq.Lowq:
-    return lowq.Lowq(redis_url=redis_url, lease_ttl=2)
+    return lowq.Lowq(redis_url=redis_url, lease_ttl=2, poll_interval=NEVER)  # whoever polls comes too late
 
 
 def ids_per_shard(shards_count: int) -> dict[int, str]:
@@ -53,13 +52,9 @@ def test_a_shard_whose_keys_were_spoilt_stops_no_other(app: lowq.Lowq, key: str)
     try:
         until(lambda: len(performed) == 4, "the jobs of the four sound shards")
         until(lambda: bool(app.nodes()), "the node's heartbeat")
-        took = []
         for number in range(20):
-            began = time.monotonic()
             work.perform_async({"id": ids[0], "payload": number})
             until(partial(_more_than, performed, 4 + number), "a later job")
-            took.append(time.monotonic() - began)
-        assert sorted(took)[10] < 0.1
     finally:
         assert node.stop()
     assert ids[1] not in performed
@@ -78,7 +73,7 @@ def test_a_lone_node_has_all_its_shards_back_at_once_after_redis_lost_its_data(a
         until(lambda: sum(shard.owner is not None for shard in app.shards("work")) == 20, "all leases")
         app.client.command("FLUSHALL")
         work.perform_async([{"id": number} for number in range(100)])
-        until(lambda: len(performed) == 100, "all jobs", 3.0)
+        until(lambda: len(performed) == 100, "all jobs")
     finally:
         assert node.stop()
 
@@ -142,7 +137,7 @@ def test_a_failure_is_logged_with_what_becomes_of_the_id(app: lowq.Lowq, caplog:
     node = lowq.Node(app)
     node.start()
     Work.perform_async({"id": "a"})
-    assert done.wait(10)
+    assert done.wait(PATIENCE)
     assert node.stop()
     said = [record for record in caplog.records if getattr(record, "event", "") == "failed"]
     assert "id a: retry 1 of 1 in 0 s" in said[0].getMessage()

@@ -2,7 +2,7 @@ import random
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import cast
 
@@ -13,9 +13,8 @@ from lowq.connection import Client
 from lowq.dispatch import Dispatcher
 from lowq.scheduler import LagScheduler, SeqScheduler
 from lowq.shard import Lease, Shard, Trip
+from tests.waiting import PATIENCE, until
 
-#: Seconds after which a test gives up.
-PATIENCE = 10.0
 LEASE = Lease("me:1", 1)
 
 
@@ -34,13 +33,6 @@ def trip(*, delay: float | None = None, paused: bool = False) -> Trip:
 
 def dispatcher(*preferred: Sequence[Shard]) -> Dispatcher:
     return Dispatcher(preferred, [LagScheduler() for _ in preferred])
-
-
-def until(condition: Callable[[], bool]) -> None:
-    give_up_at = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < give_up_at, "it did not happen"
-        time.sleep(0.001)
 
 
 def busy_for(dispatch: Dispatcher, thread: int, seconds: float) -> None:

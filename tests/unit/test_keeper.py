@@ -16,11 +16,10 @@ from lowq.membership import Identity, Membership
 from lowq.outage import Outage
 from lowq.shard import Shard
 from lowq.splitter import Members
+from tests.waiting import until
 
 #: Seconds. A third of it is longer than a test waits, so no round comes by itself meanwhile.
-TTL = 60.0
-#: Seconds after which a test gives up.
-PATIENCE = 10.0
+TTL = 600.0
 ME = Identity("0123456789", {"q": 4}, 1, "1", host="me", pid=1)
 
 
@@ -141,13 +140,6 @@ def rig() -> Iterator[Rig]:
     made = Rig()
     yield made
     made.keeper.stop()
-
-
-def until(condition: Callable[[], Any]) -> None:
-    give_up_at = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < give_up_at, "it did not happen"
-        time.sleep(0.001)
 
 
 # --- members ---

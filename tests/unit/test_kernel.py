@@ -24,7 +24,7 @@ def test_the_kernel_ends_a_read_that_takes_too_long(pair: tuple[socket.socket, s
     begun = time.monotonic()
     with pytest.raises(BlockingIOError):
         pair[0].recv(1)
-    assert seconds * 0.9 < time.monotonic() - begun < seconds + 5
+    assert time.monotonic() - begun > seconds * 0.9
 
 
 def test_the_kernel_ends_a_write_that_takes_too_long(pair: tuple[socket.socket, socket.socket]) -> None:

@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, cast
 
 import pytest
@@ -14,10 +14,9 @@ from lowq.leases import Leases
 from lowq.listener import Listener
 from lowq.scheduler import LagScheduler
 from lowq.shard import Shard
+from tests.waiting import PATIENCE, until
 
 TTL = 15.0
-#: Seconds after which a test gives up.
-PATIENCE = 10.0
 
 
 class Store:
@@ -161,13 +160,15 @@ def test_a_shard_of_somebody_else_is_tried_for_when_its_lease_runs_out(rig: Rig)
     rig.others(a)
     rig.store.left = 4.0
     rig.leases.want([a])
+    before = time.monotonic()
     rig.acquire()
+    after = time.monotonic()
     assert rig.channels.frees == {a}
-    assert 4.0 <= rig.leases.next_try - time.monotonic() + 0.01 < 4.1
-    rig.acquire(3.9)
+    assert before + 4.0 <= rig.leases.next_try < after + 4.1
+    rig.leases.acquire(before + 3.9)
     assert len(rig.store.asked("acquire")) == 1
     del rig.store.tokens[a.prefix]
-    rig.acquire(4.1)
+    rig.leases.acquire(after + 4.1)
     assert rig.leases.held == [a]
     assert (rig.channels.wakes, rig.channels.frees) == ({a}, set())
 
@@ -178,7 +179,7 @@ def test_nobody_waits_longer_than_a_lease_whatever_redis_says(rig: Rig) -> None:
     rig.store.left = 3600.0
     rig.leases.want([a])
     rig.acquire()
-    assert rig.leases.next_try - time.monotonic() < TTL + 0.1
+    assert rig.leases.next_try < time.monotonic() + TTL + 0.1
 
 
 def test_what_is_given_up_by_others_is_tried_for_at_once(rig: Rig) -> None:
@@ -411,15 +412,17 @@ def test_whoever_held_a_shard_gets_a_head_start(rig: Rig) -> None:
     rig.leases.want([a, b])
     rig.acquire()
     rig.store.tokens.clear()  # all leases ran out
+    before = time.monotonic()
     rig.leases.was_away()
+    after = time.monotonic()
     rig.leases.try_for(a, 0.0)
     rig.leases.try_for(b, 0.0)
-    rig.acquire()
+    rig.leases.acquire(before + 0.1)
     assert rig.leases.held == [a]
-    assert 0.0 < rig.leases.next_try - time.monotonic() <= TTL / 3
-    rig.acquire(TTL / 3 - 0.5)
+    assert before + TTL / 3 <= rig.leases.next_try <= after + TTL / 3
+    rig.leases.acquire(before + TTL / 3 - 0.5)
     assert rig.leases.held == [a]
-    rig.acquire(TTL / 3 + 0.1)  # it was the outage that counts, not the last attempt
+    rig.leases.acquire(after + TTL / 3 + 0.1)  # it was the outage that counts, not the last attempt
     assert rig.leases.held == [a, b]
 
 
@@ -491,10 +494,3 @@ def test_leaving_for_good_says_when_there_was_no_answer(rig: Rig) -> None:
     rig.store.errors |= {("surrender", shard.prefix): RedisUnavailable("away") for shard in rig.shards}
     with pytest.raises(RedisUnavailable):
         rig.leases.leave(1.0)
-
-
-def until(condition: Callable[[], bool]) -> None:
-    give_up_at = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < give_up_at, "it did not happen"
-        time.sleep(0.001)

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import uvicorn
 from starlette.types import ASGIApp
 
-from tests.integration.support import PATIENCE, until
+from tests.waiting import PATIENCE, until
 
 
 @contextmanager

@@ -2,7 +2,6 @@
 
 import json
 import os
-import time
 from typing import Any
 
 import pytest
@@ -14,6 +13,7 @@ from starlette.testclient import TestClient
 
 import lowq
 from lowq_web.api import ENDPOINTS, _answer
+from tests.waiting import until
 from tests.web.conftest import OWN, Open
 from tests.web.hand import Hand
 
@@ -63,11 +63,9 @@ class TestActing:
         assert client.post("/api/v1/queues/Orders/count", json=wanted).json() == {"count": 10}
         answer = client.post("/api/v1/queues/Orders/actions", json=wanted)
         assert answer.status_code == 202
-        task = answer.json()
-        deadline = time.monotonic() + 10
-        while task["state"] == "running":
-            assert time.monotonic() < deadline
-            task = client.get(f"/api/v1/tasks/{task['id']}").json()
+        address = f"/api/v1/tasks/{answer.json()['id']}"
+        until(lambda: client.get(address).json()["state"] != "running", "end of the task")
+        task = client.get(address).json()
         assert (task["state"], task["done"], task["total"]) == ("done", 10, 10)
         assert queue.stats().length == 8
         assert client.get("/api/v1/audit?limit=1").json()["audit"][0]["count"] == 10

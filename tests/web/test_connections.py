@@ -9,7 +9,7 @@ import lowq
 import lowq_web
 from lowq.connection import Call
 from lowq.keys import shard_prefix
-from tests.integration.support import until
+from tests.waiting import until
 from tests.web.conftest import OWN
 
 

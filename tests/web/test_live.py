@@ -5,7 +5,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -16,8 +15,8 @@ import pytest
 import lowq
 import lowq_web
 from lowq_web import live
-from tests.integration.support import until
 from tests.redis_server import RedisServer
+from tests.waiting import PATIENCE, until
 from tests.web.served import Stream, connected, get, served
 
 #: A dashboard whose streams end sooner than usual.
@@ -66,7 +65,7 @@ def test_a_server_ends_on_term_while_a_page_is_live(tmp_path: Path, redis_url: s
             with Stream(at) as stream:
                 assert stream.event()[0] == "figures"
                 running.send_signal(signal.SIGTERM)
-                assert running.wait(15) in (0, -signal.SIGTERM)
+                assert running.wait(PATIENCE) in (0, -signal.SIGTERM)
         finally:
             if running.poll() is None:
                 running.kill()
@@ -119,23 +118,18 @@ class TestRedisHangs:
                     assert stream.event()[0] == "figures"
                 server.pause()
                 try:
-                    took = {}
                     for path, expected in (
                         ("/", 503), ("/healthz", 503), ("/static/app.css", 200), ("/", 503), ("/queues/Orders", 503),
                         ("/api/v1/stats", 503), ("/metrics", 503), ("/static/app.css", 200), ("/healthz", 503),
                     ):  # fmt: skip
-                        began = time.monotonic()
-                        assert get(address, path, timeout=10)[0] == expected, path
-                        took[path] = time.monotonic() - began
-                    assert max(took.values()) < 5
-                    assert min(took.values()) < 0.5  # who comes later needs not wait to be told
+                        assert get(address, path)[0] == expected, path
                     for stream in streams[:3]:
                         assert stream.event()[0] == "trouble"
                 finally:
                     server.cont()
-                until(lambda: get(address, "/healthz")[0] == 200, "health", 15)
+                until(lambda: get(address, "/healthz")[0] == 200, "health")
                 # A page tells what it was told within the last second, before that.
-                until(lambda: get(address, "/")[0] == 200, "pages", 15)
+                until(lambda: get(address, "/")[0] == 200, "pages")
             app.close()
 
     def test_health_tells_outsiders_nothing_of_where_redis_is(self) -> None:

@@ -11,6 +11,7 @@ from starlette.testclient import TestClient
 import lowq
 from lowq import audit
 from lowq.connection import Client
+from tests.waiting import until
 
 
 @pytest.fixture
@@ -52,13 +53,11 @@ def act(client: TestClient, **document: Any) -> Any:
 
 
 def ended(client: TestClient, task: str) -> dict[str, Any]:
-    deadline = time.monotonic() + 20
-    while True:
+    def document() -> dict[str, Any]:
         found: dict[str, Any] = client.get(f"/api/v1/tasks/{task}").json()
-        if found["state"] != "running":
-            return found
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+        return {} if found["state"] == "running" else found
+
+    return until(document, "end of the task")
 
 
 def test_an_action_that_fails_half_way_says_how_far_it_came(

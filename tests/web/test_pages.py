@@ -18,6 +18,7 @@ from lowq_web.entity import entity
 from lowq_web.pages.nodes import _alone
 from lowq_web.pages.search import like
 from lowq_web.redaction import MASK, redactor
+from tests.waiting import PATIENCE, until
 from tests.web.conftest import OWN, Open
 
 HOSTILE = [
@@ -48,13 +49,12 @@ def tags(page: str) -> list[str]:
 
 def wait(client: TestClient, location: str) -> str:
     """The page of a task, once it has ended."""
-    deadline = time.monotonic() + 20
-    while True:
-        page: str = client.get(location).text
-        if "http-equiv" not in page:
-            return page
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+
+    def page() -> str:
+        text = client.get(location).text
+        return "" if "http-equiv" in text else text
+
+    return until(page, "end of the task")
 
 
 def undecodable(app: lowq.Lowq, job_id: str, payload: bytes) -> None:
@@ -395,17 +395,16 @@ class TestActions:
     def test_too_many_tasks_are_refused(
         self, client: TestClient, app: lowq.Lowq, queue: lowq.Queue, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        bulk, over = lowq.Queue.bulk, time.monotonic() + 30
+        bulk, over = lowq.Queue.bulk, threading.Event()
 
         def stuck(self: lowq.Queue, *args: Any, **options: Any) -> Any:
             for step in bulk(self, *args, **options):
                 yield step
-                while time.monotonic() < over:
-                    time.sleep(0.01)
+                over.wait(PATIENCE)
 
         monkeypatch.setattr(lowq.Queue, "bulk", stuck)
         answers = [self.act(client, do="kick all", state="morgue", sure="1") for _ in range(5)]
-        over = 0
+        over.set()
         assert [answer.status_code for answer in answers] == [303] * 4 + [429]
         for answer in answers[:4]:
             wait(client, answer.headers["location"])
@@ -516,20 +515,21 @@ class TestTheIdPage:
 
         def perform(_self: Any, _payloads_by_id: dict[str, list[Any]]) -> None:
             began.set()
-            over.wait(30)
+            over.wait(PATIENCE)
 
         app.worker(shards_count=2)(type("Orders", (lowq.Worker,), {"perform": perform}))
         app.queue("Orders").push({"id": "a", "payload": 1})
         node = lowq.Node(app, threads=3)
         node.start()
         try:
-            assert began.wait(20)
+            assert began.wait(PATIENCE)
             client = TestClient(lowq_web.create_app(app), base_url="http://127.0.0.1")
-            deadline = time.monotonic() + 20
-            # Which thread it is comes with the next heartbeat.
-            while "thread" not in (detail := client.get("/api/v1/queues/Orders/job?id=a").json()["why"]["detail"]):
-                assert time.monotonic() < deadline, detail
-                time.sleep(0.02)
+
+            def detail_with_a_thread() -> str:
+                found: str = client.get("/api/v1/queues/Orders/job?id=a").json()["why"]["detail"]
+                return found if "thread" in found else ""
+
+            detail = until(detail_with_a_thread, "thread, which comes with the next heartbeat")
             assert re.fullmatch(rf"taken \S+ s ago by node {re.escape(node.name)}, thread [0-2]", detail)
             assert "Yes: taken" in " ".join(visible(client.get("/queues/Orders/job?id=a").text).split())
             assert re.search(r"Orders\s+shard [01]", visible(client.get("/nodes").text))
@@ -665,14 +665,11 @@ class TestNodes:
             assert not app.nodes()[0].quiet
             quiet = client.post("/nodes/tell", data={"node": node.name, "do": "quiet", "sure": "1"})
             assert f"{node.name} was told to go quiet." in client.get(quiet.headers["location"]).text
-            deadline = time.monotonic() + 10
-            while "badge amber" not in client.get("/nodes").text:
-                assert time.monotonic() < deadline
-                time.sleep(0.02)
+            until(lambda: "badge amber" in client.get("/nodes").text, "a quiet node on its page")
             assert "1 alive, 1 quiet" in client.get("/nodes").text
             assert "1 alive, 1 quiet" in " ".join(visible(client.get("/").text).split())
             assert client.post("/nodes/tell", data={"node": node.name, "do": "stop", "sure": "1"}).status_code == 303
-            assert node.stopping.wait(10)
+            assert node.stopping.wait(PATIENCE)
         finally:
             node.stop(5.0)
         assert [entry.action for entry in app.audit()] == ["stop", "quiet"]

@@ -4,7 +4,6 @@ import base64
 import json
 import re
 import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
@@ -23,6 +22,7 @@ from starlette.websockets import WebSocketDisconnect
 import lowq
 import lowq_web
 from lowq_web.security import TOKEN, cross_site, exposure, is_loopback
+from tests.waiting import PATIENCE
 from tests.web.conftest import OWN, Open
 from tests.web.served import get, served
 
@@ -208,14 +208,14 @@ class TestCallable:
 
         def slow(request: Request) -> lowq_web.User:
             asked.set()
-            assert over.wait(20)
+            assert over.wait(PATIENCE)
             return lowq_web.User("ann")
 
         with served(lowq_web.create_app(app, auth=slow)) as address, ThreadPoolExecutor() as pool:
             waiting = pool.submit(get, address, "/")
-            assert asked.wait(20)
+            assert asked.wait(PATIENCE)
             try:
-                assert get(address, "/healthz", timeout=5)[0] == 200
+                assert get(address, "/healthz", timeout=PATIENCE)[0] == 200
                 assert not waiting.done()
             finally:
                 over.set()
@@ -366,11 +366,12 @@ class TestHeaders:
         ours = browse().get("/", headers={"cookie": f'a="b; c"; {TOKEN}={"t" * 32}; d=e'})
         assert "set-cookie" not in ours.headers
 
-    def test_a_cookie_costs_next_to_nothing(self, browse: Open) -> None:
+    def test_of_cookies_nothing_but_our_token_is_parsed(self, browse: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+        # The parser of the standard library takes minutes for some.
+        monkeypatch.setattr("starlette.requests.cookie_parser", pytest.fail)
+        monkeypatch.setattr("http.cookies._unquote", pytest.fail)
         client = browse("http://192.0.2.7")
-        began = time.process_time()
         assert client.get("/", headers={"cookie": f'{TOKEN}="' + "\\" * 60_000 + '"'}).status_code == 403
-        assert time.process_time() - began < 1
 
     def test_static_files_may_be_kept_and_pages_not(self, browse: Open) -> None:
         assert browse().get("/static/app.js").headers["cache-control"] == "no-cache"

@@ -8,6 +8,7 @@ import pytest
 from starlette.testclient import TestClient
 
 import lowq
+from tests.waiting import until
 from tests.web.conftest import OWN, Open
 from tests.web.hand import Hand
 from tests.web.shown import Reader, Row
@@ -84,10 +85,7 @@ def test_tasks_are_listed_with_what_they_did(app: lowq.Lowq, client: TestClient)
     for form in forms:
         form["sure"] = "1"
         address = client.post("/queues/Orders/act", data=form).headers["location"]
-        deadline = time.monotonic() + 20
-        while "done" not in reader.page(address).find("p", has="of").text:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        until(lambda at=address: "done" in reader.page(at).find("p", has="of").text, "end of the task")  # type: ignore[misc]
     rows = reader.page("/tasks").table("Began", "Does", "Queue")
     assert [(row["Who"].text, row["Does"].text, row["Queue"].text, row["State"].text) for row in rows] == [
         ("anonymous", "kick", "Orders", "done"), ("anonymous", "delete", "Orders", "done"),

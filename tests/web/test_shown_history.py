@@ -14,9 +14,10 @@ from starlette.testclient import TestClient
 
 import lowq
 import lowq_web
+from tests.waiting import until
 from tests.web.conftest import Open
 from tests.web.hand import Hand
-from tests.web.shown import Element, Reader
+from tests.web.shown import Element, Reader, Row
 
 #: span -> seconds of a stretch, and how many stretches ago the first known one was.
 STEPS = {"hour": (10, 200), "day": (300, 100), "month": (7200, 100)}
@@ -190,14 +191,14 @@ def test_rates_are_told_from_one_look_to_the_next(
         assert number, element.text
         return float(number[1].replace("K", "")) * (1000 if "K" in number[1] else 1)
 
-    deadline = time.monotonic() + 20
-    while True:
+    def page_with_rates() -> tuple[Element, Row] | None:
         page = reader.page("/")
         rates = {row["Queue"].find("a").text: row["Rate"] for row in page.table("Queue", "Rate")}
-        if "-" not in rates["Orders"].text:
-            break
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+        return None if "-" in rates["Orders"].text else (page, rates)
+
+    found = until(page_with_rates, "rates")
+    assert found is not None
+    page, rates = found
     longest = time.monotonic() - looked_at
     one = told(rates["Refunds"]) / 100  # what once in that time is per second
     assert 0.95 / longest <= one <= 1 / 0.5

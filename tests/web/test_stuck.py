@@ -11,6 +11,7 @@ from starlette.testclient import TestClient
 
 import lowq
 import lowq_web
+from tests.waiting import PATIENCE, until
 
 
 @pytest.fixture
@@ -21,14 +22,14 @@ def stuck() -> Iterator[TestClient]:
 
     def perform(_self: Any, _payloads_by_id: dict[str, list[Any]]) -> None:
         began.set()
-        over.wait(30)
+        over.wait(PATIENCE)
 
     app.worker(shards_count=1, batch_size=5)(type("Orders", (lowq.Worker,), {"perform": perform}))
     app.queue("Orders").push([{"id": f"stuck-{number}"} for number in range(5)])
     node = lowq.Node(app, threads=2)
     node.start()
     try:
-        assert began.wait(20)
+        assert began.wait(PATIENCE)
         app.queue("Orders").push({"id": "waiting"})
         yield TestClient(lowq_web.create_app(app), base_url="http://127.0.0.1")
     finally:
@@ -39,13 +40,12 @@ def stuck() -> Iterator[TestClient]:
 
 def answer(client: TestClient, path: str, expected: str) -> Any:
     """The answer, as soon as it says that: which thread it is comes with the next heartbeat."""
-    deadline = time.monotonic() + 20
-    while True:
-        found = client.get(path)
-        if expected in " ".join(found.text.split()):
-            return found
-        assert time.monotonic() < deadline, found.text
-        time.sleep(0.02)
+
+    def found() -> Any:
+        answer = client.get(path)
+        return answer if expected in " ".join(answer.text.split()) else None
+
+    return until(found, f"{expected!r} on {path}")
 
 
 def test_the_page_of_an_id_tells_what_its_shard_is_busy_with(stuck: TestClient) -> None:
