@@ -23,7 +23,7 @@ from typing import Any, Protocol
 from lowq.config import Config
 from lowq.duration import duration
 from lowq.errors import LowqError
-from lowq.job import Job, delay_seconds
+from lowq.job import MAX_TIME, Job, delay_seconds
 from lowq.shard import Failure, Shard, Spoiled, TakenJob
 from lowq.worker import default_retry_in
 
@@ -205,7 +205,7 @@ def _retry_delay(worker: Performer, job_id: str, retry_count: int) -> float:
     try:
         delay = float(worker.retry_in(retry_count))
         if math.isfinite(delay):
-            return max(delay, 0.0)
+            return min(max(delay, 0.0), MAX_TIME)
         log.error("%s.retry_in(%d) gave %r; the default is used", type(worker).__name__, retry_count, delay)
     except Exception:
         log.exception(
@@ -214,7 +214,7 @@ def _retry_delay(worker: Performer, job_id: str, retry_count: int) -> float:
             retry_count,
             job_id,
         )
-    return default_retry_in(retry_count)
+    return min(default_retry_in(retry_count), MAX_TIME)
 
 
 def _error_bytes(error: BaseException | str, config: Config) -> bytes:

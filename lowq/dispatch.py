@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
+from lowq.duration import LONGEST_WAIT
 from lowq.scheduler import LagScheduler
 from lowq.shard import Shard, Trip
 
@@ -74,7 +75,7 @@ class Dispatcher:
                 if self._leader is None or self._leader == thread:
                     self._leader = thread
                     due = self._next_due(now)
-                    timeout = None if due is None else max(due - now, 0.0)
+                    timeout = None if due is None else min(max(due - now, 0.0), LONGEST_WAIT)
                 self._idle += 1
                 self._busy_since[thread] = None
                 self._changed.wait(timeout)

@@ -3,6 +3,10 @@
 import math
 import re
 
+#: Seconds that a thread or a process waits at a time, at most: beyond some weeks or years, depending on the call,
+#: Python raises an OverflowError. Whoever waits looks again then, and waits on.
+LONGEST_WAIT = 86400.0
+
 _UNITS = {"s": 1, "min": 60, "m": 60, "h": 3600, "d": 86400}
 
 

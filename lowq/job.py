@@ -28,6 +28,9 @@ MAX_PAYLOAD_DEPTH = 200
 EARLIEST_TIME = 1e9
 #: Numbers above are taken for milliseconds (Unix time, seconds: the year 5138).
 LATEST_TIME = 1e11
+#: The latest time that is kept (Unix time, seconds: the year 2242), and the longest delay. What is later counts as
+#: this, and means "never".
+MAX_TIME = 2**33 - 1
 
 
 class JobDict(TypedDict):
@@ -38,7 +41,8 @@ class JobDict(TypedDict):
     payload: NotRequired[Any]
     #: The payload's order within its id: a version or a time. The server's clock by default.
     score: NotRequired[float]
-    #: When to run: Unix time in seconds, or an aware datetime. Now by default.
+    #: When to run: Unix time in seconds, or an aware datetime. Now by default; what is later than the year 2242 counts
+    #: as that, and means "never".
     perform_at: NotRequired[float | datetime]
     #: Lowkiq's name of ``perform_at``.
     perform_in: NotRequired[float | datetime]
@@ -149,9 +153,9 @@ def _encode_score(value: object) -> bytes:
 
 def _encode_time(name: str, value: object) -> bytes:
     if isinstance(value, datetime):
-        if value.tzinfo is None:
+        if value.utcoffset() is None:
             raise JobError(f"{name} {value!r} has no time zone; give an aware datetime, such as datetime.now(UTC)")
-        return repr(value.timestamp()).encode()
+        return repr(min(value.timestamp(), MAX_TIME)).encode()
     time = _finite(name, value)
     if time < EARLIEST_TIME:
         raise JobError(
@@ -159,19 +163,21 @@ def _encode_time(name: str, value: object) -> bytes:
         )
     if time > LATEST_TIME:
         raise JobError(f"{name}={time!r} is beyond the year 5000; it is Unix time in seconds, not milliseconds")
-    return repr(time).encode()
+    return repr(min(time, MAX_TIME)).encode()
 
 
 def delay_seconds(value: object) -> float:
-    """Seconds from a number or a timedelta; negative ones count as 0.
+    """Seconds from a number or a timedelta; negative ones count as 0, and what is beyond `MAX_TIME` as that.
 
     Raises:
-        JobError: it is neither, or not finite, or absurd.
+        JobError: it is neither, or not finite, or a number that can't be meant in seconds.
     """
-    seconds = value.total_seconds() if isinstance(value, timedelta) else _finite("delay", value)
+    if isinstance(value, timedelta):  # whose unit is beyond doubt, so its largest is "never" as well
+        return min(max(value.total_seconds(), 0), MAX_TIME)
+    seconds = _finite("delay", value)
     if seconds > LATEST_TIME - EARLIEST_TIME:
         raise JobError(f"delay={value!r} is thousands of years; it is given in seconds, or as a timedelta")
-    return max(seconds, 0)
+    return min(max(seconds, 0), MAX_TIME)
 
 
 def encode_job(job: Mapping[str, Any], dump_payload: Callable[[Any], bytes], max_payload_bytes: int) -> EncodedJob:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from lowq.connection import Call, Client, Refusal
+from lowq.duration import LONGEST_WAIT
 from lowq.errors import ConfigError, RedisUnavailable, ShardsCountError
 from lowq.leases import Leases
 from lowq.membership import Membership
@@ -104,7 +105,8 @@ class Keeper:
     def free(self, shard: Shard, delay: float) -> None:
         """Somebody gives up the shard, in so many seconds: try for it then."""
         if shard.lease is None:
-            self._ask(shard, time.monotonic() + delay)
+            # No lease lasts longer than that, whatever a message says.
+            self._ask(shard, time.monotonic() + min(delay, self._lease_ttl))
 
     def check(self, shard: Shard) -> None:
         """A thread was told that the lease is lost, or doubts it: find out whose it is."""
@@ -205,7 +207,7 @@ class Keeper:
         if trouble is not None:
             raise trouble
         due = min(self._next_renewal, self._next_refresh, self._next_look, leases.next_try)
-        return max(due - time.monotonic(), 0.0)
+        return min(max(due - time.monotonic(), 0.0), LONGEST_WAIT)
 
     # --- membership ---
 

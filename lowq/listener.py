@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 
 from lowq.connection import Client
 from lowq.errors import LowqError, RedisUnavailable
+from lowq.foreign import finite
 from lowq.shard import Shard
 
 log = logging.getLogger(__name__)
@@ -79,10 +80,7 @@ class Listener:
                     self._closed.wait(5.0)
 
     def _handle(self, kind: str, channel: str, data: bytes) -> None:
-        try:
-            number = float(data or 0)
-        except ValueError:
-            number = 0.0  # no message of ours; to look is always right
+        number = finite(data, 0.0)  # what is none is no message of ours; to look is always right
         if kind not in ("subscribe", "message"):
             return
         if channel in self._wakes:

@@ -4,10 +4,13 @@ A script pulls a snippet in with a line ``--!include name`` and names Redis's sc
 """
 
 import hashlib
+import math
 import re
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
+
+from lowq.errors import ConfigError
 
 _INCLUDE = re.compile(r"^--!include (\w+)$", re.MULTILINE)
 _FLAGS = re.compile(r"^--!flags (\S+)$", re.MULTILINE)
@@ -51,5 +54,14 @@ def load_scripts() -> dict[str, Script]:
 
 
 def time_argument(now: float | None) -> str:
-    """An explicit time as scripts take it; '' is the server's own."""
-    return "" if now is None else repr(float(now))
+    """An explicit time as scripts take it; '' is the server's own.
+
+    Raises:
+        ConfigError: it is no finite number.
+    """
+    if now is None:
+        return ""
+    given: object = now
+    if isinstance(given, bool) or not isinstance(given, int | float) or not math.isfinite(given):
+        raise ConfigError(f"now={given!r:.100}: it is Unix time, seconds")
+    return repr(float(given))

@@ -29,7 +29,7 @@ from pathlib import Path
 from types import FrameType
 
 from lowq.child import Child
-from lowq.duration import duration
+from lowq.duration import LONGEST_WAIT, duration
 from lowq.generation import Generation, Place
 
 log = logging.getLogger(__name__)
@@ -163,9 +163,9 @@ class Supervisor:
             due += [at for generation in (self._current, self._next) for _, at in self._awaited(generation)]
             if self._wanted is not None and self._next is None:
                 due.append(now)
-        timeout = min(due, default=inf) - now
+        timeout = min(min(due, default=inf) - now, LONGEST_WAIT)
         pipes = [self._wakeup_read, *(pipe for child in self._children() if (pipe := child.report_pipe()) is not None)]
-        select.select(pipes, [], [], None if timeout == inf else max(timeout, 0.0))
+        select.select(pipes, [], [], max(timeout, 0.0))
         try:
             os.read(self._wakeup_read, 65536)
         except BlockingIOError:

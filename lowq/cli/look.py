@@ -1,6 +1,7 @@
 """The verbs that read: stats, nodes, shards, jobs, peek, why."""
 
 import dataclasses
+import math
 import re
 import shutil
 import sys
@@ -26,9 +27,9 @@ from lowq.cli.output import (
     shorten,
     table,
 )
-from lowq.duration import ago, duration, relative_seconds
+from lowq.duration import LONGEST_WAIT, ago, duration, relative_seconds
 from lowq.errors import RedisUnavailable, ScriptError
-from lowq.job import Job, State
+from lowq.job import MAX_TIME, Job, State
 from lowq.paging import MAX_LIMIT, ORDERS, STATES
 from lowq.queries import Stats
 from lowq.queue import Queue
@@ -84,7 +85,7 @@ def stats(app: Lowq, queues: tuple[str, ...], watch: str | None, as_json: bool) 
 def _seconds(text: str) -> float | None:
     if not re.fullmatch(r"\d*\.?\d+", text):
         return None
-    return max(float(text), 0.1)
+    return min(max(float(text), 0.1), LONGEST_WAIT)
 
 
 def _read_stats(app: Lowq, queues: Sequence[str]) -> list[Stats]:
@@ -319,17 +320,22 @@ def _bound(app: Lowq, name: str, text: str | None, order_by: str | None) -> floa
 
 
 def moment(text: str) -> float:
-    """Unix time in seconds, or ISO 8601; a time without a zone is local.
+    """Unix time in seconds, or ISO 8601; a time without a zone is local. ISO 8601 after the year 2242 counts as that.
 
     Raises:
         ValueError: it is neither.
     """
     try:
-        return float(text)
+        seconds = float(text)
     except ValueError:
         pass
+    else:
+        if not math.isfinite(seconds):
+            raise ValueError(text)
+        return seconds
+    parsed = datetime.fromisoformat(text)
     try:
-        return datetime.fromisoformat(text).astimezone().timestamp()
+        return min((parsed if parsed.tzinfo else parsed.astimezone()).timestamp(), MAX_TIME)
     except (OverflowError, OSError) as error:  # a year that the platform can't convert
         raise ValueError(str(error)) from None
 

@@ -1,6 +1,7 @@
 import itertools
 import logging
 import math
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -13,7 +14,7 @@ from lowq import batch
 from lowq.batch import Execution, Outcome, current, decide
 from lowq.config import Config
 from lowq.errors import LowqError
-from lowq.job import Job
+from lowq.job import MAX_TIME, Job
 from lowq.shard import Failure, Shard, Spoiled, TakenJob
 
 BOOM = ValueError("boom")
@@ -203,6 +204,10 @@ class TestRetryIn:
         assert 15 + 2**4 <= self.delay(lambda: value) <= 15 + 2**4 + 90
         assert "Handler.retry_in(2)" in caplog.text
 
+    @pytest.mark.parametrize("value", [sys.maxsize, 2.0**33, 1e300], ids=str)
+    def test_one_of_centuries_means_never(self, value: float) -> None:
+        assert self.delay(lambda: value) == MAX_TIME
+
     def test_one_that_raises_is_logged_and_the_default_used(self, caplog: pytest.LogCaptureFixture) -> None:
         def divide() -> float:
             raise ZeroDivisionError
@@ -374,7 +379,7 @@ class TestCurrent:
         assert outcome.releases == [("a", seconds)]
 
     @pytest.mark.parametrize(
-        "delay", ["soon", math.nan, math.inf, -math.inf, True, timedelta.max, [], 10**5000], ids=lambda _: "x"
+        "delay", ["soon", math.nan, math.inf, -math.inf, True, 1e12, [], 10**5000], ids=lambda _: "x"
     )
     def test_a_senseless_delay_is_refused_where_the_handler_learns_of_it(self, delay: Any) -> None:
         # Once the batch is over nobody could be told, and the outcome could never be written.

@@ -18,8 +18,8 @@ from lowq.cli.loading import load_app, users_traceback
 from lowq.cli.look import _seconds, moment
 from lowq.cli.push import BadLine, Line, Source
 from lowq.connection.store_server import encode, take_command
-from lowq.duration import ago, duration
-from lowq.job import Job
+from lowq.duration import LONGEST_WAIT, ago, duration
+from lowq.job import MAX_TIME, Job
 from lowq.version import VERSION
 
 
@@ -151,10 +151,15 @@ def test_the_seconds_of_watch_are_told_from_a_queue(text: str, seconds: float | 
     assert _seconds(text) == seconds
 
 
+def test_watch_never_sleeps_longer_than_a_process_can() -> None:
+    assert _seconds("9" * 30) == LONGEST_WAIT
+
+
 def test_times_are_numbers_or_iso() -> None:
     assert moment("1800000000.5") == 1800000000.5
     assert moment("2027-01-15T08:00:00Z") == 1800000000
-    for wrong in ("soon", "0001-01-01"):
+    assert moment("9999-12-31T23:59:59Z") == moment("9999-12-31T23:59:59-12:00") == MAX_TIME
+    for wrong in ("soon", "0001-01-01", "nan", "inf", "-inf", "1e999"):
         with pytest.raises(ValueError, match=r".*"):
             moment(wrong)
 

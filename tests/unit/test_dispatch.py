@@ -78,6 +78,19 @@ def often_interrupted() -> Iterator[None]:
     sys.setswitchinterval(before)
 
 
+# --- sleep ---
+
+
+@pytest.mark.parametrize("due_in", [1e10, 2**63, float("inf")], ids=str)
+def test_the_leader_sleeps_until_a_wake_up_however_late_the_next_job_is(sleepers: Sleepers, due_in: float) -> None:
+    never, a = shard("never", due_in=due_in), shard("a", due_in=None)
+    dispatch = dispatcher([never, a])
+    sleeping = sleepers.wait(dispatch, 0)
+    assert not sleeping.done()  # an error of waiting would be its result
+    dispatch.wake(a)
+    assert sleeping.result(PATIENCE) is a
+
+
 # --- claims ---
 
 

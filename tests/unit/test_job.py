@@ -3,7 +3,7 @@ import json
 import math
 import zlib
 from collections.abc import Callable, Mapping
-from datetime import UTC, date, datetime, timedelta, timezone
+from datetime import UTC, date, datetime, timedelta, timezone, tzinfo
 from decimal import Decimal
 from typing import Any
 from uuid import UUID
@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lowq.errors import JobError, PayloadError
-from lowq.job import MAX_ID_BYTES, dump_payload, encode_id, encode_job, load_payload, shard_of
+from lowq.job import MAX_ID_BYTES, MAX_TIME, dump_payload, encode_id, encode_job, load_payload, shard_of
 
 MIB = 2**20
 #: More digits than Python writes out by default.
@@ -234,7 +234,36 @@ class TestTimes:
     def test_a_delay_is_relative_and_never_negative(self, delay: Any, sent: bytes) -> None:
         assert time_of(delay=delay) == sent
 
-    @pytest.mark.parametrize("delay", [timedelta.max, 1e12])
+    @pytest.mark.parametrize("name", ["perform_at", "perform_in"])
+    @pytest.mark.parametrize(
+        "never",
+        [
+            datetime(9999, 12, 31, tzinfo=UTC),
+            datetime.max.replace(tzinfo=UTC),
+            datetime.max.replace(tzinfo=timezone(-timedelta(hours=12))),
+            2**33,
+            1e11,
+        ],
+        ids=str,
+    )
+    def test_a_time_after_2242_counts_as_never(self, name: str, never: Any) -> None:
+        assert float(time_of(**{name: never})) == MAX_TIME == 2**33 - 1
+
+    def test_a_zone_that_tells_no_offset_is_none(self) -> None:
+        class Nowhere(tzinfo):
+            def utcoffset(self, _: datetime | None) -> None:
+                return None
+
+            dst = tzname = utcoffset
+
+        with pytest.raises(JobError, match="has no time zone"):
+            time_of(perform_at=datetime(2027, 1, 1, tzinfo=Nowhere()))
+
+    @pytest.mark.parametrize("delay", [timedelta.max, timedelta(days=365_000), 2**33, 9e10], ids=str)
+    def test_a_delay_of_centuries_counts_as_never(self, delay: Any) -> None:
+        assert float(time_of(delay=delay).removeprefix(b"+")) == MAX_TIME
+
+    @pytest.mark.parametrize("delay", [1e12, 2**63, 1e300], ids=str)
     def test_a_delay_of_thousands_of_years_is_refused(self, delay: Any) -> None:
         with pytest.raises(JobError, match="thousands of years"):
             time_of(delay=delay)

@@ -4,11 +4,13 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
 from lowq.connection import Call, Client, Refusal
+from lowq.duration import LONGEST_WAIT
 from lowq.errors import RedisUnavailable, ScriptError, ShardsCountError
 from lowq.keeper import Keeper
 from lowq.leases import Leases
@@ -104,7 +106,7 @@ class Wishes:
 class Rig:
     """A keeper among fakes. ``shares``: whether its splitter looks at the members."""
 
-    def __init__(self, *, shares: bool = True) -> None:
+    def __init__(self, *, shares: bool = True, seconds: float = TTL) -> None:
         self.registry, self.wishes = Registry(), Wishes()
         #: How often shares were asked for, and what to do then.
         self.divisions: list[Members] = []
@@ -114,7 +116,7 @@ class Rig:
         self.membership = Membership(ME, "lowq", silence=TTL, shares=shares)
         self.keeper = Keeper(
             cast(Client, self.registry), self.membership, cast(Leases, self.wishes), [], Outage(),
-            divide=self._divide, lease_ttl=TTL, poll_interval=1000.0,
+            divide=self._divide, lease_ttl=seconds, poll_interval=1000.0 * seconds,
             registrations=[Call("register", "q", ["", "q", 4])],
             on_ready=self._on_ready, on_fatal=self.fatal.append,
         )  # fmt: skip
@@ -140,6 +142,25 @@ def rig() -> Iterator[Rig]:
     made = Rig()
     yield made
     made.keeper.stop()
+
+
+# --- its waits ---
+
+
+def test_it_never_waits_longer_than_a_thread_can() -> None:
+    rig = Rig(seconds=1e12)
+    assert rig.tick() == LONGEST_WAIT
+
+
+def test_a_lease_that_is_told_to_become_free_in_centuries_is_tried_for_when_it_must_have_run_out(rig: Rig) -> None:
+    asked: list[float] = []
+    rig.wishes.try_for = lambda _, at: asked.append(at)  # type: ignore[method-assign,assignment]
+    shard = cast(Shard, SimpleNamespace(lease=None))
+    latest = time.monotonic() + TTL
+    rig.keeper.free(shard, 1e10)
+    rig.tick()
+    (at,) = asked
+    assert latest <= at <= time.monotonic() + TTL
 
 
 # --- members ---

@@ -1,9 +1,14 @@
 """Every script says what it is given, what it answers and what it keeps true, before its first statement."""
 
+import math
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from lowq.errors import ConfigError
+from lowq.scripts import time_argument
 
 FOLDER = Path(__file__).resolve().parents[2] / "lowq" / "lua"
 SCRIPTS = sorted(FOLDER.glob("*.lua"))
@@ -33,3 +38,9 @@ def test_header_of_every_script_tells(script: Path, word: str) -> None:
 def test_what_a_script_includes_exists(script: Path) -> None:
     snippets = {path.stem for path in (FOLDER / "lib").glob("*.lua")}
     assert set(INCLUDE.findall(script.read_text())) <= snippets
+
+
+@pytest.mark.parametrize("now", [math.nan, math.inf, -math.inf, "1800000000", True], ids=str)
+def test_an_explicit_time_that_is_none_is_refused(now: Any) -> None:
+    with pytest.raises(ConfigError, match="now="):
+        time_argument(now)
