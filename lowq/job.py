@@ -205,6 +205,8 @@ def encode_job(job: Mapping[str, Any], dump_payload: Callable[[Any], bytes], max
             except JobError:
                 raise
             except Exception as error:
+                if dump_payload is _dump_payload:
+                    raise  # what it refuses is a PayloadError; this is a signal handler's, such as a timeout
                 raise PayloadError(f"the payload can't be encoded: {error!r:.200}") from error
             if not isinstance(payload, bytes):
                 raise PayloadError(f"dump_payload gave {payload!r:.100}; it must give bytes")
@@ -268,6 +270,9 @@ def dump_payload(value: Any) -> bytes:
         if isinstance(error, PayloadError):
             raise
         raise PayloadError(f"the payload is no JSON value: {error}") from error
+
+
+_dump_payload = dump_payload  # where a parameter has its name
 
 
 def load_payload(data: bytes) -> Any:

@@ -190,12 +190,12 @@ class _Push:
             while end < len(items) and end - start < CALL_JOBS and (size < CALL_BYTES):
                 size += len(items[end][1])
                 end += 1
-            head: list[str | int | bytes] = ["", secrets.token_hex(8), "", self._target.shards_count, width]
+            head: list[str | int] = ["", secrets.token_hex(8), "", self._target.shards_count, width]
             if width == 2:
-                flat = chain.from_iterable([item[:2] for item in items[start:end]])
+                flat = list(chain.from_iterable([item[:2] for item in items[start:end]]))
             else:
-                flat = chain.from_iterable(items[start:end])
-            yield _Part(Call("push", prefix, chain(head, flat)), originals[start:end])
+                flat = list(chain.from_iterable(items[start:end]))
+            yield _Part(Call("push", prefix, head, flat), originals[start:end])
             start = end
 
     def _settle(self, parts: list[_Part], results: list[Any], following: list[Mapping[str, Any]]) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from redis import exceptions
 
-from lowq.connection.pool import Pool, pack, parse_info, read_reply
+from lowq.connection.pool import Pool, encode, pack, parse_info, read_reply
 from lowq.connection.servers import servers_for
 from lowq.connection.subscription import Subscription
 from lowq.connection.translate import Call, translate
@@ -32,9 +32,8 @@ class _Flight:
         self.lent = False
 
     def send(self) -> None:
-        scripts = self.pool.scripts
         # Packed first: an argument that can't be packed must not cost a connection.
-        packed = [pack((b"EVALSHA", scripts[call.script][1], 1, call.key, *call.args)) for _, call in self.calls]
+        packed = [_packed(self.pool, call) for _, call in self.calls]
         try:
             self.connection = self.pool.checkout()
             self.connection.send_packed_command([b"".join(packed)], check_health=False)
@@ -53,18 +52,18 @@ class _Flight:
 
     def lend(self) -> None:
         if self.connection is not None:
-            self.pool.lend()
             self.lent = True
+            self.pool.lend(self.connection)
 
     def close(self, *, whole: bool) -> None:
-        if self.connection is not None:
-            if not whole:
-                self.connection.disconnect()
-            if self.lent:
-                self.pool.take_back(self.connection)
-            else:
-                self.pool.release(self.connection)
-            self.connection = None
+        # Forgotten first, so that it is never given back twice, whatever interrupts this.
+        connection, self.connection = self.connection, None
+        if connection is None or (self.lent and not self.pool.take_back(connection)):
+            return
+        if whole:
+            self.pool.release(connection)
+        else:
+            self.pool.release_closed(connection)
 
 
 class Client:
@@ -123,24 +122,28 @@ class Client:
             except (exceptions.RedisError, RedisUnavailable) as error:
                 results[position] = error
         flights = [_Flight(pool, group) for pool, group in groups.items()]
+
+        def give_up() -> None:
+            for flight in flights:
+                flight.close(whole=False)
+
         try:
             for flight in flights:
                 flight.send()
                 if lend:
                     flight.lend()
         except BaseException:
-            for flight in flights:
-                flight.close(whole=False)
+            give_up()
             raise
 
         def finish() -> list[Any]:
-            for flight in flights:
-                whole = False
-                try:
+            try:
+                for flight in flights:
                     flight.receive(results)
-                    whole = flight.error is None
-                finally:
-                    flight.close(whole=whole)
+                    flight.close(whole=flight.error is None)
+            except BaseException:
+                give_up()
+                raise
             for position, result in enumerate(results):
                 if isinstance(result, Exception):
                     results[position] = self._mend(calls[position], result)
@@ -185,14 +188,12 @@ class Client:
         try:
             if before is not None:
                 before(connection)
-            packed = pack((b"EVALSHA", pool.scripts[call.script][1], 1, call.key, *call.args))
-            connection.send_packed_command([packed], check_health=False)
+            connection.send_packed_command([_packed(pool, call)], check_health=False)
             reply = read_reply(connection)
         except BaseException:
-            connection.disconnect()
+            pool.release_closed(connection)
             raise
-        finally:
-            pool.release(connection)
+        pool.release(connection)
         if isinstance(reply, Exception):
             raise reply
         return reply
@@ -235,15 +236,15 @@ class Client:
 
     @staticmethod
     def _commands_once(commands: Sequence[Sequence[Any]], pool: Pool) -> list[Any]:
+        packed = b"".join([pack(tuple(encode(args))) for args in commands])
         connection = pool.checkout()
         try:
-            connection.send_packed_command([b"".join(pack(tuple(args)) for args in commands)], check_health=False)
+            connection.send_packed_command([packed], check_health=False)
             replies = [read_reply(connection) for _ in commands]
         except BaseException:
-            connection.disconnect()
+            pool.release_closed(connection)
             raise
-        finally:
-            pool.release(connection)
+        pool.release(connection)
         for reply in replies:
             if isinstance(reply, Exception):
                 raise reply
@@ -311,6 +312,11 @@ class Client:
         if isinstance(translated, ScriptError) and call is not None:
             translated.key = call.key
         return translated
+
+
+def _packed(pool: Pool, call: Call) -> bytes:
+    head = encode([b"EVALSHA", pool.scripts[call.script][1], b"1", call.key, *call.args])
+    return pack((*head, *call.data))
 
 
 def _always(pool: Pool) -> Callable[[], Pool]:

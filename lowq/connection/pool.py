@@ -1,9 +1,19 @@
-"""Connections to one server, each prepared before its first use: version checked, scripts loaded."""
+"""Connections to one server, each prepared before its first use: version checked, scripts loaded.
+
+A signal handler may raise between any two instructions of Python: the usual timeout by SIGALRM, Ctrl-C. So:
+
+- A connection is given back only when it is certain that no reply is left on it, or that it is closed. Nothing gives one
+  back in a ``finally``. Whoever is interrupted in between loses it.
+- The pool doesn't count what it handed out. It knows by weak references which of its connections there are, so one that
+  was lost frees its place as soon as nobody refers to it.
+- No lock is taken by Python's own code, as `threading.Condition` does it: it could be left locked.
+"""
 
 import threading
 import time
+import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import hiredis
@@ -14,9 +24,29 @@ from lowq.errors import RedisRefused, RedisUnavailable
 from lowq.scripts import load_scripts
 
 OLDEST_REDIS = (7, 0)
+#: Seconds after which whoever waits for a connection looks whether one was lost: that tells nobody.
+LOOK_AGAIN = 0.1
 
-#: A command and its arguments as Redis's protocol has them.
-pack: Callable[[tuple[Any, ...]], bytes] = hiredis.pack_command  # type: ignore[attr-defined, unused-ignore]  # its stub leaves it out
+#: A command and its arguments as Redis's protocol has them. Bytes only: of a number hiredis asks for the `repr`, in which
+#: Python runs signal handlers, and does not check whether one of them has raised. That is a SIGSEGV.
+pack: Callable[[tuple[bytes, ...]], bytes] = hiredis.pack_command  # type: ignore[attr-defined, assignment, unused-ignore]  # its stub leaves it out, or only knows pairs
+
+
+def encode(arguments: Iterable[str | bytes | int | float]) -> list[bytes]:
+    """Arguments of a command as Redis gets them."""
+    return [
+        item if isinstance(item, bytes) else item.encode() if isinstance(item, str) else repr(item).encode()
+        for item in arguments
+    ]
+
+
+class Packer:
+    """Packs the commands that redis-py itself sends, when it connects."""
+
+    @staticmethod
+    def pack(*args: str | bytes | int | float) -> list[bytes]:
+        name, *others = encode(args)
+        return [pack((*name.split(), *others))]
 
 
 class Pool:
@@ -38,10 +68,13 @@ class Pool:
     def reset(self) -> None:
         """Forgets all connections without touching them: after a fork they are the parent's."""
         self._idle: deque[Any] = deque()
-        self._made = 0
-        self._waiting = 0
+        # The connections that count, in use or not. A set's methods are atomic.
+        self._counted: set[weakref.ref[Any]] = set()
+        # Of each thread that waits for a connection: it is released when there is one.
+        self._waiting: deque[threading.Lock] = deque()
         self._prepared = False
-        self._freed = threading.Condition()
+        # Guards the number of those that count. Reentrant: a signal handler may push.
+        self._lock = threading.RLock()
 
     def checkout(self) -> Any:
         """A connection for the caller alone, connected and prepared.
@@ -60,55 +93,84 @@ class Pool:
             if not self._prepared:
                 self._prepare(connection)
         except BaseException:
-            connection.disconnect()
-            self.release(connection)
+            self.release_closed(connection)
             raise
         return connection
 
     def _make_or_wait(self) -> Any:
         deadline = time.monotonic() + self._timeout
-        with self._freed:
-            self._waiting += 1
+        while True:
             try:
-                while True:
-                    try:
-                        return self._idle.pop()
-                    except IndexError:
-                        pass
-                    if self._made < self._size:
-                        self._made += 1
-                        return self.connect()
-                    if not self._freed.wait(deadline - time.monotonic()):
-                        raise RedisUnavailable(
-                            f"all {self._size} connections are in use for {self._timeout} s; "
-                            "raise client_pool_size or pool_timeout"
-                        )
-            finally:
-                self._waiting -= 1
+                return self._idle.pop()
+            except IndexError:
+                pass
+            with self._lock:
+                if self._has_room():
+                    connection = self.connect()
+                    self._counted.add(weakref.ref(connection))
+                    return connection
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise RedisUnavailable(
+                    f"all {self._size} connections are in use for {self._timeout} s; "
+                    "raise client_pool_size or pool_timeout"
+                )
+            self._wait(min(left, LOOK_AGAIN))
+
+    def _has_room(self) -> bool:
+        for reference in [item for item in self._counted if item() is None]:
+            self._counted.discard(reference)
+        return len(self._counted) < self._size
+
+    def _wait(self, seconds: float) -> None:
+        waiter = threading.Lock()
+        waiter.acquire()
+        self._waiting.append(waiter)
+        try:
+            # What was given back before this one was among those who wait has told nobody.
+            if not self._idle:
+                waiter.acquire(timeout=seconds)
+        finally:
+            try:
+                self._waiting.remove(waiter)
+            except ValueError:
+                pass
+
+    def _wake(self) -> None:
+        if self._waiting:
+            try:
+                self._waiting.popleft().release()
+            except IndexError:
+                pass
 
     def release(self, connection: Any) -> None:
-        """Gives a connection back; one that broke connects anew when it is used next."""
+        """Gives a connection back, on which no reply is left to be read."""
         self._idle.append(connection)
-        if self._waiting:
-            with self._freed:
-                self._freed.notify()
+        self._wake()
 
-    def lend(self) -> None:
+    def release_closed(self, connection: Any) -> None:
+        """Gives a connection back that broke, or whose use was interrupted; it connects anew when it is used next."""
+        connection.disconnect()
+        self.release(connection)  # not when that was interrupted: whoever got it might read somebody else's reply
+
+    def lend(self, connection: Any) -> None:
         """The caller's connection doesn't count for a while: it waits for a reply while foreign code runs, which may
         need a connection itself.
         """
-        with self._freed:
-            self._made -= 1
-            self._freed.notify()
+        self._counted.discard(weakref.ref(connection))
+        self._wake()
 
-    def take_back(self, connection: Any) -> None:
-        """Gives a lent connection back."""
-        with self._freed:
-            if self._made >= self._size:
-                connection.disconnect()
-                return
-            self._made += 1
-        self.release(connection)
+    def take_back(self, connection: Any) -> bool:
+        """Makes a lent connection count again, which is still to be released. False: it was closed, as there are enough
+        by now.
+        """
+        with self._lock:
+            self._counted.discard(weakref.ref(connection))  # it may have been interrupted while it was being lent
+            if self._has_room():
+                self._counted.add(weakref.ref(connection))
+                return True
+        connection.disconnect()
+        return False
 
     def _prepare(self, connection: Any) -> None:
         """Checks the server's version and loads all scripts, in one write."""
@@ -135,14 +197,14 @@ class Pool:
 
     def close(self) -> None:
         """Closes the connections that nobody uses; others are made when needed."""
-        with self._freed:
-            while True:
-                try:
-                    self._idle.pop().disconnect()
-                except IndexError:
-                    break
-                self._made -= 1
-            self._freed.notify_all()
+        while True:
+            try:
+                connection = self._idle.pop()
+            except IndexError:
+                break
+            self._counted.discard(weakref.ref(connection))
+            connection.disconnect()
+            self._wake()
 
 
 def read_reply(connection: Any) -> Any:

@@ -13,7 +13,7 @@ from redis.connection import parse_url
 from redis.crc import key_slot
 from redis.retry import Retry
 
-from lowq.connection.pool import Pool, pack
+from lowq.connection.pool import Packer, Pool, pack
 from lowq.connection.translate import without_password
 from lowq.errors import ConfigError, RedisRefused, RedisUnavailable
 
@@ -55,7 +55,7 @@ class _Cluster:
         self._make_pool = make_pool
         self._pools: dict[tuple[str, int], Pool] = {}
         self._slots: list[tuple[str, int] | None] = []
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler may push
 
     def pool_at(self, host: str, port: int) -> Pool:
         with self._lock:
@@ -90,8 +90,10 @@ class _Cluster:
                 try:
                     connection.send_packed_command([pack((b"CLUSTER", b"SLOTS"))], check_health=False)
                     ranges = connection.read_response()
-                finally:
-                    pool.release(connection)
+                except BaseException:
+                    pool.release_closed(connection)
+                    raise
+                pool.release(connection)
             except (exceptions.RedisError, RedisUnavailable) as error:
                 failure = error
                 continue
@@ -106,7 +108,7 @@ class _Cluster:
         return max((pool.started_at for pool in list(self._pools.values())), default=-float("inf"))
 
     def reset(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         for pool in self._pools.values():
             pool.reset()
 
@@ -122,6 +124,7 @@ def servers_for(url: str, size: int, timeout: float, socket_timeout: float, stor
         "socket_connect_timeout": socket_timeout,
         "socket_keepalive": True,
         "retry": Retry(NoBackoff(), 0),
+        "command_packer": Packer,
     }
     scheme, _, rest = url.partition("://")
     if scheme == "memory":

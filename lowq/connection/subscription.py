@@ -8,7 +8,7 @@ from typing import Any
 from redis import exceptions
 
 from lowq.connection.kernel import keeps_timeout, timed_out
-from lowq.connection.pool import Pool, pack
+from lowq.connection.pool import Pool, encode, pack
 from lowq.errors import RedisUnavailable
 
 #: Seconds of silence after which the connection is asked whether it still lives.
@@ -48,7 +48,7 @@ class Subscription:
                 self._channels.difference_update(channels)
             if self._connection is not None:
                 try:
-                    self._connection.send_packed_command([pack((command, *channels))], check_health=False)
+                    self._connection.send_packed_command([pack((command, *encode(channels)))], check_health=False)
                 except (exceptions.RedisError, OSError, AttributeError):
                     # redis-py has closed it, perhaps just now in the reading thread, and would connect it anew by
                     # itself, without a subscription. The reading thread opens another one, with all channels.
@@ -115,7 +115,7 @@ class Subscription:
         with self._lock:
             self._connection = connection
             if self._channels:
-                connection.send_packed_command([pack((b"SUBSCRIBE", *self._channels))], check_health=False)
+                connection.send_packed_command([pack((b"SUBSCRIBE", *encode(self._channels)))], check_health=False)
         return connection
 
     def close(self) -> None:

@@ -18,14 +18,19 @@ class Refusal(LowqError):
 
 
 class Call:
-    """One run of a script. ``key`` routes it; ``args`` may still be changed until it is sent."""
+    """One run of a script. ``key`` routes it; ``args`` may still be changed until it is sent. ``data`` is what follows
+    them: a push has thousands of arguments, which need not be looked at one by one.
+    """
 
-    __slots__ = ("args", "key", "script")
+    __slots__ = ("args", "data", "key", "script")
 
-    def __init__(self, script: str, key: str, args: Iterable[str | bytes | int | float]) -> None:
+    def __init__(
+        self, script: str, key: str, args: Iterable[str | bytes | int | float], data: Iterable[bytes] = ()
+    ) -> None:
         self.script = script
         self.key = key
         self.args = list(args)
+        self.data = data
 
 
 def translate(error: Exception, call: Call | None, url: str) -> Exception:

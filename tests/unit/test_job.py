@@ -444,3 +444,17 @@ class TestForeignCodec:
     def test_a_dump_that_raises_or_gives_no_bytes_is_an_error_of_the_payload(self, dump: Callable[[Any], Any]) -> None:
         with pytest.raises(PayloadError, match=r"^job 1: "):
             encode_job({"id": 1, "payload": {"a": 1}}, dump, MIB)
+
+
+def test_what_a_signal_handler_raises_while_a_payload_is_encoded_is_not_taken_for_a_wrong_payload(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class TookTooLong(Exception):
+        pass
+
+    def interrupted(*_: object) -> None:
+        raise TookTooLong
+
+    monkeypatch.setattr("lowq.job._check", interrupted)
+    with pytest.raises(TookTooLong):
+        encode_job({"id": 1, "payload": 2}, dump_payload, 100)

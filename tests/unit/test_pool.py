@@ -1,0 +1,218 @@
+"""The pool of connections, whatever interrupts those who use it."""
+
+import gc
+import sys
+import threading
+import weakref
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from lowq.connection import Call, Client, client, pool
+from lowq.connection.pool import Packer, Pool, encode
+from lowq.errors import RedisUnavailable
+
+SIZE = 2
+#: Where the exceptions come from: every bytecode of these may be the last one.
+SOURCES = {client.__file__, pool.__file__}
+
+
+class Interrupted(BaseException):
+    """What a signal handler raises."""
+
+
+class FakeConnection:
+    """Answers each command in turn, as a server does; what was not read is there still."""
+
+    def __init__(self) -> None:
+        self.is_connected = False
+        self.replies: list[int] = []
+
+    def connect(self) -> None:
+        self.is_connected = True
+
+    def disconnect(self) -> None:
+        self.is_connected = False
+        self.replies.clear()
+
+    def send_packed_command(self, command: list[bytes], check_health: bool) -> None:
+        assert self.is_connected
+        self.replies += [1] * len(b"".join(command))
+
+    def read_response(self) -> int:
+        return self.replies.pop(0)
+
+
+def make_pool(size: int = SIZE, timeout: float = 0.0) -> Pool:
+    return Pool(FakeConnection, size, timeout, shebang=False)
+
+
+@pytest.fixture
+def packed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
+    """What hiredis was given to pack: each command becomes one byte, for which `FakeConnection` has one answer."""
+    given: list[tuple[Any, ...]] = []
+
+    def pack(command: tuple[Any, ...]) -> bytes:
+        given.append(command)
+        return b"*"
+
+    for module in (client, pool):
+        monkeypatch.setattr(module, "pack", pack)
+    return given
+
+
+@pytest.fixture
+def fake_client(monkeypatch: pytest.MonkeyPatch, packed: list[tuple[Any, ...]]) -> tuple[Client, Pool]:
+    made = Client("redis://nowhere", size=SIZE, timeout=0.0)
+    fake = make_pool()
+    monkeypatch.setattr(made._servers, "_pool", fake)
+    return made, fake
+
+
+def interrupt_at(number: int, action: Callable[[], object]) -> bool:
+    """Does it, and raises before its bytecode of that number. Whether it has so many."""
+    seen = 0
+
+    def trace(frame: FrameType, event: str, _: Any) -> Any:
+        nonlocal seen
+        if frame.f_code.co_filename not in SOURCES:
+            return None
+        frame.f_trace_opcodes = True
+        if event == "opcode":
+            seen += 1
+            if seen == number:
+                raise Interrupted
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        action()
+    except Interrupted:
+        return True
+    finally:
+        sys.settrace(before)
+    return False
+
+
+def check(fake: Pool) -> None:
+    """All connections are to be had at once, no more, and nothing is left on any of them."""
+    out = [fake.checkout() for _ in range(SIZE)]
+    assert len({id(connection) for connection in out}) == SIZE
+    assert all(connection.replies == [] for connection in out)
+    with pytest.raises(RedisUnavailable, match="all 2 connections are in use"):
+        fake.checkout()
+    for connection in out:
+        fake.release(connection)
+
+
+def run_one(made: Client) -> None:
+    made.run("stats", "x:", "")
+
+
+def lend_one(made: Client) -> None:
+    finish = made.start([Call("stats", "x:", [""])], lend=True)
+    other = made.start([Call("stats", "x:", [""])])  # the foreign code
+    other()
+    finish()
+
+
+def command(made: Client) -> None:
+    made.commands([["PING"], ["ECHO", 5]])
+
+
+@pytest.mark.parametrize("action", [run_one, lend_one, command])
+def test_an_exception_at_any_moment_leaves_all_connections(
+    fake_client: tuple[Client, Pool], action: Callable[[Client], None]
+) -> None:
+    made, fake = fake_client
+    number = 0
+    going = True
+    while going:
+        number += 1
+        going = interrupt_at(number, lambda: action(made))
+        check(fake)
+    assert number > 100
+
+
+def test_an_exception_while_one_waits_leaves_all_connections(packed: list[tuple[Any, ...]]) -> None:
+    fake = make_pool(timeout=0.001)
+    number = 0
+    going = True
+
+    def wait() -> None:
+        with pytest.raises(RedisUnavailable):
+            fake.checkout()
+
+    while going:
+        number += 1
+        out = [fake.checkout() for _ in range(SIZE)]
+        going = interrupt_at(number, wait)
+        for connection in out:
+            fake.release(connection)
+        check(fake)
+    assert number > 30
+
+
+def test_a_connection_that_nobody_has_any_more_frees_its_place_also_for_one_who_waits(
+    packed: list[tuple[Any, ...]],
+) -> None:
+    fake = make_pool(1, timeout=60.0)
+    held = [fake.checkout()]
+    got: list[Any] = []
+    thread = threading.Thread(target=lambda: got.append(fake.checkout()))
+    thread.start()
+    held.clear()
+    thread.join(60.0)
+    assert len(got) == 1
+
+
+def test_who_waits_gets_what_is_given_back(packed: list[tuple[Any, ...]]) -> None:
+    fake = make_pool(1, timeout=60.0)
+    held = fake.checkout()
+    got: list[Any] = []
+    thread = threading.Thread(target=lambda: got.append(fake.checkout()))
+    thread.start()
+    fake.release(held)
+    thread.join(60.0)
+    assert got == [held]
+
+
+def test_redis_pys_connections_end_with_the_last_reference() -> None:
+    # Otherwise a lost one would keep its place until the garbage collector runs.
+    made = Client("redis://127.0.0.1:1", size=1, timeout=0.0)
+    connection = made._servers.any_pool().connect()
+    reference = weakref.ref(connection)
+    gc.disable()
+    try:
+        del connection
+        assert reference() is None
+    finally:
+        gc.enable()
+
+
+def test_hiredis_is_given_bytes_and_nothing_else(
+    fake_client: tuple[Client, Pool], packed: list[tuple[Any, ...]]
+) -> None:
+    made, _ = fake_client
+    made.command("ECHO", 7)
+    made.run("stats", "x:", "text", b"bytes", 5, 1.5)
+    made.command("ECHO", 7)
+    assert Packer.pack("CLIENT SETINFO", "LIB-VER", 3) == [b"*"]
+    assert packed[-3][2:] == (b"1", b"x:", b"text", b"bytes", b"5", b"1.5")
+    assert packed[-2:] == [(b"ECHO", b"7"), (b"CLIENT", b"SETINFO", b"LIB-VER", b"3")]
+    assert all(type(argument) is bytes for command in packed for argument in command)
+
+
+@pytest.mark.parametrize("url", ["redis://h/3", "rediss://h/3", "unix:///s?db=3", "redis+sentinel://h/main/3"])
+def test_redis_py_packs_its_own_commands_as_we_do(url: str) -> None:
+    connection = Client(url, size=1, timeout=0.0)._servers.any_pool().connect()
+    assert connection._command_packer is Packer
+
+
+def test_numbers_are_sent_as_python_writes_them() -> None:
+    assert encode([10**20, -1, 0.1, 1e22, "\N{SNOWMAN}", b"\xff"]) == [
+        b"100000000000000000000", b"-1", b"0.1", b"1e+22", "\N{SNOWMAN}".encode(), b"\xff",
+    ]  # fmt: skip
