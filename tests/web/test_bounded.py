@@ -3,6 +3,7 @@
 `make web-cost` measures it on a million jobs in a thousand shards.
 """
 
+import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -13,10 +14,16 @@ import pytest
 from starlette.testclient import TestClient
 
 import lowq
+import lowq_web
 from lowq.connection import Client
+from lowq_web.app import MAX_SCANS
+from lowq_web.listing import Asked
 from lowq_web.live import MAX_STREAMS
 from lowq_web.lookout import INTERVAL, PER_SHARD, Lookout
+from lowq_web.threads import Threads
+from tests.integration.support import PATIENCE, until
 from tests.web.conftest import Open
+from tests.web.served import get, served
 
 SHARDS = 300
 
@@ -134,3 +141,42 @@ def test_no_more_streams_than_may(browse: Open) -> None:
         slots.take()
     answer = client.get("/live")
     assert (answer.status_code, "live already" in answer.json()["error"]) == (503, True)
+
+
+def test_a_listing_that_was_given_up_keeps_no_slot(app: lowq.Lowq, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Redis stalls, whoever asked is told so, and the response that nobody waits for is made later."""
+    app.queue("Orders", 1).push({"id": 1, "delay": 60})
+    application = lowq_web.create_app(app)
+    site = application.state.site
+    stalled, over = threading.Event(), threading.Event()
+    made: list[Any] = []
+    pages, alive, run = Asked.pages, site.lookout.alive, Threads.run
+
+    def stall(asked: Asked, queue: lowq.Queue) -> Iterator[lowq.Page | None]:
+        stalled.set()
+        assert over.wait(PATIENCE)
+        return pages(asked, queue)
+
+    async def told() -> None:
+        if stalled.is_set() and not over.is_set():
+            raise lowq.RedisUnavailable("Redis has not answered for 2 s")
+        await alive()
+
+    async def noted(threads: Threads, *call: Any) -> Any:
+        response = await run(threads, *call)
+        made.append(response)
+        return response
+
+    monkeypatch.setattr(Asked, "pages", stall)
+    monkeypatch.setattr(Threads, "run", noted)
+    monkeypatch.setattr(type(site.lookout), "alive", lambda _: told())
+    monkeypatch.setattr(sys.modules["lowq_web.app"], "LONG", 0.01)  # the package has an application of that name
+    paths = ("/queues/Orders?order_by=id", "/api/v1/queues/Orders/jobs?order_by=id")
+    with served(application) as address:
+        for path in (*paths, *paths):  # as many as may look through all ids at once
+            assert get(address, path)[0] == 503
+            stalled.clear()
+        over.set()
+        until(lambda: len(made) == MAX_SCANS, "late responses")
+        for path in paths:
+            assert get(address, path)[0] == 200

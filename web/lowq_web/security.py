@@ -29,7 +29,7 @@ from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -297,6 +297,8 @@ class Guard:
         guarded = _Guarded(scope, send, new_token)
         try:
             await self._guard(scope, receive, guarded, token or new_token)
+        except ClientDisconnect:
+            pass  # whoever sent it has gone in the middle of it: nobody is there to be answered
         except Exception:
             # Not a word of it to whoever asked: they may have brought it about.
             log.exception("%s %.200r failed", scope["method"], scope["path"])

@@ -1,28 +1,39 @@
-"""The dashboard on an address of its own: for ``lowq web``, and for ``lowq run --web`` inside a node.
+"""The dashboard on an address of its own: for ``lowq web``, and for the process that ``lowq run --web`` starts.
 
 lowq finds `Server` through an entry point and never imports this package.
 """
 
+import logging
 import re
+import resource
 import socket
-import threading
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import uvicorn
+from starlette.applications import Starlette
 
 import lowq
 from lowq_web.app import create_app
+from lowq_web.connections import CONNECTIONS, bounded
 from lowq_web.security import auth_from_environment, is_loopback, refuse_bind
+
+log = logging.getLogger(__name__)
 
 #: Seconds that open pages get when it ends: their streams end by themselves only after some more.
 GRACE = 1
+#: Connections that the kernel keeps until they are accepted, and that are accepted at once.
+BACKLOG = 64
+#: Open files that are not for connections: Redis's, the loop's, those being refused.
+OTHER_FILES = BACKLOG + 64
 
 
 class Server:
     """Listens when it is made: so it is known at once whether that works.
 
-    ``root_path``: the path below which others see it, through a proxy that strips it: ``/ops/lowq``. ``health``: why
-    the process that it is part of is not well, or None; for /healthz.
+    ``root_path``: the path below which others see it, through a proxy that strips it: ``/ops/lowq``.
+    ``max_connections``: at a time; more are refused, and so that there are files for them, it may be less. ``health``:
+    why the process that it is part of is not well, or None; for /healthz.
 
     Raises:
         ConfigError: the address can't be listened on, or others could reach it and there is no authentication.
@@ -37,6 +48,7 @@ class Server:
         no_auth: bool = False,
         redact: Iterable[str] = (),
         root_path: str = "",
+        max_connections: int = CONNECTIONS,
         health: Callable[[], str | None] | None = None,
     ) -> None:
         if not (no_auth or is_loopback(host) or auth_from_environment()):
@@ -49,7 +61,12 @@ class Server:
         self._socket = _listen(host, port)
         config = uvicorn.Config(
             application,
+            http=bounded(_affordable(max_connections)),
+            ws="none",  # there are none; an upgrade would leave the bounds of connections behind
+            backlog=BACKLOG,
+            log_config=None,
             log_level="warning",
+            access_log=False,
             timeout_graceful_shutdown=GRACE,
             lifespan="off",
             root_path=root_path.rstrip("/"),
@@ -57,8 +74,7 @@ class Server:
             # What a proxy says of the client is for the guard to judge, not to be believed.
             proxy_headers=False,
         )
-        self._server = uvicorn.Server(config)
-        self._thread: threading.Thread | None = None
+        self._server = _Uvicorn(config, application)
 
     @property
     def url(self) -> str:
@@ -73,23 +89,42 @@ class Server:
         finally:
             self._application.state.site.app.close()
 
-    def start(self) -> None:
-        """Serves in a thread of its own, until `stop`."""
-        self._thread = threading.Thread(target=self.run, name="lowq-web", daemon=True)
-        self._thread.start()
 
-    def stop(self) -> None:
-        """Ends what `start` began."""
-        self._application.state.closing = True
-        self._server.should_exit = True
-        if self._thread is not None:
-            self._thread.join(GRACE + 2)
+class _Uvicorn(uvicorn.Server):
+    def __init__(self, config: uvicorn.Config, application: Starlette) -> None:
+        super().__init__(config)
+        self._application = application
+
+    async def shutdown(self, sockets: Any = None) -> None:
+        self._application.state.closing = True  # streams end: otherwise they would be cancelled, with a traceback each
+        await super().shutdown(sockets)
 
 
 def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    # With its protocol said, unlike `socket.create_server` does: asyncio switches Nagle's algorithm off only for what
+    # it knows to be TCP, and headers and body, which are written one after the other, would be 40 ms apart.
+    listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
-        # create_server lets a restarted process have the port again at once.
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        return socket.create_server((host, port), family=family, backlog=128)
+        # A restarted process may have the port again at once.
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            listening.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        listening.bind((host, port))
+        listening.listen(BACKLOG)
     except (OSError, OverflowError) as error:
+        listening.close()
         raise lowq.ConfigError(f"the dashboard can't listen on {host} port {port}: {error}") from None
+    return listening
+
+
+def _affordable(connections: int) -> int:
+    """As many as asked for, or fewer when this process may not have that many files open."""
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = connections if files == resource.RLIM_INFINITY else min(connections, max(files - OTHER_FILES, 1))
+    if most < connections:
+        log.warning(
+            "%d connections instead of %d, as this process may have only %d files open (ulimit -n)",
+            most, connections, files, extra={"event": "few_files"},
+        )  # fmt: skip
+    return most

@@ -45,7 +45,7 @@ class Threads:
 
 
 class Slots:
-    """How often something may go on at once. As a context manager: for as long as the block takes.
+    """How often something may go on at once: as a context manager, for as long as the block takes.
 
     ``status`` and ``reason``: the answer to whoever comes when all are taken.
     """
@@ -76,35 +76,29 @@ class Slots:
 
 
 class Held(StreamingResponse):
-    """A stream that holds a slot, from when it is made until it ends or its viewer has gone. HEAD gets none of it.
+    """A stream that holds a slot while it is sent: until it ends or its viewer has gone. HEAD gets none of it.
 
-    Raises:
-        HTTPException: all slots are taken.
+    The slot is taken when sending begins, not when the response is made: one that nobody waits for any more is never
+    sent, and would never give it back. To be sent it needs a slot; without one HTTPException is its answer.
     """
 
     def __init__(self, slots: Slots, content: AsyncIterator[Any], media_type: str) -> None:
         # Some proxies gather an answer before they pass it on, unless they are told not to.
         super().__init__(content, media_type=media_type, headers={"x-accel-buffering": "no"})
-        slots.take()
         self._slots = slots
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
+        with self._slots:
             if scope["method"] == "HEAD":
                 await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
                 await send({"type": "http.response.body", "body": b""})
             else:
                 await super().__call__(scope, receive, send)
-        finally:
-            self._slots.give()
 
 
 class Last(Held):
     """What is known at the end of a search, as one answer; the search ends with whoever asked for it. The items are
     what is known so far, None: no more than before.
-
-    Raises:
-        HTTPException: all slots are taken.
     """
 
     def __init__(self, slots: Slots, content: AsyncIterator[T | None], answer: Callable[[T], Response]) -> None:

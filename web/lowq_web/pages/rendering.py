@@ -117,11 +117,7 @@ def encode(html: str) -> bytes:
 
 
 def stream(request: Request, template: str, /, **values: Any) -> Response:
-    """The same, sent in pieces as it is made: up to wherever the template says `flush`. It counts as a scan.
-
-    Raises:
-        HTTPException: too many look through all ids already.
-    """
+    """The same, sent in pieces as it is made: up to wherever the template says `flush`. It counts as a scan."""
     context = _context(request, site_of(request).lookout.now(), flush=Markup(_FLUSH), **values)
 
     def chunks() -> Iterator[bytes]:

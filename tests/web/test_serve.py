@@ -1,0 +1,151 @@
+"""The dashboard's own server, over real sockets: connections that cost it nothing for long, and none that wait."""
+
+import resource
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+import lowq
+from lowq_web import connections, serve
+from lowq_web.serve import Server
+from tests.integration.support import PATIENCE, until
+from tests.web.served import Stream, connected, get
+
+#: Seconds instead of those that slow clients get.
+SHORT = 0.3
+#: A form of which only the beginning is there.
+UPLOAD = (
+    b"POST /queues/Orders/act HTTP/1.1\r\nHost: 127.0.0.1\r\nSec-Fetch-Site: same-origin\r\n"
+    b"Content-Length: 1000\r\n\r\ndo=delete"
+)
+
+
+@contextmanager
+def serving(app: lowq.Lowq, **options: Any) -> Iterator[Server]:
+    """It serves in a thread."""
+    server = Server(app, "127.0.0.1", 0, **options)
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    try:
+        yield server
+    finally:
+        server._server.should_exit = True
+        thread.join(PATIENCE)
+        assert not thread.is_alive()
+
+
+def connect(server: Server) -> socket.socket:
+    parts = urlsplit(server.url)
+    return socket.create_connection((parts.hostname or "", parts.port or 0), timeout=PATIENCE)
+
+
+def ends(connection: socket.socket) -> bytes:
+    """What comes until the other side closes. Raises TimeoutError."""
+    came = b""
+    try:
+        while chunk := connection.recv(65536):
+            came += chunk
+    except ConnectionResetError:
+        pass
+    return came
+
+
+def open_connections(server: Server) -> set[Any]:
+    return server._server.server_state.connections
+
+
+def test_answers_are_not_held_back(app: lowq.Lowq) -> None:
+    """Nagle's algorithm would keep the body until the headers are acknowledged: 40 ms on a connection that is kept."""
+    with serving(app) as server, connected(server.url) as connection:
+        connection.request("GET", "/healthz")
+        assert connection.getresponse().read()
+        (accepted,) = open_connections(server)
+        transport = accepted.transport.get_extra_info("socket")
+        assert transport.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
+class TestSlowClients:
+    @pytest.fixture(autouse=True)
+    def _short(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        for name in ("HEADERS", "BODY", "STALLED"):
+            monkeypatch.setattr(connections, name, SHORT)
+
+    @pytest.mark.parametrize(
+        "sent",
+        [
+            b"",
+            b"GET / HT",
+            b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Slow: ",
+            b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\nGET /healthz HTTP/1.1\r\nHo",  # the second of two
+            UPLOAD,
+            # Answered before its body is there: no route takes a form there.
+            b"POST /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 1000\r\n\r\nx",
+        ],
+    )
+    def test_what_is_never_sent_is_not_waited_for(
+        self, app: lowq.Lowq, sent: bytes, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        with serving(app) as server, closing(connect(server)) as connection:
+            connection.sendall(sent)
+            ends(connection)
+            until(lambda: not open_connections(server), "end of the connection")
+        assert "Traceback" not in caplog.text
+
+    def test_an_upload_that_is_broken_off_is_no_error(self, app: lowq.Lowq, caplog: pytest.LogCaptureFixture) -> None:
+        with serving(app) as server:
+            with closing(connect(server)) as connection:
+                connection.sendall(UPLOAD)
+                until(lambda: open_connections(server), "connection")
+            until(lambda: not open_connections(server), "end of the connection")
+        assert "Traceback" not in caplog.text
+
+    def test_what_comes_drop_by_drop_gets_no_more_time(self, app: lowq.Lowq) -> None:
+        with serving(app) as server, closing(connect(server)) as connection:
+            connection.sendall(b"GET /healthz HTTP/1.1\r\nX-Slow: ")
+            until(lambda: open_connections(server), "connection")
+
+            def drop() -> bool:
+                try:
+                    connection.sendall(b"x")
+                except OSError:
+                    return True
+                return not open_connections(server)
+
+            until(drop, "end of the connection")
+
+    def test_a_reader_who_takes_nothing_is_not_waited_for(self, app: lowq.Lowq) -> None:
+        app.queue("Big", 1).push({"id": n, "payload": "x" * 50_000, "delay": 60} for n in range(100))
+        with serving(app) as server, closing(connect(server)) as connection:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            ask = b"GET /api/v1/queues/Big/jobs?limit=1000 HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
+            connection.sendall(ask * 20)
+            until(lambda: open_connections(server), "connection")
+            until(lambda: not open_connections(server), "end of the connection")
+
+    def test_who_is_served_is_let_be(self, app: lowq.Lowq) -> None:
+        """A page that is live sends nothing for long."""
+        with serving(app) as server, Stream(server.url) as stream:
+            named = [stream.event()[0] for _ in range(2)]  # the second one is seconds later
+            assert named == ["figures", "figures"]
+
+    def test_more_than_may_be_are_refused_until_others_have_gone(self, app: lowq.Lowq) -> None:
+        with ExitStack() as stack, serving(app, max_connections=5) as server:
+            first = [stack.enter_context(closing(connect(server))) for _ in range(5)]
+            until(lambda: len(open_connections(server)) == 5, "connections")
+            late = stack.enter_context(closing(connect(server)))
+            assert ends(late).startswith(b"HTTP/1.1 503 ")
+            for connection in first:
+                assert ends(connection) == b""
+            assert get(server.url, "/healthz")[0] == 200
+
+
+def test_there_are_no_more_connections_than_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (200, 4096))
+    assert serve._affordable(256) == 200 - serve.OTHER_FILES
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (1024, 4096))
+    assert serve._affordable(256) == 256
