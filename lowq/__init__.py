@@ -11,7 +11,7 @@ from lowq.actions import Acted
 from lowq.app import Lowq, default
 from lowq.audit import AuditEntry
 from lowq.batch import Execution, current
-from lowq.bulk import Step
+from lowq.bulk import Snapshot, Step
 from lowq.config import Config
 from lowq.errors import (
     ConfigError,
@@ -91,6 +91,7 @@ __all__ = [
     "SeqScheduler",
     "ShardInfo",
     "ShardsCountError",
+    "Snapshot",
     "Span",
     "Stats",
     "Step",

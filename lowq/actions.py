@@ -16,6 +16,7 @@ MAX_IDS = 200
 MAX_LEFT = 1000
 #: Why nothing was done to an id, in words.
 IN_FLIGHT = "in flight, left alone"
+CHANGED = "changed since it was looked at, left alone"
 MISSING: dict[ActionName, str] = {
     "kick": "not in the morgue",
     "bury": "no such job waits",
@@ -33,8 +34,8 @@ class Acted:
     done: int = 0
     #: In flight, and therefore left alone.
     in_flight: int = 0
-    #: Not there, or not where the action looks. An id that is named twice may be missing the second time, and
-    #: so may one whose reply was lost, since the call is repeated then.
+    #: Not there, not where the action looks, or changed where it was not to be. An id that is named twice may be
+    #: missing the second time, and so may one whose reply was lost, since the call is repeated then.
     missing: int = 0
     #: The first 1,000 ids that it was not done to, and why, in words. Not compared.
     left: tuple[tuple[str, str], ...] = field(default=(), compare=False, repr=False)

@@ -12,9 +12,22 @@ What keeps it from running after its own tail: the server's time when it begins,
   has been pushed to the shard meanwhile). Thus a job whose time comes before its turn may be left alone, as if a
   worker had been quicker; and one that is pushed meanwhile *for later* may be done with the others.
   Of this part, no more than twice as many jobs as there were are looked at, so it ends in any case.
+
+Who asks people first acts later than they have looked. ``before`` says when that was, and nothing that came since is
+touched:
+
+- Burials are bounded by their time, and what was due then by its perform_at: a push gives no job a perform_at that
+  lies before the push.
+- The perform_at of what was not due then says nothing about when it came. A `Snapshot` remembers these jobs, id and
+  perform_at, so exactly these are meant. With a bare time they are only touched in shards that nothing has been pushed
+  to since, as the shard's clock tells, and only while they are not due.
+
+An id that waited then is the job that was there, also when another payload of it has come since.
 """
 
 import math
+from array import array
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -37,6 +50,39 @@ class Step:
     total: int
     #: They are still being counted, as patterns and some states need: nothing is done yet, and `total` may change.
     counting: bool = False
+
+
+#: Jobs that were not due which a `Snapshot` remembers at most, at 8 bytes each.
+MAX_REMEMBERED = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """What a bulk action would have been done to at a moment. Given to it as ``before``, it is done to that alone."""
+
+    #: Unix time, seconds, by Redis's clock.
+    at: float
+    #: How many jobs there were.
+    total: int
+    #: Fingerprints of those that were not due, sorted; None: there were more than MAX_REMEMBERED.
+    _later: "array[int] | None"
+
+    def __len__(self) -> int:
+        """How many jobs it remembers one by one."""
+        return len(self._later or ())
+
+    @property
+    def remembers(self) -> bool:
+        """Whether it knows each job that was not due."""
+        return self._later is not None
+
+    def holds(self, prefix: str, perform_at: float, job_id: bytes) -> bool:
+        """Whether this job was there, not due, and still has the time that it had."""
+        if self._later is None:
+            return False
+        fingerprint = hash((prefix, perform_at, job_id))
+        index = bisect_left(self._later, fingerprint)
+        return index < len(self._later) and self._later[index] == fingerprint
 
 
 _WAITING: tuple[State, ...] = ("scheduled", "due", "retrying")
@@ -68,9 +114,12 @@ class _Part(NamedTuple):
     """A range of a shard's set that is walked."""
 
     walk: Walk
-    not_after: str
+    #: None: the latest of each call.
+    not_after: str | None
     #: How many ids are looked at, at most.
     most: float
+    #: Jobs that were not due: told apart from newer ones job by job.
+    later: bool = False
 
 
 @dataclass(slots=True)
@@ -87,9 +136,19 @@ class _Shard:
     total: int
 
 
-def bulk(client: Callable[[], Client], prefixes: Sequence[str], action: Action, wanted: Listing) -> Iterator[Step]:
-    """Does it, a step at a time, whenever the next step is asked for."""
-    run = _Bulk(client, prefixes, action, wanted)
+def bulk(
+    client: Callable[[], Client],
+    prefixes: Sequence[str],
+    action: Action,
+    wanted: Listing,
+    before: "float | Snapshot | None" = None,
+) -> Iterator[Step]:
+    """Does it, a step at a time, whenever the next step is asked for. ``before``: nothing that came later is touched.
+
+    Raises:
+        ConfigError: ``before`` lies in the future.
+    """
+    run = _Bulk(client, prefixes, action, wanted, before)
     counts = run.count()
     total = next(counts)
     for number in counts:
@@ -102,39 +161,120 @@ def bulk(client: Callable[[], Client], prefixes: Sequence[str], action: Action, 
         yield Step(done, max(total, done))
 
 
+def snapshot(client: Callable[[], Client], prefixes: Sequence[str], action: Action, wanted: Listing) -> Snapshot:
+    """What `bulk` would be done to now."""
+    return _Bulk(client, prefixes, action, wanted, server_now(client(), action)).remember()
+
+
+def server_now(client: Client, action: Action) -> float:
+    """Unix time, seconds, by the clock that the action goes by."""
+    if action.now:
+        return float(action.now)
+    seconds, microseconds = client.command("TIME")
+    return int(seconds) + int(microseconds) / 1e6
+
+
 class _Bulk:
-    def __init__(self, client: Callable[[], Client], prefixes: Sequence[str], action: Action, wanted: Listing) -> None:
+    def __init__(
+        self,
+        client: Callable[[], Client],
+        prefixes: Sequence[str],
+        action: Action,
+        wanted: Listing,
+        before: float | Snapshot | None,
+    ) -> None:
         self._client = client
         self._action = action
-        self._wanted = wanted
         self._in_morgue = wanted.state == "morgue"
         self._base = "morgue" if self._in_morgue else "due"
         # What is due needn't be made due.
         self._with_due = wanted.state in (None, "due") and action.name != "perform_now"
         self._with_later = wanted.state in (None, "scheduled", "retrying")
-        limits = [action.now, self._base, bound(wanted.low), bound(wanted.high)]
+        self._snapshot = before if isinstance(before, Snapshot) else None
+        self._before = before.at if isinstance(before, Snapshot) else before
+        if self._before is not None:
+            now = server_now(client(), action)
+            if self._before > now:
+                raise ConfigError(f"before={self._before!r} lies in the future: by Redis's clock it is {now!r}")
+            if self._in_morgue:
+                wanted = wanted._replace(high=min(wanted.high, self._before))
+        self._wanted = wanted
+        #: Fingerprints of what is not due, while a snapshot is taken.
+        self._remembered: array[int] | None = None
+        self._shards = self._look(prefixes, action.now if self._before is None else repr(self._before))
+        if self._before is not None:
+            # What was due by then ends at that moment, wherever the shard's clock is.
+            for shard in self._shards:
+                shard.horizon, shard.due = shard.now, shard.upto_now
+
+    def _look(self, prefixes: Sequence[str], now: str) -> list[_Shard]:
+        limits = [now, self._base, bound(self._wanted.low), bound(self._wanted.high)]
         calls = [Call("extent", prefix, limits) for prefix in prefixes]
-        self._shards = [
-            _Shard(prefix, *reply) for prefix, reply in zip(prefixes, ask(client(), calls, 100), strict=True)
-        ]
+        return [_Shard(prefix, *reply) for prefix, reply in zip(prefixes, ask(self._client(), calls, 100), strict=True)]
+
+    def _untouched(self, clock: bytes) -> bool:
+        """Whether a shard whose clock this is has got no push since ``before``: each push moves it beyond its time."""
+        return self._before is not None and float(clock or 0) <= self._before
+
+    # --- what there is at this moment ---
+
+    def remember(self) -> Snapshot:
+        """What would be done now: made for that with ``before``, the time of the snapshot."""
+        assert self._before is not None
+        self._remembered = array("q")
+        total = 0
+        if self._wanted.match:
+            for _, groups in self._scan(self._shards):
+                total += sum(len(ids) for ids in groups.values())
+        elif self._in_morgue:
+            total = sum(shard.upto_now for shard in self._shards)
+        else:
+            total = sum(shard.due for shard in self._shards) if self._with_due else 0
+            for shard in self._shards if self._with_later else ():
+                for part in self._parts(shard):
+                    if part.later:
+                        total += sum(len(ids) for ids, _ in self._walk_part(shard, part, 1000))
+        found = self._remembered
+        if len(found) > MAX_REMEMBERED:
+            return Snapshot(self._before, total, None)
+        return Snapshot(self._before, total, array("q", sorted(found)))
+
+    def _is_old(self, shard: _Shard, value: float, job_id: bytes, horizon: float, clock: bytes) -> bool:
+        """Whether a job that was not due at ``before`` was there by then."""
+        if self._remembered is not None:
+            if len(self._remembered) <= MAX_REMEMBERED:
+                self._remembered.append(hash((shard.prefix, value, job_id)))
+            return True
+        if self._snapshot is not None and self._snapshot.remembers:
+            return self._snapshot.holds(shard.prefix, value, job_id)
+        # What was kicked or made due since has a time up to now.
+        return self._untouched(clock) and value > horizon
 
     # --- how many there are ---
 
     def count(self) -> Iterator[int]:
         """What is known of the number, after each call or so where ids are looked at; the last word comes last."""
-        if self._wanted.match:
+        if self._snapshot is not None:
+            yield self._snapshot.total
+        elif self._wanted.match:
             yield from self._count_all(self._wanted)
         elif self._in_morgue:
             yield sum(shard.upto_now for shard in self._shards)
         else:
             total = sum(shard.due for shard in self._shards) if self._with_due else 0
-            later = sum(shard.total - shard.due for shard in self._shards) if self._with_later else 0
+            later = self._count_later() if self._with_later else 0
             if not self._with_later or self._wanted.state is None:
                 yield total + later
                 return
             # No set is sorted by both, so all that failed are looked at.
             for failed in self._count_all(self._wanted._replace(state="retrying")):
                 yield total + (failed if self._wanted.state == "retrying" else max(later - failed, 0))
+
+    def _count_later(self) -> int:
+        if self._before is None:
+            return sum(shard.total - shard.due for shard in self._shards)
+        now = self._look([shard.prefix for shard in self._shards if self._untouched(shard.clock)], self._action.now)
+        return sum(shard.total - shard.due for shard in now)
 
     def _count_all(self, wanted: Listing) -> Iterator[int]:
         total = 0
@@ -175,20 +315,24 @@ class _Bulk:
         with_due = wanted.state in (None, "due") and self._with_due
         with_later = wanted.state in (None, "scheduled", "retrying")
         groups: dict[str, list[bytes]] = {}
+        later: list[tuple[float, bytes]] = []
         for job_id, raw in zip(reply[3::2], reply[4::2], strict=True):
             value = float(raw)
             if not wanted.low <= value <= wanted.high:
                 continue
-            if self._in_morgue:
-                not_after = shard.now if value <= float(shard.now) else None
-            elif value <= begun:
-                not_after = shard.horizon if with_due else None
-            elif with_later and value <= highest and (value > horizon or same_clock):
-                not_after = shard.highest
-            else:
-                not_after = None
-            if not_after is not None:
-                groups.setdefault(not_after.decode(), []).append(job_id)
+            if self._in_morgue or value <= begun:
+                not_after = shard.now if self._in_morgue else shard.horizon
+                if value <= float(not_after) and (self._in_morgue or with_due):
+                    groups.setdefault(not_after.decode(), []).append(job_id)
+            elif with_later and value <= highest:
+                if self._before is None:
+                    old = value > horizon or same_clock
+                else:
+                    old = self._is_old(shard, value, job_id, horizon, reply[2])
+                if old:
+                    later.append((value, job_id))
+        if later:
+            groups[repr(max(later)[0])] = [job_id for _, job_id in later]
         return groups
 
     def _may_pass_now(self, shard: _Shard) -> bool:
@@ -208,16 +352,19 @@ class _Bulk:
             walk = Walk(shard.prefix, "due", bound(low), _lowest(shard.horizon, high))
             yield _Part(walk, shard.horizon.decode(), math.inf)
         if self._with_later and shard.highest is not None:
+            low_later = bound(low) if low > float(shard.horizon) else f"({shard.horizon.decode()}"
+            most = 2 * (shard.total - shard.due) + 1000
+            if self._before is None:
+                # Ahead of the clock, behind which new jobs arrive.
+                when, clock = "later", shard.clock if self._may_pass_now(shard) else b""
+            else:
+                # What has become due since is told apart by itself.
+                when, clock = "", b""
             walk = Walk(
-                shard.prefix,
-                "due",
-                bound(low) if low > float(shard.horizon) else f"({shard.horizon.decode()}",
-                _lowest(shard.highest, high),
-                when="later",
-                past=self._wanted.past,
-                clock=shard.clock if self._may_pass_now(shard) else b"",
-            )
-            yield _Part(walk, shard.highest.decode(), 2 * (shard.total - shard.due) + 1000)
+                shard.prefix, "due", low_later, _lowest(shard.highest, high), when=when, past=self._wanted.past,
+                clock=clock,
+            )  # fmt: skip
+            yield _Part(walk, None, most, later=True)
 
     def act_on_all(self) -> Iterator[int]:
         """Does it, and says after each call or so to how many jobs, be it none."""
@@ -241,15 +388,28 @@ class _Bulk:
             walks = going_on
 
     def _walk_parts(self, shard: _Shard) -> Iterator[tuple[list[bytes], str]]:
-        for walk, not_after, most in self._parts(shard):
-            looked = 0
-            while not walk.finished and looked < most:
-                call = walk.call(MAX_IDS, self._action.now)
-                (reply,) = ask(self._client(), [call])
-                walk.took(reply)
-                looked += max(len(walk.ready), 1)
-                if walk.ready or not walk.finished:
-                    yield [job_id for _, job_id in reversed(walk.ready)], not_after
+        for part in self._parts(shard):
+            yield from self._walk_part(shard, part, MAX_IDS)
+
+    def _walk_part(self, shard: _Shard, part: _Part, limit: int) -> Iterator[tuple[list[bytes], str]]:
+        walk, looked = part.walk, 0
+        judged = part.later and self._before is not None
+        # Whether something was pushed is asked after the ids: what was read before is older, then.
+        further = [Call("extent", shard.prefix, [self._action.now, "due", "+inf", "+inf"])] if judged else []
+        while not walk.finished and looked < part.most:
+            reply, *moments = ask(self._client(), [walk.call(limit, self._action.now), *further])
+            walk.took(reply)
+            looked += max(len(walk.ready), 1)
+            found = walk.ready[::-1]
+            for _, horizon, clock, *_ in moments:
+                found = [
+                    (value, job_id)
+                    for value, job_id in found
+                    if self._is_old(shard, value, job_id, float(horizon), clock)
+                ]
+            if found or not walk.finished:
+                latest = part.not_after or (repr(found[-1][0]) if found else "")
+                yield [job_id for _, job_id in found], latest
 
     def _act(self, prefix: str, ids: list[bytes], not_after: str) -> int:
         return act(self._client(), prefix, self._action, ids, not_after).done

@@ -1,19 +1,24 @@
 """A queue over all its shards: the handle that producers and people hold. Looking is in `queries`."""
 
+import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from lowq.actions import ACTIONS, MAX_IDS, Acted, Action, ActionName, act
-from lowq.bulk import Step, bulk, bulk_state
+from lowq import foreign
+from lowq.actions import ACTIONS, CHANGED, MAX_IDS, Acted, Action, ActionName, act
+from lowq.bulk import Snapshot, Step, bulk, bulk_state, snapshot
 from lowq.connection import Call
 from lowq.errors import ConfigError, LowqError, QueueInUse, UnknownQueueError
 from lowq.job import JobId, State, lookup_id
 from lowq.keys import history_key, queues_key
-from lowq.paging import TOGETHER, ask, listing
+from lowq.paging import TOGETHER, Listing, ask, listing
 from lowq.push import Jobs, Target, push
 from lowq.queries import Backend, Queries, as_ids
 from lowq.scripts import time_argument
+
+#: perform_at and the time of burial of an id's jobs: Unix time, seconds; None: none waits, or is buried.
+Moments = tuple[float | None, float | None]
 
 #: Ids that are gathered before any of them is sent: with many shards, a call for a few ids each would be slow.
 MAX_GATHERED = 5000
@@ -68,13 +73,21 @@ class Queue(Queries):
         """
         return self._act(Action("perform_now", time_argument(now)), ids)
 
-    def bury(self, ids: JobId | Iterable[JobId], reason: str | None = None, *, now: float | None = None) -> Acted:
-        """Moves waiting jobs to the morgue. ``reason``: why, for people; by default their last error.
+    def bury(
+        self,
+        ids: JobId | Iterable[JobId],
+        reason: str | None = None,
+        *,
+        unchanged: Mapping[str, Moments] | None = None,
+        now: float | None = None,
+    ) -> Acted:
+        """Moves waiting jobs to the morgue. ``reason``: why, for people; by default their last error. ``unchanged``:
+        what `moments` told before; ids that something has happened to since are left alone, as missing.
 
         Raises:
             JobError, UnknownQueueError, RedisUnavailable: as `perform_now`.
         """
-        return self._act(Action("bury", time_argument(now), self._reason(reason)), ids)
+        return self._act(Action("bury", time_argument(now), self._reason(reason)), ids, unchanged)
 
     def kick(self, ids: JobId | Iterable[JobId], *, now: float | None = None) -> Acted:
         """Moves jobs out of the morgue. They merge with what waits for the same id, start afresh and are due now.
@@ -84,22 +97,72 @@ class Queue(Queries):
         """
         return self._act(Action("kick", time_argument(now)), ids)
 
-    def delete(self, ids: JobId | Iterable[JobId]) -> Acted:
-        """Removes jobs for good, waiting and buried ones alike. An id in flight keeps all it has.
+    def delete(self, ids: JobId | Iterable[JobId], *, unchanged: Mapping[str, Moments] | None = None) -> Acted:
+        """Removes jobs for good, waiting and buried ones alike. An id in flight keeps all it has. ``unchanged``: what
+        `moments` told before; ids that something has happened to since are left alone, as missing.
 
         Raises:
             JobError, UnknownQueueError, RedisUnavailable: as `perform_now`.
         """
-        return self._act(Action("delete"), ids)
+        return self._act(Action("delete"), ids, unchanged)
 
-    def _act(self, action: Action, ids: JobId | Iterable[JobId]) -> Acted:
+    def moments(self, ids: JobId | Iterable[JobId]) -> dict[str, Moments]:
+        """id -> the perform_at and the time of burial of its jobs, None where it has none: when either of them is not
+        what it was, something has happened to the id.
+
+        Raises:
+            JobError: an id is none. UnknownQueueError, RedisUnavailable
+        """
+        found: dict[str, Moments] = {}
+        for prefix, some in self._gathered(ids):
+            for job_id, moments in zip(some, self._moments(prefix, some)[1], strict=True):
+                found[job_id.decode("utf-8", "surrogateescape")] = moments
+        return found
+
+    def _moments(self, prefix: str, ids: Sequence[bytes]) -> tuple[float, list[Moments]]:
+        """The server's time, and what the ids of a shard have at that moment or a little later."""
+        lookups = [("ZMSCORE", prefix + name, *ids) for name in ("due", "morgue")]
+        (seconds, microseconds), waiting, buried = self._client.commands([("TIME",), *lookups], key=prefix)
+        times = ((foreign.finite(raw) for raw in row) for row in (waiting, buried))
+        return int(seconds) + int(microseconds) / 1e6, list(zip(*times, strict=True))
+
+    def _act(
+        self, action: Action, ids: JobId | Iterable[JobId], unchanged: Mapping[str, Moments] | None = None
+    ) -> Acted:
         acted = Acted()
         try:
             for prefix, some in self._gathered(ids):
-                acted += act(self._client, prefix, action, some)
+                if unchanged is None:
+                    acted += act(self._client, prefix, action, some)
+                else:
+                    acted += self._act_on_unchanged(prefix, action, some, unchanged)
         except LowqError as error:
             error.done += acted.done
             raise
+        return acted
+
+    def _act_on_unchanged(
+        self, prefix: str, action: Action, ids: Sequence[bytes], unchanged: Mapping[str, Moments]
+    ) -> Acted:
+        now, found = self._moments(prefix, ids)
+        # What is pushed or buried from here on is later than `now`. A job that is not due has no such bound: between
+        # this look and the call another one may take its place, if it is for no later time.
+        due: list[bytes] = []
+        later: list[tuple[float, bytes]] = []
+        changed: list[tuple[str, str]] = []
+        for job_id, moments in zip(ids, found, strict=True):
+            name = job_id.decode("utf-8", "surrogateescape")
+            if moments != unchanged.get(name):
+                changed.append((name, CHANGED))
+            elif moments[0] is not None and moments[0] > now:
+                later.append((moments[0], job_id))
+            else:
+                due.append(job_id)
+        acted = Acted(missing=len(changed), left=tuple(changed))
+        if due:
+            acted += act(self._client, prefix, action, due, repr(now))
+        if later:
+            acted += act(self._client, prefix, action, [job_id for _, job_id in later], repr(max(later)[0]))
         return acted
 
     def _gathered(self, ids: JobId | Iterable[JobId]) -> Iterator[tuple[str, list[bytes]]]:
@@ -135,6 +198,7 @@ class Queue(Queries):
         max: float | None = None,  # noqa: A002
         *,
         reason: str | None = None,
+        before: float | Snapshot | None = None,
         now: float | None = None,
     ) -> Iterator[Step]:
         """Does something to all jobs of a kind that are there when it begins, step by step as it is iterated over::
@@ -146,6 +210,12 @@ class Queue(Queries):
         delete for either. ``match``: a pattern of ids. ``min`` and ``max`` bound perform_at, in the morgue
         buried_at, both included. ``reason``: of bury.
 
+        ``before``: nothing that came later is touched. A `snapshot` that was taken before tells exactly. With a time
+        (Unix time, seconds), jobs that were not due by then are left alone in shards that got a push since, since
+        nothing tells them from new ones, and so are those that have become due since; what was in flight then and
+        has failed since may be among those that it is done to. An id that waited by then is an old job, also when
+        another payload of it came later.
+
         Patterns, and what is scheduled or retrying, must be looked for: the first steps then only count, and so they
         say. Who stops iterating stops it, whether or not anything was found yet.
 
@@ -156,16 +226,56 @@ class Queue(Queries):
         pushed: they can't be told from new ones. Do it again to have those too.
 
         Raises:
-            ConfigError: it names what is allowed. UnknownQueueError, RedisUnavailable
+            ConfigError: it names what is allowed; or, when it is iterated over, ``before`` lies in the future.
+            UnknownQueueError, RedisUnavailable
         """
+        if isinstance(before, int | float) and not math.isfinite(before):
+            raise ConfigError(f"before={before!r}: it is a finite number, Unix time in seconds, or a snapshot")
+        done, wanted = self._meant(action, state, match, min, max, reason, now)
+        return bulk(lambda: self._client, self._prefixes, done, wanted, before)
+
+    def snapshot(
+        self,
+        action: ActionName,
+        state: State | None = None,
+        match: str | None = None,
+        min: float | None = None,  # noqa: A002 - the names that a caller expects
+        max: float | None = None,  # noqa: A002
+        *,
+        now: float | None = None,
+    ) -> Snapshot:
+        """What `bulk` would be done to now: for those who ask somebody first, and then do it to that and no more::
+
+            found = queue.snapshot("delete", "scheduled")
+            if ask(f"delete {found.total} jobs?"):
+                for step in queue.bulk("delete", "scheduled", before=found):
+                    ...
+
+        It remembers up to a million jobs that are not due, with 8 bytes each; of more, `bulk` is told only the time.
+
+        Raises:
+            As `bulk`.
+        """
+        done, wanted = self._meant(action, state, match, min, max, None, now)
+        return snapshot(lambda: self._client, self._prefixes, done, wanted)
+
+    def _meant(
+        self,
+        action: ActionName,
+        state: State | None,
+        match: str | None,
+        low: float | None,
+        high: float | None,
+        reason: str | None,
+        now: float | None,
+    ) -> tuple[Action, Listing]:
         if action not in ACTIONS:
             raise ConfigError(f"action={action!r}: it is one of {', '.join(ACTIONS)}")
         if reason is not None and action != "bury":
             raise ConfigError(f"reason={reason!r}: only bury takes a reason, not {action}")
-        wanted = listing(bulk_state(action, state), match, None, False, min, max)
+        wanted = listing(bulk_state(action, state), match, None, False, low, high)
         where = ("morgue" if wanted.state == "morgue" else "waiting") if action == "delete" else ""
-        done = Action(action, time_argument(now), self._reason(reason), where)
-        return bulk(lambda: self._client, self._prefixes, done, wanted)
+        return Action(action, time_argument(now), self._reason(reason), where), wanted
 
     def count(
         self,
@@ -175,6 +285,7 @@ class Queue(Queries):
         min: float | None = None,  # noqa: A002 - the names that a caller expects
         max: float | None = None,  # noqa: A002
         *,
+        before: float | None = None,
         now: float | None = None,
     ) -> int:
         """To how many jobs `bulk` would do something, were it to begin now. Patterns look at every id.
@@ -182,7 +293,7 @@ class Queue(Queries):
         Raises:
             As `bulk`.
         """
-        steps = self.bulk(action, state, match, min, max, now=now)
+        steps = self.bulk(action, state, match, min, max, before=before, now=now)
         return next(step.total for step in steps if not step.counting)
 
     # --- the whole queue ---

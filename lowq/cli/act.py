@@ -127,10 +127,10 @@ def _act(
 def _act_on_ids(
     app: Lowq, queue: Queue, action: ActionName, ids: tuple[str, ...], reason: str | None, *, as_json: bool
 ) -> None:
-    methods = {
+    methods: dict[ActionName, Callable[..., Acted]] = {
         "kick": queue.kick, "bury": queue.bury, "delete": queue.delete, "perform_now": queue.perform_now
     }  # fmt: skip
-    method: Callable[..., Acted] = methods[action]
+    method = methods[action]
     options: dict[str, Any] = {"reason": reason} if action == "bury" else {}
     fates: dict[str, str] | None = None
     if "-" not in ids and len(ids) <= TOLD_ONE_BY_ONE:

@@ -8,6 +8,7 @@ from typing import Any, get_args
 
 import lowq
 from lowq.job import lookup_id
+from lowq.queue import Moments
 from lowq_web.journal import Entry, say
 from lowq_web.lookout import Lookout
 from lowq_web.tasks import ActionName, Filter, Task, Tasks
@@ -41,9 +42,15 @@ class Actions:
         self._tasks = tasks
 
     def on_ids(
-        self, who: str, queue: str, action: ActionName, ids: Sequence[str], reason: str | None = None
+        self,
+        who: str,
+        queue: str,
+        action: ActionName,
+        ids: Sequence[str],
+        reason: str | None = None,
+        unchanged: Mapping[str, Moments] | None = None,
     ) -> lowq.Acted:
-        """Something done to some ids, at once.
+        """Something done to some ids, at once. ``unchanged``, of what destroys: only to those that are as they were.
 
         Raises:
             ConfigError: too many of them. JobError, UnknownQueueError, RedisUnavailable
@@ -59,9 +66,11 @@ class Actions:
         detail = {"ids": list(ids[:5]), "named": len(ids), **({"reason": reason} if reason else {})}
         with self._written(who, action, queue, detail) as outcome:
             if action == "bury":
-                acted = handle.bury(ids, reason or None)
+                acted = handle.bury(ids, reason or None, unchanged=unchanged)
+            elif action == "delete":
+                acted = handle.delete(ids, unchanged=unchanged)
             else:
-                acted = {"kick": handle.kick, "delete": handle.delete, "perform_now": handle.perform_now}[action](ids)
+                acted = {"kick": handle.kick, "perform_now": handle.perform_now}[action](ids)
             outcome.count = acted.done
             left = {"in_flight": acted.in_flight, "missing": acted.missing}
             outcome.detail |= {name: number for name, number in left.items() if number}

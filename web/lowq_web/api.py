@@ -26,7 +26,7 @@ from lowq_web.live import document
 from lowq_web.openapi import Endpoint, Parameter
 from lowq_web.security import is_json, visit_of
 from lowq_web.site import queue_of, site_of
-from lowq_web.tasks import Filter, Task
+from lowq_web.tasks import ActionName, Filter, Task
 from lowq_web.threads import Last
 
 _QUEUE = Parameter("queue", "path", {"type": "string"}, "A queue; a slash in its name is written %252F")
@@ -318,20 +318,54 @@ def act(request: Request, values: dict[str, Any]) -> Response:
         raise HTTPException(400, f"reason: only bury takes one, not {action}")
     if ("ids" in values) == ("all" in values):
         raise HTTPException(400, "say either which ids, or all with a filter: {} for all that it can be done to")
+    bounds = [name for name in ("at_most", "before") if name in values]
     if "ids" in values:
+        if bounds:
+            raise HTTPException(400, f"{bounds[0]}: it bounds an action on all that match, not one on ids")
         # An id that is named twice would be told as missing, the second time.
         acted = actions.on_ids(who, handle.name, action, list(dict.fromkeys(values["ids"])), reason)
         counts = {"done": acted.done, "in_flight": acted.in_flight, "missing": acted.missing}
         return _answer(counts | {"not_done": [{"id": job_id, "why": why} for job_id, why in acted.left]})
-    started = actions.on_all(who, handle.name, action, Filter(**values["all"]), reason)
+    wanted, before = Filter(**values["all"]), values.get("before")
+    if before is not None and before > site_of(request).lookout.redis_time():
+        raise HTTPException(400, f"before={before!r} lies in the future")
+    bound = before if "at_most" not in values else _counted(request, action, wanted, values["at_most"], before)
+    started = actions.on_all(who, handle.name, action, dataclasses.replace(wanted, before=bound), reason)
     return _answer(_told(started), 202)
+
+
+def _counted(
+    request: Request, action: ActionName, wanted: Filter, at_most: int, before: float | None
+) -> float | lowq.Snapshot:
+    """What the action is bound to, which are at most so many jobs.
+
+    Raises:
+        HTTPException: they are more.
+    """
+    handle, filters = queue_of(request), (wanted.state, wanted.match, wanted.min, wanted.max)
+    bound: float | lowq.Snapshot
+    with site_of(request).scans:
+        if before is None:
+            # What is counted is what it is done to, whatever comes meanwhile.
+            bound = found = handle.snapshot(action, *filters)
+            total = found.total
+        else:
+            bound = before
+            total = handle.count(action, *filters, before=before)
+    if total > at_most:
+        raise HTTPException(409, f"at_most={at_most}: there are {total} such jobs now. Nothing was done")
+    return bound
 
 
 def count(request: Request, values: dict[str, Any]) -> Response:
     wanted = Filter(**values.get("all", {}))
     handle = queue_of(request)
-    with site_of(request).scans:
-        return _answer({"count": handle.count(values["action"], wanted.state, wanted.match, wanted.min, wanted.max)})
+    site = site_of(request)
+    with site.scans:
+        # The time comes first: given as `before` it leaves out what came while others were counted.
+        at = site.lookout.redis_time()
+        found = handle.count(values["action"], wanted.state, wanted.match, wanted.min, wanted.max)
+    return _answer({"count": found, "at": at})
 
 
 def pause(request: Request, _values: dict[str, Any]) -> Response:
@@ -374,7 +408,24 @@ _IDS = {
     "maxItems": MAX_IDS,
 }
 _ACT = openapi.obj(
-    {"action": _ACTION, "ids": _IDS, "all": _FILTER, "reason": {"type": "string", "maxLength": 300}},
+    {
+        "action": _ACTION,
+        "ids": _IDS,
+        "all": _FILTER,
+        "reason": {"type": "string", "maxLength": 300},
+        "at_most": {
+            "type": "integer",
+            "minimum": 0,
+            "description": "With all: refused with 409 when more jobs match, and done to those that match now, none of "
+            "those that come meanwhile",
+        },
+        "before": {
+            "type": "number",
+            "description": "With all: nothing is touched that came after this, Unix time in seconds, not in the "
+            "future; /count tells it as at. Jobs that were not due by then are left alone in shards that got a push "
+            "since, as nothing tells them from new ones, and so are those that have become due since",
+        },
+    },
     required=("action",),
 )
 _COUNT = openapi.obj({"action": _ACTION, "all": _FILTER}, required=("action",))

@@ -131,6 +131,15 @@ class Lookout:
         self._clock.get()
         return time.time() + self._ahead
 
+    def redis_time(self) -> float:
+        """Unix time, seconds, as the server tells it just now: what bounds an action must be no guess.
+
+        Raises:
+            RedisUnavailable, RedisRefused
+        """
+        seconds, microseconds = self._app.client.command("TIME")
+        return int(seconds) + int(microseconds) / 1e6
+
     def forget(self) -> None:
         """Something was changed: the next one who asks shall see it."""
         self._figures.forget()

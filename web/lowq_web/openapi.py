@@ -174,7 +174,7 @@ ACTED = obj(
     }
 )
 FOUND = obj({"found": _list(obj({"queue": _TEXT, "states": _list(_TEXT)}))})
-COUNT = obj({"count": _INT})
+COUNT = obj({"count": _INT, "at": {"type": "number", "description": "As of when, by Redis's clock"}})
 PAUSED = obj({"paused": _BOOL, "changed": _BOOL})
 TOLD = obj({"told": _TEXT})
 NODES = obj({"nodes": _list({"type": "object", "required": ["name", "heartbeat_at", "seconds_ago", "host", "pid"]})})
@@ -230,6 +230,7 @@ _ERRORS = {
     401: "Who asks is not known",
     403: "Who asks may not do this, or a page of another site has sent it",
     404: "There is no such queue, node or task",
+    409: "More jobs match than at_most says",
     413: "What was sent is too large",
     415: "What was sent is no JSON document",
     429: "As many tasks run as may, or as many look through all ids",
@@ -266,7 +267,7 @@ def _operation(endpoint: Endpoint) -> dict[str, Any]:
     }
     acts = endpoint.method == "POST"
     for status, text in _ERRORS.items():
-        if status not in (413, 415) or acts:
+        if status not in (409, 413, 415) or acts:
             answers[str(status)] = {"description": text, "content": content({"$ref": "#/components/schemas/Error"})}
     operation: dict[str, Any] = {
         "summary": endpoint.text,
@@ -319,6 +320,8 @@ def mismatch(value: Any, schema: Schema, name: str = "the document") -> str | No
         return f"{name} must be of type {kind}"
     if "enum" in schema and value not in schema["enum"]:
         return f"{name} must be one of {', '.join(schema['enum'])}"
+    if "minimum" in schema and value < schema["minimum"]:
+        return f"{name} must be at least {schema['minimum']}"
     if isinstance(value, str) and not is_text(value, schema):
         return f"{name} is no text that UTF-8 has"
     if isinstance(value, str | list):

@@ -6,6 +6,7 @@ from starlette.requests import Request
 
 import lowq
 from lowq_web.actions import Actions
+from lowq_web.confirmations import Snapshots
 from lowq_web.lookout import Lookout
 from lowq_web.notices import Notices
 from lowq_web.redaction import Redact
@@ -28,6 +29,7 @@ class Site:
     scans: Slots
     streams: Slots
     notices: Notices = field(default_factory=Notices)
+    snapshots: Snapshots = field(default_factory=Snapshots)
 
 
 def queue_of(request: Request) -> lowq.Queue:

@@ -38,10 +38,13 @@ class Filter:
     #: Bounds of perform_at, in the morgue of buried_at: Unix time, seconds.
     min: float | None = None
     max: float | None = None
+    #: Nothing that came later is touched: Unix time, seconds, or a snapshot.
+    before: float | lowq.Snapshot | None = None
 
     def given(self) -> dict[str, Any]:
         """What of it says anything."""
-        values = {"state": self.state, "match": self.match, "min": self.min, "max": self.max}
+        before = self.before.at if isinstance(self.before, lowq.Snapshot) else self.before
+        values = {"state": self.state, "match": self.match, "min": self.min, "max": self.max, "before": before}
         return {name: value for name, value in values.items() if value is not None}
 
 
@@ -81,7 +84,9 @@ class Tasks:
         Raises:
             TooManyTasks; ConfigError, UnknownQueueError, RedisUnavailable: nothing was done.
         """
-        steps = self._app.queue(queue).bulk(action, wanted.state, wanted.match, wanted.min, wanted.max, reason=reason)
+        steps = self._app.queue(queue).bulk(
+            action, wanted.state, wanted.match, wanted.min, wanted.max, reason=reason, before=wanted.before
+        )
         task = Task(secrets.token_urlsafe(8), who, queue, action, wanted, time.time(), reason=reason)
         with self._lock:
             running = sum(item.state == "running" for item in self._tasks.values())

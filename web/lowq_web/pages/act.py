@@ -1,6 +1,8 @@
 """Something done to jobs: at once, or after a page that asks."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -8,17 +10,22 @@ from starlette.responses import Response
 import lowq
 from lowq_web import text
 from lowq_web.actions import ACTIONS, DESTRUCTIVE, DONE, VERBS
+from lowq_web.confirmations import confirmation_of, encode_moments, moments_of, snapshot_of
 from lowq_web.fields import form_of
 from lowq_web.listing import Asked, asked_of
 from lowq_web.pages.queue import in_words
 from lowq_web.pages.rendering import redirect, render
 from lowq_web.security import visit_of
 from lowq_web.site import queue_of, site_of
-from lowq_web.tasks import Filter
+from lowq_web.tasks import ActionName, Filter
 
 
 def act(request: Request) -> Response:
-    """Something done to one id, to those selected, or to all that match: at once, or after a page that asks."""
+    """Something done to one id, to those selected, or to all that match: at once, or after a page that asks.
+
+    What is done after such a page is what it has shown: it carries the number and the time, nothing newer is touched,
+    and it asks again when the number has changed by more than a tenth.
+    """
     site, handle, who = site_of(request), queue_of(request), visit_of(request).user.name
     fields = form_of(request)
     form = dict(fields)
@@ -36,55 +43,87 @@ def act(request: Request) -> Response:
             wanted = Filter(asked.bulk_state(action), asked.match, *asked.bulk_bounds())
         except lowq.ConfigError as error:
             return redirect(request, "queue", back, slip=in_words(str(error)), queue=handle.name)
+        # "-2h" would mean another moment when the answer comes.
+        back |= {name: repr(bound) for name, bound in zip(("min", "max"), asked.bulk_bounds(), strict=True) if bound}
+        confirm = _Confirm(request, handle, action, what, back, reason)
         if not sure:
-            # "-2h" would mean another moment when the answer comes.
-            back |= {
-                name: repr(bound) for name, bound in zip(("min", "max"), asked.bulk_bounds(), strict=True) if bound
-            }
-            with site.scans:
-                total = handle.count(action, wanted.state, wanted.match, wanted.min, wanted.max)
-            return _confirm(request, handle.name, action, what, total, [], back, asked)
-        started = site.actions.on_all(who, handle.name, action, wanted, reason)
+            return confirm.of_all(asked, wanted)
+        given = confirmation_of(form, site.lookout.now())
+        bound = snapshot_of(form, given, site.snapshots)
+        with site.scans:
+            count = handle.count(action, wanted.state, wanted.match, wanted.min, wanted.max)
+        if given.outdated(count, site.lookout.now()):
+            return confirm.of_all(asked, wanted, was=given.count)
+        started = site.actions.on_all(who, handle.name, action, replace(wanted, before=bound), reason)
         return redirect(request, "task", task=started.id)
     if not ids:
         slip = f"Nothing was done: no job is ticked. Tick those to {VERBS[action]}."
         return redirect(request, "queue", back, slip=slip, queue=handle.name)
-    if action in DESTRUCTIVE and not sure:
-        return _confirm(request, handle.name, action, what, len(ids), ids, back, None)
-    acted = site.actions.on_ids(who, handle.name, action, ids, reason)
+    unchanged = None
+    if action in DESTRUCTIVE:
+        confirm = _Confirm(request, handle, action, what, back, reason)
+        if not sure:
+            return confirm.of_ids(ids)
+        given, unchanged = confirmation_of(form, site.lookout.now()), moments_of(fields, ids)
+        left = sum(handle_moments == unchanged[job_id] for job_id, handle_moments in handle.moments(ids).items())
+        if given.outdated(given.count - (len(ids) - left), site.lookout.now()):
+            return confirm.of_ids(ids, was=given.count)
+    acted = site.actions.on_ids(who, handle.name, action, ids, reason, unchanged)
     done = f"{_jobs(acted.done)} {DONE[action]}"
     if acted.in_flight:
         done += f"; {acted.in_flight:,} in flight, left alone"
     if acted.missing:
-        done += f"; {acted.missing:,} no longer there"
+        done += f"; {acted.missing:,} {'no longer there' if unchanged is None else 'changed or no longer there'}"
     if what == "":
         return redirect(request, "job", {"id": ids[0]}, done=f"{done}.", queue=handle.name)
     return redirect(request, "queue", back, done=f"{done}.", queue=handle.name)
 
 
-def _confirm(
-    request: Request,
-    name: str,
-    action: str,
-    what: str,
-    total: int,
-    ids: list[str],
-    back: Mapping[str, str],
-    asked: Asked | None,
-) -> Response:
-    return render(
-        request,
-        "confirm.html",
-        queue=name,
-        action=action,
-        verb=VERBS[action],
-        what=what,
-        total=total,
-        ids=ids,
-        back=back,
-        asked=asked,
-        destructive=action in DESTRUCTIVE,
-    )
+@dataclass(frozen=True, slots=True)
+class _Confirm:
+    """The page that asks."""
+
+    request: Request
+    queue: lowq.Queue
+    action: ActionName
+    what: str
+    #: The filter of the listing that it leads back to.
+    back: Mapping[str, str]
+    reason: str | None
+
+    def of_all(self, asked: Asked, wanted: Filter, was: int | None = None) -> Response:
+        """Of all that match. ``was``: how many were shown before, when it asks again."""
+        site = site_of(self.request)
+        with site.scans:
+            found = self.queue.snapshot(self.action, wanted.state, wanted.match, wanted.min, wanted.max)
+        name = site.snapshots.keep(found) if len(found) else ""
+        return self._page(found.total, found.at, was, asked=asked, snapshot=name)
+
+    def of_ids(self, ids: Sequence[str], was: int | None = None) -> Response:
+        """Of named ids."""
+        at = site_of(self.request).lookout.redis_time()
+        moments = self.queue.moments(ids)
+        total = sum(waiting is not None or (buried is not None and self.action == "delete")
+                    for waiting, buried in moments.values())  # fmt: skip
+        seen = [(job_id, encode_moments(moments[job_id])) for job_id in ids]
+        return self._page(total, at, was, seen=seen)
+
+    def _page(self, total: int, at: float, was: int | None, **values: Any) -> Response:
+        return render(
+            self.request,
+            "confirm.html",
+            queue=self.queue.name,
+            action=self.action,
+            verb=VERBS[self.action],
+            what=self.what,
+            total=total,
+            at=at,
+            was=was,
+            back=self.back,
+            reason=self.reason or "",
+            destructive=self.action in DESTRUCTIVE,
+            **{"asked": None, "snapshot": "", "seen": [], **values},
+        )
 
 
 def _jobs(count: int) -> str:

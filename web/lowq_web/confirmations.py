@@ -1,0 +1,123 @@
+"""What a page that asks carries, so that what is answered is what was asked: how many jobs it showed, and as of when.
+
+The time binds: nothing that came later is touched, whatever else the form says. Of jobs that are not due, the time does
+not tell when they came; a snapshot of them is kept here, in the memory of this process, under a name that the form
+carries. When another process answers, or it was dropped meanwhile, the time alone judges (`lowq.Queue.bulk`).
+"""
+
+import math
+import re
+import secrets
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import lowq
+from lowq.queue import Moments
+
+#: Seconds after which a confirmation is asked for again.
+MAX_AGE = 3600.0
+#: Snapshots that wait for an answer, and the jobs that they remember together; the oldest are dropped.
+MAX_WAITING, MAX_REMEMBERED = 100, 2_000_000
+#: A count that has changed by more than this part of what was shown is shown anew.
+TOLERANCE = 0.1
+
+_AGAIN = "Nothing was done. Go back to the queue and press the button again: then you are asked again, too."
+
+
+class Snapshots:
+    """Those of pages that ask. Safe for threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._waiting: dict[str, lowq.Snapshot] = {}
+
+    def keep(self, snapshot: lowq.Snapshot) -> str:
+        """Keeps it for a while; returns its name, which nobody can guess."""
+        name = secrets.token_urlsafe(9)
+        with self._lock:
+            self._waiting[name] = snapshot
+            while len(self._waiting) > MAX_WAITING or sum(map(len, self._waiting.values())) > MAX_REMEMBERED:
+                del self._waiting[next(iter(self._waiting))]
+        return name
+
+    def get(self, name: str) -> lowq.Snapshot | None:
+        """The snapshot of that name, if it is still there."""
+        with self._lock:
+            return self._waiting.get(name)
+
+
+@dataclass(frozen=True, slots=True)
+class Confirmation:
+    """What somebody was shown who says yes."""
+
+    #: Jobs.
+    count: int
+    #: Unix time, seconds, by Redis's clock.
+    at: float
+
+    def outdated(self, count: int, now: float) -> bool:
+        """Whether it must be asked again, since there are so many jobs now."""
+        return now - self.at > MAX_AGE or abs(count - self.count) > self.count * TOLERANCE
+
+
+def confirmation_of(form: Mapping[str, str], now: float) -> Confirmation:
+    """What the form says that its page has shown.
+
+    Raises:
+        ConfigError: it doesn't say so, or something that no page has shown.
+    """
+    count, at = form.get("count"), form.get("at")
+    if count is None or at is None:
+        raise lowq.ConfigError(f"The form does not say how many jobs its page has shown, and when. {_AGAIN}")
+    try:
+        moment = float(at)
+    except ValueError:
+        moment = math.nan
+    # A second more, as clocks go.
+    if not re.fullmatch("[0-9]{1,15}", count, re.ASCII) or not 0 < moment <= now + 1:
+        raise lowq.ConfigError(
+            f"The form says that its page has shown {count:.30} jobs, as of {at:.30}: no page has done that. {_AGAIN}"
+        )
+    return Confirmation(int(count), moment)
+
+
+def snapshot_of(form: Mapping[str, str], given: Confirmation, snapshots: Snapshots) -> "lowq.Snapshot | float":
+    """What bounds the action: the snapshot that the page was made of, or its time if that is not here any more.
+
+    Raises:
+        ConfigError: the page has shown something else than the form says.
+    """
+    found = snapshots.get(form.get("snapshot", ""))
+    if found is None:
+        return given.at
+    if (found.total, found.at) != (given.count, given.at):
+        raise lowq.ConfigError(f"The form does not say what its page has shown: {found.total:,} jobs. {_AGAIN}")
+    return found
+
+
+# --- named ids -----------------------------------------------------------------------------------------------
+
+
+def encode_moments(moments: Moments) -> str:
+    """The times of an id's jobs as a form field carries them."""
+    return " ".join("-" if at is None else repr(at) for at in moments)
+
+
+def moments_of(fields: Sequence[tuple[str, str]], ids: Sequence[str]) -> dict[str, Moments]:
+    """What the form says of the ids that it names, in their order.
+
+    Raises:
+        ConfigError: it doesn't, or not of each.
+    """
+    given = [value for name, value in fields if name == "seen"]
+    try:
+        found = {job_id: _decoded(value) for job_id, value in zip(ids, given, strict=True)}
+    except ValueError:
+        raise lowq.ConfigError(f"The form does not say what its page has shown of each job. {_AGAIN}") from None
+    return found
+
+
+def _decoded(value: str) -> Moments:
+    perform_at, buried_at = (None if part == "-" else float(part) for part in value.split(" "))
+    return perform_at, buried_at
