@@ -10,7 +10,7 @@ import json
 import logging
 import os
 import secrets
-import select
+import selectors
 import signal
 import sys
 import threading
@@ -90,6 +90,10 @@ class Node:
         self._wakeup_read, self._wakeup_write = os.pipe()
         os.set_blocking(self._wakeup_write, False)
         weakref.finalize(self, _close, self._wakeup_read, self._wakeup_write)
+        # `poll` and nothing else: `select` refuses descriptors above 1,023, and `epoll` needs one of its own, which an
+        # application with too many open files doesn't get.
+        self._wakeups = selectors.PollSelector()
+        self._wakeups.register(self._wakeup_read, selectors.EVENT_READ)
         self._threads: list[WorkerThread] = []
         self._retiring = False
 
@@ -286,7 +290,7 @@ class Node:
         self._pid = os.getpid()
         self._handlers_before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
         # The kernel may give a signal to any thread, and the main thread, where Python runs the handler, would sleep
-        # on in `select`: so what runs at once in any thread writes a byte too (the number; nobody reads it).
+        # on in `poll`: so what runs at once in any thread writes a byte too (the number; nobody reads it).
         wakeup_before = signal.set_wakeup_fd(self._wakeup_write, warn_on_full_buffer=False)
 
         def restore() -> None:
@@ -339,7 +343,7 @@ class Node:
             pass  # Full of bytes that were not read yet: the reader wakes anyway.
 
     def _wait_for_signal(self, timeout: float | None) -> None:
-        if select.select([self._wakeup_read], [], [], timeout)[0]:
+        if self._wakeups.select(timeout):
             for what in os.read(self._wakeup_read, 64):
                 if what == ord("s"):
                     self.stopping.set()

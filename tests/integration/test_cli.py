@@ -4,7 +4,7 @@ import json
 import os
 import pty
 import re
-import select
+import selectors
 import signal
 import subprocess
 import sys
@@ -750,13 +750,15 @@ class Terminal:
 
     def __init__(self) -> None:
         self._main, self.end = pty.openpty()
+        self._output = selectors.PollSelector()
+        self._output.register(self._main, selectors.EVENT_READ)
         self.text = ""
 
     def until(self, pattern: str) -> None:
         deadline = time.monotonic() + PATIENCE
         while not re.search(pattern, self.text):
             assert time.monotonic() < deadline, f"in vain: {self.text!r}"
-            if select.select([self._main], [], [], 0.1)[0]:
+            if self._output.select(0.1):
                 self.text += os.read(self._main, 65536).decode(errors="replace")
 
     def type(self, text: str) -> None:
