@@ -22,7 +22,7 @@ from types import FrameType
 
 from lowq.app import Lowq
 from lowq.dispatch import Dispatcher
-from lowq.errors import ConfigError, LowqError
+from lowq.errors import ConfigError, LowqError, RedisRefused
 from lowq.keeper import Keeper
 from lowq.leases import Leases
 from lowq.listener import Listener
@@ -242,7 +242,16 @@ class Node:
             self.request_stop()
 
     def _warn_of_eviction(self) -> None:
-        policy = self.client.server_info().get("maxmemory_policy", "noeviction")
+        try:
+            policy = self.client.server_info().get("maxmemory_policy", "noeviction")
+        except RedisRefused as error:
+            log.warning(
+                "Redis does not tell this user about itself, so it is not known whether it is 7.0 or newer, whether "
+                "it evicts keys (it needs maxmemory-policy noeviction), and when it was started, which decides whether "
+                "jobs of a node that is gone are charged with a crash; allow +info, see docs/rights.md: %s", error,
+                extra={"event": "unchecked"},
+            )  # fmt: skip
+            return
         if policy != "noeviction":
             log.warning(
                 "Redis has maxmemory-policy %s: under memory pressure it removes keys, and jobs are lost; "
