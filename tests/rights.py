@@ -3,8 +3,7 @@
 import re
 import shlex
 from pathlib import Path
-
-import redis
+from typing import Any
 
 DOCUMENT = Path(__file__).parents[1] / "docs" / "rights.md"
 #: What users are refused that the document calls optional, as ACL LOG names it.
@@ -27,13 +26,13 @@ def allowed(user: str) -> set[str]:
     return {word.removeprefix("+") for word in rules()[user] if word.startswith("+")}
 
 
-def create(client: "redis.Redis[bytes]", user: str, *more: str) -> None:
+def create(client: Any, user: str, *more: str) -> None:
     """The user as the document has it, and perhaps with more rules."""
     words = [word.replace(">SECRET", f">{SECRET}") for word in rules()[user]]
     client.execute_command("ACL", "SETUSER", user, "reset", *words, *more)
 
 
-def refused(client: "redis.Redis[bytes]") -> set[str]:
+def refused(client: Any) -> set[str]:
     """What was refused to any user, besides what is optional."""
     return {str(entry["object"]) for entry in client.acl_log(count=128)} - OPTIONAL
 
