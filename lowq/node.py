@@ -10,7 +10,7 @@ import json
 import logging
 import os
 import secrets
-import select
+import selectors
 import signal
 import sys
 import threading
@@ -22,7 +22,7 @@ from types import FrameType
 
 from lowq.app import Lowq
 from lowq.dispatch import Dispatcher
-from lowq.errors import ConfigError, LowqError
+from lowq.errors import ConfigError, LowqError, RedisRefused
 from lowq.keeper import Keeper
 from lowq.leases import Leases
 from lowq.listener import Listener
@@ -90,6 +90,10 @@ class Node:
         self._wakeup_read, self._wakeup_write = os.pipe()
         os.set_blocking(self._wakeup_write, False)
         weakref.finalize(self, _close, self._wakeup_read, self._wakeup_write)
+        # `poll` and nothing else: `select` refuses descriptors above 1,023, and `epoll` needs one of its own, which an
+        # application with too many open files doesn't get.
+        self._wakeups = selectors.PollSelector()
+        self._wakeups.register(self._wakeup_read, selectors.EVENT_READ)
         self._threads: list[WorkerThread] = []
         self._retiring = False
 
@@ -238,7 +242,16 @@ class Node:
             self.request_stop()
 
     def _warn_of_eviction(self) -> None:
-        policy = self.client.server_info().get("maxmemory_policy", "noeviction")
+        try:
+            policy = self.client.server_info().get("maxmemory_policy", "noeviction")
+        except RedisRefused as error:
+            log.warning(
+                "Redis does not tell this user about itself, so it is not known whether it is 7.0 or newer, whether "
+                "it evicts keys (it needs maxmemory-policy noeviction), and when it was started, which decides whether "
+                "jobs of a node that is gone are charged with a crash; allow +info, see docs/rights.md: %s", error,
+                extra={"event": "unchecked"},
+            )  # fmt: skip
+            return
         if policy != "noeviction":
             log.warning(
                 "Redis has maxmemory-policy %s: under memory pressure it removes keys, and jobs are lost; "
@@ -286,7 +299,7 @@ class Node:
         self._pid = os.getpid()
         self._handlers_before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
         # The kernel may give a signal to any thread, and the main thread, where Python runs the handler, would sleep
-        # on in `select`: so what runs at once in any thread writes a byte too (the number; nobody reads it).
+        # on in `poll`: so what runs at once in any thread writes a byte too (the number; nobody reads it).
         wakeup_before = signal.set_wakeup_fd(self._wakeup_write, warn_on_full_buffer=False)
 
         def restore() -> None:
@@ -339,7 +352,7 @@ class Node:
             pass  # Full of bytes that were not read yet: the reader wakes anyway.
 
     def _wait_for_signal(self, timeout: float | None) -> None:
-        if select.select([self._wakeup_read], [], [], timeout)[0]:
+        if self._wakeups.select(timeout):
             for what in os.read(self._wakeup_read, 64):
                 if what == ord("s"):
                     self.stopping.set()

@@ -13,6 +13,7 @@ MUCH_MEMORY = 0.9
 class RedisInfo:
     """What Redis says of itself. The embedded store says nothing: then version is empty."""
 
+    #: "Redis 7.0.15"; "unknown" where the user may not ask for it, and then all that follows is unknown, too.
     version: str
     #: Bytes; 0: unknown, and of `max_memory` without a limit.
     used_memory: int
@@ -21,7 +22,7 @@ class RedisInfo:
     #: Seconds.
     uptime: int
     eviction: str
-    #: For people: "AOF", "RDB snapshots", "none".
+    #: For people: "AOF", "RDB snapshots", "none", "unknown"; "no AOF" where the user may not ask for the rest.
     persistence: str
     #: For people, each a sentence.
     warnings: tuple[str, ...]
@@ -31,19 +32,28 @@ def redis_info(backend: Backend) -> RedisInfo:
     """Asks one server; in a cluster, one of its primaries.
 
     Raises:
-        RedisUnavailable, RedisRefused
+        RedisUnavailable
     """
-    info = backend.client.server_info()
+    try:
+        info = backend.client.server_info()
+    except RedisRefused as error:
+        warning = f"Version, memory, persistence and eviction are unknown, as this user may not ask: {error}."
+        return RedisInfo("unknown", 0, 0, 0, 0, "unknown", "unknown", (warning,))
     version = info.get("valkey_version") or info.get("redis_version", "")
     name = "Valkey " if "valkey_version" in info else "Redis " if version else ""
     used, most = _number(info, "used_memory"), _number(info, "maxmemory")
     eviction = info.get("maxmemory_policy", "")
     aof = info.get("aof_enabled") == "1"
-    snapshots = not aof and bool(version) and _takes_snapshots(backend)
+    snapshots = _takes_snapshots(backend) if version and not aof else False
     warnings = []
     if eviction not in ("", "noeviction"):
         warnings.append(f"maxmemory-policy is {eviction}: under memory pressure Redis removes keys, and jobs are lost.")
-    if snapshots:
+    if snapshots is None:
+        warnings.append(
+            "appendonly is off, and this user may not ask whether there are snapshots (CONFIG GET): at least what was "
+            "pushed since the last one is lost when Redis dies."
+        )
+    elif snapshots:
         warnings.append("appendonly is off: what was pushed since the last snapshot is lost when Redis dies.")
     elif version and not aof:
         warnings.append("Nothing is persisted: all jobs are lost when Redis ends.")
@@ -60,17 +70,25 @@ def redis_info(backend: Backend) -> RedisInfo:
         clients=_number(info, "connected_clients"),
         uptime=_number(info, "uptime_in_seconds"),
         eviction=eviction,
-        persistence="AOF" if aof else "RDB snapshots" if snapshots else "none" if version else "",
+        persistence=_persistence(version, aof, snapshots),
         warnings=tuple(warnings),
     )
 
 
-def _takes_snapshots(backend: Backend) -> bool:
-    """Whether any server is set up to; as long as it may not be asked, it is taken to be."""
+def _persistence(version: str, aof: bool, snapshots: bool | None) -> str:
+    if not version:
+        return ""
+    if aof:
+        return "AOF"
+    return {True: "RDB snapshots", False: "none", None: "no AOF"}[snapshots]
+
+
+def _takes_snapshots(backend: Backend) -> bool | None:
+    """Whether any server is set up to; None: it may not be asked."""
     try:
         replies = backend.client.on_all([("CONFIG", "GET", "save")])
     except (RedisRefused, ScriptError):
-        return True
+        return None
     return any(reply[1] != b"" for (reply,) in replies.values() if len(reply) == 2)
 
 

@@ -16,7 +16,7 @@ none of their work; it doesn't even load the application.
 
 import logging
 import os
-import select
+import selectors
 import signal
 import threading
 import time
@@ -49,6 +49,8 @@ READY_SECONDS = 60.0
 REMINDER = 60.0
 #: Seconds that processes have to end by themselves after a second INT.
 HURRY = 5.0
+#: Seconds that it waits at once: `poll` takes no more than 24 days, and a shutdown_timeout may be longer.
+LONGEST_WAIT = 3600.0
 
 
 @dataclass(slots=True)
@@ -163,9 +165,13 @@ class Supervisor:
             due += [at for generation in (self._current, self._next) for _, at in self._awaited(generation)]
             if self._wanted is not None and self._next is None:
                 due.append(now)
-        timeout = min(min(due, default=inf) - now, LONGEST_WAIT)
+        timeout = max(min(min(due, default=inf) - now, LONGEST_WAIT), 0.0)
         pipes = [self._wakeup_read, *(pipe for child in self._children() if (pipe := child.report_pipe()) is not None)]
-        select.select(pipes, [], [], max(timeout, 0.0))
+        # `select` refuses descriptors above 1,023, and `epoll` would need one of its own.
+        with selectors.PollSelector() as selector:
+            for pipe in pipes:
+                selector.register(pipe, selectors.EVENT_READ)
+            selector.select(timeout)
         try:
             os.read(self._wakeup_read, 65536)
         except BlockingIOError:
@@ -352,7 +358,7 @@ class Supervisor:
         self._hup_was_ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
 
         # Runs in the main thread between any two of its instructions, so it only writes down which signal that was.
-        # CHLD has one so that `select` wakes: the byte that does so is written for signals with a handler.
+        # CHLD has one so that `poll` wakes: the byte that does so is written for signals with a handler.
         def note(number: int, _frame: FrameType | None) -> None:
             self._signals.append(number)
 

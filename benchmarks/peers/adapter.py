@@ -15,7 +15,7 @@ import asyncio
 import importlib.metadata
 import os
 import random
-import select
+import selectors
 import sys
 import time
 from collections.abc import Awaitable, Iterable
@@ -102,7 +102,9 @@ async def _single(adapter: Adapter, count: int, size: int) -> None:
 
 async def _send(adapter: Adapter, count: int, _size: int) -> None:
     number = 0
-    while not select.select([sys.stdin], [], [], 0.1)[0]:
+    told = selectors.PollSelector()
+    told.register(sys.stdin, selectors.EVENT_READ)
+    while not told.select(0.1):
         await _done(adapter.one({"v": number, "sent": 0}))
         number += 1
     await asyncio.sleep(0.3)

@@ -286,12 +286,14 @@ class Client:
         """What INFO says of a server; empty for the embedded store.
 
         Raises:
-            RedisUnavailable, RedisRefused
+            RedisUnavailable. RedisRefused: the user may not ask for it, for one.
         """
         return parse_info(self.command("INFO", "everything")) if not self.url.startswith("memory://") else {}
 
     def server_age(self) -> float:
-        """Seconds since the youngest server that this client has talked to was started; infinite when unknown."""
+        """Seconds since the youngest server that this client has talked to was started; infinite when unknown. Where
+        the user may not ask for INFO it is that since a server was found without lowq's scripts, if it was.
+        """
         return time.monotonic() - self._servers.started_at()
 
     def subscribe(self) -> "Subscription":

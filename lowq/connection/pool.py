@@ -20,6 +20,7 @@ import hiredis
 from redis import exceptions
 
 from lowq.connection.kernel import is_connected, keeps_timeout
+from lowq.connection.translate import is_forbidden
 from lowq.errors import RedisRefused, RedisUnavailable
 from lowq.scripts import load_scripts
 
@@ -174,21 +175,38 @@ class Pool:
 
     def _prepare(self, connection: Any) -> None:
         """Checks the server's version and loads all scripts, in one write."""
-        sources = [source for source, _ in self.scripts.values()]
-        commands = [pack((b"SCRIPT", b"LOAD", source)) for source in sources]
+        commands = [pack((b"SCRIPT", b"LOAD", source)) for source, _ in self.scripts.values()]
+        first = 0
         if self._shebang:
-            commands.insert(0, pack((b"INFO", b"server")))
+            known = [pack((b"INFO", b"server")), pack((b"SCRIPT", b"EXISTS", self.scripts["acquire"][1]))]
+            commands, first = known + commands, len(known)
         connection.send_packed_command([b"".join(commands)], check_health=False)
         replies = [read_reply(connection) for _ in commands]
         # The version first: an old server fails to load the scripts, too.
-        if self._shebang and not isinstance(replies[0], Exception):
-            info = parse_info(replies[0])
-            _check_version(info)
-            self.started_at = time.monotonic() - float(info.get("uptime_in_seconds", "inf"))
-        for reply in replies:
+        if self._shebang:
+            self._note_server(*replies[:first])
+        for reply in replies[first:]:
             if isinstance(reply, Exception):
                 raise reply
         self._prepared = True
+
+    def _note_server(self, told: Any, loaded: Any) -> None:
+        """``told``: the reply to INFO; ``loaded``: that to SCRIPT EXISTS.
+
+        Raises:
+            RedisRefused: it is too old. What else than a lack of rights keeps it from answering.
+        """
+        if not isinstance(told, Exception):
+            info = parse_info(told)
+            _check_version(info)
+            self.started_at = time.monotonic() - float(info.get("uptime_in_seconds", "inf"))
+            return
+        if not is_forbidden(told):
+            raise told
+        # Its age decides whether owners that seem dead have crashed (see `server_age`). Scripts are not persisted: one
+        # that has none of ours may have been started just now. One that has them is taken to be old. Were it taken to
+        # be young, a job that kills each new process would never be found out.
+        self.started_at = time.monotonic() if loaded == [0] else -float("inf")
 
     def load(self, connection: Any) -> None:
         """Loads all scripts anew: somebody has flushed them, or the server is another one."""

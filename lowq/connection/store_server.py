@@ -73,7 +73,7 @@ def _serve_connection(request: socket.socket, _address: Any, server: _Server) ->
     fake = server.pool.connect()
     fake.connect()
     try:
-        with selectors.DefaultSelector() as selector:
+        with selectors.PollSelector() as selector:
             selector.register(request, selectors.EVENT_READ)
             _Connection(request, selector, server, fake).serve()
     finally:

@@ -8,6 +8,10 @@ from lowq.connection.kernel import timed_out
 from lowq.errors import ConfigError, LeaseLost, LowqError, RedisFull, RedisRefused, RedisUnavailable, ScriptError
 
 
+#: What Redis and Valkey say when the user may not do what a script does.
+_FORBIDDEN_IN_SCRIPT = ("The user executing the script can't", "ACL failure in script")
+
+
 class Refusal(LowqError):
     """A script refused for a reason that its caller explains: a code, and what follows it."""
 
@@ -46,8 +50,8 @@ def translate(error: Exception, call: Call | None, url: str) -> Exception:
             f"Redis at {where} refused the user or password: {text.rstrip('.')}. "
             "redis_url gives them as redis://user:password@host"
         )
-    if isinstance(error, exceptions.NoPermissionError) or text.startswith("NOPERM"):
-        return RedisRefused(f"Redis at {where} does not allow what lowq needs: {text}")
+    if is_forbidden(error) or text.startswith(_FORBIDDEN_IN_SCRIPT):
+        return RedisRefused(f"Redis at {where} does not allow what lowq needs (docs/rights.md): {text}")
     if isinstance(error, exceptions.InvalidResponse):
         return RedisRefused(f"what answers at {where} is no Redis: {text}")
     if "DB index is out of range" in text or "cluster support disabled" in text:
@@ -74,6 +78,16 @@ def translate(error: Exception, call: Call | None, url: str) -> Exception:
     if code == "PATTERN":
         return ConfigError(detail)
     return ScriptError(f"{call.script + ' on ' + call.key if call else 'a command'} failed in Redis: {text}")
+
+
+def is_forbidden(error: Exception) -> bool:
+    """Whether the user may not run that command, or the server has it under another name, as managed ones do."""
+    text = str(error)
+    return (
+        isinstance(error, exceptions.NoPermissionError)
+        or text.startswith("NOPERM")
+        or (isinstance(error, exceptions.ResponseError) and text.lower().startswith("unknown command"))
+    )
 
 
 def without_password(url: str) -> str:

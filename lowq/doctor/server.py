@@ -36,7 +36,20 @@ def check_servers(client: Client) -> Iterator[Finding]:
         yield Finding("redis", "ok", "the embedded store: it is gone when its process ends")
         return
     clocks: dict[str, float] = {}
-    for address, (text,) in client.on_all([("INFO", "everything")]).items():
+    try:
+        told = client.on_all([("INFO", "everything")])
+    except RedisRefused as error:
+        told = {}
+        yield Finding(
+            "redis",
+            "warning",
+            "the server does not tell this user its version, and not whether it evicts keys, persists, is short of "
+            "memory or is a replica",
+            str(error),
+            "none of this was checked; when a node dies, its jobs may be charged with a crash though it was Redis",
+            "allow the command INFO: docs/rights.md",
+        )
+    for address, (text,) in told.items():
         where = f" of {address}" if address else ""
         info = parse_info(text)
         yield _version(info, address)
@@ -126,7 +139,16 @@ def _persistence(info: Mapping[str, str], settings: Mapping[str, str], where: st
                 "what the kernel has not written yet, often 30 seconds, is lost when the machine dies",
                 "set appendfsync everysec, or always",
             )
-    elif settings.get("save") == "":
+    elif "save" not in settings:
+        yield Finding(
+            "persistence",
+            "warning",
+            f"there is no append-only file{where}; whether there are snapshots may not be asked (CONFIG GET)",
+            cause,
+            "everything since the last snapshot, or all, is lost when the server ends unexpectedly",
+            advice,
+        )
+    elif settings["save"] == "":
         yield Finding(
             "persistence",
             "warning",

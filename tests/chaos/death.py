@@ -15,7 +15,7 @@ end         after perform, before its outcome is told
 
 import os
 import re
-import select
+import selectors
 import signal
 import threading
 import time
@@ -117,5 +117,7 @@ def _wrap_connections(death: Death) -> None:
 
 def _executed(connection: Any) -> None:
     """Waits until Redis has answered: then it has executed all that came in this write, or will without us."""
-    select.select([connection._sock], [], [], 2.0)
+    with selectors.PollSelector() as selector:
+        selector.register(connection._sock, selectors.EVENT_READ)
+        selector.select(2.0)
     time.sleep(0.002)

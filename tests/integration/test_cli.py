@@ -4,7 +4,7 @@ import json
 import os
 import pty
 import re
-import select
+import selectors
 import signal
 import subprocess
 import sys
@@ -749,13 +749,15 @@ class Terminal:
 
     def __init__(self) -> None:
         self._main, self.end = pty.openpty()
+        self._output = selectors.PollSelector()
+        self._output.register(self._main, selectors.EVENT_READ)
         self.text = ""
 
     def until(self, pattern: str) -> None:
         until(lambda: re.search(pattern, self._read()), f"{pattern!r} on the terminal")
 
     def _read(self) -> str:
-        if select.select([self._main], [], [], 0.1)[0]:
+        if self._output.select(0.1):
             self.text += os.read(self._main, 65536).decode(errors="replace")
         return self.text
 

@@ -224,6 +224,13 @@ class TestPasswords:
         assert "script" in said
         client.close()
 
+    def test_a_user_who_may_run_scripts_but_not_what_they_do(self, locked_server: RedisServer) -> None:
+        client = plain_client(locked_server.url)
+        client.execute_command(f"ACL SETUSER caller reset on >{SECRET} ~* &* +@scripting +info")
+        said = refused_push(f"redis://caller:{SECRET}@127.0.0.1:{locked_server.port}", RedisRefused)
+        assert "does not allow what lowq needs (docs/rights.md)" in said
+        client.close()
+
 
 # --- a server that can't or won't ---
 

@@ -4,7 +4,7 @@ import json
 import os
 import pty
 import re
-import select
+import selectors
 import signal
 import subprocess
 import sys
@@ -304,6 +304,8 @@ class Terminal:
 
     def __init__(self) -> None:
         self.main, self.end = pty.openpty()
+        self._output = selectors.PollSelector()
+        self._output.register(self.main, selectors.EVENT_READ)
         self.text = ""
 
     def take(self) -> None:
@@ -311,7 +313,7 @@ class Terminal:
         ioctl(self.end, termios.TIOCSCTTY, 0)
 
     def read(self) -> str:
-        while select.select([self.main], [], [], 0)[0]:
+        while self._output.select(0):
             try:
                 self.text += os.read(self.main, 65536).decode(errors="replace")
             except OSError:  # all have closed it

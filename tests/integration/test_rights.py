@@ -1,0 +1,169 @@
+"""Users of Redis that may do only what docs/rights.md says, on a real server."""
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from starlette.testclient import TestClient
+
+import lowq
+import lowq_web
+from tests.integration.support import Rig, until
+from tests.redis_server import RedisServer
+from tests.rights import as_user, create, refused, rules
+
+PRODUCER, NODE, PEOPLE = "lowq-producer", "lowq-node", "lowq-people"
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[RedisServer]:
+    """One with the users of the document."""
+    with RedisServer(tmp_path / "redis", maxmemory_policy="allkeys-lru") as server:
+        with redis.Redis.from_url(server.url) as client:
+            for user in rules():
+                create(client, user)
+        yield server
+
+
+@pytest.fixture
+def rig(server: RedisServer, tmp_path: Path) -> Iterator[Rig]:
+    """Its nodes and producers are those users; what looks at Redis besides may do everything."""
+    rig = Rig(server.url, tmp_path, ORDERS_SHARDS=3, LOWQ_POLL_INTERVAL=3600, ORDERS_MAX_RETRIES=1)
+    rig.settings["LOWQ_REDIS_URL"] = as_user(server.url, NODE)
+    rig.app.close()
+    rig.app = lowq.Lowq(redis_url=as_user(server.url, PRODUCER))
+    yield rig
+    rig.close()
+
+
+def app_of(server: RedisServer, user: str) -> lowq.Lowq:
+    return lowq.Lowq(redis_url=as_user(server.url, user), lease_ttl=1.0)
+
+
+def test_a_producer_pushes_with_the_rights_of_a_producer(server: RedisServer, rig: Rig) -> None:
+    rig.push("a", 1)
+    rig.push("a", 2)  # a second payload: another form of its key
+    rig.push("later", 1, delay=60)
+    rig.app.queue("Orders").push([{"id": number, "payload": "x" * 5000} for number in range(2000)])
+    assert sum(map(len, rig.of_shards("due").values())) == 2002
+    assert refused(rig.client) == set()
+
+
+def test_a_user_without_dangerous_commands_pushes(server: RedisServer) -> None:
+    with redis.Redis.from_url(server.url) as client:
+        client.execute_command("ACL", "SETUSER", "managed", "on", "nopass", "~*", "&*", "+@all", "-@dangerous")
+        app = lowq.Lowq(redis_url=server.url.replace("redis://", "redis://managed:any@"))
+        app.queue("Orders", 3).push([{"id": 1}])
+        app.close()
+        assert (
+            client.zcard("lowq:v1:{Orders:0}:due")
+            + client.zcard("lowq:v1:{Orders:1}:due")
+            + client.zcard("lowq:v1:{Orders:2}:due")
+            == 1
+        )
+        assert refused(client) == set()
+
+
+def test_a_node_works_with_the_rights_of_a_node_and_says_what_it_does_not_know(rig: Rig) -> None:
+    first = rig.node().holds_all()
+    assert "needs maxmemory-policy noeviction" in first.says("Redis does not tell this user about itself")
+    rig.push("good", 1)
+    rig.push("good", 2)
+    rig.push("bad", 1, do="raise")
+    rig.push("twice", 1, do="raise", once=True)
+    rig.push("again", 1, do="push", once=True)
+    rig.push("later", 1, delay=0.2)
+    rig.done("good", 2)
+    until(lambda: rig.buried() == {("bad", 1)}, "burial of what fails each time")
+    rig.drained()
+    second = rig.node()
+    until(lambda: first.held() > 0 and second.held() > 0 and first.held() + second.held() == 3, "shards of each node")
+    assert first.stop() == 0
+    second.holds_all()
+    rig.push("last", 1)
+    rig.done("last", 1)
+    assert second.stop() == 0
+    assert rig.report().problems == []
+    assert refused(rig.client) == set()
+
+
+def test_a_crash_is_charged_although_the_age_of_the_server_may_not_be_asked(rig: Rig) -> None:
+    first = rig.node().holds_all()
+    rig.push("a", 1, do="sleep", for_=30, once=True)
+    rig.begun("a", 1)
+    first.kill()
+    rig.node().holds_all()
+    until(lambda: rig.merged("crashes") == {"a": "1"}, "charge of the crash")
+    assert refused(rig.client) == set()
+
+
+def test_the_age_of_a_server_is_guessed_from_its_scripts_when_it_may_not_be_asked(server: RedisServer) -> None:
+    first, second = app_of(server, NODE), app_of(server, NODE)
+    first.client.command("TIME")
+    assert first.client.server_age() < math.inf  # nothing of lowq's was there: it may have been started just now
+    second.client.command("TIME")
+    assert second.client.server_age() == math.inf
+    with redis.Redis.from_url(server.url) as client:
+        client.script_flush()  # as a restart does
+    second.queue("Orders", 1).push([{"id": 1}])
+    assert second.client.server_age() < math.inf
+    first.close()
+    second.close()
+
+
+def test_people_see_and_do_everything_with_the_rights_of_people(rig: Rig, server: RedisServer) -> None:
+    for number in range(6):
+        rig.push(number, 1, delay=3600)
+    rig.push("bad", 1, do="raise")
+    node = rig.node().holds_all()
+    until(lambda: rig.buried() == {("bad", 1)}, "burial of what fails each time")
+    app = app_of(server, PEOPLE)
+    queue = app.queue("Orders")
+    browser = TestClient(lowq_web.create_app(app), base_url="http://127.0.0.1:8080")
+    browser.headers["sec-fetch-site"] = "same-origin"
+    for address in ("/", "/nodes", "/shards/Orders", "/queues/Orders", "/audit", "/metrics", "/healthz",
+                    "/queues/Orders?state=morgue", "/api/v1/redis", "/api/v1/queues"):  # fmt: skip
+        assert browser.get(address).status_code in (200, 404), address
+    assert "unknown, as this user may not ask" in browser.get("/").text
+    assert queue.why("1").state == "scheduled"
+    assert {job.id for job in queue.jobs("scheduled")} == set("012345")
+    queue.perform_now(["1"])
+    queue.bury(["2"])
+    queue.kick(["bad"])
+    queue.delete(["3"])
+    rig.done(1, 1)
+    until(lambda: rig.buried() == {("2", 1), ("bad", 1)}, "burial of the other, and again of what fails")
+    assert {job.id for job in queue.jobs("scheduled")} == set("045")
+    queue.pause()
+    queue.resume()
+    assert browser.get("/").status_code == 200
+    codes = {finding.code: finding for finding in app.examine()}
+    assert codes["redis"].severity == "warning"
+    app.examine(repair=True)
+    app.tell(app.nodes()[0].name, "stop")
+    assert node.wait() == 0
+    app.queue("Orders").drop()
+    assert refused(rig.client) == set()
+    app.close()
+
+
+def test_without_info_the_server_is_unknown_and_without_config_its_snapshots(server: RedisServer) -> None:
+    app = app_of(server, PEOPLE)
+    info: Any = app.redis_info()
+    assert (info.version, info.eviction, info.persistence) == ("unknown", "unknown", "unknown")
+    (warning,) = info.warnings
+    assert "unknown, as this user may not ask" in warning
+    app.close()
+    with redis.Redis.from_url(server.url) as client:
+        create(client, PEOPLE, "+info")
+    app = app_of(server, PEOPLE)
+    info = app.redis_info()
+    assert info.version.startswith(("Redis ", "Valkey "))
+    assert (info.eviction, info.persistence) == ("allkeys-lru", "no AOF")
+    assert any("may not ask whether there are snapshots" in warning for warning in info.warnings)
+    (found,) = [finding for finding in app.examine() if finding.code == "persistence"]
+    assert "whether there are snapshots may not be asked" in found.what
+    app.close()

@@ -1,0 +1,42 @@
+"""The users of docs/rights.md: what is written there is what the tests work with."""
+
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+DOCUMENT = Path(__file__).parents[1] / "docs" / "rights.md"
+#: What users are refused that the document calls optional, as ACL LOG names it.
+OPTIONAL = {"info", "config|get", "client|setinfo"}
+SECRET = "s3cret"
+
+
+def rules() -> dict[str, list[str]]:
+    """User -> the rules of its ACL SETUSER."""
+    text = DOCUMENT.read_text().replace("\\\n", " ")
+    found = {}
+    for line in re.findall(r"^ACL SETUSER .*$", text, re.MULTILINE):
+        _, _, user, *words = shlex.split(line)
+        found[user] = words
+    return found
+
+
+def allowed(user: str) -> set[str]:
+    """The commands that a user may run, in small letters."""
+    return {word.removeprefix("+") for word in rules()[user] if word.startswith("+")}
+
+
+def create(client: Any, user: str, *more: str) -> None:
+    """The user as the document has it, and perhaps with more rules."""
+    words = [word.replace(">SECRET", f">{SECRET}") for word in rules()[user]]
+    client.execute_command("ACL", "SETUSER", user, "reset", *words, *more)
+
+
+def refused(client: Any) -> set[str]:
+    """What was refused to any user, besides what is optional."""
+    return {str(entry["object"]) for entry in client.acl_log(count=128)} - OPTIONAL
+
+
+def as_user(url: str, user: str) -> str:
+    """The URL of a server for that user."""
+    return url.replace("redis://", f"redis://{user}:{SECRET}@")

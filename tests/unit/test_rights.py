@@ -1,0 +1,39 @@
+"""docs/rights.md against the scripts: each user may run what its scripts call, and nothing that nobody calls."""
+
+import re
+
+import pytest
+
+from lowq.scripts import load_scripts
+from tests.rights import allowed
+
+PRODUCER = ("push", "register")
+NODE = (*PRODUCER, "acquire", "bury", "fail", "heartbeat", "record", "release", "renew", "stats", "surrender", "take")
+#: What is sent besides scripts.
+PLAIN = {
+    "lowq-producer": {"hget"},
+    "lowq-node": {"hget", "hgetall", "hkeys", "time", "subscribe", "unsubscribe", "ping"},
+    "lowq-people": {
+        "time", "hget", "hgetall", "hkeys", "hmget", "lrange", "hdel", "unlink", "type", "publish", "scan", "dbsize",
+        "object|encoding", "zcard", "memory|usage",
+    },
+}  # fmt: skip
+SCRIPTS = {"evalsha", "script|load", "script|exists"}
+
+_CALL = re.compile(r"redis\.p?call\(\s*'(\w+)'(?:,\s*'(USAGE)')?")
+#: Commands that reach a call by a variable.
+_BY_NAME = re.compile(r"'([HSZ]SCAN|HLEN|[SZ]CARD|ZMSCORE|HMGET|ZREM|SREM|HDEL)'")
+
+
+def commands(names: tuple[str, ...]) -> set[str]:
+    sources = [load_scripts()[name].source for name in names]
+    called = {"|".join(filter(None, found)).lower() for source in sources for found in _CALL.findall(source)}
+    return called | {name.lower() for source in sources for name in _BY_NAME.findall(source)}
+
+
+@pytest.mark.parametrize(
+    ("user", "scripts"),
+    [("lowq-producer", PRODUCER), ("lowq-node", NODE), ("lowq-people", tuple(load_scripts()))],
+)
+def test_a_user_has_the_rights_that_its_scripts_and_commands_need(user: str, scripts: tuple[str, ...]) -> None:
+    assert allowed(user) == SCRIPTS | PLAIN[user] | commands(scripts)
