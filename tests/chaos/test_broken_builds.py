@@ -46,6 +46,7 @@ CASES = {
     "order": Case(fault("none", 0.7), lambda run: run.report.steps_back),
     "ack_by_id": Case(fault("lost-replies", 2.0, *LOST_REPLIES, ids=40), lambda run: run.report.lost),
     "push_twice": Case(fault("lost-replies", 2.0, *LOST_REPLIES), lambda run: run.report.returned),
+    "ticks": Case(fault("none", 0.7, ids=40), lambda run: run.report.steps_back),
     "claims": Case(fault("none", 0.7), lambda run: run.report.overlaps),
     "deadline": Case(much("cut-off", (1.2, "cut_off"), each=0.25), lambda run: run.report.overlaps),
     "fence": Case(fault("stop", 1.0, (0.5, "term")), lambda run: run.report.fences),

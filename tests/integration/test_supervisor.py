@@ -17,7 +17,7 @@ import pytest
 
 from tests.integration.conftest import MakeRig
 from tests.integration.supervising import SOURCE, Supervise, SupervisorProcess, code_folder, kill, lives, write_code
-from tests.integration.support import Rig, until
+from tests.integration.support import PATIENCE, Rig, until
 from tests.redis_server import RedisServer
 
 
@@ -26,7 +26,7 @@ def test_all_processes_perform_and_stop_together(make_rig: MakeRig, supervise: S
     write_code(rig, 1)
     supervisor = supervise(rig, "--processes", "3")
     pids = supervisor.ready(1, 3)
-    finished = rig.produce(2, ids=30, versions=2, rounds=5, pause=0.1)
+    finished = rig.produce(2, ids=30, versions=2, rounds=0, pause=0.1)
     until(lambda: {perform.pid for perform in rig.performs()} == set(pids.values()), "performs of all processes")
     finished()
     rig.drained()
@@ -56,7 +56,7 @@ def test_a_process_that_is_killed_is_replaced_and_nothing_is_lost(make_rig: Make
     write_code(rig, 1)
     supervisor = supervise(rig, "--processes", "2")
     pids = supervisor.ready(1, 2)
-    finished = rig.produce(2, ids=30, versions=2, rounds=6, pause=0.2)
+    finished = rig.produce(2, ids=30, versions=2, rounds=0, pause=0.2)
     rig.performed(30)
     for pid in pids.values():
         kill(rig, pid)
@@ -440,7 +440,7 @@ def test_the_embedded_store_is_the_supervisors(make_rig: MakeRig, supervise: Sup
     assert url is not None
     push = [sys.executable, "-m", "lowq", "push", "Orders", "--id", "a", "--payload", '{"version": 1}', "--score", "1"]
     environment = {**rig.environment({}), "LOWQ_REDIS_URL": url[1], "PYTHONPATH": str(Path.cwd())}
-    subprocess.run(push, env=environment, check=True, timeout=20)
+    subprocess.run(push, env=environment, check=True, timeout=PATIENCE)
     rig.done("a", 1)
     assert supervisor.stop() == 0
 
@@ -473,7 +473,7 @@ def test_many_signals_in_any_order_end_well(make_rig: MakeRig, supervise: Superv
     write_code(rig, 1)
     supervisor = supervise(rig, "--processes", "2")
     supervisor.ready(1, 2)
-    finished = rig.produce(2, ids=30, versions=2, rounds=8, pause=0.1)
+    finished = rig.produce(2, ids=30, versions=2, rounds=0, pause=0.1)
     for number in [signal.SIGHUP, signal.SIGTTIN, signal.SIGUSR2, signal.SIGHUP, signal.SIGCHLD, signal.SIGHUP] * 3:
         supervisor.signal(number)
         time.sleep(0.03)  # not to wait for anything: so that they fall into different moments

