@@ -34,7 +34,7 @@ from tests.history import Event, Perform, performs_of
 
 #: Seconds before a fault within which a payload may have finished and not been acknowledged. lowq's own bound is about
 #: 10 ms; the rest is for a busy machine, and for whoever notices the end of a process. `Report.repeated_work` is exact.
-UNACKED = 0.3
+UNACKED = 1.0
 #: A perform shorter than this is a fast one, seconds.
 FAST = 0.01
 

@@ -136,7 +136,7 @@ def test_an_idle_node_that_retires_ends_at_once(make_rig: MakeRig) -> None:
 # --- dying and freezing ---
 
 
-@pytest.mark.parametrize("prefetch", [1, 0])
+@pytest.mark.parametrize("prefetch", [1, pytest.param(0, marks=pytest.mark.slow)])
 def test_the_shards_of_one_of_three_nodes_that_is_killed_work_again_soon(make_rig: MakeRig, prefetch: int) -> None:
     rig = make_rig(ORDERS_SHARDS=12, ORDERS_WORK=0.001, ORDERS_PREFETCH=prefetch, ORDERS_MAX_CRASHES=1000)
     nodes = nodes_of(rig, 3)

@@ -37,7 +37,13 @@ def says_once(node: NodeProcess, *parts: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "command", ["SCRIPT FLUSH", "SCRIPT FLUSH SYNC", "CLIENT KILL TYPE normal", "CLIENT KILL TYPE pubsub"]
+    "command",
+    [
+        "SCRIPT FLUSH",
+        "CLIENT KILL TYPE normal",
+        pytest.param("SCRIPT FLUSH SYNC", marks=pytest.mark.slow),
+        pytest.param("CLIENT KILL TYPE pubsub", marks=pytest.mark.slow),
+    ],
 )
 def test_small_disturbances_under_load_lose_nothing(make_rig: MakeRig, command: str) -> None:
     rig = make_rig(ORDERS_WORK=0.001, LOWQ_POLL_INTERVAL=NEVER)
@@ -125,7 +131,7 @@ def test_redis_killed_and_restarted_at_once_loses_nothing(make_rig: MakeRig, own
     assert len(node.lines("does not answer")) == len(node.lines("Redis is back")) <= 3
 
 
-@pytest.mark.parametrize("seconds", [TTL * 0.8, TTL * 2.5])
+@pytest.mark.parametrize("seconds", [pytest.param(TTL * 0.8, marks=pytest.mark.slow), TTL * 2.5])
 def test_redis_that_hangs_for_a_while_loses_nothing(make_rig: MakeRig, own_server: RedisServer, seconds: float) -> None:
     rig = make_rig(own_server.url, ORDERS_WORK=0.001, ORDERS_MAX_CRASHES=1, LOWQ_POLL_INTERVAL=NEVER)
     node = rig.node().holds_all()
@@ -156,6 +162,17 @@ def test_a_node_waits_quietly_for_redis_and_goes_on_soon(make_rig: MakeRig, own_
     says_once(node, "does not answer", "Redis is back")
     assert problems(rig.report()) == []
     assert rig.merged("crashes") == {}
+
+
+@pytest.mark.slow
+def test_a_node_that_waits_for_redis_uses_little_processor_time(make_rig: MakeRig, own_server: RedisServer) -> None:
+    node = make_rig(own_server.url, ORDERS_SHARDS=20).node().holds_all()
+    own_server.kill()
+    node.says("does not answer")
+    wait(TTL)
+    used = node.processor_seconds()
+    wait(3.0)
+    assert node.processor_seconds() - used < 0.9
 
 
 def test_redis_that_lost_its_data_is_worked_on_as_before(make_rig: MakeRig, own_server: RedisServer) -> None:

@@ -109,6 +109,7 @@ def test_it_gives_up_when_no_process_becomes_ready(
     assert len(supervisor.started()) <= 5
 
 
+@pytest.mark.slow
 def test_redis_that_is_away_at_the_start_is_tried_for_a_while(make_rig: MakeRig, supervise: Supervise) -> None:
     rig = make_rig()
     write_code(rig, 1)
@@ -133,6 +134,7 @@ def test_a_program_that_is_gone_is_reported(make_rig: MakeRig, supervise: Superv
     assert "exited with code 2 before it was ready" in supervisor.lines("CRITICAL")[0]
 
 
+@pytest.mark.slow
 def test_while_redis_is_away_replacing_goes_on(
     make_rig: MakeRig, supervise: Supervise, own_server: RedisServer
 ) -> None:
@@ -468,6 +470,7 @@ def children(pid: int) -> list[int]:
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
+@pytest.mark.slow
 def test_many_signals_in_any_order_end_well(make_rig: MakeRig, supervise: Supervise) -> None:
     rig = make_rig(ORDERS_SHARDS=6, ORDERS_WORK=0.002)
     write_code(rig, 1)

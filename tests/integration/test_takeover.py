@@ -56,7 +56,7 @@ def test_nodes_come_and_go_under_load(make_rig: MakeRig) -> None:
     assert rig.merged("crashes") == {}
 
 
-@pytest.mark.parametrize("work", ["sleep", "spin"])
+@pytest.mark.parametrize("work", ["sleep", pytest.param("spin", marks=pytest.mark.slow)])
 def test_handlers_that_take_longer_than_the_lease_keep_it(make_rig: MakeRig, work: str) -> None:
     rig = make_rig()
     owner, standby = owner_and_standby(rig)
@@ -90,7 +90,7 @@ def test_nodes_that_go_quiet_under_load_hand_over_in_order(make_rig: MakeRig) ->
 # --- crashes ---
 
 
-@pytest.mark.parametrize("prefetch", [1, 0])
+@pytest.mark.parametrize("prefetch", [1, pytest.param(0, marks=pytest.mark.slow)])
 def test_after_a_kill_another_node_takes_over_and_nothing_is_lost(make_rig: MakeRig, prefetch: int) -> None:
     rig = make_rig(ORDERS_WORK=0.001, ORDERS_BATCH=5, ORDERS_PREFETCH=prefetch, ORDERS_MAX_CRASHES=1000)
     owner, standby = owner_and_standby(rig)
