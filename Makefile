@@ -44,8 +44,16 @@ demo: $(EMBEDDED) ## a node, its store, a producer and the dashboard in one proc
 	@exec $(PY) examples/demo.py --web $(ARGS)
 
 .PHONY: test
-test: lint browser ## lint, then all tests (ARGS="-k push" for some of them)
-	@$(PY) -m pytest -n $(JOBS) $(ARGS)
+test: lint browser ## lint, then all tests but the slow ones (ARGS="-k push" for some of them)
+	@$(PY) -m pytest -n $(JOBS) -m "not slow" $(ARGS)
+
+.PHONY: test-fast
+test-fast: lint ## lint, and what needs no Redis: unit, and contract on the embedded store
+	@$(PY) -m pytest -n $(JOBS) -m "not slow and not redis" tests/unit tests/contract $(ARGS)
+
+.PHONY: test-slow
+test-slow: $(DEV) tools ## the tests that take long or measure times: many stories, the wide matrices, long chaos
+	@$(PY) -m pytest -n $(JOBS) -m slow $(ARGS)
 
 .PHONY: test-matrix
 test-matrix: tools | $(PY) ## unit, contract, integration tests on every Python from 3.11 on (VERSIONS="3.12 3.13")

@@ -14,7 +14,8 @@ overlap     two performs of one shard at a time, or one that begins under a lowe
             lease that Redis has lost
 fence       two processes worked one shard under the same fence
 step back   handed over after one with a higher score, unless it arrived later than that, or is handed over
-            again: with nothing between but what was in flight with it, or because it was pushed again
+            again: with nothing between but what was in flight with it, or because it was pushed again. Of an id that
+            is pushed without scores: for the first time after one that was pushed later, be it in the same call
 returned    handed over again after Redis had confirmed that it is finished, and not pushed again
 excess      handed over again, though it was neither in flight at a fault nor within `UNACKED` of one
 ==========  =================================================================================================
@@ -33,7 +34,7 @@ from tests.history import Event, Perform, performs_of
 
 #: Seconds before a fault within which a payload may have finished and not been acknowledged. lowq's own bound is about
 #: 10 ms; the rest is for a busy machine, and for whoever notices the end of a process. `Report.repeated_work` is exact.
-UNACKED = 0.3
+UNACKED = 1.0
 #: A perform shorter than this is a fast one, seconds.
 FAST = 0.01
 
@@ -129,12 +130,16 @@ class _Pushes:
         self.score: dict[Key, float] = {}
         #: (id, version) -> when pushes of it began.
         self.attempts: dict[Key, list[float]] = defaultdict(list)
+        #: (id, version), pushed without a score -> its place in the order in which its producer pushed them first.
+        self.order: dict[Key, int] = {}
         for event in events:
             if event["event"] not in ("pushing", "pushed"):
                 continue
             jobs: dict[Key, float] = {}  # equal ones of one push are merged before anybody sees them
-            for job_id, version, score in event["jobs"]:
-                jobs[job_id, version] = min(score, jobs.get((job_id, version), math.inf))
+            for job_id, version, given in event["jobs"]:
+                key = job_id, version
+                score = self.order.setdefault(key, len(self.order)) if given is None else given
+                jobs[key] = min(score, jobs.get(key, math.inf))
             for key, score in jobs.items():
                 if event["event"] == "pushed":
                     self.accepted[key] = event["at"]
@@ -143,7 +148,11 @@ class _Pushes:
                     self.score[key] = min(score, self.score.get(key, math.inf))
 
     def may_have_arrived_after(self, key: Key, at: float) -> bool:
-        """Whether a push of it was under way then, or began later."""
+        """Whether a push of it was under way then, or began later. Never of one without a score: its producer pushes
+        the next ones of its id when it has been accepted.
+        """
+        if key in self.order:
+            return False
         return self.accepted.get(key, math.inf) > at or self.attempts[key][-1] > at
 
 
@@ -271,7 +280,15 @@ def _check_order(job_id: str, performs: Sequence[Perform], pushes: _Pushes, repo
             report.unknown.append(f"id {job_id}: {perform} was given {unknown}, which nobody pushed")
             continue
         scores = [pushes.score[job_id, version] for version in versions]
-        if scores != sorted(scores) or len(set(versions)) != len(versions):
+        # What was pushed again without a score has its place among those that came then.
+        places = [
+            score
+            for version, score in zip(versions, scores, strict=True)
+            if (job_id, version) not in pushes.order
+            or version not in began
+            or arrivals[version] == len(pushes.attempts[job_id, version])
+        ]
+        if places != sorted(places) or len(set(versions)) != len(versions):
             report.steps_back.append(f"id {job_id}: {perform} was given {versions}, out of order")
         again = [version for version in versions if version in began]
         for version, score in zip(versions, scores, strict=True):
@@ -287,8 +304,8 @@ def _check_order(job_id: str, performs: Sequence[Perform], pushes: _Pushes, repo
                 report.steps_back.append(f"id {job_id}: {perform} was given {version} after a higher score, {top:g}")
         in_flight = set(versions) | (in_flight if in_flight.intersection(again) else set())
         began.update(dict.fromkeys(versions, perform.start))
-        if scores and scores[-1] > top:
-            top, top_at = scores[-1], perform.start
+        if scores and max(scores) > top:
+            top, top_at = max(scores), perform.start
 
 
 # --- what came again ---

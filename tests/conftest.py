@@ -18,6 +18,15 @@ settings.register_profile(
 settings.load_profile("lowq")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Marks what needs a real server, so that `make test-fast` can leave it out."""
+    for item in items:
+        assert isinstance(item, pytest.Function)
+        params = item.callspec.params if hasattr(item, "callspec") else {}
+        if "redis_server" in item.fixturenames or params.get("store_url") == "redis":
+            item.add_marker(pytest.mark.redis)
+
+
 @pytest.fixture(scope="session")
 def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
     """The server that the tests of one test process share. Who stops, kills or pauses one starts its own."""

@@ -10,7 +10,7 @@ Nothing here knows lowq. Everybody appends to one file, one JSON line per event,
 =========  ==================================================================================================
 event      fields, besides `at` (monotonic seconds, the same clock in all processes), `wall`, `pid`, `thread`
 =========  ==================================================================================================
-pushing    push (its name), jobs: [[id, version, score], ...]; written before the push
+pushing    push (its name), jobs: [[id, version, score or null], ...]; written before the push
 pushed     push, jobs: those that were accepted for certain
 start      perform (its name), shard, fence, jobs: {id: [version, ...] in the order handed over}
 end        perform, ok: whether the handler returned; without this line the process died in it
@@ -39,8 +39,8 @@ from pathlib import Path
 from typing import Any
 
 Event = Mapping[str, Any]
-#: id, version, score
-PushedJob = tuple[str, int, float]
+#: id, version, score; without a score, versions of the id have to be handed over in the order in which they were pushed
+PushedJob = tuple[str, int, float | None]
 
 _numbers = count(1)
 
@@ -115,11 +115,26 @@ class History:
 
 def read(path: str | os.PathLike[str]) -> list[Event]:
     """All events so far, in the order written."""
-    file = Path(path)
-    if not file.exists():
-        return []
-    lines = file.read_bytes().split(b"\n")
-    return [json.loads(line) for line in lines[:-1]]  # the last is empty, or just being written
+    return list(Reader(path).events())
+
+
+class Reader:
+    """Reads a history that grows, each line once: for whoever looks at it again and again. Not for several threads."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self._path = Path(path)
+        self._position = 0
+        self._events: list[Event] = []
+
+    def events(self) -> Sequence[Event]:
+        """All events so far, in the order written."""
+        if self._path.exists():
+            with self._path.open("rb") as file:
+                file.seek(self._position)
+                *lines, _ = file.read().split(b"\n")  # the last is empty, or just being written
+            self._events += map(json.loads, lines)
+            self._position += sum(len(line) + 1 for line in lines)
+        return self._events
 
 
 @dataclass(slots=True)

@@ -77,6 +77,11 @@ def push_twice() -> None:
     _lua(r"if redis\.call\('LPOS', prefix \.\. 'pushed', token\) then", "if false then", "push")
 
 
+def ticks() -> None:
+    """Payloads without a score that are pushed together get one and the same."""
+    _lua(r"clock = clock \+ 0\.000001\n", "", "push")
+
+
 def claims() -> None:
     """Two threads of a node may work one shard."""
 
@@ -118,6 +123,6 @@ def _take_much() -> None:
 BUILDS: dict[str, Callable[[], None]] = {
     build.__name__: build
     for build in (
-        fencing, exclusion, restore, order, ack_by_id, push_twice, claims, deadline, fence, leak, late_acks,
+        fencing, exclusion, restore, order, ack_by_id, push_twice, ticks, claims, deadline, fence, leak, late_acks,
     )
 }  # fmt: skip

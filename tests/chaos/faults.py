@@ -216,7 +216,7 @@ CLOCKS = [
         "clocks",
         "Redis's clock steps back and forward, producers' are an hour off",
         every((0.5, 1.5), "clock"),
-        Load(unscored=True),
+        Load(unscored=1),
         clocks=True,
     )
 ]

@@ -26,8 +26,9 @@ class Load:
     mix: Mapping[str, tuple[int, float]] = field(default_factory=lambda: USUAL)
     #: Bytes that each payload is made longer by.
     padding: int = 0
-    #: Whether Redis assigns the scores; else it is the version.
-    unscored: bool = False
+    #: One of so many ids is pushed without scores, so that Redis gives them: 1 is all, 0 none. The others have their
+    #: version as the score.
+    unscored: int = 4
 
     #: Pushes of one producer in a second.
     PUSHES = 20
@@ -38,11 +39,12 @@ ONCE = {"raise", "hang", "exit", "die", "busy", "allocate", "devour", "release"}
 
 
 def chunks(seed: int, producer: int, load: Load) -> Iterator[list[dict[str, Any]]]:
-    """The pushes of one producer: each a list of jobs, with duplicates thrown in and versions shuffled. A producer has
-    ids of its own, so that the order of their versions is known.
+    """The pushes of one producer: each a list of jobs, with duplicates thrown in and versions shuffled, except of ids
+    that have no scores. A producer has ids of its own, so that the order of their versions is known.
     """
     chance = random.Random(f"{seed}/{producer}")
     ids = [str(number) for number in range(load.ids) if number % load.producers == producer]
+    unscored = set(ids[:: load.unscored]) if load.unscored else set()
     versions = dict.fromkeys(ids, 0)
     size = max(round(load.rate / load.producers / Load.PUSHES), 1)
     doings = [(name.partition(" ")[0], thousandth, seconds) for name, (thousandth, seconds) in load.mix.items()]
@@ -64,14 +66,13 @@ def chunks(seed: int, producer: int, load: Load) -> Iterator[list[dict[str, Any]
                     dice -= thousandth
                 if load.padding:
                     payload["padding"] = "x" * load.padding
-                chunk.append({"id": job_id, "payload": payload, "score": versions[job_id]})
-        if load.unscored:  # the order in which they arrive is all that there is
-            for job in chunk:
-                del job["score"]
-        else:
-            chance.shuffle(chunk)
-            chunk += chunk[: len(chunk) // 10]
-        yield chunk
+                job = {"id": job_id, "payload": payload}
+                chunk.append(job if job_id in unscored else job | {"score": versions[job_id]})
+        # Without scores the order in which they arrive is all that there is: those keep it among themselves.
+        in_order = iter([job for job in chunk if "score" not in job])
+        chance.shuffle(chunk)
+        chunk = [job if "score" in job else next(in_order) for job in chunk]
+        yield chunk + [job for job in chunk if "score" in job][: len(chunk) // 10]
 
 
 def produce(worker: type[lowq.Worker[Any]], history: History, seed: int, producer: int, load: Load) -> None:
@@ -106,4 +107,5 @@ def _refused(history: History, error: Exception) -> None:
 
 
 def pushed(jobs: Sequence[Mapping[str, Any]]) -> list[PushedJob]:
-    return [(job["id"], job["payload"]["version"], float(job["payload"]["version"])) for job in jobs]
+    """What the history keeps of jobs."""
+    return [(job["id"], job["payload"]["version"], job.get("score")) for job in jobs]

@@ -46,11 +46,12 @@ CASES = {
     "order": Case(fault("none", 0.7), lambda run: run.report.steps_back),
     "ack_by_id": Case(fault("lost-replies", 2.0, *LOST_REPLIES, ids=40), lambda run: run.report.lost),
     "push_twice": Case(fault("lost-replies", 2.0, *LOST_REPLIES), lambda run: run.report.returned),
+    "ticks": Case(fault("none", 0.7, ids=40), lambda run: run.report.steps_back),
     "claims": Case(fault("none", 0.7), lambda run: run.report.overlaps),
     "deadline": Case(much("cut-off", (1.2, "cut_off"), each=0.25), lambda run: run.report.overlaps),
     "fence": Case(fault("stop", 1.0, (0.5, "term")), lambda run: run.report.fences),
     "leak": Case(fault("none", 0.7), lambda run: any("left in Redis" in problem for problem in run.problems)),
-    "late_acks": Case(much("kill", (1.5, "kill"), each=0.25), lambda run: run.report.excess),
+    "late_acks": Case(much("kill", (3.0, "kill"), each=0.25), lambda run: run.report.excess),
 }
 
 
@@ -58,6 +59,8 @@ def test_every_broken_build_is_tried() -> None:
     assert CASES.keys() == BUILDS.keys()
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("build", CASES)
 def test_a_broken_build_is_caught(build: str, tmp_path: Path) -> None:
     case = CASES[build]

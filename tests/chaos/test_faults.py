@@ -1,5 +1,8 @@
-"""A short version of the matrix: some faults under a small load. The full one is `make chaos`."""
+"""A short version of the matrix: some faults under a small load. The full one is `make chaos`, and only that judges how
+long anything took.
+"""
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -7,7 +10,6 @@ import pytest
 
 from tests.chaos import clocks
 from tests.chaos.faults import BY_NAME
-from tests.chaos.measures import HANDOVER, TAKEOVER
 from tests.chaos.stage import run
 
 #: Fault -> seconds of load.
@@ -24,11 +26,11 @@ SHORT = {
     "memory-full": 2.0,
     "clocks": 2.0,
 }
-#: Fault -> seconds that a shard with work may rest, on a machine that has other things to do, too: the matrix tells
-#: what it is on one that hasn't.
-RECOVERY = {"kill": 1.5 * TAKEOVER, "stop": HANDOVER + 0.5}
+#: Those that `make test` does; `make test-slow` does the others.
+OFTEN = ("kill", "stop", "redis-kill", "lost-replies")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["kill", "boundaries", "membership", "lost-replies"])
 def test_nor_does_it_when_every_trip_takes_one_batch(name: str, tmp_path: Path) -> None:
     found = BY_NAME[name]
@@ -36,22 +38,22 @@ def test_nor_does_it_when_every_trip_takes_one_batch(name: str, tmp_path: Path) 
         found,
         load=replace(found.load, producers=2, ids=400, seconds=2.0),
         settings={**found.settings, "ORDERS_PREFETCH": 0},
+        settles=math.inf,
     )
     outcome = run(fault, 2, found.persistence[-1], folder=tmp_path, examine=False)
     assert outcome.problems == []
     assert outcome.report.performed > 300
 
 
-@pytest.mark.parametrize("name", SHORT)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in OFTEN else pytest.mark.slow) for name in SHORT]
+)
 def test_no_fault_loses_work_or_order(name: str, tmp_path: Path) -> None:
     found = BY_NAME[name]
     if found.clocks and not clocks.available():
         pytest.skip("clocks can only be made wrong on Linux with a C compiler")
-    fault = replace(found, load=replace(found.load, producers=2, ids=400, seconds=SHORT[name]))
+    fault = replace(found, load=replace(found.load, producers=2, ids=400, seconds=SHORT[name]), settles=math.inf)
     outcome = run(fault, 1, found.persistence[-1], folder=tmp_path, examine=False)
     assert outcome.problems == []
     assert outcome.report.performed > 300
     assert outcome.harm >= len(fault.steps(1))
-    assert outcome.report.repeated_work < 0.1
-    if name in RECOVERY:
-        assert outcome.recovery < RECOVERY[name]

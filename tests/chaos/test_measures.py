@@ -1,8 +1,12 @@
-"""Times and rates that have bounds. Those of takeovers are in the runs of test_faults."""
+"""Times and rates that have bounds. Those of takeovers are measured by `make chaos`."""
 
 from pathlib import Path
 
+import pytest
+
 from tests.chaos.measures import IDLE_CPU, IDLE_TRIPS, THROUGHPUT, idle, rebalancing
+
+pytestmark = pytest.mark.slow  # on a machine that is busy with other things they say nothing
 
 
 def test_a_fourth_node_joins_three_and_the_throughput_holds(tmp_path: Path) -> None:

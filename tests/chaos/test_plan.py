@@ -47,6 +47,16 @@ def test_no_two_producers_have_an_id_in_common() -> None:
     assert sum(map(len, seen)) == len(set.union(*seen))
 
 
+def test_a_part_of_the_ids_has_no_scores_and_keeps_its_order() -> None:
+    jobs = list(chain.from_iterable(pushes(1)))
+    unscored = {job["id"] for job in jobs if "score" not in job}
+    assert 0 < len(unscored) < len({job["id"] for job in jobs}) / 2
+    assert not {job["id"] for job in jobs if "score" in job} & unscored
+    for job_id in unscored:
+        versions = [job["payload"]["version"] for job in jobs if job["id"] == job_id]  # type: ignore[index]
+        assert versions == list(range(1, len(versions) + 1))
+
+
 def test_versions_of_an_id_grow_from_push_to_push() -> None:
     latest: dict[object, int] = {}
     for chunk in pushes(1):

@@ -24,6 +24,8 @@ from lowq.queries import MAX_BYTES, MAX_PAYLOADS
 from lowq.queue import Queue
 from tests.redis_server import RedisServer
 
+pytestmark = pytest.mark.slow  # it measures times, too
+
 MILLION = 1_000_000
 NOW = 1_800_000_000.0
 LATER = NOW + 3600

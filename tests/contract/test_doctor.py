@@ -691,12 +691,21 @@ def test_a_shard_that_gets_an_owner_meanwhile_was_only_in_motion(
     clinic.dies(A)
     heirs: list[Shard] = []
 
-    def sleep(_seconds: float) -> None:
-        if not heirs:
-            heirs.append(clinic.shard(A, nonce="heir.."))
+    class Clock:
+        """Stands for the module `time`: it passes while somebody sleeps, and only then."""
+
+        now = 0.0
+
+        def monotonic(self) -> float:
+            return self.now
+
+        def sleep(self, seconds: float) -> None:
+            self.now += seconds
+            if not heirs:
+                heirs.append(clinic.shard(A, nonce="heir.."))
 
     assert "ownerless" in clinic.examine()
-    monkeypatch.setattr("lowq.doctor.members.time.sleep", sleep)
+    monkeypatch.setattr("lowq.doctor.members.time", Clock())
     assert "ownerless" not in clinic.examine(patience=30.0, repair=True)
     heirs[0].take(0)  # it holds the lease
 

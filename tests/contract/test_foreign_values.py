@@ -219,8 +219,12 @@ def site(store_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
 
 @pytest.mark.parametrize(
     ("plant", "redact"),
-    [(plant, ()) for plant in PLANTS] + [(plant, ("card",)) for plant in PLANTS if plant.startswith("job")],
+    [
+        *(pytest.param(plant, (), marks=pytest.mark.slow) for plant in PLANTS if plant.startswith("job")),
+        *((plant, ("card",) if plant.startswith("job") else ()) for plant in PLANTS),
+    ],
 )
+@pytest.mark.parametrize("store_url", ["memory", pytest.param("redis", marks=pytest.mark.slow)], indirect=True)
 def test_every_page_and_address_still_answers(site: Site, plant: str, redact: tuple[str, ...]) -> None:
     PLANTS[plant](site)
     client = TestClient(
@@ -243,6 +247,7 @@ def test_every_page_and_address_still_answers(site: Site, plant: str, redact: tu
 
 
 @pytest.mark.parametrize("plant", PLANTS)
+@pytest.mark.parametrize("store_url", [pytest.param("memory", marks=pytest.mark.slow), "redis"], indirect=True)
 def test_every_verb_still_works(site: Site, plant: str) -> None:
     PLANTS[plant](site)
     for verb in VERBS:

@@ -2,6 +2,9 @@
 
 A failure prints the story: one line per step, then how Redis differs from the model. Each step's reply is
 compared, and after each step the whole content of the store.
+
+`make test` runs as many stories as find the usual bugs, the same ones each time; `make test-slow` runs other stories
+each time, and as many as find them all.
 """
 
 import dataclasses
@@ -594,7 +597,7 @@ def run_machine(store_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cal
     monkeypatch.setattr(shard_module, "MAX_TRIP_BYTES", MAX_BYTES)
     clients = []
 
-    def run(examples: int, steps: int, phases: tuple[Phase, ...] = tuple(Phase)) -> None:
+    def run(examples: int, steps: int, phases: tuple[Phase, ...] = tuple(Phase), *, derandomize: bool = True) -> None:
         connection = Client(store_url, size=4, timeout=5.0)
         clients.append(connection)
 
@@ -608,7 +611,7 @@ def run_machine(store_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cal
                 max_examples=examples,
                 stateful_step_count=steps,
                 deadline=None,
-                derandomize=True,
+                derandomize=derandomize,
                 database=None,
                 phases=[phase for phase in phases if phase is not Phase.explain],
                 report_multiple_bugs=False,
@@ -622,8 +625,24 @@ def run_machine(store_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cal
         connection.close()
 
 
+#: Stories of `make test`, and of `make test-slow`.
+SHORT, DEEP = 100, 1500
+
+
+@pytest.mark.parametrize("store_url", ["redis"], indirect=True)
 def test_shard_does_what_the_model_does(run_machine: Callable[..., None]) -> None:
-    run_machine(examples=100, steps=50)
+    run_machine(examples=SHORT, steps=50)
+
+
+@pytest.mark.parametrize("store_url", ["memory"], indirect=True)
+def test_shard_does_so_on_the_embedded_store_too(run_machine: Callable[..., None]) -> None:
+    run_machine(examples=SHORT // 4, steps=50)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_shard_does_what_the_model_does_in_many_stories(run_machine: Callable[..., None]) -> None:
+    run_machine(examples=DEEP, steps=50, derandomize=False)
 
 
 # --- and it finds broken builds -----------------------------------------------------------------------------------
@@ -637,6 +656,8 @@ class Mutation:
     scripts: tuple[str, ...]
     text: str
     instead: str
+    #: Whether only the many stories of `make test-slow` find it.
+    deep: bool = False
 
 
 MUTATIONS = [
@@ -725,11 +746,34 @@ MUTATIONS = [
 ]
 
 
-@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name)
+def mutations(*, deep: bool) -> pytest.MarkDecorator:
+    chosen = [mutation for mutation in MUTATIONS if mutation.deep is deep]
+    return pytest.mark.parametrize("mutation", chosen, ids=lambda mutation: mutation.name)
+
+
+@mutations(deep=False)
 @pytest.mark.parametrize("store_url", ["redis"], indirect=True)
 def test_machine_finds_the_bug(
     mutation: Mutation, run_machine: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    break_scripts(mutation, monkeypatch)
+    with pytest.raises((AssertionError, ScriptError)):
+        run_machine(examples=SHORT, steps=50, phases=(Phase.generate,))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@mutations(deep=True)
+@pytest.mark.parametrize("store_url", ["redis"], indirect=True)
+def test_machine_finds_the_rarer_bug(
+    mutation: Mutation, run_machine: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    break_scripts(mutation, monkeypatch)
+    with pytest.raises((AssertionError, ScriptError)):
+        run_machine(examples=DEEP, steps=50, phases=(Phase.generate,))
+
+
+def break_scripts(mutation: Mutation, monkeypatch: pytest.MonkeyPatch) -> None:
     scripts = dict(load_scripts())
     for name in mutation.scripts:
         script = scripts[name]
@@ -737,5 +781,3 @@ def test_machine_finds_the_bug(
         broken = script.source.replace(mutation.text, mutation.instead)
         scripts[name] = Script(name, broken, script.flags)
     monkeypatch.setattr(pool, "load_scripts", lambda: scripts)
-    with pytest.raises((AssertionError, ScriptError)):
-        run_machine(examples=1000, steps=50, phases=(Phase.generate,))

@@ -3,11 +3,14 @@
     python -m tests.integration.app_orders run                                   a node
     python -m tests.integration.app_orders produce SEED FIRST IDS VERSIONS ROUNDS PAUSE     a producer
 
+With 0 rounds a producer goes on until the test makes the file `<history>.enough`.
+
 A payload is `{"version": n, "do": "sleep", "for": 0.5, "once": true}`: what `do` names is done for so many seconds,
 with `once` only the first time. Settings come from lowq's own environment variables and from those of `SETTINGS`.
 """
 
 import ctypes
+import itertools
 import logging
 import multiprocessing
 import os
@@ -16,6 +19,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import lowq
@@ -92,8 +96,13 @@ def start_and_end_a_process(_seconds: float) -> None:
 
 def wait_for_go(_seconds: float) -> None:
     """Until the test makes the file `<history>.go`."""
-    while not os.path.exists(f"{history.path}.go"):  # noqa: PTH110  # the path is a string with a suffix
+    while not exists("go"):
         time.sleep(0.002)
+
+
+def exists(suffix: str) -> bool:
+    """Whether the test has made that file beside the history."""
+    return Path(f"{history.path}.{suffix}").exists()
 
 
 ACTIONS: dict[str, Callable[[float], None]] = {
@@ -200,7 +209,8 @@ def run() -> int:
 
 def as_job(item: PushedJob) -> dict[str, Any]:
     job_id, version, score = item
-    return {"id": job_id, "payload": {"version": version}, "score": score}
+    job = {"id": job_id, "payload": {"version": version}}
+    return job if score is None else job | {"score": score}
 
 
 def push_until_accepted(items: Sequence[PushedJob]) -> None:
@@ -221,9 +231,11 @@ def push_until_accepted(items: Sequence[PushedJob]) -> None:
 
 
 def changes(seed: int, first: int, ids: int, versions: int, rounds: int) -> Iterator[list[PushedJob]]:
-    """Chunks of changes: in each one every id gets its next versions, all shuffled, with duplicates thrown in."""
+    """Chunks of changes: in each one every id gets its next versions, all shuffled, with duplicates thrown in. Without
+    end if ``rounds`` is 0.
+    """
     chance = random.Random(seed)
-    for number in range(rounds):
+    for number in range(rounds) if rounds else itertools.count():
         chunk: list[PushedJob] = [
             (str(job_id), version, float(version))
             for job_id in range(first, first + ids)
@@ -236,6 +248,8 @@ def changes(seed: int, first: int, ids: int, versions: int, rounds: int) -> Iter
 def produce(seed: str, first: str, ids: str, versions: str, rounds: str, pause: str) -> int:
     for chunk in changes(int(seed), int(first), int(ids), int(versions), int(rounds)):
         push_until_accepted(chunk)
+        if exists("enough"):
+            break
         time.sleep(float(pause))
     return 0
 

@@ -16,7 +16,7 @@ import redis
 import lowq
 from tests import waiting
 from tests.checker import Report, check
-from tests.history import Event, History, Perform, performs_of, read
+from tests.history import Event, History, Perform, Reader, performs_of
 
 ROOT = Path(__file__).resolve().parents[2]
 #: Seconds of the leases of most tests.
@@ -142,6 +142,7 @@ class Rig:
         self.app = lowq.Lowq(redis_url=url)
         self.nodes: list[NodeProcess] = []
         self._producers: list[subprocess.Popen[bytes]] = []
+        self._reader = Reader(self.history.path)
 
     def end(self) -> None:
         """Kills what still runs, and closes connections."""
@@ -179,7 +180,7 @@ class Rig:
         self, processes: int, *, ids: int, versions: int, rounds: int, pause: float = 0.0, first: int = 0
     ) -> Callable[[], None]:
         """Starts producers, each with ids of its own, counted from ``first``. The function returned waits until all
-        was accepted.
+        was accepted. With 0 rounds they push until it is called.
         """
         for number in range(processes):
             arguments = [number, first + number * ids, ids, versions, rounds, pause]
@@ -193,6 +194,8 @@ class Rig:
             )
 
         def finished() -> None:
+            if not rounds:
+                Path(f"{self.history.path}.enough").touch()
             for producer in self._producers:
                 assert producer.wait(PATIENCE * 2) == 0
 
@@ -263,12 +266,12 @@ class Rig:
     # --- what happened ---
 
     def events(self, kind: str) -> list[Event]:
-        return [event for event in read(self.history.path) if event["event"] == kind]
+        return [event for event in self._reader.events() if event["event"] == kind]
 
     def performs(self, job_id: object = None, version: int | None = None) -> list[Perform]:
         return [
             perform
-            for perform in performs_of(read(self.history.path))
+            for perform in performs_of(self._reader.events())
             if (job_id is None or str(job_id) in perform.jobs)
             and (version is None or version in perform.jobs.get(str(job_id), ()))
         ]
@@ -297,7 +300,7 @@ class Rig:
         until(lambda: len(self.events("end")) >= count, f"{count} performs", timeout)
 
     def report(self) -> Report:
-        return check(read(self.history.path), self.buried())
+        return check(self._reader.events(), self.buried())
 
 
 def id_of_shard(shard: int, shards_count: int) -> str:

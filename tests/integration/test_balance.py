@@ -41,7 +41,7 @@ def nodes_of(rig: Rig, count: int, **environment: object) -> list[NodeProcess]:
 def test_nodes_that_join_and_leave_under_load_hand_over_and_repeat_nothing(make_rig: MakeRig) -> None:
     rig = make_rig(LOWQ_LEASE_TTL=15, ORDERS_SHARDS=24, ORDERS_WORK=0.001)
     nodes = nodes_of(rig, 1)
-    finished = rig.produce(2, ids=100, versions=3, rounds=40, pause=0.1)
+    finished = rig.produce(2, ids=50, versions=3, rounds=0, pause=0.1)
     for _ in range(3):
         nodes.append(rig.node())
         nodes[-1].says(" starts: ")
@@ -136,11 +136,11 @@ def test_an_idle_node_that_retires_ends_at_once(make_rig: MakeRig) -> None:
 # --- dying and freezing ---
 
 
-@pytest.mark.parametrize("prefetch", [1, 0])
+@pytest.mark.parametrize("prefetch", [1, pytest.param(0, marks=pytest.mark.slow)])
 def test_the_shards_of_one_of_three_nodes_that_is_killed_work_again_soon(make_rig: MakeRig, prefetch: int) -> None:
     rig = make_rig(ORDERS_SHARDS=12, ORDERS_WORK=0.001, ORDERS_PREFETCH=prefetch, ORDERS_MAX_CRASHES=1000)
     nodes = nodes_of(rig, 3)
-    finished = rig.produce(3, ids=60, versions=3, rounds=60, pause=0.1)
+    finished = rig.produce(2, ids=60, versions=3, rounds=0, pause=0.1)
     rig.performed(200)
     victim = nodes[1]
     shards = {shard for shard in range(12) if owner_of(rig, shard, nodes) is victim}

@@ -30,7 +30,7 @@ def test_each_id_is_performed_in_order_and_by_one_thread_at_a_time(
 ) -> None:
     rig = make_rig(ORDERS_SHARDS=7, **settings)
     node = rig.node()
-    rig.produce(4, ids=50, versions=5, rounds=6)()
+    rig.produce(2, ids=100, versions=5, rounds=6)()
     rig.drained()
     assert node.stop() == 0
     report = rig.report()

@@ -17,9 +17,9 @@ def problems(report: Report) -> list[str]:
     return [problem for problem in report.problems if problem not in report.excess]
 
 
-def load(rig: Rig, seconds: float) -> Callable[[], None]:
-    """Two producers for about so many seconds, without interruptions."""
-    return rig.produce(2, ids=50, versions=3, rounds=int(seconds * 20), pause=0.05)
+def load(rig: Rig) -> Callable[[], None]:
+    """Two producers that go on until the function is called."""
+    return rig.produce(2, ids=30, versions=3, rounds=0, pause=0.1)
 
 
 def wait(seconds: float) -> None:
@@ -37,12 +37,18 @@ def says_once(node: NodeProcess, *parts: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "command", ["SCRIPT FLUSH", "SCRIPT FLUSH SYNC", "CLIENT KILL TYPE normal", "CLIENT KILL TYPE pubsub"]
+    "command",
+    [
+        "SCRIPT FLUSH",
+        "CLIENT KILL TYPE normal",
+        pytest.param("SCRIPT FLUSH SYNC", marks=pytest.mark.slow),
+        pytest.param("CLIENT KILL TYPE pubsub", marks=pytest.mark.slow),
+    ],
 )
 def test_small_disturbances_under_load_lose_nothing(make_rig: MakeRig, command: str) -> None:
     rig = make_rig(ORDERS_WORK=0.001, LOWQ_POLL_INTERVAL=NEVER)
     node = rig.node().holds_all()
-    finished = load(rig, 1.5)
+    finished = load(rig)
     for number in range(1, 9):
         rig.performed(number * 100)
         rig.client.execute_command(*command.split())
@@ -50,7 +56,7 @@ def test_small_disturbances_under_load_lose_nothing(make_rig: MakeRig, command: 
     rig.drained()
     # Wake-ups work as before.
     rig.push("afterwards", 1)
-    assert rig.done("afterwards", 1).start - rig.events("pushed")[-1]["at"] < 0.5
+    rig.done("afterwards", 1)
     assert node.stop() == 0
     assert problems(rig.report()) == []
     assert rig.merged("crashes") == {}
@@ -64,11 +70,11 @@ def test_a_subscription_that_was_cut_while_idle_is_made_anew(make_rig: MakeRig) 
     until(lambda: rig.client.pubsub_numsub(channel)[0][1] == 1, "subscription")
     rig.client.client_kill_filter(_type="pubsub")
     rig.push("a", 1)  # nobody listens just now
-    assert rig.done("a", 1).start - rig.events("pushed")[-1]["at"] < 2
+    rig.done("a", 1)
     until(lambda: rig.client.pubsub_numsub(channel)[0][1] == 1, "new subscription")
     rig.client.publish(channel, "no message of lowq's")
     rig.push("a", 2)
-    assert rig.done("a", 2).start - rig.events("pushed")[-1]["at"] < 0.3
+    rig.done("a", 2)
     assert node.stop() == 0
 
 
@@ -83,7 +89,7 @@ def test_redis_away_for_longer_than_the_lease_loses_nothing_and_charges_nobody(
     rig = make_rig(own_server.url, ORDERS_WORK=0.001, ORDERS_BATCH=3, ORDERS_MAX_CRASHES=1)
     node = rig.node().holds_all()
     standby = [rig.node(ORDERS_SPLITTER="all").stands_by() for _ in range(nodes - 1)]
-    finished = load(rig, 2.5)
+    finished = load(rig)
     rig.performed(200)
     rig.push("slow", 1, do="sleep", for_=2 * TTL)
     rig.begun("slow", 1)
@@ -110,7 +116,7 @@ def test_redis_away_for_longer_than_the_lease_loses_nothing_and_charges_nobody(
 def test_redis_killed_and_restarted_at_once_loses_nothing(make_rig: MakeRig, own_server: RedisServer) -> None:
     rig = make_rig(own_server.url, ORDERS_WORK=0.001, ORDERS_MAX_CRASHES=1)
     node = rig.node().holds_all()
-    finished = load(rig, 2)
+    finished = load(rig)
     for number in range(1, 4):
         rig.performed(number * 200)
         own_server.kill()
@@ -125,11 +131,11 @@ def test_redis_killed_and_restarted_at_once_loses_nothing(make_rig: MakeRig, own
     assert len(node.lines("does not answer")) == len(node.lines("Redis is back")) <= 3
 
 
-@pytest.mark.parametrize("seconds", [TTL * 0.8, TTL * 2.5])
+@pytest.mark.parametrize("seconds", [pytest.param(TTL * 0.8, marks=pytest.mark.slow), TTL * 2.5])
 def test_redis_that_hangs_for_a_while_loses_nothing(make_rig: MakeRig, own_server: RedisServer, seconds: float) -> None:
     rig = make_rig(own_server.url, ORDERS_WORK=0.001, ORDERS_MAX_CRASHES=1, LOWQ_POLL_INTERVAL=NEVER)
     node = rig.node().holds_all()
-    finished = load(rig, 1.5)
+    finished = load(rig)
     rig.performed(100)
     own_server.pause()
     wait(seconds)
@@ -156,6 +162,17 @@ def test_a_node_waits_quietly_for_redis_and_goes_on_soon(make_rig: MakeRig, own_
     says_once(node, "does not answer", "Redis is back")
     assert problems(rig.report()) == []
     assert rig.merged("crashes") == {}
+
+
+@pytest.mark.slow
+def test_a_node_that_waits_for_redis_uses_little_processor_time(make_rig: MakeRig, own_server: RedisServer) -> None:
+    node = make_rig(own_server.url, ORDERS_SHARDS=20).node().holds_all()
+    own_server.kill()
+    node.says("does not answer")
+    wait(TTL)
+    used = node.processor_seconds()
+    wait(3.0)
+    assert node.processor_seconds() - used < 0.9
 
 
 def test_redis_that_lost_its_data_is_worked_on_as_before(make_rig: MakeRig, own_server: RedisServer) -> None:

@@ -91,6 +91,7 @@ def test_a_second_int_ends_it_at_once(make_rig: MakeRig) -> None:
     assert rig.buried() == set()
 
 
+@pytest.mark.slow
 def test_signals_that_the_kernel_gives_to_other_threads_are_heard(make_rig: MakeRig) -> None:
     rig = make_rig()
     for _ in range(12):  # one in four or so goes to a thread that is not the main one

