@@ -81,7 +81,7 @@ math.randomseed(tonumber(ARGV[6]))
 for i = 1, #records, 2 do
   local id, record = records[i], records[i + 1]
   if spared or ARGV[7] == '1' or owner == nonce then
-    put_back(prefix, id, record)
+    put_back(prefix, id, record, now)
   elseif crash(prefix, id, record, now, tonumber(ARGV[5]), 0.05 + math.random() * 0.45) then
     reply[3] = reply[3] - 1
     reply[#reply + 1] = id

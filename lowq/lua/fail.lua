@@ -17,7 +17,8 @@
 --
 --!flags allow-oom
 --!include clock
---!include horizon
+--!include bounded
+--!include settle
 --!include lease
 --!include touch
 --!include payloads
@@ -36,8 +37,8 @@ if lost then
   return lost
 end
 local now = read_now()
--- What is due is judged by this, so a delay counts from here, also when the server's clock has stepped back.
-local horizon = read_horizon(prefix, now)
+-- First, as a delay counts from now, and could fall into what was due before the server's clock stepped back.
+settle(prefix, now, unpack(redis.call('HMGET', prefix .. 'meta', 'seen', 'seen_since')))
 local ids = {}
 for i = 4, #ARGV, 5 do
   ids[#ids + 1] = ARGV[i]
@@ -75,13 +76,13 @@ for i = 4, #ARGV, 5 do
       exhaust(id, record, reason)
       failed, died = failed + 1, died + 1
     elseif verdict == 'retry' then
-      put_back(prefix, id, record, horizon + tonumber(delay))
+      put_back(prefix, id, record, now, bounded(now + tonumber(delay)))
       redis.call('ZADD', prefix .. 'retries', retry_count, id)
       redis.call('HSET', prefix .. 'errors', id, reason)
       redis.call('SREM', prefix .. 'solo', id)
       failed = failed + 1
     else
-      put_back(prefix, id, record)
+      put_back(prefix, id, record, now)
       redis.call('HSET', prefix .. 'errors', id, reason)
       redis.call('SADD', prefix .. 'solo', id)
     end

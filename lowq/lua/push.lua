@@ -6,22 +6,28 @@
 -- ARGV[3]  '1' when this call repeats one whose reply was lost
 -- ARGV[4]  shards_count of the queue
 -- ARGV[5]  width: how many arguments a job has, 2 to 4
--- ARGV[6+] jobs: id, payload, score ('' = the clock), perform_at (Unix seconds, '' = now, '+n' = in n seconds)
+-- ARGV[6+] jobs: id, payload, score ('' = the clock), perform_at (Unix seconds, '' = now, '+n' = in n seconds); what is
+--          after 2**33 - 1 counts as that
 --
 -- Reply: number of jobs accepted.
 -- Errors: SHARDSCOUNT n: the queue has n shards; nothing was written.
 --
 -- Invariant: every id in `payloads:*` is in `due`. An id that waits already keeps its perform_at and its
 -- retry_count, an equal payload its lowest score. A repeat changes nothing when the first call got through.
+-- The shard's clock never repeats and never steps back. It gives scores, and order to jobs that are due at once, which
+-- are not due more than a millisecond after the server's time.
 --
 --!include clock
+--!include bounded
+--!include horizon
+--!include settle
 --!include wake
 --!include payloads
 --!include add_payload
 local prefix, token, width = KEYS[1], ARGV[2], tonumber(ARGV[5])
 local accepted = (#ARGV - 5) / width
 
-local meta = redis.call('HMGET', prefix .. 'meta', 'shards_count', 'clock', 'repeated')
+local meta = redis.call('HMGET', prefix .. 'meta', 'shards_count', 'clock', 'repeated', 'seen', 'seen_since')
 -- A call may arrive after its own repeat, from a connection that was given up: then it finds its token in `repeated`,
 -- which costs nothing as long as no call was ever repeated.
 if meta[3] and ARGV[3] ~= '1' and string.find(meta[3], token, 1, true) then
@@ -51,7 +57,9 @@ if present > 0 then
 end
 
 local now = read_now()
+local settled = settle(prefix, now, meta[4], meta[5])
 local clock = math.max(now, (tonumber(meta[2]) or 0) + 0.000001)
+local ceiling = now + 0.001 -- what is due now is due now, however far the clock is ahead
 local head = redis.call('ZRANGE', prefix .. 'due', 0, 0, 'WITHSCORES')[2]
 -- A member of more than 64 bytes makes Redis build a skip list at once. Otherwise it starts a compact list, which is
 -- searched for each of the first 128 ids: more than half of the time of such a call. No id is that long.
@@ -73,12 +81,13 @@ for _, key in ipairs(keys) do
   if width == 2 or score == '' then
     score = text
   end
+  local soonest = clock < ceiling and clock or ceiling
   if width < 4 or at == '' then
-    at = clock
+    at = soonest
   elseif string.byte(at) == 43 then
-    at = clock + tonumber(string.sub(at, 2))
+    at = math.max(soonest, bounded(now + tonumber(string.sub(at, 2))))
   else
-    at = math.max(clock, tonumber(at))
+    at = math.max(soonest, bounded(tonumber(at)))
   end
   if present > 0 or forms[key] or #payload > 4096 then
     write_lone()
@@ -104,7 +113,15 @@ if filler then
   redis.call('ZREM', prefix .. 'due', filler)
 end
 if ARGV[1] == '' then
-  redis.call('HSET', prefix .. 'meta', 'clock', clock - 0.000001, 'shards_count', ARGV[4])
+  local fields = { 'clock', clock - 0.000001, 'shards_count', ARGV[4] }
+  if settled then
+    fields[5], fields[6] = 'seen', now
+    -- Less is no jump: nothing may have been pushed for a while.
+    if now - (tonumber(meta[4]) or 0) > 60 then
+      fields[7], fields[8] = 'seen_since', now
+    end
+  end
+  redis.call('HSET', prefix .. 'meta', unpack(fields))
 elseif not meta[1] then
   redis.call('HSET', prefix .. 'meta', 'shards_count', ARGV[4])
 end
@@ -115,7 +132,7 @@ if not head or first < tonumber(head) then
   -- Perhaps the first is of an id that waits already and keeps its perform_at: then the head hasn't moved.
   local moved = redis.call('ZRANGE', prefix .. 'due', 0, 0, 'WITHSCORES')[2]
   if moved ~= head then
-    wake(prefix, tonumber(moved) < clock and 0 or tonumber(moved) - now)
+    wake(prefix, tonumber(moved) <= read_horizon(prefix, now, clock) and 0 or tonumber(moved) - now)
   end
 end
 return accepted

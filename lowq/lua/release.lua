@@ -14,7 +14,8 @@
 --
 --!flags allow-oom
 --!include clock
---!include horizon
+--!include bounded
+--!include settle
 --!include lease
 --!include touch
 --!include payloads
@@ -34,8 +35,8 @@ if lost then
   return lost
 end
 local now = read_now()
--- What is due is judged by this, so a delay counts from here, also when the server's clock has stepped back.
-local horizon = read_horizon(prefix, now)
+-- First, as a delay counts from now, and could fall into what was due before the server's clock stepped back.
+settle(prefix, now, unpack(redis.call('HMGET', prefix .. 'meta', 'seen', 'seen_since')))
 local ids = {}
 for i = 5, #ARGV, 3 do
   ids[#ids + 1] = ARGV[i]
@@ -52,11 +53,11 @@ for i = 5, #ARGV, 3 do
     records[id] = nil
     state = 1
     if crashed == '1' then
-      if crash(prefix, id, record, now, tonumber(ARGV[4]), tonumber(delay) or 0) then
+      if crash(prefix, id, record, now, tonumber(ARGV[4]), bounded(tonumber(delay) or 0)) then
         state = 2
       end
     else
-      put_back(prefix, id, record, delay ~= '' and horizon + tonumber(delay) or nil)
+      put_back(prefix, id, record, now, delay ~= '' and bounded(now + tonumber(delay)) or nil)
     end
   end
   reply[#reply + 1] = state

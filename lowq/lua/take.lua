@@ -11,7 +11,8 @@
 -- ARGV[8+] acknowledged ids
 --
 -- Reply: {delivery, delay, paused, acknowledged, item...}
---   delay: microseconds until the oldest waiting job is due, not positive when it is, nil when none waits
+--   delay: microseconds until the oldest waiting job is due, not positive when it is, nil when none waits; never more
+--   than 2**53
 --   paused: 1 when the queue is paused (nothing is taken then), else 0
 --   item: a job {id, perform_at, retry_count, payload, score, payload, score...}, lowest score first; or three items in
 --     a row, for a fresh job with a lone payload: id, perform_at, "score payload". Most are such, and to Redis a list
@@ -25,6 +26,9 @@
 --
 --!flags allow-oom
 --!include clock
+--!include bounded
+--!include horizon
+--!include settle
 --!include lease
 --!include taken
 --!include carries_lone
@@ -74,8 +78,9 @@ end
 
 -- 1. Read: what is acknowledged, what is to be handed out.
 local now = read_now()
-local meta = redis.call('HMGET', key_meta, 'clock', 'delivery', 'paused', 'processed')
-local horizon = math.max(now, tonumber(meta[1]) or 0)
+local meta = redis.call('HMGET', key_meta, 'clock', 'delivery', 'paused', 'processed', 'seen', 'seen_since')
+settle(prefix, now, meta[5], meta[6])
+local horizon = read_horizon(prefix, now, meta[1] or '')
 local paused = meta[3] and 1 or 0
 local special = redis.call('EXISTS', prefix .. 'retries', prefix .. 'errors', prefix .. 'solo',
   prefix .. 'crashes') > 0
@@ -291,7 +296,8 @@ if #fields > 0 then
   redis.call('HSET', key_meta, unpack(fields))
 end
 
--- Up to the horizon it is due now, also when the server's clock has stepped back and `now` is far behind.
--- Rounded up, or whoever waits that long could come too early.
+-- Up to the horizon it is due now. Rounded up, or whoever waits that long could come too early. Bounded, as a foreign
+-- score may be anything.
+next_due = next_due and math.max(bounded(next_due), -8589934591)
 local delay = next_due and math.ceil((next_due - (next_due <= horizon and horizon or now)) * 1000000)
 return { delivery, delay or false, paused, #acked_ids, unpack(items) }

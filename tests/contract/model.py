@@ -12,6 +12,12 @@ from typing import Any
 TICK = 0.000001
 #: What a payload counts in a reply beyond its own bytes.
 OVERHEAD = 100
+#: What is due now may be so many seconds ahead of the server's time: jobs of one push are due a tick apart.
+AHEAD = 0.001
+#: The latest time there is, Unix seconds.
+NEVER = 2.0**33 - 1
+#: Seconds between two pushes that are no jump of the server's clock.
+NO_JUMP = 60
 #: How much later than at the earliest a job may come whose owner died, seconds.
 JITTER = 0.45
 
@@ -89,6 +95,9 @@ class Model:
         self.owner: str | None = None
         self.fence: int | None = None
         self.clock: float | None = None
+        #: The server's time at the last push, and since when it had come there without a jump.
+        self.seen: float | None = None
+        self.seen_since: float | None = None
         self.paused: float | None = None
         self.spared = False
         #: Milliseconds, once there was an owner.
@@ -116,19 +125,35 @@ class Model:
             if token in self.pushed:
                 return len(jobs)
         self.used = True
+        self._settle(now)
         clock = max(now, (self.clock or 0) + TICK)
         for job_id, payload, score, perform_at in jobs:
-            if perform_at is None:
-                at = clock
-            elif isinstance(perform_at, str):
-                at = clock + float(perform_at)
-            else:
-                at = max(perform_at, clock)
+            at = min(clock, now + AHEAD)
+            if isinstance(perform_at, str):
+                at = max(at, min(now + float(perform_at), NEVER))
+            elif perform_at is not None:
+                at = max(at, min(perform_at, NEVER))
             job = self.waiting.setdefault(job_id, Waiting(at))
             merge_into(job.payloads, {payload: clock if score is None else score})
             clock += TICK
         self.pushed.insert(0, token)
         return len(jobs)
+
+    # --- time ---
+
+    def _settle(self, now: float) -> None:
+        """What was due before the server's clock stepped back stays due, in its order."""
+        if self.seen is None or self.seen - now <= AHEAD:
+            return
+        first = self.seen if self.seen_since is None else self.seen_since
+        step = self.seen - now
+        for job in self.waiting.values():
+            if first <= job.perform_at <= self.seen + AHEAD and job.perform_at > now:
+                job.perform_at -= step
+        self.seen, self.seen_since = now, first - step
+
+    def _horizon(self, now: float) -> float:
+        return max(now, min(self.clock or 0, now + AHEAD))
 
     # --- the lease ---
 
@@ -156,7 +181,7 @@ class Model:
         restored, poisoned = 0, []
         for job_id, flight in list(self.taken.items()):
             if self.spared or not charge:
-                self._put_back(job_id, flight.perform_at)
+                self._put_back(job_id, min(flight.perform_at, now))
             elif self._crash(job_id, now, now + 0.05):
                 poisoned.append(job_id)
                 continue
@@ -190,7 +215,7 @@ class Model:
             self._bury(job_id, now, died, self.taken.pop(job_id).payloads)
             self._forget(job_id)
             return True
-        self._put_back(job_id, max(flight.perform_at, not_before))
+        self._put_back(job_id, not_before)
         self.solo.add(job_id)
         return False
 
@@ -208,7 +233,8 @@ class Model:
                 self.solo.discard(job_id)
         self.counters["processed"] += acknowledged
 
-        horizon = max(now, self.clock or 0)
+        self._settle(now)
+        horizon = self._horizon(now)
         limit = 0 if self.paused is not None else limit
         in_flight = set(self.taken)
         lost = sorted(job_id for job_id, flight in self.taken.items() if flight.delivery > last)
@@ -261,7 +287,7 @@ class Model:
 
     @staticmethod
     def _delay(perform_at: float, now: float, horizon: float) -> int:
-        """Microseconds. What the horizon has reached is due, however far behind the server's clock is."""
+        """Microseconds. What the horizon has reached is due."""
         return math.ceil((perform_at - (horizon if perform_at <= horizon else now)) * 1000000)
 
     def fail(
@@ -269,7 +295,7 @@ class Model:
     ) -> list[int]:
         """A failure: id, verdict, retry_count, delay, error."""
         self._check(token)
-        horizon = max(now, self.clock or 0)
+        self._settle(now)
         reply = []
         for job_id, verdict, retry_count, delay, error in failures:
             flight = self._flight(job_id, delivery)
@@ -277,13 +303,13 @@ class Model:
             if flight is None:
                 continue
             if verdict == "solo":
-                self._put_back(job_id, flight.perform_at)
+                self._put_back(job_id, min(flight.perform_at, now))
                 self.errors[job_id] = error
                 self.solo.add(job_id)
                 continue
             self.counters["failed"] += 1
             if verdict == "retry":
-                self._put_back(job_id, horizon + delay)
+                self._put_back(job_id, min(now + delay, NEVER))
                 self.waiting[job_id].retry_count = retry_count
                 self.errors[job_id] = error
                 self.solo.discard(job_id)
@@ -303,7 +329,7 @@ class Model:
         self, now: float, token: str, delivery: int, delays: list[tuple[str, float | None]], *, crashed: bool
     ) -> list[int]:
         self._check(token)
-        horizon = max(now, self.clock or 0)
+        self._settle(now)
         reply = []
         for job_id, delay in delays:
             flight = self._flight(job_id, delivery)
@@ -312,7 +338,7 @@ class Model:
             elif crashed:
                 reply.append(2 if self._crash(job_id, now, now + (delay or 0)) else 1)
             else:
-                self._put_back(job_id, flight.perform_at if delay is None else horizon + delay)
+                self._put_back(job_id, min(flight.perform_at, now) if delay is None else min(now + delay, NEVER))
                 reply.append(1)
         return reply
 
@@ -451,6 +477,8 @@ class Model:
                 for name, value in {
                     "shards_count": self.shards_count if self.used else None,
                     "clock": self.clock,
+                    "seen": self.seen,
+                    "seen_since": self.seen_since,
                     "fence": self.fence,
                     "owner": self.owner,
                     "lease_ttl": self.lease_ttl,

@@ -14,6 +14,8 @@ from lowq.shard import Failure, Lease, Shard, Trip
 #: The frozen time of most tests, Unix seconds. The fraction has no short decimal form, so that it shows when
 #: microseconds get lost.
 NOW = 1_800_000_000.123457
+#: The latest time that is kept, Unix seconds.
+NEVER = 2**33 - 1
 #: Seconds that a lease of the tests lasts: longer than any test.
 TTL = 600.0
 #: One tick of a shard's monotonic clock, seconds.
@@ -185,9 +187,10 @@ class ShardRig:
         """A counter in `meta`."""
         return int(self.meta(name) or 0)
 
-    def set_clock(self, clock: float) -> None:
-        """The shard's clock, as if the server's had been there already."""
-        self.client.command("HSET", self.prefix + "meta", "clock", repr(clock))
+    def set_clock(self, clock: float, since: float | None = None) -> None:
+        """The server's clock had been there already, when something was pushed; ``since`` when without a jump."""
+        fields = {"clock": clock, "seen": clock, "seen_since": clock if since is None else since}
+        self.client.command("HSET", self.prefix + "meta", *(part for f, t in fields.items() for part in (f, repr(t))))
 
     def _read(self, types: Mapping[str, str]) -> dict[str, Any]:
         wanted = [(_READ[kind][0], self.prefix + key, *_READ[kind][1:]) for key, kind in types.items()]

@@ -122,7 +122,7 @@ def test_what_a_dead_owner_left_in_flight_waits_again(rig: ShardRig) -> None:
     assert handed(second.take(10, LATER + 1)) == {"x": ["v1", "v2"]}
 
 
-def test_restored_job_keeps_retry_count_and_a_later_perform_at(rig: ShardRig) -> None:
+def test_restored_job_keeps_its_retry_count_and_was_due_whatever_the_clock_says(rig: ShardRig) -> None:
     shard = rig.own()
     rig.push(job("x", "v1", 1))
     shard.take(1, NOW)
@@ -130,7 +130,7 @@ def test_restored_job_keeps_retry_count_and_a_later_perform_at(rig: ShardRig) ->
     shard.take(1, NOW + 100)
     rig.crash("second", NOW + 50)  # the clock stepped back
     assert rig.read("retries") == {"x": 4}
-    assert rig.read("due") == {"x": NOW + 100}
+    assert NOW + 50 < rig.read("due")["x"] <= NOW + 50.5
 
 
 def test_restored_job_merges_with_a_newer_one_and_wins(rig: ShardRig) -> None:

@@ -4,7 +4,7 @@ import pytest
 
 from lowq.errors import LeaseLost
 from lowq.shard import Failure
-from tests.contract.support import NOW, REMAINS, Channel, ShardRig, exhausted, handed, job, retry, solo
+from tests.contract.support import NEVER, NOW, REMAINS, Channel, ShardRig, exhausted, handed, job, retry, solo
 
 LATER = NOW + 2
 
@@ -40,16 +40,27 @@ def test_retry_is_handed_out_with_its_retry_count(rig: ShardRig) -> None:
 
 
 def test_delay_of_a_retry_is_waited_for_when_the_servers_clock_has_stepped_back(rig: ShardRig) -> None:
-    rig.set_clock(LATER)
+    rig.set_clock(LATER, NOW - 100_000)
     back = LATER - 3600
     rig.shard.fail([retry("x", 0, delay=10), retry("y", 0, delay=20)], back)
     trip = rig.shard.take(10, back)
     assert trip.jobs == []
-    assert trip.delay == pytest.approx(3610)
+    assert trip.delay == pytest.approx(10)
+    assert handed(rig.shard.take(10, back + 10)) == {"x": ["v1", "v2"]}
 
 
-def test_failed_job_wins_over_a_newer_one_of_its_id(rig: ShardRig) -> None:
-    rig.push(job("x", "v3", 3, perform_at=NOW + 500), job("x", "v1", 0))
+@pytest.mark.parametrize("delay", [2.0**33, 2.0**63, 1e300])
+def test_a_retry_in_centuries_is_never_and_not_overdue(rig: ShardRig, delay: float) -> None:
+    rig.shard.fail([retry("x", 0, delay=delay)], LATER)
+    assert rig.read("due") == {"x": NEVER}
+    trip = rig.shard.take(10, LATER)
+    assert trip.jobs == []
+    assert trip.delay == pytest.approx(NEVER - LATER)
+
+
+@pytest.mark.parametrize("newer", [-500.0, 0.0, 500.0])
+def test_failed_job_wins_over_a_newer_one_of_its_id(rig: ShardRig, newer: float) -> None:
+    rig.push(job("x", "v3", 3, perform_at=LATER + 30 + newer), job("x", "v1", 0))
     rig.shard.fail([retry("x", 4, delay=30)], LATER)
     assert rig.read("payloads:x") == {"v1": 0, "v2": 2, "v3": 3}
     assert rig.read("due") == {"x": LATER + 30}

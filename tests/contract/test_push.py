@@ -153,7 +153,6 @@ def test_explicit_now_is_kept_monotonic_by_the_clock(rig: ShardRig) -> None:
     rig.set_clock(NOW)
     rig.push(job("x", "v1"), now=NOW - 100)
     assert rig.read("payloads:x") == {"v1": NOW + TICK}
-    assert rig.read("due") == {"x": NOW + TICK}
 
 
 def test_jobs_of_one_call_get_scores_in_their_order(rig: ShardRig) -> None:

@@ -3,7 +3,7 @@
 import pytest
 
 from lowq.errors import LeaseLost
-from tests.contract.support import NOW, REMAINS, ShardRig, handed, job, retry
+from tests.contract.support import NEVER, NOW, REMAINS, ShardRig, handed, job, retry
 
 LATER = NOW + 2
 
@@ -33,10 +33,24 @@ def test_released_job_may_wait(rig: ShardRig) -> None:
 
 
 def test_delay_is_waited_for_when_the_servers_clock_has_stepped_back(rig: ShardRig) -> None:
-    rig.set_clock(LATER)
-    rig.shard.release([("x", 10.0), ("y", 20.0)], LATER - 3600)
-    assert rig.shard.take(10, LATER - 3600).jobs == []
-    assert handed(rig.shard.take(10, LATER + 10)) == {"x": ["v1", "v2"]}
+    rig.set_clock(LATER, NOW - 100_000)
+    back = LATER - 3600
+    rig.shard.release([("x", 10.0), ("y", 20.0)], back)
+    assert rig.shard.take(10, back + 9).jobs == []
+    assert handed(rig.shard.take(10, back + 10)) == {"x": ["v1", "v2"]}
+
+
+def test_released_job_is_due_although_the_servers_clock_has_stepped_back(rig: ShardRig) -> None:
+    back = NOW - 3600
+    rig.shard.release([("x", None), ("y", None)], back)
+    assert handed(rig.shard.take(10, back)).keys() == {"x", "y"}
+
+
+@pytest.mark.parametrize("delay", [2.0**33, 2.0**63, 1e300])
+def test_a_release_for_centuries_is_never_and_not_overdue(rig: ShardRig, delay: float) -> None:
+    rig.shard.release([("x", delay)], LATER)
+    assert rig.read("due") == {"x": NEVER}
+    assert rig.shard.take(10, LATER).jobs == []
 
 
 def test_released_job_merges_with_a_newer_one(rig: ShardRig) -> None:

@@ -228,11 +228,16 @@ class ShardMachine(RuleBasedStateMachine):
     def time_passes(self, seconds: float) -> None:
         self.now += seconds
 
-    @rule(ahead=st.sampled_from([-10.0, 0.0, 0.000002, 2.0, 40.0]))
-    def the_servers_clock_had_been_there(self, ahead: float) -> None:
-        self.model.clock = self.now + ahead
+    @rule(
+        ahead=st.sampled_from([-10.0, 0.0, 0.000002, 0.3, 2.0, 40.0, 86_400.0]),
+        straight=st.sampled_from([0.0, 0.5, 10.0, 100.0]),
+    )
+    def the_servers_clock_had_been_there(self, ahead: float, straight: float) -> None:
+        clock = self.now + ahead
+        self.model.clock = self.model.seen = clock
+        self.model.seen_since = clock - straight
         self.model.used = True
-        self.rig.set_clock(self.now + ahead)
+        self.rig.set_clock(clock, clock - straight)
         self.client.command("HSET", self.rig.prefix + "meta", "shards_count", self.rig.shards_count)
 
     # --- producing ---
@@ -742,6 +747,16 @@ MUTATIONS = [
     Mutation("sparing lasts", ("acquire",), "redis.call('HDEL', key_meta, 'spared')", ""),
     Mutation("surrender with jobs in flight", ("surrender",), "prefix .. 'taken') == 1", "'x') == 1"),
     Mutation("kick keeps the retry_count", ("kick",), "ZREM', prefix .. 'retries', id", "PING"),
+    Mutation(
+        "what was due waits when the clock has stepped back", ("push", "take"), "if not stepped then", "if true then"
+    ),
+    Mutation(
+        "a retry is due by the shard's clock",
+        ("fail",),
+        "bounded(now + tonumber(delay))",
+        "(tonumber(redis.call('HGET', prefix .. 'meta', 'clock') or '') or now) + tonumber(delay)",
+    ),
+    Mutation("a step back starts what was jumped over", ("push", "take"), "first > now and", "first > now + 1e9 and"),
     Mutation("success keeps solo", ("take",), "SREM', prefix .. 'solo', unpack(acked_ids)", "PING"),
 ]
 

@@ -7,7 +7,7 @@ import pytest
 
 from lowq.errors import LeaseLost
 from lowq.shard import MAX_TRIP_BYTES, MAX_TRIP_JOBS, Shard
-from tests.contract.support import NOW, REMAINS, TICK, TTL, Channel, ShardRig, handed, job, jobs_of, retry, solo
+from tests.contract.support import NEVER, NOW, REMAINS, TICK, TTL, Channel, ShardRig, handed, job, jobs_of, retry, solo
 
 MIB = 2**20
 
@@ -461,16 +461,22 @@ def test_delay_is_never_too_short(rig: ShardRig) -> None:
     assert ids_of(take(rig, shard, 1, now=NOW + delay / 1e6)) == ["x"]
 
 
-def test_job_that_is_due_by_the_shards_clock_is_due_when_the_servers_has_stepped_back(rig: ShardRig) -> None:
+@pytest.mark.parametrize("score", ["1e300", "+inf", "8589934592"])
+def test_a_time_without_bounds_is_never_and_not_overdue(rig: ShardRig, score: str) -> None:
     shard = rig.own()
-    rig.set_clock(NOW)
-    rig.push(job("x", "v1", 1, perform_at=NOW))
-    rig.set_clock(NOW + 1)
-    assert take(rig, shard, 0, now=NOW - 3600)[1] <= 0
-    assert ids_of(take(rig, shard, 1, now=NOW - 3600)) == ["x"]
-    rig.push(job("y", "v1", 1, perform_at=NOW + 10))
-    reply = take(rig, shard, 1, now=NOW - 3600, last=1)
-    assert (ids_of(reply), reply[1]) == ([], 3_610_000_000)
+    rig.push(job("x", "v1", 1))
+    rig.client.command("ZADD", rig.prefix + "due", score, "x")  # by a foreign hand
+    reply = take(rig, shard, 10, now=NOW + 1e6)
+    assert ids_of(reply) == []
+    assert reply[1] == pytest.approx((NEVER - NOW - 1e6) * 1e6)
+
+
+def test_a_time_below_all_bounds_is_due(rig: ShardRig) -> None:
+    shard = rig.own()
+    rig.push(job("x", "v1", 1))
+    rig.client.command("ZADD", rig.prefix + "due", "-inf", "x")
+    assert take(rig, shard, 0)[1] <= 0
+    assert ids_of(take(rig, shard, 1)) == ["x"]
 
 
 # --- paused ---

@@ -3,8 +3,7 @@
 local function crash(prefix, id, record, now, max_crash_count, delay)
   local crashes = redis.call('HINCRBY', prefix .. 'crashes', id, 1)
   if crashes < max_crash_count then
-    local _, was_due = parse_taken(record)
-    put_back(prefix, id, record, math.max(tonumber(was_due), now + delay))
+    put_back(prefix, id, record, now, now + delay)
     redis.call('SADD', prefix .. 'solo', id)
     return false
   end

@@ -1,6 +1,7 @@
 -- A job in flight waits again: payloads merged back, its own perform_at and retry_count win over those of a
--- job with the same id that arrived meanwhile. `perform_at` overrides when given.
-local function put_back(prefix, id, record, perform_at)
+-- job with the same id that arrived meanwhile. `perform_at` overrides when given. Otherwise the job was due when it was
+-- taken and is so still, also when the server's clock has stepped back since.
+local function put_back(prefix, id, record, now, perform_at)
   local _, was_due, retry_count = parse_taken(record)
   local lone, waiting = carried_lone(record), prefix .. 'payloads:' .. id
   if lone and not redis.call('SET', waiting, lone, 'NX') then
@@ -8,7 +9,7 @@ local function put_back(prefix, id, record, perform_at)
   end
   merge(prefix .. 'taken:payloads:' .. id, waiting)
   redis.call('HDEL', prefix .. 'taken', id)
-  redis.call('ZADD', prefix .. 'due', perform_at or was_due, id)
+  redis.call('ZADD', prefix .. 'due', perform_at or math.min(tonumber(was_due), now), id)
   if retry_count >= 0 then
     redis.call('ZADD', prefix .. 'retries', retry_count, id)
   end

@@ -1,0 +1,32 @@
+-- What has become due stays due when the server's clock steps back, by itself or because another server with an earlier
+-- clock has taken over. `meta` has the server's time at the last push, `seen`, and `seen_since`, from when on it had
+-- come there without a jump forward. Jobs whose time is in that stretch were due. They are moved back with it, by as
+-- much as the clock stepped, so they keep their order. Others wait until the server's clock is there, among them those
+-- of the time that it had jumped over: a clock that was a day ahead for a moment must not start a day's jobs.
+-- At most 500 jobs a call; until all are moved the stretch stays as it is, and the next call goes on. Returns whether
+-- they are.
+local function settle(prefix, now, seen, since)
+  local latest = tonumber(seen or '') or 0
+  local step = latest - now
+  local stepped = step > 0.001 and step < math.huge
+  if not stepped then
+    return true
+  end
+  local first = tonumber(since or '') or latest
+  local lowest = first > now and string.format('%.17g', first) or string.format('(%.17g', now)
+  -- What was pushed last may be due up to a millisecond later, see `read_horizon`.
+  local jobs = redis.call('ZRANGE', prefix .. 'due', lowest, string.format('%.17g', latest + 0.001), 'BYSCORE',
+    'LIMIT', 0, 500, 'WITHSCORES')
+  local moved = {}
+  for i = 1, #jobs, 2 do
+    moved[i], moved[i + 1] = jobs[i + 1] - step, jobs[i]
+  end
+  if #moved > 0 then
+    redis.call('ZADD', prefix .. 'due', 'XX', unpack(moved))
+  end
+  if #moved == 1000 then
+    return false
+  end
+  redis.call('HSET', prefix .. 'meta', 'seen', now, 'seen_since', first - step)
+  return true
+end
