@@ -2,15 +2,15 @@
 or went.
 """
 
-import logging
 import threading
 from collections.abc import Callable, Sequence
 
 from lowq.connection import Client
 from lowq.errors import LowqError, RedisUnavailable
+from lowq.logs import get_log
 from lowq.shard import Shard
 
-log = logging.getLogger(__name__)
+log = get_log(__name__)
 
 
 class Listener(threading.Thread):

@@ -6,6 +6,7 @@ from typing import Any
 
 from lowq.actions import ACTIONS, MAX_IDS, Acted, Action, ActionName, act
 from lowq.bulk import Step, bulk, bulk_state
+from lowq.config import dump_text
 from lowq.connection import Call
 from lowq.errors import ConfigError, LowqError, QueueInUse, UnknownQueueError
 from lowq.job import JobId, State, lookup_id
@@ -122,7 +123,7 @@ class Queue(Queries):
         yield from gathered.items()
 
     def _reason(self, reason: str | None) -> bytes:
-        return b"" if reason is None else self._backend.config.dump_error(reason)
+        return b"" if reason is None else dump_text(self._backend.config, reason)
 
     # --- many jobs ---
 

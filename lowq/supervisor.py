@@ -14,7 +14,6 @@ none of their work; it doesn't even load the application.
         +------------------+------TERM-------+----> stopping -----> ended, by KILL when it needs too long
 """
 
-import logging
 import os
 import select
 import signal
@@ -31,8 +30,9 @@ from types import FrameType
 from lowq.child import Child
 from lowq.duration import duration
 from lowq.generation import Generation, Place
+from lowq.logs import get_log
 
-log = logging.getLogger(__name__)
+log = get_log(__name__)
 
 #: Exit codes.
 EXIT_OK = 0
