@@ -1,13 +1,16 @@
 """Whatever an application's objects do, the outcome of a batch is written: by a node's thread and by `drain` alike."""
 
+import gc
 import logging
-from collections.abc import Callable, Iterator
+import warnings
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import pytest
 
 import lowq
 from lowq.job import Job, shard_of
+from lowq.keys import shard_prefix
 from lowq.testing import drain
 from lowq.worker import Worker
 from tests.contract.thread_rig import ThreadRig
@@ -297,6 +300,142 @@ def test_an_odd_reason_to_bury_is_a_reason(make_app: MakeApp, perform_once: Perf
     worker.perform_async({"id": 1})
     perform_once(worker)
     assert assert_buried(worker).error == "enough"
+
+
+# --- a perform that has not run ---
+
+
+async def a_coroutine(payloads_by_id: PayloadsById) -> None:
+    raise AssertionError("nobody awaits it")
+
+
+def a_generator(payloads_by_id: PayloadsById) -> Iterator[None]:
+    raise AssertionError("nobody iterates over it")
+    yield
+
+
+async def an_async_generator(payloads_by_id: PayloadsById) -> AsyncIterator[None]:
+    raise AssertionError("nobody iterates over it")
+    yield
+
+
+class Awaited:
+    def __await__(self) -> Iterator[None]:
+        raise AssertionError("nobody awaits it")
+
+
+def an_awaitable(payloads_by_id: PayloadsById) -> Awaited:
+    return Awaited()
+
+
+def hide(function: Callable[[PayloadsById], object]) -> Handler:
+    """A decorator as many are: without functools.wraps."""
+
+    def call(payloads_by_id: PayloadsById) -> object:
+        return function(payloads_by_id)
+
+    return call
+
+
+def as_function(app: lowq.Lowq, handler: Handler) -> type[Worker[Any]]:
+    handler.__name__ = "Orders"
+    return app.worker(shards_count=1)(handler)  # type: ignore[arg-type]  # that is what is wrong with it
+
+
+def as_class(app: lowq.Lowq, handler: Handler) -> type[Worker[Any]]:
+    class Orders:
+        def perform(self, payloads_by_id: PayloadsById) -> object:
+            return handler(payloads_by_id)
+
+    return app.worker(shards_count=1)(Orders)  # type: ignore[return-value]  # it becomes a worker
+
+
+def pass_on(worker: Any, batch: Any, call_next: Callable[[], Any]) -> None:
+    call_next()
+
+
+@pytest.mark.parametrize("middlewares", [[], [pass_on]], ids=["bare", "with a middleware"])
+@pytest.mark.parametrize("form", [as_function, as_class])
+@pytest.mark.parametrize("function", [a_coroutine, a_generator, an_async_generator, an_awaitable])
+def test_a_perform_that_returns_before_it_has_run_has_failed(
+    make_app: MakeApp, perform_once: Perform, function: Any, form: Any, middlewares: Any
+) -> None:
+    worker = form(make_app(server_middlewares=middlewares), hide(function))
+    worker.perform_async({"id": 1})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # "was never awaited"
+        perform_once(worker)
+        gc.collect()
+    error = assert_charged(worker).error or ""
+    kind = function.__name__.replace("_", " ")
+    assert f"Orders.perform returned {kind}, which nobody runs, so nothing was done" in error
+    assert "write a plain def" in error
+
+
+async def async_middleware(worker: Any, batch: Any, call_next: Callable[[], Any]) -> None:
+    call_next()
+
+
+def lazy_middleware(worker: Any, batch: Any, call_next: Callable[[], Any]) -> Any:
+    call_next()
+    return async_middleware(worker, batch, call_next)
+
+
+@pytest.mark.parametrize("middleware", [async_middleware, lazy_middleware])
+def test_a_middleware_that_has_not_run_fails_the_batch(
+    make_app: MakeApp, perform_once: Perform, middleware: Any
+) -> None:
+    worker = make_worker(make_app(server_middlewares=[middleware]), lambda _: None)
+    worker.perform_async({"id": 1})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        perform_once(worker)
+        gc.collect()
+    error = assert_charged(worker).error or ""
+    assert f"middleware {middleware.__name__} returned a coroutine, which nobody runs; write a plain def" in error
+
+
+def test_an_async_retries_exhausted_is_said_to_have_done_nothing(
+    make_app: MakeApp, perform_once: Perform, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def tell(self: Any, jobs: list[Job]) -> None:
+        raise AssertionError("nobody awaits it")
+
+    worker = make_worker(make_app(), empty, max_retry_count=0)
+    worker.retries_exhausted = tell  # type: ignore[method-assign, assignment]
+    worker.perform_async({"id": 1})
+    perform_once(worker)
+    assert_buried(worker)
+    assert "Orders.retries_exhausted returned a coroutine" in caplog.text
+
+
+# --- a lease that is lost while a handler stops the process ---
+
+
+def test_what_stops_a_process_stops_it_also_when_the_lease_was_lost_meanwhile(make_app: MakeApp) -> None:
+    def handler(payloads_by_id: PayloadsById) -> None:
+        app.client.command("DEL", f"{rig.shards[0].prefix}lease")
+        raise SystemExit(3)
+
+    app = make_app()
+    worker = make_worker(app, handler)
+    worker.perform_async({"id": 1})
+    rig = ThreadRig(app, worker)
+    rig.run()
+    assert [repr(error) for error in rig.failed] == ["SystemExit(3)"]
+    assert rig.keeper.doubted == rig.shards
+
+
+def test_it_comes_out_of_a_drain_too(make_app: MakeApp) -> None:
+    def handler(payloads_by_id: PayloadsById) -> None:
+        app.client.command("DEL", f"{shard_prefix('lowq', 'Orders', 0)}lease")
+        raise SystemExit(3)
+
+    app = make_app()
+    worker = make_worker(app, handler)
+    worker.perform_async({"id": 1})
+    with pytest.raises(SystemExit):
+        drain(worker)
 
 
 # --- hooks ---
