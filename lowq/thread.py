@@ -309,7 +309,9 @@ def _log_failure(shard: Shard, jobs: list[TakenJob], outcome: batch.Outcome, ben
     named = [failure.id for failure in outcome.failures] or [job.id for job in jobs]
     most = outcome.ask("max_retry_count is not to be had", lambda: int(bench.instance.max_retry_count), 0)
     fates = [batch.fate(failure, most) for failure in outcome.failures[:3]]
-    more = len(outcome.failures) - len(fates)
+    if outcome.releases:
+        fates.append(f"not charged and waiting again: {len(outcome.releases)}")
+    more = len(outcome.failures) - 3
     log.error(
         "%r failed, ids %s: %s%s%s", shard, ", ".join(named[:3]), what,
         "".join(f"; {fate}" for fate in fates), f"; and {more} more" if more > 0 else "", exc_info=outcome.error,

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import lowq
+from lowq.batch import NO_REDIS_PAUSES
 from lowq.job import Job, shard_of
 from lowq.keys import shard_prefix
 from lowq.testing import drain
@@ -310,12 +311,10 @@ async def a_coroutine(payloads_by_id: PayloadsById) -> None:
 
 
 def a_generator(payloads_by_id: PayloadsById) -> Iterator[None]:
-    raise AssertionError("nobody iterates over it")
     yield
 
 
 async def an_async_generator(payloads_by_id: PayloadsById) -> AsyncIterator[None]:
-    raise AssertionError("nobody iterates over it")
     yield
 
 
@@ -347,7 +346,9 @@ def as_class(app: lowq.Lowq, handler: Handler) -> type[Worker[Any]]:
         def perform(self, payloads_by_id: PayloadsById) -> object:
             return handler(payloads_by_id)
 
-    return app.worker(shards_count=1)(Orders)  # type: ignore[return-value]  # it becomes a worker
+    decorate: Any = app.worker(shards_count=1)
+    made: type[Worker[Any]] = decorate(Orders)
+    return made
 
 
 def pass_on(worker: Any, batch: Any, call_next: Callable[[], Any]) -> None:
@@ -436,6 +437,117 @@ def test_it_comes_out_of_a_drain_too(make_app: MakeApp) -> None:
     worker.perform_async({"id": 1})
     with pytest.raises(SystemExit):
         drain(worker)
+
+
+# --- a handler that finds no Redis ---
+
+
+def push_to(url: str) -> None:
+    """A push of another application, to a Redis that does not answer."""
+    other = lowq.Lowq(redis_url=url)
+    try:
+        other.queue("Mail", shards_count=1).push({"id": 1})
+    finally:
+        other.close()
+
+
+NOBODY = "redis://127.0.0.1:1"
+
+
+class OwnUnavailable(lowq.RedisUnavailable):
+    """A subclass of the application's own."""
+
+
+def chained(error: lowq.LowqError, cause: BaseException) -> Exception:
+    error.__cause__ = cause
+    return error
+
+
+class TestNoRedis:
+    """It is nobody's failure: the job waits again, uncharged; with growing pauses, and not for ever."""
+
+    def test_a_push_that_found_no_redis_is_not_charged_and_tried_again_at_once(
+        self, make_app: MakeApp, perform_once: Perform
+    ) -> None:
+        worker = make_worker(make_app(), lambda _: push_to(NOBODY))
+        worker.perform_async([{"id": 1, "payload": "v1", "score": 1}])
+        before = worker.queue.peek(1)
+        perform_once(worker)
+        assert worker.queue.peek(1) == before  # due since then, never failed
+
+    def test_while_redis_answers_the_node_the_pauses_grow_and_in_the_end_it_is_charged(self, make_app: MakeApp) -> None:
+        app = make_app()
+        worker = make_worker(app, lambda _: push_to(NOBODY))
+        worker.perform_async({"id": 1})
+        rig = ThreadRig(app, worker)
+        waits = []
+        for _ in NO_REDIS_PAUSES:
+            before = rig.server_time()
+            rig.wake()
+            rig.turn()
+            job = worker.queue.peek(1)
+            assert job is not None
+            assert job.perform_at is not None
+            assert (job.retry_count, job.crashes, worker.queue.stats().taken) == (-1, 0, 0)
+            waits.append(0 if job.perform_at <= before else round(job.perform_at - rig.server_time()))
+            worker.queue.perform_now(1)
+        assert waits == [pause or 0 for pause in NO_REDIS_PAUSES]
+        rig.wake()
+        rig.turn()
+        assert "does not answer" in (assert_charged(worker).error or "")
+
+    def test_only_times_in_a_row_count(self, make_app: MakeApp) -> None:
+        finds_none = True
+
+        def handler(payloads_by_id: PayloadsById) -> None:
+            if finds_none:
+                raise lowq.RedisUnavailable("not heard")
+
+        app = make_app()
+        worker = make_worker(app, handler)
+        rig = ThreadRig(app, worker)
+        for _ in range(2 * len(NO_REDIS_PAUSES)):
+            for finds_none in (True, False):
+                worker.perform_async({"id": 1})
+                worker.queue.perform_now(1)
+                rig.wake()
+                rig.turn()
+        assert (worker.queue.stats().failed, rig.shards[0].found_no_redis) == (0, {})
+
+    @pytest.mark.parametrize(
+        "error",
+        [
+            OwnUnavailable("mine"),
+            lowq.RedisFull("maxmemory"),
+            chained(lowq.PushInterrupted("Orders", 0, [], "full"), lowq.RedisFull("maxmemory")),
+            chained(ValueError("wrapped"), lowq.RedisUnavailable("not heard")),  # type: ignore[arg-type]
+            ConnectionError("of something else"),
+        ],
+        ids=repr,
+    )
+    def test_what_else_was_not_to_be_had_is_charged_as_ever(
+        self, make_app: MakeApp, perform_once: Perform, error: Exception
+    ) -> None:
+        def handler(payloads_by_id: PayloadsById) -> None:
+            raise error
+
+        worker = make_worker(make_app(), handler)
+        worker.perform_async({"id": 1})
+        perform_once(worker)
+        assert_charged(worker)
+
+    def test_words_win_over_it(self, make_app: MakeApp, perform_once: Perform) -> None:
+        def handler(payloads_by_id: PayloadsById) -> None:
+            lowq.current().fail("1", "it did it")
+            raise lowq.RedisUnavailable("not heard")
+
+        worker = make_worker(make_app(), handler, batch_size=2)
+        worker.perform_async([{"id": 1}, {"id": 2}])
+        perform_once(worker)
+        assert_charged(worker, "1")
+        job = worker.queue.peek(2)
+        assert job is not None
+        assert (job.state, job.retry_count) == ("due", -1)
 
 
 # --- hooks ---

@@ -2,6 +2,7 @@
 
 import secrets
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import lowq
@@ -62,6 +63,11 @@ class ThreadRig:
         for shard in self.shards:
             self.dispatcher.wake(shard)
 
+    def server_time(self) -> float:
+        """Unix time, seconds."""
+        seconds, microseconds = self.client.command("TIME")
+        return int(seconds) + int(microseconds) / 1e6
+
     def turn(self) -> None:
         """One trip to Redis, and the work it brought, in a thread. There must be something that is due, or in hand."""
         raised: list[BaseException] = []
@@ -79,8 +85,9 @@ class ThreadRig:
         if raised:
             raise raised[0]
 
-    def run(self) -> None:
+    def run(self, meanwhile: Callable[[], object] = lambda: None) -> None:
         """The thread's whole life, which something must end: `fail`, or a handler that closes the dispatcher."""
         self.thread.start()
+        meanwhile()
         self.thread.join(60)
         assert not self.thread.is_alive(), "the thread goes on and on"
