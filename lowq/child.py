@@ -12,7 +12,6 @@ The line is JSON: ``{"ready": true, "shutdown_timeout": 25.0}`` or ``{"failed": 
 
 import contextlib
 import json
-import logging
 import os
 import signal
 import subprocess
@@ -20,7 +19,9 @@ import threading
 from collections.abc import Sequence
 from typing import Any, Self
 
-log = logging.getLogger(__name__)
+from lowq.logs import get_log
+
+log = get_log(__name__)
 
 #: The option that makes a node a supervisor's, with what it needs to know: label, report pipe, life pipe.
 OPTION = "--supervised"

@@ -4,7 +4,6 @@ A setting is looked for on the command line, then in code, then in the environme
 when set, and frozen when the first connection is made.
 """
 
-import logging
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -13,18 +12,54 @@ from typing import TYPE_CHECKING, Any
 
 from lowq import job
 from lowq.errors import ConfigError
+from lowq.logs import get_log
 
-log = logging.getLogger(__name__)
+log = get_log(__name__)
+
+
+#: Bytes of UTF-8 that are kept of an error, or of a reason: G6 bounds what a job takes.
+MAX_ERROR_BYTES = 8192
+#: Bytes that ``dump_error`` may make of them.
+MAX_DUMPED_BYTES = 8 * MAX_ERROR_BYTES
 
 
 def format_error(error: BaseException) -> str:
     """What is kept of an exception: its traceback, cut in the middle beyond 8 KiB."""
     import traceback
 
-    text = "".join(traceback.format_exception(error)).rstrip()
-    if len(text) > 8192:
-        text = f"{text[:2048]}\n... {len(text) - 8192} characters left out ...\n{text[-6144:]}"
-    return text
+    return cut_error("".join(traceback.format_exception(error)).rstrip())
+
+
+def cut_error(text: str) -> str:
+    """A text as it is kept with a job: all that are longer than ``MAX_ERROR_BYTES`` are cut here, in the middle.
+
+    Raises:
+        TypeError: it is no text.
+    """
+    text = "".join((text,))  # a plain str, also of a subclass
+    if len(text) <= MAX_ERROR_BYTES // 4:  # which has 4 bytes a character at most
+        return text
+    data = text.encode("utf-8", "surrogatepass")
+    if len(data) <= MAX_ERROR_BYTES:
+        return text
+    head, tail = data[: MAX_ERROR_BYTES // 4], data[-(MAX_ERROR_BYTES * 3 // 4 - 64) :]
+    left_out = len(data) - len(head) - len(tail)
+    return f"{head.decode('utf-8', 'ignore')}\n... {left_out} bytes left out ...\n{tail.decode('utf-8', 'ignore')}"
+
+
+def dump_text(config: "Config", text: str) -> bytes:
+    """An error or a reason as Redis keeps it: cut, then encoded by the application's ``dump_error``.
+
+    Raises:
+        TypeError: it is no text, or ``dump_error`` gave no bytes. ValueError: it gave too many. What it raises.
+    """
+    data: object = config.dump_error(cut_error(text))
+    if not isinstance(data, bytes):
+        raise TypeError(f"dump_error gave a {type(data).__name__} instead of bytes")
+    data = bytes(memoryview(data))  # plain bytes, also of a subclass
+    if len(data) > MAX_DUMPED_BYTES:
+        raise ValueError(f"dump_error gave {len(data)} bytes; it may give {MAX_DUMPED_BYTES}")
+    return data
 
 
 def _say_nothing(error: BaseException) -> None:

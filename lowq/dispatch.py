@@ -8,7 +8,6 @@ long with one batch all others take turns with its shards, or an hour's job woul
 Idle threads don't poll. One of them, the leader, sleeps until the next known due time, the others until woken.
 """
 
-import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -16,8 +15,6 @@ from collections.abc import Callable, Sequence
 from lowq.duration import LONGEST_WAIT
 from lowq.scheduler import LagScheduler
 from lowq.shard import Shard, Trip
-
-log = logging.getLogger(__name__)
 
 #: Seconds that a thread may be with one batch before the others look after its shards, too.
 PATIENCE = 1.0

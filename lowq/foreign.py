@@ -5,13 +5,14 @@ left out is said in the log, once.
 """
 
 import json
-import logging
 import math
 import threading
 from collections.abc import Iterable
 from typing import Any, overload
 
-log = logging.getLogger(__name__)
+from lowq.logs import get_log
+
+log = get_log(__name__)
 
 #: Whole numbers beyond this are no count, size or time of ours.
 MAX_NUMBER = 2**53

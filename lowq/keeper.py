@@ -9,7 +9,6 @@ One thread per node, with a connection of its own that waits for nothing else::
     every 10 ms, while jobs of a trip are finished and another of it is being performed: acknowledge the finished
 """
 
-import logging
 import os
 import random
 import threading
@@ -23,13 +22,14 @@ from lowq.connection import Call, Client, Refusal
 from lowq.duration import LONGEST_WAIT
 from lowq.errors import ConfigError, RedisUnavailable, ShardsCountError
 from lowq.leases import Leases
+from lowq.logs import describe, get_log
 from lowq.membership import Membership
 from lowq.outage import Outage
 from lowq.seat import EarlyAcks, Seat
 from lowq.shard import Shard
 from lowq.splitter import Members
 
-log = logging.getLogger(__name__)
+log = get_log(__name__)
 
 #: Seconds between two looks at trips with finished, unacknowledged jobs.
 EARLY_ACK_INTERVAL = 0.01
@@ -164,8 +164,9 @@ class Keeper:
             except ConfigError:
                 raise
             except Exception as error:
-                if str(error) != said:  # not once a second for as long as it lasts
-                    said = str(error)
+                text = describe(error, str)  # it may be of an application's splitter
+                if text != said:  # not once a second for as long as it lasts
+                    said = text
                     log.exception("keeping the leases failed; trying again")
                 wait = 1.0
             expected = time.monotonic() + wait

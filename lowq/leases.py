@@ -21,9 +21,10 @@ from lowq.connection import Call, Client
 from lowq.dispatch import Dispatcher
 from lowq.errors import LeaseLost, RedisUnavailable, ShardsCountError
 from lowq.listener import Listener
+from lowq.logs import get_log
 from lowq.shard import Held, Lease, Shard
 
-log = logging.getLogger(__name__)
+log = get_log(__name__)
 
 #: Scripts in one write.
 _WRITE = 250

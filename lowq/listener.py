@@ -2,16 +2,16 @@
 or went.
 """
 
-import logging
 import threading
 from collections.abc import Callable, Sequence
 
 from lowq.connection import Client
 from lowq.errors import LowqError, RedisUnavailable
 from lowq.foreign import finite
+from lowq.logs import get_log
 from lowq.shard import Shard
 
-log = logging.getLogger(__name__)
+log = get_log(__name__)
 
 
 class Listener:

@@ -1,4 +1,5 @@
-"""Logging of the command line's node. The library itself logs through stdlib logging and sets nothing up.
+"""Logging: loggers whose calls never raise, for all of lowq; and the formats of the command line's node. The library
+itself logs through stdlib logging and sets nothing up.
 
 ::
 
@@ -13,11 +14,63 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from typing import Any, Literal, TextIO
 
 LogFormat = Literal["text", "json"]
+
+#: Characters of a value that `describe` shows.
+_DESCRIBED = 1000
+
+
+class Log(logging.LoggerAdapter[logging.Logger]):
+    """A logger whose calls never raise, whatever an application's handlers, filters and values do: what is told of a
+    job must not decide what becomes of it. A record that nobody took goes to stderr.
+    """
+
+    def log(self, level: int, msg: object, *args: object, **kwargs: Any) -> None:
+        """As `logging.Logger.log`. Only Ctrl-C gets through."""
+        try:
+            # Two frames up: the caller of `error`, `warning` ..., of which this is called.
+            self.logger.log(level, msg, *args, stacklevel=2, **kwargs)
+        except BaseException as error:
+            if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
+                raise  # Ctrl-C, in the middle of it
+            _complain(msg, args, error)
+
+
+def get_log(name: str) -> Log:
+    """The logger of a module."""
+    return Log(logging.getLogger(name), None)
+
+
+def flush() -> None:
+    """Flushes the root logger's handlers, those that can be."""
+    for handler in logging.getLogger().handlers:
+        try:
+            handler.flush()
+        except Exception as error:
+            _complain("", (), error)
+
+
+def _complain(message: object, args: tuple[object, ...], error: BaseException) -> None:
+    try:
+        if sys.stderr is not None:
+            print(f"lowq could not log: {describe(error)}; it was: {message} {describe(args)}", file=sys.stderr)  # noqa: T201
+    except BaseException:  # there may be no stderr, and there is nobody else to tell
+        pass
+
+
+def describe(value: object, as_text: Callable[[object], str] = repr) -> str:
+    """Its repr, shortened; or its type, where that raises: for what belongs to the application."""
+    try:
+        text = "".join((as_text(value),))  # a plain str, also of a subclass
+    except BaseException:
+        return f"<{type.__getattribute__(type(value), '__name__')}>"
+    return text if len(text) <= _DESCRIBED else f"{text[:_DESCRIBED]}..."
+
 
 #: What every record has; whatever else it has came with ``extra``.
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
@@ -84,9 +137,12 @@ class JsonFormatter(logging.Formatter):
         line |= trouble
         try:
             return json.dumps(line, default=str, allow_nan=False)
-        except (TypeError, ValueError, RecursionError):
-            # Keys that are no strings, NaN, something that contains itself: better as text than not at all.
-            return json.dumps({name: value if isinstance(value, str) else _repr(value) for name, value in line.items()})
+        except Exception:
+            # Keys that are no strings, NaN, something that contains itself, or whose text is not to be had: better as
+            # text than not at all.
+            return json.dumps(
+                {name: value if isinstance(value, str) else describe(value) for name, value in line.items()}
+            )
 
 
 class TextFormatter(logging.Formatter):
@@ -103,7 +159,7 @@ class TextFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         message = _message(record)
-        extra = [f"{name}={_repr(value)}" for name, value in _extra(record) if _adds(name, value, message)]
+        extra = [f"{name}={describe(value)}" for name, value in _extra(record) if _adds(name, value, message)]
         time = datetime.fromtimestamp(record.created, UTC).astimezone().isoformat(" ", "milliseconds")
         level = f"{record.levelname:<7}"
         logger = record.name
@@ -129,7 +185,7 @@ def _message(record: logging.LogRecord) -> str:
     try:
         return record.getMessage()
     except Exception:  # the arguments don't fit: the record is worth more than the complaint about it
-        return f"{record.msg} {_repr(record.args)}"
+        return f"{record.msg} {describe(record.args)}"
 
 
 def _is_named(record: logging.LogRecord) -> bool:
@@ -141,11 +197,4 @@ def _extra(record: logging.LogRecord) -> Iterator[tuple[str, Any]]:
 
 
 def _adds(name: str, value: Any, message: str) -> bool:
-    return name != "event" and _repr(value).strip("'\"") not in message
-
-
-def _repr(value: Any) -> str:
-    try:
-        return repr(value)
-    except Exception:
-        return f"<{type(value).__name__}>"
+    return name != "event" and describe(value).strip("'\"") not in message

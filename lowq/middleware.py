@@ -1,19 +1,20 @@
 """Middlewares: callables around a batch (in a node) or around a list of jobs (when pushing)."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator, Sequence
 from typing import Any
 
-from lowq.errors import MiddlewareError
+from lowq.errors import ConfigError, MiddlewareError
 
 #: ``(worker, batch, call_next)``: ``batch`` is payloads_by_id in a node, the list of jobs when pushing.
 Middleware = Callable[[Any, Any, Callable[[], Any]], Any]
 
 
-def wrap(middlewares: Sequence[Middleware], worker: Any, inner: Callable[[Any], None]) -> Callable[[Any], None]:
+def wrap(middlewares: Sequence[Middleware], worker: Any, inner: Callable[[Any], object]) -> Callable[[Any], object]:
     """``inner`` with the middlewares around it, the first outermost. Without any it is ``inner`` itself.
 
     A middleware that returns without ``call_next()`` and without raising would have the batch acknowledged
-    though it was not performed: that raises `MiddlewareError`.
+    though it was not performed: that raises `MiddlewareError`. So does one that returns a coroutine or the like; for
+    ``perform`` see `check_done`.
     """
     if not middlewares:
         return inner
@@ -22,7 +23,7 @@ def wrap(middlewares: Sequence[Middleware], worker: Any, inner: Callable[[Any], 
     def call(batch: Any) -> None:
         def at(position: int) -> None:
             if position == len(chain):
-                inner(batch)
+                check_done(inner(batch), worker, "perform")  # here, as the middlewares are to learn of it
                 return
             called = 0
 
@@ -33,7 +34,13 @@ def wrap(middlewares: Sequence[Middleware], worker: Any, inner: Callable[[Any], 
                     raise MiddlewareError(f"middleware {_name(chain[position])} called call_next() twice")
                 at(position + 1)
 
-            chain[position](worker, batch, call_next)
+            returned = chain[position](worker, batch, call_next)
+            kind = _discard_unrun(returned)
+            if kind:
+                raise MiddlewareError(
+                    f"middleware {_name(chain[position])} returned {kind}, which nobody runs; "
+                    "write a plain def that calls call_next()"
+                )
             if not called:
                 raise MiddlewareError(
                     f"middleware {_name(chain[position])} returned without call_next() and without raising; "
@@ -43,6 +50,43 @@ def wrap(middlewares: Sequence[Middleware], worker: Any, inner: Callable[[Any], 
         at(0)
 
     return call
+
+
+def check_done(returned: object, worker: Any, method: str) -> None:
+    """Checks what a worker's method returned. A coroutine or a generator has done nothing yet, and nobody would run it:
+    the work would count as done. A decorator around an ``async def`` hides it when the worker is defined.
+
+    Raises:
+        ConfigError: it is one; it is closed, so that Python does not complain as well.
+    """
+    if returned is not None:
+        kind = _discard_unrun(returned)
+        if kind:
+            raise ConfigError(
+                f"{getattr(worker, '__name__', worker)}.{method} returned {kind}, which nobody runs, so nothing was "
+                "done; workers run in threads: write a plain def without yield, and asyncio.run(...) inside for async "
+                "code (is there a decorator that hides an async def?)"
+            )
+
+
+_UNRUN: tuple[tuple[type, str], ...] = (
+    (Coroutine, "a coroutine"),
+    (AsyncGenerator, "an async generator"),
+    (Generator, "a generator"),
+    (Awaitable, "an awaitable"),
+)
+
+
+def _discard_unrun(returned: object) -> str:
+    """What kind of unfinished work it is, which is closed then; "": none."""
+    if returned is None:
+        return ""
+    for kind, name in _UNRUN:
+        if isinstance(returned, kind):
+            if isinstance(returned, Coroutine | Generator):
+                returned.close()
+            return name
+    return ""
 
 
 def _name(middleware: Middleware) -> str:

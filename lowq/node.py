@@ -7,7 +7,6 @@
 """
 
 import json
-import logging
 import os
 import secrets
 import selectors
@@ -26,6 +25,7 @@ from lowq.errors import ConfigError, LowqError, RedisRefused
 from lowq.keeper import Keeper
 from lowq.leases import Leases
 from lowq.listener import Listener
+from lowq.logs import describe, flush, get_log
 from lowq.membership import Identity, Membership
 from lowq.middleware import wrap
 from lowq.outage import Outage
@@ -37,7 +37,7 @@ from lowq.splitter import BalancedSplitter, Members, MembershipSplitter
 from lowq.thread import Bench, WorkerThread
 from lowq.version import VERSION
 
-log = logging.getLogger(__name__)
+log = get_log(__name__)
 
 #: Exit codes of a node.
 EXIT_OK = 0
@@ -211,7 +211,7 @@ class Node:
         for name, worker in self._workers.items():
             instance = worker()
             call = wrap(self.app.config.server_middlewares, worker, instance.perform)
-            benches[name] = Bench(instance, call)
+            benches[name] = Bench(instance, call, worker.batch_size)
         return benches
 
     # What the dispatcher and the listener tell the keeper, which is made after them.
@@ -406,11 +406,11 @@ class Node:
 
     def fail(self, error: BaseException) -> None:
         """Stops the node because of an error. May be called from any thread."""
-        log.critical("node %s stops: %r", self.name, error, extra={"event": "fatal"})
         self.exit_code = EXIT_FAILED
+        log.critical("node %s stops: %s", self.name, describe(error), extra={"event": "fatal"})
         try:
             self.app.config.last_words(error)
-        except Exception:
+        except BaseException:  # the node stops as it is
             log.exception("last_words failed")
         self.request_stop()
 
@@ -450,8 +450,7 @@ class Node:
                 "node %s ends while it still performs: %s; these jobs are performed again, and not charged",
                 self.name, "; ".join(busy), extra={"event": "cut_short"},
             )  # fmt: skip
-            for handler in logging.getLogger().handlers:
-                handler.flush()  # now: from here on the leases run out
+            flush()  # now: from here on the leases run out
         try:
             self.keeper.leave(LEAVE_SECONDS if running else 0.0)
         except LowqError as error:

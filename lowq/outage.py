@@ -1,10 +1,11 @@
 """Redis away: what a node says of it."""
 
-import logging
 import threading
 import time
 
-log = logging.getLogger(__name__)
+from lowq.logs import get_log
+
+log = get_log(__name__)
 
 
 class Outage:
@@ -25,10 +26,12 @@ class Outage:
 
     def begin(self, error: Exception) -> None:
         with self._lock:
-            if self._since is None:
-                self.begun += 1
-                self._since = time.monotonic()
-                log.error("%s; trying until it is back", error, extra={"event": "outage"})
+            if self._since is not None:
+                return
+            self.begun += 1
+            self._since = time.monotonic()
+        # Without the lock: a log that is slow must not keep the other threads.
+        log.error("%s; trying until it is back", error, extra={"event": "outage"})
 
     def end(self, begun: int) -> None:
         """Redis has answered a call before which so many had begun."""

@@ -8,6 +8,7 @@ from typing import Any
 from lowq import foreign
 from lowq.actions import ACTIONS, CHANGED, MAX_IDS, Acted, Action, ActionName, act
 from lowq.bulk import Snapshot, Step, bulk, bulk_state, snapshot
+from lowq.config import dump_text
 from lowq.connection import Call
 from lowq.errors import ConfigError, LowqError, QueueInUse, UnknownQueueError
 from lowq.job import JobId, State, lookup_id
@@ -185,7 +186,7 @@ class Queue(Queries):
         yield from gathered.items()
 
     def _reason(self, reason: str | None) -> bytes:
-        return b"" if reason is None else self._backend.config.dump_error(reason)
+        return b"" if reason is None else dump_text(self._backend.config, reason)
 
     # --- many jobs ---
 

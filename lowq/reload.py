@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from lowq.errors import ConfigError
+from lowq.logs import get_log
 
-log = logging.getLogger(__name__)
+log = get_log(__name__)
 
 #: Folders with code that nobody edits; hidden ones are left out too.
 _IGNORED = {"__pycache__", "node_modules", "site-packages"}

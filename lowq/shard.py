@@ -23,6 +23,7 @@ from lowq.connection import Call, Client, Refusal
 from lowq.errors import LeaseLost, ShardsCountError
 from lowq.job import Job
 from lowq.keys import shard_prefix
+from lowq.logs import describe
 from lowq.scripts import time_argument
 from lowq.worker import Worker
 
@@ -75,10 +76,11 @@ class TakenJob(NamedTuple):
     #: id, perform_at, retry_count, payload, score, payload, score...
     raw: list[bytes]
 
-    def job(self) -> Job:
-        """The job as a value."""
-        scores = [float(score) for score in self.raw[4::2]]
-        pairs = list(zip(self.payloads, scores, strict=True))
+    def job(self, load_payload: Callable[[bytes], Any]) -> Job:
+        """The job as a value, as it was taken: its payloads are decoded anew, as a handler may have changed those that
+        it was given.
+        """
+        pairs = [(load_payload(data), float(score)) for data, score in zip(self.raw[3::2], self.raw[4::2], strict=True)]
         return Job(
             self.id,
             "taken",
@@ -154,6 +156,8 @@ class Shard:
         self._in_hand: set[str] = set()
         #: Finished and not acknowledged.
         self._finished: list[str] = []
+        #: id -> how many times in a row it was released because its handler found no Redis; see `batch`.
+        self.found_no_redis: dict[str, int] = {}
 
     def __repr__(self) -> str:
         return f"{self.queue}:{self.index}"
@@ -309,7 +313,8 @@ class Shard:
                     payloads.append(self._load_payload(payload))
                     sound += [payload, score]
                 except Exception as error:
-                    trip.spoiled.append(Spoiled(job_id, payload, f"the payload can't be decoded: {error}"))
+                    why = describe(error, str)
+                    trip.spoiled.append(Spoiled(job_id, payload, f"the payload can't be decoded: {why}"))
             raw = sound
         return TakenJob(job_id, payloads, int(float(raw[2])), raw)
 
@@ -396,6 +401,7 @@ class Shard:
         """Nothing of the trip in hand is reported any more: the lease was lost, its next owner restores it."""
         self._in_hand.clear()
         self._finished.clear()
+        self.found_no_redis.clear()
 
     @property
     def delivery(self) -> int:

@@ -14,7 +14,6 @@ none of their work; it doesn't even load the application.
         +------------------+------TERM-------+----> stopping -----> ended, by KILL when it needs too long
 """
 
-import logging
 import os
 import selectors
 import signal
@@ -31,8 +30,9 @@ from types import FrameType
 from lowq.child import Child
 from lowq.duration import LONGEST_WAIT, duration
 from lowq.generation import Generation, Place
+from lowq.logs import get_log
 
-log = logging.getLogger(__name__)
+log = get_log(__name__)
 
 #: Exit codes.
 EXIT_OK = 0
@@ -49,8 +49,6 @@ READY_SECONDS = 60.0
 REMINDER = 60.0
 #: Seconds that processes have to end by themselves after a second INT.
 HURRY = 5.0
-#: Seconds that it waits at once: `poll` takes no more than 24 days, and a shutdown_timeout may be longer.
-LONGEST_WAIT = 3600.0
 
 
 @dataclass(slots=True)

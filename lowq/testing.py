@@ -65,7 +65,9 @@ def drain(*workers: type, now: float | None = None, limit: int | None = None, ra
                     batches += 1
                     performed += len(outcome.finished)
                     failed += len(outcome.failures) + len(outcome.crashed)
-                    if outcome.error is not None and (raises or not isinstance(outcome.error, Exception)):
+                    if outcome.stop is not None:
+                        raise outcome.stop
+                    if raises and outcome.error is not None:
                         raise outcome.error
     finally:
         for drainer in drainers:
@@ -112,11 +114,21 @@ class _Drainer:
         if not jobs:
             shard.keep_finished()
             return batch.Outcome() if trip.jobs else None
-        outcome = batch.perform(worker, self._call, shard.index, trip.lease.fence, jobs, config)
+        outcome = batch.perform(
+            worker, self._call, shard.index, trip.lease.fence, jobs, config, shard.found_no_redis
+        )  # fmt: skip
         shard.finish(outcome.finished)
-        if not outcome.whole:
-            batch.report(shard, outcome, worker, config, self._now)
-        shard.keep_finished()
+        try:
+            if not outcome.whole:
+                batch.report(shard, outcome, self._now)
+                batch.tell_worker(outcome, worker, config)
+        except LowqError:
+            if outcome.stop is not None:  # also when the lease was lost meanwhile
+                raise outcome.stop from None
+            raise
+        finally:
+            shard.keep_finished()
+            batch.log_remarks(outcome)
         return outcome
 
     def leave(self) -> None:

@@ -11,7 +11,6 @@
     take   -------------------->  ack + next ids             acknowledged and taken in one step
 """
 
-import logging
 import random
 import threading
 import time
@@ -25,13 +24,14 @@ from lowq.connection import Call, Client
 from lowq.dispatch import Dispatcher
 from lowq.errors import LeaseLost, RedisUnavailable
 from lowq.keeper import Keeper
+from lowq.logs import describe, get_log
 from lowq.outage import Outage
 from lowq.rates import BOUNDS, bucket_of
 from lowq.seat import Performing, Seat
 from lowq.shard import MAX_TRIP_JOBS, Shard, TakenJob, Trip
 from lowq.worker import Worker
 
-log = logging.getLogger(__name__)
+log = get_log(__name__)
 
 #: Seconds of work that one trip may take in advance of its acknowledgement: a crash repeats about that much.
 PREFETCH_SECONDS = 0.005
@@ -44,7 +44,9 @@ class Bench:
     """What one thread needs for one queue: its instance of the worker, and that with the middlewares around it."""
 
     instance: Worker[Any]
-    call: Callable[[dict[str, list[Any]]], None]
+    call: Callable[[dict[str, list[Any]]], object]
+    #: Read once: an application's attributes are not asked for between a take and its outcome.
+    batch_size: int
 
 
 class Home(Protocol):
@@ -109,13 +111,14 @@ class WorkerThread:
                 if not self._pause(failures):
                     return
             except LeaseLost:
-                if self._held is not None:
-                    _log_lost(self._held)
+                held = self._held
                 self._let_go()
+                if held is not None:
+                    _log_lost(held)
             except Exception:
+                self._let_go()
                 log.exception("a thread failed outside of a worker; it goes on")
                 failures += 1
-                self._let_go()
                 if not self._pause(failures):
                     return
             except BaseException as error:
@@ -214,20 +217,20 @@ class WorkerThread:
                     trips[shard] = shard.took(reply)
                     self._dispatcher.took(shard, wakes, trips[shard])
                 except LeaseLost:
-                    _log_lost(shard)
                     self._node.keeper.check(shard)
+                    _log_lost(shard)
                 except RedisUnavailable as error:
                     trouble = trouble or error
                 except Exception as error:
-                    log.error("%r rests for %g s: %s", shard, TROUBLE_SECONDS, error, extra={"event": "trouble"})
                     shard.drop_trip()
                     self._dispatcher.rest(shard, TROUBLE_SECONDS)
+                    log.error("%r rests for %g s: %s", shard, TROUBLE_SECONDS, error, extra={"event": "trouble"})
             if trips:
                 self._node.outage.end(begun)
         return trips, trouble
 
     def _limit(self, shard: Shard) -> int:
-        size: int = self._benches[shard.queue].instance.batch_size
+        size = self._benches[shard.queue].batch_size
         if not self._node.prefetch:
             return size
         pace = self._pace.get(shard.queue)
@@ -244,7 +247,7 @@ class WorkerThread:
                 self._dispatcher.look_again(shard)
             return
         bench = self._benches[shard.queue]
-        size = bench.instance.batch_size
+        size = bench.batch_size
         began = time.monotonic()
         for start in range(0, len(jobs), size):
             if start and (shard.leaving or self._node.stopping.is_set()):
@@ -268,7 +271,9 @@ class WorkerThread:
             self._node.keeper.arm()
         performing = self.seat.performing = Performing(shard, [job.id for job in jobs], time.monotonic())
         try:
-            outcome = batch.perform(bench.instance, bench.call, shard.index, trip.lease.fence, jobs, self._config)
+            outcome = batch.perform(
+                bench.instance, bench.call, shard.index, trip.lease.fence, jobs, self._config, shard.found_no_redis
+            )
         finally:
             ended = time.monotonic()
             self.seat.performed = performing, ended
@@ -281,35 +286,25 @@ class WorkerThread:
         if outcome.whole:
             return
         tally.failed += sum(failure.verdict != "solo" for failure in outcome.failures)
-        error = outcome.error
-        self._tell_of_failure(shard, jobs, outcome, bench)
-        self._report(shard, outcome, bench)
-        if error is not None and not isinstance(error, Exception):
-            self._node.fail(error)
+        try:
+            # Should the process die before this is written, the jobs are restored and performed again.
+            self._report(shard, outcome)
+            batch.tell_worker(outcome, bench.instance, self._config)
+        finally:
+            # Also when the lease was lost meanwhile: what was raised was raised.
+            try:
+                _log_failure(shard, jobs, outcome, bench)
+                batch.log_remarks(outcome)
+            finally:
+                if outcome.stop is not None:
+                    self._node.fail(outcome.stop)
 
-    def _tell_of_failure(self, shard: Shard, jobs: list[TakenJob], outcome: batch.Outcome, bench: Bench) -> None:
-        """What was raised, and what becomes of each id."""
-        if outcome.error is None and not outcome.failures:
-            return
-        what = "named by the handler" if outcome.error is None else repr(outcome.error)
-        named = [failure.id for failure in outcome.failures] or [job.id for job in jobs]
-        fates = [batch.fate(failure, bench.instance.max_retry_count) for failure in outcome.failures[:3]]
-        more = len(outcome.failures) - len(fates)
-        log.error(
-            "%r failed, ids %s: %s%s%s", shard, ", ".join(named[:3]), what,
-            "".join(f"; {fate}" for fate in fates), f"; and {more} more" if more > 0 else "", exc_info=outcome.error,
-            extra={
-                "event": "failed", "queue": shard.queue, "shard": shard.index, "ids": named[:100],
-                "outcome": [failure[:4] for failure in outcome.failures[:100]],
-            },
-        )  # fmt: skip
-
-    def _report(self, shard: Shard, outcome: batch.Outcome, bench: Bench) -> None:
+    def _report(self, shard: Shard, outcome: batch.Outcome) -> None:
         """Writes an outcome, however long Redis is away: only the end of the process or of the lease ends that."""
         failures = 0
         while True:
             try:
-                batch.report(shard, outcome, bench.instance, self._config)
+                batch.report(shard, outcome)
                 self._dispatcher.look_again(shard)
                 return
             except RedisUnavailable as error:
@@ -321,6 +316,27 @@ class WorkerThread:
 def backoff(failures: int) -> float:
     """Seconds to wait after so many failures in a row, with jitter."""
     return min(0.05 * 2.0 ** min(failures, 10), 2.0) * random.uniform(0.5, 1.0)
+
+
+def _log_failure(shard: Shard, jobs: list[TakenJob], outcome: batch.Outcome, bench: Bench) -> None:
+    """What was raised, and what becomes of each id."""
+    if outcome.error is None and not outcome.failures:
+        return
+    what = "named by the handler" if outcome.error is None else describe(outcome.error)
+    named = [failure.id for failure in outcome.failures] or [job.id for job in jobs]
+    most = outcome.ask("max_retry_count is not to be had", lambda: int(bench.instance.max_retry_count), 0)
+    fates = [batch.fate(failure, most) for failure in outcome.failures[:3]]
+    if outcome.releases:
+        fates.append(f"not charged and waiting again: {len(outcome.releases)}")
+    more = len(outcome.failures) - 3
+    log.error(
+        "%r failed, ids %s: %s%s%s", shard, ", ".join(named[:3]), what,
+        "".join(f"; {fate}" for fate in fates), f"; and {more} more" if more > 0 else "", exc_info=outcome.error,
+        extra={
+            "event": "failed", "queue": shard.queue, "shard": shard.index, "ids": named[:100],
+            "outcome": [failure[:4] for failure in outcome.failures[:100]],
+        },
+    )  # fmt: skip
 
 
 def _log_lost(shard: Shard) -> None:

@@ -164,7 +164,7 @@ def _from_function(target: Callable[[dict[str, list[Any]]], None]) -> type[Worke
         )
 
     def perform(_self: Worker[Any], payloads_by_id: dict[str, list[Any]]) -> None:
-        target(payloads_by_id)
+        return target(payloads_by_id)  # what must be None is checked where it is called
 
     body = {
         "perform": perform,

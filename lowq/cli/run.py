@@ -1,6 +1,5 @@
 """``lowq run``: a node, or a supervisor of several."""
 
-import logging
 import os
 import sys
 from collections.abc import Iterator
@@ -20,12 +19,12 @@ from lowq.cli.web import Address, dashboard, no_auth_option, redact_option
 from lowq.connection import new_store
 from lowq.connection.store_server import serving
 from lowq.errors import ConfigError, LowqError, RedisUnavailable
-from lowq.logs import LogFormat
+from lowq.logs import LogFormat, get_log
 from lowq.node import Node
 from lowq.reload import SourceWatcher
 from lowq.supervisor import Supervisor
 
-log = logging.getLogger(__name__)
+log = get_log(__name__)
 
 _LEVELS = ["debug", "info", "warning", "error", "critical"]
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from lowq.job import EncodedJob
+from lowq.job import EncodedJob, load_payload
 from lowq.shard import Shard
 from tests.contract.support import NOW, REMAINS, ShardRig, exhausted, handed, job, jobs_of, retry
 
@@ -19,7 +19,7 @@ SCORES = [0.0, -1.5, 2.0**53, -(2.0**53), 1e308, -1e308, 5e-324, NOW, 1_800_000_
 
 def take(rig: ShardRig, shard: Shard, limit: int = 10) -> dict[str, list[tuple[Any, float]]]:
     """What a trip brings: id -> payloads with their scores."""
-    return {item.id: item.job().payloads for item in shard.take(limit, NOW + 1).jobs}
+    return {item.id: item.job(load_payload).payloads for item in shard.take(limit, NOW + 1).jobs}
 
 
 class TestWaiting:

@@ -7,6 +7,7 @@ import pytest
 
 from lowq.connection import Refusal
 from lowq.errors import LeaseLost, RedisFull
+from lowq.job import load_payload
 from tests.contract.support import NOW, TICK, TTL, Channel, ShardRig, handed, job, retry
 from tests.redis_server import RedisServer
 
@@ -178,8 +179,8 @@ def test_microseconds_survive(rig: ShardRig) -> None:
     assert rig.read("payloads:x") == {"v1": at - 1}
     shard = rig.own()
     trip = shard.take(10, at)
-    assert [item.job().perform_at for item in trip.jobs] == [NOW + TICK, at]
-    assert [item.job().payloads for item in trip.jobs] == [[("v1", NOW + TICK)], [("v1", at - 1)]]
+    assert [item.job(load_payload).perform_at for item in trip.jobs] == [NOW + TICK, at]
+    assert [item.job(load_payload).payloads for item in trip.jobs] == [[("v1", NOW + TICK)], [("v1", at - 1)]]
     assert rig.read("taken")["x"] == (1, at, -1, 0, at)
     shard.release([("x", None), ("y", 1.0)], at)
     assert rig.read("due") == {"x": at, "y": at + 1}

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from lowq.errors import LeaseLost
+from lowq.job import load_payload
 from lowq.shard import MAX_TRIP_BYTES, MAX_TRIP_JOBS, Shard
 from tests.contract.support import NEVER, NOW, REMAINS, TICK, TTL, Channel, ShardRig, handed, job, jobs_of, retry, solo
 
@@ -568,7 +569,7 @@ def test_undecodable_payloads_are_told_apart_and_can_be_buried_singly(rig: Shard
     rig.push(job("x", "v1", 1), job("x", b"{not json", 2), job("x", "v3", 3), job("y", b"\xff", 1))
     trip = shard.take(10, NOW + 1)
     assert handed(trip) == {"x": ["v1", "v3"], "y": []}
-    assert trip.jobs[0].job().payloads == [("v1", 1), ("v3", 3)]
+    assert trip.jobs[0].job(load_payload).payloads == [("v1", 1), ("v3", 3)]
     assert [(item.id, item.payload) for item in trip.spoiled] == [("x", b"{not json"), ("y", b"\xff")]
     shard.bury([(item.id, item.reason.encode(), [item.payload]) for item in trip.spoiled], NOW + 1)
     assert rig.read("morgue:payloads:x") == {b"{not json": 2}

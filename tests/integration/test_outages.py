@@ -6,7 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
+import lowq
 from tests.checker import Report
+from tests.contract.thread_rig import ThreadRig
 from tests.integration.conftest import MakeRig
 from tests.integration.support import NEVER, TTL, NodeProcess, Rig, until
 from tests.redis_server import RedisServer
@@ -217,3 +219,44 @@ def test_a_node_that_stops_while_redis_is_away_tells_it_what_finished(
     assert node.wait() == 0
     assert rig.of_shards("taken") == {}
     assert rig.of_shards("due") == {}
+
+
+# --- handlers that push ---
+
+
+def test_a_handler_whose_push_finds_no_redis_is_performed_again_when_it_is_back_and_not_charged(
+    own_server: RedisServer,
+) -> None:
+    app = lowq.Lowq(redis_url=own_server.url)
+    found: list[lowq.LowqError | None] = []
+
+    def start_again() -> None:  # from the main thread, as the server ends with the thread that started it
+        until(lambda: rig.outage.seconds, "outage that the thread has noticed")
+        own_server.start()
+
+    @app.worker(shards_count=1)
+    class Orders(lowq.Worker[str]):
+        def perform(self, payloads_by_id: dict[str, list[str]]) -> None:
+            if not found:
+                own_server.stop()
+            else:
+                rig.dispatcher.close()
+            try:
+                app.queue("Mail", shards_count=1).push({"id": 1})
+            except lowq.RedisUnavailable as error:
+                found.append(error)
+                raise
+            found.append(None)
+
+        def retry_in(self, retry_count: int) -> float:
+            return 3600.0
+
+    Orders.perform_async({"id": 1})
+    rig = ThreadRig(app, Orders)
+    rig.run(meanwhile=start_again)
+    assert isinstance(found[0], lowq.RedisUnavailable)
+    assert found[1:] == [None]
+    stats = Orders.queue.stats()
+    assert (stats.processed, stats.failed, stats.length, stats.taken) == (1, 0, 0, 0)
+    assert app.queue("Mail").stats().length == 1
+    app.close()

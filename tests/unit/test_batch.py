@@ -1,4 +1,5 @@
 import itertools
+import json
 import logging
 import math
 import sys
@@ -63,7 +64,7 @@ def taken(job_id: str, *payloads: Any, retry_count: int = -1) -> TakenJob:
     values = list(payloads or ("v1",))
     raw = [job_id.encode(), b"1800000000.5", b"%d" % retry_count]
     for score, value in enumerate(values, 1):
-        raw += [str(value).encode(), b"%d" % score]
+        raw += [json.dumps(value).encode(), b"%d" % score]
     return TakenJob(job_id, values, retry_count, raw)
 
 
@@ -112,7 +113,7 @@ class TestDecide:
     ) -> None:
         jobs = [taken("a"), taken("b")]
         words = {job.id: WORDS[word] for job, word in zip(jobs, said, strict=True) if word}
-        outcome = decide(Handler(), jobs, words, error, Config())
+        outcome = decide(Handler(), jobs, words, error, Config(), {})
         unsaid = WITHOUT_A_WORD[type(error) if error else None, False]
         assert verdicts(outcome) == {"a": said[0] or unsaid, "b": said[1] or unsaid}
         assert len(outcome.finished) + len(outcome.failures) + len(outcome.releases) + len(outcome.buries) + len(
@@ -125,27 +126,27 @@ class TestDecide:
     @pytest.mark.parametrize("word", [*WORDS, None])
     def test_an_id_that_is_alone(self, error: BaseException | None, word: str | None) -> None:
         words = {"a": WORDS[word]} if word else {}
-        outcome = decide(Handler(), [taken("a")], words, error, Config())
+        outcome = decide(Handler(), [taken("a")], words, error, Config(), {})
         assert verdicts(outcome) == {"a": word or WITHOUT_A_WORD[type(error) if error else None, True]}
 
     def test_what_was_said_goes_along(self) -> None:
         jobs = [taken("a"), taken("b")]
-        outcome = decide(Handler(), jobs, {"a": ("release", 5.0), "b": ("bury", "enough")}, None, Config())
-        assert (outcome.releases, outcome.buries) == ([("a", 5.0)], [("b", "enough")])
+        outcome = decide(Handler(), jobs, {"a": ("release", 5.0), "b": ("bury", "enough")}, None, Config(), {})
+        assert (outcome.releases, outcome.buries) == ([("a", 5.0)], [("b", b"enough")])
 
     def test_an_id_that_fails_in_company_is_not_charged(self) -> None:
-        outcome = decide(Handler(), [taken("a", retry_count=3), taken("b")], {}, BOOM, Config())
+        outcome = decide(Handler(), [taken("a", retry_count=3), taken("b")], {}, BOOM, Config(), {})
         assert [(item.id, item.retry_count, item.delay) for item in outcome.failures] == [("a", 3, 0.0), ("b", -1, 0.0)]
 
     def test_an_id_that_fails_alone_is_charged_and_waits_as_long_as_the_worker_says(self) -> None:
-        outcome = decide(Handler(), [taken("a", retry_count=3)], {}, BOOM, Config())
+        outcome = decide(Handler(), [taken("a", retry_count=3)], {}, BOOM, Config(), {})
         (failure,) = outcome.failures
         assert (failure.verdict, failure.retry_count, failure.delay) == ("retry", 4, 104.0)
         assert b"ValueError: boom" in failure.error
 
     def test_only_the_named_culprit_is_charged(self) -> None:
         jobs = [taken("a"), taken("b"), taken("c")]
-        outcome = decide(Handler(), jobs, {"b": ("fail", "no such order")}, BOOM, Config())
+        outcome = decide(Handler(), jobs, {"b": ("fail", "no such order")}, BOOM, Config(), {})
         assert verdicts(outcome) == {"a": "solo", "b": "retry", "c": "solo"}
         assert [(item.id, item.retry_count) for item in outcome.failures] == [("a", -1), ("b", 0), ("c", -1)]
         assert outcome.failures[1].error == b"no such order"
@@ -167,20 +168,22 @@ class TestDecide:
         handler = Handler()
         handler.max_retry_count = max_retry_count
         jobs = [taken("a", "v1", "v2", retry_count=retry_count)]
-        outcome = decide(handler, jobs, {}, BOOM, Config())
+        outcome = decide(handler, jobs, {}, BOOM, Config(), {})
         assert verdicts(outcome) == {"a": verdict}
         assert bool(outcome.exhausted) == (verdict == "exhausted")
 
     def test_a_job_that_failed_in_company_is_never_exhausted(self) -> None:
         handler = Handler()
         handler.max_retry_count = 0
-        outcome = decide(handler, [taken("a"), taken("b")], {}, BOOM, Config())
+        outcome = decide(handler, [taken("a"), taken("b")], {}, BOOM, Config(), {})
         assert verdicts(outcome) == {"a": "solo", "b": "solo"}
 
     def test_of_an_exhausted_job_the_oldest_payload_is_given_up(self) -> None:
         handler = Handler()
         handler.max_retry_count = 1
-        (job,) = decide(handler, [taken("a", "v1", "v2", retry_count=0)], {}, BOOM, Config()).exhausted
+        outcome = decide(handler, [taken("a", "v1", "v2", retry_count=0)], {}, BOOM, Config(), {})
+        batch.tell_worker(outcome, handler, Config())
+        (job,) = handler.exhausted
         assert (job.id, job.state, job.payloads, job.payloads_count) == ("a", "morgue", [("v1", 1.0)], 1)
         assert job.retry_count == 1
         assert job.error is not None
@@ -223,7 +226,9 @@ class TestRetryIn:
                 return cast(float, retry_in())
 
         Own.__name__ = "Handler"
-        (failure,) = decide(Own(), [taken("a", retry_count=1)], {}, BOOM, Config()).failures
+        outcome = decide(Own(), [taken("a", retry_count=1)], {}, BOOM, Config(), {})
+        batch.log_remarks(outcome)
+        (failure,) = outcome.failures
         assert (failure.verdict, failure.retry_count) == ("retry", 2)
         return failure.delay
 
@@ -246,7 +251,7 @@ class Unprintable(Exception):
 class TestErrorHooks:
     def test_they_are_used(self) -> None:
         config = Config(format_error=lambda error: f"<{error}>", dump_error=lambda text: text.upper().encode())
-        (failure,) = decide(Handler(), [taken("a")], {}, BOOM, config).failures
+        (failure,) = decide(Handler(), [taken("a")], {}, BOOM, config, {}).failures
         assert failure.error == b"<BOOM>"
 
     @pytest.mark.parametrize(
@@ -268,16 +273,19 @@ class TestErrorHooks:
     ) -> None:
         # Otherwise the jobs would be performed again and again, uncharged.
         jobs = [taken("a", retry_count=retry_count), *([] if alone else [taken("b")])]
-        outcome = decide(Handler(), jobs, {}, BOOM, Config(**settings))
+        outcome = decide(Handler(), jobs, {}, BOOM, Config(**settings), {})
         assert len(outcome.failures) == len(jobs)
         for failure in outcome.failures:
             assert b"boom" in failure.error
+        assert caplog.records == []  # first it is written
+        batch.tell_worker(outcome, Handler(), Config(**settings))
+        batch.log_remarks(outcome)
         if outcome.exhausted or "load_error" not in settings:
             assert caplog.records
 
     def test_an_exception_that_has_no_text_is_kept_all_the_same(self) -> None:
         for config in (Config(), Config(format_error=raises), Config(dump_error=raises)):
-            (failure,) = decide(Handler(), [taken("a")], {}, Unprintable(), config).failures
+            (failure,) = decide(Handler(), [taken("a")], {}, Unprintable(), config, {}).failures
             assert b"Unprintable" in failure.error
 
 
@@ -309,7 +317,7 @@ class TestPerform:
             current().done("a")
             current().bury("a", reason="on second thoughts")
 
-        assert performed([taken("a")], perform).buries == [("a", "on second thoughts")]
+        assert performed([taken("a")], perform).buries == [("a", b"on second thoughts")]
 
     @pytest.mark.parametrize("error", [SystemExit(2), KeyboardInterrupt(), GeneratorExit()], ids=repr)
     def test_what_stops_a_process_is_handed_on_and_not_raised(self, error: BaseException) -> None:
@@ -370,7 +378,7 @@ class TestCurrent:
     def test_an_id_may_be_given_as_it_was_pushed(self) -> None:
         execution = Execution(Handler, 0, 1, [taken("7")])
         execution.done(7)
-        assert verdicts(decide(Handler(), [taken("7")], execution._words, BOOM, Config())) == {"7": "finished"}
+        assert verdicts(decide(Handler(), [taken("7")], execution._words, BOOM, Config(), {})) == {"7": "finished"}
 
     @pytest.mark.parametrize("delay", [0, 5, 2.5, timedelta(seconds=90), -1, None])
     def test_a_release_may_be_delayed_as_a_job(self, delay: Any) -> None:
@@ -409,7 +417,7 @@ class TestReport:
             finished=["done"],
             failures=[Failure("a", "retry", 0, 5.0, b"boom"), Failure("b", "solo", -1, 0.0, b"boom")],
             releases=[("c", 5.0), ("d", None)],
-            buries=[("e", "enough"), ("f", "")],
+            buries=[("e", b"enough"), ("f", b"")],
         )
         shard = self.reported(outcome)
         assert shard.calls == [
@@ -424,37 +432,40 @@ class TestReport:
         assert [job_id for job_id, _ in released] == ["a", "b"]
         assert all(0 < delay < 1 for _, delay in released)
 
-    def test_the_worker_is_told_of_exhausted_jobs_after_they_are_buried(self) -> None:
-        shard, job = Reports(), Job("a", "morgue", [("v1", 1.0)], None)
-        told: list[Any] = []
-
-        class Own(Handler):
-            def retries_exhausted(self, jobs: list[Job]) -> None:
-                told.append((jobs, list(shard.calls)))
-
-        self.report(shard, Outcome(failures=[Failure("a", "exhausted", 1, 0.0, b"")], exhausted=[job]), Own())
-        assert told == [([job], [("fail", [("a", "exhausted")])])]
+    def test_the_worker_is_told_of_exhausted_jobs_and_reporting_calls_nothing_of_its(self) -> None:
+        handler = Handler()
+        handler.max_retry_count = 0
+        shard = Reports()
+        outcome = decide(handler, [taken("a")], {}, BOOM, Config(), {})
+        batch.report(cast(Shard, shard), outcome)
+        assert (shard.calls, handler.exhausted) == ([("fail", [("a", "exhausted")])], [])
+        batch.tell_worker(outcome, handler, Config())
+        assert [job.id for job in handler.exhausted] == ["a"]
 
     def test_retries_exhausted_that_raises_is_logged_and_no_more(self, caplog: pytest.LogCaptureFixture) -> None:
         class Own(Handler):
+            max_retry_count = 0
+
             def retries_exhausted(self, jobs: list[Job]) -> None:
                 raise BOOM
 
-        self.report(Reports(), Outcome(exhausted=[Job("a", "morgue", [], None)]), Own())
+        outcome = decide(Own(), [taken("a")], {}, BOOM, Config(), {})
+        batch.tell_worker(outcome, Own(), Config())
+        batch.log_remarks(outcome)
         assert "Own.retries_exhausted failed" in caplog.text
+        assert outcome.stop is None
 
     @pytest.mark.parametrize("dump_error", [raises, nothing])
     def test_a_reason_that_dump_error_cannot_take_does_not_stop_the_shard(self, dump_error: Any) -> None:
         config = Config(dump_error=dump_error)
-        shard = self.reported(Outcome(buries=[("a", "enough")]), config)
-        assert shard.calls == [("bury", [("a", b"enough", ())])]
+        assert performed([taken("a")], lambda _: current().bury("a", "enough"), config).buries == [("a", b"enough")]
 
         shard = Reports()
         batch.bury_spoiled(cast(Shard, shard), [Spoiled("a", b"\xff", "can't be decoded")], config)
         assert shard.calls == [("bury", [("a", b"can't be decoded", (b"\xff",))])]
 
     def test_a_reason_with_half_a_character_does_not_either(self) -> None:
-        ((_, [(job_id, reason, _payloads)]),) = self.reported(Outcome(buries=[("a", "file \udc80")])).calls
+        ((job_id, reason),) = performed([taken("a")], lambda _: current().bury("a", "file \udc80")).buries
         assert (job_id, isinstance(reason, bytes)) == ("a", True)
         assert reason.startswith(b"file ")
 
@@ -468,11 +479,8 @@ class TestReport:
         assert shard.calls == [("bury", [("a", b"no JSON", (b"\xff",))]), ("bury", [("a", b"cut off", (b"{",))])]
         assert "queue 'Orders', id 'a': no JSON" in caplog.text
 
-    def reported(self, outcome: Outcome, config: Config | None = None) -> Reports:
-        shard = Reports()
-        self.report(shard, outcome, Handler(), config)
-        return shard
-
     @staticmethod
-    def report(shard: Reports, outcome: Outcome, handler: Handler, config: Config | None = None) -> None:
-        batch.report(cast(Shard, shard), outcome, handler, config or Config())
+    def reported(outcome: Outcome) -> Reports:
+        shard = Reports()
+        batch.report(cast(Shard, shard), outcome)
+        return shard

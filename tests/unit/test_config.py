@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 import lowq
-from lowq.config import Config, format_error
+from lowq.config import MAX_DUMPED_BYTES, MAX_ERROR_BYTES, Config, cut_error, dump_text, format_error
 from lowq.errors import ConfigError
 from lowq.job import dump_payload, load_payload
 
@@ -64,10 +64,30 @@ class TestDefaults:
 
     def test_a_long_error_is_cut_in_the_middle(self) -> None:
         text = format_error(ValueError("start" + "x" * 100_000 + "end"))
-        assert len(text) < 9000
+        assert len(text) <= MAX_ERROR_BYTES
         assert text.startswith("ValueError: start")
-        assert "characters left out" in text
+        assert "bytes left out" in text
         assert text.endswith("end")
+
+    @pytest.mark.parametrize("text", ["", "x" * MAX_ERROR_BYTES, "é" * (MAX_ERROR_BYTES // 2), "short \udc80"])
+    def test_what_fits_is_not_cut(self, text: str) -> None:
+        assert cut_error(text) == text
+
+    @pytest.mark.parametrize("char", ["x", "é", "€", "\U0001f600", "\udc80"])
+    @pytest.mark.parametrize("length", [MAX_ERROR_BYTES + 1, 20_000_000])
+    def test_what_is_longer_is_cut_by_its_bytes(self, char: str, length: int) -> None:
+        text = cut_error("start" + char * (length // len(char.encode("utf-8", "surrogatepass")) + 1) + "end")
+        assert len(text.encode()) <= MAX_ERROR_BYTES
+        assert text.startswith("start")
+        assert text.endswith("end")
+        assert "bytes left out" in text
+
+    def test_what_dump_error_makes_of_it_is_bounded_too(self) -> None:
+        assert dump_text(Config(dump_error=lambda text: text[:4].encode() * 10), "boom") == b"boom" * 10
+        with pytest.raises(ValueError, match="dump_error gave"):
+            dump_text(Config(dump_error=lambda _: b"x" * (MAX_DUMPED_BYTES + 1)), "boom")
+        with pytest.raises(TypeError, match="dump_error gave a NoneType instead of bytes"):
+            dump_text(Config(dump_error=lambda _: None), "boom")
 
 
 class TestEnvironment:

@@ -1,0 +1,93 @@
+"""A worker thread without its node: the test's own thread takes the turns, and nobody else moves anything."""
+
+import secrets
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import lowq
+from lowq.connection import Client
+from lowq.dispatch import Dispatcher
+from lowq.middleware import wrap
+from lowq.outage import Outage
+from lowq.scheduler import LagScheduler
+from lowq.seat import Seat
+from lowq.shard import Lease, Shard, shards_of
+from lowq.thread import Bench, WorkerThread
+from lowq.worker import Worker
+from tests.contract.support import TTL
+
+
+class _Keeper:
+    """Renews nothing; what the thread asks of it is written down."""
+
+    def __init__(self) -> None:
+        self.doubted: list[Shard] = []
+
+    def check(self, shard: Shard) -> None:
+        self.doubted.append(shard)
+
+    def arm(self) -> None:
+        """Acknowledges nothing early."""
+
+
+class ThreadRig:
+    """All shards of a worker, leased, and the thread that works them. It is the thread's node as well."""
+
+    def __init__(self, app: lowq.Lowq, worker: type[Worker[Any]]) -> None:
+        self.app = app
+        self.client: Client = app.client
+        self.outage = Outage()
+        self.stopping = threading.Event()
+        self.prefetch = True
+        #: What the thread stopped its node for.
+        self.failed: list[BaseException] = []
+        self.shards = shards_of(app.client, app.config, worker, secrets.token_hex(8))
+        self.dispatcher = Dispatcher([self.shards], [LagScheduler()])
+        self.keeper: Any = _Keeper()
+        instance = worker()
+        bench = Bench(instance, wrap(app.config.server_middlewares, worker, instance.perform), worker.batch_size)
+        self.thread = WorkerThread(self, Seat(0), {worker.queue_name: bench})
+        app.register(worker.queue_name, worker.shards_count, worker)
+        for shard in self.shards:
+            assert isinstance(shard.acquire(TTL), Lease)
+        self.wake()
+
+    def fail(self, error: BaseException) -> None:
+        self.failed.append(error)
+        self.stopping.set()
+        self.dispatcher.close()
+
+    def wake(self) -> None:
+        """All shards are to be looked at."""
+        for shard in self.shards:
+            self.dispatcher.wake(shard)
+
+    def server_time(self) -> float:
+        """Unix time, seconds."""
+        seconds, microseconds = self.client.command("TIME")
+        return int(seconds) + int(microseconds) / 1e6
+
+    def turn(self) -> None:
+        """One trip to Redis, and the work it brought, in a thread. There must be something that is due, or in hand."""
+        raised: list[BaseException] = []
+
+        def turn() -> None:
+            try:
+                self.thread._turn()
+            except BaseException as error:
+                raised.append(error)
+
+        thread = threading.Thread(target=turn, daemon=True)
+        thread.start()
+        thread.join(60)
+        assert not thread.is_alive(), "the turn does not end"
+        if raised:
+            raise raised[0]
+
+    def run(self, meanwhile: Callable[[], object] = lambda: None) -> None:
+        """The thread's whole life, which something must end: `fail`, or a handler that closes the dispatcher."""
+        self.thread.start()
+        meanwhile()
+        self.thread.join(60)
+        assert not self.thread.is_alive(), "the thread goes on and on"
