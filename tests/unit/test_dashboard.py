@@ -2,6 +2,7 @@
 
 import os
 import random
+import threading
 from collections.abc import Iterator
 from itertools import pairwise
 
@@ -19,15 +20,27 @@ class Clock:
         return self.now
 
 
+class Watcher(NodeWatcher):
+    """One that does not end this process when its node has ended."""
+
+    def __init__(self, given: str, clock: Clock) -> None:
+        self.ended = threading.Event()
+        super().__init__(given, clock)
+
+    def orphaned(self) -> None:
+        self.ended.set()
+
+
 @pytest.fixture
 def watcher(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[NodeWatcher, Clock]]:
-    """One whose node is this process; it would end this process with its pipe."""
-    monkeypatch.setattr(NodeWatcher, "orphaned", lambda _: None)
     monkeypatch.setattr("multiprocessing.current_process", type("Process", (), {}))
     report, life = os.pipe(), os.pipe()
     clock = Clock()
-    yield NodeWatcher(f"web:{report[1]}:{life[0]}", clock), clock
-    for end in (life[1], *report):
+    node = Watcher(f"web:{report[1]}:{life[0]}", clock)
+    yield node, clock
+    os.close(life[1])
+    assert node.ended.wait(20)
+    for end in (life[0], *report):
         os.close(end)
 
 
