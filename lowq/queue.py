@@ -122,7 +122,10 @@ class Queue(Queries):
         yield from gathered.items()
 
     def _reason(self, reason: str | None) -> bytes:
-        return b"" if reason is None else self._backend.config.dump_error(reason)
+        if reason is None:
+            return b""
+        # Forms and command lines bring bytes that are no UTF-8 as surrogates, which no dump_error could encode.
+        return self._backend.config.dump_error(reason.encode("utf-8", "backslashreplace").decode())
 
     # --- many jobs ---
 

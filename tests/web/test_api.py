@@ -17,7 +17,6 @@ from lowq_web.api import ENDPOINTS, _answer
 from tests.web.conftest import OWN, Open
 from tests.web.hand import Hand
 
-
 #: What a request may say.
 SENT = {"action": "kick", "node": "nobody", "do": "quiet"}
 
