@@ -113,7 +113,7 @@ def main(seconds: float, web: bool) -> None:
         url = stack.enter_context(serving(memory_store(lowq.config.redis_url)))
         click.echo(f"the store listens at {url}; in another terminal: LOWQ_REDIS_URL={url} lowq stats")
         if web:
-            stack.enter_context(dashboard(lowq.app, ("127.0.0.1", 0), health=node.trouble))
+            stack.enter_context(dashboard([f"--redis-url={url}"], ("127.0.0.1", 0), ".", health=node.trouble))
         click.echo(
             "pushed: changes sent, performed: saves, merged: changes that needed none, "
             "waiting: orders to save, lag: wait of the oldest"

@@ -8,11 +8,15 @@
     (lives)        --- life pipe: nothing, ever --->  its end: the supervisor has died, and the node stops too
 
 The line is JSON: ``{"ready": true, "shutdown_timeout": 25.0}`` or ``{"failed": "...", "passing": false}``.
+
+`lowq.dashboard` has the same of a node and its dashboard, with two differences: the line has the ``url``, too, and on
+the life pipe the node tells how it is.
 """
 
 import contextlib
 import json
 import os
+import select
 import signal
 import subprocess
 import threading
@@ -35,7 +39,7 @@ _LONGEST_REASON = 1000
 
 
 class Child:
-    """A process of the supervisor, as the supervisor sees it. It belongs to the supervisor's main thread."""
+    """A process of the supervisor, as the supervisor sees it. It belongs to one thread at a time."""
 
     def __init__(self, label: str, process: "subprocess.Popen[bytes]", report: int, now: float) -> None:
         #: Generation and number, "2.1".
@@ -52,6 +56,8 @@ class Child:
         self.kill_at: float | None = None
         self.killed = False
         self.shutdown_timeout = SHUTDOWN_TIMEOUT
+        #: Where it serves, of a dashboard that is ready.
+        self.url: str | None = None
         #: Why it could not start, in its own words.
         self.reason: str | None = None
         #: Whether what kept it from starting may pass by itself, as when Redis is away.
@@ -109,7 +115,7 @@ class Child:
         if "failed" in says:
             self.reason, self.passing = says["failed"], says["passing"]
             return False
-        self.ready, self.shutdown_timeout = True, says["shutdown_timeout"]
+        self.ready, self.shutdown_timeout, self.url = True, says["shutdown_timeout"], says.get("url")
         return True
 
     def tell(self, number: signal.Signals) -> None:
@@ -156,11 +162,14 @@ class Supervised:
         ValueError: that is not what a supervisor passes.
     """
 
+    #: Milliseconds between two looks whether the supervisor is still the parent; None: the pipe's end tells.
+    look_ms: int | None = None
+
     def __init__(self, given: str) -> None:
         import multiprocessing
 
         label, report, life = given.split(":")
-        self._report, self._life = int(report), int(life)
+        self._report, self._life, self._parent = int(report), int(life), os.getppid()
         try:
             for descriptor in (self._report, self._life):
                 os.set_inheritable(descriptor, False)  # what handlers start must not keep the pipes open
@@ -170,12 +179,12 @@ class Supervised:
         multiprocessing.current_process().name = label
         threading.Thread(target=self._watch, name="lowq-supervised", daemon=True).start()
 
-    def ready(self, shutdown_timeout: float) -> None:
-        """The node works. May be called from any thread."""
-        self._say({"ready": True, "shutdown_timeout": shutdown_timeout})
+    def ready(self, shutdown_timeout: float, **more: str) -> None:
+        """It works. May be called from any thread."""
+        self._say({"ready": True, "shutdown_timeout": shutdown_timeout, **more})
 
     def failed(self, reason: str, *, passing: bool) -> bool:
-        """The node could not start, for this reason. False when nobody hears it any more."""
+        """It could not start, for this reason. False when nobody hears it any more."""
         reason = " ".join(reason.split())[:_LONGEST_REASON]
         return self._say({"failed": reason, "passing": passing})
 
@@ -187,7 +196,33 @@ class Supervised:
             return False  # nobody is there any more; `_watch` knows what to do
         return True
 
-    def _watch(self) -> None:
-        os.read(self._life, 1)  # nothing is ever written: it returns when the last who could write has ended
+    def heard(self, line: bytes) -> None:
+        """A line on the life pipe: there is none from a supervisor."""
+
+    def orphaned(self) -> None:
+        """The supervisor has ended."""
         log.warning("the supervisor has ended; this process stops as well", extra={"event": "orphaned"})
         os.kill(os.getpid(), signal.SIGTERM)
+
+    def _watch(self) -> None:
+        poll, begun = select.poll(), b""
+        poll.register(self._life, select.POLLIN)
+        while os.getppid() == self._parent:
+            if poll.poll(self.look_ms):
+                data = os.read(self._life, 65536)
+                if not data:
+                    break
+                *lines, begun = (begun + data).split(b"\n")
+                for line in lines:
+                    self.heard(line)
+        self.orphaned()
+
+
+def how_it_ended(code: int) -> str:
+    """How a process ended: ``exited with code 1``, ``was killed by SIGKILL``."""
+    if code >= 0:
+        return f"exited with code {code}"
+    try:
+        return f"was killed by {signal.Signals(-code).name}"
+    except ValueError:  # a real-time signal
+        return f"was killed by signal {-code}"

@@ -17,6 +17,15 @@ PASSING_DELAY = 2.0
 FORGIVEN_AFTER = 30.0
 
 
+def restart_delay(deaths: int, longest: float = LONGEST_DELAY) -> float:
+    """Seconds before a process is started again that has died so often in a row, this time included: at first none."""
+    if deaths <= 1:
+        return 0.0
+    # Doubled a few times only: days of deaths would make it a number that no float holds.
+    doubled: int = 2 ** min(deaths - 2, 20)
+    return min(FIRST_DELAY * doubled, longest) * random.uniform(0.75, 1.25)
+
+
 @dataclass(slots=True, eq=False)
 class Place:
     """One of the N places for a process."""
@@ -78,11 +87,8 @@ class Generation:
             self._failures += 1
             if self._is_hopeless(child):
                 return None
-        delay = 0.0
-        if place.deaths:
-            longest = PASSING_DELAY if child is not None and child.passing else LONGEST_DELAY
-            delay = min(FIRST_DELAY * 2 ** (place.deaths - 1), longest) * random.uniform(0.75, 1.25)
         place.deaths += 1
+        delay = restart_delay(place.deaths, PASSING_DELAY if child is not None and child.passing else LONGEST_DELAY)
         place.start_at = now + delay
         return delay
 

@@ -186,7 +186,10 @@ class Queue(Queries):
         yield from gathered.items()
 
     def _reason(self, reason: str | None) -> bytes:
-        return b"" if reason is None else dump_text(self._backend.config, reason)
+        if reason is None:
+            return b""
+        # Forms and command lines bring bytes that are no UTF-8 as surrogates, which no dump_error could encode.
+        return dump_text(self._backend.config, reason.encode("utf-8", "backslashreplace").decode())
 
     # --- many jobs ---
 

@@ -27,7 +27,7 @@ from math import inf
 from pathlib import Path
 from types import FrameType
 
-from lowq.child import Child
+from lowq.child import Child, how_it_ended
 from lowq.duration import LONGEST_WAIT, duration
 from lowq.generation import Generation, Place
 from lowq.logs import get_log
@@ -258,7 +258,7 @@ class Supervisor:
             self._left(child, code)
             return
         lived = now - child.started_at
-        how = f"{child} {_how(code)}"
+        how = f"{child} {how_it_ended(code)}"
         if child.ready:
             how += f", {duration(lived)} after its start"
         else:
@@ -290,7 +290,7 @@ class Supervisor:
         if code in (EXIT_OK, -signal.SIGTERM):
             log.info("%s has ended", child, extra={"event": "process_end", "child": child.process.pid})
         else:
-            log.warning("%s %s", child, _how(code), extra={"event": "process_died", "child": child.process.pid})
+            log.warning("%s %s", child, how_it_ended(code), extra={"event": "process_died", "child": child.process.pid})
             if self._stopping and child.ready:
                 self._outcome.cut_short |= code == EXIT_CUT_SHORT or child.killed
                 self._outcome.failed = True
@@ -444,16 +444,6 @@ def _close(*descriptors: int) -> None:
 
 def _processes(count: int) -> str:
     return "process" if count == 1 else "processes"
-
-
-def _how(code: int) -> str:
-    """How a process ended: ``exited with code 1``, ``was killed by SIGKILL``."""
-    if code >= 0:
-        return f"exited with code {code}"
-    try:
-        return f"was killed by {signal.Signals(-code).name}"
-    except ValueError:  # a real-time signal
-        return f"was killed by signal {-code}"
 
 
 def _folder() -> str:

@@ -105,12 +105,17 @@ def with_app(command: Command) -> Command:
 
     @functools.wraps(command)
     def call(require: str | None, redis_url: str | None, namespace: str | None, **arguments: Any) -> None:
-        app = Lowq() if require is None else load_app(require, workers=False)
-        set_up(app, redis_url=redis_url, namespace=namespace)
-        click.get_current_context().call_on_close(app.close)
-        command(app=app, **arguments)
+        command(app=open_app(require, redis_url, namespace), **arguments)
 
     return with_connection(call)
+
+
+def open_app(require: str | None, redis_url: str | None, namespace: str | None) -> Lowq:
+    """The application that -r, --redis-url and --namespace say; it is closed with the command."""
+    app = Lowq() if require is None else load_app(require, workers=False)
+    set_up(app, redis_url=redis_url, namespace=namespace)
+    click.get_current_context().call_on_close(app.close)
+    return app
 
 
 def set_up(app: Lowq, **settings: Any) -> None:

@@ -1,20 +1,29 @@
-"""``lowq web``: the dashboard. And for ``lowq run --web``: the same inside a node."""
+"""``lowq web``: the dashboard. And for ``lowq run --web``: the same beside a node."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.metadata import entry_points
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 
 from lowq import logs
 from lowq.app import Lowq
-from lowq.cli.failure import USAGE, Failure
-from lowq.cli.group import with_app
+from lowq.cli.failure import FAILED, USAGE, Failure
+from lowq.cli.group import open_app, with_connection
+from lowq.cli.supervised import program, reporting, supervised_option
+from lowq.dashboard import DashboardFailed, DashboardProcess, NodeWatcher
 from lowq.errors import ConfigError
+from lowq.logs import LogFormat
 
 #: Where the dashboard listens.
 DEFAULT_ADDRESS = "127.0.0.1:8080"
+#: Seconds that it needs to end, at most.
+SHUTDOWN_TIMEOUT = 3.0
+
+_LEVELS = ["debug", "info", "warning", "error", "critical"]
+
+Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 class Address(click.ParamType):  # type: ignore[type-arg, unused-ignore]  # generic in newer versions of click
@@ -32,48 +41,97 @@ class Address(click.ParamType):  # type: ignore[type-arg, unused-ignore]  # gene
         return host or "127.0.0.1", int(port)
 
 
-redact_option = click.option(
-    "--redact", multiple=True, metavar="FIELD", help="Mask this field of payloads on the dashboard: card_*. Repeatable."
-)
-no_auth_option = click.option(
-    "--no-auth", is_flag=True, help="Serve the dashboard to everybody who can reach it: something else protects it."
-)
+_DASHBOARD = [
+    click.option(
+        "--redact", multiple=True, metavar="FIELD",
+        help="Mask this field of payloads on the dashboard, besides those in LOWQ_WEB_REDACT: card_*. Repeatable.",
+    ),
+    click.option("--root-path", default="", metavar="PATH", help="Where a proxy that strips it has put us: /ops/lowq."),
+    click.option(
+        "--no-auth", is_flag=True, help="Serve the dashboard to everybody who can reach it: something else protects it."
+    ),
+    click.option(
+        "--max-connections", type=click.IntRange(1), metavar="N", default=256, show_default=True,
+        help="Connections to the dashboard at a time; more are refused.",
+    ),
+]  # fmt: skip
+
+
+def with_dashboard_options(command: Command) -> Command:
+    """Adds the options of the dashboard, except for its address: `lowq run` has them as `lowq web`."""
+    for option in reversed(_DASHBOARD):
+        command = option(command)
+    return command
+
+
+def log_options(command: Command) -> Command:
+    """Adds --log-format and --log-level."""
+    for option in (
+        click.option("--log-level", type=click.Choice(_LEVELS, case_sensitive=False), help="Default: info."),
+        click.option(
+            "--log-format", type=click.Choice(["text", "json"]), help="Default: text, or what the app has set up."
+        ),
+    ):
+        command = option(command)
+    return command
 
 
 @click.command
-@with_app
+@with_connection
 @click.option("--bind", type=Address(), default=DEFAULT_ADDRESS, show_default=True, help="Where to listen.")
-@redact_option
-@click.option("--root-path", default="", metavar="PATH", help="Where a proxy that strips it has put us: /ops/lowq.")
-@no_auth_option
-def web(app: Lowq, bind: tuple[str, int], redact: tuple[str, ...], root_path: str, no_auth: bool) -> None:
+@with_dashboard_options
+@log_options
+@supervised_option
+def web(
+    require: str | None,
+    redis_url: str | None,
+    namespace: str | None,
+    bind: tuple[str, int],
+    log_format: LogFormat | None,
+    log_level: str | None,
+    supervised: str | None,
+    **options: Any,
+) -> None:
     """The dashboard and the API.
 
     LOWQ_WEB_USER and LOWQ_WEB_PASSWORD ask for a password; LOWQ_WEB_READ_USER and LOWQ_WEB_READ_PASSWORD may only look.
     """
-    logs.configure(None, None)  # also what people do on it
-    server = _server(app, bind, no_auth=no_auth, redact=redact, root_path=root_path)
-    click.echo(f"the dashboard is at {server.url}; Ctrl-C ends it")
-    server.run()
+    with reporting(supervised, log_format, NodeWatcher) as node:
+        app = open_app(require, redis_url, namespace)
+        logs.configure(log_format, log_level)  # also what people do on it
+        server = _server(app, bind, health=None if node is None else node.trouble, **options)
+        if node is None:
+            click.echo(f"the dashboard is at {server.url}; Ctrl-C ends it")
+        else:
+            node.ready(SHUTDOWN_TIMEOUT, url=server.url)
+        server.run()
+
+
+#: What `lowq run` passes on to the dashboard beside it, as it was typed.
+DASHBOARD_OPTIONS = {
+    "require", "redis_url", "namespace", "redact", "root_path", "no_auth", "max_connections", "log_format", "log_level",
+}  # fmt: skip
 
 
 @contextmanager
 def dashboard(
-    app: Lowq,
-    bind: tuple[str, int],
-    *,
-    health: Callable[[], str | None],
-    no_auth: bool = False,
-    redact: Sequence[str] = (),
+    options: Sequence[str], bind: tuple[str, int], folder: str, *, health: Callable[[], str | None]
 ) -> Iterator[None]:
-    """The dashboard in a thread of this process, for the time of the block."""
-    server = _server(app, bind, no_auth=no_auth, redact=redact, health=health)
-    click.echo(f"the dashboard is at {server.url}")
-    server.start()
+    """The dashboard beside a node, for the time of the block. ``options``: of `lowq web`; ``health``: why the node is
+    not well, or None.
+    """
+    host, port = bind
+    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    process = DashboardProcess([*program(), "web", *options], address, folder, health)
+    try:
+        url = process.start()
+    except DashboardFailed as error:
+        raise Failure(str(error), USAGE if error.code == USAGE else FAILED) from None
+    click.echo(f"the dashboard is at {url}")
     try:
         yield
     finally:
-        server.stop()
+        process.stop()
 
 
 def _server(app: Lowq, bind: tuple[str, int], **options: Any) -> Any:

@@ -54,6 +54,13 @@ class TestSingleActions:
         assert found is not None
         assert (found.state, found.payloads, found.error) == ("morgue", [(1, 1.0)], "obsolete")
 
+    def test_a_reason_that_utf_8_does_not_have_is_escaped(self, rig: QueueRig) -> None:
+        rig.push(job("a"))
+        rig.queue.bury("a", reason="caf\udce9", now=NOW)
+        found = rig.queue.peek("a")
+        assert found is not None
+        assert found.error == "caf\\udce9"
+
     def test_bury_without_a_reason_keeps_the_last_error(self, rig: QueueRig) -> None:
         rig.push(job("a"), job("b"))
         rig.fail("a", error=b"division by zero")

@@ -4,14 +4,16 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -30,10 +32,14 @@ class Orders(lowq.Worker):
 
 
 @contextmanager
-def process(folder: Path, *arguments: str, **environment: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """A lowq command that serves the dashboard, and where that is."""
+def process(
+    folder: Path, *arguments: str, files: str = "", **environment: str
+) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A lowq command that serves the dashboard, and where that is. ``files``: as many may be open in each process."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("LOWQ_")}
     command = [sys.executable, "-m", "lowq", *arguments]
+    if files:
+        command = ["bash", "-c", f'ulimit -n {files}; exec "$@"', "--", *command]
     running = subprocess.Popen(
         command, cwd=folder, env=kept | environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
         stderr=subprocess.PIPE, text=True,
@@ -126,6 +132,143 @@ def test_a_node_masks_fields_on_its_dashboard(redis_url: str, tmp_path: Path) ->
     with process(tmp_path, *arguments, LOWQ_REDIS_URL=redis_url) as (_, at):
         status, page = get(f"{at}/queues/Masked/job?id=a")
         assert (status, "card" in page, "42424242" in page) == (200, True, False)
+    app.close()
+
+
+def test_connections_to_the_dashboard_take_no_files_from_jobs(redis_url: str, tmp_path: Path) -> None:
+    opens_a_file = WORKERS.replace("time.sleep(0.01)", "open('/dev/null').close()")
+    (tmp_path / "app.py").write_text(opens_a_file)
+    app = lowq.Lowq(redis_url=redis_url)
+    arguments = ("run", "-r", "app.py", "--web", "127.0.0.1:0")
+    with ExitStack() as stack, process(tmp_path, *arguments, files="300", LOWQ_REDIS_URL=redis_url) as (running, at):
+        until(app.nodes, "a node")
+        where = urlsplit(at)
+        for _ in range(400):  # nobody says a word on them
+            idle = socket.create_connection((where.hostname or "", where.port or 0), timeout=PATIENCE)
+            stack.enter_context(closing(idle))
+        app.queue("Orders").push([{"id": n} for n in range(100)])
+        until(lambda: sum(performed(app)) == 100, "100 performed")
+        assert performed(app) == (100, 0)
+        until(lambda: answers(f"{at}/healthz"), "end of the connections that are idle")
+        running.terminate()
+        assert "Too many open files" not in running.communicate()[1]
+    app.close()
+
+
+def performed(app: lowq.Lowq) -> tuple[int, int]:
+    """How many ids were performed, and how many failed."""
+    stats = app.queue("Orders").stats()
+    return stats.processed, stats.failed
+
+
+def answers(address: str) -> bool:
+    """Whether it is served. It may be refused or cut off."""
+    try:
+        return get(address)[0] == 200
+    except OSError:
+        return False
+
+
+def test_a_dashboard_that_dies_is_started_again_and_the_node_goes_on(redis_url: str, tmp_path: Path) -> None:
+    (tmp_path / "app.py").write_text(WORKERS)
+    app = lowq.Lowq(redis_url=redis_url)
+    with process(tmp_path, "run", "-r", "app.py", "--web", "127.0.0.1:0", LOWQ_REDIS_URL=redis_url) as (running, at):
+        (dashboard,) = children(running.pid)
+        assert {node.pid for node in until(app.nodes, "a node")} == {running.pid}
+        os.kill(dashboard, signal.SIGKILL)
+        app.queue("Orders").push([{"id": n} for n in range(50)])
+        until(lambda: performed(app) == (50, 0), "50 performed")
+        until(lambda: answers(f"{at}/healthz"), "another dashboard at the same address")
+        running.terminate()
+        errors = running.communicate()[1]
+        assert (
+            f"the dashboard (pid {dashboard}) was killed by SIGKILL; started again at once, the node goes on" in errors
+        )
+        assert running.returncode == 0
+    app.close()
+
+
+def test_the_end_of_a_node_ends_its_dashboard_however_it_comes(redis_url: str, tmp_path: Path) -> None:
+    forks = """
+import os
+import time
+import lowq
+
+@lowq.worker(shards_count=1)
+class Orders(lowq.Worker):
+    def perform(self, payloads_by_id):
+        if not os.fork():  # has all that this process has open, and outlives it
+            time.sleep(60)
+            os._exit(0)
+"""
+    for code, number in ((WORKERS, signal.SIGTERM), (WORKERS, signal.SIGKILL), (forks, signal.SIGKILL)):
+        (tmp_path / "app.py").write_text(code)
+        settings = {"LOWQ_REDIS_URL": redis_url, "LOWQ_NAMESPACE": f"n{len(code)}-{number}"}
+        app = lowq.Lowq(redis_url=redis_url, namespace=settings["LOWQ_NAMESPACE"])
+        with process(tmp_path, "run", "-r", "app.py", "--web", "127.0.0.1:0", **settings) as (running, at):
+            (dashboard,) = children(running.pid)
+            until(app.nodes, "a node")
+            app.queue("Orders").push({"id": 1})
+            until(lambda app=app: performed(app) == (1, 0), "a job performed")  # type: ignore[misc]  # a lambda's default
+            forked = [pid for pid in children(running.pid) if pid != dashboard]
+            running.send_signal(number)
+            running.wait(PATIENCE)
+            until(lambda pid=dashboard: not lives(pid), "end of the dashboard")  # type: ignore[misc]  # likewise
+            with pytest.raises(OSError, match="refused"):
+                get(f"{at}/healthz")
+            for pid in forked:
+                os.kill(pid, signal.SIGKILL)
+        app.close()
+
+
+def children(pid: int) -> list[int]:
+    """The processes that it has started and that live (Linux)."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue  # it has just ended
+        if int(fields[1]) == pid and fields[0] != "Z":
+            found.append(int(stat.parent.name))
+    return found
+
+
+def lives(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@pytest.mark.parametrize("verb", [("web", "--bind"), ("run", "-r", "app.py", "--web")])
+def test_a_port_that_is_taken_is_said_at_the_start(redis_url: str, tmp_path: Path, verb: tuple[str, ...]) -> None:
+    (tmp_path / "app.py").write_text(WORKERS)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        refused = run(tmp_path, *verb, f"127.0.0.1:{port}", LOWQ_REDIS_URL=redis_url)
+    assert refused.returncode == 2
+    (line,) = refused.stderr.splitlines()
+    assert line.startswith(f"lowq: the dashboard can't listen on 127.0.0.1 port {port}: ")
+
+
+def test_the_dashboard_beside_a_node_takes_the_options_of_the_one_alone(redis_url: str, tmp_path: Path) -> None:
+    (tmp_path / "app.py").write_text(WORKERS)
+    arguments = ("--root-path", "/ops/lowq", "--max-connections", "1", "--log-format", "json", "--namespace", "other")
+    app = lowq.Lowq(redis_url=redis_url, namespace="other")
+    app.queue("Only", 1).push({"id": 1, "delay": 60})
+    with process(tmp_path, "run", "-r", "app.py", "--web", "127.0.0.1:0", *arguments, LOWQ_REDIS_URL=redis_url) as (
+        running,
+        at,
+    ):
+        status, page = until(lambda: get(f"{at}/"), "a page")
+        assert (status, 'href="/ops/lowq/queues/Only"' in page) == (200, True)
+        where = urlsplit(at)
+        with closing(socket.create_connection((where.hostname or "", where.port or 0), timeout=PATIENCE)):
+            assert not answers(f"{at}/healthz")
+        running.terminate()
+        for line in running.communicate()[1].splitlines():
+            json.loads(line)
     app.close()
 
 

@@ -57,6 +57,12 @@ def test_delays_double_up_to_a_limit() -> None:
     assert generation.lost(generation.places[1], child(ready=True), 1.0) == 0  # each place by itself
 
 
+def test_hours_of_waiting_for_redis_are_counted() -> None:
+    generation = proven(1)
+    delays = [generation.lost(generation.places[0], child(passing=True), 1.0) for _ in range(3000)]
+    assert delays[-1] == rules.PASSING_DELAY
+
+
 def test_one_that_lived_long_is_replaced_at_once() -> None:
     generation = proven(1)
     (place,) = generation.places

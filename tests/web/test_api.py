@@ -17,6 +17,9 @@ from tests.waiting import until
 from tests.web.conftest import OWN, Open
 from tests.web.hand import Hand
 
+#: What a request may say.
+SENT = {"action": "kick", "node": "nobody", "do": "quiet"}
+
 
 @pytest.fixture
 def queue(app: lowq.Lowq) -> lowq.Queue:
@@ -165,6 +168,27 @@ class TestLooking:
 
 
 class TestDescription:
+    def test_a_client_that_knows_nothing_else_may_act(self, browse: Open, queue: lowq.Queue) -> None:
+        """A generated client: it sends what the description says, and no header that a browser would send."""
+        client = browse()
+        acting = 0
+        for path, methods in client.get("/api/v1/openapi.json").json()["paths"].items():
+            if "post" not in methods:
+                continue
+            acting += 1
+            body = methods["post"]["requestBody"]
+            (kind,) = body["content"]
+            assert body["required"], path
+            document = {name: SENT[name] for name in body["content"][kind]["schema"]["required"]}
+            answer = client.post(
+                "/api/v1" + path.format(queue="Orders", task="nobody"), content=json.dumps(document),
+                headers={"content-type": kind},
+            )  # fmt: skip
+            assert answer.status_code in (200, 202, 400, 404), (path, answer.text)
+            if path.endswith(("/pause", "/resume")):
+                assert answer.json() == {"paused": path.endswith("pause"), "changed": True}
+        assert acting == sum(endpoint.method == "POST" for endpoint in ENDPOINTS)
+
     def test_nothing_that_is_sent_finds_a_difference(self, browse: Open, queue: lowq.Queue) -> None:
         check(browse(no_auth=True), examples=int(os.environ.get("SCHEMATHESIS_EXAMPLES", "6")))
 

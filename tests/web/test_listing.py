@@ -10,10 +10,11 @@ import pytest
 from starlette.testclient import TestClient
 
 import lowq
+import lowq_web
 from lowq.paging import Position
 from lowq_web.listing import asked_of
-from lowq_web.serve import Server
 from tests.waiting import until
+from tests.web.served import served
 
 NOW = 1_800_000_000.0
 
@@ -61,10 +62,8 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 def test_a_viewer_who_leaves_ends_the_looking(app: lowq.Lowq, slow: list[int]) -> None:
     app.queue("Orders", 1).push({"id": "a"})
-    server = Server(app, "127.0.0.1", 0)
-    server.start()
-    try:
-        with urllib.request.urlopen(f"{server.url}/queues/Orders?match=zzz") as stream:
+    with served(lowq_web.create_app(app)) as address:
+        with urllib.request.urlopen(f"{address}/queues/Orders?match=zzz") as stream:
             began = b""
             while b"nothing new yet" not in began:
                 began += stream.read1(1000)
@@ -76,8 +75,6 @@ def test_a_viewer_who_leaves_ends_the_looking(app: lowq.Lowq, slow: list[int]) -
             return len(slow) == before
 
         until(rests, "end of a looking that nobody waits for")
-    finally:
-        server.stop()
 
 
 def test_what_is_found_is_sent_before_the_end(

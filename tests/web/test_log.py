@@ -1,6 +1,7 @@
 """Every action is in the log of what people did, whatever became of it; and what it says is what was done."""
 
 import json
+import logging
 import time
 from collections.abc import Callable
 from typing import Any
@@ -80,10 +81,65 @@ def test_what_is_begun_stays_in_the_log_when_nobody_comes_to_say_how_it_ended(
 ) -> None:
     redis_goes(1, "note")
     redis_goes(10, "delete", "pause")
-    answer = client.post(f"/api/v1/queues/Orders/{path}", json={"action": "delete", "ids": ["1", "2", "3"]})
+    document = {} if path == "pause" else {"action": "delete", "ids": ["1", "2", "3"]}
+    answer = client.post(f"/api/v1/queues/Orders/{path}", json=document)
     assert answer.status_code == (503 if path == "pause" else 200)
     (entry,) = app.audit()
     assert (entry.action, entry.detail["outcome"]) == ("pause" if path == "pause" else "delete", "started")
+
+
+def test_a_reason_may_be_of_any_bytes(client: TestClient, app: lowq.Lowq, queue: lowq.Queue) -> None:
+    form = {"content-type": "application/x-www-form-urlencoded"}
+    answer = client.post(
+        "/queues/Orders/act", content=b"do=bury&id=1&sure=1&reason=caf%e9+%00", headers=form
+    )  # fmt: skip
+    assert answer.status_code == 303
+    found = queue.peek("1")
+    assert found is not None
+    assert (found.state, found.error) == ("morgue", "caf\\udce9 \x00")
+    (entry,) = app.audit()
+    assert (entry.count, "outcome" in entry.detail) == (1, False)
+
+
+@pytest.mark.parametrize("wanted", [{"ids": ["1"]}, {"all": {}}])
+def test_an_action_that_a_fault_ends_has_failed(
+    client: TestClient, app: lowq.Lowq, queue: lowq.Queue, monkeypatch: pytest.MonkeyPatch, wanted: dict[str, Any]
+) -> None:
+    def fault(*_: object) -> None:
+        raise OddError
+
+    monkeypatch.setattr("lowq.queue.act" if "ids" in wanted else "lowq.bulk.act", fault)
+    answer = act(client, action="delete", **wanted)
+    assert answer.status_code == (500 if "ids" in wanted else 202)
+    if "all" in wanted:
+        assert ended(client, answer.json()["id"])["state"] == "failed"
+    (entry,) = app.audit()
+    assert entry.detail["outcome"] == "failed"
+    assert "OddError" in entry.detail["error"]
+
+
+class OddError(Exception):
+    def __repr__(self) -> str:
+        raise RuntimeError("the session of this row is closed")
+
+
+def test_a_log_that_fails_keeps_nobody_from_acting(
+    client: TestClient, app: lowq.Lowq, queue: lowq.Queue
+) -> None:  # fmt: skip
+    def chat_is_down(_: logging.LogRecord) -> bool:
+        raise ConnectionError
+
+    told = logging.getLogger("lowq_web.audit")
+    level = told.level
+    told.addFilter(chat_is_down)
+    told.setLevel("INFO")
+    try:
+        assert act(client, action="delete", ids=["1"]).status_code == 200
+    finally:
+        told.removeFilter(chat_is_down)
+        told.setLevel(level)
+    (entry,) = app.audit()
+    assert (entry.count, "outcome" in entry.detail) == (1, False)
 
 
 def test_nothing_is_done_that_can_not_be_written_down(

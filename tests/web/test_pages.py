@@ -196,6 +196,17 @@ class TestRedaction:
         app.queue("Orders", 1).push({"id": "x", "payload": {"token": "hush", "b": 1}})
         assert "hush" not in browse().get("/queues/Orders").text
 
+    @pytest.mark.parametrize(
+        "redact", [["pin"], lambda payload: {"token": payload.get("token"), "b": payload["b"]}, []]
+    )
+    def test_the_fields_of_the_environment_are_masked_whatever_else_is(
+        self, browse: Open, app: lowq.Lowq, monkeypatch: pytest.MonkeyPatch, redact: Any
+    ) -> None:
+        monkeypatch.setenv("LOWQ_WEB_REDACT", "token")
+        app.queue("Orders", 1).push({"id": "x", "payload": {"token": "hush", "pin": 4711, "b": "seen"}})
+        page = browse(redact=redact).get("/queues/Orders").text
+        assert ("hush" in page, "seen" in page, "4711" in page) == (False, True, redact == [])
+
     def test_what_is_nested_too_deep_is_masked_whole(self) -> None:
         payload: Any = {"card": "4242"}
         for _ in range(5000):

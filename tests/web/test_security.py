@@ -6,7 +6,7 @@ import re
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from itertools import islice
+from itertools import islice, pairwise
 from typing import Any
 
 import pytest
@@ -21,6 +21,7 @@ from starlette.websockets import WebSocketDisconnect
 
 import lowq
 import lowq_web
+from lowq_web import logins
 from lowq_web.security import TOKEN, cross_site, exposure, is_loopback
 from tests.waiting import PATIENCE
 from tests.web.conftest import OWN, Open
@@ -175,6 +176,109 @@ class TestBasicAuth:
             lowq_web.BasicAuth(users)
 
 
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class TestGuesses:
+    """Of passwords: they cost time, and are told to the log."""
+
+    @pytest.fixture
+    def clock(self) -> Clock:
+        return Clock()
+
+    @pytest.fixture
+    def protected(self, browse: Open, clock: Clock) -> TestClient:
+        return browse("https://dash.example.com", auth=lowq_web.BasicAuth(USERS, clock=clock))
+
+    def test_each_makes_the_next_one_wait_longer(self, protected: TestClient, clock: Clock) -> None:
+        def tried(moments: int) -> list[float]:
+            """When a guess was looked at, of somebody who tries without end."""
+            found = []
+            for _ in range(moments):
+                answer = protected.get("/", auth=("ann", "wrong"))
+                if answer.status_code == 401:
+                    found.append(clock.now)
+                else:
+                    assert answer.status_code == 429
+                    assert 1 <= int(answer.headers["retry-after"]) <= 10
+                clock.now += 0.125
+            return found
+
+        moments = tried(400)
+        pauses = [after - before for before, after in pairwise(moments)]
+        assert pauses == [0.25, 0.5, 1, 2, 4, 8, 10, 10, 10]
+        clock.now += 1000
+        assert [after - before for before, after in pairwise(tried(10))] == [0.25, 0.5]
+
+    def test_a_right_guess_is_not_looked_at_either(self, protected: TestClient, clock: Clock) -> None:
+        assert protected.get("/", auth=("ann", "wrong")).status_code == 401
+        assert protected.get("/", auth=("ann", "s3cret")).status_code == 429
+        clock.now += 0.25
+        assert protected.get("/", auth=("ann", "s3cret")).status_code == 200
+
+    def test_who_shares_the_address_is_not_shut_out(
+        self, browse: Open, protected: TestClient, clock: Clock
+    ) -> None:  # fmt: skip
+        assert protected.get("/", auth=("ann", "s3cret")).status_code == 200  # is given the cookie
+        assert protected.get("/", auth=("ann", "s3cret")).status_code == 200  # shows it
+        other = TestClient(protected.app, base_url="https://dash.example.com")
+        for _ in range(20):
+            assert other.get("/", auth=("ann", "wrong")).status_code in (401, 429)
+        assert other.get("/", auth=("bob", "other")).status_code == 200
+        assert protected.get("/", auth=("ann", "s3cret")).status_code == 200
+        fresh = TestClient(protected.app, base_url="https://dash.example.com")
+        assert fresh.get("/", auth=("ann", "s3cret")).status_code == 429
+        clock.now += 10
+        assert fresh.get("/", auth=("ann", "s3cret")).status_code == 200
+
+    def test_a_cookie_helps_nobody_who_has_not_logged_in_with_it(self, protected: TestClient) -> None:
+        own = {"cookie": f"{TOKEN}={'t' * 32}"}
+        assert protected.get("/", auth=("ann", "wrong"), headers=own).status_code == 401
+        assert protected.get("/", auth=("ann", "wrong"), headers=own).status_code == 429
+        # Nor of another user's login.
+        assert protected.get("/", auth=("bob", "other"), headers=own).status_code == 200
+        assert protected.get("/", auth=("ann", "wrong"), headers=own).status_code == 429
+
+    def test_a_browser_that_guesses_is_known_no_more(self, protected: TestClient) -> None:
+        own = {"cookie": f"{TOKEN}={'t' * 32}"}
+        assert protected.get("/", auth=("ann", "s3cret"), headers=own).status_code == 200
+        assert protected.get("/", auth=("ann", "wrong"), headers=own).status_code == 401
+        assert protected.get("/", auth=("ann", "wrong"), headers=own).status_code == 429
+
+    def test_the_log_tells_who_and_from_where_and_no_password(
+        self, protected: TestClient, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        for user in ("ann", "eve\nWARNING all is well", "x" * 5000):
+            protected.get("/", auth=(user, "hunter2"))
+        protected.get("/")  # asks for nothing yet
+        lines = [record.getMessage() for record in caplog.records if record.name == "lowq_web.logins"]
+        assert lines[0] == "a login as 'ann' from testclient failed, 1 in a row"
+        assert len(lines) == 3
+        assert all("\n" not in line and len(line) < 200 for line in lines)
+        assert "hunter2" not in caplog.text
+
+    def test_what_is_remembered_is_bounded(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(logins, "REMEMBERED", 10)
+        kept = logins.Logins(Clock())
+        for number in range(100):
+            kept.failed("192.0.2.1", f"user-{number}", "")
+            kept.succeeded(f"user-{number}", "token")
+        assert (len(kept._failures), len(kept._known)) == (10, 10)
+        assert kept.pause("192.0.2.1", "user-99", "") > 0
+        assert kept.pause("192.0.2.2", "user-99", "") == 0
+
+    def test_addresses_that_one_may_choose_from_are_one(self) -> None:
+        assert logins.network_of("2001:db8::1") == logins.network_of("2001:db8::ffff:1%eth0")
+        assert logins.network_of("2001:db8:0:1::1") != logins.network_of("2001:db8::1")
+        assert logins.network_of("::ffff:192.0.2.1") != logins.network_of("::ffff:192.0.2.2")
+        assert logins.network_of("192.0.2.1") == "192.0.2.1"
+
+
 class TestCallable:
     def test_the_host_application_says_who_asks(self, browse: Open) -> None:
         def who(request: Request) -> lowq_web.User | None:
@@ -280,6 +384,45 @@ class TestCrossSite:
         assert answer.status_code == 403
         assert not app.queue("Orders").stats().paused
         assert app.queue("Orders").stats().length == 1
+
+    @pytest.mark.parametrize("path", ["/queues/Orders/pause", "/api/v1/queues/Orders/pause"])
+    def test_behind_a_proxy_that_changes_the_host(
+        self, browse: Open, app: lowq.Lowq, monkeypatch: pytest.MonkeyPatch, path: str
+    ) -> None:
+        """Over plain HTTP a browser sends Origin only, and nginx names itself what it asks for."""
+        app.queue("Orders", 3).push({"id": 1})
+        users = {"auth": lowq_web.BasicAuth(USERS)}
+        sent = {"origin": "http://dash.example.com:8000", "host": "backend"}
+        json_type = {"content-type": "application/json"} if path.startswith("/api") else {}
+
+        def post(origin: str = sent["origin"]) -> Any:
+            headers = {**sent, "origin": origin, **json_type}
+            return browse("http://backend", **users).post(path, headers=headers, auth=("ann", "s3cret"))
+
+        refused = post()
+        assert refused.status_code == 403
+        assert "LOWQ_WEB_ORIGINS=http://dash.example.com:8000" in refused.text
+        assert "proxy_set_header Host" in refused.text
+        monkeypatch.setenv("LOWQ_WEB_ORIGINS", "https://other.example.com, HTTP://Dash.example.com:8000/")
+        assert post().status_code in (200, 303)
+        assert app.queue("Orders").stats().paused
+        assert post("http://dash.example.com").status_code == 403
+        assert post("http://evil.example.com:8000").status_code == 403
+        assert "LOWQ_WEB_ORIGINS=" not in post("null").text
+        own = browse("http://backend", origins=["http://dash.example.com:80"], **users)
+        headers = {**sent, "origin": "http://dash.example.com", **json_type}
+        assert own.post(path, headers=headers, auth=("ann", "s3cret")).status_code in (200, 303)
+
+    def test_origins_of_ours_excuse_no_page_of_another_site(self, browse: Open, app: lowq.Lowq) -> None:
+        app.queue("Orders", 3).push({"id": 1})
+        client = browse(origins=["http://127.0.0.1:8080"])
+        headers = {"origin": "http://127.0.0.1:8080", "sec-fetch-site": "cross-site"}
+        assert client.post("/queues/Orders/pause", headers=headers).status_code == 403
+
+    @pytest.mark.parametrize("origin", ["dash.example.com", "https://", "https://x/y", "ftp://x", "null", "*"])
+    def test_what_is_no_origin_is_refused(self, browse: Open, origin: str) -> None:
+        with pytest.raises(lowq.ConfigError, match="LOWQ_WEB_ORIGINS"):
+            browse(origins=[origin])
 
     @pytest.mark.parametrize(
         "headers", [[("origin", "http://[")], [("sec-fetch-site", "none"), ("sec-fetch-site", "x")]]

@@ -147,6 +147,10 @@ class Actions:
         except lowq.LowqError as error:
             entry.ended(error.done or None, {"outcome": "failed", "error": str(error)})
             raise
+        except Exception as error:
+            # A fault, of ours or of a setting of the application: the log of the dashboard will say which.
+            entry.ended(None, {"outcome": "failed", "error": type(error).__name__})
+            raise
         else:
             entry.ended(outcome.count, outcome.detail)
         finally:

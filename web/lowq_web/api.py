@@ -106,6 +106,8 @@ def _parsed(parameter: Parameter, raw: str) -> Any:
 
 
 def _document(request: Request, schema: Mapping[str, Any]) -> dict[str, Any]:
+    if not visit_of(request).body and not schema["required"]:
+        return {}
     if not is_json(request.headers):
         raise HTTPException(415, "send a JSON document, with Content-Type: application/json")
     try:
@@ -429,6 +431,9 @@ _ACT = openapi.obj(
     required=("action",),
 )
 _COUNT = openapi.obj({"action": _ACTION, "all": _FILTER}, required=("action",))
+#: Of what takes nothing. It has to be sent none the less: it is by the type of the document that a request is told from
+#: one that a page elsewhere makes a browser send.
+_NOTHING = openapi.obj({})
 _TELL = openapi.obj(
     {"node": {"type": "string"}, "do": {"type": "string", "enum": ["quiet", "stop"]}}, required=("node", "do")
 )
@@ -509,8 +514,8 @@ ENDPOINTS: Sequence[Endpoint] = (
         (_QUEUE,),
         _COUNT,
     ),
-    Endpoint("POST", "/queues/{queue}/pause", pause, "Take no more jobs of it", openapi.PAUSED, (_QUEUE,)),
-    Endpoint("POST", "/queues/{queue}/resume", resume, "Take its jobs again", openapi.PAUSED, (_QUEUE,)),
+    Endpoint("POST", "/queues/{queue}/pause", pause, "Take no more jobs of it", openapi.PAUSED, (_QUEUE,), _NOTHING),
+    Endpoint("POST", "/queues/{queue}/resume", resume, "Take its jobs again", openapi.PAUSED, (_QUEUE,), _NOTHING),
     Endpoint("GET", "/nodes", nodes, "The nodes that live", openapi.NODES),
     Endpoint(
         "POST",
@@ -531,6 +536,7 @@ ENDPOINTS: Sequence[Endpoint] = (
         "Stop it after its current step",
         openapi.TASK,
         (_TASK,),
+        _NOTHING,
         statuses=(202,),
     ),
     Endpoint("GET", "/audit", audit, "What people did, the latest first", openapi.AUDIT, (_LIMIT,)),

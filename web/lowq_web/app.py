@@ -25,7 +25,7 @@ from lowq_web.actions import Actions
 from lowq_web.lookout import Lookout
 from lowq_web.pages.rendering import trouble
 from lowq_web.redaction import Redact, redactor
-from lowq_web.security import Authenticate, Guard, auth_from_environment, is_for_programs
+from lowq_web.security import Authenticate, Guard, auth_from_environment, checked_origins, is_for_programs
 from lowq_web.site import Site, site_of
 from lowq_web.tasks import MAX_RUNNING, Tasks, TooManyTasks
 from lowq_web.threads import Slots, Threads
@@ -63,6 +63,7 @@ def create_app(
     *,
     auth: Authenticate | None = None,
     redact: Redact | Iterable[str] | None = None,
+    origins: Iterable[str] = (),
     no_auth: bool = False,
 ) -> Starlette:
     """The dashboard of ``app``, by default lowq's default application. It needs no user code, only Redis.
@@ -73,8 +74,11 @@ def create_app(
     LOWQ_WEB_READ_PASSWORD) in the environment. Without any, only requests from this machine to this machine are
     answered, unless ``no_auth`` says that something else protects it.
 
-    ``redact``: names of payload fields that are masked, or a function from a payload to what is shown of it; by
-    default the comma-separated names in LOWQ_WEB_REDACT. Error texts are shown as they are.
+    ``redact``: names of payload fields that are masked, or a function from a payload to what is shown of it. The
+    comma-separated names in LOWQ_WEB_REDACT are masked in any case. Error texts are shown as they are.
+
+    ``origins``: where browsers have it from, such as ``https://ops.example.com``, where that can't be told from a
+    request: a proxy in front of it changes the header Host. Those in LOWQ_WEB_ORIGINS, separated by commas, count too.
 
     Its connections to Redis are its own, up to `CONNECTIONS`, made when it is first asked something; they are closed
     when its server shuts down, and by ``app.close()``.
@@ -83,8 +87,6 @@ def create_app(
         ConfigError: settings that make no sense.
     """
     app = (app or lowq.app).apart(CONNECTIONS)
-    if redact is None:
-        redact = [name.strip() for name in os.environ.get("LOWQ_WEB_REDACT", "").split(",") if name.strip()] or None
     lookout = Lookout(app)
     tasks = Tasks(app, lookout)
     threads = Threads()
@@ -99,7 +101,15 @@ def create_app(
     ]
     application = Starlette(
         routes=routes,
-        middleware=[Middleware(Guard, auth=auth or auth_from_environment(), threads=threads, open_to_all=no_auth)],
+        middleware=[
+            Middleware(
+                Guard,
+                auth=auth or auth_from_environment(),
+                threads=threads,
+                open_to_all=no_auth,
+                origins=checked_origins([*origins, *_listed("LOWQ_WEB_ORIGINS")]),
+            )
+        ],
         exception_handlers=_handlers(),
         lifespan=_lifespan,
     )
@@ -109,12 +119,17 @@ def create_app(
         lookout,
         tasks,
         Actions(app, lookout, tasks),
-        redactor(redact),
+        redactor(redact, _listed("LOWQ_WEB_REDACT")),
         threads,
         scans=Slots(MAX_SCANS, 429, f"{MAX_SCANS} others are looking through all ids; try again when they are done"),
         streams=Slots(live.MAX_STREAMS, 503, f"{live.MAX_STREAMS} pages are live already; this one is not"),
     )
     return application
+
+
+def _listed(variable: str) -> list[str]:
+    """What is in an environment variable, separated by commas."""
+    return [name.strip() for name in os.environ.get(variable, "").split(",") if name.strip()]
 
 
 @asynccontextmanager

@@ -3,6 +3,7 @@
 The log in Redis is bounded, so that whoever may act can roll it out. `logging` is told each entry as well.
 """
 
+import contextlib
 import json
 import logging
 from collections.abc import Mapping
@@ -16,9 +17,10 @@ told = logging.getLogger("lowq_web.audit")
 
 
 def say(who: str, action: str, target: str, count: int | None, detail: Mapping[str, Any]) -> None:
-    """An entry, to `logging`."""
+    """An entry, to `logging`. Never fails: what is to be done, or was, does not depend on who is told of it."""
     entry = {"who": who, "action": action, "target": target, "count": count, "detail": detail}
-    told.info("%s", json.dumps(entry, default=str))
+    with contextlib.suppress(Exception):  # a handler or filter of the application
+        told.info("%s", json.dumps(entry, default=str))
 
 
 class Entry:

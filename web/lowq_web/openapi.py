@@ -233,7 +233,7 @@ _ERRORS = {
     409: "More jobs match than at_most says",
     413: "What was sent is too large",
     415: "What was sent is no JSON document",
-    429: "As many tasks run as may, or as many look through all ids",
+    429: "As many tasks run as may, or as many look through all ids; or too many logins have failed",
     500: "A fault of the dashboard, or data of others among ours",
     503: "Redis does not answer",
 }

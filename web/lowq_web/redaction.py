@@ -14,23 +14,26 @@ MASK = "•••"
 _UNDECODABLE = "undecodable payload: "
 
 
-def redactor(redact: Redact | Iterable[str] | None) -> Redact:
-    """From what `create_app` is given: nothing, names of fields (``"card_*"`` matches several), or a function.
+def redactor(redact: Redact | Iterable[str] | None, always: Iterable[str] = ()) -> Redact:
+    """From what `create_app` is given: nothing, names of fields (``"card_*"`` matches several), or a function. The
+    fields in ``always`` are masked besides; a function does not see them.
 
     Fields are masked however deep they lie, and whatever the case of their names.
 
     Raises:
         ConfigError: it is neither.
     """
-    if redact is None:
-        return lambda payload: payload
+    patterns = [name.lower() for name in always]
     if callable(redact):
-        return _safely(redact)
-    given: Any = redact
+        shown = redact
+        return _safely(lambda payload: shown(_mask(payload, patterns))) if patterns else _safely(redact)
+    given: Any = () if redact is None else redact
     names = list(given) if isinstance(given, Iterable) and not isinstance(given, str) else None
     if names is None or not all(isinstance(name, str) for name in names):
         raise lowq.ConfigError("redact= is a list of names of payload fields, or a function of a payload")
-    patterns = [name.lower() for name in names]
+    patterns += [name.lower() for name in names]
+    if not patterns:
+        return lambda payload: payload
     return _safely(lambda payload: _mask(payload, patterns))  # it may be nested deeper than we can go
 
 

@@ -4,7 +4,7 @@
 
     request -> /healthz? ---------------------------------------------------------------> answered
             -> without authentication: only from this machine, to this machine's own name -> or 403, saying why
-            -> authentication                                                             -> or 401
+            -> authentication                                                             -> or 401, then 429
             -> not GET: the role is admin                                                 -> or 403
             -> GET: no page elsewhere has it fetched behind somebody's back               -> or 403
             -> not GET: sent by one of our own pages, or by no browser                    -> or 403
@@ -19,10 +19,12 @@ import hmac
 import inspect
 import ipaddress
 import logging
+import math
 import os
 import re
 import secrets
-from collections.abc import Awaitable, Callable, Mapping
+import time
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 from urllib.parse import urlsplit
@@ -34,6 +36,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 import lowq
+from lowq_web.logins import Logins, network_of
 from lowq_web.threads import Threads
 
 log = logging.getLogger(__name__)
@@ -98,7 +101,8 @@ def visit_of(request: Request) -> Visit:
 
 
 class BasicAuth:
-    """User and password, as browsers ask for them. ``users``: name -> (password, role).
+    """User and password, as browsers ask for them. ``users``: name -> (password, role). What fails is logged and slows
+    down whoever tries: see `lowq_web.logins`.
 
     Raises:
         ConfigError: an empty name or password, or an unknown role.
@@ -107,7 +111,8 @@ class BasicAuth:
     #: How a client is asked for what it lacks.
     challenge = 'Basic realm="lowq", charset="UTF-8"'
 
-    def __init__(self, users: Mapping[str, tuple[str, Role]]) -> None:
+    def __init__(self, users: Mapping[str, tuple[str, Role]], *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._logins = Logins(clock)
         if not users:
             raise lowq.ConfigError("BasicAuth needs at least one user")
         self._users: list[tuple[bytes, bytes, User]] = []
@@ -121,6 +126,11 @@ class BasicAuth:
             self._users.append((_digest(name), _digest(password), User(name, role)))
 
     def __call__(self, request: Request) -> User | None:
+        """Who asks, or None.
+
+        Raises:
+            HTTPException: 429, so many logins have failed lately that this one was not looked at.
+        """
         scheme, _, encoded = request.headers.get("authorization", "").partition(" ")
         try:
             decoded = base64.b64decode(encoded.strip(), validate=True).decode()
@@ -129,6 +139,20 @@ class BasicAuth:
         name, colon, password = decoded.partition(":")
         if scheme.lower() != "basic" or not colon:
             return None
+        address = network_of(request.client.host) if request.client else "a local socket"
+        token = _cookie(request.headers)
+        pause = math.ceil(self._logins.pause(address, name, token))
+        if pause:
+            reason = f"Too many logins as {name[:100]!r} from {address} have failed: try again in {pause} s."
+            raise HTTPException(429, reason, {"retry-after": str(pause)})
+        found = self._find(name, password)
+        if found is None:
+            self._logins.failed(address, name, token)
+        else:
+            self._logins.succeeded(name, token)
+        return found
+
+    def _find(self, name: str, password: str) -> User | None:
         found = None
         # All of them, and digests of equal length: how long it takes tells nothing.
         for known_name, known_password, user in self._users:
@@ -241,16 +265,52 @@ def refuse_bind(host: str) -> str:
 # --- does it come from our own pages? ------------------------------------------------------------------------
 
 
-def cross_site(headers: Headers, scheme: str) -> bool | None:
-    """Whether a page of somebody else has sent this; None: the headers don't tell. ``scheme``: ours, http or https."""
+_DEFAULT_PORTS = {"http": ":80", "https": ":443"}
+
+
+def checked_origins(origins: Iterable[str]) -> frozenset[str]:
+    """As browsers write them.
+
+    Raises:
+        ConfigError: one is none.
+    """
+    found = set()
+    for given in origins:
+        origin = re.fullmatch(r"(https?)://([\w.-]+|\[[0-9a-f:.]+\])(:\d+)?/?", given.lower(), re.ASCII)
+        if origin is None:
+            raise lowq.ConfigError(f"LOWQ_WEB_ORIGINS, origins: {given!r} is no origin such as https://ops.example.com")
+        scheme, host, port = origin.groups()
+        found.add(f"{scheme}://{host}{port if port and port != _DEFAULT_PORTS[scheme] else ''}")
+    return frozenset(found)
+
+
+def cross_site(headers: Headers, scheme: str, origins: Collection[str] = ()) -> bool | None:
+    """Whether a page of somebody else has sent this; None: the headers don't tell. ``scheme``: ours, http or https;
+    ``origins``: our own besides the one that the request names, as `checked_origins` has them.
+    """
     sites = headers.getlist("sec-fetch-site")
     if sites:
         return any(site not in ("same-origin", "none") for site in sites)
     origin = headers.get("origin")
     if origin is not None:
         host = headers.get("host", "").lower()
-        return not host or origin.lower() not in {f"{scheme}://{host}", f"https://{host}"}
+        own = {f"{scheme}://{host}", f"https://{host}"} if host else set()
+        return origin.lower() not in own | set(origins)
     return None
+
+
+def _refuse_cross_site(headers: Headers) -> str:
+    """What to say to whom `cross_site` is true of. Their browser may have told the truth, and a proxy not."""
+    said = "This was sent by a page of another site."
+    origin, host = headers.get("origin", ""), headers.get("host", "")
+    if headers.get("sec-fetch-site") or not _host_of(origin):
+        return said
+    return (
+        f"{said} It comes from {origin[:100]}, and what was asked for is {host[:100] or 'nothing by name'}. If this is "
+        "the dashboard's own page, a proxy between has changed the header Host: let it pass that on (nginx: "
+        "proxy_set_header Host $http_host;), or start the dashboard with LOWQ_WEB_ORIGINS set to the address that "
+        f"browsers have it from: LOWQ_WEB_ORIGINS={origin[:100]}"
+    )
 
 
 def _has_token(headers: Headers, body: bytes | bytearray) -> bool:
@@ -278,8 +338,17 @@ def _cookie(headers: Headers) -> str:
 class Guard:
     """The middleware around all routes. ``auth`` None: nobody is asked who they are."""
 
-    def __init__(self, app: ASGIApp, auth: Authenticate | None, threads: Threads, *, open_to_all: bool) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        auth: Authenticate | None,
+        threads: Threads,
+        *,
+        open_to_all: bool,
+        origins: Collection[str] = (),
+    ) -> None:
         self._app = app
+        self._origins = origins
         self._auth = auth
         self._threads = threads
         self._open = open_to_all
@@ -371,9 +440,9 @@ class Guard:
         """None, and the body; or why not."""
         if user.role != "admin":
             return refusal(request, 403, f"{user.name} may look, not act: the role is {user.role!r}."), b""
-        other = cross_site(request.headers, request.scope.get("scheme", "http"))
+        other = cross_site(request.headers, request.scope.get("scheme", "http"), self._origins)
         if other:
-            return refusal(request, 403, "This was sent by a page of another site."), b""
+            return refusal(request, 403, _refuse_cross_site(request.headers)), b""
         if request.method != "POST":
             return None, b""  # no route takes anything else: it says so
         too_large = refusal(request, 413, f"What was sent is larger than {MAX_BODY} bytes.")

@@ -1,4 +1,4 @@
-"""The dashboard on an address of its own: for ``lowq web``, and for the process that ``lowq run --web`` starts.
+"""The dashboard on an address of its own: for ``lowq web``, which ``lowq run --web`` starts, too.
 
 lowq finds `Server` through an entry point and never imports this package.
 """

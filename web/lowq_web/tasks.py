@@ -117,6 +117,7 @@ class Tasks:
 
     def _run(self, task: Task, steps: Iterator[lowq.Step], entry: Entry) -> None:
         outcome: TaskState = "done"
+        fault: Exception | None = None
         try:
             for step in steps:
                 task.done, task.total = step.done, None if step.counting else step.total
@@ -126,12 +127,14 @@ class Tasks:
         except lowq.LowqError as error:
             outcome, task.error = "failed", str(error)
         except Exception as error:
-            log.exception("task %s failed", task.id)
-            outcome, task.error = "failed", repr(error)
+            fault = error
+            outcome, task.error = "failed", f"{type(error).__name__}; the log of the dashboard says more"
         self._lookout.forget()
         entry.ended(task.done, {"outcome": outcome, **({"error": task.error} if task.error else {})})
         task.ended_at = time.time()
         task.state = outcome  # last: whoever sees that it has ended sees the rest of it, too
+        if fault is not None:  # after all else, which a handler of the application's that fails could keep from being
+            log.error("task %s failed", task.id, exc_info=fault)
 
 
 def _detail(task: Task) -> dict[str, Any]:
