@@ -18,6 +18,7 @@ from lowq_web.entity import entity
 from lowq_web.pages.nodes import _alone
 from lowq_web.pages.search import like
 from lowq_web.redaction import MASK, redactor
+from tests.web.asked import act, confirm
 from tests.web.conftest import OWN, Open
 
 HOSTILE = [
@@ -97,7 +98,7 @@ class TestHostileText:
         queue = app.queue("Orders", 3)
         queue.push({"id": "plain", "payload": {word: [word]}})
         quiet = [tag for path in ("/queues/Orders", "/audit") for tag in tags(client.get(path).text)]
-        client.post("/queues/Orders/act", data={"do": "bury selected", "id": "plain", "reason": word, "sure": "1"})
+        act(client, "/queues/Orders/act", do="bury selected", id="plain", reason=word)
         app.note(word, word, word, 1, {word: [word]})
         for path in (
             "/queues/Orders?state=morgue",
@@ -343,6 +344,9 @@ class TestActions:
     def act(self, client: TestClient, **form: Any) -> Any:
         return client.post("/queues/Orders/act", data=form)
 
+    def confirmed(self, client: TestClient, **form: Any) -> Any:
+        return act(client, "/queues/Orders/act", **form)
+
     def test_kick_some(self, client: TestClient, queue: lowq.Queue) -> None:
         answer = self.act(client, do="kick selected", id=["job-0", "job-1", "job-7"], state="morgue")
         assert answer.status_code == 303
@@ -358,14 +362,14 @@ class TestActions:
             assert page.status_code == 200
             assert f"{verb.capitalize()} {number} jobs?" in page.text
         assert queue.stats() == before
-        assert self.act(client, do=f"{verb} selected", id=["job-2", "job-3"], sure="1").status_code == 303
+        assert self.confirmed(client, do=f"{verb} selected", id=["job-2", "job-3"]).status_code == 303
         assert queue.stats().length == before.length - 2
 
     def test_all_that_match_run_in_the_background(self, client: TestClient, queue: lowq.Queue, app: lowq.Lowq) -> None:
         app.queue("Orders").push({"id": f"more-{n}", "delay": 500} for n in range(40))
         page = self.act(client, do="delete all", match="more-*", state="scheduled").text
         assert "Delete 40 jobs?" in page
-        answer = self.act(client, do="delete all", match="more-*", state="scheduled", sure="1")
+        answer = self.confirmed(client, do="delete all", match="more-*", state="scheduled")
         page = wait(client, answer.headers["location"])
         assert "40 of 40 jobs deleted" in visible(page)
         assert queue.stats().length == 8
@@ -384,7 +388,7 @@ class TestActions:
                 time.sleep(0.05)
 
         monkeypatch.setattr(lowq.Queue, "bulk", slowly)
-        answer = client.post("/queues/Long/act", data={"do": "delete all", "sure": "1"})
+        answer = act(client, "/queues/Long/act", do="delete all")
         task = answer.headers["location"]
         assert "Cancel" in client.get(task).text
         client.post(task + "/cancel")
@@ -404,7 +408,8 @@ class TestActions:
                     time.sleep(0.01)
 
         monkeypatch.setattr(lowq.Queue, "bulk", stuck)
-        answers = [self.act(client, do="kick all", state="morgue", sure="1") for _ in range(5)]
+        page = self.act(client, do="kick all", state="morgue").text
+        answers = [confirm(client, "/queues/Orders/act", page) for _ in range(5)]
         over = 0
         assert [answer.status_code for answer in answers] == [303] * 4 + [429]
         for answer in answers[:4]:
@@ -470,7 +475,7 @@ class TestActions:
     def test_buried_jobs_are_called_that(self, client: TestClient, queue: lowq.Queue) -> None:
         page = self.act(client, do="delete all", state="morgue").text
         assert "All buried jobs of Orders" in " ".join(visible(page).split())
-        answer = self.act(client, do="delete all", state="morgue", min="1700000000", sure="1")
+        answer = self.confirmed(client, do="delete all", state="morgue", min="1700000000")
         page = visible(wait(client, answer.headers["location"]))
         assert "Delete buried jobs" in page
         assert "ago" in page.partition("From")[2]
