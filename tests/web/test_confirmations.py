@@ -1,6 +1,5 @@
 """Pages that ask: what is answered is what was asked."""
 
-import html
 import re
 from typing import Any
 
@@ -10,6 +9,7 @@ from starlette.testclient import TestClient
 import lowq
 from lowq_web import confirmations
 from tests.integration.support import until
+from tests.web.asked import confirm, form_on
 
 ACT = "/queues/Orders/act"
 
@@ -32,21 +32,9 @@ def ask(client: TestClient, **form: Any) -> str:
     return answer.text
 
 
-def form_on(page: str) -> list[tuple[str, str]]:
-    """The form that the page asks with, as a browser sends it when its button is pressed."""
-    form = page.partition("<main")[2].partition("<form")[2].partition("</form>")[0]
-    fields = [(item[1], html.unescape(item[2])) for item in re.finditer(r'name="([^"]+)" value="([^"]*)"', form)]
-    assert {"sure", "count", "at", "do"} <= {name for name, _ in fields}
-    return fields
-
-
 def answer(client: TestClient, page: str, **more: str | None) -> Any:
-    """What comes of saying yes; ``more``: fields that somebody has changed, or with None removed."""
-    form: dict[str, Any] = {}
-    for name, value in form_on(page):
-        form.setdefault(name, []).append(value)
-    form |= more
-    return client.post(ACT, data={name: value for name, value in form.items() if value is not None})
+    """What comes of saying yes."""
+    return confirm(client, ACT, page, **more)
 
 
 def finished(client: TestClient, response: Any) -> str:

@@ -9,6 +9,7 @@ from starlette.testclient import TestClient
 
 import lowq
 from tests.waiting import until
+from tests.web.asked import act
 from tests.web.conftest import OWN, Open
 from tests.web.hand import Hand
 from tests.web.shown import Reader, Row
@@ -50,14 +51,14 @@ def test_what_is_done_on_pages_is_in_the_log(app: lowq.Lowq, client: TestClient)
     hand, now = Hand(app, "Orders", 3), time.time()
     for n in range(6):
         hand.push(f"job-{n}", now + 1000)
-    act, reader = "/queues/Orders/act", Reader(client)
+    reader = Reader(client)
     for form in (
         {"do": "perform_now selected", "id": ["job-0", "job-1"]},
-        {"do": "bury selected", "id": ["job-2", "job-3", "gone"], "reason": "out of stock", "sure": "1"},
+        {"do": "bury selected", "id": ["job-2", "job-3", "gone"], "reason": "out of stock"},
         {"do": "kick selected", "id": ["job-2"]},
-        {"do": "delete selected", "id": ["job-4"], "sure": "1"},
+        {"do": "delete selected", "id": ["job-4"]},
     ):
-        assert client.post(act, data=form).status_code == 303
+        assert act(client, "/queues/Orders/act", **form).status_code == 303
     client.post("/queues/Orders/pause")
     client.post("/queues/Orders/resume")
     rows = reader.page("/audit").table("When", "Who", "Did")
@@ -79,12 +80,11 @@ def test_tasks_are_listed_with_what_they_did(app: lowq.Lowq, client: TestClient)
         hand.push(f"new-{n}", now + 1000)
     hand.queue.bury([f"new-{n}" for n in range(5)])
     forms = [
-        {"do": "delete all", "match": "old-*", "state": "scheduled", "sure": "1"},
+        {"do": "delete all", "match": "old-*", "state": "scheduled"},
         {"do": "kick all", "state": "morgue"},
     ]
     for form in forms:
-        form["sure"] = "1"
-        address = client.post("/queues/Orders/act", data=form).headers["location"]
+        address = act(client, "/queues/Orders/act", **form).headers["location"]
         until(lambda at=address: "done" in reader.page(at).find("p", has="of").text, "end of the task")  # type: ignore[misc]
     rows = reader.page("/tasks").table("Began", "Does", "Queue")
     assert [(row["Who"].text, row["Does"].text, row["Queue"].text, row["State"].text) for row in rows] == [

@@ -42,6 +42,8 @@ class Chart:
     lines: list[Line]
     top: float
     marks: list[Mark]
+    #: Nothing is known at any time: there is nothing to be drawn.
+    empty: bool
 
 
 def chart(rates: Sequence[lowq.Rate], names: Sequence[str], *, seconds: bool = False) -> Chart:
@@ -59,7 +61,8 @@ def chart(rates: Sequence[lowq.Rate], names: Sequence[str], *, seconds: bool = F
             else:
                 pieces[-1].append(f"{WIDTH * index / last:.1f},{HEIGHT - (HEIGHT - 4) * value / top:.1f}")
         lines.append(Line(name, [" ".join(piece) for piece in pieces if len(piece) > 1]))
-    return Chart(lines, top, _marks(rates[0].at, rates[-1].at) if rates else [])
+    empty = all(value is None for column in columns.values() for value in column)
+    return Chart(lines, top, _marks(rates[0].at, rates[-1].at) if rates else [], empty)
 
 
 def _known(value: float | None) -> float | None:

@@ -66,13 +66,13 @@ def in_words(reason: str) -> str:
     return f"{_LABELS[parts[1]]} can't be {parts[2]}: it is {parts[3]}"
 
 
-def _elsewhere(asked: Asked, counts: Mapping[str, Any]) -> list[tuple[str, str, Any]]:
-    """Where else ids of the same pattern may be: state, words, how many are there at all."""
+def _elsewhere(asked: Asked, counts: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Where else ids of the same pattern may be: state, words. How many jobs are there at all would look like hits."""
     if not asked.match:
         return []
     here = "" if asked.state is None else asked.state
     places = [("", "waiting"), ("taken", "in flight"), ("morgue", "in the morgue")]
-    return [(state, word, counts[state]) for state, word in places if state != here and counts[state].number]
+    return [(state, word) for state, word in places if state != here and counts[state].number]
 
 
 def _told(pages: Iterable[lowq.Page | None]) -> Iterator[lowq.Page | str | None]:

@@ -3,6 +3,7 @@
 What a template shows is escaped, after everything in it that is no text for the eye has become visible.
 """
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 from urllib.parse import urlencode
@@ -23,6 +24,8 @@ from lowq_web.threads import Held
 
 #: What a template says where what it has made so far is to be sent.
 _FLUSH = "\x00flush\x00"
+#: Where a word of a name ends: order_sync, Order-Sync, OrderSync.
+_WORDS = re.compile(r"(?<=[-_.:/@])(?=\w)|(?<=[a-z0-9])(?=[A-Z])")
 #: Jobs of a state, in words; None: all that wait.
 _JOBS = {None: "waiting jobs", "morgue": "buried jobs", "taken": "jobs in flight"}
 
@@ -39,6 +42,11 @@ def _finalize(value: Any) -> Any:
 def _block(value: str) -> Markup:
     """A text whose lines are to be seen as lines."""
     return escape(text.printable(value, "\n"))
+
+
+def _breakable(name: str) -> Markup:
+    """A name whose lines may end between its words, and not within one."""
+    return Markup("<wbr>").join(text.printable(part) for part in _WORDS.split(name))
 
 
 _environment = Environment(
@@ -59,6 +67,7 @@ _environment.filters |= {
     "utc": text.utc,
     "score": text.score,
     "block": _block,
+    "breakable": _breakable,
     "cut": text.cut,
     "json": text.payload,
     "preview": text.preview,

@@ -54,13 +54,13 @@ def like(typed: str) -> str | None:
     return pattern if len(pattern) <= MAX_PATTERN else None
 
 
-def _places(queues: Iterable[lowq.QueueOverview]) -> list[tuple[str, list[tuple[str, str, int]]]]:
-    """Where jobs are: queue, then state, its words and how many. The first queues only."""
+def _places(queues: Iterable[lowq.QueueOverview]) -> list[tuple[str, list[tuple[str, str]]]]:
+    """Where jobs are, be it with ids like it or not: queue, then state and its words. The first queues only."""
     found = []
     for stats in (item.stats for item in queues):
         counts = (("", "waiting", stats.length), ("taken", "in flight", stats.taken),
                   ("morgue", "in the morgue", stats.morgue_length))  # fmt: skip
-        places = [place for place in counts if place[2]]
+        places = [(state, words) for state, words, number in counts if number]
         if places:
             found.append((stats.name, places))
     return found[:50]

@@ -138,6 +138,12 @@
   const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
   const two = { hour: "2-digit", minute: "2-digit", hour12: false };
+  // Seconds of a span, and what its axis steps by: never less than the labels tell, or they would repeat.
+  const lengths = { hour: 3600, day: 86400, month: 30 * 86400 };
+  const timeSteps = {
+    hour: [60, 300, 600, 900, 1800, 3600], day: [3600, 7200, 14400, 21600, 43200, 86400],
+    month: [86400, 2 * 86400, 5 * 86400, 10 * 86400, 20 * 86400],
+  };
   const onAxis = (span) => {
     const format = new Intl.DateTimeFormat(undefined, span === "month" ? { month: "short", day: "numeric" } : two);
     return (_, values) => values.map((value) => format.format(new Date(value * 1000)));
@@ -208,9 +214,13 @@
     const options = {
       width: place.clientWidth, height: charts.classList.contains("slim") ? (high ? 136 : 112) : (high ? 206 : 96), padding: [10, 18, 0, 0],
       cursor: { y: false, drag: { x: false, y: false }, sync: { key: "charts" } }, legend: { show: false }, select: { show: false },
-      scales: { x: { time: true }, y: { range: (_, low, high) => [0, Math.max(high * 1.1, 1e-9) || 1] } },
+      scales: {
+        // The whole span, also when little of it is known yet.
+        x: { time: true, range: (_, first, last) => [Math.min(first ?? now(), (last ?? now()) - lengths[span]), last ?? now()] },
+        y: { range: (_, low, high) => [0, high > 0 ? high * 1.1 : 1] },
+      },
       axes: [
-        { ...axis, size: 24, values: onAxis(span) },
+        { ...axis, size: 24, incrs: timeSteps[span], values: onAxis(span) },
         {
           ...axis, space: high ? 36 : 26, values: (_, values) => values.map(write_),
           ...(write_ === mark ? { incrs: steps } : {}),
@@ -260,6 +270,21 @@
       ["failed", `${rate(data[2][index])}/s`],
       ["lag", typeof lags[1][index] === "number" ? duration(lags[1][index]) : "-"],
     ];
+    const known = [...data.slice(1), lags[1]].some((values) => values.some((value) => typeof value === "number"));
+    // Nothing to draw: the page says what to do. The nodes' first words bring the charts.
+    charts.classList.toggle("bare", !known);
+    for (const part of charts.querySelectorAll("[data-plot], h3")) part.hidden = !known;
+    for (const part of charts.querySelectorAll("[data-empty]")) part.hidden = known;
+    if (!known) {
+      let asking = false;
+      live = (figures) => {
+        const source = queue ? figures.queues[queue] : figures.total;
+        if (asking || !source || !(source.processed_rate > 0 || source.failed_rate > 0)) return;
+        asking = true;
+        load().catch(() => {}).finally(() => { asking = false; });
+      };
+      return;
+    }
     readout.hidden = false;
     const upper = draw(top, ["--accent", "--danger"], data, rate, span, true);
     const lower = draw(low, ["--amber"], lags, mark, span, false);

@@ -1,0 +1,176 @@
+"""All pages, light and dark, wide and narrow: judged by axe-core, and what it does not judge."""
+
+from collections.abc import Callable, Iterator
+from importlib import resources
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from tests.browser.conftest import Watched
+from tests.browser.stage import TRACEBACK, Stage
+from tests.browser.test_journeys import history, working
+
+PHONE, WIDE = {"width": 390, "height": 844}, {"width": 1280, "height": 900}
+#: What is found, as text. Nothing is left out: neither a rule nor a part of a page.
+AXE = """async () => {
+  const found = await axe.run(document, {
+    runOnly: ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22a", "wcag22aa", "best-practice"],
+    rules: {"target-size": {enabled: true}},
+  });
+  const told = (rule) => rule.nodes.map((node) => `${rule.id}: ${node.html.slice(0, 160)}`);
+  return [found.passes.length, found.violations.flatMap(told)];
+}"""
+#: What is pressed and is smaller than 24 px, outside of running text.
+SMALL = """() => [...document.querySelectorAll("button, input:not([type=hidden]), select, nav a, th a, .sub, .button")]
+  .filter((element) => element.checkVisibility())
+  .map((element) => [element, element.getBoundingClientRect()])
+  .filter(([, box]) => box.width < 23.9 || box.height < 23.9)
+  .map(([element, box]) => `${element.outerHTML.slice(0, 120)}: ${box.width.toFixed(1)} x ${box.height.toFixed(1)}`)"""
+#: Links that look like the text that they stand in, but for their colour.
+COLOUR_ALONE = """() => [...document.querySelectorAll("main a, footer a")]
+  .filter((link) => link.checkVisibility() && link.textContent.trim() && !link.closest("nav, thead, .heatrow"))
+  .filter((link) => !link.matches(".button") && !getComputedStyle(link).textDecorationLine.includes("underline"))
+  .map((link) => link.outerHTML.slice(0, 160))"""
+
+
+@pytest.fixture
+def busy(stage: Stage) -> Iterator[Stage]:
+    """Queues with something of everything."""
+    queue = stage.app.queue("OrderSync", 4)
+    queue.push({"id": f"order-{n}", "payload": {"n": n}, "delay": 3600 + n} for n in range(60))
+    queue.push({"id": "order-x", "payload": {"n": 1}, "score": 1})
+    stage.fail("OrderSync", "order-x", TRACEBACK)
+    queue.bury([f"order-{n}" for n in range(12)], TRACEBACK)
+    queue.push({"id": "order-1", "payload": "x" * 6000})
+    for name in ("ImportCatalog", "a-queue-with-a-long-name", "Bills"):
+        stage.app.queue(name, 3).push({"id": "order-1"})
+    stage.app.queue("ImportCatalog").pause(by="ann")
+    stage.app.note("ann", "kick", "OrderSync", 12, {"state": "morgue", "outcome": "done"})
+    history(stage, "OrderSync", 90.0)
+    with working(stage):
+        yield stage
+
+
+def everywhere(stage: Stage, address: str) -> Iterator[tuple[str, Callable[[Page], Any]]]:
+    """Every page: its name, and the way to it."""
+
+    def goes(path: str) -> Callable[[Page], Any]:
+        return lambda page: page.goto(address + path)
+
+    def presses(path: str, button: str, tick: str = "") -> Callable[[Page], Any]:
+        def way(page: Page) -> None:
+            page.goto(address + path)
+            if tick:
+                page.get_by_label(tick, exact=True).check()
+            page.get_by_role("button", name=button, exact=True).first.click()
+            page.wait_for_load_state()
+
+        return way
+
+    queue = "/queues/OrderSync"
+    for path in (
+        "/", "/?span=month&sort=lag&dir=desc", queue, f"{queue}?state=morgue", f"{queue}?match=*7&order_by=id",
+        f"{queue}?state=taken", f"{queue}?min=banana", f"{queue}?match=zzz", "/queues/ImportCatalog", f"{queue}/shards",
+        "/queues/Orders", f"{queue}/job?id=order-x", f"{queue}/job?id=order-1", f"{queue}/job?id=order-7",
+        f"{queue}/job?id=gone", f"{queue}/job?id={quote('ä ' * 40)}", "/search?id=nothing", "/search?id=order-1",
+        "/nodes", "/audit", "/tasks", "/nowhere", "/queues/Nobodys",
+    ):  # fmt: skip
+        yield path, goes(path)
+    yield "delete all?", presses(f"{queue}?state=morgue", "Delete all")
+    yield "kick all?", presses(f"{queue}?state=morgue", "Kick all")
+    yield "bury selected?", presses(queue, "Bury selected", tick="Select order-20")
+    yield "delete an id?", presses(f"{queue}/job?id=order-7", "Delete")
+    yield "stop a node?", presses("/nodes", "Stop")
+    yield "quiet?", presses("/nodes", "Quiet")
+    task = stage.app.queue("Bills")
+    task.push({"id": "b", "delay": 60})
+    yield "said", presses(f"{queue}/job?id=order-9", "Kick")
+
+    def runs(page: Page) -> None:
+        presses("/queues/Bills", "Perform now all")(page)
+        page.get_by_role("button", name="Perform now").click()
+        expect(page.locator(".reason")).to_contain_text("done")
+
+    yield "task", runs
+    yield "tasks with one", goes("/tasks")
+
+
+@pytest.mark.parametrize("size", [PHONE, WIDE], ids=["phone", "wide"])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_every_page(busy: Stage, address: str, watched: Watched, scheme: str, size: dict[str, int]) -> None:
+    axe = resources.files("axe_playwright_python").joinpath("axe.min.js").read_text("utf-8")
+    watched.expected = {400, 404}
+    page = watched.page(address, viewport=size, color_scheme=scheme)
+    found: dict[str, list[str]] = {}
+    for name, way in everywhere(busy, address):
+        way(page)
+        page.evaluate(axe)
+        passed, violations = page.evaluate(AXE)
+        assert passed > 10, f"axe-core has judged little of {name}"
+        rest = {"axe": violations, "small": page.evaluate(SMALL), "colour alone": page.evaluate(COLOUR_ALONE)}
+        wide = page.evaluate("document.documentElement.scrollWidth")
+        rest["wider than the screen"] = [str(wide)] if wide > size["width"] else []
+        found |= {f"{name}: {kind}": what for kind, what in rest.items() if what}
+    assert found == {}
+
+
+def test_an_empty_dashboard(address: str, watched: Watched) -> None:
+    axe = resources.files("axe_playwright_python").joinpath("axe.min.js").read_text("utf-8")
+    for scheme in ("light", "dark"):
+        page = watched.page(address, color_scheme=scheme)
+        for path in ("/", "/nodes", "/audit", "/tasks"):
+            page.goto(address + path)
+            page.evaluate(axe)
+            assert page.evaluate(AXE)[1] == []
+
+
+def test_axe_finds_what_is_wrong(address: str, watched: Watched) -> None:
+    page = watched.page(address)
+    page.evaluate(resources.files("axe_playwright_python").joinpath("axe.min.js").read_text("utf-8"))
+    page.evaluate("document.querySelector('.search input').removeAttribute('aria-label')")
+    page.evaluate("document.querySelector('.search input').removeAttribute('title')")
+    page.evaluate("document.querySelector('.search input').removeAttribute('placeholder')")
+    page.evaluate("document.querySelector('footer').insertAdjacentHTML('beforeend', '<h6>x</h6>')")
+    rules = {text.partition(":")[0] for text in page.evaluate(AXE)[1]}
+    assert {"label", "heading-order"} <= rules
+
+
+@pytest.mark.parametrize("script", [True, False], ids=["script", "no script"])
+@pytest.mark.parametrize("state", ["", "due", "scheduled", "retrying", "taken", "morgue"])
+def test_the_tab_of_a_queue_is_on_the_screen(
+    busy: Stage, address: str, watched: Watched, state: str, script: bool
+) -> None:
+    page = watched.page(f"{address}/queues/OrderSync?state={state}", viewport=PHONE, java_script_enabled=script)
+    box = page.locator(".tabs [aria-current]").bounding_box()
+    assert box is not None
+    assert box["x"] >= 0
+    assert box["x"] + box["width"] <= PHONE["width"]
+
+
+#: Words that a line break has cut: its parts stand at different heights.
+BROKEN = """() => {
+  const found = [];
+  const walker = document.createTreeWalker(document.querySelector("main"), NodeFilter.SHOW_TEXT);
+  while (walker.nextNode()) {
+    const node = walker.currentNode;
+    if (!node.parentElement.checkVisibility() || node.parentElement.closest("pre, code, svg, .error, .sr")) continue;
+    for (const word of node.data.matchAll(/[A-Za-z0-9]+/g)) {
+      const range = document.createRange();
+      range.setStart(node, word.index);
+      range.setEnd(node, word.index + word[0].length);
+      const tops = new Set([...range.getClientRects()].map((box) => Math.round(box.top)));
+      if (tops.size > 1) found.push(word[0]);
+    }
+  }
+  return found;
+}"""
+
+
+@pytest.mark.parametrize("size", [PHONE, WIDE], ids=["phone", "wide"])
+def test_no_name_breaks_within_a_word(busy: Stage, address: str, watched: Watched, size: dict[str, int]) -> None:
+    page = watched.page(address, viewport=size)
+    for path in ("/", "/queues/OrderSync", "/queues/OrderSync/shards", "/queues/OrderSync/job?id=order-7", "/nodes"):
+        page.goto(address + path)
+        assert page.evaluate(BROKEN) == [], path
