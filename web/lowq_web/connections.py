@@ -41,15 +41,13 @@ def bounded(most: int) -> type[asyncio.Protocol]:
 
 
 class _Bounded(H11Protocol):
-    """uvicorn's protocol with a timer for what is awaited of the other side. It belongs to the event loop."""
+    """uvicorn's protocol with a limit for what is awaited of the other side. It belongs to the event loop."""
 
     most = CONNECTIONS
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._timer: asyncio.TimerHandle | None = None
-        #: What is awaited: of which request, and what of it. None: nothing, or what uvicorn itself bounds.
-        self._awaited: tuple[object, str] | None = None
+        self.awaited = _Awaited(self)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)  # type: ignore[arg-type]  # uvicorn wants the narrower type
@@ -57,68 +55,83 @@ class _Bounded(H11Protocol):
             self.transport.write(_REFUSAL)
             self.transport.close()
             return
-        self._await()
+        self.awaited.update()
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
-        self._await()
+        self.awaited.update()
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        self._await()
+        self.awaited.update()
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._await()
+        self.awaited.update()
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        self._await()
+        self.awaited.update()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._stop()
+        self.awaited.stop()
         super().connection_lost(exc)
 
-    def _await(self) -> None:
+
+class _Awaited:
+    """What is awaited of the other side of a connection, and the timer that ends the wait.
+
+    An object of its own, as uvicorn's protocol may come to use any private name.
+    """
+
+    def __init__(self, protocol: _Bounded) -> None:
+        self._protocol = protocol
+        self._timer: asyncio.TimerHandle | None = None
+        #: Of which request, and what of it. None: nothing, or what uvicorn itself bounds.
+        self._what: tuple[object, str] | None = None
+
+    def update(self) -> None:
         """Starts the timer when something else is awaited than before: what comes drop by drop gets no more time."""
-        awaited = self._now_awaited()
-        if awaited == self._awaited:
+        what = self._now()
+        if what == self._what:
             return
-        self._stop()
-        if awaited is not None:
-            self._awaited = awaited
-            self._start()
+        self.stop()
+        if what is not None:
+            self._what = what
+            self._start(what)
 
-    def _start(self) -> None:
-        assert self._awaited is not None
-        seconds = {"headers": HEADERS, "body": BODY, "reader": STALLED}[self._awaited[1]]
-        self._timer = self.loop.call_later(seconds, self._overdue, self.transport.get_write_buffer_size())
-
-    def _stop(self) -> None:
-        self._awaited = None
+    def stop(self) -> None:
+        """Nothing is awaited any more."""
+        self._what = None
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
-    def _now_awaited(self) -> tuple[object, str] | None:
+    def _start(self, what: tuple[object, str]) -> None:
+        seconds = {"headers": HEADERS, "body": BODY, "reader": STALLED}[what[1]]
+        unsent = self._protocol.transport.get_write_buffer_size()
+        self._timer = self._protocol.loop.call_later(seconds, self._overdue, unsent)
+
+    def _now(self) -> tuple[object, str] | None:
         """Of the latest request: what of it, or of its answer, is awaited of the other side."""
-        if self.transport.get_write_buffer_size():
-            return self.cycle, "reader"
-        if self.conn.their_state is h11.SEND_BODY:
-            return self.cycle, "body"
-        if self.conn.their_state is h11.IDLE and self.timeout_keep_alive_task is None:
-            return self.cycle, "headers"
+        protocol = self._protocol
+        if protocol.transport.get_write_buffer_size():
+            return protocol.cycle, "reader"
+        if protocol.conn.their_state is h11.SEND_BODY:
+            return protocol.cycle, "body"
+        if protocol.conn.their_state is h11.IDLE and protocol.timeout_keep_alive_task is None:
+            return protocol.cycle, "headers"
         return None
 
     def _overdue(self, unsent: int) -> None:
-        if self._awaited is not None and self._awaited[1] == "reader":
-            left = self.transport.get_write_buffer_size()
+        if self._what is not None and self._what[1] == "reader":
+            left = self._protocol.transport.get_write_buffer_size()
             if left == 0:  # nothing tells when the last of it went
-                self._stop()
-                self._await()
+                self.stop()
+                self.update()
                 return
             if left < unsent:
-                self._start()
+                self._start(self._what)
                 return
         # Whatever is there still is of no use to anybody; a `close` would wait until it is taken.
-        self.transport.abort()
+        self._protocol.transport.abort()
