@@ -229,6 +229,7 @@ class _Push:
         Raises:
             PushError; what Redis refused when nothing was accepted before.
         """
+        deadline = None
         for attempt, deadline in enumerate(attempts):
             again = _unsettled(parts, results)
             if not again or _clock() - sent_at > REPEATED * self._patience:
@@ -252,6 +253,8 @@ class _Push:
             self._on_progress(self._accepted)
         if reason is None:
             return
+        if type(reason) is RedisUnavailable and deadline is not None and deadline.passed:
+            reason = RedisUnavailable(f"{reason}, for push_timeout={self._timeout:g} s")
         if _out_of_turn(reason):
             reason = RedisUnavailable("Redis has lost a call that it had answered: it was restarted without its data")
         if isinstance(reason, Refusal):

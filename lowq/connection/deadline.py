@@ -16,6 +16,10 @@ class Deadline:
     def restart(self) -> None:
         self._end = time.monotonic() + self.seconds
 
+    @property
+    def passed(self) -> bool:
+        return time.monotonic() >= self._end
+
     def left(self) -> float:
         """Seconds, and a moment at least: no timeout at all is something else."""
         return max(self._end - time.monotonic(), 0.001)
