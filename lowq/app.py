@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeVar, Unpack, overload
 
 from lowq import audit, doctor, queries
 from lowq.config import Config
-from lowq.connection import Call, Client, Refusal, memory_store, new_store
+from lowq.connection import SOCKET_TIMEOUT, Call, Client, Refusal, memory_store, new_store
 from lowq.doctor import Finding
 from lowq.errors import ConfigError, ShardsCountError, UnknownNodeError
 from lowq.keys import nodes_key, queues_key
@@ -86,9 +86,8 @@ class Lowq:
                 client = self._client
         return client
 
-    def connect(self, size: int, *, socket_timeout: float | None = None) -> Client:
-        """A client of its own for up to ``size`` threads, on the same server or store."""
-        timeouts = {} if socket_timeout is None else {"socket_timeout": socket_timeout}
+    def connect(self, size: int, *, socket_timeout: float = SOCKET_TIMEOUT, kernel: bool = False) -> Client:
+        """A client of its own for up to ``size`` threads, on the same server or store. ``kernel``: see `Client`."""
         with self._lock:
             url = self.config.redis_url
             if self._store is None:
@@ -97,7 +96,10 @@ class Lowq:
                     self._store = memory_store(url)
             elif not url.startswith("memory://"):
                 url = "memory://"
-        return Client(url, size=size, timeout=self.config.pool_timeout, store=self._store, **timeouts)
+        return Client(
+            url, size=size, timeout=self.config.pool_timeout, socket_timeout=socket_timeout, store=self._store,
+            kernel=kernel,
+        )  # fmt: skip
 
     def apart(self, size: int) -> "Lowq":
         """The same application with a client of its own, for up to ``size`` threads: whoever is busy with it keeps none
@@ -150,7 +152,7 @@ class Lowq:
             return
         call = self.registration(name, shards_count, worker)
         try:
-            self.client.run(call.script, call.key, *call.args)
+            self.client.run(call.script, call.key, *call.args, timeout=self.config.push_timeout)
         except Refusal as refusal:
             raise ShardsCountError(name, int(refusal.detail), shards_count) from None
         self._registered.add((name, shards_count))
@@ -282,8 +284,8 @@ class _Apart(Lowq):
                 client = self._client
         return client
 
-    def connect(self, size: int, *, socket_timeout: float | None = None) -> Client:
-        return self._app.connect(size, socket_timeout=socket_timeout)
+    def connect(self, size: int, *, socket_timeout: float = SOCKET_TIMEOUT, kernel: bool = False) -> Client:
+        return self._app.connect(size, socket_timeout=socket_timeout, kernel=kernel)
 
     def close(self) -> None:
         # Without our lock: who closes the other application holds that one's, which we take while we hold ours.

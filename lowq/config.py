@@ -149,6 +149,7 @@ _SETTINGS: Mapping[str, tuple[Any, Callable[[str, Any], Any], bool]] = {
     "threads_per_node": (5, _number(1, whole=True), True),
     "client_pool_size": (5, _number(1, whole=True), True),
     "pool_timeout": (5.0, _number(0, above=True), True),
+    "push_timeout": (5.0, _number(0, above=True), True),
     "lease_ttl": (15.0, _number(0.1), True),
     "shutdown_timeout": (25.0, _number(0), True),
     "max_payload_bytes": (2**20, _number(1, whole=True), True),
@@ -200,6 +201,8 @@ class Config:
     client_pool_size: int
     #: Seconds that a producer waits for a free connection.
     pool_timeout: float
+    #: Seconds that a push waits for Redis without an answer, everything included: a free connection, connecting, repeats.
+    push_timeout: float
     #: Seconds after which the shards of a dead node are worked by another.
     lease_ttl: float
     #: Seconds that a stopping node waits for what it performs.

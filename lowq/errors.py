@@ -21,6 +21,7 @@
 """
 
 from collections.abc import Iterable, Mapping
+from traceback import format_exception_only
 from typing import Any
 
 
@@ -85,15 +86,18 @@ class RedisFull(RedisUnavailable):
 
 
 class PushError(LowqError):
-    """Redis failed while jobs were being pushed, or a job of a later chunk was malformed.
+    """Redis failed while jobs were being pushed, or a job of a later chunk was malformed, or a client middleware raised in
+    one. ``__cause__`` is what it was.
 
     ``accepted`` payloads are certainly in. ``rest`` holds the other jobs, ready to be pushed again: a list
     when the jobs came as a list, otherwise an iterator that goes on with the original iterable. Jobs of a
     call that got no answer are among the rest although they may be in: pushing them again merges them.
     """
 
-    def __init__(self, queue: str, accepted: int, rest: Iterable[Mapping[str, Any]], reason: object) -> None:
-        why = str(reason).rstrip(".")
+    def __init__(self, queue: str, accepted: int, rest: Iterable[Mapping[str, Any]], reason: BaseException) -> None:
+        # Of somebody else's exception also what it is; whose own code may raise when it is asked for a text.
+        why = str(reason) if isinstance(reason, LowqError) else format_exception_only(reason)[-1].strip()
+        why = why.rstrip(".")
         super().__init__(
             f"queue {queue!r}: {accepted} payloads are in, the others are in PushError.rest: {why}. "
             + (

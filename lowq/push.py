@@ -4,18 +4,23 @@
 
     jobs -> chunk -> client middlewares -> encode, group by shard -> one script call per shard, in one write
                                                                      (while Redis works, the next chunk is encoded)
+
+Jobs of an id stay in the order in which they came, whatever fails. A chunk is sent when all of the one before is in. Within
+a chunk a shard may need several calls: each names the one before it, and Redis refuses it when that was not carried out.
 """
 
+import math
 import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain, islice
 from typing import Any
 
 from lowq.config import Config
-from lowq.connection import REPEATS, Call, Client, Refusal
-from lowq.errors import JobError, LowqError, PushError, PushInterrupted, RedisUnavailable, ShardsCountError
+from lowq.connection import REPEATS, SOCKET_TIMEOUT, Call, Client, Deadline, Refusal, deadlines
+from lowq.errors import JobError, PushError, PushInterrupted, RedisUnavailable, ShardsCountError
 from lowq.job import EncodedJob, encode_job, shard_of
 from lowq.keys import shard_prefix
 from lowq.middleware import wrap
@@ -29,6 +34,14 @@ CALL_JOBS = 1000
 CALL_BYTES = 2**20
 #: Seconds before a push that got no answer is repeated.
 _PAUSES = (0.0, 0.1)
+#: How many times push_timeout, at least how many times the socket timeout, Redis remembers a call, so that it knows a repeat;
+#: and after how many of them none is sent any more. What is between is for the way there.
+KEPT, REPEATED = 3, 2
+
+#: Seconds, of a clock that goes on while the machine is suspended, where there is one: Redis's does, too.
+_clock: Callable[[], float] = (
+    partial(time.clock_gettime, time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic
+)
 
 #: What ``perform_async`` takes: one job, or any iterable of jobs. A `JobDict` is such a mapping.
 Jobs = Mapping[str, Any] | Iterable[Mapping[str, Any]]
@@ -59,7 +72,8 @@ def push(target: Target, jobs: Jobs, on_progress: Callable[[int], object] | None
 
     Raises:
         JobError, PayloadError: a job is malformed; nothing was written.
-        PushError: Redis failed, or a later chunk was malformed: it says how many are in and carries the rest.
+        PushError: Redis failed, or a later chunk was malformed, or a client middleware raised in one: it says how many
+            are in and carries the rest.
         ShardsCountError: the queue exists with another number of shards; nothing was written.
     """
     if isinstance(jobs, Mapping):
@@ -90,6 +104,9 @@ class _Push:
         self._more = True
         #: What the source raised.
         self._trouble: BaseException | None = None
+        self._timeout: float = target.config.push_timeout
+        # Redis remembers calls for at least as long as connections wait by themselves.
+        self._patience = max(self._timeout, SOCKET_TIMEOUT)
 
     def run(self) -> int:
         chunk = self._read()
@@ -99,18 +116,20 @@ class _Push:
             # something up, so the connection is lent: with all of them held by threads that wait for one more,
             # nobody would get on. Not when nothing follows, as with a single job: lending takes two locks.
             lend = self._more or bool(self._put_back)
-            finish = self._target.client.start([part.call for part in parts], lend=lend)
+            attempts = deadlines(self._timeout, REPEATS + 1)
             next_parts: list[_Part] = []
-            refusal: LowqError | None = None
+            refusal: Exception | None = None
             following: list[Mapping[str, Any]] = []
+            sent_at = _clock()
+            finish = self._target.client.start([part.call for part in parts], lend=lend, deadline=next(attempts))
             try:
                 following = self._read()
                 next_parts, following = self._prepare(following)
-            except LowqError as error:
+            except Exception as error:  # a job's, or a middleware's: whatever it is, the replies are not to be lost
                 refusal = error
             finally:
                 results = finish()
-            self._settle(parts, results, following)
+            self._settle(parts, results, following, attempts, sent_at)
             if refusal is not None:
                 raise self._error(following, refusal) from refusal
             chunk, parts = following, next_parts
@@ -147,7 +166,8 @@ class _Push:
         def encode(jobs: list[Mapping[str, Any]]) -> None:
             wrapped.extend(self._encode(jobs, None)[0])
 
-        wrap(middlewares, self._target.worker, encode)(chunk)
+        # A list of their own, which they may change: when one of them raises, the rest is what was given.
+        wrap(middlewares, self._target.worker, encode)(list(chunk))
         return wrapped, chunk
 
     def _encode(self, chunk: list[Mapping[str, Any]], most_bytes: int | None) -> tuple[list[_Part], int]:
@@ -184,48 +204,59 @@ class _Push:
     def _calls(
         self, prefix: str, items: list[EncodedJob], originals: list[Mapping[str, Any]], width: int
     ) -> Iterator[_Part]:
+        keep, after = math.ceil(KEPT * self._patience), ""
         start = 0
         while start < len(items):
             end, size = start, 0
             while end < len(items) and end - start < CALL_JOBS and (size < CALL_BYTES):
                 size += len(items[end][1])
                 end += 1
-            head: list[str | int] = ["", secrets.token_hex(8), "", self._target.shards_count, width]
+            token = secrets.token_urlsafe(8)
+            head: list[str | int] = ["", token, "", self._target.shards_count, width, keep, after]
             if width == 2:
                 flat = list(chain.from_iterable([item[:2] for item in items[start:end]]))
             else:
                 flat = list(chain.from_iterable(items[start:end]))
             yield _Part(Call("push", prefix, head, flat), originals[start:end])
-            start = end
+            start, after = end, token
 
-    def _settle(self, parts: list[_Part], results: list[Any], following: list[Mapping[str, Any]]) -> None:
+    def _settle(
+        self, parts: list[_Part], results: list[Any], following: list[Mapping[str, Any]],
+        attempts: Iterator[Deadline | None], sent_at: float,
+    ) -> None:  # fmt: skip
         """Takes note of the replies to a chunk. ``following`` was read from the source and not yet sent.
 
         Raises:
             PushError; what Redis refused when nothing was accepted before.
         """
-        for attempt in range(REPEATS):
-            lost = [i for i, result in enumerate(results) if type(result) is RedisUnavailable]
-            if not lost:
+        deadline = None
+        for attempt, deadline in enumerate(attempts):
+            again = _unsettled(parts, results)
+            if not again or _clock() - sent_at > REPEATED * self._patience:
                 break
             time.sleep(_PAUSES[min(attempt, len(_PAUSES) - 1)])
-            for i in lost:
+            for i in again:
                 parts[i].call.args[2] = "1"
-            again = self._target.client.start([parts[i].call for i in lost])()
-            for i, result in zip(lost, again, strict=True):
+            replies = self._target.client.start([parts[i].call for i in again], deadline=deadline)()
+            for i, result in zip(again, replies, strict=True):
                 results[i] = result
         failed: list[_Part] = []
         reason: Exception | None = None
         for part, result in zip(parts, results, strict=True):
             if isinstance(result, Exception):
                 failed.append(part)
-                reason = result
+                if reason is None or not _out_of_turn(result):
+                    reason = result
             else:
                 self._accepted += result
         if self._on_progress is not None:
             self._on_progress(self._accepted)
         if reason is None:
             return
+        if type(reason) is RedisUnavailable and deadline is not None and deadline.passed:
+            reason = RedisUnavailable(f"{reason}, for push_timeout={self._timeout:g} s")
+        if _out_of_turn(reason):
+            reason = RedisUnavailable("Redis has lost a call that it had answered: it was restarted without its data")
         if isinstance(reason, Refusal):
             raise ShardsCountError(self._target.queue, int(reason.detail), self._target.shards_count) from None
         if not isinstance(reason, RedisUnavailable) and not self._accepted:
@@ -233,6 +264,32 @@ class _Push:
         raise self._error([job for part in failed for job in part.jobs] + following, reason) from reason
 
     def _error(self, pending: list[Mapping[str, Any]], reason: Exception) -> PushError:
-        rest: Iterable[Mapping[str, Any]] = chain(pending, self._put_back, self._source)
+        rest: Iterable[Mapping[str, Any]] = chain(pending, self._put_back, self._remaining())
         kind = PushInterrupted if isinstance(reason, RedisUnavailable) else PushError
         return kind(self._target.queue, self._accepted, list(rest) if self._listed else rest, reason)
+
+    def _remaining(self) -> Iterator[Mapping[str, Any]]:
+        # A source that raised ends there. Who pushes the rest must not take that for the end of all jobs.
+        if self._trouble is not None:
+            raise self._trouble
+        yield from self._source
+
+
+def _unsettled(parts: list[_Part], results: list[Any]) -> list[int]:
+    """The calls that are to be repeated: those without an answer, and those that were refused because one of them had to
+    come before. Not what comes after a call that was refused for good: its time has not come.
+    """
+    again: list[int] = []
+    refused: set[str] = set()
+    for i, (part, result) in enumerate(zip(parts, results, strict=True)):
+        if not isinstance(result, Exception) or part.call.key in refused:
+            continue
+        if type(result) is RedisUnavailable or _out_of_turn(result):
+            again.append(i)
+        else:
+            refused.add(part.call.key)
+    return again
+
+
+def _out_of_turn(result: Exception) -> bool:
+    return isinstance(result, Refusal) and result.code == "OUTOFTURN"

@@ -87,7 +87,7 @@ def find_queue(backend: Backend, name: str) -> QueueInfo:
         UnknownQueueError: there is none; the message names similar ones.
     """
     namespace = backend.config.namespace
-    info = find_entry(backend.client, namespace, name)
+    info = find_entry(backend.client, namespace, name, backend.config.push_timeout)
     if info is None:
         key = queues_key(namespace)
         names = [item.decode("utf-8", "replace") for item in backend.client.command("HKEYS", key, key=key)]
@@ -106,10 +106,10 @@ def find_queue(backend: Backend, name: str) -> QueueInfo:
     return info
 
 
-def find_entry(client: Client, namespace: str, name: str) -> QueueInfo | None:
-    """A queue's entry, or None when nobody has used it yet."""
+def find_entry(client: Client, namespace: str, name: str, timeout: float | None = None) -> QueueInfo | None:
+    """A queue's entry, or None when nobody has used it yet. ``timeout`` is as for `Client.run_many`."""
     key = queues_key(namespace)
-    data = client.command("HGET", key, name, key=key)
+    data = client.command("HGET", key, name, key=key, timeout=timeout)
     return None if data is None else _known_queue(name.encode(), data)
 
 

@@ -11,13 +11,18 @@ a cluster a shard lives on.
     pool        connections to one server, prepared
     servers     a URL -> one server, a primary found by sentinels, a cluster, or the embedded store
     client      runs scripts and commands
+    deadline    how long a caller waits
     subscription  wake-ups
 """
 
-from lowq.connection.client import REPEATS, Client
+from lowq.connection.client import REPEATS, SOCKET_TIMEOUT, Client
+from lowq.connection.deadline import Deadline, deadlines
 from lowq.connection.pool import parse_info
 from lowq.connection.servers import memory_store, new_store
 from lowq.connection.subscription import Subscription
 from lowq.connection.translate import Call, Refusal
 
-__all__ = ["REPEATS", "Call", "Client", "Refusal", "Subscription", "memory_store", "new_store", "parse_info"]
+__all__ = [
+    "REPEATS", "SOCKET_TIMEOUT", "Call", "Client", "Deadline", "Refusal", "Subscription", "deadlines", "memory_store",
+    "new_store", "parse_info",
+]  # fmt: skip

@@ -1,6 +1,5 @@
 """The client: scripts and commands, on a server or on the primaries of a cluster."""
 
-import itertools
 import os
 import time
 import weakref
@@ -9,6 +8,7 @@ from typing import Any
 
 from redis import exceptions
 
+from lowq.connection.deadline import Deadline, deadlines
 from lowq.connection.pool import Pool, encode, pack, parse_info, read_reply
 from lowq.connection.servers import servers_for
 from lowq.connection.subscription import Subscription
@@ -17,6 +17,8 @@ from lowq.errors import LowqError, RedisUnavailable, ScriptError
 
 #: Seconds that a connection attempt, or the wait for one reply, may take.
 SOCKET_TIMEOUT = 5.0
+#: Bytes of calls that are written at once. Of more, each call has a timeout of its own: on a slow line it is on the way.
+MAX_WRITE = 2**20
 #: How often a call is tried anew on a fresh connection when its connection broke.
 REPEATS = 2
 
@@ -24,9 +26,10 @@ REPEATS = 2
 class _Flight:
     """Calls that were sent to one server and not answered yet."""
 
-    def __init__(self, pool: Pool, calls: list[tuple[int, Call]]) -> None:
+    def __init__(self, pool: Pool, calls: list[tuple[int, Call]], deadline: Deadline | None) -> None:
         self.pool = pool
         self.calls = calls
+        self.deadline = deadline
         self.connection: Any = None
         self.error: Exception | None = None
         self.lent = False
@@ -34,9 +37,11 @@ class _Flight:
     def send(self) -> None:
         # Packed first: an argument that can't be packed must not cost a connection.
         packed = [_packed(self.pool, call) for _, call in self.calls]
+        if sum(map(len, packed)) <= MAX_WRITE:
+            packed = [b"".join(packed)]
         try:
-            self.connection = self.pool.checkout()
-            self.connection.send_packed_command([b"".join(packed)], check_health=False)
+            self.connection = self.pool.checkout(self.deadline)
+            self.connection.send_packed_command(packed, check_health=False)
         except (exceptions.RedisError, RedisUnavailable) as error:
             self.error = error
 
@@ -44,7 +49,10 @@ class _Flight:
         for position, _ in self.calls:
             if self.error is None:
                 try:
+                    self.pool.limit(self.connection, self.deadline)
                     results[position] = read_reply(self.connection)
+                    if self.deadline is not None:
+                        self.deadline.restart()
                     continue
                 except exceptions.RedisError as error:
                     self.error = error
@@ -67,7 +75,11 @@ class _Flight:
 
 
 class Client:
-    """Runs scripts and commands on a server, or on the primaries of a cluster. Safe for threads and forks."""
+    """Runs scripts and commands on a server, or on the primaries of a cluster. Safe for threads and forks.
+
+    ``size``: connections to a server; ``timeout``: seconds to wait for a free one; ``socket_timeout``: seconds for one
+    connection attempt, or one reply. ``kernel``: only a node's threads use it, so the kernel may keep that.
+    """
 
     def __init__(
         self,
@@ -77,51 +89,58 @@ class Client:
         timeout: float,
         socket_timeout: float = SOCKET_TIMEOUT,
         store: Any = None,
+        kernel: bool = False,
     ) -> None:
         self.url = url
-        self._servers = servers_for(url, size, timeout, socket_timeout, store)
+        self._servers = servers_for(url, size, timeout, socket_timeout, store, kernel=kernel)
         _clients.add(self)
 
     # --- scripts ---
 
-    def run(self, script: str, key: str, *args: str | bytes | int | float) -> Any:
-        """Runs one script. A call whose connection breaks is repeated, so the script must allow that.
+    def run(self, script: str, key: str, *args: str | bytes | int | float, timeout: float | None = None) -> Any:
+        """Runs one script. A call whose connection breaks is repeated, so the script must allow that. ``timeout`` is as
+        for `run_many`.
 
         Raises:
             RedisUnavailable, RedisRefused, LeaseLost, Refusal, ScriptError
         """
-        (result,) = self.run_many([Call(script, key, args)])
+        (result,) = self.run_many([Call(script, key, args)], timeout=timeout)
         if isinstance(result, Exception):
             raise result
         return result
 
-    def run_many(self, calls: Sequence[Call], repeats: int = REPEATS) -> list[Any]:
+    def run_many(self, calls: Sequence[Call], repeats: int = REPEATS, timeout: float | None = None) -> list[Any]:
         """Runs several scripts in one write per server; they don't wait for each other's replies.
 
         Returns each call's reply, or the exception (of ours) that it ended with. Calls without an answer are
-        repeated on a fresh connection.
+        repeated on a fresh connection. ``timeout``: seconds without an answer after which that ends, repeats and all.
         """
-        results = self.start(calls)()
-        for _ in range(repeats):
+        results: list[Any] = []
+        for deadline in deadlines(timeout, repeats + 1):
+            if not results:
+                results = self.start(calls, deadline=deadline)()
+                continue
             again = [i for i, result in enumerate(results) if type(result) is RedisUnavailable]
             if not again:
                 break
-            for i, result in zip(again, self.start([calls[i] for i in again])(), strict=True):
+            for i, result in zip(again, self.start([calls[i] for i in again], deadline=deadline)(), strict=True):
                 results[i] = result
         return results
 
-    def start(self, calls: Sequence[Call], *, lend: bool = False) -> Callable[[], list[Any]]:
+    def start(
+        self, calls: Sequence[Call], *, lend: bool = False, deadline: Deadline | None = None
+    ) -> Callable[[], list[Any]]:
         """Sends scripts; the function returned waits for the replies. It must be called, once. ``lend``: foreign code
-        runs meanwhile, so the connections don't count as in use.
+        runs meanwhile, so the connections don't count as in use, and the time doesn't count for the deadline.
         """
         groups: dict[Pool, list[tuple[int, Call]]] = {}
         results: list[Any] = [None] * len(calls)
         for position, call in enumerate(calls):
             try:
-                groups.setdefault(self._servers.pool_for(call.key), []).append((position, call))
+                groups.setdefault(self._servers.pool_for(call.key, deadline), []).append((position, call))
             except (exceptions.RedisError, RedisUnavailable) as error:
                 results[position] = error
-        flights = [_Flight(pool, group) for pool, group in groups.items()]
+        flights = [_Flight(pool, group, deadline) for pool, group in groups.items()]
 
         def give_up() -> None:
             for flight in flights:
@@ -137,6 +156,8 @@ class Client:
             raise
 
         def finish() -> list[Any]:
+            if lend and deadline is not None:
+                deadline.restart()
             try:
                 for flight in flights:
                     flight.receive(results)
@@ -146,12 +167,12 @@ class Client:
                 raise
             for position, result in enumerate(results):
                 if isinstance(result, Exception):
-                    results[position] = self._mend(calls[position], result)
+                    results[position] = self._mend(calls[position], result, deadline)
             return results
 
         return finish
 
-    def _mend(self, call: Call, error: Exception) -> Any:
+    def _mend(self, call: Call, error: Exception, deadline: Deadline | None) -> Any:
         """What can be put right at once is: scripts flushed, a slot moved. Otherwise the error as one of ours."""
         for _ in range(5):
             if not isinstance(error, exceptions.NoScriptError | exceptions.AskError | exceptions.MovedError):
@@ -164,27 +185,27 @@ class Client:
                 break
             try:
                 if isinstance(error, exceptions.NoScriptError):
-                    return self._retry_loaded(call)
-                return self._retry_redirected(call, error)
+                    return self._retry_loaded(call, deadline)
+                return self._retry_redirected(call, error, deadline)
             except (exceptions.RedisError, LowqError) as next_error:
                 error = next_error
         return self._translate(error, call)
 
-    def _retry_loaded(self, call: Call) -> Any:
-        pool = self._servers.pool_for(call.key)
-        return self._once(pool, call, pool.load)
+    def _retry_loaded(self, call: Call, deadline: Deadline | None) -> Any:
+        pool = self._servers.pool_for(call.key, deadline)
+        return self._once(pool, call, pool.load, deadline)
 
-    def _retry_redirected(self, call: Call, error: Any) -> Any:
+    def _retry_redirected(self, call: Call, error: Any, deadline: Deadline | None) -> Any:
         # MOVED and ASK are both subclasses of the same error in redis-py; only ASK is for this once.
         pool = self._servers.pool_at(error.host, error.port)
         if isinstance(error, exceptions.MovedError):
-            self._servers.refresh()
-            return self._once(pool, call, None)
-        return self._once(pool, call, _ask)
+            self._servers.refresh(deadline)
+            return self._once(pool, call, None, deadline)
+        return self._once(pool, call, _ask, deadline)
 
     @staticmethod
-    def _once(pool: Pool, call: Call, before: Callable[[Any], object] | None) -> Any:
-        connection = pool.checkout()
+    def _once(pool: Pool, call: Call, before: Callable[[Any], object] | None, deadline: Deadline | None) -> Any:
+        connection = pool.checkout(deadline)
         try:
             if before is not None:
                 before(connection)
@@ -200,34 +221,40 @@ class Client:
 
     # --- plain commands ---
 
-    def command(self, *args: str | bytes | int | float, key: str | None = None) -> Any:
+    def command(self, *args: str | bytes | int | float, key: str | None = None, timeout: float | None = None) -> Any:
         """Runs one Redis command, reading or otherwise fit to be repeated. ``key`` routes it in a cluster.
 
         Raises:
             RedisUnavailable, RedisRefused, ScriptError
         """
-        return self.commands([args], key=key)[0]
+        return self.commands([args], key=key, timeout=timeout)[0]
 
-    def commands(self, commands: Sequence[Sequence[Any]], key: str | None = None) -> list[Any]:
-        """Runs several commands in one write, all on the server of ``key``.
+    def commands(
+        self, commands: Sequence[Sequence[Any]], key: str | None = None, timeout: float | None = None
+    ) -> list[Any]:
+        """Runs several commands in one write, all on the server of ``key``. ``timeout`` is as for `run_many`.
 
         Raises:
             RedisUnavailable, RedisRefused, ScriptError: the first error among the replies.
         """
         try:
-            return self._repeated(commands, lambda: self._servers.pool_for(key) if key else self._servers.any_pool())
+            return self._repeated(
+                commands, lambda: self._servers.pool_for(key) if key else self._servers.any_pool(), timeout
+            )
         except ScriptError as error:
             error.key = key
             raise
 
-    def _repeated(self, commands: Sequence[Sequence[Any]], find_pool: Callable[[], Pool]) -> list[Any]:
-        for attempt in itertools.count():
+    def _repeated(
+        self, commands: Sequence[Sequence[Any]], find_pool: Callable[[], Pool], timeout: float | None = None
+    ) -> list[Any]:
+        for attempt, deadline in enumerate(deadlines(timeout, REPEATS + 1)):
             try:
-                return self._commands_once(commands, find_pool())
+                return self._commands_once(commands, find_pool(), deadline)
             except (exceptions.RedisError, RedisUnavailable) as error:
                 translated = self._translate(error, None)
                 if isinstance(error, exceptions.MovedError):
-                    self._servers.refresh()
+                    self._servers.refresh(deadline)
                 elif type(translated) is not RedisUnavailable:
                     raise translated from error
                 if attempt == REPEATS:
@@ -235,9 +262,9 @@ class Client:
         raise AssertionError
 
     @staticmethod
-    def _commands_once(commands: Sequence[Sequence[Any]], pool: Pool) -> list[Any]:
+    def _commands_once(commands: Sequence[Sequence[Any]], pool: Pool, deadline: Deadline | None) -> list[Any]:
         packed = b"".join([pack(tuple(encode(args))) for args in commands])
-        connection = pool.checkout()
+        connection = pool.checkout(deadline)
         try:
             connection.send_packed_command([packed], check_health=False)
             replies = [read_reply(connection) for _ in commands]

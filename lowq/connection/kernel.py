@@ -1,9 +1,12 @@
-"""Timeouts kept by the kernel.
+"""Timeouts of sockets, and those that are left to the kernel.
 
 Python keeps a socket's timeout by asking the kernel twice, with `poll` and then to read or write, and gives up the GIL
 each time. With many threads in a process that is a queue each time, and for a node that was asleep it is code that is
-in no cache. The kernel does it alone when it is told how long a read or write may take. A signal that a handler of
-Python's takes starts that time anew.
+in no cache. The kernel does it alone when it is told how long a read or write may take.
+
+But a signal that a handler of Python's takes starts that time anew. Where signals keep coming, as those of a sampling
+profiler do, it would never end. So only the threads of a node leave it to the kernel: a signal to the process is the
+main thread's, which waits for nothing but signals there. Producers may be in any thread, and Python counts for them.
 """
 
 import os
@@ -31,6 +34,13 @@ def keeps_timeout(connection: Any, seconds: float | None) -> bool:
     plain.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
     plain.settimeout(None)
     return True
+
+
+def set_timeout(connection: Any, seconds: float | None) -> None:
+    """How long a read or a write of a connected connection may take; Python keeps it."""
+    plain = getattr(connection, "_sock", None)
+    if isinstance(plain, socket.socket) and plain.gettimeout() != seconds:
+        plain.settimeout(seconds)
 
 
 def is_connected(connection: Any) -> bool:

@@ -19,7 +19,8 @@ from typing import Any
 import hiredis
 from redis import exceptions
 
-from lowq.connection.kernel import is_connected, keeps_timeout
+from lowq.connection.deadline import Deadline
+from lowq.connection.kernel import is_connected, keeps_timeout, set_timeout
 from lowq.connection.translate import is_forbidden
 from lowq.errors import RedisRefused, RedisUnavailable
 from lowq.scripts import load_scripts
@@ -51,13 +52,17 @@ class Packer:
 
 
 class Pool:
-    """Connections to one server. At most ``size`` exist; whoever finds none free waits ``timeout`` seconds.
+    """Connections to one server. At most ``size`` exist; whoever finds none free waits ``timeout`` seconds. With
+    ``kernel`` their timeouts are left to the kernel, see there.
 
     Safe for threads. Taking and giving back costs no lock while connections are free: deque's ends are atomic.
     """
 
-    def __init__(self, connect: Callable[[], Any], size: int, timeout: float, *, shebang: bool) -> None:
+    def __init__(
+        self, connect: Callable[[], Any], size: int, timeout: float, *, shebang: bool, kernel: bool = False
+    ) -> None:
         self.connect = connect
+        self._kernel = kernel
         self._size = size
         self._timeout = timeout
         self._shebang = shebang
@@ -77,8 +82,9 @@ class Pool:
         # Guards the number of those that count. Reentrant: a signal handler may push.
         self._lock = threading.RLock()
 
-    def checkout(self) -> Any:
-        """A connection for the caller alone, connected and prepared.
+    def checkout(self, deadline: Deadline | None = None) -> Any:
+        """A connection for the caller alone, connected and prepared. Its reads and writes end with the deadline; without
+        one, each with the connection's own timeout.
 
         Raises:
             RedisUnavailable: all are in use for longer than the timeout. redis-py's errors when connecting fails.
@@ -86,11 +92,11 @@ class Pool:
         try:
             connection = self._idle.pop()
         except IndexError:
-            connection = self._make_or_wait()
+            connection = self._make_or_wait(self._timeout if deadline is None else min(self._timeout, deadline.left()))
         try:
             if not is_connected(connection):
-                connection.connect()
-                keeps_timeout(connection, getattr(connection, "socket_timeout", None))
+                self._connect(connection, deadline)
+            self.limit(connection, deadline)
             if not self._prepared:
                 self._prepare(connection)
         except BaseException:
@@ -98,8 +104,30 @@ class Pool:
             raise
         return connection
 
-    def _make_or_wait(self) -> Any:
-        deadline = time.monotonic() + self._timeout
+    def _connect(self, connection: Any, deadline: Deadline | None) -> None:
+        if deadline is None:
+            connection.connect()
+        else:
+            names = [name for name in ("socket_connect_timeout", "socket_timeout") if hasattr(connection, name)]
+            own = {name: getattr(connection, name) for name in names}
+            try:
+                for name in names:
+                    setattr(connection, name, deadline.left())
+                connection.connect()
+            finally:
+                for name, seconds in own.items():
+                    setattr(connection, name, seconds)
+        if self._kernel:
+            keeps_timeout(connection, getattr(connection, "socket_timeout", None))
+
+    def limit(self, connection: Any, deadline: Deadline | None) -> None:
+        """Sets how long the next read or write may take."""
+        if not self._kernel:
+            seconds = getattr(connection, "socket_timeout", None) if deadline is None else deadline.left()
+            set_timeout(connection, seconds)
+
+    def _make_or_wait(self, timeout: float) -> Any:
+        deadline = time.monotonic() + timeout
         while True:
             try:
                 return self._idle.pop()
@@ -113,8 +141,8 @@ class Pool:
             left = deadline - time.monotonic()
             if left <= 0:
                 raise RedisUnavailable(
-                    f"all {self._size} connections are in use for {self._timeout} s; "
-                    "raise client_pool_size or pool_timeout"
+                    f"all {self._size} connections are in use for {timeout:.3g} s; "
+                    "raise client_pool_size, pool_timeout or push_timeout"
                 )
             self._wait(min(left, LOOK_AGAIN))
 

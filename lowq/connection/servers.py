@@ -13,6 +13,7 @@ from redis.connection import parse_url
 from redis.crc import key_slot
 from redis.retry import Retry
 
+from lowq.connection.deadline import Deadline
 from lowq.connection.pool import Packer, Pool, pack
 from lowq.connection.translate import without_password
 from lowq.errors import ConfigError, RedisRefused, RedisUnavailable
@@ -22,7 +23,7 @@ class _OneServer:
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
 
-    def pool_for(self, _key: str) -> Pool:
+    def pool_for(self, _key: str, _deadline: Deadline | None = None) -> Pool:
         return self._pool
 
     def any_pool(self) -> Pool:
@@ -34,7 +35,7 @@ class _OneServer:
     def pool_at(self, host: str, port: int) -> Pool:
         raise RedisRefused(f"the server is part of a cluster ({host}:{port} was named); use redis+cluster://")
 
-    def refresh(self) -> None:
+    def refresh(self, _deadline: Deadline | None = None) -> None:
         raise RedisRefused("the server is part of a cluster; use redis+cluster://")
 
     def started_at(self) -> float:
@@ -64,9 +65,9 @@ class _Cluster:
                 pool = self._pools[host, port] = self._make_pool(host, port)
             return pool
 
-    def pool_for(self, key: str) -> Pool:
+    def pool_for(self, key: str, deadline: Deadline | None = None) -> Pool:
         if not self._slots:
-            self.refresh()
+            self.refresh(deadline)
         address = self._slots[key_slot(key.encode())]
         if address is None:
             raise RedisUnavailable(f"no primary of the cluster serves {key}")
@@ -81,12 +82,12 @@ class _Cluster:
         addresses = [address for address in dict.fromkeys(self._slots) if address is not None]
         return {f"{host}:{port}": self.pool_at(host, port) for host, port in addresses}
 
-    def refresh(self) -> None:
+    def refresh(self, deadline: Deadline | None = None) -> None:
         failure: Exception | None = None
         for host, port in [*self._pools, *self._seeds]:
             pool = self.pool_at(host, port)
             try:
-                connection = pool.checkout()
+                connection = pool.checkout(deadline)
                 try:
                     connection.send_packed_command([pack((b"CLUSTER", b"SLOTS"))], check_health=False)
                     ranges = connection.read_response()
@@ -117,7 +118,9 @@ class _Cluster:
             pool.close()
 
 
-def servers_for(url: str, size: int, timeout: float, socket_timeout: float, store: Any) -> _OneServer | _Cluster:
+def servers_for(
+    url: str, size: int, timeout: float, socket_timeout: float, store: Any, *, kernel: bool = False
+) -> _OneServer | _Cluster:
     options: dict[str, Any] = {
         "protocol": 2,
         "socket_timeout": socket_timeout,
@@ -131,17 +134,18 @@ def servers_for(url: str, size: int, timeout: float, socket_timeout: float, stor
         return _OneServer(_memory_pool(store if store is not None else memory_store(url), size, timeout))
     try:
         if scheme == "redis+sentinel":
-            return _OneServer(_sentinel_pool(rest, options, size, timeout))
+            return _OneServer(_sentinel_pool(rest, options, size, timeout, kernel=kernel))
         if scheme == "redis+cluster":
             addresses, _, _ = rest.partition("/")
             login, _, hosts = addresses.rpartition("@")
             seeds = [_host_port(item, 6379) for item in hosts.split(",")]
 
             def make_pool(host: str, port: int) -> Pool:
-                return _plain_pool(f"redis://{login + '@' if login else ''}{host}:{port}", options, size, timeout)
+                node_url = f"redis://{login + '@' if login else ''}{host}:{port}"
+                return _plain_pool(node_url, options, size, timeout, kernel=kernel)
 
             return _Cluster(seeds, make_pool)
-        return _OneServer(_plain_pool(url, options, size, timeout))
+        return _OneServer(_plain_pool(url, options, size, timeout, kernel=kernel))
     except ValueError as error:
         if any(mark in rest.rpartition("@")[0] for mark in "/?#"):
             reason = "in a password write %2F for /, %3F for ?, %23 for #"
@@ -150,7 +154,7 @@ def servers_for(url: str, size: int, timeout: float, socket_timeout: float, stor
         raise ConfigError(f"redis_url={without_password(url)!r}: {reason}") from None
 
 
-def _plain_pool(url: str, options: dict[str, Any], size: int, timeout: float) -> Pool:
+def _plain_pool(url: str, options: dict[str, Any], size: int, timeout: float, *, kernel: bool) -> Pool:
     settings = {**options, **parse_url(url), "protocol": 2}
     kind = settings.pop("connection_class", redis.Connection)
     settings.pop("max_connections", None)  # client_pool_size says that
@@ -164,7 +168,7 @@ def _plain_pool(url: str, options: dict[str, Any], size: int, timeout: float) ->
         kind(**settings)
     except TypeError as error:
         raise ValueError(f"it has an option that redis-py doesn't know: {error}") from None
-    return Pool(lambda: kind(**settings), size, timeout, shebang=True)
+    return Pool(lambda: kind(**settings), size, timeout, shebang=True, kernel=kernel)
 
 
 def _host_port(text: str, default: int) -> tuple[str, int]:
@@ -172,7 +176,7 @@ def _host_port(text: str, default: int) -> tuple[str, int]:
     return host.strip("[]") or "localhost", int(port)
 
 
-def _sentinel_pool(rest: str, options: dict[str, Any], size: int, timeout: float) -> Pool:
+def _sentinel_pool(rest: str, options: dict[str, Any], size: int, timeout: float, *, kernel: bool) -> Pool:
     """``h1:p,h2:p/service/db``; a user and password before ``@`` are those of the primary."""
     addresses, _, path = rest.partition("/")
     login, _, hosts = addresses.rpartition("@")
@@ -186,7 +190,7 @@ def _sentinel_pool(rest: str, options: dict[str, Any], size: int, timeout: float
     timeouts = {name: options[name] for name in ("socket_timeout", "socket_connect_timeout", "retry")}
     sentinel = redis.sentinel.Sentinel([_host_port(item, 26379) for item in hosts.split(",")], sentinel_kwargs=timeouts)
     primary = redis.sentinel.SentinelConnectionPool(service, sentinel, **settings)
-    return Pool(primary.make_connection, size, timeout, shebang=True)
+    return Pool(primary.make_connection, size, timeout, shebang=True, kernel=kernel)
 
 
 # --- the embedded store ---

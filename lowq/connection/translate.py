@@ -60,7 +60,7 @@ def translate(error: Exception, call: Call | None, url: str) -> Exception:
     if isinstance(error, exceptions.ReadOnlyError) or text.startswith("READONLY"):
         return RedisUnavailable(f"Redis at {where} is a read-only replica; redis_url must name the primary: {text}")
     if isinstance(error, exceptions.ConnectionError | exceptions.TimeoutError):
-        if timed_out(error):
+        if timed_out(error) or text.startswith(("Timeout reading", "Timeout writing")):
             text = "nothing was heard in time"
         return RedisUnavailable(f"Redis at {where} does not answer: {text}")
     if isinstance(error, exceptions.TryAgainError | exceptions.ClusterDownError | exceptions.AskError):
@@ -72,7 +72,7 @@ def translate(error: Exception, call: Call | None, url: str) -> Exception:
         return RedisUnavailable(f"Redis at {where} can't serve just now: {text}")
     if code == "LEASELOST" and call is not None:
         return LeaseLost(f"{call.key.rstrip(':')}: {call.script} was refused: {detail}")
-    if code == "SHARDSCOUNT":
+    if code in ("SHARDSCOUNT", "OUTOFTURN"):
         return Refusal(code, detail)
     if code == "PATTERN":
         return ConfigError(detail)

@@ -55,7 +55,7 @@ if #waiting + #buried + #taken > 0 then
   return { 0, removed }
 end
 local rest = {}
-for i, key in ipairs({ 'retries', 'errors', 'solo', 'crashes', 'morgue:errors', 'pushed', 'meta' }) do
+for i, key in ipairs({ 'retries', 'errors', 'solo', 'crashes', 'morgue:errors', 'pushed', 'repeated', 'meta' }) do
   rest[i] = prefix .. key
 end
 redis.call('UNLINK', unpack(rest))

@@ -6,14 +6,18 @@
 -- ARGV[3]  '1' when this call repeats one whose reply was lost
 -- ARGV[4]  shards_count of the queue
 -- ARGV[5]  width: how many arguments a job has, 2 to 4
--- ARGV[6+] jobs: id, payload, score ('' = the clock), perform_at (Unix seconds, '' = now, '+n' = in n seconds); what is
+-- ARGV[6]  keep: whole seconds for which the token is to be remembered
+-- ARGV[7]  after: the token of the call that must have come before, or ''
+-- ARGV[8+] jobs: id, payload, score ('' = the clock), perform_at (Unix seconds, '' = now, '+n' = in n seconds); what is
 --          after 2**33 - 1 counts as that
 --
 -- Reply: number of jobs accepted.
--- Errors: SHARDSCOUNT n: the queue has n shards; nothing was written.
+-- Errors: SHARDSCOUNT n: the queue has n shards; nothing was written. OUTOFTURN token: the call that must have come before
+-- did not; nothing was written.
 --
 -- Invariant: every id in `payloads:*` is in `due`. An id that waits already keeps its perform_at and its
--- retry_count, an equal payload its lowest score. A repeat changes nothing when the first call got through.
+-- retry_count, an equal payload its lowest score. A repeat changes nothing when the first call got through, nor does the
+-- first call when its repeat got through. Of calls in a sequence none is carried out before the one it comes after.
 -- The shard's clock never repeats and never steps back. It gives scores, and order to jobs that are due at once, which
 -- are not due more than a millisecond after the server's time.
 --
@@ -21,20 +25,21 @@
 --!include bounded
 --!include horizon
 --!include settle
+--!include tokens
 --!include wake
 --!include payloads
 --!include add_payload
 local prefix, token, width = KEYS[1], ARGV[2], tonumber(ARGV[5])
-local accepted = (#ARGV - 5) / width
+local accepted = (#ARGV - 7) / width
 
-local meta = redis.call('HMGET', prefix .. 'meta', 'shards_count', 'clock', 'repeated', 'seen', 'seen_since')
+local meta = redis.call('HMGET', prefix .. 'meta', 'shards_count', 'clock', 'tokens', 'repeated', 'seen', 'seen_since')
 -- A call may arrive after its own repeat, from a connection that was given up: then it finds its token in `repeated`,
--- which costs nothing as long as no call was ever repeated.
-if meta[3] and ARGV[3] ~= '1' and string.find(meta[3], token, 1, true) then
+-- which costs nothing as long as no call was repeated lately.
+if meta[4] and ARGV[3] ~= '1' and redis.call('ZSCORE', prefix .. 'repeated', token) then
   return accepted
 end
 if ARGV[3] == '1' then
-  redis.call('HSET', prefix .. 'meta', 'repeated', string.sub(token .. ' ' .. (meta[3] or ''), 1, 680))
+  remember_repeat(prefix, meta[3], meta[4], token)
   if redis.call('LPOS', prefix .. 'pushed', token) then
     return accepted
   end
@@ -42,10 +47,13 @@ end
 if meta[1] and meta[1] ~= ARGV[4] then
   return redis.error_reply('SHARDSCOUNT ' .. meta[1])
 end
+if ARGV[7] ~= '' and not redis.call('LPOS', prefix .. 'pushed', ARGV[7]) then
+  return redis.error_reply('OUTOFTURN ' .. ARGV[7])
+end
 
 -- Asks for all per-id keys before the first write, as `touch` does.
 local keys = {}
-for i = 6, #ARGV, width do
+for i = 8, #ARGV, width do
   keys[#keys + 1] = prefix .. 'payloads:' .. ARGV[i]
 end
 local present = redis.call('EXISTS', unpack(keys))
@@ -57,7 +65,7 @@ if present > 0 then
 end
 
 local now = read_now()
-local settled = settle(prefix, now, meta[4], meta[5])
+local settled = settle(prefix, now, meta[5], meta[6])
 local clock = math.max(now, (tonumber(meta[2]) or 0) + 0.000001)
 local ceiling = now + 0.001 -- what is due now is due now, however far the clock is ahead
 local head = redis.call('ZRANGE', prefix .. 'due', 0, 0, 'WITHSCORES')[2]
@@ -74,7 +82,7 @@ local function write_lone()
   end
 end
 
-local i = 6
+local i = 8
 for _, key in ipairs(keys) do
   local payload, score, at = ARGV[i + 1], ARGV[i + 2], ARGV[i + 3]
   local text = string.format('%.17g', clock)
@@ -112,22 +120,28 @@ redis.call('ZADD', prefix .. 'due', 'NX', unpack(due))
 if filler then
   redis.call('ZREM', prefix .. 'due', filler)
 end
+local fields = {}
 if ARGV[1] == '' then
-  local fields = { 'clock', clock - 0.000001, 'shards_count', ARGV[4] }
+  fields = { 'clock', clock - 0.000001, 'shards_count', ARGV[4] }
   if settled then
     fields[5], fields[6] = 'seen', now
     -- Less is no jump: nothing may have been pushed for a while.
-    if now - (tonumber(meta[4]) or 0) > 60 then
+    if now - (tonumber(meta[5]) or 0) > 60 then
       fields[7], fields[8] = 'seen_since', now
     end
   end
-  redis.call('HSET', prefix .. 'meta', unpack(fields))
 elseif not meta[1] then
-  redis.call('HSET', prefix .. 'meta', 'shards_count', ARGV[4])
+  fields = { 'shards_count', ARGV[4] }
 end
-if redis.call('LPUSH', prefix .. 'pushed', token) > 1100 then
-  redis.call('LTRIM', prefix .. 'pushed', 0, 999)
+local slot = next_slot(prefix, meta[3], meta[4], tonumber(ARGV[6]), now)
+if slot then
+  fields[#fields + 1] = 'tokens'
+  fields[#fields + 1] = slot
 end
+if #fields > 0 then
+  redis.call('HSET', prefix .. 'meta', unpack(fields))
+end
+remember(prefix, token)
 if not head or first < tonumber(head) then
   -- Perhaps the first is of an id that waits already and keeps its perform_at: then the head hasn't moved.
   local moved = redis.call('ZRANGE', prefix .. 'due', 0, 0, 'WITHSCORES')[2]

@@ -20,6 +20,8 @@ NEVER = 2.0**33 - 1
 NO_JUMP = 60
 #: How much later than at the earliest a job may come whose owner died, seconds.
 JITTER = 0.45
+#: Seconds for which push calls want to be remembered.
+KEEP = 15
 
 
 class Refused(Exception):
@@ -90,7 +92,10 @@ class Model:
         self.crashes: dict[str, int] = {}
         self.solo: set[str] = set()
         self.pushed: list[str] = []
-        self.repeated: list[str] = []
+        #: Token -> slot, of calls that were repeated.
+        self.repeated: dict[str, int] = {}
+        #: Slot, when it began, how many tokens are of the two before it; None: before the first push.
+        self.slot: tuple[int, int, int, int] | None = None
         self.lease: str | None = None
         self.owner: str | None = None
         self.fence: int | None = None
@@ -121,7 +126,7 @@ class Model:
         if not repeat and token in self.repeated:
             return len(jobs)
         if repeat:
-            self.repeated.insert(0, token)
+            self.repeated[token] = 1 if self.slot is None else self.slot[0]
             if token in self.pushed:
                 return len(jobs)
         self.used = True
@@ -136,8 +141,21 @@ class Model:
             job = self.waiting.setdefault(job_id, Waiting(at))
             merge_into(job.payloads, {payload: clock if score is None else score})
             clock += TICK
+        self._next_slot(int(now))
         self.pushed.insert(0, token)
         return len(jobs)
+
+    def _next_slot(self, now: int) -> None:
+        """All calls want to be remembered for `KEEP` seconds, and there are too few for any to be forgotten."""
+        if self.slot is None:
+            self.slot = 1, now, 0, 0
+            return
+        slot, since, length1, length2 = self.slot
+        if now - since >= KEEP:
+            self.slot = slot + 1, now, len(self.pushed) - length1 - length2, length1
+            self.repeated = {token: number for token, number in self.repeated.items() if number > slot + 1 - 3}
+        else:
+            self.slot = slot, min(since, now), length1, length2
 
     # --- time ---
 
@@ -456,6 +474,13 @@ class Model:
 
     # --- what Redis should hold ---
 
+    def _tokens(self) -> str | None:
+        if self.slot is None:
+            return None
+        slot, since, length1, length2 = self.slot
+        older = [KEEP if slot > number else 0 for number in (1, 2)]
+        return " ".join(map(str, (slot, since, KEEP, *older, length1, length2)))
+
     def snapshot(self) -> dict[str, Any]:
         """All keys, in the form of `ShardRig.snapshot`, with numbers in `meta`."""
         keys: dict[str, Any] = {
@@ -471,6 +496,7 @@ class Model:
             "morgue": {job_id: buried.at for job_id, buried in self.morgue.items()},
             "morgue:errors": {job_id: buried.reason for job_id, buried in self.morgue.items()},
             "pushed": self.pushed,
+            "repeated": self.repeated,
             "lease": self.lease,
             "meta": {
                 name: value
@@ -484,7 +510,8 @@ class Model:
                     "lease_ttl": self.lease_ttl,
                     "paused": self.paused,
                     "spared": 1 if self.spared else None,
-                    "repeated": "".join(f"{token} " for token in self.repeated)[:680] or None,
+                    "repeated": 1 if self.repeated else None,
+                    "tokens": self._tokens(),
                     **{name: count or None for name, count in self.counters.items()},
                 }.items()
                 if value is not None

@@ -27,7 +27,8 @@ class QueueRig:
 
     def push(self, *jobs: EncodedJob, now: float | None = NOW) -> None:
         for item in jobs:
-            head: list[str | int] = ["" if now is None else repr(now), f"token-{next(self._tokens)}", "", SHARDS, 4]
+            moment = "" if now is None else repr(now)
+            head: list[str | int] = [moment, f"token-{next(self._tokens)}", "", SHARDS, 4, 15, ""]
             self.client.run("push", self.prefix_of(item[0].decode()), *head, *item)
 
     def prefix_of(self, job_id: str) -> str:

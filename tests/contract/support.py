@@ -22,7 +22,7 @@ TTL = 600.0
 TICK = 0.000001
 
 #: What may be left of a shard when nothing waits, nothing is in flight and the morgue is empty.
-REMAINS = {"meta", "pushed", "lease"}
+REMAINS = {"meta", "pushed", "repeated", "lease"}
 
 
 def job(
@@ -132,6 +132,8 @@ class ShardRig:
         token: str | None = None,
         repeat: bool = False,
         shards_count: int | None = None,
+        keep: int = 15,
+        after: str = "",
     ) -> int:
         reply: int = self.run(
             "push",
@@ -140,6 +142,8 @@ class ShardRig:
             "1" if repeat else "",
             self.shards_count if shards_count is None else shards_count,
             4,
+            keep,
+            after,
             *itertools.chain.from_iterable(jobs),
         )
         return reply
@@ -227,6 +231,7 @@ _TYPES = {
     "morgue": "zset",
     "morgue:errors": "hash",
     "pushed": "list",
+    "repeated": "zset",
     "meta": "hash",
     "lease": "string",
 }

@@ -432,7 +432,7 @@ def test_what_is_known_of_an_id_in_flight_is_no_leftover_but_a_retry_count_is(cl
 
 def test_an_id_in_a_shard_that_is_not_its_own_is_left_there(clinic: Clinic) -> None:
     other = next(str(number) for number in range(100) if shard_of(str(number).encode(), SHARDS) == 2)
-    clinic.client.run("push", clinic.key(A, ""), "", "token", "", SHARDS, 2, other, "1")
+    clinic.client.run("push", clinic.key(A, ""), "", "token", "", SHARDS, 2, 15, "", other, "1")
     finding = clinic.finds("wrong_shard", other, mended=False)
     assert finding.shards == (1,)
 
@@ -541,7 +541,7 @@ def test_another_number_of_shards_is_reported(clinic: Clinic) -> None:
 def test_shards_beyond_the_number_are_reported(clinic: Clinic, empty: bool) -> None:
     clinic.push(A)
     beyond = shard_prefix("lowq", "Orders", 9)
-    clinic.client.run("push", beyond, "", "token", "", 10, 2, "1", "1")
+    clinic.client.run("push", beyond, "", "token", "", 10, 2, 15, "", "1", "1")
     if empty:
         clinic.command("DEL", beyond + "due", beyond + "payloads:1")
     finding = clinic.finds("shard_beyond", severity="warning" if empty else "error", mended=False)

@@ -11,8 +11,10 @@ from typing import Any
 from uuid import UUID
 
 import pytest
+import redis
 
 import lowq
+from lowq.connection import Call, Client, client
 from lowq.errors import (
     ConfigError,
     JobError,
@@ -533,6 +535,179 @@ class TestClientMiddlewares:
         app = lowq.Lowq(redis_url=store_url, client_middlewares=[spoil])
         with pytest.raises(JobError, match="an id is empty"):
             app.queue("Orders", 3).push(jobs(3))
+        app.close()
+
+    @pytest.mark.parametrize("listed", [True, False])
+    def test_one_that_raises_in_a_later_chunk_leaves_the_caller_in_no_doubt(self, store_url: str, listed: bool) -> None:
+        met: list[int] = []
+
+        def fail_once(worker: Any, batch: list[Any], call_next: Callable[[], None]) -> None:
+            met.append(len(batch))
+            given = len(batch)
+            batch[:] = batch[:1]
+            if len(met) == 2:
+                raise PermissionError("closed on Sundays")
+            batch[:] = batch * given
+            call_next()
+
+        app = lowq.Lowq(redis_url=store_url, client_middlewares=[fail_once])
+        source = list(jobs(2 * CHUNK_JOBS + 5))
+        with pytest.raises(PushError, match="PermissionError: closed on Sundays") as caught:
+            app.queue("Orders", 3).push(source if listed else iter(source))
+        assert not isinstance(caught.value, RedisUnavailable)
+        assert isinstance(caught.value.__cause__, PermissionError)
+        assert caught.value.accepted == CHUNK_JOBS
+        assert list(caught.value.rest) == source[CHUNK_JOBS:]
+        app.close()
+
+
+# --- order, whatever Redis refuses ---
+
+
+class Refusing:
+    """Has Redis refuse some of the calls of `push`, by their number."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, answers: Mapping[int, str]) -> None:
+        #: The calls that were sent so far.
+        self.calls = 0
+        packed = client._packed
+
+        def pack(pool: Any, call: Call) -> bytes:
+            if call.script != "push":
+                return packed(pool, call)
+            self.calls += 1
+            answer = answers.get(self.calls - 1)
+            if answer is None:
+                return packed(pool, call)
+            words = ("EVAL", f"return redis.error_reply('{answer}')", "0")
+            return b"".join([b"*3\r\n", *(f"${len(word)}\r\n{word}\r\n".encode() for word in words)])
+
+        monkeypatch.setattr(client, "_packed", pack)
+
+
+FULL = "OOM command not allowed when used memory > maxmemory."
+BUSY = "BUSY Redis is busy running a script."
+
+
+def push_patiently(queue: Queue, source: Iterable[Mapping[str, Any]]) -> int:
+    """As README has it."""
+    accepted = 0
+    while True:
+        try:
+            return accepted + queue.push(source)
+        except lowq.PushInterrupted as error:
+            accepted += error.accepted
+            source = error.rest
+
+
+class TestOrderWhateverIsRefused:
+    """Payloads for one id: five calls for its shard in a chunk, three chunks."""
+
+    COUNT = 120
+
+    @pytest.fixture
+    def queue(self, app: lowq.Lowq, monkeypatch: pytest.MonkeyPatch) -> Queue:
+        monkeypatch.setattr("lowq.push.CALL_JOBS", 10)
+        monkeypatch.setattr("lowq.push.CHUNK_JOBS", 50)
+        queue = app.queue("Orders", 1)
+        queue.push([{"id": "other"}])
+        return queue
+
+    def order(self, queue: Queue) -> list[int]:
+        return [int(payload) for payload in queue._client.command("ZRANGE", queue._prefix(0) + "payloads:x", 0, -1)]
+
+    @pytest.mark.parametrize("refused", [[0], [1], [4], [5], [11], [0, 5], [1, 2, 7], [2, 5, 6, 8]], ids=str)
+    @pytest.mark.parametrize("answer", [FULL, BUSY], ids=["full", "busy"])
+    @pytest.mark.parametrize("middleware", [False, True], ids=["", "middleware"])
+    def test_who_pushes_the_rest_again_keeps_it(
+        self, queue: Queue, monkeypatch: pytest.MonkeyPatch, refused: list[int], answer: str, middleware: bool
+    ) -> None:
+        if middleware:
+            object.__setattr__(
+                queue._backend.config, "client_middlewares", [lambda _worker, _jobs, call_next: call_next()]
+            )
+        Refusing(monkeypatch, dict.fromkeys(refused, answer))
+        accepted = push_patiently(queue, ({"id": "x", "payload": number} for number in range(self.COUNT)))
+        assert accepted == self.COUNT
+        assert self.order(queue) == list(range(self.COUNT))
+
+    def test_what_comes_after_a_refused_call_is_in_the_rest_in_order(
+        self, queue: Queue, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        Refusing(monkeypatch, {1: FULL})
+        source = [{"id": "x", "payload": number} for number in range(self.COUNT)]
+        with pytest.raises(lowq.PushInterrupted, match="is full") as caught:
+            queue.push(source)
+        assert caught.value.accepted == 10
+        assert caught.value.rest == source[10:]
+
+    @pytest.mark.parametrize("lost", [[0], [1], [0, 1], [4], [5]], ids=str)
+    def test_a_connection_that_breaks_before_some_answers_keeps_it(
+        self, queue: Queue, monkeypatch: pytest.MonkeyPatch, lost: list[int]
+    ) -> None:
+        number = -1
+        read = client.read_reply
+
+        def break_at(connection: Any) -> Any:
+            nonlocal number
+            number += 1
+            reply = read(connection)
+            if number in lost:
+                connection.disconnect()
+                raise redis.exceptions.ConnectionError("cut")
+            return reply
+
+        monkeypatch.setattr(client, "read_reply", break_at)
+        source = ({"id": "x", "payload": number} for number in range(self.COUNT))
+        assert queue.push(source) == self.COUNT
+        monkeypatch.undo()
+        assert self.order(queue) == list(range(self.COUNT))
+
+    def test_scripts_that_are_loaded_by_another_in_the_middle_keep_it(
+        self, queue: Queue, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        Refusing(monkeypatch, {1: "NOSCRIPT No matching script. Please use EVAL."})
+        source = ({"id": "x", "payload": number} for number in range(self.COUNT))
+        assert queue.push(source) == self.COUNT
+        assert self.order(queue) == list(range(self.COUNT))
+
+    def test_a_redis_that_has_lost_what_it_answered_takes_nothing_out_of_turn(
+        self, queue: Queue, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        Refusing(monkeypatch, {1: BUSY})
+        start, prefix = Client.start, queue._prefix(0)
+
+        def lose(self: Client, calls: list[Call], **options: Any) -> Any:
+            if calls[0].script == "push" and calls[0].args[2] == "1":
+                self.command("DEL", prefix + "pushed")
+            return start(self, calls, **options)
+
+        monkeypatch.setattr(Client, "start", lose)
+        with pytest.raises(lowq.PushInterrupted, match="restarted without its data") as caught:
+            queue.push({"id": "x", "payload": number} for number in range(50))
+        assert caught.value.accepted == 10
+
+
+def test_a_full_redis_that_gets_room_again_keeps_the_order() -> None:
+    with RedisServer(maxmemory_policy="noeviction") as server:
+        app = lowq.Lowq(redis_url=server.url)
+        queue = app.queue("Orders", 1)
+        queue.push({"id": "other"})
+        used = int(queue._client.server_info()["used_memory"])
+        app.client.command("CONFIG", "SET", "maxmemory", used + 6 * 2**20)
+        refusals = 0
+        source: Iterable[Mapping[str, Any]] = ({"id": "x", "payload": f"{n:06}" + "." * 500} for n in range(20_000))
+        while True:
+            try:
+                queue.push(source)
+                break
+            except lowq.PushInterrupted as error:
+                refusals += 1
+                source = error.rest
+                app.client.command("CONFIG", "SET", "maxmemory", used + (6 + 2 * refusals) * 2**20)
+        assert refusals
+        found = app.client.command("ZRANGE", queue._prefix(0) + "payloads:x", 0, -1)
+        assert [int(payload[1:7]) for payload in found] == list(range(20_000))
         app.close()
 
 

@@ -241,7 +241,7 @@ def test_repeat_of_a_push_whose_reply_was_lost_changes_nothing(rig: ShardRig, wa
     assert rig.push(*jobs, token="t") == 2
     before, _ = rig.snapshot(), wake.messages()
     assert rig.push(*jobs, token="t", repeat=True, now=NOW + 1) == 2
-    assert rig.snapshot() == {**before, "meta": {**before["meta"], "repeated": "t "}}
+    assert rig.snapshot() == {**before, "meta": {**before["meta"], "repeated": "1"}, "repeated": {"t": 1}}
     assert wake.messages() == []
 
 
@@ -252,7 +252,7 @@ def test_repeat_does_not_bring_back_what_was_performed_meanwhile(rig: ShardRig) 
     shard.finish(["x"])
     shard.take(0, NOW)
     assert rig.push(job("x", "v1", 1), token="t", repeat=True) == 1
-    assert rig.names() == {"meta", "pushed", "lease"}
+    assert rig.names() == {"meta", "pushed", "repeated", "lease"}
 
 
 def test_repeat_of_a_push_that_did_not_get_through_is_carried_out(rig: ShardRig) -> None:
@@ -261,15 +261,122 @@ def test_repeat_of_a_push_that_did_not_get_through_is_carried_out(rig: ShardRig)
     assert rig.read("payloads:x") == {"v1": 1, "v2": 2}
 
 
-def test_tokens_of_the_last_thousand_pushes_are_kept(rig: ShardRig) -> None:
-    for number in range(1150):
-        rig.push(job("x", "v1", 1), token=f"t{number}")
-    tokens = rig.read("pushed")
-    assert tokens[:1000] == [f"t{number}" for number in range(1149, 149, -1)]
-    assert len(tokens) <= 1100
+#: Seconds for which the calls of these tests are to be remembered.
+KEEP = 15
+
+
+def push_many(rig: ShardRig, count: int, now: float, word: str) -> None:
+    """As so many calls would leave it."""
+    rig.push(job("x", "v1", 1), token=f"{word}0", now=now, keep=KEEP)
+    if count > 1:
+        rig.client.command("LPUSH", rig.prefix + "pushed", *(f"{word}{number}" for number in range(1, count)))
+
+
+def is_known(rig: ShardRig, token: str, now: float) -> bool:
+    """Whether a repeat of the call changes nothing. Its payload comes again if it does."""
+    before = rig.read("payloads:x")
+    rig.push(job("x", f"repeat of {token}", 1), token=token, repeat=True, now=now, keep=KEEP)
+    return bool(rig.read("payloads:x") == before)
+
+
+@pytest.mark.parametrize("after", [0.0, KEEP - 1.0, KEEP, 2 * KEEP - 1.0])
+def test_a_call_is_known_for_as_long_as_it_wants_however_many_there_are_meanwhile(rig: ShardRig, after: float) -> None:
+    push_many(rig, 1, NOW, "t")
+    for share in (0.5, 1.0):
+        push_many(rig, 600, NOW + after * share, f"at {share}: ")
+    assert is_known(rig, "t0", NOW + after)
+
+
+def test_the_latest_thousand_calls_are_known_for_ever(rig: ShardRig) -> None:
+    push_many(rig, 1, NOW, "t")
+    for number in range(1, 20):
+        push_many(rig, 50, NOW + number * 10 * KEEP, f"{number}: ")
+    assert is_known(rig, "t0", NOW + 1e6)
+
+
+def test_older_calls_are_forgotten(rig: ShardRig) -> None:
+    for number in range(8):
+        push_many(rig, 600, NOW + number * KEEP, f"{number}: ")
+    assert len(rig.read("pushed")) == 3 * 600  # of this slot and the two before
+    assert [is_known(rig, f"{number}: 0", NOW + 7 * KEEP) for number in (4, 5, 6, 7)] == [False, True, True, True]
+
+
+@pytest.mark.parametrize("step", [KEEP, 100.0, 86400.0, -100.0])
+def test_a_step_of_the_servers_clock_forgets_nothing_before_its_time(rig: ShardRig, step: float) -> None:
+    push_many(rig, 600, NOW, "first")
+    push_many(rig, 600, NOW + 2 * KEEP, "before")
+    push_many(rig, 1200, NOW + 2 * KEEP + step, "after")  # a moment later
+    assert is_known(rig, "before0", NOW + 2 * KEEP + step)
+    push_many(rig, 1200, NOW + 3 * KEEP + step - 1, "later")
+    assert is_known(rig, "before0", NOW + 3 * KEEP + step - 1)
+
+
+def test_who_asks_for_the_longest_time_is_remembered_for_as_long(rig: ShardRig) -> None:
+    rig.push(job("x", "v1", 1), token="t", now=NOW, keep=10 * KEEP)
+    for number in range(10):
+        push_many(rig, 200, NOW + number * KEEP, f"{number}: ")
+    assert is_known(rig, "t", NOW + 10 * KEEP - 1)
+
+
+@pytest.mark.parametrize("store_url", ["redis"], indirect=True)  # fakeredis takes minutes for so long a list
+def test_a_bounded_number_of_calls_is_known(rig: ShardRig) -> None:
+    push_many(rig, 1, NOW, "t")
+    for number in range(5):  # older than that one
+        rig.client.command("RPUSH", rig.prefix + "pushed", *(f"{number}:{i}" for i in range(100_000)))
+    push_many(rig, 1, NOW, "last")
+    assert rig.client.command("LLEN", rig.prefix + "pushed") == 450_000
+    assert is_known(rig, "t0", NOW)
+
+
+def test_a_repeated_call_is_known_for_as_long_when_the_first_comes_late(rig: ShardRig) -> None:
+    for number in range(100):
+        rig.push(job("x", "v1", 1), token=f"t{number}", repeat=True, keep=KEEP)
+    later = NOW + 2 * KEEP - 1
+    push_many(rig, 600, later, "between")
     before = rig.snapshot()
-    rig.push(job("x", "v2", 2), token="t150", repeat=True)
-    assert rig.snapshot() == {**before, "meta": {**before["meta"], "repeated": "t150 "}}
+    for number in range(100):
+        assert rig.push(job("x", "late", 1), token=f"t{number}", now=later, keep=KEEP) == 1
+    assert rig.snapshot() == before
+
+
+def test_repeated_calls_are_forgotten_and_cost_nothing_then(rig: ShardRig) -> None:
+    rig.push(job("x", "v1", 1), token="t", repeat=True, keep=KEEP)
+    assert (rig.read("repeated"), rig.meta("repeated")) == ({"t": 1}, "1")
+    for number in range(1, 4):
+        push_many(rig, 1, NOW + number * KEEP, f"{number}: ")
+    assert (rig.names(), rig.meta("repeated")) == ({"meta", "pushed", "due", "payloads:x"}, None)
+
+
+def test_a_bounded_number_of_repeated_calls_is_known(rig: ShardRig) -> None:
+    rig.push(job("x", "v1", 1), token="t", repeat=True)
+    rig.client.command("ZADD", rig.prefix + "repeated", *(item for i in range(9_999) for item in (0, f"r{i}")))
+    rig.push(job("x", "v1", 1), token="u", repeat=True)
+    assert len(rig.read("repeated")) == 10_000
+    assert {"t", "u"} <= rig.read("repeated").keys()
+
+
+# --- a sequence of calls ---
+
+
+def test_a_call_that_comes_before_its_turn_is_refused_and_nothing_is_written(rig: ShardRig) -> None:
+    rig.push(job("x", "v1"), token="other")
+    before = rig.snapshot()
+    with pytest.raises(Refusal) as refused:
+        rig.push(job("x", "v3"), token="third", after="second", now=None)
+    assert (refused.value.code, refused.value.detail) == ("OUTOFTURN", "second")
+    assert rig.snapshot() == before
+    rig.push(job("x", "v2"), token="second", after="other")
+    assert rig.push(job("x", "v3"), token="third", after="second") == 1
+    assert list(rig.read("payloads:x")) == ["v1", "v2", "v3"]
+
+
+def test_a_repeat_of_a_call_that_is_in_need_not_wait_for_its_turn(rig: ShardRig) -> None:
+    rig.push(job("x", "v1"), token="first")
+    rig.push(job("x", "v2"), token="second", after="first")
+    before = rig.read("payloads:x")
+    assert rig.push(job("x", "v1"), token="first", repeat=True) == 1
+    assert rig.push(job("x", "v2"), token="second", after="first", repeat=True) == 1
+    assert rig.read("payloads:x") == before
 
 
 def test_call_that_arrives_after_its_own_repeat_changes_nothing(rig: ShardRig) -> None:

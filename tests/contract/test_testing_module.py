@@ -298,7 +298,9 @@ class TestSpoiledPayloads:
     @staticmethod
     def spoil(app: lowq.Lowq, made: type[Worker[Any]], job_id: str, data: bytes, score: float) -> None:
         prefix = shard_prefix("lowq", made.queue_name, shard_of(job_id.encode(), made.shards_count))
-        app.client.run("push", prefix, "", f"spoil-{data[:20]!r}", "", made.shards_count, 3, job_id, data, score)
+        app.client.run(
+            "push", prefix, "", f"spoil-{data[:20]!r}", "", made.shards_count, 3, 15, "", job_id, data, score
+        )
 
     @pytest.mark.parametrize(
         "data", [b"\xff\xfe", b"{", b"", b"[" * 100_000], ids=["bytes", "cut off", "empty", "deep"]

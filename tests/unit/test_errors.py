@@ -84,7 +84,7 @@ class TestTree:
         assert "shards_count=7" in str(error)
 
     def test_push_error_says_what_is_in_and_carries_the_rest(self) -> None:
-        error = PushError("Orders", 3, [{"id": 1}], "no answer")
+        error = PushError("Orders", 3, [{"id": 1}], RedisUnavailable("no answer"))
         assert (error.queue, error.accepted, error.rest) == ("Orders", 3, [{"id": 1}])
         assert "queue 'Orders': 3 payloads are in" in str(error)
         assert "no answer" in str(error)

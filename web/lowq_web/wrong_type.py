@@ -6,7 +6,7 @@ from lowq.keys import audit_key, history_key, nodes_key, queues_key
 #: After the prefix of a shard -> the type that it must have. `lowq.keys` tells what they are for.
 _OF_SHARD = {
     "due": "zset", "retries": "zset", "errors": "hash", "solo": "set", "taken": "hash", "crashes": "hash",
-    "morgue": "zset", "morgue:errors": "hash", "pushed": "list", "meta": "hash", "lease": "string",
+    "morgue": "zset", "morgue:errors": "hash", "pushed": "list", "repeated": "zset", "meta": "hash", "lease": "string",
 }  # fmt: skip
 
 
