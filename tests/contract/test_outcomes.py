@@ -507,7 +507,8 @@ class TestNoRedis:
         worker = make_worker(app, handler)
         rig = ThreadRig(app, worker)
         for _ in range(2 * len(NO_REDIS_PAUSES)):
-            for finds_none in (True, False):
+            for found in (True, False):
+                finds_none = found
                 worker.perform_async({"id": 1})
                 worker.queue.perform_now(1)
                 rig.wake()
