@@ -12,12 +12,12 @@ One thread per node, with a connection of its own that waits for nothing else::
 import os
 import random
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from lowq import clock
 from lowq.connection import Call, Client, Refusal
 from lowq.errors import ConfigError, RedisUnavailable, ShardsCountError
 from lowq.leases import Leases
@@ -96,7 +96,7 @@ class Keeper(threading.Thread):
     def free(self, shard: Shard, delay: float) -> None:
         """Somebody gives up the shard, in so many seconds: try for it then."""
         if shard.lease is None:
-            self._ask(shard, time.monotonic() + delay)
+            self._ask(shard, clock.now() + delay)
 
     def check(self, shard: Shard) -> None:
         """A thread was told that the lease is lost, or doubts it: find out whose it is."""
@@ -135,7 +135,7 @@ class Keeper(threading.Thread):
         said = ""
         while not self._closed.is_set():
             try:
-                wait = self._tick(time.monotonic())
+                wait = self._tick(clock.now())
                 if self._armed:
                     quiet_ticks = 0 if self._acknowledge_early() else quiet_ticks + 1
                     if quiet_ticks > 50:
@@ -159,10 +159,10 @@ class Keeper(threading.Thread):
                     said = text
                     log.exception("keeping the leases failed; trying again")
                 wait = 1.0
-            expected = time.monotonic() + wait
+            expected = clock.now() + wait
             self._nudge.wait(wait)
             self._nudge.clear()
-            self._warn_when_late(time.monotonic() - expected)
+            self._warn_when_late(clock.now() - expected)
 
     def _tick(self, now: float) -> float:
         """Does what is due; returns the seconds until something is due again.
@@ -198,7 +198,7 @@ class Keeper(threading.Thread):
         if trouble is not None:
             raise trouble
         due = min(self._next_renewal, self._next_refresh, self._next_look, leases.next_try)
-        return max(due - time.monotonic(), 0.0)
+        return max(due - clock.now(), 0.0)
 
     # --- membership ---
 
@@ -227,7 +227,7 @@ class Keeper(threading.Thread):
                 raise
 
     def _details(self) -> dict[str, Any]:
-        now = time.monotonic()
+        now = clock.now()
         held: dict[str, list[int]] = {}
         for shard in self._leases.held:
             held.setdefault(shard.queue, []).append(shard.index)
@@ -277,7 +277,7 @@ class Keeper(threading.Thread):
         return busy
 
     def _warn_when_late(self, late: float) -> None:
-        now = time.monotonic()
+        now = clock.now()
         worst, at = self._late
         if late > worst or now - at > LATE_SECONDS:
             self._late = max(late, 0.0), now

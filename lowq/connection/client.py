@@ -2,13 +2,13 @@
 
 import itertools
 import os
-import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from redis import exceptions
 
+from lowq import clock
 from lowq.connection.pool import Pool, pack, parse_info, read_reply
 from lowq.connection.servers import servers_for
 from lowq.connection.subscription import Subscription
@@ -291,7 +291,7 @@ class Client:
 
     def server_age(self) -> float:
         """Seconds since the youngest server that this client has talked to was started; infinite when unknown."""
-        return time.monotonic() - self._servers.started_at()
+        return clock.now() - self._servers.started_at()
 
     def subscribe(self) -> "Subscription":
         """A connection of its own for wake-ups."""

@@ -9,6 +9,7 @@ from typing import Any
 import hiredis
 from redis import exceptions
 
+from lowq import clock
 from lowq.connection.kernel import is_connected, keeps_timeout
 from lowq.errors import RedisRefused, RedisUnavailable
 from lowq.scripts import load_scripts
@@ -122,7 +123,7 @@ class Pool:
         if self._shebang and not isinstance(replies[0], Exception):
             info = parse_info(replies[0])
             _check_version(info)
-            self.started_at = time.monotonic() - float(info.get("uptime_in_seconds", "inf"))
+            self.started_at = clock.now() - float(info.get("uptime_in_seconds", "inf"))
         for reply in replies:
             if isinstance(reply, Exception):
                 raise reply

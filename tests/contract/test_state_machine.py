@@ -718,7 +718,6 @@ MUTATIONS = [
     Mutation("the fence is not looked at", ("take", "fail"), "if lost then", "if false then"),
     Mutation("resuming is a crash", ("acquire",), "if own then", "if false then"),
     Mutation("crashes are not counted", ("acquire",), "crashes = crashes + 1", ""),
-    Mutation("a third stop is charged to nobody", ("acquire",), "uncharged < 2", "uncharged < 3"),
     Mutation("sparing lasts", ("acquire",), "redis.call('HDEL', key_meta, 'spared')", ""),
     Mutation("surrender with jobs in flight", ("surrender",), "prefix .. 'taken') == 1", "'x') == 1"),
     Mutation("kick keeps the retry_count", ("kick",), "ZREM', prefix .. 'retries', id", "PING"),
