@@ -9,9 +9,9 @@ Idle threads don't poll. One of them, the leader, sleeps until the next known du
 """
 
 import threading
-import time
 from collections.abc import Callable, Sequence
 
+from lowq import clock
 from lowq.duration import LONGEST_WAIT
 from lowq.scheduler import LagScheduler
 from lowq.shard import Shard, Trip
@@ -55,7 +55,7 @@ class Dispatcher:
         with self._changed:
             held.claimed = False
             try:
-                return self._pick(thread, time.monotonic())
+                return self._pick(thread, clock.now())
             finally:
                 held.claimed = True
 
@@ -63,7 +63,7 @@ class Dispatcher:
         """Sleeps until there is a shard to work; claimed for the caller. None: no more is taken."""
         with self._changed:
             while not self._closed:
-                now = time.monotonic()
+                now = clock.now()
                 shard = self._pick(thread, now)
                 if shard is not None:
                     self._hand_on(thread)
@@ -127,7 +127,7 @@ class Dispatcher:
         """Takes note of what a trip to the caller's shard told. ``wakes``: the shard's count before the call was
         sent; a wake-up that came since may be newer than the reply, so the shard is looked at again.
         """
-        now = time.monotonic()
+        now = clock.now()
         with self._changed:
             if shard.wakes != wakes:
                 shard.next_due = now
@@ -138,12 +138,12 @@ class Dispatcher:
     def look_again(self, shard: Shard) -> None:
         """What is known of the caller's shard is out of date: jobs went back to it."""
         with self._changed:
-            shard.next_due = time.monotonic()
+            shard.next_due = clock.now()
 
     def rest(self, shard: Shard, seconds: float) -> None:
         """The caller's shard is in trouble of its own: nobody looks at it for a while."""
         with self._changed:
-            shard.next_due = time.monotonic() + seconds
+            shard.next_due = clock.now() + seconds
 
     def unclaim(self, shard: Shard) -> None:
         """The caller has finished with the shard."""
@@ -181,7 +181,7 @@ class Dispatcher:
         """The shard has work that is due in ``delay`` seconds, or earlier than was known."""
         with self._changed:
             shard.wakes += 1
-            due = time.monotonic() + delay
+            due = clock.now() + delay
             if shard.next_due is None or due < shard.next_due:
                 shard.next_due = due
             if delay == 0.0:
@@ -193,14 +193,14 @@ class Dispatcher:
         """What a look at an unclaimed shard gave, unless something happened to it meanwhile."""
         with self._changed:
             if not shard.claimed and shard.wakes == wakes:
-                shard.next_due = None if delay is None else time.monotonic() + delay
+                shard.next_due = None if delay is None else clock.now() + delay
                 shard.paused = paused
                 if shard.next_due is not None and self._idle and not paused and not shard.leaving:
                     self._notify(shard.next_due)
 
     def _notify(self, due: float) -> None:
         # Due now: anyone may take it. Due later: the leader must set its alarm anew.
-        if due <= time.monotonic():
+        if due <= clock.now():
             self._changed.notify()
         else:
             self._changed.notify_all()

@@ -12,12 +12,12 @@ One thread per node, with a connection of its own that waits for nothing else::
 import os
 import random
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from lowq import clock
 from lowq.connection import Call, Client, Refusal
 from lowq.duration import LONGEST_WAIT
 from lowq.errors import ConfigError, RedisUnavailable, ShardsCountError
@@ -106,7 +106,7 @@ class Keeper:
         """Somebody gives up the shard, in so many seconds: try for it then."""
         if shard.lease is None:
             # No lease lasts longer than that, whatever a message says.
-            self._ask(shard, time.monotonic() + min(delay, self._lease_ttl))
+            self._ask(shard, clock.now() + min(delay, self._lease_ttl))
 
     def check(self, shard: Shard) -> None:
         """A thread was told that the lease is lost, or doubts it: find out whose it is."""
@@ -145,7 +145,7 @@ class Keeper:
         said = ""
         while not self._closed.is_set():
             try:
-                wait = self._tick(time.monotonic())
+                wait = self._tick(clock.now())
                 if self._armed:
                     quiet_ticks = 0 if self._acknowledge_early() else quiet_ticks + 1
                     if quiet_ticks > 50:
@@ -169,10 +169,10 @@ class Keeper:
                     said = text
                     log.exception("keeping the leases failed; trying again")
                 wait = 1.0
-            expected = time.monotonic() + wait
+            expected = clock.now() + wait
             self._nudge.wait(wait)
             self._nudge.clear()
-            self._warn_when_late(time.monotonic() - expected)
+            self._warn_when_late(clock.now() - expected)
 
     def _tick(self, now: float) -> float:
         """Does what is due; returns the seconds until something is due again.
@@ -208,7 +208,7 @@ class Keeper:
         if trouble is not None:
             raise trouble
         due = min(self._next_renewal, self._next_refresh, self._next_look, leases.next_try)
-        return min(max(due - time.monotonic(), 0.0), LONGEST_WAIT)
+        return min(max(due - clock.now(), 0.0), LONGEST_WAIT)
 
     # --- membership ---
 
@@ -237,7 +237,7 @@ class Keeper:
                 raise
 
     def _details(self) -> dict[str, Any]:
-        now = time.monotonic()
+        now = clock.now()
         held: dict[str, list[int]] = {}
         for shard in self._leases.held:
             held.setdefault(shard.queue, []).append(shard.index)
@@ -287,7 +287,7 @@ class Keeper:
         return busy
 
     def _warn_when_late(self, late: float) -> None:
-        now = time.monotonic()
+        now = clock.now()
         worst, at = self._late
         if late > worst or now - at > LATE_SECONDS:
             self._late = max(late, 0.0), now

@@ -14,7 +14,8 @@ solo                  SET     ids that must be taken alone
 taken                 HASH    id -> "delivery perform_at retry_count level taken_at": what is in flight;
                               and behind that, if it was taken from a STRING, " score payload\\n"
 taken:payloads:<id>   ZSET    payload bytes -> score: what else is in flight for the id
-crashes               HASH    id -> times that an owner died with it in flight
+crashes               HASH    id -> times that an owner died with it in flight; and behind that, after a space,
+                              times that one stopped with it in flight, and nobody was charged
 morgue                ZSET    id -> buried_at (Unix time, seconds)
 morgue:payloads:<id>  ZSET    payload bytes -> score (*)
 morgue:errors         HASH    id -> why it was buried

@@ -13,10 +13,10 @@ the shard. A lease that ran out while Redis was away, and that nobody took, is r
 
 import logging
 import random
-import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from lowq import clock
 from lowq.connection import Call, Client
 from lowq.dispatch import Dispatcher
 from lowq.errors import LeaseLost, RedisUnavailable, ShardsCountError
@@ -52,7 +52,7 @@ class Leases:
         self._mine: set[Shard] = set()
         self._theirs: set[Shard] = set()
         self._told = (-1, -1)
-        self._began = time.monotonic()
+        self._began = clock.now()
 
     @property
     def held(self) -> list[Shard]:
@@ -71,7 +71,7 @@ class Leases:
 
     def was_away(self) -> None:
         """Redis doesn't answer."""
-        self._away_at = time.monotonic()
+        self._away_at = clock.now()
 
     # --- wishes ---
 
@@ -106,7 +106,7 @@ class Leases:
         """
         for start in range(0, len(shards), _WRITE):
             part = shards[start : start + _WRITE]
-            sent = time.monotonic()
+            sent = clock.now()
             replies = self._client.run_many([call(shard) for shard in part], repeats=0)
             if all(isinstance(reply, RedisUnavailable) for reply in replies):
                 raise replies[0]
@@ -137,7 +137,7 @@ class Leases:
             return
         if isinstance(reply, Exception):
             raise reply
-        late = shard.deadline <= time.monotonic()
+        late = shard.deadline <= clock.now()
         shard.deadline = sent + self._lease_ttl
         if late:  # the threads have left it alone since
             self._dispatcher.wake(shard)
@@ -168,7 +168,7 @@ class Leases:
         waiting: list[Shard] = []
 
         def note(shard: Shard, reply: Any, sent: float) -> None:
-            self._tries[shard] = time.monotonic() + 1.0  # should the reply be an error
+            self._tries[shard] = clock.now() + 1.0  # should the reply be an error
             had = shard.lease
             lease = shard.acquired(reply, sent + self._lease_ttl)
             if isinstance(lease, Held):
@@ -203,7 +203,7 @@ class Leases:
         self._theirs.add(shard)
         # No longer than a lease, whatever Redis says: its clock may have stepped back.
         seconds = min(lease.seconds, self._lease_ttl)
-        self._tries[shard] = time.monotonic() + seconds + random.uniform(0.01, 0.05)
+        self._tries[shard] = clock.now() + seconds + random.uniform(0.01, 0.05)
 
     def give_up(self) -> bool:
         """Surrenders the shards that are not wanted any more and that no thread works; whether there were any.

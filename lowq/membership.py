@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from lowq import clock
 from lowq.connection import Call
 from lowq.keys import nodes_key
 from lowq.splitter import Members
@@ -80,7 +81,7 @@ class Membership:
 
     def heard(self, reply: list[bytes]) -> bool:
         """Takes note of the reply to `heartbeat_call`; whether the members have changed."""
-        self.first_silent = time.monotonic() + float(reply[0]) if reply[0] else float("inf")
+        self.first_silent = clock.now() + float(reply[0]) if reply[0] else float("inf")
         members = {
             name.decode("utf-8", "replace"): _queues(part)
             for name, part in zip(reply[1::2], reply[2::2], strict=True)

@@ -19,6 +19,7 @@ import weakref
 from collections.abc import Callable, Iterable, Sequence
 from types import FrameType
 
+from lowq import clock
 from lowq.app import Lowq
 from lowq.dispatch import Dispatcher
 from lowq.errors import ConfigError, LowqError, RedisRefused
@@ -186,7 +187,7 @@ class Node:
         """What goes into the histories of the node's queues."""
 
         def lag_of(queue: str) -> float | None:
-            now = time.monotonic()
+            now = clock.now()
             due = [shard.next_due for shard in shards if shard.queue == queue and shard.lease is not None]
             if not due:
                 return None

@@ -1,9 +1,9 @@
 """What a node's threads show to others: what they perform, and how much they did."""
 
-import time
 from collections import defaultdict
 from dataclasses import dataclass, field
 
+from lowq import clock
 from lowq.rates import Tally
 from lowq.shard import Shard
 
@@ -19,7 +19,7 @@ class Performing:
 
     def __str__(self) -> str:
         ids = ", ".join(self.ids[:3]) + (", ..." if len(self.ids) > 3 else "")
-        return f"{self.shard!r} ids {ids} for {time.monotonic() - self.since:.1f} s"
+        return f"{self.shard!r} ids {ids} for {clock.now() - self.since:.1f} s"
 
 
 @dataclass(slots=True)

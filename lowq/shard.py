@@ -13,11 +13,11 @@ in hand belongs to the thread that has claimed the shard (one at a time). `next_
 """
 
 import random
-import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
+from lowq import clock
 from lowq.config import Config
 from lowq.connection import Call, Client, Refusal
 from lowq.errors import LeaseLost, ShardsCountError
@@ -210,7 +210,7 @@ class Shard:
             ShardsCountError: the queue has another number of shards.
             RedisUnavailable
         """
-        deadline = time.monotonic() + lease_ttl
+        deadline = clock.now() + lease_ttl
         (reply,) = self._client.run_many([self.acquire_call(lease_ttl, now)])
         return self.acquired(reply, deadline)
 

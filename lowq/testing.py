@@ -15,7 +15,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from lowq import batch
+from lowq import batch, clock
 from lowq.app import Lowq, default
 from lowq.batch import Execution
 from lowq.errors import ConfigError, LowqError, QueueInUse
@@ -104,7 +104,7 @@ class _Drainer:
     def step(self, shard: Shard) -> batch.Outcome | None:
         """Takes and performs one batch; None: nothing is due."""
         ttl = self._app.config.lease_ttl
-        if time.monotonic() > shard.deadline - ttl / 2:
+        if clock.now() > shard.deadline - ttl / 2:
             shard.acquire(ttl, self._now)
         config, worker = self._app.config, self._worker
         trip = shard.take(worker.batch_size, self._now)

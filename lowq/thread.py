@@ -18,7 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from lowq import batch
+from lowq import batch, clock
 from lowq.app import Lowq
 from lowq.connection import Call, Client
 from lowq.dispatch import Dispatcher
@@ -248,18 +248,18 @@ class WorkerThread:
             return
         bench = self._benches[shard.queue]
         size = bench.batch_size
-        began = time.monotonic()
+        began = clock.now()
         for start in range(0, len(jobs), size):
             if start and (shard.leaving or self._node.stopping.is_set()):
                 shard.release([(job.id, None) for job in jobs[start:]])
                 break
             lease = shard.lease
-            if lease is None or lease.token != trip.lease.token or time.monotonic() >= shard.deadline:
+            if lease is None or lease.token != trip.lease.token or clock.now() >= shard.deadline:
                 self._dispatcher.look_again(shard)
                 break  # not surely ours any more
             self._perform(shard, trip, bench, jobs[start : start + size])
         batches = -(-len(jobs) // size)
-        pace = (time.monotonic() - began) / batches
+        pace = (clock.now() - began) / batches
         known = self._pace.get(shard.queue)
         # A slow batch counts at once, a quick one bit by bit, at most doubling what the next trip takes.
         self._pace[shard.queue] = (
@@ -269,13 +269,13 @@ class WorkerThread:
     def _perform(self, shard: Shard, trip: Trip, bench: Bench, jobs: list[TakenJob]) -> None:
         if shard.unacknowledged:
             self._node.keeper.arm()
-        performing = self.seat.performing = Performing(shard, [job.id for job in jobs], time.monotonic())
+        performing = self.seat.performing = Performing(shard, [job.id for job in jobs], clock.now())
         try:
             outcome = batch.perform(
                 bench.instance, bench.call, shard.index, trip.lease.fence, jobs, self._config, shard.found_no_redis
             )
         finally:
-            ended = time.monotonic()
+            ended = clock.now()
             self.seat.performed = performing, ended
             self.seat.performing = None
         shard.finish(outcome.finished)

@@ -1,13 +1,13 @@
 """The client: scripts and commands, on a server or on the primaries of a cluster."""
 
 import os
-import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from redis import exceptions
 
+from lowq import clock
 from lowq.connection.deadline import Deadline, deadlines
 from lowq.connection.pool import Pool, encode, pack, parse_info, read_reply
 from lowq.connection.servers import servers_for
@@ -321,7 +321,7 @@ class Client:
         """Seconds since the youngest server that this client has talked to was started; infinite when unknown. Where
         the user may not ask for INFO it is that since a server was found without lowq's scripts, if it was.
         """
-        return time.monotonic() - self._servers.started_at()
+        return clock.now() - self._servers.started_at()
 
     def subscribe(self) -> "Subscription":
         """A connection of its own for wake-ups."""

@@ -19,6 +19,7 @@ from typing import Any
 import hiredis
 from redis import exceptions
 
+from lowq import clock
 from lowq.connection.deadline import Deadline
 from lowq.connection.kernel import is_connected, keeps_timeout, set_timeout
 from lowq.connection.translate import is_forbidden
@@ -227,14 +228,14 @@ class Pool:
         if not isinstance(told, Exception):
             info = parse_info(told)
             _check_version(info)
-            self.started_at = time.monotonic() - float(info.get("uptime_in_seconds", "inf"))
+            self.started_at = clock.now() - float(info.get("uptime_in_seconds", "inf"))
             return
         if not is_forbidden(told):
             raise told
         # Its age decides whether owners that seem dead have crashed (see `server_age`). Scripts are not persisted: one
         # that has none of ours may have been started just now. One that has them is taken to be old. Were it taken to
         # be young, a job that kills each new process would never be found out.
-        self.started_at = time.monotonic() if loaded == [0] else -float("inf")
+        self.started_at = clock.now() if loaded == [0] else -float("inf")
 
     def load(self, connection: Any) -> None:
         """Loads all scripts anew: somebody has flushed them, or the server is another one."""

@@ -14,6 +14,9 @@
 --   restored: how many jobs waited again. The token is nonce .. ':' .. fence.
 -- Errors: SHARDSCOUNT n.
 --
+-- What an owner left behind that stopped in the middle of it (`surrender`) waits again uncharged, twice in a row. From
+-- the third time on it counts as a crash: a job that never ends in time must not be repeated for ever.
+--
 -- Invariant: one owner at a time; fence grows with every change of owner, also after Redis lost data (it is at
 -- least the server's time in microseconds). Nothing is in flight that the owner doesn't know of.
 --
@@ -29,6 +32,7 @@
 --!include lay_out
 --!include put_back
 --!include forget
+--!include crashes
 --!include crash
 local prefix, nonce, ttl = KEYS[1], ARGV[2], tonumber(ARGV[3])
 local key_lease, key_meta = prefix .. 'lease', prefix .. 'meta'
@@ -76,11 +80,20 @@ local text = string.format('%.0f', fence)
 redis.call('HSET', key_meta, 'fence', text, 'owner', nonce, 'shards_count', ARGV[4], 'lease_ttl', ARGV[3],
   'leased_until', now + ttl / 1000)
 redis.call('SET', key_lease, nonce .. ':' .. text, 'PX', ttl)
+-- A job that outlasts the end of its owner. Returns whether that is charged to nobody.
+local function forgive(id)
+  local crashes, uncharged = read_crashes(prefix, id)
+  if uncharged < 2 then
+    write_crashes(prefix, id, crashes, uncharged + 1)
+    return true
+  end
+end
+
 local reply = { 'acquired', text, #records / 2 }
 math.randomseed(tonumber(ARGV[6]))
 for i = 1, #records, 2 do
   local id, record = records[i], records[i + 1]
-  if spared or ARGV[7] == '1' or owner == nonce then
+  if ARGV[7] == '1' or owner == nonce or (spared and forgive(id)) then
     put_back(prefix, id, record, now)
   elseif crash(prefix, id, record, now, tonumber(ARGV[5]), 0.05 + math.random() * 0.45) then
     reply[3] = reply[3] - 1

@@ -100,6 +100,7 @@ for i = 5, #ARGV do
     local crashes = state ~= 'morgue' and redis.call('HGET', prefix .. 'crashes', id)
     -- A record in flight that is none of ours has neither time nor retry_count, and no number is beyond 2^53.
     retry_count = retry_count and math.abs(retry_count) <= 2 ^ 53 and retry_count or -1
+    crashes = crashes and string.match(crashes, '^%S+')
     local job = { state, time or false, retry_count, reason, crashes }
     local left, space = append_payloads(job, prefix .. payloads .. id, lone)
     space = space - (reason and #reason or 0) - #id

@@ -28,6 +28,7 @@
 --!include records_of
 --!include put_back
 --!include forget
+--!include crashes
 --!include crash
 local prefix, token, delivery = KEYS[1], ARGV[2], ARGV[3]
 local lost = check_lease(prefix, token)

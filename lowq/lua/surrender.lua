@@ -9,7 +9,7 @@
 -- Errors: LEASELOST.
 --
 -- Invariant: nobody gets the shard while something is in flight before its owner is surely gone. What was in
--- flight when the lease was left to run out is restored without being charged.
+-- flight when the lease was left to run out is restored without being charged, unless that happened twice before.
 --
 --!flags allow-oom
 --!include clock

@@ -90,6 +90,8 @@ class Model:
         self.morgue: dict[str, Buried] = {}
         self.errors: dict[str, str] = {}
         self.crashes: dict[str, int] = {}
+        #: How often the end of an owner that stopped was charged to nobody.
+        self.uncharged: dict[str, int] = {}
         self.solo: set[str] = set()
         self.pushed: list[str] = []
         #: Token -> slot, of calls that were repeated.
@@ -198,7 +200,11 @@ class Model:
         self.lease = f"{nonce}:{self.fence}"
         restored, poisoned = 0, []
         for job_id, flight in list(self.taken.items()):
-            if self.spared or not charge:
+            if not charge:
+                self._put_back(job_id, min(flight.perform_at, now))
+            elif self.spared and self.uncharged.get(job_id, 0) < 2:
+                self.uncharged[job_id] = self.uncharged.get(job_id, 0) + 1
+                self.crashes.setdefault(job_id, 0)
                 self._put_back(job_id, min(flight.perform_at, now))
             elif self._crash(job_id, now, now + 0.05):
                 poisoned.append(job_id)
@@ -227,6 +233,8 @@ class Model:
         flight = self.taken[job_id]
         if self.crashes[job_id] >= self.max_crash_count:
             died = f"poison: the process died {self.crashes[job_id]} times with this job in flight"
+            if self.uncharged.get(job_id):
+                died += ", or was stopped and could not wait for it"
             waiting = self.waiting.pop(job_id, None)
             if waiting is not None:
                 merge_into(flight.payloads, waiting.payloads)
@@ -248,6 +256,7 @@ class Model:
                 acknowledged += 1
                 self.errors.pop(job_id, None)
                 self.crashes.pop(job_id, None)
+                self.uncharged.pop(job_id, None)
                 self.solo.discard(job_id)
         self.counters["processed"] += acknowledged
 
@@ -399,6 +408,7 @@ class Model:
     def _forget(self, job_id: str) -> None:
         self.errors.pop(job_id, None)
         self.crashes.pop(job_id, None)
+        self.uncharged.pop(job_id, None)
         self.solo.discard(job_id)
         if job_id in self.waiting:
             self.waiting[job_id].retry_count = -1
@@ -488,7 +498,10 @@ class Model:
             "retries": {i: job.retry_count for i, job in self.waiting.items() if job.retry_count >= 0},
             "errors": self.errors,
             "solo": self.solo,
-            "crashes": {job_id: str(count) for job_id, count in self.crashes.items()},
+            "crashes": {
+                job_id: f"{count} {self.uncharged[job_id]}" if job_id in self.uncharged else str(count)
+                for job_id, count in self.crashes.items()
+            },
             "taken": {
                 job_id: (flight.delivery, flight.perform_at, flight.retry_count, 0, flight.taken_at)
                 for job_id, flight in self.taken.items()

@@ -332,12 +332,63 @@ def test_what_a_stopping_process_left_in_flight_is_not_charged(rig: ShardRig) ->
     shard.take(1, NOW)
     assert shard.surrender(leave=TTL)
     second = rig.crash("second", LATER)
-    assert rig.read("crashes") == {}
+    assert rig.read("crashes") == {"x": "0 1"}
     assert rig.read("solo") == set()
     assert rig.read("due") == {"x": NOW}
     second.take(1, LATER)
     rig.crash("third", LATER)
-    assert rig.read("crashes") == {"x": "1"}  # spared once
+    assert rig.read("crashes") == {"x": "1 1"}  # spared once
+
+
+def stop_in_the_middle(rig: ShardRig, shard: Shard, successor: str) -> Shard:
+    """The owner is told to stop, and can't wait for what it took."""
+    assert handed(shard.take(1, LATER)) == {"x": ["v1"]}
+    assert shard.surrender(leave=TTL)
+    rig.lease_runs_out()
+    return rig.owner(successor)
+
+
+def test_what_outlasts_every_stop_is_charged_as_a_crash_from_the_third_time_on(rig: ShardRig) -> None:
+    rig.push(job("x", "v1", 1))
+    shard = rig.own()
+    for number, crashes in enumerate(["0 1", "0 2", "1 2", "2 2"]):
+        shard = stop_in_the_middle(rig, shard, f"process {number}")
+        assert lease_of(shard, LATER).restored == 1
+        assert rig.read("crashes") == {"x": crashes}
+        assert rig.read("solo") == (set() if crashes.startswith("0") else {"x"})
+        rig.client.command("ZADD", rig.prefix + "due", repr(NOW), "x")  # a crash delays it a little
+    shard = stop_in_the_middle(rig, shard, "last")
+    assert lease_of(shard, LATER).poisoned == ("x",)
+    assert rig.read("morgue:errors")["x"].startswith("poison: the process died 3 times")
+    assert rig.names() == REMAINS | {"morgue", "morgue:errors", "morgue:payloads:x"}
+
+
+def test_success_clears_the_count_of_stops(rig: ShardRig) -> None:
+    rig.push(job("x", "v1", 1))
+    shard = rig.own()
+    for number in range(4):
+        shard = stop_in_the_middle(rig, shard, f"process {number}")
+        assert lease_of(shard, LATER).poisoned == ()
+        assert rig.read("crashes") == {"x": "0 1"}
+        shard.finish(handed(shard.take(1, LATER)))
+        shard.take(0, LATER)
+        assert rig.read("crashes") == {}
+        rig.push(job("x", "v1", 1))
+
+
+def test_what_was_spared_shows_as_no_crash(rig: ShardRig) -> None:
+    rig.push(job("x", "v1", 1))
+    shard = stop_in_the_middle(rig, rig.own(), "second")
+    lease_of(shard, LATER)
+    ((_, _, _, _, crashes, *_),) = rig.run("look", "", "", 1000, 1_000_000, "x")
+    assert crashes == b"0"
+
+
+def test_a_stop_while_redis_was_away_is_not_even_counted(rig: ShardRig) -> None:
+    rig.push(job("x", "v1", 1))
+    shard = stop_in_the_middle(rig, rig.own(), "second")
+    rig.client.run_many([shard.acquire_call(TTL, LATER, charge=False)])
+    assert rig.read("crashes") == {}
 
 
 def test_an_owner_that_goes_on_after_all_is_charged_when_it_dies(rig: ShardRig) -> None:

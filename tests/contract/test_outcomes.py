@@ -507,7 +507,8 @@ class TestNoRedis:
         worker = make_worker(app, handler)
         rig = ThreadRig(app, worker)
         for _ in range(2 * len(NO_REDIS_PAUSES)):
-            for finds_none in (True, False):
+            for found in (True, False):
+                finds_none = found
                 worker.perform_async({"id": 1})
                 worker.queue.perform_now(1)
                 rig.wake()
@@ -814,3 +815,48 @@ def test_the_outcome_is_written_before_the_log_is_told(make_app: MakeApp) -> Non
         logging.getLogger("lowq").removeHandler(handler)
     assert len(seen) >= 2  # the failure, and what is wrong with the hook
     assert set(seen) == {"retrying"}
+
+
+# --- texts are cut, wherever they come from ---
+
+LARGE = "é" * 10_000_000
+
+
+@pytest.mark.parametrize(
+    "handler",
+    [
+        lambda _: lowq.current().fail("1", LARGE),
+        lambda _: lowq.current().fail("1", ValueError(LARGE)),
+        lambda _: lowq.current().bury("1", LARGE),
+        empty,
+    ],
+    ids=["fail with a text", "fail with an exception", "bury", "format_error"],
+)
+def test_what_a_handler_says_is_cut(make_app: MakeApp, perform_once: Perform, handler: Handler) -> None:
+    app = make_app(format_error=lambda error: str(error) + LARGE) if handler is empty else make_app()
+    worker = make_worker(app, handler)
+    worker.perform_async({"id": 1})
+    perform_once(worker)
+    job = worker.queue.peek(1)
+    assert job is not None
+    assert "bytes left out" in (job.error or "")
+    prefix = shard_prefix("lowq", "Orders", 0)
+    kept = app.client.command("HVALS", f"{prefix}errors", key=prefix) + app.client.command(
+        "HVALS", f"{prefix}morgue:errors", key=prefix
+    )
+    assert [len(data) <= 8192 for data in kept] == [True]
+
+
+@pytest.mark.parametrize("bulk", [False, True])
+def test_a_reason_of_people_is_cut(make_app: MakeApp, bulk: bool) -> None:
+    app = make_app()
+    worker = make_worker(app, empty)
+    worker.perform_async({"id": 1})
+    if bulk:
+        for _ in worker.queue.bulk("bury", reason=LARGE):
+            pass
+    else:
+        worker.queue.bury(1, LARGE)
+    error = assert_buried(worker).error or ""
+    assert len(error.encode()) <= 8192
+    assert "bytes left out" in error

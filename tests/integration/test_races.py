@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import lowq
+from lowq import clock
 from lowq.dispatch import Dispatcher
 from lowq.job import load_payload
 from lowq.node import Node
@@ -54,7 +55,7 @@ def test_jobs_taken_under_a_lease_that_changed_hands_before_the_reply_was_read_a
 
     # Back to life: first its keeper gets the shard again, then the thread reads its reply.
     (again,) = app.client.run_many([old.acquire_call(60)])
-    assert isinstance(old.acquired(again, time.monotonic() + 60), Lease)
+    assert isinstance(old.acquired(again, clock.now() + 60), Lease)
     with pytest.raises(lowq.LeaseLost):
         old.took(reply)
     assert old.take(1).jobs == []
@@ -72,7 +73,7 @@ def test_a_scheduler_that_raises_does_not_let_go_of_the_shard_in_hand(app: lowq.
     schedules: list[Any] = [broken, LagScheduler()]
     dispatcher = Dispatcher([[first], [second]], schedules)
     first.claimed = True
-    first.deadline = time.monotonic() + 60
+    first.deadline = clock.now() + 60
     dispatcher.wake(first)
     with pytest.raises(ZeroDivisionError):
         dispatcher.pick(0, first)

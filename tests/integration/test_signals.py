@@ -62,6 +62,22 @@ def test_past_the_shutdown_timeout_it_ends_and_its_jobs_come_again_uncharged(mak
     assert rig.merged("crashes") == {}
 
 
+def test_a_job_that_outlasts_every_stop_is_poison_in_the_end(make_rig: MakeRig) -> None:
+    rig = make_rig(LOWQ_SHUTDOWN_TIMEOUT=0.1, ORDERS_SHARDS=1, ORDERS_MAX_CRASHES=1)
+    rig.push("a", 1, do="sleep", for_=600)
+    for times in (1, 2, 3):
+        node = rig.node()
+        rig.begun("a", 1, times)
+        assert rig.buried() == set()
+        assert node.stop() == 3
+    node = rig.node().holds_all()
+    node.says("id 'a' is buried as poison")
+    assert rig.buried() == {("a", 1)}
+    assert rig.is_drained()
+    assert len(rig.performs("a")) == 3
+    assert node.stop() == 0
+
+
 def test_a_standby_has_the_shards_of_a_node_that_was_cut_short_soon(make_rig: MakeRig) -> None:
     rig = make_rig(LOWQ_SHUTDOWN_TIMEOUT=0.3, LOWQ_LEASE_TTL=NEVER, ORDERS_SPLITTER="all")
     node = rig.node().holds_all()

@@ -8,6 +8,7 @@ from typing import cast
 
 import pytest
 
+from lowq import clock
 from lowq import dispatch as dispatch_module
 from lowq.connection import Client
 from lowq.dispatch import Dispatcher
@@ -21,7 +22,7 @@ LEASE = Lease("me:1", 1)
 def shard(name: str, *, due_in: float | None = 0.0, lease_for: float = 1000.0) -> Shard:
     """A shard that is held, with a job that is due in some seconds; None: no job."""
     made = Shard(cast(Client, None), "lowq", name, 0, shards_count=1, nonce="me", load_payload=bytes.decode)
-    now = time.monotonic()
+    now = clock.now()
     made.lease, made.deadline = LEASE, now + lease_for
     made.next_due = None if due_in is None else now + due_in
     return made
@@ -37,7 +38,7 @@ def dispatcher(*preferred: Sequence[Shard]) -> Dispatcher:
 
 def busy_for(dispatch: Dispatcher, thread: int, seconds: float) -> None:
     """The thread was given what it is with so long ago."""
-    dispatch._busy_since[thread] = time.monotonic() - seconds
+    dispatch._busy_since[thread] = clock.now() - seconds
     dispatch._none_stuck_until = 0.0
 
 
@@ -318,7 +319,7 @@ class TestWaking:
             a.deadline = 0.0
         waiting = sleepers.wait(dispatch, 0)
         assert not waiting.done()
-        a.deadline = time.monotonic() + 1000
+        a.deadline = clock.now() + 1000
         dispatch.wake(a)
         assert waiting.result(PATIENCE) is a
 
@@ -354,7 +355,7 @@ class TestAlarm:
         assert not waiting.done()
         assert waiting.result(PATIENCE) is a
         assert a.next_due is not None
-        assert time.monotonic() >= a.next_due
+        assert clock.now() >= a.next_due
 
     def test_the_alarm_is_set_anew_when_something_is_due_earlier(self, sleepers: Sleepers) -> None:
         shards = [shard("a", due_in=1000), shard("b", due_in=None)]
@@ -396,7 +397,7 @@ class TestAlarm:
         a.claimed = state == "claimed"
         a.leaving = state == "leaving"
         if state == "lease over":
-            a.deadline = time.monotonic() - 0.001  # Redis is away: it is not surely ours, and its job is still due
+            a.deadline = clock.now() - 0.001  # Redis is away: it is not surely ours, and its job is still due
         dispatch = Dispatcher([[a], [a]], [count, count])
         waiting = [sleepers.wait(dispatch, number) for number in range(2)]
         time.sleep(0.05)

@@ -1,8 +1,8 @@
 """What the keeper does with trips whose later jobs are still being performed."""
 
-import time
 from typing import Any, cast
 
+from lowq import clock
 from lowq.connection import Call, Client
 from lowq.keeper import Keeper
 from lowq.leases import Leases
@@ -36,7 +36,7 @@ class Thread:
         self.shard = Shard(
             cast(Client, None), "lowq", name, 0, shards_count=1, nonce="me", load_payload=bytes.decode
         )  # fmt: skip
-        self.shard.acquired([b"acquired", b"1", 0], time.monotonic() + 1000)
+        self.shard.acquired([b"acquired", b"1", 0], clock.now() + 1000)
         assert isinstance(self.shard.lease, Lease)
 
     def takes(self, delivery: int, *ids: str) -> None:
@@ -45,7 +45,7 @@ class Thread:
         self.shard.took([delivery, None, 0, 0, *jobs])
 
     def performs(self, seat: Seat, *ids: str) -> None:
-        seat.performing = Performing(self.shard, list(ids), time.monotonic())
+        seat.performing = Performing(self.shard, list(ids), clock.now())
 
 
 def keeper(wire: Wire, *seats: Seat) -> Keeper:

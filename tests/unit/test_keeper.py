@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import pytest
 
+from lowq import clock
 from lowq.connection import Call, Client, Refusal
 from lowq.duration import LONGEST_WAIT
 from lowq.errors import RedisUnavailable, ScriptError, ShardsCountError
@@ -129,7 +130,7 @@ class Rig:
         self.ready += 1
 
     def tick(self, in_seconds: float = 0.0) -> float:
-        return self.keeper._tick(time.monotonic() + in_seconds)
+        return self.keeper._tick(clock.now() + in_seconds)
 
     def run(self) -> None:
         self.keeper.start()
@@ -351,7 +352,7 @@ def test_word_that_a_shard_is_free_is_for_those_who_do_not_hold_it(rig: Rig) -> 
     rig.keeper.free(shard, 0.0)
     rig.tick()
     assert rig.wishes.tried == [shard]
-    shard.acquired([b"acquired", b"1", 0], time.monotonic() + TTL)
+    shard.acquired([b"acquired", b"1", 0], clock.now() + TTL)
     rig.keeper.free(shard, 0.0)
     rig.tick()
     assert rig.wishes.tried == [shard]

@@ -1,12 +1,12 @@
 """The leases of a node, against a store of a few lines: who gets a shard, when it is tried for, when it is given up."""
 
 import threading
-import time
 from collections.abc import Sequence
 from typing import Any, cast
 
 import pytest
 
+from lowq import clock
 from lowq.connection import Call, Client
 from lowq.dispatch import Dispatcher
 from lowq.errors import LeaseLost, RedisUnavailable, ScriptError
@@ -35,7 +35,7 @@ class Store:
         self.executed_at = 0.0
 
     def run_many(self, calls: Sequence[Call], repeats: int = 0) -> list[Any]:
-        self.executed_at = time.monotonic()
+        self.executed_at = clock.now()
         self.calls += calls
         return [
             self.errors.get((call.script, call.key)) or getattr(self, call.script)(call.key, call.args)
@@ -113,7 +113,7 @@ class Rig:
         self.leases = Leases(cast(Client, self.store), self.shards, self.dispatcher, cast(Listener, self.channels), TTL)
 
     def acquire(self, in_seconds: float = 0.0) -> None:
-        self.leases.acquire(time.monotonic() + in_seconds)
+        self.leases.acquire(clock.now() + in_seconds)
 
     def hold(self, *shards: Shard) -> None:
         """The node wants these, and gets them."""
@@ -141,7 +141,7 @@ def rig() -> Rig:
 def is_worked(rig: Rig, shard: Shard) -> bool:
     """Whether a thread would work it, had it a job."""
     rig.dispatcher.wake(shard)
-    return shard.ready(time.monotonic() + 0.001)
+    return shard.ready(clock.now() + 0.001)
 
 
 # --- getting shards ---
@@ -151,7 +151,7 @@ def test_what_is_wanted_is_got_listened_to_and_looked_at(rig: Rig) -> None:
     a, b, _ = rig.shards
     rig.hold(a, b)
     assert rig.channels.wakes == {a, b}
-    assert a.ready(time.monotonic())  # nobody knows whether it has jobs
+    assert a.ready(clock.now())  # nobody knows whether it has jobs
     assert rig.leases.next_try == float("inf")
 
 
@@ -160,9 +160,9 @@ def test_a_shard_of_somebody_else_is_tried_for_when_its_lease_runs_out(rig: Rig)
     rig.others(a)
     rig.store.left = 4.0
     rig.leases.want([a])
-    before = time.monotonic()
+    before = clock.now()
     rig.acquire()
-    after = time.monotonic()
+    after = clock.now()
     assert rig.channels.frees == {a}
     assert before + 4.0 <= rig.leases.next_try < after + 4.1
     rig.leases.acquire(before + 3.9)
@@ -179,7 +179,7 @@ def test_nobody_waits_longer_than_a_lease_whatever_redis_says(rig: Rig) -> None:
     rig.store.left = 3600.0
     rig.leases.want([a])
     rig.acquire()
-    assert rig.leases.next_try < time.monotonic() + TTL + 0.1
+    assert rig.leases.next_try < clock.now() + TTL + 0.1
 
 
 def test_what_is_given_up_by_others_is_tried_for_at_once(rig: Rig) -> None:
@@ -383,7 +383,7 @@ def test_a_wanted_shard_that_a_thread_lost_is_tried_for_though_nobody_asked(rig:
 def test_a_renewal_that_came_late_wakes_who_left_the_shard_alone(rig: Rig) -> None:
     a = rig.shards[0]
     rig.hold(a)
-    a.deadline = time.monotonic() - 1.0
+    a.deadline = clock.now() - 1.0
     found: list[Shard | None] = []
     thread = threading.Thread(target=lambda: found.append(rig.dispatcher.wait(0)))
     thread.start()
@@ -412,9 +412,9 @@ def test_whoever_held_a_shard_gets_a_head_start(rig: Rig) -> None:
     rig.leases.want([a, b])
     rig.acquire()
     rig.store.tokens.clear()  # all leases ran out
-    before = time.monotonic()
+    before = clock.now()
     rig.leases.was_away()
-    after = time.monotonic()
+    after = clock.now()
     rig.leases.try_for(a, 0.0)
     rig.leases.try_for(b, 0.0)
     rig.leases.acquire(before + 0.1)

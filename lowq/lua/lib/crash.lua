@@ -1,7 +1,10 @@
 -- Somebody died with the job in flight. It waits again, alone and a little later, so that the next crash
 -- convicts the right one; or, after max_crash_count crashes, it is buried as poison. Returns whether it was.
+-- Needs `crashes`.
 local function crash(prefix, id, record, now, max_crash_count, delay)
-  local crashes = redis.call('HINCRBY', prefix .. 'crashes', id, 1)
+  local crashes, uncharged = read_crashes(prefix, id)
+  crashes = crashes + 1
+  write_crashes(prefix, id, crashes, uncharged)
   if crashes < max_crash_count then
     put_back(prefix, id, record, now, now + delay)
     redis.call('SADD', prefix .. 'solo', id)
@@ -20,7 +23,8 @@ local function crash(prefix, id, record, now, max_crash_count, delay)
   redis.call('HDEL', prefix .. 'taken', id)
   redis.call('ZADD', prefix .. 'morgue', now, id)
   redis.call('HSET', prefix .. 'morgue:errors', id,
-    'poison: the process died ' .. crashes .. ' times with this job in flight')
+    'poison: the process died ' .. crashes .. ' times with this job in flight'
+    .. (uncharged > 0 and ', or was stopped and could not wait for it' or ''))
   redis.call('HINCRBY', prefix .. 'meta', 'died', 1)
   forget(prefix, id)
   return true
