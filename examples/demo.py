@@ -103,7 +103,8 @@ def watch(tally: Tally, producer: Future[None], seconds: float) -> None:
 @click.option("--seconds", default=float("inf"), help="End by itself after so many seconds.")
 @click.option("--web", is_flag=True, help="The dashboard, too, on a free port (extra: web).")
 def main(seconds: float, web: bool) -> None:
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    for number in (signal.SIGINT, signal.SIGTERM):  # a script's job in the background inherits that INT is ignored
+        signal.signal(number, signal.default_int_handler)
     tally, stop = Tally(), threading.Event()
     lowq.config.redis_url = "memory://demo"
     lowq.config.server_middlewares = [tally.save_slowly]

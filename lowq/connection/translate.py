@@ -7,7 +7,6 @@ from redis import exceptions
 from lowq.connection.kernel import timed_out
 from lowq.errors import ConfigError, LeaseLost, LowqError, RedisFull, RedisRefused, RedisUnavailable, ScriptError
 
-
 #: What Redis and Valkey say when the user may not do what a script does.
 _FORBIDDEN_IN_SCRIPT = ("The user executing the script can't", "ACL failure in script")
 

@@ -7,6 +7,8 @@ import subprocess
 import sys
 import time
 
+import pytest
+
 import lowq
 from tests.integration.support import PATIENCE, ROOT
 from tests.web.served import Stream, get
@@ -15,9 +17,24 @@ from tests.web.served import Stream, get
 ENDS = 5.0
 
 
-def test_the_addresses_answer_and_ctrl_c_ends_it() -> None:
+#: As a job in the background of a script: with INT ignored.
+IGNORING = "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_IGN); os.execv(sys.argv[1], sys.argv[1:])"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_addresses_answer_and_a_signal_ends_it(number: signal.Signals) -> None:
     kept = {name: value for name, value in os.environ.items() if not name.startswith("LOWQ_")}
-    command = [sys.executable, "-u", str(ROOT / "examples" / "demo.py"), "--web", "--seconds", str(PATIENCE)]
+    command = [
+        sys.executable,
+        "-c",
+        IGNORING,
+        sys.executable,
+        "-u",
+        str(ROOT / "examples" / "demo.py"),
+        "--web",
+        "--seconds",
+        str(PATIENCE),
+    ]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=kept) as demo:
         try:
             assert demo.stdout
@@ -32,7 +49,7 @@ def test_the_addresses_answer_and_ctrl_c_ends_it() -> None:
             with Stream(dashboard) as stream:
                 assert stream.event()[0] == "figures"
                 began = time.monotonic()
-                demo.send_signal(signal.SIGINT)
+                demo.send_signal(number)
                 said, _ = demo.communicate(timeout=PATIENCE)
                 assert time.monotonic() - began < ENDS
             assert demo.returncode == 0, said
