@@ -27,9 +27,10 @@ from lowq.node import Node
 
 ORDERS = range(1, 51)
 #: Seconds that a save of a batch takes.
-SAVING = 0.02
-#: Seconds between two pushes of about 100 changes.
-PAUSE = 0.02
+SAVING = 0.2
+#: Changes of a push, and seconds between two: the store runs in this process, too, and is to leave it mostly idle.
+CHANGES = 20
+PAUSE = 0.5
 
 
 class Tally:
@@ -71,14 +72,14 @@ def stream() -> Iterator[list[dict[str, Any]]]:
     late: list[dict[str, Any]] = []
     while True:
         changes = late
-        for order in random.choices(ORDERS, k=100):
+        for order in random.choices(ORDERS, k=CHANGES):
             version[order] += 1
             payload: Order = {"version": version[order], "status": random.choice(["new", "paid", "shipped"])}
             job = {"id": order, "payload": payload, "score": version[order]}
             changes += [job, job] if random.random() < 0.1 else [job]
         random.shuffle(changes)
-        late = changes[:10]
-        yield changes[10:]
+        late = changes[: CHANGES // 10]
+        yield changes[CHANGES // 10 :]
 
 
 def produce(tally: Tally, stop: threading.Event) -> None:
@@ -103,7 +104,8 @@ def watch(tally: Tally, producer: Future[None], seconds: float) -> None:
 @click.option("--seconds", default=float("inf"), help="End by itself after so many seconds.")
 @click.option("--web", is_flag=True, help="The dashboard, too, on a free port (extra: web).")
 def main(seconds: float, web: bool) -> None:
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    for number in (signal.SIGINT, signal.SIGTERM):  # a script's job in the background inherits that INT is ignored
+        signal.signal(number, signal.default_int_handler)
     tally, stop = Tally(), threading.Event()
     lowq.config.redis_url = "memory://demo"
     lowq.config.server_middlewares = [tally.save_slowly]

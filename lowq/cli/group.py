@@ -2,7 +2,9 @@
 
 import functools
 import io
+import signal
 import sys
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any
@@ -65,6 +67,7 @@ class Group(click.Group):
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
+        heed_signals()
         for stream in (sys.stdout, sys.stderr):
             if isinstance(stream, io.TextIOWrapper):
                 stream.reconfigure(errors="backslashreplace")  # a terminal that isn't UTF-8 still gets everything
@@ -82,6 +85,16 @@ class Group(click.Group):
                 formatter.write_dl(
                     [(f"{command.name:<{width}}", command.get_short_help_str(60)) for command in commands]
                 )
+
+
+def heed_signals() -> None:
+    """Lets INT and TERM end the process even if it was started with them ignored, as a job in the background of a
+    script is with INT. Commands with handlers of their own put these in their place.
+    """
+    if threading.current_thread() is threading.main_thread():
+        for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGTERM, signal.SIG_DFL)):
+            if signal.getsignal(number) is signal.SIG_IGN:
+                signal.signal(number, handler)
 
 
 _CONNECTION = [

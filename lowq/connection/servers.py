@@ -206,7 +206,7 @@ def new_store() -> Any:
     """
     try:
         import lupa  # noqa: F401 - without it fakeredis knows no scripts
-        from fakeredis import FakeServer
+        from fakeredis import FakeRedisConnection, FakeServer  # noqa: F401 - the connection is missing before 2.35
     except ImportError as error:
         raise ConfigError(
             f"the embedded store needs fakeredis with lua ({error}); install it: pip install 'lowq[embedded]'"

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -446,12 +446,20 @@ def test_without_redis_there_is_one_line_and_exit_code_1() -> None:
 class Process:
     """``lowq ...`` as a process of its own; it is killed at the end if it still runs."""
 
-    def __init__(self, folder: Path, args: list[str], environment: dict[str, str], **options: Any) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        args: list[str],
+        environment: dict[str, str],
+        *,
+        program: Sequence[str] = ("-P", "-m", "lowq"),
+        **options: Any,
+    ) -> None:
         self.out, self.err = folder / "out.txt", folder / "err.txt"
         inherited = {name: value for name, value in os.environ.items() if not name.startswith(("LOWQ_", "COLUMNS"))}
         with self.out.open("wb") as out, self.err.open("wb") as err:
             self.process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "lowq", *args],
+                [sys.executable, *program, *args],
                 cwd=folder,
                 env={**inherited, "PYTHONPATH": str(ROOT), **environment},
                 **{"stdin": subprocess.DEVNULL, "stdout": out, "stderr": err, **options},
@@ -728,6 +736,51 @@ def test_watch_looks_again_and_ends_with_ctrl_c(start: Start, cli: Cli) -> None:
     assert process.ends_after(signal.SIGINT) == 0
     assert process.err.read_text() == ""
     assert "PER S" in process.out.read_text()
+
+
+#: Starts a program as a shell does in the background of a script: with INT ignored; and here TERM, too.
+IGNORING = """
+import os, signal, sys
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+os.execv(sys.executable, [sys.executable, "-P", "-m", "lowq", *sys.argv[1:]])
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("command", ["stats", "web", "run", "processes", "push"])
+def test_commands_heed_signals_that_they_were_started_to_ignore(
+    start: Start, cli: Cli, command: str, number: signal.Signals
+) -> None:
+    (start.folder / "app.py").write_text(WORKER)
+    cli.push({"id": 1})
+    args, sign = {
+        "stats": (["stats", "--watch", "0.1"], "QUEUE"),
+        "web": (["web", "--bind", "127.0.0.1:0"], "Ctrl-C ends it"),
+        "run": (["run", "-r", "app.py"], "shards held: 8"),
+        "processes": (["run", "-r", "app.py", "--processes", "1"], "is ready"),
+        "push": (["push", "Orders", "-"], ""),
+    }[command]
+    more = {"stdin": subprocess.PIPE} if command == "push" else {}
+    process = start(*args, "--redis-url", cli.url, program=["-c", IGNORING], **more)
+    if command == "push":
+        stdin = process.process.stdin
+        assert stdin is not None
+        stdin.write(b"".join(b'{"id": %d}\n' % order for order in range(5_000)))
+        stdin.flush()
+        process.until(lambda: cli.app.queue("Orders").stats().length == 5_000)  # id 1 is one of them
+    process.until(lambda: sign in process.out.read_text() + process.err.read_text())
+    code = process.ends_after(number)
+    # Where a command has no handler of its own for TERM, the signal ends it.
+    ends = {
+        ("stats", signal.SIGINT): 0,
+        ("web", signal.SIGINT): 130,
+        ("push", signal.SIGINT): 130,
+        ("run", number): 0,
+        ("processes", number): 0,
+    }
+    assert code == ends.get((command, number), -number)
+    assert "Traceback" not in process.err.read_text()
 
 
 def test_a_reader_that_goes_away_is_no_error(start: Start, cli: Cli) -> None:

@@ -6,14 +6,21 @@ import signal
 import subprocess
 import sys
 
+import pytest
+
 import lowq
 from tests.integration.support import NEVER, PATIENCE, ROOT
 from tests.web.served import Stream, get
 
+#: As a job in the background of a script: with INT ignored.
+IGNORING = "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_IGN); os.execv(sys.argv[1], sys.argv[1:])"
 
-def test_the_addresses_answer_and_ctrl_c_ends_it() -> None:
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_addresses_answer_and_a_signal_ends_it(number: signal.Signals) -> None:
     kept = {name: value for name, value in os.environ.items() if not name.startswith("LOWQ_")}
-    command = [sys.executable, "-u", str(ROOT / "examples" / "demo.py"), "--web", "--seconds", str(NEVER)]
+    program = [sys.executable, "-u", str(ROOT / "examples" / "demo.py"), "--web", "--seconds", str(NEVER)]
+    command = [sys.executable, "-c", IGNORING, *program]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=kept) as demo:
         try:
             assert demo.stdout
@@ -27,7 +34,7 @@ def test_the_addresses_answer_and_ctrl_c_ends_it() -> None:
             assert get(dashboard, "/queues/OrderSync")[0] == 200
             with Stream(dashboard) as stream:
                 assert stream.event()[0] == "figures"
-                demo.send_signal(signal.SIGINT)
+                demo.send_signal(number)
                 said, _ = demo.communicate(timeout=PATIENCE)
             assert demo.returncode == 0, said
             assert "each of the 50 orders was saved in its newest version" in said

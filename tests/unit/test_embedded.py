@@ -1,0 +1,12 @@
+"""The embedded store without what it needs."""
+
+import pytest
+
+from lowq.connection import new_store
+from lowq.errors import ConfigError
+
+
+def test_a_fakeredis_that_is_too_old_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr("fakeredis.FakeRedisConnection")
+    with pytest.raises(ConfigError, match=r"FakeRedisConnection.*pip install 'lowq\[embedded\]'"):
+        new_store()
