@@ -3,11 +3,13 @@
 import base64
 import json
 import re
+import sys
 import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice, pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,6 +24,7 @@ from starlette.websockets import WebSocketDisconnect
 
 import lowq
 import lowq_web
+from lowq.config import _warn_of_unknown_variables
 from lowq_web import logins
 from lowq_web.security import TOKEN, cross_site, exposure, is_loopback
 from tests.web.conftest import OWN, Open
@@ -169,6 +172,18 @@ class TestBasicAuth:
         assert client.get("/", auth=("ann", "pass:word")).status_code == 200
         assert client.get("/", auth=("bob", "look")).status_code == 200
         assert client.post("/queues/Orders/pause", auth=("bob", "look"), headers=OWN).status_code == 403
+
+    def test_every_variable_of_ours_is_known_as_one(
+        self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        package = Path(sys.modules["lowq_web"].__file__ or "").parent
+        sources = "".join(path.read_text() for path in package.glob("*.py"))
+        named = set(re.findall(r"LOWQ_WEB_[A-Z_]*[A-Z]\b", sources))
+        assert {"LOWQ_WEB_ORIGINS", "LOWQ_WEB_REDACT"} <= named
+        for name in named:
+            monkeypatch.setenv(name, "x")
+        _warn_of_unknown_variables()
+        assert not caplog.records
 
     @pytest.mark.parametrize("users", [{}, {"": ("x", "admin")}, {"ann": ("", "admin")}, {"ann": ("x", "boss")}])
     def test_what_makes_no_sense_is_refused(self, users: Any) -> None:
