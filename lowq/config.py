@@ -169,7 +169,9 @@ _SETTINGS: Mapping[str, tuple[Any, Callable[[str, Any], Any], bool]] = {
 
 
 #: Variables that the dashboard reads, not the library.
-_OF_THE_DASHBOARD = {f"LOWQ_WEB_{name}" for name in ("USER", "PASSWORD", "READ_USER", "READ_PASSWORD", "REDACT")}
+_OF_THE_DASHBOARD = {
+    f"LOWQ_WEB_{name}" for name in ("USER", "PASSWORD", "READ_USER", "READ_PASSWORD", "REDACT", "ORIGINS")
+}
 
 
 def _warn_of_unknown_variables() -> None:

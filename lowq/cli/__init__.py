@@ -4,7 +4,7 @@
 
     group     finds the verb; -r, --redis-url, --namespace     failure   exit codes, `lowq: ...`
     loading   from -r to the application                       output    tables, times, JSON, progress
-    web       the dashboard
+    web       the dashboard                                    supervised  a command as a process of another
     run       a node, or a supervisor of several; `embedded`: the store inside of it
     look      stats, nodes, shards, jobs, peek, why
     history   rates, audit                                   nodes     quiet, stop

@@ -3,10 +3,12 @@
 import base64
 import json
 import re
+import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice, pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,6 +23,7 @@ from starlette.websockets import WebSocketDisconnect
 
 import lowq
 import lowq_web
+from lowq.config import _warn_of_unknown_variables
 from lowq_web import logins
 from lowq_web.security import TOKEN, cross_site, exposure, is_loopback
 from tests.waiting import PATIENCE
@@ -169,6 +172,18 @@ class TestBasicAuth:
         assert client.get("/", auth=("ann", "pass:word")).status_code == 200
         assert client.get("/", auth=("bob", "look")).status_code == 200
         assert client.post("/queues/Orders/pause", auth=("bob", "look"), headers=OWN).status_code == 403
+
+    def test_every_variable_of_ours_is_known_as_one(
+        self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        package = Path(sys.modules["lowq_web"].__file__ or "").parent
+        sources = "".join(path.read_text() for path in package.glob("*.py"))
+        named = set(re.findall(r"LOWQ_WEB_[A-Z_]*[A-Z]\b", sources))
+        assert {"LOWQ_WEB_ORIGINS", "LOWQ_WEB_REDACT"} <= named
+        for name in named:
+            monkeypatch.setenv(name, "x")
+        _warn_of_unknown_variables()
+        assert not caplog.records
 
     @pytest.mark.parametrize("users", [{}, {"": ("x", "admin")}, {"ann": ("", "admin")}, {"ann": ("x", "boss")}])
     def test_what_makes_no_sense_is_refused(self, users: Any) -> None:
@@ -520,6 +535,22 @@ class TestHeaders:
         assert browse().get("/static/app.js").headers["cache-control"] == "no-cache"
         assert browse().get("/").headers["cache-control"] == "no-store"
 
+    def test_pages_name_static_files_in_a_version_that_may_be_kept_for_ever(self, browse: Open) -> None:
+        client = browse()
+        named = re.findall(r'(?:href|src)="(/static/[^"]+)"', client.get("/").text)
+        assert {"/static/app.css", "/static/app.js", "/static/live.js"} <= {link.partition("?")[0] for link in named}
+        for link in named:
+            answer = client.get(link)
+            assert answer.headers["cache-control"] == "private, max-age=31536000, immutable"
+            path = link.partition("?")[0]
+            stale = client.get(f"{path}?v=another")
+            assert (stale.headers["cache-control"], stale.content) == ("no-cache", answer.content)
+            again = client.get(path, headers={"if-none-match": stale.headers["etag"]})
+            assert (again.status_code, again.content) == (304, b"")
+            assert client.get(path, headers={"if-none-match": '"other"'}).status_code == 200
+        assert client.get("/static/nothing.js").status_code == 404
+        assert client.get("/static/..%2fapp.py").status_code == 404
+
     def test_the_cookie_is_of_no_use_to_scripts_and_other_sites(self, browse: Open) -> None:
         cookie = browse("https://127.0.0.1").get("/").headers["set-cookie"]
         assert "HttpOnly" in cookie
@@ -538,6 +569,12 @@ class TestHeaders:
     def test_a_websocket_is_refused(self, browse: Open) -> None:
         with pytest.raises(WebSocketDisconnect), browse().websocket_connect("/live"):
             pass
+
+    def test_nobody_is_sent_to_the_host_that_a_request_names(self, browse: Open) -> None:
+        client = browse("http://evil.example.com", no_auth=True)
+        for path in ("/api/v1/stats/", "/api/v1/queues/Orders/", "/nodes/", "/static/", "/api/v1/"):
+            answer = client.get(path)
+            assert (answer.status_code, "location" in answer.headers) == (404, False), path
 
 
 class TestMounted:

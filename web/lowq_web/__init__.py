@@ -6,7 +6,7 @@
 How a request flows, file by file::
 
     security   Guard: is this server reachable by others without a password? who asks? may they? does the request come
-               from our own pages? Then, behind it, and only there:
+               from our own pages? `logins` slows guesses down. Then, behind it, and only there:
     app        the routes
     pages/     HTML from templates/, complete without JavaScript: a module for each; static/app.js only adds to them
     api        the same as JSON; `openapi` describes it, and a test holds the two together
@@ -20,7 +20,9 @@ application share.
 What several viewers want to see at once is read once: `lookout` keeps the latest figures of all queues, and reads them
 no oftener than Redis can afford; `shared` is how. Handlers run in `threads` of our own, a bounded number at a time, and
 only while Redis answers. `entity` gathers all that is known of one id, `chart` draws, `text` turns values into words,
-and `redaction` masks what nobody is to see. What was just done is told once, by `notices`.
+and `redaction` masks what nobody is to see. What was just done is told once, by `notices`. On their way out answers
+are packed by `compression`; `static_files` are packed once. `serve` is the server of `lowq web`, and `connections` what
+bounds its connections.
 
 Whatever comes from a job, an id, a queue or an error is hostile text. Templates escape it, and `pages.rendering`
 shows control characters, direction marks and broken encodings as what they are.

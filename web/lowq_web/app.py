@@ -5,8 +5,6 @@ import logging
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
-from importlib import resources
-from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote
 
@@ -16,17 +14,18 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import BaseRoute, Mount, Route
-from starlette.staticfiles import StaticFiles
+from starlette.routing import BaseRoute, Mount, Route, Router
 
 import lowq
 from lowq_web import api, live, metrics, pages
 from lowq_web.actions import Actions
+from lowq_web.compression import Compress
 from lowq_web.lookout import Lookout
 from lowq_web.pages.rendering import trouble
 from lowq_web.redaction import Redact, redactor
 from lowq_web.security import Authenticate, Guard, auth_from_environment, checked_origins, is_for_programs
 from lowq_web.site import Site, site_of
+from lowq_web.static_files import static
 from lowq_web.tasks import MAX_RUNNING, Tasks, TooManyTasks
 from lowq_web.threads import Slots, Threads
 from lowq_web.wrong_type import explain
@@ -94,9 +93,10 @@ def create_app(
         Route("/healthz", _health, name="health"),
         *_in_threads([Route("/metrics", metrics.metrics, name="metrics")]),
         Route("/live", live.live, name="live"),
-        Mount("/static", StaticFiles(directory=Path(str(resources.files("lowq_web") / "static"))), name="static"),
+        Route("/static/{name}", static, name="static"),
         Route("/api/v1", api.index),
-        Mount("/api/v1", routes=_in_threads(api.routes())),
+        # Nowhere is a slash at the end put right: that redirects to whatever host a request names.
+        Mount("/api/v1", Router(_in_threads(api.routes()), redirect_slashes=False)),
         *_in_threads(pages.routes()),
     ]
     application = Starlette(
@@ -108,7 +108,8 @@ def create_app(
                 threads=threads,
                 open_to_all=no_auth,
                 origins=checked_origins([*origins, *_listed("LOWQ_WEB_ORIGINS")]),
-            )
+            ),
+            Middleware(Compress, threads=threads),
         ],
         exception_handlers=_handlers(),
         lifespan=_lifespan,

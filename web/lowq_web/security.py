@@ -504,8 +504,7 @@ class _Guarded:
         scope = self._scope
         for name, value in _HEADERS.items():
             headers[name] = value
-        # Static files have a tag by which a browser asks whether its own are still right.
-        headers.setdefault("cache-control", "no-cache" if path_of(scope).startswith("/static/") else "no-store")
+        headers.setdefault("cache-control", "no-store")
         if self._new_token and headers.get("content-type", "").startswith("text/html"):
             path = scope.get("lowq_root", "") or "/"
             secure = "; Secure" if scope.get("scheme") == "https" else ""

@@ -20,6 +20,7 @@ from lowq_web.fields import query_of
 from lowq_web.notices import Notice
 from lowq_web.security import TOKEN, visit_of
 from lowq_web.site import site_of
+from lowq_web.static_files import files
 from lowq_web.threads import Held
 
 #: What a template says where what it has made so far is to be sent.
@@ -79,7 +80,10 @@ _environment.globals |= {"token_field": TOKEN, "chart_width": WIDTH, "chart_heig
 
 
 def url(request: Request, name: str, query: Mapping[str, Any] | None = None, /, **parts: Any) -> str:
-    """The address of a page, wherever we are mounted."""
+    """The address of a page, wherever we are mounted; or of a static file, by its ``path``, in its present version."""
+    if name == "static":
+        file = parts.pop("path").lstrip("/")
+        parts, query = {"name": file}, {"v": files()[file].version}
     root: str = request.scope.get("lowq_root", "")
     path = root + str(request.app.url_path_for(name, **parts))
     given = {key: value for key, value in (query or {}).items() if value not in (None, "")}

@@ -1,0 +1,94 @@
+"""Answers are small where that is wanted, and streams come as soon as ever."""
+
+import gzip
+import threading
+import zlib
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from starlette.datastructures import Headers
+from starlette.testclient import TestClient
+
+import lowq
+import lowq_web
+from lowq_web.compression import accepts_gzip
+from tests.web.served import connected, served
+
+
+@pytest.mark.parametrize("path", ["/", "/static/app.js", "/static/uplot.js", "/api/v1/openapi.json"])
+def test_what_is_sent_is_packed(client: TestClient, path: str) -> None:
+    plain = client.get(path, headers={"accept-encoding": "identity"})
+    with client.stream("GET", path, headers={"accept-encoding": "br, gzip"}) as answer:
+        packed = b"".join(answer.iter_raw())
+    assert "content-encoding" not in plain.headers
+    assert answer.headers["content-encoding"] == "gzip"
+    assert int(answer.headers["content-length"]) == len(packed)
+    assert "accept-encoding" in answer.headers["vary"].lower()
+    assert len(packed) < len(plain.content) / 2
+    if path.startswith("/static"):
+        assert gzip.decompress(packed) == plain.content
+    else:  # the page has the time in it
+        assert len(gzip.decompress(packed)) == pytest.approx(len(plain.content), abs=100)
+
+
+def test_what_is_short_is_left_alone(client: TestClient) -> None:
+    answer = client.get("/healthz", headers={"accept-encoding": "gzip"})
+    assert "content-encoding" not in answer.headers
+    assert answer.json() == {"status": "ok"}
+
+
+def test_what_is_large_is_right(client: TestClient, app: lowq.Lowq) -> None:
+    app.queue("Big", 1).push({"id": n, "payload": "x" * 5000, "delay": 60} for n in range(100))
+    jobs = client.get("/api/v1/queues/Big/jobs?limit=100", headers={"accept-encoding": "gzip"})
+    assert jobs.headers["content-encoding"] == "gzip"
+    assert len(jobs.json()["jobs"]) == 100
+
+
+@pytest.mark.parametrize(
+    ("given", "accepted"),
+    [
+        ("gzip", True), ("br,GZIP;q=0.5", True), ("gzip; q=1.0, *", True), ("deflate , gzip", True), ("", False),
+        ("identity", False), ("gzip;q=0", False), ("gzip; q=0.000, br", False), ("xgzip", False),
+        ("gzip;q=0.001", True),
+    ],
+)  # fmt: skip
+def test_who_can_read_it(given: str, accepted: bool) -> None:
+    assert accepts_gzip(Headers({"accept-encoding": given})) is accepted
+    assert not accepts_gzip(Headers({}))
+
+
+def test_pieces_of_a_stream_are_held_by_nobody(app: lowq.Lowq, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second piece is made only when the first has been read."""
+    app.queue("Orders", 1).push({"id": "a"})
+    read = threading.Event()
+    empty: Any = lowq.Page([], None)
+
+    def steps(*_: Any) -> Iterator[lowq.Page]:
+        yield empty
+        assert read.wait(20)
+        yield empty
+
+    monkeypatch.setattr(lowq.Queue, "jobs_in_steps", steps)
+    with served(lowq_web.create_app(app)) as address, connected(address) as connection:
+        connection.request("GET", "/queues/Orders?match=zzz", headers={"accept-encoding": "gzip"})
+        answer = connection.getresponse()
+        assert answer.headers["content-encoding"] == "gzip"
+        unpack, page = zlib.decompressobj(16 + zlib.MAX_WBITS), b""
+        while b"nothing new yet" not in page:
+            page += unpack.decompress(answer.read1())
+        assert b"No job matches" not in page
+        read.set()
+        page += unpack.decompress(answer.read())
+        assert b"No job matches" in page
+        assert unpack.eof
+
+
+def test_events_are_left_alone(app: lowq.Lowq) -> None:
+    with served(lowq_web.create_app(app)) as address, connected(address) as connection:
+        connection.request("GET", "/live", headers={"accept-encoding": "gzip"})
+        answer = connection.getresponse()
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        assert "content-encoding" not in answer.headers
+        assert answer.readline() == b"event: figures\n"
+        answer.close()

@@ -1,0 +1,63 @@
+"""Scripts, styles and the icon: read once, compressed once, and fetched once by each browser.
+
+Pages ask for a file together with what its content hashes to, so a browser may keep it for ever: another content has
+another address.
+"""
+
+import functools
+import gzip
+import hashlib
+import mimetypes
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import resources
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from lowq_web.compression import accepts_gzip
+
+
+@dataclass(frozen=True, slots=True)
+class StaticFile:
+    """A file as it is sent."""
+
+    media_type: str
+    content: bytes
+    #: The same by gzip.
+    packed: bytes
+    version: str
+
+
+@functools.cache
+def files() -> Mapping[str, StaticFile]:
+    """All of them, by name."""
+    found = {}
+    for path in resources.files("lowq_web").joinpath("static").iterdir():
+        if path.is_file():
+            content = path.read_bytes()
+            media_type = mimetypes.guess_type(path.name)[0] or "application/octet-stream"
+            version = hashlib.sha256(content).hexdigest()[:16]
+            found[path.name] = StaticFile(media_type, content, gzip.compress(content, 9, mtime=0), version)
+    return found
+
+
+async def static(request: Request) -> Response:
+    """One of them. Without its version, or with another, it has to be asked for each time whether it is still right."""
+    file = files().get(request.path_params["name"])
+    if file is None:
+        raise HTTPException(404)
+    fresh = request.query_params.get("v") == file.version
+    # Weak: it is the same file with and without gzip, and not the same bytes.
+    tag = f'W/"{file.version}"'
+    headers = {
+        "cache-control": "private, max-age=31536000, immutable" if fresh else "no-cache",
+        "etag": tag,
+        "vary": "accept-encoding",
+    }
+    if tag.removeprefix("W/") in request.headers.get("if-none-match", ""):
+        return Response(status_code=304, headers=headers)
+    if accepts_gzip(request.headers):
+        return Response(file.packed, headers=headers | {"content-encoding": "gzip"}, media_type=file.media_type)
+    return Response(file.content, headers=headers, media_type=file.media_type)
