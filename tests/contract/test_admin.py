@@ -251,6 +251,7 @@ class TestBulk:
         assert (steps[0].total, steps[-1].done) == (1, 0)
         assert rig.queue.peek("a", "due", now=NOW) is not None
 
+    @pytest.mark.parametrize("store_url", [pytest.param("memory", marks=pytest.mark.slow), "redis"], indirect=True)
     def test_what_is_buried_after_it_began_stays_buried(self, rig: QueueRig) -> None:
         ids = numbers(600)
         rig.push(*(job(item) for item in ids), now=None)
@@ -266,6 +267,7 @@ class TestBulk:
         assert rig.queue.stats().morgue_length == 600
 
     @pytest.mark.parametrize("match", [None, "*"])
+    @pytest.mark.parametrize("store_url", [pytest.param("memory", marks=pytest.mark.slow), "redis"], indirect=True)
     def test_delete_ends_while_producers_push_and_leaves_the_new_jobs(self, rig: QueueRig, match: str | None) -> None:
         rig.push(*(job(item) for item in numbers(600, "old")), now=None)
         pushed: list[str] = []
@@ -280,6 +282,7 @@ class TestBulk:
         assert last.done == last.total == 600
         assert rig.queue.stats().length == len(pushed)
 
+    @pytest.mark.parametrize("store_url", [pytest.param("memory", marks=pytest.mark.slow), "redis"], indirect=True)
     def test_an_id_that_comes_back_after_it_began_is_new(self, rig: QueueRig) -> None:
         ids = numbers(900)
         rig.push(*(job(item, "old") for item in ids), now=None)
@@ -290,6 +293,7 @@ class TestBulk:
         assert max((step.done for step in steps), default=0) == 0
         assert rig.queue.stats().length == 900
 
+    @pytest.mark.parametrize("store_url", [pytest.param("memory", marks=pytest.mark.slow), "redis"], indirect=True)
     def test_it_ends_while_jobs_are_pushed_for_later(self, rig: QueueRig) -> None:
         rig.push(*(job(item, delay=3600.0) for item in numbers(600, "old")), now=None)
         last = None
@@ -322,6 +326,7 @@ class TestBulk:
         assert rig.queue.stats().length == 80
 
     @pytest.mark.parametrize("state", [None, "retrying", "morgue"])
+    @pytest.mark.parametrize("store_url", [pytest.param("memory", marks=pytest.mark.slow), "redis"], indirect=True)
     def test_it_can_be_left_while_nothing_fits(self, rig: QueueRig, state: Any) -> None:
         ids = numbers(4000)
         rig.push(*(job(item, perform_at=NOW + 50) for item in ids))

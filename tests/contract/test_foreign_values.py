@@ -224,7 +224,7 @@ def site(store_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
         *((plant, ("card",) if plant.startswith("job") else ()) for plant in PLANTS),
     ],
 )
-@pytest.mark.parametrize("store_url", ["memory", pytest.param("redis", marks=pytest.mark.slow)], indirect=True)
+@pytest.mark.parametrize("store_url", [pytest.param("memory", marks=pytest.mark.slow), "redis"], indirect=True)
 def test_every_page_and_address_still_answers(site: Site, plant: str, redact: tuple[str, ...]) -> None:
     PLANTS[plant](site)
     client = TestClient(

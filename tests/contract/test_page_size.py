@@ -58,6 +58,7 @@ def test_a_page_has_a_job_even_if_it_alone_is_too_large(store_url: str) -> None:
     app.close()
 
 
+@pytest.mark.parametrize("store_url", [pytest.param("memory", marks=pytest.mark.slow), "redis"], indirect=True)
 def test_very_many_small_payloads_count_as_well(store_url: str) -> None:
     app = Lowq(redis_url=store_url)
     queue = app.queue("Many", 1)

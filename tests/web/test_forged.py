@@ -1,6 +1,7 @@
 """What somebody else wrote into Redis: pages show the rest of it."""
 
 import json
+import re
 import time
 from typing import Any
 
@@ -9,6 +10,7 @@ from starlette.testclient import TestClient
 
 import lowq
 from tests.web.conftest import Open
+from tests.web.shown import Reader
 
 DEEP = "[" * 100_000 + "]" * 100_000
 SEAT = {"queue": "Orders", "shard": 1, "ids": ["x"], "seconds": 1.0}
@@ -76,14 +78,17 @@ def test_what_is_no_entry_of_the_log_is_left_out(client: TestClient, app: lowq.L
     assert "kick" not in page
 
 
-@pytest.mark.parametrize("number", ["inf", "-inf", "1e300"])
-def test_scores_that_are_no_moments(client: TestClient, app: lowq.Lowq, number: str) -> None:
+@pytest.mark.parametrize(("number", "shown"), [("inf", "inf"), ("-inf", "-inf"), ("1e300", "1e+300")])
+def test_scores_that_are_no_moments_are_shown_as_numbers(
+    client: TestClient, app: lowq.Lowq, number: str, shown: str
+) -> None:
     app.register("Orders", 1)
-    app.client.command("ZADD", "lowq:v1:{Orders:0}:payloads:a", number, b'{"n": 1}')
+    app.client.command("ZADD", "lowq:v1:{Orders:0}:payloads:a", number, b'{"n": 1}', 1_700_000_000, b'{"n": 2}')
     app.client.command("ZADD", "lowq:v1:{Orders:0}:due", time.time() + 60, "a")
-    page = client.get("/queues/Orders/job?id=a")
-    assert page.status_code == 200
-    assert "score" in page.text
+    payloads = list(Reader(client).page("/queues/Orders/job?id=a").find("ol").every("li"))
+    told = {json.loads(item.find("pre").lines)["n"]: item.find("p").text for item in payloads}
+    assert told[1] == f"score {shown}"
+    assert re.fullmatch(r"score 1700000000 · .* ago", told[2]), "the other one is a moment"
 
 
 def test_a_deep_payload_is_masked_rather_than_shown(browse: Open, app: lowq.Lowq) -> None:
