@@ -1,4 +1,4 @@
-"""What was taken in advance: begun only while the lease is surely held and the node goes on, and given back otherwise."""
+"""What was taken in advance: begun only while the lease is surely held and the node goes on, otherwise given back."""
 
 from collections.abc import Callable, Iterator
 from typing import Any

@@ -11,8 +11,9 @@ from lowq import clock
 
 
 @pytest.fixture(autouse=True)
-def _clock_as_it_was() -> Iterator[None]:
+def _clock_as_it_was(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
+    monkeypatch.undo()  # first: what is loaded anew finds its clock then
     importlib.reload(clock)
 
 
