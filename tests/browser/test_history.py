@@ -3,10 +3,13 @@
 import math
 import time
 
+import pytest
 from playwright.sync_api import expect
 
 from tests.browser.conftest import Watched
 from tests.browser.stage import Stage
+from tests.browser.test_journeys import working
+from tests.integration.support import until
 from tests.web.hand import Hand
 
 
@@ -22,3 +25,65 @@ def test_what_was_recorded_is_drawn_again_after_a_reload(stage: Stage, address: 
     page.reload()
     again = [pair.partition(",")[2] for pair in (drawn.get_attribute("points") or "").split()]
     assert again == heights
+
+
+#: What is drawn on a canvas can't be read back: what is written there is noted on the way.
+NOTED = """
+  window.written = [];
+  const write = CanvasRenderingContext2D.prototype.fillText;
+  CanvasRenderingContext2D.prototype.fillText = function (text, ...rest) {
+    window.written.push([this.canvas.closest("[data-plot]")?.dataset.plot, text]);
+    return write.call(this, text, ...rest);
+  };
+  const clear = CanvasRenderingContext2D.prototype.clearRect;
+  CanvasRenderingContext2D.prototype.clearRect = function (...rest) {
+    const plot = this.canvas.closest("[data-plot]")?.dataset.plot;
+    window.written = window.written.filter(([other]) => other !== plot);
+    return clear.call(this, ...rest);
+  };"""
+
+
+@pytest.mark.parametrize("script", [True, False], ids=["script", "no script"])
+@pytest.mark.parametrize("path", ["/", "/queues/Orders", "/?span=month"])
+def test_charts_without_data_say_what_to_do_next(
+    stage: Stage, address: str, watched: Watched, path: str, script: bool
+) -> None:
+    stage.app.queue("Orders", 2).push({"id": 1, "delay": 60})
+    page = watched.page(address + path, java_script_enabled=script)
+    if script:
+        page.wait_for_selector("body[data-live]")
+    expect(page.locator("[data-empty]")).to_contain_text("lowq run -r app.py")
+    for drawn in (".u-over", ".plot", "[data-charts] h3"):
+        expect(page.locator(drawn).locator("visible=true")).to_have_count(0)
+
+
+@pytest.mark.parametrize("span", ["hour", "day", "month"])
+@pytest.mark.parametrize("processed", [0, 7])
+def test_little_data_has_axes_without_nonsense(
+    stage: Stage, address: str, watched: Watched, span: str, processed: int
+) -> None:
+    hand, last = Hand(stage.app, "Orders", 2), math.floor(time.time() / 10) * 10
+    for back in (30, 20):
+        hand.record(last - back + 9.9, 9.8, processed=processed, failed=0, lag=0.0)
+    page = watched.page(address)
+    page.add_init_script(NOTED)
+    page.goto(f"{address}/?span={span}")
+    expect(page.locator(".u-over").first).to_be_visible()
+    page.wait_for_selector("body[data-live]")
+    if span == "hour":
+        seen = int(page.locator("[data-charts]").get_attribute("data-points") or 0)
+        until(lambda: int(page.locator("[data-charts]").get_attribute("data-points") or 0) > seen, "a live point")
+    for plot in ("rates", "lag"):
+        labels = [text for where, text in page.evaluate("window.written") if where == plot]
+        assert len(labels) >= 3
+        assert len(set(labels)) == len(labels), labels
+        assert not [text for text in labels if "e-" in text]
+
+
+def test_the_first_words_of_a_node_bring_the_charts(stage: Stage, address: str, watched: Watched) -> None:
+    stage.app.queue("Orders", 4).push({"id": 1})
+    page = watched.page(address)
+    expect(page.locator("[data-empty]")).to_be_visible()
+    with working(stage):
+        expect(page.locator(".u-over").first).to_be_visible(timeout=60_000)
+        expect(page.locator("[data-empty]")).to_be_hidden()

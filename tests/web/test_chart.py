@@ -60,6 +60,11 @@ class TestLines:
         assert [line.pieces for line in found.lines] == [[], []]
         assert found.top > 0
 
+    def test_only_where_nothing_is_known_there_is_nothing_to_draw(self) -> None:
+        assert chart([], ["lag"]).empty
+        assert chart([unknown(0), unknown(10)], ["processed", "failed"]).empty
+        assert not chart([unknown(0), rate(10, 0)], ["processed"]).empty
+
     def test_zero_all_the_time_lies_at_the_bottom(self) -> None:
         found = chart([rate(0), rate(10)], ["processed"])
         assert points(found.lines[0]) == [near([(0, 0), (1, 0)])]
