@@ -19,6 +19,7 @@ morgue                ZSET    id -> buried_at (Unix time, seconds)
 morgue:payloads:<id>  ZSET    payload bytes -> score (*)
 morgue:errors         HASH    id -> why it was buried
 pushed                LIST    tokens of the latest push calls, newest first
+void                  ZSET    attempt of an operator's call -> when it was repeated (Unix time, seconds); expires
 meta                  HASH    shards_count, clock (of default scores), seen (the server's time at the last push),
                               seen_since (since when it had come there without a jump), fence, owner,
                               lease_ttl (milliseconds), leased_until, delivery, paused, paused_by, spared,

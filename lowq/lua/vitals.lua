@@ -33,6 +33,7 @@ for _, set in ipairs(sets) do
   check(set[1], set[2])
 end
 check('pushed', 'list')
+check('void', 'zset')
 check('meta', 'hash')
 check('lease', 'string')
 local text = string.format('%.17g', now)

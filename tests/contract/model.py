@@ -91,6 +91,8 @@ class Model:
         self.solo: set[str] = set()
         self.pushed: list[str] = []
         self.repeated: list[str] = []
+        #: Attempts of operators' calls that came to be repeated.
+        self.void: dict[str, float] = {}
         self.lease: str | None = None
         self.owner: str | None = None
         self.fence: int | None = None
@@ -471,6 +473,7 @@ class Model:
             "morgue": {job_id: buried.at for job_id, buried in self.morgue.items()},
             "morgue:errors": {job_id: buried.reason for job_id, buried in self.morgue.items()},
             "pushed": self.pushed,
+            "void": self.void,
             "lease": self.lease,
             "meta": {
                 name: value

@@ -227,6 +227,7 @@ _TYPES = {
     "morgue": "zset",
     "morgue:errors": "hash",
     "pushed": "list",
+    "void": "zset",
     "meta": "hash",
     "lease": "string",
 }
