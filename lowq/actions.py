@@ -1,11 +1,13 @@
 """What people do to jobs by hand: one script call per shard and some 200 ids, repeated where a job takes more."""
 
-from collections.abc import Sequence
+import secrets
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, get_args
+from functools import partial
+from typing import Any, Literal, NamedTuple, get_args
 
-from lowq.connection import Call, Client
-from lowq.errors import LowqError
+from lowq.connection import REPEATS, Call, Client
+from lowq.errors import LowqError, RedisUnavailable
 
 ActionName = Literal["perform_now", "bury", "kick", "delete"]
 ACTIONS: tuple[ActionName, ...] = get_args(ActionName)
@@ -66,15 +68,48 @@ class Action(NamedTuple):
     #: delete only: "waiting", "morgue" or "" for both.
     where: str = ""
 
-    def call(self, prefix: str, ids: Sequence[bytes], not_after: str) -> Call:
+    def call(self, prefix: str, ids: Sequence[bytes], not_after: str, attempt: str) -> Call:
         if self.name == "perform_now":
-            return Call("run_now", prefix, [self.now, not_after, *ids])
+            return Call("run_now", prefix, [self.now, attempt, not_after, *ids])
         if self.name == "kick":
-            return Call("kick", prefix, [self.now, not_after, *ids])
+            return Call("kick", prefix, [self.now, attempt, not_after, *ids])
         if self.name == "delete":
-            return Call("delete", prefix, [self.now, self.where, not_after, *ids])
+            return Call("delete", prefix, [self.now, attempt, self.where, not_after, *ids])
         items = [part for job_id in ids for part in (job_id, self.reason, 0)]
-        return Call("bury", prefix, [self.now, "", "", not_after, *items])
+        return Call("bury", prefix, [self.now, "", "", attempt, not_after, *items])
+
+
+def attempt_all(client: Client, makes: Sequence[Callable[[str], Call]]) -> list[Any]:
+    """Runs what people do, in one write per server, and repeats what got no answer. Each of ``makes`` is given an
+    attempt and makes the call of it. A repeat makes the attempts before it void: one that was held back in a connection
+    would otherwise be done to what has come since.
+
+    Returns each call's reply, or the exception that it ended with. After `RedisUnavailable` it may still be done, also
+    later.
+    """
+    attempts = [secrets.token_hex(8) for _ in makes]
+    replies = client.run_many([make(attempt) for make, attempt in zip(makes, attempts, strict=True)], repeats=0)
+    for _ in range(REPEATS):
+        again = [i for i, reply in enumerate(replies) if type(reply) is RedisUnavailable]
+        if not again:
+            break
+        for i in again:
+            attempts[i] = f"{secrets.token_hex(8)} {attempts[i]}"
+        for i, reply in zip(again, client.run_many([makes[i](attempts[i]) for i in again], repeats=0), strict=True):
+            replies[i] = reply
+    return replies
+
+
+def attempt(client: Client, make: Callable[[str], Call]) -> Any:
+    """As `attempt_all`, for one call.
+
+    Raises:
+        RedisUnavailable, RedisRefused, ScriptError
+    """
+    (reply,) = attempt_all(client, [make])
+    if isinstance(reply, Exception):
+        raise reply
+    return reply
 
 
 def act(client: Client, prefix: str, action: Action, ids: Sequence[bytes], not_after: str = "") -> Acted:
@@ -89,9 +124,8 @@ def act(client: Client, prefix: str, action: Action, ids: Sequence[bytes], not_a
     for start in range(0, len(ids), MAX_IDS):
         pending = ids[start : start + MAX_IDS]
         while pending:
-            call = action.call(prefix, pending, not_after)
             try:
-                reply = client.run(call.script, prefix, *call.args)
+                reply = attempt(client, partial(action.call, prefix, pending, not_after))
             except LowqError as error:
                 error.done += done
                 raise

@@ -21,6 +21,7 @@ morgue:payloads:<id>  ZSET    payload bytes -> score (*)
 morgue:errors         HASH    id -> why it was buried
 pushed                LIST    tokens of the latest push calls, newest first
 repeated              ZSET    token -> slot: of push calls that were repeated lately
+void                  ZSET    attempt of an operator's call -> when it was repeated (Unix time, seconds); expires
 meta                  HASH    shards_count, clock (of default scores), seen (the server's time at the last push),
                               seen_since (since when it had come there without a jump), fence, owner,
                               lease_ttl (milliseconds), leased_until, delivery, paused, paused_by, spared,

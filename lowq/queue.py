@@ -3,10 +3,11 @@
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from lowq import foreign
-from lowq.actions import ACTIONS, CHANGED, MAX_IDS, Acted, Action, ActionName, act
+from lowq.actions import ACTIONS, CHANGED, MAX_IDS, Acted, Action, ActionName, act, attempt, attempt_all
 from lowq.bulk import Snapshot, Step, bulk, bulk_state, snapshot
 from lowq.config import dump_text
 from lowq.connection import Call
@@ -23,6 +24,8 @@ Moments = tuple[float | None, float | None]
 
 #: Ids that are gathered before any of them is sent: with many shards, a call for a few ids each would be slow.
 MAX_GATHERED = 5000
+#: Shards that are paused in one write.
+TOGETHER_PAUSED = 200
 #: Jobs of one kind that one step of `drop` removes.
 DROP_JOBS = 500
 
@@ -321,8 +324,14 @@ class Queue(Queries):
         return self._pause("", "", None)
 
     def _pause(self, pause: str, by: str, now: float | None) -> bool:
-        calls = [Call("pause", prefix, [time_argument(now), pause, by[:200]]) for prefix in self._prefixes]
-        return any(list(ask(self._client, calls, 200)))
+        calls = [partial(_pause_call, prefix, time_argument(now), pause, by[:200]) for prefix in self._prefixes]
+        changed = False
+        for start in range(0, len(calls), TOGETHER_PAUSED):
+            for reply in attempt_all(self._client, calls[start : start + TOGETHER_PAUSED]):
+                if isinstance(reply, Exception):
+                    raise reply
+                changed = changed or reply == 1
+        return changed
 
     def drop(self) -> int:
         """Removes the queue with all its jobs, waiting, buried or left behind by a dead node, for good.
@@ -341,7 +350,7 @@ class Queue(Queries):
         for shard, prefix in enumerate(prefixes):
             state = 0
             while state != 1:
-                state, number = self._client.run("drop", prefix, "", DROP_JOBS, "")
+                state, number = attempt(self._client, partial(_drop_call, prefix, DROP_JOBS, ""))
                 self._refuse_in_use(shard, state)
                 removed += number
         namespace = self._backend.config.namespace
@@ -353,7 +362,7 @@ class Queue(Queries):
         return removed
 
     def _drop_replies(self, prefixes: list[str]) -> Iterator[list[int]]:
-        return ask(self._client, [Call("drop", prefix, ["", 0, "1"]) for prefix in prefixes], TOGETHER)
+        return ask(self._client, [_drop_call(prefix, 0, "1", "") for prefix in prefixes], TOGETHER)
 
     def _refuse_in_use(self, shard: int, state: int) -> None:
         if state == 2:
@@ -361,3 +370,11 @@ class Queue(Queries):
                 f"queue {self.name!r} can't be dropped: a node holds its shard {shard}. Stop the nodes that work it "
                 "first (a dead node's lease runs out by itself), then drop it"
             )
+
+
+def _pause_call(prefix: str, now: str, pause: str, by: str, attempt: str) -> Call:
+    return Call("pause", prefix, [now, attempt, pause, by])
+
+
+def _drop_call(prefix: str, jobs: int, asks: str, attempt: str) -> Call:
+    return Call("drop", prefix, ["", attempt, jobs, asks])

@@ -356,7 +356,7 @@ class Shard:
         Raises:
             LeaseLost, RedisUnavailable
         """
-        args: list[Any] = [""]
+        args: list[Any] = ["", ""]
         for job_id, reason, payloads in reasons:
             args += [_bytes(job_id), reason, len(payloads), *payloads]
         self._report("bury", args, now, [job_id for job_id, _, payloads in reasons if not payloads])

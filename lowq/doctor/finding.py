@@ -177,8 +177,8 @@ KINDS = {
         "warning",
         "the clock of {shards} is ahead of the server's, by up to {ahead}",
         "the server's clock has stepped back, or another server with an earlier clock has taken over",
-        "payloads get scores that lie in the future, so that order is kept. Jobs are due by the server's clock: what was "
-        "due stays so, what was scheduled or failed while the clock was ahead may wait until it is there again",
+        "payloads get scores that lie in the future, so that order is kept. Jobs are due by the server's clock: what "
+        "was due stays so, what was scheduled or failed while the clock was ahead may wait until it is there again",
         "see that the clocks of all Redis servers are kept in step (NTP). It ends by itself when the server's clock is "
         "there; setting the shard's clock back would turn order around. `lowq perform-now` starts what waits too long",
     ),

@@ -20,7 +20,7 @@ SETS = ("taken", "due", "morgue", "retries", "errors", "solo", "crashes", "morgu
 #: What the keys of payloads begin with.
 PAYLOADS = (b"payloads:", b"taken:payloads:", b"morgue:payloads:")
 #: All other keys that a shard may have.
-KNOWN_KEYS = frozenset(name.encode() for name in (*SETS, "pushed", "repeated", "meta", "lease"))
+KNOWN_KEYS = frozenset(name.encode() for name in (*SETS, "pushed", "repeated", "void", "meta", "lease"))
 
 #: Keys of one step of the scan, ids of one call that looks, and of one that mends: a few milliseconds of Redis at most.
 SCAN_KEYS = 1000

@@ -4,13 +4,15 @@
 -- ARGV[1]  now: Unix seconds, or '' for the server's clock
 -- ARGV[2]  token of the lease, or '' to bury waiting jobs
 -- ARGV[3]  delivery that the ids were taken under, or ''
--- ARGV[4]  only waiting jobs whose perform_at is not after this (Unix seconds; '' = any)
--- ARGV[5+] per id: id, reason ('' = its last error), n, then n payloads of a taken job (0 = the whole job)
+-- ARGV[4]  of waiting jobs the attempt, see lib/is_void.lua; '' when it is never repeated
+-- ARGV[5]  only waiting jobs whose perform_at is not after this (Unix seconds; '' = any)
+-- ARGV[6+] per id: id, reason ('' = its last error), n, then n payloads of a taken job (0 = the whole job)
 --
 -- Reply: list of, per id, 1 (buried), 0 (not there), 2 (not, or in part: call again), 3 (in flight: not touched).
 -- Errors: LEASELOST, when a token is given.
 --
 -- Invariant: a buried payload is in `morgue:payloads` and nowhere else, its id in `morgue`.
+-- A repeat makes the earlier attempts of its call void: one that comes later does nothing.
 --
 --!flags allow-oom
 --!include clock
@@ -24,7 +26,8 @@
 --!include lay_out
 --!include records_of
 --!include forget
-local prefix, token, delivery, not_after = KEYS[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
+--!include is_void
+local prefix, token, delivery, not_after = KEYS[1], ARGV[2], ARGV[3], tonumber(ARGV[5])
 if token ~= '' then
   local lost = check_lease(prefix, token)
   if lost then
@@ -33,7 +36,7 @@ if token ~= '' then
 end
 local now = read_now()
 local items, ids = {}, {}
-local i = 5
+local i = 6
 while i <= #ARGV do
   local item = { id = ARGV[i], reason = ARGV[i + 1], payloads = {} }
   local count = tonumber(ARGV[i + 2])
@@ -91,7 +94,11 @@ local function bury_taken(item)
   return 1
 end
 
+local void = token == '' and is_void(prefix, ARGV[4], now)
 local function bury_waiting(item)
+  if void then
+    return 0
+  end
   if budget.payloads <= 0 or budget.bytes <= 0 then
     return 2
   end

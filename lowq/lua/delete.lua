@@ -1,23 +1,27 @@
 -- delete: waiting and buried jobs, for good.
 --
 -- KEYS[1]  prefix of the shard
--- ARGV[1]  now: not used; every script has it first
--- ARGV[2]  'waiting', 'morgue', or '' for both
--- ARGV[3]  only jobs whose perform_at, or burial, is not after this (Unix seconds; '' = any)
--- ARGV[4+] ids
+-- ARGV[1]  now: Unix seconds, or '' for the server's clock
+-- ARGV[2]  the attempt, see lib/is_void.lua; '' when it is never repeated
+-- ARGV[3]  'waiting', 'morgue', or '' for both
+-- ARGV[4]  only jobs whose perform_at, or burial, is not after this (Unix seconds; '' = any)
+-- ARGV[5+] ids
 --
 -- Reply: list of, per id, 1 (deleted), 0 (not there), 2 (not yet: call again),
 -- 3 (in flight: not touched).
 --
 -- Invariant: nothing of a deleted job is left in any key. An id in flight keeps all it has, also what waits.
+-- A repeat makes the earlier attempts of its call void: one that comes later does nothing.
 --
 --!flags allow-oom
+--!include clock
 --!include touch
 --!include forget
 --!include weight
-local prefix, where, not_after = KEYS[1], ARGV[2], tonumber(ARGV[3])
+--!include is_void
+local prefix, where, not_after = KEYS[1], ARGV[3], tonumber(ARGV[4])
 local ids = {}
-for i = 4, #ARGV do
+for i = 5, #ARGV do
   ids[#ids + 1] = ARGV[i]
 end
 touch(prefix, { 'payloads:', 'morgue:payloads:' }, ids)
@@ -36,10 +40,12 @@ local function remove(id, set, payloads)
   return true
 end
 
-local reply = {}
+local reply, void = {}, is_void(prefix, ARGV[2], read_now())
 for _, id in ipairs(ids) do
   local state = 0
-  if room <= 0 then
+  if void then
+    state = 0
+  elseif room <= 0 then
     state = 2
   elseif redis.call('HEXISTS', prefix .. 'taken', id) == 1 then
     state = 3

@@ -1,23 +1,30 @@
 -- drop: a part of a shard that nobody works, for good; when nothing is left, all that is known of the shard.
 --
 -- KEYS[1]  prefix of the shard
--- ARGV[1]  now: not used; every script has it first
--- ARGV[2]  how many jobs of each kind at most, up to 1,000
--- ARGV[3]  '1' only asks whether it might be dropped
+-- ARGV[1]  now: Unix seconds, or '' for the server's clock
+-- ARGV[2]  the attempt, see lib/is_void.lua; '' when it is never repeated
+-- ARGV[3]  how many jobs of each kind at most, up to 1,000
+-- ARGV[4]  '1' only asks whether it might be dropped
 --
 -- Reply: {1 (nothing is left), removed} | {0 (call again), removed} | {2 (somebody holds the lease), 0}
 --   removed: how many jobs
 --
 -- Invariant: nothing of a job that is removed is left in any key. A shard with an owner is not touched.
+-- A repeat makes the earlier attempts of its call void: one that comes later does nothing.
 --
 --!flags allow-oom
+--!include clock
 --!include touch
 --!include weight
-local prefix, most = KEYS[1], tonumber(ARGV[2])
+--!include is_void
+local prefix, most = KEYS[1], tonumber(ARGV[3])
+if is_void(prefix, ARGV[2], read_now()) then
+  return { 0, 0 }
+end
 if redis.call('EXISTS', prefix .. 'lease') == 1 then
   return { 2, 0 }
 end
-if ARGV[3] == '1' then
+if ARGV[4] == '1' then
   return { 0, 0 }
 end
 local waiting = redis.call('ZRANGE', prefix .. 'due', 0, most - 1)

@@ -2,13 +2,15 @@
 --
 -- KEYS[1]  prefix of the shard
 -- ARGV[1]  now: Unix seconds, or '' for the server's clock
--- ARGV[2]  only jobs buried not after this (Unix seconds; '' = any)
--- ARGV[3+] ids
+-- ARGV[2]  the attempt, see lib/is_void.lua; '' when it is never repeated
+-- ARGV[3]  only jobs buried not after this (Unix seconds; '' = any)
+-- ARGV[4+] ids
 --
 -- Reply: list of, per id, 1 (kicked), 0 (not in the morgue), 2 (not, or in part: call again).
 --
 -- Invariant: payloads merge with those that wait, the lowest score wins; the job starts afresh (retry_count -1,
 -- no crashes, not solo) and is due now.
+-- A repeat makes the earlier attempts of its call void: one that comes later does nothing.
 --
 --!flags allow-oom
 --!include clock
@@ -19,20 +21,21 @@
 --!include merge
 --!include forget
 --!include wake
-local prefix, not_after = KEYS[1], tonumber(ARGV[2])
+--!include is_void
+local prefix, not_after = KEYS[1], tonumber(ARGV[3])
 local now = read_now()
 local ids = {}
-for i = 3, #ARGV do
+for i = 4, #ARGV do
   ids[#ids + 1] = ARGV[i]
 end
 touch(prefix, { 'payloads:', 'morgue:payloads:' }, ids)
 
 -- What one call merges, over all its ids: it must not hold Redis for long.
 local budget = { payloads = 500, bytes = 1048576 }
-local reply, kicked = {}, false
+local reply, kicked, void = {}, false, is_void(prefix, ARGV[2], now)
 for _, id in ipairs(ids) do
   local spent = budget.payloads <= 0 or budget.bytes <= 0
-  local buried_at = not spent and redis.call('ZSCORE', prefix .. 'morgue', id)
+  local buried_at = not spent and not void and redis.call('ZSCORE', prefix .. 'morgue', id)
   local state = spent and 2 or 0
   if buried_at and (not not_after or tonumber(buried_at) <= not_after) then
     state = 2

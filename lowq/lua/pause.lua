@@ -2,22 +2,28 @@
 --
 -- KEYS[1]  prefix of the shard
 -- ARGV[1]  now: Unix seconds, or '' for the server's clock
--- ARGV[2]  '1' pauses, '' resumes
--- ARGV[3]  who pauses, '' or absent: nobody says
+-- ARGV[2]  the attempt, see lib/is_void.lua; '' when it is never repeated
+-- ARGV[3]  '1' pauses, '' resumes
+-- ARGV[4]  who pauses, '' or absent: nobody says
 --
 -- Reply: 1 when that changed something, else 0.
 --
 -- Invariant: `paused` holds the time of the first of several pauses, `paused_by` who that was;
 --            pushing goes on meanwhile.
+-- A repeat makes the earlier attempts of its call void: one that comes later does nothing.
 --
 --!flags allow-oom
 --!include clock
 --!include wake
-local prefix = KEYS[1]
-if ARGV[2] == '1' then
-  local first = redis.call('HSETNX', prefix .. 'meta', 'paused', read_now())
-  if first == 1 and ARGV[3] and ARGV[3] ~= '' then
-    redis.call('HSET', prefix .. 'meta', 'paused_by', ARGV[3])
+--!include is_void
+local prefix, now = KEYS[1], read_now()
+if is_void(prefix, ARGV[2], now) then
+  return 0
+end
+if ARGV[3] == '1' then
+  local first = redis.call('HSETNX', prefix .. 'meta', 'paused', now)
+  if first == 1 and ARGV[4] and ARGV[4] ~= '' then
+    redis.call('HSET', prefix .. 'meta', 'paused_by', ARGV[4])
   end
   return first
 end

@@ -2,22 +2,25 @@
 --
 -- KEYS[1]  prefix of the shard
 -- ARGV[1]  now: Unix seconds, or '' for the server's clock
--- ARGV[2]  only jobs whose perform_at is not after this (Unix seconds; '' = any)
--- ARGV[3+] ids
+-- ARGV[2]  the attempt, see lib/is_void.lua; '' when it is never repeated
+-- ARGV[3]  only jobs whose perform_at is not after this (Unix seconds; '' = any)
+-- ARGV[4+] ids
 --
 -- Reply: list of, per id, 1 (due now), 0 (doesn't wait), 3 (in flight).
 --
 -- Invariant: nothing but perform_at changes, and it never moves later.
+-- A repeat makes the earlier attempts of its call void: one that comes later does nothing.
 --
 --!flags allow-oom
 --!include clock
 --!include wake
-local prefix, not_after = KEYS[1], tonumber(ARGV[2])
+--!include is_void
+local prefix, not_after = KEYS[1], tonumber(ARGV[3])
 local now = read_now()
-local reply, moved = {}, false
-for i = 3, #ARGV do
+local reply, moved, void = {}, false, is_void(prefix, ARGV[2], now)
+for i = 4, #ARGV do
   local id = ARGV[i]
-  local perform_at = redis.call('ZSCORE', prefix .. 'due', id)
+  local perform_at = not void and redis.call('ZSCORE', prefix .. 'due', id)
   local state = 0
   if perform_at and (not not_after or tonumber(perform_at) <= not_after) then
     redis.call('ZADD', prefix .. 'due', 'XX', 'LT', now, id)

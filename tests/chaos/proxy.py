@@ -32,6 +32,9 @@ class Proxy:
         self._delay = 0.0
         self._swallows: set[Direction] = set()
         self._to_lose = 0
+        self._to_hold_back = 0
+        #: Scripts that were held back, as they were sent.
+        self._held_back: list[bytes] = []
         self._refuses = False
         self._links: set[_Link] = set()
         self._loop = asyncio.new_event_loop()
@@ -91,6 +94,16 @@ class Proxy:
         """
         self._call(lambda: setattr(self, "_to_lose", self._to_lose + count))
 
+    def hold_back(self, count: int) -> None:
+        """The next so many runs of a script are held back, and their connections reset: so it looks to a client whose
+        bytes are on their way still when it gives the connection up.
+        """
+        self._call(lambda: setattr(self, "_to_hold_back", self._to_hold_back + count))
+
+    def deliver(self) -> int:
+        """What was held back arrives. Returns how many calls that were, once Redis has executed them."""
+        return int(self._do(self._deliver()))
+
     def heal(self) -> None:
         """From now on everything gets through."""
 
@@ -120,6 +133,15 @@ class Proxy:
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
         port: int = self._server.sockets[0].getsockname()[1]
         return port
+
+    async def _deliver(self) -> int:
+        held_back, self._held_back = self._held_back, []
+        for data in held_back:
+            reader, writer = await asyncio.open_connection("127.0.0.1", self.target)
+            writer.write(data)
+            await reader.read(2**16)
+            writer.close()
+        return len(held_back)
 
     async def _end(self) -> None:
         self._server.close()
@@ -169,6 +191,11 @@ class Proxy:
                 if self._to_lose % 2:
                     writer.write(data[: len(data) // 2])
                     await writer.drain()
+                link.reset()
+                return
+            if direction == "request" and self._to_hold_back and b"EVALSHA" in data:
+                self._to_hold_back -= 1
+                self._held_back.append(data)
                 link.reset()
                 return
             if direction == "request":

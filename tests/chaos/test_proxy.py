@@ -43,6 +43,19 @@ def counted(redis_server: RedisServer) -> int:
         return int(direct.get("count") or 0)
 
 
+def test_it_holds_a_script_back_and_delivers_it_later(
+    proxy: Proxy, client: "redis.Redis", redis_server: RedisServer
+) -> None:
+    proxy.hold_back(1)
+    with pytest.raises(redis.ConnectionError):
+        count(client)
+    assert counted(redis_server) == 0
+    assert count(client) == 1
+    assert proxy.deliver() == 1
+    assert counted(redis_server) == 2
+    assert proxy.deliver() == 0
+
+
 def test_it_forwards(client: "redis.Redis") -> None:
     value = "x" * 200_000
     client.set("large", value)

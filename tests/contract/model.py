@@ -98,6 +98,8 @@ class Model:
         self.repeated: dict[str, int] = {}
         #: Slot, when it began, how many tokens are of the two before it; None: before the first push.
         self.slot: tuple[int, int, int, int] | None = None
+        #: Attempts of operators' calls that came to be repeated.
+        self.void: dict[str, float] = {}
         self.lease: str | None = None
         self.owner: str | None = None
         self.fence: int | None = None
@@ -510,6 +512,7 @@ class Model:
             "morgue:errors": {job_id: buried.reason for job_id, buried in self.morgue.items()},
             "pushed": self.pushed,
             "repeated": self.repeated,
+            "void": self.void,
             "lease": self.lease,
             "meta": {
                 name: value

@@ -232,6 +232,7 @@ _TYPES = {
     "morgue:errors": "hash",
     "pushed": "list",
     "repeated": "zset",
+    "void": "zset",
     "meta": "hash",
     "lease": "string",
 }

@@ -84,7 +84,7 @@ def test_payload_that_is_not_in_flight_is_not_buried(rig: ShardRig) -> None:
 
 @pytest.mark.parametrize("payloads", [(), ('"v2"',)], ids=["whole", "single"])
 def test_repeated_call_changes_nothing(rig: ShardRig, payloads: tuple[str, ...]) -> None:
-    call = (rig.read("lease"), 1, "", "x", "bad", len(payloads), *payloads)
+    call = (rig.read("lease"), 1, "", "", "x", "bad", len(payloads), *payloads)
     assert rig.run("bury", repr(LATER), *call) == [1]
     rig.push(job("x", "v1", 1), now=LATER)
     before = rig.snapshot()
@@ -94,7 +94,7 @@ def test_repeated_call_changes_nothing(rig: ShardRig, payloads: tuple[str, ...])
 
 def test_repeated_call_does_not_touch_the_id_taken_again(rig: ShardRig) -> None:
     shard = rig.shard
-    call = (rig.read("lease"), 1, "", "y", "bad", 0)
+    call = (rig.read("lease"), 1, "", "", "y", "bad", 0)
     shard.bury([("y", b"bad", [])], LATER)
     rig.push(job("y", "v2", 2))
     shard.release([("x", 60.0)], LATER)

@@ -773,7 +773,7 @@ def test_a_queue_that_was_never_used_is_no_problem(clinic: Clinic) -> None:
 
 def test_a_queue_that_is_paused_in_part(clinic: Clinic) -> None:
     clinic.push(A)
-    clinic.client.run("pause", clinic.key(A, ""), "", "1")
+    clinic.client.run("pause", clinic.key(A, ""), "", "", "1")
     finding = clinic.finds("paused_in_part", severity="warning", mended=False)
     assert finding.what == "the queue is paused only in part: shard 1"
     clinic.queue.pause()

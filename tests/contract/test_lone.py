@@ -110,7 +110,7 @@ class TestInFlight:
         shard.take(10, NOW + 60)
         shard.fail([exhausted("x")], NOW)
         assert (rig.form("morgue:payloads:x"), rig.read("morgue:payloads:x")) == ("string", {"v1": 7})
-        rig.run("kick", "", "", "x")
+        rig.run("kick", "", "", "", "x")
         assert (rig.form("payloads:x"), rig.read("payloads:x")) == ("string", {"v1": 7})
 
     @pytest.mark.parametrize(("newer", "form"), [(("v1", 9), "string"), (("v2", 1), "zset")])
@@ -237,13 +237,13 @@ class TestBuried:
     ) -> None:
         for payload, score in (("v1", 1), second):
             rig.push(job("x", payload, score))
-            assert rig.run("bury", "", "", "", "", "x", "", 0) == [1]
+            assert rig.run("bury", "", "", "", "", "", "x", "", 0) == [1]
         assert rig.read("morgue:payloads:x") == {"v1": 1} | {second[0]: second[1]}
         assert rig.form("morgue:payloads:x") == form
         rig.push(job("x", "v3", 3))
-        assert rig.run("kick", "", "", "x") == [1]
+        assert rig.run("kick", "", "", "", "x") == [1]
         assert rig.read("payloads:x") == {"v1": 1, second[0]: second[1], "v3": 3}
-        assert rig.run("delete", "", "", "", "x") == [1]
+        assert rig.run("delete", "", "", "", "", "x") == [1]
         assert "payloads:x" not in rig.names()
 
     def test_poison_takes_along_what_came_meanwhile(self, rig: ShardRig) -> None:
@@ -263,10 +263,10 @@ class TestBuried:
         assert [item[5:] for item in found] == [
             [1, b'"v1"', b"1"], [2, b'"v1"', b"1", b'"v2"', b"2"], [1, LONGEST, b"3"],
         ]  # fmt: skip
-        assert rig.run("delete", "", "waiting", "", "lone", "set", "long") == [1, 1, 1]
+        assert rig.run("delete", "", "", "waiting", "", "lone", "set", "long") == [1, 1, 1]
         assert rig.names() == {"meta", "pushed"}
         rig.push(*jobs())
-        assert rig.run("drop", "", 1000, "") == [0, 3]
+        assert rig.run("drop", "", "", 1000, "") == [0, 3]
         assert rig.names() == {"meta", "pushed"}
 
 
@@ -292,6 +292,6 @@ def test_no_form_is_found_out_by_an_error(rig: ShardRig) -> None:
     rig.push(job("x", "v1", 1), job("y", "v1", 1))
     shard.fail([exhausted("x"), retry("y")], NOW)
     rig.run("look", "", "", 10, 1000, "x", "y")
-    rig.run("bury", "", "", "", "", "x", "", 0, "y", "", 0)
-    rig.run("delete", "", "", "", "x", "y")
+    rig.run("bury", "", "", "", "", "", "x", "", 0, "y", "", 0)
+    rig.run("delete", "", "", "", "", "x", "y")
     assert [name for name in rig.client.server_info() if name.startswith("errorstat_")] == []

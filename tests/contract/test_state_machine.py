@@ -147,6 +147,8 @@ class ShardMachine(RuleBasedStateMachine):
         self.ghosts: list[Process] = []
         #: The last outcome that was reported: the call, and what it does to the model.
         self.outcome: tuple[Call, Callable[[], Any]] | None = None
+        #: A call of an operator that was given up, and repeated.
+        self.given_up: Call | None = None
 
     # --- how a step runs ---
 
@@ -511,23 +513,46 @@ class ShardMachine(RuleBasedStateMachine):
 
     # --- administering ---
 
-    @rule(ids=SOME_IDS, what=st.sampled_from(["bury", "kick", "delete", "run_now"]), data=st.data(), lost=LOST)
-    def somebody_administers(self, what: str, ids: list[str], data: st.DataObject, lost: str) -> None:
+    @rule(
+        ids=SOME_IDS,
+        what=st.sampled_from(["bury", "kick", "delete", "run_now"]),
+        data=st.data(),
+        lost=LOST,
+        given_up=st.booleans(),
+    )
+    def somebody_administers(
+        self, what: str, ids: list[str], data: st.DataObject, lost: str, *, given_up: bool
+    ) -> None:
+        self.numbers += 1
+        first = f"attempt{self.numbers}"
+        attempt = f"again{self.numbers} {first}" if given_up else first
+        if given_up:
+            self.model.void[first] = self.now
         if what == "bury":
             reason = data.draw(st.sampled_from(["", "unwanted"]))
-            args = ["", "", "", *(part for job_id in ids for part in (job_id, reason, "0"))]
+            args = ["", "", attempt, "", *(part for job_id in ids for part in (job_id, reason, "0"))]
             apply = lambda: self.model.bury_waiting(self.now, ids, reason)  # noqa: E731 - one of four
         elif what == "kick":
-            args = ["", *ids]
+            args = [attempt, "", *ids]
             apply = lambda: self.model.kick(self.now, ids)  # noqa: E731
         elif what == "run_now":
-            args = ["", *ids]
+            args = [attempt, "", *ids]
             apply = lambda: self.model.run_now(self.now, ids)  # noqa: E731
         else:
             where = data.draw(st.sampled_from(["", "waiting", "morgue"]))
-            args = [where, "", *ids]
+            args = [attempt, where, "", *ids]
             apply = lambda: self.model.delete(ids, where)  # noqa: E731
         self._step(lambda: self.rig.run(what, repr(self.now), *args), apply, lost)
+        if given_up:
+            self.given_up = Call(what, "", [first if arg == attempt else arg for arg in args])
+
+    @precondition(lambda self: self.given_up)
+    @rule()
+    def what_was_given_up_arrives(self) -> None:
+        assert self.given_up is not None
+        call, self.given_up = self.given_up, None
+        ids = call.args[4::3] if call.script == "bury" else call.args[3 if call.script == "delete" else 2 :]
+        self._step(lambda: self.rig.run(call.script, repr(self.now), *call.args), lambda: [0 for _ in ids])
 
     @rule(what=st.sampled_from(["resume", "pause", "resume", "flush the scripts"]), lost=LOST)
     def somebody_interferes(self, what: str, lost: str) -> None:
@@ -538,7 +563,7 @@ class ShardMachine(RuleBasedStateMachine):
 
     def _pause(self, pause: bool, lost: str = "") -> None:
         self._step(
-            lambda: self.rig.run("pause", repr(self.now), "1" if pause else ""),
+            lambda: self.rig.run("pause", repr(self.now), "", "1" if pause else ""),
             lambda: self.model.pause(self.now) if pause else self.model.resume(),
             lost,
         )
@@ -557,8 +582,9 @@ class ShardMachine(RuleBasedStateMachine):
             self.redis_holds_what_the_model_holds()
             self._finish_all()
         ids = ["a", "b", "c"]
-        self._step(lambda: self.rig.run("delete", "", "morgue", "", *ids), lambda: self.model.delete(ids, "morgue"))
-        assert self.rig.names() <= REMAINS, f"keys are left: {self.rig.names() - REMAINS}"
+        self._step(lambda: self.rig.run("delete", "", "", "morgue", "", *ids), lambda: self.model.delete(ids, "morgue"))
+        left = self.rig.names() - REMAINS - {"void"}
+        assert not left, f"keys are left: {left}"
 
 
 def _plain(answer: Any) -> Any:
@@ -748,6 +774,16 @@ MUTATIONS = [
     Mutation("crashes are not counted", ("acquire",), "crashes = crashes + 1", ""),
     Mutation("sparing lasts", ("acquire",), "redis.call('HDEL', key_meta, 'spared')", ""),
     Mutation("surrender with jobs in flight", ("surrender",), "prefix .. 'taken') == 1", "'x') == 1"),
+    Mutation(
+        "kick forgets the past of what is in flight", ("kick",), "'taken', id) == 0 then", "'taken', id) >= 0 then"
+    ),
+    Mutation("kick forgets nothing", ("kick",), "'taken', id) == 0 then", "'taken', id) < 0 then"),
+    Mutation(
+        "a late attempt is done",
+        ("kick", "delete", "bury", "run_now"),
+        "'ZSCORE', key, token) then",
+        "'ZSCORE', key, 'x') then",
+    ),
     Mutation("kick keeps the retry_count", ("kick",), "ZREM', prefix .. 'retries', id", "PING"),
     Mutation(
         "what was due waits when the clock has stepped back", ("push", "take"), "if not stepped then", "if true then"

@@ -487,12 +487,12 @@ def test_paused_shard_acknowledges_and_says_so(rig: ShardRig) -> None:
     shard = rig.own()
     rig.push(job("x", "v1", 1), job("y", "v1", 1))
     shard.finish(handed(shard.take(1, NOW)))
-    rig.run("pause", repr(NOW), "1")
+    rig.run("pause", repr(NOW), "", "1")
     trip = shard.take(10, NOW + 1)
     assert (trip.jobs, trip.paused) == ([], True)
     assert rig.read("taken") == {}
     assert rig.count("processed") == 1
-    rig.run("pause", repr(NOW), "")
+    rig.run("pause", repr(NOW), "", "")
     trip = shard.take(10, NOW + 1)
     assert (list(handed(trip)), trip.paused) == (["y"], False)
 
@@ -501,9 +501,9 @@ def test_lost_delivery_waits_while_paused(rig: ShardRig) -> None:
     shard = rig.own()
     rig.push(job("x", "v1", 1))
     rig.lose_reply(shard.take_call(1, NOW))
-    rig.run("pause", repr(NOW), "1")
+    rig.run("pause", repr(NOW), "", "1")
     assert shard.take(1, NOW).jobs == []
-    rig.run("pause", repr(NOW), "")
+    rig.run("pause", repr(NOW), "", "")
     assert handed(shard.take(1, NOW)) == {"x": ["v1"]}
 
 
