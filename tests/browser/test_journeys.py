@@ -76,7 +76,8 @@ def number_of(page: Page, selector: str) -> int:
 def test_the_chart_and_the_numbers_move_while_jobs_run(stage: Stage, address: str, watched: Watched) -> None:
     with working(stage):
         page = watched.page(address)
-        expect(page.locator(".u-over").first).to_be_visible()
+        # Drawn with the first live figures that say more than nothing.
+        expect(page.locator(".u-over").first).to_be_visible(timeout=60_000)
         before = number_of(page, "[data-live='total.processed']")
         # Not wait_for_function: it evaluates text in the page, which our policy forbids.
         until(lambda: float(page.locator("[data-charts]").get_attribute("data-last") or 0) > 0, "a live rate")
@@ -173,7 +174,7 @@ def test_jobs_on_a_phone(stage: Stage, address: str, watched: Watched) -> None:
     link, payload = row.locator("a.id").bounding_box(), row.locator(".newest").bounding_box()
     assert link
     assert payload
-    assert link["height"] < 24, "the id is broken over lines"
+    assert link["height"] < 30, "the id is broken over lines"
     assert payload["y"] >= link["y"] + link["height"], "the payload stands below"
     assert payload["x"] + payload["width"] <= NARROW["width"]
     for size in (NARROW, {"width": 640, "height": 700}, {"width": 800, "height": 700}, WIDE):
@@ -182,7 +183,7 @@ def test_jobs_on_a_phone(stage: Stage, address: str, watched: Watched) -> None:
             page.goto(f"{address}/queues/Orders{path}")
             box = page.locator("tbody:last-of-type a.id", has_text="order").first.bounding_box()
             assert box
-            assert box["height"] < 24, (size, path)
+            assert box["height"] < 30, (size, path)
 
 
 def test_the_numbers_that_matter_are_seen_on_a_phone(stage: Stage, address: str, watched: Watched) -> None:
@@ -334,6 +335,7 @@ def test_a_reader_gets_no_button_and_a_403(stage: Stage, watched: Watched) -> No
 
 def test_everything_without_javascript(stage: Stage, address: str, watched: Watched) -> None:
     queue = fill(stage)
+    history(stage, "Orders", lag=5.0)
     page = watched.page(address, java_script_enabled=False)
     expect(page.locator(".plot svg").first).to_be_visible()
     page.get_by_role("link", name="Lag", exact=True).click()
@@ -510,6 +512,7 @@ def test_tell_a_node_to_go_quiet_and_to_stop(stage: Stage, address: str, watched
 
 def test_mounted_below_a_path_of_another_application(stage: Stage, watched: Watched) -> None:
     fill(stage)
+    history(stage, "Orders", lag=5.0)
     with stage.serving(below="/ops/lowq") as address:
         page = watched.page(f"{address}/ops/lowq/")
         expect(page.locator(".u-over").first).to_be_visible()

@@ -271,38 +271,45 @@
       ["lag", typeof lags[1][index] === "number" ? duration(lags[1][index]) : "-"],
     ];
     const known = [...data.slice(1), lags[1]].some((values) => values.some((value) => typeof value === "number"));
-    // Nothing to draw: the page says what to do. The nodes' first words bring the charts.
-    charts.classList.toggle("bare", !known);
-    for (const part of charts.querySelectorAll("[data-plot], h3")) part.hidden = !known;
-    for (const part of charts.querySelectorAll("[data-empty]")) part.hidden = known;
-    if (!known) {
-      let asking = false;
+    // Nothing to draw: the page says what to do, until live figures say more than nothing.
+    const bare = (yes) => {
+      charts.classList.toggle("bare", yes);
+      for (const part of charts.querySelectorAll("[data-plot], h3")) part.hidden = yes;
+      for (const part of charts.querySelectorAll("[data-empty]")) part.hidden = !yes;
+      readout.hidden = yes;
+    };
+    bare(!known);
+    const sourceOf = (figures) => queue ? figures.queues[queue] : figures.total;
+    const begin = () => {
+      const upper = draw(top, ["--accent", "--danger"], data, rate, span, true);
+      const lower = draw(low, ["--amber"], lags, mark, span, false);
       live = (figures) => {
-        const source = queue ? figures.queues[queue] : figures.total;
-        if (asking || !source || !(source.processed_rate > 0 || source.failed_rate > 0)) return;
-        asking = true;
-        load().catch(() => {}).finally(() => { asking = false; });
+        if (span !== "hour") return;
+        const source = sourceOf(figures);
+        if (!source || source.processed_rate === null) return;
+        const add = (columns, values) => {
+          if (columns[0].length && figures.at <= columns[0][columns[0].length - 1]) return false;
+          columns.forEach((column, index) => column.push(values[index]));
+          const first = figures.at - 3600;
+          while (columns[0][0] < first) columns.forEach((column) => column.shift());
+          return true;
+        };
+        if (add(data, [figures.at, source.processed_rate, source.failed_rate])) upper.setData(data);
+        if (add(lags, [figures.at, source.lag])) lower.setData(lags);
+        charts.dataset.points = data[0].length;
+        charts.dataset.last = source.processed_rate;
       };
+    };
+    if (known) {
+      begin();
       return;
     }
-    readout.hidden = false;
-    const upper = draw(top, ["--accent", "--danger"], data, rate, span, true);
-    const lower = draw(low, ["--amber"], lags, mark, span, false);
     live = (figures) => {
-      if (span !== "hour") return;
-      const source = queue ? figures.queues[queue] : figures.total;
-      if (!source || source.processed_rate === null) return;
-      const add = (columns, values) => {
-        if (columns[0].length && figures.at <= columns[0][columns[0].length - 1]) return false;
-        columns.forEach((column, index) => column.push(values[index]));
-        const first = figures.at - 3600;
-        while (columns[0][0] < first) columns.forEach((column) => column.shift());
-        return true;
-      };
-      if (add(data, [figures.at, source.processed_rate, source.failed_rate])) upper.setData(data);
-      if (add(lags, [figures.at, source.lag])) lower.setData(lags);
-      charts.dataset.points = data[0].length;
-      charts.dataset.last = source.processed_rate;
+      const source = sourceOf(figures);
+      if (span !== "hour" || !source || !(source.processed_rate > 0 || source.failed_rate > 0)) return;
+      bare(false);
+      begin();
+      live(figures);
     };
   };
   if (charts && window.uPlot) {
