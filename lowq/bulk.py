@@ -12,6 +12,9 @@ What keeps it from running after its own tail: the server's time when it begins,
   has been pushed to the shard meanwhile). Thus a job whose time comes before its turn may be left alone, as if a
   worker had been quicker; and one that is pushed meanwhile *for later* may be done with the others.
   Of this part, no more than twice as many jobs as there were are looked at, so it ends in any case.
+
+All of it goes by the server's time. Should that step back behind the beginning while the action runs, what is pushed or
+buried then looks older than it is, and is done with the others.
 """
 
 import math
