@@ -84,8 +84,8 @@ def attempt_all(client: Client, makes: Sequence[Callable[[str], Call]]) -> list[
     attempt and makes the call of it. A repeat makes the attempts before it void: one that was held back in a connection
     would otherwise be done to what has come since.
 
-    Returns each call's reply, or the exception that it ended with. After `RedisUnavailable` it may still be done, also
-    later.
+    Returns each call's reply, or the exception that it ended with. After `RedisUnavailable` nobody knows: the last
+    attempt may have been done, or arrive later.
     """
     attempts = [secrets.token_hex(8) for _ in makes]
     replies = client.run_many([make(attempt) for make, attempt in zip(makes, attempts, strict=True)], repeats=0)

@@ -23,6 +23,9 @@ touched:
   to since, as the shard's clock tells, and only while they are not due.
 
 An id that waited then is the job that was there, also when another payload of it has come since.
+
+All of it goes by the server's time. Should that step back behind the beginning while the action runs, what is pushed or
+buried then looks older than it is, and is done with the others.
 """
 
 import math

@@ -17,11 +17,13 @@
 -- What an owner left behind that stopped in the middle of it (`surrender`) waits again uncharged, twice in a row. From
 -- the third time on it counts as a crash: a job that never ends in time must not be repeated for ever.
 --
--- Invariant: one owner at a time; fence grows with every change of owner, also after Redis lost data (it is at
--- least the server's time in microseconds). Nothing is in flight that the owner doesn't know of.
+-- Invariant: one owner at a time, also when Redis evicted the key of a lease; fence grows with every change of owner,
+-- also after Redis lost data (it is at least the server's time in microseconds). Nothing is in flight that the owner
+-- doesn't know of.
 --
 --!flags allow-oom
 --!include clock
+--!include restore_lease
 --!include touch
 --!include payloads
 --!include add_payload
@@ -42,7 +44,8 @@ if meta[1] and meta[1] ~= ARGV[4] then
   return redis.error_reply('SHARDSCOUNT ' .. meta[1])
 end
 
-local holder = redis.call('GET', key_lease)
+local now = read_now()
+local holder = redis.call('GET', key_lease) or restore_lease(prefix, now)
 -- When Redis lost its last writes, what it has may be an earlier lease of the caller, and others may have had later
 -- ones: then it is not resumed but got anew, as fences must not go back.
 local own = owner == nonce and fence >= tonumber(ARGV[8])
@@ -52,6 +55,7 @@ if holder and string.sub(holder, 1, #nonce + 1) ~= nonce .. ':' then
   local left, whole = redis.call('PTTL', key_lease), tonumber(meta[5])
   if whole and left > whole then
     redis.call('PEXPIRE', key_lease, whole)
+    redis.call('HSET', key_meta, 'leased_until', now + whole / 1000)
     left = whole
   end
   return { 'held', left }
@@ -63,11 +67,10 @@ if own then
   local text = string.format('%.0f', fence)
   redis.call('SET', key_lease, nonce .. ':' .. text, 'PX', ttl)
   redis.call('HDEL', key_meta, 'spared')
-  redis.call('HSET', key_meta, 'lease_ttl', ARGV[3], 'leased_until', read_now() + ttl / 1000)
+  redis.call('HSET', key_meta, 'lease_ttl', ARGV[3], 'leased_until', now + ttl / 1000)
   return { 'resumed', text }
 end
 
-local now = read_now()
 local records = redis.call('HGETALL', prefix .. 'taken')
 local ids = {}
 for i = 1, #records, 2 do

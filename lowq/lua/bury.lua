@@ -16,6 +16,7 @@
 --
 --!flags allow-oom
 --!include clock
+--!include restore_lease
 --!include lease
 --!include touch
 --!include payloads

@@ -14,14 +14,15 @@
 --
 --!flags allow-oom
 --!include clock
+--!include restore_lease
 --!include touch
 --!include weight
 --!include is_void
-local prefix, most = KEYS[1], tonumber(ARGV[3])
-if is_void(prefix, ARGV[2], read_now()) then
+local prefix, most, now = KEYS[1], tonumber(ARGV[3]), read_now()
+if is_void(prefix, ARGV[2], now) then
   return { 0, 0 }
 end
-if redis.call('EXISTS', prefix .. 'lease') == 1 then
+if redis.call('EXISTS', prefix .. 'lease') == 1 or restore_lease(prefix, now) then
   return { 2, 0 }
 end
 if ARGV[4] == '1' then

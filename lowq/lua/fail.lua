@@ -19,6 +19,7 @@
 --!include clock
 --!include bounded
 --!include settle
+--!include restore_lease
 --!include lease
 --!include touch
 --!include payloads

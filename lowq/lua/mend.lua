@@ -23,6 +23,7 @@
 --
 --!flags allow-oom
 --!include clock
+--!include restore_lease
 --!include touch
 --!include payloads
 --!include add_payload
@@ -91,7 +92,7 @@ function mends.due_without_payloads(id)
 end
 
 function mends.taken_without_payloads(id)
-  if redis.call('EXISTS', prefix .. 'lease') == 1 then
+  if redis.call('EXISTS', prefix .. 'lease') == 1 or restore_lease(prefix, now) then
     return 3
   end
   redis.call('HDEL', prefix .. 'taken', id)

@@ -16,6 +16,7 @@
 --!include clock
 --!include bounded
 --!include settle
+--!include restore_lease
 --!include lease
 --!include touch
 --!include payloads

@@ -12,6 +12,7 @@
 --
 --!flags allow-oom
 --!include clock
+--!include restore_lease
 --!include lease
 local lost = check_lease(KEYS[1], ARGV[2])
 if lost then

@@ -13,6 +13,7 @@
 --
 --!flags allow-oom
 --!include clock
+--!include restore_lease
 --!include lease
 local prefix = KEYS[1]
 local lost = check_lease(prefix, ARGV[2])

@@ -29,6 +29,7 @@
 --!include bounded
 --!include horizon
 --!include settle
+--!include restore_lease
 --!include lease
 --!include taken
 --!include carries_lone

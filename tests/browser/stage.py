@@ -60,6 +60,7 @@ class Stage:
                 break
         shard.fail([Failure(job_id, "retry", retry_count, delay, error.encode())])
         self.app.client.command("DEL", shard_prefix("lowq", queue, index) + "lease")
+        self.app.client.command("HSET", shard_prefix("lowq", queue, index) + "meta", "leased_until", 0)
 
     @contextmanager
     def serving(self, below: str = "", **options: Any) -> Iterator[str]:

@@ -122,6 +122,8 @@ class ShardRig:
 
     def lease_runs_out(self) -> None:
         self.client.command("DEL", self.prefix + "lease")
+        if self.client.command("EXISTS", self.prefix + "meta"):
+            self.client.command("HSET", self.prefix + "meta", "leased_until", 0)
 
     # --- calls ---
 

@@ -64,6 +64,7 @@ class Clinic:
     def dies(self, job_id: str) -> None:
         """The owner of the shard is dead, and its lease has run out."""
         self.command("DEL", self.key(job_id, "lease"))
+        self.command("HSET", self.key(job_id, "meta"), "leased_until", 0)
 
     def node(
         self, nonce: str = "tester", *, queues: tuple[str, ...] = ("Orders",), ago: float = 0.0, **says: Any

@@ -502,6 +502,7 @@ class TestWhy:
         rig.push(job("a"))
         rig.take("a")
         rig.client.command("DEL", rig.prefix_of("a") + "lease")
+        rig.client.command("HSET", rig.prefix_of("a") + "meta", "leased_until", repr(NOW))
         assert rig.queue.why("a", now=NOW).reason == "no_owner"
 
 

@@ -58,6 +58,7 @@ class Hand:
     def die(self, index: int) -> None:
         """The owner of a shard is gone; what it had in flight stays there until there is another one."""
         self.app.client.command("DEL", self.prefix(index) + "lease")
+        self.app.client.command("HDEL", self.prefix(index) + "meta", "leased_until")
         self._shards.pop(index).lose()
 
     def take(self, ids: Iterable[str], at: float) -> Shard:
