@@ -182,9 +182,10 @@ class Rig:
         """Starts producers, each with ids of its own, counted from ``first``. The function returned waits until all
         was accepted. With 0 rounds they push until it is called.
         """
+        started = []
         for number in range(processes):
             arguments = [number, first + number * ids, ids, versions, rounds, pause]
-            self._producers.append(
+            started.append(
                 subprocess.Popen(
                     [sys.executable, "-m", self.module, "produce", *map(str, arguments)],
                     cwd=ROOT,
@@ -193,10 +194,12 @@ class Rig:
                 )
             )
 
+        self._producers += started
+
         def finished() -> None:
             if not rounds:
                 Path(f"{self.history.path}.enough").touch()
-            for producer in self._producers:
+            for producer in started:
                 assert producer.wait(PATIENCE * 2) == 0
 
         return finished

@@ -210,7 +210,7 @@ def test_a_stopped_node_that_nobody_replaced_goes_on_where_it_was(make_rig: Make
 
 
 def test_freezing_nodes_in_turn_under_load_loses_nothing(make_rig: MakeRig) -> None:
-    rig = make_rig(LOWQ_LEASE_TTL=0.5, ORDERS_WORK=0.001, ORDERS_MAX_CRASHES=1000)
+    rig = make_rig(ORDERS_WORK=0.001, ORDERS_MAX_CRASHES=1000)
     nodes = list(owner_and_standby(rig))
     finished = rig.produce(2, ids=30, versions=3, rounds=0, pause=0.1)
     for _ in range(3):
