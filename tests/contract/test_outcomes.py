@@ -520,7 +520,7 @@ class TestNoRedis:
         [
             OwnUnavailable("mine"),
             lowq.RedisFull("maxmemory"),
-            chained(lowq.PushInterrupted("Orders", 0, [], "full"), lowq.RedisFull("maxmemory")),
+            chained(lowq.PushInterrupted("Orders", 0, [], lowq.RedisFull("full")), lowq.RedisFull("maxmemory")),
             chained(ValueError("wrapped"), lowq.RedisUnavailable("not heard")),  # type: ignore[arg-type]
             ConnectionError("of something else"),
         ],
