@@ -124,7 +124,8 @@ class TestRedisHangs:
                     ):  # fmt: skip
                         assert get(address, path)[0] == expected, path
                     for stream in streams[:3]:
-                        assert stream.event()[0] == "trouble"
+                        # Behind figures, perhaps, that were read before Redis hung.
+                        assert "trouble" in iter(lambda of=stream: of.event()[0], "end")  # type: ignore[misc]
                 finally:
                     server.cont()
                 until(lambda: get(address, "/healthz")[0] == 200, "health")
