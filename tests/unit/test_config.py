@@ -18,6 +18,7 @@ DEFAULTS = {
     "threads_per_node": 5,
     "client_pool_size": 5,
     "pool_timeout": 5,
+    "push_timeout": 5,
     "lease_ttl": 15,
     "shutdown_timeout": 25,
     "max_payload_bytes": 2**20,
@@ -154,7 +155,7 @@ class TestEnvironment:
 
 
 class TestChecks:
-    @pytest.mark.parametrize("name", ["poll_interval", "pool_timeout", "lease_ttl", "shutdown_timeout"])
+    @pytest.mark.parametrize("name", ["poll_interval", "pool_timeout", "push_timeout", "lease_ttl", "shutdown_timeout"])
     @pytest.mark.parametrize("value", ["soon", "", True, None, math.nan, math.inf, -1, 10**400, [], "nan"])
     def test_seconds_are_a_number_that_one_can_wait(self, name: str, value: Any) -> None:
         with pytest.raises(ConfigError, match=f"^{name}="):
@@ -166,7 +167,7 @@ class TestChecks:
         with pytest.raises(ConfigError, match=f"^{name}="):
             Config(**{name: value})
 
-    @pytest.mark.parametrize("name", ["poll_interval", "pool_timeout"])
+    @pytest.mark.parametrize("name", ["poll_interval", "pool_timeout", "push_timeout"])
     def test_an_interval_of_0_would_poll_without_end(self, name: str) -> None:
         with pytest.raises(ConfigError, match=f"^{name}=0: it must be more than 0"):
             Config(**{name: 0})
