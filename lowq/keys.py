@@ -21,8 +21,8 @@ morgue:errors         HASH    id -> why it was buried
 pushed                LIST    tokens of the latest push calls, newest first
 repeated              ZSET    token -> slot: of push calls that were repeated lately
 meta                  HASH    shards_count, clock, fence, owner, lease_ttl (milliseconds), leased_until, delivery,
-                              paused, paused_by, spared, processed, failed, died, tokens (slots of `pushed` and
-                              `repeated`, see lib/tokens.lua), repeated (1: there is such a key)
+                              paused, paused_by, spared, processed, failed, died, repeated (1: there is such a key),
+                              slot (of `pushed` and `repeated`, see lib/tokens.lua)
 lease                 STRING  the owner's token "nonce:fence"; expires (PX)
 wake                  channel the shard may have work earlier than its owner believes: delay, seconds
 free                  channel the lease was given up: whoever waits may try, in so many milliseconds
