@@ -12,6 +12,7 @@ a chunk a shard may need several calls: each names the one before it, and Redis 
 import math
 import secrets
 import time
+from binascii import b2a_base64
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -19,7 +20,7 @@ from itertools import chain, islice
 from typing import Any
 
 from lowq.config import Config
-from lowq.connection import REPEATS, SOCKET_TIMEOUT, Call, Client, Deadline, Refusal, deadlines
+from lowq.connection import SOCKET_TIMEOUT, Call, Client, Deadline, Refusal, deadlines
 from lowq.errors import JobError, PushError, PushInterrupted, RedisUnavailable, ShardsCountError
 from lowq.job import EncodedJob, encode_job, shard_of
 from lowq.keys import shard_prefix
@@ -32,7 +33,7 @@ CHUNK_BYTES = 8 * 2**20
 #: Jobs, and bytes of payloads, of one script call: bounds the time that it holds Redis.
 CALL_JOBS = 1000
 CALL_BYTES = 2**20
-#: Seconds before a push that got no answer is repeated.
+#: Seconds before each repeat of a push that got no answer.
 _PAUSES = (0.0, 0.1)
 #: How many times push_timeout, at least how many times the socket timeout, Redis remembers a call, so that it knows a repeat;
 #: and after how many of them none is sent any more. What is between is for the way there.
@@ -116,7 +117,7 @@ class _Push:
             # something up, so the connection is lent: with all of them held by threads that wait for one more,
             # nobody would get on. Not when nothing follows, as with a single job: lending takes two locks.
             lend = self._more or bool(self._put_back)
-            attempts = deadlines(self._timeout, REPEATS + 1)
+            attempts = deadlines(self._timeout, 1 + len(_PAUSES))
             next_parts: list[_Part] = []
             refusal: Exception | None = None
             following: list[Mapping[str, Any]] = []
@@ -204,15 +205,15 @@ class _Push:
     def _calls(
         self, prefix: str, items: list[EncodedJob], originals: list[Mapping[str, Any]], width: int
     ) -> Iterator[_Part]:
-        keep, after = math.ceil(KEPT * self._patience), ""
+        shards_count, keep, after = b"%d" % self._target.shards_count, b"%d" % math.ceil(KEPT * self._patience), b""
         start = 0
         while start < len(items):
             end, size = start, 0
             while end < len(items) and end - start < CALL_JOBS and (size < CALL_BYTES):
                 size += len(items[end][1])
                 end += 1
-            token = secrets.token_urlsafe(8)
-            head: list[str | int] = ["", token, "", self._target.shards_count, width, keep, after]
+            token = b2a_base64(secrets.token_bytes(9), newline=False)
+            head = [b"", token, b"", shards_count, b"%d" % width, keep, after]
             if width == 2:
                 flat = list(chain.from_iterable([item[:2] for item in items[start:end]]))
             else:
@@ -230,13 +231,15 @@ class _Push:
             PushError; what Redis refused when nothing was accepted before.
         """
         deadline = None
-        for attempt, deadline in enumerate(attempts):
-            again = _unsettled(parts, results)
-            if not again or _clock() - sent_at > REPEATED * self._patience:
+        pauses = iter(_PAUSES)
+        while (again := _unsettled(parts, results)) and _clock() - sent_at <= REPEATED * self._patience:
+            pause = next(pauses, None)
+            if pause is None:
                 break
-            time.sleep(_PAUSES[min(attempt, len(_PAUSES) - 1)])
+            time.sleep(pause)
+            deadline = next(attempts)
             for i in again:
-                parts[i].call.args[2] = "1"
+                parts[i].call.args[2] = b"1"
             replies = self._target.client.start([parts[i].call for i in again], deadline=deadline)()
             for i, result in zip(again, replies, strict=True):
                 results[i] = result

@@ -37,7 +37,7 @@ class _Flight:
     def send(self) -> None:
         # Packed first: an argument that can't be packed must not cost a connection.
         packed = [_packed(self.pool, call) for _, call in self.calls]
-        if sum(map(len, packed)) <= MAX_WRITE:
+        if len(packed) > 1 and sum(map(len, packed)) <= MAX_WRITE:
             packed = [b"".join(packed)]
         try:
             self.connection = self.pool.checkout(self.deadline)
@@ -49,7 +49,8 @@ class _Flight:
         for position, _ in self.calls:
             if self.error is None:
                 try:
-                    self.pool.limit(self.connection, self.deadline)
+                    if self.deadline is not None:
+                        self.pool.limit(self.connection, self.deadline)
                     results[position] = read_reply(self.connection)
                     if self.deadline is not None:
                         self.deadline.restart()
@@ -344,8 +345,7 @@ class Client:
 
 
 def _packed(pool: Pool, call: Call) -> bytes:
-    head = encode([b"EVALSHA", pool.scripts[call.script][1], b"1", call.key, *call.args])
-    return pack((*head, *call.data))
+    return pack((b"EVALSHA", pool.scripts[call.script][1], b"1", call.key.encode(), *encode(call.args), *call.data))
 
 
 def _always(pool: Pool) -> Callable[[], Pool]:

@@ -11,7 +11,7 @@ class Deadline:
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
-        self.restart()
+        self._end = time.monotonic() + seconds
 
     def restart(self) -> None:
         self._end = time.monotonic() + self.seconds

@@ -37,10 +37,13 @@ def keeps_timeout(connection: Any, seconds: float | None) -> bool:
 
 
 def set_timeout(connection: Any, seconds: float | None) -> None:
-    """How long a read or a write of a connected connection may take; Python keeps it."""
+    """How long a read or a write of a connected connection may take, to a hundredth; Python keeps it."""
     plain = getattr(connection, "_sock", None)
-    if isinstance(plain, socket.socket) and plain.gettimeout() != seconds:
-        plain.settimeout(seconds)
+    if isinstance(plain, socket.socket):
+        present = plain.gettimeout()
+        # Each setting asks the kernel. Mostly it is what it was, but for some microseconds.
+        if present is None or seconds is None or abs(present - seconds) > seconds / 100:
+            plain.settimeout(seconds)
 
 
 def is_connected(connection: Any) -> bool:

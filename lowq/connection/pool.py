@@ -38,7 +38,7 @@ pack: Callable[[tuple[bytes, ...]], bytes] = hiredis.pack_command  # type: ignor
 def encode(arguments: Iterable[str | bytes | int | float]) -> list[bytes]:
     """Arguments of a command as Redis gets them."""
     return [
-        item if isinstance(item, bytes) else item.encode() if isinstance(item, str) else repr(item).encode()
+        item if type(item) is bytes else item.encode() if isinstance(item, str) else repr(item).encode()
         for item in arguments
     ]
 

@@ -32,7 +32,7 @@
 local prefix, token, width = KEYS[1], ARGV[2], tonumber(ARGV[5])
 local accepted = (#ARGV - 7) / width
 
-local meta = redis.call('HMGET', prefix .. 'meta', 'shards_count', 'clock', 'tokens', 'repeated', 'seen', 'seen_since')
+local meta = redis.call('HMGET', prefix .. 'meta', 'shards_count', 'clock', 'slot', 'repeated', 'seen', 'seen_since')
 -- A call may arrive after its own repeat, from a connection that was given up: then it finds its token in `repeated`,
 -- which costs nothing as long as no call was repeated lately.
 if meta[4] and ARGV[3] ~= '1' and redis.call('ZSCORE', prefix .. 'repeated', token) then
@@ -120,28 +120,21 @@ redis.call('ZADD', prefix .. 'due', 'NX', unpack(due))
 if filler then
   redis.call('ZREM', prefix .. 'due', filler)
 end
-local fields = {}
 if ARGV[1] == '' then
-  fields = { 'clock', clock - 0.000001, 'shards_count', ARGV[4] }
-  if settled then
-    fields[5], fields[6] = 'seen', now
-    -- Less is no jump: nothing may have been pushed for a while.
-    if now - (tonumber(meta[5]) or 0) > 60 then
-      fields[7], fields[8] = 'seen_since', now
-    end
+  if not settled then
+    redis.call('HSET', prefix .. 'meta', 'clock', clock - 0.000001, 'shards_count', ARGV[4])
+  elseif now - (tonumber(meta[5] or '') or 0) <= 60 then -- less is no jump: nothing may have been pushed for a while
+    redis.call('HSET', prefix .. 'meta', 'clock', clock - 0.000001, 'shards_count', ARGV[4], 'seen', now)
+  else
+    redis.call('HSET', prefix .. 'meta', 'clock', clock - 0.000001, 'shards_count', ARGV[4], 'seen', now, 'seen_since', now)
   end
 elseif not meta[1] then
-  fields = { 'shards_count', ARGV[4] }
+  redis.call('HSET', prefix .. 'meta', 'shards_count', ARGV[4])
 end
-local slot = next_slot(prefix, meta[3], meta[4], tonumber(ARGV[6]), now)
-if slot then
-  fields[#fields + 1] = 'tokens'
-  fields[#fields + 1] = slot
+next_slot(prefix, meta[3], meta[4], tonumber(ARGV[6]), now)
+if redis.call('LPUSH', prefix .. 'pushed', token) > 500000 then
+  redis.call('LTRIM', prefix .. 'pushed', 0, 449999)
 end
-if #fields > 0 then
-  redis.call('HSET', prefix .. 'meta', unpack(fields))
-end
-remember(prefix, token)
 if not head or first < tonumber(head) then
   -- Perhaps the first is of an id that waits already and keeps its perform_at: then the head hasn't moved.
   local moved = redis.call('ZRANGE', prefix .. 'due', 0, 0, 'WITHSCORES')[2]

@@ -96,7 +96,7 @@ class Model:
         self.pushed: list[str] = []
         #: Token -> slot, of calls that were repeated.
         self.repeated: dict[str, int] = {}
-        #: Slot, when it began, how many tokens are of the two before it; None: before the first push.
+        #: Slot, when it ends, how many tokens are of the two before it; None: before the first push.
         self.slot: tuple[int, int, int, int] | None = None
         #: Attempts of operators' calls that came to be repeated.
         self.void: dict[str, float] = {}
@@ -152,14 +152,12 @@ class Model:
     def _next_slot(self, now: int) -> None:
         """All calls want to be remembered for `KEEP` seconds, and there are too few for any to be forgotten."""
         if self.slot is None:
-            self.slot = 1, now, 0, 0
+            self.slot = 1, now + KEEP, 0, 0
             return
-        slot, since, length1, length2 = self.slot
-        if now - since >= KEEP:
-            self.slot = slot + 1, now, len(self.pushed) - length1 - length2, length1
+        slot, ends, length1, length2 = self.slot
+        if now >= ends:
+            self.slot = slot + 1, now + KEEP, len(self.pushed) - length1 - length2, length1
             self.repeated = {token: number for token, number in self.repeated.items() if number > slot + 1 - 3}
-        else:
-            self.slot = slot, min(since, now), length1, length2
 
     # --- time ---
 
@@ -486,12 +484,12 @@ class Model:
 
     # --- what Redis should hold ---
 
-    def _tokens(self) -> str | None:
+    def _slot(self) -> str | None:
         if self.slot is None:
             return None
-        slot, since, length1, length2 = self.slot
+        slot, ends, length1, length2 = self.slot
         older = [KEEP if slot > number else 0 for number in (1, 2)]
-        return " ".join(map(str, (slot, since, KEEP, *older, length1, length2)))
+        return " ".join(map(str, (ends, KEEP, slot, *older, length1, length2)))
 
     def snapshot(self) -> dict[str, Any]:
         """All keys, in the form of `ShardRig.snapshot`, with numbers in `meta`."""
@@ -527,7 +525,7 @@ class Model:
                     "paused": self.paused,
                     "spared": 1 if self.spared else None,
                     "repeated": 1 if self.repeated else None,
-                    "tokens": self._tokens(),
+                    "slot": self._slot(),
                     **{name: count or None for name, count in self.counters.items()},
                 }.items()
                 if value is not None

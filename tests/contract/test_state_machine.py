@@ -198,7 +198,7 @@ class ShardMachine(RuleBasedStateMachine):
                     }
         if "meta" in actual:
             actual["meta"] = {
-                name: value if name in ("owner", "tokens") else float(value) for name, value in actual["meta"].items()
+                name: value if name in ("owner", "slot") else float(value) for name, value in actual["meta"].items()
             }
         differing = [
             f"  {key}\n    model: {expected.get(key)!r}\n    Redis: {actual.get(key)!r}"
