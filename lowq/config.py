@@ -203,7 +203,7 @@ class Config:
     client_pool_size: int
     #: Seconds that a producer waits for a free connection.
     pool_timeout: float
-    #: Seconds that a push waits for Redis without an answer, everything included: a free connection, connecting, repeats.
+    #: Seconds that a push waits without an answer of Redis. Included are a free connection, connecting and repeats.
     push_timeout: float
     #: Seconds after which the shards of a dead node are worked by another.
     lease_ttl: float

@@ -86,8 +86,8 @@ class RedisFull(RedisUnavailable):
 
 
 class PushError(LowqError):
-    """Redis failed while jobs were being pushed, or a job of a later chunk was malformed, or a client middleware raised in
-    one. ``__cause__`` is what it was.
+    """Redis failed while jobs were being pushed, or a job of a later chunk was malformed, or a client middleware
+    raised in one. ``__cause__`` is what it was.
 
     ``accepted`` payloads are certainly in. ``rest`` holds the other jobs, ready to be pushed again: a list
     when the jobs came as a list, otherwise an iterator that goes on with the original iterable. Jobs of a

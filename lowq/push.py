@@ -5,8 +5,9 @@
     jobs -> chunk -> client middlewares -> encode, group by shard -> one script call per shard, in one write
                                                                      (while Redis works, the next chunk is encoded)
 
-Jobs of an id stay in the order in which they came, whatever fails. A chunk is sent when all of the one before is in. Within
-a chunk a shard may need several calls: each names the one before it, and Redis refuses it when that was not carried out.
+Jobs of an id stay in the order in which they came, whatever fails. A chunk is sent when all of the one before is in.
+Within a chunk a shard may need several calls: each names the one before it, and Redis refuses it when that was not
+carried out.
 """
 
 import math
@@ -35,8 +36,8 @@ CALL_JOBS = 1000
 CALL_BYTES = 2**20
 #: Seconds before each repeat of a push that got no answer.
 _PAUSES = (0.0, 0.1)
-#: How many times push_timeout, at least how many times the socket timeout, Redis remembers a call, so that it knows a repeat;
-#: and after how many of them none is sent any more. What is between is for the way there.
+#: How many times push_timeout, at least how many times the socket timeout, Redis remembers a call, so that it knows a
+#: repeat; and after how many of them none is sent any more. What is between is for the way there.
 KEPT, REPEATED = 3, 2
 
 #: Seconds, of a clock that goes on while the machine is suspended, where there is one: Redis's does, too.
@@ -279,8 +280,8 @@ class _Push:
 
 
 def _unsettled(parts: list[_Part], results: list[Any]) -> list[int]:
-    """The calls that are to be repeated: those without an answer, and those that were refused because one of them had to
-    come before. Not what comes after a call that was refused for good: its time has not come.
+    """The calls that are to be repeated: those without an answer, and those that were refused because one of them had
+    to come before. Not what comes after a call that was refused for good: its time has not come.
     """
     again: list[int] = []
     refused: set[str] = set()

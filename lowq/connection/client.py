@@ -17,7 +17,7 @@ from lowq.errors import LowqError, RedisUnavailable, ScriptError
 
 #: Seconds that a connection attempt, or the wait for one reply, may take.
 SOCKET_TIMEOUT = 5.0
-#: Bytes of calls that are written at once. Of more, each call has a timeout of its own: on a slow line it is on the way.
+#: Bytes of calls that are written at once. Of more, each call has a timeout of its own, as a slow line takes its time.
 MAX_WRITE = 2**20
 #: How often a call is tried anew on a fresh connection when its connection broke.
 REPEATS = 2

@@ -26,8 +26,8 @@ class Deadline:
 
 
 def deadlines(seconds: float | None, attempts: int) -> Iterator[Deadline | None]:
-    """For each attempt half of the time that is left, so that a connection that was cut without a word is not all that is
-    tried; the last one has the rest. None: as long as the connection's own timeout is, each time.
+    """For each attempt half of the time that is left, so that a connection that was cut without a word is not the only
+    one that is tried; the last one has the rest. None: as long as the connection's own timeout is, each time.
     """
     for left in range(attempts - 1, -1, -1):
         if seconds is None:

@@ -2,8 +2,8 @@
 
 A signal handler may raise between any two instructions of Python: the usual timeout by SIGALRM, Ctrl-C. So:
 
-- A connection is given back only when it is certain that no reply is left on it, or that it is closed. Nothing gives one
-  back in a ``finally``. Whoever is interrupted in between loses it.
+- A connection is given back only when it is certain that no reply is left on it, or that it is closed. Nothing gives
+  one back in a ``finally``. Whoever is interrupted in between loses it.
 - The pool doesn't count what it handed out. It knows by weak references which of its connections there are, so one that
   was lost frees its place as soon as nobody refers to it.
 - No lock is taken by Python's own code, as `threading.Condition` does it: it could be left locked.
@@ -30,8 +30,8 @@ OLDEST_REDIS = (7, 0)
 #: Seconds after which whoever waits for a connection looks whether one was lost: that tells nobody.
 LOOK_AGAIN = 0.1
 
-#: A command and its arguments as Redis's protocol has them. Bytes only: of a number hiredis asks for the `repr`, in which
-#: Python runs signal handlers, and does not check whether one of them has raised. That is a SIGSEGV.
+#: A command and its arguments as Redis's protocol has them. Bytes only: of a number hiredis asks for the `repr`, in
+#: which Python runs signal handlers, and does not check whether one of them has raised. That is a SIGSEGV.
 pack: Callable[[tuple[bytes, ...]], bytes] = hiredis.pack_command  # type: ignore[attr-defined, assignment, unused-ignore]  # its stub leaves it out, or only knows pairs
 
 
@@ -84,8 +84,8 @@ class Pool:
         self._lock = threading.RLock()
 
     def checkout(self, deadline: Deadline | None = None) -> Any:
-        """A connection for the caller alone, connected and prepared. Its reads and writes end with the deadline; without
-        one, each with the connection's own timeout.
+        """A connection for the caller alone, connected and prepared. Its reads and writes end with the deadline;
+        without one, each with the connection's own timeout.
 
         Raises:
             RedisUnavailable: all are in use for longer than the timeout. redis-py's errors when connecting fails.

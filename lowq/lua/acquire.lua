@@ -75,6 +75,11 @@ local records = redis.call('HGETALL', prefix .. 'taken')
 local ids = {}
 for i = 1, #records, 2 do
   ids[#ids + 1] = records[i]
+  -- Before the first write: a record that somebody else wrote must not leave the rest half done.
+  local _, _, retry_count = parse_taken(records[i + 1])
+  if not retry_count then
+    return redis.error_reply('ERR the record of an id in `taken` is none of lowq; `lowq doctor` names it')
+  end
 end
 touch(prefix, { 'payloads:', 'taken:payloads:', 'morgue:payloads:' }, ids)
 

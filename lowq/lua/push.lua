@@ -12,12 +12,12 @@
 --          after 2**33 - 1 counts as that
 --
 -- Reply: number of jobs accepted.
--- Errors: SHARDSCOUNT n: the queue has n shards; nothing was written. OUTOFTURN token: the call that must have come before
--- did not; nothing was written.
+-- Errors: SHARDSCOUNT n: the queue has n shards; nothing was written. OUTOFTURN token: the call that must have come
+-- before did not; nothing was written.
 --
 -- Invariant: every id in `payloads:*` is in `due`. An id that waits already keeps its perform_at and its
--- retry_count, an equal payload its lowest score. A repeat changes nothing when the first call got through, nor does the
--- first call when its repeat got through. Of calls in a sequence none is carried out before the one it comes after.
+-- retry_count, an equal payload its lowest score. A repeat changes nothing when the first call got through, nor does
+-- the first call when its repeat got through. Of calls in a sequence none is carried out before the one it comes after.
 -- The shard's clock never repeats and never steps back. It gives scores, and order to jobs that are due at once, which
 -- are not due more than a millisecond after the server's time.
 --
@@ -126,7 +126,8 @@ if ARGV[1] == '' then
   elseif now - (tonumber(meta[5] or '') or 0) <= 60 then -- less is no jump: nothing may have been pushed for a while
     redis.call('HSET', prefix .. 'meta', 'clock', clock - 0.000001, 'shards_count', ARGV[4], 'seen', now)
   else
-    redis.call('HSET', prefix .. 'meta', 'clock', clock - 0.000001, 'shards_count', ARGV[4], 'seen', now, 'seen_since', now)
+    redis.call('HSET', prefix .. 'meta', 'clock', clock - 0.000001, 'shards_count', ARGV[4], 'seen', now,
+      'seen_since', now)
   end
 elseif not meta[1] then
   redis.call('HSET', prefix .. 'meta', 'shards_count', ARGV[4])

@@ -15,6 +15,7 @@ import lowq_web
 from lowq.job import load_payload, shard_of
 from lowq.keys import shard_prefix
 from lowq.shard import Failure, Lease, Shard
+from tests.leases import run_out
 from tests.waiting import PATIENCE, until
 from tests.web.served import served
 
@@ -59,8 +60,7 @@ class Stage:
             if job_id in taken:
                 break
         shard.fail([Failure(job_id, "retry", retry_count, delay, error.encode())])
-        self.app.client.command("DEL", shard_prefix("lowq", queue, index) + "lease")
-        self.app.client.command("HSET", shard_prefix("lowq", queue, index) + "meta", "leased_until", 0)
+        run_out(self.app.client, shard_prefix("lowq", queue, index))
 
     @contextmanager
     def serving(self, below: str = "", **options: Any) -> Iterator[str]:

@@ -12,6 +12,7 @@ from lowq.errors import ConfigError, JobError, QueueInUse, UnknownQueueError
 from lowq.job import shard_of
 from tests.contract.queue_rig import SHARDS, QueueRig
 from tests.contract.support import NOW, REMAINS, job
+from tests.leases import run_out
 
 
 @pytest.fixture
@@ -403,7 +404,7 @@ class TestDrop:
 
     def leases_run_out(self, rig: QueueRig) -> None:
         for info in rig.app.shards(rig.queue):
-            rig.client.command("DEL", f"lowq:v1:{{Orders:{info.index}}}:lease")
+            run_out(rig.client, f"lowq:v1:{{Orders:{info.index}}}:")
 
     def test_leaves_no_key(self, rig: QueueRig) -> None:
         self.fill(rig)

@@ -18,6 +18,7 @@ from lowq.errors import ScriptError, UnknownQueueError
 from lowq.job import load_payload, shard_of
 from lowq.keys import nodes_key, queues_key, shard_prefix
 from lowq.shard import Failure, Lease, Shard
+from tests.leases import run_out
 
 SHARDS = 3
 TTL = 600.0
@@ -63,8 +64,7 @@ class Clinic:
 
     def dies(self, job_id: str) -> None:
         """The owner of the shard is dead, and its lease has run out."""
-        self.command("DEL", self.key(job_id, "lease"))
-        self.command("HSET", self.key(job_id, "meta"), "leased_until", 0)
+        run_out(self.client, self.key(job_id, ""))
 
     def node(
         self, nonce: str = "tester", *, queues: tuple[str, ...] = ("Orders",), ago: float = 0.0, **says: Any

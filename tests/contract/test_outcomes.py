@@ -15,6 +15,7 @@ from lowq.keys import shard_prefix
 from lowq.testing import drain
 from lowq.worker import Worker
 from tests.contract.thread_rig import ThreadRig
+from tests.leases import run_out
 
 PayloadsById = dict[str, list[Any]]
 Handler = Callable[[PayloadsById], object]
@@ -415,7 +416,7 @@ def test_an_async_retries_exhausted_is_said_to_have_done_nothing(
 
 def test_what_stops_a_process_stops_it_also_when_the_lease_was_lost_meanwhile(make_app: MakeApp) -> None:
     def handler(payloads_by_id: PayloadsById) -> None:
-        app.client.command("DEL", f"{rig.shards[0].prefix}lease")
+        run_out(app.client, rig.shards[0].prefix)
         raise SystemExit(3)
 
     app = make_app()
@@ -429,7 +430,7 @@ def test_what_stops_a_process_stops_it_also_when_the_lease_was_lost_meanwhile(ma
 
 def test_it_comes_out_of_a_drain_too(make_app: MakeApp) -> None:
     def handler(payloads_by_id: PayloadsById) -> None:
-        app.client.command("DEL", f"{shard_prefix('lowq', 'Orders', 0)}lease")
+        run_out(app.client, shard_prefix("lowq", "Orders", 0))
         raise SystemExit(3)
 
     app = make_app()
@@ -777,7 +778,7 @@ class TestBrokenLogging:
         def handler(payloads_by_id: PayloadsById) -> None:
             performed.extend(payloads_by_id)
             if len(performed) == 1:
-                app.client.command("DEL", f"{rig.shards[0].prefix}lease")
+                run_out(app.client, rig.shards[0].prefix)
                 rig.dispatcher.wake(rig.shards[1])
             else:
                 rig.dispatcher.close()

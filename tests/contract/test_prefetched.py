@@ -9,6 +9,7 @@ import lowq
 from lowq import clock
 from tests.contract.support import TTL
 from tests.contract.thread_rig import ThreadRig
+from tests.leases import run_out
 
 
 class Prefetched:
@@ -90,8 +91,7 @@ def test_when_the_shard_was_somebody_elses_meanwhile_no_further_batch_is_begun(p
     """The node has the shard again, with another token; what it took before may be old by now."""
 
     def change_hands() -> None:
-        key = f"{prefetched.shard.prefix}lease"
-        prefetched.app.client.command("DEL", key)
+        run_out(prefetched.app.client, prefetched.shard.prefix)
         prefetched.app.client.command("HSET", f"{prefetched.shard.prefix}meta", "owner", "somebody else")
         lease = prefetched.shard.acquire(TTL)
         assert isinstance(lease, lowq.shard.Lease)

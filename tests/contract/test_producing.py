@@ -14,7 +14,7 @@ import pytest
 import redis
 
 import lowq
-from lowq.connection import Call, Client, client
+from lowq.connection import Call, Client, client, pool
 from lowq.errors import (
     ConfigError,
     JobError,
@@ -648,7 +648,7 @@ class TestOrderWhateverIsRefused:
         self, queue: Queue, monkeypatch: pytest.MonkeyPatch, lost: list[int]
     ) -> None:
         number = -1
-        read = client.read_reply
+        read = pool.read_reply
 
         def break_at(connection: Any) -> Any:
             nonlocal number

@@ -32,7 +32,7 @@ from lowq.errors import LeaseLost, ScriptError
 from lowq.scripts import Script, load_scripts
 from lowq.shard import Failure, Shard
 from tests.contract.model import JITTER, Model, Refused
-from tests.contract.support import NOW, REMAINS, TTL, ShardRig, job, jobs_of
+from tests.contract.support import NOW, REMAINS, REMEMBERED, TTL, ShardRig, job, jobs_of
 
 MAX_PAYLOADS = 2
 #: Three short payloads fit, or a long one and a short one; the others fill a reply by themselves.
@@ -583,7 +583,7 @@ class ShardMachine(RuleBasedStateMachine):
             self._finish_all()
         ids = ["a", "b", "c"]
         self._step(lambda: self.rig.run("delete", "", "", "morgue", "", *ids), lambda: self.model.delete(ids, "morgue"))
-        left = self.rig.names() - REMAINS - {"void"}
+        left = self.rig.names() - REMAINS - REMEMBERED
         assert not left, f"keys are left: {left}"
 
 

@@ -10,8 +10,8 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 
-#: Each push gets a signal after a time of its own, half of them more while they clean up. The answers must be its own: a
-#: connection on which another one was left would show.
+#: Each push gets a signal after a time of its own, half of them more while they clean up. The answers must be its own:
+#: a connection on which another one was left would show.
 HAMMER = """
     import json, random, signal, sys, threading, lowq
     from lowq.connection import Call

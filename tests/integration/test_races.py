@@ -17,6 +17,7 @@ from lowq.scheduler import LagScheduler
 from lowq.shard import Lease, Shard
 from lowq.thread import backoff
 from tests.integration.support import PATIENCE, until
+from tests.leases import run_out
 
 
 @pytest.fixture
@@ -45,8 +46,7 @@ def test_jobs_taken_under_a_lease_that_changed_hands_before_the_reply_was_read_a
     assert isinstance(old.acquire(60), Lease)
     (reply,) = app.client.run_many([old.take_call(1)])  # and here its process is frozen
 
-    app.client.command("HSET", f"{old.prefix}meta", "leased_until", 0)  # the lease runs out
-    app.client.command("DEL", f"{old.prefix}lease")
+    run_out(app.client, old.prefix)
     assert isinstance(new.acquire(60), Lease)
     push(app, 2)
     until(lambda: new.take(1).jobs, "restored job")

@@ -94,7 +94,7 @@ def test_eviction_is_an_error_where_memory_is_limited() -> None:
         ("1", None, None, "may not be asked"),
         ("0", {"save": "", "appendfsync": "everysec"}, "warning", "nothing is persisted"),
         ("0", {"save": "3600 1", "appendfsync": "everysec"}, "warning", "only snapshots, the last one 1 d"),
-        ("0", None, "warning", "only snapshots"),
+        ("0", None, "warning", "whether there are snapshots may not be asked"),
     ],
 )
 def test_what_persistence_can_lose(aof: str, config: Any, severity: str | None, text: str) -> None:

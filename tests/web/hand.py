@@ -13,6 +13,7 @@ from lowq.job import load_payload, shard_of
 from lowq.keys import history_key, nodes_key, shard_prefix
 from lowq.rates import BOUNDS, Counted, record_call
 from lowq.shard import Failure, Lease, Shard
+from tests.leases import run_out
 
 #: Seconds for which shards are leased: longer than any test.
 LEASE = 3600.0
@@ -57,8 +58,7 @@ class Hand:
 
     def die(self, index: int) -> None:
         """The owner of a shard is gone; what it had in flight stays there until there is another one."""
-        self.app.client.command("DEL", self.prefix(index) + "lease")
-        self.app.client.command("HDEL", self.prefix(index) + "meta", "leased_until")
+        run_out(self.app.client, self.prefix(index))
         self._shards.pop(index).lose()
 
     def take(self, ids: Iterable[str], at: float) -> Shard:

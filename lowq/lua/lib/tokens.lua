@@ -1,13 +1,13 @@
--- The memory of push calls: a token each in `pushed`, newest first, and those of calls that were repeated in `repeated`.
--- It covers a time, as repeats come within one, however many calls there are meanwhile, and is divided into slots: `slot`
--- in `meta` is "ends keep number keep1 keep2 length1 length2", whole numbers all.
+-- The memory of push calls: a token each in `pushed`, newest first; those of calls that were repeated in `repeated`.
+-- It covers a time, as repeats come within one, however many calls there are meanwhile, and is divided into slots:
+-- `slot` in `meta` is "ends keep number keep1 keep2 length1 length2", whole numbers all.
 --   ends               when the current slot may end, Unix seconds
 --   keep keep1 keep2   seconds for which calls of this slot, and of the two before, want to be remembered, at the most
 --   number             of the current slot; scores of `repeated` are such numbers
 --   length1 length2    how many tokens are of the two slots before
--- A slot lasts for as long as any of the three is to be remembered. The third is forgotten with its end, so a token stays
--- for twice that time at least. When Redis's clock steps ahead, or Redis stood still for long, one slot ends too soon: the
--- time that was asked for is still kept. When it steps back, the slot lasts for longer.
+-- A slot lasts for as long as any of the three is to be remembered. The third is forgotten with its end, so a token
+-- stays for twice that time at least. When Redis's clock steps ahead, or Redis stood still for long, one slot ends too
+-- soon: the time that was asked for is still kept. When it steps back, the slot lasts for longer.
 -- The latest 1,000 tokens are kept in any case, and at most 500,000, some 6.5 MB: older ones are forgotten before their
 -- time when there are more than 33,000 calls in each of 15 seconds, which is more than one Redis can do.
 local function next_slot(prefix, record, repeated, keep, now)
