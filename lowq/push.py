@@ -126,9 +126,10 @@ class _Push:
             finish = self._target.client.start([part.call for part in parts], lend=lend, deadline=next(attempts))
             try:
                 following = self._read()
-                next_parts, following = self._prepare(following)
-            except Exception as error:  # a job's, or a middleware's: whatever it is, the replies are not to be lost
-                refusal = error
+                try:
+                    next_parts, following = self._prepare(following)
+                except Exception as error:  # a job's, or a middleware's: whatever it is, the replies are not to be lost
+                    refusal = error
             finally:
                 results = finish()
             self._settle(parts, results, following, attempts, sent_at)

@@ -775,10 +775,6 @@ MUTATIONS = [
     Mutation("sparing lasts", ("acquire",), "redis.call('HDEL', key_meta, 'spared')", ""),
     Mutation("surrender with jobs in flight", ("surrender",), "prefix .. 'taken') == 1", "'x') == 1"),
     Mutation(
-        "kick forgets the past of what is in flight", ("kick",), "'taken', id) == 0 then", "'taken', id) >= 0 then"
-    ),
-    Mutation("kick forgets nothing", ("kick",), "'taken', id) == 0 then", "'taken', id) < 0 then"),
-    Mutation(
         "a late attempt is done",
         ("kick", "delete", "bury", "run_now"),
         "'ZSCORE', key, token) then",

@@ -35,7 +35,9 @@ HAMMER = """
                 strange += app.client.command("ECHO", number + 7) != b"%d" % (number + 7)
             finally:
                 signal.setitimer(signal.ITIMER_REAL, 0)
-        except kind:
+        except (kind, lowq.PushError) as error:
+            # A push that has more to prepare says what is in, and why it ended.
+            assert isinstance(error, kind) or isinstance(error.__cause__, kind), repr(error.__cause__)
             interrupted += 1
     signal.signal(signal.SIGALRM, signal.SIG_IGN)
     # Both connections are to be had, at the same time.

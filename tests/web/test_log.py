@@ -5,6 +5,7 @@ import logging
 import time
 from collections.abc import Callable
 from typing import Any
+from urllib.parse import urlencode
 
 import pytest
 from starlette.testclient import TestClient
@@ -13,6 +14,7 @@ import lowq
 from lowq import audit
 from lowq.connection import Client
 from tests.waiting import until
+from tests.web.asked import form_on
 
 
 @pytest.fixture
@@ -89,10 +91,13 @@ def test_what_is_begun_stays_in_the_log_when_nobody_comes_to_say_how_it_ended(
 
 
 def test_a_reason_may_be_of_any_bytes(client: TestClient, app: lowq.Lowq, queue: lowq.Queue) -> None:
-    form = {"content-type": "application/x-www-form-urlencoded"}
+    asked = client.post("/queues/Orders/act", data={"do": "bury", "id": "1"})
+    fields = [(name, value) for name, value in form_on(asked.text) if name != "reason"]
     answer = client.post(
-        "/queues/Orders/act", content=b"do=bury&id=1&sure=1&reason=caf%e9+%00", headers=form
-    )  # fmt: skip
+        "/queues/Orders/act",
+        content=urlencode(fields).encode() + b"&reason=caf%e9+%00",
+        headers={"content-type": "application/x-www-form-urlencoded"},
+    )
     assert answer.status_code == 303
     found = queue.peek("1")
     assert found is not None

@@ -23,9 +23,10 @@ log = logging.getLogger(__name__)
 #: Seconds that open pages get when it ends: their streams end by themselves only after some more.
 GRACE = 1
 #: Connections that the kernel keeps until they are accepted, and that are accepted at once.
-BACKLOG = 64
-#: Open files that are not for connections: Redis's, the loop's, those being refused.
-OTHER_FILES = BACKLOG + 64
+BACKLOG = 32
+#: Open files that are not for connections: Redis's and the loop's, and those being refused. That takes the loop some four
+#: turns, in each of which it may accept others.
+OTHER_FILES = 4 * BACKLOG + 64
 
 
 class Server:
