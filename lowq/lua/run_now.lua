@@ -25,7 +25,7 @@ for i = 4, #ARGV do
   if perform_at and (not not_after or tonumber(perform_at) <= not_after) then
     redis.call('ZADD', prefix .. 'due', 'XX', 'LT', now, id)
     state, moved = 1, true
-  elseif redis.call('HEXISTS', prefix .. 'taken', id) == 1 then
+  elseif not void and redis.call('HEXISTS', prefix .. 'taken', id) == 1 then
     state = 3
   end
   reply[#reply + 1] = state

@@ -697,12 +697,14 @@ MUTATIONS = [
         ("take",),
         "if record and string.sub(record, 1, #head) == head then",
         "if record then",
+        deep=True,
     ),
     Mutation(
         "fail by id alone",
         ("fail", "release"),
         "if record and string.sub(record, 1, #head) == head then",
         "if record then",
+        deep=True,
     ),
     Mutation("push takes the last score", ("push",), "'LT', score, payload", "score, payload"),
     Mutation(
