@@ -24,8 +24,8 @@ log = logging.getLogger(__name__)
 GRACE = 1
 #: Connections that the kernel keeps until they are accepted, and that are accepted at once.
 BACKLOG = 32
-#: Open files that are not for connections: Redis's and the loop's, and those being refused. That takes the loop some four
-#: turns, in each of which it may accept others.
+#: Open files that are not for connections: Redis's and the loop's, and those being refused. That takes the loop some
+#: four turns, in each of which it may accept others.
 OTHER_FILES = 4 * BACKLOG + 64
 
 
