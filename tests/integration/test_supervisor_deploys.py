@@ -222,6 +222,7 @@ def test_an_old_process_that_dies_while_new_ones_start_is_replaced(make_rig: Mak
     supervisor.says("replaced at once")
     gate.touch()
     supervisor.says("deployed: generation 2 works")
+    until(lambda: not lives(supervisor.pids(1)["1.1"]), "end of the old process")
     rig.push("a", 1)
     assert rig.done("a", 1).pid == supervisor.pids(2)["2.1"]
     assert supervisor.stop() == 0

@@ -146,7 +146,11 @@
   };
   const onAxis = (span) => {
     const format = new Intl.DateTimeFormat(undefined, span === "month" ? { month: "short", day: "numeric" } : two);
-    return (_, values) => values.map((value) => format.format(new Date(value * 1000)));
+    return (_, values) => {
+      const labels = values.map((value) => format.format(new Date(value * 1000)));
+      // A day that ends at a full hour begins at the same one: said once, at its end.
+      return labels.map((label, index) => index < labels.lastIndexOf(label) ? "" : label);
+    };
   };
   // Lengths of time that an axis steps by, and how its marks are written: round ones, in one unit.
   const minute = 60, hour = 3600, day = 86400;
