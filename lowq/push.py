@@ -109,6 +109,7 @@ class _Push:
         self._timeout: float = target.config.push_timeout
         # Redis remembers calls for at least as long as connections wait by themselves.
         self._patience = max(self._timeout, SOCKET_TIMEOUT)
+        self._keep = b"%d" % math.ceil(KEPT * self._patience)
 
     def run(self) -> int:
         chunk = self._read()
@@ -207,7 +208,7 @@ class _Push:
     def _calls(
         self, prefix: str, items: list[EncodedJob], originals: list[Mapping[str, Any]], width: int
     ) -> Iterator[_Part]:
-        shards_count, keep, after = b"%d" % self._target.shards_count, b"%d" % math.ceil(KEPT * self._patience), b""
+        shards_count, keep, after = b"%d" % self._target.shards_count, self._keep, b""
         start = 0
         while start < len(items):
             end, size = start, 0
@@ -215,12 +216,13 @@ class _Push:
                 size += len(items[end][1])
                 end += 1
             token = b2a_base64(secrets.token_bytes(9), newline=False)
-            head = [b"", token, b"", shards_count, b"%d" % width, keep, after]
+            data = [b"", token, b"", shards_count, b"2" if width == 2 else b"4", keep, after]
             if width == 2:
-                flat = list(chain.from_iterable([item[:2] for item in items[start:end]]))
+                for item in items[start:end]:
+                    data += item[:2]
             else:
-                flat = list(chain.from_iterable(items[start:end]))
-            yield _Part(Call("push", prefix, head, flat), originals[start:end])
+                data += chain.from_iterable(items[start:end])
+            yield _Part(Call("push", prefix, (), data), originals[start:end])
             start, after = end, token
 
     def _settle(
@@ -232,6 +234,14 @@ class _Push:
         Raises:
             PushError; what Redis refused when nothing was accepted before.
         """
+        for result in results:
+            if isinstance(result, Exception):
+                break
+        else:  # as nearly always
+            self._accepted += sum(results)
+            if self._on_progress is not None:
+                self._on_progress(self._accepted)
+            return
         deadline = None
         pauses = iter(_PAUSES)
         while (again := _unsettled(parts, results)) and _clock() - sent_at <= REPEATED * self._patience:
@@ -241,7 +251,7 @@ class _Push:
             time.sleep(pause)
             deadline = next(attempts)
             for i in again:
-                parts[i].call.args[2] = b"1"
+                parts[i].call.data[2] = b"1"
             replies = self._target.client.start([parts[i].call for i in again], deadline=deadline)()
             for i, result in zip(again, replies, strict=True):
                 results[i] = result

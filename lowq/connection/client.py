@@ -19,6 +19,8 @@ from lowq.errors import LowqError, RedisUnavailable, ScriptError
 SOCKET_TIMEOUT = 5.0
 #: Bytes of calls that are written at once. Of more, each call has a timeout of its own, as a slow line takes its time.
 MAX_WRITE = 2**20
+#: Bytes that a connection without anything on it takes at once, however slow the other side is.
+WRITTEN_AT_ONCE = 2**14
 #: How often a call is tried anew on a fresh connection when its connection broke.
 REPEATS = 2
 
@@ -33,12 +35,15 @@ class _Flight:
         self.connection: Any = None
         self.error: Exception | None = None
         self.lent = False
+        #: Whether writing took no time of the deadline's.
+        self.written_at_once = False
 
     def send(self) -> None:
         # Packed first: an argument that can't be packed must not cost a connection.
         packed = [_packed(self.pool, call) for _, call in self.calls]
         if len(packed) > 1 and sum(map(len, packed)) <= MAX_WRITE:
             packed = [b"".join(packed)]
+        self.written_at_once = len(packed[0]) <= WRITTEN_AT_ONCE
         try:
             self.connection = self.pool.checkout(self.deadline)
             self.connection.send_packed_command(packed, check_health=False)
@@ -46,14 +51,16 @@ class _Flight:
             self.error = error
 
     def receive(self, results: list[Any]) -> None:
+        fresh = self.written_at_once and not self.lent
         for position, _ in self.calls:
             if self.error is None:
                 try:
-                    if self.deadline is not None:
+                    if self.deadline is not None and not fresh:
                         self.pool.limit(self.connection, self.deadline)
                     results[position] = read_reply(self.connection)
                     if self.deadline is not None:
                         self.deadline.restart()
+                    fresh = False
                     continue
                 except exceptions.RedisError as error:
                     self.error = error

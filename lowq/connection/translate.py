@@ -28,12 +28,12 @@ class Call:
     __slots__ = ("args", "data", "key", "script")
 
     def __init__(
-        self, script: str, key: str, args: Iterable[str | bytes | int | float], data: Iterable[bytes] = ()
+        self, script: str, key: str, args: Iterable[str | bytes | int | float], data: list[bytes] | None = None
     ) -> None:
         self.script = script
         self.key = key
         self.args = list(args)
-        self.data = data
+        self.data = data or []
 
 
 def translate(error: Exception, call: Call | None, url: str) -> Exception:

@@ -82,10 +82,10 @@ local function write_lone()
   end
 end
 
-local i = 8
+local i, text, last = 8, nil, nil
 for _, key in ipairs(keys) do
   local payload, score, at = ARGV[i + 1], ARGV[i + 2], ARGV[i + 3]
-  local text = string.format('%.17g', clock)
+  text, last = string.format('%.17g', clock), clock
   if width == 2 or score == '' then
     score = text
   end
@@ -121,18 +121,20 @@ if filler then
   redis.call('ZREM', prefix .. 'due', filler)
 end
 if ARGV[1] == '' then
+  -- `text` is the clock of the last job: what is given as text costs Redis no printing of a number.
+  local seen = now == last and text or now
   if not settled then
-    redis.call('HSET', prefix .. 'meta', 'clock', clock - 0.000001, 'shards_count', ARGV[4])
+    redis.call('HSET', prefix .. 'meta', 'clock', text)
   elseif now - (tonumber(meta[5] or '') or 0) <= 60 then -- less is no jump: nothing may have been pushed for a while
-    redis.call('HSET', prefix .. 'meta', 'clock', clock - 0.000001, 'shards_count', ARGV[4], 'seen', now)
+    redis.call('HSET', prefix .. 'meta', 'clock', text, 'seen', seen)
   else
-    redis.call('HSET', prefix .. 'meta', 'clock', clock - 0.000001, 'shards_count', ARGV[4], 'seen', now,
-      'seen_since', now)
+    redis.call('HSET', prefix .. 'meta', 'clock', text, 'seen', seen, 'seen_since', seen)
   end
-elseif not meta[1] then
+end
+if not meta[1] then
   redis.call('HSET', prefix .. 'meta', 'shards_count', ARGV[4])
 end
-next_slot(prefix, meta[3], meta[4], tonumber(ARGV[6]), now)
+next_slot(prefix, meta[3], meta[4], ARGV[6] .. ' ', now)
 if redis.call('LPUSH', prefix .. 'pushed', token) > 500000 then
   redis.call('LTRIM', prefix .. 'pushed', 0, 449999)
 end

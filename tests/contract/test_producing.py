@@ -680,7 +680,7 @@ class TestOrderWhateverIsRefused:
         start, prefix = Client.start, queue._prefix(0)
 
         def lose(self: Client, calls: list[Call], **options: Any) -> Any:
-            if calls[0].script == "push" and calls[0].args[2] == b"1":
+            if calls[0].script == "push" and calls[0].data[2] == b"1":
                 self.command("DEL", prefix + "pushed")
             return start(self, calls, **options)
 

@@ -170,7 +170,7 @@ def test_a_call_that_redis_may_have_forgotten_is_not_repeated(
     packed = client._packed
 
     def pack(pool: Any, call: Any) -> bytes:
-        sent.append(call.args[2])
+        sent.append(call.data[2])
         return packed(pool, call)
 
     monkeypatch.setattr(client, "read_reply", read_reply)
