@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos.measures import IDLE_CPU, IDLE_TRIPS, THROUGHPUT, idle, rebalancing
+from tests.chaos.measures import IDLE_TRIPS, THROUGHPUT, idle, rebalancing
 
 pytestmark = pytest.mark.slow  # on a machine that is busy with other things they say nothing
 
@@ -14,6 +14,5 @@ def test_a_fourth_node_joins_three_and_the_throughput_holds(tmp_path: Path) -> N
 
 
 def test_a_node_with_a_thousand_idle_shards_does_next_to_nothing(tmp_path: Path) -> None:
-    processor, trips = idle(tmp_path, settle=1.0, seconds=3.0)
-    assert processor < IDLE_CPU
+    _, trips = idle(tmp_path, settle=1.0, seconds=3.0)  # its processor time, too, is measured by `make chaos`
     assert 0 < trips < IDLE_TRIPS

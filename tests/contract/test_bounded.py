@@ -31,7 +31,7 @@ NOW = 1_800_000_000.0
 LATER = NOW + 3600
 PREFIX = shard_prefix("lowq", "Big", 0)
 #: Milliseconds: of every single call, and of processor time on average.
-LONGEST, USUAL = 250, 10
+LONGEST, USUAL = 250, 20
 MIB = 2**20
 
 #: Adds members "<head><number><tail>" to a sorted set: a hundred thousand at a time, all with one score.
