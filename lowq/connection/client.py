@@ -43,15 +43,17 @@ class _Flight:
         packed = [_packed(self.pool, call) for _, call in self.calls]
         if len(packed) > 1 and sum(map(len, packed)) <= MAX_WRITE:
             packed = [b"".join(packed)]
-        self.written_at_once = len(packed[0]) <= WRITTEN_AT_ONCE
+        self.written_at_once = len(packed) == 1 and len(packed[0]) <= WRITTEN_AT_ONCE
         try:
             self.connection = self.pool.checkout(self.deadline)
             self.connection.send_packed_command(packed, check_health=False)
         except (exceptions.RedisError, RedisUnavailable) as error:
             self.error = error
 
-    def receive(self, results: list[Any]) -> None:
-        fresh = self.written_at_once and not self.lent
+    def receive(self, results: list[Any], *, at_once: bool) -> None:
+        """``at_once``: the replies are waited for right after the calls were sent, and to nobody else's."""
+        # Then the connection has still the timeout that it was checked out with.
+        fresh = at_once and self.written_at_once and not self.lent
         for position, _ in self.calls:
             if self.error is None:
                 try:
@@ -168,7 +170,7 @@ class Client:
                 deadline.restart()
             try:
                 for flight in flights:
-                    flight.receive(results)
+                    flight.receive(results, at_once=len(flights) == 1)
                     flight.close(whole=flight.error is None)
             except BaseException:
                 give_up()

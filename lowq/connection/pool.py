@@ -100,6 +100,7 @@ class Pool:
             self.limit(connection, deadline)
             if not self._prepared:
                 self._prepare(connection)
+                self.limit(connection, deadline)  # that took a part of it
         except BaseException:
             self.release_closed(connection)
             raise
