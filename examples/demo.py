@@ -21,9 +21,9 @@ from orders import Order, OrderSync, orders
 
 import lowq
 from lowq.cli.web import dashboard
-from lowq.connection import memory_store
-from lowq.connection.store_server import serving
-from lowq.node import Node
+from lowq.node.node import Node
+from lowq.store import memory_store
+from lowq.store.embedded import serving
 
 ORDERS = range(1, 51)
 #: Seconds that a save of a batch takes.

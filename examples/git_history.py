@@ -50,7 +50,7 @@ from urllib.parse import unquote_to_bytes
 import click
 
 import lowq
-from lowq.node import Node
+from lowq.node.node import Node
 
 # ------------------------------------------------------------------------------------------ the history
 

@@ -7,12 +7,12 @@ with a `scheduler` hands the shard to a `thread`, `shard` takes the job with ``l
 decides what becomes of it. `queue` and `queries` are for whoever looks and intervenes.
 """
 
-from lowq.actions import Acted
-from lowq.app import Lowq, default
-from lowq.audit import AuditEntry
-from lowq.batch import Execution, current
-from lowq.bulk import Snapshot, Step
-from lowq.config import Config
+from lowq.admin.actions import Acted
+from lowq.admin.audit import AuditEntry
+from lowq.admin.bulk import Snapshot, Step
+from lowq.application import Lowq, default
+from lowq.broker.scheduler import LagScheduler, SeqScheduler
+from lowq.broker.splitter import BalancedSplitter, ByNodeSplitter, DefaultSplitter
 from lowq.errors import (
     ConfigError,
     JobError,
@@ -31,20 +31,20 @@ from lowq.errors import (
     UnknownNodeError,
     UnknownQueueError,
 )
+from lowq.inspection.explain import Why
+from lowq.inspection.overview import QueueOverview
+from lowq.inspection.paging import Page
+from lowq.inspection.queries import NodeInfo, QueueInfo, ShardInfo, Stats
+from lowq.inspection.server_info import RedisInfo
 from lowq.job import Job, JobDict
-from lowq.node import Node
-from lowq.overview import QueueOverview
-from lowq.paging import Page
-from lowq.push import Jobs
-from lowq.queries import NodeInfo, QueueInfo, ShardInfo, Stats
+from lowq.metrics.history import History, PerformTimes, Rate, Span
+from lowq.node.execution import Execution, current
+from lowq.node.node import Node
+from lowq.producer import Jobs
 from lowq.queue import Queue
-from lowq.rates import History, PerformTimes, Rate, Span
-from lowq.redis_info import RedisInfo
-from lowq.scheduler import LagScheduler, SeqScheduler
-from lowq.splitter import BalancedSplitter, ByNodeSplitter, DefaultSplitter
+from lowq.settings import Config
 from lowq.version import VERSION
-from lowq.why import Why
-from lowq.worker import Worker
+from lowq.workers import Worker
 
 __version__ = VERSION
 #: The default application: ``lowq.worker`` and ``lowq.config`` are its own.

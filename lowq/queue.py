@@ -6,18 +6,17 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from lowq import foreign
-from lowq.actions import ACTIONS, CHANGED, MAX_IDS, Acted, Action, ActionName, act, attempt, attempt_all
-from lowq.bulk import Snapshot, Step, bulk, bulk_state, snapshot
-from lowq.config import dump_text
-from lowq.connection import Call
+from lowq.admin.actions import ACTIONS, CHANGED, MAX_IDS, Acted, Action, ActionName, act, attempt, attempt_all
+from lowq.admin.bulk import Snapshot, Step, bulk, bulk_state, snapshot
 from lowq.errors import ConfigError, LowqError, QueueInUse, UnknownQueueError
+from lowq.inspection.paging import TOGETHER, Listing, ask, listing
+from lowq.inspection.queries import Backend, Queries, as_ids
 from lowq.job import JobId, State, lookup_id
-from lowq.keys import history_key, queues_key
-from lowq.paging import TOGETHER, Listing, ask, listing
-from lowq.push import Jobs, Target, push
-from lowq.queries import Backend, Queries, as_ids
-from lowq.scripts import time_argument
+from lowq.producer import Jobs, Target, push
+from lowq.settings import dump_text
+from lowq.store import Call, untrusted
+from lowq.store.keys import history_key, queues_key
+from lowq.store.scripts import time_argument
 
 #: perform_at and the time of burial of an id's jobs: Unix time, seconds; None: none waits, or is buried.
 Moments = tuple[float | None, float | None]
@@ -127,7 +126,7 @@ class Queue(Queries):
         """The server's time, and what the ids of a shard have at that moment or a little later."""
         lookups = [("ZMSCORE", prefix + name, *ids) for name in ("due", "morgue")]
         (seconds, microseconds), waiting, buried = self._client.commands([("TIME",), *lookups], key=prefix)
-        times = ((foreign.finite(raw) for raw in row) for row in (waiting, buried))
+        times = ((untrusted.finite(raw) for raw in row) for row in (waiting, buried))
         return int(seconds) + int(microseconds) / 1e6, list(zip(*times, strict=True))
 
     def _act(

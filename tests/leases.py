@@ -1,6 +1,6 @@
 """Leases, as tests let them end."""
 
-from lowq.connection import Client
+from lowq.store import Client
 
 
 def run_out(client: Client, prefix: str) -> None:

@@ -9,9 +9,9 @@ from typing import Any
 
 import click
 
-from lowq.actions import IN_FLIGHT, MISSING, Acted, ActionName
-from lowq.app import Lowq
-from lowq.bulk import STATES_OF, bulk_state
+from lowq.admin.actions import IN_FLIGHT, MISSING, Acted, ActionName
+from lowq.admin.bulk import STATES_OF, bulk_state
+from lowq.application import Lowq
 from lowq.cli.failure import FAILED, INTERRUPTED, USAGE, Failure
 from lowq.cli.group import Command, json_option, queue_argument, with_app
 from lowq.cli.look import server_time

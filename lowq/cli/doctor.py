@@ -6,7 +6,7 @@ from difflib import get_close_matches
 
 import click
 
-from lowq.app import Lowq
+from lowq.application import Lowq
 from lowq.cli.failure import FAILED, USAGE, Failure, message_of
 from lowq.cli.group import json_option, with_app
 from lowq.cli.output import Progress, count, echo_json, echo_lines, terminal_width

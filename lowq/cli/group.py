@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from lowq.app import Lowq
+from lowq.application import Lowq
 from lowq.cli.failure import INTERRUPTED, USAGE, Failure, failure_of
 from lowq.cli.loading import load_app
 from lowq.errors import LowqError

@@ -4,12 +4,12 @@ from datetime import datetime
 
 import click
 
-from lowq.app import Lowq
+from lowq.application import Lowq
 from lowq.cli.group import json_option, queue_argument, with_app
 from lowq.cli.look import server_time
 from lowq.cli.output import echo_json, echo_lines, number, say, table
 from lowq.duration import ago, duration
-from lowq.rates import SPANS, Rate, Span
+from lowq.metrics.history import SPANS, Rate, Span
 
 #: Lines that a table of rates is drawn together to.
 LINES = 24

@@ -21,7 +21,7 @@ from pathlib import Path
 from types import ModuleType
 
 import lowq
-from lowq.app import Lowq
+from lowq.application import Lowq
 from lowq.cli.failure import FAILED, USAGE, Failure
 from lowq.errors import LowqError
 

@@ -12,8 +12,7 @@ from typing import Any
 
 import click
 
-from lowq import foreign
-from lowq.app import Lowq
+from lowq.application import Lowq
 from lowq.cli.failure import FAILED, USAGE, Failure
 from lowq.cli.group import json_option, queue_argument, with_app
 from lowq.cli.output import (
@@ -29,11 +28,12 @@ from lowq.cli.output import (
 )
 from lowq.duration import LONGEST_WAIT, ago, duration, relative_seconds
 from lowq.errors import RedisUnavailable, ScriptError
+from lowq.inspection.explain import Why
+from lowq.inspection.paging import MAX_LIMIT, ORDERS, STATES
+from lowq.inspection.queries import Stats
 from lowq.job import MAX_TIME, Job, State
-from lowq.paging import MAX_LIMIT, ORDERS, STATES
-from lowq.queries import Stats
 from lowq.queue import Queue
-from lowq.why import Why
+from lowq.store import untrusted
 
 #: Seconds between two looks of `stats --watch`.
 WATCH_SECONDS = 2.0
@@ -96,7 +96,7 @@ def _read_stats(app: Lowq, queues: Sequence[str]) -> list[Stats]:
         try:
             found.append(app.queue(info.name, info.shards_count).stats())
         except ScriptError as error:  # a key of the wrong type
-            foreign.left_out("queue", info.name, str(error))
+            untrusted.left_out("queue", info.name, str(error))
     return found
 
 

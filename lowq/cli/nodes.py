@@ -2,7 +2,7 @@
 
 import click
 
-from lowq.app import Lowq
+from lowq.application import Lowq
 from lowq.cli.group import with_app
 from lowq.cli.output import say
 

@@ -9,7 +9,7 @@ from typing import IO, Any, NoReturn
 import click
 import msgspec
 
-from lowq.app import Lowq
+from lowq.application import Lowq
 from lowq.cli.failure import FAILED, INTERRUPTED, USAGE, Failure, failure_of
 from lowq.cli.group import json_option, queue_argument, with_app
 from lowq.cli.look import moment

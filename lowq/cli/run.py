@@ -10,20 +10,20 @@ from typing import Any
 import click
 
 from lowq import logs
-from lowq.app import Lowq
-from lowq.child import Supervised
+from lowq.application import Lowq
 from lowq.cli.failure import FAILED, USAGE, Failure, failure_of, message_of
 from lowq.cli.group import set_up, with_connection
 from lowq.cli.loading import in_short, load_app, source_folder, users_traceback
 from lowq.cli.supervised import program, reporting, supervised_option, trace_of, typed_options
 from lowq.cli.web import DASHBOARD_OPTIONS, Address, dashboard, log_options, with_dashboard_options
-from lowq.connection import new_store
-from lowq.connection.store_server import serving
 from lowq.errors import ConfigError, LowqError, RedisUnavailable
 from lowq.logs import LogFormat, get_log
-from lowq.node import Node
-from lowq.reload import SourceWatcher
-from lowq.supervisor import Supervisor
+from lowq.node.node import Node
+from lowq.store import new_store
+from lowq.store.embedded import serving
+from lowq.supervisor.process import Supervised
+from lowq.supervisor.reload import SourceWatcher
+from lowq.supervisor.supervisor import Supervisor
 
 log = get_log(__name__)
 

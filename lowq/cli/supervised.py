@@ -11,10 +11,10 @@ import click
 from click.core import ParameterSource
 
 from lowq import logs
-from lowq.child import OPTION, Supervised
 from lowq.cli.failure import USAGE, Failure, failure_of
 from lowq.errors import LowqError
 from lowq.logs import LogFormat
+from lowq.supervisor.process import OPTION, Supervised
 
 log = logging.getLogger(__name__)
 

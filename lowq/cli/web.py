@@ -8,13 +8,13 @@ from typing import Any, TypeVar
 import click
 
 from lowq import logs
-from lowq.app import Lowq
+from lowq.application import Lowq
 from lowq.cli.failure import FAILED, USAGE, Failure
 from lowq.cli.group import open_app, with_connection
 from lowq.cli.supervised import program, reporting, supervised_option
-from lowq.dashboard import DashboardFailed, DashboardProcess, NodeWatcher
 from lowq.errors import ConfigError
 from lowq.logs import LogFormat
+from lowq.supervisor.dashboard import DashboardFailed, DashboardProcess, NodeWatcher
 
 #: Where the dashboard listens.
 DEFAULT_ADDRESS = "127.0.0.1:8080"

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from lowq.connection import Refusal
+from lowq.backend import Backend
 from lowq.doctor.finding import KINDS, Finding
 from lowq.doctor.jobs import SCAN_KEYS, Ward, literally
 from lowq.doctor.members import Look, Suspicion, confirm, look, read_node_entries, read_queues
@@ -14,8 +14,9 @@ from lowq.doctor.server import SAMPLE, check_encoding, check_servers
 from lowq.doctor.shards import Place, Vitals, read_vitals
 from lowq.duration import duration
 from lowq.errors import LeaseLost, ScriptError, UnknownQueueError
-from lowq.keys import nodes_key, queues_key, shard_prefix
-from lowq.registry import Backend, find_queue
+from lowq.inspection.registry import find_queue
+from lowq.store import Refusal
+from lowq.store.keys import nodes_key, queues_key, shard_prefix
 
 #: Milliseconds that a lease without an end is given when nothing tells the lease_ttl of its owner: longer than any, so
 #: that an owner that lives renews it before.

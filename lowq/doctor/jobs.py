@@ -8,12 +8,12 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from lowq.connection import Call, Client
 from lowq.doctor.finding import MAX_NAMED
 from lowq.doctor.shards import Place, Vitals, read_vitals
+from lowq.inspection.paging import SCANS_TOGETHER, ask
 from lowq.job import shard_of
-from lowq.keys import FORMAT, shard_prefix
-from lowq.paging import SCANS_TOGETHER, ask
+from lowq.store import Call, Client
+from lowq.store.keys import FORMAT, shard_prefix
 
 #: In this order: what a repair of the first ones changes is looked at by the later ones.
 SETS = ("taken", "due", "morgue", "retries", "errors", "solo", "crashes", "morgue:errors")

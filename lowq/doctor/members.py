@@ -12,9 +12,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from lowq.backend import Backend
 from lowq.doctor.shards import Place, Vitals, read_vitals
-from lowq.keys import nodes_key, queues_key
-from lowq.registry import Backend, NodeInfo, QueueInfo, nodes, queue_info
+from lowq.inspection.registry import NodeInfo, QueueInfo, nodes, queue_info
+from lowq.store.keys import nodes_key, queues_key
 
 #: Seconds between two looks at what is suspicious.
 LOOK_INTERVAL = 0.5

@@ -3,10 +3,10 @@
 import time
 from collections.abc import Iterator, Mapping, Sequence
 
-from lowq.connection import Client, parse_info
 from lowq.doctor.finding import Finding
 from lowq.duration import duration
 from lowq.errors import RedisRefused, ScriptError
+from lowq.store import Client, parse_info
 
 #: Share of maxmemory that is close to full.
 FULL = 0.9

@@ -5,9 +5,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from lowq.connection import Call, Client
-from lowq.keys import shard_prefix
-from lowq.paging import ask
+from lowq.inspection.paging import ask
+from lowq.store import Call, Client
+from lowq.store.keys import shard_prefix
 
 #: Seconds that a shard's clock may be ahead of the server's: it runs ahead by a microsecond for each job of a push.
 CLOCK_TOLERANCE = 2.0

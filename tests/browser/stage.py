@@ -12,9 +12,9 @@ from starlette.routing import Mount
 
 import lowq
 import lowq_web
+from lowq.broker.shard import Failure, Lease, Shard
 from lowq.job import load_payload, shard_of
-from lowq.keys import shard_prefix
-from lowq.shard import Failure, Lease, Shard
+from lowq.store.keys import shard_prefix
 from tests.leases import run_out
 from tests.waiting import PATIENCE, until
 from tests.web.served import served
@@ -142,7 +142,7 @@ class Shop:
 
     def history(self, now: float) -> None:
         """As nodes would have recorded it."""
-        from lowq.rates import BOUNDS, Counted, record_call
+        from lowq.metrics.history import BOUNDS, Counted, record_call
 
         rng, nothing = random.Random(3), Counted(0, 0, 0.0, (0,) * (len(BOUNDS) + 1))
         for queue, mean in (("OrderSync", 90), ("Invoices", 14), ("SearchIndex", 160)):

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import lowq
-from lowq.shard import Shard, Trip
+from lowq.broker.shard import Shard, Trip
 from tests.chaos import broken, death
 from tests.chaos.load import Load, produce
 from tests.integration import app_orders

@@ -10,10 +10,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from lowq import keeper
-from lowq.scripts import load_scripts
-from lowq.shard import Shard, TakenJob, Trip
-from lowq.thread import WorkerThread
+from lowq.broker import maintenance
+from lowq.broker.shard import Shard, TakenJob, Trip
+from lowq.node.worker_thread import WorkerThread
+from lowq.store.scripts import load_scripts
 
 
 def apply(name: str) -> None:
@@ -111,7 +111,7 @@ def leak() -> None:
 def late_acks() -> None:
     """Much is performed before any of it is acknowledged."""
     _take_much()
-    setattr(keeper.Keeper, "_acknowledge_early", lambda _self: False)  # noqa: B010  # mypy and a method's type
+    setattr(maintenance.Keeper, "_acknowledge_early", lambda _self: False)  # noqa: B010  # mypy and a method's type
 
 
 def _take_much() -> None:

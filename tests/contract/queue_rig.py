@@ -4,9 +4,9 @@ import itertools
 from typing import Any
 
 from lowq import Lowq
+from lowq.broker.shard import Failure, Lease, Shard
 from lowq.job import EncodedJob, load_payload, shard_of
-from lowq.keys import shard_prefix
-from lowq.shard import Failure, Lease, Shard
+from lowq.store.keys import shard_prefix
 from tests.contract.support import NOW, TTL
 
 SHARDS = 3

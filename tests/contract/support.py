@@ -6,10 +6,10 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from lowq.connection import Call, Client
+from lowq.broker.shard import Failure, Lease, Shard, Trip
 from lowq.job import EncodedJob, load_payload
-from lowq.keys import shard_prefix
-from lowq.shard import Failure, Lease, Shard, Trip
+from lowq.store import Call, Client
+from lowq.store.keys import shard_prefix
 from tests.leases import run_out
 
 #: The frozen time of most tests, Unix seconds. The fraction has no short decimal form, so that it shows when

@@ -2,8 +2,8 @@
 
 import pytest
 
+from lowq.broker.shard import Held, Lease, Shard
 from lowq.errors import LeaseLost, ShardsCountError
-from lowq.shard import Held, Lease, Shard
 from tests.contract.support import NOW, REMAINS, TTL, ShardRig, handed, job, retry, solo
 
 LATER = NOW + 2

@@ -6,8 +6,8 @@ from uuid import UUID
 
 import pytest
 
-from lowq.actions import ACTIONS, Acted
-from lowq.bulk import Step
+from lowq.admin.actions import ACTIONS, Acted
+from lowq.admin.bulk import Step
 from lowq.errors import ConfigError, JobError, QueueInUse, UnknownQueueError
 from lowq.job import shard_of
 from tests.contract.queue_rig import SHARDS, QueueRig

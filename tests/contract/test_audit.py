@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import pytest
 
 import lowq
-from lowq.audit import KEPT, MAX_TEXT
-from lowq.keys import audit_key
+from lowq.admin.audit import KEPT, MAX_TEXT
+from lowq.store.keys import audit_key
 from tests.contract.queue_rig import QueueRig
 from tests.contract.support import NOW, job
 

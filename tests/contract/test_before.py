@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from lowq import bulk
-from lowq.actions import Acted
-from lowq.bulk import Step
+from lowq.admin import bulk
+from lowq.admin.actions import Acted
+from lowq.admin.bulk import Step
+from lowq.broker.shard import Failure
 from lowq.errors import ConfigError
-from lowq.shard import Failure
 from tests.contract.queue_rig import QueueRig
 from tests.contract.support import NOW, job
 

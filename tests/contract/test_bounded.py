@@ -15,13 +15,13 @@ from pathlib import Path
 import pytest
 
 from lowq import Lowq
-from lowq.actions import MAX_IDS
-from lowq.connection import parse_info
+from lowq.admin.actions import MAX_IDS
+from lowq.inspection.paging import encode_cursor, listing
+from lowq.inspection.queries import MAX_BYTES, MAX_PAYLOADS
 from lowq.job import Job
-from lowq.keys import shard_prefix
-from lowq.paging import encode_cursor, listing
-from lowq.queries import MAX_BYTES, MAX_PAYLOADS
 from lowq.queue import Queue
+from lowq.store import parse_info
+from lowq.store.keys import shard_prefix
 from tests.redis_server import RedisServer
 
 pytestmark = pytest.mark.slow  # it measures times, too

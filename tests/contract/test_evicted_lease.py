@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
+from lowq.broker.shard import Held, Lease
 from lowq.errors import LeaseLost
-from lowq.shard import Held, Lease
 from tests.contract.support import NOW, TTL, ShardRig, handed, job, retry
 
 

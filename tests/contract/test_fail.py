@@ -2,8 +2,8 @@
 
 import pytest
 
+from lowq.broker.shard import Failure
 from lowq.errors import LeaseLost
-from lowq.shard import Failure
 from tests.contract.support import NEVER, NOW, REMAINS, Channel, ShardRig, exhausted, handed, job, retry, solo
 
 LATER = NOW + 2

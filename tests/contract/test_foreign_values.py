@@ -15,10 +15,10 @@ from starlette.testclient import TestClient
 
 import lowq_web
 from lowq import Lowq, foreign
+from lowq.broker.shard import Lease, Shard
 from lowq.cli import main
 from lowq.job import load_payload
-from lowq.keys import audit_key, history_key, nodes_key, queues_key, shard_prefix
-from lowq.shard import Lease, Shard
+from lowq.store.keys import audit_key, history_key, nodes_key, queues_key, shard_prefix
 
 PREFIX = shard_prefix("lowq", "Orders", 0)
 QUEUES, NODES, AUDIT, HISTORY = queues_key("lowq"), nodes_key("lowq"), audit_key("lowq"), history_key("lowq", "Orders")
@@ -266,7 +266,7 @@ def test_what_is_left_out_is_said_once(site: Site, caplog: pytest.LogCaptureFixt
     site.do("HSET", NODES, "bad", "garbage")
     site.noted(b"garbage")
     site.recorded("{} x y z")
-    with caplog.at_level(logging.WARNING, "lowq.foreign"):
+    with caplog.at_level(logging.WARNING, "lowq.store.untrusted"):
         for _ in range(3):
             assert [info.name for info in site.app.queues()] == ["Orders"]
             assert [node.name for node in site.app.nodes()] == ["fine:1:abcdef"]

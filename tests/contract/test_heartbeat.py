@@ -5,8 +5,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from lowq.keys import nodes_key
-from lowq.membership import Identity, Membership
+from lowq.broker.membership import Identity, Membership
+from lowq.store.keys import nodes_key
 from tests.contract.support import NOW, Channel, ShardRig
 
 KEY = nodes_key("lowq")

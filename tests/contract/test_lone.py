@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from lowq.broker.shard import Shard
 from lowq.job import EncodedJob, load_payload
-from lowq.shard import Shard
 from tests.contract.support import NOW, REMAINS, ShardRig, exhausted, handed, job, jobs_of, retry
 
 #: The longest payload that is kept as a string, and the shortest that is not: JSON texts.

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 import lowq
-from lowq.batch import NO_REDIS_PAUSES
 from lowq.job import Job, shard_of
-from lowq.keys import shard_prefix
+from lowq.node.execution import NO_REDIS_PAUSES
+from lowq.store.keys import shard_prefix
 from lowq.testing import drain
-from lowq.worker import Worker
+from lowq.workers import Worker
 from tests.contract.thread_rig import ThreadRig
 from tests.leases import run_out
 
@@ -289,7 +289,7 @@ class OddId:
     ],
 )
 def test_odd_words_of_a_handler_are_charged_too(
-    make_app: MakeApp, perform_once: Perform, say: Callable[[lowq.batch.Execution], None]
+    make_app: MakeApp, perform_once: Perform, say: Callable[[lowq.node.execution.Execution], None]
 ) -> None:
     worker = make_worker(make_app(), lambda _: say(lowq.current()))
     worker.perform_async({"id": 1})
@@ -626,7 +626,7 @@ def test_when_nothing_works_any_more_the_charge_is_a_plain_one(
     make_app: MakeApp, perform_once: Perform, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A handler may leave next to no memory; whatever is tried then may fail."""
-    charge = lowq.batch._charge
+    charge = lowq.node.execution._charge
     calls: list[int] = []
 
     def fails_at_first(*args: Any) -> None:
@@ -635,7 +635,7 @@ def test_when_nothing_works_any_more_the_charge_is_a_plain_one(
             raise MemoryError
         charge(*args)
 
-    monkeypatch.setattr(lowq.batch, "_charge", fails_at_first)
+    monkeypatch.setattr(lowq.node.execution, "_charge", fails_at_first)
     worker = make_worker(make_app(), empty)
     worker.perform_async({"id": 1})
     perform_once(worker)
@@ -702,7 +702,7 @@ class RaisingFilter(logging.Filter):
 @pytest.fixture(params=["handler", "exiting handler", "filter", "factory"])
 def broken_logging(request: pytest.FixtureRequest) -> Iterator[None]:
     logger, factory = logging.getLogger("lowq"), logging.getLogRecordFactory()
-    loggers = [logging.getLogger(name) for name in ("lowq.thread", "lowq.batch")]
+    loggers = [logging.getLogger(name) for name in ("lowq.node.worker_thread", "lowq.node.execution")]
     handler: logging.Handler = Raising(SystemExit if request.param == "exiting handler" else RuntimeError)
     refuse = RaisingFilter()
     if "handler" in request.param:

@@ -10,7 +10,7 @@ from starlette.testclient import TestClient
 import lowq_web
 from lowq import Lowq, Page
 from lowq.cli import main
-from lowq.queries import MAX_BYTES, MAX_PAGE_BYTES
+from lowq.inspection.queries import MAX_BYTES, MAX_PAGE_BYTES
 
 COUNT = 24
 MIB = 2**20

@@ -10,9 +10,9 @@ import lowq_web
 from lowq import ConfigError, Lowq
 from lowq.cli import main
 from lowq.job import shard_of
-from lowq.keys import shard_prefix
 from lowq.queue import Queue
-from lowq.scripts import load_scripts
+from lowq.store.keys import shard_prefix
+from lowq.store.scripts import load_scripts
 from tests.contract.queue_rig import SHARDS, QueueRig
 
 #: Held Redis for a quarter of a second per thousand ids.

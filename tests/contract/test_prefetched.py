@@ -7,6 +7,7 @@ import pytest
 
 import lowq
 from lowq import clock
+from lowq.broker.shard import Lease
 from tests.contract.support import TTL
 from tests.contract.thread_rig import ThreadRig
 from tests.leases import run_out
@@ -94,7 +95,7 @@ def test_when_the_shard_was_somebody_elses_meanwhile_no_further_batch_is_begun(p
         run_out(prefetched.app.client, prefetched.shard.prefix)
         prefetched.app.client.command("HSET", f"{prefetched.shard.prefix}meta", "owner", "somebody else")
         lease = prefetched.shard.acquire(TTL)
-        assert isinstance(lease, lowq.shard.Lease)
+        assert isinstance(lease, Lease)
         assert not lease.resumed
 
     prefetched.meanwhile = change_hands

@@ -14,7 +14,6 @@ import pytest
 import redis
 
 import lowq
-from lowq.connection import Call, Client, client, pool
 from lowq.errors import (
     ConfigError,
     JobError,
@@ -26,9 +25,10 @@ from lowq.errors import (
     UnknownQueueError,
 )
 from lowq.job import shard_of
-from lowq.keys import queues_key, shard_prefix
-from lowq.push import CHUNK_JOBS
+from lowq.producer import CHUNK_JOBS
 from lowq.queue import Queue
+from lowq.store import Call, Client, client, pool
+from lowq.store.keys import queues_key, shard_prefix
 from tests.redis_server import RedisServer
 
 #: More than two chunks.
@@ -609,8 +609,8 @@ class TestOrderWhateverIsRefused:
 
     @pytest.fixture
     def queue(self, app: lowq.Lowq, monkeypatch: pytest.MonkeyPatch) -> Queue:
-        monkeypatch.setattr("lowq.push.CALL_JOBS", 10)
-        monkeypatch.setattr("lowq.push.CHUNK_JOBS", 50)
+        monkeypatch.setattr("lowq.producer.CALL_JOBS", 10)
+        monkeypatch.setattr("lowq.producer.CHUNK_JOBS", 50)
         queue = app.queue("Orders", 1)
         queue.push([{"id": "other"}])
         return queue

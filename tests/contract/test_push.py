@@ -5,9 +5,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from lowq.connection import Refusal
 from lowq.errors import LeaseLost, RedisFull
 from lowq.job import load_payload
+from lowq.store import Refusal
 from tests.contract.support import NOW, TICK, TTL, Channel, ShardRig, handed, job, retry
 from tests.redis_server import RedisServer
 

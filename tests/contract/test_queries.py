@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
+from lowq.broker.membership import Identity, Membership
 from lowq.errors import ConfigError, JobError, UnknownQueueError
+from lowq.inspection.paging import ORDERS
+from lowq.inspection.queries import UNDECODABLE
 from lowq.job import Job
-from lowq.keys import nodes_key, queues_key
-from lowq.membership import Identity, Membership
-from lowq.paging import ORDERS
-from lowq.queries import UNDECODABLE
+from lowq.store.keys import nodes_key, queues_key
 from tests.contract.queue_rig import SHARDS, QueueRig
 from tests.contract.support import NOW, job
 

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 import lowq
-from lowq.keys import history_key
-from lowq.rates import BOUNDS, Counted, History, record_call
+from lowq.metrics.history import BOUNDS, Counted, History, record_call
+from lowq.store.keys import history_key
 from tests.contract.support import NOW
 
 #: The beginning of a stretch of every span.

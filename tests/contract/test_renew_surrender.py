@@ -2,8 +2,8 @@
 
 import pytest
 
+from lowq.broker.shard import Lease, Shard
 from lowq.errors import LeaseLost
-from lowq.shard import Lease, Shard
 from tests.contract.support import NOW, TTL, Channel, ShardRig, handed, job
 
 

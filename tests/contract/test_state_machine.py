@@ -24,13 +24,13 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from lowq import shard as shard_module
-from lowq.connection import Call, Client, pool
+from lowq.broker import shard as shard_module
+from lowq.broker.shard import Failure, Shard
 from lowq.doctor.jobs import Ward
 from lowq.doctor.shards import read_vitals
 from lowq.errors import LeaseLost, ScriptError
-from lowq.scripts import Script, load_scripts
-from lowq.shard import Failure, Shard
+from lowq.store import Call, Client, pool
+from lowq.store.scripts import Script, load_scripts
 from tests.contract.model import JITTER, Model, Refused
 from tests.contract.support import NOW, REMAINS, REMEMBERED, TTL, ShardRig, job, jobs_of
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from lowq.connection import Client
-from lowq.paging import Page
+from lowq.inspection.paging import Page
+from lowq.store import Client
 from tests.contract.queue_rig import QueueRig
 from tests.contract.support import NOW, job
 

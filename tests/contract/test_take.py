@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
+from lowq.broker.shard import MAX_TRIP_BYTES, MAX_TRIP_JOBS, Shard
 from lowq.errors import LeaseLost
 from lowq.job import load_payload
-from lowq.shard import MAX_TRIP_BYTES, MAX_TRIP_JOBS, Shard
 from tests.contract.support import NEVER, NOW, REMAINS, TICK, TTL, Channel, ShardRig, handed, job, jobs_of, retry, solo
 
 MIB = 2**20

@@ -9,9 +9,9 @@ import lowq
 import lowq.testing
 from lowq.errors import ConfigError, LowqError, QueueInUse
 from lowq.job import Job, shard_of
-from lowq.keys import shard_prefix
+from lowq.store.keys import shard_prefix
 from lowq.testing import drain, embedded, execution
-from lowq.worker import Worker
+from lowq.workers import Worker
 
 PayloadsById = dict[str, list[Any]]
 

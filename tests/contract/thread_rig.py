@@ -6,15 +6,15 @@ from collections.abc import Callable
 from typing import Any
 
 import lowq
-from lowq.connection import Client
-from lowq.dispatch import Dispatcher
+from lowq.broker.dispatcher import Dispatcher
+from lowq.broker.outage import Outage
+from lowq.broker.scheduler import LagScheduler
+from lowq.broker.shard import Lease, Shard, shards_of
 from lowq.middleware import wrap
-from lowq.outage import Outage
-from lowq.scheduler import LagScheduler
-from lowq.seat import Seat
-from lowq.shard import Lease, Shard, shards_of
-from lowq.thread import Bench, WorkerThread
-from lowq.worker import Worker
+from lowq.node.activity import Seat
+from lowq.node.worker_thread import Bench, WorkerThread
+from lowq.store import Client
+from lowq.workers import Worker
 from tests.contract.support import TTL
 
 

@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import Any
 
 import lowq
-from lowq.node import Node
-from lowq.scheduler import Schedulable
+from lowq.broker.scheduler import Schedulable
+from lowq.node.node import Node
 from tests.history import History, PushedJob
 
 #: Environment variable -> default.

@@ -17,10 +17,10 @@ import pytest
 from click.testing import CliRunner, Result
 
 from lowq import Lowq
+from lowq.broker.shard import Lease, Shard
 from lowq.cli import main
 from lowq.job import load_payload
-from lowq.rates import BOUNDS, Counted, record_call
-from lowq.shard import Lease, Shard
+from lowq.metrics.history import BOUNDS, Counted, record_call
 from lowq.version import VERSION
 from tests.redis_server import RedisServer
 from tests.waiting import PATIENCE, until
@@ -578,7 +578,7 @@ def test_a_node_runs_until_it_is_told_to_stop(start: Start, cli: Cli, args: list
         assert records["failed"]["queue"] == "Orders"
         assert records["failed"]["exception"].endswith("ValueError: no such order")
     else:
-        assert re.search(r"INFO +lowq.node  node .* starts: 2 threads, 8 shards of Orders, Mails$", lines[0])
+        assert re.search(r"INFO +lowq.node.node  node .* starts: 2 threads, 8 shards of Orders, Mails$", lines[0])
 
 
 def test_logging_that_the_application_has_set_up_stays(start: Start, cli: Cli) -> None:

@@ -11,11 +11,11 @@ import redis
 from click.testing import CliRunner, Result
 
 from lowq import Lowq
+from lowq.broker.shard import Shard
 from lowq.cli import main
 from lowq.cli.doctor import _block
 from lowq.doctor import Finding
-from lowq.keys import shard_prefix
-from lowq.shard import Shard
+from lowq.store.keys import shard_prefix
 from tests.integration.conftest import MakeRig
 from tests.integration.support import TTL, until
 from tests.redis_server import RedisServer

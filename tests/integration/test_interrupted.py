@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 #: a connection on which another one was left would show.
 HAMMER = """
     import json, random, signal, sys, threading, lowq
-    from lowq.connection import Call
+    from lowq.store import Call
 
     url, name = sys.argv[1], sys.argv[2]
     kind = {"Interrupted": type("Interrupted", (Exception,), {}), "KeyboardInterrupt": KeyboardInterrupt}[name]

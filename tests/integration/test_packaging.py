@@ -58,7 +58,7 @@ def sources(folder: str) -> set[str]:
 
 class TestWheel:
     def test_every_script_is_in_it(self, names: set[str]) -> None:
-        shipped = {name for name in names if name.startswith("lowq/lua/") and name.endswith(".lua")}
+        shipped = {name for name in names if name.startswith("lowq/store/lua/") and name.endswith(".lua")}
         assert shipped == {name for name in sources("lowq") if name.endswith(".lua")}
         for name in (
             "push",
@@ -73,8 +73,8 @@ class TestWheel:
             "delete",
             "run_now",
         ):
-            assert f"lowq/lua/{name}.lua" in shipped
-        assert any(name.startswith("lowq/lua/lib/") for name in shipped)
+            assert f"lowq/store/lua/{name}.lua" in shipped
+        assert any(name.startswith("lowq/store/lua/lib/") for name in shipped)
 
     def test_type_checkers_find_the_types(self, names: set[str]) -> None:
         assert "lowq/py.typed" in names

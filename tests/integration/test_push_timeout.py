@@ -13,8 +13,8 @@ import pytest
 import redis
 
 import lowq
-from lowq.connection import Client, client, pool
 from lowq.errors import PushInterrupted, RedisUnavailable
+from lowq.store import Client, client, pool
 from tests.redis_server import RedisServer
 
 ROOT = Path(__file__).parents[2]
@@ -130,7 +130,7 @@ def test_the_time_that_the_callers_own_code_takes_is_not(
 ) -> None:
     ahead = 0.0
     clock = time.monotonic
-    monkeypatch.setattr("lowq.connection.deadline.time.monotonic", lambda: clock() + ahead)
+    monkeypatch.setattr("lowq.store.deadline.time.monotonic", lambda: clock() + ahead)
 
     def slow() -> Iterator[dict[str, Any]]:
         nonlocal ahead
@@ -138,7 +138,7 @@ def test_the_time_that_the_callers_own_code_takes_is_not(
             ahead += 10
             yield {"id": number}
 
-    monkeypatch.setattr("lowq.push.CHUNK_JOBS", 20)
+    monkeypatch.setattr("lowq.producer.CHUNK_JOBS", 20)
     config = app.config
     config.push_timeout = 5.0
     queue = app.queue("Orders", 3)
@@ -153,8 +153,8 @@ def test_a_call_that_redis_may_have_forgotten_is_not_repeated(
     queue = app.queue("Orders", 3)
     queue.push({"id": 0})
     ahead = 0.0
-    monkeypatch.setattr("lowq.push._clock", lambda: ahead)
-    monkeypatch.setattr("lowq.push.CHUNK_JOBS", 1)
+    monkeypatch.setattr("lowq.producer._clock", lambda: ahead)
+    monkeypatch.setattr("lowq.producer.CHUNK_JOBS", 1)
     read, cut = pool.read_reply, False
     sent: list[Any] = []
 

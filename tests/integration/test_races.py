@@ -10,12 +10,12 @@ import pytest
 
 import lowq
 from lowq import clock
-from lowq.dispatch import Dispatcher
+from lowq.broker.dispatcher import Dispatcher
+from lowq.broker.scheduler import LagScheduler
+from lowq.broker.shard import Lease, Shard
 from lowq.job import load_payload
-from lowq.node import Node
-from lowq.scheduler import LagScheduler
-from lowq.shard import Lease, Shard
-from lowq.thread import backoff
+from lowq.node.node import Node
+from lowq.node.worker_thread import backoff
 from tests.integration.support import PATIENCE, until
 from tests.leases import run_out
 

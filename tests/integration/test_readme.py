@@ -20,10 +20,10 @@ from click.testing import CliRunner
 
 import lowq
 from lowq.cli import main
-from lowq.config import Config
 from lowq.doctor import CODES, KINDS, server
-from lowq.scripts import load_scripts
-from lowq.worker import Worker, WorkerOptions
+from lowq.settings import Config
+from lowq.store.scripts import load_scripts
+from lowq.workers import Worker, WorkerOptions
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")

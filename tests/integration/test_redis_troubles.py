@@ -19,11 +19,11 @@ from redis.retry import Retry
 
 import lowq
 import lowq.testing
-from lowq.connection import Call, Client
-from lowq.connection.client import REPEATS
 from lowq.errors import ConfigError, LowqError, PushError, RedisFull, RedisRefused, RedisUnavailable
 from lowq.job import shard_of
-from lowq.keys import shard_prefix
+from lowq.store import Call, Client
+from lowq.store.client import REPEATS
+from lowq.store.keys import shard_prefix
 from tests.redis_server import RedisServer
 from tests.sentinel import Sentinel
 from tests.waiting import PATIENCE, until

@@ -8,9 +8,9 @@ import redis
 from redis.crc import key_slot
 
 import lowq
+from lowq.broker.shard import Lease, Shard
 from lowq.errors import PushInterrupted, RedisUnavailable
-from lowq.keys import shard_prefix
-from lowq.shard import Lease, Shard
+from lowq.store.keys import shard_prefix
 from tests.integration.support import until
 from tests.redis_server import RedisServer
 

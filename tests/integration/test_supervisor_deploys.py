@@ -168,7 +168,7 @@ def test_a_new_process_that_dies_ends_the_deploy(make_rig: MakeRig, supervise: S
 IMPATIENT = """
 import sys
 from lowq import logs
-from lowq.supervisor import Supervisor
+from lowq.supervisor.supervisor import Supervisor
 
 logs.configure(None, None)
 command = [sys.executable, "-m", "lowq", "run", "-r", "app.py"]

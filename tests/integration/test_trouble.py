@@ -9,8 +9,8 @@ from zlib import crc32
 import pytest
 
 import lowq
-from lowq.keys import shard_prefix
-from lowq.push import CHUNK_BYTES
+from lowq.producer import CHUNK_BYTES
+from lowq.store.keys import shard_prefix
 from tests.integration.support import NEVER, PATIENCE, until
 
 

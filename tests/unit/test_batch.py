@@ -11,12 +11,12 @@ from typing import Any, cast
 import pytest
 
 import lowq
-from lowq import batch
-from lowq.batch import Execution, Outcome, current, decide
-from lowq.config import Config
+from lowq.broker.shard import Failure, Shard, Spoiled, TakenJob
 from lowq.errors import LowqError
 from lowq.job import MAX_TIME, Job
-from lowq.shard import Failure, Shard, Spoiled, TakenJob
+from lowq.node import execution
+from lowq.node.execution import Execution, Outcome, current, decide
+from lowq.settings import Config
 
 BOOM = ValueError("boom")
 
@@ -72,7 +72,7 @@ def performed(
     jobs: list[TakenJob], perform: Callable[[dict[str, list[Any]]], object], config: Config | None = None
 ) -> Outcome:
     handler = Handler(perform)
-    return batch.perform(handler, handler.perform, 3, 17, jobs, config or Config())
+    return execution.perform(handler, handler.perform, 3, 17, jobs, config or Config())
 
 
 def verdicts(outcome: Outcome) -> dict[str, str]:
@@ -182,7 +182,7 @@ class TestDecide:
         handler = Handler()
         handler.max_retry_count = 1
         outcome = decide(handler, [taken("a", "v1", "v2", retry_count=0)], {}, BOOM, Config(), {})
-        batch.tell_worker(outcome, handler, Config())
+        execution.tell_worker(outcome, handler, Config())
         (job,) = handler.exhausted
         assert (job.id, job.state, job.payloads, job.payloads_count) == ("a", "morgue", [("v1", 1.0)], 1)
         assert job.retry_count == 1
@@ -227,7 +227,7 @@ class TestRetryIn:
 
         Own.__name__ = "Handler"
         outcome = decide(Own(), [taken("a", retry_count=1)], {}, BOOM, Config(), {})
-        batch.log_remarks(outcome)
+        execution.log_remarks(outcome)
         (failure,) = outcome.failures
         assert (failure.verdict, failure.retry_count) == ("retry", 2)
         return failure.delay
@@ -278,8 +278,8 @@ class TestErrorHooks:
         for failure in outcome.failures:
             assert b"boom" in failure.error
         assert caplog.records == []  # first it is written
-        batch.tell_worker(outcome, Handler(), Config(**settings))
-        batch.log_remarks(outcome)
+        execution.tell_worker(outcome, Handler(), Config(**settings))
+        execution.log_remarks(outcome)
         if outcome.exhausted or "load_error" not in settings:
             assert caplog.records
 
@@ -437,9 +437,9 @@ class TestReport:
         handler.max_retry_count = 0
         shard = Reports()
         outcome = decide(handler, [taken("a")], {}, BOOM, Config(), {})
-        batch.report(cast(Shard, shard), outcome)
+        execution.report(cast(Shard, shard), outcome)
         assert (shard.calls, handler.exhausted) == ([("fail", [("a", "exhausted")])], [])
-        batch.tell_worker(outcome, handler, Config())
+        execution.tell_worker(outcome, handler, Config())
         assert [job.id for job in handler.exhausted] == ["a"]
 
     def test_retries_exhausted_that_raises_is_logged_and_no_more(self, caplog: pytest.LogCaptureFixture) -> None:
@@ -450,8 +450,8 @@ class TestReport:
                 raise BOOM
 
         outcome = decide(Own(), [taken("a")], {}, BOOM, Config(), {})
-        batch.tell_worker(outcome, Own(), Config())
-        batch.log_remarks(outcome)
+        execution.tell_worker(outcome, Own(), Config())
+        execution.log_remarks(outcome)
         assert "Own.retries_exhausted failed" in caplog.text
         assert outcome.stop is None
 
@@ -461,7 +461,7 @@ class TestReport:
         assert performed([taken("a")], lambda _: current().bury("a", "enough"), config).buries == [("a", b"enough")]
 
         shard = Reports()
-        batch.bury_spoiled(cast(Shard, shard), [Spoiled("a", b"\xff", "can't be decoded")], config)
+        execution.bury_spoiled(cast(Shard, shard), [Spoiled("a", b"\xff", "can't be decoded")], config)
         assert shard.calls == [("bury", [("a", b"can't be decoded", (b"\xff",))])]
 
     def test_a_reason_with_half_a_character_does_not_either(self) -> None:
@@ -475,12 +475,12 @@ class TestReport:
         caplog.set_level(logging.ERROR)
         shard = Reports()
         spoiled = [Spoiled("a", b"\xff", "no JSON"), Spoiled("a", b"{", "cut off")]
-        batch.bury_spoiled(cast(Shard, shard), spoiled, Config())
+        execution.bury_spoiled(cast(Shard, shard), spoiled, Config())
         assert shard.calls == [("bury", [("a", b"no JSON", (b"\xff",))]), ("bury", [("a", b"cut off", (b"{",))])]
         assert "queue 'Orders', id 'a': no JSON" in caplog.text
 
     @staticmethod
     def reported(outcome: Outcome) -> Reports:
         shard = Reports()
-        batch.report(cast(Shard, shard), outcome)
+        execution.report(cast(Shard, shard), outcome)
         return shard

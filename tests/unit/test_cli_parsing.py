@@ -17,9 +17,9 @@ from lowq.cli.failure import Failure
 from lowq.cli.loading import load_app, users_traceback
 from lowq.cli.look import _seconds, moment
 from lowq.cli.push import BadLine, Line, Source
-from lowq.connection.store_server import encode, take_command
 from lowq.duration import LONGEST_WAIT, ago, duration
 from lowq.job import MAX_TIME, Job
+from lowq.store.embedded import encode, take_command
 from lowq.version import VERSION
 
 
@@ -414,5 +414,5 @@ def test_the_users_traceback_is_without_our_frames(folder: Path) -> None:
         __import__("shop_bad")
     text = users_traceback(caught.value)
     assert "shop_bad.py" in text
-    assert "lowq/app.py" not in text
+    assert "lowq/application.py" not in text
     assert text.endswith("did you mean 'shards_count'?\n")

@@ -8,8 +8,8 @@ from itertools import pairwise
 
 import pytest
 
-from lowq.child import Child
-from lowq.dashboard import SILENCE, DashboardProcess, NodeWatcher
+from lowq.supervisor.dashboard import SILENCE, DashboardProcess, NodeWatcher
+from lowq.supervisor.process import Child
 
 
 class Clock:

@@ -2,14 +2,14 @@
 
 import pytest
 
-from lowq.connection.deadline import Deadline, deadlines
+from lowq.store.deadline import Deadline, deadlines
 
 
 @pytest.fixture
 def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The time, which stands still until it is set."""
     now = [100.0]
-    monkeypatch.setattr("lowq.connection.deadline.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("lowq.store.deadline.time.monotonic", lambda: now[0])
     return now
 
 

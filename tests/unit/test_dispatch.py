@@ -9,11 +9,11 @@ from typing import cast
 import pytest
 
 from lowq import clock
-from lowq import dispatch as dispatch_module
-from lowq.connection import Client
-from lowq.dispatch import Dispatcher
-from lowq.scheduler import LagScheduler, SeqScheduler
-from lowq.shard import Lease, Shard, Trip
+from lowq.broker import dispatcher as dispatch_module
+from lowq.broker.dispatcher import Dispatcher
+from lowq.broker.scheduler import LagScheduler, SeqScheduler
+from lowq.broker.shard import Lease, Shard, Trip
+from lowq.store import Client
 from tests.waiting import PATIENCE, until
 
 LEASE = Lease("me:1", 1)

@@ -6,10 +6,10 @@ from typing import Any, cast
 
 import pytest
 
-from lowq.connection import Client
 from lowq.doctor import KINDS, Finding
 from lowq.doctor.server import check_servers
 from lowq.errors import ScriptError
+from lowq.store import Client
 
 HEALTHY = {
     "redis_version": "7.0.15",

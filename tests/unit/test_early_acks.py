@@ -3,13 +3,14 @@
 from typing import Any, cast
 
 from lowq import clock
-from lowq.connection import Call, Client
-from lowq.keeper import Keeper
-from lowq.leases import Leases
-from lowq.membership import Membership
-from lowq.outage import Outage
-from lowq.seat import Performing, Seat
-from lowq.shard import Lease, Shard
+from lowq.broker.activity import Performing
+from lowq.broker.leases import Leases
+from lowq.broker.maintenance import Keeper
+from lowq.broker.membership import Membership
+from lowq.broker.outage import Outage
+from lowq.broker.shard import Lease, Shard
+from lowq.node.activity import Seat
+from lowq.store import Call, Client
 
 
 class Wire:

@@ -2,8 +2,8 @@
 
 import pytest
 
-from lowq.connection import new_store
 from lowq.errors import ConfigError
+from lowq.store import new_store
 
 
 def test_a_fakeredis_that_is_too_old_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

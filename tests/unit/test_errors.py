@@ -9,8 +9,6 @@ from redis._parsers.base import BaseParser  # turns an error reply into one of i
 
 import lowq
 from lowq import errors
-from lowq.connection import Call, Refusal
-from lowq.connection.translate import translate, without_password
 from lowq.errors import (
     ConfigError,
     JobError,
@@ -26,6 +24,8 @@ from lowq.errors import (
     ShardsCountError,
     UnknownQueueError,
 )
+from lowq.store import Call, Refusal
+from lowq.store.translate import translate, without_password
 
 URL = "redis://user:hunter2@host:6379/0"
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from lowq import foreign
 from lowq.duration import duration
+from lowq.store import untrusted
 
 
 @pytest.mark.parametrize(
@@ -23,48 +23,48 @@ from lowq.duration import duration
     ],
 )
 def test_numbers_are_finite(raw: Any, expected: float | None) -> None:
-    assert foreign.finite(raw) == expected
-    assert foreign.finite(raw, 7.0) == (7.0 if expected is None else expected)
+    assert untrusted.finite(raw) == expected
+    assert untrusted.finite(raw, 7.0) == (7.0 if expected is None else expected)
 
 
 def test_figures_may_be_infinite_but_are_numbers() -> None:
-    assert foreign.figure(b"-inf") == -math.inf
-    assert foreign.figure(b"nan", 1.0) == 1.0
+    assert untrusted.figure(b"-inf") == -math.inf
+    assert untrusted.figure(b"nan", 1.0) == 1.0
 
 
 @pytest.mark.parametrize(
     ("raw", "expected"), [(b"12", 12), (b"-1", 0), (b"inf", 0), (b"9" * 400, 0), (b"x", 0), (None, 0), (b"3.7", 3)]
 )
 def test_counters_count_from_zero(raw: bytes | None, expected: int) -> None:
-    assert foreign.count(raw) == expected
+    assert untrusted.count(raw) == expected
 
 
 @pytest.mark.parametrize("data", [b"", b"[1]", b"1", b"\xff", b"{", b"[" * 100_000, b'{"a": ' + b"9" * 5000 + b"}"])
 def test_what_is_no_object_is_none(data: bytes) -> None:
-    assert foreign.json_object(data) is None
+    assert untrusted.json_object(data) is None
 
 
 @pytest.mark.parametrize("value", [True, "1", None, [1], 1.5, math.nan, 2**60, -1])
 def test_what_is_no_whole_number_of_these_is_none(value: object) -> None:
-    assert foreign.whole(value, 0) is None
+    assert untrusted.whole(value, 0) is None
 
 
 def test_plain_values_can_be_shown() -> None:
     given = {"a": [1, 2.5, None, True, "x"], "b": math.inf, "c": 10**400, "d": "\ud800", "\ud800": 1, "e": [[[[[1]]]]]}
-    assert foreign.plain(given) == {
+    assert untrusted.plain(given) == {
         "a": [1, 2.5, None, True, "x"], "b": None, "c": None, "d": None, "e": [[[None]]],
     }  # fmt: skip
 
 
 def test_depth_is_that_of_lists_and_dicts() -> None:
-    assert not foreign.deeper_than(1, 0)
-    assert foreign.deeper_than([], 0)
-    assert not foreign.deeper_than({"a": [1]}, 2)
-    assert foreign.deeper_than({"a": [{}]}, 2)
+    assert not untrusted.deeper_than(1, 0)
+    assert untrusted.deeper_than([], 0)
+    assert not untrusted.deeper_than({"a": [1]}, 2)
+    assert untrusted.deeper_than({"a": [{}]}, 2)
     same: list[Any] = []
     for _ in range(300):
         same = [same, same]  # a tree of it would have 2**300 leaves
-    assert foreign.deeper_than(same, 200)
+    assert untrusted.deeper_than(same, 200)
 
 
 @pytest.mark.parametrize("seconds", [math.inf, -math.inf, math.nan])

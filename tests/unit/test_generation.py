@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from lowq import generation as rules
-from lowq.generation import Generation
+from lowq.supervisor import generation as rules
+from lowq.supervisor.generation import Generation
 
 
 class FakeChild:

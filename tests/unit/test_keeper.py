@@ -10,15 +10,15 @@ from typing import Any, cast
 import pytest
 
 from lowq import clock
-from lowq.connection import Call, Client, Refusal
+from lowq.broker.leases import Leases
+from lowq.broker.maintenance import Keeper
+from lowq.broker.membership import Identity, Membership
+from lowq.broker.outage import Outage
+from lowq.broker.shard import Shard
+from lowq.broker.splitter import Members
 from lowq.duration import LONGEST_WAIT
 from lowq.errors import RedisUnavailable, ScriptError, ShardsCountError
-from lowq.keeper import Keeper
-from lowq.leases import Leases
-from lowq.membership import Identity, Membership
-from lowq.outage import Outage
-from lowq.shard import Shard
-from lowq.splitter import Members
+from lowq.store import Call, Client, Refusal
 from tests.waiting import until
 
 #: Seconds. A third of it is longer than a test waits, so no round comes by itself meanwhile.

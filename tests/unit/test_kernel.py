@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from lowq.connection.kernel import is_connected, keeps_timeout, timed_out
+from lowq.store.kernel import is_connected, keeps_timeout, timed_out
 
 
 @pytest.fixture

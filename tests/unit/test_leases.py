@@ -7,13 +7,13 @@ from typing import Any, cast
 import pytest
 
 from lowq import clock
-from lowq.connection import Call, Client
-from lowq.dispatch import Dispatcher
+from lowq.broker.dispatcher import Dispatcher
+from lowq.broker.leases import Leases
+from lowq.broker.scheduler import LagScheduler
+from lowq.broker.shard import Shard
+from lowq.broker.wakeups import Listener
 from lowq.errors import LeaseLost, RedisUnavailable, ScriptError
-from lowq.leases import Leases
-from lowq.listener import Listener
-from lowq.scheduler import LagScheduler
-from lowq.shard import Shard
+from lowq.store import Call, Client
 from tests.waiting import PATIENCE, until
 
 TTL = 15.0

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from lowq.errors import ConfigError
-from lowq.scripts import time_argument
+from lowq.store.scripts import time_argument
 
-FOLDER = Path(__file__).resolve().parents[2] / "lowq" / "lua"
+FOLDER = Path(__file__).resolve().parents[2] / "lowq" / "store" / "lua"
 SCRIPTS = sorted(FOLDER.glob("*.lua"))
 INCLUDE = re.compile(r"^--!include (\S+)$", re.MULTILINE)
 

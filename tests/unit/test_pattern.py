@@ -3,8 +3,8 @@
 import pytest
 
 from lowq.errors import ConfigError
+from lowq.inspection.pattern import MAX_BYTES, MAX_IDS, MAX_REST, MAX_STARS, check_pattern, encode_pattern, ids_per_call
 from lowq.job import MAX_ID_BYTES
-from lowq.pattern import MAX_BYTES, MAX_IDS, MAX_REST, MAX_STARS, check_pattern, encode_pattern, ids_per_call
 
 ACCEPTED = [
     "42",

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from lowq.connection import Call, Client, client, pool
-from lowq.connection.pool import Packer, Pool, encode
 from lowq.errors import RedisUnavailable
+from lowq.store import Call, Client, client, pool
+from lowq.store.pool import Packer, Pool, encode
 
 SIZE = 2
 #: Where the exceptions come from: every bytecode of these may be the last one.

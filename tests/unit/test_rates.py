@@ -1,7 +1,7 @@
 """What a node counts of its performs, and what it tells of them with each heartbeat."""
 
-from lowq.connection import Call
-from lowq.rates import BOUNDS, Recorder, Tally, bucket_of, count
+from lowq.metrics.history import BOUNDS, Recorder, Tally, bucket_of, count
+from lowq.store import Call
 
 
 def performs(call: Call) -> dict[int, int]:

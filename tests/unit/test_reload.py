@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from lowq.reload import is_source, outermost
+from lowq.supervisor.reload import is_source, outermost
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from lowq.scripts import load_scripts
+from lowq.store.scripts import load_scripts
 from tests.rights import allowed
 
 PRODUCER = ("push", "register")

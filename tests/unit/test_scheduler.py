@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lowq.scheduler import LagScheduler, Schedulable, Scheduler, SeqScheduler
+from lowq.broker.scheduler import LagScheduler, Schedulable, Scheduler, SeqScheduler
 
 NOW = 1000.0
 

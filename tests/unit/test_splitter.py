@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lowq import splitter
-from lowq.splitter import BalancedSplitter, ByNodeSplitter, DefaultSplitter, Splitter, shares
+from lowq.broker import splitter
+from lowq.broker.splitter import BalancedSplitter, ByNodeSplitter, DefaultSplitter, Splitter, shares
 
 # Workers A, B, C, D with 3, 4, 1 and 2 shards.
 SHARDS = ["A0", "A1", "A2", "B0", "B1", "B2", "B3", "C0", "D0", "D1"]

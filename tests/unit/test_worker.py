@@ -8,8 +8,8 @@ import pytest
 import lowq
 import lowq.testing
 from lowq.errors import ConfigError
-from lowq.push import Jobs
-from lowq.worker import Worker, default_retry_in
+from lowq.producer import Jobs
+from lowq.workers import Worker, default_retry_in
 
 PayloadsById = dict[str, list[Any]]
 

@@ -12,9 +12,9 @@ import urllib.request
 from collections.abc import Callable
 
 from lowq import Lowq
-from lowq.connection import parse_info
 from lowq.job import shard_of
-from lowq.keys import shard_prefix
+from lowq.store import parse_info
+from lowq.store.keys import shard_prefix
 from tests.browser.stage import Stage
 from tests.redis_server import RedisServer
 

@@ -8,11 +8,11 @@ from typing import Any
 import msgspec
 
 import lowq
-from lowq.connection import Call
+from lowq.broker.shard import Failure, Lease, Shard
 from lowq.job import load_payload, shard_of
-from lowq.keys import history_key, nodes_key, shard_prefix
-from lowq.rates import BOUNDS, Counted, record_call
-from lowq.shard import Failure, Lease, Shard
+from lowq.metrics.history import BOUNDS, Counted, record_call
+from lowq.store import Call
+from lowq.store.keys import history_key, nodes_key, shard_prefix
 from tests.leases import run_out
 
 #: Seconds for which shards are leased: longer than any test.

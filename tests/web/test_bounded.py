@@ -15,7 +15,7 @@ from starlette.testclient import TestClient
 
 import lowq
 import lowq_web
-from lowq.connection import Client
+from lowq.store import Client
 from lowq_web.app import MAX_SCANS
 from lowq_web.listing import Asked
 from lowq_web.live import MAX_STREAMS

@@ -7,8 +7,8 @@ from starlette.testclient import TestClient
 
 import lowq
 import lowq_web
-from lowq.connection import Call
-from lowq.keys import shard_prefix
+from lowq.store import Call
+from lowq.store.keys import shard_prefix
 from tests.waiting import until
 from tests.web.conftest import OWN
 

@@ -11,7 +11,7 @@ from starlette.testclient import TestClient
 
 import lowq
 import lowq_web
-from lowq.paging import Position
+from lowq.inspection.paging import Position
 from lowq_web.listing import asked_of
 from tests.waiting import until
 from tests.web.served import served
@@ -56,7 +56,7 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> list[int]:
             time.sleep(0.01)
             yield [], False
 
-    monkeypatch.setattr("lowq.queries.find_page_in_steps", look)
+    monkeypatch.setattr("lowq.inspection.queries.find_page_in_steps", look)
     return looks
 
 

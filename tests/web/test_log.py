@@ -11,8 +11,8 @@ import pytest
 from starlette.testclient import TestClient
 
 import lowq
-from lowq import audit
-from lowq.connection import Client
+from lowq.admin import audit
+from lowq.store import Client
 from tests.waiting import until
 from tests.web.asked import form_on
 
@@ -113,7 +113,7 @@ def test_an_action_that_a_fault_ends_has_failed(
     def fault(*_: object) -> None:
         raise OddError
 
-    monkeypatch.setattr("lowq.queue.act" if "ids" in wanted else "lowq.bulk.act", fault)
+    monkeypatch.setattr("lowq.queue.act" if "ids" in wanted else "lowq.admin.bulk.act", fault)
     answer = act(client, action="delete", **wanted)
     assert answer.status_code == (500 if "ids" in wanted else 202)
     if "all" in wanted:

@@ -10,7 +10,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 import lowq
-from lowq.connection import Client
+from lowq.store import Client
 from lowq_web.lookout import HISTORY_AGE, PER_HISTORY, Lookout
 from lowq_web.shared import FAILURE_AGE, Shared
 from tests.waiting import PATIENCE, until

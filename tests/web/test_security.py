@@ -23,7 +23,7 @@ from starlette.websockets import WebSocketDisconnect
 
 import lowq
 import lowq_web
-from lowq.config import _warn_of_unknown_variables
+from lowq.settings import _warn_of_unknown_variables
 from lowq_web import logins
 from lowq_web.security import TOKEN, cross_site, exposure, is_loopback
 from tests.waiting import PATIENCE

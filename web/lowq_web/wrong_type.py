@@ -1,9 +1,9 @@
 """Keys of ours that somebody gave another type: which one it is, for whoever is answered that nothing can be read."""
 
 import lowq
-from lowq.keys import audit_key, history_key, nodes_key, queues_key
+from lowq.store.keys import audit_key, history_key, nodes_key, queues_key
 
-#: After the prefix of a shard -> the type that it must have. `lowq.keys` tells what they are for.
+#: After the prefix of a shard -> the type that it must have. `lowq.store.keys` tells what they are for.
 _OF_SHARD = {
     "due": "zset", "retries": "zset", "errors": "hash", "solo": "set", "taken": "hash", "crashes": "hash",
     "morgue": "zset", "morgue:errors": "hash", "pushed": "list", "repeated": "zset", "meta": "hash", "lease": "string",

@@ -9,7 +9,7 @@ import re
 from starlette.requests import Request
 from starlette.responses import Response
 
-from lowq.keys import MAX_SHARDS as LARGEST
+from lowq.store.keys import MAX_SHARDS as LARGEST
 from lowq_web.chart import heat_map
 from lowq_web.fields import query_of
 from lowq_web.pages.rendering import render

@@ -1,0 +1,148 @@
+"""What people do to jobs by hand: one script call per shard and some 200 ids, repeated where a job takes more."""
+
+import secrets
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Literal, NamedTuple, get_args
+
+from lowq.errors import LowqError, RedisUnavailable
+from lowq.store import REPEATS, Call, Client
+
+ActionName = Literal["perform_now", "bury", "kick", "delete"]
+ACTIONS: tuple[ActionName, ...] = get_args(ActionName)
+
+#: Ids of one call: with small jobs it holds Redis for a few milliseconds.
+MAX_IDS = 200
+#: Ids that `Acted.left` names at most.
+MAX_LEFT = 1000
+#: Why nothing was done to an id, in words.
+IN_FLIGHT = "in flight, left alone"
+CHANGED = "changed since it was looked at, left alone"
+MISSING: dict[ActionName, str] = {
+    "kick": "not in the morgue",
+    "bury": "no such job waits",
+    "delete": "no such job waits or is buried",
+    "perform_now": "no such job waits",
+}
+
+_DONE, _AGAIN, _IN_FLIGHT = 1, 2, 3
+
+
+@dataclass(frozen=True, slots=True)
+class Acted:
+    """What became of the ids that something was done to. As a number: how many it was done to."""
+
+    done: int = 0
+    #: In flight, and therefore left alone.
+    in_flight: int = 0
+    #: Not there, not where the action looks, or changed where it was not to be. An id that is named twice may be
+    #: missing the second time, and so may one whose reply was lost, since the call is repeated then.
+    missing: int = 0
+    #: The first 1,000 ids that it was not done to, and why, in words. Not compared.
+    left: tuple[tuple[str, str], ...] = field(default=(), compare=False, repr=False)
+
+    def __int__(self) -> int:
+        return self.done
+
+    def __bool__(self) -> bool:
+        return self.done > 0
+
+    def __add__(self, other: "Acted") -> "Acted":
+        return Acted(
+            self.done + other.done,
+            self.in_flight + other.in_flight,
+            self.missing + other.missing,
+            (*self.left, *other.left[: MAX_LEFT - len(self.left)]) if len(self.left) < MAX_LEFT else self.left,
+        )
+
+
+class Action(NamedTuple):
+    """What is to be done."""
+
+    name: ActionName
+    #: Unix time, seconds, as text, or "": the server's clock.
+    now: str = ""
+    #: Why it is buried; empty: the job's last error.
+    reason: bytes = b""
+    #: delete only: "waiting", "morgue" or "" for both.
+    where: str = ""
+
+    def call(self, prefix: str, ids: Sequence[bytes], not_after: str, attempt: str) -> Call:
+        if self.name == "perform_now":
+            return Call("run_now", prefix, [self.now, attempt, not_after, *ids])
+        if self.name == "kick":
+            return Call("kick", prefix, [self.now, attempt, not_after, *ids])
+        if self.name == "delete":
+            return Call("delete", prefix, [self.now, attempt, self.where, not_after, *ids])
+        items = [part for job_id in ids for part in (job_id, self.reason, 0)]
+        return Call("bury", prefix, [self.now, "", "", attempt, not_after, *items])
+
+
+def attempt_all(client: Client, makes: Sequence[Callable[[str], Call]]) -> list[Any]:
+    """Runs what people do, in one write per server, and repeats what got no answer. Each of ``makes`` is given an
+    attempt and makes the call of it. A repeat makes the attempts before it void: one that was held back in a connection
+    would otherwise be done to what has come since.
+
+    Returns each call's reply, or the exception that it ended with. After `RedisUnavailable` nobody knows: the last
+    attempt may have been done, or arrive later.
+    """
+    attempts = [secrets.token_hex(8) for _ in makes]
+    replies = client.run_many([make(attempt) for make, attempt in zip(makes, attempts, strict=True)], repeats=0)
+    for _ in range(REPEATS):
+        again = [i for i, reply in enumerate(replies) if type(reply) is RedisUnavailable]
+        if not again:
+            break
+        for i in again:
+            attempts[i] = f"{secrets.token_hex(8)} {attempts[i]}"
+        for i, reply in zip(again, client.run_many([makes[i](attempts[i]) for i in again], repeats=0), strict=True):
+            replies[i] = reply
+    return replies
+
+
+def attempt(client: Client, make: Callable[[str], Call]) -> Any:
+    """As `attempt_all`, for one call.
+
+    Raises:
+        RedisUnavailable, RedisRefused, ScriptError
+    """
+    (reply,) = attempt_all(client, [make])
+    if isinstance(reply, Exception):
+        raise reply
+    return reply
+
+
+def act(client: Client, prefix: str, action: Action, ids: Sequence[bytes], not_after: str = "") -> Acted:
+    """Does it to the ids of one shard, in bounded calls. ``not_after``: only to jobs whose perform_at, or burial,
+    is not after this (Unix time, seconds, as text; "" = any).
+
+    Raises:
+        RedisUnavailable, RedisRefused, ScriptError: ``done`` tells to how many it was done before.
+    """
+    done = in_flight = missing = 0
+    left: list[tuple[str, str]] = []
+    for start in range(0, len(ids), MAX_IDS):
+        pending = ids[start : start + MAX_IDS]
+        while pending:
+            try:
+                reply = attempt(client, partial(action.call, prefix, pending, not_after))
+            except LowqError as error:
+                error.done += done
+                raise
+            again = []
+            for job_id, code in zip(pending, reply, strict=True):
+                if code == _DONE:
+                    done += 1
+                    continue
+                if code == _AGAIN:
+                    again.append(job_id)
+                    continue
+                if code == _IN_FLIGHT:
+                    in_flight += 1
+                else:
+                    missing += 1
+                if len(left) < MAX_LEFT:
+                    why = IN_FLIGHT if code == _IN_FLIGHT else MISSING[action.name]
+                    left.append((job_id.decode("utf-8", "surrogateescape"), why))
+            pending = again
+    return Acted(done, in_flight, missing, tuple(left))

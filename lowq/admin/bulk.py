@@ -1,0 +1,422 @@
+"""Bulk actions: something done to all jobs of a kind, in short steps, and only to those there when it began.
+
+What keeps it from running after its own tail: the server's time when it begins, and the sets' own order.
+
+- The morgue is sorted by the time of burial. What is buried later than the beginning is not looked at: kicked jobs
+  that keep failing come back behind the end.
+- Waiting jobs are sorted by perform_at. Those due at the beginning are not after that moment, and whatever is
+  pushed later is. They come first.
+- Then those that were scheduled, up to the latest perform_at there was, forwards. New jobs arrive in this part
+  too, and nothing tells them from old ones except this: a push "for now" is never later than now. So the walk keeps
+  ahead of the clock, and does not touch what is between the beginning and now, where new jobs arrive (unless nothing
+  has been pushed to the shard meanwhile). Thus a job whose time comes before its turn may be left alone, as if a
+  worker had been quicker; and one that is pushed meanwhile *for later* may be done with the others.
+  Of this part, no more than twice as many jobs as there were are looked at, so it ends in any case.
+
+Who asks people first acts later than they have looked. ``before`` says when that was, and nothing that came since is
+touched:
+
+- Burials are bounded by their time, and what was due then by its perform_at: a push gives no job a perform_at that
+  lies before the push.
+- The perform_at of what was not due then says nothing about when it came. A `Snapshot` remembers these jobs, id and
+  perform_at, so exactly these are meant. With a bare time they are only touched in shards that nothing has been pushed
+  to since, as the shard's clock tells, and only while they are not due.
+
+An id that waited then is the job that was there, also when another payload of it has come since.
+
+All of it goes by the server's time. Should that step back behind the beginning while the action runs, what is pushed or
+buried then looks older than it is, and is done with the others.
+"""
+
+import math
+from array import array
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from lowq.admin.actions import MAX_IDS, Action, act
+from lowq.errors import ConfigError
+from lowq.inspection.paging import SCANS_TOGETHER, Listing, Walk, ask, bound
+from lowq.inspection.pattern import encode_pattern, ids_per_call
+from lowq.job import State
+from lowq.store import Call, Client
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """How far a bulk action is. `done` never shrinks."""
+
+    #: Jobs that it was done to.
+    done: int
+    #: How many there were when it began. Others may have been quicker, or some be in flight: `done` may stay below.
+    total: int
+    #: They are still being counted, as patterns and some states need: nothing is done yet, and `total` may change.
+    counting: bool = False
+
+
+#: Jobs that were not due which a `Snapshot` remembers at most, at 8 bytes each.
+MAX_REMEMBERED = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """What a bulk action would have been done to at a moment. Given to it as ``before``, it is done to that alone."""
+
+    #: Unix time, seconds, by Redis's clock.
+    at: float
+    #: How many jobs there were.
+    total: int
+    #: Fingerprints of those that were not due, sorted; None: there were more than MAX_REMEMBERED.
+    _later: "array[int] | None"
+
+    def __len__(self) -> int:
+        """How many jobs it remembers one by one."""
+        return len(self._later or ())
+
+    @property
+    def remembers(self) -> bool:
+        """Whether it knows each job that was not due."""
+        return self._later is not None
+
+    def holds(self, prefix: str, perform_at: float, job_id: bytes) -> bool:
+        """Whether this job was there, not due, and still has the time that it had."""
+        if self._later is None:
+            return False
+        fingerprint = hash((prefix, perform_at, job_id))
+        index = bisect_left(self._later, fingerprint)
+        return index < len(self._later) and self._later[index] == fingerprint
+
+
+_WAITING: tuple[State, ...] = ("scheduled", "due", "retrying")
+#: What each action can be done to; None, besides: all that wait, or with kick the morgue.
+STATES_OF: dict[str, tuple[State, ...]] = {
+    "perform_now": _WAITING,
+    "bury": _WAITING,
+    "kick": ("morgue",),
+    "delete": (*_WAITING, "morgue"),
+}
+
+
+def bulk_state(action: str, state: State | None) -> State | None:
+    """The state that is meant.
+
+    Raises:
+        ConfigError: the action does nothing to jobs in that state.
+    """
+    allowed = STATES_OF[action]
+    if state is not None and state not in allowed:
+        hint = ", which is also its default" if action == "kick" else "; without a state: all that wait"
+        raise ConfigError(
+            f"{action} can't be done to jobs with state={state!r}; state is one of: {', '.join(allowed)}{hint}"
+        )
+    return "morgue" if action == "kick" else state
+
+
+class _Part(NamedTuple):
+    """A range of a shard's set that is walked."""
+
+    walk: Walk
+    #: None: the latest of each call.
+    not_after: str | None
+    #: How many ids are looked at, at most.
+    most: float
+    #: Jobs that were not due: told apart from newer ones job by job.
+    later: bool = False
+
+
+@dataclass(slots=True)
+class _Shard:
+    """A shard as it was when the action began. Scores are text, as Redis wrote them."""
+
+    prefix: str
+    now: bytes
+    horizon: bytes
+    clock: bytes
+    highest: bytes | None
+    upto_now: int
+    due: int
+    total: int
+
+
+def bulk(
+    client: Callable[[], Client],
+    prefixes: Sequence[str],
+    action: Action,
+    wanted: Listing,
+    before: "float | Snapshot | None" = None,
+) -> Iterator[Step]:
+    """Does it, a step at a time, whenever the next step is asked for. ``before``: nothing that came later is touched.
+
+    Raises:
+        ConfigError: ``before`` lies in the future.
+    """
+    run = _Bulk(client, prefixes, action, wanted, before)
+    counts = run.count()
+    total = next(counts)
+    for number in counts:
+        yield Step(0, total, counting=True)
+        total = number
+    done = 0
+    yield Step(0, total)
+    for number in run.act_on_all():
+        done += number
+        yield Step(done, max(total, done))
+
+
+def snapshot(client: Callable[[], Client], prefixes: Sequence[str], action: Action, wanted: Listing) -> Snapshot:
+    """What `bulk` would be done to now."""
+    return _Bulk(client, prefixes, action, wanted, server_now(client(), action)).remember()
+
+
+def server_now(client: Client, action: Action) -> float:
+    """Unix time, seconds, by the clock that the action goes by."""
+    if action.now:
+        return float(action.now)
+    seconds, microseconds = client.command("TIME")
+    return int(seconds) + int(microseconds) / 1e6
+
+
+class _Bulk:
+    def __init__(
+        self,
+        client: Callable[[], Client],
+        prefixes: Sequence[str],
+        action: Action,
+        wanted: Listing,
+        before: float | Snapshot | None,
+    ) -> None:
+        self._client = client
+        self._action = action
+        self._in_morgue = wanted.state == "morgue"
+        self._base = "morgue" if self._in_morgue else "due"
+        # What is due needn't be made due.
+        self._with_due = wanted.state in (None, "due") and action.name != "perform_now"
+        self._with_later = wanted.state in (None, "scheduled", "retrying")
+        self._snapshot = before if isinstance(before, Snapshot) else None
+        self._before = before.at if isinstance(before, Snapshot) else before
+        if self._before is not None:
+            now = server_now(client(), action)
+            if self._before > now:
+                raise ConfigError(f"before={self._before!r} lies in the future: by Redis's clock it is {now!r}")
+            if self._in_morgue:
+                wanted = wanted._replace(high=min(wanted.high, self._before))
+        self._wanted = wanted
+        #: Fingerprints of what is not due, while a snapshot is taken.
+        self._remembered: array[int] | None = None
+        self._shards = self._look(prefixes, action.now if self._before is None else repr(self._before))
+        if self._before is not None:
+            # What was due by then ends at that moment, wherever the shard's clock is.
+            for shard in self._shards:
+                shard.horizon, shard.due = shard.now, shard.upto_now
+
+    def _look(self, prefixes: Sequence[str], now: str) -> list[_Shard]:
+        limits = [now, self._base, bound(self._wanted.low), bound(self._wanted.high)]
+        calls = [Call("extent", prefix, limits) for prefix in prefixes]
+        return [_Shard(prefix, *reply) for prefix, reply in zip(prefixes, ask(self._client(), calls, 100), strict=True)]
+
+    def _untouched(self, clock: bytes) -> bool:
+        """Whether a shard whose clock this is has got no push since ``before``: each push moves it beyond its time."""
+        return self._before is not None and float(clock or 0) <= self._before
+
+    # --- what there is at this moment ---
+
+    def remember(self) -> Snapshot:
+        """What would be done now: made for that with ``before``, the time of the snapshot."""
+        assert self._before is not None
+        self._remembered = array("q")
+        total = 0
+        if self._wanted.match:
+            for _, groups in self._scan(self._shards):
+                total += sum(len(ids) for ids in groups.values())
+        elif self._in_morgue:
+            total = sum(shard.upto_now for shard in self._shards)
+        else:
+            total = sum(shard.due for shard in self._shards) if self._with_due else 0
+            for shard in self._shards if self._with_later else ():
+                for part in self._parts(shard):
+                    if part.later:
+                        total += sum(len(ids) for ids, _ in self._walk_part(shard, part, 1000))
+        found = self._remembered
+        if len(found) > MAX_REMEMBERED:
+            return Snapshot(self._before, total, None)
+        return Snapshot(self._before, total, array("q", sorted(found)))
+
+    def _is_old(self, shard: _Shard, value: float, job_id: bytes, horizon: float, clock: bytes) -> bool:
+        """Whether a job that was not due at ``before`` was there by then."""
+        if self._remembered is not None:
+            if len(self._remembered) <= MAX_REMEMBERED:
+                self._remembered.append(hash((shard.prefix, value, job_id)))
+            return True
+        if self._snapshot is not None and self._snapshot.remembers:
+            return self._snapshot.holds(shard.prefix, value, job_id)
+        # What was kicked or made due since has a time up to now.
+        return self._untouched(clock) and value > horizon
+
+    # --- how many there are ---
+
+    def count(self) -> Iterator[int]:
+        """What is known of the number, after each call or so where ids are looked at; the last word comes last."""
+        if self._snapshot is not None:
+            yield self._snapshot.total
+        elif self._wanted.match:
+            yield from self._count_all(self._wanted)
+        elif self._in_morgue:
+            yield sum(shard.upto_now for shard in self._shards)
+        else:
+            total = sum(shard.due for shard in self._shards) if self._with_due else 0
+            later = self._count_later() if self._with_later else 0
+            if not self._with_later or self._wanted.state is None:
+                yield total + later
+                return
+            # No set is sorted by both, so all that failed are looked at.
+            for failed in self._count_all(self._wanted._replace(state="retrying")):
+                yield total + (failed if self._wanted.state == "retrying" else max(later - failed, 0))
+
+    def _count_later(self) -> int:
+        if self._before is None:
+            return sum(shard.total - shard.due for shard in self._shards)
+        now = self._look([shard.prefix for shard in self._shards if self._untouched(shard.clock)], self._action.now)
+        return sum(shard.total - shard.due for shard in now)
+
+    def _count_all(self, wanted: Listing) -> Iterator[int]:
+        total = 0
+        for _, groups in self._scan(self._shards, wanted):
+            total += sum(len(ids) for ids in groups.values())
+            yield total
+
+    # --- by a pattern ---
+
+    def _scan(
+        self, shards: Sequence[_Shard], wanted: Listing | None = None
+    ) -> Iterator[tuple[_Shard, dict[str, list[bytes]]]]:
+        """All that fits, some 1,000 ids at a time: not_after -> ids."""
+        wanted = wanted or self._wanted
+        base = "retries" if wanted.state == "retrying" else self._base
+        order_by = "buried_at" if self._in_morgue else "perform_at"
+        tail: list[str | bytes | int] = [
+            encode_pattern(wanted.match),
+            order_by,
+            "",
+            wanted.past,
+            ids_per_call(wanted.match),
+        ]
+        cursors = dict.fromkeys(range(len(shards)), b"0")
+        while cursors:
+            some = list(cursors)[:SCANS_TOGETHER]
+            calls = [Call("scan", shards[i].prefix, [self._action.now, base, cursors[i], *tail]) for i in some]
+            for i, reply in zip(some, list(ask(self._client(), calls)), strict=True):
+                if reply[0] == b"0":
+                    del cursors[i]
+                else:
+                    cursors[i] = reply[0]
+                yield shards[i], self._fitting(shards[i], wanted, reply)
+
+    def _fitting(self, shard: _Shard, wanted: Listing, reply: list[Any]) -> dict[str, list[bytes]]:
+        horizon, same_clock = float(reply[1]), self._may_pass_now(shard) and reply[2] == shard.clock
+        begun, highest = float(shard.horizon), float(shard.highest or -math.inf)
+        with_due = wanted.state in (None, "due") and self._with_due
+        with_later = wanted.state in (None, "scheduled", "retrying")
+        groups: dict[str, list[bytes]] = {}
+        later: list[tuple[float, bytes]] = []
+        for job_id, raw in zip(reply[3::2], reply[4::2], strict=True):
+            value = float(raw)
+            if not wanted.low <= value <= wanted.high:
+                continue
+            if self._in_morgue or value <= begun:
+                not_after = shard.now if self._in_morgue else shard.horizon
+                if value <= float(not_after) and (self._in_morgue or with_due):
+                    groups.setdefault(not_after.decode(), []).append(job_id)
+            elif with_later and value <= highest:
+                if self._before is None:
+                    old = value > horizon or same_clock
+                else:
+                    old = self._is_old(shard, value, job_id, horizon, reply[2])
+                if old:
+                    later.append((value, job_id))
+        if later:
+            groups[repr(max(later)[0])] = [job_id for _, job_id in later]
+        return groups
+
+    def _may_pass_now(self, shard: _Shard) -> bool:
+        """Whether what has become due since the beginning is surely old while the shard's clock stands still. Not
+        when it is the action itself that makes jobs due now."""
+        return self._action.name != "perform_now" and shard.clock != b""
+
+    # --- in order ---
+
+    def _parts(self, shard: _Shard) -> Iterator[_Part]:
+        low, high = self._wanted.low, self._wanted.high
+        if self._in_morgue:
+            walk = Walk(shard.prefix, "morgue", bound(low), _lowest(shard.now, high))
+            yield _Part(walk, shard.now.decode(), math.inf)
+            return
+        if self._with_due:
+            walk = Walk(shard.prefix, "due", bound(low), _lowest(shard.horizon, high))
+            yield _Part(walk, shard.horizon.decode(), math.inf)
+        if self._with_later and shard.highest is not None:
+            low_later = bound(low) if low > float(shard.horizon) else f"({shard.horizon.decode()}"
+            most = 2 * (shard.total - shard.due) + 1000
+            if self._before is None:
+                # Ahead of the clock, behind which new jobs arrive.
+                when, clock = "later", shard.clock if self._may_pass_now(shard) else b""
+            else:
+                # What has become due since is told apart by itself.
+                when, clock = "", b""
+            walk = Walk(
+                shard.prefix, "due", low_later, _lowest(shard.highest, high), when=when, past=self._wanted.past,
+                clock=clock,
+            )  # fmt: skip
+            yield _Part(walk, None, most, later=True)
+
+    def act_on_all(self) -> Iterator[int]:
+        """Does it, and says after each call or so to how many jobs, be it none."""
+        if self._wanted.match:
+            for shard, groups in self._scan(self._shards):
+                if not groups:
+                    yield 0
+                for not_after, ids in groups.items():
+                    for start in range(0, len(ids), MAX_IDS):
+                        yield self._act(shard.prefix, ids[start : start + MAX_IDS], not_after)
+            return
+        walks = [(shard.prefix, self._walk_parts(shard)) for shard in self._shards]
+        while walks:
+            going_on = []
+            for prefix, steps in walks:
+                step = next(steps, None)
+                if step is not None:
+                    ids, not_after = step
+                    yield self._act(prefix, ids, not_after) if ids else 0
+                    going_on.append((prefix, steps))
+            walks = going_on
+
+    def _walk_parts(self, shard: _Shard) -> Iterator[tuple[list[bytes], str]]:
+        for part in self._parts(shard):
+            yield from self._walk_part(shard, part, MAX_IDS)
+
+    def _walk_part(self, shard: _Shard, part: _Part, limit: int) -> Iterator[tuple[list[bytes], str]]:
+        walk, looked = part.walk, 0
+        judged = part.later and self._before is not None
+        # Whether something was pushed is asked after the ids: what was read before is older, then.
+        further = [Call("extent", shard.prefix, [self._action.now, "due", "+inf", "+inf"])] if judged else []
+        while not walk.finished and looked < part.most:
+            reply, *moments = ask(self._client(), [walk.call(limit, self._action.now), *further])
+            walk.took(reply)
+            looked += max(len(walk.ready), 1)
+            found = walk.ready[::-1]
+            for _, horizon, clock, *_ in moments:
+                found = [
+                    (value, job_id)
+                    for value, job_id in found
+                    if self._is_old(shard, value, job_id, float(horizon), clock)
+                ]
+            if found or not walk.finished:
+                latest = part.not_after or (repr(found[-1][0]) if found else "")
+                yield [job_id for _, job_id in found], latest
+
+    def _act(self, prefix: str, ids: list[bytes], not_after: str) -> int:
+        return act(self._client(), prefix, self._action, ids, not_after).done
+
+
+def _lowest(score: bytes, other: float) -> str:
+    return score.decode() if float(score) <= other else bound(other)

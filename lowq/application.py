@@ -1,0 +1,303 @@
+"""The application: its settings, its workers, and the one client that they share.
+
+`lowq.worker`, `lowq.config` belong to the default application; `Lowq(...)` makes another one, for several in a
+process and for tests.
+"""
+
+import json
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Literal, TypeVar, Unpack, overload
+
+from lowq import doctor
+from lowq.admin import audit
+from lowq.doctor import Finding
+from lowq.errors import ConfigError, ShardsCountError, UnknownNodeError
+from lowq.inspection import queries
+from lowq.inspection.overview import QueueOverview, overview
+from lowq.inspection.server_info import RedisInfo, redis_info
+from lowq.queue import Queue
+from lowq.settings import Config
+from lowq.store import SOCKET_TIMEOUT, Call, Client, Refusal, memory_store, new_store
+from lowq.store.keys import nodes_key, queues_key
+from lowq.workers import Decorator, Worker, WorkerOptions, build_worker, check_option, check_queue_name, options_of
+
+C = TypeVar("C")
+
+
+class Lowq:
+    """An application: settings, workers, and a connection to Redis that is made when first needed.
+
+    Safe for threads. A child of a fork makes connections of its own.
+
+    Raises:
+        ConfigError: an unknown setting, or a value that makes no sense.
+    """
+
+    def __init__(self, **settings: Any) -> None:
+        self.config = Config(**settings)
+        #: queue name -> worker.
+        self.workers: dict[str, type[Worker[Any]]] = {}
+        self._client: Client | None = None
+        self._store: Any = None
+        self._registered: set[tuple[str, int]] = set()
+        self._queues: dict[str, Queue] = {}
+        self._apart: weakref.WeakSet[Lowq] = weakref.WeakSet()
+        self._lock = threading.RLock()
+
+    @overload
+    def worker(self, target: type[C], /) -> type[C]: ...
+    @overload
+    def worker(self, target: Callable[[dict[str, list[Any]]], None], /) -> type[Worker[Any]]: ...
+    @overload
+    def worker(self, /, **options: Unpack[WorkerOptions]) -> Decorator: ...
+    def worker(self, target: Any = None, /, **options: Any) -> Any:
+        """Makes a worker of a class or a function. With or without options.
+
+        Raises:
+            ConfigError: a wrong form or option, or a queue name that another worker has.
+        """
+        if target is None:
+            return lambda decorated: self._add(build_worker(self, decorated, options))
+        return self._add(build_worker(self, target, options))
+
+    def _add(self, worker: type[Worker[Any]]) -> type[Worker[Any]]:
+        other = self.workers.get(worker.queue_name)
+        if other is not None and (other.__module__, other.__qualname__) != (
+            worker.__module__,
+            worker.__qualname__,
+        ):
+            raise ConfigError(
+                f"two workers have the queue name {worker.queue_name!r}: {other.__module__}.{other.__qualname__} and "
+                f"{worker.__module__}.{worker.__qualname__}; give one of them another queue_name"
+            )
+        self.workers[worker.queue_name] = worker
+        self._queues.pop(worker.queue_name, None)
+        return worker
+
+    @property
+    def client(self) -> Client:
+        """The connections of producers. Made, and the settings frozen, when first asked for."""
+        client = self._client
+        if client is None:
+            with self._lock:
+                if self._client is None:
+                    self._client = self.connect(self.config.client_pool_size)
+                client = self._client
+        return client
+
+    def connect(self, size: int, *, socket_timeout: float = SOCKET_TIMEOUT, kernel: bool = False) -> Client:
+        """A client of its own for up to ``size`` threads, on the same server or store. ``kernel``: see `Client`."""
+        with self._lock:
+            url = self.config.redis_url
+            if self._store is None:
+                self.config.freeze()
+                if url.startswith("memory://"):
+                    self._store = memory_store(url)
+            elif not url.startswith("memory://"):
+                url = "memory://"
+        return Client(
+            url, size=size, timeout=self.config.pool_timeout, socket_timeout=socket_timeout, store=self._store,
+            kernel=kernel,
+        )  # fmt: skip
+
+    def apart(self, size: int) -> "Lowq":
+        """The same application with a client of its own, for up to ``size`` threads: whoever is busy with it keeps none
+        of our producers waiting. It follows into an embedded store, and is closed when this one is.
+        """
+        other = _Apart(self, size)
+        with self._lock:
+            self._apart.add(other)
+        return other
+
+    @contextmanager
+    def embedded(self, store: Any = None) -> Iterator[None]:
+        """Everything goes to an embedded store for the time of the block; an empty one by default."""
+        with self._lock:
+            before = self._client, self._store, self._registered
+            self._client, self._store, self._registered = None, store or new_store(), set()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self.close()
+                self._client, self._store, self._registered = before
+
+    def queue(self, name: str, shards_count: int | None = None) -> Queue:
+        """The handle of a queue, for whoever doesn't import its worker.
+
+        ``shards_count`` is only needed before anybody has used the queue; otherwise Redis knows it.
+        """
+        worker = self.workers.get(check_queue_name(name))
+        if shards_count is not None:
+            check_option(f"queue {name!r}", "shards_count", shards_count)
+        if worker is not None and shards_count is None:
+            return self.queue_of(worker)
+        return Queue(self, name, shards_count)
+
+    def queue_of(self, worker: type[Worker[Any]]) -> Queue:
+        """The handle of a worker's queue."""
+        queue = self._queues.get(worker.queue_name)
+        if queue is None:
+            queue = self._queues[worker.queue_name] = Queue(self, worker.queue_name, worker.shards_count, worker)
+        return queue
+
+    def register(self, name: str, shards_count: int, worker: Any = None) -> None:
+        """Enters the queue in the registry, once per process, before anything of it is written.
+
+        Raises:
+            ShardsCountError: somebody uses the queue with another number of shards.
+        """
+        if (name, shards_count) in self._registered:
+            return
+        call = self.registration(name, shards_count, worker)
+        try:
+            self.client.run(call.script, call.key, *call.args, timeout=self.config.push_timeout)
+        except Refusal as refusal:
+            raise ShardsCountError(name, int(refusal.detail), shards_count) from None
+        self._registered.add((name, shards_count))
+
+    def registration(self, name: str, shards_count: int, worker: Any = None) -> Call:
+        """The call that enters a queue in the registry."""
+        entry = ""
+        if worker is not None:
+            entry = json.dumps({"shards_count": shards_count, "options": options_of(worker)})
+        return Call("register", queues_key(self.config.namespace), ["", name, shards_count, entry])
+
+    def forget_registered(self) -> None:
+        """Enters the queues anew when they are used next: Redis may have lost its data."""
+        self._registered.clear()
+
+    def queues(self) -> "list[queries.QueueInfo]":
+        """All queues that were ever used, from the registry in Redis."""
+        return queries.queues(self)
+
+    def nodes(self) -> "list[queries.NodeInfo]":
+        """The nodes that live."""
+        return queries.nodes(self)
+
+    def shards(self, queue: str | Queue) -> "list[queries.ShardInfo]":
+        """The shards of a queue: owner, length, lag."""
+        handle = self.queue(queue) if isinstance(queue, str) else queue
+        return queries.shards(self, handle)
+
+    def examine(
+        self,
+        *queues: str,
+        repair: bool = False,
+        on_progress: Callable[[int, int], object] | None = None,
+        patience: float | None = None,
+    ) -> list[Finding]:
+        """Looks for anything that should not be, in Redis itself, the registries, the leases and the jobs; of these
+        queues only, or of all. What is in order is told too, with the severity "ok".
+
+        It goes in short steps while nodes go on working, about 10 s per million jobs, and reports nothing that may
+        only be in motion: what looks wrong with who works what is looked at again for ``patience`` seconds, by default
+        lease_ttl / 3 + 1. ``repair`` mends what can be mended without losing anything; each finding says how much of
+        it was. ``on_progress`` is called with how many ids and keys were looked at, and how many there are about.
+
+        Raises:
+            UnknownQueueError, RedisUnavailable, RedisRefused
+        """
+        return doctor.examine(self, queues, repair=repair, on_progress=on_progress, patience=patience)
+
+    def overview(self) -> "list[QueueOverview]":
+        """All queues in figures, with their shards, in one round."""
+        return overview(self)
+
+    def redis_info(self) -> RedisInfo:
+        """The server in figures, and what an operator should be warned of."""
+        return redis_info(self)
+
+    def tell(self, node: str, what: Literal["quiet", "stop"]) -> None:
+        """Tells a node to go quiet (take nothing more, finish what runs, let others have its shards) or to stop. It
+        is told once; `nodes` shows what became of it.
+
+        Raises:
+            UnknownNodeError: no node of that name lives. ConfigError: something else than these. RedisUnavailable
+        """
+        if what not in ("quiet", "stop"):
+            raise ConfigError(f"a node can be told 'quiet' or 'stop', not {what!r}")
+        names = [info.name for info in self.nodes()]
+        if node not in names:
+            known = ", ".join(map(repr, names[:5])) or "none"
+            raise UnknownNodeError(f"no node {node!r} lives; those that do: {known}")
+        channel = nodes_key(self.config.namespace)
+        self.client.command("PUBLISH", channel, json.dumps({"to": node, "do": what}), key=channel)
+
+    def note(
+        self,
+        who: str,
+        action: str,
+        target: str,
+        count: int | None = None,
+        detail: Mapping[str, Any] | None = None,
+        *,
+        replaces: str = "",
+    ) -> str:
+        """Writes an entry into the log of what people did. Returns its token: an entry that ``replaces`` it takes its
+        place, as the newest one.
+        """
+        return audit.note(self, who, action, target, count, detail, replaces)
+
+    def audit(self, limit: int = 100) -> "list[audit.AuditEntry]":
+        """The log of what people did, newest first; it keeps the latest 1,000 entries."""
+        return audit.entries(self, limit)
+
+    def selected_workers(self) -> list[type[Worker[Any]]]:
+        """The workers that a node runs: those in the setting ``workers``, or all that were decorated."""
+        chosen = list(self.workers.values()) if self.config.workers is None else list(self.config.workers)
+        for worker in chosen:
+            if self.workers.get(getattr(worker, "queue_name", "")) is not worker:
+                raise ConfigError(f"workers={worker!r}: it was not decorated with this application's worker()")
+        return chosen
+
+    def close(self) -> None:
+        """Closes the connections of producers that are not in use; the next call makes new ones."""
+        if self._client is not None:
+            self._client.close()
+        with self._lock:
+            others = list(self._apart)
+        for other in others:
+            other.close()
+
+
+class _Apart(Lowq):
+    """Settings, workers and store are those of another application; the client is not."""
+
+    def __init__(self, app: Lowq, size: int) -> None:
+        super().__init__()
+        self.config, self.workers = app.config, app.workers
+        self._app = app
+        self._size = size
+
+    @property
+    def client(self) -> Client:
+        client = self._client
+        if client is None or self._store is not self._app._store:
+            with self._lock:
+                if self._client is None or self._store is not self._app._store:
+                    # Calls that are under way end where they began: only idle connections are closed.
+                    self.close()
+                    self._client = self.connect(self._size)
+                    self._store = self._app._store
+                client = self._client
+        return client
+
+    def connect(self, size: int, *, socket_timeout: float = SOCKET_TIMEOUT, kernel: bool = False) -> Client:
+        return self._app.connect(size, socket_timeout=socket_timeout, kernel=kernel)
+
+    def close(self) -> None:
+        # Without our lock: who closes the other application holds that one's, which we take while we hold ours.
+        if self._client is not None:
+            self._client.close()
+
+    def queue_of(self, worker: type[Worker[Any]]) -> Queue:
+        # Nothing is kept: the other application does not tell when a worker takes another one's place.
+        return Queue(self, worker.queue_name, worker.shards_count, worker)
+
+
+#: The application behind ``lowq.worker`` and ``lowq.config``.
+default = Lowq()

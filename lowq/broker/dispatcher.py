@@ -1,0 +1,217 @@
+"""Which thread works which shard next: claims, wake-ups, sleep.
+
+One lock guards what threads share of the shards: ``next_due``, ``paused``, ``claimed``, ``leaving``, ``wakes``. A
+shard is claimed, never waited for, by the thread that takes from it, until the outcome is written. The splitter's map
+is a preference, and may change at any time: a thread whose own shards rest helps with the others, and when a thread is
+long with one batch all others take turns with its shards, or an hour's job would keep those waiting for an hour.
+
+Idle threads don't poll. One of them, the leader, sleeps until the next known due time, the others until woken.
+"""
+
+import threading
+from collections.abc import Callable, Sequence
+
+from lowq import clock
+from lowq.broker.scheduler import LagScheduler
+from lowq.broker.shard import Shard, Trip
+from lowq.duration import LONGEST_WAIT
+
+#: Seconds that a thread may be with one batch before the others look after its shards, too.
+PATIENCE = 1.0
+
+Schedule = Callable[[Sequence[Shard], float], Shard | None]
+
+
+class Dispatcher:
+    """Hands shards to threads. ``preferred[i]``: the shards of thread i, in stable order. ``on_left`` is told, outside
+    of the lock, of a shard that is to be given up and that no thread works any more.
+    """
+
+    def __init__(
+        self,
+        preferred: Sequence[Sequence[Shard]],
+        schedules: Sequence[Schedule],
+        on_left: Callable[[Shard], object] = lambda _shard: None,
+    ) -> None:
+        self._preferred: list[list[Shard]] = []
+        self._all: list[Shard] = []
+        self._schedules = list(schedules)
+        self._on_left = on_left
+        self._helping = LagScheduler()
+        #: Per thread: when it was given what it is with, monotonic seconds; None: it sleeps.
+        self._busy_since: list[float | None] = [None] * len(self._schedules)
+        self._helped = [False] * len(self._schedules)
+        self._none_stuck_until = 0.0
+        self._changed = threading.Condition()
+        self._idle = 0
+        self._leader: int | None = None
+        self._closed = False
+        self.assign(preferred)
+
+    # --- for the threads ---
+
+    def pick(self, thread: int, held: Shard) -> Shard | None:
+        """What to work next, claimed for the caller: ``held``, which it has claimed already, or another; or None."""
+        with self._changed:
+            held.claimed = False
+            try:
+                return self._pick(thread, clock.now())
+            finally:
+                held.claimed = True
+
+    def wait(self, thread: int) -> Shard | None:
+        """Sleeps until there is a shard to work; claimed for the caller. None: no more is taken."""
+        with self._changed:
+            while not self._closed:
+                now = clock.now()
+                shard = self._pick(thread, now)
+                if shard is not None:
+                    self._hand_on(thread)
+                    return shard
+                timeout = None
+                if self._leader is None or self._leader == thread:
+                    self._leader = thread
+                    due = self._next_due(now)
+                    timeout = None if due is None else min(max(due - now, 0.0), LONGEST_WAIT)
+                self._idle += 1
+                self._busy_since[thread] = None
+                self._changed.wait(timeout)
+                self._idle -= 1
+            return None
+
+    def _hand_on(self, thread: int) -> None:
+        # Whoever leaves the idle ones wakes another: to look for further work, and to lead if nobody does.
+        if self._leader == thread:
+            self._leader = None
+        if self._idle:
+            self._changed.notify()
+
+    def _pick(self, thread: int, now: float) -> Shard | None:
+        if self._closed:
+            return None
+        shard = self._left_alone(thread, now) or self._schedules[thread](self._preferred[thread], now)
+        if shard is None or not shard.ready(now):
+            shard = self._helping(self._all, now)
+        if shard is not None:
+            shard.claimed = True
+            self._busy_since[thread] = now
+        return shard
+
+    def _left_alone(self, thread: int, now: float) -> Shard | None:
+        """Every other time: of the shards whose thread is long with one batch, the one that has waited longest."""
+        if now < self._none_stuck_until:
+            return None
+        shards: list[Shard] = []
+        for other, (since, preferred) in enumerate(zip(self._busy_since, self._preferred, strict=False)):
+            if other != thread and since is not None and now - since > PATIENCE:
+                shards += preferred
+        if not shards:
+            self._none_stuck_until = now + PATIENCE / 10
+            return None
+        self._helped[thread] = not self._helped[thread]
+        return self._helping(shards, now) if self._helped[thread] else None
+
+    def _next_due(self, now: float) -> float | None:
+        times = [
+            shard.next_due
+            for shard in self._all
+            if shard.next_due is not None
+            and not shard.claimed
+            and not shard.paused
+            and not shard.leaving
+            and shard.deadline > now
+        ]
+        return min(times, default=None)
+
+    def took(self, shard: Shard, wakes: int, trip: Trip) -> None:
+        """Takes note of what a trip to the caller's shard told. ``wakes``: the shard's count before the call was
+        sent; a wake-up that came since may be newer than the reply, so the shard is looked at again.
+        """
+        now = clock.now()
+        with self._changed:
+            if shard.wakes != wakes:
+                shard.next_due = now
+            else:
+                shard.next_due = None if trip.delay is None else now + trip.delay
+            shard.paused = trip.paused and shard.wakes == wakes
+
+    def look_again(self, shard: Shard) -> None:
+        """What is known of the caller's shard is out of date: jobs went back to it."""
+        with self._changed:
+            shard.next_due = clock.now()
+
+    def rest(self, shard: Shard, seconds: float) -> None:
+        """The caller's shard is in trouble of its own: nobody looks at it for a while."""
+        with self._changed:
+            shard.next_due = clock.now() + seconds
+
+    def unclaim(self, shard: Shard) -> None:
+        """The caller has finished with the shard."""
+        with self._changed:
+            shard.claimed = False
+            if self._idle and shard.next_due is not None and not shard.leaving:
+                self._notify(shard.next_due)
+        if shard.leaving:
+            self._on_left(shard)
+
+    # --- for the keeper and the listener ---
+
+    def assign(self, preferred: Sequence[Sequence[Shard]]) -> None:
+        """From now on these are the shards of the threads. What a thread works just now it goes on with."""
+        with self._changed:
+            self._preferred = [list(group) for group in preferred]
+            self._all = list(dict.fromkeys(shard for group in preferred for shard in group))
+            self._changed.notify_all()  # the alarm may have been set for a shard that is no longer here
+
+    def leave(self, shards: Sequence[Shard]) -> None:
+        """These are to be given up: no thread picks them any more, nor begins another batch of theirs."""
+        with self._changed:
+            for shard in shards:
+                shard.leaving = True
+
+    def stay(self, shards: Sequence[Shard]) -> None:
+        """These are to be worked (again)."""
+        with self._changed:
+            for shard in shards:
+                shard.leaving = False
+                if self._idle and not shard.claimed and shard.next_due is not None:
+                    self._notify(shard.next_due)
+
+    def wake(self, shard: Shard, delay: float = 0.0) -> None:
+        """The shard has work that is due in ``delay`` seconds, or earlier than was known."""
+        with self._changed:
+            shard.wakes += 1
+            due = clock.now() + delay
+            if shard.next_due is None or due < shard.next_due:
+                shard.next_due = due
+            if delay == 0.0:
+                shard.paused = False
+            if not shard.claimed and not shard.leaving and self._idle:
+                self._notify(shard.next_due)
+
+    def refreshed(self, shard: Shard, wakes: int, delay: float | None, *, paused: bool) -> None:
+        """What a look at an unclaimed shard gave, unless something happened to it meanwhile."""
+        with self._changed:
+            if not shard.claimed and shard.wakes == wakes:
+                shard.next_due = None if delay is None else clock.now() + delay
+                shard.paused = paused
+                if shard.next_due is not None and self._idle and not paused and not shard.leaving:
+                    self._notify(shard.next_due)
+
+    def _notify(self, due: float) -> None:
+        # Due now: anyone may take it. Due later: the leader must set its alarm anew.
+        if due <= clock.now():
+            self._changed.notify()
+        else:
+            self._changed.notify_all()
+
+    def unclaimed(self, shards: Sequence[Shard]) -> list[tuple[Shard, int]]:
+        """Those of the shards that nobody works just now, with their wake-up counts."""
+        with self._changed:
+            return [(shard, shard.wakes) for shard in shards if not shard.claimed]
+
+    def close(self) -> None:
+        """From now on nothing is taken."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()

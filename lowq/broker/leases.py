@@ -1,0 +1,302 @@
+"""The leases of a node: gets those of the shards it wants, keeps them, gives up the others.
+
+::
+
+    wanted, somebody else's     stands by: tries when the lease runs out, or was given up
+    wanted, held                renewed every lease_ttl / 3
+    held, not wanted any more   leaves: no thread picks it; given up as soon as none works it
+    neither                     nothing
+
+A lease, seen from here, lasts from *before* its last renewal was sent. Past that the threads start nothing more of
+the shard. A lease that ran out while Redis was away, and that nobody took, is resumed with the same token.
+"""
+
+import logging
+import random
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from lowq import clock
+from lowq.broker.dispatcher import Dispatcher
+from lowq.broker.shard import Held, Lease, Shard
+from lowq.broker.wakeups import Listener
+from lowq.errors import LeaseLost, RedisUnavailable, ShardsCountError
+from lowq.logs import get_log
+from lowq.store import Call, Client
+
+log = get_log(__name__)
+
+#: Scripts in one write.
+_WRITE = 250
+
+
+class Leases:
+    """Who holds what, of the shards that this node serves. Belongs to the keeper's thread."""
+
+    def __init__(
+        self, client: Client, shards: Sequence[Shard], dispatcher: Dispatcher, listener: Listener, lease_ttl: float
+    ) -> None:
+        #: The first error that concerned only some shards, since `clear_trouble`.
+        self.trouble: Exception | None = None
+        self._client = client
+        self._shards = list(shards)
+        self._dispatcher = dispatcher
+        self._listener = listener
+        self._lease_ttl = lease_ttl
+        self._wanted: set[Shard] = set()
+        #: When to try for a wanted shard that is not held, or of which that is in doubt. Monotonic.
+        self._tries: dict[Shard, float] = {}
+        #: When Redis was last known to be away, monotonic.
+        self._away_at = -float("inf")
+        #: Shards that this node held last, and those that others were seen to hold.
+        self._mine: set[Shard] = set()
+        self._theirs: set[Shard] = set()
+        self._told = (-1, -1)
+        self._began = clock.now()
+
+    @property
+    def held(self) -> list[Shard]:
+        """The shards that this node holds, as far as it knows."""
+        return [shard for shard in self._shards if shard.lease is not None]
+
+    @property
+    def next_try(self) -> float:
+        """Monotonic time at which a lease is to be tried for."""
+        return min(self._tries.values(), default=float("inf"))
+
+    def clear_trouble(self) -> Exception | None:
+        """The first error that concerned only some shards, if there was one."""
+        trouble, self.trouble = self.trouble, None
+        return trouble
+
+    def was_away(self) -> None:
+        """Redis doesn't answer."""
+        self._away_at = clock.now()
+
+    # --- wishes ---
+
+    def want(self, shards: Iterable[Shard]) -> None:
+        """From now on the node is to hold these and no others."""
+        wanted = set(shards)
+        dropped, added = self._wanted - wanted, wanted - self._wanted
+        self._wanted = wanted
+        for shard in dropped:
+            self._tries.pop(shard, None)
+            self._theirs.discard(shard)
+        self._dispatcher.leave([shard for shard in dropped if shard.lease is not None])
+        self._dispatcher.stay([shard for shard in added if shard.lease is not None])
+        self._tries |= {shard: 0.0 for shard in added if shard.lease is None}
+        self._listener.forgets([shard for shard in dropped if shard.lease is None])
+
+    def try_for(self, shard: Shard, at: float) -> None:
+        """Its lease may be had at that monotonic time, or it is in doubt whether it is still held."""
+        if shard in self._wanted or shard.lease is not None:
+            self._tries[shard] = at
+
+    # --- what is sent to Redis ---
+
+    def _ask_all(
+        self, shards: list[Shard], call: Callable[[Shard], Call], note: Callable[[Shard, Any, float], None]
+    ) -> None:
+        """Runs one call per shard, in few writes. ``note`` gets the shard, its reply, and the monotonic time before it
+        was sent; an error of one shard keeps no other from being heard.
+
+        Raises:
+            RedisUnavailable: there was no answer for any shard. ShardsCountError
+        """
+        for start in range(0, len(shards), _WRITE):
+            part = shards[start : start + _WRITE]
+            sent = clock.now()
+            replies = self._client.run_many([call(shard) for shard in part], repeats=0)
+            if all(isinstance(reply, RedisUnavailable) for reply in replies):
+                raise replies[0]
+            for shard, reply in zip(part, replies, strict=True):
+                try:
+                    note(shard, reply, sent)
+                except ShardsCountError:
+                    raise
+                except Exception as error:
+                    self.trouble = self.trouble or error
+
+    def renew(self) -> None:
+        """Lengthens all leases held.
+
+        Raises:
+            RedisUnavailable
+        """
+        # Shards whose lease ran out, or was lost, go to `acquire`: it tells which, and resumes when nobody came
+        # between.
+        for shard in self._wanted:
+            if shard.lease is None and shard not in self._tries:
+                self._tries[shard] = 0.0
+        self._ask_all(self.held, lambda shard: shard.renew_call(self._lease_ttl), self._renewed)
+
+    def _renewed(self, shard: Shard, reply: Any, sent: float) -> None:
+        if isinstance(reply, LeaseLost):
+            self._tries[shard] = 0.0
+            return
+        if isinstance(reply, Exception):
+            raise reply
+        late = shard.deadline <= clock.now()
+        shard.deadline = sent + self._lease_ttl
+        if late:  # the threads have left it alone since
+            self._dispatcher.wake(shard)
+
+    def acquire(self, now: float) -> None:
+        """Tries for the shards whose time has come.
+
+        Raises:
+            RedisUnavailable, ShardsCountError
+        """
+        shards = [shard for shard, at in self._tries.items() if at <= now]
+        if not shards:
+            return
+        # When Redis was away for longer than a lease, all leases have run out though their owners live; when it came
+        # back without its data, the registry of nodes is gone, too. Whoever held a shard gets a head start, and
+        # whoever comes first doesn't charge the others' jobs with a crash.
+        age = self._client.server_age()
+        back = now - self._away_at
+        if age + 1.0 < now - self._began:  # it was started after this node; servers tell their age in whole seconds
+            back = min(back, age)
+        if back < self._lease_ttl / 3:
+            for shard in shards:
+                if shard not in self._mine:
+                    self._tries[shard] = now - back + self._lease_ttl / 3
+            shards = [shard for shard in shards if shard in self._mine]
+        charge = back > self._lease_ttl and age > self._lease_ttl
+        gained: list[Shard] = []
+        waiting: list[Shard] = []
+
+        def note(shard: Shard, reply: Any, sent: float) -> None:
+            self._tries[shard] = clock.now() + 1.0  # should the reply be an error
+            had = shard.lease
+            lease = shard.acquired(reply, sent + self._lease_ttl)
+            if isinstance(lease, Held):
+                self._stand_by(shard, lease, had)
+                waiting.append(shard)
+                return
+            del self._tries[shard]
+            self._mine.add(shard)
+            self._theirs.discard(shard)
+            gained.append(shard)
+            _tell_of_restored(shard, lease)
+
+        try:
+            self._ask_all(shards, lambda shard: shard.acquire_call(self._lease_ttl, charge=charge), note)
+        finally:
+            # The threads first: whatever goes wrong with the listener, a refresh finds what it would have told.
+            self._dispatcher.stay([shard for shard in gained if shard in self._wanted])
+            for shard in gained:
+                self._dispatcher.wake(shard)
+            self._listener.holds(gained)
+            self._listener.waits(waiting)
+
+    def _stand_by(self, shard: Shard, lease: Held, had: Lease | None) -> None:
+        if had is not None:
+            log.warning(
+                "%r: the lease was lost to another node", shard, extra={"event": "lease_lost", **_of(shard)}
+            )  # fmt: skip
+        self._mine.discard(shard)
+        if shard not in self._wanted:
+            del self._tries[shard]
+            return
+        self._theirs.add(shard)
+        # No longer than a lease, whatever Redis says: its clock may have stepped back.
+        seconds = min(lease.seconds, self._lease_ttl)
+        self._tries[shard] = clock.now() + seconds + random.uniform(0.01, 0.05)
+
+    def give_up(self) -> bool:
+        """Surrenders the shards that are not wanted any more and that no thread works; whether there were any.
+
+        Raises:
+            RedisUnavailable
+        """
+        unwanted = [shard for shard in self.held if shard not in self._wanted]
+        if not unwanted:
+            return False
+        # Again, as a shard may have been got by a call whose reply came late.
+        self._dispatcher.leave(unwanted)
+        # No thread can claim them any more, so nobody here performs anything of them. Jobs in flight there may be
+        # all the same, after an outage: they are left to the next owner, and not charged.
+        resting = [shard for shard, _ in self._dispatcher.unclaimed(unwanted)]
+
+        def note(shard: Shard, reply: Any, _sent: float) -> None:
+            if isinstance(reply, Exception) and not isinstance(reply, LeaseLost):
+                raise reply
+            self._tries.pop(shard, None)
+            self._mine.discard(shard)
+            shard.lose()
+            self._listener.forgets([shard])
+
+        self._ask_all(resting, lambda shard: shard.surrender_call(0.0), note)
+        return bool(resting)
+
+    def refresh(self) -> None:
+        """Asks the idle shards when their next job is due, should a wake-up have been lost.
+
+        Raises:
+            RedisUnavailable
+        """
+        wakes = dict(self._dispatcher.unclaimed(self.held))
+
+        def note(shard: Shard, reply: Any, _sent: float) -> None:
+            if isinstance(reply, LeaseLost):
+                self.try_for(shard, 0.0)
+                return
+            if isinstance(reply, Exception):
+                raise reply
+            delay = None if reply[1] is None else reply[1] / 1e6
+            self._dispatcher.refreshed(shard, wakes[shard], delay, paused=bool(reply[2]))
+
+        self._ask_all(list(wakes), Shard.refresh_call, note)
+
+    def leave(self, seconds: float) -> None:
+        """Gives up all leases. Shards with jobs in flight are left to run out in ``seconds``, and their jobs are not
+        charged. Only once the keeper's thread has ended.
+
+        Raises:
+            RedisUnavailable
+        """
+        held = self.held
+        for start in range(0, len(held), _WRITE):
+            part = held[start : start + _WRITE]
+            replies = self._client.run_many([shard.surrender_call(seconds) for shard in part], repeats=1)
+            if all(isinstance(reply, RedisUnavailable) for reply in replies):
+                raise replies[0]  # a process that is about to end doesn't wait for the others, too
+            for shard in part:
+                shard.lose()
+
+    # --- what is told ---
+
+    def tell(self) -> bool:
+        """Logs how many shards are held when that has changed; whether it has."""
+        held, wanted = len(self.held), len(self._wanted)
+        if (held, wanted) == self._told:
+            return False
+        changed = held != self._told[0]
+        # Where it goes and where it has got to; the steps between, one shard after another, are for who asks for them.
+        level = logging.INFO if held == wanted or wanted != self._told[1] else logging.DEBUG
+        self._told = held, wanted
+        others = f"; standing by for {len(self._theirs)} of other nodes" if self._theirs else ""
+        log.log(
+            level, "shards held: %d, wanted: %d of %d%s", held, wanted, len(self._shards), others,
+            extra={"event": "shards", "held": held, "wanted": wanted, "shards": len(self._shards)},
+        )  # fmt: skip
+        return changed
+
+
+def _tell_of_restored(shard: Shard, lease: Lease) -> None:
+    if lease.restored:
+        log.warning(
+            "%r: left in flight by an earlier owner and waiting again: %d", shard, lease.restored,
+            extra={"event": "restored", "jobs": lease.restored, **_of(shard)},
+        )  # fmt: skip
+    for job_id in lease.poisoned:
+        log.error(
+            "%r: id %r is buried as poison: its process died too often with it in flight", shard, job_id,
+            extra={"event": "poison", "id": job_id, **_of(shard)},
+        )  # fmt: skip
+
+
+def _of(shard: Shard) -> dict[str, Any]:
+    return {"queue": shard.queue, "shard": shard.index}

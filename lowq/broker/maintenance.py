@@ -1,0 +1,350 @@
+"""The keeper: the thread that keeps a node alive in Redis's eyes.
+
+One thread per node, with a connection of its own that waits for nothing else::
+
+    every lease_ttl / 3     renew all leases held; say that the node lives, and hear who else does
+    when nodes come or go   hear who shares the work now; want other shards, give up some
+    when its time has come  try for a wanted shard that somebody else has, or had
+    every poll_interval     ask the idle shards anew, should a wake-up have been lost
+    every 10 ms, while jobs of a trip are finished and another of it is being performed: acknowledge the finished
+"""
+
+import os
+import random
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from lowq import clock
+from lowq.broker.activity import Activity, EarlyAcks
+from lowq.broker.leases import Leases
+from lowq.broker.membership import Membership
+from lowq.broker.outage import Outage
+from lowq.broker.shard import Shard
+from lowq.broker.splitter import Members
+from lowq.duration import LONGEST_WAIT
+from lowq.errors import ConfigError, RedisUnavailable, ShardsCountError
+from lowq.logs import describe, get_log
+from lowq.store import Call, Client, Refusal
+
+log = get_log(__name__)
+
+#: Seconds between two looks at trips with finished, unacknowledged jobs.
+EARLY_ACK_INTERVAL = 0.01
+#: Seconds for which it is told how late the keeper ran.
+LATE_SECONDS = 600.0
+
+#: What else goes out with every heartbeat.
+Rider = Callable[[], Iterable[Call]]
+
+
+class Keeper:
+    """Keeps a node's membership and leases, and looks after its idle shards.
+
+    ``divide``: called with the members whenever they change, and returns the shards that this node is to hold then.
+    ``registrations``: the node's queues, entered anew with every heartbeat, should Redis have lost its data.
+    ``on_ready``: called once, when the node is a member and has asked for its shards.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        membership: Membership,
+        leases: Leases,
+        seats: Sequence[Activity],
+        outage: Outage,
+        *,
+        divide: Callable[[Members], Iterable[Shard]],
+        lease_ttl: float,
+        poll_interval: float,
+        registrations: Sequence[Call],
+        riders: Sequence[Rider] = (),
+        on_ready: Callable[[], object],
+        on_fatal: Callable[[BaseException], object],
+    ) -> None:
+        self._thread = threading.Thread(target=self._run, name="lowq-keeper", daemon=True)
+        self._client = client
+        self._membership = membership
+        self._leases = leases
+        self._seats = seats
+        self._outage = outage
+        self._divide = divide
+        self._lease_ttl = lease_ttl
+        self._poll_interval = poll_interval
+        self._registrations = list(registrations)
+        self._riders = list(riders)
+        self._on_ready = on_ready
+        self._ready = False
+        self._on_fatal = on_fatal
+        #: What other threads ask for: a shard, and the monotonic time at which to try for its lease.
+        self._asked: deque[tuple[Shard, float]] = deque()
+        self._members_asked = False
+        self._divided = False
+        self._next_renewal = 0.0
+        self._next_refresh = 0.0
+        self._next_look = 0.0
+        #: The worst lateness of the keeper lately, and when that was.
+        self._late = (0.0, 0.0)
+        self._armed = False
+        self._nudge = threading.Event()
+        self._closed = threading.Event()
+        self._quiet = False
+
+    def start(self) -> None:
+        """Starts the thread."""
+        self._thread.start()
+
+    def is_alive(self) -> bool:
+        """Whether the thread runs."""
+        return self._thread.is_alive()
+
+    # --- from other threads ---
+
+    def free(self, shard: Shard, delay: float) -> None:
+        """Somebody gives up the shard, in so many seconds: try for it then."""
+        if shard.lease is None:
+            # No lease lasts longer than that, whatever a message says.
+            self._ask(shard, clock.now() + min(delay, self._lease_ttl))
+
+    def check(self, shard: Shard) -> None:
+        """A thread was told that the lease is lost, or doubts it: find out whose it is."""
+        self._ask(shard, 0.0)
+
+    def _ask(self, shard: Shard, at: float) -> None:
+        self._asked.append((shard, at))
+        self._nudge.set()
+
+    def left(self, _shard: Shard) -> None:
+        """No thread works the shard any more, which is to be given up."""
+        self._nudge.set()
+
+    def members_changed(self) -> None:
+        """Nodes came or went: hear which."""
+        self._members_asked = True
+        self._nudge.set()
+
+    def arm(self) -> None:
+        """A thread performs while finished jobs of its trip are not acknowledged yet."""
+        if not self._armed:
+            self._armed = True
+            self._nudge.set()
+
+    # --- the loop ---
+
+    def _run(self) -> None:
+        try:
+            self._loop()
+        except BaseException as error:
+            self._on_fatal(error)
+
+    def _loop(self) -> None:
+        quiet_ticks = 0
+        failures = 0
+        said = ""
+        while not self._closed.is_set():
+            try:
+                wait = self._tick(clock.now())
+                if self._armed:
+                    quiet_ticks = 0 if self._acknowledge_early() else quiet_ticks + 1
+                    if quiet_ticks > 50:
+                        self._armed, quiet_ticks = False, 0
+                    wait = min(wait, EARLY_ACK_INTERVAL)
+                failures, said = 0, ""
+            except RedisUnavailable as error:
+                failures += 1
+                if failures == 1:
+                    # Perhaps only this connection was cut while it rested: on a fresh one that is soon known.
+                    wait = 0.0
+                else:
+                    self._outage.begin(error)
+                    self._leases.was_away()
+                    wait = random.uniform(0.1, 0.5)
+            except ConfigError:
+                raise
+            except Exception as error:
+                text = describe(error, str)  # it may be of an application's splitter
+                if text != said:  # not once a second for as long as it lasts
+                    said = text
+                    log.exception("keeping the leases failed; trying again")
+                wait = 1.0
+            expected = clock.now() + wait
+            self._nudge.wait(wait)
+            self._nudge.clear()
+            self._warn_when_late(clock.now() - expected)
+
+    def _tick(self, now: float) -> float:
+        """Does what is due; returns the seconds until something is due again.
+
+        Raises:
+            The first error of any shard, after everything else was done.
+        """
+        leases, begun = self._leases, self._outage.begun
+        leases.clear_trouble()
+        while self._asked:
+            leases.try_for(*self._asked.popleft())
+        renewing = now >= self._next_renewal
+        if renewing:
+            leases.renew()
+        if renewing or self._members_asked or now >= self._next_look:
+            self._heartbeat()
+        leases.acquire(now)
+        gave_up = leases.give_up()
+        if leases.tell() or gave_up:
+            self._heartbeat()  # the registry says who holds what
+        if not self._ready:
+            self._ready = True
+            self._on_ready()
+        trouble = leases.clear_trouble()
+        if renewing:
+            self._next_renewal = now + self._lease_ttl / 3
+            if trouble is None:
+                self._outage.end(begun)
+        if now >= self._next_refresh:
+            leases.refresh()
+            trouble = trouble or leases.clear_trouble()
+            self._next_refresh = now + self._poll_interval
+        if trouble is not None:
+            raise trouble
+        due = min(self._next_renewal, self._next_refresh, self._next_look, leases.next_try)
+        return min(max(due - clock.now(), 0.0), LONGEST_WAIT)
+
+    # --- membership ---
+
+    def _heartbeat(self) -> None:
+        calls = [self._membership.heartbeat_call(self._details()), *self._registrations]
+        calls += [call for rider in self._riders for call in rider()]
+        self._members_asked = False  # before it is sent: who comes meanwhile is asked for again
+        replies = self._client.run_many(calls, repeats=0)
+        if isinstance(replies[0], Exception):
+            self._members_asked = True
+            raise replies[0]
+        for call, reply in zip(calls[1:], replies[1:], strict=True):
+            if isinstance(reply, Refusal):
+                raise ShardsCountError(str(call.args[1]), int(reply.detail), int(call.args[2]))
+            if isinstance(reply, Exception):
+                self._leases.trouble = self._leases.trouble or reply
+        changed = self._membership.heard(replies[0])
+        # A little later than the first could be missed, and not all nodes at once.
+        self._next_look = self._membership.first_silent + random.uniform(0.01, 0.05)
+        if changed or not self._divided:
+            self._divided = True  # first: `quiet` may ask for another division meanwhile
+            try:
+                self._leases.want([] if self._quiet else self._divide(self._membership.members))
+            except BaseException:
+                self._divided = False
+                raise
+
+    def _details(self) -> dict[str, Any]:
+        now = clock.now()
+        held: dict[str, list[int]] = {}
+        for shard in self._leases.held:
+            held.setdefault(shard.queue, []).append(shard.index)
+        seats = [
+            None
+            if seat.performing is None
+            else {
+                "queue": seat.performing.shard.queue,
+                "shard": seat.performing.shard.index,
+                "ids": seat.performing.ids[:3],
+                "count": len(seat.performing.ids),
+                "seconds": round(now - seat.performing.since, 3),
+            }
+            for seat in self._seats
+        ]
+        late, at = self._late
+        return {
+            "shards": held,
+            "performing": seats,
+            "quiet": self._quiet,
+            "memory": resident_memory(),
+            "late": round(late, 3) if now - at < LATE_SECONDS else 0.0,
+        }
+
+    # --- what the threads leave to it ---
+
+    def _acknowledge_early(self) -> bool:
+        """Whether any thread performs with finished jobs behind it."""
+        busy = False
+        calls: list[Call] = []
+        for seat in self._seats:
+            performing = seat.performing
+            if performing is None or not performing.shard.unacknowledged:
+                continue
+            busy = True
+            # A trip that was there at the last look already takes longer than it was meant to, be it by one slow job or
+            # by many of some milliseconds each.
+            if seat.early is None or not seat.early.is_of(performing.shard):
+                seat.early = EarlyAcks(performing.shard, performing.shard.delivery)
+                continue
+            call, count = performing.shard.early_ack_call(seat.early.count)
+            if count:
+                calls.append(call)
+                seat.early.count += count
+        if calls:
+            self._client.run_many(calls, repeats=0)
+        return busy
+
+    def _warn_when_late(self, late: float) -> None:
+        now = clock.now()
+        worst, at = self._late
+        if late > worst or now - at > LATE_SECONDS:
+            self._late = max(late, 0.0), now
+        if late > self._lease_ttl / 3:
+            # Whatever held the GIL may have ended when the keeper gets to look.
+            since = now - late
+            busy = []
+            for seat in self._seats:
+                performing, performed = seat.performing, seat.performed
+                if performed is not None and performed[1] >= since and performed[0] is not performing:
+                    busy.append(f"{performed[0]} (ended)")
+                if performing is not None:
+                    busy.append(str(performing))
+            log.warning(
+                "the keeper ran %.1f s late: something holds the GIL or froze the process. Being performed: %s",
+                late,
+                "; ".join(busy) or "nothing",
+                extra={"event": "keeper_late", "seconds": late},
+            )
+
+    # --- the end ---
+
+    def quiet(self) -> None:
+        """Leaves the members, so that others share its work, and gives up every shard as soon as it rests."""
+        self._membership.leave()
+        self._quiet = True
+        self._divided = False
+        self.members_changed()
+
+    def stop(self) -> None:
+        """Renews nothing any more. Joins the thread when it can."""
+        self._closed.set()
+        self._nudge.set()
+        if self._thread.is_alive():
+            self._thread.join(self._lease_ttl / 3)
+
+    def leave(self, seconds: float) -> None:
+        """Gives up all leases, after `stop`, and says goodbye. Shards with jobs in flight are left to run out in
+        ``seconds``, and their jobs are not charged.
+
+        Raises:
+            RedisUnavailable
+        """
+        self._leases.leave(seconds)
+        (reply,) = self._client.run_many([self._membership.goodbye_call()], repeats=1)
+        if isinstance(reply, Exception):
+            raise reply
+
+    def close(self) -> None:
+        """Closes the keeper's connection, after `leave`."""
+        self._client.close()
+
+
+def resident_memory() -> int:
+    """Bytes of memory that this process has; 0 where that is not told."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+    except (OSError, ValueError, IndexError):
+        return 0
+    return pages * os.sysconf("SC_PAGE_SIZE")

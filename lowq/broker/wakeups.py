@@ -1,0 +1,98 @@
+"""The listener: wake-ups for the shards held, word that the lease of a wanted shard was given up, and that nodes came
+or went.
+"""
+
+import threading
+from collections.abc import Callable, Sequence
+
+from lowq.broker.shard import Shard
+from lowq.errors import LowqError, RedisUnavailable
+from lowq.logs import get_log
+from lowq.store import Client
+from lowq.store.untrusted import finite
+
+log = get_log(__name__)
+
+
+class Listener:
+    """Reads a subscription. A lost connection is made anew, and every confirmation counts as a wake-up: what was
+    published while nobody listened is found by looking.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        shards: Sequence[Shard],
+        nodes_channel: str,
+        on_wake: Callable[[Shard, float], object],
+        on_free: Callable[[Shard, float], object],
+        on_nodes: Callable[[str], object],
+        on_trouble: Callable[[LowqError], object],
+    ) -> None:
+        self._thread = threading.Thread(target=self._run, name="lowq-listener", daemon=True)
+        self._subscription = client.subscribe()
+        self._wakes = {f"{shard.prefix}wake": shard for shard in shards}
+        self._frees = {f"{shard.prefix}free": shard for shard in shards}
+        self._nodes_channel = nodes_channel
+        self._on_wake = on_wake
+        self._on_free = on_free
+        self._on_nodes = on_nodes
+        self._on_trouble = on_trouble
+        self._closed = threading.Event()
+        self._subscription.add([nodes_channel])
+
+    def start(self) -> None:
+        """Starts the thread."""
+        self._thread.start()
+
+    def holds(self, shards: Sequence[Shard]) -> None:
+        """These shards are held now: listen to their wake-ups."""
+        self._subscription.remove([f"{shard.prefix}free" for shard in shards])
+        self._subscription.add([f"{shard.prefix}wake" for shard in shards])
+
+    def waits(self, shards: Sequence[Shard]) -> None:
+        """These shards are somebody else's: listen for the end of that."""
+        self._subscription.remove([f"{shard.prefix}wake" for shard in shards])
+        self._subscription.add([f"{shard.prefix}free" for shard in shards])
+
+    def forgets(self, shards: Sequence[Shard]) -> None:
+        """These shards are neither held nor wanted."""
+        self._subscription.remove([f"{shard.prefix}{name}" for shard in shards for name in ("wake", "free")])
+
+    def _run(self) -> None:
+        failures = 0
+        while not self._closed.is_set():
+            try:
+                event = self._subscription.get(1.0)
+                failures = 0
+                if event is not None:
+                    self._handle(*event)
+            except Exception as error:
+                if self._closed.is_set():
+                    return
+                if isinstance(error, RedisUnavailable):
+                    failures += 1
+                    if failures > 1:  # else perhaps only this connection was cut: at once a fresh one
+                        self._on_trouble(error)
+                        self._closed.wait(0.2)
+                else:
+                    log.exception("listening for wake-ups failed; jobs start up to poll_interval later meanwhile")
+                    self._closed.wait(5.0)
+
+    def _handle(self, kind: str, channel: str, data: bytes) -> None:
+        number = finite(data, 0.0)  # what is none is no message of ours; to look is always right
+        if kind not in ("subscribe", "message"):
+            return
+        if channel in self._wakes:
+            self._on_wake(self._wakes[channel], number)
+        elif channel in self._frees:
+            self._on_free(self._frees[channel], number / 1000)
+        elif channel == self._nodes_channel:
+            self._on_nodes(data.decode("utf-8", "replace"))
+
+    def close(self) -> None:
+        """Ends the thread; it is reading until its connection is closed."""
+        self._closed.set()
+        self._subscription.close()
+        if self._thread.is_alive():
+            self._thread.join(1.5)

@@ -1,0 +1,193 @@
+"""Why an id is not being performed right now, in a sentence."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal
+
+from lowq.backend import Backend
+from lowq.duration import duration
+from lowq.inspection.registry import NodeInfo, nodes
+from lowq.job import State
+from lowq.store import untrusted
+from lowq.store.scripts import time_argument
+
+#: absent      there is no such id
+#: buried      it is in the morgue
+#: performing  it is in flight: being performed, or about to be
+#: not_due     its time has not come
+#: retry_wait  it failed and its retry has not come
+#: paused      its time has come, and the queue is paused
+#: no_owner    its time has come (or it was in flight), and its shard is leased to nobody
+#: busy        its time has come, and other jobs of its shard are in flight: they come first, however long they take
+#: no_thread   its time has come, and all threads of the node that holds its shard are busy with other shards
+#: behind      its time has come, and older jobs of its shard come first
+#: next        it is the next one of its shard
+Reason = Literal[
+    "absent",
+    "buried",
+    "performing",
+    "not_due",
+    "retry_wait",
+    "paused",
+    "no_owner",
+    "busy",
+    "no_thread",
+    "behind",
+    "next",
+]
+
+#: Characters of an id in a sentence.
+_MAX_ID = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Why:
+    """Where an id is, and what keeps it."""
+
+    #: None: nowhere.
+    state: State | None
+    reason: Reason
+    #: Unix time, seconds, at which the reason ends by itself; None when no time ends it.
+    until: float | None
+    #: For people.
+    detail: str
+    #: The node that holds its shard, by name; None: nobody, or none that is known.
+    node: str | None = None
+    #: While it is performed, or its shard is busy: the thread of that node, from 0, if the node's last heartbeat has
+    #: told.
+    thread: int | None = None
+    #: Waiting jobs of its shard that come before it.
+    ahead: int = 0
+    #: Who paused the queue, if they said so.
+    paused_by: str | None = None
+    #: When it is due: how many other jobs of its shard are in flight, up to three of them, and since when (Unix time,
+    #: seconds).
+    in_flight: int = 0
+    in_flight_ids: tuple[str, ...] = ()
+    in_flight_since: float | None = None
+
+
+def explain(
+    backend: Backend, prefix: str, place: tuple[str, int], job_id: bytes, max_retry_count: int, now: float | None
+) -> Why:
+    """Asks Redis for all that decides, and puts it into words. ``place``: queue and shard.
+
+    Raises:
+        RedisUnavailable, RedisRefused
+    """
+    reply = backend.client.run("why", prefix, time_argument(now), job_id)
+    time, horizon, record, perform_at, retry_count, rank, buried_at, paused, lease, _ttl, solo = reply[:11]
+    paused_by, until, flight = reply[11:]
+    shard = place[1]
+    ownerless = float(time) - untrusted.finite(until, float(time))
+    since = f" for {duration(ownerless)} now" if ownerless > 0 else ""
+    nobody = f"shard {shard} is leased to nobody{since}: all nodes of this queue are down or quiet, or none has it yet"
+    owner = _Owner(backend, lease, place)
+    if record is not None:
+        waits = "; newer payloads wait for its next run" if perform_at is not None else ""
+        if lease is None:
+            detail = (
+                f"its owner is gone{since}; whoever gets shard {shard} next puts it back and performs it again{waits}"
+            )
+            return Why("taken", "no_owner", None, detail)
+        taken_at = (record.split() or [b""])[-1]  # without parts: a record that is none of ours
+        since = duration(float(time) - untrusted.finite(taken_at, float(time)))
+        thread = owner.thread()
+        by = f"{owner}, thread {thread}" if thread is not None else str(owner)
+        return Why("taken", "performing", None, f"taken {since} ago by {by}{waits}", owner.name, thread)
+    if perform_at is None:
+        if buried_at is None:
+            return Why(None, "absent", None, "no such job waits, is in flight or is buried")
+        ago = duration(float(time) - float(buried_at))
+        return Why("morgue", "buried", None, f"buried {ago} ago; kick it to have it performed")
+    due_at = float(perform_at)
+    # The retry_count of a failed job counts from 0, people count from 1.
+    retry = "" if retry_count is None else f"retry {untrusted.count(retry_count) + 1} of {max_retry_count}, "
+    who = None if paused_by is None else paused_by.decode("utf-8", "replace")
+    by = f" by {who}" if who else ""
+    if due_at > float(horizon):
+        halted = f"; the queue is paused{by}, too" if paused is not None else ""
+        detail = f"{retry}due in {duration(due_at - float(time))}{halted}"
+        state, reason = ("retrying", "retry_wait") if retry else ("scheduled", "not_due")
+        return Why(state, reason, due_at, detail, owner.name, paused_by=who)  # type: ignore[arg-type]  # literals
+    flown = _Flight(flight or (0, None))
+    ahead = int(rank or 0)
+
+    def due(reason: Reason, detail: str, thread: int | None = None) -> Why:
+        node = None if reason == "no_owner" else owner.name
+        return Why(
+            "due", reason, None, retry + detail, node, thread, ahead, who if reason == "paused" else None,
+            flown.count, flown.ids, flown.since,
+        )  # fmt: skip
+
+    if paused is not None:
+        since = duration(float(time) - untrusted.finite(paused, float(time)))
+        return due("paused", f"due, and the queue has been paused for {since}{by}; resume it")
+    if lease is None:
+        return due("no_owner", nobody)
+    first = f"behind {ahead} older job{'s' * (ahead != 1)} of shard {shard}" if ahead else f"next of shard {shard}"
+    if flown.count:
+        thread = owner.thread()
+        worked_by = str(owner) if thread is None else f"thread {thread} of {owner}"
+        return due("busy", f"{first}, which {worked_by} {flown.told(float(time))}", thread)
+    if owner.busy:
+        return due("no_thread", f"{first}; no thread of {owner} is free ({owner.busy} of {owner.busy} busy)")
+    if ahead:
+        return due("behind", first)
+    return due("next", f"{first}, which {owner} works{', alone' if solo else ''}")
+
+
+class _Flight:
+    """What else of its shard is in flight, as the script tells it: how many, since when, some ids."""
+
+    def __init__(self, told: Sequence[Any]) -> None:
+        self.count: int = told[0]
+        self.since = untrusted.finite(told[1])
+        self.ids = tuple(job_id.decode("utf-8", "surrogateescape") for job_id in told[2:])
+
+    def told(self, now: float) -> str:
+        """What its thread does with it."""
+        seconds = 0.0 if self.since is None else now - self.since
+        busy = f"has been busy with for {duration(seconds)}" if seconds >= 1 else "is busy with"
+        ids = [job_id if len(job_id) <= _MAX_ID else job_id[: _MAX_ID - 1] + "…" for job_id in self.ids]
+        more = self.count - len(ids)
+        return f"{busy}: {', '.join(ids)}{f' and {more:,} more' if more > 0 else ''}"
+
+
+class _Owner:
+    """Who holds a shard. The registry of nodes is only read when somebody wants to know."""
+
+    def __init__(self, backend: Backend, lease: bytes | None, place: tuple[str, int]) -> None:
+        self._backend = backend
+        self._nonce = "" if lease is None else lease.decode("utf-8", "replace").rpartition(":")[0]
+        self._place = place
+
+    @cached_property
+    def _node(self) -> NodeInfo | None:
+        if not self._nonce:
+            return None
+        # A node's name ends with the beginning of the nonce that it acquires with.
+        ending = ":" + self._nonce[:6]
+        return next((node for node in nodes(self._backend) if node.name.endswith(ending)), None)
+
+    @property
+    def name(self) -> str | None:
+        return None if self._node is None else self._node.name
+
+    def thread(self) -> int | None:
+        """A shard is worked by one thread at a time: the one that said so in the last heartbeat."""
+        if self._node is not None:
+            for number, seat in enumerate(self._node.performing):
+                if seat is not None and (seat.get("queue"), seat.get("shard")) == self._place:
+                    return number
+        return None
+
+    @property
+    def busy(self) -> int:
+        """How many threads the node has, if all of them performed something at its last heartbeat; otherwise 0."""
+        seats = () if self._node is None else self._node.performing
+        return len(seats) if all(seat is not None for seat in seats) else 0
+
+    def __str__(self) -> str:
+        return f"owner {self._nonce}" if self._node is None else f"node {self._node.name}"

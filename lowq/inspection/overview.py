@@ -1,0 +1,36 @@
+"""All queues at once: figures and shards in one round, for whoever keeps watching."""
+
+from dataclasses import dataclass
+
+from lowq.errors import ScriptError
+from lowq.inspection.queries import Backend, ShardInfo, Stats, node_names, queues, shard_rows, shards_of_rows, stats_of
+from lowq.store import untrusted
+from lowq.store.keys import shard_prefix
+
+
+@dataclass(frozen=True, slots=True)
+class QueueOverview:
+    """A queue and its shards, as of one look."""
+
+    stats: Stats
+    shards: list[ShardInfo]
+
+
+def overview(backend: Backend) -> list[QueueOverview]:
+    """Every queue in the registry, by name. Costs Redis some 20 microseconds a shard.
+
+    Raises:
+        RedisUnavailable, RedisRefused
+    """
+    infos = queues(backend)
+    names = node_names(backend)
+    found = []
+    for info in infos:
+        prefixes = [shard_prefix(backend.config.namespace, info.name, index) for index in range(info.shards_count)]
+        try:
+            rows = shard_rows(backend.client, prefixes, None)
+        except ScriptError as error:  # a key of the wrong type
+            untrusted.left_out("queue", info.name, str(error))
+            continue
+        found.append(QueueOverview(stats_of(info.name, rows), shards_of_rows(rows, names)))
+    return found

@@ -1,0 +1,448 @@
+"""Pages of ids: a queue's sorted sets, merged over all shards, in order, without ever holding a queue.
+
+Two ways lead to a page. A *walk* follows a sorted set in its own order, from the position after which the last page
+ended: each call finds it by binary search, however many ids share its score, and whether or not its id is still
+there. A *scan* looks at all ids in no order and keeps the best ones: for patterns, for the order by id, and for
+what no set is sorted by. Both go in calls that look at about 1,000 ids of one shard, fewer for a dear pattern.
+
+Order is always by (value, id), ids compared as bytes.
+"""
+
+import base64
+import heapq
+import math
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, get_args
+
+from lowq.errors import ConfigError
+from lowq.inspection.pattern import check_pattern, encode_pattern, ids_per_call
+from lowq.job import Job, State
+from lowq.store import Call, Client
+from lowq.store.scripts import time_argument
+
+OrderBy = Literal["perform_at", "retry_count", "buried_at", "id"]
+
+STATES: tuple[State, ...] = get_args(State)
+ORDERS: tuple[OrderBy, ...] = get_args(OrderBy)
+#: Most jobs of a page.
+MAX_LIMIT = 1000
+#: Calls that go out together. Redis works what one client wrote in one piece, so these must be short as a whole:
+#: a walk takes well under a millisecond, a scan two or three.
+TOGETHER = 8
+SCANS_TOGETHER = 3
+#: Above this many shards a walk asks each for a few ids only. Then more calls go out together, unless each of them may
+#: have to look at 1,000 ids to find those few.
+MANY_SHARDS, MANY_TOGETHER = 100, 64
+
+#: (order value, id): where something is in an order. The value is 0.0 in the order by id.
+Position = tuple[float, bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """Some jobs of a queue, in order."""
+
+    #: May be fewer than asked for, even none, before the end: jobs move while one looks.
+    jobs: list[Job]
+    #: Give it as ``after`` for the next page; None: this was the last.
+    cursor: str | None
+
+    def __iter__(self) -> Iterator[Job]:
+        return iter(self.jobs)
+
+    def __len__(self) -> int:
+        return len(self.jobs)
+
+
+class Listing(NamedTuple):
+    """What is listed, checked by `listing`."""
+
+    state: State | None
+    match: str
+    order_by: OrderBy
+    reverse: bool
+    #: Bounds of the order value, both included; of the ids' bytes in the order by id.
+    low: float
+    high: float
+    low_id: bytes | None
+    high_id: bytes | None
+
+    @property
+    def when(self) -> str:
+        """How the scripts call a state's side of now."""
+        return {"due": "due", "scheduled": "later", "retrying": "later"}.get(self.state or "", "")
+
+    @property
+    def past(self) -> str:
+        """How the scripts call whether a state's jobs have failed before."""
+        return {"scheduled": "fresh", "retrying": "failed"}.get(self.state or "", "")
+
+    @property
+    def where(self) -> str:
+        """Which of an id's jobs is meant, as the script `look` calls it."""
+        return self.state if self.state in ("taken", "morgue") else "waiting"
+
+    def holds(self, value: float, job_id: bytes) -> bool:
+        """Whether the bounds admit it."""
+        if self.order_by == "id":
+            return not (
+                (self.low_id is not None and job_id < self.low_id)
+                or (self.high_id is not None and job_id > self.high_id)
+            )
+        return self.low <= value <= self.high
+
+
+def listing(state: str | None, match: str | None, order_by: str | None, reverse: bool, low: Any, high: Any) -> Listing:
+    """Checks what is asked for.
+
+    Raises:
+        ConfigError: it names what is allowed.
+    """
+    if state is not None and state not in STATES:
+        raise ConfigError(f"state={state!r}: it is one of {', '.join(STATES)}, or None for all that wait")
+    if state == "morgue":
+        allowed: tuple[OrderBy, ...] = ("buried_at", "id")
+    else:
+        allowed = ("perform_at", "retry_count", "id")
+    chosen = allowed[0] if order_by is None else order_by
+    if chosen not in allowed:
+        whose = "jobs in the morgue" if state == "morgue" else "jobs that wait or are taken"
+        raise ConfigError(f"order_by={order_by!r}: {whose} are ordered by one of {', '.join(allowed)}")
+    by_id = chosen == "id"
+    for name, bound in (("min", low), ("max", high)):
+        if bound is None:
+            continue
+        if by_id and not isinstance(bound, str):
+            raise ConfigError(f"{name}={bound!r}: with order_by='id' it is an id, a str")
+        if not by_id and (isinstance(bound, bool) or not isinstance(bound, int | float) or math.isnan(bound)):
+            raise ConfigError(f"{name}={bound!r}: it is a number, a bound of {chosen}")
+    return Listing(
+        state,
+        check_pattern(match),
+        chosen,
+        bool(reverse),
+        -math.inf if by_id or low is None else float(low),
+        math.inf if by_id or high is None else float(high),
+        low.encode("utf-8", "surrogateescape") if by_id and low is not None else None,
+        high.encode("utf-8", "surrogateescape") if by_id and high is not None else None,
+    )
+
+
+def check_limit(limit: object) -> int:
+    if isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= MAX_LIMIT:
+        raise ConfigError(f"limit={limit!r}: a page holds 1 to {MAX_LIMIT} jobs")
+    return limit
+
+
+# --- cursors -------------------------------------------------------------------------------------------------
+
+
+def encode_cursor(wanted: Listing, position: Position) -> str:
+    """A position as text that people carry from page to page."""
+    head = f"{_kind(wanted)}{position[0]!r} ".encode()
+    return base64.urlsafe_b64encode(head + position[1]).decode().rstrip("=")
+
+
+def decode_cursor(wanted: Listing, cursor: str) -> Position:
+    """The counterpart of `encode_cursor`.
+
+    Raises:
+        ConfigError: it is no cursor, or one of a page in another order.
+    """
+    try:
+        data = base64.b64decode(cursor + "=" * (-len(cursor) % 4), altchars=b"-_", validate=True)
+        head, _, job_id = data.partition(b" ")
+        kind, value = head[:2].decode(), float(head[2:])
+        if not job_id or math.isnan(value):
+            raise ValueError
+    except (ValueError, TypeError):
+        raise ConfigError(f"after={cursor!r:.100} is no cursor; give the one that came with a page") from None
+    if kind != _kind(wanted):
+        raise ConfigError(
+            "after: the cursor is of a page in another order; order_by and reverse must be the same for all pages"
+        )
+    return value, job_id
+
+
+def _kind(wanted: Listing) -> str:
+    return f"{wanted.order_by[0]}{'-' if wanted.reverse else '+'}"
+
+
+# --- calls ---------------------------------------------------------------------------------------------------
+
+
+def ask(client: Client, calls: Sequence[Call], together: int = TOGETHER) -> Iterator[Any]:
+    """The replies to calls, a few of them sent at a time so that other clients of Redis come in between.
+
+    Raises:
+        RedisUnavailable, RedisRefused, ScriptError: the first error among the replies.
+    """
+    for start in range(0, len(calls), together):
+        for reply in client.run_many(calls[start : start + together]):
+            if isinstance(reply, Exception):
+                raise reply
+            yield reply
+
+
+# --- a page --------------------------------------------------------------------------------------------------
+
+
+def find_page(
+    client: Client,
+    prefixes: Sequence[str],
+    wanted: Listing,
+    limit: int,
+    after: Position | None,
+    now: float | None,
+) -> tuple[list[Position], bool]:
+    """The next ``limit`` positions after one, over all shards, and whether there are more."""
+    finder = _Finder(client, prefixes, wanted, limit + 1, after, now)
+    found = deque(finder.find(), 1).pop()
+    return found[:limit], len(found) > limit
+
+
+def find_page_in_steps(
+    client: Client,
+    prefixes: Sequence[str],
+    wanted: Listing,
+    limit: int,
+    after: Position | None,
+    now: float | None,
+) -> Iterator[tuple[list[Position], bool]]:
+    """As `find_page`, for those who want to see how it gets on: after each call or so the best positions so far, none
+    perhaps, and whether there are more. The last ones are the page.
+    """
+    finder = _Finder(client, prefixes, wanted, limit + 1, after, now, watched=True)
+    for found in finder.find():
+        yield found[:limit], len(found) > limit
+
+
+class _Finder:
+    def __init__(
+        self,
+        client: Client,
+        prefixes: Sequence[str],
+        wanted: Listing,
+        count: int,
+        after: Position | None,
+        now: float | None,
+        *,
+        watched: bool = False,
+    ) -> None:
+        self._client = client
+        self._prefixes = prefixes
+        self._wanted = wanted
+        self._count = count
+        self._after = after
+        self._now = time_argument(now)
+        #: Somebody looks at what is found so far.
+        self._watched = watched
+
+    def find(self) -> Iterator[list[Position]]:
+        """What is found so far, after each call or so: valid until the next. The last one is the result."""
+        wanted, base = self._wanted, self._base
+        scanned = self._scanned()
+        if scanned is not None:
+            yield from self._scan(scanned, wanted.past)
+        elif wanted.order_by == "retry_count":
+            yield from self._by_retry_count()
+        elif base == "retries" and self._few_fail():
+            yield from self._scan(base, wanted.past)
+        else:
+            yield from self._walk("due" if base == "retries" else base, self._count)
+
+    def _scanned(self) -> str | None:
+        """The set whose every id must be looked at, if so."""
+        wanted = self._wanted
+        if wanted.state == "taken":
+            return "taken"
+        return self._base if wanted.match or wanted.order_by == "id" else None
+
+    @property
+    def _base(self) -> str:
+        state = self._wanted.state
+        return "morgue" if state == "morgue" else "retries" if state == "retrying" else "due"
+
+    def _few_fail(self) -> bool:
+        """Whether all failed jobs are looked through sooner than those among all scheduled ones are found."""
+        calls = [Call("stats", prefix, [self._now]) for prefix in self._prefixes]
+        later = failed = 0
+        for reply in ask(self._client, calls, 100):
+            later += reply[0] - reply[1]
+            failed += reply[2]
+        return failed * 4 < later
+
+    def _by_retry_count(self) -> Iterator[list[Position]]:
+        """Jobs that failed are sorted by it already; fresh ones all have -1, and only their ids order them."""
+        wanted, after = self._wanted, self._after
+        fresh = wanted.past != "failed" and wanted.low <= -1 <= wanted.high
+        failed = wanted.past != "fresh"
+        if after is not None:  # beyond the first of the two parts already?
+            if wanted.reverse:
+                failed = failed and after[0] > -1
+            else:
+                fresh = fresh and after[0] <= -1
+        parts: list[Iterator[list[Position]]] = []
+        if fresh:
+            parts.append(self._scan("due", "fresh"))
+        if failed:
+            parts.append(self._walk("retries", self._count))
+        if wanted.reverse:
+            parts.reverse()
+        found: list[Position] = []
+        for part in parts:
+            if len(found) < self._count:
+                some: list[Position] = []
+                for some in part:
+                    yield [*found, *some][: self._count]
+                found += some
+        yield found[: self._count]
+
+    def _scan(self, base: str, past: str) -> Iterator[list[Position]]:
+        """The best positions among the ids that were looked at so far, and at last among all. Never more of them are
+        kept than are wanted.
+        """
+        wanted, after = self._wanted, self._after
+        best: list[Position] = []
+        cursors = dict.fromkeys(self._prefixes, b"0")
+        while cursors:
+            some = list(cursors)[:SCANS_TOGETHER]
+            tail = [encode_pattern(wanted.match), wanted.order_by, wanted.when, past, ids_per_call(wanted.match)]
+            calls = [Call("scan", prefix, [self._now, base, cursors[prefix], *tail]) for prefix in some]
+            for prefix, reply in zip(some, ask(self._client, calls), strict=True):
+                if reply[0] == b"0":
+                    del cursors[prefix]
+                else:
+                    cursors[prefix] = reply[0]
+                pairs = zip(map(float, reply[4::2]), reply[3::2], strict=True)
+                self._keep_best(best, pairs, after)
+            yield best[::-1] if wanted.reverse else best[:]
+
+    def _keep_best(self, best: list[Position], found: Iterable[Position], after: Position | None) -> None:
+        wanted, count = self._wanted, self._count
+        # Most of a million are worse than the worst of the best: they are sorted out first, and cheaply.
+        if len(best) == count:
+            worst = best[0] if wanted.reverse else best[-1]
+            found = [item for item in found if (item > worst if wanted.reverse else item < worst)]
+        if after is not None:
+            found = [item for item in found if (item < after if wanted.reverse else item > after)]
+        for position in found:
+            if not wanted.holds(*position):
+                continue
+            place = bisect_left(best, position)
+            if best[place : place + 1] == [position]:  # a scan may come across an id twice
+                continue
+            best.insert(place, position)
+            if len(best) > count:
+                best.pop(0 if wanted.reverse else -1)
+
+    def _walk(self, base: str, count: int) -> Iterator[list[Position]]:
+        """Merges the walks of all shards; a shard is asked for more when what it gave is used up."""
+        wanted = self._wanted
+        # With many shards a page needs little of each: what is read of all of them together must stay small.
+        many = len(self._prefixes) > MANY_SHARDS
+        batch = max(min(count, 2 * count // len(self._prefixes)), 4 if many else 16)
+        # Each of its calls may have to look at 1,000 ids to find those few.
+        skips = base == "retries" or bool(wanted.past)
+        together = MANY_TOGETHER if many and not skips else TOGETHER
+        walks = [
+            Walk(
+                prefix,
+                base,
+                bound(wanted.low),
+                bound(wanted.high),
+                reverse=wanted.reverse,
+                when=wanted.when,
+                past=wanted.past,
+                after=self._after,
+            )
+            for prefix in self._prefixes
+        ]
+        heads: list[tuple[_Key, int]] = []
+        found: list[Position] = []
+        hungry = list(range(len(walks)))
+        while True:
+            while hungry:
+                for start in range(0, len(hungry), together):
+                    some = hungry[start : start + together]
+                    calls = [walks[i].call(batch, self._now) for i in some]
+                    for i, reply in zip(some, ask(self._client, calls, together), strict=True):
+                        walks[i].took(reply)
+                        if walks[i].ready:
+                            heapq.heappush(heads, (_Key(walks[i].ready[-1], wanted.reverse), i))
+                    if self._watched and skips:
+                        yield self._so_far(found, walks)
+                hungry = [i for i in hungry if not walks[i].ready and not walks[i].finished]
+            if not heads or len(found) == count:
+                yield found
+                return
+            _, i = heapq.heappop(heads)
+            found.append(walks[i].ready.pop())
+            if walks[i].ready:
+                heapq.heappush(heads, (_Key(walks[i].ready[-1], wanted.reverse), i))
+            elif not walks[i].finished:
+                hungry = [i]
+
+    def _so_far(self, found: list[Position], walks: "list[Walk]") -> list[Position]:
+        """Those that are certain, and the best of those that are known: others may come before these."""
+        known = sorted((position for walk in walks for position in walk.ready), reverse=self._wanted.reverse)
+        return [*found, *known[: self._count - len(found)]]
+
+
+class _Key:
+    """Orders positions forwards or backwards."""
+
+    __slots__ = ("position", "reverse")
+
+    def __init__(self, position: Position, reverse: bool) -> None:
+        self.position = position
+        self.reverse = reverse
+
+    def __lt__(self, other: "_Key") -> bool:
+        if self.reverse:
+            return other.position < self.position
+        return self.position < other.position
+
+
+class Walk:
+    """One shard's part of a walk: its set between two bounds, in the form that Redis takes them."""
+
+    def __init__(
+        self,
+        prefix: str,
+        base: str,
+        low: str,
+        high: str,
+        *,
+        reverse: bool = False,
+        when: str = "",
+        past: str = "",
+        clock: bytes = b"",
+        after: Position | None = None,
+    ) -> None:
+        self.prefix = prefix
+        self.finished = False
+        #: Positions that came and are not used yet, the next one last.
+        self.ready: list[Position] = []
+        self._position: tuple[str | bytes, bytes] = ("", b"") if after is None else (repr(after[0]), after[1])
+        self._head = [base, low, high, "1" if reverse else ""]
+        self._tail: list[str | bytes] = [when, past, clock]
+
+    def call(self, limit: int, now: str) -> Call:
+        value, job_id = self._position
+        return Call("walk", self.prefix, [now, *self._head, limit, value, job_id, *self._tail])
+
+    def took(self, reply: Any) -> None:
+        self.finished = bool(reply[0])
+        if reply[1] is not None:
+            self._position = (reply[1], reply[2])
+        self.ready = list(zip(map(float, reply[4::2]), reply[3::2], strict=True))
+        self.ready.reverse()
+
+
+def bound(value: float) -> str:
+    """A bound of scores as Redis takes it."""
+    return {math.inf: "+inf", -math.inf: "-inf"}.get(value, repr(value))

@@ -1,0 +1,185 @@
+"""The registries in Redis, read only: which queues there are, and which nodes live."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from typing import Any
+
+from lowq.backend import Backend
+from lowq.errors import UnknownQueueError
+from lowq.store import Client, untrusted
+from lowq.store.keys import MAX_SHARDS, is_queue_name, nodes_key, queues_key
+
+
+@dataclass(frozen=True, slots=True)
+class QueueInfo:
+    """A queue's entry in the registry."""
+
+    name: str
+    shards_count: int
+    #: The options of its worker, as far as anybody has registered them.
+    options: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class NodeInfo:
+    """A node, as its last heartbeat described it. What an older or newer version doesn't say is left empty."""
+
+    name: str
+    #: Unix time, seconds, by the server's clock, and how long ago that was.
+    heartbeat_at: float
+    seconds_ago: float
+    host: str = ""
+    pid: int = 0
+    threads: int = 0
+    version: str = ""
+    #: Unix time, seconds.
+    started_at: float | None = None
+    queues: tuple[str, ...] = ()
+    #: queue -> the shards that it holds.
+    shards: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    #: Per thread what it performs: queue, shard, up to three ids and the count of all, seconds; None when it is idle.
+    performing: tuple[Mapping[str, Any] | None, ...] = ()
+    #: It takes nothing more.
+    quiet: bool = False
+    #: Resident memory of its process, bytes; 0: unknown.
+    memory: int = 0
+    #: Seconds by which its keeper ran late at most, in the last ten minutes.
+    late: float = 0.0
+
+
+def queues(backend: Backend) -> list[QueueInfo]:
+    """All queues that were ever used and not dropped, by name. Entries that can't be read are left out.
+
+    Raises:
+        RedisUnavailable, RedisRefused
+    """
+    key = queues_key(backend.config.namespace)
+    raw = backend.client.command("HGETALL", key, key=key)
+    infos = [_known_queue(name, data) for name, data in zip(raw[::2], raw[1::2], strict=True)]
+    return sorted((info for info in infos if info is not None), key=lambda info: info.name)
+
+
+def find_queue(backend: Backend, name: str) -> QueueInfo:
+    """A queue's entry.
+
+    Raises:
+        UnknownQueueError: there is none; the message names similar ones.
+    """
+    namespace = backend.config.namespace
+    info = find_entry(backend.client, namespace, name, backend.config.push_timeout)
+    if info is None:
+        key = queues_key(namespace)
+        names = [item.decode("utf-8", "replace") for item in backend.client.command("HKEYS", key, key=key)]
+        if name in names:
+            raise UnknownQueueError(
+                f"queue {name!r} has an entry in the registry (namespace {namespace!r}) that can't be read: its node "
+                "enters it anew once it is removed"
+            )
+        near = get_close_matches(name, names, 3)
+        known = ", ".join(map(repr, near or sorted(names)[:10]))
+        hint = f"did you mean {known}?" if near else f"known are {known}" if known else "no queue is known"
+        raise UnknownQueueError(
+            f"queue {name!r} does not exist in Redis (namespace {namespace!r}): no node or producer has used it yet; "
+            + hint
+        )
+    return info
+
+
+def find_entry(client: Client, namespace: str, name: str, timeout: float | None = None) -> QueueInfo | None:
+    """A queue's entry, or None when nobody has used it yet. ``timeout`` is as for `Client.run_many`."""
+    key = queues_key(namespace)
+    data = client.command("HGET", key, name, key=key, timeout=timeout)
+    return None if data is None else _known_queue(name.encode(), data)
+
+
+def queue_info(name: bytes, data: bytes) -> QueueInfo | None:
+    """What an entry of the registry says; None when it can't be read, or no queue can be called so."""
+    text, entry = name.decode("utf-8", "replace"), untrusted.json_object(data) or {}
+    shards_count = untrusted.whole(entry.get("shards_count"), 1, MAX_SHARDS)
+    if not is_queue_name(text) or text.encode() != name or shards_count is None:
+        return None
+    options = entry.get("options")
+    return QueueInfo(text, shards_count, untrusted.plain(options) if isinstance(options, dict) else {})
+
+
+def _known_queue(name: bytes, data: bytes) -> QueueInfo | None:
+    info = queue_info(name, data)
+    if info is None:
+        untrusted.left_out("queue", name, "its entry in the registry is none of ours")
+    return info
+
+
+def nodes(backend: Backend) -> list[NodeInfo]:
+    """The nodes that live, by name: those that have not been silent for longer than their lease_ttl.
+
+    Raises:
+        RedisUnavailable, RedisRefused
+    """
+    key = nodes_key(backend.config.namespace)
+    raw, (seconds, microseconds) = backend.client.commands([("HGETALL", key), ("TIME",)], key=key)
+    now = int(seconds) + int(microseconds) / 1e6
+    infos = [_node_info(name, data, now) for name, data in zip(raw[::2], raw[1::2], strict=True)]
+    return sorted((info for info in infos if info is not None), key=lambda info: info.name)
+
+
+def _node_info(name: bytes, data: bytes, now: float) -> NodeInfo | None:
+    """What an entry of the registry says (heartbeat.lua describes it); None when the node was silent for too long."""
+    try:
+        head, silence, size, rest = data.split(b" ", 3)
+        details = untrusted.json_object(rest[int(size) :]) or {}
+    except ValueError:
+        head, silence, details = b"", b"", {}
+    heartbeat_at, patience = untrusted.finite(head), untrusted.finite(silence)
+    if heartbeat_at is None or patience is None:
+        untrusted.left_out("node", name, "its entry in the registry is none of ours")
+        return None
+    if now - heartbeat_at > patience:
+        return None
+    return NodeInfo(
+        name=name.decode("utf-8", "replace"),
+        heartbeat_at=heartbeat_at,
+        seconds_ago=max(now - heartbeat_at, 0.0),
+        host=untrusted.text(details.get("host")) or "",
+        pid=untrusted.whole(details.get("pid"), 0) or 0,
+        threads=untrusted.whole(details.get("threads"), 0) or 0,
+        version=untrusted.text(details.get("version")) or "",
+        started_at=untrusted.number(details.get("started_at"), 0),
+        queues=tuple(filter(is_queue_name, _list(details.get("queues")))),
+        shards=_shards(details.get("shards")),
+        performing=tuple(map(_seat, _list(details.get("performing")))),
+        quiet=bool(details.get("quiet")),
+        memory=untrusted.whole(details.get("memory"), 0) or 0,
+        late=untrusted.number(details.get("late"), 0) or 0.0,
+    )
+
+
+def _list(said: Any) -> list[Any]:
+    return said if isinstance(said, list) else []
+
+
+def _shards(said: Any) -> dict[str, list[int]]:
+    if not isinstance(said, dict):
+        return {}
+    return {
+        queue: [shard for shard in _list(held) if untrusted.whole(shard, 0, MAX_SHARDS - 1) is not None]
+        for queue, held in said.items()
+        if is_queue_name(queue)
+    }
+
+
+def _seat(said: Any) -> Mapping[str, Any] | None:
+    """What a thread performs; None also when that can't be read."""
+    if not isinstance(said, dict):
+        return None
+    queue, shard = said.get("queue"), untrusted.whole(said.get("shard"), 0, MAX_SHARDS - 1)
+    if not is_queue_name(queue) or shard is None:
+        return None
+    ids = [job_id for job_id in map(untrusted.text, _list(said.get("ids"))) if job_id]
+    return {
+        "queue": queue,
+        "shard": shard,
+        "ids": ids,
+        "count": untrusted.whole(said.get("count"), len(ids)) or len(ids),
+        "seconds": untrusted.number(said.get("seconds"), 0) or 0.0,
+    }

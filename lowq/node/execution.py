@@ -1,0 +1,396 @@
+"""One batch: performed, and what becomes of each of its jobs.
+
+::
+
+    jobs -> payloads_by_id -> middlewares -> perform -> Outcome -> report -> tell
+                                                |
+                                 lowq.current(): words for single ids, which win over an exception
+
+A batch that fails as a whole says nothing about any one id: each is tried again alone, uncharged. Only an id that
+fails alone, or that the handler named, is charged a retry.
+
+Whatever an application's objects do, an outcome is written, or its jobs would be performed for ever. So it is made of
+what was taken, not of what the handler was given; what belongs to the application is called by `Outcome.ask` alone,
+which catches everything; and nothing is told, to a worker or to the log, before it is written.
+"""
+
+import math
+import random
+import traceback
+from collections.abc import Callable, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any, Protocol, TypeVar
+
+from lowq import job as codec
+from lowq.broker.shard import Failure, Shard, Spoiled, TakenJob
+from lowq.duration import duration
+from lowq.errors import LowqError, PushInterrupted, RedisUnavailable
+from lowq.job import MAX_TIME, Job, delay_seconds
+from lowq.logs import describe, get_log
+from lowq.middleware import check_done
+from lowq.settings import Config, cut_error, dump_text
+from lowq.workers import Worker, default_retry_in
+
+log = get_log(__name__)
+
+T = TypeVar("T")
+
+#: Seconds until a job is tried again whose handler found no Redis, the first time in a row, the second ...; None: at
+#: once. After them it is charged a retry: Redis answers the node all the while, so it is something else.
+NO_REDIS_PAUSES: tuple[float | None, ...] = (None, 1.0, 5.0, 15.0, 30.0)
+
+
+class Performer(Protocol):
+    """What is needed of a worker's instance."""
+
+    @property
+    def max_retry_count(self) -> int: ...
+
+    def perform(self, payloads_by_id: dict[str, list[Any]]) -> None: ...
+
+    def retry_in(self, retry_count: int) -> float: ...
+
+    def retries_exhausted(self, jobs: list[Job]) -> None: ...
+
+
+class Execution:
+    """What `current` returns: the batch that this thread performs. Only for that thread, only while it performs."""
+
+    def __init__(
+        self,
+        worker: type,
+        shard: int,
+        fence: int,
+        jobs: Sequence[TakenJob] | Sequence[Job],
+        load_payload: Callable[[bytes], Any] = codec.load_payload,
+    ) -> None:
+        #: The worker's class.
+        self.worker = worker
+        #: The number of the shard.
+        self.shard = shard
+        #: The fencing token: grows with every change of the shard's owner. A database that remembers the highest
+        #: one it saw can refuse an owner that was replaced without noticing.
+        self.fence = fence
+        self._jobs = jobs
+        self._load_payload = load_payload
+        self._words: dict[str, tuple[str, Any]] = {}
+
+    @property
+    def jobs(self) -> list[Job]:
+        """The jobs of the batch, with scores, retry_count and perform_at, as they were taken."""
+        return [item if isinstance(item, Job) else item.job(self._load_payload) for item in self._jobs]
+
+    def done(self, job_id: object) -> None:
+        """The id is finished, also if ``perform`` raises later."""
+        self._say(job_id, "done", None)
+
+    def fail(self, job_id: object, error: BaseException | str) -> None:
+        """The id failed: it is charged a retry, whatever becomes of the others."""
+        if not isinstance(error, BaseException | str):
+            raise LowqError(f"fail({job_id!r}): say the exception or a text, not {error!r:.100}")
+        self._say(job_id, "fail", error if isinstance(error, BaseException) else cut_error(error))
+
+    def release(self, job_id: object, delay: float | timedelta | None = None) -> None:
+        """The id waits again, uncharged: ``delay`` seconds, or behind nothing when it is None."""
+        # Checked here, where the handler learns of it: once the batch is over, nobody can be told.
+        self._say(job_id, "release", None if delay is None else float(delay_seconds(delay)))
+
+    def bury(self, job_id: object, reason: str = "") -> None:
+        """The id goes to the morgue with all its payloads."""
+        if not isinstance(reason, str):
+            raise LowqError(f"bury({job_id!r}): reason is a text, not {reason!r:.100}")
+        self._say(job_id, "bury", cut_error(reason))
+
+    def _say(self, job_id: object, verb: str, detail: Any) -> None:
+        # Plain texts are kept: what raises, raises here, where the handler learns of it.
+        name = "".join((str(job_id),))
+        if not any(item.id == name for item in self._jobs):
+            raise LowqError(f"{verb}({job_id!r}): the batch being performed has no such id")
+        self._words[name] = (verb, detail)
+
+
+current_execution: ContextVar[Execution | None] = ContextVar("lowq_execution", default=None)
+
+
+def current() -> Execution:
+    """The batch that is being performed.
+
+    Raises:
+        LowqError: called outside of ``perform``.
+    """
+    execution = current_execution.get()
+    if execution is None:
+        raise LowqError(
+            "lowq.current() was called outside of perform; in a test of a handler use lowq.testing.execution"
+        )
+    return execution
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What becomes of the jobs of a batch."""
+
+    finished: list[str] = field(default_factory=list)
+    failures: list[Failure] = field(default_factory=list)
+    releases: list[tuple[str, float | None]] = field(default_factory=list)
+    buries: list[tuple[str, bytes]] = field(default_factory=list)
+    #: Made the process stop: counted as crashes.
+    crashed: list[str] = field(default_factory=list)
+    #: Jobs whose oldest payload is given up.
+    exhausted: list[tuple[TakenJob, Failure]] = field(default_factory=list)
+    #: What the handler raised.
+    error: BaseException | None = None
+    #: What stops the process once the outcome is written: SystemExit and the like, of the handler or of a hook.
+    stop: BaseException | None = None
+    #: What is to be logged then: a text, and what was raised.
+    remarks: list[tuple[str, BaseException | None]] = field(default_factory=list)
+
+    @property
+    def whole(self) -> bool:
+        """Whether all jobs finished: nothing but an acknowledgement is left to write."""
+        return self.error is None and not (self.failures or self.releases or self.buries)
+
+    def ask(self, remark: str, function: Callable[[], T], otherwise: T) -> T:
+        """Calls what belongs to the application. Whatever it raises is kept for later, with the remark."""
+        try:
+            return function()
+        except BaseException as raised:
+            self.remarks.append((remark, raised))
+            if self.stop is None and not _is_exception(raised):
+                self.stop = raised
+            return otherwise
+
+
+def _is_exception(error: BaseException) -> bool:
+    # By its type: isinstance also asks what an object says of its class.
+    return issubclass(type(error), Exception)
+
+
+def perform(
+    worker: Performer,
+    call: Callable[[dict[str, list[Any]]], object],
+    shard: int,
+    fence: int,
+    jobs: list[TakenJob],
+    config: Config,
+    found_no_redis: dict[str, int] | None = None,
+) -> Outcome:
+    """Performs a batch through ``call`` (the worker with its middlewares) and decides what becomes of its jobs.
+
+    ``found_no_redis``: `Shard.found_no_redis`, kept up to date here.
+    """
+    execution = Execution(type(worker), shard, fence, jobs, config.load_payload)
+    payloads_by_id = {job.id: job.payloads for job in jobs}
+    token = current_execution.set(execution)
+    error: BaseException | None = None
+    try:
+        check_done(call(payloads_by_id), type(worker), "perform")
+    except BaseException as raised:
+        error = raised
+    finally:
+        current_execution.reset(token)
+    if error is None and not execution._words and not found_no_redis:
+        return Outcome([job.id for job in jobs])
+    counts = {} if found_no_redis is None else found_no_redis
+    try:
+        return decide(worker, jobs, execution._words, error, config, counts)
+    except BaseException as raised:  # MemoryError, for example: the handler may have left none
+        return _decide_plainly(jobs, execution._words, error, raised, counts)
+
+
+def decide(
+    worker: Performer,
+    jobs: list[TakenJob],
+    words: dict[str, tuple[str, Any]],
+    error: BaseException | None,
+    config: Config,
+    found_no_redis: dict[str, int],
+) -> Outcome:
+    """What becomes of each job, given the handler's words and what it raised."""
+    outcome = Outcome(error=error)
+    crashed = error is not None and not _is_exception(error)
+    if crashed:
+        outcome.stop = error
+    unavailable = _found_no_redis(error)
+    data = b""  # of the error, once it is needed
+    for job in jobs:
+        verb, detail = words.get(job.id, ("", None))
+        pause = found_no_redis.pop(job.id, 0)
+        if verb == "done" or (not verb and error is None):
+            outcome.finished.append(job.id)
+        elif verb == "release":
+            outcome.releases.append((job.id, detail))
+        elif verb == "bury":
+            outcome.buries.append((job.id, _error_bytes(outcome, detail, config)))
+        elif verb == "fail":
+            _charge(outcome, worker, job, _error_bytes(outcome, detail, config))
+        elif crashed:
+            outcome.crashed.append(job.id)
+        elif unavailable and pause < len(NO_REDIS_PAUSES):
+            outcome.releases.append((job.id, NO_REDIS_PAUSES[pause]))
+            found_no_redis[job.id] = pause + 1
+        else:
+            assert error is not None
+            data = data or _error_bytes(outcome, error, config)
+            if len(jobs) == 1:
+                _charge(outcome, worker, job, data)
+            else:
+                outcome.failures.append(Failure(job.id, "solo", job.retry_count, 0.0, data))
+    return outcome
+
+
+def _found_no_redis(error: BaseException | None) -> bool:
+    """Whether it says that Redis did not answer, as the handler heard it from lowq: then no id has failed. Neither a
+    subclass of the application's own says so, nor `RedisFull`, as a Redis that is full answers.
+    """
+    if type(error) is PushInterrupted:
+        error = error.__cause__
+    return type(error) is RedisUnavailable
+
+
+def _decide_plainly(
+    jobs: list[TakenJob],
+    words: dict[str, tuple[str, Any]],
+    error: BaseException | None,
+    trouble: BaseException,
+    found_no_redis: dict[str, int],
+) -> Outcome:
+    """As `decide`, with nothing that belongs to the application."""
+    plain: BaseException | None = error
+    if error is not None and _is_exception(error):
+        plain = LowqError("the job failed, and so did the attempt to say how")
+    words = {
+        job_id: (verb, "the handler said that it failed, and why can't be told" if verb == "fail" else detail)
+        for job_id, (verb, detail) in words.items()
+    }
+    outcome = decide(_PLAIN_WORKER, jobs, words, plain, _PLAIN_CONFIG, found_no_redis)
+    outcome.error = error
+    outcome.remarks.append(("what becomes of a batch could not be decided; its jobs are charged", trouble))
+    if outcome.stop is None and not _is_exception(trouble):
+        outcome.stop = trouble
+    return outcome
+
+
+#: What `_decide_plainly` goes by.
+_PLAIN_WORKER: Worker[Any] = Worker()
+_PLAIN_CONFIG = Config()
+
+
+def _charge(outcome: Outcome, worker: Performer, job: TakenJob, data: bytes) -> None:
+    retry_count = job.retry_count + 1
+    most = outcome.ask(
+        "max_retry_count is not to be had; the default is used", lambda: int(worker.max_retry_count), _DEFAULT_RETRIES
+    )
+    if retry_count >= most:
+        failure = Failure(job.id, "exhausted", retry_count, 0.0, data)
+        outcome.exhausted.append((job, failure))
+    else:
+        failure = Failure(job.id, "retry", retry_count, _retry_delay(outcome, worker, job.id, retry_count), data)
+    outcome.failures.append(failure)
+
+
+_DEFAULT_RETRIES = Worker.max_retry_count
+
+
+def fate(failure: Failure, max_retry_count: int) -> str:
+    """What becomes of an id that failed, for people."""
+    if failure.verdict == "retry":
+        return f"id {failure.id}: retry {failure.retry_count + 1} of {max_retry_count} in {duration(failure.delay)}"
+    if failure.verdict == "solo":
+        return f"id {failure.id}: tried again alone"
+    return f"id {failure.id}: no retries left, its oldest payload is in the morgue now"
+
+
+def _retry_delay(outcome: Outcome, worker: Performer, job_id: str, retry_count: int) -> float:
+    call = f"{type(worker).__name__}.retry_in({retry_count})"
+    delay = outcome.ask(
+        f"{call} failed for id {job_id!r}; the default is used", lambda: float(worker.retry_in(retry_count)), None
+    )
+    if delay is not None:
+        if math.isfinite(delay):
+            return min(max(delay, 0.0), MAX_TIME)
+        outcome.remarks.append((f"{call} gave {delay!r}; the default is used", None))
+    return min(default_retry_in(retry_count), MAX_TIME)
+
+
+def _error_bytes(outcome: Outcome, error: BaseException | str, config: Config) -> bytes:
+    said = error if type(error) is str else None  # not isinstance: see `_is_exception`
+
+    def dump() -> bytes:
+        return dump_text(config, config.format_error(error) if said is None else said)  # type: ignore[arg-type]
+
+    data = outcome.ask("format_error or dump_error failed; the bare error is kept", dump, None)
+    if data is None:
+        text = describe(error, _bare) if said is None else said
+        data = cut_error(text).encode("utf-8", "backslashreplace")
+    return data
+
+
+def _bare(error: Any) -> str:
+    return "".join(traceback.format_exception_only(error)).rstrip()
+
+
+def report(shard: Shard, outcome: Outcome, now: float | None = None) -> None:
+    """Writes what did not simply finish, each kind with one script. May be repeated as a whole.
+
+    If the process dies between two of them, what was not reported is restored and performed again.
+
+    Raises:
+        LeaseLost, RedisUnavailable
+    """
+    if outcome.failures:
+        shard.fail(outcome.failures, now)
+    if outcome.releases:
+        shard.release(outcome.releases, now)
+    if outcome.buries:
+        shard.bury([(job_id, reason, ()) for job_id, reason in outcome.buries], now)
+    if outcome.crashed:
+        shard.release([(job_id, random.uniform(0.05, 0.5)) for job_id in outcome.crashed], now, crashed=True)
+
+
+def tell_worker(outcome: Outcome, worker: Performer, config: Config) -> None:
+    """Tells the worker what was given up, once `report` has written it."""
+    if not outcome.exhausted:
+        return
+    buried = [_buried(outcome, job, failure, config) for job, failure in outcome.exhausted]
+    outcome.ask(
+        f"{type(worker).__name__}.retries_exhausted failed",
+        lambda: check_done(worker.retries_exhausted(buried), type(worker), "retries_exhausted"),  # type: ignore[func-returns-value]
+        None,
+    )
+
+
+def _buried(outcome: Outcome, job: TakenJob, failure: Failure, config: Config) -> Job:
+    oldest, score = job.raw[3], job.raw[4]
+    payload = outcome.ask(
+        f"id {job.id!r}: load_payload failed", lambda: config.load_payload(oldest), oldest.decode("utf-8", "replace")
+    )
+    text = outcome.ask(
+        "load_error failed", lambda: config.load_error(failure.error), failure.error.decode("utf-8", "backslashreplace")
+    )
+    return Job(job.id, "morgue", [(payload, float(score))], None, failure.retry_count, text, payloads_count=1)
+
+
+def log_remarks(outcome: Outcome) -> None:
+    """Logs what went wrong beside the handler, once `report` has written the outcome."""
+    for remark, raised in outcome.remarks:
+        log.error("%s", remark, exc_info=raised)
+
+
+def bury_spoiled(shard: Shard, spoiled: list[Spoiled], config: Config, now: float | None = None) -> None:
+    """Payloads that can't be decoded go to the morgue as they are, and don't stop the shard.
+
+    Raises:
+        LeaseLost, RedisUnavailable. What is no Exception of ``dump_error``, once they are buried.
+    """
+    hooks = Outcome()
+    for item in spoiled:
+        # One call each: they are rare, and may be large.
+        shard.bury([(item.id, _error_bytes(hooks, item.reason, config), (item.payload,))], now)
+    for item in spoiled:
+        log.error("queue %r, id %r: %s; it is in the morgue now", shard.queue, item.id, item.reason)
+    log_remarks(hooks)
+    if hooks.stop is not None:
+        raise hooks.stop

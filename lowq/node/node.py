@@ -1,0 +1,469 @@
+"""A node: one process that runs workers with a fixed number of threads.
+
+1. start: check the queues' shards, make one instance of each worker per thread, start keeper, listener, threads;
+2. each thread: wait for a shard -> take -> perform batch by batch -> report; the next take acknowledges;
+3. whenever nodes come or go: share the shards out anew, give up some, get others;
+4. stop: take nothing more, finish what runs, give back what was taken but not started, surrender the leases.
+"""
+
+import json
+import os
+import secrets
+import selectors
+import signal
+import sys
+import threading
+import time
+import traceback
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from types import FrameType
+
+from lowq import clock
+from lowq.application import Lowq
+from lowq.broker.dispatcher import Dispatcher
+from lowq.broker.leases import Leases
+from lowq.broker.maintenance import Keeper
+from lowq.broker.membership import Identity, Membership
+from lowq.broker.outage import Outage
+from lowq.broker.scheduler import LagScheduler
+from lowq.broker.shard import Shard, shards_of
+from lowq.broker.splitter import BalancedSplitter, Members, MembershipSplitter
+from lowq.broker.wakeups import Listener
+from lowq.errors import ConfigError, LowqError, RedisRefused
+from lowq.logs import describe, flush, get_log
+from lowq.metrics.history import Recorder, Tally
+from lowq.middleware import wrap
+from lowq.node.activity import Seat
+from lowq.node.worker_thread import Bench, WorkerThread
+from lowq.version import VERSION
+
+log = get_log(__name__)
+
+#: Exit codes of a node.
+EXIT_OK = 0
+#: It could not start, or a handler or an error stopped it.
+EXIT_FAILED = 1
+#: It was still performing when shutdown_timeout was over, or was told to stop a second time.
+EXIT_CUT_SHORT = 3
+
+#: Seconds that the leases of a node that was cut short run on.
+LEAVE_SECONDS = 1.0
+
+
+class Node:
+    """Runs the workers of an application.
+
+    ``queues``: only these; ``threads`` overrides the setting ``threads_per_node``. With ``prefetch`` off, every
+    trip to Redis takes one batch. ``on_ready`` is called once, from a thread of the node, when it is a member and has
+    asked for its shards.
+
+    Raises:
+        ConfigError: no worker, or an unknown queue.
+    """
+
+    def __init__(
+        self,
+        app: Lowq,
+        *,
+        queues: Iterable[str] | None = None,
+        threads: int | None = None,
+        prefetch: bool = True,
+        on_ready: Callable[[], object] = lambda: None,
+    ) -> None:
+        self.app = app
+        self.threads = threads or app.config.threads_per_node
+        self.prefetch = prefetch
+        self.exit_code = EXIT_OK
+        self._on_ready = on_ready
+        self._workers = {worker.queue_name: worker for worker in app.selected_workers()}
+        if queues is not None:
+            wanted = list(queues)
+            for name in wanted:
+                if name not in self._workers:
+                    known = ", ".join(self._workers) or "none"
+                    raise ConfigError(f"no worker has the queue {name!r}; the queues of this app are: {known}")
+            self._workers = {name: self._workers[name] for name in wanted}
+        if not self._workers:
+            raise ConfigError("no worker is registered; decorate one with @lowq.worker in the module that is loaded")
+        #: Set when the node is to stop.
+        self.stopping = threading.Event()
+        self._wakeup_read, self._wakeup_write = os.pipe()
+        os.set_blocking(self._wakeup_write, False)
+        weakref.finalize(self, _close, self._wakeup_read, self._wakeup_write)
+        # `poll` and nothing else: `select` refuses descriptors above 1,023, and `epoll` needs one of its own, which an
+        # application with too many open files doesn't get.
+        self._wakeups = selectors.PollSelector()
+        self._wakeups.register(self._wakeup_read, selectors.EVENT_READ)
+        self._threads: list[WorkerThread] = []
+        self._retiring = False
+
+    # --- life ---
+
+    def run(self) -> int:
+        """Runs until told to stop; returns the exit code. In the main thread it handles TERM, INT, TSTP, TTIN, USR2.
+
+        Ends the process at once, with that code, when what still runs doesn't end within shutdown_timeout.
+        """
+        restore = self._install_signals()
+        try:
+            try:
+                self.start()
+            except BaseException as error:
+                self.app.config.last_words(error)
+                raise
+            while not self.stopping.is_set() and not self._has_retired():
+                self._wait_for_signal(0.1 if self._retiring else None)
+            if not self.stop():
+                os._exit(self.exit_code)
+            return self.exit_code
+        finally:
+            restore()
+
+    def start(self) -> None:
+        """Starts the threads and returns.
+
+        Raises:
+            ShardsCountError, RedisUnavailable, RedisRefused; what on_server_init or a worker's __init__ raises.
+        """
+        app, config = self.app, self.app.config
+        nonce = secrets.token_hex(8)
+        for worker in self._workers.values():
+            app.register(worker.queue_name, worker.shards_count, worker)
+        config.on_server_init()
+        self.client = app.connect(self.threads + 2, kernel=True)
+        keeper_client = app.connect(2, socket_timeout=max(config.lease_ttl / 4, 0.1), kernel=True)
+        shards = [shard for worker in self._workers.values() for shard in shards_of(self.client, config, worker, nonce)]
+        splitter = config.build_splitter() if config.build_splitter else BalancedSplitter(self.threads)
+        identity = Identity(
+            nonce, {name: worker.shards_count for name, worker in self._workers.items()}, self.threads, VERSION
+        )
+        self.name = identity.name
+        self.outage = Outage()
+        seats = [Seat(number, tallies={name: Tally() for name in self._workers}) for number in range(self.threads)]
+        schedules = [config.build_scheduler() if config.build_scheduler else LagScheduler() for _ in seats]
+        self.dispatcher = Dispatcher([[] for _ in seats], schedules, self._left)
+        membership = Membership(
+            identity, config.namespace, silence=config.lease_ttl, shares=isinstance(splitter, MembershipSplitter)
+        )
+        self._listener = Listener(
+            self.client, shards, membership.channel, self.dispatcher.wake, self._freed, self._heard,
+            self.outage.begin,
+        )  # fmt: skip
+
+        def divide(members: Members) -> list[Shard]:
+            if isinstance(splitter, MembershipSplitter):
+                groups = splitter.among(shards, members, self.name)
+            else:
+                groups = splitter(shards)
+            preferred = self._seat(groups, shards)
+            self.dispatcher.assign(preferred)
+            return list(dict.fromkeys(shard for group in preferred for shard in group))
+
+        divide({self.name: identity.queues})  # a splitter that can't do it fails here
+
+        self.keeper = Keeper(
+            keeper_client, membership, Leases(keeper_client, shards, self.dispatcher, self._listener, config.lease_ttl),
+            seats, self.outage, divide=divide, lease_ttl=config.lease_ttl, poll_interval=config.poll_interval,
+            registrations=[
+                app.registration(worker.queue_name, worker.shards_count, worker) for worker in self._workers.values()
+            ],
+            on_ready=self._on_ready, on_fatal=self.fail,
+            riders=[self._recorder(seats, shards)],
+        )  # fmt: skip
+        self._threads = [WorkerThread(self, seat, self._benches()) for seat in seats]
+        self._warn_of_eviction()
+        self._warn_of_unserved(app)
+        log.info(
+            "node %s starts: %d threads, %d shards of %s", self.name, self.threads, len(shards),
+            ", ".join(self._workers), extra={"event": "start", "node": self.name},
+        )  # fmt: skip
+        self.keeper.start()
+        self._listener.start()
+        for thread in self._threads:
+            thread.start()
+
+    def _recorder(self, seats: Sequence[Seat], shards: Sequence[Shard]) -> Recorder:
+        """What goes into the histories of the node's queues."""
+
+        def lag_of(queue: str) -> float | None:
+            now = clock.now()
+            due = [shard.next_due for shard in shards if shard.queue == queue and shard.lease is not None]
+            if not due:
+                return None
+            return max((now - moment for moment in due if moment is not None and moment < now), default=0.0)
+
+        tallies = {name: [seat.tallies[name] for seat in seats] for name in self._workers}
+        return Recorder(self.app.config.namespace, tallies, lag_of)
+
+    def _seat(self, groups: Sequence[Sequence[Shard]], shards: list[Shard]) -> list[list[Shard]]:
+        """The splitter's groups, one per thread: empty ones for threads without, folded when there are too many."""
+        known = set(shards)
+        preferred: list[list[Shard]] = [[] for _ in range(self.threads)]
+        for number, group in enumerate(groups):
+            for shard in group:
+                if shard not in known:
+                    raise ConfigError(f"the splitter returned {shard!r}, which it was not given")
+                preferred[number % self.threads].append(shard)
+        return preferred
+
+    def _benches(self) -> dict[str, Bench]:
+        benches = {}
+        for name, worker in self._workers.items():
+            instance = worker()
+            call = wrap(self.app.config.server_middlewares, worker, instance.perform)
+            benches[name] = Bench(instance, call, worker.batch_size)
+        return benches
+
+    # What the dispatcher and the listener tell the keeper, which is made after them.
+
+    def _freed(self, shard: Shard, delay: float) -> None:
+        self.keeper.free(shard, delay)
+
+    def _left(self, shard: Shard) -> None:
+        self.keeper.left(shard)
+
+    def _heard(self, message: str) -> None:
+        """On the nodes' channel: the name of a node that noticed a change, or what people tell a node."""
+        if not message.startswith("{"):
+            if message != self.name:
+                self.keeper.members_changed()
+            return
+        try:
+            told = json.loads(message)
+            if told["to"] != self.name:
+                return
+            what = told["do"]
+        except (ValueError, LookupError, TypeError):
+            return  # not ours
+        log.warning("node %s is told: %s", self.name, what, extra={"event": "told", "what": what})
+        if what == "quiet":
+            self.quiet()
+        elif what == "stop":
+            self.request_stop()
+
+    def _warn_of_eviction(self) -> None:
+        try:
+            policy = self.client.server_info().get("maxmemory_policy", "noeviction")
+        except RedisRefused as error:
+            log.warning(
+                "Redis does not tell this user about itself, so it is not known whether it is 7.0 or newer, whether "
+                "it evicts keys (it needs maxmemory-policy noeviction), and when it was started, which decides whether "
+                "jobs of a node that is gone are charged with a crash; allow +info, see docs/rights.md: %s", error,
+                extra={"event": "unchecked"},
+            )  # fmt: skip
+            return
+        if policy != "noeviction":
+            log.warning(
+                "Redis has maxmemory-policy %s: under memory pressure it removes keys, and jobs are lost; "
+                "set it to noeviction", policy, extra={"event": "eviction", "policy": policy},
+            )  # fmt: skip
+
+    def _warn_of_unserved(self, app: Lowq) -> None:
+        served = {queue for node in app.nodes() for queue in node.queues} | set(app.workers)
+        for queue in app.queues():
+            if queue.name not in served:
+                stats = app.queue(queue.name).stats()
+                if stats.length or stats.taken:
+                    log.warning(
+                        "queue %r holds jobs (%d) and no live node serves it; was its worker renamed? Then give the "
+                        "worker queue_name=%r, or drop the queue: lowq drop %s",
+                        queue.name, stats.length + stats.taken, queue.name, queue.name,
+                        extra={"event": "unserved", "queue": queue.name},
+                    )  # fmt: skip
+
+    def trouble(self) -> str | None:
+        """Why the node is not well, for people; None: it is. May be called from any thread."""
+        keeper = getattr(self, "keeper", None)
+        if keeper is None:
+            return "the node has not started yet"
+        if not keeper.is_alive():
+            return "the node's keeper has ended"
+        away = self.outage.seconds
+        return f"Redis has not answered for {away:.1f} s" if away else None
+
+    # --- signals ---
+
+    def _install_signals(self) -> Callable[[], None]:
+        if threading.current_thread() is not threading.main_thread():
+            return lambda: None
+        handlers: dict[int, Callable[[int, FrameType | None], None]] = {
+            signal.SIGTERM: self._on_stop,
+            signal.SIGINT: self._on_stop,
+        }
+        if hasattr(signal, "SIGTSTP"):
+            handlers |= {
+                signal.SIGTSTP: self._on_quiet,
+                signal.SIGTTIN: self._on_dump,
+                signal.SIGUSR2: self._on_retire,
+            }
+        self._pid = os.getpid()
+        self._handlers_before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+        # The kernel may give a signal to any thread, and the main thread, where Python runs the handler, would sleep
+        # on in `poll`: so what runs at once in any thread writes a byte too (the number; nobody reads it).
+        wakeup_before = signal.set_wakeup_fd(self._wakeup_write, warn_on_full_buffer=False)
+
+        def restore() -> None:
+            signal.set_wakeup_fd(wakeup_before)
+            for number, handler in self._handlers_before.items():
+                signal.signal(number, handler)
+
+        return restore
+
+    # Handlers run in the main thread, between any two of its instructions: they set flags and write a byte, and
+    # leave the rest to `run`, since a lock that they waited for could be held by the code they interrupted.
+    def _on_stop(self, number: int, _frame: FrameType | None) -> None:
+        if self._is_for_a_child(number):
+            return
+        if (self._told_to_stop or self.stopping.is_set()) and number == signal.SIGINT:
+            self._cut_short = True
+        self._told_to_stop = True
+        self._tell(b"s")
+
+    def _on_quiet(self, number: int, _frame: FrameType | None) -> None:
+        if not self._is_for_a_child(number):
+            self._tell(b"q")
+
+    def _on_dump(self, number: int, _frame: FrameType | None) -> None:
+        if not self._is_for_a_child(number):
+            self._tell(b"d")
+
+    def _on_retire(self, number: int, _frame: FrameType | None) -> None:
+        if not self._is_for_a_child(number):
+            self._tell(b"r")
+
+    _told_to_stop = False
+    _cut_short = False
+
+    def _is_for_a_child(self, number: int) -> bool:
+        """A process that a handler forked (multiprocessing does) has inherited these handlers and the pipe. Told to
+        end, it must do that, and not stop the node that is its parent.
+        """
+        if os.getpid() == self._pid:
+            return False
+        before = self._handlers_before[number]
+        signal.signal(number, signal.SIG_DFL if before is None else before)
+        os.kill(os.getpid(), number)
+        return True
+
+    def _tell(self, what: bytes) -> None:
+        try:
+            os.write(self._wakeup_write, what)
+        except BlockingIOError:
+            pass  # Full of bytes that were not read yet: the reader wakes anyway.
+
+    def _wait_for_signal(self, timeout: float | None) -> None:
+        if self._wakeups.select(timeout):
+            for what in os.read(self._wakeup_read, 64):
+                if what == ord("s"):
+                    self.stopping.set()
+                elif what == ord("q"):
+                    self.quiet()
+                elif what == ord("d"):
+                    self.dump()
+                elif what == ord("r"):
+                    self.retire()
+
+    # --- commands ---
+
+    def quiet(self) -> None:
+        """Takes nothing more and finishes what runs; shards that rest are given up, so that other nodes work them."""
+        log.warning("node %s goes quiet: it takes nothing more", self.name, extra={"event": "quiet"})
+        self._go_quiet()
+
+    def _go_quiet(self) -> None:
+        self.dispatcher.close()
+        self.keeper.quiet()
+
+    def retire(self) -> None:
+        """Goes quiet, and `run` ends as soon as what runs is finished, however long that takes. For a node that is
+        being replaced.
+        """
+        if not self._retiring:
+            self._retiring = True
+            log.info(
+                "node %s retires: it ends when it has finished what it performs", self.name, extra={"event": "retire"}
+            )
+            self._go_quiet()
+
+    def _has_retired(self) -> bool:
+        return self._retiring and not any(thread.is_alive() for thread in self._threads)
+
+    def dump(self) -> None:
+        """Writes the stacks of all threads to the log, with what each performs."""
+        names = {thread.ident: thread.name for thread in threading.enumerate()}
+        busy = {thread.ident: thread.seat.performing for thread in self._threads}
+        parts = []
+        for ident, frame in sys._current_frames().items():
+            performing = busy.get(ident)
+            head = f"--- {names.get(ident, ident)}" + (f", performing {performing}" if performing else "")
+            parts.append(head + "\n" + "".join(traceback.format_stack(frame)))
+        log.warning("stacks of all threads:\n%s", "\n".join(parts), extra={"event": "dump"})
+
+    def request_stop(self) -> None:
+        """Makes `run` stop the node. May be called from any thread."""
+        self.stopping.set()
+        self._tell(b"s")
+
+    def fail(self, error: BaseException) -> None:
+        """Stops the node because of an error. May be called from any thread."""
+        self.exit_code = EXIT_FAILED
+        log.critical("node %s stops: %s", self.name, describe(error), extra={"event": "fatal"})
+        try:
+            self.app.config.last_words(error)
+        except BaseException:  # the node stops as it is
+            log.exception("last_words failed")
+        self.request_stop()
+
+    def stop(self, timeout: float | None = None) -> bool:
+        """Stops: takes nothing more, waits for what runs, surrenders the leases. False when something still runs
+        after ``timeout`` seconds (shutdown_timeout): then the process should end at once, as its leases do soon.
+        """
+        self.stopping.set()
+        seconds = self.app.config.shutdown_timeout if timeout is None else timeout
+        self._go_quiet()  # what rests is given up at once, so that nobody waits for what still runs
+        busy = [str(thread.seat.performing) for thread in self._threads if thread.seat.performing]
+        log.info(
+            "node %s stops%s", self.name,
+            f", waiting up to {seconds:g} s for {'; '.join(busy)}; a second INT ends it at once" if busy else "",
+            extra={"event": "stop"},
+        )  # fmt: skip
+        deadline = time.monotonic() + seconds
+        main = threading.current_thread() is threading.main_thread()
+        while any(thread.is_alive() for thread in self._threads):
+            left = deadline - time.monotonic()
+            if left <= 0 or self._cut_short:
+                break
+            if main:
+                self._wait_for_signal(min(left, 0.02))
+            else:
+                time.sleep(min(left, 0.02))
+        deadline = time.monotonic() + 1.0
+        for thread in self._threads:
+            if thread.seat.performing is None:
+                thread.join(max(deadline - time.monotonic(), 0.0))  # on its way out
+        running = [thread for thread in self._threads if thread.is_alive()]
+        self.keeper.stop()
+        if running:
+            self.exit_code = EXIT_CUT_SHORT
+            busy = [str(thread.seat.performing) for thread in running if thread.seat.performing] or ["nothing"]
+            log.error(
+                "node %s ends while it still performs: %s; these jobs are performed again, and not charged",
+                self.name, "; ".join(busy), extra={"event": "cut_short"},
+            )  # fmt: skip
+            flush()  # now: from here on the leases run out
+        try:
+            self.keeper.leave(LEAVE_SECONDS if running else 0.0)
+        except LowqError as error:
+            log.warning("the leases could not be surrendered, they run out by themselves: %s", error)
+        self._listener.close()
+        self.keeper.close()
+        if not running:
+            self.client.close()
+            log.info("node %s has stopped", self.name, extra={"event": "stopped"})
+        return not running
+
+
+def _close(*descriptors: int) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)

@@ -1,0 +1,348 @@
+"""A worker thread of a node: one trip to Redis after another, and the work that each brings.
+
+::
+
+    thread     dispatcher         Redis                      if the process dies here
+    ------     ----------         -----                      -------------------------------------------------
+    wait   --> claim a shard
+    take   -------------------->  ids move to `taken`        restored by the next owner, charged as a crash
+    perform                                                  the same; the batch is performed again
+    report -------------------->  fail / release / bury      each is one script: done, or restored
+    take   -------------------->  ack + next ids             acknowledged and taken in one step
+"""
+
+import random
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from lowq import clock
+from lowq.application import Lowq
+from lowq.broker.activity import Performing
+from lowq.broker.dispatcher import Dispatcher
+from lowq.broker.maintenance import Keeper
+from lowq.broker.outage import Outage
+from lowq.broker.shard import MAX_TRIP_JOBS, Shard, TakenJob, Trip
+from lowq.errors import LeaseLost, RedisUnavailable
+from lowq.logs import describe, get_log
+from lowq.metrics.history import BOUNDS, bucket_of
+from lowq.node import execution
+from lowq.node.activity import Seat
+from lowq.store import Call, Client
+from lowq.workers import Worker
+
+log = get_log(__name__)
+
+#: Seconds of work that one trip may take in advance of its acknowledgement: a crash repeats about that much.
+PREFETCH_SECONDS = 0.005
+#: Seconds for which a shard is left alone when its script fails.
+TROUBLE_SECONDS = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """What one thread needs for one queue: its instance of the worker, and that with the middlewares around it."""
+
+    instance: Worker[Any]
+    call: Callable[[dict[str, list[Any]]], object]
+    #: Read once: an application's attributes are not asked for between a take and its outcome.
+    batch_size: int
+
+
+class Home(Protocol):
+    """What a thread needs of its node."""
+
+    app: Lowq
+    client: Client
+    dispatcher: Dispatcher
+    keeper: Keeper
+    outage: Outage
+    #: Set when the node is to stop.
+    stopping: threading.Event
+    prefetch: bool
+
+    def fail(self, error: BaseException) -> None:
+        """Stops the node because of an error."""
+        ...
+
+
+class WorkerThread:
+    """Works one shard after another. Everything but `seat` belongs to the thread itself."""
+
+    def __init__(self, node: Home, seat: Seat, benches: dict[str, Bench]) -> None:
+        self._thread = threading.Thread(target=self._run, name=f"lowq-{seat.number}", daemon=True)
+        self.seat = seat
+        self._node = node
+        self._client = node.client
+        self._dispatcher = node.dispatcher
+        self._benches = benches
+        self._config = node.app.config
+        self._held: Shard | None = None
+        #: queue -> seconds that one of its batches took lately.
+        self._pace: dict[str, float] = {}
+
+    def start(self) -> None:
+        """Starts the thread."""
+        self._thread.start()
+
+    def is_alive(self) -> bool:
+        """Whether the thread runs."""
+        return self._thread.is_alive()
+
+    def join(self, timeout: float) -> None:
+        """Waits so many seconds for the thread to end."""
+        self._thread.join(timeout)
+
+    @property
+    def ident(self) -> int | None:
+        """The thread's number, as in ``sys._current_frames``; None: not started yet."""
+        return self._thread.ident
+
+    def _run(self) -> None:
+        failures = 0
+        while True:
+            try:
+                if not self._turn():
+                    return
+                failures = 0
+            except RedisUnavailable as error:
+                self._node.outage.begin(error)
+                failures += 1
+                if not self._pause(failures):
+                    return
+            except LeaseLost:
+                held = self._held
+                self._let_go()
+                if held is not None:
+                    _log_lost(held)
+            except Exception:
+                self._let_go()
+                log.exception("a thread failed outside of a worker; it goes on")
+                failures += 1
+                if not self._pause(failures):
+                    return
+            except BaseException as error:
+                # SystemExit or the like from what a user has given us besides `perform`.
+                self._let_go()
+                self._node.fail(error)
+                return
+
+    def _pause(self, failures: int) -> bool:
+        """Waits, longer each time. False: the node stops and nothing is left to be told to Redis."""
+        if self._node.stopping.wait(backoff(failures)):
+            if self._held is None or not self._held.unacknowledged:
+                self._let_go()
+                return False
+            time.sleep(backoff(1))
+        return True
+
+    def _let_go(self) -> None:
+        shard, self._held = self._held, None
+        if shard is not None:
+            shard.drop_trip()
+            self._dispatcher.look_again(shard)
+            self._dispatcher.unclaim(shard)
+            self._node.keeper.check(shard)
+
+    def _turn(self) -> bool:
+        """One trip to Redis and the work it brought. False: nothing more is to be taken."""
+        held = self._held
+        if held is None:
+            shard = self._dispatcher.wait(self.seat.number)
+            if shard is None:
+                return False
+        else:
+            shard = self._dispatcher.pick(self.seat.number, held)
+        trip = self._travel(shard)
+        if shard is not None and trip is not None:
+            try:
+                self._work(shard, trip)
+            finally:
+                # Whatever went wrong: what did not finish is in flight, and no longer in hand. The next take, or
+                # the next owner, gets it.
+                shard.keep_finished()
+        return True
+
+    def _travel(self, shard: Shard | None) -> Trip | None:
+        """Acknowledges what the shard in hand finished and takes from ``shard``, which is claimed, in one write.
+
+        Should the process die after Redis has executed it, the acknowledgement stands and the jobs taken are
+        restored. Should only the reply be lost, the next take brings them again.
+        """
+        held = self._held
+        leaving = held if held is not shard else None
+        calls: list[tuple[Shard, int, Call]] = []
+        try:
+            if leaving is not None and leaving.unacknowledged:
+                calls.append((leaving, leaving.wakes, leaving.take_call(0)))
+            if shard is not None:
+                calls.append((shard, shard.wakes, shard.take_call(self._limit(shard))))
+            trips, trouble = self._send(calls)
+        except BaseException:
+            if shard is not None and shard is not held:
+                self._dispatcher.unclaim(shard)
+            raise
+
+        if leaving is not None and not leaving.unacknowledged:
+            self._dispatcher.unclaim(leaving)
+            self._held = None
+        if shard is not None and shard is held:
+            if shard not in trips and trouble is None:  # lost, or in trouble of its own
+                self._dispatcher.unclaim(shard)
+                self._held = None
+        elif shard is not None:
+            if shard in trips and self._held is None:
+                self._held = shard
+            else:
+                # Its take failed, or what the other finished could not be acknowledged, and that comes first.
+                if shard in trips:
+                    shard.drop_trip()
+                    self._dispatcher.look_again(shard)
+                self._dispatcher.unclaim(shard)
+        if trouble is not None:
+            raise trouble
+        return trips[shard] if shard is not None and self._held is shard else None
+
+    def _send(self, calls: list[tuple[Shard, int, Call]]) -> tuple[dict[Shard, Trip], RedisUnavailable | None]:
+        """The trips of those calls that succeeded, and the error when there was no answer. What concerns one shard
+        alone is dealt with here: it rests for a while, the thread goes on with others.
+        """
+        trips: dict[Shard, Trip] = {}
+        trouble: RedisUnavailable | None = None
+        if calls:
+            begun = self._node.outage.begun
+            replies = self._client.run_many([call for _, _, call in calls])
+            for (shard, wakes, _), reply in zip(calls, replies, strict=True):
+                try:
+                    trips[shard] = shard.took(reply)
+                    self._dispatcher.took(shard, wakes, trips[shard])
+                except LeaseLost:
+                    self._node.keeper.check(shard)
+                    _log_lost(shard)
+                except RedisUnavailable as error:
+                    trouble = trouble or error
+                except Exception as error:
+                    shard.drop_trip()
+                    self._dispatcher.rest(shard, TROUBLE_SECONDS)
+                    log.error("%r rests for %g s: %s", shard, TROUBLE_SECONDS, error, extra={"event": "trouble"})
+            if trips:
+                self._node.outage.end(begun)
+        return trips, trouble
+
+    def _limit(self, shard: Shard) -> int:
+        size = self._benches[shard.queue].batch_size
+        if not self._node.prefetch:
+            return size
+        pace = self._pace.get(shard.queue)
+        batches = 1 if pace is None else int(PREFETCH_SECONDS / max(pace, 1e-6))
+        return max(min(batches * size, MAX_TRIP_JOBS // size * size), size)
+
+    def _work(self, shard: Shard, trip: Trip) -> None:
+        """Performs a trip batch by batch, in order."""
+        if trip.spoiled:
+            execution.bury_spoiled(shard, trip.spoiled, self._config)
+        jobs = [job for job in trip.jobs if job.payloads] if trip.spoiled else trip.jobs
+        if not jobs:
+            if trip.spoiled:
+                self._dispatcher.look_again(shard)
+            return
+        bench = self._benches[shard.queue]
+        size = bench.batch_size
+        began = clock.now()
+        for start in range(0, len(jobs), size):
+            if start and (shard.leaving or self._node.stopping.is_set()):
+                shard.release([(job.id, None) for job in jobs[start:]])
+                break
+            lease = shard.lease
+            if lease is None or lease.token != trip.lease.token or clock.now() >= shard.deadline:
+                self._dispatcher.look_again(shard)
+                break  # not surely ours any more
+            self._perform(shard, trip, bench, jobs[start : start + size])
+        batches = -(-len(jobs) // size)
+        pace = (clock.now() - began) / batches
+        known = self._pace.get(shard.queue)
+        # A slow batch counts at once, a quick one bit by bit, at most doubling what the next trip takes.
+        self._pace[shard.queue] = (
+            pace if known is not None and pace > known else max(pace, (known or PREFETCH_SECONDS) / 2)
+        )
+
+    def _perform(self, shard: Shard, trip: Trip, bench: Bench, jobs: list[TakenJob]) -> None:
+        if shard.unacknowledged:
+            self._node.keeper.arm()
+        performing = self.seat.performing = Performing(shard, [job.id for job in jobs], clock.now())
+        try:
+            outcome = execution.perform(
+                bench.instance, bench.call, shard.index, trip.lease.fence, jobs, self._config, shard.found_no_redis
+            )
+        finally:
+            ended = clock.now()
+            self.seat.performed = performing, ended
+            self.seat.performing = None
+        shard.finish(outcome.finished)
+        tally, seconds = self.seat.tallies[shard.queue], ended - performing.since
+        tally.processed += len(outcome.finished)
+        tally.seconds += seconds
+        tally.lengths[0 if seconds <= BOUNDS[0] else bucket_of(seconds)] += 1
+        if outcome.whole:
+            return
+        tally.failed += sum(failure.verdict != "solo" for failure in outcome.failures)
+        try:
+            # Should the process die before this is written, the jobs are restored and performed again.
+            self._report(shard, outcome)
+            execution.tell_worker(outcome, bench.instance, self._config)
+        finally:
+            # Also when the lease was lost meanwhile: what was raised was raised.
+            try:
+                _log_failure(shard, jobs, outcome, bench)
+                execution.log_remarks(outcome)
+            finally:
+                if outcome.stop is not None:
+                    self._node.fail(outcome.stop)
+
+    def _report(self, shard: Shard, outcome: execution.Outcome) -> None:
+        """Writes an outcome, however long Redis is away: only the end of the process or of the lease ends that."""
+        failures = 0
+        while True:
+            try:
+                execution.report(shard, outcome)
+                self._dispatcher.look_again(shard)
+                return
+            except RedisUnavailable as error:
+                self._node.outage.begin(error)
+                failures += 1
+                time.sleep(backoff(failures))
+
+
+def backoff(failures: int) -> float:
+    """Seconds to wait after so many failures in a row, with jitter."""
+    return min(0.05 * 2.0 ** min(failures, 10), 2.0) * random.uniform(0.5, 1.0)
+
+
+def _log_failure(shard: Shard, jobs: list[TakenJob], outcome: execution.Outcome, bench: Bench) -> None:
+    """What was raised, and what becomes of each id."""
+    if outcome.error is None and not outcome.failures:
+        return
+    what = "named by the handler" if outcome.error is None else describe(outcome.error)
+    named = [failure.id for failure in outcome.failures] or [job.id for job in jobs]
+    most = outcome.ask("max_retry_count is not to be had", lambda: int(bench.instance.max_retry_count), 0)
+    fates = [execution.fate(failure, most) for failure in outcome.failures[:3]]
+    if outcome.releases:
+        fates.append(f"not charged and waiting again: {len(outcome.releases)}")
+    more = len(outcome.failures) - 3
+    log.error(
+        "%r failed, ids %s: %s%s%s", shard, ", ".join(named[:3]), what,
+        "".join(f"; {fate}" for fate in fates), f"; and {more} more" if more > 0 else "", exc_info=outcome.error,
+        extra={
+            "event": "failed", "queue": shard.queue, "shard": shard.index, "ids": named[:100],
+            "outcome": [failure[:4] for failure in outcome.failures[:100]],
+        },
+    )  # fmt: skip
+
+
+def _log_lost(shard: Shard) -> None:
+    log.warning(
+        "%r: the lease is lost; whoever has the shard next performs what was in flight", shard,
+        extra={"event": "lease_lost", "queue": shard.queue, "shard": shard.index},
+    )  # fmt: skip

@@ -1,0 +1,28 @@
+"""From a URL to a client that runs scripts and turns redis-py's errors into ours.
+
+The only package that knows redis-py and fakeredis. Commands go through redis-py's connections directly: packing
+and parsing is hiredis's work, and the layers of the full client, which cost more than Redis itself, are left
+out. redis-py retries nothing behind our back; whoever calls decides what may be repeated.
+
+A script names the one key that routes it, the prefix of its shard, and so a client also knows which primary of
+a cluster a shard lives on.
+
+    translate   redis-py's errors -> ours
+    pool        connections to one server, prepared
+    servers     a URL -> one server, a primary found by sentinels, a cluster, or the embedded store
+    client      runs scripts and commands
+    deadline    how long a caller waits
+    subscription  wake-ups
+"""
+
+from lowq.store.client import REPEATS, SOCKET_TIMEOUT, Client
+from lowq.store.deadline import Deadline, deadlines
+from lowq.store.endpoints import memory_store, new_store
+from lowq.store.pool import parse_info
+from lowq.store.pubsub import Subscription
+from lowq.store.translate import Call, Refusal
+
+__all__ = [
+    "REPEATS", "SOCKET_TIMEOUT", "Call", "Client", "Deadline", "Refusal", "Subscription", "deadlines", "memory_store",
+    "new_store", "parse_info",
+]  # fmt: skip

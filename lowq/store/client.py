@@ -1,0 +1,380 @@
+"""The client: scripts and commands, on a server or on the primaries of a cluster."""
+
+import os
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from redis import exceptions
+
+from lowq import clock
+from lowq.errors import LowqError, RedisUnavailable, ScriptError
+from lowq.store.deadline import Deadline, deadlines
+from lowq.store.endpoints import servers_for
+from lowq.store.pool import Pool, encode, pack, parse_info, read_reply
+from lowq.store.pubsub import Subscription
+from lowq.store.translate import Call, translate
+
+#: Seconds that a connection attempt, or the wait for one reply, may take.
+SOCKET_TIMEOUT = 5.0
+#: Bytes of calls that are written at once. Of more, each call has a timeout of its own, as a slow line takes its time.
+MAX_WRITE = 2**20
+#: Bytes that a connection without anything on it takes at once, however slow the other side is.
+WRITTEN_AT_ONCE = 2**14
+#: How often a call is tried anew on a fresh connection when its connection broke.
+REPEATS = 2
+
+
+class _Flight:
+    """Calls that were sent to one server and not answered yet."""
+
+    def __init__(self, pool: Pool, calls: list[tuple[int, Call]], deadline: Deadline | None) -> None:
+        self.pool = pool
+        self.calls = calls
+        self.deadline = deadline
+        self.connection: Any = None
+        self.error: Exception | None = None
+        self.lent = False
+        #: Whether writing took no time of the deadline's.
+        self.written_at_once = False
+
+    def send(self) -> None:
+        # Packed first: an argument that can't be packed must not cost a connection.
+        packed = [_packed(self.pool, call) for _, call in self.calls]
+        if len(packed) > 1 and sum(map(len, packed)) <= MAX_WRITE:
+            packed = [b"".join(packed)]
+        self.written_at_once = len(packed) == 1 and len(packed[0]) <= WRITTEN_AT_ONCE
+        try:
+            self.connection = self.pool.checkout(self.deadline)
+            self.connection.send_packed_command(packed, check_health=False)
+        except (exceptions.RedisError, RedisUnavailable) as error:
+            self.error = error
+
+    def receive(self, results: list[Any], *, at_once: bool) -> None:
+        """``at_once``: the replies are waited for right after the calls were sent, and to nobody else's."""
+        # Then the connection has still the timeout that it was checked out with.
+        fresh = at_once and self.written_at_once and not self.lent
+        for position, _ in self.calls:
+            if self.error is None:
+                try:
+                    if self.deadline is not None and not fresh:
+                        self.pool.limit(self.connection, self.deadline)
+                    results[position] = read_reply(self.connection)
+                    if self.deadline is not None:
+                        self.deadline.restart()
+                    fresh = False
+                    continue
+                except exceptions.RedisError as error:
+                    self.error = error
+            results[position] = self.error
+
+    def lend(self) -> None:
+        if self.connection is not None:
+            self.lent = True
+            self.pool.lend(self.connection)
+
+    def close(self, *, whole: bool) -> None:
+        # Forgotten first, so that it is never given back twice, whatever interrupts this.
+        connection, self.connection = self.connection, None
+        if connection is None or (self.lent and not self.pool.take_back(connection)):
+            return
+        if whole:
+            self.pool.release(connection)
+        else:
+            self.pool.release_closed(connection)
+
+
+class Client:
+    """Runs scripts and commands on a server, or on the primaries of a cluster. Safe for threads and forks.
+
+    ``size``: connections to a server; ``timeout``: seconds to wait for a free one; ``socket_timeout``: seconds for one
+    connection attempt, or one reply. ``kernel``: only a node's threads use it, so the kernel may keep that.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        size: int,
+        timeout: float,
+        socket_timeout: float = SOCKET_TIMEOUT,
+        store: Any = None,
+        kernel: bool = False,
+    ) -> None:
+        self.url = url
+        self._servers = servers_for(url, size, timeout, socket_timeout, store, kernel=kernel)
+        _clients.add(self)
+
+    # --- scripts ---
+
+    def run(self, script: str, key: str, *args: str | bytes | int | float, timeout: float | None = None) -> Any:
+        """Runs one script. A call whose connection breaks is repeated, so the script must allow that. ``timeout`` is as
+        for `run_many`.
+
+        Raises:
+            RedisUnavailable, RedisRefused, LeaseLost, Refusal, ScriptError
+        """
+        (result,) = self.run_many([Call(script, key, args)], timeout=timeout)
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+    def run_many(self, calls: Sequence[Call], repeats: int = REPEATS, timeout: float | None = None) -> list[Any]:
+        """Runs several scripts in one write per server; they don't wait for each other's replies.
+
+        Returns each call's reply, or the exception (of ours) that it ended with. Calls without an answer are
+        repeated on a fresh connection. ``timeout``: seconds without an answer after which that ends, repeats and all.
+        """
+        results: list[Any] = []
+        for deadline in deadlines(timeout, repeats + 1):
+            if not results:
+                results = self.start(calls, deadline=deadline)()
+                continue
+            again = [i for i, result in enumerate(results) if type(result) is RedisUnavailable]
+            if not again:
+                break
+            for i, result in zip(again, self.start([calls[i] for i in again], deadline=deadline)(), strict=True):
+                results[i] = result
+        return results
+
+    def start(
+        self, calls: Sequence[Call], *, lend: bool = False, deadline: Deadline | None = None
+    ) -> Callable[[], list[Any]]:
+        """Sends scripts; the function returned waits for the replies. It must be called, once. ``lend``: foreign code
+        runs meanwhile, so the connections don't count as in use, and the time doesn't count for the deadline.
+        """
+        groups: dict[Pool, list[tuple[int, Call]]] = {}
+        results: list[Any] = [None] * len(calls)
+        for position, call in enumerate(calls):
+            try:
+                groups.setdefault(self._servers.pool_for(call.key, deadline), []).append((position, call))
+            except (exceptions.RedisError, RedisUnavailable) as error:
+                results[position] = error
+        flights = [_Flight(pool, group, deadline) for pool, group in groups.items()]
+
+        def give_up() -> None:
+            for flight in flights:
+                flight.close(whole=False)
+
+        try:
+            for flight in flights:
+                flight.send()
+                if lend:
+                    flight.lend()
+        except BaseException:
+            give_up()
+            raise
+
+        def finish() -> list[Any]:
+            if lend and deadline is not None:
+                deadline.restart()
+            try:
+                for flight in flights:
+                    flight.receive(results, at_once=len(flights) == 1)
+                    flight.close(whole=flight.error is None)
+            except BaseException:
+                give_up()
+                raise
+            for position, result in enumerate(results):
+                if isinstance(result, Exception):
+                    results[position] = self._mend(calls[position], result, deadline)
+            return results
+
+        return finish
+
+    def _mend(self, call: Call, error: Exception, deadline: Deadline | None) -> Any:
+        """What can be put right at once is: scripts flushed, a slot moved. Otherwise the error as one of ours."""
+        for _ in range(5):
+            if not isinstance(error, exceptions.NoScriptError | exceptions.AskError | exceptions.MovedError):
+                break
+            # A shard is many keys, and its prefix is none of them: while its slot is being moved they are on both
+            # sides, and the importing one would let a script see those that are not there yet as absent, and write
+            # them anew. So the shard rests until the slot has moved. A registry is one key, which is here or there.
+            moved = isinstance(error, exceptions.MovedError)  # which redis-py makes a kind of AskError
+            if isinstance(error, exceptions.AskError) and not moved and call.key.endswith(":"):
+                break
+            try:
+                if isinstance(error, exceptions.NoScriptError):
+                    return self._retry_loaded(call, deadline)
+                return self._retry_redirected(call, error, deadline)
+            except (exceptions.RedisError, LowqError) as next_error:
+                error = next_error
+        return self._translate(error, call)
+
+    def _retry_loaded(self, call: Call, deadline: Deadline | None) -> Any:
+        pool = self._servers.pool_for(call.key, deadline)
+        return self._once(pool, call, pool.load, deadline)
+
+    def _retry_redirected(self, call: Call, error: Any, deadline: Deadline | None) -> Any:
+        # MOVED and ASK are both subclasses of the same error in redis-py; only ASK is for this once.
+        pool = self._servers.pool_at(error.host, error.port)
+        if isinstance(error, exceptions.MovedError):
+            self._servers.refresh(deadline)
+            return self._once(pool, call, None, deadline)
+        return self._once(pool, call, _ask, deadline)
+
+    @staticmethod
+    def _once(pool: Pool, call: Call, before: Callable[[Any], object] | None, deadline: Deadline | None) -> Any:
+        connection = pool.checkout(deadline)
+        try:
+            if before is not None:
+                before(connection)
+            connection.send_packed_command([_packed(pool, call)], check_health=False)
+            reply = read_reply(connection)
+        except BaseException:
+            pool.release_closed(connection)
+            raise
+        pool.release(connection)
+        if isinstance(reply, Exception):
+            raise reply
+        return reply
+
+    # --- plain commands ---
+
+    def command(self, *args: str | bytes | int | float, key: str | None = None, timeout: float | None = None) -> Any:
+        """Runs one Redis command, reading or otherwise fit to be repeated. ``key`` routes it in a cluster.
+
+        Raises:
+            RedisUnavailable, RedisRefused, ScriptError
+        """
+        return self.commands([args], key=key, timeout=timeout)[0]
+
+    def commands(
+        self, commands: Sequence[Sequence[Any]], key: str | None = None, timeout: float | None = None
+    ) -> list[Any]:
+        """Runs several commands in one write, all on the server of ``key``. ``timeout`` is as for `run_many`.
+
+        Raises:
+            RedisUnavailable, RedisRefused, ScriptError: the first error among the replies.
+        """
+        try:
+            return self._repeated(
+                commands, lambda: self._servers.pool_for(key) if key else self._servers.any_pool(), timeout
+            )
+        except ScriptError as error:
+            error.key = key
+            raise
+
+    def _repeated(
+        self, commands: Sequence[Sequence[Any]], find_pool: Callable[[], Pool], timeout: float | None = None
+    ) -> list[Any]:
+        for attempt, deadline in enumerate(deadlines(timeout, REPEATS + 1)):
+            try:
+                return self._commands_once(commands, find_pool(), deadline)
+            except (exceptions.RedisError, RedisUnavailable) as error:
+                translated = self._translate(error, None)
+                if isinstance(error, exceptions.MovedError):
+                    self._servers.refresh(deadline)
+                elif type(translated) is not RedisUnavailable:
+                    raise translated from error
+                if attempt == REPEATS:
+                    raise translated from error
+        raise AssertionError
+
+    @staticmethod
+    def _commands_once(commands: Sequence[Sequence[Any]], pool: Pool, deadline: Deadline | None) -> list[Any]:
+        packed = b"".join([pack(tuple(encode(args))) for args in commands])
+        connection = pool.checkout(deadline)
+        try:
+            connection.send_packed_command([packed], check_health=False)
+            replies = [read_reply(connection) for _ in commands]
+        except BaseException:
+            pool.release_closed(connection)
+            raise
+        pool.release(connection)
+        for reply in replies:
+            if isinstance(reply, Exception):
+                raise reply
+        return replies
+
+    # --- every server ---
+
+    def on_all(self, commands: Sequence[Sequence[Any]]) -> dict[str, list[Any]]:
+        """The replies to commands of every primary, by its address; "" is the only one there is.
+
+        Raises:
+            RedisUnavailable, RedisRefused, ScriptError: the first error among the replies.
+        """
+        return {address: self._repeated(commands, _always(pool)) for address, pool in self._pools().items()}
+
+    def scan(self, match: str, count: int) -> Iterator[list[bytes]]:
+        """The keys like ``match``, of all primaries, a step of about ``count`` keys at a time. A key that is there all
+        the time comes, perhaps more than once. A step may be empty.
+
+        Raises:
+            RedisUnavailable, RedisRefused
+        """
+        for pool in self._pools().values():
+            cursor = b"0"
+            while True:
+                command = ("SCAN", cursor, "MATCH", match, "COUNT", count)
+                ((cursor, keys),) = self._repeated([command], _always(pool))
+                yield keys
+                if int(cursor) == 0:
+                    break
+
+    def _pools(self) -> dict[str, Pool]:
+        try:
+            return self._servers.pools()
+        except (exceptions.RedisError, RedisUnavailable) as error:
+            raise self._translate(error, None) from error
+
+    def server_info(self) -> dict[str, str]:
+        """What INFO says of a server; empty for the embedded store.
+
+        Raises:
+            RedisUnavailable. RedisRefused: the user may not ask for it, for one.
+        """
+        return parse_info(self.command("INFO", "everything")) if not self.url.startswith("memory://") else {}
+
+    def server_age(self) -> float:
+        """Seconds since the youngest server that this client has talked to was started; infinite when unknown. Where
+        the user may not ask for INFO it is that since a server was found without lowq's scripts, if it was.
+        """
+        return clock.now() - self._servers.started_at()
+
+    def subscribe(self) -> "Subscription":
+        """A connection of its own for wake-ups."""
+        return Subscription(self._servers.any_pool, self._translate)
+
+    def close(self) -> None:
+        """Closes the connections that are not in use."""
+        self._servers.close()
+
+    def reset(self) -> None:
+        """Forgets all connections: they belong to the parent of this process."""
+        self._servers.reset()
+
+    def _translate(self, error: Exception, call: Call | None) -> Exception:
+        translated = translate(error, call, self.url)
+        translated.__cause__ = error if translated is not error else None
+        if isinstance(translated, ScriptError) and call is not None:
+            translated.key = call.key
+        return translated
+
+
+def _packed(pool: Pool, call: Call) -> bytes:
+    return pack((b"EVALSHA", pool.scripts[call.script][1], b"1", call.key.encode(), *encode(call.args), *call.data))
+
+
+def _always(pool: Pool) -> Callable[[], Pool]:
+    return lambda: pool
+
+
+def _ask(connection: Any) -> None:
+    connection.send_packed_command([pack((b"ASKING",))], check_health=False)
+    connection.read_response()
+
+
+# --- forks ---
+
+_clients: "weakref.WeakSet[Client]" = weakref.WeakSet()
+
+
+def _forget_connections() -> None:
+    for client in list(_clients):
+        client.reset()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_connections)

@@ -1,0 +1,283 @@
+"""Connections to one server, each prepared before its first use: version checked, scripts loaded.
+
+A signal handler may raise between any two instructions of Python: the usual timeout by SIGALRM, Ctrl-C. So:
+
+- A connection is given back only when it is certain that no reply is left on it, or that it is closed. Nothing gives
+  one back in a ``finally``. Whoever is interrupted in between loses it.
+- The pool doesn't count what it handed out. It knows by weak references which of its connections there are, so one that
+  was lost frees its place as soon as nobody refers to it.
+- No lock is taken by Python's own code, as `threading.Condition` does it: it could be left locked.
+"""
+
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import hiredis
+from redis import exceptions
+
+from lowq import clock
+from lowq.errors import RedisRefused, RedisUnavailable
+from lowq.store.deadline import Deadline
+from lowq.store.kernel import is_connected, keeps_timeout, set_timeout
+from lowq.store.scripts import load_scripts
+from lowq.store.translate import is_forbidden
+
+OLDEST_REDIS = (7, 0)
+#: Seconds after which whoever waits for a connection looks whether one was lost: that tells nobody.
+LOOK_AGAIN = 0.1
+
+#: A command and its arguments as Redis's protocol has them. Bytes only: of a number hiredis asks for the `repr`, in
+#: which Python runs signal handlers, and does not check whether one of them has raised. That is a SIGSEGV.
+pack: Callable[[tuple[bytes, ...]], bytes] = hiredis.pack_command  # type: ignore[attr-defined, assignment, unused-ignore]  # its stub leaves it out, or only knows pairs
+
+
+def encode(arguments: Iterable[str | bytes | int | float]) -> list[bytes]:
+    """Arguments of a command as Redis gets them."""
+    return [
+        item if type(item) is bytes else item.encode() if isinstance(item, str) else repr(item).encode()
+        for item in arguments
+    ]
+
+
+class Packer:
+    """Packs the commands that redis-py itself sends, when it connects."""
+
+    @staticmethod
+    def pack(*args: str | bytes | int | float) -> list[bytes]:
+        name, *others = encode(args)
+        return [pack((*name.split(), *others))]
+
+
+class Pool:
+    """Connections to one server. At most ``size`` exist; whoever finds none free waits ``timeout`` seconds. With
+    ``kernel`` their timeouts are left to the kernel, see there.
+
+    Safe for threads. Taking and giving back costs no lock while connections are free: deque's ends are atomic.
+    """
+
+    def __init__(
+        self, connect: Callable[[], Any], size: int, timeout: float, *, shebang: bool, kernel: bool = False
+    ) -> None:
+        self.connect = connect
+        self._kernel = kernel
+        self._size = size
+        self._timeout = timeout
+        self._shebang = shebang
+        self.scripts = {name: item.for_server(shebang=shebang) for name, item in load_scripts().items()}
+        #: When the server was started, monotonic, as of the last time that it was prepared.
+        self.started_at = -float("inf")
+        self.reset()
+
+    def reset(self) -> None:
+        """Forgets all connections without touching them: after a fork they are the parent's."""
+        self._idle: deque[Any] = deque()
+        # The connections that count, in use or not. A set's methods are atomic.
+        self._counted: set[weakref.ref[Any]] = set()
+        # Of each thread that waits for a connection: it is released when there is one.
+        self._waiting: deque[threading.Lock] = deque()
+        self._prepared = False
+        # Guards the number of those that count. Reentrant: a signal handler may push.
+        self._lock = threading.RLock()
+
+    def checkout(self, deadline: Deadline | None = None) -> Any:
+        """A connection for the caller alone, connected and prepared. Its reads and writes end with the deadline;
+        without one, each with the connection's own timeout.
+
+        Raises:
+            RedisUnavailable: all are in use for longer than the timeout. redis-py's errors when connecting fails.
+        """
+        try:
+            connection = self._idle.pop()
+        except IndexError:
+            connection = self._make_or_wait(self._timeout if deadline is None else min(self._timeout, deadline.left()))
+        try:
+            if not is_connected(connection):
+                self._connect(connection, deadline)
+            self.limit(connection, deadline)
+            if not self._prepared:
+                self._prepare(connection)
+                self.limit(connection, deadline)  # that took a part of it
+        except BaseException:
+            self.release_closed(connection)
+            raise
+        return connection
+
+    def _connect(self, connection: Any, deadline: Deadline | None) -> None:
+        if deadline is None:
+            connection.connect()
+        else:
+            names = [name for name in ("socket_connect_timeout", "socket_timeout") if hasattr(connection, name)]
+            own = {name: getattr(connection, name) for name in names}
+            try:
+                for name in names:
+                    setattr(connection, name, deadline.left())
+                connection.connect()
+            finally:
+                for name, seconds in own.items():
+                    setattr(connection, name, seconds)
+        if self._kernel:
+            keeps_timeout(connection, getattr(connection, "socket_timeout", None))
+
+    def limit(self, connection: Any, deadline: Deadline | None) -> None:
+        """Sets how long the next read or write may take."""
+        if not self._kernel:
+            seconds = getattr(connection, "socket_timeout", None) if deadline is None else deadline.left()
+            set_timeout(connection, seconds)
+
+    def _make_or_wait(self, timeout: float) -> Any:
+        deadline = time.monotonic() + timeout
+        while True:
+            try:
+                return self._idle.pop()
+            except IndexError:
+                pass
+            with self._lock:
+                if self._has_room():
+                    connection = self.connect()
+                    self._counted.add(weakref.ref(connection))
+                    return connection
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise RedisUnavailable(
+                    f"all {self._size} connections are in use for {timeout:.3g} s; "
+                    "raise client_pool_size, pool_timeout or push_timeout"
+                )
+            self._wait(min(left, LOOK_AGAIN))
+
+    def _has_room(self) -> bool:
+        for reference in [item for item in self._counted if item() is None]:
+            self._counted.discard(reference)
+        return len(self._counted) < self._size
+
+    def _wait(self, seconds: float) -> None:
+        waiter = threading.Lock()
+        waiter.acquire()
+        self._waiting.append(waiter)
+        try:
+            # What was given back before this one was among those who wait has told nobody.
+            if not self._idle:
+                waiter.acquire(timeout=seconds)
+        finally:
+            try:
+                self._waiting.remove(waiter)
+            except ValueError:
+                pass
+
+    def _wake(self) -> None:
+        if self._waiting:
+            try:
+                self._waiting.popleft().release()
+            except IndexError:
+                pass
+
+    def release(self, connection: Any) -> None:
+        """Gives a connection back, on which no reply is left to be read."""
+        self._idle.append(connection)
+        self._wake()
+
+    def release_closed(self, connection: Any) -> None:
+        """Gives a connection back that broke, or whose use was interrupted; it connects anew when it is used next."""
+        connection.disconnect()
+        self.release(connection)  # not when that was interrupted: whoever got it might read somebody else's reply
+
+    def lend(self, connection: Any) -> None:
+        """The caller's connection doesn't count for a while: it waits for a reply while foreign code runs, which may
+        need a connection itself.
+        """
+        self._counted.discard(weakref.ref(connection))
+        self._wake()
+
+    def take_back(self, connection: Any) -> bool:
+        """Makes a lent connection count again, which is still to be released. False: it was closed, as there are enough
+        by now.
+        """
+        with self._lock:
+            self._counted.discard(weakref.ref(connection))  # it may have been interrupted while it was being lent
+            if self._has_room():
+                self._counted.add(weakref.ref(connection))
+                return True
+        connection.disconnect()
+        return False
+
+    def _prepare(self, connection: Any) -> None:
+        """Checks the server's version and loads all scripts, in one write."""
+        commands = [pack((b"SCRIPT", b"LOAD", source)) for source, _ in self.scripts.values()]
+        first = 0
+        if self._shebang:
+            known = [pack((b"INFO", b"server")), pack((b"SCRIPT", b"EXISTS", self.scripts["acquire"][1]))]
+            commands, first = known + commands, len(known)
+        connection.send_packed_command([b"".join(commands)], check_health=False)
+        replies = [read_reply(connection) for _ in commands]
+        # The version first: an old server fails to load the scripts, too.
+        if self._shebang:
+            self._note_server(*replies[:first])
+        for reply in replies[first:]:
+            if isinstance(reply, Exception):
+                raise reply
+        self._prepared = True
+
+    def _note_server(self, told: Any, loaded: Any) -> None:
+        """``told``: the reply to INFO; ``loaded``: that to SCRIPT EXISTS.
+
+        Raises:
+            RedisRefused: it is too old. What else than a lack of rights keeps it from answering.
+        """
+        if not isinstance(told, Exception):
+            info = parse_info(told)
+            _check_version(info)
+            self.started_at = clock.now() - float(info.get("uptime_in_seconds", "inf"))
+            return
+        if not is_forbidden(told):
+            raise told
+        # Its age decides whether owners that seem dead have crashed (see `server_age`). Scripts are not persisted: one
+        # that has none of ours may have been started just now. One that has them is taken to be old. Were it taken to
+        # be young, a job that kills each new process would never be found out.
+        self.started_at = clock.now() if loaded == [0] else -float("inf")
+
+    def load(self, connection: Any) -> None:
+        """Loads all scripts anew: somebody has flushed them, or the server is another one."""
+        self._prepared = False
+        self._prepare(connection)
+
+    def close(self) -> None:
+        """Closes the connections that nobody uses; others are made when needed."""
+        while True:
+            try:
+                connection = self._idle.pop()
+            except IndexError:
+                break
+            self._counted.discard(weakref.ref(connection))
+            connection.disconnect()
+            self._wake()
+
+
+def read_reply(connection: Any) -> Any:
+    """One reply; an error reply is returned, a broken connection raised."""
+    try:
+        return connection.read_response()
+    except (exceptions.ConnectionError, exceptions.TimeoutError):
+        # redis-py has closed the connection, except where the server said no to a command.
+        raise
+    except exceptions.ReadOnlyError as error:
+        # The primary became a replica. A fresh connection may find the new one behind the same name.
+        connection.disconnect()
+        return error
+    except exceptions.ResponseError as error:
+        return error
+
+
+def parse_info(text: bytes) -> dict[str, str]:
+    """The reply to INFO."""
+    lines = (line.partition(":") for line in text.decode().splitlines() if ":" in line)
+    return {name: value for name, _, value in lines}
+
+
+def _check_version(info: dict[str, str]) -> None:
+    version = info.get("redis_version", "")
+    parts = tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
+    if parts < OLDEST_REDIS:
+        raise RedisRefused(f"the server is Redis {version or 'of unknown version'}; lowq needs Redis 7.0 or Valkey 7.2")

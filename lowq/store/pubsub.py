@@ -1,0 +1,125 @@
+"""Channels and their messages."""
+
+import threading
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from redis import exceptions
+
+from lowq.errors import RedisUnavailable
+from lowq.store.kernel import keeps_timeout, timed_out
+from lowq.store.pool import Pool, encode, pack
+
+#: Seconds of silence after which the connection is asked whether it still lives.
+SILENCE = 10.0
+
+
+class Subscription:
+    """Channels and their messages, over one connection. One thread reads; any thread may change the channels."""
+
+    def __init__(self, any_pool: Callable[[], Pool], translate: Callable[[Exception, None], Exception]) -> None:
+        self._any_pool = any_pool
+        self._translate = translate
+        self._lock = threading.Lock()
+        self._connection: Any = None
+        self._channels: set[str] = set()
+        # For the reading thread: when something was heard last (monotonic), and whether a PING is out.
+        self._heard = 0.0
+        self._asked = False
+        # Of the connection, as of the last reading: its timeout, and whether the kernel keeps that.
+        self._timeout: float | None = None
+        self._kept = False
+
+    def add(self, channels: Iterable[str]) -> None:
+        """Subscribes; each channel is confirmed by an event ``subscribe``, anew after every reconnection."""
+        self._change(b"SUBSCRIBE", [name for name in channels if name not in self._channels])
+
+    def remove(self, channels: Iterable[str]) -> None:
+        self._change(b"UNSUBSCRIBE", [name for name in channels if name in self._channels])
+
+    def _change(self, command: bytes, channels: list[str]) -> None:
+        if not channels:
+            return
+        with self._lock:
+            if command == b"SUBSCRIBE":
+                self._channels.update(channels)
+            else:
+                self._channels.difference_update(channels)
+            if self._connection is not None:
+                try:
+                    self._connection.send_packed_command([pack((command, *encode(channels)))], check_health=False)
+                except (exceptions.RedisError, OSError, AttributeError):
+                    # redis-py has closed it, perhaps just now in the reading thread, and would connect it anew by
+                    # itself, without a subscription. The reading thread opens another one, with all channels.
+                    self._connection = None
+
+    def get(self, timeout: float) -> tuple[str, str, bytes] | None:
+        """The next event, ``(kind, channel, data)``, or None after ``timeout`` seconds. Connects when needed.
+
+        Raises:
+            RedisUnavailable, RedisRefused: the connection is gone; the next call connects anew.
+        """
+        try:
+            connection = self._connection or self._open()
+            event = self._read(connection, timeout)
+            if self._connection is not connection:  # given up by another thread meanwhile
+                connection.disconnect()
+                return None
+            if event is None:
+                self._check(connection)
+                return None
+            self._heard = time.monotonic()
+            self._asked = False
+        except (exceptions.RedisError, RedisUnavailable) as error:
+            self.close()
+            raise self._translate(error, None) from error
+        except (OSError, TypeError, ValueError, AttributeError) as error:
+            # The last three: another thread has closed the connection in the middle of this one's reading.
+            self.close()
+            raise self._translate(exceptions.ConnectionError(str(error)), None) from error
+        if not isinstance(event, list) or len(event) != 3:
+            return None  # the answer to a PING
+        kind, channel, data = event
+        return kind.decode(), channel.decode(), data if isinstance(data, bytes) else b""
+
+    def _read(self, connection: Any, timeout: float) -> Any:
+        """The next reply, or None after so many seconds."""
+        if self._timeout != timeout:
+            # Not each time: a thread that was just woken waits for the GIL until this one waits for Redis.
+            self._kept = keeps_timeout(connection, timeout)
+            self._timeout = timeout
+        if not self._kept:
+            return connection.read_response() if connection.can_read(timeout) else None
+        try:
+            return connection.read_response(disconnect_on_error=False)
+        except exceptions.ConnectionError as error:
+            if timed_out(error):
+                return None
+            raise
+
+    def _check(self, connection: Any) -> None:
+        # A connection that was cut without a word looks like one on which nothing happens.
+        silent = time.monotonic() - self._heard
+        if silent > SILENCE + 5.0:
+            raise exceptions.ConnectionError("no answer on the connection for wake-ups")
+        if silent > SILENCE and not self._asked:
+            self._asked = True
+            with self._lock:
+                connection.send_packed_command([pack((b"PING",))], check_health=False)
+
+    def _open(self) -> Any:
+        connection = self._any_pool().connect()
+        connection.connect()
+        self._heard, self._asked, self._timeout = time.monotonic(), False, None
+        with self._lock:
+            self._connection = connection
+            if self._channels:
+                connection.send_packed_command([pack((b"SUBSCRIBE", *encode(self._channels)))], check_health=False)
+        return connection
+
+    def close(self) -> None:
+        with self._lock:
+            connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.disconnect()

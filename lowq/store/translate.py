@@ -1,0 +1,95 @@
+"""What a script call is, and our error for each of redis-py's."""
+
+from collections.abc import Iterable
+
+from redis import exceptions
+
+from lowq.errors import ConfigError, LeaseLost, LowqError, RedisFull, RedisRefused, RedisUnavailable, ScriptError
+from lowq.store.kernel import timed_out
+
+#: What Redis and Valkey say when the user may not do what a script does.
+_FORBIDDEN_IN_SCRIPT = ("The user executing the script can't", "ACL failure in script")
+
+
+class Refusal(LowqError):
+    """A script refused for a reason that its caller explains: a code, and what follows it."""
+
+    def __init__(self, code: str, detail: str) -> None:
+        super().__init__(f"{code} {detail}")
+        self.code = code
+        self.detail = detail
+
+
+class Call:
+    """One run of a script. ``key`` routes it; ``args`` may still be changed until it is sent. ``data`` is what follows
+    them: a push has thousands of arguments, which need not be looked at one by one.
+    """
+
+    __slots__ = ("args", "data", "key", "script")
+
+    def __init__(
+        self, script: str, key: str, args: Iterable[str | bytes | int | float], data: list[bytes] | None = None
+    ) -> None:
+        self.script = script
+        self.key = key
+        self.args = list(args)
+        self.data = data or []
+
+
+def translate(error: Exception, call: Call | None, url: str) -> Exception:
+    """One of our errors for one of redis-py's."""
+    where = without_password(url)
+    text = str(error)
+    if isinstance(error, LowqError):
+        return error
+    if isinstance(error, exceptions.AuthenticationError | exceptions.AuthenticationWrongNumberOfArgsError) or (
+        text.startswith(("NOAUTH", "WRONGPASS", "AUTH "))
+    ):
+        return RedisRefused(
+            f"Redis at {where} refused the user or password: {text.rstrip('.')}. "
+            "redis_url gives them as redis://user:password@host"
+        )
+    if is_forbidden(error) or text.startswith(_FORBIDDEN_IN_SCRIPT):
+        return RedisRefused(f"Redis at {where} does not allow what lowq needs (docs/rights.md): {text}")
+    if isinstance(error, exceptions.InvalidResponse):
+        return RedisRefused(f"what answers at {where} is no Redis: {text}")
+    if "DB index is out of range" in text or "cluster support disabled" in text:
+        return RedisRefused(f"Redis at {where} does not have what redis_url names: {text}")
+    if isinstance(error, exceptions.OutOfMemoryError) or text.startswith("OOM"):
+        return RedisFull(f"Redis at {where} is full (maxmemory reached); nothing was written: {text}")
+    if isinstance(error, exceptions.ReadOnlyError) or text.startswith("READONLY"):
+        return RedisUnavailable(f"Redis at {where} is a read-only replica; redis_url must name the primary: {text}")
+    if isinstance(error, exceptions.ConnectionError | exceptions.TimeoutError):
+        if timed_out(error) or text.startswith(("Timeout reading", "Timeout writing")):
+            text = "nothing was heard in time"
+        return RedisUnavailable(f"Redis at {where} does not answer: {text}")
+    if isinstance(error, exceptions.TryAgainError | exceptions.ClusterDownError | exceptions.AskError):
+        return RedisUnavailable(f"the cluster at {where} is being changed: {text}")
+    if "attempted to access a non local key" in text:  # a script met an absent key of a slot that is being moved
+        return RedisUnavailable(f"the cluster at {where} is being changed: {text}")
+    code, _, detail = text.partition(" ")
+    if code in ("BUSY", "MASTERDOWN", "MISCONF", "NOREPLICAS", "UNBLOCKED"):
+        return RedisUnavailable(f"Redis at {where} can't serve just now: {text}")
+    if code == "LEASELOST" and call is not None:
+        return LeaseLost(f"{call.key.rstrip(':')}: {call.script} was refused: {detail}")
+    if code in ("SHARDSCOUNT", "OUTOFTURN"):
+        return Refusal(code, detail)
+    if code == "PATTERN":
+        return ConfigError(detail)
+    return ScriptError(f"{call.script + ' on ' + call.key if call else 'a command'} failed in Redis: {text}")
+
+
+def is_forbidden(error: Exception) -> bool:
+    """Whether the user may not run that command, or the server has it under another name, as managed ones do."""
+    text = str(error)
+    return (
+        isinstance(error, exceptions.NoPermissionError)
+        or text.startswith("NOPERM")
+        or (isinstance(error, exceptions.ResponseError) and text.lower().startswith("unknown command"))
+    )
+
+
+def without_password(url: str) -> str:
+    """The URL as it may be shown. Also what is no URL at all, such as one with a bare / in its password."""
+    scheme, _, rest = url.partition("://")
+    return f"{scheme}://{rest.rpartition('@')[2].partition('?')[0]}"

@@ -1,0 +1,478 @@
+"""The supervisor: the main process of ``lowq run --processes N``. It starts nodes as processes of their own, and does
+none of their work; it doesn't even load the application.
+
+1. start: one process; once it is ready, the others. So a broken application fails once, not N times;
+2. replace a process that dies; give up when none gets ready, again and again;
+3. deploy (HUP, USR2, a changed file): a new generation of processes, which load what is on the disk now. When all of
+   them are ready, the old ones are retired: they finish what they perform and end. When one fails, nothing changes;
+4. stop (TERM, INT): all processes of all generations.
+
+::
+
+    starting --ready--> working --USR2--> retired --has finished--> ended
+        |                  |                 |
+        +------------------+------TERM-------+----> stopping -----> ended, by KILL when it needs too long
+"""
+
+import os
+import selectors
+import signal
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from math import inf
+from pathlib import Path
+from types import FrameType
+
+from lowq.duration import LONGEST_WAIT, duration
+from lowq.logs import get_log
+from lowq.supervisor.generation import Generation, Place
+from lowq.supervisor.process import Child, how_it_ended
+
+log = get_log(__name__)
+
+#: Exit codes.
+EXIT_OK = 0
+#: It gave up, or a process failed while it was being stopped.
+EXIT_FAILED = 1
+#: What was typed makes no sense to the processes: an unknown queue, say.
+EXIT_USAGE = 2
+#: A process was cut short: it still performed when its time was over.
+EXIT_CUT_SHORT = 3
+
+#: Seconds that each process of a deploy has to become ready. Where it replaces nobody, it is waited for.
+READY_SECONDS = 60.0
+#: Seconds between two words about retired processes that still perform.
+REMINDER = 60.0
+#: Seconds that processes have to end by themselves after a second INT.
+HURRY = 5.0
+
+
+@dataclass(slots=True)
+class _Outcome:
+    """What is known of the end, for the exit code."""
+
+    gave_up: int | None = None
+    failed: bool = False
+    cut_short: bool = False
+
+    def code(self) -> int:
+        if self.gave_up is not None:
+            return self.gave_up
+        if self.cut_short:
+            return EXIT_CUT_SHORT
+        return EXIT_FAILED if self.failed else EXIT_OK
+
+
+class Supervisor:
+    """Runs ``command`` in ``processes`` processes. All but `deploy` belongs to the main thread.
+
+    ``waits_for_change``: where it would give up, it waits for the next deploy instead.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        processes: int,
+        *,
+        waits_for_change: bool = False,
+        ready_seconds: float = READY_SECONDS,
+    ) -> None:
+        self._command = command
+        self._processes = processes
+        self._waits_for_change = waits_for_change
+        self._ready_seconds = ready_seconds
+        self._folder = _folder()
+        self._generations = 0
+        self._current = self._generation()
+        #: The generation of a deploy that isn't finished.
+        self._next: Generation | None = None
+        #: Retired, or stopped while others go on.
+        self._leaving: list[Child] = []
+        self._signals: deque[int] = deque()
+        #: Why a deploy is wanted.
+        self._wanted: str | None = None
+        self._quiet = False
+        self._stopping = False
+        self._outcome = _Outcome()
+        self._remind_at = inf
+        self._wakeup_read, self._wakeup_write = os.pipe()
+        os.set_blocking(self._wakeup_read, False)
+        os.set_blocking(self._wakeup_write, False)
+        # The processes inherit the end for reading, and see it end with this process, however that dies.
+        self._life_read, self._life_write = os.pipe()
+        weakref.finalize(
+            self, _close, self._wakeup_read, self._wakeup_write, self._life_read, self._life_write
+        )  # fmt: skip
+
+    # --- life ---
+
+    def run(self) -> int:
+        """Runs until told to stop, or until it gives up; returns the exit code. For the main thread."""
+        has_terminal = _has_terminal()
+        restore = self._install_signals()
+        try:
+            log.info(
+                "supervisor (pid %d) of %d %s", os.getpid(), self._processes, _processes(self._processes),
+                extra={"event": "start"},
+            )  # fmt: skip
+            while not (self._stopping and not any(self._children())):
+                self._wait()
+                now = time.monotonic()
+                while self._signals:
+                    self._obey(self._signals.popleft(), now, has_terminal)
+                self._hear()
+                self._reap(now)
+                self._kill_overdue(now)
+                if not self._stopping:
+                    self._go_on(now)
+            code = self._outcome.code()
+            log.info("supervisor has stopped, exit code %d", code, extra={"event": "stopped", "exit_code": code})
+            return code
+        finally:
+            restore()
+
+    def deploy(self, why: str) -> None:
+        """Starts a new generation; after the one that is being started, if there is one. May be called from any
+        thread.
+        """
+        self._wanted = why
+        self._wake()
+
+    def _wake(self) -> None:
+        try:
+            os.write(self._wakeup_write, b"w")
+        except BlockingIOError:
+            pass  # Full of bytes that were not read yet: the reader wakes anyway.
+
+    def _children(self) -> Iterator[Child]:
+        yield from self._current.children()
+        yield from self._next.children() if self._next else ()
+        yield from self._leaving
+
+    def _wait(self) -> None:
+        """Until there is a signal, a report, or something is due."""
+        now = time.monotonic()
+        due = [child.kill_at for child in self._children() if child.kill_at is not None and not child.killed]
+        if not self._stopping:
+            due.append(self._remind_at)
+            due += [place.start_at for generation in self._growing() for place in generation.startable()]
+            due += [at for generation in (self._current, self._next) for _, at in self._awaited(generation)]
+            if self._wanted is not None and self._next is None:
+                due.append(now)
+        timeout = max(min(min(due, default=inf) - now, LONGEST_WAIT), 0.0)
+        pipes = [self._wakeup_read, *(pipe for child in self._children() if (pipe := child.report_pipe()) is not None)]
+        # `select` refuses descriptors above 1,023, and `epoll` would need one of its own.
+        with selectors.PollSelector() as selector:
+            for pipe in pipes:
+                selector.register(pipe, selectors.EVENT_READ)
+            selector.select(timeout)
+        try:
+            os.read(self._wakeup_read, 65536)
+        except BlockingIOError:
+            pass
+
+    # --- processes ---
+
+    def _generation(self) -> Generation:
+        self._generations += 1
+        return Generation(self._generations, self._processes)
+
+    def _growing(self) -> list[Generation]:
+        """The generations whose places are to be filled."""
+        return [*([] if self._quiet else [self._current]), *([self._next] if self._next else [])]
+
+    def _awaited(self, generation: Generation | None) -> list[tuple[Child, float]]:
+        """The processes that should become ready, and the monotonic time at which each has had long enough."""
+        waiting = [child for child in generation.children() if not child.ready] if generation else []
+        return [(child, child.started_at + self._ready_seconds) for child in waiting if not child.late]
+
+    def _go_on(self, now: float) -> None:
+        if self._wanted is not None and self._next is None:
+            why, self._wanted = self._wanted, None
+            self._next = self._generation()
+            log.info(
+                "deploy (%s): generation %d starts", why, self._next.number,
+                extra={"event": "deploy", "generation": self._next.number},
+            )  # fmt: skip
+        if self._next is not None:
+            if self._next.is_complete():
+                self._promote(self._next)
+            elif late := [child for child, due in self._awaited(self._next) if due <= now]:
+                self._abandon(f"{late[0]} is not ready after {self._ready_seconds:g} s", now)
+        for child, due in self._awaited(self._current):
+            if due <= now:
+                child.late = True
+                log.warning(
+                    "%s is not ready after %g s; waiting on", child, self._ready_seconds, extra={"event": "late"}
+                )
+        for generation in self._growing():
+            for place in generation.startable():
+                # One that can't be started may end the deploy, or everything.
+                if place.start_at <= now and not self._stopping and generation in (self._current, self._next):
+                    self._start(generation, place, now)
+        if now >= self._remind_at:
+            self._remind(now)
+
+    def _start(self, generation: Generation, place: Place, now: float) -> None:
+        label = f"{generation.number}.{place.number}"
+        try:
+            place.child = Child.start(self._command, self._folder, label, self._life_read, now)
+        except OSError as error:
+            self._lost(generation, place, f"process {label} could not be started: {error}", now)
+            return
+        log.info("%s starts", place.child, extra={"event": "process_start", "child": place.child.process.pid})
+
+    def _hear(self) -> None:
+        for generation in (self._current, self._next):
+            if generation is not None:
+                for child in generation.children():
+                    if child.hear():
+                        generation.became_ready()
+                        log.info(
+                            "%s is ready", child, extra={"event": "process_ready", "child": child.process.pid}
+                        )  # fmt: skip
+
+    def _reap(self, now: float) -> None:
+        for generation in (self._current, self._next):
+            for place in generation.places if generation else ():
+                if generation is None or generation not in (self._current, self._next):
+                    break  # a deploy that has just failed: its other processes are leaving
+                if place.child is not None and (code := place.child.ended()) is not None:
+                    child, place.child = place.child, None
+                    self._ended(generation, place, child, code, now)
+        for child in self._leaving[:]:
+            code = child.ended()
+            if code is not None:
+                self._leaving.remove(child)
+                self._left(child, code)
+        if os.getpid() == 1:
+            _reap_strangers({child.process.pid for child in self._children()})
+
+    def _ended(self, generation: Generation, place: Place, child: Child, code: int, now: float) -> None:
+        """A process of a generation that works, or is to work, has ended."""
+        if child.told is not None:
+            self._left(child, code)
+            return
+        lived = now - child.started_at
+        how = f"{child} {how_it_ended(code)}"
+        if child.ready:
+            how += f", {duration(lived)} after its start"
+        else:
+            how += " before it was ready" + (f": {child.reason}" if child.reason else "")
+        self._lost(generation, place, how, now, child, code)
+
+    def _lost(
+        self, generation: Generation, place: Place, how: str, now: float, child: Child | None = None, code: int = 1
+    ) -> None:
+        """There is no process in the place any more, and nobody has asked for that."""
+        if generation is self._next:
+            self._abandon(how, now)
+            return
+        if self._quiet:
+            log.warning("%s; not replaced, as it is quiet", how, extra={"event": "process_died"})
+            return
+        delay = generation.lost(place, child, now)
+        if delay is None:
+            usage = code == EXIT_USAGE and child is not None and child.reason is not None
+            self._give_up(how, EXIT_USAGE if usage else EXIT_FAILED, now)
+            return
+        log.warning(
+            "%s; replaced %s", how, f"in {duration(delay)}" if delay else "at once",
+            extra={"event": "process_died"},
+        )  # fmt: skip
+
+    def _left(self, child: Child, code: int) -> None:
+        """A process that was told to end has done so, or died of something else."""
+        if code in (EXIT_OK, -signal.SIGTERM):
+            log.info("%s has ended", child, extra={"event": "process_end", "child": child.process.pid})
+        else:
+            log.warning("%s %s", child, how_it_ended(code), extra={"event": "process_died", "child": child.process.pid})
+            if self._stopping and child.ready:
+                self._outcome.cut_short |= code == EXIT_CUT_SHORT or child.killed
+                self._outcome.failed = True
+        if not any(other.told is signal.SIGUSR2 for other in self._leaving):
+            self._remind_at = inf
+
+    def _give_up(self, how: str, code: int, now: float) -> None:
+        if self._waits_for_change:
+            self._current.rest()
+            log.error("%s; waiting for a change", how, extra={"event": "waiting"})
+            return
+        times = f", {self._current.failures} times in a row" if self._current.failures > 1 else ""
+        log.critical("giving up, as no process becomes ready: %s%s", how, times, extra={"event": "give_up"})
+        self._outcome.gave_up = code
+        self._stop(now)
+
+    # --- deploys ---
+
+    def _promote(self, generation: Generation) -> None:
+        """All new processes are ready: the old ones are not needed any more."""
+        now = time.monotonic()
+        old, self._current, self._next = self._current, generation, None
+        self._quiet = False
+        for child in old.children():
+            if child.ready:
+                child.retire()
+            else:
+                child.stop(now)
+            self._leaving.append(child)
+        self._remind_at = now + REMINDER
+        log.info(
+            "deployed: generation %d works, %d old %s to finish and end", generation.number, len(old.children()),
+            _processes(len(old.children())), extra={"event": "deployed", "generation": generation.number},
+        )  # fmt: skip
+
+    def _abandon(self, why: str, now: float) -> None:
+        """The deploy is over, and changes nothing."""
+        generation, self._next = self._next, None
+        assert generation is not None
+        for child in generation.children():
+            child.stop(now)
+            self._leaving.append(child)
+        stay = len(self._current.ready())
+        log.error(
+            "the deploy has failed: %s; %s", why,
+            f"{stay} {_processes(stay)} of generation {self._current.number} go on" if stay else "nothing runs",
+            extra={"event": "deploy_failed", "generation": generation.number},
+        )  # fmt: skip
+
+    def _remind(self, now: float) -> None:
+        retired = [child for child in self._leaving if child.told is signal.SIGUSR2]
+        self._remind_at = now + REMINDER if retired else inf
+        if retired:
+            log.info(
+                "%d old %s still to finish: %s", len(retired), _processes(len(retired)), ", ".join(map(str, retired)),
+                extra={"event": "retired", "processes": len(retired)},
+            )  # fmt: skip
+
+    # --- signals ---
+
+    def _install_signals(self) -> Callable[[], None]:
+        assert threading.current_thread() is threading.main_thread()
+        self._hup_was_ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+
+        # Runs in the main thread between any two of its instructions, so it only writes down which signal that was.
+        # CHLD has one so that `poll` wakes: the byte that does so is written for signals with a handler.
+        def note(number: int, _frame: FrameType | None) -> None:
+            self._signals.append(number)
+
+        numbers = [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2, signal.SIGCHLD]
+        numbers += [signal.SIGTSTP, signal.SIGTTIN]
+        before = {number: signal.signal(number, note) for number in numbers}
+        wakeup_before = signal.set_wakeup_fd(self._wakeup_write, warn_on_full_buffer=False)
+
+        def restore() -> None:
+            signal.set_wakeup_fd(wakeup_before)
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+        return restore
+
+    def _obey(self, number: int, now: float, had_terminal: bool) -> None:
+        if number == signal.SIGHUP and had_terminal and not _has_terminal():
+            # Not a word to us: the terminal was closed. `nohup` is for going on then.
+            if self._hup_was_ignored:
+                return
+            number = signal.SIGTERM
+        if number == signal.SIGINT and self._stopping:
+            self._hurry(now)
+        elif number in (signal.SIGTERM, signal.SIGINT):
+            self._stop(now)
+        elif number == signal.SIGTTIN:
+            self._dump(now)
+        elif self._stopping:
+            return
+        elif number in (signal.SIGHUP, signal.SIGUSR2):
+            self._wanted = signal.Signals(number).name.removeprefix("SIG")
+        elif number == signal.SIGTSTP:
+            self._go_quiet(now)
+
+    def _stop(self, now: float) -> None:
+        if self._stopping:
+            return
+        self._stopping = True
+        children = list(self._children())
+        if children:
+            log.info("supervisor stops %d %s", len(children), _processes(len(children)), extra={"event": "stop"})
+        for child in children:
+            child.stop(now)
+
+    def _hurry(self, now: float) -> None:
+        for child in self._children():
+            if child.ready:
+                child.tell(signal.SIGINT)  # it has had TERM: the second word ends it at once
+                child.kill_at = min(child.kill_at or inf, now + HURRY)
+            else:
+                child.kill()
+
+    def _go_quiet(self, now: float) -> None:
+        self._quiet, self._wanted = True, None
+        log.warning("supervisor and its processes go quiet: they take nothing more", extra={"event": "quiet"})
+        if self._next is not None:
+            self._abandon("told to be quiet", now)
+        self._current.rest()
+        for child in self._current.children():
+            if child.ready:
+                child.tell(signal.SIGTSTP)
+            else:
+                child.stop(now)  # it has no handler for TSTP yet, and would begin to take jobs
+
+    def _dump(self, now: float) -> None:
+        states = []
+        for child in self._children():
+            state = {None: "working", signal.SIGUSR2: "retired", signal.SIGTERM: "stopping"}[child.told]
+            states.append(f"{child}: {state if child.ready else 'starting'}, for {duration(now - child.started_at)}")
+            if child.ready:  # before, it has no handler for that
+                child.tell(signal.SIGTTIN)
+        log.warning("processes:\n%s", "\n".join(states) or "none", extra={"event": "dump"})
+
+    def _kill_overdue(self, now: float) -> None:
+        for child in self._children():
+            if child.kill_at is not None and now >= child.kill_at and not child.killed:
+                log.error("%s does not end: killed", child, extra={"event": "kill", "child": child.process.pid})
+                child.kill()
+
+
+def _close(*descriptors: int) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)
+
+
+def _processes(count: int) -> str:
+    return "process" if count == 1 else "processes"
+
+
+def _folder() -> str:
+    """The current folder, by the name that the shell has for it: a deploy may turn a symbolic link in that."""
+    here, named = Path.cwd(), os.environ.get("PWD", "")
+    try:
+        if Path(named).is_absolute() and Path(named).samefile(here):
+            return named
+    except OSError:
+        pass
+    return str(here)
+
+
+def _has_terminal() -> bool:
+    """Whether this process belongs to a terminal, and that is still there."""
+    try:
+        os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY))
+    except OSError:
+        return False
+    return True
+
+
+def _reap_strangers(ours: set[int]) -> None:
+    """As process 1 of a container it is given the orphans of others. Its own processes are `Popen`'s to reap."""
+    while True:
+        try:
+            status = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:
+            return
+        if status is None or status.si_pid in ours:  # one of ours that has just ended: CHLD has been noted
+            return
+        os.waitpid(status.si_pid, 0)

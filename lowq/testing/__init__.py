@@ -1,0 +1,182 @@
+"""For tests of applications: everything due performed in the calling thread, on an embedded store if wanted.
+
+The same scripts, middlewares and retry rules as in a node::
+
+    with lowq.testing.embedded(OrderSync):
+        OrderSync.perform_async({"id": 1, "payload": {"version": 1}, "score": 1})
+        assert lowq.testing.drain(OrderSync).performed == 1
+"""
+
+import inspect
+import secrets
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from lowq import clock
+from lowq.application import Lowq, default
+from lowq.broker.shard import Held, Shard, shards_of
+from lowq.errors import ConfigError, LowqError, QueueInUse
+from lowq.job import Job
+from lowq.middleware import wrap
+from lowq.node.execution import (
+    Execution,
+    Outcome,
+    bury_spoiled,
+    current_execution,
+    log_remarks,
+    perform,
+    report,
+    tell_worker,
+)
+from lowq.workers import Worker
+
+
+@dataclass(frozen=True, slots=True)
+class Drained:
+    """What `drain` did."""
+
+    #: Jobs that were performed and finished.
+    performed: int = 0
+    #: Times that a job failed, or had to be tried again because its batch failed.
+    failed: int = 0
+    #: Batches handed to ``perform``.
+    batches: int = 0
+
+
+def drain(*workers: type, now: float | None = None, limit: int | None = None, raises: bool = False) -> Drained:
+    """Performs everything due, in the calling thread, until nothing is due or ``limit`` batches are done.
+
+    ``now``: Unix time in seconds that counts as the present; the server's clock by default. ``raises``: what a
+    handler raises is raised here, after its outcome was written.
+
+    Raises:
+        QueueInUse: a node works the queue. ConfigError: something that is no worker.
+    """
+    drainers = [_Drainer(_worker(item), now) for item in workers]
+    performed = failed = batches = 0
+    try:
+        for drainer in drainers:
+            drainer.acquire()
+        busy = True
+        while busy and (limit is None or batches < limit):
+            busy = False
+            for drainer in drainers:
+                for shard in drainer.shards:
+                    if limit is not None and batches >= limit:
+                        break
+                    outcome = drainer.step(shard)
+                    if outcome is None:
+                        continue
+                    busy = True
+                    batches += 1
+                    performed += len(outcome.finished)
+                    failed += len(outcome.failures) + len(outcome.crashed)
+                    if outcome.stop is not None:
+                        raise outcome.stop
+                    if raises and outcome.error is not None:
+                        raise outcome.error
+    finally:
+        for drainer in drainers:
+            drainer.leave()
+    return Drained(performed, failed, batches)
+
+
+def _worker(item: type) -> type[Worker[Any]]:
+    if not (inspect.isclass(item) and issubclass(item, Worker) and isinstance(vars(item).get("_app"), Lowq)):
+        raise ConfigError(f"{item!r} is no worker; decorate it with @lowq.worker")
+    return item
+
+
+class _Drainer:
+    """The shards of one worker, leased for the time of a drain."""
+
+    def __init__(self, worker: type[Worker[Any]], now: float | None) -> None:
+        assert isinstance(worker._app, Lowq)
+        self._app: Lowq = worker._app
+        self._now = now
+        self._worker = worker()
+        self._call = wrap(self._app.config.server_middlewares, worker, self._worker.perform)
+        self._app.register(worker.queue_name, worker.shards_count, worker)
+        self.shards = shards_of(self._app.client, self._app.config, worker, secrets.token_hex(8))
+
+    def acquire(self) -> None:
+        for shard in self.shards:
+            if isinstance(shard.acquire(self._app.config.lease_ttl, self._now), Held):
+                raise QueueInUse(
+                    f"queue {shard.queue!r}: shard {shard.index} is worked by a node, or by another drain; "
+                    "drain only queues that nobody works"
+                )
+
+    def step(self, shard: Shard) -> Outcome | None:
+        """Takes and performs one batch; None: nothing is due."""
+        ttl = self._app.config.lease_ttl
+        if clock.now() > shard.deadline - ttl / 2:
+            shard.acquire(ttl, self._now)
+        config, worker = self._app.config, self._worker
+        trip = shard.take(worker.batch_size, self._now)
+        if trip.spoiled:
+            bury_spoiled(shard, trip.spoiled, config, self._now)
+        jobs = [job for job in trip.jobs if job.payloads]
+        if not jobs:
+            shard.keep_finished()
+            return Outcome() if trip.jobs else None
+        outcome = perform(
+            worker, self._call, shard.index, trip.lease.fence, jobs, config, shard.found_no_redis
+        )  # fmt: skip
+        shard.finish(outcome.finished)
+        try:
+            if not outcome.whole:
+                report(shard, outcome, self._now)
+                tell_worker(outcome, worker, config)
+        except LowqError:
+            if outcome.stop is not None:  # also when the lease was lost meanwhile
+                raise outcome.stop from None
+            raise
+        finally:
+            shard.keep_finished()
+            log_remarks(outcome)
+        return outcome
+
+    def leave(self) -> None:
+        for shard in self.shards:
+            if shard.lease is not None:
+                try:
+                    shard.take(0, self._now)
+                    shard.surrender(leave=0.001)
+                except LowqError:
+                    continue
+
+
+@contextmanager
+def embedded(*workers: type) -> Iterator[None]:
+    """An empty in-memory store for these workers (and all of their application) for the time of the block."""
+    apps = {id(item._app): item._app for item in map(_worker, workers)} or {0: default}
+    with ExitStack() as stack:
+        for app in apps.values():
+            assert isinstance(app, Lowq)
+            stack.enter_context(app.embedded())
+        yield
+
+
+@contextmanager
+def execution(
+    worker: type, jobs: Mapping[str, Sequence[Any]] | Sequence[Job] = (), *, shard: int = 0, fence: int = 1
+) -> Iterator[Execution]:
+    """Provides `lowq.current` to a direct call of ``perform``. ``jobs``: payloads by id, or `Job` values."""
+    if isinstance(jobs, Mapping):
+        jobs = [
+            Job(
+                str(job_id), "taken", [(payload, float(score)) for score, payload in enumerate(payloads)], time.time(),
+                payloads_count=len(payloads),
+            )
+            for job_id, payloads in jobs.items()
+        ]  # fmt: skip
+    value = Execution(worker, shard, fence, jobs)
+    token = current_execution.set(value)
+    try:
+        yield value
+    finally:
+        current_execution.reset(token)

@@ -1,0 +1,273 @@
+"""Workers: the base class, the decorator's checks, the options and what is made of the three forms.
+
+A subclass of `Worker` stays what it is; a plain class becomes a subclass of itself and `Worker`; a function
+becomes a worker that calls it. Wrong forms are refused at decoration, with the fix in the message.
+"""
+
+import asyncio
+import inspect
+import random
+from collections.abc import Callable, Mapping
+from difflib import get_close_matches
+from typing import Any, ClassVar, Generic, Protocol, TypedDict, TypeVar, overload
+
+from lowq.errors import ConfigError
+from lowq.job import Job
+from lowq.producer import Jobs
+from lowq.queue import Queue
+from lowq.store.keys import MAX_SHARDS, is_queue_name
+
+P = TypeVar("P")
+C = TypeVar("C")
+
+
+class WorkerOptions(TypedDict, total=False):
+    """The options of ``@lowq.worker``."""
+
+    #: Shards of the queue, fixed by the first use of the queue (5).
+    shards_count: int
+    #: Ids handed to one ``perform`` (1).
+    batch_size: int
+    #: Retries before the oldest payload is buried (25).
+    max_retry_count: int
+    #: The queue's name (the class's name).
+    queue_name: str
+    #: Payloads of one id handed to one ``perform`` (1000).
+    max_payloads: int
+    #: Deaths of its process before a job is buried as poison (3).
+    max_crash_count: int
+
+
+#: Least and largest value of each whole-number option. A reply of Redis's Lua can hold about 8,000 items.
+_RANGES: Mapping[str, tuple[int, int]] = {
+    "shards_count": (1, MAX_SHARDS),
+    "batch_size": (1, 500),
+    "max_retry_count": (0, 2**31),
+    "max_payloads": (1, 3000),
+    "max_crash_count": (1, 2**31),
+}
+
+
+def default_retry_in(retry_count: int) -> float:
+    """Seconds until retry ``retry_count``: Lowkiq's formula, from seconds to days."""
+    return retry_count**4 + 15 + random.uniform(0, 30) * (retry_count + 1)
+
+
+class Application(Protocol):
+    """What a worker needs of the application that it belongs to."""
+
+    def queue_of(self, worker: "type[Worker[Any]]") -> Queue: ...
+
+
+class _QueueOfClass:
+    """``Worker.queue``: the handle of the class's queue."""
+
+    def __get__(self, instance: object, owner: "type[Worker[Any]]") -> Queue:
+        app = owner.__dict__.get("_app")
+        if app is None:
+            raise ConfigError(f"{owner.__name__} is no worker yet; decorate it with @lowq.worker")
+        queue: Queue = app.queue_of(owner)
+        return queue
+
+
+class Worker(Generic[P]):
+    """The base of workers, generic in the payload. A node makes one instance per thread when it starts."""
+
+    shards_count: ClassVar[int] = 5
+    batch_size: ClassVar[int] = 1
+    max_retry_count: ClassVar[int] = 25
+    queue_name: ClassVar[str]
+    max_payloads: ClassVar[int] = 1000
+    max_crash_count: ClassVar[int] = 3
+
+    #: The handle of the queue: stats, jobs, kick, pause ...
+    queue: ClassVar[Queue] = _QueueOfClass()  # type: ignore[assignment]  # a property of the class
+    _app: ClassVar[Application | None] = None
+
+    def perform(self, payloads_by_id: dict[str, list[P]]) -> None:
+        """Does the work: id -> payloads, oldest (lowest score) first. Raising makes the batch fail."""
+        raise NotImplementedError
+
+    def retry_in(self, retry_count: int) -> float:
+        """Seconds until retry number ``retry_count``, counted from 0."""
+        return default_retry_in(retry_count)
+
+    def retries_exhausted(self, jobs: list[Job]) -> None:
+        """Called after payloads went to the morgue because their retries were used up. May be missed by a crash."""
+
+    @classmethod
+    def perform_async(cls, jobs: Jobs) -> int:
+        """Pushes one job or any iterable of jobs; returns the number of payloads accepted.
+
+        Raises:
+            JobError, PayloadError: a job is malformed; nothing of its chunk was written.
+            PushError: Redis failed half way; it carries what is certainly in and the rest.
+            ShardsCountError, RedisUnavailable
+        """
+        return cls.queue.push(jobs)
+
+    @classmethod
+    async def aperform_async(cls, jobs: Jobs) -> int:
+        """``perform_async`` from async code; it runs in a thread of its own."""
+        return await asyncio.to_thread(cls.perform_async, jobs)
+
+
+class Decorator(Protocol):
+    """What ``@lowq.worker(...)`` returns."""
+
+    @overload
+    def __call__(self, target: type[C], /) -> type[C]: ...
+    @overload
+    def __call__(self, target: Callable[[dict[str, list[Any]]], None], /) -> type[Worker[Any]]: ...
+
+
+def build_worker(app: Application, target: Any, options: Mapping[str, Any]) -> type[Worker[Any]]:
+    """The worker class that a decorated class or function becomes.
+
+    Raises:
+        ConfigError: a wrong form or option; the message says what to write.
+    """
+    if inspect.isclass(target):
+        worker = target if issubclass(target, Worker) else _from_plain_class(target)
+    elif inspect.isfunction(target):
+        worker = _from_function(target)
+    else:
+        raise ConfigError(f"@lowq.worker decorates a class or a function, not {target!r:.100}")
+    other = vars(worker).get("_app")
+    if other is not None and other is not app:
+        raise ConfigError(f"{worker.__name__} is a worker of another application already; make a subclass for this one")
+    _check_methods(worker)
+    _apply_options(worker, options)
+    worker._app = app
+    return worker
+
+
+def _from_plain_class(target: type) -> type[Worker[Any]]:
+    for name in ("queue", "aperform_async"):
+        if name in vars(target):
+            raise ConfigError(f"{target.__name__}.{name} hides what every worker has; give it another name")
+    body: dict[str, Any] = {
+        "__module__": target.__module__,
+        "__qualname__": target.__qualname__,
+        "__doc__": target.__doc__,
+    }
+    if "queue_name" in vars(target):
+        body["queue_name"] = vars(target)["queue_name"]
+    return type(target.__name__, (target, Worker), body)
+
+
+def _from_function(target: Callable[[dict[str, list[Any]]], None]) -> type[Worker[Any]]:
+    _check_perform(target.__name__, target)
+    if not _takes_one(target):
+        raise ConfigError(
+            f"{target.__name__}{inspect.signature(target)}: a worker function takes one argument, payloads_by_id"
+        )
+
+    def perform(_self: Worker[Any], payloads_by_id: dict[str, list[Any]]) -> None:
+        return target(payloads_by_id)  # what must be None is checked where it is called
+
+    body = {
+        "perform": perform,
+        "__module__": target.__module__,
+        "__qualname__": target.__qualname__,
+        "__doc__": target.__doc__,
+    }
+    return type(target.__name__, (Worker,), body)
+
+
+def _check_methods(worker: type[Worker[Any]]) -> None:
+    if worker.perform is Worker.perform:
+        raise ConfigError(f"{worker.__name__} has no method perform(self, payloads_by_id)")
+    _check_perform(f"{worker.__name__}.perform", worker.perform)
+    static = inspect.getattr_static(worker, "perform")
+    if inspect.isfunction(static) and not _takes_one(static, itself=True):
+        raise ConfigError(
+            f"{worker.__name__}.perform{inspect.signature(static)}: write def perform(self, payloads_by_id)"
+        )
+    for name in ("perform_async", "aperform_async"):
+        if not isinstance(inspect.getattr_static(worker, name), classmethod):
+            raise ConfigError(
+                f"{worker.__name__}.{name} is called on the class; write @classmethod above it, "
+                f"and super().{name}(jobs) inside"
+            )
+
+
+def _takes_one(function: Callable[..., Any], *, itself: bool = False) -> bool:
+    """Whether it can be called with payloads_by_id alone, besides the instance."""
+    try:
+        inspect.signature(function).bind(*[None] * (2 if itself else 1))
+    except TypeError:
+        return False
+    return True
+
+
+def _check_perform(name: str, function: Callable[..., Any]) -> None:
+    if not callable(function):
+        raise ConfigError(f"{name} is no function; write def perform(self, payloads_by_id)")
+    function = inspect.unwrap(function)
+    if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
+        raise ConfigError(
+            f"{name} is async; workers run in threads: write a plain def, and asyncio.run(...) inside for async code"
+        )
+    if inspect.isgeneratorfunction(function):
+        raise ConfigError(f"{name} contains yield, so calling it would do nothing; write a plain def")
+
+
+def _apply_options(worker: type[Worker[Any]], options: Mapping[str, Any]) -> None:
+    known = WorkerOptions.__annotations__
+    for name in options:
+        if name not in known:
+            near = get_close_matches(name, known, 1)
+            hint = f"did you mean {near[0]!r}?" if near else f"options are {', '.join(known)}"
+            raise ConfigError(f"{worker.__name__}: unknown worker option {name!r}; {hint}")
+    for name in _attributes_of(worker):
+        near = get_close_matches(name, known, 1, 0.8)
+        if near:
+            raise ConfigError(f"{worker.__name__}.{name}: did you mean the worker option {near[0]!r}?")
+    for name, value in options.items():
+        setattr(worker, name, value)
+    if "queue_name" not in vars(worker):
+        worker.queue_name = worker.__name__
+    check_queue_name(worker.queue_name)
+    for name in _RANGES:
+        check_option(worker.__name__, name, getattr(worker, name))
+
+
+def _attributes_of(worker: type[Worker[Any]]) -> list[str]:
+    """What its classes say that could be meant as an option: plain values with a name that is none."""
+    return [
+        name
+        for kind in worker.__mro__
+        if kind not in Worker.__mro__
+        for name, value in vars(kind).items()
+        if isinstance(value, int | str) and not name.startswith("_") and name not in WorkerOptions.__annotations__
+    ]
+
+
+def check_option(whose: str, name: str, value: object) -> None:
+    """A whole-number option.
+
+    Raises:
+        ConfigError: it is out of range, or no whole number.
+    """
+    least, most = _RANGES[name]
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        raise ConfigError(f"{whose}: {name}={value!r:.100} must be a whole number from {least} to {most}")
+
+
+def check_queue_name(name: object) -> str:
+    """A queue's name becomes part of keys, so braces and control characters would break them.
+
+    Raises:
+        ConfigError
+    """
+    if not is_queue_name(name):
+        raise ConfigError(
+            f"queue name {name!r:.150}: it has 1 to 128 characters, without braces, spaces and control characters"
+        )
+    return name
+
+
+def options_of(worker: type[Worker[Any]]) -> dict[str, Any]:
+    """The worker's options, as the registry in Redis shows them."""
+    return {name: getattr(worker, name) for name in WorkerOptions.__annotations__ if name != "queue_name"}
