@@ -37,7 +37,8 @@ from lowq.inspection.paging import Page
 from lowq.inspection.queries import NodeInfo, QueueInfo, ShardInfo, Stats
 from lowq.inspection.server_info import RedisInfo
 from lowq.job import Job, JobDict
-from lowq.metrics.history import History, PerformTimes, Rate, Span
+from lowq.metrics.counters import Span
+from lowq.metrics.history import History, PerformTimes, Rate
 from lowq.node.execution import Execution, current
 from lowq.node.node import Node
 from lowq.producer import Jobs

@@ -20,10 +20,11 @@ from functools import partial
 from itertools import chain, islice
 from typing import Any
 
+from lowq.codec import EncodedJob, encode_job
 from lowq.errors import JobError, PushError, PushInterrupted, RedisUnavailable, ShardsCountError
-from lowq.job import EncodedJob, encode_job, shard_of
 from lowq.middleware import wrap
 from lowq.settings import Config
+from lowq.sharding import shard_of
 from lowq.store import SOCKET_TIMEOUT, Call, Client, Deadline, Refusal, deadlines
 from lowq.store.keys import shard_prefix
 

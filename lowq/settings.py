@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
-from lowq import job
+from lowq import codec
 from lowq.errors import ConfigError
 from lowq.logs import get_log
 
@@ -159,8 +159,8 @@ _SETTINGS: Mapping[str, tuple[Any, Callable[[str, Any], Any], bool]] = {
     "last_words": (_say_nothing, _callable, False),
     "build_scheduler": (None, _optional_callable, False),
     "build_splitter": (None, _optional_callable, False),
-    "dump_payload": (job.dump_payload, _callable, False),
-    "load_payload": (job.load_payload, _callable, False),
+    "dump_payload": (codec.dump_payload, _callable, False),
+    "load_payload": (codec.load_payload, _callable, False),
     "format_error": (format_error, _callable, False),
     "dump_error": (str.encode, _callable, False),
     "load_error": (bytes.decode, _callable, False),

@@ -6,7 +6,6 @@ becomes a worker that calls it. Wrong forms are refused at decoration, with the 
 
 import asyncio
 import inspect
-import random
 from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from typing import Any, ClassVar, Generic, Protocol, TypedDict, TypeVar, overload
@@ -15,6 +14,7 @@ from lowq.errors import ConfigError
 from lowq.job import Job
 from lowq.producer import Jobs
 from lowq.queue import Queue
+from lowq.retry import MAX_RETRY_COUNT, default_retry_in
 from lowq.store.keys import MAX_SHARDS, is_queue_name
 
 P = TypeVar("P")
@@ -48,11 +48,6 @@ _RANGES: Mapping[str, tuple[int, int]] = {
 }
 
 
-def default_retry_in(retry_count: int) -> float:
-    """Seconds until retry ``retry_count``: Lowkiq's formula, from seconds to days."""
-    return retry_count**4 + 15 + random.uniform(0, 30) * (retry_count + 1)
-
-
 class Application(Protocol):
     """What a worker needs of the application that it belongs to."""
 
@@ -75,7 +70,7 @@ class Worker(Generic[P]):
 
     shards_count: ClassVar[int] = 5
     batch_size: ClassVar[int] = 1
-    max_retry_count: ClassVar[int] = 25
+    max_retry_count: ClassVar[int] = MAX_RETRY_COUNT
     queue_name: ClassVar[str]
     max_payloads: ClassVar[int] = 1000
     max_crash_count: ClassVar[int] = 3

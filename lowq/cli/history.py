@@ -9,7 +9,8 @@ from lowq.cli.group import json_option, queue_argument, with_app
 from lowq.cli.look import server_time
 from lowq.cli.output import echo_json, echo_lines, number, say, table
 from lowq.duration import ago, duration
-from lowq.metrics.history import SPANS, Rate, Span
+from lowq.metrics.counters import Span
+from lowq.metrics.history import SPANS, Rate
 
 #: Lines that a table of rates is drawn together to.
 LINES = 24

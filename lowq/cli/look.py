@@ -26,12 +26,13 @@ from lowq.cli.output import (
     shorten,
     table,
 )
+from lowq.codec import MAX_TIME
 from lowq.duration import LONGEST_WAIT, ago, duration, relative_seconds
 from lowq.errors import RedisUnavailable, ScriptError
 from lowq.inspection.explain import Why
 from lowq.inspection.paging import MAX_LIMIT, ORDERS, STATES
 from lowq.inspection.queries import Stats
-from lowq.job import MAX_TIME, Job, State
+from lowq.job import Job, State
 from lowq.queue import Queue
 from lowq.store import untrusted
 

@@ -14,8 +14,8 @@ from lowq.cli.failure import FAILED, INTERRUPTED, USAGE, Failure, failure_of
 from lowq.cli.group import json_option, queue_argument, with_app
 from lowq.cli.look import moment
 from lowq.cli.output import Progress, count, echo_json, echo_lines, say
+from lowq.codec import encode_job
 from lowq.errors import JobError, LowqError, PushError, UnknownQueueError
-from lowq.job import encode_job
 from lowq.queue import Queue
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from lowq.doctor.finding import MAX_NAMED
 from lowq.doctor.shards import Place, Vitals, read_vitals
 from lowq.inspection.paging import SCANS_TOGETHER, ask
-from lowq.job import shard_of
+from lowq.sharding import shard_of
 from lowq.store import Call, Client
 from lowq.store.keys import FORMAT, shard_prefix
 

@@ -1,0 +1,12 @@
+"""Read only: what is in the queues, who works them, and why an id is not performed right now.
+
+::
+
+    registry     which queues there are, and which nodes live
+    queries      stats, shards, jobs, single ids
+    paging       jobs in order over all shards, a page at a time
+    pattern      ids by a pattern
+    explain      why an id is not performed
+    overview     all queues at once
+    server_info  what Redis says of itself
+"""

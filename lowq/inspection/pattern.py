@@ -7,8 +7,8 @@ that would take long is refused, and the dearer it is, the fewer ids one call lo
 
 import re
 
+from lowq.codec import MAX_ID_BYTES
 from lowq.errors import ConfigError
-from lowq.job import MAX_ID_BYTES
 
 #: Bytes of a pattern, and of its part from the first ``*`` on. Stars side by side are one; a ``*`` at the end is free.
 MAX_BYTES, MAX_REST = 1024, 100

@@ -11,6 +11,7 @@ from typing import Any
 from uuid import UUID
 
 from lowq.backend import Backend
+from lowq.codec import MAX_PAYLOAD_DEPTH, lookup_id
 from lowq.errors import ConfigError
 from lowq.inspection.explain import Why, explain
 from lowq.inspection.paging import (
@@ -27,8 +28,11 @@ from lowq.inspection.paging import (
     listing,
 )
 from lowq.inspection.registry import NodeInfo, QueueInfo, find_entry, find_queue, nodes, queues
-from lowq.job import MAX_PAYLOAD_DEPTH, Job, JobId, State, lookup_id, shard_of
-from lowq.metrics.history import History, PerformTimes, Span, history, perform_times
+from lowq.job import Job, JobId, State
+from lowq.metrics.counters import Span
+from lowq.metrics.history import History, PerformTimes, history, perform_times
+from lowq.retry import MAX_RETRY_COUNT
+from lowq.sharding import shard_of
 from lowq.store import Call, Client, untrusted
 from lowq.store.keys import nodes_key, shard_prefix
 from lowq.store.scripts import time_argument
@@ -46,8 +50,6 @@ LOOKS_TOGETHER = 3
 MAX_PAGE_BYTES, PAYLOAD_BYTES = 4 * 2**20, 100
 #: What a payload that can't be decoded is shown as: a str of this and the raw bytes, others than text escaped.
 UNDECODABLE = "undecodable payload: "
-#: max_retry_count of a queue whose worker nobody has registered.
-DEFAULT_MAX_RETRY_COUNT = 25
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +149,7 @@ class Queries:
             RedisUnavailable
         """
         most = self.options.get("max_retry_count")
-        return most if isinstance(most, int) else DEFAULT_MAX_RETRY_COUNT
+        return most if isinstance(most, int) else MAX_RETRY_COUNT
 
     @property
     def _client(self) -> Client:

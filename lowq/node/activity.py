@@ -4,7 +4,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 
 from lowq.broker.activity import Activity
-from lowq.metrics.history import Tally
+from lowq.metrics.counters import Tally
 
 
 @dataclass(slots=True)

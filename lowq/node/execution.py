@@ -14,7 +14,6 @@ what was taken, not of what the handler was given; what belongs to the applicati
 which catches everything; and nothing is told, to a worker or to the log, before it is written.
 """
 
-import math
 import random
 import traceback
 from collections.abc import Callable, Sequence
@@ -23,15 +22,17 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Protocol, TypeVar
 
-from lowq import job as codec
+from lowq import codec
 from lowq.broker.shard import Failure, Shard, Spoiled, TakenJob
+from lowq.codec import MAX_TIME, delay_seconds
 from lowq.duration import duration
 from lowq.errors import LowqError, PushInterrupted, RedisUnavailable
-from lowq.job import MAX_TIME, Job, delay_seconds
+from lowq.job import Job
 from lowq.logs import describe, get_log
 from lowq.middleware import check_done
+from lowq.retry import MAX_RETRY_COUNT, default_retry_in, is_exhausted, retry_delay
 from lowq.settings import Config, cut_error, dump_text
-from lowq.workers import Worker, default_retry_in
+from lowq.workers import Worker
 
 log = get_log(__name__)
 
@@ -281,17 +282,14 @@ _PLAIN_CONFIG = Config()
 def _charge(outcome: Outcome, worker: Performer, job: TakenJob, data: bytes) -> None:
     retry_count = job.retry_count + 1
     most = outcome.ask(
-        "max_retry_count is not to be had; the default is used", lambda: int(worker.max_retry_count), _DEFAULT_RETRIES
+        "max_retry_count is not to be had; the default is used", lambda: int(worker.max_retry_count), MAX_RETRY_COUNT
     )
-    if retry_count >= most:
+    if is_exhausted(retry_count, most):
         failure = Failure(job.id, "exhausted", retry_count, 0.0, data)
         outcome.exhausted.append((job, failure))
     else:
         failure = Failure(job.id, "retry", retry_count, _retry_delay(outcome, worker, job.id, retry_count), data)
     outcome.failures.append(failure)
-
-
-_DEFAULT_RETRIES = Worker.max_retry_count
 
 
 def fate(failure: Failure, max_retry_count: int) -> str:
@@ -309,8 +307,9 @@ def _retry_delay(outcome: Outcome, worker: Performer, job_id: str, retry_count: 
         f"{call} failed for id {job_id!r}; the default is used", lambda: float(worker.retry_in(retry_count)), None
     )
     if delay is not None:
-        if math.isfinite(delay):
-            return min(max(delay, 0.0), MAX_TIME)
+        bounded = retry_delay(delay)
+        if bounded is not None:
+            return bounded
         outcome.remarks.append((f"{call} gave {delay!r}; the default is used", None))
     return min(default_retry_in(retry_count), MAX_TIME)
 

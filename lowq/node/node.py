@@ -32,7 +32,7 @@ from lowq.broker.splitter import BalancedSplitter, Members, MembershipSplitter
 from lowq.broker.wakeups import Listener
 from lowq.errors import ConfigError, LowqError, RedisRefused
 from lowq.logs import describe, flush, get_log
-from lowq.metrics.history import Recorder, Tally
+from lowq.metrics.counters import Recorder, Tally
 from lowq.middleware import wrap
 from lowq.node.activity import Seat
 from lowq.node.worker_thread import Bench, WorkerThread

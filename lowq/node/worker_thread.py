@@ -27,7 +27,7 @@ from lowq.broker.outage import Outage
 from lowq.broker.shard import MAX_TRIP_JOBS, Shard, TakenJob, Trip
 from lowq.errors import LeaseLost, RedisUnavailable
 from lowq.logs import describe, get_log
-from lowq.metrics.history import BOUNDS, bucket_of
+from lowq.metrics.counters import BOUNDS, bucket_of
 from lowq.node import execution
 from lowq.node.activity import Seat
 from lowq.store import Call, Client

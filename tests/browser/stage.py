@@ -13,7 +13,8 @@ from starlette.routing import Mount
 import lowq
 import lowq_web
 from lowq.broker.shard import Failure, Lease, Shard
-from lowq.job import load_payload, shard_of
+from lowq.codec import load_payload
+from lowq.sharding import shard_of
 from lowq.store.keys import shard_prefix
 from tests.leases import run_out
 from tests.waiting import PATIENCE, until
@@ -142,7 +143,7 @@ class Shop:
 
     def history(self, now: float) -> None:
         """As nodes would have recorded it."""
-        from lowq.metrics.history import BOUNDS, Counted, record_call
+        from lowq.metrics.counters import BOUNDS, Counted, record_call
 
         rng, nothing = random.Random(3), Counted(0, 0, 0.0, (0,) * (len(BOUNDS) + 1))
         for queue, mean in (("OrderSync", 90), ("Invoices", 14), ("SearchIndex", 160)):

@@ -14,7 +14,7 @@ from playwright.sync_api import Page, expect
 
 import lowq
 import lowq_web
-from lowq.metrics.history import BOUNDS, Counted, record_call
+from lowq.metrics.counters import BOUNDS, Counted, record_call
 from tests.browser.conftest import Watched
 from tests.browser.stage import TRACEBACK, Stage
 from tests.waiting import until

@@ -5,7 +5,8 @@ from typing import Any
 
 from lowq import Lowq
 from lowq.broker.shard import Failure, Lease, Shard
-from lowq.job import EncodedJob, load_payload, shard_of
+from lowq.codec import EncodedJob, load_payload
+from lowq.sharding import shard_of
 from lowq.store.keys import shard_prefix
 from tests.contract.support import NOW, TTL
 

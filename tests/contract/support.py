@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from lowq.broker.shard import Failure, Lease, Shard, Trip
-from lowq.job import EncodedJob, load_payload
+from lowq.codec import EncodedJob, load_payload
 from lowq.store import Call, Client
 from lowq.store.keys import shard_prefix
 from tests.leases import run_out

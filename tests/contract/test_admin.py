@@ -9,7 +9,7 @@ import pytest
 from lowq.admin.actions import ACTIONS, Acted
 from lowq.admin.bulk import Step
 from lowq.errors import ConfigError, JobError, QueueInUse, UnknownQueueError
-from lowq.job import shard_of
+from lowq.sharding import shard_of
 from tests.contract.queue_rig import SHARDS, QueueRig
 from tests.contract.support import NOW, REMAINS, job
 from tests.leases import run_out

@@ -13,10 +13,11 @@ import pytest
 
 from lowq import Lowq
 from lowq.broker.shard import Failure, Lease, Shard
+from lowq.codec import load_payload
 from lowq.doctor import KINDS, Finding
 from lowq.doctor.jobs import KNOWN_KEYS, PAYLOADS
 from lowq.errors import ScriptError, UnknownQueueError
-from lowq.job import load_payload, shard_of
+from lowq.sharding import shard_of
 from lowq.store.keys import nodes_key, queues_key, shard_prefix
 from tests.leases import run_out
 

@@ -17,7 +17,7 @@ import lowq_web
 from lowq import Lowq, foreign
 from lowq.broker.shard import Lease, Shard
 from lowq.cli import main
-from lowq.job import load_payload
+from lowq.codec import load_payload
 from lowq.store.keys import audit_key, history_key, nodes_key, queues_key, shard_prefix
 
 PREFIX = shard_prefix("lowq", "Orders", 0)

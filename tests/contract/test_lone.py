@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from lowq.broker.shard import Shard
-from lowq.job import EncodedJob, load_payload
+from lowq.codec import EncodedJob, load_payload
 from tests.contract.support import NOW, REMAINS, ShardRig, exhausted, handed, job, jobs_of, retry
 
 #: The longest payload that is kept as a string, and the shortest that is not: JSON texts.

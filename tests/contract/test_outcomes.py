@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 import lowq
-from lowq.job import Job, shard_of
+from lowq.job import Job
 from lowq.node.execution import NO_REDIS_PAUSES
+from lowq.sharding import shard_of
 from lowq.store.keys import shard_prefix
 from lowq.testing import drain
 from lowq.workers import Worker

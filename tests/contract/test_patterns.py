@@ -9,8 +9,8 @@ from starlette.testclient import TestClient
 import lowq_web
 from lowq import ConfigError, Lowq
 from lowq.cli import main
-from lowq.job import shard_of
 from lowq.queue import Queue
+from lowq.sharding import shard_of
 from lowq.store.keys import shard_prefix
 from lowq.store.scripts import load_scripts
 from tests.contract.queue_rig import SHARDS, QueueRig

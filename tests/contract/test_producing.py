@@ -24,9 +24,9 @@ from lowq.errors import (
     ShardsCountError,
     UnknownQueueError,
 )
-from lowq.job import shard_of
 from lowq.producer import CHUNK_JOBS
 from lowq.queue import Queue
+from lowq.sharding import shard_of
 from lowq.store import Call, Client, client, pool
 from lowq.store.keys import queues_key, shard_prefix
 from tests.redis_server import RedisServer

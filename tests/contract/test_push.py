@@ -5,8 +5,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from lowq.codec import load_payload
 from lowq.errors import LeaseLost, RedisFull
-from lowq.job import load_payload
 from lowq.store import Refusal
 from tests.contract.support import NOW, TICK, TTL, Channel, ShardRig, handed, job, retry
 from tests.redis_server import RedisServer

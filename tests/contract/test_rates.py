@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 import lowq
-from lowq.metrics.history import BOUNDS, Counted, History, record_call
+from lowq.metrics.counters import BOUNDS, Counted, record_call
+from lowq.metrics.history import History
 from lowq.store.keys import history_key
 from tests.contract.support import NOW
 

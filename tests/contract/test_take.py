@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from lowq.broker.shard import MAX_TRIP_BYTES, MAX_TRIP_JOBS, Shard
+from lowq.codec import load_payload
 from lowq.errors import LeaseLost
-from lowq.job import load_payload
 from tests.contract.support import NEVER, NOW, REMAINS, TICK, TTL, Channel, ShardRig, handed, job, jobs_of, retry, solo
 
 MIB = 2**20

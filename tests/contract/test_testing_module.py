@@ -8,7 +8,8 @@ import pytest
 import lowq
 import lowq.testing
 from lowq.errors import ConfigError, LowqError, QueueInUse
-from lowq.job import Job, shard_of
+from lowq.job import Job
+from lowq.sharding import shard_of
 from lowq.store.keys import shard_prefix
 from lowq.testing import drain, embedded, execution
 from lowq.workers import Worker

@@ -19,8 +19,8 @@ from click.testing import CliRunner, Result
 from lowq import Lowq
 from lowq.broker.shard import Lease, Shard
 from lowq.cli import main
-from lowq.job import load_payload
-from lowq.metrics.history import BOUNDS, Counted, record_call
+from lowq.codec import load_payload
+from lowq.metrics.counters import BOUNDS, Counted, record_call
 from lowq.version import VERSION
 from tests.redis_server import RedisServer
 from tests.waiting import PATIENCE, until

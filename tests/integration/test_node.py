@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from lowq.job import shard_of
+from lowq.sharding import shard_of
 from tests.integration.conftest import MakeRig
 from tests.integration.support import NEVER, id_of_shard, until
 

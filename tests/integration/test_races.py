@@ -13,7 +13,7 @@ from lowq import clock
 from lowq.broker.dispatcher import Dispatcher
 from lowq.broker.scheduler import LagScheduler
 from lowq.broker.shard import Lease, Shard
-from lowq.job import load_payload
+from lowq.codec import load_payload
 from lowq.node.node import Node
 from lowq.node.worker_thread import backoff
 from tests.integration.support import PATIENCE, until

@@ -20,7 +20,7 @@ from redis.retry import Retry
 import lowq
 import lowq.testing
 from lowq.errors import ConfigError, LowqError, PushError, RedisFull, RedisRefused, RedisUnavailable
-from lowq.job import shard_of
+from lowq.sharding import shard_of
 from lowq.store import Call, Client
 from lowq.store.client import REPEATS
 from lowq.store.keys import shard_prefix

@@ -12,8 +12,9 @@ import pytest
 
 import lowq
 from lowq.broker.shard import Failure, Shard, Spoiled, TakenJob
+from lowq.codec import MAX_TIME
 from lowq.errors import LowqError
-from lowq.job import MAX_TIME, Job
+from lowq.job import Job
 from lowq.node import execution
 from lowq.node.execution import Execution, Outcome, current, decide
 from lowq.settings import Config

@@ -15,7 +15,7 @@ from benchmarks.numbers import Spread, percentile, shown, spread
 from benchmarks.peers import BASE, PEERS
 from benchmarks.peers.jobs import payloads
 from benchmarks.results import PUBLISHED, Results, load, save
-from lowq.job import dump_payload
+from lowq.codec import dump_payload
 
 
 def test_the_docs_and_plots_are_made_of_the_published_results() -> None:

@@ -17,8 +17,9 @@ from lowq.cli.failure import Failure
 from lowq.cli.loading import load_app, users_traceback
 from lowq.cli.look import _seconds, moment
 from lowq.cli.push import BadLine, Line, Source
+from lowq.codec import MAX_TIME
 from lowq.duration import LONGEST_WAIT, ago, duration
-from lowq.job import MAX_TIME, Job
+from lowq.job import Job
 from lowq.store.embedded import encode, take_command
 from lowq.version import VERSION
 

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 import lowq
+from lowq.codec import dump_payload, load_payload
 from lowq.errors import ConfigError
-from lowq.job import dump_payload, load_payload
 from lowq.settings import MAX_DUMPED_BYTES, MAX_ERROR_BYTES, Config, cut_error, dump_text, format_error
 
 #: The documented defaults, of what is a plain value.

@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lowq.codec import MAX_ID_BYTES, MAX_TIME, dump_payload, encode_id, encode_job, load_payload
 from lowq.errors import JobError, PayloadError
-from lowq.job import MAX_ID_BYTES, MAX_TIME, dump_payload, encode_id, encode_job, load_payload, shard_of
+from lowq.sharding import shard_of
 
 MIB = 2**20
 #: More digits than Python writes out by default.
@@ -455,6 +456,6 @@ def test_what_a_signal_handler_raises_while_a_payload_is_encoded_is_not_taken_fo
     def interrupted(*_: object) -> None:
         raise TookTooLong
 
-    monkeypatch.setattr("lowq.job._check", interrupted)
+    monkeypatch.setattr("lowq.codec._check", interrupted)
     with pytest.raises(TookTooLong):
         encode_job({"id": 1, "payload": 2}, dump_payload, 100)

@@ -2,9 +2,9 @@
 
 import pytest
 
+from lowq.codec import MAX_ID_BYTES
 from lowq.errors import ConfigError
 from lowq.inspection.pattern import MAX_BYTES, MAX_IDS, MAX_REST, MAX_STARS, check_pattern, encode_pattern, ids_per_call
-from lowq.job import MAX_ID_BYTES
 
 ACCEPTED = [
     "42",

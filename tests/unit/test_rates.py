@@ -1,6 +1,6 @@
 """What a node counts of its performs, and what it tells of them with each heartbeat."""
 
-from lowq.metrics.history import BOUNDS, Recorder, Tally, bucket_of, count
+from lowq.metrics.counters import BOUNDS, Recorder, Tally, bucket_of, count
 from lowq.store import Call
 
 

@@ -9,7 +9,8 @@ import lowq
 import lowq.testing
 from lowq.errors import ConfigError
 from lowq.producer import Jobs
-from lowq.workers import Worker, default_retry_in
+from lowq.retry import default_retry_in
+from lowq.workers import Worker
 
 PayloadsById = dict[str, list[Any]]
 

@@ -12,7 +12,7 @@ import urllib.request
 from collections.abc import Callable
 
 from lowq import Lowq
-from lowq.job import shard_of
+from lowq.sharding import shard_of
 from lowq.store import parse_info
 from lowq.store.keys import shard_prefix
 from tests.browser.stage import Stage

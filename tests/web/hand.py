@@ -9,8 +9,9 @@ import msgspec
 
 import lowq
 from lowq.broker.shard import Failure, Lease, Shard
-from lowq.job import load_payload, shard_of
-from lowq.metrics.history import BOUNDS, Counted, record_call
+from lowq.codec import load_payload
+from lowq.metrics.counters import BOUNDS, Counted, record_call
+from lowq.sharding import shard_of
 from lowq.store import Call
 from lowq.store.keys import history_key, nodes_key, shard_prefix
 from tests.leases import run_out

@@ -226,7 +226,7 @@ def check(client: TestClient, examples: int) -> None:
 
 
 def test_metrics_have_what_an_alert_needs(browse: Open, app: lowq.Lowq) -> None:
-    from lowq.metrics.history import BOUNDS, Counted, record_call
+    from lowq.metrics.counters import BOUNDS, Counted, record_call
 
     queue = app.queue("Orders", 3)
     queue.push([{"id": 1}, {"id": 2}, {"id": 3, "delay": 60}])

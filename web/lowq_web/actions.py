@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, get_args
 
 import lowq
-from lowq.job import lookup_id
+from lowq.codec import lookup_id
 from lowq.queue import Moments
 from lowq_web.journal import Entry, say
 from lowq_web.lookout import Lookout

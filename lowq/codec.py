@@ -1,0 +1,263 @@
+"""Jobs as Redis keeps them: ids, scores, times and payloads, validated and encoded, and read again."""
+
+import math
+from collections.abc import Callable, Mapping
+from datetime import datetime, timedelta
+from difflib import get_close_matches
+from typing import Any
+from uuid import UUID
+
+import msgspec
+
+from lowq.errors import JobError, PayloadError
+from lowq.job import JobDict
+
+#: Longest id, in bytes of UTF-8.
+MAX_ID_BYTES = 512
+#: Whole numbers beyond this can't be told apart as the floats that Redis keeps as scores.
+MAX_SCORE = 2**53
+#: Deepest nesting of a payload: what is accepted must also be readable from deep inside of an application.
+MAX_PAYLOAD_DEPTH = 200
+#: Numbers below are taken for a delay that was given as a time (Unix time, seconds: September 2001).
+EARLIEST_TIME = 1e9
+#: Numbers above are taken for milliseconds (Unix time, seconds: the year 5138).
+LATEST_TIME = 1e11
+#: The latest time that is kept (Unix time, seconds: the year 2242), and the longest delay. What is later counts as
+#: this, and means "never".
+MAX_TIME = 2**33 - 1
+
+_FIELDS = frozenset(JobDict.__annotations__)
+
+#: A job as its push script gets it: id, payload, score (``b""``: the clock of the shard), perform_at (``b""``:
+#: now; ``b"+n"``: in n seconds). A bare tuple: it is made once per job pushed.
+EncodedJob = tuple[bytes, bytes, bytes, bytes]
+
+
+def encode_id(job_id: object) -> bytes:
+    """An id as Redis keeps it.
+
+    Raises:
+        JobError: it is no str, int or UUID, or empty, or longer than ``MAX_ID_BYTES``.
+    """
+    if isinstance(job_id, str):
+        text = job_id
+    elif isinstance(job_id, bool) or not isinstance(job_id, int | UUID):
+        raise JobError(f"id {job_id!r:.100} is a {type(job_id).__name__}; an id is a str, an int or a UUID")
+    else:
+        try:
+            # int: or the str of an enum's member would be its name.
+            text = str(int(job_id) if isinstance(job_id, int) else job_id)
+        except ValueError:
+            raise JobError("an id is a number of thousands of digits; an id has 1 to 512 bytes") from None
+    try:
+        encoded = text.encode()
+    except UnicodeEncodeError as error:
+        raise JobError(f"id {text!r:.100} is no valid Unicode text: {error}") from None
+    if not encoded:
+        raise JobError("an id is empty; an id has 1 to 512 bytes")
+    if len(encoded) > MAX_ID_BYTES:
+        raise JobError(f"id {text[:40]!r}... has {len(encoded)} bytes; an id has 1 to {MAX_ID_BYTES} bytes")
+    return encoded
+
+
+def lookup_id(job_id: object) -> bytes:
+    """As `encode_id`, for ids that are in Redis already. A foreign producer may have written any bytes: they are shown
+    as ``surrogateescape`` has it, and found again by that.
+
+    Raises:
+        JobError: as `encode_id`.
+    """
+    if isinstance(job_id, str) and not job_id.isascii():
+        try:
+            encoded = job_id.encode("utf-8", "surrogateescape")
+        except UnicodeEncodeError:
+            return encode_id(job_id)
+        if len(encoded) <= MAX_ID_BYTES:
+            return encoded
+    return encode_id(job_id)
+
+
+def _finite(name: str, value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise JobError(f"{name} {value!r:.100} is a {type(value).__name__}; it must be a number")
+    try:
+        if math.isfinite(value):
+            # Plain numbers: Redis gets their repr, and that of a subclass may be anything.
+            return int(value) if isinstance(value, int) else float(value)
+    except OverflowError:
+        raise JobError(f"{name} is a number of hundreds of digits; it must be a finite number") from None
+    raise JobError(f"{name} {value!r:.100} is not a finite number")
+
+
+def _encode_score(value: object) -> bytes:
+    score = _finite("score", value)
+    if abs(score) > MAX_SCORE and isinstance(score, int):
+        raise JobError(
+            f"score {score} is beyond 2**53: two such scores could collapse into one. "
+            "Use a smaller version number, or seconds instead of nanoseconds"
+        )
+    return repr(score).encode()
+
+
+def _encode_time(name: str, value: object) -> bytes:
+    if isinstance(value, datetime):
+        if value.utcoffset() is None:
+            raise JobError(f"{name} {value!r} has no time zone; give an aware datetime, such as datetime.now(UTC)")
+        return repr(min(value.timestamp(), MAX_TIME)).encode()
+    time = _finite(name, value)
+    if time < EARLIEST_TIME:
+        raise JobError(
+            f"{name}={time!r} is a Unix time long ago; to run in {time!r} seconds, give delay={time!r} instead"
+        )
+    if time > LATEST_TIME:
+        raise JobError(f"{name}={time!r} is beyond the year 5000; it is Unix time in seconds, not milliseconds")
+    return repr(min(time, MAX_TIME)).encode()
+
+
+def delay_seconds(value: object) -> float:
+    """Seconds from a number or a timedelta; negative ones count as 0, and what is beyond `MAX_TIME` as that.
+
+    Raises:
+        JobError: it is neither, or not finite, or a number that can't be meant in seconds.
+    """
+    if isinstance(value, timedelta):  # whose unit is beyond doubt, so its largest is "never" as well
+        return min(max(value.total_seconds(), 0), MAX_TIME)
+    seconds = _finite("delay", value)
+    if seconds > LATEST_TIME - EARLIEST_TIME:
+        raise JobError(f"delay={value!r} is thousands of years; it is given in seconds, or as a timedelta")
+    return min(max(seconds, 0), MAX_TIME)
+
+
+def encode_job(job: Mapping[str, Any], dump_payload: Callable[[Any], bytes], max_payload_bytes: int) -> EncodedJob:
+    """Validates a job and brings it into the form that the push script takes.
+
+    Raises:
+        JobError, PayloadError: the message names the field and the id.
+    """
+    try:
+        job_id = encode_id(job["id"])
+    except KeyError:
+        raise JobError(f"a job has no id: {dict(job)!r:.200}; every job needs one, such as {{'id': 42}}") from None
+    except TypeError:
+        if isinstance(job, Mapping):
+            raise
+        raise JobError(f"{job!r:.100} is a {type(job).__name__}; a job is a mapping such as {{'id': 42}}") from None
+    score = perform_at = b""
+    payload = b'""'
+    known = 1
+    try:
+        if "payload" in job:
+            known += 1
+            try:
+                payload = dump_payload(job["payload"])
+            except JobError:
+                raise
+            except Exception as error:
+                if dump_payload is _dump_payload:
+                    raise  # what it refuses is a PayloadError; this is a signal handler's, such as a timeout
+                raise PayloadError(f"the payload can't be encoded: {error!r:.200}") from error
+            if not isinstance(payload, bytes):
+                raise PayloadError(f"dump_payload gave {payload!r:.100}; it must give bytes")
+            if len(payload) > max_payload_bytes:
+                raise PayloadError(
+                    f"the payload has {len(payload)} bytes encoded; max_payload_bytes is {max_payload_bytes}. "
+                    "Push a reference instead, such as a URL or a row's key"
+                )
+        if len(job) > known:
+            if "score" in job:
+                known += 1
+                score = _encode_score(job["score"])
+            for name, encode in _TIMES:
+                if name in job:
+                    known += 1
+                    if perform_at:
+                        raise JobError("perform_at, perform_in and delay are three ways to say one thing: give one")
+                    perform_at = encode(name, job[name])
+            if len(job) > known:
+                _refuse_unknown(job)
+    except JobError as error:
+        raise type(error)(f"job {job['id']!r:.100}: {error}") from error.__cause__
+    return job_id, payload, score, perform_at
+
+
+_TIMES: tuple[tuple[str, Callable[[str, object], bytes]], ...] = (
+    ("perform_at", _encode_time),
+    ("perform_in", _encode_time),
+    ("delay", lambda _, value: b"+" + repr(delay_seconds(value)).encode()),
+)
+
+
+def _refuse_unknown(job: Mapping[str, Any]) -> None:
+    for name in job:
+        if name not in _FIELDS:
+            near = get_close_matches(str(name), _FIELDS, 1)
+            hint = f"did you mean {near[0]!r}?" if near else f"a job has {', '.join(sorted(_FIELDS))}"
+            raise JobError(f"unknown field {name!r}; {hint}")
+
+
+# --- the payload codec ---------------------------------------------------------------------------------------
+
+_encode = msgspec.json.Encoder(order="sorted").encode
+_decode = msgspec.json.Decoder().decode
+
+
+def dump_payload(value: Any) -> bytes:
+    """Canonical JSON: keys sorted, so that equal payloads are equal bytes and collapse.
+
+    Tuples come back as lists. Everything else comes back as it went in, or is refused.
+
+    Raises:
+        PayloadError: a part of it is no JSON value; the message says where.
+    """
+    try:
+        _check(value, MAX_PAYLOAD_DEPTH)
+        return _encode(value)
+    except RecursionError:
+        raise PayloadError(_TOO_DEEP) from None
+    except (ValueError, msgspec.MsgspecError) as error:
+        if isinstance(error, PayloadError):
+            raise
+        raise PayloadError(f"the payload is no JSON value: {error}") from error
+
+
+_dump_payload = dump_payload  # where a parameter has its name
+
+
+def load_payload(data: bytes) -> Any:
+    """The counterpart of `dump_payload`."""
+    return _decode(data)
+
+
+_TOO_DEEP = f"the payload is nested in more than {MAX_PAYLOAD_DEPTH} levels, or contains itself"
+
+
+def _check(value: Any, depth: int) -> None:
+    # The encoder would silently turn bytes, sets, dates, NaN and keys that are no strings into something else.
+    kind = type(value)
+    if kind is str or kind is int or kind is bool or value is None:
+        return
+    if kind is float:
+        if not math.isfinite(value):
+            raise PayloadError(f"{value!r} is no JSON number")
+    elif depth == 0:
+        raise PayloadError(_TOO_DEEP)
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            if type(key) is not str:
+                raise PayloadError(
+                    f"key {key!r:.100} is a {type(key).__name__}; JSON keys are strings: use {str(key)!r:.100}"
+                )
+            kind = type(item)
+            if kind is not str and kind is not int and kind is not bool and item is not None:
+                try:
+                    _check(item, depth - 1)
+                except PayloadError as error:
+                    raise PayloadError(f"in {key!r:.100}: {error}") from None
+    elif isinstance(value, list | tuple):
+        for item in value:
+            _check(item, depth - 1)
+    else:
+        raise PayloadError(
+            f"{value!r:.100} is a {kind.__name__}, which would not come back as it went in; "
+            "payloads are JSON values: str, int, float, bool, None, list, dict"
+        )
