@@ -195,7 +195,7 @@ class Lowq:
 
         It goes in short steps while nodes go on working, about 10 s per million jobs, and reports nothing that may
         only be in motion: what looks wrong with who works what is looked at again for ``patience`` seconds, by default
-        lease_ttl / 3 + 1. ``repair`` mends what can be mended without losing anything; each finding says how much of
+        lease_ttl / 3 + 1. ``repair`` repairs what can be repaired without losing anything; each finding says how much of
         it was. ``on_progress`` is called with how many ids and keys were looked at, and how many there are about.
 
         Raises:

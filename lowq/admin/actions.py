@@ -70,7 +70,7 @@ class Action(NamedTuple):
 
     def call(self, prefix: str, ids: Sequence[bytes], not_after: str, attempt: str) -> Call:
         if self.name == "perform_now":
-            return Call("run_now", prefix, [self.now, attempt, not_after, *ids])
+            return Call("perform_now", prefix, [self.now, attempt, not_after, *ids])
         if self.name == "kick":
             return Call("kick", prefix, [self.now, attempt, not_after, *ids])
         if self.name == "delete":

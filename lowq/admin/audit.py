@@ -50,7 +50,7 @@ def note(
     entry = {"who": who, "action": action, "target": target, "count": count, "detail": dict(detail or {})}
     token = secrets.token_hex(8)
     text = json.dumps({**_cut(entry), "token": token})
-    backend.client.run("note", audit_key(backend.config.namespace), "", text, KEPT, replaces)
+    backend.client.run("audit_append", audit_key(backend.config.namespace), "", text, KEPT, replaces)
     return token
 
 
@@ -80,7 +80,7 @@ def _entry(raw: bytes) -> AuditEntry | None:
     at, says = untrusted.finite(head), untrusted.json_object(said) or {}
     who, action, target = (untrusted.text(says.get(name)) for name in ("who", "action", "target"))
     if at is None or who is None or action is None or target is None:
-        untrusted.left_out("audit", raw[:100], "it is no entry of ours")
+        untrusted.log_skipped("audit", raw[:100], "it is no entry of ours")
         return None
     detail = says.get("detail")
     return AuditEntry(

@@ -131,7 +131,7 @@ class _Shard:
 
     prefix: str
     now: bytes
-    horizon: bytes
+    due_cutoff: bytes
     clock: bytes
     highest: bytes | None
     upto_now: int
@@ -208,11 +208,11 @@ class _Bulk:
         if self._before is not None:
             # What was due by then ends at that moment, wherever the shard's clock is.
             for shard in self._shards:
-                shard.horizon, shard.due = shard.now, shard.upto_now
+                shard.due_cutoff, shard.due = shard.now, shard.upto_now
 
     def _look(self, prefixes: Sequence[str], now: str) -> list[_Shard]:
         limits = [now, self._base, bound(self._wanted.low), bound(self._wanted.high)]
-        calls = [Call("extent", prefix, limits) for prefix in prefixes]
+        calls = [Call("bulk_bounds", prefix, limits) for prefix in prefixes]
         return [_Shard(prefix, *reply) for prefix, reply in zip(prefixes, ask(self._client(), calls, 100), strict=True)]
 
     def _untouched(self, clock: bytes) -> bool:
@@ -242,7 +242,7 @@ class _Bulk:
             return Snapshot(self._before, total, None)
         return Snapshot(self._before, total, array("q", sorted(found)))
 
-    def _is_old(self, shard: _Shard, value: float, job_id: bytes, horizon: float, clock: bytes) -> bool:
+    def _is_old(self, shard: _Shard, value: float, job_id: bytes, due_cutoff: float, clock: bytes) -> bool:
         """Whether a job that was not due at ``before`` was there by then."""
         if self._remembered is not None:
             if len(self._remembered) <= MAX_REMEMBERED:
@@ -251,7 +251,7 @@ class _Bulk:
         if self._snapshot is not None and self._snapshot.remembers:
             return self._snapshot.holds(shard.prefix, value, job_id)
         # What was kicked or made due since has a time up to now.
-        return self._untouched(clock) and value > horizon
+        return self._untouched(clock) and value > due_cutoff
 
     # --- how many there are ---
 
@@ -313,8 +313,8 @@ class _Bulk:
                 yield shards[i], self._fitting(shards[i], wanted, reply)
 
     def _fitting(self, shard: _Shard, wanted: Listing, reply: list[Any]) -> dict[str, list[bytes]]:
-        horizon, same_clock = float(reply[1]), self._may_pass_now(shard) and reply[2] == shard.clock
-        begun, highest = float(shard.horizon), float(shard.highest or -math.inf)
+        due_cutoff, same_clock = float(reply[1]), self._may_pass_now(shard) and reply[2] == shard.clock
+        begun, highest = float(shard.due_cutoff), float(shard.highest or -math.inf)
         with_due = wanted.state in (None, "due") and self._with_due
         with_later = wanted.state in (None, "scheduled", "retrying")
         groups: dict[str, list[bytes]] = {}
@@ -324,14 +324,14 @@ class _Bulk:
             if not wanted.low <= value <= wanted.high:
                 continue
             if self._in_morgue or value <= begun:
-                not_after = shard.now if self._in_morgue else shard.horizon
+                not_after = shard.now if self._in_morgue else shard.due_cutoff
                 if value <= float(not_after) and (self._in_morgue or with_due):
                     groups.setdefault(not_after.decode(), []).append(job_id)
             elif with_later and value <= highest:
                 if self._before is None:
-                    old = value > horizon or same_clock
+                    old = value > due_cutoff or same_clock
                 else:
-                    old = self._is_old(shard, value, job_id, horizon, reply[2])
+                    old = self._is_old(shard, value, job_id, due_cutoff, reply[2])
                 if old:
                     later.append((value, job_id))
         if later:
@@ -352,10 +352,10 @@ class _Bulk:
             yield _Part(walk, shard.now.decode(), math.inf)
             return
         if self._with_due:
-            walk = Walk(shard.prefix, "due", bound(low), _lowest(shard.horizon, high))
-            yield _Part(walk, shard.horizon.decode(), math.inf)
+            walk = Walk(shard.prefix, "due", bound(low), _lowest(shard.due_cutoff, high))
+            yield _Part(walk, shard.due_cutoff.decode(), math.inf)
         if self._with_later and shard.highest is not None:
-            low_later = bound(low) if low > float(shard.horizon) else f"({shard.horizon.decode()}"
+            low_later = bound(low) if low > float(shard.due_cutoff) else f"({shard.due_cutoff.decode()}"
             most = 2 * (shard.total - shard.due) + 1000
             if self._before is None:
                 # Ahead of the clock, behind which new jobs arrive.
@@ -398,17 +398,17 @@ class _Bulk:
         walk, looked = part.walk, 0
         judged = part.later and self._before is not None
         # Whether something was pushed is asked after the ids: what was read before is older, then.
-        further = [Call("extent", shard.prefix, [self._action.now, "due", "+inf", "+inf"])] if judged else []
+        further = [Call("bulk_bounds", shard.prefix, [self._action.now, "due", "+inf", "+inf"])] if judged else []
         while not walk.finished and looked < part.most:
             reply, *moments = ask(self._client(), [walk.call(limit, self._action.now), *further])
             walk.took(reply)
             looked += max(len(walk.ready), 1)
             found = walk.ready[::-1]
-            for _, horizon, clock, *_ in moments:
+            for _, due_cutoff, clock, *_ in moments:
                 found = [
                     (value, job_id)
                     for value, job_id in found
-                    if self._is_old(shard, value, job_id, float(horizon), clock)
+                    if self._is_old(shard, value, job_id, float(due_cutoff), clock)
                 ]
             if found or not walk.finished:
                 latest = part.not_after or (repr(found[-1][0]) if found else "")

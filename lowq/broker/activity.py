@@ -21,7 +21,7 @@ class Performing:
 
 
 @dataclass(slots=True)
-class EarlyAcks:
+class PendingAcks:
     """What was acknowledged of a trip whose later jobs are still being performed."""
 
     shard: Shard
@@ -43,4 +43,4 @@ class Activity:
     #: What it performed before, and when that ended, monotonic.
     performed: tuple[Performing, float] | None = None
     #: The trip that the maintenance loop saw here last. Only for that.
-    early: EarlyAcks | None = None
+    early: PendingAcks | None = None

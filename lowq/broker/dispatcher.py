@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 
 from lowq import clock
 from lowq.broker.scheduler import LagScheduler
-from lowq.broker.shard import Shard, Trip
+from lowq.broker.shard import Shard, Delivery
 from lowq.duration import LONGEST_WAIT
 
 #: Seconds that a thread may be with one batch before the others look after its shards, too.
@@ -123,7 +123,7 @@ class Dispatcher:
         ]
         return min(times, default=None)
 
-    def took(self, shard: Shard, wakes: int, trip: Trip) -> None:
+    def took(self, shard: Shard, wakes: int, trip: Delivery) -> None:
         """Takes note of what a trip to the caller's shard told. ``wakes``: the shard's count before the call was
         sent; a wake-up that came since may be newer than the reply, so the shard is looked at again.
         """

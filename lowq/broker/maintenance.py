@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from lowq import clock
-from lowq.broker.activity import Activity, EarlyAcks
+from lowq.broker.activity import Activity, PendingAcks
 from lowq.broker.leases import Leases
 from lowq.broker.membership import Membership
 from lowq.broker.outage import Outage
@@ -37,10 +37,10 @@ EARLY_ACK_INTERVAL = 0.01
 LATE_SECONDS = 600.0
 
 #: What else goes out with every heartbeat.
-Rider = Callable[[], Iterable[Call]]
+HeartbeatExtra = Callable[[], Iterable[Call]]
 
 
-class Keeper:
+class MaintenanceLoop:
     """Keeps a node's membership and leases, and looks after its idle shards.
 
     ``divide``: called with the members whenever they change, and returns the shards that this node is to hold then.
@@ -60,11 +60,11 @@ class Keeper:
         lease_ttl: float,
         poll_interval: float,
         registrations: Sequence[Call],
-        riders: Sequence[Rider] = (),
+        heartbeat_extras: Sequence[HeartbeatExtra] = (),
         on_ready: Callable[[], object],
         on_fatal: Callable[[BaseException], object],
     ) -> None:
-        self._thread = threading.Thread(target=self._run, name="lowq-keeper", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="lowq-maintenance", daemon=True)
         self._client = client
         self._membership = membership
         self._leases = leases
@@ -74,7 +74,7 @@ class Keeper:
         self._lease_ttl = lease_ttl
         self._poll_interval = poll_interval
         self._registrations = list(registrations)
-        self._riders = list(riders)
+        self._riders = list(heartbeat_extras)
         self._on_ready = on_ready
         self._ready = False
         self._on_fatal = on_fatal
@@ -225,7 +225,7 @@ class Keeper:
                 raise ShardsCountError(str(call.args[1]), int(reply.detail), int(call.args[2]))
             if isinstance(reply, Exception):
                 self._leases.trouble = self._leases.trouble or reply
-        changed = self._membership.heard(replies[0])
+        changed = self._membership.received(replies[0])
         # A little later than the first could be missed, and not all nodes at once.
         self._next_look = self._membership.first_silent + random.uniform(0.01, 0.05)
         if changed or not self._divided:
@@ -276,7 +276,7 @@ class Keeper:
             # A trip that was there at the last look already takes longer than it was meant to, be it by one slow job or
             # by many of some milliseconds each.
             if seat.early is None or not seat.early.is_of(performing.shard):
-                seat.early = EarlyAcks(performing.shard, performing.shard.delivery)
+                seat.early = PendingAcks(performing.shard, performing.shard.delivery)
                 continue
             call, count = performing.shard.early_ack_call(seat.early.count)
             if count:
@@ -305,7 +305,7 @@ class Keeper:
                 "the keeper ran %.1f s late: something holds the GIL or froze the process. Being performed: %s",
                 late,
                 "; ".join(busy) or "nothing",
-                extra={"event": "keeper_late", "seconds": late},
+                extra={"event": "maintenance_late", "seconds": late},
             )
 
     # --- the end ---

@@ -79,7 +79,7 @@ class Membership:
         """Takes the node out of the registry."""
         return Call("heartbeat", self.channel, ["", self.me, "", "", self._silence])
 
-    def heard(self, reply: list[bytes]) -> bool:
+    def received(self, reply: list[bytes]) -> bool:
         """Takes note of the reply to `heartbeat_call`; whether the members have changed."""
         self.first_silent = clock.now() + float(reply[0]) if reply[0] else float("inf")
         members = {

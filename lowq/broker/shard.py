@@ -2,7 +2,7 @@
 
 A life of a batch::
 
-    take -> Trip (delivery n) -> finish(ids) / fail / release / bury  -> the next take acknowledges what finished
+    take -> Delivery (delivery n) -> finish(ids) / fail / release / bury  -> the next take acknowledges what finished
 
 Whatever cites an id also cites the delivery that it was taken under and the token of the lease, so that a repeat
 after a lost reply, and a word of an owner that lost the shard meanwhile, do nothing.
@@ -27,9 +27,9 @@ from lowq.store.keys import shard_prefix
 from lowq.store.scripts import time_argument
 
 #: Bytes of payloads in one reply; a single payload always fits.
-MAX_TRIP_BYTES = 2**20
+MAX_DELIVERY_BYTES = 2**20
 #: Jobs of one trip: bounds the time that a script may take.
-MAX_TRIP_JOBS = 500
+MAX_DELIVERY_JOBS = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ class TakenJob(NamedTuple):
         )
 
 
-class Spoiled(NamedTuple):
+class Undecodable(NamedTuple):
     """A payload in Redis that can't be decoded."""
 
     id: str
@@ -99,7 +99,7 @@ class Spoiled(NamedTuple):
 
 
 @dataclass(slots=True)
-class Trip:
+class Delivery:
     """What one take handed out, under one delivery and one lease."""
 
     delivery: int
@@ -108,7 +108,7 @@ class Trip:
     #: Seconds until the oldest waiting job is due, negative when it is overdue; None: nothing waits.
     delay: float | None
     paused: bool
-    spoiled: list[Spoiled] = field(default_factory=list)
+    undecodable: list[Undecodable] = field(default_factory=list)
 
 
 class Shard:
@@ -248,13 +248,13 @@ class Shard:
         """Acknowledges what finished, and takes up to ``limit`` jobs; 0 only acknowledges."""
         token = self._token()
         if token != self._token_in_hand:
-            self.drop_trip()
+            self.drop_delivery()
             self._token_in_hand = token
         last = self._delivery if self._in_hand else 0
-        args = (time_argument(now), token, last, min(limit, MAX_TRIP_JOBS), self._max_payloads, MAX_TRIP_BYTES)
+        args = (time_argument(now), token, last, min(limit, MAX_DELIVERY_JOBS), self._max_payloads, MAX_DELIVERY_BYTES)
         return Call("take", self.prefix, [*args, self._delivery, *map(_bytes, self._finished)])
 
-    def took(self, reply: Any) -> Trip:
+    def took(self, reply: Any) -> Delivery:
         """Takes note of the reply to `take_call`.
 
         Raises:
@@ -268,11 +268,11 @@ class Shard:
         if lease is None or lease.token != self._token_in_hand:
             # Taken under a lease that was lost, and perhaps regained, before the reply was read: others may have
             # worked the shard meanwhile, so these jobs may be old. They are in flight under the old delivery.
-            self.drop_trip()
+            self.drop_delivery()
             raise LeaseLost(f"queue {self.queue!r}, shard {self.index}: the lease was lost during take")
         delivery, delay, paused = reply[0], reply[1], reply[2]
         self._finished.clear()
-        trip = Trip(delivery, lease, [], None if delay is None else delay / 1e6, bool(paused))
+        trip = Delivery(delivery, lease, [], None if delay is None else delay / 1e6, bool(paused))
         if len(reply) > 4:
             self._delivery = delivery
             items = iter(reply[4:])
@@ -280,9 +280,9 @@ class Shard:
                 if type(item) is list:
                     trip.jobs.append(self._decode(item, trip))
                     continue
-                # A fresh job with a lone payload, which most are.
-                perform_at, lone = next(items), next(items)
-                score, _, payload = lone.partition(b" ")
+                # A fresh job with a inline payload, which most are.
+                perform_at, inline = next(items), next(items)
+                score, _, payload = inline.partition(b" ")
                 raw = [item, perform_at, b"-1", payload, score]
                 try:
                     job = TakenJob(_text(item), [self._load_payload(payload)], -1, raw)
@@ -292,7 +292,7 @@ class Shard:
             self._in_hand.update([job.id for job in trip.jobs])
         return trip
 
-    def take(self, limit: int, now: float | None = None) -> Trip:
+    def take(self, limit: int, now: float | None = None) -> Delivery:
         """Acknowledges what finished and takes the next jobs, in one trip.
 
         Raises:
@@ -301,7 +301,7 @@ class Shard:
         (reply,) = self._client.run_many([self.take_call(limit, now)])
         return self.took(reply)
 
-    def _decode(self, raw: list[bytes], trip: Trip) -> TakenJob:
+    def _decode(self, raw: list[bytes], trip: Delivery) -> TakenJob:
         job_id = _text(raw[0])
         try:
             payloads = [self._load_payload(payload) for payload in raw[3::2]]
@@ -313,7 +313,7 @@ class Shard:
                     sound += [payload, score]
                 except Exception as error:
                     why = describe(error, str)
-                    trip.spoiled.append(Spoiled(job_id, payload, f"the payload can't be decoded: {why}"))
+                    trip.undecodable.append(Undecodable(job_id, payload, f"the payload can't be decoded: {why}"))
             raw = sound
         return TakenJob(job_id, payloads, int(float(raw[2])), raw)
 
@@ -370,7 +370,7 @@ class Shard:
 
     def _refused(self) -> None:
         # What is in hand is somebody else's. The lease is lost with it, unless a new one was got meanwhile.
-        self.drop_trip()
+        self.drop_delivery()
         if self._token() == self._token_in_hand:
             self.lose()
 
@@ -388,15 +388,15 @@ class Shard:
         # which does nothing. The other way round they would be acknowledged unperformed.
         delivery = self._delivery
         finished = self._finished[already:]
-        args = ("", self._token_in_hand, 0, 0, self._max_payloads, MAX_TRIP_BYTES, delivery)
+        args = ("", self._token_in_hand, 0, 0, self._max_payloads, MAX_DELIVERY_BYTES, delivery)
         return Call("take", self.prefix, [*args, *map(_bytes, finished)]), len(finished)
 
     def refresh_call(self) -> Call:
         """Asks when the next job is due, taking and acknowledging nothing."""
-        args = ("", self._token(), 0, 0, self._max_payloads, MAX_TRIP_BYTES, 0)
+        args = ("", self._token(), 0, 0, self._max_payloads, MAX_DELIVERY_BYTES, 0)
         return Call("take", self.prefix, args)
 
-    def drop_trip(self) -> None:
+    def drop_delivery(self) -> None:
         """Nothing of the trip in hand is reported any more: the lease was lost, its next owner restores it."""
         self._in_hand.clear()
         self._finished.clear()

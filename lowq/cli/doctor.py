@@ -23,7 +23,7 @@ _INDENT, _WIDTH = 9, 100
 @with_app
 @click.argument("queues", nargs=-1, metavar="[QUEUE...]")
 @click.option("-q", "--queue", "more", multiple=True, metavar="QUEUE", help="The same as an argument; repeatable.")
-@click.option("--repair", is_flag=True, help="Mend what can be mended without losing anything.")
+@click.option("--repair", is_flag=True, help="Repair what can be repaired without losing anything.")
 @click.option(
     "--ignore", multiple=True, metavar="CODE", help="A finding that is no reason for exit code 1. Repeatable."
 )
@@ -93,7 +93,7 @@ def _block(finding: Finding, *, ignored: bool) -> list[str]:
         ("cause", finding.cause),
         ("effect", finding.effect),
         ("do", finding.advice if finding.wrong else ""),
-        ("mended", _mended(finding)),
+        ("repaired", _repaired(finding)),
     ]
     width = min(terminal_width(), _INDENT + 8 + _WIDTH)
     for name, text in parts:
@@ -106,23 +106,23 @@ def _block(finding: Finding, *, ignored: bool) -> list[str]:
     return lines
 
 
-def _mended(finding: Finding) -> str:
-    if not finding.mended:
+def _repaired(finding: Finding) -> str:
+    if not finding.repaired:
         return ""
-    return "all of it" if not finding.wrong else f"{finding.mended:,} of {finding.count:,}; the rest was left alone"
+    return "all of it" if not finding.wrong else f"{finding.repaired:,} of {finding.count:,}; the rest was left alone"
 
 
 def _summary(findings: list[Finding], ignore: tuple[str, ...], *, repair: bool) -> str:
     left_out = sum(finding.wrong and finding.code in ignore for finding in findings)
     wrong = [finding for finding in findings if finding.wrong and finding.code not in ignore]
-    mended = sum(finding.mended > 0 for finding in findings)
-    said = f"; mended: {count(mended, 'finding')}, in whole or in part" if mended else ""
+    repaired = sum(finding.repaired > 0 for finding in findings)
+    said = f"; repaired: {count(repaired, 'finding')}, in whole or in part" if repaired else ""
     if left_out:
         said += f"; {left_out} ignored"
     if not wrong:
-        return f"nothing {'else ' if left_out else ''}is wrong{' any more' if mended else ''}{said}"
+        return f"nothing {'else ' if left_out else ''}is wrong{' any more' if repaired else ''}{said}"
     errors = sum(finding.severity == "error" for finding in wrong)
     parts = [count(number, noun) for number, noun in ((errors, "error"), (len(wrong) - errors, "warning")) if number]
-    mendable = sum(finding.mendable for finding in wrong)
-    hint = f"; --repair can mend {mendable} of them" if mendable and not repair else ""
+    repairable = sum(finding.repairable for finding in wrong)
+    hint = f"; --repair can repair {repairable} of them" if repairable and not repair else ""
     return " and ".join(parts) + hint + said

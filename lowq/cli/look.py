@@ -97,7 +97,7 @@ def _read_stats(app: Lowq, queues: Sequence[str]) -> list[Stats]:
         try:
             found.append(app.queue(info.name, info.shards_count).stats())
         except ScriptError as error:  # a key of the wrong type
-            untrusted.left_out("queue", info.name, str(error))
+            untrusted.log_skipped("queue", info.name, str(error))
     return found
 
 

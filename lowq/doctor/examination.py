@@ -8,10 +8,10 @@ from typing import Any
 
 from lowq.backend import Backend
 from lowq.doctor.finding import KINDS, Finding
-from lowq.doctor.jobs import SCAN_KEYS, Ward, literally
+from lowq.doctor.jobs import SCAN_KEYS, JobScanner, literally
 from lowq.doctor.members import Look, Suspicion, confirm, look, read_node_entries, read_queues
 from lowq.doctor.server import SAMPLE, check_encoding, check_servers
-from lowq.doctor.shards import Place, Vitals, read_vitals
+from lowq.doctor.shards import Place, ShardSnapshot, read_shard_snapshots
 from lowq.duration import duration
 from lowq.errors import LeaseLost, ScriptError, UnknownQueueError
 from lowq.inspection.registry import find_queue
@@ -63,7 +63,7 @@ class _Examination:
         self._on_progress = on_progress or (lambda _done, _total: None)
         self._patience = backend.config.lease_ttl / 3 + 1.0 if patience is None else patience
         self._done = self._total = 0
-        self._ward = Ward(self._client, self._namespace, repair=repair, on_step=self._step)
+        self._scanner = JobScanner(self._client, self._namespace, repair=repair, on_step=self._step)
 
     def findings(self) -> list[Finding]:
         """Examines, and repairs if it is to."""
@@ -73,7 +73,7 @@ class _Examination:
         # The ids first: restoring what a dead owner left needs entries that can be read.
         seen = look(self._backend, self._wanted)
         others = self._examine_jobs(seen)
-        found += check_encoding(self._client, self._ward.sample)
+        found += check_encoding(self._client, self._scanner.sample)
         # Twice, as a queue may come or go meanwhile: it is unknown only when its keys are there between two looks at
         # the registry that do not find it.
         known_before, _ = read_queues(self._backend)
@@ -107,19 +107,19 @@ class _Examination:
 
     def _examine_jobs(self, seen: Look) -> list[Place]:
         """Looks at all ids; returns the shards that the registry doesn't know."""
-        vitals = dict(seen.vitals)
+        shard_snapshots = dict(seen.shard_snapshots)
         sizes = self._client.on_all([("DBSIZE",)])
-        self._total = sum(item.entries for item in vitals.values()) + sum(size for (size,) in sizes.values())
-        self._ward.examine_sets([place for place, item in vitals.items() if item.entries])
+        self._total = sum(item.entries for item in shard_snapshots.values()) + sum(size for (size,) in sizes.values())
+        self._scanner.examine_sets([place for place, item in shard_snapshots.items() if item.entries])
         wanted = None if self._wanted is None else frozenset(self._wanted)
         counts = {name: info.shards_count for name, info in seen.queues.items()}
-        self._ward.examine_keys(wanted, counts, vitals, SAMPLE)
-        others = sorted(vitals.keys() - seen.vitals.keys())
-        self._ward.examine_sets([place for place in others if vitals[place].entries])
+        self._scanner.examine_keys(wanted, counts, shard_snapshots, SAMPLE)
+        others = sorted(shard_snapshots.keys() - seen.shard_snapshots.keys())
+        self._scanner.examine_sets([place for place in others if shard_snapshots[place].entries])
         return others
 
     def _of_ids(self) -> Iterator[Finding]:
-        for (queue, code), tally in sorted(self._ward.tallies.items()):
+        for (queue, code), tally in sorted(self._scanner.tallies.items()):
             ids = tuple(job_id.decode("utf-8", "backslashreplace") for job_id in tally.ids)
             noun = "entry" if code == "leftovers" else "key" if code == "unknown_keys" else "id"
             finding = self._finding(
@@ -130,7 +130,7 @@ class _Examination:
                 detail=_some(ids),
             )
             ids = () if code == "unknown_keys" else ids
-            yield replace(finding, ids=ids, count=tally.count, mended=tally.mended)
+            yield replace(finding, ids=ids, count=tally.count, repaired=tally.repaired)
 
     # --- nodes ---
 
@@ -149,7 +149,7 @@ class _Examination:
         late = {node.name: node.late for node in seen.nodes if node.late > ttl / 3}
         if late:
             longest = max(late.values())
-            finding = self._finding("keeper_late", nodes=list(late), late=duration(longest))
+            finding = self._finding("maintenance_late", nodes=list(late), late=duration(longest))
             yield replace(finding, severity="error") if longest > ttl else finding
 
     def _of_node_entries(self, seen: Look) -> Iterator[Finding]:
@@ -163,7 +163,7 @@ class _Examination:
             # A goodbye of nobody: as every heartbeat, it looks at all entries anew and forgets the nodes that are dead.
             self._client.run("heartbeat", nodes_key(self._namespace), "", "", "", "", 0)
             left = read_node_entries(self._backend).names
-            found = [replace(item, mended=sum(name not in left for name in item.nodes)) for item in found]
+            found = [replace(item, repaired=sum(name not in left for name in item.nodes)) for item in found]
         yield from found
 
     # --- queues ---
@@ -172,16 +172,16 @@ class _Examination:
         for queue, text in seen.unreadable_queues.items():
             yield self._finding("queue_unreadable", queue=queue, detail=text)
         for queue in seen.queues:
-            vitals = seen.of_queue(queue)
+            shard_snapshots = seen.of_queue(queue)
             if seen.served(queue):
                 continue
-            jobs = sum(item.length + item.taken for item in vitals)
+            jobs = sum(item.length + item.taken for item in shard_snapshots)
             if jobs:
                 yield self._finding("queue_unserved", queue=queue, jobs=_count(jobs, "job"))
-            elif not any(item.exists for item in vitals) and len(vitals) == seen.queues[queue].shards_count:
+            elif not any(item.exists for item in shard_snapshots) and len(shard_snapshots) == seen.queues[queue].shards_count:
                 yield self._finding("queue_unused", queue=queue)
         yield from self._unregistered(seen, frozenset(known_before))
-        groups: defaultdict[tuple[str, str], list[Vitals]] = defaultdict(list)
+        groups: defaultdict[tuple[str, str], list[ShardSnapshot]] = defaultdict(list)
         for suspicion, what in confirmed.items():
             if suspicion[0] == "paused_in_part":
                 groups["paused_in_part", suspicion[1]] = what
@@ -190,7 +190,7 @@ class _Examination:
         for (code, queue), items in groups.items():
             yield self._of_group(seen, code, queue, items)
 
-    def _of_group(self, seen: Look, code: str, queue: str, items: list[Vitals]) -> Finding:
+    def _of_group(self, seen: Look, code: str, queue: str, items: list[ShardSnapshot]) -> Finding:
         jobs = sum(item.length + item.taken for item in items)
         counts = {item.meta.get("shards_count", "") for item in items}
         finding = self._finding(
@@ -207,13 +207,13 @@ class _Examination:
             finding = replace(finding, severity="warning")
         if code == "ownerless" and self._repair:
             options = seen.queues[queue].options if queue in seen.queues else {}
-            mended = sum(self._restore(item, options.get("max_crash_count")) for item in items)
-            finding = replace(finding, mended=mended)
+            repaired = sum(self._restore(item, options.get("max_crash_count")) for item in items)
+            finding = replace(finding, repaired=repaired)
         return finding
 
     def _unregistered(self, seen: Look, known_before: frozenset[str]) -> Iterator[Finding]:
-        strangers: defaultdict[str, list[Vitals]] = defaultdict(list)
-        for (queue, _), item in seen.vitals.items():
+        strangers: defaultdict[str, list[ShardSnapshot]] = defaultdict(list)
+        for (queue, _), item in seen.shard_snapshots.items():
             known = queue in seen.queues or queue in seen.unreadable_queues or queue in known_before
             if not known and self._exists(item):
                 strangers[queue].append(item)
@@ -228,17 +228,17 @@ class _Examination:
             counts = {item.meta["shards_count"] for item in items if not item.wrong and "shards_count" in item.meta}
             told = counts.pop() if len(counts) == 1 else ""
             tells = told.isdigit() and int(told) > 0 and all(item.place[1] < int(told) for item in items)
-            finding = replace(finding, shards=tuple(item.place[1] for item in items), mendable=tells)
+            finding = replace(finding, shards=tuple(item.place[1] for item in items), repairable=tells)
             if tells and self._repair:
                 try:
                     self._client.run("register", queues_key(self._namespace), "", queue, told, "")
                 except Refusal:  # somebody was quicker, with another number
                     pass
                 else:
-                    finding = replace(finding, mended=1)
+                    finding = replace(finding, repaired=1)
             yield finding
 
-    def _restore(self, item: Vitals, max_crash_count: Any) -> bool:
+    def _restore(self, item: ShardSnapshot, max_crash_count: Any) -> bool:
         """What a dead owner left in flight waits again, as after any other change of owner: the doctor is the new
         owner for a moment. Whether nothing is without an owner any more.
         """
@@ -267,10 +267,10 @@ class _Examination:
     # --- shards ---
 
     def _of_shards(self, seen: Look) -> Iterator[Finding]:
-        beyond: defaultdict[str, list[Vitals]] = defaultdict(list)
-        found: defaultdict[tuple[str, str], list[tuple[Vitals, str]]] = defaultdict(list)
-        for place, item in seen.vitals.items():
-            for code, detail in item.ailments().items():
+        beyond: defaultdict[str, list[ShardSnapshot]] = defaultdict(list)
+        found: defaultdict[tuple[str, str], list[tuple[ShardSnapshot, str]]] = defaultdict(list)
+        for place, item in seen.shard_snapshots.items():
+            for code, detail in item.integrity_errors().items():
                 found[place[0], code].append((item, detail))
             if place[0] in seen.queues and not seen.within(place) and self._exists(item):
                 beyond[place[0]].append(item)
@@ -291,18 +291,18 @@ class _Examination:
                 detail=_some(sorted({part for _, detail in pairs for part in detail.split(", ")})),
                 ahead=duration(max((item.seconds_ahead for item in sick if not item.wrong), default=0.0)),
             )
-            if finding.mendable and self._repair:
-                finding = replace(finding, mended=self._mend_shards(seen, code, sick))
+            if finding.repairable and self._repair:
+                finding = replace(finding, repaired=self._repair_shards(seen, code, sick))
             yield finding
 
-    def _exists(self, item: Vitals) -> bool:
+    def _exists(self, item: ShardSnapshot) -> bool:
         """Whether there is anything of a shard that the registry doesn't know: perhaps only keys that nothing lists."""
         queue, shard = item.place
         return item.exists or any(
-            shard in tally.shards for (name, _), tally in self._ward.tallies.items() if name == queue
+            shard in tally.shards for (name, _), tally in self._scanner.tallies.items() if name == queue
         )
 
-    def _mend_shards(self, seen: Look, code: str, sick: list[Vitals]) -> int:
+    def _repair_shards(self, seen: Look, code: str, sick: list[ShardSnapshot]) -> int:
         """How many of them have it no more."""
         for item in sick:
             queue = item.place[0]
@@ -311,9 +311,9 @@ class _Examination:
                 if not seen.within(item.place):
                     continue
                 argument = str(seen.queues[queue].shards_count)
-            self._client.run("mend_shard", shard_prefix(self._namespace, *item.place), "", code, argument)
-        after = read_vitals(self._client, self._namespace, [item.place for item in sick])
-        return sum(code not in item.ailments() for item in after.values())
+            self._client.run("repair_shard", shard_prefix(self._namespace, *item.place), "", code, argument)
+        after = read_shard_snapshots(self._client, self._namespace, [item.place for item in sick])
+        return sum(code not in item.integrity_errors() for item in after.values())
 
     # --- texts ---
 
@@ -346,7 +346,7 @@ class _Examination:
             shards=tuple(sorted(shards)),
             nodes=tuple(nodes),
             count=max(len(shards), len(nodes), 1),
-            mendable=kind.mendable,
+            repairable=kind.repairable,
         )
 
 

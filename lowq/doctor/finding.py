@@ -32,14 +32,14 @@ class Finding:
     #: How many ids, shards or nodes it is about.
     count: int = 1
     #: Whether a repair can put it right, or a part of it, without risk.
-    mendable: bool = False
+    repairable: bool = False
     #: How many of them were put right by this examination.
-    mended: int = 0
+    repaired: int = 0
 
     @property
     def wrong(self) -> bool:
         """Whether something of it is wrong still."""
-        return self.severity != "ok" and self.mended < self.count
+        return self.severity != "ok" and self.repaired < self.count
 
 
 class Kind(NamedTuple):
@@ -50,7 +50,7 @@ class Kind(NamedTuple):
     cause: str
     effect: str
     advice: str
-    mendable: bool = False
+    repairable: bool = False
 
 
 _BY_HAND = "keys were removed or written by hand or by another program, evicted by Redis (maxmemory-policy), or lost"
@@ -319,7 +319,7 @@ KINDS = {
         "scripts of both versions work the same queues; within one major version that is meant to work for a while",
         "finish the deploy",
     ),
-    "keeper_late": Kind(
+    "maintenance_late": Kind(
         "warning",
         "the keeper of {nodes} ran up to {late} late in the last ten minutes",
         "a handler holds the GIL (a huge regular expression, a C extension), or the machine is overloaded or swaps",

@@ -1,7 +1,7 @@
 """The ids of a shard: every entry of its sets, and every payloads key that a scan of all keys comes across.
 
 What is reported was confirmed by one script, `examine`, at one moment: what only looks wrong because it moves while one
-looks is not reported. A repair (`mend`) looks once more before it does anything.
+looks is not reported. A repair (`repair`) looks once more before it does anything.
 """
 
 from collections import defaultdict
@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from lowq.doctor.finding import MAX_NAMED
-from lowq.doctor.shards import Place, Vitals, read_vitals
+from lowq.doctor.shards import Place, ShardSnapshot, read_shard_snapshots
 from lowq.inspection.paging import SCANS_TOGETHER, ask
 from lowq.sharding import shard_of
 from lowq.store import Call, Client
@@ -22,7 +22,7 @@ PAYLOADS = (b"payloads:", b"taken:payloads:", b"morgue:payloads:")
 #: All other keys that a shard may have.
 KNOWN_KEYS = frozenset(name.encode() for name in (*SETS, "pushed", "repeated", "void", "meta", "lease"))
 
-#: Keys of one step of the scan, ids of one call that looks, and of one that mends: a few milliseconds of Redis at most.
+#: Keys of one step of the scan, ids of one call that looks, and of one that repairs: a few milliseconds of Redis at most.
 SCAN_KEYS = 1000
 MAX_EXAMINED = 500
 MAX_MENDED = 200
@@ -35,20 +35,20 @@ class Tally:
     """What was found with one code in one queue."""
 
     count: int = 0
-    mended: int = 0
+    repaired: int = 0
     shards: set[int] = field(default_factory=set)
     ids: dict[bytes, None] = field(default_factory=dict)
 
-    def add(self, shard: int, job_id: bytes, *, mended: bool = False) -> None:
+    def add(self, shard: int, job_id: bytes, *, repaired: bool = False) -> None:
         self.count += 1
-        self.mended += mended
+        self.repaired += repaired
         self.shards.add(shard)
         if len(self.ids) < MAX_NAMED:
             self.ids[job_id] = None
 
 
-class Ward:
-    """Examines ids and mends them if told to, and keeps the tally. ``on_step`` gets how many ids or keys were looked
+class JobScanner:
+    """Examines ids and repairs them if told to, and keeps the tally. ``on_step`` gets how many ids or keys were looked
     at.
     """
 
@@ -88,15 +88,15 @@ class Ward:
         self,
         wanted: frozenset[str] | None,
         shards_counts: Mapping[str, int],
-        vitals: dict[Place, Vitals],
+        shard_snapshots: dict[Place, ShardSnapshot],
         sample: int,
     ) -> None:
         """Every payloads key there is of the queues wanted (None: of all). Shards that it comes across and that are not
-        in ``vitals`` are added there. ``sample``: so many keys are kept.
+        in ``shard_snapshots`` are added there. ``sample``: so many keys are kept.
         """
         gathered: defaultdict[tuple[Place, bytes], list[bytes]] = defaultdict(list)
         count = 0
-        for place, kind, job_id in self._payload_keys(wanted, vitals, sample):
+        for place, kind, job_id in self._payload_keys(wanted, shard_snapshots, sample):
             queue, shard = place
             expected = shards_counts.get(queue, 0)
             if shard < expected and shard_of(job_id, expected) != shard:
@@ -114,7 +114,7 @@ class Ward:
         self._examine_ids(gathered.items())
 
     def _payload_keys(
-        self, wanted: frozenset[str] | None, vitals: dict[Place, Vitals], sample: int
+        self, wanted: frozenset[str] | None, shard_snapshots: dict[Place, ShardSnapshot], sample: int
     ) -> Iterator[tuple[Place, bytes, bytes]]:
         begin = f"{self._namespace}:{FORMAT}:{{"
         places: dict[bytes, Place | None] = {}
@@ -127,10 +127,10 @@ class Ward:
                 place = places[head]
                 if place is None or (wanted is not None and place[0] not in wanted):
                     continue
-                if place not in vitals:
-                    vitals |= read_vitals(self._client, self._namespace, [place])
+                if place not in shard_snapshots:
+                    shard_snapshots |= read_shard_snapshots(self._client, self._namespace, [place])
                 kind = next((kind for kind in PAYLOADS if tail.startswith(kind)), None)
-                if kind is not None and not vitals[place].wrong:
+                if kind is not None and not shard_snapshots[place].wrong:
                     if len(self.sample) < sample:
                         self.sample.append((self._prefix(place), key))
                     yield place, kind, tail[len(kind) :]
@@ -146,20 +146,20 @@ class Ward:
     # --- what was found ---
 
     def _note(self, place: Place, what: str, ids: Sequence[bytes], codes: Sequence[bytes]) -> None:
-        mended = self._mend(place, what, ids) if self._repair else set()
+        repaired = self._repair(place, what, ids) if self._repair else set()
         for job_id, code in zip(ids, codes, strict=True):
-            self.tallies[place[0], code.decode()].add(place[1], job_id, mended=job_id in mended)
+            self.tallies[place[0], code.decode()].add(place[1], job_id, repaired=job_id in repaired)
 
-    def _mend(self, place: Place, what: str, ids: Sequence[bytes]) -> set[bytes]:
+    def _repair(self, place: Place, what: str, ids: Sequence[bytes]) -> set[bytes]:
         """Which of them are as they should be now."""
-        mended: set[bytes] = set()
+        repaired: set[bytes] = set()
         for start in range(0, len(ids), MAX_MENDED):
             pending = list(ids[start : start + MAX_MENDED])
             while pending:
-                reply = self._client.run("mend", self._prefix(place), self._now, what, *pending)
-                mended.update(job_id for job_id, state in zip(pending, reply, strict=True) if state in (0, 1))
+                reply = self._client.run("repair", self._prefix(place), self._now, what, *pending)
+                repaired.update(job_id for job_id, state in zip(pending, reply, strict=True) if state in (0, 1))
                 pending = [job_id for job_id, state in zip(pending, reply, strict=True) if state == 2]
-        return mended
+        return repaired
 
     def _prefix(self, place: Place) -> str:
         return shard_prefix(self._namespace, *place)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lowq.backend import Backend
-from lowq.doctor.shards import Place, Vitals, read_vitals
+from lowq.doctor.shards import Place, ShardSnapshot, read_shard_snapshots
 from lowq.inspection.registry import NodeInfo, QueueInfo, nodes, queue_info
 from lowq.store.keys import nodes_key, queues_key
 
@@ -33,11 +33,11 @@ class Look:
     unreadable_queues: Mapping[str, str]
     nodes: Sequence[NodeInfo]
     entries: "NodeEntries"
-    vitals: Mapping[Place, Vitals]
+    shard_snapshots: Mapping[Place, ShardSnapshot]
 
-    def of_queue(self, queue: str) -> list[Vitals]:
-        """The vitals of its shards, as far as they can be read."""
-        return [item for (name, _), item in self.vitals.items() if name == queue and not item.wrong]
+    def of_queue(self, queue: str) -> list[ShardSnapshot]:
+        """The shard_snapshots of its shards, as far as they can be read."""
+        return [item for (name, _), item in self.shard_snapshots.items() if name == queue and not item.wrong]
 
     def served(self, queue: str) -> bool:
         """Whether a node lives that takes jobs of it."""
@@ -115,10 +115,10 @@ def look(backend: Backend, wanted: Sequence[str] | None, others: Sequence[Place]
         queues = {name: info for name, info in queues.items() if name in wanted}
         unreadable = {name: text for name, text in unreadable.items() if name in wanted}
     places = [(name, shard) for name, info in queues.items() for shard in range(info.shards_count)]
-    vitals = read_vitals(backend.client, backend.config.namespace, dict.fromkeys([*places, *others]))
+    shard_snapshots = read_shard_snapshots(backend.client, backend.config.namespace, dict.fromkeys([*places, *others]))
     entries = read_node_entries(backend)
     live = [node for node in nodes(backend) if node.name not in entries.unreadable]
-    return Look(queues, unreadable, live, entries, vitals)
+    return Look(queues, unreadable, live, entries, shard_snapshots)
 
 
 # --- suspicions ----------------------------------------------------------------------------------------------
@@ -138,7 +138,7 @@ def suspicions(seen: Look) -> dict[Suspicion, Any]:
 
 
 def _shards_nobody_holds(seen: Look) -> Iterator[tuple[Suspicion, Any]]:
-    for (queue, shard), item in seen.vitals.items():
+    for (queue, shard), item in seen.shard_snapshots.items():
         if item.wrong or item.token is not None:
             continue
         # Each change of owner has a fence of its own: with the same one, nobody was there between two looks.
@@ -151,7 +151,7 @@ def _shards_nobody_holds(seen: Look) -> Iterator[tuple[Suspicion, Any]]:
 
 def _strange_leases(seen: Look) -> Iterator[tuple[Suspicion, Any]]:
     known = {name.rpartition(":")[2] for name in seen.entries.names}
-    for (queue, shard), item in seen.vitals.items():
+    for (queue, shard), item in seen.shard_snapshots.items():
         if item.owner is not None and item.owner[:6] not in known:
             yield ("lease_unknown", queue, str(shard), item.token or ""), item
 
@@ -159,14 +159,14 @@ def _strange_leases(seen: Look) -> Iterator[tuple[Suspicion, Any]]:
 def _nodes_without_leases(seen: Look) -> Iterator[tuple[Suspicion, Any]]:
     for node in seen.nodes:
         says = [(queue, shard) for queue, shards in node.shards.items() for shard in shards]
-        looked_at = [seen.vitals[place] for place in says if place in seen.vitals and not seen.vitals[place].wrong]
+        looked_at = [seen.shard_snapshots[place] for place in says if place in seen.shard_snapshots and not seen.shard_snapshots[place].wrong]
         nonce = node.name.rpartition(":")[2]
         if looked_at and not any((item.owner or "").startswith(nonce) for item in looked_at):
             yield ("node_without_leases", node.name), node
 
 
 def _other_counts(seen: Look) -> Iterator[tuple[Suspicion, Any]]:
-    for (queue, shard), item in seen.vitals.items():
+    for (queue, shard), item in seen.shard_snapshots.items():
         count = None if item.wrong else item.meta.get("shards_count")
         if count is not None and seen.within((queue, shard)) and count != str(seen.queues[queue].shards_count):
             yield ("shards_count", queue, str(shard), count), item
@@ -174,7 +174,7 @@ def _other_counts(seen: Look) -> Iterator[tuple[Suspicion, Any]]:
 
 def _paused_in_part(seen: Look) -> Iterator[tuple[Suspicion, Any]]:
     paused: defaultdict[str, set[bool]] = defaultdict(set)
-    for place, item in seen.vitals.items():
+    for place, item in seen.shard_snapshots.items():
         if seen.within(place) and not item.wrong:
             paused[place[0]].add("paused" in item.meta)
     for queue, states in paused.items():

@@ -1,4 +1,4 @@
-"""Shards as their own keys tell, each read at one moment by the script `vitals`."""
+"""Shards as their own keys tell, each read at one moment by the script `shard_snapshots`."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,7 +22,7 @@ _COUNTERS = ("processed", "failed", "died", "delivery")
 
 
 @dataclass(frozen=True, slots=True)
-class Vitals:
+class ShardSnapshot:
     """What the keys of a shard said at one moment."""
 
     place: Place
@@ -61,7 +61,7 @@ class Vitals:
         """How far its clock is ahead of the server's."""
         return _number(self.meta.get("clock")) - self.now
 
-    def ailments(self) -> dict[str, str]:
+    def integrity_errors(self) -> dict[str, str]:
         """Code -> detail, of what is wrong with it taken by itself."""
         if self.wrong:
             return {"wrong_type": ", ".join(self.wrong)}
@@ -80,27 +80,27 @@ class Vitals:
         return found
 
 
-def read_vitals(client: Client, namespace: str, places: Iterable[Place], now: str = "") -> dict[Place, Vitals]:
-    """The vitals of many shards.
+def read_shard_snapshots(client: Client, namespace: str, places: Iterable[Place], now: str = "") -> dict[Place, ShardSnapshot]:
+    """The shard_snapshots of many shards.
 
     Raises:
         RedisUnavailable, RedisRefused, ScriptError
     """
     listed = list(places)
-    calls = [Call("vitals", shard_prefix(namespace, *place), [now]) for place in listed]
+    calls = [Call("shard_snapshot", shard_prefix(namespace, *place), [now]) for place in listed]
     replies = ask(client, calls, TOGETHER)
-    return {place: _vitals(place, reply) for place, reply in zip(listed, replies, strict=True)}
+    return {place: _shard_snapshot(place, reply) for place, reply in zip(listed, replies, strict=True)}
 
 
-def _vitals(place: Place, reply: Sequence[Any]) -> Vitals:
+def _shard_snapshot(place: Place, reply: Sequence[Any]) -> ShardSnapshot:
     wrong = tuple(name.decode() for name in reply[1])
     if wrong:
-        return Vitals(place, float(reply[0]), wrong)
+        return ShardSnapshot(place, float(reply[0]), wrong)
     meta = {
         name: raw.decode("utf-8", "replace") for name, raw in zip(_META, reply[4:13], strict=True) if raw is not None
     }
     token = None if reply[2] is None else reply[2].decode("utf-8", "replace")
-    return Vitals(place, float(reply[0]), wrong, token, reply[3], meta, *reply[13:18])
+    return ShardSnapshot(place, float(reply[0]), wrong, token, reply[3], meta, *reply[13:18])
 
 
 def _number(text: str | None) -> float:

@@ -77,7 +77,7 @@ def explain(
         RedisUnavailable, RedisRefused
     """
     reply = backend.client.run("why", prefix, time_argument(now), job_id)
-    time, horizon, record, perform_at, retry_count, rank, buried_at, paused, lease, _ttl, solo = reply[:11]
+    time, due_cutoff, record, perform_at, retry_count, rank, buried_at, paused, lease, _ttl, solo = reply[:11]
     paused_by, until, flight = reply[11:]
     shard = place[1]
     ownerless = float(time) - untrusted.finite(until, float(time))
@@ -106,7 +106,7 @@ def explain(
     retry = "" if retry_count is None else f"retry {untrusted.count(retry_count) + 1} of {max_retry_count}, "
     who = None if paused_by is None else paused_by.decode("utf-8", "replace")
     by = f" by {who}" if who else ""
-    if due_at > float(horizon):
+    if due_at > float(due_cutoff):
         halted = f"; the queue is paused{by}, too" if paused is not None else ""
         detail = f"{retry}due in {duration(due_at - float(time))}{halted}"
         state, reason = ("retrying", "retry_wait") if retry else ("scheduled", "not_due")

@@ -30,7 +30,7 @@ def overview(backend: Backend) -> list[QueueOverview]:
         try:
             rows = shard_rows(backend.client, prefixes, None)
         except ScriptError as error:  # a key of the wrong type
-            untrusted.left_out("queue", info.name, str(error))
+            untrusted.log_skipped("queue", info.name, str(error))
             continue
         found.append(QueueOverview(stats_of(info.name, rows), shards_of_rows(rows, names)))
     return found

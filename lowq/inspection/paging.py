@@ -433,7 +433,7 @@ class Walk:
 
     def call(self, limit: int, now: str) -> Call:
         value, job_id = self._position
-        return Call("walk", self.prefix, [now, *self._head, limit, value, job_id, *self._tail])
+        return Call("range_page", self.prefix, [now, *self._head, limit, value, job_id, *self._tail])
 
     def took(self, reply: Any) -> None:
         self.finished = bool(reply[0])

@@ -269,7 +269,7 @@ class Queries:
         while pending and room > 0:
             some = list(pending)[:LOOKS_TOGETHER]
             calls = [
-                Call("look", prefix, [time_argument(now), where, MAX_PAYLOADS, MAX_BYTES, *pending[prefix][:MAX_IDS]])
+                Call("fetch_jobs", prefix, [time_argument(now), where, MAX_PAYLOADS, MAX_BYTES, *pending[prefix][:MAX_IDS]])
                 for prefix in some
             ]
             for prefix, reply in zip(some, ask(self._client, calls, LOOKS_TOGETHER), strict=True):

@@ -106,7 +106,7 @@ def queue_info(name: bytes, data: bytes) -> QueueInfo | None:
 def _known_queue(name: bytes, data: bytes) -> QueueInfo | None:
     info = queue_info(name, data)
     if info is None:
-        untrusted.left_out("queue", name, "its entry in the registry is none of ours")
+        untrusted.log_skipped("queue", name, "its entry in the registry is none of ours")
     return info
 
 
@@ -132,7 +132,7 @@ def _node_info(name: bytes, data: bytes, now: float) -> NodeInfo | None:
         head, silence, details = b"", b"", {}
     heartbeat_at, patience = untrusted.finite(head), untrusted.finite(silence)
     if heartbeat_at is None or patience is None:
-        untrusted.left_out("node", name, "its entry in the registry is none of ours")
+        untrusted.log_skipped("node", name, "its entry in the registry is none of ours")
         return None
     if now - heartbeat_at > patience:
         return None

@@ -86,7 +86,7 @@ def record_call(
         _FORGET,
         len(RINGS),
     ]
-    return Call("record", key, [*head, *rings, *performs])
+    return Call("count", key, [*head, *rings, *performs])
 
 
 class Recorder:

@@ -90,7 +90,7 @@ def _rate(key: str, at: float, number: int, length: float, raw: bytes | None) ->
     figures = [value for value in map(untrusted.finite, parts) if value is not None and -1 <= value <= _ABSURD]
     if len(parts) != 4 or len(figures) != 4 or min(figures[:3]) < 0:
         if parts:
-            untrusted.left_out("history", key, f"{raw!r:.60} is no stretch of time")
+            untrusted.log_skipped("history", key, f"{raw!r:.60} is no stretch of time")
         return Rate(at, None, None, None)
     told, processed, failed, lag = figures
     if told != number:  # of a round before

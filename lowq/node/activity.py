@@ -8,7 +8,7 @@ from lowq.metrics.counters import Tally
 
 
 @dataclass(slots=True)
-class Seat(Activity):
+class ThreadActivity(Activity):
     """What a thread shows to others."""
 
     #: queue -> what the thread did for it. Made before it starts: the keeper iterates over them.

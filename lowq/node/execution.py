@@ -23,7 +23,7 @@ from datetime import timedelta
 from typing import Any, Protocol, TypeVar
 
 from lowq import codec
-from lowq.broker.shard import Failure, Shard, Spoiled, TakenJob
+from lowq.broker.shard import Failure, Shard, Undecodable, TakenJob
 from lowq.codec import MAX_TIME, delay_seconds
 from lowq.duration import duration
 from lowq.errors import LowqError, PushInterrupted, RedisUnavailable
@@ -378,17 +378,17 @@ def log_remarks(outcome: Outcome) -> None:
         log.error("%s", remark, exc_info=raised)
 
 
-def bury_spoiled(shard: Shard, spoiled: list[Spoiled], config: Config, now: float | None = None) -> None:
+def bury_undecodable(shard: Shard, undecodable: list[Undecodable], config: Config, now: float | None = None) -> None:
     """Payloads that can't be decoded go to the morgue as they are, and don't stop the shard.
 
     Raises:
         LeaseLost, RedisUnavailable. What is no Exception of ``dump_error``, once they are buried.
     """
     hooks = Outcome()
-    for item in spoiled:
+    for item in undecodable:
         # One call each: they are rare, and may be large.
         shard.bury([(item.id, _error_bytes(hooks, item.reason, config), (item.payload,))], now)
-    for item in spoiled:
+    for item in undecodable:
         log.error("queue %r, id %r: %s; it is in the morgue now", shard.queue, item.id, item.reason)
     log_remarks(hooks)
     if hooks.stop is not None:

@@ -23,7 +23,7 @@ from lowq import clock
 from lowq.application import Lowq
 from lowq.broker.dispatcher import Dispatcher
 from lowq.broker.leases import Leases
-from lowq.broker.maintenance import Keeper
+from lowq.broker.maintenance import MaintenanceLoop
 from lowq.broker.membership import Identity, Membership
 from lowq.broker.outage import Outage
 from lowq.broker.scheduler import LagScheduler
@@ -34,7 +34,7 @@ from lowq.errors import ConfigError, LowqError, RedisRefused
 from lowq.logs import describe, flush, get_log
 from lowq.metrics.counters import Recorder, Tally
 from lowq.middleware import wrap
-from lowq.node.activity import Seat
+from lowq.node.activity import ThreadActivity
 from lowq.node.worker_thread import Bench, WorkerThread
 from lowq.version import VERSION
 
@@ -140,7 +140,7 @@ class Node:
         )
         self.name = identity.name
         self.outage = Outage()
-        seats = [Seat(number, tallies={name: Tally() for name in self._workers}) for number in range(self.threads)]
+        seats = [ThreadActivity(number, tallies={name: Tally() for name in self._workers}) for number in range(self.threads)]
         schedules = [config.build_scheduler() if config.build_scheduler else LagScheduler() for _ in seats]
         self.dispatcher = Dispatcher([[] for _ in seats], schedules, self._left)
         membership = Membership(
@@ -162,14 +162,14 @@ class Node:
 
         divide({self.name: identity.queues})  # a splitter that can't do it fails here
 
-        self.keeper = Keeper(
+        self.keeper = MaintenanceLoop(
             keeper_client, membership, Leases(keeper_client, shards, self.dispatcher, self._listener, config.lease_ttl),
             seats, self.outage, divide=divide, lease_ttl=config.lease_ttl, poll_interval=config.poll_interval,
             registrations=[
                 app.registration(worker.queue_name, worker.shards_count, worker) for worker in self._workers.values()
             ],
             on_ready=self._on_ready, on_fatal=self.fail,
-            riders=[self._recorder(seats, shards)],
+            heartbeat_extras=[self._recorder(seats, shards)],
         )  # fmt: skip
         self._threads = [WorkerThread(self, seat, self._benches()) for seat in seats]
         self._warn_of_eviction()
@@ -183,7 +183,7 @@ class Node:
         for thread in self._threads:
             thread.start()
 
-    def _recorder(self, seats: Sequence[Seat], shards: Sequence[Shard]) -> Recorder:
+    def _recorder(self, seats: Sequence[ThreadActivity], shards: Sequence[Shard]) -> Recorder:
         """What goes into the histories of the node's queues."""
 
         def lag_of(queue: str) -> float | None:

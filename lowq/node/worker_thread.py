@@ -22,14 +22,14 @@ from lowq import clock
 from lowq.application import Lowq
 from lowq.broker.activity import Performing
 from lowq.broker.dispatcher import Dispatcher
-from lowq.broker.maintenance import Keeper
+from lowq.broker.maintenance import MaintenanceLoop
 from lowq.broker.outage import Outage
-from lowq.broker.shard import MAX_TRIP_JOBS, Shard, TakenJob, Trip
+from lowq.broker.shard import MAX_DELIVERY_JOBS, Shard, TakenJob, Delivery
 from lowq.errors import LeaseLost, RedisUnavailable
 from lowq.logs import describe, get_log
 from lowq.metrics.counters import BOUNDS, bucket_of
 from lowq.node import execution
-from lowq.node.activity import Seat
+from lowq.node.activity import ThreadActivity
 from lowq.store import Call, Client
 from lowq.workers import Worker
 
@@ -57,7 +57,7 @@ class Home(Protocol):
     app: Lowq
     client: Client
     dispatcher: Dispatcher
-    keeper: Keeper
+    keeper: MaintenanceLoop
     outage: Outage
     #: Set when the node is to stop.
     stopping: threading.Event
@@ -71,7 +71,7 @@ class Home(Protocol):
 class WorkerThread:
     """Works one shard after another. Everything but `seat` belongs to the thread itself."""
 
-    def __init__(self, node: Home, seat: Seat, benches: dict[str, Bench]) -> None:
+    def __init__(self, node: Home, seat: ThreadActivity, benches: dict[str, Bench]) -> None:
         self._thread = threading.Thread(target=self._run, name=f"lowq-{seat.number}", daemon=True)
         self.seat = seat
         self._node = node
@@ -141,7 +141,7 @@ class WorkerThread:
     def _let_go(self) -> None:
         shard, self._held = self._held, None
         if shard is not None:
-            shard.drop_trip()
+            shard.drop_delivery()
             self._dispatcher.look_again(shard)
             self._dispatcher.unclaim(shard)
             self._node.keeper.check(shard)
@@ -165,7 +165,7 @@ class WorkerThread:
                 shard.keep_finished()
         return True
 
-    def _travel(self, shard: Shard | None) -> Trip | None:
+    def _travel(self, shard: Shard | None) -> Delivery | None:
         """Acknowledges what the shard in hand finished and takes from ``shard``, which is claimed, in one write.
 
         Should the process die after Redis has executed it, the acknowledgement stands and the jobs taken are
@@ -198,18 +198,18 @@ class WorkerThread:
             else:
                 # Its take failed, or what the other finished could not be acknowledged, and that comes first.
                 if shard in trips:
-                    shard.drop_trip()
+                    shard.drop_delivery()
                     self._dispatcher.look_again(shard)
                 self._dispatcher.unclaim(shard)
         if trouble is not None:
             raise trouble
         return trips[shard] if shard is not None and self._held is shard else None
 
-    def _send(self, calls: list[tuple[Shard, int, Call]]) -> tuple[dict[Shard, Trip], RedisUnavailable | None]:
+    def _send(self, calls: list[tuple[Shard, int, Call]]) -> tuple[dict[Shard, Delivery], RedisUnavailable | None]:
         """The trips of those calls that succeeded, and the error when there was no answer. What concerns one shard
         alone is dealt with here: it rests for a while, the thread goes on with others.
         """
-        trips: dict[Shard, Trip] = {}
+        trips: dict[Shard, Delivery] = {}
         trouble: RedisUnavailable | None = None
         if calls:
             begun = self._node.outage.begun
@@ -224,7 +224,7 @@ class WorkerThread:
                 except RedisUnavailable as error:
                     trouble = trouble or error
                 except Exception as error:
-                    shard.drop_trip()
+                    shard.drop_delivery()
                     self._dispatcher.rest(shard, TROUBLE_SECONDS)
                     log.error("%r rests for %g s: %s", shard, TROUBLE_SECONDS, error, extra={"event": "trouble"})
             if trips:
@@ -237,15 +237,15 @@ class WorkerThread:
             return size
         pace = self._pace.get(shard.queue)
         batches = 1 if pace is None else int(PREFETCH_SECONDS / max(pace, 1e-6))
-        return max(min(batches * size, MAX_TRIP_JOBS // size * size), size)
+        return max(min(batches * size, MAX_DELIVERY_JOBS // size * size), size)
 
-    def _work(self, shard: Shard, trip: Trip) -> None:
+    def _work(self, shard: Shard, trip: Delivery) -> None:
         """Performs a trip batch by batch, in order."""
-        if trip.spoiled:
-            execution.bury_spoiled(shard, trip.spoiled, self._config)
-        jobs = [job for job in trip.jobs if job.payloads] if trip.spoiled else trip.jobs
+        if trip.undecodable:
+            execution.bury_undecodable(shard, trip.undecodable, self._config)
+        jobs = [job for job in trip.jobs if job.payloads] if trip.undecodable else trip.jobs
         if not jobs:
-            if trip.spoiled:
+            if trip.undecodable:
                 self._dispatcher.look_again(shard)
             return
         bench = self._benches[shard.queue]
@@ -268,7 +268,7 @@ class WorkerThread:
             pace if known is not None and pace > known else max(pace, (known or PREFETCH_SECONDS) / 2)
         )
 
-    def _perform(self, shard: Shard, trip: Trip, bench: Bench, jobs: list[TakenJob]) -> None:
+    def _perform(self, shard: Shard, trip: Delivery, bench: Bench, jobs: list[TakenJob]) -> None:
         if shard.unacknowledged:
             self._node.keeper.arm()
         performing = self.seat.performing = Performing(shard, [job.id for job in jobs], clock.now())

@@ -177,12 +177,12 @@ class Client:
                 raise
             for position, result in enumerate(results):
                 if isinstance(result, Exception):
-                    results[position] = self._mend(calls[position], result, deadline)
+                    results[position] = self._repair(calls[position], result, deadline)
             return results
 
         return finish
 
-    def _mend(self, call: Call, error: Exception, deadline: Deadline | None) -> Any:
+    def _repair(self, call: Call, error: Exception, deadline: Deadline | None) -> Any:
         """What can be put right at once is: scripts flushed, a slot moved. Otherwise the error as one of ours."""
         for _ in range(5):
             if not isinstance(error, exceptions.NoScriptError | exceptions.AskError | exceptions.MovedError):

@@ -23,7 +23,7 @@ _told: set[tuple[str, bytes | str]] = set()
 _lock = threading.Lock()
 
 
-def left_out(what: str, where: bytes | str, why: str) -> None:
+def log_skipped(what: str, where: bytes | str, why: str) -> None:
     """Says once that something can't be read. ``what`` and ``where`` tell it from others."""
     with _lock:
         if (what, where) in _told or len(_told) >= _MAX_TOLD:

@@ -24,7 +24,7 @@ from lowq.middleware import wrap
 from lowq.node.execution import (
     Execution,
     Outcome,
-    bury_spoiled,
+    bury_undecodable,
     current_execution,
     log_remarks,
     perform,
@@ -117,8 +117,8 @@ class _Drainer:
             shard.acquire(ttl, self._now)
         config, worker = self._app.config, self._worker
         trip = shard.take(worker.batch_size, self._now)
-        if trip.spoiled:
-            bury_spoiled(shard, trip.spoiled, config, self._now)
+        if trip.undecodable:
+            bury_undecodable(shard, trip.undecodable, config, self._now)
         jobs = [job for job in trip.jobs if job.payloads]
         if not jobs:
             shard.keep_finished()

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import lowq
-from lowq.broker.shard import Shard, Trip
+from lowq.broker.shard import Shard, Delivery
 from tests.chaos import broken, death
 from tests.chaos.load import Load, produce
 from tests.integration import app_orders
@@ -82,7 +82,7 @@ def record_acknowledgements() -> None:
     """Into the history, as soon as the answer to an acknowledgement is there."""
     took = Shard.took
 
-    def noting(self: Shard, reply: Any) -> Trip:
+    def noting(self: Shard, reply: Any) -> Delivery:
         finished = list(self._finished)
         trip = took(self, reply)
         if finished:

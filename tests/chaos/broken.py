@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from lowq.broker import maintenance
-from lowq.broker.shard import Shard, TakenJob, Trip
+from lowq.broker.shard import Shard, TakenJob, Delivery
 from lowq.node.worker_thread import WorkerThread
 from lowq.store.scripts import load_scripts
 
@@ -60,7 +60,7 @@ def order() -> None:
     """Payloads are handed over newest first."""
     decode = Shard._decode
 
-    def reversed_(self: Shard, raw: list[bytes], trip: Trip) -> TakenJob:
+    def reversed_(self: Shard, raw: list[bytes], trip: Delivery) -> TakenJob:
         job = decode(self, raw, trip)
         return job._replace(payloads=job.payloads[::-1])
 

@@ -107,7 +107,7 @@ class Proxy:
     def heal(self) -> None:
         """From now on everything gets through."""
 
-        def mend() -> None:
+        def repair() -> None:
             if self._swallows:
                 for link in list(self._links):
                     link.reset()
@@ -115,7 +115,7 @@ class Proxy:
             self._swallows.clear()
             self._flows.set()
 
-        self._call(mend)
+        self._call(repair)
 
     # --- inside of the thread ---
 

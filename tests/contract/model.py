@@ -261,14 +261,14 @@ class Model:
         self.counters["processed"] += acknowledged
 
         self._settle(now)
-        horizon = self._horizon(now)
+        due_cutoff = self._horizon(now)
         limit = 0 if self.paused is not None else limit
         in_flight = set(self.taken)
         lost = sorted(job_id for job_id, flight in self.taken.items() if flight.delivery > last)
         due = [
             job_id
             for job_id, job in sorted(self.waiting.items(), key=lambda item: (item[1].perform_at, item[0]))
-            if job_id not in in_flight and job.perform_at <= horizon
+            if job_id not in in_flight and job.perform_at <= due_cutoff
         ]
         delivery = self.counters["delivery"] + 1
         reply = Taken(delivery, None, self.paused is not None, acknowledged, [])
@@ -295,10 +295,10 @@ class Model:
         if reply.jobs:
             self.counters["delivery"] = delivery
         if len(reply.jobs) < len(lost):
-            reply.delay = self._delay(horizon, now, horizon)
+            reply.delay = self._delay(due_cutoff, now, due_cutoff)
         else:
             rest = [job.perform_at for job_id, job in self.waiting.items() if job_id not in in_flight]
-            reply.delay = self._delay(min(rest), now, horizon) if rest else None
+            reply.delay = self._delay(min(rest), now, due_cutoff) if rest else None
         return reply
 
     def _choose(self, payloads: dict[bytes, float], room: int, *, whole: bool) -> list[tuple[bytes, float]] | None:
@@ -313,9 +313,9 @@ class Model:
         return chosen
 
     @staticmethod
-    def _delay(perform_at: float, now: float, horizon: float) -> int:
-        """Microseconds. What the horizon has reached is due."""
-        return math.ceil((perform_at - (horizon if perform_at <= horizon else now)) * 1000000)
+    def _delay(perform_at: float, now: float, due_cutoff: float) -> int:
+        """Microseconds. What the due_cutoff has reached is due."""
+        return math.ceil((perform_at - (due_cutoff if perform_at <= due_cutoff else now)) * 1000000)
 
     def fail(
         self, now: float, token: str, delivery: int, failures: list[tuple[str, str, int, float, str]]

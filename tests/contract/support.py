@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from lowq.broker.shard import Failure, Lease, Shard, Trip
+from lowq.broker.shard import Failure, Lease, Shard, Delivery
 from lowq.codec import EncodedJob, load_payload
 from lowq.store import Call, Client
 from lowq.store.keys import shard_prefix
@@ -56,7 +56,7 @@ def solo(job_id: str, error: bytes = b"in company") -> Failure:
     return Failure(job_id, "solo", -1, 0.0, error)
 
 
-def handed(trip: Trip) -> dict[str, list[Any]]:
+def handed(trip: Delivery) -> dict[str, list[Any]]:
     """What a trip brought, id -> payloads, in the order of the reply."""
     return {item.id: item.payloads for item in trip.jobs}
 
@@ -176,7 +176,7 @@ class ShardRig:
         return self._read({key: self._type(key)} | with_records)[key]
 
     def form(self, key: str) -> str:
-        """How payloads are kept: "string" (lone), "zset", "record" (lone, in `taken`), or "none"."""
+        """How payloads are kept: "string" (inline), "zset", "record" (inline, in `taken`), or "none"."""
         kind = self._kind(key)
         return "record" if kind == "none" and key.startswith(_TAKEN) and self.read(key) else kind
 
@@ -217,7 +217,7 @@ class ShardRig:
         if key in _TYPES:
             return _TYPES[key]
         assert key.startswith(_PAYLOADS), f"{key} is no key of the wire format"
-        return "lone" if self._kind(key) == "string" else "zset"
+        return "inline" if self._kind(key) == "string" else "zset"
 
     def _kind(self, key: str) -> str:
         kind: bytes = self.client.command("TYPE", self.prefix + key)
@@ -246,7 +246,7 @@ _READ: dict[str, tuple[str | int, ...]] = {
     "set": ("SMEMBERS",),
     "list": ("LRANGE", 0, -1),
     "string": ("GET",),
-    "lone": ("GET",),
+    "inline": ("GET",),
 }
 _TAKEN = "taken:payloads:"
 _PAYLOADS = ("payloads:", _TAKEN, "morgue:payloads:")
@@ -255,7 +255,7 @@ _PAYLOADS = ("payloads:", _TAKEN, "morgue:payloads:")
 def _readable(key: str, kind: str, raw: Any) -> Any:
     if kind == "string":
         return None if raw is None else raw.decode()
-    if kind == "lone":
+    if kind == "inline":
         score, _, payload = raw.partition(b" ")
         assert len(payload) <= 4096, f"{key}: so long a payload is never kept as a string"
         return {_payload(payload): float(score)}
@@ -283,11 +283,11 @@ def _records(raw: list[bytes]) -> tuple[dict[str, Any], dict[str, Any]]:
     records: dict[str, Any] = {}
     carried: dict[str, Any] = {}
     for name, record in zip(raw[::2], raw[1::2], strict=True):
-        delivery, perform_at, retry_count, level, taken_at, *lone = record.split(maxsplit=5)
+        delivery, perform_at, retry_count, level, taken_at, *inline = record.split(maxsplit=5)
         records[name.decode()] = int(delivery), float(perform_at), int(retry_count), int(level), float(taken_at)
-        if lone:
+        if inline:
             assert record.endswith(b"\n"), "a record that carries a payload ends so"
-            carried[_TAKEN + name.decode()] = _readable("", "lone", lone[0][:-1])
+            carried[_TAKEN + name.decode()] = _readable("", "inline", inline[0][:-1])
     return records, carried
 
 

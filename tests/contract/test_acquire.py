@@ -380,7 +380,7 @@ def test_what_was_spared_shows_as_no_crash(rig: ShardRig) -> None:
     rig.push(job("x", "v1", 1))
     shard = stop_in_the_middle(rig, rig.own(), "second")
     lease_of(shard, LATER)
-    ((_, _, _, _, crashes, *_),) = rig.run("look", "", "", 1000, 1_000_000, "x")
+    ((_, _, _, _, crashes, *_),) = rig.run("fetch_jobs", "", "", 1000, 1_000_000, "x")
     assert crashes == b"0"
 
 

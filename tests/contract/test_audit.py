@@ -52,14 +52,14 @@ def test_the_log_is_bounded_in_entries_and_in_text(rig: QueueRig) -> None:
     assert len(entry.who) == MAX_TEXT
     assert [len(text) for text in entry.detail["ids"]] == [MAX_TEXT] * 5
     for number in range(3):
-        rig.client.run("note", audit_key("lowq"), "", f'{{"n": {number}}}', 2)
+        rig.client.run("audit_append", audit_key("lowq"), "", f'{{"n": {number}}}', 2)
     assert rig.client.command("LLEN", audit_key("lowq")) == 2
     assert KEPT == 1000
 
 
 def test_a_repeated_note_leaves_one_entry(rig: QueueRig) -> None:
     for _ in range(2):
-        rig.client.run("note", audit_key("lowq"), repr(NOW), '{"token": "a"}', 10)
+        rig.client.run("audit_append", audit_key("lowq"), repr(NOW), '{"token": "a"}', 10)
     assert rig.client.command("LLEN", audit_key("lowq")) == 1
 
 

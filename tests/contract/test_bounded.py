@@ -192,7 +192,7 @@ class TestLargePayloads:
         self.put(app, "fattest", 100)
         with short_calls(app):
             assert [len(found(queue.peek(job_id)).payloads) for job_id in ("fattest", "fat-00")] == [1, 1]
-        reply = app.client.run("look", PREFIX, repr(NOW), "", MAX_PAYLOADS, MAX_BYTES, "fattest", *ids)
+        reply = app.client.run("fetch_jobs", PREFIX, repr(NOW), "", MAX_PAYLOADS, MAX_BYTES, "fattest", *ids)
         assert sum(len(part) for job in reply for part in job if isinstance(part, bytes)) < 2 * MIB
         assert len(queue.fetch(ids)) == 40
         assert found(queue.fetch(["fattest"])["fattest"]).payloads_count == 100
@@ -213,7 +213,7 @@ class TestLargePayloads:
 
 
 def test_joining_what_is_alone_goes_in_short_steps(app: Lowq) -> None:
-    queue = app.queue("Lone", 1)
+    queue = app.queue("Inline", 1)
     queue.push({"id": i, "payload": f"{i}{'x' * 4000}"} for i in range(2000))
     with short_calls(app):
         assert queue.push({"id": i, "payload": "y"} for i in range(2000)) == 2000

@@ -59,7 +59,7 @@ def test_morgue_keeps_the_lowest_score_of_equal_payloads(rig: ShardRig) -> None:
 
 def test_single_payloads_are_buried_and_the_rest_stays_in_flight(rig: ShardRig) -> None:
     shard = rig.shard
-    shard.bury([("x", b"spoiled", [b'"v2"'])], LATER)
+    shard.bury([("x", b"undecodable", [b'"v2"'])], LATER)
     assert rig.read("morgue:payloads:x") == {"v2": 2}
     assert rig.read("taken:payloads:x") == {"v1": 1, "v3": 3}
     assert set(rig.read("taken")) == {"x", "y"}
@@ -70,7 +70,7 @@ def test_single_payloads_are_buried_and_the_rest_stays_in_flight(rig: ShardRig) 
 
 
 def test_last_payload_takes_the_job_out_of_flight(rig: ShardRig) -> None:
-    rig.shard.bury([("x", b"spoiled", [b'"v1"', b'"v2"', b'"v3"']), ("y", b"spoiled", [b'"v1"'])], LATER)
+    rig.shard.bury([("x", b"undecodable", [b'"v1"', b'"v2"', b'"v3"']), ("y", b"undecodable", [b'"v1"'])], LATER)
     assert rig.read("taken") == {}
     assert not {key for key in rig.names() if key.startswith("taken:payloads:")}
 
@@ -78,7 +78,7 @@ def test_last_payload_takes_the_job_out_of_flight(rig: ShardRig) -> None:
 def test_payload_that_is_not_in_flight_is_not_buried(rig: ShardRig) -> None:
     rig.push(job("x", "v4", 4))
     before = rig.snapshot()
-    rig.shard.bury([("x", b"spoiled", [b'"v4"', b'"v5"']), ("z", b"bad", [])], LATER)
+    rig.shard.bury([("x", b"undecodable", [b'"v4"', b'"v5"']), ("z", b"bad", [])], LATER)
     assert rig.snapshot() == before
 
 

@@ -82,7 +82,7 @@ def test_order_within_an_id_stays(shaken: ShardRig) -> None:
 
 
 def test_what_is_performed_now_is_due_now(shaken: ShardRig) -> None:
-    assert shaken.run("run_now", repr(NOW), "", "", "tonight") == [1]
+    assert shaken.run("perform_now", repr(NOW), "", "", "tonight") == [1]
     assert set(ids_at(shaken, NOW)) == {"early", "tonight"}
 
 

@@ -1,4 +1,4 @@
-"""The doctor: everything that should not be is planted, found, explained, and mended as the rules of the queue demand.
+"""The doctor: everything that should not be is planted, found, explained, and repaired as the rules of the queue demand.
 
 Damage is done by raw commands, as people and other programs do it.
 """
@@ -88,8 +88,8 @@ class Clinic:
             if finding.severity != "ok" and finding.code not in {*OF_SERVERS, "queue_unserved", "lease_unknown"}
         }
 
-    def finds(self, code: str, *ids: str, severity: str = "error", mended: bool = True) -> Finding:
-        """The only thing that is wrong; a repair mends it or leaves it, and a second one finds it mended."""
+    def finds(self, code: str, *ids: str, severity: str = "error", repaired: bool = True) -> Finding:
+        """The only thing that is wrong; a repair repairs it or leaves it, and a second one finds it repaired."""
         found = self.examine()
         assert found.keys() == {code}
         finding = found[code]
@@ -102,9 +102,9 @@ class Clinic:
         assert "{" not in finding.what + finding.cause + finding.effect + finding.advice
         repaired = self.examine(repair=True)
         assert repaired.keys() == {code}
-        if mended:
-            assert finding.mendable
-            assert repaired[code].mended == finding.count
+        if repaired:
+            assert finding.repairable
+            assert repaired[code].repaired == finding.count
             assert not repaired[code].wrong
             assert self.examine() == {}
         else:
@@ -340,7 +340,7 @@ def test_a_buried_id_without_payloads_is_left_as_the_last_trace(clinic: Clinic) 
     clinic.push(A)
     clinic.queue.bury(A, reason="a test")
     clinic.command("DEL", clinic.key(A, f"morgue:payloads:{A}"))
-    finding = clinic.finds("morgue_without_payloads", A, severity="warning", mended=False)
+    finding = clinic.finds("morgue_without_payloads", A, severity="warning", repaired=False)
     assert "lowq delete Orders ID" in finding.advice
     assert clinic.queue.delete(A).done == 1
     assert clinic.examine() == {}
@@ -373,7 +373,7 @@ def test_an_entry_in_taken_that_carries_what_nobody_can_read_is_left(clinic: Cli
     clinic.push(A)
     clinic.take(A)
     clinic.command("HSET", clinic.key(A, "taken"), A, b'{"version": 1}\n')
-    clinic.finds("taken_unreadable", A, mended=False)
+    clinic.finds("taken_unreadable", A, repaired=False)
 
 
 def test_an_unreadable_entry_does_stop_the_shard_until_it_is_mended(clinic: Clinic) -> None:
@@ -384,7 +384,7 @@ def test_an_unreadable_entry_does_stop_the_shard_until_it_is_mended(clinic: Clin
     clinic.dies(A)
     with pytest.raises(ScriptError):
         clinic.shard(B, nonce="heir")
-    assert clinic.examine(repair=True)["taken_unreadable"].mended == 1
+    assert clinic.examine(repair=True)["taken_unreadable"].repaired == 1
     assert handed_over(clinic.shard(B, nonce="heir")) == {A: [{"version": 1}, {"version": 2}]}
 
 
@@ -435,7 +435,7 @@ def test_what_is_known_of_an_id_in_flight_is_no_leftover_but_a_retry_count_is(cl
 def test_an_id_in_a_shard_that_is_not_its_own_is_left_there(clinic: Clinic) -> None:
     other = next(str(number) for number in range(100) if shard_of(str(number).encode(), SHARDS) == 2)
     clinic.client.run("push", clinic.key(A, ""), "", "token", "", SHARDS, 2, 15, "", other, "1")
-    finding = clinic.finds("wrong_shard", other, mended=False)
+    finding = clinic.finds("wrong_shard", other, repaired=False)
     assert finding.shards == (1,)
 
 
@@ -446,7 +446,7 @@ def test_many_ids_are_all_counted_and_mended_and_some_are_named(clinic: Clinic) 
     found = clinic.examine()["orphan_payloads"]
     assert (found.count, len(found.ids), found.shards) == (3000, 10, (0, 1, 2))
     assert found.what == "payloads of 3,000 ids wait, and nothing makes them due"
-    assert clinic.examine(repair=True)["orphan_payloads"].mended == 3000
+    assert clinic.examine(repair=True)["orphan_payloads"].repaired == 3000
     assert clinic.examine() == {}
     assert clinic.queue.stats().due == 3000
 
@@ -475,7 +475,7 @@ def test_payloads_in_no_form_of_theirs_are_left(clinic: Clinic, where: str, comm
     key = clinic.key(A, where + A)
     clinic.command("DEL", key)
     clinic.command(command[0], key, *command[1:])
-    clinic.finds("payloads_unreadable", A, mended=False)
+    clinic.finds("payloads_unreadable", A, repaired=False)
 
 
 def test_nothing_is_merged_into_payloads_in_no_form_of_theirs(clinic: Clinic) -> None:
@@ -508,11 +508,11 @@ def test_what_is_right_by_the_time_of_the_repair_is_not_touched(clinic: Clinic) 
     prefix = clinic.key(A, "")
     for what in ("due", "taken", "morgue", "retries", "errors", "solo", "crashes", "morgue:errors",
                  "payloads:", "taken:payloads:", "morgue:payloads:"):  # fmt: skip
-        assert clinic.client.run("mend", prefix, "", what, A, B) == [0, 0]
+        assert clinic.client.run("repair", prefix, "", what, A, B) == [0, 0]
     assert clinic.command("ZSCORE", clinic.key(A, "due"), A) == before
     for what in ("lease_endless", "lease_disagrees", "counters"):
-        assert clinic.client.run("mend_shard", prefix, "", what, "1000") == 0
-    assert clinic.client.run("mend_shard", prefix, "", "meta_lost", str(SHARDS)) == 0
+        assert clinic.client.run("repair_shard", prefix, "", what, "1000") == 0
+    assert clinic.client.run("repair_shard", prefix, "", "meta_lost", str(SHARDS)) == 0
 
 
 # --- shards ------------------------------------------------------------------------------------------------------
@@ -535,7 +535,7 @@ def test_a_key_of_another_type_is_reported_and_the_other_shards_are_examined(cli
 def test_another_number_of_shards_is_reported(clinic: Clinic) -> None:
     clinic.push(A)
     clinic.command("HSET", clinic.key(A, "meta"), "shards_count", 7)
-    finding = clinic.finds("shards_count", mended=False)
+    finding = clinic.finds("shards_count", repaired=False)
     assert finding.what == "the registry says 3 shards, and the keys of shard 1 say 7"
 
 
@@ -546,7 +546,7 @@ def test_shards_beyond_the_number_are_reported(clinic: Clinic, empty: bool) -> N
     clinic.client.run("push", beyond, "", "token", "", 10, 2, 15, "", "1", "1")
     if empty:
         clinic.command("DEL", beyond + "due", beyond + "payloads:1")
-    finding = clinic.finds("shard_beyond", severity="warning" if empty else "error", mended=False)
+    finding = clinic.finds("shard_beyond", severity="warning" if empty else "error", repaired=False)
     assert finding.shards == (9,)
     assert finding.what.endswith("also holds shard 9, with 0 jobs" if empty else "also holds shard 9, with 1 job")
 
@@ -644,7 +644,7 @@ def test_what_a_dead_owner_left_in_flight_is_restored_as_a_new_owner_would(clini
     clinic.dies(A)
     finding = clinic.examine()["ownerless"]
     assert finding.what == "1 job in flight, and nobody holds the lease of shard 1"
-    assert (finding.severity, finding.shards, finding.mendable) == ("error", (1,), True)
+    assert (finding.severity, finding.shards, finding.repairable) == ("error", (1,), True)
     clinic.client.server_age = lambda: 1e9  # type: ignore[method-assign]  # the tests' own has just been started
     repaired = clinic.examine(repair=True)["ownerless"]
     assert not repaired.wrong
@@ -717,7 +717,7 @@ def test_shards_that_nobody_holds_though_nodes_work_the_queue(clinic: Clinic) ->
     clinic.push(A)
     clinic.shard(next(str(number) for number in range(100) if shard_of(str(number).encode(), SHARDS) == 0))
     clinic.shard(next(str(number) for number in range(100) if shard_of(str(number).encode(), SHARDS) == 2))
-    finding = clinic.finds("shard_unserved", mended=False)
+    finding = clinic.finds("shard_unserved", repaired=False)
     assert finding.shards == (1,)
     assert "number_of_nodes" in finding.advice
     clinic.queue.delete(A)
@@ -764,7 +764,7 @@ def test_a_queue_whose_shards_tell_different_numbers_is_not_entered(clinic: Clin
     clinic.command("HSET", clinic.key(A, "meta"), "shards_count", 7)
     clinic.command("DEL", queues_key("lowq"))
     finding = clinic.examine(repair=True)["queue_unregistered"]
-    assert (finding.mendable, finding.wrong) == (False, True)
+    assert (finding.repairable, finding.wrong) == (False, True)
 
 
 def test_a_queue_that_was_never_used_is_no_problem(clinic: Clinic) -> None:
@@ -776,7 +776,7 @@ def test_a_queue_that_was_never_used_is_no_problem(clinic: Clinic) -> None:
 def test_a_queue_that_is_paused_in_part(clinic: Clinic) -> None:
     clinic.push(A)
     clinic.client.run("pause", clinic.key(A, ""), "", "", "1")
-    finding = clinic.finds("paused_in_part", severity="warning", mended=False)
+    finding = clinic.finds("paused_in_part", severity="warning", repaired=False)
     assert finding.what == "the queue is paused only in part: shard 1"
     clinic.queue.pause()
     assert clinic.examine() == {}
@@ -862,7 +862,7 @@ def test_a_keeper_that_runs_late(clinic: Clinic) -> None:
     found = {}
     for late in (4.9, 6.0, 16.0):
         clinic.node(queues=(), late=late)
-        found[late] = clinic.examine().get("keeper_late")
+        found[late] = clinic.examine().get("maintenance_late")
     assert found[4.9] is None
     assert found[6.0] is not None
     assert (found[6.0].severity, found[6.0].nodes) == ("warning", ("host:1:tester",))

@@ -40,14 +40,14 @@ class TestWaiting:
             assert (rig.form(key), rig.read(key)) == ("string", {"v1": min(first, second)})
 
     def test_one_call_may_bring_everything_at_once(self, rig: ShardRig) -> None:
-        rig.push(job("lone", "v1", 1), job("set", "v1", 1), job("set", "v2", 2))
+        rig.push(job("inline", "v1", 1), job("set", "v1", 1), job("set", "v2", 2))
         rig.push(
-            job("new", "v1", 1), job("lone", "v1", 0), job("set", "v3", 3), job("new", "v2", 0), job("new", "v1", 5),
-            job("other", "v1", 1), job("lone", "v2", 4), job("lone", "v1", -1), job("long", TOO_LONG, 1),
+            job("new", "v1", 1), job("inline", "v1", 0), job("set", "v3", 3), job("new", "v2", 0), job("new", "v1", 5),
+            job("other", "v1", 1), job("inline", "v2", 4), job("inline", "v1", -1), job("long", TOO_LONG, 1),
             job("long", "v1", 2), job("other", "v1", 2),
         )  # fmt: skip
         assert {key: value for key, value in rig.snapshot().items() if key.startswith("payloads:")} == {
-            "payloads:lone": {"v1": -1, "v2": 4},
+            "payloads:inline": {"v1": -1, "v2": 4},
             "payloads:set": {"v1": 1, "v2": 2, "v3": 3},
             "payloads:new": {"v1": 1, "v2": 0},
             "payloads:other": {"v1": 1},
@@ -213,7 +213,7 @@ class TestInFlight:
         rig.push(job("x", b"{no json", 3))
         shard = rig.own()
         trip = shard.take(1, NOW)
-        assert [(item.id, item.payload) for item in trip.spoiled] == [("x", b"{no json")]
+        assert [(item.id, item.payload) for item in trip.undecodable] == [("x", b"{no json")]
         shard.bury([("x", b"why", [b"{no json"])], NOW)
         assert (rig.form("morgue:payloads:x"), rig.read("morgue:payloads:x")) == ("string", {b"{no json": 3})
         assert "taken:payloads:x" not in rig.names()
@@ -256,14 +256,14 @@ class TestBuried:
 
     def test_looking_and_removing_know_both_forms(self, rig: ShardRig) -> None:
         def jobs() -> list[EncodedJob]:
-            return [job("lone", "v1", 1), job("set", "v1", 1), job("set", "v2", 2), job("long", LONGEST, 3)]
+            return [job("inline", "v1", 1), job("set", "v1", 1), job("set", "v2", 2), job("long", LONGEST, 3)]
 
         rig.push(*jobs())
-        found = rig.run("look", "", "", 10, 10_000, "lone", "set", "long")
+        found = rig.run("fetch_jobs", "", "", 10, 10_000, "inline", "set", "long")
         assert [item[5:] for item in found] == [
             [1, b'"v1"', b"1"], [2, b'"v1"', b"1", b'"v2"', b"2"], [1, LONGEST, b"3"],
         ]  # fmt: skip
-        assert rig.run("delete", "", "", "waiting", "", "lone", "set", "long") == [1, 1, 1]
+        assert rig.run("delete", "", "", "waiting", "", "inline", "set", "long") == [1, 1, 1]
         assert rig.names() == {"meta", "pushed"}
         rig.push(*jobs())
         assert rig.run("drop", "", "", 1000, "") == [0, 3]
@@ -291,7 +291,7 @@ def test_no_form_is_found_out_by_an_error(rig: ShardRig) -> None:
     shard.take(10, NOW + 1)
     rig.push(job("x", "v1", 1), job("y", "v1", 1))
     shard.fail([exhausted("x"), retry("y")], NOW)
-    rig.run("look", "", "", 10, 1000, "x", "y")
+    rig.run("fetch_jobs", "", "", 10, 1000, "x", "y")
     rig.run("bury", "", "", "", "", "", "x", "", 0, "y", "", 0)
     rig.run("delete", "", "", "", "", "x", "y")
     assert [name for name in rig.client.server_info() if name.startswith("errorstat_")] == []

@@ -174,8 +174,8 @@ class TestJobsIn:
             shard = shard_of(job_id.encode(), 3)
             prefix = f"lowq:v1:{{Orders:{shard}}}:"
             assert prefix == shard_prefix("lowq", "Orders", shard)
-            lone = app.client.command("GET", f"{prefix}payloads:{job_id}", key=prefix)
-            assert lone == '3 {"note":"\N{SNOWMAN}","status":"paid","version":3}'.encode()
+            inline = app.client.command("GET", f"{prefix}payloads:{job_id}", key=prefix)
+            assert inline == '3 {"note":"\N{SNOWMAN}","status":"paid","version":3}'.encode()
 
     def test_equal_payloads_are_one_whatever_the_order_of_their_keys(self, queue: Queue) -> None:
         queue.push(

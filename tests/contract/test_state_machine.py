@@ -26,8 +26,8 @@ from hypothesis.stateful import (
 
 from lowq.broker import shard as shard_module
 from lowq.broker.shard import Failure, Shard
-from lowq.doctor.jobs import Ward
-from lowq.doctor.shards import read_vitals
+from lowq.doctor.jobs import JobScanner
+from lowq.doctor.shards import read_shard_snapshots
 from lowq.errors import LeaseLost, ScriptError
 from lowq.store import Call, Client, pool
 from lowq.store.scripts import Script, load_scripts
@@ -215,12 +215,12 @@ class ShardMachine(RuleBasedStateMachine):
             return
         rig = self.rig
         place = (rig.queue, rig.index)
-        vitals = read_vitals(self.client, "lowq", [place], repr(self.now))
+        shard_snapshots = read_shard_snapshots(self.client, "lowq", [place], repr(self.now))
         # The clock is set forward by a rule of its own.
-        found = set(vitals[place].ailments()) - {"clock_ahead"}
-        ward = Ward(self.client, "lowq", repair=False, on_step=lambda _: None)
+        found = set(shard_snapshots[place].integrity_errors()) - {"clock_ahead"}
+        ward = JobScanner(self.client, "lowq", repair=False, on_step=lambda _: None)
         ward.examine_sets([place])
-        ward.examine_keys(None, {}, vitals, 0)
+        ward.examine_keys(None, {}, shard_snapshots, 0)
         found |= {f"{code} {list(tally.ids)}" for (_, code), tally in ward.tallies.items()}
         assert not found, found
 
@@ -506,7 +506,7 @@ class ShardMachine(RuleBasedStateMachine):
     @rule(lost=LOST)
     def ghost_returns(self, lost: str) -> None:
         ghost = self.ghosts.pop()
-        ghost.shard.drop_trip()
+        ghost.shard.drop_delivery()
         ghost.lost_the_shard()
         self._lease_runs_out()
         self._acquire(ghost, lost)
@@ -625,7 +625,7 @@ def _number(text: str) -> Any:
 @pytest.fixture
 def run_machine(store_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
     """Runs the machine on a store, with as many examples as told."""
-    monkeypatch.setattr(shard_module, "MAX_TRIP_BYTES", MAX_BYTES)
+    monkeypatch.setattr(shard_module, "MAX_DELIVERY_BYTES", MAX_BYTES)
     clients = []
 
     def run(examples: int, steps: int, phases: tuple[Phase, ...] = tuple(Phase), *, derandomize: bool = True) -> None:
@@ -711,19 +711,19 @@ MUTATIONS = [
     ),
     Mutation("push takes the last score", ("push",), "'LT', score, payload", "score, payload"),
     Mutation(
-        "a second payload replaces the lone one",
+        "a second payload replaces the inline one",
         ("push", "release", "acquire"),
         "redis.call('ZADD', key, its_score, present, score, payload)",
         "redis.call('ZADD', key, score, payload)",
     ),
     Mutation(
-        "an equal payload of a lone one takes the last score",
+        "an equal payload of a inline one takes the last score",
         ("push", "release", "acquire"),
         "if tonumber(score) < tonumber(its_score) then",
         "if true then",
     ),
     Mutation(
-        "scores of lone payloads are compared as texts",
+        "scores of inline payloads are compared as texts",
         ("push", "release", "acquire"),
         "tonumber(score) < tonumber(its_score)",
         "score < its_score",
@@ -731,26 +731,26 @@ MUTATIONS = [
     Mutation("long payloads are kept as strings", ("push",), "#payload > 4096", "false"),
     Mutation("push overwrites what waits", ("push",), "present > 0 or forms[key]", "forms[key]"),
     Mutation("push overwrites what it wrote itself", ("push",), "or forms[key] or", "or"),
-    Mutation("push writes what is lone too late", ("push",), "    write_lone()\n", ""),
-    Mutation("a lone payload goes to another id", ("take",), "found[i]", "found[#found - i + 1]"),
+    Mutation("push writes what is inline too late", ("push",), "    write_inline()\n", ""),
+    Mutation("a inline payload goes to another id", ("take",), "found[i]", "found[#found - i + 1]"),
     Mutation(
-        "what comes back alone replaces a lone newer payload",
+        "what comes back alone replaces a inline newer payload",
         ("fail", "release", "acquire"),
-        "add_payload(target, split_lone(lone))",
-        "redis.call('SET', target, lone)",
+        "add_payload(target, split_inline(inline))",
+        "redis.call('SET', target, inline)",
         deep=True,
     ),
-    Mutation("a lone payload in the way of what comes back", ("fail", "release", "acquire"), "become_set(target)", ""),
-    Mutation("a lone payload can't be exhausted", ("fail",), "become_set(taken)", ""),
+    Mutation("a inline payload in the way of what comes back", ("fail", "release", "acquire"), "promote_to_zset(target)", ""),
+    Mutation("a inline payload can't be exhausted", ("fail",), "promote_to_zset(taken)", ""),
     Mutation(
         "what comes back forgets the payload in its record",
         ("fail", "release", "acquire"),
-        "if lone and not redis.call('SET', waiting, lone, 'NX') then",
+        "if inline and not redis.call('SET', waiting, inline, 'NX') then",
         "if false then",
     ),
-    Mutation("what goes into a record stays behind", ("take",), "'UNLINK', unpack(lone_keys)", "'PING'"),
+    Mutation("what goes into a record stays behind", ("take",), "'UNLINK', unpack(inline_keys)", "'PING'"),
     Mutation(
-        "payloads that were in a key stay there", ("take",), "if not carries_lone(acked[id]) then", "if false then"
+        "payloads that were in a key stay there", ("take",), "if not has_inline(acked[id]) then", "if false then"
     ),
     Mutation("push overwrites perform_at", ("push",), "'NX', unpack(due)", "unpack(due)"),
     Mutation("a repeated push pushes again", ("push",), "redis.call('LPOS', prefix .. 'pushed', token)", "false"),

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from lowq.broker.shard import MAX_TRIP_BYTES, MAX_TRIP_JOBS, Shard
+from lowq.broker.shard import MAX_DELIVERY_BYTES, MAX_DELIVERY_JOBS, Shard
 from lowq.codec import load_payload
 from lowq.errors import LeaseLost
 from tests.contract.support import NEVER, NOW, REMAINS, TICK, TTL, Channel, ShardRig, handed, job, jobs_of, retry, solo
@@ -22,7 +22,7 @@ def take(
     last: int = 0,
     acks: tuple[int, Sequence[str]] = (0, ()),
     max_payloads: int = 1000,
-    max_bytes: int = MAX_TRIP_BYTES,
+    max_bytes: int = MAX_DELIVERY_BYTES,
 ) -> list[Any]:
     """The script's reply: [delivery, delay, paused, acknowledged, job...]."""
     assert shard.lease is not None
@@ -431,7 +431,7 @@ def test_small_payloads_are_bounded_too(rig: ShardRig) -> None:
     for name in range(20):
         rig.push(*(job(f"x{name:02}", n, n) for n in range(1000)))
     trip = shard.take(1000, NOW + 1)
-    assert 5_000 < sum(map(len, handed(trip).values())) <= MAX_TRIP_BYTES / 100
+    assert 5_000 < sum(map(len, handed(trip).values())) <= MAX_DELIVERY_BYTES / 100
     assert list(handed(trip)) == sorted(handed(trip))
 
 
@@ -570,8 +570,8 @@ def test_undecodable_payloads_are_told_apart_and_can_be_buried_singly(rig: Shard
     trip = shard.take(10, NOW + 1)
     assert handed(trip) == {"x": ["v1", "v3"], "y": []}
     assert trip.jobs[0].job(load_payload).payloads == [("v1", 1), ("v3", 3)]
-    assert [(item.id, item.payload) for item in trip.spoiled] == [("x", b"{not json"), ("y", b"\xff")]
-    shard.bury([(item.id, item.reason.encode(), [item.payload]) for item in trip.spoiled], NOW + 1)
+    assert [(item.id, item.payload) for item in trip.undecodable] == [("x", b"{not json"), ("y", b"\xff")]
+    shard.bury([(item.id, item.reason.encode(), [item.payload]) for item in trip.undecodable], NOW + 1)
     assert rig.read("morgue:payloads:x") == {b"{not json": 2}
     assert rig.read("morgue:payloads:y") == {b"\xff": 1}
     assert rig.read("taken:payloads:x") == {"v1": 1, "v3": 3}
@@ -602,14 +602,14 @@ def test_take_survives_script_flush(rig: ShardRig) -> None:
 
 def test_jobs_of_a_trip_are_bounded_whatever_the_limit(rig: ShardRig) -> None:
     shard = rig.own()
-    rig.push(*(job(f"x{n}", "v1", 1) for n in range(MAX_TRIP_JOBS)))
+    rig.push(*(job(f"x{n}", "v1", 1) for n in range(MAX_DELIVERY_JOBS)))
     rig.push(job("last", "v1", 1))
-    trip = shard.take(10 * MAX_TRIP_JOBS, NOW + 1)
-    assert len(trip.jobs) == MAX_TRIP_JOBS
+    trip = shard.take(10 * MAX_DELIVERY_JOBS, NOW + 1)
+    assert len(trip.jobs) == MAX_DELIVERY_JOBS
     shard.finish(handed(trip))
-    shard.finish(handed(shard.take(10 * MAX_TRIP_JOBS, NOW + 1)))
+    shard.finish(handed(shard.take(10 * MAX_DELIVERY_JOBS, NOW + 1)))
     shard.take(0, NOW + 1)
-    assert rig.count("processed") == MAX_TRIP_JOBS + 1
+    assert rig.count("processed") == MAX_DELIVERY_JOBS + 1
     assert rig.names() == REMAINS
 
 

@@ -11,7 +11,7 @@ from lowq.broker.outage import Outage
 from lowq.broker.scheduler import LagScheduler
 from lowq.broker.shard import Lease, Shard, shards_of
 from lowq.middleware import wrap
-from lowq.node.activity import Seat
+from lowq.node.activity import ThreadActivity
 from lowq.node.worker_thread import Bench, WorkerThread
 from lowq.store import Client
 from lowq.workers import Worker
@@ -47,7 +47,7 @@ class ThreadRig:
         self.keeper: Any = _Keeper()
         instance = worker()
         bench = Bench(instance, wrap(app.config.server_middlewares, worker, instance.perform), worker.batch_size)
-        self.thread = WorkerThread(self, Seat(0), {worker.queue_name: bench})
+        self.thread = WorkerThread(self, ThreadActivity(0), {worker.queue_name: bench})
         app.register(worker.queue_name, worker.shards_count, worker)
         for shard in self.shards:
             assert isinstance(shard.acquire(TTL), Lease)

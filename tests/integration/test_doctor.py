@@ -70,7 +70,7 @@ def test_nothing_is_found_while_nodes_work_under_load(make_rig: MakeRig) -> None
         meddler.join()
         app.close()
     # That a keeper ran late is true on a machine that is too busy.
-    assert [item for item in found if item.code != "keeper_late"] == []
+    assert [item for item in found if item.code != "maintenance_late"] == []
 
 
 def test_jobs_of_a_node_that_was_killed_are_found_and_restored(make_rig: MakeRig) -> None:
@@ -103,7 +103,7 @@ def test_a_node_that_is_frozen_is_found(make_rig: MakeRig) -> None:
     node.signal(signal.SIGCONT)
     node.holds_all()
     # That it was frozen is told for ten minutes, if its keeper noticed.
-    until(lambda: {item.code for item in wrong(app)} <= {"keeper_late"}, "nothing else that is wrong")
+    until(lambda: {item.code for item in wrong(app)} <= {"maintenance_late"}, "nothing else that is wrong")
     app.close()
 
 
@@ -138,7 +138,7 @@ def test_all_primaries_of_a_cluster_are_examined_and_mended(cluster_url: str) ->
         key = shard_prefix("lowq", "Orders", shard) + "due"
         app.client.command("DEL", key, key=key)
     (orphans,) = [item for item in app.examine(repair=True) if item.code == "orphan_payloads"]
-    assert (orphans.count, orphans.mended, orphans.shards) == (500, 500, tuple(range(20)))
+    assert (orphans.count, orphans.repaired, orphans.shards) == (500, 500, tuple(range(20)))
     assert [item.code for item in app.examine() if item.wrong] == ["queue_unserved"]
     assert queue.stats().due == 500
     app.close()
@@ -203,10 +203,10 @@ def test_an_error_is_explained_and_ends_with_1(cli: Cli) -> None:
         "ids", "shards", "cause", "effect", "do"
     ]  # fmt: skip
     assert lines[start + 1].endswith(" and 2 more")
-    assert lines[-1] == "1 error; --repair can mend 1 of them"
+    assert lines[-1] == "1 error; --repair can repair 1 of them"
     repaired = cli("--repair").stdout.splitlines()
-    assert "         mended  all of it" in repaired
-    assert repaired[-1] == "nothing is wrong any more; mended: 1 finding, in whole or in part"
+    assert "         repaired  all of it" in repaired
+    assert repaired[-1] == "nothing is wrong any more; repaired: 1 finding, in whole or in part"
     assert cli().stdout.splitlines()[-1] == "nothing is wrong"
 
 
@@ -220,7 +220,7 @@ def test_what_is_left_ends_with_1_after_a_repair(cli: Cli) -> None:
     cli.node()
     cli.queue.bury(1)
     cli.app.client.command("DEL", cli.prefix + "morgue:payloads:1", cli.prefix + "payloads:2")
-    assert cli("--repair", code=1).stdout.splitlines()[-1] == "1 warning; mended: 1 finding, in whole or in part"
+    assert cli("--repair", code=1).stdout.splitlines()[-1] == "1 warning; repaired: 1 finding, in whole or in part"
 
 
 def test_json_for_machines(cli: Cli) -> None:
@@ -235,9 +235,9 @@ def test_json_for_machines(cli: Cli) -> None:
     (finding,) = [item for item in document["findings"] if item["wrong"]]
     assert finding.keys() == {
         "code", "severity", "what", "cause", "effect", "advice", "queue", "shards", "ids", "nodes", "count",
-        "mendable", "mended", "wrong", "ignored",
+        "repairable", "repaired", "wrong", "ignored",
     }  # fmt: skip
-    assert (finding["code"], finding["queue"], finding["ids"], finding["mendable"]) == (
+    assert (finding["code"], finding["queue"], finding["ids"], finding["repairable"]) == (
         "orphan_payloads", "Orders", ["1"], True
     )  # fmt: skip
     assert json.loads(cli("--json", "--repair").stdout)["healthy"] is True
@@ -255,7 +255,7 @@ def test_only_some_queues(cli: Cli) -> None:
 def test_wrong_usage_ends_with_2(cli: Cli) -> None:
     cli.queue.push({"id": 1})
     assert "did you mean 'Orders'?" in cli("Ordrs", code=2).stderr
-    assert "No such option" in cli("--mend", code=2).stderr
+    assert "No such option" in cli("--repair", code=2).stderr
 
 
 def test_redis_away_ends_with_1_and_one_line() -> None:
@@ -286,7 +286,7 @@ def test_a_finding_can_be_ignored(cli: Cli) -> None:
     assert "queue_unserved" in cli("--ignore", "persistence", code=1).stdout
     cli.app.client.command("DEL", cli.prefix + "payloads:2")
     left = cli("--ignore", "queue_unserved", "--ignore", "persistence", code=1).stdout
-    assert left.splitlines()[-1] == "1 error; --repair can mend 1 of them; 1 ignored"
+    assert left.splitlines()[-1] == "1 error; --repair can repair 1 of them; 1 ignored"
     assert "did you mean persistence" in cli("--ignore", "persistance", code=2).stderr
 
 

@@ -206,7 +206,7 @@ def test_the_page_of_the_doctor_lists_every_finding() -> None:
     for code, kind in KINDS.items():
         severity, _, repair = rows[code]
         assert severity == kind.severity, code
-        assert bool(repair and not re.match(r"no\b", repair)) == kind.mendable, code
+        assert bool(repair and not re.match(r"no\b", repair)) == kind.repairable, code
     of_servers = set(re.findall(r'^ +"(\w+)",$|Finding\("(\w+)"', inspect.getsource(server), re.MULTILINE))
     codes = {name for pair in of_servers for name in pair if name} - {"ok", "warning", "error"}
     assert codes <= rows.keys()

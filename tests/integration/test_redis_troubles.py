@@ -313,7 +313,7 @@ class TestHanging:
             client = Client(server.url, size=1, timeout=1.0, socket_timeout=0.3)
             assert client.command("PING")
             server.pause()
-            (result,) = client.run_many([Call("look", "x:", ["", "", 1, 1])], repeats=0)
+            (result,) = client.run_many([Call("fetch_jobs", "x:", ["", "", 1, 1])], repeats=0)
             assert isinstance(result, RedisUnavailable)
             assert str(result) == f"Redis at {server.url} does not answer: nothing was heard in time"
             client.close()

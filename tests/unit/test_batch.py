@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 
 import lowq
-from lowq.broker.shard import Failure, Shard, Spoiled, TakenJob
+from lowq.broker.shard import Failure, Shard, Undecodable, TakenJob
 from lowq.codec import MAX_TIME
 from lowq.errors import LowqError
 from lowq.job import Job
@@ -462,7 +462,7 @@ class TestReport:
         assert performed([taken("a")], lambda _: current().bury("a", "enough"), config).buries == [("a", b"enough")]
 
         shard = Reports()
-        execution.bury_spoiled(cast(Shard, shard), [Spoiled("a", b"\xff", "can't be decoded")], config)
+        execution.bury_undecodable(cast(Shard, shard), [Undecodable("a", b"\xff", "can't be decoded")], config)
         assert shard.calls == [("bury", [("a", b"can't be decoded", (b"\xff",))])]
 
     def test_a_reason_with_half_a_character_does_not_either(self) -> None:
@@ -475,8 +475,8 @@ class TestReport:
     ) -> None:
         caplog.set_level(logging.ERROR)
         shard = Reports()
-        spoiled = [Spoiled("a", b"\xff", "no JSON"), Spoiled("a", b"{", "cut off")]
-        execution.bury_spoiled(cast(Shard, shard), spoiled, Config())
+        undecodable = [Undecodable("a", b"\xff", "no JSON"), Undecodable("a", b"{", "cut off")]
+        execution.bury_undecodable(cast(Shard, shard), undecodable, Config())
         assert shard.calls == [("bury", [("a", b"no JSON", (b"\xff",))]), ("bury", [("a", b"cut off", (b"{",))])]
         assert "queue 'Orders', id 'a': no JSON" in caplog.text
 

@@ -12,7 +12,7 @@ from lowq import clock
 from lowq.broker import dispatcher as dispatch_module
 from lowq.broker.dispatcher import Dispatcher
 from lowq.broker.scheduler import LagScheduler, SeqScheduler
-from lowq.broker.shard import Lease, Shard, Trip
+from lowq.broker.shard import Lease, Shard, Delivery
 from lowq.store import Client
 from tests.waiting import PATIENCE, until
 
@@ -28,8 +28,8 @@ def shard(name: str, *, due_in: float | None = 0.0, lease_for: float = 1000.0) -
     return made
 
 
-def trip(*, delay: float | None = None, paused: bool = False) -> Trip:
-    return Trip(1, LEASE, [], delay, paused)
+def trip(*, delay: float | None = None, paused: bool = False) -> Delivery:
+    return Delivery(1, LEASE, [], delay, paused)
 
 
 def dispatcher(*preferred: Sequence[Shard]) -> Dispatcher:

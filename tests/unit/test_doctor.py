@@ -156,12 +156,12 @@ def test_every_kind_explains_itself() -> None:
             assert kind.cause, code
             assert kind.effect, code
             assert kind.advice, code
-        assert ("--repair" in kind.advice) == kind.mendable, code
+        assert ("--repair" in kind.advice) == kind.repairable, code
 
 
 @pytest.mark.parametrize(
-    ("severity", "count", "mended", "is_wrong"),
+    ("severity", "count", "repaired", "is_wrong"),
     [("ok", 1, 0, False), ("warning", 1, 0, True), ("error", 3, 2, True), ("error", 3, 3, False)],
 )
-def test_a_finding_is_wrong_until_all_of_it_is_mended(severity: Any, count: int, mended: int, is_wrong: bool) -> None:
-    assert Finding("x", severity, "what", count=count, mended=mended).wrong is is_wrong
+def test_a_finding_is_wrong_until_all_of_it_is_mended(severity: Any, count: int, repaired: int, is_wrong: bool) -> None:
+    assert Finding("x", severity, "what", count=count, repaired=repaired).wrong is is_wrong

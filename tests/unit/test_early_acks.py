@@ -5,11 +5,11 @@ from typing import Any, cast
 from lowq import clock
 from lowq.broker.activity import Performing
 from lowq.broker.leases import Leases
-from lowq.broker.maintenance import Keeper
+from lowq.broker.maintenance import MaintenanceLoop
 from lowq.broker.membership import Membership
 from lowq.broker.outage import Outage
 from lowq.broker.shard import Lease, Shard
-from lowq.node.activity import Seat
+from lowq.node.activity import ThreadActivity
 from lowq.store import Call, Client
 
 
@@ -45,19 +45,19 @@ class Thread:
         jobs = [item for job_id in ids for item in (job_id.encode(), b"1", b"1 x")]
         self.shard.took([delivery, None, 0, 0, *jobs])
 
-    def performs(self, seat: Seat, *ids: str) -> None:
+    def performs(self, seat: ThreadActivity, *ids: str) -> None:
         seat.performing = Performing(self.shard, list(ids), clock.now())
 
 
-def keeper(wire: Wire, *seats: Seat) -> Keeper:
-    return Keeper(
+def keeper(wire: Wire, *seats: ThreadActivity) -> MaintenanceLoop:
+    return MaintenanceLoop(
         cast(Client, wire), cast(Membership, None), cast(Leases, None), seats, Outage(), divide=lambda _members: [],
         lease_ttl=15.0, poll_interval=1.0, registrations=[], on_ready=lambda: None, on_fatal=lambda _error: None,
     )  # fmt: skip
 
 
 def test_a_trip_that_is_still_performed_at_the_second_look_is_acknowledged_so_far() -> None:
-    wire, seat, thread = Wire(), Seat(0), Thread()
+    wire, seat, thread = Wire(), ThreadActivity(0), Thread()
     keeping = keeper(wire, seat)
     thread.takes(7, "a", "b", "c", "d")
     thread.shard.finish(["a"])
@@ -71,7 +71,7 @@ def test_a_trip_that_is_still_performed_at_the_second_look_is_acknowledged_so_fa
 
 
 def test_nothing_is_acknowledged_twice() -> None:
-    wire, seat, thread = Wire(), Seat(0), Thread()
+    wire, seat, thread = Wire(), ThreadActivity(0), Thread()
     keeping = keeper(wire, seat)
     thread.takes(7, "a", "b", "c", "d")
     thread.shard.finish(["a"])
@@ -87,7 +87,7 @@ def test_nothing_is_acknowledged_twice() -> None:
 
 
 def test_a_new_trip_begins_anew_also_on_another_shard_with_the_same_number() -> None:
-    wire, seat, thread, other = Wire(), Seat(0), Thread(), Thread("Mails")
+    wire, seat, thread, other = Wire(), ThreadActivity(0), Thread(), Thread("Mails")
     keeping = keeper(wire, seat)
     thread.takes(7, "a", "b", "c")
     thread.shard.finish(["a", "b"])
@@ -105,7 +105,7 @@ def test_a_new_trip_begins_anew_also_on_another_shard_with_the_same_number() -> 
 
 
 def test_who_performs_nothing_or_has_nothing_finished_costs_nothing() -> None:
-    wire, idle, first = Wire(), Seat(0), Seat(1)
+    wire, idle, first = Wire(), ThreadActivity(0), ThreadActivity(1)
     thread = Thread()
     keeping = keeper(wire, idle, first)
     thread.takes(7, "a", "b")

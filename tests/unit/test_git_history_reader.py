@@ -415,7 +415,7 @@ def test_the_configuration_of_the_user_changes_nothing(repo: Repo, tmp_path: Pat
 @pytest.mark.parametrize("path", ODD_PATHS)
 def test_a_path_as_text_is_plain_and_can_be_undone(path: bytes) -> None:
     text = git_history.text_of(path)
-    assert text.encode()  # no lone surrogates
+    assert text.encode()  # no inline surrogates
     assert text.isprintable()
     assert git_history.path_of(text) == path
 

@@ -11,7 +11,7 @@ import pytest
 
 from lowq import clock
 from lowq.broker.leases import Leases
-from lowq.broker.maintenance import Keeper
+from lowq.broker.maintenance import MaintenanceLoop
 from lowq.broker.membership import Identity, Membership
 from lowq.broker.outage import Outage
 from lowq.broker.shard import Shard
@@ -115,7 +115,7 @@ class Rig:
         self.ready = 0
         self.fatal: list[BaseException] = []
         self.membership = Membership(ME, "lowq", silence=TTL, shares=shares)
-        self.keeper = Keeper(
+        self.keeper = MaintenanceLoop(
             cast(Client, self.registry), self.membership, cast(Leases, self.wishes), [], Outage(),
             divide=self._divide, lease_ttl=seconds, poll_interval=1000.0 * seconds,
             registrations=[Call("register", "q", ["", "q", 4])],

@@ -245,7 +245,7 @@ def test_metrics_have_what_an_alert_needs(browse: Open, app: lowq.Lowq) -> None:
     }
     plain = {name: value for (name, le), value in samples.items() if le is None}
     assert plain["lowq_length"] == plain["lowq_due"] == 2
-    assert plain["lowq_morgue_length"] == plain["lowq_died_total"] == 1
+    assert plain["lowq_morgue_length"] == plain["lowq_buried_total"] == 1
     assert plain["lowq_busy"] == plain["lowq_processed_total"] == plain["lowq_failed_total"] == 0
     assert plain["lowq_lag_seconds"] >= 0
     assert plain["lowq_oldest_age_seconds"] >= 0

@@ -30,7 +30,7 @@ class Known:
     morgue: int
     processed: int
     #: Failures of jobs that were performed in the end.
-    mended: int
+    repaired: int
 
     @property
     def due(self) -> int:
@@ -54,11 +54,11 @@ class Known:
 
     @property
     def failed(self) -> int:
-        return self.mended + self.retries
+        return self.repaired + self.retries
 
 
 KNOWN = [
-    # name, lag, due_fresh, scheduled, due_retries, retrying, taken, morgue, processed, mended
+    # name, lag, due_fresh, scheduled, due_retries, retrying, taken, morgue, processed, repaired
     Known("Billing", 200, 4, 11, 2, 2, 5, 5, 16, 4),
     Known("Orders", 500, 3, 3, 4, 5, 1, 3, 9, 5),
     Known("Refunds", 7, 1, 2, 3, 3, 3, 2, 8, 3),
@@ -85,10 +85,10 @@ ORDERS: dict[str, Callable[[Known], Any]] = {
 
 def fill(app: lowq.Lowq, known: Known, now: float) -> None:
     hand, early = Hand(app, known.name), now - 50_000
-    hand.push("mended", early)
-    for n in range(known.mended):
-        hand.fail("mended", early, early, retry_count=n)
-    hand.perform(["mended"], early)
+    hand.push("repaired", early)
+    for n in range(known.repaired):
+        hand.fail("repaired", early, early, retry_count=n)
+    hand.perform(["repaired"], early)
     for n in range(known.processed - 1):
         hand.push(f"done-{n}", early)
     hand.perform([f"done-{n}" for n in range(known.processed - 1)], early)

@@ -27,11 +27,11 @@
 --!include touch
 --!include payloads
 --!include add_payload
---!include become_set
+--!include promote_to_zset
 --!include merge
 --!include taken
---!include carried_lone
---!include lay_out
+--!include get_inline
+--!include materialize
 --!include put_back
 --!include forget
 --!include crashes

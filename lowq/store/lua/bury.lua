@@ -21,10 +21,10 @@
 --!include touch
 --!include payloads
 --!include add_payload
---!include become_set
+--!include promote_to_zset
 --!include merge
---!include carried_lone
---!include lay_out
+--!include get_inline
+--!include materialize
 --!include records_of
 --!include forget
 --!include is_void
@@ -67,13 +67,13 @@ local function bury_taken(item)
   if not records[item.id] then
     return 0
   end
-  lay_out(prefix, item.id, records[item.id])
+  materialize(prefix, item.id, records[item.id])
   local taken, buried = prefix .. 'taken:payloads:' .. item.id, prefix .. 'morgue:payloads:' .. item.id
   if #item.payloads == 0 then
     merge(taken, buried)
   else
     local found = false
-    become_set(taken)
+    promote_to_zset(taken)
     for _, payload in ipairs(item.payloads) do
       local score = redis.call('ZSCORE', taken, payload)
       if score then

@@ -8,15 +8,15 @@
 -- ARGV[4+] ids, at most 1,000
 --
 -- Reply: {cursor, looked, id, code, id, code...}
---   cursor: '0' at the end; looked: how many ids were looked at; code: as in lib/ailment.lua
+--   cursor: '0' at the end; looked: how many ids were looked at; code: as in lib/integrity_error.lua
 --
 -- Invariant: nothing changes. What is said of an id was so at one moment. About 500 ids are looked at.
 --
 --!flags no-writes
 --!include taken
---!include carried_lone
+--!include get_inline
 --!include readable
---!include ailment
+--!include integrity_error
 local prefix, what = KEYS[1], ARGV[2]
 local delivered = tonumber(redis.call('HGET', prefix .. 'meta', 'delivery') or '') or 0
 
@@ -41,7 +41,7 @@ local function suspects_of(ids, values)
       return found
     end
     for i, id in ipairs(ids) do
-      local fine = all or (what == 'taken' and carried_lone(values[i])) or redis.call('EXISTS', keys[i]) == 1
+      local fine = all or (what == 'taken' and get_inline(values[i])) or redis.call('EXISTS', keys[i]) == 1
       if fine and what == 'taken' then
         local delivery, perform_at, retry_count = parse_taken(values[i])
         delivery = tonumber(delivery)
@@ -56,15 +56,15 @@ local function suspects_of(ids, values)
   local rest, unreadable = ids, {}
   if string.sub(what, -9) == 'payloads:' then
     rest = {}
-    -- 100 at a time, as a lone payload may have 4 KiB. MGET answers nil for a set.
+    -- 100 at a time, as a inline payload may have 4 KiB. MGET answers nil for a set.
     for start = 1, #ids, 100 do
       local keys = {}
       for i = start, math.min(start + 99, #ids) do
         keys[#keys + 1] = prefix .. what .. ids[i]
       end
-      local lone = redis.call('MGET', unpack(keys))
+      local inline = redis.call('MGET', unpack(keys))
       for i, key in ipairs(keys) do
-        local fine = lone[i] and begins_with_score(lone[i]) or (not lone[i] and is_readable(key))
+        local fine = inline[i] and begins_with_score(inline[i]) or (not inline[i] and is_readable(key))
         local into = fine and rest or unreadable
         into[#into + 1] = ids[start + i - 1]
       end

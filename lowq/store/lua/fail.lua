@@ -24,11 +24,11 @@
 --!include touch
 --!include payloads
 --!include add_payload
---!include become_set
+--!include promote_to_zset
 --!include merge
 --!include taken
---!include carried_lone
---!include lay_out
+--!include get_inline
+--!include materialize
 --!include records_of
 --!include put_back
 --!include forget
@@ -48,9 +48,9 @@ local records = records_of(prefix, delivery, ids)
 touch(prefix, { 'payloads:', 'taken:payloads:', 'morgue:payloads:' }, ids)
 
 local function exhaust(id, record, reason)
-  lay_out(prefix, id, record)
+  materialize(prefix, id, record)
   local taken = prefix .. 'taken:payloads:' .. id
-  become_set(taken)
+  promote_to_zset(taken)
   local lowest = redis.call('ZRANGE', taken, 0, 0, 'WITHSCORES')
   if lowest[1] then -- or a key was removed by hand: that must not stop the shard
     add_payload(prefix .. 'morgue:payloads:' .. id, lowest[1], lowest[2])

@@ -17,7 +17,7 @@
 --!include touch
 --!include payloads
 --!include add_payload
---!include become_set
+--!include promote_to_zset
 --!include merge
 --!include forget
 --!include wake

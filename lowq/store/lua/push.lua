@@ -23,7 +23,7 @@
 --
 --!include clock
 --!include bounded
---!include horizon
+--!include due_cutoff
 --!include settle
 --!include tokens
 --!include wake
@@ -59,8 +59,8 @@ end
 local present = redis.call('EXISTS', unpack(keys))
 local forms = {} -- key -> what is known of it, see add_payload
 if present > 0 then
-  for i, lone in ipairs(redis.call('MGET', unpack(keys))) do
-    forms[keys[i]] = lone or present == #keys
+  for i, inline in ipairs(redis.call('MGET', unpack(keys))) do
+    forms[keys[i]] = inline or present == #keys
   end
 end
 
@@ -74,11 +74,11 @@ local head = redis.call('ZRANGE', prefix .. 'due', 0, 0, 'WITHSCORES')[2]
 local filler = not head and accepted > 32 and string.rep(' ', 513)
 local first, due = nil, filler and { 0, filler } or {}
 -- Where nothing waits for any of the ids, their payloads are written together: key, text, key, text...
-local lone = {}
-local function write_lone()
-  if #lone > 0 then
-    redis.call('MSET', unpack(lone))
-    lone = {}
+local inline = {}
+local function write_inline()
+  if #inline > 0 then
+    redis.call('MSET', unpack(inline))
+    inline = {}
   end
 end
 
@@ -98,12 +98,12 @@ for _, key in ipairs(keys) do
     at = math.max(soonest, bounded(tonumber(at)))
   end
   if present > 0 or forms[key] or #payload > 4096 then
-    write_lone()
+    write_inline()
     forms[key] = add_payload(key, payload, score, forms[key])
   else
     forms[key] = score .. ' ' .. payload
-    lone[#lone + 1] = key
-    lone[#lone + 1] = forms[key]
+    inline[#inline + 1] = key
+    inline[#inline + 1] = forms[key]
   end
   due[#due + 1] = at == clock and text or at
   due[#due + 1] = ARGV[i]
@@ -114,7 +114,7 @@ for _, key in ipairs(keys) do
   i = i + width
 end
 
-write_lone()
+write_inline()
 
 redis.call('ZADD', prefix .. 'due', 'NX', unpack(due))
 if filler then
@@ -142,7 +142,7 @@ if not head or first < tonumber(head) then
   -- Perhaps the first is of an id that waits already and keeps its perform_at: then the head hasn't moved.
   local moved = redis.call('ZRANGE', prefix .. 'due', 0, 0, 'WITHSCORES')[2]
   if moved ~= head then
-    wake(prefix, tonumber(moved) <= read_horizon(prefix, now, clock) and 0 or tonumber(moved) - now)
+    wake(prefix, tonumber(moved) <= read_due_cutoff(prefix, now, clock) and 0 or tonumber(moved) - now)
   end
 end
 return accepted

@@ -10,8 +10,8 @@
 -- ARGV[7]  past: only 'fresh' or 'failed' waiting jobs, '' = any
 -- ARGV[8]  how many ids to look at, about: 1,000, or fewer where comparing them with the pattern takes long
 --
--- Reply: {cursor, horizon, clock, id, value, id, value...}
---   cursor: '0' at the end; horizon: what is due is not after it; clock: the shard's; value: text, '0' for 'id'
+-- Reply: {cursor, due_cutoff, clock, id, value, id, value...}
+--   cursor: '0' at the end; due_cutoff: what is due is not after it; clock: the shard's; value: text, '0' for 'id'
 --
 -- Errors: PATTERN: Redis before 7.0.9 can't be asked that.
 --
@@ -20,11 +20,11 @@
 --
 --!flags no-writes
 --!include clock
---!include horizon
+--!include due_cutoff
 --!include state
 --!include taken
 local prefix, set, wanted, when, past = KEYS[1], ARGV[2], ARGV[5], ARGV[6], ARGV[7]
-local horizon, clock = read_horizon(prefix, read_now())
+local due_cutoff, clock = read_due_cutoff(prefix, read_now())
 local command = set == 'taken' and 'HSCAN' or 'ZSCAN'
 local pattern = ARGV[4] == '' and '*' or ARGV[4]
 -- Before, a star tries all places for each place of the star before it: with two, minutes for a thousand long ids.
@@ -38,7 +38,7 @@ if (redis.REDIS_VERSION_NUM or 0x070009) < 0x070009 then
   end
 end
 local found = redis.call(command, prefix .. set, ARGV[3], 'MATCH', pattern, 'COUNT', ARGV[8])
-local reply = { found[1], string.format('%.17g', horizon), clock }
+local reply = { found[1], string.format('%.17g', due_cutoff), clock }
 
 if set == 'taken' then
   for i = 2, #found[2], 2 do
@@ -69,7 +69,7 @@ for start = 1, #found[2], 2000 do
     counts = redis.call('ZMSCORE', prefix .. 'retries', unpack(ids))
     values = counts
   end
-  local fit = (when ~= '' or past ~= '') and fits(prefix, ids, when, past, horizon, times, counts)
+  local fit = (when ~= '' or past ~= '') and fits(prefix, ids, when, past, due_cutoff, times, counts)
   local size = #reply
   for i, id in ipairs(ids) do
     if not fit or fit[i] then

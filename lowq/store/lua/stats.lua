@@ -14,16 +14,16 @@
 --
 --!flags no-writes
 --!include clock
---!include horizon
+--!include due_cutoff
 local prefix = KEYS[1]
 local key_due = prefix .. 'due'
-local horizon = read_horizon(prefix, read_now())
+local due_cutoff = read_due_cutoff(prefix, read_now())
 local meta = redis.call('HMGET', prefix .. 'meta', 'processed', 'failed', 'died', 'paused')
 local oldest = redis.call('ZRANGE', key_due, 0, 0, 'WITHSCORES')
-local lag = oldest[2] and math.max(horizon - tonumber(oldest[2]), 0) or 0
+local lag = oldest[2] and math.max(due_cutoff - tonumber(oldest[2]), 0) or 0
 return {
   redis.call('ZCARD', key_due),
-  redis.call('ZCOUNT', key_due, '-inf', horizon),
+  redis.call('ZCOUNT', key_due, '-inf', due_cutoff),
   redis.call('ZCARD', prefix .. 'retries'),
   redis.call('HLEN', prefix .. 'taken'),
   redis.call('ZCARD', prefix .. 'morgue'),

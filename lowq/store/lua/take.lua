@@ -15,7 +15,7 @@
 --   than 2**53
 --   paused: 1 when the queue is paused (nothing is taken then), else 0
 --   item: a job {id, perform_at, retry_count, payload, score, payload, score...}, lowest score first; or three items in
---     a row, for a fresh job with a lone payload: id, perform_at, "score payload". Most are such, and to Redis a list
+--     a row, for a fresh job with a inline payload: id, perform_at, "score payload". Most are such, and to Redis a list
 --     within the reply costs as much as taking the job did
 -- Errors: LEASELOST.
 --
@@ -27,13 +27,13 @@
 --!flags allow-oom
 --!include clock
 --!include bounded
---!include horizon
+--!include due_cutoff
 --!include settle
 --!include restore_lease
 --!include lease
 --!include taken
---!include carries_lone
---!include carried_lone
+--!include has_inline
+--!include get_inline
 --!include records_of
 --!include forget
 --!include payloads
@@ -81,7 +81,7 @@ end
 local now = read_now()
 local meta = redis.call('HMGET', key_meta, 'clock', 'delivery', 'paused', 'processed', 'seen', 'seen_since')
 settle(prefix, now, meta[5], meta[6])
-local horizon = read_horizon(prefix, now, meta[1] or '')
+local due_cutoff = read_due_cutoff(prefix, now, meta[1] or '')
 local paused = meta[3] and 1 or 0
 local special = redis.call('EXISTS', prefix .. 'retries', prefix .. 'errors', prefix .. 'solo',
   prefix .. 'crashes') > 0
@@ -91,7 +91,7 @@ local acked, acked_ids, acked_payloads = records_of(prefix, ARGV[7], cited), {},
 for _, id in ipairs(cited) do
   if acked[id] and acked[id] ~= true then
     acked_ids[#acked_ids + 1] = id
-    if not carries_lone(acked[id]) then
+    if not has_inline(acked[id]) then
       acked_payloads[#acked_payloads + 1] = taken_payloads .. id
     end
     acked[id] = true -- an id cited twice counts once
@@ -104,17 +104,17 @@ local delivery = math.max(tonumber(meta[2]) or 0, tonumber(ARGV[7])) + 1
 local head, tail = string.format('%d ', delivery), string.format(' 0 %.17g', now)
 local records = {} -- for `taken`: id, record, id, record...
 local in_flight = {}
-local lone_keys = {} -- whose payloads are in the records now
+local inline_keys = {} -- whose payloads are in the records now
 
--- Adds a job to the reply unless it has to wait for the next trip. `lone`: its payload, if that is lone. Returns
+-- Adds a job to the reply unless it has to wait for the next trip. `inline`: its payload, if that is inline. Returns
 -- whether further ones may follow, and what stopped its payloads, as `read_payloads` has it.
-local function hand_out(id, key, lone, perform_at, retry_count, alone)
+local function hand_out(id, key, inline, perform_at, retry_count, alone)
   if alone and count > 0 then
     return false
   end
   local job, size, stopped
-  if lone then
-    size = #lone - string.find(lone, ' ', 1, true) + overhead
+  if inline then
+    size = #inline - string.find(inline, ' ', 1, true) + overhead
   else
     job = { id, perform_at, retry_count }
     size, stopped = read_payloads(job, key, max_bytes - bytes)
@@ -123,14 +123,14 @@ local function hand_out(id, key, lone, perform_at, retry_count, alone)
     return false
   end
   local record = head .. perform_at .. ' ' .. retry_count .. tail
-  records[2 * count + 1], records[2 * count + 2] = id, lone and record .. ' ' .. lone .. '\n' or record
+  records[2 * count + 1], records[2 * count + 2] = id, inline and record .. ' ' .. inline .. '\n' or record
   bytes, count = bytes + size, count + 1
-  if lone and retry_count == '-1' then
-    items[last_item + 1], items[last_item + 2], items[last_item + 3] = id, perform_at, lone
+  if inline and retry_count == '-1' then
+    items[last_item + 1], items[last_item + 2], items[last_item + 3] = id, perform_at, inline
     last_item = last_item + 3
   else
     last_item = last_item + 1
-    items[last_item] = job or { id, perform_at, retry_count, split_lone(lone) }
+    items[last_item] = job or { id, perform_at, retry_count, split_inline(inline) }
   end
   return not alone, stopped
 end
@@ -158,22 +158,22 @@ for _, id in ipairs(lost_ids) do
   if count < limit and more then
     local _, perform_at, retry_count = parse_taken(in_flight[id])
     local alone = retry_count >= 0 or (special and redis.call('SISMEMBER', prefix .. 'solo', id) == 1)
-    local key, carried, before = taken_payloads .. id, carried_lone(in_flight[id]), count
-    local lone = carried or redis.call('MGET', key)[1]
-    more = hand_out(id, key, lone, perform_at, tostring(retry_count), alone)
-    if lone and not carried and count > before then
-      lone_keys[#lone_keys + 1] = key
+    local key, carried, before = taken_payloads .. id, get_inline(in_flight[id]), count
+    local inline = carried or redis.call('MGET', key)[1]
+    more = hand_out(id, key, inline, perform_at, tostring(retry_count), alone)
+    if inline and not carried and count > before then
+      inline_keys[#inline_keys + 1] = key
     end
   end
 end
 if #lost_ids > count then
-  more, next_due = false, horizon
+  more, next_due = false, due_cutoff
 end
 
 local waiting = redis.call('ZRANGE', key_due, 0, limit - count + skipped, 'WITHSCORES')
 
--- What is looked up of the ids that come next, for 16 of them at once: their payloads, if lone, and their past.
-local keys, lones, retry_counts, solos, upto = {}, {}, {}, {}, 0
+-- What is looked up of the ids that come next, for 16 of them at once: their payloads, if inline, and their past.
+local keys, inlines, retry_counts, solos, upto = {}, {}, {}, {}, 0
 local function look_up(position)
   local ids, some = {}, {}
   upto = math.min(position + 31, #waiting)
@@ -185,21 +185,21 @@ local function look_up(position)
   local alone = special and redis.call('SMISMEMBER', prefix .. 'solo', unpack(ids))
   for i, key in ipairs(some) do
     local at = position + 2 * i - 2
-    keys[at], lones[at] = key, found[i]
+    keys[at], inlines[at] = key, found[i]
     if special then
       retry_counts[at], solos[at] = counts[i], alone[i] == 1
     end
   end
 end
 
-local all_due = #waiting > 0 and tonumber(waiting[#waiting]) <= horizon
+local all_due = #waiting > 0 and tonumber(waiting[#waiting]) <= due_cutoff
 local orphans, parted = {}, {}
 local gone = {} -- ids that are taken whole
 local leaving, arriving = {}, {} -- keys of sets that are, and what they become
 for i = 1, #waiting, 2 do
   local id, perform_at = waiting[i], waiting[i + 1]
   if not in_flight[id] then
-    local takes = more and count < limit and (all_due or tonumber(perform_at) <= horizon)
+    local takes = more and count < limit and (all_due or tonumber(perform_at) <= due_cutoff)
     if takes then
       if i > upto then
         look_up(i)
@@ -208,16 +208,16 @@ for i = 1, #waiting, 2 do
       -- Of an id that is acknowledged just now, newer payloads wait: it succeeded, so it is solo no more.
       local alone = retry_count ~= '-1' or (solos[i] and not acked[id])
       local before = count
-      local further, stopped = hand_out(id, keys[i], lones[i], perform_at, retry_count, alone)
+      local further, stopped = hand_out(id, keys[i], inlines[i], perform_at, retry_count, alone)
       more, takes = further, count > before
-      if takes and not lones[i] and #items[last_item] == 3 then
+      if takes and not inlines[i] and #items[last_item] == 3 then
         -- No payloads: a key that somebody removed by hand. Such an id must not stop the shard.
         items[last_item], records[2 * count], records[2 * count - 1] = nil, nil, nil
         last_item, count = last_item - 1, count - 1
         orphans[#orphans + 1] = id
         more = true
-      elseif takes and lones[i] then
-        gone[#gone + 1], lone_keys[#lone_keys + 1] = id, keys[i]
+      elseif takes and inlines[i] then
+        gone[#gone + 1], inline_keys[#inline_keys + 1] = id, keys[i]
       elseif takes then
         arriving[#arriving + 1] = taken_payloads .. id
         if stopped then
@@ -259,7 +259,7 @@ if #orphans > 0 then
   for _, id in ipairs(orphans) do
     forget(prefix, id)
   end
-  next_due = next_due or horizon -- they took the place of others in what was read: look again
+  next_due = next_due or due_cutoff -- they took the place of others in what was read: look again
 end
 if count > 0 then
   for i, key in pairs(leaving) do
@@ -287,8 +287,8 @@ if count > 0 then
     records[2] = string.gsub(records[2], ' ', string.rep(' ', 64), 1)
   end
   redis.call('HSET', key_taken, unpack(records))
-  if #lone_keys > 0 then
-    redis.call('UNLINK', unpack(lone_keys)) -- only now that the records have what is in them
+  if #inline_keys > 0 then
+    redis.call('UNLINK', unpack(inline_keys)) -- only now that the records have what is in them
   end
   fields[#fields + 1] = 'delivery'
   fields[#fields + 1] = delivery
@@ -297,8 +297,8 @@ if #fields > 0 then
   redis.call('HSET', key_meta, unpack(fields))
 end
 
--- Up to the horizon it is due now. Rounded up, or whoever waits that long could come too early. Bounded, as a foreign
+-- Up to the due_cutoff it is due now. Rounded up, or whoever waits that long could come too early. Bounded, as a foreign
 -- score may be anything.
 next_due = next_due and math.max(bounded(next_due), -8589934591)
-local delay = next_due and math.ceil((next_due - (next_due <= horizon and horizon or now)) * 1000000)
+local delay = next_due and math.ceil((next_due - (next_due <= due_cutoff and due_cutoff or now)) * 1000000)
 return { delivery, delay or false, paused, #acked_ids, unpack(items) }

@@ -4,9 +4,9 @@
 -- ARGV[1]  now: Unix seconds, or '' for the server's clock
 -- ARGV[2]  id
 --
--- Reply: {now, horizon, record, perform_at, retry_count, rank, buried_at, paused, lease, ttl, solo,
+-- Reply: {now, due_cutoff, record, perform_at, retry_count, rank, buried_at, paused, lease, ttl, solo,
 --         paused_by, leased_until, in_flight}
---   now, horizon, perform_at, retry_count, buried_at, paused: text, nil where it doesn't apply
+--   now, due_cutoff, perform_at, retry_count, buried_at, paused: text, nil where it doesn't apply
 --   record: what `taken` says of it, without its payload ('' if that can't be read)
 --   rank: how many waiting jobs come before it
 --   lease: token of the owner or nil; ttl: milliseconds that it still runs; solo: 1 when it is to be taken alone
@@ -19,10 +19,10 @@
 --
 --!flags no-writes
 --!include clock
---!include horizon
+--!include due_cutoff
 local prefix, id = KEYS[1], ARGV[2]
 local now = read_now()
-local horizon = read_horizon(prefix, now)
+local due_cutoff = read_due_cutoff(prefix, now)
 local record = redis.call('HGET', prefix .. 'taken', id)
 local perform_at = redis.call('ZSCORE', prefix .. 'due', id)
 
@@ -53,7 +53,7 @@ end
 
 return {
   string.format('%.17g', now),
-  string.format('%.17g', horizon),
+  string.format('%.17g', due_cutoff),
   record and (string.match(record, '^%S+ +%S+ %S+ %S+ %S+') or ''),
   perform_at,
   redis.call('ZSCORE', prefix .. 'retries', id),
@@ -65,5 +65,5 @@ return {
   redis.call('SISMEMBER', prefix .. 'solo', id),
   redis.call('HGET', prefix .. 'meta', 'paused_by'),
   redis.call('HGET', prefix .. 'meta', 'leased_until'),
-  not record and perform_at and tonumber(perform_at) <= horizon and look_at_flight(),
+  not record and perform_at and tonumber(perform_at) <= due_cutoff and look_at_flight(),
 }

@@ -1,18 +1,18 @@
 -- Adds a payload with its score (text). Of two equal ones the lowest score stays. `form`: what is known of the key: the
--- text of a lone payload, false (no lone one), true (a set), or nil (nothing). Returns it as it is afterwards.
+-- text of a inline payload, false (no inline one), true (a set), or nil (nothing). Returns it as it is afterwards.
 local function add_payload(key, payload, score, form)
   if form == nil then
     form = redis.call('MGET', key)[1]
   end
-  local lone = not form and #payload <= 4096 and score .. ' ' .. payload
-  if lone and redis.call('SET', key, lone, 'NX') then
-    return lone
+  local inline = not form and #payload <= 4096 and score .. ' ' .. payload
+  if inline and redis.call('SET', key, inline, 'NX') then
+    return inline
   end
   if not form or form == true then
     redis.call('ZADD', key, 'LT', score, payload)
     return true
   end
-  local present, its_score = split_lone(form)
+  local present, its_score = split_inline(form)
   if present ~= payload then
     redis.call('DEL', key)
     redis.call('ZADD', key, its_score, present, score, payload)

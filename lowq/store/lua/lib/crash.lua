@@ -13,7 +13,7 @@ local function crash(prefix, id, record, now, max_crash_count, delay)
   -- The whole job, also what came meanwhile. Should both that and the morgue hold thousands of payloads, a part of
   -- them waits on, as a job that starts afresh.
   local waiting = prefix .. 'payloads:' .. id
-  lay_out(prefix, id, record)
+  materialize(prefix, id, record)
   merge(prefix .. 'taken:payloads:' .. id, waiting)
   if merge(waiting, prefix .. 'morgue:payloads:' .. id, { payloads = 500, bytes = 1048576 }) then
     redis.call('ZREM', prefix .. 'due', id)

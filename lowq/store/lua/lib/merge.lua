@@ -14,14 +14,14 @@ local function merge(source, target, budget)
   if budget.payloads <= 0 or budget.bytes <= 0 then
     return false
   end
-  local lone = redis.call('MGET', source)[1]
-  if lone then
-    add_payload(target, split_lone(lone))
+  local inline = redis.call('MGET', source)[1]
+  if inline then
+    add_payload(target, split_inline(inline))
     redis.call('DEL', source)
-    budget.payloads, budget.bytes = budget.payloads - 1, budget.bytes - #lone
+    budget.payloads, budget.bytes = budget.payloads - 1, budget.bytes - #inline
     return true
   end
-  become_set(target)
+  promote_to_zset(target)
   local step, largest = 1, 1
   while budget.payloads > 0 and budget.bytes > 0 do
     local part = redis.call('ZRANGE', source, 0, step - 1, 'WITHSCORES')

@@ -3,9 +3,9 @@
 -- taken and is so still, also when the server's clock has stepped back since.
 local function put_back(prefix, id, record, now, perform_at)
   local _, was_due, retry_count = parse_taken(record)
-  local lone, waiting = carried_lone(record), prefix .. 'payloads:' .. id
-  if lone and not redis.call('SET', waiting, lone, 'NX') then
-    add_payload(waiting, split_lone(lone))
+  local inline, waiting = get_inline(record), prefix .. 'payloads:' .. id
+  if inline and not redis.call('SET', waiting, inline, 'NX') then
+    add_payload(waiting, split_inline(inline))
   end
   merge(prefix .. 'taken:payloads:' .. id, waiting)
   redis.call('HDEL', prefix .. 'taken', id)

@@ -1,6 +1,6 @@
 -- Whether what a key of payloads holds is in one of their forms, as far as its type and its beginning tell.
-local function begins_with_score(lone)
-  return tonumber(string.match(lone, '^(%S+) ') or '') ~= nil
+local function begins_with_score(inline)
+  return tonumber(string.match(inline, '^(%S+) ') or '') ~= nil
 end
 
 local function is_readable(key)

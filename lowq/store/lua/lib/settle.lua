@@ -14,7 +14,7 @@ local function settle(prefix, now, seen, since)
   end
   local first = tonumber(since or '') or latest
   local lowest = first > now and string.format('%.17g', first) or string.format('(%.17g', now)
-  -- What was pushed last may be due up to a millisecond later, see `read_horizon`.
+  -- What was pushed last may be due up to a millisecond later, see `read_due_cutoff`.
   local jobs = redis.call('ZRANGE', prefix .. 'due', lowest, string.format('%.17g', latest + 0.001), 'BYSCORE',
     'LIMIT', 0, 500, 'WITHSCORES')
   local moved = {}

@@ -1,7 +1,7 @@
--- Which of the waiting ids fit: `when` is '' (any time), 'due' or 'later' than the horizon; `past` is '' (any),
+-- Which of the waiting ids fit: `when` is '' (any time), 'due' or 'later' than the due_cutoff; `past` is '' (any),
 -- 'fresh' or 'failed' (in `retries`). Their times and retry counts may be handed in when they are known already.
 -- Returns a list of booleans, one per id. At most a few thousand ids: unpack takes no more.
-local function fits(prefix, ids, when, past, horizon, times, counts)
+local function fits(prefix, ids, when, past, due_cutoff, times, counts)
   local result = {}
   if #ids == 0 then
     return result
@@ -16,7 +16,7 @@ local function fits(prefix, ids, when, past, horizon, times, counts)
     local fit = true
     if when ~= '' then
       local at = times[i] and tonumber(times[i])
-      fit = at and (at <= horizon) == (when == 'due')
+      fit = at and (at <= due_cutoff) == (when == 'due')
     end
     if past ~= '' then
       fit = fit and (counts[i] and 'failed' or 'fresh') == past

@@ -1,4 +1,4 @@
--- run_now: waiting jobs become due now; their retry_count stays.
+-- perform_now: waiting jobs become due now; their retry_count stays.
 --
 -- KEYS[1]  prefix of the shard
 -- ARGV[1]  now: Unix seconds, or '' for the server's clock

@@ -1,4 +1,4 @@
--- mend_shard: what is wrong with a shard's own keys is put right, as far as that is safe.
+-- repair_shard: what is wrong with a shard's own keys is put right, as far as that is safe.
 --
 -- KEYS[1]  prefix of the shard
 -- ARGV[1]  now: not used; every script has it first

@@ -1,4 +1,4 @@
--- note: an entry in the log of what people did.
+-- audit_append: an entry in the log of what people did.
 --
 -- KEYS[1]  the log
 -- ARGV[1]  now: Unix seconds, or '' for the server's clock

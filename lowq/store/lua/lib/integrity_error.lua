@@ -31,7 +31,7 @@ local function ailment_of(prefix, what, id, delivered)
     local delivery, perform_at, retry_count = parse_taken(record)
     if not (tonumber(delivery) and tonumber(perform_at) and retry_count) then
       return 'taken_unreadable'
-    elseif not carried_lone(record) and not has('taken:payloads:') then
+    elseif not get_inline(record) and not has('taken:payloads:') then
       return 'taken_without_payloads'
     end
     return tonumber(delivery) > delivered and 'delivery_behind' or nil

@@ -1,4 +1,4 @@
--- look: jobs by their ids, wherever they are.
+-- fetch_jobs: jobs by their ids, wherever they are.
 --
 -- KEYS[1]  prefix of the shard
 -- ARGV[1]  now: Unix seconds, or '' for the server's clock
@@ -17,25 +17,25 @@
 --
 --!flags no-writes
 --!include clock
---!include horizon
+--!include due_cutoff
 --!include taken
---!include carried_lone
+--!include get_inline
 --!include payloads
 local prefix, where = KEYS[1], ARGV[2]
-local horizon = read_horizon(prefix, read_now())
+local due_cutoff = read_due_cutoff(prefix, read_now())
 local most, room = tonumber(ARGV[3]), tonumber(ARGV[4])
 
--- Appends to the job how many payloads the key has, and the lowest of them; or the lone one that is known already.
+-- Appends to the job how many payloads the key has, and the lowest of them; or the inline one that is known already.
 -- Returns how many more, and how many bytes, the reply has room for. Reads a few at a time, as nothing tells their size
 -- beforehand.
-local function append_payloads(job, key, lone)
-  lone = lone or redis.call('MGET', key)[1]
-  if lone and not string.find(lone, ' ', 1, true) then
-    job[6], job[7], job[8] = 1, lone, 'nan'
-    return most - 1, room - #lone
+local function append_payloads(job, key, inline)
+  inline = inline or redis.call('MGET', key)[1]
+  if inline and not string.find(inline, ' ', 1, true) then
+    job[6], job[7], job[8] = 1, inline, 'nan'
+    return most - 1, room - #inline
   end
-  if lone then
-    local payload, score = split_lone(lone)
+  if inline then
+    local payload, score = split_inline(inline)
     job[6], job[7], job[8] = 1, payload, score
     return most - 1, room - #payload
   end
@@ -70,14 +70,14 @@ local function find(id)
     local record = redis.call('HGET', prefix .. 'taken', id)
     if record then
       local _, perform_at, retry_count = parse_taken(record)
-      return 'taken', perform_at, retry_count, 'taken:payloads:', 'errors', carried_lone(record)
+      return 'taken', perform_at, retry_count, 'taken:payloads:', 'errors', get_inline(record)
     end
   end
   if where == '' or where == 'waiting' then
     local perform_at = redis.call('ZSCORE', prefix .. 'due', id)
     if perform_at then
       local retry_count = redis.call('ZSCORE', prefix .. 'retries', id)
-      local state = tonumber(perform_at) <= horizon and 'due' or (retry_count and 'retrying' or 'scheduled')
+      local state = tonumber(perform_at) <= due_cutoff and 'due' or (retry_count and 'retrying' or 'scheduled')
       return state, perform_at, tonumber(retry_count or -1), 'payloads:', 'errors'
     end
   end
@@ -92,7 +92,7 @@ end
 local reply = {}
 for i = 5, #ARGV do
   local id = ARGV[i]
-  local state, time, retry_count, payloads, errors, lone = find(id)
+  local state, time, retry_count, payloads, errors, inline = find(id)
   if not state then
     reply[#reply + 1] = false
   else
@@ -102,7 +102,7 @@ for i = 5, #ARGV do
     retry_count = retry_count and math.abs(retry_count) <= 2 ^ 53 and retry_count or -1
     crashes = crashes and string.match(crashes, '^%S+')
     local job = { state, time or false, retry_count, reason, crashes }
-    local left, space = append_payloads(job, prefix .. payloads .. id, lone)
+    local left, space = append_payloads(job, prefix .. payloads .. id, inline)
     space = space - (reason and #reason or 0) - #id
     if #reply > 0 and ((#job - 6) / 2 < math.min(job[6], tonumber(ARGV[3])) or space <= 0) then
       break

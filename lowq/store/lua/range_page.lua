@@ -1,4 +1,4 @@
--- walk: the next ids of a sorted set, in order, from a position on.
+-- range_page: the next ids of a sorted set, in order, from a position on.
 --
 -- KEYS[1]  prefix of the shard
 -- ARGV[1]  now: Unix seconds, or '' for the server's clock
@@ -21,13 +21,13 @@
 --
 --!flags no-writes
 --!include clock
---!include horizon
+--!include due_cutoff
 --!include state
 --!include position
 local prefix, set, reverse, limit = KEYS[1], ARGV[2], ARGV[5] == '1', tonumber(ARGV[6])
 local when, past = ARGV[9], ARGV[10]
 local key = prefix .. set
-local horizon, clock = read_horizon(prefix, read_now())
+local due_cutoff, clock = read_due_cutoff(prefix, read_now())
 
 -- Ranks of the first and the last member to look at.
 local function beyond(bound)
@@ -39,7 +39,7 @@ end
 local first = redis.call('ZCOUNT', key, '-inf', beyond(ARGV[3]))
 local last = redis.call('ZCOUNT', key, '-inf', ARGV[4]) - 1
 if set == 'due' and when ~= '' then
-  local split = redis.call('ZCOUNT', key, '-inf', horizon)
+  local split = redis.call('ZCOUNT', key, '-inf', due_cutoff)
   if when == 'due' then
     last = math.min(last, split - 1)
   elseif ARGV[11] == '' or ARGV[11] ~= clock then
@@ -74,7 +74,7 @@ for i = 1, #part, 2 do
   local at = reverse and (#part - i + 1) / 2 or (i + 1) / 2
   ids[at], scores[at] = part[i], part[i + 1]
 end
-local fit = fits(prefix, ids, when, past, horizon, nil, nil)
+local fit = fits(prefix, ids, when, past, due_cutoff, nil, nil)
 local reply, found, looked = { 0, false, false }, 0, 0
 for i, id in ipairs(ids) do
   if found == limit then

@@ -1,4 +1,4 @@
--- mend: what is wrong with some ids of a shard is put right, as far as that loses nothing.
+-- repair: what is wrong with some ids of a shard is put right, as far as that loses nothing.
 --
 -- KEYS[1]  prefix of the shard
 -- ARGV[1]  now: Unix seconds, or '' for the server's clock
@@ -27,16 +27,16 @@
 --!include touch
 --!include payloads
 --!include add_payload
---!include become_set
+--!include promote_to_zset
 --!include merge
 --!include taken
---!include carries_lone
---!include carried_lone
---!include lay_out
+--!include has_inline
+--!include get_inline
+--!include materialize
 --!include readable
 --!include forget
 --!include wake
---!include ailment
+--!include integrity_error
 local prefix, what = KEYS[1], ARGV[2]
 local now = read_now()
 local ids = {}
@@ -62,25 +62,25 @@ local function wait_again(id)
   return whole and 1 or 2
 end
 
-local mends = {}
+local repairs = {}
 
-function mends.orphan_payloads(id)
+function repairs.orphan_payloads(id)
   redis.call('ZADD', prefix .. 'due', now, id)
   is_due = true
   return 1
 end
 
-function mends.orphan_taken_payloads(id)
+function repairs.orphan_taken_payloads(id)
   return wait_again(id)
 end
 
-function mends.orphan_morgue_payloads(id)
+function repairs.orphan_morgue_payloads(id)
   redis.call('ZADD', prefix .. 'morgue', now, id)
   redis.call('HSETNX', prefix .. 'morgue:errors', id, 'put back by lowq doctor: payloads of a buried job without one')
   return 1
 end
 
-function mends.due_without_payloads(id)
+function repairs.due_without_payloads(id)
   redis.call('ZREM', prefix .. 'due', id)
   local in_flight = redis.call('HEXISTS', prefix .. 'taken', id) == 1
   if in_flight or redis.call('EXISTS', prefix .. 'taken:payloads:' .. id) == 1 then
@@ -91,7 +91,7 @@ function mends.due_without_payloads(id)
   return 1
 end
 
-function mends.taken_without_payloads(id)
+function repairs.taken_without_payloads(id)
   if redis.call('EXISTS', prefix .. 'lease') == 1 or restore_lease(prefix, now) then
     return 3
   end
@@ -102,12 +102,12 @@ function mends.taken_without_payloads(id)
   return 1
 end
 
-function mends.taken_unreadable(id)
+function repairs.taken_unreadable(id)
   local record = redis.call('HGET', prefix .. 'taken', id)
-  if carries_lone(record) and not carried_lone(record) then
+  if has_inline(record) and not get_inline(record) then
     return 3
   end
-  lay_out(prefix, id, record)
+  materialize(prefix, id, record)
   local state = wait_again(id)
   if state == 1 then
     redis.call('HDEL', prefix .. 'taken', id)
@@ -115,21 +115,21 @@ function mends.taken_unreadable(id)
   return state
 end
 
-function mends.delivery_behind(id)
+function repairs.delivery_behind(id)
   redis.call('HSET', prefix .. 'meta', 'delivery', (parse_taken(redis.call('HGET', prefix .. 'taken', id))))
   return 1
 end
 
-function mends.leftovers(id)
+function repairs.leftovers(id)
   local command = { retries = 'ZREM', solo = 'SREM' }
   redis.call(command[what] or 'HDEL', prefix .. what, id)
   return 1
 end
 
-function mends.morgue_without_payloads()
+function repairs.morgue_without_payloads()
   return 3
 end
-mends.payloads_unreadable = mends.morgue_without_payloads
+repairs.payloads_unreadable = repairs.morgue_without_payloads
 
 local reply = {}
 for _, id in ipairs(ids) do
@@ -138,7 +138,7 @@ for _, id in ipairs(ids) do
   else
     local delivered = tonumber(redis.call('HGET', prefix .. 'meta', 'delivery') or '') or 0
     local code = ailment_of(prefix, what, id, delivered)
-    reply[#reply + 1] = code and mends[code](id) or 0
+    reply[#reply + 1] = code and repairs[code](id) or 0
   end
 end
 if is_due then

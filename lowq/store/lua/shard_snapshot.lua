@@ -1,4 +1,4 @@
--- vitals: what a shard's own keys say, at one moment.
+-- shard_snapshot: what a shard's own keys say, at one moment.
 --
 -- KEYS[1]  prefix of the shard
 -- ARGV[1]  now: Unix seconds, or '' for the server's clock
@@ -14,7 +14,7 @@
 --
 --!flags no-writes
 --!include clock
---!include horizon
+--!include due_cutoff
 local prefix = KEYS[1]
 local now = read_now()
 local sets = {
@@ -53,7 +53,7 @@ local reply = { text, wrong, redis.call('GET', prefix .. 'lease'), redis.call('P
 for i = 1, 9 do
   reply[#reply + 1] = meta[i]
 end
-reply[#reply + 1] = redis.call('ZCOUNT', prefix .. 'due', '-inf', (read_horizon(prefix, now)))
+reply[#reply + 1] = redis.call('ZCOUNT', prefix .. 'due', '-inf', (read_due_cutoff(prefix, now)))
 reply[#reply + 1] = sizes[1]
 reply[#reply + 1] = sizes[2]
 reply[#reply + 1] = sizes[3]

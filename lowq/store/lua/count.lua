@@ -1,4 +1,4 @@
--- record: what a node did for a queue lately, added to the queue's history.
+-- count: what a node did for a queue lately, added to the queue's history.
 --
 -- KEYS[1]  the queue's history
 -- ARGV[1]  now: Unix seconds, or '' for the server's clock
