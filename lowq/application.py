@@ -44,7 +44,7 @@ class Lowq:
         self._store: Any = None
         self._registered: set[tuple[str, int]] = set()
         self._queues: dict[str, Queue] = {}
-        self._apart: weakref.WeakSet[Lowq] = weakref.WeakSet()
+        self._with_own_pools: weakref.WeakSet[Lowq] = weakref.WeakSet()
         self._lock = threading.RLock()
 
     @overload
@@ -103,13 +103,13 @@ class Lowq:
             kernel=kernel,
         )  # fmt: skip
 
-    def apart(self, size: int) -> "Lowq":
+    def with_own_pool(self, size: int) -> "Lowq":
         """The same application with a client of its own, for up to ``size`` threads: whoever is busy with it keeps none
         of our producers waiting. It follows into an embedded store, and is closed when this one is.
         """
         other = _Apart(self, size)
         with self._lock:
-            self._apart.add(other)
+            self._with_own_pools.add(other)
         return other
 
     @contextmanager
@@ -195,8 +195,8 @@ class Lowq:
 
         It goes in short steps while nodes go on working, about 10 s per million jobs, and reports nothing that may
         only be in motion: what looks wrong with who works what is looked at again for ``patience`` seconds, by default
-        lease_ttl / 3 + 1. ``repair`` repairs what can be repaired without losing anything; each finding says how much of
-        it was. ``on_progress`` is called with how many ids and keys were looked at, and how many there are about.
+        lease_ttl / 3 + 1. ``repair`` repairs what can be repaired without losing anything; each finding says how much
+        of it was. ``on_progress`` is called with how many ids and keys were looked at, and how many there are about.
 
         Raises:
             UnknownQueueError, RedisUnavailable, RedisRefused
@@ -211,21 +211,21 @@ class Lowq:
         """The server in figures, and what an operator should be warned of."""
         return redis_info(self)
 
-    def tell(self, node: str, what: Literal["quiet", "stop"]) -> None:
-        """Tells a node to go quiet (take nothing more, finish what runs, let others have its shards) or to stop. It
-        is told once; `nodes` shows what became of it.
+    def send_command(self, node: str, command: Literal["quiet", "stop"]) -> None:
+        """Has a node go quiet (take nothing more, finish what runs, let others have its shards) or stop. The command
+        is sent once; `nodes` shows what became of it.
 
         Raises:
             UnknownNodeError: no node of that name lives. ConfigError: something else than these. RedisUnavailable
         """
-        if what not in ("quiet", "stop"):
-            raise ConfigError(f"a node can be told 'quiet' or 'stop', not {what!r}")
+        if command not in ("quiet", "stop"):
+            raise ConfigError(f"a node's commands are 'quiet' and 'stop', not {command!r}")
         names = [info.name for info in self.nodes()]
         if node not in names:
             known = ", ".join(map(repr, names[:5])) or "none"
             raise UnknownNodeError(f"no node {node!r} lives; those that do: {known}")
         channel = nodes_key(self.config.namespace)
-        self.client.command("PUBLISH", channel, json.dumps({"to": node, "do": what}), key=channel)
+        self.client.command("PUBLISH", channel, json.dumps({"to": node, "do": command}), key=channel)
 
     def note(
         self,
@@ -259,7 +259,7 @@ class Lowq:
         if self._client is not None:
             self._client.close()
         with self._lock:
-            others = list(self._apart)
+            others = list(self._with_own_pools)
         for other in others:
             other.close()
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 
 from lowq import clock
 from lowq.broker.scheduler import LagScheduler
-from lowq.broker.shard import Shard, Delivery
+from lowq.broker.shard import Delivery, Shard
 from lowq.duration import LONGEST_WAIT
 
 #: Seconds that a thread may be with one batch before the others look after its shards, too.

@@ -18,7 +18,7 @@ from typing import Any
 
 from lowq import clock
 from lowq.broker.dispatcher import Dispatcher
-from lowq.broker.shard import Held, Lease, Shard
+from lowq.broker.shard import Lease, LeaseDenied, Shard
 from lowq.broker.wakeups import Listener
 from lowq.errors import LeaseLost, RedisUnavailable, ShardsCountError
 from lowq.logs import get_log
@@ -171,7 +171,7 @@ class Leases:
             self._tries[shard] = clock.now() + 1.0  # should the reply be an error
             had = shard.lease
             lease = shard.acquired(reply, sent + self._lease_ttl)
-            if isinstance(lease, Held):
+            if isinstance(lease, LeaseDenied):
                 self._stand_by(shard, lease, had)
                 waiting.append(shard)
                 return
@@ -191,7 +191,7 @@ class Leases:
             self._listener.holds(gained)
             self._listener.waits(waiting)
 
-    def _stand_by(self, shard: Shard, lease: Held, had: Lease | None) -> None:
+    def _stand_by(self, shard: Shard, lease: LeaseDenied, had: Lease | None) -> None:
         if had is not None:
             log.warning(
                 "%r: the lease was lost to another node", shard, extra={"event": "lease_lost", **_of(shard)}

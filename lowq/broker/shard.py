@@ -48,7 +48,7 @@ class Lease:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class LeaseDenied:
     """Somebody else has the shard, for `seconds` more unless it is renewed."""
 
     seconds: float
@@ -179,7 +179,7 @@ class Shard:
         args = (time_argument(now), self._nonce, _milliseconds(lease_ttl), self._shards_count, self._max_crash_count)
         return Call("acquire", self.prefix, [*args, random.getrandbits(31), "" if charge else "1", self._fence])
 
-    def acquired(self, reply: Any, deadline: float) -> Lease | Held:
+    def acquired(self, reply: Any, deadline: float) -> Lease | LeaseDenied:
         """Takes note of the reply to `acquire_call`. ``deadline``: monotonic, from before it was sent.
 
         Raises:
@@ -192,7 +192,7 @@ class Shard:
         if reply[0] == b"held":
             self.lease = None
             self.deadline = 0.0
-            return Held(max(reply[1], 0) / 1000)
+            return LeaseDenied(max(reply[1], 0) / 1000)
         fence = self._fence = int(reply[1])
         resumed = reply[0] == b"resumed"
         poisoned = tuple(_text(job_id) for job_id in reply[3:])
@@ -202,7 +202,7 @@ class Shard:
         self.deadline = deadline
         return lease
 
-    def acquire(self, lease_ttl: float, now: float | None = None) -> Lease | Held:
+    def acquire(self, lease_ttl: float, now: float | None = None) -> Lease | LeaseDenied:
         """The lease, or who keeps it from us for how long. What a dead owner left in flight waits again.
 
         Raises:
@@ -280,7 +280,7 @@ class Shard:
                 if type(item) is list:
                     trip.jobs.append(self._decode(item, trip))
                     continue
-                # A fresh job with a inline payload, which most are.
+                # A fresh job with an inline payload, which most are.
                 perform_at, inline = next(items), next(items)
                 score, _, payload = inline.partition(b" ")
                 raw = [item, perform_at, b"-1", payload, score]

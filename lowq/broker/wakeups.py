@@ -32,7 +32,7 @@ class Listener:
         self._thread = threading.Thread(target=self._run, name="lowq-listener", daemon=True)
         self._subscription = client.subscribe()
         self._wakes = {f"{shard.prefix}wake": shard for shard in shards}
-        self._frees = {f"{shard.prefix}free": shard for shard in shards}
+        self._frees = {f"{shard.prefix}lease_released": shard for shard in shards}
         self._nodes_channel = nodes_channel
         self._on_wake = on_wake
         self._on_free = on_free
@@ -47,17 +47,17 @@ class Listener:
 
     def holds(self, shards: Sequence[Shard]) -> None:
         """These shards are held now: listen to their wake-ups."""
-        self._subscription.remove([f"{shard.prefix}free" for shard in shards])
+        self._subscription.remove([f"{shard.prefix}lease_released" for shard in shards])
         self._subscription.add([f"{shard.prefix}wake" for shard in shards])
 
     def waits(self, shards: Sequence[Shard]) -> None:
         """These shards are somebody else's: listen for the end of that."""
         self._subscription.remove([f"{shard.prefix}wake" for shard in shards])
-        self._subscription.add([f"{shard.prefix}free" for shard in shards])
+        self._subscription.add([f"{shard.prefix}lease_released" for shard in shards])
 
     def forgets(self, shards: Sequence[Shard]) -> None:
         """These shards are neither held nor wanted."""
-        self._subscription.remove([f"{shard.prefix}{name}" for shard in shards for name in ("wake", "free")])
+        self._subscription.remove([f"{shard.prefix}{name}" for shard in shards for name in ("wake", "lease_released")])
 
     def _run(self) -> None:
         failures = 0

@@ -113,14 +113,14 @@ def _repaired(finding: Finding) -> str:
 
 
 def _summary(findings: list[Finding], ignore: tuple[str, ...], *, repair: bool) -> str:
-    left_out = sum(finding.wrong and finding.code in ignore for finding in findings)
+    log_skipped = sum(finding.wrong and finding.code in ignore for finding in findings)
     wrong = [finding for finding in findings if finding.wrong and finding.code not in ignore]
     repaired = sum(finding.repaired > 0 for finding in findings)
     said = f"; repaired: {count(repaired, 'finding')}, in whole or in part" if repaired else ""
-    if left_out:
-        said += f"; {left_out} ignored"
+    if log_skipped:
+        said += f"; {log_skipped} ignored"
     if not wrong:
-        return f"nothing {'else ' if left_out else ''}is wrong{' any more' if repaired else ''}{said}"
+        return f"nothing {'else ' if log_skipped else ''}is wrong{' any more' if repaired else ''}{said}"
     errors = sum(finding.severity == "error" for finding in wrong)
     parts = [count(number, noun) for number, noun in ((errors, "error"), (len(wrong) - errors, "warning")) if number]
     repairable = sum(finding.repairable for finding in wrong)

@@ -40,7 +40,7 @@ from lowq.store import untrusted
 WATCH_SECONDS = 2.0
 
 #: Figures that are added up over queues.
-_SUMS = ("length", "due", "scheduled", "fresh", "retries", "taken", "morgue_length", "processed", "failed", "died")
+_SUMS = ("length", "due", "scheduled", "fresh", "retries", "taken", "morgue_length", "processed", "failed", "buried")
 
 #: States of a job that waits.
 _WAITING: tuple[State, ...] = ("retrying", "scheduled", "due")

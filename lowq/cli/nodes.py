@@ -15,7 +15,7 @@ def quiet(app: Lowq, node: str) -> None:
 
     It finishes what runs, gives its shards to other nodes and stays; `lowq nodes` names the nodes.
     """
-    app.tell(node, "quiet")
+    app.send_command(node, "quiet")
     say(f"{node}: told to go quiet; `lowq nodes` shows when it is")
 
 
@@ -24,5 +24,5 @@ def quiet(app: Lowq, node: str) -> None:
 @click.argument("node")
 def stop(app: Lowq, node: str) -> None:
     """Stop a node, in order, as TERM does."""
-    app.tell(node, "stop")
+    app.send_command(node, "stop")
     say(f"{node}: told to stop")

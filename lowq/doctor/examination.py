@@ -178,7 +178,10 @@ class _Examination:
             jobs = sum(item.length + item.taken for item in shard_snapshots)
             if jobs:
                 yield self._finding("queue_unserved", queue=queue, jobs=_count(jobs, "job"))
-            elif not any(item.exists for item in shard_snapshots) and len(shard_snapshots) == seen.queues[queue].shards_count:
+            elif (
+                not any(item.exists for item in shard_snapshots)
+                and len(shard_snapshots) == seen.queues[queue].shards_count
+            ):
                 yield self._finding("queue_unused", queue=queue)
         yield from self._unregistered(seen, frozenset(known_before))
         groups: defaultdict[tuple[str, str], list[ShardSnapshot]] = defaultdict(list)

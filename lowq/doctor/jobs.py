@@ -1,7 +1,7 @@
 """The ids of a shard: every entry of its sets, and every payloads key that a scan of all keys comes across.
 
 What is reported was confirmed by one script, `examine`, at one moment: what only looks wrong because it moves while one
-looks is not reported. A repair (`repair`) looks once more before it does anything.
+looks is not reported. A repair looks once more before it does anything.
 """
 
 from collections import defaultdict
@@ -22,7 +22,8 @@ PAYLOADS = (b"payloads:", b"taken:payloads:", b"morgue:payloads:")
 #: All other keys that a shard may have.
 KNOWN_KEYS = frozenset(name.encode() for name in (*SETS, "pushed", "repeated", "void", "meta", "lease"))
 
-#: Keys of one step of the scan, ids of one call that looks, and of one that repairs: a few milliseconds of Redis at most.
+#: Keys of one step of the scan, ids of one call that looks, and of one that repairs: a few milliseconds of Redis at
+#: most.
 SCAN_KEYS = 1000
 MAX_EXAMINED = 500
 MAX_MENDED = 200
@@ -146,11 +147,11 @@ class JobScanner:
     # --- what was found ---
 
     def _note(self, place: Place, what: str, ids: Sequence[bytes], codes: Sequence[bytes]) -> None:
-        repaired = self._repair(place, what, ids) if self._repair else set()
+        repaired = self._repair_ids(place, what, ids) if self._repair else set()
         for job_id, code in zip(ids, codes, strict=True):
             self.tallies[place[0], code.decode()].add(place[1], job_id, repaired=job_id in repaired)
 
-    def _repair(self, place: Place, what: str, ids: Sequence[bytes]) -> set[bytes]:
+    def _repair_ids(self, place: Place, what: str, ids: Sequence[bytes]) -> set[bytes]:
         """Which of them are as they should be now."""
         repaired: set[bytes] = set()
         for start in range(0, len(ids), MAX_MENDED):

@@ -159,7 +159,11 @@ def _strange_leases(seen: Look) -> Iterator[tuple[Suspicion, Any]]:
 def _nodes_without_leases(seen: Look) -> Iterator[tuple[Suspicion, Any]]:
     for node in seen.nodes:
         says = [(queue, shard) for queue, shards in node.shards.items() for shard in shards]
-        looked_at = [seen.shard_snapshots[place] for place in says if place in seen.shard_snapshots and not seen.shard_snapshots[place].wrong]
+        looked_at = [
+            seen.shard_snapshots[place]
+            for place in says
+            if place in seen.shard_snapshots and not seen.shard_snapshots[place].wrong
+        ]
         nonce = node.name.rpartition(":")[2]
         if looked_at and not any((item.owner or "").startswith(nonce) for item in looked_at):
             yield ("node_without_leases", node.name), node

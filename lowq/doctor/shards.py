@@ -17,8 +17,8 @@ TOGETHER = 100
 #: A shard: its queue and index.
 Place = tuple[str, int]
 
-_META = ("shards_count", "clock", "owner", "fence", "delivery", "paused", "processed", "failed", "died")
-_COUNTERS = ("processed", "failed", "died", "delivery")
+_META = ("shards_count", "clock", "owner", "fence", "delivery", "paused", "processed", "failed", "buried")
+_COUNTERS = ("processed", "failed", "buried", "delivery")
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,9 @@ class ShardSnapshot:
         return found
 
 
-def read_shard_snapshots(client: Client, namespace: str, places: Iterable[Place], now: str = "") -> dict[Place, ShardSnapshot]:
+def read_shard_snapshots(
+    client: Client, namespace: str, places: Iterable[Place], now: str = ""
+) -> dict[Place, ShardSnapshot]:
     """The shard_snapshots of many shards.
 
     Raises:

@@ -76,7 +76,7 @@ class Stats:
     #: Since the queue was created: jobs performed, failures charged, and times that something was buried.
     processed: int
     failed: int
-    died: int
+    buried: int
     #: At least one shard is paused.
     paused: bool
     #: The waiting job that is or was due first, and its perform_at (Unix time, seconds).
@@ -269,7 +269,11 @@ class Queries:
         while pending and room > 0:
             some = list(pending)[:LOOKS_TOGETHER]
             calls = [
-                Call("fetch_jobs", prefix, [time_argument(now), where, MAX_PAYLOADS, MAX_BYTES, *pending[prefix][:MAX_IDS]])
+                Call(
+                    "fetch_jobs",
+                    prefix,
+                    [time_argument(now), where, MAX_PAYLOADS, MAX_BYTES, *pending[prefix][:MAX_IDS]],
+                )
                 for prefix in some
             ]
             for prefix, reply in zip(some, ask(self._client, calls, LOOKS_TOGETHER), strict=True):
@@ -454,7 +458,7 @@ def shards_of_rows(rows: Sequence[list[Any]], names: Mapping[bytes, bytes]) -> l
 def stats_of(name: str, rows: Sequence[list[Any]]) -> Stats:
     """The queue in figures, from `shard_rows`."""
     length, due, retries, taken, morgue_length = (sum(row[i] for row in rows) for i in range(5))
-    processed, failed, died = (sum(untrusted.count(row[i]) for row in rows) for i in (6, 7, 8))
+    processed, failed, buried = (sum(untrusted.count(row[i]) for row in rows) for i in (6, 7, 8))
     oldest = min(((float(row[13]), row[12]) for row in rows if row[12] is not None), default=(None, None))
     return Stats(
         name=name,
@@ -469,7 +473,7 @@ def stats_of(name: str, rows: Sequence[list[Any]]) -> Stats:
         lag=max(_lag(row) for row in rows),
         processed=processed,
         failed=failed,
-        died=died,
+        buried=buried,
         paused=any(row[9] is not None for row in rows),
         oldest_id=_text(oldest[1]),
         oldest_at=untrusted.finite(oldest[0]),

@@ -23,7 +23,7 @@ from datetime import timedelta
 from typing import Any, Protocol, TypeVar
 
 from lowq import codec
-from lowq.broker.shard import Failure, Shard, Undecodable, TakenJob
+from lowq.broker.shard import Failure, Shard, TakenJob, Undecodable
 from lowq.codec import MAX_TIME, delay_seconds
 from lowq.duration import duration
 from lowq.errors import LowqError, PushInterrupted, RedisUnavailable
@@ -292,7 +292,7 @@ def _charge(outcome: Outcome, worker: Performer, job: TakenJob, data: bytes) -> 
     outcome.failures.append(failure)
 
 
-def fate(failure: Failure, max_retry_count: int) -> str:
+def describe_failure(failure: Failure, max_retry_count: int) -> str:
     """What becomes of an id that failed, for people."""
     if failure.verdict == "retry":
         return f"id {failure.id}: retry {failure.retry_count + 1} of {max_retry_count} in {duration(failure.delay)}"

@@ -35,7 +35,7 @@ from lowq.logs import describe, flush, get_log
 from lowq.metrics.counters import Recorder, Tally
 from lowq.middleware import wrap
 from lowq.node.activity import ThreadActivity
-from lowq.node.worker_thread import Bench, WorkerThread
+from lowq.node.worker_thread import WorkerRuntime, WorkerThread
 from lowq.version import VERSION
 
 log = get_log(__name__)
@@ -96,7 +96,7 @@ class Node:
         self._wakeups = selectors.PollSelector()
         self._wakeups.register(self._wakeup_read, selectors.EVENT_READ)
         self._threads: list[WorkerThread] = []
-        self._retiring = False
+        self._draining = False
 
     # --- life ---
 
@@ -112,8 +112,8 @@ class Node:
             except BaseException as error:
                 self.app.config.last_words(error)
                 raise
-            while not self.stopping.is_set() and not self._has_retired():
-                self._wait_for_signal(0.1 if self._retiring else None)
+            while not self.stopping.is_set() and not self._has_drained():
+                self._wait_for_signal(0.1 if self._draining else None)
             if not self.stop():
                 os._exit(self.exit_code)
             return self.exit_code
@@ -140,7 +140,9 @@ class Node:
         )
         self.name = identity.name
         self.outage = Outage()
-        seats = [ThreadActivity(number, tallies={name: Tally() for name in self._workers}) for number in range(self.threads)]
+        seats = [
+            ThreadActivity(number, tallies={name: Tally() for name in self._workers}) for number in range(self.threads)
+        ]
         schedules = [config.build_scheduler() if config.build_scheduler else LagScheduler() for _ in seats]
         self.dispatcher = Dispatcher([[] for _ in seats], schedules, self._left)
         membership = Membership(
@@ -171,7 +173,7 @@ class Node:
             on_ready=self._on_ready, on_fatal=self.fail,
             heartbeat_extras=[self._recorder(seats, shards)],
         )  # fmt: skip
-        self._threads = [WorkerThread(self, seat, self._benches()) for seat in seats]
+        self._threads = [WorkerThread(self, seat, self._runtimes()) for seat in seats]
         self._warn_of_eviction()
         self._warn_of_unserved(app)
         log.info(
@@ -207,13 +209,13 @@ class Node:
                 preferred[number % self.threads].append(shard)
         return preferred
 
-    def _benches(self) -> dict[str, Bench]:
-        benches = {}
+    def _runtimes(self) -> dict[str, WorkerRuntime]:
+        runtimes = {}
         for name, worker in self._workers.items():
             instance = worker()
             call = wrap(self.app.config.server_middlewares, worker, instance.perform)
-            benches[name] = Bench(instance, call, worker.batch_size)
-        return benches
+            runtimes[name] = WorkerRuntime(instance, call, worker.batch_size)
+        return runtimes
 
     # What the dispatcher and the listener tell the keeper, which is made after them.
 
@@ -295,7 +297,7 @@ class Node:
             handlers |= {
                 signal.SIGTSTP: self._on_quiet,
                 signal.SIGTTIN: self._on_dump,
-                signal.SIGUSR2: self._on_retire,
+                signal.SIGUSR2: self._on_drain,
             }
         self._pid = os.getpid()
         self._handlers_before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
@@ -328,7 +330,7 @@ class Node:
         if not self._is_for_a_child(number):
             self._tell(b"d")
 
-    def _on_retire(self, number: int, _frame: FrameType | None) -> None:
+    def _on_drain(self, number: int, _frame: FrameType | None) -> None:
         if not self._is_for_a_child(number):
             self._tell(b"r")
 
@@ -362,7 +364,7 @@ class Node:
                 elif what == ord("d"):
                     self.dump()
                 elif what == ord("r"):
-                    self.retire()
+                    self.drain()
 
     # --- commands ---
 
@@ -375,19 +377,19 @@ class Node:
         self.dispatcher.close()
         self.keeper.quiet()
 
-    def retire(self) -> None:
+    def drain(self) -> None:
         """Goes quiet, and `run` ends as soon as what runs is finished, however long that takes. For a node that is
         being replaced.
         """
-        if not self._retiring:
-            self._retiring = True
+        if not self._draining:
+            self._draining = True
             log.info(
-                "node %s retires: it ends when it has finished what it performs", self.name, extra={"event": "retire"}
+                "node %s drains: it ends when it has finished what it performs", self.name, extra={"event": "drain"}
             )
             self._go_quiet()
 
-    def _has_retired(self) -> bool:
-        return self._retiring and not any(thread.is_alive() for thread in self._threads)
+    def _has_drained(self) -> bool:
+        return self._draining and not any(thread.is_alive() for thread in self._threads)
 
     def dump(self) -> None:
         """Writes the stacks of all threads to the log, with what each performs."""

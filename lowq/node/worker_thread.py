@@ -24,7 +24,7 @@ from lowq.broker.activity import Performing
 from lowq.broker.dispatcher import Dispatcher
 from lowq.broker.maintenance import MaintenanceLoop
 from lowq.broker.outage import Outage
-from lowq.broker.shard import MAX_DELIVERY_JOBS, Shard, TakenJob, Delivery
+from lowq.broker.shard import MAX_DELIVERY_JOBS, Delivery, Shard, TakenJob
 from lowq.errors import LeaseLost, RedisUnavailable
 from lowq.logs import describe, get_log
 from lowq.metrics.counters import BOUNDS, bucket_of
@@ -42,7 +42,7 @@ TROUBLE_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Bench:
+class WorkerRuntime:
     """What one thread needs for one queue: its instance of the worker, and that with the middlewares around it."""
 
     instance: Worker[Any]
@@ -51,7 +51,7 @@ class Bench:
     batch_size: int
 
 
-class Home(Protocol):
+class NodeContext(Protocol):
     """What a thread needs of its node."""
 
     app: Lowq
@@ -71,13 +71,13 @@ class Home(Protocol):
 class WorkerThread:
     """Works one shard after another. Everything but `seat` belongs to the thread itself."""
 
-    def __init__(self, node: Home, seat: ThreadActivity, benches: dict[str, Bench]) -> None:
+    def __init__(self, node: NodeContext, seat: ThreadActivity, runtimes: dict[str, WorkerRuntime]) -> None:
         self._thread = threading.Thread(target=self._run, name=f"lowq-{seat.number}", daemon=True)
         self.seat = seat
         self._node = node
         self._client = node.client
         self._dispatcher = node.dispatcher
-        self._benches = benches
+        self._runtimes = runtimes
         self._config = node.app.config
         self._held: Shard | None = None
         #: queue -> seconds that one of its batches took lately.
@@ -232,7 +232,7 @@ class WorkerThread:
         return trips, trouble
 
     def _limit(self, shard: Shard) -> int:
-        size = self._benches[shard.queue].batch_size
+        size = self._runtimes[shard.queue].batch_size
         if not self._node.prefetch:
             return size
         pace = self._pace.get(shard.queue)
@@ -248,8 +248,8 @@ class WorkerThread:
             if trip.undecodable:
                 self._dispatcher.look_again(shard)
             return
-        bench = self._benches[shard.queue]
-        size = bench.batch_size
+        runtime = self._runtimes[shard.queue]
+        size = runtime.batch_size
         began = clock.now()
         for start in range(0, len(jobs), size):
             if start and (shard.leaving or self._node.stopping.is_set()):
@@ -259,7 +259,7 @@ class WorkerThread:
             if lease is None or lease.token != trip.lease.token or clock.now() >= shard.deadline:
                 self._dispatcher.look_again(shard)
                 break  # not surely ours any more
-            self._perform(shard, trip, bench, jobs[start : start + size])
+            self._perform(shard, trip, runtime, jobs[start : start + size])
         batches = -(-len(jobs) // size)
         pace = (clock.now() - began) / batches
         known = self._pace.get(shard.queue)
@@ -268,13 +268,13 @@ class WorkerThread:
             pace if known is not None and pace > known else max(pace, (known or PREFETCH_SECONDS) / 2)
         )
 
-    def _perform(self, shard: Shard, trip: Delivery, bench: Bench, jobs: list[TakenJob]) -> None:
+    def _perform(self, shard: Shard, trip: Delivery, runtime: WorkerRuntime, jobs: list[TakenJob]) -> None:
         if shard.unacknowledged:
             self._node.keeper.arm()
         performing = self.seat.performing = Performing(shard, [job.id for job in jobs], clock.now())
         try:
             outcome = execution.perform(
-                bench.instance, bench.call, shard.index, trip.lease.fence, jobs, self._config, shard.found_no_redis
+                runtime.instance, runtime.call, shard.index, trip.lease.fence, jobs, self._config, shard.found_no_redis
             )
         finally:
             ended = clock.now()
@@ -291,11 +291,11 @@ class WorkerThread:
         try:
             # Should the process die before this is written, the jobs are restored and performed again.
             self._report(shard, outcome)
-            execution.tell_worker(outcome, bench.instance, self._config)
+            execution.tell_worker(outcome, runtime.instance, self._config)
         finally:
             # Also when the lease was lost meanwhile: what was raised was raised.
             try:
-                _log_failure(shard, jobs, outcome, bench)
+                _log_failure(shard, jobs, outcome, runtime)
                 execution.log_remarks(outcome)
             finally:
                 if outcome.stop is not None:
@@ -320,14 +320,14 @@ def backoff(failures: int) -> float:
     return min(0.05 * 2.0 ** min(failures, 10), 2.0) * random.uniform(0.5, 1.0)
 
 
-def _log_failure(shard: Shard, jobs: list[TakenJob], outcome: execution.Outcome, bench: Bench) -> None:
+def _log_failure(shard: Shard, jobs: list[TakenJob], outcome: execution.Outcome, runtime: WorkerRuntime) -> None:
     """What was raised, and what becomes of each id."""
     if outcome.error is None and not outcome.failures:
         return
     what = "named by the handler" if outcome.error is None else describe(outcome.error)
     named = [failure.id for failure in outcome.failures] or [job.id for job in jobs]
-    most = outcome.ask("max_retry_count is not to be had", lambda: int(bench.instance.max_retry_count), 0)
-    fates = [execution.fate(failure, most) for failure in outcome.failures[:3]]
+    most = outcome.ask("max_retry_count is not to be had", lambda: int(runtime.instance.max_retry_count), 0)
+    fates = [execution.describe_failure(failure, most) for failure in outcome.failures[:3]]
     if outcome.releases:
         fates.append(f"not charged and waiting again: {len(outcome.releases)}")
     more = len(outcome.failures) - 3

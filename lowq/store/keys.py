@@ -24,8 +24,8 @@ repeated              ZSET    token -> slot: of push calls that were repeated la
 void                  ZSET    attempt of an operator's call -> when it was repeated (Unix time, seconds); expires
 meta                  HASH    shards_count, clock (of default scores), seen (the server's time at the last push),
                               seen_since (since when it had come there without a jump), fence, owner,
-                              lease_ttl (milliseconds), leased_until, delivery, paused, paused_by, spared,
-                              processed, failed, died, repeated (1: there is such a key), slot (of `pushed` and
+                              lease_ttl (milliseconds), leased_until, delivery, paused, paused_by, uncharged,
+                              processed, failed, buried, repeated (1: there is such a key), slot (of `pushed` and
                               `repeated`, see lib/tokens.lua)
 lease                 STRING  the owner's token "nonce:fence"; expires (PX)
 wake                  channel the shard may have work earlier than its owner believes: delay, seconds

@@ -50,7 +50,7 @@ class Child:
         self.ready = False
         #: Whether it was said that it needs long to become ready.
         self.late = False
-        #: The signal that is to end it, once it was sent: TERM, or USR2 for a process that is retired.
+        #: The signal that is to end it, once it was sent: TERM, or USR2 for a process that is drained.
         self.told: signal.Signals | None = None
         #: Monotonic time after which it is killed.
         self.kill_at: float | None = None
@@ -130,7 +130,7 @@ class Child:
             self.kill_at = now + self.shutdown_timeout + MARGIN
             self.tell(signal.SIGTERM)
 
-    def retire(self) -> None:
+    def drain(self) -> None:
         """USR2: to finish what it performs, however long that takes, and to end."""
         self.told = signal.SIGUSR2
         self.tell(signal.SIGUSR2)

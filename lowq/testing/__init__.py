@@ -17,7 +17,7 @@ from typing import Any
 
 from lowq import clock
 from lowq.application import Lowq, default
-from lowq.broker.shard import Held, Shard, shards_of
+from lowq.broker.shard import LeaseDenied, Shard, shards_of
 from lowq.errors import ConfigError, LowqError, QueueInUse
 from lowq.job import Job
 from lowq.middleware import wrap
@@ -104,7 +104,7 @@ class _Drainer:
 
     def acquire(self) -> None:
         for shard in self.shards:
-            if isinstance(shard.acquire(self._app.config.lease_ttl, self._now), Held):
+            if isinstance(shard.acquire(self._app.config.lease_ttl, self._now), LeaseDenied):
                 raise QueueInUse(
                     f"queue {shard.queue!r}: shard {shard.index} is worked by a node, or by another drain; "
                     "drain only queues that nobody works"

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import lowq
-from lowq.broker.shard import Shard, Delivery
+from lowq.broker.shard import Delivery, Shard
 from tests.chaos import broken, death
 from tests.chaos.load import Load, produce
 from tests.integration import app_orders

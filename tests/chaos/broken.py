@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from lowq.broker import maintenance
-from lowq.broker.shard import Shard, TakenJob, Delivery
+from lowq.broker.shard import Delivery, Shard, TakenJob
 from lowq.node.worker_thread import WorkerThread
 from lowq.store.scripts import load_scripts
 

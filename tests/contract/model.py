@@ -108,13 +108,13 @@ class Model:
         self.seen: float | None = None
         self.seen_since: float | None = None
         self.paused: float | None = None
-        self.spared = False
+        self.owner_uncharged = False
         #: Milliseconds, once there was an owner.
         self.lease_ttl: int | None = None
         self._lease_ttl = int(lease_ttl * 1000)
         self.used = False
         self.delayed: list[str] = []
-        self.counters = {"delivery": 0, "processed": 0, "failed": 0, "died": 0}
+        self.counters = {"delivery": 0, "processed": 0, "failed": 0, "buried": 0}
 
     # --- producing ---
 
@@ -192,7 +192,7 @@ class Model:
         self.lease_ttl = self._lease_ttl
         if own:
             self.lease = f"{nonce}:{self.fence}"
-            self.spared = False
+            self.owner_uncharged = False
             return ("resumed", self.fence)
         self.fence = max((self.fence or 0) + 1, math.floor(now * 1e6))
         self.used = True
@@ -202,7 +202,7 @@ class Model:
         for job_id, flight in list(self.taken.items()):
             if not charge:
                 self._put_back(job_id, min(flight.perform_at, now))
-            elif self.spared and self.uncharged.get(job_id, 0) < 2:
+            elif self.owner_uncharged and self.uncharged.get(job_id, 0) < 2:
                 self.uncharged[job_id] = self.uncharged.get(job_id, 0) + 1
                 self.crashes.setdefault(job_id, 0)
                 self._put_back(job_id, min(flight.perform_at, now))
@@ -212,13 +212,13 @@ class Model:
             else:
                 self.delayed.append(job_id)
             restored += 1
-        self.spared = False
+        self.owner_uncharged = False
         return ("acquired", self.fence, restored, poisoned)
 
     def surrender(self, token: str, *, leave: bool) -> int:
         self._check(token)
         if self.taken:
-            self.spared = self.spared or leave
+            self.owner_uncharged = self.owner_uncharged or leave
             return 1 if leave else 0
         self.lease = self.owner = None
         return 1
@@ -403,7 +403,7 @@ class Model:
         buried = self.morgue.setdefault(job_id, Buried(now, reason, {}))
         buried.at, buried.reason = now, reason
         merge_into(buried.payloads, payloads)
-        self.counters["died"] += 1
+        self.counters["buried"] += 1
 
     def _forget(self, job_id: str) -> None:
         self.errors.pop(job_id, None)
@@ -523,7 +523,7 @@ class Model:
                     "owner": self.owner,
                     "lease_ttl": self.lease_ttl,
                     "paused": self.paused,
-                    "spared": 1 if self.spared else None,
+                    "uncharged": 1 if self.uncharged else None,
                     "repeated": 1 if self.repeated else None,
                     "slot": self._slot(),
                     **{name: count or None for name, count in self.counters.items()},

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from lowq.broker.shard import Failure, Lease, Shard, Delivery
+from lowq.broker.shard import Delivery, Failure, Lease, Shard
 from lowq.codec import EncodedJob, load_payload
 from lowq.store import Call, Client
 from lowq.store.keys import shard_prefix

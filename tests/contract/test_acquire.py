@@ -2,7 +2,7 @@
 
 import pytest
 
-from lowq.broker.shard import Held, Lease, Shard
+from lowq.broker.shard import Lease, LeaseDenied, Shard
 from lowq.errors import LeaseLost, ShardsCountError
 from tests.contract.support import NOW, REMAINS, TTL, ShardRig, handed, job, retry, solo
 
@@ -33,7 +33,7 @@ def test_shard_that_somebody_holds_is_refused_and_the_time_is_told(rig: ShardRig
     rig.own()
     before = rig.snapshot()
     held = rig.owner("second").acquire(TTL, NOW)
-    assert isinstance(held, Held)
+    assert isinstance(held, LeaseDenied)
     assert TTL - 10 < held.seconds <= TTL
     assert rig.snapshot() == before
 
@@ -45,7 +45,7 @@ def test_lease_that_lasts_longer_than_a_lease_can_is_cut_to_one(rig: ShardRig) -
     second = rig.owner("second")
     for _ in range(2):
         held = second.acquire(TTL / 2, NOW)  # its own leases may be shorter; what counts is the owner's
-        assert isinstance(held, Held)
+        assert isinstance(held, LeaseDenied)
         assert TTL - 10 < held.seconds <= TTL
     assert TTL * 1000 - 10_000 < rig.client.command("PTTL", rig.prefix + "lease") <= TTL * 1000
 
@@ -55,7 +55,7 @@ def test_resumed_lease_lasts_as_long_as_asked_for(rig: ShardRig) -> None:
     rig.lease_runs_out()
     assert isinstance(rig.shard.acquire(2 * TTL, NOW), Lease)
     held = rig.owner("second").acquire(TTL, NOW)
-    assert isinstance(held, Held)
+    assert isinstance(held, LeaseDenied)
     assert TTL < held.seconds <= 2 * TTL
 
 
@@ -193,7 +193,7 @@ def test_job_whose_owners_keep_dying_is_buried_as_poison(rig: ShardRig) -> None:
     assert rig.read("morgue:payloads:x") == {"v1": 1, "v2": 2}
     assert rig.read("morgue") == {"x": LATER + 2}
     assert "poison" in rig.read("morgue:errors")["x"]
-    assert rig.count("died") == 1
+    assert rig.count("buried") == 1
     assert rig.names() == REMAINS | {"morgue", "morgue:errors", "morgue:payloads:x"}
 
 
@@ -323,7 +323,7 @@ def test_an_earlier_lease_of_its_own_is_not_resumed_when_later_ones_were_lost(ri
     assert rig.read("crashes") == {"x": "1"}  # of the one process that died
 
 
-# --- spared ---
+# --- uncharged ---
 
 
 def test_what_a_stopping_process_left_in_flight_is_not_charged(rig: ShardRig) -> None:
@@ -337,7 +337,7 @@ def test_what_a_stopping_process_left_in_flight_is_not_charged(rig: ShardRig) ->
     assert rig.read("due") == {"x": NOW}
     second.take(1, LATER)
     rig.crash("third", LATER)
-    assert rig.read("crashes") == {"x": "1 1"}  # spared once
+    assert rig.read("crashes") == {"x": "1 1"}  # uncharged once
 
 
 def stop_in_the_middle(rig: ShardRig, shard: Shard, successor: str) -> Shard:
@@ -418,7 +418,7 @@ def test_shard_left_to_run_out_is_refused_until_then(rig: ShardRig) -> None:
     shard.take(1, NOW)
     shard.surrender(leave=5.0)
     held = rig.owner("second").acquire(TTL, NOW)
-    assert isinstance(held, Held)
+    assert isinstance(held, LeaseDenied)
     assert 0 < held.seconds <= 5
 
 

@@ -156,7 +156,7 @@ class TestSingleActions:
         found = rig.queue.peek("x")
         assert found is not None
         assert (found.state, found.payloads_count) == ("morgue", 2600)
-        assert rig.queue.stats().died == 2
+        assert rig.queue.stats().buried == 2
         rig.push(job("x", "c"))
         assert rig.queue.kick("x", now=NOW) == Acted(done=1)
         found = rig.queue.peek("x", now=NOW)

@@ -24,7 +24,7 @@ def test_whole_job_is_buried_with_its_reason(rig: ShardRig) -> None:
     assert rig.read("morgue:errors") == {"x": "bad"}
     assert set(rig.read("taken")) == {"y"}
     assert rig.read("due") == {}
-    assert (rig.count("died"), rig.count("failed"), rig.count("processed")) == (1, 0, 0)
+    assert (rig.count("buried"), rig.count("failed"), rig.count("processed")) == (1, 0, 0)
     rig.shard.finish(["y"])
     rig.shard.take(0, LATER)
     assert rig.names() == REMAINS | {"morgue", "morgue:errors", "morgue:payloads:x"}

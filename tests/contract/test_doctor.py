@@ -1,4 +1,4 @@
-"""The doctor: everything that should not be is planted, found, explained, and repaired as the rules of the queue demand.
+"""The doctor: everything that should not be is planted, found, explained, and repaired as the queue's rules demand.
 
 Damage is done by raw commands, as people and other programs do it.
 """
@@ -100,15 +100,15 @@ class Clinic:
         assert finding.effect
         assert finding.advice
         assert "{" not in finding.what + finding.cause + finding.effect + finding.advice
-        repaired = self.examine(repair=True)
-        assert repaired.keys() == {code}
+        after = self.examine(repair=True)
+        assert after.keys() == {code}
         if repaired:
             assert finding.repairable
-            assert repaired[code].repaired == finding.count
-            assert not repaired[code].wrong
+            assert after[code].repaired == finding.count
+            assert not after[code].wrong
             assert self.examine() == {}
         else:
-            assert repaired[code] == finding
+            assert after[code] == finding
             assert self.examine() == found
         return finding
 
@@ -615,12 +615,12 @@ def test_a_fence_never_goes_back(clinic: Clinic) -> None:
 
 def test_counters_that_are_no_numbers_begin_anew(clinic: Clinic) -> None:
     clinic.push(A)
-    clinic.command("HSET", clinic.key(A, "meta"), "died", "many", "processed", "5")
+    clinic.command("HSET", clinic.key(A, "meta"), "buried", "many", "processed", "5")
     finding = clinic.finds("counters", severity="warning")
     assert finding.what == "counters of shard 1 are no numbers: died"
     assert clinic.queue.stats().processed == 5
     clinic.queue.bury(A)
-    assert clinic.queue.stats().died == 1
+    assert clinic.queue.stats().buried == 1
 
 
 def test_keys_that_lowq_does_not_have_are_left(clinic: Clinic) -> None:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from lowq.broker.shard import Held, Lease
+from lowq.broker.shard import Lease, LeaseDenied
 from lowq.errors import LeaseLost
 from tests.contract.support import NOW, TTL, ShardRig, handed, job, retry
 
@@ -28,7 +28,7 @@ def time_left(rig: ShardRig) -> float:
 
 def test_nobody_else_gets_the_shard(rig: ShardRig) -> None:
     held = rig.owner("second").acquire(TTL, NOW + 100)
-    assert isinstance(held, Held)
+    assert isinstance(held, LeaseDenied)
     assert held.seconds == pytest.approx(TTL - 100, abs=0.01)
     assert set(rig.read("taken")) == {"x"}
     # Its key is there again, and no longer than before.
@@ -68,7 +68,7 @@ def test_its_owner_gives_it_up(rig: ShardRig) -> None:
 @pytest.mark.parametrize("evicted", [True, False])
 def test_once_it_has_run_out_another_gets_the_shard(rig: ShardRig, *, evicted: bool) -> None:
     if not evicted:
-        assert isinstance(rig.owner("second").acquire(TTL, NOW + 1), Held)
+        assert isinstance(rig.owner("second").acquire(TTL, NOW + 1), LeaseDenied)
         evict(rig)
     lease = rig.owner("third").acquire(TTL, NOW + TTL + 0.001)
     assert isinstance(lease, Lease)
@@ -94,10 +94,10 @@ def test_another_token_is_refused(rig: ShardRig) -> None:
 def test_a_clock_that_stepped_back_does_not_keep_a_dead_owners_for_longer_than_a_lease(rig: ShardRig) -> None:
     back = NOW - 86_400
     held = rig.owner("second").acquire(TTL, back)
-    assert isinstance(held, Held)
+    assert isinstance(held, LeaseDenied)
     assert held.seconds == TTL
     evict(rig)
-    assert isinstance(rig.owner("second").acquire(TTL, back + TTL / 2), Held)
+    assert isinstance(rig.owner("second").acquire(TTL, back + TTL / 2), LeaseDenied)
     evict(rig)
     assert isinstance(rig.owner("second").acquire(TTL, back + TTL + 1), Lease)
 
@@ -106,7 +106,7 @@ def test_a_clock_that_stepped_back_does_not_keep_it_again_once_its_key_has_run_o
     rig.run("acquire", repr(NOW + 1), "first", int(TTL * 1000), rig.shards_count, 3, 1, "", 0)
     rig.client.command("PEXPIRE", rig.prefix + "lease", int(100 * TTL * 1000))  # as it looks after a step back
     back = NOW - 86_400
-    assert isinstance(rig.owner("second").acquire(TTL, back), Held)
+    assert isinstance(rig.owner("second").acquire(TTL, back), LeaseDenied)
     evict(rig)  # by its time
     assert isinstance(rig.owner("second").acquire(TTL, back + TTL + 1), Lease)
 

@@ -29,7 +29,7 @@ def test_retry_waits_for_its_delay_with_the_new_retry_count(rig: ShardRig) -> No
     assert rig.read("payloads:x") == {"v1": 1, "v2": 2}
     assert set(rig.read("taken")) == {"y"}
     assert "taken:payloads:x" not in rig.names()
-    assert (rig.count("failed"), rig.count("died"), rig.count("processed")) == (1, 0, 0)
+    assert (rig.count("failed"), rig.count("buried"), rig.count("processed")) == (1, 0, 0)
 
 
 def test_retry_is_handed_out_with_its_retry_count(rig: ShardRig) -> None:
@@ -87,7 +87,7 @@ def test_solo_is_not_charged_and_keeps_its_place(rig: ShardRig) -> None:
     assert rig.read("retries") == {}
     assert rig.read("solo") == {"x", "y"}
     assert rig.read("errors") == {"x": "in company", "y": "in company"}
-    assert (rig.count("failed"), rig.count("died")) == (0, 0)
+    assert (rig.count("failed"), rig.count("buried")) == (0, 0)
 
 
 def test_ids_of_a_failed_batch_are_tried_one_by_one_and_only_the_guilty_is_charged(rig: ShardRig) -> None:
@@ -142,7 +142,7 @@ def test_exhausted_buries_the_lowest_of_what_was_taken(rig: ShardRig) -> None:
     assert rig.read("morgue:errors") == {"x": "given up"}
     assert rig.read("payloads:x") == {"v0": 0, "v2": 2}
     assert rig.read("due") == {"x": LATER}
-    assert (rig.count("failed"), rig.count("died")) == (1, 1)
+    assert (rig.count("failed"), rig.count("buried")) == (1, 1)
 
 
 def test_exhausted_merges_the_rest_with_an_equal_newer_payload(rig: ShardRig) -> None:
@@ -219,7 +219,7 @@ def test_a_batch_of_all_verdicts_is_one_step(rig: ShardRig) -> None:
     assert rig.read("taken") == {}
     assert rig.read("due") == {"x": LATER + 60, "y": rig.read("due")["y"]}
     assert rig.read("morgue") == {"z": LATER}
-    assert (rig.count("failed"), rig.count("died")) == (2, 1)
+    assert (rig.count("failed"), rig.count("buried")) == (2, 1)
 
 
 @pytest.mark.parametrize("outcome", [retry("x", 4), solo("x"), exhausted("x")], ids=["retry", "solo", "exhausted"])
@@ -246,7 +246,7 @@ def test_id_named_twice_counts_once(rig: ShardRig) -> None:
     rig.shard.fail([exhausted("x"), exhausted("x"), retry("x")], LATER)
     assert rig.read("morgue:payloads:x") == {"v1": 1}
     assert rig.read("retries") == {}
-    assert (rig.count("failed"), rig.count("died")) == (1, 1)
+    assert (rig.count("failed"), rig.count("buried")) == (1, 1)
 
 
 def test_wrong_token_is_refused(rig: ShardRig) -> None:

@@ -121,7 +121,7 @@ PLANTS: dict[str, Callable[[Site], object]] = {
         site.registered(b"Bad", b'{"shards_count": 1}'),
         site.do("SET", shard_prefix("lowq", "Bad", 0) + "due", "x"),
     ),
-    "meta: counters": lambda site: site.do("HSET", PREFIX + "meta", "processed", "x", "failed", "inf", "died", "-1"),
+    "meta: counters": lambda site: site.do("HSET", PREFIX + "meta", "processed", "x", "failed", "inf", "buried", "-1"),
     "meta: huge counter": lambda site: site.do("HSET", PREFIX + "meta", "processed", HUGE),
     "meta: paused": lambda site: site.do("HSET", PREFIX + "meta", "paused", "x", "paused_by", b"\xff"),
     "meta: leased_until": lambda site: site.do("HSET", PREFIX + "meta", "leased_until", "x"),

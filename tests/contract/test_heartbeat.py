@@ -33,7 +33,7 @@ class Registry:
 
     def send(self, node: Membership, args: object, now: float) -> bool:
         assert isinstance(args, list)
-        return node.heard(self.rig.client.run("heartbeat", KEY, repr(now), *args[1:]))
+        return node.received(self.rig.client.run("heartbeat", KEY, repr(now), *args[1:]))
 
     def announced(self) -> list[str]:
         return [data.decode() for data in self.channel.messages()]

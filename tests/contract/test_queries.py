@@ -51,7 +51,7 @@ class TestStats:
 
         assert (stats.length, stats.due, stats.scheduled) == (10, 4, 6)
         assert (stats.fresh, stats.retries, stats.taken, stats.morgue_length) == (9, 1, 1, 3)
-        assert (stats.failed, stats.died, stats.processed) == (1, 3, 0)
+        assert (stats.failed, stats.buried, stats.processed) == (1, 3, 0)
 
     def test_lag_is_that_of_the_oldest_due_job_of_all_shards(self, rig: QueueRig) -> None:
         for i in range(9):

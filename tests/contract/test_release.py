@@ -24,7 +24,7 @@ def test_released_job_is_what_it_was_before_it_was_taken(rig: ShardRig) -> None:
     assert rig.read("payloads:x") == {"v1": 1, "v2": 2}
     assert set(rig.read("taken")) == {"y"}
     assert not rig.names() & {"retries", "errors", "solo", "crashes", "taken:payloads:x"}
-    assert (rig.count("failed"), rig.count("processed"), rig.count("died")) == (0, 0, 0)
+    assert (rig.count("failed"), rig.count("processed"), rig.count("buried")) == (0, 0, 0)
 
 
 def test_released_job_may_wait(rig: ShardRig) -> None:
@@ -96,7 +96,7 @@ def test_what_keeps_making_its_process_stop_is_buried_as_poison(rig: ShardRig) -
     assert rig.read("morgue:payloads:x") == {"v1": 1, "v2": 2}
     assert rig.read("morgue") == {"x": LATER}
     assert "3 times" in rig.read("morgue:errors")["x"]
-    assert rig.count("died") == 1
+    assert rig.count("buried") == 1
     assert rig.names() == REMAINS | {"morgue", "morgue:errors", "morgue:payloads:x"}
 
 

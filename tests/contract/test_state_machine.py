@@ -717,7 +717,7 @@ MUTATIONS = [
         "redis.call('ZADD', key, score, payload)",
     ),
     Mutation(
-        "an equal payload of a inline one takes the last score",
+        "an equal payload of an inline one takes the last score",
         ("push", "release", "acquire"),
         "if tonumber(score) < tonumber(its_score) then",
         "if true then",
@@ -732,16 +732,18 @@ MUTATIONS = [
     Mutation("push overwrites what waits", ("push",), "present > 0 or forms[key]", "forms[key]"),
     Mutation("push overwrites what it wrote itself", ("push",), "or forms[key] or", "or"),
     Mutation("push writes what is inline too late", ("push",), "    write_inline()\n", ""),
-    Mutation("a inline payload goes to another id", ("take",), "found[i]", "found[#found - i + 1]"),
+    Mutation("an inline payload goes to another id", ("take",), "found[i]", "found[#found - i + 1]"),
     Mutation(
-        "what comes back alone replaces a inline newer payload",
+        "what comes back alone replaces an inline newer payload",
         ("fail", "release", "acquire"),
         "add_payload(target, split_inline(inline))",
         "redis.call('SET', target, inline)",
         deep=True,
     ),
-    Mutation("a inline payload in the way of what comes back", ("fail", "release", "acquire"), "promote_to_zset(target)", ""),
-    Mutation("a inline payload can't be exhausted", ("fail",), "promote_to_zset(taken)", ""),
+    Mutation(
+        "an inline payload in the way of what comes back", ("fail", "release", "acquire"), "promote_to_zset(target)", ""
+    ),
+    Mutation("an inline payload can't be exhausted", ("fail",), "promote_to_zset(taken)", ""),
     Mutation(
         "what comes back forgets the payload in its record",
         ("fail", "release", "acquire"),
@@ -749,9 +751,7 @@ MUTATIONS = [
         "if false then",
     ),
     Mutation("what goes into a record stays behind", ("take",), "'UNLINK', unpack(inline_keys)", "'PING'"),
-    Mutation(
-        "payloads that were in a key stay there", ("take",), "if not has_inline(acked[id]) then", "if false then"
-    ),
+    Mutation("payloads that were in a key stay there", ("take",), "if not has_inline(acked[id]) then", "if false then"),
     Mutation("push overwrites perform_at", ("push",), "'NX', unpack(due)", "unpack(due)"),
     Mutation("a repeated push pushes again", ("push",), "redis.call('LPOS', prefix .. 'pushed', token)", "false"),
     Mutation(
@@ -777,7 +777,7 @@ MUTATIONS = [
     Mutation("the fence is not looked at", ("take", "fail"), "if lost then", "if false then"),
     Mutation("resuming is a crash", ("acquire",), "if own then", "if false then"),
     Mutation("crashes are not counted", ("acquire",), "crashes = crashes + 1", ""),
-    Mutation("sparing lasts", ("acquire",), "redis.call('HDEL', key_meta, 'spared')", ""),
+    Mutation("sparing lasts", ("acquire",), "redis.call('HDEL', key_meta, 'uncharged')", ""),
     Mutation("surrender with jobs in flight", ("surrender",), "prefix .. 'taken') == 1", "'x') == 1"),
     Mutation(
         "a late attempt is done",

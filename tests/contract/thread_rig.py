@@ -12,7 +12,7 @@ from lowq.broker.scheduler import LagScheduler
 from lowq.broker.shard import Lease, Shard, shards_of
 from lowq.middleware import wrap
 from lowq.node.activity import ThreadActivity
-from lowq.node.worker_thread import Bench, WorkerThread
+from lowq.node.worker_thread import WorkerRuntime, WorkerThread
 from lowq.store import Client
 from lowq.workers import Worker
 from tests.contract.support import TTL
@@ -46,8 +46,10 @@ class ThreadRig:
         self.dispatcher = Dispatcher([self.shards], [LagScheduler()])
         self.keeper: Any = _Keeper()
         instance = worker()
-        bench = Bench(instance, wrap(app.config.server_middlewares, worker, instance.perform), worker.batch_size)
-        self.thread = WorkerThread(self, ThreadActivity(0), {worker.queue_name: bench})
+        runtime = WorkerRuntime(
+            instance, wrap(app.config.server_middlewares, worker, instance.perform), worker.batch_size
+        )
+        self.thread = WorkerThread(self, ThreadActivity(0), {worker.queue_name: runtime})
         app.register(worker.queue_name, worker.shards_count, worker)
         for shard in self.shards:
             assert isinstance(shard.acquire(TTL), Lease)

@@ -116,7 +116,7 @@ def test_a_node_that_retires_ends_when_it_has_finished_however_long_that_takes(m
     rig.begun("a", 1)
     new = rig.node()
     old.signal(signal.SIGUSR2)
-    old.says(" retires")
+    old.says(" drains")
     rig.push("a", 2)
     assert old.wait() == 0
     assert (rig.done("a", 1).pid, rig.done("a", 2).pid) == (old.pid, new.pid)

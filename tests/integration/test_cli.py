@@ -93,7 +93,7 @@ def test_stats_of_all_queues_and_of_those_named(cli: Cli) -> None:
     assert document["total"]["length"] == 2
     (figures,) = document["queues"]
     assert {"name", "shards_count", "length", "due", "scheduled", "fresh", "retries", "taken", "morgue_length",
-            "lag", "processed", "failed", "died", "paused"} <= set(figures)  # fmt: skip
+            "lag", "processed", "failed", "buried", "paused"} <= set(figures)  # fmt: skip
     assert (figures["name"], figures["shards_count"], figures["scheduled"]) == ("Orders", 3, 1)
 
 

@@ -143,7 +143,7 @@ def test_people_see_and_do_everything_with_the_rights_of_people(rig: Rig, server
     codes = {finding.code: finding for finding in app.examine()}
     assert codes["redis"].severity == "warning"
     app.examine(repair=True)
-    app.tell(app.nodes()[0].name, "stop")
+    app.send_command(app.nodes()[0].name, "stop")
     assert node.wait() == 0
     app.queue("Orders").drop()
     assert refused(rig.client) == set()

@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 
 import lowq
-from lowq.broker.shard import Failure, Shard, Undecodable, TakenJob
+from lowq.broker.shard import Failure, Shard, TakenJob, Undecodable
 from lowq.codec import MAX_TIME
 from lowq.errors import LowqError
 from lowq.job import Job

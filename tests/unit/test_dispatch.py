@@ -12,7 +12,7 @@ from lowq import clock
 from lowq.broker import dispatcher as dispatch_module
 from lowq.broker.dispatcher import Dispatcher
 from lowq.broker.scheduler import LagScheduler, SeqScheduler
-from lowq.broker.shard import Lease, Shard, Delivery
+from lowq.broker.shard import Delivery, Lease, Shard
 from lowq.store import Client
 from tests.waiting import PATIENCE, until
 

@@ -68,7 +68,7 @@ def test_a_payload_that_was_never_performed_is_lost(story: Story) -> None:
     assert "version 2" in check(story.events).lost[0]
 
 
-@pytest.mark.parametrize("ending", ["raised", "died"])
+@pytest.mark.parametrize("ending", ["raised", "buried"])
 def test_a_perform_that_did_not_return_finished_nothing(story: Story, ending: str) -> None:
     story.push(1)
     story.start("x", 1)

@@ -17,9 +17,9 @@ import lowq
 import lowq_web
 from lowq.store import Client
 from lowq_web.app import MAX_SCANS
-from lowq_web.listing import Asked
+from lowq_web.listing import JobQuery
 from lowq_web.live import MAX_STREAMS
-from lowq_web.lookout import INTERVAL, PER_SHARD, Lookout
+from lowq_web.stats_cache import INTERVAL, PER_SHARD, StatsCache
 from lowq_web.threads import Threads
 from tests.integration.support import PATIENCE, until
 from tests.web.conftest import Open
@@ -70,11 +70,11 @@ class Clock:
 
 def test_all_viewers_share_one_look_and_looks_are_far_between(big: lowq.Lowq, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
-    monkeypatch.setattr("lowq_web.shared.time", clock)
-    monkeypatch.setattr("lowq_web.lookout.time", clock)
-    lookout = Lookout(big)
+    monkeypatch.setattr("lowq_web.single_flight.time", clock)
+    monkeypatch.setattr("lowq_web.stats_cache.time", clock)
+    stats_cache = StatsCache(big)
     with asked(monkeypatch) as counts:
-        viewers = [threading.Thread(target=lookout.figures) for _ in range(20)]
+        viewers = [threading.Thread(target=stats_cache.figures) for _ in range(20)]
         for viewer in viewers:
             viewer.start()
         for viewer in viewers:
@@ -82,7 +82,7 @@ def test_all_viewers_share_one_look_and_looks_are_far_between(big: lowq.Lowq, mo
         assert counts["stats"] == SHARDS
         for _ in range(100):  # ten seconds of somebody who asks ten times a second
             clock.now += 0.1
-            lookout.figures()
+            stats_cache.figures()
     looks = counts["stats"] / SHARDS - 1
     assert looks <= 10 / max(INTERVAL, SHARDS * PER_SHARD) + 1
 
@@ -92,7 +92,7 @@ def test_looks_take_less_than_half_a_percent_of_redis(app: lowq.Lowq, shards: in
     for number in range(0, shards, 500):
         app.register(f"queue-{number}", min(shards, 500))
     # A look costs some 20 microseconds a shard.
-    assert shards * 20e-6 / Lookout(app).figures().interval < 0.005
+    assert shards * 20e-6 / StatsCache(app).figures().interval < 0.005
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,7 @@ def test_pages_stay_small(browse: Open, app: lowq.Lowq) -> None:
 
 def test_no_more_streams_than_may(browse: Open) -> None:
     client: TestClient = browse()
-    slots = client.app.state.site.streams  # type: ignore[attr-defined]  # it is a Starlette
+    slots = client.app.state.context.streams  # type: ignore[attr-defined]  # it is a Starlette
     for _ in range(MAX_STREAMS):
         slots.take()
     answer = client.get("/live")
@@ -147,12 +147,12 @@ def test_a_listing_that_was_given_up_keeps_no_slot(app: lowq.Lowq, monkeypatch: 
     """Redis stalls, whoever asked is told so, and the response that nobody waits for is made later."""
     app.queue("Orders", 1).push({"id": 1, "delay": 60})
     application = lowq_web.create_app(app)
-    site = application.state.site
+    site = application.state.context
     stalled, over = threading.Event(), threading.Event()
     made: list[Any] = []
-    pages, alive, run = Asked.pages, site.lookout.alive, Threads.run
+    pages, alive, run = JobQuery.pages, site.stats_cache.alive, Threads.run
 
-    def stall(asked: Asked, queue: lowq.Queue) -> Iterator[lowq.Page | None]:
+    def stall(asked: JobQuery, queue: lowq.Queue) -> Iterator[lowq.Page | None]:
         stalled.set()
         assert over.wait(PATIENCE)
         return pages(asked, queue)
@@ -167,9 +167,9 @@ def test_a_listing_that_was_given_up_keeps_no_slot(app: lowq.Lowq, monkeypatch: 
         made.append(response)
         return response
 
-    monkeypatch.setattr(Asked, "pages", stall)
+    monkeypatch.setattr(JobQuery, "pages", stall)
     monkeypatch.setattr(Threads, "run", noted)
-    monkeypatch.setattr(type(site.lookout), "alive", lambda _: told())
+    monkeypatch.setattr(type(site.stats_cache), "alive", lambda _: told())
     monkeypatch.setattr(sys.modules["lowq_web.app"], "LONG", 0.01)  # the package has an application of that name
     paths = ("/queues/Orders?order_by=id", "/api/v1/queues/Orders/jobs?order_by=id")
     with served(application) as address:

@@ -4,7 +4,7 @@ import pytest
 
 import lowq
 from lowq_web.chart import HEIGHT, WIDTH, Line, chart
-from lowq_web.lookout import add_up
+from lowq_web.stats_cache import add_up
 
 
 def rate(at: float, processed: float | None = 0.0, failed: float | None = 0.0, lag: float | None = 0.0) -> lowq.Rate:

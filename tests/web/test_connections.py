@@ -31,7 +31,7 @@ def busy(app: lowq.Lowq, count: int) -> list[Callable[[], object]]:
 def browse(host: lowq.Lowq) -> tuple[TestClient, lowq.Lowq]:
     application = lowq_web.create_app(host)
     client = TestClient(application, base_url="http://127.0.0.1", headers=OWN)
-    return client, application.state.site.app
+    return client, application.state.context.app
 
 
 def test_neither_waits_for_the_other(host: lowq.Lowq) -> None:

@@ -11,8 +11,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import lowq
 from lowq.store import Client
-from lowq_web.lookout import HISTORY_AGE, PER_HISTORY, Lookout
-from lowq_web.shared import FAILURE_AGE, Shared
+from lowq_web.single_flight import FAILURE_AGE, SingleFlight
+from lowq_web.stats_cache import HISTORY_AGE, PER_HISTORY, StatsCache
 from tests.waiting import PATIENCE, until
 from tests.web.conftest import Open
 from tests.web.test_bounded import Clock, asked
@@ -38,14 +38,14 @@ class Source:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr("lowq_web.shared.time", clock)
+    monkeypatch.setattr("lowq_web.single_flight.time", clock)
     return clock
 
 
 class TestShared:
     def test_it_is_read_once_until_it_is_old(self, clock: Clock) -> None:
         source = Source()
-        shared = Shared(source, lambda _: 5.0, 1.0)
+        shared = SingleFlight(source, lambda _: 5.0, 1.0)
         assert [shared.get() for _ in range(3)] == [1, 1, 1]
         clock.now += 5
         assert [shared.get() for _ in range(3)] == [2, 2, 2]
@@ -53,7 +53,7 @@ class TestShared:
     def test_those_who_come_meanwhile_wait_for_the_same(self) -> None:
         source = Source()
         source.go.clear()
-        shared = Shared(source, lambda _: 5.0, 20.0)
+        shared = SingleFlight(source, lambda _: 5.0, 20.0)
         with ThreadPoolExecutor(8) as pool:
             waiting = [pool.submit(shared.get) for _ in range(8)]
             source.go.set()
@@ -62,7 +62,7 @@ class TestShared:
     def test_an_error_is_told_to_all_and_for_a_moment_to_those_who_come_then(self, clock: Clock) -> None:
         source = Source()
         source.error = lowq.RedisUnavailable("away")
-        shared = Shared(source, lambda _: 5.0, 1.0)
+        shared = SingleFlight(source, lambda _: 5.0, 1.0)
         for _ in range(3):
             with pytest.raises(lowq.RedisUnavailable, match="away"):
                 shared.get()
@@ -76,7 +76,7 @@ class TestShared:
     ) -> None:
         source = Source()
         source.go.clear()
-        shared = Shared(source, lambda _: 5.0, 0.05)
+        shared = SingleFlight(source, lambda _: 5.0, 0.05)
         with pytest.raises(lowq.RedisUnavailable, match=r"not answered for 0\.05 s"):
             shared.get()
         clock.now += 100
@@ -107,7 +107,7 @@ class TestShared:
     def test_what_was_forgotten_is_read_anew_also_while_it_is_read(self) -> None:
         source = Source()
         source.go.clear()
-        shared = Shared(source, lambda _: 100.0, 20.0)
+        shared = SingleFlight(source, lambda _: 100.0, 20.0)
         with ThreadPoolExecutor(2) as pool:
             before = pool.submit(shared.get)
             while not source.reads:
@@ -143,9 +143,9 @@ def test_figures_are_as_of_the_clock_of_the_server(
 ) -> None:
     app.queue("Orders", 1).push({"id": 1})
     elsewhere(ahead)
-    lookout = Lookout(app)
-    assert lookout.figures().at - time.time() == pytest.approx(ahead, abs=2)
-    assert lookout.now() - time.time() == pytest.approx(ahead, abs=2)
+    stats_cache = StatsCache(app)
+    assert stats_cache.figures().at - time.time() == pytest.approx(ahead, abs=2)
+    assert stats_cache.now() - time.time() == pytest.approx(ahead, abs=2)
 
 
 def test_the_oldest_age_is_reckoned_with_one_clock(
@@ -167,15 +167,15 @@ def test_histories_are_read_once_for_all_and_less_often_the_more_queues_there_ar
     queues = int(HISTORY_AGE / PER_HISTORY) * 2
     for number in range(queues):
         app.register(f"queue-{number}", 1)
-    lookout = Lookout(app)
-    lookout.figures()
+    stats_cache = StatsCache(app)
+    stats_cache.figures()
     with asked(monkeypatch) as counts:
         with ThreadPoolExecutor(8) as pool:
-            list(pool.map(lambda _: lookout.history("", "hour"), range(8)))
+            list(pool.map(lambda _: stats_cache.history("", "hour"), range(8)))
         assert counts["HMGET"] == queues
         clock.now += HISTORY_AGE * 1.5
-        lookout.history("", "hour")
+        stats_cache.history("", "hour")
         assert counts["HMGET"] == queues
         clock.now += HISTORY_AGE
-        lookout.history("", "hour")
+        stats_cache.history("", "hour")
         assert counts["HMGET"] == 2 * queues

@@ -78,7 +78,7 @@ def test_so_many_at_once_and_each_ends_with_its_viewer(app: lowq.Lowq, scans: Sc
 def test_counts_are_such_looks(app: lowq.Lowq, scans: Scans) -> None:
     app.queue("Orders", 3).push({"id": 1, "delay": 60})
     client = TestClient(lowq_web.create_app(app), base_url="http://127.0.0.1", headers={"sec-fetch-site": "none"})
-    slots = client.app.state.site.scans  # type: ignore[attr-defined]  # it is a Starlette
+    slots = client.app.state.context.scans  # type: ignore[attr-defined]  # it is a Starlette
     scans.over.set()
     wanted = {"action": "delete", "all": {"match": "4*"}}
     for _ in range(MAX_SCANS + 1):

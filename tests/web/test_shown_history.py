@@ -172,7 +172,7 @@ def test_history_is_there_again_after_a_reload_and_a_restart(redis_url: str) -> 
 def test_rates_are_told_from_one_look_to_the_next(
     browse: Open, app: lowq.Lowq, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lowq_web.lookout.INTERVAL", 0.6)
+    monkeypatch.setattr("lowq_web.stats_cache.INTERVAL", 0.6)
     began = time.time()
     orders, refunds = Hand(app, "Orders"), Hand(app, "Refunds")
     orders.push("first", began - 500)

@@ -49,7 +49,7 @@ class Known:
         return self.fresh + self.retries
 
     @property
-    def died(self) -> int:
+    def buried(self) -> int:
         return self.morgue + 2  # that were deleted
 
     @property
@@ -95,10 +95,10 @@ def fill(app: lowq.Lowq, known: Known, now: float) -> None:
     for n in range(known.retries):
         hand.push(f"failed-{n}", early)
         hand.fail(f"failed-{n}", early, now - 5 if n < known.due_retries else now + 3600)
-    for n in range(known.died):
+    for n in range(known.buried):
         hand.push(f"buried-{n}", early)
         hand.queue.bury(f"buried-{n}", now=early)
-    hand.queue.delete([f"buried-{n}" for n in range(known.morgue, known.died)])
+    hand.queue.delete([f"buried-{n}" for n in range(known.morgue, known.buried)])
     for n in range(known.taken):
         hand.push(f"taken-{n}", early)
     hand.take([f"taken-{n}" for n in range(known.taken)], early)
@@ -197,7 +197,7 @@ def test_the_queues_own_page_tells_the_same_figures(reader: Reader) -> None:
         told = dict(zip(("lag", "processed", "failed", "buried"), head.every("b"), strict=True))
         assert told["lag"].lasts(known.lag)
         assert {word: told[word].number for word in ("processed", "failed", "buried")} == {
-            "processed": known.processed, "failed": known.failed, "buried": known.died,
+            "processed": known.processed, "failed": known.failed, "buried": known.buried,
         }  # fmt: skip
 
 

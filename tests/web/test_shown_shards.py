@@ -156,7 +156,7 @@ def test_no_shard_is_missed_or_shown_twice_while_they_change_places(app: lowq.Lo
         behind = [index for index in range(450) if index not in shown][-30:]
         hand.queue.push({"id": job_id, "delay": 60} for index in behind for job_id in hand.ids(index, 30, "more"))
         hand.queue.delete([str(n) for n in range(2000) if hand.index(str(n)) in shown[:30]])
-        dashboard.state.site.lookout.forget()
+        dashboard.state.context.stats_cache.forget()
     assert sorted(shown) == list(range(450))
 
 

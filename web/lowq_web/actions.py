@@ -10,7 +10,7 @@ import lowq
 from lowq.codec import lookup_id
 from lowq.queue import Moments
 from lowq_web.journal import Entry, say
-from lowq_web.lookout import Lookout
+from lowq_web.stats_cache import StatsCache
 from lowq_web.tasks import ActionName, Filter, Task, Tasks
 
 log = logging.getLogger(__name__)
@@ -36,9 +36,9 @@ class _Outcome:
 class Actions:
     """Safe for threads."""
 
-    def __init__(self, app: lowq.Lowq, lookout: Lookout, tasks: Tasks) -> None:
+    def __init__(self, app: lowq.Lowq, stats_cache: StatsCache, tasks: Tasks) -> None:
         self._app = app
-        self._lookout = lookout
+        self._lookout = stats_cache
         self._tasks = tasks
 
     def on_ids(
@@ -116,7 +116,7 @@ class Actions:
         Raises:
             UnknownNodeError, ConfigError, RedisUnavailable
         """
-        self._app.tell(node, what)  # type: ignore[arg-type]  # anything else is refused there
+        self._app.send_command(node, what)  # type: ignore[arg-type]  # anything else is refused there
         self._lookout.forget()
         say(who, what, node, None, {})
         try:

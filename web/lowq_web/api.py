@@ -19,15 +19,15 @@ from starlette.routing import Route
 import lowq
 from lowq_web import openapi
 from lowq_web.actions import ACTIONS, MAX_IDS
+from lowq_web.context import context_of, queue_of
 from lowq_web.entity import entity
 from lowq_web.fields import query_of
-from lowq_web.listing import ORDERS, STATES, Asked
+from lowq_web.listing import ORDERS, STATES, JobQuery
 from lowq_web.live import document
 from lowq_web.openapi import Endpoint, Parameter
 from lowq_web.security import is_json, visit_of
-from lowq_web.site import queue_of, site_of
 from lowq_web.tasks import ActionName, Filter, Task
-from lowq_web.threads import Last
+from lowq_web.threads import FinalResult
 
 _QUEUE = Parameter("queue", "path", {"type": "string"}, "A queue; a slash in its name is written %252F")
 _SPAN = Parameter(
@@ -155,7 +155,7 @@ def _without_infinities(value: Any) -> Any:
 
 def stats(request: Request, _values: dict[str, Any]) -> Response:
     """``{"total": {"length", "morgue_length", "lag"}, "by_worker": {queue: {the same}}}``; lag in seconds."""
-    figures = site_of(request).lookout.figures()
+    figures = context_of(request).stats_cache.figures()
 
     def of(source: Any) -> dict[str, Any]:
         return {name: getattr(source, name) for name in ("length", "morgue_length", "lag")}
@@ -165,25 +165,25 @@ def stats(request: Request, _values: dict[str, Any]) -> Response:
 
 
 def overview(request: Request, _values: dict[str, Any]) -> Response:
-    return _answer(document(site_of(request).lookout.figures()))
+    return _answer(document(context_of(request).stats_cache.figures()))
 
 
 def rates(request: Request, values: dict[str, Any]) -> Response:
-    return _answer(site_of(request).lookout.history("", values.get("span", "hour")))
+    return _answer(context_of(request).stats_cache.history("", values.get("span", "hour")))
 
 
 def search(request: Request, values: dict[str, Any]) -> Response:
-    site = site_of(request)
+    context = context_of(request)
     found = []
-    for info in site.app.queues():
-        places = site.app.queue(info.name).places(values["id"])
+    for info in context.app.queues():
+        places = context.app.queue(info.name).places(values["id"])
         if places:
             found.append({"queue": info.name, "states": [item.state for item in places]})
     return _answer({"found": found})
 
 
 def queues(request: Request, _values: dict[str, Any]) -> Response:
-    figures = site_of(request).lookout.figures()
+    figures = context_of(request).stats_cache.figures()
     return _answer({"queues": [item.stats for item in figures.queues]})
 
 
@@ -193,7 +193,7 @@ def queue(request: Request, _values: dict[str, Any]) -> Response:
 
 
 def queue_rates(request: Request, values: dict[str, Any]) -> Response:
-    return _answer(site_of(request).lookout.history(queue_of(request).name, values.get("span", "hour")))
+    return _answer(context_of(request).stats_cache.history(queue_of(request).name, values.get("span", "hour")))
 
 
 def perform_times(request: Request, _values: dict[str, Any]) -> Response:
@@ -203,7 +203,7 @@ def perform_times(request: Request, _values: dict[str, Any]) -> Response:
 
 
 def shards(request: Request, _values: dict[str, Any]) -> Response:
-    return _answer({"shards": site_of(request).app.shards(queue_of(request))})
+    return _answer({"shards": context_of(request).app.shards(queue_of(request))})
 
 
 def jobs(request: Request, values: dict[str, Any]) -> Response:
@@ -213,7 +213,7 @@ def jobs(request: Request, values: dict[str, Any]) -> Response:
     def told(page: lowq.Page) -> Response:
         return _answer({"jobs": [_job(request, job) for job in page.jobs], "cursor": page.cursor})
 
-    asked = Asked(
+    asked = JobQuery(
         values.get("state"), values.get("match"), order_by, values.get("reverse", False), bounds["min"], bounds["max"],
         values.get("after"), values.get("limit", 50), {},
     )  # fmt: skip
@@ -221,8 +221,8 @@ def jobs(request: Request, values: dict[str, Any]) -> Response:
     if not asked.scans:
         found: list[lowq.Page | None] = list(pages)
         return told([page for page in found if page is not None][-1])
-    site = site_of(request)
-    return Last(site.scans, site.threads.iterate(pages), told)
+    context = context_of(request)
+    return FinalResult(context.scans, context.threads.iterate(pages), told)
 
 
 def _bound(name: str, raw: str | None, order_by: str | None) -> float | str | None:
@@ -235,7 +235,7 @@ def _bound(name: str, raw: str | None, order_by: str | None) -> float | str | No
 
 
 def _job(request: Request, job: lowq.Job) -> dict[str, Any]:
-    redact = site_of(request).redact
+    redact = context_of(request).redact
     found = {item.name: _finite(getattr(job, item.name)) for item in dataclasses.fields(job)}
     return found | {
         "payloads": [{"payload": redact(payload), "score": _finite(score)} for payload, score in job.payloads]
@@ -258,19 +258,19 @@ def job(request: Request, values: dict[str, Any]) -> Response:
 
 
 def nodes(request: Request, _values: dict[str, Any]) -> Response:
-    return _answer({"nodes": site_of(request).app.nodes()})
+    return _answer({"nodes": context_of(request).app.nodes()})
 
 
 def redis(request: Request, _values: dict[str, Any]) -> Response:
-    return _answer(site_of(request).app.redis_info())
+    return _answer(context_of(request).app.redis_info())
 
 
 def audit(request: Request, values: dict[str, Any]) -> Response:
-    return _answer({"audit": site_of(request).app.audit(values.get("limit", 100))})
+    return _answer({"audit": context_of(request).app.audit(values.get("limit", 100))})
 
 
 def tasks(request: Request, _values: dict[str, Any]) -> Response:
-    return _answer({"tasks": [_told(item) for item in site_of(request).tasks.all()]})
+    return _answer({"tasks": [_told(item) for item in context_of(request).tasks.all()]})
 
 
 def task(request: Request, _values: dict[str, Any]) -> Response:
@@ -278,7 +278,7 @@ def task(request: Request, _values: dict[str, Any]) -> Response:
 
 
 def _task(request: Request) -> Task:
-    found = site_of(request).tasks.get(request.path_params["task"])
+    found = context_of(request).tasks.get(request.path_params["task"])
     if found is None:
         raise HTTPException(404, "there is no such task: this process has not started it, or forgotten it")
     return found
@@ -314,7 +314,7 @@ def description(request: Request, _values: dict[str, Any]) -> Response:
 
 
 def act(request: Request, values: dict[str, Any]) -> Response:
-    who, actions = visit_of(request).user.name, site_of(request).actions
+    who, actions = visit_of(request).user.name, context_of(request).actions
     handle, action, reason = queue_of(request), values["action"], values.get("reason")
     if reason is not None and action != "bury":
         raise HTTPException(400, f"reason: only bury takes one, not {action}")
@@ -329,7 +329,7 @@ def act(request: Request, values: dict[str, Any]) -> Response:
         counts = {"done": acted.done, "in_flight": acted.in_flight, "missing": acted.missing}
         return _answer(counts | {"not_done": [{"id": job_id, "why": why} for job_id, why in acted.left]})
     wanted, before = Filter(**values["all"]), values.get("before")
-    if before is not None and before > site_of(request).lookout.redis_time():
+    if before is not None and before > context_of(request).stats_cache.redis_time():
         raise HTTPException(400, f"before={before!r} lies in the future")
     bound = before if "at_most" not in values else _counted(request, action, wanted, values["at_most"], before)
     started = actions.on_all(who, handle.name, action, dataclasses.replace(wanted, before=bound), reason)
@@ -346,7 +346,7 @@ def _counted(
     """
     handle, filters = queue_of(request), (wanted.state, wanted.match, wanted.min, wanted.max)
     bound: float | lowq.Snapshot
-    with site_of(request).scans:
+    with context_of(request).scans:
         if before is None:
             # What is counted is what it is done to, whatever comes meanwhile.
             bound = found = handle.snapshot(action, *filters)
@@ -362,32 +362,32 @@ def _counted(
 def count(request: Request, values: dict[str, Any]) -> Response:
     wanted = Filter(**values.get("all", {}))
     handle = queue_of(request)
-    site = site_of(request)
-    with site.scans:
+    context = context_of(request)
+    with context.scans:
         # The time comes first: given as `before` it leaves out what came while others were counted.
-        at = site.lookout.redis_time()
+        at = context.stats_cache.redis_time()
         found = handle.count(values["action"], wanted.state, wanted.match, wanted.min, wanted.max)
     return _answer({"count": found, "at": at})
 
 
 def pause(request: Request, _values: dict[str, Any]) -> Response:
-    changed = site_of(request).actions.pause(visit_of(request).user.name, queue_of(request).name)
+    changed = context_of(request).actions.pause(visit_of(request).user.name, queue_of(request).name)
     return _answer({"paused": True, "changed": changed})
 
 
 def resume(request: Request, _values: dict[str, Any]) -> Response:
-    changed = site_of(request).actions.resume(visit_of(request).user.name, queue_of(request).name)
+    changed = context_of(request).actions.resume(visit_of(request).user.name, queue_of(request).name)
     return _answer({"paused": False, "changed": changed})
 
 
 def tell(request: Request, values: dict[str, Any]) -> Response:
-    site_of(request).actions.tell(visit_of(request).user.name, values["node"], values["do"])
+    context_of(request).actions.tell(visit_of(request).user.name, values["node"], values["do"])
     return _answer({"told": values["do"]}, 202)
 
 
 def cancel(request: Request, _values: dict[str, Any]) -> Response:
     found = _task(request)
-    site_of(request).actions.cancel(visit_of(request).user.name, found)
+    context_of(request).actions.cancel(visit_of(request).user.name, found)
     return _answer(_told(found), 202)
 
 

@@ -20,14 +20,14 @@ import lowq
 from lowq_web import api, live, metrics, pages
 from lowq_web.actions import Actions
 from lowq_web.compression import Compress
-from lowq_web.lookout import Lookout
+from lowq_web.context import AppContext, context_of
 from lowq_web.pages.rendering import trouble
 from lowq_web.redaction import Redact, redactor
 from lowq_web.security import Authenticate, Guard, auth_from_environment, checked_origins, is_for_programs
-from lowq_web.site import Site, site_of
 from lowq_web.static_files import static
+from lowq_web.stats_cache import StatsCache
 from lowq_web.tasks import MAX_RUNNING, Tasks, TooManyTasks
-from lowq_web.threads import Slots, Threads
+from lowq_web.threads import ConcurrencyLimit, Threads
 from lowq_web.wrong_type import explain
 
 #: Listings and counts that look at every id, at once: each keeps Redis busy until it ends.
@@ -85,9 +85,9 @@ def create_app(
     Raises:
         ConfigError: settings that make no sense.
     """
-    app = (app or lowq.app).apart(CONNECTIONS)
-    lookout = Lookout(app)
-    tasks = Tasks(app, lookout)
+    app = (app or lowq.app).with_own_pool(CONNECTIONS)
+    stats_cache = StatsCache(app)
+    tasks = Tasks(app, stats_cache)
     threads = Threads()
     routes: list[BaseRoute] = [
         Route("/healthz", _health, name="health"),
@@ -115,15 +115,17 @@ def create_app(
         lifespan=_lifespan,
     )
     application.router.redirect_slashes = False
-    application.state.site = Site(
+    application.state.context = AppContext(
         app,
-        lookout,
+        stats_cache,
         tasks,
-        Actions(app, lookout, tasks),
+        Actions(app, stats_cache, tasks),
         redactor(redact, _listed("LOWQ_WEB_REDACT")),
         threads,
-        scans=Slots(MAX_SCANS, 429, f"{MAX_SCANS} others are looking through all ids; try again when they are done"),
-        streams=Slots(live.MAX_STREAMS, 503, f"{live.MAX_STREAMS} pages are live already; this one is not"),
+        scans=ConcurrencyLimit(
+            MAX_SCANS, 429, f"{MAX_SCANS} others are looking through all ids; try again when they are done"
+        ),
+        streams=ConcurrencyLimit(live.MAX_STREAMS, 503, f"{live.MAX_STREAMS} pages are live already; this one is not"),
     )
     return application
 
@@ -136,7 +138,7 @@ def _listed(variable: str) -> list[str]:
 @asynccontextmanager
 async def _lifespan(application: Starlette) -> AsyncIterator[None]:
     yield
-    application.state.site.app.close()
+    application.state.context.app.close()
 
 
 def _in_threads(routes: Iterable[Route]) -> list[Route]:
@@ -144,16 +146,16 @@ def _in_threads(routes: Iterable[Route]) -> list[Route]:
 
     def of(handler: Callable[[Request], Response]) -> Callable[[Request], Awaitable[Response]]:
         async def handle(request: Request) -> Response:
-            site = site_of(request)
-            await site.lookout.alive()
-            running = asyncio.ensure_future(site.threads.run(handler, request))
+            context = context_of(request)
+            await context.stats_cache.alive()
+            running = asyncio.ensure_future(context.threads.run(handler, request))
             running.add_done_callback(_retrieved)
             # Redis may hang just now. Who only looks is told so at once; the thread goes on to its time-out. Who acts
             # is told what became of it.
             while not running.done():
                 await asyncio.wait({running}, timeout=None if request.method == "POST" else LONG)
                 if not running.done():
-                    await site.lookout.alive()
+                    await context.stats_cache.alive()
             return await running
 
         return handle
@@ -204,7 +206,7 @@ def _handlers() -> dict[Any, Any]:
 
 def _on_script(request: Request, error: lowq.ScriptError) -> tuple[int, str] | None:
     try:
-        reason = explain(site_of(request).app, error)
+        reason = explain(context_of(request).app, error)
     except lowq.LowqError:
         return None
     return None if reason is None else (503, reason)
@@ -217,7 +219,7 @@ async def _health(request: Request) -> Response:
     if trouble:
         return JSONResponse({"error": trouble}, 503)
     try:
-        await site_of(request).lookout.alive()
+        await context_of(request).stats_cache.alive()
     except lowq.LowqError as error:
         # Whoever asks has not said who they are: where Redis is, and what it said, is only for the log.
         log.warning("/healthz: %s", error)

@@ -18,7 +18,7 @@ COUNTED = 5000
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class JobQuery:
     """What is asked for. `given` is how it was typed, for addresses and forms."""
 
     state: State | None
@@ -109,7 +109,7 @@ def _news(pages: Iterator[lowq.Page]) -> Iterator[lowq.Page | None]:
         yield page
 
 
-def asked_of(query: Mapping[str, str], now: float) -> Asked:
+def asked_of(query: Mapping[str, str], now: float) -> JobQuery:
     """From the query of a page's address. What is empty counts as absent. Bounds are as the list shows what it is
     ordered by; in order of ``retry_count`` they are the number of the coming retry, which is one more.
 
@@ -132,7 +132,7 @@ def asked_of(query: Mapping[str, str], now: float) -> Asked:
         given.pop("order_by")
     if given.get("reverse") not in (None, "1"):
         raise lowq.ConfigError(f"reverse={given['reverse']!r:.50}: it is 1 or absent")
-    asked = Asked(
+    asked = JobQuery(
         state,
         given.get("match"),
         order_by,
@@ -144,19 +144,19 @@ def asked_of(query: Mapping[str, str], now: float) -> Asked:
         given,
     )
     low, high = (_bound(asked, name, given.get(name), now) for name in ("min", "max"))
-    return Asked(asked.state, asked.match, order_by, asked.reverse, low, high, asked.after, LIMIT, given)
+    return JobQuery(asked.state, asked.match, order_by, asked.reverse, low, high, asked.after, LIMIT, given)
 
 
-def as_typed(query: Mapping[str, str]) -> Asked:
+def as_typed(query: Mapping[str, str]) -> JobQuery:
     """A query that makes no sense, for the form to be filled with."""
     given = {name: query[name] for name in ("match", "reverse", "min", "max") if query.get(name)}
     state = next((state for state in STATES if state == query.get("state")), None)
     order_by = next((order for order in ORDERS if order == query.get("order_by")), None)
     given |= {name: value for name, value in (("state", state), ("order_by", order_by)) if value}
-    return Asked(state, given.get("match"), order_by, "reverse" in given, None, None, None, LIMIT, given)
+    return JobQuery(state, given.get("match"), order_by, "reverse" in given, None, None, None, LIMIT, given)
 
 
-def _bound(asked: Asked, name: str, given: str | None, now: float) -> float | str | None:
+def _bound(asked: JobQuery, name: str, given: str | None, now: float) -> float | str | None:
     if given is None or asked.order == "id":
         return given
     try:

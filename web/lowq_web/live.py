@@ -1,7 +1,7 @@
 """Numbers that change, as server-sent events: every few seconds the latest figures, for as long as somebody watches.
 
-Watchers cost Redis nothing by themselves: all of them are sent what `lookout` has read for everybody. Nor do they hold
-a thread: they wait on the event loop.
+Watchers cost Redis nothing by themselves: all of them are sent what `stats_cache` has read for everybody. Nor do
+they hold a thread: they wait on the event loop.
 """
 
 import asyncio
@@ -15,9 +15,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 import lowq
-from lowq_web.lookout import Figures
-from lowq_web.site import site_of
-from lowq_web.threads import Held
+from lowq_web.context import context_of
+from lowq_web.stats_cache import Snapshot
+from lowq_web.threads import LimitedStream
 
 log = logging.getLogger(__name__)
 
@@ -37,17 +37,17 @@ FIELDS = ("lag", "due", "length", "fresh", "retries", "taken", "morgue_length", 
 
 async def live(request: Request) -> Response:
     """Events ``figures`` and, when Redis is away, ``trouble``."""
-    return Held(site_of(request).streams, _events(request), "text/event-stream")
+    return LimitedStream(context_of(request).streams, _events(request), "text/event-stream")
 
 
 async def _events(request: Request) -> AsyncIterator[str]:
-    state, lookout = request.app.state, site_of(request).lookout
+    state, stats_cache = request.app.state, context_of(request).stats_cache
     ends = time.monotonic() + LIFETIME
-    sent: Figures | None = None
+    sent: Snapshot | None = None
     while time.monotonic() < ends:
         pause = RETRY
         try:
-            figures = await lookout.watch()
+            figures = await stats_cache.watch()
         except lowq.LowqError as error:
             yield _event("trouble", {"error": str(error)})
         except Exception as error:
@@ -75,7 +75,7 @@ def _event(name: str, data: Any) -> str:
     return f"event: {name}\ndata: {json.dumps(data)}\n\n"
 
 
-def document(figures: Figures) -> dict[str, Any]:
+def document(figures: Snapshot) -> dict[str, Any]:
     """The figures as JSON: ``{"at", "total": {...}, "queues": {name: {...}}}``."""
 
     def of(source: Any, name: str) -> dict[str, Any]:

@@ -10,8 +10,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 import lowq
-from lowq_web.lookout import Figures
-from lowq_web.site import site_of
+from lowq_web.context import context_of
+from lowq_web.stats_cache import Snapshot
 
 _GAUGES = {
     "lag_seconds": ("Seconds since the oldest due job became due", "lag"),
@@ -24,20 +24,20 @@ _GAUGES = {
 _COUNTERS = {
     "processed": ("Jobs performed", "processed"),
     "failed": ("Failures that were charged", "failed"),
-    "died": ("Times that something was buried", "died"),
+    "buried": ("Times that something was buried", "buried"),
 }
 
 
 def metrics(request: Request) -> Response:
     """In the text format of Prometheus."""
-    site = site_of(request)
+    context = context_of(request)
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Figures(site.app, site.lookout.figures()))
+    registry.register(_Figures(context.app, context.stats_cache.figures()))
     return Response(generate_latest(registry), headers={"content-type": CONTENT_TYPE_LATEST})
 
 
 class _Figures(Collector):
-    def __init__(self, app: lowq.Lowq, figures: Figures) -> None:
+    def __init__(self, app: lowq.Lowq, figures: Snapshot) -> None:
         self._app = app
         self._figures = figures
 

@@ -19,7 +19,7 @@ class Notice:
 
     text: str
     #: It was not done.
-    slip: bool = False
+    form_error: bool = False
 
 
 class Notices:

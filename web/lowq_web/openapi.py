@@ -84,7 +84,7 @@ HISTORY = obj({"span": _TEXT, "step": _INT, "rates": _list(_RATE)})
 
 _COUNTS = (
     "shards_count", "length", "due", "scheduled", "fresh", "retries", "taken", "morgue_length", "processed", "failed",
-    "died",
+    "buried",
 )  # fmt: skip
 _STATS = obj(
     {

@@ -88,7 +88,7 @@ class Server:
         try:
             self._server.run(sockets=[self._socket])
         finally:
-            self._application.state.site.app.close()
+            self._application.state.context.app.close()
 
 
 class _Uvicorn(uvicorn.Server):

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import lowq
 from lowq_web.journal import Entry
-from lowq_web.lookout import Lookout
+from lowq_web.stats_cache import StatsCache
 
 log = logging.getLogger(__name__)
 
@@ -72,9 +72,9 @@ class Task:
 class Tasks:
     """Safe for threads."""
 
-    def __init__(self, app: lowq.Lowq, lookout: Lookout) -> None:
+    def __init__(self, app: lowq.Lowq, stats_cache: StatsCache) -> None:
         self._app = app
-        self._lookout = lookout
+        self._lookout = stats_cache
         self._lock = threading.Lock()
         self._tasks: dict[str, Task] = {}
 

@@ -44,7 +44,7 @@ class Threads:
                 close()
 
 
-class Slots:
+class ConcurrencyLimit:
     """How often something may go on at once: as a context manager, for as long as the block takes.
 
     ``status`` and ``reason``: the answer to whoever comes when all are taken.
@@ -75,14 +75,14 @@ class Slots:
         self.give()
 
 
-class Held(StreamingResponse):
+class LimitedStream(StreamingResponse):
     """A stream that holds a slot while it is sent: until it ends or its viewer has gone. HEAD gets none of it.
 
     The slot is taken when sending begins, not when the response is made: one that nobody waits for any more is never
     sent, and would never give it back. To be sent it needs a slot; without one HTTPException is its answer.
     """
 
-    def __init__(self, slots: Slots, content: AsyncIterator[Any], media_type: str) -> None:
+    def __init__(self, slots: ConcurrencyLimit, content: AsyncIterator[Any], media_type: str) -> None:
         # Some proxies gather an answer before they pass it on, unless they are told not to.
         super().__init__(content, media_type=media_type, headers={"x-accel-buffering": "no"})
         self._slots = slots
@@ -96,12 +96,14 @@ class Held(StreamingResponse):
                 await super().__call__(scope, receive, send)
 
 
-class Last(Held):
+class FinalResult(LimitedStream):
     """What is known at the end of a search, as one answer; the search ends with whoever asked for it. The items are
     what is known so far, None: no more than before.
     """
 
-    def __init__(self, slots: Slots, content: AsyncIterator[T | None], answer: Callable[[T], Response]) -> None:
+    def __init__(
+        self, slots: ConcurrencyLimit, content: AsyncIterator[T | None], answer: Callable[[T], Response]
+    ) -> None:
         super().__init__(slots, content, "application/json")
         self._answer = answer
 

@@ -38,8 +38,8 @@
 --!include crash
 local prefix, nonce, ttl = KEYS[1], ARGV[2], tonumber(ARGV[3])
 local key_lease, key_meta = prefix .. 'lease', prefix .. 'meta'
-local meta = redis.call('HMGET', key_meta, 'shards_count', 'fence', 'owner', 'spared', 'lease_ttl')
-local fence, owner, spared = tonumber(meta[2]) or 0, meta[3], meta[4]
+local meta = redis.call('HMGET', key_meta, 'shards_count', 'fence', 'owner', 'uncharged', 'lease_ttl')
+local fence, owner, uncharged = tonumber(meta[2]) or 0, meta[3], meta[4]
 if meta[1] and meta[1] ~= ARGV[4] then
   return redis.error_reply('SHARDSCOUNT ' .. meta[1])
 end
@@ -66,7 +66,7 @@ end
 if own then
   local text = string.format('%.0f', fence)
   redis.call('SET', key_lease, nonce .. ':' .. text, 'PX', ttl)
-  redis.call('HDEL', key_meta, 'spared')
+  redis.call('HDEL', key_meta, 'uncharged')
   redis.call('HSET', key_meta, 'lease_ttl', ARGV[3], 'leased_until', now + ttl / 1000)
   return { 'resumed', text }
 end
@@ -101,14 +101,14 @@ local reply = { 'acquired', text, #records / 2 }
 math.randomseed(tonumber(ARGV[6]))
 for i = 1, #records, 2 do
   local id, record = records[i], records[i + 1]
-  if ARGV[7] == '1' or owner == nonce or (spared and forgive(id)) then
+  if ARGV[7] == '1' or owner == nonce or (uncharged and forgive(id)) then
     put_back(prefix, id, record, now)
   elseif crash(prefix, id, record, now, tonumber(ARGV[5]), 0.05 + math.random() * 0.45) then
     reply[3] = reply[3] - 1
     reply[#reply + 1] = id
   end
 end
-if spared then
-  redis.call('HDEL', key_meta, 'spared')
+if uncharged then
+  redis.call('HDEL', key_meta, 'uncharged')
 end
 return reply

@@ -87,7 +87,7 @@ local function bury_taken(item)
     end
   end
   mark_buried(item)
-  redis.call('HINCRBY', prefix .. 'meta', 'died', 1)
+  redis.call('HINCRBY', prefix .. 'meta', 'buried', 1)
   if redis.call('EXISTS', taken) == 0 then
     redis.call('HDEL', prefix .. 'taken', item.id)
     forget(prefix, item.id)
@@ -115,7 +115,7 @@ local function bury_waiting(item)
   if not whole then
     return 2
   end
-  redis.call('HINCRBY', prefix .. 'meta', 'died', 1)
+  redis.call('HINCRBY', prefix .. 'meta', 'buried', 1)
   redis.call('ZREM', prefix .. 'due', item.id)
   forget(prefix, item.id)
   return 1

@@ -56,7 +56,7 @@ local function suspects_of(ids, values)
   local rest, unreadable = ids, {}
   if string.sub(what, -9) == 'payloads:' then
     rest = {}
-    -- 100 at a time, as a inline payload may have 4 KiB. MGET answers nil for a set.
+    -- 100 at a time, as an inline payload may have 4 KiB. MGET answers nil for a set.
     for start = 1, #ids, 100 do
       local keys = {}
       for i = start, math.min(start + 99, #ids) do

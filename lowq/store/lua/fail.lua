@@ -66,7 +66,7 @@ local function exhaust(id, record, reason)
   forget(prefix, id)
 end
 
-local reply, failed, died = {}, 0, 0
+local reply, failed, buried = {}, 0, 0
 for i = 4, #ARGV, 5 do
   local id, verdict, retry_count, delay, reason = ARGV[i], ARGV[i + 1], ARGV[i + 2], ARGV[i + 3], ARGV[i + 4]
   local record = records[id]
@@ -75,7 +75,7 @@ for i = 4, #ARGV, 5 do
     records[id] = nil
     if verdict == 'exhausted' then
       exhaust(id, record, reason)
-      failed, died = failed + 1, died + 1
+      failed, buried = failed + 1, buried + 1
     elseif verdict == 'retry' then
       put_back(prefix, id, record, now, bounded(now + tonumber(delay)))
       redis.call('ZADD', prefix .. 'retries', retry_count, id)
@@ -92,7 +92,7 @@ end
 if failed > 0 then
   redis.call('HINCRBY', prefix .. 'meta', 'failed', failed)
 end
-if died > 0 then
-  redis.call('HINCRBY', prefix .. 'meta', 'died', died)
+if buried > 0 then
+  redis.call('HINCRBY', prefix .. 'meta', 'buried', buried)
 end
 return reply

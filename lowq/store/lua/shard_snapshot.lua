@@ -3,11 +3,11 @@
 -- KEYS[1]  prefix of the shard
 -- ARGV[1]  now: Unix seconds, or '' for the server's clock
 --
--- Reply: {now, wrong, lease, ttl, shards_count, clock, owner, fence, delivery, paused, processed, failed, died,
+-- Reply: {now, wrong, lease, ttl, shards_count, clock, owner, fence, delivery, paused, processed, failed, buried,
 --         due, length, taken, morgue_length, entries}
 --   now: Unix seconds, text; wrong: names of keys that have another type than they must, and then nothing follows
 --   lease: token of the owner or nil; ttl: milliseconds that it still runs, -1: for ever, -2: there is none
---   shards_count ... died: as in `meta`, text or nil
+--   shards_count ... buried: as in `meta`, text or nil
 --   due: waiting jobs whose time has come; length, taken, morgue_length: jobs; entries: in all sets of ids together
 --
 -- Invariant: nothing changes.
@@ -48,7 +48,7 @@ for i, set in ipairs(sets) do
   entries = entries + sizes[i]
 end
 local meta = redis.call('HMGET', prefix .. 'meta', 'shards_count', 'clock', 'owner', 'fence', 'delivery', 'paused',
-  'processed', 'failed', 'died')
+  'processed', 'failed', 'buried')
 local reply = { text, wrong, redis.call('GET', prefix .. 'lease'), redis.call('PTTL', prefix .. 'lease') }
 for i = 1, 9 do
   reply[#reply + 1] = meta[i]

@@ -3,10 +3,10 @@
 -- KEYS[1]  prefix of the shard
 -- ARGV[1]  now: Unix seconds, or '' for the server's clock
 --
--- Reply: {length, due, retries, taken, morgue_length, lag, processed, failed, died, paused, lease, ttl, oldest_id,
+-- Reply: {length, due, retries, taken, morgue_length, lag, processed, failed, buried, paused, lease, ttl, oldest_id,
 --         oldest_at}
 --   due: waiting jobs whose time has come; lag: seconds since the oldest of them became due, as text
---   processed, failed, died: text or nil; paused: since when (Unix seconds, text) or nil
+--   processed, failed, buried: text or nil; paused: since when (Unix seconds, text) or nil
 --   lease: token of the owner or nil; ttl: milliseconds that it still runs
 --   oldest_id, oldest_at: the waiting job that is or was due first, and when (Unix seconds, text), or nil
 --
@@ -18,7 +18,7 @@
 local prefix = KEYS[1]
 local key_due = prefix .. 'due'
 local due_cutoff = read_due_cutoff(prefix, read_now())
-local meta = redis.call('HMGET', prefix .. 'meta', 'processed', 'failed', 'died', 'paused')
+local meta = redis.call('HMGET', prefix .. 'meta', 'processed', 'failed', 'buried', 'paused')
 local oldest = redis.call('ZRANGE', key_due, 0, 0, 'WITHSCORES')
 local lag = oldest[2] and math.max(due_cutoff - tonumber(oldest[2]), 0) or 0
 return {

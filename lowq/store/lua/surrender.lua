@@ -24,13 +24,13 @@ if redis.call('EXISTS', prefix .. 'taken') == 1 then
   if ARGV[3] == '' then
     return 0
   end
-  redis.call('HSET', prefix .. 'meta', 'spared', '1', 'leased_until', read_now() + ARGV[3] / 1000)
+  redis.call('HSET', prefix .. 'meta', 'uncharged', '1', 'leased_until', read_now() + ARGV[3] / 1000)
   redis.call('PEXPIRE', prefix .. 'lease', ARGV[3])
-  redis.call('PUBLISH', prefix .. 'free', ARGV[3])
+  redis.call('PUBLISH', prefix .. 'lease_released', ARGV[3])
   return 1
 end
 redis.call('HDEL', prefix .. 'meta', 'owner')
 redis.call('HSET', prefix .. 'meta', 'leased_until', read_now())
 redis.call('DEL', prefix .. 'lease')
-redis.call('PUBLISH', prefix .. 'free', '0')
+redis.call('PUBLISH', prefix .. 'lease_released', '0')
 return 1

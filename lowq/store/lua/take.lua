@@ -15,7 +15,7 @@
 --   than 2**53
 --   paused: 1 when the queue is paused (nothing is taken then), else 0
 --   item: a job {id, perform_at, retry_count, payload, score, payload, score...}, lowest score first; or three items in
---     a row, for a fresh job with a inline payload: id, perform_at, "score payload". Most are such, and to Redis a list
+--     a row, for a fresh job with an inline payload: id, perform_at, "score payload". Most are such, and to Redis a list
 --     within the reply costs as much as taking the job did
 -- Errors: LEASELOST.
 --
@@ -297,8 +297,8 @@ if #fields > 0 then
   redis.call('HSET', key_meta, unpack(fields))
 end
 
--- Up to the due_cutoff it is due now. Rounded up, or whoever waits that long could come too early. Bounded, as a foreign
--- score may be anything.
+-- Up to the due_cutoff it is due now. Rounded up, or whoever waits that long could come too early. Bounded, as a
+-- foreign score may be anything.
 next_due = next_due and math.max(bounded(next_due), -8589934591)
 local delay = next_due and math.ceil((next_due - (next_due <= due_cutoff and due_cutoff or now)) * 1000000)
 return { delivery, delay or false, paused, #acked_ids, unpack(items) }

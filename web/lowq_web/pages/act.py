@@ -11,12 +11,12 @@ import lowq
 from lowq_web import text
 from lowq_web.actions import ACTIONS, DESTRUCTIVE, DONE, VERBS
 from lowq_web.confirmations import confirmation_of, encode_moments, moments_of, snapshot_of
+from lowq_web.context import context_of, queue_of
 from lowq_web.fields import form_of
-from lowq_web.listing import Asked, asked_of
+from lowq_web.listing import JobQuery, asked_of
 from lowq_web.pages.queue import in_words
 from lowq_web.pages.rendering import redirect, render
 from lowq_web.security import visit_of
-from lowq_web.site import queue_of, site_of
 from lowq_web.tasks import ActionName, Filter
 
 
@@ -26,7 +26,7 @@ def act(request: Request) -> Response:
     What is done after such a page is what it has shown: it carries the number and the time, nothing newer is touched,
     and it asks again when the number has changed by more than a tenth.
     """
-    site, handle, who = site_of(request), queue_of(request), visit_of(request).user.name
+    context, handle, who = context_of(request), queue_of(request), visit_of(request).user.name
     fields = form_of(request)
     form = dict(fields)
     ids = list(dict.fromkeys(text.decode_id(value) for name, value in fields if name == "id"))
@@ -39,36 +39,36 @@ def act(request: Request) -> Response:
     sure = form.get("sure") == "1"
     if what == "all":
         try:
-            asked = asked_of(back, site.lookout.now())
+            asked = asked_of(back, context.stats_cache.now())
             wanted = Filter(asked.bulk_state(action), asked.match, *asked.bulk_bounds())
         except lowq.ConfigError as error:
-            return redirect(request, "queue", back, slip=in_words(str(error)), queue=handle.name)
+            return redirect(request, "queue", back, form_error=in_words(str(error)), queue=handle.name)
         # "-2h" would mean another moment when the answer comes.
         back |= {name: repr(bound) for name, bound in zip(("min", "max"), asked.bulk_bounds(), strict=True) if bound}
         confirm = _Confirm(request, handle, action, what, back, reason)
         if not sure:
             return confirm.of_all(asked, wanted)
-        given = confirmation_of(form, site.lookout.now())
-        bound = snapshot_of(form, given, site.snapshots)
-        with site.scans:
+        given = confirmation_of(form, context.stats_cache.now())
+        bound = snapshot_of(form, given, context.snapshots)
+        with context.scans:
             count = handle.count(action, wanted.state, wanted.match, wanted.min, wanted.max)
-        if given.outdated(count, site.lookout.now()):
+        if given.outdated(count, context.stats_cache.now()):
             return confirm.of_all(asked, wanted, was=given.count)
-        started = site.actions.on_all(who, handle.name, action, replace(wanted, before=bound), reason)
+        started = context.actions.on_all(who, handle.name, action, replace(wanted, before=bound), reason)
         return redirect(request, "task", task=started.id)
     if not ids:
-        slip = f"Nothing was done: no job is ticked. Tick those to {VERBS[action]}."
-        return redirect(request, "queue", back, slip=slip, queue=handle.name)
+        form_error = f"Nothing was done: no job is ticked. Tick those to {VERBS[action]}."
+        return redirect(request, "queue", back, form_error=form_error, queue=handle.name)
     unchanged = None
     if action in DESTRUCTIVE:
         confirm = _Confirm(request, handle, action, what, back, reason)
         if not sure:
             return confirm.of_ids(ids)
-        given, unchanged = confirmation_of(form, site.lookout.now()), moments_of(fields, ids)
+        given, unchanged = confirmation_of(form, context.stats_cache.now()), moments_of(fields, ids)
         left = sum(handle_moments == unchanged[job_id] for job_id, handle_moments in handle.moments(ids).items())
-        if given.outdated(given.count - (len(ids) - left), site.lookout.now()):
+        if given.outdated(given.count - (len(ids) - left), context.stats_cache.now()):
             return confirm.of_ids(ids, was=given.count)
-    acted = site.actions.on_ids(who, handle.name, action, ids, reason, unchanged)
+    acted = context.actions.on_ids(who, handle.name, action, ids, reason, unchanged)
     done = f"{_jobs(acted.done)} {DONE[action]}"
     if acted.in_flight:
         done += f"; {acted.in_flight:,} in flight, left alone"
@@ -91,17 +91,17 @@ class _Confirm:
     back: Mapping[str, str]
     reason: str | None
 
-    def of_all(self, asked: Asked, wanted: Filter, was: int | None = None) -> Response:
+    def of_all(self, asked: JobQuery, wanted: Filter, was: int | None = None) -> Response:
         """Of all that match. ``was``: how many were shown before, when it asks again."""
-        site = site_of(self.request)
-        with site.scans:
+        context = context_of(self.request)
+        with context.scans:
             found = self.queue.snapshot(self.action, wanted.state, wanted.match, wanted.min, wanted.max)
-        name = site.snapshots.keep(found) if len(found) else ""
+        name = context.snapshots.keep(found) if len(found) else ""
         return self._page(found.total, found.at, was, asked=asked, snapshot=name)
 
     def of_ids(self, ids: Sequence[str], was: int | None = None) -> Response:
         """Of named ids."""
-        at = site_of(self.request).lookout.redis_time()
+        at = context_of(self.request).stats_cache.redis_time()
         moments = self.queue.moments(ids)
         total = sum(waiting is not None or (buried is not None and self.action == "delete")
                     for waiting, buried in moments.values())  # fmt: skip

@@ -4,8 +4,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from lowq_web.actions import VERBS
+from lowq_web.context import context_of
 from lowq_web.pages.rendering import render
-from lowq_web.site import site_of
 
 
 def audit(request: Request) -> Response:
@@ -13,6 +13,6 @@ def audit(request: Request) -> Response:
     return render(
         request,
         "audit.html",
-        entries=site_of(request).app.audit(200),
+        entries=context_of(request).app.audit(200),
         verbs=VERBS,
     )

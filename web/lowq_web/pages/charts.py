@@ -7,14 +7,14 @@ from starlette.requests import Request
 
 import lowq
 from lowq_web.chart import chart
+from lowq_web.context import context_of
 from lowq_web.pages.rendering import url
-from lowq_web.site import site_of
 
 
 def charts(request: Request, page: str, query: Mapping[str, str], queue: str = "") -> dict[str, Any]:
     """What the template's `charts` is given, on that page. ``queue``: "" for all queues together."""
     span = _span(query)
-    rates = site_of(request).lookout.history(queue, span).rates
+    rates = context_of(request).stats_cache.history(queue, span).rates
     return {
         "span": span,
         "spans": _spans(request, page, span, query, **({"queue": queue} if queue else {})),

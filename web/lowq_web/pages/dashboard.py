@@ -8,10 +8,10 @@ from starlette.responses import Response
 
 import lowq
 from lowq_web.chart import heat_maps
+from lowq_web.context import context_of
 from lowq_web.fields import query_of
 from lowq_web.pages.charts import charts
 from lowq_web.pages.rendering import render
-from lowq_web.site import site_of
 
 #: Queues that are shown.
 MAX_QUEUES = 500
@@ -34,8 +34,8 @@ _SORTS = {
 
 def dashboard(request: Request) -> Response:
     """All queues."""
-    site, query = site_of(request), query_of(request)
-    figures = site.lookout.figures()
+    context, query = context_of(request), query_of(request)
+    figures = context.stats_cache.figures()
     sort = query.get("sort", "")
     sort = sort if sort in _SORTS else "name"
     down = query.get("dir") == "desc"
@@ -46,14 +46,14 @@ def dashboard(request: Request) -> Response:
         "dashboard.html",
         figures=figures,
         queues=queues[:MAX_QUEUES],
-        left_out=max(len(queues) - MAX_QUEUES, 0),
+        log_skipped=max(len(queues) - MAX_QUEUES, 0),
         sort=sort,
         down=down,
         heats=heat_maps(queues),
         hottest=_hottest(figures.queues),
         warnings=_unworked(figures.queues),
-        redis=site.app.redis_info(),
-        nodes=site.app.nodes(),
+        redis=context.app.redis_info(),
+        nodes=context.app.nodes(),
         **drawn,
     )
 

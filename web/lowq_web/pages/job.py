@@ -6,11 +6,11 @@ from starlette.responses import Response
 import lowq
 from lowq_web import text
 from lowq_web.actions import VERBS
+from lowq_web.context import context_of, queue_of
 from lowq_web.entity import entity
 from lowq_web.fields import query_of
 from lowq_web.pages.rendering import encode, render, trouble
 from lowq_web.pages.search import like
-from lowq_web.site import queue_of, site_of
 
 #: Characters of a payload that are shown, more behind a link; and payloads.
 MAX_SHOWN, MAX_PAYLOADS = 4000, 100
@@ -18,16 +18,16 @@ MAX_SHOWN, MAX_PAYLOADS = 4000, 100
 
 def job(request: Request) -> Response:
     """Everything that is known of an id."""
-    site, handle = site_of(request), queue_of(request)
+    context, handle = context_of(request), queue_of(request)
     job_id = query_of(request).get("id", "")
-    found = entity(handle, job_id, site.lookout.now())
+    found = entity(handle, job_id, context.stats_cache.now())
     return render(
         request,
         "job.html",
         200 if found.jobs else 404,
         queue=handle.name,
         entity=found,
-        masked=site.redact,
+        masked=context.redact,
         max_shown=MAX_SHOWN,
         max_payloads=MAX_PAYLOADS,
         verbs=VERBS,
@@ -41,15 +41,15 @@ def _hangs(request: Request, why: lowq.Why) -> lowq.NodeInfo | None:
     """The node that performs it."""
     if why.reason != "performing" or why.node is None:
         return None
-    return next((node for node in site_of(request).app.nodes() if node.name == why.node and node.pid), None)
+    return next((node for node in context_of(request).app.nodes() if node.name == why.node and node.pid), None)
 
 
 def payload(request: Request) -> Response:
     """One payload, whole, as plain text."""
-    site, handle, query = site_of(request), queue_of(request), query_of(request)
+    context, handle, query = context_of(request), queue_of(request), query_of(request)
     state, number = query.get("state", ""), query.get("n", "")
     for item in handle.places(query.get("id", "")):
         if item.state == state and number.isdecimal() and int(number[:6]) < len(item.payloads):
-            shown = text.payload(site.redact(item.payloads[int(number[:6])][0]), indent=2)
+            shown = text.payload(context.redact(item.payloads[int(number[:6])][0]), indent=2)
             return Response(encode(text.printable(shown, "\n")), media_type="text/plain; charset=utf-8")
     return trouble(request, 404, "There is no such payload any more.")

@@ -14,12 +14,12 @@ from starlette.responses import Response
 import lowq
 from lowq_web import text
 from lowq_web.actions import VERBS
+from lowq_web.context import context_of, queue_of
 from lowq_web.fields import form_of, query_of
-from lowq_web.listing import Asked, as_typed, asked_of, tab_counts
+from lowq_web.listing import JobQuery, as_typed, asked_of, tab_counts
 from lowq_web.pages.charts import charts
 from lowq_web.pages.rendering import redirect, render, stream
 from lowq_web.security import visit_of
-from lowq_web.site import queue_of, site_of
 from lowq_web.tasks import ActionName
 
 #: What the fields of the filter are called on the page.
@@ -28,17 +28,17 @@ _LABELS = {"min": "From", "max": "To", "match": "Id like", "order_by": "Order", 
 
 def queue(request: Request) -> Response:
     """Its jobs: by state, sorted, filtered, page by page."""
-    site, handle = site_of(request), queue_of(request)
+    context, handle = context_of(request), queue_of(request)
     query = query_of(request)
-    now = site.lookout.now()
-    slip, status = None, 200
+    now = context.stats_cache.now()
+    form_error, status = None, 200
     try:
         asked = asked_of(query, now)
         pages = asked.pages(handle)
     except lowq.ConfigError as error:
         # Said where it was typed, with what was typed.
-        asked, pages, slip, status = as_typed(query), iter(()), in_words(str(error)), 400
-    stats = site.lookout.stats(handle)
+        asked, pages, form_error, status = as_typed(query), iter(()), in_words(str(error)), 400
+    stats = context.stats_cache.stats(handle)
     drawn = charts(request, "queue", query, handle.name)
     counts = tab_counts(handle, stats)
     values: dict[str, Any] = {
@@ -46,14 +46,14 @@ def queue(request: Request) -> Response:
         "stats": stats,
         "counts": counts,
         "asked": asked,
-        "slip": slip,
+        "form_error": form_error,
         "verbs": _verbs(asked),
         "elsewhere": _elsewhere(asked, counts),
-        "masked": site.redact,
+        "masked": context.redact,
         "words": VERBS,
         **drawn,
     }
-    if asked.scans and slip is None:
+    if asked.scans and form_error is None:
         return stream(request, "queue.html", pages=_told(pages), **values)
     return render(request, "queue.html", status, pages=list(pages), **values)
 
@@ -66,7 +66,7 @@ def in_words(reason: str) -> str:
     return f"{_LABELS[parts[1]]} can't be {parts[2]}: it is {parts[3]}"
 
 
-def _elsewhere(asked: Asked, counts: Mapping[str, Any]) -> list[tuple[str, str]]:
+def _elsewhere(asked: JobQuery, counts: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Where else ids of the same pattern may be: state, words. How many jobs are there at all would look like hits."""
     if not asked.match:
         return []
@@ -83,7 +83,7 @@ def _told(pages: Iterable[lowq.Page | None]) -> Iterator[lowq.Page | str | None]
         yield str(error)
 
 
-def _verbs(asked: Asked) -> list[ActionName]:
+def _verbs(asked: JobQuery) -> list[ActionName]:
     if asked.state == "taken":
         return []
     if asked.state == "morgue":
@@ -94,14 +94,14 @@ def _verbs(asked: Asked) -> list[ActionName]:
 def pause(request: Request) -> Response:
     """No more jobs are taken."""
     handle = queue_of(request)
-    site_of(request).actions.pause(visit_of(request).user.name, handle.name)
+    context_of(request).actions.pause(visit_of(request).user.name, handle.name)
     return redirect(request, "queue", done="Paused.", queue=handle.name)
 
 
 def resume(request: Request) -> Response:
     """Jobs are taken again."""
     handle = queue_of(request)
-    site_of(request).actions.resume(visit_of(request).user.name, handle.name)
+    context_of(request).actions.resume(visit_of(request).user.name, handle.name)
     return redirect(request, *_asked_from(request), done="Resumed.", queue=handle.name)
 
 

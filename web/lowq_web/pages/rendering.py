@@ -16,12 +16,12 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 import lowq
 from lowq_web import text
 from lowq_web.chart import HEIGHT, WIDTH
+from lowq_web.context import context_of
 from lowq_web.fields import query_of
 from lowq_web.notices import Notice
 from lowq_web.security import TOKEN, visit_of
-from lowq_web.site import site_of
 from lowq_web.static_files import files
-from lowq_web.threads import Held
+from lowq_web.threads import LimitedStream
 
 #: What a template says where what it has made so far is to be sent.
 _FLUSH = "\x00flush\x00"
@@ -120,7 +120,7 @@ def _context(request: Request, now: float, **values: Any) -> dict[str, Any]:
 
 def render(request: Request, template: str, status: int = 200, /, **values: Any) -> HTMLResponse:
     """A page: a template filled with these values, and with what is on every page."""
-    context = _context(request, site_of(request).lookout.now(), **values)
+    context = _context(request, context_of(request).stats_cache.now(), **values)
     return HTMLResponse(encode(_environment.get_template(template).render(context)), status)
 
 
@@ -131,7 +131,7 @@ def encode(html: str) -> bytes:
 
 def stream(request: Request, template: str, /, **values: Any) -> Response:
     """The same, sent in pieces as it is made: up to wherever the template says `flush`. It counts as a scan."""
-    context = _context(request, site_of(request).lookout.now(), flush=Markup(_FLUSH), **values)
+    context = _context(request, context_of(request).stats_cache.now(), flush=Markup(_FLUSH), **values)
 
     def chunks() -> Iterator[bytes]:
         waiting: list[str] = []
@@ -144,8 +144,8 @@ def stream(request: Request, template: str, /, **values: Any) -> Response:
                 waiting.append(piece)
         yield encode("".join(waiting))
 
-    site = site_of(request)
-    return Held(site.scans, site.threads.iterate(chunks()), "text/html")
+    shared = context_of(request)
+    return LimitedStream(shared.scans, shared.threads.iterate(chunks()), "text/html")
 
 
 def trouble(request: Request, status: int, reason: str) -> Response:
@@ -160,7 +160,7 @@ def _said(request: Request) -> Notice | None:
     if request.method != "GET":
         return None
     try:
-        return site_of(request).notices.take(query_of(request).get("said", ""))
+        return context_of(request).notices.take(query_of(request).get("said", ""))
     except lowq.ConfigError:  # this page says just that
         return None
 
@@ -172,11 +172,11 @@ def redirect(
     /,
     *,
     done: str | None = None,
-    slip: str | None = None,
+    form_error: str | None = None,
     **parts: Any,
 ) -> RedirectResponse:
     """To a page, which says what was done, or why nothing was."""
-    if done or slip:
-        notice = Notice(slip or done or "", slip=slip is not None)
-        query = {**(query or {}), "said": site_of(request).notices.leave(notice)}
+    if done or form_error:
+        notice = Notice(form_error or done or "", form_error=form_error is not None)
+        query = {**(query or {}), "said": context_of(request).notices.leave(notice)}
     return RedirectResponse(url(request, name, query, **parts), 303)

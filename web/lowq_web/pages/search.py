@@ -7,9 +7,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 import lowq
+from lowq_web.context import context_of
 from lowq_web.fields import query_of
 from lowq_web.pages.rendering import redirect, render
-from lowq_web.site import site_of
 
 #: Characters of a pattern that a search is turned into.
 MAX_PATTERN = 64
@@ -17,15 +17,15 @@ MAX_PATTERN = 64
 
 def search(request: Request) -> Response:
     """An id, in whatever queue it is."""
-    site, typed = site_of(request), query_of(request).get("id", "")
+    context, typed = context_of(request), query_of(request).get("id", "")
     if not typed.strip():
         return redirect(request, "dashboard")
-    names = [info.name for info in site.app.queues()]
+    names = [info.name for info in context.app.queues()]
     # Blanks around it came with copying, most likely; but ids may have some.
     job_id, found = typed, []
     for job_id in dict.fromkeys((typed, typed.strip())):
         for name in names:
-            places = site.app.queue(name).places(job_id)
+            places = context.app.queue(name).places(job_id)
             if places:
                 found.append((name, [item.state for item in places]))
         if found:
@@ -38,7 +38,7 @@ def search(request: Request) -> Response:
         "search.html",
         200,
         found=found,
-        places=[] if found or pattern is None else _places(site.lookout.figures().queues),
+        places=[] if found or pattern is None else _places(context.stats_cache.figures().queues),
         pattern=pattern,
         job_id=job_id,
         searched=job_id,

@@ -11,9 +11,9 @@ from starlette.responses import Response
 
 from lowq.store.keys import MAX_SHARDS as LARGEST
 from lowq_web.chart import heat_map
+from lowq_web.context import context_of, queue_of
 from lowq_web.fields import query_of
 from lowq_web.pages.rendering import render
-from lowq_web.site import queue_of, site_of
 
 #: Shards of a page.
 MAX_SHARDS = 200
@@ -21,8 +21,8 @@ MAX_SHARDS = 200
 
 def shards(request: Request) -> Response:
     """Who holds which, and what waits there."""
-    site, handle, query = site_of(request), queue_of(request), query_of(request)
-    found = site.lookout.shards(handle)
+    context, handle, query = context_of(request), queue_of(request), query_of(request)
+    found = context.stats_cache.shards(handle)
     keys = {"shard": lambda item: item.index, "length": lambda item: item.length, "lag": lambda item: item.lag}
     sort = query.get("sort", "shard")
     sort = sort if sort in keys else "shard"

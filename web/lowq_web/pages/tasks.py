@@ -4,19 +4,19 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from lowq_web.actions import DONE, VERBS
+from lowq_web.context import context_of
 from lowq_web.pages.rendering import redirect, render, trouble
 from lowq_web.security import visit_of
-from lowq_web.site import site_of
 
 
 def tasks(request: Request) -> Response:
     """What runs in the background."""
-    return render(request, "tasks.html", tasks=site_of(request).tasks.all(), verbs=VERBS)
+    return render(request, "tasks.html", tasks=context_of(request).tasks.all(), verbs=VERBS)
 
 
 def task(request: Request) -> Response:
     """How far something is that runs in the background."""
-    found = site_of(request).tasks.get(request.path_params["task"])
+    found = context_of(request).tasks.get(request.path_params["task"])
     if found is None:
         return trouble(request, 404, "There is no such task: this process has not started it, or forgotten it.")
     return render(request, "task.html", task=found, verbs=VERBS, done=DONE)
@@ -24,9 +24,9 @@ def task(request: Request) -> Response:
 
 def cancel(request: Request) -> Response:
     """A task stops after its current step."""
-    site = site_of(request)
-    found = site.tasks.get(request.path_params["task"])
+    context = context_of(request)
+    found = context.tasks.get(request.path_params["task"])
     if found is None:
         return trouble(request, 404, "There is no such task: this process has not started it, or forgotten it.")
-    site.actions.cancel(visit_of(request).user.name, found)
+    context.actions.cancel(visit_of(request).user.name, found)
     return redirect(request, "task", task=found.id)

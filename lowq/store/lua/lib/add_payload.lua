@@ -1,5 +1,5 @@
 -- Adds a payload with its score (text). Of two equal ones the lowest score stays. `form`: what is known of the key: the
--- text of a inline payload, false (no inline one), true (a set), or nil (nothing). Returns it as it is afterwards.
+-- text of an inline payload, false (no inline one), true (a set), or nil (nothing). Returns it as it is afterwards.
 local function add_payload(key, payload, score, form)
   if form == nil then
     form = redis.call('MGET', key)[1]

@@ -25,7 +25,7 @@ local function crash(prefix, id, record, now, max_crash_count, delay)
   redis.call('HSET', prefix .. 'morgue:errors', id,
     'poison: the process died ' .. crashes .. ' times with this job in flight'
     .. (uncharged > 0 and ', or was stopped and could not wait for it' or ''))
-  redis.call('HINCRBY', prefix .. 'meta', 'died', 1)
+  redis.call('HINCRBY', prefix .. 'meta', 'buried', 1)
   forget(prefix, id)
   return true
 end

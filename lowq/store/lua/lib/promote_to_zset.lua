@@ -1,4 +1,4 @@
--- A inline payload becomes a set of one, so that others can join or leave it.
+-- An inline payload becomes a set of one, so that others can join or leave it.
 local function promote_to_zset(key)
   local inline = redis.call('MGET', key)[1]
   if inline then

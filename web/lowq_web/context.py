@@ -7,27 +7,27 @@ from starlette.requests import Request
 import lowq
 from lowq_web.actions import Actions
 from lowq_web.confirmations import Snapshots
-from lowq_web.lookout import Lookout
 from lowq_web.notices import Notices
 from lowq_web.redaction import Redact
+from lowq_web.stats_cache import StatsCache
 from lowq_web.tasks import Tasks
-from lowq_web.threads import Slots, Threads
+from lowq_web.threads import ConcurrencyLimit, Threads
 
 
 @dataclass(frozen=True, slots=True)
-class Site:
-    """What the handlers of one application share: `site_of` finds it."""
+class AppContext:
+    """What the handlers of one application share: `context_of` finds it."""
 
     #: With connections of its own: `close` closes those, and not the host application's.
     app: lowq.Lowq
-    lookout: Lookout
+    stats_cache: StatsCache
     tasks: Tasks
     actions: Actions
     redact: Redact
     threads: Threads
     #: Of what looks at every id, and of pages that are live.
-    scans: Slots
-    streams: Slots
+    scans: ConcurrencyLimit
+    streams: ConcurrencyLimit
     notices: Notices = field(default_factory=Notices)
     snapshots: Snapshots = field(default_factory=Snapshots)
 
@@ -39,14 +39,14 @@ def queue_of(request: Request) -> lowq.Queue:
         UnknownQueueError: nobody has used it yet, or could.
     """
     try:
-        found = site_of(request).app.queue(request.path_params["queue"])
+        found = context_of(request).app.queue(request.path_params["queue"])
     except lowq.ConfigError as error:
         raise lowq.UnknownQueueError(f"there is no such queue: {error}") from None
     found.shards_count  # noqa: B018 - asks for it
     return found
 
 
-def site_of(request: Request) -> Site:
+def context_of(request: Request) -> AppContext:
     """What the handlers of this application share."""
-    site: Site = request.app.state.site
-    return site
+    context: AppContext = request.app.state.context
+    return context

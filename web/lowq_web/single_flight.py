@@ -19,7 +19,7 @@ FAILURE_AGE = 1.0
 _Outcome = tuple[T | None, Exception | None]
 
 
-class Shared(Generic[T]):
+class SingleFlight(Generic[T]):
     """Safe for threads and for event loops. It is read in a thread of its own, never twice at a time, and not again
     before it is ``age`` seconds old. Who asks meanwhile waits for what is being read, be it an error, but no longer
     than until that has taken ``patience`` seconds: when Redis hangs, nobody hangs with it.

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 import lowq
-from lowq_web.shared import Shared
+from lowq_web.single_flight import SingleFlight
 
 #: Seconds between two looks, at least, and for each shard.
 INTERVAL, PER_SHARD = 2.0, 0.005
@@ -41,11 +41,11 @@ class Total:
     lag: float = 0.0
     processed: int = 0
     failed: int = 0
-    died: int = 0
+    buried: int = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
+class Snapshot:
     """A look at all queues."""
 
     #: Unix time, seconds, by the server's clock; and monotonic, of this machine.
@@ -59,21 +59,21 @@ class Figures:
     rates: dict[str, tuple[float, float]] = field(default_factory=dict)
 
 
-class Lookout:
-    """Safe for threads. What it tells is read once for all who ask; see `Shared`."""
+class StatsCache:
+    """Safe for threads. What it tells is read once for all who ask; see `SingleFlight`."""
 
     def __init__(self, app: lowq.Lowq) -> None:
         self._app = app
         self._lock = threading.Lock()
-        self._latest: Figures | None = None
-        self._figures = Shared(self._look, lambda figures: figures.interval, PATIENCE)
+        self._latest: Snapshot | None = None
+        self._figures = SingleFlight(self._look, lambda figures: figures.interval, PATIENCE)
         #: Seconds that the server's clock is ahead of ours.
         self._ahead = 0.0
-        self._clock = Shared(self._measure, lambda _: CLOCK_AGE, CLOCK_PATIENCE)
-        self._histories: dict[tuple[str, lowq.Span], Shared[lowq.History]] = {}
+        self._clock = SingleFlight(self._measure, lambda _: CLOCK_AGE, CLOCK_PATIENCE)
+        self._histories: dict[tuple[str, lowq.Span], SingleFlight[lowq.History]] = {}
 
     async def alive(self) -> None:
-        """Redis answers, or did a moment ago. Asked before everything else: so that requests end at once when it
+        """Redis answers, or did a moment ago. JobQuery before everything else: so that requests end at once when it
         hangs, not each after a time-out of its own, in a thread that others wait for.
 
         Raises:
@@ -81,7 +81,7 @@ class Lookout:
         """
         await self._clock.wait()
 
-    def figures(self) -> Figures:
+    def figures(self) -> Snapshot:
         """The latest figures.
 
         Raises:
@@ -89,7 +89,7 @@ class Lookout:
         """
         return self._figures.get()
 
-    async def watch(self) -> Figures:
+    async def watch(self) -> Snapshot:
         """The latest figures, for an event loop.
 
         Raises:
@@ -156,7 +156,7 @@ class Lookout:
                 if len(self._histories) >= MAX_HISTORIES:
                     self._histories.clear()
                 read = partial(self._read_history, queue, span)
-                known = self._histories[queue, span] = Shared(read, partial(self._history_age, queue), PATIENCE)
+                known = self._histories[queue, span] = SingleFlight(read, partial(self._history_age, queue), PATIENCE)
         return known.get()
 
     def _measure(self) -> None:
@@ -167,7 +167,7 @@ class Lookout:
         if after - before < 1 or not self._ahead:
             self._ahead = int(seconds) + int(microseconds) / 1e6 - (before + after) / 2
 
-    def _look(self) -> Figures:
+    def _look(self) -> Snapshot:
         figures = _look(self._app, self._latest, self.now())
         self._latest = figures
         return figures
@@ -187,12 +187,12 @@ class Lookout:
         return add_up(span, [self._app.queue(info.name).rates(span, now=now) for info in self._app.queues()])
 
 
-def _look(app: lowq.Lowq, before: Figures | None, at: float) -> Figures:
+def _look(app: lowq.Lowq, before: Snapshot | None, at: float) -> Snapshot:
     queues = tuple(app.overview())
     now = time.monotonic()
     shards = sum(len(item.shards) for item in queues)
     figures = [item.stats for item in queues]
-    sums = ("length", "due", "scheduled", "fresh", "retries", "taken", "morgue_length", "processed", "failed", "died")
+    sums = ("length", "due", "scheduled", "fresh", "retries", "taken", "morgue_length", "processed", "failed", "buried")
     total = Total(
         **{name: sum(getattr(stats, name) for stats in figures) for name in sums},
         lag=max((stats.lag for stats in figures), default=0.0),
@@ -211,7 +211,7 @@ def _look(app: lowq.Lowq, before: Figures | None, at: float) -> Figures:
         rates[""] = sum(rate[0] for rate in rates.values()), sum(rate[1] for rate in rates.values())
     elif before is not None:
         rates = before.rates
-    return Figures(at, now, max(INTERVAL, shards * PER_SHARD), queues, total, rates)
+    return Snapshot(at, now, max(INTERVAL, shards * PER_SHARD), queues, total, rates)
 
 
 def add_up(span: lowq.Span, histories: Sequence[lowq.History]) -> lowq.History:
