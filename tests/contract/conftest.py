@@ -24,6 +24,6 @@ def wake(rig: ShardRig) -> Iterator[Channel]:
 
 @pytest.fixture
 def free(rig: ShardRig) -> Iterator[Channel]:
-    channel = Channel(rig, "free")
+    channel = Channel(rig, "lease_released")
     yield channel
     channel.close()

@@ -460,7 +460,7 @@ class Model:
             reply.append(found)
         return reply
 
-    def run_now(self, now: float, job_ids: list[str]) -> list[int]:
+    def perform_now(self, now: float, job_ids: list[str]) -> list[int]:
         reply = []
         for job_id in job_ids:
             if job_id in self.waiting:

@@ -617,7 +617,7 @@ def test_counters_that_are_no_numbers_begin_anew(clinic: Clinic) -> None:
     clinic.push(A)
     clinic.command("HSET", clinic.key(A, "meta"), "buried", "many", "processed", "5")
     finding = clinic.finds("counters", severity="warning")
-    assert finding.what == "counters of shard 1 are no numbers: died"
+    assert finding.what == "counters of shard 1 are no numbers: buried"
     assert clinic.queue.stats().processed == 5
     clinic.queue.bury(A)
     assert clinic.queue.stats().buried == 1
@@ -908,7 +908,7 @@ def shard_keys(clinic: Clinic, job_id: str) -> set[str]:
 
 
 def test_the_doctor_knows_all_keys_of_the_wire_format() -> None:
-    text = (Path(__file__).parents[2] / "lowq" / "keys.py").read_text()
+    text = (Path(__file__).parents[2] / "lowq" / "store" / "keys.py").read_text()
     of_shards = text.split("Outside the shards:")[0]
     suffixes = re.findall(r"^(\S+) +(?:ZSET|HASH|SET|LIST|STRING) ", of_shards, re.MULTILINE)
     payloads = {f"{kind.decode()}<id>" for kind in PAYLOADS}

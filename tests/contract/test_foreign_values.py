@@ -14,10 +14,11 @@ from click.testing import CliRunner
 from starlette.testclient import TestClient
 
 import lowq_web
-from lowq import Lowq, foreign
+from lowq import Lowq
 from lowq.broker.shard import Lease, Shard
 from lowq.cli import main
 from lowq.codec import load_payload
+from lowq.store import untrusted
 from lowq.store.keys import audit_key, history_key, nodes_key, queues_key, shard_prefix
 
 PREFIX = shard_prefix("lowq", "Orders", 0)

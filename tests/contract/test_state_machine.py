@@ -515,7 +515,7 @@ class ShardMachine(RuleBasedStateMachine):
 
     @rule(
         ids=SOME_IDS,
-        what=st.sampled_from(["bury", "kick", "delete", "run_now"]),
+        what=st.sampled_from(["bury", "kick", "delete", "perform_now"]),
         data=st.data(),
         lost=LOST,
         given_up=st.booleans(),
@@ -535,9 +535,9 @@ class ShardMachine(RuleBasedStateMachine):
         elif what == "kick":
             args = [attempt, "", *ids]
             apply = lambda: self.model.kick(self.now, ids)  # noqa: E731
-        elif what == "run_now":
+        elif what == "perform_now":
             args = [attempt, "", *ids]
-            apply = lambda: self.model.run_now(self.now, ids)  # noqa: E731
+            apply = lambda: self.model.perform_now(self.now, ids)  # noqa: E731
         else:
             where = data.draw(st.sampled_from(["", "waiting", "morgue"]))
             args = [attempt, where, "", *ids]
@@ -781,7 +781,7 @@ MUTATIONS = [
     Mutation("surrender with jobs in flight", ("surrender",), "prefix .. 'taken') == 1", "'x') == 1"),
     Mutation(
         "a late attempt is done",
-        ("kick", "delete", "bury", "run_now"),
+        ("kick", "delete", "bury", "perform_now"),
         "'ZSCORE', key, token) then",
         "'ZSCORE', key, 'x') then",
     ),

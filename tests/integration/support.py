@@ -82,7 +82,7 @@ class NodeProcess:
     def stands_by(self) -> "NodeProcess":
         """Waits until it listens for the end of all leases, which others hold."""
         self.says(" starts: ")
-        channels = [f"{self._rig.prefix(shard)}free" for shard in range(self._rig.shards_count)]
+        channels = [f"{self._rig.prefix(shard)}lease_released" for shard in range(self._rig.shards_count)]
 
         def listens() -> bool:
             return all(count for _, count in self._rig.client.pubsub_numsub(*channels))

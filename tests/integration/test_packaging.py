@@ -71,7 +71,7 @@ class TestWheel:
             "surrender",
             "kick",
             "delete",
-            "run_now",
+            "perform_now",
         ):
             assert f"lowq/store/lua/{name}.lua" in shipped
         assert any(name.startswith("lowq/store/lua/lib/") for name in shipped)

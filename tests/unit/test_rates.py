@@ -45,7 +45,7 @@ def test_each_word_tells_what_happened_since_the_last_one() -> None:
     recorder = Recorder("lowq", {"Orders": [tally]}, lambda _: 7.5, clock=lambda: next(clock))
     add(tally, 10, 1, 0.2)
     (call,) = recorder()
-    assert (call.script, call.key) == ("record", "lowq:v1:history:Orders")
+    assert (call.script, call.key) == ("count", "lowq:v1:history:Orders")
     assert [str(arg) for arg in call.args[:6]] == ["", "5.0", "10", "1", "7.5", "0.2"]
     assert performs(call) == {7: 1}
 

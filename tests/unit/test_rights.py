@@ -8,7 +8,7 @@ from lowq.store.scripts import load_scripts
 from tests.rights import allowed
 
 PRODUCER = ("push", "register")
-NODE = (*PRODUCER, "acquire", "bury", "fail", "heartbeat", "record", "release", "renew", "stats", "surrender", "take")
+NODE = (*PRODUCER, "acquire", "bury", "fail", "heartbeat", "count", "release", "renew", "stats", "surrender", "take")
 #: What is sent besides scripts.
 PLAIN = {
     "lowq-producer": {"hget"},

@@ -99,17 +99,17 @@ def test_looks_take_less_than_half_a_percent_of_redis(app: lowq.Lowq, shards: in
     ("path", "most"),
     [
         ("/", {"stats": SHARDS}),
-        ("/queues/Big", {"stats": SHARDS, "walk": SHARDS + 20, "look": 60}),
-        ("/queues/Big?state=morgue", {"stats": SHARDS, "walk": SHARDS}),
-        ("/queues/Big/job?id=5", {"stats": 1, "look": 3, "why": 1}),
+        ("/queues/Big", {"stats": SHARDS, "range_page": SHARDS + 20, "fetch_jobs": 60}),
+        ("/queues/Big?state=morgue", {"stats": SHARDS, "range_page": SHARDS}),
+        ("/queues/Big/job?id=5", {"stats": 1, "fetch_jobs": 3, "why": 1}),
         ("/queues/Big/shards", {"stats": SHARDS}),
         ("/nodes", {}),
         ("/audit", {}),
         ("/tasks", {}),
-        ("/search?id=5", {"look": 3}),
+        ("/search?id=5", {"fetch_jobs": 3}),
         ("/metrics", {"stats": SHARDS}),
         ("/api/v1/stats", {"stats": SHARDS}),
-        ("/api/v1/queues/Big/jobs?limit=10", {"walk": SHARDS + 20, "look": 60}),
+        ("/api/v1/queues/Big/jobs?limit=10", {"range_page": SHARDS + 20, "fetch_jobs": 60}),
     ],
 )
 def test_a_page_asks_no_more_than_it_shows(

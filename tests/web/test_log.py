@@ -81,7 +81,7 @@ def test_an_action_that_fails_half_way_says_how_far_it_came(
 def test_what_is_begun_stays_in_the_log_when_nobody_comes_to_say_how_it_ended(
     client: TestClient, app: lowq.Lowq, queue: lowq.Queue, redis_goes: Break, path: str
 ) -> None:
-    redis_goes(1, "note")
+    redis_goes(1, "audit_append")
     redis_goes(10, "delete", "pause")
     document = {} if path == "pause" else {"action": "delete", "ids": ["1", "2", "3"]}
     answer = client.post(f"/api/v1/queues/Orders/{path}", json=document)
@@ -150,7 +150,7 @@ def test_a_log_that_fails_keeps_nobody_from_acting(
 def test_nothing_is_done_that_can_not_be_written_down(
     client: TestClient, app: lowq.Lowq, queue: lowq.Queue, redis_goes: Break
 ) -> None:
-    redis_goes(0, "note")
+    redis_goes(0, "audit_append")
     assert act(client, action="delete", ids=["1"]).status_code == 503
     assert act(client, action="delete", all={}).status_code == 503
     assert client.post("/api/v1/queues/Orders/pause", json={}).status_code == 503
@@ -280,7 +280,7 @@ def test_what_could_not_be_written_was_said_all_the_same(
     client: TestClient, queue: lowq.Queue, caplog: pytest.LogCaptureFixture, redis_goes: Break
 ) -> None:
     caplog.set_level("INFO", "lowq_web.audit")
-    redis_goes(1, "note")
+    redis_goes(1, "audit_append")
     assert act(client, action="delete", ids=["1"]).json()["done"] == 1
     assert [entry["count"] for entry in said(caplog)] == [None, 1]
     # Nothing is done without an entry: so there is nothing to say.

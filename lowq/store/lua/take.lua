@@ -15,8 +15,8 @@
 --   than 2**53
 --   paused: 1 when the queue is paused (nothing is taken then), else 0
 --   item: a job {id, perform_at, retry_count, payload, score, payload, score...}, lowest score first; or three items in
---     a row, for a fresh job with an inline payload: id, perform_at, "score payload". Most are such, and to Redis a list
---     within the reply costs as much as taking the job did
+--     a row, for a fresh job with an inline payload: id, perform_at, "score payload". Most are such, and to Redis a
+--     list within the reply costs as much as taking the job did
 -- Errors: LEASELOST.
 --
 -- Invariant: an id is handed out by one delivery at a time. What a delivery later than ARGV[3] holds never
