@@ -523,7 +523,7 @@ class Model:
                     "owner": self.owner,
                     "lease_ttl": self.lease_ttl,
                     "paused": self.paused,
-                    "uncharged": 1 if self.uncharged else None,
+                    "uncharged": 1 if self.owner_uncharged else None,
                     "repeated": 1 if self.repeated else None,
                     "slot": self._slot(),
                     **{name: count or None for name, count in self.counters.items()},

@@ -212,7 +212,7 @@ PLANTS: dict[str, Callable[[Site], object]] = {
 
 @pytest.fixture
 def site(store_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
-    monkeypatch.setattr(foreign, "_told", set())
+    monkeypatch.setattr(untrusted, "_told", set())
     site = Site(store_url)
     yield site
     site.app.close()

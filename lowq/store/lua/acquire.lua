@@ -39,7 +39,7 @@
 local prefix, nonce, ttl = KEYS[1], ARGV[2], tonumber(ARGV[3])
 local key_lease, key_meta = prefix .. 'lease', prefix .. 'meta'
 local meta = redis.call('HMGET', key_meta, 'shards_count', 'fence', 'owner', 'uncharged', 'lease_ttl')
-local fence, owner, uncharged = tonumber(meta[2]) or 0, meta[3], meta[4]
+local fence, owner, owner_uncharged = tonumber(meta[2]) or 0, meta[3], meta[4]
 if meta[1] and meta[1] ~= ARGV[4] then
   return redis.error_reply('SHARDSCOUNT ' .. meta[1])
 end
@@ -101,14 +101,14 @@ local reply = { 'acquired', text, #records / 2 }
 math.randomseed(tonumber(ARGV[6]))
 for i = 1, #records, 2 do
   local id, record = records[i], records[i + 1]
-  if ARGV[7] == '1' or owner == nonce or (uncharged and forgive(id)) then
+  if ARGV[7] == '1' or owner == nonce or (owner_uncharged and forgive(id)) then
     put_back(prefix, id, record, now)
   elseif crash(prefix, id, record, now, tonumber(ARGV[5]), 0.05 + math.random() * 0.45) then
     reply[3] = reply[3] - 1
     reply[#reply + 1] = id
   end
 end
-if uncharged then
+if owner_uncharged then
   redis.call('HDEL', key_meta, 'uncharged')
 end
 return reply
