@@ -1,8 +1,8 @@
 """luacheck over the Lua scripts as Redis gets them: `python -m tests.luacheck`.
 
-A script alone is not whole: its `--!include NAME` lines stand for snippets. So every script is assembled
-first, and the output names the script, the line of the assembled text, and that line itself. Exits as
-luacheck does: 0 clean, 1 warnings, 2 and more errors; 2 also with nothing to check, or to check with.
+A script alone is not whole: it calls functions of the library. So every script is assembled first, and the
+output names the script, the line of the assembled text, and that line itself. Exits as luacheck does: 0
+clean, 1 warnings, 2 and more errors; 2 also with nothing to check, or to check with.
 """
 
 import re

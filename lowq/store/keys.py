@@ -26,7 +26,7 @@ meta                  HASH    shards_count, clock (of default scores), seen (the
                               seen_since (since when it had come there without a jump), fence, owner,
                               lease_ttl (milliseconds), leased_until, delivery, paused, paused_by, uncharged,
                               processed, failed, buried, repeated (1: there is such a key), slot (of `pushed` and
-                              `repeated`, see lib/tokens.lua)
+                              `repeated`, see lib/repeats.lua)
 lease                 STRING  the owner's token "nonce:fence"; expires (PX)
 wake                  channel the shard may have work earlier than its owner believes: delay, seconds
 free                  channel the lease was given up: whoever waits may try, in so many milliseconds

@@ -1,18 +1,23 @@
-"""The Lua scripts as Redis gets them: one file per transition under ``lua/``, shared snippets under ``lua/lib/``.
+"""The Lua scripts as Redis gets them: one file per transition under ``lua/``, shared functions under ``lua/lib/``.
 
-A script pulls a snippet in with a line ``--!include name`` and names Redis's script flags in ``--!flags a,b``.
+A script simply calls functions of the library: those that it calls, and those that they call, are put before it, and
+no others, as each costs time whenever the script runs. It names Redis's script flags in a line ``--!flags a,b``.
 """
 
 import hashlib
 import math
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 
 from lowq.errors import ConfigError
 
-_INCLUDE = re.compile(r"^--!include (\w+)$", re.MULTILINE)
+#: A function of the library with the comment above it, from the start of a line to its ``end`` there.
+_FUNCTION = re.compile(r"(?:^--[^\n]*\n)*^local function (\w+)\(.*?^end$", re.MULTILINE | re.DOTALL)
+_COMMENT = re.compile(r"--[^\n]*")
+_CALLED = re.compile(r"\b(\w+)\(")
 _FLAGS = re.compile(r"^--!flags (\S+)$", re.MULTILINE)
 
 
@@ -34,12 +39,13 @@ class Script:
 
 @cache
 def load_scripts() -> dict[str, Script]:
-    """All transitions by name. Snippets stand in place of the lines that include them."""
+    """All transitions by name, each with the functions of the library that it needs before it."""
     folder = resources.files("lowq.store") / "lua"
-    snippets = {
-        item.name.removesuffix(".lua"): item.read_text(encoding="utf-8").rstrip()
-        for item in (folder / "lib").iterdir()
+    library = {
+        function[1]: function[0]
+        for item in sorted((folder / "lib").iterdir(), key=lambda entry: entry.name)
         if item.name.endswith(".lua")
+        for function in _FUNCTION.finditer(item.read_text(encoding="utf-8"))
     }
     scripts = {}
     for item in sorted(folder.iterdir(), key=lambda entry: entry.name):
@@ -48,9 +54,18 @@ def load_scripts() -> dict[str, Script]:
         text = item.read_text(encoding="utf-8")
         flags = _FLAGS.search(text)
         name = item.name.removesuffix(".lua")
-        source = _INCLUDE.sub(lambda match: snippets[match[1]], text)
-        scripts[name] = Script(name, source, flags[1] if flags else "")
+        needed: dict[str, str] = {}
+        _find_needed(text, library, needed)
+        scripts[name] = Script(name, "\n\n".join([*needed.values(), text]), flags[1] if flags else "")
     return scripts
+
+
+def _find_needed(text: str, library: Mapping[str, str], needed: dict[str, str]) -> None:
+    """Adds what a text calls, after what that calls itself: in Lua a local function is known only below it."""
+    for name in _CALLED.findall(_COMMENT.sub("", text)):
+        if name in library and name not in needed and library[name] is not text:
+            _find_needed(library[name], library, needed)
+            needed[name] = library[name]
 
 
 def time_argument(now: float | None) -> str:

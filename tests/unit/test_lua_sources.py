@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from lowq.errors import ConfigError
-from lowq.store.scripts import time_argument
+from lowq.store.scripts import Script, load_scripts, time_argument
 
 FOLDER = Path(__file__).resolve().parents[2] / "lowq" / "store" / "lua"
 SCRIPTS = sorted(FOLDER.glob("*.lua"))
-INCLUDE = re.compile(r"^--!include (\S+)$", re.MULTILINE)
+FUNCTION = re.compile(r"^local function (\w+)\(", re.MULTILINE)
 
 
 def header(source: str) -> str:
@@ -34,10 +34,21 @@ def test_header_of_every_script_tells(script: Path, word: str) -> None:
     )
 
 
-@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
-def test_what_a_script_includes_exists(script: Path) -> None:
-    snippets = {path.stem for path in (FOLDER / "lib").glob("*.lua")}
-    assert set(INCLUDE.findall(script.read_text())) <= snippets
+def test_the_library_has_each_function_once_and_none_that_nobody_calls() -> None:
+    defined = [name for path in (FOLDER / "lib").glob("*.lua") for name in FUNCTION.findall(path.read_text())]
+    assert len(set(defined)) == len(defined)
+    assert {name for script in load_scripts().values() for name in FUNCTION.findall(script.source)} >= set(defined)
+
+
+@pytest.mark.parametrize("script", load_scripts().values(), ids=lambda script: script.name)
+def test_a_script_gets_what_it_calls_and_nothing_else(script: Script) -> None:
+    library = {name for path in (FOLDER / "lib").glob("*.lua") for name in FUNCTION.findall(path.read_text())}
+    code = re.sub(r"--[^\n]*", "", script.source)
+    defined = FUNCTION.findall(code)
+    for name in library.intersection(defined):
+        assert len(re.findall(rf"\b{name}\(", code)) > 1, f"{name} is not called"
+        assert code.index(f"local function {name}(") < min(found.start() for found in re.finditer(rf"\b{name}\(", code))
+    assert not {name for name in library if re.search(rf"\b{name}\(", code)}.difference(defined)
 
 
 @pytest.mark.parametrize("now", [math.nan, math.inf, -math.inf, "1800000000", True], ids=str)

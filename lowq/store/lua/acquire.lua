@@ -22,20 +22,6 @@
 -- doesn't know of.
 --
 --!flags allow-oom
---!include clock
---!include restore_lease
---!include touch
---!include payloads
---!include add_payload
---!include promote_to_zset
---!include merge
---!include taken
---!include get_inline
---!include materialize
---!include put_back
---!include forget
---!include crashes
---!include crash
 local prefix, nonce, ttl = KEYS[1], ARGV[2], tonumber(ARGV[3])
 local key_lease, key_meta = prefix .. 'lease', prefix .. 'meta'
 local meta = redis.call('HMGET', key_meta, 'shards_count', 'fence', 'owner', 'uncharged', 'lease_ttl')

@@ -11,7 +11,6 @@
 -- Invariant: newest first, and never more than ARGV[3]. A repeated call leaves one entry.
 --
 --!flags allow-oom
---!include clock
 for _, entry in ipairs(redis.call('LRANGE', KEYS[1], 0, 19)) do
   if string.match(entry, '^%S+ (.*)$') == ARGV[2] then
     return 1

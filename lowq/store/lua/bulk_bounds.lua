@@ -14,8 +14,6 @@
 -- Invariant: nothing changes.
 --
 --!flags no-writes
---!include clock
---!include due_cutoff
 local prefix = KEYS[1]
 local key = prefix .. ARGV[2]
 local now = read_now()

@@ -4,7 +4,7 @@
 -- ARGV[1]  now: Unix seconds, or '' for the server's clock
 -- ARGV[2]  token of the lease, or '' to bury waiting jobs
 -- ARGV[3]  delivery that the ids were taken under, or ''
--- ARGV[4]  of waiting jobs the attempt, see lib/is_void.lua; '' when it is never repeated
+-- ARGV[4]  of waiting jobs the attempt, see lib/repeats.lua; '' when it is never repeated
 -- ARGV[5]  only waiting jobs whose perform_at is not after this (Unix seconds; '' = any)
 -- ARGV[6+] per id: id, reason ('' = its last error), n, then n payloads of a taken job (0 = the whole job)
 --
@@ -15,19 +15,6 @@
 -- A repeat makes the earlier attempts of its call void: one that comes later does nothing.
 --
 --!flags allow-oom
---!include clock
---!include restore_lease
---!include lease
---!include touch
---!include payloads
---!include add_payload
---!include promote_to_zset
---!include merge
---!include get_inline
---!include materialize
---!include records_of
---!include forget
---!include is_void
 local prefix, token, delivery, not_after = KEYS[1], ARGV[2], ARGV[3], tonumber(ARGV[5])
 if token ~= '' then
   local lost = check_lease(prefix, token)

@@ -20,7 +20,6 @@
 -- a minute, and otherwise -1: not known.
 --
 --!flags allow-oom
---!include clock
 local key, now = KEYS[1], read_now()
 local seconds, processed, failed = tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
 local lag, spans = tonumber(ARGV[5]) or -1, tonumber(ARGV[8])

@@ -2,7 +2,7 @@
 --
 -- KEYS[1]  prefix of the shard
 -- ARGV[1]  now: Unix seconds, or '' for the server's clock
--- ARGV[2]  the attempt, see lib/is_void.lua; '' when it is never repeated
+-- ARGV[2]  the attempt, see lib/repeats.lua; '' when it is never repeated
 -- ARGV[3]  'waiting', 'morgue', or '' for both
 -- ARGV[4]  only jobs whose perform_at, or burial, is not after this (Unix seconds; '' = any)
 -- ARGV[5+] ids
@@ -14,11 +14,6 @@
 -- A repeat makes the earlier attempts of its call void: one that comes later does nothing.
 --
 --!flags allow-oom
---!include clock
---!include touch
---!include forget
---!include weight
---!include is_void
 local prefix, where, not_after = KEYS[1], ARGV[3], tonumber(ARGV[4])
 local ids = {}
 for i = 5, #ARGV do

@@ -2,7 +2,7 @@
 --
 -- KEYS[1]  prefix of the shard
 -- ARGV[1]  now: Unix seconds, or '' for the server's clock
--- ARGV[2]  the attempt, see lib/is_void.lua; '' when it is never repeated
+-- ARGV[2]  the attempt, see lib/repeats.lua; '' when it is never repeated
 -- ARGV[3]  how many jobs of each kind at most, up to 1,000
 -- ARGV[4]  '1' only asks whether it might be dropped
 --
@@ -13,11 +13,6 @@
 -- A repeat makes the earlier attempts of its call void: one that comes later does nothing.
 --
 --!flags allow-oom
---!include clock
---!include restore_lease
---!include touch
---!include weight
---!include is_void
 local prefix, most, now = KEYS[1], tonumber(ARGV[3]), read_now()
 if is_void(prefix, ARGV[2], now) then
   return { 0, 0 }

@@ -8,15 +8,11 @@
 -- ARGV[4+] ids, at most 1,000
 --
 -- Reply: {cursor, looked, id, code, id, code...}
---   cursor: '0' at the end; looked: how many ids were looked at; code: as in lib/integrity_error.lua
+--   cursor: '0' at the end; looked: how many ids were looked at; code: as in lib/integrity.lua
 --
 -- Invariant: nothing changes. What is said of an id was so at one moment. About 500 ids are looked at.
 --
 --!flags no-writes
---!include taken
---!include get_inline
---!include readable
---!include integrity_error
 local prefix, what = KEYS[1], ARGV[2]
 local delivered = tonumber(redis.call('HGET', prefix .. 'meta', 'delivery') or '') or 0
 
@@ -114,7 +110,7 @@ for start = 1, #ids, 500 do
     some[#some + 1], with[#with + 1] = ids[i], values[i]
   end
   for _, id in ipairs(suspects_of(some, with)) do
-    local code = ailment_of(prefix, what, id, delivered)
+    local code = find_integrity_error(prefix, what, id, delivered)
     if code then
       reply[#reply + 1], reply[#reply + 2] = id, code
     end

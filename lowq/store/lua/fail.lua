@@ -16,22 +16,6 @@
 -- afterwards, and none is gone. The failed job's perform_at and retry_count win over those of a newer job.
 --
 --!flags allow-oom
---!include clock
---!include bounded
---!include settle
---!include restore_lease
---!include lease
---!include touch
---!include payloads
---!include add_payload
---!include promote_to_zset
---!include merge
---!include taken
---!include get_inline
---!include materialize
---!include records_of
---!include put_back
---!include forget
 local prefix, token, delivery = KEYS[1], ARGV[2], ARGV[3]
 local lost = check_lease(prefix, token)
 if lost then
@@ -39,7 +23,7 @@ if lost then
 end
 local now = read_now()
 -- First, as a delay counts from now, and could fall into what was due before the server's clock stepped back.
-settle(prefix, now, unpack(redis.call('HMGET', prefix .. 'meta', 'seen', 'seen_since')))
+shift_due(prefix, now, unpack(redis.call('HMGET', prefix .. 'meta', 'seen', 'seen_since')))
 local ids = {}
 for i = 4, #ARGV, 5 do
   ids[#ids + 1] = ARGV[i]

@@ -16,11 +16,6 @@
 -- Invariant: nothing changes.
 --
 --!flags no-writes
---!include clock
---!include due_cutoff
---!include taken
---!include get_inline
---!include payloads
 local prefix, where = KEYS[1], ARGV[2]
 local due_cutoff = read_due_cutoff(prefix, read_now())
 local most, room = tonumber(ARGV[3]), tonumber(ARGV[4])

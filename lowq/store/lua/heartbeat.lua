@@ -14,7 +14,6 @@
 -- part is published, with the name of the node that called.
 --
 --!flags allow-oom
---!include clock
 local key, me = KEYS[1], ARGV[2]
 local now = read_now()
 

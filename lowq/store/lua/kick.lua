@@ -2,7 +2,7 @@
 --
 -- KEYS[1]  prefix of the shard
 -- ARGV[1]  now: Unix seconds, or '' for the server's clock
--- ARGV[2]  the attempt, see lib/is_void.lua; '' when it is never repeated
+-- ARGV[2]  the attempt, see lib/repeats.lua; '' when it is never repeated
 -- ARGV[3]  only jobs buried not after this (Unix seconds; '' = any)
 -- ARGV[4+] ids
 --
@@ -13,15 +13,6 @@
 -- A repeat makes the earlier attempts of its call void: one that comes later does nothing.
 --
 --!flags allow-oom
---!include clock
---!include touch
---!include payloads
---!include add_payload
---!include promote_to_zset
---!include merge
---!include forget
---!include wake
---!include is_void
 local prefix, not_after = KEYS[1], tonumber(ARGV[3])
 local now = read_now()
 local ids = {}

@@ -2,7 +2,7 @@
 --
 -- KEYS[1]  prefix of the shard
 -- ARGV[1]  now: Unix seconds, or '' for the server's clock
--- ARGV[2]  the attempt, see lib/is_void.lua; '' when it is never repeated
+-- ARGV[2]  the attempt, see lib/repeats.lua; '' when it is never repeated
 -- ARGV[3]  '1' pauses, '' resumes
 -- ARGV[4]  who pauses, '' or absent: nobody says
 --
@@ -13,9 +13,6 @@
 -- A repeat makes the earlier attempts of its call void: one that comes later does nothing.
 --
 --!flags allow-oom
---!include clock
---!include wake
---!include is_void
 local prefix, now = KEYS[1], read_now()
 if is_void(prefix, ARGV[2], now) then
   return 0

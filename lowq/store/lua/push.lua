@@ -20,15 +20,6 @@
 -- the first call when its repeat got through. Of calls in a sequence none is carried out before the one it comes after.
 -- The shard's clock never repeats and never steps back. It gives scores, and order to jobs that are due at once, which
 -- are not due more than a millisecond after the server's time.
---
---!include clock
---!include bounded
---!include due_cutoff
---!include settle
---!include tokens
---!include wake
---!include payloads
---!include add_payload
 local prefix, token, width = KEYS[1], ARGV[2], tonumber(ARGV[5])
 local accepted = (#ARGV - 7) / width
 
@@ -65,7 +56,7 @@ if present > 0 then
 end
 
 local now = read_now()
-local settled = settle(prefix, now, meta[5], meta[6])
+local settled = shift_due(prefix, now, meta[5], meta[6])
 local clock = math.max(now, (tonumber(meta[2]) or 0) + 0.000001)
 local ceiling = now + 0.001 -- what is due now is due now, however far the clock is ahead
 local head = redis.call('ZRANGE', prefix .. 'due', 0, 0, 'WITHSCORES')[2]

@@ -20,10 +20,6 @@
 -- Invariant: nothing changes. No more than 1,000 ids are looked at, so a reply may hold none and not be the last.
 --
 --!flags no-writes
---!include clock
---!include due_cutoff
---!include state
---!include position
 local prefix, set, reverse, limit = KEYS[1], ARGV[2], ARGV[5] == '1', tonumber(ARGV[6])
 local when, past = ARGV[9], ARGV[10]
 local key = prefix .. set

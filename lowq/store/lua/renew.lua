@@ -11,9 +11,6 @@
 -- Invariant: only the holder lengthens; a lease that has run out is not renewed but acquired again.
 --
 --!flags allow-oom
---!include clock
---!include restore_lease
---!include lease
 local lost = check_lease(KEYS[1], ARGV[2])
 if lost then
   return lost

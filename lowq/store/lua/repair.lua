@@ -22,21 +22,6 @@
 -- back waits in its own shard, which one thread works at a time.
 --
 --!flags allow-oom
---!include clock
---!include restore_lease
---!include touch
---!include payloads
---!include add_payload
---!include promote_to_zset
---!include merge
---!include taken
---!include has_inline
---!include get_inline
---!include materialize
---!include readable
---!include forget
---!include wake
---!include integrity_error
 local prefix, what = KEYS[1], ARGV[2]
 local now = read_now()
 local ids = {}
@@ -137,7 +122,7 @@ for _, id in ipairs(ids) do
     reply[#reply + 1] = 2
   else
     local delivered = tonumber(redis.call('HGET', prefix .. 'meta', 'delivery') or '') or 0
-    local code = ailment_of(prefix, what, id, delivered)
+    local code = find_integrity_error(prefix, what, id, delivered)
     reply[#reply + 1] = code and repairs[code](id) or 0
   end
 end

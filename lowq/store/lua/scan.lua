@@ -19,10 +19,6 @@
 -- more than once.
 --
 --!flags no-writes
---!include clock
---!include due_cutoff
---!include state
---!include taken
 local prefix, set, wanted, when, past = KEYS[1], ARGV[2], ARGV[5], ARGV[6], ARGV[7]
 local due_cutoff, clock = read_due_cutoff(prefix, read_now())
 local command = set == 'taken' and 'HSCAN' or 'ZSCAN'

@@ -13,8 +13,6 @@
 -- Invariant: nothing changes.
 --
 --!flags no-writes
---!include clock
---!include due_cutoff
 local prefix = KEYS[1]
 local now = read_now()
 local sets = {

@@ -13,8 +13,6 @@
 -- Invariant: nothing changes.
 --
 --!flags no-writes
---!include clock
---!include due_cutoff
 local prefix = KEYS[1]
 local key_due = prefix .. 'due'
 local due_cutoff = read_due_cutoff(prefix, read_now())

@@ -12,9 +12,6 @@
 -- flight when the lease was left to run out is restored without being charged, unless that happened twice before.
 --
 --!flags allow-oom
---!include clock
---!include restore_lease
---!include lease
 local prefix = KEYS[1]
 local lost = check_lease(prefix, ARGV[2])
 if lost then

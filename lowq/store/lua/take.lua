@@ -25,18 +25,6 @@
 -- taken, the rest keeps its place.
 --
 --!flags allow-oom
---!include clock
---!include bounded
---!include due_cutoff
---!include settle
---!include restore_lease
---!include lease
---!include taken
---!include has_inline
---!include get_inline
---!include records_of
---!include forget
---!include payloads
 local prefix, token, last, limit = KEYS[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
 local max_payloads, max_bytes = tonumber(ARGV[5]), tonumber(ARGV[6])
 local key_due, key_taken, key_meta = prefix .. 'due', prefix .. 'taken', prefix .. 'meta'
@@ -80,7 +68,7 @@ end
 -- 1. Read: what is acknowledged, what is to be handed out.
 local now = read_now()
 local meta = redis.call('HMGET', key_meta, 'clock', 'delivery', 'paused', 'processed', 'seen', 'seen_since')
-settle(prefix, now, meta[5], meta[6])
+shift_due(prefix, now, meta[5], meta[6])
 local due_cutoff = read_due_cutoff(prefix, now, meta[1] or '')
 local paused = meta[3] and 1 or 0
 local special = redis.call('EXISTS', prefix .. 'retries', prefix .. 'errors', prefix .. 'solo',

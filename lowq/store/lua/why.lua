@@ -18,8 +18,6 @@
 -- Invariant: nothing changes.
 --
 --!flags no-writes
---!include clock
---!include due_cutoff
 local prefix, id = KEYS[1], ARGV[2]
 local now = read_now()
 local due_cutoff = read_due_cutoff(prefix, now)

@@ -1,12 +1,137 @@
 -- The payloads of an id that wait, and those that are buried, are one key each, in one of two forms:
 --   inline     STRING "score payload": a single payload of up to 4,096 bytes, which is what most ids have. As a sorted
 --            set of one it would take 850 bytes more as soon as it has more than 64.
---   a set    ZSET payload -> score. It may hold a single payload, too: a set never becomes inline again.
--- Only the snippets beside this one, `take` and `look` know that. MGET answers nil for what is no string, so it tells
--- the forms apart without an error.
+--   a set      ZSET payload -> score. It may hold a single payload, too: a set never becomes inline again.
+-- In flight, an inline payload is within the record of its id, see lib/taken.lua. Only this file, `push`, `take` and
+-- `fetch_jobs` know the forms. MGET answers nil for what is no string, so it tells them apart without an error.
 
 -- Payload and score (text) of what is inline.
 local function split_inline(inline)
   local space = string.find(inline, ' ', 1, true)
   return string.sub(inline, space + 1), string.sub(inline, 1, space - 1)
+end
+
+-- "score payload" that the record of an id in flight holds, or nil: its payloads are in a key.
+local function get_inline(record)
+  return string.match(record, '^%S+ +%S+ %S+ %S+ %S+ ([^ ]* .*)\n$')
+end
+
+-- Whether the record of an id in flight holds its payload: only then it ends with a newline, without it with a digit.
+local function has_inline(record)
+  return string.byte(record, -1) == 10
+end
+
+-- Adds a payload with its score (text). Of two equal ones the lowest score stays. `form`: what is known of the key: the
+-- text of an inline payload, false (no inline one), true (a set), or nil (nothing). Returns it as it is afterwards.
+local function add_payload(key, payload, score, form)
+  if form == nil then
+    form = redis.call('MGET', key)[1]
+  end
+  local inline = not form and #payload <= 4096 and score .. ' ' .. payload
+  if inline and redis.call('SET', key, inline, 'NX') then
+    return inline
+  end
+  if not form or form == true then
+    redis.call('ZADD', key, 'LT', score, payload)
+    return true
+  end
+  local present, its_score = split_inline(form)
+  if present ~= payload then
+    redis.call('DEL', key)
+    redis.call('ZADD', key, its_score, present, score, payload)
+    return true
+  end
+  if tonumber(score) < tonumber(its_score) then
+    form = score .. ' ' .. payload
+    redis.call('SET', key, form)
+  end
+  return form
+end
+
+-- An inline payload becomes a set of one, so that others can join or leave it.
+local function promote_to_zset(key)
+  local inline = redis.call('MGET', key)[1]
+  if inline then
+    local payload, score = split_inline(inline)
+    redis.call('DEL', key)
+    redis.call('ZADD', key, score, payload)
+  end
+end
+
+-- The payload that a record in `taken` holds gets a key, as others have, for whatever treats all of them alike.
+local function materialize(prefix, id, record)
+  local inline = get_inline(record)
+  if inline then
+    add_payload(prefix .. 'taken:payloads:' .. id, split_inline(inline))
+    redis.call('HSET', prefix .. 'taken', id, string.sub(record, 1, -3 - #inline))
+  end
+end
+
+-- Moves the payloads of source into target: equal ones collapse, the lowest score wins. All of them, which is for what
+-- is in flight, as take has bounded that; or as many as the budget allows: {payloads = n, bytes = n}, which is used up,
+-- also over many ids of one call. At least one payload is moved while the budget is not used up. Returns whether source
+-- is empty now. Reads a few at a time: a payload may be 1 MiB, and nothing tells its size beforehand.
+local function merge(source, target, budget)
+  if redis.call('EXISTS', source) == 0 then
+    return true
+  end
+  if redis.call('EXISTS', target) == 0 then
+    redis.call('RENAME', source, target)
+    return true
+  end
+  budget = budget or { payloads = math.huge, bytes = math.huge }
+  if budget.payloads <= 0 or budget.bytes <= 0 then
+    return false
+  end
+  local inline = redis.call('MGET', source)[1]
+  if inline then
+    add_payload(target, split_inline(inline))
+    redis.call('DEL', source)
+    budget.payloads, budget.bytes = budget.payloads - 1, budget.bytes - #inline
+    return true
+  end
+  promote_to_zset(target)
+  local step, largest = 1, 1
+  while budget.payloads > 0 and budget.bytes > 0 do
+    local part = redis.call('ZRANGE', source, 0, step - 1, 'WITHSCORES')
+    if #part == 0 then
+      return true
+    end
+    local pairs_, payloads = {}, {}
+    for i = 1, #part, 2 do
+      pairs_[i], pairs_[i + 1] = part[i + 1], part[i]
+      payloads[#payloads + 1] = part[i]
+      budget.bytes = budget.bytes - #part[i]
+      largest = math.max(largest, #part[i])
+    end
+    redis.call('ZADD', target, 'LT', unpack(pairs_))
+    redis.call('ZREM', source, unpack(payloads))
+    budget.payloads = budget.payloads - #payloads
+    step = math.max(1, math.min(16, step * 2, math.floor(budget.bytes / largest)))
+  end
+  return redis.call('EXISTS', source) == 0
+end
+
+-- Whether what a key of payloads holds is in one of their forms, as far as its type and its beginning tell.
+local function begins_with_score(inline)
+  return tonumber(string.match(inline, '^(%S+) ') or '') ~= nil
+end
+
+local function is_readable(key)
+  local kind = redis.call('TYPE', key).ok
+  if kind == 'string' then
+    return begins_with_score(redis.call('GETRANGE', key, 0, 40))
+  end
+  return kind == 'zset' or kind == 'none'
+end
+
+-- About how many bytes Redis frees on the spot when it unlinks a payloads key: only sets of more than 64 members
+-- are left to its background thread, and 64 payloads of 1 MiB each take milliseconds. 0 where nothing tells, and for
+-- an inline payload, which is small.
+local function weight(key)
+  if redis.call('TYPE', key).ok ~= 'zset' or redis.call('ZCARD', key) > 64 then
+    return 0
+  end
+  local bytes = redis.pcall('MEMORY', 'USAGE', key, 'SAMPLES', 0)
+  return type(bytes) == 'number' and bytes or 0
 end

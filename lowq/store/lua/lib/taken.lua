@@ -1,7 +1,93 @@
+-- What is in flight: its records, how it comes back, and what is remembered of those whose owners ended.
+
 -- The record of an id in flight: "delivery perform_at retry_count level taken_at". If an inline payload was taken, that
 -- is in there too, "... taken_at score payload\n", and in no key: one place less to look up, of the few that each job
 -- of a long queue costs. Behind the delivery there may be more spaces: `take` fills a record up.
 local function parse_taken(record)
   local delivery, perform_at, retry_count = string.match(record, '^(%S+) +(%S+) (%S+)')
   return delivery, perform_at, tonumber(retry_count)
+end
+
+-- Which of the ids are in flight under exactly that delivery: id -> record. A delivery that differs was handed
+-- out anew since, to somebody else or after a lost reply: what is said of the older one is void.
+local function records_of(prefix, delivery, ids)
+  local found = {}
+  if #ids > 0 then
+    local records = redis.call('HMGET', prefix .. 'taken', unpack(ids))
+    local head = delivery .. ' '
+    for i, record in ipairs(records) do
+      if record and string.sub(record, 1, #head) == head then
+        found[ids[i]] = record
+      end
+    end
+  end
+  return found
+end
+
+-- A job in flight waits again: payloads merged back, its own perform_at and retry_count win over those of a
+-- job with the same id that arrived meanwhile. `perform_at` overrides when given. Otherwise the job was due when it was
+-- taken and is so still, also when the server's clock has stepped back since.
+local function put_back(prefix, id, record, now, perform_at)
+  local _, was_due, retry_count = parse_taken(record)
+  local inline, waiting = get_inline(record), prefix .. 'payloads:' .. id
+  if inline and not redis.call('SET', waiting, inline, 'NX') then
+    add_payload(waiting, split_inline(inline))
+  end
+  merge(prefix .. 'taken:payloads:' .. id, waiting)
+  redis.call('HDEL', prefix .. 'taken', id)
+  redis.call('ZADD', prefix .. 'due', perform_at or math.min(tonumber(was_due), now), id)
+  if retry_count >= 0 then
+    redis.call('ZADD', prefix .. 'retries', retry_count, id)
+  end
+end
+
+-- What is kept of an id whose owners end with it in flight: "crashes", or "crashes uncharged". The first number counts
+-- deaths; the second, how often an owner that was told to stop did not wait for it any longer, and it went uncharged.
+local function read_crashes(prefix, id)
+  local crashes, uncharged = string.match(redis.call('HGET', prefix .. 'crashes', id) or '', '^(%d+) ?(%d*)$')
+  return tonumber(crashes) or 0, tonumber(uncharged) or 0
+end
+
+local function write_crashes(prefix, id, crashes, uncharged)
+  local value = string.format(uncharged > 0 and '%d %d' or '%d', crashes, uncharged)
+  redis.call('HSET', prefix .. 'crashes', id, value)
+end
+
+-- Clears what is known of an id's past: its next payloads start afresh.
+local function forget(prefix, id)
+  redis.call('ZREM', prefix .. 'retries', id)
+  redis.call('HDEL', prefix .. 'errors', id)
+  redis.call('SREM', prefix .. 'solo', id)
+  redis.call('HDEL', prefix .. 'crashes', id)
+end
+
+-- Somebody died with the job in flight. It waits again, alone and a little later, so that the next crash
+-- convicts the right one; or, after max_crash_count crashes, it is buried as poison. Returns whether it was.
+local function crash(prefix, id, record, now, max_crash_count, delay)
+  local crashes, uncharged = read_crashes(prefix, id)
+  crashes = crashes + 1
+  write_crashes(prefix, id, crashes, uncharged)
+  if crashes < max_crash_count then
+    put_back(prefix, id, record, now, now + delay)
+    redis.call('SADD', prefix .. 'solo', id)
+    return false
+  end
+  -- The whole job, also what came meanwhile. Should both that and the morgue hold thousands of payloads, a part of
+  -- them waits on, as a job that starts afresh.
+  local waiting = prefix .. 'payloads:' .. id
+  materialize(prefix, id, record)
+  merge(prefix .. 'taken:payloads:' .. id, waiting)
+  if merge(waiting, prefix .. 'morgue:payloads:' .. id, { payloads = 500, bytes = 1048576 }) then
+    redis.call('ZREM', prefix .. 'due', id)
+  else
+    redis.call('ZADD', prefix .. 'due', 'NX', now, id)
+  end
+  redis.call('HDEL', prefix .. 'taken', id)
+  redis.call('ZADD', prefix .. 'morgue', now, id)
+  redis.call('HSET', prefix .. 'morgue:errors', id,
+    'poison: the process died ' .. crashes .. ' times with this job in flight'
+    .. (uncharged > 0 and ', or was stopped and could not wait for it' or ''))
+  redis.call('HINCRBY', prefix .. 'meta', 'buried', 1)
+  forget(prefix, id)
+  return true
 end

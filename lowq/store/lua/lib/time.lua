@@ -1,3 +1,30 @@
+-- The server's time, and what is due by it.
+
+-- Time, in Unix seconds. A number goes to redis.call as it is (Redis writes it with 17 digits); it must never
+-- pass through tostring, .. or cjson, which keep 14 digits and lose the microseconds.
+local function read_now()
+  if ARGV[1] ~= '' then
+    return math.min(tonumber(ARGV[1]), 8589934591)
+  end
+  local time = redis.call('TIME')
+  return tonumber(time[1]) + tonumber(time[2]) / 1000000
+end
+
+-- A time, or a delay, that is a number and not after the year 2242, which means "never": doubles beyond leave the 64
+-- bits of an integer reply, and come back as something long overdue. NaN is neither before nor after anything.
+local function bounded(time)
+  return time < 8589934591 and time or 8589934591
+end
+
+-- A waiting job is due when its perform_at is not after the due_cutoff, which is the server's time: the shard's own
+-- clock only gives scores. But the jobs of one push are due a tick apart, so while that clock is ahead, be it for these
+-- ticks or because the server's has stepped back, up to a millisecond of it counts. `clock` is that clock if it is
+-- known already. Returns it too, as Redis wrote it ('' before the first push).
+local function read_due_cutoff(prefix, now, clock)
+  clock = clock or redis.call('HGET', prefix .. 'meta', 'clock') or ''
+  return math.max(now, math.min(tonumber(clock) or 0, now + 0.001)), clock
+end
+
 -- What has become due stays due when the server's clock steps back, by itself or because another server with an earlier
 -- clock has taken over. `meta` has the server's time at the last push, `seen`, and `seen_since`, from when on it had
 -- come there without a jump forward. Jobs whose time is in that stretch were due. They are moved back with it, by as
@@ -5,7 +32,7 @@
 -- of the time that it had jumped over: a clock that was a day ahead for a moment must not start a day's jobs.
 -- At most 500 jobs a call; until all are moved the stretch stays as it is, and the next call goes on. Returns whether
 -- they are.
-local function settle(prefix, now, seen, since)
+local function shift_due(prefix, now, seen, since)
   local latest = tonumber(seen or '') or 0
   local step = latest - now
   local stepped = step > 0.001 and step < math.huge

@@ -1,8 +1,10 @@
+-- What the doctor looks for.
+
 -- What is wrong with an id as far as one kind of key tells: a code, or nil when nothing is. `what` is the name of a set
 -- in which the id was found, or what its payloads key begins with. An id may wait, be in flight and be buried at once;
 -- wrong is only what no transition leaves behind. Looks at everything anew, so what has moved meanwhile is not wrong.
--- `delivered` is the shard's counter of deliveries. Needs `taken`, `readable`.
-local function ailment_of(prefix, what, id, delivered)
+-- `delivered` is the shard's counter of deliveries.
+local function find_integrity_error(prefix, what, id, delivered)
   local function in_set(set)
     return redis.call('ZSCORE', prefix .. set, id) ~= false
   end

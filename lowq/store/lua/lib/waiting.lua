@@ -1,0 +1,83 @@
+-- The ids that wait: in which order, which of them, and who is to be told.
+
+-- Whether an id comes before another among equal scores. Byte by byte: Lua's own `<` goes by the collation of
+-- the server's locale.
+local function precedes(a, b)
+  for i = 1, math.min(#a, #b) do
+    local x, y = string.byte(a, i), string.byte(b, i)
+    if x ~= y then
+      return x < y
+    end
+  end
+  return #a < #b
+end
+
+-- Where the position (score, id) is in a sorted set: how many ids come before it, and whether its own stands
+-- there. The id need not be in the set any more, and a million others may share its score.
+local function rank_of(key, score, id)
+  local low = redis.call('ZCOUNT', key, '-inf', '(' .. score)
+  local high = redis.call('ZCOUNT', key, '-inf', score)
+  while low < high do
+    local middle = math.floor((low + high) / 2)
+    local found = redis.call('ZRANGE', key, middle, middle)[1]
+    if found == id then
+      return middle, true
+    elseif precedes(found, id) then
+      low = middle + 1
+    else
+      high = middle
+    end
+  end
+  return low, false
+end
+
+-- Which of the waiting ids fit: `when` is '' (any time), 'due' or 'later' than the due_cutoff; `past` is '' (any),
+-- 'fresh' or 'failed' (in `retries`). Their times and retry counts may be handed in when they are known already.
+-- Returns a list of booleans, one per id. At most a few thousand ids: unpack takes no more.
+local function fits(prefix, ids, when, past, due_cutoff, times, counts)
+  local result = {}
+  if #ids == 0 then
+    return result
+  end
+  if when ~= '' and not times then
+    times = redis.call('ZMSCORE', prefix .. 'due', unpack(ids))
+  end
+  if past ~= '' and not counts then
+    counts = redis.call('ZMSCORE', prefix .. 'retries', unpack(ids))
+  end
+  for i = 1, #ids do
+    local fit = true
+    if when ~= '' then
+      local at = times[i] and tonumber(times[i])
+      fit = at and (at <= due_cutoff) == (when == 'due')
+    end
+    if past ~= '' then
+      fit = fit and (counts[i] and 'failed' or 'fresh') == past
+    end
+    result[i] = fit
+  end
+  return result
+end
+
+-- In a cluster, touching an absent key of a slot that is being migrated aborts the script there and then, and
+-- what it wrote before stays. So one EXISTS asks for every per-id key that a script will need, before its
+-- first write: it aborts here, or nowhere.
+local function touch(prefix, suffixes, ids)
+  local keys = {}
+  for _, suffix in ipairs(suffixes) do
+    for _, id in ipairs(ids) do
+      keys[#keys + 1] = prefix .. suffix .. id
+    end
+  end
+  if #keys > 0 then
+    redis.call('EXISTS', unpack(keys))
+  end
+end
+
+-- Tells the owner when the shard's head is due. Not while something is in flight: whoever holds that asks for
+-- the next due time anyway when it reports the outcome.
+local function wake(prefix, delay)
+  if redis.call('EXISTS', prefix .. 'taken') == 0 then
+    redis.call('PUBLISH', prefix .. 'wake', string.format('%.6f', math.max(delay, 0)))
+  end
+end
