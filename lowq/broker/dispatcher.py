@@ -11,9 +11,10 @@ Idle threads don't poll. One of them, the leader, sleeps until the next known du
 import threading
 from collections.abc import Callable, Sequence
 
-from lowq import clock
 from lowq.broker.scheduler import LagScheduler
 from lowq.broker.shard import Delivery, Shard
+from lowq.clock import Clock
+from lowq.clock import now as clock_now
 from lowq.duration import LONGEST_WAIT
 
 #: Seconds that a thread may be with one batch before the others look after its shards, too.
@@ -32,7 +33,10 @@ class Dispatcher:
         preferred: Sequence[Sequence[Shard]],
         schedules: Sequence[Schedule],
         on_left: Callable[[Shard], object] = lambda _shard: None,
+        *,
+        clock: Clock = clock_now,
     ) -> None:
+        self._clock = clock
         self._preferred: list[list[Shard]] = []
         self._all: list[Shard] = []
         self._schedules = list(schedules)
@@ -55,7 +59,7 @@ class Dispatcher:
         with self._changed:
             held.claimed = False
             try:
-                return self._pick(thread, clock.now())
+                return self._pick(thread, self._clock())
             finally:
                 held.claimed = True
 
@@ -63,7 +67,7 @@ class Dispatcher:
         """Sleeps until there is a shard to work; claimed for the caller. None: no more is taken."""
         with self._changed:
             while not self._closed:
-                now = clock.now()
+                now = self._clock()
                 shard = self._pick(thread, now)
                 if shard is not None:
                     self._hand_on(thread)
@@ -127,7 +131,7 @@ class Dispatcher:
         """Takes note of what a trip to the caller's shard told. ``wakes``: the shard's count before the call was
         sent; a wake-up that came since may be newer than the reply, so the shard is looked at again.
         """
-        now = clock.now()
+        now = self._clock()
         with self._changed:
             if shard.wakes != wakes:
                 shard.next_due = now
@@ -138,12 +142,12 @@ class Dispatcher:
     def look_again(self, shard: Shard) -> None:
         """What is known of the caller's shard is out of date: jobs went back to it."""
         with self._changed:
-            shard.next_due = clock.now()
+            shard.next_due = self._clock()
 
     def rest(self, shard: Shard, seconds: float) -> None:
         """The caller's shard is in trouble of its own: nobody looks at it for a while."""
         with self._changed:
-            shard.next_due = clock.now() + seconds
+            shard.next_due = self._clock() + seconds
 
     def unclaim(self, shard: Shard) -> None:
         """The caller has finished with the shard."""
@@ -181,7 +185,7 @@ class Dispatcher:
         """The shard has work that is due in ``delay`` seconds, or earlier than was known."""
         with self._changed:
             shard.wakes += 1
-            due = clock.now() + delay
+            due = self._clock() + delay
             if shard.next_due is None or due < shard.next_due:
                 shard.next_due = due
             if delay == 0.0:
@@ -193,14 +197,14 @@ class Dispatcher:
         """What a look at an unclaimed shard gave, unless something happened to it meanwhile."""
         with self._changed:
             if not shard.claimed and shard.wakes == wakes:
-                shard.next_due = None if delay is None else clock.now() + delay
+                shard.next_due = None if delay is None else self._clock() + delay
                 shard.paused = paused
                 if shard.next_due is not None and self._idle and not paused and not shard.leaving:
                     self._notify(shard.next_due)
 
     def _notify(self, due: float) -> None:
         # Due now: anyone may take it. Due later: the leader must set its alarm anew.
-        if due <= clock.now():
+        if due <= self._clock():
             self._changed.notify()
         else:
             self._changed.notify_all()

@@ -16,10 +16,11 @@ import random
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from lowq import clock
 from lowq.broker.dispatcher import Dispatcher
 from lowq.broker.shard import Lease, LeaseDenied, Shard
 from lowq.broker.wakeups import Listener
+from lowq.clock import Clock
+from lowq.clock import now as clock_now
 from lowq.errors import LeaseLost, RedisUnavailable, ShardsCountError
 from lowq.logs import get_log
 from lowq.store import Call, Client
@@ -34,8 +35,16 @@ class Leases:
     """Who holds what, of the shards that this node serves. Belongs to the keeper's thread."""
 
     def __init__(
-        self, client: Client, shards: Sequence[Shard], dispatcher: Dispatcher, listener: Listener, lease_ttl: float
+        self,
+        client: Client,
+        shards: Sequence[Shard],
+        dispatcher: Dispatcher,
+        listener: Listener,
+        lease_ttl: float,
+        *,
+        clock: Clock = clock_now,
     ) -> None:
+        self._clock = clock
         #: The first error that concerned only some shards, since `clear_trouble`.
         self.trouble: Exception | None = None
         self._client = client
@@ -52,7 +61,7 @@ class Leases:
         self._mine: set[Shard] = set()
         self._theirs: set[Shard] = set()
         self._told = (-1, -1)
-        self._began = clock.now()
+        self._began = self._clock()
 
     @property
     def held(self) -> list[Shard]:
@@ -71,7 +80,7 @@ class Leases:
 
     def was_away(self) -> None:
         """Redis doesn't answer."""
-        self._away_at = clock.now()
+        self._away_at = self._clock()
 
     # --- wishes ---
 
@@ -106,7 +115,7 @@ class Leases:
         """
         for start in range(0, len(shards), _WRITE):
             part = shards[start : start + _WRITE]
-            sent = clock.now()
+            sent = self._clock()
             replies = self._client.run_many([call(shard) for shard in part], repeats=0)
             if all(isinstance(reply, RedisUnavailable) for reply in replies):
                 raise replies[0]
@@ -137,7 +146,7 @@ class Leases:
             return
         if isinstance(reply, Exception):
             raise reply
-        late = shard.deadline <= clock.now()
+        late = shard.deadline <= self._clock()
         shard.deadline = sent + self._lease_ttl
         if late:  # the threads have left it alone since
             self._dispatcher.wake(shard)
@@ -168,7 +177,7 @@ class Leases:
         waiting: list[Shard] = []
 
         def note(shard: Shard, reply: Any, sent: float) -> None:
-            self._tries[shard] = clock.now() + 1.0  # should the reply be an error
+            self._tries[shard] = self._clock() + 1.0  # should the reply be an error
             had = shard.lease
             lease = shard.acquired(reply, sent + self._lease_ttl)
             if isinstance(lease, LeaseDenied):
@@ -203,7 +212,7 @@ class Leases:
         self._theirs.add(shard)
         # No longer than a lease, whatever Redis says: its clock may have stepped back.
         seconds = min(lease.seconds, self._lease_ttl)
-        self._tries[shard] = clock.now() + seconds + random.uniform(0.01, 0.05)
+        self._tries[shard] = self._clock() + seconds + random.uniform(0.01, 0.05)
 
     def give_up(self) -> bool:
         """Surrenders the shards that are not wanted any more and that no thread works; whether there were any.

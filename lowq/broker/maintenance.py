@@ -17,13 +17,14 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from lowq import clock
 from lowq.broker.activity import Activity, PendingAcks
 from lowq.broker.leases import Leases
 from lowq.broker.membership import Membership
 from lowq.broker.outage import Outage
 from lowq.broker.shard import Shard
 from lowq.broker.splitter import Members
+from lowq.clock import Clock
+from lowq.clock import now as clock_now
 from lowq.duration import LONGEST_WAIT
 from lowq.errors import ConfigError, RedisUnavailable, ShardsCountError
 from lowq.logs import describe, get_log
@@ -63,7 +64,9 @@ class MaintenanceLoop:
         heartbeat_extras: Sequence[HeartbeatExtra] = (),
         on_ready: Callable[[], object],
         on_fatal: Callable[[BaseException], object],
+        clock: Clock = clock_now,
     ) -> None:
+        self._clock = clock
         self._thread = threading.Thread(target=self._run, name="lowq-maintenance", daemon=True)
         self._client = client
         self._membership = membership
@@ -102,11 +105,11 @@ class MaintenanceLoop:
 
     # --- from other threads ---
 
-    def free(self, shard: Shard, delay: float) -> None:
+    def lease_released(self, shard: Shard, delay: float) -> None:
         """Somebody gives up the shard, in so many seconds: try for it then."""
         if shard.lease is None:
             # No lease lasts longer than that, whatever a message says.
-            self._ask(shard, clock.now() + min(delay, self._lease_ttl))
+            self._ask(shard, self._clock() + min(delay, self._lease_ttl))
 
     def check(self, shard: Shard) -> None:
         """A thread was told that the lease is lost, or doubts it: find out whose it is."""
@@ -145,7 +148,7 @@ class MaintenanceLoop:
         said = ""
         while not self._closed.is_set():
             try:
-                wait = self._tick(clock.now())
+                wait = self._tick(self._clock())
                 if self._armed:
                     quiet_ticks = 0 if self._acknowledge_early() else quiet_ticks + 1
                     if quiet_ticks > 50:
@@ -169,10 +172,10 @@ class MaintenanceLoop:
                     said = text
                     log.exception("keeping the leases failed; trying again")
                 wait = 1.0
-            expected = clock.now() + wait
+            expected = self._clock() + wait
             self._nudge.wait(wait)
             self._nudge.clear()
-            self._warn_when_late(clock.now() - expected)
+            self._warn_when_late(self._clock() - expected)
 
     def _tick(self, now: float) -> float:
         """Does what is due; returns the seconds until something is due again.
@@ -208,7 +211,7 @@ class MaintenanceLoop:
         if trouble is not None:
             raise trouble
         due = min(self._next_renewal, self._next_refresh, self._next_look, leases.next_try)
-        return min(max(due - clock.now(), 0.0), LONGEST_WAIT)
+        return min(max(due - self._clock(), 0.0), LONGEST_WAIT)
 
     # --- membership ---
 
@@ -237,7 +240,7 @@ class MaintenanceLoop:
                 raise
 
     def _details(self) -> dict[str, Any]:
-        now = clock.now()
+        now = self._clock()
         held: dict[str, list[int]] = {}
         for shard in self._leases.held:
             held.setdefault(shard.queue, []).append(shard.index)
@@ -287,7 +290,7 @@ class MaintenanceLoop:
         return busy
 
     def _warn_when_late(self, late: float) -> None:
-        now = clock.now()
+        now = self._clock()
         worst, at = self._late
         if late > worst or now - at > LATE_SECONDS:
             self._late = max(late, 0.0), now

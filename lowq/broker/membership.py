@@ -15,8 +15,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from lowq import clock
 from lowq.broker.splitter import Members
+from lowq.clock import Clock
+from lowq.clock import now as clock_now
 from lowq.store import Call
 from lowq.store.keys import nodes_key
 
@@ -46,7 +47,10 @@ class Membership:
     a node that is not heard of is dead: its leases have run out by then.
     """
 
-    def __init__(self, identity: Identity, namespace: str, *, silence: float, shares: bool) -> None:
+    def __init__(
+        self, identity: Identity, namespace: str, *, silence: float, shares: bool, clock: Clock = clock_now
+    ) -> None:
+        self._clock = clock
         self.me = identity.name
         self.channel = nodes_key(namespace)
         #: Node -> what it serves; this node too, while it takes part.
@@ -81,7 +85,7 @@ class Membership:
 
     def received(self, reply: list[bytes]) -> bool:
         """Takes note of the reply to `heartbeat_call`; whether the members have changed."""
-        self.first_silent = clock.now() + float(reply[0]) if reply[0] else float("inf")
+        self.first_silent = self._clock() + float(reply[0]) if reply[0] else float("inf")
         members = {
             name.decode("utf-8", "replace"): _queues(part)
             for name, part in zip(reply[1::2], reply[2::2], strict=True)

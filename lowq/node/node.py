@@ -6,7 +6,6 @@
 4. stop: take nothing more, finish what runs, give back what was taken but not started, surrender the leases.
 """
 
-import json
 import os
 import secrets
 import selectors
@@ -21,15 +20,11 @@ from types import FrameType
 
 from lowq import clock
 from lowq.application import Lowq
-from lowq.broker.dispatcher import Dispatcher
-from lowq.broker.leases import Leases
-from lowq.broker.maintenance import MaintenanceLoop
-from lowq.broker.membership import Identity, Membership
-from lowq.broker.outage import Outage
+from lowq.broker.broker import Broker
+from lowq.broker.membership import Identity
 from lowq.broker.scheduler import LagScheduler
 from lowq.broker.shard import Shard, shards_of
-from lowq.broker.splitter import BalancedSplitter, Members, MembershipSplitter
-from lowq.broker.wakeups import Listener
+from lowq.broker.splitter import BalancedSplitter
 from lowq.errors import ConfigError, LowqError, RedisRefused
 from lowq.logs import describe, flush, get_log
 from lowq.metrics.counters import Recorder, Tally
@@ -132,46 +127,26 @@ class Node:
             app.register(worker.queue_name, worker.shards_count, worker)
         config.on_server_init()
         self.client = app.connect(self.threads + 2, kernel=True)
-        keeper_client = app.connect(2, socket_timeout=max(config.lease_ttl / 4, 0.1), kernel=True)
+        maintenance_client = app.connect(2, socket_timeout=max(config.lease_ttl / 4, 0.1), kernel=True)
         shards = [shard for worker in self._workers.values() for shard in shards_of(self.client, config, worker, nonce)]
         splitter = config.build_splitter() if config.build_splitter else BalancedSplitter(self.threads)
         identity = Identity(
             nonce, {name: worker.shards_count for name, worker in self._workers.items()}, self.threads, VERSION
         )
         self.name = identity.name
-        self.outage = Outage()
         seats = [
             ThreadActivity(number, tallies={name: Tally() for name in self._workers}) for number in range(self.threads)
         ]
-        schedules = [config.build_scheduler() if config.build_scheduler else LagScheduler() for _ in seats]
-        self.dispatcher = Dispatcher([[] for _ in seats], schedules, self._left)
-        membership = Membership(
-            identity, config.namespace, silence=config.lease_ttl, shares=isinstance(splitter, MembershipSplitter)
-        )
-        self._listener = Listener(
-            self.client, shards, membership.channel, self.dispatcher.wake, self._freed, self._heard,
-            self.outage.begin,
-        )  # fmt: skip
-
-        def divide(members: Members) -> list[Shard]:
-            if isinstance(splitter, MembershipSplitter):
-                groups = splitter.among(shards, members, self.name)
-            else:
-                groups = splitter(shards)
-            preferred = self._seat(groups, shards)
-            self.dispatcher.assign(preferred)
-            return list(dict.fromkeys(shard for group in preferred for shard in group))
-
-        divide({self.name: identity.queues})  # a splitter that can't do it fails here
-
-        self.keeper = MaintenanceLoop(
-            keeper_client, membership, Leases(keeper_client, shards, self.dispatcher, self._listener, config.lease_ttl),
-            seats, self.outage, divide=divide, lease_ttl=config.lease_ttl, poll_interval=config.poll_interval,
+        self.broker = Broker(
+            identity, shards, self.client, maintenance_client, config,
+            splitter=splitter,
+            schedules=[config.build_scheduler() if config.build_scheduler else LagScheduler() for _ in seats],
+            activities=seats,
             registrations=[
                 app.registration(worker.queue_name, worker.shards_count, worker) for worker in self._workers.values()
             ],
-            on_ready=self._on_ready, on_fatal=self.fail,
             heartbeat_extras=[self._recorder(seats, shards)],
+            on_ready=self._on_ready, on_command=self._on_command, on_fatal=self.fail,
         )  # fmt: skip
         self._threads = [WorkerThread(self, seat, self._runtimes()) for seat in seats]
         self._warn_of_eviction()
@@ -180,8 +155,7 @@ class Node:
             "node %s starts: %d threads, %d shards of %s", self.name, self.threads, len(shards),
             ", ".join(self._workers), extra={"event": "start", "node": self.name},
         )  # fmt: skip
-        self.keeper.start()
-        self._listener.start()
+        self.broker.start()
         for thread in self._threads:
             thread.start()
 
@@ -198,17 +172,6 @@ class Node:
         tallies = {name: [seat.tallies[name] for seat in seats] for name in self._workers}
         return Recorder(self.app.config.namespace, tallies, lag_of)
 
-    def _seat(self, groups: Sequence[Sequence[Shard]], shards: list[Shard]) -> list[list[Shard]]:
-        """The splitter's groups, one per thread: empty ones for threads without, folded when there are too many."""
-        known = set(shards)
-        preferred: list[list[Shard]] = [[] for _ in range(self.threads)]
-        for number, group in enumerate(groups):
-            for shard in group:
-                if shard not in known:
-                    raise ConfigError(f"the splitter returned {shard!r}, which it was not given")
-                preferred[number % self.threads].append(shard)
-        return preferred
-
     def _runtimes(self) -> dict[str, WorkerRuntime]:
         runtimes = {}
         for name, worker in self._workers.items():
@@ -217,31 +180,13 @@ class Node:
             runtimes[name] = WorkerRuntime(instance, call, worker.batch_size)
         return runtimes
 
-    # What the dispatcher and the listener tell the keeper, which is made after them.
-
-    def _freed(self, shard: Shard, delay: float) -> None:
-        self.keeper.free(shard, delay)
-
-    def _left(self, shard: Shard) -> None:
-        self.keeper.left(shard)
-
-    def _heard(self, message: str) -> None:
-        """On the nodes' channel: the name of a node that noticed a change, or what people tell a node."""
-        if not message.startswith("{"):
-            if message != self.name:
-                self.keeper.members_changed()
-            return
-        try:
-            told = json.loads(message)
-            if told["to"] != self.name:
-                return
-            what = told["do"]
-        except (ValueError, LookupError, TypeError):
-            return  # not ours
-        log.warning("node %s is told: %s", self.name, what, extra={"event": "told", "what": what})
-        if what == "quiet":
+    def _on_command(self, command: str) -> None:
+        log.warning(
+            "node %s has received a command: %s", self.name, command, extra={"event": "command", "command": command}
+        )
+        if command == "quiet":
             self.quiet()
-        elif what == "stop":
+        elif command == "stop":
             self.request_stop()
 
     def _warn_of_eviction(self) -> None:
@@ -276,12 +221,12 @@ class Node:
 
     def trouble(self) -> str | None:
         """Why the node is not well, for people; None: it is. May be called from any thread."""
-        keeper = getattr(self, "keeper", None)
-        if keeper is None:
+        broker: Broker | None = getattr(self, "broker", None)
+        if broker is None:
             return "the node has not started yet"
-        if not keeper.is_alive():
-            return "the node's keeper has ended"
-        away = self.outage.seconds
+        if not broker.maintenance.is_alive():
+            return "the node's maintenance loop has ended"
+        away = broker.outage.seconds
         return f"Redis has not answered for {away:.1f} s" if away else None
 
     # --- signals ---
@@ -374,8 +319,7 @@ class Node:
         self._go_quiet()
 
     def _go_quiet(self) -> None:
-        self.dispatcher.close()
-        self.keeper.quiet()
+        self.broker.quiet()
 
     def drain(self) -> None:
         """Goes quiet, and `run` ends as soon as what runs is finished, however long that takes. For a node that is
@@ -445,7 +389,7 @@ class Node:
             if thread.seat.performing is None:
                 thread.join(max(deadline - time.monotonic(), 0.0))  # on its way out
         running = [thread for thread in self._threads if thread.is_alive()]
-        self.keeper.stop()
+        self.broker.stop()
         if running:
             self.exit_code = EXIT_CUT_SHORT
             busy = [str(thread.seat.performing) for thread in running if thread.seat.performing] or ["nothing"]
@@ -455,11 +399,10 @@ class Node:
             )  # fmt: skip
             flush()  # now: from here on the leases run out
         try:
-            self.keeper.leave(LEAVE_SECONDS if running else 0.0)
+            self.broker.leave(LEAVE_SECONDS if running else 0.0)
         except LowqError as error:
             log.warning("the leases could not be surrendered, they run out by themselves: %s", error)
-        self._listener.close()
-        self.keeper.close()
+        self.broker.close()
         if not running:
             self.client.close()
             log.info("node %s has stopped", self.name, extra={"event": "stopped"})

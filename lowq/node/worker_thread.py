@@ -18,13 +18,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from lowq import clock
 from lowq.application import Lowq
 from lowq.broker.activity import Performing
-from lowq.broker.dispatcher import Dispatcher
-from lowq.broker.maintenance import MaintenanceLoop
-from lowq.broker.outage import Outage
+from lowq.broker.broker import Broker
 from lowq.broker.shard import MAX_DELIVERY_JOBS, Delivery, Shard, TakenJob
+from lowq.clock import Clock
+from lowq.clock import now as clock_now
 from lowq.errors import LeaseLost, RedisUnavailable
 from lowq.logs import describe, get_log
 from lowq.metrics.counters import BOUNDS, bucket_of
@@ -56,9 +55,7 @@ class NodeContext(Protocol):
 
     app: Lowq
     client: Client
-    dispatcher: Dispatcher
-    keeper: MaintenanceLoop
-    outage: Outage
+    broker: Broker
     #: Set when the node is to stop.
     stopping: threading.Event
     prefetch: bool
@@ -71,12 +68,20 @@ class NodeContext(Protocol):
 class WorkerThread:
     """Works one shard after another. Everything but `seat` belongs to the thread itself."""
 
-    def __init__(self, node: NodeContext, seat: ThreadActivity, runtimes: dict[str, WorkerRuntime]) -> None:
+    def __init__(
+        self,
+        node: NodeContext,
+        seat: ThreadActivity,
+        runtimes: dict[str, WorkerRuntime],
+        *,
+        clock: Clock = clock_now,
+    ) -> None:
+        self._clock = clock
         self._thread = threading.Thread(target=self._run, name=f"lowq-{seat.number}", daemon=True)
         self.seat = seat
         self._node = node
         self._client = node.client
-        self._dispatcher = node.dispatcher
+        self._dispatcher = node.broker.dispatcher
         self._runtimes = runtimes
         self._config = node.app.config
         self._held: Shard | None = None
@@ -108,7 +113,7 @@ class WorkerThread:
                     return
                 failures = 0
             except RedisUnavailable as error:
-                self._node.outage.begin(error)
+                self._node.broker.outage.begin(error)
                 failures += 1
                 if not self._pause(failures):
                     return
@@ -144,7 +149,7 @@ class WorkerThread:
             shard.drop_delivery()
             self._dispatcher.look_again(shard)
             self._dispatcher.unclaim(shard)
-            self._node.keeper.check(shard)
+            self._node.broker.maintenance.check(shard)
 
     def _turn(self) -> bool:
         """One trip to Redis and the work it brought. False: nothing more is to be taken."""
@@ -212,14 +217,14 @@ class WorkerThread:
         trips: dict[Shard, Delivery] = {}
         trouble: RedisUnavailable | None = None
         if calls:
-            begun = self._node.outage.begun
+            begun = self._node.broker.outage.begun
             replies = self._client.run_many([call for _, _, call in calls])
             for (shard, wakes, _), reply in zip(calls, replies, strict=True):
                 try:
                     trips[shard] = shard.took(reply)
                     self._dispatcher.took(shard, wakes, trips[shard])
                 except LeaseLost:
-                    self._node.keeper.check(shard)
+                    self._node.broker.maintenance.check(shard)
                     _log_lost(shard)
                 except RedisUnavailable as error:
                     trouble = trouble or error
@@ -228,7 +233,7 @@ class WorkerThread:
                     self._dispatcher.rest(shard, TROUBLE_SECONDS)
                     log.error("%r rests for %g s: %s", shard, TROUBLE_SECONDS, error, extra={"event": "trouble"})
             if trips:
-                self._node.outage.end(begun)
+                self._node.broker.outage.end(begun)
         return trips, trouble
 
     def _limit(self, shard: Shard) -> int:
@@ -250,18 +255,18 @@ class WorkerThread:
             return
         runtime = self._runtimes[shard.queue]
         size = runtime.batch_size
-        began = clock.now()
+        began = self._clock()
         for start in range(0, len(jobs), size):
             if start and (shard.leaving or self._node.stopping.is_set()):
                 shard.release([(job.id, None) for job in jobs[start:]])
                 break
             lease = shard.lease
-            if lease is None or lease.token != trip.lease.token or clock.now() >= shard.deadline:
+            if lease is None or lease.token != trip.lease.token or self._clock() >= shard.deadline:
                 self._dispatcher.look_again(shard)
                 break  # not surely ours any more
             self._perform(shard, trip, runtime, jobs[start : start + size])
         batches = -(-len(jobs) // size)
-        pace = (clock.now() - began) / batches
+        pace = (self._clock() - began) / batches
         known = self._pace.get(shard.queue)
         # A slow batch counts at once, a quick one bit by bit, at most doubling what the next trip takes.
         self._pace[shard.queue] = (
@@ -270,14 +275,14 @@ class WorkerThread:
 
     def _perform(self, shard: Shard, trip: Delivery, runtime: WorkerRuntime, jobs: list[TakenJob]) -> None:
         if shard.unacknowledged:
-            self._node.keeper.arm()
-        performing = self.seat.performing = Performing(shard, [job.id for job in jobs], clock.now())
+            self._node.broker.maintenance.arm()
+        performing = self.seat.performing = Performing(shard, [job.id for job in jobs], self._clock())
         try:
             outcome = execution.perform(
                 runtime.instance, runtime.call, shard.index, trip.lease.fence, jobs, self._config, shard.found_no_redis
             )
         finally:
-            ended = clock.now()
+            ended = self._clock()
             self.seat.performed = performing, ended
             self.seat.performing = None
         shard.finish(outcome.finished)
@@ -310,7 +315,7 @@ class WorkerThread:
                 self._dispatcher.look_again(shard)
                 return
             except RedisUnavailable as error:
-                self._node.outage.begin(error)
+                self._node.broker.outage.begin(error)
                 failures += 1
                 time.sleep(backoff(failures))
 

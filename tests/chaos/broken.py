@@ -111,7 +111,7 @@ def leak() -> None:
 def late_acks() -> None:
     """Much is performed before any of it is acknowledged."""
     _take_much()
-    setattr(maintenance.Keeper, "_acknowledge_early", lambda _self: False)  # noqa: B010  # mypy and a method's type
+    setattr(maintenance.MaintenanceLoop, "_acknowledge_early", lambda _self: False)  # noqa: B010  # mypy and a method's type
 
 
 def _take_much() -> None:

@@ -426,7 +426,7 @@ def test_what_stops_a_process_stops_it_also_when_the_lease_was_lost_meanwhile(ma
     rig = ThreadRig(app, worker)
     rig.run()
     assert [repr(error) for error in rig.failed] == ["SystemExit(3)"]
-    assert rig.keeper.doubted == rig.shards
+    assert rig.maintenance.doubted == rig.shards
 
 
 def test_it_comes_out_of_a_drain_too(make_app: MakeApp) -> None:
@@ -794,7 +794,7 @@ class TestBrokenLogging:
         rig.shards[1].next_due = None  # the first shard comes first
         rig.run()
         assert performed == [first, second]
-        assert rig.keeper.doubted == [rig.shards[0]]
+        assert rig.maintenance.doubted == [rig.shards[0]]
 
 
 def test_the_outcome_is_written_before_the_log_is_told(make_app: MakeApp) -> None:

@@ -30,7 +30,7 @@ class Prefetched:
 
         self.queue = Orders.queue
         Orders.perform_async({"id": "first", "delay": 0})
-        self.rig = ThreadRig(self.app, Orders)
+        self.rig = ThreadRig(self.app, Orders, lambda: clock.now())  # noqa: PLW0108  # tests replace it
         (self.shard,) = self.rig.shards
         self.rig.turn()  # how quick its jobs are is known now
         Orders.perform_async([{"id": job_id, "score": 1} for job_id in ("a", "b")])

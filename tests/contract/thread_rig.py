@@ -3,6 +3,7 @@
 import secrets
 import threading
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import lowq
@@ -10,6 +11,8 @@ from lowq.broker.dispatcher import Dispatcher
 from lowq.broker.outage import Outage
 from lowq.broker.scheduler import LagScheduler
 from lowq.broker.shard import Lease, Shard, shards_of
+from lowq.clock import Clock
+from lowq.clock import now as clock_now
 from lowq.middleware import wrap
 from lowq.node.activity import ThreadActivity
 from lowq.node.worker_thread import WorkerRuntime, WorkerThread
@@ -18,7 +21,7 @@ from lowq.workers import Worker
 from tests.contract.support import TTL
 
 
-class _Keeper:
+class _MaintenanceLoop:
     """Renews nothing; what the thread asks of it is written down."""
 
     def __init__(self) -> None:
@@ -34,22 +37,23 @@ class _Keeper:
 class ThreadRig:
     """All shards of a worker, leased, and the thread that works them. It is the thread's node as well."""
 
-    def __init__(self, app: lowq.Lowq, worker: type[Worker[Any]]) -> None:
+    def __init__(self, app: lowq.Lowq, worker: type[Worker[Any]], clock: Clock = clock_now) -> None:
         self.app = app
         self.client: Client = app.client
-        self.outage = Outage()
         self.stopping = threading.Event()
         self.prefetch = True
         #: What the thread stopped its node for.
         self.failed: list[BaseException] = []
         self.shards = shards_of(app.client, app.config, worker, secrets.token_hex(8))
-        self.dispatcher = Dispatcher([self.shards], [LagScheduler()])
-        self.keeper: Any = _Keeper()
+        self.dispatcher = Dispatcher([self.shards], [LagScheduler()], clock=clock)
+        self.maintenance = _MaintenanceLoop()
+        #: What a thread needs of a broker.
+        self.broker: Any = SimpleNamespace(dispatcher=self.dispatcher, maintenance=self.maintenance, outage=Outage())
         instance = worker()
         runtime = WorkerRuntime(
             instance, wrap(app.config.server_middlewares, worker, instance.perform), worker.batch_size
         )
-        self.thread = WorkerThread(self, ThreadActivity(0), {worker.queue_name: runtime})
+        self.thread = WorkerThread(self, ThreadActivity(0), {worker.queue_name: runtime}, clock=clock)
         app.register(worker.queue_name, worker.shards_count, worker)
         for shard in self.shards:
             assert isinstance(shard.acquire(TTL), Lease)

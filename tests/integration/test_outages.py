@@ -231,7 +231,7 @@ def test_a_handler_whose_push_finds_no_redis_is_performed_again_when_it_is_back_
     found: list[lowq.LowqError | None] = []
 
     def start_again() -> None:  # from the main thread, as the server ends with the thread that started it
-        until(lambda: rig.outage.seconds, "outage that the thread has noticed")
+        until(lambda: rig.broker.outage.seconds, "outage that the thread has noticed")
         own_server.start()
 
     @app.worker(shards_count=1)

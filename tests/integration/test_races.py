@@ -90,16 +90,16 @@ def test_a_quiet_node_takes_nothing_more_before_it_gives_up_what_rests(app: lowq
     node = Node(app, threads=1)
     node.start()
     closed: list[bool] = []
-    tell_keeper = node.keeper.quiet
+    leave = node.broker.maintenance.quiet
 
     def quiet() -> None:
-        waiting = threading.Thread(target=node.dispatcher.wait, args=(0,))
+        waiting = threading.Thread(target=node.broker.dispatcher.wait, args=(0,))
         waiting.start()
         waiting.join(PATIENCE)  # at once, without a shard, when the dispatcher is closed
         closed.append(not waiting.is_alive())
-        tell_keeper()
+        leave()
 
-    node.keeper.quiet = quiet  # type: ignore[method-assign]
+    node.broker.maintenance.quiet = quiet  # type: ignore[method-assign]
     node.quiet()
     assert closed == [True]
     assert node.stop()

@@ -158,7 +158,7 @@ def test_a_lease_that_is_told_to_become_free_in_centuries_is_tried_for_when_it_m
     rig.wishes.try_for = lambda _, at: asked.append(at)  # type: ignore[method-assign,assignment]
     shard = cast(Shard, SimpleNamespace(lease=None))
     latest = time.monotonic() + TTL
-    rig.keeper.free(shard, 1e10)
+    rig.keeper.lease_released(shard, 1e10)
     rig.tick()
     (at,) = asked
     assert latest <= at <= time.monotonic() + TTL
@@ -349,10 +349,10 @@ def test_a_word_of_a_thread_makes_a_round_at_once(word: str, rig: Rig) -> None:
 
 def test_word_that_a_shard_is_free_is_for_those_who_do_not_hold_it(rig: Rig) -> None:
     shard = Shard(cast(Client, None), "lowq", "q", 0, shards_count=4, nonce="me", load_payload=bytes.decode)
-    rig.keeper.free(shard, 0.0)
+    rig.keeper.lease_released(shard, 0.0)
     rig.tick()
     assert rig.wishes.tried == [shard]
     shard.acquired([b"acquired", b"1", 0], clock.now() + TTL)
-    rig.keeper.free(shard, 0.0)
+    rig.keeper.lease_released(shard, 0.0)
     rig.tick()
     assert rig.wishes.tried == [shard]

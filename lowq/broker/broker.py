@@ -1,0 +1,180 @@
+"""A broker: one object that holds shards of some queues and says which of them have work.
+
+::
+
+    others' messages -->  wakeups  --- a shard has work ----------->  dispatcher  --- a shard to work -->  whoever
+                             |                                             |                               works it
+                             +--- a lease is free, members changed -->  maintenance  <--- lost? acks? --------+
+                                                                   (membership, leases)
+
+It knows nothing of threads that work the shards, nor of what they do with the jobs: a node is a broker and threads.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from lowq.broker.activity import Activity
+from lowq.broker.dispatcher import Dispatcher, Schedule
+from lowq.broker.leases import Leases
+from lowq.broker.maintenance import HeartbeatExtra, MaintenanceLoop
+from lowq.broker.membership import Identity, Membership
+from lowq.broker.outage import Outage
+from lowq.broker.shard import Shard
+from lowq.broker.splitter import MembershipSplitter
+from lowq.broker.wakeups import Listener
+from lowq.clock import Clock
+from lowq.clock import now as clock_now
+from lowq.errors import ConfigError
+from lowq.settings import Config
+from lowq.store import Call, Client
+
+#: What a splitter of the application's own is: shards -> groups of them, one for each thread.
+StaticSplitter = Callable[[Sequence[Shard]], Sequence[Sequence[Shard]]]
+
+
+class Broker:
+    """Membership, leases, wake-ups and dispatch of the shards of some queues.
+
+    ``client`` is for those who work the shards and for wake-ups, ``maintenance_client`` for the maintenance loop alone,
+    which must wait for nobody. ``schedules``: one for each who works shards, in the order of ``activities``, which they
+    show to the loop. ``registrations``: the queues' entries, made anew with every heartbeat.
+    ``on_ready``: it is a member and has asked for its shards. ``on_command``: somebody has sent it a command.
+
+    Raises:
+        ConfigError: the splitter returned what it was not given; whatever else it raises.
+    """
+
+    def __init__(
+        self,
+        identity: Identity,
+        shards: Sequence[Shard],
+        client: Client,
+        maintenance_client: Client,
+        config: Config,
+        *,
+        splitter: MembershipSplitter | StaticSplitter,
+        schedules: Sequence[Schedule],
+        activities: Sequence[Activity],
+        registrations: Sequence[Call],
+        heartbeat_extras: Sequence[HeartbeatExtra] = (),
+        on_ready: Callable[[], object],
+        on_command: Callable[[str], object],
+        on_fatal: Callable[[BaseException], object],
+        clock: Clock = clock_now,
+    ) -> None:
+        self.name = identity.name
+        self.shards = list(shards)
+        self.outage = Outage()
+        self.dispatcher = Dispatcher([[] for _ in schedules], schedules, self._left, clock=clock)
+        self._splitter = splitter
+        self._on_command = on_command
+        self._workers_count = len(schedules)
+        membership = Membership(
+            identity,
+            config.namespace,
+            silence=config.lease_ttl,
+            shares=isinstance(splitter, MembershipSplitter),
+            clock=clock,
+        )
+        self._divide({self.name: identity.queues})  # a splitter that can't do it fails here
+        self._listener = Listener(
+            client,
+            self.shards,
+            membership.channel,
+            self.dispatcher.wake,
+            self._lease_released,
+            self._received,
+            self.outage.begin,
+        )
+        leases = Leases(maintenance_client, self.shards, self.dispatcher, self._listener, config.lease_ttl, clock=clock)
+        self.maintenance = MaintenanceLoop(
+            maintenance_client,
+            membership,
+            leases,
+            activities,
+            self.outage,
+            divide=self._divide,
+            lease_ttl=config.lease_ttl,
+            poll_interval=config.poll_interval,
+            registrations=registrations,
+            heartbeat_extras=heartbeat_extras,
+            on_ready=on_ready,
+            on_fatal=on_fatal,
+            clock=clock,
+        )
+
+    # --- life ---
+
+    def start(self) -> None:
+        """Becomes a member, and gets shards from then on."""
+        self.maintenance.start()
+        self._listener.start()
+
+    def quiet(self) -> None:
+        """Hands out nothing more, leaves the members, and gives up every shard as soon as nobody works it."""
+        self.dispatcher.close()
+        self.maintenance.quiet()
+
+    def stop(self) -> None:
+        """Renews nothing any more: from here on the leases run out. After `quiet`."""
+        self.maintenance.stop()
+
+    def leave(self, seconds: float) -> None:
+        """Gives up all leases, after `stop`. Shards with jobs in flight are left to run out in ``seconds``, and their
+        jobs are not charged.
+
+        Raises:
+            RedisUnavailable
+        """
+        self.maintenance.leave(seconds)
+
+    def close(self) -> None:
+        """Closes its own connections, after `leave`. The client that others use is theirs to close."""
+        self._listener.close()
+        self.maintenance.close()
+
+    # --- who works what ---
+
+    def _divide(self, members: Mapping[str, Mapping[str, int]]) -> list[Shard]:
+        """The shards that are to be held while these are the members, shared out to those who work them."""
+        if isinstance(self._splitter, MembershipSplitter):
+            groups = self._splitter.among(self.shards, members, self.name)
+        else:
+            groups = self._splitter(self.shards)
+        preferred = self._fold(groups)
+        self.dispatcher.assign(preferred)
+        return list(dict.fromkeys(shard for group in preferred for shard in group))
+
+    def _fold(self, groups: Iterable[Sequence[Shard]]) -> list[list[Shard]]:
+        """The splitter's groups, one for each worker: empty ones for those without, folded when there are too many."""
+        known = set(self.shards)
+        preferred: list[list[Shard]] = [[] for _ in range(self._workers_count)]
+        for number, group in enumerate(groups):
+            for shard in group:
+                if shard not in known:
+                    raise ConfigError(f"the splitter returned {shard!r}, which it was not given")
+                preferred[number % self._workers_count].append(shard)
+        return preferred
+
+    # --- what the dispatcher and the wake-ups tell the maintenance loop, which is made after them ---
+
+    def _left(self, shard: Shard) -> None:
+        self.maintenance.left(shard)
+
+    def _lease_released(self, shard: Shard, delay: float) -> None:
+        self.maintenance.lease_released(shard, delay)
+
+    def _received(self, message: str) -> None:
+        """On the members' channel: the name of a member that noticed a change, or a command to one of them."""
+        if not message.startswith("{"):
+            if message != self.name:
+                self.maintenance.members_changed()
+            return
+        try:
+            sent = json.loads(message)
+            if sent["to"] != self.name:
+                return
+            command = sent["do"]
+        except (ValueError, LookupError, TypeError):
+            return  # not ours
+        self._on_command(command)
