@@ -23,7 +23,7 @@ from datetime import timedelta
 from typing import Any, Protocol, TypeVar
 
 from lowq import codec
-from lowq.broker.shard import Failure, Shard, TakenJob, Undecodable
+from lowq.broker.shard import Delivery, Failure, Shard, TakenJob, Undecodable
 from lowq.codec import MAX_TIME, delay_seconds
 from lowq.duration import duration
 from lowq.errors import LowqError, PushInterrupted, RedisUnavailable
@@ -169,36 +169,68 @@ def _is_exception(error: BaseException) -> bool:
     return issubclass(type(error), Exception)
 
 
-def perform(
-    worker: Performer,
-    call: Callable[[dict[str, list[Any]]], object],
-    shard: int,
-    fence: int,
-    jobs: list[TakenJob],
-    config: Config,
-    found_no_redis: dict[str, int] | None = None,
-) -> Outcome:
-    """Performs a batch through ``call`` (the worker with its middlewares) and decides what becomes of its jobs.
+@dataclass(frozen=True, slots=True)
+class WorkerRuntime:
+    """What one thread needs for one queue: its instance of the worker, and that with the middlewares around it."""
 
-    ``found_no_redis``: `Shard.found_no_redis`, kept up to date here.
+    instance: Performer
+    call: Callable[[dict[str, list[Any]]], object]
+    #: Read once: an application's attributes are not asked for between a take and its outcome.
+    batch_size: int
+
+
+def decodable_jobs(shard: Shard, delivery: Delivery, config: Config, now: float | None = None) -> list[TakenJob]:
+    """The jobs of a delivery that can be handed over. Payloads that can't be decoded go to the morgue as they are.
+
+    Raises:
+        LeaseLost, RedisUnavailable. What is no Exception of ``dump_error``, once they are buried.
     """
-    execution = Execution(type(worker), shard, fence, jobs, config.load_payload)
+    if not delivery.undecodable:
+        return delivery.jobs
+    bury_undecodable(shard, delivery.undecodable, config, now)
+    return [job for job in delivery.jobs if job.payloads]
+
+
+def perform(runtime: WorkerRuntime, shard: Shard, fence: int, jobs: list[TakenJob], config: Config) -> Outcome:
+    """Performs a batch (the worker with its middlewares) and decides what becomes of its jobs."""
+    worker, counts = runtime.instance, shard.found_no_redis
+    execution = Execution(type(worker), shard.index, fence, jobs, config.load_payload)
     payloads_by_id = {job.id: job.payloads for job in jobs}
     token = current_execution.set(execution)
     error: BaseException | None = None
     try:
-        check_done(call(payloads_by_id), type(worker), "perform")
+        check_done(runtime.call(payloads_by_id), type(worker), "perform")
     except BaseException as raised:
         error = raised
     finally:
         current_execution.reset(token)
-    if error is None and not execution._words and not found_no_redis:
+    if error is None and not execution._words and not counts:
         return Outcome([job.id for job in jobs])
-    counts = {} if found_no_redis is None else found_no_redis
     try:
         return decide(worker, jobs, execution._words, error, config, counts)
     except BaseException as raised:  # MemoryError, for example: the handler may have left none
         return _decide_plainly(jobs, execution._words, error, raised, counts)
+
+
+def conclude(
+    runtime: WorkerRuntime, shard: Shard, outcome: Outcome, config: Config, write: Callable[[Shard, Outcome], object]
+) -> None:
+    """Has what became of a batch written, then told to the worker. What simply finished the next take acknowledges.
+
+    Should the process die before ``write`` (which is `report`, or calls it) has written it, the jobs are restored and
+    performed again.
+
+    Raises:
+        LeaseLost, RedisUnavailable
+    """
+    shard.finish(outcome.finished)
+    if outcome.whole:
+        return
+    try:
+        write(shard, outcome)
+        tell_worker(outcome, runtime.instance, config)
+    finally:
+        log_remarks(outcome)
 
 
 def decide(

@@ -30,7 +30,8 @@ from lowq.logs import describe, flush, get_log
 from lowq.metrics.counters import Recorder, Tally
 from lowq.middleware import wrap
 from lowq.node.activity import ThreadActivity
-from lowq.node.worker_thread import WorkerRuntime, WorkerThread
+from lowq.node.execution import WorkerRuntime
+from lowq.node.worker_thread import WorkerThread
 from lowq.version import VERSION
 
 log = get_log(__name__)

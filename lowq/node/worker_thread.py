@@ -14,9 +14,7 @@
 import random
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 from lowq.application import Lowq
 from lowq.broker.activity import Performing
@@ -30,7 +28,6 @@ from lowq.metrics.counters import BOUNDS, bucket_of
 from lowq.node import execution
 from lowq.node.activity import ThreadActivity
 from lowq.store import Call, Client
-from lowq.workers import Worker
 
 log = get_log(__name__)
 
@@ -38,16 +35,6 @@ log = get_log(__name__)
 PREFETCH_SECONDS = 0.005
 #: Seconds for which a shard is left alone when its script fails.
 TROUBLE_SECONDS = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerRuntime:
-    """What one thread needs for one queue: its instance of the worker, and that with the middlewares around it."""
-
-    instance: Worker[Any]
-    call: Callable[[dict[str, list[Any]]], object]
-    #: Read once: an application's attributes are not asked for between a take and its outcome.
-    batch_size: int
 
 
 class NodeContext(Protocol):
@@ -72,7 +59,7 @@ class WorkerThread:
         self,
         node: NodeContext,
         seat: ThreadActivity,
-        runtimes: dict[str, WorkerRuntime],
+        runtimes: dict[str, execution.WorkerRuntime],
         *,
         clock: Clock = clock_now,
     ) -> None:
@@ -245,10 +232,8 @@ class WorkerThread:
         return max(min(batches * size, MAX_DELIVERY_JOBS // size * size), size)
 
     def _work(self, shard: Shard, trip: Delivery) -> None:
-        """Performs a trip batch by batch, in order."""
-        if trip.undecodable:
-            execution.bury_undecodable(shard, trip.undecodable, self._config)
-        jobs = [job for job in trip.jobs if job.payloads] if trip.undecodable else trip.jobs
+        """Performs a delivery batch by batch, in order."""
+        jobs = execution.decodable_jobs(shard, trip, self._config)
         if not jobs:
             if trip.undecodable:
                 self._dispatcher.look_again(shard)
@@ -273,38 +258,31 @@ class WorkerThread:
             pace if known is not None and pace > known else max(pace, (known or PREFETCH_SECONDS) / 2)
         )
 
-    def _perform(self, shard: Shard, trip: Delivery, runtime: WorkerRuntime, jobs: list[TakenJob]) -> None:
+    def _perform(self, shard: Shard, trip: Delivery, runtime: execution.WorkerRuntime, jobs: list[TakenJob]) -> None:
         if shard.unacknowledged:
             self._node.broker.maintenance.arm()
         performing = self.seat.performing = Performing(shard, [job.id for job in jobs], self._clock())
         try:
-            outcome = execution.perform(
-                runtime.instance, runtime.call, shard.index, trip.lease.fence, jobs, self._config, shard.found_no_redis
-            )
+            outcome = execution.perform(runtime, shard, trip.lease.fence, jobs, self._config)
         finally:
             ended = self._clock()
             self.seat.performed = performing, ended
             self.seat.performing = None
-        shard.finish(outcome.finished)
         tally, seconds = self.seat.tallies[shard.queue], ended - performing.since
         tally.processed += len(outcome.finished)
+        tally.failed += sum(failure.verdict != "solo" for failure in outcome.failures)
         tally.seconds += seconds
         tally.lengths[0 if seconds <= BOUNDS[0] else bucket_of(seconds)] += 1
-        if outcome.whole:
-            return
-        tally.failed += sum(failure.verdict != "solo" for failure in outcome.failures)
         try:
-            # Should the process die before this is written, the jobs are restored and performed again.
-            self._report(shard, outcome)
-            execution.tell_worker(outcome, runtime.instance, self._config)
+            execution.conclude(runtime, shard, outcome, self._config, self._report)
         finally:
             # Also when the lease was lost meanwhile: what was raised was raised.
-            try:
-                _log_failure(shard, jobs, outcome, runtime)
-                execution.log_remarks(outcome)
-            finally:
-                if outcome.stop is not None:
-                    self._node.fail(outcome.stop)
+            if not outcome.whole:
+                try:
+                    _log_failure(shard, jobs, outcome, runtime)
+                finally:
+                    if outcome.stop is not None:
+                        self._node.fail(outcome.stop)
 
     def _report(self, shard: Shard, outcome: execution.Outcome) -> None:
         """Writes an outcome, however long Redis is away: only the end of the process or of the lease ends that."""
@@ -325,7 +303,9 @@ def backoff(failures: int) -> float:
     return min(0.05 * 2.0 ** min(failures, 10), 2.0) * random.uniform(0.5, 1.0)
 
 
-def _log_failure(shard: Shard, jobs: list[TakenJob], outcome: execution.Outcome, runtime: WorkerRuntime) -> None:
+def _log_failure(
+    shard: Shard, jobs: list[TakenJob], outcome: execution.Outcome, runtime: execution.WorkerRuntime
+) -> None:
     """What was raised, and what becomes of each id."""
     if outcome.error is None and not outcome.failures:
         return

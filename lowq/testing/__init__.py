@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from lowq import clock
@@ -24,12 +25,12 @@ from lowq.middleware import wrap
 from lowq.node.execution import (
     Execution,
     Outcome,
-    bury_undecodable,
+    WorkerRuntime,
+    conclude,
     current_execution,
-    log_remarks,
+    decodable_jobs,
     perform,
     report,
-    tell_worker,
 )
 from lowq.workers import Worker
 
@@ -97,8 +98,9 @@ class _Drainer:
         assert isinstance(worker._app, Lowq)
         self._app: Lowq = worker._app
         self._now = now
-        self._worker = worker()
-        self._call = wrap(self._app.config.server_middlewares, worker, self._worker.perform)
+        instance = worker()
+        call = wrap(self._app.config.server_middlewares, worker, instance.perform)
+        self._runtime = WorkerRuntime(instance, call, worker.batch_size)
         self._app.register(worker.queue_name, worker.shards_count, worker)
         self.shards = shards_of(self._app.client, self._app.config, worker, secrets.token_hex(8))
 
@@ -115,29 +117,21 @@ class _Drainer:
         ttl = self._app.config.lease_ttl
         if clock.now() > shard.deadline - ttl / 2:
             shard.acquire(ttl, self._now)
-        config, worker = self._app.config, self._worker
-        trip = shard.take(worker.batch_size, self._now)
-        if trip.undecodable:
-            bury_undecodable(shard, trip.undecodable, config, self._now)
-        jobs = [job for job in trip.jobs if job.payloads]
+        config = self._app.config
+        delivery = shard.take(self._runtime.batch_size, self._now)
+        jobs = decodable_jobs(shard, delivery, config, self._now)
         if not jobs:
             shard.keep_finished()
-            return Outcome() if trip.jobs else None
-        outcome = perform(
-            worker, self._call, shard.index, trip.lease.fence, jobs, config, shard.found_no_redis
-        )  # fmt: skip
-        shard.finish(outcome.finished)
+            return Outcome() if delivery.jobs else None
+        outcome = perform(self._runtime, shard, delivery.lease.fence, jobs, config)
         try:
-            if not outcome.whole:
-                report(shard, outcome, self._now)
-                tell_worker(outcome, worker, config)
+            conclude(self._runtime, shard, outcome, config, partial(report, now=self._now))
         except LowqError:
             if outcome.stop is not None:  # also when the lease was lost meanwhile
                 raise outcome.stop from None
             raise
         finally:
             shard.keep_finished()
-            log_remarks(outcome)
         return outcome
 
     def leave(self) -> None:

@@ -15,7 +15,8 @@ from lowq.clock import Clock
 from lowq.clock import now as clock_now
 from lowq.middleware import wrap
 from lowq.node.activity import ThreadActivity
-from lowq.node.worker_thread import WorkerRuntime, WorkerThread
+from lowq.node.execution import WorkerRuntime
+from lowq.node.worker_thread import WorkerThread
 from lowq.store import Client
 from lowq.workers import Worker
 from tests.contract.support import TTL

@@ -18,6 +18,7 @@ from lowq.job import Job
 from lowq.node import execution
 from lowq.node.execution import Execution, Outcome, current, decide
 from lowq.settings import Config
+from lowq.store import Client
 
 BOOM = ValueError("boom")
 
@@ -73,7 +74,9 @@ def performed(
     jobs: list[TakenJob], perform: Callable[[dict[str, list[Any]]], object], config: Config | None = None
 ) -> Outcome:
     handler = Handler(perform)
-    return execution.perform(handler, handler.perform, 3, 17, jobs, config or Config())
+    shard = Shard(cast(Client, None), "lowq", "q", 3, shards_count=4, nonce="me", load_payload=bytes.decode)
+    runtime = execution.WorkerRuntime(handler, handler.perform, 100)
+    return execution.perform(runtime, shard, 17, jobs, config or Config())
 
 
 def verdicts(outcome: Outcome) -> dict[str, str]:
