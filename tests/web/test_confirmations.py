@@ -9,7 +9,7 @@ from starlette.testclient import TestClient
 import lowq
 from lowq_web import confirmations
 from tests.integration.support import until
-from tests.web.asked import confirm, form_on
+from tests.web.confirming import confirm, form_on
 
 ACT = "/queues/Orders/act"
 

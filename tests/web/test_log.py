@@ -14,7 +14,7 @@ import lowq
 from lowq.admin import audit
 from lowq.store import Client
 from tests.waiting import until
-from tests.web.asked import form_on
+from tests.web.confirming import form_on
 
 
 @pytest.fixture

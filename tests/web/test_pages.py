@@ -19,7 +19,7 @@ from lowq_web.pages.nodes import _alone
 from lowq_web.pages.search import like
 from lowq_web.redaction import MASK, redactor
 from tests.waiting import PATIENCE, until
-from tests.web.asked import act, confirm
+from tests.web.confirming import act, confirm
 from tests.web.conftest import OWN, Open
 
 HOSTILE = [

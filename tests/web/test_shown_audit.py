@@ -9,7 +9,7 @@ from starlette.testclient import TestClient
 
 import lowq
 from tests.waiting import until
-from tests.web.asked import act
+from tests.web.confirming import act
 from tests.web.conftest import OWN, Open
 from tests.web.hand import Hand
 from tests.web.shown import Reader, Row
