@@ -22,7 +22,7 @@ class Performing:
 
 @dataclass(slots=True)
 class PendingAcks:
-    """What was acknowledged of a trip whose later jobs are still being performed."""
+    """What was acknowledged of a delivery whose later jobs are still being performed."""
 
     shard: Shard
     delivery: int
@@ -30,7 +30,7 @@ class PendingAcks:
     count: int = 0
 
     def is_of(self, shard: Shard) -> bool:
-        """Whether it is about the trip in hand of that shard."""
+        """Whether it is about the delivery in hand of that shard."""
         return self.shard is shard and self.delivery == shard.delivery
 
 
@@ -42,5 +42,5 @@ class Activity:
     performing: Performing | None = None
     #: What it performed before, and when that ended, monotonic.
     performed: tuple[Performing, float] | None = None
-    #: The trip that the maintenance loop saw here last. Only for that.
+    #: The delivery that the maintenance loop saw here last. Only for that.
     early: PendingAcks | None = None

@@ -127,8 +127,8 @@ class Dispatcher:
         ]
         return min(times, default=None)
 
-    def took(self, shard: Shard, wakes: int, trip: Delivery) -> None:
-        """Takes note of what a trip to the caller's shard told. ``wakes``: the shard's count before the call was
+    def took(self, shard: Shard, wakes: int, delivery: Delivery) -> None:
+        """Takes note of what a delivery to the caller's shard told. ``wakes``: the shard's count before the call was
         sent; a wake-up that came since may be newer than the reply, so the shard is looked at again.
         """
         now = self._clock()
@@ -136,8 +136,8 @@ class Dispatcher:
             if shard.wakes != wakes:
                 shard.next_due = now
             else:
-                shard.next_due = None if trip.delay is None else now + trip.delay
-            shard.paused = trip.paused and shard.wakes == wakes
+                shard.next_due = None if delivery.delay is None else now + delivery.delay
+            shard.paused = delivery.paused and shard.wakes == wakes
 
     def look_again(self, shard: Shard) -> None:
         """What is known of the caller's shard is out of date: jobs went back to it."""
@@ -158,7 +158,7 @@ class Dispatcher:
         if shard.leaving:
             self._on_left(shard)
 
-    # --- for the keeper and the listener ---
+    # --- for the maintenance loop and the listener ---
 
     def assign(self, preferred: Sequence[Sequence[Shard]]) -> None:
         """From now on these are the shards of the threads. What a thread works just now it goes on with."""

@@ -32,7 +32,7 @@ _WRITE = 250
 
 
 class Leases:
-    """Who holds what, of the shards that this node serves. Belongs to the keeper's thread."""
+    """Who holds what, of the shards that this node serves. Belongs to the maintenance loop."""
 
     def __init__(
         self,
@@ -261,7 +261,7 @@ class Leases:
 
     def leave(self, seconds: float) -> None:
         """Gives up all leases. Shards with jobs in flight are left to run out in ``seconds``, and their jobs are not
-        charged. Only once the keeper's thread has ended.
+        charged. Only once the maintenance loop has ended.
 
         Raises:
             RedisUnavailable

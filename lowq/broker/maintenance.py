@@ -1,4 +1,4 @@
-"""The keeper: the thread that keeps a node alive in Redis's eyes.
+"""The maintenance loop: the thread that keeps a node alive in Redis's eyes.
 
 One thread per node, with a connection of its own that waits for nothing else::
 
@@ -6,7 +6,7 @@ One thread per node, with a connection of its own that waits for nothing else::
     when nodes come or go   hear who shares the work now; want other shards, give up some
     when its time has come  try for a wanted shard that somebody else has, or had
     every poll_interval     ask the idle shards anew, should a wake-up have been lost
-    every 10 ms, while jobs of a trip are finished and another of it is being performed: acknowledge the finished
+    every 10 ms, while jobs of a delivery are finished and another of it is being performed: acknowledge the finished
 """
 
 import os
@@ -32,9 +32,9 @@ from lowq.store import Call, Client, Refusal
 
 log = get_log(__name__)
 
-#: Seconds between two looks at trips with finished, unacknowledged jobs.
+#: Seconds between two looks at deliveries with finished, unacknowledged jobs.
 EARLY_ACK_INTERVAL = 0.01
-#: Seconds for which it is told how late the keeper ran.
+#: Seconds for which it is told how late the maintenance loop ran.
 LATE_SECONDS = 600.0
 
 #: What else goes out with every heartbeat.
@@ -54,7 +54,7 @@ class MaintenanceLoop:
         client: Client,
         membership: Membership,
         leases: Leases,
-        seats: Sequence[Activity],
+        activities: Sequence[Activity],
         outage: Outage,
         *,
         divide: Callable[[Members], Iterable[Shard]],
@@ -71,13 +71,13 @@ class MaintenanceLoop:
         self._client = client
         self._membership = membership
         self._leases = leases
-        self._seats = seats
+        self._activities = activities
         self._outage = outage
         self._divide = divide
         self._lease_ttl = lease_ttl
         self._poll_interval = poll_interval
         self._registrations = list(registrations)
-        self._riders = list(heartbeat_extras)
+        self._heartbeat_extras = list(heartbeat_extras)
         self._on_ready = on_ready
         self._ready = False
         self._on_fatal = on_fatal
@@ -88,7 +88,7 @@ class MaintenanceLoop:
         self._next_renewal = 0.0
         self._next_refresh = 0.0
         self._next_look = 0.0
-        #: The worst lateness of the keeper lately, and when that was.
+        #: The worst lateness of the maintenance loop lately, and when that was.
         self._late = (0.0, 0.0)
         self._armed = False
         self._nudge = threading.Event()
@@ -129,7 +129,7 @@ class MaintenanceLoop:
         self._nudge.set()
 
     def arm(self) -> None:
-        """A thread performs while finished jobs of its trip are not acknowledged yet."""
+        """A thread performs while finished jobs of its delivery are not acknowledged yet."""
         if not self._armed:
             self._armed = True
             self._nudge.set()
@@ -217,7 +217,7 @@ class MaintenanceLoop:
 
     def _heartbeat(self) -> None:
         calls = [self._membership.heartbeat_call(self._details()), *self._registrations]
-        calls += [call for rider in self._riders for call in rider()]
+        calls += [call for extra in self._heartbeat_extras for call in extra()]
         self._members_asked = False  # before it is sent: who comes meanwhile is asked for again
         replies = self._client.run_many(calls, repeats=0)
         if isinstance(replies[0], Exception):
@@ -244,22 +244,22 @@ class MaintenanceLoop:
         held: dict[str, list[int]] = {}
         for shard in self._leases.held:
             held.setdefault(shard.queue, []).append(shard.index)
-        seats = [
+        activities = [
             None
-            if seat.performing is None
+            if activity.performing is None
             else {
-                "queue": seat.performing.shard.queue,
-                "shard": seat.performing.shard.index,
-                "ids": seat.performing.ids[:3],
-                "count": len(seat.performing.ids),
-                "seconds": round(now - seat.performing.since, 3),
+                "queue": activity.performing.shard.queue,
+                "shard": activity.performing.shard.index,
+                "ids": activity.performing.ids[:3],
+                "count": len(activity.performing.ids),
+                "seconds": round(now - activity.performing.since, 3),
             }
-            for seat in self._seats
+            for activity in self._activities
         ]
         late, at = self._late
         return {
             "shards": held,
-            "performing": seats,
+            "performing": activities,
             "quiet": self._quiet,
             "memory": resident_memory(),
             "late": round(late, 3) if now - at < LATE_SECONDS else 0.0,
@@ -271,20 +271,20 @@ class MaintenanceLoop:
         """Whether any thread performs with finished jobs behind it."""
         busy = False
         calls: list[Call] = []
-        for seat in self._seats:
-            performing = seat.performing
+        for activity in self._activities:
+            performing = activity.performing
             if performing is None or not performing.shard.unacknowledged:
                 continue
             busy = True
-            # A trip that was there at the last look already takes longer than it was meant to, be it by one slow job or
-            # by many of some milliseconds each.
-            if seat.early is None or not seat.early.is_of(performing.shard):
-                seat.early = PendingAcks(performing.shard, performing.shard.delivery)
+            # A delivery that was there at the last look already takes longer than it was meant to, be it by one slow
+            # job or by many of some milliseconds each.
+            if activity.early is None or not activity.early.is_of(performing.shard):
+                activity.early = PendingAcks(performing.shard, performing.shard.delivery)
                 continue
-            call, count = performing.shard.early_ack_call(seat.early.count)
+            call, count = performing.shard.early_ack_call(activity.early.count)
             if count:
                 calls.append(call)
-                seat.early.count += count
+                activity.early.count += count
         if calls:
             self._client.run_many(calls, repeats=0)
         return busy
@@ -295,17 +295,18 @@ class MaintenanceLoop:
         if late > worst or now - at > LATE_SECONDS:
             self._late = max(late, 0.0), now
         if late > self._lease_ttl / 3:
-            # Whatever held the GIL may have ended when the keeper gets to look.
+            # Whatever held the GIL may have ended when the maintenance loop gets to look.
             since = now - late
             busy = []
-            for seat in self._seats:
-                performing, performed = seat.performing, seat.performed
+            for activity in self._activities:
+                performing, performed = activity.performing, activity.performed
                 if performed is not None and performed[1] >= since and performed[0] is not performing:
                     busy.append(f"{performed[0]} (ended)")
                 if performing is not None:
                     busy.append(str(performing))
             log.warning(
-                "the keeper ran %.1f s late: something holds the GIL or froze the process. Being performed: %s",
+                "the maintenance loop ran %.1f s late: something holds the GIL or froze the process. "
+                "Being performed: %s",
                 late,
                 "; ".join(busy) or "nothing",
                 extra={"event": "maintenance_late", "seconds": late},
@@ -340,7 +341,7 @@ class MaintenanceLoop:
             raise reply
 
     def close(self) -> None:
-        """Closes the keeper's connection, after `leave`."""
+        """Closes the maintenance loop's connection, after `leave`."""
         self._client.close()
 
 

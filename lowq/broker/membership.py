@@ -41,7 +41,7 @@ class Identity:
 
 
 class Membership:
-    """The nodes that share the work, as the last heartbeat found them. Belongs to the keeper's thread.
+    """The nodes that share the work, as the last heartbeat found them. Belongs to the maintenance loop.
 
     ``shares``: whether this node takes part; a node with a static splitter doesn't. ``silence``: seconds after which
     a node that is not heard of is dead: its leases have run out by then.

@@ -7,7 +7,7 @@ A life of a batch::
 Whatever cites an id also cites the delivery that it was taken under and the token of the lease, so that a repeat
 after a lost reply, and a word of an owner that lost the shard meanwhile, do nothing.
 
-Who owns what: `lease` is replaced, never changed, by the thread that keeps the leases. Everything about the trip
+Who owns what: `lease` is replaced, never changed, by the thread that keeps the leases. Everything about the delivery
 in hand belongs to the thread that has claimed the shard (one at a time). `next_due`, `paused`, `claimed` and
 `leaving` belong to the lock of the node.
 """
@@ -28,7 +28,7 @@ from lowq.store.scripts import time_argument
 
 #: Bytes of payloads in one reply; a single payload always fits.
 MAX_DELIVERY_BYTES = 2**20
-#: Jobs of one trip: bounds the time that a script may take.
+#: Jobs of one delivery: bounds the time that a script may take.
 MAX_DELIVERY_JOBS = 500
 
 
@@ -102,7 +102,7 @@ class Undecodable(NamedTuple):
 class Delivery:
     """What one take handed out, under one delivery and one lease."""
 
-    delivery: int
+    number: int
     lease: Lease
     jobs: list[TakenJob]
     #: Seconds until the oldest waiting job is due, negative when it is overdue; None: nothing waits.
@@ -270,15 +270,15 @@ class Shard:
             # worked the shard meanwhile, so these jobs may be old. They are in flight under the old delivery.
             self.drop_delivery()
             raise LeaseLost(f"queue {self.queue!r}, shard {self.index}: the lease was lost during take")
-        delivery, delay, paused = reply[0], reply[1], reply[2]
+        number, delay, paused = reply[0], reply[1], reply[2]
         self._finished.clear()
-        trip = Delivery(delivery, lease, [], None if delay is None else delay / 1e6, bool(paused))
+        delivery = Delivery(number, lease, [], None if delay is None else delay / 1e6, bool(paused))
         if len(reply) > 4:
-            self._delivery = delivery
+            self._delivery = number
             items = iter(reply[4:])
             for item in items:
                 if type(item) is list:
-                    trip.jobs.append(self._decode(item, trip))
+                    delivery.jobs.append(self._decode(item, delivery))
                     continue
                 # A fresh job with an inline payload, which most are.
                 perform_at, inline = next(items), next(items)
@@ -287,13 +287,13 @@ class Shard:
                 try:
                     job = TakenJob(_text(item), [self._load_payload(payload)], -1, raw)
                 except Exception:
-                    job = self._decode(raw, trip)
-                trip.jobs.append(job)
-            self._in_hand.update([job.id for job in trip.jobs])
-        return trip
+                    job = self._decode(raw, delivery)
+                delivery.jobs.append(job)
+            self._in_hand.update([job.id for job in delivery.jobs])
+        return delivery
 
     def take(self, limit: int, now: float | None = None) -> Delivery:
-        """Acknowledges what finished and takes the next jobs, in one trip.
+        """Acknowledges what finished and takes the next jobs, in one round trip.
 
         Raises:
             LeaseLost, RedisUnavailable
@@ -301,7 +301,7 @@ class Shard:
         (reply,) = self._client.run_many([self.take_call(limit, now)])
         return self.took(reply)
 
-    def _decode(self, raw: list[bytes], trip: Delivery) -> TakenJob:
+    def _decode(self, raw: list[bytes], delivery: Delivery) -> TakenJob:
         job_id = _text(raw[0])
         try:
             payloads = [self._load_payload(payload) for payload in raw[3::2]]
@@ -313,7 +313,7 @@ class Shard:
                     sound += [payload, score]
                 except Exception as error:
                     why = describe(error, str)
-                    trip.undecodable.append(Undecodable(job_id, payload, f"the payload can't be decoded: {why}"))
+                    delivery.undecodable.append(Undecodable(job_id, payload, f"the payload can't be decoded: {why}"))
             raw = sound
         return TakenJob(job_id, payloads, int(float(raw[2])), raw)
 
@@ -381,10 +381,10 @@ class Shard:
         self._in_hand.clear()
 
     def early_ack_call(self, already: int) -> tuple[Call, int]:
-        """Acknowledges what finished so far while a slow job of the same trip is still being performed. For another
+        """Acknowledges what finished so far while a slow job of the same delivery is still being performed. For another
         thread than the one that performs: it changes nothing here, and citing an id twice does no harm.
         """
-        # The delivery first: should a new trip begin between the two lines, its ids are cited under the old one,
+        # The delivery first: should a new delivery begin between the two lines, its ids are cited under the old one,
         # which does nothing. The other way round they would be acknowledged unperformed.
         delivery = self._delivery
         finished = self._finished[already:]
@@ -397,14 +397,14 @@ class Shard:
         return Call("take", self.prefix, args)
 
     def drop_delivery(self) -> None:
-        """Nothing of the trip in hand is reported any more: the lease was lost, its next owner restores it."""
+        """Nothing of the delivery in hand is reported any more: the lease was lost, its next owner restores it."""
         self._in_hand.clear()
         self._finished.clear()
         self.found_no_redis.clear()
 
     @property
     def delivery(self) -> int:
-        """The number of the trip in hand, or of the last one."""
+        """The number of the delivery in hand, or of the last one."""
         return self._delivery
 
     @property

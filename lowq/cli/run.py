@@ -43,7 +43,7 @@ _PASSED_ON = {
 )  # fmt: skip
 @click.option("--reload", is_flag=True, help="Deploy when a Python file changes: for development.")
 @click.option("--embedded", is_flag=True, help="The store inside of this process: no Redis, gone at the end.")
-@click.option("--no-prefetch", is_flag=True, help="One batch per trip to Redis.")
+@click.option("--no-prefetch", is_flag=True, help="One batch per round trip to Redis.")
 @click.option("--web", type=Address(), help="The dashboard, too, in a process of its own.")
 @with_dashboard_options
 @log_options

@@ -302,7 +302,7 @@ KINDS = {
         "the last heartbeat of {nodes} tells of shards held, and none of these leases is its own",
         "they died, were frozen or cut off for longer than lease_ttl; or the leases were removed by hand",
         "others may work these shards by now. Whatever the old owner still writes to the queue is refused",
-        "if they run, look into their logs for lost leases and a keeper that runs late",
+        "if they run, look into their logs for lost leases and a maintenance loop that runs late",
     ),
     "lease_unknown": Kind(
         "warning",
@@ -321,7 +321,7 @@ KINDS = {
     ),
     "maintenance_late": Kind(
         "warning",
-        "the keeper of {nodes} ran up to {late} late in the last ten minutes",
+        "the maintenance loop of {nodes} ran up to {late} late in the last ten minutes",
         "a handler holds the GIL (a huge regular expression, a C extension), or the machine is overloaded or swaps",
         "leases are renewed late; past lease_ttl ({lease_ttl}) other nodes take over shards that still are worked",
         "the node's log names what it performed then. Run several processes with fewer threads, or raise lease_ttl",

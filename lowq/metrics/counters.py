@@ -90,7 +90,7 @@ def record_call(
 
 
 class Recorder:
-    """What a node adds to the histories of its queues, with each heartbeat. For one thread, the keeper's.
+    """What a node adds to the histories of its queues, with each heartbeat. For one thread, the maintenance loop's.
 
     ``tallies``: queue -> those of all threads; ``lag_of``: the longest lag of the node's shards of a queue, seconds, or
     None when it holds none of them.

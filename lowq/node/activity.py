@@ -11,5 +11,5 @@ from lowq.metrics.counters import Tally
 class ThreadActivity(Activity):
     """What a thread shows to others."""
 
-    #: queue -> what the thread did for it. Made before it starts: the keeper iterates over them.
+    #: queue -> what the thread did for it. Made before it starts: the maintenance loop iterates over them.
     tallies: dict[str, Tally] = field(default_factory=lambda: defaultdict(Tally))

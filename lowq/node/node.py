@@ -1,6 +1,6 @@
 """A node: one process that runs workers with a fixed number of threads.
 
-1. start: check the queues' shards, make one instance of each worker per thread, start keeper, listener, threads;
+1. start: check the queues' shards, make one instance of each worker per thread, start broker and threads;
 2. each thread: wait for a shard -> take -> perform batch by batch -> report; the next take acknowledges;
 3. whenever nodes come or go: share the shards out anew, give up some, get others;
 4. stop: take nothing more, finish what runs, give back what was taken but not started, surrender the leases.
@@ -50,7 +50,7 @@ LEAVE_SECONDS = 1.0
 class Node:
     """Runs the workers of an application.
 
-    ``queues``: only these; ``threads`` overrides the setting ``threads_per_node``. With ``prefetch`` off, every
+    ``queues``: only these; ``threads`` overrides the setting ``threads_per_node``. With ``prefetch`` off, every round
     trip to Redis takes one batch. ``on_ready`` is called once, from a thread of the node, when it is a member and has
     asked for its shards.
 
@@ -135,21 +135,21 @@ class Node:
             nonce, {name: worker.shards_count for name, worker in self._workers.items()}, self.threads, VERSION
         )
         self.name = identity.name
-        seats = [
+        activities = [
             ThreadActivity(number, tallies={name: Tally() for name in self._workers}) for number in range(self.threads)
         ]
         self.broker = Broker(
             identity, shards, self.client, maintenance_client, config,
             splitter=splitter,
-            schedules=[config.build_scheduler() if config.build_scheduler else LagScheduler() for _ in seats],
-            activities=seats,
+            schedules=[config.build_scheduler() if config.build_scheduler else LagScheduler() for _ in activities],
+            activities=activities,
             registrations=[
                 app.registration(worker.queue_name, worker.shards_count, worker) for worker in self._workers.values()
             ],
-            heartbeat_extras=[self._recorder(seats, shards)],
+            heartbeat_extras=[self._recorder(activities, shards)],
             on_ready=self._on_ready, on_command=self._on_command, on_fatal=self.fail,
         )  # fmt: skip
-        self._threads = [WorkerThread(self, seat, self._runtimes()) for seat in seats]
+        self._threads = [WorkerThread(self, activity, self._runtimes()) for activity in activities]
         self._warn_of_eviction()
         self._warn_of_unserved(app)
         log.info(
@@ -160,7 +160,7 @@ class Node:
         for thread in self._threads:
             thread.start()
 
-    def _recorder(self, seats: Sequence[ThreadActivity], shards: Sequence[Shard]) -> Recorder:
+    def _recorder(self, activities: Sequence[ThreadActivity], shards: Sequence[Shard]) -> Recorder:
         """What goes into the histories of the node's queues."""
 
         def lag_of(queue: str) -> float | None:
@@ -170,7 +170,7 @@ class Node:
                 return None
             return max((now - moment for moment in due if moment is not None and moment < now), default=0.0)
 
-        tallies = {name: [seat.tallies[name] for seat in seats] for name in self._workers}
+        tallies = {name: [activity.tallies[name] for activity in activities] for name in self._workers}
         return Recorder(self.app.config.namespace, tallies, lag_of)
 
     def _runtimes(self) -> dict[str, WorkerRuntime]:
@@ -339,7 +339,7 @@ class Node:
     def dump(self) -> None:
         """Writes the stacks of all threads to the log, with what each performs."""
         names = {thread.ident: thread.name for thread in threading.enumerate()}
-        busy = {thread.ident: thread.seat.performing for thread in self._threads}
+        busy = {thread.ident: thread.activity.performing for thread in self._threads}
         parts = []
         for ident, frame in sys._current_frames().items():
             performing = busy.get(ident)
@@ -369,7 +369,7 @@ class Node:
         self.stopping.set()
         seconds = self.app.config.shutdown_timeout if timeout is None else timeout
         self._go_quiet()  # what rests is given up at once, so that nobody waits for what still runs
-        busy = [str(thread.seat.performing) for thread in self._threads if thread.seat.performing]
+        busy = [str(thread.activity.performing) for thread in self._threads if thread.activity.performing]
         log.info(
             "node %s stops%s", self.name,
             f", waiting up to {seconds:g} s for {'; '.join(busy)}; a second INT ends it at once" if busy else "",
@@ -387,13 +387,13 @@ class Node:
                 time.sleep(min(left, 0.02))
         deadline = time.monotonic() + 1.0
         for thread in self._threads:
-            if thread.seat.performing is None:
+            if thread.activity.performing is None:
                 thread.join(max(deadline - time.monotonic(), 0.0))  # on its way out
         running = [thread for thread in self._threads if thread.is_alive()]
         self.broker.stop()
         if running:
             self.exit_code = EXIT_CUT_SHORT
-            busy = [str(thread.seat.performing) for thread in running if thread.seat.performing] or ["nothing"]
+            busy = [str(thread.activity.performing) for thread in running if thread.activity.performing] or ["nothing"]
             log.error(
                 "node %s ends while it still performs: %s; these jobs are performed again, and not charged",
                 self.name, "; ".join(busy), extra={"event": "cut_short"},

@@ -1,4 +1,4 @@
-"""A worker thread of a node: one trip to Redis after another, and the work that each brings.
+"""A worker thread of a node: one round trip to Redis after another, and the work that each brings.
 
 ::
 
@@ -31,7 +31,7 @@ from lowq.store import Call, Client
 
 log = get_log(__name__)
 
-#: Seconds of work that one trip may take in advance of its acknowledgement: a crash repeats about that much.
+#: Seconds of work that one delivery may take in advance of its acknowledgement: a crash repeats about that much.
 PREFETCH_SECONDS = 0.005
 #: Seconds for which a shard is left alone when its script fails.
 TROUBLE_SECONDS = 1.0
@@ -53,19 +53,19 @@ class NodeContext(Protocol):
 
 
 class WorkerThread:
-    """Works one shard after another. Everything but `seat` belongs to the thread itself."""
+    """Works one shard after another. Everything but `activity` belongs to the thread itself."""
 
     def __init__(
         self,
         node: NodeContext,
-        seat: ThreadActivity,
+        activity: ThreadActivity,
         runtimes: dict[str, execution.WorkerRuntime],
         *,
         clock: Clock = clock_now,
     ) -> None:
         self._clock = clock
-        self._thread = threading.Thread(target=self._run, name=f"lowq-{seat.number}", daemon=True)
-        self.seat = seat
+        self._thread = threading.Thread(target=self._run, name=f"lowq-{activity.number}", daemon=True)
+        self.activity = activity
         self._node = node
         self._client = node.client
         self._dispatcher = node.broker.dispatcher
@@ -139,25 +139,25 @@ class WorkerThread:
             self._node.broker.maintenance.check(shard)
 
     def _turn(self) -> bool:
-        """One trip to Redis and the work it brought. False: nothing more is to be taken."""
+        """One round trip to Redis and the work it brought. False: nothing more is to be taken."""
         held = self._held
         if held is None:
-            shard = self._dispatcher.wait(self.seat.number)
+            shard = self._dispatcher.wait(self.activity.number)
             if shard is None:
                 return False
         else:
-            shard = self._dispatcher.pick(self.seat.number, held)
-        trip = self._travel(shard)
-        if shard is not None and trip is not None:
+            shard = self._dispatcher.pick(self.activity.number, held)
+        delivery = self._exchange(shard)
+        if shard is not None and delivery is not None:
             try:
-                self._work(shard, trip)
+                self._work(shard, delivery)
             finally:
                 # Whatever went wrong: what did not finish is in flight, and no longer in hand. The next take, or
                 # the next owner, gets it.
                 shard.keep_finished()
         return True
 
-    def _travel(self, shard: Shard | None) -> Delivery | None:
+    def _exchange(self, shard: Shard | None) -> Delivery | None:
         """Acknowledges what the shard in hand finished and takes from ``shard``, which is claimed, in one write.
 
         Should the process die after Redis has executed it, the acknowledgement stands and the jobs taken are
@@ -171,7 +171,7 @@ class WorkerThread:
                 calls.append((leaving, leaving.wakes, leaving.take_call(0)))
             if shard is not None:
                 calls.append((shard, shard.wakes, shard.take_call(self._limit(shard))))
-            trips, trouble = self._send(calls)
+            deliveries, trouble = self._send(calls)
         except BaseException:
             if shard is not None and shard is not held:
                 self._dispatcher.unclaim(shard)
@@ -181,35 +181,35 @@ class WorkerThread:
             self._dispatcher.unclaim(leaving)
             self._held = None
         if shard is not None and shard is held:
-            if shard not in trips and trouble is None:  # lost, or in trouble of its own
+            if shard not in deliveries and trouble is None:  # lost, or in trouble of its own
                 self._dispatcher.unclaim(shard)
                 self._held = None
         elif shard is not None:
-            if shard in trips and self._held is None:
+            if shard in deliveries and self._held is None:
                 self._held = shard
             else:
                 # Its take failed, or what the other finished could not be acknowledged, and that comes first.
-                if shard in trips:
+                if shard in deliveries:
                     shard.drop_delivery()
                     self._dispatcher.look_again(shard)
                 self._dispatcher.unclaim(shard)
         if trouble is not None:
             raise trouble
-        return trips[shard] if shard is not None and self._held is shard else None
+        return deliveries[shard] if shard is not None and self._held is shard else None
 
     def _send(self, calls: list[tuple[Shard, int, Call]]) -> tuple[dict[Shard, Delivery], RedisUnavailable | None]:
-        """The trips of those calls that succeeded, and the error when there was no answer. What concerns one shard
+        """The deliveries of those calls that succeeded, and the error when there was no answer. What concerns one shard
         alone is dealt with here: it rests for a while, the thread goes on with others.
         """
-        trips: dict[Shard, Delivery] = {}
+        deliveries: dict[Shard, Delivery] = {}
         trouble: RedisUnavailable | None = None
         if calls:
             begun = self._node.broker.outage.begun
             replies = self._client.run_many([call for _, _, call in calls])
             for (shard, wakes, _), reply in zip(calls, replies, strict=True):
                 try:
-                    trips[shard] = shard.took(reply)
-                    self._dispatcher.took(shard, wakes, trips[shard])
+                    deliveries[shard] = shard.took(reply)
+                    self._dispatcher.took(shard, wakes, deliveries[shard])
                 except LeaseLost:
                     self._node.broker.maintenance.check(shard)
                     _log_lost(shard)
@@ -219,9 +219,9 @@ class WorkerThread:
                     shard.drop_delivery()
                     self._dispatcher.rest(shard, TROUBLE_SECONDS)
                     log.error("%r rests for %g s: %s", shard, TROUBLE_SECONDS, error, extra={"event": "trouble"})
-            if trips:
+            if deliveries:
                 self._node.broker.outage.end(begun)
-        return trips, trouble
+        return deliveries, trouble
 
     def _limit(self, shard: Shard) -> int:
         size = self._runtimes[shard.queue].batch_size
@@ -231,11 +231,11 @@ class WorkerThread:
         batches = 1 if pace is None else int(PREFETCH_SECONDS / max(pace, 1e-6))
         return max(min(batches * size, MAX_DELIVERY_JOBS // size * size), size)
 
-    def _work(self, shard: Shard, trip: Delivery) -> None:
+    def _work(self, shard: Shard, delivery: Delivery) -> None:
         """Performs a delivery batch by batch, in order."""
-        jobs = execution.decodable_jobs(shard, trip, self._config)
+        jobs = execution.decodable_jobs(shard, delivery, self._config)
         if not jobs:
-            if trip.undecodable:
+            if delivery.undecodable:
                 self._dispatcher.look_again(shard)
             return
         runtime = self._runtimes[shard.queue]
@@ -246,29 +246,31 @@ class WorkerThread:
                 shard.release([(job.id, None) for job in jobs[start:]])
                 break
             lease = shard.lease
-            if lease is None or lease.token != trip.lease.token or self._clock() >= shard.deadline:
+            if lease is None or lease.token != delivery.lease.token or self._clock() >= shard.deadline:
                 self._dispatcher.look_again(shard)
                 break  # not surely ours any more
-            self._perform(shard, trip, runtime, jobs[start : start + size])
+            self._perform(shard, delivery, runtime, jobs[start : start + size])
         batches = -(-len(jobs) // size)
         pace = (self._clock() - began) / batches
         known = self._pace.get(shard.queue)
-        # A slow batch counts at once, a quick one bit by bit, at most doubling what the next trip takes.
+        # A slow batch counts at once, a quick one bit by bit, at most doubling what the next delivery takes.
         self._pace[shard.queue] = (
             pace if known is not None and pace > known else max(pace, (known or PREFETCH_SECONDS) / 2)
         )
 
-    def _perform(self, shard: Shard, trip: Delivery, runtime: execution.WorkerRuntime, jobs: list[TakenJob]) -> None:
+    def _perform(
+        self, shard: Shard, delivery: Delivery, runtime: execution.WorkerRuntime, jobs: list[TakenJob]
+    ) -> None:
         if shard.unacknowledged:
             self._node.broker.maintenance.arm()
-        performing = self.seat.performing = Performing(shard, [job.id for job in jobs], self._clock())
+        performing = self.activity.performing = Performing(shard, [job.id for job in jobs], self._clock())
         try:
-            outcome = execution.perform(runtime, shard, trip.lease.fence, jobs, self._config)
+            outcome = execution.perform(runtime, shard, delivery.lease.fence, jobs, self._config)
         finally:
             ended = self._clock()
-            self.seat.performed = performing, ended
-            self.seat.performing = None
-        tally, seconds = self.seat.tallies[shard.queue], ended - performing.since
+            self.activity.performed = performing, ended
+            self.activity.performing = None
+        tally, seconds = self.activity.tallies[shard.queue], ended - performing.since
         tally.processed += len(outcome.finished)
         tally.failed += sum(failure.verdict != "solo" for failure in outcome.failures)
         tally.seconds += seconds

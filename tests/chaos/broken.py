@@ -60,8 +60,8 @@ def order() -> None:
     """Payloads are handed over newest first."""
     decode = Shard._decode
 
-    def reversed_(self: Shard, raw: list[bytes], trip: Delivery) -> TakenJob:
-        job = decode(self, raw, trip)
+    def reversed_(self: Shard, raw: list[bytes], delivery: Delivery) -> TakenJob:
+        job = decode(self, raw, delivery)
         return job._replace(payloads=job.payloads[::-1])
 
     Shard._decode = reversed_  # type: ignore[method-assign]

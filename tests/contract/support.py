@@ -56,9 +56,9 @@ def solo(job_id: str, error: bytes = b"in company") -> Failure:
     return Failure(job_id, "solo", -1, 0.0, error)
 
 
-def handed(trip: Delivery) -> dict[str, list[Any]]:
-    """What a trip brought, id -> payloads, in the order of the reply."""
-    return {item.id: item.payloads for item in trip.jobs}
+def handed(delivery: Delivery) -> dict[str, list[Any]]:
+    """What a delivery brought, id -> payloads, in the order of the reply."""
+    return {item.id: item.payloads for item in delivery.jobs}
 
 
 def jobs_of(reply: list[Any]) -> list[list[bytes]]:

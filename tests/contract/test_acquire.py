@@ -246,12 +246,12 @@ def test_repeat_of_a_call_whose_reply_was_lost_succeeds_with_the_same_fence(rig:
 def test_process_resumes_when_nobody_came_between_and_nothing_is_charged(rig: ShardRig) -> None:
     shard = rig.own()
     rig.push(job("x", "v1", 1), job("y", "v1", 1))
-    trip = shard.take(10, NOW + 1)
+    delivery = shard.take(10, NOW + 1)
     shard.finish(["x"])
     before = rig.snapshot()
     rig.lease_runs_out()
     lease = lease_of(shard, LATER)
-    assert (lease.resumed, lease.fence, lease.restored) == (True, trip.lease.fence, 0)
+    assert (lease.resumed, lease.fence, lease.restored) == (True, delivery.lease.fence, 0)
     assert rig.snapshot() == before
     shard.take(0, LATER)
     shard.fail([retry("y")], LATER)

@@ -101,9 +101,9 @@ def test_what_was_due_stays_due_in_its_order(rig: ShardRig, step: float) -> None
 def test_what_was_not_due_waits_until_the_servers_clock_is_there(rig: ShardRig) -> None:
     rig.push(job("later", perform_at=NOW + 10))
     pushed_for_real(rig, NOW)
-    trip = rig.shard.take(10, NOW - 3600)
-    assert trip.jobs == []
-    assert trip.delay == pytest.approx(3610)
+    delivery = rig.shard.take(10, NOW - 3600)
+    assert delivery.jobs == []
+    assert delivery.delay == pytest.approx(3610)
 
 
 def test_it_steps_back_twice(rig: ShardRig) -> None:

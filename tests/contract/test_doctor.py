@@ -866,7 +866,7 @@ def test_a_keeper_that_runs_late(clinic: Clinic) -> None:
     assert found[4.9] is None
     assert found[6.0] is not None
     assert (found[6.0].severity, found[6.0].nodes) == ("warning", ("host:1:tester",))
-    assert found[6.0].what == "the keeper of host:1:tester ran up to 6.0 s late in the last ten minutes"
+    assert found[6.0].what == "the maintenance loop of host:1:tester ran up to 6.0 s late in the last ten minutes"
     assert found[16.0] is not None
     assert found[16.0].severity == "error"
 

@@ -43,9 +43,9 @@ def test_delay_of_a_retry_is_waited_for_when_the_servers_clock_has_stepped_back(
     rig.set_clock(LATER, NOW - 100_000)
     back = LATER - 3600
     rig.shard.fail([retry("x", 0, delay=10), retry("y", 0, delay=20)], back)
-    trip = rig.shard.take(10, back)
-    assert trip.jobs == []
-    assert trip.delay == pytest.approx(10)
+    delivery = rig.shard.take(10, back)
+    assert delivery.jobs == []
+    assert delivery.delay == pytest.approx(10)
     assert handed(rig.shard.take(10, back + 10)) == {"x": ["v1", "v2"]}
 
 
@@ -53,9 +53,9 @@ def test_delay_of_a_retry_is_waited_for_when_the_servers_clock_has_stepped_back(
 def test_a_retry_in_centuries_is_never_and_not_overdue(rig: ShardRig, delay: float) -> None:
     rig.shard.fail([retry("x", 0, delay=delay)], LATER)
     assert rig.read("due") == {"x": NEVER}
-    trip = rig.shard.take(10, LATER)
-    assert trip.jobs == []
-    assert trip.delay == pytest.approx(NEVER - LATER)
+    delivery = rig.shard.take(10, LATER)
+    assert delivery.jobs == []
+    assert delivery.delay == pytest.approx(NEVER - LATER)
 
 
 @pytest.mark.parametrize("newer", [-500.0, 0.0, 500.0])
@@ -235,10 +235,10 @@ def test_repeated_call_changes_nothing(rig: ShardRig, outcome: Failure) -> None:
 def test_repeated_call_does_not_touch_the_id_taken_again(rig: ShardRig) -> None:
     shard = rig.shard
     shard.fail([exhausted("x"), retry("y", delay=60)], LATER)
-    trip = shard.take(10, LATER)
-    assert (trip.delivery, handed(trip)) == (2, {"x": ["v2"]})
+    delivery = shard.take(10, LATER)
+    assert (delivery.number, handed(delivery)) == (2, {"x": ["v2"]})
     before = rig.snapshot()
-    assert rig.run("fail", repr(LATER), trip.lease.token, 1, "x", "exhausted", 0, "0", b"given up") == [0]
+    assert rig.run("fail", repr(LATER), delivery.lease.token, 1, "x", "exhausted", 0, "0", b"given up") == [0]
     assert rig.snapshot() == before
 
 

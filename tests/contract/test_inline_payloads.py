@@ -18,7 +18,7 @@ SCORES = [0.0, -1.5, 2.0**53, -(2.0**53), 1e308, -1e308, 5e-324, NOW, 1_800_000_
 
 
 def take(rig: ShardRig, shard: Shard, limit: int = 10) -> dict[str, list[tuple[Any, float]]]:
-    """What a trip brings: id -> payloads with their scores."""
+    """What a delivery brings: id -> payloads with their scores."""
     return {item.id: item.job(load_payload).payloads for item in shard.take(limit, NOW + 1).jobs}
 
 
@@ -64,8 +64,8 @@ class TestWaiting:
         for job_id, payloads in expected.items():
             found: list[str] = []
             while len(found) < len(payloads):  # a reply has no room for more than one that is huge
-                trip = handed(shard.take(1, NOW + 1))
-                found += trip[job_id]
+                delivery = handed(shard.take(1, NOW + 1))
+                found += delivery[job_id]
                 shard.finish([job_id])
             assert found == [json.loads(data) for data in payloads]
 
@@ -212,8 +212,8 @@ class TestInFlight:
     def test_one_that_can_not_be_decoded_is_buried_as_it_is(self, rig: ShardRig) -> None:
         rig.push(job("x", b"{no json", 3))
         shard = rig.own()
-        trip = shard.take(1, NOW)
-        assert [(item.id, item.payload) for item in trip.undecodable] == [("x", b"{no json")]
+        delivery = shard.take(1, NOW)
+        assert [(item.id, item.payload) for item in delivery.undecodable] == [("x", b"{no json")]
         shard.bury([("x", b"why", [b"{no json"])], NOW)
         assert (rig.form("morgue:payloads:x"), rig.read("morgue:payloads:x")) == ("string", {b"{no json": 3})
         assert "taken:payloads:x" not in rig.names()

@@ -14,7 +14,7 @@ from tests.leases import run_out
 
 
 class Prefetched:
-    """A thread that has taken several batches of one job in one trip. `meanwhile` happens in the first of them."""
+    """A thread that has taken several batches of one job in one delivery. `meanwhile` happens in the first of them."""
 
     def __init__(self, url: str) -> None:
         self.app = lowq.Lowq(redis_url=url)
@@ -59,7 +59,7 @@ def moving(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 def test_all_of_a_trip_is_performed(prefetched: Prefetched) -> None:
-    """What the others are compared with: both were taken in one trip."""
+    """What the others are compared with: both were taken in one delivery."""
     taken: list[int] = []
     prefetched.meanwhile = lambda: taken.append(prefetched.in_flight())
     prefetched.turn()
@@ -116,7 +116,7 @@ def test_a_node_that_stops_gives_back_what_it_has_not_begun(prefetched: Prefetch
     job = prefetched.queue.peek("b")
     assert job is not None
     assert (job.state, job.retry_count, job.crashes) == ("due", -1, 0)
-    assert prefetched.in_flight() == 1  # the other one, which the next trip acknowledges
+    assert prefetched.in_flight() == 1  # the other one, which the next delivery acknowledges
 
 
 def test_a_shard_that_is_to_be_given_up_has_its_jobs_back_that_were_not_begun(prefetched: Prefetched) -> None:

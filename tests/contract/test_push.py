@@ -40,9 +40,9 @@ def test_an_id_may_be_any_text(rig: ShardRig) -> None:
         rig.push(job(job_id, "v1", 1))
         assert rig.read(f"payloads:{job_id}") == {"v1": 1}
     shard = rig.own()
-    trip = shard.take(10, NOW + 1)
-    assert len(trip.jobs) == 6
-    shard.finish(handed(trip))
+    delivery = shard.take(10, NOW + 1)
+    assert len(delivery.jobs) == 6
+    shard.finish(handed(delivery))
     shard.take(0, NOW + 1)
     assert rig.read("taken") == {}
 
@@ -135,8 +135,8 @@ def test_order_survives_a_server_clock_that_steps_back(rig: ShardRig) -> None:
     rig.set_clock(ahead)
     rig.push(job("x", "v1"), now=None)
     rig.push(job("x", "v2"), job("z", "v1"), now=None)
-    trip = rig.shard.take(10)
-    assert handed(trip) == {"y": ["v1"], "x": ["v1", "v2"], "z": ["v1"]}
+    delivery = rig.shard.take(10)
+    assert handed(delivery) == {"y": ["v1"], "x": ["v1", "v2"], "z": ["v1"]}
 
 
 def test_explicit_now_does_not_move_the_clock(rig: ShardRig) -> None:
@@ -178,9 +178,9 @@ def test_microseconds_survive(rig: ShardRig) -> None:
     assert rig.read("due") == {"x": at, "y": NOW + TICK}
     assert rig.read("payloads:x") == {"v1": at - 1}
     shard = rig.own()
-    trip = shard.take(10, at)
-    assert [item.job(load_payload).perform_at for item in trip.jobs] == [NOW + TICK, at]
-    assert [item.job(load_payload).payloads for item in trip.jobs] == [[("v1", NOW + TICK)], [("v1", at - 1)]]
+    delivery = shard.take(10, at)
+    assert [item.job(load_payload).perform_at for item in delivery.jobs] == [NOW + TICK, at]
+    assert [item.job(load_payload).payloads for item in delivery.jobs] == [[("v1", NOW + TICK)], [("v1", at - 1)]]
     assert rig.read("taken")["x"] == (1, at, -1, 0, at)
     shard.release([("x", None), ("y", 1.0)], at)
     assert rig.read("due") == {"x": at, "y": at + 1}

@@ -360,10 +360,10 @@ def jobs_of_one_shard(rig: QueueRig, count: int) -> list[str]:
     return list(itertools.islice(found, count))
 
 
-def tell_of_seats(rig: QueueRig, *seats: dict[str, object] | None) -> None:
+def tell_of_activities(rig: QueueRig, *activities: dict[str, object] | None) -> None:
     """The heartbeat of the node that holds the rig's shards."""
-    identity = Identity("tester", {"Orders": SHARDS}, len(seats), "1.0", host="host", pid=7)
-    call = Membership(identity, "lowq", silence=60.0, shares=True).heartbeat_call({"performing": seats})
+    identity = Identity("tester", {"Orders": SHARDS}, len(activities), "1.0", host="host", pid=7)
+    call = Membership(identity, "lowq", silence=60.0, shares=True).heartbeat_call({"performing": activities})
     rig.client.run(call.script, call.key, *call.args)
 
 
@@ -453,7 +453,7 @@ class TestWhy:
         rig.push(job(older), now=NOW + 1)
         rig.push(job(mine), now=NOW + 2)
         shard = rig.shard_index(mine)
-        tell_of_seats(rig, None, {"queue": "Orders", "shard": shard, "ids": [stuck], "count": 1, "seconds": 5.0})
+        tell_of_activities(rig, None, {"queue": "Orders", "shard": shard, "ids": [stuck], "count": 1, "seconds": 5.0})
         why = rig.queue.why(mine, now=NOW + 10)
         assert (why.reason, why.ahead, why.thread, why.in_flight_ids) == ("busy", 1, 1, (stuck,))
         assert why.detail == (
@@ -482,9 +482,9 @@ class TestWhy:
         rig.push(job("a"))
         rig.own("a")
         other = {"queue": "Mail", "shard": 0, "ids": ["x"], "count": 1, "seconds": 0.1}
-        tell_of_seats(rig, other, None)
+        tell_of_activities(rig, other, None)
         assert rig.queue.why("a", now=NOW + 1).reason == "next"
-        tell_of_seats(rig, other, other)
+        tell_of_activities(rig, other, other)
         why = rig.queue.why("a", now=NOW + 1)
         assert why.reason == "no_thread"
         shard = rig.shard_index("a")
@@ -541,7 +541,7 @@ class TestRegistries:
         assert "silent" not in [node.name for node in rig.app.nodes()]
 
     def test_a_node_of_an_older_version_does_not_say_how_many_ids(self, rig: QueueRig) -> None:
-        tell_of_seats(rig, {"queue": "Orders", "shard": 1, "ids": ["a", "b"], "seconds": 1.0}, None)
+        tell_of_activities(rig, {"queue": "Orders", "shard": 1, "ids": ["a", "b"], "seconds": 1.0}, None)
         (node,) = rig.app.nodes()
         assert node.performing == ({"queue": "Orders", "shard": 1, "ids": ["a", "b"], "count": 2, "seconds": 1.0}, None)
 

@@ -113,7 +113,7 @@ def test_repeated_call_changes_nothing(rig: ShardRig, delay: str, crashed: str) 
 def test_repeated_call_does_not_touch_the_id_taken_again(rig: ShardRig) -> None:
     call = (rig.read("lease"), 1, 3, "x", "5", "1")
     rig.shard.release([("x", None), ("y", None)], LATER)
-    assert rig.shard.take(10, LATER).delivery == 2
+    assert rig.shard.take(10, LATER).number == 2
     before = rig.snapshot()
     assert rig.run("release", repr(LATER), *call) == [0]
     assert rig.snapshot() == before

@@ -96,7 +96,7 @@ class Link:
 
 @dataclasses.dataclass
 class Process:
-    """A process that owns the shard, or believes it does, and what it knows of the trip in its hand."""
+    """A process that owns the shard, or believes it does, and what it knows of the delivery in its hand."""
 
     nonce: str
     shard: Shard
@@ -367,7 +367,7 @@ class ShardMachine(RuleBasedStateMachine):
     def _take(self, limit: int, lost: str = "") -> int:
         process = self.owner
         if process.pending:
-            limit = 0  # one trip at a time
+            limit = 0  # one delivery at a time
         last = process.delivery if process.pending else 0
         acks = [(job_id, process.delivery) for job_id in process.finished]
         token = process.token

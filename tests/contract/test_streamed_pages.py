@@ -39,16 +39,16 @@ def fill(rig: QueueRig) -> None:
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many calls each trip took."""
-    trips: list[int] = []
+    """How many calls each delivery took."""
+    deliveries: list[int] = []
     run_many = Client.run_many
 
     def counted(self: Client, calls: Any, **options: Any) -> Any:
-        trips.append(len(calls))
+        deliveries.append(len(calls))
         return run_many(self, calls, **options)
 
     monkeypatch.setattr(Client, "run_many", counted)
-    return trips
+    return deliveries
 
 
 @pytest.mark.parametrize(

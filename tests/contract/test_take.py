@@ -1,4 +1,4 @@
-"""take: acknowledges the previous batch and takes the next, in one trip."""
+"""take: acknowledges the previous batch and takes the next, in one delivery."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -82,9 +82,9 @@ def test_every_delivery_has_a_number_of_its_own(rig: ShardRig) -> None:
     deliveries = []
     for version in range(3):
         rig.push(job("x", f"v{version}", version))
-        trip = shard.take(1, NOW)
-        shard.finish(handed(trip))
-        deliveries.append(trip.delivery)
+        delivery = shard.take(1, NOW)
+        shard.finish(handed(delivery))
+        deliveries.append(delivery.number)
     assert deliveries == [1, 2, 3]
     shard.take(0, NOW)
     assert rig.meta("delivery") == "3"
@@ -132,11 +132,11 @@ def test_repeated_ack_does_not_acknowledge_what_came_meanwhile(rig: ShardRig) ->
     rig.lose_reply(shard.take_call(1, NOW))
     assert rig.read("taken:payloads:x") == {"v2": 2}
 
-    trip = shard.take(1, NOW)
-    assert handed(trip) == {"x": ["v2"]}
+    delivery = shard.take(1, NOW)
+    assert handed(delivery) == {"x": ["v2"]}
     assert rig.read("taken:payloads:x") == {"v2": 2}
     assert rig.count("processed") == 1
-    shard.finish(handed(trip))
+    shard.finish(handed(delivery))
     shard.take(0, NOW)
     assert rig.count("processed") == 2
     assert rig.names() == REMAINS
@@ -230,10 +230,10 @@ def test_what_a_lost_reply_held_is_handed_out_again_and_first(rig: ShardRig) -> 
     rig.push(job("x", "v1", 1, perform_at=NOW + 1), job("x", "v2", 2))
     rig.lose_reply(shard.take_call(1, NOW + 1))
     rig.push(job("older", "v1", 1), job("x", "v3", 3))
-    trip = shard.take(2, NOW + 1)
-    assert handed(trip) == {"x": ["v1", "v2"], "older": ["v1"]}
+    delivery = shard.take(2, NOW + 1)
+    assert handed(delivery) == {"x": ["v1", "v2"], "older": ["v1"]}
     assert rig.read("taken")["x"] == (2, NOW + 1, -1, 0, NOW + 1)
-    shard.finish(handed(trip))
+    shard.finish(handed(delivery))
     assert handed(shard.take(2, NOW + 1)) == {"x": ["v3"]}
 
 
@@ -258,10 +258,10 @@ def test_lost_jobs_that_do_not_fit_come_with_the_next_trip(rig: ShardRig) -> Non
     rig.push(*(job(name, "v1", 1) for name in "abc"))
     rig.push(job("d", "v1", 1), now=NOW + 1)
     rig.lose_reply(shard.take_call(3, NOW + 1))
-    trip = shard.take(2, NOW + 1)
-    assert list(handed(trip)) == ["a", "b"]
-    assert trip.delay == 0
-    shard.finish(handed(trip))
+    delivery = shard.take(2, NOW + 1)
+    assert list(handed(delivery)) == ["a", "b"]
+    assert delivery.delay == 0
+    shard.finish(handed(delivery))
     assert list(handed(shard.take(2, NOW + 1))) == ["c", "d"]
 
 
@@ -279,9 +279,9 @@ def test_lost_delivery_keeps_retry_count_and_comes_alone_again(rig: ShardRig) ->
     shard.fail([retry("x", 3, delay=0)], NOW)
     rig.push(job("y", "v1", 1))
     rig.lose_reply(shard.take_call(5, NOW))
-    trip = shard.take(5, NOW)
-    assert [(item.id, item.retry_count) for item in trip.jobs] == [("x", 3)]
-    shard.finish(handed(trip))
+    delivery = shard.take(5, NOW)
+    assert [(item.id, item.retry_count) for item in delivery.jobs] == [("x", 3)]
+    shard.finish(handed(delivery))
     assert list(handed(shard.take(5, NOW))) == ["y"]
 
 
@@ -295,10 +295,10 @@ def test_retrying_and_solo_ids_come_alone(rig: ShardRig, outcome: Any) -> None:
     shard.take(1, NOW)
     shard.fail([outcome], NOW)
     rig.push(job("y", "v1", 1), now=NOW + 1)
-    trip = shard.take(10, NOW + 1)
-    assert list(handed(trip)) == ["x"]
-    assert trip.delay == 0
-    shard.finish(handed(trip))
+    delivery = shard.take(10, NOW + 1)
+    assert list(handed(delivery)) == ["x"]
+    assert delivery.delay == 0
+    shard.finish(handed(delivery))
     assert list(handed(shard.take(10, NOW + 1))) == ["y"]
 
 
@@ -310,9 +310,9 @@ def test_retrying_id_waits_until_those_before_it_are_taken(rig: ShardRig) -> Non
     rig.push(job("y", "v1", 1), job("z", "v1", 1))
     rig.push(job("last", "v1", 1), now=NOW + 6)
     for expected in (["y", "z"], ["x"], ["last"]):
-        trip = shard.take(10, NOW + 6)
-        assert list(handed(trip)) == expected
-        shard.finish(handed(trip))
+        delivery = shard.take(10, NOW + 6)
+        assert list(handed(delivery)) == expected
+        shard.finish(handed(delivery))
 
 
 def test_success_ends_solo(rig: ShardRig) -> None:
@@ -345,13 +345,13 @@ def test_at_most_max_payloads_of_an_id_the_lowest_and_the_rest_keeps_its_place(r
     shard = rig.own("few", max_payloads=3)
     rig.push(*(job("x", f"v{n}", n) for n in (5, 3, 1, 2, 4, 7, 6)))
     rig.push(job("y", "v1", 1), now=NOW + 1)
-    trips = []
+    deliveries = []
     for _ in range(3):
-        trip = shard.take(1, NOW + 1)
+        delivery = shard.take(1, NOW + 1)
         assert rig.read("due").get("x", NOW) == NOW
-        trips.append(handed(trip))
-        shard.finish(handed(trip))
-    assert trips == [{"x": ["v1", "v2", "v3"]}, {"x": ["v4", "v5", "v6"]}, {"x": ["v7"]}]
+        deliveries.append(handed(delivery))
+        shard.finish(handed(delivery))
+    assert deliveries == [{"x": ["v1", "v2", "v3"]}, {"x": ["v4", "v5", "v6"]}, {"x": ["v7"]}]
     assert handed(shard.take(1, NOW + 1)) == {"y": ["v1"]}
 
 
@@ -359,10 +359,10 @@ def test_at_most_max_payloads_of_an_id_the_lowest_and_the_rest_keeps_its_place(r
 def test_every_max_payloads_is_exact(rig: ShardRig, count: int) -> None:
     shard = rig.own("few", max_payloads=count)
     rig.push(*(job("x", f"v{n}", n) for n in range(count + 1)), job("y", "v1", 1))
-    trip = shard.take(2, NOW + 1)
-    assert [len(payloads) for payloads in handed(trip).values()] == [count, 1]
+    delivery = shard.take(2, NOW + 1)
+    assert [len(payloads) for payloads in handed(delivery).values()] == [count, 1]
     assert rig.read("payloads:x") == {f"v{count}": count}
-    shard.finish(handed(trip))
+    shard.finish(handed(delivery))
     assert handed(shard.take(2, NOW + 1)) == {"x": [f"v{count}"]}
     assert "payloads:x" not in rig.names()
 
@@ -380,9 +380,9 @@ def test_bytes_of_a_reply_are_bounded(rig: ShardRig) -> None:
     for name in "abc":
         rig.push(job(name, name * (MIB - 2), 1))
     for name in "abc":
-        trip = shard.take(10, NOW)
-        assert list(handed(trip)) == [name]
-        shard.finish(handed(trip))
+        delivery = shard.take(10, NOW)
+        assert list(handed(delivery)) == [name]
+        shard.finish(handed(delivery))
 
 
 def test_one_payload_always_fits(rig: ShardRig) -> None:
@@ -390,10 +390,10 @@ def test_one_payload_always_fits(rig: ShardRig) -> None:
     rig.push(job("x", "1" * (3 * MIB), 1))
     rig.push(job("x", "2" * MIB, 2))
     for first in "12":
-        trip = shard.take(1, NOW)
-        ((payload,),) = handed(trip).values()
+        delivery = shard.take(1, NOW)
+        ((payload,),) = handed(delivery).values()
         assert payload[0] == first
-        shard.finish(handed(trip))
+        shard.finish(handed(delivery))
     shard.take(0, NOW)
     assert rig.names() == REMAINS
 
@@ -402,14 +402,14 @@ def test_large_payloads_of_one_id_come_in_parts_and_in_order(rig: ShardRig) -> N
     shard = rig.own()
     for version in range(10):
         rig.push(job("x", f"{version}" * (300 * 1024), version))
-    seen, trips = "", 0
+    seen, deliveries = "", 0
     while jobs := shard.take(10, NOW).jobs:
         (taken,) = jobs
         assert sum(map(len, taken.payloads)) <= MIB
         seen += "".join(payload[0] for payload in taken.payloads)
-        trips += 1
+        deliveries += 1
         shard.finish(["x"])
-    assert (seen, trips) == ("0123456789", 4)
+    assert (seen, deliveries) == ("0123456789", 4)
 
 
 def test_job_that_does_not_fit_beside_others_waits_whole(rig: ShardRig) -> None:
@@ -418,10 +418,10 @@ def test_job_that_does_not_fit_beside_others_waits_whole(rig: ShardRig) -> None:
     rig.push(job("big", "1" * (MIB // 2 - 150), 1), now=NOW + 1)
     rig.push(job("big", "2" * (MIB // 2 - 150), 2), now=NOW + 1)
     rig.push(job("after", "v1", 1), now=NOW + 2)
-    trip = shard.take(10, NOW + 2)
-    assert list(handed(trip)) == ["small"]
+    delivery = shard.take(10, NOW + 2)
+    assert list(handed(delivery)) == ["small"]
     assert len(rig.read("payloads:big")) == 2
-    shard.finish(handed(trip))
+    shard.finish(handed(delivery))
     assert list(handed(shard.take(10, NOW + 2))) == ["big"]
 
 
@@ -430,9 +430,9 @@ def test_small_payloads_are_bounded_too(rig: ShardRig) -> None:
     shard = rig.own()
     for name in range(20):
         rig.push(*(job(f"x{name:02}", n, n) for n in range(1000)))
-    trip = shard.take(1000, NOW + 1)
-    assert 5_000 < sum(map(len, handed(trip).values())) <= MAX_DELIVERY_BYTES / 100
-    assert list(handed(trip)) == sorted(handed(trip))
+    delivery = shard.take(1000, NOW + 1)
+    assert 5_000 < sum(map(len, handed(delivery).values())) <= MAX_DELIVERY_BYTES / 100
+    assert list(handed(delivery)) == sorted(handed(delivery))
 
 
 # --- the delay to the next job ---
@@ -488,13 +488,13 @@ def test_paused_shard_acknowledges_and_says_so(rig: ShardRig) -> None:
     rig.push(job("x", "v1", 1), job("y", "v1", 1))
     shard.finish(handed(shard.take(1, NOW)))
     rig.run("pause", repr(NOW), "", "1")
-    trip = shard.take(10, NOW + 1)
-    assert (trip.jobs, trip.paused) == ([], True)
+    delivery = shard.take(10, NOW + 1)
+    assert (delivery.jobs, delivery.paused) == ([], True)
     assert rig.read("taken") == {}
     assert rig.count("processed") == 1
     rig.run("pause", repr(NOW), "", "")
-    trip = shard.take(10, NOW + 1)
-    assert (list(handed(trip)), trip.paused) == (["y"], False)
+    delivery = shard.take(10, NOW + 1)
+    assert (list(handed(delivery)), delivery.paused) == (["y"], False)
 
 
 def test_lost_delivery_waits_while_paused(rig: ShardRig) -> None:
@@ -567,11 +567,11 @@ def test_many_orphans_do_not_hide_what_is_behind_them(rig: ShardRig) -> None:
 def test_undecodable_payloads_are_told_apart_and_can_be_buried_singly(rig: ShardRig) -> None:
     shard = rig.own()
     rig.push(job("x", "v1", 1), job("x", b"{not json", 2), job("x", "v3", 3), job("y", b"\xff", 1))
-    trip = shard.take(10, NOW + 1)
-    assert handed(trip) == {"x": ["v1", "v3"], "y": []}
-    assert trip.jobs[0].job(load_payload).payloads == [("v1", 1), ("v3", 3)]
-    assert [(item.id, item.payload) for item in trip.undecodable] == [("x", b"{not json"), ("y", b"\xff")]
-    shard.bury([(item.id, item.reason.encode(), [item.payload]) for item in trip.undecodable], NOW + 1)
+    delivery = shard.take(10, NOW + 1)
+    assert handed(delivery) == {"x": ["v1", "v3"], "y": []}
+    assert delivery.jobs[0].job(load_payload).payloads == [("v1", 1), ("v3", 3)]
+    assert [(item.id, item.payload) for item in delivery.undecodable] == [("x", b"{not json"), ("y", b"\xff")]
+    shard.bury([(item.id, item.reason.encode(), [item.payload]) for item in delivery.undecodable], NOW + 1)
     assert rig.read("morgue:payloads:x") == {b"{not json": 2}
     assert rig.read("morgue:payloads:y") == {b"\xff": 1}
     assert rig.read("taken:payloads:x") == {"v1": 1, "v3": 3}
@@ -604,9 +604,9 @@ def test_jobs_of_a_trip_are_bounded_whatever_the_limit(rig: ShardRig) -> None:
     shard = rig.own()
     rig.push(*(job(f"x{n}", "v1", 1) for n in range(MAX_DELIVERY_JOBS)))
     rig.push(job("last", "v1", 1))
-    trip = shard.take(10 * MAX_DELIVERY_JOBS, NOW + 1)
-    assert len(trip.jobs) == MAX_DELIVERY_JOBS
-    shard.finish(handed(trip))
+    delivery = shard.take(10 * MAX_DELIVERY_JOBS, NOW + 1)
+    assert len(delivery.jobs) == MAX_DELIVERY_JOBS
+    shard.finish(handed(delivery))
     shard.finish(handed(shard.take(10 * MAX_DELIVERY_JOBS, NOW + 1)))
     shard.take(0, NOW + 1)
     assert rig.count("processed") == MAX_DELIVERY_JOBS + 1
@@ -616,12 +616,12 @@ def test_jobs_of_a_trip_are_bounded_whatever_the_limit(rig: ShardRig) -> None:
 def test_fence_of_a_trip_is_that_of_its_lease(rig: ShardRig) -> None:
     shard = rig.own()
     rig.push(job("x", "v1", 1))
-    trip = shard.take(1, NOW)
-    assert trip.lease is shard.lease
+    delivery = shard.take(1, NOW)
+    assert delivery.lease is shard.lease
     rig.lease_runs_out()
     shard.acquire(TTL, NOW)
     assert shard.lease is not None
-    assert shard.lease.fence == trip.lease.fence
+    assert shard.lease.fence == delivery.lease.fence
 
 
 def test_taking_wakes_nobody(rig: ShardRig, wake: Channel) -> None:
@@ -647,5 +647,5 @@ def test_a_delivery_is_not_numbered_as_an_earlier_one_when_redis_lost_the_count(
     call = shard.take_call(1, NOW)
     rig.lose_reply(call)
     (reply,) = rig.client.run_many([call])  # it acknowledges what was taken before, and not what it has just taken
-    trip = shard.took(reply)
-    assert handed(trip) == {"x": ["v1", "v2"]}
+    delivery = shard.took(reply)
+    assert handed(delivery) == {"x": ["v1", "v2"]}

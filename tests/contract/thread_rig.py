@@ -76,7 +76,7 @@ class ThreadRig:
         return int(seconds) + int(microseconds) / 1e6
 
     def turn(self) -> None:
-        """One trip to Redis, and the work it brought, in a thread. There must be something that is due, or in hand."""
+        """One round trip to Redis and the work it brought, in a thread. Something must be due, or in hand."""
         raised: list[BaseException] = []
 
         def turn() -> None:

@@ -69,7 +69,7 @@ def test_nothing_is_found_while_nodes_work_under_load(make_rig: MakeRig) -> None
         stop.set()
         meddler.join()
         app.close()
-    # That a keeper ran late is true on a machine that is too busy.
+    # That a maintenance loop ran late is true on a machine that is too busy.
     assert [item for item in found if item.code != "maintenance_late"] == []
 
 
@@ -102,7 +102,7 @@ def test_a_node_that_is_frozen_is_found(make_rig: MakeRig) -> None:
     assert {"node_without_leases", "node_silent"} & {item.code for item in wrong(app)}
     node.signal(signal.SIGCONT)
     node.holds_all()
-    # That it was frozen is told for ten minutes, if its keeper noticed.
+    # That it was frozen is told for ten minutes, if its maintenance loop noticed.
     until(lambda: {item.code for item in wrong(app)} <= {"maintenance_late"}, "nothing else that is wrong")
     app.close()
 

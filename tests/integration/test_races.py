@@ -54,7 +54,7 @@ def test_jobs_taken_under_a_lease_that_changed_hands_before_the_reply_was_read_a
     new.take(0)
     assert new.surrender()
 
-    # Back to life: first its keeper gets the shard again, then the thread reads its reply.
+    # Back to life: first its maintenance loop gets the shard again, then the thread reads its reply.
     (again,) = app.client.run_many([old.acquire_call(60)])
     assert isinstance(old.acquired(again, clock.now() + 60), Lease)
     with pytest.raises(lowq.LeaseLost):

@@ -185,7 +185,7 @@ def test_a_node_whose_handler_holds_the_gil_past_its_lease_is_refused_and_stands
     rig.begun("greedy", 1)
     rig.push("greedy", 2)
     assert rig.done("greedy", 2).pid == standby.pid
-    warning = owner.says("the keeper ran ")
+    warning = owner.says("the maintenance loop ran ")
     assert "ids greedy" in warning
     refused_and_healthy(rig, owner, standby)
 

@@ -28,7 +28,7 @@ def shard(name: str, *, due_in: float | None = 0.0, lease_for: float = 1000.0) -
     return made
 
 
-def trip(*, delay: float | None = None, paused: bool = False) -> Delivery:
+def delivery(*, delay: float | None = None, paused: bool = False) -> Delivery:
     return Delivery(1, LEASE, [], delay, paused)
 
 
@@ -140,7 +140,7 @@ class TestClaims:
                 worked[taken] += 1
                 if rng.random() < 0.3:
                     time.sleep(0)  # let others run in the middle of it
-                dispatch.took(taken, wakes, trip(delay=rng.choice([None, 0.0, 0.001])))
+                dispatch.took(taken, wakes, delivery(delay=rng.choice([None, 0.0, 0.001])))
 
         pool = [threading.Thread(target=work, args=(number,)) for number in range(threads)]
         for thread in pool:
@@ -232,7 +232,7 @@ class TestPreference:
         dispatch = dispatcher([a])
         assert dispatch.wait(0) is a
         assert dispatch._busy_since[0] is not None
-        dispatch.took(a, a.wakes, trip())
+        dispatch.took(a, a.wakes, delivery())
         dispatch.unclaim(a)
         assert not sleepers.wait(dispatch, 0).done()
         assert dispatch._busy_since[0] is None
@@ -242,7 +242,7 @@ class TestPreference:
         dispatch = dispatcher([a, b])
         assert dispatch.wait(0) is a
         assert dispatch.pick(0, a) is a
-        dispatch.took(a, a.wakes, trip(delay=5))
+        dispatch.took(a, a.wakes, delivery(delay=5))
         assert dispatch.pick(0, a) is b
         assert a.claimed  # until what it finished is acknowledged
         assert b.claimed
@@ -251,7 +251,7 @@ class TestPreference:
         a = shard("a")
         dispatch = dispatcher([a])
         dispatch.wait(0)
-        dispatch.took(a, a.wakes, trip())
+        dispatch.took(a, a.wakes, delivery())
         assert dispatch.pick(0, a) is None
         assert a.claimed
 
@@ -286,7 +286,7 @@ class TestWaking:
         assert dispatch.wait(0) is a
         wakes = a.wakes
         dispatch.wake(a)  # a push, after Redis has answered and before the answer is here
-        dispatch.took(a, wakes, trip(delay=None))
+        dispatch.took(a, wakes, delivery(delay=None))
         assert dispatch.pick(0, a) is a
 
     def test_a_resume_during_a_take_is_not_lost_either(self) -> None:
@@ -295,14 +295,14 @@ class TestWaking:
         assert dispatch.wait(0) is a
         wakes = a.wakes
         dispatch.wake(a)
-        dispatch.took(a, wakes, trip(delay=-1, paused=True))
+        dispatch.took(a, wakes, delivery(delay=-1, paused=True))
         assert dispatch.pick(0, a) is a
 
     def test_a_wake_up_while_a_job_is_performed_is_not_lost(self, sleepers: Sleepers) -> None:
         a = shard("a")
         dispatch = dispatcher([a], [a])
         dispatch.wait(0)
-        dispatch.took(a, a.wakes, trip(delay=None))
+        dispatch.took(a, a.wakes, delivery(delay=None))
         waiting = sleepers.wait(dispatch, 1)
         dispatch.wake(a)
         assert not waiting.done()
@@ -328,7 +328,7 @@ class TestWaking:
         dispatch = dispatcher([a], [a])
         dispatch.wait(0)
         waiting = sleepers.wait(dispatch, 1)
-        dispatch.took(a, a.wakes, trip(delay=0.0))
+        dispatch.took(a, a.wakes, delivery(delay=0.0))
         dispatch.unclaim(a)
         assert waiting.result(PATIENCE) is a
 
@@ -336,7 +336,7 @@ class TestWaking:
         a = shard("a")
         dispatch = dispatcher([a])
         dispatch.wait(0)
-        dispatch.took(a, a.wakes, trip(delay=None))
+        dispatch.took(a, a.wakes, delivery(delay=None))
         assert dispatch.pick(0, a) is None
         dispatch.look_again(a)
         assert dispatch.pick(0, a) is a
@@ -379,7 +379,7 @@ class TestAlarm:
         a = shard("a")
         dispatch = dispatcher([a])
         dispatch.wait(0)
-        dispatch.took(a, a.wakes, trip(delay=0.05))
+        dispatch.took(a, a.wakes, delivery(delay=0.05))
         dispatch.unclaim(a)
         assert sleepers.wait(dispatch, 0).result(PATIENCE) is a
 
@@ -465,7 +465,7 @@ class TestLeaving:
         dispatch = Dispatcher([[a, b]], [LagScheduler()], left.append)
         assert dispatch.wait(0) is a
         dispatch.leave([a])
-        dispatch.took(a, a.wakes, trip(delay=-1.0))
+        dispatch.took(a, a.wakes, delivery(delay=-1.0))
         assert dispatch.pick(0, a) is None
         assert left == []
         dispatch.unclaim(a)

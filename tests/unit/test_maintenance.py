@@ -1,4 +1,4 @@
-"""The keeper's round: when it is told of members, when it divides anew, and what a failure keeps it from."""
+"""The maintenance loop's round: when it is told of members, when it divides anew, and what a failure keeps it from."""
 
 import json
 import threading
@@ -105,7 +105,7 @@ class Wishes:
 
 
 class Rig:
-    """A keeper among fakes. ``shares``: whether its splitter looks at the members."""
+    """A maintenance loop among fakes. ``shares``: whether its splitter looks at the members."""
 
     def __init__(self, *, shares: bool = True, seconds: float = TTL) -> None:
         self.registry, self.wishes = Registry(), Wishes()
@@ -115,7 +115,7 @@ class Rig:
         self.ready = 0
         self.fatal: list[BaseException] = []
         self.membership = Membership(ME, "lowq", silence=TTL, shares=shares)
-        self.keeper = MaintenanceLoop(
+        self.loop = MaintenanceLoop(
             cast(Client, self.registry), self.membership, cast(Leases, self.wishes), [], Outage(),
             divide=self._divide, lease_ttl=seconds, poll_interval=1000.0 * seconds,
             registrations=[Call("register", "q", ["", "q", 4])],
@@ -130,19 +130,19 @@ class Rig:
         self.ready += 1
 
     def tick(self, in_seconds: float = 0.0) -> float:
-        return self.keeper._tick(clock.now() + in_seconds)
+        return self.loop._tick(clock.now() + in_seconds)
 
     def run(self) -> None:
-        self.keeper.start()
+        self.loop.start()
         until(lambda: self.ready)
-        until(lambda: not self.keeper._nudge.is_set())
+        until(lambda: not self.loop._nudge.is_set())
 
 
 @pytest.fixture
 def rig() -> Iterator[Rig]:
     made = Rig()
     yield made
-    made.keeper.stop()
+    made.loop.stop()
 
 
 # --- its waits ---
@@ -158,7 +158,7 @@ def test_a_lease_that_is_told_to_become_free_in_centuries_is_tried_for_when_it_m
     rig.wishes.try_for = lambda _, at: asked.append(at)  # type: ignore[method-assign,assignment]
     shard = cast(Shard, SimpleNamespace(lease=None))
     latest = time.monotonic() + TTL
-    rig.keeper.lease_released(shard, 1e10)
+    rig.loop.lease_released(shard, 1e10)
     rig.tick()
     (at,) = asked
     assert latest <= at <= time.monotonic() + TTL
@@ -180,7 +180,7 @@ def test_shares_are_asked_for_once_and_then_whenever_members_change(rig: Rig) ->
 def test_an_announcement_is_looked_into_at_once(rig: Rig) -> None:
     rig.run()
     rig.registry.others = ["b"]
-    rig.keeper.members_changed()
+    rig.loop.members_changed()
     until(lambda: len(rig.wishes.wanted) == 2)
     assert rig.wishes.wanted[-1] == ["b", ME.name]
 
@@ -189,7 +189,7 @@ def test_an_announcement_while_a_heartbeat_is_under_way_makes_another(rig: Rig) 
     def announce() -> None:  # after Redis has answered
         rig.registry.meanwhile = lambda: None
         rig.registry.others = ["b"]
-        rig.keeper.members_changed()
+        rig.loop.members_changed()
 
     rig.registry.meanwhile = announce
     rig.tick()
@@ -201,7 +201,7 @@ def test_an_announcement_while_a_heartbeat_is_under_way_makes_another(rig: Rig) 
 def test_an_announcement_is_not_forgotten_when_the_heartbeat_fails(rig: Rig) -> None:
     rig.tick()
     rig.registry.others = ["b"]
-    rig.keeper.members_changed()
+    rig.loop.members_changed()
     rig.registry.error = RedisUnavailable("away")
     with pytest.raises(RedisUnavailable):
         rig.tick()
@@ -236,7 +236,7 @@ def test_queues_are_registered_with_every_heartbeat(rig: Rig) -> None:
 
 def test_another_number_of_shards_in_the_registry_ends_the_node(rig: Rig) -> None:
     rig.registry.refusal = Refusal("SHARDSCOUNT", "8")
-    rig.keeper.start()
+    rig.loop.start()
     until(lambda: rig.fatal)
     assert isinstance(rig.fatal[0], ShardsCountError)
 
@@ -247,7 +247,7 @@ def test_another_number_of_shards_in_the_registry_ends_the_node(rig: Rig) -> Non
 def test_quiet_leaves_the_members_and_wants_nothing(rig: Rig) -> None:
     rig.registry.others = ["b"]
     rig.run()
-    rig.keeper.quiet()
+    rig.loop.quiet()
     until(lambda: len(rig.wishes.wanted) == 2)
     assert rig.wishes.wanted[-1] == []
     assert rig.registry.heartbeats[-1].args[2] == ""
@@ -258,14 +258,14 @@ def test_quiet_wants_nothing_although_it_was_no_member() -> None:
     rig = Rig(shares=False)
     rig.divide = lambda _members: ["a", "b"]
     rig.tick()
-    rig.keeper.quiet()
+    rig.loop.quiet()
     rig.tick()
     assert rig.wishes.wanted == [["a", "b"], []]
 
 
 def test_quiet_wants_nothing_whoever_comes_later(rig: Rig) -> None:
     rig.tick()
-    rig.keeper.quiet()
+    rig.loop.quiet()
     rig.tick()
     rig.registry.others = ["b"]
     rig.tick(TTL / 3)
@@ -274,7 +274,7 @@ def test_quiet_wants_nothing_whoever_comes_later(rig: Rig) -> None:
 
 def test_quiet_while_shares_are_asked_for_is_not_overheard(rig: Rig) -> None:
     def divide(members: Members) -> list[Any]:
-        rig.keeper.quiet()  # the main thread, just now
+        rig.loop.quiet()  # the main thread, just now
         return sorted(members)
 
     rig.divide = divide
@@ -284,7 +284,7 @@ def test_quiet_while_shares_are_asked_for_is_not_overheard(rig: Rig) -> None:
 
 
 def test_quiet_before_the_first_round_gets_ready_all_the_same(rig: Rig) -> None:
-    rig.keeper.quiet()
+    rig.loop.quiet()
     rig.tick()
     assert rig.wishes.wanted == [[]]
     assert rig.ready == 1
@@ -320,15 +320,15 @@ def test_trouble_with_one_shard_keeps_nobody_from_getting_ready(rig: Rig) -> Non
 def test_one_cut_connection_is_no_outage_and_two_are(rig: Rig) -> None:
     rig.run()
     rig.registry.error = RedisUnavailable("away")
-    rig.keeper.members_changed()
+    rig.loop.members_changed()
     until(lambda: rig.wishes.away)
     rig.registry.error = None
-    until(lambda: not rig.keeper._members_asked)
+    until(lambda: not rig.loop._members_asked)
     away = rig.wishes.away
 
     rig.registry.fails_once = True
     before = len(rig.registry.heartbeats)
-    rig.keeper.members_changed()
+    rig.loop.members_changed()
     until(lambda: len(rig.registry.heartbeats) > before)
     assert not rig.registry.fails_once
     assert rig.wishes.away == away
@@ -342,17 +342,17 @@ def test_a_word_of_a_thread_makes_a_round_at_once(word: str, rig: Rig) -> None:
     rig.run()
     rounds = rig.wishes.rounds
     shard = cast(Shard, object())
-    threading.Thread(target=getattr(rig.keeper, word), args=(shard,)).start()
+    threading.Thread(target=getattr(rig.loop, word), args=(shard,)).start()
     until(lambda: rig.wishes.rounds > rounds)
     assert rig.wishes.tried == ([shard] if word == "check" else [])
 
 
 def test_word_that_a_shard_is_free_is_for_those_who_do_not_hold_it(rig: Rig) -> None:
     shard = Shard(cast(Client, None), "lowq", "q", 0, shards_count=4, nonce="me", load_payload=bytes.decode)
-    rig.keeper.lease_released(shard, 0.0)
+    rig.loop.lease_released(shard, 0.0)
     rig.tick()
     assert rig.wishes.tried == [shard]
     shard.acquired([b"acquired", b"1", 0], clock.now() + TTL)
-    rig.keeper.lease_released(shard, 0.0)
+    rig.loop.lease_released(shard, 0.0)
     rig.tick()
     assert rig.wishes.tried == [shard]

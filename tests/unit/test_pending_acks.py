@@ -1,4 +1,4 @@
-"""What the keeper does with trips whose later jobs are still being performed."""
+"""What the maintenance loop does with deliveries whose later jobs are still being performed."""
 
 from typing import Any, cast
 
@@ -31,7 +31,7 @@ class Wire:
 
 
 class Thread:
-    """A thread that performs one trip, as the keeper sees it."""
+    """A thread that performs one delivery, as the maintenance loop sees it."""
 
     def __init__(self, name: str = "Orders") -> None:
         self.shard = Shard(
@@ -45,37 +45,38 @@ class Thread:
         jobs = [item for job_id in ids for item in (job_id.encode(), b"1", b"1 x")]
         self.shard.took([delivery, None, 0, 0, *jobs])
 
-    def performs(self, seat: ThreadActivity, *ids: str) -> None:
-        seat.performing = Performing(self.shard, list(ids), clock.now())
+    def performs(self, activity: ThreadActivity, *ids: str) -> None:
+        activity.performing = Performing(self.shard, list(ids), clock.now())
 
 
-def keeper(wire: Wire, *seats: ThreadActivity) -> MaintenanceLoop:
+def loop_of(wire: Wire, *activities: ThreadActivity) -> MaintenanceLoop:
     return MaintenanceLoop(
-        cast(Client, wire), cast(Membership, None), cast(Leases, None), seats, Outage(), divide=lambda _members: [],
+        cast(Client, wire), cast(Membership, None), cast(Leases, None), activities, Outage(),
+        divide=lambda _members: [],
         lease_ttl=15.0, poll_interval=1.0, registrations=[], on_ready=lambda: None, on_fatal=lambda _error: None,
     )  # fmt: skip
 
 
 def test_a_trip_that_is_still_performed_at_the_second_look_is_acknowledged_so_far() -> None:
-    wire, seat, thread = Wire(), ThreadActivity(0), Thread()
-    keeping = keeper(wire, seat)
+    wire, activity, thread = Wire(), ThreadActivity(0), Thread()
+    keeping = loop_of(wire, activity)
     thread.takes(7, "a", "b", "c", "d")
     thread.shard.finish(["a"])
-    thread.performs(seat, "b")
+    thread.performs(activity, "b")
     assert keeping._acknowledge_early()
-    assert wire.acknowledged() == []  # it may be over in a moment: that is what a trip is meant to take
+    assert wire.acknowledged() == []  # it may be over in a moment: that is what a delivery is meant to take
     thread.shard.finish(["b"])
-    thread.performs(seat, "c")  # no single job of it takes long
+    thread.performs(activity, "c")  # no single job of it takes long
     assert keeping._acknowledge_early()
     assert wire.acknowledged() == [(thread.shard.prefix, 7, [b"a", b"b"])]
 
 
 def test_nothing_is_acknowledged_twice() -> None:
-    wire, seat, thread = Wire(), ThreadActivity(0), Thread()
-    keeping = keeper(wire, seat)
+    wire, activity, thread = Wire(), ThreadActivity(0), Thread()
+    keeping = loop_of(wire, activity)
     thread.takes(7, "a", "b", "c", "d")
     thread.shard.finish(["a"])
-    thread.performs(seat, "b")
+    thread.performs(activity, "b")
     keeping._acknowledge_early()
     keeping._acknowledge_early()
     assert wire.acknowledged() == [(thread.shard.prefix, 7, [b"a"])]
@@ -87,17 +88,17 @@ def test_nothing_is_acknowledged_twice() -> None:
 
 
 def test_a_new_trip_begins_anew_also_on_another_shard_with_the_same_number() -> None:
-    wire, seat, thread, other = Wire(), ThreadActivity(0), Thread(), Thread("Mails")
-    keeping = keeper(wire, seat)
+    wire, activity, thread, other = Wire(), ThreadActivity(0), Thread(), Thread("Mails")
+    keeping = loop_of(wire, activity)
     thread.takes(7, "a", "b", "c")
     thread.shard.finish(["a", "b"])
-    thread.performs(seat, "c")
+    thread.performs(activity, "c")
     keeping._acknowledge_early()
     keeping._acknowledge_early()
     wire.acknowledged()
     other.takes(7, "x", "y")
     other.shard.finish(["x"])
-    other.performs(seat, "y")
+    other.performs(activity, "y")
     keeping._acknowledge_early()
     assert wire.acknowledged() == []
     keeping._acknowledge_early()
@@ -107,7 +108,7 @@ def test_a_new_trip_begins_anew_also_on_another_shard_with_the_same_number() -> 
 def test_who_performs_nothing_or_has_nothing_finished_costs_nothing() -> None:
     wire, idle, first = Wire(), ThreadActivity(0), ThreadActivity(1)
     thread = Thread()
-    keeping = keeper(wire, idle, first)
+    keeping = loop_of(wire, idle, first)
     thread.takes(7, "a", "b")
     thread.performs(first, "a")
     assert not keeping._acknowledge_early()

@@ -258,6 +258,6 @@ def test_metrics_have_what_an_alert_needs(browse: Open, app: lowq.Lowq) -> None:
 
 def test_health_of_a_node_is_that_of_its_keeper(browse: Open) -> None:
     client = browse()
-    client.app.state.health = lambda: "the node's keeper has ended"  # type: ignore[attr-defined]  # it is a Starlette
+    client.app.state.health = lambda: "the node's maintenance loop has ended"  # type: ignore[attr-defined]  # it is a Starlette
     answer = client.get("/healthz")
-    assert (answer.status_code, answer.json()) == (503, {"error": "the node's keeper has ended"})
+    assert (answer.status_code, answer.json()) == (503, {"error": "the node's maintenance loop has ended"})

@@ -699,10 +699,10 @@ class TestNodes:
     def test_the_time_of_a_perform_is_as_of_the_heartbeat(
         self, client: TestClient, app: lowq.Lowq, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        seats = tuple(
+        activities = tuple(
             {"queue": "Orders", "shard": 1, "ids": ["x"], "count": 1, "seconds": seconds} for seconds in (0.5, 400.0)
         )
-        node = lowq.NodeInfo("host:1:abc", time.time() - 4.4, 4.4, threads=2, performing=seats)
+        node = lowq.NodeInfo("host:1:abc", time.time() - 4.4, 4.4, threads=2, performing=activities)
         monkeypatch.setattr(lowq.Lowq, "nodes", lambda _self: [node])
         page = client.get("/nodes").text
         assert '<td class="right">0.5 s</td>' in page

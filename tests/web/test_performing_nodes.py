@@ -63,5 +63,5 @@ def test_the_page_of_nodes_tells_that_a_batch_has_more_ids(stuck: TestClient) ->
     page = answer(stuck, "/nodes", "and 2 more").text
     assert '<a href="/queues/Orders?state=taken">and 2 more</a>' in page
     (node,) = stuck.get("/api/v1/nodes").json()["nodes"]
-    (seat,) = [seat for seat in node["performing"] if seat is not None]
-    assert (seat["count"], seat["ids"]) == (5, ["stuck-0", "stuck-1", "stuck-2"])
+    (activity,) = [activity for activity in node["performing"] if activity is not None]
+    assert (activity["count"], activity["ids"]) == (5, ["stuck-0", "stuck-1", "stuck-2"])

@@ -213,7 +213,7 @@ def _on_script(request: Request, error: lowq.ScriptError) -> tuple[int, str] | N
 
 
 async def _health(request: Request) -> Response:
-    """200 when Redis answers, 503 otherwise. In a node: when its keeper does its work."""
+    """200 when Redis answers, 503 otherwise. In a node: when its maintenance loop does its work."""
     check = getattr(request.app.state, "health", None)
     trouble = None if check is None else check()
     if trouble:
