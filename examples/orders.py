@@ -7,35 +7,23 @@ Without Redis: `lowq run -r examples/orders.py --embedded` prints the URL of the
 second command as LOWQ_REDIS_URL.
 """
 
-import logging
-from typing import TypedDict
-
 import lowq
 
-
-class Order(TypedDict):
-    version: int  # in the payload, not only in the score: equal payloads are merged into one
-    status: str
-
-
-orders: dict[str, Order] = {}  # stands for your database
-log = logging.getLogger("orders")
+orders = {}  # stands for your database
 
 
 @lowq.worker(shards_count=24, batch_size=10)
-class OrderSync(lowq.Worker[Order]):
-    def perform(self, payloads_by_id: dict[str, list[Order]]) -> None:
+class OrderSync(lowq.Worker):
+    def perform(self, payloads_by_id):
         for order_id, payloads in payloads_by_id.items():
             newest = payloads[-1]  # oldest first: the last is the newest
-            # No lock, as nobody else works on this order now. An old version may still come late.
             if order_id not in orders or newest["version"] > orders[order_id]["version"]:
-                orders[order_id] = newest
-                log.info("order %s is %s: the newest of %d changes", order_id, newest["status"], len(payloads))
+                orders[order_id] = newest  # no lock: nobody else works on this order now
+                print(f"order {order_id} is {newest['status']}, the newest of {len(payloads)} changes", flush=True)
 
 
 if __name__ == "__main__":
-    story = enumerate(["new", "paid", "packed", "shipped"], start=1)
-    changes: list[Order] = [{"version": version, "status": status} for version, status in story]
-    changes.reverse()  # as the world sends them
-    jobs = [{"id": 42, "payload": change, "score": change["version"]} for change in changes]
-    print(f"pushed {OrderSync.perform_async(jobs)} changes of order 42")
+    changes = [(3, "shipped"), (1, "new"), (2, "paid")]  # as the world sends them
+    OrderSync.perform_async(
+        {"id": 42, "payload": {"version": version, "status": status}, "score": version} for version, status in changes
+    )
