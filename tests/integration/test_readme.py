@@ -1,8 +1,9 @@
-"""The documentation is true: its Python runs, its tables say what the code says, its links lead somewhere.
+"""The documentation is true: its Python runs, its commands work, its tables say what the code says, its links exist.
 
-A block of Python runs when a line ``<!-- run: NAME -->`` stands above it. Blocks with one NAME run one after the other
-in a process of their own, with an empty embedded store. A line ``expression  # -> value`` must have that value, as
-``repr`` shows it, and functions named ``test_...`` are called.
+A block of Python stands below one of two lines. ``<!-- run: NAME -->``: all blocks of a page with that NAME run one
+after the other in a process of their own, with an empty embedded store. A line ``expression  # -> value`` must have
+that value, as ``repr`` shows it, and functions named ``test_...`` are called. ``<!-- file: PATH -->``: the block is a
+file of an application, which test_recipes.py runs.
 """
 
 import ast
@@ -12,6 +13,7 @@ import re
 import shlex
 import subprocess
 import sys
+import tomllib
 from collections import defaultdict
 from pathlib import Path
 
@@ -24,12 +26,17 @@ from lowq.doctor import CODES, KINDS, server
 from lowq.settings import Config
 from lowq.store.scripts import load_scripts
 from lowq.workers import Worker, WorkerOptions
+from tests.waiting import until
 
 ROOT = Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs"
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted(DOCS.glob("*.md"))]
+TEXTS = {str(page.relative_to(ROOT)): page.read_text(encoding="utf-8") for page in PAGES}
 
 _MARKED = re.compile(r"^<!-- run: (\S+) -->\n+```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_PYTHON = re.compile(r"^([^\n]*)\n```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_SHELL = re.compile(r"^```sh\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _VALUE = re.compile(r"^(\s*)(\S.*?)\s+# -> (.*)$", re.MULTILINE)
 
 #: Runs a page's blocks, given on stdin, as a script in a process of its own.
@@ -50,50 +57,66 @@ for name, function in list(vars(page).items()):
 def marked_blocks() -> dict[str, str]:
     """Page and name -> the Python of all blocks of that name."""
     found: defaultdict[str, str] = defaultdict(str)
-    for page in PAGES:
-        for name, code in _MARKED.findall(page.read_text(encoding="utf-8")):
-            found[f"{page.name}:{name}"] += code
+    for page, text in TEXTS.items():
+        for name, code in _MARKED.findall(text):
+            found[f"{page}:{name}"] += code
     return dict(found)
 
 
 BLOCKS = marked_blocks()
 
 
+def environment(**more: str) -> dict[str, str]:
+    """The environment of a process that knows lowq and no setting of whoever runs the tests."""
+    clean = {key: value for key, value in os.environ.items() if not key.startswith("LOWQ_")}
+    paths = [str(ROOT), str(ROOT / "web"), clean.get("PYTHONPATH", "")]
+    return {**clean, "PYTHONPATH": os.pathsep.join(filter(None, paths)), **more}
+
+
 @pytest.mark.parametrize("name", BLOCKS)
 def test_marked_python_runs_and_has_the_values_it_shows(name: str) -> None:
     code = _VALUE.sub(lambda match: f"{match[1]}shows_({match[2]}, {match[3]!r})", BLOCKS[name])
-    environment = {key: value for key, value in os.environ.items() if not key.startswith("LOWQ_")}
     ran = subprocess.run(
         [sys.executable, "-W", "error", "-c", _RUNNER],
         input=code,
-        env={**environment, "LOWQ_REDIS_URL": "memory://"},
+        env=environment(LOWQ_REDIS_URL="memory://"),
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=120,
         check=False,
     )
     assert ran.returncode == 0, ran.stderr
 
 
-def test_every_block_of_python_is_valid() -> None:
-    for page in PAGES:
-        for code in re.findall(r"^```python\n(.*?)^```$", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL):
-            compile(code, page.name, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+@pytest.mark.parametrize("page", TEXTS)
+def test_every_block_of_python_is_valid_and_is_run(page: str) -> None:
+    for mark, code in _PYTHON.findall(TEXTS[page]):
+        compile(code, page, "exec")
+        assert re.fullmatch(r"<!-- (run|file): \S+ -->", mark), f"nothing runs this block:\n{code}"
 
 
-def test_the_first_worker_is_the_example() -> None:
+def test_the_readme_is_short_and_its_first_worker_is_the_example() -> None:
+    assert len(README.splitlines()) <= 300
     example = (ROOT / "examples" / "orders.py").read_text(encoding="utf-8")
-    shown = _MARKED.findall(README)[0][1]
-    assert shown in example
+    assert example.endswith(_MARKED.findall(README)[0][1])
 
 
-SHELL = "".join(re.findall(r"^```sh\n(.*?)^```$", README, re.MULTILINE | re.DOTALL))
-COMMANDS = list(dict.fromkeys(re.findall(r"^lowq .*$", SHELL, re.MULTILINE)))
+# --- commands ------------------------------------------------------------------------------------------------
 
 
-def test_the_readme_shows_every_verb() -> None:
-    shown = {word for line in COMMANDS for word in line.split()[1:2]}
+def typed(text: str) -> list[str]:
+    """The lines of the shell that a page shows."""
+    return [line for block in _SHELL.findall(text) for line in block.splitlines() if line.split("#")[0].strip()]
+
+
+LINES = list(dict.fromkeys(line for text in TEXTS.values() for line in typed(text)))
+COMMANDS = [line for line in LINES if line.startswith("lowq ")]
+OTHERS = [line for line in LINES if not line.startswith("lowq ")]
+
+
+def test_the_page_of_the_command_line_shows_every_verb() -> None:
+    shown = {line.split()[1] for line in typed(TEXTS["docs/cli.md"]) if line.startswith("lowq ")}
     assert shown >= set(main.commands)
 
 
@@ -104,34 +127,89 @@ def test_a_command_has_the_verb_and_the_options_that_are_shown(line: str) -> Non
     assert result.exit_code == 0, result.output
 
 
-def test_the_commands_work_one_after_the_other_after_the_first_worker(redis_url: str, tmp_path: Path) -> None:
-    section = README.split("\n## Command line\n", 1)[1].split("\n## ", 1)[0]
-    typed = "".join(re.findall(r"^```sh\n(.*?)^```$", section, re.MULTILINE | re.DOTALL))
-    lines = [line for line in typed.splitlines() if not line.startswith("lowq run")]
-    assert len(lines) > 15
-    python = shlex.quote(sys.executable)
-    script = f'set -e\nlowq() {{ {python} -m lowq "$@"; }}\n{python} {ROOT}/examples/orders.py\n' + "\n".join(lines)
-    environment = {key: value for key, value in os.environ.items() if not key.startswith("LOWQ_")}
+@pytest.mark.parametrize("line", OTHERS)
+def test_other_commands_name_what_exists(line: str) -> None:
+    words = [word for word in shlex.split(line, comments=True) if not re.match(r"[A-Z_]+=", word)]
+    match words:
+        case ["make", target, *_]:
+            assert target in targets()
+        case ["pip", "install", "-e", what]:
+            assert set(re.findall(r"\w+", what)) <= extras()
+        case ["python", path]:
+            assert (ROOT / path).is_file()
+        case ["curl", "-s", url, *_]:
+            assert url.startswith("localhost:8080/api/v1/")  # tests/web asks for these
+        case _:
+            assert words[0] in {"python3", ".", "export", "echo", "kill"}
+
+
+def targets() -> set[str]:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    return set(re.findall(r"^([a-z-]+):.*## ", makefile, re.MULTILINE))
+
+
+def extras() -> set[str]:
+    with (ROOT / "pyproject.toml").open("rb") as file:
+        return set(tomllib.load(file)["project"]["optional-dependencies"])
+
+
+@pytest.mark.parametrize("page", TEXTS)
+def test_targets_of_make_that_a_page_names_exist(page: str) -> None:
+    assert set(re.findall(r"`make ([a-z-]+)", TEXTS[page])) <= targets()
+
+
+def test_the_first_worker_prints_what_the_readme_shows(redis_url: str, tmp_path: Path) -> None:
+    printed, answer = re.findall(r"^```\n(order 42 .*\n|ID .*\n.*\n)```$", README, re.MULTILINE)
+    surroundings = environment(LOWQ_REDIS_URL=redis_url)
+    said = tmp_path / "node.log"
+    with said.open("w") as log:
+        node = subprocess.Popen(
+            [sys.executable, "-m", "lowq", "run", "-r", "examples/orders.py"],
+            cwd=ROOT, env=surroundings, stdout=log, stderr=subprocess.STDOUT,
+        )  # fmt: skip
+    try:
+        until(lambda: "shards held: 24" in said.read_text(), "the node holds its shards")
+        subprocess.run([sys.executable, "examples/orders.py"], cwd=ROOT, env=surroundings, check=True, timeout=120)
+        until(lambda: printed in said.read_text(), "the node prints what the page shows")
+    finally:
+        node.terminate()
+        node.wait(120)
+    section = README.split("\n## What is going on\n", 1)[1].split("\n## ", 1)[0]
+    ran = shell(typed(section), surroundings, tmp_path)
+    assert without_times(answer) in without_times(ran.stdout)
+
+
+def without_times(text: str) -> str:
+    return re.sub(r"due in .*", "due in", text)
+
+
+def shell(lines: list[str], surroundings: dict[str, str], folder: Path) -> "subprocess.CompletedProcess[str]":
+    """Lines of a page, as somebody would type them, with lowq being the one under test."""
+    script = f'set -e\nlowq() {{ {shlex.quote(sys.executable)} -m lowq "$@"; }}\n' + "\n".join(lines)
     ran = subprocess.run(
-        ["bash", "-c", script],
-        env={**environment, "LOWQ_REDIS_URL": redis_url, "PYTHONPATH": str(ROOT)},
-        cwd=tmp_path,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+        ["bash", "-c", script], env=surroundings, cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, text=True,
+        timeout=240, check=False,
+    )  # fmt: skip
     assert ran.returncode == 0, ran.stdout + ran.stderr
+    return ran
+
+
+def test_the_commands_work_one_after_the_other_after_the_first_worker(redis_url: str, tmp_path: Path) -> None:
+    page = TEXTS["docs/cli.md"].split("\nMore verbs", 1)[0]
+    lines = [line for line in typed(page) if not line.startswith("lowq run")]
+    assert len(lines) > 15
+    surroundings = environment(LOWQ_REDIS_URL=redis_url)
+    subprocess.run([sys.executable, "examples/orders.py"], cwd=ROOT, env=surroundings, check=True, timeout=120)
+    ran = shell(lines, surroundings, tmp_path)
     assert ran.stdout.splitlines()[-1].startswith("OrderSync: removed, with ")
 
 
 # --- tables --------------------------------------------------------------------------------------------------
 
 
-def rows(heading: str) -> dict[str, list[str]]:
-    """The table below a heading of the README: the name in its first column -> the other cells."""
-    text = README.split(f"\n## {heading}\n", 1)[1].split("\n## ", 1)[0]
+def rows(page: str, heading: str) -> dict[str, list[str]]:
+    """The table below a heading of a page: the name in its first column -> the other cells."""
+    text = re.split(rf"^##? {heading}\n", TEXTS[f"docs/{page}"], maxsplit=1, flags=re.MULTILINE)[1].split("\n## ", 1)[0]
     cells = [[cell.strip() for cell in line[1:-1].split("|")] for line in text.splitlines() if line[:1] == "|"]
     return {row[0].strip("`"): row[1:] for row in cells[2:]}
 
@@ -140,14 +218,14 @@ SETTINGS = [name for name in Config.__annotations__ if not name.startswith("_")]
 
 
 def test_the_table_of_settings_names_all_of_them_in_order() -> None:
-    assert list(rows("Settings")) == SETTINGS
+    assert list(rows("settings.md", "Settings")) == SETTINGS
 
 
 @pytest.mark.parametrize("name", SETTINGS)
 def test_a_setting_has_the_default_that_the_table_shows(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(f"LOWQ_{name.upper()}", raising=False)
     default = getattr(Config(), name)
-    shown = rows("Settings")[name][0]
+    shown = rows("settings.md", "Settings")[name][0]
     if callable(default):
         assert "`" not in shown, "what a callable does is told in words"
     else:
@@ -160,7 +238,7 @@ def test_a_setting_is_read_from_the_environment_when_the_table_says_so(
 ) -> None:
     variable = f"LOWQ_{name.upper()}"
     monkeypatch.setenv(variable, "{ nonsense }")
-    shown = rows("Settings")[name][2]
+    shown = rows("settings.md", "Settings")[name][2]
     if shown:
         assert shown == f"`{variable}`"
         with pytest.raises(lowq.ConfigError, match=variable):
@@ -170,7 +248,7 @@ def test_a_setting_is_read_from_the_environment_when_the_table_says_so(
 
 
 def test_the_table_of_worker_options_has_all_of_them_with_their_defaults() -> None:
-    table = rows("Worker options")
+    table = rows("workers.md", "Worker options")
     assert list(table) == list(WorkerOptions.__annotations__)
     for name, (shown, _) in table.items():
         if name == "queue_name":
@@ -180,7 +258,7 @@ def test_the_table_of_worker_options_has_all_of_them_with_their_defaults() -> No
 
 
 def test_the_retry_table_follows_from_the_formula() -> None:
-    table = rows("How long retries take")
+    table = rows("failures.md", "How long retries take")
     assert {"10", "14", "25"} <= table.keys()
     for count, (shown,) in table.items():
         # The mean of default_retry_in: of random(0..30) it is 15.
@@ -189,8 +267,8 @@ def test_the_retry_table_follows_from_the_formula() -> None:
 
 
 def test_the_design_page_has_every_key_and_every_script() -> None:
-    page = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
-    keys = (ROOT / "lowq" / "keys.py").read_text(encoding="utf-8")
+    page = (DOCS / "design.md").read_text(encoding="utf-8")
+    keys = (ROOT / "lowq" / "store" / "keys.py").read_text(encoding="utf-8")
     suffixes = re.findall(r"^(\S+) +(?:ZSET|HASH|SET|LIST|STRING|channel) ", keys, re.MULTILINE)
     assert len(suffixes) > 15
     for name in [*suffixes, *load_scripts()]:
@@ -198,7 +276,7 @@ def test_the_design_page_has_every_key_and_every_script() -> None:
 
 
 def test_the_page_of_the_doctor_lists_every_finding() -> None:
-    page = (ROOT / "docs" / "doctor.md").read_text(encoding="utf-8")
+    page = (DOCS / "doctor.md").read_text(encoding="utf-8")
     rows = {row[0].strip(" `"): [cell.strip() for cell in row[1:]] for row in re.findall(
         r"^\| (`\w+`) \| (ok|warning|error) \| ([^|]*)(?:\| ([^|]*))?\|$", page, re.MULTILINE
     )}  # fmt: skip
@@ -219,15 +297,26 @@ def test_the_page_of_the_doctor_lists_every_finding() -> None:
 
 def anchors(page: Path) -> set[str]:
     """The anchors that GitHub gives to a page's headings."""
-    headings = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def links(text: str) -> list[str]:
+    found = re.findall(r"\]\(([^)\s]+)\)", text) + re.findall(r'(?:src|srcset)="([^"]+)"', text)
+    return [link for link in found if "://" not in link]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=TEXTS)
 def test_links_lead_somewhere(page: Path) -> None:
-    for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8")):
-        if "://" not in link:
-            path, _, anchor = link.partition("#")
-            target = (page.parent / path).resolve() if path else page
-            assert target.exists(), link
-            assert not anchor or anchor in anchors(target), link
+    for link in links(page.read_text(encoding="utf-8")):
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        assert target.exists(), link
+        assert not anchor or anchor in anchors(target), link
+
+
+def test_the_readme_and_the_index_lead_to_every_page() -> None:
+    names = {page.name for page in DOCS.glob("*.md")} - {"README.md"}
+    assert names <= {link.partition("#")[0] for link in links(TEXTS["docs/README.md"])}
+    assert {f"docs/{name}" for name in names} <= {link.partition("#")[0] for link in links(README)}

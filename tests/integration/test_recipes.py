@@ -1,0 +1,181 @@
+"""The files that the documentation shows, in an application: with the real FastAPI, Django and Sentry.
+
+A block below ``<!-- file: PATH -->`` is written to PATH in an empty folder, beside what the page takes for granted. A
+script then does what a user would do, in a process of its own, with an empty embedded store.
+"""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+_FILE = re.compile(r"^<!-- file: (\S+) -->\n+```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+FILES = {
+    page.name: dict(_FILE.findall(page.read_text(encoding="utf-8"))) for page in sorted((ROOT / "docs").glob("*.md"))
+}
+
+#: What the recipes for Django take for granted.
+DJANGO = {
+    "shop/settings.py": """
+SECRET_KEY = "not secret"
+INSTALLED_APPS = ["shop"]
+DATABASES = {"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": "shop.sqlite3", "CONN_MAX_AGE": 60}}
+ROOT_URLCONF = "shop.urls"
+ALLOWED_HOSTS = ["*"]
+USE_TZ = True
+DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
+""",
+    "shop/models.py": """
+from django.db import models
+
+class Order(models.Model):
+    version = models.IntegerField(default=1)
+    status = models.CharField(max_length=20, default="new")
+""",
+    "shop/urls.py": """
+from django.http import HttpResponse
+from django.urls import path
+
+urlpatterns = [path("", lambda request: HttpResponse("the shop"))]
+""",
+}
+
+#: page:name -> a script that uses the files of the page.
+USES = {
+    "recipes.md:FastAPI": """
+from starlette.testclient import TestClient
+import lowq.testing
+from shop.api import app
+from shop.workers import OrderSync
+
+with TestClient(app) as client:
+    answer = client.post("/orders/42", json={"version": 2, "status": "paid"})
+    assert (answer.status_code, answer.json()) == (202, {"accepted": 1})
+    assert client.post("/orders/42", json={"status": "paid"}).status_code == 422
+assert OrderSync.queue.peek(42).payloads == [({"version": 2, "status": "paid"}, 2.0)]
+assert lowq.testing.drain(OrderSync).performed == 1
+""",
+    "recipes.md:Django": """
+import node  # as `lowq run -r node.py` loads it: sets Django up
+import lowq.testing
+from django.db import connection, transaction
+from shop.models import Order
+from shop.shipping import ship
+from shop.workers import OrderSync
+
+with connection.schema_editor() as schema:
+    schema.create_model(Order)
+order = Order.objects.create()
+ship(order)
+assert OrderSync.queue.peek(order.pk).payloads == [({"version": 2, "status": "shipped"}, 2.0)]
+assert lowq.testing.drain(OrderSync).performed == 1
+
+try:
+    with transaction.atomic():
+        ship(order)
+        assert OrderSync.queue.stats().length == 0, "not before the commit"
+        raise KeyError
+except KeyError:
+    pass
+assert OrderSync.queue.stats().length == 0, "never, as it was rolled back"
+
+order.refresh_from_db()
+connection.close_at = 0     # as if CONN_MAX_AGE was over
+stale = connection.connection
+ship(order)
+assert lowq.testing.drain(OrderSync).performed == 1
+assert stale is not None and connection.connection is None, "the middleware has closed it"
+connection.close()
+""",
+    "recipes.md:Sentry": """
+import lowq
+import lowq.testing
+import sentry_sdk
+from sentry_sdk.transport import Transport
+
+events = []
+
+class Memory(Transport):
+    def capture_envelope(self, envelope):
+        events.append(envelope.get_event())
+
+sentry_sdk.init(dsn="http://key@localhost/1", transport=Memory, default_integrations=False)
+import shop.reporting
+
+@lowq.worker(batch_size=2)
+class Broken(lowq.Worker):
+    def perform(self, payloads_by_id):
+        if "2" in payloads_by_id:
+            raise ValueError("broken")
+
+Broken.perform_async({"id": number} for number in (1, 2))
+assert lowq.testing.drain(Broken).failed == 1
+sentry_sdk.flush()
+assert [event["exception"]["values"][0]["type"] for event in events] == ["ValueError"] * len(events)
+assert {event["tags"]["queue"] for event in events} == {"Broken"}
+assert events[-1]["contexts"]["lowq"]["ids"] == ["2"]
+""",
+    "dashboard.md:FastAPI": """
+from starlette.requests import Request
+from starlette.testclient import TestClient
+from mounted import app
+
+@app.get("/login/{name}")
+def login(name: str, request: Request) -> str:
+    request.session["user"] = {"name": name, "boss": name == "ann"}
+    return name
+
+with TestClient(app, follow_redirects=False) as client:
+    answer = client.get("/ops/lowq/")
+    assert (answer.status_code, answer.headers["location"]) == (303, "/login")
+    client.get("/login/ann")
+    assert client.get("/ops/lowq/").status_code == 200
+    assert client.get("/ops/lowq/api/v1/queues").status_code == 200
+    client.get("/login/bob")
+    assert client.get("/ops/lowq/").status_code == 200
+    assert client.post("/ops/lowq/api/v1/queues/Orders/pause", json={}).status_code == 403
+""",
+    "dashboard.md:Django": """
+import os
+os.environ["DJANGO_SETTINGS_MODULE"] = "shop.settings"
+from starlette.testclient import TestClient
+from asgi import application
+
+with TestClient(application, base_url="http://localhost", client=("127.0.0.1", 50000)) as client:
+    assert client.get("/").text == "the shop"
+    answer = client.get("/ops/lowq/api/v1/queues")
+    assert answer.status_code == 200, answer.text
+""",
+}
+
+
+@pytest.mark.parametrize("name", USES)
+def test_a_recipe_works_in_an_application(name: str, tmp_path: Path) -> None:
+    files = {**DJANGO, **FILES[name.partition(":")[0]]}
+    for path, text in files.items():
+        (tmp_path / path).parent.mkdir(exist_ok=True)
+        (tmp_path / path).write_text(text, encoding="utf-8")
+    clean = {key: value for key, value in os.environ.items() if not key.startswith(("LOWQ_", "DJANGO_"))}
+    paths = [str(tmp_path), str(ROOT), str(ROOT / "web")]
+    ran = subprocess.run(
+        [sys.executable, "-W", "error", "-c", USES[name]],
+        env={**clean, "LOWQ_REDIS_URL": "memory://", "PYTHONPATH": os.pathsep.join(paths)},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+
+
+def test_every_file_that_is_shown_is_used() -> None:
+    for page, files in FILES.items():
+        for path in files:
+            module = path.removesuffix(".py").replace("/", ".")
+            scripts = "".join(script for name, script in USES.items() if name.startswith(f"{page}:"))
+            assert f"from {module} import" in scripts or f"import {module}" in scripts, f"{page} shows {path}"
