@@ -1,10 +1,19 @@
 """lowq: background jobs on Redis that stay in order per entity.
 
-One job, file by file: `worker` declares who performs it; `push` validates it and `job` encodes it; ``lua/push.lua``
-merges it into a shard's keys (`keys`), through `connection`. In a node (`node`), the `keeper` hears through
-`membership` who shares the work, a `splitter` says which shards are this node's, and `leases` gets them; `dispatch`
-with a `scheduler` hands the shard to a `thread`, `shard` takes the job with ``lua/take.lua``, `batch` performs it and
-decides what becomes of it. `queue` and `queries` are for whoever looks and intervenes.
+One job, package by package::
+
+    workers      declares who performs it
+    producer     validates it (`job`, `codec`), finds its shard (`sharding`), and pushes it
+    store        merges it into the shard's keys (`keys`) with ``lua/push.lua``, through `client`
+    broker       `membership` says which nodes share the work, a splitter which shards are this node's, `leases` gets
+                 them; `maintenance` keeps them. A wake-up (`wakeups`) makes the `dispatcher` hand the shard to a
+                 thread, and `shard` takes the job with ``lua/take.lua``
+    node         `worker_thread` waits for such a shard; `execution` performs the job, decides its outcome, reports it
+    metrics      counts it
+
+For people who look and act: `queue` is the handle, `inspection` reads, `admin` acts by hand, `doctor` examines and
+repairs. `application` holds the settings and the connections. `supervisor` runs several nodes as processes, `cli` is
+the command line, `testing` performs jobs in the calling thread.
 """
 
 from lowq.admin.actions import Acted

@@ -275,6 +275,14 @@ def test_the_design_page_has_every_key_and_every_script() -> None:
         assert f"| `{name}` |" in page, name
 
 
+def test_the_design_page_has_every_module_and_names_only_files_that_exist() -> None:
+    package = ROOT / "lowq"
+    modules = {path.relative_to(package).as_posix() for path in package.rglob("*.py") if not path.name.startswith("__")}
+    assert set(re.findall(r"^\| `([\w/]+\.py)` \|", TEXTS["docs/design.md"], re.MULTILINE)) == modules
+    named = set(re.findall(r"\b[\w/]+\.py\b", TEXTS["docs/design.md"]))
+    assert {name for name in named if not (package / name).exists() and not (ROOT / name).exists()} == set()
+
+
 def test_the_page_of_the_doctor_lists_every_finding() -> None:
     page = (DOCS / "doctor.md").read_text(encoding="utf-8")
     rows = {row[0].strip(" `"): [cell.strip() for cell in row[1:]] for row in re.findall(
