@@ -17,7 +17,7 @@ from contextlib import ExitStack, suppress
 from typing import Any
 
 import click
-from orders import Order, OrderSync, orders
+from orders import OrderSync, orders
 
 import lowq
 from lowq.cli.web import dashboard
@@ -49,7 +49,7 @@ class Tally:
             for job in jobs:
                 self.newest[job["id"]] = max(self.newest[job["id"]], job["score"])
 
-    def save_slowly(self, _worker: Any, batch: dict[str, list[Order]], call_next: Callable[[], None]) -> None:
+    def save_slowly(self, _worker: Any, batch: dict[str, list[Any]], call_next: Callable[[], None]) -> None:
         """A server middleware: what it does before and after `call_next` surrounds the worker's `perform`."""
         time.sleep(SAVING)
         call_next()
@@ -74,7 +74,7 @@ def stream() -> Iterator[list[dict[str, Any]]]:
         changes = late
         for order in random.choices(ORDERS, k=CHANGES):
             version[order] += 1
-            payload: Order = {"version": version[order], "status": random.choice(["new", "paid", "shipped"])}
+            payload = {"version": version[order], "status": random.choice(["new", "paid", "shipped"])}
             job = {"id": order, "payload": payload, "score": version[order]}
             changes += [job, job] if random.random() < 0.1 else [job]
         random.shuffle(changes)

@@ -7,9 +7,12 @@ Without Redis: `lowq run -r examples/orders.py --embedded` prints the URL of the
 second command as LOWQ_REDIS_URL.
 """
 
+import logging
+
 import lowq
 
 orders = {}  # stands for your database
+log = logging.getLogger("orders")
 
 
 @lowq.worker(shards_count=24, batch_size=10)
@@ -19,7 +22,7 @@ class OrderSync(lowq.Worker):
             newest = payloads[-1]  # oldest first: the last is the newest
             if order_id not in orders or newest["version"] > orders[order_id]["version"]:
                 orders[order_id] = newest  # no lock: nobody else works on this order now
-                print(f"order {order_id} is {newest['status']}, the newest of {len(payloads)} changes", flush=True)
+                log.info("order %s is %s, the newest of %d changes", order_id, newest["status"], len(payloads))
 
 
 if __name__ == "__main__":
