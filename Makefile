@@ -93,7 +93,7 @@ bench-docs: $(DEV) ## the tables and plots of the docs, from benchmarks/results.
 	@$(PY) -m benchmarks.publish $(ARGS)
 
 .PHONY: screenshots
-screenshots: $(DEV) tools browser ## the pictures of the README, into docs/screenshots
+screenshots: $(DEV) tools browser ## the pictures of the documentation, into docs/screenshots
 	@$(PY) -m tests.browser.screenshots $(ARGS)
 
 .PHONY: web-cost

@@ -1,4 +1,4 @@
-"""The pictures of the README: `make screenshots` writes them to docs/screenshots."""
+"""The pictures of the documentation: `make screenshots` writes them to docs/screenshots."""
 
 import argparse
 import contextlib

@@ -592,7 +592,7 @@ BUSY = "BUSY Redis is busy running a script."
 
 
 def push_patiently(queue: Queue, source: Iterable[Mapping[str, Any]]) -> int:
-    """As README has it."""
+    """As docs/producing.md has it."""
     accepted = 0
     while True:
         try:

@@ -19,7 +19,7 @@ shard_lists = st.integers(0, 100).map(lambda count: list(range(count)))
 counts = st.integers(1, 12)
 
 
-def test_default_deals_over_threads_as_in_the_readme() -> None:
+def test_default_deals_shards_over_threads_in_turn() -> None:
     assert DefaultSplitter(3)(SHARDS) == [
         ["A0", "B0", "B3", "D1"],
         ["A1", "B1", "C0"],
