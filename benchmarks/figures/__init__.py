@@ -35,7 +35,7 @@ class Figure:
 FIGURES = [
     Figure("lowq/drain", "drain, blank jobs, `batch_size=1`", "jobs/s", 65_000, 115_000),
     Figure("drain_middleware", "the same with a middleware", "jobs/s"),
-    Figure("drain_plain", "the same without prefetch: one trip a job", "jobs/s"),
+    Figure("drain_plain", "the same without prefetch: one round trip a job", "jobs/s"),
     Figure("lowq, batch_size=100/drain", "drain, `batch_size=100`", "jobs/s", 88_000, 130_000),
     Figure("lowq/bulk", "bulk enqueue, one process", "jobs/s", 140_000, 200_000),
     Figure("lowq/single", "single enqueue", "jobs/s", 6_900, 7_500),

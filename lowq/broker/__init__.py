@@ -2,13 +2,16 @@
 
 ::
 
+    broker       the whole: one object with start() and stop()
     membership   this process lives, and which others share the work
     splitter     which shards it is to have, given who shares the work
     leases       gets those, keeps them, gives up the others
     maintenance  the loop that does all this in time: renewals, heartbeats, early acknowledgements
     wakeups      what others publish: work came, a lease was released, members changed
     dispatcher   who works which shard next; the scheduler says which of those with due work
-    shard        one shard: its lease, take, acknowledge, fail, release, bury
+    shard        one shard: take, acknowledge, fail, release, bury
+    lease        the right to work it for a while
+    delivery     what one take hands out
     activity     what those who work the shards show to the maintenance loop
     outage       since when Redis doesn't answer
 """

@@ -11,8 +11,9 @@ Idle threads don't poll. One of them, the leader, sleeps until the next known du
 import threading
 from collections.abc import Callable, Sequence
 
+from lowq.broker.delivery import Delivery
 from lowq.broker.scheduler import LagScheduler
-from lowq.broker.shard import Delivery, Shard
+from lowq.broker.shard import Shard
 from lowq.clock import Clock
 from lowq.clock import now as clock_now
 from lowq.duration import LONGEST_WAIT

@@ -17,7 +17,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from lowq.broker.dispatcher import Dispatcher
-from lowq.broker.shard import Lease, LeaseDenied, Shard
+from lowq.broker.lease import Lease, LeaseDenied
+from lowq.broker.shard import Shard
 from lowq.broker.wakeups import Listener
 from lowq.clock import Clock
 from lowq.clock import now as clock_now

@@ -14,12 +14,12 @@ in hand belongs to the thread that has claimed the shard (one at a time). `next_
 
 import random
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from lowq import clock
+from lowq.broker.delivery import Delivery, Failure, TakenJob, Undecodable
+from lowq.broker.lease import Lease, LeaseDenied
 from lowq.errors import LeaseLost, ShardsCountError
-from lowq.job import Job
 from lowq.logs import describe
 from lowq.settings import Config
 from lowq.store import Call, Client, Refusal
@@ -30,85 +30,6 @@ from lowq.store.scripts import time_argument
 MAX_DELIVERY_BYTES = 2**20
 #: Jobs of one delivery: bounds the time that a script may take.
 MAX_DELIVERY_JOBS = 500
-
-
-@dataclass(frozen=True, slots=True)
-class Lease:
-    """A time-limited, fenced right to work a shard."""
-
-    token: str
-    #: Grows with every change of owner.
-    fence: int
-    #: How it was got: anew, or resumed by the same process after it had run out unnoticed.
-    resumed: bool = False
-    #: Jobs of a dead owner that wait again.
-    restored: int = 0
-    #: Ids that were buried because their owners kept dying.
-    poisoned: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class LeaseDenied:
-    """Somebody else has the shard, for `seconds` more unless it is renewed."""
-
-    seconds: float
-
-
-class Failure(NamedTuple):
-    """What is to happen to one id of a batch that failed."""
-
-    id: str
-    #: retry: charged; exhausted: charged, and its oldest payload is buried; solo: not charged, taken alone next.
-    verdict: Literal["retry", "exhausted", "solo"]
-    retry_count: int
-    #: Seconds until the retry.
-    delay: float
-    error: bytes
-
-
-class TakenJob(NamedTuple):
-    """A job in flight. Scores are kept as Redis wrote them until somebody asks."""
-
-    id: str
-    payloads: list[Any]
-    retry_count: int
-    #: id, perform_at, retry_count, payload, score, payload, score...
-    raw: list[bytes]
-
-    def job(self, load_payload: Callable[[bytes], Any]) -> Job:
-        """The job as a value, as it was taken: its payloads are decoded anew, as a handler may have changed those that
-        it was given.
-        """
-        pairs = [(load_payload(data), float(score)) for data, score in zip(self.raw[3::2], self.raw[4::2], strict=True)]
-        return Job(
-            self.id,
-            "taken",
-            pairs,
-            float(self.raw[1]),
-            retry_count=self.retry_count,
-            payloads_count=len(pairs),
-        )
-
-
-class Undecodable(NamedTuple):
-    """A payload in Redis that can't be decoded."""
-
-    id: str
-    payload: bytes
-    reason: str
-
-
-@dataclass(slots=True)
-class Delivery:
-    """What one take handed out, under one delivery and one lease."""
-
-    number: int
-    lease: Lease
-    jobs: list[TakenJob]
-    #: Seconds until the oldest waiting job is due, negative when it is overdue; None: nothing waits.
-    delay: float | None
-    paused: bool
-    undecodable: list[Undecodable] = field(default_factory=list)
 
 
 class Shard:

@@ -23,7 +23,8 @@ from datetime import timedelta
 from typing import Any, Protocol, TypeVar
 
 from lowq import codec
-from lowq.broker.shard import Delivery, Failure, Shard, TakenJob, Undecodable
+from lowq.broker.delivery import Delivery, Failure, TakenJob, Undecodable
+from lowq.broker.shard import Shard
 from lowq.codec import MAX_TIME, delay_seconds
 from lowq.duration import duration
 from lowq.errors import LowqError, PushInterrupted, RedisUnavailable

@@ -50,9 +50,9 @@ LEAVE_SECONDS = 1.0
 class Node:
     """Runs the workers of an application.
 
-    ``queues``: only these; ``threads`` overrides the setting ``threads_per_node``. With ``prefetch`` off, every round
-    trip to Redis takes one batch. ``on_ready`` is called once, from a thread of the node, when it is a member and has
-    asked for its shards.
+    ``queues``: only these; ``threads`` overrides the setting ``threads_per_node``. With ``prefetch`` off, a round trip
+    to Redis takes one batch. ``on_ready`` is called once, from a thread of the node, when it is a member and has asked
+    for its shards.
 
     Raises:
         ConfigError: no worker, or an unknown queue.

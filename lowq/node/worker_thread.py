@@ -19,7 +19,8 @@ from typing import Protocol
 from lowq.application import Lowq
 from lowq.broker.activity import Performing
 from lowq.broker.broker import Broker
-from lowq.broker.shard import MAX_DELIVERY_JOBS, Delivery, Shard, TakenJob
+from lowq.broker.delivery import Delivery, TakenJob
+from lowq.broker.shard import MAX_DELIVERY_JOBS, Shard
 from lowq.clock import Clock
 from lowq.clock import now as clock_now
 from lowq.errors import LeaseLost, RedisUnavailable

@@ -29,7 +29,7 @@ meta                  HASH    shards_count, clock (of default scores), seen (the
                               `repeated`, see lib/repeats.lua)
 lease                 STRING  the owner's token "nonce:fence"; expires (PX)
 wake                  channel the shard may have work earlier than its owner believes: delay, seconds
-free                  channel the lease was given up: whoever waits may try, in so many milliseconds
+lease_released        channel the lease was given up: whoever waits may try, in so many milliseconds
 ===================== ======= ==========================================================================
 
 (*) Or a STRING "score payload", which is how a single payload of up to 4,096 bytes is kept until a second one comes: a

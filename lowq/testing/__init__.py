@@ -18,7 +18,8 @@ from typing import Any
 
 from lowq import clock
 from lowq.application import Lowq, default
-from lowq.broker.shard import LeaseDenied, Shard, shards_of
+from lowq.broker.lease import LeaseDenied
+from lowq.broker.shard import Shard, shards_of
 from lowq.errors import ConfigError, LowqError, QueueInUse
 from lowq.job import Job
 from lowq.middleware import wrap

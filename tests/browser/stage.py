@@ -12,7 +12,9 @@ from starlette.routing import Mount
 
 import lowq
 import lowq_web
-from lowq.broker.shard import Failure, Lease, Shard
+from lowq.broker.delivery import Failure
+from lowq.broker.lease import Lease
+from lowq.broker.shard import Shard
 from lowq.codec import load_payload
 from lowq.sharding import shard_of
 from lowq.store.keys import shard_prefix

@@ -24,7 +24,8 @@ from pathlib import Path
 from typing import Any
 
 import lowq
-from lowq.broker.shard import Delivery, Shard
+from lowq.broker.delivery import Delivery
+from lowq.broker.shard import Shard
 from tests.chaos import broken, death
 from tests.chaos.load import Load, produce
 from tests.integration import app_orders
@@ -84,10 +85,10 @@ def record_acknowledgements() -> None:
 
     def noting(self: Shard, reply: Any) -> Delivery:
         finished = list(self._finished)
-        trip = took(self, reply)
+        delivery = took(self, reply)
         if finished:
             history.acked(self.index, finished)
-        return trip
+        return delivery
 
     Shard.took = noting  # type: ignore[method-assign]  # only in this process
 

@@ -11,7 +11,8 @@ from dataclasses import replace
 from typing import Any
 
 from lowq.broker import maintenance
-from lowq.broker.shard import Delivery, Shard, TakenJob
+from lowq.broker.delivery import Delivery, TakenJob
+from lowq.broker.shard import Shard
 from lowq.node.worker_thread import WorkerThread
 from lowq.store.scripts import load_scripts
 

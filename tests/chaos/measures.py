@@ -79,10 +79,10 @@ def idle(folder: Path, *, settle: float = 2.0, seconds: float = 10.0) -> tuple[f
         node = made.node(LOWQ_REDIS_URL=proxy.url)
         until(lambda: len(made.of_shards("lease")) == 1000, "leases of all shards")
         time.sleep(settle)
-        used, trips, began = node.processor_seconds(), proxy.round_trips, time.monotonic()
+        used, round_trips, began = node.processor_seconds(), proxy.round_trips, time.monotonic()
         time.sleep(seconds)
         took = time.monotonic() - began
-        return (node.processor_seconds() - used) / took, (proxy.round_trips - trips) / took
+        return (node.processor_seconds() - used) / took, (proxy.round_trips - round_trips) / took
 
 
 def measure_all(outcomes: Sequence[Outcome]) -> list[Measure]:
@@ -99,7 +99,7 @@ def measure_all(outcomes: Sequence[Outcome]) -> list[Measure]:
         (Path(folder) / "a").mkdir()
         (Path(folder) / "b").mkdir()
         ratio = rebalancing(Path(folder) / "a")
-        processor, trips = idle(Path(folder) / "b")
+        processor, round_trips = idle(Path(folder) / "b")
     measures += [
         Measure(
             "throughput while 100 shards are spread from 3 nodes to 4, of that before",
@@ -111,7 +111,7 @@ def measure_all(outcomes: Sequence[Outcome]) -> list[Measure]:
         ),
         Measure(
             "round trips of a node with 1,000 idle shards", f"fewer than {IDLE_TRIPS:g} a second",
-            f"{trips:.1f} a second", trips < IDLE_TRIPS,
+            f"{round_trips:.1f} a second", round_trips < IDLE_TRIPS,
         ),
     ]  # fmt: skip
     return measures

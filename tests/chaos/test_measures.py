@@ -14,5 +14,5 @@ def test_a_fourth_node_joins_three_and_the_throughput_holds(tmp_path: Path) -> N
 
 
 def test_a_node_with_a_thousand_idle_shards_does_next_to_nothing(tmp_path: Path) -> None:
-    _, trips = idle(tmp_path, settle=1.0, seconds=3.0)  # its processor time, too, is measured by `make chaos`
-    assert 0 < trips < IDLE_TRIPS
+    _, round_trips = idle(tmp_path, settle=1.0, seconds=3.0)  # its processor time, too, is measured by `make chaos`
+    assert 0 < round_trips < IDLE_TRIPS

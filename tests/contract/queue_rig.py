@@ -4,7 +4,9 @@ import itertools
 from typing import Any
 
 from lowq import Lowq
-from lowq.broker.shard import Failure, Lease, Shard
+from lowq.broker.delivery import Failure
+from lowq.broker.lease import Lease
+from lowq.broker.shard import Shard
 from lowq.codec import EncodedJob, load_payload
 from lowq.sharding import shard_of
 from lowq.store.keys import shard_prefix

@@ -6,7 +6,9 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from lowq.broker.shard import Delivery, Failure, Lease, Shard
+from lowq.broker.delivery import Delivery, Failure
+from lowq.broker.lease import Lease
+from lowq.broker.shard import Shard
 from lowq.codec import EncodedJob, load_payload
 from lowq.store import Call, Client
 from lowq.store.keys import shard_prefix

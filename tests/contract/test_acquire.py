@@ -2,7 +2,8 @@
 
 import pytest
 
-from lowq.broker.shard import Lease, LeaseDenied, Shard
+from lowq.broker.lease import Lease, LeaseDenied
+from lowq.broker.shard import Shard
 from lowq.errors import LeaseLost, ShardsCountError
 from tests.contract.support import NOW, REMAINS, TTL, ShardRig, handed, job, retry, solo
 

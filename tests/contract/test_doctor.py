@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 
 from lowq import Lowq
-from lowq.broker.shard import Failure, Lease, Shard
+from lowq.broker.delivery import Failure
+from lowq.broker.lease import Lease
+from lowq.broker.shard import Shard
 from lowq.codec import load_payload
 from lowq.doctor import KINDS, Finding
 from lowq.doctor.jobs import KNOWN_KEYS, PAYLOADS

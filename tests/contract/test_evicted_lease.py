@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from lowq.broker.shard import Lease, LeaseDenied
+from lowq.broker.lease import Lease, LeaseDenied
 from lowq.errors import LeaseLost
 from tests.contract.support import NOW, TTL, ShardRig, handed, job, retry
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from lowq.broker.shard import Failure
+from lowq.broker.delivery import Failure
 from lowq.errors import LeaseLost
 from tests.contract.support import NEVER, NOW, REMAINS, Channel, ShardRig, exhausted, handed, job, retry, solo
 

@@ -8,7 +8,7 @@ import pytest
 from lowq.admin import bulk
 from lowq.admin.actions import Acted
 from lowq.admin.bulk import Step
-from lowq.broker.shard import Failure
+from lowq.broker.delivery import Failure
 from lowq.errors import ConfigError
 from tests.contract.queue_rig import QueueRig
 from tests.contract.support import NOW, job

@@ -7,7 +7,7 @@ import pytest
 
 import lowq
 from lowq import clock
-from lowq.broker.shard import Lease
+from lowq.broker.lease import Lease
 from tests.contract.support import TTL
 from tests.contract.thread_rig import ThreadRig
 from tests.leases import run_out

@@ -2,7 +2,8 @@
 
 import pytest
 
-from lowq.broker.shard import Lease, Shard
+from lowq.broker.lease import Lease
+from lowq.broker.shard import Shard
 from lowq.errors import LeaseLost
 from tests.contract.support import NOW, TTL, Channel, ShardRig, handed, job
 

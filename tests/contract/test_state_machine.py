@@ -25,7 +25,8 @@ from hypothesis.stateful import (
 )
 
 from lowq.broker import shard as shard_module
-from lowq.broker.shard import Failure, Shard
+from lowq.broker.delivery import Failure
+from lowq.broker.shard import Shard
 from lowq.doctor.jobs import JobScanner
 from lowq.doctor.shards import read_shard_snapshots
 from lowq.errors import LeaseLost, ScriptError

@@ -15,7 +15,8 @@ from starlette.testclient import TestClient
 
 import lowq_web
 from lowq import Lowq
-from lowq.broker.shard import Lease, Shard
+from lowq.broker.lease import Lease
+from lowq.broker.shard import Shard
 from lowq.cli import main
 from lowq.codec import load_payload
 from lowq.store import untrusted

@@ -8,9 +8,10 @@ from typing import Any
 
 import lowq
 from lowq.broker.dispatcher import Dispatcher
+from lowq.broker.lease import Lease
 from lowq.broker.outage import Outage
 from lowq.broker.scheduler import LagScheduler
-from lowq.broker.shard import Lease, Shard, shards_of
+from lowq.broker.shard import Shard, shards_of
 from lowq.clock import Clock
 from lowq.clock import now as clock_now
 from lowq.middleware import wrap

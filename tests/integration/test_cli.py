@@ -17,7 +17,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from lowq import Lowq
-from lowq.broker.shard import Lease, Shard
+from lowq.broker.lease import Lease
+from lowq.broker.shard import Shard
 from lowq.cli import main
 from lowq.codec import load_payload
 from lowq.metrics.counters import BOUNDS, Counted, record_call

@@ -1,7 +1,7 @@
 """What a job costs Redis, exactly: commands, those inside of scripts too, and bytes.
 
 The costs are those of Redis's own counters, so they are the same on any machine, however busy. Whoever adds a command
-to each job, or to each trip, finds it here; whoever saves one writes down the new cost. The node and the producer of
+to each job, or to each round trip, finds it here; whoever saves one writes down the new cost. The node and the producer of
 these tests do nothing by the clock: what is left is what the jobs cost.
 """
 
@@ -140,10 +140,10 @@ def more(larger: Counter[str], smaller: Counter[str]) -> dict[str, int]:
 
 # --- pushing ----------------------------------------------------------------------------------------------------------
 
-#: A trip that finds nothing due.
+#: A round trip that finds nothing due.
 LOOK = {"evalsha": 1, "get": 1, "time": 1, "hmget": 1, "exists": 1, "hlen": 1, "zrange": 1}
 
-#: A call of `push`: one trip to Redis, for up to 1,000 jobs of a shard.
+#: A call of `push`: one round trip to Redis, for up to 1,000 jobs of a shard.
 PUSH_CALL = {
     "evalsha": 1, "hmget": 1, "exists": 1, "time": 1, "zrange": 1, "zadd": 1, "hset": 1, "lpush": 1,
     "mset": 1,
@@ -182,7 +182,7 @@ def test_many_jobs_for_an_empty_shard_spare_the_compact_encoding(make_costs: Mak
 
 # --- draining ---------------------------------------------------------------------------------------------------------
 
-#: A trip to Redis: acknowledge what was performed, take the next.
+#: A round trip to Redis: acknowledge what was performed, take the next.
 TRIP = {
     "evalsha": 1, "get": 1, "time": 1, "hmget": 2, "hlen": 1, "exists": 1, "zrange": 1, "zrem": 1, "hset": 2,
     "hdel": 1, "unlink": 1,
@@ -195,20 +195,20 @@ TAKEN_16 = {"mget": 1}
 def test_a_batch_costs_one_trip(make_costs: MakeCosts, batch_size: int) -> None:
     costs = make_costs(batch_size=batch_size)
     costs.start_node(prefetch=False)
-    # A trip for each batch, and one that acknowledges the last.
+    # A round trip for each batch, and one that acknowledges the last.
     few, many = (without_looks(costs.drain(batches * batch_size), batches + 1) for batches in (2, 22))
-    per_trip = Counter(TRIP) + _times(TAKEN_16, -(-batch_size // 16))
-    assert more(many, few) == _times(per_trip, 20)
+    per_round_trip = Counter(TRIP) + _times(TAKEN_16, -(-batch_size // 16))
+    assert more(many, few) == _times(per_round_trip, 20)
 
 
 def test_with_prefetch_each_job_costs_the_same(make_costs: MakeCosts) -> None:
-    # How many trips there are depends on how fast the jobs are performed; what each job costs does not.
+    # How many round trips there are depends on how fast the jobs are performed; what each job costs does not.
     costs = make_costs()
     costs.start_node(prefetch=True)
     few, many = (costs.drain(jobs) for jobs in (10, 1010))
-    trips = many["evalsha"]
+    round_trips = many["evalsha"]
     assert set(few) == set(many) == {*TRIP, *TAKEN_16}
-    assert many.total() <= trips * sum(TRIP.values()) + (1010 // 16 + trips)
+    assert many.total() <= round_trips * sum(TRIP.values()) + (1010 // 16 + round_trips)
 
 
 # --- memory -----------------------------------------------------------------------------------------------------------
@@ -222,9 +222,9 @@ def test_a_queued_job_takes_so_many_bytes(make_costs: MakeCosts, size: int, leas
     assert least <= (costs.used_memory() - before) / 16_000 <= most
 
 
-def without_looks(counted: Counter[str], trips: int) -> Counter[str]:
-    """What so many trips cost: without those that came a moment before the jobs were due, and found nothing."""
-    looks = counted["evalsha"] - trips
+def without_looks(counted: Counter[str], round_trips: int) -> Counter[str]:
+    """What so many round trips cost: without those that came a moment before the jobs were due, and found nothing."""
+    looks = counted["evalsha"] - round_trips
     assert 0 <= looks <= 2
     return counted - _times(LOOK, looks)
 

@@ -11,8 +11,9 @@ import pytest
 import lowq
 from lowq import clock
 from lowq.broker.dispatcher import Dispatcher
+from lowq.broker.lease import Lease
 from lowq.broker.scheduler import LagScheduler
-from lowq.broker.shard import Lease, Shard
+from lowq.broker.shard import Shard
 from lowq.codec import load_payload
 from lowq.node.node import Node
 from lowq.node.worker_thread import backoff

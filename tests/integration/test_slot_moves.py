@@ -8,7 +8,8 @@ import redis
 from redis.crc import key_slot
 
 import lowq
-from lowq.broker.shard import Lease, Shard
+from lowq.broker.lease import Lease
+from lowq.broker.shard import Shard
 from lowq.errors import PushInterrupted, RedisUnavailable
 from lowq.store.keys import shard_prefix
 from tests.integration.support import until
@@ -83,8 +84,8 @@ def test_a_shard_rests_while_its_slot_is_moved_and_goes_on_as_it_was(move: Move)
     assert not isinstance(other.acquire(60), Lease)
     owner.finish(taken)
     owner.keep_finished()
-    trip = owner.take(100)
-    assert sorted(int(job.id) for job in trip.jobs) == [3, 4, 5, 6, 7, 8, 9, 100]
+    delivery = owner.take(100)
+    assert sorted(int(job.id) for job in delivery.jobs) == [3, 4, 5, 6, 7, 8, 9, 100]
     stats = queue.stats()
     assert (stats.processed, stats.taken, stats.length) == (3, 8, 0)
     app.close()

@@ -10,9 +10,11 @@ import pytest
 
 from lowq import clock
 from lowq.broker import dispatcher as dispatch_module
+from lowq.broker.delivery import Delivery
 from lowq.broker.dispatcher import Dispatcher
+from lowq.broker.lease import Lease
 from lowq.broker.scheduler import LagScheduler, SeqScheduler
-from lowq.broker.shard import Delivery, Lease, Shard
+from lowq.broker.shard import Shard
 from lowq.store import Client
 from tests.waiting import PATIENCE, until
 

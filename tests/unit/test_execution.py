@@ -11,7 +11,8 @@ from typing import Any, cast
 import pytest
 
 import lowq
-from lowq.broker.shard import Failure, Shard, TakenJob, Undecodable
+from lowq.broker.delivery import Failure, TakenJob, Undecodable
+from lowq.broker.shard import Shard
 from lowq.codec import MAX_TIME
 from lowq.errors import LowqError
 from lowq.job import Job

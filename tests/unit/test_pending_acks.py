@@ -4,11 +4,12 @@ from typing import Any, cast
 
 from lowq import clock
 from lowq.broker.activity import Performing
+from lowq.broker.lease import Lease
 from lowq.broker.leases import Leases
 from lowq.broker.maintenance import MaintenanceLoop
 from lowq.broker.membership import Membership
 from lowq.broker.outage import Outage
-from lowq.broker.shard import Lease, Shard
+from lowq.broker.shard import Shard
 from lowq.node.activity import ThreadActivity
 from lowq.store import Call, Client
 

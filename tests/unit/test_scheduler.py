@@ -101,12 +101,12 @@ class TestSeq:
     def test_nothing_is_next_only_after_a_full_round(self) -> None:
         asked: list[str] = []
 
-        class Asked(Shard):
+        class Noting(Shard):
             def ready(self, now: float) -> bool:
                 asked.append(self.name)
                 return super().ready(now)
 
-        shards = [Asked("a"), Asked("b"), Asked("c")]
+        shards = [Noting("a"), Noting("b"), Noting("c")]
         scheduler = SeqScheduler()
         assert scheduler(shards, NOW) is shards[0]
         for shard in shards:

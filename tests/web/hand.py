@@ -8,7 +8,9 @@ from typing import Any
 import msgspec
 
 import lowq
-from lowq.broker.shard import Failure, Lease, Shard
+from lowq.broker.delivery import Failure
+from lowq.broker.lease import Lease
+from lowq.broker.shard import Shard
 from lowq.codec import load_payload
 from lowq.metrics.counters import BOUNDS, Counted, record_call
 from lowq.sharding import shard_of

@@ -1,4 +1,4 @@
--- take: acknowledge the previous batch and take the next, in one trip.
+-- take: acknowledge the previous batch and take the next, in one round trip.
 --
 -- KEYS[1]  prefix of the shard
 -- ARGV[1]  now: Unix seconds, or '' for the server's clock
@@ -94,7 +94,7 @@ local records = {} -- for `taken`: id, record, id, record...
 local in_flight = {}
 local inline_keys = {} -- whose payloads are in the records now
 
--- Adds a job to the reply unless it has to wait for the next trip. `inline`: its payload, if that is inline. Returns
+-- Adds a job to the reply unless it has to wait for the next delivery. `inline`: its payload, if that is inline. Returns
 -- whether further ones may follow, and what stopped its payloads, as `read_payloads` has it.
 local function hand_out(id, key, inline, perform_at, retry_count, alone)
   if alone and count > 0 then
@@ -271,7 +271,7 @@ if count > 0 then
   end
   if count > 16 then
     -- A value of more than 64 bytes makes Redis build a hash table at once. Otherwise it starts a compact list, which
-    -- is searched from its beginning for each of the first 128 fields: a third of the time of a large trip.
+    -- is searched from its beginning for each of the first 128 fields: a third of the time of a large delivery.
     records[2] = string.gsub(records[2], ' ', string.rep(' ', 64), 1)
   end
   redis.call('HSET', key_taken, unpack(records))

@@ -1,0 +1,44 @@
+"""Names that were given up don't come back: the glossary has the words that are used instead."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDERS = ("lowq", "web/lowq_web", "docs", "tests", "examples", "benchmarks")
+SUFFIXES = {".py", ".lua", ".md", ".html", ".js"}
+
+#: As a regular expression -> what it is called now.
+GIVEN_UP = {
+    r"\b[Kk]eeper": "maintenance loop",
+    r"\b[Mm]end(s|ed|ing|able)?\b": "repair",
+    r"\bTrip\b|(?<![Rr]ound )\btrips?\b(?! =)": "Delivery; `round trip` for the network",
+    r"\b(Seat|Rider|EarlyAcks)\b|\bclass (Home|Bench|Held)\b(?!\(lowq)": "ThreadActivity, NodeContext, LeaseDenied ...",
+    r"\b[Ll]one\b|_lone\b|\blone_": "inline",
+    r"\b(lay_out|become_set)\b": "materialize, promote_to_zset",
+    r"\b(horizon|ailments?|vitals|Ward)\b": "due_cutoff, integrity_error, shard_snapshot, JobScanner",
+    r"\b(run_now|mend_shard)\b|\b(look|walk|extent|note|record)\.lua\b": "perform_now, fetch_jobs, range_page, bulk_bounds",
+    r"[.'\"]died\b|lowq_died": "buried",
+    r"\bspoiled\b": "undecodable",
+    r"\bleft_out\(|\bspared\b|\.apart\(": "log_skipped, uncharged, with_own_pool",
+    r"\b[Rr]etire[sd]?\b": "drain",
+    r"\b(Lookout|Slots|Asked)\b|\bclass Figures\b": "StatsCache, ConcurrencyLimit, JobQuery, Snapshot",
+    r"\blowq[./](connection|keys|scripts|foreign|keeper|seat|batch|dispatch|rates|why|registry)\b": "see docs/design.md",
+}
+
+
+def lines() -> Iterator[tuple[str, str]]:
+    for folder in FOLDERS:
+        for path in sorted((ROOT / folder).rglob("*")):
+            if path.suffix in SUFFIXES and path != Path(__file__).resolve() and "uplot" not in path.name:
+                for number, line in enumerate(path.read_text("utf-8").splitlines(), 1):
+                    yield f"{path.relative_to(ROOT)}:{number}", line
+
+
+@pytest.mark.parametrize("name", GIVEN_UP)
+def test_a_name_that_was_given_up_is_not_used(name: str) -> None:
+    pattern = re.compile(name)
+    found = [f"{where}: {line.strip()}" for where, line in lines() if pattern.search(line)]
+    assert found == [], f"it is called {GIVEN_UP[name]} now"
