@@ -1,4 +1,4 @@
-"""Drains of other kinds: with a middleware, one trip to Redis per job, over many shards."""
+"""Drains of other kinds: with a middleware, one round trip to Redis per job, over many shards."""
 
 from benchmarks.figures.own import lowq_with
 from benchmarks.peers.turn import bulk_and_drain

@@ -1,8 +1,8 @@
 """What a job costs Redis, exactly: commands, those inside of scripts too, and bytes.
 
 The costs are those of Redis's own counters, so they are the same on any machine, however busy. Whoever adds a command
-to each job, or to each round trip, finds it here; whoever saves one writes down the new cost. The node and the producer of
-these tests do nothing by the clock: what is left is what the jobs cost.
+to each job, or to each round trip, finds it here; whoever saves one writes down the new cost. The node and the
+producer of these tests do nothing by the clock: what is left is what the jobs cost.
 """
 
 import time

@@ -4,8 +4,8 @@ from typing import Any, cast
 
 import pytest
 
-from lowq.connection import Call, Client, Deadline
-from lowq.connection.client import MAX_WRITE
+from lowq.store import Call, Client, Deadline
+from lowq.store.client import MAX_WRITE
 
 
 class Server:
