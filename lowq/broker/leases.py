@@ -26,7 +26,7 @@ from lowq.errors import LeaseLost, RedisUnavailable, ShardsCountError
 from lowq.logs import get_log
 from lowq.store import Call, Client
 
-log = get_log(__name__)
+log = get_log("lowq.broker")
 
 #: Scripts in one write.
 _WRITE = 250

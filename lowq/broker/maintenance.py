@@ -30,7 +30,7 @@ from lowq.errors import ConfigError, RedisUnavailable, ShardsCountError
 from lowq.logs import describe, get_log
 from lowq.store import Call, Client, Refusal
 
-log = get_log(__name__)
+log = get_log("lowq.broker")
 
 #: Seconds between two looks at deliveries with finished, unacknowledged jobs.
 EARLY_ACK_INTERVAL = 0.01

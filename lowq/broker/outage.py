@@ -5,7 +5,7 @@ import time
 
 from lowq.logs import get_log
 
-log = get_log(__name__)
+log = get_log("lowq.broker")
 
 
 class Outage:

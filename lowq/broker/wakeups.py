@@ -11,7 +11,7 @@ from lowq.logs import get_log
 from lowq.store import Client
 from lowq.store.untrusted import finite
 
-log = get_log(__name__)
+log = get_log("lowq.broker")
 
 
 class Listener:

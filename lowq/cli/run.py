@@ -25,7 +25,7 @@ from lowq.supervisor.process import Supervised
 from lowq.supervisor.reload import SourceWatcher
 from lowq.supervisor.supervisor import Supervisor
 
-log = get_log(__name__)
+log = get_log("lowq.cli")
 
 #: Options that a process of a supervisor is given as they were typed.
 _PASSED_ON = {

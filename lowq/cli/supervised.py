@@ -16,7 +16,7 @@ from lowq.errors import LowqError
 from lowq.logs import LogFormat
 from lowq.supervisor.process import OPTION, Supervised
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("lowq.cli")
 
 Kind = TypeVar("Kind", bound=Supervised)
 

@@ -35,7 +35,7 @@ from lowq.retry import MAX_RETRY_COUNT, default_retry_in, is_exhausted, retry_de
 from lowq.settings import Config, cut_error, dump_text
 from lowq.workers import Worker
 
-log = get_log(__name__)
+log = get_log("lowq.node")
 
 T = TypeVar("T")
 

@@ -34,7 +34,7 @@ from lowq.node.execution import WorkerRuntime
 from lowq.node.worker_thread import WorkerThread
 from lowq.version import VERSION
 
-log = get_log(__name__)
+log = get_log("lowq.node")
 
 #: Exit codes of a node.
 EXIT_OK = 0

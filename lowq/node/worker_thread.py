@@ -30,7 +30,7 @@ from lowq.node import execution
 from lowq.node.activity import ThreadActivity
 from lowq.store import Call, Client
 
-log = get_log(__name__)
+log = get_log("lowq.node")
 
 #: Seconds of work that one delivery may take in advance of its acknowledgement: a crash repeats about that much.
 PREFETCH_SECONDS = 0.005

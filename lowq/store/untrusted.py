@@ -12,7 +12,7 @@ from typing import Any, overload
 
 from lowq.logs import get_log
 
-log = get_log(__name__)
+log = get_log("lowq.store")
 
 #: Whole numbers beyond this are no count, size or time of ours.
 MAX_NUMBER = 2**53

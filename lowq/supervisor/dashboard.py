@@ -27,7 +27,7 @@ from lowq.errors import LowqError
 from lowq.supervisor.generation import FORGIVEN_AFTER, restart_delay
 from lowq.supervisor.process import MARGIN, Child, Supervised, how_it_ended
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("lowq.supervisor")
 
 #: Seconds that it has to become ready: it imports the application.
 READY_SECONDS = 60.0

@@ -25,7 +25,7 @@ from typing import Any, Self
 
 from lowq.logs import get_log
 
-log = get_log(__name__)
+log = get_log("lowq.supervisor")
 
 #: The option that makes a node a supervisor's, with what it needs to know: label, report pipe, life pipe.
 OPTION = "--supervised"

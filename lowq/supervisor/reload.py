@@ -9,7 +9,7 @@ from typing import Any
 from lowq.errors import ConfigError
 from lowq.logs import get_log
 
-log = get_log(__name__)
+log = get_log("lowq.supervisor")
 
 #: Folders with code that nobody edits; hidden ones are left out too.
 _IGNORED = {"__pycache__", "node_modules", "site-packages"}

@@ -32,7 +32,7 @@ from lowq.logs import get_log
 from lowq.supervisor.generation import Generation, Place
 from lowq.supervisor.process import Child, how_it_ended
 
-log = get_log(__name__)
+log = get_log("lowq.supervisor")
 
 #: Exit codes.
 EXIT_OK = 0

@@ -703,7 +703,7 @@ class RaisingFilter(logging.Filter):
 @pytest.fixture(params=["handler", "exiting handler", "filter", "factory"])
 def broken_logging(request: pytest.FixtureRequest) -> Iterator[None]:
     logger, factory = logging.getLogger("lowq"), logging.getLogRecordFactory()
-    loggers = [logging.getLogger(name) for name in ("lowq.node.worker_thread", "lowq.node.execution")]
+    loggers = [logging.getLogger(name) for name in ("lowq.node",)]
     handler: logging.Handler = Raising(SystemExit if request.param == "exiting handler" else RuntimeError)
     refuse = RaisingFilter()
     if "handler" in request.param:

@@ -268,7 +268,7 @@ def test_what_is_left_out_is_said_once(site: Site, caplog: pytest.LogCaptureFixt
     site.do("HSET", NODES, "bad", "garbage")
     site.noted(b"garbage")
     site.recorded("{} x y z")
-    with caplog.at_level(logging.WARNING, "lowq.store.untrusted"):
+    with caplog.at_level(logging.WARNING, "lowq.store"):
         for _ in range(3):
             assert [info.name for info in site.app.queues()] == ["Orders"]
             assert [node.name for node in site.app.nodes()] == ["fine:1:abcdef"]

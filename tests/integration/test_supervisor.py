@@ -231,9 +231,7 @@ def test_tstp_makes_all_quiet(make_rig: MakeRig, supervise: Supervise) -> None:
     supervisor = supervise(rig, "--processes", "2")
     pids = supervisor.ready(1, 2)
     supervisor.signal(signal.SIGTSTP)
-    until(
-        lambda: len(supervisor.lines("lowq.node.node")) and len(supervisor.lines("goes quiet")) == 2, "two quiet nodes"
-    )
+    until(lambda: len(supervisor.lines("lowq.node")) and len(supervisor.lines("goes quiet")) == 2, "two quiet nodes")
     until(lambda: not rig.of_shards("lease"), "end of all leases")
     rig.push("a", 1)
     kill(rig, pids["1.1"])
@@ -411,8 +409,8 @@ def test_lines_of_the_log_tell_the_processes_apart(make_rig: MakeRig, supervise:
     lines = supervisor.log.splitlines()
     if log_format == "json":
         records = [json.loads(line) for line in lines]
-        names = {record.get("process") for record in records if record["logger"] == "lowq.node.node"}
-        assert not any("process" in record for record in records if record["logger"] == "lowq.supervisor.supervisor")
+        names = {record.get("process") for record in records if record["logger"] == "lowq.node"}
+        assert not any("process" in record for record in records if record["logger"] == "lowq.supervisor")
     else:
         names = {found[1] for line in lines if (found := re.search(r"INFO +\[(\S+)\] lowq\.node ", line))}
         assert any(re.search(r"INFO +lowq\.supervisor ", line) for line in lines)

@@ -14,7 +14,7 @@ from lowq.logs import JsonFormatter, TextFormatter, configure, printable
 
 
 def record(message: str = "hello %s", *args: Any, level: int = logging.INFO, **extra: Any) -> logging.LogRecord:
-    item = logging.LogRecord("lowq.node.node", level, "node.py", 1, message, args or ("you",), None)
+    item = logging.LogRecord("lowq.node", level, "node.py", 1, message, args or ("you",), None)
     item.created = 1_800_000_000.25
     for name, value in extra.items():
         setattr(item, name, value)
@@ -44,7 +44,7 @@ def test_json_lines_have_time_level_logger_message_and_extra() -> None:
     assert as_json(record(event="start", queue="Orders", shard=3, node="h:1:abc")) == {
         "time": "2027-01-15T08:00:00.250Z",
         "level": "INFO",
-        "logger": "lowq.node.node",
+        "logger": "lowq.node",
         "message": "hello you",
         "event": "start",
         "queue": "Orders",
@@ -58,8 +58,8 @@ def test_a_process_with_a_name_has_it_in_each_line() -> None:
     named.processName = "2.1"
     assert as_json(named)["process"] == "2.1"
     assert "process" not in as_json(record())
-    assert " INFO    [2.1] lowq.node.node  hello you" in TextFormatter().format(named)
-    assert " INFO    lowq.node.node  hello you" in TextFormatter().format(record())
+    assert " INFO    [2.1] lowq.node  hello you" in TextFormatter().format(named)
+    assert " INFO    lowq.node  hello you" in TextFormatter().format(record())
 
 
 def test_json_lines_carry_the_exception_on_one_line() -> None:
@@ -94,7 +94,7 @@ def test_json_survives_what_is_no_json() -> None:
 
 def test_text_lines_show_extra_that_the_message_does_not_tell() -> None:
     line = TextFormatter().format(record("Orders:%d is late", 3, event="late", queue="Orders", seconds=7))
-    assert line.endswith(" INFO    lowq.node.node  Orders:3 is late  seconds=7")
+    assert line.endswith(" INFO    lowq.node  Orders:3 is late  seconds=7")
     assert "\x1b" not in line
 
 
@@ -151,9 +151,9 @@ def test_without_handlers_of_the_application_text_goes_to_the_stream() -> None:
     with fresh_root():
         stream = io.StringIO()
         configure(None, None, stream)
-        logging.getLogger("lowq.node.node").info("starts")
-        logging.getLogger("lowq.node.node").debug("not shown")
-        assert stream.getvalue().endswith("INFO    lowq.node.node  starts\n")
+        logging.getLogger("lowq.node").info("starts")
+        logging.getLogger("lowq.node").debug("not shown")
+        assert stream.getvalue().endswith("INFO    lowq.node  starts\n")
         assert stream.getvalue().count("\n") == 1
 
 
@@ -161,7 +161,7 @@ def test_level_and_format_are_as_asked_for() -> None:
     with fresh_root():
         stream = io.StringIO()
         configure("json", "debug", stream)
-        logging.getLogger("lowq.broker.shard").debug("taken", extra={"event": "taken"})
+        logging.getLogger("lowq.broker").debug("taken", extra={"event": "taken"})
         assert json.loads(stream.getvalue())["event"] == "taken"
 
 

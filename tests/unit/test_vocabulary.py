@@ -25,7 +25,7 @@ GIVEN_UP = {
     r"\bleft_out\(|\bspared\b|\.apart\(": "log_skipped, uncharged, with_own_pool",
     r"\b[Rr]etire[sd]?\b": "drain",
     r"\b(Lookout|Slots|Asked)\b|\bclass Figures\b": "StatsCache, ConcurrencyLimit, JobQuery, Snapshot",
-    r"\blowq[./](connection|keys|scripts|foreign|keeper|seat|batch|dispatch|rates|why|registry)\b": "see docs/design.md",
+    r"\blowq[./](connection|keys|scripts|foreign|keeper|seat|batch|dispatch|rates|why|registry)\b": "see design.md",
 }
 
 
