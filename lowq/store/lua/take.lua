@@ -94,8 +94,8 @@ local records = {} -- for `taken`: id, record, id, record...
 local in_flight = {}
 local inline_keys = {} -- whose payloads are in the records now
 
--- Adds a job to the reply unless it has to wait for the next delivery. `inline`: its payload, if that is inline. Returns
--- whether further ones may follow, and what stopped its payloads, as `read_payloads` has it.
+-- Adds a job to the reply unless it has to wait for the next delivery. `inline`: its payload, if that is inline.
+-- Returns whether further ones may follow, and what stopped its payloads, as `read_payloads` has it.
 local function hand_out(id, key, inline, perform_at, retry_count, alone)
   if alone and count > 0 then
     return false

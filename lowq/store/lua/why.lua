@@ -24,7 +24,8 @@ local due_cutoff = read_due_cutoff(prefix, now)
 local record = redis.call('HGET', prefix .. 'taken', id)
 local perform_at = redis.call('ZSCORE', prefix .. 'due', id)
 
--- A few of them tell: what one delivery took has one time. So no more than some hundred are looked at, out of 500 or so.
+-- A few of them tell: what one delivery took has one time. So no more than some hundred are looked at, out of 500 or
+-- so.
 local function look_at_flight()
   local count = redis.call('HLEN', prefix .. 'taken')
   if count == 0 then
