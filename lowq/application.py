@@ -107,7 +107,7 @@ class Lowq:
         """The same application with a client of its own, for up to ``size`` threads: whoever is busy with it keeps none
         of our producers waiting. It follows into an embedded store, and is closed when this one is.
         """
-        other = _Apart(self, size)
+        other = _WithOwnPool(self, size)
         with self._lock:
             self._with_own_pools.add(other)
         return other
@@ -264,7 +264,7 @@ class Lowq:
             other.close()
 
 
-class _Apart(Lowq):
+class _WithOwnPool(Lowq):
     """Settings, workers and store are those of another application; the client is not."""
 
     def __init__(self, app: Lowq, size: int) -> None:

@@ -43,8 +43,8 @@ def cut_error(text: str) -> str:
     if len(data) <= MAX_ERROR_BYTES:
         return text
     head, tail = data[: MAX_ERROR_BYTES // 4], data[-(MAX_ERROR_BYTES * 3 // 4 - 64) :]
-    log_skipped = len(data) - len(head) - len(tail)
-    return f"{head.decode('utf-8', 'ignore')}\n... {log_skipped} bytes left out ...\n{tail.decode('utf-8', 'ignore')}"
+    omitted = len(data) - len(head) - len(tail)
+    return f"{head.decode('utf-8', 'ignore')}\n... {omitted} bytes left out ...\n{tail.decode('utf-8', 'ignore')}"
 
 
 def dump_text(config: "Config", text: str) -> bytes:

@@ -129,8 +129,8 @@ class Dispatcher:
         return min(times, default=None)
 
     def took(self, shard: Shard, wakes: int, delivery: Delivery) -> None:
-        """Takes note of what a delivery to the caller's shard told. ``wakes``: the shard's count before the call was
-        sent; a wake-up that came since may be newer than the reply, so the shard is looked at again.
+        """Takes note of what the reply of a take from the caller's shard said. ``wakes``: the shard's count before the
+        call was sent; a wake-up that came since may be newer than the reply, so the shard is looked at again.
         """
         now = self._clock()
         with self._changed:

@@ -34,7 +34,7 @@ log = get_log("lowq.broker")
 
 #: Seconds between two looks at deliveries with finished, unacknowledged jobs.
 EARLY_ACK_INTERVAL = 0.01
-#: Seconds for which it is told how late the maintenance loop ran.
+#: Seconds for which a heartbeat says how late the maintenance loop ran.
 LATE_SECONDS = 600.0
 
 #: What else goes out with every heartbeat.
@@ -244,7 +244,7 @@ class MaintenanceLoop:
         held: dict[str, list[int]] = {}
         for shard in self._leases.held:
             held.setdefault(shard.queue, []).append(shard.index)
-        activities = [
+        performing = [
             None
             if activity.performing is None
             else {
@@ -259,7 +259,7 @@ class MaintenanceLoop:
         late, at = self._late
         return {
             "shards": held,
-            "performing": activities,
+            "performing": performing,
             "quiet": self._quiet,
             "memory": resident_memory(),
             "late": round(late, 3) if now - at < LATE_SECONDS else 0.0,

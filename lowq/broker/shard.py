@@ -9,7 +9,7 @@ after a lost reply, and a word of an owner that lost the shard meanwhile, do not
 
 Who owns what: `lease` is replaced, never changed, by the thread that keeps the leases. Everything about the delivery
 in hand belongs to the thread that has claimed the shard (one at a time). `next_due`, `paused`, `claimed` and
-`leaving` belong to the lock of the node.
+`leaving` belong to the dispatcher's lock.
 """
 
 import random
@@ -76,7 +76,7 @@ class Shard:
         self._in_hand: set[str] = set()
         #: Finished and not acknowledged.
         self._finished: list[str] = []
-        #: id -> how many times in a row it was released because its handler found no Redis; see `batch`.
+        #: id -> how many times in a row it was released because its handler found no Redis; see `execution`.
         self.found_no_redis: dict[str, int] = {}
 
     def __repr__(self) -> str:

@@ -25,17 +25,17 @@ class Listener:
         shards: Sequence[Shard],
         nodes_channel: str,
         on_wake: Callable[[Shard, float], object],
-        on_free: Callable[[Shard, float], object],
+        on_lease_released: Callable[[Shard, float], object],
         on_nodes: Callable[[str], object],
         on_trouble: Callable[[LowqError], object],
     ) -> None:
         self._thread = threading.Thread(target=self._run, name="lowq-listener", daemon=True)
         self._subscription = client.subscribe()
         self._wakes = {f"{shard.prefix}wake": shard for shard in shards}
-        self._frees = {f"{shard.prefix}lease_released": shard for shard in shards}
+        self._released = {f"{shard.prefix}lease_released": shard for shard in shards}
         self._nodes_channel = nodes_channel
         self._on_wake = on_wake
-        self._on_free = on_free
+        self._on_lease_released = on_lease_released
         self._on_nodes = on_nodes
         self._on_trouble = on_trouble
         self._closed = threading.Event()
@@ -85,8 +85,8 @@ class Listener:
             return
         if channel in self._wakes:
             self._on_wake(self._wakes[channel], number)
-        elif channel in self._frees:
-            self._on_free(self._frees[channel], number / 1000)
+        elif channel in self._released:
+            self._on_lease_released(self._released[channel], number / 1000)
         elif channel == self._nodes_channel:
             self._on_nodes(data.decode("utf-8", "replace"))
 

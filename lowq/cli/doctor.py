@@ -95,10 +95,10 @@ def _block(finding: Finding, *, ignored: bool) -> list[str]:
         ("do", finding.advice if finding.wrong else ""),
         ("repaired", _repaired(finding)),
     ]
-    width = min(terminal_width(), _INDENT + 8 + _WIDTH)
+    width = min(terminal_width(), _INDENT + 10 + _WIDTH)
     for name, text in parts:
         if text:
-            indent = " " * _INDENT + f"{name:<8}"
+            indent = " " * _INDENT + f"{name:<10}"
             lines += textwrap.wrap(
                 printable(text), max(int(width), 40), initial_indent=indent, subsequent_indent=" " * len(indent),
                 break_long_words=False, break_on_hyphens=False,
@@ -113,14 +113,14 @@ def _repaired(finding: Finding) -> str:
 
 
 def _summary(findings: list[Finding], ignore: tuple[str, ...], *, repair: bool) -> str:
-    log_skipped = sum(finding.wrong and finding.code in ignore for finding in findings)
+    ignored = sum(finding.wrong and finding.code in ignore for finding in findings)
     wrong = [finding for finding in findings if finding.wrong and finding.code not in ignore]
     repaired = sum(finding.repaired > 0 for finding in findings)
     said = f"; repaired: {count(repaired, 'finding')}, in whole or in part" if repaired else ""
-    if log_skipped:
-        said += f"; {log_skipped} ignored"
+    if ignored:
+        said += f"; {ignored} ignored"
     if not wrong:
-        return f"nothing {'else ' if log_skipped else ''}is wrong{' any more' if repaired else ''}{said}"
+        return f"nothing {'else ' if ignored else ''}is wrong{' any more' if repaired else ''}{said}"
     errors = sum(finding.severity == "error" for finding in wrong)
     parts = [count(number, noun) for number, noun in ((errors, "error"), (len(wrong) - errors, "warning")) if number]
     repairable = sum(finding.repairable for finding in wrong)

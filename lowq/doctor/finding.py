@@ -54,7 +54,7 @@ class Kind(NamedTuple):
 
 
 _BY_HAND = "keys were removed or written by hand or by another program, evicted by Redis (maxmemory-policy), or lost"
-_MEND = "lowq doctor --repair "
+_REPAIR = "lowq doctor --repair "
 
 #: code -> what there is to say. Those of a server are with its checks.
 KINDS = {
@@ -64,7 +64,7 @@ KINDS = {
         "payloads of {count} wait, and nothing makes them due",
         f"the entry in `due` is gone: {_BY_HAND}",
         "nobody performs these payloads, unless something more is pushed for the same id",
-        _MEND + "makes these ids due now",
+        _REPAIR + "makes these ids due now",
         True,
     ),
     "orphan_taken_payloads": Kind(
@@ -72,7 +72,7 @@ KINDS = {
         "payloads of {count} are in flight, and no entry in `taken` tells of them",
         f"the entry in `taken` is gone: {_BY_HAND}",
         "when their owner dies these payloads are not restored, and its acknowledgement does not remove them",
-        _MEND + "lets them wait again, due now; payloads that were performed meanwhile are performed once more",
+        _REPAIR + "lets them wait again, due now; payloads that were performed meanwhile are performed once more",
         True,
     ),
     "orphan_morgue_payloads": Kind(
@@ -80,7 +80,7 @@ KINDS = {
         "payloads of {count} are buried, and the morgue does not list them",
         f"the entry in `morgue` is gone: {_BY_HAND}",
         "nobody sees these payloads, and kick does not find them",
-        _MEND + "puts these ids back into the morgue; kick or delete them there",
+        _REPAIR + "puts these ids back into the morgue; kick or delete them there",
         True,
     ),
     "due_without_payloads": Kind(
@@ -88,7 +88,7 @@ KINDS = {
         "`due` lists {count} without any payload",
         f"their payloads are gone: {_BY_HAND}",
         "what these ids were to perform is lost; when their time comes they are dropped without a word",
-        "push what they stand for again; " + _MEND + "removes the empty entries",
+        "push what they stand for again; " + _REPAIR + "removes the empty entries",
         True,
     ),
     "taken_without_payloads": Kind(
@@ -97,7 +97,7 @@ KINDS = {
         f"their payloads are gone: {_BY_HAND}",
         "what is being performed goes on, but would be lost with its owner",
         "push what they stand for again; an acknowledgement removes the entry, and where the shard has no owner "
-        + _MEND
+        + _REPAIR
         + "does",
         True,
     ),
@@ -122,7 +122,7 @@ KINDS = {
         "`taken` has entries of {count} that can't be read",
         "it was written by hand, by another program, or by a version of lowq with another format",
         "nobody can take over the shard, nor take anything more from it: all its jobs wait",
-        _MEND + "lets these ids wait again, due now; their retry_count is lost",
+        _REPAIR + "lets these ids wait again, due now; their retry_count is lost",
         True,
     ),
     "delivery_behind": Kind(
@@ -130,7 +130,7 @@ KINDS = {
         "`taken` lists {count} under a delivery that the shard has not counted yet",
         "`meta` was lost or written by hand, or is older than `taken`: a failover or a restore in parts",
         "an acknowledgement of an old delivery could be taken for one of a new delivery with the same number",
-        _MEND + "sets the counter to the largest delivery that was handed out",
+        _REPAIR + "sets the counter to the largest delivery that was handed out",
         True,
     ),
     "leftovers": Kind(
@@ -138,7 +138,7 @@ KINDS = {
         "{count} left of ids that are nowhere: retries, errors, crashes, solo marks, reasons of burial",
         f"the jobs they belonged to are gone: {_BY_HAND}; or a `lowq drop` was interrupted",
         "an id that is pushed again starts with the past of the job before it; until then they only take memory",
-        _MEND + "removes them; after an interrupted drop call it again",
+        _REPAIR + "removes them; after an interrupted drop call it again",
         True,
     ),
     "wrong_shard": Kind(
@@ -188,7 +188,7 @@ KINDS = {
         _BY_HAND,
         "their clock and counters begin anew; scores that are given by the clock may be lower than older ones if the "
         "server's clock has stepped back",
-        _MEND + "notes shards_count again; the rest follows with the next push",
+        _REPAIR + "notes shards_count again; the rest follows with the next push",
         True,
     ),
     "lease_endless": Kind(
@@ -196,7 +196,7 @@ KINDS = {
         "the lease of {shards} never ends",
         "somebody used PERSIST or SET on it, or it was restored from a copy",
         "if its owner is dead, nobody ever takes over these shards",
-        _MEND + "lets it end after lease_ttl, unless an owner that lives renews it",
+        _REPAIR + "lets it end after lease_ttl, unless an owner that lives renews it",
         True,
     ),
     "lease_disagrees": Kind(
@@ -205,7 +205,7 @@ KINDS = {
         f"`meta` or the lease was written by hand, or {_BY_HAND}",
         "should the owner lose its lease for a moment, it does not get its own jobs back but repeats them, charged "
         "with a crash",
-        _MEND + "notes the holder of the lease as the owner; it ends with the next change of owner, too",
+        _REPAIR + "notes the holder of the lease as the owner; it ends with the next change of owner, too",
         True,
     ),
     "counters": Kind(
@@ -213,7 +213,7 @@ KINDS = {
         "counters of {shards} are no numbers: {detail}",
         "they were written by hand or by another program",
         "reporting a failure or taking jobs fails in these shards",
-        _MEND + "begins them anew",
+        _REPAIR + "begins them anew",
         True,
     ),
     "unknown_keys": Kind(
@@ -230,7 +230,7 @@ KINDS = {
         "their owner died, or was stopped before they were finished, and no node of the queue came to take over",
         "they are not performed, and newer payloads of the same ids wait behind them",
         "start a node that works the queue: it restores them. Or "
-        + _MEND
+        + _REPAIR
         + "restores them as a node would: they wait again; unless their owner was stopped, each one alone and charged "
         "with a crash",
         True,
@@ -255,7 +255,7 @@ KINDS = {
         "the registry does not know the queue, and {jobs} in its shards",
         "the registry was lost or changed by hand; or something was pushed while the queue was being dropped",
         "no tool lists the queue, and its number of shards is not checked",
-        _MEND
+        _REPAIR
         + "enters it with the number of shards that its shards tell; so does the next start of a node or producer",
         True,
     ),
@@ -285,7 +285,7 @@ KINDS = {
         "the registry's entry of {nodes} can't be read",
         "the entry was written by hand, or by a version of lowq with another format",
         "which queues it works is not known here",
-        _MEND + "removes it, and so does the next heartbeat of any node; what only has strange details stays: HDEL "
+        _REPAIR + "removes it, and so does the next heartbeat of any node; what only has strange details stays: HDEL "
         "{nodes_key} NODE removes that, and a node that lives writes it anew",
         True,
     ),
@@ -294,7 +294,7 @@ KINDS = {
         "no word from {nodes} for {ago}, and no goodbye",
         "they were killed or cut off, and no other node has lived since then that would have removed their entries",
         "none by itself: what they held is taken over when a node starts",
-        "if they should run, look into their logs; " + _MEND + "removes the entries",
+        "if they should run, look into their logs; " + _REPAIR + "removes the entries",
         True,
     ),
     "node_without_leases": Kind(

@@ -26,7 +26,7 @@ KNOWN_KEYS = frozenset(name.encode() for name in (*SETS, "pushed", "repeated", "
 #: most.
 SCAN_KEYS = 1000
 MAX_EXAMINED = 500
-MAX_MENDED = 200
+MAX_REPAIRED = 200
 #: Ids that are gathered before any of them is looked at: with many shards, a call for a few ids each would be slow.
 MAX_GATHERED = 20_000
 
@@ -154,8 +154,8 @@ class JobScanner:
     def _repair_ids(self, place: Place, what: str, ids: Sequence[bytes]) -> set[bytes]:
         """Which of them are as they should be now."""
         repaired: set[bytes] = set()
-        for start in range(0, len(ids), MAX_MENDED):
-            pending = list(ids[start : start + MAX_MENDED])
+        for start in range(0, len(ids), MAX_REPAIRED):
+            pending = list(ids[start : start + MAX_REPAIRED])
             while pending:
                 reply = self._client.run("repair", self._prefix(place), self._now, what, *pending)
                 repaired.update(job_id for job_id, state in zip(pending, reply, strict=True) if state in (0, 1))

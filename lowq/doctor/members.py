@@ -36,7 +36,7 @@ class Look:
     shard_snapshots: Mapping[Place, ShardSnapshot]
 
     def of_queue(self, queue: str) -> list[ShardSnapshot]:
-        """The shard_snapshots of its shards, as far as they can be read."""
+        """Snapshots of its shards, as far as they can be read."""
         return [item for (name, _), item in self.shard_snapshots.items() if name == queue and not item.wrong]
 
     def served(self, queue: str) -> bool:

@@ -1,4 +1,4 @@
-"""Shards as their own keys tell, each read at one moment by the script `shard_snapshots`."""
+"""Shards as their own keys tell, each read at one moment by the script `shard_snapshot`."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -83,7 +83,7 @@ class ShardSnapshot:
 def read_shard_snapshots(
     client: Client, namespace: str, places: Iterable[Place], now: str = ""
 ) -> dict[Place, ShardSnapshot]:
-    """The shard_snapshots of many shards.
+    """Snapshots of many shards.
 
     Raises:
         RedisUnavailable, RedisRefused, ScriptError

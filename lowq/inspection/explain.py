@@ -178,16 +178,16 @@ class _Owner:
     def thread(self) -> int | None:
         """A shard is worked by one thread at a time: the one that said so in the last heartbeat."""
         if self._node is not None:
-            for number, activity in enumerate(self._node.performing):
-                if activity is not None and (activity.get("queue"), activity.get("shard")) == self._place:
+            for number, performed in enumerate(self._node.performing):
+                if performed is not None and (performed.get("queue"), performed.get("shard")) == self._place:
                     return number
         return None
 
     @property
     def busy(self) -> int:
         """How many threads the node has, if all of them performed something at its last heartbeat; otherwise 0."""
-        activities = () if self._node is None else self._node.performing
-        return len(activities) if all(activity is not None for activity in activities) else 0
+        performing = () if self._node is None else self._node.performing
+        return len(performing) if all(item is not None for item in performing) else 0
 
     def __str__(self) -> str:
         return f"owner {self._nonce}" if self._node is None else f"node {self._node.name}"

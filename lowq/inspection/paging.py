@@ -82,7 +82,7 @@ class Listing(NamedTuple):
 
     @property
     def where(self) -> str:
-        """Which of an id's jobs is meant, as the script `look` calls it."""
+        """Which of an id's jobs is meant, as the script `fetch_jobs` calls it."""
         return self.state if self.state in ("taken", "morgue") else "waiting"
 
     def holds(self, value: float, job_id: bytes) -> bool:

@@ -1,6 +1,6 @@
 """Reading only: a queue's jobs and figures, the registries. Every call to Redis is short, every reply bounded.
 
-What is told is how things were at slightly different moments in different shards, and may have changed since.
+The answers are of slightly different moments in different shards, and may have changed since.
 """
 
 import time

@@ -147,7 +147,7 @@ def _node_info(name: bytes, data: bytes, now: float) -> NodeInfo | None:
         started_at=untrusted.number(details.get("started_at"), 0),
         queues=tuple(filter(is_queue_name, _list(details.get("queues")))),
         shards=_shards(details.get("shards")),
-        performing=tuple(map(_activity, _list(details.get("performing")))),
+        performing=tuple(map(_performing, _list(details.get("performing")))),
         quiet=bool(details.get("quiet")),
         memory=untrusted.whole(details.get("memory"), 0) or 0,
         late=untrusted.number(details.get("late"), 0) or 0.0,
@@ -168,7 +168,7 @@ def _shards(said: Any) -> dict[str, list[int]]:
     }
 
 
-def _activity(said: Any) -> Mapping[str, Any] | None:
+def _performing(said: Any) -> Mapping[str, Any] | None:
     """What a thread performs; None also when that can't be read."""
     if not isinstance(said, dict):
         return None

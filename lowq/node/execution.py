@@ -187,7 +187,7 @@ def decodable_jobs(shard: Shard, delivery: Delivery, config: Config, now: float 
         LeaseLost, RedisUnavailable. What is no Exception of ``dump_error``, once they are buried.
     """
     if not delivery.undecodable:
-        return delivery.jobs
+        return delivery.jobs  # also one whose payloads somebody has removed by hand: performed, it is done with
     bury_undecodable(shard, delivery.undecodable, config, now)
     return [job for job in delivery.jobs if job.payloads]
 
@@ -217,6 +217,7 @@ def conclude(
     runtime: WorkerRuntime, shard: Shard, outcome: Outcome, config: Config, write: Callable[[Shard, Outcome], object]
 ) -> None:
     """Has what became of a batch written, then told to the worker. What simply finished the next take acknowledges.
+    What is to be logged is left to the caller, which knows what else there is to say of it.
 
     Should the process die before ``write`` (which is `report`, or calls it) has written it, the jobs are restored and
     performed again.
@@ -225,13 +226,9 @@ def conclude(
         LeaseLost, RedisUnavailable
     """
     shard.finish(outcome.finished)
-    if outcome.whole:
-        return
-    try:
+    if not outcome.whole:
         write(shard, outcome)
         tell_worker(outcome, runtime.instance, config)
-    finally:
-        log_remarks(outcome)
 
 
 def decide(

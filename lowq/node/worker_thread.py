@@ -273,7 +273,8 @@ class WorkerThread:
             self.activity.performing = None
         tally, seconds = self.activity.tallies[shard.queue], ended - performing.since
         tally.processed += len(outcome.finished)
-        tally.failed += sum(failure.verdict != "solo" for failure in outcome.failures)
+        if outcome.failures:
+            tally.failed += sum(failure.verdict != "solo" for failure in outcome.failures)
         tally.seconds += seconds
         tally.lengths[0 if seconds <= BOUNDS[0] else bucket_of(seconds)] += 1
         try:
@@ -283,6 +284,7 @@ class WorkerThread:
             if not outcome.whole:
                 try:
                     _log_failure(shard, jobs, outcome, runtime)
+                    execution.log_remarks(outcome)
                 finally:
                     if outcome.stop is not None:
                         self._node.fail(outcome.stop)

@@ -7,12 +7,17 @@ out. redis-py retries nothing behind our back; whoever calls decides what may be
 A script names the one key that routes it, the prefix of its shard, and so a client also knows which primary of
 a cluster a shard lives on.
 
-    translate   redis-py's errors -> ours
-    pool        connections to one server, prepared
-    servers     a URL -> one server, a primary found by sentinels, a cluster, or the embedded store
+    keys        every key in Redis, and what is in it
+    scripts     the transitions, one in Lua for each
     client      runs scripts and commands
+    pool        connections to one server, prepared
+    endpoints   a URL -> one server, a primary found by sentinels, a cluster, or the embedded store
+    pubsub      channels and their messages
     deadline    how long a caller waits
-    subscription  wake-ups
+    kernel      timeouts of sockets
+    translate   redis-py's errors -> ours
+    embedded    the embedded store for other processes
+    untrusted   values that may come from anywhere
 """
 
 from lowq.store.client import REPEATS, SOCKET_TIMEOUT, Client

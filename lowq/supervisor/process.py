@@ -50,7 +50,7 @@ class Child:
         self.ready = False
         #: Whether it was said that it needs long to become ready.
         self.late = False
-        #: The signal that is to end it, once it was sent: TERM, or USR2 for a process that is drained.
+        #: The signal that is to end it, once it was sent: TERM, or USR2 for one that is to drain.
         self.told: signal.Signals | None = None
         #: Monotonic time after which it is killed.
         self.kill_at: float | None = None

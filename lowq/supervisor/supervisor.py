@@ -4,12 +4,12 @@ none of their work; it doesn't even load the application.
 1. start: one process; once it is ready, the others. So a broken application fails once, not N times;
 2. replace a process that dies; give up when none gets ready, again and again;
 3. deploy (HUP, USR2, a changed file): a new generation of processes, which load what is on the disk now. When all of
-   them are ready, the old ones are drained: they finish what they perform and end. When one fails, nothing changes;
+   them are ready, the old ones drain: they finish what they perform and end. When one fails, nothing changes;
 4. stop (TERM, INT): all processes of all generations.
 
 ::
 
-    starting --ready--> working --USR2--> drained --has finished--> ended
+    starting --ready--> working --USR2--> draining --has finished-> ended
         |                  |                 |
         +------------------+------TERM-------+----> stopping -----> ended, by KILL when it needs too long
 """
@@ -45,7 +45,7 @@ EXIT_CUT_SHORT = 3
 
 #: Seconds that each process of a deploy has to become ready. Where it replaces nobody, it is waited for.
 READY_SECONDS = 60.0
-#: Seconds between two words about drained processes that still perform.
+#: Seconds between two words about draining processes that still perform.
 REMINDER = 60.0
 #: Seconds that processes have to end by themselves after a second INT.
 HURRY = 5.0
@@ -341,12 +341,13 @@ class Supervisor:
         )  # fmt: skip
 
     def _remind(self, now: float) -> None:
-        drained = [child for child in self._leaving if child.told is signal.SIGUSR2]
-        self._remind_at = now + REMINDER if drained else inf
-        if drained:
+        draining = [child for child in self._leaving if child.told is signal.SIGUSR2]
+        self._remind_at = now + REMINDER if draining else inf
+        if draining:
             log.info(
-                "%d old %s still to finish: %s", len(drained), _processes(len(drained)), ", ".join(map(str, drained)),
-                extra={"event": "drained", "processes": len(drained)},
+                "%d old %s still to finish: %s",
+                len(draining), _processes(len(draining)), ", ".join(map(str, draining)),
+                extra={"event": "draining", "processes": len(draining)},
             )  # fmt: skip
 
     # --- signals ---
@@ -424,7 +425,7 @@ class Supervisor:
     def _dump(self, now: float) -> None:
         states = []
         for child in self._children():
-            state = {None: "working", signal.SIGUSR2: "drained", signal.SIGTERM: "stopping"}[child.told]
+            state = {None: "working", signal.SIGUSR2: "draining", signal.SIGTERM: "stopping"}[child.told]
             states.append(f"{child}: {state if child.ready else 'starting'}, for {duration(now - child.started_at)}")
             if child.ready:  # before, it has no handler for that
                 child.tell(signal.SIGTTIN)

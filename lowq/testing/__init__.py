@@ -30,6 +30,7 @@ from lowq.node.execution import (
     conclude,
     current_execution,
     decodable_jobs,
+    log_remarks,
     perform,
     report,
 )
@@ -133,6 +134,7 @@ class _Drainer:
             raise
         finally:
             shard.keep_finished()
+            log_remarks(outcome)
         return outcome
 
     def leave(self) -> None:

@@ -116,7 +116,7 @@ def late_acks() -> None:
 
 
 def _take_much() -> None:
-    """Trips of a hundred jobs, however slow they are."""
+    """Deliveries of a hundred jobs, however slow they are."""
     setattr(WorkerThread, "_limit", lambda _self, _shard: 100)  # noqa: B010  # mypy and a method's type
 
 

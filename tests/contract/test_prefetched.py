@@ -58,7 +58,7 @@ def moving(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return seconds
 
 
-def test_all_of_a_trip_is_performed(prefetched: Prefetched) -> None:
+def test_all_of_a_delivery_is_performed(prefetched: Prefetched) -> None:
     """What the others are compared with: both were taken in one delivery."""
     taken: list[int] = []
     prefetched.meanwhile = lambda: taken.append(prefetched.in_flight())

@@ -293,7 +293,7 @@ class TestDrainMiddlewares:
         app.close()
 
 
-class TestSpoiledPayloads:
+class TestUndecodablePayloads:
     """Bytes in Redis that can't be decoded: written by something else, or by an older version of the application."""
 
     @staticmethod

@@ -579,7 +579,7 @@ def test_a_node_runs_until_it_is_told_to_stop(start: Start, cli: Cli, args: list
         assert records["failed"]["queue"] == "Orders"
         assert records["failed"]["exception"].endswith("ValueError: no such order")
     else:
-        assert re.search(r"INFO +lowq.node.node  node .* starts: 2 threads, 8 shards of Orders, Mails$", lines[0])
+        assert re.search(r"INFO +lowq\.node  node .* starts: 2 threads, 8 shards of Orders, Mails$", lines[0])
 
 
 def test_logging_that_the_application_has_set_up_stays(start: Start, cli: Cli) -> None:
@@ -611,10 +611,11 @@ SETTINGS = "import lowq\nlowq.config.namespace = 'code'\n"
         ("def f(:\n", 1, "SyntaxError", "importlib"),
         ("import not_there\n", 1, 'app.py", line 1, in <module>\n    import not_there\n', "loading.py"),
         (WORKER + "1 / 0\n", 1, "ZeroDivisionError", "loading.py"),
-        ("import lowq\n@lowq.worker(shard_count=3)\ndef F(p): ...\n", 1, "did you mean 'shards_count'", "lowq/app.py"),
+        ("import lowq\n@lowq.worker(shard_count=3)\ndef F(p): ...\n", 1, "did you mean 'shards_count'",
+         "lowq/application.py"),
         ("raise SystemExit(5)\n", 1, "__main__", "Traceback"),
         (WORKER.replace("def perform(", "def __init__(self): raise KeyError('no database')\n    def perform("), 1,
-         "KeyError: 'no database'\nlowq: the node could not start", "lowq/node.py"),
+         "KeyError: 'no database'\nlowq: the node could not start", "lowq/node/node.py"),
     ],
 )  # fmt: skip
 def test_an_app_that_is_wrong(start: Start, cli: Cli, source: str, code: int, says: str, says_not: str) -> None:

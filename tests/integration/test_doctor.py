@@ -255,7 +255,7 @@ def test_only_some_queues(cli: Cli) -> None:
 def test_wrong_usage_ends_with_2(cli: Cli) -> None:
     cli.queue.push({"id": 1})
     assert "did you mean 'Orders'?" in cli("Ordrs", code=2).stderr
-    assert "No such option" in cli("--repair", code=2).stderr
+    assert "No such option" in cli("--cure", code=2).stderr
 
 
 def test_redis_away_ends_with_1_and_one_line() -> None:

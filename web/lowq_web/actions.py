@@ -38,7 +38,7 @@ class Actions:
 
     def __init__(self, app: lowq.Lowq, stats_cache: StatsCache, tasks: Tasks) -> None:
         self._app = app
-        self._lookout = stats_cache
+        self._stats_cache = stats_cache
         self._tasks = tasks
 
     def on_ids(
@@ -117,7 +117,7 @@ class Actions:
             UnknownNodeError, ConfigError, RedisUnavailable
         """
         self._app.send_command(node, what)  # type: ignore[arg-type]  # anything else is refused there
-        self._lookout.forget()
+        self._stats_cache.forget()
         say(who, what, node, None, {})
         try:
             self._app.note(who, what, node)
@@ -154,4 +154,4 @@ class Actions:
         else:
             entry.ended(outcome.count, outcome.detail)
         finally:
-            self._lookout.forget()
+            self._stats_cache.forget()

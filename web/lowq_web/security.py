@@ -301,7 +301,7 @@ def cross_site(headers: Headers, scheme: str, origins: Collection[str] = ()) -> 
 
 def _refuse_cross_site(headers: Headers) -> str:
     """What to say to whom `cross_site` is true of. Their browser may have told the truth, and a proxy not."""
-    said = "This was sent by a page of another context."
+    said = "This was sent by a page of another site."
     origin, host = headers.get("origin", ""), headers.get("host", "")
     if headers.get("sec-fetch-site") or not _host_of(origin):
         return said
@@ -433,7 +433,7 @@ class Guard:
         """None, or why not. Links from elsewhere lead here; but nobody else's page may have us work."""
         elsewhere = set(request.headers.getlist("sec-fetch-site")) - {"same-origin", "same-site", "none"}
         if elsewhere and request.headers.get("sec-fetch-mode") != "navigate":
-            return refusal(request, 403, "This was asked for by a page of another context.")
+            return refusal(request, 403, "This was asked for by a page of another site.")
         return None
 
     async def _may_act(self, request: Request, user: User) -> tuple[Response | None, bytes]:

@@ -73,7 +73,7 @@ class StatsCache:
         self._histories: dict[tuple[str, lowq.Span], SingleFlight[lowq.History]] = {}
 
     async def alive(self) -> None:
-        """Redis answers, or did a moment ago. JobQuery before everything else: so that requests end at once when it
+        """Redis answers, or did a moment ago. Checked before everything else: so that requests end at once when it
         hangs, not each after a time-out of its own, in a thread that others wait for.
 
         Raises:

@@ -74,7 +74,7 @@ class Tasks:
 
     def __init__(self, app: lowq.Lowq, stats_cache: StatsCache) -> None:
         self._app = app
-        self._lookout = stats_cache
+        self._stats_cache = stats_cache
         self._lock = threading.Lock()
         self._tasks: dict[str, Task] = {}
 
@@ -129,7 +129,7 @@ class Tasks:
         except Exception as error:
             fault = error
             outcome, task.error = "failed", f"{type(error).__name__}; the log of the dashboard says more"
-        self._lookout.forget()
+        self._stats_cache.forget()
         entry.ended(task.done, {"outcome": outcome, **({"error": task.error} if task.error else {})})
         task.ended_at = time.time()
         task.state = outcome  # last: whoever sees that it has ended sees the rest of it, too

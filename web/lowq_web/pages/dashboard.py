@@ -46,7 +46,7 @@ def dashboard(request: Request) -> Response:
         "dashboard.html",
         figures=figures,
         queues=queues[:MAX_QUEUES],
-        log_skipped=max(len(queues) - MAX_QUEUES, 0),
+        hidden_count=max(len(queues) - MAX_QUEUES, 0),
         sort=sort,
         down=down,
         heats=heat_maps(queues),

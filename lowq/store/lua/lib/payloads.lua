@@ -1,9 +1,10 @@
 -- The payloads of an id that wait, and those that are buried, are one key each, in one of two forms:
---   inline     STRING "score payload": a single payload of up to 4,096 bytes, which is what most ids have. As a sorted
+--   inline   STRING "score payload": a single payload of up to 4,096 bytes, which is what most ids have. As a sorted
 --            set of one it would take 850 bytes more as soon as it has more than 64.
---   a set      ZSET payload -> score. It may hold a single payload, too: a set never becomes inline again.
--- In flight, an inline payload is within the record of its id, see lib/taken.lua. Only this file, `push`, `take` and
--- `fetch_jobs` know the forms. MGET answers nil for what is no string, so it tells them apart without an error.
+--   a set    ZSET payload -> score. It may hold a single payload, too: a set never becomes inline again.
+-- In flight, an inline payload is within the record of its id, see lib/taken.lua. Beside this file `put_back`, `push`,
+-- `take`, `fetch_jobs` and `examine` know the forms. MGET answers nil for what is no string, so it tells them apart
+-- without an error.
 
 -- Payload and score (text) of what is inline.
 local function split_inline(inline)
