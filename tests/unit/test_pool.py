@@ -87,6 +87,8 @@ def interrupt_at(number: int, action: Callable[[], object]) -> bool:
         return trace
 
     before = sys.gettrace()
+    # Python 3.12 looks whether anybody wants opcodes only when tracing begins.
+    sys._getframe().f_trace_opcodes = True
     sys.settrace(trace)
     try:
         action()
