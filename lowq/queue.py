@@ -8,10 +8,11 @@ from typing import Any
 
 from lowq.admin.actions import ACTIONS, CHANGED, MAX_IDS, Acted, Action, ActionName, act, attempt, attempt_all
 from lowq.admin.bulk import Snapshot, Step, bulk, bulk_state, snapshot
+from lowq.backend import Backend
 from lowq.codec import lookup_id
 from lowq.errors import ConfigError, LowqError, QueueInUse, UnknownQueueError
 from lowq.inspection.paging import TOGETHER, Listing, ask, listing
-from lowq.inspection.queries import Backend, Queries, as_ids
+from lowq.inspection.queries import Queries, as_ids
 from lowq.job import JobId, State
 from lowq.producer import Jobs, Target, push
 from lowq.settings import dump_text

@@ -2,8 +2,9 @@
 
 from dataclasses import dataclass
 
+from lowq.backend import Backend
 from lowq.errors import ScriptError
-from lowq.inspection.queries import Backend, ShardInfo, Stats, node_names, queues, shard_rows, shards_of_rows, stats_of
+from lowq.inspection.queries import ShardInfo, Stats, node_names, queues, shard_rows, shards_of_rows, stats_of
 from lowq.store import untrusted
 from lowq.store.keys import shard_prefix
 

@@ -37,7 +37,7 @@ from lowq.store import Call, Client, untrusted
 from lowq.store.keys import nodes_key, shard_prefix
 from lowq.store.scripts import time_argument
 
-__all__ = ["Backend", "NodeInfo", "Queries", "QueueInfo", "ShardInfo", "Stats", "as_ids", "nodes", "queues", "shards"]
+__all__ = ["NodeInfo", "Queries", "QueueInfo", "ShardInfo", "Stats", "as_ids", "nodes", "queues", "shards"]
 
 #: Payloads, and bytes of payloads and errors, of one reply; a single payload always fits.
 MAX_PAYLOADS = 1000
