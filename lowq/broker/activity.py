@@ -31,7 +31,7 @@ class PendingAcks:
 
     def is_of(self, shard: Shard) -> bool:
         """Whether it is about the delivery in hand of that shard."""
-        return self.shard is shard and self.delivery == shard.delivery
+        return self.shard is shard and self.delivery == shard.in_flight.delivery
 
 
 @dataclass(slots=True)

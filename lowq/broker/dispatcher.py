@@ -58,11 +58,11 @@ class Dispatcher:
     def pick(self, thread: int, held: Shard) -> Shard | None:
         """What to work next, claimed for the caller: ``held``, which it has claimed already, or another; or None."""
         with self._changed:
-            held.claimed = False
+            held.dispatch.claimed = False
             try:
                 return self._pick(thread, self._clock())
             finally:
-                held.claimed = True
+                held.dispatch.claimed = True
 
     def wait(self, thread: int) -> Shard | None:
         """Sleeps until there is a shard to work; claimed for the caller. None: no more is taken."""
@@ -98,7 +98,7 @@ class Dispatcher:
         if shard is None or not shard.ready(now):
             shard = self._helping(self._all, now)
         if shard is not None:
-            shard.claimed = True
+            shard.dispatch.claimed = True
             self._busy_since[thread] = now
         return shard
 
@@ -118,13 +118,13 @@ class Dispatcher:
 
     def _next_due(self, now: float) -> float | None:
         times = [
-            shard.next_due
+            shard.dispatch.next_due
             for shard in self._all
-            if shard.next_due is not None
-            and not shard.claimed
-            and not shard.paused
-            and not shard.leaving
-            and shard.deadline > now
+            if shard.dispatch.next_due is not None
+            and not shard.dispatch.claimed
+            and not shard.dispatch.paused
+            and not shard.dispatch.leaving
+            and shard.lease.deadline > now
         ]
         return min(times, default=None)
 
@@ -134,29 +134,29 @@ class Dispatcher:
         """
         now = self._clock()
         with self._changed:
-            if shard.wakes != wakes:
-                shard.next_due = now
+            if shard.dispatch.wakes != wakes:
+                shard.dispatch.next_due = now
             else:
-                shard.next_due = None if delivery.delay is None else now + delivery.delay
-            shard.paused = delivery.paused and shard.wakes == wakes
+                shard.dispatch.next_due = None if delivery.delay is None else now + delivery.delay
+            shard.dispatch.paused = delivery.paused and shard.dispatch.wakes == wakes
 
     def look_again(self, shard: Shard) -> None:
         """What is known of the caller's shard is out of date: jobs went back to it."""
         with self._changed:
-            shard.next_due = self._clock()
+            shard.dispatch.next_due = self._clock()
 
     def rest(self, shard: Shard, seconds: float) -> None:
         """The caller's shard is in trouble of its own: nobody looks at it for a while."""
         with self._changed:
-            shard.next_due = self._clock() + seconds
+            shard.dispatch.next_due = self._clock() + seconds
 
     def unclaim(self, shard: Shard) -> None:
         """The caller has finished with the shard."""
         with self._changed:
-            shard.claimed = False
-            if self._idle and shard.next_due is not None and not shard.leaving:
-                self._notify(shard.next_due)
-        if shard.leaving:
+            shard.dispatch.claimed = False
+            if self._idle and shard.dispatch.next_due is not None and not shard.dispatch.leaving:
+                self._notify(shard.dispatch.next_due)
+        if shard.dispatch.leaving:
             self._on_left(shard)
 
     # --- for the maintenance loop and the listener ---
@@ -172,36 +172,36 @@ class Dispatcher:
         """These are to be given up: no thread picks them any more, nor begins another batch of theirs."""
         with self._changed:
             for shard in shards:
-                shard.leaving = True
+                shard.dispatch.leaving = True
 
     def stay(self, shards: Sequence[Shard]) -> None:
         """These are to be worked (again)."""
         with self._changed:
             for shard in shards:
-                shard.leaving = False
-                if self._idle and not shard.claimed and shard.next_due is not None:
-                    self._notify(shard.next_due)
+                shard.dispatch.leaving = False
+                if self._idle and not shard.dispatch.claimed and shard.dispatch.next_due is not None:
+                    self._notify(shard.dispatch.next_due)
 
     def wake(self, shard: Shard, delay: float = 0.0) -> None:
         """The shard has work that is due in ``delay`` seconds, or earlier than was known."""
         with self._changed:
-            shard.wakes += 1
+            shard.dispatch.wakes += 1
             due = self._clock() + delay
-            if shard.next_due is None or due < shard.next_due:
-                shard.next_due = due
+            if shard.dispatch.next_due is None or due < shard.dispatch.next_due:
+                shard.dispatch.next_due = due
             if delay == 0.0:
-                shard.paused = False
-            if not shard.claimed and not shard.leaving and self._idle:
-                self._notify(shard.next_due)
+                shard.dispatch.paused = False
+            if not shard.dispatch.claimed and not shard.dispatch.leaving and self._idle:
+                self._notify(shard.dispatch.next_due)
 
     def refreshed(self, shard: Shard, wakes: int, delay: float | None, *, paused: bool) -> None:
         """What a look at an unclaimed shard gave, unless something happened to it meanwhile."""
         with self._changed:
-            if not shard.claimed and shard.wakes == wakes:
-                shard.next_due = None if delay is None else self._clock() + delay
-                shard.paused = paused
-                if shard.next_due is not None and self._idle and not paused and not shard.leaving:
-                    self._notify(shard.next_due)
+            if not shard.dispatch.claimed and shard.dispatch.wakes == wakes:
+                shard.dispatch.next_due = None if delay is None else self._clock() + delay
+                shard.dispatch.paused = paused
+                if shard.dispatch.next_due is not None and self._idle and not paused and not shard.dispatch.leaving:
+                    self._notify(shard.dispatch.next_due)
 
     def _notify(self, due: float) -> None:
         # Due now: anyone may take it. Due later: the leader must set its alarm anew.
@@ -213,7 +213,7 @@ class Dispatcher:
     def unclaimed(self, shards: Sequence[Shard]) -> list[tuple[Shard, int]]:
         """Those of the shards that nobody works just now, with their wake-up counts."""
         with self._changed:
-            return [(shard, shard.wakes) for shard in shards if not shard.claimed]
+            return [(shard, shard.dispatch.wakes) for shard in shards if not shard.dispatch.claimed]
 
     def close(self) -> None:
         """From now on nothing is taken."""

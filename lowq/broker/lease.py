@@ -1,6 +1,17 @@
-"""A lease: the right to work a shard for a while, and what is answered to whoever can't have it."""
+"""The lease of one shard: the right to work it for a while, as the process that has it, or wants it, sees it.
 
+It belongs to the maintenance loop, which gets it, renews it and gives it up. Others read it: `ShardLease.current` is
+replaced, never changed.
+"""
+
+import random
 from dataclasses import dataclass
+from typing import Any
+
+from lowq.clock import now as clock_now
+from lowq.errors import ShardsCountError
+from lowq.store import Call, Client, Refusal
+from lowq.store.scripts import time_argument
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,3 +34,109 @@ class LeaseDenied:
     """Somebody else has the shard, for `seconds` more unless it is renewed."""
 
     seconds: float
+
+
+class ShardLease:
+    """What this process knows of the lease of a shard, and the calls about it."""
+
+    def __init__(
+        self,
+        client: Client,
+        queue: str,
+        prefix: str,
+        *,
+        shards_count: int,
+        nonce: str,
+        max_crash_count: int,
+    ) -> None:
+        #: None: it is not held.
+        self.current: Lease | None = None
+        #: Monotonic time until which it is surely held: counted from before its renewal was sent.
+        self.deadline = 0.0
+        self._client = client
+        self._queue = queue
+        self._prefix = prefix
+        self._shards_count = shards_count
+        self._nonce = nonce
+        self._max_crash_count = max_crash_count
+        #: Of the last lease.
+        self._fence = 0
+
+    def acquire_call(self, lease_ttl: float, now: float | None = None, *, charge: bool = True) -> Call:
+        """``charge``: what is found in flight counts as a crash of its owner; not so when Redis was away."""
+        args = (time_argument(now), self._nonce, _milliseconds(lease_ttl), self._shards_count, self._max_crash_count)
+        return Call("acquire", self._prefix, [*args, random.getrandbits(31), "" if charge else "1", self._fence])
+
+    def acquired(self, reply: Any, deadline: float) -> Lease | LeaseDenied:
+        """Takes note of the reply to `acquire_call`. ``deadline``: monotonic, from before it was sent.
+
+        Raises:
+            ShardsCountError
+        """
+        if isinstance(reply, Refusal):
+            raise ShardsCountError(self._queue, int(reply.detail), self._shards_count) from None
+        if isinstance(reply, Exception):
+            raise reply
+        if reply[0] == b"held":
+            self.current = None
+            self.deadline = 0.0
+            return LeaseDenied(max(reply[1], 0) / 1000)
+        fence = self._fence = int(reply[1])
+        resumed = reply[0] == b"resumed"
+        poisoned = tuple(_text(job_id) for job_id in reply[3:])
+        lease = Lease(f"{self._nonce}:{fence}", fence, resumed, 0 if resumed else reply[2], poisoned)
+        if self.current is None or self.current.token != lease.token:
+            self.current = lease
+        self.deadline = deadline
+        return lease
+
+    def acquire(self, lease_ttl: float, now: float | None = None) -> Lease | LeaseDenied:
+        """The lease, or who keeps it from us for how long. What a dead owner left in flight waits again.
+
+        Raises:
+            ShardsCountError: the queue has another number of shards.
+            RedisUnavailable
+        """
+        deadline = clock_now() + lease_ttl
+        (reply,) = self._client.run_many([self.acquire_call(lease_ttl, now)])
+        return self.acquired(reply, deadline)
+
+    def renew_call(self, lease_ttl: float) -> Call:
+        return Call("renew", self._prefix, ["", self.token, _milliseconds(lease_ttl)])
+
+    def lose(self) -> None:
+        """Somebody else may have the shard by now: nothing of it is worked any further."""
+        self.current = None
+        self.deadline = 0.0
+
+    def surrender_call(self, leave: float | None = None) -> Call:
+        return Call("surrender", self._prefix, ["", self.token, "" if leave is None else _milliseconds(leave)])
+
+    def surrender(self, leave: float | None = None) -> bool:
+        """Gives the shard up. With jobs in flight it is refused (False), unless ``leave`` says how many seconds the
+        lease is to run on: for a process that is about to exit. What is in flight is not charged then.
+
+        Raises:
+            LeaseLost, RedisUnavailable
+        """
+        call = self.surrender_call(leave)
+        if self._client.run(call.script, call.key, *call.args) == 0:
+            return False
+        self.lose()
+        return True
+
+    @property
+    def token(self) -> str:
+        """Cited by all that is written to the shard. Without a lease it is what no token is like, which Redis refuses
+        as it refuses a lease that was lost.
+        """
+        lease = self.current
+        return "none" if lease is None else lease.token
+
+
+def _milliseconds(seconds: float) -> int:
+    return max(int(seconds * 1000), 1)
+
+
+def _text(raw: bytes) -> str:
+    return raw.decode("utf-8", "surrogateescape")

@@ -67,7 +67,7 @@ class Leases:
     @property
     def held(self) -> list[Shard]:
         """The shards that this node holds, as far as it knows."""
-        return [shard for shard in self._shards if shard.lease is not None]
+        return [shard for shard in self._shards if shard.lease.current is not None]
 
     @property
     def next_try(self) -> float:
@@ -93,14 +93,14 @@ class Leases:
         for shard in dropped:
             self._tries.pop(shard, None)
             self._theirs.discard(shard)
-        self._dispatcher.leave([shard for shard in dropped if shard.lease is not None])
-        self._dispatcher.stay([shard for shard in added if shard.lease is not None])
-        self._tries |= {shard: 0.0 for shard in added if shard.lease is None}
-        self._listener.forgets([shard for shard in dropped if shard.lease is None])
+        self._dispatcher.leave([shard for shard in dropped if shard.lease.current is not None])
+        self._dispatcher.stay([shard for shard in added if shard.lease.current is not None])
+        self._tries |= {shard: 0.0 for shard in added if shard.lease.current is None}
+        self._listener.forgets([shard for shard in dropped if shard.lease.current is None])
 
     def try_for(self, shard: Shard, at: float) -> None:
         """Its lease may be had at that monotonic time, or it is in doubt whether it is still held."""
-        if shard in self._wanted or shard.lease is not None:
+        if shard in self._wanted or shard.lease.current is not None:
             self._tries[shard] = at
 
     # --- what is sent to Redis ---
@@ -137,9 +137,9 @@ class Leases:
         # Shards whose lease ran out, or was lost, go to `acquire`: it tells which, and resumes when nobody came
         # between.
         for shard in self._wanted:
-            if shard.lease is None and shard not in self._tries:
+            if shard.lease.current is None and shard not in self._tries:
                 self._tries[shard] = 0.0
-        self._ask_all(self.held, lambda shard: shard.renew_call(self._lease_ttl), self._renewed)
+        self._ask_all(self.held, lambda shard: shard.lease.renew_call(self._lease_ttl), self._renewed)
 
     def _renewed(self, shard: Shard, reply: Any, sent: float) -> None:
         if isinstance(reply, LeaseLost):
@@ -147,8 +147,8 @@ class Leases:
             return
         if isinstance(reply, Exception):
             raise reply
-        late = shard.deadline <= self._clock()
-        shard.deadline = sent + self._lease_ttl
+        late = shard.lease.deadline <= self._clock()
+        shard.lease.deadline = sent + self._lease_ttl
         if late:  # the threads have left it alone since
             self._dispatcher.wake(shard)
 
@@ -179,8 +179,8 @@ class Leases:
 
         def note(shard: Shard, reply: Any, sent: float) -> None:
             self._tries[shard] = self._clock() + 1.0  # should the reply be an error
-            had = shard.lease
-            lease = shard.acquired(reply, sent + self._lease_ttl)
+            had = shard.lease.current
+            lease = shard.lease.acquired(reply, sent + self._lease_ttl)
             if isinstance(lease, LeaseDenied):
                 self._stand_by(shard, lease, had)
                 waiting.append(shard)
@@ -192,7 +192,7 @@ class Leases:
             _tell_of_restored(shard, lease)
 
         try:
-            self._ask_all(shards, lambda shard: shard.acquire_call(self._lease_ttl, charge=charge), note)
+            self._ask_all(shards, lambda shard: shard.lease.acquire_call(self._lease_ttl, charge=charge), note)
         finally:
             # The threads first: whatever goes wrong with the listener, a refresh finds what it would have told.
             self._dispatcher.stay([shard for shard in gained if shard in self._wanted])
@@ -235,10 +235,10 @@ class Leases:
                 raise reply
             self._tries.pop(shard, None)
             self._mine.discard(shard)
-            shard.lose()
+            shard.lease.lose()
             self._listener.forgets([shard])
 
-        self._ask_all(resting, lambda shard: shard.surrender_call(0.0), note)
+        self._ask_all(resting, lambda shard: shard.lease.surrender_call(0.0), note)
         return bool(resting)
 
     def refresh(self) -> None:
@@ -258,7 +258,7 @@ class Leases:
             delay = None if reply[1] is None else reply[1] / 1e6
             self._dispatcher.refreshed(shard, wakes[shard], delay, paused=bool(reply[2]))
 
-        self._ask_all(list(wakes), Shard.refresh_call, note)
+        self._ask_all(list(wakes), lambda shard: shard.in_flight.refresh_call(), note)
 
     def leave(self, seconds: float) -> None:
         """Gives up all leases. Shards with jobs in flight are left to run out in ``seconds``, and their jobs are not
@@ -270,11 +270,11 @@ class Leases:
         held = self.held
         for start in range(0, len(held), _WRITE):
             part = held[start : start + _WRITE]
-            replies = self._client.run_many([shard.surrender_call(seconds) for shard in part], repeats=1)
+            replies = self._client.run_many([shard.lease.surrender_call(seconds) for shard in part], repeats=1)
             if all(isinstance(reply, RedisUnavailable) for reply in replies):
                 raise replies[0]  # a process that is about to end doesn't wait for the others, too
             for shard in part:
-                shard.lose()
+                shard.lease.lose()
 
     # --- what is told ---
 

@@ -107,7 +107,7 @@ class MaintenanceLoop:
 
     def lease_released(self, shard: Shard, delay: float) -> None:
         """Somebody gives up the shard, in so many seconds: try for it then."""
-        if shard.lease is None:
+        if shard.lease.current is None:
             # No lease lasts longer than that, whatever a message says.
             self._ask(shard, self._clock() + min(delay, self._lease_ttl))
 
@@ -273,15 +273,15 @@ class MaintenanceLoop:
         calls: list[Call] = []
         for activity in self._activities:
             performing = activity.performing
-            if performing is None or not performing.shard.unacknowledged:
+            if performing is None or not performing.shard.in_flight.unacknowledged:
                 continue
             busy = True
             # A delivery that was there at the last look already takes longer than it was meant to, be it by one slow
             # job or by many of some milliseconds each.
             if activity.early is None or not activity.early.is_of(performing.shard):
-                activity.early = PendingAcks(performing.shard, performing.shard.delivery)
+                activity.early = PendingAcks(performing.shard, performing.shard.in_flight.delivery)
                 continue
-            call, count = performing.shard.early_ack_call(activity.early.count)
+            call, count = performing.shard.in_flight.early_ack_call(activity.early.count)
             if count:
                 calls.append(call)
                 activity.early.count += count

@@ -194,7 +194,7 @@ def decodable_jobs(shard: Shard, delivery: Delivery, config: Config, now: float 
 
 def perform(runtime: WorkerRuntime, shard: Shard, fence: int, jobs: list[TakenJob], config: Config) -> Outcome:
     """Performs a batch (the worker with its middlewares) and decides what becomes of its jobs."""
-    worker, counts = runtime.instance, shard.found_no_redis
+    worker, counts = runtime.instance, shard.in_flight.found_no_redis
     execution = Execution(type(worker), shard.index, fence, jobs, config.load_payload)
     payloads_by_id = {job.id: job.payloads for job in jobs}
     token = current_execution.set(execution)
@@ -225,7 +225,7 @@ def conclude(
     Raises:
         LeaseLost, RedisUnavailable
     """
-    shard.finish(outcome.finished)
+    shard.in_flight.finish(outcome.finished)
     if not outcome.whole:
         write(shard, outcome)
         tell_worker(outcome, runtime.instance, config)
@@ -370,13 +370,13 @@ def report(shard: Shard, outcome: Outcome, now: float | None = None) -> None:
         LeaseLost, RedisUnavailable
     """
     if outcome.failures:
-        shard.fail(outcome.failures, now)
+        shard.in_flight.fail(outcome.failures, now)
     if outcome.releases:
-        shard.release(outcome.releases, now)
+        shard.in_flight.release(outcome.releases, now)
     if outcome.buries:
-        shard.bury([(job_id, reason, ()) for job_id, reason in outcome.buries], now)
+        shard.in_flight.bury([(job_id, reason, ()) for job_id, reason in outcome.buries], now)
     if outcome.crashed:
-        shard.release([(job_id, random.uniform(0.05, 0.5)) for job_id in outcome.crashed], now, crashed=True)
+        shard.in_flight.release([(job_id, random.uniform(0.05, 0.5)) for job_id in outcome.crashed], now, crashed=True)
 
 
 def tell_worker(outcome: Outcome, worker: Performer, config: Config) -> None:
@@ -417,7 +417,7 @@ def bury_undecodable(shard: Shard, undecodable: list[Undecodable], config: Confi
     hooks = Outcome()
     for item in undecodable:
         # One call each: they are rare, and may be large.
-        shard.bury([(item.id, _error_bytes(hooks, item.reason, config), (item.payload,))], now)
+        shard.in_flight.bury([(item.id, _error_bytes(hooks, item.reason, config), (item.payload,))], now)
     for item in undecodable:
         log.error("queue %r, id %r: %s; it is in the morgue now", shard.queue, item.id, item.reason)
     log_remarks(hooks)

@@ -165,7 +165,9 @@ class Node:
 
         def lag_of(queue: str) -> float | None:
             now = clock.now()
-            due = [shard.next_due for shard in shards if shard.queue == queue and shard.lease is not None]
+            due = [
+                shard.dispatch.next_due for shard in shards if shard.queue == queue and shard.lease.current is not None
+            ]
             if not due:
                 return None
             return max((now - moment for moment in due if moment is not None and moment < now), default=0.0)

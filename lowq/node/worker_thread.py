@@ -20,7 +20,8 @@ from lowq.application import Lowq
 from lowq.broker.activity import Performing
 from lowq.broker.broker import Broker
 from lowq.broker.delivery import Delivery, TakenJob
-from lowq.broker.shard import MAX_DELIVERY_JOBS, Shard
+from lowq.broker.in_flight import MAX_DELIVERY_JOBS
+from lowq.broker.shard import Shard
 from lowq.clock import Clock
 from lowq.clock import now as clock_now
 from lowq.errors import LeaseLost, RedisUnavailable
@@ -125,7 +126,7 @@ class WorkerThread:
     def _pause(self, failures: int) -> bool:
         """Waits, longer each time. False: the node stops and nothing is left to be told to Redis."""
         if self._node.stopping.wait(backoff(failures)):
-            if self._held is None or not self._held.unacknowledged:
+            if self._held is None or not self._held.in_flight.unacknowledged:
                 self._let_go()
                 return False
             time.sleep(backoff(1))
@@ -134,7 +135,7 @@ class WorkerThread:
     def _let_go(self) -> None:
         shard, self._held = self._held, None
         if shard is not None:
-            shard.drop_delivery()
+            shard.in_flight.drop_delivery()
             self._dispatcher.look_again(shard)
             self._dispatcher.unclaim(shard)
             self._node.broker.maintenance.check(shard)
@@ -155,7 +156,7 @@ class WorkerThread:
             finally:
                 # Whatever went wrong: what did not finish is in flight, and no longer in hand. The next take, or
                 # the next owner, gets it.
-                shard.keep_finished()
+                shard.in_flight.keep_finished()
         return True
 
     def _exchange(self, shard: Shard | None) -> Delivery | None:
@@ -168,17 +169,17 @@ class WorkerThread:
         leaving = held if held is not shard else None
         calls: list[tuple[Shard, int, Call]] = []
         try:
-            if leaving is not None and leaving.unacknowledged:
-                calls.append((leaving, leaving.wakes, leaving.take_call(0)))
+            if leaving is not None and leaving.in_flight.unacknowledged:
+                calls.append((leaving, leaving.dispatch.wakes, leaving.in_flight.take_call(0)))
             if shard is not None:
-                calls.append((shard, shard.wakes, shard.take_call(self._limit(shard))))
+                calls.append((shard, shard.dispatch.wakes, shard.in_flight.take_call(self._limit(shard))))
             deliveries, trouble = self._send(calls)
         except BaseException:
             if shard is not None and shard is not held:
                 self._dispatcher.unclaim(shard)
             raise
 
-        if leaving is not None and not leaving.unacknowledged:
+        if leaving is not None and not leaving.in_flight.unacknowledged:
             self._dispatcher.unclaim(leaving)
             self._held = None
         if shard is not None and shard is held:
@@ -191,7 +192,7 @@ class WorkerThread:
             else:
                 # Its take failed, or what the other finished could not be acknowledged, and that comes first.
                 if shard in deliveries:
-                    shard.drop_delivery()
+                    shard.in_flight.drop_delivery()
                     self._dispatcher.look_again(shard)
                 self._dispatcher.unclaim(shard)
         if trouble is not None:
@@ -209,7 +210,7 @@ class WorkerThread:
             replies = self._client.run_many([call for _, _, call in calls])
             for (shard, wakes, _), reply in zip(calls, replies, strict=True):
                 try:
-                    deliveries[shard] = shard.took(reply)
+                    deliveries[shard] = shard.in_flight.took(reply)
                     self._dispatcher.took(shard, wakes, deliveries[shard])
                 except LeaseLost:
                     self._node.broker.maintenance.check(shard)
@@ -217,7 +218,7 @@ class WorkerThread:
                 except RedisUnavailable as error:
                     trouble = trouble or error
                 except Exception as error:
-                    shard.drop_delivery()
+                    shard.in_flight.drop_delivery()
                     self._dispatcher.rest(shard, TROUBLE_SECONDS)
                     log.error("%r rests for %g s: %s", shard, TROUBLE_SECONDS, error, extra={"event": "trouble"})
             if deliveries:
@@ -243,11 +244,11 @@ class WorkerThread:
         size = runtime.batch_size
         began = self._clock()
         for start in range(0, len(jobs), size):
-            if start and (shard.leaving or self._node.stopping.is_set()):
-                shard.release([(job.id, None) for job in jobs[start:]])
+            if start and (shard.dispatch.leaving or self._node.stopping.is_set()):
+                shard.in_flight.release([(job.id, None) for job in jobs[start:]])
                 break
-            lease = shard.lease
-            if lease is None or lease.token != delivery.lease.token or self._clock() >= shard.deadline:
+            lease = shard.lease.current
+            if lease is None or lease.token != delivery.lease.token or self._clock() >= shard.lease.deadline:
                 self._dispatcher.look_again(shard)
                 break  # not surely ours any more
             self._perform(shard, delivery, runtime, jobs[start : start + size])
@@ -262,7 +263,7 @@ class WorkerThread:
     def _perform(
         self, shard: Shard, delivery: Delivery, runtime: execution.WorkerRuntime, jobs: list[TakenJob]
     ) -> None:
-        if shard.unacknowledged:
+        if shard.in_flight.unacknowledged:
             self._node.broker.maintenance.arm()
         performing = self.activity.performing = Performing(shard, [job.id for job in jobs], self._clock())
         try:

@@ -108,7 +108,7 @@ class _Drainer:
 
     def acquire(self) -> None:
         for shard in self.shards:
-            if isinstance(shard.acquire(self._app.config.lease_ttl, self._now), LeaseDenied):
+            if isinstance(shard.lease.acquire(self._app.config.lease_ttl, self._now), LeaseDenied):
                 raise QueueInUse(
                     f"queue {shard.queue!r}: shard {shard.index} is worked by a node, or by another drain; "
                     "drain only queues that nobody works"
@@ -117,13 +117,13 @@ class _Drainer:
     def step(self, shard: Shard) -> Outcome | None:
         """Takes and performs one batch; None: nothing is due."""
         ttl = self._app.config.lease_ttl
-        if clock.now() > shard.deadline - ttl / 2:
-            shard.acquire(ttl, self._now)
+        if clock.now() > shard.lease.deadline - ttl / 2:
+            shard.lease.acquire(ttl, self._now)
         config = self._app.config
-        delivery = shard.take(self._runtime.batch_size, self._now)
+        delivery = shard.in_flight.take(self._runtime.batch_size, self._now)
         jobs = decodable_jobs(shard, delivery, config, self._now)
         if not jobs:
-            shard.keep_finished()
+            shard.in_flight.keep_finished()
             return Outcome() if delivery.jobs else None
         outcome = perform(self._runtime, shard, delivery.lease.fence, jobs, config)
         try:
@@ -133,16 +133,16 @@ class _Drainer:
                 raise outcome.stop from None
             raise
         finally:
-            shard.keep_finished()
+            shard.in_flight.keep_finished()
             log_remarks(outcome)
         return outcome
 
     def leave(self) -> None:
         for shard in self.shards:
-            if shard.lease is not None:
+            if shard.lease.current is not None:
                 try:
-                    shard.take(0, self._now)
-                    shard.surrender(leave=0.001)
+                    shard.in_flight.take(0, self._now)
+                    shard.lease.surrender(leave=0.001)
                 except LowqError:
                     continue
 

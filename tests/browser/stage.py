@@ -55,14 +55,14 @@ class Stage:
             self.app.client, "lowq", queue, index,
             shards_count=handle.shards_count, nonce=f"stage{index}", load_payload=load_payload,
         )  # fmt: skip
-        assert isinstance(shard.acquire(60.0), Lease)
+        assert isinstance(shard.lease.acquire(60.0), Lease)
         while True:
-            taken = [item.id for item in shard.take(100).jobs]
+            taken = [item.id for item in shard.in_flight.take(100).jobs]
             assert taken, f"{job_id} is not due"
-            shard.release([(item, 0.0) for item in taken if item != job_id])
+            shard.in_flight.release([(item, 0.0) for item in taken if item != job_id])
             if job_id in taken:
                 break
-        shard.fail([Failure(job_id, "retry", retry_count, delay, error.encode())])
+        shard.in_flight.fail([Failure(job_id, "retry", retry_count, delay, error.encode())])
         run_out(self.app.client, shard_prefix("lowq", queue, index))
 
     @contextmanager

@@ -25,7 +25,7 @@ from typing import Any
 
 import lowq
 from lowq.broker.delivery import Delivery
-from lowq.broker.shard import Shard
+from lowq.broker.in_flight import InFlight
 from tests.chaos import broken, death
 from tests.chaos.load import Load, produce
 from tests.integration import app_orders
@@ -81,16 +81,16 @@ def devour(_seconds: float) -> None:
 
 def record_acknowledgements() -> None:
     """Into the history, as soon as the answer to an acknowledgement is there."""
-    took = Shard.took
+    took = InFlight.took
 
-    def noting(self: Shard, reply: Any) -> Delivery:
+    def noting(self: InFlight, reply: Any) -> Delivery:
         finished = list(self._finished)
         delivery = took(self, reply)
         if finished:
-            history.acked(self.index, finished)
+            history.acked(int(self._prefix.rpartition(":")[0].rpartition(":")[2].rstrip("}")), finished)
         return delivery
 
-    Shard.took = noting  # type: ignore[method-assign]  # only in this process
+    InFlight.took = noting  # type: ignore[method-assign]  # only in this process
 
 
 def prepare() -> None:

@@ -12,6 +12,8 @@ from typing import Any
 
 from lowq.broker import maintenance
 from lowq.broker.delivery import Delivery, TakenJob
+from lowq.broker.in_flight import InFlight
+from lowq.broker.lease import ShardLease
 from lowq.broker.shard import Shard
 from lowq.node.worker_thread import WorkerThread
 from lowq.store.scripts import load_scripts
@@ -59,13 +61,13 @@ def restore() -> None:
 
 def order() -> None:
     """Payloads are handed over newest first."""
-    decode = Shard._decode
+    decode = InFlight._decode
 
-    def reversed_(self: Shard, raw: list[bytes], delivery: Delivery) -> TakenJob:
+    def reversed_(self: InFlight, raw: list[bytes], delivery: Delivery) -> TakenJob:
         job = decode(self, raw, delivery)
         return job._replace(payloads=job.payloads[::-1])
 
-    Shard._decode = reversed_  # type: ignore[method-assign]
+    InFlight._decode = reversed_  # type: ignore[method-assign]
 
 
 def ack_by_id() -> None:
@@ -87,15 +89,20 @@ def claims() -> None:
     """Two threads of a node may work one shard."""
 
     def ready(self: Shard, now: float) -> bool:
-        return self.next_due is not None and self.next_due <= now and not self.paused and now < self.deadline
+        return (
+            self.next_due is not None
+            and self.next_due <= now
+            and not self.dispatch.paused
+            and now < self.lease.deadline
+        )
 
     Shard.ready = ready  # type: ignore[method-assign]
 
 
 def deadline() -> None:
     """A node doesn't look whether its lease has run out, and takes much work in advance."""
-    forever: Any = property(lambda self: math.inf if self.lease else 0.0, lambda _self, _value: None)
-    Shard.deadline = forever
+    forever: Any = property(lambda self: math.inf if self.current else 0.0, lambda _self, _value: None)
+    ShardLease.deadline = forever
     _take_much()
 
 

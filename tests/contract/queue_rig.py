@@ -48,16 +48,16 @@ class QueueRig:
             shard = self._shards[index] = Shard(
                 self.client, "lowq", "Orders", index, shards_count=SHARDS, nonce="tester", load_payload=load_payload
             )
-        if shard.lease is None:
-            assert isinstance(shard.acquire(TTL, now), Lease)
+        if shard.lease.current is None:
+            assert isinstance(shard.lease.acquire(TTL, now), Lease)
         return shard
 
     def take(self, job_id: str, now: float = NOW) -> Shard:
         """Hands out the due jobs of its shard, and gives all but this one back. None of them may be retrying."""
         shard = self.own(job_id, now)
-        taken = [item.id for item in shard.take(100, now).jobs]
+        taken = [item.id for item in shard.in_flight.take(100, now).jobs]
         assert job_id in taken, f"{job_id} is not due"
-        shard.release([(item, None) for item in taken if item != job_id], now)
+        shard.in_flight.release([(item, None) for item in taken if item != job_id], now)
         return shard
 
     def fail(
@@ -65,7 +65,7 @@ class QueueRig:
     ) -> None:
         """The id is taken, and fails."""
         shard = self.take(job_id, now)
-        shard.fail([Failure(job_id, "retry", retry_count, delay, error)], now)
+        shard.in_flight.fail([Failure(job_id, "retry", retry_count, delay, error)], now)
 
     def ids(self, **options: Any) -> list[str]:
         """All ids of a listing, page by page."""

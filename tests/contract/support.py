@@ -116,7 +116,7 @@ class ShardRig:
     def own(self, nonce: str = "first", now: float | None = NOW, **options: Any) -> Shard:
         """The shard with its lease."""
         shard = self.shard if nonce == "first" and not options else self.owner(nonce, **options)
-        lease = shard.acquire(TTL, now)
+        lease = shard.lease.acquire(TTL, now)
         assert isinstance(lease, Lease), lease
         return shard
 

@@ -13,7 +13,7 @@ EARLIEST, LATEST = 0.05, 0.5
 
 
 def lease_of(shard: Shard, now: float | None = NOW) -> Lease:
-    lease = shard.acquire(TTL, now)
+    lease = shard.lease.acquire(TTL, now)
     assert isinstance(lease, Lease)
     return lease
 
@@ -33,7 +33,7 @@ def test_free_shard_is_acquired(rig: ShardRig) -> None:
 def test_shard_that_somebody_holds_is_refused_and_the_time_is_told(rig: ShardRig) -> None:
     rig.own()
     before = rig.snapshot()
-    held = rig.owner("second").acquire(TTL, NOW)
+    held = rig.owner("second").lease.acquire(TTL, NOW)
     assert isinstance(held, LeaseDenied)
     assert TTL - 10 < held.seconds <= TTL
     assert rig.snapshot() == before
@@ -45,7 +45,7 @@ def test_lease_that_lasts_longer_than_a_lease_can_is_cut_to_one(rig: ShardRig) -
     rig.client.command("PEXPIRE", rig.prefix + "lease", int(100 * TTL * 1000))
     second = rig.owner("second")
     for _ in range(2):
-        held = second.acquire(TTL / 2, NOW)  # its own leases may be shorter; what counts is the owner's
+        held = second.lease.acquire(TTL / 2, NOW)  # its own leases may be shorter; what counts is the owner's
         assert isinstance(held, LeaseDenied)
         assert TTL - 10 < held.seconds <= TTL
     assert TTL * 1000 - 10_000 < rig.client.command("PTTL", rig.prefix + "lease") <= TTL * 1000
@@ -54,19 +54,19 @@ def test_lease_that_lasts_longer_than_a_lease_can_is_cut_to_one(rig: ShardRig) -
 def test_resumed_lease_lasts_as_long_as_asked_for(rig: ShardRig) -> None:
     rig.own()
     rig.lease_runs_out()
-    assert isinstance(rig.shard.acquire(2 * TTL, NOW), Lease)
-    held = rig.owner("second").acquire(TTL, NOW)
+    assert isinstance(rig.shard.lease.acquire(2 * TTL, NOW), Lease)
+    held = rig.owner("second").lease.acquire(TTL, NOW)
     assert isinstance(held, LeaseDenied)
     assert TTL < held.seconds <= 2 * TTL
 
 
 def test_lease_ends_by_itself(rig: ShardRig) -> None:
-    assert isinstance(rig.shard.acquire(0.001, NOW), Lease)
+    assert isinstance(rig.shard.lease.acquire(0.001, NOW), Lease)
     second = rig.owner("second")
     for _ in range(1000):
-        if isinstance(second.acquire(TTL, NOW), Lease):
+        if isinstance(second.lease.acquire(TTL, NOW), Lease):
             break
-    assert second.lease is not None
+    assert second.lease.current is not None
 
 
 def test_fence_is_at_least_the_servers_time_in_microseconds(rig: ShardRig) -> None:
@@ -90,7 +90,7 @@ def test_fence_grows_also_after_redis_lost_its_data(rig: ShardRig) -> None:
     second = lease_of(rig.owner("second"), None)
     assert second.fence > first.fence
     with pytest.raises(LeaseLost):
-        rig.shard.take(1)
+        rig.shard.in_flight.take(1)
     rig.client.command("FLUSHALL")
     again = lease_of(rig.shard, None)
     assert again.fence > second.fence
@@ -101,7 +101,7 @@ def test_another_shards_count_is_refused_before_anything_is_written(rig: ShardRi
     rig.push(job("x", "v1", 1), shards_count=7)
     before = rig.snapshot()
     with pytest.raises(ShardsCountError) as refused:
-        rig.shard.acquire(TTL, NOW)
+        rig.shard.lease.acquire(TTL, NOW)
     assert (refused.value.existing, refused.value.wanted) == (7, 5)
     assert rig.snapshot() == before
 
@@ -111,7 +111,7 @@ def test_another_shards_count_is_refused_before_anything_is_written(rig: ShardRi
 
 def test_what_a_dead_owner_left_in_flight_waits_again(rig: ShardRig) -> None:
     rig.push(job("x", "v1", 1), job("x", "v2", 2), job("later", "v1", 1, perform_at=NOW + 60))
-    rig.own().take(10, NOW)
+    rig.own().in_flight.take(10, NOW)
     second = rig.owner("second")
     rig.lease_runs_out()
     assert lease_of(second, LATER).restored == 1
@@ -120,15 +120,15 @@ def test_what_a_dead_owner_left_in_flight_waits_again(rig: ShardRig) -> None:
     assert rig.read("crashes") == {"x": "1"}
     assert rig.read("solo") == {"x"}
     assert not rig.names() & {"taken", "taken:payloads:x", "retries"}
-    assert handed(second.take(10, LATER + 1)) == {"x": ["v1", "v2"]}
+    assert handed(second.in_flight.take(10, LATER + 1)) == {"x": ["v1", "v2"]}
 
 
 def test_restored_job_keeps_its_retry_count_and_was_due_whatever_the_clock_says(rig: ShardRig) -> None:
     shard = rig.own()
     rig.push(job("x", "v1", 1))
-    shard.take(1, NOW)
-    shard.fail([retry("x", 4, delay=100)], NOW)
-    shard.take(1, NOW + 100)
+    shard.in_flight.take(1, NOW)
+    shard.in_flight.fail([retry("x", 4, delay=100)], NOW)
+    shard.in_flight.take(1, NOW + 100)
     rig.crash("second", NOW + 50)  # the clock stepped back
     assert rig.read("retries") == {"x": 4}
     assert NOW + 50 < rig.read("due")["x"] <= NOW + 50.5
@@ -137,7 +137,7 @@ def test_restored_job_keeps_its_retry_count_and_was_due_whatever_the_clock_says(
 def test_restored_job_merges_with_a_newer_one_and_wins(rig: ShardRig) -> None:
     shard = rig.own()
     rig.push(job("x", "v1", 1), job("x", "v2", 2))
-    shard.take(1, NOW)
+    shard.in_flight.take(1, NOW)
     rig.push(job("x", "v1", 0), job("x", "v3", 3, perform_at=NOW + 500))
     rig.crash("second")
     assert rig.read("payloads:x") == {"v1": 0, "v2": 2, "v3": 3}
@@ -147,13 +147,13 @@ def test_restored_job_merges_with_a_newer_one_and_wins(rig: ShardRig) -> None:
 def test_restored_jobs_come_one_by_one(rig: ShardRig) -> None:
     shard = rig.own()
     rig.push(*(job(name, "v1", 1) for name in "abcd"))
-    shard.take(10, NOW + 1)
+    shard.in_flight.take(10, NOW + 1)
     second = rig.crash("second", LATER)
     seen = []
-    while jobs := second.take(10, LATER + 1).jobs:
+    while jobs := second.in_flight.take(10, LATER + 1).jobs:
         (taken,) = jobs
         seen.append(taken.id)
-        second.finish([taken.id])
+        second.in_flight.finish([taken.id])
     assert sorted(seen) == list("abcd")
     assert rig.names() == REMAINS
 
@@ -161,7 +161,7 @@ def test_restored_jobs_come_one_by_one(rig: ShardRig) -> None:
 def test_restored_jobs_are_spread_over_time(rig: ShardRig) -> None:
     shard = rig.own()
     rig.push(*(job(f"x{n}", "v1", 1) for n in range(50)))
-    shard.take(50, NOW + 1)
+    shard.in_flight.take(50, NOW + 1)
     rig.crash("second", LATER)
     times = rig.read("due").values()
     assert len(set(times)) == 50
@@ -170,24 +170,24 @@ def test_restored_jobs_are_spread_over_time(rig: ShardRig) -> None:
 
 def test_success_clears_the_count_of_crashes(rig: ShardRig) -> None:
     rig.push(job("x", "v1", 1))
-    rig.own().take(1, NOW)
+    rig.own().in_flight.take(1, NOW)
     for number in range(6):
         shard = rig.crash(f"process {number}", LATER)
         assert rig.read("crashes") == {"x": "1"}
-        shard.finish(handed(shard.take(1, LATER + 1)))
-        shard.take(0, LATER + 1)
+        shard.in_flight.finish(handed(shard.in_flight.take(1, LATER + 1)))
+        shard.in_flight.take(0, LATER + 1)
         rig.push(job("x", "v1", 1))
-        shard.take(1, LATER + 1)
+        shard.in_flight.take(1, LATER + 1)
     assert rig.read("morgue") == {}
 
 
 def test_job_whose_owners_keep_dying_is_buried_as_poison(rig: ShardRig) -> None:
     rig.push(job("x", "v1", 1), job("x", "v2", 2))
-    rig.own().take(1, NOW)
+    rig.own().in_flight.take(1, NOW)
     for number in (1, 2):
         shard = rig.crash(f"process {number}", LATER)
         assert rig.read("crashes") == {"x": str(number)}
-        shard.take(1, LATER + 1)
+        shard.in_flight.take(1, LATER + 1)
     rig.lease_runs_out()
     lease = lease_of(rig.owner("last"), LATER + 2)
     assert (lease.poisoned, lease.restored) == (("x",), 0)
@@ -200,7 +200,7 @@ def test_job_whose_owners_keep_dying_is_buried_as_poison(rig: ShardRig) -> None:
 
 def test_poison_is_the_whole_job_also_what_came_meanwhile(rig: ShardRig) -> None:
     rig.push(job("x", "v1", 1))
-    rig.own().take(1, NOW)
+    rig.own().in_flight.take(1, NOW)
     rig.push(job("x", "v2", 2))
     rig.lease_runs_out()
     assert lease_of(rig.owner("second", max_crash_count=1)).poisoned == ("x",)
@@ -212,17 +212,17 @@ def test_poison_is_the_whole_job_also_what_came_meanwhile(rig: ShardRig) -> None
 def test_crash_counts_for_what_a_lost_reply_held(rig: ShardRig) -> None:
     shard = rig.own()
     rig.push(job("x", "v1", 1))
-    rig.lose_reply(shard.take_call(1, NOW))
+    rig.lose_reply(shard.in_flight.take_call(1, NOW))
     second = rig.crash("second")
-    assert handed(second.take(1, LATER)) == {"x": ["v1"]}
+    assert handed(second.in_flight.take(1, LATER)) == {"x": ["v1"]}
 
 
 def test_solo_id_stays_solo_through_a_crash(rig: ShardRig) -> None:
     shard = rig.own()
     rig.push(job("x", "v1", 1))
-    shard.take(1, NOW)
-    shard.fail([solo("x")], NOW)
-    shard.take(1, NOW)
+    shard.in_flight.take(1, NOW)
+    shard.in_flight.fail([solo("x")], NOW)
+    shard.in_flight.take(1, NOW)
     rig.crash("second")
     assert rig.read("solo") == {"x"}
     assert rig.read("errors") == {"x": "in company"}
@@ -233,9 +233,9 @@ def test_solo_id_stays_solo_through_a_crash(rig: ShardRig) -> None:
 
 def test_repeat_of_a_call_whose_reply_was_lost_succeeds_with_the_same_fence(rig: ShardRig) -> None:
     rig.push(job("x", "v1", 1))
-    rig.own("dead").take(1, NOW)
+    rig.own("dead").in_flight.take(1, NOW)
     rig.lease_runs_out()
-    rig.lose_reply(rig.shard.acquire_call(TTL, NOW))
+    rig.lose_reply(rig.shard.lease.acquire_call(TTL, NOW))
     before = rig.snapshot()
     lease = lease_of(rig.shard, NOW + 5)
     assert lease.resumed
@@ -247,15 +247,15 @@ def test_repeat_of_a_call_whose_reply_was_lost_succeeds_with_the_same_fence(rig:
 def test_process_resumes_when_nobody_came_between_and_nothing_is_charged(rig: ShardRig) -> None:
     shard = rig.own()
     rig.push(job("x", "v1", 1), job("y", "v1", 1))
-    delivery = shard.take(10, NOW + 1)
-    shard.finish(["x"])
+    delivery = shard.in_flight.take(10, NOW + 1)
+    shard.in_flight.finish(["x"])
     before = rig.snapshot()
     rig.lease_runs_out()
     lease = lease_of(shard, LATER)
     assert (lease.resumed, lease.fence, lease.restored) == (True, delivery.lease.fence, 0)
     assert rig.snapshot() == before
-    shard.take(0, LATER)
-    shard.fail([retry("y")], LATER)
+    shard.in_flight.take(0, LATER)
+    shard.in_flight.fail([retry("y")], LATER)
     assert rig.read("taken") == {}
     assert rig.count("processed") == 1
     assert rig.read("retries") == {"y": 0}
@@ -265,26 +265,26 @@ def test_process_resumes_when_nobody_came_between_and_nothing_is_charged(rig: Sh
 def test_resumed_process_is_handed_out_again_what_it_does_not_have(rig: ShardRig) -> None:
     shard = rig.own()
     rig.push(job("x", "v1", 1))
-    rig.lose_reply(shard.take_call(1, NOW))
+    rig.lose_reply(shard.in_flight.take_call(1, NOW))
     rig.push(job("x", "v2", 2))
     rig.lease_runs_out()
     assert lease_of(shard, LATER).resumed
     assert rig.read("crashes") == {}
     assert rig.read("solo") == set()
-    assert handed(shard.take(1, LATER)) == {"x": ["v1"]}
-    shard.finish(["x"])
-    assert handed(shard.take(1, LATER)) == {"x": ["v2"]}
+    assert handed(shard.in_flight.take(1, LATER)) == {"x": ["v1"]}
+    shard.in_flight.finish(["x"])
+    assert handed(shard.in_flight.take(1, LATER)) == {"x": ["v2"]}
 
 
 def test_process_does_not_resume_when_somebody_came_between(rig: ShardRig) -> None:
     first = rig.own()
     rig.push(job("x", "v1", 1))
-    first.take(1, NOW)
+    first.in_flight.take(1, NOW)
     rig.crash("second", LATER)
     rig.lease_runs_out()
     assert not lease_of(first, LATER).resumed
-    first.finish(["x"])
-    assert first.take(0, LATER).jobs == []
+    first.in_flight.finish(["x"])
+    assert first.in_flight.take(0, LATER).jobs == []
     assert rig.count("processed") == 0
     assert set(rig.read("due")) == {"x"}
 
@@ -301,17 +301,17 @@ def test_renewal_by_acquiring_keeps_the_fence(rig: ShardRig) -> None:
 def test_an_earlier_lease_of_its_own_is_not_resumed_when_later_ones_were_lost(rig: ShardRig) -> None:
     rig.push(job("x", "v1", 1))
     rig.own()
-    rig.shard.take(1, NOW)
+    rig.shard.in_flight.take(1, NOW)
     persisted = rig.client.command("HGETALL", rig.prefix + "meta")
     token = rig.client.command("GET", rig.prefix + "lease")
-    second = rig.crash("second", NOW + 1).lease
+    second = rig.crash("second", NOW + 1).lease.current
     first = rig.crash("first", NOW + 2)
     assert second is not None
-    assert first.lease is not None
-    highest = first.lease.fence
+    assert first.lease.current is not None
+    highest = first.lease.current.fence
     assert highest > second.fence
     for lost in (token, None):  # the earlier lease may still run, or not
-        assert handed(first.take(1, NOW + 3)) == {"x": ["v1"]}
+        assert handed(first.in_flight.take(1, NOW + 3)) == {"x": ["v1"]}
         rig.client.command("DEL", rig.prefix + "meta", rig.prefix + "lease")
         rig.client.command("HSET", rig.prefix + "meta", *persisted)
         if lost is not None:
@@ -330,21 +330,21 @@ def test_an_earlier_lease_of_its_own_is_not_resumed_when_later_ones_were_lost(ri
 def test_what_a_stopping_process_left_in_flight_is_not_charged(rig: ShardRig) -> None:
     shard = rig.own()
     rig.push(job("x", "v1", 1))
-    shard.take(1, NOW)
-    assert shard.surrender(leave=TTL)
+    shard.in_flight.take(1, NOW)
+    assert shard.lease.surrender(leave=TTL)
     second = rig.crash("second", LATER)
     assert rig.read("crashes") == {"x": "0 1"}
     assert rig.read("solo") == set()
     assert rig.read("due") == {"x": NOW}
-    second.take(1, LATER)
+    second.in_flight.take(1, LATER)
     rig.crash("third", LATER)
     assert rig.read("crashes") == {"x": "1 1"}  # uncharged once
 
 
 def stop_in_the_middle(rig: ShardRig, shard: Shard, successor: str) -> Shard:
     """The owner is told to stop, and can't wait for what it took."""
-    assert handed(shard.take(1, LATER)) == {"x": ["v1"]}
-    assert shard.surrender(leave=TTL)
+    assert handed(shard.in_flight.take(1, LATER)) == {"x": ["v1"]}
+    assert shard.lease.surrender(leave=TTL)
     rig.lease_runs_out()
     return rig.owner(successor)
 
@@ -371,8 +371,8 @@ def test_success_clears_the_count_of_stops(rig: ShardRig) -> None:
         shard = stop_in_the_middle(rig, shard, f"process {number}")
         assert lease_of(shard, LATER).poisoned == ()
         assert rig.read("crashes") == {"x": "0 1"}
-        shard.finish(handed(shard.take(1, LATER)))
-        shard.take(0, LATER)
+        shard.in_flight.finish(handed(shard.in_flight.take(1, LATER)))
+        shard.in_flight.take(0, LATER)
         assert rig.read("crashes") == {}
         rig.push(job("x", "v1", 1))
 
@@ -388,15 +388,15 @@ def test_what_was_spared_shows_as_no_crash(rig: ShardRig) -> None:
 def test_a_stop_while_redis_was_away_is_not_even_counted(rig: ShardRig) -> None:
     rig.push(job("x", "v1", 1))
     shard = stop_in_the_middle(rig, rig.own(), "second")
-    rig.client.run_many([shard.acquire_call(TTL, LATER, charge=False)])
+    rig.client.run_many([shard.lease.acquire_call(TTL, LATER, charge=False)])
     assert rig.read("crashes") == {}
 
 
 def test_an_owner_that_goes_on_after_all_is_charged_when_it_dies(rig: ShardRig) -> None:
     shard = rig.own()
     rig.push(job("x", "v1", 1))
-    shard.take(1, NOW)
-    assert shard.surrender(1.0)
+    shard.in_flight.take(1, NOW)
+    assert shard.lease.surrender(1.0)
     assert lease_of(shard).resumed
     rig.crash("second", NOW + 1)
     assert rig.read("crashes") == {"x": "1"}
@@ -405,9 +405,9 @@ def test_an_owner_that_goes_on_after_all_is_charged_when_it_dies(rig: ShardRig) 
 def test_crash_is_not_charged_when_redis_was_away_and_the_owner_may_live(rig: ShardRig) -> None:
     shard = rig.own()
     rig.push(job("x", "v1", 1))
-    shard.take(1, NOW)
+    shard.in_flight.take(1, NOW)
     rig.lease_runs_out()
-    (reply,) = rig.client.run_many([rig.owner("second").acquire_call(TTL, LATER, charge=False)])
+    (reply,) = rig.client.run_many([rig.owner("second").lease.acquire_call(TTL, LATER, charge=False)])
     assert (reply[0], reply[2]) == (b"acquired", 1)
     assert rig.read("due") == {"x": NOW}
     assert not rig.names() & {"crashes", "solo", "taken"}
@@ -416,9 +416,9 @@ def test_crash_is_not_charged_when_redis_was_away_and_the_owner_may_live(rig: Sh
 def test_shard_left_to_run_out_is_refused_until_then(rig: ShardRig) -> None:
     shard = rig.own()
     rig.push(job("x", "v1", 1))
-    shard.take(1, NOW)
-    shard.surrender(leave=5.0)
-    held = rig.owner("second").acquire(TTL, NOW)
+    shard.in_flight.take(1, NOW)
+    shard.lease.surrender(leave=5.0)
+    held = rig.owner("second").lease.acquire(TTL, NOW)
     assert isinstance(held, LeaseDenied)
     assert 0 < held.seconds <= 5
 

@@ -374,9 +374,9 @@ class TestPause:
         assert rig.queue.stats().paused
         assert all(info.paused for info in rig.app.shards(rig.queue))
         shard = rig.own("a")
-        assert shard.take(10, NOW).jobs == []
+        assert shard.in_flight.take(10, NOW).jobs == []
         assert rig.queue.resume()
-        assert [item.id for item in shard.take(10, NOW).jobs] == ["a"]
+        assert [item.id for item in shard.in_flight.take(10, NOW).jobs] == ["a"]
         assert not rig.queue.stats().paused
 
     def test_they_say_whether_they_changed_anything(self, rig: QueueRig) -> None:
@@ -397,7 +397,7 @@ class TestDrop:
         rig.push(*(job(f"bad-{i}") for i in range(3)), job("flying"))
         for i in range(3):
             rig.fail(f"bad-{i}")
-        rig.take("flying").release([("flying", None)], NOW, crashed=True)
+        rig.take("flying").in_flight.release([("flying", None)], NOW, crashed=True)
         rig.push(*(job(item) for item in numbers(1200)), *(job(item) for item in numbers(30, "dead")))
         rig.queue.bury(numbers(30, "dead"), now=NOW)
         rig.queue.pause()

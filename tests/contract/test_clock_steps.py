@@ -28,7 +28,7 @@ def pushed_for_real(rig: ShardRig, now: float) -> None:
 
 
 def ids_at(rig: ShardRig, now: float) -> list[str]:
-    return list(handed(rig.shard.take(100, now)))
+    return list(handed(rig.shard.in_flight.take(100, now)))
 
 
 # --- a day ahead for a moment ---
@@ -51,21 +51,21 @@ def test_a_delay_is_as_long_as_it_says(shaken: ShardRig) -> None:
     shaken.push(job("soon", delay=2.0), now=NOW)
     assert shaken.read("due")["soon"] == NOW + 2
     assert ids_at(shaken, NOW + 1.9) == ["early"]
-    shaken.shard.finish(["early"])
+    shaken.shard.in_flight.finish(["early"])
     assert ids_at(shaken, NOW + 2) == ["soon"]
 
 
 def test_a_retry_waits_as_long_as_it_says(shaken: ShardRig) -> None:
     assert ids_at(shaken, NOW) == ["early"]
-    shaken.shard.fail([retry("early", delay=10.0)], NOW)
-    assert shaken.shard.take(10, NOW).delay == pytest.approx(10)
+    shaken.shard.in_flight.fail([retry("early", delay=10.0)], NOW)
+    assert shaken.shard.in_flight.take(10, NOW).delay == pytest.approx(10)
     assert ids_at(shaken, NOW + 10) == ["early"]
 
 
 def test_absolute_times_within_that_day_are_kept(shaken: ShardRig) -> None:
     shaken.push(job("today", perform_at=NOW + 3600), now=NOW)
     assert ids_at(shaken, NOW) == ["early"]
-    shaken.shard.finish(["early"])
+    shaken.shard.in_flight.finish(["early"])
     assert ids_at(shaken, NOW + 3599) == []
     assert ids_at(shaken, NOW + 3600) == ["today"]
 
@@ -78,7 +78,7 @@ def test_what_is_pushed_for_now_is_due_now(shaken: ShardRig) -> None:
 def test_order_within_an_id_stays(shaken: ShardRig) -> None:
     shaken.push(job("early", "v2"), now=NOW)
     shaken.push(job("early", "v3"), now=NOW + 1)
-    assert handed(shaken.shard.take(1, NOW + 1)) == {"early": ["v1", "v2", "v3"]}
+    assert handed(shaken.shard.in_flight.take(1, NOW + 1)) == {"early": ["v1", "v2", "v3"]}
 
 
 def test_what_is_performed_now_is_due_now(shaken: ShardRig) -> None:
@@ -101,7 +101,7 @@ def test_what_was_due_stays_due_in_its_order(rig: ShardRig, step: float) -> None
 def test_what_was_not_due_waits_until_the_servers_clock_is_there(rig: ShardRig) -> None:
     rig.push(job("later", perform_at=NOW + 10))
     pushed_for_real(rig, NOW)
-    delivery = rig.shard.take(10, NOW - 3600)
+    delivery = rig.shard.in_flight.take(10, NOW - 3600)
     assert delivery.jobs == []
     assert delivery.delay == pytest.approx(3610)
 
@@ -131,7 +131,7 @@ def test_more_jobs_than_one_call_moves(rig: ShardRig) -> None:
     found: list[str] = []
     while some := ids_at(rig, NOW - 60):
         found += some
-        rig.shard.finish(some)
+        rig.shard.in_flight.finish(some)
     assert sorted(found) == ids
     assert float(rig.meta("seen") or 0) == NOW - 60
 
@@ -164,4 +164,4 @@ def test_a_jump_forward_begins_a_new_stretch(rig: ShardRig) -> None:
 def test_a_push_for_never_is_kept_as_such(rig: ShardRig) -> None:
     rig.push(job("a", perform_at=1e300), job("b", delay=1e300), job("c", perform_at=2.0**33))
     assert rig.read("due") == {"a": NEVER, "b": NEVER, "c": NEVER}
-    assert rig.shard.take(10, NOW + 1000 * DAY).jobs == []
+    assert rig.shard.in_flight.take(10, NOW + 1000 * DAY).jobs == []

@@ -56,13 +56,13 @@ class Clinic:
                 self.client, "lowq", "Orders", index,
                 shards_count=SHARDS, nonce=nonce, load_payload=load_payload, **options,
             )  # fmt: skip
-        if shard.lease is None:
-            assert isinstance(shard.acquire(TTL), Lease)
+        if shard.lease.current is None:
+            assert isinstance(shard.lease.acquire(TTL), Lease)
         return shard
 
     def take(self, job_id: str, nonce: str = "tester") -> Shard:
         shard = self.shard(job_id, nonce)
-        assert job_id in [item.id for item in shard.take(100).jobs]
+        assert job_id in [item.id for item in shard.in_flight.take(100).jobs]
         return shard
 
     def dies(self, job_id: str) -> None:
@@ -139,7 +139,7 @@ def test_nothing_is_wrong_with_jobs_in_every_state(clinic: Clinic) -> None:
         clinic.push(job_id)
         clinic.push(job_id, payload={"version": 2}, score=2)
     shard = clinic.take(retrying)
-    shard.fail(
+    shard.in_flight.fail(
         [
             Failure(retrying, "retry", 0, 3600.0, b"boom"),
             Failure(exhausted, "exhausted", 0, 0.0, b"given up"),
@@ -152,8 +152,8 @@ def test_nothing_is_wrong_with_jobs_in_every_state(clinic: Clinic) -> None:
     clinic.take(crashed)
     clinic.dies(crashed)
     heir = clinic.shard(crashed, nonce="tester2")
-    assert heir.lease is not None
-    assert heir.lease.restored == 1
+    assert heir.lease.current is not None
+    assert heir.lease.current.restored == 1
     clinic.command("ZADD", clinic.key(crashed, "due"), 4e9, crashed)
     clinic.push(next(ids), delay=3600)
     clinic.push(in_flight)
@@ -177,8 +177,8 @@ def test_nothing_is_wrong_with_an_empty_store(clinic: Clinic) -> None:
 def test_nothing_is_wrong_with_a_queue_that_was_drained(clinic: Clinic) -> None:
     clinic.push(A)
     shard = clinic.take(A)
-    shard.finish([A])
-    shard.take(0)
+    shard.in_flight.finish([A])
+    shard.in_flight.take(0)
     assert clinic.examine() == {}
 
 
@@ -233,7 +233,7 @@ def test_payloads_that_nothing_makes_due_become_due(clinic: Clinic) -> None:
 
 def test_payloads_that_become_due_again_keep_what_is_known_of_their_retries(clinic: Clinic) -> None:
     clinic.push(A)
-    clinic.take(A).fail([Failure(A, "retry", 4, 0.0, b"boom")])
+    clinic.take(A).in_flight.fail([Failure(A, "retry", 4, 0.0, b"boom")])
     clinic.command("ZREM", clinic.key(A, "due"), A)
     clinic.finds("orphan_payloads", A)
     job = clinic.queue.peek(A)
@@ -293,7 +293,7 @@ def test_buried_payloads_without_a_reason_get_one(clinic: Clinic) -> None:
 
 def test_an_entry_in_due_without_payloads_is_removed_with_its_past(clinic: Clinic) -> None:
     clinic.push(A)
-    clinic.take(A).fail([Failure(A, "retry", 0, 60.0, b"boom")])
+    clinic.take(A).in_flight.fail([Failure(A, "retry", 0, 60.0, b"boom")])
     clinic.command("DEL", clinic.key(A, f"payloads:{A}"))
     finding = clinic.finds("due_without_payloads", A)
     assert "push what they stand for again" in finding.advice
@@ -303,7 +303,7 @@ def test_an_entry_in_due_without_payloads_is_removed_with_its_past(clinic: Clini
 
 def test_an_entry_in_due_without_payloads_leaves_the_past_of_what_is_in_flight(clinic: Clinic) -> None:
     clinic.push(A)
-    clinic.take(A).fail([Failure(A, "solo", -1, 0.0, b"in company")])
+    clinic.take(A).in_flight.fail([Failure(A, "solo", -1, 0.0, b"in company")])
     clinic.take(A)
     clinic.push(A)
     clinic.command("DEL", clinic.key(A, f"payloads:{A}"))
@@ -319,8 +319,8 @@ def test_an_id_in_flight_without_payloads_is_left_to_its_owner(clinic: Clinic) -
     found = clinic.examine(repair=True)
     assert found.keys() == {"taken_without_payloads"}
     assert found["taken_without_payloads"].wrong
-    shard.finish([A])
-    shard.take(0)
+    shard.in_flight.finish([A])
+    shard.in_flight.take(0)
     assert clinic.queue.stats().processed == 1
     assert clinic.examine() == {}
 
@@ -355,8 +355,8 @@ def test_an_entry_in_taken_that_nobody_can_read_waits_again(clinic: Clinic, reco
     shard = clinic.take(A)
     clinic.command("HSET", clinic.key(A, "taken"), A, record)
     clinic.finds("taken_unreadable", A)
-    shard.finish([A])  # the word of the owner that has performed it is too late
-    shard.take(0)
+    shard.in_flight.finish([A])  # the word of the owner that has performed it is too late
+    shard.in_flight.take(0)
     assert clinic.queue.stats().processed == 0
     assert handed_over(shard) == {A: [{"version": 1}, {"version": 2}]}
 
@@ -367,7 +367,7 @@ def test_an_unreadable_entry_in_taken_gives_up_the_payload_it_carries(clinic: Cl
     record = clinic.command("HGET", clinic.key(A, "taken"), A)
     clinic.command("HSET", clinic.key(A, "taken"), A, b"junk" + record)
     clinic.finds("taken_unreadable", A)
-    shard.take(0)
+    shard.in_flight.take(0)
     assert handed_over(shard) == {A: [{"version": 1}]}
 
 
@@ -394,13 +394,13 @@ def test_the_counter_of_deliveries_catches_up_with_what_was_handed_out(clinic: C
     clinic.push(A)
     for _ in range(3):
         shard = clinic.take(A)
-        shard.release([(A, None)])
+        shard.in_flight.release([(A, None)])
     shard = clinic.take(A)
     clinic.command("HDEL", clinic.key(A, "meta"), "delivery")
     clinic.finds("delivery_behind", A, severity="warning")
     assert clinic.command("HGET", clinic.key(A, "meta"), "delivery") == b"4"
-    shard.finish([A])
-    shard.take(0)
+    shard.in_flight.finish([A])
+    shard.in_flight.take(0)
     assert clinic.queue.stats().processed == 1
 
 
@@ -589,19 +589,19 @@ def test_a_lease_without_an_end_gets_one_that_its_owner_can_live_with(clinic: Cl
     clinic.command("HDEL", clinic.key(A, "meta"), "lease_ttl")
     clinic.examine(repair=True)
     assert 590_000 < clinic.command("PTTL", clinic.key(A, "lease")) <= 600_000
-    shard.take(0)  # still the owner
+    shard.in_flight.take(0)  # still the owner
 
 
 def test_the_holder_of_the_lease_becomes_the_owner(clinic: Clinic) -> None:
     clinic.push(A)
     shard = clinic.take(A)
-    assert shard.lease is not None
+    assert shard.lease.current is not None
     clinic.command("HSET", clinic.key(A, "meta"), "owner", "somebody", "fence", "7")
     clinic.finds("lease_disagrees", severity="warning")
     fence = clinic.command("HGET", clinic.key(A, "meta"), "fence")
-    assert int(fence) == shard.lease.fence
+    assert int(fence) == shard.lease.current.fence
     clinic.dies(A)
-    lease = shard.acquire(TTL)
+    lease = shard.lease.acquire(TTL)
     assert isinstance(lease, Lease)
     assert lease.resumed
 
@@ -639,9 +639,9 @@ def test_keys_that_lowq_does_not_have_are_left(clinic: Clinic) -> None:
 
 def test_what_a_dead_owner_left_in_flight_is_restored_as_a_new_owner_would(clinic: Clinic) -> None:
     clinic.push(A)
-    clinic.take(A).fail([Failure(A, "retry", 2, 0.0, b"boom")])
+    clinic.take(A).in_flight.fail([Failure(A, "retry", 2, 0.0, b"boom")])
     shard = clinic.take(A)
-    assert shard.lease is not None
+    assert shard.lease.current is not None
     clinic.push(A, payload={"version": 2}, score=2)
     clinic.dies(A)
     finding = clinic.examine()["ownerless"]
@@ -658,7 +658,7 @@ def test_what_a_dead_owner_left_in_flight_is_restored_as_a_new_owner_would(clini
     assert clinic.command("SISMEMBER", clinic.key(A, "solo"), A) == 1
     meta = clinic.command("HMGET", clinic.key(A, "meta"), "owner", "fence")
     assert meta[0] is None
-    assert int(meta[1]) > shard.lease.fence
+    assert int(meta[1]) > shard.lease.current.fence
     assert clinic.command("EXISTS", clinic.key(A, "lease")) == 0
 
 
@@ -711,7 +711,7 @@ def test_a_shard_that_gets_an_owner_meanwhile_was_only_in_motion(
     assert "ownerless" in clinic.examine()
     monkeypatch.setattr("lowq.doctor.members.time", Clock())
     assert "ownerless" not in clinic.examine(patience=30.0, repair=True)
-    heirs[0].take(0)  # it holds the lease
+    heirs[0].in_flight.take(0)  # it holds the lease
 
 
 def test_shards_that_nobody_holds_though_nodes_work_the_queue(clinic: Clinic) -> None:
@@ -899,7 +899,7 @@ def test_ids_with_several_long_payloads_are_stored_in_the_large_form(clinic: Cli
 
 
 def handed_over(shard: Shard) -> dict[str, list[Any]]:
-    return {item.id: item.payloads for item in shard.take(100).jobs}
+    return {item.id: item.payloads for item in shard.in_flight.take(100).jobs}
 
 
 def shard_keys(clinic: Clinic, job_id: str) -> set[str]:

@@ -13,7 +13,7 @@ from tests.contract.support import NOW, TTL, ShardRig, handed, job, retry
 def rig(rig: ShardRig) -> ShardRig:
     """x is in flight, y waits, and the key of the lease is gone."""
     rig.push(job("x", "v1", 1), job("y", "v1", 1))
-    rig.own().take(1, NOW)
+    rig.own().in_flight.take(1, NOW)
     evict(rig)
     return rig
 
@@ -27,23 +27,23 @@ def time_left(rig: ShardRig) -> float:
 
 
 def test_nobody_else_gets_the_shard(rig: ShardRig) -> None:
-    held = rig.owner("second").acquire(TTL, NOW + 100)
+    held = rig.owner("second").lease.acquire(TTL, NOW + 100)
     assert isinstance(held, LeaseDenied)
     assert held.seconds == pytest.approx(TTL - 100, abs=0.01)
     assert set(rig.read("taken")) == {"x"}
     # Its key is there again, and no longer than before.
-    assert rig.shard.lease is not None
+    assert rig.shard.lease.current is not None
     assert rig.read("lease") == rig.shard.lease.token
     assert TTL - 110 < time_left(rig) <= TTL - 100
 
 
 def test_its_owner_goes_on(rig: ShardRig) -> None:
     shard = rig.shard
-    shard.finish(["x"])
-    assert handed(shard.take(1, NOW + 1)) == {"y": ["v1"]}
+    shard.in_flight.finish(["x"])
+    assert handed(shard.in_flight.take(1, NOW + 1)) == {"y": ["v1"]}
     assert rig.read("lease") is not None
     evict(rig)
-    shard.fail([retry("y")], NOW + 2)
+    shard.in_flight.fail([retry("y")], NOW + 2)
     evict(rig)
     assert rig.count("processed") == rig.count("failed") == 1
 
@@ -51,37 +51,40 @@ def test_its_owner_goes_on(rig: ShardRig) -> None:
 def test_its_owner_renews_it(rig: ShardRig) -> None:
     shard = rig.own(now=None)  # renew has no explicit time
     evict(rig)
-    call = shard.renew_call(TTL)
+    call = shard.lease.renew_call(TTL)
     assert rig.run(call.script, *call.args) == 1
     assert TTL - 10 < time_left(rig) <= TTL
 
 
 def test_its_owner_gives_it_up(rig: ShardRig) -> None:
-    rig.shard.finish(["x"])
-    rig.shard.take(0, NOW)
+    rig.shard.in_flight.finish(["x"])
+    rig.shard.in_flight.take(0, NOW)
     shard = rig.own(now=None)
     evict(rig)
-    assert shard.surrender()
-    assert isinstance(rig.owner("second").acquire(TTL), Lease)
+    assert shard.lease.surrender()
+    assert isinstance(rig.owner("second").lease.acquire(TTL), Lease)
 
 
 @pytest.mark.parametrize("evicted", [True, False])
 def test_once_it_has_run_out_another_gets_the_shard(rig: ShardRig, *, evicted: bool) -> None:
     if not evicted:
-        assert isinstance(rig.owner("second").acquire(TTL, NOW + 1), LeaseDenied)
+        assert isinstance(rig.owner("second").lease.acquire(TTL, NOW + 1), LeaseDenied)
         evict(rig)
-    lease = rig.owner("third").acquire(TTL, NOW + TTL + 0.001)
+    lease = rig.owner("third").lease.acquire(TTL, NOW + TTL + 0.001)
     assert isinstance(lease, Lease)
     assert not lease.resumed
     assert lease.restored == 1
-    for refused in (lambda: rig.shard.take(1, NOW + TTL + 1), lambda: rig.shard.fail([retry("x")], NOW + TTL + 1)):
+    for refused in (
+        lambda: rig.shard.in_flight.take(1, NOW + TTL + 1),
+        lambda: rig.shard.in_flight.fail([retry("x")], NOW + TTL + 1),
+    ):
         with pytest.raises(LeaseLost):
             refused()
 
 
 def test_once_it_has_run_out_its_owner_is_refused_too(rig: ShardRig) -> None:
     with pytest.raises(LeaseLost):
-        rig.shard.take(1, NOW + TTL + 1)
+        rig.shard.in_flight.take(1, NOW + TTL + 1)
     assert "lease" not in rig.names()
 
 
@@ -93,22 +96,22 @@ def test_another_token_is_refused(rig: ShardRig) -> None:
 
 def test_a_clock_that_stepped_back_does_not_keep_a_dead_owners_for_longer_than_a_lease(rig: ShardRig) -> None:
     back = NOW - 86_400
-    held = rig.owner("second").acquire(TTL, back)
+    held = rig.owner("second").lease.acquire(TTL, back)
     assert isinstance(held, LeaseDenied)
     assert held.seconds == TTL
     evict(rig)
-    assert isinstance(rig.owner("second").acquire(TTL, back + TTL / 2), LeaseDenied)
+    assert isinstance(rig.owner("second").lease.acquire(TTL, back + TTL / 2), LeaseDenied)
     evict(rig)
-    assert isinstance(rig.owner("second").acquire(TTL, back + TTL + 1), Lease)
+    assert isinstance(rig.owner("second").lease.acquire(TTL, back + TTL + 1), Lease)
 
 
 def test_a_clock_that_stepped_back_does_not_keep_it_again_once_its_key_has_run_out(rig: ShardRig) -> None:
     rig.run("acquire", repr(NOW + 1), "first", int(TTL * 1000), rig.shards_count, 3, 1, "", 0)
     rig.client.command("PEXPIRE", rig.prefix + "lease", int(100 * TTL * 1000))  # as it looks after a step back
     back = NOW - 86_400
-    assert isinstance(rig.owner("second").acquire(TTL, back), LeaseDenied)
+    assert isinstance(rig.owner("second").lease.acquire(TTL, back), LeaseDenied)
     evict(rig)  # by its time
-    assert isinstance(rig.owner("second").acquire(TTL, back + TTL + 1), Lease)
+    assert isinstance(rig.owner("second").lease.acquire(TTL, back + TTL + 1), Lease)
 
 
 def test_a_shard_with_such_a_lease_is_not_dropped(rig: ShardRig) -> None:

@@ -19,7 +19,7 @@ SCORES = [0.0, -1.5, 2.0**53, -(2.0**53), 1e308, -1e308, 5e-324, NOW, 1_800_000_
 
 def take(rig: ShardRig, shard: Shard, limit: int = 10) -> dict[str, list[tuple[Any, float]]]:
     """What a delivery brings: id -> payloads with their scores."""
-    return {item.id: item.job(load_payload).payloads for item in shard.take(limit, NOW + 1).jobs}
+    return {item.id: item.job(load_payload).payloads for item in shard.in_flight.take(limit, NOW + 1).jobs}
 
 
 class TestWaiting:
@@ -64,16 +64,16 @@ class TestWaiting:
         for job_id, payloads in expected.items():
             found: list[str] = []
             while len(found) < len(payloads):  # a reply has no room for more than one that is huge
-                delivery = handed(shard.take(1, NOW + 1))
+                delivery = handed(shard.in_flight.take(1, NOW + 1))
                 found += delivery[job_id]
-                shard.finish([job_id])
+                shard.in_flight.finish([job_id])
             assert found == [json.loads(data) for data in payloads]
 
     def test_several_calls_of_many_ids_keep_each_ones_own(self, rig: ShardRig) -> None:
         rig.push(*(job(f"i{n}", f"v{n}", n) for n in range(100)))
         rig.push(*(job(f"i{n}", f"w{n}", n + 0.5) for n in range(0, 100, 3)))
         shard = rig.own()
-        assert handed(shard.take(200, NOW + 1)) == {
+        assert handed(shard.in_flight.take(200, NOW + 1)) == {
             f"i{n}": [f"v{n}", f"w{n}"] if n % 3 == 0 else [f"v{n}"] for n in range(100)
         }
 
@@ -105,10 +105,10 @@ class TestInFlight:
         shard = rig.own()
         assert take(rig, shard) == {"x": [("v1", 7)]}
         assert rig.form("taken:payloads:x") == "record"
-        shard.fail([retry("x")], NOW)
+        shard.in_flight.fail([retry("x")], NOW)
         assert (rig.form("payloads:x"), rig.read("payloads:x")) == ("string", {"v1": 7})
-        shard.take(10, NOW + 60)
-        shard.fail([exhausted("x")], NOW)
+        shard.in_flight.take(10, NOW + 60)
+        shard.in_flight.fail([exhausted("x")], NOW)
         assert (rig.form("morgue:payloads:x"), rig.read("morgue:payloads:x")) == ("string", {"v1": 7})
         rig.run("kick", "", "", "", "x")
         assert (rig.form("payloads:x"), rig.read("payloads:x")) == ("string", {"v1": 7})
@@ -120,15 +120,15 @@ class TestInFlight:
     ) -> None:
         rig.push(job("x", "v1", 5))
         shard = rig.own()
-        shard.take(1, NOW)
+        shard.in_flight.take(1, NOW)
         rig.push(job("x", newer[0], newer[1]))
         assert (rig.form("payloads:x"), rig.form("taken:payloads:x")) == ("string", "record")
         if outcome == "retry":
-            shard.fail([retry("x")], NOW)
+            shard.in_flight.fail([retry("x")], NOW)
         elif outcome == "release":
-            shard.release([("x", None)], NOW)
+            shard.in_flight.release([("x", None)], NOW)
         elif outcome == "crash":
-            shard.release([("x", 0.1)], NOW, crashed=True)
+            shard.in_flight.release([("x", 0.1)], NOW, crashed=True)
         else:
             rig.crash("second")
         assert rig.read("payloads:x") == {"v1": 5} | ({} if newer[0] == "v1" else {newer[0]: newer[1]})
@@ -141,45 +141,45 @@ class TestInFlight:
         one = [job("x", "v2", 1.5)]
         rig.push(*(one if taken_first else several))
         shard = rig.own()
-        shard.take(1, NOW + 1)
+        shard.in_flight.take(1, NOW + 1)
         rig.push(*(several if taken_first else one))
-        shard.release([("x", None)], NOW)
+        shard.in_flight.release([("x", None)], NOW)
         assert rig.read("payloads:x") == {"v1": 1, "v2": 1.5, "v3": 3}
 
     def test_a_lost_reply_brings_it_again(self, rig: ShardRig) -> None:
         rig.push(job("x", "v1", 1), job("y", "v1", 1), job("y", "v2", 2))
         shard = rig.own()
-        rig.lose_reply(shard.take_call(10, NOW + 1))
+        rig.lose_reply(shard.in_flight.take_call(10, NOW + 1))
         rig.push(job("x", "v0", 0))
         assert take(rig, shard) == {"x": [("v1", 1)], "y": [("v1", 1), ("v2", 2)]}
-        shard.finish(["x", "y"])
+        shard.in_flight.finish(["x", "y"])
         assert take(rig, shard) == {"x": [("v0", 0)]}
-        shard.finish(["x"])
-        shard.take(0, NOW + 1)
+        shard.in_flight.finish(["x"])
+        shard.in_flight.take(0, NOW + 1)
         assert rig.names() == REMAINS
 
     def test_in_a_key_of_its_own_it_is_handed_out_again(self, rig: ShardRig) -> None:
         shard = rig.own()
         for job_id in ("x", "y"):
             rig.push(job(job_id, "v1", 3))
-        rig.lose_reply(shard.take_call(2, NOW))
+        rig.lose_reply(shard.in_flight.take_call(2, NOW))
         for job_id in ("x", "y"):
             record = rig.client.command("HGET", rig.prefix + "taken", job_id)
             rig.client.command("HSET", rig.prefix + "taken", job_id, record.removesuffix(b' 3 "v1"\n'))
             rig.client.command("SET", rig.prefix + "taken:payloads:" + job_id, '3 "v1"')
-        rig.lose_reply(shard.take_call(1, NOW))
+        rig.lose_reply(shard.in_flight.take_call(1, NOW))
         assert (rig.form("taken:payloads:x"), rig.read("taken:payloads:x")) == ("record", {"v1": 3})
         assert (rig.form("taken:payloads:y"), rig.read("taken:payloads:y")) == ("string", {"v1": 3})
         assert take(rig, shard) == {"x": [("v1", 3)], "y": [("v1", 3)]}
-        shard.finish(["x", "y"])
-        shard.take(0, NOW)
+        shard.in_flight.finish(["x", "y"])
+        shard.in_flight.take(0, NOW)
         assert rig.names() == REMAINS
 
     @pytest.mark.parametrize("data", [*ODD, b"", b" ", b"\n", b"1 2\n", b"a\n\n b "])
     def test_in_its_record_it_may_be_any_bytes(self, rig: ShardRig, data: bytes) -> None:
         rig.push(job("x", data, 1.5))
         shard = rig.own()
-        call = shard.take_call(1, NOW)
+        call = shard.in_flight.take_call(1, NOW)
         (first,) = jobs_of(rig.client.run_many([call])[0])
         (again,) = jobs_of(rig.client.run_many([call])[0])
         assert first[3:] == again[3:] == [data, b"1.5"]
@@ -191,7 +191,7 @@ class TestInFlight:
         rig.push(job("x", "v1", 1))
         rig.client.command("SET", rig.prefix + "payloads:x", text)
         shard = rig.own()
-        call = shard.take_call(1, NOW)
+        call = shard.in_flight.take_call(1, NOW)
         rig.lose_reply(call)
         rig.crash("second")
         assert rig.client.command("GET", rig.prefix + "payloads:x") == text
@@ -203,30 +203,30 @@ class TestInFlight:
         assert take(rig, shard) == {"x": [("v1", 1)]}
         rig.push(job("x", "v3", 3))
         for version in (2, 3):
-            shard.finish(["x"])
+            shard.in_flight.finish(["x"])
             assert take(rig, shard) == {"x": [(f"v{version}", version)]}
-        shard.finish(["x"])
-        shard.take(0, NOW + 1)
+        shard.in_flight.finish(["x"])
+        shard.in_flight.take(0, NOW + 1)
         assert rig.names() == REMAINS
 
     def test_one_that_can_not_be_decoded_is_buried_as_it_is(self, rig: ShardRig) -> None:
         rig.push(job("x", b"{no json", 3))
         shard = rig.own()
-        delivery = shard.take(1, NOW)
+        delivery = shard.in_flight.take(1, NOW)
         assert [(item.id, item.payload) for item in delivery.undecodable] == [("x", b"{no json")]
-        shard.bury([("x", b"why", [b"{no json"])], NOW)
+        shard.in_flight.bury([("x", b"why", [b"{no json"])], NOW)
         assert (rig.form("morgue:payloads:x"), rig.read("morgue:payloads:x")) == ("string", {b"{no json": 3})
         assert "taken:payloads:x" not in rig.names()
 
     def test_naming_another_payload_buries_nothing(self, rig: ShardRig) -> None:
         rig.push(job("x", "v1", 3))
         shard = rig.own()
-        shard.take(1, NOW)
-        shard.bury([("x", b"why", [b'"v2"'])], NOW)
+        shard.in_flight.take(1, NOW)
+        shard.in_flight.bury([("x", b"why", [b'"v2"'])], NOW)
         assert rig.read("taken:payloads:x") == {"v1": 3}
         assert "morgue" not in rig.names()
-        shard.finish(["x"])
-        shard.take(0, NOW)
+        shard.in_flight.finish(["x"])
+        shard.in_flight.take(0, NOW)
         assert rig.names() == REMAINS
 
 
@@ -249,9 +249,9 @@ class TestBuried:
     def test_poison_takes_along_what_came_meanwhile(self, rig: ShardRig) -> None:
         rig.push(job("x", "v1", 1))
         shard = rig.own(max_crash_count=1)
-        shard.take(1, NOW)
+        shard.in_flight.take(1, NOW)
         rig.push(job("x", "v2", 2))
-        shard.release([("x", 0.1)], NOW, crashed=True)
+        shard.in_flight.release([("x", 0.1)], NOW, crashed=True)
         assert rig.read("morgue:payloads:x") == {"v1": 1, "v2": 2}
 
     def test_looking_and_removing_know_both_forms(self, rig: ShardRig) -> None:
@@ -288,9 +288,9 @@ def test_no_form_is_found_out_by_an_error(rig: ShardRig) -> None:
     rig.push(job("x", "v1", 1), job("y", "v1", 1), job("y", "v2", 2))
     rig.push(job("x", "v2", 2), job("y", "v3", 3))
     shard = rig.own()
-    shard.take(10, NOW + 1)
+    shard.in_flight.take(10, NOW + 1)
     rig.push(job("x", "v1", 1), job("y", "v1", 1))
-    shard.fail([exhausted("x"), retry("y")], NOW)
+    shard.in_flight.fail([exhausted("x"), retry("y")], NOW)
     rig.run("fetch_jobs", "", "", 10, 1000, "x", "y")
     rig.run("bury", "", "", "", "", "", "x", "", 0, "y", "", 0)
     rig.run("delete", "", "", "", "", "x", "y")

@@ -89,10 +89,10 @@ class TestASnapshot:
         rig.fail("old-0", delay=900.0, now=None)  # type: ignore[arg-type]  # the server's clock
         shard = rig.own("new", now=None)  # type: ignore[arg-type]
         rig.push(job("new"), now=None)
-        assert [item.id for item in shard.take(10).jobs] == ["new"]
+        assert [item.id for item in shard.in_flight.take(10).jobs] == ["new"]
         found = rig.queue.snapshot("delete", "retrying", match)
         assert found.total == 1
-        shard.fail([Failure("new", "retry", 0, 60.0, b"boom")])
+        shard.in_flight.fail([Failure("new", "retry", 0, 60.0, b"boom")])
         assert last(rig.queue.bulk("delete", "retrying", match, before=found)) == (1, 1)
         assert everything(rig) == {"new"}
 

@@ -515,7 +515,7 @@ class TestNoRedis:
                 worker.queue.perform_now(1)
                 rig.wake()
                 rig.turn()
-        assert (worker.queue.stats().failed, rig.shards[0].found_no_redis) == (0, {})
+        assert (worker.queue.stats().failed, rig.shards[0].in_flight.found_no_redis) == (0, {})
 
     @pytest.mark.parametrize(
         "error",
@@ -791,7 +791,7 @@ class TestBrokenLogging:
         assert [shard_of(job_id.encode(), 2) for job_id in (first, second)] == [0, 1]
         worker.perform_async([{"id": first}, {"id": second}])
         rig = ThreadRig(app, worker)
-        rig.shards[1].next_due = None  # the first shard comes first
+        rig.shards[1].dispatch.next_due = None  # the first shard comes first
         rig.run()
         assert performed == [first, second]
         assert rig.maintenance.doubted == [rig.shards[0]]

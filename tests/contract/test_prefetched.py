@@ -94,7 +94,7 @@ def test_when_the_shard_was_somebody_elses_meanwhile_no_further_batch_is_begun(p
     def change_hands() -> None:
         run_out(prefetched.app.client, prefetched.shard.prefix)
         prefetched.app.client.command("HSET", f"{prefetched.shard.prefix}meta", "owner", "somebody else")
-        lease = prefetched.shard.acquire(TTL)
+        lease = prefetched.shard.lease.acquire(TTL)
         assert isinstance(lease, Lease)
         assert not lease.resumed
 
@@ -104,7 +104,7 @@ def test_when_the_shard_was_somebody_elses_meanwhile_no_further_batch_is_begun(p
 
 
 def test_a_lease_that_is_known_to_be_lost_ends_the_trip(prefetched: Prefetched) -> None:
-    prefetched.meanwhile = prefetched.shard.lose
+    prefetched.meanwhile = prefetched.shard.lease.lose
     prefetched.turn()
     assert prefetched.performed == ["first", "a"]
 
@@ -128,4 +128,4 @@ def test_a_shard_that_is_to_be_given_up_has_its_jobs_back_that_were_not_begun(pr
     assert (job.state, job.retry_count, job.crashes) == ("due", -1, 0)
     prefetched.turn()  # acknowledges, and takes nothing
     assert prefetched.in_flight() == 0
-    assert prefetched.shard.surrender()
+    assert prefetched.shard.lease.surrender()

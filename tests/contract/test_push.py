@@ -40,10 +40,10 @@ def test_an_id_may_be_any_text(rig: ShardRig) -> None:
         rig.push(job(job_id, "v1", 1))
         assert rig.read(f"payloads:{job_id}") == {"v1": 1}
     shard = rig.own()
-    delivery = shard.take(10, NOW + 1)
+    delivery = shard.in_flight.take(10, NOW + 1)
     assert len(delivery.jobs) == 6
-    shard.finish(handed(delivery))
-    shard.take(0, NOW + 1)
+    shard.in_flight.finish(handed(delivery))
+    shard.in_flight.take(0, NOW + 1)
     assert rig.read("taken") == {}
 
 
@@ -72,19 +72,19 @@ def test_of_two_times_of_an_id_in_one_call_the_first_counts(rig: ShardRig, other
 def test_id_already_due_keeps_its_retry_count(rig: ShardRig) -> None:
     shard = rig.own()
     rig.push(job("x", "v1", 1))
-    shard.take(1, NOW)
-    shard.fail([retry("x", 2, delay=10)], NOW)
+    shard.in_flight.take(1, NOW)
+    shard.in_flight.fail([retry("x", 2, delay=10)], NOW)
     rig.push(job("x", "v2", 2), now=NOW + 1)
     assert rig.read("retries") == {"x": 2}
     assert rig.read("due") == {"x": NOW + 10}
-    (taken,) = shard.take(1, NOW + 10).jobs
+    (taken,) = shard.in_flight.take(1, NOW + 10).jobs
     assert (taken.retry_count, taken.payloads) == (2, ["v1", "v2"])
 
 
 def test_id_in_flight_becomes_due_beside_it(rig: ShardRig) -> None:
     shard = rig.own()
     rig.push(job("x", "v1", 1))
-    shard.take(1, NOW)
+    shard.in_flight.take(1, NOW)
     rig.push(job("x", "v1", 1), job("x", "v2", 2), now=NOW + 5)
     assert rig.read("taken:payloads:x") == {"v1": 1}
     assert rig.read("payloads:x") == {"v1": 1, "v2": 2}
@@ -135,7 +135,7 @@ def test_order_survives_a_server_clock_that_steps_back(rig: ShardRig) -> None:
     rig.set_clock(ahead)
     rig.push(job("x", "v1"), now=None)
     rig.push(job("x", "v2"), job("z", "v1"), now=None)
-    delivery = rig.shard.take(10)
+    delivery = rig.shard.in_flight.take(10)
     assert handed(delivery) == {"y": ["v1"], "x": ["v1", "v2"], "z": ["v1"]}
 
 
@@ -178,11 +178,11 @@ def test_microseconds_survive(rig: ShardRig) -> None:
     assert rig.read("due") == {"x": at, "y": NOW + TICK}
     assert rig.read("payloads:x") == {"v1": at - 1}
     shard = rig.own()
-    delivery = shard.take(10, at)
+    delivery = shard.in_flight.take(10, at)
     assert [item.job(load_payload).perform_at for item in delivery.jobs] == [NOW + TICK, at]
     assert [item.job(load_payload).payloads for item in delivery.jobs] == [[("v1", NOW + TICK)], [("v1", at - 1)]]
     assert rig.read("taken")["x"] == (1, at, -1, 0, at)
-    shard.release([("x", None), ("y", 1.0)], at)
+    shard.in_flight.release([("x", None), ("y", 1.0)], at)
     assert rig.read("due") == {"x": at, "y": at + 1}
 
 
@@ -221,7 +221,7 @@ def test_id_that_keeps_its_perform_at_does_not_wake(rig: ShardRig, wake: Channel
 def test_nobody_is_woken_while_something_is_in_flight(rig: ShardRig, wake: Channel) -> None:
     shard = rig.own()
     rig.push(job("x", "v1", 1))
-    shard.take(1, NOW)
+    shard.in_flight.take(1, NOW)
     wake.messages()
     rig.push(job("y", "v1", 1), now=NOW + 1)
     assert wake.messages() == []
@@ -248,9 +248,9 @@ def test_repeat_of_a_push_whose_reply_was_lost_changes_nothing(rig: ShardRig, wa
 def test_repeat_does_not_bring_back_what_was_performed_meanwhile(rig: ShardRig) -> None:
     shard = rig.own()
     rig.push(job("x", "v1", 1), token="t")
-    shard.take(1, NOW)
-    shard.finish(["x"])
-    shard.take(0, NOW)
+    shard.in_flight.take(1, NOW)
+    shard.in_flight.finish(["x"])
+    shard.in_flight.take(0, NOW)
     assert rig.push(job("x", "v1", 1), token="t", repeat=True) == 1
     assert rig.names() == {"meta", "pushed", "repeated", "lease"}
 
@@ -383,11 +383,11 @@ def test_call_that_arrives_after_its_own_repeat_changes_nothing(rig: ShardRig) -
     shard = rig.own()
     rig.push(job("x", "v1"), token="t", repeat=True)
     rig.push(job("x", "v2"))
-    assert handed(shard.take(1, NOW + 1)) == {"x": ["v1", "v2"]}
-    shard.finish(["x"])
-    shard.take(0, NOW + 1)
+    assert handed(shard.in_flight.take(1, NOW + 1)) == {"x": ["v1", "v2"]}
+    shard.in_flight.finish(["x"])
+    shard.in_flight.take(0, NOW + 1)
     assert rig.push(job("x", "v1"), token="t", now=NOW + 2) == 1
-    assert shard.take(1, NOW + 3).jobs == []
+    assert shard.in_flight.take(1, NOW + 3).jobs == []
 
 
 # --- refusals ---
@@ -443,19 +443,19 @@ def test_a_full_server_refuses_pushes_and_everything_else_works(full_rig: ShardR
     assert rig.snapshot() == before
 
     later = NOW + 1
-    assert sorted(handed(shard.take(6, later))) == list("abcdef")
-    shard.finish(["a", "b"])
-    shard.fail([retry("c")], later)
-    shard.release([("d", 1.0)], later)
-    shard.bury([("e", b"no", [])], later)
-    assert shard.take(0, later).jobs == []
+    assert sorted(handed(shard.in_flight.take(6, later))) == list("abcdef")
+    shard.in_flight.finish(["a", "b"])
+    shard.in_flight.fail([retry("c")], later)
+    shard.in_flight.release([("d", 1.0)], later)
+    shard.in_flight.bury([("e", b"no", [])], later)
+    assert shard.in_flight.take(0, later).jobs == []
     rig.client.run("heartbeat", "lowq:v1:nodes", "", "node", "", "{}", 60)
-    (renewed,) = rig.client.run_many([shard.renew_call(TTL)])
+    (renewed,) = rig.client.run_many([shard.lease.renew_call(TTL)])
     assert renewed == 1
     other = rig.crash("second", later)
-    assert other.surrender()
+    assert other.lease.surrender()
     with pytest.raises(LeaseLost):
-        shard.take(1, later)
+        shard.in_flight.take(1, later)
 
 
 def test_a_process_that_starts_while_the_server_is_full_can_drain(full_rig: ShardRig) -> None:
@@ -463,7 +463,7 @@ def test_a_process_that_starts_while_the_server_is_full_can_drain(full_rig: Shar
     full_rig.client.command("SCRIPT", "FLUSH")
     full_rig.client.command("CONFIG", "SET", "maxmemory", "1")
     fresh = ShardRig(full_rig.client.url)
-    assert handed(fresh.own().take(1, NOW)) == {"x": ["v1"]}
+    assert handed(fresh.own().in_flight.take(1, NOW)) == {"x": ["v1"]}
     with pytest.raises(RedisFull):
         fresh.push(job("y", "v1", 1))
     fresh.close()

@@ -72,8 +72,8 @@ class TestStats:
     def test_processed_jobs_are_counted(self, rig: QueueRig) -> None:
         rig.push(job("a"))
         shard = rig.take("a")
-        shard.finish(["a"])
-        shard.take(0, NOW)
+        shard.in_flight.finish(["a"])
+        shard.in_flight.take(0, NOW)
         assert rig.queue.stats().processed == 1
 
 
@@ -157,7 +157,7 @@ class TestPeek:
 
     def test_tells_crashes(self, rig: QueueRig) -> None:
         rig.push(job("a"))
-        rig.take("a").release([("a", None)], NOW, crashed=True)
+        rig.take("a").in_flight.release([("a", None)], NOW, crashed=True)
         assert peek(rig, "a").crashes == 1
 
     def test_cuts_long_payload_lists_and_counts_them_all(self, rig: QueueRig) -> None:
@@ -403,7 +403,7 @@ class TestWhy:
     def test_no_owner_any_more(self, rig: QueueRig) -> None:
         rig.push(job("a"))
         shard = rig.own("a")
-        assert shard.lease is not None
+        assert shard.lease.current is not None
         rig.client.run("surrender", rig.prefix_of("a"), repr(NOW + 10), shard.lease.token, "")
         why = rig.queue.why("a", now=NOW + 100)
         assert why.reason == "no_owner"
@@ -435,7 +435,7 @@ class TestWhy:
         old, *others = jobs_of_one_shard(rig, 6)
         for number, job_id in enumerate([old, *others]):
             rig.push(job(job_id), now=NOW + number / 100)
-        rig.own(old).take(5, NOW + 1)
+        rig.own(old).in_flight.take(5, NOW + 1)
         why = rig.queue.why(others[-1], now=NOW + 305)
         shard = rig.shard_index(old)
         assert (why.state, why.reason, why.ahead) == ("due", "busy", 0)
@@ -465,7 +465,7 @@ class TestWhy:
         *many, last = jobs_of_one_shard(rig, 401)
         for number, job_id in enumerate(many):
             rig.push(job(job_id), now=NOW + number / 1000)
-        rig.own(last).take(400, NOW + 1)
+        rig.own(last).in_flight.take(400, NOW + 1)
         rig.push(job(last), now=NOW + 1)
         why = rig.queue.why(last, now=NOW + 4)
         assert (why.reason, why.in_flight, why.in_flight_since, len(why.in_flight_ids)) == ("busy", 400, NOW + 1, 3)
@@ -559,8 +559,8 @@ class TestRegistries:
         infos = rig.app.shards(rig.queue)
         assert [info.index for info in infos] == [0, 1, 2]
         info = infos[mine]
-        assert shard.lease is not None
-        assert (info.owner, info.fence, info.length, info.oldest_id) == ("tester", shard.lease.fence, 1, "a")
+        assert shard.lease.current is not None
+        assert (info.owner, info.fence, info.length, info.oldest_id) == ("tester", shard.lease.current.fence, 1, "a")
         assert info.lease_seconds is not None
         assert 0 < info.lease_seconds <= 600
         others = [other for other in infos if other.index != mine]

@@ -9,7 +9,7 @@ from tests.contract.support import NOW, TTL, Channel, ShardRig, handed, job
 
 
 def renew(rig: ShardRig, shard: Shard, seconds: float) -> object:
-    (reply,) = rig.client.run_many([shard.renew_call(seconds)])
+    (reply,) = rig.client.run_many([shard.lease.renew_call(seconds)])
     return reply
 
 
@@ -25,9 +25,9 @@ def remaining(rig: ShardRig) -> float:
 def test_until_when_a_lease_lasts_is_told_to_those_who_ask_why(rig: ShardRig) -> None:
     shard = rig.own()
     assert float(rig.meta("leased_until") or 0) == pytest.approx(NOW + TTL)
-    rig.run("renew", repr(NOW + 5), shard.lease.token if shard.lease else "", int(TTL * 1000))
+    rig.run("renew", repr(NOW + 5), shard.lease.token if shard.lease.current else "", int(TTL * 1000))
     assert float(rig.meta("leased_until") or 0) == pytest.approx(NOW + 5 + TTL)
-    rig.run("surrender", repr(NOW + 6), shard.lease.token if shard.lease else "", "")
+    rig.run("surrender", repr(NOW + 6), shard.lease.token if shard.lease.current else "", "")
     assert float(rig.meta("leased_until") or 0) == pytest.approx(NOW + 6)
 
 
@@ -41,7 +41,7 @@ def test_renew_lengthens_the_lease(rig: ShardRig) -> None:
 
 def test_renew_may_be_repeated(rig: ShardRig) -> None:
     shard = rig.own()
-    rig.lose_reply(shard.renew_call(TTL))
+    rig.lose_reply(shard.lease.renew_call(TTL))
     assert renew(rig, shard, TTL) == 1
 
 
@@ -61,7 +61,7 @@ def test_lease_of_another_is_not_renewed(rig: ShardRig) -> None:
 
 
 def test_earlier_lease_of_the_same_process_is_not_renewed(rig: ShardRig) -> None:
-    call = rig.own().renew_call(2 * TTL)
+    call = rig.own().lease.renew_call(2 * TTL)
     rig.crash("second")
     rig.crash("first")
     (reply,) = rig.client.run_many([call])
@@ -73,12 +73,12 @@ def test_earlier_lease_of_the_same_process_is_not_renewed(rig: ShardRig) -> None
 
 def test_surrendered_shard_is_free_at_once_and_whoever_waits_is_told(rig: ShardRig, free: Channel) -> None:
     shard = rig.own()
-    assert shard.surrender()
+    assert shard.lease.surrender()
     assert free.messages() == [b"0"]
-    assert shard.lease is None
+    assert shard.lease.current is None
     assert "lease" not in rig.names()
     assert rig.meta("owner") is None
-    lease = rig.owner("second").acquire(TTL, NOW)
+    lease = rig.owner("second").lease.acquire(TTL, NOW)
     assert isinstance(lease, Lease)
     assert not lease.resumed
 
@@ -86,22 +86,22 @@ def test_surrendered_shard_is_free_at_once_and_whoever_waits_is_told(rig: ShardR
 def test_surrender_is_refused_with_jobs_in_flight(rig: ShardRig, free: Channel) -> None:
     shard = rig.own()
     rig.push(job("x", "v1", 1))
-    shard.finish(handed(shard.take(1, NOW)))
+    shard.in_flight.finish(handed(shard.in_flight.take(1, NOW)))
     before = rig.snapshot()
-    assert not shard.surrender()
+    assert not shard.lease.surrender()
     assert rig.snapshot() == before
     assert free.messages() == []
-    assert shard.lease is not None
-    shard.take(0, NOW)
-    assert shard.surrender()
+    assert shard.lease.current is not None
+    shard.in_flight.take(0, NOW)
+    assert shard.lease.surrender()
 
 
 def test_lease_is_left_to_run_out_by_a_process_that_stops_in_mid_work(rig: ShardRig, free: Channel) -> None:
     shard = rig.own()
     rig.push(job("x", "v1", 1))
-    shard.take(1, NOW)
+    shard.in_flight.take(1, NOW)
     token = rig.read("lease")
-    assert shard.surrender(leave=3.0)
+    assert shard.lease.surrender(leave=3.0)
     assert 0 < remaining(rig) <= 3
     assert rig.read("lease") == token
     assert set(rig.read("taken")) == {"x"}
@@ -110,16 +110,16 @@ def test_lease_is_left_to_run_out_by_a_process_that_stops_in_mid_work(rig: Shard
 
 def test_shard_with_nothing_in_flight_is_given_up_at_once_all_the_same(rig: ShardRig) -> None:
     shard = rig.own()
-    assert shard.surrender(leave=3.0)
+    assert shard.lease.surrender(leave=3.0)
     assert "lease" not in rig.names()
 
 
 def test_surrendering_process_gets_a_new_fence_when_it_comes_back(rig: ShardRig) -> None:
     shard = rig.own()
-    assert shard.lease is not None
-    fence = shard.lease.fence
-    shard.surrender()
-    lease = shard.acquire(TTL, NOW)
+    assert shard.lease.current is not None
+    fence = shard.lease.current.fence
+    shard.lease.surrender()
+    lease = shard.lease.acquire(TTL, NOW)
     assert isinstance(lease, Lease)
     assert lease.fence > fence
     assert not lease.resumed
@@ -131,7 +131,7 @@ def test_wrong_token_is_refused(rig: ShardRig, free: Channel, leave: float | Non
     rig.crash("second")
     before = rig.snapshot()
     with pytest.raises(LeaseLost):
-        first.surrender(leave)
+        first.lease.surrender(leave)
     assert rig.snapshot() == before
     assert remaining(rig) > 3
     assert free.messages() == []
@@ -139,11 +139,11 @@ def test_wrong_token_is_refused(rig: ShardRig, free: Channel, leave: float | Non
 
 def test_repeat_of_a_surrender_whose_reply_was_lost_changes_nothing(rig: ShardRig, free: Channel) -> None:
     shard = rig.own()
-    rig.lose_reply(shard.surrender_call())
+    rig.lose_reply(shard.lease.surrender_call())
     rig.own("second")
     before, _ = rig.snapshot(), free.messages()
     with pytest.raises(LeaseLost):
-        shard.surrender()
+        shard.lease.surrender()
     assert rig.snapshot() == before
     assert free.messages() == []
 
@@ -153,4 +153,4 @@ def test_renew_and_surrender_survive_script_flush(rig: ShardRig) -> None:
     rig.client.command("SCRIPT", "FLUSH")
     assert renew(rig, shard, TTL) == 1
     rig.client.command("SCRIPT", "FLUSH")
-    assert shard.surrender()
+    assert shard.lease.surrender()

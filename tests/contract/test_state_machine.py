@@ -111,7 +111,7 @@ class Process:
 
     @property
     def token(self) -> str:
-        return "none" if self.shard.lease is None else self.shard.lease.token
+        return "none" if self.shard.lease.current is None else self.shard.lease.token
 
     def lost_the_shard(self) -> None:
         self.hand.clear()
@@ -288,12 +288,12 @@ class ShardMachine(RuleBasedStateMachine):
                 self.model.waiting[job_id].perform_at = actual
             return answer
 
-        old = process.shard.lease
-        call = process.shard.acquire_call(TTL, self.now, charge=charge)
+        old = process.shard.lease.current
+        call = process.shard.lease.acquire_call(TTL, self.now, charge=charge)
         answer = self._step(
-            lambda: process.shard.acquired(self.link.run(call.script, call.key, *call.args), 0.0), apply, lost
+            lambda: process.shard.lease.acquired(self.link.run(call.script, call.key, *call.args), 0.0), apply, lost
         )
-        new = process.shard.lease
+        new = process.shard.lease.current
         if new is None or (new != old and not new.resumed):
             process.lost_the_shard()
         if answer[0] != "held" and process is not self.owner:
@@ -373,7 +373,7 @@ class ShardMachine(RuleBasedStateMachine):
         acks = [(job_id, process.delivery) for job_id in process.finished]
         token = process.token
         answer = self._step(
-            lambda: process.shard.take(limit, self.now),
+            lambda: process.shard.in_flight.take(limit, self.now),
             lambda: self.model.take(self.now, token, last=last, limit=limit, acks=acks),
             lost,
         )
@@ -395,14 +395,14 @@ class ShardMachine(RuleBasedStateMachine):
         self._take(limit, lost)
 
     def _finish_all(self) -> None:
-        self.owner.shard.finish(self.owner.pending)
+        self.owner.shard.in_flight.finish(self.owner.pending)
         self.owner.finished += self.owner.pending
 
     @precondition(lambda self: self.owner.pending)
     @rule(data=st.data())
     def finish(self, data: st.DataObject) -> None:
         ids = data.draw(st.lists(st.sampled_from(self.owner.pending), min_size=1, unique=True))
-        self.owner.shard.finish(ids)
+        self.owner.shard.in_flight.finish(ids)
         self.owner.finished += ids
 
     def _report(
@@ -435,10 +435,10 @@ class ShardMachine(RuleBasedStateMachine):
             )
             for job_id in ids
         ]
-        delivery, token, now = process.delivery, process.shard._token_in_hand, self.now
+        delivery, token, now = process.delivery, process.shard.in_flight._token_in_hand, self.now
         self._report(
             process,
-            lambda: process.shard.fail(
+            lambda: process.shard.in_flight.fail(
                 [Failure(i, cast(Any, verdict), n, delay, text.encode()) for i, verdict, n, delay, text in failures],
                 self.now,
             ),
@@ -453,10 +453,10 @@ class ShardMachine(RuleBasedStateMachine):
         process = self.owner
         ids = data.draw(st.lists(st.sampled_from(process.pending), min_size=1, unique=True))
         delays = [(job_id, data.draw(st.sampled_from([None, 0.0, 7.0]))) for job_id in ids]
-        delivery, token, now = process.delivery, process.shard._token_in_hand, self.now
+        delivery, token, now = process.delivery, process.shard.in_flight._token_in_hand, self.now
         self._report(
             process,
-            lambda: process.shard.release(delays, self.now, crashed=crashed),
+            lambda: process.shard.in_flight.release(delays, self.now, crashed=crashed),
             lambda: self.model.release(now, token, delivery, delays, crashed=crashed),
             ids,
             lost,
@@ -468,10 +468,10 @@ class ShardMachine(RuleBasedStateMachine):
         process = self.owner
         job_id = data.draw(st.sampled_from(process.pending))
         payloads = data.draw(st.lists(PAYLOADS, max_size=2, unique=True))
-        delivery, token, now = process.delivery, process.shard._token_in_hand, self.now
+        delivery, token, now = process.delivery, process.shard.in_flight._token_in_hand, self.now
         self._report(
             process,
-            lambda: process.shard.bury([(job_id, reason.encode(), payloads)], self.now),
+            lambda: process.shard.in_flight.bury([(job_id, reason.encode(), payloads)], self.now),
             lambda: self.model.bury_taken(now, token, delivery, job_id, reason, payloads),
             [] if payloads else [job_id],
             lost,
@@ -496,9 +496,9 @@ class ShardMachine(RuleBasedStateMachine):
     def ghost_takes(self, limit: int) -> None:
         ghost = self.ghosts[-1]
         token = ghost.token
-        ghost.shard.finish(ghost.hand)
+        ghost.shard.in_flight.finish(ghost.hand)
         self._step(
-            lambda: ghost.shard.take(limit, self.now),
+            lambda: ghost.shard.in_flight.take(limit, self.now),
             lambda: self.model.take(self.now, token, last=0, limit=limit, acks=[]),
         )
         ghost.lost_the_shard()
@@ -507,7 +507,7 @@ class ShardMachine(RuleBasedStateMachine):
     @rule(lost=LOST)
     def ghost_returns(self, lost: str) -> None:
         ghost = self.ghosts.pop()
-        ghost.shard.drop_delivery()
+        ghost.shard.in_flight.drop_delivery()
         ghost.lost_the_shard()
         self._lease_runs_out()
         self._acquire(ghost, lost)

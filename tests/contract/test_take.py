@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from lowq.broker.shard import MAX_DELIVERY_BYTES, MAX_DELIVERY_JOBS, Shard
+from lowq.broker.in_flight import MAX_DELIVERY_BYTES, MAX_DELIVERY_JOBS
+from lowq.broker.shard import Shard
 from lowq.codec import load_payload
 from lowq.errors import LeaseLost
 from tests.contract.support import NEVER, NOW, REMAINS, TICK, TTL, Channel, ShardRig, handed, job, jobs_of, retry, solo
@@ -25,7 +26,7 @@ def take(
     max_bytes: int = MAX_DELIVERY_BYTES,
 ) -> list[Any]:
     """The script's reply: [delivery, delay, paused, acknowledged, job...]."""
-    assert shard.lease is not None
+    assert shard.lease.current is not None
     delivery, ids = acks
     reply: list[Any] = rig.run(
         "take", repr(now), shard.lease.token, last, limit, max_payloads, max_bytes, delivery, *ids
@@ -43,26 +44,26 @@ def ids_of(reply: list[Any]) -> list[str]:
 def test_due_jobs_are_taken_oldest_first(rig: ShardRig) -> None:
     shard = rig.own()
     rig.push(job("late", "v1", 1, perform_at=NOW + 2), job("early", "v1", 1, perform_at=NOW + 1))
-    assert list(handed(shard.take(10, NOW + 3))) == ["early", "late"]
+    assert list(handed(shard.in_flight.take(10, NOW + 3))) == ["early", "late"]
 
 
 def test_payloads_come_lowest_score_first(rig: ShardRig) -> None:
     shard = rig.own()
     rig.push(job("x", "v10", 10), job("x", "v9", 9), job("x", "v-1", -1), job("x", "v9.5", 9.5))
-    assert handed(shard.take(1, NOW)) == {"x": ["v-1", "v9", "v9.5", "v10"]}
+    assert handed(shard.in_flight.take(1, NOW)) == {"x": ["v-1", "v9", "v9.5", "v10"]}
 
 
 def test_jobs_of_later_are_not_taken(rig: ShardRig) -> None:
     shard = rig.own()
     rig.push(job("x", "v1", 1, perform_at=NOW + 60))
-    assert shard.take(10, NOW + 60 - TICK).jobs == []
-    assert handed(shard.take(10, NOW + 60)) == {"x": ["v1"]}
+    assert shard.in_flight.take(10, NOW + 60 - TICK).jobs == []
+    assert handed(shard.in_flight.take(10, NOW + 60)) == {"x": ["v1"]}
 
 
 def test_taken_job_moves_whole_and_its_record_says_all_that_restore_needs(rig: ShardRig) -> None:
     shard = rig.own()
     rig.push(job("x", "v1", 1), job("x", "v2", 2))
-    shard.take(1, NOW + 5)
+    shard.in_flight.take(1, NOW + 5)
     left = rig.snapshot()
     assert left["taken"] == {"x": (1, NOW, -1, 0, NOW + 5)}
     assert left["taken:payloads:x"] == {"v1": 1, "v2": 2}
@@ -73,7 +74,7 @@ def test_taken_job_moves_whole_and_its_record_says_all_that_restore_needs(rig: S
 def test_limit_bounds_the_jobs_of_a_trip(rig: ShardRig) -> None:
     shard = rig.own()
     rig.push(*(job(name, "v1", 1) for name in "abcde"))
-    assert list(handed(shard.take(3, NOW + 1))) == ["a", "b", "c"]
+    assert list(handed(shard.in_flight.take(3, NOW + 1))) == ["a", "b", "c"]
     assert set(rig.read("due")) == {"d", "e"}
 
 
@@ -82,11 +83,11 @@ def test_every_delivery_has_a_number_of_its_own(rig: ShardRig) -> None:
     deliveries = []
     for version in range(3):
         rig.push(job("x", f"v{version}", version))
-        delivery = shard.take(1, NOW)
-        shard.finish(handed(delivery))
+        delivery = shard.in_flight.take(1, NOW)
+        shard.in_flight.finish(handed(delivery))
         deliveries.append(delivery.number)
     assert deliveries == [1, 2, 3]
-    shard.take(0, NOW)
+    shard.in_flight.take(0, NOW)
     assert rig.meta("delivery") == "3"
 
 
@@ -94,7 +95,7 @@ def test_job_keeps_its_place_by_due_time_not_by_time_of_push(rig: ShardRig) -> N
     shard = rig.own()
     rig.push(job("b", "v1", 1, perform_at=NOW + 2))
     rig.push(job("a", "v1", 1, perform_at=NOW + 1), now=NOW + 1)
-    assert list(handed(shard.take(1, NOW + 5))) == ["a"]
+    assert list(handed(shard.in_flight.take(1, NOW + 5))) == ["a"]
 
 
 # --- acknowledging ---
@@ -104,8 +105,8 @@ def test_ack_ends_a_job_and_the_next_comes_in_the_same_trip(rig: ShardRig) -> No
     shard = rig.own()
     rig.push(job("x", "v1", 1))
     rig.push(job("y", "v1", 1), now=NOW + 1)
-    shard.finish(handed(shard.take(1, NOW + 1)))
-    assert handed(shard.take(1, NOW + 1)) == {"y": ["v1"]}
+    shard.in_flight.finish(handed(shard.in_flight.take(1, NOW + 1)))
+    assert handed(shard.in_flight.take(1, NOW + 1)) == {"y": ["v1"]}
     assert set(rig.read("taken")) == {"y"}
     assert "taken:payloads:x" not in rig.names()
     assert rig.count("processed") == 1
@@ -127,17 +128,17 @@ def test_repeated_ack_does_not_acknowledge_what_came_meanwhile(rig: ShardRig) ->
     """The case of the design: v1 is performed, v2 arrives, `take(ack v1)` takes v2 and its reply is lost."""
     shard = rig.own()
     rig.push(job("x", "v1", 1))
-    shard.finish(handed(shard.take(1, NOW)))
+    shard.in_flight.finish(handed(shard.in_flight.take(1, NOW)))
     rig.push(job("x", "v2", 2))
-    rig.lose_reply(shard.take_call(1, NOW))
+    rig.lose_reply(shard.in_flight.take_call(1, NOW))
     assert rig.read("taken:payloads:x") == {"v2": 2}
 
-    delivery = shard.take(1, NOW)
+    delivery = shard.in_flight.take(1, NOW)
     assert handed(delivery) == {"x": ["v2"]}
     assert rig.read("taken:payloads:x") == {"v2": 2}
     assert rig.count("processed") == 1
-    shard.finish(handed(delivery))
-    shard.take(0, NOW)
+    shard.in_flight.finish(handed(delivery))
+    shard.in_flight.take(0, NOW)
     assert rig.count("processed") == 2
     assert rig.names() == REMAINS
 
@@ -153,31 +154,31 @@ def test_id_acknowledged_twice_in_one_call_counts_once(rig: ShardRig) -> None:
 def test_payload_that_arrives_in_flight_is_kept_even_when_equal(rig: ShardRig) -> None:
     shard = rig.own()
     rig.push(job("x", "v1", 1))
-    shard.finish(handed(shard.take(1, NOW)))
+    shard.in_flight.finish(handed(shard.in_flight.take(1, NOW)))
     rig.push(job("x", "v1", 1))
-    assert handed(shard.take(1, NOW)) == {"x": ["v1"]}
+    assert handed(shard.in_flight.take(1, NOW)) == {"x": ["v1"]}
     assert rig.count("processed") == 1
 
 
 def test_ack_clears_what_is_known_of_failures(rig: ShardRig) -> None:
     shard = rig.own()
     rig.push(job("x", "v1", 1), job("y", "v1", 1))
-    shard.take(1, NOW)
-    shard.fail([retry("x", 4, delay=0)], NOW)
+    shard.in_flight.take(1, NOW)
+    shard.in_flight.fail([retry("x", 4, delay=0)], NOW)
     shard = rig.crash("second")
-    shard.take(10, NOW + 1)
+    shard.in_flight.take(10, NOW + 1)
     shard = rig.crash("third", NOW + 1)
     assert rig.read("crashes")
     for _ in range(2):
-        shard.finish(handed(shard.take(10, NOW + 10)))
-    shard.take(0, NOW + 10)
+        shard.in_flight.finish(handed(shard.in_flight.take(10, NOW + 10)))
+    shard.in_flight.take(0, NOW + 10)
     assert rig.names() == REMAINS
 
 
 def test_limit_0_only_acknowledges(rig: ShardRig) -> None:
     shard = rig.own()
     rig.push(job("x", "v1", 1), job("y", "v1", 1, perform_at=NOW + 7))
-    shard.finish(handed(shard.take(1, NOW)))
+    shard.in_flight.finish(handed(shard.in_flight.take(1, NOW)))
     rig.push(job("z", "v1", 1), now=NOW + 1)
     before = {key: value for key, value in rig.snapshot().items() if "taken" not in key and key != "meta"}
     assert take(rig, shard, 0, now=NOW + 3, acks=(1, ["x"])) == [2, -2_000_000, 0, 1]
@@ -187,12 +188,12 @@ def test_limit_0_only_acknowledges(rig: ShardRig) -> None:
 def test_part_of_a_batch_may_be_acknowledged(rig: ShardRig) -> None:
     shard = rig.own()
     rig.push(*(job(name, "v1", 1) for name in "abc"))
-    shard.take(3, NOW + 1)
-    shard.finish(["b"])
-    assert shard.take(0, NOW + 1).jobs == []
+    shard.in_flight.take(3, NOW + 1)
+    shard.in_flight.finish(["b"])
+    assert shard.in_flight.take(0, NOW + 1).jobs == []
     assert set(rig.read("taken")) == {"a", "c"}
-    shard.finish(["a", "c"])
-    shard.take(0, NOW + 1)
+    shard.in_flight.finish(["a", "c"])
+    shard.in_flight.take(0, NOW + 1)
     assert rig.names() == REMAINS
 
 
@@ -228,13 +229,13 @@ def test_many_ids_in_flight_do_not_hide_the_next_one(rig: ShardRig) -> None:
 def test_what_a_lost_reply_held_is_handed_out_again_and_first(rig: ShardRig) -> None:
     shard = rig.own()
     rig.push(job("x", "v1", 1, perform_at=NOW + 1), job("x", "v2", 2))
-    rig.lose_reply(shard.take_call(1, NOW + 1))
+    rig.lose_reply(shard.in_flight.take_call(1, NOW + 1))
     rig.push(job("older", "v1", 1), job("x", "v3", 3))
-    delivery = shard.take(2, NOW + 1)
+    delivery = shard.in_flight.take(2, NOW + 1)
     assert handed(delivery) == {"x": ["v1", "v2"], "older": ["v1"]}
     assert rig.read("taken")["x"] == (2, NOW + 1, -1, 0, NOW + 1)
-    shard.finish(handed(delivery))
-    assert handed(shard.take(2, NOW + 1)) == {"x": ["v3"]}
+    shard.in_flight.finish(handed(delivery))
+    assert handed(shard.in_flight.take(2, NOW + 1)) == {"x": ["v3"]}
 
 
 def test_what_was_handed_out_again_answers_to_its_new_delivery_only(rig: ShardRig) -> None:
@@ -257,12 +258,12 @@ def test_lost_jobs_that_do_not_fit_come_with_the_next_trip(rig: ShardRig) -> Non
     shard = rig.own()
     rig.push(*(job(name, "v1", 1) for name in "abc"))
     rig.push(job("d", "v1", 1), now=NOW + 1)
-    rig.lose_reply(shard.take_call(3, NOW + 1))
-    delivery = shard.take(2, NOW + 1)
+    rig.lose_reply(shard.in_flight.take_call(3, NOW + 1))
+    delivery = shard.in_flight.take(2, NOW + 1)
     assert list(handed(delivery)) == ["a", "b"]
     assert delivery.delay == 0
-    shard.finish(handed(delivery))
-    assert list(handed(shard.take(2, NOW + 1))) == ["c", "d"]
+    shard.in_flight.finish(handed(delivery))
+    assert list(handed(shard.in_flight.take(2, NOW + 1))) == ["c", "d"]
 
 
 def test_limit_0_says_that_a_lost_delivery_waits(rig: ShardRig) -> None:
@@ -275,14 +276,14 @@ def test_limit_0_says_that_a_lost_delivery_waits(rig: ShardRig) -> None:
 def test_lost_delivery_keeps_retry_count_and_comes_alone_again(rig: ShardRig) -> None:
     shard = rig.own()
     rig.push(job("x", "v1", 1))
-    shard.take(1, NOW)
-    shard.fail([retry("x", 3, delay=0)], NOW)
+    shard.in_flight.take(1, NOW)
+    shard.in_flight.fail([retry("x", 3, delay=0)], NOW)
     rig.push(job("y", "v1", 1))
-    rig.lose_reply(shard.take_call(5, NOW))
-    delivery = shard.take(5, NOW)
+    rig.lose_reply(shard.in_flight.take_call(5, NOW))
+    delivery = shard.in_flight.take(5, NOW)
     assert [(item.id, item.retry_count) for item in delivery.jobs] == [("x", 3)]
-    shard.finish(handed(delivery))
-    assert list(handed(shard.take(5, NOW))) == ["y"]
+    shard.in_flight.finish(handed(delivery))
+    assert list(handed(shard.in_flight.take(5, NOW))) == ["y"]
 
 
 # --- alone ---
@@ -292,50 +293,50 @@ def test_lost_delivery_keeps_retry_count_and_comes_alone_again(rig: ShardRig) ->
 def test_retrying_and_solo_ids_come_alone(rig: ShardRig, outcome: Any) -> None:
     shard = rig.own()
     rig.push(job("x", "v1", 1))
-    shard.take(1, NOW)
-    shard.fail([outcome], NOW)
+    shard.in_flight.take(1, NOW)
+    shard.in_flight.fail([outcome], NOW)
     rig.push(job("y", "v1", 1), now=NOW + 1)
-    delivery = shard.take(10, NOW + 1)
+    delivery = shard.in_flight.take(10, NOW + 1)
     assert list(handed(delivery)) == ["x"]
     assert delivery.delay == 0
-    shard.finish(handed(delivery))
-    assert list(handed(shard.take(10, NOW + 1))) == ["y"]
+    shard.in_flight.finish(handed(delivery))
+    assert list(handed(shard.in_flight.take(10, NOW + 1))) == ["y"]
 
 
 def test_retrying_id_waits_until_those_before_it_are_taken(rig: ShardRig) -> None:
     shard = rig.own()
     rig.push(job("x", "v1", 1))
-    shard.take(1, NOW)
-    shard.fail([retry("x", 0, delay=5)], NOW)
+    shard.in_flight.take(1, NOW)
+    shard.in_flight.fail([retry("x", 0, delay=5)], NOW)
     rig.push(job("y", "v1", 1), job("z", "v1", 1))
     rig.push(job("last", "v1", 1), now=NOW + 6)
     for expected in (["y", "z"], ["x"], ["last"]):
-        delivery = shard.take(10, NOW + 6)
+        delivery = shard.in_flight.take(10, NOW + 6)
         assert list(handed(delivery)) == expected
-        shard.finish(handed(delivery))
+        shard.in_flight.finish(handed(delivery))
 
 
 def test_success_ends_solo(rig: ShardRig) -> None:
     shard = rig.own()
     rig.push(job("x", "v1", 1))
-    shard.take(1, NOW)
-    shard.fail([solo("x")], NOW)
-    shard.finish(handed(shard.take(1, NOW)))
-    shard.take(0, NOW)
+    shard.in_flight.take(1, NOW)
+    shard.in_flight.fail([solo("x")], NOW)
+    shard.in_flight.finish(handed(shard.in_flight.take(1, NOW)))
+    shard.in_flight.take(0, NOW)
     rig.push(job("x", "v2", 2))
     rig.push(job("y", "v1", 1), now=NOW + TICK)
-    assert list(handed(shard.take(10, NOW + 1))) == ["x", "y"]
+    assert list(handed(shard.in_flight.take(10, NOW + 1))) == ["x", "y"]
 
 
 def test_success_ends_solo_for_what_is_taken_in_the_same_trip(rig: ShardRig) -> None:
     shard = rig.own()
     rig.push(job("x", "v1", 1))
-    shard.take(1, NOW)
-    shard.fail([solo("x")], NOW)
-    shard.finish(handed(shard.take(1, NOW)))
+    shard.in_flight.take(1, NOW)
+    shard.in_flight.fail([solo("x")], NOW)
+    shard.in_flight.finish(handed(shard.in_flight.take(1, NOW)))
     rig.push(job("x", "v2", 2))
     rig.push(job("y", "v1", 1), now=NOW + 1)
-    assert list(handed(shard.take(10, NOW + 1))) == ["x", "y"]
+    assert list(handed(shard.in_flight.take(10, NOW + 1))) == ["x", "y"]
 
 
 # --- many payloads, large payloads ---
@@ -347,32 +348,32 @@ def test_at_most_max_payloads_of_an_id_the_lowest_and_the_rest_keeps_its_place(r
     rig.push(job("y", "v1", 1), now=NOW + 1)
     deliveries = []
     for _ in range(3):
-        delivery = shard.take(1, NOW + 1)
+        delivery = shard.in_flight.take(1, NOW + 1)
         assert rig.read("due").get("x", NOW) == NOW
         deliveries.append(handed(delivery))
-        shard.finish(handed(delivery))
+        shard.in_flight.finish(handed(delivery))
     assert deliveries == [{"x": ["v1", "v2", "v3"]}, {"x": ["v4", "v5", "v6"]}, {"x": ["v7"]}]
-    assert handed(shard.take(1, NOW + 1)) == {"y": ["v1"]}
+    assert handed(shard.in_flight.take(1, NOW + 1)) == {"y": ["v1"]}
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 17, 18, 19, 35])
 def test_every_max_payloads_is_exact(rig: ShardRig, count: int) -> None:
     shard = rig.own("few", max_payloads=count)
     rig.push(*(job("x", f"v{n}", n) for n in range(count + 1)), job("y", "v1", 1))
-    delivery = shard.take(2, NOW + 1)
+    delivery = shard.in_flight.take(2, NOW + 1)
     assert [len(payloads) for payloads in handed(delivery).values()] == [count, 1]
     assert rig.read("payloads:x") == {f"v{count}": count}
-    shard.finish(handed(delivery))
-    assert handed(shard.take(2, NOW + 1)) == {"x": [f"v{count}"]}
+    shard.in_flight.finish(handed(delivery))
+    assert handed(shard.in_flight.take(2, NOW + 1)) == {"x": [f"v{count}"]}
     assert "payloads:x" not in rig.names()
 
 
 def test_lower_score_that_arrives_for_a_parted_id_comes_in_a_later_run(rig: ShardRig) -> None:
     shard = rig.own("few", max_payloads=2)
     rig.push(*(job("x", f"v{n}", n) for n in (2, 3, 4)))
-    shard.finish(handed(shard.take(1, NOW)))
+    shard.in_flight.finish(handed(shard.in_flight.take(1, NOW)))
     rig.push(job("x", "v1", 1))
-    assert handed(shard.take(1, NOW)) == {"x": ["v1", "v4"]}
+    assert handed(shard.in_flight.take(1, NOW)) == {"x": ["v1", "v4"]}
 
 
 def test_bytes_of_a_reply_are_bounded(rig: ShardRig) -> None:
@@ -380,9 +381,9 @@ def test_bytes_of_a_reply_are_bounded(rig: ShardRig) -> None:
     for name in "abc":
         rig.push(job(name, name * (MIB - 2), 1))
     for name in "abc":
-        delivery = shard.take(10, NOW)
+        delivery = shard.in_flight.take(10, NOW)
         assert list(handed(delivery)) == [name]
-        shard.finish(handed(delivery))
+        shard.in_flight.finish(handed(delivery))
 
 
 def test_one_payload_always_fits(rig: ShardRig) -> None:
@@ -390,11 +391,11 @@ def test_one_payload_always_fits(rig: ShardRig) -> None:
     rig.push(job("x", "1" * (3 * MIB), 1))
     rig.push(job("x", "2" * MIB, 2))
     for first in "12":
-        delivery = shard.take(1, NOW)
+        delivery = shard.in_flight.take(1, NOW)
         ((payload,),) = handed(delivery).values()
         assert payload[0] == first
-        shard.finish(handed(delivery))
-    shard.take(0, NOW)
+        shard.in_flight.finish(handed(delivery))
+    shard.in_flight.take(0, NOW)
     assert rig.names() == REMAINS
 
 
@@ -403,12 +404,12 @@ def test_large_payloads_of_one_id_come_in_parts_and_in_order(rig: ShardRig) -> N
     for version in range(10):
         rig.push(job("x", f"{version}" * (300 * 1024), version))
     seen, deliveries = "", 0
-    while jobs := shard.take(10, NOW).jobs:
+    while jobs := shard.in_flight.take(10, NOW).jobs:
         (taken,) = jobs
         assert sum(map(len, taken.payloads)) <= MIB
         seen += "".join(payload[0] for payload in taken.payloads)
         deliveries += 1
-        shard.finish(["x"])
+        shard.in_flight.finish(["x"])
     assert (seen, deliveries) == ("0123456789", 4)
 
 
@@ -418,11 +419,11 @@ def test_job_that_does_not_fit_beside_others_waits_whole(rig: ShardRig) -> None:
     rig.push(job("big", "1" * (MIB // 2 - 150), 1), now=NOW + 1)
     rig.push(job("big", "2" * (MIB // 2 - 150), 2), now=NOW + 1)
     rig.push(job("after", "v1", 1), now=NOW + 2)
-    delivery = shard.take(10, NOW + 2)
+    delivery = shard.in_flight.take(10, NOW + 2)
     assert list(handed(delivery)) == ["small"]
     assert len(rig.read("payloads:big")) == 2
-    shard.finish(handed(delivery))
-    assert list(handed(shard.take(10, NOW + 2))) == ["big"]
+    shard.in_flight.finish(handed(delivery))
+    assert list(handed(shard.in_flight.take(10, NOW + 2))) == ["big"]
 
 
 def test_small_payloads_are_bounded_too(rig: ShardRig) -> None:
@@ -430,7 +431,7 @@ def test_small_payloads_are_bounded_too(rig: ShardRig) -> None:
     shard = rig.own()
     for name in range(20):
         rig.push(*(job(f"x{name:02}", n, n) for n in range(1000)))
-    delivery = shard.take(1000, NOW + 1)
+    delivery = shard.in_flight.take(1000, NOW + 1)
     assert 5_000 < sum(map(len, handed(delivery).values())) <= MAX_DELIVERY_BYTES / 100
     assert list(handed(delivery)) == sorted(handed(delivery))
 
@@ -486,25 +487,25 @@ def test_a_time_below_all_bounds_is_due(rig: ShardRig) -> None:
 def test_paused_shard_acknowledges_and_says_so(rig: ShardRig) -> None:
     shard = rig.own()
     rig.push(job("x", "v1", 1), job("y", "v1", 1))
-    shard.finish(handed(shard.take(1, NOW)))
+    shard.in_flight.finish(handed(shard.in_flight.take(1, NOW)))
     rig.run("pause", repr(NOW), "", "1")
-    delivery = shard.take(10, NOW + 1)
+    delivery = shard.in_flight.take(10, NOW + 1)
     assert (delivery.jobs, delivery.paused) == ([], True)
     assert rig.read("taken") == {}
     assert rig.count("processed") == 1
     rig.run("pause", repr(NOW), "", "")
-    delivery = shard.take(10, NOW + 1)
+    delivery = shard.in_flight.take(10, NOW + 1)
     assert (list(handed(delivery)), delivery.paused) == (["y"], False)
 
 
 def test_lost_delivery_waits_while_paused(rig: ShardRig) -> None:
     shard = rig.own()
     rig.push(job("x", "v1", 1))
-    rig.lose_reply(shard.take_call(1, NOW))
+    rig.lose_reply(shard.in_flight.take_call(1, NOW))
     rig.run("pause", repr(NOW), "", "1")
-    assert shard.take(1, NOW).jobs == []
+    assert shard.in_flight.take(1, NOW).jobs == []
     rig.run("pause", repr(NOW), "", "")
-    assert handed(shard.take(1, NOW)) == {"x": ["v1"]}
+    assert handed(shard.in_flight.take(1, NOW)) == {"x": ["v1"]}
 
 
 # --- fencing ---
@@ -514,15 +515,15 @@ def test_lost_delivery_waits_while_paused(rig: ShardRig) -> None:
 def test_wrong_token_is_refused(rig: ShardRig, limit: int) -> None:
     old = rig.own()
     rig.push(job("x", "v1", 1), job("y", "v1", 1))
-    old.take(1, NOW)
-    old.finish(["x"])
+    old.in_flight.take(1, NOW)
+    old.in_flight.finish(["x"])
     rig.crash("second")
     before = rig.snapshot()
     with pytest.raises(LeaseLost):
-        old.take(limit, NOW + 1)
+        old.in_flight.take(limit, NOW + 1)
     assert rig.snapshot() == before
-    assert old.lease is None
-    assert not old.unacknowledged
+    assert old.lease.current is None
+    assert not old.in_flight.unacknowledged
 
 
 def test_token_is_refused_when_the_lease_has_run_out(rig: ShardRig) -> None:
@@ -531,7 +532,7 @@ def test_token_is_refused_when_the_lease_has_run_out(rig: ShardRig) -> None:
     rig.lease_runs_out()
     before = rig.snapshot()
     with pytest.raises(LeaseLost):
-        shard.take(1, NOW)
+        shard.in_flight.take(1, NOW)
     assert rig.snapshot() == before
 
 
@@ -541,13 +542,13 @@ def test_token_is_refused_when_the_lease_has_run_out(rig: ShardRig) -> None:
 def test_orphan_without_payloads_does_not_stop_the_shard(rig: ShardRig) -> None:
     shard = rig.own()
     rig.push(job("x", "v1", 1))
-    shard.take(1, NOW)
-    shard.fail([retry("x", 0, delay=0)], NOW)
+    shard.in_flight.take(1, NOW)
+    shard.in_flight.fail([retry("x", 0, delay=0)], NOW)
     rig.push(job("y", "v1", 1), now=NOW + 1)
     rig.client.command("DEL", rig.prefix + "payloads:x")
-    assert handed(shard.take(10, NOW + 1)) == {"y": ["v1"]}
-    shard.finish(["y"])
-    shard.take(0, NOW + 1)
+    assert handed(shard.in_flight.take(10, NOW + 1)) == {"y": ["v1"]}
+    shard.in_flight.finish(["y"])
+    shard.in_flight.take(0, NOW + 1)
     assert rig.names() == REMAINS
 
 
@@ -567,18 +568,18 @@ def test_many_orphans_do_not_hide_what_is_behind_them(rig: ShardRig) -> None:
 def test_undecodable_payloads_are_told_apart_and_can_be_buried_singly(rig: ShardRig) -> None:
     shard = rig.own()
     rig.push(job("x", "v1", 1), job("x", b"{not json", 2), job("x", "v3", 3), job("y", b"\xff", 1))
-    delivery = shard.take(10, NOW + 1)
+    delivery = shard.in_flight.take(10, NOW + 1)
     assert handed(delivery) == {"x": ["v1", "v3"], "y": []}
     assert delivery.jobs[0].job(load_payload).payloads == [("v1", 1), ("v3", 3)]
     assert [(item.id, item.payload) for item in delivery.undecodable] == [("x", b"{not json"), ("y", b"\xff")]
-    shard.bury([(item.id, item.reason.encode(), [item.payload]) for item in delivery.undecodable], NOW + 1)
+    shard.in_flight.bury([(item.id, item.reason.encode(), [item.payload]) for item in delivery.undecodable], NOW + 1)
     assert rig.read("morgue:payloads:x") == {b"{not json": 2}
     assert rig.read("morgue:payloads:y") == {b"\xff": 1}
     assert rig.read("taken:payloads:x") == {"v1": 1, "v3": 3}
     assert set(rig.read("taken")) == {"x"}
-    shard.finish(["x"])
-    shard.keep_finished()
-    shard.take(0, NOW + 1)
+    shard.in_flight.finish(["x"])
+    shard.in_flight.keep_finished()
+    shard.in_flight.take(0, NOW + 1)
     assert rig.count("processed") == 1
     assert rig.names() == REMAINS | {"morgue", "morgue:errors", "morgue:payloads:x", "morgue:payloads:y"}
 
@@ -587,9 +588,9 @@ def test_id_that_is_no_text_comes_back_as_it_went_in(rig: ShardRig) -> None:
     raw = b"\xff\xfe"
     rig.push((raw, b"1", b"1", b""))
     shard = rig.own()
-    (taken,) = shard.take(1, NOW).jobs
-    shard.finish([taken.id])
-    shard.take(0, NOW)
+    (taken,) = shard.in_flight.take(1, NOW).jobs
+    shard.in_flight.finish([taken.id])
+    shard.in_flight.take(0, NOW)
     assert rig.names() == REMAINS
 
 
@@ -597,18 +598,18 @@ def test_take_survives_script_flush(rig: ShardRig) -> None:
     shard = rig.own()
     rig.push(job("x", "v1", 1))
     rig.client.command("SCRIPT", "FLUSH")
-    assert handed(shard.take(1, NOW)) == {"x": ["v1"]}
+    assert handed(shard.in_flight.take(1, NOW)) == {"x": ["v1"]}
 
 
 def test_jobs_of_a_trip_are_bounded_whatever_the_limit(rig: ShardRig) -> None:
     shard = rig.own()
     rig.push(*(job(f"x{n}", "v1", 1) for n in range(MAX_DELIVERY_JOBS)))
     rig.push(job("last", "v1", 1))
-    delivery = shard.take(10 * MAX_DELIVERY_JOBS, NOW + 1)
+    delivery = shard.in_flight.take(10 * MAX_DELIVERY_JOBS, NOW + 1)
     assert len(delivery.jobs) == MAX_DELIVERY_JOBS
-    shard.finish(handed(delivery))
-    shard.finish(handed(shard.take(10 * MAX_DELIVERY_JOBS, NOW + 1)))
-    shard.take(0, NOW + 1)
+    shard.in_flight.finish(handed(delivery))
+    shard.in_flight.finish(handed(shard.in_flight.take(10 * MAX_DELIVERY_JOBS, NOW + 1)))
+    shard.in_flight.take(0, NOW + 1)
     assert rig.count("processed") == MAX_DELIVERY_JOBS + 1
     assert rig.names() == REMAINS
 
@@ -616,20 +617,20 @@ def test_jobs_of_a_trip_are_bounded_whatever_the_limit(rig: ShardRig) -> None:
 def test_fence_of_a_trip_is_that_of_its_lease(rig: ShardRig) -> None:
     shard = rig.own()
     rig.push(job("x", "v1", 1))
-    delivery = shard.take(1, NOW)
-    assert delivery.lease is shard.lease
+    delivery = shard.in_flight.take(1, NOW)
+    assert delivery.lease is shard.lease.current
     rig.lease_runs_out()
-    shard.acquire(TTL, NOW)
-    assert shard.lease is not None
-    assert shard.lease.fence == delivery.lease.fence
+    shard.lease.acquire(TTL, NOW)
+    assert shard.lease.current is not None
+    assert shard.lease.current.fence == delivery.lease.fence
 
 
 def test_taking_wakes_nobody(rig: ShardRig, wake: Channel) -> None:
     shard = rig.own()
     rig.push(job("x", "v1", 1))
     wake.messages()
-    shard.finish(handed(shard.take(1, NOW)))
-    shard.take(0, NOW)
+    shard.in_flight.finish(handed(shard.in_flight.take(1, NOW)))
+    shard.in_flight.take(0, NOW)
     assert wake.messages() == []
 
 
@@ -638,14 +639,14 @@ def test_a_delivery_is_not_numbered_as_an_earlier_one_when_redis_lost_the_count(
     shard = rig.own()
     rig.push(job("x", "v1", 1))
     before = rig.client.command("HGETALL", rig.prefix + "meta")
-    shard.take(1, NOW)
+    shard.in_flight.take(1, NOW)
     rig.client.command("DEL", rig.prefix + "meta", rig.prefix + "taken", rig.prefix + "taken:payloads:x")
     rig.client.command("HSET", rig.prefix + "meta", *before)
     rig.push(job("x", "v1", 1), job("x", "v2", 2))
-    shard.finish(["x"])
-    shard.keep_finished()
-    call = shard.take_call(1, NOW)
+    shard.in_flight.finish(["x"])
+    shard.in_flight.keep_finished()
+    call = shard.in_flight.take_call(1, NOW)
     rig.lose_reply(call)
     (reply,) = rig.client.run_many([call])  # it acknowledges what was taken before, and not what it has just taken
-    delivery = shard.took(reply)
+    delivery = shard.in_flight.took(reply)
     assert handed(delivery) == {"x": ["v1", "v2"]}

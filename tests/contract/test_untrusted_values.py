@@ -58,8 +58,8 @@ class Site:
         self.shard = Shard(
             self.app.client, "lowq", "Orders", 0, shards_count=1, nonce="abcdef", load_payload=load_payload
         )
-        assert isinstance(self.shard.acquire(600), Lease)
-        assert [job.id for job in self.shard.take(1).jobs] == ["flying"]
+        assert isinstance(self.shard.lease.acquire(600), Lease)
+        assert [job.id for job in self.shard.in_flight.take(1).jobs] == ["flying"]
         queue.push([{"id": "good", "payload": {"n": 2}}, {"id": "dead"}])
         queue.bury("dead")
         self.app.note("alice", "kick", "Orders", 3)

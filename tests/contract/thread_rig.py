@@ -58,7 +58,7 @@ class ThreadRig:
         self.thread = WorkerThread(self, ThreadActivity(0), {worker.queue_name: runtime}, clock=clock)
         app.register(worker.queue_name, worker.shards_count, worker)
         for shard in self.shards:
-            assert isinstance(shard.acquire(TTL), Lease)
+            assert isinstance(shard.lease.acquire(TTL), Lease)
         self.wake()
 
     def fail(self, error: BaseException) -> None:

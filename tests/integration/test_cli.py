@@ -59,8 +59,8 @@ class Cli:
         app.queue("Orders", 1).push(jobs)
         namespace = app.config.namespace
         shard = Shard(app.client, namespace, "Orders", 0, shards_count=1, nonce="tester", load_payload=load_payload)
-        assert isinstance(shard.acquire(60), Lease)
-        assert len(shard.take(100).jobs) == len(jobs)
+        assert isinstance(shard.lease.acquire(60), Lease)
+        assert len(shard.in_flight.take(100).jobs) == len(jobs)
 
 
 @pytest.fixture

@@ -162,7 +162,7 @@ class Cli:
     def node(self) -> None:
         """A node that works the queue, and its lease."""
         shard = Shard(self.app.client, "lowq", "Orders", 0, shards_count=1, nonce="tester", load_payload=json.loads)
-        shard.acquire(600.0)
+        shard.lease.acquire(600.0)
         says = json.dumps({"queues": ["Orders"], "version": "1", "shards": {"Orders": [0]}})
         self.app.client.run("heartbeat", "lowq:v1:nodes", "", "host:1:tester", "", says, 600)
 

@@ -44,23 +44,23 @@ def test_jobs_taken_under_a_lease_that_changed_hands_before_the_reply_was_read_a
     index = 1  # of id "1", in two shards
     old, new = shard_of(app, "old", index), shard_of(app, "new", index)
     push(app, 1)
-    assert isinstance(old.acquire(60), Lease)
-    (reply,) = app.client.run_many([old.take_call(1)])  # and here its process is frozen
+    assert isinstance(old.lease.acquire(60), Lease)
+    (reply,) = app.client.run_many([old.in_flight.take_call(1)])  # and here its process is frozen
 
     run_out(app.client, old.prefix)
-    assert isinstance(new.acquire(60), Lease)
+    assert isinstance(new.lease.acquire(60), Lease)
     push(app, 2)
-    until(lambda: new.take(1).jobs, "restored job")
-    new.finish(["1"])
-    new.take(0)
-    assert new.surrender()
+    until(lambda: new.in_flight.take(1).jobs, "restored job")
+    new.in_flight.finish(["1"])
+    new.in_flight.take(0)
+    assert new.lease.surrender()
 
     # Back to life: first its maintenance loop gets the shard again, then the thread reads its reply.
-    (again,) = app.client.run_many([old.acquire_call(60)])
-    assert isinstance(old.acquired(again, clock.now() + 60), Lease)
+    (again,) = app.client.run_many([old.lease.acquire_call(60)])
+    assert isinstance(old.lease.acquired(again, clock.now() + 60), Lease)
     with pytest.raises(lowq.LeaseLost):
-        old.took(reply)
-    assert old.take(1).jobs == []
+        old.in_flight.took(reply)
+    assert old.in_flight.take(1).jobs == []
 
 
 def test_waiting_for_redis_never_gets_too_long_for_a_number() -> None:
@@ -74,12 +74,12 @@ def test_a_scheduler_that_raises_does_not_let_go_of_the_shard_in_hand(app: lowq.
     first, second = shard_of(app, "a", 0), shard_of(app, "a", 1)
     schedules: list[Any] = [broken, LagScheduler()]
     dispatcher = Dispatcher([[first], [second]], schedules)
-    first.claimed = True
-    first.deadline = clock.now() + 60
+    first.dispatch.claimed = True
+    first.lease.deadline = clock.now() + 60
     dispatcher.wake(first)
     with pytest.raises(ZeroDivisionError):
         dispatcher.pick(0, first)
-    assert first.claimed
+    assert first.dispatch.claimed
     assert dispatcher.pick(1, second) is None
 
 

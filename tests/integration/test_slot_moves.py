@@ -64,16 +64,16 @@ def test_a_shard_rests_while_its_slot_is_moved_and_goes_on_as_it_was(move: Move)
     queue = app.queue("Orders", 1)
     queue.push({"id": number} for number in range(10))
     owner, other = shard_of(app, "owner"), shard_of(app, "other")
-    owner.acquire(60)
-    taken = [job.id for job in owner.take(3).jobs]
+    owner.lease.acquire(60)
+    taken = [job.id for job in owner.in_flight.take(3).jobs]
     move.begin()
     for keys in (0, 4):  # none of them there yet; some here, some there
         move.carry(keys)
         there = set(move.target.keys())
         with pytest.raises(RedisUnavailable):
-            other.acquire(60)
+            other.lease.acquire(60)
         with pytest.raises(RedisUnavailable):
-            owner.take(3)
+            owner.in_flight.take(3)
         for ids in ([100], [5, 100]):
             with pytest.raises(PushInterrupted):
                 queue.push({"id": number} for number in ids)
@@ -81,10 +81,10 @@ def test_a_shard_rests_while_its_slot_is_moved_and_goes_on_as_it_was(move: Move)
     move.carry()
     move.end()
     assert queue.push([{"id": 100}]) == 1
-    assert not isinstance(other.acquire(60), Lease)
-    owner.finish(taken)
-    owner.keep_finished()
-    delivery = owner.take(100)
+    assert not isinstance(other.lease.acquire(60), Lease)
+    owner.in_flight.finish(taken)
+    owner.in_flight.keep_finished()
+    delivery = owner.in_flight.take(100)
     assert sorted(int(job.id) for job in delivery.jobs) == [3, 4, 5, 6, 7, 8, 9, 100]
     stats = queue.stats()
     assert (stats.processed, stats.taken, stats.length) == (3, 8, 0)

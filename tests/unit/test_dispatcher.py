@@ -25,8 +25,8 @@ def shard(name: str, *, due_in: float | None = 0.0, lease_for: float = 1000.0) -
     """A shard that is held, with a job that is due in some seconds; None: no job."""
     made = Shard(cast(Client, None), "lowq", name, 0, shards_count=1, nonce="me", load_payload=bytes.decode)
     now = clock.now()
-    made.lease, made.deadline = LEASE, now + lease_for
-    made.next_due = None if due_in is None else now + due_in
+    made.lease.current, made.lease.deadline = LEASE, now + lease_for
+    made.dispatch.next_due = None if due_in is None else now + due_in
     return made
 
 
@@ -101,7 +101,7 @@ class TestClaims:
     def test_what_is_waited_for_comes_claimed(self) -> None:
         a = shard("a")
         assert dispatcher([a]).wait(0) is a
-        assert a.claimed
+        assert a.dispatch.claimed
 
     def test_a_claimed_shard_is_nobody_elses(self, sleepers: Sleepers) -> None:
         a = shard("a")
@@ -138,7 +138,7 @@ class TestClaims:
                 if taken is not held and not holders[taken].acquire(blocking=False):
                     overlaps.append(taken)
                     return
-                wakes, held = taken.wakes, taken
+                wakes, held = taken.dispatch.wakes, taken
                 worked[taken] += 1
                 if rng.random() < 0.3:
                     time.sleep(0)  # let others run in the middle of it
@@ -166,7 +166,7 @@ class TestClaims:
         )
         assert dispatch.wait(0) is a
         assert not sleepers.wait(dispatch, 1).done()
-        assert not later.claimed
+        assert not later.dispatch.claimed
 
     def test_a_scheduler_that_raises_leaves_the_shard_in_hand_claimed(self) -> None:
         a = shard("a")
@@ -178,7 +178,7 @@ class TestClaims:
         assert dispatch.wait(1) is a
         with pytest.raises(ZeroDivisionError):
             dispatch.pick(0, a)
-        assert a.claimed
+        assert a.dispatch.claimed
 
 
 # --- who works what ---
@@ -234,7 +234,7 @@ class TestPreference:
         dispatch = dispatcher([a])
         assert dispatch.wait(0) is a
         assert dispatch._busy_since[0] is not None
-        dispatch.took(a, a.wakes, delivery())
+        dispatch.took(a, a.dispatch.wakes, delivery())
         dispatch.unclaim(a)
         assert not sleepers.wait(dispatch, 0).done()
         assert dispatch._busy_since[0] is None
@@ -244,22 +244,22 @@ class TestPreference:
         dispatch = dispatcher([a, b])
         assert dispatch.wait(0) is a
         assert dispatch.pick(0, a) is a
-        dispatch.took(a, a.wakes, delivery(delay=5))
+        dispatch.took(a, a.dispatch.wakes, delivery(delay=5))
         assert dispatch.pick(0, a) is b
-        assert a.claimed  # until what it finished is acknowledged
-        assert b.claimed
+        assert a.dispatch.claimed  # until what it finished is acknowledged
+        assert b.dispatch.claimed
 
     def test_pick_finds_nothing_when_nothing_is_due(self) -> None:
         a = shard("a")
         dispatch = dispatcher([a])
         dispatch.wait(0)
-        dispatch.took(a, a.wakes, delivery())
+        dispatch.took(a, a.dispatch.wakes, delivery())
         assert dispatch.pick(0, a) is None
-        assert a.claimed
+        assert a.dispatch.claimed
 
     def test_a_shard_that_is_paused_or_not_surely_leased_is_left_alone(self, sleepers: Sleepers) -> None:
         paused, expired = shard("paused"), shard("expired", lease_for=-1)
-        paused.paused = True
+        paused.dispatch.paused = True
         assert not sleepers.wait(dispatcher([paused, expired]), 0).done()
 
 
@@ -286,7 +286,7 @@ class TestWaking:
         a = shard("a")
         dispatch = dispatcher([a])
         assert dispatch.wait(0) is a
-        wakes = a.wakes
+        wakes = a.dispatch.wakes
         dispatch.wake(a)  # a push, after Redis has answered and before the answer is here
         dispatch.took(a, wakes, delivery(delay=None))
         assert dispatch.pick(0, a) is a
@@ -295,7 +295,7 @@ class TestWaking:
         a = shard("a")
         dispatch = dispatcher([a])
         assert dispatch.wait(0) is a
-        wakes = a.wakes
+        wakes = a.dispatch.wakes
         dispatch.wake(a)
         dispatch.took(a, wakes, delivery(delay=-1, paused=True))
         assert dispatch.pick(0, a) is a
@@ -304,7 +304,7 @@ class TestWaking:
         a = shard("a")
         dispatch = dispatcher([a], [a])
         dispatch.wait(0)
-        dispatch.took(a, a.wakes, delivery(delay=None))
+        dispatch.took(a, a.dispatch.wakes, delivery(delay=None))
         waiting = sleepers.wait(dispatch, 1)
         dispatch.wake(a)
         assert not waiting.done()
@@ -316,12 +316,12 @@ class TestWaking:
         a = shard("a", due_in=-5)
         dispatch = dispatcher([a])
         if state == "paused":
-            a.paused = True
+            a.dispatch.paused = True
         else:
-            a.deadline = 0.0
+            a.lease.deadline = 0.0
         waiting = sleepers.wait(dispatch, 0)
         assert not waiting.done()
-        a.deadline = clock.now() + 1000
+        a.lease.deadline = clock.now() + 1000
         dispatch.wake(a)
         assert waiting.result(PATIENCE) is a
 
@@ -330,7 +330,7 @@ class TestWaking:
         dispatch = dispatcher([a], [a])
         dispatch.wait(0)
         waiting = sleepers.wait(dispatch, 1)
-        dispatch.took(a, a.wakes, delivery(delay=0.0))
+        dispatch.took(a, a.dispatch.wakes, delivery(delay=0.0))
         dispatch.unclaim(a)
         assert waiting.result(PATIENCE) is a
 
@@ -338,7 +338,7 @@ class TestWaking:
         a = shard("a")
         dispatch = dispatcher([a])
         dispatch.wait(0)
-        dispatch.took(a, a.wakes, delivery(delay=None))
+        dispatch.took(a, a.dispatch.wakes, delivery(delay=None))
         assert dispatch.pick(0, a) is None
         dispatch.look_again(a)
         assert dispatch.pick(0, a) is a
@@ -381,7 +381,7 @@ class TestAlarm:
         a = shard("a")
         dispatch = dispatcher([a])
         dispatch.wait(0)
-        dispatch.took(a, a.wakes, delivery(delay=0.05))
+        dispatch.took(a, a.dispatch.wakes, delivery(delay=0.05))
         dispatch.unclaim(a)
         assert sleepers.wait(dispatch, 0).result(PATIENCE) is a
 
@@ -395,11 +395,11 @@ class TestAlarm:
             return LagScheduler()(shards, now)
 
         a = shard("a", due_in={"nothing due": None, "due later": 1000.0}.get(state, -1.0))
-        a.paused = state == "paused"
-        a.claimed = state == "claimed"
-        a.leaving = state == "leaving"
+        a.dispatch.paused = state == "paused"
+        a.dispatch.claimed = state == "claimed"
+        a.dispatch.leaving = state == "leaving"
         if state == "lease over":
-            a.deadline = clock.now() - 0.001  # Redis is away: it is not surely ours, and its job is still due
+            a.lease.deadline = clock.now() - 0.001  # Redis is away: it is not surely ours, and its job is still due
         dispatch = Dispatcher([[a], [a]], [count, count])
         waiting = [sleepers.wait(dispatch, number) for number in range(2)]
         time.sleep(0.05)
@@ -412,16 +412,16 @@ class TestRefresh:
         a = shard("a", due_in=None)
         dispatch = dispatcher([a])
         waiting = sleepers.wait(dispatch, 0)
-        dispatch.refreshed(a, a.wakes, -3.0, paused=False)
+        dispatch.refreshed(a, a.dispatch.wakes, -3.0, paused=False)
         assert waiting.result(PATIENCE) is a
 
     def test_it_finds_a_pause_and_its_end(self, sleepers: Sleepers) -> None:
         a = shard("a")
         dispatch = dispatcher([a])
-        dispatch.refreshed(a, a.wakes, -3.0, paused=True)
+        dispatch.refreshed(a, a.dispatch.wakes, -3.0, paused=True)
         waiting = sleepers.wait(dispatch, 0)
         assert not waiting.done()
-        dispatch.refreshed(a, a.wakes, -3.0, paused=False)
+        dispatch.refreshed(a, a.dispatch.wakes, -3.0, paused=False)
         assert waiting.result(PATIENCE) is a
 
     def test_it_does_not_undo_what_a_newer_message_told(self) -> None:
@@ -456,7 +456,7 @@ class TestLeaving:
         dispatch.leave([a])
         waiting = sleepers.wait(dispatch, 0)
         dispatch.wake(a)
-        dispatch.refreshed(a, a.wakes, -1.0, paused=False)
+        dispatch.refreshed(a, a.dispatch.wakes, -1.0, paused=False)
         assert not waiting.done()
         dispatch.stay([a])
         assert waiting.result(PATIENCE) is a
@@ -467,7 +467,7 @@ class TestLeaving:
         dispatch = Dispatcher([[a, b]], [LagScheduler()], left.append)
         assert dispatch.wait(0) is a
         dispatch.leave([a])
-        dispatch.took(a, a.wakes, delivery(delay=-1.0))
+        dispatch.took(a, a.dispatch.wakes, delivery(delay=-1.0))
         assert dispatch.pick(0, a) is None
         assert left == []
         dispatch.unclaim(a)
@@ -496,7 +496,7 @@ class TestAssign:
         dispatch.assign([[new]])
         assert waiting.result(PATIENCE) is new
         dispatch.unclaim(new)
-        new.next_due = None
+        new.dispatch.next_due = None
         dispatch.wake(old)
         assert dispatch.pick(0, new) is None
 

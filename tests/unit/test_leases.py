@@ -254,7 +254,7 @@ def test_a_shard_that_a_thread_works_is_kept_until_it_rests(rig: Rig) -> None:
     assert not rig.leases.give_up()
     rig.leases.renew()
     assert rig.leases.held == [a]
-    assert claimed.leaving  # no further batch
+    assert claimed.dispatch.leaving  # no further batch
     rig.dispatcher.unclaim(claimed)
     assert not is_worked(rig, a)
     assert rig.leases.give_up()
@@ -343,9 +343,9 @@ def test_what_is_left_in_flight_is_spared(rig: Rig) -> None:
 def test_a_lease_lasts_from_before_its_renewal_was_sent(rig: Rig) -> None:
     a = rig.shards[0]
     rig.hold(a)
-    assert a.deadline <= rig.store.executed_at + TTL
+    assert a.lease.deadline <= rig.store.executed_at + TTL
     rig.leases.renew()
-    assert rig.store.executed_at < a.deadline <= rig.store.executed_at + TTL
+    assert rig.store.executed_at < a.lease.deadline <= rig.store.executed_at + TTL
 
 
 def test_a_lease_that_was_lost_is_found_out_about_by_its_renewal(rig: Rig) -> None:
@@ -374,7 +374,7 @@ def test_a_lease_that_was_lost_is_found_out_about_by_a_look(look: str, rig: Rig)
 def test_a_wanted_shard_that_a_thread_lost_is_tried_for_though_nobody_asked(rig: Rig) -> None:
     a = rig.shards[0]
     rig.hold(a)
-    a.lose()
+    a.lease.lose()
     rig.leases.renew()
     rig.acquire()
     assert rig.leases.held == [a]
@@ -383,7 +383,7 @@ def test_a_wanted_shard_that_a_thread_lost_is_tried_for_though_nobody_asked(rig:
 def test_a_renewal_that_came_late_wakes_who_left_the_shard_alone(rig: Rig) -> None:
     a = rig.shards[0]
     rig.hold(a)
-    a.deadline = clock.now() - 1.0
+    a.lease.deadline = clock.now() - 1.0
     found: list[Shard | None] = []
     thread = threading.Thread(target=lambda: found.append(rig.dispatcher.wait(0)))
     thread.start()

@@ -352,7 +352,7 @@ def test_word_that_a_shard_is_free_is_for_those_who_do_not_hold_it(rig: Rig) -> 
     rig.loop.lease_released(shard, 0.0)
     rig.tick()
     assert rig.wishes.tried == [shard]
-    shard.acquired([b"acquired", b"1", 0], clock.now() + TTL)
+    shard.lease.acquired([b"acquired", b"1", 0], clock.now() + TTL)
     rig.loop.lease_released(shard, 0.0)
     rig.tick()
     assert rig.wishes.tried == [shard]

@@ -38,13 +38,13 @@ class Thread:
         self.shard = Shard(
             cast(Client, None), "lowq", name, 0, shards_count=1, nonce="me", load_payload=bytes.decode
         )  # fmt: skip
-        self.shard.acquired([b"acquired", b"1", 0], clock.now() + 1000)
-        assert isinstance(self.shard.lease, Lease)
+        self.shard.lease.acquired([b"acquired", b"1", 0], clock.now() + 1000)
+        assert isinstance(self.shard.lease.current, Lease)
 
     def takes(self, delivery: int, *ids: str) -> None:
-        self.shard.take_call(10)
+        self.shard.in_flight.take_call(10)
         jobs = [item for job_id in ids for item in (job_id.encode(), b"1", b"1 x")]
-        self.shard.took([delivery, None, 0, 0, *jobs])
+        self.shard.in_flight.took([delivery, None, 0, 0, *jobs])
 
     def performs(self, activity: ThreadActivity, *ids: str) -> None:
         activity.performing = Performing(self.shard, list(ids), clock.now())
@@ -62,11 +62,11 @@ def test_a_trip_that_is_still_performed_at_the_second_look_is_acknowledged_so_fa
     wire, activity, thread = Wire(), ThreadActivity(0), Thread()
     keeping = loop_of(wire, activity)
     thread.takes(7, "a", "b", "c", "d")
-    thread.shard.finish(["a"])
+    thread.shard.in_flight.finish(["a"])
     thread.performs(activity, "b")
     assert keeping._acknowledge_early()
     assert wire.acknowledged() == []  # it may be over in a moment: that is what a delivery is meant to take
-    thread.shard.finish(["b"])
+    thread.shard.in_flight.finish(["b"])
     thread.performs(activity, "c")  # no single job of it takes long
     assert keeping._acknowledge_early()
     assert wire.acknowledged() == [(thread.shard.prefix, 7, [b"a", b"b"])]
@@ -76,14 +76,14 @@ def test_nothing_is_acknowledged_twice() -> None:
     wire, activity, thread = Wire(), ThreadActivity(0), Thread()
     keeping = loop_of(wire, activity)
     thread.takes(7, "a", "b", "c", "d")
-    thread.shard.finish(["a"])
+    thread.shard.in_flight.finish(["a"])
     thread.performs(activity, "b")
     keeping._acknowledge_early()
     keeping._acknowledge_early()
     assert wire.acknowledged() == [(thread.shard.prefix, 7, [b"a"])]
     assert keeping._acknowledge_early()
     assert wire.acknowledged() == []
-    thread.shard.finish(["b", "c"])
+    thread.shard.in_flight.finish(["b", "c"])
     assert keeping._acknowledge_early()
     assert wire.acknowledged() == [(thread.shard.prefix, 7, [b"b", b"c"])]
 
@@ -92,13 +92,13 @@ def test_a_new_trip_begins_anew_also_on_another_shard_with_the_same_number() -> 
     wire, activity, thread, other = Wire(), ThreadActivity(0), Thread(), Thread("Mails")
     keeping = loop_of(wire, activity)
     thread.takes(7, "a", "b", "c")
-    thread.shard.finish(["a", "b"])
+    thread.shard.in_flight.finish(["a", "b"])
     thread.performs(activity, "c")
     keeping._acknowledge_early()
     keeping._acknowledge_early()
     wire.acknowledged()
     other.takes(7, "x", "y")
-    other.shard.finish(["x"])
+    other.shard.in_flight.finish(["x"])
     other.performs(activity, "y")
     keeping._acknowledge_early()
     assert wire.acknowledged() == []

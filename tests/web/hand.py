@@ -51,25 +51,25 @@ class Hand:
     def own(self, index: int, at: float, nonce: str = "aaaaaaaaaaaa") -> Shard:
         """The shard, leased then to a process with that nonce."""
         shard = self._shards.get(index)
-        if shard is None or shard.lease is None:
+        if shard is None or shard.lease.current is None:
             shard = self._shards[index] = Shard(
                 self.app.client, self.app.config.namespace, self.queue.name, index,
                 shards_count=self.queue.shards_count, nonce=nonce, load_payload=load_payload,
             )  # fmt: skip
-            assert isinstance(shard.acquire(LEASE, at), Lease)
+            assert isinstance(shard.lease.acquire(LEASE, at), Lease)
         return shard
 
     def die(self, index: int) -> None:
         """The owner of a shard is gone; what it had in flight stays there until there is another one."""
         run_out(self.app.client, self.prefix(index))
-        self._shards.pop(index).lose()
+        self._shards.pop(index).lease.lose()
 
     def take(self, ids: Iterable[str], at: float) -> Shard:
         """Exactly these, which are all that is due in their shard by then, are in flight."""
         wanted = set(ids)
         (index,) = {self.index(job_id) for job_id in wanted}
         shard = self.own(index, at)
-        taken = {job.id for job in shard.take(100, at).jobs}
+        taken = {job.id for job in shard.in_flight.take(100, at).jobs}
         assert taken == wanted, f"due at {at:.0f} are {taken}"
         return shard
 
@@ -77,12 +77,12 @@ class Hand:
         """These are performed."""
         ids = list(ids)
         shard = self.take(ids, at)
-        shard.finish(ids)
-        shard.take(0, at)
+        shard.in_flight.finish(ids)
+        shard.in_flight.take(0, at)
 
     def fail(self, job_id: str, at: float, until: float, *, retry_count: int = 0, error: str = "boom") -> None:
         """It is taken and fails, and is retried ``until`` then."""
-        self.take([job_id], at).fail([Failure(job_id, "retry", retry_count, until - at, error.encode())], at)
+        self.take([job_id], at).in_flight.fail([Failure(job_id, "retry", retry_count, until - at, error.encode())], at)
 
     def record(self, at: float, seconds: float, processed: int, failed: int, lag: float) -> None:
         """What a node counted in some seconds up to then."""

@@ -63,8 +63,8 @@ def world() -> Iterator[World]:
             hand.queue.bury(job_id, now=early)
         if known.owner is not None:
             shard = hand.own(index, early + index, ITS_NONCE if known.owner == NODE else STRANGER)
-            assert shard.lease is not None
-            fences[index] = shard.lease.fence
+            assert shard.lease.current is not None
+            fences[index] = shard.lease.current.fence
         if known.taken:
             taken = hand.ids(index, known.taken, "taken")
             for job_id in taken:

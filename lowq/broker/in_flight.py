@@ -1,0 +1,231 @@
+"""What is in flight of one shard: taken, and neither acknowledged nor reported.
+
+It belongs to whoever has claimed the shard, one at a time::
+
+    take -> Delivery number n -> finish(ids) / fail / release / bury  -> the next take acknowledges what finished
+
+Whatever cites an id also cites the delivery that it was taken under and the token of the lease. So a repeat after a
+lost reply, and the late outcome of an owner that lost the shard meanwhile, do nothing.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from lowq.broker.delivery import Delivery, Failure, TakenJob, Undecodable
+from lowq.broker.lease import ShardLease
+from lowq.errors import LeaseLost
+from lowq.logs import describe
+from lowq.store import Call, Client
+from lowq.store.scripts import time_argument
+
+#: Bytes of payloads in one reply; a single payload always fits.
+MAX_DELIVERY_BYTES = 2**20
+#: Jobs of one delivery: bounds the time that a script may take.
+MAX_DELIVERY_JOBS = 500
+
+
+class InFlight:
+    """What whoever has claimed a shard has taken of it, and the calls about that."""
+
+    def __init__(
+        self,
+        client: Client,
+        prefix: str,
+        lease: ShardLease,
+        name: str,
+        *,
+        load_payload: Callable[[bytes], Any],
+        max_payloads: int,
+        max_crash_count: int,
+    ) -> None:
+        self._client = client
+        self._prefix = prefix
+        self._lease = lease
+        self._name = name
+        self._load_payload = load_payload
+        self._max_payloads = max_payloads
+        self._max_crash_count = max_crash_count
+        self._delivery = 0
+        self._token_in_hand = ""
+        #: Taken and neither finished nor reported.
+        self._in_hand: set[str] = set()
+        #: Finished and not acknowledged.
+        self._finished: list[str] = []
+        #: id -> how many times in a row it was released because its handler found no Redis; see `execution`.
+        self.found_no_redis: dict[str, int] = {}
+
+    def take_call(self, limit: int, now: float | None = None) -> Call:
+        """Acknowledges what finished, and takes up to ``limit`` jobs; 0 only acknowledges."""
+        token = self._lease.token
+        if token != self._token_in_hand:
+            self.drop_delivery()
+            self._token_in_hand = token
+        last = self._delivery if self._in_hand else 0
+        args = (time_argument(now), token, last, min(limit, MAX_DELIVERY_JOBS), self._max_payloads, MAX_DELIVERY_BYTES)
+        return Call("take", self._prefix, [*args, self._delivery, *map(_bytes, self._finished)])
+
+    def took(self, reply: Any) -> Delivery:
+        """Takes note of the reply to `take_call`.
+
+        Raises:
+            LeaseLost: what is in hand is somebody else's. RedisUnavailable: repeat the call.
+        """
+        if isinstance(reply, Exception):
+            if isinstance(reply, LeaseLost):
+                self._refused()
+            raise reply
+        lease = self._lease.current
+        if lease is None or lease.token != self._token_in_hand:
+            # Taken under a lease that was lost, and perhaps regained, before the reply was read: others may have
+            # worked the shard meanwhile, so these jobs may be old. They are in flight under the old delivery.
+            self.drop_delivery()
+            raise LeaseLost(f"{self._name}: the lease was lost during take")
+        number, delay, paused = reply[0], reply[1], reply[2]
+        self._finished.clear()
+        delivery = Delivery(number, lease, [], None if delay is None else delay / 1e6, bool(paused))
+        if len(reply) > 4:
+            self._delivery = number
+            items = iter(reply[4:])
+            for item in items:
+                if type(item) is list:
+                    delivery.jobs.append(self._decode(item, delivery))
+                    continue
+                # A fresh job with an inline payload, which most are.
+                perform_at, inline = next(items), next(items)
+                score, _, payload = inline.partition(b" ")
+                raw = [item, perform_at, b"-1", payload, score]
+                try:
+                    job = TakenJob(_text(item), [self._load_payload(payload)], -1, raw)
+                except Exception:
+                    job = self._decode(raw, delivery)
+                delivery.jobs.append(job)
+            self._in_hand.update([job.id for job in delivery.jobs])
+        return delivery
+
+    def take(self, limit: int, now: float | None = None) -> Delivery:
+        """Acknowledges what finished and takes the next jobs, in one round trip.
+
+        Raises:
+            LeaseLost, RedisUnavailable
+        """
+        (reply,) = self._client.run_many([self.take_call(limit, now)])
+        return self.took(reply)
+
+    def _decode(self, raw: list[bytes], delivery: Delivery) -> TakenJob:
+        job_id = _text(raw[0])
+        try:
+            payloads = [self._load_payload(payload) for payload in raw[3::2]]
+        except Exception:
+            payloads, sound = [], raw[:3]
+            for payload, score in zip(raw[3::2], raw[4::2], strict=True):
+                try:
+                    payloads.append(self._load_payload(payload))
+                    sound += [payload, score]
+                except Exception as error:
+                    why = describe(error, str)
+                    delivery.undecodable.append(Undecodable(job_id, payload, f"the payload can't be decoded: {why}"))
+            raw = sound
+        return TakenJob(job_id, payloads, int(float(raw[2])), raw)
+
+    def finish(self, ids: Iterable[str]) -> None:
+        """These ids were performed; the next take acknowledges them."""
+        for job_id in ids:
+            if job_id in self._in_hand:
+                self._in_hand.remove(job_id)
+                self._finished.append(job_id)
+
+    def fail(self, failures: Sequence[Failure], now: float | None = None) -> None:
+        """The outcome of a batch that failed.
+
+        Raises:
+            LeaseLost, RedisUnavailable
+        """
+        args: list[Any] = []
+        for job_id, verdict, retry_count, delay, error in failures:
+            args += [_bytes(job_id), verdict, retry_count, repr(float(delay)), error]
+        self._report("fail", args, now, [item.id for item in failures])
+
+    def release(
+        self, delays: Sequence[tuple[str, float | None]], now: float | None = None, *, crashed: bool = False
+    ) -> None:
+        """Taken jobs wait again, uncharged: ``(id, seconds)``, None keeps the time they were due. ``crashed``: they
+        made their process stop, which is counted, and after max_crash_count times they are buried.
+
+        Raises:
+            LeaseLost, RedisUnavailable
+        """
+        args: list[Any] = [self._max_crash_count]
+        for job_id, delay in delays:
+            args += [_bytes(job_id), "" if delay is None else repr(float(delay)), "1" if crashed else ""]
+        self._report("release", args, now, [job_id for job_id, _ in delays])
+
+    def bury(self, reasons: Sequence[tuple[str, bytes, Sequence[bytes]]], now: float | None = None) -> None:
+        """Taken jobs to the morgue: ``(id, reason, payloads)``; no payloads means the whole job.
+
+        Raises:
+            LeaseLost, RedisUnavailable
+        """
+        args: list[Any] = ["", ""]
+        for job_id, reason, payloads in reasons:
+            args += [_bytes(job_id), reason, len(payloads), *payloads]
+        self._report("bury", args, now, [job_id for job_id, _, payloads in reasons if not payloads])
+
+    def _report(self, script: str, args: list[Any], now: float | None, ids: Iterable[str]) -> None:
+        try:
+            self._client.run(script, self._prefix, time_argument(now), self._token_in_hand, self._delivery, *args)
+        except LeaseLost:
+            self._refused()
+            raise
+        self._in_hand.difference_update(ids)
+
+    def _refused(self) -> None:
+        # What is in hand is somebody else's. The lease is lost with it, unless a new one was got meanwhile.
+        self.drop_delivery()
+        if self._lease.token == self._token_in_hand:
+            self._lease.lose()
+
+    def keep_finished(self) -> None:
+        """Only what finished is in hand any more. The rest is not reported: it is in flight, and the next take, or
+        the next owner, gets it.
+        """
+        self._in_hand.clear()
+
+    def early_ack_call(self, already: int) -> tuple[Call, int]:
+        """Acknowledges what finished so far while a slow job of the same delivery is still being performed. For another
+        thread than the one that performs: it changes nothing here, and citing an id twice does no harm.
+        """
+        # The delivery first: should a new delivery begin between the two lines, its ids are cited under the old one,
+        # which does nothing. The other way round they would be acknowledged unperformed.
+        delivery = self._delivery
+        finished = self._finished[already:]
+        args = ("", self._token_in_hand, 0, 0, self._max_payloads, MAX_DELIVERY_BYTES, delivery)
+        return Call("take", self._prefix, [*args, *map(_bytes, finished)]), len(finished)
+
+    def refresh_call(self) -> Call:
+        """Asks when the next job is due, taking and acknowledging nothing."""
+        args = ("", self._lease.token, 0, 0, self._max_payloads, MAX_DELIVERY_BYTES, 0)
+        return Call("take", self._prefix, args)
+
+    def drop_delivery(self) -> None:
+        """Nothing of the delivery in hand is reported any more: the lease was lost, its next owner restores it."""
+        self._in_hand.clear()
+        self._finished.clear()
+        self.found_no_redis.clear()
+
+    @property
+    def delivery(self) -> int:
+        """The number of the delivery in hand, or of the last one."""
+        return self._delivery
+
+    @property
+    def unacknowledged(self) -> bool:
+        """Whether something finished that Redis has not been told."""
+        return bool(self._finished)
+
+
+def _text(raw: bytes) -> str:
+    return raw.decode("utf-8", "surrogateescape")
+
+
+def _bytes(job_id: str) -> bytes:
+    return job_id.encode("utf-8", "surrogateescape")
