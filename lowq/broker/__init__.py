@@ -9,8 +9,9 @@
     maintenance  the loop that does all this in time: renewals, heartbeats, early acknowledgements
     wakeups      what others publish: work came, a lease was released, members changed
     dispatcher   who works which shard next; the scheduler says which of those with due work
-    shard        one shard: take, acknowledge, fail, release, bury
-    lease        the right to work it for a while
+    shard        one shard: its name, and what three owners keep of it
+    lease        the right to work it for a while: got, renewed, given up
+    in_flight    what was taken of it: acknowledge, fail, release, bury
     delivery     what one take hands out
     activity     what those who work the shards show to the maintenance loop
     outage       since when Redis doesn't answer
