@@ -1,6 +1,6 @@
 """Which thread works which shard next: claims, wake-ups, sleep.
 
-One lock guards what threads share of the shards: ``next_due``, ``paused``, ``claimed``, ``leaving``, ``wakes``. A
+One lock guards what threads share of the shards: ``next_due``, ``paused``, ``claimed_by``, ``leaving``, ``wakes``. A
 shard is claimed, never waited for, by the thread that takes from it, until the outcome is written. The splitter's map
 is a preference, and may change at any time: a thread whose own shards rest helps with the others, and when a thread is
 long with one batch all others take turns with its shards, or an hour's job would keep those waiting for an hour.
@@ -25,7 +25,7 @@ Schedule = Callable[[Sequence[Shard], float], Shard | None]
 
 
 class Dispatcher:
-    """Hands shards to threads. ``preferred[i]``: the shards of thread i, in stable order. ``on_left`` is told, outside
+    """Hands shards to threads. ``preferred[i]``: the shards of thread i. ``on_left`` is told, outside
     of the lock, of a shard that is to be given up and that no thread works any more.
     """
 
@@ -55,14 +55,10 @@ class Dispatcher:
 
     # --- for the threads ---
 
-    def pick(self, thread: int, held: Shard) -> Shard | None:
-        """What to work next, claimed for the caller: ``held``, which it has claimed already, or another; or None."""
+    def pick(self, thread: int) -> Shard | None:
+        """What to work next, claimed for the caller: the shard that it has claimed already, or another; or None."""
         with self._changed:
-            held.dispatch.claimed = False
-            try:
-                return self._pick(thread, self._clock())
-            finally:
-                held.dispatch.claimed = True
+            return self._pick(thread, self._clock())
 
     def wait(self, thread: int) -> Shard | None:
         """Sleeps until there is a shard to work; claimed for the caller. None: no more is taken."""
@@ -94,11 +90,14 @@ class Dispatcher:
     def _pick(self, thread: int, now: float) -> Shard | None:
         if self._closed:
             return None
-        shard = self._left_alone(thread, now) or self._schedules[thread](self._preferred[thread], now)
-        if shard is None or not shard.ready(now):
-            shard = self._helping(self._all, now)
+        shard = self._left_alone(thread, now)
+        if shard is None:
+            ready = ready_shards(self._preferred[thread], thread, now)
+            shard = self._schedules[thread](ready, now) if ready else None
+        if shard is None or not ready_shards([shard], thread, now):  # a scheduler of the application's own may be wrong
+            shard = self._helping(ready_shards(self._all, thread, now), now)
         if shard is not None:
-            shard.dispatch.claimed = True
+            shard.dispatch.claimed_by = thread
             self._busy_since[thread] = now
         return shard
 
@@ -114,14 +113,14 @@ class Dispatcher:
             self._none_stuck_until = now + PATIENCE / 10
             return None
         self._helped[thread] = not self._helped[thread]
-        return self._helping(shards, now) if self._helped[thread] else None
+        return self._helping(ready_shards(shards, thread, now), now) if self._helped[thread] else None
 
     def _next_due(self, now: float) -> float | None:
         times = [
             shard.dispatch.next_due
             for shard in self._all
             if shard.dispatch.next_due is not None
-            and not shard.dispatch.claimed
+            and shard.dispatch.claimed_by is None
             and not shard.dispatch.paused
             and not shard.dispatch.leaving
             and shard.lease.deadline > now
@@ -153,7 +152,7 @@ class Dispatcher:
     def unclaim(self, shard: Shard) -> None:
         """The caller has finished with the shard."""
         with self._changed:
-            shard.dispatch.claimed = False
+            shard.dispatch.claimed_by = None
             if self._idle and shard.dispatch.next_due is not None and not shard.dispatch.leaving:
                 self._notify(shard.dispatch.next_due)
         if shard.dispatch.leaving:
@@ -163,9 +162,10 @@ class Dispatcher:
 
     def assign(self, preferred: Sequence[Sequence[Shard]]) -> None:
         """From now on these are the shards of the threads. What a thread works just now it goes on with."""
+        groups = [sorted(group, key=_place) for group in preferred]
         with self._changed:
-            self._preferred = [list(group) for group in preferred]
-            self._all = list(dict.fromkeys(shard for group in preferred for shard in group))
+            self._preferred = groups
+            self._all = sorted({shard for group in groups for shard in group}, key=_place)
             self._changed.notify_all()  # the alarm may have been set for a shard that is no longer here
 
     def leave(self, shards: Sequence[Shard]) -> None:
@@ -179,7 +179,7 @@ class Dispatcher:
         with self._changed:
             for shard in shards:
                 shard.dispatch.leaving = False
-                if self._idle and not shard.dispatch.claimed and shard.dispatch.next_due is not None:
+                if self._idle and shard.dispatch.claimed_by is None and shard.dispatch.next_due is not None:
                     self._notify(shard.dispatch.next_due)
 
     def wake(self, shard: Shard, delay: float = 0.0) -> None:
@@ -191,13 +191,13 @@ class Dispatcher:
                 shard.dispatch.next_due = due
             if delay == 0.0:
                 shard.dispatch.paused = False
-            if not shard.dispatch.claimed and not shard.dispatch.leaving and self._idle:
+            if shard.dispatch.claimed_by is None and not shard.dispatch.leaving and self._idle:
                 self._notify(shard.dispatch.next_due)
 
     def refreshed(self, shard: Shard, wakes: int, delay: float | None, *, paused: bool) -> None:
         """What a look at an unclaimed shard gave, unless something happened to it meanwhile."""
         with self._changed:
-            if not shard.dispatch.claimed and shard.dispatch.wakes == wakes:
+            if shard.dispatch.claimed_by is None and shard.dispatch.wakes == wakes:
                 shard.dispatch.next_due = None if delay is None else self._clock() + delay
                 shard.dispatch.paused = paused
                 if shard.dispatch.next_due is not None and self._idle and not paused and not shard.dispatch.leaving:
@@ -213,10 +213,30 @@ class Dispatcher:
     def unclaimed(self, shards: Sequence[Shard]) -> list[tuple[Shard, int]]:
         """Those of the shards that nobody works just now, with their wake-up counts."""
         with self._changed:
-            return [(shard, shard.dispatch.wakes) for shard in shards if not shard.dispatch.claimed]
+            return [(shard, shard.dispatch.wakes) for shard in shards if shard.dispatch.claimed_by is None]
 
     def close(self) -> None:
         """From now on nothing is taken."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
+
+
+def ready_shards(shards: Sequence[Shard], thread: int, now: float) -> list[Shard]:
+    """Those that the thread may work: they have due work, are held, not paused, not to be given up, and nobody else
+    has claimed them.
+    """
+    return [
+        shard
+        for shard in shards
+        if (state := shard.dispatch).next_due is not None
+        and state.next_due <= now
+        and (state.claimed_by is None or state.claimed_by == thread)
+        and not state.paused
+        and not state.leaving
+        and now < shard.lease.deadline
+    ]
+
+
+def _place(shard: Shard) -> tuple[str, int]:
+    return shard.queue, shard.index

@@ -8,6 +8,7 @@ import random
 from dataclasses import dataclass
 from typing import Any
 
+from lowq.clock import Clock
 from lowq.clock import now as clock_now
 from lowq.errors import ShardsCountError
 from lowq.store import Call, Client, Refusal
@@ -48,12 +49,14 @@ class ShardLease:
         shards_count: int,
         nonce: str,
         max_crash_count: int,
+        clock: Clock = clock_now,
     ) -> None:
         #: None: it is not held.
         self.current: Lease | None = None
         #: Monotonic time until which it is surely held: counted from before its renewal was sent.
         self.deadline = 0.0
         self._client = client
+        self._clock = clock
         self._queue = queue
         self._prefix = prefix
         self._shards_count = shards_count
@@ -97,7 +100,7 @@ class ShardLease:
             ShardsCountError: the queue has another number of shards.
             RedisUnavailable
         """
-        deadline = clock_now() + lease_ttl
+        deadline = self._clock() + lease_ttl
         (reply,) = self._client.run_many([self.acquire_call(lease_ttl, now)])
         return self.acquired(reply, deadline)
 

@@ -1,72 +1,69 @@
-"""Schedulers: which of its shards a thread works next.
+"""Schedulers: which shard a thread works next.
 
-A scheduler is any callable `(shards, now) -> shard or None`. It is given the shards of ONE thread, in a
-stable order, and the monotonic time in seconds; it returns the shard to work next, or None when nothing is
-ready. It never waits and reads no clock: the thread sleeps, and knows until when. Every thread has an
-instance of its own, so a scheduler may keep state without a lock.
+A scheduler is any callable `(shards, now) -> shard or None`. It is given those shards of ONE thread that this thread
+may work now (they have due work, are leased, not paused, and nobody else works them), ordered by queue and index, and
+the monotonic time in seconds. It returns one of them. It never waits and reads no clock: the thread sleeps, and knows
+until when. Every thread has an instance of its own, so a scheduler may keep state without a lock.
 """
 
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from typing import Protocol, TypeAlias, TypeVar
 
 
 class Schedulable(Protocol):
-    """What a scheduler sees of a shard. Other threads may change it between two looks."""
+    """What a scheduler may ask of a shard."""
+
+    @property
+    def queue(self) -> str:
+        """The name of its queue."""
+        ...
+
+    @property
+    def index(self) -> int:
+        """Its number in the queue, from 0."""
+        ...
 
     @property
     def next_due(self) -> float | None:
-        """Monotonic time, seconds, at which the oldest waiting job is (or was) due; None: nothing waits."""
-        ...
-
-    def ready(self, now: float) -> bool:
-        """May be worked at `now`: has due work, is leased, not paused, not claimed by another thread."""
+        """Monotonic time, seconds, since which its oldest waiting job is due. None is for shards without a job, which
+        no scheduler is given.
+        """
         ...
 
 
 T = TypeVar("T")
 S = TypeVar("S", bound=Schedulable)
 
-#: What a user's own scheduler has to be: (shards of one thread, monotonic seconds) -> shard to work, or None.
+#: What a user's own scheduler has to be: (shards that one thread may work, monotonic seconds) -> one of them, or None.
 #: Over T, not S: with the bound in the alias, pyright refuses Scheduler[Shard] for every shard.
 Scheduler: TypeAlias = Callable[[Sequence[T], float], T | None]
 
 
 class LagScheduler:
-    """The ready shard whose oldest due job has waited longest; of equals, the first. Keeps the lag low."""
+    """The shard whose oldest due job has waited longest; of equals, the first. Keeps the lag low."""
 
-    def __call__(self, shards: Sequence[S], now: float) -> S | None:
-        longest: S | None = None
-        earliest = float("inf")
-        for shard in shards:
-            due = shard.next_due  # read once: a wake-up may change it meanwhile
-            # The comparison first: it costs less than ready(), and most of thousands of shards fail it.
-            if due is not None and due < earliest and shard.ready(now):
-                longest, earliest = shard, due
-        return longest
+    def __call__(self, shards: Sequence[S], _now: float) -> S | None:
+        return min(shards, key=_due, default=None)
+
+
+def _due(shard: Schedulable) -> float:
+    return shard.next_due or 0.0
 
 
 class SeqScheduler:
-    """Round robin: the first ready shard after the one returned last; None only after a full round."""
+    """Round robin: the first shard after the one returned last, by queue and index."""
 
     def __init__(self) -> None:
-        self._last: object | None = None
-        self._position = 0
+        self._last = ("", -1)
 
-    def __call__(self, shards: Sequence[S], now: float) -> S | None:
-        count = len(shards)
-        start = self._start(shards)
-        for step in range(count):
-            position = (start + step) % count
-            if shards[position].ready(now):
-                self._last, self._position = shards[position], position
-                return shards[position]
-        return None
+    def __call__(self, shards: Sequence[S], _now: float) -> S | None:
+        if not shards:
+            return None
+        shard = shards[bisect_right(shards, self._last, key=_place) % len(shards)]
+        self._last = _place(shard)
+        return shard
 
-    def _start(self, shards: Sequence[S]) -> int:
-        """The place after the shard returned last, also when the list has changed since."""
-        if self._last is None:
-            return 0
-        try:
-            return shards.index(self._last) + 1
-        except ValueError:  # it is held no more: what followed it has moved up into its place
-            return self._position
+
+def _place(shard: Schedulable) -> tuple[str, int]:
+    return shard.queue, shard.index

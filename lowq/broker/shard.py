@@ -12,6 +12,8 @@ from typing import Any, Protocol
 
 from lowq.broker.in_flight import InFlight
 from lowq.broker.lease import ShardLease
+from lowq.clock import Clock
+from lowq.clock import now as clock_now
 from lowq.settings import Config
 from lowq.store import Client
 from lowq.store.keys import shard_prefix
@@ -20,13 +22,14 @@ from lowq.store.keys import shard_prefix
 class DispatchState:
     """What the dispatcher knows of a shard. Read and written under its lock."""
 
-    __slots__ = ("claimed", "leaving", "next_due", "paused", "wakes")
+    __slots__ = ("claimed_by", "leaving", "next_due", "paused", "wakes")
 
     def __init__(self) -> None:
         #: Monotonic time at which the oldest waiting job is due, as far as known; None: nothing waits.
         self.next_due: float | None = None
         self.paused = False
-        self.claimed = False
+        #: The number of the thread that works it, until the outcome is written; None: nobody does.
+        self.claimed_by: int | None = None
         #: It is to be given up: no thread begins anything of it any more.
         self.leaving = False
         #: Counts wake-ups: tells whether one came while a take was under way.
@@ -48,12 +51,19 @@ class Shard:
         load_payload: Callable[[bytes], Any],
         max_payloads: int = 1000,
         max_crash_count: int = 3,
+        clock: Clock = clock_now,
     ) -> None:
         self.queue = queue
         self.index = index
         self.prefix = shard_prefix(namespace, queue, index)
         self.lease = ShardLease(
-            client, queue, self.prefix, shards_count=shards_count, nonce=nonce, max_crash_count=max_crash_count
+            client,
+            queue,
+            self.prefix,
+            shards_count=shards_count,
+            nonce=nonce,
+            max_crash_count=max_crash_count,
+            clock=clock,
         )
         self.dispatch = DispatchState()
         self.in_flight = InFlight(
@@ -74,18 +84,6 @@ class Shard:
         """Monotonic time, seconds, at which the oldest waiting job is due; None: nothing waits. For schedulers."""
         return self.dispatch.next_due
 
-    def ready(self, now: float) -> bool:
-        """Whether a thread may work it: it has due work, is held, not paused, and nobody else's. For schedulers."""
-        state = self.dispatch
-        return (
-            state.next_due is not None
-            and state.next_due <= now
-            and not state.claimed
-            and not state.paused
-            and not state.leaving
-            and now < self.lease.deadline
-        )
-
 
 class QueueOptions(Protocol):
     """What a worker, or whoever takes from a queue, says of it."""
@@ -96,7 +94,9 @@ class QueueOptions(Protocol):
     max_crash_count: int
 
 
-def shards_of(client: Client, config: Config, queue: QueueOptions, nonce: str) -> list[Shard]:
+def shards_of(
+    client: Client, config: Config, queue: QueueOptions, nonce: str, *, clock: Clock = clock_now
+) -> list[Shard]:
     """All shards of a queue, for a process with that nonce; none of them leased yet."""
     return [
         Shard(
@@ -109,6 +109,7 @@ def shards_of(client: Client, config: Config, queue: QueueOptions, nonce: str) -
             load_payload=config.load_payload,
             max_payloads=queue.max_payloads,
             max_crash_count=queue.max_crash_count,
+            clock=clock,
         )
         for index in range(queue.shards_count)
     ]

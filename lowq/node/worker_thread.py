@@ -148,7 +148,7 @@ class WorkerThread:
             if shard is None:
                 return False
         else:
-            shard = self._dispatcher.pick(self.activity.number, held)
+            shard = self._dispatcher.pick(self.activity.number)
         delivery = self._exchange(shard)
         if shard is not None and delivery is not None:
             try:

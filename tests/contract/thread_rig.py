@@ -46,7 +46,7 @@ class ThreadRig:
         self.prefetch = True
         #: What the thread stopped its node for.
         self.failed: list[BaseException] = []
-        self.shards = shards_of(app.client, app.config, worker, secrets.token_hex(8))
+        self.shards = shards_of(app.client, app.config, worker, secrets.token_hex(8), clock=clock)
         self.dispatcher = Dispatcher([self.shards], [LagScheduler()], clock=clock)
         self.maintenance = _MaintenanceLoop()
         #: What a thread needs of a broker.

@@ -167,11 +167,10 @@ class Orders(lowq.Worker[dict[str, Any]]):
 
 
 class LatestFirst:
-    """A scheduler of the user's own: the ready shard with the most recent work."""
+    """A scheduler of the user's own: the shard with the most recent work."""
 
     def __call__(self, shards: Sequence[Any], now: float) -> Any:
-        ready = [shard for shard in shards if shard.ready(now)]
-        return max(ready, key=_due, default=None)
+        return max(shards, key=_due)
 
 
 def _due(shard: Schedulable) -> float:

@@ -74,13 +74,13 @@ def test_a_scheduler_that_raises_does_not_let_go_of_the_shard_in_hand(app: lowq.
     first, second = shard_of(app, "a", 0), shard_of(app, "a", 1)
     schedules: list[Any] = [broken, LagScheduler()]
     dispatcher = Dispatcher([[first], [second]], schedules)
-    first.dispatch.claimed = True
+    first.dispatch.claimed_by = 0
     first.lease.deadline = clock.now() + 60
     dispatcher.wake(first)
     with pytest.raises(ZeroDivisionError):
-        dispatcher.pick(0, first)
-    assert first.dispatch.claimed
-    assert dispatcher.pick(1, second) is None
+        dispatcher.pick(0)
+    assert first.dispatch.claimed_by == 0
+    assert dispatcher.pick(1) is None
 
 
 def test_a_quiet_node_takes_nothing_more_before_it_gives_up_what_rests(app: lowq.Lowq) -> None:

@@ -11,7 +11,7 @@ import pytest
 from lowq import clock
 from lowq.broker import dispatcher as dispatch_module
 from lowq.broker.delivery import Delivery
-from lowq.broker.dispatcher import Dispatcher
+from lowq.broker.dispatcher import Dispatcher, ready_shards
 from lowq.broker.lease import Lease
 from lowq.broker.scheduler import LagScheduler, SeqScheduler
 from lowq.broker.shard import Shard
@@ -101,7 +101,7 @@ class TestClaims:
     def test_what_is_waited_for_comes_claimed(self) -> None:
         a = shard("a")
         assert dispatcher([a]).wait(0) is a
-        assert a.dispatch.claimed
+        assert a.dispatch.claimed_by == 0
 
     def test_a_claimed_shard_is_nobody_elses(self, sleepers: Sleepers) -> None:
         a = shard("a")
@@ -126,7 +126,7 @@ class TestClaims:
             rng = random.Random(thread)
             held = None
             while True:
-                taken = dispatch.wait(thread) if held is None else dispatch.pick(thread, held)
+                taken = dispatch.wait(thread) if held is None else dispatch.pick(thread)
                 if held is not None and taken is not held:
                     holders[held].release()
                     dispatch.unclaim(held)
@@ -159,14 +159,31 @@ class TestClaims:
         assert sum(worked.values()) >= enough
         assert min(worked.values()) > 0
 
-    def test_a_scheduler_cannot_hand_out_what_is_not_to_be_worked(self, sleepers: Sleepers) -> None:
-        a, later = shard("a"), shard("later", due_in=1000)
-        dispatch = Dispatcher(
-            [[a, later], [a, later]], [lambda shards, _now: shards[0], lambda shards, _now: shards[1]]
-        )
+    def test_a_scheduler_is_given_what_its_thread_may_work_ordered_by_queue_and_index(self) -> None:
+        given: list[list[Shard]] = []
+
+        def note(shards: Sequence[Shard], now: float) -> Shard | None:
+            given.append(list(shards))
+            return shards[0]
+
+        a, b, later, paused = shard("a"), shard("b"), shard("later", due_in=1000), shard("paused")
+        paused.dispatch.paused = True
+        dispatch = Dispatcher([[b, later, paused, a], [b, a]], [note, note])
         assert dispatch.wait(0) is a
-        assert not sleepers.wait(dispatch, 1).done()
-        assert not later.dispatch.claimed
+        assert dispatch.wait(1) is b
+        assert dispatch.pick(1) is b  # what a thread has in hand is among them
+        assert given == [[a, b], [b], [b]]
+
+    def test_a_scheduler_cannot_hand_out_what_is_not_to_be_worked(self) -> None:
+        a, b, later = shard("a"), shard("b"), shard("later", due_in=1000)
+        for wrong in (a, later):
+            dispatch = Dispatcher([[a], [b]], [LagScheduler(), lambda _shards, _now, wrong=wrong: wrong])
+            assert dispatch.wait(0) is a
+            assert dispatch.wait(1) is b
+            assert later.dispatch.claimed_by is None
+            assert a.dispatch.claimed_by == 0
+            dispatch.unclaim(a)
+            dispatch.unclaim(b)
 
     def test_a_scheduler_that_raises_leaves_the_shard_in_hand_claimed(self) -> None:
         a = shard("a")
@@ -175,10 +192,10 @@ class TestClaims:
             raise ZeroDivisionError
 
         dispatch = Dispatcher([[a], [a]], [fail, LagScheduler()])
-        assert dispatch.wait(1) is a
+        a.dispatch.claimed_by = 0
         with pytest.raises(ZeroDivisionError):
-            dispatch.pick(0, a)
-        assert a.dispatch.claimed
+            dispatch.pick(0)
+        assert a.dispatch.claimed_by == 0
 
 
 # --- who works what ---
@@ -199,35 +216,35 @@ class TestPreference:
         assert dispatch.wait(0) is stuck
         assert dispatch.wait(1) is mine  # thread 0 has only just begun
         busy_for(dispatch, 0, 2 * dispatch_module.PATIENCE)
-        assert dispatch.pick(1, mine) is waits
+        assert dispatch.pick(1) is waits
         dispatch.unclaim(mine)
-        assert dispatch.pick(1, waits) is mine
+        assert dispatch.pick(1) is mine
         dispatch.unclaim(waits)
-        assert dispatch.pick(1, mine) is waits
+        assert dispatch.pick(1) is waits
 
     def test_once_it_is_back_its_shards_are_its_own_again(self) -> None:
         stuck, waits, mine = shard("stuck", due_in=-9), shard("waits", due_in=-1), shard("mine", due_in=-5)
         dispatch = dispatcher([stuck, waits], [mine])
         assert dispatch.wait(0) is stuck
         busy_for(dispatch, 0, 2 * dispatch_module.PATIENCE)
-        assert dispatch.pick(0, stuck) is stuck
+        assert dispatch.pick(0) is stuck
         for _ in range(3):
             assert dispatch.wait(1) is mine
             dispatch.unclaim(mine)
 
     def test_a_thread_that_comes_back_from_a_long_batch_does_not_help_itself(self) -> None:
-        oldest, a, b = shard("oldest", due_in=-9), shard("a", due_in=-1), shard("b", due_in=-1)
-        dispatch = Dispatcher([[oldest, a, b]], [SeqScheduler()])
+        a, b, oldest = shard("a", due_in=-1), shard("b", due_in=-1), shard("oldest", due_in=-9)
+        dispatch = Dispatcher([[a, b, oldest]], [SeqScheduler()])
         held = dispatch.wait(0)
         order = []
         for _ in range(6):
             assert held is not None
             order.append(held)
             busy_for(dispatch, 0, 2 * dispatch_module.PATIENCE)
-            following = dispatch.pick(0, held)
+            following = dispatch.pick(0)
             dispatch.unclaim(held)
             held = following
-        assert order == [oldest, a, b] * 2
+        assert order == [a, b, oldest] * 2
 
     def test_a_sleeping_thread_is_not_long_with_a_batch(self, sleepers: Sleepers) -> None:
         a = shard("a")
@@ -243,19 +260,19 @@ class TestPreference:
         a, b = shard("a", due_in=-2), shard("b", due_in=-1)
         dispatch = dispatcher([a, b])
         assert dispatch.wait(0) is a
-        assert dispatch.pick(0, a) is a
+        assert dispatch.pick(0) is a
         dispatch.took(a, a.dispatch.wakes, delivery(delay=5))
-        assert dispatch.pick(0, a) is b
-        assert a.dispatch.claimed  # until what it finished is acknowledged
-        assert b.dispatch.claimed
+        assert dispatch.pick(0) is b
+        assert a.dispatch.claimed_by == 0  # until what it finished is acknowledged
+        assert b.dispatch.claimed_by == 0
 
     def test_pick_finds_nothing_when_nothing_is_due(self) -> None:
         a = shard("a")
         dispatch = dispatcher([a])
         dispatch.wait(0)
         dispatch.took(a, a.dispatch.wakes, delivery())
-        assert dispatch.pick(0, a) is None
-        assert a.dispatch.claimed
+        assert dispatch.pick(0) is None
+        assert a.dispatch.claimed_by == 0
 
     def test_a_shard_that_is_paused_or_not_surely_leased_is_left_alone(self, sleepers: Sleepers) -> None:
         paused, expired = shard("paused"), shard("expired", lease_for=-1)
@@ -289,7 +306,7 @@ class TestWaking:
         wakes = a.dispatch.wakes
         dispatch.wake(a)  # a push, after Redis has answered and before the answer is here
         dispatch.took(a, wakes, delivery(delay=None))
-        assert dispatch.pick(0, a) is a
+        assert dispatch.pick(0) is a
 
     def test_a_resume_during_a_take_is_not_lost_either(self) -> None:
         a = shard("a")
@@ -298,7 +315,7 @@ class TestWaking:
         wakes = a.dispatch.wakes
         dispatch.wake(a)
         dispatch.took(a, wakes, delivery(delay=-1, paused=True))
-        assert dispatch.pick(0, a) is a
+        assert dispatch.pick(0) is a
 
     def test_a_wake_up_while_a_job_is_performed_is_not_lost(self, sleepers: Sleepers) -> None:
         a = shard("a")
@@ -339,9 +356,9 @@ class TestWaking:
         dispatch = dispatcher([a])
         dispatch.wait(0)
         dispatch.took(a, a.dispatch.wakes, delivery(delay=None))
-        assert dispatch.pick(0, a) is None
+        assert dispatch.pick(0) is None
         dispatch.look_again(a)
-        assert dispatch.pick(0, a) is a
+        assert dispatch.pick(0) is a
 
     def test_a_later_wake_up_does_not_put_off_an_earlier_time(self) -> None:
         a = shard("a", due_in=1.0)
@@ -386,24 +403,27 @@ class TestAlarm:
         assert sleepers.wait(dispatch, 0).result(PATIENCE) is a
 
     @pytest.mark.parametrize("state", ["nothing due", "paused", "claimed", "leaving", "lease over", "due later"])
-    def test_nobody_polls(self, state: str, sleepers: Sleepers) -> None:
+    def test_nobody_polls(self, state: str, sleepers: Sleepers, monkeypatch: pytest.MonkeyPatch) -> None:
         looks = 0
 
-        def count(shards: Sequence[Shard], now: float) -> Shard | None:
+        def count(shards: Sequence[Shard], thread: int, now: float) -> list[Shard]:
             nonlocal looks
             looks += 1
-            return LagScheduler()(shards, now)
+            return ready_shards(shards, thread, now)
 
+        monkeypatch.setattr(dispatch_module, "ready_shards", count)
         a = shard("a", due_in={"nothing due": None, "due later": 1000.0}.get(state, -1.0))
         a.dispatch.paused = state == "paused"
-        a.dispatch.claimed = state == "claimed"
+        a.dispatch.claimed_by = 7 if state == "claimed" else None
         a.dispatch.leaving = state == "leaving"
         if state == "lease over":
             a.lease.deadline = clock.now() - 0.001  # Redis is away: it is not surely ours, and its job is still due
-        dispatch = Dispatcher([[a], [a]], [count, count])
+        dispatch = dispatcher([a], [a])
         waiting = [sleepers.wait(dispatch, number) for number in range(2)]
+        assert looks >= 2
+        looks = 0
         time.sleep(0.05)
-        assert looks == 2
+        assert looks == 0
         assert not any(future.done() for future in waiting)
 
 
@@ -438,7 +458,7 @@ class TestRefresh:
         ((looked_at, wakes),) = dispatch.unclaimed([a])
         dispatch.wait(0)
         dispatch.refreshed(looked_at, wakes, None, paused=True)
-        assert dispatch.pick(0, a) is a
+        assert dispatch.pick(0) is a
 
     def test_only_shards_that_nobody_works_are_looked_at(self) -> None:
         held, worked, others = shard("held", due_in=None), shard("worked"), shard("others", due_in=None)
@@ -468,7 +488,7 @@ class TestLeaving:
         assert dispatch.wait(0) is a
         dispatch.leave([a])
         dispatch.took(a, a.dispatch.wakes, delivery(delay=-1.0))
-        assert dispatch.pick(0, a) is None
+        assert dispatch.pick(0) is None
         assert left == []
         dispatch.unclaim(a)
         assert left == [a]
@@ -498,14 +518,14 @@ class TestAssign:
         dispatch.unclaim(new)
         new.dispatch.next_due = None
         dispatch.wake(old)
-        assert dispatch.pick(0, new) is None
+        assert dispatch.pick(0) is None
 
     def test_what_is_worked_just_now_may_go_on(self) -> None:
         a, b = shard("a"), shard("b")
         dispatch = dispatcher([a])
         assert dispatch.wait(0) is a
         dispatch.assign([[a, b]])
-        assert dispatch.pick(0, a) is a
+        assert dispatch.pick(0) is a
 
 
 class TestClose:
@@ -522,5 +542,5 @@ class TestClose:
         assert dispatch.wait(0) is a
         dispatch.close()
         dispatch.wake(b)
-        assert dispatch.pick(0, a) is None
+        assert dispatch.pick(0) is None
         assert dispatch.wait(1) is None
