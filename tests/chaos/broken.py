@@ -6,11 +6,11 @@ changed here is changed in the process's memory, before the node starts.
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from lowq.broker import maintenance
+from lowq.broker import dispatcher, maintenance
 from lowq.broker.delivery import Delivery, TakenJob
 from lowq.broker.in_flight import InFlight
 from lowq.broker.lease import ShardLease
@@ -88,15 +88,17 @@ def ticks() -> None:
 def claims() -> None:
     """Two threads of a node may work one shard."""
 
-    def ready(self: Shard, now: float) -> bool:
-        return (
-            self.next_due is not None
-            and self.next_due <= now
-            and not self.dispatch.paused
-            and now < self.lease.deadline
-        )
+    def ready(shards: Sequence[Shard], _thread: int, now: float) -> list[Shard]:
+        return [
+            shard
+            for shard in shards
+            if (state := shard.dispatch).next_due is not None
+            and state.next_due <= now
+            and not state.paused
+            and now < shard.lease.deadline
+        ]
 
-    Shard.ready = ready  # type: ignore[method-assign]
+    setattr(dispatcher, "ready_shards", ready)  # noqa: B010  # mypy and a function of a module
 
 
 def deadline() -> None:

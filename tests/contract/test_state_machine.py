@@ -24,7 +24,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from lowq.broker import shard as shard_module
+from lowq.broker import in_flight
 from lowq.broker.delivery import Failure
 from lowq.broker.shard import Shard
 from lowq.doctor.jobs import JobScanner
@@ -626,7 +626,7 @@ def _number(text: str) -> Any:
 @pytest.fixture
 def run_machine(store_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
     """Runs the machine on a store, with as many examples as told."""
-    monkeypatch.setattr(shard_module, "MAX_DELIVERY_BYTES", MAX_BYTES)
+    monkeypatch.setattr(in_flight, "MAX_DELIVERY_BYTES", MAX_BYTES)
     clients = []
 
     def run(examples: int, steps: int, phases: tuple[Phase, ...] = tuple(Phase), *, derandomize: bool = True) -> None:

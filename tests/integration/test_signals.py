@@ -208,5 +208,6 @@ def test_a_hook_of_a_worker_that_exits_stops_the_node_too(make_rig: MakeRig, hoo
     assert node.wait() == 1
     assert f"{hook} was told to exit" in rig.events("last_words")[0]["error"]
     rig.node(ORDERS_BREAK="")
+    rig.app.queue(rig.queue_name, rig.shards_count).perform_now("a")  # when it is left to the default, in 15 s or more
     rig.drained()
     assert rig.report().problems == []

@@ -363,12 +363,12 @@ def test_a_terminal_that_is_closed_stops_it_unless_nohup(
 ) -> None:
     rig = make_rig()
     write_code(rig, 1)
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN) if nohup else None
+    # Also when the tests themselves are run by nohup.
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN if nohup else signal.SIG_DFL)
     try:
         supervisor = on_terminal(supervise, rig, terminal, "--processes", "1")
     finally:
-        if nohup:
-            signal.signal(signal.SIGHUP, before)
+        signal.signal(signal.SIGHUP, before)
     terminal.until("is ready")
     (name,) = until(lambda: [node.pid for node in rig.app.nodes()], "a heartbeat")
     os.close(terminal.end)

@@ -4,6 +4,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import cast
 
 import pytest
@@ -28,6 +29,11 @@ def shard(name: str, *, due_in: float | None = 0.0, lease_for: float = 1000.0) -
     made.lease.current, made.lease.deadline = LEASE, now + lease_for
     made.dispatch.next_due = None if due_in is None else now + due_in
     return made
+
+
+def always(chosen: Shard, _shards: Sequence[Shard], _now: float) -> Shard:
+    """A scheduler that chooses a shard whether it may or not."""
+    return chosen
 
 
 def delivery(*, delay: float | None = None, paused: bool = False) -> Delivery:
@@ -177,7 +183,7 @@ class TestClaims:
     def test_a_scheduler_cannot_hand_out_what_is_not_to_be_worked(self) -> None:
         a, b, later = shard("a"), shard("b"), shard("later", due_in=1000)
         for wrong in (a, later):
-            dispatch = Dispatcher([[a], [b]], [LagScheduler(), lambda _shards, _now, wrong=wrong: wrong])
+            dispatch = Dispatcher([[a], [b]], [LagScheduler(), partial(always, wrong)])
             assert dispatch.wait(0) is a
             assert dispatch.wait(1) is b
             assert later.dispatch.claimed_by is None
