@@ -51,6 +51,7 @@ class Reports:
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, Any]] = []
+        self.in_flight = self
 
     def fail(self, failures: Sequence[Failure], now: float | None = None) -> None:
         self.calls.append(("fail", [(item.id, item.verdict) for item in failures]))

@@ -156,7 +156,7 @@ def test_it_never_waits_longer_than_a_thread_can() -> None:
 def test_a_lease_that_is_told_to_become_free_in_centuries_is_tried_for_when_it_must_have_run_out(rig: Rig) -> None:
     asked: list[float] = []
     rig.wishes.try_for = lambda _, at: asked.append(at)  # type: ignore[method-assign,assignment]
-    shard = cast(Shard, SimpleNamespace(lease=None))
+    shard = cast(Shard, SimpleNamespace(lease=SimpleNamespace(current=None)))
     latest = time.monotonic() + TTL
     rig.loop.lease_released(shard, 1e10)
     rig.tick()
