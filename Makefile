@@ -56,7 +56,7 @@ test-slow: $(DEV) tools ## the tests that take long or measure times: many stori
 	@$(PY) -m pytest -n $(JOBS) -m slow $(ARGS)
 
 .PHONY: test-matrix
-test-matrix: tools | $(PY) ## unit, contract, integration tests on every Python from 3.11 on (VERSIONS="3.12 3.13")
+test-matrix: tools | $(PY) ## unit, contract, integration on every Python from 3.11 on, oldest and newest redis-py (VERSIONS="3.12 3.13")
 	@$(PY) -m tests.matrix --jobs $(JOBS) --versions="$(VERSIONS)" --args=$(call quoted,$(ARGS))
 
 .PHONY: lint

@@ -1,11 +1,13 @@
 """`make test-matrix`: the tiers `unit`, `contract` and `integration` on every Python that lowq supports.
 
 It takes what this machine has: `python3.12` and the like on PATH, the versions of pyenv and of uv. Each gets a virtual
-environment of its own below `.matrix/`, made anew when pyproject.toml changes.
+environment of its own below `.matrix/`, made anew when pyproject.toml changes, with the newest redis-py that lowq
+allows; the oldest of them is run once more with the oldest one. Without the tests marked slow, unless `-m` says so.
 """
 
 import argparse
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -43,10 +45,22 @@ class Interpreter:
 
 
 @dataclass(frozen=True)
-class Result:
-    """How the tests went on one of them."""
+class Environment:
+    """What the tests are run in."""
 
     interpreter: Interpreter
+    #: The redis-py that is wanted, as pip takes it; empty: the newest that lowq allows.
+    redis: str = ""
+
+    def __str__(self) -> str:
+        return " ".join(filter(None, (str(self.interpreter), self.redis)))
+
+
+@dataclass(frozen=True)
+class Result:
+    """How the tests went in one of them."""
+
+    environment: Environment
     passed: bool
     summary: str
 
@@ -90,30 +104,42 @@ def newest(found: Iterable[Interpreter | None]) -> dict[str, Interpreter]:
     return dict(sorted(chosen.items(), key=lambda item: item[1].version))
 
 
-def prepare(interpreter: Interpreter) -> Path:
+def oldest_redis() -> str:
+    """The oldest redis-py that pyproject.toml allows, as pip takes it."""
+    found = re.search(r'^    "redis>=([0-9.]+),<[0-9.]+"', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+    assert found is not None, "pyproject.toml has no bounds of redis"
+    return f"redis=={found[1]}.*"
+
+
+def environments(interpreters: Sequence[Interpreter]) -> list[Environment]:
+    """Each of them with the newest redis-py, and the oldest of them with the oldest one."""
+    return [*map(Environment, interpreters), *(Environment(oldest, oldest_redis()) for oldest in interpreters[:1])]
+
+
+def prepare(environment: Environment) -> Path:
     """The Python of a virtual environment with lowq and its development tools.
 
     Raises:
         subprocess.CalledProcessError: it can't be made, or something can't be installed there.
     """
-    folder = ROOT / ".matrix" / str(interpreter)
+    folder = ROOT / ".matrix" / re.sub(r"[^0-9a-z.]+", "-", str(environment)).rstrip("-.")
     python, stamp = folder / "bin" / "python", folder / ".installed"
     project = ROOT / "pyproject.toml"
     if not stamp.exists() or stamp.stat().st_mtime < project.stat().st_mtime:
         print(f"installing lowq and its development tools into {folder.relative_to(ROOT)}", flush=True)
-        subprocess.run([interpreter.program, "-m", "venv", "--clear", folder], check=True)
+        subprocess.run([environment.interpreter.program, "-m", "venv", "--clear", folder], check=True)
         pip = [str(python), "-m", "pip", "--disable-pip-version-check", "-qq", "install", "-e", ".[all,dev]"]
-        subprocess.run(pip, cwd=ROOT, check=True)
+        subprocess.run([*pip, environment.redis] if environment.redis else pip, cwd=ROOT, check=True)
         stamp.touch()
     return python
 
 
-def run(interpreter: Interpreter, arguments: Sequence[str]) -> Result:
+def run(environment: Environment, arguments: Sequence[str]) -> Result:
     """Runs the tests there, and shows what they print."""
     try:
-        python = prepare(interpreter)
+        python = prepare(environment)
     except (OSError, subprocess.CalledProcessError) as error:
-        return Result(interpreter, False, f"could not be prepared: {error}")
+        return Result(environment, False, f"could not be prepared: {error}")
     last = ""
     command = [str(python), "-m", "pytest", *arguments]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, errors="replace") as tests:
@@ -121,13 +147,13 @@ def run(interpreter: Interpreter, arguments: Sequence[str]) -> Result:
         for line in tests.stdout:
             print(line, end="", flush=True)
             last = line.strip(" =\n") or last
-    return Result(interpreter, tests.returncode == 0, last)
+    return Result(environment, tests.returncode == 0, last)
 
 
 def report(results: Sequence[Result], missing: Sequence[str]) -> int:
-    """A line per Python; returns the exit code."""
+    """A line for each; returns the exit code."""
     for result in results:
-        print(f"Python {result.interpreter!s:<8} {'passed' if result.passed else 'FAILED'}: {result.summary}")
+        print(f"Python {result.environment!s:<8} {'passed' if result.passed else 'FAILED'}: {result.summary}")
     if missing:
         print(f"not found: Python {', '.join(missing)}")
     return 0 if results and all(result.passed for result in results) else 1
@@ -152,8 +178,9 @@ def main(arguments: Sequence[str]) -> int:
         return 1
     more = shlex.split(options.args)
     paths = [] if any(word.startswith("tests/") for word in more) else TIERS
-    pytest = ["-q", "-n", options.jobs, *paths, *more]
-    results = [run(each, pytest) for minor, each in found.items() if not asked or minor in asked]
+    pytest = ["-q", "-n", options.jobs, "-m", "not slow", *paths, *more]
+    chosen = [each for minor, each in found.items() if not asked or minor in asked]
+    results = [run(each, pytest) for each in environments(chosen)]
     return report(results, missing)
 
 

@@ -715,19 +715,30 @@ def test_a_second_node_works_on_the_embedded_store(start: Start, tmp_path_factor
 
 
 def test_push_says_where_to_go_on_when_redis_goes_away(start: Start) -> None:
-    with RedisServer() as server:
+    lines = [b'{"id": %d}\n' % number for number in range(5_001)]
+    with RedisServer(appendonly="yes") as server:
         cli = Cli(server.url)
         process = start("push", "Orders", "--shards-count", "3", "--redis-url", server.url, stdin=subprocess.PIPE)
         stdin = process.process.stdin
         assert stdin is not None
-        stdin.write(b"".join(b'{"id": %d}\n' % number for number in range(5_000)))
+        stdin.write(b"".join(lines[:-1]))
         stdin.flush()
         process.until(lambda: cli.app.queues() and cli.app.queue("Orders").stats().length == 5_000)
-        server.kill()
-        stdin.write(b'{"id": 5001}\n')
+        server.kill()  # before or after it has read the replies
+        stdin.write(lines[-1])
         stdin.close()
         assert process.wait() == 1
-        assert process.err.read_text().endswith("5,000 payloads in; go on with: lowq push Orders - --skip 5000\n")
+        said = re.search(
+            r"; ([0-9,]+) payloads in; go on with: lowq push Orders - --skip ([0-9]+)\n$", process.err.read_text()
+        )
+        assert said is not None, process.err.read_text()
+        assert int(said[2]) <= int(said[1].replace(",", "")) <= 5_000
+        server.start()
+        file = start.folder / "jobs"
+        file.write_bytes(b"".join(lines))
+        again = start("push", "Orders", str(file), "--skip", said[2], "--redis-url", server.url)
+        assert again.wait() == 0, again.err.read_text()
+        assert cli.app.queue("Orders").stats().length == 5_001
         cli.app.close()
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests import matrix
-from tests.matrix import Interpreter, Result, ask, candidates, newest, report
+from tests.matrix import Environment, Interpreter, Result, ask, candidates, newest, report
 
 NINE = Interpreter((3, 12, 9), "/a/python3")
 TEN = Interpreter((3, 12, 10), "/b/python3")
@@ -62,7 +62,7 @@ def test_of_each_version_the_newest_is_taken() -> None:
 
 
 def test_each_python_has_a_line_and_what_was_not_found_is_named(capsys: pytest.CaptureFixture[str]) -> None:
-    assert report([Result(TEN, True, "7 passed in 1s"), Result(NEXT, True, "7 passed in 2s")], ["3.14"]) == 0
+    assert report([Result(Environment(TEN), True, "7 passed in 1s"), Result(Environment(NEXT), True, "7 passed in 2s")], ["3.14"]) == 0
     assert capsys.readouterr().out.splitlines() == [
         "Python 3.12.10  passed: 7 passed in 1s",
         "Python 3.13.0   passed: 7 passed in 2s",
@@ -71,7 +71,7 @@ def test_each_python_has_a_line_and_what_was_not_found_is_named(capsys: pytest.C
 
 
 def test_one_that_fails_fails_the_whole() -> None:
-    assert report([Result(TEN, False, "1 failed"), Result(NEXT, True, "7 passed")], []) == 1
+    assert report([Result(Environment(TEN), False, "1 failed"), Result(Environment(NEXT), True, "7 passed")], []) == 1
 
 
 def test_nothing_to_run_on_is_a_failure() -> None:
@@ -84,9 +84,9 @@ class TestMain:
         """Two Pythons, and what is run on them."""
         ran: list[tuple[str, list[str]]] = []
 
-        def run(interpreter: Interpreter, arguments: list[str]) -> Result:
-            ran.append((interpreter.minor, list(arguments)))
-            return Result(interpreter, True, "passed")
+        def run(environment: Environment, arguments: list[str]) -> Result:
+            ran.append((f"{environment.interpreter.minor} {environment.redis}".strip(), list(arguments)))
+            return Result(environment, True, "passed")
 
         monkeypatch.setattr(matrix, "candidates", lambda *_: [TEN, NEXT])
         monkeypatch.setattr(matrix, "ask", lambda found: found)
@@ -95,12 +95,13 @@ class TestMain:
 
     def test_it_runs_three_tiers_on_all_that_it_finds(self, ran: list[tuple[str, list[str]]]) -> None:
         assert matrix.main(["--jobs", "3", "--args", "-x -k 'push or take'"]) == 0
-        arguments = ["-q", "-n", "3", *matrix.TIERS, "-x", "-k", "push or take"]
-        assert ran == [("3.12", arguments), ("3.13", arguments)]
+        arguments = ["-q", "-n", "3", "-m", "not slow", *matrix.TIERS, "-x", "-k", "push or take"]
+        assert ran == [("3.12", arguments), ("3.13", arguments), ("3.12 redis==6.0.*", arguments)]
 
     def test_a_path_among_the_arguments_is_all_that_is_run(self, ran: list[tuple[str, list[str]]]) -> None:
         assert matrix.main(["--versions", "3.13", "--args=tests/unit"]) == 0
-        assert ran == [("3.13", ["-q", "-n", "2", "tests/unit"])]
+        arguments = ["-q", "-n", "2", "-m", "not slow", "tests/unit"]
+        assert ran == [("3.13", arguments), ("3.13 redis==6.0.*", arguments)]
 
     def test_a_version_that_was_asked_for_must_be_there(
         self, ran: list[tuple[str, list[str]]], capsys: pytest.CaptureFixture[str]
@@ -111,8 +112,8 @@ class TestMain:
 
 
 def test_an_environment_that_can_not_be_made_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    def prepare(_interpreter: Interpreter) -> Path:
+    def prepare(_environment: Environment) -> Path:
         raise subprocess.CalledProcessError(1, ["pip"])
 
     monkeypatch.setattr(matrix, "prepare", prepare)
-    assert not matrix.run(TEN, []).passed
+    assert not matrix.run(Environment(TEN), []).passed
