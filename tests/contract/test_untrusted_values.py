@@ -211,6 +211,14 @@ PLANTS: dict[str, Callable[[Site], object]] = {
 }
 
 
+#: Every fourth is in `make test`, for the pages and for the verbs another; all of them in `make test-slow`.
+OFTEN = {"pages": list(PLANTS)[::4], "verbs": list(PLANTS)[2::4]}
+
+
+def plants(often: str) -> list[Any]:
+    return [pytest.param(plant, marks=() if plant in OFTEN[often] else pytest.mark.slow) for plant in PLANTS]
+
+
 @pytest.fixture
 def site(store_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
     monkeypatch.setattr(untrusted, "_told", set())
@@ -219,13 +227,8 @@ def site(store_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
     site.app.close()
 
 
-@pytest.mark.parametrize(
-    ("plant", "redact"),
-    [
-        *(pytest.param(plant, (), marks=pytest.mark.slow) for plant in PLANTS if plant.startswith("job")),
-        *((plant, ("card",) if plant.startswith("job") else ()) for plant in PLANTS),
-    ],
-)
+@pytest.mark.parametrize("plant", plants("pages"))
+@pytest.mark.parametrize("redact", [pytest.param((), marks=pytest.mark.slow), ("card",)])
 @pytest.mark.parametrize("store_url", [pytest.param("memory", marks=pytest.mark.slow), "redis"], indirect=True)
 def test_every_page_and_address_still_answers(site: Site, plant: str, redact: tuple[str, ...]) -> None:
     PLANTS[plant](site)
@@ -248,7 +251,7 @@ def test_every_page_and_address_still_answers(site: Site, plant: str, redact: tu
         json.loads(answer.content, parse_constant=pytest.fail)
 
 
-@pytest.mark.parametrize("plant", PLANTS)
+@pytest.mark.parametrize("plant", plants("verbs"))
 @pytest.mark.parametrize("store_url", [pytest.param("memory", marks=pytest.mark.slow), "redis"], indirect=True)
 def test_every_verb_still_works(site: Site, plant: str) -> None:
     PLANTS[plant](site)

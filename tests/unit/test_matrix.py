@@ -62,7 +62,13 @@ def test_of_each_version_the_newest_is_taken() -> None:
 
 
 def test_each_python_has_a_line_and_what_was_not_found_is_named(capsys: pytest.CaptureFixture[str]) -> None:
-    assert report([Result(Environment(TEN), True, "7 passed in 1s"), Result(Environment(NEXT), True, "7 passed in 2s")], ["3.14"]) == 0
+    assert (
+        report(
+            [Result(Environment(TEN), True, "7 passed in 1s"), Result(Environment(NEXT), True, "7 passed in 2s")],
+            ["3.14"],
+        )
+        == 0
+    )
     assert capsys.readouterr().out.splitlines() == [
         "Python 3.12.10  passed: 7 passed in 1s",
         "Python 3.13.0   passed: 7 passed in 2s",

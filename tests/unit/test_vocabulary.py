@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -29,16 +30,23 @@ GIVEN_UP = {
 }
 
 
-def lines() -> Iterator[tuple[str, str]]:
-    for folder in FOLDERS:
-        for path in sorted((ROOT / folder).rglob("*")):
-            if path.suffix in SUFFIXES and path != Path(__file__).resolve() and "uplot" not in path.name:
-                for number, line in enumerate(path.read_text("utf-8").splitlines(), 1):
-                    yield f"{path.relative_to(ROOT)}:{number}", line
+@cache
+def texts() -> dict[Path, str]:
+    return {
+        path.relative_to(ROOT): path.read_text("utf-8")
+        for folder in FOLDERS
+        for path in sorted((ROOT / folder).rglob("*"))
+        if path.suffix in SUFFIXES and path != Path(__file__).resolve() and "uplot" not in path.name
+    }
+
+
+def lines_with(pattern: re.Pattern[str]) -> Iterator[str]:
+    for path, text in texts().items():
+        for found in pattern.finditer(text):
+            number = text.count("\n", 0, found.start()) + 1
+            yield f"{path}:{number}: {text.splitlines()[number - 1].strip()}"
 
 
 @pytest.mark.parametrize("name", GIVEN_UP)
 def test_a_name_that_was_given_up_is_not_used(name: str) -> None:
-    pattern = re.compile(name)
-    found = [f"{where}: {line.strip()}" for where, line in lines() if pattern.search(line)]
-    assert found == [], f"it is called {GIVEN_UP[name]} now"
+    assert list(lines_with(re.compile(name))) == [], f"it is called {GIVEN_UP[name]} now"
