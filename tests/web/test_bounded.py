@@ -87,12 +87,12 @@ def test_all_viewers_share_one_look_and_looks_are_far_between(big: lowq.Lowq, mo
     assert looks <= 10 / max(INTERVAL, SHARDS * PER_SHARD) + 1
 
 
-@pytest.mark.parametrize("shards", [1, 1000, 4000])
-def test_looks_take_less_than_half_a_percent_of_redis(app: lowq.Lowq, shards: int) -> None:
+@pytest.mark.parametrize("shards", [1, 1000])
+def test_the_pause_between_looks_grows_with_the_shards(app: lowq.Lowq, shards: int) -> None:
     for number in range(0, shards, 500):
         app.register(f"queue-{number}", min(shards, 500))
-    # A look costs some 20 microseconds a shard.
-    assert shards * 20e-6 / StatsCache(app).figures().interval < 0.005
+    # A look costs Redis some 20 microseconds a shard: less than half a percent of its time.
+    assert StatsCache(app).figures().interval >= shards * 20e-6 / 0.005
 
 
 @pytest.mark.parametrize(
