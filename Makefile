@@ -16,12 +16,17 @@ VERSIONS ?=
 VENV := .venv
 PY := $(VENV)/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check -qq
+# Whoever has run out of tests takes some of the others': a few take as long as hundreds.
+PYTEST = $(PY) -m pytest -n $(JOBS) --dist worksteal
 CODE := $(wildcard lowq web tests examples benchmarks)
 TYPED := $(wildcard lowq web tests)
 
 # Stamps: made when what they name is installed, out of date when pyproject.toml changes.
 EMBEDDED := $(VENV)/.installed-embedded
 DEV := $(VENV)/.installed-dev
+
+# The tests start hundreds of Pythons, which without compiled files would each compile all that they import.
+unexport PYTHONDONTWRITEBYTECODE
 
 # $(call debian,WHAT IS MISSING,PACKAGES): install Debian packages as root, or say what to install.
 debian = \
@@ -46,15 +51,15 @@ demo: $(EMBEDDED) ## a node, its store, a producer and the dashboard in one proc
 
 .PHONY: test
 test: lint browser ## lint, then all tests but the slow ones (ARGS="-k push" for some of them)
-	@$(PY) -m pytest -n $(JOBS) -m "not slow" $(ARGS)
+	@$(PYTEST) -m "not slow" $(ARGS)
 
 .PHONY: test-fast
 test-fast: lint ## lint, and what needs no Redis: unit, and contract on the embedded store
-	@$(PY) -m pytest -n $(JOBS) -m "not slow and not redis" tests/unit tests/contract $(ARGS)
+	@$(PYTEST) -m "not slow and not redis" tests/unit tests/contract $(ARGS)
 
 .PHONY: test-slow
 test-slow: $(DEV) tools ## the tests that take long or measure times: many stories, the wide matrices, long chaos
-	@$(PY) -m pytest -n $(JOBS) -m slow $(ARGS)
+	@$(PYTEST) -m slow $(ARGS)
 
 .PHONY: test-matrix
 test-matrix: tools | $(PY) ## unit, contract, integration on every Python from 3.11 on, oldest and newest redis-py (VERSIONS="3.12 3.13")

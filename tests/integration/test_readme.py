@@ -215,6 +215,7 @@ def shell(lines: list[str], surroundings: dict[str, str], folder: Path) -> "subp
     return ran
 
 
+@pytest.mark.slow  # it starts Python two dozen times
 def test_the_commands_work_one_after_the_other_after_the_first_worker(redis_url: str, tmp_path: Path) -> None:
     page = TEXTS["docs/cli.md"].split("\nMore verbs", 1)[0]
     lines = [line for line in typed(page) if not line.startswith("lowq run")]
