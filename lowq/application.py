@@ -88,8 +88,8 @@ class Lowq:
                 client = self._client
         return client
 
-    def connect(self, size: int, *, socket_timeout: float = SOCKET_TIMEOUT, kernel: bool = False) -> Client:
-        """A client of its own for up to ``size`` threads, on the same server or store. ``kernel``: see `Client`."""
+    def connect(self, size: int, *, socket_timeout: float = SOCKET_TIMEOUT) -> Client:
+        """A client of its own for up to ``size`` threads, on the same server or store."""
         with self._lock:
             url = self.config.redis_url
             if self._store is None:
@@ -99,9 +99,8 @@ class Lowq:
             elif not url.startswith("memory://"):
                 url = "memory://"
         return Client(
-            url, size=size, timeout=self.config.pool_timeout, socket_timeout=socket_timeout, store=self._store,
-            kernel=kernel,
-        )  # fmt: skip
+            url, size=size, timeout=self.config.pool_timeout, socket_timeout=socket_timeout, store=self._store
+        )
 
     def with_own_pool(self, size: int) -> "Lowq":
         """The same application with a client of its own, for up to ``size`` threads: whoever is busy with it keeps none
@@ -286,8 +285,8 @@ class _WithOwnPool(Lowq):
                 client = self._client
         return client
 
-    def connect(self, size: int, *, socket_timeout: float = SOCKET_TIMEOUT, kernel: bool = False) -> Client:
-        return self._app.connect(size, socket_timeout=socket_timeout, kernel=kernel)
+    def connect(self, size: int, *, socket_timeout: float = SOCKET_TIMEOUT) -> Client:
+        return self._app.connect(size, socket_timeout=socket_timeout)
 
     def close(self) -> None:
         # Without our lock: who closes the other application holds that one's, which we take while we hold ours.

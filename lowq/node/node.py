@@ -127,8 +127,8 @@ class Node:
         for worker in self._workers.values():
             app.register(worker.queue_name, worker.shards_count, worker)
         config.on_server_init()
-        self.client = app.connect(self.threads + 2, kernel=True)
-        maintenance_client = app.connect(2, socket_timeout=max(config.lease_ttl / 4, 0.1), kernel=True)
+        self.client = app.connect(self.threads + 2)
+        maintenance_client = app.connect(2, socket_timeout=max(config.lease_ttl / 4, 0.1))
         shards = [shard for worker in self._workers.values() for shard in shards_of(self.client, config, worker, nonce)]
         splitter = config.build_splitter() if config.build_splitter else BalancedSplitter(self.threads)
         identity = Identity(

@@ -14,7 +14,6 @@ a cluster a shard lives on.
     endpoints   a URL -> one server, a primary found by sentinels, a cluster, or the embedded store
     pubsub      channels and their messages
     deadline    how long a caller waits
-    kernel      timeouts of sockets
     translate   redis-py's errors -> ours
     embedded    the embedded store for other processes
     untrusted   values that may come from anywhere

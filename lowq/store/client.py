@@ -88,7 +88,7 @@ class Client:
     """Runs scripts and commands on a server, or on the primaries of a cluster. Safe for threads and forks.
 
     ``size``: connections to a server; ``timeout``: seconds to wait for a free one; ``socket_timeout``: seconds for one
-    connection attempt, or one reply. ``kernel``: only a node's threads use it, so the kernel may keep that.
+    connection attempt, or one reply.
     """
 
     def __init__(
@@ -99,10 +99,9 @@ class Client:
         timeout: float,
         socket_timeout: float = SOCKET_TIMEOUT,
         store: Any = None,
-        kernel: bool = False,
     ) -> None:
         self.url = url
-        self._servers = servers_for(url, size, timeout, socket_timeout, store, kernel=kernel)
+        self._servers = servers_for(url, size, timeout, socket_timeout, store)
         _clients.add(self)
 
     # --- scripts ---

@@ -118,9 +118,7 @@ class _Cluster:
             pool.close()
 
 
-def servers_for(
-    url: str, size: int, timeout: float, socket_timeout: float, store: Any, *, kernel: bool = False
-) -> _OneServer | _Cluster:
+def servers_for(url: str, size: int, timeout: float, socket_timeout: float, store: Any) -> _OneServer | _Cluster:
     options: dict[str, Any] = {
         "protocol": 2,
         "socket_timeout": socket_timeout,
@@ -134,7 +132,7 @@ def servers_for(
         return _OneServer(_memory_pool(store if store is not None else memory_store(url), size, timeout))
     try:
         if scheme == "redis+sentinel":
-            return _OneServer(_sentinel_pool(rest, options, size, timeout, kernel=kernel))
+            return _OneServer(_sentinel_pool(rest, options, size, timeout))
         if scheme == "redis+cluster":
             addresses, _, _ = rest.partition("/")
             login, _, hosts = addresses.rpartition("@")
@@ -142,10 +140,10 @@ def servers_for(
 
             def make_pool(host: str, port: int) -> Pool:
                 node_url = f"redis://{login + '@' if login else ''}{host}:{port}"
-                return _plain_pool(node_url, options, size, timeout, kernel=kernel)
+                return _plain_pool(node_url, options, size, timeout)
 
             return _Cluster(seeds, make_pool)
-        return _OneServer(_plain_pool(url, options, size, timeout, kernel=kernel))
+        return _OneServer(_plain_pool(url, options, size, timeout))
     except ValueError as error:
         if any(mark in rest.rpartition("@")[0] for mark in "/?#"):
             reason = "in a password write %2F for /, %3F for ?, %23 for #"
@@ -154,7 +152,7 @@ def servers_for(
         raise ConfigError(f"redis_url={without_password(url)!r}: {reason}") from None
 
 
-def _plain_pool(url: str, options: dict[str, Any], size: int, timeout: float, *, kernel: bool) -> Pool:
+def _plain_pool(url: str, options: dict[str, Any], size: int, timeout: float) -> Pool:
     settings = {**options, **parse_url(url), "protocol": 2}
     kind = settings.pop("connection_class", redis.Connection)
     settings.pop("max_connections", None)  # client_pool_size says that
@@ -168,7 +166,7 @@ def _plain_pool(url: str, options: dict[str, Any], size: int, timeout: float, *,
         kind(**settings)
     except TypeError as error:
         raise ValueError(f"it has an option that redis-py doesn't know: {error}") from None
-    return Pool(lambda: kind(**settings), size, timeout, shebang=True, kernel=kernel)
+    return Pool(lambda: kind(**settings), size, timeout, shebang=True)
 
 
 def _host_port(text: str, default: int) -> tuple[str, int]:
@@ -176,7 +174,7 @@ def _host_port(text: str, default: int) -> tuple[str, int]:
     return host.strip("[]") or "localhost", int(port)
 
 
-def _sentinel_pool(rest: str, options: dict[str, Any], size: int, timeout: float, *, kernel: bool) -> Pool:
+def _sentinel_pool(rest: str, options: dict[str, Any], size: int, timeout: float) -> Pool:
     """``h1:p,h2:p/service/db``; a user and password before ``@`` are those of the primary."""
     addresses, _, path = rest.partition("/")
     login, _, hosts = addresses.rpartition("@")
@@ -190,7 +188,7 @@ def _sentinel_pool(rest: str, options: dict[str, Any], size: int, timeout: float
     timeouts = {name: options[name] for name in ("socket_timeout", "socket_connect_timeout", "retry")}
     sentinel = redis.sentinel.Sentinel([_host_port(item, 26379) for item in hosts.split(",")], sentinel_kwargs=timeouts)
     primary = redis.sentinel.SentinelConnectionPool(service, sentinel, **settings)
-    return Pool(primary.make_connection, size, timeout, shebang=True, kernel=kernel)
+    return Pool(primary.make_connection, size, timeout, shebang=True)
 
 
 # --- the embedded store ---

@@ -9,6 +9,7 @@ A signal handler may raise between any two instructions of Python: the usual tim
 - No lock is taken by Python's own code, as `threading.Condition` does it: it could be left locked.
 """
 
+import socket
 import threading
 import time
 import weakref
@@ -22,7 +23,6 @@ from redis import exceptions
 from lowq import clock
 from lowq.errors import RedisRefused, RedisUnavailable
 from lowq.store.deadline import Deadline
-from lowq.store.kernel import is_connected, keeps_timeout, set_timeout
 from lowq.store.scripts import load_scripts
 from lowq.store.translate import is_forbidden
 
@@ -53,17 +53,13 @@ class Packer:
 
 
 class Pool:
-    """Connections to one server. At most ``size`` exist; whoever finds none free waits ``timeout`` seconds. With
-    ``kernel`` their timeouts are left to the kernel, see there.
+    """Connections to one server. At most ``size`` exist; whoever finds none free waits ``timeout`` seconds.
 
     Safe for threads. Taking and giving back costs no lock while connections are free: deque's ends are atomic.
     """
 
-    def __init__(
-        self, connect: Callable[[], Any], size: int, timeout: float, *, shebang: bool, kernel: bool = False
-    ) -> None:
+    def __init__(self, connect: Callable[[], Any], size: int, timeout: float, *, shebang: bool) -> None:
         self.connect = connect
-        self._kernel = kernel
         self._size = size
         self._timeout = timeout
         self._shebang = shebang
@@ -119,14 +115,10 @@ class Pool:
             finally:
                 for name, seconds in own.items():
                     setattr(connection, name, seconds)
-        if self._kernel:
-            keeps_timeout(connection, getattr(connection, "socket_timeout", None))
 
     def limit(self, connection: Any, deadline: Deadline | None) -> None:
         """Sets how long the next read or write may take."""
-        if not self._kernel:
-            seconds = getattr(connection, "socket_timeout", None) if deadline is None else deadline.left()
-            set_timeout(connection, seconds)
+        set_timeout(connection, getattr(connection, "socket_timeout", None) if deadline is None else deadline.left())
 
     def _make_or_wait(self, timeout: float) -> Any:
         deadline = time.monotonic() + timeout
@@ -268,6 +260,22 @@ def read_reply(connection: Any) -> Any:
         return error
     except exceptions.ResponseError as error:
         return error
+
+
+def set_timeout(connection: Any, seconds: float | None) -> None:
+    """How long a read or a write of a connected connection may take, to a hundredth."""
+    plain = getattr(connection, "_sock", None)  # redis-py has no public way to it, nor has the embedded store a socket
+    if isinstance(plain, socket.socket):
+        present = plain.gettimeout()
+        # Each setting asks the kernel. Mostly it is what it was, but for some microseconds.
+        if present is None or seconds is None or abs(present - seconds) > seconds / 100:
+            plain.settimeout(seconds)
+
+
+def is_connected(connection: Any) -> bool:
+    """Whether it was connected and not disconnected since. redis-py says so from 8.0 on."""
+    said: bool | None = getattr(connection, "is_connected", None)
+    return getattr(connection, "_sock", None) is not None if said is None else said
 
 
 def parse_info(text: bytes) -> dict[str, str]:

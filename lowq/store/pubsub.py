@@ -8,7 +8,6 @@ from typing import Any
 from redis import exceptions
 
 from lowq.errors import RedisUnavailable
-from lowq.store.kernel import keeps_timeout, timed_out
 from lowq.store.pool import Pool, encode, pack
 
 #: Seconds of silence after which the connection is asked whether it still lives.
@@ -27,9 +26,6 @@ class Subscription:
         # For the reading thread: when something was heard last (monotonic), and whether a PING is out.
         self._heard = 0.0
         self._asked = False
-        # Of the connection, as of the last reading: its timeout, and whether the kernel keeps that.
-        self._timeout: float | None = None
-        self._kept = False
 
     def add(self, channels: Iterable[str]) -> None:
         """Subscribes; each channel is confirmed by an event ``subscribe``, anew after every reconnection."""
@@ -62,7 +58,7 @@ class Subscription:
         """
         try:
             connection = self._connection or self._open()
-            event = self._read(connection, timeout)
+            event = connection.read_response() if connection.can_read(timeout) else None
             if self._connection is not connection:  # given up by another thread meanwhile
                 connection.disconnect()
                 return None
@@ -83,21 +79,6 @@ class Subscription:
         kind, channel, data = event
         return kind.decode(), channel.decode(), data if isinstance(data, bytes) else b""
 
-    def _read(self, connection: Any, timeout: float) -> Any:
-        """The next reply, or None after so many seconds."""
-        if self._timeout != timeout:
-            # Not each time: a thread that was just woken waits for the GIL until this one waits for Redis.
-            self._kept = keeps_timeout(connection, timeout)
-            self._timeout = timeout
-        if not self._kept:
-            return connection.read_response() if connection.can_read(timeout) else None
-        try:
-            return connection.read_response(disconnect_on_error=False)
-        except exceptions.ConnectionError as error:
-            if timed_out(error):
-                return None
-            raise
-
     def _check(self, connection: Any) -> None:
         # A connection that was cut without a word looks like one on which nothing happens.
         silent = time.monotonic() - self._heard
@@ -111,7 +92,7 @@ class Subscription:
     def _open(self) -> Any:
         connection = self._any_pool().connect()
         connection.connect()
-        self._heard, self._asked, self._timeout = time.monotonic(), False, None
+        self._heard, self._asked = time.monotonic(), False
         with self._lock:
             self._connection = connection
             if self._channels:

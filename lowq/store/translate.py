@@ -5,7 +5,6 @@ from collections.abc import Iterable
 from redis import exceptions
 
 from lowq.errors import ConfigError, LeaseLost, LowqError, RedisFull, RedisRefused, RedisUnavailable, ScriptError
-from lowq.store.kernel import timed_out
 
 #: What Redis and Valkey say when the user may not do what a script does.
 _FORBIDDEN_IN_SCRIPT = ("The user executing the script can't", "ACL failure in script")
@@ -60,7 +59,7 @@ def translate(error: Exception, call: Call | None, url: str) -> Exception:
     if isinstance(error, exceptions.ReadOnlyError) or text.startswith("READONLY"):
         return RedisUnavailable(f"Redis at {where} is a read-only replica; redis_url must name the primary: {text}")
     if isinstance(error, exceptions.ConnectionError | exceptions.TimeoutError):
-        if timed_out(error) or text.startswith(("Timeout reading", "Timeout writing")):
+        if text.startswith(("Timeout reading", "Timeout writing")):
             text = "nothing was heard in time"
         return RedisUnavailable(f"Redis at {where} does not answer: {text}")
     if isinstance(error, exceptions.TryAgainError | exceptions.ClusterDownError | exceptions.AskError):

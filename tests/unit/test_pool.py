@@ -5,14 +5,14 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable
-from types import FrameType
+from types import FrameType, SimpleNamespace
 from typing import Any
 
 import pytest
 
 from lowq.errors import RedisUnavailable
 from lowq.store import Call, Client, client, pool
-from lowq.store.pool import Packer, Pool, encode
+from lowq.store.pool import Packer, Pool, encode, is_connected
 
 SIZE = 2
 #: Where the exceptions come from: every bytecode of these may be the last one.
@@ -218,3 +218,11 @@ def test_numbers_are_sent_as_python_writes_them() -> None:
     assert encode([10**20, -1, 0.1, 1e22, "\N{SNOWMAN}", b"\xff"]) == [
         b"100000000000000000000", b"-1", b"0.1", b"1e+22", "\N{SNOWMAN}".encode(), b"\xff",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("connection", "connected"), [
+    (SimpleNamespace(is_connected=True, _sock=None), True), (SimpleNamespace(is_connected=False, _sock=1), False),
+    (SimpleNamespace(_sock=1), True), (SimpleNamespace(_sock=None), False), (SimpleNamespace(), False),
+])  # fmt: skip
+def test_older_versions_of_redis_py_only_have_a_socket_or_none(connection: object, connected: bool) -> None:
+    assert is_connected(connection) is connected
