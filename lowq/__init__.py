@@ -18,7 +18,7 @@ the command line, `testing` performs jobs in the calling thread.
 
 from lowq.admin.actions import Acted
 from lowq.admin.audit import AuditEntry
-from lowq.admin.bulk import Snapshot, Step
+from lowq.admin.bulk import Step
 from lowq.application import Lowq, default
 from lowq.broker.scheduler import LagScheduler, SeqScheduler
 from lowq.broker.splitter import BalancedSplitter, ByNodeSplitter, DefaultSplitter
@@ -41,6 +41,7 @@ from lowq.errors import (
     UnknownQueueError,
 )
 from lowq.inspection.explain import Why
+from lowq.inspection.job_filter import JobFilter, Snapshot
 from lowq.inspection.overview import QueueOverview
 from lowq.inspection.paging import Page
 from lowq.inspection.queries import NodeInfo, QueueInfo, ShardInfo, Stats
@@ -75,6 +76,7 @@ __all__ = [
     "Job",
     "JobDict",
     "JobError",
+    "JobFilter",
     "Jobs",
     "LagScheduler",
     "LeaseLost",

@@ -1,17 +1,17 @@
 """A queue over all its shards: the handle that producers and people hold. Looking is in `queries`."""
 
-import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Unpack
 
 from lowq.admin.actions import ACTIONS, CHANGED, MAX_IDS, Acted, Action, ActionName, act, attempt, attempt_all
-from lowq.admin.bulk import Snapshot, Step, bulk, bulk_state, snapshot
+from lowq.admin.bulk import Step, bulk, meant_by, snapshot
 from lowq.backend import Backend
 from lowq.codec import lookup_id
 from lowq.errors import ConfigError, LowqError, QueueInUse, UnknownQueueError
-from lowq.inspection.paging import TOGETHER, Listing, ask, listing
+from lowq.inspection.job_filter import FilterOptions, JobFilter, Snapshot
+from lowq.inspection.paging import TOGETHER, ask
 from lowq.inspection.queries import Queries, as_ids
 from lowq.job import JobId, State
 from lowq.producer import Jobs, Target, push
@@ -200,23 +200,21 @@ class Queue(Queries):
     def bulk(
         self,
         action: ActionName,
-        state: State | None = None,
-        match: str | None = None,
-        min: float | None = None,  # noqa: A002 - the names that a caller expects
-        max: float | None = None,  # noqa: A002
+        wanted: JobFilter | State | None = None,
+        /,
         *,
         reason: str | None = None,
-        before: float | Snapshot | None = None,
         now: float | None = None,
+        **options: Unpack[FilterOptions],
     ) -> Iterator[Step]:
         """Does something to all jobs of a kind that are there when it begins, step by step as it is iterated over::
 
             for step in queue.bulk("kick", match="4*"):
                 print(step.done, "of", step.total)
 
-        ``action``: perform_now, bury, kick or delete. ``state``: None means all that wait; kick is for the morgue,
-        delete for either. ``match``: a pattern of ids. ``min`` and ``max`` bound perform_at, in the morgue
-        buried_at, both included. ``reason``: of bury.
+        ``action``: perform_now, bury, kick or delete. ``reason``: of bury. Which jobs: a state, the fields of a
+        `JobFilter` by their names, or a `JobFilter`. None means all that wait; kick is for the morgue, delete for
+        either. ``min`` and ``max`` bound perform_at, in the morgue buried_at, both included.
 
         ``before``: nothing that came later is touched. A `snapshot` that was taken before tells exactly. With a time
         (Unix time, seconds), jobs that were not due by then are left alone in shards that got a push since, since
@@ -237,20 +235,17 @@ class Queue(Queries):
             ConfigError: it names what is allowed; or, when it is iterated over, ``before`` lies in the future.
             UnknownQueueError, RedisUnavailable
         """
-        if isinstance(before, int | float) and not math.isfinite(before):
-            raise ConfigError(f"before={before!r}: it is a finite number, Unix time in seconds, or a snapshot")
-        done, wanted = self._meant(action, state, match, min, max, reason, now)
-        return bulk(lambda: self._client, self._prefixes, done, wanted, before)
+        done, meant = self._meant(action, JobFilter.of(wanted, options), reason, now)
+        return bulk(lambda: self._client, self._prefixes, done, meant)
 
     def snapshot(
         self,
         action: ActionName,
-        state: State | None = None,
-        match: str | None = None,
-        min: float | None = None,  # noqa: A002 - the names that a caller expects
-        max: float | None = None,  # noqa: A002
+        wanted: JobFilter | State | None = None,
+        /,
         *,
         now: float | None = None,
+        **options: Unpack[FilterOptions],
     ) -> Snapshot:
         """What `bulk` would be done to now: for those who ask somebody first, and then do it to that and no more::
 
@@ -264,45 +259,38 @@ class Queue(Queries):
         Raises:
             As `bulk`.
         """
-        done, wanted = self._meant(action, state, match, min, max, None, now)
-        return snapshot(lambda: self._client, self._prefixes, done, wanted)
-
-    def _meant(
-        self,
-        action: ActionName,
-        state: State | None,
-        match: str | None,
-        low: float | None,
-        high: float | None,
-        reason: str | None,
-        now: float | None,
-    ) -> tuple[Action, Listing]:
-        if action not in ACTIONS:
-            raise ConfigError(f"action={action!r}: it is one of {', '.join(ACTIONS)}")
-        if reason is not None and action != "bury":
-            raise ConfigError(f"reason={reason!r}: only bury takes a reason, not {action}")
-        wanted = listing(bulk_state(action, state), match, None, False, low, high)
-        where = ("morgue" if wanted.state == "morgue" else "waiting") if action == "delete" else ""
-        return Action(action, time_argument(now), self._reason(reason), where), wanted
+        done, meant = self._meant(action, JobFilter.of(wanted, options), None, now)
+        if meant.before is not None:
+            raise ConfigError("before: a snapshot is of what there is now")
+        return snapshot(lambda: self._client, self._prefixes, done, meant)
 
     def count(
         self,
         action: ActionName,
-        state: State | None = None,
-        match: str | None = None,
-        min: float | None = None,  # noqa: A002 - the names that a caller expects
-        max: float | None = None,  # noqa: A002
+        wanted: JobFilter | State | None = None,
+        /,
         *,
-        before: float | None = None,
         now: float | None = None,
+        **options: Unpack[FilterOptions],
     ) -> int:
         """To how many jobs `bulk` would do something, were it to begin now. Patterns look at every id.
 
         Raises:
             As `bulk`.
         """
-        steps = self.bulk(action, state, match, min, max, before=before, now=now)
+        steps = self.bulk(action, JobFilter.of(wanted, options), now=now)
         return next(step.total for step in steps if not step.counting)
+
+    def _meant(
+        self, action: ActionName, wanted: JobFilter, reason: str | None, now: float | None
+    ) -> tuple[Action, JobFilter]:
+        if action not in ACTIONS:
+            raise ConfigError(f"action={action!r}: it is one of {', '.join(ACTIONS)}")
+        if reason is not None and action != "bury":
+            raise ConfigError(f"reason={reason!r}: only bury takes a reason, not {action}")
+        meant = meant_by(action, wanted)
+        where = ("morgue" if meant.state == "morgue" else "waiting") if action == "delete" else ""
+        return Action(action, time_argument(now), self._reason(reason), where), meant
 
     # --- the whole queue ---
 

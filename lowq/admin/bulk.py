@@ -30,14 +30,14 @@ buried then looks older than it is, and is done with the others.
 
 import math
 from array import array
-from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from lowq.admin.actions import MAX_IDS, Action, act
+from lowq.admin.actions import MAX_IDS, Action, ActionName, act
 from lowq.errors import ConfigError
-from lowq.inspection.paging import SCANS_TOGETHER, Listing, Walk, ask, bound
+from lowq.inspection.job_filter import JobFilter, Snapshot
+from lowq.inspection.paging import SCANS_TOGETHER, Walk, ask, bound
 from lowq.inspection.pattern import encode_pattern, ids_per_call
 from lowq.job import State
 from lowq.store import Call, Client
@@ -59,35 +59,6 @@ class Step:
 MAX_REMEMBERED = 1_000_000
 
 
-@dataclass(frozen=True, slots=True)
-class Snapshot:
-    """What a bulk action would have been done to at a moment. Given to it as ``before``, it is done to that alone."""
-
-    #: Unix time, seconds, by Redis's clock.
-    at: float
-    #: How many jobs there were.
-    total: int
-    #: Fingerprints of those that were not due, sorted; None: there were more than MAX_REMEMBERED.
-    _later: "array[int] | None"
-
-    def __len__(self) -> int:
-        """How many jobs it remembers one by one."""
-        return len(self._later or ())
-
-    @property
-    def remembers(self) -> bool:
-        """Whether it knows each job that was not due."""
-        return self._later is not None
-
-    def holds(self, prefix: str, perform_at: float, job_id: bytes) -> bool:
-        """Whether this job was there, not due, and still has the time that it had."""
-        if self._later is None:
-            return False
-        fingerprint = hash((prefix, perform_at, job_id))
-        index = bisect_left(self._later, fingerprint)
-        return index < len(self._later) and self._later[index] == fingerprint
-
-
 _WAITING: tuple[State, ...] = ("scheduled", "due", "retrying")
 #: What each action can be done to; None, besides: all that wait, or with kick the morgue.
 STATES_OF: dict[str, tuple[State, ...]] = {
@@ -98,19 +69,24 @@ STATES_OF: dict[str, tuple[State, ...]] = {
 }
 
 
-def bulk_state(action: str, state: State | None) -> State | None:
-    """The state that is meant.
+def meant_by(action: ActionName, wanted: JobFilter) -> JobFilter:
+    """What an action that is to be done to these is done to. Its order is that of time.
 
     Raises:
-        ConfigError: the action does nothing to jobs in that state.
+        ConfigError: the action does nothing to jobs in that state, or they are bounded by something else than time.
     """
     allowed = STATES_OF[action]
-    if state is not None and state not in allowed:
+    if wanted.state is not None and wanted.state not in allowed:
         hint = ", which is also its default" if action == "kick" else "; without a state: all that wait"
         raise ConfigError(
-            f"{action} can't be done to jobs with state={state!r}; state is one of: {', '.join(allowed)}{hint}"
+            f"{action} can't be done to jobs with state={wanted.state!r}; state is one of: {', '.join(allowed)}{hint}"
         )
-    return "morgue" if action == "kick" else state
+    if wanted.bounded and not wanted.by_time:
+        raise ConfigError(
+            "actions on all that match can be bounded by time, not by id or retry_count: order by time, or use a "
+            "pattern"
+        )
+    return replace(wanted, state="morgue" if action == "kick" else wanted.state, order_by=None, reverse=False)
 
 
 class _Part(NamedTuple):
@@ -143,15 +119,14 @@ def bulk(
     client: Callable[[], Client],
     prefixes: Sequence[str],
     action: Action,
-    wanted: Listing,
-    before: "float | Snapshot | None" = None,
+    wanted: JobFilter,
 ) -> Iterator[Step]:
-    """Does it, a step at a time, whenever the next step is asked for. ``before``: nothing that came later is touched.
+    """Does it, a step at a time, whenever the next step is asked for. What is wanted comes from `meant_by`.
 
     Raises:
-        ConfigError: ``before`` lies in the future.
+        ConfigError: its ``before`` lies in the future.
     """
-    run = _Bulk(client, prefixes, action, wanted, before)
+    run = _Bulk(client, prefixes, action, wanted)
     counts = run.count()
     total = next(counts)
     for number in counts:
@@ -164,9 +139,9 @@ def bulk(
         yield Step(done, max(total, done))
 
 
-def snapshot(client: Callable[[], Client], prefixes: Sequence[str], action: Action, wanted: Listing) -> Snapshot:
+def snapshot(client: Callable[[], Client], prefixes: Sequence[str], action: Action, wanted: JobFilter) -> Snapshot:
     """What `bulk` would be done to now."""
-    return _Bulk(client, prefixes, action, wanted, server_now(client(), action)).remember()
+    return _Bulk(client, prefixes, action, replace(wanted, before=server_now(client(), action))).remember()
 
 
 def server_now(client: Client, action: Action) -> float:
@@ -183,8 +158,7 @@ class _Bulk:
         client: Callable[[], Client],
         prefixes: Sequence[str],
         action: Action,
-        wanted: Listing,
-        before: float | Snapshot | None,
+        wanted: JobFilter,
     ) -> None:
         self._client = client
         self._action = action
@@ -193,6 +167,7 @@ class _Bulk:
         # What is due needn't be made due.
         self._with_due = wanted.state in (None, "due") and action.name != "perform_now"
         self._with_later = wanted.state in (None, "scheduled", "retrying")
+        before = wanted.before
         self._snapshot = before if isinstance(before, Snapshot) else None
         self._before = before.at if isinstance(before, Snapshot) else before
         if self._before is not None:
@@ -200,7 +175,7 @@ class _Bulk:
             if self._before > now:
                 raise ConfigError(f"before={self._before!r} lies in the future: by Redis's clock it is {now!r}")
             if self._in_morgue:
-                wanted = wanted._replace(high=min(wanted.high, self._before))
+                wanted = replace(wanted, max=min(wanted.high, self._before))
         self._wanted = wanted
         #: Fingerprints of what is not due, while a snapshot is taken.
         self._remembered: array[int] | None = None
@@ -226,7 +201,7 @@ class _Bulk:
         assert self._before is not None
         self._remembered = array("q")
         total = 0
-        if self._wanted.match:
+        if self._wanted.pattern:
             for _, groups in self._scan(self._shards):
                 total += sum(len(ids) for ids in groups.values())
         elif self._in_morgue:
@@ -259,7 +234,7 @@ class _Bulk:
         """What is known of the number, after each call or so where ids are looked at; the last word comes last."""
         if self._snapshot is not None:
             yield self._snapshot.total
-        elif self._wanted.match:
+        elif self._wanted.pattern:
             yield from self._count_all(self._wanted)
         elif self._in_morgue:
             yield sum(shard.upto_now for shard in self._shards)
@@ -270,7 +245,7 @@ class _Bulk:
                 yield total + later
                 return
             # No set is sorted by both, so all that failed are looked at.
-            for failed in self._count_all(self._wanted._replace(state="retrying")):
+            for failed in self._count_all(replace(self._wanted, state="retrying")):
                 yield total + (failed if self._wanted.state == "retrying" else max(later - failed, 0))
 
     def _count_later(self) -> int:
@@ -279,7 +254,7 @@ class _Bulk:
         now = self._look([shard.prefix for shard in self._shards if self._untouched(shard.clock)], self._action.now)
         return sum(shard.total - shard.due for shard in now)
 
-    def _count_all(self, wanted: Listing) -> Iterator[int]:
+    def _count_all(self, wanted: JobFilter) -> Iterator[int]:
         total = 0
         for _, groups in self._scan(self._shards, wanted):
             total += sum(len(ids) for ids in groups.values())
@@ -288,18 +263,18 @@ class _Bulk:
     # --- by a pattern ---
 
     def _scan(
-        self, shards: Sequence[_Shard], wanted: Listing | None = None
+        self, shards: Sequence[_Shard], wanted: JobFilter | None = None
     ) -> Iterator[tuple[_Shard, dict[str, list[bytes]]]]:
         """All that fits, some 1,000 ids at a time: not_after -> ids."""
         wanted = wanted or self._wanted
         base = "retries" if wanted.state == "retrying" else self._base
         order_by = "buried_at" if self._in_morgue else "perform_at"
         tail: list[str | bytes | int] = [
-            encode_pattern(wanted.match),
+            encode_pattern(wanted.pattern),
             order_by,
             "",
             wanted.past,
-            ids_per_call(wanted.match),
+            ids_per_call(wanted.pattern),
         ]
         cursors = dict.fromkeys(range(len(shards)), b"0")
         while cursors:
@@ -312,7 +287,7 @@ class _Bulk:
                     cursors[i] = reply[0]
                 yield shards[i], self._fitting(shards[i], wanted, reply)
 
-    def _fitting(self, shard: _Shard, wanted: Listing, reply: list[Any]) -> dict[str, list[bytes]]:
+    def _fitting(self, shard: _Shard, wanted: JobFilter, reply: list[Any]) -> dict[str, list[bytes]]:
         due_cutoff, same_clock = float(reply[1]), self._may_pass_now(shard) and reply[2] == shard.clock
         begun, highest = float(shard.due_cutoff), float(shard.highest or -math.inf)
         with_due = wanted.state in (None, "due") and self._with_due
@@ -371,7 +346,7 @@ class _Bulk:
 
     def act_on_all(self) -> Iterator[int]:
         """Does it, and says after each call or so to how many jobs, be it none."""
-        if self._wanted.match:
+        if self._wanted.pattern:
             for shard, groups in self._scan(self._shards):
                 if not groups:
                     yield 0

@@ -10,13 +10,14 @@ from typing import Any
 import click
 
 from lowq.admin.actions import IN_FLIGHT, MISSING, Acted, ActionName
-from lowq.admin.bulk import STATES_OF, bulk_state
+from lowq.admin.bulk import STATES_OF, meant_by
 from lowq.application import Lowq
 from lowq.cli.failure import FAILED, INTERRUPTED, USAGE, Failure
 from lowq.cli.group import Command, json_option, queue_argument, with_app
 from lowq.cli.look import server_time
 from lowq.cli.output import Progress, count, echo_json, echo_lines, number, say
 from lowq.duration import ago
+from lowq.inspection.job_filter import JobFilter
 from lowq.job import Job
 from lowq.logs import printable
 from lowq.queue import Queue
@@ -103,23 +104,22 @@ def _act(
     action: ActionName,
     ids: tuple[str, ...],
     everything: bool,
-    state: Any,
-    match: str | None,
     yes: bool,
     as_json: bool,
     reason: str | None = None,
+    **options: Any,
 ) -> None:
-    queue = app.queue(queue_name)
+    queue, wanted = app.queue(queue_name), JobFilter(**options)
     verb = action.replace("_", "-")
-    many = everything or state is not None or match is not None
+    many = everything or wanted != JobFilter()
     if many and ids:
         raise Failure("give ids, or --all, --state or --match, not both", USAGE)
-    if everything and match is not None:
+    if everything and wanted.match is not None:
         raise Failure("--all and --match say two things: leave one of them out", USAGE)
     if not many and not ids:
         raise Failure(f"which jobs? lowq {verb} {queue.name} ID..., or --all, --state STATE, --match PATTERN", USAGE)
     if many:
-        _act_on_many(queue, action, state, match, reason, yes=yes, as_json=as_json)
+        _act_on_many(queue, action, wanted, reason, yes=yes, as_json=as_json)
     else:
         _act_on_ids(app, queue, action, ids, reason, as_json=as_json)
 
@@ -201,10 +201,10 @@ def _lines() -> Iterator[str]:
 
 
 def _act_on_many(
-    queue: Queue, action: ActionName, state: Any, match: str | None, reason: str | None, *, yes: bool, as_json: bool
+    queue: Queue, action: ActionName, wanted: JobFilter, reason: str | None, *, yes: bool, as_json: bool
 ) -> None:
-    meant = bulk_state(action, state)
-    steps = queue.bulk(action, state, match, reason=reason)
+    meant = meant_by(action, wanted).state
+    steps = queue.bulk(action, wanted, reason=reason)
     with Progress("found") as progress:
         for step in steps:
             if not step.counting:
@@ -212,10 +212,10 @@ def _act_on_many(
             progress.show(step.total)
     kind = {None: "waiting", "morgue": "buried"}.get(meant, meant)
     what = f"{count(step.total, f'{kind} job')} of queue {queue.name!r}" + (
-        f" with ids like {match!r}" if match else ""
+        f" with ids like {wanted.match!r}" if wanted.match else ""
     )
     if step.total:
-        hint = "; buried ones: --state morgue" if action == "delete" and state is None else ""
+        hint = "; buried ones: --state morgue" if action == "delete" and wanted.state is None else ""
         _confirm(f"{action.replace('_', '-')} {what}{hint}", yes)
     try:
         with Progress(_DONE[action]) as progress:
@@ -231,11 +231,11 @@ def _act_on_many(
         echo_json({"action": action, "queue": queue.name, **done})
     else:
         left = f"; {number(in_flight)} {IN_FLIGHT}" if in_flight else ""
-        if in_flight and match:
+        if in_flight and wanted.match:
             left = f"; left alone: what is in flight, {count(in_flight, 'job')} of this queue with whatever id"
         echo_lines([f"{count(step.done, 'job')} {_DONE[action]}{left}"])
-        if not step.done and action == "delete" and state is None:
-            buried = next(item.total for item in queue.bulk("delete", "morgue", match) if not item.counting)
+        if not step.done and action == "delete" and wanted.state is None:
+            buried = next(item.total for item in queue.bulk("delete", wanted, state="morgue") if not item.counting)
             if buried:
                 say(f"{count(buried, 'such job')} {'lies' if buried == 1 else 'lie'} in the morgue: --state morgue")
 

@@ -30,7 +30,8 @@ from lowq.codec import MAX_TIME
 from lowq.duration import LONGEST_WAIT, ago, duration, relative_seconds
 from lowq.errors import RedisUnavailable, ScriptError
 from lowq.inspection.explain import Why
-from lowq.inspection.paging import MAX_LIMIT, ORDERS, STATES
+from lowq.inspection.job_filter import ORDERS, STATES, JobFilter
+from lowq.inspection.paging import MAX_LIMIT
 from lowq.inspection.queries import Stats
 from lowq.job import Job, State
 from lowq.queue import Queue
@@ -263,37 +264,24 @@ def shards(app: Lowq, queue: str, as_json: bool) -> None:
 @click.option("--reverse", is_flag=True, help="The last ones first.")
 @click.option("--limit", type=click.IntRange(1, MAX_LIMIT), default=50, show_default=True)
 @click.option("--after", metavar="CURSOR", help="Goes on where a page ended.")
-@click.option(
-    "--min", "least", metavar="VALUE", help="Bounds what it is ordered by: a time (ISO, -2h), a number, an id."
-)
-@click.option("--max", "most", metavar="VALUE", help="Likewise. Both are included.")
+@click.option("--min", metavar="VALUE", help="Bounds what it is ordered by: a time (ISO, -2h), a number, an id.")
+@click.option("--max", metavar="VALUE", help="Likewise. Both are included.")
 @json_option
-def jobs(
-    app: Lowq,
-    queue: str,
-    state: Any,
-    match: str | None,
-    order_by: str | None,
-    reverse: bool,
-    limit: int,
-    after: str | None,
-    least: str | None,
-    most: str | None,
-    as_json: bool,
-) -> None:
+def jobs(app: Lowq, queue: str, limit: int, after: str | None, as_json: bool, **options: Any) -> None:
     """A page of jobs, in order over all shards."""
-    low, high = (_bound(app, name, text, order_by) for name, text in (("--min", least), ("--max", most)))
+    bounds = {name: _bound(app, f"--{name}", options[name], options["order_by"]) for name in ("min", "max")}
+    wanted = JobFilter(**{**options, **bounds})
     handle = app.queue(queue)
-    page = handle.jobs(state, match, order_by, reverse, limit, after, low, high)
+    page = handle.jobs(wanted, limit=limit, after=after)
     if as_json:
         echo_json({"queue": queue, "jobs": page.jobs, "cursor": page.cursor})
         return
     now = server_time(app)
     if page.jobs:
-        columns = ["buried" if name == "when" and state == "morgue" else name for name in JOB_COLUMNS]
+        columns = ["buried" if name == "when" and wanted.state == "morgue" else name for name in JOB_COLUMNS]
         echo_lines(table(columns, [job_row(job, now) for job in page.jobs], right=("retry", "payloads")))
     elif not page.cursor:
-        say("no such job" if state is not None else _elsewhere(handle))
+        say("no such job" if wanted.state is not None else _elsewhere(handle))
     if page.cursor:
         say(f"there are more: --after {page.cursor}")
 

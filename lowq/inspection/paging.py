@@ -15,18 +15,15 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any
 
 from lowq.errors import ConfigError
-from lowq.inspection.pattern import check_pattern, encode_pattern, ids_per_call
-from lowq.job import Job, State
+from lowq.inspection.job_filter import JobFilter
+from lowq.inspection.pattern import encode_pattern, ids_per_call
+from lowq.job import Job
 from lowq.store import Call, Client
 from lowq.store.scripts import time_argument
 
-OrderBy = Literal["perform_at", "retry_count", "buried_at", "id"]
-
-STATES: tuple[State, ...] = get_args(State)
-ORDERS: tuple[OrderBy, ...] = get_args(OrderBy)
 #: Most jobs of a page.
 MAX_LIMIT = 1000
 #: Calls that go out together. Redis works what one client wrote in one piece, so these must be short as a whole:
@@ -57,80 +54,6 @@ class Page:
         return len(self.jobs)
 
 
-class Listing(NamedTuple):
-    """What is listed, checked by `listing`."""
-
-    state: State | None
-    match: str
-    order_by: OrderBy
-    reverse: bool
-    #: Bounds of the order value, both included; of the ids' bytes in the order by id.
-    low: float
-    high: float
-    low_id: bytes | None
-    high_id: bytes | None
-
-    @property
-    def when(self) -> str:
-        """How the scripts call a state's side of now."""
-        return {"due": "due", "scheduled": "later", "retrying": "later"}.get(self.state or "", "")
-
-    @property
-    def past(self) -> str:
-        """How the scripts call whether a state's jobs have failed before."""
-        return {"scheduled": "fresh", "retrying": "failed"}.get(self.state or "", "")
-
-    @property
-    def where(self) -> str:
-        """Which of an id's jobs is meant, as the script `fetch_jobs` calls it."""
-        return self.state if self.state in ("taken", "morgue") else "waiting"
-
-    def holds(self, value: float, job_id: bytes) -> bool:
-        """Whether the bounds admit it."""
-        if self.order_by == "id":
-            return not (
-                (self.low_id is not None and job_id < self.low_id)
-                or (self.high_id is not None and job_id > self.high_id)
-            )
-        return self.low <= value <= self.high
-
-
-def listing(state: str | None, match: str | None, order_by: str | None, reverse: bool, low: Any, high: Any) -> Listing:
-    """Checks what is asked for.
-
-    Raises:
-        ConfigError: it names what is allowed.
-    """
-    if state is not None and state not in STATES:
-        raise ConfigError(f"state={state!r}: it is one of {', '.join(STATES)}, or None for all that wait")
-    if state == "morgue":
-        allowed: tuple[OrderBy, ...] = ("buried_at", "id")
-    else:
-        allowed = ("perform_at", "retry_count", "id")
-    chosen = allowed[0] if order_by is None else order_by
-    if chosen not in allowed:
-        whose = "jobs in the morgue" if state == "morgue" else "jobs that wait or are taken"
-        raise ConfigError(f"order_by={order_by!r}: {whose} are ordered by one of {', '.join(allowed)}")
-    by_id = chosen == "id"
-    for name, bound in (("min", low), ("max", high)):
-        if bound is None:
-            continue
-        if by_id and not isinstance(bound, str):
-            raise ConfigError(f"{name}={bound!r}: with order_by='id' it is an id, a str")
-        if not by_id and (isinstance(bound, bool) or not isinstance(bound, int | float) or math.isnan(bound)):
-            raise ConfigError(f"{name}={bound!r}: it is a number, a bound of {chosen}")
-    return Listing(
-        state,
-        check_pattern(match),
-        chosen,
-        bool(reverse),
-        -math.inf if by_id or low is None else float(low),
-        math.inf if by_id or high is None else float(high),
-        low.encode("utf-8", "surrogateescape") if by_id and low is not None else None,
-        high.encode("utf-8", "surrogateescape") if by_id and high is not None else None,
-    )
-
-
 def check_limit(limit: object) -> int:
     if isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= MAX_LIMIT:
         raise ConfigError(f"limit={limit!r}: a page holds 1 to {MAX_LIMIT} jobs")
@@ -140,13 +63,13 @@ def check_limit(limit: object) -> int:
 # --- cursors -------------------------------------------------------------------------------------------------
 
 
-def encode_cursor(wanted: Listing, position: Position) -> str:
+def encode_cursor(wanted: JobFilter, position: Position) -> str:
     """A position as text that people carry from page to page."""
     head = f"{_kind(wanted)}{position[0]!r} ".encode()
     return base64.urlsafe_b64encode(head + position[1]).decode().rstrip("=")
 
 
-def decode_cursor(wanted: Listing, cursor: str) -> Position:
+def decode_cursor(wanted: JobFilter, cursor: str) -> Position:
     """The counterpart of `encode_cursor`.
 
     Raises:
@@ -167,8 +90,8 @@ def decode_cursor(wanted: Listing, cursor: str) -> Position:
     return value, job_id
 
 
-def _kind(wanted: Listing) -> str:
-    return f"{wanted.order_by[0]}{'-' if wanted.reverse else '+'}"
+def _kind(wanted: JobFilter) -> str:
+    return f"{wanted.order[0]}{'-' if wanted.reverse else '+'}"
 
 
 # --- calls ---------------------------------------------------------------------------------------------------
@@ -193,7 +116,7 @@ def ask(client: Client, calls: Sequence[Call], together: int = TOGETHER) -> Iter
 def find_page(
     client: Client,
     prefixes: Sequence[str],
-    wanted: Listing,
+    wanted: JobFilter,
     limit: int,
     after: Position | None,
     now: float | None,
@@ -207,7 +130,7 @@ def find_page(
 def find_page_in_steps(
     client: Client,
     prefixes: Sequence[str],
-    wanted: Listing,
+    wanted: JobFilter,
     limit: int,
     after: Position | None,
     now: float | None,
@@ -225,7 +148,7 @@ class _Finder:
         self,
         client: Client,
         prefixes: Sequence[str],
-        wanted: Listing,
+        wanted: JobFilter,
         count: int,
         after: Position | None,
         now: float | None,
@@ -247,7 +170,7 @@ class _Finder:
         scanned = self._scanned()
         if scanned is not None:
             yield from self._scan(scanned, wanted.past)
-        elif wanted.order_by == "retry_count":
+        elif wanted.order == "retry_count":
             yield from self._by_retry_count()
         elif base == "retries" and self._few_fail():
             yield from self._scan(base, wanted.past)
@@ -259,7 +182,7 @@ class _Finder:
         wanted = self._wanted
         if wanted.state == "taken":
             return "taken"
-        return self._base if wanted.match or wanted.order_by == "id" else None
+        return self._base if wanted.pattern or wanted.order == "id" else None
 
     @property
     def _base(self) -> str:
@@ -310,7 +233,9 @@ class _Finder:
         cursors = dict.fromkeys(self._prefixes, b"0")
         while cursors:
             some = list(cursors)[:SCANS_TOGETHER]
-            tail = [encode_pattern(wanted.match), wanted.order_by, wanted.when, past, ids_per_call(wanted.match)]
+            tail: list[str | bytes | int] = [
+                encode_pattern(wanted.pattern), wanted.order, wanted.when, past, ids_per_call(wanted.pattern)
+            ]  # fmt: skip
             calls = [Call("scan", prefix, [self._now, base, cursors[prefix], *tail]) for prefix in some]
             for prefix, reply in zip(some, ask(self._client, calls), strict=True):
                 if reply[0] == b"0":

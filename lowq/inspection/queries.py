@@ -7,16 +7,15 @@ import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Unpack
 from uuid import UUID
 
 from lowq.backend import Backend
 from lowq.codec import MAX_PAYLOAD_DEPTH, lookup_id
 from lowq.errors import ConfigError
 from lowq.inspection.explain import Why, explain
+from lowq.inspection.job_filter import STATES, FilterOptions, JobFilter
 from lowq.inspection.paging import (
-    STATES,
-    Listing,
     Page,
     Position,
     ask,
@@ -25,7 +24,6 @@ from lowq.inspection.paging import (
     encode_cursor,
     find_page,
     find_page_in_steps,
-    listing,
 )
 from lowq.inspection.registry import NodeInfo, QueueInfo, find_entry, find_queue, nodes, queues
 from lowq.job import Job, JobId, State
@@ -325,24 +323,17 @@ class Queries:
 
     def jobs(
         self,
-        state: State | None = None,
-        match: str | None = None,
-        order_by: str | None = None,
-        reverse: bool = False,
+        wanted: JobFilter | State | None = None,
+        /,
+        *,
         limit: int = 50,
         after: str | None = None,
-        min: float | str | None = None,  # noqa: A002 - the names that a caller expects
-        max: float | str | None = None,  # noqa: A002
-        *,
         now: float | None = None,
+        **options: Unpack[FilterOptions],
     ) -> Page:
         """A page of jobs, in order over all shards. Give its cursor as ``after`` for the next one.
 
-        ``state``: None means all that wait, also new payloads of ids in flight; the jobs in flight themselves are
-        "taken". ``match``: a pattern of ids as Redis has it (``*``, ``?``, ``[a-c]``), of up to 1,024 bytes and four
-        stars, and up to 100 bytes from its first ``*`` on. ``order_by``: perform_at (the
-        default), retry_count (-1 is fresh) or id; in the morgue buried_at (the default) or id. Equal ones are
-        ordered by the bytes of their ids. ``min`` and ``max`` bound the value that it is ordered by, both included.
+        Which jobs: a state, the fields of a `JobFilter` by their names, or a `JobFilter`; None means all that wait.
         ``limit``: 1 to 1,000. A page ends earlier, with a cursor, when its payloads and errors take more than 4 MiB.
 
         A page is the next one after a position in the order, not after a number of jobs: those that stay where
@@ -352,25 +343,22 @@ class Queries:
         Raises:
             ConfigError: it names what is allowed. UnknownQueueError, RedisUnavailable
         """
-        wanted = listing(state, match, order_by, reverse, min, max)
+        listed = _listed(JobFilter.of(wanted, options))
         check_limit(limit)
-        position = None if after is None else decode_cursor(wanted, after)
-        found, more = find_page(self._client, self._prefixes, wanted, limit, position, now)
-        return self._page(wanted, found, more, now)
+        position = None if after is None else decode_cursor(listed, after)
+        found, more = find_page(self._client, self._prefixes, listed, limit, position, now)
+        return self._page(listed, found, more, now)
 
     def jobs_in_steps(
         self,
-        state: State | None = None,
-        match: str | None = None,
-        order_by: str | None = None,
-        reverse: bool = False,
+        wanted: JobFilter | State | None = None,
+        /,
+        *,
         limit: int = 50,
         after: str | None = None,
-        min: float | str | None = None,  # noqa: A002 - the names that a caller expects
-        max: float | str | None = None,  # noqa: A002
-        *,
         interval: float = 0.25,
         now: float | None = None,
+        **options: Unpack[FilterOptions],
     ) -> Iterator[Page]:
         """As `jobs`, for listings that take a while: those that look at every id, or at all that one state leaves out.
         What is found so far, at once and about every ``interval`` seconds, and at last the page itself; others give
@@ -379,13 +367,13 @@ class Queries:
         Raises:
             As `jobs`.
         """
-        wanted = listing(state, match, order_by, reverse, min, max)
+        listed = _listed(JobFilter.of(wanted, options))
         check_limit(limit)
-        position = None if after is None else decode_cursor(wanted, after)
-        return self._pages(wanted, limit, position, interval, now)
+        position = None if after is None else decode_cursor(listed, after)
+        return self._pages(listed, limit, position, interval, now)
 
     def _pages(
-        self, wanted: Listing, limit: int, position: Position | None, interval: float, now: float | None
+        self, wanted: JobFilter, limit: int, position: Position | None, interval: float, now: float | None
     ) -> Iterator[Page]:
         told: tuple[list[Position], bool] | None = None
         found: list[Position] = []
@@ -400,7 +388,7 @@ class Queries:
         if (found, more) != told:
             yield self._page(wanted, found, more, now)
 
-    def _page(self, wanted: Listing, found: list[Position], more: bool, now: float | None) -> Page:
+    def _page(self, wanted: JobFilter, found: list[Position], more: bool, now: float | None) -> Page:
         ids = [job_id for _, job_id in found]
         jobs, left = self._look(ids, wanted.where, now, MAX_PAGE_BYTES)
         if left:  # the page ends before the first of them
@@ -421,6 +409,12 @@ class Queries:
         shard = shard_of(encoded, self.shards_count)
         place = self.name, shard
         return explain(self._backend, self._prefix(shard), place, encoded, self.max_retry_count, now)
+
+
+def _listed(wanted: JobFilter) -> JobFilter:
+    if wanted.before is not None:
+        raise ConfigError("before: it bounds bulk actions, not listings")
+    return wanted
 
 
 def as_ids(ids: JobId | Iterable[JobId]) -> Iterable[JobId]:

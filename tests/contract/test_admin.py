@@ -337,7 +337,7 @@ class TestBulk:
         elif state == "retrying":  # of a shard where one job failed every other would have to be looked at
             rig.push(job("failing"))
             rig.fail("failing", delay=9000.0)
-        steps = list(rig.queue.bulk("delete", state, match, now=NOW))
+        steps = list(rig.queue.bulk("delete", state, match=match, now=NOW))
         total = 1 if state == "retrying" else 0
         assert (steps[-1].done, steps[-1].total) == (total, total)
         idle = [step for step in steps if not step.done]
@@ -354,13 +354,16 @@ class TestBulk:
             (("perform_now", "morgue"), "scheduled, due, retrying"),
             (("bury", "taken"), "scheduled, due, retrying"),
             (("delete", "taken"), "scheduled, due, retrying, morgue"),
-            (("delete", None, 4), "pattern"),
-            (("delete", None, None, "x"), "number"),
         ],
     )
     def test_what_makes_no_sense_is_refused_at_once(self, rig: QueueRig, args: Any, says: str) -> None:
         with pytest.raises(ConfigError, match=says):
             rig.queue.bulk(*args)
+
+    @pytest.mark.parametrize(("options", "says"), [({"match": 4}, "pattern"), ({"min": "x"}, "number")])
+    def test_a_filter_that_makes_no_sense_is_refused_at_once(self, rig: QueueRig, options: Any, says: str) -> None:
+        with pytest.raises(ConfigError, match=says):
+            rig.queue.bulk("delete", **options)
 
     def test_a_reason_is_for_bury(self, rig: QueueRig) -> None:
         with pytest.raises(ConfigError, match="only bury"):

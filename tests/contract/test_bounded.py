@@ -16,7 +16,8 @@ import pytest
 
 from lowq import Lowq
 from lowq.admin.actions import MAX_IDS
-from lowq.inspection.paging import encode_cursor, listing
+from lowq.inspection.job_filter import JobFilter
+from lowq.inspection.paging import encode_cursor
 from lowq.inspection.queries import MAX_BYTES, MAX_PAYLOADS
 from lowq.job import Job
 from lowq.queue import Queue
@@ -120,7 +121,7 @@ class TestMillionJobs:
             assert next(iter(queue.jobs(now=NOW))).id == "job-0000000"
             assert next(iter(queue.jobs(now=NOW, reverse=True))).id == "job-0999999"
             for reverse, expected in ((False, "job-0500000"), (True, "job-0499999")):
-                wanted = listing(None, None, None, reverse, None, None)
+                wanted = JobFilter(reverse=reverse)
                 gone = encode_cursor(wanted, (LATER, b"job-0499999x"))
                 page = queue.jobs(after=gone, limit=1000, reverse=reverse, now=NOW)
                 assert (len(page), page.jobs[0].id) == (1000, expected)

@@ -43,10 +43,10 @@ class TestASnapshot:
     @pytest.mark.parametrize("state", [None, "due"])
     def test_what_is_pushed_later_stays(self, rig: QueueRig, match: str | None, state: Any) -> None:
         push(rig, "old")
-        found = rig.queue.snapshot("delete", state, match)
+        found = rig.queue.snapshot("delete", state, match=match)
         assert found.total == 6
         new = push(rig, "new") | push(rig, "past", perform_at=5.0) | push(rig, "later", delay=60.0)
-        assert last(rig.queue.bulk("delete", state, match, before=found)) == (6, 6)
+        assert last(rig.queue.bulk("delete", state, match=match, before=found)) == (6, 6)
         assert everything(rig) == new
 
     @pytest.mark.parametrize("state", [None, "scheduled"])
@@ -55,33 +55,33 @@ class TestASnapshot:
         self, rig: QueueRig, match: str | None, state: Any, action: Any
     ) -> None:
         old = push(rig, "old", delay=3600.0)
-        found = rig.queue.snapshot(action, state, match)
+        found = rig.queue.snapshot(action, state, match=match)
         new = push(rig, "new", delay=60.0) | push(rig, "again", delay=3600.0)
         rig.queue.delete("old-3")
         push(rig, "old", 4, delay=60.0)  # three wait already, and the fourth is a new job
-        assert last(rig.queue.bulk(action, state, match, before=found)) == (5, 6)
+        assert last(rig.queue.bulk(action, state, match=match, before=found)) == (5, 6)
         waiting = {item for item in everything(rig) if rig.queue.fetch([item])[item].state == "scheduled"}
         assert waiting == new | {"old-3"}
         assert old - waiting == old - {"old-3"}
 
     def test_what_has_become_due_since_is_still_meant(self, rig: QueueRig, match: str | None) -> None:
         push(rig, "old", delay=0.3)
-        found = rig.queue.snapshot("bury", "scheduled", match)
+        found = rig.queue.snapshot("bury", "scheduled", match=match)
         while rig.queue.stats().due < 6:
             pass
         new = push(rig, "new")
-        assert last(rig.queue.bulk("bury", "scheduled", match, before=found)) == (6, 6)
+        assert last(rig.queue.bulk("bury", "scheduled", match=match, before=found)) == (6, 6)
         assert everything(rig) == new
 
     @pytest.mark.parametrize("action", ["kick", "delete"])
     def test_what_is_buried_later_stays_buried(self, rig: QueueRig, match: str | None, action: Any) -> None:
         rig.queue.bury(push(rig, "old") | push(rig, "again"))
-        found = rig.queue.snapshot(action, "morgue", match)
+        found = rig.queue.snapshot(action, "morgue", match=match)
         assert found.total == 12
         rig.queue.kick(f"again-{n}" for n in range(6))
         new = {f"again-{n}" for n in range(6)} | push(rig, "new")
         rig.queue.bury(new)
-        assert last(rig.queue.bulk(action, "morgue", match, before=found)) == (6, 12)
+        assert last(rig.queue.bulk(action, "morgue", match=match, before=found)) == (6, 12)
         assert set(rig.ids(state="morgue")) == new
 
     def test_what_fails_later_waits_for_its_retry(self, rig: QueueRig, match: str | None) -> None:
@@ -90,10 +90,10 @@ class TestASnapshot:
         shard = rig.own("new", now=None)  # type: ignore[arg-type]
         rig.push(job("new"), now=None)
         assert [item.id for item in shard.in_flight.take(10).jobs] == ["new"]
-        found = rig.queue.snapshot("delete", "retrying", match)
+        found = rig.queue.snapshot("delete", "retrying", match=match)
         assert found.total == 1
         shard.in_flight.fail([Failure("new", "retry", 0, 60.0, b"boom")])
-        assert last(rig.queue.bulk("delete", "retrying", match, before=found)) == (1, 1)
+        assert last(rig.queue.bulk("delete", "retrying", match=match, before=found)) == (1, 1)
         assert everything(rig) == {"new"}
 
     def test_without_memory_of_each_the_time_alone_judges(
@@ -101,11 +101,11 @@ class TestASnapshot:
     ) -> None:
         monkeypatch.setattr(bulk, "MAX_REMEMBERED", 3)
         push(rig, "old", 20, delay=3600.0)
-        found = rig.queue.snapshot("delete", None, match)
+        found = rig.queue.snapshot("delete", None, match=match)
         assert (found.total, found.remembers) == (20, False)
         rig.push(job("new", delay=60.0), now=None)
         mixed = {item for item in everything(rig) if rig.shard_index(item) == rig.shard_index("new")}
-        assert last(rig.queue.bulk("delete", None, match, before=found)) == (21 - len(mixed), 20)
+        assert last(rig.queue.bulk("delete", None, match=match, before=found)) == (21 - len(mixed), 20)
         assert everything(rig) == mixed
 
 
@@ -118,8 +118,8 @@ class TestATime:
         push(rig, "old")
         at = self.at(rig)
         new = push(rig, "new") | push(rig, "later", delay=60.0)
-        assert rig.queue.count("delete", None, match, before=at) == 6
-        assert last(rig.queue.bulk("delete", None, match, before=at)) == (6, 6)
+        assert rig.queue.count("delete", None, match=match, before=at) == 6
+        assert last(rig.queue.bulk("delete", None, match=match, before=at)) == (6, 6)
         assert everything(rig) == new
 
     @pytest.mark.parametrize("state", [None, "scheduled"])
@@ -131,13 +131,13 @@ class TestATime:
         rig.push(job("new", delay=60.0), now=None)
         mixed = {item for item in everything(rig) if rig.shard_index(item) == rig.shard_index("new")}
         assert 1 < len(mixed) < 31
-        assert rig.queue.count("delete", state, match, before=at) == 31 - len(mixed)
-        assert last(rig.queue.bulk("delete", state, match, before=at)) == (31 - len(mixed), 31 - len(mixed))
+        assert rig.queue.count("delete", state, match=match, before=at) == 31 - len(mixed)
+        assert last(rig.queue.bulk("delete", state, match=match, before=at)) == (31 - len(mixed), 31 - len(mixed))
         assert everything(rig) == mixed
 
     def test_a_push_while_it_goes_on_ends_it_in_that_shard(self, rig: QueueRig, match: str | None) -> None:
         rig.queue.push({"id": f"old-{n}", "delay": 3000.0 + n} for n in range(4000))
-        steps = rig.queue.bulk("delete", "scheduled", match, before=self.at(rig))
+        steps = rig.queue.bulk("delete", "scheduled", match=match, before=self.at(rig))
         next(step for step in steps if step.done)
         new = push(rig, "new", 9, delay=6500.0)  # ahead of what it has come to
         assert {rig.shard_index(item) for item in new} == {0, 1, 2}
@@ -149,7 +149,7 @@ class TestATime:
         push(rig, "old", delay=3600.0)
         at = self.at(rig)
         rig.queue.kick(f"buried-{n}" for n in range(6))
-        assert last(rig.queue.bulk("delete", None, match, before=at)) == (6, 6)
+        assert last(rig.queue.bulk("delete", None, match=match, before=at)) == (6, 6)
         assert everything(rig) == {f"buried-{n}" for n in range(6)}
 
     def test_what_was_buried_by_then(self, rig: QueueRig, match: str | None) -> None:
@@ -157,8 +157,8 @@ class TestATime:
         at = self.at(rig)
         new = push(rig, "new")
         rig.queue.bury(new)
-        assert rig.queue.count("kick", "morgue", match, before=at) == 6
-        assert last(rig.queue.bulk("kick", "morgue", match, before=at)) == (6, 6)
+        assert rig.queue.count("kick", "morgue", match=match, before=at) == 6
+        assert last(rig.queue.bulk("kick", "morgue", match=match, before=at)) == (6, 6)
         assert set(rig.ids(state="morgue")) == new
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from lowq.broker.membership import Identity, Membership
 from lowq.errors import ConfigError, JobError, UnknownQueueError
-from lowq.inspection.paging import ORDERS
+from lowq.inspection.job_filter import ORDERS
 from lowq.inspection.queries import UNDECODABLE
 from lowq.job import Job
 from lowq.store.keys import nodes_key, queues_key

@@ -64,7 +64,7 @@ def test_pieces_of_a_stream_are_held_by_nobody(app: lowq.Lowq, monkeypatch: pyte
     read = threading.Event()
     empty: Any = lowq.Page([], None)
 
-    def steps(*_: Any) -> Iterator[lowq.Page]:
+    def steps(*_: Any, **__: Any) -> Iterator[lowq.Page]:
         yield empty
         assert read.wait(20)
         yield empty

@@ -85,7 +85,7 @@ def test_what_is_found_is_sent_before_the_end(
     page, empty = queue.jobs(), lowq.Page([], None)
     first = lowq.Page(page.jobs[:1], None)
     pages = itertools.chain([empty, empty, first, first, page])
-    monkeypatch.setattr(lowq.Queue, "jobs_in_steps", lambda *_args: pages)
+    monkeypatch.setattr(lowq.Queue, "jobs_in_steps", lambda *_args, **_options: pages)
     bodies = client.get("/queues/Orders?order_by=retry_count").text.split("<tbody>")[1:]
     counts = [body.count('class="id"') for body in bodies]
     assert (counts[:2], set(counts[2:])) == ([0, 1], {3})
@@ -97,6 +97,6 @@ def test_that_nothing_matches_is_only_said_at_the_end(
     client: TestClient, app: lowq.Lowq, monkeypatch: pytest.MonkeyPatch, pages: list[lowq.Page]
 ) -> None:
     app.queue("Orders", 1).push({"id": "a"})
-    monkeypatch.setattr(lowq.Queue, "jobs_in_steps", lambda *_args: iter(pages))
+    monkeypatch.setattr(lowq.Queue, "jobs_in_steps", lambda *_args, **_options: iter(pages))
     bodies = client.get("/queues/Orders?match=zzz").text.split("<tbody>")[1:]
     assert ["No job matches." in body for body in bodies] == [False, True]

@@ -11,7 +11,7 @@ from lowq.codec import lookup_id
 from lowq.queue import Moments
 from lowq_web.journal import Entry, say
 from lowq_web.stats_cache import StatsCache
-from lowq_web.tasks import ActionName, Filter, Task, Tasks
+from lowq_web.tasks import ActionName, Task, Tasks
 
 log = logging.getLogger(__name__)
 
@@ -76,7 +76,9 @@ class Actions:
             outcome.detail |= {name: number for name, number in left.items() if number}
         return acted
 
-    def on_all(self, who: str, queue: str, action: ActionName, wanted: Filter, reason: str | None = None) -> Task:
+    def on_all(
+        self, who: str, queue: str, action: ActionName, wanted: lowq.JobFilter, reason: str | None = None
+    ) -> Task:
         """Something done to all jobs that match, in the background.
 
         Raises:

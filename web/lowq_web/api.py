@@ -26,7 +26,7 @@ from lowq_web.listing import ORDERS, STATES, JobQuery
 from lowq_web.live import document
 from lowq_web.openapi import Endpoint, Parameter
 from lowq_web.security import is_json, visit_of
-from lowq_web.tasks import ActionName, Filter, Task
+from lowq_web.tasks import ActionName, Task
 from lowq_web.threads import FinalResult
 
 _QUEUE = Parameter("queue", "path", {"type": "string"}, "A queue; a slash in its name is written %252F")
@@ -208,15 +208,15 @@ def shards(request: Request, _values: dict[str, Any]) -> Response:
 
 def jobs(request: Request, values: dict[str, Any]) -> Response:
     order_by = values.get("order_by")
-    bounds = {name: _bound(name, values.get(name), order_by) for name in ("min", "max")}
+    fields: dict[str, Any] = {
+        name: values[name] for name in ("state", "match", "order_by", "reverse") if name in values
+    }
+    fields |= {name: _bound(name, values.get(name), order_by) for name in ("min", "max")}
 
     def told(page: lowq.Page) -> Response:
         return _answer({"jobs": [_job(request, job) for job in page.jobs], "cursor": page.cursor})
 
-    asked = JobQuery(
-        values.get("state"), values.get("match"), order_by, values.get("reverse", False), bounds["min"], bounds["max"],
-        values.get("after"), values.get("limit", 50), {},
-    )  # fmt: skip
+    asked = JobQuery(lowq.JobFilter(**fields), values.get("after"), values.get("limit", 50), {})
     pages = asked.pages(queue_of(request))
     if not asked.scans:
         found: list[lowq.Page | None] = list(pages)
@@ -328,7 +328,7 @@ def act(request: Request, values: dict[str, Any]) -> Response:
         acted = actions.on_ids(who, handle.name, action, list(dict.fromkeys(values["ids"])), reason)
         counts = {"done": acted.done, "in_flight": acted.in_flight, "missing": acted.missing}
         return _answer(counts | {"not_done": [{"id": job_id, "why": why} for job_id, why in acted.left]})
-    wanted, before = Filter(**values["all"]), values.get("before")
+    wanted, before = lowq.JobFilter(**values["all"]), values.get("before")
     if before is not None and before > context_of(request).stats_cache.redis_time():
         raise HTTPException(400, f"before={before!r} lies in the future")
     bound = before if "at_most" not in values else _counted(request, action, wanted, values["at_most"], before)
@@ -337,36 +337,36 @@ def act(request: Request, values: dict[str, Any]) -> Response:
 
 
 def _counted(
-    request: Request, action: ActionName, wanted: Filter, at_most: int, before: float | None
+    request: Request, action: ActionName, wanted: lowq.JobFilter, at_most: int, before: float | None
 ) -> float | lowq.Snapshot:
     """What the action is bound to, which are at most so many jobs.
 
     Raises:
         HTTPException: they are more.
     """
-    handle, filters = queue_of(request), (wanted.state, wanted.match, wanted.min, wanted.max)
+    handle = queue_of(request)
     bound: float | lowq.Snapshot
     with context_of(request).scans:
         if before is None:
             # What is counted is what it is done to, whatever comes meanwhile.
-            bound = found = handle.snapshot(action, *filters)
+            bound = found = handle.snapshot(action, wanted)
             total = found.total
         else:
             bound = before
-            total = handle.count(action, *filters, before=before)
+            total = handle.count(action, wanted, before=before)
     if total > at_most:
         raise HTTPException(409, f"at_most={at_most}: there are {total} such jobs now. Nothing was done")
     return bound
 
 
 def count(request: Request, values: dict[str, Any]) -> Response:
-    wanted = Filter(**values.get("all", {}))
+    wanted = lowq.JobFilter(**values.get("all", {}))
     handle = queue_of(request)
     context = context_of(request)
     with context.scans:
         # The time comes first: given as `before` it leaves out what came while others were counted.
         at = context.stats_cache.redis_time()
-        found = handle.count(values["action"], wanted.state, wanted.match, wanted.min, wanted.max)
+        found = handle.count(values["action"], wanted)
     return _answer({"count": found, "at": at})
 
 

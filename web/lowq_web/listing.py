@@ -1,10 +1,13 @@
 """Which jobs of a queue a page or a request asks for: read from an address, and written into one."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import get_args
 
 import lowq
+from lowq import JobFilter
+from lowq.admin.actions import ActionName
+from lowq.admin.bulk import meant_by
 from lowq.job import State
 from lowq_web import text
 
@@ -21,44 +24,30 @@ COUNTED = 5000
 class JobQuery:
     """What is asked for. `given` is how it was typed, for addresses and forms."""
 
-    state: State | None
-    match: str | None
-    order_by: str | None
-    reverse: bool
-    min: float | str | None
-    max: float | str | None
+    filter: JobFilter
     after: str | None
     limit: int
     given: dict[str, str]
 
     @property
-    def order(self) -> str:
-        """What it is ordered by, also when that was not said."""
-        return self.order_by or ("buried_at" if self.state == "morgue" else "perform_at")
-
-    @property
-    def by_time(self) -> bool:
-        """Whether the bounds are times."""
-        return self.order in ("perform_at", "buried_at")
-
-    @property
     def scans(self) -> bool:
         """Whether more ids are looked at than are shown: all of them, or those that the state leaves out."""
-        if self.match or self.order == "id" or self.state in ("taken", "scheduled", "retrying"):
+        asked = self.filter
+        if asked.match or asked.order == "id" or asked.state in ("taken", "scheduled", "retrying"):
             return True
         # Those that never failed are in no such order.
-        only_failed = self.state is None and isinstance(self.min, float) and self.min > -1
-        return self.order == "retry_count" and not only_failed
+        only_failed = asked.state is None and asked.low > -1
+        return asked.order == "retry_count" and not only_failed
 
     @property
     def filtered(self) -> bool:
         """Whether it asks for less than all of a state."""
-        return bool(self.match) or self.min is not None or self.max is not None
+        return bool(self.given.get("match")) or self.filter.bounded
 
     @property
     def may_bulk(self) -> bool:
         """Whether a bulk action can do exactly what is listed: its bounds are times."""
-        return self.state != "taken" and (self.by_time or (self.min is None and self.max is None))
+        return self.filter.state != "taken" and (self.filter.by_time or not self.filter.bounded)
 
     def without(self, *names: str, **more: str | None) -> dict[str, str | None]:
         """The query of a similar page."""
@@ -70,31 +59,16 @@ class JobQuery:
         Raises:
             ConfigError: what is asked for makes no sense.
         """
-        return _news(
-            queue.jobs_in_steps(
-                self.state, self.match, self.order_by, self.reverse, self.limit, self.after, self.min, self.max
-            )
-        )
+        return _news(queue.jobs_in_steps(self.filter, limit=self.limit, after=self.after))
 
-    def bulk_state(self, action: str) -> State | None:
-        """The state that a bulk action is told."""
-        return None if action == "perform_now" and self.state == "due" else self.state
-
-    def bulk_bounds(self) -> tuple[float | None, float | None]:
-        """Bounds of the time for a bulk action.
+    def meant_by(self, action: ActionName) -> JobFilter:
+        """What a bulk action on all that is listed is told.
 
         Raises:
-            ConfigError: the listing is bounded by something else.
+            ConfigError: it can't be done to these, or they are bounded by something else than time.
         """
-        if not self.may_bulk:
-            raise lowq.ConfigError(
-                "actions on all that match can be bounded by time, not by id or retry_count: order by time, or use a "
-                "pattern"
-            )
-        return (
-            None if self.min is None or not self.by_time else float(self.min),
-            None if self.max is None or not self.by_time else float(self.max),
-        )
+        state = None if action == "perform_now" and self.filter.state == "due" else self.filter.state
+        return meant_by(action, replace(self.filter, state=state))
 
 
 def _news(pages: Iterator[lowq.Page]) -> Iterator[lowq.Page | None]:
@@ -132,19 +106,9 @@ def asked_of(query: Mapping[str, str], now: float) -> JobQuery:
         given.pop("order_by")
     if given.get("reverse") not in (None, "1"):
         raise lowq.ConfigError(f"reverse={given['reverse']!r:.50}: it is 1 or absent")
-    asked = JobQuery(
-        state,
-        given.get("match"),
-        order_by,
-        given.get("reverse") == "1",
-        None,
-        None,
-        query.get("after") or None,
-        LIMIT,
-        given,
-    )
-    low, high = (_bound(asked, name, given.get(name), now) for name in ("min", "max"))
-    return JobQuery(asked.state, asked.match, order_by, asked.reverse, low, high, asked.after, LIMIT, given)
+    unbounded = JobFilter(state, given.get("match"), order_by, given.get("reverse") == "1")
+    low, high = (_bound(unbounded, name, given.get(name), now) for name in ("min", "max"))
+    return JobQuery(replace(unbounded, min=low, max=high), query.get("after") or None, LIMIT, given)
 
 
 def as_typed(query: Mapping[str, str]) -> JobQuery:
@@ -153,10 +117,14 @@ def as_typed(query: Mapping[str, str]) -> JobQuery:
     state = next((state for state in STATES if state == query.get("state")), None)
     order_by = next((order for order in ORDERS if order == query.get("order_by")), None)
     given |= {name: value for name, value in (("state", state), ("order_by", order_by)) if value}
-    return JobQuery(state, given.get("match"), order_by, "reverse" in given, None, None, None, LIMIT, given)
+    try:
+        shown = JobFilter(state, order_by=order_by, reverse="reverse" in given)
+    except lowq.ConfigError:  # an order that this state doesn't have
+        shown = JobFilter(state, reverse="reverse" in given)
+    return JobQuery(shown, None, LIMIT, given)
 
 
-def _bound(asked: JobQuery, name: str, given: str | None, now: float) -> float | str | None:
+def _bound(asked: JobFilter, name: str, given: str | None, now: float) -> float | str | None:
     if given is None or asked.order == "id":
         return given
     try:

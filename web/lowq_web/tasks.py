@@ -29,25 +29,6 @@ class TooManyTasks(Exception):
     """As many tasks run as may."""
 
 
-@dataclass(frozen=True, slots=True)
-class Filter:
-    """Which jobs are meant."""
-
-    state: Any = None
-    match: str | None = None
-    #: Bounds of perform_at, in the morgue of buried_at: Unix time, seconds.
-    min: float | None = None
-    max: float | None = None
-    #: Nothing that came later is touched: Unix time, seconds, or a snapshot.
-    before: float | lowq.Snapshot | None = None
-
-    def given(self) -> dict[str, Any]:
-        """What of it says anything."""
-        before = self.before.at if isinstance(self.before, lowq.Snapshot) else self.before
-        values = {"state": self.state, "match": self.match, "min": self.min, "max": self.max, "before": before}
-        return {name: value for name, value in values.items() if value is not None}
-
-
 @dataclass(slots=True)
 class Task:
     """Written by its own thread, read by others."""
@@ -56,7 +37,7 @@ class Task:
     who: str
     queue: str
     action: ActionName
-    filter: Filter
+    filter: lowq.JobFilter
     began_at: float
     state: TaskState = "running"
     done: int = 0
@@ -78,15 +59,15 @@ class Tasks:
         self._lock = threading.Lock()
         self._tasks: dict[str, Task] = {}
 
-    def start(self, who: str, queue: str, action: ActionName, wanted: Filter, reason: str | None = None) -> Task:
+    def start(
+        self, who: str, queue: str, action: ActionName, wanted: lowq.JobFilter, reason: str | None = None
+    ) -> Task:
         """Starts it and returns.
 
         Raises:
             TooManyTasks; ConfigError, UnknownQueueError, RedisUnavailable: nothing was done.
         """
-        steps = self._app.queue(queue).bulk(
-            action, wanted.state, wanted.match, wanted.min, wanted.max, reason=reason, before=wanted.before
-        )
+        steps = self._app.queue(queue).bulk(action, wanted, reason=reason)
         task = Task(secrets.token_urlsafe(8), who, queue, action, wanted, time.time(), reason=reason)
         with self._lock:
             running = sum(item.state == "running" for item in self._tasks.values())

@@ -17,7 +17,7 @@ from lowq_web.listing import JobQuery, asked_of
 from lowq_web.pages.queue import in_words
 from lowq_web.pages.rendering import redirect, render
 from lowq_web.security import visit_of
-from lowq_web.tasks import ActionName, Filter
+from lowq_web.tasks import ActionName
 
 
 def act(request: Request) -> Response:
@@ -40,18 +40,18 @@ def act(request: Request) -> Response:
     if what == "all":
         try:
             asked = asked_of(back, context.stats_cache.now())
-            wanted = Filter(asked.bulk_state(action), asked.match, *asked.bulk_bounds())
+            wanted = asked.meant_by(action)
         except lowq.ConfigError as error:
             return redirect(request, "queue", back, form_error=in_words(str(error)), queue=handle.name)
         # "-2h" would mean another moment when the answer comes.
-        back |= {name: repr(bound) for name, bound in zip(("min", "max"), asked.bulk_bounds(), strict=True) if bound}
+        back |= {name: repr(bound) for name, bound in (("min", wanted.min), ("max", wanted.max)) if bound}
         confirm = _Confirm(request, handle, action, what, back, reason)
         if not sure:
             return confirm.of_all(asked, wanted)
         given = confirmation_of(form, context.stats_cache.now())
         bound = snapshot_of(form, given, context.snapshots)
         with context.scans:
-            count = handle.count(action, wanted.state, wanted.match, wanted.min, wanted.max)
+            count = handle.count(action, wanted)
         if given.outdated(count, context.stats_cache.now()):
             return confirm.of_all(asked, wanted, was=given.count)
         started = context.actions.on_all(who, handle.name, action, replace(wanted, before=bound), reason)
@@ -91,11 +91,11 @@ class _Confirm:
     back: Mapping[str, str]
     reason: str | None
 
-    def of_all(self, asked: JobQuery, wanted: Filter, was: int | None = None) -> Response:
+    def of_all(self, asked: JobQuery, wanted: lowq.JobFilter, was: int | None = None) -> Response:
         """Of all that match. ``was``: how many were shown before, when it asks again."""
         context = context_of(self.request)
         with context.scans:
-            found = self.queue.snapshot(self.action, wanted.state, wanted.match, wanted.min, wanted.max)
+            found = self.queue.snapshot(self.action, wanted)
         name = context.snapshots.keep(found) if len(found) else ""
         return self._page(found.total, found.at, was, asked=asked, snapshot=name)
 

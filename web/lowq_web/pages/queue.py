@@ -68,9 +68,9 @@ def in_words(reason: str) -> str:
 
 def _elsewhere(asked: JobQuery, counts: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Where else ids of the same pattern may be: state, words. How many jobs are there at all would look like hits."""
-    if not asked.match:
+    if not asked.filter.match:
         return []
-    here = "" if asked.state is None else asked.state
+    here = "" if asked.filter.state is None else asked.filter.state
     places = [("", "waiting"), ("taken", "in flight"), ("morgue", "in the morgue")]
     return [(state, word) for state, word in places if state != here and counts[state].number]
 
@@ -84,11 +84,11 @@ def _told(pages: Iterable[lowq.Page | None]) -> Iterator[lowq.Page | str | None]
 
 
 def _verbs(asked: JobQuery) -> list[ActionName]:
-    if asked.state == "taken":
+    if asked.filter.state == "taken":
         return []
-    if asked.state == "morgue":
+    if asked.filter.state == "morgue":
         return ["kick", "delete"]
-    return ["perform_now", "bury", "delete"] if asked.state != "due" else ["bury", "delete"]
+    return ["perform_now", "bury", "delete"] if asked.filter.state != "due" else ["bury", "delete"]
 
 
 def pause(request: Request) -> Response:

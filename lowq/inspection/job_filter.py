@@ -1,0 +1,192 @@
+"""Which jobs of a queue are meant: by state, by a pattern of ids, between bounds, and as of when."""
+
+import dataclasses
+import math
+from array import array
+from bisect import bisect_left
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal, TypedDict, get_args
+
+from lowq.errors import ConfigError
+from lowq.inspection.pattern import check_pattern
+from lowq.job import State
+
+OrderBy = Literal["perform_at", "retry_count", "buried_at", "id"]
+
+STATES: tuple[State, ...] = get_args(State)
+ORDERS: tuple[OrderBy, ...] = get_args(OrderBy)
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """What a bulk action would have been done to at a moment. Given to it as ``before``, it is done to that alone."""
+
+    #: Unix time, seconds, by Redis's clock.
+    at: float
+    #: How many jobs there were.
+    total: int
+    #: Fingerprints of those that were not due, sorted; None: there were too many to remember.
+    _later: "array[int] | None"
+
+    def __len__(self) -> int:
+        """How many jobs it remembers one by one."""
+        return len(self._later or ())
+
+    @property
+    def remembers(self) -> bool:
+        """Whether it knows each job that was not due."""
+        return self._later is not None
+
+    def holds(self, prefix: str, perform_at: float, job_id: bytes) -> bool:
+        """Whether this job was there, not due, and still has the time that it had."""
+        if self._later is None:
+            return False
+        fingerprint = hash((prefix, perform_at, job_id))
+        index = bisect_left(self._later, fingerprint)
+        return index < len(self._later) and self._later[index] == fingerprint
+
+
+class FilterOptions(TypedDict, total=False):
+    """The fields of a `JobFilter`, as keyword arguments."""
+
+    state: State | None
+    match: str | None
+    order_by: str | None
+    reverse: bool
+    min: float | str | None
+    max: float | str | None
+    before: float | Snapshot | None
+
+
+@dataclass(frozen=True)
+class JobFilter:
+    """Which jobs of a queue are meant, and in which order they are listed. The default: all that wait.
+
+    Raises:
+        ConfigError: a field makes no sense; the message names what is allowed.
+    """
+
+    #: None: all that wait, also new payloads of ids in flight; the jobs in flight themselves are "taken".
+    state: State | None = None
+    #: A pattern of ids as Redis has it (``*``, ``?``, ``[a-c]``), of up to 1,024 bytes and four stars, and up to 100
+    #: bytes from its first ``*`` on.
+    match: str | None = None
+    #: perform_at (the default), retry_count (-1 is fresh) or id; in the morgue buried_at (the default) or id. Equal
+    #: ones are ordered by the bytes of their ids.
+    order_by: str | None = None
+    reverse: bool = False
+    #: Bounds of the value that it is ordered by, both included: Unix time in seconds, a retry_count, or an id.
+    min: float | str | None = None
+    max: float | str | None = None
+    #: Of bulk actions: nothing that came later is meant. Unix time in seconds, or a snapshot.
+    before: float | Snapshot | None = None
+
+    @classmethod
+    def of(cls, given: "JobFilter | State | None", options: FilterOptions) -> "JobFilter":
+        """What a caller means who gives a filter, only a state, or neither, and single fields by their names.
+
+        Raises:
+            TypeError: an unknown field, or the state twice. ConfigError
+        """
+        if isinstance(given, JobFilter):
+            return dataclasses.replace(given, **options) if options else given
+        if given is None:
+            return cls(**options)
+        if "state" in options:
+            raise TypeError(f"the state is given twice: {given!r} and state={options['state']!r}")
+        return dataclasses.replace(cls(given), **options)
+
+    def __post_init__(self) -> None:
+        if self.state is not None and self.state not in STATES:
+            raise ConfigError(f"state={self.state!r}: it is one of {', '.join(STATES)}, or None for all that wait")
+        in_morgue = self.state == "morgue"
+        allowed: tuple[OrderBy, ...] = ("buried_at", "id") if in_morgue else ("perform_at", "retry_count", "id")
+        if self.order not in allowed:
+            whose = "jobs in the morgue" if in_morgue else "jobs that wait or are taken"
+            raise ConfigError(f"order_by={self.order_by!r}: {whose} are ordered by one of {', '.join(allowed)}")
+        for name, bound in (("min", self.min), ("max", self.max)):
+            self._check_bound(name, bound)
+        before = self.before
+        if before is not None and not isinstance(before, Snapshot):
+            given: object = before
+            if not isinstance(given, int | float) or not math.isfinite(given):
+                raise ConfigError(f"before={before!r}: it is a finite number, Unix time in seconds, or a snapshot")
+        _ = self.pattern  # it is checked when it is first asked for
+
+    def _check_bound(self, name: str, bound: object) -> None:
+        if bound is None:
+            return
+        if self.order == "id":
+            if not isinstance(bound, str):
+                raise ConfigError(f"{name}={bound!r}: with order_by='id' it is an id, a str")
+        elif isinstance(bound, bool) or not isinstance(bound, int | float) or math.isnan(bound):
+            raise ConfigError(f"{name}={bound!r}: it is a number, a bound of {self.order}")
+
+    def given(self) -> dict[str, Any]:
+        """The fields that say anything, as values of JSON: of a snapshot the time."""
+        values = {item.name: getattr(self, item.name) for item in dataclasses.fields(self)}
+        if isinstance(self.before, Snapshot):
+            values["before"] = self.before.at
+        return {name: value for name, value in values.items() if value is not None and value is not False}
+
+    @cached_property
+    def order(self) -> str:
+        """What it is ordered by, also when that was not said."""
+        return ("buried_at" if self.state == "morgue" else "perform_at") if self.order_by is None else self.order_by
+
+    @property
+    def by_time(self) -> bool:
+        """Whether the bounds are times."""
+        return self.order in ("perform_at", "buried_at")
+
+    @property
+    def bounded(self) -> bool:
+        return self.min is not None or self.max is not None
+
+    @cached_property
+    def pattern(self) -> str:
+        """The pattern of ids, or "" for any."""
+        return check_pattern(self.match)
+
+    @cached_property
+    def low(self) -> float:
+        """The lower bound of the value that it is ordered by; none in the order by id."""
+        return -math.inf if self.min is None or isinstance(self.min, str) else float(self.min)
+
+    @cached_property
+    def high(self) -> float:
+        """The upper bound of the value that it is ordered by; none in the order by id."""
+        return math.inf if self.max is None or isinstance(self.max, str) else float(self.max)
+
+    @cached_property
+    def low_id(self) -> bytes | None:
+        return self.min.encode("utf-8", "surrogateescape") if isinstance(self.min, str) else None
+
+    @cached_property
+    def high_id(self) -> bytes | None:
+        return self.max.encode("utf-8", "surrogateescape") if isinstance(self.max, str) else None
+
+    def holds(self, value: float, job_id: bytes) -> bool:
+        """Whether the bounds admit it."""
+        if self.order == "id":
+            return not (
+                (self.low_id is not None and job_id < self.low_id)
+                or (self.high_id is not None and job_id > self.high_id)
+            )
+        return self.low <= value <= self.high
+
+    @property
+    def when(self) -> str:
+        """How the scripts call a state's side of now."""
+        return {"due": "due", "scheduled": "later", "retrying": "later"}.get(self.state or "", "")
+
+    @property
+    def past(self) -> str:
+        """How the scripts call whether a state's jobs have failed before."""
+        return {"scheduled": "fresh", "retrying": "failed"}.get(self.state or "", "")
+
+    @property
+    def where(self) -> str:
+        """Which of an id's jobs is meant, as the script `fetch_jobs` calls it."""
+        return self.state if self.state in ("taken", "morgue") else "waiting"
