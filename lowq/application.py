@@ -7,12 +7,12 @@ process and for tests.
 import json
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Literal, TypeVar, Unpack, overload
 
 from lowq import doctor
-from lowq.admin import audit
+from lowq.admin import audit as audit_log
 from lowq.doctor import Finding
 from lowq.errors import ConfigError, ShardsCountError, UnknownNodeError
 from lowq.inspection import queries
@@ -226,24 +226,12 @@ class Lowq:
         channel = nodes_key(self.config.namespace)
         self.client.command("PUBLISH", channel, json.dumps({"to": node, "do": command}), key=channel)
 
-    def note(
-        self,
-        who: str,
-        action: str,
-        target: str,
-        count: int | None = None,
-        detail: Mapping[str, Any] | None = None,
-        *,
-        replaces: str = "",
-    ) -> str:
-        """Writes an entry into the log of what people did. Returns its token: an entry that ``replaces`` it takes its
-        place, as the newest one.
-        """
-        return audit.note(self, who, action, target, count, detail, replaces)
+    #: Writes an entry into the log of what people did.
+    note = audit_log.note
 
-    def audit(self, limit: int = 100) -> "list[audit.AuditEntry]":
+    def audit(self, limit: int = 100) -> "list[audit_log.AuditEntry]":
         """The log of what people did, newest first; it keeps the latest 1,000 entries."""
-        return audit.entries(self, limit)
+        return audit_log.entries(self, limit)
 
     def selected_workers(self) -> list[type[Worker[Any]]]:
         """The workers that a node runs: those in the setting ``workers``, or all that were decorated."""

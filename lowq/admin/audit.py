@@ -40,9 +40,11 @@ def note(
     target: str,
     count: int | None = None,
     detail: Mapping[str, Any] | None = None,
+    *,
     replaces: str = "",
 ) -> str:
-    """Writes an entry; long texts are cut. Returns its token, for another that ``replaces`` it.
+    """Writes an entry into the log of what people did; long texts are cut. Returns its token: an entry that
+    ``replaces`` it takes its place, as the newest one. It is a method of `Lowq`, too.
 
     Raises:
         RedisUnavailable, RedisRefused

@@ -16,20 +16,11 @@
 -- afterwards, and none is gone. The failed job's perform_at and retry_count win over those of a newer job.
 --
 --!flags allow-oom
-local prefix, token, delivery = KEYS[1], ARGV[2], ARGV[3]
-local lost = check_lease(prefix, token)
+local prefix = KEYS[1]
+local lost, now, records = begin_report(prefix, ARGV[2], ARGV[3], 4, 5)
 if lost then
   return lost
 end
-local now = read_now()
--- First, as a delay counts from now, and could fall into what was due before the server's clock stepped back.
-shift_due(prefix, now, unpack(redis.call('HMGET', prefix .. 'meta', 'seen', 'seen_since')))
-local ids = {}
-for i = 4, #ARGV, 5 do
-  ids[#ids + 1] = ARGV[i]
-end
-local records = records_of(prefix, delivery, ids)
-touch(prefix, { 'payloads:', 'taken:payloads:', 'morgue:payloads:' }, ids)
 
 local function exhaust(id, record, reason)
   materialize(prefix, id, record)

@@ -13,20 +13,11 @@
 -- Invariant: payloads and retry_count are those that were taken, merged with what came meanwhile.
 --
 --!flags allow-oom
-local prefix, token, delivery = KEYS[1], ARGV[2], ARGV[3]
-local lost = check_lease(prefix, token)
+local prefix = KEYS[1]
+local lost, now, records = begin_report(prefix, ARGV[2], ARGV[3], 5, 3)
 if lost then
   return lost
 end
-local now = read_now()
--- First, as a delay counts from now, and could fall into what was due before the server's clock stepped back.
-shift_due(prefix, now, unpack(redis.call('HMGET', prefix .. 'meta', 'seen', 'seen_since')))
-local ids = {}
-for i = 5, #ARGV, 3 do
-  ids[#ids + 1] = ARGV[i]
-end
-local records = records_of(prefix, delivery, ids)
-touch(prefix, { 'payloads:', 'taken:payloads:', 'morgue:payloads:' }, ids)
 
 local reply = {}
 for i = 5, #ARGV, 3 do

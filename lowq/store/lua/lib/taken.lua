@@ -24,6 +24,26 @@ local function records_of(prefix, delivery, ids)
   return found
 end
 
+-- How a script begins that says what became of jobs in flight. Each job has as many arguments as `width`, of which the
+-- first is its id, from ARGV[first] on. Returns an error when the lease is not that of `token`; otherwise nil, the
+-- time, and the records of those that are in flight under the delivery.
+local function begin_report(prefix, token, delivery, first, width)
+  local lost = check_lease(prefix, token)
+  if lost then
+    return lost
+  end
+  local now = read_now()
+  -- First, as a delay counts from now, and could fall into what was due before the server's clock stepped back.
+  shift_due(prefix, now, unpack(redis.call('HMGET', prefix .. 'meta', 'seen', 'seen_since')))
+  local ids = {}
+  for i = first, #ARGV, width do
+    ids[#ids + 1] = ARGV[i]
+  end
+  local records = records_of(prefix, delivery, ids)
+  touch(prefix, { 'payloads:', 'taken:payloads:', 'morgue:payloads:' }, ids)
+  return nil, now, records
+end
+
 -- A job in flight waits again: payloads merged back, its own perform_at and retry_count win over those of a
 -- job with the same id that arrived meanwhile. `perform_at` overrides when given. Otherwise the job was due when it was
 -- taken and is so still, also when the server's clock has stepped back since.
