@@ -10,15 +10,15 @@ from lowq.admin.bulk import Step, bulk, meant_by, snapshot
 from lowq.backend import Backend
 from lowq.codec import lookup_id
 from lowq.errors import ConfigError, LowqError, QueueInUse, UnknownQueueError
+from lowq.inspection.calls import TOGETHER, ask
 from lowq.inspection.job_filter import FilterOptions, JobFilter, Snapshot
-from lowq.inspection.paging import TOGETHER, ask
 from lowq.inspection.queries import Queries, as_ids
 from lowq.job import JobId, State
 from lowq.producer import Jobs, Target, push
 from lowq.settings import dump_text
 from lowq.store import Call, untrusted
 from lowq.store.keys import history_key, queues_key
-from lowq.store.scripts import time_argument
+from lowq.store.scripts import time_argument, time_of
 
 #: perform_at and the time of burial of an id's jobs: Unix time, seconds; None: none waits, or is buried.
 Moments = tuple[float | None, float | None]
@@ -127,9 +127,9 @@ class Queue(Queries):
     def _moments(self, prefix: str, ids: Sequence[bytes]) -> tuple[float, list[Moments]]:
         """The server's time, and what the ids of a shard have at that moment or a little later."""
         lookups = [("ZMSCORE", prefix + name, *ids) for name in ("due", "morgue")]
-        (seconds, microseconds), waiting, buried = self._client.commands([("TIME",), *lookups], key=prefix)
+        time, waiting, buried = self._client.commands([("TIME",), *lookups], key=prefix)
         times = ((untrusted.finite(raw) for raw in row) for row in (waiting, buried))
-        return int(seconds) + int(microseconds) / 1e6, list(zip(*times, strict=True))
+        return time_of(time), list(zip(*times, strict=True))
 
     def _act(
         self, action: Action, ids: JobId | Iterable[JobId], unchanged: Mapping[str, Moments] | None = None

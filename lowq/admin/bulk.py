@@ -32,15 +32,16 @@ import math
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from lowq.admin.actions import MAX_IDS, Action, ActionName, act
 from lowq.errors import ConfigError
+from lowq.inspection.calls import SCANS_TOGETHER, Scan, Scanned, ask
 from lowq.inspection.job_filter import JobFilter, Snapshot
-from lowq.inspection.paging import SCANS_TOGETHER, Walk, ask, bound
-from lowq.inspection.pattern import encode_pattern, ids_per_call
+from lowq.inspection.paging import Walk, bound
 from lowq.job import State
 from lowq.store import Call, Client
+from lowq.store.scripts import time_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,8 +149,7 @@ def server_now(client: Client, action: Action) -> float:
     """Unix time, seconds, by the clock that the action goes by."""
     if action.now:
         return float(action.now)
-    seconds, microseconds = client.command("TIME")
-    return int(seconds) + int(microseconds) / 1e6
+    return time_of(client.command("TIME"))
 
 
 class _Bulk:
@@ -269,33 +269,27 @@ class _Bulk:
         wanted = wanted or self._wanted
         base = "retries" if wanted.state == "retrying" else self._base
         order_by = "buried_at" if self._in_morgue else "perform_at"
-        tail: list[str | bytes | int] = [
-            encode_pattern(wanted.pattern),
-            order_by,
-            "",
-            wanted.past,
-            ids_per_call(wanted.pattern),
-        ]
+        scan = Scan(base, wanted.pattern, order_by, past=wanted.past)
         cursors = dict.fromkeys(range(len(shards)), b"0")
         while cursors:
             some = list(cursors)[:SCANS_TOGETHER]
-            calls = [Call("scan", shards[i].prefix, [self._action.now, base, cursors[i], *tail]) for i in some]
+            calls = [scan.call(shards[i].prefix, cursors[i], self._action.now) for i in some]
             for i, reply in zip(some, list(ask(self._client(), calls)), strict=True):
-                if reply[0] == b"0":
+                scanned = Scanned.of(reply)
+                if scanned.cursor is None:
                     del cursors[i]
                 else:
-                    cursors[i] = reply[0]
-                yield shards[i], self._fitting(shards[i], wanted, reply)
+                    cursors[i] = scanned.cursor
+                yield shards[i], self._fitting(shards[i], wanted, scanned)
 
-    def _fitting(self, shard: _Shard, wanted: JobFilter, reply: list[Any]) -> dict[str, list[bytes]]:
-        due_cutoff, same_clock = float(reply[1]), self._may_pass_now(shard) and reply[2] == shard.clock
+    def _fitting(self, shard: _Shard, wanted: JobFilter, scanned: Scanned) -> dict[str, list[bytes]]:
+        due_cutoff, same_clock = scanned.due_cutoff, self._may_pass_now(shard) and scanned.clock == shard.clock
         begun, highest = float(shard.due_cutoff), float(shard.highest or -math.inf)
         with_due = wanted.state in (None, "due") and self._with_due
         with_later = wanted.state in (None, "scheduled", "retrying")
         groups: dict[str, list[bytes]] = {}
         later: list[tuple[float, bytes]] = []
-        for job_id, raw in zip(reply[3::2], reply[4::2], strict=True):
-            value = float(raw)
+        for value, job_id in scanned.found:
             if not wanted.low <= value <= wanted.high:
                 continue
             if self._in_morgue or value <= begun:
@@ -306,7 +300,7 @@ class _Bulk:
                 if self._before is None:
                     old = value > due_cutoff or same_clock
                 else:
-                    old = self._is_old(shard, value, job_id, due_cutoff, reply[2])
+                    old = self._is_old(shard, value, job_id, due_cutoff, scanned.clock)
                 if old:
                     later.append((value, job_id))
         if later:
@@ -375,15 +369,15 @@ class _Bulk:
         # Whether something was pushed is asked after the ids: what was read before is older, then.
         further = [Call("bulk_bounds", shard.prefix, [self._action.now, "due", "+inf", "+inf"])] if judged else []
         while not walk.finished and looked < part.most:
-            reply, *moments = ask(self._client(), [walk.call(limit, self._action.now), *further])
-            walk.took(reply)
+            page, *moments = ask(self._client(), [walk.call(limit, self._action.now), *further])
+            walk.took(page)
             looked += max(len(walk.ready), 1)
             found = walk.ready[::-1]
-            for _, due_cutoff, clock, *_ in moments:
+            for moment in (_Shard(shard.prefix, *reply) for reply in moments):
                 found = [
                     (value, job_id)
                     for value, job_id in found
-                    if self._is_old(shard, value, job_id, float(due_cutoff), clock)
+                    if self._is_old(shard, value, job_id, float(moment.due_cutoff), moment.clock)
                 ]
             if found or not walk.finished:
                 latest = part.not_after or (repr(found[-1][0]) if found else "")

@@ -36,6 +36,7 @@ from lowq.inspection.queries import Stats
 from lowq.job import Job, State
 from lowq.queue import Queue
 from lowq.store import untrusted
+from lowq.store.scripts import time_of
 
 #: Seconds between two looks of `stats --watch`.
 WATCH_SECONDS = 2.0
@@ -49,8 +50,7 @@ _WAITING: tuple[State, ...] = ("retrying", "scheduled", "due")
 
 def server_time(app: Lowq) -> float:
     """Unix time in seconds, by the clock that due times are judged by."""
-    seconds, microseconds = app.client.command("TIME")
-    return int(seconds) + int(microseconds) / 1e6
+    return time_of(app.client.command("TIME"))
 
 
 # --- stats ---------------------------------------------------------------------------------------------------

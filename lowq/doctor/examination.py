@@ -253,16 +253,16 @@ class _Examination:
         nonce, prefix = secrets.token_hex(8), shard_prefix(self._namespace, *item.place)
         seed = secrets.randbelow(2**31)
         try:
-            reply = self._client.run(
+            state, fence, *_ = self._client.run(
                 "acquire", prefix, "", nonce, OWN_LEASE, item.meta["shards_count"], most, seed, spare, 0
             )
         except (Refusal, ScriptError):
             return False
-        if reply[0] != b"held":
+        if state != b"held":
             # Should this process die here, the lease runs out, and nothing is in flight that anybody would be charged
             # for.
             try:
-                self._client.run("surrender", prefix, "", f"{nonce}:{reply[1].decode()}", "")
+                self._client.run("surrender", prefix, "", f"{nonce}:{fence.decode()}", "")
             except LeaseLost:
                 pass  # it has run out already
         return True

@@ -7,10 +7,11 @@ looks is not reported. A repair looks once more before it does anything.
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 from lowq.doctor.finding import MAX_NAMED
 from lowq.doctor.shards import Place, ShardSnapshot, read_shard_snapshots
-from lowq.inspection.paging import SCANS_TOGETHER, ask
+from lowq.inspection.calls import SCANS_TOGETHER, ask
 from lowq.sharding import shard_of
 from lowq.store import Call, Client
 from lowq.store.keys import FORMAT, shard_prefix
@@ -48,6 +49,23 @@ class Tally:
             self.ids[job_id] = None
 
 
+class _Examined(NamedTuple):
+    """What the script `examine` answers."""
+
+    #: None: this was the last of the set.
+    cursor: bytes | None
+    #: How many ids were looked at.
+    looked: int
+    #: Ids that something is wrong with, and what.
+    found: list[tuple[bytes, str]]
+
+    @classmethod
+    def of(cls, reply: Sequence[Any]) -> "_Examined":
+        cursor, looked, *found = reply
+        codes = (code.decode() for code in found[1::2])
+        return cls(None if cursor == b"0" else cursor, looked, list(zip(found[::2], codes, strict=True)))
+
+
 class JobScanner:
     """Examines ids and repairs them if told to, and keeps the tally. ``on_step`` gets how many ids or keys were looked
     at.
@@ -76,12 +94,13 @@ class JobScanner:
                 some = list(cursors)[:SCANS_TOGETHER]
                 calls = [Call("examine", self._prefix(place), ["", what, cursors[place]]) for place in some]
                 for place, reply in zip(some, ask(self._client, calls), strict=True):
-                    if reply[0] == b"0":
+                    examined = _Examined.of(reply)
+                    if examined.cursor is None:
                         del cursors[place]
                     else:
-                        cursors[place] = reply[0]
-                    self._on_step(reply[1])
-                    self._note(place, what, reply[2::2], reply[3::2])
+                        cursors[place] = examined.cursor
+                    self._on_step(examined.looked)
+                    self._note(place, what, examined.found)
 
     # --- keys ---
 
@@ -142,14 +161,14 @@ class JobScanner:
         listed = list(groups)
         calls = [Call("examine", self._prefix(place), ["", kind, "", *ids]) for (place, kind), ids in listed]
         for ((place, kind), _), reply in zip(listed, ask(self._client, calls, SCANS_TOGETHER), strict=True):
-            self._note(place, kind.decode(), reply[2::2], reply[3::2])
+            self._note(place, kind.decode(), _Examined.of(reply).found)
 
     # --- what was found ---
 
-    def _note(self, place: Place, what: str, ids: Sequence[bytes], codes: Sequence[bytes]) -> None:
-        repaired = self._repair_ids(place, what, ids) if self._repair else set()
-        for job_id, code in zip(ids, codes, strict=True):
-            self.tallies[place[0], code.decode()].add(place[1], job_id, repaired=job_id in repaired)
+    def _note(self, place: Place, what: str, found: Sequence[tuple[bytes, str]]) -> None:
+        repaired = self._repair_ids(place, what, [job_id for job_id, _ in found]) if self._repair else set()
+        for job_id, code in found:
+            self.tallies[place[0], code].add(place[1], job_id, repaired=job_id in repaired)
 
     def _repair_ids(self, place: Place, what: str, ids: Sequence[bytes]) -> set[bytes]:
         """Which of them are as they should be now."""

@@ -16,6 +16,7 @@ from lowq.backend import Backend
 from lowq.doctor.shards import Place, ShardSnapshot, read_shard_snapshots
 from lowq.inspection.registry import NodeInfo, QueueInfo, nodes, queue_info
 from lowq.store.keys import nodes_key, queues_key
+from lowq.store.scripts import time_of
 
 #: Seconds between two looks at what is suspicious.
 LOOK_INTERVAL = 0.5
@@ -85,8 +86,8 @@ def read_node_entries(backend: Backend) -> NodeEntries:
         RedisUnavailable, RedisRefused
     """
     key = nodes_key(backend.config.namespace)
-    raw, (seconds, microseconds) = backend.client.commands([("HGETALL", key), ("TIME",)], key=key)
-    now = int(seconds) + int(microseconds) / 1e6
+    raw, told = backend.client.commands([("HGETALL", key), ("TIME",)], key=key)
+    now = time_of(told)
     names = [field.decode("utf-8", "replace") for field in raw[::2]]
     silent, unreadable = {}, set()
     for name, data in zip(names, raw[1::2], strict=True):

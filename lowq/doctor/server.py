@@ -7,6 +7,7 @@ from lowq.doctor.finding import Finding
 from lowq.duration import duration
 from lowq.errors import RedisRefused, ScriptError
 from lowq.store import Client, parse_info
+from lowq.store.scripts import time_of
 
 #: Share of maxmemory that is close to full.
 FULL = 0.9
@@ -59,7 +60,7 @@ def check_servers(client: Client) -> Iterator[Finding]:
         yield from _replication(info, address)
     before = time.time()
     for address, (reply,) in client.on_all([("TIME",)]).items():
-        clocks[address] = int(reply[0]) + int(reply[1]) / 1e6
+        clocks[address] = time_of(reply)
     yield _clock(clocks, before, time.time())
 
 

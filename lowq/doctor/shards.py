@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from lowq.inspection.paging import ask
+from lowq.inspection.calls import ask
 from lowq.store import Call, Client
 from lowq.store.keys import shard_prefix
 
@@ -95,14 +95,27 @@ def read_shard_snapshots(
 
 
 def _shard_snapshot(place: Place, reply: Sequence[Any]) -> ShardSnapshot:
-    wrong = tuple(name.decode() for name in reply[1])
+    now, names, *rest = reply
+    wrong = tuple(name.decode() for name in names)
     if wrong:
-        return ShardSnapshot(place, float(reply[0]), wrong)
-    meta = {
-        name: raw.decode("utf-8", "replace") for name, raw in zip(_META, reply[4:13], strict=True) if raw is not None
-    }
-    token = None if reply[2] is None else reply[2].decode("utf-8", "replace")
-    return ShardSnapshot(place, float(reply[0]), wrong, token, reply[3], meta, *reply[13:18])
+        return ShardSnapshot(place, float(now), wrong)
+    lease, ttl, *rest = rest
+    values, sizes = rest[: len(_META)], rest[len(_META) :]
+    meta = {name: raw.decode("utf-8", "replace") for name, raw in zip(_META, values, strict=True) if raw is not None}
+    due, length, taken, morgue_length, entries = sizes
+    return ShardSnapshot(
+        place=place,
+        now=float(now),
+        wrong=wrong,
+        token=None if lease is None else lease.decode("utf-8", "replace"),
+        ttl=ttl,
+        meta=meta,
+        due=due,
+        length=length,
+        taken=taken,
+        morgue_length=morgue_length,
+        entries=entries,
+    )
 
 
 def _number(text: str | None) -> float:

@@ -1,15 +1,14 @@
 """Why an id is not being performed right now, in a sentence."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal
+from typing import Literal
 
 from lowq.backend import Backend
 from lowq.duration import duration
+from lowq.inspection.calls import Flight, WhyReply
 from lowq.inspection.registry import NodeInfo, nodes
 from lowq.job import State
-from lowq.store import untrusted
 from lowq.store.scripts import time_argument
 
 #: absent      there is no such id
@@ -76,83 +75,69 @@ def explain(
     Raises:
         RedisUnavailable, RedisRefused
     """
-    reply = backend.client.run("why", prefix, time_argument(now), job_id)
-    time, due_cutoff, record, perform_at, retry_count, rank, buried_at, paused, lease, _ttl, solo = reply[:11]
-    paused_by, until, flight = reply[11:]
-    shard = place[1]
-    ownerless = float(time) - untrusted.finite(until, float(time))
+    found = WhyReply.of(backend.client.run("why", prefix, time_argument(now), job_id))
+    _, shard = place
+    ownerless = found.now - found.leased_until
     since = f" for {duration(ownerless)} now" if ownerless > 0 else ""
     nobody = f"shard {shard} is leased to nobody{since}: all nodes of this queue are down or quiet, or none has it yet"
-    owner = _Owner(backend, lease, place)
-    if record is not None:
-        waits = "; newer payloads wait for its next run" if perform_at is not None else ""
-        if lease is None:
+    owner = _Owner(backend, found.lease, place)
+    if found.taken_at is not None:
+        waits = "; newer payloads wait for its next run" if found.perform_at is not None else ""
+        if found.lease is None:
             detail = (
                 f"its owner is gone{since}; whoever gets shard {shard} next puts it back and performs it again{waits}"
             )
             return Why("taken", "no_owner", None, detail)
-        taken_at = (record.split() or [b""])[-1]  # without parts: a record that is none of ours
-        since = duration(float(time) - untrusted.finite(taken_at, float(time)))
         thread = owner.thread()
         by = f"{owner}, thread {thread}" if thread is not None else str(owner)
-        return Why("taken", "performing", None, f"taken {since} ago by {by}{waits}", owner.name, thread)
-    if perform_at is None:
-        if buried_at is None:
+        detail = f"taken {duration(found.now - found.taken_at)} ago by {by}{waits}"
+        return Why("taken", "performing", None, detail, owner.name, thread)
+    if found.perform_at is None:
+        if found.buried_at is None:
             return Why(None, "absent", None, "no such job waits, is in flight or is buried")
-        ago = duration(float(time) - float(buried_at))
+        ago = duration(found.now - found.buried_at)
         return Why("morgue", "buried", None, f"buried {ago} ago; kick it to have it performed")
-    due_at = float(perform_at)
     # The retry_count of a failed job counts from 0, people count from 1.
-    retry = "" if retry_count is None else f"retry {untrusted.count(retry_count) + 1} of {max_retry_count}, "
-    who = None if paused_by is None else paused_by.decode("utf-8", "replace")
-    by = f" by {who}" if who else ""
-    if due_at > float(due_cutoff):
-        halted = f"; the queue is paused{by}, too" if paused is not None else ""
-        detail = f"{retry}due in {duration(due_at - float(time))}{halted}"
+    retry = "" if found.retry_count is None else f"retry {found.retry_count + 1} of {max_retry_count}, "
+    by = f" by {found.paused_by}" if found.paused_by else ""
+    if found.perform_at > found.due_cutoff:
+        halted = f"; the queue is paused{by}, too" if found.paused_at is not None else ""
+        detail = f"{retry}due in {duration(found.perform_at - found.now)}{halted}"
         state, reason = ("retrying", "retry_wait") if retry else ("scheduled", "not_due")
-        return Why(state, reason, due_at, detail, owner.name, paused_by=who)  # type: ignore[arg-type]  # literals
-    flown = _Flight(flight or (0, None))
-    ahead = int(rank or 0)
+        return Why(state, reason, found.perform_at, detail, owner.name, paused_by=found.paused_by)  # type: ignore[arg-type]  # literals
+    flight, ahead = found.flight, found.ahead
 
     def due(reason: Reason, detail: str, thread: int | None = None) -> Why:
         node = None if reason == "no_owner" else owner.name
         return Why(
-            "due", reason, None, retry + detail, node, thread, ahead, who if reason == "paused" else None,
-            flown.count, flown.ids, flown.since,
+            "due", reason, None, retry + detail, node, thread, ahead, found.paused_by if reason == "paused" else None,
+            flight.number, flight.ids, flight.since,
         )  # fmt: skip
 
-    if paused is not None:
-        since = duration(float(time) - untrusted.finite(paused, float(time)))
+    if found.paused_at is not None:
+        since = duration(found.now - found.paused_at)
         return due("paused", f"due, and the queue has been paused for {since}{by}; resume it")
-    if lease is None:
+    if found.lease is None:
         return due("no_owner", nobody)
     first = f"behind {ahead} older job{'s' * (ahead != 1)} of shard {shard}" if ahead else f"next of shard {shard}"
-    if flown.count:
+    if flight.number:
         thread = owner.thread()
         worked_by = str(owner) if thread is None else f"thread {thread} of {owner}"
-        return due("busy", f"{first}, which {worked_by} {flown.told(float(time))}", thread)
+        return due("busy", f"{first}, which {worked_by} {_busy_with(flight, found.now)}", thread)
     if owner.busy:
         return due("no_thread", f"{first}; no thread of {owner} is free ({owner.busy} of {owner.busy} busy)")
     if ahead:
         return due("behind", first)
-    return due("next", f"{first}, which {owner} works{', alone' if solo else ''}")
+    return due("next", f"{first}, which {owner} works{', alone' if found.solo else ''}")
 
 
-class _Flight:
-    """What else of its shard is in flight, as the script tells it: how many, since when, some ids."""
-
-    def __init__(self, told: Sequence[Any]) -> None:
-        self.count: int = told[0]
-        self.since = untrusted.finite(told[1])
-        self.ids = tuple(job_id.decode("utf-8", "surrogateescape") for job_id in told[2:])
-
-    def told(self, now: float) -> str:
-        """What its thread does with it."""
-        seconds = 0.0 if self.since is None else now - self.since
-        busy = f"has been busy with for {duration(seconds)}" if seconds >= 1 else "is busy with"
-        ids = [job_id if len(job_id) <= _MAX_ID else job_id[: _MAX_ID - 1] + "…" for job_id in self.ids]
-        more = self.count - len(ids)
-        return f"{busy}: {', '.join(ids)}{f' and {more:,} more' if more > 0 else ''}"
+def _busy_with(flight: Flight, now: float) -> str:
+    """What its thread does with what is in flight."""
+    seconds = 0.0 if flight.since is None else now - flight.since
+    busy = f"has been busy with for {duration(seconds)}" if seconds >= 1 else "is busy with"
+    ids = [job_id if len(job_id) <= _MAX_ID else job_id[: _MAX_ID - 1] + "…" for job_id in flight.ids]
+    more = flight.number - len(ids)
+    return f"{busy}: {', '.join(ids)}{f' and {more:,} more' if more > 0 else ''}"
 
 
 class _Owner:

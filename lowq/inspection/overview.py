@@ -4,7 +4,8 @@ from dataclasses import dataclass
 
 from lowq.backend import Backend
 from lowq.errors import ScriptError
-from lowq.inspection.queries import ShardInfo, Stats, node_names, queues, shard_rows, shards_of_rows, stats_of
+from lowq.inspection.calls import read_stats
+from lowq.inspection.queries import ShardInfo, Stats, node_names, queues, shards_of, stats_of
 from lowq.store import untrusted
 from lowq.store.keys import shard_prefix
 
@@ -29,9 +30,9 @@ def overview(backend: Backend) -> list[QueueOverview]:
     for info in infos:
         prefixes = [shard_prefix(backend.config.namespace, info.name, index) for index in range(info.shards_count)]
         try:
-            rows = shard_rows(backend.client, prefixes, None)
+            figures = read_stats(backend.client, prefixes, None)
         except ScriptError as error:  # a key of the wrong type
             untrusted.log_skipped("queue", info.name, str(error))
             continue
-        found.append(QueueOverview(stats_of(info.name, rows), shards_of_rows(rows, names)))
+        found.append(QueueOverview(stats_of(info.name, figures), shards_of(figures, names)))
     return found

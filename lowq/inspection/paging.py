@@ -18,24 +18,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from lowq.errors import ConfigError
+from lowq.inspection.calls import SCANS_TOGETHER, TOGETHER, Position, RangePage, Scan, Scanned, ask, read_stats
 from lowq.inspection.job_filter import JobFilter
-from lowq.inspection.pattern import encode_pattern, ids_per_call
 from lowq.job import Job
 from lowq.store import Call, Client
 from lowq.store.scripts import time_argument
 
 #: Most jobs of a page.
 MAX_LIMIT = 1000
-#: Calls that go out together. Redis works what one client wrote in one piece, so these must be short as a whole:
-#: a walk takes well under a millisecond, a scan two or three.
-TOGETHER = 8
-SCANS_TOGETHER = 3
 #: Above this many shards a walk asks each for a few ids only. Then more calls go out together, unless each of them may
 #: have to look at 1,000 ids to find those few.
 MANY_SHARDS, MANY_TOGETHER = 100, 64
-
-#: (order value, id): where something is in an order. The value is 0.0 in the order by id.
-Position = tuple[float, bytes]
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,22 +87,6 @@ def _kind(wanted: JobFilter) -> str:
     return f"{wanted.order[0]}{'-' if wanted.reverse else '+'}"
 
 
-# --- calls ---------------------------------------------------------------------------------------------------
-
-
-def ask(client: Client, calls: Sequence[Call], together: int = TOGETHER) -> Iterator[Any]:
-    """The replies to calls, a few of them sent at a time so that other clients of Redis come in between.
-
-    Raises:
-        RedisUnavailable, RedisRefused, ScriptError: the first error among the replies.
-    """
-    for start in range(0, len(calls), together):
-        for reply in client.run_many(calls[start : start + together]):
-            if isinstance(reply, Exception):
-                raise reply
-            yield reply
-
-
 # --- a page --------------------------------------------------------------------------------------------------
 
 
@@ -160,7 +137,7 @@ class _Finder:
         self._wanted = wanted
         self._count = count
         self._after = after
-        self._now = time_argument(now)
+        self._now = now
         #: Somebody looks at what is found so far.
         self._watched = watched
 
@@ -191,11 +168,9 @@ class _Finder:
 
     def _few_fail(self) -> bool:
         """Whether all failed jobs are looked through sooner than those among all scheduled ones are found."""
-        calls = [Call("stats", prefix, [self._now]) for prefix in self._prefixes]
-        later = failed = 0
-        for reply in ask(self._client, calls, 100):
-            later += reply[0] - reply[1]
-            failed += reply[2]
+        figures = read_stats(self._client, self._prefixes, self._now)
+        later = sum(item.length - item.due for item in figures)
+        failed = sum(item.retries for item in figures)
         return failed * 4 < later
 
     def _by_retry_count(self) -> Iterator[list[Position]]:
@@ -230,20 +205,18 @@ class _Finder:
         """
         wanted, after = self._wanted, self._after
         best: list[Position] = []
+        scan = Scan(base, wanted.pattern, wanted.order, wanted.when, past)
         cursors = dict.fromkeys(self._prefixes, b"0")
         while cursors:
             some = list(cursors)[:SCANS_TOGETHER]
-            tail: list[str | bytes | int] = [
-                encode_pattern(wanted.pattern), wanted.order, wanted.when, past, ids_per_call(wanted.pattern)
-            ]  # fmt: skip
-            calls = [Call("scan", prefix, [self._now, base, cursors[prefix], *tail]) for prefix in some]
+            calls = [scan.call(prefix, cursors[prefix], time_argument(self._now)) for prefix in some]
             for prefix, reply in zip(some, ask(self._client, calls), strict=True):
-                if reply[0] == b"0":
+                scanned = Scanned.of(reply)
+                if scanned.cursor is None:
                     del cursors[prefix]
                 else:
-                    cursors[prefix] = reply[0]
-                pairs = zip(map(float, reply[4::2]), reply[3::2], strict=True)
-                self._keep_best(best, pairs, after)
+                    cursors[prefix] = scanned.cursor
+                self._keep_best(best, scanned.found, after)
             yield best[::-1] if wanted.reverse else best[:]
 
     def _keep_best(self, best: list[Position], found: Iterable[Position], after: Position | None) -> None:
@@ -293,7 +266,7 @@ class _Finder:
             while hungry:
                 for start in range(0, len(hungry), together):
                     some = hungry[start : start + together]
-                    calls = [walks[i].call(batch, self._now) for i in some]
+                    calls = [walks[i].call(batch, time_argument(self._now)) for i in some]
                     for i, reply in zip(some, ask(self._client, calls, together), strict=True):
                         walks[i].took(reply)
                         if walks[i].ready:
@@ -361,11 +334,11 @@ class Walk:
         return Call("range_page", self.prefix, [now, *self._head, limit, value, job_id, *self._tail])
 
     def took(self, reply: Any) -> None:
-        self.finished = bool(reply[0])
-        if reply[1] is not None:
-            self._position = (reply[1], reply[2])
-        self.ready = list(zip(map(float, reply[4::2]), reply[3::2], strict=True))
-        self.ready.reverse()
+        page = RangePage.of(reply)
+        self.finished = page.finished
+        if page.position is not None:
+            self._position = page.position
+        self.ready = page.found[::-1]
 
 
 def bound(value: float) -> str:

@@ -13,12 +13,11 @@ from uuid import UUID
 from lowq.backend import Backend
 from lowq.codec import MAX_PAYLOAD_DEPTH, lookup_id
 from lowq.errors import ConfigError
+from lowq.inspection.calls import Position, ShardStats, ask, read_stats
 from lowq.inspection.explain import Why, explain
 from lowq.inspection.job_filter import STATES, FilterOptions, JobFilter
 from lowq.inspection.paging import (
     Page,
-    Position,
-    ask,
     check_limit,
     decode_cursor,
     encode_cursor,
@@ -171,7 +170,7 @@ class Queries:
         Raises:
             UnknownQueueError, RedisUnavailable
         """
-        return stats_of(self.name, shard_rows(self._client, self._prefixes, now))
+        return stats_of(self.name, read_stats(self._client, self._prefixes, now))
 
     def rates(self, span: Span = "hour", *, now: float | None = None) -> History:
         """Rates and lag over the last "hour", "day" or "month" (30 days), as its nodes have recorded them.
@@ -230,8 +229,8 @@ class Queries:
         """
         if not 0 <= index < self.shards_count:
             raise ConfigError(f"queue {self.name!r} has the shards 0 to {self.shards_count - 1}, not {index}")
-        (row,) = shard_rows(self._client, [self._prefix(index)], now)
-        return _shard_info(index, row, node_names(self._backend))
+        (stats,) = read_stats(self._client, [self._prefix(index)], now)
+        return shard_info(index, stats, node_names(self._backend))
 
     def fetch(self, ids: Iterable[JobId], state: State | None = None, *, now: float | None = None) -> dict[str, Job]:
         """The jobs of many ids, id -> job, in the order of ``ids``; those that are nowhere are left out.
@@ -285,22 +284,21 @@ class Queries:
         return found, {job_id for left in pending.values() for job_id in left}
 
     def _job(self, job_id: bytes, raw: list[Any]) -> Job:
-        state = raw[0].decode()
-        time = untrusted.finite(raw[1])
-        buried = state == "morgue"
+        state, time, retry_count, error, crashes, payloads_count, *pairs = raw
+        at, buried = untrusted.finite(time), state == b"morgue"
         return Job(
             id=job_id.decode("utf-8", "surrogateescape"),
-            state=state,
+            state=state.decode(),
             payloads=[
                 (self._payload(data), untrusted.figure(score, float("nan")))
-                for data, score in zip(raw[6::2], raw[7::2], strict=True)
+                for data, score in zip(pairs[::2], pairs[1::2], strict=True)
             ],
-            perform_at=None if buried else time,
-            retry_count=max(raw[2], -1),
-            error=self._error(raw[3]) if raw[3] else None,
-            crashes=untrusted.count(raw[4]),
-            buried_at=time if buried else None,
-            payloads_count=raw[5],
+            perform_at=None if buried else at,
+            retry_count=max(retry_count, -1),
+            error=self._error(error) if error else None,
+            crashes=untrusted.count(crashes),
+            buried_at=at if buried else None,
+            payloads_count=payloads_count,
         )
 
     def _payload(self, data: bytes) -> Any:
@@ -435,7 +433,7 @@ def shards(backend: Backend, queue: Queries | str, *, now: float | None = None) 
         queue = Queries(backend, queue)
     namespace = backend.config.namespace
     prefixes = [shard_prefix(namespace, queue.name, index) for index in range(queue.shards_count)]
-    return shards_of_rows(shard_rows(backend.client, prefixes, now), node_names(backend))
+    return shards_of(read_stats(backend.client, prefixes, now), node_names(backend))
 
 
 def node_names(backend: Backend) -> dict[bytes, bytes]:
@@ -444,64 +442,60 @@ def node_names(backend: Backend) -> dict[bytes, bytes]:
     return {name.rpartition(b":")[2]: name for name in backend.client.command("HKEYS", key, key=key)}
 
 
-def shards_of_rows(rows: Sequence[list[Any]], names: Mapping[bytes, bytes]) -> list[ShardInfo]:
-    """The shards of a queue, from `shard_rows`."""
-    return [_shard_info(index, row, names) for index, row in enumerate(rows)]
+def shards_of(shards: Sequence[ShardStats], names: Mapping[bytes, bytes]) -> list[ShardInfo]:
+    """The shards of a queue, from their figures and `node_names`."""
+    return [shard_info(index, stats, names) for index, stats in enumerate(shards)]
 
 
-def stats_of(name: str, rows: Sequence[list[Any]]) -> Stats:
-    """The queue in figures, from `shard_rows`."""
-    length, due, retries, taken, morgue_length = (sum(row[i] for row in rows) for i in range(5))
-    processed, failed, buried = (sum(untrusted.count(row[i]) for row in rows) for i in (6, 7, 8))
-    oldest = min(((float(row[13]), row[12]) for row in rows if row[12] is not None), default=(None, None))
+def stats_of(name: str, shards: Sequence[ShardStats]) -> Stats:
+    """The queue in figures, from those of its shards."""
+
+    def total(name: str) -> int:
+        return sum(getattr(shard, name) for shard in shards)
+
+    firsts = [(shard.oldest_at, shard.oldest_id) for shard in shards if shard.oldest_at is not None]
+    oldest_at, oldest_id = min(firsts, default=(None, None))
+    length, due, retries = total("length"), total("due"), total("retries")
     return Stats(
         name=name,
-        shards_count=len(rows),
+        shards_count=len(shards),
         length=length,
         due=due,
         scheduled=length - due,
         fresh=length - retries,
         retries=retries,
-        taken=taken,
-        morgue_length=morgue_length,
-        lag=max(_lag(row) for row in rows),
-        processed=processed,
-        failed=failed,
-        buried=buried,
-        paused=any(row[9] is not None for row in rows),
-        oldest_id=_text(oldest[1]),
-        oldest_at=untrusted.finite(oldest[0]),
+        taken=total("taken"),
+        morgue_length=total("morgue_length"),
+        lag=max(shard.lag for shard in shards),
+        processed=total("processed"),
+        failed=total("failed"),
+        buried=total("buried"),
+        paused=any(shard.paused for shard in shards),
+        oldest_id=_text(oldest_id),
+        oldest_at=untrusted.finite(oldest_at),
     )
 
 
-def _shard_info(index: int, row: list[Any], names: Mapping[bytes, bytes]) -> ShardInfo:
+def shard_info(index: int, stats: ShardStats, names: Mapping[bytes, bytes]) -> ShardInfo:
+    """A shard, from its figures and `node_names`."""
     owner: bytes | None = None
     fence: int | None = None
-    if row[10] is not None:
-        nonce, _, number = row[10].rpartition(b":")
+    if stats.lease is not None:
+        nonce, _, number = stats.lease.rpartition(b":")
         owner = names.get(nonce[:6], nonce)
         fence = untrusted.count(number) if number.isdigit() else None
     return ShardInfo(
         index=index,
-        length=row[0],
-        taken=row[3],
-        morgue_length=row[4],
-        lag=_lag(row),
+        length=stats.length,
+        taken=stats.taken,
+        morgue_length=stats.morgue_length,
+        lag=stats.lag,
         owner=_text(owner),
         fence=fence,
-        lease_seconds=None if owner is None else max(row[11], 0) / 1000,
-        paused=row[9] is not None,
-        oldest_id=_text(row[12]),
+        lease_seconds=None if owner is None else stats.lease_seconds,
+        paused=stats.paused,
+        oldest_id=_text(stats.oldest_id),
     )
-
-
-def _lag(row: Sequence[Any]) -> float:
-    return untrusted.finite(row[5], 0.0)
-
-
-def shard_rows(client: Client, prefixes: Sequence[str], now: float | None) -> list[list[Any]]:
-    """What the script `stats` answers, for many shards; some 20 microseconds of Redis each."""
-    return list(ask(client, [Call("stats", prefix, [time_argument(now)]) for prefix in prefixes], 200))
 
 
 def _text(raw: bytes | None) -> str | None:

@@ -9,6 +9,7 @@ from lowq.backend import Backend
 from lowq.errors import UnknownQueueError
 from lowq.store import Client, untrusted
 from lowq.store.keys import MAX_SHARDS, is_queue_name, nodes_key, queues_key
+from lowq.store.scripts import time_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,8 +118,8 @@ def nodes(backend: Backend) -> list[NodeInfo]:
         RedisUnavailable, RedisRefused
     """
     key = nodes_key(backend.config.namespace)
-    raw, (seconds, microseconds) = backend.client.commands([("HGETALL", key), ("TIME",)], key=key)
-    now = int(seconds) + int(microseconds) / 1e6
+    raw, time = backend.client.commands([("HGETALL", key), ("TIME",)], key=key)
+    now = time_of(time)
     infos = [_node_info(name, data, now) for name, data in zip(raw[::2], raw[1::2], strict=True)]
     return sorted((info for info in infos if info is not None), key=lambda info: info.name)
 

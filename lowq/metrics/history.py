@@ -12,6 +12,7 @@ from lowq.errors import ConfigError
 from lowq.metrics.counters import BOUNDS, RINGS, Span
 from lowq.store import untrusted
 from lowq.store.keys import history_key
+from lowq.store.scripts import time_of
 
 SPANS: tuple[Span, ...] = get_args(Span)
 
@@ -70,9 +71,9 @@ def history(backend: Backend, queue: str, span: Span, now: float | None = None) 
     width, slots = RINGS[span]
     key = history_key(backend.config.namespace, queue)
     fields = [f"{width}:{slot}" for slot in range(slots)]
-    found, (seconds, microseconds) = backend.client.commands([("HMGET", key, *fields), ("TIME",)], key=key)
+    found, time = backend.client.commands([("HMGET", key, *fields), ("TIME",)], key=key)
     if now is None:
-        now = int(seconds) + int(microseconds) / 1e6
+        now = time_of(time)
     last = int(now // width)
     rates = []
     for number in range(last - slots + 1, last + 1):

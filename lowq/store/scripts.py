@@ -7,7 +7,7 @@ no others, as each costs time whenever the script runs. It names Redis's script 
 import hashlib
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
@@ -66,6 +66,12 @@ def _find_needed(text: str, library: Mapping[str, str], needed: dict[str, str]) 
         if name in library and name not in needed and library[name] is not text:
             _find_needed(library[name], library, needed)
             needed[name] = library[name]
+
+
+def time_of(reply: Sequence[bytes]) -> float:
+    """Unix time, seconds, from what the command TIME answers."""
+    seconds, microseconds = reply
+    return int(seconds) + int(microseconds) / 1e6
 
 
 def time_argument(now: float | None) -> str:

@@ -11,7 +11,7 @@ from starlette.testclient import TestClient
 
 import lowq
 import lowq_web
-from lowq.inspection.paging import Position
+from lowq.inspection.calls import Position
 from lowq_web.listing import asked_of
 from tests.waiting import until
 from tests.web.served import served

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 import lowq
+from lowq.store.scripts import time_of
 from lowq_web.single_flight import SingleFlight
 
 #: Seconds between two looks, at least, and for each shard.
@@ -137,8 +138,7 @@ class StatsCache:
         Raises:
             RedisUnavailable, RedisRefused
         """
-        seconds, microseconds = self._app.client.command("TIME")
-        return int(seconds) + int(microseconds) / 1e6
+        return time_of(self._app.client.command("TIME"))
 
     def forget(self) -> None:
         """Something was changed: the next one who asks shall see it."""
@@ -161,11 +161,11 @@ class StatsCache:
 
     def _measure(self) -> None:
         before = time.time()
-        seconds, microseconds = self._app.client.command("TIME")
+        told = time_of(self._app.client.command("TIME"))
         # It was told somewhere between; a slow answer says less than what is known already.
         after = time.time()
         if after - before < 1 or not self._ahead:
-            self._ahead = int(seconds) + int(microseconds) / 1e6 - (before + after) / 2
+            self._ahead = told - (before + after) / 2
 
     def _look(self) -> Snapshot:
         figures = _look(self._app, self._latest, self.now())

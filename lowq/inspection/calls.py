@@ -1,0 +1,232 @@
+"""The scripts that only read: how each is called, and what its reply says, by name."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+from lowq.inspection.pattern import encode_pattern, ids_per_call
+from lowq.store import Call, Client, untrusted
+from lowq.store.scripts import time_argument
+
+#: Calls that go out together. Redis works what one client wrote in one piece, so these must be short as a whole:
+#: a walk takes well under a millisecond, a scan two or three, statistics some 20 microseconds a shard.
+TOGETHER = 8
+SCANS_TOGETHER = 3
+STATS_TOGETHER = 200
+
+#: (order value, id): where something is in an order. The value is 0.0 in the order by id.
+Position = tuple[float, bytes]
+
+
+def ask(client: Client, calls: Sequence[Call], together: int = TOGETHER) -> Iterator[Any]:
+    """The replies to calls, a few of them sent at a time so that other clients of Redis come in between.
+
+    Raises:
+        RedisUnavailable, RedisRefused, ScriptError: the first error among the replies.
+    """
+    for start in range(0, len(calls), together):
+        for reply in client.run_many(calls[start : start + together]):
+            if isinstance(reply, Exception):
+                raise reply
+            yield reply
+
+
+# --- stats ---
+
+
+class ShardStats(NamedTuple):
+    """What the script `stats` answers. Values that can't be read count as 0."""
+
+    length: int
+    #: Waiting jobs whose time has come.
+    due: int
+    #: Waiting jobs that failed at least once.
+    retries: int
+    taken: int
+    morgue_length: int
+    #: Seconds since the oldest due job became due.
+    lag: float
+    processed: int
+    failed: int
+    buried: int
+    paused: bool
+    #: The owner's token "nonce:fence"; None: nobody.
+    lease: bytes | None
+    #: Seconds that the lease still runs.
+    lease_seconds: float
+    #: The waiting job that is or was due first, and its perform_at (Unix time, seconds).
+    oldest_id: bytes | None
+    oldest_at: float | None
+
+    @classmethod
+    def of(cls, reply: Sequence[Any]) -> "ShardStats":
+        (
+            length, due, retries, taken, morgue_length, lag, processed, failed, buried, paused, lease, ttl, oldest_id,
+            oldest_at,
+        ) = reply  # fmt: skip
+        return cls(
+            length,
+            due,
+            retries,
+            taken,
+            morgue_length,
+            untrusted.finite(lag, 0.0),
+            untrusted.count(processed),
+            untrusted.count(failed),
+            untrusted.count(buried),
+            paused is not None,
+            lease,
+            max(ttl, 0) / 1000,
+            oldest_id,
+            None if oldest_at is None else float(oldest_at),
+        )
+
+
+def stats_call(prefix: str, now: float | None) -> Call:
+    """Asks how a shard is doing; see `ShardStats`."""
+    return Call("stats", prefix, [time_argument(now)])
+
+
+def read_stats(client: Client, prefixes: Sequence[str], now: float | None) -> list[ShardStats]:
+    """How these shards are doing.
+
+    Raises:
+        RedisUnavailable, RedisRefused, ScriptError
+    """
+    calls = [stats_call(prefix, now) for prefix in prefixes]
+    return [ShardStats.of(reply) for reply in ask(client, calls, STATS_TOGETHER)]
+
+
+# --- scan ---
+
+
+class Scanned(NamedTuple):
+    """What the script `scan` answers."""
+
+    #: None: this was the last of the shard.
+    cursor: bytes | None
+    #: Unix time, seconds: what is due is not after it.
+    due_cutoff: float
+    #: The shard's clock, as Redis wrote it; empty before the first push.
+    clock: bytes
+    found: list[Position]
+
+    @classmethod
+    def of(cls, reply: Sequence[Any]) -> "Scanned":
+        cursor, due_cutoff, clock, *found = reply
+        return cls(None if cursor == b"0" else cursor, float(due_cutoff), clock, _positions(found))
+
+
+class Scan(NamedTuple):
+    """What is looked for, in which set."""
+
+    #: due, retries, morgue or taken.
+    base: str
+    #: Of ids; "" = any.
+    pattern: str
+    #: The value wanted: perform_at, retry_count, buried_at or id.
+    order: str
+    #: Only jobs that are "due" or "later"; "" = any.
+    when: str = ""
+    #: Only "fresh" or "failed" jobs; "" = any.
+    past: str = ""
+
+    def call(self, prefix: str, cursor: bytes, now: str) -> Call:
+        """Asks for the next ids of a shard; see `Scanned`. It looks at about 1,000, fewer for a dear pattern."""
+        wanted = [encode_pattern(self.pattern), self.order.encode(), self.when.encode(), self.past.encode()]
+        return Call("scan", prefix, [now, self.base, cursor, *wanted, ids_per_call(self.pattern)])
+
+
+# --- range_page ---
+
+
+class RangePage(NamedTuple):
+    """What the script `range_page` answers."""
+
+    finished: bool
+    #: Score, as Redis wrote it, and id: where the next page goes on; None: nothing was looked at.
+    position: tuple[bytes, bytes] | None
+    found: list[Position]
+
+    @classmethod
+    def of(cls, reply: Sequence[Any]) -> "RangePage":
+        finished, score, job_id, *found = reply
+        return cls(bool(finished), None if score is None else (score, job_id), _positions(found))
+
+
+def _positions(found: Sequence[bytes]) -> list[Position]:
+    """From id, value, id, value..."""
+    return list(zip(map(float, found[1::2]), found[::2], strict=True))
+
+
+# --- why ---
+
+
+class Flight(NamedTuple):
+    """What else of an id's shard is in flight."""
+
+    number: int
+    #: When the first of them was taken, Unix time in seconds; None: that can't be read.
+    since: float | None
+    #: Up to three of them, those taken first.
+    ids: tuple[str, ...]
+
+    @classmethod
+    def of(cls, reply: Sequence[Any] | None) -> "Flight":
+        if reply is None:
+            return cls(0, None, ())
+        number, since, *ids = reply
+        return cls(number, untrusted.finite(since), tuple(job_id.decode("utf-8", "surrogateescape") for job_id in ids))
+
+
+class WhyReply(NamedTuple):
+    """What the script `why` answers. Times are Unix time in seconds, by the server's clock."""
+
+    now: float
+    #: What is due is not after it.
+    due_cutoff: float
+    #: In flight: since when; now if that can't be read. None: not in flight.
+    taken_at: float | None
+    #: Of the waiting job; None: none waits.
+    perform_at: float | None
+    #: None: it never failed.
+    retry_count: int | None
+    #: Waiting jobs that come before it.
+    ahead: int
+    buried_at: float | None
+    #: Since when; now if that can't be read. None: it is not.
+    paused_at: float | None
+    paused_by: str | None
+    #: The owner's token "nonce:fence"; None: nobody.
+    lease: bytes | None
+    #: When the last lease ends or has ended; now if that can't be read.
+    leased_until: float
+    #: It is to be taken alone.
+    solo: bool
+    flight: Flight
+
+    @classmethod
+    def of(cls, reply: Sequence[Any]) -> "WhyReply":
+        (
+            now, due_cutoff, record, perform_at, retry_count, rank, buried_at, paused, lease, _ttl, solo, paused_by,
+            leased_until, flight,
+        ) = reply  # fmt: skip
+        at = float(now)
+        taken_at = None
+        if record is not None:
+            *_, taken = record.split() or [b""]  # without parts: a record that is none of ours
+            taken_at = untrusted.finite(taken, at)
+        return cls(
+            now=at,
+            due_cutoff=float(due_cutoff),
+            taken_at=taken_at,
+            perform_at=None if perform_at is None else float(perform_at),
+            retry_count=None if retry_count is None else untrusted.count(retry_count),
+            ahead=int(rank or 0),
+            buried_at=None if buried_at is None else float(buried_at),
+            paused_at=None if paused is None else untrusted.finite(paused, at),
+            paused_by=None if paused_by is None else paused_by.decode("utf-8", "replace"),
+            lease=lease,
+            leased_until=untrusted.finite(leased_until, at),
+            solo=bool(solo),
+            flight=Flight.of(flight),
+        )
