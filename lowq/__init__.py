@@ -40,6 +40,7 @@ from lowq.errors import (
     UnknownNodeError,
     UnknownQueueError,
 )
+from lowq.inspection.description import Description
 from lowq.inspection.explain import Why
 from lowq.inspection.job_filter import JobFilter, Snapshot
 from lowq.inspection.overview import QueueOverview
@@ -71,6 +72,7 @@ __all__ = [
     "Config",
     "ConfigError",
     "DefaultSplitter",
+    "Description",
     "Execution",
     "History",
     "Job",

@@ -29,11 +29,10 @@ from lowq.cli.output import (
 from lowq.codec import MAX_TIME
 from lowq.duration import LONGEST_WAIT, ago, duration, relative_seconds
 from lowq.errors import RedisUnavailable, ScriptError
-from lowq.inspection.explain import Why
+from lowq.inspection.description import Description
 from lowq.inspection.job_filter import ORDERS, STATES, JobFilter
 from lowq.inspection.paging import MAX_LIMIT
 from lowq.inspection.queries import Stats
-from lowq.job import Job, State
 from lowq.queue import Queue
 from lowq.store import untrusted
 from lowq.store.scripts import time_of
@@ -43,9 +42,6 @@ WATCH_SECONDS = 2.0
 
 #: Figures that are added up over queues.
 _SUMS = ("length", "due", "scheduled", "fresh", "retries", "taken", "morgue_length", "processed", "failed", "buried")
-
-#: States of a job that waits.
-_WAITING: tuple[State, ...] = ("retrying", "scheduled", "due")
 
 
 def server_time(app: Lowq) -> float:
@@ -343,34 +339,18 @@ def peek(app: Lowq, queue: str, ids: tuple[str, ...], as_json: bool) -> None:
     An id may be in flight, wait with newer payloads, and have older ones in the morgue: all of that is shown.
     Exit code 1 when an id is nowhere.
     """
-    found = _everywhere(app.queue(queue), ids)
-    missing = [job_id for job_id in dict.fromkeys(ids) if job_id not in found]
-    jobs = [job for places in found.values() for job in places]
+    found = _described(app.queue(queue), ids)
+    missing = [job_id for job_id, item in found.items() if not item.jobs]
     if as_json:
-        echo_json({"queue": queue, "jobs": jobs, "missing": missing})
+        echo_json({"queue": queue, "jobs": [job for item in found.values() for job in item.jobs], "missing": missing})
     else:
-        now = server_time(app)
-        for job in jobs:
-            echo_lines(job_block(job, now))
+        for item in found.values():
+            for job in item.jobs:
+                echo_lines(job_block(job, item.at))
         for job_id in missing:
             say(f"{job_id}: no such job waits, is in flight or is buried")
     if missing:
         click.get_current_context().exit(FAILED)
-
-
-def _everywhere(handle: Queue, ids: Sequence[str]) -> dict[str, list[Job]]:
-    """id -> its jobs: in flight, waiting, buried."""
-    found = {job_id: [job] for job_id, job in handle.fetch(ids).items()}
-    in_flight = [job_id for job_id, (job,) in found.items() if job.state == "taken"]
-    # In this order a job that becomes due meanwhile is rather met twice than not at all.
-    for state in _WAITING if in_flight else ():
-        for job_id, job in handle.fetch(in_flight, state).items():
-            if len(found[job_id]) == 1:
-                found[job_id].append(job)
-    elsewhere = [job_id for job_id, jobs in found.items() if jobs[0].state != "morgue"]
-    for job_id, job in handle.fetch(elsewhere, "morgue").items():
-        found[job_id].append(job)
-    return found
 
 
 @click.command
@@ -383,27 +363,30 @@ def why(app: Lowq, queue: str, ids: tuple[str, ...], as_json: bool) -> None:
 
     Exit code 1 when an id is nowhere.
     """
-    handle = app.queue(queue)
-    found = {job_id: handle.why(job_id) for job_id in dict.fromkeys(ids)}
-    buried_at = {job_id: job.buried_at for job_id, job in handle.fetch(ids, "morgue").items()}
+    found = _described(app.queue(queue), ids)
     if as_json:
         items = [
-            {"id": job_id} | dataclasses.asdict(item) | {"buried_at": buried_at.get(job_id)}
+            {"id": job_id} | dataclasses.asdict(item.why) | {"buried_at": item.buried and item.buried.buried_at}
             for job_id, item in found.items()
         ]
         echo_json({"queue": queue, "why": items})
     else:
-        _tell_why(found, buried_at, server_time(app))
-    if any(item.reason == "absent" for item in found.values()):
+        _tell_why(found)
+    if any(item.why.reason == "absent" for item in found.values()):
         click.get_current_context().exit(FAILED)
 
 
-def _tell_why(found: dict[str, Why], buried_at: dict[str, float | None], now: float) -> None:
+def _described(handle: Queue, ids: Sequence[str]) -> dict[str, Description]:
+    return {job_id: handle.describe(job_id) for job_id in dict.fromkeys(ids)}
+
+
+def _tell_why(found: dict[str, Description]) -> None:
     lines = []
     for job_id, item in found.items():
-        until = f" ({ago(item.until, now)})" if item.until and "due in" not in item.detail else ""
-        lines.append([job_id, item.state or "absent", item.detail + until])
-        if job_id in buried_at and item.state != "morgue":
-            detail = f"also buried, {ago(buried_at[job_id], now)}; kick it to have that performed, too"
+        why = item.why
+        until = f" ({ago(why.until, item.at)})" if why.until and "due in" not in why.detail else ""
+        lines.append([job_id, why.state or "absent", why.detail + until])
+        if item.buried is not None and why.state != "morgue":
+            detail = f"also buried, {ago(item.buried.buried_at, item.at)}; kick it to have that performed, too"
             lines.append([job_id, "morgue", detail])
     echo_lines(table(("id", "state", "why"), lines))

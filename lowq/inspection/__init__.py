@@ -8,6 +8,8 @@
     job_filter   which jobs are meant
     paging       jobs in order over all shards, a page at a time
     pattern      ids by a pattern
+    figures      queues and shards in figures
+    description  everything that is known of an id
     explain      why an id is not performed
     overview     all queues at once
     server_info  what Redis says of itself

@@ -1,14 +1,13 @@
 """Why an id is not being performed right now, in a sentence."""
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Literal
 
-from lowq.backend import Backend
 from lowq.duration import duration
 from lowq.inspection.calls import Flight, WhyReply
-from lowq.inspection.registry import NodeInfo, nodes
+from lowq.inspection.registry import NodeInfo
 from lowq.job import State
+from lowq.store import Call
 from lowq.store.scripts import time_argument
 
 #: absent      there is no such id
@@ -67,20 +66,18 @@ class Why:
     in_flight_since: float | None = None
 
 
-def explain(
-    backend: Backend, prefix: str, place: tuple[str, int], job_id: bytes, max_retry_count: int, now: float | None
-) -> Why:
-    """Asks Redis for all that decides, and puts it into words. ``place``: queue and shard.
+def why_call(prefix: str, job_id: bytes, now: float | None) -> Call:
+    """Asks for all that decides whether an id is performed now; see `WhyReply`."""
+    return Call("why", prefix, [time_argument(now), job_id])
 
-    Raises:
-        RedisUnavailable, RedisRefused
-    """
-    found = WhyReply.of(backend.client.run("why", prefix, time_argument(now), job_id))
+
+def explain(found: WhyReply, place: tuple[str, int], node: NodeInfo | None, max_retry_count: int) -> Why:
+    """All that decides, in words. ``place``: queue and shard; ``node``: that which holds it, if it is known."""
     _, shard = place
     ownerless = found.now - found.leased_until
     since = f" for {duration(ownerless)} now" if ownerless > 0 else ""
     nobody = f"shard {shard} is leased to nobody{since}: all nodes of this queue are down or quiet, or none has it yet"
-    owner = _Owner(backend, found.lease, place)
+    owner = _Owner(node, found.lease, place)
     if found.taken_at is not None:
         waits = "; newer payloads wait for its next run" if found.perform_at is not None else ""
         if found.lease is None:
@@ -108,9 +105,9 @@ def explain(
     flight, ahead = found.flight, found.ahead
 
     def due(reason: Reason, detail: str, thread: int | None = None) -> Why:
-        node = None if reason == "no_owner" else owner.name
+        name = None if reason == "no_owner" else owner.name
         return Why(
-            "due", reason, None, retry + detail, node, thread, ahead, found.paused_by if reason == "paused" else None,
+            "due", reason, None, retry + detail, name, thread, ahead, found.paused_by if reason == "paused" else None,
             flight.number, flight.ids, flight.since,
         )  # fmt: skip
 
@@ -141,20 +138,12 @@ def _busy_with(flight: Flight, now: float) -> str:
 
 
 class _Owner:
-    """Who holds a shard. The registry of nodes is only read when somebody wants to know."""
+    """Who holds a shard, as far as its node's last heartbeat tells."""
 
-    def __init__(self, backend: Backend, lease: bytes | None, place: tuple[str, int]) -> None:
-        self._backend = backend
+    def __init__(self, node: NodeInfo | None, lease: bytes | None, place: tuple[str, int]) -> None:
+        self._node = node
         self._nonce = "" if lease is None else lease.decode("utf-8", "replace").rpartition(":")[0]
         self._place = place
-
-    @cached_property
-    def _node(self) -> NodeInfo | None:
-        if not self._nonce:
-            return None
-        # A node's name ends with the beginning of the nonce that it acquires with.
-        ending = ":" + self._nonce[:6]
-        return next((node for node in nodes(self._backend) if node.name.endswith(ending)), None)
 
     @property
     def name(self) -> str | None:

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from lowq.backend import Backend
 from lowq.errors import ScriptError
 from lowq.inspection.calls import read_stats
-from lowq.inspection.queries import ShardInfo, Stats, node_names, queues, shards_of, stats_of
+from lowq.inspection.figures import ShardInfo, Stats, node_names, shards_of, stats_of
+from lowq.inspection.registry import queues
 from lowq.store import untrusted
 from lowq.store.keys import shard_prefix
 

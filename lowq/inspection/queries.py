@@ -6,15 +6,16 @@ The answers are of slightly different moments in different shards, and may have 
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Unpack
 from uuid import UUID
 
 from lowq.backend import Backend
 from lowq.codec import MAX_PAYLOAD_DEPTH, lookup_id
 from lowq.errors import ConfigError
-from lowq.inspection.calls import Position, ShardStats, ask, read_stats
-from lowq.inspection.explain import Why, explain
+from lowq.inspection.calls import Position, ShardStats, WhyReply, ask, read_stats, stats_call
+from lowq.inspection.description import Description
+from lowq.inspection.explain import Why, explain, why_call
+from lowq.inspection.figures import ShardInfo, Stats, by_nonce, node_names, shard_info, shards_of, stats_of
 from lowq.inspection.job_filter import STATES, FilterOptions, JobFilter
 from lowq.inspection.paging import (
     Page,
@@ -24,14 +25,23 @@ from lowq.inspection.paging import (
     find_page,
     find_page_in_steps,
 )
-from lowq.inspection.registry import NodeInfo, QueueInfo, find_entry, find_queue, nodes, queues
+from lowq.inspection.registry import (
+    NodeInfo,
+    QueueInfo,
+    Registries,
+    find_entry,
+    find_queue,
+    nodes,
+    queues,
+    registry_calls,
+)
 from lowq.job import Job, JobId, State
 from lowq.metrics.counters import Span
 from lowq.metrics.history import History, PerformTimes, history, perform_times
 from lowq.retry import MAX_RETRY_COUNT
 from lowq.sharding import shard_of
 from lowq.store import Call, Client, untrusted
-from lowq.store.keys import nodes_key, shard_prefix
+from lowq.store.keys import shard_prefix
 from lowq.store.scripts import time_argument
 
 __all__ = ["NodeInfo", "Queries", "QueueInfo", "ShardInfo", "Stats", "as_ids", "nodes", "queues", "shards"]
@@ -47,59 +57,6 @@ LOOKS_TOGETHER = 3
 MAX_PAGE_BYTES, PAYLOAD_BYTES = 4 * 2**20, 100
 #: What a payload that can't be decoded is shown as: a str of this and the raw bytes, others than text escaped.
 UNDECODABLE = "undecodable payload: "
-
-
-@dataclass(frozen=True, slots=True)
-class Stats:
-    """A queue in figures, over all its shards."""
-
-    name: str
-    shards_count: int
-    #: Jobs that wait: due + scheduled, and also fresh + retries.
-    length: int
-    #: Their time has come.
-    due: int
-    #: Their time has not come, be it the first or that of a retry.
-    scheduled: int
-    #: Never failed, or not since they were kicked.
-    fresh: int
-    #: Failed at least once; due or not.
-    retries: int
-    #: In flight.
-    taken: int
-    morgue_length: int
-    #: Seconds since the oldest due job became due; 0.0 when none is.
-    lag: float
-    #: Since the queue was created: jobs performed, failures charged, and times that something was buried.
-    processed: int
-    failed: int
-    buried: int
-    #: At least one shard is paused.
-    paused: bool
-    #: The waiting job that is or was due first, and its perform_at (Unix time, seconds).
-    oldest_id: str | None = None
-    oldest_at: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class ShardInfo:
-    """A shard and who works it."""
-
-    index: int
-    length: int
-    taken: int
-    morgue_length: int
-    #: Seconds since its oldest due job became due.
-    lag: float
-    #: The process that holds the lease: the node's name if that is known, otherwise its nonce; None: nobody.
-    owner: str | None
-    #: The fencing token of the lease.
-    fence: int | None
-    #: Seconds that the lease still runs.
-    lease_seconds: float | None
-    paused: bool
-    #: The waiting job that is or was due first.
-    oldest_id: str | None
 
 
 class Queries:
@@ -145,8 +102,7 @@ class Queries:
         Raises:
             RedisUnavailable
         """
-        most = self.options.get("max_retry_count")
-        return most if isinstance(most, int) else MAX_RETRY_COUNT
+        return _max_retry_count(find_entry(self._client, self._backend.config.namespace, self.name))
 
     @property
     def _client(self) -> Client:
@@ -207,11 +163,52 @@ class Queries:
         Raises:
             JobError: the id is none. UnknownQueueError, RedisUnavailable
         """
-        encoded = [lookup_id(job_id)]
+        encoded = lookup_id(job_id)
+        calls = self._calls_everywhere(encoded, now)
+        return self._jobs_everywhere(encoded, ask(self._client, calls, len(calls)))
+
+    def _calls_everywhere(self, job_id: bytes, now: float | None) -> list[Call]:
         # In this order a job that moves on meanwhile is rather met twice than not at all.
-        found = [self._fetch(encoded, where, now) for where in ("waiting", "taken", "morgue")]
-        jobs = [job for jobs in found for job in jobs.values()]
+        prefix = self._prefix_of(job_id)
+        return [_fetch_call(prefix, where, [job_id], now) for where in ("waiting", "taken", "morgue")]
+
+    def _jobs_everywhere(self, job_id: bytes, replies: Iterable[Any]) -> list[Job]:
+        jobs = [self._job(job_id, raw) for (raw,) in replies if raw is not None]
         return sorted(jobs, key=lambda job: {"taken": 0, "morgue": 2}.get(job.state, 1))
+
+    def describe(self, job_id: JobId, *, now: float | None = None) -> Description:
+        """Everything that is known of an id, in one round trip to Redis, or two: where its payloads are, why it is not
+        being performed, its shard, and the node that holds that.
+
+        One round trip is enough where the number of shards is known; otherwise the first one asks for it. In a cluster
+        calls go to the servers of the registries and of the shard side by side. At most 1,000 payloads, or
+        about 1 MiB, are read from each place; ``Job.payloads_count`` tells how many there are.
+
+        Raises:
+            JobError: the id is none. UnknownQueueError, RedisUnavailable
+        """
+        encoded = lookup_id(job_id)
+        shard = shard_of(encoded, self.shards_count)
+        prefix = self._prefix(shard)
+        calls = [
+            *registry_calls(self._backend.config.namespace, self.name),
+            *self._calls_everywhere(encoded, now),
+            why_call(prefix, encoded, now),
+            stats_call(prefix, now),
+        ]
+        queue, nodes, time, *places, why, stats = ask(self._client, calls, len(calls))
+        registries, found = Registries.of(self.name, (queue, nodes, time)), WhyReply.of(why)
+        node, most = registries.holder(found.lease), _max_retry_count(registries.queue)
+        return Description(
+            queue=self.name,
+            id=encoded.decode("utf-8", "surrogateescape"),
+            at=found.now,
+            why=explain(found, (self.name, shard), node, most),
+            jobs=tuple(self._jobs_everywhere(encoded, places)),
+            shard=shard_info(shard, ShardStats.of(stats), by_nonce(registries.node_names)),
+            node=node,
+            max_retry_count=most,
+        )
 
     def shard_of(self, job_id: JobId) -> int:
         """The index of an id's shard.
@@ -265,14 +262,7 @@ class Queries:
         found: dict[bytes, Job] = {}
         while pending and room > 0:
             some = list(pending)[:LOOKS_TOGETHER]
-            calls = [
-                Call(
-                    "fetch_jobs",
-                    prefix,
-                    [time_argument(now), where, MAX_PAYLOADS, MAX_BYTES, *pending[prefix][:MAX_IDS]],
-                )
-                for prefix in some
-            ]
+            calls = [_fetch_call(prefix, where, pending[prefix][:MAX_IDS], now) for prefix in some]
             for prefix, reply in zip(some, ask(self._client, calls, LOOKS_TOGETHER), strict=True):
                 asked = pending.pop(prefix)
                 for job_id, raw in zip(asked, reply, strict=False):
@@ -405,8 +395,21 @@ class Queries:
         """
         encoded = lookup_id(job_id)
         shard = shard_of(encoded, self.shards_count)
-        place = self.name, shard
-        return explain(self._backend, self._prefix(shard), place, encoded, self.max_retry_count, now)
+        calls = registry_calls(self._backend.config.namespace, self.name)
+        calls.append(why_call(self._prefix(shard), encoded, now))
+        *replies, why = ask(self._client, calls, len(calls))
+        registries, found = Registries.of(self.name, replies), WhyReply.of(why)
+        node = registries.holder(found.lease)
+        return explain(found, (self.name, shard), node, _max_retry_count(registries.queue))
+
+
+def _fetch_call(prefix: str, where: str, ids: Sequence[bytes], now: float | None) -> Call:
+    return Call("fetch_jobs", prefix, [time_argument(now), where, MAX_PAYLOADS, MAX_BYTES, *ids])
+
+
+def _max_retry_count(queue: QueueInfo | None) -> int:
+    most = None if queue is None else queue.options.get("max_retry_count")
+    return most if isinstance(most, int) else MAX_RETRY_COUNT
 
 
 def _listed(wanted: JobFilter) -> JobFilter:
@@ -434,69 +437,3 @@ def shards(backend: Backend, queue: Queries | str, *, now: float | None = None) 
     namespace = backend.config.namespace
     prefixes = [shard_prefix(namespace, queue.name, index) for index in range(queue.shards_count)]
     return shards_of(read_stats(backend.client, prefixes, now), node_names(backend))
-
-
-def node_names(backend: Backend) -> dict[bytes, bytes]:
-    """What the tokens of a node's leases begin with -> the node's name, which ends with it."""
-    key = nodes_key(backend.config.namespace)
-    return {name.rpartition(b":")[2]: name for name in backend.client.command("HKEYS", key, key=key)}
-
-
-def shards_of(shards: Sequence[ShardStats], names: Mapping[bytes, bytes]) -> list[ShardInfo]:
-    """The shards of a queue, from their figures and `node_names`."""
-    return [shard_info(index, stats, names) for index, stats in enumerate(shards)]
-
-
-def stats_of(name: str, shards: Sequence[ShardStats]) -> Stats:
-    """The queue in figures, from those of its shards."""
-
-    def total(name: str) -> int:
-        return sum(getattr(shard, name) for shard in shards)
-
-    firsts = [(shard.oldest_at, shard.oldest_id) for shard in shards if shard.oldest_at is not None]
-    oldest_at, oldest_id = min(firsts, default=(None, None))
-    length, due, retries = total("length"), total("due"), total("retries")
-    return Stats(
-        name=name,
-        shards_count=len(shards),
-        length=length,
-        due=due,
-        scheduled=length - due,
-        fresh=length - retries,
-        retries=retries,
-        taken=total("taken"),
-        morgue_length=total("morgue_length"),
-        lag=max(shard.lag for shard in shards),
-        processed=total("processed"),
-        failed=total("failed"),
-        buried=total("buried"),
-        paused=any(shard.paused for shard in shards),
-        oldest_id=_text(oldest_id),
-        oldest_at=untrusted.finite(oldest_at),
-    )
-
-
-def shard_info(index: int, stats: ShardStats, names: Mapping[bytes, bytes]) -> ShardInfo:
-    """A shard, from its figures and `node_names`."""
-    owner: bytes | None = None
-    fence: int | None = None
-    if stats.lease is not None:
-        nonce, _, number = stats.lease.rpartition(b":")
-        owner = names.get(nonce[:6], nonce)
-        fence = untrusted.count(number) if number.isdigit() else None
-    return ShardInfo(
-        index=index,
-        length=stats.length,
-        taken=stats.taken,
-        morgue_length=stats.morgue_length,
-        lag=stats.lag,
-        owner=_text(owner),
-        fence=fence,
-        lease_seconds=None if owner is None else stats.lease_seconds,
-        paused=stats.paused,
-        oldest_id=_text(stats.oldest_id),
-    )
-
-
-def _text(raw: bytes | None) -> str | None:
-    return None if raw is None else raw.decode("utf-8", "surrogateescape")

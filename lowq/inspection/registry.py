@@ -3,11 +3,11 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, NamedTuple
 
 from lowq.backend import Backend
 from lowq.errors import UnknownQueueError
-from lowq.store import Client, untrusted
+from lowq.store import Call, Client, Command, untrusted
 from lowq.store.keys import MAX_SHARDS, is_queue_name, nodes_key, queues_key
 from lowq.store.scripts import time_of
 
@@ -119,9 +119,43 @@ def nodes(backend: Backend) -> list[NodeInfo]:
     """
     key = nodes_key(backend.config.namespace)
     raw, time = backend.client.commands([("HGETALL", key), ("TIME",)], key=key)
-    now = time_of(time)
+    return _live_nodes(raw, time_of(time))
+
+
+def _live_nodes(raw: Sequence[bytes], now: float) -> list[NodeInfo]:
     infos = [_node_info(name, data, now) for name, data in zip(raw[::2], raw[1::2], strict=True)]
     return sorted((info for info in infos if info is not None), key=lambda info: info.name)
+
+
+class Registries(NamedTuple):
+    """What the registries say that concerns a queue."""
+
+    #: None: the queue has no entry, or none that can be read.
+    queue: QueueInfo | None
+    #: Those that live, by name.
+    nodes: list[NodeInfo]
+    #: The names of all, also of those that are silent.
+    node_names: list[bytes]
+
+    @classmethod
+    def of(cls, queue: str, replies: Sequence[Any]) -> "Registries":
+        """From the replies to `registry_calls`."""
+        entry, raw, time = replies
+        info = None if entry is None else _known_queue(queue.encode(), entry)
+        return cls(info, _live_nodes(raw, time_of(time)), raw[::2])
+
+    def holder(self, lease: bytes | None) -> NodeInfo | None:
+        """The node that lives and holds the lease with this token."""
+        nonce, _, _ = (lease or b"").decode("utf-8", "replace").rpartition(":")
+        # A node's name ends with the beginning of the nonce that it acquires with.
+        return next((node for node in self.nodes if node.name.endswith(":" + nonce[:6])), None) if nonce else None
+
+
+def registry_calls(namespace: str, queue: str) -> list[Call]:
+    """Asks what the registries say that concerns a queue; see `Registries`. In a cluster they are in two slots."""
+    nodes = nodes_key(namespace)
+    return [Command(queues_key(namespace), "HGET", queues_key(namespace), queue), Command(nodes, "HGETALL", nodes),
+            Command(nodes, "TIME")]  # fmt: skip
 
 
 def _node_info(name: bytes, data: bytes, now: float) -> NodeInfo | None:

@@ -24,9 +24,9 @@ from lowq.store.deadline import Deadline, deadlines
 from lowq.store.endpoints import memory_store, new_store
 from lowq.store.pool import parse_info
 from lowq.store.pubsub import Subscription
-from lowq.store.translate import Call, Refusal
+from lowq.store.translate import Call, Command, Refusal
 
 __all__ = [
-    "REPEATS", "SOCKET_TIMEOUT", "Call", "Client", "Deadline", "Refusal", "Subscription", "deadlines", "memory_store",
-    "new_store", "parse_info",
+    "REPEATS", "SOCKET_TIMEOUT", "Call", "Client", "Command", "Deadline", "Refusal", "Subscription", "deadlines",
+    "memory_store", "new_store", "parse_info",
 ]  # fmt: skip

@@ -13,7 +13,7 @@ from lowq.store.deadline import Deadline, deadlines
 from lowq.store.endpoints import servers_for
 from lowq.store.pool import Pool, encode, pack, parse_info, read_reply
 from lowq.store.pubsub import Subscription
-from lowq.store.translate import Call, translate
+from lowq.store.translate import Call, Command, translate
 
 #: Seconds that a connection attempt, or the wait for one reply, may take.
 SOCKET_TIMEOUT = 5.0
@@ -119,7 +119,8 @@ class Client:
         return result
 
     def run_many(self, calls: Sequence[Call], repeats: int = REPEATS, timeout: float | None = None) -> list[Any]:
-        """Runs several scripts in one write per server; they don't wait for each other's replies.
+        """Runs several scripts, and plain commands if there are any among them, in one write per server; they don't
+        wait for each other's replies.
 
         Returns each call's reply, or the exception (of ours) that it ended with. Calls without an answer are
         repeated on a fresh connection. ``timeout``: seconds without an answer after which that ends, repeats and all.
@@ -353,6 +354,8 @@ class Client:
 
 
 def _packed(pool: Pool, call: Call) -> bytes:
+    if type(call) is Command:
+        return pack((call.script.encode(), *encode(call.args)))
     return pack((b"EVALSHA", pool.scripts[call.script][1], b"1", call.key.encode(), *encode(call.args), *call.data))
 
 

@@ -35,6 +35,15 @@ class Call:
         self.data = data or []
 
 
+class Command(Call):
+    """A plain command among calls of scripts, reading or otherwise fit to be repeated. ``script`` is its name."""
+
+    __slots__ = ()
+
+    def __init__(self, key: str, name: str, *args: str | bytes | int | float) -> None:
+        super().__init__(name, key, args)
+
+
 def translate(error: Exception, call: Call | None, url: str) -> Exception:
     """One of our errors for one of redis-py's."""
     where = without_password(url)

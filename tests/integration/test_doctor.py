@@ -110,23 +110,6 @@ def test_a_node_that_is_frozen_is_found(make_rig: MakeRig) -> None:
 # --- in a cluster ------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def cluster_url() -> Iterator[str]:
-    """Two primaries that share the slots."""
-    first, second = (RedisServer(cluster_enabled="yes", appendonly="yes") for _ in range(2))
-    with first, second:
-        ports = first.port, second.port
-        clients = [redis.Redis(port=port) for port in ports]
-        clients[0].execute_command("CLUSTER", "ADDSLOTSRANGE", 0, 8191)
-        clients[1].execute_command("CLUSTER", "ADDSLOTSRANGE", 8192, 16383)
-        clients[0].execute_command("CLUSTER", "MEET", "127.0.0.1", ports[1])
-
-        until(lambda: all(client.cluster("INFO")["cluster_state"] == "ok" for client in clients), "cluster in order")
-        yield f"redis+cluster://127.0.0.1:{ports[0]}"
-        for client in clients:
-            client.close()
-
-
 def test_all_primaries_of_a_cluster_are_examined_and_mended(cluster_url: str) -> None:
     app = Lowq(redis_url=cluster_url)
     queue = app.queue("Orders", 20)

@@ -14,10 +14,12 @@ from starlette.testclient import TestClient
 import lowq
 import lowq_web
 from lowq_web import text
-from lowq_web.entity import entity
 from lowq_web.pages.nodes import _alone
 from lowq_web.pages.search import like
 from lowq_web.redaction import MASK, redactor
+from lowq_web.retry_clock import coming_retries
+from lowq_web.stats_cache import StatsCache
+from tests.round_trips import counted_round_trips
 from tests.waiting import PATIENCE, until
 from tests.web.confirming import act, confirm
 from tests.web.conftest import OWN, Open
@@ -566,16 +568,28 @@ class TestTheIdPage:
         assert "It may have been performed" in answer.text
         assert 'href="/search?id=a"' in answer.text
 
+    def test_it_asks_redis_for_the_queue_and_once_for_all_the_rest(
+        self, browse: Open, app: lowq.Lowq, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        app.queue("Orders", 3).push({"id": "a"})
+        # Whether Redis answers is asked by all requests of a while together.
+        monkeypatch.setattr(StatsCache, "_measure", lambda _self: None)
+        client = browse()
+        for path in ("/queues/Orders/job?id=a", "/api/v1/queues/Orders/job?id=a", "/queues/Orders/job?id=b"):
+            with counted_round_trips() as counted:
+                client.get(path)
+            assert counted.count == 2, path
+
     def test_a_retry_that_is_due_already_is_called_due_and_the_others_follow_from_now(self, app: lowq.Lowq) -> None:
         queue = app.queue("Orders", 1)
         queue.push({"id": "a", "perform_at": 1_900_000_000})
         app.client.command("ZADD", "lowq:v1:{Orders:0}:retries", 0, "a")
         now = 1_900_000_900.0
-        retries = entity(queue, "a", now).retries
+        retries = coming_retries(queue.describe("a", now=now))
         assert retries[0].earliest == 1_900_000_000
         assert retries[1].earliest == now + 16
         assert [retry.earliest for retry in retries] == sorted(retry.earliest for retry in retries)
-        assert entity(queue, "a", 1_800_000_000.0).retries[1].earliest == 1_900_000_016
+        assert coming_retries(queue.describe("a", now=1_800_000_000.0))[1].earliest == 1_900_000_016
 
     def test_the_clock_of_an_overdue_retry_says_due(self, client: TestClient, app: lowq.Lowq) -> None:
         app.queue("Orders", 1).push({"id": "a", "perform_at": time.time() - 300})

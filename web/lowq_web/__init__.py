@@ -19,9 +19,9 @@ one application share.
 
 What several viewers want to see at once is read once: `stats_cache` keeps the latest figures of all queues, and reads
 them no oftener than Redis can afford; `single_flight` is how. Handlers run in `threads` of our own, a bounded number at
-a time, and only while Redis answers. `entity` gathers all that is known of one id, `chart` draws, `text` turns values
-into words, and `redaction` masks what nobody is to see. What was just done is told once, by `notices`. On their way out
-answers are packed by `compression`; `static_files` are packed once. `serve` is the server of `lowq web`, and
+a time, and only while Redis answers. `retry_clock` tells the coming retries of an id, `chart` draws, `text` turns
+values into words, and `redaction` masks what nobody is to see. What was just done is told once, by `notices`. On their
+way out answers are packed by `compression`; `static_files` are packed once. `serve` is the server of `lowq web`, and
 `connections` what bounds its connections.
 
 Whatever comes from a job, an id, a queue or an error is hostile text. Templates escape it, and `pages.rendering` shows

@@ -20,11 +20,11 @@ import lowq
 from lowq_web import openapi
 from lowq_web.actions import ACTIONS, MAX_IDS
 from lowq_web.context import context_of, queue_of
-from lowq_web.entity import entity
 from lowq_web.fields import query_of
 from lowq_web.listing import ORDERS, STATES, JobQuery
 from lowq_web.live import document
 from lowq_web.openapi import Endpoint, Parameter
+from lowq_web.retry_clock import coming_retries
 from lowq_web.security import is_json, visit_of
 from lowq_web.tasks import ActionName, Task
 from lowq_web.threads import FinalResult
@@ -243,7 +243,7 @@ def _job(request: Request, job: lowq.Job) -> dict[str, Any]:
 
 
 def job(request: Request, values: dict[str, Any]) -> Response:
-    found = entity(queue_of(request), values["id"])
+    found = queue_of(request).describe(values["id"])
     return _answer(
         {
             "id": found.id,
@@ -251,7 +251,7 @@ def job(request: Request, values: dict[str, Any]) -> Response:
             "why": found.why,
             "shard": found.shard,
             "max_retry_count": found.max_retry_count,
-            "retries": found.retries,
+            "retries": coming_retries(found),
             "jobs": [_job(request, item) for item in found.jobs],
         }
     )

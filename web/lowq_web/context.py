@@ -33,16 +33,19 @@ class AppContext:
 
 
 def queue_of(request: Request) -> lowq.Queue:
-    """The queue that the path names.
+    """The queue that the path names. Redis is asked for it once a request.
 
     Raises:
         UnknownQueueError: nobody has used it yet, or could.
     """
-    try:
-        found = context_of(request).app.queue(request.path_params["queue"])
-    except lowq.ConfigError as error:
-        raise lowq.UnknownQueueError(f"there is no such queue: {error}") from None
-    found.shards_count  # noqa: B018 - asks for it
+    found: lowq.Queue | None = getattr(request.state, "queue", None)
+    if found is None:
+        try:
+            found = context_of(request).app.queue(request.path_params["queue"])
+        except lowq.ConfigError as error:
+            raise lowq.UnknownQueueError(f"there is no such queue: {error}") from None
+        found.shards_count  # noqa: B018 - asks for it
+        request.state.queue = found
     return found
 
 

@@ -7,10 +7,10 @@ import lowq
 from lowq_web import text
 from lowq_web.actions import VERBS
 from lowq_web.context import context_of, queue_of
-from lowq_web.entity import entity
 from lowq_web.fields import query_of
 from lowq_web.pages.rendering import encode, render, trouble
 from lowq_web.pages.search import like
+from lowq_web.retry_clock import coming_retries
 
 #: Characters of a payload that are shown, more behind a link; and payloads.
 MAX_SHOWN, MAX_PAYLOADS = 4000, 100
@@ -20,28 +20,27 @@ def job(request: Request) -> Response:
     """Everything that is known of an id."""
     context, handle = context_of(request), queue_of(request)
     job_id = query_of(request).get("id", "")
-    found = entity(handle, job_id, context.stats_cache.now())
+    found = handle.describe(job_id)
     return render(
         request,
         "job.html",
         200 if found.jobs else 404,
         queue=handle.name,
-        entity=found,
+        described=found,
+        retries=coming_retries(found),
         masked=context.redact,
         max_shown=MAX_SHOWN,
         max_payloads=MAX_PAYLOADS,
         verbs=VERBS,
         pattern=like(job_id),
-        hangs=_hangs(request, found.why),
+        hangs=_hangs(found),
         searched=job_id,
     )
 
 
-def _hangs(request: Request, why: lowq.Why) -> lowq.NodeInfo | None:
-    """The node that performs it."""
-    if why.reason != "performing" or why.node is None:
-        return None
-    return next((node for node in context_of(request).app.nodes() if node.name == why.node and node.pid), None)
+def _hangs(found: lowq.Description) -> lowq.NodeInfo | None:
+    """The node that performs it, if its process is known."""
+    return found.node if found.why.reason == "performing" and found.node is not None and found.node.pid else None
 
 
 def payload(request: Request) -> Response:

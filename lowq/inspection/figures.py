@@ -1,0 +1,133 @@
+"""Queues and shards in figures."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from lowq.backend import Backend
+from lowq.inspection.calls import ShardStats
+from lowq.store import untrusted
+from lowq.store.keys import nodes_key
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """A queue in figures, over all its shards."""
+
+    name: str
+    shards_count: int
+    #: Jobs that wait: due + scheduled, and also fresh + retries.
+    length: int
+    #: Their time has come.
+    due: int
+    #: Their time has not come, be it the first or that of a retry.
+    scheduled: int
+    #: Never failed, or not since they were kicked.
+    fresh: int
+    #: Failed at least once; due or not.
+    retries: int
+    #: In flight.
+    taken: int
+    morgue_length: int
+    #: Seconds since the oldest due job became due; 0.0 when none is.
+    lag: float
+    #: Since the queue was created: jobs performed, failures charged, and times that something was buried.
+    processed: int
+    failed: int
+    buried: int
+    #: At least one shard is paused.
+    paused: bool
+    #: The waiting job that is or was due first, and its perform_at (Unix time, seconds).
+    oldest_id: str | None = None
+    oldest_at: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ShardInfo:
+    """A shard and who works it."""
+
+    index: int
+    length: int
+    taken: int
+    morgue_length: int
+    #: Seconds since its oldest due job became due.
+    lag: float
+    #: The process that holds the lease: the node's name if that is known, otherwise its nonce; None: nobody.
+    owner: str | None
+    #: The fencing token of the lease.
+    fence: int | None
+    #: Seconds that the lease still runs.
+    lease_seconds: float | None
+    paused: bool
+    #: The waiting job that is or was due first.
+    oldest_id: str | None
+
+
+def node_names(backend: Backend) -> dict[bytes, bytes]:
+    """What the tokens of a node's leases begin with -> the node's name, which ends with it."""
+    key = nodes_key(backend.config.namespace)
+    return by_nonce(backend.client.command("HKEYS", key, key=key))
+
+
+def by_nonce(names: Iterable[bytes]) -> dict[bytes, bytes]:
+    """As `node_names`, of the names in the registry."""
+    return {name.rpartition(b":")[2]: name for name in names}
+
+
+def shards_of(shards: Sequence[ShardStats], names: Mapping[bytes, bytes]) -> list[ShardInfo]:
+    """The shards of a queue, from their figures and `node_names`."""
+    return [shard_info(index, stats, names) for index, stats in enumerate(shards)]
+
+
+def stats_of(name: str, shards: Sequence[ShardStats]) -> Stats:
+    """The queue in figures, from those of its shards."""
+
+    def total(name: str) -> int:
+        return sum(getattr(shard, name) for shard in shards)
+
+    firsts = [(shard.oldest_at, shard.oldest_id) for shard in shards if shard.oldest_at is not None]
+    oldest_at, oldest_id = min(firsts, default=(None, None))
+    length, due, retries = total("length"), total("due"), total("retries")
+    return Stats(
+        name=name,
+        shards_count=len(shards),
+        length=length,
+        due=due,
+        scheduled=length - due,
+        fresh=length - retries,
+        retries=retries,
+        taken=total("taken"),
+        morgue_length=total("morgue_length"),
+        lag=max(shard.lag for shard in shards),
+        processed=total("processed"),
+        failed=total("failed"),
+        buried=total("buried"),
+        paused=any(shard.paused for shard in shards),
+        oldest_id=_text(oldest_id),
+        oldest_at=untrusted.finite(oldest_at),
+    )
+
+
+def shard_info(index: int, stats: ShardStats, names: Mapping[bytes, bytes]) -> ShardInfo:
+    """A shard, from its figures and `node_names`."""
+    owner: bytes | None = None
+    fence: int | None = None
+    if stats.lease is not None:
+        nonce, _, number = stats.lease.rpartition(b":")
+        owner = names.get(nonce[:6], nonce)
+        fence = untrusted.count(number) if number.isdigit() else None
+    return ShardInfo(
+        index=index,
+        length=stats.length,
+        taken=stats.taken,
+        morgue_length=stats.morgue_length,
+        lag=stats.lag,
+        owner=_text(owner),
+        fence=fence,
+        lease_seconds=None if owner is None else stats.lease_seconds,
+        paused=stats.paused,
+        oldest_id=_text(stats.oldest_id),
+    )
+
+
+def _text(raw: bytes | None) -> str | None:
+    return None if raw is None else raw.decode("utf-8", "surrogateescape")

@@ -1,0 +1,41 @@
+"""When a job that failed is tried again, if everything fails until then."""
+
+from dataclasses import dataclass
+
+import lowq
+
+#: Coming retries that are told.
+RETRIES_TOLD = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """A retry to come, if everything fails until then."""
+
+    #: As people count: 1 is the first.
+    number: int
+    #: Unix time, seconds: at the earliest and at the latest.
+    earliest: float
+    latest: float
+
+
+def coming_retries(described: lowq.Description) -> list[Retry]:
+    """Those of the job of an id that waits and has failed before; otherwise none."""
+    waiting = described.waiting
+    if waiting is None or waiting.retry_count < 0:
+        return []
+    return _retries(waiting, described.max_retry_count, described.at)
+
+
+def _retries(job: lowq.Job, most: int, now: float) -> list[Retry]:
+    """The next one is known. Later ones follow from the default formula, n**4 + 15 + random(0..30) * (n + 1), and
+    from when the next one comes: now at the earliest, if it is overdue.
+    """
+    at = job.perform_at or 0.0
+    found = [Retry(job.retry_count + 1, at, at)]
+    earliest = latest = max(at, now)
+    for count in range(job.retry_count + 1, min(most, job.retry_count + RETRIES_TOLD)):
+        least = count**4 + 15
+        earliest, latest = earliest + least, latest + least + 30 * (count + 1)
+        found.append(Retry(count + 1, earliest, latest))
+    return found
