@@ -14,14 +14,15 @@ from lowq.doctor.shards import Place, ShardSnapshot, read_shard_snapshots
 from lowq.inspection.calls import SCANS_TOGETHER, ask
 from lowq.sharding import shard_of
 from lowq.store import Call, Client
-from lowq.store.keys import FORMAT, shard_prefix
+from lowq.store.keys import FORMAT, SHARD_KEYS, shard_prefix
 
 #: In this order: what a repair of the first ones changes is looked at by the later ones.
-SETS = ("taken", "due", "morgue", "retries", "errors", "solo", "crashes", "morgue:errors")
+_FIRST = ("taken", "due", "morgue")
+SETS = (*_FIRST, *(key.name for key in SHARD_KEYS if key.has_ids and key.name not in _FIRST))
 #: What the keys of payloads begin with.
-PAYLOADS = (b"payloads:", b"taken:payloads:", b"morgue:payloads:")
+PAYLOADS = tuple(key.head.encode() for key in SHARD_KEYS if key.name.endswith("<id>"))
 #: All other keys that a shard may have.
-KNOWN_KEYS = frozenset(name.encode() for name in (*SETS, "pushed", "repeated", "void", "meta", "lease"))
+KNOWN_KEYS = frozenset(key.name.encode() for key in SHARD_KEYS if key.is_one)
 
 #: Keys of one step of the scan, ids of one call that looks, and of one that repairs: a few milliseconds of Redis at
 #: most.

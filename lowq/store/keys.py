@@ -1,62 +1,249 @@
-"""The wire format: every key that lowq has in Redis, its type, and what its scores and fields mean.
+"""The wire format: every key that lowq has in Redis, as data, and the functions that make their names.
 
 All keys of a shard carry the hash tag ``{queue:shard}``, so a shard lives in one slot of a cluster and every
-script is atomic there. Scripts are given the shard's prefix and append the suffixes below themselves.
+script is atomic there. Scripts are given the shard's prefix and append the names of `SHARD_KEYS` themselves. The other
+keys, `NAMESPACE_KEYS`, are in a slot each.
 
-===================== ======= ==========================================================================
-after the prefix      type    content
-===================== ======= ==========================================================================
-due                   ZSET    id -> perform_at (Unix time, seconds): everything that waits
-payloads:<id>         ZSET    payload bytes -> score: what waits for the id (*)
-retries               ZSET    id -> retry_count, of waiting ids that failed at least once
-errors                HASH    id -> last error, of ids that failed
-solo                  SET     ids that must be taken alone
-taken                 HASH    id -> "delivery perform_at retry_count level taken_at": what is in flight;
-                              and behind that, if it was taken from a STRING, " score payload\\n"
-taken:payloads:<id>   ZSET    payload bytes -> score: what else is in flight for the id
-crashes               HASH    id -> times that an owner died with it in flight; and behind that, after a space,
-                              times that one stopped with it in flight, and nobody was charged
-morgue                ZSET    id -> buried_at (Unix time, seconds)
-morgue:payloads:<id>  ZSET    payload bytes -> score (*)
-morgue:errors         HASH    id -> why it was buried
-pushed                LIST    tokens of the latest push calls, newest first
-repeated              ZSET    token -> slot: of push calls that were repeated lately
-void                  ZSET    attempt of an operator's call -> when it was repeated (Unix time, seconds); expires
-meta                  HASH    shards_count, clock (of default scores), seen (the server's time at the last push),
-                              seen_since (since when it had come there without a jump), fence, owner,
-                              lease_ttl (milliseconds), leased_until, delivery, paused, paused_by, uncharged,
-                              processed, failed, buried, repeated (1: there is such a key), slot (of `pushed` and
-                              `repeated`, see lib/repeats.lua)
-lease                 STRING  the owner's token "nonce:fence"; expires (PX)
-wake                  channel the shard may have work earlier than its owner believes: delay, seconds
-lease_released        channel the lease was given up: whoever waits may try, in so many milliseconds
-===================== ======= ==========================================================================
-
-(*) Or a STRING "score payload", which is how a single payload of up to 4,096 bytes is kept until a second one comes: a
-sorted set takes 850 bytes more as soon as a payload has more than 64. A set is never turned back, so it may hold one.
-
-Outside the shards:
-
-===================== ======= ==========================================================================
-queues                HASH    queue -> JSON {"shards_count": n, "options": {...}}
-nodes                 HASH    node -> "heartbeat_at silence bytes part details": Unix seconds of the server;
-                              seconds of silence after which it is dead; the length of the part; two
-                              JSON objects, of which the part says what the node serves
-nodes                 channel what a node has a part in has changed: the node that noticed; or what
-                              people tell a node: JSON {"to": node, "do": "quiet" or "stop"}
-history:<queue>       HASH    "width:slot" -> "number processed failed lag" of a stretch of time (lag -1: not
-                              known), and "perform:bucket" -> how many performs took so long; expires
-audit                 LIST    "time JSON": what people did on the dashboard, newest first
-===================== ======= ==========================================================================
+The doctor, the dashboard, docs/design.md and tests read these tables. A new key is a line in one of them, and outside
+the shards a function below. ``python -m tests.key_table`` writes the tables into docs/design.md.
 """
 
 import re
-from typing import TypeGuard
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal, TypeGuard
 
-#: Part of every key: changes only when the layout above changes incompatibly.
+#: Part of every key: changes only when the layout below changes incompatibly.
 FORMAT = "v1"
 #: Shards that a queue has at most.
 MAX_SHARDS = 16384
+
+Type = Literal["zset", "hash", "set", "list", "string", "channel"]
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """A kind of key."""
+
+    #: What follows the prefix of the shard, or of the namespace. ``<id>`` and ``<queue>`` stand for those.
+    name: str
+    #: The Redis types that it may have; ``channel``: it is none, but a name to publish to.
+    types: tuple[Type, ...]
+    #: What its members, fields and scores mean: Markdown.
+    content: str
+    #: The packages that change it; what people do with the handle of a queue counts as `admin`.
+    owners: tuple[str, ...]
+    #: How long it is there.
+    lifetime: str
+    #: Of a hash that has always the same ones: field -> its meaning, which may go without saying.
+    fields: Mapping[str, str] = field(default_factory=dict)
+    #: Its members or fields are ids of jobs.
+    has_ids: bool = False
+
+    @property
+    def head(self) -> str:
+        """The name as far as it is always the same."""
+        return self.name.partition("<")[0]
+
+    @property
+    def is_one(self) -> bool:
+        """Whether it is one key with one type: of its shard, or of the namespace."""
+        return self.head == self.name and self.types != ("channel",)
+
+
+#: Below the prefix of a shard.
+SHARD_KEYS: tuple[Key, ...] = (
+    Key(
+        "due",
+        ("zset",),
+        "id -> perform_at (Unix time, seconds): everything that waits",
+        ("producer", "broker", "admin", "doctor"),
+        "while a job waits",
+        has_ids=True,
+    ),
+    Key(
+        "payloads:<id>",
+        ("zset", "string"),
+        "payload bytes -> score: what waits for the id. See below",
+        ("producer", "broker", "admin", "doctor"),
+        "while the id waits",
+    ),
+    Key(
+        "retries",
+        ("zset",),
+        "id -> retry_count, of waiting ids that failed at least once",
+        ("broker", "admin", "doctor"),
+        "until the id is performed, buried or deleted",
+        has_ids=True,
+    ),
+    Key(
+        "errors",
+        ("hash",),
+        "id -> last error, of ids that failed",
+        ("broker", "admin", "doctor"),
+        "as `retries`",
+        has_ids=True,
+    ),
+    Key(
+        "solo",
+        ("set",),
+        "ids that must be taken alone",
+        ("broker", "admin", "doctor"),
+        "until the id is performed, fails alone, or is buried or deleted",
+        has_ids=True,
+    ),
+    Key(
+        "taken",
+        ("hash",),
+        'id -> "delivery perform_at retry_count level taken_at": what is in flight. See below',
+        ("broker", "admin", "doctor"),
+        "while a job is in flight",
+        has_ids=True,
+    ),
+    Key(
+        "taken:payloads:<id>",
+        ("zset",),
+        "payload bytes -> score: what is in flight for the id, unless `taken` holds it",
+        ("broker", "admin", "doctor"),
+        "while the id is in flight",
+    ),
+    Key(
+        "crashes",
+        ("hash",),
+        "id -> times that an owner died with it in flight; behind that, after a space, times that one stopped with it "
+        "in flight, uncharged",
+        ("broker", "admin", "doctor"),
+        "until the id is performed, buried or deleted",
+        has_ids=True,
+    ),
+    Key(
+        "morgue",
+        ("zset",),
+        "id -> buried_at (Unix time, seconds)",
+        ("broker", "admin", "doctor"),
+        "until the last id is kicked or deleted",
+        has_ids=True,
+    ),
+    Key(
+        "morgue:payloads:<id>",
+        ("zset", "string"),
+        "payload bytes -> score",
+        ("broker", "admin", "doctor"),
+        "until the id is kicked or deleted",
+    ),
+    Key(
+        "morgue:errors",
+        ("hash",),
+        "id -> why it was buried",
+        ("broker", "admin", "doctor"),
+        "as `morgue`",
+        has_ids=True,
+    ),
+    Key(
+        "pushed",
+        ("list",),
+        "tokens of the latest push calls, newest first: of the last `keep` seconds at least, and never fewer than "
+        "1,000. At most 500,000",
+        ("producer",),
+        "for good",
+    ),
+    Key(
+        "repeated",
+        ("zset",),
+        "token -> slot: of push calls that were repeated lately, for as long. At most 10,000",
+        ("producer",),
+        "until no such token is left",
+    ),
+    Key(
+        "void",
+        ("zset",),
+        "attempt of an operator's call -> when it was repeated (Unix time, seconds)",
+        ("admin",),
+        "expires an hour after the last",
+    ),
+    Key(
+        "meta",
+        ("hash",),
+        "",
+        ("producer", "broker", "admin", "doctor"),
+        "for good",
+        fields={
+            "shards_count": "",
+            "clock": "of default scores",
+            "seen": "the server's time at the last push",
+            "seen_since": "since when it had come there without a jump",
+            "fence": "",
+            "owner": "",
+            "lease_ttl": "milliseconds",
+            "leased_until": "",
+            "delivery": "",
+            "paused": "",
+            "paused_by": "",
+            "uncharged": "",
+            "processed": "",
+            "failed": "",
+            "buried": "",
+            "repeated": "1: there is such a key",
+            "slot": "in which `pushed` and `repeated` are remembered: `lib/repeats.lua`",
+        },
+    ),
+    Key("lease", ("string",), 'the owner\'s token "nonce:fence"', ("broker", "doctor"), "expires (PX) if not renewed"),
+    Key(
+        "wake",
+        ("channel",),
+        "the shard may have work earlier than its owner believes: delay, seconds",
+        ("producer", "broker", "admin"),
+        "",
+    ),
+    Key(
+        "lease_released",
+        ("channel",),
+        "the lease was given up: those who wait may try, in so many milliseconds",
+        ("broker",),
+        "",
+    ),
+)
+
+QUEUES = Key(
+    "queues",
+    ("hash",),
+    'queue -> JSON {"shards_count": n, "options": {...}}',
+    ("application", "broker", "admin", "doctor"),
+    "an entry until its queue is dropped",
+)
+NODES = Key(
+    "nodes",
+    ("hash",),
+    'node -> "heartbeat_at silence bytes part details": Unix seconds of the server; seconds of silence after which it '
+    "is dead; the length of the part; two JSON objects, of which the part says what the node serves",
+    ("broker", "doctor"),
+    "an entry until its node ends, or others have found it dead",
+)
+NODES_CHANNEL = Key(
+    "nodes",
+    ("channel",),
+    "what a node has a part in has changed: the node that noticed; or a command to a node: JSON "
+    '{"to": node, "do": "quiet" or "stop"}',
+    ("broker", "application"),
+    "",
+)
+HISTORY = Key(
+    "history:<queue>",
+    ("hash",),
+    '"width:slot" -> "number processed failed lag" of a stretch of time (lag -1: not known), three rings; '
+    '"perform:bucket" -> how many performs took so long',
+    ("metrics", "admin"),
+    "expires a month after a node last wrote to it",
+)
+AUDIT = Key(
+    "audit",
+    ("list",),
+    '"time JSON": what people did on the dashboard, newest first, at most 1,000',
+    ("admin",),
+    "for good",
+)
+#: Below the namespace.
+NAMESPACE_KEYS: tuple[Key, ...] = (QUEUES, NODES, NODES_CHANNEL, HISTORY, AUDIT)
 
 
 def shard_prefix(namespace: str, queue: str, shard: int) -> str:
@@ -71,19 +258,32 @@ def is_queue_name(name: object) -> TypeGuard[str]:
 
 def queues_key(namespace: str) -> str:
     """The registry of queues."""
-    return f"{namespace}:{FORMAT}:queues"
+    return _key(namespace, QUEUES)
 
 
 def nodes_key(namespace: str) -> str:
-    """The registry of nodes."""
-    return f"{namespace}:{FORMAT}:nodes"
+    """The registry of nodes, and their channel."""
+    return _key(namespace, NODES)
 
 
 def history_key(namespace: str, queue: str) -> str:
     """A queue's rates and lag over time."""
-    return f"{namespace}:{FORMAT}:history:{queue}"
+    return _key(namespace, HISTORY) + queue
 
 
 def audit_key(namespace: str) -> str:
     """The log of what people did."""
-    return f"{namespace}:{FORMAT}:audit"
+    return _key(namespace, AUDIT)
+
+
+def _key(namespace: str, key: Key) -> str:
+    return f"{namespace}:{FORMAT}:{key.head}"
+
+
+def kind_of(namespace: str, key: str) -> Key | None:
+    """The kind of a key outside the shards; None: it is none of ours."""
+    for kind in NAMESPACE_KEYS:
+        begin = _key(namespace, kind)
+        if kind.types != ("channel",) and (key == begin or (kind.head != kind.name and key.startswith(begin))):
+            return kind
+    return None

@@ -11,7 +11,7 @@ from lowq.broker.lease import Lease
 from lowq.broker.shard import Shard
 from lowq.codec import EncodedJob, load_payload
 from lowq.store import Call, Client
-from lowq.store.keys import shard_prefix
+from lowq.store.keys import SHARD_KEYS, shard_prefix
 from tests.leases import run_out
 
 #: The frozen time of most tests, Unix seconds. The fraction has no short decimal form, so that it shows when
@@ -226,21 +226,7 @@ class ShardRig:
         return kind.decode()
 
 
-_TYPES = {
-    "due": "zset",
-    "retries": "zset",
-    "errors": "hash",
-    "solo": "set",
-    "taken": "hash",
-    "crashes": "hash",
-    "morgue": "zset",
-    "morgue:errors": "hash",
-    "pushed": "list",
-    "repeated": "zset",
-    "void": "zset",
-    "meta": "hash",
-    "lease": "string",
-}
+_TYPES = {key.name: key.types[0] for key in SHARD_KEYS if key.is_one}
 # How each type is read whole.
 _READ: dict[str, tuple[str | int, ...]] = {
     "zset": ("ZRANGE", 0, -1, "WITHSCORES"),

@@ -4,9 +4,7 @@ Damage is done by raw commands, as people and other programs do it.
 """
 
 import json
-import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,7 +15,7 @@ from lowq.broker.lease import Lease
 from lowq.broker.shard import Shard
 from lowq.codec import load_payload
 from lowq.doctor import KINDS, Finding
-from lowq.doctor.jobs import KNOWN_KEYS, PAYLOADS
+from lowq.doctor.jobs import PAYLOADS, SETS
 from lowq.errors import ScriptError, UnknownQueueError
 from lowq.sharding import shard_of
 from lowq.store.keys import nodes_key, queues_key, shard_prefix
@@ -508,8 +506,7 @@ def test_what_is_right_by_the_time_of_the_repair_is_not_touched(clinic: Clinic) 
     clinic.push(A, delay=3600)
     before = clinic.command("ZSCORE", clinic.key(A, "due"), A)
     prefix = clinic.key(A, "")
-    for what in ("due", "taken", "morgue", "retries", "errors", "solo", "crashes", "morgue:errors",
-                 "payloads:", "taken:payloads:", "morgue:payloads:"):  # fmt: skip
+    for what in (*SETS, *(kind.decode() for kind in PAYLOADS)):
         assert clinic.client.run("repair", prefix, "", what, A, B) == [0, 0]
     assert clinic.command("ZSCORE", clinic.key(A, "due"), A) == before
     for what in ("lease_endless", "lease_disagrees", "counters"):
@@ -907,12 +904,3 @@ def shard_keys(clinic: Clinic, job_id: str) -> set[str]:
     prefix = clinic.key(job_id, "")
     names = (raw.decode() for raw in clinic.command("KEYS", "*"))
     return {name.removeprefix(prefix) for name in names if name.startswith(prefix)}
-
-
-def test_the_doctor_knows_all_keys_of_the_wire_format() -> None:
-    text = (Path(__file__).parents[2] / "lowq" / "store" / "keys.py").read_text()
-    of_shards = text.split("Outside the shards:")[0]
-    suffixes = re.findall(r"^(\S+) +(?:ZSET|HASH|SET|LIST|STRING) ", of_shards, re.MULTILINE)
-    payloads = {f"{kind.decode()}<id>" for kind in PAYLOADS}
-    assert {name for name in suffixes if not name.endswith("<id>")} == {name.decode() for name in KNOWN_KEYS}
-    assert {name for name in suffixes if name.endswith("<id>")} == payloads

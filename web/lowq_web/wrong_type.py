@@ -1,13 +1,7 @@
 """Keys of ours that somebody gave another type: which one it is, for whoever is answered that nothing can be read."""
 
 import lowq
-from lowq.store.keys import audit_key, history_key, nodes_key, queues_key
-
-#: After the prefix of a shard -> the type that it must have. `lowq.store.keys` tells what they are for.
-_OF_SHARD = {
-    "due": "zset", "retries": "zset", "errors": "hash", "solo": "set", "taken": "hash", "crashes": "hash",
-    "morgue": "zset", "morgue:errors": "hash", "pushed": "list", "repeated": "zset", "meta": "hash", "lease": "string",
-}  # fmt: skip
+from lowq.store.keys import SHARD_KEYS, kind_of
 
 
 def explain(app: lowq.Lowq, error: lowq.ScriptError) -> str | None:
@@ -19,15 +13,12 @@ def explain(app: lowq.Lowq, error: lowq.ScriptError) -> str | None:
     if "WRONGTYPE" not in str(error) or error.key is None:
         return None
     if error.key.endswith(":"):
-        expected = {error.key + name: kind for name, kind in _OF_SHARD.items()}
+        expected = {error.key + key.name: key.types[0] for key in SHARD_KEYS if key.is_one}
     else:
-        namespace = app.config.namespace
-        is_hash = error.key in (queues_key(namespace), nodes_key(namespace)) or error.key.startswith(
-            history_key(namespace, "")
-        )
-        if not is_hash and error.key != audit_key(namespace):
+        kind = kind_of(app.config.namespace, error.key)
+        if kind is None:
             return None
-        expected = {error.key: "hash" if is_hash else "list"}
+        expected = {error.key: kind.types[0]}
     kinds = app.client.commands([("TYPE", key) for key in expected], key=error.key)
     for (key, wanted), raw in zip(expected.items(), kinds, strict=True):
         found = raw.decode() if isinstance(raw, bytes) else str(raw)
