@@ -7,7 +7,7 @@ One job, package by package::
     store        merges it into the shard's keys (`keys`) with ``lua/push.lua``, through `client`
     broker       `membership` says which nodes share the work, a splitter which shards are this node's, `leases` gets
                  them; `maintenance` keeps them. A wake-up (`wakeups`) makes the `dispatcher` hand the shard to a
-                 thread, and `shard` takes the job with ``lua/take.lua``
+                 thread, and `shard` takes the job with ``lua/ack_and_take.lua``
     node         `worker_thread` waits for such a shard; `execution` performs the job, decides its outcome, reports it
     metrics      counts it
 

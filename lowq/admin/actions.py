@@ -81,7 +81,7 @@ class Action(NamedTuple):
 
 def attempt_all(client: Client, makes: Sequence[Callable[[str], Call]]) -> list[Any]:
     """Runs what people do, in one write per server, and repeats what got no answer. Each of ``makes`` is given an
-    attempt and makes the call of it. A repeat makes the attempts before it void: one that was held back in a connection
+    attempt and makes the call of it. A repeat supersedes the attempts before it: one that was held back in a connection
     would otherwise be done to what has come since.
 
     Returns each call's reply, or the exception that it ended with. After `RedisUnavailable` nobody knows: the last

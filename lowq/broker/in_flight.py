@@ -62,7 +62,7 @@ class InFlight:
             self._token_in_hand = token
         last = self._delivery if self._in_hand else 0
         args = (time_argument(now), token, last, min(limit, MAX_DELIVERY_JOBS), self._max_payloads, MAX_DELIVERY_BYTES)
-        return Call("take", self._prefix, [*args, self._delivery, *map(_bytes, self._finished)])
+        return Call("ack_and_take", self._prefix, [*args, self._delivery, *map(_bytes, self._finished)])
 
     def took(self, reply: Any) -> Delivery:
         """Takes note of the reply to `take_call`.
@@ -199,12 +199,12 @@ class InFlight:
         delivery = self._delivery
         finished = self._finished[already:]
         args = ("", self._token_in_hand, 0, 0, self._max_payloads, MAX_DELIVERY_BYTES, delivery)
-        return Call("take", self._prefix, [*args, *map(_bytes, finished)]), len(finished)
+        return Call("ack_and_take", self._prefix, [*args, *map(_bytes, finished)]), len(finished)
 
     def refresh_call(self) -> Call:
         """Asks when the next job is due, taking and acknowledging nothing."""
         args = ("", self._lease.token, 0, 0, self._max_payloads, MAX_DELIVERY_BYTES, 0)
-        return Call("take", self._prefix, args)
+        return Call("ack_and_take", self._prefix, args)
 
     def drop_delivery(self) -> None:
         """Nothing of the delivery in hand is reported any more: the lease was lost, its next owner restores it."""

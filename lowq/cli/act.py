@@ -22,7 +22,7 @@ from lowq.job import Job
 from lowq.logs import printable
 from lowq.queue import Queue
 
-#: As many ids are done one by one, so that each one's fate can be told.
+#: As many ids are done one by one, so that the outcome of each can be told.
 TOLD_ONE_BY_ONE = 50
 
 #: What was done to a job.
@@ -132,22 +132,24 @@ def _act_on_ids(
     }  # fmt: skip
     method = methods[action]
     options: dict[str, Any] = {"reason": reason} if action == "bury" else {}
-    fates: dict[str, str] | None = None
+    outcomes: dict[str, str] | None = None
     if "-" not in ids and len(ids) <= TOLD_ONE_BY_ONE:
-        acted, fates = Acted(), {}
+        acted, outcomes = Acted(), {}
         for job_id in dict.fromkeys(ids):
             one = method(job_id, **options)
             acted += one
-            fates[job_id] = "done" if one.done else "in_flight" if one.in_flight else "missing"
+            outcomes[job_id] = "done" if one.done else "in_flight" if one.in_flight else "missing"
     else:
         acted = method(_all_ids(ids), **options)
     if as_json:
         counts = {"done": acted.done, "in_flight": acted.in_flight, "missing": acted.missing}
-        echo_json({"action": action, "queue": queue.name, **counts, "ids": fates})
-    elif fates is not None:
+        echo_json({"action": action, "queue": queue.name, **counts, "ids": outcomes})
+    elif outcomes is not None:
         words = {"done": _DONE[action], "in_flight": IN_FLIGHT}
-        missing = _whereabouts(app, queue, action, [job_id for job_id, fate in fates.items() if fate == "missing"])
-        echo_lines([printable(f"{job_id}: {words.get(fate) or missing[job_id]}") for job_id, fate in fates.items()])
+        missing = _whereabouts(app, queue, action, [job_id for job_id, state in outcomes.items() if state == "missing"])
+        echo_lines(
+            [printable(f"{job_id}: {words.get(state) or missing[job_id]}") for job_id, state in outcomes.items()]
+        )
     else:
         parts = [f"{number(acted.done)} {_DONE[action]}"]
         parts += [f"{number(acted.in_flight)} {IN_FLIGHT}"] if acted.in_flight else []

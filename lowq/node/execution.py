@@ -4,7 +4,7 @@
 
     jobs -> payloads_by_id -> middlewares -> perform -> Outcome -> report -> tell
                                                 |
-                                 lowq.current(): words for single ids, which win over an exception
+                                 lowq.current(): outcomes of single ids, which win over an exception
 
 A batch that fails as a whole says nothing about any one id: each is tried again alone, uncharged. Only an id that
 fails alone, or that the handler named, is charged a retry.
@@ -77,7 +77,7 @@ class Execution:
         self.fence = fence
         self._jobs = jobs
         self._load_payload = load_payload
-        self._words: dict[str, tuple[str, Any]] = {}
+        self._outcomes: dict[str, tuple[str, Any]] = {}
 
     @property
     def jobs(self) -> list[Job]:
@@ -86,31 +86,31 @@ class Execution:
 
     def done(self, job_id: object) -> None:
         """The id is finished, also if ``perform`` raises later."""
-        self._say(job_id, "done", None)
+        self._set_outcome(job_id, "done", None)
 
     def fail(self, job_id: object, error: BaseException | str) -> None:
         """The id failed: it is charged a retry, whatever becomes of the others."""
         if not isinstance(error, BaseException | str):
             raise LowqError(f"fail({job_id!r}): say the exception or a text, not {error!r:.100}")
-        self._say(job_id, "fail", error if isinstance(error, BaseException) else cut_error(error))
+        self._set_outcome(job_id, "fail", error if isinstance(error, BaseException) else cut_error(error))
 
     def release(self, job_id: object, delay: float | timedelta | None = None) -> None:
         """The id waits again, uncharged: ``delay`` seconds, or behind nothing when it is None."""
         # Checked here, where the handler learns of it: once the batch is over, nobody can be told.
-        self._say(job_id, "release", None if delay is None else float(delay_seconds(delay)))
+        self._set_outcome(job_id, "release", None if delay is None else float(delay_seconds(delay)))
 
     def bury(self, job_id: object, reason: str = "") -> None:
         """The id goes to the morgue with all its payloads."""
         if not isinstance(reason, str):
             raise LowqError(f"bury({job_id!r}): reason is a text, not {reason!r:.100}")
-        self._say(job_id, "bury", cut_error(reason))
+        self._set_outcome(job_id, "bury", cut_error(reason))
 
-    def _say(self, job_id: object, verb: str, detail: Any) -> None:
+    def _set_outcome(self, job_id: object, verb: str, detail: Any) -> None:
         # Plain texts are kept: what raises, raises here, where the handler learns of it.
         name = "".join((str(job_id),))
         if not any(item.id == name for item in self._jobs):
             raise LowqError(f"{verb}({job_id!r}): the batch being performed has no such id")
-        self._words[name] = (verb, detail)
+        self._outcomes[name] = (verb, detail)
 
 
 current_execution: ContextVar[Execution | None] = ContextVar("lowq_execution", default=None)
@@ -205,12 +205,12 @@ def perform(runtime: WorkerRuntime, shard: Shard, fence: int, jobs: list[TakenJo
         error = raised
     finally:
         current_execution.reset(token)
-    if error is None and not execution._words and not counts:
+    if error is None and not execution._outcomes and not counts:
         return Outcome([job.id for job in jobs])
     try:
-        return decide(worker, jobs, execution._words, error, config, counts)
+        return decide(worker, jobs, execution._outcomes, error, config, counts)
     except BaseException as raised:  # MemoryError, for example: the handler may have left none
-        return _decide_plainly(jobs, execution._words, error, raised, counts)
+        return _decide_plainly(jobs, execution._outcomes, error, raised, counts)
 
 
 def conclude(
@@ -234,12 +234,12 @@ def conclude(
 def decide(
     worker: Performer,
     jobs: list[TakenJob],
-    words: dict[str, tuple[str, Any]],
+    outcomes: dict[str, tuple[str, Any]],
     error: BaseException | None,
     config: Config,
     found_no_redis: dict[str, int],
 ) -> Outcome:
-    """What becomes of each job, given the handler's words and what it raised."""
+    """What becomes of each job, given the outcomes that the handler has set and what it raised."""
     outcome = Outcome(error=error)
     crashed = error is not None and not _is_exception(error)
     if crashed:
@@ -247,7 +247,7 @@ def decide(
     unavailable = _found_no_redis(error)
     data = b""  # of the error, once it is needed
     for job in jobs:
-        verb, detail = words.get(job.id, ("", None))
+        verb, detail = outcomes.get(job.id, ("", None))
         pause = found_no_redis.pop(job.id, 0)
         if verb == "done" or (not verb and error is None):
             outcome.finished.append(job.id)
@@ -283,7 +283,7 @@ def _found_no_redis(error: BaseException | None) -> bool:
 
 def _decide_plainly(
     jobs: list[TakenJob],
-    words: dict[str, tuple[str, Any]],
+    outcomes: dict[str, tuple[str, Any]],
     error: BaseException | None,
     trouble: BaseException,
     found_no_redis: dict[str, int],
@@ -292,11 +292,11 @@ def _decide_plainly(
     plain: BaseException | None = error
     if error is not None and _is_exception(error):
         plain = LowqError("the job failed, and so did the attempt to say how")
-    words = {
+    plain_outcomes = {
         job_id: (verb, "the handler said that it failed, and why can't be told" if verb == "fail" else detail)
-        for job_id, (verb, detail) in words.items()
+        for job_id, (verb, detail) in outcomes.items()
     }
-    outcome = decide(_PLAIN_WORKER, jobs, words, plain, _PLAIN_CONFIG, found_no_redis)
+    outcome = decide(_PLAIN_WORKER, jobs, plain_outcomes, plain, _PLAIN_CONFIG, found_no_redis)
     outcome.error = error
     outcome.remarks.append(("what becomes of a batch could not be decided; its jobs are charged", trouble))
     if outcome.stop is None and not _is_exception(trouble):

@@ -318,13 +318,13 @@ def _log_failure(
     what = "named by the handler" if outcome.error is None else describe(outcome.error)
     named = [failure.id for failure in outcome.failures] or [job.id for job in jobs]
     most = outcome.ask("max_retry_count is not to be had", lambda: int(runtime.instance.max_retry_count), 0)
-    fates = [execution.describe_failure(failure, most) for failure in outcome.failures[:3]]
+    outcomes = [execution.describe_failure(failure, most) for failure in outcome.failures[:3]]
     if outcome.releases:
-        fates.append(f"not charged and waiting again: {len(outcome.releases)}")
+        outcomes.append(f"not charged and waiting again: {len(outcome.releases)}")
     more = len(outcome.failures) - 3
     log.error(
         "%r failed, ids %s: %s%s%s", shard, ", ".join(named[:3]), what,
-        "".join(f"; {fate}" for fate in fates), f"; and {more} more" if more > 0 else "", exc_info=outcome.error,
+        "".join(f"; {item}" for item in outcomes), f"; and {more} more" if more > 0 else "", exc_info=outcome.error,
         extra={
             "event": "failed", "queue": shard.queue, "shard": shard.index, "ids": named[:100],
             "outcome": [failure[:4] for failure in outcome.failures[:100]],

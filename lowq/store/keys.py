@@ -155,7 +155,7 @@ SHARD_KEYS: tuple[Key, ...] = (
         "until no such token is left",
     ),
     Key(
-        "void",
+        "superseded",
         ("zset",),
         "attempt of an operator's call -> when it was repeated (Unix time, seconds)",
         ("admin",),
@@ -170,8 +170,8 @@ SHARD_KEYS: tuple[Key, ...] = (
         fields={
             "shards_count": "",
             "clock": "of default scores",
-            "seen": "the server's time at the last push",
-            "seen_since": "since when it had come there without a jump",
+            "server_time": "the server's time at the last push",
+            "server_time_since": "since when it had come there without a jump",
             "fence": "",
             "owner": "",
             "lease_ttl": "milliseconds",

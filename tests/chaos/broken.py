@@ -72,7 +72,7 @@ def order() -> None:
 
 def ack_by_id() -> None:
     """An acknowledgement finishes an id, whatever delivery it is of."""
-    _lua(r"if record and string\.sub\(record, 1, #head\) == head then", "if record then", "take")
+    _lua(r"if record and string\.sub\(record, 1, #head\) == head then", "if record then", "ack_and_take")
 
 
 def push_twice() -> None:
@@ -115,7 +115,7 @@ def fence() -> None:
 
 def leak() -> None:
     """An acknowledgement leaves the payloads in Redis."""
-    _lua(r"redis\.call\('UNLINK', unpack\(acked_payloads\)\)", "", "take")
+    _lua(r"redis\.call\('UNLINK', unpack\(acked_payloads\)\)", "", "ack_and_take")
 
 
 def late_acks() -> None:

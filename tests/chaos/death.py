@@ -1,9 +1,9 @@
 """Ends this process at one exact moment of a batch's life: the n-th time that it comes there.
 
-``CHAOS_DIE=take:sent:17`` in the environment of the application under test:
+``CHAOS_DIE=ack_and_take:sent:17`` in the environment of the application under test:
 
 ==========  =========================================================================================
-moment      of a script's call, for example ``take:sent``; or of a perform: ``perform:begin``
+moment      of a script's call, for example ``ack_and_take:sent``; or of a perform: ``perform:begin``
 ==========  =========================================================================================
 unsent      before the call is sent
 sent        after Redis has executed it, before any of the reply is read
@@ -34,7 +34,8 @@ _EVALSHA = re.compile(rb"EVALSHA\r\n\$40\r\n([0-9a-f]{40})")
 #: script -> the moments that a node can die at. Those of a batch's life, and of a lease's.
 BOUNDARIES = {
     **dict.fromkeys(
-        ("take", "fail", "release", "acquire", "renew", "surrender", "heartbeat"), ("unsent", "sent", "answered")
+        ("ack_and_take", "fail", "release", "acquire", "renew", "surrender", "heartbeat"),
+        ("unsent", "sent", "answered"),
     ),
     "perform": ("begin", "end"),
 }

@@ -43,7 +43,14 @@ def nothing(chance: random.Random, seconds: float) -> list[Step]:
 
 def all_boundaries(chance: random.Random) -> list[str]:
     """Every moment that `tests.chaos.death` knows, in some order, each after some calls."""
-    often = {"take": 60, "renew": 10, "acquire": 8, "perform": 60, "fail": 5, "heartbeat": 4}  # in a second or two
+    often = {
+        "ack_and_take": 60,
+        "renew": 10,
+        "acquire": 8,
+        "perform": 60,
+        "fail": 5,
+        "heartbeat": 4,
+    }  # in a second or two
     deaths = [
         f"{script}:{moment}:{chance.randint(1, often.get(script, 1))}"
         for script, moments in BOUNDARIES.items()

@@ -55,7 +55,7 @@ class Waiting:
 
 @dataclass
 class Taken:
-    """What `take` answers."""
+    """What `ack_and_take` answers."""
 
     delivery: int
     delay: int | None
@@ -99,14 +99,14 @@ class Model:
         #: Slot, when it ends, how many tokens are of the two before it; None: before the first push.
         self.slot: tuple[int, int, int, int] | None = None
         #: Attempts of operators' calls that came to be repeated.
-        self.void: dict[str, float] = {}
+        self.superseded: dict[str, float] = {}
         self.lease: str | None = None
         self.owner: str | None = None
         self.fence: int | None = None
         self.clock: float | None = None
         #: The server's time at the last push, and since when it had come there without a jump.
-        self.seen: float | None = None
-        self.seen_since: float | None = None
+        self.server_time: float | None = None
+        self.server_time_since: float | None = None
         self.paused: float | None = None
         self.owner_uncharged = False
         #: Milliseconds, once there was an owner.
@@ -163,14 +163,14 @@ class Model:
 
     def _settle(self, now: float) -> None:
         """What was due before the server's clock stepped back stays due, in its order."""
-        if self.seen is None or self.seen - now <= AHEAD:
+        if self.server_time is None or self.server_time - now <= AHEAD:
             return
-        first = self.seen if self.seen_since is None else self.seen_since
-        step = self.seen - now
+        first = self.server_time if self.server_time_since is None else self.server_time_since
+        step = self.server_time - now
         for job in self.waiting.values():
-            if first <= job.perform_at <= self.seen + AHEAD and job.perform_at > now:
+            if first <= job.perform_at <= self.server_time + AHEAD and job.perform_at > now:
                 job.perform_at -= step
-        self.seen, self.seen_since = now, first - step
+        self.server_time, self.server_time_since = now, first - step
 
     def _horizon(self, now: float) -> float:
         return max(now, min(self.clock or 0, now + AHEAD))
@@ -510,15 +510,15 @@ class Model:
             "morgue:errors": {job_id: buried.reason for job_id, buried in self.morgue.items()},
             "pushed": self.pushed,
             "repeated": self.repeated,
-            "void": self.void,
+            "superseded": self.superseded,
             "lease": self.lease,
             "meta": {
                 name: value
                 for name, value in {
                     "shards_count": self.shards_count if self.used else None,
                     "clock": self.clock,
-                    "seen": self.seen,
-                    "seen_since": self.seen_since,
+                    "server_time": self.server_time,
+                    "server_time_since": self.server_time_since,
                     "fence": self.fence,
                     "owner": self.owner,
                     "lease_ttl": self.lease_ttl,

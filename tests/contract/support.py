@@ -27,7 +27,7 @@ TICK = 0.000001
 #: What may be left of a shard when nothing waits, nothing is in flight and the morgue is empty.
 REMAINS = {"meta", "pushed", "lease"}
 #: What repeated calls may leave besides, for a while.
-REMEMBERED = {"repeated", "void"}
+REMEMBERED = {"repeated", "superseded"}
 
 
 def job(
@@ -64,7 +64,7 @@ def handed(delivery: Delivery) -> dict[str, list[Any]]:
 
 
 def jobs_of(reply: list[Any]) -> list[list[bytes]]:
-    """The jobs in a reply of `take`: [id, perform_at, retry_count, payload, score...]."""
+    """The jobs in a reply of `ack_and_take`: [id, perform_at, retry_count, payload, score...]."""
     jobs, items = [], iter(reply[4:])
     for item in items:
         if isinstance(item, list):
@@ -198,7 +198,7 @@ class ShardRig:
 
     def set_clock(self, clock: float, since: float | None = None) -> None:
         """The server's clock had been there already, when something was pushed; ``since`` when without a jump."""
-        fields = {"clock": clock, "seen": clock, "seen_since": clock if since is None else since}
+        fields = {"clock": clock, "server_time": clock, "server_time_since": clock if since is None else since}
         self.client.command("HSET", self.prefix + "meta", *(part for f, t in fields.items() for part in (f, repr(t))))
 
     def _read(self, types: Mapping[str, str]) -> dict[str, Any]:

@@ -21,10 +21,10 @@ def rig(rig: ShardRig) -> ShardRig:
 
 def pushed_for_real(rig: ShardRig, now: float) -> None:
     """What a push by the server's own clock leaves behind it: tests may not wait for that clock."""
-    seen = float(rig.meta("seen") or 0)
-    since = now if now - seen > 60 else float(rig.meta("seen_since") or now)
+    seen = float(rig.meta("server_time") or 0)
+    since = now if now - seen > 60 else float(rig.meta("server_time_since") or now)
     rig.set_clock(max(now, float(rig.meta("clock") or 0)), since)
-    rig.client.command("HSET", rig.prefix + "meta", "seen", repr(now))
+    rig.client.command("HSET", rig.prefix + "meta", "server_time", repr(now))
 
 
 def ids_at(rig: ShardRig, now: float) -> list[str]:
@@ -133,7 +133,7 @@ def test_more_jobs_than_one_call_moves(rig: ShardRig) -> None:
         found += some
         rig.shard.in_flight.finish(some)
     assert sorted(found) == ids
-    assert float(rig.meta("seen") or 0) == NOW - 60
+    assert float(rig.meta("server_time") or 0) == NOW - 60
 
 
 # --- a real push ---
@@ -143,19 +143,19 @@ def test_a_push_remembers_the_servers_time(rig: ShardRig) -> None:
     rig.client.command("DEL", rig.prefix + "meta")
     before = rig.server_time()
     rig.push(job("x"), now=None)
-    first = float(rig.meta("seen") or 0)
+    first = float(rig.meta("server_time") or 0)
     assert before <= first <= rig.server_time()
-    assert float(rig.meta("seen_since") or 0) == first
+    assert float(rig.meta("server_time_since") or 0) == first
     rig.push(job("x"), now=None)
-    assert float(rig.meta("seen") or 0) > first
-    assert float(rig.meta("seen_since") or 0) == first, "that was no jump"
+    assert float(rig.meta("server_time") or 0) > first
+    assert float(rig.meta("server_time_since") or 0) == first, "that was no jump"
 
 
 def test_a_jump_forward_begins_a_new_stretch(rig: ShardRig) -> None:
     now = rig.server_time()
     rig.set_clock(now - 61, now - DAY)
     rig.push(job("x"), now=None)
-    assert rig.meta("seen_since") == rig.meta("seen")
+    assert rig.meta("server_time_since") == rig.meta("server_time")
 
 
 # --- never ---

@@ -91,7 +91,7 @@ def test_once_it_has_run_out_its_owner_is_refused_too(rig: ShardRig) -> None:
 def test_another_token_is_refused(rig: ShardRig) -> None:
     args: tuple[Any, ...] = (repr(NOW + 1), "first:1", 0, 1, 10, 1000, 0)
     with pytest.raises(LeaseLost):
-        rig.run("take", *args)
+        rig.run("ack_and_take", *args)
 
 
 def test_a_clock_that_stepped_back_does_not_keep_a_dead_owners_for_longer_than_a_lease(rig: ShardRig) -> None:

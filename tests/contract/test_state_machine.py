@@ -90,7 +90,7 @@ class Link:
                     call.args[2] = "1"
         replies = self._client.run_many(calls)
         (self.reply,), (self.call,) = replies, calls
-        if self.call.script == "take" and isinstance(self.reply, list):
+        if self.call.script == "ack_and_take" and isinstance(self.reply, list):
             self.reply = [*self.reply[:4], *jobs_of(self.reply)]
         return replies
 
@@ -237,8 +237,8 @@ class ShardMachine(RuleBasedStateMachine):
     )
     def the_servers_clock_had_been_there(self, ahead: float, straight: float) -> None:
         clock = self.now + ahead
-        self.model.clock = self.model.seen = clock
-        self.model.seen_since = clock - straight
+        self.model.clock = self.model.server_time = clock
+        self.model.server_time_since = clock - straight
         self.model.used = True
         self.rig.set_clock(clock, clock - straight)
         self.client.command("HSET", self.rig.prefix + "meta", "shards_count", self.rig.shards_count)
@@ -528,7 +528,7 @@ class ShardMachine(RuleBasedStateMachine):
         first = f"attempt{self.numbers}"
         attempt = f"again{self.numbers} {first}" if given_up else first
         if given_up:
-            self.model.void[first] = self.now
+            self.model.superseded[first] = self.now
         if what == "bury":
             reason = data.draw(st.sampled_from(["", "unwanted"]))
             args = ["", "", attempt, "", *(part for job_id in ids for part in (job_id, reason, "0"))]
@@ -698,7 +698,7 @@ class Mutation:
 MUTATIONS = [
     Mutation(
         "ack by id alone",
-        ("take",),
+        ("ack_and_take",),
         "if record and string.sub(record, 1, #head) == head then",
         "if record then",
         deep=True,
@@ -733,7 +733,7 @@ MUTATIONS = [
     Mutation("push overwrites what waits", ("push",), "present > 0 or forms[key]", "forms[key]"),
     Mutation("push overwrites what it wrote itself", ("push",), "or forms[key] or", "or"),
     Mutation("push writes what is inline too late", ("push",), "    write_inline()\n", ""),
-    Mutation("an inline payload goes to another id", ("take",), "found[i]", "found[#found - i + 1]"),
+    Mutation("an inline payload goes to another id", ("ack_and_take",), "found[i]", "found[#found - i + 1]"),
     Mutation(
         "what comes back alone replaces an inline newer payload",
         ("fail", "release", "acquire"),
@@ -751,8 +751,13 @@ MUTATIONS = [
         "if inline and not redis.call('SET', waiting, inline, 'NX') then",
         "if false then",
     ),
-    Mutation("what goes into a record stays behind", ("take",), "'UNLINK', unpack(inline_keys)", "'PING'"),
-    Mutation("payloads that were in a key stay there", ("take",), "if not has_inline(acked[id]) then", "if false then"),
+    Mutation("what goes into a record stays behind", ("ack_and_take",), "'UNLINK', unpack(inline_keys)", "'PING'"),
+    Mutation(
+        "payloads that were in a key stay there",
+        ("ack_and_take",),
+        "if not has_inline(acked[id]) then",
+        "if false then",
+    ),
     Mutation("push overwrites perform_at", ("push",), "'NX', unpack(due)", "unpack(due)"),
     Mutation("a repeated push pushes again", ("push",), "redis.call('LPOS', prefix .. 'pushed', token)", "false"),
     Mutation(
@@ -770,12 +775,14 @@ MUTATIONS = [
     ),
     Mutation("exhausted buries the highest", ("fail",), "ZRANGE', taken, 0, 0", "ZRANGE', taken, -1, -1"),
     Mutation("exhausted forgets to start afresh", ("fail",), "ZADD', prefix .. 'due', now, id", "PING"),
-    Mutation("what a lost reply held stays in flight", ("take",), ")) > last then", ")) > last + 1e6 then"),
-    Mutation("an id in flight is taken again", ("take",), "if not in_flight[id] then", "if true then"),
-    Mutation("retrying ids come in company", ("take",), "if alone and count > 0 then", "if false then", deep=True),
-    Mutation("the rest of a parted id is dropped", ("take",), "0, (#job - 3) / 2 - 1", "0, -1"),
-    Mutation("what was handed out stays behind", ("take",), "0, (#job - 3) / 2 - 1", "0, (#job - 3) / 2 - 2"),
-    Mutation("the fence is not looked at", ("take", "fail"), "if lost then", "if false then"),
+    Mutation("what a lost reply held stays in flight", ("ack_and_take",), ")) > last then", ")) > last + 1e6 then"),
+    Mutation("an id in flight is taken again", ("ack_and_take",), "if not in_flight[id] then", "if true then"),
+    Mutation(
+        "retrying ids come in company", ("ack_and_take",), "if alone and count > 0 then", "if false then", deep=True
+    ),
+    Mutation("the rest of a parted id is dropped", ("ack_and_take",), "0, (#job - 3) / 2 - 1", "0, -1"),
+    Mutation("what was handed out stays behind", ("ack_and_take",), "0, (#job - 3) / 2 - 1", "0, (#job - 3) / 2 - 2"),
+    Mutation("the fence is not looked at", ("ack_and_take", "fail"), "if lost then", "if false then"),
     Mutation("resuming is a crash", ("acquire",), "if own then", "if false then"),
     Mutation("crashes are not counted", ("acquire",), "crashes = crashes + 1", ""),
     Mutation("sparing lasts", ("acquire",), "redis.call('HDEL', key_meta, 'uncharged')", ""),
@@ -788,7 +795,10 @@ MUTATIONS = [
     ),
     Mutation("kick keeps the retry_count", ("kick",), "ZREM', prefix .. 'retries', id", "PING"),
     Mutation(
-        "what was due waits when the clock has stepped back", ("push", "take"), "if not stepped then", "if true then"
+        "what was due waits when the clock has stepped back",
+        ("push", "ack_and_take"),
+        "if not stepped then",
+        "if true then",
     ),
     Mutation(
         "a retry is due by the shard's clock",
@@ -796,8 +806,10 @@ MUTATIONS = [
         "bounded(now + tonumber(delay))",
         "(tonumber(redis.call('HGET', prefix .. 'meta', 'clock') or '') or now) + tonumber(delay)",
     ),
-    Mutation("a step back starts what was jumped over", ("push", "take"), "first > now and", "first > now + 1e9 and"),
-    Mutation("success keeps solo", ("take",), "SREM', prefix .. 'solo', unpack(acked_ids)", "PING"),
+    Mutation(
+        "a step back starts what was jumped over", ("push", "ack_and_take"), "first > now and", "first > now + 1e9 and"
+    ),
+    Mutation("success keeps solo", ("ack_and_take",), "SREM', prefix .. 'solo', unpack(acked_ids)", "PING"),
 ]
 
 

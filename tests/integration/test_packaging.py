@@ -63,7 +63,7 @@ class TestWheel:
         assert shipped == {name for name in sources("lowq") if name.endswith(".lua")}
         for name in (
             "push",
-            "take",
+            "ack_and_take",
             "fail",
             "release",
             "bury",

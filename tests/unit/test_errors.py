@@ -206,11 +206,11 @@ class TestTranslation:
     )
     def test_what_redis_replies(self, reply: str, ours: type[LowqError]) -> None:
         error = BaseParser.parse_error(reply)
-        assert type(translate(error, Call("take", "lowq:v1:{Orders:3}:", []), URL)) is ours
+        assert type(translate(error, Call("ack_and_take", "lowq:v1:{Orders:3}:", []), URL)) is ours
 
     def test_a_failed_script_is_named_with_its_shard(self) -> None:
-        error = translate(exceptions.ResponseError("boom"), Call("take", "lowq:v1:{Orders:3}:", []), URL)
-        assert str(error) == "take on lowq:v1:{Orders:3}: failed in Redis: boom"
+        error = translate(exceptions.ResponseError("boom"), Call("ack_and_take", "lowq:v1:{Orders:3}:", []), URL)
+        assert str(error) == "ack_and_take on lowq:v1:{Orders:3}: failed in Redis: boom"
 
     def test_one_of_ours_stays_what_it_is(self) -> None:
         error = LeaseLost("gone")

@@ -384,7 +384,7 @@ class TestCurrent:
     def test_an_id_may_be_given_as_it_was_pushed(self) -> None:
         execution = Execution(Handler, 0, 1, [taken("7")])
         execution.done(7)
-        assert verdicts(decide(Handler(), [taken("7")], execution._words, BOOM, Config(), {})) == {"7": "finished"}
+        assert verdicts(decide(Handler(), [taken("7")], execution._outcomes, BOOM, Config(), {})) == {"7": "finished"}
 
     @pytest.mark.parametrize("delay", [0, 5, 2.5, timedelta(seconds=90), -1, None])
     def test_a_release_may_be_delayed_as_a_job(self, delay: Any) -> None:

@@ -69,7 +69,7 @@ class Store:
         del self.tokens[key]
         return 1
 
-    def take(self, key: str, args: list[Any]) -> Any:
+    def ack_and_take(self, key: str, args: list[Any]) -> Any:
         return [0, None, 0, 0] if self.tokens.get(key) == args[1] else LeaseLost("lost")
 
 

@@ -8,7 +8,19 @@ from lowq.store.scripts import load_scripts
 from tests.rights import allowed
 
 PRODUCER = ("push", "register")
-NODE = (*PRODUCER, "acquire", "bury", "fail", "heartbeat", "count", "release", "renew", "stats", "surrender", "take")
+NODE = (
+    *PRODUCER,
+    "ack_and_take",
+    "acquire",
+    "bury",
+    "fail",
+    "heartbeat",
+    "count",
+    "release",
+    "renew",
+    "stats",
+    "surrender",
+)
 #: What is sent besides scripts.
 PLAIN = {
     "lowq-producer": {"hget"},

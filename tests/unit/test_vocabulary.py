@@ -26,6 +26,10 @@ GIVEN_UP = {
     r"\bleft_out\(|\bspared\b|\.apart\(": "log_skipped, uncharged, with_own_pool",
     r"\b[Rr]etire[sd]?\b": "drain",
     r"\b(Lookout|Slots|Asked)\b|\bclass Figures\b": "StatsCache, ConcurrencyLimit, JobQuery, Snapshot",
+    r"\bis_void\b|local function forgive\b|['\"`]void['\"`]": "is_superseded, leave_uncharged",
+    r"\bseen_since\b": "server_time, server_time_since",
+    r"\btake\.lua\b|Call\(['\"]take['\"]|\btest_take\b": "ack_and_take",
+    r"\bfates?\b|\b_words\b(?=\[|:)": "outcomes",
     r"\blowq[./](connection|keys|scripts|foreign|keeper|seat|batch|dispatch|rates|why|registry)\b": "see design.md",
 }
 

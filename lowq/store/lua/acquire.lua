@@ -75,7 +75,7 @@ redis.call('HSET', key_meta, 'fence', text, 'owner', nonce, 'shards_count', ARGV
   'leased_until', now + ttl / 1000)
 redis.call('SET', key_lease, nonce .. ':' .. text, 'PX', ttl)
 -- A job that outlasts the end of its owner. Returns whether that is charged to nobody.
-local function forgive(id)
+local function leave_uncharged(id)
   local crashes, uncharged = read_crashes(prefix, id)
   if uncharged < 2 then
     write_crashes(prefix, id, crashes, uncharged + 1)
@@ -87,7 +87,7 @@ local reply = { 'acquired', text, #records / 2 }
 math.randomseed(tonumber(ARGV[6]))
 for i = 1, #records, 2 do
   local id, record = records[i], records[i + 1]
-  if ARGV[7] == '1' or owner == nonce or (owner_uncharged and forgive(id)) then
+  if ARGV[7] == '1' or owner == nonce or (owner_uncharged and leave_uncharged(id)) then
     put_back(prefix, id, record, now)
   elseif crash(prefix, id, record, now, tonumber(ARGV[5]), 0.05 + math.random() * 0.45) then
     reply[3] = reply[3] - 1

@@ -12,7 +12,7 @@
 -- Errors: LEASELOST, when a token is given.
 --
 -- Invariant: a buried payload is in `morgue:payloads` and nowhere else, its id in `morgue`.
--- A repeat makes the earlier attempts of its call void: one that comes later does nothing.
+-- A repeat supersedes the earlier attempts of its call: one that comes later does nothing.
 --
 --!flags allow-oom
 local prefix, token, delivery, not_after = KEYS[1], ARGV[2], ARGV[3], tonumber(ARGV[5])
@@ -82,9 +82,9 @@ local function bury_taken(item)
   return 1
 end
 
-local void = token == '' and is_void(prefix, ARGV[4], now)
+local superseded = token == '' and is_superseded(prefix, ARGV[4], now)
 local function bury_waiting(item)
-  if void then
+  if superseded then
     return 0
   end
   if budget.payloads <= 0 or budget.bytes <= 0 then

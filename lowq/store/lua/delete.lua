@@ -11,7 +11,7 @@
 -- 3 (in flight: not touched).
 --
 -- Invariant: nothing of a deleted job is left in any key. An id in flight keeps all it has, also what waits.
--- A repeat makes the earlier attempts of its call void: one that comes later does nothing.
+-- A repeat supersedes the earlier attempts of its call: one that comes later does nothing.
 --
 --!flags allow-oom
 local prefix, where, not_after = KEYS[1], ARGV[3], tonumber(ARGV[4])
@@ -35,10 +35,10 @@ local function remove(id, set, payloads)
   return true
 end
 
-local reply, void = {}, is_void(prefix, ARGV[2], read_now())
+local reply, superseded = {}, is_superseded(prefix, ARGV[2], read_now())
 for _, id in ipairs(ids) do
   local state = 0
-  if void then
+  if superseded then
     state = 0
   elseif room <= 0 then
     state = 2

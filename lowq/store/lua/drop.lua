@@ -10,11 +10,11 @@
 --   removed: how many jobs
 --
 -- Invariant: nothing of a job that is removed is left in any key. A shard with an owner is not touched.
--- A repeat makes the earlier attempts of its call void: one that comes later does nothing.
+-- A repeat supersedes the earlier attempts of its call: one that comes later does nothing.
 --
 --!flags allow-oom
 local prefix, most, now = KEYS[1], tonumber(ARGV[3]), read_now()
-if is_void(prefix, ARGV[2], now) then
+if is_superseded(prefix, ARGV[2], now) then
   return { 0, 0 }
 end
 if redis.call('EXISTS', prefix .. 'lease') == 1 or restore_lease(prefix, now) then

@@ -10,7 +10,7 @@
 --
 -- Invariant: payloads merge with those that wait, the lowest score wins; the job starts afresh (retry_count -1,
 -- no crashes, not solo) and is due now.
--- A repeat makes the earlier attempts of its call void: one that comes later does nothing.
+-- A repeat supersedes the earlier attempts of its call: one that comes later does nothing.
 --
 --!flags allow-oom
 local prefix, not_after = KEYS[1], tonumber(ARGV[3])
@@ -23,10 +23,10 @@ touch(prefix, { 'payloads:', 'morgue:payloads:' }, ids)
 
 -- What one call merges, over all its ids: it must not hold Redis for long.
 local budget = { payloads = 500, bytes = 1048576 }
-local reply, kicked, void = {}, false, is_void(prefix, ARGV[2], now)
+local reply, kicked, superseded = {}, false, is_superseded(prefix, ARGV[2], now)
 for _, id in ipairs(ids) do
   local spent = budget.payloads <= 0 or budget.bytes <= 0
-  local buried_at = not spent and not void and redis.call('ZSCORE', prefix .. 'morgue', id)
+  local buried_at = not spent and not superseded and redis.call('ZSCORE', prefix .. 'morgue', id)
   local state = spent and 2 or 0
   if buried_at and (not not_after or tonumber(buried_at) <= not_after) then
     state = 2

@@ -10,11 +10,11 @@
 --
 -- Invariant: `paused` holds the time of the first of several pauses, `paused_by` who that was;
 --            pushing goes on meanwhile.
--- A repeat makes the earlier attempts of its call void: one that comes later does nothing.
+-- A repeat supersedes the earlier attempts of its call: one that comes later does nothing.
 --
 --!flags allow-oom
 local prefix, now = KEYS[1], read_now()
-if is_void(prefix, ARGV[2], now) then
+if is_superseded(prefix, ARGV[2], now) then
   return 0
 end
 if ARGV[3] == '1' then

@@ -9,20 +9,20 @@
 -- Reply: list of, per id, 1 (due now), 0 (doesn't wait), 3 (in flight).
 --
 -- Invariant: nothing but perform_at changes, and it never moves later.
--- A repeat makes the earlier attempts of its call void: one that comes later does nothing.
+-- A repeat supersedes the earlier attempts of its call: one that comes later does nothing.
 --
 --!flags allow-oom
 local prefix, not_after = KEYS[1], tonumber(ARGV[3])
 local now = read_now()
-local reply, moved, void = {}, false, is_void(prefix, ARGV[2], now)
+local reply, moved, superseded = {}, false, is_superseded(prefix, ARGV[2], now)
 for i = 4, #ARGV do
   local id = ARGV[i]
-  local perform_at = not void and redis.call('ZSCORE', prefix .. 'due', id)
+  local perform_at = not superseded and redis.call('ZSCORE', prefix .. 'due', id)
   local state = 0
   if perform_at and (not not_after or tonumber(perform_at) <= not_after) then
     redis.call('ZADD', prefix .. 'due', 'XX', 'LT', now, id)
     state, moved = 1, true
-  elseif not void and redis.call('HEXISTS', prefix .. 'taken', id) == 1 then
+  elseif not superseded and redis.call('HEXISTS', prefix .. 'taken', id) == 1 then
     state = 3
   end
   reply[#reply + 1] = state

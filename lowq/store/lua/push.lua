@@ -23,7 +23,8 @@
 local prefix, token, width = KEYS[1], ARGV[2], tonumber(ARGV[5])
 local accepted = (#ARGV - 7) / width
 
-local meta = redis.call('HMGET', prefix .. 'meta', 'shards_count', 'clock', 'slot', 'repeated', 'seen', 'seen_since')
+local meta = redis.call('HMGET', prefix .. 'meta', 'shards_count', 'clock', 'slot', 'repeated', 'server_time',
+  'server_time_since')
 -- A call may arrive after its own repeat, from a connection that was given up: then it finds its token in `repeated`,
 -- which costs nothing as long as no call was repeated lately.
 if meta[4] and ARGV[3] ~= '1' and redis.call('ZSCORE', prefix .. 'repeated', token) then
@@ -113,13 +114,14 @@ if filler then
 end
 if ARGV[1] == '' then
   -- `text` is the clock of the last job: what is given as text costs Redis no printing of a number.
-  local seen = now == last and text or now
+  local server_time = now == last and text or now
   if not settled then
     redis.call('HSET', prefix .. 'meta', 'clock', text)
   elseif now - (tonumber(meta[5] or '') or 0) <= 60 then -- less is no jump: nothing may have been pushed for a while
-    redis.call('HSET', prefix .. 'meta', 'clock', text, 'seen', seen)
+    redis.call('HSET', prefix .. 'meta', 'clock', text, 'server_time', server_time)
   else
-    redis.call('HSET', prefix .. 'meta', 'clock', text, 'seen', seen, 'seen_since', seen)
+    redis.call('HSET', prefix .. 'meta', 'clock', text, 'server_time', server_time,
+      'server_time_since', server_time)
   end
 end
 if not meta[1] then

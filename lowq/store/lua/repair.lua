@@ -10,7 +10,7 @@
 --   orphan_payloads          due now, with what is known of its retries
 --   orphan_taken_payloads    merged into what waits, due now unless it waits already
 --   orphan_morgue_payloads   in the morgue, buried now
---   due_without_payloads     not due any more, as take does it
+--   due_without_payloads     not due any more, as ack_and_take does it
 --   taken_without_payloads   not in flight any more, when the shard has no owner that may report it
 --   taken_unreadable         its payloads wait, due now
 --   delivery_behind          the counter of deliveries is set to the largest that was handed out

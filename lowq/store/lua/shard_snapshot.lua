@@ -32,7 +32,7 @@ for _, set in ipairs(sets) do
 end
 check('pushed', 'list')
 check('repeated', 'zset')
-check('void', 'zset')
+check('superseded', 'zset')
 check('meta', 'hash')
 check('lease', 'string')
 local text = string.format('%.17g', now)

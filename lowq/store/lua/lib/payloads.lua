@@ -3,8 +3,8 @@
 --            set of one it would take 850 bytes more as soon as it has more than 64.
 --   a set    ZSET payload -> score. It may hold a single payload, too: a set never becomes inline again.
 -- In flight, an inline payload is within the record of its id, see lib/taken.lua. Beside this file `put_back`, `push`,
--- `take`, `fetch_jobs` and `examine` know the forms. MGET answers nil for what is no string, so it tells them apart
--- without an error.
+-- `ack_and_take`, `fetch_jobs` and `examine` know the forms. MGET answers nil for what is no string, so it tells them
+-- apart without an error.
 
 -- Payload and score (text) of what is inline.
 local function split_inline(inline)
@@ -69,9 +69,9 @@ local function materialize(prefix, id, record)
 end
 
 -- Moves the payloads of source into target: equal ones collapse, the lowest score wins. All of them, which is for what
--- is in flight, as take has bounded that; or as many as the budget allows: {payloads = n, bytes = n}, which is used up,
--- also over many ids of one call. At least one payload is moved while the budget is not used up. Returns whether source
--- is empty now. Reads a few at a time: a payload may be 1 MiB, and nothing tells its size beforehand.
+-- is in flight, as ack_and_take bounds that; or as many as the budget allows: {payloads = n, bytes = n}, which is used
+-- up, also over many ids of one call. At least one payload is moved while the budget is not used up. Returns whether
+-- source is empty now. Reads a few at a time: a payload may be 1 MiB, and nothing tells its size beforehand.
 local function merge(source, target, budget)
   if redis.call('EXISTS', source) == 0 then
     return true

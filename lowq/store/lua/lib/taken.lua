@@ -2,14 +2,14 @@
 
 -- The record of an id in flight: "delivery perform_at retry_count level taken_at". If an inline payload was taken, that
 -- is in there too, "... taken_at score payload\n", and in no key: one place less to look up, of the few that each job
--- of a long queue costs. Behind the delivery there may be more spaces: `take` fills a record up.
+-- of a long queue costs. Behind the delivery there may be more spaces: `ack_and_take` fills a record up.
 local function parse_taken(record)
   local delivery, perform_at, retry_count = string.match(record, '^(%S+) +(%S+) (%S+)')
   return delivery, perform_at, tonumber(retry_count)
 end
 
 -- Which of the ids are in flight under exactly that delivery: id -> record. A delivery that differs was handed
--- out anew since, to somebody else or after a lost reply: what is said of the older one is void.
+-- out anew since, to somebody else or after a lost reply: an outcome that cites the older one is ignored.
 local function records_of(prefix, delivery, ids)
   local found = {}
   if #ids > 0 then
@@ -34,7 +34,7 @@ local function begin_report(prefix, token, delivery, first, width)
   end
   local now = read_now()
   -- First, as a delay counts from now, and could fall into what was due before the server's clock stepped back.
-  shift_due(prefix, now, unpack(redis.call('HMGET', prefix .. 'meta', 'seen', 'seen_since')))
+  shift_due(prefix, now, unpack(redis.call('HMGET', prefix .. 'meta', 'server_time', 'server_time_since')))
   local ids = {}
   for i = first, #ARGV, width do
     ids[#ids + 1] = ARGV[i]

@@ -25,15 +25,15 @@ local function read_due_cutoff(prefix, now, clock)
   return math.max(now, math.min(tonumber(clock) or 0, now + 0.001)), clock
 end
 
--- What has become due stays due when the server's clock steps back, by itself or because another server with an earlier
--- clock has taken over. `meta` has the server's time at the last push, `seen`, and `seen_since`, from when on it had
--- come there without a jump forward. Jobs whose time is in that stretch were due. They are moved back with it, by as
--- much as the clock stepped, so they keep their order. Others wait until the server's clock is there, among them those
--- of the time that it had jumped over: a clock that was a day ahead for a moment must not start a day's jobs.
--- At most 500 jobs a call; until all are moved the stretch stays as it is, and the next call goes on. Returns whether
--- they are.
-local function shift_due(prefix, now, seen, since)
-  local latest = tonumber(seen or '') or 0
+-- What has become due stays due when the server's clock steps back, by itself or because another server with an
+-- earlier clock has taken over. `meta` has the server's time at the last push, `server_time`, and `server_time_since`,
+-- from when on it had come there without a jump forward. Jobs whose time is in that stretch were due. They are moved
+-- back with it, by as much as the clock stepped, so they keep their order. Others wait until the server's clock is
+-- there, among them those of the time that it had jumped over: a clock that was a day ahead for a moment must not
+-- start a day's jobs. At most 500 jobs a call; until all are moved the stretch stays as it is, and the next call goes
+-- on. Returns whether they are.
+local function shift_due(prefix, now, server_time, since)
+  local latest = tonumber(server_time or '') or 0
   local step = latest - now
   local stepped = step > 0.001 and step < math.huge
   if not stepped then
@@ -54,6 +54,6 @@ local function shift_due(prefix, now, seen, since)
   if #moved == 1000 then
     return false
   end
-  redis.call('HSET', prefix .. 'meta', 'seen', now, 'seen_since', first - step)
+  redis.call('HSET', prefix .. 'meta', 'server_time', now, 'server_time_since', first - step)
   return true
 end

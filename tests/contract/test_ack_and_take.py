@@ -29,7 +29,7 @@ def take(
     assert shard.lease.current is not None
     delivery, ids = acks
     reply: list[Any] = rig.run(
-        "take", repr(now), shard.lease.token, last, limit, max_payloads, max_bytes, delivery, *ids
+        "ack_and_take", repr(now), shard.lease.token, last, limit, max_payloads, max_bytes, delivery, *ids
     )
     return [*reply[:4], *jobs_of(reply)]
 

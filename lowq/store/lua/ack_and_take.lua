@@ -1,4 +1,4 @@
--- take: acknowledge the previous batch and take the next, in one round trip.
+-- ack_and_take: how a job is acknowledged, and how one is taken: the previous batch and the next, in one round trip.
 --
 -- KEYS[1]  prefix of the shard
 -- ARGV[1]  now: Unix seconds, or '' for the server's clock
@@ -67,7 +67,8 @@ end
 
 -- 1. Read: what is acknowledged, what is to be handed out.
 local now = read_now()
-local meta = redis.call('HMGET', key_meta, 'clock', 'delivery', 'paused', 'processed', 'seen', 'seen_since')
+local meta = redis.call('HMGET', key_meta, 'clock', 'delivery', 'paused', 'processed', 'server_time',
+  'server_time_since')
 shift_due(prefix, now, meta[5], meta[6])
 local due_cutoff = read_due_cutoff(prefix, now, meta[1] or '')
 local paused = meta[3] and 1 or 0
