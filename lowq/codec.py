@@ -164,20 +164,27 @@ def encode_job(job: Mapping[str, Any], dump_payload: Callable[[Any], bytes], max
                     "Push a reference instead, such as a URL or a row's key"
                 )
         if len(job) > known:
-            if "score" in job:
-                known += 1
-                score = _encode_score(job["score"])
-            for name, encode in _TIMES:
-                if name in job:
-                    known += 1
-                    if perform_at:
-                        raise JobError("perform_at, perform_in and delay are three ways to say one thing: give one")
-                    perform_at = encode(name, job[name])
-            if len(job) > known:
-                _refuse_unknown(job)
+            score, perform_at = _encode_order(job, known)
     except JobError as error:
         raise type(error)(f"job {job['id']!r:.100}: {error}") from error.__cause__
     return job_id, payload, score, perform_at
+
+
+def _encode_order(job: Mapping[str, Any], known: int) -> tuple[bytes, bytes]:
+    """The score and the time of a job that has more than so many fields, which are known."""
+    score = perform_at = b""
+    if "score" in job:
+        known += 1
+        score = _encode_score(job["score"])
+    for name, encode in _TIMES:
+        if name in job:
+            known += 1
+            if perform_at:
+                raise JobError("perform_at, perform_in and delay are three ways to say one thing: give one")
+            perform_at = encode(name, job[name])
+    if len(job) > known:
+        _refuse_unknown(job)
+    return score, perform_at
 
 
 _TIMES: tuple[tuple[str, Callable[[str, object], bytes]], ...] = (

@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -92,12 +92,7 @@ def run(
             command = [*program(), "run", *typed_options(context, _PASSED_ON)]
             if embedded:
                 command.append(f"--redis-url={_open_store(stack, new_store(), namespace)}")
-            supervisor = Supervisor(command, processes or 1, waits_for_change=reload)
-            if reload:
-                watcher = SourceWatcher([Path.cwd(), source_folder(require)], supervisor.deploy)
-                watcher.start()
-                stack.callback(watcher.close)
-            code = supervisor.run()
+            code = _supervise(stack, command, processes or 1, source_folder(require) if reload else None)
         else:
             app = load_app(require, workers=True)
             logs.configure(log_format, log_level)
@@ -110,12 +105,21 @@ def run(
                 store_url = _open_store(stack, store, app.config.namespace)
             if web is not None:
                 options = typed_options(context, DASHBOARD_OPTIONS)
-                if store_url is not None:
-                    options.append(f"--redis-url={store_url}")
+                options += [] if store_url is None else [f"--redis-url={store_url}"]
                 stack.enter_context(dashboard(options, web, folder, health=node.trouble))
             code = _run(node)
     _let_go_of_streams()
     context.exit(code)
+
+
+def _supervise(stack: ExitStack, command: Sequence[str], processes: int, sources: Path | None) -> int:
+    """Runs so many processes of the command; with ``sources``, new ones whenever a file there, or here, changes."""
+    supervisor = Supervisor(command, processes, waits_for_change=sources is not None)
+    if sources is not None:
+        watcher = SourceWatcher([Path.cwd(), sources], supervisor.deploy)
+        watcher.start()
+        stack.callback(watcher.close)
+    return supervisor.run()
 
 
 def _open_store(stack: ExitStack, store: object, namespace: str | None) -> str:

@@ -263,26 +263,34 @@ class _Finder:
         found: list[Position] = []
         hungry = list(range(len(walks)))
         while True:
-            while hungry:
-                for start in range(0, len(hungry), together):
-                    some = hungry[start : start + together]
-                    calls = [walks[i].call(batch, time_argument(self._now)) for i in some]
-                    for i, reply in zip(some, ask(self._client, calls, together), strict=True):
-                        walks[i].took(reply)
-                        if walks[i].ready:
-                            heapq.heappush(heads, (_Key(walks[i].ready[-1], wanted.reverse), i))
-                    if self._watched and skips:
-                        yield self._so_far(found, walks)
-                hungry = [i for i in hungry if not walks[i].ready and not walks[i].finished]
+            for _ in self._feed(walks, hungry, heads, batch, together):
+                if self._watched and skips:
+                    yield self._so_far(found, walks)
             if not heads or len(found) == count:
                 yield found
                 return
             _, i = heapq.heappop(heads)
             found.append(walks[i].ready.pop())
+            hungry = [i] if not walks[i].ready and not walks[i].finished else []
             if walks[i].ready:
                 heapq.heappush(heads, (_Key(walks[i].ready[-1], wanted.reverse), i))
-            elif not walks[i].finished:
-                hungry = [i]
+
+    def _feed(
+        self, walks: "list[Walk]", hungry: list[int], heads: "list[tuple[_Key, int]]", batch: int, together: int
+    ) -> Iterator[None]:
+        """Asks the shards of these walks until each has something ready, which goes into ``heads``, or is at its end.
+        Yields after each round trip.
+        """
+        while hungry:
+            for start in range(0, len(hungry), together):
+                some = hungry[start : start + together]
+                calls = [walks[i].call(batch, time_argument(self._now)) for i in some]
+                for i, reply in zip(some, ask(self._client, calls, together), strict=True):
+                    walks[i].took(reply)
+                    if walks[i].ready:
+                        heapq.heappush(heads, (_Key(walks[i].ready[-1], self._wanted.reverse), i))
+                yield
+            hungry = [i for i in hungry if not walks[i].ready and not walks[i].finished]
 
     def _so_far(self, found: list[Position], walks: "list[Walk]") -> list[Position]:
         """Those that are certain, and the best of those that are known: others may come before these."""
