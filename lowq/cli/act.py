@@ -22,8 +22,8 @@ from lowq.job import Job
 from lowq.logs import printable
 from lowq.queue import Queue
 
-#: As many ids are done one by one, so that the outcome of each can be told.
-TOLD_ONE_BY_ONE = 50
+#: Up to as many ids the outcome of each one is reported.
+REPORTED_ONE_BY_ONE = 50
 
 #: What was done to a job.
 _DONE = {"kick": "kicked", "bury": "buried", "delete": "deleted", "perform_now": "due now"}
@@ -133,7 +133,7 @@ def _act_on_ids(
     method = methods[action]
     options: dict[str, Any] = {"reason": reason} if action == "bury" else {}
     outcomes: dict[str, str] | None = None
-    if "-" not in ids and len(ids) <= TOLD_ONE_BY_ONE:
+    if "-" not in ids and len(ids) <= REPORTED_ONE_BY_ONE:
         acted, outcomes = Acted(), {}
         for job_id in dict.fromkeys(ids):
             one = method(job_id, **options)

@@ -371,7 +371,7 @@ def why(app: Lowq, queue: str, ids: tuple[str, ...], as_json: bool) -> None:
         ]
         echo_json({"queue": queue, "why": items})
     else:
-        _tell_why(found)
+        _say_why(found)
     if any(item.why.reason == "absent" for item in found.values()):
         click.get_current_context().exit(FAILED)
 
@@ -380,7 +380,7 @@ def _described(handle: Queue, ids: Sequence[str]) -> dict[str, Description]:
     return {job_id: handle.describe(job_id) for job_id in dict.fromkeys(ids)}
 
 
-def _tell_why(found: dict[str, Description]) -> None:
+def _say_why(found: dict[str, Description]) -> None:
     lines = []
     for job_id, item in found.items():
         why = item.why

@@ -1,4 +1,4 @@
-"""The verbs that tell nodes something: quiet, stop."""
+"""The verbs that send commands to nodes: quiet, stop."""
 
 import click
 
@@ -16,7 +16,7 @@ def quiet(app: Lowq, node: str) -> None:
     It finishes what runs, gives its shards to other nodes and stays; `lowq nodes` names the nodes.
     """
     app.send_command(node, "quiet")
-    say(f"{node}: told to go quiet; `lowq nodes` shows when it is")
+    say(f"sent quiet to {node}; `lowq nodes` shows when it is")
 
 
 @click.command
@@ -25,4 +25,4 @@ def quiet(app: Lowq, node: str) -> None:
 def stop(app: Lowq, node: str) -> None:
     """Stop a node, in order, as TERM does."""
     app.send_command(node, "stop")
-    say(f"{node}: told to stop")
+    say(f"sent stop to {node}")

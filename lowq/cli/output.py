@@ -66,7 +66,7 @@ def count(value: int, noun: str) -> str:
 
 
 def score(value: float) -> str:
-    """A score as it was given, as far as a float tells: 7, not 7.0."""
+    """A score as it was given, as far as a float has it: 7, not 7.0."""
     return str(int(value)) if abs(value) <= 2**53 and value == int(value) else repr(value)
 
 
@@ -194,7 +194,7 @@ def job_block(job: Job, now: float) -> list[str]:
 
 
 class Progress:
-    """A line on stderr that tells how far long work is. Silent when stderr is no terminal."""
+    """A line on stderr that shows how far long work is. Silent when stderr is no terminal."""
 
     def __init__(self, unit: str) -> None:
         self._unit = unit

@@ -136,12 +136,12 @@ def _open_store(stack: ExitStack, store: object, namespace: str | None) -> str:
 
 
 def _make_node(app: Lowq, queues: tuple[str, ...], child: Supervised | None, *, prefetch: bool) -> Node:
-    def tell() -> None:
+    def report_ready() -> None:
         if child is not None:
             child.ready(app.config.shutdown_timeout)
 
     try:
-        return Node(app, queues=queues or None, prefetch=prefetch, on_ready=tell)
+        return Node(app, queues=queues or None, prefetch=prefetch, on_ready=report_ready)
     except ConfigError as error:
         raise Failure(str(error), USAGE if queues else FAILED) from None
 

@@ -20,7 +20,7 @@ log = logging.getLogger("lowq.cli")
 
 Kind = TypeVar("Kind", bound=Supervised)
 
-supervised_option = click.option(OPTION, hidden=True, help="What a supervisor tells its processes.")
+supervised_option = click.option(OPTION, hidden=True, help="What a supervisor passes to its processes.")
 
 
 def program() -> list[str]:
@@ -53,7 +53,7 @@ def typed_options(context: click.Context, names: Collection[str]) -> list[str]:
 def reporting(
     supervised: str | None, log_format: LogFormat | None, kind: Callable[[str], Kind]
 ) -> Iterator[Kind | None]:
-    """For a process of another: why it fails is told to that, which logs it, and not to people."""
+    """For a process of a supervisor: why it fails is reported to the supervisor, which logs it, and not to people."""
     if supervised is None:
         yield None
         return

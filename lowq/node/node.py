@@ -40,7 +40,7 @@ log = get_log("lowq.node")
 EXIT_OK = 0
 #: It could not start, or a handler or an error stopped it.
 EXIT_FAILED = 1
-#: It was still performing when shutdown_timeout was over, or was told to stop a second time.
+#: It was still performing when shutdown_timeout was over, or had to stop a second time.
 EXIT_CUT_SHORT = 3
 
 #: Seconds that the leases of a node that was cut short run on.
@@ -97,7 +97,7 @@ class Node:
     # --- life ---
 
     def run(self) -> int:
-        """Runs until told to stop; returns the exit code. In the main thread it handles TERM, INT, TSTP, TTIN, USR2.
+        """Runs until it has to stop; returns the exit code. In the main thread it handles TERM, INT, TSTP, TTIN, USR2.
 
         Ends the process at once, with that code, when what still runs doesn't end within shutdown_timeout.
         """
@@ -197,7 +197,7 @@ class Node:
             policy = self.client.server_info().get("maxmemory_policy", "noeviction")
         except RedisRefused as error:
             log.warning(
-                "Redis does not tell this user about itself, so it is not known whether it is 7.0 or newer, whether "
+                "Redis does not let this user ask about itself, so it is not known whether it is 7.0 or newer, whether "
                 "it evicts keys (it needs maxmemory-policy noeviction), and when it was started, which decides whether "
                 "jobs of a node that is gone are charged with a crash; allow +info, see docs/rights.md: %s", error,
                 extra={"event": "unchecked"},
@@ -265,29 +265,29 @@ class Node:
     def _on_stop(self, number: int, _frame: FrameType | None) -> None:
         if self._is_for_a_child(number):
             return
-        if (self._told_to_stop or self.stopping.is_set()) and number == signal.SIGINT:
+        if (self._stop_requested or self.stopping.is_set()) and number == signal.SIGINT:
             self._cut_short = True
-        self._told_to_stop = True
-        self._tell(b"s")
+        self._stop_requested = True
+        self._wake(b"s")
 
     def _on_quiet(self, number: int, _frame: FrameType | None) -> None:
         if not self._is_for_a_child(number):
-            self._tell(b"q")
+            self._wake(b"q")
 
     def _on_dump(self, number: int, _frame: FrameType | None) -> None:
         if not self._is_for_a_child(number):
-            self._tell(b"d")
+            self._wake(b"d")
 
     def _on_drain(self, number: int, _frame: FrameType | None) -> None:
         if not self._is_for_a_child(number):
-            self._tell(b"r")
+            self._wake(b"r")
 
-    _told_to_stop = False
+    _stop_requested = False
     _cut_short = False
 
     def _is_for_a_child(self, number: int) -> bool:
-        """A process that a handler forked (multiprocessing does) has inherited these handlers and the pipe. Told to
-        end, it must do that, and not stop the node that is its parent.
+        """A process that a handler forked (multiprocessing does) has inherited these handlers and the pipe. A
+        signal that is to end the child must not stop the node that is its parent.
         """
         if os.getpid() == self._pid:
             return False
@@ -296,7 +296,7 @@ class Node:
         os.kill(os.getpid(), number)
         return True
 
-    def _tell(self, what: bytes) -> None:
+    def _wake(self, what: bytes) -> None:
         try:
             os.write(self._wakeup_write, what)
         except BlockingIOError:
@@ -352,7 +352,7 @@ class Node:
     def request_stop(self) -> None:
         """Makes `run` stop the node. May be called from any thread."""
         self.stopping.set()
-        self._tell(b"s")
+        self._wake(b"s")
 
     def fail(self, error: BaseException) -> None:
         """Stops the node because of an error. May be called from any thread."""

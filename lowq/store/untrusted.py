@@ -16,19 +16,19 @@ log = get_log("lowq.store")
 
 #: Whole numbers beyond this are no count, size or time of ours.
 MAX_NUMBER = 2**53
-#: What is left out and was said; more than so many are not told apart.
-_MAX_TOLD = 1000
+#: What was left out and logged. Beyond so many, nothing more is logged.
+_MAX_LOGGED = 1000
 
-_told: set[tuple[str, bytes | str]] = set()
+_logged: set[tuple[str, bytes | str]] = set()
 _lock = threading.Lock()
 
 
 def log_skipped(what: str, where: bytes | str, why: str) -> None:
-    """Says once that something can't be read. ``what`` and ``where`` tell it from others."""
+    """Says once that something can't be read. ``what`` and ``where`` identify it."""
     with _lock:
-        if (what, where) in _told or len(_told) >= _MAX_TOLD:
+        if (what, where) in _logged or len(_logged) >= _MAX_LOGGED:
             return
-        _told.add((what, where))
+        _logged.add((what, where))
     log.warning(
         "%s %.150r can't be read and is left out: %s; `lowq doctor` may know more", what, where, why,
         extra={"event": "unreadable", "what": what},

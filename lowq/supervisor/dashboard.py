@@ -145,7 +145,7 @@ class DashboardProcess:
             log.info("the dashboard is back at %s", child.url, extra={"event": "dashboard_ready"})
         code = child.ended()
         if code is None:
-            self._tell()
+            self._report_health()
             return
         how = f"the dashboard (pid {child.process.pid}) {how_it_ended(code)}"
         if child.reason:
@@ -163,7 +163,7 @@ class DashboardProcess:
         again = f"in {duration(delay)}" if delay else "at once"
         log.warning("%s; started again %s, the node goes on", how, again, extra={"event": "dashboard_died"})
 
-    def _tell(self) -> None:
+    def _report_health(self) -> None:
         trouble = self._health()
         line = json.dumps({"trouble": trouble and trouble[:1000]})
         # It may be stopped, and the pipe full; or it has just died, which the next look finds out.

@@ -10,7 +10,7 @@
 The line is JSON: ``{"ready": true, "shutdown_timeout": 25.0}`` or ``{"failed": "...", "passing": false}``.
 
 `lowq.supervisor.dashboard` has the same of a node and its dashboard, with two differences: the line has the ``url``,
-too, and on the life pipe the node tells how it is.
+too, and on the life pipe the node reports how it is.
 """
 
 import contextlib
@@ -51,7 +51,7 @@ class Child:
         #: Whether it was said that it needs long to become ready.
         self.late = False
         #: The signal that is to end it, once it was sent: TERM, or USR2 for one that is to drain.
-        self.told: signal.Signals | None = None
+        self.sent: signal.Signals | None = None
         #: Monotonic time after which it is killed.
         self.kill_at: float | None = None
         self.killed = False
@@ -118,28 +118,28 @@ class Child:
         self.ready, self.shutdown_timeout, self.url = True, says["shutdown_timeout"], says.get("url")
         return True
 
-    def tell(self, number: signal.Signals) -> None:
+    def send(self, number: signal.Signals) -> None:
         """Sends it a signal, if it still lives."""
         with contextlib.suppress(ProcessLookupError):
             self.process.send_signal(number)
 
     def stop(self, now: float) -> None:
         """TERM, and KILL when it needs too long."""
-        if self.told is not signal.SIGTERM:
-            self.told = signal.SIGTERM
+        if self.sent is not signal.SIGTERM:
+            self.sent = signal.SIGTERM
             self.kill_at = now + self.shutdown_timeout + MARGIN
-            self.tell(signal.SIGTERM)
+            self.send(signal.SIGTERM)
 
     def drain(self) -> None:
         """USR2: to finish what it performs, however long that takes, and to end."""
-        self.told = signal.SIGUSR2
-        self.tell(signal.SIGUSR2)
+        self.sent = signal.SIGUSR2
+        self.send(signal.SIGUSR2)
 
     def kill(self) -> None:
         """KILL, once."""
         if not self.killed:
             self.killed = True
-            self.tell(signal.SIGKILL)
+            self.send(signal.SIGKILL)
 
     def ended(self) -> int | None:
         """Its exit code once it has ended (minus the number of the signal that killed it); its last words are heard."""
@@ -162,7 +162,7 @@ class Supervised:
         ValueError: that is not what a supervisor passes.
     """
 
-    #: Milliseconds between two looks whether the supervisor is still the parent; None: the pipe's end tells.
+    #: Milliseconds between two looks whether the supervisor is still the parent; None: the end of the pipe shows it.
     look_ms: int | None = None
 
     def __init__(self, given: str) -> None:

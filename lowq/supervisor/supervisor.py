@@ -111,7 +111,7 @@ class Supervisor:
     # --- life ---
 
     def run(self) -> int:
-        """Runs until told to stop, or until it gives up; returns the exit code. For the main thread."""
+        """Runs until it has to stop, or until it gives up; returns the exit code. For the main thread."""
         has_terminal = _has_terminal()
         restore = self._install_signals()
         try:
@@ -254,7 +254,7 @@ class Supervisor:
 
     def _ended(self, generation: Generation, place: Place, child: Child, code: int, now: float) -> None:
         """A process of a generation that works, or is to work, has ended."""
-        if child.told is not None:
+        if child.sent is not None:
             self._left(child, code)
             return
         lived = now - child.started_at
@@ -286,7 +286,7 @@ class Supervisor:
         )  # fmt: skip
 
     def _left(self, child: Child, code: int) -> None:
-        """A process that was told to end has done so, or died of something else."""
+        """A process that was to end has done so, or died of something else."""
         if code in (EXIT_OK, -signal.SIGTERM):
             log.info("%s has ended", child, extra={"event": "process_end", "child": child.process.pid})
         else:
@@ -294,7 +294,7 @@ class Supervisor:
             if self._stopping and child.ready:
                 self._outcome.cut_short |= code == EXIT_CUT_SHORT or child.killed
                 self._outcome.failed = True
-        if not any(other.told is signal.SIGUSR2 for other in self._leaving):
+        if not any(other.sent is signal.SIGUSR2 for other in self._leaving):
             self._remind_at = inf
 
     def _give_up(self, how: str, code: int, now: float) -> None:
@@ -341,7 +341,7 @@ class Supervisor:
         )  # fmt: skip
 
     def _remind(self, now: float) -> None:
-        draining = [child for child in self._leaving if child.told is signal.SIGUSR2]
+        draining = [child for child in self._leaving if child.sent is signal.SIGUSR2]
         self._remind_at = now + REMINDER if draining else inf
         if draining:
             log.info(
@@ -405,7 +405,7 @@ class Supervisor:
     def _hurry(self, now: float) -> None:
         for child in self._children():
             if child.ready:
-                child.tell(signal.SIGINT)  # it has had TERM: the second word ends it at once
+                child.send(signal.SIGINT)  # it has had TERM: the second word ends it at once
                 child.kill_at = min(child.kill_at or inf, now + HURRY)
             else:
                 child.kill()
@@ -414,21 +414,21 @@ class Supervisor:
         self._quiet, self._wanted = True, None
         log.warning("supervisor and its processes go quiet: they take nothing more", extra={"event": "quiet"})
         if self._next is not None:
-            self._abandon("told to be quiet", now)
+            self._abandon("the supervisor goes quiet", now)
         self._current.rest()
         for child in self._current.children():
             if child.ready:
-                child.tell(signal.SIGTSTP)
+                child.send(signal.SIGTSTP)
             else:
                 child.stop(now)  # it has no handler for TSTP yet, and would begin to take jobs
 
     def _dump(self, now: float) -> None:
         states = []
         for child in self._children():
-            state = {None: "working", signal.SIGUSR2: "draining", signal.SIGTERM: "stopping"}[child.told]
+            state = {None: "working", signal.SIGUSR2: "draining", signal.SIGTERM: "stopping"}[child.sent]
             states.append(f"{child}: {state if child.ready else 'starting'}, for {duration(now - child.started_at)}")
             if child.ready:  # before, it has no handler for that
-                child.tell(signal.SIGTTIN)
+                child.send(signal.SIGTTIN)
         log.warning("processes:\n%s", "\n".join(states) or "none", extra={"event": "dump"})
 
     def _kill_overdue(self, now: float) -> None:

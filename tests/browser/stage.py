@@ -36,7 +36,7 @@ class Stage:
         self.app.close()
 
     def stopping(self) -> bool:
-        """Whether any of its nodes is told to stop."""
+        """Whether any of its nodes is to stop."""
         return any(node.stopping.is_set() for node in self._nodes)
 
     def start_node(self, threads: int = 3) -> lowq.Node:

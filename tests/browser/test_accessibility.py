@@ -19,8 +19,8 @@ AXE = """async () => {
     runOnly: ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22a", "wcag22aa", "best-practice"],
     rules: {"target-size": {enabled: true}},
   });
-  const told = (rule) => rule.nodes.map((node) => `${rule.id}: ${node.html.slice(0, 160)}`);
-  return [found.passes.length, found.violations.flatMap(told)];
+  const named = (rule) => rule.nodes.map((node) => `${rule.id}: ${node.html.slice(0, 160)}`);
+  return [found.passes.length, found.violations.flatMap(named)];
 }"""
 #: What is pressed and is smaller than 24 px, outside of running text.
 SMALL = """() => [...document.querySelectorAll("button, input:not([type=hidden]), select, nav a, th a, .sub, .button")]

@@ -90,7 +90,7 @@ def test_the_chart_and_the_numbers_move_while_jobs_run(stage: Stage, address: st
 
 
 @pytest.mark.parametrize("touch", [False, True], ids=["mouse and keys", "touch"])
-def test_the_chart_tells_what_was_when(stage: Stage, address: str, watched: Watched, touch: bool) -> None:
+def test_the_chart_shows_what_was_when(stage: Stage, address: str, watched: Watched, touch: bool) -> None:
     fill(stage)
     history(stage, "Orders", lag=500.0)
     page = watched.page(f"{address}/queues/Orders", has_touch=touch, viewport=NARROW if touch else WIDE,
@@ -487,7 +487,7 @@ def test_other_sites_can_neither_post_nor_frame_it(stage: Stage, address: str, w
     watched.complaints.clear()  # that it was refused is what the browser complains of
 
 
-def test_tell_a_node_to_go_quiet_and_to_stop(stage: Stage, address: str, watched: Watched) -> None:
+def test_send_a_node_the_commands_quiet_and_stop(stage: Stage, address: str, watched: Watched) -> None:
     with working(stage):
         node = stage.app.nodes()[0]
         page = watched.page(f"{address}/nodes")
@@ -500,7 +500,7 @@ def test_tell_a_node_to_go_quiet_and_to_stop(stage: Stage, address: str, watched
         assert not stage.app.nodes()[0].quiet
         page.get_by_role("button", name="Quiet").click()
         page.get_by_role("button", name="Go quiet").click()
-        expect(page.get_by_role("status")).to_have_text(f"{node.name} was told to go quiet.")
+        expect(page.get_by_role("status")).to_have_text(f"Sent quiet to {node.name}.")
         until(lambda: stage.app.nodes()[0].quiet, "a quiet node")
         page.reload()
         expect(page.locator(".node h2")).to_contain_text("quiet")

@@ -221,7 +221,7 @@ def plants(often: str) -> list[Any]:
 
 @pytest.fixture
 def site(store_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
-    monkeypatch.setattr(untrusted, "_told", set())
+    monkeypatch.setattr(untrusted, "_logged", set())
     site = Site(store_url)
     yield site
     site.app.close()

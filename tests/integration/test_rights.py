@@ -69,7 +69,7 @@ def test_a_user_without_dangerous_commands_pushes(server: RedisServer) -> None:
 
 def test_a_node_works_with_the_rights_of_a_node_and_says_what_it_does_not_know(rig: Rig) -> None:
     first = rig.node().holds_all()
-    assert "needs maxmemory-policy noeviction" in first.says("Redis does not tell this user about itself")
+    assert "needs maxmemory-policy noeviction" in first.says("Redis does not let this user ask about itself")
     rig.push("good", 1)
     rig.push("good", 2)
     rig.push("bad", 1, do="raise")

@@ -302,7 +302,7 @@ def test_quiet_while_new_ones_start_keeps_the_old_ones_quiet(make_rig: MakeRig, 
     supervisor.signal(signal.SIGHUP)
     supervisor.says("process 2.1")
     supervisor.signal(signal.SIGTSTP)
-    supervisor.says("the deploy has failed: told to be quiet")
+    supervisor.says("the deploy has failed: the supervisor goes quiet")
     until(lambda: {pid for pid in supervisor.started() if lives(pid)} == set(old.values()), "the old ones alone")
     until(lambda: not rig.of_shards("lease"), "end of all leases")
     rig.push("a", 1)

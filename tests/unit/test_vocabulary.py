@@ -33,6 +33,15 @@ GIVEN_UP = {
     r"\blowq[./](connection|keys|scripts|foreign|keeper|seat|batch|dispatch|rates|why|registry)\b": "see design.md",
 }
 
+#: Words that are given up only below some folders, as elsewhere they have their plain meaning.
+GIVEN_UP_BELOW = {
+    (r"\b([Tt]ell(s|er|ing)?|[Tt]old|TOLD)\b|_tells?\b|\btells?_|_told\b|\btold_", "send_command, sent"): (
+        "web/lowq_web", "tests/web", "tests/browser", "lowq/cli", "lowq/supervisor",
+    ),
+    (r"\b_tell\b|_told\b|_told_|_TOLD\b|\bTOLD_|\.told\b", "wake, requested, logged"): ("lowq/node", "lowq/store"),
+    (r"\b(COME_AGAIN|LOOK)\b", "RECONNECT_AFTER, an event"): ("web/lowq_web",),
+}  # fmt: skip
+
 
 @cache
 def texts() -> dict[Path, str]:
@@ -54,3 +63,22 @@ def lines_with(pattern: re.Pattern[str]) -> Iterator[str]:
 @pytest.mark.parametrize("name", GIVEN_UP)
 def test_a_name_that_was_given_up_is_not_used(name: str) -> None:
     assert list(lines_with(re.compile(name))) == [], f"it is called {GIVEN_UP[name]} now"
+
+
+@pytest.mark.parametrize(("rule", "folders"), GIVEN_UP_BELOW.items(), ids=lambda value: str(value[0])[:30])
+def test_a_word_that_was_given_up_below_a_folder_is_not_used(rule: tuple[str, str], folders: tuple[str, ...]) -> None:
+    found = [line for line in lines_with(re.compile(rule[0])) if line.startswith(folders)]
+    assert found == [], f"it is called {rule[1]} now"
+
+
+def test_no_file_of_the_dashboard_means_two_things_by_snapshot() -> None:
+    """`lowq.Snapshot` are the jobs that an action is bound to, `stats_cache.Snapshot` are the figures of all queues."""
+    both = [
+        path.name
+        for path in (ROOT / "web/lowq_web").rglob("*.py")
+        if re.search(
+            r"^from lowq_web.stats_cache import .*\bSnapshot\b|^class Snapshot\b", path.read_text(), re.MULTILINE
+        )
+        and re.search(r"\blowq\.Snapshot\b(?!`)", path.read_text())
+    ]
+    assert both == []

@@ -82,7 +82,7 @@ class Element:
 
     def lasts(self, least: float, most: float | None = None) -> bool:
         """Whether the length of time that is written there, such as "4 min 10 s", is between these seconds, as far as
-        its smaller unit tells. Without ``most``: it has been that long, give or take what a slow test takes.
+        its smaller unit shows. Without ``most``: it has been that long, give or take what a slow test takes.
         """
         parts = re.findall(r"([\d,.]+) (d|h|min|s)\b", self.text)
         assert parts, f"{self.text!r} is no length of time"
@@ -97,7 +97,7 @@ class Element:
 
     @property
     def facts(self) -> dict[str, "Element"]:
-        """What `dl` in it tell: name -> value."""
+        """What `dl` in it show: name -> value."""
         names = [element.text for element in self.every("dt")]
         return dict(zip(names, self.every("dd"), strict=True))
 

@@ -55,9 +55,9 @@ class TestActing:
             "/api/v1/queues/Orders/actions", content=document, headers={"content-type": "application/json"}
         )
         assert answer.status_code == 200, answer.text
-        told = {item["id"]: item["why"] for item in answer.json()["not_done"]}
+        reasons = {item["id"]: item["why"] for item in answer.json()["not_done"]}
         in_flight = why if action == "kick" else "in flight, left alone"
-        assert told == dict.fromkeys(named[:1000], why) | {"runs": in_flight}
+        assert reasons == dict.fromkeys(named[:1000], why) | {"runs": in_flight}
         assert (answer.json()["missing"], answer.json()["in_flight"]) == ((999, 0) if action == "kick" else (998, 1))
         assert len(answer.json()["not_done"]) == 999
 

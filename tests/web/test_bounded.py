@@ -144,7 +144,7 @@ def test_no_more_streams_than_may(browse: Open) -> None:
 
 
 def test_a_listing_that_was_given_up_keeps_no_slot(app: lowq.Lowq, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Redis stalls, whoever asked is told so, and the response that nobody waits for is made later."""
+    """Redis stalls, the client is answered so, and the response that nobody waits for is made later."""
     app.queue("Orders", 1).push({"id": 1, "delay": 60})
     application = lowq_web.create_app(app)
     site = application.state.context
@@ -157,7 +157,7 @@ def test_a_listing_that_was_given_up_keeps_no_slot(app: lowq.Lowq, monkeypatch: 
         assert over.wait(PATIENCE)
         return pages(asked, queue)
 
-    async def told() -> None:
+    async def refuse() -> None:
         if stalled.is_set() and not over.is_set():
             raise lowq.RedisUnavailable("Redis has not answered for 2 s")
         await alive()
@@ -169,7 +169,7 @@ def test_a_listing_that_was_given_up_keeps_no_slot(app: lowq.Lowq, monkeypatch: 
 
     monkeypatch.setattr(JobQuery, "pages", stall)
     monkeypatch.setattr(Threads, "run", noted)
-    monkeypatch.setattr(type(site.stats_cache), "alive", lambda _: told())
+    monkeypatch.setattr(type(site.stats_cache), "alive", lambda _: refuse())
     monkeypatch.setattr(sys.modules["lowq_web.app"], "LONG", 0.01)  # the package has an application of that name
     paths = ("/queues/Orders?order_by=id", "/api/v1/queues/Orders/jobs?order_by=id")
     with served(application) as address:

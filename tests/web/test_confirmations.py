@@ -73,8 +73,8 @@ def test_what_came_after_the_question_is_not_touched(
     queue.push([{"id": "new-due"}, {"id": "new-later", "delay": 60.0}, {"id": "new-buried"}])
     queue.bury("new-buried")
     before = {state: ids(queue, state) & new for state in (None, "due", "scheduled", "morgue")}
-    told = finished(client, answer(client, page))
-    assert f"{count} of {count} jobs" in told
+    shown = finished(client, answer(client, page))
+    assert f"{count} of {count} jobs" in shown
     assert {state: ids(queue, state) & new for state in (None, "due", "scheduled", "morgue")} == before
 
 
@@ -94,7 +94,7 @@ def test_it_asks_again_when_there_are_many_more(
     again = answer(client, page)
     assert again.status_code == 200
     assert "520 jobs?" in head(again.text)
-    assert "it was 20 jobs when you were asked, and is 520 now" in " ".join(again.text.split())
+    assert "there were 20 jobs when you were asked, and there are 520 now" in " ".join(again.text.split())
     assert sizes(queue) == stats
     assert "520 of 520 jobs" in finished(client, answer(client, again.text))
 
@@ -116,7 +116,7 @@ def test_it_asks_again_after_an_hour(client: TestClient, queue: lowq.Queue, monk
     page = ask(client, do="delete all", state="due")
     monkeypatch.setattr(confirmations, "MAX_AGE", -1.0)
     again = answer(client, page)
-    assert "the page that asked is old" in again.text
+    assert "the confirmation is too old" in again.text
     assert queue.stats().length == 40
 
 
@@ -162,10 +162,10 @@ def test_without_its_snapshot_what_can_be_new_is_left_alone(client: TestClient, 
     page = ask(client, do="delete all")
     queue.push({"id": "new", "delay": 60.0})
     shard = queue.shard_of("new")
-    told = finished(client, answer(client, page, snapshot="dropped"))
+    shown = finished(client, answer(client, page, snapshot="dropped"))
     left = {f"later-{n}" for n in range(20) if queue.shard_of(f"later-{n}") == shard}
     assert ids(queue) == {"new", *left}
-    assert "what is scheduled for later is left alone" in told
+    assert "what is scheduled for later is left alone" in shown
 
 
 class TestIds:

@@ -44,7 +44,7 @@ def test_the_page_of_nodes_has_its_buttons_whatever_a_node_says(
     assert 'href="/queues/Orders/job?id=x"' in page.text
     assert client.get("/").status_code == 200
     for what in ("quiet", "stop"):
-        assert "forged" in client.post("/nodes/tell", data={"node": "forged", "do": what}).text
+        assert "forged" in client.post("/nodes/command", data={"node": "forged", "do": what}).text
 
 
 def test_a_node_that_says_something_bottomless(client: TestClient, app: lowq.Lowq) -> None:
@@ -86,9 +86,9 @@ def test_scores_that_are_no_moments_are_shown_as_numbers(
     app.client.command("ZADD", "lowq:v1:{Orders:0}:payloads:a", number, b'{"n": 1}', 1_700_000_000, b'{"n": 2}')
     app.client.command("ZADD", "lowq:v1:{Orders:0}:due", time.time() + 60, "a")
     payloads = list(Reader(client).page("/queues/Orders/job?id=a").find("ol").every("li"))
-    told = {json.loads(item.find("pre").lines)["n"]: item.find("p").text for item in payloads}
-    assert told[1] == f"score {shown}"
-    assert re.fullmatch(r"score 1700000000 · .* ago", told[2]), "the other one is a moment"
+    lines = {json.loads(item.find("pre").lines)["n"]: item.find("p").text for item in payloads}
+    assert lines[1] == f"score {shown}"
+    assert re.fullmatch(r"score 1700000000 · .* ago", lines[2]), "the other one is a moment"
 
 
 def test_a_deep_payload_is_masked_rather_than_shown(browse: Open, app: lowq.Lowq) -> None:

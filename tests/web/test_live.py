@@ -1,4 +1,4 @@
-"""Streams of live numbers: what they tell, that they end, and what they cost."""
+"""Streams of live numbers: what they send, that they end, and what they cost."""
 
 import os
 import signal
@@ -34,7 +34,7 @@ def address(app: lowq.Lowq) -> Iterator[str]:
         yield address
 
 
-def test_figures_are_told_at_once_and_when_they_change(address: str, app: lowq.Lowq) -> None:
+def test_figures_are_sent_at_once_and_when_they_change(address: str, app: lowq.Lowq) -> None:
     with Stream(address) as stream:
         name, figures = stream.event()
         assert name == "figures"
@@ -60,8 +60,8 @@ def test_a_server_ends_on_term_while_a_page_is_live(tmp_path: Path, redis_url: s
     with subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True) as running:
         try:
             assert running.stderr is not None
-            told = next(line for line in running.stderr if "running on" in line)
-            at = next(word for word in told.split() if word.startswith("http://"))
+            line = next(line for line in running.stderr if "running on" in line)
+            at = next(word for word in line.split() if word.startswith("http://"))
             with Stream(at) as stream:
                 assert stream.event()[0] == "figures"
                 running.send_signal(signal.SIGTERM)
@@ -94,7 +94,7 @@ def test_a_slot_is_taken_before_the_stream_begins_and_given_back_after_it(
     until(lambda: get(address, "/live", method="HEAD")[0] == 200, "a free slot")
 
 
-def test_head_is_told_what_it_would_be_and_nothing_of_it(address: str) -> None:
+def test_head_gets_the_headers_only(address: str) -> None:
     with connected(address) as connection:
         connection.request("HEAD", "/live")
         answer = connection.getresponse()
@@ -129,11 +129,11 @@ class TestRedisHangs:
                 finally:
                     server.cont()
                 until(lambda: get(address, "/healthz")[0] == 200, "health")
-                # A page tells what it was told within the last second, before that.
+                # A page shows what was read within the last second, before that.
                 until(lambda: get(address, "/")[0] == 200, "pages")
             app.close()
 
-    def test_health_tells_outsiders_nothing_of_where_redis_is(self) -> None:
+    def test_health_shows_outsiders_nothing_of_where_redis_is(self) -> None:
         with RedisServer() as server:
             app = lowq.Lowq(redis_url=server.url)
             with served(lowq_web.create_app(app)) as address:

@@ -134,15 +134,15 @@ def test_a_log_that_fails_keeps_nobody_from_acting(
     def chat_is_down(_: logging.LogRecord) -> bool:
         raise ConnectionError
 
-    told = logging.getLogger("lowq_web.audit")
-    level = told.level
-    told.addFilter(chat_is_down)
-    told.setLevel("INFO")
+    audit_log = logging.getLogger("lowq_web.audit")
+    level = audit_log.level
+    audit_log.addFilter(chat_is_down)
+    audit_log.setLevel("INFO")
     try:
         assert act(client, action="delete", ids=["1"]).status_code == 200
     finally:
-        told.removeFilter(chat_is_down)
-        told.setLevel(level)
+        audit_log.removeFilter(chat_is_down)
+        audit_log.setLevel(level)
     (entry,) = app.audit()
     assert (entry.count, "outcome" in entry.detail) == (1, False)
 
@@ -167,7 +167,7 @@ def test_ids_that_make_no_sense_stop_an_action_before_it_begins(
     assert app.audit() == []
 
 
-def test_what_was_left_alone_is_told(client: TestClient, app: lowq.Lowq, queue: lowq.Queue) -> None:
+def test_what_was_left_alone_is_logged(client: TestClient, app: lowq.Lowq, queue: lowq.Queue) -> None:
     act(client, action="delete", ids=["1", "2", "nope"])
     (entry,) = app.audit()
     assert (entry.count, entry.detail) == (2, {"ids": ["1", "2", "nope"], "named": 3, "missing": 1})
@@ -266,11 +266,11 @@ def test_all_that_people_do_is_said_to_logging(
     task = act(client, action="delete", all={"match": "4*"}).json()
     ended(client, task["id"])
     client.post("/api/v1/queues/Orders/pause")
-    client.post("/api/v1/nodes/tell", json={"node": "a", "do": "quiet"})
-    told = [
+    client.post("/api/v1/nodes/command", json={"node": "a", "do": "quiet"})
+    logged = [
         (entry["action"], entry["target"], entry["count"], entry["detail"].get("outcome")) for entry in said(caplog)
     ]
-    assert told == [
+    assert logged == [
         ("delete", "Orders", None, "started"), ("delete", "Orders", 11, "done"),
         ("pause", "Orders", None, "started"), ("pause", "Orders", None, None), ("quiet", "a", None, None),
     ]  # fmt: skip

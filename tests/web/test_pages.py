@@ -264,14 +264,14 @@ class TestListings:
         # An absolute bound from a relative one: a second may have passed.
         assert got == expected or (query.startswith("min=%2B") and got[0] in ("job-050", "job-051", "job-052"))
 
-    def test_what_makes_no_sense_is_told(self, client: TestClient, queue: lowq.Queue) -> None:
+    def test_what_makes_no_sense_is_answered(self, client: TestClient, queue: lowq.Queue) -> None:
         for query in ("state=dead", "order_by=size", "min=tomorrow", "after=%21", "reverse=2"):
             answer = client.get(f"/queues/Orders?{query}")
             assert answer.status_code == 400, query
         assert client.get("/queues/Nowhere").status_code == 404
         assert client.get("/queues/Orders/job?id=").status_code == 400
 
-    def test_a_slip_is_told_where_it_was_typed(self, client: TestClient, queue: lowq.Queue) -> None:
+    def test_a_slip_is_shown_where_it_was_typed(self, client: TestClient, queue: lowq.Queue) -> None:
         answer = client.get("/queues/Orders?state=scheduled&match=job-0*&min=banana&max=%2B1d")
         assert answer.status_code == 400
         page = answer.text
@@ -282,7 +282,7 @@ class TestListings:
         assert self.ids(page) == []
         assert "Delete all" not in page
 
-    def test_too_many_fields_are_told(self, client: TestClient, queue: lowq.Queue) -> None:
+    def test_too_many_fields_are_answered(self, client: TestClient, queue: lowq.Queue) -> None:
         for path in ("/", "/queues/Orders", "/search"):
             answer = client.get(f"{path}?{'a=1&' * 101}")
             assert answer.status_code == 400
@@ -451,7 +451,7 @@ class TestActions:
         assert queue.stats().length == before.length
 
     @pytest.mark.parametrize(
-        ("form", "told"),
+        ("form", "shown"),
         [
             ({"do": "kick selected"}, "no job is ticked"),
             ({"do": "delete all", "order_by": "id", "min": "job-1", "sure": "1"}, "can be bounded by time"),
@@ -459,13 +459,13 @@ class TestActions:
         ],
     )
     def test_a_slip_leads_back_with_what_was_typed(
-        self, client: TestClient, queue: lowq.Queue, form: dict[str, str], told: str
+        self, client: TestClient, queue: lowq.Queue, form: dict[str, str], shown: str
     ) -> None:
         before = queue.stats()
         answer = self.act(client, match="job-*", **form)
         assert answer.status_code == 303
         page = client.get(answer.headers["location"]).text
-        assert told in visible(page.partition('role="alert">')[2].partition("</p>")[0])
+        assert shown in visible(page.partition('role="alert">')[2].partition("</p>")[0])
         assert 'name="match" value="job-*"' in page
         assert f'name="min" value="{form.get("min", "")}"' in page
         assert queue.stats() == before
@@ -505,7 +505,7 @@ class TestTheIdPage:
         assert page.index('"v": 2') < page.index('"v": 3') < page.index('"v": 1')
         assert "leased to nobody" in page
 
-    def test_the_retry_clock_tells_the_coming_times(self, client: TestClient, app: lowq.Lowq) -> None:
+    def test_the_retry_clock_shows_the_coming_times(self, client: TestClient, app: lowq.Lowq) -> None:
         import lowq.testing
 
         class Orders(lowq.Worker[Any]):
@@ -674,8 +674,8 @@ class TestUnworked:
 
 
 class TestNodes:
-    def test_buttons_tell_the_node(self, client: TestClient, app: lowq.Lowq) -> None:
-        assert client.post("/nodes/tell", data={"node": "nobody", "do": "quiet"}).status_code == 404
+    def test_buttons_send_commands_to_the_node(self, client: TestClient, app: lowq.Lowq) -> None:
+        assert client.post("/nodes/command", data={"node": "nobody", "do": "quiet"}).status_code == 404
         app.worker(shards_count=2)(type("Orders", (lowq.Worker,), {"perform": lambda _self, _payloads: None}))
         node = lowq.Node(app, threads=2)
         node.start()
@@ -683,28 +683,28 @@ class TestNodes:
             page = client.get("/nodes").text
             assert node.name in page
             assert "idle" in page
-            stop = client.post("/nodes/tell", data={"node": node.name, "do": "stop"}).text
+            stop = client.post("/nodes/command", data={"node": node.name, "do": "stop"}).text
             assert "Stop this node?" in stop
             assert "cut off, and performed again" in stop
             assert not node.stopping.is_set()
-            assert client.post("/nodes/tell", data={"node": node.name, "do": "explode"}).status_code == 400
-            quiet = client.post("/nodes/tell", data={"node": node.name, "do": "quiet"})
+            assert client.post("/nodes/command", data={"node": node.name, "do": "explode"}).status_code == 400
+            quiet = client.post("/nodes/command", data={"node": node.name, "do": "quiet"})
             assert "Let this node go quiet?" in quiet.text
-            assert "nothing here can take it back" in quiet.text
+            assert "can't be undone here" in quiet.text
             assert "It is the last node that isn't quiet" in html.unescape(quiet.text)
             assert not app.nodes()[0].quiet
-            quiet = client.post("/nodes/tell", data={"node": node.name, "do": "quiet", "sure": "1"})
-            assert f"{node.name} was told to go quiet." in client.get(quiet.headers["location"]).text
+            quiet = client.post("/nodes/command", data={"node": node.name, "do": "quiet", "sure": "1"})
+            assert f"Sent quiet to {node.name}." in client.get(quiet.headers["location"]).text
             until(lambda: "badge amber" in client.get("/nodes").text, "a quiet node on its page")
             assert "1 alive, 1 quiet" in client.get("/nodes").text
             assert "1 alive, 1 quiet" in " ".join(visible(client.get("/").text).split())
-            assert client.post("/nodes/tell", data={"node": node.name, "do": "stop", "sure": "1"}).status_code == 303
+            assert client.post("/nodes/command", data={"node": node.name, "do": "stop", "sure": "1"}).status_code == 303
             assert node.stopping.wait(PATIENCE)
         finally:
             node.stop(5.0)
         assert [entry.action for entry in app.audit()] == ["stop", "quiet"]
 
-    def test_who_alone_works_a_queue_is_told_before_it_goes_quiet(self) -> None:
+    def test_a_node_that_alone_works_a_queue_is_named_before_it_goes_quiet(self) -> None:
         mine = lowq.NodeInfo("a", 0.0, 0.0, queues=("Mail", "Orders"))
         other = lowq.NodeInfo("b", 0.0, 0.0, queues=("Orders",))
         assert _alone(mine, [other]) == ["Mail"]
@@ -729,7 +729,7 @@ def test_redis_away_is_said_and_found_again(browse: Open) -> None:
     for path in ("/", "/queues/Orders", "/nodes"):
         answer = client.get(path)
         assert answer.status_code == 503
-        assert "Redis is away" in answer.text
+        assert "Redis does not answer" in answer.text
     assert client.get("/api/v1/queues").json()["error"]
     assert client.post("/queues/Orders/pause", headers=OWN).status_code == 503
 
@@ -742,6 +742,6 @@ def test_a_search_shows_no_totals_as_if_they_were_hits(client: TestClient, app: 
         page = visible(
             client.get(path).text.partition("<main")[2].rpartition("Nothing here")[0] or client.get(path).text
         )
-        told = page.partition("Look")[2]
-        assert "in the morgue" in told
-        assert not re.search(r"\b(23|14|37)\b", told.partition("lowq")[0]), told
+        shown = page.partition("Look")[2]
+        assert "in the morgue" in shown
+        assert not re.search(r"\b(23|14|37)\b", shown.partition("lowq")[0]), shown

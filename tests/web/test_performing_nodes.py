@@ -48,7 +48,7 @@ def answer(client: TestClient, path: str, expected: str) -> Any:
     return until(found, f"{expected!r} on {path}")
 
 
-def test_the_page_of_an_id_tells_what_its_shard_is_busy_with(stuck: TestClient) -> None:
+def test_the_page_of_an_id_shows_what_its_shard_is_busy_with(stuck: TestClient) -> None:
     page = answer(stuck, "/queues/Orders/job?id=waiting", "which thread").text
     assert "next of shard 0, which thread " in page
     assert "stuck-0, stuck-1, stuck-2 and 2 more" in page
@@ -59,7 +59,7 @@ def test_the_page_of_an_id_tells_what_its_shard_is_busy_with(stuck: TestClient) 
     assert abs(why["in_flight_since"] - time.time()) < 30
 
 
-def test_the_page_of_nodes_tells_that_a_batch_has_more_ids(stuck: TestClient) -> None:
+def test_the_page_of_nodes_shows_that_a_batch_has_more_ids(stuck: TestClient) -> None:
     page = answer(stuck, "/nodes", "and 2 more").text
     assert '<a href="/queues/Orders?state=taken">and 2 more</a>' in page
     (node,) = stuck.get("/api/v1/nodes").json()["nodes"]

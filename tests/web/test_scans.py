@@ -67,7 +67,7 @@ def test_so_many_at_once_and_each_ends_with_its_viewer(app: lowq.Lowq, scans: Sc
                 until(partial(scans.are, number + 1), "look")
             for other in (PAGE, API):
                 status, text = get(address, other)
-                assert (status, b"looking through all ids" in text) == (429, True)
+                assert (status, b"scans of all ids run already" in text) == (429, True)
             assert get(address, "/queues/Orders/shards")[0] == 200  # what looks at no more than it shows goes on
         until(partial(scans.are, 0), "end of what nobody waits for")
         scans.over.set()

@@ -36,11 +36,11 @@ POSTS = (
     "/queues/Orders/pause",
     "/queues/Orders/resume",
     "/queues/Orders/act",
-    "/nodes/tell",
+    "/nodes/command",
     "/tasks/x/cancel",
     "/api/v1/queues/Orders/pause",
     "/api/v1/queues/Orders/actions",
-    "/api/v1/nodes/tell",
+    "/api/v1/nodes/command",
     "/api/v1/tasks/x/cancel",
     "/no/such/page",
 )
@@ -83,7 +83,7 @@ class TestWithoutAuthentication:
             (scope(server=("192.0.2.7", 8080)), "192.0.2.7"),
             (scope(server=("::", 8080)), "address ::"),
             (scope(server=("dash.example.com", 80)), "dash.example.com"),
-            (scope(server=None), "does not tell"),
+            (scope(server=None), "does not say"),
             (scope(client=("198.51.100.9", 5)), "198.51.100.9"),
             (scope(headers={"host": "evil.example.com"}), "evil.example.com"),  # a name that was pointed here
             (scope(headers={"host": "127.0.0.1.example.com"}), "127.0.0.1.example.com"),
@@ -102,7 +102,7 @@ class TestWithoutAuthentication:
             (scope(headers={"origin": "http://["}), "http://["),
         ],
     )
-    def test_others_may_not_and_are_told_why(self, other: dict[str, Any], why: str) -> None:
+    def test_others_may_not_and_the_answer_says_why(self, other: dict[str, Any], why: str) -> None:
         assert why in (exposure(other) or "")
 
     def test_a_public_address_answers_403_with_the_reason_however_it_was_started(self, browse: Open) -> None:
@@ -200,7 +200,7 @@ class Clock:
 
 
 class TestGuesses:
-    """Of passwords: they cost time, and are told to the log."""
+    """Of passwords: they cost time, and are logged."""
 
     @pytest.fixture
     def clock(self) -> Clock:
@@ -265,7 +265,7 @@ class TestGuesses:
         assert protected.get("/", auth=("ann", "wrong"), headers=own).status_code == 401
         assert protected.get("/", auth=("ann", "wrong"), headers=own).status_code == 429
 
-    def test_the_log_tells_who_and_from_where_and_no_password(
+    def test_the_log_says_who_and_from_where_and_no_password(
         self, protected: TestClient, caplog: pytest.LogCaptureFixture
     ) -> None:
         for user in ("ann", "eve\nWARNING all is well", "x" * 5000):
@@ -340,7 +340,7 @@ class TestCallable:
                 over.set()
             assert waiting.result()[0] == 200
 
-    def test_one_that_fails_is_not_told_of(self, browse: Open, caplog: pytest.LogCaptureFixture) -> None:
+    def test_one_that_fails_is_not_shown(self, browse: Open, caplog: pytest.LogCaptureFixture) -> None:
         def broken(request: Request) -> Any:
             raise RuntimeError("password of the database: hunter2")
 
@@ -455,7 +455,7 @@ class TestCrossSite:
             assert browse().get(path, headers=elsewhere).status_code == 403, path
         assert browse().get("/", headers={**elsewhere, "sec-fetch-mode": "navigate"}).status_code == 200
 
-    def test_other_methods_are_told_that_there_are_none(self, browse: Open, app: lowq.Lowq) -> None:
+    def test_other_methods_are_answered_with_those_that_there_are(self, browse: Open, app: lowq.Lowq) -> None:
         client = browse()
         for method in ("DELETE", "PUT", "PATCH", "OPTIONS"):
             assert client.request(method, "/api/v1/stats").status_code == 405
@@ -463,7 +463,7 @@ class TestCrossSite:
         for route in every_route(client.app.routes):  # type: ignore[attr-defined]  # it is a Starlette
             assert (route.methods or set()) <= {"GET", "HEAD", "POST"}, route.path
 
-    def test_programs_are_told_what_to_send(self, browse: Open) -> None:
+    def test_programs_learn_what_to_send(self, browse: Open) -> None:
         answer = browse().post("/api/v1/queues/Orders/pause")
         assert (answer.status_code, "application/json" in answer.json()["error"]) == (403, True)
 

@@ -15,7 +15,7 @@ from tests.web.hand import Hand
 from tests.web.shown import Reader, Row
 
 
-def told(rows: list[Row]) -> list[tuple[str, str, str, str, str]]:
+def cells(rows: list[Row]) -> list[tuple[str, str, str, str, str]]:
     words = ("Who", "Did", "To", "Jobs", "Detail")
     return [tuple(row[word].text for word in words) for row in rows]  # type: ignore[misc]  # there are five
 
@@ -26,7 +26,7 @@ def test_entries_are_shown_newest_first(app: lowq.Lowq, browse: Open) -> None:
     app.note("bob", "pause", "Refunds")
     app.note("carol", "perform_now", "Orders", 0, {"ids": ["a-1", "a-2"], "more": 7})
     rows = Reader(browse()).page("/audit").table("When", "Who", "Did")
-    assert told(rows) == [
+    assert cells(rows) == [
         ("carol", "perform now", "Orders", "0", "ids a-1, a-2 more 7"),
         ("bob", "pause", "Refunds", "", ""),
         ("ann", "kick", "Orders", "1,234", "state morgue match 39* min -5"),

@@ -42,7 +42,7 @@ def fill(app: lowq.Lowq, span: str) -> float:
 
 
 def known(span: str, queue: str = "") -> Known:
-    """What the stretches must tell: of one queue, or of all together."""
+    """What the stretches must show: of one queue, or of all together."""
     step = STEPS[span][0]
     together = list(zip(*(RECORDED[name] for name in ([queue] if queue else RECORDED)), strict=True))
     return {
@@ -169,7 +169,7 @@ def test_history_is_there_again_after_a_reload_and_a_restart(redis_url: str) -> 
     again.close()
 
 
-def test_rates_are_told_from_one_look_to_the_next(
+def test_rates_are_measured_from_one_look_to_the_next(
     browse: Open, app: lowq.Lowq, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("lowq_web.stats_cache.INTERVAL", 0.6)
@@ -186,7 +186,7 @@ def test_rates_are_told_from_one_look_to_the_next(
                 hand.push(job_id, began - 400)
             hand.perform(ids, began - 400)
 
-    def told(element: Element) -> float:
+    def shown_rate(element: Element) -> float:
         number = re.search(r"([\d.]+K?)/s", element.text)
         assert number, element.text
         return float(number[1].replace("K", "")) * (1000 if "K" in number[1] else 1)
@@ -200,8 +200,8 @@ def test_rates_are_told_from_one_look_to_the_next(
     assert found is not None
     page, rates = found
     longest = time.monotonic() - looked_at
-    one = told(rates["Refunds"]) / 100  # what once in that time is per second
+    one = shown_rate(rates["Refunds"]) / 100  # what once in that time is per second
     assert 0.95 / longest <= one <= 1 / 0.5
-    assert told(rates["Orders"]) == pytest.approx(300 * one, rel=0.06)
-    assert told(page.facts["Processed"]) == pytest.approx(400 * one, rel=0.06)
-    assert told(page.facts["Failed"]) == pytest.approx(one, rel=0.06)
+    assert shown_rate(rates["Orders"]) == pytest.approx(300 * one, rel=0.06)
+    assert shown_rate(page.facts["Processed"]) == pytest.approx(400 * one, rel=0.06)
+    assert shown_rate(page.facts["Failed"]) == pytest.approx(one, rel=0.06)

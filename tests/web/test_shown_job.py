@@ -157,7 +157,7 @@ def test_what_may_be_done_depends_on_where_it_is(hand: Hand, reader: Reader, sta
     assert buttons(page) == expected
 
 
-def test_its_shard_and_owner_are_told(hand: Hand, reader: Reader) -> None:
+def test_its_shard_and_owner_are_shown(hand: Hand, reader: Reader) -> None:
     now, index = time.time(), hand.index("order-7")
     for job_id in hand.ids(index, 4):
         hand.push(job_id, now - 300)

@@ -159,7 +159,7 @@ def at(moment: str) -> float:
     return datetime.fromisoformat(moment).timestamp()
 
 
-def test_a_row_tells_of_its_job(world: World) -> None:
+def test_a_row_shows_its_job(world: World) -> None:
     found = rows(world, "/queues/Orders")
     assert len(found) == len(WAITING)
     for known in WAITING:
@@ -184,7 +184,7 @@ def test_a_row_tells_of_its_job(world: World) -> None:
             assert (state in row["Id"].text) == (holds(known) and state != "due")
 
 
-def test_a_row_of_the_morgue_tells_when_and_why(world: World) -> None:
+def test_a_row_of_the_morgue_shows_when_and_why(world: World) -> None:
     found = rows(world, "/queues/Orders?state=morgue")
     assert set(found) == set(BURIED)
     for job_id, buried_at in BURIED.items():
@@ -200,13 +200,13 @@ def test_headers_sort_and_turn_round(world: World) -> None:
     }
     for word, value in values.items():
         page = world.reader.page("/queues/Orders" if word != "Due" else "/queues/Orders?order_by=id")
-        told = []
+        orders = []
         for _ in range(2):
             link = next(cell for cell in page.every("th") if cell.text == word).link
             page = world.reader.page(link)
-            told.append(next(cell for cell in page.every("th") if cell.text == word).attributes["aria-sort"])
-            assert world.reader.ids(link) == expected(value, None, None, told[-1] == "descending"), word
-        assert sorted(told) == ["ascending", "descending"]
+            orders.append(next(cell for cell in page.every("th") if cell.text == word).attributes["aria-sort"])
+            assert world.reader.ids(link) == expected(value, None, None, orders[-1] == "descending"), word
+        assert sorted(orders) == ["ascending", "descending"]
 
 
 def test_a_filter_stays_in_the_form_and_on_the_next_page(browse: Open, app: lowq.Lowq) -> None:

@@ -1,4 +1,4 @@
-"""The page of the nodes: what a node told of itself with its last heartbeat."""
+"""The page of the nodes: what a node reported with its last heartbeat."""
 
 import time
 
@@ -16,7 +16,7 @@ def node_of(page: Element, name: str) -> Element:
     return found
 
 
-def test_every_node_is_shown_as_it_told(app: lowq.Lowq) -> None:
+def test_every_node_is_shown_as_it_reported(app: lowq.Lowq) -> None:
     now = time.time()
     app.queue("Orders", 8).push({"id": "order-7"})
     heartbeat(app, "gone:1:cccccc", now - 500, silence=499)
@@ -57,7 +57,7 @@ def test_every_node_is_shown_as_it_told(app: lowq.Lowq) -> None:
     assert [row["Performs"].text for row in threads] == ["idle", "Orders shard 3", "idle", "Refunds shard 1"]
     assert [[link.text for link in row["Ids"].every("a")] for row in threads] == [[], ["order-7", "a/b"], [], ["r-1"]]
     assert threads[1]["Ids"].link == "/queues/Orders/job?id=order-7"
-    # What it told, whether or not with the time that has passed since then.
+    # What it reported, whether or not with the time that has passed since then.
     assert threads[1]["For"].lasts(33, 33 + 90 + SLOW)
     assert threads[3]["For"].lasts(5, 5 + 90 + SLOW)
     assert [threads[n]["For"].text for n in (0, 2)] == ["", ""]

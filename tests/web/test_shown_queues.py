@@ -126,7 +126,7 @@ def name_of(row: Row) -> str:
 
 
 def test_no_two_columns_put_the_queues_into_the_same_order() -> None:
-    # Or the tests of the order below could not tell them apart.
+    # Or the tests of the order below could not distinguish them.
     orders = {word: tuple(known.name for known in sorted(KNOWN, key=key)) for word, key in ORDERS.items()}
     assert len({*orders.values(), *(order[::-1] for order in orders.values())}) == 2 * len(orders), orders
     assert all(len({key(known) for known in KNOWN}) == len(KNOWN) for key in ORDERS.values())
@@ -138,14 +138,14 @@ def test_a_click_on_a_header_sorts_and_another_one_turns_it_round(reader: Reader
         return next(cell for cell in page.every("th") if cell.text == word)
 
     page = reader.page("/?sort=due" if word == "Queue" else "/")
-    told = []
+    orders = []
     for _ in range(2):
         page = reader.page(header(page).link)
-        told.append(header(page).attributes["aria-sort"])
-        expected = [known.name for known in sorted(KNOWN, key=ORDERS[word], reverse=told[-1] == "descending")]
+        orders.append(header(page).attributes["aria-sort"])
+        expected = [known.name for known in sorted(KNOWN, key=ORDERS[word], reverse=orders[-1] == "descending")]
         assert [name_of(row) for row in queues(page)] == expected
     # Numbers from the top first: who clicks looks for the most.
-    assert told == (["ascending", "descending"] if word == "Queue" else ["descending", "ascending"])
+    assert orders == (["ascending", "descending"] if word == "Queue" else ["descending", "ascending"])
 
 
 def test_a_bookmark_of_an_order_that_there_is_not_is_in_the_order_of_names(reader: Reader) -> None:
@@ -191,12 +191,12 @@ def test_as_many_rows_are_on_a_tab_as_it_counts(reader: Reader) -> None:
         }  # fmt: skip
 
 
-def test_the_queues_own_page_tells_the_same_figures(reader: Reader) -> None:
+def test_the_queues_own_page_shows_the_same_figures(reader: Reader) -> None:
     for known in KNOWN:
         head = reader.page(f"/queues/{known.name}").find("p", has="processed")
-        told = dict(zip(("lag", "processed", "failed", "buried"), head.every("b"), strict=True))
-        assert told["lag"].lasts(known.lag)
-        assert {word: told[word].number for word in ("processed", "failed", "buried")} == {
+        facts = dict(zip(("lag", "processed", "failed", "buried"), head.every("b"), strict=True))
+        assert facts["lag"].lasts(known.lag)
+        assert {word: facts[word].number for word in ("processed", "failed", "buried")} == {
             "processed": known.processed, "failed": known.failed, "buried": known.buried,
         }  # fmt: skip
 

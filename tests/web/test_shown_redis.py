@@ -1,4 +1,4 @@
-"""What the page of all queues tells of the server, and warns of: on servers that are set up in several ways."""
+"""What the page of all queues shows of the server, and warns of: on servers that are set up in several ways."""
 
 import re
 from collections.abc import Iterator
@@ -89,16 +89,16 @@ def test_memory_that_is_nearly_used_up_is_warned_of(server: RedisServer) -> None
         client.set("ballast", b"x" * 20_000_000)
         client.config_set("maxmemory", str(int(client.info("memory")["used_memory"] * 1.05)))
         try:
-            told = [line for line in warnings(card(server.url)) if "of maxmemory is used" in line]
-            assert len(told) == 1
-            assert 90 < float(told[0].partition("%")[0]) <= 100
+            shown = [line for line in warnings(card(server.url)) if "of maxmemory is used" in line]
+            assert len(shown) == 1
+            assert 90 < float(shown[0].partition("%")[0]) <= 100
         finally:
             client.delete("ballast")
             client.config_set("maxmemory", "200mb")
             client.config_set("maxmemory-policy", "allkeys-lru")
 
 
-def test_an_embedded_store_has_nothing_to_tell(browse: Open) -> None:
+def test_an_embedded_store_has_nothing_to_show(browse: Open) -> None:
     page = Reader(browse()).page("/")
     assert page.facts["Version"].text == "embedded store"
     assert "Eviction" not in page.facts

@@ -70,7 +70,7 @@ def world() -> Iterator[World]:
             for job_id in taken:
                 hand.push(job_id, early)
             hand.take(taken, early + index)
-        for n, job_id in enumerate(reversed(ids)):  # the last one first: its id tells nothing of its age
+        for n, job_id in enumerate(reversed(ids)):  # the last one first: its id says nothing of its age
             hand.push(job_id, now - known.lag if n == 0 and known.lag else now + 3600 + n)
         if ids:
             oldest[index] = ids[-1]
@@ -116,14 +116,14 @@ def test_a_click_on_a_header_sorts_and_another_one_turns_it_round(world: World, 
         return next(cell for cell in page.every("th") if cell.text == word)
 
     page = world.reader.page(f"/queues/Orders/shards{'?sort=lag' if word == 'Shard' else ''}")
-    told = []
+    orders = []
     for _ in range(2):
         page = world.reader.page(header(page).link)
-        told.append(header(page).attributes["aria-sort"])
+        orders.append(header(page).attributes["aria-sort"])
         shown = [row["Shard"].number for row in rows_of(page)]
         assert sorted(shown) == list(range(len(KNOWN)))
-        assert [KEYS[word](n) for n in shown] == sorted(map(KEYS[word], shown), reverse=told[-1] == "descending")
-    assert told == (["ascending", "descending"] if word == "Shard" else ["descending", "ascending"])
+        assert [KEYS[word](n) for n in shown] == sorted(map(KEYS[word], shown), reverse=orders[-1] == "descending")
+    assert orders == (["ascending", "descending"] if word == "Shard" else ["descending", "ascending"])
 
 
 def test_many_shards_come_page_by_page_in_one_order(app: lowq.Lowq) -> None:

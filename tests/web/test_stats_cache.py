@@ -19,7 +19,7 @@ from tests.web.test_bounded import Clock, asked
 
 
 class Source:
-    """Something to be read that takes as long as it is told to."""
+    """Something to be read that takes as long as it is set to."""
 
     def __init__(self) -> None:
         self.reads = 0
@@ -59,7 +59,7 @@ class TestShared:
             source.go.set()
             assert [future.result() for future in waiting] == [1] * 8
 
-    def test_an_error_is_told_to_all_and_for_a_moment_to_those_who_come_then(self, clock: Clock) -> None:
+    def test_an_error_is_answered_to_all_and_for_a_moment_to_those_who_come_then(self, clock: Clock) -> None:
         source = Source()
         source.error = lowq.RedisUnavailable("away")
         shared = SingleFlight(source, lambda _: 5.0, 1.0)
@@ -96,13 +96,13 @@ class TestShared:
         assert source.reads == 1
         source.go.set()
 
-        def told() -> int:
+        def value() -> int:
             try:
                 return shared.get()
             except lowq.RedisUnavailable:
                 return 0
 
-        assert until(told, "word of what was read after all") == 1
+        assert until(value, "word of what was read after all") == 1
 
     def test_what_was_forgotten_is_read_anew_also_while_it_is_read(self) -> None:
         source = Source()

@@ -1,4 +1,4 @@
-"""Keys of ours that somebody gave another type: whoever asks is told which one, not that something broke."""
+"""Keys of ours that somebody gave another type: the answer says which one, not that something broke."""
 
 import pytest
 from starlette.testclient import TestClient

@@ -1,4 +1,4 @@
-"""What people do, the same for pages and API. Each is written into the log of what was done."""
+"""The actions of people, the same for pages and API. Each is written into the audit log."""
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,9 +16,9 @@ from lowq_web.tasks import ActionName, Task, Tasks
 log = logging.getLogger(__name__)
 
 ACTIONS: tuple[ActionName, ...] = get_args(ActionName)
-#: Those that can't be undone: pages always ask before.
+#: They can't be undone: pages always ask before.
 DESTRUCTIVE = ("bury", "delete")
-#: What they do, on buttons, and what was done to jobs then.
+#: Action -> its name on buttons; and in a sentence about jobs after it.
 VERBS = {"perform_now": "perform now", "kick": "kick", "bury": "bury", "delete": "delete"}
 DONE = {"perform_now": "made due now", "kick": "kicked", "bury": "buried", "delete": "deleted"}
 #: Ids that are acted on while the browser waits: as many as a page has.
@@ -50,7 +50,7 @@ class Actions:
         reason: str | None = None,
         unchanged: Mapping[str, Moments] | None = None,
     ) -> lowq.Acted:
-        """Something done to some ids, at once. ``unchanged``, of what destroys: only to those that are as they were.
+        """Acts on the given ids at once. ``unchanged``, for bury and delete: only on those that are still as they were.
 
         Raises:
             ConfigError: too many of them. JobError, UnknownQueueError, RedisUnavailable
@@ -79,7 +79,7 @@ class Actions:
     def on_all(
         self, who: str, queue: str, action: ActionName, wanted: lowq.JobFilter, reason: str | None = None
     ) -> Task:
-        """Something done to all jobs that match, in the background.
+        """Acts on all jobs that match, in the background.
 
         Raises:
             TooManyTasks, ConfigError, UnknownQueueError, RedisUnavailable
@@ -112,20 +112,20 @@ class Actions:
                 outcome.detail["changed"] = False
         return changed
 
-    def tell(self, who: str, node: str, what: str) -> None:
-        """A node is told to go quiet or to stop.
+    def send_command(self, who: str, node: str, command: str) -> None:
+        """Sends a node the command to go quiet or to stop.
 
         Raises:
             UnknownNodeError, ConfigError, RedisUnavailable
         """
-        self._app.send_command(node, what)  # type: ignore[arg-type]  # anything else is refused there
+        self._app.send_command(node, command)  # type: ignore[arg-type]  # anything else is refused there
         self._stats_cache.forget()
-        say(who, what, node, None, {})
+        say(who, command, node, None, {})
         try:
-            self._app.note(who, what, node)
+            self._app.note(who, command, node)
         except lowq.LowqError as error:
-            # It was done; to say it failed would have it done twice.
-            log.warning("%s of %s by %s could not be written to the log: %s", what, node, who, error)
+            # The command was sent; an error now would have it sent twice.
+            log.warning("%s of %s by %s could not be written to the log: %s", command, node, who, error)
 
     def cancel(self, who: str, task: Task) -> bool:
         """The task stops after its current step; what it did stays done. False: it had ended already."""
@@ -138,7 +138,7 @@ class Actions:
 
     @contextmanager
     def _written(self, who: str, action: str, target: str, detail: Mapping[str, Any]) -> Iterator[_Outcome]:
-        """Writes what is done in the block into the log: before, and how it ended.
+        """Writes the action of the block into the audit log: before it begins, and how it ended.
 
         Raises:
             RedisUnavailable, RedisRefused: it can't be written; nothing was done.
@@ -150,7 +150,7 @@ class Actions:
             entry.ended(error.done or None, {"outcome": "failed", "error": str(error)})
             raise
         except Exception as error:
-            # A fault, of ours or of a setting of the application: the log of the dashboard will say which.
+            # A bug, here or in a setting of the application: the log of the dashboard has the traceback.
             entry.ended(None, {"outcome": "failed", "error": type(error).__name__})
             raise
         else:

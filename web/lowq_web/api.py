@@ -57,7 +57,7 @@ def _handler(methods: Mapping[str, Endpoint]) -> Callable[[Request], Response]:
     def handle(request: Request) -> Response:
         endpoint = methods["GET" if request.method == "HEAD" else request.method]
         if "queue" in request.path_params:
-            queue_of(request)  # that it is not there comes before anything that is wrong with the rest
+            queue_of(request)  # an unknown queue is reported before anything else that is wrong
         return endpoint.handler(request, _checked(request, endpoint))
 
     return handle
@@ -122,10 +122,10 @@ def _document(request: Request, schema: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _answer(document: Any, status: int = 200) -> Response:
-    # Pure ASCII, so that ids of any bytes get through.
+    # Pure ASCII, so that ids of any bytes can be sent.
     try:
         text = json.dumps(document, default=_plain, allow_nan=False)
-    except ValueError:  # NaN or an infinity, which are no JSON
+    except ValueError:  # NaN or an infinity: JSON has none of them
         text = json.dumps(_without_infinities(json.loads(json.dumps(document, default=_plain))))
     return Response(text, status, media_type="application/json")
 
@@ -150,7 +150,7 @@ def _without_infinities(value: Any) -> Any:
     return _finite(value)
 
 
-# --- looking -------------------------------------------------------------------------------------------------
+# --- reading -------------------------------------------------------------------------------------------------
 
 
 def stats(request: Request, _values: dict[str, Any]) -> Response:
@@ -213,16 +213,16 @@ def jobs(request: Request, values: dict[str, Any]) -> Response:
     }
     fields |= {name: _bound(name, values.get(name), order_by) for name in ("min", "max")}
 
-    def told(page: lowq.Page) -> Response:
+    def answer(page: lowq.Page) -> Response:
         return _answer({"jobs": [_job(request, job) for job in page.jobs], "cursor": page.cursor})
 
     asked = JobQuery(lowq.JobFilter(**fields), values.get("after"), values.get("limit", 50), {})
     pages = asked.pages(queue_of(request))
     if not asked.scans:
         found: list[lowq.Page | None] = list(pages)
-        return told([page for page in found if page is not None][-1])
+        return answer([page for page in found if page is not None][-1])
     context = context_of(request)
-    return FinalResult(context.scans, context.threads.iterate(pages), told)
+    return FinalResult(context.scans, context.threads.iterate(pages), answer)
 
 
 def _bound(name: str, raw: str | None, order_by: str | None) -> float | str | None:
@@ -270,11 +270,11 @@ def audit(request: Request, values: dict[str, Any]) -> Response:
 
 
 def tasks(request: Request, _values: dict[str, Any]) -> Response:
-    return _answer({"tasks": [_told(item) for item in context_of(request).tasks.all()]})
+    return _answer({"tasks": [_task_document(item) for item in context_of(request).tasks.all()]})
 
 
 def task(request: Request, _values: dict[str, Any]) -> Response:
-    return _answer(_told(_task(request)))
+    return _answer(_task_document(_task(request)))
 
 
 def _task(request: Request) -> Task:
@@ -284,7 +284,7 @@ def _task(request: Request) -> Task:
     return found
 
 
-def _told(item: Task) -> dict[str, Any]:
+def _task_document(item: Task) -> dict[str, Any]:
     return {
         "id": item.id,
         "who": item.who,
@@ -301,7 +301,7 @@ def _told(item: Task) -> dict[str, Any]:
 
 
 def index(request: Request) -> Response:
-    """Where it is described."""
+    """Redirects to the description."""
     return RedirectResponse(f"{request.scope.get('lowq_root', '')}/api/v1/openapi.json", 307)
 
 
@@ -324,7 +324,7 @@ def act(request: Request, values: dict[str, Any]) -> Response:
     if "ids" in values:
         if bounds:
             raise HTTPException(400, f"{bounds[0]}: it bounds an action on all that match, not one on ids")
-        # An id that is named twice would be told as missing, the second time.
+        # An id that is named twice would count as missing the second time.
         acted = actions.on_ids(who, handle.name, action, list(dict.fromkeys(values["ids"])), reason)
         counts = {"done": acted.done, "in_flight": acted.in_flight, "missing": acted.missing}
         return _answer(counts | {"not_done": [{"id": job_id, "why": why} for job_id, why in acted.left]})
@@ -333,22 +333,22 @@ def act(request: Request, values: dict[str, Any]) -> Response:
         raise HTTPException(400, f"before={before!r} lies in the future")
     bound = before if "at_most" not in values else _counted(request, action, wanted, values["at_most"], before)
     started = actions.on_all(who, handle.name, action, dataclasses.replace(wanted, before=bound), reason)
-    return _answer(_told(started), 202)
+    return _answer(_task_document(started), 202)
 
 
 def _counted(
     request: Request, action: ActionName, wanted: lowq.JobFilter, at_most: int, before: float | None
 ) -> float | lowq.Snapshot:
-    """What the action is bound to, which are at most so many jobs.
+    """What bounds the action: a snapshot or a time.
 
     Raises:
-        HTTPException: they are more.
+        HTTPException: more jobs match than ``at_most``.
     """
     handle = queue_of(request)
     bound: float | lowq.Snapshot
     with context_of(request).scans:
         if before is None:
-            # What is counted is what it is done to, whatever comes meanwhile.
+            # The action is done to exactly the jobs that are counted here, whatever comes meanwhile.
             bound = found = handle.snapshot(action, wanted)
             total = found.total
         else:
@@ -364,7 +364,7 @@ def count(request: Request, values: dict[str, Any]) -> Response:
     handle = queue_of(request)
     context = context_of(request)
     with context.scans:
-        # The time comes first: given as `before` it leaves out what came while others were counted.
+        # The time is read first: as `before` it leaves out what came during the count.
         at = context.stats_cache.redis_time()
         found = handle.count(values["action"], wanted)
     return _answer({"count": found, "at": at})
@@ -380,18 +380,18 @@ def resume(request: Request, _values: dict[str, Any]) -> Response:
     return _answer({"paused": False, "changed": changed})
 
 
-def tell(request: Request, values: dict[str, Any]) -> Response:
-    context_of(request).actions.tell(visit_of(request).user.name, values["node"], values["do"])
-    return _answer({"told": values["do"]}, 202)
+def send_command(request: Request, values: dict[str, Any]) -> Response:
+    context_of(request).actions.send_command(visit_of(request).user.name, values["node"], values["do"])
+    return _answer({"sent": values["do"]}, 202)
 
 
 def cancel(request: Request, _values: dict[str, Any]) -> Response:
     found = _task(request)
     context_of(request).actions.cancel(visit_of(request).user.name, found)
-    return _answer(_told(found), 202)
+    return _answer(_task_document(found), 202)
 
 
-# --- what there is -------------------------------------------------------------------------------------------
+# --- endpoints -------------------------------------------------------------------------------------------
 
 _FILTER = openapi.obj(
     {
@@ -424,17 +424,17 @@ _ACT = openapi.obj(
         "before": {
             "type": "number",
             "description": "With all: nothing is touched that came after this, Unix time in seconds, not in the "
-            "future; /count tells it as at. Jobs that were not due by then are left alone in shards that got a push "
-            "since, as nothing tells them from new ones, and so are those that have become due since",
+            "future; /count answers it as at. Jobs that were not due by then are left alone in shards that got a push "
+            "since, as they can't be distinguished from new ones; so are those that have become due since",
         },
     },
     required=("action",),
 )
 _COUNT = openapi.obj({"action": _ACTION, "all": _FILTER}, required=("action",))
-#: Of what takes nothing. It has to be sent none the less: it is by the type of the document that a request is told from
-#: one that a page elsewhere makes a browser send.
+#: The body of a request without parameters. It has to be sent all the same: its content type distinguishes the request
+#: from one that a page of another site makes a browser send.
 _NOTHING = openapi.obj({})
-_TELL = openapi.obj(
+_COMMAND = openapi.obj(
     {"node": {"type": "string"}, "do": {"type": "string", "enum": ["quiet", "stop"]}}, required=("node", "do")
 )
 
@@ -462,7 +462,7 @@ _LIMIT = Parameter(
 )
 
 ENDPOINTS: Sequence[Endpoint] = (
-    Endpoint("GET", "/stats", stats, "Length, morgue and lag of all queues, as Lowkiq tells them", openapi.STATS),
+    Endpoint("GET", "/stats", stats, "Length, morgue and lag of all queues, in the form of Lowkiq", openapi.STATS),
     Endpoint("GET", "/overview", overview, "All queues in figures, with rates", openapi.OVERVIEW),
     Endpoint("GET", "/rates", rates, "Rates and lag of all queues together, over time", openapi.HISTORY, (_SPAN,)),
     Endpoint("GET", "/search", search, "In which queues an id is", openapi.FOUND, (_ID,)),
@@ -519,12 +519,12 @@ ENDPOINTS: Sequence[Endpoint] = (
     Endpoint("GET", "/nodes", nodes, "The nodes that live", openapi.NODES),
     Endpoint(
         "POST",
-        "/nodes/tell",
-        tell,
-        "Tell a node to go quiet, or to stop",
-        openapi.TOLD,
+        "/nodes/command",
+        send_command,
+        "Send a node the command to go quiet, or to stop",
+        openapi.SENT,
         (),
-        _TELL,
+        _COMMAND,
         statuses=(202,),
     ),
     Endpoint("GET", "/tasks", tasks, "What runs in the background", openapi.TASKS),

@@ -30,12 +30,12 @@ from lowq_web.tasks import MAX_RUNNING, Tasks, TooManyTasks
 from lowq_web.threads import ConcurrencyLimit, Threads
 from lowq_web.wrong_type import explain
 
-#: Listings and counts that look at every id, at once: each keeps Redis busy until it ends.
+#: Listings and counts that scan all ids, at a time: each keeps Redis busy until it ends.
 MAX_SCANS = 4
 #: Connections to Redis that the dashboard opens at most, none of them the host application's: as many as there may be
-#: scans and tasks, and a few for everybody else. More callers wait for one.
+#: scans and tasks, and a few for other requests. More callers wait for one.
 CONNECTIONS = MAX_SCANS + MAX_RUNNING + 4
-#: Seconds after which a request that takes long looks whether Redis still answers.
+#: Seconds after which a request that takes long checks whether Redis still answers.
 LONG = 1.0
 
 log = logging.getLogger(__name__)
@@ -67,8 +67,8 @@ def create_app(
 ) -> Starlette:
     """The dashboard of ``app``, by default lowq's default application. It needs no user code, only Redis.
 
-    ``auth``: tells who asks: a callable that takes the request and returns a `User`, or None for nobody who may see
-    anything, or a response that they get instead; it may raise HTTPException. It may be async; otherwise it runs in a
+    ``auth``: a callable that takes the request and returns a `User`, or None for somebody who may see nothing, or a
+    response that is sent instead; it may raise HTTPException. It may be async; otherwise it runs in a
     thread. By default LOWQ_WEB_USER and LOWQ_WEB_PASSWORD (and for looking only LOWQ_WEB_READ_USER and
     LOWQ_WEB_READ_PASSWORD) in the environment. Without any, only requests from this machine to this machine are
     answered, unless ``no_auth`` says that something else protects it.
@@ -76,10 +76,10 @@ def create_app(
     ``redact``: names of payload fields that are masked, or a function from a payload to what is shown of it. The
     comma-separated names in LOWQ_WEB_REDACT are masked in any case. Error texts are shown as they are.
 
-    ``origins``: where browsers have it from, such as ``https://ops.example.com``, where that can't be told from a
-    request: a proxy in front of it changes the header Host. Those in LOWQ_WEB_ORIGINS, separated by commas, count too.
+    ``origins``: the addresses that browsers use, such as ``https://ops.example.com``. Needed when a proxy changes the
+    header Host, so that requests don't show them. Those in LOWQ_WEB_ORIGINS, separated by commas, count too.
 
-    Its connections to Redis are its own, up to `CONNECTIONS`, made when it is first asked something; they are closed
+    Its connections to Redis are its own, up to `CONNECTIONS`, made at the first request; they are closed
     when its server shuts down, and by ``app.close()``.
 
     Raises:
@@ -95,7 +95,7 @@ def create_app(
         Route("/live", live.live, name="live"),
         Route("/static/{name}", static, name="static"),
         Route("/api/v1", api.index),
-        # Nowhere is a slash at the end put right: that redirects to whatever host a request names.
+        # Slashes at the end are never redirected: the redirect would lead to whatever host a request names.
         Mount("/api/v1", Router(_in_threads(api.routes()), redirect_slashes=False)),
         *_in_threads(pages.routes()),
     ]
@@ -123,7 +123,7 @@ def create_app(
         redactor(redact, _listed("LOWQ_WEB_REDACT")),
         threads,
         scans=ConcurrencyLimit(
-            MAX_SCANS, 429, f"{MAX_SCANS} others are looking through all ids; try again when they are done"
+            MAX_SCANS, 429, f"{MAX_SCANS} scans of all ids run already; try again when one has ended"
         ),
         streams=ConcurrencyLimit(live.MAX_STREAMS, 503, f"{live.MAX_STREAMS} pages are live already; this one is not"),
     )
@@ -131,7 +131,7 @@ def create_app(
 
 
 def _listed(variable: str) -> list[str]:
-    """What is in an environment variable, separated by commas."""
+    """The comma-separated values of an environment variable."""
     return [name.strip() for name in os.environ.get(variable, "").split(",") if name.strip()]
 
 
@@ -142,7 +142,7 @@ async def _lifespan(application: Starlette) -> AsyncIterator[None]:
 
 
 def _in_threads(routes: Iterable[Route]) -> list[Route]:
-    """The same routes, but while Redis does not answer their requests end at once, and they run in our own threads."""
+    """The same routes, run in our own threads; while Redis does not answer, their requests end at once."""
 
     def of(handler: Callable[[Request], Response]) -> Callable[[Request], Awaitable[Response]]:
         async def handle(request: Request) -> Response:
@@ -150,8 +150,8 @@ def _in_threads(routes: Iterable[Route]) -> list[Route]:
             await context.stats_cache.alive()
             running = asyncio.ensure_future(context.threads.run(handler, request))
             running.add_done_callback(_retrieved)
-            # Redis may hang just now. Who only looks is told so at once; the thread goes on to its time-out. Who acts
-            # is told what became of it.
+            # Redis may hang just now. A GET is answered with that at once; its thread goes on to its timeout. A POST
+            # waits for its outcome.
             while not running.done():
                 await asyncio.wait({running}, timeout=None if request.method == "POST" else LONG)
                 if not running.done():
@@ -164,7 +164,7 @@ def _in_threads(routes: Iterable[Route]) -> list[Route]:
 
 
 def _retrieved(running: "asyncio.Future[Response]") -> None:
-    """An error of which nobody waits any more is no bug."""
+    """Retrieves an error that nobody waits for any more: asyncio would log it as a bug."""
     if not running.cancelled():
         running.exception()
 
@@ -221,7 +221,7 @@ async def _health(request: Request) -> Response:
     try:
         await context_of(request).stats_cache.alive()
     except lowq.LowqError as error:
-        # Whoever asks has not said who they are: where Redis is, and what it said, is only for the log.
+        # The client is not authenticated: the address of Redis and its error are only for the log.
         log.warning("/healthz: %s", error)
         return JSONResponse({"error": "Redis does not answer"}, 503)
     return JSONResponse({"status": "ok"})

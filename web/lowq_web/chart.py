@@ -13,13 +13,13 @@ WIDTH, HEIGHT = 960, 180
 MOST_CELLS, ALL_CELLS = 500, 1000
 #: Queues of a page that have one.
 MOST_MAPS = 50
-#: What is more than that is no rate and no lag: somebody has written nonsense into a history.
+#: More than that is no rate and no lag: another program has written into a history.
 _ABSURD = 1e15
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One line of a chart, in pieces: it is broken where nothing is known."""
+    """One line of a chart, in pieces: it has gaps where no value is known."""
 
     name: str
     pieces: list[str]
@@ -42,12 +42,12 @@ class Chart:
     lines: list[Line]
     top: float
     marks: list[Mark]
-    #: Nothing is known at any time: there is nothing to be drawn.
+    #: No value is known, so there is nothing to draw.
     empty: bool
 
 
 def chart(rates: Sequence[lowq.Rate], names: Sequence[str], *, seconds: bool = False) -> Chart:
-    """The fields of some rates over time, on one scale. ``seconds``: they are lengths of time."""
+    """The fields of some rates over time, on one scale. ``seconds``: the fields are durations."""
     columns = {name: [_known(getattr(rate, name)) for rate in rates] for name in names}
     most = max((value for column in columns.values() for value in column if value is not None), default=0.0)
     top = _round_up_seconds(most) if seconds else _round_up(most)
@@ -81,12 +81,12 @@ def _round_up(value: float) -> float:
     return next(part for part in (step / 5, step / 2, step) if part >= value)
 
 
-#: Lengths of time that an axis may end with, in seconds, up to a day.
+#: Durations that an axis may end with, in seconds, up to a day.
 _ROUND = (1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 14_400, 21_600, 43_200, 86_400)
 
 
 def _round_up_seconds(value: float) -> float:
-    """To a length of time that people call round."""
+    """To a round duration."""
     return next((float(step) for step in _ROUND if step >= value), 86_400 * _round_up(value / 86_400))
 
 
@@ -131,16 +131,16 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class HeatMap:
-    """The shards of a queue, by index; of very many the hottest."""
+    """The shards of a queue, by index; only the hottest if there are very many."""
 
     queue: str
     cells: list[Cell]
-    #: What it shows, for those who don't see it.
+    #: A description for screen readers.
     words: str
 
 
 def heat_map(queue: str, shards: Sequence[lowq.ShardInfo], most: int = MOST_CELLS) -> HeatMap:
-    """Of a queue, with at most so many cells."""
+    """The heat map of a queue, with at most ``most`` cells."""
     shown = sorted(sorted(shards, key=_heat, reverse=True)[:most], key=lambda shard: shard.index)
     cells = [
         Cell(shard, sum(shard.lag > lag for lag in _LAGS), sum(shard.length >= length for length in _LENGTHS))
@@ -150,7 +150,7 @@ def heat_map(queue: str, shards: Sequence[lowq.ShardInfo], most: int = MOST_CELL
 
 
 def heat_maps(queues: Sequence[lowq.QueueOverview]) -> list[HeatMap]:
-    """Of the queues with the hottest shards, as many as a page has room for, in the order given."""
+    """The heat maps of the queues with the hottest shards, as many as a page has room for, in the order given."""
     left = ALL_CELLS
     found: dict[str, HeatMap] = {}
     for item in sorted(queues, key=lambda item: max(map(_heat, item.shards), default=(0.0, 0)), reverse=True):

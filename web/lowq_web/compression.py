@@ -1,7 +1,7 @@
-"""Answers get smaller on their way out: a page by a factor of ten.
+"""Compresses answers: a page by a factor of ten.
 
-What is streamed is passed on piece by piece as before: each is flushed. Events are left alone. A page elsewhere can't
-find out our token by how small an answer gets: the token comes with a cookie that browsers don't send on its behalf.
+A stream is compressed piece by piece, and each piece is flushed. Events are left alone. Pages of other sites can't
+derive our token from the size of answers: the token comes with a cookie that browsers don't send for them.
 """
 
 import re
@@ -12,7 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from lowq_web.threads import Threads
 
-#: Bytes below which it is not worth it; and from which on it is not done on the event loop, which others wait for.
+#: Bytes below which it is not worth it; and from which on it is done in a thread, not on the event loop.
 LEAST, LARGE = 1000, 100_000
 #: Of zlib. Half the time of the highest, for 2 % more bytes.
 LEVEL = 5
@@ -22,7 +22,7 @@ _GZIP = re.compile(r"(?:^|,)\s*gzip\s*(?:;\s*q=(?!0(?:\.0*)?\s*(?:,|$))[^,]*)?(?
 
 
 def accepts_gzip(headers: Headers) -> bool:
-    """Whether whoever asks can read it."""
+    """Whether the client accepts gzip."""
     return _GZIP.search(headers.get("accept-encoding", "")) is not None
 
 

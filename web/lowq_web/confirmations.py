@@ -1,8 +1,9 @@
-"""What a page that asks carries, so that what is answered is what was asked: how many jobs it showed, and as of when.
+"""Confirmation pages: a form carries how many jobs its page has shown, and the time, so that the answer is bound to it.
 
-The time binds: nothing that came later is touched, whatever else the form says. Of jobs that are not due, the time does
-not tell when they came; a snapshot of them is kept here, in the memory of this process, under a name that the form
-carries. When another process answers, or it was dropped meanwhile, the time alone judges (`lowq.Queue.bulk`).
+Nothing that came after that time is touched, whatever else the form says. The time of a job that is not due does not
+say when the job came. So a snapshot of these jobs is kept here, in the memory of this process, under a name that the
+form carries. When another process answers, or the snapshot was dropped meanwhile, only the time bounds the action
+(`lowq.Queue.bulk`).
 """
 
 import math
@@ -17,16 +18,16 @@ from lowq.queue import Moments
 
 #: Seconds after which a confirmation is asked for again.
 MAX_AGE = 3600.0
-#: Snapshots that wait for an answer, and the jobs that they remember together; the oldest are dropped.
+#: Snapshots that are kept, and the jobs that they remember together; the oldest are dropped.
 MAX_WAITING, MAX_REMEMBERED = 100, 2_000_000
-#: A count that has changed by more than this part of what was shown is shown anew.
+#: When the number of jobs has changed by more than this part, the question is asked again.
 TOLERANCE = 0.1
 
 _AGAIN = "Nothing was done. Go back to the queue and press the button again: then you are asked again, too."
 
 
 class Snapshots:
-    """Those of pages that ask. Safe for threads."""
+    """The snapshots of confirmation pages. Safe for threads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -49,7 +50,7 @@ class Snapshots:
 
 @dataclass(frozen=True, slots=True)
 class Confirmation:
-    """What somebody was shown who says yes."""
+    """What a confirmation page has shown."""
 
     #: Jobs.
     count: int
@@ -57,12 +58,12 @@ class Confirmation:
     at: float
 
     def outdated(self, count: int, now: float) -> bool:
-        """Whether it must be asked again, since there are so many jobs now."""
+        """Whether the question must be asked again, given the present number of jobs."""
         return now - self.at > MAX_AGE or abs(count - self.count) > self.count * TOLERANCE
 
 
 def confirmation_of(form: Mapping[str, str], now: float) -> Confirmation:
-    """What the form says that its page has shown.
+    """What the page of a form has shown, as the form has it.
 
     Raises:
         ConfigError: it doesn't say so, or something that no page has shown.
@@ -74,7 +75,7 @@ def confirmation_of(form: Mapping[str, str], now: float) -> Confirmation:
         moment = float(at)
     except ValueError:
         moment = math.nan
-    # A second more, as clocks go.
+    # A second more, as clocks differ.
     if not re.fullmatch("[0-9]{1,15}", count, re.ASCII) or not 0 < moment <= now + 1:
         raise lowq.ConfigError(
             f"The form says that its page has shown {count:.30} jobs, as of {at:.30}: no page has done that. {_AGAIN}"
@@ -83,7 +84,7 @@ def confirmation_of(form: Mapping[str, str], now: float) -> Confirmation:
 
 
 def snapshot_of(form: Mapping[str, str], given: Confirmation, snapshots: Snapshots) -> "lowq.Snapshot | float":
-    """What bounds the action: the snapshot that the page was made of, or its time if that is not here any more.
+    """What bounds the action: the snapshot of the page, or its time if the snapshot is not here any more.
 
     Raises:
         ConfigError: the page has shown something else than the form says.
@@ -105,7 +106,7 @@ def encode_moments(moments: Moments) -> str:
 
 
 def moments_of(fields: Sequence[tuple[str, str]], ids: Sequence[str]) -> dict[str, Moments]:
-    """What the form says of the ids that it names, in their order.
+    """The times of the ids in a form, in their order.
 
     Raises:
         ConfigError: it doesn't, or not of each.

@@ -1,4 +1,4 @@
-"""Connections to the dashboard's own server: how many there may be, and how long each may keep it waiting.
+"""Limits for connections to the dashboard's own server: their number, and how long each may keep it waiting.
 
 ::
 
@@ -10,7 +10,7 @@
         |    between two requests                                uvicorn's keep-alive, 5 seconds
         +--> closed
 
-What an application is served by otherwise, a proxy or another server, has bounds of its own.
+A proxy or another server has limits of its own.
 """
 
 import asyncio
@@ -41,7 +41,7 @@ def bounded(most: int) -> type[asyncio.Protocol]:
 
 
 class _Bounded(H11Protocol):
-    """uvicorn's protocol with a limit for what is awaited of the other side. It belongs to the event loop."""
+    """uvicorn's protocol, with time limits for the client. It belongs to the event loop."""
 
     most = CONNECTIONS
 
@@ -79,7 +79,7 @@ class _Bounded(H11Protocol):
 
 
 class _Awaited:
-    """What is awaited of the other side of a connection, and the timer that ends the wait.
+    """What the client of a connection has to do next, and the timer that ends the wait for it.
 
     An object of its own, as uvicorn's protocol may come to use any private name.
     """
@@ -87,11 +87,12 @@ class _Awaited:
     def __init__(self, protocol: _Bounded) -> None:
         self._protocol = protocol
         self._timer: asyncio.TimerHandle | None = None
-        #: Of which request, and what of it. None: nothing, or what uvicorn itself bounds.
+        #: A request, and the part of it that is awaited. None: nothing is, or uvicorn itself limits the wait.
         self._what: tuple[object, str] | None = None
 
     def update(self) -> None:
-        """Starts the timer when something else is awaited than before: what comes drop by drop gets no more time."""
+        """Restarts the timer when something else is awaited than before. A client that sends byte by byte gets no more
+        time."""
         what = self._now()
         if what == self._what:
             return
@@ -101,7 +102,7 @@ class _Awaited:
             self._start(what)
 
     def stop(self) -> None:
-        """Nothing is awaited any more."""
+        """Stops the timer."""
         self._what = None
         if self._timer is not None:
             self._timer.cancel()
@@ -113,7 +114,7 @@ class _Awaited:
         self._timer = self._protocol.loop.call_later(seconds, self._overdue, unsent)
 
     def _now(self) -> tuple[object, str] | None:
-        """Of the latest request: what of it, or of its answer, is awaited of the other side."""
+        """The latest request, and the part of it, or of its answer, that is awaited of the client."""
         protocol = self._protocol
         if protocol.transport.get_write_buffer_size():
             return protocol.cycle, "reader"
@@ -126,12 +127,12 @@ class _Awaited:
     def _overdue(self, unsent: int) -> None:
         if self._what is not None and self._what[1] == "reader":
             left = self._protocol.transport.get_write_buffer_size()
-            if left == 0:  # nothing tells when the last of it went
+            if left == 0:  # there is no event for the last byte
                 self.stop()
                 self.update()
                 return
             if left < unsent:
                 self._start(self._what)
                 return
-        # Whatever is there still is of no use to anybody; a `close` would wait until it is taken.
+        # What is unsent is of no use to anybody, and `close` would wait until it is sent.
         self._protocol.transport.abort()

@@ -1,4 +1,4 @@
-"""What the handlers of one application share."""
+"""The objects that all handlers of one application use."""
 
 from dataclasses import dataclass, field
 
@@ -18,14 +18,14 @@ from lowq_web.threads import ConcurrencyLimit, Threads
 class AppContext:
     """What the handlers of one application share: `context_of` finds it."""
 
-    #: With connections of its own: `close` closes those, and not the host application's.
+    #: It has connections of its own; `close` closes only these, not those of the host application.
     app: lowq.Lowq
     stats_cache: StatsCache
     tasks: Tasks
     actions: Actions
     redact: Redact
     threads: Threads
-    #: Of what looks at every id, and of pages that are live.
+    #: Limits for scans of all ids, and for streams of live pages.
     scans: ConcurrencyLimit
     streams: ConcurrencyLimit
     notices: Notices = field(default_factory=Notices)
@@ -33,10 +33,10 @@ class AppContext:
 
 
 def queue_of(request: Request) -> lowq.Queue:
-    """The queue that the path names. Redis is asked for it once a request.
+    """The queue in the path of the request. Redis is asked for it once a request.
 
     Raises:
-        UnknownQueueError: nobody has used it yet, or could.
+        UnknownQueueError: it was never used, or its name is invalid.
     """
     found: lowq.Queue | None = getattr(request.state, "queue", None)
     if found is None:
@@ -44,7 +44,7 @@ def queue_of(request: Request) -> lowq.Queue:
             found = context_of(request).app.queue(request.path_params["queue"])
         except lowq.ConfigError as error:
             raise lowq.UnknownQueueError(f"there is no such queue: {error}") from None
-        found.shards_count  # noqa: B018 - asks for it
+        found.shards_count  # noqa: B018 - reads it, which raises if there is none
         request.state.queue = found
     return found
 

@@ -1,4 +1,4 @@
-"""The fields that a request carries, in its address or in a form. Ids among them may be of any bytes."""
+"""The fields of a request, in its address or in a form. Ids among them may be of any bytes."""
 
 from urllib.parse import parse_qsl
 

@@ -1,6 +1,6 @@
-"""What people do, written into the log before it is done, and once more when it is known what became of it.
+"""Actions of people, written into the audit log before they begin, and again with their outcome.
 
-The log in Redis is bounded, so that whoever may act can roll it out. `logging` is told each entry as well.
+The log in Redis is bounded, so whoever may act can push old entries out of it. `logging` gets each entry as well.
 """
 
 import contextlib
@@ -12,23 +12,23 @@ from typing import Any
 import lowq
 
 log = logging.getLogger(__name__)
-#: Is told every entry, at level INFO: one line of JSON, pure ASCII, with the fields of an `AuditEntry`.
-told = logging.getLogger("lowq_web.audit")
+#: Gets every entry, at level INFO: one line of JSON, pure ASCII, with the fields of an `AuditEntry`.
+audit_log = logging.getLogger("lowq_web.audit")
 
 
 def say(who: str, action: str, target: str, count: int | None, detail: Mapping[str, Any]) -> None:
-    """An entry, to `logging`. Never fails: what is to be done, or was, does not depend on who is told of it."""
+    """Writes an entry to `logging`. Never fails: no handler or filter of the application can prevent an action."""
     entry = {"who": who, "action": action, "target": target, "count": count, "detail": detail}
     with contextlib.suppress(Exception):  # a handler or filter of the application
-        told.info("%s", json.dumps(entry, default=str))
+        audit_log.info("%s", json.dumps(entry, default=str))
 
 
 class Entry:
-    """A line of the log. While something is being done it says "started", and so it stays if we don't come to say how
-    it ended: Redis went away, or this process did. Then it replaces itself.
+    """An entry of the audit log. Its outcome is "started" until the action ends; then a new entry replaces it. It stays
+    "started" when Redis or this process dies in between.
 
     Raises:
-        RedisUnavailable, RedisRefused: it can't be written, so nothing may be done.
+        RedisUnavailable, RedisRefused: it can't be written, so the action must not begin.
     """
 
     def __init__(self, app: lowq.Lowq, who: str, action: str, target: str, detail: Mapping[str, Any]) -> None:
@@ -37,11 +37,11 @@ class Entry:
         self._detail = dict(detail)
         begun = {**self._detail, "outcome": "started"}
         self._token = app.note(*self._says, None, begun)
-        say(*self._says, None, begun)  # not before: without the entry in Redis nothing is done
+        say(*self._says, None, begun)  # not before: without the entry in Redis the action does not begin
 
     def ended(self, count: int | None, more: Mapping[str, Any]) -> None:
-        """To how many jobs it was done, and what else there is to say. Never fails: to say that what was done has
-        failed would have it done twice.
+        """Replaces the entry by its outcome: the number of jobs, and details. Never fails: an error after the action
+        was done would have it done twice.
         """
         detail = {**self._detail, **more}
         say(*self._says, count, detail)

@@ -1,4 +1,4 @@
-"""Which jobs of a queue a page or a request asks for: read from an address, and written into one."""
+"""Which jobs of a queue a page or a request asks for: parsed from an address, and written into one."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -16,13 +16,13 @@ STATES: tuple[State, ...] = get_args(State)
 ORDERS = ("perform_at", "retry_count", "buried_at", "id")
 #: Jobs of a page.
 LIMIT = 50
-#: Failed jobs up to which those whose retry is to come are counted; above, all failed ones are told.
+#: Failed jobs up to which those whose retry is to come are counted; above, all failed ones are shown.
 COUNTED = 5000
 
 
 @dataclass(frozen=True, slots=True)
 class JobQuery:
-    """What is asked for. `given` is how it was typed, for addresses and forms."""
+    """Which jobs, in which order. `given` is how it was typed, for addresses and forms."""
 
     filter: JobFilter
     after: str | None
@@ -31,11 +31,11 @@ class JobQuery:
 
     @property
     def scans(self) -> bool:
-        """Whether more ids are looked at than are shown: all of them, or those that the state leaves out."""
+        """Whether more ids are read than are shown: all of them, or those in another state."""
         asked = self.filter
         if asked.match or asked.order == "id" or asked.state in ("taken", "scheduled", "retrying"):
             return True
-        # Those that never failed are in no such order.
+        # Jobs that never failed are not in the set of retries.
         only_failed = asked.state is None and asked.low > -1
         return asked.order == "retry_count" and not only_failed
 
@@ -54,15 +54,15 @@ class JobQuery:
         return {**{name: value for name, value in self.given.items() if name not in names}, **more}
 
     def pages(self, queue: lowq.Queue) -> Iterator[lowq.Page | None]:
-        """The page, and before it what of it is known so far; None while it is looked for and nothing new is found.
+        """The page as far as it is known, again and again; None while nothing new is found. The last one is complete.
 
         Raises:
-            ConfigError: what is asked for makes no sense.
+            ConfigError: the query makes no sense.
         """
         return _news(queue.jobs_in_steps(self.filter, limit=self.limit, after=self.after))
 
     def meant_by(self, action: ActionName) -> JobFilter:
-        """What a bulk action on all that is listed is told.
+        """The filter of a bulk action on all that is listed.
 
         Raises:
             ConfigError: it can't be done to these, or they are bounded by something else than time.
@@ -79,13 +79,13 @@ def _news(pages: Iterator[lowq.Page]) -> Iterator[lowq.Page | None]:
         else:
             shown = page
             yield page
-    if page is not shown:  # nothing: only the end of the looking makes that a page
+    if page is not shown:  # nothing was found: an empty page is known only at the end
         yield page
 
 
 def asked_of(query: Mapping[str, str], now: float) -> JobQuery:
-    """From the query of a page's address. What is empty counts as absent. Bounds are as the list shows what it is
-    ordered by; in order of ``retry_count`` they are the number of the coming retry, which is one more.
+    """Parses the query of a page's address. Empty values count as absent. Bounds are as the list shows them: in order
+    of ``retry_count`` they are the number of the coming retry, which is one more.
 
     Raises:
         ConfigError: it names what is allowed.
@@ -100,7 +100,7 @@ def asked_of(query: Mapping[str, str], now: float) -> JobQuery:
         raise lowq.ConfigError(f"state={state!r:.50}: it is one of {', '.join(STATES)}, or absent for all that wait")
     if order_by is not None and order_by not in ORDERS:
         raise lowq.ConfigError(f"order_by={order_by!r:.50}: it is one of {', '.join(ORDERS)}")
-    # A sort that the other tabs know and this one doesn't.
+    # The order of another tab that this one does not have.
     if (state == "morgue") == (order_by in ("perform_at", "retry_count")) and order_by not in (None, "id"):
         order_by = None
         given.pop("order_by")
@@ -112,7 +112,7 @@ def asked_of(query: Mapping[str, str], now: float) -> JobQuery:
 
 
 def as_typed(query: Mapping[str, str]) -> JobQuery:
-    """A query that makes no sense, for the form to be filled with."""
+    """An invalid query, to fill the form with."""
     given = {name: query[name] for name in ("match", "reverse", "min", "max") if query.get(name)}
     state = next((state for state in STATES if state == query.get("state")), None)
     order_by = next((order for order in ORDERS if order == query.get("order_by")), None)
@@ -128,7 +128,7 @@ def _bound(asked: JobFilter, name: str, given: str | None, now: float) -> float 
     if given is None or asked.order == "id":
         return given
     try:
-        # The list counts retries as people do: the first one is 1, and what never failed has 0.
+        # The list counts retries from 1; a job that never failed has 0.
         return text.moment(given, now) if asked.by_time else float(given) - 1
     except (ValueError, OverflowError):
         what = "a time: 2027-01-31T12:00Z, Unix seconds, or -2h, +30min" if asked.by_time else "a number"
@@ -137,7 +137,7 @@ def _bound(asked: JobFilter, name: str, given: str | None, now: float) -> float 
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """How many jobs a tab has; not exactly when there are too many to count."""
+    """The number of jobs of a tab; an estimate when there are too many to count."""
 
     number: int
     exact: bool = True
@@ -146,7 +146,7 @@ class Count:
 def tab_counts(queue: lowq.Queue, stats: lowq.Stats) -> dict[str, Count]:
     """State ("": all that wait) -> how many.
 
-    Of jobs that failed, nothing counts those whose retry is still to come: a few are counted one by one.
+    No counter has the failed jobs whose retry is still to come. A few are counted one by one.
     """
     if stats.retries == 0 or stats.due == 0:
         retrying = Count(stats.retries)

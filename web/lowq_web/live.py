@@ -23,13 +23,13 @@ log = logging.getLogger(__name__)
 
 #: Streams that are served at once: each holds a connection.
 MAX_STREAMS = 200
-#: Seconds after which a stream ends. The browser comes again by itself, after so many milliseconds; a server that is to
-#: end waits for its open streams, and would wait for ever.
-LIFETIME, COME_AGAIN = 10.0, 500
+#: Seconds after which a stream ends. The browser reconnects by itself, after so many milliseconds. A server that is
+#: to end waits for its open streams, so they must end.
+LIFETIME, RECONNECT_AFTER = 10.0, 500
 #: Seconds to the next attempt when Redis does not answer.
 RETRY = 3.0
-#: Seconds between two looks whether the server ends.
-LOOK = 0.25
+#: Seconds between two checks whether the server ends.
+CHECK = 0.25
 
 #: What of a queue is sent.
 FIELDS = ("lag", "due", "length", "fresh", "retries", "taken", "morgue_length", "processed", "failed")
@@ -60,14 +60,14 @@ async def _events(request: Request) -> AsyncIterator[str]:
                 yield _event("figures", document(figures))
         if await _closing(state, min(pause, ends - time.monotonic())):
             return
-    yield f"retry: {COME_AGAIN}\n\n"
+    yield f"retry: {RECONNECT_AFTER}\n\n"
 
 
 async def _closing(state: Any, seconds: float) -> bool:
     """Waits, unless the server ends meanwhile: an open stream would keep it from that."""
     while seconds > 0 and not getattr(state, "closing", False):
-        await asyncio.sleep(min(seconds, LOOK))
-        seconds -= LOOK
+        await asyncio.sleep(min(seconds, CHECK))
+        seconds -= CHECK
     return bool(getattr(state, "closing", False))
 
 

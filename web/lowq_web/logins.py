@@ -1,12 +1,12 @@
-"""Guesses of passwords: each costs time, and leaves a line in the log.
+"""Slows down and logs guesses of passwords.
 
 A login that fails makes the next one of that user from that address wait: a quarter of a second, then twice as long
-with each failure, 10 seconds at most. What comes earlier is refused, right or wrong: otherwise a guess would cost
+with each failure, 10 seconds at most. An earlier attempt is refused, right or wrong: otherwise a guess would cost
 nothing. So from an address a user's password is guessed some 8,600 times a day, not 1,000 times a second.
 
-That is not to shut out who shares the address, behind a proxy, with somebody who guesses: other users are not touched,
-and nor is a browser that has logged in as this user before, which it shows by our cookie. Anybody else of that name
-gets in when the guessing has ended for as long as the pause is.
+Somebody who shares the address with a guesser, behind a proxy, is not shut out: other users are not affected, nor is a
+browser that has logged in as this user before, which its cookie shows. Everybody else with that user name can log in
+once the guessing has stopped for the length of the pause.
 """
 
 import ipaddress
@@ -25,10 +25,10 @@ log = logging.getLogger(__name__)
 FIRST_PAUSE, LONGEST_PAUSE = 0.25, 10.0
 #: Seconds after which a failure is forgotten.
 FORGOTTEN = 900.0
-#: Pairs of address and user, and browsers that have logged in, that are remembered: the latest ones.
+#: Remembered pairs of address and user, and remembered browsers that have logged in; older ones are dropped.
 REMEMBERED = 10_000
 
-#: Characters by which users are told apart here.
+#: Characters of a user name that are compared here.
 _LONGEST = 100
 
 
@@ -49,7 +49,7 @@ class Logins:
         self._known: OrderedDict[tuple[str, str], None] = OrderedDict()
 
     def pause(self, address: str, user: str, token: str) -> float:
-        """Seconds until this may be tried; 0: now."""
+        """Seconds until the next attempt is allowed; 0: now."""
         user = user[:_LONGEST]
         with self._lock:
             if (token, user) in self._known:
@@ -61,11 +61,11 @@ class Logins:
             return max(failures.last + min(FIRST_PAUSE * doubled, LONGEST_PAUSE) - self._clock(), 0.0)
 
     def failed(self, address: str, user: str, token: str) -> None:
-        """It was tried, and is wrong."""
+        """A login failed."""
         user = user[:_LONGEST]
         with self._lock:
             now = self._clock()
-            # What it knew is wrong now: the password was changed, or it is somebody else's turn.
+            # This browser has no right password any more: it was changed, or somebody else uses the browser.
             self._known.pop((token, user), None)
             failures = self._failures.pop((address, user), None)
             if failures is None or now - failures.last >= FORGOTTEN:
@@ -79,7 +79,7 @@ class Logins:
         )  # fmt: skip
 
     def succeeded(self, user: str, token: str) -> None:
-        """It was tried, and is right. What failed before is not forgotten: that may have been somebody else."""
+        """A login succeeded. Failures before it are not forgotten: they may have been somebody else's."""
         if token:
             with self._lock:
                 _remember(self._known, (token, user[:_LONGEST]), None)
@@ -93,7 +93,7 @@ def _remember(known: OrderedDict[tuple[str, str], Any], key: tuple[str, str], va
 
 
 def network_of(address: str) -> str:
-    """Whom an address stands for: of IPv6 everybody has a network of them."""
+    """The address, or for IPv6 its /64 network: one client has that many addresses."""
     try:
         parsed = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:

@@ -1,8 +1,7 @@
-"""What a page says once: what was just done, or what could not be.
+"""Notices: a message about the action that was just done, or could not be, shown once.
 
-The page that a form leads to shows it, and only that one: neither a reload nor a bookmark says it again, and no
-address that somebody made up says anything. It is kept in the memory of this process; when another one answers, only
-the notice is missing.
+The page that a form redirects to shows it, and no other: neither a reload nor a bookmark shows it again, and a made-up
+address shows nothing. It is kept in the memory of this process; when another one answers, only the notice is missing.
 """
 
 import secrets
@@ -15,10 +14,10 @@ MAX_WAITING = 200
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """A sentence for whoever pressed the button."""
+    """A sentence for the user who sent the form."""
 
     text: str
-    #: It was not done.
+    #: Nothing was done.
     form_error: bool = False
 
 

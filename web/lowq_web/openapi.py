@@ -1,4 +1,4 @@
-"""What the API is, in OpenAPI's words, and a check of documents against its schemas.
+"""The description of the API in OpenAPI, and a check of documents against its schemas.
 
 The schemas are part of what is promised, so they are written out here, not derived from the code that must keep them;
 a test sends requests of all kinds and compares.
@@ -176,7 +176,7 @@ ACTED = obj(
 FOUND = obj({"found": _list(obj({"queue": _TEXT, "states": _list(_TEXT)}))})
 COUNT = obj({"count": _INT, "at": {"type": "number", "description": "As of when, by Redis's clock"}})
 PAUSED = obj({"paused": _BOOL, "changed": _BOOL})
-TOLD = obj({"told": _TEXT})
+SENT = obj({"sent": _TEXT})
 NODES = obj({"nodes": _list({"type": "object", "required": ["name", "heartbeat_at", "seconds_ago", "host", "pid"]})})
 TASK = obj(
     {
@@ -226,15 +226,15 @@ _ERROR = obj({"error": _TEXT})
 
 #: Status -> what it means, for every endpoint, as far as it applies.
 _ERRORS = {
-    400: "What was sent makes no sense; the error says what would",
-    401: "Who asks is not known",
-    403: "Who asks may not do this, or a page of another site has sent it",
+    400: "The request is malformed; the error says what is expected",
+    401: "A user and a password are needed",
+    403: "This user may not do this, or a page of another site has sent it",
     404: "There is no such queue, node or task",
     409: "More jobs match than at_most says",
-    413: "What was sent is too large",
-    415: "What was sent is no JSON document",
-    429: "As many tasks run as may, or as many look through all ids; or too many logins have failed",
-    500: "A fault of the dashboard, or data of others among ours",
+    413: "The request is too large",
+    415: "The request is no JSON document",
+    429: "Too many tasks or scans of all ids run already, or too many logins have failed",
+    500: "A bug of the dashboard, or keys in Redis that another program has written",
     503: "Redis does not answer",
 }
 

@@ -1,4 +1,4 @@
-"""What nobody is to see in payloads."""
+"""Masks fields of payloads."""
 
 from collections.abc import Callable, Iterable
 from fnmatch import fnmatchcase
@@ -10,7 +10,7 @@ import lowq
 Redact = Callable[[Any], Any]
 
 MASK = "•••"
-#: How the queue's handle shows a payload that can't be decoded: its fields can't be told, so nothing of it is shown.
+#: How the queue's handle shows a payload that can't be decoded: its fields are not known, so nothing of it is shown.
 _UNDECODABLE = "undecodable payload: "
 
 
@@ -42,7 +42,7 @@ def _safely(function: Redact) -> Redact:
         try:
             return function(payload)
         except Exception:
-            return MASK  # rather too little than too much; a payload may be nested too deep
+            return MASK  # nothing is shown rather than too much; a payload may be nested too deep
 
     return redact
 

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 import lowq
 
-#: Coming retries that are told.
-RETRIES_TOLD = 5
+#: Coming retries that are shown.
+MAX_RETRIES_SHOWN = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ def _retries(job: lowq.Job, most: int, now: float) -> list[Retry]:
     at = job.perform_at or 0.0
     found = [Retry(job.retry_count + 1, at, at)]
     earliest = latest = max(at, now)
-    for count in range(job.retry_count + 1, min(most, job.retry_count + RETRIES_TOLD)):
+    for count in range(job.retry_count + 1, min(most, job.retry_count + MAX_RETRIES_SHOWN)):
         least = count**4 + 15
         earliest, latest = earliest + least, latest + least + 30 * (count + 1)
         found.append(Retry(count + 1, earliest, latest))

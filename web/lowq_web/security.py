@@ -1,4 +1,4 @@
-"""Who may do what: everything that stands between a request and the pages.
+"""Access control: everything between a request and the pages.
 
 ::
 
@@ -10,7 +10,7 @@
             -> not GET: sent by one of our own pages, or by no browser                    -> or 403
             -> the routes
 
-Every answer gets the headers that keep browsers from running, framing or storing what is not ours.
+Every answer gets the headers that keep browsers from running, framing or storing what must not be.
 """
 
 import base64
@@ -61,29 +61,28 @@ _HEADERS = {
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
 }
-#: What proxies add to a request; and what their headers begin with.
+#: Headers that proxies add to a request; and prefixes of such headers.
 _FORWARDED = ("forwarded", "via", "x-real-ip", "x-client-ip", "true-client-ip", "x-cluster-client-ip")
 _FORWARDING = ("x-forwarded-", "x-original-", "x-envoy-", "cf-")
-#: Our token in the header Cookie, as `secrets.token_urlsafe` makes it: nothing else is parsed of what others send.
+#: Our token in the header Cookie, as `secrets.token_urlsafe` makes it: no other cookie is parsed.
 _COOKIE = re.compile(rf"(?:^|;)\s*{TOKEN}=([A-Za-z0-9_-]{{32}})\s*(?:;|$)")
 
 
 @dataclass(frozen=True, slots=True)
 class User:
-    """Who asks. The role "read" may look, "admin" may act, too."""
+    """The user of a request. The role "read" may look, "admin" may also act."""
 
     name: str
     role: Role = "admin"
 
 
-#: Tells who asks; None: nobody who may see anything; a response: what they are to get instead, such as the way to the
-#: login. May be async.
+#: Request -> the user; None: may see nothing; a response: is sent instead, such as a redirect to a login. May be async.
 Authenticate = Callable[[Request], User | Response | Awaitable[User | Response | None] | None]
 
 
 @dataclass(frozen=True, slots=True)
 class Visit:
-    """What the guard found out about a request."""
+    """The user, token and body of a request, as the guard has checked them."""
 
     user: User
     #: For forms.
@@ -92,23 +91,23 @@ class Visit:
 
 
 def visit_of(request: Request) -> Visit:
-    """What the guard found out about this request."""
+    """The visit of a request that has passed the guard."""
     visit: Visit = request.scope["lowq_web"]
     return visit
 
 
-# --- who asks ------------------------------------------------------------------------------------------------
+# --- the user ------------------------------------------------------------------------------------------------
 
 
 class BasicAuth:
-    """User and password, as browsers ask for them. ``users``: name -> (password, role). What fails is logged and slows
-    down whoever tries: see `lowq_web.logins`.
+    """User and password, as browsers ask for them. ``users``: name -> (password, role). Failed logins are logged
+    and delay the next ones: see `lowq_web.logins`.
 
     Raises:
         ConfigError: an empty name or password, or an unknown role.
     """
 
-    #: How a client is asked for what it lacks.
+    #: The header WWW-Authenticate of a 401.
     challenge = 'Basic realm="lowq", charset="UTF-8"'
 
     def __init__(self, users: Mapping[str, tuple[str, Role]], *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -126,10 +125,10 @@ class BasicAuth:
             self._users.append((_digest(name), _digest(password), User(name, role)))
 
     def __call__(self, request: Request) -> User | None:
-        """Who asks, or None.
+        """The user, or None.
 
         Raises:
-            HTTPException: 429, so many logins have failed lately that this one was not looked at.
+            HTTPException: 429, too many logins have failed lately; this one was not checked.
         """
         scheme, _, encoded = request.headers.get("authorization", "").partition(" ")
         try:
@@ -154,7 +153,7 @@ class BasicAuth:
 
     def _find(self, name: str, password: str) -> User | None:
         found = None
-        # All of them, and digests of equal length: how long it takes tells nothing.
+        # All of them, and digests of equal length: the time it takes reveals nothing.
         for known_name, known_password, user in self._users:
             right = hmac.compare_digest(known_name, _digest(name)) & hmac.compare_digest(
                 known_password, _digest(password)
@@ -191,7 +190,7 @@ def auth_from_environment() -> BasicAuth | None:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address, or a name, surely leads to this very machine."""
+    """Whether an address or a host name surely means this machine."""
     host = host.strip("[]").rstrip(".").lower()
     if host == "localhost" or host.endswith(".localhost"):
         return True
@@ -204,15 +203,15 @@ def is_loopback(host: str) -> bool:
 
 
 def exposure(scope: Scope) -> str | None:
-    """Why somebody else than people on this machine may be asking; None: surely not.
+    """Why the request may come from another machine; None: it surely does not.
 
-    Judged by each connection, and so however the server was started. A proxy on this machine makes every request look
-    local, so what proxies add counts as well, and so does the name that was asked for: a page elsewhere may have had
-    its own name point here.
+    Checked for each connection, so it holds however the server was started. A proxy on this machine makes every
+    request look local, so the headers of proxies are checked as well. So is the host name of the request: another site
+    may let its own name point to this machine.
     """
     server = scope.get("server")
     if not server:
-        return "the server does not tell its address"
+        return "the server does not say its address"
     host, port = server[0], server[1]
     if port is not None and not is_loopback(host):  # without a port it is the path of a Unix socket
         return f"it was reached at the address {host}"
@@ -226,8 +225,8 @@ def exposure(scope: Scope) -> str | None:
     asked = headers.get("host", "")
     if asked and not is_loopback(_host_of(f"//{asked}")):
         return f"it was asked for by the name {asked[:100]!r}"
-    # A proxy may add nothing. But some speak an old version, and a browser behind it names the page that it comes from
-    # as it knows it: unless that is a link in a page elsewhere.
+    # A proxy may add no header. But some speak HTTP/1.0, and the headers Origin and Referer of a browser behind it have
+    # the address that the browser knows, unless the request follows a link of another site.
     if scope.get("http_version") == "1.0":
         return "the request came through a proxy: it is HTTP/1.0, which no browser speaks"
     for name in ("origin", "referer"):
@@ -238,7 +237,7 @@ def exposure(scope: Scope) -> str | None:
 
 
 def _host_of(address: str) -> str:
-    """The host of an address; empty if there is none, or nobody who means well would write it so."""
+    """The host of an address; empty if it has none, or is written to mislead."""
     try:
         parts = urlsplit(address)
         return "" if "@" in parts.netloc else parts.hostname or ""
@@ -255,7 +254,7 @@ def _is_address(host: str) -> bool:
 
 
 def refuse_bind(host: str) -> str:
-    """What to say when the dashboard is to listen where others can reach it, without authentication."""
+    """The error when the dashboard is to listen where others can reach it, without authentication."""
     return (
         f"the dashboard would be open to everybody who can reach {host}: set LOWQ_WEB_USER and LOWQ_WEB_PASSWORD, "
         "or say --no-auth if something else protects it"
@@ -285,7 +284,7 @@ def checked_origins(origins: Iterable[str]) -> frozenset[str]:
 
 
 def cross_site(headers: Headers, scheme: str, origins: Collection[str] = ()) -> bool | None:
-    """Whether a page of somebody else has sent this; None: the headers don't tell. ``scheme``: ours, http or https;
+    """Whether a page of somebody else has sent this; None: the headers don't say. ``scheme``: ours, http or https;
     ``origins``: our own besides the one that the request names, as `checked_origins` has them.
     """
     sites = headers.getlist("sec-fetch-site")
@@ -300,7 +299,7 @@ def cross_site(headers: Headers, scheme: str, origins: Collection[str] = ()) -> 
 
 
 def _refuse_cross_site(headers: Headers) -> str:
-    """What to say to whom `cross_site` is true of. Their browser may have told the truth, and a proxy not."""
+    """The reason for a refusal by `cross_site`. The browser may be right, and a proxy have changed a header."""
     said = "This was sent by a page of another site."
     origin, host = headers.get("origin", ""), headers.get("host", "")
     if headers.get("sec-fetch-site") or not _host_of(origin):
@@ -323,7 +322,7 @@ def _has_token(headers: Headers, body: bytes | bytearray) -> bool:
 
 
 def is_json(headers: Headers) -> bool:
-    """Whether what was sent is said to be a JSON document."""
+    """Whether the Content-Type is JSON."""
     return headers.get("content-type", "").partition(";")[0].strip().lower() == "application/json"
 
 
@@ -336,7 +335,7 @@ def _cookie(headers: Headers) -> str:
 
 
 class Guard:
-    """The middleware around all routes. ``auth`` None: nobody is asked who they are."""
+    """The middleware around all routes. ``auth`` None: there is no authentication."""
 
     def __init__(
         self,
@@ -367,12 +366,12 @@ class Guard:
         try:
             await self._guard(scope, receive, guarded, token or new_token)
         except ClientDisconnect:
-            pass  # whoever sent it has gone in the middle of it: nobody is there to be answered
+            pass  # the client has gone before the request was complete: nobody is there to be answered
         except Exception:
-            # Not a word of it to whoever asked: they may have brought it about.
+            # The client learns nothing of it: it may have caused it on purpose.
             log.exception("%s %.200r failed", scope["method"], scope["path"])
             if not guarded.begun:
-                answer = refusal(Request(scope), 500, "That did not work. The log of the dashboard says why.")
+                answer = refusal(Request(scope), 500, "The request failed. The log of the dashboard says why.")
                 await answer(scope, receive, guarded)
 
     async def _guard(self, scope: Scope, receive: Receive, send: Send, token: str) -> None:
@@ -422,7 +421,7 @@ class Guard:
         return response
 
     async def _asked(self, auth: Authenticate, request: Request) -> Any:
-        """What the callable says. What is not async may take its time: a session is looked up in a database."""
+        """The answer of the callable. One that is not async may take long: it looks up a session in a database."""
         if isinstance(auth, BasicAuth) or _is_async(auth):
             answer: Any = auth(request)
         else:
@@ -430,14 +429,14 @@ class Guard:
         return await answer if inspect.isawaitable(answer) else answer
 
     def _may_look(self, request: Request) -> Response | None:
-        """None, or why not. Links from elsewhere lead here; but nobody else's page may have us work."""
+        """None, or the refusal. Other sites may link to pages here, but not fetch them."""
         elsewhere = set(request.headers.getlist("sec-fetch-site")) - {"same-origin", "same-site", "none"}
         if elsewhere and request.headers.get("sec-fetch-mode") != "navigate":
             return refusal(request, 403, "This was asked for by a page of another site.")
         return None
 
     async def _may_act(self, request: Request, user: User) -> tuple[Response | None, bytes]:
-        """None, and the body; or why not."""
+        """None and the body, or the refusal."""
         if user.role != "admin":
             return refusal(request, 403, f"{user.name} may look, not act: the role is {user.role!r}."), b""
         other = cross_site(request.headers, request.scope.get("scheme", "http"), self._origins)
@@ -466,26 +465,26 @@ def _is_async(function: Any) -> bool:
 
 
 def path_of(scope: Scope) -> str:
-    """The path below the place where we are mounted."""
+    """The path below the place where the dashboard is mounted."""
     path: str = scope["path"]
-    # The place itself is asked for again and again while a request goes inwards: only ours counts.
+    # `root_path` grows while inner routers handle a request; `lowq_root` is that of the dashboard.
     return path.removeprefix(scope.get("lowq_root", scope.get("root_path", "")))
 
 
 def is_for_programs(request: Request) -> bool:
-    """Whether JSON is expected rather than a page."""
+    """Whether the client expects JSON, not a page."""
     return path_of(request.scope).startswith(("/api/", "/healthz", "/metrics", "/live"))
 
 
 def refusal(request: Request, status: int, reason: str) -> Response:
-    """An answer that says no, and why: JSON to programs, text to people."""
+    """An answer with the reason of a refusal: JSON for programs, text for people."""
     if is_for_programs(request):
         return JSONResponse({"error": reason}, status)
     return PlainTextResponse(reason + "\n", status)
 
 
 class _Guarded:
-    """Sends an answer, with the headers that all of ours have."""
+    """Sends an answer with the headers that every answer has."""
 
     def __init__(self, scope: Scope, send: Send, new_token: str) -> None:
         self._scope = scope

@@ -20,9 +20,9 @@ from lowq_web.security import auth_from_environment, is_loopback, refuse_bind
 
 log = logging.getLogger(__name__)
 
-#: Seconds that open pages get when it ends: their streams end by themselves only after some more.
+#: Seconds that open connections get when the server closes.
 GRACE = 1
-#: Connections that the kernel keeps until they are accepted, and that are accepted at once.
+#: Connections that the kernel queues until they are accepted, and that are accepted at once.
 BACKLOG = 32
 #: Open files that are not for connections: Redis's and the loop's, and those being refused. That takes the loop some
 #: four turns, in each of which it may accept others.
@@ -30,11 +30,11 @@ OTHER_FILES = 4 * BACKLOG + 64
 
 
 class Server:
-    """Listens when it is made: so it is known at once whether that works.
+    """Listens from its construction on, so that an address that does not work is known at once.
 
     ``root_path``: the path below which others see it, through a proxy that strips it: ``/ops/lowq``.
-    ``max_connections``: at a time; more are refused, and so that there are files for them, it may be less. ``health``:
-    why the process that it is part of is not well, or None; for /healthz.
+    ``max_connections``: at a time; more are refused. It is lowered when the process may not open that many files.
+    ``health``: for /healthz, why the process that this is part of is not well, or None.
 
     Raises:
         ConfigError: the address can't be listened on, or others could reach it and there is no authentication.
@@ -72,7 +72,7 @@ class Server:
             lifespan="off",
             root_path=root_path.rstrip("/"),
             server_header=False,
-            # What a proxy says of the client is for the guard to judge, not to be believed.
+            # The headers of a proxy are for the guard to check; uvicorn must not trust them.
             proxy_headers=False,
         )
         self._server = _Uvicorn(config, application)
@@ -103,8 +103,9 @@ class _Uvicorn(uvicorn.Server):
 
 def _listen(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # With its protocol said, unlike `socket.create_server` does: asyncio switches Nagle's algorithm off only for what
-    # it knows to be TCP, and headers and body, which are written one after the other, would be 40 ms apart.
+    # With its protocol, which `socket.create_server` leaves out: asyncio switches Nagle's algorithm off only
+    # for sockets that it knows to be TCP. Otherwise headers and body, which are written one after the other, are 40 ms
+    # apart.
     listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         # A restarted process may have the port again at once.
@@ -120,7 +121,7 @@ def _listen(host: str, port: int) -> socket.socket:
 
 
 def _affordable(connections: int) -> int:
-    """As many as asked for, or fewer when this process may not have that many files open."""
+    """The number asked for, or less when this process may not have that many files open."""
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = connections if files == resource.RLIM_INFINITY else min(connections, max(files - OTHER_FILES, 1))
     if most < connections:

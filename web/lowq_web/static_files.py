@@ -32,7 +32,7 @@ class StaticFile:
 
 @functools.cache
 def files() -> Mapping[str, StaticFile]:
-    """All of them, by name."""
+    """All static files, by name."""
     found = {}
     for path in resources.files("lowq_web").joinpath("static").iterdir():
         if path.is_file():
@@ -44,12 +44,12 @@ def files() -> Mapping[str, StaticFile]:
 
 
 async def static(request: Request) -> Response:
-    """One of them. Without its version, or with another, it has to be asked for each time whether it is still right."""
+    """One of them. A browser must revalidate it each time if the address has no version, or another one."""
     file = files().get(request.path_params["name"])
     if file is None:
         raise HTTPException(404)
     fresh = request.query_params.get("v") == file.version
-    # Weak: it is the same file with and without gzip, and not the same bytes.
+    # Weak: with and without gzip it is the same file, but not the same bytes.
     tag = f'W/"{file.version}"'
     headers = {
         "cache-control": "private, max-age=31536000, immutable" if fresh else "no-cache",

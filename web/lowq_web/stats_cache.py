@@ -1,7 +1,10 @@
-"""The latest figures of all queues, read once for everybody who watches.
+"""The latest figures of all queues, read once for all viewers.
 
-A look costs Redis some 20 microseconds a shard. So it is taken no oftener than every two seconds, and with many shards
-less often: whatever the number of shards and viewers, watching takes less than half a percent of Redis's time.
+Reading them costs Redis some 20 microseconds a shard. So they are read at most every two seconds, and less often with
+many shards: whatever the number of shards and viewers, watching takes less than half a percent of Redis's time.
+
+A `Snapshot` here is figures of all queues. It is not `lowq.Snapshot`, the jobs that a bulk action is bound to: no file
+imports this one and uses the other.
 """
 
 import threading
@@ -14,13 +17,13 @@ import lowq
 from lowq.store.scripts import time_of
 from lowq_web.single_flight import SingleFlight
 
-#: Seconds between two looks, at least, and for each shard.
+#: Seconds between two reads, at least, and for each shard.
 INTERVAL, PER_SHARD = 2.0, 0.005
-#: Seconds that a history is kept: its finest stretches are 10 s long. And that of all queues, for each of them.
+#: Seconds that a history is kept, as its finest intervals are 10 s long; and the history of all queues, per queue.
 HISTORY_AGE, PER_HISTORY = 8.0, 0.04
-#: Seconds for which Redis is taken to be well after it has told the time.
+#: Seconds for which Redis counts as available after it has answered TIME.
 CLOCK_AGE = 1.0
-#: Seconds that the time may take, and everything else: then whoever asked is told that Redis does not answer.
+#: Seconds that TIME may take, and everything else, before `RedisUnavailable` is raised.
 CLOCK_PATIENCE, PATIENCE = 2.0, 10.0
 #: Histories that are kept.
 MAX_HISTORIES = 200
@@ -47,7 +50,7 @@ class Total:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A look at all queues."""
+    """The figures of all queues at one moment."""
 
     #: Unix time, seconds, by the server's clock; and monotonic, of this machine.
     at: float
@@ -56,26 +59,26 @@ class Snapshot:
     interval: float
     queues: tuple[lowq.QueueOverview, ...]
     total: Total
-    #: queue -> (performed, failed) per second since the look before; "" is all of them. Empty at the first look.
+    #: queue -> (performed, failed) per second since the snapshot before; "" is all of them. Empty in the first.
     rates: dict[str, tuple[float, float]] = field(default_factory=dict)
 
 
 class StatsCache:
-    """Safe for threads. What it tells is read once for all who ask; see `SingleFlight`."""
+    """Safe for threads. Each value is read once for all callers; see `SingleFlight`."""
 
     def __init__(self, app: lowq.Lowq) -> None:
         self._app = app
         self._lock = threading.Lock()
         self._latest: Snapshot | None = None
-        self._figures = SingleFlight(self._look, lambda figures: figures.interval, PATIENCE)
+        self._figures = SingleFlight(self._read, lambda figures: figures.interval, PATIENCE)
         #: Seconds that the server's clock is ahead of ours.
         self._ahead = 0.0
         self._clock = SingleFlight(self._measure, lambda _: CLOCK_AGE, CLOCK_PATIENCE)
         self._histories: dict[tuple[str, lowq.Span], SingleFlight[lowq.History]] = {}
 
     async def alive(self) -> None:
-        """Redis answers, or did a moment ago. Checked before everything else: so that requests end at once when it
-        hangs, not each after a time-out of its own, in a thread that others wait for.
+        """Raises unless Redis answers, or did a moment ago. Checked before everything else, so that requests end at
+        once when Redis hangs, not each after a timeout of its own in a thread that others wait for.
 
         Raises:
             RedisUnavailable, RedisRefused
@@ -100,7 +103,7 @@ class StatsCache:
         return await self._figures.wait()
 
     def stats(self, queue: lowq.Queue) -> lowq.Stats:
-        """A queue in figures: as they are now, but of very many shards as they were at the latest look.
+        """The figures of a queue: as they are now, but with very many shards those of the latest snapshot.
 
         Raises:
             UnknownQueueError, RedisUnavailable, RedisRefused
@@ -112,7 +115,7 @@ class StatsCache:
         return queue.stats()
 
     def shards(self, queue: lowq.Queue) -> list[lowq.ShardInfo]:
-        """Its shards; of very many as they were at the latest look.
+        """Its shards; very many as of the latest snapshot.
 
         Raises:
             UnknownQueueError, RedisUnavailable, RedisRefused
@@ -133,7 +136,7 @@ class StatsCache:
         return time.time() + self._ahead
 
     def redis_time(self) -> float:
-        """Unix time, seconds, as the server tells it just now: what bounds an action must be no guess.
+        """Unix time, seconds, read from the server now: what bounds an action must be exact.
 
         Raises:
             RedisUnavailable, RedisRefused
@@ -141,7 +144,7 @@ class StatsCache:
         return time_of(self._app.client.command("TIME"))
 
     def forget(self) -> None:
-        """Something was changed: the next one who asks shall see it."""
+        """Drops the latest figures, as something was changed: the next caller sees it."""
         self._figures.forget()
 
     def history(self, queue: str, span: lowq.Span) -> lowq.History:
@@ -161,14 +164,14 @@ class StatsCache:
 
     def _measure(self) -> None:
         before = time.time()
-        told = time_of(self._app.client.command("TIME"))
-        # It was told somewhere between; a slow answer says less than what is known already.
+        said = time_of(self._app.client.command("TIME"))
+        # The server read its clock somewhere between. A slow answer is less exact than what is known already.
         after = time.time()
         if after - before < 1 or not self._ahead:
-            self._ahead = told - (before + after) / 2
+            self._ahead = said - (before + after) / 2
 
-    def _look(self) -> Snapshot:
-        figures = _look(self._app, self._latest, self.now())
+    def _read(self) -> Snapshot:
+        figures = _read_snapshot(self._app, self._latest, self.now())
         self._latest = figures
         return figures
 
@@ -182,12 +185,12 @@ class StatsCache:
             handle = self._app.queue(queue)
             handle.shards_count  # noqa: B018 - raises for a queue that nobody has used
             return handle.rates(span)
-        # One moment for all of them, so that the sum lacks nobody at its end.
+        # One moment for all of them, so that the end of the sum has every queue.
         now = self.now()
         return add_up(span, [self._app.queue(info.name).rates(span, now=now) for info in self._app.queues()])
 
 
-def _look(app: lowq.Lowq, before: Snapshot | None, at: float) -> Snapshot:
+def _read_snapshot(app: lowq.Lowq, before: Snapshot | None, at: float) -> Snapshot:
     queues = tuple(app.overview())
     now = time.monotonic()
     shards = sum(len(item.shards) for item in queues)
@@ -220,11 +223,11 @@ def add_up(span: lowq.Span, histories: Sequence[lowq.History]) -> lowq.History:
         return lowq.History(span, 0, [])
     by_time: dict[float, list[lowq.Rate]] = {}
     for history in histories:
-        for stretch in history.rates:
-            by_time.setdefault(stretch.at, []).append(stretch)
+        for interval in history.rates:
+            by_time.setdefault(interval.at, []).append(interval)
 
-    def summed(at: float, stretches: list[lowq.Rate]) -> lowq.Rate:
-        known = [item for item in stretches if item.processed is not None]
+    def summed(at: float, rates: list[lowq.Rate]) -> lowq.Rate:
+        known = [item for item in rates if item.processed is not None]
         if not known:
             return lowq.Rate(at, None, None, None)
         return lowq.Rate(

@@ -1,4 +1,4 @@
-"""Values as words: numbers, times, payloads. Nothing here is HTML; templates escape what comes from here."""
+"""Values as text: numbers, times, payloads. Nothing here is HTML; templates escape what comes from here."""
 
 import json
 import math
@@ -44,7 +44,7 @@ def bytes_of(value: float) -> str:
 
 
 def iso(at: float) -> str:
-    """``2026-11-21T12:00:00.123Z``; empty for what no calendar has."""
+    """``2026-11-21T12:00:00.123Z``; empty for a time that no calendar has."""
     try:
         return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
     except (OverflowError, OSError, ValueError):
@@ -57,7 +57,7 @@ def utc(at: float) -> str:
 
 
 def moment(text: str, now: float) -> float:
-    """Unix time in seconds from that, from ISO 8601 (UTC when it names no zone), or from ``-2h``, ``+30 min``.
+    """Parses Unix time in seconds, ISO 8601 (UTC when it names no zone), ``-2h`` or ``+30 min`` into Unix time.
 
     Raises:
         ValueError: it is none of these.
@@ -78,7 +78,7 @@ def moment(text: str, now: float) -> float:
 
 
 def score(value: float) -> str:
-    """A score as it was given, as far as a float tells: 7, not 7.0."""
+    """A score as it was given, as far as a float has it: 7, not 7.0."""
     return str(int(value)) if abs(value) <= 2**53 and value == int(value) else repr(value)
 
 
@@ -99,7 +99,7 @@ def _repr(value: Any) -> str:
 
 
 def preview(value: Any, length: int) -> str:
-    """The beginning of a payload as JSON in one line. Of a large one hardly more than that is looked at."""
+    """The beginning of a payload as JSON in one line. Of a large one hardly more than that is encoded."""
     found, size = [], 0
     try:
         for piece in json.JSONEncoder(ensure_ascii=False, separators=(", ", ": "), default=str).iterencode(value):
@@ -118,13 +118,13 @@ def cut(text: str, length: int) -> str:
 
 
 def last_line(error: str | None) -> str:
-    """What says most of a traceback."""
+    """The last line of a traceback, which has the message."""
     lines = (error or "").strip().splitlines()
     return lines[-1].strip() if lines else ""
 
 
 # --- ids in forms and addresses ------------------------------------------------------------------------------
-# Browsers change line ends and what is not valid text in form fields, so there ids are escaped once more.
+# Browsers change line ends and invalid text in form fields, so ids are escaped once more there.
 
 
 def encode_id(job_id: str) -> str:

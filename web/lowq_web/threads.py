@@ -1,4 +1,4 @@
-"""Where handlers run, and how many at a time: in threads, but never in those of the application that we are part of."""
+"""Where handlers run, and how many at a time: in threads of our own, never in those of the host application."""
 
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -25,13 +25,13 @@ class Threads:
         self._limiter: anyio.CapacityLimiter | None = None
 
     async def run(self, function: Callable[..., T], *args: Any) -> T:
-        """What the function returns or raises. It runs to its end, whoever stops waiting for it."""
+        """What the function returns or raises. It runs to its end, even when nobody waits for it any more."""
         if self._limiter is None:
             self._limiter = anyio.CapacityLimiter(THREADS)  # only an event loop can make one
         return await anyio.to_thread.run_sync(function, *args, limiter=self._limiter)
 
     async def iterate(self, items: Iterator[T]) -> AsyncIterator[T]:
-        """The items, each fetched in a thread. Whoever stops iterating ends them after the current one."""
+        """The items, each fetched in a thread. The iterator is closed when the caller stops iterating."""
         try:
             while True:
                 item: Any = await self.run(next, items, _END)
@@ -45,9 +45,9 @@ class Threads:
 
 
 class ConcurrencyLimit:
-    """How often something may go on at once: as a context manager, for as long as the block takes.
+    """How many of something may run at once. As a context manager it holds one slot for the block.
 
-    ``status`` and ``reason``: the answer to whoever comes when all are taken.
+    ``status`` and ``reason``: the answer when no slot is free.
     """
 
     def __init__(self, most: int, status: int, reason: str) -> None:
@@ -56,10 +56,10 @@ class ConcurrencyLimit:
         self._reason = reason
 
     def take(self) -> None:
-        """One of them.
+        """Takes a slot.
 
         Raises:
-            HTTPException: all are taken.
+            HTTPException: no slot is free.
         """
         if not self._free.acquire(blocking=False):
             raise HTTPException(self._status, self._reason)
@@ -76,14 +76,14 @@ class ConcurrencyLimit:
 
 
 class LimitedStream(StreamingResponse):
-    """A stream that holds a slot while it is sent: until it ends or its viewer has gone. HEAD gets none of it.
+    """A stream that holds a slot while it is sent: until it ends or its viewer has gone. HEAD gets the headers only.
 
-    The slot is taken when sending begins, not when the response is made: one that nobody waits for any more is never
-    sent, and would never give it back. To be sent it needs a slot; without one HTTPException is its answer.
+    The slot is taken when sending begins, not when the response is made: a response that nobody waits for any more is
+    never sent, and would never give its slot back. When no slot is free, an HTTPException is raised.
     """
 
     def __init__(self, slots: ConcurrencyLimit, content: AsyncIterator[Any], media_type: str) -> None:
-        # Some proxies gather an answer before they pass it on, unless they are told not to.
+        # Some proxies gather an answer before they pass it on, unless this header forbids it.
         super().__init__(content, media_type=media_type, headers={"x-accel-buffering": "no"})
         self._slots = slots
 
@@ -97,8 +97,8 @@ class LimitedStream(StreamingResponse):
 
 
 class FinalResult(LimitedStream):
-    """What is known at the end of a search, as one answer; the search ends with whoever asked for it. The items are
-    what is known so far, None: no more than before.
+    """The result of a scan as one answer; the scan stops when its client disconnects. Each item is the result so far,
+    or None if it has not changed.
     """
 
     def __init__(

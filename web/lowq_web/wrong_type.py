@@ -1,4 +1,4 @@
-"""Keys of ours that somebody gave another type: which one it is, for whoever is answered that nothing can be read."""
+"""Finds the key that another program gave a wrong type, for the answer to a request that fails because of it."""
 
 import lowq
 from lowq.store.keys import SHARD_KEYS, kind_of
@@ -25,7 +25,7 @@ def explain(app: lowq.Lowq, error: lowq.ScriptError) -> str | None:
         if found not in ("none", wanted):
             return (
                 f"The key {key!r} in Redis is a {found} and must be a {wanted}: it was written by hand or by another "
-                "program, and nothing that needs it works. Look at it, rename or remove it; `lowq doctor` tells what "
+                "program, and nothing that needs it works. Look at it, rename or remove it; `lowq doctor` shows what "
                 "else is wrong."
             )
     return None

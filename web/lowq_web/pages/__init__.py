@@ -1,8 +1,7 @@
 """Pages: HTML that is complete without JavaScript.
 
-Each module here owns a page, what is said on it and what its buttons do; its template has the same name. It asks the
-queue's handle, turns what it gets into words, and has it filled in by `rendering`. Pages know of each other only what
-the imports say; `rendering` knows none of them.
+Each module here owns a page, its texts and what its buttons do; its template has the same name. It reads from the
+queue's handle, turns values into text, and has `rendering` fill in the template. `rendering` imports no page.
 """
 
 from starlette.routing import Route
@@ -18,7 +17,7 @@ def routes() -> list[Route]:
         Route("/", dashboard.dashboard, name="dashboard"),
         Route("/search", search.search, name="search"),
         Route("/nodes", nodes.nodes, name="nodes"),
-        Route("/nodes/tell", nodes.tell, methods=["POST"], name="tell"),
+        Route("/nodes/command", nodes.command, methods=["POST"], name="command"),
         Route("/audit", audit.audit, name="audit"),
         Route("/tasks", tasks.tasks, name="tasks"),
         Route("/tasks/{task}", tasks.task, name="task"),

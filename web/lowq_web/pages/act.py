@@ -1,4 +1,4 @@
-"""Something done to jobs: at once, or after a page that asks."""
+"""Actions on jobs: at once, or after a confirmation page."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -21,10 +21,10 @@ from lowq_web.tasks import ActionName
 
 
 def act(request: Request) -> Response:
-    """Something done to one id, to those selected, or to all that match: at once, or after a page that asks.
+    """An action on one id, on the selected ones, or on all that match: at once, or after a confirmation page.
 
-    What is done after such a page is what it has shown: it carries the number and the time, nothing newer is touched,
-    and it asks again when the number has changed by more than a tenth.
+    A confirmed action is done to what the page has shown: its form carries the number and the time, nothing newer is
+    touched, and the question is asked again when the number has changed by more than a tenth.
     """
     context, handle, who = context_of(request), queue_of(request), visit_of(request).user.name
     fields = form_of(request)
@@ -34,7 +34,7 @@ def act(request: Request) -> Response:
     if action not in ACTIONS or what not in ("selected", "all", ""):
         raise lowq.ConfigError(f"do={form.get('do')!r:.50} is no action")
     reason = form.get("reason", "").strip()[:300] or None
-    # Where to go back to: only the filter, never an address that somebody sent.
+    # The listing to go back to: built from the filter, never from an address in the form.
     back = {name: form[name] for name in ("state", "match", "order_by", "reverse", "min", "max") if form.get(name)}
     sure = form.get("sure") == "1"
     if what == "all":
@@ -43,7 +43,7 @@ def act(request: Request) -> Response:
             wanted = asked.meant_by(action)
         except lowq.ConfigError as error:
             return redirect(request, "queue", back, form_error=in_words(str(error)), queue=handle.name)
-        # "-2h" would mean another moment when the answer comes.
+        # "-2h" would mean another time when the form is sent.
         back |= {name: repr(bound) for name, bound in (("min", wanted.min), ("max", wanted.max)) if bound}
         confirm = _Confirm(request, handle, action, what, back, reason)
         if not sure:
@@ -81,18 +81,18 @@ def act(request: Request) -> Response:
 
 @dataclass(frozen=True, slots=True)
 class _Confirm:
-    """The page that asks."""
+    """The confirmation page."""
 
     request: Request
     queue: lowq.Queue
     action: ActionName
     what: str
-    #: The filter of the listing that it leads back to.
+    #: The filter of the listing that it links back to.
     back: Mapping[str, str]
     reason: str | None
 
     def of_all(self, asked: JobQuery, wanted: lowq.JobFilter, was: int | None = None) -> Response:
-        """Of all that match. ``was``: how many were shown before, when it asks again."""
+        """For all that match. ``was``: how many were shown before, when the question is asked again."""
         context = context_of(self.request)
         with context.scans:
             found = self.queue.snapshot(self.action, wanted)
@@ -100,7 +100,7 @@ class _Confirm:
         return self._page(found.total, found.at, was, asked=asked, snapshot=name)
 
     def of_ids(self, ids: Sequence[str], was: int | None = None) -> Response:
-        """Of named ids."""
+        """For the given ids."""
         at = context_of(self.request).stats_cache.redis_time()
         moments = self.queue.moments(ids)
         total = sum(waiting is not None or (buried is not None and self.action == "delete")

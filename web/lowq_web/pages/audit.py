@@ -1,4 +1,4 @@
-"""What people did."""
+"""The audit log."""
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -9,7 +9,7 @@ from lowq_web.pages.rendering import render
 
 
 def audit(request: Request) -> Response:
-    """What people did."""
+    """The latest entries of the audit log."""
     return render(
         request,
         "audit.html",

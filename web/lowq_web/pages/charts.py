@@ -1,4 +1,4 @@
-"""The two charts of a page, throughput and lag, and how far back they look."""
+"""The two charts of a page, throughput and lag, and their time span."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -12,7 +12,7 @@ from lowq_web.pages.rendering import url
 
 
 def charts(request: Request, page: str, query: Mapping[str, str], queue: str = "") -> dict[str, Any]:
-    """What the template's `charts` is given, on that page. ``queue``: "" for all queues together."""
+    """The arguments of the macro `charts` of that page. ``queue``: "" for all queues together."""
     span = _span(query)
     rates = context_of(request).stats_cache.history(queue, span).rates
     return {

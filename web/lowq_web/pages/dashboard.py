@@ -1,4 +1,4 @@
-"""All queues: figures, warnings, what is hot."""
+"""All queues: figures, warnings, the hottest shards."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from lowq_web.pages.rendering import render
 
 #: Queues that are shown.
 MAX_QUEUES = 500
-#: Seconds of lag above which shards without an owner are worth a warning: a deploy takes a few.
+#: Seconds of lag above which a shard without an owner is a warning: during a deploy it is normal for a few.
 OWNERLESS_LAG = 10.0
 
 _SORTS = {
@@ -72,7 +72,7 @@ class Unworked:
 
     @property
     def wholly(self) -> bool:
-        """No node works it at all."""
+        """Whether no node works it at all."""
         return self.shards == self.of
 
 

@@ -1,4 +1,4 @@
-"""Everything that is known of an id."""
+"""The page of an id."""
 
 from starlette.requests import Request
 from starlette.responses import Response

@@ -1,4 +1,4 @@
-"""The nodes that live, and what they are told."""
+"""The nodes that live, and the commands that are sent to them."""
 
 from collections.abc import Sequence
 
@@ -11,7 +11,7 @@ from lowq_web.fields import form_of
 from lowq_web.pages.rendering import redirect, render
 from lowq_web.security import visit_of
 
-_TOLD = {"quiet": "told to go quiet", "stop": "told to stop"}
+_COMMANDS = ("quiet", "stop")
 
 
 def nodes(request: Request) -> Response:
@@ -19,17 +19,17 @@ def nodes(request: Request) -> Response:
     return render(request, "nodes.html", nodes=context_of(request).app.nodes())
 
 
-def tell(request: Request) -> Response:
-    """A node is told to go quiet or to stop, after a page that asks: neither can be undone from here."""
+def command(request: Request) -> Response:
+    """Sends a node the command to go quiet or to stop, after a confirmation page: neither can be undone from here."""
     context, form = context_of(request), dict(form_of(request))
     name, what = form.get("node", ""), form.get("do", "")
     living = context_of(request).app.nodes()
     node = next((node for node in living if node.name == name), None)
-    if node is not None and what in _TOLD and form.get("sure") != "1":
+    if node is not None and what in _COMMANDS and form.get("sure") != "1":
         others = [other for other in living if other is not node and not other.quiet]
-        return render(request, "tell.html", node=node, what=what, last=not others, alone=_alone(node, others))
-    context.actions.tell(visit_of(request).user.name, name, what)
-    return redirect(request, "nodes", done=f"{name} was {_TOLD[what]}.")
+        return render(request, "command.html", node=node, what=what, last=not others, alone=_alone(node, others))
+    context.actions.send_command(visit_of(request).user.name, name, what)
+    return redirect(request, "nodes", done=f"Sent {what} to {name}.")
 
 
 def _alone(node: lowq.NodeInfo, others: Sequence[lowq.NodeInfo]) -> list[str]:

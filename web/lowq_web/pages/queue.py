@@ -36,7 +36,7 @@ def queue(request: Request) -> Response:
         asked = asked_of(query, now)
         pages = asked.pages(handle)
     except lowq.ConfigError as error:
-        # Said where it was typed, with what was typed.
+        # The error is shown beside the form, which keeps what was typed.
         asked, pages, form_error, status = as_typed(query), iter(()), in_words(str(error)), 400
     stats = context.stats_cache.stats(handle)
     drawn = charts(request, "queue", query, handle.name)
@@ -54,12 +54,12 @@ def queue(request: Request) -> Response:
         **drawn,
     }
     if asked.scans and form_error is None:
-        return stream(request, "queue.html", pages=_told(pages), **values)
+        return stream(request, "queue.html", pages=_with_error(pages), **values)
     return render(request, "queue.html", status, pages=list(pages), **values)
 
 
 def in_words(reason: str) -> str:
-    """A complaint about a field, by the name that the field has on the page."""
+    """The reason of an error, with the label that the field has on the page."""
     parts = re.fullmatch(r"(\w+)=(.+?): it is (.+)", reason, re.DOTALL)
     if parts is None or parts[1] not in _LABELS:
         return reason
@@ -67,7 +67,7 @@ def in_words(reason: str) -> str:
 
 
 def _elsewhere(asked: JobQuery, counts: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Where else ids of the same pattern may be: state, words. How many jobs are there at all would look like hits."""
+    """Other states in which the pattern may match, with their labels. Without numbers, which would look like hits."""
     if not asked.filter.match:
         return []
     here = "" if asked.filter.state is None else asked.filter.state
@@ -75,8 +75,8 @@ def _elsewhere(asked: JobQuery, counts: Mapping[str, Any]) -> list[tuple[str, st
     return [(state, word) for state, word in places if state != here and counts[state].number]
 
 
-def _told(pages: Iterable[lowq.Page | None]) -> Iterator[lowq.Page | str | None]:
-    """The pages, and at last what went wrong: the answer has begun already."""
+def _with_error(pages: Iterable[lowq.Page | None]) -> Iterator[lowq.Page | str | None]:
+    """The pages, and at the end an error as text: the answer has begun already."""
     try:
         yield from pages
     except lowq.LowqError as error:
@@ -92,14 +92,14 @@ def _verbs(asked: JobQuery) -> list[ActionName]:
 
 
 def pause(request: Request) -> Response:
-    """No more jobs are taken."""
+    """Pauses the queue."""
     handle = queue_of(request)
     context_of(request).actions.pause(visit_of(request).user.name, handle.name)
     return redirect(request, "queue", done="Paused.", queue=handle.name)
 
 
 def resume(request: Request) -> Response:
-    """Jobs are taken again."""
+    """Resumes the queue."""
     handle = queue_of(request)
     context_of(request).actions.resume(visit_of(request).user.name, handle.name)
     return redirect(request, *_asked_from(request), done="Resumed.", queue=handle.name)

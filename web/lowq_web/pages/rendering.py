@@ -1,6 +1,6 @@
-"""How a page is made: templates and what they may use, addresses of other pages, and what a page says once.
+"""How a page is made: templates with their filters, addresses of other pages, and notices.
 
-What a template shows is escaped, after everything in it that is no text for the eye has become visible.
+What a template shows is escaped, after control characters and the like have been made visible.
 """
 
 import re
@@ -23,7 +23,7 @@ from lowq_web.security import TOKEN, visit_of
 from lowq_web.static_files import files
 from lowq_web.threads import LimitedStream
 
-#: What a template says where what it has made so far is to be sent.
+#: Marks the place in a template where what is rendered so far is to be sent.
 _FLUSH = "\x00flush\x00"
 #: Where a word of a name ends: order_sync, Order-Sync, OrderSync.
 _WORDS = re.compile(r"(?<=[-_.:/@])(?=\w)|(?<=[a-z0-9])(?=[A-Z])")
@@ -32,8 +32,8 @@ _JOBS = {None: "waiting jobs", "morgue": "buried jobs", "taken": "jobs in flight
 
 
 def _finalize(value: Any) -> Any:
-    """Everything that a template shows: what is no text for the eye (control characters, direction marks, broken
-    encodings) is shown as its escape. Then it is escaped for HTML.
+    """Makes control characters, direction marks and broken encodings visible as escapes, in everything that a template
+    shows. Then it is escaped for HTML.
     """
     if isinstance(value, Markup):
         return value
@@ -41,12 +41,12 @@ def _finalize(value: Any) -> Any:
 
 
 def _block(value: str) -> Markup:
-    """A text whose lines are to be seen as lines."""
+    """A text with its line breaks."""
     return escape(text.printable(value, "\n"))
 
 
 def _breakable(name: str) -> Markup:
-    """A name whose lines may end between its words, and not within one."""
+    """A name that may be wrapped between its words, not within one."""
     return Markup("<wbr>").join(text.printable(part) for part in _WORDS.split(name))
 
 
@@ -156,7 +156,7 @@ def trouble(request: Request, status: int, reason: str) -> Response:
 
 
 def _said(request: Request) -> Notice | None:
-    """What was just done: told once."""
+    """The notice about what was just done, shown once."""
     if request.method != "GET":
         return None
     try:

@@ -1,4 +1,4 @@
-"""An id that somebody looks for, in whatever queue it is."""
+"""The search for an id in all queues."""
 
 import re
 from collections.abc import Iterable
@@ -16,12 +16,12 @@ MAX_PATTERN = 64
 
 
 def search(request: Request) -> Response:
-    """An id, in whatever queue it is."""
+    """Finds an id in all queues."""
     context, typed = context_of(request), query_of(request).get("id", "")
     if not typed.strip():
         return redirect(request, "dashboard")
     names = [info.name for info in context.app.queues()]
-    # Blanks around it came with copying, most likely; but ids may have some.
+    # Spaces around it most likely came with copying; but ids may have some.
     job_id, found = typed, []
     for job_id in dict.fromkeys((typed, typed.strip())):
         for name in names:
@@ -46,7 +46,7 @@ def search(request: Request) -> Response:
 
 
 def like(typed: str) -> str | None:
-    """The pattern of ids with this in them, or this if it is a pattern already; None: it is too long for one."""
+    """The pattern of ids that contain this text, or the text if it is a pattern already; None: it is too long."""
     if "*" in typed:
         pattern = typed
     else:
@@ -55,7 +55,7 @@ def like(typed: str) -> str | None:
 
 
 def _places(queues: Iterable[lowq.QueueOverview]) -> list[tuple[str, list[tuple[str, str]]]]:
-    """Where jobs are, be it with ids like it or not: queue, then state and its words. The first queues only."""
+    """The first queues that have jobs, with the states of these and their labels: where to search by a pattern."""
     found = []
     for stats in (item.stats for item in queues):
         counts = (("", "waiting", stats.length), ("taken", "in flight", stats.taken),

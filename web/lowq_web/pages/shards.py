@@ -1,7 +1,7 @@
 """The shards of a queue: who holds which, and what waits there.
 
-They are sorted anew for every page, by what changes all the time. So an address tells which shards were shown on the
-pages before it: of the others come the first ones, and none is shown twice or missed.
+They are sorted anew for every page, by values that change all the time. So an address carries the shards that the
+pages before it have shown, and a page has the first of the others: none is shown twice or missed.
 """
 
 import re

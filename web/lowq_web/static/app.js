@@ -3,7 +3,7 @@
 
 (() => {
   const root = document.body.dataset.root;
-  // What was said is said once: the address is clean to be kept or passed on.
+  // A notice is shown once: its name is removed from the address.
   const here = new URL(location.href);
   if (here.searchParams.has("said")) {
     here.searchParams.delete("said");
@@ -60,7 +60,7 @@
   const exactTime = new Intl.DateTimeFormat(undefined, {
     dateStyle: "medium", timeStyle: "long",
   });
-  // On hover is not for fingers and keys: they may have all times exact, and that is remembered.
+  // Touch screens and keyboards can't hover: a button shows all times exactly, and the choice is remembered.
   let exactly = false;
   try {
     exactly = localStorage.getItem("lowq-times") === "exact";
@@ -100,11 +100,11 @@
   const onSelected = [...document.querySelectorAll("#jobs button[value$=' selected']")];
   if (all && !boxes().length) for (const button of onSelected) button.disabled = true;
   if (all && boxes().length) {
-    const told = document.querySelector("[data-selected]");
+    const label = document.querySelector("[data-selected]");
     const count = () => {
       const chosen = boxes().filter((box) => box.checked).length;
       for (const button of onSelected) button.disabled = !chosen;
-      told.textContent = chosen ? `${chosen} selected` : "select all";
+      label.textContent = chosen ? `${chosen} selected` : "select all";
       all.checked = chosen > 0 && chosen === boxes().length;
       all.indeterminate = chosen > 0 && !all.checked;
     };
@@ -120,10 +120,10 @@
     // Going back, a browser ticks again what was ticked.
     addEventListener("pageshow", count);
   }
-  // Table bodies that were replaced by later ones must not be sent along.
+  // Table bodies that were replaced by later ones must not be submitted.
   for (const body of document.querySelectorAll(".jobs tbody:not(:last-of-type)")) body.remove();
 
-  // With a modifier: a letter alone would be in the way of those who speak to their browser.
+  // With a modifier: a letter alone would interfere with voice control.
   document.addEventListener("keydown", (event) => {
     if (event.key.toLowerCase() === "k" && (event.ctrlKey || event.metaKey) && !event.altKey && !event.shiftKey) {
       event.preventDefault();
@@ -138,7 +138,7 @@
   const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
   const two = { hour: "2-digit", minute: "2-digit", hour12: false };
-  // Seconds of a span, and what its axis steps by: never less than the labels tell, or they would repeat.
+  // Seconds of a span, and what its axis steps by: never less than the labels show, or they would repeat.
   const lengths = { hour: 3600, day: 86400, month: 30 * 86400 };
   const timeSteps = {
     hour: [60, 300, 600, 900, 1800, 3600], day: [3600, 7200, 14400, 21600, 43200, 86400],
@@ -169,18 +169,18 @@
     return `${Math.floor(seconds / large)}:${String(Math.round((seconds % large) / small)).padStart(2, "0")}${large === hour ? " h" : ""}`;
   };
 
-  // What was when, where somebody points, touches, or goes with the arrow keys: in one line for both charts.
+  // The values at the pointer, touch or arrow-key position, in one line for both charts.
   const readout = charts && charts.querySelector("[data-readout]");
   const moment = charts && new Intl.DateTimeFormat(undefined, charts.dataset.span === "hour"
     ? { ...two, second: "2-digit" } : { ...two, month: "short", day: "numeric" });
-  let told = () => [];
-  let teller = null;
+  let readings = () => [];
+  let pointedPlot = null;
   // Where the arrow keys have led to, until the focus goes: a mouse that leaves does not take that away.
   let led = null;
-  const tell = (index) => {
+  const showReadings = (index) => {
     readout.replaceChildren();
     if (index === null || index === undefined) return;
-    for (const [name, value] of told(index)) {
+    for (const [name, value] of readings(index)) {
       const [pair, strong] = [document.createElement("span"), document.createElement("b")];
       strong.textContent = value;
       pair.append(name, " ", strong);
@@ -237,12 +237,12 @@
         fill: name === "--accent" ? colour("--accent-soft") : undefined,
       }))],
       hooks: { setCursor: [(plot) => {
-        // Live numbers have both charts look where their cursors are: the one without one has nothing to say.
+        // Live numbers make both charts report their cursors; the chart without one has no values to show.
         if (plot.cursor.left >= 0) {
-          teller = plot;
-          tell(plot.cursor.idx);
-        } else if (plot === teller) {
-          tell(null);
+          pointedPlot = plot;
+          showReadings(plot.cursor.idx);
+        } else if (plot === pointedPlot) {
+          showReadings(null);
         }
       }] },
     };
@@ -268,7 +268,7 @@
     const [top, low] = [charts.querySelector("[data-plot=rates]"), charts.querySelector("[data-plot=lag]")];
     const data = [x, column("processed"), column("failed")];
     const lags = [[...x], column("lag")];
-    told = (index) => [
+    readings = (index) => [
       ["", moment.format(new Date(data[0][index] * 1000))],
       ["processed", `${rate(data[1][index])}/s`],
       ["failed", `${rate(data[2][index])}/s`],

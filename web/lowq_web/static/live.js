@@ -1,5 +1,5 @@
-// Keeps a page up to date while somebody can see it: numbers and charts by a stream, other pages (main[data-refresh]: so
-// many seconds; 0: nothing changes any more) by fetching them anew. And says so when it can't.
+// Keeps a visible page up to date: numbers and charts by a stream, other pages (main[data-refresh]: the interval in
+// seconds; 0: nothing changes any more) by fetching them again. Shows when it fails.
 "use strict";
 
 (() => {
@@ -44,12 +44,12 @@
     });
     source.addEventListener("error", () => {
       if (source && source.readyState === EventSource.CLOSED) {
-        // Refused: full, or whoever looks may no longer. The browser gives up then.
+        // Refused: too many streams, or the user may not look any more. The browser gives up then.
         close();
         notLive("the dashboard does not send the figures any more");
         silence = setTimeout(open, AGAIN * 1000);
       } else if (!silence) {
-        // Streams end every few seconds, and the browser comes again: that is nothing to speak of.
+        // Streams end every few seconds, and the browser reconnects: that is no trouble.
         silence = setTimeout(() => notLive("the dashboard does not answer"), SILENCE * 1000);
       }
     });
@@ -65,7 +65,7 @@
 
   const main = document.querySelector("main[data-refresh]");
   const keyOf = (node) => node.dataset && (node.dataset.key || (node.localName === "button" && node.value)) || "";
-  // What is not of the page but was said on it.
+  // Notices, which are not part of the page.
   const isWord = (node) => node.id === "trouble" || (node.matches && node.matches("[role=status], [role=alert]"));
 
   const alike = (node, fresh) => {
@@ -139,7 +139,7 @@
     refreshing = false;
   };
 
-  // --- only what is seen is live: a browser opens six connections to a server, hidden pages must not hold them ---
+  // --- only visible pages are live: a browser opens six connections to a server, and hidden pages must not hold them ---
 
   const streams = document.querySelector("[data-live^='total.'], [data-charts]") && window.EventSource;
   const look = () => {
