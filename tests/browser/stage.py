@@ -73,7 +73,7 @@ class Stage:
             try:
                 yield address
             finally:
-                application.state.closing = True
+                application.state.context.open_streams.close()
 
 
 TRACEBACK = """Traceback (most recent call last):

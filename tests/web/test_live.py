@@ -1,5 +1,6 @@
 """Streams of live numbers: what they send, that they end, and what they cost."""
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -9,12 +10,16 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
+from starlette.requests import Request
 
 import lowq
 import lowq_web
-from lowq_web import live
+from lowq_web import live, stats_cache
+from lowq_web.context import AppContext
+from lowq_web.stats_cache import Snapshot
 from tests.redis_server import RedisServer
 from tests.waiting import PATIENCE, until
 from tests.web.served import Stream, connected, get, served
@@ -50,6 +55,61 @@ def test_streams_end_by_themselves_and_say_when_to_come_again(address: str, monk
     assert status == 200
     assert events.startswith(b"event: figures\n")
     assert events.endswith(b"retry: 500\n\n")
+
+
+class Timers:
+    """Counts the timers that an event loop is given, and the reads that streams ask for."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, context: AppContext) -> None:
+        #: Seconds, of each timer.
+        self.started: list[float] = []
+        self.asked = 0
+        loop, watch = asyncio.get_running_loop(), context.stats_cache.watch
+        call_at = loop.call_at
+
+        def counted(when: float, *args: Any, **options: Any) -> asyncio.TimerHandle:
+            self.started.append(when - loop.time())
+            return call_at(when, *args, **options)
+
+        async def asked() -> Snapshot:
+            self.asked += 1
+            return await watch()
+
+        monkeypatch.setattr(loop, "call_at", counted)
+        monkeypatch.setattr(context.stats_cache, "watch", asked)
+
+
+def test_a_stream_wakes_for_a_new_snapshot_and_for_the_end_of_the_server_and_for_nothing_else(
+    app: lowq.Lowq, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live, "LIFETIME", 3600.0)
+    monkeypatch.setattr(stats_cache, "INTERVAL", 3600.0)
+    app.queue("Orders", 3).push({"id": 1})
+    dashboard = lowq_web.create_app(app)
+    context: AppContext = dashboard.state.context
+
+    async def run() -> None:
+        events = live._events(Request({"type": "http", "app": dashboard}))
+        assert (await anext(events)).startswith("event: figures\n")
+        timers = Timers(monkeypatch, context)
+        coming = asyncio.ensure_future(anext(events, "end"))
+        for _ in range(100):  # turns of the event loop: nothing wakes it
+            await asyncio.sleep(0)
+        assert (len(timers.started), timers.asked, coming.done()) == (1, 0, False)
+        context.stats_cache.forget()
+        await asyncio.to_thread(context.stats_cache.figures)  # as a page does after an action
+        assert (await coming).startswith("event: figures\n")
+        asked = timers.asked
+        assert asked == 1
+        coming = asyncio.ensure_future(anext(events, "end"))
+        for _ in range(100):
+            await asyncio.sleep(0)
+        context.open_streams.close()
+        assert await coming == "end"
+        assert timers.asked == asked
+        assert min(timers.started) > 1, "a stream polls"
+
+    asyncio.run(asyncio.wait_for(run(), PATIENCE))
 
 
 def test_a_server_ends_on_term_while_a_page_is_live(tmp_path: Path, redis_url: str) -> None:

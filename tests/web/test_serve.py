@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 import pytest
 
 import lowq
-from lowq_web import connections, serve
+from lowq_web import connections, live, serve, stats_cache
 from lowq_web.serve import Server
 from tests.integration.support import PATIENCE, until
 from tests.web.served import Stream, connected, get
@@ -142,6 +142,17 @@ class TestSlowClients:
             for connection in first:
                 assert ends(connection) == b""
             assert get(server.url, "/healthz")[0] == 200
+
+
+def test_streams_end_with_the_server(app: lowq.Lowq, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are not cut off, and it does not wait for the end of their lifetime, nor for the next snapshot."""
+    for module, name in ((serve, "GRACE"), (live, "LIFETIME"), (stats_cache, "INTERVAL")):
+        monkeypatch.setattr(module, name, 3600)
+    with ExitStack() as stack:
+        with serving(app) as server:
+            streams = [stack.enter_context(Stream(server.url)) for _ in range(3)]
+            assert [stream.event()[0] for stream in streams] == ["figures"] * 3
+        assert [stream.event()[0] for stream in streams] == ["end"] * 3
 
 
 def test_there_are_no_more_connections_than_files(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ How a request flows, file by file::
     pages/     HTML from templates/, complete without JavaScript: a module for each; static/app.js adds to them
     api        the same as JSON; `openapi` describes it, and a test holds the two together
     actions    the actions of people: on single ids at once, on many in the background (`tasks`), each audited
-    live       numbers that change, as server-sent events
+    live       numbers that change, as server-sent events; `open_streams` wakes them
     metrics    the same numbers for Prometheus
 
 `fields` reads the fields of an address or a form, `listing` turns them into a `JobQuery`. `context` is what the

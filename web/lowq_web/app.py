@@ -21,6 +21,7 @@ from lowq_web import api, live, metrics, pages
 from lowq_web.actions import Actions
 from lowq_web.compression import Compress
 from lowq_web.context import AppContext, context_of
+from lowq_web.open_streams import OpenStreams
 from lowq_web.pages.rendering import trouble
 from lowq_web.redaction import Redact, redactor
 from lowq_web.security import Authenticate, Guard, auth_from_environment, checked_origins, is_for_programs
@@ -86,7 +87,8 @@ def create_app(
         ConfigError: settings that make no sense.
     """
     app = (app or lowq.app).with_own_pool(CONNECTIONS)
-    stats_cache = StatsCache(app)
+    open_streams = OpenStreams()
+    stats_cache = StatsCache(app, open_streams.wake)
     tasks = Tasks(app, stats_cache)
     threads = Threads()
     routes: list[BaseRoute] = [
@@ -126,6 +128,7 @@ def create_app(
             MAX_SCANS, 429, f"{MAX_SCANS} scans of all ids run already; try again when one has ended"
         ),
         streams=ConcurrencyLimit(live.MAX_STREAMS, 503, f"{live.MAX_STREAMS} pages are live already; this one is not"),
+        open_streams=open_streams,
     )
     return application
 

@@ -8,6 +8,7 @@ import lowq
 from lowq_web.actions import Actions
 from lowq_web.confirmations import Snapshots
 from lowq_web.notices import Notices
+from lowq_web.open_streams import OpenStreams
 from lowq_web.redaction import Redact
 from lowq_web.stats_cache import StatsCache
 from lowq_web.tasks import Tasks
@@ -28,6 +29,7 @@ class AppContext:
     #: Limits for scans of all ids, and for streams of live pages.
     scans: ConcurrencyLimit
     streams: ConcurrencyLimit
+    open_streams: OpenStreams
     notices: Notices = field(default_factory=Notices)
     snapshots: Snapshots = field(default_factory=Snapshots)
 

@@ -1,10 +1,16 @@
-"""Numbers that change, as server-sent events: every few seconds the latest figures, for as long as somebody watches.
+"""Live figures as server-sent events: every few seconds the latest ones, for as long as somebody watches.
 
-Watchers cost Redis nothing by themselves: all of them are sent what `stats_cache` has read for everybody. Nor do
-they hold a thread: they wait on the event loop.
+Viewers cost Redis nothing by themselves: all of them are sent what `stats_cache` has read for everybody. Nor do they
+hold a thread. A stream waits on the event loop until one of these, and does nothing meanwhile::
+
+    a new snapshot was read      at once: `OpenStreams.wake`
+    the latest one is too old    after its interval, and reads the next one
+    the server closes            at once, where the server says so: `OpenStreams.close`. Of ours it does (`serve`)
+    the end of its lifetime      other servers say nothing, and wait for open streams
 """
 
 import asyncio
+import contextlib
 import json
 import logging
 import time
@@ -21,17 +27,14 @@ from lowq_web.threads import LimitedStream
 
 log = logging.getLogger(__name__)
 
-#: Streams that are served at once: each holds a connection.
+#: Streams that may be open at once; each holds a connection.
 MAX_STREAMS = 200
 #: Seconds after which a stream ends. The browser reconnects by itself, after so many milliseconds. A server that is
 #: to end waits for its open streams, so they must end.
 LIFETIME, RECONNECT_AFTER = 10.0, 500
 #: Seconds to the next attempt when Redis does not answer.
 RETRY = 3.0
-#: Seconds between two checks whether the server ends.
-CHECK = 0.25
-
-#: What of a queue is sent.
+#: The fields of a queue that are sent.
 FIELDS = ("lag", "due", "length", "fresh", "retries", "taken", "morgue_length", "processed", "failed")
 
 
@@ -41,34 +44,36 @@ async def live(request: Request) -> Response:
 
 
 async def _events(request: Request) -> AsyncIterator[str]:
-    state, stats_cache = request.app.state, context_of(request).stats_cache
+    context = context_of(request)
     ends = time.monotonic() + LIFETIME
     sent: Snapshot | None = None
-    while time.monotonic() < ends:
-        pause = RETRY
-        try:
-            figures = await stats_cache.watch()
-        except lowq.LowqError as error:
-            yield _event("trouble", {"error": str(error)})
-        except Exception as error:
-            log.exception("the figures of all queues could not be read")
-            yield _event("trouble", {"error": f"The dashboard could not read the figures: {error!r:.200}"})
-        else:
-            pause = figures.interval
-            if figures is not sent:
-                sent = figures
-                yield _event("figures", document(figures))
-        if await _closing(state, min(pause, ends - time.monotonic())):
-            return
+    with context.open_streams.enter() as woken:
+        while time.monotonic() < ends:
+            if context.open_streams.are_closing():
+                return
+            pause = RETRY
+            event = None
+            try:
+                figures = await context.stats_cache.watch()
+            except lowq.LowqError as error:
+                event = _event("trouble", {"error": str(error)})
+            except Exception as error:
+                log.exception("the figures of all queues could not be read")
+                event = _event("trouble", {"error": f"The dashboard could not read the figures: {error!r:.200}"})
+            else:
+                pause = figures.interval
+                if figures is not sent:
+                    sent = figures
+                    event = _event("figures", document(figures))
+            woken.clear()  # the snapshot that we have has set it; the next one sets it again
+            if event is not None:
+                yield event
+            if context.open_streams.are_closing():  # it may have been set for that, too
+                return
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(min(pause, ends - time.monotonic())):
+                    await woken.wait()
     yield f"retry: {RECONNECT_AFTER}\n\n"
-
-
-async def _closing(state: Any, seconds: float) -> bool:
-    """Waits, unless the server ends meanwhile: an open stream would keep it from that."""
-    while seconds > 0 and not getattr(state, "closing", False):
-        await asyncio.sleep(min(seconds, CHECK))
-        seconds -= CHECK
-    return bool(getattr(state, "closing", False))
 
 
 def _event(name: str, data: Any) -> str:

@@ -97,7 +97,8 @@ class _Uvicorn(uvicorn.Server):
         self._application = application
 
     async def shutdown(self, sockets: Any = None) -> None:
-        self._application.state.closing = True  # streams end: otherwise they would be cancelled, with a traceback each
+        # Otherwise they would be cancelled, with a traceback each.
+        self._application.state.context.open_streams.close()
         await super().shutdown(sockets)
 
 

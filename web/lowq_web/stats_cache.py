@@ -9,7 +9,7 @@ imports this one and uses the other.
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -64,10 +64,13 @@ class Snapshot:
 
 
 class StatsCache:
-    """Safe for threads. Each value is read once for all callers; see `SingleFlight`."""
+    """Safe for threads. Each value is read once for all callers; see `SingleFlight`. ``on_snapshot`` is called in the
+    reading thread after each new snapshot, just before it is handed out.
+    """
 
-    def __init__(self, app: lowq.Lowq) -> None:
+    def __init__(self, app: lowq.Lowq, on_snapshot: Callable[[], object] = lambda: None) -> None:
         self._app = app
+        self._on_snapshot = on_snapshot
         self._lock = threading.Lock()
         self._latest: Snapshot | None = None
         self._figures = SingleFlight(self._read, lambda figures: figures.interval, PATIENCE)
@@ -173,6 +176,7 @@ class StatsCache:
     def _read(self) -> Snapshot:
         figures = _read_snapshot(self._app, self._latest, self.now())
         self._latest = figures
+        self._on_snapshot()
         return figures
 
     def _history_age(self, queue: str, _: lowq.History) -> float:
