@@ -242,8 +242,17 @@ AUDIT = Key(
     ("admin",),
     "for good",
 )
+TASKS = Key(
+    "tasks",
+    ("hash",),
+    'task -> "state began_at heartbeat_at ended_at done total cancel size facts error": a bulk action of the '
+    "dashboard; times are Unix seconds; `facts`, of `size` bytes, are JSON; `-` is not known yet; cancel 1: it is to "
+    "end. At most 4 that run and 100 others",
+    ("admin",),
+    "expires 30 days after the last report",
+)
 #: Below the namespace.
-NAMESPACE_KEYS: tuple[Key, ...] = (QUEUES, NODES, NODES_CHANNEL, HISTORY, AUDIT)
+NAMESPACE_KEYS: tuple[Key, ...] = (QUEUES, NODES, NODES_CHANNEL, HISTORY, AUDIT, TASKS)
 
 
 def shard_prefix(namespace: str, queue: str, shard: int) -> str:
@@ -274,6 +283,11 @@ def history_key(namespace: str, queue: str) -> str:
 def audit_key(namespace: str) -> str:
     """The log of what people did."""
     return _key(namespace, AUDIT)
+
+
+def tasks_key(namespace: str) -> str:
+    """The registry of tasks: bulk actions in the background of some process."""
+    return _key(namespace, TASKS)
 
 
 def _key(namespace: str, key: Key) -> str:

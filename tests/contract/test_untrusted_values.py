@@ -20,10 +20,11 @@ from lowq.broker.shard import Shard
 from lowq.cli import main
 from lowq.codec import load_payload
 from lowq.store import untrusted
-from lowq.store.keys import audit_key, history_key, nodes_key, queues_key, shard_prefix
+from lowq.store.keys import audit_key, history_key, nodes_key, queues_key, shard_prefix, tasks_key
 
 PREFIX = shard_prefix("lowq", "Orders", 0)
 QUEUES, NODES, AUDIT, HISTORY = queues_key("lowq"), nodes_key("lowq"), audit_key("lowq"), history_key("lowq", "Orders")
+TASK = {"who": "bob", "queue": "Orders", "action": "kick", "filter": {}, "owner": "here:1"}
 DEEP = b"[" * 100_000 + b"]" * 100_000
 HUGE = b"9" * 4000
 
@@ -83,6 +84,9 @@ class Site:
         good = {"who": "bob", "action": "kick", "target": "Orders", "count": 1, "detail": {}}
         self.noted(b"1800000000 " + json.dumps(good | entry).encode())
 
+    def task(self, facts: str, head: str = "done 1800000000 1800000000 1800000000 1 1 0") -> None:
+        self.do("HSET", tasks_key("lowq"), "bad", f"{head} {len(facts)} {facts}")
+
     def recorded(self, written: str) -> None:
         """A stretch of the last hour."""
         number = int(time.time() // 10) - 3
@@ -99,6 +103,12 @@ class Site:
 
 
 PLANTS: dict[str, Callable[[Site], object]] = {
+    "task: no record": lambda site: site.do("HSET", tasks_key("lowq"), "bad", b"\xff"),
+    "task: deep": lambda site: site.task(DEEP.decode()),
+    "task: huge": lambda site: site.task("{}", f"done {HUGE.decode()} 1 1 {HUGE.decode()} 1 0"),
+    "task: a queue that is none": lambda site: site.task(json.dumps({**TASK, "queue": "../x y"})),
+    "task: a filter that is none": lambda site: site.task(json.dumps({**TASK, "filter": {"min": [], "state": 1}})),
+    "task: an id that is none": lambda site: site.do("HSET", tasks_key("lowq"), b"\xff/..", b"done 1 1 1 1 1 0 2 {}"),
     "queue: no JSON": lambda site: site.registered(b"Bad", b"\xff"),
     "queue: deep": lambda site: site.registered(b"Bad", DEEP),
     "queue: a list": lambda site: site.registered(b"Bad", b"[]"),

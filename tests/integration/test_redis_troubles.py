@@ -19,11 +19,12 @@ from redis.retry import Retry
 
 import lowq
 import lowq.testing
+from lowq.admin import tasks
 from lowq.errors import ConfigError, LowqError, PushError, RedisFull, RedisRefused, RedisUnavailable
 from lowq.sharding import shard_of
 from lowq.store import Call, Client
 from lowq.store.client import REPEATS
-from lowq.store.keys import shard_prefix
+from lowq.store.keys import shard_prefix, tasks_key
 from tests.redis_server import RedisServer
 from tests.sentinel import Sentinel
 from tests.waiting import PATIENCE, until
@@ -514,6 +515,18 @@ class TestCluster:
         assert lowq.testing.drain(Moving).performed == 100
         assert len(set(performed)) == 100
         app.close()
+
+    def test_a_task_goes_on_when_its_registry_moves_to_another_primary(self, nodes: list[RedisServer]) -> None:
+        apps = [lowq.Lowq(redis_url=f"redis+cluster://127.0.0.1:{node.port}") for node in nodes[:2]]
+        task = tasks.begin(apps[0], tasks.Task("one", "ann", "Orders", "kick", tasks.TaskFilter(), "here:1", 0.0, 0.0))
+        assert tasks.all_tasks(apps[1]) == [task]
+        self.move_slot_of(tasks_key("lowq"), nodes)
+        assert tasks.cancel(apps[1], "one")
+        assert tasks.report(apps[0], "one", "running", 3, 7) == ("running", True)
+        (found,) = tasks.all_tasks(apps[1])
+        assert (found.done, found.total, found.cancelling) == (3, 7, True)
+        for app in apps:
+            app.close()
 
     @staticmethod
     def move_slot_of(key: str, nodes: list[RedisServer]) -> None:

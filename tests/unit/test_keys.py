@@ -84,7 +84,13 @@ def test_nothing_that_does_not_end_by_itself_is_left_of_a_dropped_shard() -> Non
 
 
 def test_a_key_of_the_namespace_has_one_function_that_names_it() -> None:
-    made = {keys.queues_key("n"), keys.nodes_key("n"), keys.history_key("n", "<queue>"), keys.audit_key("n")}
+    made = {
+        keys.queues_key("n"),
+        keys.nodes_key("n"),
+        keys.history_key("n", "<queue>"),
+        keys.audit_key("n"),
+        keys.tasks_key("n"),
+    }
     assert made == {f"n:v1:{key.name}" for key in NAMESPACE_KEYS}
     functions = {name for name in vars(keys) if name.endswith("_key") and not name.startswith("_")}
     assert len(functions) == len(made)

@@ -15,6 +15,7 @@ SHARD = "lowq:v1:{Orders:0}:"
     [
         ("lowq:v1:queues", "hash", ["/", "/search?id=1", "/queues/Orders", "/api/v1/queues", "/api/v1/search?id=1"]),
         ("lowq:v1:nodes", "hash", ["/", "/nodes", "/api/v1/nodes", "/queues/Orders/shards"]),
+        ("lowq:v1:tasks", "hash", ["/tasks", "/tasks/x", "/api/v1/tasks", "/api/v1/tasks/x"]),
         ("lowq:v1:audit", "list", ["/audit", "/api/v1/audit"]),
         ("lowq:v1:history:Orders", "hash", ["/queues/Orders", "/", "/api/v1/rates", "/api/v1/queues/Orders/rates"]),
         (SHARD + "due", "zset", ["/queues/Orders", "/search?id=1", "/queues/Orders/job?id=1", "/api/v1/search?id=1"]),

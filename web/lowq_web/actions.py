@@ -128,13 +128,15 @@ class Actions:
             log.warning("%s of %s by %s could not be written to the log: %s", command, node, who, error)
 
     def cancel(self, who: str, task: Task) -> bool:
-        """The task stops after its current step; what it did stays done. False: it had ended already."""
+        """The task stops after its current step; what it did stays done. False: it has ended already.
+
+        Raises:
+            RedisUnavailable, RedisRefused
+        """
         if task.state != "running":
             return False
-        entry = Entry(self._app, who, "cancel", task.queue, {"task": task.id})
-        task.cancelled.set()
-        entry.ended(None, {})
-        return True
+        with self._written(who, "cancel", task.queue, {"task": task.id}):
+            return self._tasks.cancel(task.id)
 
     @contextmanager
     def _written(self, who: str, action: str, target: str, detail: Mapping[str, Any]) -> Iterator[_Outcome]:

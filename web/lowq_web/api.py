@@ -280,7 +280,7 @@ def task(request: Request, _values: dict[str, Any]) -> Response:
 def _task(request: Request) -> Task:
     found = context_of(request).tasks.get(request.path_params["task"])
     if found is None:
-        raise HTTPException(404, "there is no such task: this process has not started it, or forgotten it")
+        raise HTTPException(404, "there is no such task, or it is not remembered any more")
     return found
 
 
@@ -291,10 +291,13 @@ def _task_document(item: Task) -> dict[str, Any]:
         "queue": item.queue,
         "action": item.action,
         "filter": item.filter.given(),
+        "reason": item.reason,
+        "owner": item.owner,
         "state": item.state,
         "done": item.done,
         "total": item.total,
         "began_at": item.began_at,
+        "heartbeat_at": item.heartbeat_at,
         "ended_at": item.ended_at,
         "error": item.error,
     }
@@ -386,9 +389,8 @@ def send_command(request: Request, values: dict[str, Any]) -> Response:
 
 
 def cancel(request: Request, _values: dict[str, Any]) -> Response:
-    found = _task(request)
-    context_of(request).actions.cancel(visit_of(request).user.name, found)
-    return _answer(_task_document(found), 202)
+    context_of(request).actions.cancel(visit_of(request).user.name, _task(request))
+    return _answer(_task_document(_task(request)), 202)
 
 
 # --- endpoints -------------------------------------------------------------------------------------------

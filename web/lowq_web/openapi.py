@@ -185,10 +185,17 @@ TASK = obj(
         "queue": _TEXT,
         "action": _TEXT,
         "filter": {"type": "object"},
-        "state": {"type": "string", "enum": ["running", "done", "cancelled", "failed"]},
+        "reason": _or_null("string"),
+        "owner": {"type": "string", "description": "The process that runs it"},
+        "state": {
+            "type": "string",
+            "enum": ["running", "done", "cancelled", "failed", "interrupted"],
+            "description": "interrupted: its process has not reported for 20 s, and has probably died",
+        },
         "done": _INT,
         "total": _or_null("integer"),
         "began_at": _NUMBER,
+        "heartbeat_at": {"type": "number", "description": "When its process reported last"},
         "ended_at": _or_null("number"),
         "error": _or_null("string"),
     }

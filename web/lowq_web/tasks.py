@@ -1,63 +1,65 @@
-"""Bulk actions in the background, with progress, cancellable.
+"""Bulk actions in the background of this process, with progress, cancellable.
 
-A task lives in the memory of this process: when the process ends it stops where it is, and what it did is done. Each
-task has a thread of its own; a few run at once, and the latest ones that ended are remembered.
+Their records are in Redis (`lowq.admin.tasks`), so every process of the dashboard shows the same and may cancel any of
+them. The work is done here, each task in a thread of its own. When this process ends, its tasks stop where they are,
+what they did is done, and they are shown as interrupted.
 """
 
 import logging
+import os
 import secrets
+import socket
 import threading
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import lowq
+from lowq.admin import tasks
+from lowq.admin.actions import ActionName
+from lowq.admin.tasks import MAX_RUNNING, Task, TaskState, TooManyTasks
 from lowq_web.journal import Entry
 from lowq_web.stats_cache import StatsCache
 
+__all__ = ["MAX_RUNNING", "ActionName", "Task", "Tasks", "TooManyTasks"]
+
 log = logging.getLogger(__name__)
 
-#: Tasks that run at once, and ended ones that are remembered.
-MAX_RUNNING, MAX_ENDED = 4, 100
-
-TaskState = Literal["running", "done", "cancelled", "failed"]
-ActionName = Literal["perform_now", "bury", "kick", "delete"]
-
-
-class TooManyTasks(Exception):
-    """As many tasks run as may."""
+#: Seconds between two reports of a task, at least.
+REPORT_INTERVAL = 0.5
+#: How often the end of a task is reported to a Redis that does not answer, and the seconds in between.
+END_ATTEMPTS, END_PAUSE = 60, 1.0
 
 
-@dataclass(slots=True)
-class Task:
-    """Written by its own thread, read by others."""
+class _Reports:
+    """When a running task reports. Its own thread asks, others hurry it."""
 
-    id: str
-    who: str
-    queue: str
-    action: ActionName
-    filter: lowq.JobFilter
-    began_at: float
-    state: TaskState = "running"
-    done: int = 0
-    #: None: still being counted.
-    total: int | None = None
-    ended_at: float | None = None
-    error: str | None = None
-    #: Of bury.
-    reason: str | None = None
-    cancelled: threading.Event = field(default_factory=threading.Event)
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._next = clock()
+
+    def are_due(self) -> bool:
+        now = self._clock()
+        if now < self._next:
+            return False
+        self._next = now + REPORT_INTERVAL
+        return True
+
+    def hurry(self) -> None:
+        """Makes the next step report: the reply says that the task is cancelled."""
+        self._next = self._clock()
 
 
 class Tasks:
     """Safe for threads."""
 
-    def __init__(self, app: lowq.Lowq, stats_cache: StatsCache) -> None:
+    def __init__(self, app: lowq.Lowq, stats_cache: StatsCache, clock: Callable[[], float] = time.monotonic) -> None:
         self._app = app
         self._stats_cache = stats_cache
+        self._clock = clock
         self._lock = threading.Lock()
-        self._tasks: dict[str, Task] = {}
+        #: Of the tasks that run here.
+        self._reports: dict[str, _Reports] = {}
 
     def start(
         self, who: str, queue: str, action: ActionName, wanted: lowq.JobFilter, reason: str | None = None
@@ -68,54 +70,106 @@ class Tasks:
             TooManyTasks; ConfigError, UnknownQueueError, RedisUnavailable: nothing was done.
         """
         steps = self._app.queue(queue).bulk(action, wanted, reason=reason)
-        task = Task(secrets.token_urlsafe(8), who, queue, action, wanted, time.time(), reason=reason)
+        owner = f"{socket.gethostname()}:{os.getpid()}"
+        task = Task(
+            secrets.token_urlsafe(8), who, queue, action, lowq.JobFilter(**wanted.given()), owner, 0.0, 0.0,
+            reason=reason, exact=isinstance(wanted.before, lowq.Snapshot) and wanted.before.remembers,
+        )  # fmt: skip
+        reports = _Reports(self._clock)
         with self._lock:
-            running = sum(item.state == "running" for item in self._tasks.values())
-            if running >= MAX_RUNNING:
-                raise TooManyTasks(f"{running} tasks are running already; wait for one of them to end, or cancel it")
-            for old in [item.id for item in self._tasks.values() if item.state != "running"][: -MAX_ENDED or None]:
-                del self._tasks[old]
-            self._tasks[task.id] = task
+            # Those too whose end can't be reported, and whose records say that they were interrupted.
+            if len(self._reports) >= MAX_RUNNING:
+                raise TooManyTasks(f"{len(self._reports)} tasks of this process have not ended yet; try again later")
+            self._reports[task.id] = reports
         try:
-            entry = Entry(self._app, who, action, queue, _detail(task))
-        except lowq.LowqError:
+            task = tasks.begin(self._app, task)
+            try:
+                entry = Entry(self._app, who, action, queue, _detail(task))
+            except lowq.LowqError:
+                tasks.forget(self._app, task.id)
+                raise
+            run = threading.Thread(
+                target=self._run, args=(task, steps, reports, entry), name=f"lowq-task-{task.id}", daemon=True
+            )
+            run.start()
+        except BaseException:
             with self._lock:
-                del self._tasks[task.id]
+                del self._reports[task.id]
             raise
-        run = threading.Thread(target=self._run, args=(task, steps, entry), name=f"lowq-task-{task.id}", daemon=True)
-        run.start()
         return task
 
     def get(self, task_id: str) -> Task | None:
-        """A task by its id."""
-        with self._lock:
-            return self._tasks.get(task_id)
+        """A task by its id.
+
+        Raises:
+            RedisUnavailable, RedisRefused
+        """
+        return tasks.find_task(self._app, task_id)
 
     def all(self) -> list[Task]:
-        """All that are remembered, the latest first."""
-        with self._lock:
-            return list(self._tasks.values())[::-1]
+        """All that are remembered, the latest first.
 
-    def _run(self, task: Task, steps: Iterator[lowq.Step], entry: Entry) -> None:
+        Raises:
+            RedisUnavailable, RedisRefused
+        """
+        return tasks.all_tasks(self._app)
+
+    def cancel(self, task_id: str) -> bool:
+        """Has it end after its current step, wherever it runs. False: it has ended already.
+
+        Raises:
+            RedisUnavailable, RedisRefused
+        """
+        found = tasks.cancel(self._app, task_id)
+        reports = self._reports.get(task_id)
+        if reports is not None:
+            reports.hurry()
+        return found
+
+    def _run(self, task: Task, steps: Iterator[lowq.Step], reports: _Reports, entry: Entry) -> None:
         outcome: TaskState = "done"
         fault: Exception | None = None
+        error: str | None = None
+        done, total = 0, None
         try:
             for step in steps:
-                task.done, task.total = step.done, None if step.counting else step.total
-                if task.cancelled.is_set():
+                done, total = step.done, None if step.counting else step.total
+                if not reports.are_due():
+                    continue
+                reply = tasks.report(self._app, task.id, "running", done, total)
+                if reply.cancel:
                     outcome = "cancelled"
                     break
-        except lowq.LowqError as error:
-            outcome, task.error = "failed", str(error)
-        except Exception as error:
-            fault = error
-            outcome, task.error = "failed", f"{type(error).__name__}; the log of the dashboard says more"
+                if reply.state != "running":
+                    outcome, error = "failed", "its record in Redis is gone, so nobody could see or cancel it"
+                    break
+        except lowq.LowqError as failed:
+            outcome, error = "failed", str(failed)
+        except Exception as failed:
+            fault = failed
+            outcome, error = "failed", f"{type(failed).__name__}; the log of the dashboard says more"
         self._stats_cache.forget()
-        entry.ended(task.done, {"outcome": outcome, **({"error": task.error} if task.error else {})})
-        task.ended_at = time.time()
-        task.state = outcome  # last: whoever sees that it has ended sees the rest of it, too
-        if fault is not None:  # after all else, which a handler of the application's that fails could keep from being
-            log.error("task %s failed", task.id, exc_info=fault)
+        entry.ended(done, {"outcome": outcome, **({"error": error} if error else {})})
+        try:
+            # Last: whoever sees that it has ended sees its entry in the audit log, too.
+            self._report_end(task, outcome, done, total, error)
+        finally:
+            with self._lock:
+                del self._reports[task.id]
+            if fault is not None:  # after all else, which a handler of the application's could keep from being done
+                log.error("task %s failed", task.id, exc_info=fault)
+
+    def _report_end(self, task: Task, outcome: TaskState, done: int, total: int | None, error: str | None) -> None:
+        """Redis may be away just now, which may be why the task has ended."""
+        for attempts_left in reversed(range(END_ATTEMPTS)):
+            try:
+                tasks.report(self._app, task.id, outcome, done, total, error)
+                return
+            except lowq.LowqError as failed:
+                if not attempts_left:
+                    log.warning("task %s: its end can't be written, it is shown as interrupted: %s", task.id, failed)
+                    return
+            time.sleep(END_PAUSE)
 
 
 def _detail(task: Task) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What runs in the background, and how far it is."""
+"""Bulk actions in the background, and their progress."""
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -10,15 +10,15 @@ from lowq_web.security import visit_of
 
 
 def tasks(request: Request) -> Response:
-    """What runs in the background."""
+    """All tasks, of all processes."""
     return render(request, "tasks.html", tasks=context_of(request).tasks.all(), verbs=VERBS)
 
 
 def task(request: Request) -> Response:
-    """How far something is that runs in the background."""
+    """One task and its progress."""
     found = context_of(request).tasks.get(request.path_params["task"])
     if found is None:
-        return trouble(request, 404, "There is no such task: this process has not started it, or forgotten it.")
+        return trouble(request, 404, "There is no such task, or it is not remembered any more.")
     return render(request, "task.html", task=found, verbs=VERBS, done=DONE)
 
 
@@ -27,6 +27,6 @@ def cancel(request: Request) -> Response:
     context = context_of(request)
     found = context.tasks.get(request.path_params["task"])
     if found is None:
-        return trouble(request, 404, "There is no such task: this process has not started it, or forgotten it.")
+        return trouble(request, 404, "There is no such task, or it is not remembered any more.")
     context.actions.cancel(visit_of(request).user.name, found)
     return redirect(request, "task", task=found.id)

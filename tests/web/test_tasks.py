@@ -1,0 +1,339 @@
+"""Bulk actions in the background: seen and cancelled from any process of the dashboard, whatever becomes of theirs."""
+
+import itertools
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+import lowq
+import lowq_web
+from lowq.admin import tasks as registry
+from lowq.queue import Queue
+from lowq.store import Client
+from lowq_web import tasks
+from lowq_web.stats_cache import StatsCache
+from lowq_web.tasks import Tasks
+from tests.redis_server import RedisServer
+from tests.waiting import PATIENCE, until
+from tests.web.conftest import OWN
+
+#: Begins an action that never ends, says which task it is, and waits to be killed.
+DYING = """
+import itertools
+import sys
+import time
+
+import lowq
+import lowq_web
+from lowq.queue import Queue
+from starlette.testclient import TestClient
+
+Queue.bulk = lambda self, *args, **options: (time.sleep(0.05) or lowq.Step(n, 1000) for n in itertools.count())
+app = lowq.Lowq(redis_url=sys.argv[1])
+client = TestClient(lowq_web.create_app(app), base_url="http://127.0.0.1", headers={"sec-fetch-site": "same-origin"})
+print(client.post("/api/v1/queues/Orders/actions", json={"action": "delete", "all": {}}).json()["id"], flush=True)
+time.sleep(3600)
+"""
+
+
+class Steps:
+    """An action of the test's own: one step whenever it says so."""
+
+    def __init__(self) -> None:
+        self._go = threading.Semaphore(0)
+        self.error: Exception | None = None
+        self.ends = False
+        self.taken = 0
+
+    def __call__(self, *_args: Any, **_options: Any) -> Iterator[lowq.Step]:
+        for done in itertools.count():
+            assert self._go.acquire(timeout=PATIENCE)
+            if self.error is not None:
+                raise self.error
+            if self.ends:
+                return
+            self.taken = done + 1
+            yield lowq.Step(done, 1000)
+
+    def go(self, count: int = 1) -> None:
+        self._go.release(count)
+
+
+@pytest.fixture
+def steps(monkeypatch: pytest.MonkeyPatch) -> Iterator[Steps]:
+    steps = Steps()
+    monkeypatch.setattr(Queue, "bulk", steps)
+    yield steps
+    steps.ends = True
+    steps.go(1000)
+
+
+def browser(url: str) -> TestClient:
+    """A dashboard with an application of its own, as another process has it."""
+    app = lowq.Lowq(redis_url=url)
+    return TestClient(lowq_web.create_app(app), base_url="http://127.0.0.1", headers=OWN, follow_redirects=False)
+
+
+@pytest.fixture
+def pair(store_url: str) -> tuple[TestClient, TestClient]:
+    """Two dashboards on one store."""
+    app = lowq.Lowq(redis_url=store_url)
+    app.queue("Orders", 3).push({"id": n, "delay": 60} for n in range(20))
+    return browser(store_url), browser(store_url)
+
+
+def start(client: TestClient, **document: Any) -> str:
+    answer = client.post("/api/v1/queues/Orders/actions", json={"action": "delete", "all": {}} | document)
+    assert answer.status_code == 202, answer.text
+    found: str = answer.json()["id"]
+    return found
+
+
+def seen(client: TestClient, task: str) -> dict[str, Any]:
+    found: dict[str, Any] = client.get(f"/api/v1/tasks/{task}").json()
+    return found
+
+
+def in_state(client: TestClient, task: str, state: str) -> dict[str, Any]:
+    found = until(lambda: found if (found := seen(client, task))["state"] == state else None, f"state {state}")
+    assert found is not None
+    return found
+
+
+def test_all_dashboards_show_the_same(pair: tuple[TestClient, TestClient]) -> None:
+    one, other = pair
+    task = start(one, all={"match": "1*", "state": "scheduled"}, action="bury", reason="spoilt")
+    assert in_state(other, task, "done") == seen(one, task)
+    found = seen(other, task)
+    assert (found["done"], found["total"], found["reason"]) == (11, 11, "spoilt")
+    assert found["filter"] == {"match": "1*", "state": "scheduled"}
+    assert found["owner"].endswith(f":{os.getpid()}")
+    assert one.get("/api/v1/tasks").json() == other.get("/api/v1/tasks").json() == {"tasks": [found]}
+    for path in ("/tasks", f"/tasks/{task}"):
+        assert other.get(path).status_code == 200
+        assert "11 of 11" in " ".join(other.get(path).text.split())
+
+
+def test_progress_is_seen_and_a_task_is_cancelled_from_another_dashboard(
+    pair: tuple[TestClient, TestClient], steps: Steps, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tasks, "REPORT_INTERVAL", 0.0)
+    one, other = pair
+    task = start(one)
+    steps.go(8)
+    until(lambda: seen(other, task)["done"] == 7, "progress")
+    page = other.get(f"/tasks/{task}").text
+    assert ("7 of 1,000 jobs" in page, "Cancel" in page) == (True, True)
+    answer = other.post(f"/tasks/{task}/cancel", data={})
+    assert answer.status_code == 303
+    page = other.get(answer.headers["location"]).text
+    assert ("It ends after its current step" in page, ">Cancel<" in page) == (True, False)
+    steps.go()
+    found = in_state(one, task, "cancelled")
+    assert (found["done"], steps.taken) == (8, 9)
+    assert [entry["action"] for entry in other.get("/api/v1/audit").json()["audit"]] == ["delete", "cancel"]
+
+
+def test_so_many_run_on_all_dashboards_together(pair: tuple[TestClient, TestClient], steps: Steps) -> None:
+    one, other = pair
+    for number in range(tasks.MAX_RUNNING):
+        start(pair[number % 2])
+    refused = other.post("/api/v1/queues/Orders/actions", json={"action": "delete", "all": {}})
+    assert refused.status_code == 429
+    assert "4 tasks are running already" in refused.json()["error"]
+    steps.ends = True
+    steps.go(4)
+    until(lambda: {task["state"] for task in one.get("/api/v1/tasks").json()["tasks"]} == {"done"}, "end of all")
+    steps.ends = False
+    start(other)
+
+
+def test_a_task_reports_a_few_times_a_second_whatever_its_steps_take(
+    app: lowq.Lowq, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 1000.0
+
+    def steps(*_args: Any, **_options: Any) -> Iterator[lowq.Step]:
+        nonlocal now
+        for done in range(1000):  # ten seconds
+            now += 0.01
+            yield lowq.Step(done, 1000)
+
+    reports: list[str] = []
+    run = Client.run
+
+    def counted(self: Client, script: str, *args: Any, **options: Any) -> Any:
+        reports.extend([script] if script == "task_report" else [])
+        return run(self, script, *args, **options)
+
+    monkeypatch.setattr(Queue, "bulk", steps)
+    monkeypatch.setattr(Client, "run", counted)
+    app.queue("Orders", 1).push({"id": 1})
+    background = Tasks(app, StatsCache(app), clock=lambda: now)
+    task = background.start("ann", "Orders", "delete", lowq.JobFilter())
+    until(lambda: (found := background.get(task.id)) and found.state == "done", "end of the task")
+    assert 20 <= len(reports) <= 22
+
+
+class Dying:
+    """A process that has begun a task."""
+
+    def __init__(self, folder: Path, url: str) -> None:
+        (folder / "dying.py").write_text(DYING)
+        command = [sys.executable, str(folder / "dying.py"), url]
+        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        assert self._process.stdout is not None
+        self.task = self._process.stdout.readline().strip()
+
+    def kill(self) -> None:
+        self._process.send_signal(signal.SIGKILL)
+        self._process.wait(PATIENCE)
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+
+
+def test_the_task_of_a_process_that_dies_is_interrupted(
+    redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lowq.Lowq(redis_url=redis_url).queue("Orders", 3).push({"id": 1})
+    client = browser(redis_url)
+    dying = Dying(tmp_path, redis_url)
+    try:
+        until(lambda: seen(client, dying.task)["done"] > 0, "progress")
+        assert seen(client, dying.task)["state"] == "running"
+    finally:
+        dying.kill()
+    monkeypatch.setattr(registry, "SILENCE", 1.0)
+    found = in_state(client, dying.task, "interrupted")
+    assert (found["ended_at"], found["done"] > 0) == (None, True)
+    page = client.get(f"/tasks/{dying.task}").text
+    assert "has probably died" in page
+    assert ">Cancel<" not in page
+    assert client.get("/tasks").text.count("interrupted") == 1
+    # It takes no room, and can't be cancelled.
+    answer = client.post(f"/api/v1/tasks/{dying.task}/cancel", json={})
+    assert (answer.status_code, answer.json()["state"]) == (202, "interrupted")
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (lowq.RedisUnavailable("Redis does not answer"), "Redis does not answer"),
+        (lowq.RedisFull("Redis is full"), "Redis is full"),
+        (ValueError("secret"), "ValueError; the log of the dashboard says more"),
+    ],
+    ids=["away", "full", "a bug"],
+)
+def test_a_task_that_can_not_go_on_has_failed_with_the_reason(
+    pair: tuple[TestClient, TestClient], steps: Steps, error: Exception, said: str
+) -> None:
+    one, other = pair
+    task = start(one)
+    steps.go(3)
+    until(lambda: steps.taken == 3, "steps")
+    steps.error = error
+    steps.go()
+    found = in_state(other, task, "failed")
+    assert (found["error"], found["done"]) == (said, 2)
+
+
+def test_the_end_is_written_when_redis_answers_again(
+    app: lowq.Lowq, client: TestClient, steps: Steps, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tasks, "END_PAUSE", 0.01)
+    app.queue("Orders", 1).push({"id": 1})
+    task = start(client)
+    steps.go()
+    until(lambda: steps.taken == 1, "a step")
+    run, refused = Client.run, itertools.count()
+
+    def away(self: Client, script: str, *args: Any, **options: Any) -> Any:
+        if script == "task_report" and next(refused) < 5:
+            raise lowq.RedisUnavailable("Redis does not answer")
+        return run(self, script, *args, **options)
+
+    monkeypatch.setattr(Client, "run", away)
+    steps.error = lowq.RedisUnavailable("Redis went away")
+    steps.go()
+    assert in_state(client, task, "failed")["error"] == "Redis went away"
+
+
+def test_an_end_that_can_not_be_written_is_given_up(
+    app: lowq.Lowq, client: TestClient, steps: Steps, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(tasks, "END_PAUSE", 0.0)
+    app.queue("Orders", 1).push({"id": 1})
+    task = start(client)
+    run = Client.run
+
+    def away(self: Client, script: str, *args: Any, **options: Any) -> Any:
+        if script == "task_report":
+            raise lowq.RedisUnavailable("Redis does not answer")
+        return run(self, script, *args, **options)
+
+    monkeypatch.setattr(Client, "run", away)
+    steps.go()
+    until(lambda: f"task {task}: its end can't be written" in caplog.text, "word of it")
+
+
+def test_a_task_whose_record_is_gone_ends(app: lowq.Lowq, client: TestClient, steps: Steps) -> None:
+    app.queue("Orders", 1).push({"id": 1})
+    task = start(client)
+    registry.forget(app, task)
+    steps.go()
+    entry = until(lambda: next((entry for entry in app.audit() if "error" in entry.detail), None), "its end")
+    assert entry is not None
+    assert (entry.detail["outcome"], "record in Redis is gone" in entry.detail["error"]) == ("failed", True)
+    assert client.get(f"/api/v1/tasks/{task}").status_code == 404
+
+
+def test_a_redis_that_goes_away_ends_a_task_and_has_the_reason_when_it_is_back(
+    tmp_path: Path, steps: Steps, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tasks, "REPORT_INTERVAL", 0.0)
+    monkeypatch.setattr(tasks, "END_PAUSE", 0.1)
+    with RedisServer(tmp_path / "redis", appendonly="yes", appendfsync="always") as server:
+        lowq.Lowq(redis_url=server.url).queue("Orders", 1).push({"id": 1})
+        one, other = browser(server.url), browser(server.url)
+        task = start(one)
+        steps.go(3)
+        until(lambda: seen(other, task)["done"] == 2, "progress")
+        server.kill()
+        steps.go()
+        until(lambda: steps.taken == 4, "the step")
+        server.start()
+        until(lambda: other.get(f"/api/v1/tasks/{task}").status_code == 200, "Redis")
+        found = in_state(other, task, "failed")
+        assert "Redis" in found["error"]
+        assert found["done"] == 3
+
+
+def test_a_redis_that_is_full_has_room_for_a_task_that_deletes(tmp_path: Path) -> None:
+    with RedisServer(tmp_path / "redis", maxmemory_policy="noeviction") as server:
+        app = lowq.Lowq(redis_url=server.url)
+        app.queue("Orders", 3).push({"id": n, "delay": 60} for n in range(50))
+        app.client.command("CONFIG", "SET", "maxmemory", "1")
+        with pytest.raises(lowq.PushError):
+            app.queue("Orders").push({"id": "more"})
+        client = browser(server.url)
+        assert in_state(client, start(client), "done")["done"] == 50
+        app.close()
+
+
+@pytest.mark.parametrize("call", [lambda client: client.get("/api/v1/tasks"), lambda client: client.get("/tasks")])
+def test_tasks_without_redis_are_an_answer(app: lowq.Lowq, client: TestClient, call: Callable[[TestClient], Any],
+                                           monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+    def away(*_args: Any, **_options: Any) -> Any:
+        raise lowq.RedisUnavailable("Redis does not answer")
+
+    client.get("/tasks")
+    monkeypatch.setattr(registry, "all_tasks", away)
+    assert call(client).status_code == 503
