@@ -518,7 +518,7 @@ class TestCluster:
 
     def test_a_task_goes_on_when_its_registry_moves_to_another_primary(self, nodes: list[RedisServer]) -> None:
         apps = [lowq.Lowq(redis_url=f"redis+cluster://127.0.0.1:{node.port}") for node in nodes[:2]]
-        task = tasks.begin(apps[0], tasks.Task("one", "ann", "Orders", "kick", tasks.TaskFilter(), "here:1", 0.0, 0.0))
+        task = tasks.begin(apps[0], tasks.Task("one", "ann", "Orders", "kick", lowq.JobFilter(), "here:1", 0.0, 0.0))
         assert tasks.all_tasks(apps[1]) == [task]
         self.move_slot_of(tasks_key("lowq"), nodes)
         assert tasks.cancel(apps[1], "one")

@@ -267,8 +267,8 @@ class TestApi:
         assert queue.stats().length == 40
 
     def test_it_is_described(self, client: TestClient) -> None:
-        paths = client.get("/api/v1/openapi.json").json()["paths"]
-        body = paths["/queues/{queue}/actions"]["post"]["requestBody"]["content"]["application/json"]["schema"]
+        described = client.get("/api/v1/openapi.json").json()
+        paths, body = described["paths"], described["components"]["schemas"]["ActDocument"]
         assert "came after" in body["properties"]["before"]["description"]
         assert "409" in body["properties"]["at_most"]["description"]
         assert "409" in paths["/queues/{queue}/actions"]["post"]["responses"]

@@ -51,7 +51,7 @@ class World:
     oldest: dict[int, str]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture  # not of the module: its lags grow
 def world() -> Iterator[World]:
     app, now = lowq.Lowq(redis_url=f"memory://{uuid.uuid4().hex}"), time.time()
     hand, early = Hand(app, "Orders", len(KNOWN)), now - 50_000

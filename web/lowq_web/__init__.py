@@ -9,7 +9,8 @@ How a request flows, file by file::
                the request come from our own pages? `logins` slows guesses down. Behind it:
     app        the routes
     pages/     HTML from templates/, complete without JavaScript: a module for each; static/app.js adds to them
-    api        the same as JSON; `openapi` describes it, and a test holds the two together
+    api        the same as JSON: `documents` are the types of what it takes and answers, `received` checks requests
+               against them, and `openapi` describes it by them
     actions    the actions of people: on single ids at once, on many in the background (`tasks`), each audited
     live       numbers that change, as server-sent events; `open_streams` wakes them
     metrics    the same numbers for Prometheus

@@ -1,47 +1,33 @@
 """The JSON API: everything that the pages show and do.
 
-Each handler is declared with what `openapi` says of it (`Endpoint`). Parameters are checked strictly: what is unknown
-or malformed is answered with 400 and the reason. Errors are ``{"error": reason}``.
+Each handler is declared with what it takes and answers (`Endpoint`), by the types in `documents`. `received` checks
+strictly: what is unknown or malformed is answered with 400 and the reason. Errors are ``{"error": reason}``.
 """
 
 import dataclasses
 import json
 import math
-import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from msgspec import UNSET, Struct
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
 import lowq
-from lowq_web import openapi
-from lowq_web.actions import ACTIONS, MAX_IDS
+from lowq_web import documents, openapi
 from lowq_web.context import context_of, queue_of
 from lowq_web.fields import query_of
-from lowq_web.listing import ORDERS, STATES, JobQuery
+from lowq_web.listing import JobQuery
 from lowq_web.live import document
-from lowq_web.openapi import Endpoint, Parameter
+from lowq_web.openapi import Endpoint
+from lowq_web.received import Nothing, Received, read_document, read_query
 from lowq_web.retry_clock import coming_retries
 from lowq_web.security import is_json, visit_of
 from lowq_web.tasks import ActionName, Task
 from lowq_web.threads import FinalResult
-
-_QUEUE = Parameter("queue", "path", {"type": "string"}, "A queue; a slash in its name is written %252F")
-_SPAN = Parameter(
-    "span", "query", {"type": "string", "enum": ["hour", "day", "month"], "default": "hour"}, "How far back"
-)
-_ONE_ID = {"type": "string", "minLength": 1, "maxLength": 512, "x-bytes": True}
-_ID = Parameter(
-    "id",
-    "query",
-    {"type": "string", "minLength": 1, "maxLength": 512},
-    "The id: up to 512 bytes of UTF-8",
-    required=True,
-)
-_TASK = Parameter("task", "path", {"type": "string"}, "The id of a task")
 
 
 def routes() -> list[Route]:
@@ -58,67 +44,25 @@ def _handler(methods: Mapping[str, Endpoint]) -> Callable[[Request], Response]:
         endpoint = methods["GET" if request.method == "HEAD" else request.method]
         if "queue" in request.path_params:
             queue_of(request)  # an unknown queue is reported before anything else that is wrong
-        return endpoint.handler(request, _checked(request, endpoint))
+        return endpoint.handler(request, _received(request, endpoint))
 
     return handle
 
 
-def _checked(request: Request, endpoint: Endpoint) -> dict[str, Any]:
+def _received(request: Request, endpoint: Endpoint) -> Received:
     """The query or the document that was sent, checked against what the endpoint takes."""
-    known = {parameter.name: parameter for parameter in endpoint.parameters if parameter.place == "query"}
-    query = query_of(request)
-    values: dict[str, Any] = {}
-    for name, raw in query.items():
-        if name not in known:
-            names = ", ".join(known) or "none"
-            raise HTTPException(400, f"unknown parameter {name!r:.50}; known here: {names}")
-        values[name] = _parsed(known[name], raw)
-    for name, parameter in known.items():
-        if parameter.required and name not in values:
-            raise HTTPException(400, f"the parameter {name} is missing")
-    if endpoint.body is not None:
-        values |= _document(request, endpoint.body)
-    return values
-
-
-def _parsed(parameter: Parameter, raw: str) -> Any:
-    schema, name = parameter.schema, parameter.name
-    kind = schema.get("type")
-    if kind == "boolean":
-        if raw not in ("true", "false"):
-            raise HTTPException(400, f"{name}={raw!r:.50}: it is true or false")
-        return raw == "true"
-    if kind == "integer":
-        if not re.fullmatch(r"-?[0-9]{1,9}", raw) or not schema.get("minimum", -math.inf) <= int(raw) <= schema.get(
-            "maximum", math.inf
-        ):
-            raise HTTPException(
-                400, f"{name}={raw!r:.50}: it is an integer from {schema.get('minimum')} to {schema.get('maximum')}"
-            )
-        return int(raw)
-    if "enum" in schema and raw not in schema["enum"]:
-        raise HTTPException(400, f"{name}={raw!r:.50}: it is one of {', '.join(schema['enum'])}")
-    if kind == "string" and not openapi.is_text(raw, schema):
-        raise HTTPException(400, f"{name}={raw!r:.50} is no text that UTF-8 has")
-    if not schema.get("minLength", 0) <= len(raw) <= schema.get("maxLength", 4096):
-        raise HTTPException(400, f"{name} is too short or too long")
-    return raw
-
-
-def _document(request: Request, schema: Mapping[str, Any]) -> dict[str, Any]:
-    if not visit_of(request).body and not schema["required"]:
-        return {}
-    if not is_json(request.headers):
-        raise HTTPException(415, "send a JSON document, with Content-Type: application/json")
+    body, takes = visit_of(request).body, endpoint.takes
     try:
-        sent = json.loads(visit_of(request).body)
-    except (ValueError, RecursionError) as error:
-        raise HTTPException(400, f"this is no JSON: {error}") from None
-    reason = openapi.mismatch(sent, schema)
-    if reason is not None:
-        raise HTTPException(400, reason)
-    found: dict[str, Any] = sent
-    return found
+        if endpoint.method == "GET":
+            return read_query(query_of(request), takes)
+        read_query(query_of(request), Nothing)
+        if not body and takes is Nothing:
+            return Nothing()
+        if not is_json(request.headers):
+            raise HTTPException(415, "send a JSON document, with Content-Type: application/json")
+        return read_document(body, takes)
+    except ValueError as error:
+        raise HTTPException(400, str(error)) from None
 
 
 def _answer(document: Any, status: int = 200) -> Response:
@@ -131,6 +75,8 @@ def _answer(document: Any, status: int = 200) -> Response:
 
 
 def _plain(value: Any) -> Any:
+    if isinstance(value, Struct):
+        return {name: _finite(getattr(value, name)) for name in value.__struct_fields__}
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {item.name: _finite(getattr(value, item.name)) for item in dataclasses.fields(value)}
     if isinstance(value, Mapping):
@@ -153,70 +99,67 @@ def _without_infinities(value: Any) -> Any:
 # --- reading -------------------------------------------------------------------------------------------------
 
 
-def stats(request: Request, _values: dict[str, Any]) -> Response:
-    """``{"total": {"length", "morgue_length", "lag"}, "by_worker": {queue: {the same}}}``; lag in seconds."""
+def stats(request: Request, _query: Nothing) -> Response:
     figures = context_of(request).stats_cache.figures()
 
-    def of(source: Any) -> dict[str, Any]:
-        return {name: getattr(source, name) for name in ("length", "morgue_length", "lag")}
+    def of(source: Any) -> documents.LowkiqFigures:
+        return documents.LowkiqFigures(source.length, source.morgue_length, source.lag)
 
     by_worker = {item.stats.name: of(item.stats) for item in figures.queues}
-    return _answer({"total": of(figures.total), "by_worker": by_worker})
+    return _answer(documents.LowkiqStats(of(figures.total), by_worker))
 
 
-def overview(request: Request, _values: dict[str, Any]) -> Response:
+def overview(request: Request, _query: Nothing) -> Response:
     return _answer(document(context_of(request).stats_cache.figures()))
 
 
-def rates(request: Request, values: dict[str, Any]) -> Response:
-    return _answer(context_of(request).stats_cache.history("", values.get("span", "hour")))
+def rates(request: Request, query: documents.SpanQuery) -> Response:
+    return _answer(context_of(request).stats_cache.history("", query.span))
 
 
-def search(request: Request, values: dict[str, Any]) -> Response:
-    context = context_of(request)
-    found = []
-    for info in context.app.queues():
-        places = context.app.queue(info.name).places(values["id"])
+def search(request: Request, query: documents.IdQuery) -> Response:
+    app, found = context_of(request).app, []
+    for info in app.queues():
+        places = app.queue(info.name).places(query.id)
         if places:
-            found.append({"queue": info.name, "states": [item.state for item in places]})
-    return _answer({"found": found})
+            found.append(documents.FoundIn(info.name, [item.state for item in places]))
+    return _answer(documents.Found(found))
 
 
-def queues(request: Request, _values: dict[str, Any]) -> Response:
+def queues(request: Request, _query: Nothing) -> Response:
     figures = context_of(request).stats_cache.figures()
-    return _answer({"queues": [item.stats for item in figures.queues]})
+    return _answer(documents.Queues([item.stats for item in figures.queues]))
 
 
-def queue(request: Request, _values: dict[str, Any]) -> Response:
+def queue(request: Request, _query: Nothing) -> Response:
     handle = queue_of(request)
-    return _answer({"stats": handle.stats(), "options": dict(handle.options)})
+    return _answer(documents.QueueDetails(handle.stats(), dict(handle.options)))
 
 
-def queue_rates(request: Request, values: dict[str, Any]) -> Response:
-    return _answer(context_of(request).stats_cache.history(queue_of(request).name, values.get("span", "hour")))
+def queue_rates(request: Request, query: documents.SpanQuery) -> Response:
+    return _answer(context_of(request).stats_cache.history(queue_of(request).name, query.span))
 
 
-def perform_times(request: Request, _values: dict[str, Any]) -> Response:
+def perform_times(request: Request, _query: Nothing) -> Response:
     times = queue_of(request).perform_times()
-    buckets = [{"up_to": _finite(bound), "count": count} for bound, count in times.buckets]
-    return _answer({"count": times.count, "seconds": times.seconds, "buckets": buckets})
+    buckets = [documents.Bucket(_finite(bound), count) for bound, count in times.buckets]
+    return _answer(documents.PerformTimes(times.count, times.seconds, buckets))
 
 
-def shards(request: Request, _values: dict[str, Any]) -> Response:
-    return _answer({"shards": context_of(request).app.shards(queue_of(request))})
+def shards(request: Request, _query: Nothing) -> Response:
+    return _answer(documents.Shards(context_of(request).app.shards(queue_of(request))))
 
 
-def jobs(request: Request, values: dict[str, Any]) -> Response:
-    order_by = values.get("order_by")
-    fields: dict[str, Any] = {
-        name: values[name] for name in ("state", "match", "order_by", "reverse") if name in values
-    }
-    fields |= {name: _bound(name, values.get(name), order_by) for name in ("min", "max")}
+def jobs(request: Request, query: documents.JobsQuery) -> Response:
+    given = query.given()
+    order_by = given.get("order_by")
+    fields: dict[str, Any] = {name: given[name] for name in ("state", "match", "order_by", "reverse") if name in given}
+    fields |= {name: _bound(name, given.get(name), order_by) for name in ("min", "max")}
 
     def answer(page: lowq.Page) -> Response:
-        return _answer({"jobs": [_job(request, job) for job in page.jobs], "cursor": page.cursor})
+        return _answer(documents.Jobs([_job(request, job) for job in page.jobs], page.cursor))
 
-    asked = JobQuery(lowq.JobFilter(**fields), values.get("after"), values.get("limit", 50), {})
+    asked = JobQuery(lowq.JobFilter(**fields), given.get("after"), query.limit, {})
     pages = asked.pages(queue_of(request))
     if not asked.scans:
         found: list[lowq.Page | None] = list(pages)
@@ -234,46 +177,46 @@ def _bound(name: str, raw: str | None, order_by: str | None) -> float | str | No
         raise HTTPException(400, f"{name}={raw!r:.50}: it is a number") from None
 
 
-def _job(request: Request, job: lowq.Job) -> dict[str, Any]:
+def _job(request: Request, job: lowq.Job) -> documents.Job:
     redact = context_of(request).redact
-    found = {item.name: _finite(getattr(job, item.name)) for item in dataclasses.fields(job)}
-    return found | {
-        "payloads": [{"payload": redact(payload), "score": _finite(score)} for payload, score in job.payloads]
-    }
-
-
-def job(request: Request, values: dict[str, Any]) -> Response:
-    found = queue_of(request).describe(values["id"])
-    return _answer(
-        {
-            "id": found.id,
-            "queue": found.queue,
-            "why": found.why,
-            "shard": found.shard,
-            "max_retry_count": found.max_retry_count,
-            "retries": coming_retries(found),
-            "jobs": [_job(request, item) for item in found.jobs],
-        }
+    return documents.Job(
+        id=job.id,
+        state=job.state,
+        payloads=[documents.Payload(redact(payload), score) for payload, score in job.payloads],
+        perform_at=job.perform_at,
+        retry_count=job.retry_count,
+        error=job.error,
+        crashes=job.crashes,
+        buried_at=job.buried_at,
+        payloads_count=job.payloads_count,
     )
 
 
-def nodes(request: Request, _values: dict[str, Any]) -> Response:
-    return _answer({"nodes": context_of(request).app.nodes()})
+def job(request: Request, query: documents.IdQuery) -> Response:
+    found = queue_of(request).describe(query.id)
+    jobs, retries = [_job(request, item) for item in found.jobs], coming_retries(found)
+    return _answer(
+        documents.Described(found.id, found.queue, found.why, found.shard, found.max_retry_count, retries, jobs)
+    )
 
 
-def redis(request: Request, _values: dict[str, Any]) -> Response:
+def nodes(request: Request, _query: Nothing) -> Response:
+    return _answer(documents.Nodes(context_of(request).app.nodes()))
+
+
+def redis(request: Request, _query: Nothing) -> Response:
     return _answer(context_of(request).app.redis_info())
 
 
-def audit(request: Request, values: dict[str, Any]) -> Response:
-    return _answer({"audit": context_of(request).app.audit(values.get("limit", 100))})
+def audit(request: Request, query: documents.AuditQuery) -> Response:
+    return _answer(documents.Audit(context_of(request).app.audit(query.limit)))
 
 
-def tasks(request: Request, _values: dict[str, Any]) -> Response:
-    return _answer({"tasks": [_task_document(item) for item in context_of(request).tasks.all()]})
+def tasks(request: Request, _query: Nothing) -> Response:
+    return _answer(documents.Tasks([_task_document(item) for item in context_of(request).tasks.all()]))
 
 
-def task(request: Request, _values: dict[str, Any]) -> Response:
+def task(request: Request, _query: Nothing) -> Response:
     return _answer(_task_document(_task(request)))
 
 
@@ -284,23 +227,9 @@ def _task(request: Request) -> Task:
     return found
 
 
-def _task_document(item: Task) -> dict[str, Any]:
-    return {
-        "id": item.id,
-        "who": item.who,
-        "queue": item.queue,
-        "action": item.action,
-        "filter": item.filter.given(),
-        "reason": item.reason,
-        "owner": item.owner,
-        "state": item.state,
-        "done": item.done,
-        "total": item.total,
-        "began_at": item.began_at,
-        "heartbeat_at": item.heartbeat_at,
-        "ended_at": item.ended_at,
-        "error": item.error,
-    }
+def _task_document(item: Task) -> documents.Task:
+    same = {name: getattr(item, name) for name in documents.Task.__struct_fields__ if name != "filter"}
+    return documents.Task(filter=item.filter.given(), **same)
 
 
 def index(request: Request) -> Response:
@@ -308,7 +237,7 @@ def index(request: Request) -> Response:
     return RedirectResponse(f"{request.scope.get('lowq_root', '')}/api/v1/openapi.json", 307)
 
 
-def description(request: Request, _values: dict[str, Any]) -> Response:
+def description(request: Request, _query: Nothing) -> Response:
     root = request.scope.get("lowq_root", "")
     return _answer(openapi.describe(ENDPOINTS, f"{root}/api/v1"))
 
@@ -316,25 +245,26 @@ def description(request: Request, _values: dict[str, Any]) -> Response:
 # --- acting --------------------------------------------------------------------------------------------------
 
 
-def act(request: Request, values: dict[str, Any]) -> Response:
+def act(request: Request, body: documents.ActDocument) -> Response:
     who, actions = visit_of(request).user.name, context_of(request).actions
-    handle, action, reason = queue_of(request), values["action"], values.get("reason")
+    handle, action, given = queue_of(request), body.action, body.given()
+    reason, before = given.get("reason"), given.get("before")
     if reason is not None and action != "bury":
         raise HTTPException(400, f"reason: only bury takes one, not {action}")
-    if ("ids" in values) == ("all" in values):
+    if ("ids" in given) == ("all" in given):
         raise HTTPException(400, "say either which ids, or all with a filter: {} for all that it can be done to")
-    bounds = [name for name in ("at_most", "before") if name in values]
-    if "ids" in values:
+    if "ids" in given:
+        bounds = [name for name in ("at_most", "before") if name in given]
         if bounds:
             raise HTTPException(400, f"{bounds[0]}: it bounds an action on all that match, not one on ids")
         # An id that is named twice would count as missing the second time.
-        acted = actions.on_ids(who, handle.name, action, list(dict.fromkeys(values["ids"])), reason)
-        counts = {"done": acted.done, "in_flight": acted.in_flight, "missing": acted.missing}
-        return _answer(counts | {"not_done": [{"id": job_id, "why": why} for job_id, why in acted.left]})
-    wanted, before = lowq.JobFilter(**values["all"]), values.get("before")
+        acted = actions.on_ids(who, handle.name, action, list(dict.fromkeys(given["ids"])), reason)
+        left = [documents.NotDone(job_id, why) for job_id, why in acted.left]
+        return _answer(documents.Acted(acted.done, acted.in_flight, acted.missing, left))
+    wanted = lowq.JobFilter(**given["all"].given())
     if before is not None and before > context_of(request).stats_cache.redis_time():
         raise HTTPException(400, f"before={before!r} lies in the future")
-    bound = before if "at_most" not in values else _counted(request, action, wanted, values["at_most"], before)
+    bound = before if "at_most" not in given else _counted(request, action, wanted, given["at_most"], before)
     started = actions.on_all(who, handle.name, action, dataclasses.replace(wanted, before=bound), reason)
     return _answer(_task_document(started), 202)
 
@@ -362,186 +292,81 @@ def _counted(
     return bound
 
 
-def count(request: Request, values: dict[str, Any]) -> Response:
-    wanted = lowq.JobFilter(**values.get("all", {}))
+def count(request: Request, body: documents.CountDocument) -> Response:
+    wanted = lowq.JobFilter() if body.all is UNSET else lowq.JobFilter(**body.all.given())
     handle = queue_of(request)
     context = context_of(request)
     with context.scans:
         # The time is read first: as `before` it leaves out what came during the count.
         at = context.stats_cache.redis_time()
-        found = handle.count(values["action"], wanted)
-    return _answer({"count": found, "at": at})
+        found = handle.count(body.action, wanted)
+    return _answer(documents.Count(found, at))
 
 
-def pause(request: Request, _values: dict[str, Any]) -> Response:
+def pause(request: Request, _body: Nothing) -> Response:
     changed = context_of(request).actions.pause(visit_of(request).user.name, queue_of(request).name)
-    return _answer({"paused": True, "changed": changed})
+    return _answer(documents.Paused(paused=True, changed=changed))
 
 
-def resume(request: Request, _values: dict[str, Any]) -> Response:
+def resume(request: Request, _body: Nothing) -> Response:
     changed = context_of(request).actions.resume(visit_of(request).user.name, queue_of(request).name)
-    return _answer({"paused": False, "changed": changed})
+    return _answer(documents.Paused(paused=False, changed=changed))
 
 
-def send_command(request: Request, values: dict[str, Any]) -> Response:
-    context_of(request).actions.send_command(visit_of(request).user.name, values["node"], values["do"])
-    return _answer({"sent": values["do"]}, 202)
+def send_command(request: Request, body: documents.CommandDocument) -> Response:
+    context_of(request).actions.send_command(visit_of(request).user.name, body.node, body.do)
+    return _answer(documents.Sent(body.do), 202)
 
 
-def cancel(request: Request, _values: dict[str, Any]) -> Response:
+def cancel(request: Request, _body: Nothing) -> Response:
     context_of(request).actions.cancel(visit_of(request).user.name, _task(request))
     return _answer(_task_document(_task(request)), 202)
 
 
-# --- endpoints -------------------------------------------------------------------------------------------
+# --- endpoints -----------------------------------------------------------------------------------------------
 
-_FILTER = openapi.obj(
-    {
-        "state": {"type": "string", "enum": list(STATES)},
-        "match": {"type": "string", "minLength": 1, "maxLength": 512},
-        "min": {"type": "number"},
-        "max": {"type": "number"},
-    },
-    required=(),
-)
-_ACTION = {"type": "string", "enum": list(ACTIONS)}
-_IDS = {
-    "type": "array",
-    "items": _ONE_ID,
-    "minItems": 1,
-    "maxItems": MAX_IDS,
-}
-_ACT = openapi.obj(
-    {
-        "action": _ACTION,
-        "ids": _IDS,
-        "all": _FILTER,
-        "reason": {"type": "string", "maxLength": 300},
-        "at_most": {
-            "type": "integer",
-            "minimum": 0,
-            "description": "With all: refused with 409 when more jobs match, and done to those that match now, none of "
-            "those that come meanwhile",
-        },
-        "before": {
-            "type": "number",
-            "description": "With all: nothing is touched that came after this, Unix time in seconds, not in the "
-            "future; /count answers it as at. Jobs that were not due by then are left alone in shards that got a push "
-            "since, as they can't be distinguished from new ones; so are those that have become due since",
-        },
-    },
-    required=("action",),
-)
-_COUNT = openapi.obj({"action": _ACTION, "all": _FILTER}, required=("action",))
-#: The body of a request without parameters. It has to be sent all the same: its content type distinguishes the request
-#: from one that a page of another site makes a browser send.
-_NOTHING = openapi.obj({})
-_COMMAND = openapi.obj(
-    {"node": {"type": "string"}, "do": {"type": "string", "enum": ["quiet", "stop"]}}, required=("node", "do")
-)
 
-_JOBS: Sequence[Parameter] = (
-    Parameter("state", "query", {"type": "string", "enum": list(STATES)}, "Absent: all that wait"),
-    Parameter(
-        "match", "query", {"type": "string", "minLength": 1, "maxLength": 512}, "A pattern of ids: 4*, order-?, [a-c]*"
-    ),
-    Parameter(
-        "order_by", "query", {"type": "string", "enum": list(ORDERS)}, "By default perform_at, in the morgue buried_at"
-    ),
-    Parameter("reverse", "query", {"type": "boolean"}, "The last ones first"),
-    Parameter("limit", "query", {"type": "integer", "minimum": 1, "maximum": 1000, "default": 50}, "Jobs of the page"),
-    Parameter("after", "query", {"type": "string", "x-bytes": True}, "The cursor of the page before"),
-    Parameter(
-        "min",
-        "query",
-        {"type": "string", "x-bytes": True},
-        "Bounds what it is ordered by: a number, or with order_by=id an id",
-    ),
-    Parameter("max", "query", {"type": "string", "x-bytes": True}, "Likewise. Both are included"),
-)
-_LIMIT = Parameter(
-    "limit", "query", {"type": "integer", "minimum": 1, "maximum": 1000, "default": 100}, "Entries, at most"
-)
+def _get(path: str, handler: Callable[..., Response], text: str, answer: Any, query: Any = Nothing) -> Endpoint:
+    return Endpoint("GET", path, handler, text, {200: answer}, query)
+
+
+# What takes nothing has to be sent a document all the same: the content type distinguishes the request from one that a
+# page of another site makes a browser send.
+def _post(path: str, handler: Callable[..., Response], text: str, answers: dict[int, Any], body: Any) -> Endpoint:
+    return Endpoint("POST", path, handler, text, answers, body)
+
 
 ENDPOINTS: Sequence[Endpoint] = (
-    Endpoint("GET", "/stats", stats, "Length, morgue and lag of all queues, in the form of Lowkiq", openapi.STATS),
-    Endpoint("GET", "/overview", overview, "All queues in figures, with rates", openapi.OVERVIEW),
-    Endpoint("GET", "/rates", rates, "Rates and lag of all queues together, over time", openapi.HISTORY, (_SPAN,)),
-    Endpoint("GET", "/search", search, "In which queues an id is", openapi.FOUND, (_ID,)),
-    Endpoint("GET", "/queues", queues, "All queues in figures", openapi.QUEUES),
-    Endpoint(
-        "GET",
-        "/queues/{queue}",
-        queue,
-        "A queue in figures, and its worker's options",
-        openapi.QUEUE,
-        (_QUEUE,),
+    _get("/stats", stats, "Length, morgue and lag of all queues, in the form of Lowkiq", documents.LowkiqStats),
+    _get("/overview", overview, "All queues in figures, with rates", documents.Overview),
+    _get("/rates", rates, "Rates and lag of all queues together, over time", lowq.History, documents.SpanQuery),
+    _get("/search", search, "In which queues an id is", documents.Found, documents.IdQuery),
+    _get("/queues", queues, "All queues in figures", documents.Queues),
+    _get("/queues/{queue}", queue, "A queue in figures, and its worker's options", documents.QueueDetails),
+    _get("/queues/{queue}/rates", queue_rates, "Its rates and lag over time", lowq.History, documents.SpanQuery),
+    _get("/queues/{queue}/perform-times", perform_times, "How long its performs take", documents.PerformTimes),
+    _get("/queues/{queue}/shards", shards, "Its shards", documents.Shards),
+    _get("/queues/{queue}/jobs", jobs, "A page of its jobs", documents.Jobs, documents.JobsQuery),
+    _get("/queues/{queue}/job", job, "Everything that is known of an id", documents.Described, documents.IdQuery),
+    _post(
+        "/queues/{queue}/actions", act, "Do something to ids (200), or in the background to all that match (202)",
+        {200: documents.Acted, 202: documents.Task}, documents.ActDocument,
     ),
-    Endpoint(
-        "GET",
-        "/queues/{queue}/rates",
-        queue_rates,
-        "Its rates and lag over time",
-        openapi.HISTORY,
-        (_QUEUE, _SPAN),
+    _post(
+        "/queues/{queue}/count", count, "To how many jobs an action would do something now", {200: documents.Count},
+        documents.CountDocument,
     ),
-    Endpoint(
-        "GET",
-        "/queues/{queue}/perform-times",
-        perform_times,
-        "How long its performs take",
-        openapi.TIMES,
-        (_QUEUE,),
+    _post("/queues/{queue}/pause", pause, "Take no more jobs of it", {200: documents.Paused}, Nothing),
+    _post("/queues/{queue}/resume", resume, "Take its jobs again", {200: documents.Paused}, Nothing),
+    _get("/nodes", nodes, "The nodes that live", documents.Nodes),
+    _post(
+        "/nodes/command", send_command, "Send a node the command to go quiet, or to stop", {202: documents.Sent},
+        documents.CommandDocument,
     ),
-    Endpoint("GET", "/queues/{queue}/shards", shards, "Its shards", openapi.SHARDS, (_QUEUE,)),
-    Endpoint("GET", "/queues/{queue}/jobs", jobs, "A page of its jobs", openapi.JOBS, (_QUEUE, *_JOBS)),
-    Endpoint("GET", "/queues/{queue}/job", job, "Everything that is known of an id", openapi.JOB, (_QUEUE, _ID)),
-    Endpoint(
-        "POST",
-        "/queues/{queue}/actions",
-        act,
-        "Do something to ids (200), or in the background to all that match (202)",
-        openapi.ACTED,
-        (_QUEUE,),
-        _ACT,
-        statuses=(200, 202),
-        other=openapi.TASK,
-    ),
-    Endpoint(
-        "POST",
-        "/queues/{queue}/count",
-        count,
-        "To how many jobs an action would do something now",
-        openapi.COUNT,
-        (_QUEUE,),
-        _COUNT,
-    ),
-    Endpoint("POST", "/queues/{queue}/pause", pause, "Take no more jobs of it", openapi.PAUSED, (_QUEUE,), _NOTHING),
-    Endpoint("POST", "/queues/{queue}/resume", resume, "Take its jobs again", openapi.PAUSED, (_QUEUE,), _NOTHING),
-    Endpoint("GET", "/nodes", nodes, "The nodes that live", openapi.NODES),
-    Endpoint(
-        "POST",
-        "/nodes/command",
-        send_command,
-        "Send a node the command to go quiet, or to stop",
-        openapi.SENT,
-        (),
-        _COMMAND,
-        statuses=(202,),
-    ),
-    Endpoint("GET", "/tasks", tasks, "What runs in the background", openapi.TASKS),
-    Endpoint("GET", "/tasks/{task}", task, "How far something is", openapi.TASK, (_TASK,)),
-    Endpoint(
-        "POST",
-        "/tasks/{task}/cancel",
-        cancel,
-        "Stop it after its current step",
-        openapi.TASK,
-        (_TASK,),
-        _NOTHING,
-        statuses=(202,),
-    ),
-    Endpoint("GET", "/audit", audit, "What people did, the latest first", openapi.AUDIT, (_LIMIT,)),
-    Endpoint("GET", "/redis", redis, "The server, and what to be warned of", openapi.REDIS),
-    Endpoint("GET", "/openapi.json", description, "This description", {"type": "object"}),
-)
+    _get("/tasks", tasks, "What runs in the background", documents.Tasks),
+    _get("/tasks/{task}", task, "How far something is", documents.Task),
+    _post("/tasks/{task}/cancel", cancel, "Stop it after its current step", {202: documents.Task}, Nothing),
+    _get("/audit", audit, "What people did, the latest first", documents.Audit, documents.AuditQuery),
+    _get("/redis", redis, "The server, and what to be warned of", lowq.RedisInfo),
+    _get("/openapi.json", description, "This description", dict[str, Any]),
+)  # fmt: skip
