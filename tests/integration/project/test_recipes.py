@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 _FILE = re.compile(r"^<!-- file: (\S+) -->\n+```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 FILES = {
     page.name: dict(_FILE.findall(page.read_text(encoding="utf-8"))) for page in sorted((ROOT / "docs").glob("*.md"))

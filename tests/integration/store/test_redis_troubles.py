@@ -29,7 +29,7 @@ from tests.redis_server import RedisServer
 from tests.sentinel import Sentinel
 from tests.waiting import PATIENCE, until
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 SECRET = "hunter2"
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from tests.redis_server import RedisServer
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 EXAMPLE = str(ROOT / "examples" / "git_history.py")
 
 

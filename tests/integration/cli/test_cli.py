@@ -26,7 +26,7 @@ from lowq.version import VERSION
 from tests.redis_server import RedisServer
 from tests.waiting import PATIENCE, until
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 # --- verbs, in this process ---

@@ -12,7 +12,7 @@ from lowq.store import keys
 from lowq.store.keys import NAMESPACE_KEYS, SHARD_KEYS, Key, Type, kind_of
 from tests.key_table import PAGE, with_tables
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 LUA = ROOT / "lowq" / "store" / "lua"
 TEXTS = {path.name: re.sub(r"--[^\n]*", "", path.read_text("utf-8")) for path in sorted(LUA.rglob("*.lua"))}
 SOURCE = "\n".join(TEXTS.values())

@@ -10,7 +10,7 @@ import pytest
 from lowq.errors import ConfigError
 from lowq.store.scripts import Script, load_scripts, time_argument
 
-FOLDER = Path(__file__).resolve().parents[2] / "lowq" / "store" / "lua"
+FOLDER = Path(__file__).resolve().parents[3] / "lowq" / "store" / "lua"
 SCRIPTS = sorted(FOLDER.glob("*.lua"))
 FUNCTION = re.compile(r"^local function (\w+)\(", re.MULTILINE)
 
