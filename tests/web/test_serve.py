@@ -2,6 +2,8 @@
 
 import resource
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
@@ -160,3 +162,31 @@ def test_there_are_no_more_connections_than_files(monkeypatch: pytest.MonkeyPatc
     assert serve._affordable(256) == 200 - serve.OTHER_FILES
     monkeypatch.setattr(resource, "getrlimit", lambda _: (1024, 4096))
     assert serve._affordable(256) == 256
+
+
+#: Serves, and is interrupted while its event loop is being made.
+INTERRUPTED = """
+import asyncio, os, signal, sys
+import lowq
+from lowq_web.serve import Server
+
+class Loop(asyncio.SelectorEventLoop):
+    def __init__(self):
+        os.kill(os.getpid(), signal.{name})
+        super().__init__()
+
+signal.signal(signal.SIGTERM, signal.default_int_handler)
+server = Server(lowq.Lowq(redis_url="memory://interrupted"), "127.0.0.1", 0)
+server._server.config.get_loop_factory = lambda: Loop
+try:
+    server.run()
+except KeyboardInterrupt:
+    print("ended")
+"""
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+def test_a_signal_while_it_starts_ends_it_without_a_traceback(name: str) -> None:
+    program = [sys.executable, "-c", INTERRUPTED.format(name=name)]
+    ran = subprocess.run(program, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    assert (ran.returncode, ran.stdout, ran.stderr) == (0, "ended\n", "")

@@ -86,7 +86,9 @@ class Server:
     def run(self) -> None:
         """Serves until TERM or INT."""
         try:
-            self._server.run(sockets=[self._socket])
+            # Before the event loop is made: interrupted half way, it would end with a traceback that nobody can catch.
+            with self._server.capture_signals():
+                self._server.run(sockets=[self._socket])
         finally:
             self._application.state.context.app.close()
 
