@@ -175,7 +175,7 @@ class Loop(asyncio.SelectorEventLoop):
         os.kill(os.getpid(), signal.{name})
         super().__init__()
 
-signal.signal(signal.SIGTERM, signal.default_int_handler)
+signal.signal(signal.{name}, signal.default_int_handler)  # whoever runs the tests may ignore it
 server = Server(lowq.Lowq(redis_url="memory://interrupted"), "127.0.0.1", 0)
 server._server.config.get_loop_factory = lambda: Loop
 try:
