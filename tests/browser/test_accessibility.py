@@ -97,15 +97,9 @@ def everywhere(stage: Stage, address: str) -> Iterator[tuple[str, Callable[[Page
     yield "tasks with one", goes("/tasks")
 
 
-@pytest.mark.parametrize(
-    ("scheme", "size"),
-    [
-        pytest.param("dark", PHONE, id="dark-phone"),
-        pytest.param("light", WIDE, id="light-wide", marks=pytest.mark.slow),
-        pytest.param("light", PHONE, id="light-phone", marks=pytest.mark.slow),
-        pytest.param("dark", WIDE, id="dark-wide", marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [PHONE, WIDE], ids=["phone", "wide"])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_every_page(busy: Stage, address: str, watched: Watched, scheme: str, size: dict[str, int]) -> None:
     axe = resources.files("axe_playwright_python").joinpath("axe.min.js").read_text("utf-8")
     watched.expected = {400, 404}

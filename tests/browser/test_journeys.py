@@ -363,7 +363,7 @@ def test_everything_without_javascript(stage: Stage, address: str, watched: Watc
     assert (queue.stats().morgue_length, queue.stats().due) == (1, 1)
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("scheme", ["light", pytest.param("dark", marks=pytest.mark.slow)])
 def test_narrow_screens_and_contrast(stage: Stage, address: str, watched: Watched, scheme: str) -> None:
     fill(stage, 60)
     stage.app.queue("Orders").push({"id": "x" * 400, "payload": "y" * 3000, "delay": 1})

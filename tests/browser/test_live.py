@@ -42,6 +42,7 @@ def live_at(page: Page) -> str:
     return page.locator("body").get_attribute("data-live") or ""
 
 
+@pytest.mark.slow
 def test_eight_tabs_load_since_only_the_one_that_is_seen_is_live(stage: Stage, address: str, watched: Watched) -> None:
     stage.app.queue("Orders", 4).push({"id": 1, "delay": 60})
     pages = [watched.page(address)]
@@ -73,6 +74,7 @@ def test_a_page_from_the_back_button_is_live_again(stage: Stage, address: str, w
     until(lambda: live_at(page) != before, "figures")
 
 
+@pytest.mark.slow
 def test_it_says_since_when_it_is_not_live(stage: Stage, watched: Watched) -> None:
     with stage.serving() as address:
         page, nodes = watched.page(address), watched.page(f"{address}/nodes")
@@ -95,6 +97,7 @@ def test_nodes_come_and_go_without_a_reload(stage: Stage, address: str, watched:
     expect(page.get_by_text("No node is running.")).to_have_count(0)
 
 
+@pytest.mark.slow
 def test_the_page_of_an_id_goes_on_while_it_is_read(stage: Stage, address: str, watched: Watched) -> None:
     queue = stage.app.queue("Orders", 4)
     queue.push({"id": 42, "payload": {"n": 1}, "delay": 8})
@@ -144,7 +147,7 @@ START = """async () => (await (await fetch("/api/v1/queues/Orders/actions", {
 })).json()).id"""
 
 
-@pytest.mark.parametrize("scripts", [True, False])
+@pytest.mark.parametrize("scripts", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_a_running_task_is_live(
     stage: Stage, address: str, watched: Watched, monkeypatch: pytest.MonkeyPatch, scripts: bool
 ) -> None:

@@ -125,6 +125,7 @@ def test_a_page_asks_no_more_than_it_shows(
         assert counts[script] <= most.get(script, 0), (script, counts)
 
 
+@pytest.mark.slow
 def test_pages_stay_small(browse: Open, app: lowq.Lowq) -> None:
     app.queue("Big", 600).push({"id": "x" * 500, "payload": "y" * 100_000})
     for number in range(100):

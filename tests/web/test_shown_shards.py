@@ -126,6 +126,7 @@ def test_a_click_on_a_header_sorts_and_another_one_turns_it_round(world: World, 
     assert orders == (["ascending", "descending"] if word == "Shard" else ["descending", "ascending"])
 
 
+@pytest.mark.slow
 def test_many_shards_come_page_by_page_in_one_order(app: lowq.Lowq) -> None:
     hand = Hand(app, "Wide", 450)
     hand.queue.push({"id": n, "delay": 60} for n in range(2000))
@@ -142,6 +143,7 @@ def test_many_shards_come_page_by_page_in_one_order(app: lowq.Lowq) -> None:
     assert reader.page(address).text.count("of 450") == 1
 
 
+@pytest.mark.slow
 def test_no_shard_is_missed_or_shown_twice_while_they_change_places(app: lowq.Lowq) -> None:
     hand = Hand(app, "Wide", 450)
     hand.queue.push({"id": n, "delay": 60} for n in range(2000))

@@ -134,6 +134,7 @@ class TestSingleActions:
         with pytest.raises(JobError):
             rig.queue.delete([None])  # type: ignore[list-item]  # that is the point
 
+    @pytest.mark.parametrize("store_url", [pytest.param("memory", marks=pytest.mark.slow), "redis"], indirect=True)
     def test_many_ids_are_streamed(self, rig: QueueRig) -> None:
         ids = numbers(1500)
         rig.push(*(job(item) for item in ids))
@@ -149,6 +150,7 @@ class TestSingleActions:
 
         assert rig.queue.bury(source()) == Acted(done=1500)
 
+    @pytest.mark.parametrize("store_url", [pytest.param("memory", marks=pytest.mark.slow), "redis"], indirect=True)
     def test_a_job_of_many_payloads_is_moved_whole(self, rig: QueueRig) -> None:
         for names in ("a", "b"):
             rig.push(*(job("x", f"{names}{i}", float(i)) for i in range(1300)))
@@ -409,6 +411,7 @@ class TestDrop:
         for info in rig.app.shards(rig.queue):
             run_out(rig.client, f"lowq:v1:{{Orders:{info.index}}}:")
 
+    @pytest.mark.parametrize("store_url", [pytest.param("memory", marks=pytest.mark.slow), "redis"], indirect=True)
     def test_leaves_no_key(self, rig: QueueRig) -> None:
         self.fill(rig)
         self.leases_run_out(rig)

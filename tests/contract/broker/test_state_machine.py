@@ -658,7 +658,7 @@ def run_machine(store_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cal
 
 
 #: Stories of `make test`, and of `make test-slow`.
-SHORT, DEEP = 100, 1500
+SHORT, DEEP = 50, 1500
 #: Stories in which a bug is looked for, at most: the first that shows it is the last. Which one that is depends on what
 #: the process has imported before, so there are many more than usual.
 SEARCH = 1000

@@ -439,6 +439,7 @@ def test_an_id_in_a_shard_that_is_not_its_own_is_left_there(clinic: Clinic) -> N
     assert finding.shards == (1,)
 
 
+@pytest.mark.parametrize("store_url", [pytest.param("memory", marks=pytest.mark.slow), "redis"], indirect=True)
 def test_many_ids_are_all_counted_and_mended_and_some_are_named(clinic: Clinic) -> None:
     clinic.queue.push({"id": number, "payload": number} for number in range(3000))
     for shard in range(SHARDS):
