@@ -117,7 +117,7 @@ def act(client: Client, prefix: str, action: Action, ids: Sequence[bytes], not_a
     is not after this (Unix time, seconds, as text; "" = any).
 
     Raises:
-        RedisUnavailable, RedisRefused, ScriptError: ``done`` tells to how many it was done before.
+        RedisUnavailable, RedisRefused, ScriptError: ``done`` is to how many it was done before.
     """
     done = in_flight = missing = 0
     left: list[tuple[str, str]] = []

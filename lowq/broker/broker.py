@@ -156,7 +156,7 @@ class Broker:
                 preferred[number % self._workers_count].append(shard)
         return preferred
 
-    # --- what the dispatcher and the wake-ups tell the maintenance loop, which is made after them ---
+    # --- what the dispatcher and the wake-ups pass on to the maintenance loop, which is made after them ---
 
     def _left(self, shard: Shard) -> None:
         self.maintenance.left(shard)

@@ -25,8 +25,8 @@ Schedule = Callable[[Sequence[Shard], float], Shard | None]
 
 
 class Dispatcher:
-    """Hands shards to threads. ``preferred[i]``: the shards of thread i. ``on_left`` is told, outside
-    of the lock, of a shard that is to be given up and that no thread works any more.
+    """Hands shards to threads. ``preferred[i]``: the shards of thread i. ``on_left`` is called, outside
+    of the lock, with a shard that is to be given up and that no thread works any more.
     """
 
     def __init__(

@@ -219,7 +219,7 @@ class InFlight:
 
     @property
     def unacknowledged(self) -> bool:
-        """Whether something finished that Redis has not been told."""
+        """Whether something finished that is not acknowledged in Redis."""
         return bool(self._finished)
 
 

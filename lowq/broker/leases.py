@@ -61,7 +61,7 @@ class Leases:
         #: Shards that this node held last, and those that others were seen to hold.
         self._mine: set[Shard] = set()
         self._theirs: set[Shard] = set()
-        self._told = (-1, -1)
+        self._logged = (-1, -1)
         self._began = self._clock()
 
     @property
@@ -134,8 +134,8 @@ class Leases:
         Raises:
             RedisUnavailable
         """
-        # Shards whose lease ran out, or was lost, go to `acquire`: it tells which, and resumes when nobody came
-        # between.
+        # Shards whose lease ran out, or was lost, go to `acquire`: its reply says which of the two, and it resumes when
+        # nobody came between.
         for shard in self._wanted:
             if shard.lease.current is None and shard not in self._tries:
                 self._tries[shard] = 0.0
@@ -166,7 +166,7 @@ class Leases:
         # whoever comes first doesn't charge the others' jobs with a crash.
         age = self._client.server_age()
         back = now - self._away_at
-        if age + 1.0 < now - self._began:  # it was started after this node; servers tell their age in whole seconds
+        if age + 1.0 < now - self._began:  # it was started after this node; servers give their age in whole seconds
             back = min(back, age)
         if back < self._lease_ttl / 3:
             for shard in shards:
@@ -189,12 +189,12 @@ class Leases:
             self._mine.add(shard)
             self._theirs.discard(shard)
             gained.append(shard)
-            _tell_of_restored(shard, lease)
+            _log_restored(shard, lease)
 
         try:
             self._ask_all(shards, lambda shard: shard.lease.acquire_call(self._lease_ttl, charge=charge), note)
         finally:
-            # The threads first: whatever goes wrong with the listener, a refresh finds what it would have told.
+            # The threads first: whatever goes wrong with the listener, a refresh finds what it would have received.
             self._dispatcher.stay([shard for shard in gained if shard in self._wanted])
             for shard in gained:
                 self._dispatcher.wake(shard)
@@ -276,17 +276,17 @@ class Leases:
             for shard in part:
                 shard.lease.lose()
 
-    # --- what is told ---
+    # --- the log ---
 
-    def tell(self) -> bool:
+    def log_held(self) -> bool:
         """Logs how many shards are held when that has changed; whether it has."""
         held, wanted = len(self.held), len(self._wanted)
-        if (held, wanted) == self._told:
+        if (held, wanted) == self._logged:
             return False
-        changed = held != self._told[0]
+        changed = held != self._logged[0]
         # Where it goes and where it has got to; the steps between, one shard after another, are for who asks for them.
-        level = logging.INFO if held == wanted or wanted != self._told[1] else logging.DEBUG
-        self._told = held, wanted
+        level = logging.INFO if held == wanted or wanted != self._logged[1] else logging.DEBUG
+        self._logged = held, wanted
         others = f"; standing by for {len(self._theirs)} of other nodes" if self._theirs else ""
         log.log(
             level, "shards held: %d, wanted: %d of %d%s", held, wanted, len(self._shards), others,
@@ -295,7 +295,7 @@ class Leases:
         return changed
 
 
-def _tell_of_restored(shard: Shard, lease: Lease) -> None:
+def _log_restored(shard: Shard, lease: Lease) -> None:
     if lease.restored:
         log.warning(
             "%r: left in flight by an earlier owner and waiting again: %d", shard, lease.restored,

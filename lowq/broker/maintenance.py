@@ -112,7 +112,7 @@ class MaintenanceLoop:
             self._ask(shard, self._clock() + min(delay, self._lease_ttl))
 
     def check(self, shard: Shard) -> None:
-        """A thread was told that the lease is lost, or doubts it: find out whose it is."""
+        """A thread has learnt that the lease is lost, or doubts it: find out whose it is."""
         self._ask(shard, 0.0)
 
     def _ask(self, shard: Shard, at: float) -> None:
@@ -194,7 +194,7 @@ class MaintenanceLoop:
             self._heartbeat()
         leases.acquire(now)
         gave_up = leases.give_up()
-        if leases.tell() or gave_up:
+        if leases.log_held() or gave_up:
             self._heartbeat()  # the registry says who holds what
         if not self._ready:
             self._ready = True
@@ -346,7 +346,7 @@ class MaintenanceLoop:
 
 
 def resident_memory() -> int:
-    """Bytes of memory that this process has; 0 where that is not told."""
+    """Bytes of memory that this process has; 0 where the system does not say."""
     try:
         pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
     except (OSError, ValueError, IndexError):

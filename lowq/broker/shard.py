@@ -32,7 +32,7 @@ class DispatchState:
         self.claimed_by: int | None = None
         #: It is to be given up: no thread begins anything of it any more.
         self.leaving = False
-        #: Counts wake-ups: tells whether one came while a take was under way.
+        #: Counts wake-ups: shows whether one came while a take was under way.
         self.wakes = 0
 
 

@@ -18,7 +18,7 @@ from lowq.inspection.registry import find_queue
 from lowq.store import Refusal
 from lowq.store.keys import nodes_key, queues_key, shard_prefix
 
-#: Milliseconds that a lease without an end is given when nothing tells the lease_ttl of its owner: longer than any, so
+#: Milliseconds that a lease without an end is given when the lease_ttl of its owner is not known: longer than any, so
 #: that an owner that lives renews it before.
 ENDLESS_LEASE = 600_000
 #: Milliseconds that the doctor's own lease runs on, should it die between restoring and giving the shard up.
@@ -229,12 +229,12 @@ class _Examination:
             jobs = sum(item.jobs for item in items)
             finding = self._finding("queue_unregistered", queue=queue, jobs=_count(jobs, "job"))
             counts = {item.meta["shards_count"] for item in items if not item.wrong and "shards_count" in item.meta}
-            told = counts.pop() if len(counts) == 1 else ""
-            tells = told.isdigit() and int(told) > 0 and all(item.place[1] < int(told) for item in items)
-            finding = replace(finding, shards=tuple(item.place[1] for item in items), repairable=tells)
-            if tells and self._repair:
+            count = counts.pop() if len(counts) == 1 else ""
+            is_known = count.isdigit() and int(count) > 0 and all(item.place[1] < int(count) for item in items)
+            finding = replace(finding, shards=tuple(item.place[1] for item in items), repairable=is_known)
+            if is_known and self._repair:
                 try:
-                    self._client.run("register", queues_key(self._namespace), "", queue, told, "")
+                    self._client.run("register", queues_key(self._namespace), "", queue, count, "")
                 except Refusal:  # somebody was quicker, with another number
                     pass
                 else:

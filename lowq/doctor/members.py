@@ -21,7 +21,7 @@ from lowq.store.scripts import time_of
 #: Seconds between two looks at what is suspicious.
 LOOK_INTERVAL = 0.5
 
-#: A suspicion: its code, and what tells it from others of the same code. It may go on under the same name only.
+#: A suspicion: its code, and what distinguishes it from others of the same code. It may go on under the same name only.
 Suspicion = tuple[str, ...]
 
 
@@ -86,8 +86,8 @@ def read_node_entries(backend: Backend) -> NodeEntries:
         RedisUnavailable, RedisRefused
     """
     key = nodes_key(backend.config.namespace)
-    raw, told = backend.client.commands([("HGETALL", key), ("TIME",)], key=key)
-    now = time_of(told)
+    raw, time = backend.client.commands([("HGETALL", key), ("TIME",)], key=key)
+    now = time_of(time)
     names = [field.decode("utf-8", "replace") for field in raw[::2]]
     silent, unreadable = {}, set()
     for name, data in zip(names, raw[1::2], strict=True):

@@ -38,19 +38,19 @@ def check_servers(client: Client) -> Iterator[Finding]:
         return
     clocks: dict[str, float] = {}
     try:
-        told = client.on_all([("INFO", "everything")])
+        replies = client.on_all([("INFO", "everything")])
     except RedisRefused as error:
-        told = {}
+        replies = {}
         yield Finding(
             "redis",
             "warning",
-            "the server does not tell this user its version, and not whether it evicts keys, persists, is short of "
+            "the server does not show this user its version, and not whether it evicts keys, persists, is short of "
             "memory or is a replica",
             str(error),
             "none of this was checked; when a node dies, its jobs may be charged with a crash though it was Redis",
             "allow the command INFO: docs/rights.md",
         )
-    for address, (text,) in told.items():
+    for address, (text,) in replies.items():
         where = f" of {address}" if address else ""
         info = parse_info(text)
         yield _version(info, address)

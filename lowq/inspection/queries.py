@@ -182,7 +182,7 @@ class Queries:
 
         One round trip is enough where the number of shards is known; otherwise the first one asks for it. In a cluster
         calls go to the servers of the registries and of the shard side by side. At most 1,000 payloads, or
-        about 1 MiB, are read from each place; ``Job.payloads_count`` tells how many there are.
+        about 1 MiB, are read from each place; ``Job.payloads_count`` is the number of all.
 
         Raises:
             JobError: the id is none. UnknownQueueError, RedisUnavailable
@@ -233,7 +233,7 @@ class Queries:
         """The jobs of many ids, id -> job, in the order of ``ids``; those that are nowhere are left out.
 
         Of long payload lists only the lowest scores are read, 1,000 payloads or about 1 MiB;
-        ``Job.payloads_count`` tells how many there are. A payload that can't be decoded is shown as the str
+        ``Job.payloads_count`` is the number of all. A payload that can't be decoded is shown as the str
         ``"undecodable payload: ..."`` with its raw bytes.
 
         Raises:
@@ -363,17 +363,17 @@ class Queries:
     def _pages(
         self, wanted: JobFilter, limit: int, position: Position | None, interval: float, now: float | None
     ) -> Iterator[Page]:
-        told: tuple[list[Position], bool] | None = None
+        shown: tuple[list[Position], bool] | None = None
         found: list[Position] = []
         more, page = False, Page([], None)
-        told_at = time.monotonic()
+        yielded_at = time.monotonic()
         for found, more in find_page_in_steps(self._client, self._prefixes, wanted, limit, position, now):
-            if time.monotonic() - told_at >= interval or (found and told is None):
-                if found and (found, more) != told:
-                    page, told = self._page(wanted, found, more, now), (found, more)
+            if time.monotonic() - yielded_at >= interval or (found and shown is None):
+                if found and (found, more) != shown:
+                    page, shown = self._page(wanted, found, more, now), (found, more)
                 yield page
-                told_at = time.monotonic()
-        if (found, more) != told:
+                yielded_at = time.monotonic()
+        if (found, more) != shown:
             yield self._page(wanted, found, more, now)
 
     def _page(self, wanted: JobFilter, found: list[Position], more: bool, now: float | None) -> Page:

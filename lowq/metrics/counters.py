@@ -107,15 +107,15 @@ class Recorder:
         self._tallies = tallies
         self._lag_of = lag_of
         self._clock = clock
-        self._told = {queue: count(some) for queue, some in tallies.items()}
-        self._told_at = clock()
+        self._reported = {queue: count(some) for queue, some in tallies.items()}
+        self._reported_at = clock()
 
     def __call__(self) -> list[Call]:
         now = self._clock()
-        seconds, self._told_at = now - self._told_at, now
+        seconds, self._reported_at = now - self._reported_at, now
         calls = []
         for queue, some in self._tallies.items():
-            before = self._told[queue]
-            after = self._told[queue] = count(some)
+            before = self._reported[queue]
+            after = self._reported[queue] = count(some)
             calls.append(record_call(history_key(self._namespace, queue), before, after, seconds, self._lag_of(queue)))
         return calls

@@ -16,7 +16,7 @@ from lowq.store.scripts import time_of
 
 SPANS: tuple[Span, ...] = get_args(Span)
 
-#: Seconds until everybody has told what happened in a stretch: nodes tell with their heartbeats.
+#: Seconds until everybody has reported what happened in a stretch: nodes report with their heartbeats.
 _DELAY = 6.0
 #: What is beyond that was never counted.
 _ABSURD = 1e15
@@ -78,7 +78,7 @@ def history(backend: Backend, queue: str, span: Span, now: float | None = None) 
     rates = []
     for number in range(last - slots + 1, last + 1):
         at = number * width
-        # The stretch that goes on, if enough of it has passed to tell a rate; not one of which words are still to come.
+        # The stretch that goes on, if enough of it has passed for a rate; not one of which reports are still to come.
         length = min(width, now - at)
         if now < at + width + _DELAY and length < 10 * _DELAY:
             continue
@@ -93,8 +93,8 @@ def _rate(key: str, at: float, number: int, length: float, raw: bytes | None) ->
         if parts:
             untrusted.log_skipped("history", key, f"{raw!r:.60} is no stretch of time")
         return Rate(at, None, None, None)
-    told, processed, failed, lag = figures
-    if told != number:  # of a round before
+    of_slot, processed, failed, lag = figures
+    if of_slot != number:  # of a round before
         return Rate(at, None, None, None)
     return Rate(at, processed / length, failed / length, None if lag < 0 else lag)
 

@@ -2,7 +2,7 @@
 
 ::
 
-    jobs -> payloads_by_id -> middlewares -> perform -> Outcome -> report -> tell
+    jobs -> payloads_by_id -> middlewares -> perform -> Outcome -> report -> notify
                                                 |
                                  lowq.current(): outcomes of single ids, which win over an exception
 
@@ -11,7 +11,7 @@ fails alone, or that the handler named, is charged a retry.
 
 Whatever an application's objects do, an outcome is written, or its jobs would be performed for ever. So it is made of
 what was taken, not of what the handler was given; what belongs to the application is called by `Outcome.ask` alone,
-which catches everything; and nothing is told, to a worker or to the log, before it is written.
+which catches everything; and neither worker nor log learns of it before it is written.
 """
 
 import random
@@ -96,7 +96,7 @@ class Execution:
 
     def release(self, job_id: object, delay: float | timedelta | None = None) -> None:
         """The id waits again, uncharged: ``delay`` seconds, or behind nothing when it is None."""
-        # Checked here, where the handler learns of it: once the batch is over, nobody can be told.
+        # Checked here, where the handler learns of it: once the batch is over, nobody can learn of it.
         self._set_outcome(job_id, "release", None if delay is None else float(delay_seconds(delay)))
 
     def bury(self, job_id: object, reason: str = "") -> None:
@@ -216,7 +216,7 @@ def perform(runtime: WorkerRuntime, shard: Shard, fence: int, jobs: list[TakenJo
 def conclude(
     runtime: WorkerRuntime, shard: Shard, outcome: Outcome, config: Config, write: Callable[[Shard, Outcome], object]
 ) -> None:
-    """Has what became of a batch written, then told to the worker. What simply finished the next take acknowledges.
+    """Has what became of a batch written, then notifies the worker. What simply finished the next take acknowledges.
     What is to be logged is left to the caller, which knows what else there is to say of it.
 
     Should the process die before ``write`` (which is `report`, or calls it) has written it, the jobs are restored and
@@ -228,7 +228,7 @@ def conclude(
     shard.in_flight.finish(outcome.finished)
     if not outcome.whole:
         write(shard, outcome)
-        tell_worker(outcome, runtime.instance, config)
+        notify_worker(outcome, runtime.instance, config)
 
 
 def decide(
@@ -293,7 +293,7 @@ def _decide_plainly(
     if error is not None and _is_exception(error):
         plain = LowqError("the job failed, and so did the attempt to say how")
     plain_outcomes = {
-        job_id: (verb, "the handler said that it failed, and why can't be told" if verb == "fail" else detail)
+        job_id: (verb, "the handler said that it failed, and its reason can't be shown" if verb == "fail" else detail)
         for job_id, (verb, detail) in outcomes.items()
     }
     outcome = decide(_PLAIN_WORKER, jobs, plain_outcomes, plain, _PLAIN_CONFIG, found_no_redis)
@@ -379,7 +379,7 @@ def report(shard: Shard, outcome: Outcome, now: float | None = None) -> None:
         shard.in_flight.release([(job_id, random.uniform(0.05, 0.5)) for job_id in outcome.crashed], now, crashed=True)
 
 
-def tell_worker(outcome: Outcome, worker: Performer, config: Config) -> None:
+def notify_worker(outcome: Outcome, worker: Performer, config: Config) -> None:
     """Tells the worker what was given up, once `report` has written it."""
     if not outcome.exhausted:
         return

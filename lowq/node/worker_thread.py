@@ -124,7 +124,7 @@ class WorkerThread:
                 return
 
     def _pause(self, failures: int) -> bool:
-        """Waits, longer each time. False: the node stops and nothing is left to be told to Redis."""
+        """Waits, longer each time. False: the node stops and nothing is left to be written to Redis."""
         if self._node.stopping.wait(backoff(failures)):
             if self._held is None or not self._held.in_flight.unacknowledged:
                 self._let_go()

@@ -27,7 +27,7 @@ from lowq.store.scripts import load_scripts
 from lowq.store.translate import is_forbidden
 
 OLDEST_REDIS = (7, 0)
-#: Seconds after which whoever waits for a connection looks whether one was lost: that tells nobody.
+#: Seconds after which whoever waits for a connection looks whether one was lost, which wakes nobody.
 LOOK_AGAIN = 0.1
 
 #: A command and its arguments as Redis's protocol has them. Bytes only: of a number hiredis asks for the `repr`, in
@@ -150,7 +150,7 @@ class Pool:
         waiter.acquire()
         self._waiting.append(waiter)
         try:
-            # What was given back before this one was among those who wait has told nobody.
+            # What was given back before this one was among those who wait has woken nobody.
             if not self._idle:
                 waiter.acquire(timeout=seconds)
         finally:
@@ -212,19 +212,19 @@ class Pool:
                 raise reply
         self._prepared = True
 
-    def _note_server(self, told: Any, loaded: Any) -> None:
-        """``told``: the reply to INFO; ``loaded``: that to SCRIPT EXISTS.
+    def _note_server(self, info: Any, loaded: Any) -> None:
+        """``info``: the reply to INFO; ``loaded``: that to SCRIPT EXISTS.
 
         Raises:
             RedisRefused: it is too old. What else than a lack of rights keeps it from answering.
         """
-        if not isinstance(told, Exception):
-            info = parse_info(told)
-            _check_version(info)
-            self.started_at = clock.now() - float(info.get("uptime_in_seconds", "inf"))
+        if not isinstance(info, Exception):
+            fields = parse_info(info)
+            _check_version(fields)
+            self.started_at = clock.now() - float(fields.get("uptime_in_seconds", "inf"))
             return
-        if not is_forbidden(told):
-            raise told
+        if not is_forbidden(info):
+            raise info
         # Its age decides whether owners that seem dead have crashed (see `server_age`). Scripts are not persisted: one
         # that has none of ours may have been started just now. One that has them is taken to be old. Were it taken to
         # be young, a job that kills each new process would never be found out.

@@ -4,7 +4,7 @@
 -- ARGV[1]  now: Unix seconds, or '' for the server's clock
 -- ARGV[2]  token of the lease
 -- ARGV[3]  last delivery that the caller received and has not reported whole; 0 when it holds nothing
--- ARGV[4]  limit: how many jobs to take; 0 only acknowledges and tells the next due time
+-- ARGV[4]  limit: how many jobs to take; 0 only acknowledges and returns the next due time
 -- ARGV[5]  max_payloads of one id
 -- ARGV[6]  max_bytes of payloads in the reply; each counts 100 on top of its own (one payload always fits)
 -- ARGV[7]  delivery that the acknowledged ids were taken under
@@ -36,7 +36,7 @@ local overhead = 100
 
 -- Appends the lowest payloads of a key to a job, at most max_payloads of them and, beyond the first, `room` bytes.
 -- Returns their bytes, and what stopped it: nil (nothing: these are all), 'payloads' or 'bytes'. In steps of up to
--- 16, as many as should still fit: a payload may be 1 MiB and nothing tells its size beforehand.
+-- 16, as many as should still fit: a payload may be 1 MiB and its size is not known beforehand.
 local function read_payloads(job, key, room)
   local bytes, start, step = 0, 0, 2
   while true do

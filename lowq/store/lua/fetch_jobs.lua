@@ -21,7 +21,7 @@ local due_cutoff = read_due_cutoff(prefix, read_now())
 local most, room = tonumber(ARGV[3]), tonumber(ARGV[4])
 
 -- Appends to the job how many payloads the key has, and the lowest of them; or the inline one that is known already.
--- Returns how many more, and how many bytes, the reply has room for. Reads a few at a time, as nothing tells their size
+-- Returns how many more, and how many bytes, the reply has room for. Reads a few at a time, as their size is not known
 -- beforehand.
 local function append_payloads(job, key, inline)
   inline = inline or redis.call('MGET', key)[1]

@@ -1,6 +1,6 @@
 -- heartbeat: a node lives, or says goodbye; and which nodes live besides.
 --
--- KEYS[1]  the registry of nodes; the channel of the same name is told of changes
+-- KEYS[1]  the registry of nodes; changes are published on the channel of the same name
 -- ARGV[1]  now: Unix seconds, or '' for the server's clock
 -- ARGV[2]  node
 -- ARGV[3]  its part in sharing the work, JSON; '' when it has none

@@ -96,7 +96,7 @@ class Wishes:
     def refresh(self) -> None:
         pass
 
-    def tell(self) -> bool:
+    def log_held(self) -> bool:
         return False
 
     def clear_trouble(self) -> Exception | None:

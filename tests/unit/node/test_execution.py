@@ -188,7 +188,7 @@ class TestDecide:
         handler = Handler()
         handler.max_retry_count = 1
         outcome = decide(handler, [taken("a", "v1", "v2", retry_count=0)], {}, BOOM, Config(), {})
-        execution.tell_worker(outcome, handler, Config())
+        execution.notify_worker(outcome, handler, Config())
         (job,) = handler.exhausted
         assert (job.id, job.state, job.payloads, job.payloads_count) == ("a", "morgue", [("v1", 1.0)], 1)
         assert job.retry_count == 1
@@ -284,7 +284,7 @@ class TestErrorHooks:
         for failure in outcome.failures:
             assert b"boom" in failure.error
         assert caplog.records == []  # first it is written
-        execution.tell_worker(outcome, Handler(), Config(**settings))
+        execution.notify_worker(outcome, Handler(), Config(**settings))
         execution.log_remarks(outcome)
         if outcome.exhausted or "load_error" not in settings:
             assert caplog.records
@@ -445,7 +445,7 @@ class TestReport:
         outcome = decide(handler, [taken("a")], {}, BOOM, Config(), {})
         execution.report(cast(Shard, shard), outcome)
         assert (shard.calls, handler.exhausted) == ([("fail", [("a", "exhausted")])], [])
-        execution.tell_worker(outcome, handler, Config())
+        execution.notify_worker(outcome, handler, Config())
         assert [job.id for job in handler.exhausted] == ["a"]
 
     def test_retries_exhausted_that_raises_is_logged_and_no_more(self, caplog: pytest.LogCaptureFixture) -> None:
@@ -456,7 +456,7 @@ class TestReport:
                 raise BOOM
 
         outcome = decide(Own(), [taken("a")], {}, BOOM, Config(), {})
-        execution.tell_worker(outcome, Own(), Config())
+        execution.notify_worker(outcome, Own(), Config())
         execution.log_remarks(outcome)
         assert "Own.retries_exhausted failed" in caplog.text
         assert outcome.stop is None

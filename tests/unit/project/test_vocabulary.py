@@ -38,7 +38,9 @@ GIVEN_UP_BELOW = {
     (r"\b([Tt]ell(s|er|ing)?|[Tt]old|TOLD)\b|_tells?\b|\btells?_|_told\b|\btold_", "send_command, sent"): (
         "web/lowq_web", "tests/web", "tests/browser", "lowq/cli", "lowq/supervisor",
     ),
-    (r"\b_tell\b|_told\b|_told_|_TOLD\b|\bTOLD_|\.told\b", "wake, requested, logged"): ("lowq/node", "lowq/store"),
+    (r"\b_tell\b|tell_worker|_told\b|_told_|_TOLD\b|\bTOLD_|\.told\b", "wake, requested, logged, notify"): (
+        "lowq/node", "lowq/store", "lowq/broker", "lowq/metrics",
+    ),
     (r"\b(COME_AGAIN|LOOK)\b", "RECONNECT_AFTER, an event"): ("web/lowq_web",),
 }  # fmt: skip
 

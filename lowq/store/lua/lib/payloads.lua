@@ -71,7 +71,7 @@ end
 -- Moves the payloads of source into target: equal ones collapse, the lowest score wins. All of them, which is for what
 -- is in flight, as ack_and_take bounds that; or as many as the budget allows: {payloads = n, bytes = n}, which is used
 -- up, also over many ids of one call. At least one payload is moved while the budget is not used up. Returns whether
--- source is empty now. Reads a few at a time: a payload may be 1 MiB, and nothing tells its size beforehand.
+-- source is empty now. Reads a few at a time: a payload may be 1 MiB, and its size is not known beforehand.
 local function merge(source, target, budget)
   if redis.call('EXISTS', source) == 0 then
     return true

@@ -1,4 +1,4 @@
--- The ids that wait: in which order, which of them, and who is to be told.
+-- The ids that wait: in which order, which of them, and who is to be woken.
 
 -- Whether an id comes before another among equal scores. Byte by byte: Lua's own `<` goes by the collation of
 -- the server's locale.
