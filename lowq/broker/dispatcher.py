@@ -10,9 +10,10 @@ Idle threads don't poll. One of them, the leader, sleeps until the next known du
 
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from lowq.broker.delivery import Delivery
-from lowq.broker.scheduler import LagScheduler
+from lowq.broker.scheduler import LagScheduler, Scheduler, place
 from lowq.broker.shard import Shard
 from lowq.clock import Clock
 from lowq.clock import now as clock_now
@@ -21,7 +22,7 @@ from lowq.duration import LONGEST_WAIT
 #: Seconds that a thread may be with one batch before the others look after its shards, too.
 PATIENCE = 1.0
 
-Schedule = Callable[[Sequence[Shard], float], Shard | None]
+Schedule = Scheduler[Shard]
 
 
 class Dispatcher:
@@ -90,18 +91,16 @@ class Dispatcher:
     def _pick(self, thread: int, now: float) -> Shard | None:
         if self._closed:
             return None
-        shard = self._left_alone(thread, now)
-        if shard is None:
-            ready = ready_shards(self._preferred[thread], thread, now)
-            shard = self._schedules[thread](ready, now) if ready else None
-        if shard is None or not ready_shards([shard], thread, now):  # a scheduler of the application's own may be wrong
-            shard = self._helping(ready_shards(self._all, thread, now), now)
+        ready = partial(is_ready, thread, now)
+        shard = self._left_alone(thread, now, ready) or self._schedules[thread](self._preferred[thread], now, ready)
+        if shard is None or not ready(shard):  # a scheduler of the application's own may be wrong
+            shard = self._helping(self._all, now, ready)
         if shard is not None:
             shard.dispatch.claimed_by = thread
             self._busy_since[thread] = now
         return shard
 
-    def _left_alone(self, thread: int, now: float) -> Shard | None:
+    def _left_alone(self, thread: int, now: float, ready: Callable[[Shard], bool]) -> Shard | None:
         """Every other time: of the shards whose thread is long with one batch, the one that has waited longest."""
         if now < self._none_stuck_until:
             return None
@@ -113,7 +112,7 @@ class Dispatcher:
             self._none_stuck_until = now + PATIENCE / 10
             return None
         self._helped[thread] = not self._helped[thread]
-        return self._helping(ready_shards(shards, thread, now), now) if self._helped[thread] else None
+        return self._helping(shards, now, ready) if self._helped[thread] else None
 
     def _next_due(self, now: float) -> float | None:
         times = [
@@ -162,10 +161,10 @@ class Dispatcher:
 
     def assign(self, preferred: Sequence[Sequence[Shard]]) -> None:
         """From now on these are the shards of the threads. What a thread works just now it goes on with."""
-        groups = [sorted(group, key=_place) for group in preferred]
+        groups = [sorted(group, key=place) for group in preferred]
         with self._changed:
             self._preferred = groups
-            self._all = sorted({shard for group in groups for shard in group}, key=_place)
+            self._all = sorted({shard for group in groups for shard in group}, key=place)
             self._changed.notify_all()  # the alarm may have been set for a shard that is no longer here
 
     def leave(self, shards: Sequence[Shard]) -> None:
@@ -222,21 +221,16 @@ class Dispatcher:
             self._changed.notify_all()
 
 
-def ready_shards(shards: Sequence[Shard], thread: int, now: float) -> list[Shard]:
-    """Those that the thread may work: they have due work, are held, not paused, not to be given up, and nobody else
-    has claimed them.
+def is_ready(thread: int, now: float, shard: Shard) -> bool:
+    """Whether the thread may work it: it has due work, is held, not paused, not to be given up, and nobody else has
+    claimed it.
     """
-    return [
-        shard
-        for shard in shards
-        if (state := shard.dispatch).next_due is not None
+    state = shard.dispatch
+    return (
+        state.next_due is not None
         and state.next_due <= now
         and (state.claimed_by is None or state.claimed_by == thread)
         and not state.paused
         and not state.leaving
         and now < shard.lease.deadline
-    ]
-
-
-def _place(shard: Shard) -> tuple[str, int]:
-    return shard.queue, shard.index
+    )

@@ -1,14 +1,27 @@
 """Schedulers: which shard a thread works next.
 
-A scheduler is any callable `(shards, now) -> shard or None`. It is given those shards of ONE thread that this thread
-may work now (they have due work, are leased, not paused, and nobody else works them), ordered by queue and index, and
-the monotonic time in seconds. It returns one of them. It never waits and reads no clock: the thread sleeps, and knows
-until when. Every thread has an instance of its own, so a scheduler may keep state without a lock.
+A scheduler is any callable `(shards, now, ready) -> shard or None`. It is given the shards of ONE thread, ordered by
+queue and index, the monotonic time in seconds, and a function that says of one of them whether this thread may work it
+now: it has due work, is leased, not paused, and nobody else works it. It returns one that is ready, or None. It never
+waits and reads no clock: the thread sleeps, and knows until when. Every thread has an instance of its own, so a
+scheduler may keep state without a lock.
+
+There may be thousands of shards, and all threads wait for the choice: ask `ready` last.
 """
 
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
+from math import inf, nextafter
 from typing import Protocol, TypeAlias, TypeVar
+
+
+class Due(Protocol):
+    """When the oldest waiting job of a shard is due."""
+
+    @property
+    def next_due(self) -> float | None:
+        """As of `Schedulable`."""
+        ...
 
 
 class Schedulable(Protocol):
@@ -25,45 +38,54 @@ class Schedulable(Protocol):
         ...
 
     @property
+    def dispatch(self) -> "Due":
+        """What the dispatcher knows of it."""
+        ...
+
+    @property
     def next_due(self) -> float | None:
-        """Monotonic time, seconds, since which its oldest waiting job is due. None is for shards without a job, which
-        no scheduler is given.
-        """
+        """Monotonic time, seconds, at which its oldest waiting job is (or was) due; None: nothing waits."""
         ...
 
 
 T = TypeVar("T")
 S = TypeVar("S", bound=Schedulable)
 
-#: What a user's own scheduler has to be: (shards that one thread may work, monotonic seconds) -> one of them, or None.
-#: Over T, not S: with the bound in the alias, pyright refuses Scheduler[Shard] for every shard.
-Scheduler: TypeAlias = Callable[[Sequence[T], float], T | None]
+#: What a user's own scheduler has to be: (shards of one thread, monotonic seconds, which of them are ready) -> one of
+#: them, or None. Over T, not S: with the bound in the alias, pyright refuses Scheduler[Shard] for every shard.
+Scheduler: TypeAlias = Callable[[Sequence[T], float, Callable[[T], bool]], T | None]
 
 
 class LagScheduler:
-    """The shard whose oldest due job has waited longest; of equals, the first. Keeps the lag low."""
+    """The ready shard whose oldest due job has waited longest; of equals, the first. Keeps the lag low."""
 
-    def __call__(self, shards: Sequence[S], _now: float) -> S | None:
-        return min(shards, key=_due, default=None)
-
-
-def _due(shard: Schedulable) -> float:
-    return shard.next_due or 0.0
+    def __call__(self, shards: Sequence[S], now: float, ready: Callable[[S], bool]) -> S | None:
+        longest: S | None = None
+        earliest = nextafter(now, inf)  # what is due at this very moment is due
+        for shard in shards:
+            due = shard.dispatch.next_due  # not the property: of thousands of shards it would take twice as long
+            if due is not None and due < earliest and ready(shard):
+                longest, earliest = shard, due
+        return longest
 
 
 class SeqScheduler:
-    """Round robin: the first shard after the one returned last, by queue and index."""
+    """Round robin: the first ready shard after the one returned last, by queue and index."""
 
     def __init__(self) -> None:
         self._last = ("", -1)
 
-    def __call__(self, shards: Sequence[S], _now: float) -> S | None:
-        if not shards:
-            return None
-        shard = shards[bisect_right(shards, self._last, key=_place) % len(shards)]
-        self._last = _place(shard)
-        return shard
+    def __call__(self, shards: Sequence[S], _now: float, ready: Callable[[S], bool]) -> S | None:
+        count = len(shards)
+        start = bisect_right(shards, self._last, key=place)
+        for step in range(count):
+            shard = shards[(start + step) % count]
+            if ready(shard):
+                self._last = place(shard)
+                return shard
+        return None
 
 
-def _place(shard: Schedulable) -> tuple[str, int]:
+def place(shard: Schedulable) -> tuple[str, int]:
+    """By what shards are ordered."""
     return shard.queue, shard.index

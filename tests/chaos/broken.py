@@ -6,7 +6,7 @@ changed here is changed in the process's memory, before the node starts.
 
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -88,17 +88,11 @@ def ticks() -> None:
 def claims() -> None:
     """Two threads of a node may work one shard."""
 
-    def ready(shards: Sequence[Shard], _thread: int, now: float) -> list[Shard]:
-        return [
-            shard
-            for shard in shards
-            if (state := shard.dispatch).next_due is not None
-            and state.next_due <= now
-            and not state.paused
-            and now < shard.lease.deadline
-        ]
+    def is_ready(_thread: int, now: float, shard: Shard) -> bool:
+        state = shard.dispatch
+        return state.next_due is not None and state.next_due <= now and not state.paused and now < shard.lease.deadline
 
-    setattr(dispatcher, "ready_shards", ready)  # noqa: B010  # mypy and a function of a module
+    setattr(dispatcher, "is_ready", is_ready)  # noqa: B010  # mypy and a function of a module
 
 
 def deadline() -> None:

@@ -169,8 +169,8 @@ class Orders(lowq.Worker[dict[str, Any]]):
 class LatestFirst:
     """A scheduler of the user's own: the shard with the most recent work."""
 
-    def __call__(self, shards: Sequence[Any], now: float) -> Any:
-        return max(shards, key=_due)
+    def __call__(self, shards: Sequence[Any], now: float, ready: Callable[[Any], bool]) -> Any:
+        return max(filter(ready, shards), key=_due, default=None)
 
 
 def _due(shard: Schedulable) -> float:

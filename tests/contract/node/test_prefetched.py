@@ -7,7 +7,7 @@ import pytest
 
 import lowq
 from lowq import clock
-from lowq.broker.dispatcher import ready_shards
+from lowq.broker.dispatcher import is_ready
 from lowq.broker.lease import Lease
 from tests.contract.support import TTL
 from tests.contract.thread_rig import ThreadRig
@@ -77,7 +77,7 @@ def test_after_the_machine_was_suspended_past_the_lease_no_further_batch_is_begu
     prefetched.meanwhile = suspend
     prefetched.turn()
     assert prefetched.performed == ["first", "a"]
-    assert not ready_shards([prefetched.shard], 1, clock.now())
+    assert not is_ready(1, clock.now(), prefetched.shard)
 
 
 def test_within_the_lease_the_next_batch_is_begun(prefetched: Prefetched, moving: list[float]) -> None:

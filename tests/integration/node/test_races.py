@@ -68,7 +68,7 @@ def test_waiting_for_redis_never_gets_too_long_for_a_number() -> None:
 
 
 def test_a_scheduler_that_raises_does_not_let_go_of_the_shard_in_hand(app: lowq.Lowq) -> None:
-    def broken(shards: Any, now: float) -> Any:
+    def broken(shards: Any, now: float, ready: Any) -> Any:
         raise ZeroDivisionError
 
     first, second = shard_of(app, "a", 0), shard_of(app, "a", 1)

@@ -2,7 +2,7 @@ import random
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import cast
@@ -12,7 +12,7 @@ import pytest
 from lowq import clock
 from lowq.broker import dispatcher as dispatch_module
 from lowq.broker.delivery import Delivery
-from lowq.broker.dispatcher import Dispatcher, ready_shards
+from lowq.broker.dispatcher import Dispatcher
 from lowq.broker.lease import Lease
 from lowq.broker.scheduler import LagScheduler, SeqScheduler
 from lowq.broker.shard import Shard
@@ -31,7 +31,7 @@ def shard(name: str, *, due_in: float | None = 0.0, lease_for: float = 1000.0) -
     return made
 
 
-def always(chosen: Shard, _shards: Sequence[Shard], _now: float) -> Shard:
+def always(chosen: Shard, _shards: Sequence[Shard], _now: float, _ready: Callable[[Shard], bool]) -> Shard:
     """A scheduler that chooses a shard whether it may or not."""
     return chosen
 
@@ -165,20 +165,21 @@ class TestClaims:
         assert sum(worked.values()) >= enough
         assert min(worked.values()) > 0
 
-    def test_a_scheduler_is_given_what_its_thread_may_work_ordered_by_queue_and_index(self) -> None:
-        given: list[list[Shard]] = []
+    def test_a_scheduler_is_given_its_shards_ordered_by_queue_and_index_and_which_are_ready(self) -> None:
+        given: list[tuple[list[Shard], list[Shard]]] = []
 
-        def note(shards: Sequence[Shard], now: float) -> Shard | None:
-            given.append(list(shards))
-            return shards[0]
+        def note(shards: Sequence[Shard], now: float, ready: Callable[[Shard], bool]) -> Shard | None:
+            found = [shard for shard in shards if ready(shard)]
+            given.append((list(shards), found))
+            return found[0]
 
         a, b, later, paused = shard("a"), shard("b"), shard("later", due_in=1000), shard("paused")
         paused.dispatch.paused = True
         dispatch = Dispatcher([[b, later, paused, a], [b, a]], [note, note])
         assert dispatch.wait(0) is a
         assert dispatch.wait(1) is b
-        assert dispatch.pick(1) is b  # what a thread has in hand is among them
-        assert given == [[a, b], [b], [b]]
+        assert dispatch.pick(1) is b  # what a thread has in hand is ready for it, and for nobody else
+        assert given == [([a, b, later, paused], [a, b]), ([a, b], [b]), ([a, b], [b])]
 
     def test_a_scheduler_cannot_hand_out_what_is_not_to_be_worked(self) -> None:
         a, b, later = shard("a"), shard("b"), shard("later", due_in=1000)
@@ -194,7 +195,7 @@ class TestClaims:
     def test_a_scheduler_that_raises_leaves_the_shard_in_hand_claimed(self) -> None:
         a = shard("a")
 
-        def fail(shards: Sequence[Shard], now: float) -> Shard | None:
+        def fail(shards: Sequence[Shard], now: float, ready: Callable[[Shard], bool]) -> Shard | None:
             raise ZeroDivisionError
 
         dispatch = Dispatcher([[a], [a]], [fail, LagScheduler()])
@@ -409,27 +410,24 @@ class TestAlarm:
         assert sleepers.wait(dispatch, 0).result(PATIENCE) is a
 
     @pytest.mark.parametrize("state", ["nothing due", "paused", "claimed", "leaving", "lease over", "due later"])
-    def test_nobody_polls(self, state: str, sleepers: Sleepers, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_nobody_polls(self, state: str, sleepers: Sleepers) -> None:
         looks = 0
 
-        def count(shards: Sequence[Shard], thread: int, now: float) -> list[Shard]:
+        def count(shards: Sequence[Shard], now: float, ready: Callable[[Shard], bool]) -> Shard | None:
             nonlocal looks
             looks += 1
-            return ready_shards(shards, thread, now)
+            return LagScheduler()(shards, now, ready)
 
-        monkeypatch.setattr(dispatch_module, "ready_shards", count)
         a = shard("a", due_in={"nothing due": None, "due later": 1000.0}.get(state, -1.0))
         a.dispatch.paused = state == "paused"
         a.dispatch.claimed_by = 7 if state == "claimed" else None
         a.dispatch.leaving = state == "leaving"
         if state == "lease over":
             a.lease.deadline = clock.now() - 0.001  # Redis is away: it is not surely ours, and its job is still due
-        dispatch = dispatcher([a], [a])
+        dispatch = Dispatcher([[a], [a]], [count, count])
         waiting = [sleepers.wait(dispatch, number) for number in range(2)]
-        assert looks >= 2
-        looks = 0
         time.sleep(0.05)
-        assert looks == 0
+        assert looks == 2
         assert not any(future.done() for future in waiting)
 
 

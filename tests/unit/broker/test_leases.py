@@ -7,7 +7,7 @@ from typing import Any, cast
 import pytest
 
 from lowq import clock
-from lowq.broker.dispatcher import Dispatcher, ready_shards
+from lowq.broker.dispatcher import Dispatcher, is_ready
 from lowq.broker.leases import Leases
 from lowq.broker.scheduler import LagScheduler
 from lowq.broker.shard import Shard
@@ -141,7 +141,7 @@ def rig() -> Rig:
 def is_worked(rig: Rig, shard: Shard) -> bool:
     """Whether a thread would work it, had it a job."""
     rig.dispatcher.wake(shard)
-    return bool(ready_shards([shard], 0, clock.now() + 0.001))
+    return is_ready(0, clock.now() + 0.001, shard)
 
 
 # --- getting shards ---
@@ -151,7 +151,7 @@ def test_what_is_wanted_is_got_listened_to_and_looked_at(rig: Rig) -> None:
     a, b, _ = rig.shards
     rig.hold(a, b)
     assert rig.channels.wakes == {a, b}
-    assert ready_shards([a], 0, clock.now())  # nobody knows whether it has jobs
+    assert is_ready(0, clock.now(), a)  # nobody knows whether it has jobs
     assert rig.leases.next_try == float("inf")
 
 

@@ -1,3 +1,4 @@
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pytest
@@ -11,10 +12,11 @@ NOW = 1000.0
 
 @dataclass(eq=False)
 class Shard:
-    """A shard as a scheduler sees it: `waits` seconds since its oldest job became due."""
+    """A shard as a scheduler sees it: `waits` seconds since its oldest job became due, None: no job."""
 
     name: str
-    waits: float = 1.0
+    waits: float | None = 1.0
+    blocked: bool = False  # paused, claimed or not leased
     index: int = 0
 
     @property
@@ -22,37 +24,79 @@ class Shard:
         return self.name
 
     @property
+    def dispatch(self) -> "Shard":
+        return self
+
+    @property
     def next_due(self) -> float | None:
-        return NOW - self.waits
+        return None if self.waits is None else NOW - self.waits
+
+    def ready(self, now: float) -> bool:
+        due = self.next_due
+        return due is not None and due <= now and not self.blocked
 
 
-def shards_named(names: str) -> list[Shard]:
-    return [Shard(name) for name in names]
+def chosen(scheduler: Scheduler[Shard], shards: Sequence[Shard], now: float = NOW) -> Shard | None:
+    return scheduler(shards, now, lambda shard: shard.ready(now))
 
 
 def names(scheduler: Scheduler[Shard], shards: list[Shard], calls: int) -> list[str | None]:
-    returned = [scheduler(shards, NOW) for _ in range(calls)]
+    returned = [chosen(scheduler, shards) for _ in range(calls)]
     return [shard.name if shard else None for shard in returned]
 
 
 class TestLag:
     def test_the_shard_that_has_waited_longest_is_next(self) -> None:
         shards = [Shard("a", 1), Shard("b", 3), Shard("c", 2)]
-        assert LagScheduler()(shards, NOW) is shards[1]
+        assert chosen(LagScheduler(), shards) is shards[1]
 
     def test_of_equals_the_first_in_the_list_is_next(self) -> None:
         shards = [Shard("a", 1), Shard("b", 3), Shard("c", 3)]
-        assert LagScheduler()(shards, NOW) is shards[1]
+        assert chosen(LagScheduler(), shards) is shards[1]
 
-    def test_of_no_shards_none_is_next(self) -> None:
+    def test_a_shard_that_is_not_ready_is_skipped_however_long_it_waits(self) -> None:
+        shards = [Shard("a", 1), Shard("b", 3, blocked=True), Shard("c", 2)]
+        assert chosen(LagScheduler(), shards) is shards[2]
+
+    def test_a_shard_is_ready_from_the_very_moment_its_job_is_due(self) -> None:
+        shards = [Shard("a", 0)]
+        assert chosen(LagScheduler(), shards) is shards[0]
+
+    def test_what_is_due_later_is_left_alone_until_then(self) -> None:
+        shards = [Shard("a", -5)]
+        assert chosen(LagScheduler(), shards) is None
+        assert chosen(LagScheduler(), shards, NOW + 5) is shards[0]
+
+    def test_nothing_is_next_when_nothing_is_ready(self) -> None:
+        assert chosen(LagScheduler(), [Shard("a", None), Shard("b", 1, blocked=True), Shard("c", -1)]) is None
         no_shards: list[Shard] = []
-        assert LagScheduler()(no_shards, NOW) is None
+        assert chosen(LagScheduler(), no_shards) is None
 
-    @given(st.lists(st.integers(0, 5), min_size=1, max_size=20))
-    def test_no_shard_has_waited_longer_than_the_chosen(self, waits: list[int]) -> None:
-        shards = [Shard(str(i), wait) for i, wait in enumerate(waits)]
-        expected = max(shards, key=lambda shard: shard.waits)  # max keeps the first of equals
-        assert LagScheduler()(shards, NOW) is expected
+    def test_one_pass_over_thousands_of_shards(self) -> None:
+        looks = 0
+
+        class Counted(Shard):
+            @property
+            def next_due(self) -> float | None:
+                nonlocal looks
+                looks += 1
+                return self.waits
+
+            def ready(self, now: float) -> bool:
+                return not self.blocked
+
+        shards = [Counted(str(i), float(i)) for i in range(5000)]
+        assert chosen(LagScheduler(), shards) is shards[0]
+        assert looks == len(shards)
+
+    @given(st.lists(st.tuples(st.none() | st.integers(-5, 5), st.booleans()), max_size=20))
+    def test_no_ready_shard_has_waited_longer_than_the_chosen(
+        self, waits_and_blocked: list[tuple[int | None, bool]]
+    ) -> None:
+        shards = [Shard(str(i), *pair) for i, pair in enumerate(waits_and_blocked)]
+        ready = [shard for shard in shards if shard.ready(NOW)]
+        expected = max(ready, key=lambda shard: shard.waits or 0, default=None)  # max keeps the first of equals
+        assert chosen(LagScheduler(), shards) is expected
 
 
 class TestSeq:
@@ -60,60 +104,84 @@ class TestSeq:
         shards = [Shard("a", 1), Shard("b", 99), Shard("c", 2)]
         assert names(SeqScheduler(), shards, calls=7) == ["a", "b", "c", "a", "b", "c", "a"]
 
-    def test_shards_of_a_queue_take_turns_by_their_number(self) -> None:
-        shards = [Shard("a", index=2), Shard("a", index=10), Shard("b", index=0)]
-        scheduler = SeqScheduler()
-        assert [scheduler(shards, NOW) for _ in range(4)] == [*shards, shards[0]]
-
-    def test_the_only_shard_is_returned_again_and_again(self) -> None:
-        assert names(SeqScheduler(), [Shard("b")], calls=3) == ["b", "b", "b"]
-
     def test_a_shard_that_is_not_ready_loses_its_turn(self) -> None:
-        a, b, c = shards_named("abc")
-        scheduler = SeqScheduler()
-        assert names(scheduler, [a, c], calls=2) == ["a", "c"]
-        assert names(scheduler, [a, b, c], calls=3) == ["a", "b", "c"]
+        shards = [Shard("a"), Shard("b", None), Shard("c", blocked=True), Shard("d")]
+        assert names(SeqScheduler(), shards, calls=4) == ["a", "d", "a", "d"]
 
-    def test_shards_that_join_get_their_turn_in_their_order(self) -> None:
-        a, b, c = shards_named("abc")
+    def test_the_only_ready_shard_is_returned_again_and_again(self) -> None:
+        shards = [Shard("a", None), Shard("b"), Shard("c", None)]
+        assert names(SeqScheduler(), shards, calls=3) == ["b", "b", "b"]
+
+    def test_nothing_is_next_only_after_a_full_round(self) -> None:
+        asked: list[str] = []
+
+        class Noting(Shard):
+            def ready(self, now: float) -> bool:
+                asked.append(self.name)
+                return super().ready(now)
+
+        shards = [Noting("a"), Noting("b"), Noting("c")]
+        scheduler = SeqScheduler()
+        assert chosen(scheduler, shards) is shards[0]
+        for shard in shards:
+            shard.blocked = True
+        asked.clear()
+        assert chosen(scheduler, shards) is None
+        assert asked == ["b", "c", "a"]
+
+    def test_a_round_in_vain_does_not_lose_the_turn(self) -> None:
+        shards = [Shard("a"), Shard("b"), Shard("c")]
+        scheduler = SeqScheduler()
+        assert names(scheduler, shards, calls=1) == ["a"]
+        assert names(scheduler, [Shard("x", None)], calls=1) == [None]
+        assert names(scheduler, shards, calls=2) == ["b", "c"]
+
+    def test_shards_that_join_get_their_turn_in_the_order_of_the_list(self) -> None:
+        a, b, c = Shard("a"), Shard("b"), Shard("c")
         scheduler = SeqScheduler()
         assert names(scheduler, [a, c], calls=1) == ["a"]
         assert names(scheduler, [a, b, c], calls=3) == ["b", "c", "a"]
 
     def test_the_turn_passes_on_when_the_last_shard_leaves(self) -> None:
-        a, b, c, d = shards_named("abcd")
+        a, b, c, d = (Shard(name) for name in "abcd")
         scheduler = SeqScheduler()
         assert names(scheduler, [a, b, c, d], calls=2) == ["a", "b"]
         assert names(scheduler, [a, c, d], calls=3) == ["c", "d", "a"]
 
-    def test_without_shards_nothing_is_next_and_the_turn_is_kept(self) -> None:
+    def test_the_turn_passes_to_the_first_when_the_end_of_the_list_leaves(self) -> None:
+        a, b, c = (Shard(name) for name in "abc")
+        scheduler = SeqScheduler()
+        assert names(scheduler, [a, b, c], calls=3) == ["a", "b", "c"]
+        assert names(scheduler, [a], calls=2) == ["a", "a"]
+
+    def test_without_shards_nothing_is_next(self) -> None:
         scheduler = SeqScheduler()
         assert names(scheduler, [], calls=1) == [None]
-        assert names(scheduler, shards_named("abc"), calls=1) == ["a"]
+        assert names(scheduler, [Shard("a")], calls=1) == ["a"]
         assert names(scheduler, [], calls=1) == [None]
-        assert names(scheduler, shards_named("abc"), calls=2) == ["b", "c"]
 
     def test_each_instance_goes_its_own_round(self) -> None:
+        shards = [Shard("a"), Shard("b")]
         one, other = SeqScheduler(), SeqScheduler()
-        assert names(one, shards_named("ab"), calls=1) == ["a"]
-        assert names(other, shards_named("ab"), calls=1) == ["a"]
+        assert names(one, shards, calls=1) == ["a"]
+        assert names(other, shards, calls=1) == ["a"]
 
-    @given(st.integers(1, 20), st.integers(0, 20))
-    def test_within_one_round_every_shard_is_returned_once(self, count: int, turns_before: int) -> None:
-        shards = [Shard("a", index=number) for number in range(count)]
+    @given(st.lists(st.booleans(), min_size=1, max_size=20), st.integers(0, 20))
+    def test_within_one_round_every_ready_shard_is_returned_once(self, blocked: list[bool], turns_before: int) -> None:
+        shards = [Shard("a", blocked=b, index=i) for i, b in enumerate(blocked)]
+        ready = [shard.index for shard in shards if not shard.blocked]
         scheduler = SeqScheduler()
-        for _ in range(turns_before):
-            scheduler(shards, NOW)
-        round_ = [scheduler(shards, NOW) for _ in shards]
-        assert sorted(shard.index for shard in round_ if shard) == list(range(count))
+        names(scheduler, shards, turns_before)
+        round_ = [chosen(scheduler, shards) for _ in ready]
+        assert sorted(shard.index for shard in round_ if shard) == ready
 
     @given(st.lists(st.sets(st.integers(0, 9)), max_size=20))
     def test_any_change_of_the_list_between_calls_is_survived(self, held: list[set[int]]) -> None:
-        all_shards = [Shard("a", index=number) for number in range(10)]
+        all_shards = [Shard("a", index=i) for i in range(10)]
         scheduler = SeqScheduler()
         for indexes in held:
-            shards = [all_shards[number] for number in sorted(indexes)]
-            shard = scheduler(shards, NOW)
+            shards = [all_shards[i] for i in sorted(indexes)]
+            shard = chosen(scheduler, shards)
             assert (shard in shards) if shards else (shard is None)
 
 
@@ -121,4 +189,4 @@ class TestSeq:
 def test_both_are_schedulers_and_see_a_shard_by_its_protocol(scheduler: Scheduler[Shard]) -> None:
     shard = Shard("a")
     seen: Schedulable = shard
-    assert scheduler([shard], NOW) is seen
+    assert chosen(scheduler, [shard]) is seen
