@@ -6,7 +6,7 @@ import re
 import shutil
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -29,10 +29,11 @@ from lowq.cli.output import (
 from lowq.codec import MAX_TIME
 from lowq.duration import LONGEST_WAIT, ago, duration, relative_seconds
 from lowq.errors import RedisUnavailable, ScriptError
-from lowq.inspection.description import Description
+from lowq.inspection.explain import Why
 from lowq.inspection.job_filter import ORDERS, STATES, JobFilter
 from lowq.inspection.paging import MAX_LIMIT
 from lowq.inspection.queries import Stats
+from lowq.job import Job
 from lowq.queue import Queue
 from lowq.store import untrusted
 from lowq.store.scripts import time_of
@@ -339,14 +340,19 @@ def peek(app: Lowq, queue: str, ids: tuple[str, ...], as_json: bool) -> None:
     An id may be in flight, wait with newer payloads, and have older ones in the morgue: all of that is shown.
     Exit code 1 when an id is nowhere.
     """
-    found = _described(app.queue(queue), ids)
-    missing = [job_id for job_id, item in found.items() if not item.jobs]
+    found = app.queue(queue).describe_all(ids)
+    missing = []
+    jobs: list[Job] = []
+    for item in found:
+        if not item.jobs:
+            missing.append(item.id)
+        elif as_json:
+            jobs += item.jobs
+        for job in () if as_json else item.jobs:
+            echo_lines(job_block(job, item.at))
     if as_json:
-        echo_json({"queue": queue, "jobs": [job for item in found.values() for job in item.jobs], "missing": missing})
+        echo_json({"queue": queue, "jobs": jobs, "missing": missing})
     else:
-        for item in found.values():
-            for job in item.jobs:
-                echo_lines(job_block(job, item.at))
         for job_id in missing:
             say(f"{job_id}: no such job waits, is in flight or is buried")
     if missing:
@@ -363,30 +369,30 @@ def why(app: Lowq, queue: str, ids: tuple[str, ...], as_json: bool) -> None:
 
     Exit code 1 when an id is nowhere.
     """
-    found = _described(app.queue(queue), ids)
+    # Of each id only what is shown: not its payloads.
+    found = [
+        (item.id, item.why, None if item.buried is None else item.buried.buried_at, item.at)
+        for item in app.queue(queue).describe_all(ids)
+    ]
     if as_json:
         items = [
-            {"id": job_id} | dataclasses.asdict(item.why) | {"buried_at": item.buried and item.buried.buried_at}
-            for job_id, item in found.items()
+            {"id": job_id} | dataclasses.asdict(reason) | {"buried_at": buried_at}
+            for job_id, reason, buried_at, _ in found
         ]
         echo_json({"queue": queue, "why": items})
     else:
         _say_why(found)
-    if any(item.why.reason == "absent" for item in found.values()):
+    if any(reason.reason == "absent" for _, reason, _, _ in found):
         click.get_current_context().exit(FAILED)
 
 
-def _described(handle: Queue, ids: Sequence[str]) -> dict[str, Description]:
-    return {job_id: handle.describe(job_id) for job_id in dict.fromkeys(ids)}
-
-
-def _say_why(found: dict[str, Description]) -> None:
+def _say_why(found: Iterable[tuple[str, Why, float | None, float]]) -> None:
+    """Of each id: why, when it was buried, and when that was read."""
     lines = []
-    for job_id, item in found.items():
-        why = item.why
-        until = f" ({ago(why.until, item.at)})" if why.until and "due in" not in why.detail else ""
+    for job_id, why, buried_at, at in found:
+        until = f" ({ago(why.until, at)})" if why.until and "due in" not in why.detail else ""
         lines.append([job_id, why.state or "absent", why.detail + until])
-        if item.buried is not None and why.state != "morgue":
-            detail = f"also buried, {ago(item.buried.buried_at, item.at)}; kick it to have that performed, too"
+        if buried_at is not None and why.state != "morgue":
+            detail = f"also buried, {ago(buried_at, at)}; kick it to have that performed, too"
             lines.append([job_id, "morgue", detail])
     echo_lines(table(("id", "state", "why"), lines))

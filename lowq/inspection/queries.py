@@ -40,7 +40,7 @@ from lowq.metrics.counters import Span
 from lowq.metrics.history import History, PerformTimes, history, perform_times
 from lowq.retry import MAX_RETRY_COUNT
 from lowq.sharding import shard_of
-from lowq.store import Call, Client, untrusted
+from lowq.store import Call, Client, Command, untrusted
 from lowq.store.keys import shard_prefix
 from lowq.store.scripts import time_argument
 
@@ -51,6 +51,8 @@ MAX_PAYLOADS = 1000
 MAX_BYTES = 2**20
 #: Ids that one call looks up.
 MAX_IDS = 200
+#: Ids that are described in one round trip: each may bring three times MAX_BYTES.
+DESCRIBED_TOGETHER = 10
 #: Such calls that go out together: each takes up to 2 or 3 ms.
 LOOKS_TOGETHER = 3
 #: Bytes of payloads and errors after which a page ends, each payload counted as PAYLOAD_BYTES more: what it takes here.
@@ -187,28 +189,44 @@ class Queries:
         Raises:
             JobError: the id is none. UnknownQueueError, RedisUnavailable
         """
-        encoded = lookup_id(job_id)
-        shard = shard_of(encoded, self.shards_count)
-        prefix = self._prefix(shard)
-        calls = [
-            *registry_calls(self._backend.config.namespace, self.name),
-            *self._calls_everywhere(encoded, now),
-            why_call(prefix, encoded, now),
-            stats_call(prefix, now),
-        ]
-        queue, nodes, time, *places, why, stats = ask(self._client, calls, len(calls))
-        registries, found = Registries.of(self.name, (queue, nodes, time)), WhyReply.of(why)
-        node, most = registries.holder(found.lease), _max_retry_count(registries.queue)
-        return Description(
-            queue=self.name,
-            id=encoded.decode("utf-8", "surrogateescape"),
-            at=found.now,
-            why=explain(found, (self.name, shard), node, most),
-            jobs=tuple(self._jobs_everywhere(encoded, places)),
-            shard=shard_info(shard, ShardStats.of(stats), by_nonce(registries.node_names)),
-            node=node,
-            max_retry_count=most,
-        )
+        (found,) = self.describe_all([job_id], now=now)
+        return found
+
+    def describe_all(self, ids: Iterable[JobId], *, now: float | None = None) -> Iterator[Description]:
+        """As `describe`, of several ids in their order, each once: ten of them in a round trip, as they are asked for.
+
+        Raises:
+            As `describe`.
+        """
+        waiting = list(dict.fromkeys(map(lookup_id, ids)))
+        for start in range(0, len(waiting), DESCRIBED_TOGETHER):
+            yield from self._describe(waiting[start : start + DESCRIBED_TOGETHER], now)
+
+    def _describe(self, ids: Sequence[bytes], now: float | None) -> Iterator[Description]:
+        shards = [shard_of(job_id, self.shards_count) for job_id in ids]
+        calls: list[Call | Command] = [*registry_calls(self._backend.config.namespace, self.name)]
+        of_registries = len(calls)
+        for job_id, shard in zip(ids, shards, strict=True):
+            prefix = self._prefix(shard)
+            calls += [*self._calls_everywhere(job_id, now), why_call(prefix, job_id, now), stats_call(prefix, now)]
+        replies = list(ask(self._client, calls, len(calls)))
+        registries = Registries.of(self.name, replies[:of_registries])
+        most, of_each = _max_retry_count(registries.queue), (len(calls) - of_registries) // len(ids)
+        for number, (job_id, shard) in enumerate(zip(ids, shards, strict=True)):
+            start = of_registries + number * of_each
+            *places, why, stats = replies[start : start + of_each]
+            found = WhyReply.of(why)
+            node = registries.holder(found.lease)
+            yield Description(
+                queue=self.name,
+                id=job_id.decode("utf-8", "surrogateescape"),
+                at=found.now,
+                why=explain(found, (self.name, shard), node, most),
+                jobs=tuple(self._jobs_everywhere(job_id, places)),
+                shard=shard_info(shard, ShardStats.of(stats), by_nonce(registries.node_names)),
+                node=node,
+                max_retry_count=most,
+            )
 
     def shard_of(self, job_id: JobId) -> int:
         """The index of an id's shard.
