@@ -79,7 +79,8 @@ class TestActing:
         [
             [], 5, "kick", {}, {"action": "kick"}, {"action": "explode", "ids": ["a"]}, {"action": "kick", "ids": []},
             {"action": "kick", "ids": ["a"], "all": {}}, {"action": "kick", "ids": [5]},
-            {"action": "kick", "ids": ["a"], "x": 1},
+            {"action": "kick", "ids": ["a"], "x": 1}, {"a` - at `$.nope": 1}, {"action": "kick", "a` - at `$[0]": 1},
+            {"action": "kick", "all": {"a` - at `$.nope": 1}}, {"action": "x` - at `$.nope", "ids": ["a"]},
             {"action": "kick", "all": {"state": "due"}}, {"action": "delete", "all": {"min": "soon"}},
             {"action": "kick", "ids": ["a"], "reason": "why"}, {"action": "kick", "ids": ["x"] * 1001},
             {"action": "kick", "all": {"state": "nowhere"}}, {"action": "delete", "all": {"min": 10**400}},

@@ -13,7 +13,7 @@ from starlette.testclient import TestClient
 
 import lowq
 import lowq_web
-from lowq_web.documents import ActDocument, CommandDocument, CountDocument, JobsQuery
+from lowq_web.documents import ActDocument, CommandDocument, CountDocument, IdQuery, JobsQuery
 from lowq_web.received import Nothing, read_document, read_query
 
 AGREED = Path(__file__).with_name("openapi.json")
@@ -51,6 +51,7 @@ def test_every_reference_leads_somewhere_and_every_schema_is_used() -> None:
         ({"limit": "x"}, "limit='x': it is an integer from 1 to 1000"),
         ({"limit": "1" * 5000}, f"limit='{'1' * 49}: it is an integer from 1 to 1000"),
         ({"reverse": "1"}, "reverse='1': it is true or false"),
+        ({"state": "x` - at `$.nope"}, "state='x` - at `$.nope': it is one of due, "),
         ({"state": "dead"}, "state='dead': it is one of due, morgue, retrying, scheduled, taken"),
         ({"state": "\udcff"}, "state='\\udcff': it is one of due, morgue, "),
         ({"match": ""}, "match='': it is a text of 1 to 512 characters"),
@@ -72,6 +73,8 @@ def test_a_query_is_read_with_defaults_and_bytes() -> None:
     assert read_query({}, JobsQuery).given() == {"reverse": False, "limit": 50}
     with pytest.raises(ValueError, match="unknown parameter 'x'; known here: none"):
         read_query({"x": "1"}, Nothing)
+    with pytest.raises(ValueError, match="the parameter id is missing"):
+        read_query({}, IdQuery)
 
 
 @pytest.mark.parametrize(
@@ -86,7 +89,13 @@ def test_a_query_is_read_with_defaults_and_bytes() -> None:
         ('{"action": "\\udcff"}', "'\\udcff' is no text that UTF-8 has"),
         ('{"action": null}', "action must be one of bury, delete, kick, perform_now"),
         ('{"action": "kick", "x": 1}', "the document has an unknown property 'x'; known: action, ids, all, reason, "),
-        ('{"action": "kick", "x\\udcff": 1}', "'x\\udcff' is no text that UTF-8 has"),
+        ('{"action": "kick", "x\\udcff": 1}', "the document has an unknown property 'x\\udcff'; known: action, "),
+        # As msgspec ends its message.
+        ('{"a` - at `$.nope": 1}', "the document has an unknown property 'a` - at `$.nope'; known: action, "),
+        ('{"action": "kick", "a` - at `$[0]": 1}', "the document has an unknown property 'a` - at `$[0]'; "),
+        ('{"action": "kick", "all": {"a` - at `$.nope": 1}}', "all has an unknown property 'a` - at `$.nope'; "),
+        ('{"action": "x` - at `$.nope"}', "action must be one of bury, delete, kick, perform_now"),
+        ('{"action": "kick", "all": {"state": "x` - at `$[0]"}}', "all.state must be one of due, morgue, "),
         ('{"action": "kick", "ids": []}', "ids must be a list of 1 to 1000 items"),
         ('{"action": "kick", "ids": ["a", 5]}', "ids[1] must be a text of 1 to 512 characters"),
         ('{"action": "kick", "ids": ["a", ""]}', "ids[1] must be a text of 1 to 512 characters"),

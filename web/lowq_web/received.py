@@ -1,7 +1,8 @@
 """What the API takes: queries and JSON documents, checked against the type that the endpoint names.
 
 msgspec checks; the reasons are worded here, from the schema of the field that is wrong, so that each names the field
-and what it may be.
+and what it may be. The names of fields are checked before: msgspec puts an unknown one into its message as it was sent,
+where it could look like the path.
 """
 
 import functools
@@ -19,8 +20,6 @@ Schema = Mapping[str, Any]
 
 #: Numbers are smaller: JSON knows integers of any length, and Python reads NaN and infinities, too.
 _MOST, _MOST_DIGITS = 1e300, 300
-_ERROR = re.compile(r"(?P<reason>.*?)(?: - at `\$(?P<path>.*)`)?", re.DOTALL)
-_FIELD = re.compile(r"Object (contains unknown|missing required) field `(.*)`", re.DOTALL)
 _STEP = re.compile(r"\.([^.\[]+)|\[")
 _BY_MSGSPEC = ("Expected ", "Invalid enum value", "Number out of range", "Integer value out of range")
 
@@ -63,18 +62,19 @@ def read_query(query: Mapping[str, str], kind: type[R]) -> R:
     Raises:
         ValueError: the reason, for people.
     """
-    fields = _schema_of(kind)[0]["properties"]
+    schema = _schema_of(kind)[0]
+    fields = schema["properties"]
     for name in query:
         if name not in fields:
             raise ValueError(f"unknown parameter {name!r:.50}; known here: {', '.join(fields) or 'none'}")
+    for name in schema["required"]:
+        if name not in query:
+            raise ValueError(f"the parameter {name} is missing")
     values = {name: _typed(raw, fields[name]) for name, raw in query.items()}
     try:
         return msgspec.convert(values, kind)
     except (msgspec.ValidationError, UnicodeEncodeError) as error:
         path, reason = _parsed(error)
-        missing = _FIELD.fullmatch(reason)
-        if missing is not None:
-            raise ValueError(f"the parameter {missing[2]} is missing") from None
         name = path.lstrip(".")
         if isinstance(error, UnicodeEncodeError):
             name = next(name for name, raw in query.items() if raw == error.object)
@@ -94,10 +94,34 @@ def read_document(body: bytes, kind: type[R]) -> R:
         sent = json.loads(body, parse_int=_integer)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"this is no JSON: {error}") from None
+    _check_names(sent, *_schema_of(kind))
     try:
         return msgspec.convert(sent, kind)
     except (msgspec.ValidationError, UnicodeEncodeError) as error:
         raise ValueError(_reason(kind, *_parsed(error))) from None
+
+
+def _check_names(sent: Any, schema: Schema, components: Mapping[str, Schema], path: str = "") -> None:
+    """Whether objects have the fields that they must have, and no others.
+
+    Raises:
+        ValueError: the reason, for people.
+    """
+    schema = components.get(schema.get("$ref", ""), schema)
+    fields, name = schema.get("properties"), path or "the document"
+    if isinstance(sent, list) and "items" in schema:
+        for index, item in enumerate(sent):
+            _check_names(item, schema["items"], components, f"{path}[{index}]")
+    if not isinstance(sent, dict) or fields is None:
+        return  # msgspec says what it must be
+    for field in sent:
+        if field not in fields:
+            raise ValueError(f"{name} has an unknown property {field!r:.50}; known: {', '.join(fields) or 'none'}")
+    for field in schema["required"]:
+        if field not in sent:
+            raise ValueError(f"{name} lacks {field!r}")
+    for field, value in sent.items():
+        _check_names(value, fields[field], components, f"{path}.{field}".lstrip("."))
 
 
 def _integer(digits: str) -> int | float:
@@ -117,11 +141,11 @@ def _typed(raw: str, schema: Schema) -> Any:
 
 def _parsed(error: Exception) -> tuple[str, str]:
     """The path of what is wrong, and why."""
-    if isinstance(error, UnicodeEncodeError):  # of a name, or of one out of a few words
+    if isinstance(error, UnicodeEncodeError):  # of one out of a few words
         return "", f"{error.object!r:.50} is no text that UTF-8 has"
-    parts = _ERROR.fullmatch(str(error))
-    assert parts is not None
-    return parts["path"] or "", parts["reason"]
+    # At the last one: before it there may be a value that was sent; a path has only names that are known.
+    reason, found, path = str(error).rpartition(" - at `$")
+    return (path.removesuffix("`"), reason) if found else ("", path)
 
 
 def _reason(kind: type[Received], path: str, reason: str) -> str:
@@ -130,11 +154,6 @@ def _reason(kind: type[Received], path: str, reason: str) -> str:
         schema = schema["properties"][step[1]] if step[1] else schema["items"]
         schema = components.get(schema.get("$ref", ""), schema)
     name = path.lstrip(".") or "the document"
-    field = _FIELD.fullmatch(reason)
-    if field is not None and field[1] == "missing required":
-        return f"{name} lacks {field[2]!r}"
-    if field is not None:
-        return f"{name} has an unknown property {field[2]!r:.50}; known: {', '.join(schema['properties']) or 'none'}"
     if reason.startswith(_BY_MSGSPEC):
         return f"{name} must be {_allowed(schema)}"
     return f"{name}: {reason}" if path else reason
