@@ -32,6 +32,8 @@ SILENCE = 20.0
 KEPT = 30 * 86400
 #: Bytes of a user's name, a reason or an error.
 MAX_TEXT = 1000
+#: The bounds of a filter: what is further from 0 is taken for a forgery when it is read back.
+MAX_BOUND = untrusted.MAX_NUMBER
 
 TaskState = Literal["running", "done", "cancelled", "failed", "interrupted"]
 _RECORD = re.compile(
@@ -89,8 +91,13 @@ def begin(backend: Backend, task: Task) -> Task:
     """Enters a task; its times are ignored. Returns it with those of Redis.
 
     Raises:
-        TooManyTasks: nothing was entered. RedisUnavailable, RedisRefused, ScriptError
+        TooManyTasks, ConfigError: nothing was entered; a bound of the filter is beyond what can be read back.
+        RedisUnavailable, RedisRefused, ScriptError
     """
+    for name in ("min", "max", "before"):
+        bound = task.filter.given().get(name)
+        if bound is not None and untrusted.number(bound) is None:
+            raise ConfigError(f"{name}={bound!r:.50}: a bound of a task is a number from {-MAX_BOUND} to {MAX_BOUND}")
     facts = {
         "who": task.who[:MAX_TEXT],
         "queue": task.queue,

@@ -122,6 +122,27 @@ def test_all_dashboards_show_the_same(pair: tuple[TestClient, TestClient]) -> No
         assert "11 of 11" in " ".join(other.get(path).text.split())
 
 
+#: Bounds of times as JSON has them: those that can be kept, and those beyond.
+BOUNDS = [0, -5.5, 1.7e9, 2**53, -(2**53), 2**53 + 2, -1e16, 1e299, -1e299]
+
+
+@pytest.mark.parametrize("bound", BOUNDS)
+@pytest.mark.parametrize("name", ["min", "max", "before"])
+def test_a_task_that_is_started_is_seen(
+    pair: tuple[TestClient, TestClient], steps: Steps, name: str, bound: float
+) -> None:
+    one, other = pair
+    document: dict[str, Any] = {"before": bound} if name == "before" else {"all": {name: bound}}
+    answer = one.post("/api/v1/queues/Orders/actions", json={"action": "delete", "all": {}} | document)
+    if answer.status_code == 400:
+        assert abs(bound) > 2**53 or (name == "before" and bound > 1.7e9)
+        assert other.get("/api/v1/tasks").json() == {"tasks": []}
+        assert one.get("/api/v1/audit").json() == {"audit": []}
+        return
+    assert answer.status_code == 202, answer.text
+    assert seen(other, answer.json()["id"])["filter"] == {name: bound}
+
+
 def test_progress_is_seen_and_a_task_is_cancelled_from_another_dashboard(
     pair: tuple[TestClient, TestClient], steps: Steps, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -53,6 +54,20 @@ class TestBegin:
         assert tasks.all_tasks(rig.app) == [given]
         assert tasks.find_task(rig.app, "two") is None
         assert tasks.find_task(rig.app, "\udce9 {}") is None
+
+    @pytest.mark.parametrize("name", ["min", "max", "before"])
+    def test_a_bound_that_could_not_be_read_back_is_refused(self, rig: QueueRig, name: str) -> None:
+        for bound in (2**53 + 2, -1e300, 1e16, *([float("inf")] if name != "before" else [])):
+            with pytest.raises(lowq.ConfigError, match=f"^{name}=.*: a bound of a task is a number from -9"):
+                tasks.begin(rig.app, replace(task(), filter=lowq.JobFilter(**{name: bound})))  # type: ignore[arg-type]  # a name of three
+        assert tasks.all_tasks(rig.app) == []
+        for bound in (2**53, -(2.0**53)):
+            given = replace(task("of-that"), filter=lowq.JobFilter(**{name: bound}))  # type: ignore[arg-type]  # a name of three
+            tasks.begin(rig.app, given)
+            found = tasks.find_task(rig.app, "of-that")
+            assert found is not None
+            assert found.filter == given.filter
+            tasks.forget(rig.app, "of-that")
 
     def test_a_repeated_call_changes_nothing(self, rig: QueueRig) -> None:
         assert begin(rig, "one") == (1, NOW)
