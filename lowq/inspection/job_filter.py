@@ -109,9 +109,9 @@ class JobFilter:
             self._check_bound(name, bound)
         before = self.before
         if before is not None and not isinstance(before, Snapshot):
-            given: object = before
-            if not isinstance(given, int | float) or not math.isfinite(given):
-                raise ConfigError(f"before={before!r}: it is a finite number, Unix time in seconds, or a snapshot")
+            number = _number(before)
+            if number is None or not math.isfinite(number):
+                raise ConfigError(f"before={_said(before)}: it is a finite number, Unix time in seconds, or a snapshot")
         _ = self.pattern  # it is checked when it is first asked for
 
     def _check_bound(self, name: str, bound: object) -> None:
@@ -119,9 +119,11 @@ class JobFilter:
             return
         if self.order == "id":
             if not isinstance(bound, str):
-                raise ConfigError(f"{name}={bound!r}: with order_by='id' it is an id, a str")
-        elif isinstance(bound, bool) or not isinstance(bound, int | float) or math.isnan(bound):
-            raise ConfigError(f"{name}={bound!r}: it is a number, a bound of {self.order}")
+                raise ConfigError(f"{name}={_said(bound)}: with order_by='id' it is an id, a str")
+            return
+        number = _number(bound)
+        if number is None or math.isnan(number):
+            raise ConfigError(f"{name}={_said(bound)}: it is a number, a bound of {self.order}")
 
     def given(self) -> dict[str, Any]:
         """The fields that say anything, as values of JSON: of a snapshot the time."""
@@ -190,3 +192,21 @@ class JobFilter:
     def where(self) -> str:
         """Which of an id's jobs is meant, as the script `fetch_jobs` calls it."""
         return self.state if self.state in ("taken", "morgue") else "waiting"
+
+
+def _number(value: object) -> float | None:
+    """A number that a float can be, NaN and infinities too."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        return float(value)
+    except OverflowError:  # an integer of more than 308 digits
+        return None
+
+
+def _said(value: object) -> str:
+    """The value in a message. Python refuses to write integers of very many digits."""
+    try:
+        return f"{value!r:.100}"
+    except ValueError:
+        return "(an integer of very many digits)"

@@ -78,6 +78,17 @@ def test_what_is_no_entry_of_the_log_is_left_out(client: TestClient, app: lowq.L
     assert "kick" not in page
 
 
+@pytest.mark.parametrize("bound", ["min", "max", "before"])
+def test_a_task_with_a_bound_of_nonsense_is_left_out(client: TestClient, app: lowq.Lowq, bound: str) -> None:
+    for name, wanted in (("honest", {}), ("forged", {bound: 10**400})):
+        facts = json.dumps({"who": "ann", "queue": "Orders", "action": "kick", "filter": wanted, "owner": "here:1"})
+        app.client.command("HSET", "lowq:v1:tasks", name, f"done 1 1 1 1 1 0 {len(facts)} {facts}")
+    assert [task["id"] for task in client.get("/api/v1/tasks").json()["tasks"]] == ["honest"]
+    page = client.get("/tasks")
+    assert (page.status_code, "forged" in page.text) == (200, False)
+    assert client.get("/api/v1/tasks/forged").status_code == client.get("/tasks/forged").status_code == 404
+
+
 @pytest.mark.parametrize(("number", "shown"), [("inf", "inf"), ("-inf", "-inf"), ("1e300", "1e+300")])
 def test_scores_that_are_no_moments_are_shown_as_numbers(
     client: TestClient, app: lowq.Lowq, number: str, shown: str

@@ -205,6 +205,8 @@ def test_one_whose_process_is_silent_is_interrupted_and_goes_on_when_it_reports(
 FORGED_FACTS: list[dict[str, Any]] = [
     {"queue": ""}, {"queue": "a b"}, {"queue": None}, {"action": "explode"}, {"action": []}, {"who": 3}, {"owner": {}},
     {"filter": []}, {"filter": {"state": "dead"}}, {"filter": {"state": {}}}, {"filter": {"min": "1"}},
+    {"filter": {"min": 10**400}}, {"filter": {"max": -(10**400)}}, {"filter": {"before": 10**400}},
+    {"filter": {"before": True}}, {"filter": {"state": "morgue", "min": 10**400}},
     {"filter": {"before": float("nan")}}, {"filter": {"match": "x" * 9999}}, {"filter": {"match": "\ud800"}},
 ]  # fmt: skip
 FORGED = [

@@ -34,6 +34,11 @@ def test_its_fields_are_the_keyword_arguments_that_callers_give() -> None:
         ({"match": "*a*b*c*d*e"}, "a pattern has at most 4"),
         ({"match": 4}, "match=4: it is a pattern of ids"),
         ({"before": float("inf")}, "before=inf: it is a finite number"),
+        ({"min": 10**400}, "min=1000000"),
+        ({"max": -(10**5000)}, "max=(an integer of very many digits): it is a number, a bound of perform_at"),
+        ({"order_by": "id", "min": 10**5000}, "min=(an integer of very many digits): with order_by='id'"),
+        ({"before": 10**400}, "before=1000000"),
+        ({"before": True}, "before=True: it is a finite number"),
         ({"before": "yesterday"}, "before='yesterday': it is a finite number"),
     ],
 )
