@@ -237,11 +237,31 @@ def test_the_task_of_a_process_that_dies_is_interrupted(
     assert (found["ended_at"], found["done"] > 0) == (None, True)
     page = client.get(f"/tasks/{dying.task}").text
     assert "has probably died" in page
-    assert ">Cancel<" not in page
+    assert ">Cancel<" in page, "it may only hang"
     assert client.get("/tasks").text.count("interrupted") == 1
-    # It takes no room, and can't be cancelled.
     answer = client.post(f"/api/v1/tasks/{dying.task}/cancel", json={})
     assert (answer.status_code, answer.json()["state"]) == (202, "interrupted")
+    page = client.get(f"/tasks/{dying.task}").text
+    assert ("If its process goes on, it ends" in page, ">Cancel<" in page) == (True, False)
+
+
+@pytest.mark.parametrize("by", ["page", "api"])
+def test_one_that_was_interrupted_can_be_cancelled_and_ends_when_it_goes_on(
+    pair: tuple[TestClient, TestClient], steps: Steps, monkeypatch: pytest.MonkeyPatch, by: str
+) -> None:
+    monkeypatch.setattr(tasks, "REPORT_INTERVAL", 0.0)
+    monkeypatch.setattr(registry, "SILENCE", -1.0)  # whatever was reported is long past
+    one, other = pair
+    task = start(one)
+    assert seen(other, task)["state"] == "interrupted"
+    if by == "page":
+        assert other.post(f"/tasks/{task}/cancel", data={}).status_code == 303
+    else:
+        assert other.post(f"/api/v1/tasks/{task}/cancel", json={}).status_code == 202
+    steps.go()
+    assert in_state(other, task, "cancelled")["done"] == 0
+    assert steps.taken == 1
+    assert [entry["action"] for entry in other.get("/api/v1/audit").json()["audit"]] == ["delete", "cancel"]
 
 
 @pytest.mark.parametrize(

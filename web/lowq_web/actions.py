@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, get_args
 
 import lowq
+from lowq.admin.tasks import TaskState
 from lowq.codec import lookup_id
 from lowq.queue import Moments
 from lowq_web.journal import Entry, say
@@ -23,6 +24,8 @@ VERBS = {"perform_now": "perform now", "kick": "kick", "bury": "bury", "delete":
 DONE = {"perform_now": "made due now", "kick": "kicked", "bury": "buried", "delete": "deleted"}
 #: Ids that are acted on while the browser waits: as many as a page has.
 MAX_IDS = 1000
+#: The states of a task that can be cancelled.
+STOPPABLE: tuple[TaskState, ...] = ("running", "interrupted")
 
 
 @dataclass(slots=True)
@@ -128,12 +131,13 @@ class Actions:
             log.warning("%s of %s by %s could not be written to the log: %s", command, node, who, error)
 
     def cancel(self, who: str, task: Task) -> bool:
-        """The task stops after its current step; what it did stays done. False: it has ended already.
+        """The task stops after its current step; what it did stays done. One that is interrupted stops when its process
+        goes on, if that only hung. False: it has ended already.
 
         Raises:
             RedisUnavailable, RedisRefused
         """
-        if task.state != "running":
+        if task.state not in STOPPABLE:
             return False
         with self._written(who, "cancel", task.queue, {"task": task.id}):
             return self._tasks.cancel(task.id)
