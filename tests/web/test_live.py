@@ -9,6 +9,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -93,14 +94,15 @@ def test_a_stream_wakes_for_a_new_snapshot_and_for_the_end_of_the_server_and_for
         assert (await anext(events)).startswith("event: figures\n")
         timers = Timers(monkeypatch, context)
         coming = asyncio.ensure_future(anext(events, "end"))
-        for _ in range(100):  # turns of the event loop: nothing wakes it
+        for _ in range(100):  # turns of the event loop
             await asyncio.sleep(0)
-        assert (len(timers.started), timers.asked, coming.done()) == (1, 0, False)
+        # Only the snapshot that it has sent, which woke it, too, while it was awaited.
+        assert (len(timers.started), timers.asked, coming.done()) == (2, 1, False)
         context.stats_cache.forget()
         await asyncio.to_thread(context.stats_cache.figures)  # as a page does after an action
         assert (await coming).startswith("event: figures\n")
         asked = timers.asked
-        assert asked == 1
+        assert asked == 2
         coming = asyncio.ensure_future(anext(events, "end"))
         for _ in range(100):
             await asyncio.sleep(0)
@@ -108,6 +110,38 @@ def test_a_stream_wakes_for_a_new_snapshot_and_for_the_end_of_the_server_and_for
         assert await coming == "end"
         assert timers.asked == asked
         assert min(timers.started) > 1, "a stream polls"
+
+    asyncio.run(asyncio.wait_for(run(), PATIENCE))
+
+
+def test_a_snapshot_that_comes_while_another_is_awaited_is_sent_at_once(
+    app: lowq.Lowq, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live, "LIFETIME", 3600.0)
+    monkeypatch.setattr(stats_cache, "INTERVAL", 3600.0)
+    app.queue("Orders", 3).push({"id": 1})
+    dashboard = lowq_web.create_app(app)
+    context: AppContext = dashboard.state.context
+    first = context.stats_cache.figures()
+    snapshots = [first, replace(first, at=first.at + 1)]
+
+    async def watch() -> Snapshot:
+        found = snapshots[0]
+        if len(snapshots) > 1:
+            snapshots.pop(0)
+            context.open_streams.wake()  # the next one has been read
+            await asyncio.sleep(0)
+        return found
+
+    async def run() -> None:
+        monkeypatch.setattr(context.stats_cache, "watch", watch)
+        events = live._events(Request({"type": "http", "app": dashboard}))
+        assert f'"at": {first.at}' in await anext(events)
+        coming = asyncio.ensure_future(anext(events))
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert coming.done(), "it waits for its interval"
+        assert f'"at": {first.at + 1}' in await coming
 
     asyncio.run(asyncio.wait_for(run(), PATIENCE))
 

@@ -51,6 +51,9 @@ async def _events(request: Request) -> AsyncIterator[str]:
         while time.monotonic() < ends:
             if context.open_streams.are_closing():
                 return
+            # Before the figures are asked for: a snapshot that comes while they are awaited sets it again. If it is the
+            # one that we get, that costs one more turn of the loop, and Redis nothing.
+            woken.clear()
             pause = RETRY
             event = None
             try:
@@ -65,11 +68,8 @@ async def _events(request: Request) -> AsyncIterator[str]:
                 if figures is not sent:
                     sent = figures
                     event = _event("figures", document(figures))
-            woken.clear()  # the snapshot that we have has set it; the next one sets it again
             if event is not None:
                 yield event
-            if context.open_streams.are_closing():  # it may have been set for that, too
-                return
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(min(pause, ends - time.monotonic())):
                     await woken.wait()
