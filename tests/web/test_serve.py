@@ -190,3 +190,31 @@ def test_a_signal_while_it_starts_ends_it_without_a_traceback(name: str) -> None
     program = [sys.executable, "-c", INTERRUPTED.format(name=name)]
     ran = subprocess.run(program, capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert (ran.returncode, ran.stdout, ran.stderr) == (0, "ended\n", "")
+
+
+#: Serves, gets a signal once it does, and counts how often its own handler is called.
+COUNTING = """
+import os, signal
+import lowq
+from lowq_web.serve import Server
+
+calls = []
+signal.signal(signal.{name}, lambda *_: calls.append(1))
+server = Server(lowq.Lowq(redis_url="memory://counting"), "127.0.0.1", 0)
+main_loop = server._server.main_loop
+
+async def signalled():
+    os.kill(os.getpid(), signal.{name})
+    await main_loop()
+
+server._server.main_loop = signalled
+server.run()
+print(len(calls))
+"""
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+def test_whoever_runs_it_gets_a_signal_once(name: str) -> None:
+    program = [sys.executable, "-c", COUNTING.format(name=name)]
+    ran = subprocess.run(program, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    assert (ran.returncode, ran.stdout, ran.stderr) == (0, "1\n", "")

@@ -7,7 +7,8 @@ import logging
 import re
 import resource
 import socket
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import uvicorn
@@ -97,6 +98,21 @@ class _Uvicorn(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, application: Starlette) -> None:
         super().__init__(config)
         self._application = application
+        self._is_capturing = False
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        # `Server.run` has entered it already when uvicorn does. At its end each raises the signals that came, which
+        # whoever runs us would get twice.
+        if self._is_capturing:
+            yield
+            return
+        self._is_capturing = True
+        try:
+            with super().capture_signals():
+                yield
+        finally:
+            self._is_capturing = False
 
     async def shutdown(self, sockets: Any = None) -> None:
         # Otherwise they would be cancelled, with a traceback each.
