@@ -11,8 +11,8 @@
 --
 -- Reply: {its state from now on, 1 when it is to be cancelled}; {'', 0} when there is no such task.
 --
--- Invariant: a task that has ended stays as it is, and `done` never shrinks: so a report may be repeated, and a late
---   one changes nothing but the heartbeat.
+-- Invariant: a task that has ended stays as it is, `done` never shrinks, and a total that is known stays known: so a
+--   report may be repeated, and a late one changes nothing but the heartbeat.
 --
 --!flags allow-oom
 local task = parse_task(redis.call('HGET', KEYS[1], ARGV[2]))
@@ -22,7 +22,7 @@ end
 if task.state == 'running' then
   task.heartbeat = read_now()
   if tonumber(ARGV[4]) >= tonumber(task.done) then
-    task.done, task.total = ARGV[4], ARGV[5] ~= '' and ARGV[5] or '-'
+    task.done, task.total = ARGV[4], ARGV[5] ~= '' and ARGV[5] or task.total
   end
   if ARGV[3] ~= 'running' then
     task.state, task.ended, task.error = ARGV[3], string.format('%.6f', task.heartbeat), ARGV[6]

@@ -154,6 +154,14 @@ class TestReport:
         assert report(rig, "one", "running", 3) == ("running", 0)
         assert record(rig, "one").split(" ")[4:6] == ["5", "9"]
 
+    def test_a_late_one_from_the_time_of_counting_leaves_the_total(self, rig: QueueRig) -> None:
+        begin(rig, "one")
+        for total in ("", 9, ""):
+            report(rig, "one", "running", 0, total)
+        assert record(rig, "one").split(" ")[4:6] == ["0", "9"]
+        report(rig, "one", "failed", 3)
+        assert record(rig, "one").split(" ")[4:6] == ["3", "9"]
+
     def test_what_has_ended_stays_as_it_is(self, rig: QueueRig) -> None:
         begin(rig, "one")
         assert report(rig, "one", "failed", 5, 9, "full", NOW + 1) == ("failed", 0)
