@@ -307,22 +307,34 @@ def test_the_end_is_written_when_redis_answers_again(
     assert in_state(client, task, "failed")["error"] == "Redis went away"
 
 
+@pytest.mark.parametrize(
+    ("error", "attempts"),
+    # Each takes the 20 s for which Redis may leave a call unanswered.
+    [(lowq.RedisUnavailable("Redis does not answer"), 3), (lowq.RedisRefused("NOPERM"), 1)],
+    ids=["away", "refused"],
+)
 def test_an_end_that_can_not_be_written_is_given_up(
-    app: lowq.Lowq, client: TestClient, steps: Steps, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+    app: lowq.Lowq, steps: Steps, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
+    error: Exception, attempts: int,
+) -> None:  # fmt: skip
     monkeypatch.setattr(tasks, "END_PAUSE", 0.0)
-    app.queue("Orders", 1).push({"id": 1})
-    task = start(client)
+    now, tried = 1000.0, 0
     run = Client.run
 
     def away(self: Client, script: str, *args: Any, **options: Any) -> Any:
-        if script == "task_report":
-            raise lowq.RedisUnavailable("Redis does not answer")
-        return run(self, script, *args, **options)
+        nonlocal now, tried
+        if script != "task_report":
+            return run(self, script, *args, **options)
+        now, tried = now + 20.5, tried + 1
+        raise error
 
+    app.queue("Orders", 1).push({"id": 1})
+    task = Tasks(app, StatsCache(app), clock=lambda: now).start("ann", "Orders", "delete", lowq.JobFilter())
     monkeypatch.setattr(Client, "run", away)
+    steps.ends = True
     steps.go()
-    until(lambda: f"task {task}: its end can't be written" in caplog.text, "word of it")
+    until(lambda: f"task {task.id}: its end can't be written" in caplog.text, "word of it")
+    assert tried == attempts
 
 
 def test_a_task_whose_record_is_gone_ends(app: lowq.Lowq, client: TestClient, steps: Steps) -> None:

@@ -27,8 +27,9 @@ log = logging.getLogger(__name__)
 
 #: Seconds between two reports of a task, at least.
 REPORT_INTERVAL = 0.5
-#: How often the end of a task is reported to a Redis that does not answer, and the seconds in between.
-END_ATTEMPTS, END_PAUSE = 60, 1.0
+#: Seconds for which the end of a task is reported again and again to a Redis that does not answer, and those in between.
+#: An attempt that has begun by then is waited for.
+END_PATIENCE, END_PAUSE = 60.0, 1.0
 
 
 class _Reports:
@@ -160,13 +161,16 @@ class Tasks:
                 log.error("task %s failed", task.id, exc_info=fault)
 
     def _report_end(self, task: Task, outcome: TaskState, done: int, total: int | None, error: str | None) -> None:
-        """Redis may be away just now, which may be why the task has ended."""
-        for attempts_left in reversed(range(END_ATTEMPTS)):
+        """Redis may be away just now, which may be why the task has ended. One that refuses the report is not asked
+        again: it would refuse the next one, too.
+        """
+        gives_up_at = self._clock() + END_PATIENCE
+        while True:
             try:
                 tasks.report(self._app, task.id, outcome, done, total, error)
                 return
             except lowq.LowqError as failed:
-                if not attempts_left:
+                if not isinstance(failed, lowq.RedisUnavailable) or self._clock() + END_PAUSE > gives_up_at:
                     log.warning("task %s: its end can't be written, it is shown as interrupted: %s", task.id, failed)
                     return
             time.sleep(END_PAUSE)
