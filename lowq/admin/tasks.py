@@ -30,7 +30,7 @@ MAX_RUNNING, MAX_ENDED = 4, 100
 SILENCE = 20.0
 #: Seconds after the last report until the registry expires.
 KEPT = 30 * 86400
-#: Bytes of a user's name, a reason or an error.
+#: Characters of a user's name, a reason or an error; more are cut off.
 MAX_TEXT = 1000
 #: The bounds of a filter: what is further from 0 is taken for a forgery when it is read back.
 MAX_BOUND = untrusted.MAX_NUMBER
@@ -123,7 +123,8 @@ def report(
     Raises:
         RedisUnavailable, RedisRefused, ScriptError
     """
-    text = (error or "").encode("utf-8", "backslashreplace")[:MAX_TEXT]
+    # Cut between characters: half of one would be read as escapes.
+    text = (error or "").encode("utf-8", "backslashreplace").decode()[:MAX_TEXT]
     known = "" if total is None else total
     now_is, cancel = backend.client.run("task_report", _key(backend), "", task_id, state, done, known, text, KEPT)
     return Reply(now_is.decode(), bool(cancel))

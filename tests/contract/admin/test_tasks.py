@@ -148,6 +148,14 @@ class TestReport:
         assert found.error.startswith("Redis: \\udce9xxx")
         assert len(found.error) == tasks.MAX_TEXT
 
+    def test_texts_have_a_length_in_characters(self, rig: QueueRig) -> None:
+        long = "€" * (tasks.MAX_TEXT + 5)
+        tasks.begin(rig.app, replace(task(reason=long), who=long))
+        tasks.report(rig.app, "one", "failed", 0, 0, long)
+        found = tasks.find_task(rig.app, "one")
+        assert found is not None
+        assert (found.who, found.reason, found.error) == (long[:-5], long[:-5], long[:-5])
+
     def test_a_late_one_does_not_take_anything_back(self, rig: QueueRig) -> None:
         begin(rig, "one")
         assert report(rig, "one", "running", 5, 9) == ("running", 0)
