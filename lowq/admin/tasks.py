@@ -23,6 +23,7 @@ from lowq.errors import ConfigError
 from lowq.inspection.job_filter import JobFilter
 from lowq.store import untrusted
 from lowq.store.keys import is_queue_name, tasks_key
+from lowq.store.scripts import time_of
 
 #: Tasks that run at once, in all processes together; and others that are kept, the latest.
 MAX_RUNNING, MAX_ENDED = 4, 100
@@ -156,7 +157,7 @@ def find_task(backend: Backend, task_id: str) -> Task | None:
     """
     key = _key(backend)
     time, record = backend.client.commands([("TIME",), ("HGET", key, task_id.encode("utf-8", "replace"))], key=key)
-    return None if record is None else _task(task_id.encode("utf-8", "replace"), record, _seconds(time))
+    return None if record is None else _task(task_id.encode("utf-8", "replace"), record, time_of(time))
 
 
 def all_tasks(backend: Backend) -> list[Task]:
@@ -167,17 +168,13 @@ def all_tasks(backend: Backend) -> list[Task]:
     """
     key = _key(backend)
     time, raw = backend.client.commands([("TIME",), ("HGETALL", key)], key=key)
-    now = _seconds(time)
+    now = time_of(time)
     tasks = [_task(task_id, record, now) for task_id, record in zip(raw[::2], raw[1::2], strict=True)]
     return sorted((task for task in tasks if task is not None), key=lambda task: task.began_at, reverse=True)
 
 
 def _key(backend: Backend) -> str:
     return tasks_key(backend.config.namespace)
-
-
-def _seconds(time: list[bytes]) -> float:
-    return int(time[0]) + int(time[1]) / 1e6
 
 
 def _task(raw_id: bytes, record: bytes, now: float) -> Task | None:

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, get_args
+from typing import Any
 
 import lowq
 from lowq.admin.tasks import TaskState
@@ -16,7 +16,6 @@ from lowq_web.tasks import ActionName, Task, Tasks
 
 log = logging.getLogger(__name__)
 
-ACTIONS: tuple[ActionName, ...] = get_args(ActionName)
 #: They can't be undone: pages always ask before.
 DESTRUCTIVE = ("bury", "delete")
 #: Action -> its name on buttons; and in a sentence about jobs after it.

@@ -2,19 +2,14 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import get_args
 
 import lowq
 from lowq import JobFilter
 from lowq.admin.actions import ActionName
 from lowq.admin.bulk import meant_by
-from lowq.inspection.job_filter import OrderBy
-from lowq.job import State
+from lowq.inspection.job_filter import ORDERS, STATES
 from lowq_web import text
 
-#: The tabs of a queue. "" are all that wait.
-STATES: tuple[State, ...] = get_args(State)
-ORDERS: tuple[OrderBy, ...] = get_args(OrderBy)
 #: Jobs of a page.
 LIMIT = 50
 #: Failed jobs up to which those whose retry is to come are counted; above, all failed ones are shown.

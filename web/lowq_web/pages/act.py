@@ -8,8 +8,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 import lowq
+from lowq.admin.actions import ACTIONS
 from lowq_web import text
-from lowq_web.actions import ACTIONS, DESTRUCTIVE, DONE, VERBS
+from lowq_web.actions import DESTRUCTIVE, DONE, VERBS
 from lowq_web.confirmations import confirmation_of, encode_moments, moments_of, snapshot_of
 from lowq_web.context import context_of, queue_of
 from lowq_web.fields import form_of
