@@ -143,6 +143,45 @@ def test_a_task_that_is_started_is_seen(
     assert seen(other, answer.json()["id"])["filter"] == {name: bound}
 
 
+def test_one_that_began_without_an_answer_leaves_no_record(
+    pair: tuple[TestClient, TestClient], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Client.run
+
+    def unanswered(self: Client, script: str, *args: Any, **options: Any) -> Any:
+        reply = run(self, script, *args, **options)
+        if script == "task_begin":
+            raise lowq.RedisUnavailable("Redis does not answer")
+        return reply
+
+    monkeypatch.setattr(Client, "run", unanswered)
+    one, other = pair
+    assert one.post("/api/v1/queues/Orders/actions", json={"action": "delete", "all": {}}).status_code == 503
+    assert other.get("/api/v1/tasks").json() == {"tasks": []}
+
+
+@pytest.mark.parametrize("away", ["begin", "entry"])
+def test_one_that_can_not_begin_says_why_although_its_record_can_not_be_removed(
+    app: lowq.Lowq, monkeypatch: pytest.MonkeyPatch, away: str
+) -> None:
+    def fail(why: str) -> Callable[..., Any]:
+        def call(*_args: Any, **_options: Any) -> Any:
+            raise lowq.RedisUnavailable(why)
+
+        return call
+
+    app.queue("Orders", 1).push({"id": 1})
+    monkeypatch.setattr(*((registry, "begin") if away == "begin" else (tasks, "Entry")), fail("went away"))
+    monkeypatch.setattr(registry, "forget", fail("is still away"))
+    background = Tasks(app, StatsCache(app))
+    for _ in range(tasks.MAX_RUNNING + 1):  # none takes a place in this process
+        with pytest.raises(lowq.RedisUnavailable, match="went away"):
+            background.start("ann", "Orders", "delete", lowq.JobFilter())
+        for task in background.all():  # Redis counts the records that stayed
+            app.client.command("HDEL", "lowq:v1:tasks", task.id)
+    assert app.queue("Orders").stats().length == 1
+
+
 def test_progress_is_seen_and_a_task_is_cancelled_from_another_dashboard(
     pair: tuple[TestClient, TestClient], steps: Steps, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,6 +5,7 @@ them. The work is done here, each task in a thread of its own. When this process
 what they did is done, and they are shown as interrupted.
 """
 
+import contextlib
 import logging
 import os
 import secrets
@@ -27,8 +28,8 @@ log = logging.getLogger(__name__)
 
 #: Seconds between two reports of a task, at least.
 REPORT_INTERVAL = 0.5
-#: Seconds for which the end of a task is reported again and again to a Redis that does not answer, and those in between.
-#: An attempt that has begun by then is waited for.
+#: Seconds for which the end of a task is reported to a Redis that does not answer, and those between two attempts. An
+#: attempt that has begun by then is waited for.
 END_PATIENCE, END_PAUSE = 60.0, 1.0
 
 
@@ -68,7 +69,9 @@ class Tasks:
         """Starts it and returns.
 
         Raises:
-            TooManyTasks; ConfigError, UnknownQueueError, RedisUnavailable: nothing was done.
+            TooManyTasks, ConfigError, UnknownQueueError, RedisUnavailable, RedisRefused: nothing was done to any job.
+                After RedisUnavailable there may be a record of the task: it counts as running until it is shown as
+                interrupted.
         """
         steps = self._app.queue(queue).bulk(action, wanted, reason=reason)
         owner = f"{socket.gethostname()}:{os.getpid()}"
@@ -83,11 +86,13 @@ class Tasks:
                 raise TooManyTasks(f"{len(self._reports)} tasks of this process have not ended yet; try again later")
             self._reports[task.id] = reports
         try:
-            task = tasks.begin(self._app, task)
             try:
+                task = tasks.begin(self._app, task)
                 entry = Entry(self._app, who, action, queue, _detail(task))
             except lowq.LowqError:
-                tasks.forget(self._app, task.id)
+                # It may have been entered, also when no answer came. Nobody will work on it.
+                with contextlib.suppress(lowq.LowqError):
+                    tasks.forget(self._app, task.id)
                 raise
             run = threading.Thread(
                 target=self._run, args=(task, steps, reports, entry), name=f"lowq-task-{task.id}", daemon=True
