@@ -10,8 +10,14 @@ MAX_RETRY_COUNT = 25
 
 
 def default_retry_in(retry_count: int) -> float:
-    """Seconds until retry ``retry_count``: Lowkiq's formula, from seconds to days."""
-    return retry_count**4 + 15 + random.uniform(0, 30) * (retry_count + 1)
+    """Seconds until retry ``retry_count``: a random time within `default_retry_bounds`."""
+    return random.uniform(*default_retry_bounds(retry_count))
+
+
+def default_retry_bounds(retry_count: int) -> tuple[float, float]:
+    """Seconds until retry ``retry_count`` at the least and at the most: Lowkiq's formula, from seconds to days."""
+    least = retry_count**4 + 15
+    return least, least + 30 * (retry_count + 1)
 
 
 def is_exhausted(retry_count: int, max_retry_count: int) -> bool:

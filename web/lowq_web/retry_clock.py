@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 import lowq
+from lowq.retry import default_retry_bounds
 
 #: Coming retries that are shown.
 MAX_RETRIES_SHOWN = 5
@@ -28,14 +29,14 @@ def coming_retries(described: lowq.Description) -> list[Retry]:
 
 
 def _retries(job: lowq.Job, most: int, now: float) -> list[Retry]:
-    """The next one is known. Later ones follow from the default formula, n**4 + 15 + random(0..30) * (n + 1), and
-    from when the next one comes: now at the earliest, if it is overdue.
+    """The next one is known. Later ones follow from the default formula, and from when the next one comes: now at the
+    earliest, if it is overdue.
     """
     at = job.perform_at or 0.0
     found = [Retry(job.retry_count + 1, at, at)]
     earliest = latest = max(at, now)
     for count in range(job.retry_count + 1, min(most, job.retry_count + MAX_RETRIES_SHOWN)):
-        least = count**4 + 15
-        earliest, latest = earliest + least, latest + least + 30 * (count + 1)
+        least, most_seconds = default_retry_bounds(count)
+        earliest, latest = earliest + least, latest + most_seconds
         found.append(Retry(count + 1, earliest, latest))
     return found
