@@ -115,16 +115,20 @@ class Dispatcher:
         return self._helping(shards, now, ready) if self._helped[thread] else None
 
     def _next_due(self, now: float) -> float | None:
-        times = [
-            shard.dispatch.next_due
-            for shard in self._all
-            if shard.dispatch.next_due is not None
-            and shard.dispatch.claimed_by is None
-            and not shard.dispatch.paused
-            and not shard.dispatch.leaving
-            and shard.lease.deadline > now
-        ]
-        return min(times, default=None)
+        earliest: float | None = None
+        for shard in self._all:
+            state = shard.dispatch
+            due = state.next_due
+            if (
+                due is not None
+                and (earliest is None or due < earliest)
+                and state.claimed_by is None
+                and not state.paused
+                and not state.leaving
+                and shard.lease.deadline > now
+            ):
+                earliest = due
+        return earliest
 
     def took(self, shard: Shard, wakes: int, delivery: Delivery) -> None:
         """Takes note of what the reply of a take from the caller's shard said. ``wakes``: the shard's count before the
