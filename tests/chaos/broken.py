@@ -5,9 +5,7 @@ changed here is changed in the process's memory, before the node starts.
 """
 
 import math
-import re
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 from lowq.broker import dispatcher, maintenance
@@ -17,6 +15,7 @@ from lowq.broker.lease import ShardLease
 from lowq.broker.shard import Shard
 from lowq.node.worker_thread import WorkerThread
 from lowq.store.scripts import load_scripts
+from tests.mutants import ACKED_STAY, ANY_DELIVERY, NEVER_PUSHED, NO_FENCE, break_scripts, having
 
 
 def apply(name: str) -> None:
@@ -25,38 +24,21 @@ def apply(name: str) -> None:
         BUILDS[name]()
 
 
-def _lua(pattern: str, new: str, *scripts: str) -> None:
-    """Replaces what matches, once, in these scripts, or in all that have it. It has to be there: a build that isn't
-    broken any more would show nothing.
-    """
-    found = load_scripts()
-    broken = {}
-    for name, script in found.items():
-        source, count = re.subn(pattern, lambda _: new, script.source, count=1)
-        if count and (not scripts or name in scripts):
-            broken[name] = replace(script, source=source)
-    if not broken or len(broken) < len(scripts):
-        raise AssertionError(f"{pattern!r} is not in the scripts {', '.join(scripts) or 'at all'}: break it otherwise")
-    found.update(broken)
-
-
 def fencing() -> None:
     """Whoever had the lease once may go on writing."""
-    _lua(r"if redis\.call\('GET', prefix \.\. 'lease'\) ~= token then", "if false then")
+    load_scripts().update(break_scripts(having("check_lease"), function=NO_FENCE))
 
 
 def exclusion() -> None:
     """A lease can be had while another holds it."""
-    _lua("if holder and .* then", "if false then", "acquire")
+    held = {"GET": "if string.sub(key, -5) == 'lease' then return false end"}
+    load_scripts().update(break_scripts(["acquire"], function="local function restore_lease() end", calls=held))
 
 
 def restore() -> None:
     """What a dead owner left in flight is forgotten."""
-    _lua(
-        r"local records = redis\.call\('HGETALL', prefix \.\. 'taken'\)",
-        "redis.call('DEL', prefix .. 'taken') local records = {}",
-        "acquire",
-    )
+    forgotten = {"HGETALL": "real('DEL', key) do return {} end"}
+    load_scripts().update(break_scripts(["acquire"], calls=forgotten))
 
 
 def order() -> None:
@@ -72,17 +54,32 @@ def order() -> None:
 
 def ack_by_id() -> None:
     """An acknowledgement finishes an id, whatever delivery it is of."""
-    _lua(r"if record and string\.sub\(record, 1, #head\) == head then", "if record then", "ack_and_take")
+    load_scripts().update(break_scripts(["ack_and_take"], function=ANY_DELIVERY))
 
 
 def push_twice() -> None:
     """A repeat of a push whose reply was lost pushes again."""
-    _lua(r"if redis\.call\('LPOS', prefix \.\. 'pushed', token\) then", "if false then", "push")
+    load_scripts().update(break_scripts(["push"], calls=NEVER_PUSHED))
 
 
 def ticks() -> None:
     """Payloads without a score that are pushed together get one and the same."""
-    _lua(r"clock = clock \+ 0\.000001\n", "", "push")
+    one_score = """\
+local given, width, time = ARGV, tonumber(ARGV[5]), redis.call('TIME')
+local clock = tonumber(redis.call('HGET', KEYS[1] .. 'meta', 'clock') or '') or 0
+local score = string.format('%.17g', math.max(time[1] + time[2] / 1000000, clock + 0.000001))
+local ARGV = { unpack(given, 1, 7) }
+ARGV[5] = math.max(width, 3)
+for i = 8, #given, width do
+  local its_score = width > 2 and given[i + 2] or ''
+  for _, each in ipairs({ given[i], given[i + 1], its_score == '' and score or its_score }) do
+    ARGV[#ARGV + 1] = each
+  end
+  if width > 3 then
+    ARGV[#ARGV + 1] = given[i + 3]
+  end
+end"""
+    load_scripts().update(break_scripts(["push"], front=one_score))
 
 
 def claims() -> None:
@@ -104,12 +101,18 @@ def deadline() -> None:
 
 def fence() -> None:
     """The fencing token doesn't grow."""
-    _lua(r"fence = math\.max\(.*\)", "fence = 1", "acquire")
+    # It is the only number that the script writes without a fraction.
+    one = """\
+local text = string
+local string = setmetatable({ format = function(form, ...)
+  return form == '%.0f' and '1' or text.format(form, ...)
+end }, { __index = text })"""
+    load_scripts().update(break_scripts(["acquire"], front=one))
 
 
 def leak() -> None:
     """An acknowledgement leaves the payloads in Redis."""
-    _lua(r"redis\.call\('UNLINK', unpack\(acked_payloads\)\)", "", "ack_and_take")
+    load_scripts().update(break_scripts(["ack_and_take"], calls=ACKED_STAY))
 
 
 def late_acks() -> None:
