@@ -143,6 +143,7 @@ def test_a_mouse_that_leaves_takes_nothing_away_from_the_keys(stage: Stage, addr
         expect(readout).to_have_text("")
 
 
+@pytest.mark.slow
 def test_the_axis_of_lag_has_room_for_round_labels(stage: Stage, address: str, watched: Watched) -> None:
     page = watched.page(address)
     # What is drawn on a canvas can't be read back: what is written there is noted on the way.
@@ -313,6 +314,7 @@ def test_the_page_of_a_retrying_id(stage: Stage, address: str, watched: Watched)
     expect(clock).not_to_have_text(text)  # it runs
 
 
+@pytest.mark.slow
 def test_a_reader_gets_no_button_and_a_403(stage: Stage, watched: Watched) -> None:
     queue = fill(stage)
     users: Any = {"ann": ("secret", "admin"), "bob": ("look", "read")}
@@ -456,6 +458,7 @@ def test_hostile_text_stays_text(stage: Stage, address: str, watched: Watched) -
     assert page.locator("img").count() == 0
 
 
+@pytest.mark.slow
 def test_times_are_in_the_viewers_zone(stage: Stage, address: str, watched: Watched) -> None:
     stage.app.queue("Orders", 1).push({"id": "a", "perform_at": 1_900_000_000})  # 2030-03-17T17:46:40Z
     page = watched.page(f"{address}/queues/Orders", timezone_id="Asia/Tokyo", locale="en-GB")
@@ -510,6 +513,7 @@ def test_send_a_node_the_commands_quiet_and_stop(stage: Stage, address: str, wat
         until(stage.stopping, "a node that stops")
 
 
+@pytest.mark.slow
 def test_mounted_below_a_path_of_another_application(stage: Stage, watched: Watched) -> None:
     fill(stage)
     history(stage, "Orders", lag=5.0)

@@ -88,6 +88,7 @@ def test_it_says_since_when_it_is_not_live(stage: Stage, watched: Watched) -> No
     watched.complaints = [line for line in watched.complaints if refused not in line]
 
 
+@pytest.mark.slow
 def test_nodes_come_and_go_without_a_reload(stage: Stage, address: str, watched: Watched) -> None:
     page = watched.page(f"{address}/nodes")
     expect(page.get_by_text("No node is running.")).to_be_visible()
@@ -119,6 +120,7 @@ def test_the_page_of_an_id_goes_on_while_it_is_read(stage: Stage, address: str, 
     expect(page.get_by_role("button", name="Bury")).to_have_count(0)
 
 
+@pytest.mark.slow
 def test_shards_are_live(stage: Stage, address: str, watched: Watched) -> None:
     queue = stage.app.queue("Orders", 4)
     queue.push({"id": 1, "delay": 60})

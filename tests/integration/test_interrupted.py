@@ -47,7 +47,7 @@ HAMMER = """
 """
 
 
-@pytest.mark.parametrize("kind", ["Interrupted", "KeyboardInterrupt"])
+@pytest.mark.parametrize("kind", [pytest.param("Interrupted", marks=pytest.mark.slow), "KeyboardInterrupt"])
 def test_pushes_that_signals_interrupt_neither_crash_nor_lose_connections(redis_url: str, kind: str) -> None:
     done = subprocess.run(
         [sys.executable, "-X", "faulthandler", "-c", textwrap.dedent(HAMMER), redis_url, kind],

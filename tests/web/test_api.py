@@ -194,7 +194,7 @@ class TestDescription:
         assert acting == sum(endpoint.method == "POST" for endpoint in ENDPOINTS)
 
     def test_nothing_that_is_sent_finds_a_difference(self, browse: Open, queue: lowq.Queue) -> None:
-        check(browse(no_auth=True), examples=int(os.environ.get("SCHEMATHESIS_EXAMPLES", "6")))
+        check(browse(no_auth=True), examples=int(os.environ.get("SCHEMATHESIS_EXAMPLES", "3")))
 
 
 def check(client: TestClient, examples: int) -> None:

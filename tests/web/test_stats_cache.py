@@ -161,6 +161,7 @@ def test_the_oldest_age_is_reckoned_with_one_clock(
     assert ages == [pytest.approx(10, abs=5)]
 
 
+@pytest.mark.slow
 def test_histories_are_read_once_for_all_and_less_often_the_more_queues_there_are(
     app: lowq.Lowq, monkeypatch: pytest.MonkeyPatch, clock: Clock
 ) -> None:

@@ -426,6 +426,7 @@ def test_job_that_does_not_fit_beside_others_waits_whole(rig: ShardRig) -> None:
     assert list(handed(shard.in_flight.take(10, NOW + 2))) == ["big"]
 
 
+@pytest.mark.parametrize("store_url", [pytest.param("memory", marks=pytest.mark.slow), "redis"], indirect=True)
 def test_small_payloads_are_bounded_too(rig: ShardRig) -> None:
     """A payload of a few bytes costs its score and about a microsecond of Redis."""
     shard = rig.own()

@@ -49,7 +49,7 @@ def test_embedded_ends_with_the_table_that_git_has(repository: Path, tmp_path: P
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("nodes", [1, 3])
+@pytest.mark.parametrize("nodes", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_nodes_end_with_the_table_that_git_has_and_the_check_can_fail(
     repository: Path, tmp_path: Path, nodes: int
 ) -> None:
