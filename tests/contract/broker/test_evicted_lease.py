@@ -98,7 +98,7 @@ def test_a_clock_that_stepped_back_does_not_keep_a_dead_owners_for_longer_than_a
     back = NOW - 86_400
     held = rig.owner("second").lease.acquire(TTL, back)
     assert isinstance(held, LeaseDenied)
-    assert held.seconds == TTL
+    assert TTL - 60 < held.seconds <= TTL  # the key of the lease runs by the real clock
     evict(rig)
     assert isinstance(rig.owner("second").lease.acquire(TTL, back + TTL / 2), LeaseDenied)
     evict(rig)
