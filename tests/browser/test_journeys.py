@@ -95,8 +95,9 @@ def test_the_chart_shows_what_was_when(stage: Stage, address: str, watched: Watc
     history(stage, "Orders", lag=500.0)
     page = watched.page(f"{address}/queues/Orders", has_touch=touch, viewport=NARROW if touch else WIDE,
                         timezone_id="Asia/Tokyo", locale="en-GB")  # fmt: skip
-    readout = page.locator("[data-readout]")
-    for plot in page.locator("[data-plot] .u-over").all():
+    readout, plots = page.locator("[data-readout]"), page.locator("[data-plot] .u-over")
+    expect(plots).to_have_count(2)  # `all` does not wait until they are drawn
+    for plot in plots.all():
         expect(plot).to_be_visible()  # the lag of a single queue, too
         expect(readout).to_have_text("")
         plot.scroll_into_view_if_needed()
@@ -131,7 +132,9 @@ def test_a_mouse_that_leaves_takes_nothing_away_from_the_keys(stage: Stage, addr
     history(stage, "Orders", lag=500.0)
     page = watched.page(f"{address}/queues/Orders", viewport=WIDE)
     readout, lag = page.locator("[data-readout]"), page.locator("[data-plot=lag]")
-    for hovered in page.locator("[data-plot] .u-over").all():
+    plots = page.locator("[data-plot] .u-over")
+    expect(plots).to_have_count(2)
+    for hovered in plots.all():
         hovered.hover()
         expect(readout).to_contain_text("processed")
         lag.focus()
