@@ -42,7 +42,7 @@ def encode_id(job_id: object) -> bytes:
     if isinstance(job_id, str):
         text = job_id
     elif isinstance(job_id, bool) or not isinstance(job_id, int | UUID):
-        raise JobError(f"id {job_id!r:.100} is a {type(job_id).__name__}; an id is a str, an int or a UUID")
+        raise JobError(f"id {job_id!r:.100} is of type {type(job_id).__name__}; an id is a str, an int or a UUID")
     else:
         try:
             # int: or the str of an enum's member would be its name.
@@ -77,9 +77,14 @@ def lookup_id(job_id: object) -> bytes:
     return encode_id(job_id)
 
 
+def decode_id(raw: bytes) -> str:
+    """An id as Redis has it, for people and handlers: what is no UTF-8 is shown as ``surrogateescape`` has it."""
+    return raw.decode("utf-8", "surrogateescape")
+
+
 def _finite(name: str, value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise JobError(f"{name} {value!r:.100} is a {type(value).__name__}; it must be a number")
+        raise JobError(f"{name} {value!r:.100} is of type {type(value).__name__}; it must be a number")
     try:
         if math.isfinite(value):
             # Plain numbers: Redis gets their repr, and that of a subclass may be anything.
@@ -141,7 +146,7 @@ def encode_job(job: Mapping[str, Any], dump_payload: Callable[[Any], bytes], max
     except TypeError:
         if isinstance(job, Mapping):
             raise
-        raise JobError(f"{job!r:.100} is a {type(job).__name__}; a job is a mapping such as {{'id': 42}}") from None
+        raise JobError(f"{job!r:.100} is of type {type(job).__name__}, not a mapping such as {{'id': 42}}") from None
     score = perform_at = b""
     payload = b'""'
     known = 1
@@ -252,7 +257,7 @@ def _check(value: Any, depth: int) -> None:
         for key, item in value.items():
             if type(key) is not str:
                 raise PayloadError(
-                    f"key {key!r:.100} is a {type(key).__name__}; JSON keys are strings: use {str(key)!r:.100}"
+                    f"key {key!r:.100} is of type {type(key).__name__}; JSON keys are strings: use {str(key)!r:.100}"
                 )
             kind = type(item)
             if kind is not str and kind is not int and kind is not bool and item is not None:
@@ -265,6 +270,6 @@ def _check(value: Any, depth: int) -> None:
             _check(item, depth - 1)
     else:
         raise PayloadError(
-            f"{value!r:.100} is a {kind.__name__}, which would not come back as it went in; "
+            f"{value!r:.100} is of type {kind.__name__}, which would not come back as it went in; "
             "payloads are JSON values: str, int, float, bool, None, list, dict"
         )

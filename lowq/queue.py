@@ -8,7 +8,7 @@ from typing import Any, Unpack
 from lowq.admin.actions import ACTIONS, CHANGED, MAX_IDS, Acted, Action, ActionName, act, attempt, attempt_all
 from lowq.admin.bulk import Step, bulk, meant_by, snapshot
 from lowq.backend import Backend
-from lowq.codec import lookup_id
+from lowq.codec import decode_id, lookup_id
 from lowq.errors import ConfigError, LowqError, QueueInUse, UnknownQueueError
 from lowq.inspection.calls import TOGETHER, ask
 from lowq.inspection.job_filter import FilterOptions, JobFilter, Snapshot
@@ -121,7 +121,7 @@ class Queue(Queries):
         found: dict[str, Moments] = {}
         for prefix, some in self._gathered(ids):
             for job_id, moments in zip(some, self._moments(prefix, some)[1], strict=True):
-                found[job_id.decode("utf-8", "surrogateescape")] = moments
+                found[decode_id(job_id)] = moments
         return found
 
     def _moments(self, prefix: str, ids: Sequence[bytes]) -> tuple[float, list[Moments]]:
@@ -156,7 +156,7 @@ class Queue(Queries):
         later: list[tuple[float, bytes]] = []
         changed: list[tuple[str, str]] = []
         for job_id, moments in zip(ids, found, strict=True):
-            name = job_id.decode("utf-8", "surrogateescape")
+            name = decode_id(job_id)
             if moments != unchanged.get(name):
                 changed.append((name, CHANGED))
             elif moments[0] is not None and moments[0] > now:

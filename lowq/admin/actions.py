@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal, NamedTuple, get_args
 
+from lowq.codec import decode_id
 from lowq.errors import LowqError, RedisUnavailable
 from lowq.store import REPEATS, Call, Client
 
@@ -143,6 +144,6 @@ def act(client: Client, prefix: str, action: Action, ids: Sequence[bytes], not_a
                     missing += 1
                 if len(left) < MAX_LEFT:
                     why = IN_FLIGHT if code == _IN_FLIGHT else MISSING[action.name]
-                    left.append((job_id.decode("utf-8", "surrogateescape"), why))
+                    left.append((decode_id(job_id), why))
             pending = again
     return Acted(done, in_flight, missing, tuple(left))

@@ -13,6 +13,7 @@ from typing import Any
 
 from lowq.broker.delivery import Delivery, Failure, TakenJob, Undecodable
 from lowq.broker.lease import ShardLease
+from lowq.codec import decode_id
 from lowq.errors import LeaseLost
 from lowq.logs import describe
 from lowq.store import Call, Client
@@ -95,7 +96,7 @@ class InFlight:
                 score, _, payload = inline.partition(b" ")
                 raw = [item, perform_at, b"-1", payload, score]
                 try:
-                    job = TakenJob(_text(item), [self._load_payload(payload)], -1, raw)
+                    job = TakenJob(decode_id(item), [self._load_payload(payload)], -1, raw)
                 except Exception:
                     job = self._decode(raw, delivery)
                 delivery.jobs.append(job)
@@ -112,7 +113,7 @@ class InFlight:
         return self.took(reply)
 
     def _decode(self, raw: list[bytes], delivery: Delivery) -> TakenJob:
-        job_id = _text(raw[0])
+        job_id = decode_id(raw[0])
         try:
             payloads = [self._load_payload(payload) for payload in raw[3::2]]
         except Exception:
@@ -221,10 +222,6 @@ class InFlight:
     def unacknowledged(self) -> bool:
         """Whether something finished that is not acknowledged in Redis."""
         return bool(self._finished)
-
-
-def _text(raw: bytes) -> str:
-    return raw.decode("utf-8", "surrogateescape")
 
 
 def _bytes(job_id: str) -> bytes:

@@ -10,6 +10,7 @@ from typing import Any
 
 from lowq.clock import Clock
 from lowq.clock import now as clock_now
+from lowq.codec import decode_id
 from lowq.errors import ShardsCountError
 from lowq.store import Call, Client, Refusal
 from lowq.store.scripts import time_argument
@@ -86,7 +87,7 @@ class ShardLease:
             return LeaseDenied(max(reply[1], 0) / 1000)
         fence = self._fence = int(reply[1])
         resumed = reply[0] == b"resumed"
-        poisoned = tuple(_text(job_id) for job_id in reply[3:])
+        poisoned = tuple(decode_id(job_id) for job_id in reply[3:])
         lease = Lease(f"{self._nonce}:{fence}", fence, resumed, 0 if resumed else reply[2], poisoned)
         if self.current is None or self.current.token != lease.token:
             self.current = lease
@@ -139,7 +140,3 @@ class ShardLease:
 
 def _milliseconds(seconds: float) -> int:
     return max(int(seconds * 1000), 1)
-
-
-def _text(raw: bytes) -> str:
-    return raw.decode("utf-8", "surrogateescape")

@@ -227,7 +227,7 @@ def _find_app(module: ModuleType, target: str, attribute: str, *, workers: bool)
         app = getattr(module, attribute, None)
         if not isinstance(app, Lowq):
             near = get_close_matches(attribute, apps, 1, 0.4) or list(apps)
-            what = "there is no such name in it" if app is None else f"that is a {type(app).__name__}, no lowq.Lowq"
+            what = "there is no such name in it" if app is None else f"it is of type {type(app).__name__}, not Lowq"
             hint = f"did you mean {' or '.join(f'{target}:{name}' for name in near)}?" if near else f"try -r {target}"
             raise Failure(f"-r {target}:{attribute}: {what}; {hint}", USAGE)
         if workers and not app.workers:

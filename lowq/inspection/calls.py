@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
+from lowq.codec import decode_id
 from lowq.inspection.pattern import encode_pattern, ids_per_call
 from lowq.store import Call, Client, untrusted
 from lowq.store.scripts import time_argument
@@ -175,7 +176,7 @@ class Flight(NamedTuple):
         if reply is None:
             return cls(0, None, ())
         number, since, *ids = reply
-        return cls(number, untrusted.finite(since), tuple(job_id.decode("utf-8", "surrogateescape") for job_id in ids))
+        return cls(number, untrusted.finite(since), tuple(decode_id(job_id) for job_id in ids))
 
 
 class WhyReply(NamedTuple):

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from lowq.backend import Backend
+from lowq.codec import decode_id
 from lowq.inspection.calls import ShardStats
 from lowq.store import untrusted
 from lowq.store.keys import nodes_key
@@ -130,4 +131,4 @@ def shard_info(index: int, stats: ShardStats, names: Mapping[bytes, bytes]) -> S
 
 
 def _text(raw: bytes | None) -> str | None:
-    return None if raw is None else raw.decode("utf-8", "surrogateescape")
+    return None if raw is None else decode_id(raw)

@@ -10,7 +10,7 @@ from typing import Any, Unpack
 from uuid import UUID
 
 from lowq.backend import Backend
-from lowq.codec import MAX_PAYLOAD_DEPTH, lookup_id
+from lowq.codec import MAX_PAYLOAD_DEPTH, decode_id, lookup_id
 from lowq.errors import ConfigError
 from lowq.inspection.calls import Position, ShardStats, WhyReply, ask, read_stats, stats_call
 from lowq.inspection.description import Description
@@ -219,7 +219,7 @@ class Queries:
             node = registries.holder(found.lease)
             yield Description(
                 queue=self.name,
-                id=job_id.decode("utf-8", "surrogateescape"),
+                id=decode_id(job_id),
                 at=found.now,
                 why=explain(found, (self.name, shard), node, most),
                 jobs=tuple(self._jobs_everywhere(job_id, places)),
@@ -295,7 +295,7 @@ class Queries:
         state, time, retry_count, error, crashes, payloads_count, *pairs = raw
         at, buried = untrusted.finite(time), state == b"morgue"
         return Job(
-            id=job_id.decode("utf-8", "surrogateescape"),
+            id=decode_id(job_id),
             state=state.decode(),
             payloads=[
                 (self._payload(data), untrusted.figure(score, float("nan")))

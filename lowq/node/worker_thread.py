@@ -334,6 +334,6 @@ def _log_failure(
 
 def _log_lost(shard: Shard) -> None:
     log.warning(
-        "%r: the lease is lost; whoever has the shard next performs what was in flight", shard,
+        "%r: the lease was lost; whoever has the shard next performs what was in flight", shard,
         extra={"event": "lease_lost", "queue": shard.queue, "shard": shard.index},
     )  # fmt: skip

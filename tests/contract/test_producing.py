@@ -327,11 +327,11 @@ class TestBadJobs:
         [
             ({"payload": 1}, JobError, "queue 'Orders': a job has no id"),
             ({"id": ""}, JobError, "queue 'Orders': an id is empty"),
-            ({"id": True}, JobError, "queue 'Orders': id True is a bool"),
+            ({"id": True}, JobError, "queue 'Orders': id True is of type bool"),
             ({"id": 7, "score": float("nan")}, JobError, "queue 'Orders': job 7: score nan"),
             ({"id": 7, "perform_at": 60}, JobError, "queue 'Orders': job 7: perform_at=60 .*delay=60"),
             ({"id": 7, "paylod": 1}, JobError, "queue 'Orders': job 7: unknown field 'paylod'; did you mean 'payload'"),
-            ({"id": 7, "payload": {1}}, PayloadError, "queue 'Orders': job 7: .* is a set"),
+            ({"id": 7, "payload": {1}}, PayloadError, "queue 'Orders': job 7: .* is of type set"),
             ({"id": 7, "payload": "x" * 2**20}, PayloadError, "queue 'Orders': job 7: the payload has 1048578 bytes"),
         ],
     )

@@ -95,7 +95,7 @@ class TestIds:
 
     @pytest.mark.parametrize("job_id", [True, False, 1.0, None, b"42", ("a",), Decimal(1), datetime.now(UTC)])
     def test_any_other_type_is_refused_by_name(self, job_id: Any) -> None:
-        with pytest.raises(JobError, match=f"is a {type(job_id).__name__}; an id is a str, an int or a UUID"):
+        with pytest.raises(JobError, match=f"is of type {type(job_id).__name__}; an id is a str, an int or a UUID"):
             encode_id(job_id)
 
     def test_an_empty_id_is_refused(self) -> None:
@@ -170,7 +170,7 @@ class TestScores:
 
     @pytest.mark.parametrize("score", [True, "3", None, Decimal(3), 3j, datetime.now(UTC)])
     def test_a_score_that_is_no_number_is_refused(self, score: Any) -> None:
-        with pytest.raises(JobError, match=f"job 42: score .* is a {type(score).__name__}; it must be a number"):
+        with pytest.raises(JobError, match=f"job 42: score .* is of type {type(score).__name__}; it must be a number"):
             score_of(score)
 
     @pytest.mark.parametrize("score", [2**53 + 1, -(2**53) - 1, 1_800_000_000_123_456_789])
@@ -369,7 +369,7 @@ class TestPayloads:
     @pytest.mark.parametrize("place", ["bare", "in a list", "in a dict"])
     def test_what_would_not_come_back_as_it_went_in_is_refused_by_name(self, value: Any, place: str) -> None:
         payload = {"bare": value, "in a list": [1, [value]], "in a dict": {"k": {"l": value}}}[place]
-        with pytest.raises(PayloadError, match=f"is a {type(value).__name__}, which would not come back"):
+        with pytest.raises(PayloadError, match=f"is of type {type(value).__name__}, which would not come back"):
             dump_payload(payload)
 
     @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
@@ -379,7 +379,7 @@ class TestPayloads:
 
     @pytest.mark.parametrize("key", [1, None, True, 1.5, (1,), b"k", Text("k"), Color.RED])
     def test_a_key_that_is_no_str_is_refused_with_the_fix(self, key: Any) -> None:
-        with pytest.raises(PayloadError, match=f"is a {type(key).__name__}; JSON keys are strings"):
+        with pytest.raises(PayloadError, match=f"is of type {type(key).__name__}; JSON keys are strings"):
             dump_payload([{key: 1}])
 
     @pytest.mark.parametrize("value", ["\ud800", {"\udfff": 1}, ["a\udc80"]])
@@ -417,7 +417,7 @@ class TestPayloads:
             dump_payload({"customer": {"born": datetime.now(UTC)}})
 
     def test_the_error_of_a_job_names_its_id(self) -> None:
-        with pytest.raises(PayloadError, match=r"^job 42: .* is a set"):
+        with pytest.raises(PayloadError, match=r"^job 42: .* is of type set"):
             encoded(payload={1})
 
     @pytest.mark.parametrize("value", [[1, {"a": None}], {"a": 1.5}, "text", None, True, 2**70, -(2**63)])

@@ -174,7 +174,7 @@ def test_a_frozen_node_comes_back_as_a_healthy_member(make_rig: MakeRig) -> None
     again = rig.begun(job_id, 1, times=2)[-1]
     assert again.pid != frozen.pid
     frozen.signal(signal.SIGCONT)
-    frozen.says("the lease is lost")
+    frozen.says("the lease was lost")
     share(rig, *nodes)
     rig.push(job_id, 2)
     assert rig.done(job_id, 2).fence > rig.performs(job_id, 1)[0].fence

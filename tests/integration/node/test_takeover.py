@@ -149,7 +149,7 @@ def test_a_poisonous_job_is_buried_and_its_neighbours_survive(make_rig: MakeRig)
 
 def refused_and_healthy(rig: Rig, old: NodeProcess, new: NodeProcess) -> None:
     """The old owner's writes were refused; it stands by, and takes over when the new one stops."""
-    old.says("the lease is lost")
+    old.says("the lease was lost")
     rig.drained()
     report = rig.report()
     assert report.problems == []

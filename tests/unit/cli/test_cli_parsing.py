@@ -360,7 +360,7 @@ def test_an_application_is_named_in_a_module_or_a_file(folder: Path, spec: str) 
     [
         ("shop_apps", "has 2 applications; choose one: -r shop_apps:first or -r shop_apps:second"),
         ("shop_apps:secnd", "did you mean shop_apps:second?"),
-        ("shop_apps:Two", "that is a type, no lowq.Lowq"),
+        ("shop_apps:Two", "it is of type type, not Lowq"),
         ("shop_apps:empty", "registers no worker"),
         ("shop_aps", "did you mean shop_apps?"),
         ("shop_aps.py", "did you mean shop_apps.py?"),
