@@ -11,6 +11,7 @@ from playwright.sync_api import Page, expect
 from tests.browser.conftest import Watched
 from tests.browser.stage import TRACEBACK, Stage
 from tests.browser.test_journeys import history, working
+from tests.tiers import often
 
 PHONE, WIDE = {"width": 390, "height": 844}, {"width": 1280, "height": 900}
 #: What is found, as text. Nothing is left out: neither a rule nor a part of a page.
@@ -139,7 +140,7 @@ def test_axe_finds_what_is_wrong(address: str, watched: Watched) -> None:
 
 
 @pytest.mark.parametrize("script", [True, False], ids=["script", "no script"])
-@pytest.mark.parametrize("state", ["", "due", "scheduled", "retrying", "taken", "morgue"])
+@pytest.mark.parametrize("state", often(["", "due", "scheduled", "retrying", "taken", "morgue"], ["", "morgue"]))
 def test_the_tab_of_a_queue_is_on_the_screen(
     busy: Stage, address: str, watched: Watched, state: str, script: bool
 ) -> None:

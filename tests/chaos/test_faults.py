@@ -11,6 +11,7 @@ import pytest
 from tests.chaos import clocks
 from tests.chaos.faults import BY_NAME
 from tests.chaos.stage import run
+from tests.tiers import often
 
 #: Fault -> seconds of load.
 SHORT = {
@@ -27,7 +28,7 @@ SHORT = {
     "clocks": 2.0,
 }
 #: Those that `make test` does; `make test-slow` does the others.
-OFTEN = ("kill", "stop", "redis-kill", "lost-replies")
+OFTEN = ("kill", "lost-replies")
 
 
 @pytest.mark.slow
@@ -45,9 +46,7 @@ def test_nor_does_it_when_every_trip_takes_one_batch(name: str, tmp_path: Path) 
     assert outcome.report.performed > 300
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name in OFTEN else pytest.mark.slow) for name in SHORT]
-)
+@pytest.mark.parametrize("name", often(list(SHORT), OFTEN))
 def test_no_fault_loses_work_or_order(name: str, tmp_path: Path) -> None:
     found = BY_NAME[name]
     if found.clocks and not clocks.available():

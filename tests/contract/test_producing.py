@@ -30,6 +30,7 @@ from lowq.sharding import shard_of
 from lowq.store import Call, Client, client, pool
 from lowq.store.keys import queues_key, shard_prefix
 from tests.redis_server import RedisServer
+from tests.tiers import real_redis_often
 
 #: More than two chunks.
 MANY = 20_000
@@ -260,7 +261,7 @@ class Tracked(dict[str, Any]):
 
 
 class TestStreaming:
-    @pytest.mark.parametrize("store_url", [pytest.param("memory", marks=pytest.mark.slow), "redis"], indirect=True)
+    @real_redis_often
     def test_a_generator_is_read_no_further_ahead_than_two_chunks(self, queue: Queue, store_url: str) -> None:
         looker = lowq.Lowq(redis_url=store_url)
         alive: weakref.WeakSet[Tracked] = weakref.WeakSet()
@@ -346,7 +347,7 @@ class TestBadJobs:
         assert [key for key in app.client.command("KEYS", "*") if b"payloads" in key] == []
 
     @pytest.mark.parametrize("listed", [True, False])
-    @pytest.mark.parametrize("store_url", [pytest.param("memory", marks=pytest.mark.slow), "redis"], indirect=True)
+    @real_redis_often
     def test_a_bad_job_in_a_later_chunk_says_what_is_in_and_hands_back_the_rest(
         self, queue: Queue, listed: bool
     ) -> None:

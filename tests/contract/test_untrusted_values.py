@@ -21,6 +21,7 @@ from lowq.cli import main
 from lowq.codec import load_payload
 from lowq.store import untrusted
 from lowq.store.keys import audit_key, history_key, nodes_key, queues_key, shard_prefix, tasks_key
+from tests.tiers import often, real_redis_often
 
 PREFIX = shard_prefix("lowq", "Orders", 0)
 QUEUES, NODES, AUDIT, HISTORY = queues_key("lowq"), nodes_key("lowq"), audit_key("lowq"), history_key("lowq", "Orders")
@@ -221,12 +222,12 @@ PLANTS: dict[str, Callable[[Site], object]] = {
 }
 
 
-#: Every fourth is in `make test`, for the pages and for the verbs another; all of them in `make test-slow`.
-OFTEN = {"pages": list(PLANTS)[::4], "verbs": list(PLANTS)[2::4]}
+#: Every eighth is in `make test`, for the pages and for the verbs another; all of them in `make test-slow`.
+OFTEN = {"pages": list(PLANTS)[::8], "verbs": list(PLANTS)[4::8]}
 
 
-def plants(often: str) -> list[Any]:
-    return [pytest.param(plant, marks=() if plant in OFTEN[often] else pytest.mark.slow) for plant in PLANTS]
+def plants(kind: str) -> list[Any]:
+    return often(list(PLANTS), OFTEN[kind])
 
 
 @pytest.fixture
@@ -239,7 +240,7 @@ def site(store_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
 
 @pytest.mark.parametrize("plant", plants("pages"))
 @pytest.mark.parametrize("redact", [pytest.param((), marks=pytest.mark.slow), ("card",)])
-@pytest.mark.parametrize("store_url", [pytest.param("memory", marks=pytest.mark.slow), "redis"], indirect=True)
+@real_redis_often
 def test_every_page_and_address_still_answers(site: Site, plant: str, redact: tuple[str, ...]) -> None:
     PLANTS[plant](site)
     client = TestClient(
@@ -262,7 +263,7 @@ def test_every_page_and_address_still_answers(site: Site, plant: str, redact: tu
 
 
 @pytest.mark.parametrize("plant", plants("verbs"))
-@pytest.mark.parametrize("store_url", [pytest.param("memory", marks=pytest.mark.slow), "redis"], indirect=True)
+@real_redis_often
 def test_every_verb_still_works(site: Site, plant: str) -> None:
     PLANTS[plant](site)
     for verb in VERBS:

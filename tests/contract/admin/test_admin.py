@@ -13,6 +13,7 @@ from lowq.sharding import shard_of
 from tests.contract.queue_rig import SHARDS, QueueRig
 from tests.contract.support import NOW, REMAINS, job
 from tests.leases import run_out
+from tests.tiers import real_redis_often
 
 
 @pytest.fixture
@@ -134,7 +135,7 @@ class TestSingleActions:
         with pytest.raises(JobError):
             rig.queue.delete([None])  # type: ignore[list-item]  # that is the point
 
-    @pytest.mark.parametrize("store_url", [pytest.param("memory", marks=pytest.mark.slow), "redis"], indirect=True)
+    @real_redis_often
     def test_many_ids_are_streamed(self, rig: QueueRig) -> None:
         ids = numbers(1500)
         rig.push(*(job(item) for item in ids))
@@ -150,7 +151,7 @@ class TestSingleActions:
 
         assert rig.queue.bury(source()) == Acted(done=1500)
 
-    @pytest.mark.parametrize("store_url", [pytest.param("memory", marks=pytest.mark.slow), "redis"], indirect=True)
+    @real_redis_often
     def test_a_job_of_many_payloads_is_moved_whole(self, rig: QueueRig) -> None:
         for names in ("a", "b"):
             rig.push(*(job("x", f"{names}{i}", float(i)) for i in range(1300)))
@@ -254,7 +255,7 @@ class TestBulk:
         assert (steps[0].total, steps[-1].done) == (1, 0)
         assert rig.queue.peek("a", "due", now=NOW) is not None
 
-    @pytest.mark.parametrize("store_url", [pytest.param("memory", marks=pytest.mark.slow), "redis"], indirect=True)
+    @real_redis_often
     def test_what_is_buried_after_it_began_stays_buried(self, rig: QueueRig) -> None:
         ids = numbers(600)
         rig.push(*(job(item) for item in ids), now=None)
@@ -270,7 +271,7 @@ class TestBulk:
         assert rig.queue.stats().morgue_length == 600
 
     @pytest.mark.parametrize("match", [None, "*"])
-    @pytest.mark.parametrize("store_url", [pytest.param("memory", marks=pytest.mark.slow), "redis"], indirect=True)
+    @real_redis_often
     def test_delete_ends_while_producers_push_and_leaves_the_new_jobs(self, rig: QueueRig, match: str | None) -> None:
         rig.push(*(job(item) for item in numbers(600, "old")), now=None)
         pushed: list[str] = []
@@ -285,7 +286,7 @@ class TestBulk:
         assert last.done == last.total == 600
         assert rig.queue.stats().length == len(pushed)
 
-    @pytest.mark.parametrize("store_url", [pytest.param("memory", marks=pytest.mark.slow), "redis"], indirect=True)
+    @real_redis_often
     def test_an_id_that_comes_back_after_it_began_is_new(self, rig: QueueRig) -> None:
         ids = numbers(900)
         rig.push(*(job(item, "old") for item in ids), now=None)
@@ -296,7 +297,7 @@ class TestBulk:
         assert max((step.done for step in steps), default=0) == 0
         assert rig.queue.stats().length == 900
 
-    @pytest.mark.parametrize("store_url", [pytest.param("memory", marks=pytest.mark.slow), "redis"], indirect=True)
+    @real_redis_often
     def test_it_ends_while_jobs_are_pushed_for_later(self, rig: QueueRig) -> None:
         rig.push(*(job(item, delay=3600.0) for item in numbers(600, "old")), now=None)
         last = None
@@ -329,7 +330,7 @@ class TestBulk:
         assert rig.queue.stats().length == 80
 
     @pytest.mark.parametrize("state", [None, "retrying", "morgue"])
-    @pytest.mark.parametrize("store_url", [pytest.param("memory", marks=pytest.mark.slow), "redis"], indirect=True)
+    @real_redis_often
     def test_it_can_be_left_while_nothing_fits(self, rig: QueueRig, state: Any) -> None:
         ids = numbers(4000)
         rig.push(*(job(item, perform_at=NOW + 50) for item in ids))
@@ -411,7 +412,7 @@ class TestDrop:
         for info in rig.app.shards(rig.queue):
             run_out(rig.client, f"lowq:v1:{{Orders:{info.index}}}:")
 
-    @pytest.mark.parametrize("store_url", [pytest.param("memory", marks=pytest.mark.slow), "redis"], indirect=True)
+    @real_redis_often
     def test_leaves_no_key(self, rig: QueueRig) -> None:
         self.fill(rig)
         self.leases_run_out(rig)

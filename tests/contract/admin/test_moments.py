@@ -12,6 +12,7 @@ from lowq.broker.delivery import Failure
 from lowq.errors import ConfigError
 from tests.contract.queue_rig import QueueRig
 from tests.contract.support import NOW, job
+from tests.tiers import real_redis_often
 
 
 @pytest.fixture
@@ -38,6 +39,7 @@ def everything(rig: QueueRig) -> set[str]:
     return set(rig.ids())
 
 
+@real_redis_often
 @pytest.mark.parametrize("match", [None, "*"])
 class TestASnapshot:
     @pytest.mark.parametrize("state", [None, "due"])
@@ -109,6 +111,7 @@ class TestASnapshot:
         assert everything(rig) == mixed
 
 
+@real_redis_often
 @pytest.mark.parametrize("match", [None, "*"])
 class TestATime:
     def at(self, rig: QueueRig) -> float:

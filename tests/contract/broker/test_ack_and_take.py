@@ -10,6 +10,7 @@ from lowq.broker.shard import Shard
 from lowq.codec import load_payload
 from lowq.errors import LeaseLost
 from tests.contract.support import NEVER, NOW, REMAINS, TICK, TTL, Channel, ShardRig, handed, job, jobs_of, retry, solo
+from tests.tiers import real_redis_often
 
 MIB = 2**20
 
@@ -426,7 +427,7 @@ def test_job_that_does_not_fit_beside_others_waits_whole(rig: ShardRig) -> None:
     assert list(handed(shard.in_flight.take(10, NOW + 2))) == ["big"]
 
 
-@pytest.mark.parametrize("store_url", [pytest.param("memory", marks=pytest.mark.slow), "redis"], indirect=True)
+@real_redis_often
 def test_small_payloads_are_bounded_too(rig: ShardRig) -> None:
     """A payload of a few bytes costs its score and about a microsecond of Redis."""
     shard = rig.own()

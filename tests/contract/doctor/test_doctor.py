@@ -20,6 +20,7 @@ from lowq.errors import ScriptError, UnknownQueueError
 from lowq.sharding import shard_of
 from lowq.store.keys import nodes_key, queues_key, shard_prefix
 from tests.leases import run_out
+from tests.tiers import real_redis_often
 
 SHARDS = 3
 TTL = 600.0
@@ -439,7 +440,7 @@ def test_an_id_in_a_shard_that_is_not_its_own_is_left_there(clinic: Clinic) -> N
     assert finding.shards == (1,)
 
 
-@pytest.mark.parametrize("store_url", [pytest.param("memory", marks=pytest.mark.slow), "redis"], indirect=True)
+@real_redis_often
 def test_many_ids_are_all_counted_and_mended_and_some_are_named(clinic: Clinic) -> None:
     clinic.queue.push({"id": number, "payload": number} for number in range(3000))
     for shard in range(SHARDS):

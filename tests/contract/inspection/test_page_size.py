@@ -11,6 +11,7 @@ import lowq_web
 from lowq import Lowq, Page
 from lowq.cli import main
 from lowq.inspection.queries import MAX_BYTES, MAX_PAGE_BYTES
+from tests.tiers import real_redis_often
 
 COUNT = 24
 MIB = 2**20
@@ -58,7 +59,7 @@ def test_a_page_has_a_job_even_if_it_alone_is_too_large(store_url: str) -> None:
     app.close()
 
 
-@pytest.mark.parametrize("store_url", [pytest.param("memory", marks=pytest.mark.slow), "redis"], indirect=True)
+@real_redis_often
 def test_very_many_small_payloads_count_as_well(store_url: str) -> None:
     app = Lowq(redis_url=store_url)
     queue = app.queue("Many", 1)

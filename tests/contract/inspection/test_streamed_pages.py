@@ -10,6 +10,7 @@ from lowq.inspection.paging import Page
 from lowq.store import Client
 from tests.contract.queue_rig import QueueRig
 from tests.contract.support import NOW, job
+from tests.tiers import real_redis_often
 
 FRESH, FAILED = 600, 6000
 
@@ -51,6 +52,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return deliveries
 
 
+@real_redis_often
 @pytest.mark.parametrize(
     "options",
     [

@@ -10,6 +10,7 @@ from lowq.metrics.counters import BOUNDS, Counted, record_call
 from lowq.metrics.history import History
 from lowq.store.keys import history_key
 from tests.contract.support import NOW
+from tests.tiers import real_redis_often
 
 #: The beginning of a stretch of every span.
 START = NOW // 7200 * 7200
@@ -98,6 +99,7 @@ def test_the_stretch_that_goes_on_is_told_once_enough_of_it_has_passed(app: lowq
     assert 0 not in told(app.queue("Orders", 3).rates("hour", now=START + 5))
 
 
+@real_redis_often
 def test_a_history_is_bounded_and_expires(app: lowq.Lowq) -> None:
     for number in range(0, 3000, 7):
         record(app, START + 40 * number, number, seconds=700.0)

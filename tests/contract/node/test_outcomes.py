@@ -17,6 +17,7 @@ from lowq.testing import drain
 from lowq.workers import Worker
 from tests.contract.thread_rig import ThreadRig
 from tests.leases import run_out
+from tests.tiers import real_redis_often
 
 PayloadsById = dict[str, list[Any]]
 Handler = Callable[[PayloadsById], object]
@@ -357,6 +358,7 @@ def pass_on(worker: Any, batch: Any, call_next: Callable[[], Any]) -> None:
     call_next()
 
 
+@real_redis_often
 @pytest.mark.parametrize("middlewares", [[], [pass_on]], ids=["bare", "with a middleware"])
 @pytest.mark.parametrize("form", [as_function, as_class])
 @pytest.mark.parametrize("function", [a_coroutine, a_generator, an_async_generator, an_awaitable])

@@ -24,6 +24,7 @@ from lowq.codec import load_payload
 from lowq.metrics.counters import BOUNDS, Counted, record_call
 from lowq.version import VERSION
 from tests.redis_server import RedisServer
+from tests.tiers import often
 from tests.waiting import PATIENCE, until
 
 ROOT = Path(__file__).parents[3]
@@ -761,7 +762,7 @@ os.execv(sys.executable, [sys.executable, "-P", "-m", "lowq", *sys.argv[1:]])
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("command", ["stats", "web", "run", "processes", "push"])
+@pytest.mark.parametrize("command", often(["stats", "web", "run", "processes", "push"], ["processes"]))
 def test_commands_heed_signals_that_they_were_started_to_ignore(
     start: Start, cli: Cli, command: str, number: signal.Signals
 ) -> None:

@@ -12,6 +12,7 @@ from tests.contract.thread_rig import ThreadRig
 from tests.integration.conftest import MakeRig
 from tests.integration.support import NEVER, TTL, NodeProcess, Rig, until
 from tests.redis_server import RedisServer
+from tests.tiers import often
 
 
 def problems(report: Report) -> list[str]:
@@ -83,7 +84,7 @@ def test_a_subscription_that_was_cut_while_idle_is_made_anew(make_rig: MakeRig) 
 # --- outages ---
 
 
-@pytest.mark.parametrize("nodes", [1, 2])
+@pytest.mark.parametrize("nodes", often([1, 2], [2]))
 def test_redis_away_for_longer_than_the_lease_loses_nothing_and_charges_nobody(
     make_rig: MakeRig, own_server: RedisServer, nodes: int
 ) -> None:

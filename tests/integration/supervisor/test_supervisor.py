@@ -84,8 +84,10 @@ def test_one_that_is_stopped_by_hand_is_replaced(make_rig: MakeRig, supervise: S
     ("source", "code", "says"),
     [
         ("def f(:\n", 1, "SyntaxError: invalid syntax (app.py, line 1)"),
-        ("import os; os._exit(9)\n", 1, "exited with code 9 before it was ready, 5 times in a row"),
-        ("import os\nos.kill(os.getpid(), 11)\n", 1, "was killed by SIGSEGV before it was ready, 5 times in a row"),
+        pytest.param("import os; os._exit(9)\n", 1, "exited with code 9 before it was ready, 5 times in a row",
+                     marks=pytest.mark.slow),
+        pytest.param("import os\nos.kill(os.getpid(), 11)\n", 1,
+                     "was killed by SIGSEGV before it was ready, 5 times in a row", marks=pytest.mark.slow),
         ("import lowq\n", 2, "registers no worker; decorate a class or function"),
         ("import lowq\n@lowq.worker\ndef orders(p): ...\nlowq.config.on_server_init = lambda: 1 / 0\n", 1,
          "the node could not start (ZeroDivisionError: division by zero), see above"),
