@@ -74,6 +74,8 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> Iterator[Steps]:
     yield steps
     steps.ends = True
     steps.go(1000)
+    # A task that is still ending would write into the log of the test after this one.
+    until(lambda: not any(thread.name.startswith("lowq-task-") for thread in threading.enumerate()), "end of tasks")
 
 
 def browser(url: str) -> TestClient:
