@@ -246,7 +246,9 @@ def _attributes_of(worker: type[Worker[Any]]) -> list[str]:
         for kind in worker.__mro__
         if kind not in Worker.__mro__
         for name, value in vars(kind).items()
-        if isinstance(value, int | float | str) and not name.startswith("_") and name not in WorkerOptions.__annotations__
+        if isinstance(value, int | float | str)
+        and not name.startswith("_")
+        and name not in WorkerOptions.__annotations__
     ]
 
 

@@ -7,7 +7,7 @@ outcome is written.
 A thread's next shard is found in two steps. First the queue, so that each has its share of the threads: `fairness`.
 Then a shard of that queue, which the thread's scheduler for it chooses: of the shards that the thread prefers, and if
 it chooses none of them, of all. The splitter's map is a preference, and may change at any time. When a thread has been
-running one batch for long, all others take turns with its shards, or an hour's job would keep those waiting for an hour.
+running one batch for long, all others take turns with its shards, or an hour's job would keep those waiting as long.
 
 Idle threads don't poll. One of them, the leader, sleeps until the next known due time, the others until woken. Only
 when a scheduler of the application's own has declined a shard that is ready, idle threads ask again every 0.1 s.

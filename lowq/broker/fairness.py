@@ -9,7 +9,8 @@ Shares are kept twice, as neither is enough alone:
 
 The second is start-time fair queueing (Goyal, Vin and Cheng, "Start-time Fair Queuing: a scheduling algorithm for
 integrated services packet switching networks", 1996), with a batch as the packet and a thread as the link. As there, a
-queue saves up no credit: while it has nothing that a thread could work, its virtual time follows the one that is served.
+queue saves up no credit: while it has nothing that a thread could work, its virtual time follows that of the queue that
+is served.
 
 Nothing here reads a clock or holds a lock: all of it belongs to the lock of the dispatcher.
 """

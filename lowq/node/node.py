@@ -21,8 +21,8 @@ from types import FrameType
 from lowq import clock
 from lowq.application import Lowq
 from lowq.broker.broker import Broker
-from lowq.broker.membership import Identity
 from lowq.broker.fairness import Share
+from lowq.broker.membership import Identity
 from lowq.broker.scheduler import LagScheduler
 from lowq.broker.shard import Shard, shards_of
 from lowq.broker.splitter import BalancedSplitter

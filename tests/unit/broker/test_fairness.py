@@ -148,7 +148,9 @@ class Played:
         if queue.arrivals:
             self.delays.append(self.now - self._left[following.queue].pop(0))
         came = bool(self._left[following.queue]) and self._left[following.queue][0] <= self.now
-        self._dispatcher.took(following, following.dispatch.wakes, delivery(0.0 if came or not queue.arrivals else None))
+        self._dispatcher.took(
+            following, following.dispatch.wakes, delivery(0.0 if came or not queue.arrivals else None)
+        )
         self._at(self.now + length, lambda: self._turn(number))
 
     def part(self, name: str) -> float:
@@ -236,7 +238,11 @@ class Node:
         return clock.now()
 
     def dispatcher(
-        self, threads: int, shards: Sequence[Shard], shares: Mapping[str, Share], build_scheduler: Callable[[], Schedule]
+        self,
+        threads: int,
+        shards: Sequence[Shard],
+        shares: Mapping[str, Share],
+        build_scheduler: Callable[[], Schedule],
     ) -> Dispatcher:
         made = dispatcher(threads, shards, shares, build_scheduler=build_scheduler, clock=self.clock)
         self._made.append(made)
@@ -340,13 +346,18 @@ class TestSleep:
         assert not any(future.done() for future in sleeping)
 
     def test_an_alarm_for_a_full_queue_is_not_lost(self, node: Node) -> None:
-        first, second = shard("a", 0, due=0.0), shard("a", 1, due=clock.now() + 0.1)
-        dispatch = node.dispatcher(2, [first, second], BOUNDED, LagScheduler)
+        first, second = shard("a", 0, due=0.0), shard("a", 1, due=clock.now() + 0.3)
+        dispatch = node.dispatcher(3, [first, second], BOUNDED, LagScheduler)
         assert dispatch.pick(0) is first
-        sleeping = node.wait(dispatch, 1)
+        sleeping = [node.wait(dispatch, number) for number in (1, 2)]
+        node.looks = 0
+        with dispatch._changed:  # the leader looks, and sleeps again, behind the other
+            dispatch._changed.notify()
+        until(lambda: node.looks == 1 and dispatch._idle == 2)
         dispatch.took(first, first.dispatch.wakes, delivery())
-        dispatch.unclaim(first)  # it has room now, and nothing is due: the sleeper must know until when to sleep
-        assert sleeping.result(PATIENCE) is second
+        dispatch.unclaim(first)  # it has room now, and nothing is due: the other is woken, and sets no alarm
+        until(lambda: any(future.done() for future in sleeping))
+        assert [future.result() for future in sleeping if future.done()] == [second]
 
     def test_never_more_threads_than_the_queue_may_have_in_a_storm(self, node: Node) -> None:
         shares = {"a": Share(max_threads=2), "b": Share(weight=3)}
@@ -388,7 +399,9 @@ class TestSleep:
 
         until(wake, "enough turns")
         ending.set()
-        until(lambda: all(item.next_due is None for item in shards), "all worked without another wake-up: none was lost")
+        until(
+            lambda: all(item.next_due is None for item in shards), "all worked without another wake-up: none was lost"
+        )
         dispatch.close()
         for thread in pool:
             thread.join(PATIENCE)
@@ -515,7 +528,9 @@ def test_a_shard_that_is_ready_is_always_found(draw: random.Random, threads: int
             case _:
                 mine = held[number]
                 if mine is not None:
-                    dispatch.took(mine, draw.choice([wakes, mine.dispatch.wakes]), delivery(draw.choice([None, 0, 0.7])))
+                    dispatch.took(
+                        mine, draw.choice([wakes, mine.dispatch.wakes]), delivery(draw.choice([None, 0, 0.7]))
+                    )
                 running = {name: sum(other is not None and other.queue == name for other in held) for name in shares}
                 running["c"] -= mine is not None and mine.queue == "c"
                 ready = [
