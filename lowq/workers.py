@@ -7,7 +7,7 @@ becomes a worker that calls it. Wrong forms are refused at decoration, with the 
 import asyncio
 import inspect
 from collections.abc import Callable, Mapping
-from difflib import get_close_matches
+from difflib import SequenceMatcher, get_close_matches
 from typing import Any, ClassVar, Generic, Protocol, TypedDict, TypeVar, overload
 
 from lowq.errors import ConfigError
@@ -221,13 +221,13 @@ def _apply_options(worker: type[Worker[Any]], options: Mapping[str, Any]) -> Non
     known = WorkerOptions.__annotations__
     for name in options:
         if name not in known:
-            near = get_close_matches(name, known, 1)
-            hint = f"did you mean {near[0]!r}?" if near else f"options are {', '.join(known)}"
+            near = _nearest(name, 0.6)
+            hint = f"did you mean {near!r}?" if near else f"options are {', '.join(known)}"
             raise ConfigError(f"{worker.__name__}: unknown worker option {name!r}; {hint}")
     for name in _attributes_of(worker):
-        near = get_close_matches(name, known, 1, 0.85)  # at 0.8 a `height` would be taken for `weight`
+        near = _nearest(name, 0.85)  # at 0.8 a `height` would be taken for `weight`
         if near:
-            raise ConfigError(f"{worker.__name__}.{name}: did you mean the worker option {near[0]!r}?")
+            raise ConfigError(f"{worker.__name__}.{name}: did you mean the worker option {near!r}?")
     for name, value in options.items():
         setattr(worker, name, value)
     if "queue_name" not in vars(worker):
@@ -237,6 +237,12 @@ def _apply_options(worker: type[Worker[Any]], options: Mapping[str, Any]) -> Non
         if name != "max_threads" or worker.max_threads is not None:
             check_option(worker.__name__, name, getattr(worker, name))
     _check_weight(worker.__name__, worker.weight)
+
+
+def _nearest(name: str, likeness: float) -> str | None:
+    """The option that was probably meant: of those that are like it, the one with the longest part in common."""
+    near = get_close_matches(name, WorkerOptions.__annotations__, 3, likeness)
+    return max(near, key=lambda option: SequenceMatcher(None, name, option).find_longest_match().size, default=None)
 
 
 def _attributes_of(worker: type[Worker[Any]]) -> list[str]:
