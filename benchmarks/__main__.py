@@ -41,6 +41,7 @@ MEASUREMENTS: dict[str, Callable[..., dict[str, float]]] = {
     "load": load.measure,
     "hot": fairness.hot_id,
     "slow": fairness.slow_worker,
+    "shares": fairness.shares,
     "merging": merging.measure,
 }
 

@@ -20,7 +20,7 @@ from lowq.admin.actions import Acted
 from lowq.admin.audit import AuditEntry
 from lowq.admin.bulk import Step
 from lowq.application import Lowq, default
-from lowq.broker.scheduler import LagScheduler, SeqScheduler
+from lowq.broker.scheduler import LagScheduler, Schedulable, Scheduler, SeqScheduler
 from lowq.broker.splitter import BalancedSplitter, ByNodeSplitter, DefaultSplitter
 from lowq.errors import (
     ConfigError,
@@ -101,6 +101,8 @@ __all__ = [
     "RedisInfo",
     "RedisRefused",
     "RedisUnavailable",
+    "Schedulable",
+    "Scheduler",
     "ScriptError",
     "SeqScheduler",
     "ShardInfo",

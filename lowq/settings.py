@@ -219,7 +219,7 @@ class Config:
     on_server_init: Callable[[], object]
     #: Called with the exception that stops a node.
     last_words: Callable[[BaseException], object]
-    #: Makes the scheduler of one thread; ``lowq.LagScheduler`` by default.
+    #: Makes the scheduler of one thread for one queue; ``lowq.LagScheduler`` by default.
     build_scheduler: Callable[[], Any] | None
     #: Makes the splitter of a node; ``lowq.BalancedSplitter(threads_per_node)`` by default.
     build_splitter: Callable[[], Any] | None

@@ -7,7 +7,7 @@ becomes a worker that calls it. Wrong forms are refused at decoration, with the 
 import asyncio
 import inspect
 from collections.abc import Callable, Mapping
-from difflib import get_close_matches
+from difflib import SequenceMatcher, get_close_matches
 from typing import Any, ClassVar, Generic, Protocol, TypedDict, TypeVar, overload
 
 from lowq.errors import ConfigError
@@ -36,6 +36,10 @@ class WorkerOptions(TypedDict, total=False):
     max_payloads: int
     #: Deaths of its process before a job is buried as poison (3).
     max_crash_count: int
+    #: The queue's part of a node's threads, compared with the weights of the other queues that have due work (1).
+    weight: float
+    #: Threads of a node that perform the queue's jobs at once, at most; None: all of them (None).
+    max_threads: int | None
 
 
 #: Least and largest value of each whole-number option. A reply of Redis's Lua can hold about 8,000 items.
@@ -45,7 +49,10 @@ _RANGES: Mapping[str, tuple[int, int]] = {
     "max_retry_count": (0, 2**31),
     "max_payloads": (1, 3000),
     "max_crash_count": (1, 2**31),
+    "max_threads": (1, 2**31),
 }
+#: Bounds of ``weight``: far beyond what makes sense, and near enough that sums of shares stay exact.
+_WEIGHTS = (1e-6, 1e6)
 
 
 class Application(Protocol):
@@ -74,6 +81,8 @@ class Worker(Generic[P]):
     queue_name: ClassVar[str]
     max_payloads: ClassVar[int] = 1000
     max_crash_count: ClassVar[int] = 3
+    weight: ClassVar[float] = 1
+    max_threads: ClassVar[int | None] = None
 
     #: The handle of the queue: stats, jobs, kick, pause ...
     queue: ClassVar[Queue] = _QueueOfClass()  # type: ignore[assignment]  # a property of the class
@@ -212,20 +221,28 @@ def _apply_options(worker: type[Worker[Any]], options: Mapping[str, Any]) -> Non
     known = WorkerOptions.__annotations__
     for name in options:
         if name not in known:
-            near = get_close_matches(name, known, 1)
-            hint = f"did you mean {near[0]!r}?" if near else f"options are {', '.join(known)}"
+            near = _nearest(name, 0.6)
+            hint = f"did you mean {near!r}?" if near else f"options are {', '.join(known)}"
             raise ConfigError(f"{worker.__name__}: unknown worker option {name!r}; {hint}")
     for name in _attributes_of(worker):
-        near = get_close_matches(name, known, 1, 0.8)
+        near = _nearest(name, 0.85)  # at 0.8 a `height` would be taken for `weight`
         if near:
-            raise ConfigError(f"{worker.__name__}.{name}: did you mean the worker option {near[0]!r}?")
+            raise ConfigError(f"{worker.__name__}.{name}: did you mean the worker option {near!r}?")
     for name, value in options.items():
         setattr(worker, name, value)
     if "queue_name" not in vars(worker):
         worker.queue_name = worker.__name__
     check_queue_name(worker.queue_name)
     for name in _RANGES:
-        check_option(worker.__name__, name, getattr(worker, name))
+        if name != "max_threads" or worker.max_threads is not None:
+            check_option(worker.__name__, name, getattr(worker, name))
+    _check_weight(worker.__name__, worker.weight)
+
+
+def _nearest(name: str, likeness: float) -> str | None:
+    """The option that was probably meant: of those that are like it, the one with the longest part in common."""
+    near = get_close_matches(name, WorkerOptions.__annotations__, 3, likeness)
+    return max(near, key=lambda option: SequenceMatcher(None, name, option).find_longest_match().size, default=None)
 
 
 def _attributes_of(worker: type[Worker[Any]]) -> list[str]:
@@ -235,7 +252,9 @@ def _attributes_of(worker: type[Worker[Any]]) -> list[str]:
         for kind in worker.__mro__
         if kind not in Worker.__mro__
         for name, value in vars(kind).items()
-        if isinstance(value, int | str) and not name.startswith("_") and name not in WorkerOptions.__annotations__
+        if isinstance(value, int | float | str)
+        and not name.startswith("_")
+        and name not in WorkerOptions.__annotations__
     ]
 
 
@@ -248,6 +267,12 @@ def check_option(whose: str, name: str, value: object) -> None:
     least, most = _RANGES[name]
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
         raise ConfigError(f"{whose}: {name}={value!r:.100} must be a whole number from {least} to {most}")
+
+
+def _check_weight(whose: str, weight: object) -> None:
+    least, most = _WEIGHTS
+    if isinstance(weight, bool) or not isinstance(weight, int | float) or not least <= weight <= most:
+        raise ConfigError(f"{whose}: weight={weight!r:.100} must be a number above 0, from {least:g} to {most:,.0f}")
 
 
 def check_queue_name(name: object) -> str:

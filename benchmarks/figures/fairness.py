@@ -1,15 +1,23 @@
-"""Fairness: what a cold id sees of a hot one, and a fast worker of a slow one beside it."""
+"""Fairness: what a cold id sees of a hot one, a fast worker of a slow one beside it, and what shares are worth."""
 
+import time
+from collections.abc import Callable, Sequence
 from contextlib import closing
 
 import lowq
+from benchmarks.figures.arrivals import timetable
 from benchmarks.figures.own import lowq_with
-from benchmarks.figures.pings import Stream, delays_of, summary
-from benchmarks.peers.work import SLOW
+from benchmarks.figures.pings import SEED, SHARES, Stream, arrivals, delays_of, summary
+from benchmarks.measured import MeasuringFailed
+from benchmarks.numbers import percentile
+from benchmarks.peers.turn import PATIENCE, start
+from benchmarks.peers.work import QUEUE, SLOW
 from benchmarks.server import Server
 
 #: Jobs per second of those that are asked how long they waited.
 RATE = 200.0
+#: Threads of the node, and the seconds that a slow job waits for something.
+THREADS, WAIT = 5, 0.05
 
 
 def hot_id(*, quick: bool) -> dict[str, float]:
@@ -46,6 +54,58 @@ def slow_worker(*, quick: bool) -> dict[str, float]:
                     app.queue(SLOW, 5).push({"id": number} for number in range(int(_seconds(quick) * 100)))
             figures |= summary(f"slow/{name}", delays_of(server, peer, Stream(RATE), _seconds(quick), *others))
     return figures
+
+
+def shares(*, quick: bool) -> dict[str, float]:
+    """``fair_...``: 200 jobs come one after the other, in 16 s, beside 5,000 that take 50 ms each, on 5 threads: their
+    delays in ms, and how much of the threads that they leave the slow queue gets. What is left of the node for a
+    queue alone; two queues with backlogs and weights of 3:1; and a queue that may have 2 of the threads.
+    """
+    seconds = 2.0 if quick else 16.0
+    with Server() as server, closing(lowq.Lowq(redis_url=server.url)) as app:
+        slow = app.queue(SLOW, 5)
+        slow.push({"id": number} for number in range(5_000))
+        stream, count = Stream(RATE / 16), len(timetable(RATE / 16, seconds, SEED))
+        with start(lowq_with(slow=f"wait:{WAIT}"), "receive", server, count) as worker:
+            _until(lambda: slow.stats().processed > 10)
+            with arrivals(server, stream, seconds) as producer:
+                producer.expect("begins", PATIENCE)
+                began, before = time.monotonic(), slow.stats().processed
+                producer.expect("done", PATIENCE)
+                rate = (slow.stats().processed - before) / (time.monotonic() - began)
+            delays = worker.expect("delays", PATIENCE)["delays"]
+    figures = {f"fair_{name}": percentile(delays, SHARES[name]) * 1e3 for name in ("p50", "p99")}
+    figures["fair_left"] = rate * WAIT / THREADS
+    seconds /= 4
+    (alone,) = _performed(seconds, {"slow": f"wait:{WAIT}"}, [SLOW])
+    heavy, light = _performed(seconds, {"slow": f"wait:{WAIT}", "work": f"wait:{WAIT}", "weight": 3}, [QUEUE, SLOW])
+    (bounded,) = _performed(seconds, {"slow": f"wait:{WAIT}", "max_threads": 2}, [SLOW])
+    return figures | {
+        "fair_alone": alone / seconds * WAIT / THREADS,
+        "fair_weights": abs(heavy / light / 3 - 1) * 100,
+        "fair_bounded": bounded / seconds * WAIT,
+    }
+
+
+def _performed(seconds: float, settings: dict[str, object], queues: Sequence[str]) -> list[int]:
+    """How many jobs of each queue, all of which have backlogs, a node performs in that time."""
+    with Server() as server, closing(lowq.Lowq(redis_url=server.url)) as app:
+        handles = [app.queue(name, 5) for name in queues]
+        for queue in handles:
+            queue.push({"id": number, "payload": {"v": number}} for number in range(int((seconds + 3) * 200)))
+        with start(lowq_with(**settings), "work", server, 10**9):
+            _until(lambda: all(queue.stats().processed > 10 for queue in handles))
+            before = [queue.stats().processed for queue in handles]
+            time.sleep(seconds)
+            return [queue.stats().processed - count for queue, count in zip(handles, before, strict=True)]
+
+
+def _until(condition: Callable[[], bool]) -> None:
+    give_up_at = time.monotonic() + PATIENCE
+    while not condition():
+        if time.monotonic() > give_up_at:
+            raise MeasuringFailed("the node does not begin")
+        time.sleep(0.05)
 
 
 def _seconds(quick: bool) -> float:

@@ -30,8 +30,8 @@ def delays_of(server: Server, peer: Peer, stream: Stream, seconds: float, *other
     with ExitStack() as stack:
         worker = stack.enter_context(start(peer, "receive", server, count))
         for other in others:
-            stack.enter_context(_arrivals(server, other, seconds + 1.0)).expect("begins", PATIENCE)
-        stack.enter_context(_arrivals(server, stream, seconds)).expect("done", PATIENCE)
+            stack.enter_context(arrivals(server, other, seconds + 1.0)).expect("begins", PATIENCE)
+        stack.enter_context(arrivals(server, stream, seconds)).expect("done", PATIENCE)
         delays: list[float] = worker.expect("delays", PATIENCE)["delays"]
         return delays
 
@@ -44,6 +44,7 @@ def summary(name: str, delays: Sequence[float]) -> dict[str, float]:
 SHARES = {"p50": 0.5, "p99": 0.99, "p99.9": 0.999}
 
 
-def _arrivals(server: Server, stream: Stream, seconds: float) -> Measured:
+def arrivals(server: Server, stream: Stream, seconds: float) -> Measured:
+    """The producer of a stream, for so many seconds."""
     timing = ["--url", server.url, "--rate", str(stream.rate), "--seconds", str(seconds), "--seed", str(SEED)]
     return Measured([sys.executable, "-m", "benchmarks.figures.arrivals", *timing, *stream.options])

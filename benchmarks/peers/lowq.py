@@ -1,4 +1,5 @@
-"""lowq. Settings: batch_size, shards, threads, prefetch=off, middleware=on, scheduler=seq, work and slow (see `work`).
+"""lowq. Settings: batch_size, shards, threads, prefetch=off, middleware=on, scheduler=seq, work and slow (see `work`),
+weight, and max_threads of the slow one.
 
 A worker that runs is told on its stdin to count anew: ``expect N``; it says 'expecting'.
 """
@@ -24,12 +25,17 @@ class LowqAdapter(Adapter):
             self.app.config.server_middlewares = [_pass_on]
         if settings.get("scheduler") == "seq":
             self.app.config.build_scheduler = lowq.SeqScheduler
-        options = {"batch_size": int(settings.get("batch_size", 1)), "shards_count": int(settings.get("shards", 5))}
-        self.worker = self.app.worker(queue_name=QUEUE, **options)(self._perform(work(settings.get("work", "blank"))))
+        self.worker = self.app.worker(
+            queue_name=QUEUE,
+            batch_size=int(settings.get("batch_size", 1)),
+            shards_count=int(settings.get("shards", 5)),
+            weight=float(settings.get("weight", 1)),
+        )(self._perform(work(settings.get("work", "blank"))))
         if "slow" in settings:
             slow = work(settings["slow"])
+            most = int(settings["max_threads"]) if "max_threads" in settings else None
 
-            @self.app.worker(queue_name=SLOW)
+            @self.app.worker(queue_name=SLOW, max_threads=most)
             def perform_slowly(_payloads_by_id: dict[str, list[Any]]) -> None:
                 slow()
 

@@ -8,7 +8,9 @@
     leases       gets those, keeps them, gives up the others
     maintenance  the loop that does all this in time: renewals, heartbeats, early acknowledgements
     wakeups      what others publish: work came, a lease was released, members changed
-    dispatcher   who works which shard next; the scheduler says which of those with due work
+    dispatcher   who works which shard next: its claims, wake-ups, sleep
+    fairness     which queue comes next, so that each has its share of the threads
+    scheduler    which shard of that queue
     shard        one shard: its name, and what three owners keep of it
     lease        the right to work it for a while: got, renewed, given up
     in_flight    what was taken of it: acknowledge, fail, release, bury

@@ -14,7 +14,8 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from lowq.broker.activity import Activity
-from lowq.broker.dispatcher import Dispatcher, Schedule
+from lowq.broker.dispatcher import Dispatcher, Schedules
+from lowq.broker.fairness import Share
 from lowq.broker.leases import Leases
 from lowq.broker.maintenance import HeartbeatExtra, MaintenanceLoop
 from lowq.broker.membership import Identity, Membership
@@ -36,8 +37,9 @@ class Broker:
     """Membership, leases, wake-ups and dispatch of the shards of some queues.
 
     ``client`` is for those who work the shards and for wake-ups, ``maintenance_client`` for the maintenance loop alone,
-    which must wait for nobody. ``schedules``: one for each who works shards, in the order of ``activities``, which they
-    show to the loop. ``registrations``: the queues' entries, made anew with every heartbeat.
+    which must wait for nobody. ``schedules``: the schedulers, by queue, of each who works shards, in the order of
+    ``activities``, which they show to the loop. ``shares``: what a queue may have of those; of one that is not named,
+    the default. ``registrations``: the queues' entries, made anew with every heartbeat.
     ``on_ready``: it is a member and has asked for its shards. ``on_command``: somebody has sent it a command.
 
     Raises:
@@ -53,7 +55,8 @@ class Broker:
         config: Config,
         *,
         splitter: MembershipSplitter | StaticSplitter,
-        schedules: Sequence[Schedule],
+        schedules: Sequence[Schedules],
+        shares: Mapping[str, Share],
         activities: Sequence[Activity],
         registrations: Sequence[Call],
         heartbeat_extras: Sequence[HeartbeatExtra] = (),
@@ -65,7 +68,8 @@ class Broker:
         self.name = identity.name
         self.shards = list(shards)
         self.outage = Outage()
-        self.dispatcher = Dispatcher([[] for _ in schedules], schedules, self._left, clock=clock)
+        every = {shard.queue: shares.get(shard.queue, Share()) for shard in self.shards}
+        self.dispatcher = Dispatcher([[] for _ in schedules], schedules, every, self._left, clock=clock)
         self._splitter = splitter
         self._on_command = on_command
         self._workers_count = len(schedules)

@@ -1,19 +1,26 @@
 """Which thread works which shard next: claims, wake-ups, sleep.
 
-One lock guards what threads share of the shards: ``next_due``, ``paused``, ``claimed_by``, ``leaving``, ``wakes``. A
-shard is claimed, never waited for, by the thread that takes from it, until the outcome is written. The splitter's map
-is a preference, and may change at any time: a thread whose own shards rest helps with the others, and when a thread is
-long with one batch all others take turns with its shards, or an hour's job would keep those waiting for an hour.
+One lock guards what threads share of the shards: ``next_due``, ``paused``, ``claimed_by``, ``leaving``, ``wakes``, and
+what each queue has of the threads. A shard is claimed, never waited for, by the thread that takes from it, until the
+outcome is written.
 
-Idle threads don't poll. One of them, the leader, sleeps until the next known due time, the others until woken.
+A thread's next shard is found in two steps. First the queue, so that each has its share of the threads: `fairness`.
+Then a shard of that queue, which the thread's scheduler for it chooses: of the shards that the thread prefers, and if
+it chooses none of them, of all. The splitter's map is a preference, and may change at any time. When a thread has been
+running one batch for long, all others take turns with its shards, or an hour's job would keep those waiting as long.
+
+Idle threads don't poll. One of them, the leader, sleeps until the next known due time, the others until woken. Only
+when a scheduler of the application's own has declined a shard that is ready, idle threads ask again every 0.1 s.
 """
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from math import inf
 
 from lowq.broker.delivery import Delivery
-from lowq.broker.scheduler import LagScheduler, Scheduler, place
+from lowq.broker.fairness import QueueUse, Share, next_queue
+from lowq.broker.scheduler import LagScheduler, Scheduler, SeqScheduler, place
 from lowq.broker.shard import Shard
 from lowq.clock import Clock
 from lowq.clock import now as clock_now
@@ -21,29 +28,49 @@ from lowq.duration import LONGEST_WAIT
 
 #: Seconds that a thread may be with one batch before the others look after its shards, too.
 PATIENCE = 1.0
+#: Seconds after which a scheduler that declined a shard that is ready is asked again, at the latest.
+ASK_AGAIN = 0.1
 
 Schedule = Scheduler[Shard]
+#: A thread's schedulers: queue -> the one that chooses among its shards.
+Schedules = Mapping[str, Schedule]
 
 
 class Dispatcher:
-    """Hands shards to threads. ``preferred[i]``: the shards of thread i. ``on_left`` is called, outside
-    of the lock, with a shard that is to be given up and that no thread works any more.
+    """Hands shards to threads. ``preferred[i]``: the shards of thread i; ``schedules[i]``: its schedulers. ``shares``
+    names every queue that there may be shards of. ``on_left`` is called, outside of the lock, with a shard that is to
+    be given up and that no thread works any more.
     """
 
     def __init__(
         self,
         preferred: Sequence[Sequence[Shard]],
-        schedules: Sequence[Schedule],
+        schedules: Sequence[Schedules],
+        shares: Mapping[str, Share],
         on_left: Callable[[Shard], object] = lambda _shard: None,
         *,
         clock: Clock = clock_now,
     ) -> None:
         self._clock = clock
-        self._preferred: list[list[Shard]] = []
+        #: Per thread, by queue.
+        self._preferred: list[dict[str, list[Shard]]] = []
         self._all: list[Shard] = []
+        self._by_queue: dict[str, list[Shard]] = {}
         self._schedules = list(schedules)
+        # lowq's own choose one of those that are ready whenever there is one.
+        own = (LagScheduler, SeqScheduler)
+        self._may_decline = any(type(made) not in own for each in schedules for made in each.values())
+        self._all_asked_at = -inf
+        self._uses = {queue: QueueUse(queue, share) for queue, share in shares.items()}
+        #: The only queue, when all threads are for it: then nothing is counted. None: see `_uses`.
+        self._sole: str | None = None
+        if len(self._uses) == 1 and all(use.max_threads is None for use in self._uses.values()):
+            self._sole = next(iter(self._uses))
+        #: Per thread: the shard that it was given last, if it is still with that. Counted in `running` of its queue.
+        self._latest: list[Shard | None] = [None] * len(self._schedules)
+        #: Virtual time of the queue that got a thread last, when it got it.
+        self._served_at = 0.0
         self._on_left = on_left
-        self._helping = LagScheduler()
         #: Per thread: when it was given what it is with, monotonic seconds; None: it sleeps.
         self._busy_since: list[float | None] = [None] * len(self._schedules)
         self._helped = [False] * len(self._schedules)
@@ -70,11 +97,7 @@ class Dispatcher:
                 if shard is not None:
                     self._hand_on(thread)
                     return shard
-                timeout = None
-                if self._leader is None or self._leader == thread:
-                    self._leader = thread
-                    due = self._next_due(now)
-                    timeout = None if due is None else min(max(due - now, 0.0), LONGEST_WAIT)
+                timeout = self._timeout(thread, now)
                 self._idle += 1
                 self._busy_since[thread] = None
                 self._changed.wait(timeout)
@@ -88,31 +111,19 @@ class Dispatcher:
         if self._idle:
             self._changed.notify()
 
-    def _pick(self, thread: int, now: float) -> Shard | None:
-        if self._closed:
-            return None
-        ready = partial(is_ready, thread, now)
-        shard = self._left_alone(thread, now, ready) or self._schedules[thread](self._preferred[thread], now, ready)
-        if shard is None or not ready(shard):  # a scheduler of the application's own may be wrong
-            shard = self._helping(self._all, now, ready)
-        if shard is not None:
-            shard.dispatch.claimed_by = thread
-            self._busy_since[thread] = now
-        return shard
-
-    def _left_alone(self, thread: int, now: float, ready: Callable[[Shard], bool]) -> Shard | None:
-        """Every other time: of the shards whose thread is long with one batch, the one that has waited longest."""
-        if now < self._none_stuck_until:
-            return None
-        shards: list[Shard] = []
-        for other, (since, preferred) in enumerate(zip(self._busy_since, self._preferred, strict=False)):
-            if other != thread and since is not None and now - since > PATIENCE:
-                shards += preferred
-        if not shards:
-            self._none_stuck_until = now + PATIENCE / 10
-            return None
-        self._helped[thread] = not self._helped[thread]
-        return self._helping(shards, now, ready) if self._helped[thread] else None
+    def _timeout(self, thread: int, now: float) -> float | None:
+        """Seconds for which a thread that found nothing sleeps, unless it is woken; None: until then."""
+        due: float | None = None
+        if self._leader is None or self._leader == thread:
+            self._leader = thread
+            due = self._next_due(now)
+        if self._may_decline and any(self._is_waiting(use, thread, now) for use in self._uses.values()):
+            # This thread's scheduler declined what is ready. Another's may want it, and each may want it later.
+            due = now + ASK_AGAIN if due is None else min(due, now + ASK_AGAIN)
+            if now - self._all_asked_at >= ASK_AGAIN:
+                self._all_asked_at = now
+                self._changed.notify_all()
+        return None if due is None else min(max(due - now, 0.0), LONGEST_WAIT)
 
     def _next_due(self, now: float) -> float | None:
         earliest: float | None = None
@@ -127,8 +138,131 @@ class Dispatcher:
                 and not state.leaving
                 and shard.lease.deadline > now
             ):
-                earliest = due
+                if due > now:
+                    earliest = due
+                elif not self._uses[shard.queue].is_full:  # else whoever leaves the queue wakes a thread
+                    earliest = now + ASK_AGAIN if earliest is None else min(earliest, now + ASK_AGAIN)
         return earliest
+
+    # --- which shard ---
+
+    def _pick(self, thread: int, now: float) -> Shard | None:
+        if self._closed:
+            return None
+        stuck = () if now < self._none_stuck_until else self._stuck(thread, now)
+        if self._sole is not None:
+            shard = self._shard_of(self._sole, thread, now, stuck)
+        else:
+            shard = self._fair_shard(thread, now, stuck)
+        if shard is not None:
+            shard.dispatch.claimed_by = thread
+            self._busy_since[thread] = now
+        return shard
+
+    def _fair_shard(self, thread: int, now: float, stuck: Sequence[int]) -> Shard | None:
+        """A shard of the queue whose turn it is; of another queue if the scheduler declines."""
+        left = self._end_latest(thread, now)  # what it comes from doesn't count: it may go on with that
+        shard: Shard | None = None
+        try:
+            waiting: list[QueueUse] = []
+            others: list[QueueUse] = []
+            for use in self._uses.values():
+                if now < use.rests_until:
+                    continue
+                if use.running:
+                    use.count_until(now)
+                if use.rests_until > -inf:
+                    use.rests_until = -inf
+                    use.forgo(self._served_at)
+                if self._is_waiting(use, thread, now):
+                    waiting.append(use)
+                else:
+                    others.append(use)
+            while waiting and shard is None:
+                use = next_queue(waiting)
+                shard = self._shard_of(use.queue, thread, now, stuck)
+                if shard is None:
+                    waiting.remove(use)
+                    others.append(use)
+            if shard is not None:
+                self._served_at = use.virtual_time
+                for other in others:
+                    other.forgo(use.virtual_time)
+                use.begin(now)
+                self._latest[thread] = shard
+        finally:
+            if left is not None and (shard is None or shard.queue != left.queue):
+                self._offer_place(left)
+        return shard
+
+    def _shard_of(self, queue: str, thread: int, now: float, stuck: Sequence[int]) -> Shard | None:
+        """What the thread's scheduler chooses of a queue; None: nothing is ready, or it declines."""
+        schedule, ready = self._schedules[thread][queue], partial(is_ready, thread, now)
+        shard: Shard | None = None
+        if stuck:
+            theirs = {shard for other in stuck for shard in self._preferred[other].get(queue, ())}
+            shard = schedule(sorted(theirs, key=place), now, ready)
+        # A scheduler of the application's own may be wrong: what is not ready, or of another queue, is no choice.
+        if shard is None or shard.queue != queue or not ready(shard):
+            shard = schedule(self._preferred[thread].get(queue, ()), now, ready)
+            if shard is None or shard.queue != queue or not ready(shard):
+                shard = schedule(self._by_queue.get(queue, ()), now, ready)
+                if shard is None or shard.queue != queue or not ready(shard):
+                    return None
+        return shard
+
+    def _stuck(self, thread: int, now: float) -> list[int]:
+        """Every other time: the threads that have been running one batch for long. Others work their shards then."""
+        stuck = [
+            other
+            for other, since in enumerate(self._busy_since)
+            if other != thread and since is not None and now - since > PATIENCE
+        ]
+        if not stuck:
+            self._none_stuck_until = now + PATIENCE / 10
+            return []
+        self._helped[thread] = not self._helped[thread]
+        return stuck if self._helped[thread] else []
+
+    def _is_waiting(self, use: QueueUse, thread: int, now: float) -> bool:
+        """Whether the queue may have the thread and has a shard that is ready for it. If none is even due, it rests."""
+        if use.is_full:
+            return False
+        earliest = inf
+        for shard in self._by_queue.get(use.queue, ()):
+            due = shard.dispatch.next_due
+            if due is not None:
+                if due <= now and is_ready(thread, now, shard):
+                    return True
+                earliest = min(earliest, due)
+        if earliest > now:
+            use.rests_until = earliest
+        return False
+
+    def _expect(self, shard: Shard, due: float | None) -> None:
+        """From now on the shard's next job is known to be due then; None: it has none."""
+        shard.dispatch.next_due = due
+        if due is not None and self._sole is None:
+            use = self._uses[shard.queue]
+            if due < use.rests_until:
+                use.rests_until = due
+
+    def _end_latest(self, thread: int, now: float) -> QueueUse | None:
+        """The thread is not with the shard any more that it was given last; returns what that shard's queue uses."""
+        shard, self._latest[thread] = self._latest[thread], None
+        if shard is None:
+            return None
+        use = self._uses[shard.queue]
+        use.end(now)
+        return use
+
+    def _offer_place(self, use: QueueUse) -> None:
+        # A thread has left the queue. If that one was full, nobody was woken for its shards, and no alarm is set for
+        # them: this is what makes up for it. One thread, as there is room for one.
+        if use.running + 1 == use.max_threads and self._idle:
+            self._changed.notify()
+
+    # --- what is known of the shards ---
 
     def took(self, shard: Shard, wakes: int, delivery: Delivery) -> None:
         """Takes note of what the reply of a take from the caller's shard said. ``wakes``: the shard's count before the
@@ -137,27 +271,31 @@ class Dispatcher:
         now = self._clock()
         with self._changed:
             if shard.dispatch.wakes != wakes:
-                shard.dispatch.next_due = now
+                self._expect(shard, now)
             else:
-                shard.dispatch.next_due = None if delivery.delay is None else now + delivery.delay
+                self._expect(shard, None if delivery.delay is None else now + delivery.delay)
             shard.dispatch.paused = delivery.paused and shard.dispatch.wakes == wakes
 
     def look_again(self, shard: Shard) -> None:
         """What is known of the caller's shard is out of date: jobs went back to it."""
         with self._changed:
-            shard.dispatch.next_due = self._clock()
+            self._expect(shard, self._clock())
 
     def rest(self, shard: Shard, seconds: float) -> None:
         """The caller's shard is in trouble of its own: nobody looks at it for a while."""
         with self._changed:
-            shard.dispatch.next_due = self._clock() + seconds
+            self._expect(shard, self._clock() + seconds)
 
     def unclaim(self, shard: Shard) -> None:
         """The caller has finished with the shard."""
         with self._changed:
-            shard.dispatch.claimed_by = None
+            thread, shard.dispatch.claimed_by = shard.dispatch.claimed_by, None
+            if thread is not None and self._latest[thread] is shard:  # it goes on without another shard
+                left = self._end_latest(thread, self._clock())
+                if left is not None:
+                    self._offer_place(left)
             if self._idle and shard.dispatch.next_due is not None and not shard.dispatch.leaving:
-                self._notify(shard.dispatch.next_due)
+                self._notify(shard)
         if shard.dispatch.leaving:
             self._on_left(shard)
 
@@ -165,10 +303,14 @@ class Dispatcher:
 
     def assign(self, preferred: Sequence[Sequence[Shard]]) -> None:
         """From now on these are the shards of the threads. What a thread works just now it goes on with."""
-        groups = [sorted(group, key=place) for group in preferred]
+        groups = [_by_queue(group) for group in preferred]
+        shards = sorted({shard for group in preferred for shard in group}, key=place)
         with self._changed:
             self._preferred = groups
-            self._all = sorted({shard for group in groups for shard in group}, key=place)
+            self._all, self._by_queue = shards, _by_queue(shards)
+            now = self._clock()
+            for use in self._uses.values():
+                use.rests_until = min(use.rests_until, now)
             self._changed.notify_all()  # the alarm may have been set for a shard that is no longer here
 
     def leave(self, shards: Sequence[Shard]) -> None:
@@ -183,7 +325,7 @@ class Dispatcher:
             for shard in shards:
                 shard.dispatch.leaving = False
                 if self._idle and shard.dispatch.claimed_by is None and shard.dispatch.next_due is not None:
-                    self._notify(shard.dispatch.next_due)
+                    self._notify(shard)
 
     def wake(self, shard: Shard, delay: float = 0.0) -> None:
         """The shard has work that is due in ``delay`` seconds, or earlier than was known."""
@@ -191,27 +333,29 @@ class Dispatcher:
             shard.dispatch.wakes += 1
             due = self._clock() + delay
             if shard.dispatch.next_due is None or due < shard.dispatch.next_due:
-                shard.dispatch.next_due = due
+                self._expect(shard, due)
             if delay == 0.0:
                 shard.dispatch.paused = False
             if shard.dispatch.claimed_by is None and not shard.dispatch.leaving and self._idle:
-                self._notify(shard.dispatch.next_due)
+                self._notify(shard)
 
     def refreshed(self, shard: Shard, wakes: int, delay: float | None, *, paused: bool) -> None:
         """What a look at an unclaimed shard gave, unless something happened to it meanwhile."""
         with self._changed:
             if shard.dispatch.claimed_by is None and shard.dispatch.wakes == wakes:
-                shard.dispatch.next_due = None if delay is None else self._clock() + delay
+                self._expect(shard, None if delay is None else self._clock() + delay)
                 shard.dispatch.paused = paused
                 if shard.dispatch.next_due is not None and self._idle and not paused and not shard.dispatch.leaving:
-                    self._notify(shard.dispatch.next_due)
+                    self._notify(shard)
 
-    def _notify(self, due: float) -> None:
-        # Due now: anyone may take it. Due later: the leader must set its alarm anew.
-        if due <= self._clock():
-            self._changed.notify()
-        else:
+    def _notify(self, shard: Shard) -> None:
+        # Due now: anyone may take it; if its queue is full, whoever leaves that wakes a thread. Due later: the leader
+        # must set its alarm anew.
+        due = shard.dispatch.next_due
+        if due is not None and due > self._clock():
             self._changed.notify_all()
+        elif not self._uses[shard.queue].is_full:
+            self._changed.notify()
 
     def unclaimed(self, shards: Sequence[Shard]) -> list[tuple[Shard, int]]:
         """Those of the shards that nobody works just now, with their wake-up counts."""
@@ -238,3 +382,11 @@ def is_ready(thread: int, now: float, shard: Shard) -> bool:
         and not state.leaving
         and now < shard.lease.deadline
     )
+
+
+def _by_queue(shards: Iterable[Shard]) -> dict[str, list[Shard]]:
+    """The shards of each queue, in order."""
+    groups: dict[str, list[Shard]] = {}
+    for shard in sorted(shards, key=place):
+        groups.setdefault(shard.queue, []).append(shard)
+    return groups

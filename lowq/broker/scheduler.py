@@ -1,10 +1,14 @@
-"""Schedulers: which shard a thread works next.
+"""Schedulers: which shard of a queue a thread works next. The queue is chosen before: `fairness`.
 
-A scheduler is any callable `(shards, now, ready) -> shard or None`. It is given the shards of ONE thread, ordered by
-queue and index, the monotonic time in seconds, and a function that says of one of them whether this thread may work it
-now: it has due work, is leased, not paused, and nobody else works it. It returns one that is ready, or None. It never
-waits and reads no clock: the thread sleeps, and knows until when. Every thread has an instance of its own, so a
-scheduler may keep state without a lock.
+A scheduler is any callable `(shards, now, ready) -> shard or None`. It is given shards of ONE queue, ordered by index,
+the monotonic time in seconds, and a function that says of one of them whether this thread may work it now: it has due
+work, is leased, not paused, and nobody else works it. It returns one of them that is ready, or None: what is not ready
+counts as None. It never waits and reads no clock: the thread sleeps, and knows until when. Every thread has an instance
+of its own for each queue, so a scheduler may keep state without a lock.
+
+It is asked up to three times for a shard, until it returns one: about the shards of threads that have been running one
+batch for long (every other time), about those that its thread prefers, and about all of the node. If it declines all of
+them though one is ready, the next queue has its turn, and it is asked again within 0.1 s.
 
 There may be thousands of shards, and all threads wait for the choice: ask `ready` last.
 """
@@ -51,7 +55,7 @@ class Schedulable(Protocol):
 T = TypeVar("T")
 S = TypeVar("S", bound=Schedulable)
 
-#: What a user's own scheduler has to be: (shards of one thread, monotonic seconds, which of them are ready) -> one of
+#: What a user's own scheduler has to be: (shards of one queue, monotonic seconds, which of them are ready) -> one of
 #: them, or None. Over T, not S: with the bound in the alias, pyright refuses Scheduler[Shard] for every shard.
 Scheduler: TypeAlias = Callable[[Sequence[T], float, Callable[[T], bool]], T | None]
 

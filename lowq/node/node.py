@@ -21,6 +21,7 @@ from types import FrameType
 from lowq import clock
 from lowq.application import Lowq
 from lowq.broker.broker import Broker
+from lowq.broker.fairness import Share
 from lowq.broker.membership import Identity
 from lowq.broker.scheduler import LagScheduler
 from lowq.broker.shard import Shard, shards_of
@@ -130,6 +131,7 @@ class Node:
         self.client = app.connect(self.threads + 2)
         maintenance_client = app.connect(2, socket_timeout=max(config.lease_ttl / 4, 0.1))
         shards = [shard for worker in self._workers.values() for shard in shards_of(self.client, config, worker, nonce)]
+        build_scheduler = config.build_scheduler or LagScheduler
         splitter = config.build_splitter() if config.build_splitter else BalancedSplitter(self.threads)
         identity = Identity(
             nonce, {name: worker.shards_count for name, worker in self._workers.items()}, self.threads, VERSION
@@ -141,7 +143,8 @@ class Node:
         self.broker = Broker(
             identity, shards, self.client, maintenance_client, config,
             splitter=splitter,
-            schedules=[config.build_scheduler() if config.build_scheduler else LagScheduler() for _ in activities],
+            schedules=[{name: build_scheduler() for name in self._workers} for _ in activities],
+            shares={name: Share(worker.weight, worker.max_threads) for name, worker in self._workers.items()},
             activities=activities,
             registrations=[
                 app.registration(worker.queue_name, worker.shards_count, worker) for worker in self._workers.values()

@@ -8,6 +8,7 @@ from typing import Any
 
 import lowq
 from lowq.broker.dispatcher import Dispatcher
+from lowq.broker.fairness import Share
 from lowq.broker.lease import Lease
 from lowq.broker.outage import Outage
 from lowq.broker.scheduler import LagScheduler
@@ -47,7 +48,8 @@ class ThreadRig:
         #: What the thread stopped its node for.
         self.failed: list[BaseException] = []
         self.shards = shards_of(app.client, app.config, worker, secrets.token_hex(8), clock=clock)
-        self.dispatcher = Dispatcher([self.shards], [LagScheduler()], clock=clock)
+        queue = worker.queue_name
+        self.dispatcher = Dispatcher([self.shards], [{queue: LagScheduler()}], {queue: Share()}, clock=clock)
         self.maintenance = _MaintenanceLoop()
         #: What a thread needs of a broker.
         self.broker: Any = SimpleNamespace(dispatcher=self.dispatcher, maintenance=self.maintenance, outage=Outage())

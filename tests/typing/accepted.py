@@ -3,7 +3,7 @@
 `tests/unit/project/test_typing.py` checks this file; it is never run.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, NotRequired, TypedDict, assert_type
 from uuid import UUID
@@ -28,7 +28,16 @@ class Bare(lowq.Worker[Order]):
             assert_type(payloads[-1]["version"], int)
 
 
-@lowq.worker(shards_count=24, batch_size=10, max_retry_count=5, queue_name="Orders", max_payloads=50, max_crash_count=2)
+@lowq.worker(
+    shards_count=24,
+    batch_size=10,
+    max_retry_count=5,
+    queue_name="Orders",
+    max_payloads=50,
+    max_crash_count=2,
+    weight=0.5,
+    max_threads=3,
+)
 class OrderSync(lowq.Worker[Order]):
     def __init__(self) -> None:
         self.seen = 0
@@ -171,6 +180,16 @@ app = lowq.Lowq(redis_url="memory://", server_middlewares=[log], threads_per_nod
 app.config.lease_ttl = 30
 app.config.build_splitter = lambda: lowq.ByNodeSplitter(3, 0, 5)
 app.config.build_scheduler = lowq.SeqScheduler
+
+
+def latest_first(
+    shards: Sequence[lowq.Schedulable], now: float, ready: Callable[[lowq.Schedulable], bool]
+) -> lowq.Schedulable | None:
+    return max(filter(ready, shards), key=lambda shard: (shard.queue, shard.index, shard.next_due or 0), default=None)
+
+
+own_scheduler: lowq.Scheduler[lowq.Schedulable] = latest_first
+app.config.build_scheduler = lambda: latest_first
 lowq.config.server_middlewares.append(log)
 lowq.config.redis_url = "redis://localhost"
 

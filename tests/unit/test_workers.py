@@ -130,6 +130,7 @@ class TestOptions:
         made: Any = app.worker(Plain)
         assert (made.shards_count, made.batch_size, made.max_retry_count) == (5, 1, 25)
         assert (made.queue_name, made.max_payloads, made.max_crash_count) == ("Plain", 1000, 3)
+        assert (made.weight, made.max_threads) == (1, None)
 
     def test_options_may_be_class_attributes(self, app: lowq.Lowq) -> None:
         @app.worker
@@ -189,6 +190,29 @@ class TestOptions:
         options: Any = {"xyzzy": 5}
         with pytest.raises(ConfigError, match=r"options are shards_count, batch_size, .*max_crash_count"):
             app.worker(**options)(Plain)
+
+    @pytest.mark.parametrize("weight", [1, 3, 0.5, 1e-6, 1e6])
+    def test_a_weight_is_a_number(self, app: lowq.Lowq, weight: float) -> None:
+        made: Any = app.worker(weight=weight)(Plain)
+        assert made.weight == weight
+
+    @pytest.mark.parametrize("weight", [0, -1, "3", None, True, float("nan"), float("inf"), 1e-7, 10**400], ids=repr)
+    def test_a_weight_is_above_0(self, app: lowq.Lowq, weight: Any) -> None:
+        with pytest.raises(ConfigError, match=r"Plain: weight=.* must be a number above 0"):
+            app.worker(weight=weight)(Plain)
+        with pytest.raises(ConfigError, match=r"Sync: weight=.* must be a number above 0"):
+            app.worker(type("Sync", (Plain,), {"weight": weight}))
+
+    @pytest.mark.parametrize("value", [0, -1, "5", 2.0, True, 2**40])
+    def test_max_threads_is_a_whole_number_from_1_on_or_none(self, app: lowq.Lowq, value: Any) -> None:
+        with pytest.raises(ConfigError, match=r"Plain: max_threads=.* must be a whole number from 1 to"):
+            app.worker(max_threads=value)(Plain)
+        bounded: Any = app.worker(max_threads=2)(Plain)
+        free: Any = app.worker(max_threads=None, queue_name="Free")(Plain)
+        assert (bounded.max_threads, free.max_threads) == (2, None)
+
+    def test_an_attribute_that_only_looks_like_an_option_is_fine(self, app: lowq.Lowq) -> None:
+        app.worker(type("Resize", (Plain,), {"width": 3, "height": 4}))
 
     @pytest.mark.parametrize("name", ["shards_count", "batch_size", "max_payloads", "max_crash_count"])
     @pytest.mark.parametrize("value", [0, -1, "5", 2.0, True, None, 2**40])

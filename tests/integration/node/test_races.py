@@ -11,6 +11,7 @@ import pytest
 import lowq
 from lowq import clock
 from lowq.broker.dispatcher import Dispatcher
+from lowq.broker.fairness import Share
 from lowq.broker.lease import Lease
 from lowq.broker.scheduler import LagScheduler
 from lowq.broker.shard import Shard
@@ -72,8 +73,8 @@ def test_a_scheduler_that_raises_does_not_let_go_of_the_shard_in_hand(app: lowq.
         raise ZeroDivisionError
 
     first, second = shard_of(app, "a", 0), shard_of(app, "a", 1)
-    schedules: list[Any] = [broken, LagScheduler()]
-    dispatcher = Dispatcher([[first], [second]], schedules)
+    schedules: list[Any] = [{"Orders": broken}, {"Orders": LagScheduler()}]
+    dispatcher = Dispatcher([[first], [second]], schedules, {"Orders": Share()})
     first.dispatch.claimed_by = 0
     first.lease.deadline = clock.now() + 60
     dispatcher.wake(first)

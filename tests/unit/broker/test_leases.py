@@ -8,6 +8,7 @@ import pytest
 
 from lowq import clock
 from lowq.broker.dispatcher import Dispatcher, is_ready
+from lowq.broker.fairness import Share
 from lowq.broker.leases import Leases
 from lowq.broker.scheduler import LagScheduler
 from lowq.broker.shard import Shard
@@ -109,7 +110,7 @@ class Rig:
             Shard(cast(Client, None), "lowq", "q", index, shards_count=3, nonce="me", load_payload=bytes.decode)
             for index in range(3)
         ]
-        self.dispatcher = Dispatcher([self.shards], [LagScheduler()])
+        self.dispatcher = Dispatcher([self.shards], [{"q": LagScheduler()}], {"q": Share()})
         self.leases = Leases(cast(Client, self.store), self.shards, self.dispatcher, cast(Listener, self.channels), TTL)
 
     def acquire(self, in_seconds: float = 0.0) -> None:
