@@ -7,9 +7,11 @@ becomes a worker that calls it. Wrong forms are refused at decoration, with the 
 import asyncio
 import inspect
 from collections.abc import Callable, Mapping
+from datetime import timedelta
 from difflib import get_close_matches
 from typing import Any, ClassVar, Generic, Protocol, TypedDict, TypeVar, overload
 
+from lowq.codec import MAX_TIME
 from lowq.errors import ConfigError
 from lowq.job import Job
 from lowq.producer import Jobs
@@ -36,6 +38,10 @@ class WorkerOptions(TypedDict, total=False):
     max_payloads: int
     #: Deaths of its process before a job is buried as poison (3).
     max_crash_count: int
+    #: Seconds, or a timedelta, after which `TimeLimitExceeded` is raised in ``perform`` (None: never).
+    time_limit: float | timedelta | None
+    #: Seconds, or a timedelta, after which ``perform`` is given up and its jobs are performed again (None: never).
+    ttr: float | timedelta | None
 
 
 #: Least and largest value of each whole-number option. A reply of Redis's Lua can hold about 8,000 items.
@@ -46,6 +52,10 @@ _RANGES: Mapping[str, tuple[int, int]] = {
     "max_payloads": (1, 3000),
     "max_crash_count": (1, 2**31),
 }
+
+
+#: The options that say in which time a handler has to end.
+_LIMITS = ("time_limit", "ttr")
 
 
 class Application(Protocol):
@@ -74,6 +84,8 @@ class Worker(Generic[P]):
     queue_name: ClassVar[str]
     max_payloads: ClassVar[int] = 1000
     max_crash_count: ClassVar[int] = 3
+    time_limit: ClassVar[float | timedelta | None] = None
+    ttr: ClassVar[float | timedelta | None] = None
 
     #: The handle of the queue: stats, jobs, kick, pause ...
     queue: ClassVar[Queue] = _QueueOfClass()  # type: ignore[assignment]  # a property of the class
@@ -226,6 +238,14 @@ def _apply_options(worker: type[Worker[Any]], options: Mapping[str, Any]) -> Non
     check_queue_name(worker.queue_name)
     for name in _RANGES:
         check_option(worker.__name__, name, getattr(worker, name))
+    for name in _LIMITS:
+        check_limit(worker.__name__, name, getattr(worker, name))
+    time_limit, ttr = limits_of(worker)
+    if time_limit is not None and ttr is not None and ttr <= time_limit:
+        raise ConfigError(
+            f"{worker.__name__}: ttr={worker.ttr!r} must be more than time_limit={worker.time_limit!r}: it is for "
+            "handlers that did not end when their time limit had passed"
+        )
 
 
 def _attributes_of(worker: type[Worker[Any]]) -> list[str]:
@@ -250,6 +270,29 @@ def check_option(whose: str, name: str, value: object) -> None:
         raise ConfigError(f"{whose}: {name}={value!r:.100} must be a whole number from {least} to {most}")
 
 
+def check_limit(whose: str, name: str, value: object) -> None:
+    """A length of time in which a handler has to end.
+
+    Raises:
+        ConfigError: it is none, or not more than 0.
+    """
+    if value is None:
+        return
+    seconds = value.total_seconds() if isinstance(value, timedelta) else value
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds <= MAX_TIME:
+        raise ConfigError(f"{whose}: {name}={value!r:.100} must be seconds, or a timedelta, of more than 0; or None")
+
+
+def limits_of(worker: type) -> tuple[float | None, float | None]:
+    """``time_limit`` and ``ttr`` in seconds."""
+    time_limit, ttr = (getattr(worker, name, None) for name in _LIMITS)
+    return _seconds(time_limit), _seconds(ttr)
+
+
+def _seconds(value: float | timedelta | None) -> float | None:
+    return value.total_seconds() if isinstance(value, timedelta) else value
+
+
 def check_queue_name(name: object) -> str:
     """A queue's name becomes part of keys, so braces and control characters would break them.
 
@@ -265,4 +308,7 @@ def check_queue_name(name: object) -> str:
 
 def options_of(worker: type[Worker[Any]]) -> dict[str, Any]:
     """The worker's options, as the registry in Redis shows them."""
-    return {name: getattr(worker, name) for name in WorkerOptions.__annotations__ if name != "queue_name"}
+    options = {name: getattr(worker, name) for name in _RANGES}
+    # Only those that are used: a registry is sent with every heartbeat.
+    limits = zip(_LIMITS, limits_of(worker), strict=True)
+    return options | {name: seconds for name, seconds in limits if seconds is not None}

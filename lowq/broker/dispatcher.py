@@ -21,6 +21,8 @@ from lowq.duration import LONGEST_WAIT
 
 #: Seconds that a thread may be with one batch before the others look after its shards, too.
 PATIENCE = 1.0
+#: Who has claimed a shard that no thread may have.
+_NOBODY = -1
 
 Schedule = Scheduler[Shard]
 
@@ -160,6 +162,11 @@ class Dispatcher:
                 self._notify(shard.dispatch.next_due)
         if shard.dispatch.leaving:
             self._on_left(shard)
+
+    def withhold(self, shard: Shard) -> None:
+        """The caller has finished with the shard, and no thread may have it before somebody calls `unclaim`."""
+        with self._changed:
+            shard.dispatch.claimed_by = _NOBODY
 
     # --- for the maintenance loop and the listener ---
 
