@@ -2,6 +2,7 @@ import importlib
 import inspect
 import pickle
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from redis import exceptions
@@ -31,7 +32,7 @@ from lowq.store.translate import translate, without_password
 URL = "redis://user:hunter2@host:6379/0"
 
 
-def classes_of(module: object) -> dict[str, type[BaseException]]:
+def classes_of(module: object) -> dict[str, Any]:
     return {
         name: value
         for name, value in vars(module).items()
