@@ -248,8 +248,9 @@ class Leases:
         self._ask_all(resting, lambda shard: shard.lease.surrender_call(0.0), note)
         return bool(resting)
 
-    def surrender_renounced(self) -> None:
-        """Surrenders the shards that were renounced, and lets threads have them when they come back.
+    def surrender_renounced(self) -> bool:
+        """Surrenders the shards that were renounced, and lets threads have them when they come back; whether there were
+        any.
 
         What is in flight there, as could not be reported, is left to run out. Whatever becomes of the call, the next
         lease has a higher fence: either somebody else had the shard meanwhile, or this process asks for it by another
@@ -258,13 +259,13 @@ class Leases:
         Raises:
             RedisUnavailable
         """
+        if not self._renounced:
+            return False
         for shard, token in list(self._renounced.items()):
             if shard.lease.token != token:  # lost meanwhile, and perhaps got again
                 self._surrendered(shard)
-        if self._renounced:
-            self._ask_all(
-                list(self._renounced), lambda shard: shard.lease.surrender_call(0.0), self._note_surrendered
-            )  # fmt: skip
+        self._ask_all(list(self._renounced), lambda shard: shard.lease.surrender_call(0.0), self._note_surrendered)
+        return True
 
     def _note_surrendered(self, shard: Shard, reply: Any, _sent: float) -> None:
         if isinstance(reply, Exception) and not isinstance(reply, LeaseLost):

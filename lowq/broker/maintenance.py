@@ -206,11 +206,11 @@ class MaintenanceLoop:
             leases.renew()
         if renewing or self._members_asked or now >= self._next_look:
             self._heartbeat()
-        leases.surrender_renounced()
+        changed = leases.surrender_renounced()
         leases.acquire(now)
-        gave_up = leases.give_up()
-        if leases.log_held() or gave_up:
-            self._heartbeat()  # the registry says who holds what
+        changed |= leases.give_up()
+        if leases.log_held() or changed:
+            self._heartbeat()  # the registry says who holds what, and which handlers hang
         if not self._ready:
             self._ready = True
             self._on_ready()

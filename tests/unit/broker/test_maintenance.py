@@ -90,8 +90,8 @@ class Wishes:
     def renew(self) -> None:
         self.renewed += 1
 
-    def surrender_renounced(self) -> None:
-        pass
+    def surrender_renounced(self) -> bool:
+        return False
 
     def acquire(self, now: float) -> None:
         pass
