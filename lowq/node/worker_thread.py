@@ -216,6 +216,7 @@ class WorkerThread:
         token = shard.in_flight.token
         try:
             outcome = execution.write_off(self._runtimes[shard.queue], shard, limits, self._config)
+            shard.in_flight.finish(outcome.finished)
             self._report(shard, outcome)
             # Last: should the lease have been lost and got again, it begins a new delivery.
             self._until_written(lambda: shard.in_flight.take(0))
