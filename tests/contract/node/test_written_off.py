@@ -170,7 +170,7 @@ def test_when_the_lease_was_lost_meanwhile_nothing_is_reported(hanging: Hanging)
 
 def test_what_can_not_be_reported_is_left_to_the_next_lease(hanging: Hanging) -> None:
     taken = f"{hanging.shard.prefix}taken"
-    hanging.app.client.command("RENAME", taken, "spared", key=taken)
+    hanging.app.client.command("RENAME", taken, "elsewhere", key=taken)
     hanging.app.client.command("SET", taken, "spoilt", key=taken)
     hanging.write_off()
     until(hanging.is_reported, "end of the report")
