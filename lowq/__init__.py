@@ -37,6 +37,7 @@ from lowq.errors import (
     RedisUnavailable,
     ScriptError,
     ShardsCountError,
+    TimeLimitExceeded,
     UnknownNodeError,
     UnknownQueueError,
 )
@@ -111,6 +112,7 @@ __all__ = [
     "Span",
     "Stats",
     "Step",
+    "TimeLimitExceeded",
     "UnknownNodeError",
     "UnknownQueueError",
     "Why",

@@ -18,6 +18,10 @@
     +-- MiddlewareError         a middleware neither called the next one nor raised
     +-- ScriptError             a script failed: a bug, or foreign data in our keys
     +-- LeaseLost               the shard belongs to somebody else by now
+
+    BaseException
+    +-- TimeLimitExceeded       raised in a handler whose time_limit has passed; no LowqError, as `except Exception` in
+                                the handler must not swallow it
 """
 
 from collections.abc import Iterable, Mapping
@@ -96,12 +100,14 @@ class PushError(LowqError):
 
     def __init__(self, queue: str, accepted: int, rest: Iterable[Mapping[str, Any]], reason: BaseException) -> None:
         # Of somebody else's exception also what it is; whose own code may raise when it is asked for a text.
-        why = str(reason) if isinstance(reason, LowqError) else format_exception_only(reason)[-1].strip()
+        own = isinstance(reason, LowqError | TimeLimitExceeded)
+        why = str(reason) if own else format_exception_only(reason)[-1].strip()
         why = why.rstrip(".")
+        when = "when there is time" if isinstance(reason, TimeLimitExceeded) else "when Redis is back"
         super().__init__(
             f"queue {queue!r}: {accepted} payloads are in, the others are in PushError.rest: {why}. "
             + (
-                "Push the rest again when Redis is back."
+                f"Push the rest again {when}."
                 if isinstance(self, PushInterrupted)
                 else "Put right what is wrong, then push the rest again."
             )
@@ -112,7 +118,9 @@ class PushError(LowqError):
 
 
 class PushInterrupted(PushError, RedisUnavailable):
-    """Redis failed while jobs were being pushed; see `PushError`."""
+    """Redis failed while jobs were being pushed, or the deadline of the batch that pushes them has passed; see
+    `PushError`.
+    """
 
 
 class RedisRefused(LowqError):
@@ -128,3 +136,14 @@ class ScriptError(LowqError):
 
 class LeaseLost(LowqError):
     """The shard is leased to somebody else by now; what this holder tried to write was refused."""
+
+
+class TimeLimitExceeded(BaseException):
+    """The batch has run for longer than the time_limit of its worker.
+
+    No `Exception`, like `asyncio.CancelledError`: a handler that goes on after any `Exception` is to end all the same.
+    """
+
+    def __init__(self, *args: object) -> None:
+        # Python makes it of the class alone where it is raised in another thread.
+        super().__init__(*(args or ("the batch has run for longer than its time_limit",)))

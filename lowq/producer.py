@@ -21,11 +21,11 @@ from itertools import chain, islice
 from typing import Any
 
 from lowq.codec import EncodedJob, encode_job
-from lowq.errors import JobError, PushError, PushInterrupted, RedisUnavailable, ShardsCountError
+from lowq.errors import JobError, PushError, PushInterrupted, RedisUnavailable, ShardsCountError, TimeLimitExceeded
 from lowq.middleware import wrap
 from lowq.settings import Config
 from lowq.sharding import shard_of
-from lowq.store import SOCKET_TIMEOUT, Call, Client, Deadline, Refusal, deadlines
+from lowq.store import SOCKET_TIMEOUT, Call, Client, Deadline, Refusal, caller_deadline, deadlines
 from lowq.store.keys import shard_prefix
 
 #: Jobs that are validated and written together.
@@ -76,7 +76,8 @@ def push(target: Target, jobs: Jobs, on_progress: Callable[[int], object] | None
     Raises:
         JobError, PayloadError: a job is malformed; nothing was written.
         PushError: Redis failed, or a later chunk was malformed, or a client middleware raised in one: it says how many
-            are in and carries the rest.
+            are in and carries the rest. Inside of ``perform`` also when the deadline of the batch has passed, which is
+            as if Redis did not answer, and ``__cause__`` is a `TimeLimitExceeded`.
         ShardsCountError: the queue exists with another number of shards; nothing was written.
     """
     if isinstance(jobs, Mapping):
@@ -120,6 +121,9 @@ class _Push:
             # something up, so the connection is lent: with all of them held by threads that wait for one more,
             # nobody would get on. Not when nothing follows, as with a single job: lending takes two locks.
             lend = self._more or bool(self._put_back)
+            if caller_deadline() <= time.monotonic():
+                late = TimeLimitExceeded("the deadline of the batch that pushes them has passed")
+                raise self._error(chunk, late) from late
             attempts = deadlines(self._timeout, 1 + len(_PAUSES))
             next_parts: list[_Part] = []
             refusal: Exception | None = None
@@ -270,7 +274,9 @@ class _Push:
         if reason is None:
             return
         if type(reason) is RedisUnavailable and deadline is not None and deadline.passed:
-            reason = RedisUnavailable(f"{reason}, for push_timeout={self._timeout:g} s")
+            is_late = caller_deadline() <= time.monotonic()
+            limit = "until the deadline of the batch" if is_late else f"for push_timeout={self._timeout:g} s"
+            reason = RedisUnavailable(f"{reason}, {limit}")
         if _out_of_turn(reason):
             reason = RedisUnavailable("Redis has lost a call that it had answered: it was restarted without its data")
         if isinstance(reason, Refusal):
@@ -279,9 +285,9 @@ class _Push:
             raise reason
         raise self._error([job for part in failed for job in part.jobs] + following, reason) from reason
 
-    def _error(self, pending: list[Mapping[str, Any]], reason: Exception) -> PushError:
+    def _error(self, pending: list[Mapping[str, Any]], reason: BaseException) -> PushError:
         rest: Iterable[Mapping[str, Any]] = chain(pending, self._put_back, self._remaining())
-        kind = PushInterrupted if isinstance(reason, RedisUnavailable) else PushError
+        kind = PushInterrupted if isinstance(reason, RedisUnavailable | TimeLimitExceeded) else PushError
         return kind(self._target.queue, self._accepted, list(rest) if self._listed else rest, reason)
 
     def _remaining(self) -> Iterator[Mapping[str, Any]]:

@@ -93,6 +93,10 @@ def _number(least: float, *, whole: bool = False, above: bool = False) -> Callab
     return check
 
 
+def _optional_number(name: str, value: Any) -> Any:
+    return None if value is None else _number(0)(name, value)
+
+
 def _text(pattern: str, meaning: str) -> Callable[[str, Any], Any]:
     def check(name: str, value: Any) -> Any:
         if not isinstance(value, str) or not re.fullmatch(pattern, value):
@@ -152,6 +156,7 @@ _SETTINGS: Mapping[str, tuple[Any, Callable[[str, Any], Any], bool]] = {
     "push_timeout": (5.0, _number(0, above=True), True),
     "lease_ttl": (15.0, _number(0.1), True),
     "shutdown_timeout": (25.0, _number(0), True),
+    "warn_after": (60.0, _optional_number, True),
     "max_payload_bytes": (2**20, _number(1, whole=True), True),
     "server_middlewares": ((), _callables, False),
     "client_middlewares": ((), _callables, False),
@@ -209,6 +214,9 @@ class Config:
     lease_ttl: float
     #: Seconds that a stopping node waits for what it performs.
     shutdown_timeout: float
+    #: Seconds after which a batch that still runs is named in the log; again after twice as long, and so on. 0 or None:
+    #: never.
+    warn_after: float | None
     #: Largest payload, encoded.
     max_payload_bytes: int
     #: ``(worker, payloads_by_id, call_next)``, the first is outermost.

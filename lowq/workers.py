@@ -7,9 +7,11 @@ becomes a worker that calls it. Wrong forms are refused at decoration, with the 
 import asyncio
 import inspect
 from collections.abc import Callable, Mapping
+from datetime import timedelta
 from difflib import SequenceMatcher, get_close_matches
 from typing import Any, ClassVar, Generic, Protocol, TypedDict, TypeVar, overload
 
+from lowq.codec import MAX_TIME
 from lowq.errors import ConfigError
 from lowq.job import Job
 from lowq.producer import Jobs
@@ -40,6 +42,10 @@ class WorkerOptions(TypedDict, total=False):
     weight: float
     #: Threads of a node that perform the queue's jobs at once, at most; None: all of them (None).
     max_threads: int | None
+    #: Seconds, or a timedelta, after which `TimeLimitExceeded` is raised in ``perform`` (None: never).
+    time_limit: float | timedelta | None
+    #: Seconds, or a timedelta, after which ``perform`` is given up and its jobs are performed again (None: never).
+    ttr: float | timedelta | None
 
 
 #: Least and largest value of each whole-number option. A reply of Redis's Lua can hold about 8,000 items.
@@ -53,6 +59,10 @@ _RANGES: Mapping[str, tuple[int, int]] = {
 }
 #: Bounds of ``weight``: far beyond what makes sense, and near enough that sums of shares stay exact.
 _WEIGHTS = (1e-6, 1e6)
+
+
+#: The options that say in which time a handler has to end.
+_LIMITS = ("time_limit", "ttr")
 
 
 class Application(Protocol):
@@ -83,6 +93,8 @@ class Worker(Generic[P]):
     max_crash_count: ClassVar[int] = 3
     weight: ClassVar[float] = 1
     max_threads: ClassVar[int | None] = None
+    time_limit: ClassVar[float | timedelta | None] = None
+    ttr: ClassVar[float | timedelta | None] = None
 
     #: The handle of the queue: stats, jobs, kick, pause ...
     queue: ClassVar[Queue] = _QueueOfClass()  # type: ignore[assignment]  # a property of the class
@@ -237,6 +249,14 @@ def _apply_options(worker: type[Worker[Any]], options: Mapping[str, Any]) -> Non
         if name != "max_threads" or worker.max_threads is not None:
             check_option(worker.__name__, name, getattr(worker, name))
     _check_weight(worker.__name__, worker.weight)
+    for name in _LIMITS:
+        check_limit(worker.__name__, name, getattr(worker, name))
+    time_limit, ttr = limits_of(worker)
+    if time_limit is not None and ttr is not None and ttr <= time_limit:
+        raise ConfigError(
+            f"{worker.__name__}: ttr={worker.ttr!r} must be more than time_limit={worker.time_limit!r}: it is for "
+            "handlers that did not end when their time limit had passed"
+        )
 
 
 def _nearest(name: str, likeness: float) -> str | None:
@@ -275,6 +295,29 @@ def _check_weight(whose: str, weight: object) -> None:
         raise ConfigError(f"{whose}: weight={weight!r:.100} must be a number above 0, from {least:g} to {most:,.0f}")
 
 
+def check_limit(whose: str, name: str, value: object) -> None:
+    """A length of time in which a handler has to end.
+
+    Raises:
+        ConfigError: it is none, or not more than 0.
+    """
+    if value is None:
+        return
+    seconds = value.total_seconds() if isinstance(value, timedelta) else value
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds <= MAX_TIME:
+        raise ConfigError(f"{whose}: {name}={value!r:.100} must be seconds, or a timedelta, of more than 0; or None")
+
+
+def limits_of(worker: type) -> tuple[float | None, float | None]:
+    """``time_limit`` and ``ttr`` in seconds."""
+    time_limit, ttr = (getattr(worker, name, None) for name in _LIMITS)
+    return _seconds(time_limit), _seconds(ttr)
+
+
+def _seconds(value: float | timedelta | None) -> float | None:
+    return value.total_seconds() if isinstance(value, timedelta) else value
+
+
 def check_queue_name(name: object) -> str:
     """A queue's name becomes part of keys, so braces and control characters would break them.
 
@@ -290,4 +333,7 @@ def check_queue_name(name: object) -> str:
 
 def options_of(worker: type[Worker[Any]]) -> dict[str, Any]:
     """The worker's options, as the registry in Redis shows them."""
-    return {name: getattr(worker, name) for name in WorkerOptions.__annotations__ if name != "queue_name"}
+    options = {name: getattr(worker, name) for name in _RANGES}
+    # Only those that are used: a registry is sent with every heartbeat.
+    limits = zip(_LIMITS, limits_of(worker), strict=True)
+    return options | {name: seconds for name, seconds in limits if seconds is not None}

@@ -12,6 +12,7 @@ It knows nothing of threads that work the shards, nor of what they do with the j
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 from lowq.broker.activity import Activity
 from lowq.broker.dispatcher import Dispatcher, Schedules
@@ -39,7 +40,8 @@ class Broker:
     ``client`` is for those who work the shards and for wake-ups, ``maintenance_client`` for the maintenance loop alone,
     which must wait for nobody. ``schedules``: the schedulers, by queue, of each who works shards, in the order of
     ``activities``, which they show to the loop. ``shares``: what a queue may have of those; of one that is not named,
-    the default. ``registrations``: the queues' entries, made anew with every heartbeat.
+    the default. ``registrations``: the queues' entries, made anew with every heartbeat. ``more_details``: what the
+    registry is to say of this process besides.
     ``on_ready``: it is a member and has asked for its shards. ``on_command``: somebody has sent it a command.
 
     Raises:
@@ -60,6 +62,7 @@ class Broker:
         activities: Sequence[Activity],
         registrations: Sequence[Call],
         heartbeat_extras: Sequence[HeartbeatExtra] = (),
+        more_details: Callable[[], Mapping[str, Any]] = dict,
         on_ready: Callable[[], object],
         on_command: Callable[[str], object],
         on_fatal: Callable[[BaseException], object],
@@ -102,6 +105,7 @@ class Broker:
             poll_interval=config.poll_interval,
             registrations=registrations,
             heartbeat_extras=heartbeat_extras,
+            more_details=more_details,
             on_ready=on_ready,
             on_fatal=on_fatal,
             clock=clock,

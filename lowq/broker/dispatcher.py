@@ -30,6 +30,8 @@ from lowq.duration import LONGEST_WAIT
 PATIENCE = 1.0
 #: Seconds after which a scheduler that declined a shard that is ready is asked again, at the latest.
 ASK_AGAIN = 0.1
+#: Who has claimed a shard that no thread may have.
+_NOBODY = -1
 
 Schedule = Scheduler[Shard]
 #: A thread's schedulers: queue -> the one that chooses among its shards.
@@ -298,6 +300,11 @@ class Dispatcher:
                 self._notify(shard)
         if shard.dispatch.leaving:
             self._on_left(shard)
+
+    def withhold(self, shard: Shard) -> None:
+        """The caller has finished with the shard, and no thread may have it before somebody calls `unclaim`."""
+        with self._changed:
+            shard.dispatch.claimed_by = _NOBODY
 
     # --- for the maintenance loop and the listener ---
 

@@ -214,6 +214,16 @@ class InFlight:
         self.found_no_redis.clear()
 
     @property
+    def token(self) -> str:
+        """The token of the lease that the delivery in hand was taken under."""
+        return self._token_in_hand
+
+    @property
+    def in_hand(self) -> list[str]:
+        """The ids that were taken and neither finished nor reported."""
+        return list(self._in_hand)
+
+    @property
     def delivery(self) -> int:
         """The number of the delivery in hand, or of the last one."""
         return self._delivery

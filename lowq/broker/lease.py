@@ -5,6 +5,7 @@ replaced, never changed.
 """
 
 import random
+import secrets
 from dataclasses import dataclass
 from typing import Any
 
@@ -112,6 +113,12 @@ class ShardLease:
         """Somebody else may have the shard by now: nothing of it is worked any further."""
         self.current = None
         self.deadline = 0.0
+
+    def renew_nonce(self) -> None:
+        """From now on it is asked for as by another process. So it is not resumed, and the next lease has a higher
+        fence than the last one. The beginning stays: by that a node is known.
+        """
+        self._nonce = self._nonce[:8] + secrets.token_hex(4)
 
     def surrender_call(self, leave: float | None = None) -> Call:
         return Call("surrender", self._prefix, ["", self.token, "" if leave is None else _milliseconds(leave)])

@@ -6,6 +6,7 @@
     wanted, held                renewed every lease_ttl / 3
     held, not wanted any more   leaves: no thread picks it; given up as soon as none works it
     neither                     nothing
+    renounced                   given up, wanted or not, and got anew if wanted; no thread picks it meanwhile
 
 A lease, seen from here, lasts from *before* its last renewal was sent. Past that the threads start nothing more of
 the shard. A lease that ran out while Redis was away, and that nobody took, is resumed with the same token.
@@ -61,6 +62,8 @@ class Leases:
         #: Shards that this node held last, and those that others were seen to hold.
         self._mine: set[Shard] = set()
         self._theirs: set[Shard] = set()
+        #: Shards to be surrendered, with the tokens of the leases that it is about.
+        self._renounced: dict[Shard, str] = {}
         self._logged = (-1, -1)
         self._began = self._clock()
 
@@ -102,6 +105,10 @@ class Leases:
         """Its lease may be had at that monotonic time, or it is in doubt whether it is still held."""
         if shard in self._wanted or shard.lease.current is not None:
             self._tries[shard] = at
+
+    def renounce(self, shard: Shard, token: str) -> None:
+        """Its lease is to be given up, if it is still the one with that token. No thread may have claimed the shard."""
+        self._renounced[shard] = token
 
     # --- what is sent to Redis ---
 
@@ -240,6 +247,43 @@ class Leases:
 
         self._ask_all(resting, lambda shard: shard.lease.surrender_call(0.0), note)
         return bool(resting)
+
+    def surrender_renounced(self) -> bool:
+        """Surrenders the shards that were renounced, and lets threads have them when they come back; whether there were
+        any.
+
+        What is in flight there, as could not be reported, is left to run out. Whatever becomes of the call, the next
+        lease has a higher fence: either somebody else had the shard meanwhile, or this process asks for it by another
+        nonce, as if it were another.
+
+        Raises:
+            RedisUnavailable
+        """
+        if not self._renounced:
+            return False
+        for shard, token in list(self._renounced.items()):
+            if shard.lease.token != token:  # lost meanwhile, and perhaps got again
+                self._surrendered(shard)
+        self._ask_all(list(self._renounced), lambda shard: shard.lease.surrender_call(0.0), self._note_surrendered)
+        return True
+
+    def _note_surrendered(self, shard: Shard, reply: Any, _sent: float) -> None:
+        if isinstance(reply, Exception) and not isinstance(reply, LeaseLost):
+            raise reply
+        shard.lease.lose()
+        self._surrendered(shard)
+
+    def _surrendered(self, shard: Shard) -> None:
+        del self._renounced[shard]
+        if shard.lease.current is None:
+            shard.lease.renew_nonce()
+            if shard in self._wanted:
+                self._tries[shard] = 0.0
+            else:
+                self._tries.pop(shard, None)
+                self._mine.discard(shard)
+                self._listener.forgets([shard])
+        self._dispatcher.unclaim(shard)
 
     def refresh(self) -> None:
         """Asks the idle shards when their next job is due, should a wake-up have been lost.

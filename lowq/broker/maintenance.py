@@ -13,7 +13,7 @@ import os
 import random
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +46,7 @@ class MaintenanceLoop:
 
     ``divide``: called with the members whenever they change, and returns the shards that this node is to hold then.
     ``registrations``: the node's queues, entered anew with every heartbeat, should Redis have lost its data.
+    ``more_details``: what its entry in the registry is to say besides.
     ``on_ready``: called once, when the node is a member and has asked for its shards.
     """
 
@@ -62,6 +63,7 @@ class MaintenanceLoop:
         poll_interval: float,
         registrations: Sequence[Call],
         heartbeat_extras: Sequence[HeartbeatExtra] = (),
+        more_details: Callable[[], Mapping[str, Any]] = dict,
         on_ready: Callable[[], object],
         on_fatal: Callable[[BaseException], object],
         clock: Clock = clock_now,
@@ -78,11 +80,14 @@ class MaintenanceLoop:
         self._poll_interval = poll_interval
         self._registrations = list(registrations)
         self._heartbeat_extras = list(heartbeat_extras)
+        self._more_details = more_details
         self._on_ready = on_ready
         self._ready = False
         self._on_fatal = on_fatal
         #: What other threads ask for: a shard, and the monotonic time at which to try for its lease.
         self._asked: deque[tuple[Shard, float]] = deque()
+        #: The same: shards whose leases are to be got anew, with the tokens of the present ones.
+        self._renounced: deque[tuple[Shard, str]] = deque()
         self._members_asked = False
         self._divided = False
         self._next_renewal = 0.0
@@ -117,6 +122,13 @@ class MaintenanceLoop:
 
     def _ask(self, shard: Shard, at: float) -> None:
         self._asked.append((shard, at))
+        self._nudge.set()
+
+    def renounce(self, shard: Shard, token: str) -> None:
+        """A shard that is withheld from all threads: give up the lease with that token, and get another, with a higher
+        fence. Then threads may have it.
+        """
+        self._renounced.append((shard, token))
         self._nudge.set()
 
     def left(self, _shard: Shard) -> None:
@@ -187,15 +199,18 @@ class MaintenanceLoop:
         leases.clear_trouble()
         while self._asked:
             leases.try_for(*self._asked.popleft())
+        while self._renounced:
+            leases.renounce(*self._renounced.popleft())
         renewing = now >= self._next_renewal
         if renewing:
             leases.renew()
         if renewing or self._members_asked or now >= self._next_look:
             self._heartbeat()
+        changed = leases.surrender_renounced()
         leases.acquire(now)
-        gave_up = leases.give_up()
-        if leases.log_held() or gave_up:
-            self._heartbeat()  # the registry says who holds what
+        changed |= leases.give_up()
+        if leases.log_held() or changed:
+            self._heartbeat()  # the registry says who holds what, and which handlers hang
         if not self._ready:
             self._ready = True
             self._on_ready()
@@ -263,6 +278,7 @@ class MaintenanceLoop:
             "quiet": self._quiet,
             "memory": resident_memory(),
             "late": round(late, 3) if now - at < LATE_SECONDS else 0.0,
+            **self._more_details(),
         }
 
     # --- what the threads leave to it ---

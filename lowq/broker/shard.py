@@ -28,7 +28,8 @@ class DispatchState:
         #: Monotonic time at which the oldest waiting job is due, as far as known; None: nothing waits.
         self.next_due: float | None = None
         self.paused = False
-        #: The number of the thread that works it, until the outcome is written; None: nobody does.
+        #: The number of the thread that works it, until the outcome is written; None: nobody does; negative: nobody
+        #: may.
         self.claimed_by: int | None = None
         #: It is to be given up: no thread begins anything of it any more.
         self.leaving = False

@@ -32,7 +32,7 @@ from lowq.errors import RedisUnavailable, ScriptError
 from lowq.inspection.explain import Why
 from lowq.inspection.job_filter import ORDERS, STATES, JobFilter
 from lowq.inspection.paging import MAX_LIMIT
-from lowq.inspection.queries import Stats
+from lowq.inspection.queries import NodeInfo, Stats
 from lowq.job import Job
 from lowq.queue import Queue
 from lowq.store import untrusted
@@ -212,13 +212,20 @@ def nodes(app: Lowq, as_json: bool) -> None:
                 duration(now - node.started_at) if node.started_at else "",
                 f"{duration(node.seconds_ago)} ago",
                 node.version,
-                "quiet" if node.quiet else "",
+                _remarks(node),
                 " ".join(node.queues),
             ]
         )
     columns = ("node", "busy", "shards", "up", "heartbeat", "version", "?", "queues")
     echo_lines(table(columns, rows, right=("busy", "shards")))
     say("BUSY and SHARDS: each node as of its heartbeat")
+
+
+def _remarks(node: NodeInfo) -> str:
+    remarks = ["quiet"] if node.quiet else []
+    if node.written_off:
+        remarks.append(f"written off: {node.written_off}")
+    return ", ".join(remarks)
 
 
 @click.command

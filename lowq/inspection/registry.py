@@ -47,6 +47,8 @@ class NodeInfo:
     memory: int = 0
     #: Seconds by which its maintenance loop ran late at most, in the last ten minutes.
     late: float = 0.0
+    #: Threads beyond its own whose handlers have exceeded their ttr and still run.
+    written_off: int = 0
 
 
 def queues(backend: Backend) -> list[QueueInfo]:
@@ -186,6 +188,7 @@ def _node_info(name: bytes, data: bytes, now: float) -> NodeInfo | None:
         quiet=bool(details.get("quiet")),
         memory=untrusted.whole(details.get("memory"), 0) or 0,
         late=untrusted.number(details.get("late"), 0) or 0.0,
+        written_off=untrusted.whole(details.get("written_off"), 0) or 0,
     )
 
 

@@ -5,5 +5,7 @@
     node           starts and stops all of it, and obeys signals
     worker_thread  one round trip to Redis after another, and the work that each brings
     execution      a batch through middlewares and handler, and what becomes of each job then
+    limits         how long a batch may run, and whose it is
+    watchdog       looks whether a batch runs for too long
     activity       what a thread shows to others: what it performs, how much it did
 """

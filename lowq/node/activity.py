@@ -1,15 +1,18 @@
-"""What a node's threads show to others: what they perform, and how much they did."""
+"""What a node's threads show to others: what they perform, until when, and how much they did."""
 
 from collections import defaultdict
 from dataclasses import dataclass, field
 
 from lowq.broker.activity import Activity
 from lowq.metrics.counters import Tally
+from lowq.node.limits import TimeLimits
 
 
 @dataclass(slots=True)
 class ThreadActivity(Activity):
-    """What a thread shows to others."""
+    """What a thread shows to others. A thread that was written off keeps its own, and its successor has another."""
 
+    #: Of the batch that it performs, if its worker has a time limit or ttr. A batch that was written off stays here.
+    limits: TimeLimits | None = None
     #: queue -> what the thread did for it. Made before it starts: the maintenance loop iterates over them.
     tallies: dict[str, Tally] = field(default_factory=lambda: defaultdict(Tally))

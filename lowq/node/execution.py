@@ -20,20 +20,21 @@ from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, Self, TypeVar
 
 from lowq import codec
 from lowq.broker.delivery import Delivery, Failure, TakenJob, Undecodable
 from lowq.broker.shard import Shard
 from lowq.codec import MAX_TIME, delay_seconds
 from lowq.duration import duration
-from lowq.errors import LowqError, PushInterrupted, RedisUnavailable
+from lowq.errors import LowqError, PushInterrupted, RedisUnavailable, TimeLimitExceeded
 from lowq.job import Job
 from lowq.logs import describe, get_log
-from lowq.middleware import check_done
+from lowq.middleware import check_done, wrap
+from lowq.node.limits import TimeLimits, WrittenOff, checked_seconds
 from lowq.retry import MAX_RETRY_COUNT, default_retry_in, is_exhausted, retry_delay
 from lowq.settings import Config, cut_error, dump_text
-from lowq.workers import Worker
+from lowq.workers import Worker, limits_of
 
 log = get_log("lowq.node")
 
@@ -67,6 +68,7 @@ class Execution:
         fence: int,
         jobs: Sequence[TakenJob] | Sequence[Job],
         load_payload: Callable[[bytes], Any] = codec.load_payload,
+        limits: TimeLimits | None = None,
     ) -> None:
         #: The worker's class.
         self.worker = worker
@@ -77,7 +79,26 @@ class Execution:
         self.fence = fence
         self._jobs = jobs
         self._load_payload = load_payload
-        self._outcomes: dict[str, tuple[str, Any]] = {}
+        self._limits = limits
+        self._outcomes: dict[str, tuple[str, Any]] = {} if limits is None else limits.outcomes
+
+    @property
+    def deadline(self) -> float | None:
+        """``time.monotonic()`` at which the worker's ``time_limit`` or its ``ttr`` passes, whichever is first; None: it
+        has neither.
+        """
+        return None if self._limits is None else self._limits.deadline
+
+    def touch(self, seconds: float | timedelta) -> None:
+        """From now on the batch has so many seconds: ``time_limit`` passes then, and ``ttr`` as much later as it is
+        longer. For a worker with neither it does nothing.
+
+        Raises:
+            LeaseLost: ``ttr`` has passed already, the jobs are performed by somebody else.
+        """
+        more = checked_seconds("touch", seconds.total_seconds() if isinstance(seconds, timedelta) else seconds)
+        if self._limits is not None:
+            self._limits.touch(more)
 
     @property
     def jobs(self) -> list[Job]:
@@ -108,6 +129,9 @@ class Execution:
     def _set_outcome(self, job_id: object, verb: str, detail: Any) -> None:
         # Plain texts are kept: what raises, raises here, where the handler learns of it.
         name = "".join((str(job_id),))
+        if self._limits is not None:
+            # Should ttr pass right now, the outcome may get lost, as in a crash.
+            self._limits.check_held()
         if not any(item.id == name for item in self._jobs):
             raise LowqError(f"{verb}({job_id!r}): the batch being performed has no such id")
         self._outcomes[name] = (verb, detail)
@@ -160,14 +184,15 @@ class Outcome:
             return function()
         except BaseException as raised:
             self.remarks.append((remark, raised))
-            if self.stop is None and not _is_exception(raised):
+            if self.stop is None and not _is_failure(raised):
                 self.stop = raised
             return otherwise
 
 
-def _is_exception(error: BaseException) -> bool:
+def _is_failure(error: BaseException) -> bool:
+    """Whether it says that something failed; otherwise it says that the process is to stop."""
     # By its type: isinstance also asks what an object says of its class.
-    return issubclass(type(error), Exception)
+    return issubclass(type(error), Exception | TimeLimitExceeded)
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,6 +203,16 @@ class WorkerRuntime:
     call: Callable[[dict[str, list[Any]]], object]
     #: Read once: an application's attributes are not asked for between a take and its outcome.
     batch_size: int
+    #: Seconds.
+    time_limit: float | None = None
+    ttr: float | None = None
+
+    @classmethod
+    def of(cls, worker: type[Worker[Any]], config: Config) -> Self:
+        """With a new instance of the worker."""
+        instance = worker()
+        call = wrap(config.server_middlewares, worker, instance.perform)
+        return cls(instance, call, worker.batch_size, *limits_of(worker))
 
 
 def decodable_jobs(shard: Shard, delivery: Delivery, config: Config, now: float | None = None) -> list[TakenJob]:
@@ -192,15 +227,31 @@ def decodable_jobs(shard: Shard, delivery: Delivery, config: Config, now: float 
     return [job for job in delivery.jobs if job.payloads]
 
 
-def perform(runtime: WorkerRuntime, shard: Shard, fence: int, jobs: list[TakenJob], config: Config) -> Outcome:
-    """Performs a batch (the worker with its middlewares) and decides what becomes of its jobs."""
+def perform(
+    runtime: WorkerRuntime,
+    shard: Shard,
+    fence: int,
+    jobs: list[TakenJob],
+    config: Config,
+    limits: TimeLimits | None = None,
+) -> Outcome:
+    """Performs a batch (the worker with its middlewares) and decides what becomes of its jobs.
+
+    Raises:
+        WrittenOff: the batch, the shard and what is in flight of it are somebody else's, who reports it all.
+    """
     worker, counts = runtime.instance, shard.in_flight.found_no_redis
-    execution = Execution(type(worker), shard.index, fence, jobs, config.load_payload)
+    execution = Execution(type(worker), shard.index, fence, jobs, config.load_payload, limits)
     payloads_by_id = {job.id: job.payloads for job in jobs}
     token = current_execution.set(execution)
     error: BaseException | None = None
     try:
-        check_done(runtime.call(payloads_by_id), type(worker), "perform")
+        if limits is None:
+            check_done(runtime.call(payloads_by_id), type(worker), "perform")
+        else:
+            limits.run(lambda: check_done(runtime.call(payloads_by_id), type(worker), "perform"))
+    except WrittenOff:
+        raise
     except BaseException as raised:
         error = raised
     finally:
@@ -211,6 +262,24 @@ def perform(runtime: WorkerRuntime, shard: Shard, fence: int, jobs: list[TakenJo
         return decide(worker, jobs, execution._outcomes, error, config, counts)
     except BaseException as raised:  # MemoryError, for example: the handler may have left none
         return _decide_plainly(jobs, execution._outcomes, error, raised, counts)
+
+
+def write_off(runtime: WorkerRuntime, shard: Shard, limits: TimeLimits, config: Config) -> Outcome:
+    """What becomes of a delivery whose handler did not come back within ``ttr``. What it has said of single ids holds,
+    the others of its batch are charged a crash, and the batches after it wait again.
+
+    The handler may come to life meanwhile, and set outcomes and change payloads: from here on nobody asks for them.
+    """
+    outcomes, worker = dict(limits.outcomes), runtime.instance
+    jobs, counts, gone = list(limits.jobs), shard.in_flight.found_no_redis, WrittenOff()
+    try:
+        outcome = decide(worker, jobs, outcomes, gone, config, counts)
+    except BaseException as raised:
+        outcome = _decide_plainly(jobs, outcomes, gone, raised, counts)
+    batch = {job.id for job in jobs}
+    outcome.stop = None
+    outcome.releases += [(job_id, None) for job_id in shard.in_flight.in_hand if job_id not in batch]
+    return outcome
 
 
 def conclude(
@@ -241,7 +310,7 @@ def decide(
 ) -> Outcome:
     """What becomes of each job, given the outcomes that the handler has set and what it raised."""
     outcome = Outcome(error=error)
-    crashed = error is not None and not _is_exception(error)
+    crashed = error is not None and not _is_failure(error)
     if crashed:
         outcome.stop = error
     unavailable = _found_no_redis(error)
@@ -290,7 +359,7 @@ def _decide_plainly(
 ) -> Outcome:
     """As `decide`, with nothing that belongs to the application."""
     plain: BaseException | None = error
-    if error is not None and _is_exception(error):
+    if error is not None and _is_failure(error):
         plain = LowqError("the job failed, and so did the attempt to say how")
     plain_outcomes = {
         job_id: (verb, "the handler said that it failed, and its reason can't be shown" if verb == "fail" else detail)
@@ -299,7 +368,7 @@ def _decide_plainly(
     outcome = decide(_PLAIN_WORKER, jobs, plain_outcomes, plain, _PLAIN_CONFIG, found_no_redis)
     outcome.error = error
     outcome.remarks.append(("what becomes of a batch could not be decided; its jobs are charged", trouble))
-    if outcome.stop is None and not _is_exception(trouble):
+    if outcome.stop is None and not _is_failure(trouble):
         outcome.stop = trouble
     return outcome
 
@@ -345,7 +414,7 @@ def _retry_delay(outcome: Outcome, worker: Performer, job_id: str, retry_count: 
 
 
 def _error_bytes(outcome: Outcome, error: BaseException | str, config: Config) -> bytes:
-    said = error if type(error) is str else None  # not isinstance: see `_is_exception`
+    said = error if type(error) is str else None  # not isinstance: see `_is_failure`
 
     def dump() -> bytes:
         return dump_text(config, config.format_error(error) if said is None else said)  # type: ignore[arg-type]

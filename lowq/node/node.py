@@ -20,6 +20,7 @@ from types import FrameType
 
 from lowq import clock
 from lowq.application import Lowq
+from lowq.broker.activity import Performing
 from lowq.broker.broker import Broker
 from lowq.broker.fairness import Share
 from lowq.broker.membership import Identity
@@ -29,11 +30,12 @@ from lowq.broker.splitter import BalancedSplitter
 from lowq.errors import ConfigError, LowqError, RedisRefused
 from lowq.logs import describe, flush, get_log
 from lowq.metrics.counters import Recorder, Tally
-from lowq.middleware import wrap
 from lowq.node.activity import ThreadActivity
 from lowq.node.execution import WorkerRuntime
+from lowq.node.watchdog import Watchdog
 from lowq.node.worker_thread import WorkerThread
 from lowq.version import VERSION
+from lowq.workers import limits_of
 
 log = get_log("lowq.node")
 
@@ -43,6 +45,8 @@ EXIT_OK = 0
 EXIT_FAILED = 1
 #: It was still performing when shutdown_timeout was over, or had to stop a second time.
 EXIT_CUT_SHORT = 3
+#: Half of its threads were written off, as their handlers hang: a fresh process is to take its place (EX_TEMPFAIL).
+EXIT_REPLACE = 75
 
 #: Seconds that the leases of a node that was cut short run on.
 LEAVE_SECONDS = 1.0
@@ -93,14 +97,20 @@ class Node:
         self._wakeups = selectors.PollSelector()
         self._wakeups.register(self._wakeup_read, selectors.EVENT_READ)
         self._threads: list[WorkerThread] = []
-        self._draining = False
+        self._activities: list[ThreadActivity] = []
+        #: Where they were then, until that is logged.
+        self._stacks: dict[WorkerThread, str] = {}
+        #: Threads whose handlers exceeded their ttr. Those that came back since are still among them.
+        self._written_off: list[WorkerThread] = []
+        self.draining = False
 
     # --- life ---
 
     def run(self) -> int:
         """Runs until it has to stop; returns the exit code. In the main thread it handles TERM, INT, TSTP, TTIN, USR2.
 
-        Ends the process at once, with that code, when what still runs doesn't end within shutdown_timeout.
+        Ends the process at once, with that code, when what still runs doesn't end within shutdown_timeout, and when
+        handlers that were written off still run.
         """
         restore = self._install_signals()
         try:
@@ -110,8 +120,9 @@ class Node:
                 self.app.config.last_words(error)
                 raise
             while not self.stopping.is_set() and not self._has_drained():
-                self._wait_for_signal(0.1 if self._draining else None)
-            if not self.stop():
+                self._wait_for_signal(0.1 if self.draining else None)
+            if not self.stop() or self.hanging():
+                flush()
                 os._exit(self.exit_code)
             return self.exit_code
         finally:
@@ -137,7 +148,7 @@ class Node:
             nonce, {name: worker.shards_count for name, worker in self._workers.items()}, self.threads, VERSION
         )
         self.name = identity.name
-        activities = [
+        activities = self._activities = [
             ThreadActivity(number, tallies={name: Tally() for name in self._workers}) for number in range(self.threads)
         ]
         self.broker = Broker(
@@ -149,10 +160,19 @@ class Node:
             registrations=[
                 app.registration(worker.queue_name, worker.shards_count, worker) for worker in self._workers.values()
             ],
-            heartbeat_extras=[self._recorder(activities, shards)],
+            heartbeat_extras=[self._recorder(activities, shards)], more_details=self._details,
             on_ready=self._on_ready, on_command=self._on_command, on_fatal=self.fail,
         )  # fmt: skip
-        self._threads = [WorkerThread(self, activity, self._runtimes()) for activity in activities]
+        self._threads = [
+            WorkerThread(self, activity, {name: self.new_runtime(name) for name in self._workers})
+            for activity in activities
+        ]
+        self._watchdog = Watchdog(
+            activities,
+            [seconds for worker in self._workers.values() for seconds in limits_of(worker) if seconds is not None],
+            config.warn_after or 0.0,
+            write_off=self._write_off, on_fatal=self.fail,
+        )  # fmt: skip
         self._warn_of_eviction()
         self._warn_of_unserved(app)
         log.info(
@@ -162,6 +182,7 @@ class Node:
         self.broker.start()
         for thread in self._threads:
             thread.start()
+        self._watchdog.start()
 
     def _recorder(self, activities: Sequence[ThreadActivity], shards: Sequence[Shard]) -> Recorder:
         """What goes into the histories of the node's queues."""
@@ -178,13 +199,9 @@ class Node:
         tallies = {name: [activity.tallies[name] for activity in activities] for name in self._workers}
         return Recorder(self.app.config.namespace, tallies, lag_of)
 
-    def _runtimes(self) -> dict[str, WorkerRuntime]:
-        runtimes = {}
-        for name, worker in self._workers.items():
-            instance = worker()
-            call = wrap(self.app.config.server_middlewares, worker, instance.perform)
-            runtimes[name] = WorkerRuntime(instance, call, worker.batch_size)
-        return runtimes
+    def new_runtime(self, queue: str) -> WorkerRuntime:
+        """With a new instance of the queue's worker. It raises what that raises."""
+        return WorkerRuntime.of(self._workers[queue], self.app.config)
 
     def _on_command(self, command: str) -> None:
         log.warning(
@@ -233,7 +250,67 @@ class Node:
         if not broker.maintenance.is_alive():
             return "the node's maintenance loop has ended"
         away = broker.outage.seconds
-        return f"Redis has not answered for {away:.1f} s" if away else None
+        if away:
+            return f"Redis has not answered for {away:.1f} s"
+        hanging = len(self.hanging())
+        if hanging:
+            return f"handlers have exceeded their ttr and still run: {hanging}; the node has {self.threads} threads"
+        return None
+
+    # --- handlers that hang ---
+
+    def limit_moved(self) -> None:
+        """The deadline of a batch that is being performed is nearer than it was."""
+        self._watchdog.nudge()
+
+    def hanging(self) -> list[WorkerThread]:
+        """The threads that were written off and whose handlers have not come back since."""
+        return [thread for thread in list(self._written_off) if thread.is_alive()]
+
+    def _details(self) -> dict[str, int]:
+        hanging = len(self.hanging())
+        return {"written_off": hanging} if hanging else {}
+
+    def _write_off(self, activity: ThreadActivity) -> None:
+        """Replaces the thread, whose handler has exceeded its ttr. Called by the watchdog. Until this returns the
+        thread can't end, so at any time its place has a thread that lives.
+        """
+        number = activity.number
+        old = self._threads[number]
+        # First of all, as a log may hang too, and its lock may be what the handler hangs in. `has_written_off` logs it.
+        self._stacks[old] = _stack_of(old)
+        self._written_off.append(old)
+        successor = old.successor(ThreadActivity(number, tallies=activity.tallies))
+        try:
+            successor.start()
+        except RuntimeError as error:  # no more threads: the shard would stay claimed
+            self.fail(error)
+            return
+        self._activities[number], self._threads[number] = successor.activity, successor
+
+    def has_written_off(self, thread: WorkerThread) -> None:
+        """What the thread had in hand is reported. Drains the node when half of its threads hang. Called by the
+        successor.
+        """
+        hanging = len(self.hanging())
+        is_lost = 2 * hanging >= self.threads and not self.draining
+        if is_lost:
+            if self.exit_code == EXIT_OK:
+                self.exit_code = EXIT_REPLACE
+            self.drain()
+            self._wake(b"r")  # `run` sleeps until it is woken, and looks then
+        performing = thread.activity.performing or (thread.activity.performed or (None, 0.0))[0]
+        log.error(
+            "%s exceeded its ttr: its thread %d is written off and replaced, and its jobs are performed again, charged "
+            "with a crash. It was here:\n%s", performing, thread.activity.number, self._stacks.pop(thread, ""),
+            extra={"event": "written_off", "thread_number": thread.activity.number, **_described(performing)},
+        )  # fmt: skip
+        if is_lost:
+            log.critical(
+                "node %s drains and exits with %d, for another process to take its place: handlers hang in %d threads, "
+                "and it has %d", self.name, EXIT_REPLACE, hanging, self.threads,
+                extra={"event": "hanging", "hanging": hanging},
+            )  # fmt: skip
 
     # --- signals ---
 
@@ -331,24 +408,27 @@ class Node:
         """Goes quiet, and `run` ends as soon as what runs is finished, however long that takes. For a node that is
         being replaced.
         """
-        if not self._draining:
-            self._draining = True
+        if not self.draining:
+            self.draining = True
             log.info(
                 "node %s drains: it ends when it has finished what it performs", self.name, extra={"event": "drain"}
             )
             self._go_quiet()
 
     def _has_drained(self) -> bool:
-        return self._draining and not any(thread.is_alive() for thread in self._threads)
+        return self.draining and not any(thread.is_alive() for thread in self._threads)
 
     def dump(self) -> None:
         """Writes the stacks of all threads to the log, with what each performs."""
         names = {thread.ident: thread.name for thread in threading.enumerate()}
         busy = {thread.ident: thread.activity.performing for thread in self._threads}
+        hanging = {thread.ident: thread.activity.performing for thread in self.hanging()}
         parts = []
         for ident, frame in sys._current_frames().items():
             performing = busy.get(ident)
             head = f"--- {names.get(ident, ident)}" + (f", performing {performing}" if performing else "")
+            if ident in hanging:
+                head += f", written off: it exceeded its ttr with {hanging[ident]}"
             parts.append(head + "\n" + "".join(traceback.format_stack(frame)))
         log.warning("stacks of all threads:\n%s", "\n".join(parts), extra={"event": "dump"})
 
@@ -390,6 +470,7 @@ class Node:
                 self._wait_for_signal(min(left, 0.02))
             else:
                 time.sleep(min(left, 0.02))
+        self._watchdog.stop()
         deadline = time.monotonic() + 1.0
         for thread in self._threads:
             if thread.activity.performing is None:
@@ -413,6 +494,17 @@ class Node:
             self.client.close()
             log.info("node %s has stopped", self.name, extra={"event": "stopped"})
         return not running
+
+
+def _stack_of(thread: WorkerThread) -> str:
+    frame = sys._current_frames().get(thread.ident or 0)
+    return "" if frame is None else "".join(traceback.format_stack(frame)).rstrip()
+
+
+def _described(performing: Performing | None) -> dict[str, object]:
+    if performing is None:
+        return {}
+    return {"queue": performing.shard.queue, "shard": performing.shard.index, "ids": performing.ids[:100]}
 
 
 def _close(*descriptors: int) -> None:

@@ -9,11 +9,22 @@
     perform                                                  the same; the batch is performed again
     report -------------------->  fail / release / bury      each is one script: done, or restored
     take   -------------------->  ack + next ids             acknowledged and taken in one step
+
+A thread whose handler does not come back within ``ttr`` is written off. Another one has its number, the shard that it
+had claimed, and what was in flight there. While it inherits::
+
+    successor                     Redis                      if the process dies here
+    ---------                     -----                      -------------------------------------------------
+    report -------------------->  crash / release / bury     each is one script: done, or restored with a crash
+    ack    -------------------->  what had finished          restored, performed again
+    renounce: the maintenance loop surrenders the lease      it runs out
+    and gets it anew ---------->  a higher fence             nothing is in flight
 """
 
 import random
 import threading
 import time
+from collections.abc import Callable
 from typing import Protocol
 
 from lowq.application import Lowq
@@ -29,6 +40,7 @@ from lowq.logs import describe, get_log
 from lowq.metrics.counters import BOUNDS, bucket_of
 from lowq.node import execution
 from lowq.node.activity import ThreadActivity
+from lowq.node.limits import TimeLimits, WrittenOff, interrupt_of_this_thread
 from lowq.store import Call, Client
 
 log = get_log("lowq.node")
@@ -48,6 +60,20 @@ class NodeContext(Protocol):
     #: Set when the node is to stop.
     stopping: threading.Event
     prefetch: bool
+    #: It takes nothing more.
+    draining: bool
+
+    def limit_moved(self) -> None:
+        """The deadline of a batch that is being performed is nearer than it was."""
+        ...
+
+    def new_runtime(self, queue: str) -> execution.WorkerRuntime:
+        """With a new instance of the queue's worker. It raises what that raises."""
+        ...
+
+    def has_written_off(self, thread: "WorkerThread") -> None:
+        """All that it had in hand is reported."""
+        ...
 
     def fail(self, error: BaseException) -> None:
         """Stops the node because of an error."""
@@ -55,7 +81,9 @@ class NodeContext(Protocol):
 
 
 class WorkerThread:
-    """Works one shard after another. Everything but `activity` belongs to the thread itself."""
+    """Works one shard after another. Everything but `activity` belongs to the thread itself. ``predecessor``: the
+    thread that was written off and that it replaces; all that one had is its own then.
+    """
 
     def __init__(
         self,
@@ -63,6 +91,7 @@ class WorkerThread:
         activity: ThreadActivity,
         runtimes: dict[str, execution.WorkerRuntime],
         *,
+        predecessor: "WorkerThread | None" = None,
         clock: Clock = clock_now,
     ) -> None:
         self._clock = clock
@@ -73,6 +102,7 @@ class WorkerThread:
         self._dispatcher = node.broker.dispatcher
         self._runtimes = runtimes
         self._config = node.app.config
+        self._predecessor = predecessor
         self._held: Shard | None = None
         #: queue -> seconds that one of its batches took lately.
         self._pace: dict[str, float] = {}
@@ -94,13 +124,25 @@ class WorkerThread:
         """The thread's number, as in ``sys._current_frames``; None: not started yet."""
         return self._thread.ident
 
+    @property
+    def is_written_off(self) -> bool:
+        """Whether its handler did not come back within ttr. It does nothing more, should that come back."""
+        return self.activity.limits is not None and self.activity.limits.written_off
+
+    def successor(self, activity: ThreadActivity) -> "WorkerThread":
+        """The thread that is to replace this one, which is written off."""
+        return WorkerThread(self._node, activity, dict(self._runtimes), predecessor=self, clock=self._clock)
+
     def _run(self) -> None:
         failures = 0
-        while True:
+        while not self.is_written_off:
             try:
-                if not self._turn():
+                old, self._predecessor = self._predecessor, None
+                if (old is not None and not self._inherit(old)) or not self._turn():
                     return
                 failures = 0
+            except WrittenOff:
+                return
             except RedisUnavailable as error:
                 self._node.broker.outage.begin(error)
                 failures += 1
@@ -134,7 +176,7 @@ class WorkerThread:
 
     def _let_go(self) -> None:
         shard, self._held = self._held, None
-        if shard is not None:
+        if shard is not None and not self.is_written_off:
             shard.in_flight.drop_delivery()
             self._dispatcher.look_again(shard)
             self._dispatcher.unclaim(shard)
@@ -155,8 +197,46 @@ class WorkerThread:
                 self._work(shard, delivery)
             finally:
                 # Whatever went wrong: what did not finish is in flight, and no longer in hand. The next take, or
-                # the next owner, gets it.
-                shard.in_flight.keep_finished()
+                # the next owner, gets it. If this thread was written off, it is its successor's.
+                if not self.is_written_off:
+                    shard.in_flight.keep_finished()
+        return True
+
+    def _inherit(self, old: "WorkerThread") -> bool:
+        """Reports what the thread that it replaces had in hand, and has the lease got anew: so what that thread's
+        handler still does has a lower fence than what anybody does with these jobs from now on. False: the node stops.
+
+        Until the lease was surrendered the shard stays claimed, and nothing of it is taken. Should Redis be away, this
+        waits for it as any outcome does.
+        """
+        shard, limits = old._held, old.activity.limits
+        assert shard is not None
+        assert limits is not None
+        self._held = shard
+        token = shard.in_flight.token
+        try:
+            outcome = execution.write_off(self._runtimes[shard.queue], shard, limits, self._config)
+            shard.in_flight.finish(outcome.finished)
+            self._report(shard, outcome)
+            # Last: should the lease have been lost and got again, it begins a new delivery.
+            self._until_written(lambda: shard.in_flight.take(0))
+        except LeaseLost:
+            _log_lost(shard)
+        except Exception:
+            log.exception("%r: what a thread had in hand that was written off can't be reported", shard)
+        finally:
+            self._held = None
+            shard.in_flight.drop_delivery()
+            self._dispatcher.withhold(shard)
+            self._node.broker.maintenance.renounce(shard, token)
+        self._node.has_written_off(old)
+        if not self._node.draining:
+            # The handler that hangs may still use the instance.
+            try:
+                self._runtimes[shard.queue] = self._node.new_runtime(shard.queue)
+            except Exception as error:  # as at the start of a node
+                self._node.fail(error)
+                return False
         return True
 
     def _exchange(self, shard: Shard | None) -> Delivery | None:
@@ -265,13 +345,21 @@ class WorkerThread:
     ) -> None:
         if shard.in_flight.unacknowledged:
             self._node.broker.maintenance.arm()
+        limits = None
         performing = self.activity.performing = Performing(shard, [job.id for job in jobs], self._clock())
+        if runtime.time_limit is not None or runtime.ttr is not None:
+            limits = self.activity.limits = TimeLimits(
+                runtime.time_limit, runtime.ttr, jobs,
+                interrupt=interrupt_of_this_thread(), on_earlier=self._node.limit_moved,
+            )  # fmt: skip
         try:
-            outcome = execution.perform(runtime, shard, delivery.lease.fence, jobs, self._config)
+            outcome = execution.perform(runtime, shard, delivery.lease.fence, jobs, self._config, limits)
         finally:
             ended = self._clock()
             self.activity.performed = performing, ended
             self.activity.performing = None
+            if limits is not None and not limits.written_off:
+                self.activity.limits = None
         tally, seconds = self.activity.tallies[shard.queue], ended - performing.since
         tally.processed += len(outcome.finished)
         if outcome.failures:
@@ -292,11 +380,14 @@ class WorkerThread:
 
     def _report(self, shard: Shard, outcome: execution.Outcome) -> None:
         """Writes an outcome, however long Redis is away: only the end of the process or of the lease ends that."""
+        self._until_written(lambda: execution.report(shard, outcome))
+        self._dispatcher.look_again(shard)
+
+    def _until_written(self, write: Callable[[], object]) -> None:
         failures = 0
         while True:
             try:
-                execution.report(shard, outcome)
-                self._dispatcher.look_again(shard)
+                write()
                 return
             except RedisUnavailable as error:
                 self._node.broker.outage.begin(error)

@@ -20,13 +20,13 @@ a cluster a shard lives on.
 """
 
 from lowq.store.client import REPEATS, SOCKET_TIMEOUT, Client
-from lowq.store.deadline import Deadline, deadlines
+from lowq.store.deadline import Deadline, caller_deadline, caller_limit, deadlines
 from lowq.store.endpoints import memory_store, new_store
 from lowq.store.pool import parse_info
 from lowq.store.pubsub import Subscription
 from lowq.store.translate import Call, Command, Refusal
 
 __all__ = [
-    "REPEATS", "SOCKET_TIMEOUT", "Call", "Client", "Command", "Deadline", "Refusal", "Subscription", "deadlines",
-    "memory_store", "new_store", "parse_info",
+    "REPEATS", "SOCKET_TIMEOUT", "Call", "Client", "Command", "Deadline", "Refusal", "Subscription",
+    "caller_deadline", "caller_limit", "deadlines", "memory_store", "new_store", "parse_info",
 ]  # fmt: skip

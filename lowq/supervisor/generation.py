@@ -75,12 +75,16 @@ class Generation:
         """One of its processes is ready."""
         self._proven, self._failures = True, 0
 
-    def lost(self, place: Place, child: Child | None, now: float) -> float | None:
-        """The process in that place has died, or could not even be started: when to replace it.
+    def lost(self, place: Place, child: Child | None, now: float, *, asked_for: bool = False) -> float | None:
+        """The process in that place has died, or could not even be started: when to replace it. ``asked_for``: it has
+        worked, and ended to be replaced. That is no death: its successor is started at once, however often.
 
         Returns:
             Seconds, noted in the place too; None when there is no use in trying again.
         """
+        if asked_for and child is not None and child.ready:
+            place.start_at = now
+            return 0.0
         if child is not None and now - child.started_at >= FORGIVEN_AFTER:
             place.deaths = 0
         if child is None or not child.ready:

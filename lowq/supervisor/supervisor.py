@@ -42,6 +42,8 @@ EXIT_FAILED = 1
 EXIT_USAGE = 2
 #: A process was cut short: it still performed when its time was over.
 EXIT_CUT_SHORT = 3
+#: Of a process: handlers hang in half of its threads, and another one is to take its place.
+EXIT_REPLACE = 75
 
 #: Seconds that each process of a deploy has to become ready. Where it replaces nobody, it is waited for.
 READY_SECONDS = 60.0
@@ -275,7 +277,7 @@ class Supervisor:
         if self._quiet:
             log.warning("%s; not replaced, as it is quiet", how, extra={"event": "process_died"})
             return
-        delay = generation.lost(place, child, now)
+        delay = generation.lost(place, child, now, asked_for=code == EXIT_REPLACE)
         if delay is None:
             usage = code == EXIT_USAGE and child is not None and child.reason is not None
             self._give_up(how, EXIT_USAGE if usage else EXIT_FAILED, now)
@@ -293,7 +295,7 @@ class Supervisor:
             log.warning("%s %s", child, how_it_ended(code), extra={"event": "process_died", "child": child.process.pid})
             if self._stopping and child.ready:
                 self._outcome.cut_short |= code == EXIT_CUT_SHORT or child.killed
-                self._outcome.failed = True
+                self._outcome.failed |= code != EXIT_REPLACE
         if not any(other.sent is signal.SIGUSR2 for other in self._leaving):
             self._remind_at = inf
 

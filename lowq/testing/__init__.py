@@ -22,7 +22,6 @@ from lowq.broker.lease import LeaseDenied
 from lowq.broker.shard import Shard, shards_of
 from lowq.errors import ConfigError, LowqError, QueueInUse
 from lowq.job import Job
-from lowq.middleware import wrap
 from lowq.node.execution import (
     Execution,
     Outcome,
@@ -34,7 +33,8 @@ from lowq.node.execution import (
     perform,
     report,
 )
-from lowq.workers import Worker
+from lowq.node.limits import TimeLimits
+from lowq.workers import Worker, limits_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,8 @@ def drain(*workers: type, now: float | None = None, limit: int | None = None, ra
     """Performs everything due, in the calling thread, until nothing is due or ``limit`` batches are done.
 
     ``now``: Unix time in seconds that counts as the present; the server's clock by default. ``raises``: what a
-    handler raises is raised here, after its outcome was written.
+    handler raises is raised here, after its outcome was written. Nothing happens when a ``time_limit`` or ``ttr``
+    passes.
 
     Raises:
         QueueInUse: a node works the queue. ConfigError: something that is no worker.
@@ -100,9 +101,7 @@ class _Drainer:
         assert isinstance(worker._app, Lowq)
         self._app: Lowq = worker._app
         self._now = now
-        instance = worker()
-        call = wrap(self._app.config.server_middlewares, worker, instance.perform)
-        self._runtime = WorkerRuntime(instance, call, worker.batch_size)
+        self._runtime = WorkerRuntime.of(worker, self._app.config)
         self._app.register(worker.queue_name, worker.shards_count, worker)
         self.shards = shards_of(self._app.client, self._app.config, worker, secrets.token_hex(8))
 
@@ -125,7 +124,8 @@ class _Drainer:
         if not jobs:
             shard.in_flight.keep_finished()
             return Outcome() if delivery.jobs else None
-        outcome = perform(self._runtime, shard, delivery.lease.fence, jobs, config)
+        limits = _limits(self._runtime.time_limit, self._runtime.ttr)
+        outcome = perform(self._runtime, shard, delivery.lease.fence, jobs, config, limits)
         try:
             conclude(self._runtime, shard, outcome, config, partial(report, now=self._now))
         except LowqError:
@@ -158,11 +158,19 @@ def embedded(*workers: type) -> Iterator[None]:
         yield
 
 
+def _limits(time_limit: float | None, ttr: float | None) -> TimeLimits | None:
+    """What ``deadline`` and ``touch`` go by. Nobody watches, so nothing is enforced."""
+    return None if time_limit is None and ttr is None else TimeLimits(time_limit, ttr)
+
+
 @contextmanager
 def execution(
     worker: type, jobs: Mapping[str, Sequence[Any]] | Sequence[Job] = (), *, shard: int = 0, fence: int = 1
 ) -> Iterator[Execution]:
-    """Provides `lowq.current` to a direct call of ``perform``. ``jobs``: payloads by id, or `Job` values."""
+    """Provides `lowq.current` to a direct call of ``perform``. ``jobs``: payloads by id, or `Job` values.
+
+    ``deadline`` and ``touch`` work as in a node, but nothing happens when a limit passes.
+    """
     if isinstance(jobs, Mapping):
         jobs = [
             Job(
@@ -171,7 +179,7 @@ def execution(
             )
             for job_id, payloads in jobs.items()
         ]  # fmt: skip
-    value = Execution(worker, shard, fence, jobs)
+    value = Execution(worker, shard, fence, jobs, limits=_limits(*limits_of(worker)))
     token = current_execution.set(value)
     try:
         yield value

@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import threading
+import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -20,14 +21,16 @@ from lowq.errors import (
     LowqError,
     PayloadError,
     PushError,
+    PushInterrupted,
     RedisUnavailable,
     ShardsCountError,
+    TimeLimitExceeded,
     UnknownQueueError,
 )
 from lowq.producer import CHUNK_JOBS
 from lowq.queue import Queue
 from lowq.sharding import shard_of
-from lowq.store import Call, Client, client, pool
+from lowq.store import Call, Client, caller_limit, client, pool
 from lowq.store.keys import queues_key, shard_prefix
 from tests.redis_server import RedisServer
 from tests.tiers import real_redis_often
@@ -803,3 +806,59 @@ def test_a_source_may_use_the_application_while_it_is_read_even_with_one_connect
 
     assert queue.push(source()) == 3 * CHUNK_JOBS
     assert other.stats().length == 3
+
+
+# --- inside of a batch that has to end in time ---
+
+
+class Batch:
+    """What a limited batch shows to producers."""
+
+    def __init__(self, seconds: float) -> None:
+        self.deadline: float | None = time.monotonic() + seconds
+
+
+@pytest.fixture
+def batch() -> Iterator[Batch]:
+    """A batch of the test's thread, with all the time in the world."""
+    batch = Batch(1000.0)
+    token = caller_limit.set(batch)
+    yield batch
+    caller_limit.reset(token)
+
+
+class TestDeadlineOfABatch:
+    def test_past_it_nothing_is_pushed_and_it_is_said_as_when_redis_is_away(self, app: lowq.Lowq, batch: Batch) -> None:
+        queue = app.queue("Orders", 3)
+        assert queue.push({"id": 1}) == 1
+        batch.deadline = time.monotonic()
+        with pytest.raises(PushInterrupted, match=r"0 payloads are in, .* the deadline of the batch") as caught:
+            queue.push([{"id": 2}, {"id": 3}])
+        assert (caught.value.accepted, caught.value.rest) == (0, [{"id": 2}, {"id": 3}])
+        assert isinstance(caught.value, RedisUnavailable)
+        assert isinstance(caught.value.__cause__, TimeLimitExceeded)
+        batch.deadline = None
+        assert queue.push(caught.value.rest) == 2
+        assert queue.stats().length == 3
+
+    def test_when_it_passes_between_two_chunks_the_first_is_in_and_the_rest_is_handed_back(
+        self, app: lowq.Lowq, batch: Batch
+    ) -> None:
+        def jobs() -> Iterator[dict[str, Any]]:
+            for number in range(CHUNK_JOBS * 2 + 10):
+                if number == CHUNK_JOBS + 1:
+                    batch.deadline = time.monotonic()
+                yield {"id": number}
+
+        queue = app.queue("Orders", 3)
+        with pytest.raises(PushInterrupted) as caught:
+            queue.push(jobs())
+        assert caught.value.accepted == CHUNK_JOBS
+        batch.deadline = None
+        assert queue.push(caught.value.rest) == CHUNK_JOBS + 10
+
+    def test_what_is_malformed_is_refused_as_ever(self, app: lowq.Lowq, batch: Batch) -> None:
+        queue = app.queue("Orders", 3)
+        batch.deadline = time.monotonic()
+        with pytest.raises(JobError):
+            queue.push({"nothing": 1})

@@ -15,7 +15,6 @@ from lowq.broker.scheduler import LagScheduler
 from lowq.broker.shard import Shard, shards_of
 from lowq.clock import Clock
 from lowq.clock import now as clock_now
-from lowq.middleware import wrap
 from lowq.node.activity import ThreadActivity
 from lowq.node.execution import WorkerRuntime
 from lowq.node.worker_thread import WorkerThread
@@ -29,9 +28,13 @@ class _MaintenanceLoop:
 
     def __init__(self) -> None:
         self.doubted: list[Shard] = []
+        self.renounced: list[tuple[Shard, str]] = []
 
     def check(self, shard: Shard) -> None:
         self.doubted.append(shard)
+
+    def renounce(self, shard: Shard, token: str) -> None:
+        self.renounced.append((shard, token))
 
     def arm(self) -> None:
         """Acknowledges nothing early."""
@@ -53,11 +56,12 @@ class ThreadRig:
         self.maintenance = _MaintenanceLoop()
         #: What a thread needs of a broker.
         self.broker: Any = SimpleNamespace(dispatcher=self.dispatcher, maintenance=self.maintenance, outage=Outage())
-        instance = worker()
-        runtime = WorkerRuntime(
-            instance, wrap(app.config.server_middlewares, worker, instance.perform), worker.batch_size
-        )
-        self.thread = WorkerThread(self, ThreadActivity(0), {worker.queue_name: runtime}, clock=clock)
+        self.worker = worker
+        self.draining = False
+        #: What was written off.
+        self.written_off: list[WorkerThread] = []
+        self.runtimes = {worker.queue_name: WorkerRuntime.of(worker, app.config)}
+        self.thread = WorkerThread(self, ThreadActivity(0), self.runtimes, clock=clock)
         app.register(worker.queue_name, worker.shards_count, worker)
         for shard in self.shards:
             assert isinstance(shard.lease.acquire(TTL), Lease)
@@ -67,6 +71,16 @@ class ThreadRig:
         self.failed.append(error)
         self.stopping.set()
         self.dispatcher.close()
+
+    def limit_moved(self) -> None:
+        """Nobody watches."""
+
+    def new_runtime(self, queue: str) -> WorkerRuntime:
+        self.runtimes[queue] = WorkerRuntime.of(self.worker, self.app.config)
+        return self.runtimes[queue]
+
+    def has_written_off(self, thread: WorkerThread) -> None:
+        self.written_off.append(thread)
 
     def wake(self) -> None:
         """All shards are to be looked at."""

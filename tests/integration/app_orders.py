@@ -35,6 +35,8 @@ SETTINGS = {
     "ORDERS_MAX_PAYLOADS": "1000",
     "ORDERS_MAX_CRASHES": "3",
     "ORDERS_MAX_RETRIES": "3",
+    "ORDERS_TIME_LIMIT": "",  # seconds; "": none
+    "ORDERS_TTR": "",
     "ORDERS_WORK": "0",  # seconds that each perform takes at least
     "ORDERS_PREFETCH": "1",
     "ORDERS_SCHEDULER": "",  # "", seq, own
@@ -100,6 +102,12 @@ def wait_for_go(_seconds: float) -> None:
         time.sleep(0.002)
 
 
+def touch_and_wait(seconds: float) -> None:
+    """Has so many seconds more, and takes as long as `wait_for_go` does."""
+    lowq.current().touch(seconds)
+    wait_for_go(seconds)
+
+
 def exists(suffix: str) -> bool:
     """Whether the test has made that file beside the history."""
     return Path(f"{history.path}.{suffix}").exists()
@@ -108,6 +116,7 @@ def exists(suffix: str) -> bool:
 ACTIONS: dict[str, Callable[[float], None]] = {
     "sleep": time.sleep,
     "wait": wait_for_go,
+    "touch": touch_and_wait,
     "hold": hold_the_gil,
     "spin": spin,
     "raise": fail,
@@ -145,6 +154,8 @@ def version_of(payload: object) -> int:
     max_payloads=int(setting("ORDERS_MAX_PAYLOADS")),
     max_crash_count=int(setting("ORDERS_MAX_CRASHES")),
     max_retry_count=int(setting("ORDERS_MAX_RETRIES")),
+    time_limit=float(setting("ORDERS_TIME_LIMIT") or 0) or None,
+    ttr=float(setting("ORDERS_TTR") or 0) or None,
 )
 class Orders(lowq.Worker[dict[str, Any]]):
     def perform(self, payloads_by_id: dict[str, list[dict[str, Any]]]) -> None:

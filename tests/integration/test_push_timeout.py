@@ -14,6 +14,7 @@ import redis
 
 import lowq
 from lowq.errors import PushInterrupted, RedisUnavailable
+from lowq.node.limits import TimeLimits
 from lowq.store import Client, client, pool
 from tests.redis_server import RedisServer
 
@@ -189,3 +190,25 @@ def test_a_call_that_redis_may_have_forgotten_is_not_repeated(
             queue.push(source())
         assert list(caught.value.rest) == [{"id": 1}, {"id": 2}]
     assert sent.count(b"1") == repeats
+
+
+def test_a_push_inside_of_a_handler_waits_no_longer_than_the_batch_has(server: RedisServer) -> None:
+    """Were it to wait for push_timeout, the test would not end."""
+    app = lowq.Lowq(redis_url=server.url, push_timeout=1e6)
+    queue = app.queue("Orders", 3)
+    queue.push({"id": 1})
+    server.pause()
+    limits = TimeLimits(0.3, None, interrupt=lambda _: None)
+
+    def handler() -> None:
+        with pytest.raises(PushInterrupted, match="until the deadline of the batch") as caught:
+            queue.push([{"id": 2}])
+        assert type(caught.value.__cause__) is RedisUnavailable
+        assert caught.value.rest == [{"id": 2}]
+        with pytest.raises(RedisUnavailable):
+            app.queue("Others", 3).push({"id": 3})
+
+    limits.run(handler)
+    server.cont()
+    assert queue.push({"id": 2}) == 1
+    app.close()

@@ -2,6 +2,7 @@ import importlib
 import inspect
 import pickle
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from redis import exceptions
@@ -22,6 +23,7 @@ from lowq.errors import (
     RedisUnavailable,
     ScriptError,
     ShardsCountError,
+    TimeLimitExceeded,
     UnknownQueueError,
 )
 from lowq.store import Call, Refusal
@@ -30,11 +32,11 @@ from lowq.store.translate import translate, without_password
 URL = "redis://user:hunter2@host:6379/0"
 
 
-def classes_of(module: object) -> dict[str, type[Exception]]:
+def classes_of(module: object) -> dict[str, Any]:
     return {
         name: value
         for name, value in vars(module).items()
-        if inspect.isclass(value) and issubclass(value, Exception) and value.__module__ == module.__name__  # type: ignore[attr-defined]  # a module has a name
+        if inspect.isclass(value) and issubclass(value, BaseException) and value.__module__ == module.__name__  # type: ignore[attr-defined]  # a module has a name
     }
 
 
@@ -45,7 +47,7 @@ class TestTree:
     @pytest.mark.parametrize("name", classes_of(errors))
     def test_all_our_errors_are_lowq_errors_and_public(self, name: str) -> None:
         error = classes_of(errors)[name]
-        assert issubclass(error, LowqError)
+        assert issubclass(error, LowqError) or error is TimeLimitExceeded
         assert getattr(lowq, name) is error
         assert name in lowq.__all__
 
@@ -76,6 +78,10 @@ class TestTree:
     @pytest.mark.parametrize("name", classes_of(errors))
     def test_each_says_in_its_docstring_what_it_means(self, name: str) -> None:
         assert (classes_of(errors)[name].__doc__ or "").strip()
+
+    def test_a_time_limit_gets_through_to_the_end_of_a_handler_that_goes_on_after_any_exception(self) -> None:
+        assert not issubclass(TimeLimitExceeded, Exception)
+        assert str(TimeLimitExceeded()) == "the batch has run for longer than its time_limit"
 
     def test_shards_count_error_names_the_queue_and_both_numbers(self) -> None:
         error = ShardsCountError("Orders", 5, 7)

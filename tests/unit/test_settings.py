@@ -21,6 +21,7 @@ DEFAULTS = {
     "push_timeout": 5,
     "lease_ttl": 15,
     "shutdown_timeout": 25,
+    "warn_after": 60,
     "max_payload_bytes": 2**20,
     "server_middlewares": [],
     "client_middlewares": [],
@@ -103,6 +104,7 @@ class TestEnvironment:
             ("pool_timeout", "1", 1.0),
             ("lease_ttl", "30.5", 30.5),
             ("shutdown_timeout", "0", 0.0),
+            ("warn_after", "0", 0.0),
             ("max_payload_bytes", "1000", 1000),
         ],
     )
@@ -160,6 +162,12 @@ class TestChecks:
     def test_seconds_are_a_number_that_one_can_wait(self, name: str, value: Any) -> None:
         with pytest.raises(ConfigError, match=f"^{name}="):
             Config(**{name: value})
+
+    @pytest.mark.parametrize("value", ["soon", "", True, math.nan, math.inf, -1])
+    def test_warn_after_is_seconds_or_none(self, value: Any) -> None:
+        assert Config(warn_after=None).warn_after is None
+        with pytest.raises(ConfigError, match=r"^warn_after="):
+            Config(warn_after=value)
 
     @pytest.mark.parametrize("name", ["threads_per_node", "client_pool_size", "max_payload_bytes"])
     @pytest.mark.parametrize("value", ["many", 0, -1, 2.5, 2.0, True, None, math.nan])

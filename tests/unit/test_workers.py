@@ -1,6 +1,7 @@
 import abc
 import asyncio
 from collections.abc import Callable, Iterable, Iterator
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ import lowq.testing
 from lowq.errors import ConfigError
 from lowq.producer import Jobs
 from lowq.retry import default_retry_in
-from lowq.workers import Worker
+from lowq.workers import Worker, limits_of, options_of
 
 PayloadsById = dict[str, list[Any]]
 
@@ -223,6 +224,28 @@ class TestOptions:
         with pytest.raises(ConfigError, match=f"Sync: {name}=.* must be a whole number from 1 to"):
             app.worker(type("Sync", (Plain,), options))
         assert app.workers == {}
+
+    @pytest.mark.parametrize("name", ["time_limit", "ttr"])
+    @pytest.mark.parametrize("value", [0, -1, "5", True, float("nan"), float("inf"), timedelta(0), 2**40])
+    def test_a_limit_is_a_length_of_time(self, app: lowq.Lowq, name: str, value: Any) -> None:
+        options: Any = {name: value}
+        with pytest.raises(ConfigError, match=rf"Plain: {name}=.* must be seconds, or a timedelta, of more than 0"):
+            app.worker(**options)(Plain)
+
+    def test_limits_are_seconds_or_timedeltas_and_there_are_none_by_default(self, app: lowq.Lowq) -> None:
+        made: Any = app.worker(Plain)
+        assert limits_of(made) == (None, None)
+        assert not {"time_limit", "ttr"} & options_of(made).keys()
+        limited: Any = app.worker(queue_name="Limited", time_limit=timedelta(minutes=1), ttr=90.5)(
+            type("L", (Plain,), {})
+        )
+        assert limits_of(limited) == (60, 90.5)
+        assert options_of(limited) | {"time_limit": 60.0, "ttr": 90.5} == options_of(limited)
+
+    @pytest.mark.parametrize("ttr", [60, 30.0, timedelta(seconds=59)])
+    def test_ttr_is_for_handlers_that_outlast_their_time_limit(self, app: lowq.Lowq, ttr: Any) -> None:
+        with pytest.raises(ConfigError, match=r"Plain: ttr=.* must be more than time_limit=60"):
+            app.worker(time_limit=60, ttr=ttr)(Plain)
 
     @pytest.mark.parametrize("value", [-1, "5", 2.5, True, None])
     def test_max_retry_count_may_be_0_but_not_less(self, app: lowq.Lowq, value: Any) -> None:

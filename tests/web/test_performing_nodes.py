@@ -65,3 +65,29 @@ def test_the_page_of_nodes_shows_that_a_batch_has_more_ids(stuck: TestClient) ->
     (node,) = stuck.get("/api/v1/nodes").json()["nodes"]
     (activity,) = [activity for activity in node["performing"] if activity is not None]
     assert (activity["count"], activity["ids"]) == (5, ["stuck-0", "stuck-1", "stuck-2"])
+
+
+def test_a_thread_that_was_written_off_is_shown_until_its_handler_comes_back() -> None:
+    app = lowq.Lowq(redis_url=f"memory://{uuid.uuid4().hex}", lease_ttl=0.6)
+    over = threading.Event()
+
+    def perform(_self: Any, _payloads_by_id: dict[str, list[Any]]) -> None:
+        over.wait(PATIENCE)
+
+    app.worker(shards_count=1, ttr=0.1, max_crash_count=1)(type("Orders", (lowq.Worker,), {"perform": perform}))
+    app.queue("Orders").push({"id": "stuck"})
+    node = lowq.Node(app, threads=3)
+    node.start()
+    try:
+        client = TestClient(lowq_web.create_app(app), base_url="http://127.0.0.1")
+        answer(client, "/nodes", "written off: 1")
+        (shown,) = client.get("/api/v1/nodes").json()["nodes"]
+        assert (shown["written_off"], shown["threads"], len(shown["performing"])) == (1, 3, 3)
+        assert node.trouble() == "handlers have exceeded their ttr and still run: 1; the node has 3 threads"
+        over.set()
+        until(lambda: "written off" not in client.get("/nodes").text, "a page without threads that were written off")
+        assert node.trouble() is None
+    finally:
+        over.set()
+        assert node.stop(5.0)
+        app.close()

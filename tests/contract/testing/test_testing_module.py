@@ -1,5 +1,6 @@
 """lowq.testing: drain with the real rules on both stores, embedded stores, and current() for direct calls."""
 
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -484,6 +485,22 @@ class TestExecution:
     def test_words_about_other_ids_are_refused_as_in_a_node(self) -> None:
         with execution(lowq.Worker, {"1": []}) as current, pytest.raises(LowqError, match="no such id"):
             current.done("2")
+
+    def test_deadline_and_touch_are_there_and_nothing_is_enforced(self, app: lowq.Lowq) -> None:
+        @app.worker(time_limit=1e-6, ttr=1e-5)
+        class Orders(lowq.Worker[int]):
+            def perform(self, payloads_by_id: dict[str, list[int]]) -> None:
+                deadline = lowq.current().deadline
+                assert deadline is not None
+                assert deadline <= time.monotonic()
+                lowq.current().touch(1000)
+                assert (lowq.current().deadline or 0) > deadline + 900
+                Orders.perform_async({"id": 2, "delay": 1000})
+
+        with execution(Orders, {"1": [5]}):
+            Orders().perform({"1": [5]})
+        Orders.perform_async({"id": 1})
+        assert drain(Orders, raises=True).performed == 1
 
     def test_afterwards_and_before_there_is_none_and_blocks_nest(self) -> None:
 

@@ -90,6 +90,9 @@ class Wishes:
     def renew(self) -> None:
         self.renewed += 1
 
+    def surrender_renounced(self) -> bool:
+        return False
+
     def acquire(self, now: float) -> None:
         pass
 

@@ -14,10 +14,11 @@ import lowq
 from lowq.broker.delivery import Failure, TakenJob, Undecodable
 from lowq.broker.shard import Shard
 from lowq.codec import MAX_TIME
-from lowq.errors import LowqError
+from lowq.errors import LowqError, PushInterrupted, TimeLimitExceeded
 from lowq.job import Job
 from lowq.node import execution
-from lowq.node.execution import Execution, Outcome, current, decide
+from lowq.node.execution import Execution, Outcome, current, decide, write_off
+from lowq.node.limits import TimeLimits
 from lowq.settings import Config
 from lowq.store import Client
 
@@ -105,6 +106,8 @@ WITHOUT_A_WORD: dict[tuple[type[BaseException] | None, bool], str] = {
     (None, True): "finished",
     (ValueError, False): "solo",
     (ValueError, True): "retry",
+    (TimeLimitExceeded, False): "solo",
+    (TimeLimitExceeded, True): "retry",
     (SystemExit, False): "crashed",
     (SystemExit, True): "crashed",
     (KeyboardInterrupt, False): "crashed",
@@ -112,7 +115,9 @@ WITHOUT_A_WORD: dict[tuple[type[BaseException] | None, bool], str] = {
 
 
 class TestDecide:
-    @pytest.mark.parametrize("error", [None, ValueError("boom"), SystemExit(1), KeyboardInterrupt()], ids=repr)
+    @pytest.mark.parametrize(
+        "error", [None, ValueError("boom"), TimeLimitExceeded(), SystemExit(1), KeyboardInterrupt()], ids=repr
+    )
     @pytest.mark.parametrize("said", list(itertools.product([*WORDS, None], repeat=2)), ids=str)
     def test_each_id_gets_its_word_and_otherwise_what_the_exception_means(
         self, error: BaseException | None, said: tuple[str | None, str | None]
@@ -128,7 +133,7 @@ class TestDecide:
         assert outcome.error is error
         assert outcome.whole == (error is None and set(verdicts(outcome).values()) == {"finished"})
 
-    @pytest.mark.parametrize("error", [None, ValueError("boom"), SystemExit(1)], ids=repr)
+    @pytest.mark.parametrize("error", [None, ValueError("boom"), TimeLimitExceeded(), SystemExit(1)], ids=repr)
     @pytest.mark.parametrize("word", [*WORDS, None])
     def test_an_id_that_is_alone(self, error: BaseException | None, word: str | None) -> None:
         words = {"a": WORDS[word]} if word else {}
@@ -197,6 +202,56 @@ class TestDecide:
 
 
 # --- what the worker's own methods do wrong ---
+
+
+class TestTimeLimits:
+    def test_an_exceeded_time_limit_stops_no_node(self) -> None:
+        outcome = decide(Handler(), [taken("a")], {}, TimeLimitExceeded(), Config(), {})
+        assert outcome.stop is None
+
+    def test_a_push_that_had_no_time_left_is_charged_as_the_handler_was_late_not_redis(self) -> None:
+        late = PushInterrupted("q", 0, [], TimeLimitExceeded())
+        late.__cause__ = TimeLimitExceeded()
+        outcome = decide(Handler(), [taken("a")], {}, late, Config(), {})
+        assert verdicts(outcome) == {"a": "retry"}
+
+    def test_a_worker_without_limits_has_no_deadline_and_touch_does_nothing(self) -> None:
+        def perform(_: Any) -> None:
+            current().touch(5)
+            assert current().deadline is None
+
+        assert performed([taken("a")], perform).error is None
+
+    def test_deadline_and_touch(self) -> None:
+        now = 100.0
+        execution = Execution(Handler, 0, 1, [taken("a")], limits=TimeLimits(10, 30, clock=lambda: now))
+        assert execution.deadline == 110
+        now = 105.0
+        execution.touch(timedelta(minutes=1))
+        assert execution.deadline == 165
+        execution.touch(2)
+        assert execution.deadline == 107
+
+    @pytest.mark.parametrize("wrong", [0, -1, timedelta(0), "5", None])
+    def test_touch_takes_a_length_of_time_also_without_limits(self, wrong: Any) -> None:
+        with pytest.raises(LowqError, match=r"touch: .* is not a number of seconds"):
+            Execution(Handler, 0, 1, [taken("a")]).touch(wrong)
+
+
+class TestWriteOff:
+    @pytest.mark.parametrize("said", list(itertools.product([*WORDS, None], repeat=2)), ids=str)
+    def test_what_was_said_holds_the_rest_is_charged_a_crash_and_what_was_not_begun_is_not(
+        self, said: tuple[str | None, str | None]
+    ) -> None:
+        jobs = [taken("a"), taken("b")]
+        shard = Shard(cast(Client, None), "lowq", "q", 3, shards_count=4, nonce="me", load_payload=bytes.decode)
+        shard.in_flight._in_hand = {"a", "b", "c"}
+        limits = TimeLimits(None, 10, jobs)
+        limits.outcomes.update({job.id: WORDS[word] for job, word in zip(jobs, said, strict=True) if word})
+        outcome = write_off(execution.WorkerRuntime(Handler(), raises, 2), shard, limits, Config())
+        assert verdicts(outcome) == {"a": said[0] or "crashed", "b": said[1] or "crashed", "c": "released"}
+        assert ("c", None) in outcome.releases
+        assert outcome.stop is None
 
 
 class TestRetryIn:

@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
+from lowq.node import node
 from lowq.supervisor import generation as rules
+from lowq.supervisor import supervisor
 from lowq.supervisor.generation import Generation
 
 
@@ -55,6 +57,28 @@ def test_delays_double_up_to_a_limit() -> None:
     assert delays == [0, 0.25, 0.5, 1, 2, 4, 8, 15, 15, 15]
     assert generation.places[0].start_at == 16.0
     assert generation.lost(generation.places[1], child(ready=True), 1.0) == 0  # each place by itself
+
+
+def test_one_that_asked_to_be_replaced_is_replaced_at_once_however_often() -> None:
+    generation = proven(1)
+    place = generation.places[0]
+    for _ in range(5):
+        generation.lost(place, child(ready=True), 1.0)
+    deaths = place.deaths
+    assert [generation.lost(place, child(ready=True), 7.0, asked_for=True) for _ in range(10)] == [0.0] * 10
+    assert (place.start_at, place.deaths) == (7.0, deaths)
+
+
+def test_but_not_one_that_was_never_ready() -> None:
+    generation = proven(1)
+    delays = [generation.lost(generation.places[0], child(), 1.0, asked_for=True) for _ in range(3)]
+    assert delays == [0, 0.25, 0.5]
+
+
+def test_node_and_supervisor_mean_the_same_exit_codes() -> None:
+    assert (node.EXIT_OK, node.EXIT_FAILED, node.EXIT_CUT_SHORT, node.EXIT_REPLACE) == (
+        supervisor.EXIT_OK, supervisor.EXIT_FAILED, supervisor.EXIT_CUT_SHORT, supervisor.EXIT_REPLACE,
+    )  # fmt: skip
 
 
 def test_hours_of_waiting_for_redis_are_counted() -> None:

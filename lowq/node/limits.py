@@ -1,0 +1,209 @@
+"""How long a batch may run, by the ``time_limit`` and the ``ttr`` of its worker, and what holds when they have passed.
+
+::
+
+    running ----------- the handler ends ------------------> ended
+       |                                                       ^
+       +-- time_limit passes: interrupted, once ---------------+   a failure, as any other exception
+       |
+       +-- ttr passes ---------------------------------------> written off: the batch is somebody else's
+
+Who performs the batch and who watches the time (`Watchdog`) decide under the lock of the batch which of the arrows it
+is. So neither an interrupt nor the end by ``ttr`` ever meets a batch that has ended, nor the one after it.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any
+
+from lowq.broker.delivery import TakenJob
+from lowq.clock import Clock
+from lowq.duration import duration
+from lowq.errors import LeaseLost, LowqError, TimeLimitExceeded
+from lowq.store import caller_limit
+
+#: Raises the exception where the batch is performed, as soon as may be; with None, takes back what was not raised yet.
+Interrupt = Callable[[type[BaseException] | None], object]
+
+
+class WrittenOff(BaseException):
+    """The batch was written off before its handler ended: nothing of it belongs to the caller any more."""
+
+
+class TimeLimits:
+    """Until when one batch may run, and whether it still belongs to who performs it.
+
+    Seconds of ``time.monotonic``, as that is what a handler compares with: time in which the machine was suspended
+    does not count. ``interrupt``: made by who performs it; None: nobody watches, so nothing is enforced.
+    ``on_earlier``: called when the deadline was moved nearer.
+    """
+
+    def __init__(
+        self,
+        time_limit: float | None,
+        ttr: float | None,
+        jobs: Sequence[TakenJob] = (),
+        *,
+        interrupt: Interrupt | None = None,
+        on_earlier: Callable[[], object] = lambda: None,
+        clock: Clock = time.monotonic,
+    ) -> None:
+        self.jobs = jobs
+        #: What the handler has said of single ids, for whoever reports the batch.
+        self.outcomes: dict[str, tuple[str, Any]] = {}
+        self._time_limit = time_limit
+        self._ttr = ttr
+        self._interrupt = interrupt
+        self._on_earlier = on_earlier
+        self._clock = clock
+        #: Guards all below. Whoever holds it calls nothing that waits.
+        self._lock = threading.Lock()
+        self._running = False
+        self._written_off = False
+        self._interrupted = False
+        now = clock()
+        self._time_limit_at = None if time_limit is None else now + time_limit
+        self._ttr_at = None if ttr is None else now + ttr
+
+    # --- for who performs it ---
+
+    def run(self, function: Callable[[], object]) -> None:
+        """Calls what performs the batch. Once this returns or raises, no interrupt is pending, nor will one come.
+
+        Raises:
+            TimeLimitExceeded: the time limit has passed. WrittenOff. What the function raises.
+        """
+        if self._interrupt is None:
+            function()
+            return
+        # The interrupt comes at most once, at any instruction from `_begin` on until `_end` has been carried out. When
+        # it strikes within `_end`, the second `_end` does the rest undisturbed. Then the batch has exceeded its limit,
+        # although the function may have returned just before: nobody can tell the two apart.
+        token = caller_limit.set(self)
+        try:
+            try:
+                self._begin()
+                function()
+            finally:
+                self._end()
+        except BaseException as raised:
+            self._end()
+            if type(raised) is TimeLimitExceeded and self._interrupted and self._time_limit is not None:
+                raised.args = (f"the batch has run for longer than its time_limit of {duration(self._time_limit)}",)
+            raise
+        finally:
+            caller_limit.reset(token)
+
+    def _begin(self) -> None:
+        with self._lock:
+            self._running = True
+
+    def _end(self) -> None:
+        with self._lock:
+            self._running = False
+        # From here on no interrupt is sent. One may be on its way.
+        if self._interrupted and self._interrupt is not None:
+            self._interrupt(None)
+        if self._written_off:
+            raise WrittenOff
+
+    @property
+    def written_off(self) -> bool:
+        """Whether ttr passed while the handler ran. It stays so."""
+        return self._written_off
+
+    @property
+    def deadline(self) -> float | None:
+        """The earlier of time limit and ttr, ``time.monotonic``; None: there is neither."""
+        return min((at for at in (self._time_limit_at, self._ttr_at) if at is not None), default=None)
+
+    def touch(self, seconds: float) -> None:
+        """From now on the batch has so many seconds more, and ttr keeps its distance to the time limit. A time limit
+        that has passed is not set anew: it interrupts once.
+
+        Raises:
+            LeaseLost: it was written off.
+        """
+        with self._lock:
+            self.check_held()
+            before, end = self.deadline, self._clock() + seconds
+            if self._ttr_at is not None:
+                between = 0.0 if self._time_limit_at is None else self._ttr_at - self._time_limit_at
+                self._ttr_at = end + between
+            if self._time_limit_at is not None:
+                self._time_limit_at = end
+        if before is not None and end < before:
+            self._on_earlier()
+
+    def check_held(self) -> None:
+        """Whether the batch still belongs to who performs it.
+
+        Raises:
+            LeaseLost: it was written off.
+        """
+        if self._written_off:
+            raise LeaseLost("the batch has run for longer than its ttr: its jobs are performed by somebody else")
+
+    # --- for who watches ---
+
+    def enforce(self, write_off: Callable[[], object]) -> float | None:
+        """Does what is due. Returns the seconds until something is due again; None: nothing will be.
+
+        ``write_off``: called when ttr has passed while the handler runs. Until it returns, who performs the batch can't
+        get beyond its end.
+        """
+        with self._lock:
+            if not self._running or self._written_off or self._interrupt is None:
+                return None
+            now = self._clock()
+            if self._ttr_at is not None and now >= self._ttr_at:
+                self._written_off = True
+                write_off()
+                return None
+            waits = [] if self._ttr_at is None else [self._ttr_at - now]
+            if self._time_limit_at is not None and not self._interrupted:
+                if now >= self._time_limit_at:
+                    # Noted first: should this thread end between the two, `_end` takes back one that was not sent.
+                    self._interrupted = True
+                    self._interrupt(TimeLimitExceeded)
+                else:
+                    waits.append(self._time_limit_at - now)
+            return min(waits, default=None)
+
+
+def checked_seconds(what: str, seconds: object) -> float:
+    """A length of time that a handler gives.
+
+    Raises:
+        LowqError: it is not a number of more than 0.
+    """
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds < float("inf"):
+        raise LowqError(f"{what}: {seconds!r:.100} is not a number of seconds of more than 0")
+    return float(seconds)
+
+
+# --- threads ---
+
+
+@cache
+def _set_async_exc() -> Callable[[Any, Any], int]:
+    import ctypes  # here: it takes some milliseconds, which producers and commands need not spend
+
+    name = ("PyThreadState_SetAsyncExc", ctypes.pythonapi)
+    send = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_ulong, ctypes.py_object)(name)
+    clear = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_ulong, ctypes.c_void_p)(name)  # None: NULL
+    return lambda ident, exception: clear(ident, None) if exception is None else send(ident, exception)
+
+
+def interrupt_of_this_thread() -> Interrupt:
+    """Interrupts what the calling thread performs: between two instructions of Python. A call that waits, or computes,
+    in C is not reached before it returns.
+    """
+    ident, set_async_exc = threading.get_ident(), _set_async_exc()
+
+    def interrupt(exception: type[BaseException] | None) -> None:
+        set_async_exc(ident, exception)
+
+    return interrupt

@@ -1,0 +1,113 @@
+"""The watchdog: the thread that looks whether a batch runs for too long.
+
+It is told of nothing: those who perform show their batches anyway (`activity`), and no batch can pass a limit sooner
+than the shortest limit after it began. So it sleeps for as long as the shortest limit at most, or until the first batch
+that is being performed passes one. A node without any limit has none.
+"""
+
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+
+from lowq.broker.activity import Performing
+from lowq.clock import Clock
+from lowq.clock import now as clock_now
+from lowq.duration import LONGEST_WAIT
+from lowq.logs import get_log
+from lowq.node.activity import ThreadActivity
+
+log = get_log("lowq.node")
+
+
+class Watchdog:
+    """Enforces time limits and ttr, and names batches that run for long in the log.
+
+    ``activities``: of those who perform, as they are at each look. ``limits``: all that there are, in seconds.
+    ``warn_after``: seconds; 0: it warns of nothing. ``write_off``: called when a batch has exceeded its ttr, see
+    `TimeLimits.enforce`.
+    """
+
+    def __init__(
+        self,
+        activities: Sequence[ThreadActivity],
+        limits: Iterable[float],
+        warn_after: float,
+        *,
+        write_off: Callable[[ThreadActivity], object],
+        on_fatal: Callable[[BaseException], object],
+        clock: Clock = clock_now,
+    ) -> None:
+        self._activities = activities
+        self._warn_after = warn_after
+        #: Seconds that pass between two looks at most; infinite: there is nothing to look for.
+        self._longest = min([*limits, *([warn_after] if warn_after else [])], default=float("inf"))
+        self._write_off = write_off
+        self._on_fatal = on_fatal
+        self._clock = clock
+        #: Number of the thread -> what was seen there last, and after how many seconds it is to be named.
+        self._seen: dict[int, tuple[Performing, float]] = {}
+        self._nudge = threading.Event()
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, name="lowq-watchdog", daemon=True)
+
+    # --- from other threads ---
+
+    def start(self) -> None:
+        """Starts the thread, if there is anything to look for."""
+        if self._longest < float("inf"):
+            self._thread.start()
+
+    def nudge(self) -> None:
+        """A limit is nearer than it was: look again now."""
+        self._nudge.set()
+
+    def stop(self) -> None:
+        """Ends the thread, and waits for that, but not for a log that hangs. After this nothing is written off."""
+        self._closed = True
+        self._nudge.set()
+        if self._thread.is_alive():
+            self._thread.join(1.0)
+
+    # --- its own ---
+
+    def _run(self) -> None:
+        try:
+            while not self._closed:
+                self._nudge.wait(min(self.look(), LONGEST_WAIT))
+                self._nudge.clear()
+        except BaseException as error:
+            self._on_fatal(error)
+
+    def look(self) -> float:
+        """Does what is due, and returns the seconds until something may be due again."""
+        wait = self._longest
+        for activity in list(self._activities):
+            limits = activity.limits
+            if limits is not None:
+                left = limits.enforce(partial(self._write_off, activity))
+                if limits.written_off:
+                    continue  # it is logged with that
+                wait = wait if left is None else min(wait, left)
+            performing = activity.performing
+            if performing is not None and self._warn_after:
+                wait = min(wait, self._warn(activity.number, performing))
+        return max(wait, 0.0)
+
+    def _warn(self, number: int, performing: Performing) -> float:
+        """Names the batch if it is time for that; returns the seconds until it is time again."""
+        known, due = self._seen.get(number, (None, 0.0))
+        if known is not performing:
+            due = self._warn_after
+        seconds = self._clock() - performing.since
+        if seconds >= due:
+            log.warning(
+                "thread %d still performs %s", number, performing,
+                extra={
+                    "event": "long_batch", "queue": performing.shard.queue, "shard": performing.shard.index,
+                    "ids": performing.ids[:100], "thread_number": number, "seconds": seconds,
+                },
+            )  # fmt: skip
+            while due <= seconds:
+                due *= 2
+        self._seen[number] = performing, due
+        return due - seconds
