@@ -24,6 +24,7 @@ from typing import Any, Protocol, TypeVar
 
 from lowq import codec
 from lowq.broker.delivery import Delivery, Failure, TakenJob, Undecodable
+from lowq.broker.in_flight import Report
 from lowq.broker.shard import Shard
 from lowq.codec import MAX_TIME, delay_seconds
 from lowq.duration import duration
@@ -361,22 +362,31 @@ def _bare(error: Any) -> str:
     return "".join(traceback.format_exception_only(error)).rstrip()
 
 
-def report(shard: Shard, outcome: Outcome, now: float | None = None) -> None:
-    """Writes what did not simply finish, each kind with one script. May be repeated as a whole.
+def reports_of(shard: Shard, outcome: Outcome, now: float | None = None) -> list[Report]:
+    """What is to be written of an outcome: what did not simply finish, each kind with one script. May be repeated as
+    a whole. If Redis executes only some of them, what was not reported is restored and performed again.
+    """
+    in_flight = shard.in_flight
+    reports: list[Report] = []
+    if outcome.failures:
+        reports.append(in_flight.fail_report(outcome.failures, now))
+    if outcome.releases:
+        reports.append(in_flight.release_report(outcome.releases, now))
+    if outcome.buries:
+        reports.append(in_flight.bury_report([(job_id, reason, ()) for job_id, reason in outcome.buries], now))
+    if outcome.crashed:
+        delays = [(job_id, random.uniform(0.05, 0.5)) for job_id in outcome.crashed]
+        reports.append(in_flight.release_report(delays, now, crashed=True))
+    return reports
 
-    If the process dies between two of them, what was not reported is restored and performed again.
+
+def report(shard: Shard, outcome: Outcome, now: float | None = None) -> None:
+    """Writes what `reports_of` says.
 
     Raises:
         LeaseLost, RedisUnavailable
     """
-    if outcome.failures:
-        shard.in_flight.fail(outcome.failures, now)
-    if outcome.releases:
-        shard.in_flight.release(outcome.releases, now)
-    if outcome.buries:
-        shard.in_flight.bury([(job_id, reason, ()) for job_id, reason in outcome.buries], now)
-    if outcome.crashed:
-        shard.in_flight.release([(job_id, random.uniform(0.05, 0.5)) for job_id in outcome.crashed], now, crashed=True)
+    shard.in_flight.write(reports_of(shard, outcome, now))
 
 
 def notify_worker(outcome: Outcome, worker: Performer, config: Config) -> None:
