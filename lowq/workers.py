@@ -161,8 +161,11 @@ def _from_function(target: Callable[[dict[str, list[Any]]], None]) -> type[Worke
     def perform(_self: Worker[Any], payloads_by_id: dict[str, list[Any]]) -> None:
         return target(payloads_by_id)  # what must be None is checked where it is called
 
+    async def perform_awaiting(_self: Worker[Any], payloads_by_id: dict[str, list[Any]]) -> None:
+        await target(payloads_by_id)  # type: ignore[misc, func-returns-value]  # it is an async def
+
     body = {
-        "perform": perform,
+        "perform": perform_awaiting if inspect.iscoroutinefunction(inspect.unwrap(target)) else perform,
         "__module__": target.__module__,
         "__qualname__": target.__qualname__,
         "__doc__": target.__doc__,
@@ -200,12 +203,13 @@ def _check_perform(name: str, function: Callable[..., Any]) -> None:
     if not callable(function):
         raise ConfigError(f"{name} is no function; write def perform(self, payloads_by_id)")
     function = inspect.unwrap(function)
-    if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
-        raise ConfigError(
-            f"{name} is async; workers run in threads: write a plain def, and asyncio.run(...) inside for async code"
-        )
-    if inspect.isgeneratorfunction(function):
-        raise ConfigError(f"{name} contains yield, so calling it would do nothing; write a plain def")
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise ConfigError(f"{name} contains yield, so calling it would do nothing; write a def without it")
+
+
+def is_async(worker: type[Worker[Any]]) -> bool:
+    """Whether its ``perform`` is an ``async def``: then the event loop of a node performs it, not a thread."""
+    return inspect.iscoroutinefunction(inspect.unwrap(worker.perform))
 
 
 def _apply_options(worker: type[Worker[Any]], options: Mapping[str, Any]) -> None:

@@ -38,7 +38,8 @@ class PendingAcks:
 class Activity:
     """What one who works shards, a thread for one, shows to others."""
 
-    number: int
+    #: Of a thread; None: it is a task of an event loop.
+    number: int | None
     performing: Performing | None = None
     #: What it performed before, and when that ended, monotonic.
     performed: tuple[Performing, float] | None = None

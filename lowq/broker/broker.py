@@ -11,7 +11,8 @@ It knows nothing of threads that work the shards, nor of what they do with the j
 """
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 
 from lowq.broker.activity import Activity
 from lowq.broker.dispatcher import Dispatcher, Schedule
@@ -32,12 +33,22 @@ from lowq.store import Call, Client
 StaticSplitter = Callable[[Sequence[Shard]], Sequence[Sequence[Shard]]]
 
 
+@dataclass(frozen=True, slots=True)
+class WorkerGroup:
+    """Those who work the shards of some queues: the threads of a node, or its event loop, which works many at once."""
+
+    queues: Collection[str]
+    #: One for each of them.
+    schedules: Sequence[Schedule]
+
+
 class Broker:
     """Membership, leases, wake-ups and dispatch of the shards of some queues.
 
     ``client`` is for those who work the shards and for wake-ups, ``maintenance_client`` for the maintenance loop alone,
-    which must wait for nobody. ``schedules``: one for each who works shards, in the order of ``activities``, which they
-    show to the loop. ``registrations``: the queues' entries, made anew with every heartbeat.
+    which must wait for nobody. ``groups``: who works the shards; each queue is in one of them, and each group has a
+    dispatcher of its own, in the same order. ``activities``: asked by the loop for what is being performed.
+    ``registrations``: the queues' entries, made anew with every heartbeat.
     ``on_ready``: it is a member and has asked for its shards. ``on_command``: somebody has sent it a command.
 
     Raises:
@@ -53,8 +64,8 @@ class Broker:
         config: Config,
         *,
         splitter: MembershipSplitter | StaticSplitter,
-        schedules: Sequence[Schedule],
-        activities: Sequence[Activity],
+        groups: Sequence[WorkerGroup],
+        activities: Callable[[], Sequence[Activity]],
         registrations: Sequence[Call],
         heartbeat_extras: Sequence[HeartbeatExtra] = (),
         on_ready: Callable[[], object],
@@ -65,10 +76,17 @@ class Broker:
         self.name = identity.name
         self.shards = list(shards)
         self.outage = Outage()
-        self.dispatcher = Dispatcher([[] for _ in schedules], schedules, self._left, clock=clock)
+        self._groups = list(groups)
+        self.dispatchers = [
+            Dispatcher([[] for _ in group.schedules], group.schedules, self._left, clock=clock) for group in groups
+        ]
+        by_queue = {
+            queue: dispatcher
+            for group, dispatcher in zip(groups, self.dispatchers, strict=True)
+            for queue in group.queues
+        }
         self._splitter = splitter
         self._on_command = on_command
-        self._workers_count = len(schedules)
         membership = Membership(
             identity,
             config.namespace,
@@ -81,12 +99,12 @@ class Broker:
             client,
             self.shards,
             membership.channel,
-            self.dispatcher.wake,
+            lambda shard, delay: by_queue[shard.queue].wake(shard, delay),
             self._lease_released,
             self._received,
             self.outage.begin,
         )
-        leases = Leases(maintenance_client, self.shards, self.dispatcher, self._listener, config.lease_ttl, clock=clock)
+        leases = Leases(maintenance_client, self.shards, by_queue, self._listener, config.lease_ttl, clock=clock)
         self.maintenance = MaintenanceLoop(
             maintenance_client,
             membership,
@@ -112,7 +130,8 @@ class Broker:
 
     def quiet(self) -> None:
         """Hands out nothing more, leaves the members, and gives up every shard as soon as nobody works it."""
-        self.dispatcher.close()
+        for dispatcher in self.dispatchers:
+            dispatcher.close()
         self.maintenance.quiet()
 
     def stop(self) -> None:
@@ -140,21 +159,14 @@ class Broker:
         if isinstance(self._splitter, MembershipSplitter):
             groups = self._splitter.among(self.shards, members, self.name)
         else:
-            groups = self._splitter(self.shards)
-        preferred = self._fold(groups)
-        self.dispatcher.assign(preferred)
-        return list(dict.fromkeys(shard for group in preferred for shard in group))
-
-    def _fold(self, groups: Iterable[Sequence[Shard]]) -> list[list[Shard]]:
-        """The splitter's groups, one for each worker: empty ones for those without, folded when there are too many."""
+            groups = list(self._splitter(self.shards))
         known = set(self.shards)
-        preferred: list[list[Shard]] = [[] for _ in range(self._workers_count)]
-        for number, group in enumerate(groups):
-            for shard in group:
-                if shard not in known:
-                    raise ConfigError(f"the splitter returned {shard!r}, which it was not given")
-                preferred[number % self._workers_count].append(shard)
-        return preferred
+        for shard in (shard for group in groups for shard in group):
+            if shard not in known:
+                raise ConfigError(f"the splitter returned {shard!r}, which it was not given")
+        for workers, dispatcher in zip(self._groups, self.dispatchers, strict=True):
+            dispatcher.assign(_fold(groups, workers))
+        return list(dict.fromkeys(shard for group in groups for shard in group))
 
     # --- what the dispatcher and the wake-ups pass on to the maintenance loop, which is made after them ---
 
@@ -178,3 +190,13 @@ class Broker:
         except (ValueError, LookupError, TypeError):
             return  # not ours
         self._on_command(command)
+
+
+def _fold(groups: Sequence[Sequence[Shard]], workers: WorkerGroup) -> list[list[Shard]]:
+    """The splitter's groups, one for each of the workers, with the shards of their queues: empty ones for those
+    without, folded when there are too many.
+    """
+    preferred: list[list[Shard]] = [[] for _ in workers.schedules]
+    for number, group in enumerate(groups):
+        preferred[number % len(preferred)] += [shard for shard in group if shard.queue in workers.queues]
+    return preferred

@@ -9,7 +9,7 @@ Idle threads don't poll. One of them, the leader, sleeps until the next known du
 """
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 
 from lowq.broker.delivery import Delivery
@@ -52,6 +52,7 @@ class Dispatcher:
         self._idle = 0
         self._leader: int | None = None
         self._closed = False
+        self._nudged = False
         self.assign(preferred)
 
     # --- for the threads ---
@@ -80,6 +81,60 @@ class Dispatcher:
                 self._changed.wait(timeout)
                 self._idle -= 1
             return None
+
+    # --- for an event loop, which works many shards at once, as thread 0 of a dispatcher of its own ---
+
+    def pick_many(self, count: int, ended: Collection[Shard]) -> list[Shard]:
+        """Up to so many shards to work next, claimed for the caller. Of those that it has claimed already only the
+        ``ended`` ones may be among them: it is not working these any more.
+        """
+        with self._changed:
+            return self._pick_many(count, ended, self._clock())
+
+    def wait_many(self, count: int) -> list[Shard]:
+        """As `pick_many`, but sleeps until there is one, or until `nudge`, or until no more is handed out."""
+        with self._changed:
+            while True:
+                now = self._clock()
+                shards = self._pick_many(count, (), now)
+                if shards or self._nudged:
+                    self._nudged = False
+                    return shards
+                due = self._next_due(now) if count and not self._closed else None
+                self._idle += 1
+                self._changed.wait(None if due is None else min(max(due - now, 0.0), LONGEST_WAIT))
+                self._idle -= 1
+
+    def nudge(self) -> None:
+        """Ends `wait_many`, the one under way or else the next."""
+        with self._changed:
+            self._nudged = True
+            if self._idle:
+                self._changed.notify_all()
+
+    def _pick_many(self, count: int, ended: Collection[Shard], now: float) -> list[Shard]:
+        if self._closed or not count:
+            return []
+
+        def ready(shard: Shard) -> bool:
+            return is_ready(0, now, shard) and (shard.dispatch.claimed_by is None or shard in ended)
+
+        waiting = [shard for shard in self._all if ready(shard)]
+        picked: list[Shard] = []
+        schedule = self._schedules[0]
+        if type(schedule) is LagScheduler and len(waiting) > 1:
+            # What it would choose one after the other.
+            picked = sorted(waiting, key=lambda shard: shard.dispatch.next_due or 0.0)[:count]
+        else:
+            while waiting and len(picked) < count:
+                shard = schedule(waiting, now, ready)
+                if shard is None or shard not in waiting:
+                    break
+                waiting.remove(shard)
+                picked.append(shard)
+        for shard in picked:
+            shard.dispatch.claimed_by = 0
+        return picked
 
     def _hand_on(self, thread: int) -> None:
         # Whoever leaves the idle ones wakes another: to look for further work, and to lead if nobody does.
@@ -221,8 +276,13 @@ class Dispatcher:
     def close(self) -> None:
         """From now on nothing is taken."""
         with self._changed:
-            self._closed = True
+            self._closed = self._nudged = True
             self._changed.notify_all()
+
+    @property
+    def closed(self) -> bool:
+        """Whether nothing is handed out any more."""
+        return self._closed
 
 
 def is_ready(thread: int, now: float, shard: Shard) -> bool:

@@ -14,6 +14,7 @@ what was taken, not of what the handler was given; what belongs to the applicati
 which catches everything; and neither worker nor log learns of it before it is written.
 """
 
+import asyncio
 import random
 import traceback
 from collections.abc import Callable, Sequence
@@ -31,10 +32,10 @@ from lowq.duration import duration
 from lowq.errors import LowqError, PushInterrupted, RedisUnavailable
 from lowq.job import Job
 from lowq.logs import describe, get_log
-from lowq.middleware import check_done
+from lowq.middleware import check_done, wrap, wrap_async
 from lowq.retry import MAX_RETRY_COUNT, default_retry_in, is_exhausted, retry_delay
 from lowq.settings import Config, cut_error, dump_text
-from lowq.workers import Worker
+from lowq.workers import Worker, is_async
 
 log = get_log("lowq.node")
 
@@ -160,10 +161,14 @@ class Outcome:
         try:
             return function()
         except BaseException as raised:
-            self.remarks.append((remark, raised))
-            if self.stop is None and not _is_exception(raised):
-                self.stop = raised
+            self.remark(remark, raised)
             return otherwise
+
+    def remark(self, remark: str, raised: BaseException) -> None:
+        """Keeps what something of the application's raised."""
+        self.remarks.append((remark, raised))
+        if self.stop is None and not _is_exception(raised):
+            self.stop = raised
 
 
 def _is_exception(error: BaseException) -> bool:
@@ -173,12 +178,26 @@ def _is_exception(error: BaseException) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class WorkerRuntime:
-    """What one thread needs for one queue: its instance of the worker, and that with the middlewares around it."""
+    """What one thread, or the event loop, needs for one queue: its instance of the worker, and that with the
+    middlewares around it.
+    """
 
     instance: Performer
-    call: Callable[[dict[str, list[Any]]], object]
+    #: Of an async worker it returns what is to be awaited.
+    call: Callable[[dict[str, list[Any]]], Any]
     #: Read once: an application's attributes are not asked for between a take and its outcome.
     batch_size: int
+
+
+def make_runtime(worker: type[Worker[Any]], config: Config) -> WorkerRuntime:
+    """A new instance of the worker, with the application's middlewares around it.
+
+    Raises:
+        ConfigError: a sync middleware around an async worker. What the worker's ``__init__`` raises.
+    """
+    instance: Any = worker()
+    around: Callable[..., Any] = wrap_async if is_async(worker) else wrap
+    return WorkerRuntime(instance, around(config.server_middlewares, worker, instance.perform), worker.batch_size)
 
 
 def decodable_jobs(shard: Shard, delivery: Delivery, config: Config, now: float | None = None) -> list[TakenJob]:
@@ -195,17 +214,57 @@ def decodable_jobs(shard: Shard, delivery: Delivery, config: Config, now: float 
 
 def perform(runtime: WorkerRuntime, shard: Shard, fence: int, jobs: list[TakenJob], config: Config) -> Outcome:
     """Performs a batch (the worker with its middlewares) and decides what becomes of its jobs."""
-    worker, counts = runtime.instance, shard.in_flight.found_no_redis
+    worker = runtime.instance
     execution = Execution(type(worker), shard.index, fence, jobs, config.load_payload)
-    payloads_by_id = {job.id: job.payloads for job in jobs}
     token = current_execution.set(execution)
     error: BaseException | None = None
     try:
-        check_done(runtime.call(payloads_by_id), type(worker), "perform")
+        check_done(runtime.call({job.id: job.payloads for job in jobs}), type(worker), "perform")
     except BaseException as raised:
         error = raised
     finally:
         current_execution.reset(token)
+    return _outcome_of(worker, shard, jobs, execution, error, config)
+
+
+async def aperform(runtime: WorkerRuntime, shard: Shard, fence: int, jobs: list[TakenJob], config: Config) -> Outcome:
+    """As `perform`, for an async worker, in a task of its own.
+
+    Raises:
+        asyncio.CancelledError: the task was cancelled. Nothing is decided then.
+    """
+    worker = runtime.instance
+    execution = Execution(type(worker), shard.index, fence, jobs, config.load_payload)
+    token = current_execution.set(execution)
+    error: BaseException | None = None
+    try:
+        # A wrapper that is no async def may have performed it already.
+        pending = runtime.call({job.id: job.payloads for job in jobs})
+        if pending is not None:
+            await pending
+    except asyncio.CancelledError as raised:
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise
+        # Not this task was cancelled, but something that the handler awaits: for the batch that is an error.
+        error = LowqError("what the handler awaited was cancelled")
+        error.__cause__ = raised
+    except BaseException as raised:
+        error = raised
+    finally:
+        current_execution.reset(token)
+    return _outcome_of(worker, shard, jobs, execution, error, config)
+
+
+def _outcome_of(
+    worker: Performer,
+    shard: Shard,
+    jobs: list[TakenJob],
+    execution: Execution,
+    error: BaseException | None,
+    config: Config,
+) -> Outcome:
+    counts = shard.in_flight.found_no_redis
     if error is None and not execution._outcomes and not counts:
         return Outcome([job.id for job in jobs])
     try:
@@ -386,7 +445,9 @@ def report(shard: Shard, outcome: Outcome, now: float | None = None) -> None:
     Raises:
         LeaseLost, RedisUnavailable
     """
-    shard.in_flight.write(reports_of(shard, outcome, now))
+    reports = reports_of(shard, outcome, now)
+    if reports:
+        shard.in_flight.write(reports)
 
 
 def notify_worker(outcome: Outcome, worker: Performer, config: Config) -> None:
@@ -399,6 +460,19 @@ def notify_worker(outcome: Outcome, worker: Performer, config: Config) -> None:
         lambda: check_done(worker.retries_exhausted(buried), type(worker), "retries_exhausted"),  # type: ignore[func-returns-value]
         None,
     )
+
+
+async def anotify_worker(outcome: Outcome, worker: Performer, config: Config) -> None:
+    """As `notify_worker`, for an async worker, whose ``retries_exhausted`` may be an async def."""
+    if not outcome.exhausted:
+        return
+    buried = [_buried(outcome, job, failure, config) for job, failure in outcome.exhausted]
+    try:
+        pending: Any = worker.retries_exhausted(buried)  # type: ignore[func-returns-value]
+        if pending is not None:
+            await pending
+    except BaseException as raised:
+        outcome.remark(f"{type(worker).__name__}.retries_exhausted failed", raised)
 
 
 def _buried(outcome: Outcome, job: TakenJob, failure: Failure, config: Config) -> Job:

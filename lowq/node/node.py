@@ -15,12 +15,13 @@ import threading
 import time
 import traceback
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import FrameType
 
 from lowq import clock
 from lowq.application import Lowq
-from lowq.broker.broker import Broker
+from lowq.broker.activity import Activity
+from lowq.broker.broker import Broker, WorkerGroup
 from lowq.broker.membership import Identity
 from lowq.broker.scheduler import LagScheduler
 from lowq.broker.shard import Shard, shards_of
@@ -28,11 +29,12 @@ from lowq.broker.splitter import BalancedSplitter
 from lowq.errors import ConfigError, LowqError, RedisRefused
 from lowq.logs import describe, flush, get_log
 from lowq.metrics.counters import Recorder, Tally
-from lowq.middleware import wrap
 from lowq.node.activity import ThreadActivity
-from lowq.node.execution import WorkerRuntime
+from lowq.node.event_loop import EventLoop
+from lowq.node.execution import WorkerRuntime, make_runtime
 from lowq.node.worker_thread import WorkerThread
 from lowq.version import VERSION
+from lowq.workers import is_async
 
 log = get_log("lowq.node")
 
@@ -92,6 +94,7 @@ class Node:
         self._wakeups = selectors.PollSelector()
         self._wakeups.register(self._wakeup_read, selectors.EVENT_READ)
         self._threads: list[WorkerThread] = []
+        self._loop: EventLoop | None = None
         self._draining = False
 
     # --- life ---
@@ -127,40 +130,65 @@ class Node:
         for worker in self._workers.values():
             app.register(worker.queue_name, worker.shards_count, worker)
         config.on_server_init()
-        self.client = app.connect(self.threads + 2)
+        self.client = app.connect(self.threads + 3)
         maintenance_client = app.connect(2, socket_timeout=max(config.lease_ttl / 4, 0.1))
         shards = [shard for worker in self._workers.values() for shard in shards_of(self.client, config, worker, nonce)]
-        splitter = config.build_splitter() if config.build_splitter else BalancedSplitter(self.threads)
+        loop_queues = [name for name, worker in self._workers.items() if is_async(worker)]
+        thread_queues = [name for name in self._workers if name not in loop_queues]
+        self.threads = self.threads if thread_queues else 0
+        activities = [
+            ThreadActivity(number, tallies={name: Tally() for name in thread_queues}) for number in range(self.threads)
+        ]
+        make_scheduler = config.build_scheduler or LagScheduler
+        groups = {
+            "threads": WorkerGroup(thread_queues, [make_scheduler() for _ in activities]),
+            "loop": WorkerGroup(loop_queues, [make_scheduler()]),
+        }
+        groups = {name: group for name, group in groups.items() if group.queues}
+        tallies = {name: [activity.tallies[name] for activity in activities] for name in thread_queues}
+        tallies |= {name: [Tally()] for name in loop_queues}
         identity = Identity(
             nonce, {name: worker.shards_count for name, worker in self._workers.items()}, self.threads, VERSION
         )
         self.name = identity.name
-        activities = [
-            ThreadActivity(number, tallies={name: Tally() for name in self._workers}) for number in range(self.threads)
-        ]
         self.broker = Broker(
             identity, shards, self.client, maintenance_client, config,
-            splitter=splitter,
-            schedules=[config.build_scheduler() if config.build_scheduler else LagScheduler() for _ in activities],
-            activities=activities,
+            splitter=config.build_splitter() if config.build_splitter else BalancedSplitter(max(self.threads, 1)),
+            groups=list(groups.values()),
+            activities=lambda: activities if self._loop is None else activities + self._loop.activities(),
             registrations=[
                 app.registration(worker.queue_name, worker.shards_count, worker) for worker in self._workers.values()
             ],
-            heartbeat_extras=[self._recorder(activities, shards)],
+            heartbeat_extras=[self._recorder(tallies, shards)],
             on_ready=self._on_ready, on_command=self._on_command, on_fatal=self.fail,
         )  # fmt: skip
-        self._threads = [WorkerThread(self, activity, self._runtimes()) for activity in activities]
+        dispatchers = dict(zip(groups, self.broker.dispatchers, strict=True))
+        self._threads = [
+            WorkerThread(self, number, activity, dispatchers["threads"], self._runtimes(thread_queues))
+            for number, activity in enumerate(activities)
+        ]
+        if loop_queues:
+            self._loop = EventLoop(
+                self, dispatchers["loop"], self._runtimes(loop_queues),
+                {name: some[0] for name, some in tallies.items() if name in loop_queues}, config.concurrency,
+            )  # fmt: skip
         self._warn_of_eviction()
         self._warn_of_unserved(app)
+        performers = [f"{self.threads} threads"] if thread_queues else []
+        if loop_queues:
+            performers.append(f"an event loop for {config.concurrency} shards at once")
         log.info(
-            "node %s starts: %d threads, %d shards of %s", self.name, self.threads, len(shards),
+            "node %s starts: %s, %d shards of %s", self.name, " and ".join(performers), len(shards),
             ", ".join(self._workers), extra={"event": "start", "node": self.name},
         )  # fmt: skip
         self.broker.start()
-        for thread in self._threads:
-            thread.start()
+        for performer in self._performers():
+            performer.start()
 
-    def _recorder(self, activities: Sequence[ThreadActivity], shards: Sequence[Shard]) -> Recorder:
+    def _performers(self) -> "list[WorkerThread | EventLoop]":
+        return [*self._threads, *([] if self._loop is None else [self._loop])]
+
+    def _recorder(self, tallies: Mapping[str, Sequence[Tally]], shards: Sequence[Shard]) -> Recorder:
         """What goes into the histories of the node's queues."""
 
         def lag_of(queue: str) -> float | None:
@@ -172,16 +200,10 @@ class Node:
                 return None
             return max((now - moment for moment in due if moment is not None and moment < now), default=0.0)
 
-        tallies = {name: [activity.tallies[name] for activity in activities] for name in self._workers}
         return Recorder(self.app.config.namespace, tallies, lag_of)
 
-    def _runtimes(self) -> dict[str, WorkerRuntime]:
-        runtimes = {}
-        for name, worker in self._workers.items():
-            instance = worker()
-            call = wrap(self.app.config.server_middlewares, worker, instance.perform)
-            runtimes[name] = WorkerRuntime(instance, call, worker.batch_size)
-        return runtimes
+    def _runtimes(self, queues: Iterable[str]) -> dict[str, WorkerRuntime]:
+        return {name: make_runtime(self._workers[name], self.app.config) for name in queues}
 
     def _on_command(self, command: str) -> None:
         log.warning(
@@ -336,7 +358,7 @@ class Node:
             self._go_quiet()
 
     def _has_drained(self) -> bool:
-        return self._draining and not any(thread.is_alive() for thread in self._threads)
+        return self._draining and not any(performer.is_alive() for performer in self._performers())
 
     def dump(self) -> None:
         """Writes the stacks of all threads to the log, with what each performs."""
@@ -347,6 +369,8 @@ class Node:
             performing = busy.get(ident)
             head = f"--- {names.get(ident, ident)}" + (f", performing {performing}" if performing else "")
             parts.append(head + "\n" + "".join(traceback.format_stack(frame)))
+        for performing, lines in [] if self._loop is None else self._loop.stacks():
+            parts.append(f"--- task, performing {performing}\n" + "".join(lines))
         log.warning("stacks of all threads:\n%s", "\n".join(parts), extra={"event": "dump"})
 
     def request_stop(self) -> None:
@@ -364,6 +388,12 @@ class Node:
             log.exception("last_words failed")
         self.request_stop()
 
+    def _busy(self) -> list[str]:
+        """What is being performed, for people."""
+        activities: list[Activity] = [thread.activity for thread in self._threads]
+        activities += [] if self._loop is None else self._loop.activities()
+        return [str(activity.performing) for activity in activities if activity.performing]
+
     def stop(self, timeout: float | None = None) -> bool:
         """Stops: takes nothing more, waits for what runs, surrenders the leases. False when something still runs
         after ``timeout`` seconds (shutdown_timeout): then the process should end at once, as its leases do soon.
@@ -371,7 +401,7 @@ class Node:
         self.stopping.set()
         seconds = self.app.config.shutdown_timeout if timeout is None else timeout
         self._go_quiet()  # what rests is given up at once, so that nobody waits for what still runs
-        busy = [str(thread.activity.performing) for thread in self._threads if thread.activity.performing]
+        busy = self._busy()
         log.info(
             "node %s stops%s", self.name,
             f", waiting up to {seconds:g} s for {'; '.join(busy)}; a second INT ends it at once" if busy else "",
@@ -379,7 +409,7 @@ class Node:
         )  # fmt: skip
         deadline = time.monotonic() + seconds
         main = threading.current_thread() is threading.main_thread()
-        while any(thread.is_alive() for thread in self._threads):
+        while any(performer.is_alive() for performer in self._performers()):
             left = deadline - time.monotonic()
             if left <= 0 or self._cut_short:
                 break
@@ -391,11 +421,13 @@ class Node:
         for thread in self._threads:
             if thread.activity.performing is None:
                 thread.join(max(deadline - time.monotonic(), 0.0))  # on its way out
-        running = [thread for thread in self._threads if thread.is_alive()]
+        running = [performer for performer in self._performers() if performer.is_alive()]
+        busy = self._busy() or ["nothing"]
+        if self._loop in running:
+            self._loop.cancel()
         self.broker.stop()
         if running:
             self.exit_code = EXIT_CUT_SHORT
-            busy = [str(thread.activity.performing) for thread in running if thread.activity.performing] or ["nothing"]
             log.error(
                 "node %s ends while it still performs: %s; these jobs are performed again, and not charged",
                 self.name, "; ".join(busy), extra={"event": "cut_short"},

@@ -20,21 +20,20 @@ from lowq.application import Lowq
 from lowq.broker.activity import Performing
 from lowq.broker.broker import Broker
 from lowq.broker.delivery import Delivery, TakenJob
-from lowq.broker.in_flight import MAX_DELIVERY_JOBS
+from lowq.broker.dispatcher import Dispatcher
 from lowq.broker.shard import Shard
 from lowq.clock import Clock
 from lowq.clock import now as clock_now
 from lowq.errors import LeaseLost, RedisUnavailable
 from lowq.logs import describe, get_log
-from lowq.metrics.counters import BOUNDS, bucket_of
+from lowq.metrics.counters import BOUNDS, Tally, bucket_of
 from lowq.node import execution
 from lowq.node.activity import ThreadActivity
+from lowq.node.pace import Pace
 from lowq.store import Call, Client
 
 log = get_log("lowq.node")
 
-#: Seconds of work that one delivery may take in advance of its acknowledgement: a crash repeats about that much.
-PREFETCH_SECONDS = 0.005
 #: Seconds for which a shard is left alone when its script fails.
 TROUBLE_SECONDS = 1.0
 
@@ -60,22 +59,24 @@ class WorkerThread:
     def __init__(
         self,
         node: NodeContext,
+        number: int,
         activity: ThreadActivity,
+        dispatcher: Dispatcher,
         runtimes: dict[str, execution.WorkerRuntime],
         *,
         clock: Clock = clock_now,
     ) -> None:
         self._clock = clock
-        self._thread = threading.Thread(target=self._run, name=f"lowq-{activity.number}", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=f"lowq-{number}", daemon=True)
         self.activity = activity
+        self._number = number
         self._node = node
         self._client = node.client
-        self._dispatcher = node.broker.dispatcher
+        self._dispatcher = dispatcher
         self._runtimes = runtimes
         self._config = node.app.config
         self._held: Shard | None = None
-        #: queue -> seconds that one of its batches took lately.
-        self._pace: dict[str, float] = {}
+        self._pace = Pace(runtimes, prefetch=node.prefetch)
 
     def start(self) -> None:
         """Starts the thread."""
@@ -110,7 +111,7 @@ class WorkerThread:
                 held = self._held
                 self._let_go()
                 if held is not None:
-                    _log_lost(held)
+                    log_lost(held)
             except Exception:
                 self._let_go()
                 log.exception("a thread failed outside of a worker; it goes on")
@@ -144,11 +145,11 @@ class WorkerThread:
         """One round trip to Redis and the work it brought. False: nothing more is to be taken."""
         held = self._held
         if held is None:
-            shard = self._dispatcher.wait(self.activity.number)
+            shard = self._dispatcher.wait(self._number)
             if shard is None:
                 return False
         else:
-            shard = self._dispatcher.pick(self.activity.number)
+            shard = self._dispatcher.pick(self._number)
         delivery = self._exchange(shard)
         if shard is not None and delivery is not None:
             try:
@@ -172,7 +173,7 @@ class WorkerThread:
             if leaving is not None and leaving.in_flight.unacknowledged:
                 calls.append((leaving, leaving.dispatch.wakes, leaving.in_flight.take_call(0)))
             if shard is not None:
-                calls.append((shard, shard.dispatch.wakes, shard.in_flight.take_call(self._limit(shard))))
+                calls.append((shard, shard.dispatch.wakes, shard.in_flight.take_call(self._pace.limit(shard.queue))))
             deliveries, trouble = self._send(calls)
         except BaseException:
             if shard is not None and shard is not held:
@@ -214,7 +215,7 @@ class WorkerThread:
                     self._dispatcher.took(shard, wakes, deliveries[shard])
                 except LeaseLost:
                     self._node.broker.maintenance.check(shard)
-                    _log_lost(shard)
+                    log_lost(shard)
                 except RedisUnavailable as error:
                     trouble = trouble or error
                 except Exception as error:
@@ -224,14 +225,6 @@ class WorkerThread:
             if deliveries:
                 self._node.broker.outage.end(begun)
         return deliveries, trouble
-
-    def _limit(self, shard: Shard) -> int:
-        size = self._runtimes[shard.queue].batch_size
-        if not self._node.prefetch:
-            return size
-        pace = self._pace.get(shard.queue)
-        batches = 1 if pace is None else int(PREFETCH_SECONDS / max(pace, 1e-6))
-        return max(min(batches * size, MAX_DELIVERY_JOBS // size * size), size)
 
     def _work(self, shard: Shard, delivery: Delivery) -> None:
         """Performs a delivery batch by batch, in order."""
@@ -252,13 +245,7 @@ class WorkerThread:
                 self._dispatcher.look_again(shard)
                 break  # not surely ours any more
             self._perform(shard, delivery, runtime, jobs[start : start + size])
-        batches = -(-len(jobs) // size)
-        pace = (self._clock() - began) / batches
-        known = self._pace.get(shard.queue)
-        # A slow batch counts at once, a quick one bit by bit, at most doubling what the next delivery takes.
-        self._pace[shard.queue] = (
-            pace if known is not None and pace > known else max(pace, (known or PREFETCH_SECONDS) / 2)
-        )
+        self._pace.note(shard.queue, (self._clock() - began) / -(-len(jobs) // size))
 
     def _perform(
         self, shard: Shard, delivery: Delivery, runtime: execution.WorkerRuntime, jobs: list[TakenJob]
@@ -272,19 +259,14 @@ class WorkerThread:
             ended = self._clock()
             self.activity.performed = performing, ended
             self.activity.performing = None
-        tally, seconds = self.activity.tallies[shard.queue], ended - performing.since
-        tally.processed += len(outcome.finished)
-        if outcome.failures:
-            tally.failed += sum(failure.verdict != "solo" for failure in outcome.failures)
-        tally.seconds += seconds
-        tally.lengths[0 if seconds <= BOUNDS[0] else bucket_of(seconds)] += 1
+        count_batch(self.activity.tallies[shard.queue], outcome, ended - performing.since)
         try:
             execution.conclude(runtime, shard, outcome, self._config, self._report)
         finally:
             # Also when the lease was lost meanwhile: what was raised was raised.
             if not outcome.whole:
                 try:
-                    _log_failure(shard, jobs, outcome, runtime)
+                    log_failure(shard, jobs, outcome, runtime)
                     execution.log_remarks(outcome)
                 finally:
                     if outcome.stop is not None:
@@ -309,7 +291,16 @@ def backoff(failures: int) -> float:
     return min(0.05 * 2.0 ** min(failures, 10), 2.0) * random.uniform(0.5, 1.0)
 
 
-def _log_failure(
+def count_batch(tally: Tally, outcome: execution.Outcome, seconds: float) -> None:
+    """Counts a batch that took so long."""
+    tally.processed += len(outcome.finished)
+    if outcome.failures:
+        tally.failed += sum(failure.verdict != "solo" for failure in outcome.failures)
+    tally.seconds += seconds
+    tally.lengths[0 if seconds <= BOUNDS[0] else bucket_of(seconds)] += 1
+
+
+def log_failure(
     shard: Shard, jobs: list[TakenJob], outcome: execution.Outcome, runtime: execution.WorkerRuntime
 ) -> None:
     """What was raised, and what becomes of each id."""
@@ -332,7 +323,8 @@ def _log_failure(
     )  # fmt: skip
 
 
-def _log_lost(shard: Shard) -> None:
+def log_lost(shard: Shard) -> None:
+    """The lease was found to be lost by a call about what was taken."""
     log.warning(
         "%r: the lease was lost; whoever has the shard next performs what was in flight", shard,
         extra={"event": "lease_lost", "queue": shard.queue, "shard": shard.index},
