@@ -14,11 +14,14 @@ runs, what is in flight belongs to the task; before and after that to the thread
 """
 
 import asyncio
+import sys
 import threading
 import time
+import traceback
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from importlib import import_module
+from types import FrameType
 from typing import Any, NamedTuple
 
 from lowq.broker.activity import Activity, Performing
@@ -45,6 +48,8 @@ from lowq.store import Call
 
 log = get_log("lowq.node")
 
+#: Seconds for which a handler may go on without awaiting anything before it is named in the log.
+BLOCKED_SECONDS = 0.1
 #: Seconds that cancelled tasks have for their clean-up.
 CLEAN_UP_SECONDS = 1.0
 
@@ -82,6 +87,7 @@ class EventLoop:
         self._tallies = tallies
         self._loop = new_event_loop()
         self._thread = threading.Thread(target=self._run, name="lowq-loop", daemon=True)
+        self._watch_thread = threading.Thread(target=self._watch, name="lowq-loop-watch", daemon=True)
         self._io = threading.Thread(target=self._run_io, name="lowq-loop-io", daemon=True)
         #: What each shard's task shows to others. A shard is in it from the start of its task until that has ended.
         self._running: dict[Shard, Activity] = {}
@@ -91,6 +97,10 @@ class EventLoop:
         self._writes: deque[_Write] = deque()
         #: Claimed, not running, and perhaps with something unacknowledged. Of the thread of the round trips.
         self._resting: set[Shard] = set()
+        #: Set while tasks run.
+        self._busy = threading.Event()
+        #: When the loop was asked for a sign of life that it has not given yet; None: it has. Monotonic.
+        self._asked_at: float | None = None
 
     # --- from other threads ---
 
@@ -98,6 +108,7 @@ class EventLoop:
         """Starts both threads."""
         self._thread.start()
         self._io.start()
+        self._watch_thread.start()
 
     def is_alive(self) -> bool:
         """Whether anything is being performed or still to be written, or may be."""
@@ -112,11 +123,7 @@ class EventLoop:
         found = []
         for shard, task in list(self._tasks.items()):
             activity = self._running.get(shard)
-            lines = [
-                f'  File "{frame.f_code.co_filename}", line {frame.f_lineno}, in {frame.f_code.co_name}\n'
-                for frame in task.get_stack()
-            ]
-            found.append((None if activity is None else activity.performing, lines))
+            found.append((None if activity is None else activity.performing, _stack_of(task)))
         return found
 
     def cancel(self) -> None:
@@ -153,6 +160,7 @@ class EventLoop:
                 # SystemExit or the like from what a user has given us besides `perform`.
                 self._node.fail(error)
                 break
+        self._busy.set()  # the watch ends
         self._loop.call_soon_threadsafe(self._loop.stop)
 
     def _turn(self) -> bool:
@@ -281,6 +289,8 @@ class EventLoop:
                 future.set_result(replies)
         for shard, delivery, jobs in begin:
             self._tasks[shard] = self._loop.create_task(self._work(shard, delivery, jobs), name=f"lowq {shard!r}")
+        if begin and not self._busy.is_set():
+            self._busy.set()
 
     async def _work(self, shard: Shard, delivery: Delivery, jobs: list[TakenJob]) -> None:
         """Performs a delivery batch by batch, in order."""
@@ -373,6 +383,58 @@ class EventLoop:
                 self._node.broker.outage.begin(error)
                 failures += 1
                 await asyncio.sleep(backoff(failures))
+
+    # --- a handler that blocks the loop ---
+
+    def _watch(self) -> None:
+        """Names the handler that has not awaited anything for long: all others wait for it."""
+        warn_after = BLOCKED_SECONDS
+        while self._busy.wait() and self._io.is_alive():
+            now = self._clock()
+            if self._asked_at is None:
+                warn_after = BLOCKED_SECONDS
+                if not self._tasks:
+                    self._busy.clear()
+                    continue
+                self._asked_at = now
+                self._loop.call_soon_threadsafe(self._answer)
+            elif now - self._asked_at >= warn_after:
+                if self._name_the_blocker(now - self._asked_at):
+                    warn_after *= 2
+            time.sleep(BLOCKED_SECONDS / 4)
+
+    def _answer(self) -> None:
+        self._asked_at = None
+
+    def _name_the_blocker(self, seconds: float) -> bool:
+        task = asyncio.current_task(self._loop)
+        frame = sys._current_frames().get(self._thread.ident or 0)
+        if task is None or frame is None or self._asked_at is None:
+            return False  # it is the machine, or it is over
+        performing = next(
+            (activity.performing for shard, activity in list(self._running.items()) if self._tasks.get(shard) is task),
+            None,
+        )
+        log.warning(
+            "%s has blocked the event loop for %.1f s, and with it all other tasks: await what waits, and run what "
+            "computes in asyncio.to_thread\n%s",
+            f"task {task.get_name()!r}" if performing is None else performing, seconds,
+            "".join(traceback.format_stack(frame)), extra={"event": "loop_blocked", "seconds": seconds},
+        )  # fmt: skip
+        return True
+
+
+def _stack_of(task: "asyncio.Task[None]") -> list[str]:
+    """Where a task waits, outermost first. `asyncio.Task.get_stack` knows only its outermost function."""
+    lines = []
+    awaited: Any = task.get_coro()
+    while isinstance(awaited, Coroutine):
+        frame: FrameType | None = getattr(awaited, "cr_frame", None)
+        if frame is not None:
+            code = frame.f_code
+            lines.append(f'  File "{code.co_filename}", line {frame.f_lineno}, in {code.co_name}\n')
+        awaited = getattr(awaited, "cr_await", None)
+    return lines
 
 
 def new_event_loop() -> asyncio.AbstractEventLoop:

@@ -14,9 +14,8 @@ from lowq.broker.scheduler import LagScheduler
 from lowq.broker.shard import Shard, shards_of
 from lowq.clock import Clock
 from lowq.clock import now as clock_now
-from lowq.middleware import wrap
 from lowq.node.activity import ThreadActivity
-from lowq.node.execution import WorkerRuntime
+from lowq.node.execution import make_runtime
 from lowq.node.worker_thread import WorkerThread
 from lowq.store import Client
 from lowq.workers import Worker
@@ -50,12 +49,9 @@ class ThreadRig:
         self.dispatcher = Dispatcher([self.shards], [LagScheduler()], clock=clock)
         self.maintenance = _MaintenanceLoop()
         #: What a thread needs of a broker.
-        self.broker: Any = SimpleNamespace(dispatcher=self.dispatcher, maintenance=self.maintenance, outage=Outage())
-        instance = worker()
-        runtime = WorkerRuntime(
-            instance, wrap(app.config.server_middlewares, worker, instance.perform), worker.batch_size
-        )
-        self.thread = WorkerThread(self, ThreadActivity(0), {worker.queue_name: runtime}, clock=clock)
+        self.broker: Any = SimpleNamespace(maintenance=self.maintenance, outage=Outage())
+        runtimes = {worker.queue_name: make_runtime(worker, app.config)}
+        self.thread = WorkerThread(self, 0, ThreadActivity(0), self.dispatcher, runtimes, clock=clock)
         app.register(worker.queue_name, worker.shards_count, worker)
         for shard in self.shards:
             assert isinstance(shard.lease.acquire(TTL), Lease)

@@ -110,7 +110,9 @@ class Rig:
             for index in range(3)
         ]
         self.dispatcher = Dispatcher([self.shards], [LagScheduler()])
-        self.leases = Leases(cast(Client, self.store), self.shards, self.dispatcher, cast(Listener, self.channels), TTL)
+        self.leases = Leases(
+            cast(Client, self.store), self.shards, {"q": self.dispatcher}, cast(Listener, self.channels), TTL
+        )
 
     def acquire(self, in_seconds: float = 0.0) -> None:
         self.leases.acquire(clock.now() + in_seconds)
