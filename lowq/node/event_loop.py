@@ -398,9 +398,8 @@ class EventLoop:
                     continue
                 self._asked_at = now
                 self._loop.call_soon_threadsafe(self._answer)
-            elif now - self._asked_at >= warn_after:
-                if self._name_the_blocker(now - self._asked_at):
-                    warn_after *= 2
+            elif now - self._asked_at >= warn_after and self._name_the_blocker(now - self._asked_at):
+                warn_after *= 2
             time.sleep(BLOCKED_SECONDS / 4)
 
     def _answer(self) -> None:

@@ -76,7 +76,7 @@ def make_async(worker: type[Worker[Any]]) -> None:
 
     async def aperform(self: Any, payloads_by_id: PayloadsById) -> None:
         await asyncio.sleep(0)
-        returned: Any = perform(self, payloads_by_id)  # type: ignore[func-returns-value]
+        returned: Any = perform(self, payloads_by_id)
         if returned is not None:
             await returned
 
