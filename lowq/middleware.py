@@ -70,18 +70,18 @@ def wrap_async(
             if position == len(chain):
                 await inner(batch)
                 return
-            called = 0
+            called = finished = False
 
             async def call_next() -> None:
-                nonlocal called
-                called += 1
-                if called > 1:
+                nonlocal called, finished
+                if called:
                     raise MiddlewareError(f"middleware {_name(chain[position])} called call_next() twice")
+                called = True
                 await at(position + 1)
-                called = -1  # finished
+                finished = True
 
             await chain[position](worker, batch, call_next)
-            if called != -1:
+            if not finished:
                 raise MiddlewareError(
                     f"middleware {_name(chain[position])} returned without awaiting call_next() and without raising; "
                     "nothing was done, so the batch counts as failed"

@@ -52,11 +52,11 @@ class Performer(Protocol):
     @property
     def max_retry_count(self) -> int: ...
 
-    def perform(self, payloads_by_id: dict[str, list[Any]]) -> None: ...
+    def perform(self, payloads_by_id: dict[str, list[Any]]) -> object: ...
 
     def retry_in(self, retry_count: int) -> float: ...
 
-    def retries_exhausted(self, jobs: list[Job]) -> None: ...
+    def retries_exhausted(self, jobs: list[Job]) -> object: ...
 
 
 class Execution:
@@ -457,7 +457,7 @@ def notify_worker(outcome: Outcome, worker: Performer, config: Config) -> None:
     buried = [_buried(outcome, job, failure, config) for job, failure in outcome.exhausted]
     outcome.ask(
         f"{type(worker).__name__}.retries_exhausted failed",
-        lambda: check_done(worker.retries_exhausted(buried), type(worker), "retries_exhausted"),  # type: ignore[func-returns-value]
+        lambda: check_done(worker.retries_exhausted(buried), type(worker), "retries_exhausted"),
         None,
     )
 
@@ -468,7 +468,7 @@ async def anotify_worker(outcome: Outcome, worker: Performer, config: Config) ->
         return
     buried = [_buried(outcome, job, failure, config) for job, failure in outcome.exhausted]
     try:
-        pending: Any = worker.retries_exhausted(buried)  # type: ignore[func-returns-value]
+        pending: Any = worker.retries_exhausted(buried)
         if pending is not None:
             await pending
     except BaseException as raised:

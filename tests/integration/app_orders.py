@@ -172,7 +172,7 @@ class Orders(lowq.Worker[dict[str, Any]]):
                     else:
                         act(job_id, payload)
 
-    perform = perform_in_loop if setting("ORDERS_ASYNC") else perform_in_thread  # type: ignore[assignment]
+    perform = perform_in_loop if setting("ORDERS_ASYNC") else perform_in_thread
 
     def retry_in(self, retry_count: int) -> float:
         if setting("ORDERS_BREAK") == "retry_in":

@@ -84,8 +84,8 @@ def make_async(worker: type[Worker[Any]]) -> None:
         await asyncio.sleep(0)
         retries_exhausted(self, jobs)
 
-    worker.perform = aperform  # type: ignore[assignment, method-assign]
-    worker.retries_exhausted = aretries_exhausted  # type: ignore[assignment, method-assign]
+    worker.perform = aperform  # type: ignore[method-assign]
+    worker.retries_exhausted = aretries_exhausted  # type: ignore[method-assign]
 
 
 class Stop(BaseException):
@@ -437,7 +437,7 @@ def test_an_async_retries_exhausted_is_said_to_have_done_nothing(
         raise AssertionError("nobody awaits it")
 
     worker = make_worker(make_app(), empty, max_retry_count=0)
-    worker.retries_exhausted = tell  # type: ignore[method-assign, assignment]
+    worker.retries_exhausted = tell  # type: ignore[method-assign]
     worker.perform_async({"id": 1})
     perform_once(worker)
     assert_buried(worker)
@@ -775,7 +775,7 @@ class TestBrokenLogging:
 
     def test_remarks_on_hooks_stop_nothing_either(self, make_app: MakeApp, perform_once: Perform) -> None:
         worker = make_worker(make_app(dump_error=raises, load_error=raises), empty, max_retry_count=0)
-        worker.retries_exhausted = raises  # type: ignore[method-assign, assignment]
+        worker.retries_exhausted = raises  # type: ignore[method-assign]
         worker.perform_async({"id": 1})
         perform_once(worker)
         assert_buried(worker)
