@@ -22,7 +22,16 @@ from lowq.queue import Queue
 from lowq.settings import Config
 from lowq.store import SOCKET_TIMEOUT, Call, Client, Refusal, memory_store, new_store
 from lowq.store.keys import nodes_key, queues_key
-from lowq.workers import Decorator, Worker, WorkerOptions, build_worker, check_option, check_queue_name, options_of
+from lowq.workers import (
+    Decorator,
+    PerformFunction,
+    Worker,
+    WorkerOptions,
+    build_worker,
+    check_option,
+    check_queue_name,
+    options_of,
+)
 
 C = TypeVar("C")
 
@@ -48,9 +57,9 @@ class Lowq:
         self._lock = threading.RLock()
 
     @overload
-    def worker(self, target: type[C], /) -> type[C]: ...
+    def worker(self, target: type[C], /) -> type[C]: ...  # type: ignore[overload-overlap]  # a class is no function
     @overload
-    def worker(self, target: Callable[[dict[str, list[Any]]], None], /) -> type[Worker[Any]]: ...
+    def worker(self, target: PerformFunction, /) -> type[Worker[Any]]: ...
     @overload
     def worker(self, /, **options: Unpack[WorkerOptions]) -> Decorator: ...
     def worker(self, target: Any = None, /, **options: Any) -> Any:

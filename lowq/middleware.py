@@ -1,5 +1,6 @@
 """Middlewares: callables around a batch (in a node) or around a list of jobs (when pushing)."""
 
+import inspect
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator, Sequence
 from typing import Any
 
@@ -52,6 +53,64 @@ def wrap(middlewares: Sequence[Middleware], worker: Any, inner: Callable[[Any], 
     return call
 
 
+def wrap_async(
+    middlewares: Sequence[Middleware], worker: Any, inner: Callable[[Any], Awaitable[object]]
+) -> Callable[[Any], Awaitable[object]]:
+    """As `wrap`, for an async worker: the middlewares are async, and await ``call_next()``.
+
+    Raises:
+        ConfigError: one of them is not async.
+    """
+    if not middlewares:
+        return inner
+    chain = [_async_form(middleware, worker) for middleware in middlewares]
+
+    async def call(batch: Any) -> None:
+        async def at(position: int) -> None:
+            if position == len(chain):
+                await inner(batch)
+                return
+            called = finished = False
+
+            async def call_next() -> None:
+                nonlocal called, finished
+                if called:
+                    raise MiddlewareError(f"middleware {_name(chain[position])} called call_next() twice")
+                called = True
+                await at(position + 1)
+                finished = True
+
+            await chain[position](worker, batch, call_next)
+            if not finished:
+                raise MiddlewareError(
+                    f"middleware {_name(chain[position])} returned without awaiting call_next() and without raising; "
+                    "nothing was done, so the batch counts as failed"
+                )
+
+        await at(0)
+
+    return call
+
+
+def _async_form(middleware: Middleware, worker: Any) -> Middleware:
+    """The middleware as an async worker needs it.
+
+    Raises:
+        ConfigError: it has no such form.
+    """
+    call = getattr(middleware, "__call__", None)  # noqa: B004  # not whether it can be called, but how
+    if inspect.iscoroutinefunction(inspect.unwrap(middleware)) or inspect.iscoroutinefunction(call):
+        return middleware
+    form: Middleware | None = getattr(middleware, "acall", None)
+    if form is None:
+        raise ConfigError(
+            f"{worker.__name__}.perform is an async def and middleware {_name(middleware)} is a plain def, which can't "
+            "be around it: write async def, and await call_next(). For workers of both kinds, write a class with "
+            "def __call__ and async def acall"
+        )
+    return form
+
+
 def check_done(returned: object, worker: Any, method: str) -> None:
     """Checks what a worker's method returned. A coroutine or a generator has done nothing yet, and nobody would run it:
     the work would count as done. A decorator around an ``async def`` hides it when the worker is defined.
@@ -64,8 +123,8 @@ def check_done(returned: object, worker: Any, method: str) -> None:
         if kind:
             raise ConfigError(
                 f"{getattr(worker, '__name__', worker)}.{method} returned {kind}, which nobody runs, so nothing was "
-                "done; workers run in threads: write a plain def without yield, and asyncio.run(...) inside for async "
-                "code (is there a decorator that hides an async def?)"
+                "done; an async def is awaited when lowq can see that it is one: is there a decorator that hides it? "
+                "Give its wrapper functools.wraps, or make the wrapper an async def"
             )
 
 

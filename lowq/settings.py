@@ -151,6 +151,7 @@ _SETTINGS: Mapping[str, tuple[Any, Callable[[str, Any], Any], bool]] = {
     ),
     "poll_interval": (1.0, _number(0, above=True), True),
     "threads_per_node": (5, _number(1, whole=True), True),
+    "concurrency": (100, _number(1, whole=True), True),
     "client_pool_size": (5, _number(1, whole=True), True),
     "pool_timeout": (5.0, _number(0, above=True), True),
     "push_timeout": (5.0, _number(0, above=True), True),
@@ -204,6 +205,8 @@ class Config:
     poll_interval: float
     #: Threads that perform jobs, per node.
     threads_per_node: int
+    #: Shards that the event loop of a node works at once, of the queues of async workers.
+    concurrency: int
     #: Connections that producers share, per process.
     client_pool_size: int
     #: Seconds that a producer waits for a free connection.

@@ -6,10 +6,10 @@ becomes a worker that calls it. Wrong forms are refused at decoration, with the 
 
 import asyncio
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from datetime import timedelta
 from difflib import SequenceMatcher, get_close_matches
-from typing import Any, ClassVar, Generic, Protocol, TypedDict, TypeVar, overload
+from typing import Any, ClassVar, Generic, Protocol, TypeAlias, TypedDict, TypeVar, overload
 
 from lowq.codec import MAX_TIME
 from lowq.errors import ConfigError
@@ -21,6 +21,11 @@ from lowq.store.keys import MAX_SHARDS, is_queue_name
 
 P = TypeVar("P")
 C = TypeVar("C")
+
+#: A worker that is a function: a plain ``def``, or an ``async def``.
+PerformFunction: TypeAlias = (
+    Callable[[dict[str, list[Any]]], None] | Callable[[dict[str, list[Any]]], Coroutine[Any, Any, None]]
+)
 
 
 class WorkerOptions(TypedDict, total=False):
@@ -100,15 +105,17 @@ class Worker(Generic[P]):
     queue: ClassVar[Queue] = _QueueOfClass()  # type: ignore[assignment]  # a property of the class
     _app: ClassVar[Application | None] = None
 
-    def perform(self, payloads_by_id: dict[str, list[P]]) -> None:
-        """Does the work: id -> payloads, oldest (lowest score) first. Raising makes the batch fail."""
+    def perform(self, payloads_by_id: dict[str, list[P]]) -> Coroutine[Any, Any, None] | None:
+        """Does the work: id -> payloads, oldest (lowest score) first. Raising makes the batch fail. An ``async def`` is
+        performed in the event loop of a node, a plain ``def`` in one of its threads.
+        """
         raise NotImplementedError
 
     def retry_in(self, retry_count: int) -> float:
         """Seconds until retry number ``retry_count``, counted from 0."""
         return default_retry_in(retry_count)
 
-    def retries_exhausted(self, jobs: list[Job]) -> None:
+    def retries_exhausted(self, jobs: list[Job]) -> Coroutine[Any, Any, None] | None:
         """Called after payloads went to the morgue because their retries were used up. May be missed by a crash."""
 
     @classmethod
@@ -132,9 +139,9 @@ class Decorator(Protocol):
     """What ``@lowq.worker(...)`` returns."""
 
     @overload
-    def __call__(self, target: type[C], /) -> type[C]: ...
+    def __call__(self, target: type[C], /) -> type[C]: ...  # type: ignore[overload-overlap]  # a class is no function
     @overload
-    def __call__(self, target: Callable[[dict[str, list[Any]]], None], /) -> type[Worker[Any]]: ...
+    def __call__(self, target: PerformFunction, /) -> type[Worker[Any]]: ...
 
 
 def build_worker(app: Application, target: Any, options: Mapping[str, Any]) -> type[Worker[Any]]:
@@ -172,7 +179,7 @@ def _from_plain_class(target: type) -> type[Worker[Any]]:
     return type(target.__name__, (target, Worker), body)
 
 
-def _from_function(target: Callable[[dict[str, list[Any]]], None]) -> type[Worker[Any]]:
+def _from_function(target: Callable[[dict[str, list[Any]]], Any]) -> type[Worker[Any]]:
     _check_perform(target.__name__, target)
     if not _takes_one(target):
         raise ConfigError(
@@ -180,10 +187,13 @@ def _from_function(target: Callable[[dict[str, list[Any]]], None]) -> type[Worke
         )
 
     def perform(_self: Worker[Any], payloads_by_id: dict[str, list[Any]]) -> None:
-        return target(payloads_by_id)  # what must be None is checked where it is called
+        return target(payloads_by_id)  # type: ignore[no-any-return]  # what must be None is checked where it is called
+
+    async def perform_awaiting(_self: Worker[Any], payloads_by_id: dict[str, list[Any]]) -> None:
+        await target(payloads_by_id)
 
     body = {
-        "perform": perform,
+        "perform": perform_awaiting if inspect.iscoroutinefunction(inspect.unwrap(target)) else perform,
         "__module__": target.__module__,
         "__qualname__": target.__qualname__,
         "__doc__": target.__doc__,
@@ -221,12 +231,13 @@ def _check_perform(name: str, function: Callable[..., Any]) -> None:
     if not callable(function):
         raise ConfigError(f"{name} is no function; write def perform(self, payloads_by_id)")
     function = inspect.unwrap(function)
-    if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
-        raise ConfigError(
-            f"{name} is async; workers run in threads: write a plain def, and asyncio.run(...) inside for async code"
-        )
-    if inspect.isgeneratorfunction(function):
-        raise ConfigError(f"{name} contains yield, so calling it would do nothing; write a plain def")
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise ConfigError(f"{name} contains yield, so calling it would do nothing; write a def without it")
+
+
+def is_async(worker: type[Worker[Any]]) -> bool:
+    """Whether its ``perform`` is an ``async def``: then the event loop of a node performs it, not a thread."""
+    return inspect.iscoroutinefunction(inspect.unwrap(worker.perform))
 
 
 def _apply_options(worker: type[Worker[Any]], options: Mapping[str, Any]) -> None:

@@ -38,9 +38,12 @@ class PendingAcks:
 class Activity:
     """What one who works shards, a thread for one, shows to others."""
 
-    number: int
+    #: Of a thread; None: it is a task of an event loop.
+    number: int | None
     performing: Performing | None = None
     #: What it performed before, and when that ended, monotonic.
     performed: tuple[Performing, float] | None = None
+    #: What the watchdog saw here last, and after how many seconds that is to be named again. Only for that.
+    seen: tuple[Performing, float] | None = None
     #: The delivery that the maintenance loop saw here last. Only for that.
     early: PendingAcks | None = None

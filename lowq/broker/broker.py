@@ -11,7 +11,8 @@ It knows nothing of threads that work the shards, nor of what they do with the j
 """
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from lowq.broker.activity import Activity
@@ -34,14 +35,23 @@ from lowq.store import Call, Client
 StaticSplitter = Callable[[Sequence[Shard]], Sequence[Sequence[Shard]]]
 
 
+@dataclass(frozen=True, slots=True)
+class WorkerGroup:
+    """Those who work the shards of some queues: the threads of a node, or its event loop, which works many at once."""
+
+    queues: Collection[str]
+    #: The schedulers, by queue, of each of them.
+    schedules: Sequence[Schedules]
+
+
 class Broker:
     """Membership, leases, wake-ups and dispatch of the shards of some queues.
 
     ``client`` is for those who work the shards and for wake-ups, ``maintenance_client`` for the maintenance loop alone,
-    which must wait for nobody. ``schedules``: the schedulers, by queue, of each who works shards, in the order of
-    ``activities``, which they show to the loop. ``shares``: what a queue may have of those; of one that is not named,
-    the default. ``registrations``: the queues' entries, made anew with every heartbeat. ``more_details``: what the
-    registry is to say of this process besides.
+    which must wait for nobody. ``groups``: who works the shards; each queue is in one of them, and each group has a
+    dispatcher of its own, in the same order. ``shares``: what a queue may have of its group; of one that is not named,
+    the default. ``activities``: asked by the loop for what is being performed. ``registrations``: the queues' entries,
+    made anew with every heartbeat. ``more_details``: what the registry is to say of this process besides.
     ``on_ready``: it is a member and has asked for its shards. ``on_command``: somebody has sent it a command.
 
     Raises:
@@ -57,9 +67,9 @@ class Broker:
         config: Config,
         *,
         splitter: MembershipSplitter | StaticSplitter,
-        schedules: Sequence[Schedules],
+        groups: Sequence[WorkerGroup],
         shares: Mapping[str, Share],
-        activities: Sequence[Activity],
+        activities: Callable[[], Sequence[Activity]],
         registrations: Sequence[Call],
         heartbeat_extras: Sequence[HeartbeatExtra] = (),
         more_details: Callable[[], Mapping[str, Any]] = dict,
@@ -71,11 +81,24 @@ class Broker:
         self.name = identity.name
         self.shards = list(shards)
         self.outage = Outage()
-        every = {shard.queue: shares.get(shard.queue, Share()) for shard in self.shards}
-        self.dispatcher = Dispatcher([[] for _ in schedules], schedules, every, self._left, clock=clock)
+        self._groups = list(groups)
+        self.dispatchers = [
+            Dispatcher(
+                [[] for _ in group.schedules],
+                group.schedules,
+                {queue: shares.get(queue, Share()) for queue in group.queues},
+                self._left,
+                clock=clock,
+            )
+            for group in groups
+        ]
+        by_queue = {
+            queue: dispatcher
+            for group, dispatcher in zip(groups, self.dispatchers, strict=True)
+            for queue in group.queues
+        }
         self._splitter = splitter
         self._on_command = on_command
-        self._workers_count = len(schedules)
         membership = Membership(
             identity,
             config.namespace,
@@ -88,12 +111,12 @@ class Broker:
             client,
             self.shards,
             membership.channel,
-            self.dispatcher.wake,
+            lambda shard, delay: by_queue[shard.queue].wake(shard, delay),
             self._lease_released,
             self._received,
             self.outage.begin,
         )
-        leases = Leases(maintenance_client, self.shards, self.dispatcher, self._listener, config.lease_ttl, clock=clock)
+        leases = Leases(maintenance_client, self.shards, by_queue, self._listener, config.lease_ttl, clock=clock)
         self.maintenance = MaintenanceLoop(
             maintenance_client,
             membership,
@@ -120,7 +143,8 @@ class Broker:
 
     def quiet(self) -> None:
         """Hands out nothing more, leaves the members, and gives up every shard as soon as nobody works it."""
-        self.dispatcher.close()
+        for dispatcher in self.dispatchers:
+            dispatcher.close()
         self.maintenance.quiet()
 
     def stop(self) -> None:
@@ -148,21 +172,14 @@ class Broker:
         if isinstance(self._splitter, MembershipSplitter):
             groups = self._splitter.among(self.shards, members, self.name)
         else:
-            groups = self._splitter(self.shards)
-        preferred = self._fold(groups)
-        self.dispatcher.assign(preferred)
-        return list(dict.fromkeys(shard for group in preferred for shard in group))
-
-    def _fold(self, groups: Iterable[Sequence[Shard]]) -> list[list[Shard]]:
-        """The splitter's groups, one for each worker: empty ones for those without, folded when there are too many."""
+            groups = list(self._splitter(self.shards))
         known = set(self.shards)
-        preferred: list[list[Shard]] = [[] for _ in range(self._workers_count)]
-        for number, group in enumerate(groups):
-            for shard in group:
-                if shard not in known:
-                    raise ConfigError(f"the splitter returned {shard!r}, which it was not given")
-                preferred[number % self._workers_count].append(shard)
-        return preferred
+        for shard in (shard for group in groups for shard in group):
+            if shard not in known:
+                raise ConfigError(f"the splitter returned {shard!r}, which it was not given")
+        for workers, dispatcher in zip(self._groups, self.dispatchers, strict=True):
+            dispatcher.assign(_fold(groups, workers))
+        return list(dict.fromkeys(shard for group in groups for shard in group))
 
     # --- what the dispatcher and the wake-ups pass on to the maintenance loop, which is made after them ---
 
@@ -186,3 +203,13 @@ class Broker:
         except (ValueError, LookupError, TypeError):
             return  # not ours
         self._on_command(command)
+
+
+def _fold(groups: Sequence[Sequence[Shard]], workers: WorkerGroup) -> list[list[Shard]]:
+    """The splitter's groups, one for each of the workers, with the shards of their queues: empty ones for those
+    without, folded when there are too many.
+    """
+    preferred: list[list[Shard]] = [[] for _ in workers.schedules]
+    for number, group in enumerate(groups):
+        preferred[number % len(preferred)] += [shard for shard in group if shard.queue in workers.queues]
+    return preferred

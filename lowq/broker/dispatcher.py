@@ -14,8 +14,9 @@ when a scheduler of the application's own has declined a shard that is ready, id
 """
 
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
+from heapq import nsmallest
 from math import inf
 
 from lowq.broker.delivery import Delivery
@@ -81,6 +82,9 @@ class Dispatcher:
         self._idle = 0
         self._leader: int | None = None
         self._closed = False
+        self._nudged = False
+        #: Shards that an event loop works, and that count in `running` of their queues.
+        self._at_work: set[Shard] = set()
         self.assign(preferred)
 
     # --- for the threads ---
@@ -105,6 +109,97 @@ class Dispatcher:
                 self._changed.wait(timeout)
                 self._idle -= 1
             return None
+
+    # --- for an event loop, which works many shards at once, as thread 0 of a dispatcher of its own ---
+
+    def pick_many(self, count: int, ended: Collection[Shard]) -> list[Shard]:
+        """Up to so many shards to work next, claimed for the caller. Of those that it has claimed already only the
+        ``ended`` ones may be among them: it is not working these any more.
+        """
+        with self._changed:
+            return self._pick_many(count, ended, self._clock())
+
+    def wait_many(self, count: int) -> list[Shard]:
+        """As `pick_many`, but sleeps until there is one, or until `nudge`, or until no more is handed out."""
+        with self._changed:
+            while True:
+                now = self._clock()
+                shards = self._pick_many(count, (), now)
+                if shards or self._nudged:
+                    self._nudged = False
+                    return shards
+                due = self._next_due(now) if count and not self._closed else None
+                self._idle += 1
+                self._changed.wait(None if due is None else min(max(due - now, 0.0), LONGEST_WAIT))
+                self._idle -= 1
+
+    def nudge(self) -> None:
+        """Ends `wait_many`, the one under way or else the next."""
+        with self._changed:
+            self._nudged = True
+            if self._idle:
+                self._changed.notify_all()
+
+    def _pick_many(self, count: int, ended: Collection[Shard], now: float) -> list[Shard]:
+        if self._closed or not count:
+            return []
+
+        def ready(shard: Shard) -> bool:
+            return is_ready(0, now, shard) and (shard.dispatch.claimed_by is None or shard in ended)
+
+        for shard in ended:
+            self._end_work(shard, now)
+        waiting = {queue: [shard for shard in shards if ready(shard)] for queue, shards in self._by_queue.items()}
+        waiting = {queue: shards for queue, shards in waiting.items() if shards}
+        picked: list[Shard] = []
+        if self._sole is not None:
+            picked = self._chosen(self._sole, waiting.get(self._sole, []), count, now, ready)
+        else:
+            while len(picked) < count and waiting:
+                uses = [self._uses[queue] for queue in waiting if not self._uses[queue].is_full]
+                if not uses:
+                    break
+                for use in uses:
+                    use.count_until(now)
+                use = next_queue(uses)
+                # Several at once when nobody else wants any.
+                many = count - len(picked) if len(waiting) == 1 and use.max_threads is None else 1
+                found = self._chosen(use.queue, waiting[use.queue], many, now, ready)
+                for other in self._uses.values():
+                    if found and other.queue not in waiting:
+                        other.forgo(use.virtual_time)
+                for shard in found:
+                    waiting[use.queue].remove(shard)
+                    use.begin(now)
+                    self._at_work.add(shard)
+                picked += found
+                if not found or not waiting[use.queue]:
+                    del waiting[use.queue]
+        for shard in picked:
+            shard.dispatch.claimed_by = 0
+        return picked
+
+    def _chosen(
+        self, queue: str, waiting: list[Shard], count: int, now: float, ready: Callable[[Shard], bool]
+    ) -> list[Shard]:
+        """Up to so many of the shards of a queue that are ready, as its scheduler chooses them one after the other."""
+        schedule = self._schedules[0][queue]
+        if type(schedule) is LagScheduler:
+            return nsmallest(count, waiting, key=lambda shard: shard.dispatch.next_due or 0.0)
+        left = list(waiting)
+        chosen: list[Shard] = []
+        while left and len(chosen) < count:
+            shard = schedule(left, now, ready)
+            if shard is None or shard not in left:
+                break
+            left.remove(shard)
+            chosen.append(shard)
+        return chosen
+
+    def _end_work(self, shard: Shard, now: float) -> None:
+        if shard in self._at_work:
+            self._at_work.remove(shard)
+            self._uses[shard.queue].end(now)
 
     def _hand_on(self, thread: int) -> None:
         # Whoever leaves the idle ones wakes another: to look for further work, and to lead if nobody does.
@@ -292,6 +387,8 @@ class Dispatcher:
         """The caller has finished with the shard."""
         with self._changed:
             thread, shard.dispatch.claimed_by = shard.dispatch.claimed_by, None
+            if shard in self._at_work:
+                self._end_work(shard, self._clock())
             if thread is not None and self._latest[thread] is shard:  # it goes on without another shard
                 left = self._end_latest(thread, self._clock())
                 if left is not None:
@@ -372,8 +469,13 @@ class Dispatcher:
     def close(self) -> None:
         """From now on nothing is taken."""
         with self._changed:
-            self._closed = True
+            self._closed = self._nudged = True
             self._changed.notify_all()
+
+    @property
+    def closed(self) -> bool:
+        """Whether nothing is handed out any more."""
+        return self._closed
 
 
 def is_ready(thread: int, now: float, shard: Shard) -> bool:

@@ -9,7 +9,7 @@ lost reply, and the late outcome of an owner that lost the shard meanwhile, do n
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from lowq.broker.delivery import Delivery, Failure, TakenJob, Undecodable
 from lowq.broker.lease import ShardLease
@@ -23,6 +23,14 @@ from lowq.store.scripts import time_argument
 MAX_DELIVERY_BYTES = 2**20
 #: Jobs of one delivery: bounds the time that a script may take.
 MAX_DELIVERY_JOBS = 500
+
+
+class Report(NamedTuple):
+    """What becomes of jobs in hand, to be written to Redis."""
+
+    call: Call
+    #: Those that are in hand no more once it is written.
+    ids: list[str]
 
 
 class InFlight:
@@ -135,49 +143,69 @@ class InFlight:
                 self._in_hand.remove(job_id)
                 self._finished.append(job_id)
 
-    def fail(self, failures: Sequence[Failure], now: float | None = None) -> None:
-        """The outcome of a batch that failed.
-
-        Raises:
-            LeaseLost, RedisUnavailable
-        """
+    def fail_report(self, failures: Sequence[Failure], now: float | None = None) -> Report:
+        """The outcome of a batch that failed."""
         args: list[Any] = []
         for job_id, verdict, retry_count, delay, error in failures:
             args += [_bytes(job_id), verdict, retry_count, repr(float(delay)), error]
-        self._report("fail", args, now, [item.id for item in failures])
+        return self._report("fail", args, now, [item.id for item in failures])
 
-    def release(
+    def release_report(
         self, delays: Sequence[tuple[str, float | None]], now: float | None = None, *, crashed: bool = False
-    ) -> None:
+    ) -> Report:
         """Taken jobs wait again, uncharged: ``(id, seconds)``, None keeps the time they were due. ``crashed``: they
         made their process stop, which is counted, and after max_crash_count times they are buried.
-
-        Raises:
-            LeaseLost, RedisUnavailable
         """
         args: list[Any] = [self._max_crash_count]
         for job_id, delay in delays:
             args += [_bytes(job_id), "" if delay is None else repr(float(delay)), "1" if crashed else ""]
-        self._report("release", args, now, [job_id for job_id, _ in delays])
+        return self._report("release", args, now, [job_id for job_id, _ in delays])
+
+    def bury_report(self, reasons: Sequence[tuple[str, bytes, Sequence[bytes]]], now: float | None = None) -> Report:
+        """Taken jobs to the morgue: ``(id, reason, payloads)``; no payloads means the whole job."""
+        args: list[Any] = ["", ""]
+        for job_id, reason, payloads in reasons:
+            args += [_bytes(job_id), reason, len(payloads), *payloads]
+        return self._report("bury", args, now, [job_id for job_id, _, payloads in reasons if not payloads])
+
+    def _report(self, script: str, args: list[Any], now: float | None, ids: list[str]) -> Report:
+        call = Call(script, self._prefix, [time_argument(now), self._token_in_hand, self._delivery, *args])
+        return Report(call, ids)
+
+    def fail(self, failures: Sequence[Failure], now: float | None = None) -> None:
+        """Writes `fail_report`."""
+        self.write([self.fail_report(failures, now)])
+
+    def release(
+        self, delays: Sequence[tuple[str, float | None]], now: float | None = None, *, crashed: bool = False
+    ) -> None:
+        """Writes `release_report`."""
+        self.write([self.release_report(delays, now, crashed=crashed)])
 
     def bury(self, reasons: Sequence[tuple[str, bytes, Sequence[bytes]]], now: float | None = None) -> None:
-        """Taken jobs to the morgue: ``(id, reason, payloads)``; no payloads means the whole job.
+        """Writes `bury_report`."""
+        self.write([self.bury_report(reasons, now)])
+
+    def write(self, reports: Sequence[Report]) -> None:
+        """Sends what becomes of jobs in hand, in one write. May be repeated as a whole.
 
         Raises:
             LeaseLost, RedisUnavailable
         """
-        args: list[Any] = ["", ""]
-        for job_id, reason, payloads in reasons:
-            args += [_bytes(job_id), reason, len(payloads), *payloads]
-        self._report("bury", args, now, [job_id for job_id, _, payloads in reasons if not payloads])
+        self.reported(reports, self._client.run_many([report.call for report in reports]))
 
-    def _report(self, script: str, args: list[Any], now: float | None, ids: Iterable[str]) -> None:
-        try:
-            self._client.run(script, self._prefix, time_argument(now), self._token_in_hand, self._delivery, *args)
-        except LeaseLost:
-            self._refused()
-            raise
-        self._in_hand.difference_update(ids)
+    def reported(self, reports: Sequence[Report], replies: Sequence[Any]) -> None:
+        """Takes note of the replies to reports: those jobs are in hand no more.
+
+        Raises:
+            The first error among the replies.
+        """
+        for report, reply in zip(reports, replies, strict=True):
+            if isinstance(reply, LeaseLost):
+                self._refused()
+            if isinstance(reply, Exception):
+                raise reply
+            self._in_hand.difference_update(report.ids)
 
     def _refused(self) -> None:
         # What is in hand is somebody else's. The lease is lost with it, unless a new one was got meanwhile.

@@ -14,7 +14,7 @@ the shard. A lease that ran out while Redis was away, and that nobody took, is r
 
 import logging
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from lowq.broker.dispatcher import Dispatcher
@@ -40,7 +40,7 @@ class Leases:
         self,
         client: Client,
         shards: Sequence[Shard],
-        dispatcher: Dispatcher,
+        dispatchers: Mapping[str, Dispatcher],
         listener: Listener,
         lease_ttl: float,
         *,
@@ -51,7 +51,8 @@ class Leases:
         self.trouble: Exception | None = None
         self._client = client
         self._shards = list(shards)
-        self._dispatcher = dispatcher
+        #: By queue.
+        self._dispatchers = dispatchers
         self._listener = listener
         self._lease_ttl = lease_ttl
         self._wanted: set[Shard] = set()
@@ -86,6 +87,20 @@ class Leases:
         """Redis doesn't answer."""
         self._away_at = self._clock()
 
+    def _dispatched(self, shards: Iterable[Shard]) -> list[tuple[Dispatcher, list[Shard]]]:
+        """The shards by the dispatcher that hands them out."""
+        groups: dict[Dispatcher, list[Shard]] = {}
+        for shard in shards:
+            groups.setdefault(self._dispatchers[shard.queue], []).append(shard)
+        return list(groups.items())
+
+    def _unclaimed(self, shards: Iterable[Shard]) -> dict[Shard, int]:
+        """Those of the shards that nobody works just now, with their wake-up counts."""
+        found: dict[Shard, int] = {}
+        for dispatcher, some in self._dispatched(shards):
+            found.update(dispatcher.unclaimed(some))
+        return found
+
     # --- wishes ---
 
     def want(self, shards: Iterable[Shard]) -> None:
@@ -96,8 +111,10 @@ class Leases:
         for shard in dropped:
             self._tries.pop(shard, None)
             self._theirs.discard(shard)
-        self._dispatcher.leave([shard for shard in dropped if shard.lease.current is not None])
-        self._dispatcher.stay([shard for shard in added if shard.lease.current is not None])
+        for dispatcher, some in self._dispatched(shard for shard in dropped if shard.lease.current is not None):
+            dispatcher.leave(some)
+        for dispatcher, some in self._dispatched(shard for shard in added if shard.lease.current is not None):
+            dispatcher.stay(some)
         self._tries |= {shard: 0.0 for shard in added if shard.lease.current is None}
         self._listener.forgets([shard for shard in dropped if shard.lease.current is None])
 
@@ -157,7 +174,7 @@ class Leases:
         late = shard.lease.deadline <= self._clock()
         shard.lease.deadline = sent + self._lease_ttl
         if late:  # the threads have left it alone since
-            self._dispatcher.wake(shard)
+            self._dispatchers[shard.queue].wake(shard)
 
     def acquire(self, now: float) -> None:
         """Tries for the shards whose time has come.
@@ -202,9 +219,10 @@ class Leases:
             self._ask_all(shards, lambda shard: shard.lease.acquire_call(self._lease_ttl, charge=charge), note)
         finally:
             # The threads first: whatever goes wrong with the listener, a refresh finds what it would have received.
-            self._dispatcher.stay([shard for shard in gained if shard in self._wanted])
+            for dispatcher, some in self._dispatched(shard for shard in gained if shard in self._wanted):
+                dispatcher.stay(some)
             for shard in gained:
-                self._dispatcher.wake(shard)
+                self._dispatchers[shard.queue].wake(shard)
             self._listener.holds(gained)
             self._listener.waits(waiting)
 
@@ -232,10 +250,11 @@ class Leases:
         if not unwanted:
             return False
         # Again, as a shard may have been got by a call whose reply came late.
-        self._dispatcher.leave(unwanted)
+        for dispatcher, some in self._dispatched(unwanted):
+            dispatcher.leave(some)
         # No thread can claim them any more, so nobody here performs anything of them. Jobs in flight there may be
         # all the same, after an outage: they are left to the next owner, and not charged.
-        resting = [shard for shard, _ in self._dispatcher.unclaimed(unwanted)]
+        resting = list(self._unclaimed(unwanted))
 
         def note(shard: Shard, reply: Any, _sent: float) -> None:
             if isinstance(reply, Exception) and not isinstance(reply, LeaseLost):
@@ -283,7 +302,7 @@ class Leases:
                 self._tries.pop(shard, None)
                 self._mine.discard(shard)
                 self._listener.forgets([shard])
-        self._dispatcher.unclaim(shard)
+        self._dispatchers[shard.queue].unclaim(shard)
 
     def refresh(self) -> None:
         """Asks the idle shards when their next job is due, should a wake-up have been lost.
@@ -291,7 +310,7 @@ class Leases:
         Raises:
             RedisUnavailable
         """
-        wakes = dict(self._dispatcher.unclaimed(self.held))
+        wakes = self._unclaimed(self.held)
 
         def note(shard: Shard, reply: Any, _sent: float) -> None:
             if isinstance(reply, LeaseLost):
@@ -300,7 +319,7 @@ class Leases:
             if isinstance(reply, Exception):
                 raise reply
             delay = None if reply[1] is None else reply[1] / 1e6
-            self._dispatcher.refreshed(shard, wakes[shard], delay, paused=bool(reply[2]))
+            self._dispatchers[shard.queue].refreshed(shard, wakes[shard], delay, paused=bool(reply[2]))
 
         self._ask_all(list(wakes), lambda shard: shard.in_flight.refresh_call(), note)
 

@@ -14,10 +14,12 @@ import random
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from heapq import nsmallest
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from lowq.broker.activity import Activity, PendingAcks
+from lowq.broker.activity import Activity, PendingAcks, Performing
 from lowq.broker.leases import Leases
 from lowq.broker.membership import Membership
 from lowq.broker.outage import Outage
@@ -37,6 +39,9 @@ EARLY_ACK_INTERVAL = 0.01
 #: Seconds for which a heartbeat says how late the maintenance loop ran.
 LATE_SECONDS = 600.0
 
+#: Tasks of an event loop that a heartbeat names: those that have been running longest.
+SHOWN_TASKS = 10
+
 #: What else goes out with every heartbeat.
 HeartbeatExtra = Callable[[], Iterable[Call]]
 
@@ -55,7 +60,7 @@ class MaintenanceLoop:
         client: Client,
         membership: Membership,
         leases: Leases,
-        activities: Sequence[Activity],
+        activities: Callable[[], Sequence[Activity]],
         outage: Outage,
         *,
         divide: Callable[[Members], Iterable[Shard]],
@@ -259,22 +264,16 @@ class MaintenanceLoop:
         held: dict[str, list[int]] = {}
         for shard in self._leases.held:
             held.setdefault(shard.queue, []).append(shard.index)
-        performing = [
-            None
-            if activity.performing is None
-            else {
-                "queue": activity.performing.shard.queue,
-                "shard": activity.performing.shard.index,
-                "ids": activity.performing.ids[:3],
-                "count": len(activity.performing.ids),
-                "seconds": round(now - activity.performing.since, 3),
-            }
-            for activity in self._activities
-        ]
+        activities = self._activities()
+        threads = [activity.performing for activity in activities if activity.number is not None]
+        tasks = [activity.performing for activity in activities if activity.number is None]
+        longest = nsmallest(SHOWN_TASKS, filter(None, tasks), key=attrgetter("since"))
         late, at = self._late
         return {
             "shards": held,
-            "performing": performing,
+            "performing": [performing and _shown(performing, now) for performing in threads],
+            "tasks": len(tasks),
+            "longest_tasks": [_shown(performing, now) for performing in longest],
             "quiet": self._quiet,
             "memory": resident_memory(),
             "late": round(late, 3) if now - at < LATE_SECONDS else 0.0,
@@ -287,7 +286,7 @@ class MaintenanceLoop:
         """Whether any thread performs with finished jobs behind it."""
         busy = False
         calls: list[Call] = []
-        for activity in self._activities:
+        for activity in self._activities():
             performing = activity.performing
             if performing is None or not performing.shard.in_flight.unacknowledged:
                 continue
@@ -314,7 +313,7 @@ class MaintenanceLoop:
             # Whatever held the GIL may have ended when the maintenance loop gets to look.
             since = now - late
             busy = []
-            for activity in self._activities:
+            for activity in self._activities():
                 performing, performed = activity.performing, activity.performed
                 if performed is not None and performed[1] >= since and performed[0] is not performing:
                     busy.append(f"{performed[0]} (ended)")
@@ -359,6 +358,16 @@ class MaintenanceLoop:
     def close(self) -> None:
         """Closes the maintenance loop's connection, after `leave`."""
         self._client.close()
+
+
+def _shown(performing: Performing, now: float) -> dict[str, Any]:
+    return {
+        "queue": performing.shard.queue,
+        "shard": performing.shard.index,
+        "ids": performing.ids[:3],
+        "count": len(performing.ids),
+        "seconds": round(now - performing.since, 3),
+    }
 
 
 def resident_memory() -> int:

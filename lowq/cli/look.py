@@ -208,6 +208,7 @@ def nodes(app: Lowq, as_json: bool) -> None:
             [
                 node.name,
                 f"{busy}/{node.threads}",
+                number(node.tasks),
                 number(held),
                 duration(now - node.started_at) if node.started_at else "",
                 f"{duration(node.seconds_ago)} ago",
@@ -216,9 +217,9 @@ def nodes(app: Lowq, as_json: bool) -> None:
                 " ".join(node.queues),
             ]
         )
-    columns = ("node", "busy", "shards", "up", "heartbeat", "version", "?", "queues")
-    echo_lines(table(columns, rows, right=("busy", "shards")))
-    say("BUSY and SHARDS: each node as of its heartbeat")
+    columns = ("node", "busy", "tasks", "shards", "up", "heartbeat", "version", "?", "queues")
+    echo_lines(table(columns, rows, right=("busy", "tasks", "shards")))
+    say("BUSY (threads), TASKS (of async workers) and SHARDS: each node as of its heartbeat")
 
 
 def _remarks(node: NodeInfo) -> str:

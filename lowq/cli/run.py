@@ -29,13 +29,14 @@ log = get_log("lowq.cli")
 
 #: Options that a process of a supervisor is given as they were typed.
 _PASSED_ON = {
-    "require", "redis_url", "namespace", "threads", "queues", "no_prefetch", "log_format", "log_level",
+    "require", "redis_url", "namespace", "threads", "concurrency", "queues", "no_prefetch", "log_format", "log_level",
 }  # fmt: skip
 
 
 @click.command
 @with_connection
 @click.option("-t", "--threads", type=click.IntRange(1), help="Threads that perform jobs.")
+@click.option("-c", "--concurrency", type=click.IntRange(1), help="Shards of async workers worked at once.")
 @click.option("-q", "--queue", "queues", multiple=True, help="Only this queue. Repeatable.")
 @click.option(
     "--processes", type=click.IntRange(1), metavar="N",
@@ -56,6 +57,7 @@ def run(
     redis_url: str | None,
     namespace: str | None,
     threads: int | None,
+    concurrency: int | None,
     queues: tuple[str, ...],
     processes: int | None,
     reload: bool,
@@ -96,7 +98,7 @@ def run(
         else:
             app = load_app(require, workers=True)
             logs.configure(log_format, log_level)
-            set_up(app, redis_url=redis_url, namespace=namespace, threads_per_node=threads)
+            set_up(app, redis_url=redis_url, namespace=namespace, threads_per_node=threads, concurrency=concurrency)
             node = _make_node(app, queues, child, prefetch=not no_prefetch)
             store_url = None
             if embedded:

@@ -41,6 +41,10 @@ class NodeInfo:
     shards: Mapping[str, Sequence[int]] = field(default_factory=dict)
     #: Per thread what it performs: queue, shard, up to three ids and the count of all, seconds; None when it is idle.
     performing: tuple[Mapping[str, Any] | None, ...] = ()
+    #: How many tasks its event loop runs, each of which works a shard.
+    tasks: int = 0
+    #: What those of them perform that have been running longest, as in `performing`.
+    longest_tasks: tuple[Mapping[str, Any], ...] = ()
     #: It takes nothing more.
     quiet: bool = False
     #: Resident memory of its process, bytes; 0: unknown.
@@ -185,6 +189,8 @@ def _node_info(name: bytes, data: bytes, now: float) -> NodeInfo | None:
         queues=tuple(filter(is_queue_name, _list(details.get("queues")))),
         shards=_shards(details.get("shards")),
         performing=tuple(map(_performing, _list(details.get("performing")))),
+        tasks=untrusted.whole(details.get("tasks"), 0) or 0,
+        longest_tasks=tuple(filter(None, map(_performing, _list(details.get("longest_tasks"))))),
         quiet=bool(details.get("quiet")),
         memory=untrusted.whole(details.get("memory"), 0) or 0,
         late=untrusted.number(details.get("late"), 0) or 0.0,

@@ -1,9 +1,11 @@
-"""A process that performs: a broker, and threads that hand what they take to the workers.
+"""A process that performs: a broker, and threads and an event loop that hand what they take to the workers.
 
 ::
 
     node           starts and stops all of it, and obeys signals
     worker_thread  one round trip to Redis after another, and the work that each brings
+    event_loop     the same for async workers: many shards at once, with shared round trips
+    pace           how much work a delivery takes in advance
     execution      a batch through middlewares and handler, and what becomes of each job then
     limits         how long a batch may run, and whose it is
     watchdog       looks whether a batch runs for too long

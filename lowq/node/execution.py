@@ -14,6 +14,7 @@ what was taken, not of what the handler was given; what belongs to the applicati
 which catches everything; and neither worker nor log learns of it before it is written.
 """
 
+import asyncio
 import random
 import traceback
 from collections.abc import Callable, Sequence
@@ -24,17 +25,18 @@ from typing import Any, Protocol, Self, TypeVar
 
 from lowq import codec
 from lowq.broker.delivery import Delivery, Failure, TakenJob, Undecodable
+from lowq.broker.in_flight import Report
 from lowq.broker.shard import Shard
 from lowq.codec import MAX_TIME, delay_seconds
 from lowq.duration import duration
 from lowq.errors import LowqError, PushInterrupted, RedisUnavailable, TimeLimitExceeded
 from lowq.job import Job
 from lowq.logs import describe, get_log
-from lowq.middleware import check_done, wrap
+from lowq.middleware import check_done, wrap, wrap_async
 from lowq.node.limits import TimeLimits, WrittenOff, checked_seconds
 from lowq.retry import MAX_RETRY_COUNT, default_retry_in, is_exhausted, retry_delay
 from lowq.settings import Config, cut_error, dump_text
-from lowq.workers import Worker, limits_of
+from lowq.workers import Worker, is_async, limits_of
 
 log = get_log("lowq.node")
 
@@ -51,11 +53,11 @@ class Performer(Protocol):
     @property
     def max_retry_count(self) -> int: ...
 
-    def perform(self, payloads_by_id: dict[str, list[Any]]) -> None: ...
+    def perform(self, payloads_by_id: dict[str, list[Any]]) -> object: ...
 
     def retry_in(self, retry_count: int) -> float: ...
 
-    def retries_exhausted(self, jobs: list[Job]) -> None: ...
+    def retries_exhausted(self, jobs: list[Job]) -> object: ...
 
 
 class Execution:
@@ -183,10 +185,14 @@ class Outcome:
         try:
             return function()
         except BaseException as raised:
-            self.remarks.append((remark, raised))
-            if self.stop is None and not _is_failure(raised):
-                self.stop = raised
+            self.remark(remark, raised)
             return otherwise
+
+    def remark(self, remark: str, raised: BaseException) -> None:
+        """Keeps what something of the application's raised."""
+        self.remarks.append((remark, raised))
+        if self.stop is None and not _is_failure(raised):
+            self.stop = raised
 
 
 def _is_failure(error: BaseException) -> bool:
@@ -197,10 +203,13 @@ def _is_failure(error: BaseException) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class WorkerRuntime:
-    """What one thread needs for one queue: its instance of the worker, and that with the middlewares around it."""
+    """What one thread, or the event loop, needs for one queue: its instance of the worker, and that with the
+    middlewares around it.
+    """
 
     instance: Performer
-    call: Callable[[dict[str, list[Any]]], object]
+    #: Of an async worker it returns what is to be awaited.
+    call: Callable[[dict[str, list[Any]]], Any]
     #: Read once: an application's attributes are not asked for between a take and its outcome.
     batch_size: int
     #: Seconds.
@@ -209,9 +218,14 @@ class WorkerRuntime:
 
     @classmethod
     def of(cls, worker: type[Worker[Any]], config: Config) -> Self:
-        """With a new instance of the worker."""
-        instance = worker()
-        call = wrap(config.server_middlewares, worker, instance.perform)
+        """With a new instance of the worker, and the application's middlewares around it.
+
+        Raises:
+            ConfigError: a sync middleware around an async worker. What the worker's ``__init__`` raises.
+        """
+        instance: Any = worker()
+        around: Callable[..., Any] = wrap_async if is_async(worker) else wrap
+        call = around(config.server_middlewares, worker, instance.perform)
         return cls(instance, call, worker.batch_size, *limits_of(worker))
 
 
@@ -240,7 +254,7 @@ def perform(
     Raises:
         WrittenOff: the batch, the shard and what is in flight of it are somebody else's, who reports it all.
     """
-    worker, counts = runtime.instance, shard.in_flight.found_no_redis
+    worker = runtime.instance
     execution = Execution(type(worker), shard.index, fence, jobs, config.load_payload, limits)
     payloads_by_id = {job.id: job.payloads for job in jobs}
     token = current_execution.set(execution)
@@ -256,6 +270,63 @@ def perform(
         error = raised
     finally:
         current_execution.reset(token)
+    return _outcome_of(worker, shard, jobs, execution, error, config)
+
+
+async def aperform(
+    runtime: WorkerRuntime,
+    shard: Shard,
+    fence: int,
+    jobs: list[TakenJob],
+    config: Config,
+    limits: TimeLimits | None = None,
+) -> Outcome:
+    """As `perform`, for an async worker, in a task of its own.
+
+    Raises:
+        WrittenOff. asyncio.CancelledError: the task was cancelled. Nothing is decided then.
+    """
+    worker = runtime.instance
+    execution = Execution(type(worker), shard.index, fence, jobs, config.load_payload, limits)
+    payloads_by_id = {job.id: job.payloads for job in jobs}
+    token = current_execution.set(execution)
+    error: BaseException | None = None
+    try:
+        if limits is None:
+            await _awaited(runtime, payloads_by_id)
+        else:
+            await limits.arun(lambda: _awaited(runtime, payloads_by_id))
+    except WrittenOff:
+        raise
+    except asyncio.CancelledError as raised:
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise
+        # Not this task was cancelled, but something that the handler awaits: for the batch that is an error.
+        error = LowqError("what the handler awaited was cancelled")
+        error.__cause__ = raised
+    except BaseException as raised:
+        error = raised
+    finally:
+        current_execution.reset(token)
+    return _outcome_of(worker, shard, jobs, execution, error, config)
+
+
+async def _awaited(runtime: WorkerRuntime, payloads_by_id: dict[str, list[Any]]) -> None:
+    pending = runtime.call(payloads_by_id)
+    if pending is not None:  # a wrapper that is no async def may have performed it already
+        await pending
+
+
+def _outcome_of(
+    worker: Performer,
+    shard: Shard,
+    jobs: list[TakenJob],
+    execution: Execution,
+    error: BaseException | None,
+    config: Config,
+) -> Outcome:
+    counts = shard.in_flight.found_no_redis
     if error is None and not execution._outcomes and not counts:
         return Outcome([job.id for job in jobs])
     try:
@@ -430,22 +501,33 @@ def _bare(error: Any) -> str:
     return "".join(traceback.format_exception_only(error)).rstrip()
 
 
-def report(shard: Shard, outcome: Outcome, now: float | None = None) -> None:
-    """Writes what did not simply finish, each kind with one script. May be repeated as a whole.
+def reports_of(shard: Shard, outcome: Outcome, now: float | None = None) -> list[Report]:
+    """What is to be written of an outcome: what did not simply finish, each kind with one script. May be repeated as
+    a whole. If Redis executes only some of them, what was not reported is restored and performed again.
+    """
+    in_flight = shard.in_flight
+    reports: list[Report] = []
+    if outcome.failures:
+        reports.append(in_flight.fail_report(outcome.failures, now))
+    if outcome.releases:
+        reports.append(in_flight.release_report(outcome.releases, now))
+    if outcome.buries:
+        reports.append(in_flight.bury_report([(job_id, reason, ()) for job_id, reason in outcome.buries], now))
+    if outcome.crashed:
+        delays = [(job_id, random.uniform(0.05, 0.5)) for job_id in outcome.crashed]
+        reports.append(in_flight.release_report(delays, now, crashed=True))
+    return reports
 
-    If the process dies between two of them, what was not reported is restored and performed again.
+
+def report(shard: Shard, outcome: Outcome, now: float | None = None) -> None:
+    """Writes what `reports_of` says.
 
     Raises:
         LeaseLost, RedisUnavailable
     """
-    if outcome.failures:
-        shard.in_flight.fail(outcome.failures, now)
-    if outcome.releases:
-        shard.in_flight.release(outcome.releases, now)
-    if outcome.buries:
-        shard.in_flight.bury([(job_id, reason, ()) for job_id, reason in outcome.buries], now)
-    if outcome.crashed:
-        shard.in_flight.release([(job_id, random.uniform(0.05, 0.5)) for job_id in outcome.crashed], now, crashed=True)
+    reports = reports_of(shard, outcome, now)
+    if reports:
+        shard.in_flight.write(reports)
 
 
 def notify_worker(outcome: Outcome, worker: Performer, config: Config) -> None:
@@ -455,9 +537,22 @@ def notify_worker(outcome: Outcome, worker: Performer, config: Config) -> None:
     buried = [_buried(outcome, job, failure, config) for job, failure in outcome.exhausted]
     outcome.ask(
         f"{type(worker).__name__}.retries_exhausted failed",
-        lambda: check_done(worker.retries_exhausted(buried), type(worker), "retries_exhausted"),  # type: ignore[func-returns-value]
+        lambda: check_done(worker.retries_exhausted(buried), type(worker), "retries_exhausted"),
         None,
     )
+
+
+async def anotify_worker(outcome: Outcome, worker: Performer, config: Config) -> None:
+    """As `notify_worker`, for an async worker, whose ``retries_exhausted`` may be an async def."""
+    if not outcome.exhausted:
+        return
+    buried = [_buried(outcome, job, failure, config) for job, failure in outcome.exhausted]
+    try:
+        pending: Any = worker.retries_exhausted(buried)
+        if pending is not None:
+            await pending
+    except BaseException as raised:
+        outcome.remark(f"{type(worker).__name__}.retries_exhausted failed", raised)
 
 
 def _buried(outcome: Outcome, job: TakenJob, failure: Failure, config: Config) -> Job:

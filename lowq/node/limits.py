@@ -12,9 +12,10 @@ Who performs the batch and who watches the time (`Watchdog`) decide under the lo
 is. So neither an interrupt nor the end by ``ttr`` ever meets a batch that has ended, nor the one after it.
 """
 
+import asyncio
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import cache
 from typing import Any
 
@@ -63,6 +64,8 @@ class TimeLimits:
         self._running = False
         self._written_off = False
         self._interrupted = False
+        #: Whether the interrupt has cancelled the task.
+        self.cancelled = False
         now = clock()
         self._time_limit_at = None if time_limit is None else now + time_limit
         self._ttr_at = None if ttr is None else now + ttr
@@ -91,10 +94,43 @@ class TimeLimits:
         except BaseException as raised:
             self._end()
             if type(raised) is TimeLimitExceeded and self._interrupted and self._time_limit is not None:
-                raised.args = (f"the batch has run for longer than its time_limit of {duration(self._time_limit)}",)
+                raised.args = (self._exceeded(),)
             raise
         finally:
             caller_limit.reset(token)
+
+    async def arun(self, function: Callable[[], Awaitable[object]]) -> None:
+        """As `run`, in a task. The interrupt cancels the task, in the thread of its event loop and only while the batch
+        runs: so it strikes where the handler waits, or not at all.
+        """
+        if self._interrupt is None:
+            await function()
+            return
+        token = caller_limit.set(self)
+        try:
+            self._begin()
+            try:
+                await function()
+            finally:
+                # A handler may have swallowed it: what is awaited after this is not to be cancelled for it.
+                if self._interrupted and (task := asyncio.current_task()) is not None:
+                    self.cancelled = task.cancelling() > 0 and task.uncancel() == 0
+                self._end()
+        except asyncio.CancelledError:
+            if self._interrupted and self.cancelled and self._time_limit is not None:
+                raise TimeLimitExceeded(self._exceeded()) from None
+            raise
+        finally:
+            caller_limit.reset(token)
+
+    @property
+    def running(self) -> bool:
+        """Whether the handler runs."""
+        return self._running
+
+    def _exceeded(self) -> str:
+        assert self._time_limit is not None
+        return f"the batch has run for longer than its time_limit of {duration(self._time_limit)}"
 
     def _begin(self) -> None:
         with self._lock:
@@ -182,6 +218,28 @@ def checked_seconds(what: str, seconds: object) -> float:
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds < float("inf"):
         raise LowqError(f"{what}: {seconds!r:.100} is not a number of seconds of more than 0")
     return float(seconds)
+
+
+# --- tasks ---
+
+
+def interrupt_of_this_task(limits: Callable[[], "TimeLimits | None"]) -> Interrupt:
+    """Cancels the task that calls this, where it waits. A handler that blocks its event loop is not reached.
+    ``limits``: those of the batch that the task performs just then.
+    """
+    task, loop = asyncio.current_task(), asyncio.get_running_loop()
+    assert task is not None
+
+    def interrupt(exception: type[BaseException] | None) -> None:
+        if exception is not None:
+            loop.call_soon_threadsafe(cancel, limits())
+
+    def cancel(meant: "TimeLimits | None") -> None:
+        # In the thread of the loop, where no batch ends meanwhile: one that has ended is not hit.
+        if meant is not None and meant.running:
+            task.cancel()
+
+    return interrupt
 
 
 # --- threads ---

@@ -15,13 +15,13 @@ import threading
 import time
 import traceback
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import FrameType
 
 from lowq import clock
 from lowq.application import Lowq
-from lowq.broker.activity import Performing
-from lowq.broker.broker import Broker
+from lowq.broker.activity import Activity, Performing
+from lowq.broker.broker import Broker, WorkerGroup
 from lowq.broker.fairness import Share
 from lowq.broker.membership import Identity
 from lowq.broker.scheduler import LagScheduler
@@ -31,11 +31,12 @@ from lowq.errors import ConfigError, LowqError, RedisRefused
 from lowq.logs import describe, flush, get_log
 from lowq.metrics.counters import Recorder, Tally
 from lowq.node.activity import ThreadActivity
+from lowq.node.event_loop import EventLoop
 from lowq.node.execution import WorkerRuntime
 from lowq.node.watchdog import Watchdog
 from lowq.node.worker_thread import WorkerThread
 from lowq.version import VERSION
-from lowq.workers import limits_of
+from lowq.workers import is_async, limits_of
 
 log = get_log("lowq.node")
 
@@ -97,6 +98,7 @@ class Node:
         self._wakeups = selectors.PollSelector()
         self._wakeups.register(self._wakeup_read, selectors.EVENT_READ)
         self._threads: list[WorkerThread] = []
+        self._loop: EventLoop | None = None
         self._activities: list[ThreadActivity] = []
         #: Where they were then, until that is logged.
         self._stacks: dict[WorkerThread, str] = {}
@@ -139,52 +141,80 @@ class Node:
         for worker in self._workers.values():
             app.register(worker.queue_name, worker.shards_count, worker)
         config.on_server_init()
-        self.client = app.connect(self.threads + 2)
+        self.client = app.connect(self.threads + 3)
         maintenance_client = app.connect(2, socket_timeout=max(config.lease_ttl / 4, 0.1))
         shards = [shard for worker in self._workers.values() for shard in shards_of(self.client, config, worker, nonce)]
+        loop_queues = [name for name, worker in self._workers.items() if is_async(worker)]
+        thread_queues = [name for name in self._workers if name not in loop_queues]
+        self.threads = self.threads if thread_queues else 0
+        activities = self._activities = [
+            ThreadActivity(number, tallies={name: Tally() for name in thread_queues}) for number in range(self.threads)
+        ]
         build_scheduler = config.build_scheduler or LagScheduler
-        splitter = config.build_splitter() if config.build_splitter else BalancedSplitter(self.threads)
+        groups = {
+            "threads": WorkerGroup(
+                thread_queues, [{name: build_scheduler() for name in thread_queues} for _ in activities]
+            ),
+            "loop": WorkerGroup(loop_queues, [{name: build_scheduler() for name in loop_queues}]),
+        }
+        groups = {name: group for name, group in groups.items() if group.queues}
+        tallies = {name: [activity.tallies[name] for activity in activities] for name in thread_queues}
+        tallies |= {name: [Tally()] for name in loop_queues}
         identity = Identity(
             nonce, {name: worker.shards_count for name, worker in self._workers.items()}, self.threads, VERSION
         )
         self.name = identity.name
-        activities = self._activities = [
-            ThreadActivity(number, tallies={name: Tally() for name in self._workers}) for number in range(self.threads)
-        ]
         self.broker = Broker(
             identity, shards, self.client, maintenance_client, config,
-            splitter=splitter,
-            schedules=[{name: build_scheduler() for name in self._workers} for _ in activities],
+            splitter=config.build_splitter() if config.build_splitter else BalancedSplitter(max(self.threads, 1)),
+            groups=list(groups.values()),
             shares={name: Share(worker.weight, worker.max_threads) for name, worker in self._workers.items()},
-            activities=activities,
+            activities=self._all_activities,
             registrations=[
                 app.registration(worker.queue_name, worker.shards_count, worker) for worker in self._workers.values()
             ],
-            heartbeat_extras=[self._recorder(activities, shards)], more_details=self._details,
+            heartbeat_extras=[self._recorder(tallies, shards)], more_details=self._details,
             on_ready=self._on_ready, on_command=self._on_command, on_fatal=self.fail,
         )  # fmt: skip
+        dispatchers = dict(zip(groups, self.broker.dispatchers, strict=True))
         self._threads = [
-            WorkerThread(self, activity, {name: self.new_runtime(name) for name in self._workers})
-            for activity in activities
+            WorkerThread(
+                self, number, activity, dispatchers["threads"], {name: self.new_runtime(name) for name in thread_queues}
+            )
+            for number, activity in enumerate(activities)
         ]
+        if loop_queues:
+            self._loop = EventLoop(
+                self, dispatchers["loop"], {name: self.new_runtime(name) for name in loop_queues},
+                {name: some[0] for name, some in tallies.items() if name in loop_queues}, config.concurrency,
+            )  # fmt: skip
         self._watchdog = Watchdog(
-            activities,
+            self._all_activities,
             [seconds for worker in self._workers.values() for seconds in limits_of(worker) if seconds is not None],
             config.warn_after or 0.0,
             write_off=self._write_off, on_fatal=self.fail,
         )  # fmt: skip
         self._warn_of_eviction()
         self._warn_of_unserved(app)
+        performers = [f"{self.threads} threads"] if thread_queues else []
+        if loop_queues:
+            performers.append(f"an event loop for {config.concurrency} shards at once")
         log.info(
-            "node %s starts: %d threads, %d shards of %s", self.name, self.threads, len(shards),
+            "node %s starts: %s, %d shards of %s", self.name, " and ".join(performers), len(shards),
             ", ".join(self._workers), extra={"event": "start", "node": self.name},
         )  # fmt: skip
         self.broker.start()
-        for thread in self._threads:
-            thread.start()
+        for performer in self._performers():
+            performer.start()
         self._watchdog.start()
 
-    def _recorder(self, activities: Sequence[ThreadActivity], shards: Sequence[Shard]) -> Recorder:
+    def _all_activities(self) -> list[ThreadActivity]:
+        return list(self._activities) if self._loop is None else self._activities + self._loop.activities()
+
+    def _performers(self) -> "list[WorkerThread | EventLoop]":
+        return [*self._threads, *([] if self._loop is None else [self._loop])]
+
+    def _recorder(self, tallies: Mapping[str, Sequence[Tally]], shards: Sequence[Shard]) -> Recorder:
         """What goes into the histories of the node's queues."""
 
         def lag_of(queue: str) -> float | None:
@@ -196,7 +226,6 @@ class Node:
                 return None
             return max((now - moment for moment in due if moment is not None and moment < now), default=0.0)
 
-        tallies = {name: [activity.tallies[name] for activity in activities] for name in self._workers}
         return Recorder(self.app.config.namespace, tallies, lag_of)
 
     def new_runtime(self, queue: str) -> WorkerRuntime:
@@ -268,7 +297,7 @@ class Node:
         return [thread for thread in list(self._written_off) if thread.is_alive()]
 
     def _details(self) -> dict[str, int]:
-        hanging = len(self.hanging())
+        hanging = len(self.hanging()) + (0 if self._loop is None else len(self._loop.hanging()))
         return {"written_off": hanging} if hanging else {}
 
     def _write_off(self, activity: ThreadActivity) -> None:
@@ -276,6 +305,10 @@ class Node:
         thread can't end, so at any time its place has a thread that lives.
         """
         number = activity.number
+        if number is None:
+            assert self._loop is not None
+            self._loop.write_off(activity)
+            return
         old = self._threads[number]
         # First of all, as a log may hang too, and its lock may be what the handler hangs in. `has_written_off` logs it.
         self._stacks[old] = _stack_of(old)
@@ -311,6 +344,23 @@ class Node:
                 "and it has %d", self.name, EXIT_REPLACE, hanging, self.threads,
                 extra={"event": "hanging", "hanging": hanging},
             )  # fmt: skip
+
+    def has_written_off_a_task(self, performing: Performing | None, stack: str, *, blocked: bool) -> None:
+        """What a task had in hand, which was written off, is reported. ``blocked``: its handler blocks the event loop,
+        so no other task can go on: the node ends, for another process to take its place.
+        """
+        log.error(
+            "%s exceeded its ttr: its task is written off, and its jobs are performed again, charged with a crash. It "
+            "was here:\n%s", performing, stack, extra={"event": "written_off", **_described(performing)},
+        )  # fmt: skip
+        if blocked and not self.stopping.is_set():
+            if self.exit_code == EXIT_OK:
+                self.exit_code = EXIT_REPLACE
+            log.critical(
+                "node %s exits with %d, for another process to take its place: a handler has blocked its event loop "
+                "for longer than its ttr", self.name, EXIT_REPLACE, extra={"event": "hanging"},
+            )  # fmt: skip
+            self.request_stop()
 
     # --- signals ---
 
@@ -416,7 +466,7 @@ class Node:
             self._go_quiet()
 
     def _has_drained(self) -> bool:
-        return self.draining and not any(thread.is_alive() for thread in self._threads)
+        return self.draining and not any(performer.is_alive() for performer in self._performers())
 
     def dump(self) -> None:
         """Writes the stacks of all threads to the log, with what each performs."""
@@ -430,6 +480,8 @@ class Node:
             if ident in hanging:
                 head += f", written off: it exceeded its ttr with {hanging[ident]}"
             parts.append(head + "\n" + "".join(traceback.format_stack(frame)))
+        for performing, lines in [] if self._loop is None else self._loop.stacks():
+            parts.append(f"--- task, performing {performing}\n" + "".join(lines))
         log.warning("stacks of all threads:\n%s", "\n".join(parts), extra={"event": "dump"})
 
     def request_stop(self) -> None:
@@ -447,6 +499,12 @@ class Node:
             log.exception("last_words failed")
         self.request_stop()
 
+    def _busy(self) -> list[str]:
+        """What is being performed, for people."""
+        activities: list[Activity] = [thread.activity for thread in self._threads]
+        activities += [] if self._loop is None else self._loop.activities()
+        return [str(activity.performing) for activity in activities if activity.performing]
+
     def stop(self, timeout: float | None = None) -> bool:
         """Stops: takes nothing more, waits for what runs, surrenders the leases. False when something still runs
         after ``timeout`` seconds (shutdown_timeout): then the process should end at once, as its leases do soon.
@@ -454,7 +512,7 @@ class Node:
         self.stopping.set()
         seconds = self.app.config.shutdown_timeout if timeout is None else timeout
         self._go_quiet()  # what rests is given up at once, so that nobody waits for what still runs
-        busy = [str(thread.activity.performing) for thread in self._threads if thread.activity.performing]
+        busy = self._busy()
         log.info(
             "node %s stops%s", self.name,
             f", waiting up to {seconds:g} s for {'; '.join(busy)}; a second INT ends it at once" if busy else "",
@@ -462,7 +520,7 @@ class Node:
         )  # fmt: skip
         deadline = time.monotonic() + seconds
         main = threading.current_thread() is threading.main_thread()
-        while any(thread.is_alive() for thread in self._threads):
+        while any(performer.is_alive() for performer in self._performers()):
             left = deadline - time.monotonic()
             if left <= 0 or self._cut_short:
                 break
@@ -475,11 +533,13 @@ class Node:
         for thread in self._threads:
             if thread.activity.performing is None:
                 thread.join(max(deadline - time.monotonic(), 0.0))  # on its way out
-        running = [thread for thread in self._threads if thread.is_alive()]
+        running = [performer for performer in self._performers() if performer.is_alive()]
+        busy = self._busy() or ["nothing"]
+        if self._loop in running:
+            self._loop.cancel()
         self.broker.stop()
         if running:
             self.exit_code = EXIT_CUT_SHORT
-            busy = [str(thread.activity.performing) for thread in running if thread.activity.performing] or ["nothing"]
             log.error(
                 "node %s ends while it still performs: %s; these jobs are performed again, and not charged",
                 self.name, "; ".join(busy), extra={"event": "cut_short"},

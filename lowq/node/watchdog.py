@@ -29,7 +29,7 @@ class Watchdog:
 
     def __init__(
         self,
-        activities: Sequence[ThreadActivity],
+        activities: Callable[[], Sequence[ThreadActivity]],
         limits: Iterable[float],
         warn_after: float,
         *,
@@ -44,8 +44,6 @@ class Watchdog:
         self._write_off = write_off
         self._on_fatal = on_fatal
         self._clock = clock
-        #: Number of the thread -> what was seen there last, and after how many seconds it is to be named.
-        self._seen: dict[int, tuple[Performing, float]] = {}
         self._nudge = threading.Event()
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="lowq-watchdog", daemon=True)
@@ -81,7 +79,7 @@ class Watchdog:
     def look(self) -> float:
         """Does what is due, and returns the seconds until something may be due again."""
         wait = self._longest
-        for activity in list(self._activities):
+        for activity in self._activities():
             limits = activity.limits
             if limits is not None:
                 left = limits.enforce(partial(self._write_off, activity))
@@ -90,24 +88,25 @@ class Watchdog:
                 wait = wait if left is None else min(wait, left)
             performing = activity.performing
             if performing is not None and self._warn_after:
-                wait = min(wait, self._warn(activity.number, performing))
+                wait = min(wait, self._warn(activity, performing))
         return max(wait, 0.0)
 
-    def _warn(self, number: int, performing: Performing) -> float:
+    def _warn(self, activity: ThreadActivity, performing: Performing) -> float:
         """Names the batch if it is time for that; returns the seconds until it is time again."""
-        known, due = self._seen.get(number, (None, 0.0))
+        known, due = activity.seen or (None, 0.0)
         if known is not performing:
             due = self._warn_after
         seconds = self._clock() - performing.since
         if seconds >= due:
+            who = "a task" if activity.number is None else f"thread {activity.number}"
             log.warning(
-                "thread %d still performs %s", number, performing,
+                "%s still performs %s", who, performing,
                 extra={
                     "event": "long_batch", "queue": performing.shard.queue, "shard": performing.shard.index,
-                    "ids": performing.ids[:100], "thread_number": number, "seconds": seconds,
+                    "ids": performing.ids[:100], "thread_number": activity.number, "seconds": seconds,
                 },
             )  # fmt: skip
             while due <= seconds:
                 due *= 2
-        self._seen[number] = performing, due
+        activity.seen = performing, due
         return due - seconds

@@ -31,22 +31,21 @@ from lowq.application import Lowq
 from lowq.broker.activity import Performing
 from lowq.broker.broker import Broker
 from lowq.broker.delivery import Delivery, TakenJob
-from lowq.broker.in_flight import MAX_DELIVERY_JOBS
+from lowq.broker.dispatcher import Dispatcher
 from lowq.broker.shard import Shard
 from lowq.clock import Clock
 from lowq.clock import now as clock_now
 from lowq.errors import LeaseLost, RedisUnavailable
 from lowq.logs import describe, get_log
-from lowq.metrics.counters import BOUNDS, bucket_of
+from lowq.metrics.counters import BOUNDS, Tally, bucket_of
 from lowq.node import execution
 from lowq.node.activity import ThreadActivity
 from lowq.node.limits import TimeLimits, WrittenOff, interrupt_of_this_thread
+from lowq.node.pace import Pace
 from lowq.store import Call, Client
 
 log = get_log("lowq.node")
 
-#: Seconds of work that one delivery may take in advance of its acknowledgement: a crash repeats about that much.
-PREFETCH_SECONDS = 0.005
 #: Seconds for which a shard is left alone when its script fails.
 TROUBLE_SECONDS = 1.0
 
@@ -71,6 +70,10 @@ class NodeContext(Protocol):
         """With a new instance of the queue's worker. It raises what that raises."""
         ...
 
+    def has_written_off_a_task(self, performing: Performing | None, stack: str, *, blocked: bool) -> None:
+        """What a task had in hand, which was written off, is reported. ``blocked``: its handler blocks the loop."""
+        ...
+
     def has_written_off(self, thread: "WorkerThread") -> None:
         """All that it had in hand is reported."""
         ...
@@ -88,24 +91,26 @@ class WorkerThread:
     def __init__(
         self,
         node: NodeContext,
+        number: int,
         activity: ThreadActivity,
+        dispatcher: Dispatcher,
         runtimes: dict[str, execution.WorkerRuntime],
         *,
         predecessor: "WorkerThread | None" = None,
         clock: Clock = clock_now,
     ) -> None:
         self._clock = clock
-        self._thread = threading.Thread(target=self._run, name=f"lowq-{activity.number}", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=f"lowq-{number}", daemon=True)
         self.activity = activity
+        self._number = number
         self._node = node
         self._client = node.client
-        self._dispatcher = node.broker.dispatcher
+        self._dispatcher = dispatcher
         self._runtimes = runtimes
         self._config = node.app.config
         self._predecessor = predecessor
         self._held: Shard | None = None
-        #: queue -> seconds that one of its batches took lately.
-        self._pace: dict[str, float] = {}
+        self._pace = Pace(runtimes, prefetch=node.prefetch)
 
     def start(self) -> None:
         """Starts the thread."""
@@ -131,7 +136,10 @@ class WorkerThread:
 
     def successor(self, activity: ThreadActivity) -> "WorkerThread":
         """The thread that is to replace this one, which is written off."""
-        return WorkerThread(self._node, activity, dict(self._runtimes), predecessor=self, clock=self._clock)
+        return WorkerThread(
+            self._node, self._number, activity, self._dispatcher, dict(self._runtimes), predecessor=self,
+            clock=self._clock,
+        )  # fmt: skip
 
     def _run(self) -> None:
         failures = 0
@@ -152,7 +160,7 @@ class WorkerThread:
                 held = self._held
                 self._let_go()
                 if held is not None:
-                    _log_lost(held)
+                    log_lost(held)
             except Exception:
                 self._let_go()
                 log.exception("a thread failed outside of a worker; it goes on")
@@ -186,11 +194,11 @@ class WorkerThread:
         """One round trip to Redis and the work it brought. False: nothing more is to be taken."""
         held = self._held
         if held is None:
-            shard = self._dispatcher.wait(self.activity.number)
+            shard = self._dispatcher.wait(self._number)
             if shard is None:
                 return False
         else:
-            shard = self._dispatcher.pick(self.activity.number)
+            shard = self._dispatcher.pick(self._number)
         delivery = self._exchange(shard)
         if shard is not None and delivery is not None:
             try:
@@ -213,22 +221,10 @@ class WorkerThread:
         assert shard is not None
         assert limits is not None
         self._held = shard
-        token = shard.in_flight.token
         try:
-            outcome = execution.write_off(self._runtimes[shard.queue], shard, limits, self._config)
-            shard.in_flight.finish(outcome.finished)
-            self._report(shard, outcome)
-            # Last: should the lease have been lost and got again, it begins a new delivery.
-            self._until_written(lambda: shard.in_flight.take(0))
-        except LeaseLost:
-            _log_lost(shard)
-        except Exception:
-            log.exception("%r: what a thread had in hand that was written off can't be reported", shard)
+            write_off(self._node, self._dispatcher, self._runtimes[shard.queue], shard, limits)
         finally:
             self._held = None
-            shard.in_flight.drop_delivery()
-            self._dispatcher.withhold(shard)
-            self._node.broker.maintenance.renounce(shard, token)
         self._node.has_written_off(old)
         if not self._node.draining:
             # The handler that hangs may still use the instance.
@@ -252,7 +248,7 @@ class WorkerThread:
             if leaving is not None and leaving.in_flight.unacknowledged:
                 calls.append((leaving, leaving.dispatch.wakes, leaving.in_flight.take_call(0)))
             if shard is not None:
-                calls.append((shard, shard.dispatch.wakes, shard.in_flight.take_call(self._limit(shard))))
+                calls.append((shard, shard.dispatch.wakes, shard.in_flight.take_call(self._pace.limit(shard.queue))))
             deliveries, trouble = self._send(calls)
         except BaseException:
             if shard is not None and shard is not held:
@@ -294,7 +290,7 @@ class WorkerThread:
                     self._dispatcher.took(shard, wakes, deliveries[shard])
                 except LeaseLost:
                     self._node.broker.maintenance.check(shard)
-                    _log_lost(shard)
+                    log_lost(shard)
                 except RedisUnavailable as error:
                     trouble = trouble or error
                 except Exception as error:
@@ -304,14 +300,6 @@ class WorkerThread:
             if deliveries:
                 self._node.broker.outage.end(begun)
         return deliveries, trouble
-
-    def _limit(self, shard: Shard) -> int:
-        size = self._runtimes[shard.queue].batch_size
-        if not self._node.prefetch:
-            return size
-        pace = self._pace.get(shard.queue)
-        batches = 1 if pace is None else int(PREFETCH_SECONDS / max(pace, 1e-6))
-        return max(min(batches * size, MAX_DELIVERY_JOBS // size * size), size)
 
     def _work(self, shard: Shard, delivery: Delivery) -> None:
         """Performs a delivery batch by batch, in order."""
@@ -332,13 +320,7 @@ class WorkerThread:
                 self._dispatcher.look_again(shard)
                 break  # not surely ours any more
             self._perform(shard, delivery, runtime, jobs[start : start + size])
-        batches = -(-len(jobs) // size)
-        pace = (self._clock() - began) / batches
-        known = self._pace.get(shard.queue)
-        # A slow batch counts at once, a quick one bit by bit, at most doubling what the next delivery takes.
-        self._pace[shard.queue] = (
-            pace if known is not None and pace > known else max(pace, (known or PREFETCH_SECONDS) / 2)
-        )
+        self._pace.note(shard.queue, (self._clock() - began) / -(-len(jobs) // size))
 
     def _perform(
         self, shard: Shard, delivery: Delivery, runtime: execution.WorkerRuntime, jobs: list[TakenJob]
@@ -360,19 +342,14 @@ class WorkerThread:
             self.activity.performing = None
             if limits is not None and not limits.written_off:
                 self.activity.limits = None
-        tally, seconds = self.activity.tallies[shard.queue], ended - performing.since
-        tally.processed += len(outcome.finished)
-        if outcome.failures:
-            tally.failed += sum(failure.verdict != "solo" for failure in outcome.failures)
-        tally.seconds += seconds
-        tally.lengths[0 if seconds <= BOUNDS[0] else bucket_of(seconds)] += 1
+        count_batch(self.activity.tallies[shard.queue], outcome, ended - performing.since)
         try:
             execution.conclude(runtime, shard, outcome, self._config, self._report)
         finally:
             # Also when the lease was lost meanwhile: what was raised was raised.
             if not outcome.whole:
                 try:
-                    _log_failure(shard, jobs, outcome, runtime)
+                    log_failure(shard, jobs, outcome, runtime)
                     execution.log_remarks(outcome)
                 finally:
                     if outcome.stop is not None:
@@ -380,19 +357,49 @@ class WorkerThread:
 
     def _report(self, shard: Shard, outcome: execution.Outcome) -> None:
         """Writes an outcome, however long Redis is away: only the end of the process or of the lease ends that."""
-        self._until_written(lambda: execution.report(shard, outcome))
+        until_written(self._node, lambda: execution.report(shard, outcome))
         self._dispatcher.look_again(shard)
 
-    def _until_written(self, write: Callable[[], object]) -> None:
-        failures = 0
-        while True:
-            try:
-                write()
-                return
-            except RedisUnavailable as error:
-                self._node.broker.outage.begin(error)
-                failures += 1
-                time.sleep(backoff(failures))
+
+def until_written(node: NodeContext, write: Callable[[], object]) -> None:
+    """Repeats it while Redis is away."""
+    failures = 0
+    while True:
+        try:
+            write()
+            return
+        except RedisUnavailable as error:
+            node.broker.outage.begin(error)
+            failures += 1
+            time.sleep(backoff(failures))
+
+
+def write_off(
+    node: NodeContext,
+    dispatcher: Dispatcher,
+    runtime: execution.WorkerRuntime,
+    shard: Shard,
+    limits: TimeLimits,
+) -> None:
+    """Reports what was in hand of a batch that was written off, and has the lease surrendered and got anew. Until then
+    the shard is withheld, and nothing of it is taken.
+    """
+    token = shard.in_flight.token
+    try:
+        outcome = execution.write_off(runtime, shard, limits, node.app.config)
+        shard.in_flight.finish(outcome.finished)
+        until_written(node, lambda: execution.report(shard, outcome))
+        dispatcher.look_again(shard)
+        # Last: should the lease have been lost and got again, it begins a new delivery.
+        until_written(node, lambda: shard.in_flight.take(0))
+    except LeaseLost:
+        log_lost(shard)
+    except Exception:
+        log.exception("%r: what was in hand of a batch that was written off can't be reported", shard)
+    finally:
+        shard.in_flight.drop_delivery()
+        dispatcher.withhold(shard)
+        node.broker.maintenance.renounce(shard, token)
 
 
 def backoff(failures: int) -> float:
@@ -400,7 +407,16 @@ def backoff(failures: int) -> float:
     return min(0.05 * 2.0 ** min(failures, 10), 2.0) * random.uniform(0.5, 1.0)
 
 
-def _log_failure(
+def count_batch(tally: Tally, outcome: execution.Outcome, seconds: float) -> None:
+    """Counts a batch that took so long."""
+    tally.processed += len(outcome.finished)
+    if outcome.failures:
+        tally.failed += sum(failure.verdict != "solo" for failure in outcome.failures)
+    tally.seconds += seconds
+    tally.lengths[0 if seconds <= BOUNDS[0] else bucket_of(seconds)] += 1
+
+
+def log_failure(
     shard: Shard, jobs: list[TakenJob], outcome: execution.Outcome, runtime: execution.WorkerRuntime
 ) -> None:
     """What was raised, and what becomes of each id."""
@@ -423,7 +439,8 @@ def _log_failure(
     )  # fmt: skip
 
 
-def _log_lost(shard: Shard) -> None:
+def log_lost(shard: Shard) -> None:
+    """The lease was found to be lost by a call about what was taken."""
     log.warning(
         "%r: the lease was lost; whoever has the shard next performs what was in flight", shard,
         extra={"event": "lease_lost", "queue": shard.queue, "shard": shard.index},

@@ -7,10 +7,11 @@ The same scripts, middlewares and retry rules as in a node::
         assert lowq.testing.drain(OrderSync).performed == 1
 """
 
+import asyncio
 import inspect
 import secrets
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -26,6 +27,8 @@ from lowq.node.execution import (
     Execution,
     Outcome,
     WorkerRuntime,
+    anotify_worker,
+    aperform,
     conclude,
     current_execution,
     decodable_jobs,
@@ -34,7 +37,7 @@ from lowq.node.execution import (
     report,
 )
 from lowq.node.limits import TimeLimits
-from lowq.workers import Worker, limits_of
+from lowq.workers import Worker, is_async, limits_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,16 +53,45 @@ class Drained:
 
 
 def drain(*workers: type, now: float | None = None, limit: int | None = None, raises: bool = False) -> Drained:
-    """Performs everything due, in the calling thread, until nothing is due or ``limit`` batches are done.
+    """Performs everything due, in the calling thread, until nothing is due or ``limit`` batches are done. Async workers
+    are performed in an event loop of its own.
 
     ``now``: Unix time in seconds that counts as the present; the server's clock by default. ``raises``: what a
     handler raises is raised here, after its outcome was written. Nothing happens when a ``time_limit`` or ``ttr``
     passes.
 
     Raises:
-        QueueInUse: a node works the queue. ConfigError: something that is no worker.
+        QueueInUse: a node works the queue. ConfigError: something that is no worker; an async one, called from a
+        running event loop.
     """
-    drainers = [_Drainer(_worker(item), now) for item in workers]
+    if not any(is_async(_worker(item)) for item in workers):
+        return _never_suspended(_drain(workers, now, limit, raises=raises))
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(_drain(workers, now, limit, raises=raises))
+    raise ConfigError("drain() can't run an event loop inside the running one; write: await lowq.testing.adrain(...)")
+
+
+async def adrain(*workers: type, now: float | None = None, limit: int | None = None, raises: bool = False) -> Drained:
+    """As `drain`, in the running event loop: for async tests. Sync workers are performed in a thread."""
+    return await _drain(workers, now, limit, raises=raises, in_thread=True)
+
+
+def _never_suspended(coroutine: Coroutine[Any, Any, Drained]) -> Drained:
+    """The result of a coroutine that awaits nothing but what is done at once, without an event loop."""
+    try:
+        coroutine.send(None)
+    except StopIteration as end:
+        result: Drained = end.value
+        return result
+    raise AssertionError("it was suspended")
+
+
+async def _drain(
+    workers: Sequence[type], now: float | None, limit: int | None, *, raises: bool, in_thread: bool = False
+) -> Drained:
+    drainers = [_Drainer(_worker(item), now, in_thread=in_thread) for item in workers]
     performed = failed = batches = 0
     try:
         for drainer in drainers:
@@ -71,7 +103,7 @@ def drain(*workers: type, now: float | None = None, limit: int | None = None, ra
                 for shard in drainer.shards:
                     if limit is not None and batches >= limit:
                         break
-                    outcome = drainer.step(shard)
+                    outcome = await drainer.step(shard)
                     if outcome is None:
                         continue
                     busy = True
@@ -97,10 +129,13 @@ def _worker(item: type) -> type[Worker[Any]]:
 class _Drainer:
     """The shards of one worker, leased for the time of a drain."""
 
-    def __init__(self, worker: type[Worker[Any]], now: float | None) -> None:
+    def __init__(self, worker: type[Worker[Any]], now: float | None, *, in_thread: bool) -> None:
         assert isinstance(worker._app, Lowq)
         self._app: Lowq = worker._app
         self._now = now
+        self._is_async = is_async(worker)
+        #: A sync worker is performed in a thread, as the event loop goes on meanwhile.
+        self._in_thread = in_thread
         self._runtime = WorkerRuntime.of(worker, self._app.config)
         self._app.register(worker.queue_name, worker.shards_count, worker)
         self.shards = shards_of(self._app.client, self._app.config, worker, secrets.token_hex(8))
@@ -113,7 +148,7 @@ class _Drainer:
                     "drain only queues that nobody works"
                 )
 
-    def step(self, shard: Shard) -> Outcome | None:
+    async def step(self, shard: Shard) -> Outcome | None:
         """Takes and performs one batch; None: nothing is due."""
         ttl = self._app.config.lease_ttl
         if clock.now() > shard.lease.deadline - ttl / 2:
@@ -125,9 +160,20 @@ class _Drainer:
             shard.in_flight.keep_finished()
             return Outcome() if delivery.jobs else None
         limits = _limits(self._runtime.time_limit, self._runtime.ttr)
-        outcome = perform(self._runtime, shard, delivery.lease.fence, jobs, config, limits)
+        batch = (self._runtime, shard, delivery.lease.fence, jobs, config, limits)
+        if self._is_async:
+            outcome = await aperform(*batch)
+        elif self._in_thread:
+            outcome = await asyncio.to_thread(perform, *batch)
+        else:
+            outcome = perform(*batch)
         try:
-            conclude(self._runtime, shard, outcome, config, partial(report, now=self._now))
+            if self._is_async:
+                shard.in_flight.finish(outcome.finished)
+                report(shard, outcome, self._now)
+                await anotify_worker(outcome, self._runtime.instance, config)
+            else:
+                conclude(self._runtime, shard, outcome, config, partial(report, now=self._now))
         except LowqError:
             if outcome.stop is not None:  # also when the lease was lost meanwhile
                 raise outcome.stop from None

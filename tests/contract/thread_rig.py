@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import lowq
+from lowq.broker.activity import Performing
 from lowq.broker.dispatcher import Dispatcher
 from lowq.broker.fairness import Share
 from lowq.broker.lease import Lease
@@ -55,17 +56,20 @@ class ThreadRig:
         self.dispatcher = Dispatcher([self.shards], [{queue: LagScheduler()}], {queue: Share()}, clock=clock)
         self.maintenance = _MaintenanceLoop()
         #: What a thread needs of a broker.
-        self.broker: Any = SimpleNamespace(dispatcher=self.dispatcher, maintenance=self.maintenance, outage=Outage())
+        self.broker: Any = SimpleNamespace(maintenance=self.maintenance, outage=Outage())
         self.worker = worker
         self.draining = False
         #: What was written off.
         self.written_off: list[WorkerThread] = []
         self.runtimes = {worker.queue_name: WorkerRuntime.of(worker, app.config)}
-        self.thread = WorkerThread(self, ThreadActivity(0), self.runtimes, clock=clock)
+        self.thread = WorkerThread(self, 0, ThreadActivity(0), self.dispatcher, self.runtimes, clock=clock)
         app.register(worker.queue_name, worker.shards_count, worker)
         for shard in self.shards:
             assert isinstance(shard.lease.acquire(TTL), Lease)
         self.wake()
+
+    def has_written_off_a_task(self, performing: Performing | None, stack: str, *, blocked: bool) -> None:
+        raise AssertionError("there is no event loop")
 
     def fail(self, error: BaseException) -> None:
         self.failed.append(error)

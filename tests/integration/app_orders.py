@@ -9,6 +9,7 @@ A payload is `{"version": n, "do": "sleep", "for": 0.5, "once": true}`: what `do
 with `once` only the first time. Settings come from lowq's own environment variables and from those of `SETTINGS`.
 """
 
+import asyncio
 import ctypes
 import itertools
 import logging
@@ -39,6 +40,7 @@ SETTINGS = {
     "ORDERS_TTR": "",
     "ORDERS_WORK": "0",  # seconds that each perform takes at least
     "ORDERS_PREFETCH": "1",
+    "ORDERS_ASYNC": "",  # "1": an async worker
     "ORDERS_SCHEDULER": "",  # "", seq, own
     "ORDERS_SPLITTER": "",  # "", NODE/NODES, own
     "ORDERS_BREAK": "",  # a hook of the worker that calls sys.exit: retry_in, retries_exhausted
@@ -158,7 +160,7 @@ def version_of(payload: object) -> int:
     ttr=float(setting("ORDERS_TTR") or 0) or None,
 )
 class Orders(lowq.Worker[dict[str, Any]]):
-    def perform(self, payloads_by_id: dict[str, list[dict[str, Any]]]) -> None:
+    def perform_in_thread(self, payloads_by_id: dict[str, list[dict[str, Any]]]) -> None:
         batch = lowq.current()
         versions = {job_id: [*map(version_of, payloads)] for job_id, payloads in payloads_by_id.items()}
         with history.performing(batch.shard, batch.fence, versions):
@@ -166,6 +168,22 @@ class Orders(lowq.Worker[dict[str, Any]]):
             for job_id, payloads in payloads_by_id.items():
                 for payload in payloads:
                     act(job_id, payload)
+
+    async def perform_in_loop(self, payloads_by_id: dict[str, list[dict[str, Any]]]) -> None:
+        batch = lowq.current()
+        versions = {job_id: [*map(version_of, payloads)] for job_id, payloads in payloads_by_id.items()}
+        with history.performing(batch.shard, batch.fence, versions):
+            await asyncio.sleep(float(setting("ORDERS_WORK")))
+            for job_id, payloads in payloads_by_id.items():
+                for payload in payloads:
+                    if payload.get("do") == "sleep" and not payload.get("once"):
+                        await asyncio.sleep(payload.get("for", 0.0))
+                    elif payload.get("do") in ("wait", "sleep", "push"):
+                        await asyncio.to_thread(act, job_id, payload)
+                    else:
+                        act(job_id, payload)
+
+    perform = perform_in_loop if setting("ORDERS_ASYNC") else perform_in_thread
 
     def retry_in(self, retry_count: int) -> float:
         if setting("ORDERS_BREAK") == "retry_in":

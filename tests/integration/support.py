@@ -131,11 +131,13 @@ class Rig:
     queue_name = "Orders"
     #: What nodes and producers run.
     module = "tests.integration.app_orders"
+    #: Settings that a test may override.
+    defaults: Mapping[str, object] = {}
 
     def __init__(self, url: str, folder: Path, **settings: object) -> None:
         self.url = url
         self.folder = folder
-        self.settings: dict[str, object] = {"LOWQ_LEASE_TTL": TTL, **settings}
+        self.settings: dict[str, object] = {"LOWQ_LEASE_TTL": TTL, **self.defaults, **settings}
         self.shards_count = int(str(self.settings.get("ORDERS_SHARDS", 5)))
         self.history = History(folder / "history")
         self.client: Any = redis.Redis.from_url(url, decode_responses=True, socket_timeout=10)

@@ -245,3 +245,15 @@ with lowq.testing.execution(OrderSync, {"1": [{"version": 1}]}) as current:
 
 def ids(jobs: Iterable[lowq.Job]) -> list[str]:
     return [item.id for item in jobs]
+
+
+@lowq.worker(shards_count=3)
+class AsyncPerform(lowq.Worker[Order]):
+    async def perform(self, payloads_by_id: dict[str, list[Order]]) -> None: ...
+
+
+@lowq.worker
+async def async_function(payloads_by_id: dict[str, list[Any]]) -> None: ...
+
+
+async_function.perform_async({"id": 1})

@@ -44,11 +44,6 @@ class WrongAttribute(lowq.Worker[Order]):
 
 
 @lowq.worker
-class AsyncPerform(lowq.Worker[Order]):
-    async def perform(self, payloads_by_id: dict[str, list[Order]]) -> None: ...  # rejected
-
-
-@lowq.worker
 class OtherPayloads(lowq.Worker[Order]):
     def perform(self, payloads_by_id: dict[str, list[str]]) -> None: ...  # rejected
 
@@ -86,10 +81,6 @@ class Handler(lowq.Worker[Order]):
 
 
 # --- functions ---
-
-
-@lowq.worker  # rejected
-async def async_function(payloads_by_id: dict[str, list[Any]]) -> None: ...
 
 
 @lowq.worker  # rejected

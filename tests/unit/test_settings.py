@@ -16,6 +16,7 @@ DEFAULTS = {
     "namespace": "lowq",
     "poll_interval": 1,
     "threads_per_node": 5,
+    "concurrency": 100,
     "client_pool_size": 5,
     "pool_timeout": 5,
     "push_timeout": 5,
@@ -169,7 +170,7 @@ class TestChecks:
         with pytest.raises(ConfigError, match=r"^warn_after="):
             Config(warn_after=value)
 
-    @pytest.mark.parametrize("name", ["threads_per_node", "client_pool_size", "max_payload_bytes"])
+    @pytest.mark.parametrize("name", ["threads_per_node", "concurrency", "client_pool_size", "max_payload_bytes"])
     @pytest.mark.parametrize("value", ["many", 0, -1, 2.5, 2.0, True, None, math.nan])
     def test_a_count_is_a_whole_number_from_1_on(self, name: str, value: Any) -> None:
         with pytest.raises(ConfigError, match=f"^{name}="):

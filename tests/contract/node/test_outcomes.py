@@ -1,6 +1,8 @@
 """Whatever an application's objects do, the outcome of a batch is written: by a node's thread and by `drain` alike."""
 
+import asyncio
 import gc
+import inspect
 import logging
 import warnings
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -14,7 +16,7 @@ from lowq.node.execution import NO_REDIS_PAUSES
 from lowq.sharding import shard_of
 from lowq.store.keys import shard_prefix
 from lowq.testing import drain
-from lowq.workers import Worker
+from lowq.workers import Worker, is_async
 from tests.contract.thread_rig import ThreadRig
 from tests.leases import run_out
 from tests.tiers import real_redis_often
@@ -40,7 +42,7 @@ def make_app(store_url: str) -> Iterator[MakeApp]:
         app.close()
 
 
-@pytest.fixture(params=["thread", "drain"])
+@pytest.fixture(params=["thread", "drain", "async"])
 def perform_once(request: pytest.FixtureRequest) -> Perform:
     rigs: dict[type, ThreadRig] = {}
 
@@ -58,7 +60,32 @@ def perform_once(request: pytest.FixtureRequest) -> Perform:
         except Stop:
             pass  # what stops a process comes out, as the outcome was written
 
-    return by_thread if request.param == "thread" else by_drain
+    def by_async_drain(worker: type[Worker[Any]]) -> None:
+        make_async(worker)
+        by_drain(worker)
+
+    performs: dict[str, Perform] = {"thread": by_thread, "drain": by_drain, "async": by_async_drain}
+    return performs[request.param]
+
+
+def make_async(worker: type[Worker[Any]]) -> None:
+    """Makes the worker an async one that does the same."""
+    perform, retries_exhausted = worker.perform, worker.retries_exhausted
+    if is_async(worker) or inspect.isgeneratorfunction(perform):
+        return
+
+    async def aperform(self: Any, payloads_by_id: PayloadsById) -> None:
+        await asyncio.sleep(0)
+        returned: Any = perform(self, payloads_by_id)
+        if returned is not None:
+            await returned
+
+    async def aretries_exhausted(self: Any, jobs: list[Job]) -> None:
+        await asyncio.sleep(0)
+        retries_exhausted(self, jobs)
+
+    worker.perform = aperform  # type: ignore[method-assign]
+    worker.retries_exhausted = aretries_exhausted  # type: ignore[method-assign]
 
 
 class Stop(BaseException):
@@ -358,6 +385,7 @@ def pass_on(worker: Any, batch: Any, call_next: Callable[[], Any]) -> None:
     call_next()
 
 
+@pytest.mark.parametrize("perform_once", ["thread", "drain"], indirect=True)  # an async worker awaits it
 @real_redis_often
 @pytest.mark.parametrize("middlewares", [[], [pass_on]], ids=["bare", "with a middleware"])
 @pytest.mark.parametrize("form", [as_function, as_class])
@@ -386,6 +414,7 @@ def lazy_middleware(worker: Any, batch: Any, call_next: Callable[[], Any]) -> An
     return async_middleware(worker, batch, call_next)
 
 
+@pytest.mark.parametrize("perform_once", ["thread", "drain"], indirect=True)  # an async worker awaits it
 @pytest.mark.parametrize("middleware", [async_middleware, lazy_middleware])
 def test_a_middleware_that_has_not_run_fails_the_batch(
     make_app: MakeApp, perform_once: Perform, middleware: Any
@@ -400,6 +429,7 @@ def test_a_middleware_that_has_not_run_fails_the_batch(
     assert f"middleware {middleware.__name__} returned a coroutine, which nobody runs; write a plain def" in error
 
 
+@pytest.mark.parametrize("perform_once", ["thread", "drain"], indirect=True)  # an async worker awaits it
 def test_an_async_retries_exhausted_is_said_to_have_done_nothing(
     make_app: MakeApp, perform_once: Perform, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -407,7 +437,7 @@ def test_an_async_retries_exhausted_is_said_to_have_done_nothing(
         raise AssertionError("nobody awaits it")
 
     worker = make_worker(make_app(), empty, max_retry_count=0)
-    worker.retries_exhausted = tell  # type: ignore[method-assign, assignment]
+    worker.retries_exhausted = tell  # type: ignore[method-assign]
     worker.perform_async({"id": 1})
     perform_once(worker)
     assert_buried(worker)

@@ -95,7 +95,7 @@ def test_a_quiet_node_takes_nothing_more_before_it_gives_up_what_rests(app: lowq
     leave = node.broker.maintenance.quiet
 
     def quiet() -> None:
-        waiting = threading.Thread(target=node.broker.dispatcher.wait, args=(0,))
+        waiting = threading.Thread(target=node.broker.dispatchers[0].wait, args=(0,))
         waiting.start()
         waiting.join(PATIENCE)  # at once, without a shard, when the dispatcher is closed
         closed.append(not waiting.is_alive())

@@ -52,7 +52,7 @@ class Thread:
 
 def loop_of(wire: Wire, *activities: ThreadActivity) -> MaintenanceLoop:
     return MaintenanceLoop(
-        cast(Client, wire), cast(Membership, None), cast(Leases, None), activities, Outage(),
+        cast(Client, wire), cast(Membership, None), cast(Leases, None), lambda: activities, Outage(),
         divide=lambda _members: [],
         lease_ttl=15.0, poll_interval=1.0, registrations=[], on_ready=lambda: None, on_fatal=lambda _error: None,
     )  # fmt: skip

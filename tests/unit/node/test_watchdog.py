@@ -23,7 +23,7 @@ class Rig:
         self.activities = [ThreadActivity(number) for number in range(2)]
         self.shard = Shard(cast(Client, None), "lowq", "q", 3, shards_count=4, nonce="me", load_payload=bytes.decode)
         self.watchdog = Watchdog(
-            self.activities, limits, warn_after,
+            lambda: list(self.activities), limits, warn_after,
             write_off=self.written_off.append, on_fatal=self.fail, clock=lambda: self.now,
         )  # fmt: skip
 

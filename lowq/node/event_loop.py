@@ -1,0 +1,494 @@
+"""The event loop of a node: performs the shards of async workers, many at once.
+
+::
+
+    thread lowq-loop       one asyncio loop; a task for each delivery: batch by batch, as a worker thread does it
+    thread lowq-loop-io    the round trips to Redis, one at a time, for all of them
+
+While a round trip is under way, what the tasks have finished and the shards that have become due gather; the next one
+takes all of it along in one write: acknowledgements, takes and reports. So Redis and the handlers work at the same
+time, and no task waits for the reply to another's call.
+
+A shard is claimed from its take until it is acknowledged and not taken again at once, as by a thread. While its task
+runs, what is in flight belongs to the task; before and after that to the thread of the round trips.
+"""
+
+import asyncio
+import sys
+import threading
+import time
+import traceback
+from collections import deque
+from collections.abc import Coroutine, Mapping, Sequence
+from importlib import import_module
+from types import FrameType
+from typing import Any, NamedTuple
+
+from lowq.broker.activity import Performing
+from lowq.broker.delivery import Delivery, TakenJob
+from lowq.broker.dispatcher import Dispatcher
+from lowq.broker.in_flight import Report
+from lowq.broker.shard import Shard
+from lowq.clock import Clock
+from lowq.clock import now as clock_now
+from lowq.errors import LeaseLost, RedisUnavailable
+from lowq.logs import get_log
+from lowq.metrics.counters import Tally
+from lowq.node import execution
+from lowq.node.activity import ThreadActivity
+from lowq.node.limits import TimeLimits, WrittenOff, interrupt_of_this_task
+from lowq.node.pace import Pace
+from lowq.node.worker_thread import (
+    TROUBLE_SECONDS,
+    NodeContext,
+    backoff,
+    count_batch,
+    log_failure,
+    log_lost,
+    write_off,
+)
+from lowq.store import Call
+
+log = get_log("lowq.node")
+
+#: Seconds for which a handler may go on without awaiting anything before it is named in the log.
+BLOCKED_SECONDS = 0.1
+#: Seconds that cancelled tasks have for their clean-up.
+CLEAN_UP_SECONDS = 1.0
+
+
+class _Write(NamedTuple):
+    """Reports of a task that are to be written, and its future: it gets their replies."""
+
+    reports: Sequence[Report]
+    future: "asyncio.Future[list[Any]]"
+
+
+class EventLoop:
+    """Performs the async workers of a node. ``concurrency``: shards at once; ``tallies``: queue -> what all tasks count
+    in, as they run in one thread.
+    """
+
+    def __init__(
+        self,
+        node: NodeContext,
+        dispatcher: Dispatcher,
+        runtimes: dict[str, execution.WorkerRuntime],
+        tallies: Mapping[str, Tally],
+        concurrency: int,
+        *,
+        clock: Clock = clock_now,
+    ) -> None:
+        self._node = node
+        self._clock = clock
+        self._client = node.client
+        self._dispatcher = dispatcher
+        self._runtimes = runtimes
+        self._config = node.app.config
+        self._concurrency = concurrency
+        self._pace = Pace(runtimes, prefetch=node.prefetch)
+        self._tallies = tallies
+        self._loop = new_event_loop()
+        self._thread = threading.Thread(target=self._run, name="lowq-loop", daemon=True)
+        self._watch_thread = threading.Thread(target=self._watch, name="lowq-loop-watch", daemon=True)
+        self._io = threading.Thread(target=self._run_io, name="lowq-loop-io", daemon=True)
+        #: What each shard's task shows to others. A shard is in it from the start of its task until that has ended.
+        self._running: dict[Shard, ThreadActivity] = {}
+        self._tasks: dict[Shard, asyncio.Task[None]] = {}
+        #: Shards whose task has ended, and reports: from the tasks to the thread of the round trips.
+        self._ended: deque[Shard] = deque()
+        self._writes: deque[_Write] = deque()
+        #: Claimed, not running, and perhaps with something unacknowledged. Of the thread of the round trips.
+        self._resting: set[Shard] = set()
+        #: Tasks that were written off and have not ended since, and those that are to be.
+        self._hanging: list[asyncio.Task[None]] = []
+        self._overdue: deque[ThreadActivity] = deque()
+        #: Set while tasks run.
+        self._busy = threading.Event()
+        #: When the loop was asked for a sign of life that it has not given yet; None: it has. Monotonic.
+        self._asked_at: float | None = None
+
+    # --- from other threads ---
+
+    def start(self) -> None:
+        """Starts both threads."""
+        self._thread.start()
+        self._io.start()
+        self._watch_thread.start()
+
+    def is_alive(self) -> bool:
+        """Whether anything is being performed or still to be written, or may be."""
+        return self._io.is_alive()
+
+    def activities(self) -> list[ThreadActivity]:
+        """Those of the running tasks."""
+        return list(self._running.values())
+
+    def stacks(self) -> list[tuple[Performing | None, list[str]]]:
+        """What each task performs, and where it is: lines of its stack, outermost first."""
+        found = []
+        for shard, task in list(self._tasks.items()):
+            activity = self._running.get(shard)
+            found.append((None if activity is None else activity.performing, _stack_of(task)))
+        return found
+
+    def hanging(self) -> list["asyncio.Task[None]"]:
+        """The tasks that were written off and whose handlers have not ended since."""
+        return [task for task in self._hanging if not task.done()]
+
+    def write_off(self, activity: ThreadActivity) -> None:
+        """The handler of the task has exceeded its ttr: from here on nothing belongs to it. By the watchdog."""
+        self._overdue.append(activity)
+        self._dispatcher.nudge()
+
+    def cancel(self) -> None:
+        """Cancels what runs, and waits a moment for its clean-up. Nothing of it is reported: its next owner performs
+        it again.
+        """
+        deadline = time.monotonic() + CLEAN_UP_SECONDS
+        self._loop.call_soon_threadsafe(self._cancel_all)
+        while self._tasks and time.monotonic() < deadline:
+            time.sleep(0.01)
+
+    def _cancel_all(self) -> None:
+        for task in self._tasks.values():
+            task.cancel()
+
+    # --- the round trips ---
+
+    def _run_io(self) -> None:
+        failures = 0
+        while True:
+            try:
+                if not self._turn():
+                    break
+                failures = 0
+            except RedisUnavailable as error:
+                self._node.broker.outage.begin(error)
+                failures += 1
+                time.sleep(backoff(failures))
+            except Exception:
+                log.exception("a round trip failed outside of a worker; it is tried again")
+                failures += 1
+                time.sleep(backoff(failures))
+            except BaseException as error:
+                # SystemExit or the like from what a user has given us besides `perform`.
+                self._node.fail(error)
+                break
+        self._busy.set()  # the watch ends
+        self._loop.call_soon_threadsafe(self._loop.stop)
+
+    def _turn(self) -> bool:
+        """One round trip. False: nothing more is to be taken, and nothing is left to be written."""
+        while self._ended:
+            shard = self._ended.popleft()
+            del self._running[shard]
+            self._resting.add(shard)
+        while self._overdue:
+            self._inherit(self._overdue.popleft())
+        free = self._concurrency - len(self._running)
+        picked = self._dispatcher.pick_many(free, self._resting)
+        if not (picked or self._resting or self._writes):
+            if self._dispatcher.closed and not self._running:
+                return False
+            picked = self._dispatcher.wait_many(free)
+        self._exchange(picked)
+        return True
+
+    def _inherit(self, activity: ThreadActivity) -> None:
+        """Reports what a task had in hand that was written off, and has the lease got anew: so what its handler still
+        does has a lower fence than what anybody does with these jobs from now on.
+        """
+        limits, performing = activity.limits, activity.performing
+        shard = next(shard for shard, running in self._running.items() if running is activity)
+        assert limits is not None
+        task = self._tasks.pop(shard)
+        stack = "".join(_stack_of(task))
+        blocked = asyncio.current_task(self._loop) is task
+        if blocked:
+            frame = sys._current_frames().get(self._thread.ident or 0)
+            stack = "".join(traceback.format_stack(frame))
+        self._hanging = [*self.hanging(), task]
+        self._loop.call_soon_threadsafe(task.cancel)
+        try:
+            write_off(self._node, self._dispatcher, self._runtimes[shard.queue], shard, limits)
+        finally:
+            del self._running[shard]
+        self._node.has_written_off_a_task(performing, stack, blocked=blocked)
+
+    def _exchange(self, picked: list[Shard]) -> None:
+        """Acknowledges what the resting shards finished, takes from those that were picked, and writes reports, all in
+        one write. What holds if the process dies, or a reply is lost, is as in a worker thread.
+
+        Raises:
+            RedisUnavailable
+        """
+        writes = [self._writes.popleft() for _ in range(len(self._writes))]
+        self._resting -= set(picked)
+        for shard in [shard for shard in self._resting if not shard.in_flight.unacknowledged]:
+            self._let_go(shard)
+        calls: list[Call] = []
+        takes: list[tuple[Shard, int]] = []
+        for shard, limit in [*((shard, 0) for shard in self._resting), *self._limits(picked)]:
+            takes.append((shard, shard.dispatch.wakes))
+            calls.append(shard.in_flight.take_call(limit))
+        for write in writes:
+            calls += [report.call for report in write.reports]
+        if not calls:
+            return
+        begun = self._node.broker.outage.begun
+        try:
+            replies = iter(self._client.run_many(calls))
+        except BaseException:
+            self._resting |= set(picked)
+            self._writes.extendleft(reversed(writes))
+            raise
+        deliveries: list[tuple[Shard, Delivery]] = []
+        trouble: RedisUnavailable | None = None
+        for shard, wakes in takes:
+            try:
+                delivery = shard.in_flight.took(next(replies))
+                self._dispatcher.took(shard, wakes, delivery)
+                deliveries.append((shard, delivery))
+            except RedisUnavailable as error:
+                trouble = trouble or error
+                self._resting.add(shard)  # what it finished is still to be acknowledged
+            except LeaseLost:
+                self._lost(shard)
+            except Exception as error:
+                shard.in_flight.drop_delivery()
+                self._dispatcher.rest(shard, TROUBLE_SECONDS)
+                self._let_go(shard)
+                log.error("%r rests for %g s: %s", shard, TROUBLE_SECONDS, error, extra={"event": "trouble"})
+        answers = [(write.future, [next(replies) for _ in write.reports]) for write in writes]
+        if deliveries:
+            self._node.broker.outage.end(begun)
+        begin = [(shard, delivery, jobs) for shard, delivery in deliveries if (jobs := self._jobs(shard, delivery))]
+        if begin or answers:
+            self._loop.call_soon_threadsafe(self._received, begin, answers)
+        if trouble is not None:
+            raise trouble
+
+    def _limits(self, picked: list[Shard]) -> list[tuple[Shard, int]]:
+        return [(shard, self._pace.limit(shard.queue)) for shard in picked]
+
+    def _jobs(self, shard: Shard, delivery: Delivery) -> list[TakenJob]:
+        """What a task is to perform of a delivery. Without any the shard is let go."""
+        jobs: list[TakenJob] = []
+        try:
+            jobs = execution.decodable_jobs(shard, delivery, self._config)
+        except LeaseLost:
+            self._lost(shard)
+            return []
+        except BaseException:
+            self._resting.add(shard)
+            shard.in_flight.keep_finished()
+            self._dispatcher.look_again(shard)
+            raise
+        if jobs:
+            self._running[shard] = ThreadActivity(None)
+            return jobs
+        shard.in_flight.keep_finished()
+        if delivery.undecodable:
+            self._dispatcher.look_again(shard)
+        self._let_go(shard)
+        return []
+
+    def _let_go(self, shard: Shard) -> None:
+        self._resting.discard(shard)
+        self._dispatcher.unclaim(shard)
+
+    def _lost(self, shard: Shard) -> None:
+        shard.in_flight.drop_delivery()
+        self._dispatcher.look_again(shard)
+        self._let_go(shard)
+        self._node.broker.maintenance.check(shard)
+        log_lost(shard)
+
+    # --- the loop ---
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        try:
+            self._loop.run_forever()
+        except BaseException as error:
+            self._node.fail(error)
+        finally:
+            asyncio.set_event_loop(None)
+
+    def _received(
+        self,
+        begin: list[tuple[Shard, Delivery, list[TakenJob]]],
+        answers: list[tuple["asyncio.Future[list[Any]]", list[Any]]],
+    ) -> None:
+        """What a round trip has brought: tasks to begin, and replies that tasks wait for."""
+        for future, replies in answers:
+            if not future.done():  # cancelled meanwhile
+                future.set_result(replies)
+        for shard, delivery, jobs in begin:
+            self._tasks[shard] = self._loop.create_task(self._work(shard, delivery, jobs), name=f"lowq {shard!r}")
+        if begin and not self._busy.is_set():
+            self._busy.set()
+
+    async def _work(self, shard: Shard, delivery: Delivery, jobs: list[TakenJob]) -> None:
+        """Performs a delivery batch by batch, in order."""
+        activity = self._running[shard]
+        try:
+            await self._work_batches(shard, delivery, jobs, activity)
+        except WrittenOff:
+            return  # the shard and what was in hand are somebody else's
+        except LeaseLost:
+            shard.in_flight.drop_delivery()
+            self._dispatcher.look_again(shard)
+            self._node.broker.maintenance.check(shard)
+            log_lost(shard)
+        except asyncio.CancelledError:
+            log.warning("%r was cancelled; its next owner performs it again", shard, extra={"event": "cancelled"})
+        except BaseException as error:
+            log.exception("a task failed outside of a worker")
+            self._dispatcher.look_again(shard)
+            if not isinstance(error, Exception):
+                self._node.fail(error)
+        # What did not finish is in flight, and no longer in hand. The next take, or the next owner, gets it.
+        shard.in_flight.keep_finished()
+        del self._tasks[shard]
+        self._ended.append(shard)
+        self._dispatcher.nudge()
+
+    async def _work_batches(
+        self, shard: Shard, delivery: Delivery, jobs: list[TakenJob], activity: ThreadActivity
+    ) -> None:
+        runtime = self._runtimes[shard.queue]
+        size = runtime.batch_size
+        began = self._clock()
+        for start in range(0, len(jobs), size):
+            if start and (shard.dispatch.leaving or self._node.stopping.is_set()):
+                await self._write(shard, [shard.in_flight.release_report([(job.id, None) for job in jobs[start:]])])
+                break
+            lease = shard.lease.current
+            if lease is None or lease.token != delivery.lease.token or self._clock() >= shard.lease.deadline:
+                self._dispatcher.look_again(shard)
+                break  # not surely ours any more
+            await self._perform(shard, delivery, runtime, jobs[start : start + size], activity)
+        self._pace.note(shard.queue, (self._clock() - began) / -(-len(jobs) // size))
+
+    async def _perform(
+        self,
+        shard: Shard,
+        delivery: Delivery,
+        runtime: execution.WorkerRuntime,
+        jobs: list[TakenJob],
+        activity: ThreadActivity,
+    ) -> None:
+        if shard.in_flight.unacknowledged:
+            self._node.broker.maintenance.arm()
+        performing = activity.performing = Performing(shard, [job.id for job in jobs], self._clock())
+        limits: TimeLimits | None = None
+        if runtime.time_limit is not None or runtime.ttr is not None:
+            limits = activity.limits = TimeLimits(
+                runtime.time_limit, runtime.ttr, jobs,
+                interrupt=interrupt_of_this_task(lambda: limits), on_earlier=self._node.limit_moved,
+            )  # fmt: skip
+        try:
+            outcome = await execution.aperform(runtime, shard, delivery.lease.fence, jobs, self._config, limits)
+        finally:
+            ended = self._clock()
+            if limits is None or not limits.written_off:
+                activity.performed = performing, ended
+                activity.performing = activity.limits = None
+        count_batch(self._tallies[shard.queue], outcome, ended - performing.since)
+        shard.in_flight.finish(outcome.finished)
+        if outcome.whole:
+            return
+        try:
+            await self._write(shard, execution.reports_of(shard, outcome))
+            self._dispatcher.look_again(shard)
+            await execution.anotify_worker(outcome, runtime.instance, self._config)
+        finally:
+            # Also when the lease was lost meanwhile: what was raised was raised.
+            try:
+                log_failure(shard, jobs, outcome, runtime)
+                execution.log_remarks(outcome)
+            finally:
+                if outcome.stop is not None:
+                    self._node.fail(outcome.stop)
+
+    async def _write(self, shard: Shard, reports: Sequence[Report]) -> None:
+        """Has reports written, however long Redis is away: only the end of the process or of the lease ends that.
+
+        Raises:
+            LeaseLost
+        """
+        failures = 0
+        while reports:
+            future: asyncio.Future[list[Any]] = self._loop.create_future()
+            self._writes.append(_Write(reports, future))
+            self._dispatcher.nudge()
+            try:
+                shard.in_flight.reported(reports, await future)
+                return
+            except RedisUnavailable as error:
+                self._node.broker.outage.begin(error)
+                failures += 1
+                await asyncio.sleep(backoff(failures))
+
+    # --- a handler that blocks the loop ---
+
+    def _watch(self) -> None:
+        """Names the handler that has not awaited anything for long: all others wait for it."""
+        warn_after = BLOCKED_SECONDS
+        while self._busy.wait() and self._io.is_alive():
+            now = self._clock()
+            if self._asked_at is None:
+                warn_after = BLOCKED_SECONDS
+                if not self._tasks:
+                    self._busy.clear()
+                    continue
+                self._asked_at = now
+                self._loop.call_soon_threadsafe(self._answer)
+            elif now - self._asked_at >= warn_after and self._name_the_blocker(now - self._asked_at):
+                warn_after *= 2
+            time.sleep(BLOCKED_SECONDS / 4)
+
+    def _answer(self) -> None:
+        self._asked_at = None
+
+    def _name_the_blocker(self, seconds: float) -> bool:
+        task = asyncio.current_task(self._loop)
+        frame = sys._current_frames().get(self._thread.ident or 0)
+        if task is None or frame is None or self._asked_at is None:
+            return False  # it is the machine, or it is over
+        performing = next(
+            (activity.performing for shard, activity in list(self._running.items()) if self._tasks.get(shard) is task),
+            None,
+        )
+        log.warning(
+            "%s has blocked the event loop for %.1f s, and with it all other tasks: await what waits, and run what "
+            "computes in asyncio.to_thread\n%s",
+            f"task {task.get_name()!r}" if performing is None else performing, seconds,
+            "".join(traceback.format_stack(frame)), extra={"event": "loop_blocked", "seconds": seconds},
+        )  # fmt: skip
+        return True
+
+
+def _stack_of(task: "asyncio.Task[None]") -> list[str]:
+    """Where a task waits, outermost first. `asyncio.Task.get_stack` knows only its outermost function."""
+    lines = []
+    awaited: Any = task.get_coro()
+    while isinstance(awaited, Coroutine):
+        frame: FrameType | None = getattr(awaited, "cr_frame", None)
+        if frame is not None:
+            code = frame.f_code
+            lines.append(f'  File "{code.co_filename}", line {frame.f_lineno}, in {code.co_name}\n')
+        awaited = getattr(awaited, "cr_await", None)
+    return lines
+
+
+def new_event_loop() -> asyncio.AbstractEventLoop:
+    """uvloop's, when that is installed."""
+    try:
+        uvloop = import_module("uvloop")
+    except ImportError:
+        return asyncio.new_event_loop()
+    made: asyncio.AbstractEventLoop = uvloop.new_event_loop()
+    return made

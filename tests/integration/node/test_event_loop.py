@@ -1,0 +1,342 @@
+"""What is special about async workers in nodes. What they share with others the rest of this folder runs for both."""
+
+import asyncio
+import logging
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+import lowq
+import lowq.testing
+from lowq.node import event_loop
+from lowq.node.node import Node
+from lowq.sharding import shard_of
+from lowq.store import Client
+from lowq.workers import Worker
+from tests.waiting import until
+
+Start = Callable[..., Node]
+
+
+@pytest.fixture(params=["threads"])
+def kind_of_worker(request: pytest.FixtureRequest) -> str:
+    """These tests make workers of their own."""
+    kind: str = request.param
+    return kind
+
+
+@pytest.fixture
+def app(redis_url: str) -> Iterator[lowq.Lowq]:
+    app = lowq.Lowq(redis_url=redis_url, shutdown_timeout=0)
+    yield app
+    app.close()
+
+
+@pytest.fixture
+def start(app: lowq.Lowq) -> Iterator[Start]:
+    nodes: list[Node] = []
+
+    def start(**options: Any) -> Node:
+        nodes.append(Node(app, **options))
+        nodes[-1].start()
+        return nodes[-1]
+
+    yield start
+    for node in nodes:
+        node.stop(5.0)
+
+
+def stats(app: lowq.Lowq, worker: type[Worker[Any]]) -> tuple[int, int]:
+    """What waits, and what is in flight."""
+    found = app.queue(worker.queue_name).stats()
+    return found.length, found.taken
+
+
+def test_so_many_shards_at_once_as_concurrency_says(app: lowq.Lowq, start: Start) -> None:
+    app.config.concurrency = 3
+    running: set[str] = set()
+    most: list[int] = []
+    go = threading.Event()
+
+    @app.worker(shards_count=10)
+    async def orders(payloads_by_id: dict[str, list[Any]]) -> None:
+        running.update(payloads_by_id)
+        most.append(len(running))
+        while not go.is_set():
+            await asyncio.sleep(0.001)
+        running.difference_update(payloads_by_id)
+
+    app.queue("orders", 10).push({"id": n} for n in range(40))
+    start()
+    until(lambda: len(running) == 3, "three tasks")
+    (node,) = app.nodes()
+    until(lambda: app.nodes()[0].tasks == 3, "a heartbeat that says so")
+    assert len(app.nodes()[0].longest_tasks) == 3
+    assert node.performing == ()  # no threads
+    go.set()
+    until(lambda: stats(app, orders) == (0, 0), "the end of all jobs")
+    assert max(most) == 3
+    assert len(most) == 40
+
+
+def test_threads_and_the_loop_work_side_by_side(app: lowq.Lowq, start: Start) -> None:
+    threads: dict[str, set[str]] = {"waits": set(), "computes": set()}
+
+    @app.worker
+    async def waits(payloads_by_id: dict[str, list[Any]]) -> None:
+        await asyncio.sleep(0)
+        threads["waits"].add(threading.current_thread().name)
+
+    @app.worker
+    def computes(payloads_by_id: dict[str, list[Any]]) -> None:
+        threads["computes"].add(threading.current_thread().name)
+
+    for worker in (waits, computes):
+        worker.perform_async({"id": n} for n in range(50))
+    start(threads=2)
+    until(lambda: stats(app, waits) == stats(app, computes) == (0, 0), "the end of all jobs")
+    assert threads["waits"] == {"lowq-loop"}
+    assert threads["computes"] <= {"lowq-0", "lowq-1"}
+
+
+def test_round_trips_are_shared(app: lowq.Lowq, start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[int] = []
+    run_many = Client.run_many
+
+    def counted(self: Client, some: Any, *args: Any, **options: Any) -> Any:
+        if threading.current_thread().name == "lowq-loop-io":
+            calls.append(len(some))
+        return run_many(self, some, *args, **options)
+
+    monkeypatch.setattr(Client, "run_many", counted)
+
+    @app.worker(shards_count=50)
+    async def orders(payloads_by_id: dict[str, list[Any]]) -> None:
+        await asyncio.sleep(0.05)
+
+    orders.perform_async({"id": n} for n in range(500))
+    start(prefetch=False)
+    until(lambda: stats(app, orders) == (0, 0), "the end of all jobs")
+    assert sum(calls) >= 500
+    assert len(calls) < 400, "each call went alone"
+
+
+def test_the_context_of_a_batch_goes_along_into_its_tasks(app: lowq.Lowq, start: Start) -> None:
+    seen: list[tuple[int, str]] = []
+
+    async def look() -> None:
+        await asyncio.sleep(0.01)
+        current = lowq.current()
+        seen.append((current.shard, current.jobs[0].id))
+
+    @app.worker(shards_count=5)
+    async def orders(payloads_by_id: dict[str, list[Any]]) -> None:
+        await asyncio.gather(look(), asyncio.create_task(look()))
+
+    orders.perform_async({"id": n} for n in range(20))
+    start()
+    until(lambda: len(seen) == 40, "all jobs")
+    assert {job_id for _, job_id in seen} == {str(n) for n in range(20)}
+    assert all(shard_of(job_id.encode(), 5) == shard for shard, job_id in seen)
+
+
+def test_what_still_runs_is_cancelled_when_the_node_stops_and_comes_again(app: lowq.Lowq, start: Start) -> None:
+    cleaned: list[str] = []
+    attempts: list[str] = []
+
+    @app.worker(max_crash_count=1)
+    async def orders(payloads_by_id: dict[str, list[Any]]) -> None:
+        attempts.append(",".join(payloads_by_id))
+        if len(attempts) > 1:
+            return
+        try:
+            await asyncio.sleep(3600)
+        finally:
+            await asyncio.sleep(0)
+            cleaned.append("yes")
+
+    orders.perform_async({"id": 1})
+    node = start()
+    until(lambda: attempts, "the first attempt")
+    assert not node.stop(0.0)
+    assert cleaned == ["yes"]
+    start()
+    until(lambda: stats(app, orders) == (0, 0), "the second attempt")
+    assert attempts == ["1", "1"]
+    assert orders.queue.peek(1) is None
+
+
+def test_something_awaited_that_is_cancelled_is_an_error_like_any_other(app: lowq.Lowq, start: Start) -> None:
+    @app.worker(max_retry_count=0)
+    async def orders(payloads_by_id: dict[str, list[Any]]) -> None:
+        inner = asyncio.create_task(asyncio.sleep(3600))
+        await asyncio.sleep(0)
+        inner.cancel()
+        await inner
+
+    orders.perform_async({"id": 1})
+    start()
+    until(lambda: orders.queue.stats().morgue_length == 1, "the morgue")
+    job = orders.queue.peek(1)
+    assert job is not None
+    assert "what the handler awaited was cancelled" in (job.error or "")
+
+
+def test_a_handler_that_blocks_the_loop_is_named(
+    app: lowq.Lowq, start: Start, caplog: pytest.LogCaptureFixture
+) -> None:
+    go = threading.Event()
+
+    @app.worker(shards_count=1)
+    async def orders(payloads_by_id: dict[str, list[Any]]) -> None:
+        if "7" in payloads_by_id:
+            go.wait(60)
+
+    with caplog.at_level(logging.WARNING, "lowq.node"):
+        orders.perform_async([{"id": 7}])
+        start()
+        until(lambda: [record for record in caplog.records if "has blocked the event loop" in record.getMessage()])
+        go.set()
+    (said, *_) = [record.getMessage() for record in caplog.records if "has blocked" in record.getMessage()]
+    assert said.startswith("orders:0 ids 7 for ")
+    assert "in orders" in said, "where it is"
+
+
+def test_a_handler_that_awaits_is_not_named(
+    app: lowq.Lowq, start: Start, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks = []
+    answer = event_loop.EventLoop._answer
+
+    def counted(self: event_loop.EventLoop) -> None:
+        looks.append(1)
+        answer(self)
+
+    monkeypatch.setattr(event_loop.EventLoop, "_answer", counted)
+    monkeypatch.setattr(event_loop, "BLOCKED_SECONDS", 5.0)  # a busy machine may keep the loop itself from running
+
+    @app.worker(shards_count=1)
+    async def orders(payloads_by_id: dict[str, list[Any]]) -> None:
+        ends_at = time.monotonic() + 3.0
+        while time.monotonic() < ends_at:
+            await asyncio.sleep(0.01)
+
+    orders.perform_async({"id": 1})
+    start()
+    until(lambda: looks and stats(app, orders) == (0, 0), "the end of the job")
+    assert "has blocked" not in caplog.text
+
+
+def test_async_middlewares_are_around_the_batch(app: lowq.Lowq, start: Start) -> None:
+    steps: list[str] = []
+
+    async def outer(worker: Any, batch: Any, call_next: Callable[[], Any]) -> None:
+        steps.append("outer begins")
+        await call_next()
+        steps.append("outer ends")
+
+    class Inner:
+        def __call__(self, worker: Any, batch: Any, call_next: Callable[[], Any]) -> None:
+            raise AssertionError("this is the form for threads")
+
+        async def acall(self, worker: Any, batch: Any, call_next: Callable[[], Any]) -> None:
+            await asyncio.sleep(0)
+            steps.append(",".join(batch))
+            await call_next()
+
+    app.config.server_middlewares = [outer, Inner()]
+
+    @app.worker
+    async def orders(payloads_by_id: dict[str, list[Any]]) -> None:
+        steps.append("performs")
+
+    orders.perform_async({"id": 1})
+    start()
+    until(lambda: stats(app, orders) == (0, 0), "the end of the job")
+    assert steps == ["outer begins", "1", "performs", "outer ends"]
+
+
+def test_a_sync_middleware_around_an_async_worker_keeps_the_node_from_starting(app: lowq.Lowq) -> None:
+    def plain(worker: Any, batch: Any, call_next: Callable[[], Any]) -> None:
+        call_next()
+
+    app.config.server_middlewares = [plain]
+
+    @app.worker
+    async def orders(payloads_by_id: dict[str, list[Any]]) -> None: ...
+
+    with pytest.raises(lowq.ConfigError, match=r"middleware .*plain is a plain def, .* write async def"):
+        Node(app).start()
+
+
+@pytest.mark.parametrize("calls", [0, 2])
+def test_an_async_middleware_that_does_not_call_on_once_fails_the_batch(
+    app: lowq.Lowq, start: Start, calls: int
+) -> None:
+    async def wrong(worker: Any, batch: Any, call_next: Callable[[], Any]) -> None:
+        for _ in range(calls):
+            await call_next()
+
+    app.config.server_middlewares = [wrong]
+
+    @app.worker(max_retry_count=0)
+    async def orders(payloads_by_id: dict[str, list[Any]]) -> None: ...
+
+    orders.perform_async({"id": 1})
+    start()
+    until(lambda: orders.queue.stats().morgue_length == 1, "the morgue")
+    job = orders.queue.peek(1)
+    assert job is not None
+    assert "call_next() twice" in (job.error or "") if calls else "without awaiting call_next()" in (job.error or "")
+
+
+def test_without_uvloop_it_is_the_standard_librarys(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "uvloop", None)
+    loop = event_loop.new_event_loop()
+    assert type(loop).__module__.startswith("asyncio")
+    loop.close()
+
+
+def test_an_awaiting_drain_leaves_the_loop_to_others(app: lowq.Lowq) -> None:
+    ticks: list[int] = []
+
+    @app.worker
+    async def waits(payloads_by_id: dict[str, list[Any]]) -> None:
+        await asyncio.sleep(0.05)
+
+    @app.worker
+    def computes(payloads_by_id: dict[str, list[Any]]) -> None:
+        time.sleep(0.05)
+
+    async def tick() -> None:
+        while True:
+            ticks.append(1)
+            await asyncio.sleep(0.001)
+
+    async def main() -> lowq.testing.Drained:
+        ticking = asyncio.create_task(tick())
+        try:
+            return await lowq.testing.adrain(waits, computes)
+        finally:
+            ticking.cancel()
+
+    with lowq.testing.embedded(waits, computes):
+        waits.perform_async({"id": 1})
+        computes.perform_async({"id": 1})
+        assert asyncio.run(main()).performed == 2
+    assert len(ticks) > 3
+
+
+def test_a_drain_inside_a_running_loop_says_what_to_write(app: lowq.Lowq) -> None:
+    @app.worker
+    async def waits(payloads_by_id: dict[str, list[Any]]) -> None: ...
+
+    async def main() -> None:
+        lowq.testing.drain(waits)
+
+    with lowq.testing.embedded(waits), pytest.raises(lowq.ConfigError, match=r"await lowq\.testing\.adrain"):
+        asyncio.run(main())
