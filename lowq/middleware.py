@@ -123,8 +123,8 @@ def check_done(returned: object, worker: Any, method: str) -> None:
         if kind:
             raise ConfigError(
                 f"{getattr(worker, '__name__', worker)}.{method} returned {kind}, which nobody runs, so nothing was "
-                "done; an async def is awaited when lowq can see that it is one: is there a decorator that hides it? "
-                "Give its wrapper functools.wraps, or make the wrapper an async def"
+                "done; write a plain def, or an async def, without yield (is there a decorator that hides an async "
+                "def? Give its wrapper functools.wraps)"
             )
 
 

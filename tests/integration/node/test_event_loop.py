@@ -74,8 +74,8 @@ def test_so_many_shards_at_once_as_concurrency_says(app: lowq.Lowq, start: Start
     start()
     until(lambda: len(running) == 3, "three tasks")
     (node,) = app.nodes()
-    until(lambda: app.nodes()[0].tasks == 3, "a heartbeat that says so")
-    assert len(app.nodes()[0].longest_tasks) == 3
+    until(lambda: len(app.nodes()[0].longest_tasks) == 3, "a heartbeat that says so")
+    assert app.nodes()[0].tasks == 3
     assert node.performing == ()  # no threads
     go.set()
     until(lambda: stats(app, orders) == (0, 0), "the end of all jobs")
@@ -340,3 +340,177 @@ def test_a_drain_inside_a_running_loop_says_what_to_write(app: lowq.Lowq) -> Non
 
     with lowq.testing.embedded(waits), pytest.raises(lowq.ConfigError, match=r"await lowq\.testing\.adrain"):
         asyncio.run(main())
+
+
+# --- time limits ---
+
+
+def test_a_time_limit_cancels_the_handler_and_is_a_failure(app: lowq.Lowq, start: Start) -> None:
+    cleaned: list[str] = []
+
+    @app.worker(shards_count=1, time_limit=0.1, max_retry_count=0)
+    async def orders(payloads_by_id: dict[str, list[Any]]) -> None:
+        if "slow" not in payloads_by_id:
+            return
+        try:
+            await asyncio.sleep(3600)
+        finally:
+            cleaned.append("yes")
+
+    orders.perform_async([{"id": "slow"}, {"id": "quick"}])
+    start()
+    until(lambda: orders.queue.stats().morgue_length == 1 and not orders.queue.stats().length, "the morgue")
+    job = orders.queue.peek("slow")
+    assert job is not None
+    assert "TimeLimitExceeded: the batch has run for longer than its time_limit of" in (job.error or "")
+    assert cleaned == ["yes"]
+
+
+def test_a_time_limit_that_is_swallowed_cancels_nothing_else(app: lowq.Lowq, start: Start) -> None:
+    @app.worker(shards_count=1, batch_size=2, time_limit=0.05)
+    async def orders(payloads_by_id: dict[str, list[Any]]) -> None:
+        try:
+            await asyncio.sleep(3600)
+        except asyncio.CancelledError:
+            lowq.current().fail("1", "too long")  # so a report is awaited, too
+        await asyncio.sleep(0.01)
+
+    orders.perform_async([{"id": 1}, {"id": 2}])
+    start()
+    until(lambda: stats(app, orders) == (1, 0), "the outcome")
+    job = orders.queue.peek(1)
+    assert job is not None
+    assert (job.state, job.retry_count, "too long" in (job.error or "")) == ("retrying", 0, True)
+    assert orders.queue.peek(2) is None
+
+
+def test_batches_about_as_long_as_their_limit_end_or_fail_and_nothing_else(app: lowq.Lowq, start: Start) -> None:
+    ended: list[str] = []
+
+    @app.worker(shards_count=20, time_limit=0.02, max_retry_count=0)
+    async def orders(payloads_by_id: dict[str, list[Any]]) -> None:
+        for job_id in payloads_by_id:
+            await asyncio.sleep(0.016 + int(job_id) % 9 / 1000)
+            ended.append(job_id)
+
+    orders.perform_async({"id": n} for n in range(300))
+    start()
+    until(lambda: stats(app, orders) == (0, 0), "the end of all jobs")
+    assert len(set(ended)) + orders.queue.stats().morgue_length == 300
+    assert len(ended) == len(set(ended))
+
+
+def test_a_task_that_exceeds_its_ttr_is_written_off(
+    app: lowq.Lowq, start: Start, caplog: pytest.LogCaptureFixture
+) -> None:
+    fences: list[int] = []
+    late = threading.Event()
+    others: list[str] = []
+
+    @app.worker(shards_count=1, ttr=0.1, max_crash_count=5)
+    async def orders(payloads_by_id: dict[str, list[Any]]) -> None:
+        if "hangs" not in payloads_by_id:
+            others.extend(payloads_by_id)
+            return
+        fences.append(lowq.current().fence)
+        while len(fences) == 1:  # whatever it is told
+            try:
+                await asyncio.sleep(0.01)
+            except asyncio.CancelledError:
+                pass
+        late.set()
+
+    orders.perform_async([{"id": "hangs"}, {"id": "other"}])
+    start()
+    until(lambda: len(fences) == 2, "the second attempt")
+    until(lambda: stats(app, orders) == (0, 0), "the end of all jobs")
+    assert late.wait(60)
+    assert fences[1] > fences[0]
+    assert others == ["other"]
+    assert "orders:0 ids hangs for" in caplog.text
+    assert "exceeded its ttr: its task is written off" in caplog.text
+
+
+def test_a_job_whose_handler_hangs_each_time_is_buried(app: lowq.Lowq, start: Start) -> None:
+    @app.worker(shards_count=1, ttr=0.05, max_crash_count=2)
+    async def orders(payloads_by_id: dict[str, list[Any]]) -> None:
+        await asyncio.sleep(3600)
+
+    orders.perform_async({"id": 1})
+    start()
+    until(lambda: orders.queue.stats().morgue_length == 1, "the morgue")
+    assert orders.queue.stats().taken == 0
+
+
+def test_a_handler_that_blocks_the_loop_beyond_its_ttr_ends_the_node_for_another(app: lowq.Lowq, start: Start) -> None:
+    go = threading.Event()
+
+    @app.worker(shards_count=1, ttr=0.1)
+    async def orders(payloads_by_id: dict[str, list[Any]]) -> None:
+        go.wait(60)
+
+    orders.perform_async({"id": 1})
+    node = start()
+    until(node.stopping.is_set, "the end of the node")
+    go.set()
+    assert node.exit_code == 75
+
+
+def test_the_deadline_is_what_is_left_and_can_be_moved(app: lowq.Lowq, start: Start) -> None:
+    deadlines: list[float] = []
+
+    @app.worker(shards_count=1, time_limit=0.1)
+    async def orders(payloads_by_id: dict[str, list[Any]]) -> None:
+        current = lowq.current()
+        for _ in range(5):
+            assert current.deadline is not None
+            deadlines.append(current.deadline)
+            current.touch(60)
+            await asyncio.sleep(0.05)
+
+    orders.perform_async({"id": 1})
+    start()
+    until(lambda: stats(app, orders) == (0, 0), "the end of the job")
+    assert len(deadlines) == 5
+    assert deadlines == sorted(deadlines)
+
+
+# --- fairness ---
+
+
+def test_a_queue_with_few_jobs_is_not_kept_waiting_by_one_with_many(app: lowq.Lowq, start: Start) -> None:
+    app.config.concurrency = 4
+    performed: list[str] = []
+
+    @app.worker(shards_count=8)
+    async def many(payloads_by_id: dict[str, list[Any]]) -> None:
+        await asyncio.sleep(0.01)
+        performed.append("many")
+
+    @app.worker(shards_count=8)
+    async def few(payloads_by_id: dict[str, list[Any]]) -> None:
+        await asyncio.sleep(0.01)
+        performed.append("few")
+
+    many.perform_async({"id": n} for n in range(400))
+    few.perform_async({"id": n} for n in range(50))
+    start(prefetch=False)
+    until(lambda: performed.count("few") == 50, "the end of the few")
+    assert performed.count("many") < 200, "shares are one to one, give or take"
+
+
+def test_max_threads_holds_for_tasks(app: lowq.Lowq, start: Start) -> None:
+    running: list[int] = [0]
+    most: list[int] = []
+
+    @app.worker(shards_count=10, max_threads=2)
+    async def orders(payloads_by_id: dict[str, list[Any]]) -> None:
+        running[0] += 1
+        most.append(running[0])
+        await asyncio.sleep(0.005)
+        running[0] -= 1
+
+    orders.perform_async({"id": n} for n in range(60))
+    start()
+    until(lambda: stats(app, orders) == (0, 0), "the end of all jobs")
+    assert max(most) == 2

@@ -54,14 +54,20 @@ class Reports:
         self.calls: list[tuple[str, Any]] = []
         self.in_flight = self
 
-    def fail(self, failures: Sequence[Failure], now: float | None = None) -> None:
-        self.calls.append(("fail", [(item.id, item.verdict) for item in failures]))
+    def fail_report(self, failures: Sequence[Failure], now: float | None = None) -> Any:
+        return "fail", [(item.id, item.verdict) for item in failures]
 
-    def release(self, delays: Sequence[Any], now: float | None = None, *, crashed: bool = False) -> None:
-        self.calls.append(("crashed" if crashed else "release", list(delays)))
+    def release_report(self, delays: Sequence[Any], now: float | None = None, *, crashed: bool = False) -> Any:
+        return "crashed" if crashed else "release", list(delays)
+
+    def bury_report(self, reasons: Sequence[Any], now: float | None = None) -> Any:
+        return "bury", list(reasons)
 
     def bury(self, reasons: Sequence[Any], now: float | None = None) -> None:
-        self.calls.append(("bury", list(reasons)))
+        self.write([self.bury_report(reasons, now)])
+
+    def write(self, reports: Sequence[Any]) -> None:
+        self.calls += reports
 
 
 def taken(job_id: str, *payloads: Any, retry_count: int = -1) -> TakenJob:
