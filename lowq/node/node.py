@@ -102,7 +102,7 @@ class Node:
         self._activities: list[ThreadActivity] = []
         #: Where they were then, until that is logged.
         self._stacks: dict[WorkerThread, str] = {}
-        #: Threads whose handlers exceeded their ttr. Those that came back since are still among them.
+        #: Threads whose handlers exceeded their ttr; some of them may have come back since.
         self._written_off: list[WorkerThread] = []
         self.draining = False
 
@@ -294,7 +294,7 @@ class Node:
 
     def hanging(self) -> list[WorkerThread]:
         """The threads that were written off and whose handlers have not come back since."""
-        return [thread for thread in list(self._written_off) if thread.is_alive()]
+        return [thread for thread in self._written_off if thread.is_alive()]
 
     def _details(self) -> dict[str, int]:
         hanging = len(self.hanging()) + (0 if self._loop is None else len(self._loop.hanging()))
@@ -312,7 +312,7 @@ class Node:
         old = self._threads[number]
         # First of all, as a log may hang too, and its lock may be what the handler hangs in. `has_written_off` logs it.
         self._stacks[old] = _stack_of(old)
-        self._written_off.append(old)
+        self._written_off = [*self.hanging(), old]
         successor = old.successor(ThreadActivity(number, tallies=activity.tallies))
         try:
             successor.start()
@@ -326,7 +326,7 @@ class Node:
         successor.
         """
         hanging = len(self.hanging())
-        is_lost = 2 * hanging >= self.threads and not self.draining
+        is_lost = 2 * hanging >= self.threads and not self.draining and not self.stopping.is_set()
         if is_lost:
             if self.exit_code == EXIT_OK:
                 self.exit_code = EXIT_REPLACE

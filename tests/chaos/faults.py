@@ -128,6 +128,17 @@ HANDLERS_MISBEHAVE = [
         watched=True,
     ),
     Fault(
+        "ttr",
+        "handlers hang for ever and are given up after `ttr`; nodes with many of them are replaced",
+        nothing,
+        Load(mix={**USUAL, "hang": (2, 0)}),
+        settings={"ORDERS_TTR": 0.5},
+        timed=False,
+        expects=("exceeded its ttr", "drains and exits with 75"),
+        exits=(75,),
+        settles=40.0,  # what is left of them comes one after the other
+    ),
+    Fault(
         "exit",
         "handlers exit the process",
         nothing,

@@ -484,7 +484,8 @@ def _judge(stage: Stage, steps: int, seconds: float) -> Outcome:
     problems = [*stage.problems, *report.problems]
     if buried and not stage.fault.buries:
         problems.append(f"buried: {sorted(buried)[:5]}")
-    if report.unexplained and not any("the maintenance loop ran" in node.log for node in stage.nodes):
+    known = ("the maintenance loop ran", "exceeded its ttr")
+    if report.unexplained and not any(reason in node.log for reason in known for node in stage.nodes):
         problems += report.unexplained
     for _ in lowq.Lowq(redis_url=stage.url).queue(stage.queue_name, stage.shards_count).bulk("delete", state="morgue"):
         pass

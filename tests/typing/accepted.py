@@ -54,6 +54,14 @@ class OrderSync(lowq.Worker[Order]):
             assert_type(job.payloads, list[tuple[Any, float]])
 
 
+@lowq.worker(time_limit=60, ttr=timedelta(minutes=2))
+class Limited(lowq.Worker[Order]):
+    def perform(self, payloads_by_id: dict[str, list[Order]]) -> None:
+        assert_type(lowq.current().deadline, float | None)
+        lowq.current().touch(30)
+        lowq.current().touch(timedelta(seconds=30))
+
+
 @lowq.worker()
 class OptionsAsAttributes(lowq.Worker[Any]):
     shards_count = 7
