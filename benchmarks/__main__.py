@@ -7,6 +7,7 @@ from pathlib import Path
 
 from benchmarks import machine, publish, tables
 from benchmarks.figures import (
+    async_workers,
     drains,
     fairness,
     idle_node,
@@ -35,6 +36,7 @@ MEASUREMENTS: dict[str, Callable[..., dict[str, float]]] = {
     "length": queue_length.measure,
     "processes": two_processes.measure,
     "threads": many_threads.measure,
+    "async": async_workers.measure,
     "idle": idle_node.measure,
     "start": start_up.measure,
     "size": payload_size.measure,

@@ -1,9 +1,10 @@
-"""lowq. Settings: batch_size, shards, threads, prefetch=off, middleware=on, scheduler=seq, work and slow (see `work`),
-weight, and max_threads of the slow one.
+"""lowq. Settings: batch_size, shards, threads, concurrency, prefetch=off, middleware=on, scheduler=seq, work and slow
+(see `work`), weight, and max_threads of the slow one.
 
 A worker that runs is told on its stdin to count anew: ``expect N``; it says 'expecting'.
 """
 
+import asyncio
 import sys
 import threading
 from collections.abc import Callable, Mapping
@@ -25,12 +26,13 @@ class LowqAdapter(Adapter):
             self.app.config.server_middlewares = [_pass_on]
         if settings.get("scheduler") == "seq":
             self.app.config.build_scheduler = lowq.SeqScheduler
+        self.app.config.concurrency = int(settings.get("concurrency", CONCURRENCY))
         self.worker = self.app.worker(
             queue_name=QUEUE,
             batch_size=int(settings.get("batch_size", 1)),
             shards_count=int(settings.get("shards", 5)),
             weight=float(settings.get("weight", 1)),
-        )(self._perform(work(settings.get("work", "blank"))))
+        )(self._perform(settings.get("work", "blank")))
         if "slow" in settings:
             slow = work(settings["slow"])
             most = int(settings["max_threads"]) if "max_threads" in settings else None
@@ -39,8 +41,8 @@ class LowqAdapter(Adapter):
             def perform_slowly(_payloads_by_id: dict[str, list[Any]]) -> None:
                 slow()
 
-    def _perform(self, afterwards: Callable[[], None] | None) -> Callable[[dict[str, list[Any]]], None]:
-        handle = self.handle
+    def _perform(self, name: str) -> Callable[[dict[str, list[Any]]], Any]:
+        handle, afterwards = self.handle, work(name)
 
         def perform(payloads_by_id: dict[str, list[Any]]) -> None:
             for payloads in payloads_by_id.values():
@@ -51,6 +53,13 @@ class LowqAdapter(Adapter):
             perform(payloads_by_id)
             afterwards()
 
+        async def perform_and_wait(payloads_by_id: dict[str, list[Any]]) -> None:
+            await asyncio.sleep(seconds)
+            perform(payloads_by_id)
+
+        seconds = float(name.partition(":")[2] or 0)
+        if name.startswith("await"):
+            return perform_and_wait
         return perform if afterwards is None else perform_and_work
 
     def one(self, payload: dict[str, Any]) -> None:

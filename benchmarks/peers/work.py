@@ -8,7 +8,9 @@ QUEUE, SLOW = "Bench", "Slow"
 
 
 def work(name: str) -> Callable[[], None] | None:
-    """``blank``; ``spin:0.0002``: processor seconds, holding the GIL as a computation does; ``wait:0.05``: seconds."""
+    """``blank``; ``spin:0.0002``: processor seconds, holding the GIL as a computation does; ``wait:0.05``: seconds.
+    ``await:0.05`` is for async workers, and nothing here.
+    """
     kind, _, seconds = name.partition(":")
     if kind == "spin":
         return lambda: _spin(float(seconds))

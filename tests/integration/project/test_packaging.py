@@ -101,7 +101,7 @@ class TestWheel:
         assert headers["Requires-Python"] == ">=3.11"
         needed = [re.split("[<>]", item)[0] for item in headers.get_all("Requires-Dist", []) if "extra ==" not in item]
         assert sorted(needed) == ["click", "hiredis", "msgspec", "redis"]
-        assert set(headers.get_all("Provides-Extra", [])) == {"all", "dev", "embedded", "reload", "web"}
+        assert set(headers.get_all("Provides-Extra", [])) == {"all", "dev", "embedded", "reload", "uvloop", "web"}
 
     def test_it_works_without_the_repository(self, wheel: Path, tmp_path: Path) -> None:
         with zipfile.ZipFile(wheel) as archive:

@@ -1,0 +1,51 @@
+"""Async workers: 1,000 shards whose handlers await 50 ms, at most 20,000 jobs a second; and many jobs in flight."""
+
+import time
+from contextlib import closing
+
+import lowq
+from benchmarks.figures.own import lowq_with
+from benchmarks.measured import MeasuringFailed
+from benchmarks.peers.turn import PATIENCE, start
+from benchmarks.peers.work import QUEUE
+from benchmarks.server import Server
+
+#: Shards of which as many are worked at once.
+SHARDS, IN_FLIGHT = 1_000, 5_000
+
+
+def measure(*, quick: bool) -> dict[str, float]:
+    """``async_rate``: jobs a second, from the counters in Redis. ``async_memory``: MB of a node with 5,000 jobs that
+    await 1 s each.
+    """
+    return {"async_rate": _rate(2.0 if quick else 5.0), "async_memory": _memory()}
+
+
+def _rate(seconds: float) -> float:
+    peer = lowq_with(shards=SHARDS, concurrency=SHARDS, work="await:0.05")
+    with Server() as server:
+        # Ids are spread unevenly over the shards: enough that few run dry before the end.
+        with start(peer, "bulk", server, int(20_000 * (seconds + 2))) as producer:
+            producer.expect("done", PATIENCE)
+        with start(peer, "work", server, 10_000) as worker, closing(lowq.Lowq(redis_url=server.url)) as app:
+            worker.expect("last", PATIENCE)
+            queue = app.queue(QUEUE, SHARDS)
+            began, first = time.monotonic(), queue.stats().processed
+            time.sleep(seconds)
+            return (queue.stats().processed - first) / (time.monotonic() - began)
+
+
+def _memory() -> float:
+    peer = lowq_with(shards=IN_FLIGHT, concurrency=IN_FLIGHT, work="await:1")
+    with Server() as server, closing(lowq.Lowq(redis_url=server.url)) as app:
+        with start(peer, "bulk", server, IN_FLIGHT * 12) as producer:
+            producer.expect("done", PATIENCE)
+        with start(peer, "work", server, IN_FLIGHT) as worker:
+            worker.expect("last", PATIENCE)
+            give_up_at = time.monotonic() + PATIENCE
+            while time.monotonic() < give_up_at:
+                nodes = app.nodes()
+                if nodes and nodes[0].tasks > IN_FLIGHT * 0.9:
+                    return nodes[0].memory / 2**20
+                time.sleep(0.1)
+    raise MeasuringFailed(f"there never were {IN_FLIGHT} jobs in flight")
