@@ -652,7 +652,8 @@ def test_what_a_dead_owner_left_in_flight_is_restored_as_a_new_owner_would(clini
     assert clinic.examine() == {}
     job = clinic.queue.peek(A)
     assert job is not None
-    assert (job.state, job.retry_count, job.crashes, job.error) == ("retrying", 2, 1, "boom")
+    assert job.state in ("retrying", "due")  # its pause may be over
+    assert (job.retry_count, job.crashes, job.error) == (2, 1, "boom")
     assert [payload["version"] for payload, _ in job.payloads] == [1, 2]
     assert clinic.command("SISMEMBER", clinic.key(A, "solo"), A) == 1
     meta = clinic.command("HMGET", clinic.key(A, "meta"), "owner", "fence")
