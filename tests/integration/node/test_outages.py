@@ -131,7 +131,8 @@ def test_redis_killed_and_restarted_at_once_loses_nothing(make_rig: MakeRig, own
     assert problems(report) == []
     assert report.fenced == []
     assert rig.buried() == set()
-    assert len(node.lines("does not answer")) == len(node.lines("Redis is back")) <= 3
+    # Each kill is noticed by each of five threads, the maintenance loop and the listener once, at most.
+    assert len(node.lines("does not answer")) == len(node.lines("Redis is back")) <= 3 * 7
 
 
 @pytest.mark.parametrize("seconds", [pytest.param(TTL * 0.8, marks=pytest.mark.slow), TTL * 2.5])
