@@ -34,6 +34,9 @@ ASK_AGAIN = 0.1
 #: Who has claimed a shard that no thread may have.
 _NOBODY = -1
 
+#: Chooses among the shards of threads that have been running one batch for long.
+_OLDEST_FIRST = LagScheduler()
+
 Schedule = Scheduler[Shard]
 #: A thread's schedulers: queue -> the one that chooses among its shards.
 Schedules = Mapping[str, Schedule]
@@ -298,7 +301,10 @@ class Dispatcher:
         shard: Shard | None = None
         if stuck:
             theirs = {shard for other in stuck for shard in self._preferred[other].get(queue, ())}
-            shard = schedule(sorted(theirs, key=place), now, ready)
+            # One that goes round its shards would lose its place by this: with 1 and 3 here and 2 there it would take 3
+            # after 2 and 2 after 3, and never 1. An application's own is asked, as it may decline.
+            help_by = schedule if self._may_decline else _OLDEST_FIRST
+            shard = help_by(sorted(theirs, key=place), now, ready)
         # A scheduler of the application's own may be wrong: what is not ready, or of another queue, is no choice.
         if shard is None or shard.queue != queue or not ready(shard):
             shard = schedule(self._preferred[thread].get(queue, ()), now, ready)

@@ -242,6 +242,21 @@ class TestPreference:
         mine, a, b = shard("mine", due_in=None), shard("a", due_in=-1), shard("b", due_in=-2)
         assert dispatcher([a, b], [mine]).wait(1) is b
 
+    def test_one_that_goes_round_its_shards_starves_none_of_those(self) -> None:
+        a, b, c, d = (shard(name, due_in=-1) for name in "abcd")
+        a.dispatch.next_due = None
+        dispatch = scheduled([[a, c], [b, d]], SeqScheduler(), SeqScheduler())
+        busy_for(dispatch, 1, 10.0)
+        picked = []
+        for _ in range(12):
+            found = dispatch.pick(0)
+            assert found is not None
+            picked.append(found)
+            busy_for(dispatch, 1, 10.0)
+            dispatch.took(found, found.dispatch.wakes, delivery(delay=0.0))  # the next one of it is due now
+            dispatch.unclaim(found)
+        assert set(picked) == {b, c, d}
+
     def test_all_take_turns_with_the_shards_of_a_thread_that_is_long_with_one_batch(self) -> None:
         stuck, waits, mine = shard("stuck", due_in=-9), shard("waits", due_in=-1), shard("mine", due_in=-5)
         dispatch = dispatcher([stuck, waits], [mine])
