@@ -255,7 +255,7 @@ class TestPreference:
             busy_for(dispatch, 1, 10.0)
             dispatch.took(found, found.dispatch.wakes, delivery(delay=0.0))  # the next one of it is due now
             dispatch.unclaim(found)
-        assert set(picked) == {b, c, d}
+        assert all(picked.count(one) >= 3 for one in (b, c, d))
 
     def test_all_take_turns_with_the_shards_of_a_thread_that_is_long_with_one_batch(self) -> None:
         stuck, waits, mine = shard("stuck", due_in=-9), shard("waits", due_in=-1), shard("mine", due_in=-5)
