@@ -49,8 +49,6 @@ FIGURES = [
     Figure("many_shards", "drain with 1,000 shards against 5", "x", 0.9, 1.0),
     Figure("two_processes", "two processes against one, handler of 200 µs CPU", "x", 1.5, 1.7),
     Figure("many_threads", "200 threads, 200 shards, handlers that wait 50 ms", "jobs/s", 3_700, 3_950),
-    Figure("async_rate", "1,000 shards of an async worker, handlers that await 50 ms", "jobs/s", 12_000, 17_000),
-    Figure("async_memory", "a node with 5,000 jobs in flight that await 1 s", "MB", 200, 120, "less"),
     Figure("fair_p50", "a job beside 5,000 of 50 ms in another queue, 5 threads: delay, p50", "ms", 60, 15, "less"),
     Figure("fair_p99", "the same, p99", "ms", 250, 70, "less"),
     Figure("fair_left", "the same: part of all threads that the slow queue keeps", "x", 0.9, 0.95),
