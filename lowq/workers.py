@@ -190,7 +190,7 @@ def _from_function(target: Callable[[dict[str, list[Any]]], Any]) -> type[Worker
         return target(payloads_by_id)  # type: ignore[no-any-return]  # what must be None is checked where it is called
 
     async def perform_awaiting(_self: Worker[Any], payloads_by_id: dict[str, list[Any]]) -> None:
-        await target(payloads_by_id)
+        return await target(payloads_by_id)  # type: ignore[no-any-return]
 
     body = {
         "perform": perform_awaiting if inspect.iscoroutinefunction(inspect.unwrap(target)) else perform,

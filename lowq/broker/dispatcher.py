@@ -167,7 +167,12 @@ class Dispatcher:
                 use = next_queue(uses)
                 # Several at once when nobody else wants any.
                 many = count - len(picked) if len(waiting) == 1 and use.max_threads is None else 1
-                found = self._chosen(use.queue, waiting[use.queue], many, now, ready)
+                try:
+                    found = self._chosen(use.queue, waiting[use.queue], many, now, ready)
+                except BaseException:  # of the application's scheduler: nothing was picked
+                    for shard in picked:
+                        self._end_work(shard, now)
+                    raise
                 for other in self._uses.values():
                     if found and other.queue not in waiting:
                         other.forgo(use.virtual_time)

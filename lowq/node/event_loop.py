@@ -20,6 +20,7 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Coroutine, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
 from types import FrameType
 from typing import Any, NamedTuple
@@ -53,6 +54,8 @@ log = get_log("lowq.node")
 
 #: Seconds for which a handler may go on without awaiting anything before it is named in the log.
 BLOCKED_SECONDS = 0.1
+#: What the names of the threads begin with that handlers use by `asyncio.to_thread`.
+_EXECUTOR = "lowq-loop-thread"
 #: Seconds that cancelled tasks have for their clean-up.
 CLEAN_UP_SECONDS = 1.0
 
@@ -89,6 +92,9 @@ class EventLoop:
         self._pace = Pace(runtimes, prefetch=node.prefetch)
         self._tallies = tallies
         self._loop = new_event_loop()
+        # Of our own, so that it is known which threads run what handlers have left there.
+        self._executor = ThreadPoolExecutor(thread_name_prefix=_EXECUTOR)
+        self._loop.set_default_executor(self._executor)
         self._thread = threading.Thread(target=self._run, name="lowq-loop", daemon=True)
         self._watch_thread = threading.Thread(target=self._watch, name="lowq-loop-watch", daemon=True)
         self._io = threading.Thread(target=self._run_io, name="lowq-loop-io", daemon=True)
@@ -103,6 +109,10 @@ class EventLoop:
         #: Tasks that were written off and have not ended since, and those that are to be.
         self._hanging: list[asyncio.Task[None]] = []
         self._overdue: deque[ThreadActivity] = deque()
+        #: The tasks were cancelled, as the node's time to stop is over.
+        self._cancelled = False
+        #: The round trips are over.
+        self._closed = False
         #: Set while tasks run.
         self._busy = threading.Event()
         #: When the loop was asked for a sign of life that it has not given yet; None: it has. Monotonic.
@@ -136,6 +146,16 @@ class EventLoop:
         """The tasks that were written off and whose handlers have not ended since."""
         return [task for task in self._hanging if not task.done()]
 
+    def has_ended(self, seconds: float) -> bool:
+        """Waits so many seconds for what handlers have left running: the loop, and the threads of its executor."""
+        deadline = time.monotonic() + seconds
+        for thread in threading.enumerate():
+            if thread is self._thread or thread.name.startswith(_EXECUTOR):
+                thread.join(max(deadline - time.monotonic(), 0.0))
+                if thread.is_alive():
+                    return False
+        return True
+
     def write_off(self, activity: ThreadActivity) -> None:
         """The handler of the task has exceeded its ttr: from here on nothing belongs to it. By the watchdog."""
         self._overdue.append(activity)
@@ -150,8 +170,22 @@ class EventLoop:
         while self._tasks and time.monotonic() < deadline:
             time.sleep(0.01)
 
+    async def _take_back_cancels(self) -> None:
+        """A handler may have cancelled its own task: what is awaited from here on is not to be cancelled for that."""
+        task = asyncio.current_task()
+        if task is None or self._cancelled or not task.cancelling():
+            return
+        try:
+            await asyncio.sleep(0)  # one that has not struck yet strikes here
+        except asyncio.CancelledError:
+            if self._cancelled:
+                raise
+        while task.uncancel():
+            pass
+
     def _cancel_all(self) -> None:
-        for task in self._tasks.values():
+        self._cancelled = True
+        for task in list(self._tasks.values()):
             task.cancel()
 
     # --- the round trips ---
@@ -173,8 +207,11 @@ class EventLoop:
                 time.sleep(backoff(failures))
             except BaseException as error:
                 # SystemExit or the like from what a user has given us besides `perform`.
+                self._dispatcher.close()
                 self._node.fail(error)
-                break
+                failures += 1
+                time.sleep(backoff(failures))
+        self._closed = True
         self._busy.set()  # the watch ends
         self._loop.call_soon_threadsafe(self._loop.stop)
 
@@ -204,7 +241,9 @@ class EventLoop:
         assert limits is not None
         task = self._tasks.pop(shard)
         stack = "".join(_stack_of(task))
-        blocked = asyncio.current_task(self._loop) is task
+        answered = threading.Event()
+        self._loop.call_soon_threadsafe(answered.set)
+        blocked = asyncio.current_task(self._loop) is task and not answered.wait(10 * BLOCKED_SECONDS)
         if blocked:
             frame = sys._current_frames().get(self._thread.ident or 0)
             stack = "".join(traceback.format_stack(frame))
@@ -214,7 +253,9 @@ class EventLoop:
             write_off(self._node, self._dispatcher, self._runtimes[shard.queue], shard, limits)
         finally:
             del self._running[shard]
-        self._node.has_written_off_a_task(performing, stack, blocked=blocked)
+            hanging = len(self.hanging())
+            is_lost = blocked or 2 * hanging >= self._concurrency
+            self._node.has_written_off_a_task(performing, stack, hanging=hanging, is_lost=is_lost)
 
     def _exchange(self, picked: list[Shard]) -> None:
         """Acknowledges what the resting shards finished, takes from those that were picked, and writes reports, all in
@@ -244,7 +285,7 @@ class EventLoop:
             self._writes.extendleft(reversed(writes))
             raise
         deliveries: list[tuple[Shard, Delivery]] = []
-        trouble: RedisUnavailable | None = None
+        trouble: BaseException | None = None
         for shard, wakes in takes:
             try:
                 delivery = shard.in_flight.took(next(replies))
@@ -255,15 +296,25 @@ class EventLoop:
                 self._resting.add(shard)  # what it finished is still to be acknowledged
             except LeaseLost:
                 self._lost(shard)
-            except Exception as error:
+            except BaseException as error:
                 shard.in_flight.drop_delivery()
                 self._dispatcher.rest(shard, TROUBLE_SECONDS)
                 self._let_go(shard)
+                if not isinstance(error, Exception):
+                    trouble = error
                 log.error("%r rests for %g s: %s", shard, TROUBLE_SECONDS, error, extra={"event": "trouble"})
         answers = [(write.future, [next(replies) for _ in write.reports]) for write in writes]
         if deliveries:
             self._node.broker.outage.end(begun)
-        begin = [(shard, delivery, jobs) for shard, delivery in deliveries if (jobs := self._jobs(shard, delivery))]
+        begin: list[tuple[Shard, Delivery, list[TakenJob]]] = []
+        for shard, delivery in deliveries:
+            try:
+                jobs = self._jobs(shard, delivery)
+            except BaseException as error:  # it rests; the others must begin, and hear their answers
+                trouble = trouble or error
+                continue
+            if jobs:
+                begin.append((shard, delivery, jobs))
         if begin or answers:
             self._loop.call_soon_threadsafe(self._received, begin, answers)
         if trouble is not None:
@@ -309,12 +360,28 @@ class EventLoop:
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
-        try:
-            self._loop.run_forever()
-        except BaseException as error:
-            self._node.fail(error)
-        finally:
-            asyncio.set_event_loop(None)
+        while True:
+            try:
+                self._loop.run_forever()
+                break
+            except BaseException as error:
+                # A task that a handler started has raised SystemExit or the like: who awaits it gets that, too.
+                self._node.fail(error)
+        self._reap()
+        self._executor.shutdown(wait=False, cancel_futures=True)
+        self._loop.close()
+        asyncio.set_event_loop(None)
+
+    def _reap(self) -> None:
+        """Cancels the tasks that are left: those that were written off, and what handlers have started."""
+        left = asyncio.all_tasks(self._loop)
+        for task in left:
+            task.cancel()
+        if left:
+            try:
+                self._loop.run_until_complete(asyncio.wait(left, timeout=CLEAN_UP_SECONDS / 2))
+            except BaseException as error:  # raised by one of them
+                log.warning("a task that was cancelled ended with %r", error)
 
     def _received(
         self,
@@ -345,13 +412,15 @@ class EventLoop:
         except asyncio.CancelledError:
             log.warning("%r was cancelled; its next owner performs it again", shard, extra={"event": "cancelled"})
         except BaseException as error:
+            if activity.limits is not None and activity.limits.written_off:
+                return
             log.exception("a task failed outside of a worker")
-            self._dispatcher.look_again(shard)
+            self._dispatcher.rest(shard, TROUBLE_SECONDS)
             if not isinstance(error, Exception):
                 self._node.fail(error)
         # What did not finish is in flight, and no longer in hand. The next take, or the next owner, gets it.
         shard.in_flight.keep_finished()
-        del self._tasks[shard]
+        self._tasks.pop(shard, None)
         self._ended.append(shard)
         self._dispatcher.nudge()
 
@@ -390,7 +459,10 @@ class EventLoop:
                 interrupt=interrupt_of_this_task(lambda: limits), on_earlier=self._node.limit_moved,
             )  # fmt: skip
         try:
-            outcome = await execution.aperform(runtime, shard, delivery.lease.fence, jobs, self._config, limits)
+            outcome = await execution.aperform(
+                runtime, shard, delivery.lease.fence, jobs, self._config, limits, cancelled=lambda: self._cancelled
+            )
+            await self._take_back_cancels()
         finally:
             ended = self._clock()
             if limits is None or not limits.written_off:
@@ -437,12 +509,14 @@ class EventLoop:
     def _watch(self) -> None:
         """Names the handler that has not awaited anything for long: all others wait for it."""
         warn_after = BLOCKED_SECONDS
-        while self._busy.wait() and self._io.is_alive():
+        while self._busy.wait() and not self._closed:
             now = self._clock()
             if self._asked_at is None:
                 warn_after = BLOCKED_SECONDS
                 if not self._tasks:
                     self._busy.clear()
+                    if self._tasks or self._closed:  # since it was looked at
+                        self._busy.set()
                     continue
                 self._asked_at = now
                 self._loop.call_soon_threadsafe(self._answer)

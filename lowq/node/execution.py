@@ -280,6 +280,8 @@ async def aperform(
     jobs: list[TakenJob],
     config: Config,
     limits: TimeLimits | None = None,
+    *,
+    cancelled: Callable[[], bool] | None = None,
 ) -> Outcome:
     """As `perform`, for an async worker, in a task of its own.
 
@@ -300,7 +302,7 @@ async def aperform(
         raise
     except asyncio.CancelledError as raised:
         task = asyncio.current_task()
-        if task is not None and task.cancelling():
+        if cancelled() if cancelled is not None else task is not None and task.cancelling():
             raise
         # Not this task was cancelled, but something that the handler awaits: for the batch that is an error.
         error = LowqError("what the handler awaited was cancelled")
@@ -315,7 +317,7 @@ async def aperform(
 async def _awaited(runtime: WorkerRuntime, payloads_by_id: dict[str, list[Any]]) -> None:
     pending = runtime.call(payloads_by_id)
     if pending is not None:  # a wrapper that is no async def may have performed it already
-        await pending
+        check_done(await pending, type(runtime.instance), "perform")
 
 
 def _outcome_of(

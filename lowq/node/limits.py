@@ -113,11 +113,11 @@ class TimeLimits:
                 await function()
             finally:
                 # A handler may have swallowed it: what is awaited after this is not to be cancelled for it.
-                if self._interrupted and (task := asyncio.current_task()) is not None:
-                    self.cancelled = task.cancelling() > 0 and task.uncancel() == 0
+                if self.cancelled and (task := asyncio.current_task()) is not None:
+                    task.uncancel()
                 self._end()
         except asyncio.CancelledError:
-            if self._interrupted and self.cancelled and self._time_limit is not None:
+            if self.cancelled and self._time_limit is not None:
                 raise TimeLimitExceeded(self._exceeded()) from None
             raise
         finally:
@@ -237,6 +237,7 @@ def interrupt_of_this_task(limits: Callable[[], "TimeLimits | None"]) -> Interru
     def cancel(meant: "TimeLimits | None") -> None:
         # In the thread of the loop, where no batch ends meanwhile: one that has ended is not hit.
         if meant is not None and meant.running:
+            meant.cancelled = True
             task.cancel()
 
     return interrupt

@@ -123,7 +123,7 @@ class Node:
                 raise
             while not self.stopping.is_set() and not self._has_drained():
                 self._wait_for_signal(0.1 if self.draining else None)
-            if not self.stop() or self.hanging():
+            if not self.stop() or self.hanging() or not (self._loop is None or self._loop.has_ended(1.0)):
                 flush()
                 os._exit(self.exit_code)
             return self.exit_code
@@ -281,7 +281,7 @@ class Node:
         away = broker.outage.seconds
         if away:
             return f"Redis has not answered for {away:.1f} s"
-        hanging = len(self.hanging())
+        hanging = len(self.hanging()) + (0 if self._loop is None else len(self._loop.hanging()))
         if hanging:
             return f"handlers have exceeded their ttr and still run: {hanging}; the node has {self.threads} threads"
         return None
@@ -345,20 +345,21 @@ class Node:
                 extra={"event": "hanging", "hanging": hanging},
             )  # fmt: skip
 
-    def has_written_off_a_task(self, performing: Performing | None, stack: str, *, blocked: bool) -> None:
-        """What a task had in hand, which was written off, is reported. ``blocked``: its handler blocks the event loop,
-        so no other task can go on: the node ends, for another process to take its place.
+    def has_written_off_a_task(self, performing: Performing | None, stack: str, *, hanging: int, is_lost: bool) -> None:
+        """What a task had in hand, which was written off, is reported. ``is_lost``: too many hang, or its handler
+        blocks the event loop, so that no other task can go on. Then the node ends, for another process to replace it.
         """
         log.error(
             "%s exceeded its ttr: its task is written off, and its jobs are performed again, charged with a crash. It "
             "was here:\n%s", performing, stack, extra={"event": "written_off", **_described(performing)},
         )  # fmt: skip
-        if blocked and not self.stopping.is_set():
+        if is_lost and not self.stopping.is_set():
             if self.exit_code == EXIT_OK:
                 self.exit_code = EXIT_REPLACE
             log.critical(
-                "node %s exits with %d, for another process to take its place: a handler has blocked its event loop "
-                "for longer than its ttr", self.name, EXIT_REPLACE, extra={"event": "hanging"},
+                "node %s exits with %d, for another process to take its place: a handler blocks its event loop for "
+                "longer than its ttr, or too many hang (%d)", self.name, EXIT_REPLACE, hanging,
+                extra={"event": "hanging", "hanging": hanging},
             )  # fmt: skip
             self.request_stop()
 
@@ -539,7 +540,8 @@ class Node:
             self._loop.cancel()
         self.broker.stop()
         if running:
-            self.exit_code = EXIT_CUT_SHORT
+            if self.exit_code != EXIT_REPLACE:
+                self.exit_code = EXIT_CUT_SHORT
             log.error(
                 "node %s ends while it still performs: %s; these jobs are performed again, and not charged",
                 self.name, "; ".join(busy), extra={"event": "cut_short"},

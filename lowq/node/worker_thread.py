@@ -70,8 +70,10 @@ class NodeContext(Protocol):
         """With a new instance of the queue's worker. It raises what that raises."""
         ...
 
-    def has_written_off_a_task(self, performing: Performing | None, stack: str, *, blocked: bool) -> None:
-        """What a task had in hand, which was written off, is reported. ``blocked``: its handler blocks the loop."""
+    def has_written_off_a_task(self, performing: Performing | None, stack: str, *, hanging: int, is_lost: bool) -> None:
+        """What a task had in hand, which was written off, is reported. ``hanging``: how many of them hang by now.
+        ``is_lost``: too many, or its handler blocks the loop.
+        """
         ...
 
     def has_written_off(self, thread: "WorkerThread") -> None:

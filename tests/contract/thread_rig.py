@@ -68,7 +68,7 @@ class ThreadRig:
             assert isinstance(shard.lease.acquire(TTL), Lease)
         self.wake()
 
-    def has_written_off_a_task(self, performing: Performing | None, stack: str, *, blocked: bool) -> None:
+    def has_written_off_a_task(self, performing: Performing | None, stack: str, *, hanging: int, is_lost: bool) -> None:
         raise AssertionError("there is no event loop")
 
     def fail(self, error: BaseException) -> None:

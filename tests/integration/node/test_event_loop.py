@@ -5,7 +5,7 @@ import logging
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -17,37 +17,8 @@ from lowq.node.node import Node
 from lowq.sharding import shard_of
 from lowq.store import Client
 from lowq.workers import Worker
+from tests.integration.node.conftest import Start
 from tests.waiting import until
-
-Start = Callable[..., Node]
-
-
-@pytest.fixture(params=["threads"])
-def kind_of_worker(request: pytest.FixtureRequest) -> str:
-    """These tests make workers of their own."""
-    kind: str = request.param
-    return kind
-
-
-@pytest.fixture
-def app(redis_url: str) -> Iterator[lowq.Lowq]:
-    app = lowq.Lowq(redis_url=redis_url, shutdown_timeout=0)
-    yield app
-    app.close()
-
-
-@pytest.fixture
-def start(app: lowq.Lowq) -> Iterator[Start]:
-    nodes: list[Node] = []
-
-    def start(**options: Any) -> Node:
-        nodes.append(Node(app, **options))
-        nodes[-1].start()
-        return nodes[-1]
-
-    yield start
-    for node in nodes:
-        node.stop(5.0)
 
 
 def stats(app: lowq.Lowq, worker: type[Worker[Any]]) -> tuple[int, int]:

@@ -1,0 +1,321 @@
+"""What handlers, hooks and Redis may do to the event loop: it harms the batch that it is about, and no other."""
+
+import asyncio
+import json
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+import lowq
+from lowq.broker.scheduler import LagScheduler
+from lowq.errors import RedisUnavailable, ScriptError
+from lowq.node.event_loop import EventLoop
+from lowq.node.node import Node
+from lowq.sharding import shard_of
+from lowq.store import Client
+from tests.integration.node.conftest import Start
+from tests.integration.node.test_event_loop import stats
+from tests.waiting import until
+
+Batch = dict[str, list[Any]]
+
+
+def loop_of(node: Node) -> EventLoop:
+    assert node._loop is not None
+    return node._loop
+
+
+def answered(monkeypatch: pytest.MonkeyPatch, script: str, answer: Callable[[], Exception | None]) -> None:
+    """What calls of a script are answered; None: what Redis says."""
+    real = Client.run_many
+
+    def run_many(self: Client, calls: Sequence[Any], *args: Any, **options: Any) -> list[Any]:
+        replies = []
+        for call in calls:
+            reply: Any = answer() if call.script == script else None
+            replies.append(real(self, [call], *args, **options)[0] if reply is None else reply)
+        return replies
+
+    monkeypatch.setattr(Client, "run_many", run_many)
+
+
+# --- Redis, codecs, schedulers ---
+
+
+@pytest.mark.parametrize("error", [RedisUnavailable("away"), ScriptError("bury", "no")], ids=["away", "refused"])
+def test_a_payload_that_can_not_be_buried_stops_no_other_shard(
+    app: lowq.Lowq, start: Start, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    errors = [error]
+    answered(monkeypatch, "bury", lambda: errors.pop() if errors else None)
+
+    def load(data: bytes) -> Any:
+        value = json.loads(data)
+        if value == "bad":
+            raise ValueError("bad")
+        return value
+
+    app.config.load_payload = load
+    done: list[str] = []
+
+    @app.worker(shards_count=10)
+    async def orders(payloads_by_id: Batch) -> None:
+        done.extend(payloads_by_id)
+
+    orders.perform_async({"id": n, "payload": "bad" if n == 7 else n} for n in range(40))
+    start()
+    until(lambda: stats(app, orders) == (0, 0), "the end of all jobs")
+    assert sorted(done) == sorted(str(n) for n in range(40) if n != 7)
+    assert orders.queue.stats().morgue_length == 1
+    assert not errors
+
+
+def test_a_codec_that_stops_the_process_lets_the_others_finish(app: lowq.Lowq, start: Start) -> None:
+    def load(data: bytes) -> Any:
+        value = json.loads(data)
+        if value == "bad":
+            raise SystemExit
+        return value
+
+    app.config.load_payload = load
+    go = threading.Event()
+    ended: list[str] = []
+
+    @app.worker(shards_count=8)
+    async def orders(payloads_by_id: Batch) -> None:
+        while not go.is_set():
+            await asyncio.sleep(0.01)
+        ended.extend(payloads_by_id)
+
+    orders.perform_async({"id": n, "payload": n} for n in range(3))
+    node = start()
+    until(lambda: len({shard_of(str(n).encode(), 8) for n in range(3)}) == len(loop_of(node)._tasks), "tasks")
+    used = {shard.index for shard in loop_of(node)._tasks}
+    other = next(n for n in range(100, 200) if shard_of(str(n).encode(), 8) not in used)
+    orders.perform_async({"id": other, "payload": "bad"})
+    until(node.stopping.is_set, "the end of the node")
+    go.set()
+    assert node.stop(30.0)
+    assert len(ended) >= len(used)
+    assert node.exit_code == 1
+
+
+def test_a_scheduler_that_raises_costs_no_place(app: lowq.Lowq, start: Start) -> None:
+    calls = [0]
+
+    class Raising(LagScheduler):
+        def __call__(self, shards: Any, now: float, ready: Any) -> Any:
+            calls[0] += 1
+            if calls[0] in (2, 4, 6):
+                raise ValueError("mine")
+            return super().__call__(shards, now, ready)
+
+    app.config.build_scheduler = Raising
+
+    @app.worker(shards_count=8, max_threads=2)
+    async def orders(payloads_by_id: Batch) -> None:
+        await asyncio.sleep(0.01)
+
+    @app.worker
+    async def others(payloads_by_id: Batch) -> None: ...
+
+    orders.perform_async({"id": n} for n in range(60))
+    node = start()
+    until(lambda: stats(app, orders) == (0, 0), "the end of all jobs")
+    until(lambda: loop_of(node)._dispatcher._uses["orders"].running == 0, "the end of all tasks")
+
+
+def test_a_report_that_is_refused_is_no_reason_to_perform_again_at_once(
+    app: lowq.Lowq, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answered(monkeypatch, "fail", lambda: ScriptError("fail", "no"))
+    rests: list[float] = []
+    moments: list[float] = []
+
+    @app.worker(shards_count=1)
+    async def orders(payloads_by_id: Batch) -> None:
+        moments.append(time.monotonic())
+        raise ValueError
+
+    orders.perform_async({"id": 1})
+    node = start()
+    dispatcher = loop_of(node)._dispatcher
+    rest = dispatcher.rest
+
+    def noted(shard: Any, seconds: float) -> None:
+        rests.append(seconds)
+        rest(shard, seconds)
+
+    monkeypatch.setattr(dispatcher, "rest", noted)
+    until(lambda: len(moments) >= 3, "three attempts")
+    assert len(rests) >= len(moments) - 2
+    assert min(rests) >= 0.5
+
+
+# --- handlers ---
+
+
+def test_a_coroutine_that_a_handler_returns_has_not_run(app: lowq.Lowq, start: Start) -> None:
+    async def really(payloads_by_id: Batch) -> None:
+        raise AssertionError("nobody awaits it")
+
+    @app.worker(shards_count=1, max_retry_count=0)
+    async def orders(payloads_by_id: Batch) -> Any:
+        return really(payloads_by_id)  # without await
+
+    orders.perform_async({"id": 1})
+    start()
+    until(lambda: orders.queue.stats().morgue_length == 1, "the morgue")
+
+
+@pytest.mark.parametrize("uvloop", [True, False])
+@pytest.mark.parametrize("exception", [SystemExit, KeyboardInterrupt])
+def test_what_stops_the_process_in_a_task_of_a_handler_ends_the_node_in_order(
+    app: lowq.Lowq, start: Start, monkeypatch: pytest.MonkeyPatch, exception: type[BaseException], uvloop: bool
+) -> None:
+    if not uvloop:
+        monkeypatch.setitem(sys.modules, "uvloop", None)
+    finished: list[str] = []
+
+    async def child() -> None:
+        await asyncio.sleep(0)
+        raise exception
+
+    @app.worker(shards_count=4)
+    async def orders(payloads_by_id: Batch) -> None:
+        if "1" in payloads_by_id:
+            await asyncio.gather(child(), asyncio.sleep(0))
+        await asyncio.sleep(0.2)
+        finished.extend(payloads_by_id)
+
+    orders.perform_async({"id": n} for n in range(1, 8))
+    node = start(prefetch=False)
+    until(node.stopping.is_set, "the end of the node")
+    assert node.stop(30.0)
+    assert finished
+    assert node.exit_code == 1
+    job = orders.queue.peek(1)
+    assert job is not None
+    assert job.crashes == 1
+
+
+def test_a_handler_that_cancels_its_own_task_is_charged(app: lowq.Lowq, start: Start) -> None:
+    runs: list[str] = []
+
+    @app.worker(shards_count=1, max_retry_count=0)
+    async def orders(payloads_by_id: Batch) -> None:
+        runs.extend(payloads_by_id)
+        task = asyncio.current_task()
+        assert task is not None
+        task.cancel()
+        await asyncio.sleep(0)
+
+    orders.perform_async({"id": 1})
+    start()
+    until(lambda: orders.queue.stats().morgue_length == 1, "the morgue")
+    assert runs == ["1"]
+
+
+def test_a_handler_that_cancels_its_own_task_and_returns_harms_no_other_batch(app: lowq.Lowq, start: Start) -> None:
+    runs: list[str] = []
+
+    @app.worker(shards_count=1)
+    async def orders(payloads_by_id: Batch) -> None:
+        runs.extend(payloads_by_id)
+        if "1" in payloads_by_id:
+            task = asyncio.current_task()
+            assert task is not None
+            task.cancel()  # it returns before that strikes
+            return
+        await asyncio.sleep(0)
+
+    app.queue("orders", 1).push({"id": n} for n in range(1, 5))
+    node = start()
+    loop_of(node)._pace._seconds["orders"] = 0.0001  # several batches in one delivery
+    until(lambda: stats(app, orders) == (0, 0), "the end of all jobs")
+    assert sorted(runs) == ["1", "2", "3", "4"]
+
+
+def test_a_handler_that_swallowed_its_own_cancel_still_has_a_time_limit(app: lowq.Lowq, start: Start) -> None:
+    @app.worker(shards_count=1, max_retry_count=0, time_limit=0.1)
+    async def orders(payloads_by_id: Batch) -> None:
+        try:
+            task = asyncio.current_task()
+            assert task is not None
+            task.cancel()
+            await asyncio.sleep(0)
+        except asyncio.CancelledError:
+            pass
+        await asyncio.sleep(3600)
+
+    orders.perform_async({"id": 1})
+    start()
+    until(lambda: orders.queue.stats().morgue_length == 1, "the morgue")
+    job = orders.queue.peek(1)
+    assert job is not None
+    assert "TimeLimitExceeded" in (job.error or "")
+
+
+# --- ttr ---
+
+
+def test_a_handler_that_computes_and_awaits_does_not_end_the_node(app: lowq.Lowq, start: Start) -> None:
+    @app.worker(shards_count=1, ttr=0.3, max_crash_count=1)
+    async def orders(payloads_by_id: Batch) -> None:
+        while True:
+            ends_at = time.perf_counter() + 0.005
+            while time.perf_counter() < ends_at:
+                pass
+            await asyncio.sleep(0)
+
+    orders.perform_async({"id": 1})
+    node = start()
+    until(lambda: orders.queue.stats().morgue_length == 1, "the morgue")
+    assert not node.stopping.is_set()
+
+
+def test_a_blocked_loop_beside_other_tasks_exits_for_a_replacement(app: lowq.Lowq, start: Start) -> None:
+    go = threading.Event()
+
+    @app.worker(shards_count=1, ttr=0.3)
+    async def orders(payloads_by_id: Batch) -> None:
+        go.wait(60)
+
+    @app.worker(shards_count=4)
+    async def others(payloads_by_id: Batch) -> None:
+        await asyncio.sleep(3600)
+
+    others.perform_async({"id": n} for n in range(8))
+    node = start()
+    until(lambda: len(loop_of(node)._tasks) > 2, "tasks")
+    orders.perform_async({"id": 1})
+    until(node.stopping.is_set, "the end of the node")
+    assert not node.stop(0.5)
+    go.set()
+    assert node.exit_code == 75
+
+
+def test_handlers_that_hang_whatever_they_are_told_are_bounded(app: lowq.Lowq, start: Start) -> None:
+    app.config.concurrency = 4
+    go = threading.Event()
+
+    @app.worker(shards_count=8, ttr=0.1, max_crash_count=1)
+    async def orders(payloads_by_id: Batch) -> None:
+        while not go.is_set():
+            try:
+                await asyncio.sleep(0.05)
+            except asyncio.CancelledError:
+                pass
+
+    orders.perform_async({"id": n} for n in range(60))
+    node = start()
+    until(lambda: loop_of(node).hanging(), "a task that was written off")
+    assert "exceeded their ttr" in (node.trouble() or "")
+    until(node.stopping.is_set, "the end of the node")
+    assert len(loop_of(node).hanging()) <= 8
+    assert node.exit_code == 75
+    go.set()
