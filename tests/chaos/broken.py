@@ -13,7 +13,7 @@ from lowq.broker.delivery import Delivery, TakenJob
 from lowq.broker.in_flight import InFlight
 from lowq.broker.lease import ShardLease
 from lowq.broker.shard import Shard
-from lowq.node.worker_thread import WorkerThread
+from lowq.node.pace import Pace
 from lowq.store.scripts import load_scripts
 from tests.mutants import ACKED_STAY, ANY_DELIVERY, NEVER_PUSHED, NO_FENCE, break_scripts, having
 
@@ -123,7 +123,7 @@ def late_acks() -> None:
 
 def _take_much() -> None:
     """Deliveries of a hundred jobs, however slow they are."""
-    setattr(WorkerThread, "_limit", lambda _self, _shard: 100)  # noqa: B010  # mypy and a method's type
+    setattr(Pace, "limit", lambda _self, _queue: 100)  # noqa: B010  # mypy and a method's type
 
 
 #: name -> what breaks it
