@@ -54,6 +54,8 @@ log = get_log("lowq.node")
 
 #: Seconds for which a handler may go on without awaiting anything before it is named in the log.
 BLOCKED_SECONDS = 0.1
+#: Seconds without a sign of life after which a loop counts as blocked for good. The machine may be busy.
+STUCK_SECONDS = 5.0
 #: What the names of the threads begin with that handlers use by `asyncio.to_thread`.
 _EXECUTOR = "lowq-loop-thread"
 #: Seconds that cancelled tasks have for their clean-up.
@@ -243,7 +245,7 @@ class EventLoop:
         stack = "".join(_stack_of(task))
         answered = threading.Event()
         self._loop.call_soon_threadsafe(answered.set)
-        blocked = asyncio.current_task(self._loop) is task and not answered.wait(10 * BLOCKED_SECONDS)
+        blocked = asyncio.current_task(self._loop) is task and not answered.wait(STUCK_SECONDS)
         if blocked:
             frame = sys._current_frames().get(self._thread.ident or 0)
             stack = "".join(traceback.format_stack(frame))

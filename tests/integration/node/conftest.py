@@ -15,18 +15,17 @@ Start = Callable[..., Node]
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """What is tested with processes is tested with workers in threads and with async workers in an event loop."""
     if "make_rig" in metafunc.fixturenames:
-        metafunc.fixturenames.append("kind_of_worker")
         kinds = ["threads", pytest.param("loop", marks=pytest.mark.slow)]
+        if metafunc.definition.get_closest_marker("threads_only") is not None:
+            kinds = ["threads"]
         metafunc.parametrize("kind_of_worker", kinds, indirect=True)
 
 
-@pytest.fixture
-def kind_of_worker(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+@pytest.fixture(autouse=True)
+def kind_of_worker(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of all rigs that the test makes."""
-    kind: str = request.param
-    if kind == "loop":
+    if getattr(request, "param", "threads") == "loop":
         monkeypatch.setattr(Rig, "defaults", {"ORDERS_ASYNC": "1"})
-    return kind
 
 
 @pytest.fixture

@@ -10,6 +10,9 @@ from tests.integration.supervising import Supervise, write_code
 from tests.integration.support import NEVER, Rig, id_of_shard, until
 from tests.redis_server import RedisServer
 
+#: Async workers have tests of their own: test_event_loop.
+pytestmark = pytest.mark.threads_only
+
 #: Seconds.
 TTR = 0.5
 
