@@ -34,6 +34,7 @@ def test_every_node_is_shown_as_it_reported(app: lowq.Lowq) -> None:
     heartbeat(
         app, "shop-2:99:bbbbbb", now - 2, host="shop-2", pid=99, version="1.2.4", started_at=now - 9, quiet=True,
         shards={}, performing=[None],
+        tasks=12, longest_tasks=[{"queue": "Orders", "shard": 2, "ids": ["order-9"], "count": 1, "seconds": 70.0}],
     )  # fmt: skip
     page = Reader(TestClient(lowq_web.create_app(app), base_url="http://127.0.0.1")).page("/nodes")
     assert "2 alive" in page.text
@@ -52,8 +53,8 @@ def test_every_node_is_shown_as_it_reported(app: lowq.Lowq) -> None:
     assert "quiet" not in busy.find("h2").text
     assert [button.text for button in busy.every("button")] == ["Quiet", "Stop"]
 
-    threads = busy.table("Thread", "Performs", "Ids", "For")
-    assert [row["Thread"].text for row in threads] == ["0", "1", "2", "3"]
+    threads = busy.table("Thread or task", "Performs", "Ids", "For")
+    assert [row["Thread or task"].text for row in threads] == ["0", "1", "2", "3"]
     assert [row["Performs"].text for row in threads] == ["idle", "Orders shard 3", "idle", "Refunds shard 1"]
     assert [[link.text for link in row["Ids"].every("a")] for row in threads] == [[], ["order-7", "a/b"], [], ["r-1"]]
     assert threads[1]["Ids"].link == "/queues/Orders/job?id=order-7"
@@ -67,7 +68,10 @@ def test_every_node_is_shown_as_it_reported(app: lowq.Lowq) -> None:
     assert [button.text for button in other.every("button")] == ["Stop"]
     assert other.facts["Memory"].text == "unknown"
     assert other.facts["Shards"].text == "none"
-    assert [row["Performs"].text for row in other.table("Thread", "Performs")] == ["idle"]
+    tasks = other.table("Thread or task", "Performs", "For")
+    assert [row["Thread or task"].text for row in tasks] == ["0", "task", "tasks"]
+    assert [row["Performs"].text for row in tasks] == ["idle", "Orders shard 2", "11 more, started later"]
+    assert tasks[1]["For"].lasts(70, 70 + SLOW)
 
 
 def test_the_page_of_all_queues_counts_the_nodes(app: lowq.Lowq) -> None:
