@@ -154,37 +154,45 @@ class Dispatcher:
             self._end_work(shard, now)
         waiting = {queue: [shard for shard in shards if ready(shard)] for queue, shards in self._by_queue.items()}
         waiting = {queue: shards for queue, shards in waiting.items() if shards}
-        picked: list[Shard] = []
         if self._sole is not None:
             picked = self._chosen(self._sole, waiting.get(self._sole, []), count, now, ready)
         else:
-            while len(picked) < count and waiting:
-                uses = [self._uses[queue] for queue in waiting if not self._uses[queue].is_full]
-                if not uses:
-                    break
-                for use in uses:
-                    use.count_until(now)
-                use = next_queue(uses)
-                # Several at once when nobody else wants any.
-                many = count - len(picked) if len(waiting) == 1 and use.max_threads is None else 1
-                try:
-                    found = self._chosen(use.queue, waiting[use.queue], many, now, ready)
-                except BaseException:  # of the application's scheduler: nothing was picked
-                    for shard in picked:
-                        self._end_work(shard, now)
-                    raise
-                for other in self._uses.values():
-                    if found and other.queue not in waiting:
-                        other.forgo(use.virtual_time)
-                for shard in found:
-                    waiting[use.queue].remove(shard)
-                    use.begin(now)
-                    self._at_work.add(shard)
-                picked += found
-                if not found or not waiting[use.queue]:
-                    del waiting[use.queue]
+            picked = self._fair_shards(waiting, count, now, ready)
         for shard in picked:
             shard.dispatch.claimed_by = 0
+        return picked
+
+    def _fair_shards(
+        self, waiting: dict[str, list[Shard]], count: int, now: float, ready: Callable[[Shard], bool]
+    ) -> list[Shard]:
+        """Of the shards that are ready, by queue, up to so many: each of the queue whose turn it is."""
+        picked: list[Shard] = []
+        while len(picked) < count:
+            uses = [self._uses[queue] for queue in waiting if not self._uses[queue].is_full]
+            if not uses:
+                break
+            for use in uses:
+                use.count_until(now)
+            use = next_queue(uses)
+            # Several at once when nobody else wants any.
+            many = count - len(picked) if len(waiting) == 1 and use.max_threads is None else 1
+            try:
+                found = self._chosen(use.queue, waiting[use.queue], many, now, ready)
+            except BaseException:  # of the application's scheduler: nothing was picked
+                for shard in picked:
+                    self._end_work(shard, now)
+                raise
+            if found:
+                for other in self._uses.values():
+                    if other.queue not in waiting:
+                        other.forgo(use.virtual_time)
+            for shard in found:
+                waiting[use.queue].remove(shard)
+                use.begin(now)
+                self._at_work.add(shard)
+            picked += found
+            if not found or not waiting[use.queue]:
+                del waiting[use.queue]
         return picked
 
     def _chosen(
