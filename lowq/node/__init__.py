@@ -5,6 +5,7 @@
     node           starts and stops all of it, and obeys signals
     worker_thread  one round trip to Redis after another, and the work that each brings
     event_loop     the same for async workers: many shards at once, with shared round trips
+    batch          what both do alike around a batch: counts, logs, giving it up
     pace           how much work a delivery takes in advance
     execution      a batch through middlewares and handler, and what becomes of each job then
     limits         how long a batch may run, and whose it is

@@ -4,6 +4,7 @@
 
     thread lowq-loop       one asyncio loop; a task for each delivery: batch by batch, as a worker thread does it
     thread lowq-loop-io    the round trips to Redis, one at a time, for all of them
+    thread lowq-loop-watch looks whether a handler blocks the loop
 
 While a round trip is under way, what the tasks have finished and the shards that have become due gather; the next one
 takes all of it along in one write: acknowledgements, takes and reports. So Redis and the handlers work at the same
@@ -36,18 +37,19 @@ from lowq.errors import LeaseLost, RedisUnavailable
 from lowq.logs import get_log
 from lowq.metrics.counters import Tally
 from lowq.node import execution
-from lowq.node.activity import ThreadActivity
-from lowq.node.limits import TimeLimits, WrittenOff, interrupt_of_this_task
-from lowq.node.pace import Pace
-from lowq.node.worker_thread import (
+from lowq.node.activity import BatchActivity
+from lowq.node.batch import (
     TROUBLE_SECONDS,
     NodeContext,
     backoff,
     count_batch,
-    log_failure,
+    give_up,
+    is_held,
     log_lost,
-    write_off,
+    report_failure,
 )
+from lowq.node.limits import TimeLimits, WrittenOff, interrupt_of_this_task
+from lowq.node.pace import Pace
 from lowq.store import Call
 
 log = get_log("lowq.node")
@@ -101,7 +103,7 @@ class EventLoop:
         self._watch_thread = threading.Thread(target=self._watch, name="lowq-loop-watch", daemon=True)
         self._io = threading.Thread(target=self._run_io, name="lowq-loop-io", daemon=True)
         #: What each shard's task shows to others. A shard is in it from the start of its task until that has ended.
-        self._running: dict[Shard, ThreadActivity] = {}
+        self._running: dict[Shard, BatchActivity] = {}
         self._tasks: dict[Shard, asyncio.Task[None]] = {}
         #: Shards whose task has ended, and reports: from the tasks to the thread of the round trips.
         self._ended: deque[Shard] = deque()
@@ -110,7 +112,7 @@ class EventLoop:
         self._resting: set[Shard] = set()
         #: Tasks that were written off and have not ended since, and those that are to be.
         self._hanging: list[asyncio.Task[None]] = []
-        self._overdue: deque[ThreadActivity] = deque()
+        self._overdue: deque[BatchActivity] = deque()
         #: The tasks were cancelled, as the node's time to stop is over.
         self._cancelled = False
         #: The round trips are over.
@@ -123,7 +125,7 @@ class EventLoop:
     # --- from other threads ---
 
     def start(self) -> None:
-        """Starts both threads."""
+        """Starts its threads."""
         self._thread.start()
         self._io.start()
         self._watch_thread.start()
@@ -132,7 +134,7 @@ class EventLoop:
         """Whether anything is being performed or still to be written, or may be."""
         return self._io.is_alive()
 
-    def activities(self) -> list[ThreadActivity]:
+    def activities(self) -> list[BatchActivity]:
         """Those of the running tasks."""
         return list(self._running.values())
 
@@ -148,8 +150,10 @@ class EventLoop:
         """The tasks that were written off and whose handlers have not ended since."""
         return [task for task in self._hanging if not task.done()]
 
-    def has_ended(self, seconds: float) -> bool:
-        """Waits so many seconds for what handlers have left running: the loop, and the threads of its executor."""
+    def wait_for_end(self, seconds: float) -> bool:
+        """Waits so many seconds for what handlers have left running: the loop, and the threads of its executor. False:
+        some of it still runs.
+        """
         deadline = time.monotonic() + seconds
         for thread in threading.enumerate():
             if thread is self._thread or thread.name.startswith(_EXECUTOR):
@@ -158,7 +162,7 @@ class EventLoop:
                     return False
         return True
 
-    def write_off(self, activity: ThreadActivity) -> None:
+    def write_off(self, activity: BatchActivity) -> None:
         """The handler of the task has exceeded its ttr: from here on nothing belongs to it. By the watchdog."""
         self._overdue.append(activity)
         self._dispatcher.nudge()
@@ -224,7 +228,7 @@ class EventLoop:
             del self._running[shard]
             self._resting.add(shard)
         while self._overdue:
-            self._inherit(self._overdue.popleft())
+            self._give_up(self._overdue.popleft())
         free = self._concurrency - len(self._running)
         picked = self._dispatcher.pick_many(free, self._resting)
         if not (picked or self._resting or self._writes):
@@ -234,7 +238,7 @@ class EventLoop:
         self._exchange(picked)
         return True
 
-    def _inherit(self, activity: ThreadActivity) -> None:
+    def _give_up(self, activity: BatchActivity) -> None:
         """Reports what a task had in hand that was written off, and has the lease got anew: so what its handler still
         does has a lower fence than what anybody does with these jobs from now on.
         """
@@ -252,12 +256,12 @@ class EventLoop:
         self._hanging = [*self.hanging(), task]
         self._loop.call_soon_threadsafe(task.cancel)
         try:
-            write_off(self._node, self._dispatcher, self._runtimes[shard.queue], shard, limits)
+            give_up(self._node, self._dispatcher, self._runtimes[shard.queue], shard, limits)
         finally:
             del self._running[shard]
             hanging = len(self.hanging())
             is_lost = blocked or 2 * hanging >= self._concurrency
-            self._node.has_written_off_a_task(performing, stack, hanging=hanging, is_lost=is_lost)
+            self._node.on_task_written_off(performing, stack, hanging=hanging, is_lost=is_lost)
 
     def _exchange(self, picked: list[Shard]) -> None:
         """Acknowledges what the resting shards finished, takes from those that were picked, and writes reports, all in
@@ -272,7 +276,9 @@ class EventLoop:
             self._let_go(shard)
         calls: list[Call] = []
         takes: list[tuple[Shard, int]] = []
-        for shard, limit in [*((shard, 0) for shard in self._resting), *self._limits(picked)]:
+        for shard in [*self._resting, *picked]:
+            # What rests is acknowledged, and nothing more is taken of it.
+            limit = 0 if shard in self._resting else self._pace.limit(shard.queue)
             takes.append((shard, shard.dispatch.wakes))
             calls.append(shard.in_flight.take_call(limit))
         for write in writes:
@@ -298,6 +304,7 @@ class EventLoop:
                 self._resting.add(shard)  # what it finished is still to be acknowledged
             except LeaseLost:
                 self._lost(shard)
+                self._let_go(shard)
             except BaseException as error:
                 shard.in_flight.drop_delivery()
                 self._dispatcher.rest(shard, TROUBLE_SECONDS)
@@ -322,9 +329,6 @@ class EventLoop:
         if trouble is not None:
             raise trouble
 
-    def _limits(self, picked: list[Shard]) -> list[tuple[Shard, int]]:
-        return [(shard, self._pace.limit(shard.queue)) for shard in picked]
-
     def _jobs(self, shard: Shard, delivery: Delivery) -> list[TakenJob]:
         """What a task is to perform of a delivery. Without any the shard is let go."""
         jobs: list[TakenJob] = []
@@ -332,6 +336,7 @@ class EventLoop:
             jobs = execution.decodable_jobs(shard, delivery, self._config)
         except LeaseLost:
             self._lost(shard)
+            self._let_go(shard)
             return []
         except BaseException:
             self._resting.add(shard)
@@ -339,7 +344,7 @@ class EventLoop:
             self._dispatcher.look_again(shard)
             raise
         if jobs:
-            self._running[shard] = ThreadActivity(None)
+            self._running[shard] = BatchActivity(None)
             return jobs
         shard.in_flight.keep_finished()
         if delivery.undecodable:
@@ -354,7 +359,6 @@ class EventLoop:
     def _lost(self, shard: Shard) -> None:
         shard.in_flight.drop_delivery()
         self._dispatcher.look_again(shard)
-        self._let_go(shard)
         self._node.broker.maintenance.check(shard)
         log_lost(shard)
 
@@ -407,10 +411,7 @@ class EventLoop:
         except WrittenOff:
             return  # the shard and what was in hand are somebody else's
         except LeaseLost:
-            shard.in_flight.drop_delivery()
-            self._dispatcher.look_again(shard)
-            self._node.broker.maintenance.check(shard)
-            log_lost(shard)
+            self._lost(shard)
         except asyncio.CancelledError:
             log.warning("%r was cancelled; its next owner performs it again", shard, extra={"event": "cancelled"})
         except BaseException as error:
@@ -427,7 +428,7 @@ class EventLoop:
         self._dispatcher.nudge()
 
     async def _work_batches(
-        self, shard: Shard, delivery: Delivery, jobs: list[TakenJob], activity: ThreadActivity
+        self, shard: Shard, delivery: Delivery, jobs: list[TakenJob], activity: BatchActivity
     ) -> None:
         runtime = self._runtimes[shard.queue]
         size = runtime.batch_size
@@ -436,8 +437,7 @@ class EventLoop:
             if start and (shard.dispatch.leaving or self._node.stopping.is_set()):
                 await self._write(shard, [shard.in_flight.release_report([(job.id, None) for job in jobs[start:]])])
                 break
-            lease = shard.lease.current
-            if lease is None or lease.token != delivery.lease.token or self._clock() >= shard.lease.deadline:
+            if not is_held(shard, delivery, self._clock()):
                 self._dispatcher.look_again(shard)
                 break  # not surely ours any more
             await self._perform(shard, delivery, runtime, jobs[start : start + size], activity)
@@ -449,7 +449,7 @@ class EventLoop:
         delivery: Delivery,
         runtime: execution.WorkerRuntime,
         jobs: list[TakenJob],
-        activity: ThreadActivity,
+        activity: BatchActivity,
     ) -> None:
         if shard.in_flight.unacknowledged:
             self._node.broker.maintenance.arm()
@@ -480,12 +480,7 @@ class EventLoop:
             await execution.anotify_worker(outcome, runtime.instance, self._config)
         finally:
             # Also when the lease was lost meanwhile: what was raised was raised.
-            try:
-                log_failure(shard, jobs, outcome, runtime)
-                execution.log_remarks(outcome)
-            finally:
-                if outcome.stop is not None:
-                    self._node.fail(outcome.stop)
+            report_failure(self._node, shard, jobs, outcome, runtime)
 
     async def _write(self, shard: Shard, reports: Sequence[Report]) -> None:
         """Has reports written, however long Redis is away: only the end of the process or of the lease ends that.

@@ -30,7 +30,7 @@ from lowq.broker.splitter import BalancedSplitter
 from lowq.errors import ConfigError, LowqError, RedisRefused
 from lowq.logs import describe, flush, get_log
 from lowq.metrics.counters import Recorder, Tally
-from lowq.node.activity import ThreadActivity
+from lowq.node.activity import BatchActivity, ThreadActivity
 from lowq.node.event_loop import EventLoop
 from lowq.node.execution import WorkerRuntime
 from lowq.node.watchdog import Watchdog
@@ -123,7 +123,7 @@ class Node:
                 raise
             while not self.stopping.is_set() and not self._has_drained():
                 self._wait_for_signal(0.1 if self.draining else None)
-            if not self.stop() or self.hanging() or not (self._loop is None or self._loop.has_ended(1.0)):
+            if not self.stop() or self.hanging() or not (self._loop is None or self._loop.wait_for_end(1.0)):
                 flush()
                 os._exit(self.exit_code)
             return self.exit_code
@@ -208,8 +208,8 @@ class Node:
             performer.start()
         self._watchdog.start()
 
-    def _all_activities(self) -> list[ThreadActivity]:
-        return list(self._activities) if self._loop is None else self._activities + self._loop.activities()
+    def _all_activities(self) -> list[BatchActivity]:
+        return [*self._activities, *([] if self._loop is None else self._loop.activities())]
 
     def _performers(self) -> "list[WorkerThread | EventLoop]":
         return [*self._threads, *([] if self._loop is None else [self._loop])]
@@ -300,7 +300,7 @@ class Node:
         hanging = len(self.hanging()) + (0 if self._loop is None else len(self._loop.hanging()))
         return {"written_off": hanging} if hanging else {}
 
-    def _write_off(self, activity: ThreadActivity) -> None:
+    def _write_off(self, activity: BatchActivity) -> None:
         """Replaces the thread, whose handler has exceeded its ttr. Called by the watchdog. Until this returns the
         thread can't end, so at any time its place has a thread that lives.
         """
@@ -310,10 +310,11 @@ class Node:
             self._loop.write_off(activity)
             return
         old = self._threads[number]
-        # First of all, as a log may hang too, and its lock may be what the handler hangs in. `has_written_off` logs it.
+        # First of all, as a log may hang too, and its lock may be what the handler hangs in. It is logged later:
+        # `on_thread_written_off`.
         self._stacks[old] = _stack_of(old)
         self._written_off = [*self.hanging(), old]
-        successor = old.successor(ThreadActivity(number, tallies=activity.tallies))
+        successor = old.successor(ThreadActivity(number, tallies=old.activity.tallies))
         try:
             successor.start()
         except RuntimeError as error:  # no more threads: the shard would stay claimed
@@ -321,7 +322,7 @@ class Node:
             return
         self._activities[number], self._threads[number] = successor.activity, successor
 
-    def has_written_off(self, thread: WorkerThread) -> None:
+    def on_thread_written_off(self, thread: WorkerThread) -> None:
         """What the thread had in hand is reported. Drains the node when half of its threads hang. Called by the
         successor.
         """
@@ -345,7 +346,7 @@ class Node:
                 extra={"event": "hanging", "hanging": hanging},
             )  # fmt: skip
 
-    def has_written_off_a_task(self, performing: Performing | None, stack: str, *, hanging: int, is_lost: bool) -> None:
+    def on_task_written_off(self, performing: Performing | None, stack: str, *, hanging: int, is_lost: bool) -> None:
         """What a task had in hand, which was written off, is reported. ``is_lost``: too many hang, or its handler
         blocks the event loop, so that no other task can go on. Then the node ends, for another process to replace it.
         """

@@ -14,7 +14,7 @@ from lowq.clock import Clock
 from lowq.clock import now as clock_now
 from lowq.duration import LONGEST_WAIT
 from lowq.logs import get_log
-from lowq.node.activity import ThreadActivity
+from lowq.node.activity import BatchActivity
 
 log = get_log("lowq.node")
 
@@ -29,11 +29,11 @@ class Watchdog:
 
     def __init__(
         self,
-        activities: Callable[[], Sequence[ThreadActivity]],
+        activities: Callable[[], Sequence[BatchActivity]],
         limits: Iterable[float],
         warn_after: float,
         *,
-        write_off: Callable[[ThreadActivity], object],
+        write_off: Callable[[BatchActivity], object],
         on_fatal: Callable[[BaseException], object],
         clock: Clock = clock_now,
     ) -> None:
@@ -91,7 +91,7 @@ class Watchdog:
                 wait = min(wait, self._warn(activity, performing))
         return max(wait, 0.0)
 
-    def _warn(self, activity: ThreadActivity, performing: Performing) -> float:
+    def _warn(self, activity: BatchActivity, performing: Performing) -> float:
         """Names the batch if it is time for that; returns the seconds until it is time again."""
         known, due = activity.seen or (None, 0.0)
         if known is not performing:

@@ -21,68 +21,35 @@ had claimed, and what was in flight there. While it inherits::
     and gets it anew ---------->  a higher fence             nothing is in flight
 """
 
-import random
 import threading
 import time
-from collections.abc import Callable
-from typing import Protocol
 
-from lowq.application import Lowq
 from lowq.broker.activity import Performing
-from lowq.broker.broker import Broker
 from lowq.broker.delivery import Delivery, TakenJob
 from lowq.broker.dispatcher import Dispatcher
 from lowq.broker.shard import Shard
 from lowq.clock import Clock
 from lowq.clock import now as clock_now
 from lowq.errors import LeaseLost, RedisUnavailable
-from lowq.logs import describe, get_log
-from lowq.metrics.counters import BOUNDS, Tally, bucket_of
+from lowq.logs import get_log
 from lowq.node import execution
 from lowq.node.activity import ThreadActivity
+from lowq.node.batch import (
+    TROUBLE_SECONDS,
+    NodeContext,
+    backoff,
+    count_batch,
+    give_up,
+    is_held,
+    log_lost,
+    report_failure,
+    until_written,
+)
 from lowq.node.limits import TimeLimits, WrittenOff, interrupt_of_this_thread
 from lowq.node.pace import Pace
-from lowq.store import Call, Client
+from lowq.store import Call
 
 log = get_log("lowq.node")
-
-#: Seconds for which a shard is left alone when its script fails.
-TROUBLE_SECONDS = 1.0
-
-
-class NodeContext(Protocol):
-    """What a thread needs of its node."""
-
-    app: Lowq
-    client: Client
-    broker: Broker
-    #: Set when the node is to stop.
-    stopping: threading.Event
-    prefetch: bool
-    #: It takes nothing more.
-    draining: bool
-
-    def limit_moved(self) -> None:
-        """The deadline of a batch that is being performed is nearer than it was."""
-        ...
-
-    def new_runtime(self, queue: str) -> execution.WorkerRuntime:
-        """With a new instance of the queue's worker. It raises what that raises."""
-        ...
-
-    def has_written_off_a_task(self, performing: Performing | None, stack: str, *, hanging: int, is_lost: bool) -> None:
-        """What a task had in hand, which was written off, is reported. ``hanging``: how many of them hang by now.
-        ``is_lost``: too many, or its handler blocks the loop.
-        """
-        ...
-
-    def has_written_off(self, thread: "WorkerThread") -> None:
-        """All that it had in hand is reported."""
-        ...
-
-    def fail(self, error: BaseException) -> None:
-        """Stops the node because of an error."""
-        ...
 
 
 class WorkerThread:
@@ -224,10 +191,10 @@ class WorkerThread:
         assert limits is not None
         self._held = shard
         try:
-            write_off(self._node, self._dispatcher, self._runtimes[shard.queue], shard, limits)
+            give_up(self._node, self._dispatcher, self._runtimes[shard.queue], shard, limits)
         finally:
             self._held = None
-        self._node.has_written_off(old)
+        self._node.on_thread_written_off(old)
         if not self._node.draining:
             # The handler that hangs may still use the instance.
             try:
@@ -317,8 +284,7 @@ class WorkerThread:
             if start and (shard.dispatch.leaving or self._node.stopping.is_set()):
                 shard.in_flight.release([(job.id, None) for job in jobs[start:]])
                 break
-            lease = shard.lease.current
-            if lease is None or lease.token != delivery.lease.token or self._clock() >= shard.lease.deadline:
+            if not is_held(shard, delivery, self._clock()):
                 self._dispatcher.look_again(shard)
                 break  # not surely ours any more
             self._perform(shard, delivery, runtime, jobs[start : start + size])
@@ -350,100 +316,9 @@ class WorkerThread:
         finally:
             # Also when the lease was lost meanwhile: what was raised was raised.
             if not outcome.whole:
-                try:
-                    log_failure(shard, jobs, outcome, runtime)
-                    execution.log_remarks(outcome)
-                finally:
-                    if outcome.stop is not None:
-                        self._node.fail(outcome.stop)
+                report_failure(self._node, shard, jobs, outcome, runtime)
 
     def _report(self, shard: Shard, outcome: execution.Outcome) -> None:
         """Writes an outcome, however long Redis is away: only the end of the process or of the lease ends that."""
         until_written(self._node, lambda: execution.report(shard, outcome))
         self._dispatcher.look_again(shard)
-
-
-def until_written(node: NodeContext, write: Callable[[], object]) -> None:
-    """Repeats it while Redis is away."""
-    failures = 0
-    while True:
-        try:
-            write()
-            return
-        except RedisUnavailable as error:
-            node.broker.outage.begin(error)
-            failures += 1
-            time.sleep(backoff(failures))
-
-
-def write_off(
-    node: NodeContext,
-    dispatcher: Dispatcher,
-    runtime: execution.WorkerRuntime,
-    shard: Shard,
-    limits: TimeLimits,
-) -> None:
-    """Reports what was in hand of a batch that was written off, and has the lease surrendered and got anew. Until then
-    the shard is withheld, and nothing of it is taken.
-    """
-    token = shard.in_flight.token
-    try:
-        outcome = execution.write_off(runtime, shard, limits, node.app.config)
-        shard.in_flight.finish(outcome.finished)
-        until_written(node, lambda: execution.report(shard, outcome))
-        dispatcher.look_again(shard)
-        # Last: should the lease have been lost and got again, it begins a new delivery.
-        until_written(node, lambda: shard.in_flight.take(0))
-    except LeaseLost:
-        log_lost(shard)
-    except Exception:
-        log.exception("%r: what was in hand of a batch that was written off can't be reported", shard)
-    finally:
-        shard.in_flight.drop_delivery()
-        dispatcher.withhold(shard)
-        node.broker.maintenance.renounce(shard, token)
-
-
-def backoff(failures: int) -> float:
-    """Seconds to wait after so many failures in a row, with jitter."""
-    return min(0.05 * 2.0 ** min(failures, 10), 2.0) * random.uniform(0.5, 1.0)
-
-
-def count_batch(tally: Tally, outcome: execution.Outcome, seconds: float) -> None:
-    """Counts a batch that took so long."""
-    tally.processed += len(outcome.finished)
-    if outcome.failures:
-        tally.failed += sum(failure.verdict != "solo" for failure in outcome.failures)
-    tally.seconds += seconds
-    tally.lengths[0 if seconds <= BOUNDS[0] else bucket_of(seconds)] += 1
-
-
-def log_failure(
-    shard: Shard, jobs: list[TakenJob], outcome: execution.Outcome, runtime: execution.WorkerRuntime
-) -> None:
-    """What was raised, and what becomes of each id."""
-    if outcome.error is None and not outcome.failures:
-        return
-    what = "named by the handler" if outcome.error is None else describe(outcome.error)
-    named = [failure.id for failure in outcome.failures] or [job.id for job in jobs]
-    most = outcome.ask("max_retry_count is not to be had", lambda: int(runtime.instance.max_retry_count), 0)
-    outcomes = [execution.describe_failure(failure, most) for failure in outcome.failures[:3]]
-    if outcome.releases:
-        outcomes.append(f"not charged and waiting again: {len(outcome.releases)}")
-    more = len(outcome.failures) - 3
-    log.error(
-        "%r failed, ids %s: %s%s%s", shard, ", ".join(named[:3]), what,
-        "".join(f"; {item}" for item in outcomes), f"; and {more} more" if more > 0 else "", exc_info=outcome.error,
-        extra={
-            "event": "failed", "queue": shard.queue, "shard": shard.index, "ids": named[:100],
-            "outcome": [failure[:4] for failure in outcome.failures[:100]],
-        },
-    )  # fmt: skip
-
-
-def log_lost(shard: Shard) -> None:
-    """The lease was found to be lost by a call about what was taken."""
-    log.warning(
-        "%r: the lease was lost; whoever has the shard next performs what was in flight", shard,
-        extra={"event": "lease_lost", "queue": shard.queue, "shard": shard.index},
-    )  # fmt: skip

@@ -68,7 +68,7 @@ class ThreadRig:
             assert isinstance(shard.lease.acquire(TTL), Lease)
         self.wake()
 
-    def has_written_off_a_task(self, performing: Performing | None, stack: str, *, hanging: int, is_lost: bool) -> None:
+    def on_task_written_off(self, performing: Performing | None, stack: str, *, hanging: int, is_lost: bool) -> None:
         raise AssertionError("there is no event loop")
 
     def fail(self, error: BaseException) -> None:
@@ -83,7 +83,7 @@ class ThreadRig:
         self.runtimes[queue] = WorkerRuntime.of(self.worker, self.app.config)
         return self.runtimes[queue]
 
-    def has_written_off(self, thread: WorkerThread) -> None:
+    def on_thread_written_off(self, thread: WorkerThread) -> None:
         self.written_off.append(thread)
 
     def wake(self) -> None:

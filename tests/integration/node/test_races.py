@@ -16,8 +16,8 @@ from lowq.broker.lease import Lease
 from lowq.broker.scheduler import LagScheduler
 from lowq.broker.shard import Shard
 from lowq.codec import load_payload
+from lowq.node.batch import backoff
 from lowq.node.node import Node
-from lowq.node.worker_thread import backoff
 from tests.integration.support import PATIENCE, until
 from tests.leases import run_out
 

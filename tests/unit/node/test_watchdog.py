@@ -7,7 +7,7 @@ import pytest
 
 from lowq.broker.activity import Performing
 from lowq.broker.shard import Shard
-from lowq.node.activity import ThreadActivity
+from lowq.node.activity import BatchActivity, ThreadActivity
 from lowq.node.limits import TimeLimits
 from lowq.node.watchdog import Watchdog
 from lowq.store import Client
@@ -19,7 +19,7 @@ class Rig:
     def __init__(self, *limits: float, warn_after: float = 0.0) -> None:
         self.now = 1000.0
         self.interrupted = 0
-        self.written_off: list[ThreadActivity] = []
+        self.written_off: list[BatchActivity] = []
         self.activities = [ThreadActivity(number) for number in range(2)]
         self.shard = Shard(cast(Client, None), "lowq", "q", 3, shards_count=4, nonce="me", load_payload=bytes.decode)
         self.watchdog = Watchdog(
