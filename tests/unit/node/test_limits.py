@@ -2,7 +2,9 @@
 but its own batch.
 """
 
+import subprocess
 import sys
+import textwrap
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -366,3 +368,46 @@ def test_an_interrupt_strikes_its_own_batch_or_nothing(handler: Callable[[int], 
     assert len(performer.results) == performer.batches
     assert "exceeded" in performer.results or handler is swallow
     assert set(performer.results) <= {"exceeded", "failed" if handler is fail else "done"}
+
+
+#: Whoever traces calls hung in Python 3.11, also where no signal gets through: so in a process of its own.
+TRACED = """
+    import sys, threading
+    from lowq.errors import TimeLimitExceeded
+    from lowq.node.limits import interrupt_of_this_thread
+
+    def trace_a_call():
+        seen = []
+        sys.settrace(lambda frame, event, _: seen.append(event))
+        (lambda: None)()
+        sys.settrace(None)
+        print(seen, flush=True)
+
+    interrupt_of_this_thread()(None)  # as when the handler ended before it was raised
+    trace_a_call()
+
+    def perform():
+        interrupts.append(interrupt_of_this_thread())
+        try:
+            begun.set()
+            end.wait()  # in C
+            print("not raised")
+        except TimeLimitExceeded:
+            print("raised")
+
+    interrupts, begun, end = [], threading.Event(), threading.Event()
+    performer = threading.Thread(target=perform)
+    performer.start()
+    begun.wait()
+    interrupts[0](TimeLimitExceeded)
+    trace_a_call()
+    end.set()
+    performer.join()
+"""
+
+
+def test_an_interrupt_that_is_not_raised_keeps_nobody_from_tracing_calls() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(TRACED)], capture_output=True, text=True, timeout=PATIENCE, check=True
+    )
+    assert done.stdout == "['call']\n['call']\nraised\n"
