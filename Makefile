@@ -18,6 +18,9 @@ PY := $(VENV)/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check -qq
 # Whoever has run out of tests takes some of the others': a few take as long as hundreds.
 PYTEST = $(PY) -m pytest -n $(JOBS) --dist worksteal
+# $(call killed_after,SECONDS): a test that hangs where its own time limit can't interrupt it is named, with all stacks,
+# and its process ends; the others go on.
+killed_after = -o faulthandler_timeout=$(1) -o faulthandler_exit_on_timeout=true
 CODE := $(wildcard lowq web tests examples benchmarks)
 TYPED := $(wildcard lowq web tests)
 
@@ -51,7 +54,7 @@ demo: $(EMBEDDED) ## a node, its store, a producer and the dashboard in one proc
 
 .PHONY: test
 test: lint browser ## lint, then all tests but the slow ones (ARGS="-k push" for some of them)
-	@$(PYTEST) -m "not slow" $(ARGS)
+	@$(PYTEST) $(call killed_after,400) -m "not slow" $(ARGS)
 
 .PHONY: test-fast
 test-fast: lint ## lint, and what needs no Redis: unit, and contract on the embedded store
@@ -59,7 +62,7 @@ test-fast: lint ## lint, and what needs no Redis: unit, and contract on the embe
 
 .PHONY: test-slow
 test-slow: $(DEV) tools ## the tests that take long or measure times: many stories, the wide matrices, long chaos
-	@$(PYTEST) -m slow $(ARGS)
+	@$(PYTEST) $(call killed_after,2400) -m slow $(ARGS)
 
 .PHONY: test-matrix
 test-matrix: tools | $(PY) ## unit, contract, integration on every Python from 3.11 on, oldest and newest redis-py (VERSIONS="3.12 3.13")
