@@ -14,9 +14,10 @@ when a scheduler of the application's own has declined a shard that is ready, id
 """
 
 import threading
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from heapq import nsmallest
+from itertools import islice
 from math import inf
 
 from lowq.broker.delivery import Delivery
@@ -69,9 +70,9 @@ class Dispatcher:
         self._all_asked_at = -inf
         self._uses = {queue: QueueUse(queue, share) for queue, share in shares.items()}
         #: The only queue, when all threads are for it: then nothing is counted. None: see `_uses`.
-        self._sole: str | None = None
+        self._only_queue: str | None = None
         if len(self._uses) == 1 and all(use.max_threads is None for use in self._uses.values()):
-            self._sole = next(iter(self._uses))
+            self._only_queue = next(iter(self._uses))
         #: Per thread: the shard that it was given last, if it is still with that. Counted in `running` of its queue.
         self._latest: list[Shard | None] = [None] * len(self._schedules)
         #: Virtual time of the queue that got a thread last, when it got it.
@@ -153,11 +154,13 @@ class Dispatcher:
         for shard in ended:
             self._end_work(shard, now)
         waiting = {queue: [shard for shard in shards if ready(shard)] for queue, shards in self._by_queue.items()}
-        waiting = {queue: shards for queue, shards in waiting.items() if shards}
-        if self._sole is not None:
-            picked = self._chosen(self._sole, waiting.get(self._sole, []), count, now, ready)
+        if self._only_queue is not None:
+            shards = waiting.get(self._only_queue, [])
+            picked = list(islice(self._choices(self._only_queue, shards, count, now, ready), count))
         else:
-            picked = self._fair_shards(waiting, count, now, ready)
+            picked = self._fair_shards(
+                {queue: shards for queue, shards in waiting.items() if shards}, count, now, ready
+            )
         for shard in picked:
             shard.dispatch.claimed_by = 0
         return picked
@@ -166,51 +169,51 @@ class Dispatcher:
         self, waiting: dict[str, list[Shard]], count: int, now: float, ready: Callable[[Shard], bool]
     ) -> list[Shard]:
         """Of the shards that are ready, by queue, up to so many: each of the queue whose turn it is."""
+        choices = {queue: self._choices(queue, shards, count, now, ready) for queue, shards in waiting.items()}
+        left = {queue: len(shards) for queue, shards in waiting.items()}
+        for queue in left:
+            self._uses[queue].count_until(now)
         picked: list[Shard] = []
         while len(picked) < count:
-            uses = [self._uses[queue] for queue in waiting if not self._uses[queue].is_full]
+            uses = [self._uses[queue] for queue in left if not self._uses[queue].is_full]
             if not uses:
                 break
-            for use in uses:
-                use.count_until(now)
             use = next_queue(uses)
-            # Several at once when nobody else wants any.
-            many = count - len(picked) if len(waiting) == 1 and use.max_threads is None else 1
             try:
-                found = self._chosen(use.queue, waiting[use.queue], many, now, ready)
+                shard = next(choices[use.queue], None)
             except BaseException:  # of the application's scheduler: nothing was picked
                 for shard in picked:
                     self._end_work(shard, now)
                 raise
-            if found:
-                for other in self._uses.values():
-                    if other.queue not in waiting:
-                        other.forgo(use.virtual_time)
-            for shard in found:
-                waiting[use.queue].remove(shard)
-                use.begin(now)
-                self._at_work.add(shard)
-            picked += found
-            if not found or not waiting[use.queue]:
-                del waiting[use.queue]
+            if shard is None:
+                del left[use.queue]
+                continue
+            for other in self._uses.values():
+                if other.queue not in left:
+                    other.catch_up(use.virtual_time)
+            use.begin(now)
+            self._at_work.add(shard)
+            picked.append(shard)
+            left[use.queue] -= 1
+            if not left[use.queue]:
+                del left[use.queue]
         return picked
 
-    def _chosen(
-        self, queue: str, waiting: list[Shard], count: int, now: float, ready: Callable[[Shard], bool]
-    ) -> list[Shard]:
+    def _choices(
+        self, queue: str, shards: list[Shard], most: int, now: float, ready: Callable[[Shard], bool]
+    ) -> Iterator[Shard]:
         """Up to so many of the shards of a queue that are ready, as its scheduler chooses them one after the other."""
         schedule = self._schedules[0][queue]
-        if type(schedule) is LagScheduler:
-            return nsmallest(count, waiting, key=lambda shard: shard.dispatch.next_due or 0.0)
-        left = list(waiting)
-        chosen: list[Shard] = []
-        while left and len(chosen) < count:
+        if type(schedule) is LagScheduler:  # asked one by one it would look at all of them each time
+            yield from nsmallest(most, shards, key=lambda shard: shard.dispatch.next_due or 0.0)
+            return
+        left = list(shards)
+        while left:
             shard = schedule(left, now, ready)
             if shard is None or shard not in left:
-                break
+                return
             left.remove(shard)
-            chosen.append(shard)
-        return chosen
+            yield shard
 
     def _end_work(self, shard: Shard, now: float) -> None:
         if shard in self._at_work:
@@ -263,8 +266,8 @@ class Dispatcher:
         if self._closed:
             return None
         stuck = () if now < self._none_stuck_until else self._stuck(thread, now)
-        if self._sole is not None:
-            shard = self._shard_of(self._sole, thread, now, stuck)
+        if self._only_queue is not None:
+            shard = self._shard_of(self._only_queue, thread, now, stuck)
         else:
             shard = self._fair_shard(thread, now, stuck)
         if shard is not None:
@@ -286,7 +289,7 @@ class Dispatcher:
                     use.count_until(now)
                 if use.rests_until > -inf:
                     use.rests_until = -inf
-                    use.forgo(self._served_at)
+                    use.catch_up(self._served_at)
                 if self._is_waiting(use, thread, now):
                     waiting.append(use)
                 else:
@@ -300,12 +303,12 @@ class Dispatcher:
             if shard is not None:
                 self._served_at = use.virtual_time
                 for other in others:
-                    other.forgo(use.virtual_time)
+                    other.catch_up(use.virtual_time)
                 use.begin(now)
                 self._latest[thread] = shard
         finally:
             if left is not None and (shard is None or shard.queue != left.queue):
-                self._offer_place(left)
+                self._wake_for_place(left)
         return shard
 
     def _shard_of(self, queue: str, thread: int, now: float, stuck: Sequence[int]) -> Shard | None:
@@ -358,7 +361,7 @@ class Dispatcher:
     def _expect(self, shard: Shard, due: float | None) -> None:
         """From now on the shard's next job is known to be due then; None: it has none."""
         shard.dispatch.next_due = due
-        if due is not None and self._sole is None:
+        if due is not None and self._only_queue is None:
             use = self._uses[shard.queue]
             if due < use.rests_until:
                 use.rests_until = due
@@ -372,7 +375,7 @@ class Dispatcher:
         use.end(now)
         return use
 
-    def _offer_place(self, use: QueueUse) -> None:
+    def _wake_for_place(self, use: QueueUse) -> None:
         # A thread has left the queue. If that one was full, nobody was woken for its shards, and no alarm is set for
         # them: this is what makes up for it. One thread, as there is room for one.
         if use.running + 1 == use.max_threads and self._idle:
@@ -411,7 +414,7 @@ class Dispatcher:
             if thread is not None and self._latest[thread] is shard:  # it goes on without another shard
                 left = self._end_latest(thread, self._clock())
                 if left is not None:
-                    self._offer_place(left)
+                    self._wake_for_place(left)
             if self._idle and shard.dispatch.next_due is not None and not shard.dispatch.leaving:
                 self._notify(shard)
         if shard.dispatch.leaving:

@@ -66,7 +66,7 @@ class QueueUse:
         self.count_until(now)
         self.running -= 1
 
-    def forgo(self, virtual_time: float) -> None:
+    def catch_up(self, virtual_time: float) -> None:
         """It had no use for a thread when the queue with that virtual time got one: it cannot claim it later."""
         if self.virtual_time < virtual_time:
             self.virtual_time = virtual_time

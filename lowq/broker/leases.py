@@ -6,7 +6,7 @@
     wanted, held                renewed every lease_ttl / 3
     held, not wanted any more   leaves: no thread picks it; given up as soon as none works it
     neither                     nothing
-    renounced                   given up, wanted or not, and got anew if wanted; no thread picks it meanwhile
+    to be replaced              given up, wanted or not, and got anew if wanted; no thread picks it meanwhile
 
 A lease, seen from here, lasts from *before* its last renewal was sent. Past that the threads start nothing more of
 the shard. A lease that ran out while Redis was away, and that nobody took, is resumed with the same token.
@@ -64,7 +64,7 @@ class Leases:
         self._mine: set[Shard] = set()
         self._theirs: set[Shard] = set()
         #: Shards to be surrendered, with the tokens of the leases that it is about.
-        self._renounced: dict[Shard, str] = {}
+        self._to_replace: dict[Shard, str] = {}
         self._logged = (-1, -1)
         self._began = self._clock()
 
@@ -123,9 +123,11 @@ class Leases:
         if shard in self._wanted or shard.lease.current is not None:
             self._tries[shard] = at
 
-    def renounce(self, shard: Shard, token: str) -> None:
-        """Its lease is to be given up, if it is still the one with that token. No thread may have claimed the shard."""
-        self._renounced[shard] = token
+    def replace_lease(self, shard: Shard, token: str) -> None:
+        """Its lease is to be given up and got anew, if it is still the one with that token. No thread may have claimed
+        the shard.
+        """
+        self._to_replace[shard] = token
 
     # --- what is sent to Redis ---
 
@@ -267,9 +269,9 @@ class Leases:
         self._ask_all(resting, lambda shard: shard.lease.surrender_call(0.0), note)
         return bool(resting)
 
-    def surrender_renounced(self) -> bool:
-        """Surrenders the shards that were renounced, and lets threads have them when they come back; whether there were
-        any.
+    def surrender_replaced(self) -> bool:
+        """Surrenders the leases that are to be replaced, and lets threads have their shards when they come back.
+        Returns whether there were any.
 
         What is in flight there, as could not be reported, is left to run out. Whatever becomes of the call, the next
         lease has a higher fence: either somebody else had the shard meanwhile, or this process asks for it by another
@@ -278,12 +280,12 @@ class Leases:
         Raises:
             RedisUnavailable
         """
-        if not self._renounced:
+        if not self._to_replace:
             return False
-        for shard, token in list(self._renounced.items()):
+        for shard, token in list(self._to_replace.items()):
             if shard.lease.token != token:  # lost meanwhile, and perhaps got again
                 self._surrendered(shard)
-        self._ask_all(list(self._renounced), lambda shard: shard.lease.surrender_call(0.0), self._note_surrendered)
+        self._ask_all(list(self._to_replace), lambda shard: shard.lease.surrender_call(0.0), self._note_surrendered)
         return True
 
     def _note_surrendered(self, shard: Shard, reply: Any, _sent: float) -> None:
@@ -293,7 +295,7 @@ class Leases:
         self._surrendered(shard)
 
     def _surrendered(self, shard: Shard) -> None:
-        del self._renounced[shard]
+        del self._to_replace[shard]
         if shard.lease.current is None:
             shard.lease.renew_nonce()
             if shard in self._wanted:

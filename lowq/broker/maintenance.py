@@ -92,7 +92,7 @@ class MaintenanceLoop:
         #: What other threads ask for: a shard, and the monotonic time at which to try for its lease.
         self._asked: deque[tuple[Shard, float]] = deque()
         #: The same: shards whose leases are to be got anew, with the tokens of the present ones.
-        self._renounced: deque[tuple[Shard, str]] = deque()
+        self._to_replace: deque[tuple[Shard, str]] = deque()
         self._members_asked = False
         self._divided = False
         self._next_renewal = 0.0
@@ -129,11 +129,11 @@ class MaintenanceLoop:
         self._asked.append((shard, at))
         self._nudge.set()
 
-    def renounce(self, shard: Shard, token: str) -> None:
+    def replace_lease(self, shard: Shard, token: str) -> None:
         """A shard that is withheld from all threads: give up the lease with that token, and get another, with a higher
         fence. Then threads may have it.
         """
-        self._renounced.append((shard, token))
+        self._to_replace.append((shard, token))
         self._nudge.set()
 
     def left(self, _shard: Shard) -> None:
@@ -204,14 +204,14 @@ class MaintenanceLoop:
         leases.clear_trouble()
         while self._asked:
             leases.try_for(*self._asked.popleft())
-        while self._renounced:
-            leases.renounce(*self._renounced.popleft())
+        while self._to_replace:
+            leases.replace_lease(*self._to_replace.popleft())
         renewing = now >= self._next_renewal
         if renewing:
             leases.renew()
         if renewing or self._members_asked or now >= self._next_look:
             self._heartbeat()
-        changed = leases.surrender_renounced()
+        changed = leases.surrender_replaced()
         leases.acquire(now)
         changed |= leases.give_up()
         if leases.log_held() or changed:

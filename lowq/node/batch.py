@@ -107,7 +107,7 @@ def give_up(
     finally:
         shard.in_flight.drop_delivery()
         dispatcher.withhold(shard)
-        node.broker.maintenance.renounce(shard, token)
+        node.broker.maintenance.replace_lease(shard, token)
 
 
 def backoff(failures: int) -> float:

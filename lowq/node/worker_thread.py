@@ -17,7 +17,8 @@ had claimed, and what was in flight there. While it inherits::
     ---------                     -----                      -------------------------------------------------
     report -------------------->  crash / release / bury     each is one script: done, or restored with a crash
     ack    -------------------->  what had finished          restored, performed again
-    renounce: the maintenance loop surrenders the lease      it runs out
+    replace_lease: maintenance
+    surrenders the lease                                     it runs out
     and gets it anew ---------->  a higher fence             nothing is in flight
 """
 

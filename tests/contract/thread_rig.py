@@ -29,13 +29,13 @@ class _MaintenanceLoop:
 
     def __init__(self) -> None:
         self.doubted: list[Shard] = []
-        self.renounced: list[tuple[Shard, str]] = []
+        self.replaced: list[tuple[Shard, str]] = []
 
     def check(self, shard: Shard) -> None:
         self.doubted.append(shard)
 
-    def renounce(self, shard: Shard, token: str) -> None:
-        self.renounced.append((shard, token))
+    def replace_lease(self, shard: Shard, token: str) -> None:
+        self.replaced.append((shard, token))
 
     def arm(self) -> None:
         """Acknowledges nothing early."""

@@ -82,7 +82,7 @@ class Hanging:
 
     def lease_anew(self) -> Lease:
         """What the maintenance loop does then."""
-        assert self.rig.maintenance.renounced == [(self.shard, self.token)]
+        assert self.rig.maintenance.replaced == [(self.shard, self.token)]
         assert self.shard.lease.surrender()
         self.shard.lease.renew_nonce()
         lease = self.shard.lease.acquire(TTL)
@@ -165,7 +165,7 @@ def test_when_the_lease_was_lost_meanwhile_nothing_is_reported(hanging: Hanging)
     until(hanging.is_reported, "end of the report")
     assert hanging.queue.stats().taken == 3  # the next owner restores them
     assert hanging.shard.lease.current is None
-    assert hanging.rig.maintenance.renounced == [(hanging.shard, hanging.token)]
+    assert hanging.rig.maintenance.replaced == [(hanging.shard, hanging.token)]
 
 
 def test_what_can_not_be_reported_is_left_to_the_next_lease(hanging: Hanging) -> None:
@@ -174,5 +174,5 @@ def test_what_can_not_be_reported_is_left_to_the_next_lease(hanging: Hanging) ->
     hanging.app.client.command("SET", taken, "spoilt", key=taken)
     hanging.write_off()
     until(hanging.is_reported, "end of the report")
-    assert hanging.rig.maintenance.renounced == [(hanging.shard, hanging.token)]
+    assert hanging.rig.maintenance.replaced == [(hanging.shard, hanging.token)]
     assert not is_ready(0, float("inf"), hanging.shard)

@@ -509,33 +509,33 @@ def fence_of(shard: Shard) -> int:
     return lease.fence
 
 
-class TestRenounced:
+class TestReplacedLease:
     """A thread was written off that had claimed the shard."""
 
     @staticmethod
-    def renounce(rig: Rig, shard: Shard) -> int:
+    def replace_lease(rig: Rig, shard: Shard) -> int:
         """The present fence."""
         rig.dispatcher.withhold(shard)
-        rig.leases.renounce(shard, shard.lease.token)
+        rig.leases.replace_lease(shard, shard.lease.token)
         return fence_of(shard)
 
     def test_a_shard_that_is_wanted_comes_back_at_once_with_a_higher_fence(self, rig: Rig) -> None:
         shard, other, _ = rig.shards
         rig.hold(shard, other)
-        fence = self.renounce(rig, rig.work(shard))
+        fence = self.replace_lease(rig, rig.work(shard))
         kept = other.lease.token
-        assert rig.leases.surrender_renounced()
+        assert rig.leases.surrender_replaced()
         assert rig.leases.held == [other]
         rig.acquire()
         assert fence_of(shard) > fence
         assert is_ready(0, clock.now(), shard)
         assert other.lease.token == kept
-        assert not rig.leases.surrender_renounced()
+        assert not rig.leases.surrender_replaced()
 
     def test_until_then_no_thread_may_have_it_not_even_the_one_with_the_same_number(self, rig: Rig) -> None:
         shard = rig.shards[0]
         rig.hold(shard)
-        self.renounce(rig, rig.work(shard))
+        self.replace_lease(rig, rig.work(shard))
         rig.dispatcher.wake(shard)
         assert rig.dispatcher.pick(0) is None
         rig.leases.want([])
@@ -546,34 +546,34 @@ class TestRenounced:
     def test_one_that_is_not_wanted_any_more_is_given_up(self, rig: Rig) -> None:
         shard = rig.shards[0]
         rig.hold(shard)
-        self.renounce(rig, rig.work(shard))
+        self.replace_lease(rig, rig.work(shard))
         rig.leases.want([])
-        rig.leases.surrender_renounced()
+        rig.leases.surrender_replaced()
         rig.acquire()
         assert rig.store.tokens == {}
         assert shard.lease.current is None
         assert rig.channels.wakes == set()
         assert rig.leases.next_try == float("inf")
 
-    def test_while_redis_is_away_it_stays_renounced(self, rig: Rig) -> None:
+    def test_while_redis_is_away_it_is_still_to_be_replaced(self, rig: Rig) -> None:
         shard = rig.shards[0]
         rig.hold(shard)
-        fence = self.renounce(rig, rig.work(shard))
+        fence = self.replace_lease(rig, rig.work(shard))
         rig.store.errors["surrender", shard.prefix] = RedisUnavailable("away")
         with pytest.raises(RedisUnavailable):
-            rig.leases.surrender_renounced()
+            rig.leases.surrender_replaced()
         assert not is_ready(0, clock.now(), shard)
         rig.store.errors.clear()
-        rig.leases.surrender_renounced()
+        rig.leases.surrender_replaced()
         rig.acquire()
         assert fence_of(shard) > fence
 
     def test_when_the_reply_was_lost_the_repeat_finds_it_surrendered(self, rig: Rig) -> None:
         shard = rig.shards[0]
         rig.hold(shard)
-        fence = self.renounce(rig, rig.work(shard))
+        fence = self.replace_lease(rig, rig.work(shard))
         del rig.store.tokens[shard.prefix]
-        rig.leases.surrender_renounced()
+        rig.leases.surrender_replaced()
         rig.acquire()
         assert fence_of(shard) > fence
 
@@ -581,9 +581,9 @@ class TestRenounced:
         """As when jobs are in flight that could not be reported: it runs out, and its owner stays noted."""
         shard = rig.shards[0]
         rig.hold(shard)
-        fence = self.renounce(rig, rig.work(shard))
+        fence = self.replace_lease(rig, rig.work(shard))
         rig.store.errors["surrender", shard.prefix] = LeaseLost("run out")
-        rig.leases.surrender_renounced()
+        rig.leases.surrender_replaced()
         rig.acquire()  # for the store it is still the old one's
         assert rig.leases.held == []
         del rig.store.tokens[shard.prefix]
@@ -593,13 +593,13 @@ class TestRenounced:
     def test_one_that_was_lost_and_got_again_meanwhile_is_not_surrendered(self, rig: Rig) -> None:
         shard = rig.shards[0]
         rig.hold(shard)
-        self.renounce(rig, rig.work(shard))
+        self.replace_lease(rig, rig.work(shard))
         del rig.store.tokens[shard.prefix]
         shard.lease.lose()
         rig.leases.try_for(shard, 0.0)
         rig.acquire()
         token = shard.lease.token
-        rig.leases.surrender_renounced()
+        rig.leases.surrender_replaced()
         assert shard.lease.token == token
         assert rig.store.asked("surrender") == []
         assert is_ready(0, clock.now(), shard)

@@ -90,7 +90,7 @@ class Wishes:
     def renew(self) -> None:
         self.renewed += 1
 
-    def surrender_renounced(self) -> bool:
+    def surrender_replaced(self) -> bool:
         return False
 
     def acquire(self, now: float) -> None:
