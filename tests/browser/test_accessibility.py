@@ -140,7 +140,7 @@ def test_axe_finds_what_is_wrong(address: str, watched: Watched) -> None:
 
 
 @pytest.mark.parametrize("script", [True, False], ids=["script", "no script"])
-@pytest.mark.parametrize("state", often(["", "due", "scheduled", "retrying", "taken", "morgue"], ["", "morgue"]))
+@pytest.mark.parametrize("state", often(["", "due", "scheduled", "retrying", "taken", "morgue"], ["morgue"]))
 def test_the_tab_of_a_queue_is_on_the_screen(
     busy: Stage, address: str, watched: Watched, state: str, script: bool
 ) -> None:
@@ -170,7 +170,7 @@ BROKEN = """() => {
 }"""
 
 
-@pytest.mark.parametrize("size", [PHONE, WIDE], ids=["phone", "wide"])
+@pytest.mark.parametrize("size", [PHONE, pytest.param(WIDE, marks=pytest.mark.slow)], ids=["phone", "wide"])
 def test_no_name_breaks_within_a_word(busy: Stage, address: str, watched: Watched, size: dict[str, int]) -> None:
     page = watched.page(address, viewport=size)
     for path in ("/", "/queues/OrderSync", "/queues/OrderSync/shards", "/queues/OrderSync/job?id=order-7", "/nodes"):

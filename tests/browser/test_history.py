@@ -73,7 +73,7 @@ AT_THE_FULL_HOUR = """
   };"""
 
 
-@pytest.mark.parametrize("span", list(BEFORE))
+@pytest.mark.parametrize("span", often(list(BEFORE), ["hour"]))
 @pytest.mark.parametrize("processed", often([0, 7], [7]))
 @pytest.mark.parametrize("full_hour", often([False, True], [True]))
 def test_little_data_has_axes_without_nonsense(

@@ -113,7 +113,7 @@ MOST: dict[str, dict[str, int]] = {
 }
 
 
-@pytest.mark.parametrize("path", often(list(MOST), ["/", "/queues/Big", "/queues/Big/job?id=5", "/nodes"]))
+@pytest.mark.parametrize("path", often(list(MOST), ["/queues/Big", "/queues/Big/job?id=5"]))
 def test_a_page_asks_no_more_than_it_shows(
     browse: Open, big: lowq.Lowq, monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:

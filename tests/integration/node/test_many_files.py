@@ -12,6 +12,7 @@ import pytest
 import lowq
 from tests.integration.supervising import code_folder
 from tests.integration.support import ROOT, NodeProcess, Rig
+from tests.tiers import often
 
 #: Files that the process holds before it does anything else.
 HELD = 1100
@@ -59,7 +60,7 @@ class Crowded(NodeProcess):
         rig.nodes.append(self)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", often([signal.SIGTERM, signal.SIGINT], [signal.SIGTERM]))
 @pytest.mark.parametrize(
     "args",
     [

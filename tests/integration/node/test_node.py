@@ -18,7 +18,7 @@ CLOCKS = 0.02
 @pytest.mark.parametrize(
     "settings",
     [
-        pytest.param({"ORDERS_PREFETCH": 1}, id="prefetch"),
+        pytest.param({"ORDERS_PREFETCH": 1}, id="prefetch", marks=pytest.mark.slow),
         pytest.param({"ORDERS_PREFETCH": 0}, id="no-prefetch", marks=pytest.mark.slow),
         pytest.param({"ORDERS_BATCH": 10, "ORDERS_MAX_PAYLOADS": 3, "ORDERS_WORK": 0.001}, id="batches"),
         pytest.param({"ORDERS_SCHEDULER": "seq"}, id="seq-scheduler", marks=pytest.mark.slow),

@@ -42,7 +42,7 @@ def says_once(node: NodeProcess, *parts: str) -> None:
 @pytest.mark.parametrize(
     "command",
     [
-        "SCRIPT FLUSH",
+        pytest.param("SCRIPT FLUSH", marks=pytest.mark.slow),
         "CLIENT KILL TYPE normal",
         pytest.param("SCRIPT FLUSH SYNC", marks=pytest.mark.slow),
         pytest.param("CLIENT KILL TYPE pubsub", marks=pytest.mark.slow),

@@ -19,6 +19,7 @@ from tests.integration.conftest import MakeRig
 from tests.integration.supervising import SOURCE, Supervise, SupervisorProcess, code_folder, kill, lives, write_code
 from tests.integration.support import PATIENCE, Rig, until
 from tests.redis_server import RedisServer
+from tests.tiers import often
 
 
 def test_all_processes_perform_and_stop_together(make_rig: MakeRig, supervise: Supervise) -> None:
@@ -159,7 +160,7 @@ def test_while_redis_is_away_replacing_goes_on(
 # --- signals ---
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", often([signal.SIGTERM, signal.SIGINT], [signal.SIGTERM]))
 def test_a_stop_waits_for_what_runs(make_rig: MakeRig, supervise: Supervise, number: signal.Signals) -> None:
     rig = make_rig()
     write_code(rig, 1)

@@ -17,6 +17,7 @@ import pytest
 
 from examples import git_history
 from examples.git_history import Change, Tree
+from tests.tiers import often
 
 # ---------------------------------------------------------------------------------- repositories to read
 
@@ -354,7 +355,7 @@ def random_history(dice: random.Random, commits: int) -> Iterator[str]:
         yield "\n"
 
 
-@pytest.mark.parametrize("seed", range(25))
+@pytest.mark.parametrize("seed", often(range(25), range(8)))
 def test_random_histories_with_merges(repo: Repo, seed: int) -> None:
     stream = "".join(random_history(random.Random(seed), commits=60))
     repo.git("fast-import", "--quiet", "--force", stdin=stream.encode())
