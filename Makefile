@@ -118,11 +118,12 @@ clean: ## remove what was built or cached, .venv too
 	@rm -rf $(VENV) .matrix benchmarks/.peers build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	@find $(CODE) -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# The tools that are not Python's: the tests start redis-server themselves, lint runs luacheck.
+# The tools that are not Python's: the tests start redis-server themselves, openssl makes its certificate, lint runs luacheck.
 .PHONY: tools
 tools:
 	@command -v redis-server >/dev/null || { $(call debian,redis-server is,redis-server); }
 	@command -v luacheck >/dev/null || { $(call debian,luacheck is,lua-check); }
+	@command -v openssl >/dev/null || { $(call debian,openssl is,openssl); }
 
 # Only the browser tests need it: without it they are skipped, all others run.
 .PHONY: browser

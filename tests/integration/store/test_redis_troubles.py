@@ -1,6 +1,8 @@
 """What a producer is told when Redis is not there, not the right one, or not willing; and every kind of URL."""
 
+import asyncio
 import json
+import shutil
 import socket
 import subprocess
 import sys
@@ -8,6 +10,7 @@ import textwrap
 import threading
 import traceback
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +55,9 @@ def refused_push(url: str, kind: type[LowqError]) -> str:
 
 
 def push_and_perform(url: str, count: int = 200) -> None:
-    """Pushes jobs over several shards, performs them, and finds nothing left."""
+    """Pushes jobs over several shards, at once, from threads and from coroutines; performs them, and finds nothing
+    left.
+    """
     app = lowq.Lowq(redis_url=url)
     performed: list[str] = []
 
@@ -62,7 +67,18 @@ def push_and_perform(url: str, count: int = 200) -> None:
             performed.extend(payloads_by_id)
 
     try:
-        assert Orders.perform_async({"id": number, "payload": number} for number in range(count)) == count
+        alone, each = count // 2, count // 4
+        assert Orders.perform_async({"id": number, "payload": number} for number in range(alone)) == alone
+        with ThreadPoolExecutor(8) as pool:
+            pushes = pool.map(Orders.perform_async, [{"id": number} for number in range(alone, alone + each)])
+            assert list(pushes) == [1] * each
+
+        async def produce() -> list[int]:
+            first = [await Orders.aperform_async({"id": count - number}) for number in (1, 2, 3)]
+            coming = [Orders.aperform_async({"id": number}) for number in range(alone + each, count - 3)]
+            return first + await asyncio.gather(*coming)
+
+        assert asyncio.run(produce()) == [1] * each
         stats = Orders.queue.stats()
         assert (stats.length, stats.shards_count) == (count, 7)
         assert lowq.testing.drain(Orders).performed == count
@@ -409,6 +425,30 @@ class TestForks:
 
 
 # --- every kind of server ---
+
+
+class TestTls:
+    def test_push_and_perform(self, tmp_path: Path) -> None:
+        if shutil.which("openssl") is None:
+            pytest.skip("openssl is missing, which makes the server's certificate: sudo apt-get install openssl")
+        key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
+        subprocess.run(
+            ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost",
+             "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", key, "-out", certificate],
+            check=True, capture_output=True,
+        )  # fmt: skip
+        with RedisServer(tls_cert_file=str(certificate), tls_key_file=str(key), tls_auth_clients="no") as server:
+            # Once it runs, as another port that is free now may not be free by then.
+            with plain_client(server.url) as client:
+                port = next(port for port in range(server.port + 1, 2**16) if listens_with_tls(client, port))
+            push_and_perform(f"rediss://127.0.0.1:{port}/0?ssl_ca_certs={certificate}")
+
+
+def listens_with_tls(client: "redis.Redis", port: int) -> bool:
+    try:
+        return bool(client.config_set("tls-port", port))
+    except redis.ResponseError:  # somebody else has it
+        return False
 
 
 class TestUnixSocket:
