@@ -30,7 +30,7 @@ def say(text: str) -> None:
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--seed", type=int, default=1, help="of the first run; the next one has the next number")
-    parser.add_argument("--runs", type=int, default=3, help="of each fault (default: %(default)s)")
+    parser.add_argument("--runs", type=int, default=2, help="of each fault (default: %(default)s)")
     parser.add_argument("--only", default="", help="faults, separated by commas: " + ", ".join(BY_NAME))
     parser.add_argument("--out", type=Path, help="a file with the markers of the matrix")
     parser.add_argument("--schedule", action="store_true", help="show what is planned, and end")
@@ -110,7 +110,8 @@ def introduction(seed: int, runs: int) -> list[str]:
     seeds = f"seeds {seed} to {seed + runs - 1}" if runs > 1 else f"seed {seed}"
     versions = f"Redis {redis.removeprefix('v=')}, Python {platform.python_version()}"
     command = f"`make chaos ARGS='--seed {seed} --runs {runs}'`"
-    return [f"{command}: {seeds}, leases of 1 s, {versions}, {os.cpu_count()} cores."]
+    kinds = "Workers are async at even seeds, in threads at odd ones, where the row doesn't say."
+    return [f"{command}: {seeds}, leases of 1 s, {versions}, {os.cpu_count()} cores. {kinds}"]
 
 
 if __name__ == "__main__":

@@ -98,6 +98,7 @@ def prepare() -> None:
     app_orders.ACTIONS.update(
         {
             "hang": hang,
+            "stall": hang,  # an async worker awaits it
             "busy": busy,
             "allocate": allocate,
             "devour": devour,

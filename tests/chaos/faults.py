@@ -13,6 +13,10 @@ Plan = Callable[[random.Random, float], list[Step]]
 APART = (2.3, 3.0)
 
 
+#: Seconds after which no run goes on.
+FOR_EVER = 3600.0
+
+
 def every(gap: tuple[float, float], *names: str) -> Plan:
     """One of the names after another, with so many seconds between them, until the load ends."""
 
@@ -127,16 +131,49 @@ HANDLERS_MISBEHAVE = [
         timed=False,
         watched=True,
     ),
+    *(
+        Fault(
+            f"ttr{'-async' * asynchronous}{'-supervisor' * supervised}",
+            f"{'async ' * asynchronous}handlers hang for ever and are given up after `ttr`"
+            + ("; nodes with many of them are replaced" if not asynchronous else "")
+            + (", with a supervisor" if supervised else ""),
+            nothing,
+            Load(mix={**USUAL, "stall": (2, FOR_EVER)}),
+            settings={"ORDERS_TTR": 0.5, "ORDERS_ASYNC": "1" * asynchronous},
+            timed=False,
+            expects=("exceeded its ttr", "drains and exits with 75"),
+            exits=(75,),
+            supervised=supervised,
+            settles=40.0,  # what is left of them comes one after the other
+        )
+        for asynchronous in (False, True)
+        for supervised in (False, True)
+    ),
+    *(
+        Fault(
+            f"blocked-loop{'-supervisor' * supervised}",
+            "async handlers block their event loop for ever; the node is given up after `ttr`"
+            + (", with a supervisor" if supervised else ""),
+            nothing,
+            Load(rate=200, mix={**USUAL, "hang": (1, 0)}),
+            settings={"ORDERS_TTR": 0.5, "ORDERS_ASYNC": "1"},
+            timed=False,
+            expects=("exceeded its ttr", "exits with 75"),
+            exits=(75,),
+            supervised=supervised,
+            settles=60.0,  # what is left of them costs a node each
+        )
+        for supervised in (False, True)
+    ),
     Fault(
-        "ttr",
-        "handlers hang for ever and are given up after `ttr`; nodes with many of them are replaced",
-        nothing,
-        Load(mix={**USUAL, "hang": (2, 0)}),
-        settings={"ORDERS_TTR": 0.5},
+        "cancel",
+        "async handlers are cancelled, as their node is stopped and they go on past `shutdown_timeout`",
+        every((0.5, 1.5), "term"),
+        Load(mix={**USUAL, "sleep 2": (30, 2.0)}),
+        settings={"ORDERS_ASYNC": "1", "LOWQ_SHUTDOWN_TIMEOUT": 0.2},
         timed=False,
-        expects=("exceeded its ttr", "drains and exits with 75"),
-        exits=(75,),
-        settles=40.0,  # what is left of them comes one after the other
+        exits=(3,),
+        settles=40.0,
     ),
     Fault(
         "exit",

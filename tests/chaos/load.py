@@ -35,7 +35,7 @@ class Load:
 
 
 #: What a job does only the first time that it is performed.
-ONCE = {"raise", "hang", "exit", "die", "busy", "allocate", "devour", "release"}
+ONCE = {"raise", "hang", "stall", "exit", "die", "busy", "allocate", "devour", "release"}
 
 
 def chunks(seed: int, producer: int, load: Load) -> Iterator[list[dict[str, Any]]]:

@@ -26,6 +26,10 @@ SHORT = {
     "cut-off": 2.0,
     "memory-full": 2.0,
     "clocks": 2.0,
+    "ttr-supervisor": 2.0,
+    "ttr-async-supervisor": 2.0,
+    "blocked-loop": 2.0,
+    "cancel": 2.0,
 }
 #: Those that `make test` does; `make test-slow` does the others.
 OFTEN = ("kill", "lost-replies")

@@ -128,14 +128,16 @@ ACTIONS: dict[str, Callable[[float], None]] = {
 }
 
 
-def act(job_id: str, payload: Mapping[str, Any]) -> None:
-    if "do" not in payload:
-        return
+def is_to_be_done(job_id: str, payload: Mapping[str, Any]) -> bool:
     if payload.get("once"):
         try:
             os.close(os.open(f"{history.path}.once-{job_id}-{payload['version']}", os.O_CREAT | os.O_EXCL))
         except FileExistsError:
-            return
+            return False
+    return "do" in payload
+
+
+def act(job_id: str, payload: Mapping[str, Any]) -> None:
     if payload["do"] == "push":  # the next version of the same id, and this one again
         version = payload["version"]
         push_until_accepted([(job_id, version, version), (job_id, version + 1, version + 1)])
@@ -167,7 +169,8 @@ class Orders(lowq.Worker[dict[str, Any]]):
             time.sleep(float(setting("ORDERS_WORK")))
             for job_id, payloads in payloads_by_id.items():
                 for payload in payloads:
-                    act(job_id, payload)
+                    if is_to_be_done(job_id, payload):
+                        act(job_id, payload)
 
     async def perform_in_loop(self, payloads_by_id: dict[str, list[dict[str, Any]]]) -> None:
         batch = lowq.current()
@@ -176,9 +179,11 @@ class Orders(lowq.Worker[dict[str, Any]]):
             await asyncio.sleep(float(setting("ORDERS_WORK")))
             for job_id, payloads in payloads_by_id.items():
                 for payload in payloads:
-                    if payload.get("do") == "sleep" and not payload.get("once"):
+                    if not is_to_be_done(job_id, payload):
+                        continue
+                    if payload["do"] in ("sleep", "stall"):
                         await asyncio.sleep(payload.get("for", 0.0))
-                    elif payload.get("do") in ("wait", "sleep", "push"):
+                    elif payload["do"] in ("wait", "push"):
                         await asyncio.to_thread(act, job_id, payload)
                     else:
                         act(job_id, payload)
