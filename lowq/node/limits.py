@@ -61,7 +61,7 @@ class TimeLimits:
         self._clock = clock
         #: Guards all below. Whoever holds it calls nothing that waits.
         self._lock = threading.Lock()
-        self._running = False
+        self._running = self._ended = False
         self._written_off = False
         self._interrupted = False
         #: Whether the interrupt has cancelled the task.
@@ -138,7 +138,7 @@ class TimeLimits:
 
     def _end(self) -> None:
         with self._lock:
-            self._running = False
+            self._running, self._ended = False, True
         # From here on no interrupt is sent. One may be on its way.
         if self._interrupted and self._interrupt is not None:
             self._interrupt(None)
@@ -152,7 +152,11 @@ class TimeLimits:
 
     @property
     def deadline(self) -> float | None:
-        """The earlier of time limit and ttr, ``time.monotonic``; None: there is neither."""
+        """The earlier of time limit and ttr, ``time.monotonic``; None: there is neither, or the batch has ended. Tasks
+        that a handler started, and that outlive it, have its context, and with that its limits.
+        """
+        if self._ended:
+            return None
         return min((at for at in (self._time_limit_at, self._ttr_at) if at is not None), default=None)
 
     def touch(self, seconds: float) -> None:

@@ -2,6 +2,7 @@
 but its own batch.
 """
 
+import contextvars
 import subprocess
 import sys
 import textwrap
@@ -14,7 +15,7 @@ import pytest
 
 from lowq.errors import LeaseLost, LowqError, TimeLimitExceeded
 from lowq.node.limits import TimeLimits, WrittenOff, checked_seconds, interrupt_of_this_thread
-from lowq.store import caller_deadline
+from lowq.store import caller_deadline, caller_limit
 from tests.waiting import PATIENCE
 
 
@@ -238,6 +239,12 @@ class TestCallersDeadline:
 
         batch.run(handler)
         assert [*seen, caller_deadline()] == [1010, 1050, float("inf")]
+
+    def test_it_ends_with_the_batch_for_a_task_that_goes_on_after_it(self) -> None:
+        batch = Batch(time_limit=10)
+        context = contextvars.copy_context()
+        batch.run(lambda: context.run(caller_limit.set, batch.limits))
+        assert context.run(caller_deadline) == float("inf")
 
     def test_not_where_nobody_watches(self) -> None:
         seen: list[float] = []
