@@ -4,6 +4,7 @@ Tests that ask what a page shows go through here, so that it may look otherwise 
 """
 
 import re
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from html.parser import HTMLParser
@@ -14,7 +15,7 @@ _VOID = {"meta", "link", "input", "br", "hr", "img", "source", "wbr"}
 _SECONDS = {"d": 86400.0, "h": 3600.0, "min": 60.0, "s": 1.0}
 
 #: Seconds that may pass between a known moment and the page that shows how long ago it was.
-SLOW = 40.0
+SLOW = 60.0
 
 Row = dict[str, "Element"]
 
@@ -148,8 +149,14 @@ def parse(page: str) -> Element:
 class Reader:
     """Somebody who reads pages."""
 
-    def __init__(self, client: TestClient) -> None:
+    def __init__(self, client: TestClient, since: float | None = None) -> None:
         self._client = client
+        self._since = time.monotonic() if since is None else since
+
+    @property
+    def age(self) -> float:
+        """Seconds since what is read was made, or began to be made: since that monotonic time."""
+        return time.monotonic() - self._since
 
     def page(self, address: str, status: int = 200) -> Element:
         answer = self._client.get(address)
