@@ -1015,6 +1015,7 @@ def test_machine_finds_the_rarer_bug(
     assert not LUA_SLIP.search(str(found.value)), "the mutation's own Lua fails, which shows nothing"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("store_url", ["redis"], indirect=True)
 def test_machine_finds_no_bug_in_scripts_that_only_look_different(
     run_machine: Callable[..., None], monkeypatch: pytest.MonkeyPatch

@@ -19,6 +19,7 @@ import pytest
 
 import lowq
 from tests.integration.support import PATIENCE, until
+from tests.tiers import often
 
 WORKERS = """
 import time
@@ -301,7 +302,10 @@ def test_addresses_that_others_reach_need_authentication(redis_url: str, tmp_pat
         assert get(f"{at.replace('0.0.0.0', '127.0.0.1')}/")[0] == 401
 
 
-@pytest.mark.parametrize("address", ["nonsense", "127.0.0.1:99999", "127.0.0.1:-1", "host.invalid:80"])
+@pytest.mark.parametrize(
+    "address",
+    often(["nonsense", "127.0.0.1:99999", "127.0.0.1:-1", "host.invalid:80"], ["nonsense", "host.invalid:80"]),
+)
 def test_wrong_addresses_are_refused(redis_url: str, tmp_path: Path, address: str) -> None:
     refused = run(tmp_path, "web", "--bind", address, "--no-auth", LOWQ_REDIS_URL=redis_url)
     assert refused.returncode == 2

@@ -70,6 +70,7 @@ def test_handlers_that_take_longer_than_the_lease_keep_it(make_rig: MakeRig, wor
     assert report.repeats == 0
 
 
+@pytest.mark.slow
 def test_nodes_that_go_quiet_under_load_hand_over_in_order(make_rig: MakeRig) -> None:
     rig = make_rig(LOWQ_LEASE_TTL=15, ORDERS_SHARDS=20, ORDERS_WORK=0.001)
     nodes = [rig.node().holds_all()]

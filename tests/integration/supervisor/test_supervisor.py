@@ -84,14 +84,15 @@ def test_one_that_is_stopped_by_hand_is_replaced(make_rig: MakeRig, supervise: S
 @pytest.mark.parametrize(
     ("source", "code", "says"),
     [
-        ("def f(:\n", 1, "SyntaxError: invalid syntax (app.py, line 1)"),
+        pytest.param("def f(:\n", 1, "SyntaxError: invalid syntax (app.py, line 1)", marks=pytest.mark.slow),
         pytest.param("import os; os._exit(9)\n", 1, "exited with code 9 before it was ready, 5 times in a row",
                      marks=pytest.mark.slow),
         pytest.param("import os\nos.kill(os.getpid(), 11)\n", 1,
                      "was killed by SIGSEGV before it was ready, 5 times in a row", marks=pytest.mark.slow),
         ("import lowq\n", 2, "registers no worker; decorate a class or function"),
-        ("import lowq\n@lowq.worker\ndef orders(p): ...\nlowq.config.on_server_init = lambda: 1 / 0\n", 1,
-         "the node could not start (ZeroDivisionError: division by zero), see above"),
+        pytest.param("import lowq\n@lowq.worker\ndef orders(p): ...\nlowq.config.on_server_init = lambda: 1 / 0\n", 1,
+                     "the node could not start (ZeroDivisionError: division by zero), see above",
+                     marks=pytest.mark.slow),
         ("import lowq\n@lowq.worker(queue_name='Orders', shards_count=7)\ndef orders(p): ...\n", 1,
          "shards_count=5 in Redis, but this process says shards_count=7"),
     ],
@@ -402,7 +403,7 @@ def test_it_needs_no_streams(make_rig: MakeRig, supervise: Supervise) -> None:
     assert supervisor.stop() == 0
 
 
-@pytest.mark.parametrize("log_format", ["text", "json"])
+@pytest.mark.parametrize("log_format", often(["text", "json"], ["json"]))
 def test_lines_of_the_log_tell_the_processes_apart(make_rig: MakeRig, supervise: Supervise, log_format: str) -> None:
     rig = make_rig()
     write_code(rig, 1)
