@@ -19,12 +19,21 @@ settings.load_profile("lowq")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks what needs a real server, so that `make test-fast` can leave it out."""
+    """Marks what needs a real server, so that `make test-fast` can leave it out. What may take long begins first: the
+    last of them would run alone for many minutes.
+    """
+    items.sort(key=_time_limit, reverse=True)
     for item in items:
         assert isinstance(item, pytest.Function)
         params = item.callspec.params if hasattr(item, "callspec") else {}
         if "redis_server" in item.fixturenames or params.get("store_url") == "redis":
             item.add_marker(pytest.mark.redis)
+
+
+def _time_limit(item: pytest.Item) -> float:
+    """Of those that have one of their own, seconds."""
+    mark = item.get_closest_marker("timeout")
+    return float(mark.args[0]) if mark is not None else 0.0
 
 
 @pytest.fixture(scope="session")
