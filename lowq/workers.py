@@ -41,7 +41,7 @@ class WorkerOptions(TypedDict, total=False):
     queue_name: str
     #: Payloads of one id handed to one ``perform`` (1000).
     max_payloads: int
-    #: Deaths of its process before a job is buried as poison (3).
+    #: Deaths of its process, and batches that exceeded ttr, before a job is buried as poison (3).
     max_crash_count: int
     #: The queue's part of a node's threads, compared with the weights of the other queues that have due work (1).
     weight: float

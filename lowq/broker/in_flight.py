@@ -15,12 +15,16 @@ from lowq.broker.delivery import Delivery, Failure, TakenJob, Undecodable
 from lowq.broker.lease import ShardLease
 from lowq.codec import decode_id
 from lowq.errors import LeaseLost
-from lowq.logs import describe
+from lowq.logs import describe, get_log
 from lowq.store import Call, Client
 from lowq.store.scripts import time_argument
 
+log = get_log("lowq.broker")
+
 #: Bytes of payloads in one reply; a single payload always fits.
 MAX_DELIVERY_BYTES = 2**20
+#: What `release` answers of a job that it has buried.
+_POISONED = 2
 #: Jobs of one delivery: bounds the time that a script may take.
 MAX_DELIVERY_JOBS = 500
 
@@ -41,7 +45,8 @@ class InFlight:
         client: Client,
         prefix: str,
         lease: ShardLease,
-        name: str,
+        queue: str,
+        index: int,
         *,
         load_payload: Callable[[bytes], Any],
         max_payloads: int,
@@ -50,7 +55,7 @@ class InFlight:
         self._client = client
         self._prefix = prefix
         self._lease = lease
-        self._name = name
+        self._queue, self._index = queue, index
         self._load_payload = load_payload
         self._max_payloads = max_payloads
         self._max_crash_count = max_crash_count
@@ -88,7 +93,7 @@ class InFlight:
             # Taken under a lease that was lost, and perhaps regained, before the reply was read: others may have
             # worked the shard meanwhile, so these jobs may be old. They are in flight under the old delivery.
             self.drop_delivery()
-            raise LeaseLost(f"{self._name}: the lease was lost during take")
+            raise LeaseLost(f"queue {self._queue!r}, shard {self._index}: the lease was lost during take")
         number, delay, paused = reply[0], reply[1], reply[2]
         self._finished.clear()
         delivery = Delivery(number, lease, [], None if delay is None else delay / 1e6, bool(paused))
@@ -206,6 +211,9 @@ class InFlight:
             if isinstance(reply, Exception):
                 raise reply
             self._in_hand.difference_update(report.ids)
+            if report.call.script == "release":
+                states = zip(report.ids, reply, strict=True)
+                log_poisoned(self._queue, self._index, [job_id for job_id, state in states if state == _POISONED])
 
     def _refused(self) -> None:
         # What is in hand is somebody else's. The lease is lost with it, unless a new one was got meanwhile.
@@ -264,3 +272,12 @@ class InFlight:
 
 def _bytes(job_id: str) -> bytes:
     return job_id.encode("utf-8", "surrogateescape")
+
+
+def log_poisoned(queue: str, index: int, ids: Iterable[str]) -> None:
+    """Ids of that shard that are in the morgue now."""
+    for job_id in ids:
+        log.error(
+            "%s:%d: id %r is buried as poison: its process died, or its batch exceeded ttr, too often with it in "
+            "flight", queue, index, job_id, extra={"event": "poison", "id": job_id, "queue": queue, "shard": index},
+        )  # fmt: skip

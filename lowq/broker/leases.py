@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from lowq.broker.dispatcher import Dispatcher
+from lowq.broker.in_flight import log_poisoned
 from lowq.broker.lease import Lease, LeaseDenied
 from lowq.broker.shard import Shard
 from lowq.broker.wakeups import Listener
@@ -366,11 +367,7 @@ def _log_restored(shard: Shard, lease: Lease) -> None:
             "%r: left in flight by an earlier owner and waiting again: %d", shard, lease.restored,
             extra={"event": "restored", "jobs": lease.restored, **_of(shard)},
         )  # fmt: skip
-    for job_id in lease.poisoned:
-        log.error(
-            "%r: id %r is buried as poison: its process died too often with it in flight", shard, job_id,
-            extra={"event": "poison", "id": job_id, **_of(shard)},
-        )  # fmt: skip
+    log_poisoned(shard.queue, shard.index, lease.poisoned)
 
 
 def _of(shard: Shard) -> dict[str, Any]:

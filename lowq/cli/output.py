@@ -177,7 +177,7 @@ def job_block(job: Job, now: float) -> list[str]:
     if job.state != "morgue" and job.retry_count >= 0:
         when += f", failed {count(job.retry_count + 1, 'time')} (retry_count {job.retry_count})"
     if job.crashes:
-        when += f", its process died {count(job.crashes, 'time')} with it in flight"
+        when += f", crashed {count(job.crashes, 'time')}"
     lines = [f"{printable(job.id)}  {job.state}, {when}"]
     for payload, value in job.payloads:
         lines.append(shorten(f"  score {score(value)}  {payload_text(payload)}", width))

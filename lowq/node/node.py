@@ -335,8 +335,9 @@ class Node:
             self._wake(b"r")  # `run` sleeps until it is woken, and looks then
         performing = thread.activity.performing or (thread.activity.performed or (None, 0.0))[0]
         log.error(
-            "%s exceeded its ttr: its thread %d is written off and replaced, and its jobs are performed again, charged "
-            "with a crash. It was here:\n%s", performing, thread.activity.number, self._stacks.pop(thread, ""),
+            "%s exceeded its ttr: its thread %d is written off and replaced, and its jobs are charged with a crash and "
+            "performed again, unless that makes max_crash_count of them. It was here:\n%s",
+            performing, thread.activity.number, self._stacks.pop(thread, ""),
             extra={"event": "written_off", "thread_number": thread.activity.number, **_described(performing)},
         )  # fmt: skip
         if is_lost:
@@ -351,8 +352,9 @@ class Node:
         blocks the event loop, so that no other task can go on. Then the node ends, for another process to replace it.
         """
         log.error(
-            "%s exceeded its ttr: its task is written off, and its jobs are performed again, charged with a crash. It "
-            "was here:\n%s", performing, stack, extra={"event": "written_off", **_described(performing)},
+            "%s exceeded its ttr: its task is written off, and its jobs are charged with a crash and performed again, "
+            "unless that makes max_crash_count of them. It was here:\n%s",
+            performing, stack, extra={"event": "written_off", **_described(performing)},
         )  # fmt: skip
         if is_lost and not self.stopping.is_set():
             if self.exit_code == EXIT_OK:

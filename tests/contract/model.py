@@ -232,7 +232,8 @@ class Model:
         self.crashes[job_id] = self.crashes.get(job_id, 0) + 1
         flight = self.taken[job_id]
         if self.crashes[job_id] >= self.max_crash_count:
-            died = f"poison: the process died {self.crashes[job_id]} times with this job in flight"
+            times = self.crashes[job_id]
+            died = f"poison: its process died, or its batch exceeded ttr, {times} times with this job in flight"
             if self.uncharged.get(job_id):
                 died += ", or was stopped and could not wait for it"
             waiting = self.waiting.pop(job_id, None)

@@ -207,7 +207,10 @@ def test_with_prefetch_each_job_costs_the_same(make_costs: MakeCosts) -> None:
     costs.start_node(prefetch=True)
     few, many = (costs.drain(jobs) for jobs in (10, 1010))
     round_trips = many["evalsha"]
-    assert set(few) == set(many) == {*TRIP, *TAKEN_16}
+    # A thread that was held up acknowledges before it has performed all that it took: the rest is looked up.
+    each = {*TRIP, *TAKEN_16}
+    assert each <= set(few) <= {*each, "hgetall"}
+    assert each <= set(many) <= {*each, "hgetall"}
     assert many.total() <= round_trips * sum(TRIP.values()) + (1010 // 16 + round_trips)
 
 

@@ -360,7 +360,7 @@ def test_what_outlasts_every_stop_is_charged_as_a_crash_from_the_third_time_on(r
         rig.client.command("ZADD", rig.prefix + "due", repr(NOW), "x")  # a crash delays it a little
     shard = stop_in_the_middle(rig, shard, "last")
     assert lease_of(shard, LATER).poisoned == ("x",)
-    assert rig.read("morgue:errors")["x"].startswith("poison: the process died 3 times")
+    assert rig.read("morgue:errors")["x"].startswith("poison: its process died, or its batch exceeded ttr, 3 times")
     assert rig.names() == REMAINS | {"morgue", "morgue:errors", "morgue:payloads:x"}
 
 

@@ -85,14 +85,19 @@ def test_what_made_its_process_stop_is_counted_as_a_crash(rig: ShardRig) -> None
     assert rig.read("retries") == {}
 
 
-def test_what_keeps_making_its_process_stop_is_buried_as_poison(rig: ShardRig) -> None:
+def test_what_keeps_making_its_process_stop_is_buried_as_poison(
+    rig: ShardRig, caplog: pytest.LogCaptureFixture
+) -> None:
     shard = rig.shard
     shard.in_flight.finish(["y"])
     shard.in_flight.take(0, LATER)
     for crash in range(3):
         if crash:
             assert handed(shard.in_flight.take(10, LATER)) == {"x": ["v1", "v2"]}
+        assert caplog.messages == []
         shard.in_flight.release([("x", 0.0)], LATER, crashed=True)
+    (said,) = caplog.messages
+    assert "id 'x' is buried as poison: its process died, or its batch exceeded ttr, too often" in said
     assert rig.read("morgue:payloads:x") == {"v1": 1, "v2": 2}
     assert rig.read("morgue") == {"x": LATER}
     assert "3 times" in rig.read("morgue:errors")["x"]

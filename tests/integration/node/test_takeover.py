@@ -140,7 +140,7 @@ def test_a_poisonous_job_is_buried_and_its_neighbours_survive(make_rig: MakeRig)
     assert rig.merged("crashes") == {}
     assert len(rig.performs("poison")) == 3
     assert len(rig.performs("healthy")) == 2  # with the poison, then alone
-    assert "poison: the process died 3 times" in rig.merged("morgue:errors")["poison"]
+    assert "poison: its process died, or its batch exceeded ttr, 3 times" in rig.merged("morgue:errors")["poison"]
     assert node.stop() == 0
     assert rig.report().problems == []
 

@@ -225,7 +225,7 @@ def test_ids_in_tables_are_escaped() -> None:
 def test_a_job_in_full_shows_payloads_error_and_what_was_left_out() -> None:
     job = Job("4\x07", "retrying", [({"version": 7}, 7.0)], 1250.0, 2, "Traceback\n  boom\x1b[2J", 1, None, 1001)
     assert output.job_block(job, 1000.0) == [
-        "4\\x07  retrying, in 4 min 10 s, failed 3 times (retry_count 2), its process died 1 time with it in flight",
+        "4\\x07  retrying, in 4 min 10 s, failed 3 times (retry_count 2), crashed 1 time",
         '  score 7  {"version":7}',
         "  and 1,000 payloads more, of higher scores",
         "  last error:",

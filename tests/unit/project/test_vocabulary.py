@@ -51,7 +51,10 @@ def texts() -> dict[Path, str]:
         path.relative_to(ROOT): path.read_text("utf-8")
         for folder in FOLDERS
         for path in sorted((ROOT / folder).rglob("*"))
-        if path.suffix in SUFFIXES and path != Path(__file__).resolve() and "uplot" not in path.name
+        if path.suffix in SUFFIXES
+        and path != Path(__file__).resolve()
+        and "uplot" not in path.name
+        and ".peers" not in path.parts  # the systems that lowq is compared with, where they are installed
     }
 
 

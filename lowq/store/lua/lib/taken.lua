@@ -105,7 +105,7 @@ local function crash(prefix, id, record, now, max_crash_count, delay)
   redis.call('HDEL', prefix .. 'taken', id)
   redis.call('ZADD', prefix .. 'morgue', now, id)
   redis.call('HSET', prefix .. 'morgue:errors', id,
-    'poison: the process died ' .. crashes .. ' times with this job in flight'
+    'poison: its process died, or its batch exceeded ttr, ' .. crashes .. ' times with this job in flight'
     .. (uncharged > 0 and ', or was stopped and could not wait for it' or ''))
   redis.call('HINCRBY', prefix .. 'meta', 'buried', 1)
   forget(prefix, id)
