@@ -7,6 +7,7 @@ In the end the newest version of each order must be the one that was saved.
 """
 
 import random
+import shutil
 import signal
 import sys
 import threading
@@ -14,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, suppress
+from pathlib import Path
 from typing import Any
 
 import click
@@ -25,6 +27,8 @@ from lowq.node.node import Node
 from lowq.store import memory_store
 from lowq.store.embedded import serving
 
+#: The command, which may not be on the PATH.
+LOWQ = "lowq" if shutil.which("lowq") else str(Path(sys.executable).with_name("lowq"))
 ORDERS = range(1, 51)
 #: Seconds that a save of a batch takes.
 SAVING = 0.2
@@ -113,7 +117,7 @@ def main(seconds: float, web: bool) -> None:
     node.start()
     with ExitStack() as stack, ThreadPoolExecutor(1, "producer") as threads:
         url = stack.enter_context(serving(memory_store(lowq.config.redis_url)))
-        click.echo(f"the store listens at {url}; in another terminal: LOWQ_REDIS_URL={url} lowq stats")
+        click.echo(f"the store listens at {url}; in another terminal: LOWQ_REDIS_URL={url} {LOWQ} stats")
         if web:
             stack.enter_context(dashboard([f"--redis-url={url}"], ("127.0.0.1", 0), ".", health=node.trouble))
         click.echo(

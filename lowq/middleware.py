@@ -92,6 +92,22 @@ def wrap_async(
     return call
 
 
+def check_plain(middlewares: Sequence[Middleware], worker: Any) -> None:
+    """Whether a worker with a plain ``perform`` can have them around it.
+
+    Raises:
+        ConfigError: one of them is an async def.
+    """
+    for middleware in middlewares:
+        call = getattr(middleware, "__call__", None)  # noqa: B004  # not whether it can be called, but how
+        if inspect.iscoroutinefunction(inspect.unwrap(middleware)) or inspect.iscoroutinefunction(call):
+            raise ConfigError(
+                f"{worker.__name__}.perform is a plain def and middleware {_name(middleware)} is an async def, which "
+                "can't be around it: write a plain def that calls call_next(). For workers of both kinds, write a "
+                "class with def __call__ and async def acall"
+            )
+
+
 def _async_form(middleware: Middleware, worker: Any) -> Middleware:
     """The middleware as an async worker needs it.
 

@@ -168,7 +168,7 @@ def _whereabouts(app: Lowq, queue: Queue, action: ActionName, ids: Sequence[str]
 
 def _whereabout(queue: str, action: ActionName, job: Job | None, now: float) -> str:
     if job is None:
-        return "no such job waits, is in flight or is buried"
+        return "no such job waits, is in flight or is buried; of what was performed nothing is kept"
     if job.state == "morgue":
         return f"buried, {ago(job.buried_at, now)}; {_command('kick', queue, job.id)} has it performed"
     if job.state == "taken":

@@ -362,7 +362,7 @@ def peek(app: Lowq, queue: str, ids: tuple[str, ...], as_json: bool) -> None:
         echo_json({"queue": queue, "jobs": jobs, "missing": missing})
     else:
         for job_id in missing:
-            say(f"{job_id}: no such job waits, is in flight or is buried")
+            say(f"{job_id}: no such job waits, is in flight or is buried; of what was performed nothing is kept")
     if missing:
         click.get_current_context().exit(FAILED)
 

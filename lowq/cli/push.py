@@ -173,7 +173,7 @@ def _single_job(
         try:
             job["score"] = int(score) if score.lstrip("+-").isdigit() else float(score)
         except ValueError:
-            raise Failure(f"--score {score}: it is a number", USAGE) from None
+            raise Failure(f"--score {score}: it must be a number", USAGE) from None
     if perform_at is not None:
         try:
             job["perform_at"] = moment(perform_at)

@@ -32,7 +32,7 @@ from lowq.duration import duration
 from lowq.errors import LowqError, PushInterrupted, RedisUnavailable, TimeLimitExceeded
 from lowq.job import Job
 from lowq.logs import describe, get_log
-from lowq.middleware import check_done, wrap, wrap_async
+from lowq.middleware import check_done, check_plain, wrap, wrap_async
 from lowq.node.limits import TimeLimits, WrittenOff, checked_seconds
 from lowq.retry import MAX_RETRY_COUNT, default_retry_in, is_exhausted, retry_delay
 from lowq.settings import Config, cut_error, dump_text
@@ -221,10 +221,13 @@ class WorkerRuntime:
         """With a new instance of the worker, and the application's middlewares around it.
 
         Raises:
-            ConfigError: a sync middleware around an async worker. What the worker's ``__init__`` raises.
+            ConfigError: a middleware that can't be around such a worker. What the worker's ``__init__`` raises.
         """
         instance: Any = worker()
-        around: Callable[..., Any] = wrap_async if is_async(worker) else wrap
+        around: Callable[..., Any] = wrap_async
+        if not is_async(worker):
+            check_plain(config.server_middlewares, worker)
+            around = wrap
         call = around(config.server_middlewares, worker, instance.perform)
         return cls(instance, call, worker.batch_size, *limits_of(worker))
 

@@ -116,9 +116,10 @@ class TimeLimits:
                 if self.cancelled and (task := asyncio.current_task()) is not None:
                     task.uncancel()
                 self._end()
-        except asyncio.CancelledError:
+        except asyncio.CancelledError as cancelled:
             if self.cancelled and self._time_limit is not None:
-                raise TimeLimitExceeded(self._exceeded()) from None
+                # With the handler's lines in its trace.
+                raise TimeLimitExceeded(self._exceeded()).with_traceback(cancelled.__traceback__) from None
             raise
         finally:
             caller_limit.reset(token)

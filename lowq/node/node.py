@@ -35,6 +35,7 @@ from lowq.node.event_loop import EventLoop
 from lowq.node.execution import WorkerRuntime
 from lowq.node.watchdog import Watchdog
 from lowq.node.worker_thread import WorkerThread
+from lowq.store.translate import without_password
 from lowq.version import VERSION
 from lowq.workers import is_async, limits_of
 
@@ -200,8 +201,9 @@ class Node:
         if loop_queues:
             performers.append(f"an event loop for {config.concurrency} shards at once")
         log.info(
-            "node %s starts: %s, %d shards of %s", self.name, " and ".join(performers), len(shards),
-            ", ".join(self._workers), extra={"event": "start", "node": self.name},
+            "node %s starts: %s, %d shards of %s, namespace %r on %s",
+            self.name, " and ".join(performers), len(shards), ", ".join(self._workers), config.namespace,
+            without_password(config.redis_url), extra={"event": "start", "node": self.name},
         )  # fmt: skip
         self.broker.start()
         for performer in self._performers():
@@ -265,9 +267,9 @@ class Node:
                 stats = app.queue(queue.name).stats()
                 if stats.length or stats.taken:
                     log.warning(
-                        "queue %r holds jobs (%d) and no live node serves it; was its worker renamed? Then give the "
-                        "worker queue_name=%r, or drop the queue: lowq drop %s",
-                        queue.name, stats.length + stats.taken, queue.name, queue.name,
+                        "queue %r holds jobs (%d) and no live node serves it: start a node that works it. If its "
+                        "worker was renamed, give the new one queue_name=%r",
+                        queue.name, stats.length + stats.taken, queue.name,
                         extra={"event": "unserved", "queue": queue.name},
                     )  # fmt: skip
 

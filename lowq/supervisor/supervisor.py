@@ -338,7 +338,7 @@ class Supervisor:
         stay = len(self._current.ready())
         log.error(
             "the deploy has failed: %s; %s", why,
-            f"{stay} {_processes(stay)} of generation {self._current.number} go on" if stay else "nothing runs",
+            f"{stay} {_processes(stay)} of generation {self._current.number} stay" if stay else "nothing runs",
             extra={"event": "deploy_failed", "generation": generation.number},
         )  # fmt: skip
 

@@ -199,7 +199,7 @@ def test_peek_and_why(cli: Cli) -> None:
     peeked = cli("peek", "Orders", "1")
     assert lines_of(peeked)[1:] == ['  score 1  {"version":1}', '  score 2  {"version":2}']
     missing = cli("peek", "Orders", "1", "2", code=1)
-    assert missing.stderr == "2: no such job waits, is in flight or is buried\n"
+    assert missing.stderr == "2: no such job waits, is in flight or is buried; of what was performed nothing is kept\n"
     document = cli.json("peek", "Orders", "1", "2", code=1)
     assert [job["id"] for job in document["jobs"]] == ["1"]
     assert document["missing"] == ["2"]
@@ -367,7 +367,7 @@ def test_what_was_not_done_is_told_with_where_the_job_is_and_what_to_type(cli: C
         later,
     )
     assert due == "2: not in the morgue but due already; lowq why Orders 2 says what it waits for"
-    assert absent == "9: no such job waits, is in flight or is buried"
+    assert absent == "9: no such job waits, is in flight or is buried; of what was performed nothing is kept"
     for verb in ("perform-now", "bury"):
         (buried,) = cli(verb, "Orders", "3", code=1).stdout.splitlines()
         assert re.fullmatch(r"3: buried, .*; lowq kick Orders 3 has it performed", buried)
@@ -580,7 +580,7 @@ def test_a_node_runs_until_it_is_told_to_stop(start: Start, cli: Cli, args: list
         assert records["failed"]["queue"] == "Orders"
         assert records["failed"]["exception"].endswith("ValueError: no such order")
     else:
-        assert re.search(r"INFO +lowq\.node  node .* starts: 2 threads, 8 shards of Orders, Mails$", lines[0])
+        assert re.search(r"INFO +lowq\.node  node .* starts: 2 threads, 8 shards of Orders, Mails, namespace 'lowq' on redis://", lines[0])
 
 
 def test_logging_that_the_application_has_set_up_stays(start: Start, cli: Cli) -> None:

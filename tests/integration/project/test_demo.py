@@ -25,7 +25,7 @@ def test_the_addresses_answer_and_a_signal_ends_it(number: signal.Signals) -> No
         try:
             assert demo.stdout
             told = demo.stdout.readline() + demo.stdout.readline()
-            found = re.search(r"LOWQ_REDIS_URL=(\S+) lowq stats\nthe dashboard is at (\S+)\n", told)
+            found = re.search(r"LOWQ_REDIS_URL=(\S+) \S*lowq stats\nthe dashboard is at (\S+)\n", told)
             assert found, told
             store, dashboard = found.groups()
             app = lowq.Lowq(redis_url=store)

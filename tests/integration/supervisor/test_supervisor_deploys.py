@@ -133,7 +133,7 @@ def test_broken_code_changes_nothing(make_rig: MakeRig, supervise: Supervise, wh
     supervisor.signal(signal.SIGHUP)
     said = supervisor.says("the deploy has failed")
     assert says in said
-    assert said.endswith("2 processes of generation 1 go on")
+    assert said.endswith("2 processes of generation 1 stay")
     write_code(rig, 3)
     supervisor.signal(signal.SIGHUP)
     new = supervisor.ready(3, 2)

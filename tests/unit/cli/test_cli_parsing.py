@@ -117,7 +117,7 @@ def test_version() -> None:
         (["stats", "a{b"], "queue name"),
         (["stats", "--redis-url", "http://h"], "redis://"),
         (["push", "Q", "--shards-count", "1", "--id", "1", "--payload", "paid"], "--payload is no JSON"),
-        (["push", "Q", "--shards-count", "1", "--id", "1", "--score", "high"], "--score high: it is a number"),
+        (["push", "Q", "--shards-count", "1", "--id", "1", "--score", "high"], "--score high: it must be a number"),
         (["push", "Q", "--shards-count", "1", "--id", "1", "--perform-at", "soon"], "--perform-at soon"),
         (["push", "Q", "--shards-count", "1", "--score", "1"], "give its --id"),
         (["push", "Q", "--shards-count", "1", "--id", "1", "--skip", "1"], "leave out the file and --skip"),
