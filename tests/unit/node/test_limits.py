@@ -2,11 +2,13 @@
 but its own batch.
 """
 
+import asyncio
 import contextvars
 import subprocess
 import sys
 import textwrap
 import threading
+import traceback
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -104,6 +106,22 @@ class TestTimeLimit:
 
         with pytest.raises(type(raised)):
             Batch(time_limit=10).run(handler)
+
+
+def test_a_task_that_exceeded_its_limit_shows_where_it_waited() -> None:
+    async def ask_a_slow_supplier() -> None:
+        await asyncio.sleep(PATIENCE)
+
+    async def perform() -> None:
+        limits = TimeLimits(10, None, interrupt=lambda _: None)
+        task = asyncio.create_task(limits.arun(ask_a_slow_supplier))
+        await asyncio.sleep(0)
+        limits.cancelled = task.cancel()
+        await task
+
+    with pytest.raises(TimeLimitExceeded, match="longer than its time_limit of 10 s") as caught:
+        asyncio.run(perform())
+    assert "ask_a_slow_supplier" in "".join(traceback.format_exception(caught.value))
 
 
 class TestTtr:
