@@ -581,7 +581,7 @@ def test_a_node_runs_until_it_is_told_to_stop(start: Start, cli: Cli, args: list
         assert records["failed"]["exception"].endswith("ValueError: no such order")
     else:
         starts = r"INFO +lowq\.node  node .* starts: 2 threads, 8 shards of Orders, Mails, namespace 'lowq' on redis://"
-    assert re.search(starts, lines[0])
+        assert re.search(starts, lines[0])
 
 
 def test_logging_that_the_application_has_set_up_stays(start: Start, cli: Cli) -> None:
