@@ -1,12 +1,17 @@
-"""Async workers: 1,000 shards whose handlers await 50 ms, at most 20,000 jobs a second; and many jobs in flight."""
+"""Async workers: 1,000 shards whose handlers await 50 ms, at most 20,000 jobs a second, and other systems with as many
+jobs at once; blank jobs, beside those of a worker with threads; and many jobs in flight.
+"""
 
 import time
 from contextlib import closing
+from dataclasses import replace
 
 import lowq
 from benchmarks.figures.own import lowq_with
 from benchmarks.measured import MeasuringFailed
-from benchmarks.peers.turn import PATIENCE, start
+from benchmarks.peers import PEERS, Peer
+from benchmarks.peers.environment import NotInstalled
+from benchmarks.peers.turn import PATIENCE, bulk_and_drain, pickup, start
 from benchmarks.peers.work import QUEUE
 from benchmarks.server import Server
 
@@ -14,11 +19,35 @@ from benchmarks.server import Server
 SHARDS, IN_FLIGHT = 1_000, 5_000
 
 
+#: The systems beside it, all of which run coroutines, and how many jobs each is given: some seconds' worth.
+BESIDE = {"SAQ": 8_000, "taskiq, stream": 8_000, "streaq": 8_000, "arq, 10 ms poll": 4_000}
+
+
 def measure(*, quick: bool) -> dict[str, float]:
-    """``async_rate``: jobs a second, from the counters in Redis. ``async_memory``: MB of a node with 5,000 jobs that
-    await 1 s each.
+    """``async_rate``: jobs a second, from the counters in Redis. ``async_rate/...``: of other systems. ``async_drain``,
+    ``async_pickup``: rate and median delay against a worker with threads, one right after the other.
+    ``async_memory``: MB of a node with 5,000 jobs that await 1 s each.
     """
-    return {"async_rate": _rate(2.0 if quick else 5.0), "async_memory": _memory()}
+    figures = {"async_rate": _rate(2.0 if quick else 5.0)}
+    for peer in () if quick else PEERS:
+        if peer.label in BESIDE:
+            try:
+                figures[f"async_rate/{peer.label}"] = _rate_of(peer, BESIDE[peer.label])
+            except (NotInstalled, MeasuringFailed) as error:
+                print(f"{peer.label}: left out: {error}", flush=True)
+    count, pings = (50_000, 50) if quick else (200_000, 200)
+    threads, loop = (bulk_and_drain(lowq_with(work=work), count)["drain"] for work in ("blank", "async"))
+    late, async_late = (pickup(lowq_with(work=work), pings)["pickup_p50"] for work in ("blank", "async"))
+    return figures | {
+        "async_drain": loop / threads,
+        "async_pickup": async_late / late,
+        "async_memory": _memory(),
+    }
+
+
+def _rate_of(peer: Peer, count: int) -> float:
+    peer = replace(peer, settings={"work": "await:0.05", "concurrency": str(SHARDS)})
+    return bulk_and_drain(peer, count)["drain"]
 
 
 def _rate(seconds: float) -> float:

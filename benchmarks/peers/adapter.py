@@ -18,7 +18,7 @@ import random
 import selectors
 import sys
 import time
-from collections.abc import Awaitable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
 from benchmarks.peers import handler
@@ -41,6 +41,11 @@ class Adapter:
         self.settings = settings
         self.handle = handler.handle_ping if pings else handler.handle
         self.ahandle = handler.ahandle_ping if pings else handler.ahandle
+        #: Jobs at once.
+        self.concurrency = int(settings.get("concurrency", CONCURRENCY))
+        kind, _, seconds = settings.get("work", "").partition(":")
+        if kind == "await":
+            self.ahandle = _waiting(self.ahandle, float(seconds))
 
     def one(self, payload: dict[str, Any]) -> Any:
         """Enqueues a job. May be a coroutine function."""
@@ -53,6 +58,14 @@ class Adapter:
     def work(self) -> None:
         """Works until the process is killed."""
         raise NotImplementedError
+
+
+def _waiting(ahandle: Callable[[Any], Awaitable[None]], seconds: float) -> Callable[[Any], Awaitable[None]]:
+    async def wait_and_handle(payload: Any) -> None:
+        await asyncio.sleep(seconds)
+        await ahandle(payload)
+
+    return wait_and_handle
 
 
 def main(kind: type[Adapter]) -> None:

@@ -7,7 +7,7 @@ from arq import create_pool
 from arq.connections import RedisSettings
 from arq.worker import Worker, func
 
-from benchmarks.peers.adapter import CONCURRENCY, Adapter, chunks, main
+from benchmarks.peers.adapter import Adapter, chunks, main
 
 
 class ArqAdapter(Adapter):
@@ -36,7 +36,7 @@ class ArqAdapter(Adapter):
         Worker(
             [func(bench, name="bench")],
             redis_settings=self.redis,
-            max_jobs=CONCURRENCY,
+            max_jobs=self.concurrency,
             poll_delay=0.01,
             keep_result=0,
         ).run()

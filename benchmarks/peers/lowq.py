@@ -4,7 +4,6 @@
 A worker that runs is told on its stdin to count anew: ``expect N``; it says 'expecting'.
 """
 
-import asyncio
 import sys
 import threading
 from collections.abc import Callable, Mapping
@@ -26,7 +25,7 @@ class LowqAdapter(Adapter):
             self.app.config.server_middlewares = [_pass_on]
         if settings.get("scheduler") == "seq":
             self.app.config.build_scheduler = lowq.SeqScheduler
-        self.app.config.concurrency = int(settings.get("concurrency", CONCURRENCY))
+        self.app.config.concurrency = self.concurrency
         self.worker = self.app.worker(
             queue_name=QUEUE,
             batch_size=int(settings.get("batch_size", 1)),
@@ -53,13 +52,14 @@ class LowqAdapter(Adapter):
             perform(payloads_by_id)
             afterwards()
 
-        async def perform_and_wait(payloads_by_id: dict[str, list[Any]]) -> None:
-            await asyncio.sleep(seconds)
-            perform(payloads_by_id)
+        async def aperform(payloads_by_id: dict[str, list[Any]]) -> None:
+            for payloads in payloads_by_id.values():
+                for payload in payloads:
+                    await ahandle(payload)
 
-        seconds = float(name.partition(":")[2] or 0)
-        if name.startswith("await"):
-            return perform_and_wait
+        ahandle = self.ahandle
+        if name.startswith("await") or name == "async":
+            return aperform
         return perform if afterwards is None else perform_and_work
 
     def one(self, payload: dict[str, Any]) -> None:

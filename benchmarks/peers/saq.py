@@ -5,7 +5,7 @@ from typing import Any
 
 from saq import Queue, Worker
 
-from benchmarks.peers.adapter import CONCURRENCY, Adapter, chunks, main
+from benchmarks.peers.adapter import Adapter, chunks, main
 
 
 class SaqAdapter(Adapter):
@@ -28,7 +28,7 @@ class SaqAdapter(Adapter):
         async def bench(_context: dict[str, Any], *, payload: dict[str, Any]) -> None:
             await ahandle(payload)
 
-        asyncio.run(Worker(self.queue, [("bench", bench)], concurrency=CONCURRENCY).start())
+        asyncio.run(Worker(self.queue, [("bench", bench)], concurrency=self.concurrency).start())
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ from typing import Any
 
 from streaq import Worker
 
-from benchmarks.peers.adapter import CONCURRENCY, Adapter, chunks, main
+from benchmarks.peers.adapter import Adapter, chunks, main
 
 
 class StreaqAdapter(Adapter):
@@ -12,7 +12,7 @@ class StreaqAdapter(Adapter):
 
     def __init__(self, url: str, settings: dict[str, str], *, pings: bool) -> None:
         super().__init__(url, settings, pings=pings)
-        self.worker: Worker[None] = Worker(redis_url=url, concurrency=CONCURRENCY)
+        self.worker: Worker[None] = Worker(redis_url=url, concurrency=self.concurrency)
         self.task = self.worker.task(ttl=0, name="bench")(self.ahandle)
         self._entered = False
 

@@ -6,7 +6,7 @@ from typing import Any
 from taskiq.api import run_receiver_task
 from taskiq_redis import RedisStreamBroker
 
-from benchmarks.peers.adapter import CONCURRENCY, Adapter, chunks, main
+from benchmarks.peers.adapter import Adapter, chunks, main
 
 
 class TaskiqAdapter(Adapter):
@@ -37,7 +37,7 @@ class TaskiqAdapter(Adapter):
         asyncio.run(self._work())
 
     async def _work(self) -> None:
-        await run_receiver_task(self.broker, max_async_tasks=CONCURRENCY, run_startup=True)
+        await run_receiver_task(self.broker, max_async_tasks=self.concurrency, run_startup=True)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ def take_turn(peer: Peer, pings: int = PINGS) -> dict[str, float]:
     figures = bulk_and_drain(peer, peer.bulk)
     if peer.single:
         figures |= {"single": _single(peer), "bytes": weigh(peer, min(peer.bulk, 20_000), LARGE)}
-        figures |= _pickup(peer, pings)
+        figures |= pickup(peer, pings)
     return figures
 
 
@@ -72,7 +72,8 @@ def _memory(peer: Peer, count: int, size: int) -> int:
         return server.memory()
 
 
-def _pickup(peer: Peer, pings: int) -> dict[str, float]:
+def pickup(peer: Peer, pings: int) -> dict[str, float]:
+    """How long pings take to an idle worker, in ms."""
     with (
         Server() as server,
         start(peer, "receive", server, pings) as worker,

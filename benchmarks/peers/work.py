@@ -9,7 +9,7 @@ QUEUE, SLOW = "Bench", "Slow"
 
 def work(name: str) -> Callable[[], None] | None:
     """``blank``; ``spin:0.0002``: processor seconds, holding the GIL as a computation does; ``wait:0.05``: seconds.
-    ``await:0.05`` is for async workers, and nothing here.
+    ``await:0.05`` and ``async``, which is blank, are for async workers, and nothing here.
     """
     kind, _, seconds = name.partition(":")
     if kind == "spin":
