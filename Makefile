@@ -1,6 +1,6 @@
 # Everything a developer types. `make help` lists it.
-# Settings: PYTHON (the Python that .venv is made with), ARGS (passed on to the tool), JOBS (test processes: three for
-# each core, as most of them wait for other processes).
+# Settings: PYTHON (the Python that .venv is made with), ARGS (passed on to the tool), JOBS (test processes: two for each
+# core, as most of them wait for other processes).
 # VERSIONS (the Pythons of test-matrix).
 
 SHELL := /bin/bash
@@ -10,7 +10,7 @@ SHELL := /bin/bash
 
 PYTHON ?= python3
 ARGS ?=
-JOBS ?= $(shell echo $$((3 * $$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 1))))
+JOBS ?= $(shell echo $$((2 * $$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 1))))
 VERSIONS ?=
 
 VENV := .venv

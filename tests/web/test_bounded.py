@@ -30,8 +30,9 @@ SHARDS = 300
 
 
 @pytest.fixture
-def big(app: lowq.Lowq) -> lowq.Lowq:
+def big(app: lowq.Lowq, monkeypatch: pytest.MonkeyPatch) -> lowq.Lowq:
     """A queue of many shards, with a few jobs in each."""
+    monkeypatch.setattr("lowq_web.stats_cache.PATIENCE", 3600.0)  # the embedded store is slow
     app.queue("Big", SHARDS).push({"id": n, "payload": {"n": n}, "delay": 100 + n} for n in range(3 * SHARDS))
     return app
 

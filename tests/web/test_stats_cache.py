@@ -168,6 +168,7 @@ def test_histories_are_read_once_for_all_and_less_often_the_more_queues_there_ar
     queues = int(HISTORY_AGE / PER_HISTORY) * 2
     for number in range(queues):
         app.register(f"queue-{number}", 1)
+    monkeypatch.setattr("lowq_web.stats_cache.PATIENCE", 3600.0)  # the embedded store is slow
     stats_cache = StatsCache(app)
     stats_cache.figures()
     with asked(monkeypatch) as counts:
