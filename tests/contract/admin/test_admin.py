@@ -14,6 +14,7 @@ from tests.contract.queue_rig import SHARDS, QueueRig
 from tests.contract.support import NOW, REMAINS, job
 from tests.leases import run_out
 from tests.tiers import real_redis_often
+from tests.waiting import until
 
 
 @pytest.fixture
@@ -312,19 +313,17 @@ class TestBulk:
         assert rig.ids(match="old*") == []
 
     def test_scheduled_jobs_that_became_due_are_done_too_while_nothing_is_pushed(self, rig: QueueRig) -> None:
-        rig.push(*(job(item, delay=0.5) for item in numbers(30)), now=None)
+        rig.push(*(job(item, delay=3.0) for item in numbers(30)), now=None)  # a slow machine needs a second to begin
         steps = rig.queue.bulk("bury", "scheduled")
         assert begin(steps).total == 30
-        while rig.queue.stats().due < 30:
-            pass
+        until(lambda: rig.queue.stats().due >= 30, "jobs that have become due")
         assert list(steps)[-1].done == 30
 
     def test_scheduled_jobs_that_became_due_are_left_while_others_are_pushed(self, rig: QueueRig) -> None:
-        rig.push(*(job(item, delay=0.5) for item in numbers(30)), now=None)
+        rig.push(*(job(item, delay=3.0) for item in numbers(30)), now=None)  # a slow machine needs a second to begin
         steps = rig.queue.bulk("bury", "scheduled")
         begin(steps)
-        while rig.queue.stats().due < 30:
-            pass
+        until(lambda: rig.queue.stats().due >= 30, "jobs that have become due")
         rig.push(*(job(item) for item in numbers(50, "new")), now=None)
         assert list(steps) == []
         assert rig.queue.stats().length == 80

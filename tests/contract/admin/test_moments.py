@@ -13,6 +13,7 @@ from lowq.errors import ConfigError
 from tests.contract.queue_rig import QueueRig
 from tests.contract.support import NOW, job
 from tests.tiers import real_redis_often
+from tests.waiting import until
 
 
 @pytest.fixture
@@ -67,10 +68,9 @@ class TestASnapshot:
         assert old - waiting == old - {"old-3"}
 
     def test_what_has_become_due_since_is_still_meant(self, rig: QueueRig, match: str | None) -> None:
-        push(rig, "old", delay=0.3)
+        push(rig, "old", delay=3.0)  # a slow machine needs a second to look
         found = rig.queue.snapshot("bury", "scheduled", match=match)
-        while rig.queue.stats().due < 6:
-            pass
+        until(lambda: rig.queue.stats().due >= 6, "jobs that have become due")
         new = push(rig, "new")
         assert last(rig.queue.bulk("bury", "scheduled", match=match, before=found)) == (6, 6)
         assert everything(rig) == new
