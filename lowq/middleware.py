@@ -99,8 +99,7 @@ def check_plain(middlewares: Sequence[Middleware], worker: Any) -> None:
         ConfigError: one of them is an async def.
     """
     for middleware in middlewares:
-        call = getattr(middleware, "__call__", None)  # noqa: B004  # not whether it can be called, but how
-        if inspect.iscoroutinefunction(inspect.unwrap(middleware)) or inspect.iscoroutinefunction(call):
+        if _is_async(middleware):
             raise ConfigError(
                 f"{worker.__name__}.perform is a plain def and middleware {_name(middleware)} is an async def, which "
                 "can't be around it: write a plain def that calls call_next(). For workers of both kinds, write a "
@@ -114,8 +113,7 @@ def _async_form(middleware: Middleware, worker: Any) -> Middleware:
     Raises:
         ConfigError: it has no such form.
     """
-    call = getattr(middleware, "__call__", None)  # noqa: B004  # not whether it can be called, but how
-    if inspect.iscoroutinefunction(inspect.unwrap(middleware)) or inspect.iscoroutinefunction(call):
+    if _is_async(middleware):
         return middleware
     form: Middleware | None = getattr(middleware, "acall", None)
     if form is None:
@@ -125,6 +123,11 @@ def _async_form(middleware: Middleware, worker: Any) -> Middleware:
             "def __call__ and async def acall"
         )
     return form
+
+
+def _is_async(middleware: Middleware) -> bool:
+    call = getattr(middleware, "__call__", None)  # noqa: B004  # not whether it can be called, but how
+    return inspect.iscoroutinefunction(inspect.unwrap(middleware)) or inspect.iscoroutinefunction(call)
 
 
 def check_done(returned: object, worker: Any, method: str) -> None:

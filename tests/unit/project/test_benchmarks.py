@@ -29,7 +29,7 @@ def test_the_published_results_have_every_figure_that_is_to_be_reached() -> None
     assert [figure.key for figure in FIGURES if results.spread(figure.key) is None] == []
 
 
-def test_every_row_was_measured_or_is_left_out_with_a_word() -> None:
+def test_every_row_was_measured_or_says_why_not() -> None:
     results = load(PUBLISHED)
     assert {*results.rows, *results.skipped} == {peer.label for peer in PEERS}
     assert all(results.skipped.values())
