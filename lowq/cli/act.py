@@ -17,6 +17,7 @@ from lowq.cli.group import Command, json_option, queue_argument, with_app
 from lowq.cli.look import server_time
 from lowq.cli.output import Progress, count, echo_json, echo_lines, number, say
 from lowq.duration import ago
+from lowq.inspection.explain import ABSENT
 from lowq.inspection.job_filter import JobFilter
 from lowq.job import Job
 from lowq.logs import printable
@@ -168,7 +169,7 @@ def _whereabouts(app: Lowq, queue: Queue, action: ActionName, ids: Sequence[str]
 
 def _whereabout(queue: str, action: ActionName, job: Job | None, now: float) -> str:
     if job is None:
-        return "no such job waits, is in flight or is buried; of what was performed nothing is kept"
+        return ABSENT
     if job.state == "morgue":
         return f"buried, {ago(job.buried_at, now)}; {_command('kick', queue, job.id)} has it performed"
     if job.state == "taken":

@@ -29,7 +29,7 @@ from lowq.cli.output import (
 from lowq.codec import MAX_TIME
 from lowq.duration import LONGEST_WAIT, ago, duration, relative_seconds
 from lowq.errors import RedisUnavailable, ScriptError
-from lowq.inspection.explain import Why
+from lowq.inspection.explain import ABSENT, Why
 from lowq.inspection.job_filter import ORDERS, STATES, JobFilter
 from lowq.inspection.paging import MAX_LIMIT
 from lowq.inspection.queries import NodeInfo, Stats
@@ -362,7 +362,7 @@ def peek(app: Lowq, queue: str, ids: tuple[str, ...], as_json: bool) -> None:
         echo_json({"queue": queue, "jobs": jobs, "missing": missing})
     else:
         for job_id in missing:
-            say(f"{job_id}: no such job waits, is in flight or is buried; of what was performed nothing is kept")
+            say(f"{job_id}: {ABSENT}")
     if missing:
         click.get_current_context().exit(FAILED)
 

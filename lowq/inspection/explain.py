@@ -39,6 +39,10 @@ Reason = Literal[
 _MAX_ID = 60
 
 
+#: What is said of an id that has no job.
+ABSENT = "no such job waits, is in flight or is buried; of what was performed nothing is kept"
+
+
 @dataclass(frozen=True, slots=True)
 class Why:
     """Where an id is, and what keeps it."""
@@ -91,8 +95,7 @@ def explain(found: WhyReply, place: tuple[str, int], node: NodeInfo | None, max_
         return Why("taken", "performing", None, detail, owner.name, thread)
     if found.perform_at is None:
         if found.buried_at is None:
-            nowhere = "no such job waits, is in flight or is buried; of what was performed nothing is kept"
-            return Why(None, "absent", None, nowhere)
+            return Why(None, "absent", None, ABSENT)
         ago = duration(found.now - found.buried_at)
         return Why("morgue", "buried", None, f"buried {ago} ago; kick it to have it performed")
     # The retry_count of a failed job counts from 0, people count from 1.
