@@ -63,6 +63,11 @@ class Performer(Protocol):
 class Execution:
     """What `current` returns: the batch that this thread performs. Only for that thread, only while it performs."""
 
+    # And whatever a middleware or a handler keeps here.
+    __slots__ = (
+        "__dict__", "__weakref__", "_jobs", "_limits", "_load_payload", "_outcomes", "fence", "shard", "worker",
+    )  # fmt: skip
+
     def __init__(
         self,
         worker: type,
@@ -87,7 +92,7 @@ class Execution:
     @property
     def deadline(self) -> float | None:
         """``time.monotonic()`` at which the worker's ``time_limit`` or its ``ttr`` passes, whichever is first; None: it
-        has neither.
+        has neither, or the batch has ended.
         """
         return None if self._limits is None else self._limits.deadline
 
@@ -260,6 +265,7 @@ def perform(
     worker = runtime.instance
     execution = Execution(type(worker), shard.index, fence, jobs, config.load_payload, limits)
     payloads_by_id = {job.id: job.payloads for job in jobs}
+    ids = [*payloads_by_id]
     token = current_execution.set(execution)
     error: BaseException | None = None
     try:
@@ -273,6 +279,8 @@ def perform(
         error = raised
     finally:
         current_execution.reset(token)
+    if error is None and not execution._outcomes and not shard.in_flight.found_no_redis:
+        return Outcome(ids)
     return _outcome_of(worker, shard, jobs, execution, error, config)
 
 
@@ -294,6 +302,7 @@ async def aperform(
     worker = runtime.instance
     execution = Execution(type(worker), shard.index, fence, jobs, config.load_payload, limits)
     payloads_by_id = {job.id: job.payloads for job in jobs}
+    ids = [*payloads_by_id]
     token = current_execution.set(execution)
     error: BaseException | None = None
     try:
@@ -314,6 +323,8 @@ async def aperform(
         error = raised
     finally:
         current_execution.reset(token)
+    if error is None and not execution._outcomes and not shard.in_flight.found_no_redis:
+        return Outcome(ids)
     return _outcome_of(worker, shard, jobs, execution, error, config)
 
 
@@ -332,8 +343,6 @@ def _outcome_of(
     config: Config,
 ) -> Outcome:
     counts = shard.in_flight.found_no_redis
-    if error is None and not execution._outcomes and not counts:
-        return Outcome([job.id for job in jobs])
     try:
         return decide(worker, jobs, execution._outcomes, error, config, counts)
     except BaseException as raised:  # MemoryError, for example: the handler may have left none

@@ -285,19 +285,20 @@ class WorkerThread:
             if start and (shard.dispatch.leaving or self._node.stopping.is_set()):
                 shard.in_flight.release([(job.id, None) for job in jobs[start:]])
                 break
-            if not is_held(shard, delivery, self._clock()):
+            now = self._clock()
+            if not is_held(shard, delivery, now):
                 self._dispatcher.look_again(shard)
                 break  # not surely ours any more
-            self._perform(shard, delivery, runtime, jobs[start : start + size])
+            self._perform(shard, delivery, runtime, jobs[start : start + size], now)
         self._pace.note(shard.queue, (self._clock() - began) / -(-len(jobs) // size))
 
     def _perform(
-        self, shard: Shard, delivery: Delivery, runtime: execution.WorkerRuntime, jobs: list[TakenJob]
+        self, shard: Shard, delivery: Delivery, runtime: execution.WorkerRuntime, jobs: list[TakenJob], now: float
     ) -> None:
         if shard.in_flight.unacknowledged:
             self._node.broker.maintenance.arm()
         limits = None
-        performing = self.activity.performing = Performing(shard, [job.id for job in jobs], self._clock())
+        performing = self.activity.performing = Performing(shard, [job.id for job in jobs], now)
         if runtime.time_limit is not None or runtime.ttr is not None:
             limits = self.activity.limits = TimeLimits(
                 runtime.time_limit, runtime.ttr, jobs,
@@ -311,13 +312,15 @@ class WorkerThread:
             self.activity.performing = None
             if limits is not None and not limits.written_off:
                 self.activity.limits = None
-        count_batch(self.activity.tallies[shard.queue], outcome, ended - performing.since)
+        count_batch(self.activity.tallies[shard.queue], outcome, ended - now)
+        if outcome.whole:
+            shard.in_flight.finish(outcome.finished)
+            return
         try:
             execution.conclude(runtime, shard, outcome, self._config, self._report)
         finally:
             # Also when the lease was lost meanwhile: what was raised was raised.
-            if not outcome.whole:
-                report_failure(self._node, shard, jobs, outcome, runtime)
+            report_failure(self._node, shard, jobs, outcome, runtime)
 
     def _report(self, shard: Shard, outcome: execution.Outcome) -> None:
         """Writes an outcome, however long Redis is away: only the end of the process or of the lease ends that."""
