@@ -15,6 +15,7 @@ from lowq import doctor
 from lowq.admin import audit as audit_log
 from lowq.doctor import Finding
 from lowq.errors import ConfigError, ShardsCountError, UnknownNodeError
+from lowq.group_commit import GroupCommit
 from lowq.inspection import queries
 from lowq.inspection.overview import QueueOverview, overview
 from lowq.inspection.server_info import RedisInfo, redis_info
@@ -50,6 +51,7 @@ class Lowq:
         #: queue name -> worker.
         self.workers: dict[str, type[Worker[Any]]] = {}
         self._client: Client | None = None
+        self._group: GroupCommit | None = None
         self._store: Any = None
         self._registered: set[tuple[str, int]] = set()
         self._queues: dict[str, Queue] = {}
@@ -97,6 +99,17 @@ class Lowq:
                 client = self._client
         return client
 
+    @property
+    def group(self) -> GroupCommit:
+        """The pushes on these connections: those that meet leave together."""
+        client, group = self.client, self._group
+        if group is None or group.client is not client:
+            with self._lock:
+                group = self._group
+                if group is None or group.client is not client:
+                    group = self._group = GroupCommit(client, self.config.push_timeout)
+        return group
+
     def connect(self, size: int, *, socket_timeout: float = SOCKET_TIMEOUT) -> Client:
         """A client of its own for up to ``size`` threads, on the same server or store."""
         with self._lock:
@@ -124,14 +137,14 @@ class Lowq:
     def embedded(self, store: Any = None) -> Iterator[None]:
         """Everything goes to an embedded store for the time of the block; an empty one by default."""
         with self._lock:
-            before = self._client, self._store, self._registered
-            self._client, self._store, self._registered = None, store or new_store(), set()
+            before = self._client, self._group, self._store, self._registered
+            self._client, self._group, self._store, self._registered = None, None, store or new_store(), set()
         try:
             yield
         finally:
             with self._lock:
                 self.close()
-                self._client, self._store, self._registered = before
+                self._client, self._group, self._store, self._registered = before
 
     def queue(self, name: str, shards_count: int | None = None) -> Queue:
         """The handle of a queue, for whoever doesn't import its worker.
@@ -151,6 +164,13 @@ class Lowq:
         if queue is None:
             queue = self._queues[worker.queue_name] = Queue(self, worker.queue_name, worker.shards_count, worker)
         return queue
+
+    def group_for(self, name: str, shards_count: int) -> GroupCommit | None:
+        """The pushes on our connections, if the queue was entered in the registry already. It is asked at each push."""
+        group = self._group
+        if group is None or group.client is not self._client or (name, shards_count) not in self._registered:
+            return None
+        return group
 
     def register(self, name: str, shards_count: int, worker: Any = None) -> None:
         """Enters the queue in the registry, once per process, before anything of it is written.
@@ -254,6 +274,8 @@ class Lowq:
         """Closes the connections of producers that are not in use; the next call makes new ones."""
         if self._client is not None:
             self._client.close()
+        if self._group is not None:
+            self._group.close()
         with self._lock:
             others = list(self._with_own_pools)
         for other in others:
@@ -282,6 +304,9 @@ class _WithOwnPool(Lowq):
                 client = self._client
         return client
 
+    def group_for(self, name: str, shards_count: int) -> GroupCommit | None:
+        return super().group_for(name, shards_count) if self._store is self._app._store else None
+
     def connect(self, size: int, *, socket_timeout: float = SOCKET_TIMEOUT) -> Client:
         return self._app.connect(size, socket_timeout=socket_timeout)
 
@@ -289,6 +314,8 @@ class _WithOwnPool(Lowq):
         # Without our lock: who closes the other application holds that one's, which we take while we hold ours.
         if self._client is not None:
             self._client.close()
+        if self._group is not None:
+            self._group.close()
 
     def queue_of(self, worker: type[Worker[Any]]) -> Queue:
         # Nothing is kept: the other application does not tell when a worker takes another one's place.

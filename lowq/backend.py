@@ -2,6 +2,7 @@
 
 from typing import Any, Protocol
 
+from lowq.group_commit import GroupCommit
 from lowq.settings import Config
 from lowq.store import Client
 
@@ -14,6 +15,15 @@ class Backend(Protocol):
     @property
     def client(self) -> Client:
         """The connections to use; after a fork or a close they may be others than before."""
+        ...
+
+    @property
+    def group(self) -> GroupCommit:
+        """The pushes on these connections."""
+        ...
+
+    def group_for(self, name: str, shards_count: int) -> GroupCommit | None:
+        """The same without asking Redis for anything: None when the queue is yet to be registered."""
         ...
 
     def register(self, name: str, shards_count: int, worker: Any = None) -> None:

@@ -53,6 +53,24 @@ def wrap(middlewares: Sequence[Middleware], worker: Any, inner: Callable[[Any], 
     return call
 
 
+def all_async(middlewares: Sequence[Middleware]) -> bool:
+    """Whether an event loop can run all of them.
+
+    Raises:
+        MiddlewareError: some can only be awaited, and others not at all.
+    """
+    forms = [_find_async_form(middleware) for middleware in middlewares]
+    if all(forms):
+        return True
+    for middleware, form in zip(middlewares, forms, strict=True):
+        if form is middleware:
+            raise MiddlewareError(
+                f"middleware {_name(middleware)} is async and {_name(middlewares[forms.index(None)])} is not; "
+                "all client middlewares must be of one kind"
+            )
+    return False
+
+
 def wrap_async(
     middlewares: Sequence[Middleware], worker: Any, inner: Callable[[Any], Awaitable[object]]
 ) -> Callable[[Any], Awaitable[object]]:
@@ -113,15 +131,21 @@ def _async_form(middleware: Middleware, worker: Any) -> Middleware:
     Raises:
         ConfigError: it has no such form.
     """
-    if _is_async(middleware):
-        return middleware
-    form: Middleware | None = getattr(middleware, "acall", None)
+    form = _find_async_form(middleware)
     if form is None:
         raise ConfigError(
             f"{worker.__name__}.perform is an async def and middleware {_name(middleware)} is a plain def, which can't "
             "be around it: write async def, and await call_next(). For workers of both kinds, write a class with "
             "def __call__ and async def acall"
         )
+    return form
+
+
+def _find_async_form(middleware: Middleware) -> Middleware | None:
+    """What of it can be awaited, if anything: itself, or its method ``acall``."""
+    if _is_async(middleware):
+        return middleware
+    form: Middleware | None = getattr(middleware, "acall", None)
     return form
 
 

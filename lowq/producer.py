@@ -3,29 +3,38 @@
 ::
 
     jobs -> chunk -> client middlewares -> encode, group by shard -> one script call per shard, in one write
-                                                                     (while Redis works, the next chunk is encoded)
+                                                                     (while Redis works, the next chunk is encoded,
+                                                                      unless middlewares are async)
 
 Jobs of an id stay in the order in which they came, whatever fails. A chunk is sent when all of the one before is in.
 Within a chunk a shard may need several calls: each names the one before it, and Redis refuses it when that was not
 carried out.
 """
 
-import math
-import secrets
-import time
-from binascii import b2a_base64
+import asyncio
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain, islice
-from typing import Any
+from typing import Any, TypeVar
 
 from lowq.codec import EncodedJob, encode_job
 from lowq.errors import JobError, PushError, PushInterrupted, RedisUnavailable, ShardsCountError, TimeLimitExceeded
-from lowq.middleware import wrap
+from lowq.group_commit import (
+    PUSH_BYTES,
+    PUSH_JOBS,
+    Attempts,
+    GroupCommit,
+    Outcome,
+    Part,
+    is_out_of_turn,
+    missed_deadline,
+    new_token,
+)
+from lowq.middleware import all_async, wrap, wrap_async
 from lowq.settings import Config
 from lowq.sharding import shard_of
-from lowq.store import SOCKET_TIMEOUT, Call, Client, Deadline, Refusal, caller_deadline, deadlines
+from lowq.store import Refusal
 from lowq.store.keys import shard_prefix
 
 #: Jobs that are validated and written together.
@@ -35,39 +44,23 @@ CHUNK_BYTES = 8 * 2**20
 #: Jobs, and bytes of payloads, of one script call: bounds the time that it holds Redis.
 CALL_JOBS = 1000
 CALL_BYTES = 2**20
-#: Seconds before each repeat of a push that got no answer.
-_PAUSES = (0.0, 0.1)
-#: How many times push_timeout, at least how many times the socket timeout, Redis remembers a call, so that it knows a
-#: repeat; and after how many of them none is sent any more. What is between is for the way there.
-KEPT, REPEATED = 3, 2
-
-#: Seconds, of a clock that goes on while the machine is suspended, where there is one: Redis's does, too.
-_clock: Callable[[], float] = (
-    partial(time.clock_gettime, time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic
-)
-
+T = TypeVar("T")
 #: What ``perform_async`` takes: one job, or any iterable of jobs. A `JobDict` is such a mapping.
 Jobs = Mapping[str, Any] | Iterable[Mapping[str, Any]]
-
-
-@dataclass(slots=True)
-class _Part:
-    """One script call, and the jobs it stands for."""
-
-    call: Call
-    jobs: list[Mapping[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
     """Where jobs go: a queue, and who is named to client middlewares."""
 
-    client: Client
+    group: GroupCommit
     config: Config
     queue: str
     shards_count: int
     #: The worker's class, or the queue's name when the producer doesn't know the class.
     worker: Any
+    #: The prefixes of shards that single jobs went to.
+    prefixes: dict[int, str] = field(default_factory=dict)
 
 
 def push(target: Target, jobs: Jobs, on_progress: Callable[[int], object] | None = None) -> int:
@@ -80,13 +73,73 @@ def push(target: Target, jobs: Jobs, on_progress: Callable[[int], object] | None
             as if Redis did not answer, and ``__cause__`` is a `TimeLimitExceeded`.
         ShardsCountError: the queue exists with another number of shards; nothing was written.
     """
-    if isinstance(jobs, Mapping):
-        jobs = [jobs]
-    elif not _is_iterable_of_jobs(jobs):
-        raise JobError(
-            f"queue {target.queue!r}: jobs are one mapping or an iterable of mappings, not {type(jobs).__name__}"
-        )
+    if type(jobs) is dict and on_progress is None and target.group.is_busy:
+        single = _encode_single(target, jobs)
+        if single is not None:
+            part, size = single
+            _check_in_time(target, part.jobs)
+            outcomes = target.group.push([part], 1, size)
+            return 1 if outcomes[0] is True else _count_single(target, part, outcomes)
     return _Push(target, jobs, on_progress).run()
+
+
+async def apush(target: Target, jobs: Jobs, on_progress: Callable[[int], object] | None = None) -> int:
+    """As `push`, from a coroutine. A small push is encoded here and sent by the event loop. What may take long runs in
+    a thread: sync client middlewares, an iterable that is not a list or tuple, and all that is not small.
+
+    When it is cancelled before it was sent, nothing is written. What is under way may be in, and no chunk follows.
+    """
+    if type(jobs) is dict and on_progress is None:
+        single = _encode_single(target, jobs)
+        if single is not None:
+            part, size = single
+            _check_in_time(target, part.jobs)
+            outcomes = await target.group.apush([part], 1, size)
+            return 1 if outcomes[0] is True else _count_single(target, part, outcomes)
+    return await _Push(target, jobs, on_progress).arun()
+
+
+def _encode_single(target: Target, job: dict[str, Any]) -> tuple[Part, int] | None:
+    """The one part that a single job is, and its bytes. None: a middleware is to see it, or it is too large to go with
+    others.
+    """
+    config = target.config
+    if config.client_middlewares:
+        return None
+    try:
+        encoded = encode_job(job, config.dump_payload, config.max_payload_bytes)
+    except JobError as error:
+        raise _of_queue(target, error) from error.__cause__
+    job_id, payload, score, perform_at = encoded
+    if len(payload) > PUSH_BYTES:
+        return None
+    shard = shard_of(job_id, target.shards_count)
+    prefix = target.prefixes.get(shard)
+    if prefix is None:
+        prefix = target.prefixes[shard] = shard_prefix(config.namespace, target.queue, shard)
+    return Part(prefix, target.shards_count, [encoded], [job], not (score or perform_at)), len(payload)
+
+
+def _count_single(target: Target, part: Part, outcomes: Sequence[Outcome]) -> int:
+    return _Push(target, [], None).count_accepted([part], outcomes)
+
+
+def _check_in_time(target: Target, jobs: list[Mapping[str, Any]]) -> None:
+    late = missed_deadline()
+    if late is not None:
+        raise _Push(target, [], None).error(jobs, late) from late
+
+
+def _of_queue(target: Target, error: JobError) -> JobError:
+    return type(error)(f"queue {target.queue!r}: {error}")
+
+
+def _as_iterable(queue: str, jobs: Jobs) -> Iterable[Mapping[str, Any]]:
+    if isinstance(jobs, Mapping):
+        return [jobs]
+    if not _is_iterable_of_jobs(jobs):
+        raise JobError(f"queue {queue!r}: jobs are one mapping or an iterable of mappings, not {type(jobs).__name__}")
+    return jobs
 
 
 def _is_iterable_of_jobs(jobs: object) -> bool:
@@ -94,10 +147,10 @@ def _is_iterable_of_jobs(jobs: object) -> bool:
 
 
 class _Push:
-    def __init__(
-        self, target: Target, jobs: Iterable[Mapping[str, Any]], on_progress: Callable[[int], object] | None
-    ) -> None:
+    def __init__(self, target: Target, jobs: Jobs, on_progress: Callable[[int], object] | None) -> None:
+        jobs = _as_iterable(target.queue, jobs)
         self._target = target
+        self._jobs = jobs
         self._source = iter(jobs)
         self._listed = isinstance(jobs, Sequence)
         self._on_progress = on_progress
@@ -107,29 +160,113 @@ class _Push:
         #: Whether the source may have more.
         self._more = True
         #: What the source raised.
-        self._trouble: BaseException | None = None
+        self._source_error: BaseException | None = None
         self._timeout: float = target.config.push_timeout
-        # Redis remembers calls for at least as long as connections wait by themselves.
-        self._patience = max(self._timeout, SOCKET_TIMEOUT)
-        self._keep = b"%d" % math.ceil(KEPT * self._patience)
+        #: Jobs, and bytes of payloads, of the calls that were prepared last.
+        self._prepared_jobs = self._prepared_bytes = 0
+        #: Whether the coroutine that waits for this was cancelled; and what asks for that, where there is one.
+        self._cancelled = False
+        self._is_wanted: Callable[[], bool] | None = None
 
     def run(self) -> int:
         chunk = self._read()
         parts, chunk = self._prepare(chunk)
+        return self._send(parts, chunk)
+
+    async def arun(self) -> int:
+        middlewares = self._target.config.client_middlewares
+        # Nothing of a longer one is read or encoded here: that would keep all other coroutines waiting.
+        is_short = self._listed and len(self._jobs) <= PUSH_JOBS  # type: ignore[arg-type]  # what is listed has a length
+        if middlewares and all_async(middlewares):
+            return await self._arun_wrapped(is_short)
+        if not is_short:
+            parts, chunk = await self._in_thread(lambda: self._prepare(self._read()))
+            return await self._asend(parts, chunk)
+        jobs = self._read()
+        if middlewares:
+            parts, chunk = await self._in_thread(lambda: self._prepare(jobs))
+            return await self._asend(parts, chunk)
+        parts, count = self._encode(jobs, PUSH_BYTES)
+        if count < len(jobs):  # large payloads
+            parts, jobs = await self._in_thread(lambda: self._prepare(jobs))
+        return await self._asend(parts, jobs)
+
+    async def _arun_wrapped(self, is_short: bool) -> int:
+        """With async middlewares, which run in the caller's task. What blocks or takes long is done in threads, one
+        step after the other. So no thread ever waits for the event loop: the loop may be closed meanwhile, and what it
+        is to do may need a thread when all of them wait.
+        """
+        chunk = self._read() if is_short else await self._in_thread(self._read)
+        is_first = True
         while chunk:
+            try:
+                parts = await self._wrapped_async(chunk)
+            except Exception as error:
+                if is_first:
+                    raise
+                raise self.error(chunk, error) from error
+            if is_first and self._is_small():
+                return await self._asend(parts, chunk)
+            await self._in_thread(partial(self._send_chunk, parts, chunk))
+            chunk = await self._in_thread(self._read)
+            is_first = False
+        return self._result()
+
+    async def _asend(self, parts: list[Part], chunk: list[Mapping[str, Any]]) -> int:
+        """Sends what was prepared, and what follows it."""
+        if chunk and not self._is_small():
+            return await self._in_thread(lambda: self._send_chunks(parts, chunk))
+        if not parts:  # there was none, or the source raised, or a middleware has removed all
+            return self._result()
+        _check_in_time(self._target, chunk)
+        pushed = self._target.group.apush(parts, self._prepared_jobs, self._prepared_bytes)
+        return self.count_accepted(parts, await pushed)
+
+    async def _in_thread(self, work: Callable[[], T]) -> T:
+        self._is_wanted = lambda: not self._cancelled
+        try:
+            return await asyncio.to_thread(work)
+        except asyncio.CancelledError:
+            self._cancelled = True
+            raise
+
+    def _is_small(self) -> bool:
+        """Whether all that there is was prepared, and can go together with pushes of others."""
+        return (
+            not self._more
+            and self._prepared_jobs <= PUSH_JOBS
+            and self._prepared_bytes <= PUSH_BYTES
+            and not self._put_back
+        )
+
+    def _send(self, parts: list[Part], chunk: list[Mapping[str, Any]]) -> int:
+        """Sends what was prepared, and what follows it."""
+        if not self._is_small() or not parts:
+            return self._send_chunks(parts, chunk)
+        group = self._target.group
+        direct = group.direct(parts)
+        if direct is None:
+            _check_in_time(self._target, chunk)
+            return self.count_accepted(parts, group.push(parts, self._prepared_jobs, self._prepared_bytes))
+        try:
+            return self._send_chunks(parts, chunk)
+        finally:
+            # An exception would keep it as long as somebody keeps the exception.
+            del direct
+
+    def _send_chunks(self, parts: list[Part], chunk: list[Mapping[str, Any]]) -> int:
+        group = self._target.group
+        while chunk:
+            self._check_goes_on(chunk)
             # The producer's own code runs while Redis works: the source, middlewares, codec. It may well push or look
             # something up, so the connection is lent: with all of them held by threads that wait for one more,
             # nobody would get on. Not when nothing follows, as with a single job: lending takes two locks.
             lend = self._more or bool(self._put_back)
-            if caller_deadline() <= time.monotonic():
-                late = TimeLimitExceeded("the deadline of the batch that pushes them has passed")
-                raise self._error(chunk, late) from late
-            attempts = deadlines(self._timeout, 1 + len(_PAUSES))
-            next_parts: list[_Part] = []
+            attempts = Attempts(self._timeout)
+            next_parts: list[Part] = []
             refusal: Exception | None = None
             following: list[Mapping[str, Any]] = []
-            sent_at = _clock()
-            finish = self._target.client.start([part.call for part in parts], lend=lend, deadline=next(attempts))
+            finish = group.writer.start(parts, lend=lend, deadline=attempts.deadline, is_wanted=self._is_wanted)
             try:
                 following = self._read()
                 try:
@@ -138,12 +275,31 @@ class _Push:
                     refusal = error
             finally:
                 results = finish()
-            self._settle(parts, results, following, attempts, sent_at)
+            self._take_results(parts, results, following, attempts)
             if refusal is not None:
-                raise self._error(following, refusal) from refusal
+                raise self.error(following, refusal) from refusal
             chunk, parts = following, next_parts
-        if self._trouble is not None:
-            raise self._trouble
+        return self._result()
+
+    def _send_chunk(self, parts: list[Part], chunk: list[Mapping[str, Any]]) -> None:
+        """Sends what was prepared, and nothing else."""
+        self._check_goes_on(chunk)
+        attempts = Attempts(self._timeout)
+        writer = self._target.group.writer
+        results = writer.start(parts, lend=False, deadline=attempts.deadline, is_wanted=self._is_wanted)()
+        self._take_results(parts, results, [], attempts)
+
+    def _check_goes_on(self, chunk: list[Mapping[str, Any]]) -> None:
+        if self._cancelled:
+            raise asyncio.CancelledError
+        late = missed_deadline()
+        if late is not None:
+            raise self.error(chunk, late) from late
+
+    def _result(self) -> int:
+        """What the push returns, or raises, when all was sent that its source gave."""
+        if self._source_error is not None:
+            raise self._source_error
         return self._accepted
 
     def _read(self) -> list[Mapping[str, Any]]:
@@ -151,15 +307,15 @@ class _Push:
         before it are.
         """
         chunk, self._put_back = self._put_back, []
-        if not chunk and self._trouble is None:
+        if not chunk and self._source_error is None:
             try:
                 chunk = list(islice(self._source, CHUNK_JOBS))
                 self._more = len(chunk) == CHUNK_JOBS
             except BaseException as error:
-                self._trouble = error
+                self._source_error = error
         return chunk
 
-    def _prepare(self, chunk: list[Mapping[str, Any]]) -> tuple[list[_Part], list[Mapping[str, Any]]]:
+    def _prepare(self, chunk: list[Mapping[str, Any]]) -> tuple[list[Part], list[Mapping[str, Any]]]:
         """Middlewares, validation, encoding. Returns the calls, and how much of the chunk they are: a chunk of large
         payloads ends early, and the rest of it is put back.
         """
@@ -170,7 +326,7 @@ class _Push:
             parts, count = self._encode(chunk, CHUNK_BYTES)
             self._put_back = chunk[count:]
             return parts, chunk[:count]
-        wrapped: list[_Part] = []
+        wrapped: list[Part] = []
 
         def encode(jobs: list[Mapping[str, Any]]) -> None:
             wrapped.extend(self._encode(jobs, None)[0])
@@ -179,7 +335,22 @@ class _Push:
         wrap(middlewares, self._target.worker, encode)(list(chunk))
         return wrapped, chunk
 
-    def _encode(self, chunk: list[Mapping[str, Any]], most_bytes: int | None) -> tuple[list[_Part], int]:
+    async def _wrapped_async(self, chunk: list[Mapping[str, Any]]) -> list[Part]:
+        """The calls for the jobs of a chunk, with async middlewares around."""
+        wrapped: list[Part] = []
+
+        async def encode(jobs: list[Mapping[str, Any]]) -> None:
+            parts, _ = (
+                self._encode(jobs, None)
+                if len(jobs) <= PUSH_JOBS
+                else await asyncio.to_thread(self._encode, jobs, None)
+            )
+            wrapped.extend(parts)
+
+        await wrap_async(self._target.config.client_middlewares, self._target.worker, encode)(list(chunk))
+        return wrapped
+
+    def _encode(self, chunk: list[Mapping[str, Any]], most_bytes: int | None) -> tuple[list[Part], int]:
         """The calls for the jobs of the chunk, and how many jobs that are."""
         target = self._target
         dump, limit = target.config.dump_payload, target.config.max_payload_bytes
@@ -191,7 +362,7 @@ class _Push:
             try:
                 encoded = encode_job(job, dump, limit)
             except JobError as error:
-                raise type(error)(f"queue {target.queue!r}: {error}") from error.__cause__
+                raise _of_queue(target, error) from error.__cause__
             if encoded[2] or encoded[3]:
                 plain = False
             shard = shard_of(encoded[0], shards_count)
@@ -204,35 +375,32 @@ class _Push:
             size += len(encoded[1])
             if most_bytes is not None and size >= most_bytes:
                 break
-        parts: list[_Part] = []
+        parts: list[Part] = []
         for shard, (items, originals) in groups.items():
             prefix = shard_prefix(target.config.namespace, target.queue, shard)
-            parts += self._calls(prefix, items, originals, 2 if plain else 4)
+            parts += self._parts(prefix, items, originals, plain=plain)
+        self._prepared_jobs, self._prepared_bytes = count, size
         return parts, count
 
-    def _calls(
-        self, prefix: str, items: list[EncodedJob], originals: list[Mapping[str, Any]], width: int
-    ) -> Iterator[_Part]:
-        shards_count, keep, after = b"%d" % self._target.shards_count, self._keep, b""
+    def _parts(
+        self, prefix: str, items: list[EncodedJob], originals: list[Mapping[str, Any]], *, plain: bool
+    ) -> Iterator[Part]:
+        shards_count, after = self._target.shards_count, b""
         start = 0
         while start < len(items):
             end, size = start, 0
             while end < len(items) and end - start < CALL_JOBS and (size < CALL_BYTES):
                 size += len(items[end][1])
                 end += 1
-            token = b2a_base64(secrets.token_bytes(9), newline=False)
-            data = [b"", token, b"", shards_count, b"2" if width == 2 else b"4", keep, after]
-            if width == 2:
-                for item in items[start:end]:
-                    data += item[:2]
-            else:
-                data += chain.from_iterable(items[start:end])
-            yield _Part(Call("push", prefix, (), data), originals[start:end])
-            start, after = end, token
+            part = Part(prefix, shards_count, items[start:end], originals[start:end], plain, after)
+            yield part
+            if end < len(items):
+                part.token = after = new_token()
+            start = end
 
-    def _settle(
-        self, parts: list[_Part], results: list[Any], following: list[Mapping[str, Any]],
-        attempts: Iterator[Deadline | None], sent_at: float,
+    def _take_results(
+        self, parts: list[Part], results: list[Any], following: list[Mapping[str, Any]],
+        attempts: Attempts,
     ) -> None:  # fmt: skip
         """Takes note of the replies to a chunk. ``following`` was read from the source and not yet sent.
 
@@ -247,71 +415,45 @@ class _Push:
             if self._on_progress is not None:
                 self._on_progress(self._accepted)
             return
-        deadline = None
-        pauses = iter(_PAUSES)
-        while (again := _unsettled(parts, results)) and _clock() - sent_at <= REPEATED * self._patience:
-            pause = next(pauses, None)
-            if pause is None:
-                break
-            time.sleep(pause)
-            deadline = next(attempts)
-            for i in again:
-                parts[i].call.data[2] = b"1"
-            replies = self._target.client.start([parts[i].call for i in again], deadline=deadline)()
-            for i, result in zip(again, replies, strict=True):
-                results[i] = result
-        failed: list[_Part] = []
+        self._target.group.writer.repeat_unanswered(parts, results, attempts)
+        self._add_outcomes(parts, [result if isinstance(result, Exception) else True for result in results], following)
+
+    def count_accepted(self, parts: list[Part], outcomes: Sequence[Outcome]) -> int:
+        """What a push that went together with others returns, or raises."""
+        self._add_outcomes(parts, outcomes, [])
+        return self._result()
+
+    def _add_outcomes(self, parts: list[Part], outcomes: Sequence[Outcome], following: list[Mapping[str, Any]]) -> None:
+        failed: list[Part] = []
         reason: Exception | None = None
-        for part, result in zip(parts, results, strict=True):
-            if isinstance(result, Exception):
-                failed.append(part)
-                if reason is None or not _out_of_turn(result):
-                    reason = result
-            else:
-                self._accepted += result
+        for part, outcome in zip(parts, outcomes, strict=True):
+            if outcome is True:
+                self._accepted += len(part.items)
+                continue
+            # Nobody has said that it is in, so it may be in or not.
+            error = outcome or RedisUnavailable("the outcome of the push is not known")
+            failed.append(part)
+            if reason is None or not is_out_of_turn(error):
+                reason = error
         if self._on_progress is not None:
             self._on_progress(self._accepted)
         if reason is None:
             return
-        if type(reason) is RedisUnavailable and deadline is not None and deadline.passed:
-            is_late = caller_deadline() <= time.monotonic()
-            limit = "until the deadline of the batch" if is_late else f"for push_timeout={self._timeout:g} s"
-            reason = RedisUnavailable(f"{reason}, {limit}")
-        if _out_of_turn(reason):
+        if is_out_of_turn(reason):
             reason = RedisUnavailable("Redis has lost a call that it had answered: it was restarted without its data")
         if isinstance(reason, Refusal):
             raise ShardsCountError(self._target.queue, int(reason.detail), self._target.shards_count) from None
         if not isinstance(reason, RedisUnavailable) and not self._accepted:
             raise reason
-        raise self._error([job for part in failed for job in part.jobs] + following, reason) from reason
+        raise self.error([job for part in failed for job in part.jobs] + following, reason) from reason
 
-    def _error(self, pending: list[Mapping[str, Any]], reason: BaseException) -> PushError:
+    def error(self, pending: list[Mapping[str, Any]], reason: BaseException) -> PushError:
         rest: Iterable[Mapping[str, Any]] = chain(pending, self._put_back, self._remaining())
         kind = PushInterrupted if isinstance(reason, RedisUnavailable | TimeLimitExceeded) else PushError
         return kind(self._target.queue, self._accepted, list(rest) if self._listed else rest, reason)
 
     def _remaining(self) -> Iterator[Mapping[str, Any]]:
         # A source that raised ends there. Who pushes the rest must not take that for the end of all jobs.
-        if self._trouble is not None:
-            raise self._trouble
+        if self._source_error is not None:
+            raise self._source_error
         yield from self._source
-
-
-def _unsettled(parts: list[_Part], results: list[Any]) -> list[int]:
-    """The calls that are to be repeated: those without an answer, and those that were refused because one of them had
-    to come before. Not what comes after a call that was refused for good: its time has not come.
-    """
-    again: list[int] = []
-    refused: set[str] = set()
-    for i, (part, result) in enumerate(zip(parts, results, strict=True)):
-        if not isinstance(result, Exception) or part.call.key in refused:
-            continue
-        if type(result) is RedisUnavailable or _out_of_turn(result):
-            again.append(i)
-        else:
-            refused.add(part.call.key)
-    return again
-
-
-def _out_of_turn(result: Exception) -> bool:
-    return isinstance(result, Refusal) and result.code == "OUTOFTURN"

@@ -10,12 +10,14 @@ from lowq.admin.bulk import Step, bulk, meant_by, snapshot
 from lowq.backend import Backend
 from lowq.codec import decode_id, lookup_id
 from lowq.errors import ConfigError, LowqError, QueueInUse, UnknownQueueError
+from lowq.group_commit import GRACE, limit_of_caller, no_answer
 from lowq.inspection.calls import TOGETHER, ask
 from lowq.inspection.job_filter import FilterOptions, JobFilter, Snapshot
 from lowq.inspection.queries import Queries, as_ids
 from lowq.job import JobId, State
-from lowq.producer import Jobs, Target, push
+from lowq.producer import Jobs, Target, apush, push
 from lowq.settings import dump_text
+from lowq.shared_lookup import SharedLookup
 from lowq.store import Call, untrusted
 from lowq.store.keys import history_key, queues_key
 from lowq.store.scripts import time_argument, time_of
@@ -41,6 +43,9 @@ class Queue(Queries):
         super().__init__(backend, name, shards_count)
         #: Its worker's class, where that is known.
         self._worker = worker
+        self._last_target: Target | None = None
+        #: Registers the queue for coroutines, with nobody's limit but push_timeout: its outcome is for all of them.
+        self._target_lookup = SharedLookup()
 
     # --- producing ---
 
@@ -55,6 +60,45 @@ class Queue(Queries):
             ShardsCountError: the queue exists with another number of shards; nothing was written.
             UnknownQueueError: nobody has used the queue yet, and the number of its shards was not given.
         """
+        return push(self._target(), jobs, on_progress)
+
+    async def apush(self, jobs: Jobs, on_progress: Callable[[int], object] | None = None) -> int:
+        """`push` from async code. Small pushes of coroutines that meet leave together in one write. ``on_progress`` may
+        be called in another thread.
+
+        When it is cancelled before its jobs were sent, nothing is written; otherwise they may be in.
+
+        Raises:
+            As `push`.
+        """
+        target = self._present_target()
+        if target is None or self._target_lookup.is_under_way():
+            target = await self._find_target()
+        return await apush(target, jobs, on_progress)
+
+    def _present_target(self) -> Target | None:
+        """Where jobs go, as long as that is what it was; None: it is to be found out."""
+        target = self._last_target
+        # Everything is entered anew after the registry was lost or the queue was dropped.
+        if target is None or target.group is not self._backend.group_for(self.name, target.shards_count):
+            return None
+        return target
+
+    async def _find_target(self) -> Target:
+        """`_target` for a coroutine: Redis is asked in a thread. Each caller waits as long as it would for its push."""
+        config = self._backend.config
+        timeout, is_limited_by_batch = limit_of_caller(config.push_timeout)
+        try:
+            return await self._target_lookup.get(
+                self._present_target, self._target, timeout + GRACE, config.push_timeout + GRACE
+            )
+        except TimeoutError:
+            raise no_answer(config.redis_url, config.push_timeout, of_batch=is_limited_by_batch) from None
+
+    def _target(self) -> Target:
+        target = self._present_target()
+        if target is not None:
+            return target
         backend = self._backend
         try:
             count = self.shards_count
@@ -62,8 +106,9 @@ class Queue(Queries):
             hint = f"Its first producer says how many shards it gets: app.queue({self.name!r}, shards_count=5)"
             raise UnknownQueueError(f"{error}. {hint}") from None
         backend.register(self.name, count, self._worker)
-        target = Target(backend.client, backend.config, self.name, count, self._worker or self.name)
-        return push(target, jobs, on_progress)
+        target = Target(backend.group, backend.config, self.name, count, self._worker or self.name)
+        self._last_target = target
+        return target
 
     # --- single jobs ---
 
@@ -348,6 +393,7 @@ class Queue(Queries):
         self._client.command("HDEL", key, self.name, key=key)
         self._backend.forget_registered()
         self._known_shards_count = self._given_shards_count
+        self._last_target = None
         return removed
 
     def _drop_replies(self, prefixes: list[str]) -> Iterator[list[int]]:

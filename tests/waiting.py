@@ -1,5 +1,6 @@
 """How all tests wait: for a condition, with a limit that only what went wrong ever reaches."""
 
+import asyncio
 import time
 from collections.abc import Callable
 from typing import TypeVar
@@ -26,3 +27,11 @@ def until(condition: Callable[[], T], what: str = "what was waited for", timeout
             return result
         assert time.monotonic() < give_up_at, f"after {timeout:g} s there was still no: {what}"
         time.sleep(0.005)
+
+
+async def auntil(condition: Callable[[], object], what: str, timeout: float = PATIENCE) -> None:
+    """`until` in a coroutine: the loop goes on meanwhile."""
+    give_up_at = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < give_up_at, f"after {timeout:g} s there was still no: {what}"
+        await asyncio.sleep(0.005)

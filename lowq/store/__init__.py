@@ -11,6 +11,7 @@ a cluster a shard lives on.
     scripts     the transitions, one in Lua for each
     client      runs scripts and commands
     pool        connections to one server, prepared
+    loop_connection  a connection that an event loop writes and reads itself
     endpoints   a URL -> one server, a primary found by sentinels, a cluster, or the embedded store
     pubsub      channels and their messages
     deadline    how long a caller waits
@@ -22,11 +23,12 @@ a cluster a shard lives on.
 from lowq.store.client import REPEATS, SOCKET_TIMEOUT, Client
 from lowq.store.deadline import Deadline, caller_deadline, caller_limit, deadlines
 from lowq.store.endpoints import memory_store, new_store
+from lowq.store.loop_connection import LoopConnection
 from lowq.store.pool import parse_info
 from lowq.store.pubsub import Subscription
 from lowq.store.translate import Call, Command, Refusal
 
 __all__ = [
-    "REPEATS", "SOCKET_TIMEOUT", "Call", "Client", "Command", "Deadline", "Refusal", "Subscription",
+    "REPEATS", "SOCKET_TIMEOUT", "Call", "Client", "Command", "Deadline", "LoopConnection", "Refusal", "Subscription",
     "caller_deadline", "caller_limit", "deadlines", "memory_store", "new_store", "parse_info",
 ]  # fmt: skip

@@ -1,6 +1,7 @@
 """The client: scripts and commands, on a server or on the primaries of a cluster."""
 
 import os
+import sys
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -11,6 +12,7 @@ from lowq import clock
 from lowq.errors import LowqError, RedisUnavailable, ScriptError
 from lowq.store.deadline import Deadline, deadlines
 from lowq.store.endpoints import servers_for
+from lowq.store.loop_connection import LoopConnection, fits_loop
 from lowq.store.pool import Pool, encode, pack, parse_info, read_reply
 from lowq.store.pubsub import Subscription
 from lowq.store.translate import Call, Command, translate
@@ -35,20 +37,38 @@ class _Flight:
         self.connection: Any = None
         self.error: Exception | None = None
         self.lent = False
+        #: The positions of calls that nobody wanted any more when they were to be sent.
+        self.unwanted: list[int] = []
         #: Whether writing took no time of the deadline's.
         self.written_at_once = False
 
     def send(self) -> None:
-        # Packed first: an argument that can't be packed must not cost a connection.
+        try:
+            self.connection = self.pool.checkout(self.deadline)
+        except (exceptions.RedisError, RedisUnavailable) as error:
+            self.error = error
+            return
+        try:
+            packed = self._pack()
+        except BaseException:
+            self.close(whole=True)  # an argument that can't be packed must not cost a connection
+            raise
+        if packed:
+            try:
+                self.connection.send_packed_command(packed, check_health=False)
+            except exceptions.RedisError as error:
+                self.error = error
+
+    def _pack(self) -> list[bytes]:
+        # Only now that there is a connection: that may have taken long.
+        self.unwanted = [position for position, call in self.calls if not call.is_wanted()]
+        if self.unwanted:
+            self.calls = [item for item in self.calls if item[0] not in self.unwanted]
         packed = [_packed(self.pool, call) for _, call in self.calls]
         if len(packed) > 1 and sum(map(len, packed)) <= MAX_WRITE:
             packed = [b"".join(packed)]
         self.written_at_once = len(packed) == 1 and len(packed[0]) <= WRITTEN_AT_ONCE
-        try:
-            self.connection = self.pool.checkout(self.deadline)
-            self.connection.send_packed_command(packed, check_health=False)
-        except (exceptions.RedisError, RedisUnavailable) as error:
-            self.error = error
+        return packed
 
     def receive(self, results: list[Any], *, at_once: bool) -> None:
         """``at_once``: the replies are waited for right after the calls were sent, and to nobody else's."""
@@ -67,6 +87,8 @@ class _Flight:
                 except exceptions.RedisError as error:
                     self.error = error
             results[position] = self.error
+        for position in self.unwanted:
+            results[position] = _not_sent()
 
     def lend(self) -> None:
         if self.connection is not None:
@@ -125,17 +147,28 @@ class Client:
         Returns each call's reply, or the exception (of ours) that it ended with. Calls without an answer are
         repeated on a fresh connection. ``timeout``: seconds without an answer after which that ends, repeats and all.
         """
-        results: list[Any] = []
-        for deadline in deadlines(timeout, repeats + 1):
-            if not results:
-                results = self.start(calls, deadline=deadline)()
-                continue
-            again = [i for i, result in enumerate(results) if type(result) is RedisUnavailable]
-            if not again:
-                break
-            for i, result in zip(again, self.start([calls[i] for i in again], deadline=deadline)(), strict=True):
-                results[i] = result
-        return results
+        return self._begin(calls, deadlines(timeout, repeats + 1))()
+
+    def begin_many(self, calls: Sequence[Call]) -> Callable[[], list[Any]]:
+        """As `run_many`, in two steps: it sends the calls, and the function returned, which must be called once, waits
+        for their replies.
+        """
+        return self._begin(calls, deadlines(None, REPEATS + 1))
+
+    def _begin(self, calls: Sequence[Call], attempts: Iterator[Deadline | None]) -> Callable[[], list[Any]]:
+        finish = self.start(calls, deadline=next(attempts))
+
+        def wait() -> list[Any]:
+            results = finish()
+            for deadline in attempts:
+                again = [i for i, result in enumerate(results) if type(result) is RedisUnavailable]
+                if not again:
+                    break
+                for i, result in zip(again, self.start([calls[i] for i in again], deadline=deadline)(), strict=True):
+                    results[i] = result
+            return results
+
+        return wait
 
     def start(
         self, calls: Sequence[Call], *, lend: bool = False, deadline: Deadline | None = None
@@ -175,15 +208,20 @@ class Client:
             except BaseException:
                 give_up()
                 raise
-            for position, result in enumerate(results):
-                if isinstance(result, Exception):
-                    results[position] = self._repair(calls[position], result, deadline)
+            self.repair(calls, results, deadline)
             return results
 
         return finish
 
+    def repair(self, calls: Sequence[Call], results: list[Any], deadline: Deadline | None) -> None:
+        """Puts right what can be put right at once, and leaves an error of ours for everything else that went wrong."""
+        for position, result in enumerate(results):
+            if isinstance(result, Exception):
+                results[position] = self._repair(calls[position], result, deadline)
+
     def _repair(self, call: Call, error: Exception, deadline: Deadline | None) -> Any:
         """What can be put right at once is: scripts flushed, a slot moved. Otherwise the error as one of ours."""
+        self._doubt_unanswered(call.key, error)
         for _ in range(5):
             if not isinstance(error, exceptions.NoScriptError | exceptions.AskError | exceptions.MovedError):
                 break
@@ -200,6 +238,11 @@ class Client:
             except (exceptions.RedisError, LowqError) as next_error:
                 error = next_error
         return self._translate(error, call)
+
+    def _doubt_unanswered(self, key: str, error: Exception) -> None:
+        """Whoever comes next for this key asks a cluster first who serves it now."""
+        if isinstance(error, exceptions.ConnectionError | exceptions.TimeoutError | exceptions.ClusterDownError):
+            self._servers.doubt(key)
 
     def _retry_loaded(self, call: Call, deadline: Deadline | None) -> Any:
         pool = self._servers.pool_for(call.key, deadline)
@@ -219,6 +262,8 @@ class Client:
         try:
             if before is not None:
                 before(connection)
+            if not call.is_wanted():
+                raise _not_sent()
             connection.send_packed_command([_packed(pool, call)], check_health=False)
             reply = read_reply(connection)
         except BaseException:
@@ -228,6 +273,42 @@ class Client:
         if isinstance(reply, Exception):
             raise reply
         return reply
+
+    # --- event loops, group commit ---
+
+    @property
+    def is_cluster(self) -> bool:
+        return self.url.startswith("redis+cluster://")
+
+    def primary_of(self, key: str) -> tuple[str, int] | None:
+        """The primary of a cluster that serves the key, as far as that is known without asking."""
+        return self._servers.known_primary(key)
+
+    @property
+    def is_embedded(self) -> bool:
+        """Whether it is the embedded store, which answers at once."""
+        return self.url.startswith("memory://")
+
+    def connect_for_loop(self, deadline: Deadline) -> LoopConnection | None:
+        """A connection of its own for an event loop, besides the ``size`` that there are for threads. It blocks. None:
+        there is none for this kind of URL.
+
+        Raises:
+            redis-py's errors, RedisUnavailable, RedisRefused
+        """
+        pool = self._servers.only_pool()
+        if pool is None or self.is_embedded or sys.platform == "win32":  # whose loop watches no sockets
+            return None
+        connection = pool.connect_dedicated(deadline)
+        if fits_loop(connection):
+            return LoopConnection(connection)
+        connection.disconnect()
+        return None
+
+    def pack(self, calls: Sequence[Call]) -> bytes:
+        """Calls as one server gets them."""
+        pool = self._servers.any_pool()
+        return b"".join([_packed(pool, call) for call in calls])
 
     # --- plain commands ---
 
@@ -248,20 +329,22 @@ class Client:
             RedisUnavailable, RedisRefused, ScriptError: the first error among the replies.
         """
         try:
-            return self._repeated(
-                commands, lambda: self._servers.pool_for(key) if key else self._servers.any_pool(), timeout
-            )
+            return self._repeated(commands, key or "", timeout)
         except ScriptError as error:
             error.key = key
             raise
 
     def _repeated(
-        self, commands: Sequence[Sequence[Any]], find_pool: Callable[[], Pool], timeout: float | None = None
+        self, commands: Sequence[Sequence[Any]], where: str | Pool, timeout: float | None = None
     ) -> list[Any]:
+        """``where``: a key that the server serves, or the server's pool."""
         for attempt, deadline in enumerate(deadlines(timeout, REPEATS + 1)):
             try:
-                return self._commands_once(commands, find_pool(), deadline)
+                pool = where if isinstance(where, Pool) else self._servers.pool_for(where, deadline)
+                return self._commands_once(commands, pool, deadline)
             except (exceptions.RedisError, RedisUnavailable) as error:
+                if isinstance(where, str):
+                    self._doubt_unanswered(where, error)
                 translated = self._translate(error, None)
                 if isinstance(error, exceptions.MovedError):
                     self._servers.refresh(deadline)
@@ -295,7 +378,7 @@ class Client:
         Raises:
             RedisUnavailable, RedisRefused, ScriptError: the first error among the replies.
         """
-        return {address: self._repeated(commands, _always(pool)) for address, pool in self._pools().items()}
+        return {address: self._repeated(commands, pool) for address, pool in self._pools().items()}
 
     def scan(self, match: str, count: int) -> Iterator[list[bytes]]:
         """The keys like ``match``, of all primaries, a step of about ``count`` keys at a time. A key that is there all
@@ -308,7 +391,7 @@ class Client:
             cursor = b"0"
             while True:
                 command = ("SCAN", cursor, "MATCH", match, "COUNT", count)
-                ((cursor, keys),) = self._repeated([command], _always(pool))
+                ((cursor, keys),) = self._repeated([command], pool)
                 yield keys
                 if int(cursor) == 0:
                     break
@@ -325,7 +408,7 @@ class Client:
         Raises:
             RedisUnavailable. RedisRefused: the user may not ask for it, for one.
         """
-        return parse_info(self.command("INFO", "everything")) if not self.url.startswith("memory://") else {}
+        return {} if self.is_embedded else parse_info(self.command("INFO", "everything"))
 
     def server_age(self) -> float:
         """Seconds since the youngest server that this client has talked to was started; infinite when unknown. Where
@@ -335,7 +418,12 @@ class Client:
 
     def subscribe(self) -> "Subscription":
         """A connection of its own for wake-ups."""
-        return Subscription(self._servers.any_pool, self._translate)
+
+        def fail(error: Exception) -> Exception:
+            self._doubt_unanswered("", error)
+            return self._translate(error, None)
+
+        return Subscription(self._servers.any_pool, fail)
 
     def close(self) -> None:
         """Closes the connections that are not in use."""
@@ -353,14 +441,14 @@ class Client:
         return translated
 
 
+def _not_sent() -> RedisUnavailable:
+    return RedisUnavailable("it was given up before it was sent")
+
+
 def _packed(pool: Pool, call: Call) -> bytes:
     if type(call) is Command:
         return pack((call.script.encode(), *encode(call.args)))
     return pack((b"EVALSHA", pool.scripts[call.script][1], b"1", call.key.encode(), *encode(call.args), *call.data))
-
-
-def _always(pool: Pool) -> Callable[[], Pool]:
-    return lambda: pool
 
 
 def _ask(connection: Any) -> None:

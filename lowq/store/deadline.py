@@ -4,7 +4,7 @@ import time
 from collections.abc import Iterator
 from contextvars import ContextVar
 from math import inf
-from typing import Protocol
+from typing import Protocol, overload
 
 
 class Limited(Protocol):
@@ -51,14 +51,20 @@ class Deadline:
         return max(self._end - time.monotonic(), 0.001)
 
 
-def deadlines(seconds: float | None, attempts: int) -> Iterator[Deadline | None]:
+@overload
+def deadlines(seconds: float, attempts: int, until: float | None = None) -> Iterator[Deadline]: ...
+@overload
+def deadlines(seconds: float | None, attempts: int, until: float | None = None) -> Iterator[Deadline | None]: ...
+def deadlines(seconds: float | None, attempts: int, until: float | None = None) -> Iterator[Deadline | None]:
     """For each attempt half of the time that is left, so that a connection that was cut without a word is not the only
     one that is tried; the last one has the rest. None: as long as the connection's own timeout is, each time.
 
-    With a timeout it is the time that the caller has, at most; see `caller_limit`.
+    With a timeout it lasts until the monotonic time ``until`` at most; None: as long as the caller can wait, see
+    `caller_limit`.
     """
-    until = inf
-    if seconds is not None and (until := caller_deadline()) < inf:
+    if until is None:
+        until = caller_deadline()
+    if seconds is not None and until < inf:
         seconds = min(seconds, max(until - time.monotonic(), 0.0))
     for left in range(attempts - 1, -1, -1):
         if seconds is None:

@@ -1,6 +1,7 @@
 """From a URL to the pools behind it: one server, a primary that sentinels name, a cluster, the embedded store."""
 
-import threading
+import random
+import time
 from collections.abc import Callable
 from typing import Any
 from urllib.parse import unquote
@@ -15,8 +16,15 @@ from redis.retry import Retry
 
 from lowq.errors import ConfigError, RedisRefused, RedisUnavailable
 from lowq.store.deadline import Deadline
-from lowq.store.pool import Packer, Pool, pack
+from lowq.store.pool import Packer, Pool
 from lowq.store.translate import without_password
+
+#: Seconds that each node of a cluster has to say which primary serves which slots; and those that pass at least before
+#: the nodes are asked again, as long as a primary does not answer.
+ASK_TIMEOUT = 1.0
+ASK_PAUSE = 1.0
+
+Address = tuple[str, int]
 
 
 class _OneServer:
@@ -26,7 +34,13 @@ class _OneServer:
     def pool_for(self, _key: str, _deadline: Deadline | None = None) -> Pool:
         return self._pool
 
+    def known_primary(self, _key: str) -> Address | None:
+        return None
+
     def any_pool(self) -> Pool:
+        return self._pool
+
+    def only_pool(self) -> Pool | None:
         return self._pool
 
     def pools(self) -> dict[str, Pool]:
@@ -37,6 +51,9 @@ class _OneServer:
 
     def refresh(self, _deadline: Deadline | None = None) -> None:
         raise RedisRefused("the server is part of a cluster; use redis+cluster://")
+
+    def doubt(self, _key: str) -> None:
+        pass  # there is no other one
 
     def started_at(self) -> float:
         return self._pool.started_at
@@ -49,32 +66,45 @@ class _OneServer:
 
 
 class _Cluster:
-    """Which primary serves which slots, as one of the nodes says."""
+    """Which primary serves which slots, as one of the nodes says. It is asked at first, when a primary says that a slot
+    has moved, and when one does not answer: another one may have its slots by now.
+    """
 
-    def __init__(self, seeds: list[tuple[str, int]], make_pool: Callable[[str, int], Pool]) -> None:
+    def __init__(self, seeds: list[Address], make_pool: Callable[[str, int], Pool]) -> None:
         self._seeds = seeds
         self._make_pool = make_pool
-        self._pools: dict[tuple[str, int], Pool] = {}
-        self._slots: list[tuple[str, int] | None] = []
-        self._lock = threading.RLock()  # a signal handler may push
+        self._pools: dict[Address, Pool] = {}
+        self._slots: list[Address | None] = []
+        #: Primaries and replicas.
+        self._nodes: list[Address] = []
+        #: Primaries that did not answer since the nodes were asked.
+        self._doubted: set[Address] = set()
+        #: When they were asked because of that, monotonic.
+        self._asked_at = -float("inf")
 
     def pool_at(self, host: str, port: int) -> Pool:
-        with self._lock:
-            pool = self._pools.get((host, port))
-            if pool is None:
-                pool = self._pools[host, port] = self._make_pool(host, port)
-            return pool
+        # Without a lock, see `Pool`. When several come at the same moment one of the pools stays, the others are empty.
+        pool = self._pools.get((host, port))
+        return pool or self._pools.setdefault((host, port), self._make_pool(host, port))
 
     def pool_for(self, key: str, deadline: Deadline | None = None) -> Pool:
         if not self._slots:
             self.refresh(deadline)
+        elif self._doubted and time.monotonic() >= self._asked_at + ASK_PAUSE:
+            self._ask_doubting(deadline)
         address = self._slots[key_slot(key.encode())]
         if address is None:
             raise RedisUnavailable(f"no primary of the cluster serves {key}")
         return self.pool_at(*address)
 
+    def known_primary(self, key: str) -> Address | None:
+        return self._slots[key_slot(key.encode())] if self._slots else None
+
     def any_pool(self) -> Pool:
         return self.pool_for("")
+
+    def only_pool(self) -> Pool | None:
+        return None  # there may be several
 
     def pools(self) -> dict[str, Pool]:
         """All primaries, by their addresses."""
@@ -82,34 +112,58 @@ class _Cluster:
         addresses = [address for address in dict.fromkeys(self._slots) if address is not None]
         return {f"{host}:{port}": self.pool_at(host, port) for host, port in addresses}
 
+    def doubt(self, key: str) -> None:
+        """The primary of the key does not answer."""
+        address = self.known_primary(key)
+        if address is not None:
+            self._doubted.add(address)
+
+    def _ask_doubting(self, deadline: Deadline | None) -> None:
+        self._asked_at = time.monotonic()  # before: others need not ask, too
+        try:
+            self.refresh(deadline)
+        except (exceptions.RedisError, RedisUnavailable):
+            pass  # what was known may still hold
+
     def refresh(self, deadline: Deadline | None = None) -> None:
+        """Asks the nodes, one after the other, until one answers.
+
+        Raises:
+            redis-py's errors, RedisUnavailable: none does.
+        """
+        # Not always the same one first: it may be cut off from the others. Those that did not answer just now are last.
+        known = list(dict.fromkeys([*self._nodes, *self._pools, *self._seeds]))
+        random.shuffle(known)
+        known.sort(key=lambda address: address in self._doubted)
         failure: Exception | None = None
-        for host, port in [*self._pools, *self._seeds]:
-            pool = self.pool_at(host, port)
+        for host, port in known:
+            pool = self._pools.get((host, port)) or self._make_pool(host, port)
+            limit = Deadline(ASK_TIMEOUT if deadline is None else min(deadline.left() / 2, ASK_TIMEOUT))
             try:
-                connection = pool.checkout(deadline)
-                try:
-                    connection.send_packed_command([pack((b"CLUSTER", b"SLOTS"))], check_health=False)
-                    ranges = connection.read_response()
-                except BaseException:
-                    pool.release_closed(connection)
-                    raise
-                pool.release(connection)
+                ranges = pool.ask(b"CLUSTER", b"SLOTS", deadline=limit)
             except (exceptions.RedisError, RedisUnavailable) as error:
                 failure = error
                 continue
-            slots: list[tuple[str, int] | None] = [None] * 16384
-            for first, last, primary, *_ in ranges:
-                slots[first : last + 1] = [(primary[0].decode() or host, primary[1])] * (last - first + 1)
-            self._slots = slots
-            return
+            if ranges:
+                self._take_ranges(ranges, host)
+                return
+            failure = RedisUnavailable(f"{host}:{port} knows of no node of a cluster that serves any slot")
         raise failure or RedisUnavailable("the cluster's URL names no node")
+
+    def _take_ranges(self, ranges: list[Any], asked: str) -> None:
+        slots: list[Address | None] = [None] * 16384
+        found: dict[Address, None] = {}
+        for first, last, *nodes in ranges:
+            addresses = [((name or b"").decode() or asked, port) for name, port, *_ in nodes]
+            slots[first : last + 1] = [addresses[0]] * (last - first + 1)
+            found |= dict.fromkeys(addresses)
+        self._slots, self._nodes = slots, list(found)
+        self._doubted.clear()
 
     def started_at(self) -> float:
         return max((pool.started_at for pool in list(self._pools.values())), default=-float("inf"))
 
     def reset(self) -> None:
-        self._lock = threading.RLock()
         for pool in self._pools.values():
             pool.reset()
 

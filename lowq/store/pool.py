@@ -7,6 +7,8 @@ A signal handler may raise between any two instructions of Python: the usual tim
 - The pool doesn't count what it handed out. It knows by weak references which of its connections there are, so one that
   was lost frees its place as soon as nobody refers to it.
 - No lock is taken by Python's own code, as `threading.Condition` does it: it could be left locked.
+- No lock is held while anything is done. A handler that pushes may wait for another thread, and that would wait for
+  the lock of what the handler has interrupted.
 """
 
 import socket
@@ -71,13 +73,12 @@ class Pool:
     def reset(self) -> None:
         """Forgets all connections without touching them: after a fork they are the parent's."""
         self._idle: deque[Any] = deque()
-        # The connections that count, in use or not. A set's methods are atomic.
-        self._counted: set[weakref.ref[Any]] = set()
+        # The connections that count, in use or not, in the order in which they came: the first ``size`` of them stay. A
+        # dict's methods are atomic.
+        self._counted: dict[weakref.ref[Any], None] = {}
         # Of each thread that waits for a connection: it is released when there is one.
         self._waiting: deque[threading.Lock] = deque()
         self._prepared = False
-        # Guards the number of those that count. Reentrant: a signal handler may push.
-        self._lock = threading.RLock()
 
     def checkout(self, deadline: Deadline | None = None) -> Any:
         """A connection for the caller alone, connected and prepared. Its reads and writes end with the deadline;
@@ -101,6 +102,39 @@ class Pool:
             self.release_closed(connection)
             raise
         return connection
+
+    def connect_dedicated(self, deadline: Deadline) -> Any:
+        """A connection that is never given back and doesn't count, connected and prepared.
+
+        Raises:
+            redis-py's errors when connecting fails.
+        """
+        connection = self.connect()
+        try:
+            self._connect(connection, deadline)
+            self.limit(connection, deadline)
+            if not self._prepared:
+                self._prepare(connection)
+        except BaseException:
+            connection.disconnect()
+            raise
+        return connection
+
+    def ask(self, *command: bytes, deadline: Deadline) -> Any:
+        """The reply to one command, on a connection for that alone, which is not prepared: also while all others are in
+        use, and of a server that serves nothing else.
+
+        Raises:
+            redis-py's errors
+        """
+        connection = self.connect()
+        try:
+            self._connect(connection, deadline)
+            self.limit(connection, deadline)
+            connection.send_packed_command([pack(command)], check_health=False)
+            return connection.read_response()
+        finally:
+            connection.disconnect()
 
     def _connect(self, connection: Any, deadline: Deadline | None) -> None:
         if deadline is None:
@@ -127,10 +161,9 @@ class Pool:
                 return self._idle.pop()
             except IndexError:
                 pass
-            with self._lock:
-                if self._has_room():
-                    connection = self.connect()
-                    self._counted.add(weakref.ref(connection))
+            if self._has_room():
+                connection = self.connect()
+                if self._count(connection):
                     return connection
             left = deadline - time.monotonic()
             if left <= 0:
@@ -141,9 +174,26 @@ class Pool:
             self._wait(min(left, LOOK_AGAIN))
 
     def _has_room(self) -> bool:
-        for reference in [item for item in self._counted if item() is None]:
-            self._counted.discard(reference)
+        for reference in list(self._counted):
+            if reference() is None:
+                self._counted.pop(reference, None)
         return len(self._counted) < self._size
+
+    def _count(self, connection: Any) -> bool:
+        """Makes a connection count, unless there are ``size`` others. Several threads may try at the same moment: each
+        enters its own, and the first ones win.
+        """
+        mine = weakref.ref(connection)
+        self._counted[mine] = None
+        before = 0
+        for reference in list(self._counted):
+            if reference is mine:
+                break
+            before += reference() is not None
+        if before < self._size:
+            return True
+        self._counted.pop(mine, None)
+        return False
 
     def _wait(self, seconds: float) -> None:
         waiter = threading.Lock()
@@ -180,18 +230,16 @@ class Pool:
         """The caller's connection doesn't count for a while: it waits for a reply while foreign code runs, which may
         need a connection itself.
         """
-        self._counted.discard(weakref.ref(connection))
+        self._counted.pop(weakref.ref(connection), None)
         self._wake()
 
     def take_back(self, connection: Any) -> bool:
         """Makes a lent connection count again, which is still to be released. False: it was closed, as there are enough
         by now.
         """
-        with self._lock:
-            self._counted.discard(weakref.ref(connection))  # it may have been interrupted while it was being lent
-            if self._has_room():
-                self._counted.add(weakref.ref(connection))
-                return True
+        self._counted.pop(weakref.ref(connection), None)  # it may have been interrupted while it was being lent
+        if self._count(connection):
+            return True
         connection.disconnect()
         return False
 
@@ -242,7 +290,7 @@ class Pool:
                 connection = self._idle.pop()
             except IndexError:
                 break
-            self._counted.discard(weakref.ref(connection))
+            self._counted.pop(weakref.ref(connection), None)
             connection.disconnect()
             self._wake()
 

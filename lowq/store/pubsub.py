@@ -17,9 +17,9 @@ SILENCE = 10.0
 class Subscription:
     """Channels and their messages, over one connection. One thread reads; any thread may change the channels."""
 
-    def __init__(self, any_pool: Callable[[], Pool], translate: Callable[[Exception, None], Exception]) -> None:
+    def __init__(self, any_pool: Callable[[], Pool], fail: Callable[[Exception], Exception]) -> None:
         self._any_pool = any_pool
-        self._translate = translate
+        self._fail = fail
         self._lock = threading.Lock()
         self._connection: Any = None
         self._channels: set[str] = set()
@@ -69,11 +69,11 @@ class Subscription:
             self._asked = False
         except (exceptions.RedisError, RedisUnavailable) as error:
             self.close()
-            raise self._translate(error, None) from error
+            raise self._fail(error) from error
         except (OSError, TypeError, ValueError, AttributeError) as error:
             # The last three: another thread has closed the connection in the middle of this one's reading.
             self.close()
-            raise self._translate(exceptions.ConnectionError(str(error)), None) from error
+            raise self._fail(exceptions.ConnectionError(str(error))) from error
         if not isinstance(event, list) or len(event) != 3:
             return None  # the answer to a PING
         kind, channel, data = event

@@ -34,6 +34,12 @@ class Call:
         self.args = list(args)
         self.data = data or []
 
+    def is_wanted(self) -> bool:
+        """Whether somebody still wants it. Called each time right before it is sent, on whatever connection; what it is
+        after that is sent.
+        """
+        return True
+
 
 class Command(Call):
     """A plain command among calls of scripts, reading or otherwise fit to be repeated. ``script`` is its name."""

@@ -154,7 +154,7 @@ def test_a_call_that_redis_may_have_forgotten_is_not_repeated(
     queue = app.queue("Orders", 3)
     queue.push({"id": 0})
     ahead = 0.0
-    monkeypatch.setattr("lowq.producer._clock", lambda: ahead)
+    monkeypatch.setattr("lowq.clock.now", lambda: ahead)
     monkeypatch.setattr("lowq.producer.CHUNK_JOBS", 1)
     read, cut = pool.read_reply, False
     sent: list[Any] = []

@@ -3,6 +3,7 @@ import asyncio
 from collections.abc import Callable, Iterable, Iterator
 from datetime import timedelta
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -514,6 +515,15 @@ class TestPerformAsync:
         seen.clear()
         lowq.testing.drain(Sync)
         assert seen == {"1": [7], "2": [8]}
+
+    def test_a_mock_in_its_place_stands_for_both_forms(self, app: lowq.Lowq) -> None:
+        @app.worker
+        class Sync(lowq.Worker[int]):
+            def perform(self, payloads_by_id: dict[str, list[int]]) -> None: ...
+
+        with mock.patch.object(Sync, "perform_async", return_value=7) as pushed:
+            assert asyncio.run(Sync.aperform_async({"id": 1})) == 7
+        pushed.assert_called_once_with({"id": 1})
 
     def test_it_may_be_overridden_in_a_plain_class(self, app: lowq.Lowq) -> None:
         class Sync(Plain):

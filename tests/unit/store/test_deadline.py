@@ -17,9 +17,9 @@ def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 def test_all_attempts_together_have_the_time(now: list[float]) -> None:
-    shares = [deadline.seconds for deadline in deadlines(8.0, 3) if deadline is not None]
+    shares = [deadline.seconds for deadline in deadlines(8.0, 3)]
     assert shares == [4.0, 2.0, 2.0]
-    assert [deadline.seconds for deadline in deadlines(8.0, 1) if deadline is not None] == [8.0]
+    assert [deadline.seconds for deadline in deadlines(8.0, 1)] == [8.0]
 
 
 def test_without_a_time_each_attempt_has_the_connections(now: list[float]) -> None:
@@ -60,10 +60,10 @@ def caller(now: list[float]) -> Iterator[Caller]:
 
 
 def test_all_attempts_together_have_no_more_than_the_caller_has(now: list[float], caller: Caller) -> None:
-    assert [deadline.seconds for deadline in deadlines(8.0, 2) if deadline is not None] == [1.5, 1.5]
-    assert [deadline.seconds for deadline in deadlines(2.0, 2) if deadline is not None] == [1.0, 1.0]
+    assert [deadline.seconds for deadline in deadlines(8.0, 2)] == [1.5, 1.5]
+    assert [deadline.seconds for deadline in deadlines(2.0, 2)] == [1.0, 1.0]
     caller.deadline = None
-    assert [deadline.seconds for deadline in deadlines(8.0, 2) if deadline is not None] == [4.0, 4.0]
+    assert [deadline.seconds for deadline in deadlines(8.0, 2)] == [4.0, 4.0]
 
 
 def test_progress_gives_no_more_time_than_the_caller_has(now: list[float], caller: Caller) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from lowq.errors import RedisUnavailable
 from lowq.store import Call, Client, client, pool
+from lowq.store.deadline import Deadline
 from lowq.store.pool import Packer, Pool, encode, is_connected
 
 SIZE = 2
@@ -169,6 +170,57 @@ def test_a_connection_that_nobody_has_any_more_frees_its_place_also_for_one_who_
     held.clear()
     thread.join(60.0)
     assert len(got) == 1
+
+
+def test_a_signal_handler_gets_a_connection_that_another_thread_makes_for_it(packed: list[tuple[Any, ...]]) -> None:
+    """It waits for that thread, while what it has interrupted is making one."""
+    fake = make_pool(2, timeout=60.0)
+    connect = fake.connect
+    got: list[Any] = []
+
+    def interrupted() -> Any:
+        fake.connect = connect
+        thread = threading.Thread(target=lambda: got.append(fake.checkout()))
+        thread.start()
+        thread.join(10.0)
+        assert got
+        return connect()
+
+    fake.connect = interrupted
+    held = fake.checkout()
+    assert held is not got[0]
+    with pytest.raises(RedisUnavailable, match="all 2 connections are in use"):
+        fake.checkout(Deadline(0.01))
+
+
+def test_of_several_that_make_one_at_the_same_moment_only_as_many_as_there_is_room_for_get_one(
+    packed: list[tuple[Any, ...]],
+) -> None:
+    fake = make_pool(2, timeout=60.0)
+    connect = fake.connect
+    meeting = threading.Barrier(5)
+
+    def together() -> Any:
+        connection = connect()
+        meeting.wait(60.0)
+        return connection
+
+    fake.connect = together
+    got: list[Any] = []
+    errors: list[RedisUnavailable] = []
+
+    def checkout() -> None:
+        try:
+            got.append(fake.checkout(Deadline(0.5)))
+        except RedisUnavailable as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=checkout) for _ in range(5)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60.0)
+    assert (len(got), len(errors)) == (2, 3)
 
 
 def test_who_waits_gets_what_is_given_back(packed: list[tuple[Any, ...]]) -> None:

@@ -1,0 +1,93 @@
+"""What is sent: the jobs of a push for one shard, as one call of the script."""
+
+import secrets
+from binascii import b2a_base64
+from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
+from typing import Any, Protocol
+
+from lowq.codec import EncodedJob
+from lowq.store import Call
+
+
+class SentPart(Protocol):
+    """What can be sent, and sent again."""
+
+    prefix: str
+    shards_count: int
+    #: The token of the call that must have come before; empty: none.
+    after: bytes
+
+    def repeated_call(self) -> Call | None:
+        """The call again, after its reply was lost; None: nobody wants it any more."""
+        ...
+
+
+class Part:
+    """Jobs of one push for one shard, that go in one script call."""
+
+    __slots__ = ("after", "call", "items", "jobs", "plain", "prefix", "shards_count", "token")
+
+    def __init__(
+        self, prefix: str, shards_count: int, items: list[EncodedJob], jobs: list[Mapping[str, Any]], plain: bool,
+        after: bytes = b"",
+    ) -> None:  # fmt: skip
+        self.prefix = prefix
+        self.shards_count = shards_count
+        self.items = items
+        self.jobs = jobs
+        #: Whether no job has a score or a time of its own.
+        self.plain = plain
+        #: The token of the call that must have come before.
+        self.after = after
+        self.token = b""
+        self.call: Call | None = None
+
+    def make_call(self, keep: bytes, is_wanted: Callable[[], bool] | None = None) -> Call:
+        """The call, with a fresh token unless there is one."""
+        self.token = self.token or new_token()
+        data = push_arguments(self.shards_count, self.items, self.token, self.after, keep, plain=self.plain)
+        self.call = (
+            Call("push", self.prefix, (), data) if is_wanted is None else _Revocable(self.prefix, data, is_wanted)
+        )
+        return self.call
+
+    def repeated_call(self) -> Call | None:
+        assert self.call is not None
+        mark_repeated(self.call)
+        return self.call
+
+
+class _Revocable(Call):
+    """A call that its caller may no longer want."""
+
+    __slots__ = ("_is_wanted",)
+
+    def __init__(self, prefix: str, data: list[bytes], is_wanted: Callable[[], bool]) -> None:
+        super().__init__("push", prefix, (), data)
+        self._is_wanted = is_wanted
+
+    def is_wanted(self) -> bool:
+        return self._is_wanted()
+
+
+def new_token() -> bytes:
+    return b2a_base64(secrets.token_bytes(9), newline=False)
+
+
+def push_arguments(
+    shards_count: int, items: Sequence[EncodedJob], token: bytes, after: bytes, keep: bytes, *, plain: bool
+) -> list[bytes]:
+    """What a call of the script is given. ``keep``: seconds for which Redis remembers it."""
+    data = [b"", token, b"", b"%d" % shards_count, b"2" if plain else b"4", keep, after]
+    if plain:
+        for item in items:
+            data += item[:2]
+    else:
+        data += chain.from_iterable(items)
+    return data
+
+
+def mark_repeated(call: Call) -> None:
+    """Has Redis look whether it carried the call out already."""
+    call.data[2] = b"1"

@@ -1,0 +1,269 @@
+"""A lookup for all coroutines that want it at the same time."""
+
+import asyncio
+import contextvars
+import gc
+import threading
+import weakref
+from typing import Any
+
+import pytest
+
+from lowq import shared_lookup
+from lowq.group_commit import run_in_own_thread
+from lowq.shared_lookup import SharedLookup
+from tests.waiting import NEVER, PATIENCE, auntil, until
+
+setting: contextvars.ContextVar[str] = contextvars.ContextVar("setting", default="unset")
+
+
+class LookedUp:
+    """What is looked up: it counts how often, and waits until it may go on."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.calls: list[str] = []
+        self.goes_on = threading.Event()
+        self.error = error
+        self.found: str | None = None
+        self.shared = SharedLookup()
+
+    def look_up(self) -> None:
+        self.calls.append(setting.get())
+        assert self.goes_on.wait(PATIENCE)
+        if self.error is not None:
+            raise self.error
+        self.found = "found"
+
+    def is_found(self) -> bool:
+        return self.found is not None
+
+    async def get(self, timeout: float = NEVER) -> str:
+        return await self.shared.get(lambda: self.found, self.look_up, timeout, NEVER)
+
+
+def test_it_runs_once_for_all_who_wait_and_in_nobodys_context() -> None:
+    lookup = LookedUp()
+
+    async def main() -> list[str]:
+        setting.set("of a caller")
+        tasks = [asyncio.create_task(lookup.get()) for _ in range(5)]
+        await auntil(lambda: lookup.calls, "it runs")
+        assert lookup.shared.is_under_way()
+        lookup.goes_on.set()
+        found = await asyncio.gather(*tasks)
+        assert not lookup.shared.is_under_way()
+        return found
+
+    assert asyncio.run(main()) == ["found"] * 5
+    assert lookup.calls == ["unset"]
+
+
+def test_each_waits_with_its_own_timeout() -> None:
+    lookup = LookedUp()
+
+    async def main() -> None:
+        patient = asyncio.create_task(lookup.get())
+        await auntil(lambda: lookup.calls, "it runs")
+        with pytest.raises(TimeoutError):
+            await lookup.get(0.01)
+        lookup.goes_on.set()
+        assert await patient == "found"
+
+    asyncio.run(main())
+    assert len(lookup.calls) == 1
+
+
+def test_an_error_is_each_ones_own_and_the_next_one_tries_again() -> None:
+    lookup = LookedUp(ConnectionError("away"))
+    lookup.goes_on.set()
+
+    async def main() -> None:
+        results = await asyncio.gather(*(lookup.get() for _ in range(3)), return_exceptions=True)
+        assert [str(result) for result in results] == ["away"] * 3
+        assert len({id(result) for result in results}) == 3
+        lookup.error = None
+        assert await lookup.get() == "found"
+
+    asyncio.run(main())
+    assert len(lookup.calls) == 2
+
+
+def test_an_error_is_handed_to_nobody_who_comes_after_it_however_many_come() -> None:
+    """Two who try again at once, so that there is always one who waits."""
+    lookup = LookedUp(ConnectionError("away"))
+    lookup.goes_on.set()
+    errors = [0, 0]
+
+    async def insist(number: int) -> None:
+        while True:
+            try:
+                await lookup.get()
+                return
+            except ConnectionError:
+                errors[number] += 1
+                if errors[0] == 20:
+                    lookup.error = None
+
+    async def main() -> None:
+        await asyncio.wait_for(asyncio.gather(insist(0), insist(1)), PATIENCE)
+
+    asyncio.run(main())
+    assert errors[0] == 20
+    assert errors[1] <= len(lookup.calls) <= 42
+
+
+def test_who_comes_when_the_result_is_gone_again_looks_it_up_anew_however_many_come() -> None:
+    """One comes in each turn of the loop, so that there is always one who has not gone on yet."""
+    lookup = LookedUp()
+    lookup.goes_on.set()
+
+    async def main() -> None:
+        tasks: list[asyncio.Task[str]] = []
+
+        async def turn() -> None:
+            tasks.append(asyncio.create_task(lookup.get()))
+            await asyncio.sleep(0)
+
+        for calls in (1, 2):
+            lookup.found = None
+            while not lookup.is_found():
+                await turn()
+            for _ in range(100):
+                await turn()
+            assert len(lookup.calls) == calls
+        assert set(await asyncio.gather(*tasks)) == {"found"}
+
+    asyncio.run(main())
+    assert len(lookup.calls) == 2
+
+
+def test_however_many_were_cancelled_it_runs_once_and_leaves_nothing() -> None:
+    lookup = LookedUp()
+
+    async def main() -> None:
+        for _ in range(20):
+            task = asyncio.create_task(lookup.get())
+            await asyncio.sleep(0.001)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+        lookup.goes_on.set()
+        await auntil(lambda: not lookup.shared.is_under_way(), "it has ended")
+
+    asyncio.run(main())
+    assert len(lookup.calls) == 1
+
+
+def test_a_lookup_whose_end_was_lost_is_made_anew_after_its_time() -> None:
+    lookup = LookedUp()
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        with pytest.raises(TimeoutError):
+            await lookup.shared.get(lambda: lookup.found, lookup.look_up, 0.01, 0.02)
+        line = lookup.shared._lines[loop]
+        await auntil(lambda: loop.time() >= line.lost_at, "its time is over")
+        again = asyncio.create_task(lookup.get())
+        await auntil(lambda: len(lookup.calls) == 2, "it runs anew")
+        lookup.goes_on.set()
+        assert await again == "found"
+
+    asyncio.run(main())
+
+
+def test_who_finds_the_result_though_the_lookup_hangs_has_it() -> None:
+    """Somebody else has found it."""
+    lookup = LookedUp()
+
+    async def main() -> str:
+        hanging = asyncio.create_task(lookup.get(0.05))
+        await auntil(lambda: lookup.calls, "it runs")
+        lookup.found = "found otherwise"
+        found = await hanging
+        lookup.goes_on.set()
+        return found
+
+    assert asyncio.run(main()) == "found otherwise"
+
+
+def test_a_loop_that_is_closed_while_it_runs_is_forgotten() -> None:
+    lookup = LookedUp()
+    loop = asyncio.new_event_loop()
+    task = loop.create_task(lookup.get())
+
+    async def begun() -> None:
+        await auntil(lambda: lookup.calls, "it runs")
+
+    loop.run_until_complete(begun())
+    loop.close()
+    task._log_destroy_pending = False  # type: ignore[attr-defined]  # that is what happens here
+    reference = weakref.ref(loop)
+    del loop, task
+    lookup.goes_on.set()
+    assert asyncio.run(lookup.get()) == "found"
+    until(lambda: gc.collect() or reference() is None, "it is gone")
+
+
+def test_those_who_come_late_go_on_after_those_who_waited() -> None:
+    lookup = LookedUp()
+    order: list[int] = []
+
+    async def one(number: int) -> None:
+        if number == 0 or lookup.shared.is_under_way():
+            await lookup.get()
+        order.append(number)
+
+    async def main() -> None:
+        tasks: list[asyncio.Task[None]] = []
+        while not order:
+            tasks.append(asyncio.create_task(one(len(tasks))))
+            lookup.goes_on.set()
+            await asyncio.sleep(0)
+        tasks += [asyncio.create_task(one(len(tasks) + i)) for i in range(5)]
+        await asyncio.gather(*tasks)
+
+    asyncio.run(main())
+    assert order == sorted(order)
+
+
+class Interrupted(Exception):
+    """What a signal handler raises."""
+
+
+@pytest.mark.parametrize("runs", [False, True], ids=["before its thread runs", "when it runs"])
+def test_a_signal_handler_that_raises_while_the_lookup_begins_keeps_nobody_waiting(
+    runs: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lookup = LookedUp()
+
+    def interrupted(*args: Any) -> None:
+        if runs:
+            run_in_own_thread(*args)
+        raise Interrupted
+
+    async def main() -> None:
+        with monkeypatch.context() as patched:
+            patched.setattr(shared_lookup, "run_in_own_thread", interrupted)
+            with pytest.raises(Interrupted):
+                await lookup.get()
+        lookup.goes_on.set()
+        assert await lookup.get() == "found"
+        assert not lookup.shared.is_under_way()
+
+    asyncio.run(main())
+
+
+def test_who_could_not_leave_the_line_does_not_keep_the_others_there() -> None:
+    lookup = LookedUp()
+    lookup.goes_on.set()
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        first = asyncio.create_task(lookup.get())
+        await asyncio.sleep(0)
+        lookup.shared._lines[loop].places.appendleft(object())  # a signal handler raised just before it was removed
+        others = [asyncio.create_task(lookup.get()) for _ in range(3)]
+        assert await asyncio.gather(first, *others) == ["found"] * 4
+        assert not lookup.shared.is_under_way()
+
+    asyncio.run(main())
