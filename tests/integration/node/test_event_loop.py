@@ -76,14 +76,14 @@ def test_threads_and_the_loop_work_side_by_side(app: lowq.Lowq, start: Start) ->
 
 def test_round_trips_are_shared(app: lowq.Lowq, start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[int] = []
-    run_many = Client.run_many
+    begin_many = Client.begin_many
 
     def counted(self: Client, some: Any, *args: Any, **options: Any) -> Any:
         if threading.current_thread().name == "lowq-loop-io":
             calls.append(len(some))
-        return run_many(self, some, *args, **options)
+        return begin_many(self, some, *args, **options)
 
-    monkeypatch.setattr(Client, "run_many", counted)
+    monkeypatch.setattr(Client, "begin_many", counted)
 
     @app.worker(shards_count=50)
     async def orders(payloads_by_id: dict[str, list[Any]]) -> None:
@@ -94,6 +94,44 @@ def test_round_trips_are_shared(app: lowq.Lowq, start: Start, monkeypatch: pytes
     until(lambda: stats(app, orders) == (0, 0), "the end of all jobs")
     assert sum(calls) >= 500
     assert len(calls) < 400, "each call went alone"
+
+
+def test_a_round_trip_is_sent_before_the_replies_to_the_one_before_are_read(
+    app: lowq.Lowq, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    under_way: list[set[str]] = []
+    most: list[int] = []
+    of_one_shard: list[set[str]] = []
+    begin_many = Client.begin_many
+
+    def noted(self: Client, some: Any, *args: Any, **options: Any) -> Any:
+        if threading.current_thread().name != "lowq-loop-io":
+            return begin_many(self, some, *args, **options)
+        shards = {call.key for call in some}
+        of_one_shard.extend(shards & others for others in under_way if shards & others)
+        under_way.append(shards)
+        most.append(len(under_way))
+        wait = begin_many(self, some, *args, **options)
+
+        def waited() -> Any:
+            under_way.remove(shards)
+            return wait()
+
+        return waited
+
+    monkeypatch.setattr(Client, "begin_many", noted)
+
+    @app.worker(shards_count=50, max_retry_count=0)
+    async def orders(payloads_by_id: dict[str, list[Any]]) -> None:
+        await asyncio.sleep(0.01)
+        if int(min(payloads_by_id)) % 7 == 0:
+            raise RuntimeError
+
+    orders.perform_async({"id": n} for n in range(500))
+    start(prefetch=False)
+    until(lambda: stats(app, orders) == (0, 0), "the end of all jobs")
+    assert max(most) == 2
+    assert of_one_shard == []
 
 
 def test_the_context_of_a_batch_goes_along_into_its_tasks(app: lowq.Lowq, start: Start) -> None:

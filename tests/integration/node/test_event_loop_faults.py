@@ -31,16 +31,22 @@ def loop_of(node: Node) -> EventLoop:
 
 def answered(monkeypatch: pytest.MonkeyPatch, script: str, answer: Callable[[], Exception | None]) -> None:
     """What calls of a script are answered; None: what Redis says."""
-    real = Client.run_many
+    run_many, begin = Client.run_many, Client.begin_many
 
-    def run_many(self: Client, calls: Sequence[Any], *args: Any, **options: Any) -> list[Any]:
+    def answer_all(self: Client, calls: Sequence[Any], *args: Any, **options: Any) -> list[Any]:
         replies = []
         for call in calls:
             reply: Any = answer() if call.script == script else None
-            replies.append(real(self, [call], *args, **options)[0] if reply is None else reply)
+            replies.append(run_many(self, [call], *args, **options)[0] if reply is None else reply)
         return replies
 
-    monkeypatch.setattr(Client, "run_many", run_many)
+    def begin_many(self: Client, calls: Sequence[Any]) -> Callable[[], list[Any]]:
+        if any(call.script == script for call in calls):
+            return lambda: answer_all(self, calls)
+        return begin(self, calls)
+
+    monkeypatch.setattr(Client, "run_many", answer_all)
+    monkeypatch.setattr(Client, "begin_many", begin_many)
 
 
 # --- Redis, codecs, schedulers ---
@@ -72,6 +78,25 @@ def test_a_payload_that_can_not_be_buried_stops_no_other_shard(
     assert sorted(done) == sorted(str(n) for n in range(40) if n != 7)
     assert orders.queue.stats().morgue_length == 1
     assert not errors
+
+
+def test_pauses_grow_as_long_as_redis_is_away(app: lowq.Lowq, start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    failures: list[int] = []
+
+    def pause(count: int) -> float:
+        failures.append(count)
+        return 0.001
+
+    monkeypatch.setattr("lowq.node.event_loop.backoff", pause)
+    answered(monkeypatch, "ack_and_take", lambda: None if 5 in failures else RedisUnavailable("away"))
+
+    @app.worker(shards_count=1)
+    async def orders(payloads_by_id: Batch) -> None: ...
+
+    orders.perform_async({"id": 1})
+    start()
+    until(lambda: stats(app, orders) == (0, 0), "the end of all jobs")
+    assert failures[:5] == [1, 2, 3, 4, 5]
 
 
 def test_a_codec_that_stops_the_process_lets_the_others_finish(app: lowq.Lowq, start: Start) -> None:
