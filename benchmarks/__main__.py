@@ -16,6 +16,7 @@ from benchmarks.figures import (
     memory,
     merging,
     payload_size,
+    producers,
     queue_length,
     start_up,
     two_processes,
@@ -37,6 +38,7 @@ MEASUREMENTS: dict[str, Callable[..., dict[str, float]]] = {
     "processes": two_processes.measure,
     "threads": many_threads.measure,
     "async": async_workers.measure,
+    "async_memory": async_workers.memory,
     "idle": idle_node.measure,
     "start": start_up.measure,
     "size": payload_size.measure,
@@ -45,6 +47,7 @@ MEASUREMENTS: dict[str, Callable[..., dict[str, float]]] = {
     "slow": fairness.slow_worker,
     "shares": fairness.shares,
     "merging": merging.measure,
+    "producers": producers.measure,
 }
 
 
@@ -109,6 +112,8 @@ def main() -> None:
     if options.only:
         rows = [peer for peer in rows if any(word.lower() in peer.label.lower() for word in options.only)]
         names = [name for name in names if name in options.only]
+        if not rows and not names:
+            parser.error(f"--only: no row and no figure is called that; figures: {', '.join(MEASUREMENTS)}")
 
     quiet = Quiet(options.lock)
     run = Run(quiet, quick=options.quick)
