@@ -26,12 +26,13 @@ def fault(name: str, seconds: float, *steps: tuple[float, str], **load: object) 
     return replace(found, load=replace(found.load, **small), plan=at(*steps) if steps else found.plan)  # type: ignore[arg-type]
 
 
-def much(name: str, *steps: tuple[float, str], each: float = 0.1) -> Fault:
+def much(name: str, *steps: tuple[float, str], each: float = 0.1, **load: object) -> Fault:
     """That fault under a second's worth of jobs that take longer, each alone, and each so many seconds. A thread for
     every shard, so that what a node gains doesn't wait for what it has.
     """
     settings = {"ORDERS_BATCH": 1, "LOWQ_THREADS_PER_NODE": 20}
-    return replace(fault(name, 1.0, *steps, rate=40 / each, mix={"sleep": (1000, each)}), settings=settings)
+    load = {"rate": 40 / each, "mix": {"sleep": (1000, each)}, **load}
+    return replace(fault(name, 1.0, *steps, **load), settings=settings)
 
 
 LOST_REPLIES = [(0.3 + 0.05 * number, ("lose_replies", "lose_pushes")[number % 2]) for number in range(40)]
@@ -51,7 +52,9 @@ CASES = {
     "deadline": Case(much("cut-off", (1.2, "cut_off"), each=0.25), lambda run: run.report.overlaps),
     "fence": Case(fault("stop", 1.0, (0.5, "term")), lambda run: run.report.fences),
     "leak": Case(fault("none", 0.7), lambda run: any("left in Redis" in problem for problem in run.problems)),
-    "late_acks": Case(much("kill", (3.0, "kill"), each=0.25), lambda run: run.report.excess),
+    # Each shard has five seconds of work: when the node is killed, each of its shards is amid a delivery whose
+    # first jobs were finished long before.
+    "late_acks": Case(much("kill", (3.5, "kill"), each=0.25, rate=400, ids=4000), lambda run: run.report.excess),
 }
 
 

@@ -32,7 +32,7 @@ SHORT = {
     "cancel": 2.0,
 }
 #: Those that `make test` does; `make test-slow` does the others.
-OFTEN = ("kill", "lost-replies")
+OFTEN = ("kill",)
 
 
 @pytest.mark.slow

@@ -10,7 +10,9 @@ pytestmark = pytest.mark.slow  # on a machine that is busy with other things the
 
 
 def test_a_fourth_node_joins_three_and_the_throughput_holds(tmp_path: Path) -> None:
-    assert rebalancing(tmp_path, settle=1.0, watch=2.0) >= THROUGHPUT
+    # Beside other tests a second may bring half of the one before it, whatever moves. Were the shards to wait for each
+    # other it would bring next to nothing. `make chaos`, which runs alone, asks for all of it.
+    assert rebalancing(tmp_path, settle=2.5, watch=2.0) >= THROUGHPUT / 3
 
 
 def test_a_node_with_a_thousand_idle_shards_does_next_to_nothing(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from lowq_web import live, stats_cache
 from lowq_web.context import AppContext
 from lowq_web.stats_cache import Snapshot
 from tests.redis_server import RedisServer
-from tests.waiting import PATIENCE, until
+from tests.waiting import NEVER, PATIENCE, until
 from tests.web.served import Stream, connected, get, served
 
 #: A dashboard whose streams end sooner than usual.
@@ -168,6 +168,7 @@ def test_a_server_ends_on_term_while_a_page_is_live(tmp_path: Path, redis_url: s
 def test_a_slot_is_taken_before_the_stream_begins_and_given_back_after_it(
     address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(live, "LIFETIME", NEVER)  # or the first ones end before the last one comes
     # Not one after the other: none of them has begun when the last one comes.
     began = threading.Barrier(live.MAX_STREAMS + 20)
     statuses = []

@@ -97,6 +97,7 @@ def test_the_dashboard_alone(redis_url: str, tmp_path: Path) -> None:
     app.close()
 
 
+@pytest.mark.slow
 def test_below_a_path_of_a_proxy(redis_url: str, tmp_path: Path) -> None:
     lowq.Lowq(redis_url=redis_url).queue("Orders", 4).push({"id": 1, "delay": 60})
     settings = {"LOWQ_REDIS_URL": redis_url}
@@ -136,6 +137,7 @@ def test_a_node_masks_fields_on_its_dashboard(redis_url: str, tmp_path: Path) ->
     app.close()
 
 
+@pytest.mark.slow
 def test_connections_to_the_dashboard_take_no_files_from_jobs(redis_url: str, tmp_path: Path) -> None:
     opens_a_file = WORKERS.replace("time.sleep(0.01)", "open('/dev/null').close()")
     (tmp_path / "app.py").write_text(opens_a_file)
@@ -253,6 +255,7 @@ def test_a_port_that_is_taken_is_said_at_the_start(redis_url: str, tmp_path: Pat
     assert line.startswith(f"lowq: the dashboard can't listen on 127.0.0.1 port {port}: ")
 
 
+@pytest.mark.slow
 def test_the_dashboard_beside_a_node_takes_the_options_of_the_one_alone(redis_url: str, tmp_path: Path) -> None:
     (tmp_path / "app.py").write_text(WORKERS)
     arguments = ("--root-path", "/ops/lowq", "--max-connections", "1", "--log-format", "json", "--namespace", "other")

@@ -31,6 +31,7 @@ def wrong(app: Lowq, **options: Any) -> list[Finding]:
 # --- beside nodes ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_nothing_is_found_while_nodes_work_under_load(make_rig: MakeRig) -> None:
     ttl = 5.0
     rig = make_rig(ORDERS_SHARDS=8, ORDERS_BATCH=5, ORDERS_MAX_RETRIES=2, LOWQ_LEASE_TTL=ttl)

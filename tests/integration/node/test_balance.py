@@ -161,6 +161,7 @@ def test_the_shards_of_one_of_three_nodes_that_is_killed_work_again_soon(make_ri
     assert rig.merged("crashes") == {}
 
 
+@pytest.mark.slow
 def test_a_frozen_node_comes_back_as_a_healthy_member(make_rig: MakeRig) -> None:
     rig = make_rig(ORDERS_SHARDS=9, ORDERS_BATCH=3, LOWQ_LEASE_TTL=2)  # a busy machine must not freeze the others, too
     nodes = nodes_of(rig, 3)
@@ -184,6 +185,7 @@ def test_a_frozen_node_comes_back_as_a_healthy_member(make_rig: MakeRig) -> None
     assert rig.merged("crashes") == {}
 
 
+@pytest.mark.slow
 def test_nodes_find_each_other_again_when_the_registry_is_lost(make_rig: MakeRig) -> None:
     rig = make_rig(ORDERS_SHARDS=10)
     nodes = nodes_of(rig, 2)

@@ -60,6 +60,7 @@ class Crowded(NodeProcess):
         rig.nodes.append(self)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", often([signal.SIGTERM, signal.SIGINT], [signal.SIGTERM]))
 @pytest.mark.parametrize(
     "args",

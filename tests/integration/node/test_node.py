@@ -39,6 +39,7 @@ def test_each_id_is_performed_in_order_and_by_one_thread_at_a_time(
     assert report.repeats == 0
 
 
+@pytest.mark.slow
 def test_nodes_of_a_static_splitter_share_the_work(make_rig: MakeRig) -> None:
     rig = make_rig(ORDERS_SHARDS=6, ORDERS_WORK=0.001)
     nodes = [rig.node(ORDERS_SPLITTER=f"{number}/2") for number in range(2)]

@@ -39,6 +39,7 @@ def says_once(node: NodeProcess, *parts: str) -> None:
 # --- small disturbances ---
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "command",
     [

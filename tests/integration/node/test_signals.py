@@ -62,6 +62,7 @@ def test_past_the_shutdown_timeout_it_ends_and_its_jobs_come_again_uncharged(mak
     assert rig.merged("crashes") == {}
 
 
+@pytest.mark.slow
 def test_a_job_that_outlasts_every_stop_is_poison_in_the_end(make_rig: MakeRig) -> None:
     rig = make_rig(LOWQ_SHUTDOWN_TIMEOUT=0.1, ORDERS_SHARDS=1, ORDERS_MAX_CRASHES=1)
     rig.push("a", 1, do="sleep", for_=600)
@@ -118,6 +119,7 @@ def test_signals_that_the_kernel_gives_to_other_threads_are_heard(make_rig: Make
         assert node.wait() == 0
 
 
+@pytest.mark.slow
 def test_a_node_that_is_stopped_while_it_starts_leaves_no_leases(make_rig: MakeRig) -> None:
     rig = make_rig(LOWQ_LEASE_TTL=15, ORDERS_SHARDS=50)
     for _ in range(5):

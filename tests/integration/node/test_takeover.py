@@ -36,6 +36,7 @@ def test_a_second_node_stands_by_and_takes_over_at_once(make_rig: MakeRig) -> No
     assert rig.report().problems == []
 
 
+@pytest.mark.slow
 def test_nodes_come_and_go_under_load(make_rig: MakeRig) -> None:
     rig = make_rig(LOWQ_LEASE_TTL=15, ORDERS_SPLITTER="all", ORDERS_WORK=0.001)
     nodes = [rig.node().holds_all()]
@@ -212,16 +213,17 @@ def test_a_stopped_node_that_nobody_replaced_goes_on_where_it_was(make_rig: Make
 
 def test_freezing_nodes_in_turn_under_load_loses_nothing(make_rig: MakeRig) -> None:
     rig = make_rig(ORDERS_WORK=0.001, ORDERS_MAX_CRASHES=1000)
-    nodes = list(owner_and_standby(rig))
+    nodes = owner_and_standby(rig)
     finished = rig.produce(2, ids=30, versions=3, rounds=0, pause=0.1)
     for _ in range(3):
-        until(lambda: nodes[0].held() == rig.shards_count, "one owner of all")
-        nodes[0].freeze()
-        nodes[1].holds_all()
+        # Whichever it is: on a busy machine an owner may be late with a renewal.
+        until(lambda: max(node.held() for node in nodes) == rig.shards_count, "one owner of all")
+        owner, other = sorted(nodes, key=NodeProcess.held, reverse=True)
+        owner.freeze()
+        other.holds_all()
         performs = len(rig.performs())
         until(lambda known=performs: len(rig.performs()) > known + 50, "work of the other")  # type: ignore[misc]
-        nodes[0].thaw()
-        nodes.reverse()
+        owner.thaw()
     finished()
     rig.drained()
     assert [node.stop() for node in nodes] == [0, 0]

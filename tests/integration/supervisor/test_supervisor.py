@@ -70,6 +70,7 @@ def test_a_process_that_is_killed_is_replaced_and_nothing_is_lost(make_rig: Make
     assert rig.report().problems == []
 
 
+@pytest.mark.slow
 def test_one_that_is_stopped_by_hand_is_replaced(make_rig: MakeRig, supervise: Supervise) -> None:
     rig = make_rig()
     write_code(rig, 1)
@@ -176,6 +177,7 @@ def test_a_stop_waits_for_what_runs(make_rig: MakeRig, supervise: Supervise, num
     assert supervisor.no_traceback()
 
 
+@pytest.mark.slow
 def test_what_is_cut_short_makes_it_3(make_rig: MakeRig, supervise: Supervise) -> None:
     rig = make_rig(LOWQ_SHUTDOWN_TIMEOUT=0.3)
     write_code(rig, 1)
@@ -188,6 +190,7 @@ def test_what_is_cut_short_makes_it_3(make_rig: MakeRig, supervise: Supervise) -
     supervisor.all_gone()
 
 
+@pytest.mark.slow
 def test_a_process_that_fails_while_it_is_stopped_makes_it_1(make_rig: MakeRig, supervise: Supervise) -> None:
     rig = make_rig()
     write_code(rig, 1)
@@ -217,6 +220,7 @@ def test_a_second_int_ends_it_at_once(make_rig: MakeRig, supervise: Supervise) -
     assert supervisor.no_traceback()
 
 
+@pytest.mark.slow
 def test_a_process_that_hears_nothing_is_killed_in_the_end(make_rig: MakeRig, supervise: Supervise) -> None:
     rig = make_rig(LOWQ_SHUTDOWN_TIMEOUT=0)
     write_code(rig, 1)
@@ -258,6 +262,7 @@ def test_ttin_dumps_the_stacks_of_all(make_rig: MakeRig, supervise: Supervise) -
     assert supervisor.stop() == 0
 
 
+@pytest.mark.slow
 def test_signals_while_it_starts(make_rig: MakeRig, supervise: Supervise) -> None:
     rig = make_rig()
     write_code(rig, 1)
@@ -386,6 +391,7 @@ def test_a_terminal_that_is_closed_stops_it_unless_nohup(
     until(lambda: not lives(name), "end of its process")
 
 
+@pytest.mark.slow
 def test_it_needs_no_streams(make_rig: MakeRig, supervise: Supervise) -> None:
     rig = make_rig()
     write_code(rig, 1)
@@ -403,6 +409,7 @@ def test_it_needs_no_streams(make_rig: MakeRig, supervise: Supervise) -> None:
     assert supervisor.stop() == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("log_format", often(["text", "json"], ["json"]))
 def test_lines_of_the_log_tell_the_processes_apart(make_rig: MakeRig, supervise: Supervise, log_format: str) -> None:
     rig = make_rig()
@@ -439,6 +446,7 @@ def test_the_processes_are_started_as_it_was(make_rig: MakeRig, supervise: Super
     assert supervisor.stop() == 0
 
 
+@pytest.mark.slow
 def test_the_embedded_store_is_the_supervisors(make_rig: MakeRig, supervise: Supervise) -> None:
     rig = make_rig()
     write_code(rig, 1)
