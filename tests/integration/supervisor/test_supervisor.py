@@ -258,7 +258,10 @@ def test_ttin_dumps_the_stacks_of_all(make_rig: MakeRig, supervise: Supervise) -
     supervisor.ready(1, 2)
     supervisor.signal(signal.SIGTTIN)
     until(lambda: len(supervisor.lines("stacks of all threads")) == 2, "two dumps")
-    assert len(re.findall(r"process 1\.[12] \(pid \d+\): working, for", supervisor.log)) == 2
+    until(
+        lambda: len(re.findall(r"process 1\.[12] \(pid \d+\): working, for", supervisor.log)) == 2,
+        "what the supervisor itself says of them",
+    )
     assert supervisor.stop() == 0
 
 
