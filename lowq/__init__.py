@@ -11,6 +11,8 @@ One job, package by package::
     node         `worker_thread` waits for such a shard; `execution` performs the job, decides its outcome, reports it
     metrics      counts it
 
+`consumer` is the other way out: a broker and the caller's own code, which takes jobs and says what became of each.
+
 For people who look and act: `queue` is the handle, `inspection` reads, `admin` acts by hand, `doctor` examines and
 repairs. `application` holds the settings and the connections. `supervisor` runs several nodes as processes, `cli` is
 the command line, `testing` performs jobs in the calling thread.
@@ -22,12 +24,15 @@ from lowq.admin.bulk import Step
 from lowq.application import Lowq, default
 from lowq.broker.scheduler import LagScheduler, Schedulable, Scheduler, SeqScheduler
 from lowq.broker.splitter import BalancedSplitter, ByNodeSplitter, DefaultSplitter
+from lowq.consumer import AsyncConsumer, AsyncConsumerJob, Consumer, ConsumerJob
 from lowq.errors import (
     ConfigError,
+    ConsumerClosed,
     JobError,
     LeaseLost,
     LowqError,
     MiddlewareError,
+    NotTaken,
     PayloadError,
     PushError,
     PushInterrupted,
@@ -36,6 +41,7 @@ from lowq.errors import (
     RedisRefused,
     RedisUnavailable,
     ScriptError,
+    SessionInUse,
     ShardsCountError,
     TimeLimitExceeded,
     UnknownNodeError,
@@ -67,11 +73,16 @@ worker = default.worker
 
 __all__ = [
     "Acted",
+    "AsyncConsumer",
+    "AsyncConsumerJob",
     "AuditEntry",
     "BalancedSplitter",
     "ByNodeSplitter",
     "Config",
     "ConfigError",
+    "Consumer",
+    "ConsumerClosed",
+    "ConsumerJob",
     "DefaultSplitter",
     "Description",
     "Execution",
@@ -88,6 +99,7 @@ __all__ = [
     "MiddlewareError",
     "Node",
     "NodeInfo",
+    "NotTaken",
     "Page",
     "PayloadError",
     "PerformTimes",
@@ -106,6 +118,7 @@ __all__ = [
     "Scheduler",
     "ScriptError",
     "SeqScheduler",
+    "SessionInUse",
     "ShardInfo",
     "ShardsCountError",
     "Snapshot",

@@ -4,7 +4,7 @@ from typing import Any, Protocol
 
 from lowq.group_commit import GroupCommit
 from lowq.settings import Config
-from lowq.store import Client
+from lowq.store import SOCKET_TIMEOUT, Call, Client
 
 
 class Backend(Protocol):
@@ -22,12 +22,20 @@ class Backend(Protocol):
         """The pushes on these connections."""
         ...
 
+    def connect(self, size: int, *, socket_timeout: float = SOCKET_TIMEOUT) -> Client:
+        """A client of its own for up to ``size`` threads."""
+        ...
+
     def group_for(self, name: str, shards_count: int) -> GroupCommit | None:
         """The same without asking Redis for anything: None when the queue is yet to be registered."""
         ...
 
     def register(self, name: str, shards_count: int, worker: Any = None) -> None:
         """Enters a queue in the registry before anything of it is written."""
+        ...
+
+    def registration(self, name: str, shards_count: int, worker: Any = None) -> Call:
+        """The call that enters a queue in the registry."""
         ...
 
     def forget_registered(self) -> None:

@@ -18,6 +18,9 @@
     +-- MiddlewareError         a middleware neither called the next one nor raised
     +-- ScriptError             a script failed: a bug, or foreign data in our keys
     +-- LeaseLost               the shard belongs to somebody else by now
+    +-- NotTaken                a consumer has not, or not any more, the job that it reports
+    +-- SessionInUse            another consumer has the session
+    +-- ConsumerClosed          the consumer was closed, or has detached
 
     BaseException
     +-- TimeLimitExceeded       raised in a handler whose time_limit has passed; no LowqError, as `except Exception` in
@@ -136,6 +139,20 @@ class ScriptError(LowqError):
 
 class LeaseLost(LowqError):
     """The shard is leased to somebody else by now; what this holder tried to write was refused."""
+
+
+class NotTaken(LowqError):
+    """The consumer does not hold the job: it was reported already, or its ``ttr`` has passed, or the lease of its shard
+    was lost, or the receipt is none of this queue. Nothing was written.
+    """
+
+
+class SessionInUse(LowqError):
+    """Another consumer has the session."""
+
+
+class ConsumerClosed(LowqError):
+    """The consumer was closed, or has detached; make a new one."""
 
 
 class TimeLimitExceeded(BaseException):

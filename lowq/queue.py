@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import datetime, timedelta
 from functools import partial
 from typing import Any, Unpack
 
@@ -9,12 +10,15 @@ from lowq.admin.actions import ACTIONS, CHANGED, MAX_IDS, Acted, Action, ActionN
 from lowq.admin.bulk import Step, bulk, meant_by, snapshot
 from lowq.backend import Backend
 from lowq.codec import decode_id, lookup_id
+from lowq.consumer import CONSUMER_BOUNDS, AsyncConsumer, Consumer, ConsumerOptions
 from lowq.errors import ConfigError, LowqError, QueueInUse, UnknownQueueError
+from lowq.fresh_id import fresh_id
 from lowq.group_commit import GRACE, limit_of_caller, no_answer
 from lowq.inspection.calls import TOGETHER, ask
 from lowq.inspection.job_filter import FilterOptions, JobFilter, Snapshot
 from lowq.inspection.queries import Queries, as_ids
-from lowq.job import JobId, State
+from lowq.inspection.registry import find_entry
+from lowq.job import JobDict, JobId, State
 from lowq.producer import Jobs, Target, apush, push
 from lowq.settings import dump_text
 from lowq.shared_lookup import SharedLookup
@@ -109,6 +113,70 @@ class Queue(Queries):
         target = Target(backend.group, backend.config, self.name, count, self._worker or self.name)
         self._last_target = target
         return target
+
+    def put(
+        self,
+        payload: Any = "",
+        *,
+        score: float | None = None,
+        perform_at: float | datetime | None = None,
+        delay: float | timedelta | None = None,
+    ) -> str:
+        """Pushes a job of its own, with a fresh id, and returns that: a UUIDv7, so later ones sort behind earlier ones.
+        For payloads that belong to no entity. The rest is as of a `JobDict`.
+
+        Raises:
+            As `push`. After a RedisUnavailable the job may be in, under an id that nobody knows.
+        """
+        job = _job(payload, score, perform_at, delay)
+        self.push(job)
+        return str(job["id"])
+
+    async def aput(
+        self,
+        payload: Any = "",
+        *,
+        score: float | None = None,
+        perform_at: float | datetime | None = None,
+        delay: float | timedelta | None = None,
+    ) -> str:
+        """`put` from async code."""
+        job = _job(payload, score, perform_at, delay)
+        await self.apush(job)
+        return str(job["id"])
+
+    # --- consuming ---
+
+    def consumer(self, *, ttr: float | timedelta | None = None, session: str | None = None) -> Consumer:
+        """Takes jobs by hand, without a worker::
+
+            with queue.consumer(ttr=60) as consumer:
+                for job in consumer.take(limit=10, timeout=5):
+                    job.ack()
+
+        It is a member that shares the shards with nodes and other consumers: of its shards nobody else takes, so it
+        is to take as long as it is open. ``ttr`` and ``session`` are as of `Consumer`.
+
+        Raises:
+            UnknownQueueError, and what `Consumer` raises.
+        """
+        return Consumer(self._backend, self._consumer_options(), ttr=ttr, session=session)
+
+    def aconsumer(self, *, ttr: float | timedelta | None = None, session: str | None = None) -> AsyncConsumer:
+        """As `consumer`, for coroutines: ``async with queue.aconsumer() as consumer``, and every verb is awaited."""
+        return AsyncConsumer(lambda: self.consumer(ttr=ttr, session=session))
+
+    def _consumer_options(self) -> ConsumerOptions:
+        """What its worker says, here or in the registry; otherwise the defaults."""
+        options = ConsumerOptions(self.name, self.shards_count)
+        if self._worker is not None:
+            said = {name: getattr(self._worker, name) for name in CONSUMER_BOUNDS}
+        else:
+            info = find_entry(self._client, self._backend.config.namespace, self.name)
+            said = {} if info is None else dict(info.options)
+        return options.with_known(
+            {name: untrusted.whole(said.get(name), *bounds) for name, bounds in CONSUMER_BOUNDS.items()}
+        )
 
     # --- single jobs ---
 
@@ -413,3 +481,17 @@ def _pause_call(prefix: str, now: str, pause: str, by: str, attempt: str) -> Cal
 
 def _drop_call(prefix: str, jobs: int, asks: str, attempt: str) -> Call:
     return Call("drop", prefix, ["", attempt, jobs, asks])
+
+
+def _job(
+    payload: Any, score: float | None, perform_at: float | datetime | None, delay: float | timedelta | None
+) -> JobDict:
+    """A job with a fresh id."""
+    job: JobDict = {"id": fresh_id(), "payload": payload}
+    if score is not None:
+        job["score"] = score
+    if perform_at is not None:
+        job["perform_at"] = perform_at
+    if delay is not None:
+        job["delay"] = delay
+    return job

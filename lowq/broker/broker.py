@@ -7,7 +7,8 @@
                              +--- a lease is free, members changed -->  maintenance  <--- lost? acks? --------+
                                                                    (membership, leases)
 
-It knows nothing of threads that work the shards, nor of what they do with the jobs: a node is a broker and threads.
+It knows nothing of threads that work the shards, nor of what they do with the jobs: a node is a broker and threads, a
+consumer a broker and the caller's own code.
 """
 
 import json
@@ -19,7 +20,7 @@ from lowq.broker.activity import Activity
 from lowq.broker.dispatcher import Dispatcher, Schedules
 from lowq.broker.fairness import Share
 from lowq.broker.leases import Leases
-from lowq.broker.maintenance import HeartbeatExtra, MaintenanceLoop
+from lowq.broker.maintenance import Chore, HeartbeatExtra, MaintenanceLoop
 from lowq.broker.membership import Identity, Membership
 from lowq.broker.outage import Outage
 from lowq.broker.shard import Shard
@@ -51,7 +52,8 @@ class Broker:
     which must wait for nobody. ``groups``: who works the shards; each queue is in one of them, and each group has a
     dispatcher of its own, in the same order. ``shares``: what a queue may have of its group; of one that is not named,
     the default. ``activities``: asked by the loop for what is being performed. ``registrations``: the queues' entries,
-    made anew with every heartbeat. ``more_details``: what the registry is to say of this process besides.
+    made anew with every heartbeat. ``more_details``: what the registry is to say of this process besides. ``chore``:
+    called by the maintenance loop between what it does itself.
     ``on_ready``: it is a member and has asked for its shards. ``on_command``: somebody has sent it a command.
 
     Raises:
@@ -73,6 +75,7 @@ class Broker:
         registrations: Sequence[Call],
         heartbeat_extras: Sequence[HeartbeatExtra] = (),
         more_details: Callable[[], Mapping[str, Any]] = dict,
+        chore: Chore | None = None,
         on_ready: Callable[[], object],
         on_command: Callable[[str], object],
         on_fatal: Callable[[BaseException], object],
@@ -131,6 +134,7 @@ class Broker:
             more_details=more_details,
             on_ready=on_ready,
             on_fatal=on_fatal,
+            chore=chore,
             clock=clock,
         )
 
@@ -159,6 +163,14 @@ class Broker:
             RedisUnavailable
         """
         self.maintenance.leave(seconds)
+
+    def detach(self) -> None:
+        """Leaves all leases, after `stop`, with what is in flight, to a consumer with the same session.
+
+        Raises:
+            RedisUnavailable
+        """
+        self.maintenance.detach()
 
     def close(self) -> None:
         """Closes its own connections, after `leave`. The client that others use is theirs to close."""

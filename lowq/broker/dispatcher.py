@@ -123,16 +123,20 @@ class Dispatcher:
         with self._changed:
             return self._pick_many(count, ended, self._clock())
 
-    def wait_many(self, count: int) -> list[Shard]:
-        """As `pick_many`, but sleeps until there is one, or until `nudge`, or until no more is handed out."""
+    def wait_many(self, count: int, until: float = inf) -> list[Shard]:
+        """As `pick_many`, but sleeps until there is one, or until `nudge`, or until no more is handed out, or that
+        monotonic time has come.
+        """
         with self._changed:
             while True:
                 now = self._clock()
                 shards = self._pick_many(count, (), now)
-                if shards or self._nudged:
+                if shards or self._nudged or now >= until:
                     self._nudged = False
                     return shards
                 due = self._next_due(now) if count and not self._closed else None
+                if until < inf:
+                    due = until if due is None else min(due, until)
                 self._idle += 1
                 self._changed.wait(None if due is None else min(max(due - now, 0.0), LONGEST_WAIT))
                 self._idle -= 1
@@ -421,6 +425,13 @@ class Dispatcher:
         if shard.dispatch.leaving:
             self._on_left(shard)
 
+    def occupy(self, shard: Shard, *, is_occupied: bool) -> None:
+        """Whether a consumer has jobs of it in hand, though it need not have claimed it: then it is not given up."""
+        with self._changed:
+            shard.dispatch.is_occupied = is_occupied
+        if shard.dispatch.leaving and not is_occupied:
+            self._on_left(shard)
+
     def withhold(self, shard: Shard) -> None:
         """The caller has finished with the shard, and no thread may have it before somebody calls `unclaim`."""
         with self._changed:
@@ -488,6 +499,11 @@ class Dispatcher:
         """Those of the shards that nobody works just now, with their wake-up counts."""
         with self._changed:
             return [(shard, shard.dispatch.wakes) for shard in shards if shard.dispatch.claimed_by is None]
+
+    def resting(self, shards: Sequence[Shard]) -> list[Shard]:
+        """Those of the shards of which nobody has anything in hand."""
+        with self._changed:
+            return [shard for shard in shards if shard.dispatch.claimed_by is None and not shard.dispatch.is_occupied]
 
     def close(self) -> None:
         """From now on nothing is taken."""

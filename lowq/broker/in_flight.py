@@ -148,15 +148,34 @@ class InFlight:
                 self._in_hand.remove(job_id)
                 self._finished.append(job_id)
 
-    def fail_report(self, failures: Sequence[Failure], now: float | None = None) -> Report:
-        """The outcome of a batch that failed."""
+    def ack_report(self, ids: Sequence[str], delivery: int, now: float | None = None) -> Report:
+        """These ids of a delivery were performed. For whoever has several deliveries in hand; see `finish`."""
+        args = (self._delivery, 0, self._max_payloads, MAX_DELIVERY_BYTES, delivery)
+        call = Call("ack_and_take", self._prefix, [time_argument(now), self._token_in_hand, *args, *map(_bytes, ids)])
+        return Report(call, list(ids))
+
+    def adopt(self, delivery: int, ids: Iterable[str]) -> None:
+        """An earlier holder with the same session left these in flight, taken under that delivery or earlier ones."""
+        self._token_in_hand = self._lease.token
+        self._delivery = max(delivery, self._delivery)
+        self._in_hand.update(ids)
+
+    def fail_report(
+        self, failures: Sequence[Failure], now: float | None = None, *, delivery: int | None = None
+    ) -> Report:
+        """The outcome of a batch that failed. Here and below, ``delivery``: None is the last one."""
         args: list[Any] = []
         for job_id, verdict, retry_count, delay, error in failures:
             args += [_bytes(job_id), verdict, retry_count, repr(float(delay)), error]
-        return self._report("fail", args, now, [item.id for item in failures])
+        return self._report("fail", args, now, [item.id for item in failures], delivery)
 
     def release_report(
-        self, delays: Sequence[tuple[str, float | None]], now: float | None = None, *, crashed: bool = False
+        self,
+        delays: Sequence[tuple[str, float | None]],
+        now: float | None = None,
+        *,
+        crashed: bool = False,
+        delivery: int | None = None,
     ) -> Report:
         """Taken jobs wait again, uncharged: ``(id, seconds)``, None keeps the time they were due. ``crashed``: they
         made their process stop, which is counted, and after max_crash_count times they are buried.
@@ -164,18 +183,26 @@ class InFlight:
         args: list[Any] = [self._max_crash_count]
         for job_id, delay in delays:
             args += [_bytes(job_id), "" if delay is None else repr(float(delay)), "1" if crashed else ""]
-        return self._report("release", args, now, [job_id for job_id, _ in delays])
+        return self._report("release", args, now, [job_id for job_id, _ in delays], delivery)
 
-    def bury_report(self, reasons: Sequence[tuple[str, bytes, Sequence[bytes]]], now: float | None = None) -> Report:
+    def bury_report(
+        self,
+        reasons: Sequence[tuple[str, bytes, Sequence[bytes]]],
+        now: float | None = None,
+        *,
+        delivery: int | None = None,
+    ) -> Report:
         """Taken jobs to the morgue: ``(id, reason, payloads)``; no payloads means the whole job."""
         args: list[Any] = ["", ""]
         for job_id, reason, payloads in reasons:
             args += [_bytes(job_id), reason, len(payloads), *payloads]
-        return self._report("bury", args, now, [job_id for job_id, _, payloads in reasons if not payloads])
+        return self._report("bury", args, now, [job_id for job_id, _, payloads in reasons if not payloads], delivery)
 
-    def _report(self, script: str, args: list[Any], now: float | None, ids: list[str]) -> Report:
-        call = Call(script, self._prefix, [time_argument(now), self._token_in_hand, self._delivery, *args])
-        return Report(call, ids)
+    def _report(
+        self, script: str, args: list[Any], now: float | None, ids: list[str], delivery: int | None = None
+    ) -> Report:
+        number = self._delivery if delivery is None else delivery
+        return Report(Call(script, self._prefix, [time_argument(now), self._token_in_hand, number, *args]), ids)
 
     def fail(self, failures: Sequence[Failure], now: float | None = None) -> None:
         """Writes `fail_report`."""
@@ -240,7 +267,8 @@ class InFlight:
 
     def refresh_call(self) -> Call:
         """Asks when the next job is due, taking and acknowledging nothing."""
-        args = ("", self._lease.token, 0, 0, self._max_payloads, MAX_DELIVERY_BYTES, 0)
+        last = self._delivery if self._in_hand else 0
+        args = ("", self._lease.token, last, 0, self._max_payloads, MAX_DELIVERY_BYTES, 0)
         return Call("ack_and_take", self._prefix, args)
 
     def drop_delivery(self) -> None:

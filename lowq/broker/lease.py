@@ -26,6 +26,8 @@ class Lease:
     fence: int
     #: How it was got: anew, or resumed by the same process after it had run out unnoticed.
     resumed: bool = False
+    #: By a consumer, from an earlier one with the same session: what that one left in flight is its own.
+    adopted: bool = False
     #: Jobs of a dead owner that wait again.
     restored: int = 0
     #: Ids that were buried because their owners kept dying.
@@ -51,6 +53,7 @@ class ShardLease:
         shards_count: int,
         nonce: str,
         max_crash_count: int,
+        session: str = "",
         clock: Clock = clock_now,
     ) -> None:
         #: None: it is not held.
@@ -64,13 +67,16 @@ class ShardLease:
         self._shards_count = shards_count
         self._nonce = nonce
         self._max_crash_count = max_crash_count
+        #: Of a consumer: what its nonce begins with. Redis keeps more for it then, and of it.
+        self._session = session
         #: Of the last lease.
         self._fence = 0
 
     def acquire_call(self, lease_ttl: float, now: float | None = None, *, charge: bool = True) -> Call:
         """``charge``: what is found in flight counts as a crash of its owner; not so when Redis was away."""
         args = (time_argument(now), self._nonce, _milliseconds(lease_ttl), self._shards_count, self._max_crash_count)
-        return Call("acquire", self._prefix, [*args, random.getrandbits(31), "" if charge else "1", self._fence])
+        more = [self._session] if self._session else []
+        return Call("acquire", self._prefix, [*args, random.getrandbits(31), "" if charge else "1", self._fence, *more])
 
     def acquired(self, reply: Any, deadline: float) -> Lease | LeaseDenied:
         """Takes note of the reply to `acquire_call`. ``deadline``: monotonic, from before it was sent.
@@ -87,9 +93,11 @@ class ShardLease:
             self.deadline = 0.0
             return LeaseDenied(max(reply[1], 0) / 1000)
         fence = self._fence = int(reply[1])
-        resumed = reply[0] == b"resumed"
-        poisoned = tuple(decode_id(job_id) for job_id in reply[3:])
-        lease = Lease(f"{self._nonce}:{fence}", fence, resumed, 0 if resumed else reply[2], poisoned)
+        restored, *poisoned = reply[2:] or [0]
+        lease = Lease(
+            f"{self._nonce}:{fence}", fence, reply[0] == b"resumed", reply[0] == b"adopted", restored,
+            tuple(decode_id(job_id) for job_id in poisoned),
+        )  # fmt: skip
         if self.current is None or self.current.token != lease.token:
             self.current = lease
         self.deadline = deadline
@@ -107,7 +115,12 @@ class ShardLease:
         return self.acquired(reply, deadline)
 
     def renew_call(self, lease_ttl: float) -> Call:
-        return Call("renew", self._prefix, ["", self.token, _milliseconds(lease_ttl)])
+        more = ["1"] if self._session else []
+        return Call("renew", self._prefix, ["", self.token, _milliseconds(lease_ttl), *more])
+
+    def detach_call(self, lease_ttl: float) -> Call:
+        """Leaves it, with what is in flight, to a consumer with the same session."""
+        return Call("detach", self._prefix, ["", self.token, _milliseconds(lease_ttl)])
 
     def lose(self) -> None:
         """Somebody else may have the shard by now: nothing of it is worked any further."""

@@ -257,7 +257,7 @@ class Leases:
             dispatcher.leave(some)
         # No thread can claim them any more, so nobody here performs anything of them. Jobs in flight there may be
         # all the same, after an outage: they are left to the next owner, and not charged.
-        resting = list(self._unclaimed(unwanted))
+        resting = [shard for dispatcher, some in self._dispatched(unwanted) for shard in dispatcher.resting(some)]
 
         def note(shard: Shard, reply: Any, _sent: float) -> None:
             if isinstance(reply, Exception) and not isinstance(reply, LeaseLost):
@@ -340,6 +340,21 @@ class Leases:
             if all(isinstance(reply, RedisUnavailable) for reply in replies):
                 raise replies[0]  # a process that is about to end doesn't wait for the others, too
             for shard in part:
+                shard.lease.lose()
+
+    def detach(self) -> None:
+        """Leaves all leases, with what is in flight, to a consumer with the same session. As `leave`.
+
+        Raises:
+            RedisUnavailable
+        """
+        held = self.held
+        for start in range(0, len(held), _WRITE):
+            part = held[start : start + _WRITE]
+            replies = self._client.run_many([shard.lease.detach_call(self._lease_ttl) for shard in part])
+            for shard, reply in zip(part, replies, strict=True):
+                if isinstance(reply, Exception) and not isinstance(reply, LeaseLost):
+                    raise reply
                 shard.lease.lose()
 
     # --- the log ---

@@ -42,6 +42,9 @@ LATE_SECONDS = 600.0
 #: Tasks of an event loop that a heartbeat names: those that have been running longest.
 SHOWN_TASKS = 10
 
+#: What else is to be done from time to time: it is called with a client and the monotonic time, and returns when it is
+#: to be called again at the latest. It must not wait for other threads.
+Chore = Callable[[Client, float], float]
 #: What else goes out with every heartbeat.
 HeartbeatExtra = Callable[[], Iterable[Call]]
 
@@ -71,9 +74,11 @@ class MaintenanceLoop:
         more_details: Callable[[], Mapping[str, Any]] = dict,
         on_ready: Callable[[], object],
         on_fatal: Callable[[BaseException], object],
+        chore: Chore | None = None,
         clock: Clock = clock_now,
     ) -> None:
         self._clock = clock
+        self._chore = chore
         self._thread = threading.Thread(target=self._run, name="lowq-maintenance", daemon=True)
         self._client = client
         self._membership = membership
@@ -143,6 +148,10 @@ class MaintenanceLoop:
     def members_changed(self) -> None:
         """Nodes came or went: hear which."""
         self._members_asked = True
+        self._nudge.set()
+
+    def nudge(self) -> None:
+        """The chore is to be called earlier than it said."""
         self._nudge.set()
 
     def arm(self) -> None:
@@ -228,9 +237,12 @@ class MaintenanceLoop:
             leases.refresh()
             trouble = trouble or leases.clear_trouble()
             self._next_refresh = now + self._poll_interval
+        chore_due = float("inf")
+        if self._chore is not None:
+            chore_due = self._chore(self._client, now)
         if trouble is not None:
             raise trouble
-        due = min(self._next_renewal, self._next_refresh, self._next_look, leases.next_try)
+        due = min(chore_due, self._next_renewal, self._next_refresh, self._next_look, leases.next_try)
         return min(max(due - self._clock(), 0.0), LONGEST_WAIT)
 
     # --- membership ---
@@ -351,6 +363,17 @@ class MaintenanceLoop:
             RedisUnavailable
         """
         self._leases.leave(seconds)
+        (reply,) = self._client.run_many([self._membership.goodbye_call()], repeats=1)
+        if isinstance(reply, Exception):
+            raise reply
+
+    def detach(self) -> None:
+        """Leaves all leases, after `stop`, with what is in flight, to a consumer with the same session.
+
+        Raises:
+            RedisUnavailable
+        """
+        self._leases.detach()
         (reply,) = self._client.run_many([self._membership.goodbye_call()], repeats=1)
         if isinstance(reply, Exception):
             raise reply

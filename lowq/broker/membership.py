@@ -34,10 +34,12 @@ class Identity:
     host: str = field(default_factory=socket.gethostname)
     pid: int = field(default_factory=os.getpid)
     started_at: float = field(default_factory=time.time)
+    #: Of a consumer. One that comes back with it is the same member, so it has the same share of the shards.
+    session: str = ""
 
     @property
     def name(self) -> str:
-        return f"{self.host}:{self.pid}:{self.nonce[:6]}"
+        return f"session:{self.session}" if self.session else f"{self.host}:{self.pid}:{self.nonce[:6]}"
 
 
 class Membership:

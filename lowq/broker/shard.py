@@ -22,7 +22,7 @@ from lowq.store.keys import shard_prefix
 class DispatchState:
     """What the dispatcher knows of a shard. Read and written under its lock."""
 
-    __slots__ = ("claimed_by", "leaving", "next_due", "paused", "wakes")
+    __slots__ = ("claimed_by", "is_occupied", "leaving", "next_due", "paused", "wakes")
 
     def __init__(self) -> None:
         #: Monotonic time at which the oldest waiting job is due, as far as known; None: nothing waits.
@@ -33,6 +33,8 @@ class DispatchState:
         self.claimed_by: int | None = None
         #: It is to be given up: no thread begins anything of it any more.
         self.leaving = False
+        #: A consumer has jobs of it in hand, though nobody has claimed it: it is not given up before they are reported.
+        self.is_occupied = False
         #: Counts wake-ups: shows whether one came while a take was under way.
         self.wakes = 0
 
@@ -52,6 +54,7 @@ class Shard:
         load_payload: Callable[[bytes], Any],
         max_payloads: int = 1000,
         max_crash_count: int = 3,
+        session: str = "",
         clock: Clock = clock_now,
     ) -> None:
         self.queue = queue
@@ -64,6 +67,7 @@ class Shard:
             shards_count=shards_count,
             nonce=nonce,
             max_crash_count=max_crash_count,
+            session=session,
             clock=clock,
         )
         self.dispatch = DispatchState()
@@ -97,9 +101,9 @@ class QueueOptions(Protocol):
 
 
 def shards_of(
-    client: Client, config: Config, queue: QueueOptions, nonce: str, *, clock: Clock = clock_now
+    client: Client, config: Config, queue: QueueOptions, nonce: str, *, session: str = "", clock: Clock = clock_now
 ) -> list[Shard]:
-    """All shards of a queue, for a process with that nonce; none of them leased yet."""
+    """All shards of a queue, for a process with that nonce; none of them leased yet. ``session``: of a consumer."""
     return [
         Shard(
             client,
@@ -111,6 +115,7 @@ def shards_of(
             load_payload=config.load_payload,
             max_payloads=queue.max_payloads,
             max_crash_count=queue.max_crash_count,
+            session=session,
             clock=clock,
         )
         for index in range(queue.shards_count)

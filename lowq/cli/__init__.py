@@ -16,6 +16,7 @@
 import click
 
 from lowq.cli import act, history, look, nodes
+from lowq.cli.consume import consume, put, take
 from lowq.cli.doctor import doctor
 from lowq.cli.group import Group
 from lowq.cli.push import push
@@ -27,7 +28,7 @@ from lowq.version import VERSION
 @click.command(
     cls=Group,
     sections={
-        "Run": [run, web],
+        "Run": [run, consume, web],
         "Look": [
             look.stats,
             look.nodes,
@@ -41,6 +42,8 @@ from lowq.version import VERSION
         ],
         "Act": [
             push,
+            put,
+            take,
             act.kick,
             act.bury,
             act.delete,

@@ -224,6 +224,8 @@ def nodes(app: Lowq, as_json: bool) -> None:
 
 def _remarks(node: NodeInfo) -> str:
     remarks = ["quiet"] if node.quiet else []
+    if node.kind == "consumer":
+        remarks.append(f"consumer, taken: {number(node.taken)}")
     if node.written_off:
         remarks.append(f"written off: {node.written_off}")
     return ", ".join(remarks)

@@ -137,11 +137,11 @@ def push(
     lowq push Orders --id 42 --payload '{"version": 7}' --score 7
     """
     handle = app.queue(queue, shards_count)
-    _find(handle)
+    check_exists(handle)
     if job_id is not None:
         if file is not None or skip:
             raise Failure("--id pushes a single job; leave out the file and --skip", USAGE)
-        accepted = handle.push(_single_job(job_id, **single))
+        accepted = handle.push(job_of(job_id, **single))
     else:
         for name, value in single.items():
             if value is not None:
@@ -153,22 +153,24 @@ def push(
         echo_lines([f"{count(accepted, 'payload')} pushed to {queue}"])
 
 
-def _find(queue: Queue) -> None:
+def check_exists(queue: Queue) -> None:
+    """Ends the command when nobody has used the queue, and nobody said how many shards it gets."""
     try:
         _ = queue.shards_count
     except UnknownQueueError as error:
         raise Failure(f"{error}; to make the queue, say how many shards it gets: --shards-count 5", USAGE) from None
 
 
-def _single_job(
-    job_id: str, payload: str | None, score: str | None, perform_at: str | None, delay: float | None
+def job_of(
+    job_id: str | None, payload: str | None, score: str | None, perform_at: str | None, delay: float | None
 ) -> dict[str, Any]:
-    job: dict[str, Any] = {"id": job_id}
+    """A job from the texts that somebody has typed; without an id it is a part of one."""
+    job: dict[str, Any] = {} if job_id is None else {"id": job_id}
     if payload is not None:
         try:
             job["payload"] = msgspec.json.decode(payload)
         except (msgspec.DecodeError, UnicodeEncodeError) as error:
-            raise Failure(f"--payload is no JSON: {error}; a text needs its quotes: '\"text\"'", USAGE) from None
+            raise Failure(f"the payload is no JSON: {error}; a text needs its quotes: '\"text\"'", USAGE) from None
     if score is not None:
         try:
             job["score"] = int(score) if score.lstrip("+-").isdigit() else float(score)

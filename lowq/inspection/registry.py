@@ -53,6 +53,10 @@ class NodeInfo:
     late: float = 0.0
     #: Threads beyond its own whose handlers have exceeded their ttr and still run.
     written_off: int = 0
+    #: ``node``, or ``consumer``: then jobs are taken by hand.
+    kind: str = "node"
+    #: Of a consumer: how many jobs it has in hand.
+    taken: int = 0
 
 
 def queues(backend: Backend) -> list[QueueInfo]:
@@ -195,6 +199,8 @@ def _node_info(name: bytes, data: bytes, now: float) -> NodeInfo | None:
         memory=untrusted.whole(details.get("memory"), 0) or 0,
         late=untrusted.number(details.get("late"), 0) or 0.0,
         written_off=untrusted.whole(details.get("written_off"), 0) or 0,
+        kind="consumer" if details.get("kind") == "consumer" else "node",
+        taken=untrusted.whole(details.get("taken"), 0) or 0,
     )
 
 

@@ -180,6 +180,7 @@ SHARD_KEYS: tuple[Key, ...] = (
             "paused": "",
             "paused_by": "",
             "uncharged": "",
+            "detached": "1: a consumer has left and may come back, with the session that `owner` begins with",
             "processed": "",
             "failed": "",
             "buried": "",
@@ -188,6 +189,13 @@ SHARD_KEYS: tuple[Key, ...] = (
         },
     ),
     Key("lease", ("string",), 'the owner\'s token "nonce:fence"', ("broker", "doctor"), "expires (PX) if not renewed"),
+    Key(
+        "consumer",
+        ("string",),
+        "1: a consumer holds the shard, which is woken also while something is in flight",
+        ("broker",),
+        "expires (PX) if not renewed with the lease",
+    ),
     Key(
         "wake",
         ("channel",),
@@ -251,8 +259,15 @@ TASKS = Key(
     ("admin",),
     "expires 30 days after the last report",
 )
+SESSION = Key(
+    "session:<session>",
+    ("string",),
+    "which consumer has the session: random, one for each start of one. The session in the name is a digest of it",
+    ("broker",),
+    "expires (PX) if not renewed",
+)
 #: Below the namespace.
-NAMESPACE_KEYS: tuple[Key, ...] = (QUEUES, NODES, NODES_CHANNEL, HISTORY, AUDIT, TASKS)
+NAMESPACE_KEYS: tuple[Key, ...] = (QUEUES, NODES, NODES_CHANNEL, HISTORY, AUDIT, TASKS, SESSION)
 
 
 def shard_prefix(namespace: str, queue: str, shard: int) -> str:
@@ -288,6 +303,11 @@ def audit_key(namespace: str) -> str:
 def tasks_key(namespace: str) -> str:
     """The registry of tasks: bulk actions in the background of some process."""
     return _key(namespace, TASKS)
+
+
+def session_key(namespace: str, digest: str) -> str:
+    """Which consumer has a session."""
+    return _key(namespace, SESSION) + digest
 
 
 def _key(namespace: str, key: Key) -> str:

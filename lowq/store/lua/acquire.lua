@@ -9,8 +9,9 @@
 -- ARGV[6]  seed of the jitter, an integer
 -- ARGV[7]  '1' when what is in flight is not to be charged: Redis was away lately, the owner may live
 -- ARGV[8]  the last fence that the caller had of this shard; 0: none
+-- ARGV[9]  of a consumer its session, which its nonce begins with; otherwise missing
 --
--- Reply: {'held', PTTL in ms} | {'resumed', fence} | {'acquired', fence, restored, poisoned id...}
+-- Reply: {'held', PTTL in ms} | {'resumed', fence} | {'adopted', fence} | {'acquired', fence, restored, poisoned id...}
 --   restored: how many jobs waited again. The token is nonce .. ':' .. fence.
 -- Errors: SHARDSCOUNT n.
 --
@@ -24,7 +25,8 @@
 --!flags allow-oom
 local prefix, nonce, ttl = KEYS[1], ARGV[2], tonumber(ARGV[3])
 local key_lease, key_meta = prefix .. 'lease', prefix .. 'meta'
-local meta = redis.call('HMGET', key_meta, 'shards_count', 'fence', 'owner', 'uncharged', 'lease_ttl')
+local session = ARGV[9]
+local meta = redis.call('HMGET', key_meta, 'shards_count', 'fence', 'owner', 'uncharged', 'lease_ttl', 'detached')
 local fence, owner, owner_uncharged = tonumber(meta[2]) or 0, meta[3], meta[4]
 if meta[1] and meta[1] ~= ARGV[4] then
   return redis.error_reply('SHARDSCOUNT ' .. meta[1])
@@ -35,7 +37,9 @@ local holder = redis.call('GET', key_lease) or restore_lease(prefix, now)
 -- When Redis lost its last writes, what it has may be an earlier lease of the caller, and others may have had later
 -- ones: then it is not resumed but got anew, as fences must not go back.
 local own = owner == nonce and fence >= tonumber(ARGV[8])
-if holder and string.sub(holder, 1, #nonce + 1) ~= nonce .. ':' then
+local adopts = session and owner and owner ~= nonce and string.sub(owner, 1, #session) == session
+  and (meta[6] or not holder)
+if holder and not adopts and string.sub(holder, 1, #nonce + 1) ~= nonce .. ':' then
   -- A lease never has more than its whole time left, unless the server's clock stepped back: then a dead owner's
   -- would last for as long as the step. A living owner renews it in time.
   local left, whole = redis.call('PTTL', key_lease), tonumber(meta[5])
@@ -51,6 +55,9 @@ end
 -- stays so: what it has in hand it will report, and what it hasn't is handed out again by its next take.
 if own then
   local text = string.format('%.0f', fence)
+  if session then
+    redis.call('SET', prefix .. 'consumer', '1', 'PX', ttl)
+  end
   redis.call('SET', key_lease, nonce .. ':' .. text, 'PX', ttl)
   redis.call('HDEL', key_meta, 'uncharged')
   redis.call('HSET', key_meta, 'lease_ttl', ARGV[3], 'leased_until', now + ttl / 1000)
@@ -74,6 +81,16 @@ local text = string.format('%.0f', fence)
 redis.call('HSET', key_meta, 'fence', text, 'owner', nonce, 'shards_count', ARGV[4], 'lease_ttl', ARGV[3],
   'leased_until', now + ttl / 1000)
 redis.call('SET', key_lease, nonce .. ':' .. text, 'PX', ttl)
+if session then
+  redis.call('SET', prefix .. 'consumer', '1', 'PX', ttl)
+end
+if meta[6] then
+  redis.call('HDEL', key_meta, 'detached')
+end
+if adopts then
+  redis.call('HDEL', key_meta, 'uncharged')
+  return { 'adopted', text }
+end
 -- A job that outlasts the end of its owner. Returns whether that is charged to nobody.
 local function leave_uncharged(id)
   local crashes, uncharged = read_crashes(prefix, id)

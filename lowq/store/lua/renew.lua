@@ -4,6 +4,7 @@
 -- ARGV[1]  now: Unix seconds, or '' for the server's clock
 -- ARGV[2]  token of the lease
 -- ARGV[3]  lease_ttl, milliseconds
+-- ARGV[4]  '1' when the holder is a consumer, otherwise missing
 --
 -- Reply: 1.
 -- Errors: LEASELOST.
@@ -17,4 +18,7 @@ if lost then
 end
 redis.call('PEXPIRE', KEYS[1] .. 'lease', ARGV[3])
 redis.call('HSET', KEYS[1] .. 'meta', 'leased_until', read_now() + ARGV[3] / 1000)
+if ARGV[4] then
+  redis.call('SET', KEYS[1] .. 'consumer', '1', 'PX', ARGV[3])
+end
 return 1

@@ -35,6 +35,7 @@ check('repeated', 'zset')
 check('superseded', 'zset')
 check('meta', 'hash')
 check('lease', 'string')
+check('consumer', 'string')
 local text = string.format('%.17g', now)
 if #wrong > 0 then
   return { text, wrong }

@@ -126,7 +126,9 @@ def test_the_page_of_the_command_line_shows_every_verb() -> None:
 @pytest.mark.parametrize("line", COMMANDS)
 def test_a_command_has_the_verb_and_the_options_that_are_shown(line: str) -> None:
     # With --help nothing is done, but only after all of the line was understood.
-    result = CliRunner().invoke(main, [*shlex.split(line, comments=True)[1:], "--help"])
+    words = shlex.split(line, comments=True)[1:]
+    words.insert(words.index("--") if "--" in words else len(words), "--help")
+    result = CliRunner().invoke(main, words)
     assert result.exit_code == 0, result.output
 
 

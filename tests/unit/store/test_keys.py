@@ -90,6 +90,7 @@ def test_a_key_of_the_namespace_has_one_function_that_names_it() -> None:
         keys.history_key("n", "<queue>"),
         keys.audit_key("n"),
         keys.tasks_key("n"),
+        keys.session_key("n", "<session>"),
     }
     assert made == {f"n:v1:{key.name}" for key in NAMESPACE_KEYS}
     functions = {name for name in vars(keys) if name.endswith("_key") and not name.startswith("_")}
@@ -101,7 +102,8 @@ def test_a_key_of_the_namespace_has_one_function_that_names_it() -> None:
     ("name", "kind"),
     [
         ("n:v1:queues", keys.QUEUES), ("n:v1:nodes", keys.NODES), ("n:v1:history:Orders", keys.HISTORY),
-        ("n:v1:audit", keys.AUDIT), ("n:v1:audits", None), ("m:v1:audit", None), ("n:v1:{Orders:1}:due", None),
+        ("n:v1:audit", keys.AUDIT),
+        ("n:v1:session:ab", keys.SESSION), ("n:v1:audits", None), ("m:v1:audit", None), ("n:v1:{Orders:1}:due", None),
     ],
 )  # fmt: skip
 def test_the_kind_of_a_key_outside_the_shards(name: str, kind: Key | None) -> None:

@@ -74,10 +74,11 @@ local function touch(prefix, suffixes, ids)
   end
 end
 
--- Tells the owner when the shard's head is due. Not while something is in flight: whoever holds that asks for
--- the next due time anyway when it reports the outcome.
+-- Tells the owner when the shard's head is due. Not while something is in flight with a node: whoever holds that asks
+-- for the next due time anyway when it reports the outcome. A consumer may take more meanwhile: it is told always. Its
+-- key counts twice, so that one command tells the two apart.
 local function wake(prefix, delay)
-  if redis.call('EXISTS', prefix .. 'taken') == 0 then
+  if redis.call('EXISTS', prefix .. 'taken', prefix .. 'consumer', prefix .. 'consumer') ~= 1 then
     redis.call('PUBLISH', prefix .. 'wake', string.format('%.6f', math.max(delay, 0)))
   end
 end

@@ -1,0 +1,276 @@
+"""``lowq put``, ``take`` and ``consume``: jobs in with fresh ids, and out by hand or by any program."""
+
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from types import FrameType
+from typing import IO, Any
+
+import click
+import msgspec
+
+from lowq import logs
+from lowq.application import Lowq
+from lowq.cli.failure import FAILED, USAGE, Failure
+from lowq.cli.group import json_option, queue_argument, with_app
+from lowq.cli.output import count, echo_json, echo_lines, say
+from lowq.cli.push import check_exists, job_of
+from lowq.consumer import Consumer, ConsumerJob
+from lowq.errors import LowqError, NotTaken
+from lowq.logs import get_log
+
+log = get_log("lowq.consumer")
+
+#: Exit code of a command that gives its job back (EX_TEMPFAIL); 0 acknowledges it, and any other fails.
+RELEASE = 75
+#: Seconds that a command has after TERM, before it is killed.
+GRACE = 5.0
+#: Characters of what a command wrote to its standard error that are kept with a failed job.
+KEPT_ERROR = 2000
+
+
+@click.command
+@with_app
+@queue_argument
+@click.argument("payload", required=False)
+@click.option("--score", metavar="NUMBER", help="The payload's order; default: the time.")
+@click.option("--perform-at", metavar="TIME", help="When to run: Unix time, or 2027-01-31T12:00Z.")
+@click.option("--delay", type=float, metavar="SECONDS", help="When to run, from now on.")
+@click.option("--shards-count", type=click.IntRange(1, 16384), help="For a queue that doesn't exist yet.")
+@json_option
+def put(app: Lowq, queue: str, payload: str | None, shards_count: int | None, as_json: bool, **rest: Any) -> None:
+    """Put a job with a fresh id; prints the id.
+
+    PAYLOAD is JSON; default: "", and - reads it from the standard input.
+
+    \b
+    lowq put mail '{"to": "a@b.c"}' --delay 60
+    """
+    handle = app.queue(queue, shards_count)
+    check_exists(handle)
+    job = job_of(None, sys.stdin.read() if payload == "-" else payload, **rest)
+    job_id = handle.put(
+        job.get("payload", ""), score=job.get("score"), perform_at=job.get("perform_at"), delay=job.get("delay")
+    )
+    if as_json:
+        echo_json({"queue": queue, "id": job_id})
+    else:
+        echo_lines([job_id])
+
+
+@click.command
+@with_app
+@queue_argument
+@click.option("--limit", type=click.IntRange(1, 1000), default=1, show_default=True, help="Jobs at most.")
+@click.option("--timeout", type=click.FloatRange(0), default=0.0, metavar="SECONDS", help="Wait so long for one.")
+@click.option("--ack", is_flag=True, help="Acknowledge them: they are done.")
+def take(app: Lowq, queue: str, limit: int, timeout: float, ack: bool) -> None:
+    """Take jobs, one JSON object a line; without --ack they wait again afterwards.
+
+    Exit code 1: nothing came.
+    """
+    jobs: list[ConsumerJob] = []
+    with app.queue(queue).consumer() as consumer:
+        while len(jobs) < limit and (some := consumer.take(limit - len(jobs), timeout if not jobs else 0)):
+            jobs += some
+        for job in jobs:
+            line = {"id": job.id, "payloads": job.payloads, "retry_count": job.retry_count}
+            click.echo(msgspec.json.encode(line))
+            if ack:
+                sys.stdout.flush()  # first: what nobody has got must not be acknowledged
+                job.ack()
+    if not jobs:
+        raise Failure(f"queue {queue!r}: nothing came" + (f" within {timeout:g} s" if timeout else ""), FAILED)
+
+
+@click.command(context_settings={"ignore_unknown_options": True})
+@with_app
+@queue_argument
+@click.argument("command", nargs=-1, type=click.UNPROCESSED)
+@click.option("-c", "--concurrency", type=click.IntRange(1, 1000), default=1, show_default=True, help="Jobs at once.")
+@click.option("--ttr", type=float, metavar="SECONDS", help="Kill a command after so long; its job is done again.")
+@click.option("--idle", type=click.FloatRange(0), metavar="SECONDS", help="End when nothing came for so long.")
+def consume(
+    app: Lowq, queue: str, command: Sequence[str], concurrency: int, ttr: float | None, idle: float | None
+) -> None:
+    """Run a command for each job.
+
+    It gets the payloads on its standard input, one line of JSON each, oldest first; {id} in its arguments stands for
+    the id, as LOWQ_ID does in its environment, beside LOWQ_QUEUE and LOWQ_RETRY_COUNT. Exit code 0 acknowledges the
+    job, 75 gives it back uncharged, any other fails: the job is retried, with what the command wrote to its standard
+    error as the reason.
+
+    \b
+    lowq consume mail -c 4 -- ./send.sh {id}
+
+    TERM and Ctrl-C end it: running commands are waited for, up to shutdown_timeout.
+    """
+    if not command:
+        raise Failure("say which command is to be run for each job: lowq consume QUEUE -- COMMAND {id}", USAGE)
+    logs.configure(None, None)
+    with app.queue(queue).consumer(ttr=ttr) as consumer:
+        runner = _Runner(consumer, command, ttr)
+        with _ended_by_signals(runner):
+            say(f"consuming {queue}: {shlex.join(command)}; Ctrl-C ends it")
+            left = runner.run(concurrency, idle, app.config.shutdown_timeout)
+    if left:
+        raise Failure(f"{count(left, 'command')} still ran after shutdown_timeout; their jobs wait again", FAILED)
+
+
+class _Runner:
+    """Runs a command for each job, in some threads."""
+
+    def __init__(self, consumer: Consumer, command: Sequence[str], ttr: float | None) -> None:
+        self._consumer = consumer
+        self._command = list(command)
+        self._ttr = ttr
+        self._running: set[subprocess.Popen[bytes]] = set()
+        self._lock = threading.Lock()
+        self._stopping = threading.Event()
+        self._failure: LowqError | None = None
+
+    def stop(self) -> None:
+        """Takes nothing more. For a signal handler: it waits for nothing."""
+        self._stopping.set()
+
+    def run(self, concurrency: int, idle: float | None, shutdown_timeout: float) -> int:
+        """Until it is stopped, or idle for so many seconds; returns how many commands still ran then."""
+        threads = [threading.Thread(target=self._work, args=(idle,), daemon=True) for _ in range(concurrency)]
+        for thread in threads:
+            thread.start()
+        while any(thread.is_alive() for thread in threads) and not self._stopping.wait(0.1):
+            pass
+        self._consumer.quiet()
+        deadline = shutdown_timeout
+        for thread in threads:
+            while thread.is_alive() and deadline > 0:
+                thread.join(0.05)
+                deadline -= 0.05
+        with self._lock:
+            running = list(self._running)
+        for process in running:
+            _end(process)
+        if self._failure is not None:
+            raise self._failure
+        return len(running)
+
+    def _work(self, idle: float | None) -> None:
+        try:
+            while not self._stopping.is_set():
+                jobs = self._consumer.take(timeout=idle)
+                if not jobs:
+                    return
+                self._perform(jobs[0])
+        except LowqError as error:
+            self._failure = error
+            self._stopping.set()
+
+    def _perform(self, job: ConsumerJob) -> None:
+        code, said = self._call(job)
+        try:
+            if code == 0:
+                job.ack()
+            elif code == RELEASE:
+                job.release(1.0)
+            else:
+                how = f"exited with {code}" if code > 0 else f"was ended by signal {-code}"
+                log.error("id %r: %s %s", job.id, self._command[0], how)
+                job.fail(f"{self._command[0]} {how}\n{said}".rstrip())
+        except NotTaken as error:
+            log.warning("%s", error)
+
+    def _call(self, job: ConsumerJob) -> tuple[int, str]:
+        """Its exit code, negative for a signal, and the end of what it wrote to its standard error."""
+        arguments = [argument.replace("{id}", job.id) for argument in self._command]
+        more = {"LOWQ_ID": job.id, "LOWQ_QUEUE": self._consumer.queue, "LOWQ_RETRY_COUNT": str(job.retry_count)}
+        try:
+            process = subprocess.Popen(
+                arguments, stdin=subprocess.PIPE, stderr=subprocess.PIPE, env=os.environ | more, start_new_session=True
+            )
+        except (OSError, ValueError) as error:
+            return 127, f"{arguments[0]} can't be started: {error}"
+        with self._lock:
+            self._running.add(process)
+        alarm = threading.Timer(self._ttr, _end, [process]) if self._ttr is not None else None
+        try:
+            if alarm is not None:
+                alarm.daemon = True
+                alarm.start()
+            said = _Tail(process.stderr)
+            _feed(process.stdin, job.payloads)
+            code = process.wait()
+            said.join()
+            return code, said.text
+        finally:
+            if alarm is not None:
+                alarm.cancel()
+            with self._lock:
+                self._running.discard(process)
+
+
+class _Tail:
+    """Passes on what a command writes to its standard error, and keeps the end of it."""
+
+    def __init__(self, stream: IO[bytes] | None) -> None:
+        self._kept: deque[str] = deque(maxlen=50)
+        self._stream = stream
+        self._thread = threading.Thread(target=self._read, daemon=True)
+        self._thread.start()
+
+    def _read(self) -> None:
+        for line in self._stream or ():
+            text = line.decode("utf-8", "backslashreplace")
+            self._kept.append(text)
+            click.echo(text, err=True, nl=False)
+
+    def join(self) -> None:
+        """Waits for its end, though not for that of processes that the command has left behind."""
+        self._thread.join(1.0)
+
+    @property
+    def text(self) -> str:
+        return "".join(self._kept)[-KEPT_ERROR:]
+
+
+def _feed(stream: IO[bytes] | None, payloads: Sequence[Any]) -> None:
+    if stream is None:
+        return
+    try:
+        with stream:
+            for payload in payloads:
+                stream.write(msgspec.json.encode(payload) + b"\n")
+    except BrokenPipeError:
+        pass  # it doesn't read all of them
+
+
+def _end(process: "subprocess.Popen[bytes]") -> None:
+    """Ends a command with all that it has started."""
+    for number, seconds in ((signal.SIGTERM, GRACE), (signal.SIGKILL, GRACE)):
+        try:
+            os.killpg(process.pid, number)
+            process.wait(seconds)
+        except ProcessLookupError:
+            return
+        except subprocess.TimeoutExpired:
+            continue
+
+
+@contextmanager
+def _ended_by_signals(runner: _Runner) -> Iterator[None]:
+    def on_signal(_number: int, _frame: FrameType | None) -> None:
+        if runner._stopping.is_set():  # the second one
+            raise KeyboardInterrupt
+        runner.stop()
+
+    before = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,12 @@
+"""Jobs out by hand: a broker and the caller's own code.
+
+consumer        takes jobs, keeps what is in hand, reports it
+async_consumer  the same, awaitable
+job             a job as the caller gets it
+"""
+
+from lowq.consumer.async_consumer import AsyncConsumer, AsyncConsumerJob
+from lowq.consumer.consumer import CONSUMER_BOUNDS, Consumer, ConsumerOptions
+from lowq.consumer.job import ConsumerJob
+
+__all__ = ["CONSUMER_BOUNDS", "AsyncConsumer", "AsyncConsumerJob", "Consumer", "ConsumerJob", "ConsumerOptions"]

@@ -1,0 +1,162 @@
+"""A consumer for coroutines: every verb of `Consumer`, awaitable.
+
+What waits for Redis runs in a thread, so the event loop goes on meanwhile.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from lowq.consumer.consumer import Caller, Consumer
+from lowq.consumer.job import ConsumerJob
+from lowq.errors import ConsumerClosed
+from lowq.group_commit.own_thread import run_in_own_thread
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AsyncConsumerJob:
+    """As `ConsumerJob`; its verbs are awaited."""
+
+    id: str
+    #: Oldest (lowest score) first.
+    payloads: list[Any]
+    #: -1 fresh, n: failed n + 1 times.
+    retry_count: int
+    #: What the job can be reported by, in any process that has the session: ``await consumer.ack(receipt)``.
+    receipt: str
+    _job: ConsumerJob = field(repr=False)
+
+    @property
+    def payload(self) -> Any:
+        """The newest of the payloads; None if somebody has removed them by hand."""
+        return self._job.payload
+
+    async def ack(self) -> None:
+        """As of `ConsumerJob`, like those below."""
+        await in_thread(self._job.ack)
+
+    async def release(self, delay: float | timedelta | None = None) -> None:
+        await in_thread(lambda: self._job.release(delay))
+
+    async def bury(self, reason: str = "") -> None:
+        await in_thread(lambda: self._job.bury(reason))
+
+    async def fail(self, error: BaseException | str = "", delay: float | timedelta | None = None) -> None:
+        await in_thread(lambda: self._job.fail(error, delay))
+
+    async def touch(self, seconds: float | timedelta) -> None:
+        await in_thread(lambda: self._job.touch(seconds))
+
+
+class AsyncConsumer:
+    """As `Consumer`, for one event loop. It starts where ``async with`` begins, or with `start`."""
+
+    def __init__(self, make: Callable[[], Consumer]) -> None:
+        self._make = make
+        self._made: Consumer | None = None
+
+    async def start(self) -> None:
+        """Becomes a member, and gets shards. It raises what `Consumer` does."""
+        if self._made is None:
+            self._made = await in_thread(self._make)
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    @property
+    def _consumer(self) -> Consumer:
+        if self._made is None:
+            raise ConsumerClosed("the consumer has not started; write: async with queue.aconsumer() as consumer")
+        return self._made
+
+    @property
+    def session(self) -> str:
+        """As of `Consumer`."""
+        return self._consumer.session
+
+    async def take(self, limit: int = 1, timeout: float | timedelta | None = None) -> list[AsyncConsumerJob]:
+        """As of `Consumer`. When it is cancelled, what it would have returned waits again."""
+        return await self._take(limit, timeout, ())
+
+    async def _take(
+        self, limit: int, timeout: float | timedelta | None, finished: Sequence[str]
+    ) -> list[AsyncConsumerJob]:
+        consumer, caller = self._consumer, Caller()
+        taking = in_thread(lambda: consumer.take_for(caller, limit, timeout, finished), consumer.give_back)
+        try:
+            return [_awaitable(job) for job in await taking]
+        except asyncio.CancelledError:
+            await in_thread(lambda: consumer.cancel(caller))
+            raise
+
+    async def batches(
+        self, limit: int, timeout: float | timedelta | None = None
+    ) -> AsyncIterator[list[AsyncConsumerJob]]:
+        """As of `Consumer`."""
+        finished: list[str] = []
+        while True:
+            try:
+                jobs = await self._take(limit, timeout, finished)
+            except ConsumerClosed:
+                return
+            if not jobs:
+                return
+            yield jobs
+            finished = [job.receipt for job in jobs]
+
+    async def ack(self, receipt: str) -> None:
+        """As of `Consumer`, like those below."""
+        await in_thread(lambda: self._consumer.ack(receipt))
+
+    async def release(self, receipt: str, delay: float | timedelta | None = None) -> None:
+        await in_thread(lambda: self._consumer.release(receipt, delay))
+
+    async def bury(self, receipt: str, reason: str = "") -> None:
+        await in_thread(lambda: self._consumer.bury(receipt, reason))
+
+    async def fail(self, receipt: str, error: BaseException | str = "", delay: float | timedelta | None = None) -> None:
+        await in_thread(lambda: self._consumer.fail(receipt, error, delay))
+
+    async def touch(self, receipt: str, seconds: float | timedelta) -> None:
+        await in_thread(lambda: self._consumer.touch(receipt, seconds))
+
+    async def detach(self) -> None:
+        await in_thread(self._consumer.detach)
+
+    async def close(self) -> None:
+        if self._made is not None:
+            await in_thread(self._made.close)
+
+
+def _awaitable(job: ConsumerJob) -> AsyncConsumerJob:
+    return AsyncConsumerJob(job.id, job.payloads, job.retry_count, job.receipt, job)
+
+
+async def in_thread(work: Callable[[], T], discard: Callable[[T], object] | None = None) -> T:
+    """Runs it in a thread of its own, as those of the loop's executor may all be waiting. ``discard``: what is to be
+    done with the result when the caller was cancelled meanwhile.
+    """
+    future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+
+    def done(result: T | None, error: BaseException | None) -> None:
+        if not future.done():
+            if error is not None:
+                future.set_exception(error)
+            else:
+                future.set_result(result)  # type: ignore[arg-type]  # without an error there is a result
+        elif error is None and discard is not None:
+            run_in_own_thread(lambda: discard(result), lambda _result, _error: None)  # type: ignore[arg-type]  # likewise
+
+    run_in_own_thread(work, done)
+    return await future

@@ -1,0 +1,782 @@
+"""A consumer: jobs of a queue out by hand, for code that is no worker.
+
+::
+
+    the caller       this object                Redis                      if the process dies here
+    ----------       -----------                -----                      ------------------------
+    take         --> claim a shard
+                     take -------------------> ids move to `taken`         the lease runs out; the next owner restores
+                     unclaim it                                            them, charged with a crash
+    ack, fail,   --> report -----------------> one script each             done, or restored
+    release, bury
+                     the maintenance loop,
+                     when ttr has passed -----> release, charged           restored
+    close        --> release, surrender -----> everything waits again
+    detach       --> detach -----------------> what is in flight stays so for a consumer with the same session
+
+It is a broker and the caller's own code: a member that shares the shards with nodes and other consumers, woken by the
+same messages. Unlike a node it may have several deliveries of a shard in hand, so a shard is claimed for the time of a
+take alone; one with jobs in hand is *occupied*, and not given up before they are reported.
+
+What is in hand is known here, by receipt, and guarded by one lock. Only what is known here can be reported. So when a
+report is repeated after a lost reply, and Redis has nothing in flight under it any more, the first attempt got through.
+"""
+
+import random
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from hashlib import blake2b
+from math import inf
+from types import TracebackType
+from typing import Any, Self
+
+from lowq.backend import Backend
+from lowq.broker.broker import Broker, WorkerGroup
+from lowq.broker.delivery import Delivery, Failure
+from lowq.broker.in_flight import Report
+from lowq.broker.lease import LeaseDenied
+from lowq.broker.membership import Identity
+from lowq.broker.scheduler import LagScheduler
+from lowq.broker.shard import Shard, shards_of
+from lowq.broker.splitter import BalancedSplitter
+from lowq.clock import now as monotonic
+from lowq.codec import MAX_TIME, decode_id, delay_seconds
+from lowq.consumer.job import ConsumerJob
+from lowq.errors import (
+    ConfigError,
+    ConsumerClosed,
+    LeaseLost,
+    LowqError,
+    NotTaken,
+    RedisUnavailable,
+    SessionInUse,
+)
+from lowq.logs import describe, get_log
+from lowq.retry import MAX_RETRY_COUNT, default_retry_in, is_exhausted
+from lowq.settings import Config, cut_error, dump_text
+from lowq.store import Call, Client, Command
+from lowq.store.keys import session_key
+from lowq.version import VERSION
+
+log = get_log("lowq.consumer")
+
+#: Jobs that one take may be asked for.
+MAX_TAKEN = 10_000
+#: Connections of a consumer: as many of its callers speak to Redis at the same moment.
+CONNECTIONS = 4
+#: Seconds until overdue jobs are looked for again when another thread is with them.
+BUSY_SECONDS = 0.02
+#: Seconds for which a shard is left alone when its script fails.
+TROUBLE_SECONDS = 1.0
+
+
+@dataclass(slots=True)
+class ConsumerOptions:
+    """What a consumer goes by, of its queue's options."""
+
+    queue_name: str
+    shards_count: int
+    max_payloads: int = 1000
+    max_crash_count: int = 3
+    max_retry_count: int = MAX_RETRY_COUNT
+
+    def with_known(self, values: Mapping[str, int | None]) -> Self:
+        """With those of the values that are not None."""
+        for name, value in values.items():
+            if value is not None:
+                setattr(self, name, value)
+        return self
+
+
+#: The least and the largest value of each that a worker may have set.
+CONSUMER_BOUNDS = {"max_payloads": (1, 3000), "max_crash_count": (1, 2**31), "max_retry_count": (0, 2**31)}
+
+
+@dataclass(slots=True, eq=False)
+class Caller:
+    """Somebody who takes jobs, and may be cancelled while waiting for them."""
+
+    is_cancelled: bool = False
+
+
+@dataclass(slots=True)
+class _Taken:
+    """A job in hand."""
+
+    shard: Shard
+    #: Of the lease that it was taken under, or that was got when it was adopted.
+    token: str
+    delivery: int
+    id: str
+    retry_count: int
+    #: Monotonic time at which it is released; inf: never.
+    deadline: float
+
+
+class Consumer:
+    """Takes jobs of one queue, which the caller reports. Safe for threads. As a context manager it is closed in the
+    end: what was not reported waits again.
+
+    ``ttr``: seconds, or a timedelta, after which a job that was not reported is taken away, charged with a crash;
+    None: never. ``session``: a consumer that comes back with it after `detach`, before the lease runs out, goes on with
+    the shards and the jobs of the last one; a random one by default.
+
+    Raises:
+        ConfigError: ttr or session is none. SessionInUse: another consumer has the session. ShardsCountError,
+        RedisUnavailable, RedisRefused
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        options: ConsumerOptions,
+        *,
+        ttr: float | timedelta | None = None,
+        session: str | None = None,
+    ) -> None:
+        self.queue = options.queue_name
+        self.session = _checked_session(session)
+        self._ttr = inf if ttr is None else _seconds("ttr", ttr)
+        self._options = options
+        self._config: Config = backend.config
+        #: Guards what follows, and what is in flight of every shard.
+        self._lock = threading.RLock()
+        #: By receipt.
+        self._taken: dict[str, _Taken] = {}
+        self._count_of: dict[Shard, int] = {}
+        self._failure: BaseException | None = None
+        self._closed = False
+        #: When the maintenance loop looks for overdue jobs next, and when the session is to be kept; monotonic.
+        self._looks_at, self._session_due = inf, 0.0
+        #: Those who are in `take` now.
+        self._callers: set[Caller] = set()
+        self._instance = secrets.token_hex(8)
+        digest = blake2b(f"{self.queue}\0{self.session}".encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
+        self._session_key = session_key(self._config.namespace, digest)
+        backend.register(self.queue, options.shards_count)
+        self._client = backend.connect(CONNECTIONS)
+        maintenance_client = backend.connect(2, socket_timeout=max(self._config.lease_ttl / 4, 0.1))
+        try:
+            self._get_session()
+            nonce = digest + secrets.token_hex(4)
+            self._shards = shards_of(self._client, self._config, options, nonce, session=digest)
+            ready = threading.Event()
+            identity = Identity(
+                nonce, {self.queue: options.shards_count}, 0, VERSION, session=f"{digest[6:]}:{digest[:6]}"
+            )
+            self._broker = Broker(
+                identity, self._shards, self._client, maintenance_client, self._config,
+                splitter=BalancedSplitter(1), groups=[WorkerGroup([self.queue], [{self.queue: LagScheduler()}])],
+                shares={}, activities=list, registrations=[backend.registration(self.queue, options.shards_count)],
+                more_details=self._details, chore=self._chore, on_ready=ready.set, on_command=self._on_command,
+                on_fatal=self._on_fatal,
+            )  # fmt: skip
+            (self._dispatcher,) = self._broker.dispatchers
+            adopted = self._adopt(digest)
+        except BaseException:
+            maintenance_client.close()
+            self._client.close()
+            raise
+        self.name = identity.name
+        self._broker.start()
+        for shard in adopted:
+            self._broker.maintenance.check(shard)  # for the listener, which hears of what the loop has got
+        while not ready.wait(0.05) and self._failure is None:
+            if not self._broker.maintenance.is_alive():
+                break
+        log.info("consumer %s of queue %r starts", self.name, self.queue, extra={"event": "start", "queue": self.queue})
+        self._check_open()
+
+    # --- life ---
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """What was taken and not reported waits again, at once and uncharged, and others get the shards. A `take` that
+        waits in another thread returns with nothing. Should Redis be away, the leases run out by themselves.
+        """
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+        self._broker.quiet()
+        try:
+            with self._lock:
+                self._release_all()
+            self._broker.stop()
+            self._broker.leave(0.0)
+            self._give_up_session()
+        except LowqError as error:
+            log.warning("consumer %s could not give back what it has, its leases run out: %s", self.name, error)
+        self._end()
+
+    def quiet(self) -> None:
+        """Takes nothing more: each `take` returns with nothing from here on. What was taken may still be reported, and
+        the shards of which nothing is in hand are given up, so that others work them.
+        """
+        self._broker.quiet()
+        self._dispatcher.nudge()
+
+    def detach(self) -> None:
+        """Leaves without giving anything back: what was taken stays so until the lease runs out. Whoever makes a
+        consumer with this `session` before goes on with it.
+
+        Raises:
+            ConsumerClosed. RedisUnavailable: the leases run out by themselves.
+        """
+        with self._lock:
+            self._check_open()
+            self._closed = True
+        self._dispatcher.close()
+        self._broker.stop()
+        try:
+            with self._lock:
+                self._broker.detach()
+                self._taken.clear()
+            self._give_up_session()
+        finally:
+            self._end()
+
+    def _end(self) -> None:
+        self._broker.stop()
+        self._broker.close()
+        self._client.close()
+        log.info("consumer %s has ended", self.name, extra={"event": "stopped", "queue": self.queue})
+
+    def _check_open(self) -> None:
+        if self._failure is not None:
+            failure = self._failure
+            if not self._closed:
+                self.close()
+            raise failure
+        if self._closed:
+            raise ConsumerClosed(f"the consumer of queue {self.queue!r} is closed; make a new one")
+
+    def _on_fatal(self, error: BaseException) -> None:
+        self._failure = error
+        log.critical("consumer of queue %r ends: %s", self.queue, describe(error), extra={"event": "fatal"})
+        self._dispatcher.nudge()
+
+    def _on_command(self, command: str) -> None:
+        """As for a node: it takes nothing more; what it has it may still report."""
+        log.warning("consumer %s has received a command: %s", self.name, command, extra={"event": "command"})
+        self.quiet()
+
+    def _details(self) -> dict[str, Any]:
+        return {"kind": "consumer", "taken": len(self._taken)}
+
+    # --- the session ---
+
+    def _session_call(self, seconds: float | None) -> Call:
+        return Call("session", self._session_key, ["", self._instance, "" if seconds is None else int(seconds * 1000)])
+
+    def _get_session(self) -> None:
+        (reply,) = self._client.run_many([self._session_call(self._config.lease_ttl)])
+        if isinstance(reply, Exception):
+            raise reply
+        if reply[0] == 0:
+            raise SessionInUse(
+                f"another consumer of queue {self.queue!r} has the session {self.session!r}: it is free once that one "
+                f"has detached or was closed, or {max(reply[1], 0) / 1000:.1f} s after its process has died"
+            )
+
+    def _give_up_session(self) -> None:
+        self._client.run_many([self._session_call(None)])
+
+    def _adopt(self, digest: str) -> list[Shard]:
+        """Goes on with the shards of the last consumer with this session; what is in flight there is in hand then."""
+        owners = self._client.run_many(
+            [Command(shard.prefix, "HGET", f"{shard.prefix}meta", "owner") for shard in self._shards]
+        )
+        adopted: list[Shard] = []
+        for shard, owner in zip(self._shards, owners, strict=True):
+            if not (isinstance(owner, bytes) and owner.startswith(digest.encode())):
+                continue
+            lease = shard.lease.acquire(self._config.lease_ttl)
+            if isinstance(lease, LeaseDenied) or not lease.adopted:
+                continue
+            raw = self._client.command("HGETALL", f"{shard.prefix}taken", key=shard.prefix)
+            records = {decode_id(job_id): record.split() for job_id, record in zip(raw[::2], raw[1::2], strict=True)}
+            for job_id, (delivery, _, retry_count, *_) in records.items():
+                shard.in_flight.adopt(int(delivery), [job_id])
+                self._keep(shard, int(delivery), job_id, int(retry_count), self._deadline())
+            adopted.append(shard)
+        return adopted
+
+    # --- taking ---
+
+    def take(self, limit: int = 1, timeout: float | timedelta | None = None) -> list[ConsumerJob]:
+        """Up to ``limit`` jobs that are due, of different ids; the longest waiting shard first. Waits until there is
+        one, for ``timeout`` seconds at most; None: however long it takes. Returns none when nothing came in time.
+
+        While Redis is away it is waited for as well.
+
+        Raises:
+            ConsumerClosed. RedisUnavailable: there was no answer in time.
+        """
+        return self.take_for(Caller(), limit, timeout)
+
+    def batches(self, limit: int, timeout: float | timedelta | None = None) -> Iterator[list[ConsumerJob]]:
+        """One list of up to ``limit`` jobs after another, until the consumer is closed, or until nothing came for
+        ``timeout`` seconds. Asking for the next acknowledges what was not reported otherwise of the last. Who leaves
+        the loop has the last list in hand.
+
+        Raises:
+            As `take`.
+        """
+        finished: list[str] = []
+        while True:
+            try:
+                jobs = self.take_for(Caller(), limit, timeout, finished)
+            except ConsumerClosed:
+                return
+            if not jobs:
+                return
+            yield jobs
+            finished = [job.receipt for job in jobs]
+
+    def take_for(
+        self, caller: Caller, limit: int, timeout: float | timedelta | None, finished: Iterable[str] = ()
+    ) -> list[ConsumerJob]:
+        """`take`, for somebody who may be cancelled. ``finished``: receipts of what is to be acknowledged with it."""
+        given: object = limit
+        if isinstance(given, bool) or not isinstance(given, int) or not 1 <= given <= MAX_TAKEN:
+            raise ConfigError(f"limit={limit!r:.100} must be a whole number from 1 to {MAX_TAKEN:,}")
+        until = inf if timeout is None else monotonic() + _seconds("timeout", timeout, least=0.0)
+        self._callers.add(caller)
+        try:
+            return self._take_until(limit, until, list(finished), caller)
+        finally:
+            self._callers.discard(caller)
+
+    def _take_until(self, limit: int, until: float, receipts: list[str], caller: Caller) -> list[ConsumerJob]:
+        failures = 0
+        has_looked = False  # in Redis, whether there is nothing indeed
+        shards: Sequence[Shard] = ()
+        while True:
+            self._check_open()
+            try:
+                if has_looked:
+                    self._look()
+                jobs = self._take_ready(limit, receipts, shards)
+                failures = 0
+            except RedisUnavailable as error:
+                self._broker.outage.begin(error)
+                failures += 1
+                if monotonic() >= until:
+                    raise
+                time.sleep(min(0.05 * 2.0 ** min(failures, 5), max(until - monotonic(), 0.0)))
+                shards = ()
+                continue
+            if jobs or has_looked:
+                return self._handed_over(jobs, caller)
+            if monotonic() >= until:
+                has_looked, shards = True, ()
+                continue
+            shards = self._dispatcher.wait_many(1, until)
+            if (
+                self._dispatcher.closed
+                or self._failure is not None
+                or any(one.is_cancelled for one in list(self._callers))
+            ):
+                self._dispatcher.nudge()  # perhaps it was meant for another one who waits
+            if self._dispatcher.closed or caller.is_cancelled:
+                for shard in shards:
+                    self._dispatcher.unclaim(shard)
+                return []
+
+    def _look(self) -> None:
+        """Asks the shards when their next job is due: what was pushed a moment ago may not have woken this yet.
+
+        Raises:
+            RedisUnavailable
+        """
+        held = self._dispatcher.unclaimed([shard for shard in self._shards if shard.lease.current is not None])
+        replies = self._client.run_many([shard.in_flight.refresh_call() for shard, _ in held])
+        for (shard, wakes), reply in zip(held, replies, strict=True):
+            if isinstance(reply, LeaseLost):
+                self._broker.maintenance.check(shard)
+            elif isinstance(reply, RedisUnavailable):
+                raise reply
+            elif not isinstance(reply, Exception):
+                delay = None if reply[1] is None else reply[1] / 1e6
+                self._dispatcher.refreshed(shard, wakes, delay, paused=bool(reply[2]))
+
+    def cancel(self, caller: Caller) -> None:
+        """Has a `take` return at once, with nothing: what it has got meanwhile waits again."""
+        with self._lock:
+            caller.is_cancelled = True
+        self._dispatcher.nudge()
+
+    def _handed_over(self, jobs: list[ConsumerJob], caller: Caller) -> list[ConsumerJob]:
+        with self._lock:
+            if caller.is_cancelled:
+                self.give_back(jobs)
+                return []
+            self._callers.discard(caller)
+            return jobs
+
+    def give_back(self, jobs: Iterable[ConsumerJob]) -> None:
+        """These wait again, as far as they are in hand."""
+        with self._lock:
+            self._release([job.receipt for job in jobs if job.receipt in self._taken])
+
+    def _take_ready(self, limit: int, finished: list[str], shards: Sequence[Shard]) -> list[ConsumerJob]:
+        """Acknowledges, and takes what is ready: of these shards, which are claimed, or of one, and only if that has
+        not enough of others as well.
+        """
+        jobs: list[ConsumerJob] = []
+        shards = shards or self._dispatcher.pick_many(1, ())
+        while shards or finished:
+            jobs += self._exchange(finished, shards, limit - len(jobs))
+            finished.clear()
+            if not shards or len(jobs) >= limit:
+                break
+            shards = self._dispatcher.pick_many(limit - len(jobs), ())
+        return jobs
+
+    def _exchange(self, finished: Sequence[str], shards: Sequence[Shard], room: int) -> list[ConsumerJob]:
+        """Acknowledges jobs and takes up to ``room`` from shards, which are claimed, in one write.
+
+        Should only the replies be lost, the acknowledgements are repeated, and the next take of a shard brings what it
+        took again.
+        """
+        jobs: list[ConsumerJob] = []
+        trouble: RedisUnavailable | None = None
+        with self._lock:
+            try:
+                acks = self._acks(finished)
+                share, odd = divmod(room, max(len(shards), 1))
+                wakes = [shard.dispatch.wakes for shard in shards]
+                takes = [shard.in_flight.take_call(share + (number < odd)) for number, shard in enumerate(shards)]
+                begun = self._broker.outage.begun
+                replies = self._client.run_many([*(report.call for _, _, report in acks), *takes])
+                trouble = self._note_acks(acks, replies[: len(acks)])
+                for shard, before, reply in zip(shards, wakes, replies[len(acks) :], strict=True):
+                    try:
+                        delivery = shard.in_flight.took(reply)
+                        self._dispatcher.took(shard, before, delivery)
+                        jobs += self._received(shard, delivery)
+                    except LeaseLost:
+                        self._lost(shard)
+                    except RedisUnavailable as error:
+                        trouble = trouble or error
+                    except Exception as error:
+                        self._dispatcher.rest(shard, TROUBLE_SECONDS)
+                        log.error("%r rests for %g s: %s", shard, TROUBLE_SECONDS, error, extra={"event": "trouble"})
+            finally:
+                for shard in shards:
+                    self._dispatcher.unclaim(shard)
+            if trouble is not None and not jobs:
+                raise trouble
+            if trouble is None:
+                self._broker.outage.end(begun)
+        return jobs
+
+    def _received(self, shard: Shard, delivery: Delivery) -> list[ConsumerJob]:
+        """Keeps what a take has brought. What can't be decoded of it goes to the morgue as it is."""
+        for receipt, taken in list(self._taken.items()):
+            if taken.shard is shard and taken.token != delivery.lease.token:
+                self._forget([receipt])  # of a lease that was lost
+        jobs: list[ConsumerJob] = []
+        deadline = self._deadline()
+        for job in delivery.jobs:
+            receipt = self._keep(shard, delivery.number, job.id, job.retry_count, deadline)
+            jobs.append(ConsumerJob(job.id, job.payloads, job.retry_count, receipt, self))
+        if delivery.undecodable:
+            jobs = self._bury_undecodable(shard, delivery, jobs)
+        return jobs
+
+    def _bury_undecodable(self, shard: Shard, delivery: Delivery, jobs: list[ConsumerJob]) -> list[ConsumerJob]:
+        for item in delivery.undecodable:
+            reason = self._error_bytes(item.reason)
+            shard.in_flight.bury([(item.id, reason, (item.payload,))])
+            log.error("queue %r, id %r: %s; it is in the morgue now", self.queue, item.id, item.reason)
+        self._forget([job.receipt for job in jobs if not job.payloads])
+        return [job for job in jobs if job.payloads]
+
+    # --- reporting ---
+
+    def ack(self, receipt: str) -> None:
+        """The job is done.
+
+        Raises:
+            NotTaken, RedisUnavailable: as of `ConsumerJob`. So of the others.
+        """
+        self._report(receipt, lambda taken: taken.shard.in_flight.ack_report([taken.id], taken.delivery))
+
+    def release(self, receipt: str, delay: float | timedelta | None = None) -> None:
+        """The job waits again, uncharged: for so many seconds, or as it did before."""
+        seconds = None if delay is None else float(delay_seconds(delay))
+        self._report(
+            receipt,
+            lambda taken: taken.shard.in_flight.release_report([(taken.id, seconds)], delivery=taken.delivery),
+            seconds or 0.0,
+        )
+
+    def bury(self, receipt: str, reason: str = "") -> None:
+        """The job goes to the morgue, with all payloads that were taken."""
+        if not isinstance(reason, str):
+            raise LowqError(f"bury: reason is a text, not {reason!r:.100}")
+        data = self._error_bytes(reason)
+        self._report(
+            receipt, lambda taken: taken.shard.in_flight.bury_report([(taken.id, data, ())], delivery=taken.delivery)
+        )
+
+    def fail(self, receipt: str, error: BaseException | str = "", delay: float | timedelta | None = None) -> None:
+        """The job is charged a retry. ``delay``: seconds until then; by default they grow from retry to retry. Without
+        any left its oldest payload goes to the morgue.
+        """
+        if not isinstance(error, BaseException | str):
+            raise LowqError(f"fail: say the exception or a text, not {error!r:.100}")
+        data = self._error_bytes(error)
+        given = None if delay is None else float(delay_seconds(delay))
+        with self._lock:
+            retry_count = self._find(receipt).retry_count + 1
+            seconds = min(default_retry_in(retry_count), MAX_TIME) if given is None else given
+            exhausted = is_exhausted(retry_count, self._options.max_retry_count)
+
+            def report(taken: _Taken) -> Report:
+                failure = Failure(
+                    taken.id, "exhausted" if exhausted else "retry", retry_count, 0.0 if exhausted else seconds, data
+                )
+                return taken.shard.in_flight.fail_report([failure], delivery=taken.delivery)
+
+            self._report(receipt, report, 0.0 if exhausted else seconds)
+
+    def touch(self, receipt: str, seconds: float | timedelta) -> None:
+        """From now on the job has so many seconds until ``ttr`` passes. Without ``ttr`` it has for ever, as before."""
+        more = _seconds("touch", seconds)
+        with self._lock:
+            taken = self._find(receipt)
+            if taken.deadline < inf:
+                taken.deadline = monotonic() + more
+                self._watch(taken.deadline)
+
+    def _report(self, receipt: str, report_of: Callable[[_Taken], Report], delay: float = 0.0) -> None:
+        """Reports a job in hand, which waits for ``delay`` seconds afterwards, if it does."""
+        with self._lock:
+            taken = self._find(receipt)
+            shard = taken.shard
+            report = report_of(taken)
+            (reply,) = self._client.run_many([report.call])
+            try:
+                shard.in_flight.reported([report], [reply])
+            except LeaseLost:
+                self._lost(shard)
+                raise NotTaken(
+                    f"queue {self.queue!r}, id {taken.id!r}: the lease of {shard!r} was lost, so whoever has the shard "
+                    "next takes the job again"
+                ) from None
+            self._forget([receipt])
+            self._look_at(shard, report, reply, delay)
+
+    def _look_at(self, shard: Shard, report: Report, reply: Any, delay: float) -> None:
+        """Wakes whoever waits for what is due now of the shard, or will be."""
+        if report.call.script == "ack_and_take":
+            _, microseconds, paused, *_ = reply
+            if microseconds is not None and not paused:
+                self._dispatcher.wake(shard, max(microseconds / 1e6, 0.0))
+        else:
+            self._dispatcher.wake(shard, delay)
+
+    def _find(self, receipt: object) -> _Taken:
+        """What is in hand under a receipt.
+
+        Raises:
+            NotTaken, ConsumerClosed
+        """
+        taken = self._taken.get(receipt) if isinstance(receipt, str) else None
+        if taken is not None and taken.token == taken.shard.in_flight.token:
+            return taken
+        self._check_open()
+        raise NotTaken(
+            f"queue {self.queue!r}: this consumer holds no job with the receipt {receipt!r:.200}: it was reported "
+            "already, or its ttr has passed, or the lease of its shard was lost, or it is no receipt of this session"
+        )
+
+    def _acks(self, receipts: Sequence[str]) -> list[tuple[Shard, list[str], Report]]:
+        """Acknowledgements of those that are in hand, each of one delivery, with their receipts."""
+        groups: dict[tuple[Shard, int], list[str]] = {}
+        for receipt in receipts:
+            taken = self._taken.get(receipt)
+            if taken is not None and taken.token == taken.shard.in_flight.token:
+                groups.setdefault((taken.shard, taken.delivery), []).append(receipt)
+        return [
+            (shard, some, shard.in_flight.ack_report([self._taken[receipt].id for receipt in some], delivery))
+            for (shard, delivery), some in groups.items()
+        ]
+
+    def _note_acks(
+        self, acks: Sequence[tuple[Shard, list[str], Report]], replies: Sequence[Any]
+    ) -> RedisUnavailable | None:
+        """Takes note of the replies; returns the error when there was no answer: then they stay in hand."""
+        trouble: RedisUnavailable | None = None
+        for (shard, receipts, report), reply in zip(acks, replies, strict=True):
+            try:
+                shard.in_flight.reported([report], [reply])
+            except LeaseLost:
+                self._lost(shard)
+                continue
+            except RedisUnavailable as error:
+                trouble = trouble or error
+                continue
+            self._forget(receipts)
+            self._look_at(shard, report, reply, 0.0)
+        return trouble
+
+    def _error_bytes(self, error: BaseException | str) -> bytes:
+        config = self._config
+        try:
+            return dump_text(config, error if isinstance(error, str) else config.format_error(error))
+        except Exception:
+            log.exception("format_error or dump_error failed; the bare error is kept")
+            text = error if isinstance(error, str) else describe(error, str)
+            return cut_error(text).encode("utf-8", "backslashreplace")
+
+    # --- what is in hand ---
+
+    def _deadline(self) -> float:
+        deadline = monotonic() + self._ttr
+        self._watch(deadline)
+        return deadline
+
+    def _watch(self, deadline: float) -> None:
+        """The maintenance loop is to look for overdue jobs then, at the latest."""
+        if deadline < self._looks_at:
+            self._looks_at = deadline
+            self._broker.maintenance.nudge()
+
+    def _keep(self, shard: Shard, delivery: int, job_id: str, retry_count: int, deadline: float) -> str:
+        receipt = f"{self.queue}:{shard.index}:{delivery}:{job_id}"
+        if receipt not in self._taken:
+            self._count_of[shard] = self._count_of.get(shard, 0) + 1
+            if self._count_of[shard] == 1:
+                self._dispatcher.occupy(shard, is_occupied=True)
+        self._taken[receipt] = _Taken(shard, shard.in_flight.token, delivery, job_id, retry_count, deadline)
+        return receipt
+
+    def _forget(self, receipts: Iterable[str]) -> None:
+        for receipt in receipts:
+            taken = self._taken.pop(receipt, None)
+            if taken is None:
+                continue
+            self._count_of[taken.shard] -= 1
+            if not self._count_of[taken.shard]:
+                del self._count_of[taken.shard]
+                self._dispatcher.occupy(taken.shard, is_occupied=False)
+
+    def _lost(self, shard: Shard) -> None:
+        """The lease was lost: whoever has it next takes what is in flight."""
+        self._forget([receipt for receipt, taken in self._taken.items() if taken.shard is shard])
+        self._broker.maintenance.check(shard)
+        log.warning(
+            "%r: the lease was lost; whoever has the shard next takes what was in flight", shard,
+            extra={"event": "lease_lost", "queue": self.queue, "shard": shard.index},
+        )  # fmt: skip
+
+    def _release_all(self) -> None:
+        self._release(list(self._taken))
+
+    def _release(self, receipts: Sequence[str], client: Client | None = None, *, crashed: bool = False) -> None:
+        """Jobs in hand wait again. ``crashed``: their ttr has passed.
+
+        Raises:
+            RedisUnavailable: they are still in hand.
+        """
+        groups: dict[tuple[Shard, int], list[str]] = {}
+        for receipt in receipts:
+            taken = self._taken[receipt]
+            if taken.token != taken.shard.in_flight.token:
+                self._forget([receipt])
+            else:
+                groups.setdefault((taken.shard, taken.delivery), []).append(receipt)
+        reports: list[tuple[Shard, list[str], float, Report]] = []
+        for (shard, delivery), some in groups.items():
+            delay = random.uniform(0.05, 0.5) if crashed else None
+            ids = [(self._taken[receipt].id, delay) for receipt in some]
+            report = shard.in_flight.release_report(ids, crashed=crashed, delivery=delivery)
+            reports.append((shard, some, delay or 0.0, report))
+        replies = (client or self._client).run_many([report.call for *_, report in reports])
+        for (shard, some, delay_, report), reply in zip(reports, replies, strict=True):
+            try:
+                shard.in_flight.reported([report], [reply])
+            except LeaseLost:
+                self._lost(shard)
+                continue
+            if crashed:
+                self._log_overdue(some)
+            self._forget(some)
+            self._dispatcher.wake(shard, delay_)
+
+    def _log_overdue(self, receipts: Sequence[str]) -> None:
+        for receipt in receipts[:3]:
+            taken = self._taken[receipt]
+            log.error(
+                "%r, id %r: its ttr has passed; it is charged with a crash and waits again, unless that makes "
+                "max_crash_count of them", taken.shard, taken.id,
+                extra={"event": "overdue", "queue": self.queue, "shard": taken.shard.index, "id": taken.id},
+            )  # fmt: skip
+        if len(receipts) > 3:
+            log.error("... and so has that of %d more", len(receipts) - 3)
+
+    # --- in the maintenance loop ---
+
+    def _chore(self, client: Client, now: float) -> float:
+        """Keeps the session, and releases what is overdue; returns when it is to be called again."""
+        if now >= self._session_due:
+            (reply,) = client.run_many([self._session_call(self._config.lease_ttl)], repeats=0)
+            if isinstance(reply, RedisUnavailable):
+                return now + 0.2
+            if isinstance(reply, Exception):
+                raise reply
+            if reply[0] == 0 and self._failure is None:
+                self._on_fatal(SessionInUse(f"another consumer of queue {self.queue!r} has this session by now"))
+            self._session_due = now + self._config.lease_ttl / 3
+        # Whoever has the lock may wait for Redis: this loop must not wait with it, or the leases would run out.
+        if not self._lock.acquire(blocking=False):
+            return now + BUSY_SECONDS
+        try:
+            overdue = [receipt for receipt, taken in self._taken.items() if taken.deadline <= now]
+            if overdue and not self._closed:
+                self._release(overdue, client, crashed=True)
+            earliest = min((taken.deadline for taken in self._taken.values()), default=inf)
+            self._looks_at = earliest
+            return min(earliest, self._session_due)
+        except RedisUnavailable:
+            return now + 0.2
+        finally:
+            self._lock.release()
+
+
+def _checked_session(session: object) -> str:
+    if session is None:
+        return secrets.token_hex(16)
+    if not isinstance(session, str) or not 1 <= len(session) <= 512:
+        raise ConfigError(f"session={session!r:.100} must be a text of 1 to 512 characters")
+    return session
+
+
+def _seconds(name: str, value: object, least: float | None = None) -> float:
+    """A length of time in seconds, from a number or a timedelta; more than 0, or at least ``least``.
+
+    Raises:
+        ConfigError
+    """
+    seconds = value.total_seconds() if isinstance(value, timedelta) else value
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds <= MAX_TIME:
+        bound = "more than 0" if least is None else "0 or more"
+        raise ConfigError(f"{name}={value!r:.100} must be seconds, or a timedelta, of {bound}")
+    if least is None and seconds == 0:
+        raise ConfigError(f"{name}={value!r:.100} must be seconds, or a timedelta, of more than 0")
+    return float(seconds)

@@ -1,0 +1,526 @@
+"""Consumers: take, report, several jobs at once, ttr, sessions; on both stores."""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+import lowq
+from lowq.consumer import Consumer, ConsumerJob
+from lowq.errors import ConfigError, ConsumerClosed, JobError, NotTaken, SessionInUse, UnknownQueueError
+from lowq.queue import Queue
+from tests.waiting import NEVER, PATIENCE, until
+
+Open = Callable[..., Consumer]
+
+
+@pytest.fixture
+def app(store_url: str) -> Iterator[lowq.Lowq]:
+    app = lowq.Lowq(redis_url=store_url, lease_ttl=5)
+    yield app
+    app.close()
+
+
+@pytest.fixture
+def queue(app: lowq.Lowq) -> Queue:
+    queue = app.queue("mail", 4)
+    queue.push([])
+    return queue
+
+
+@pytest.fixture
+def open_consumer(queue: Queue) -> Iterator[Open]:
+    """Makes consumers of the queue, which are closed in the end."""
+    with ExitStack() as stack:
+        yield lambda **options: stack.enter_context(queue.consumer(**options))
+
+
+@pytest.fixture
+def consumer(open_consumer: Open) -> Consumer:
+    return open_consumer()
+
+
+def take(consumer: Consumer, count: int = 1) -> list[ConsumerJob]:
+    """So many jobs, of as many takes as that needs."""
+    jobs: list[ConsumerJob] = []
+    while len(jobs) < count:
+        taken = consumer.take(count - len(jobs), timeout=PATIENCE)
+        assert taken
+        jobs += taken
+    return jobs
+
+
+def counts(queue: Queue) -> tuple[int, int, int]:
+    """How many wait, are in flight, are buried."""
+    stats = queue.stats()
+    return stats.length, stats.taken, stats.morgue_length
+
+
+# --- put ---
+
+
+def test_what_is_put_has_ids_in_the_order_of_time(queue: Queue) -> None:
+    ids = [queue.put({"n": n}) for n in range(20)]
+    assert ids == sorted(ids)
+    assert len(set(ids)) == 20
+    assert queue.stats().length == 20
+
+
+def test_put_takes_what_a_job_has(queue: Queue, consumer: Consumer) -> None:
+    later = queue.put("later", delay=timedelta(hours=1), score=7)
+    now = queue.put()
+    assert [job.id for job in consumer.take(10, timeout=PATIENCE)] == [now]
+    assert queue.jobs("scheduled").jobs[0].id == later
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"delay": "soon"}, {"score": float("nan")}, {"perform_at": 5}, {"payload": object()}]
+)
+def test_what_is_wrong_is_not_put(queue: Queue, wrong: dict[str, Any]) -> None:
+    with pytest.raises(JobError):
+        queue.put(**wrong)
+    assert counts(queue) == (0, 0, 0)
+
+
+# --- take ---
+
+
+def test_a_job_has_its_payloads_oldest_first(queue: Queue, consumer: Consumer) -> None:
+    queue.push([{"id": "a", "payload": n, "score": n} for n in (2, 1, 3)])
+    (job,) = take(consumer)
+    assert (job.id, job.payloads, job.payload, job.retry_count) == ("a", [1, 2, 3], 3, -1)
+
+
+def test_no_id_is_out_twice(queue: Queue, consumer: Consumer) -> None:
+    queue.push({"id": "a", "payload": 1})
+    (job,) = take(consumer)
+    queue.push({"id": "a", "payload": 2})
+    assert consumer.take(10, timeout=0) == []
+    job.ack()
+    assert take(consumer)[0].payloads == [2]
+
+
+def test_several_are_out_at_once_of_one_shard_and_of_many(queue: Queue, consumer: Consumer) -> None:
+    queue.push([{"id": n, "payload": n} for n in range(40)])
+    jobs = [job for _ in range(40) for job in consumer.take(1, timeout=0)]
+    assert sorted(int(job.id) for job in jobs) == list(range(40))
+    assert counts(queue) == (0, 40, 0)
+    for job in reversed(jobs):
+        job.ack()
+    assert counts(queue) == (0, 0, 0)
+    assert queue.stats().processed == 40
+
+
+def test_one_take_brings_up_to_its_limit_over_all_shards(queue: Queue, consumer: Consumer) -> None:
+    queue.push([{"id": n} for n in range(100)])
+    lengths = [len(consumer.take(30, timeout=0)) for _ in range(20)]
+    assert max(lengths) <= 30
+    assert sum(lengths) == 100
+    assert len({job.shard.index for job in consumer._taken.values()}) == 4
+
+
+def test_what_was_pushed_before_is_there_without_waiting(queue: Queue, consumer: Consumer) -> None:
+    """Also before the message that wakes the consumer has come."""
+    for n in range(50):
+        queue.push({"id": n})
+        assert [job.id for job in consumer.take(timeout=0)] == [str(n)]
+
+
+def test_nothing_comes_in_time(consumer: Consumer) -> None:
+    assert consumer.take(timeout=0) == consumer.take(timeout=timedelta(milliseconds=1)) == []
+
+
+def test_who_waits_is_woken_by_a_push_also_with_jobs_in_hand(queue: Queue, open_consumer: Open) -> None:
+    consumer = open_consumer()
+    queue.push([{"id": n} for n in range(10)])
+    assert len(take(consumer, 10)) == 10
+    got: list[ConsumerJob] = []
+    thread = threading.Thread(target=lambda: got.extend(take(consumer)))
+    thread.start()
+    queue.push({"id": "late"})
+    thread.join(PATIENCE)
+    assert [job.id for job in got] == ["late"]
+
+
+def test_a_job_that_is_due_later_ends_the_wait_then(queue: Queue, consumer: Consumer) -> None:
+    queue.push({"id": "later", "delay": 0.2})
+    assert [job.id for job in take(consumer)] == ["later"]
+
+
+def test_a_paused_queue_gives_nothing_until_it_is_resumed(queue: Queue, consumer: Consumer) -> None:
+    queue.push({"id": "a"})
+    queue.pause()
+    assert consumer.take(timeout=0.05) == []
+    queue.resume()
+    assert [job.id for job in take(consumer)] == ["a"]
+
+
+@pytest.mark.parametrize("limit", [0, -1, 10_001, True, 1.5, "3", None])
+def test_a_limit_that_is_none(consumer: Consumer, limit: Any) -> None:
+    with pytest.raises(ConfigError, match="limit="):
+        consumer.take(limit, timeout=0)
+
+
+@pytest.mark.parametrize("timeout", [-1, float("nan"), float("inf"), True, "5"])
+def test_a_timeout_that_is_none(consumer: Consumer, timeout: Any) -> None:
+    with pytest.raises(ConfigError, match="timeout="):
+        consumer.take(timeout=timeout)
+
+
+@pytest.mark.parametrize("options", [
+    {"ttr": 0}, {"ttr": -1}, {"ttr": float("nan")}, {"ttr": float("inf")}, {"ttr": "60"}, {"ttr": True},
+    {"session": ""}, {"session": 5}, {"session": "x" * 513},
+])  # fmt: skip
+def test_an_option_that_is_none(queue: Queue, options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(options))):
+        queue.consumer(**options)
+
+
+def test_a_queue_that_nobody_has_used(app: lowq.Lowq) -> None:
+    with pytest.raises(UnknownQueueError, match="'nobody'"):
+        app.queue("nobody").consumer()
+
+
+def test_what_can_not_be_decoded_goes_to_the_morgue(queue: Queue, consumer: Consumer, app: lowq.Lowq) -> None:
+    queue.push([{"id": "a", "payload": "spoilt"}, {"id": "b"}])
+    prefix = queue._prefix_of(b"a")
+    app.client.command("SET", f"{prefix}payloads:a", "1 {", key=prefix)
+    taken = [job for _ in range(3) for job in consumer.take(10, timeout=0)]
+    assert [job.id for job in taken] == ["b"]
+    assert counts(queue) == (0, 1, 1)
+    assert "can't be decoded" in (queue.jobs("morgue").jobs[0].error or "")
+
+
+# --- report ---
+
+
+def test_what_is_released_waits_again_uncharged(queue: Queue, consumer: Consumer) -> None:
+    queue.push({"id": "a", "payload": 1})
+    take(consumer)[0].release()
+    (job,) = take(consumer)
+    assert (job.payloads, job.retry_count) == ([1], -1)
+    job.release(NEVER)
+    assert consumer.take(timeout=0) == []
+    assert queue.stats().scheduled == 1
+
+
+def test_what_fails_is_charged_a_retry(queue: Queue, consumer: Consumer) -> None:
+    queue.push({"id": "a", "payload": 1})
+    take(consumer)[0].fail(ValueError("out of stock"), delay=0)
+    (job,) = take(consumer)
+    assert job.retry_count == 0
+    job.fail("again")
+    (waiting,) = queue.jobs("retrying").jobs
+    assert (waiting.retry_count, waiting.error) == (1, "again")
+    assert queue.stats().failed == 2
+
+
+def test_without_a_retry_left_the_oldest_payload_is_buried(app: lowq.Lowq) -> None:
+    @app.worker(shards_count=2, max_retry_count=0, queue_name="strict")
+    def strict(payloads_by_id: dict[str, list[Any]]) -> None: ...
+
+    strict.perform_async([{"id": "a", "payload": n, "score": n} for n in (1, 2)])
+    with strict.queue.consumer() as consumer:
+        take(consumer)[0].fail("no")
+        (buried,) = strict.queue.jobs("morgue").jobs
+        assert [payload for payload, _ in buried.payloads] == [1]
+        assert take(consumer)[0].payloads == [2]
+
+
+def test_what_a_worker_says_of_its_queue_holds_where_only_the_name_is_known(app: lowq.Lowq, store_url: str) -> None:
+    @app.worker(shards_count=2, max_retry_count=0, max_payloads=1, queue_name="strict")
+    def strict(payloads_by_id: dict[str, list[Any]]) -> None: ...
+
+    strict.perform_async([{"id": "a", "payload": n, "score": n} for n in (1, 2)])
+    app.client.run(*_registration(app, strict))
+    other = lowq.Lowq(redis_url=store_url)
+    with other.queue("strict").consumer() as consumer:
+        (job,) = take(consumer)
+        assert job.payloads == [1]
+        job.fail("no")
+        assert strict.queue.stats().morgue_length == 1
+    other.close()
+
+
+def _registration(app: lowq.Lowq, worker: type) -> tuple[Any, ...]:
+    """As a node enters it."""
+    call = app.registration(worker.queue_name, worker.shards_count, worker)  # type: ignore[attr-defined]  # a worker has them
+    return call.script, call.key, *call.args
+
+
+def test_what_is_buried_is_kept_with_the_reason(queue: Queue, consumer: Consumer) -> None:
+    queue.push({"id": "a", "payload": 1})
+    take(consumer)[0].bury("no such address")
+    (buried,) = queue.jobs("morgue").jobs
+    assert buried.error == "no such address"
+    assert counts(queue) == (0, 0, 1)
+
+
+VERBS: dict[str, Callable[[ConsumerJob], None]] = {
+    "ack": lambda job: job.ack(),
+    "release": lambda job: job.release(),
+    "bury": lambda job: job.bury("x"),
+    "fail": lambda job: job.fail("x"),
+    "touch": lambda job: job.touch(5),
+}
+
+
+@pytest.mark.parametrize("second", VERBS)
+@pytest.mark.parametrize("first", ["ack", "release", "bury", "fail"])
+def test_a_job_is_reported_once(queue: Queue, open_consumer: Open, first: str, second: str) -> None:
+    consumer = open_consumer(ttr=NEVER)
+    queue.push({"id": "a", "payload": 1})
+    (job,) = take(consumer)
+    VERBS[first](job)
+    before = counts(queue)
+    with pytest.raises(NotTaken, match="holds no job with the receipt"):
+        VERBS[second](job)
+    assert counts(queue) == before
+
+
+@pytest.mark.parametrize("receipt", ["", "nonsense", "mail:0:1:a", "mail:99:1:a", None, 5, b"mail:0:1:a"])
+def test_a_forged_receipt(queue: Queue, consumer: Consumer, receipt: Any) -> None:
+    queue.push({"id": "b"})
+    take(consumer)
+    before = counts(queue)
+    for report in (consumer.ack, consumer.release, consumer.bury, consumer.fail):
+        with pytest.raises(NotTaken):
+            report(receipt)
+    with pytest.raises(NotTaken):
+        consumer.touch(receipt, 5)
+    assert counts(queue) == before
+
+
+def test_the_receipt_of_another_consumer(queue: Queue, open_consumer: Open) -> None:
+    queue.push([{"id": n} for n in range(20)])
+    one = open_consumer()
+    (job,) = take(one)
+    two = open_consumer()
+    with pytest.raises(NotTaken):
+        two.ack(job.receipt)
+    one.ack(job.receipt)
+
+
+@pytest.mark.parametrize("wrong", [
+    lambda job: job.release("soon"), lambda job: job.release(float("nan")), lambda job: job.bury(5),
+    lambda job: job.fail(5), lambda job: job.fail("x", "soon"), lambda job: job.touch(0), lambda job: job.touch(-1),
+    lambda job: job.touch(float("nan")), lambda job: job.touch("x"),
+])  # fmt: skip
+def test_a_report_that_is_wrong_leaves_the_job_in_hand(
+    queue: Queue, consumer: Consumer, wrong: Callable[[ConsumerJob], None]
+) -> None:
+    queue.push({"id": "a"})
+    (job,) = take(consumer)
+    with pytest.raises(lowq.LowqError):
+        wrong(job)
+    job.ack()
+
+
+# --- batches ---
+
+
+def test_the_next_batch_acknowledges_the_last(queue: Queue, consumer: Consumer) -> None:
+    queue.push([{"id": n} for n in range(50)])
+    seen: list[str] = []
+    for jobs in consumer.batches(7, timeout=0):
+        assert queue.stats().taken == len(jobs)
+        seen += [job.id for job in jobs]
+    assert sorted(map(int, seen)) == list(range(50))
+    assert counts(queue) == (0, 0, 0)
+
+
+def test_of_a_batch_what_was_reported_is_left_alone(queue: Queue, consumer: Consumer) -> None:
+    queue.push([{"id": n} for n in range(10)])
+    for jobs in consumer.batches(10, timeout=0):
+        for job in jobs:
+            if int(job.id) % 2:
+                job.bury("odd")
+    assert counts(queue) == (0, 0, 5)
+    assert queue.stats().processed == 5
+
+
+def test_a_batch_that_is_not_finished_waits_again(queue: Queue) -> None:
+    queue.push([{"id": n} for n in range(10)])
+
+    def work() -> None:
+        with queue.consumer() as consumer:
+            for jobs in consumer.batches(4):
+                if len(jobs) == 4:
+                    raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        work()
+    assert counts(queue) == (10, 0, 0)
+
+
+def test_batches_end_when_the_consumer_is_closed(queue: Queue, consumer: Consumer) -> None:
+    queue.push({"id": "a"})
+    begun = threading.Event()
+    seen: list[str] = []
+
+    def work() -> None:
+        for jobs in consumer.batches(4):
+            seen.extend(job.id for job in jobs)
+            begun.set()
+
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    assert begun.wait(PATIENCE)
+    until(lambda: queue.stats().taken == 0, "the acknowledgement of the batch, with the next take")
+    consumer.close()
+    for thread in threads:
+        thread.join(PATIENCE)
+    assert not any(thread.is_alive() for thread in threads)
+    assert seen == ["a"]
+
+
+# --- ttr ---
+
+
+def test_past_ttr_a_job_waits_again_charged_with_a_crash(queue: Queue, open_consumer: Open) -> None:
+    consumer = open_consumer(ttr=0.05)
+    queue.push({"id": "a", "payload": 1})
+    (job,) = take(consumer)
+    (again,) = take(consumer)
+    assert (again.id, again.payloads) == ("a", [1])
+    with pytest.raises(NotTaken):
+        job.ack()
+    assert again.receipt != job.receipt
+    until(lambda: consumer.take(timeout=0) == [] and counts(queue) == (0, 0, 1), "the last crash")
+    assert "exceeded ttr" in (queue.jobs("morgue").jobs[0].error or "")
+
+
+def test_touch_lengthens_ttr(queue: Queue, open_consumer: Open) -> None:
+    consumer = open_consumer(ttr=0.3)
+    queue.push([{"id": "a"}, {"id": "b"}])
+    jobs = {job.id: job for job in take(consumer, 2)}
+    jobs["a"].touch(NEVER)
+    until(lambda: [job.id for job in consumer.take(timeout=0.05)] == ["b"], "b again")
+    jobs["a"].ack()
+
+
+def test_touch_shortens_ttr(queue: Queue, open_consumer: Open) -> None:
+    consumer = open_consumer(ttr=NEVER)
+    queue.push({"id": "a"})
+    (job,) = take(consumer)
+    job.touch(0.01)
+    assert [job.id for job in take(consumer)] == ["a"]
+
+
+# --- the end ---
+
+
+def test_what_is_in_hand_waits_again_when_the_consumer_is_closed(queue: Queue, app: lowq.Lowq) -> None:
+    queue.push([{"id": n} for n in range(5)])
+    with queue.consumer() as consumer:
+        jobs = take(consumer, 5)
+        assert [node.name for node in app.nodes()] == [consumer.name]
+    assert counts(queue) == (5, 0, 0)
+    assert app.nodes() == []
+    with pytest.raises(ConsumerClosed):
+        jobs[0].ack()
+    with pytest.raises(ConsumerClosed):
+        consumer.take()
+    consumer.close()
+    with queue.consumer() as other:
+        assert len(other.take(5, timeout=PATIENCE)) == 5  # at once: no lease is left
+
+
+def test_a_closed_consumer_lets_go_of_who_waits(consumer: Consumer) -> None:
+    got: list[Any] = []
+    threads = [threading.Thread(target=lambda: got.append(consumer.take())) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    until(lambda: len(consumer._callers) == 3, "three who wait")
+    consumer.close()
+    for thread in threads:
+        thread.join(PATIENCE)
+    assert got == [[], [], []]
+
+
+def test_after_detach_the_same_session_goes_on(queue: Queue, open_consumer: Open) -> None:
+    queue.push([{"id": n} for n in range(6)])
+    one = open_consumer(session="ann")
+    jobs = take(one, 6)
+    assert len(jobs) == 6
+    one.detach()
+    with pytest.raises(ConsumerClosed):
+        one.ack(jobs[0].receipt)
+    two = open_consumer(session="ann")
+    two.ack(jobs[0].receipt)
+    two.release(jobs[1].receipt, NEVER)
+    two.bury(jobs[2].receipt)
+    with pytest.raises(NotTaken):
+        two.ack(jobs[0].receipt)
+    assert counts(queue) == (1, 3, 1)
+    assert two.take(10, timeout=0) == []  # nobody gets the others, which are in hand still
+    two.close()
+    assert counts(queue) == (4, 0, 1)
+
+
+def test_its_jobs_return_when_ttr_passes_though_nobody_has_their_receipts(queue: Queue, open_consumer: Open) -> None:
+    queue.push({"id": "a"})
+    one = open_consumer(session="ann")
+    take(one)
+    one.detach()
+    two = open_consumer(session="ann", ttr=0.05)
+    assert [job.id for job in take(two)] == ["a"]
+
+
+def test_a_session_is_for_one_at_a_time(queue: Queue, open_consumer: Open) -> None:
+    one = open_consumer(session="ann")
+    with pytest.raises(SessionInUse, match="'ann'"):
+        queue.consumer(session="ann")
+    open_consumer(session="bob")
+    one.close()
+    open_consumer(session="ann")
+
+
+def test_another_session_does_not_get_what_a_detached_one_has(queue: Queue, open_consumer: Open) -> None:
+    queue.push({"id": "a"})
+    one = open_consumer(session="ann")
+    (job,) = take(one)
+    one.detach()
+    two = open_consumer(session="bob")
+    with pytest.raises(NotTaken):
+        two.ack(job.receipt)
+    assert two.take(timeout=0) == []
+
+
+# --- with others ---
+
+
+def test_two_consumers_share_the_shards(queue: Queue, open_consumer: Open, app: lowq.Lowq) -> None:
+    one, two = open_consumer(), open_consumer()
+    until(
+        lambda: [sum(map(len, node.shards.values())) for node in app.nodes()] == [2, 2], "two shards for each of them"
+    )
+    queue.push([{"id": n} for n in range(100)])
+    mine, others = ({job.id for _ in range(9) for job in each.take(100, timeout=0)} for each in (one, two))
+    assert mine
+    assert others
+    assert not mine & others
+    assert len(mine) + len(others) == 100
+
+
+def test_a_shard_with_jobs_in_hand_is_not_given_up_before_they_are_reported(
+    queue: Queue, open_consumer: Open, app: lowq.Lowq
+) -> None:
+    queue.push([{"id": n} for n in range(40)])
+    one = open_consumer()
+    jobs = take(one, 40)
+    two = open_consumer()
+    assert two.take(timeout=0) == []
+    assert [len(node.shards.get("mail", ())) for node in app.nodes() if node.name == one.name] == [4]
+    for job in jobs:
+        job.ack()
+    until(lambda: {len(node.shards.get("mail", ())) for node in app.nodes()} == {2}, "two shards for each")
+
+
+def test_the_registry_says_that_it_is_a_consumer(consumer: Consumer, app: lowq.Lowq, queue: Queue) -> None:
+    (node,) = app.nodes()
+    assert (node.kind, node.threads, node.queues) == ("consumer", 0, ("mail",))
