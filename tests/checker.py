@@ -8,7 +8,8 @@ found       what it means
 ==========  =================================================================================================
 lost        accepted, and neither in a perform whose handler returned nor buried
 unknown     performed, and nobody ever began to push it
-overlap     two performs of one shard at a time, or one that begins under a lower fence than was seen before.
+overlap     two performs of one shard at a time (of one id, where a consumer has several in hand), or one that begins
+            under a lower fence than was seen before.
             Allowed, and `fenced`: the earlier of two goes on under a lower fence; whoever was frozen may have
             been between its last look at its lease and the handler, one perform per thread; and whoever holds a
             lease that Redis has lost
@@ -243,6 +244,8 @@ def _check_overlaps(performs: Sequence[Perform], faults: _Faults, report: Report
                 report.fenced.append((perform, known))
             continue
         for other in running[shard]:
+            if perform.by_hand and other.fence == perform.fence and not perform.jobs.keys() & other.jobs.keys():
+                continue
             if other.fence < perform.fence:
                 report.fenced.append((other, perform))
                 if not faults.cut_off(other.pid, other.start - UNACKED, perform.start) and not faults.lapsed(

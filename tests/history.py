@@ -12,7 +12,8 @@ event      fields, besides `at` (monotonic seconds, the same clock in all proces
 =========  ==================================================================================================
 pushing    push (its name), jobs: [[id, version, score or null], ...]; written before the push
 pushed     push, jobs: those that were accepted for certain
-start      perform (its name), shard, fence, jobs: {id: [version, ...] in the order handed over}
+start      perform (its name), shard, fence, jobs: {id: [version, ...] in the order handed over}, by_hand: by a
+           consumer, which may perform several ids of a shard at a time
 end        perform, ok: whether the handler returned; without this line the process died in it
 acked      shard, ids: Redis has confirmed that this process is done with what it last performed of them
 gone       gone: the id of a process that ended; code: its exit code, negative for a signal
@@ -42,7 +43,7 @@ Event = Mapping[str, Any]
 #: id, version, score; without a score, versions of the id have to be handed over in the order in which they were pushed
 PushedJob = tuple[str, int, float | None]
 
-_numbers = count(1)
+_numbers = count(time.monotonic_ns())  # a process may become another program, with the same id
 
 
 class History:
@@ -71,10 +72,12 @@ class History:
         self.write("pushed", push=push, jobs=jobs)
 
     @contextmanager
-    def performing(self, shard: int, fence: int, jobs: Mapping[str, Sequence[int]]) -> Iterator[None]:
+    def performing(
+        self, shard: int, fence: int, jobs: Mapping[str, Sequence[int]], *, by_hand: bool = False
+    ) -> Iterator[None]:
         """Around a perform. What is raised goes on, and is an end that finished nothing."""
         perform = f"{os.getpid()}-{next(_numbers)}"
-        self.write("start", perform=perform, shard=shard, fence=fence, jobs=jobs)
+        self.write("start", perform=perform, shard=shard, fence=fence, jobs=jobs, by_hand=by_hand)
         ok = False
         try:
             yield
@@ -151,6 +154,8 @@ class Perform:
     end: float = math.inf
     #: Whether the handler returned; False: it raised; None: it never ended.
     ok: bool | None = None
+    #: Whether a consumer took the jobs, which may have several ids of a shard in hand.
+    by_hand: bool = False
 
     def __str__(self) -> str:
         return f"{self.name} (fence {self.fence}, from {self.start:.3f} to {self.end:.3f}, ok {self.ok})"
@@ -164,7 +169,7 @@ def performs_of(events: Iterable[Event]) -> list[Perform]:
         if event["event"] == "start":
             performs[event["perform"]] = Perform(
                 event["perform"], event["pid"], event["thread"], event["shard"], event["fence"], dict(event["jobs"]),
-                event["at"],
+                event["at"], by_hand=event.get("by_hand", False),
             )  # fmt: skip
         elif event["event"] == "end":
             performs[event["perform"]].end = event["at"]

@@ -19,6 +19,13 @@ def kill(stage: Stage, number: int) -> None:
         stage.kill(node)
 
 
+def reattach(stage: Stage, number: int) -> None:
+    """A consumer detaches with jobs in hand, and comes back with its session as a new program of the same process."""
+    node = stage.chosen(number)
+    if node is not None and " starts: " in node.log:
+        node.signal(signal.SIGUSR1)
+
+
 def freeze(stage: Stage, number: int) -> None:
     """SIGSTOP, and SIGCONT well past the lease."""
     node = stage.chosen(number)
@@ -252,7 +259,7 @@ def hold_pushes(stage: Stage, number: int) -> None:
 ACTIONS: dict[str, Callable[[Stage, int], None]] = {
     action.__name__: action
     for action in (
-        kill, freeze, blink, term, term_all, quiet, join, leave, roll, deploy, kill_child,
+        kill, freeze, blink, reattach, term, term_all, quiet, join, leave, roll, deploy, kill_child,
         redis_kill, redis_away, redis_power, redis_hangs, script_flush, client_kill, client_pause, clock,
         cut_off, hold, half_open, slow, cut, lose_replies, lose_pushes, hold_pushes,
     )

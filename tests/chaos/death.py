@@ -78,8 +78,8 @@ def _wrap_performing(death: Death, history: History) -> None:
     performing = history.performing
 
     @contextmanager
-    def dying(shard: int, fence: int, jobs: Mapping[str, Sequence[int]]) -> Iterator[None]:
-        with performing(shard, fence, jobs):
+    def dying(shard: int, fence: int, jobs: Mapping[str, Sequence[int]], *, by_hand: bool = False) -> Iterator[None]:
+        with performing(shard, fence, jobs, by_hand=by_hand):
             death.at("perform", "begin")
             yield
         death.at("perform", "end")

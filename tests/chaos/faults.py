@@ -121,6 +121,32 @@ NODES_COME_AND_GO = [
     ),
 ]
 
+BY_HAND = {"ORDERS_CONSUMER": "1"}
+CONSUMERS = [
+    Fault("consumer-kill", "a consumer is killed (SIGKILL)", every(APART, "kill"), Load(seconds=9), settings=BY_HAND),
+    Fault(
+        "consumer-freeze",
+        "a consumer is frozen (SIGSTOP) for longer than a lease",
+        every(APART, "freeze"),
+        Load(seconds=9),
+        settings=BY_HAND,
+    ),
+    Fault(
+        "consumer-detach",
+        "consumers detach with jobs in hand, and come back with their sessions",
+        every((0.5, 1.5), "reattach"),
+        settings=BY_HAND,
+        timed=False,
+    ),
+    Fault(
+        "consumer-mixed",
+        "consumers beside nodes: killed, frozen and stopped",
+        every((0.8, 2.0), "kill", "blink", "term"),
+        settings={"ORDERS_CONSUMER": "mixed"},
+        timed=False,
+    ),
+]
+
 HANDLERS_MISBEHAVE = [
     Fault("raise", "handlers raise", nothing, Load(mix={**USUAL, "raise": (50, 0)})),
     Fault(
@@ -301,6 +327,7 @@ FAULTS = [
     *NODES_DIE,
     *NODES_ARE_LATE,
     *NODES_COME_AND_GO,
+    *CONSUMERS,
     *HANDLERS_MISBEHAVE,
     *REDIS,
     *NETWORK,

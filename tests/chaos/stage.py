@@ -39,7 +39,7 @@ PERSISTENCE: dict[str, dict[str, str]] = {
     "always": {"appendonly": "yes", "appendfsync": "always"},
 }
 #: Keys that may be left when everything is drained and the morgue is empty: of each shard, and of all.
-LEFT_OF_SHARDS = {"meta", "pushed", "repeated", "lease"}
+LEFT_OF_SHARDS = {"meta", "pushed", "repeated", "lease", "consumer"}
 LEFT_OF_ALL = {"queues", "nodes"}
 #: What lowq's doctor may find: how Redis is set up, and what its clock was made to do.
 KNOWN = {"persistence", "memory", "clock", "clock_ahead"}

@@ -25,7 +25,7 @@ TTL = 600.0
 TICK = 0.000001
 
 #: What may be left of a shard when nothing waits, nothing is in flight and the morgue is empty.
-REMAINS = {"meta", "pushed", "lease", "consumer"}
+REMAINS = {"meta", "pushed", "lease"}
 #: What repeated calls may leave besides, for a while.
 REMEMBERED = {"repeated", "superseded"}
 

@@ -12,14 +12,17 @@ with `once` only the first time. Settings come from lowq's own environment varia
 import asyncio
 import ctypes
 import itertools
+import json
 import logging
 import multiprocessing
 import os
 import random
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +44,8 @@ SETTINGS = {
     "ORDERS_WORK": "0",  # seconds that each perform takes at least
     "ORDERS_PREFETCH": "1",
     "ORDERS_ASYNC": "",  # "1": an async worker
+    "ORDERS_CONSUMER": "",  # "1": a consumer takes the jobs, no node; "mixed": each second process is one
+    "ORDERS_RECEIPTS": "",  # of a consumer that has come back with its session: [session, [shard, id, receipt]...]
     "ORDERS_SCHEDULER": "",  # "", seq, own
     "ORDERS_SPLITTER": "",  # "", NODE/NODES, own
     "ORDERS_BREAK": "",  # a hook of the worker that calls sys.exit: retry_in, retries_exhausted
@@ -51,6 +56,7 @@ def setting(name: str) -> str:
     return os.environ.get(name, SETTINGS[name])
 
 
+log = logging.getLogger("app")
 history = History(setting("ORDERS_HISTORY"))
 app = lowq.Lowq()
 libc = ctypes.PyDLL(None)  # PyDLL: its functions are called with the GIL held
@@ -234,7 +240,100 @@ def configure() -> None:
 def run() -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(threadName)s %(message)s")
     configure()
+    if setting("ORDERS_CONSUMER") == "1" or (setting("ORDERS_CONSUMER") == "mixed" and os.getpid() % 2):
+        return Consuming().run()
     return Node(app, prefetch=setting("ORDERS_PREFETCH") == "1").run()
+
+
+# --- consuming ---
+
+
+class Consuming:
+    """A consumer in this process, and threads that do what its jobs say. TERM ends it. USR1 makes it detach with
+    finished jobs in hand, and come back as a new process that acknowledges them.
+    """
+
+    THREADS = 5
+
+    def __init__(self) -> None:
+        self._ends = threading.Event()
+        self._detaches = False
+        self._unacknowledged: list[tuple[int, str, str]] = []
+        session, *receipts = json.loads(setting("ORDERS_RECEIPTS") or "[null]")
+        signal.signal(signal.SIGTERM, lambda *_: self._ends.set())
+        signal.signal(signal.SIGUSR1, self._detach)
+        self._consumer = Orders.queue.consumer(session=session)
+        log.info("consumer %s starts: %d threads", self._consumer.name, self.THREADS)
+        for shard, job_id, receipt in receipts:
+            self._acknowledge(shard, job_id, receipt)
+
+    def _detach(self, *_: object) -> None:
+        self._detaches = True
+        self._ends.set()
+
+    def run(self) -> int:
+        threads = [threading.Thread(target=self._work) for _ in range(self.THREADS)]
+        for thread in threads:
+            thread.start()
+        while not self._ends.wait(0.02):
+            pass
+        self._consumer.quiet()
+        for thread in threads:
+            thread.join()
+        if self._detaches:
+            self._come_back()
+        self._consumer.close()
+        log.info("the consumer has stopped")
+        return 0
+
+    def _come_back(self) -> None:
+        while True:
+            try:
+                self._consumer.detach()
+                break
+            except lowq.RedisUnavailable:
+                return
+        receipts = json.dumps([self._consumer.session, *self._unacknowledged])
+        words = [sys.executable, "-m", sys.modules["__main__"].__spec__.name, *sys.argv[1:]]  # type: ignore[union-attr]  # -m
+        os.execve(sys.executable, words, os.environ | {"ORDERS_RECEIPTS": receipts})
+
+    def _work(self) -> None:
+        while jobs := self._consumer.take(int(setting("ORDERS_BATCH"))):
+            for job in jobs:
+                self._perform(job)
+
+    def _perform(self, job: lowq.ConsumerJob) -> None:
+        taken = self._consumer._taken.get(job.receipt)
+        if taken is None or time.monotonic() > taken.shard.lease.deadline:
+            return  # it comes again: a job of a lease that is not surely held is not begun
+        shard, fence = taken.shard.index, int(taken.token.rpartition(":")[2])
+        try:
+            with history.performing(shard, fence, {job.id: [*map(version_of, job.payloads)]}, by_hand=True):
+                time.sleep(float(setting("ORDERS_WORK")))
+                for payload in job.payloads:
+                    if is_to_be_done(job.id, payload):
+                        act(job.id, payload)
+        except Exception as error:
+            self._until_reported(partial(job.fail, error, 0.1))
+            return
+        if self._detaches:
+            self._unacknowledged.append((shard, job.id, job.receipt))
+        else:
+            self._acknowledge(shard, job.id, job.receipt)
+
+    def _acknowledge(self, shard: int, job_id: str, receipt: str) -> None:
+        if self._until_reported(lambda: self._consumer.ack(receipt)):
+            history.acked(shard, [job_id])
+
+    def _until_reported(self, report: Callable[[], object]) -> bool:
+        while True:
+            try:
+                report()
+                return True
+            except (lowq.NotTaken, lowq.ConsumerClosed):
+                return False
+            except lowq.RedisUnavailable:
+                time.sleep(0.05)
 
 
 # --- producing ---

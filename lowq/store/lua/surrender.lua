@@ -28,6 +28,6 @@ if redis.call('EXISTS', prefix .. 'taken') == 1 then
 end
 redis.call('HDEL', prefix .. 'meta', 'owner')
 redis.call('HSET', prefix .. 'meta', 'leased_until', read_now())
-redis.call('DEL', prefix .. 'lease')
+redis.call('DEL', prefix .. 'lease', prefix .. 'consumer')
 redis.call('PUBLISH', prefix .. 'lease_released', '0')
 return 1

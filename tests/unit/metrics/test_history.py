@@ -113,6 +113,17 @@ def test_two_ids_of_one_shard_overlap_too(story: Story) -> None:
     assert len(check(story.events).overlaps) == 1
 
 
+@pytest.mark.parametrize(("job_id", "overlaps"), [("a", 1), ("b", 0)])
+def test_of_a_consumer_only_one_id_at_a_time_counts(story: Story, job_id: str, overlaps: int) -> None:
+    story.push(1)
+    story.push(1, job_id="b")
+    story.start("x", 1)
+    story.tell("start", perform="y", shard=0, fence=1, jobs={job_id: [1]}, by_hand=True)
+    story.end("y")
+    story.end("x")
+    assert len(check(story.events).overlaps) == overlaps
+
+
 def test_an_owner_with_a_lower_fence_may_go_on_and_is_reported(story: Story) -> None:
     story.push(1)
     story.start("x", 1, fence=1, pid=1)
