@@ -8,6 +8,7 @@ from pathlib import Path
 from benchmarks import machine, publish, tables
 from benchmarks.figures import (
     async_workers,
+    consumers,
     drains,
     fairness,
     idle_node,
@@ -48,6 +49,7 @@ MEASUREMENTS: dict[str, Callable[..., dict[str, float]]] = {
     "shares": fairness.shares,
     "merging": merging.measure,
     "producers": producers.measure,
+    "consumers": consumers.measure,
 }
 
 

@@ -61,6 +61,8 @@ FIGURES = [
     Figure("async_drain", "drain of blank jobs, async worker against threads", "x", 0.5, 0.8),
     Figure("async_pickup", "pickup when idle, p50, async worker against threads", "x", 1.3, 1.1, "less"),
     Figure("async_memory", "memory of a node with 5,000 async jobs in flight", "MB", 200, 120, "less"),
+    Figure("consumer_batches", "a consumer with `batches(100)` against a node with `batch_size=100`", "x", 0.6),
+    Figure("consumer_single", "`take()` and `ack()`, one job after the other", "jobs/s", 5_000),
     Figure("fair_p50", "a job beside 5,000 of 50 ms in another queue, 5 threads: delay, p50", "ms", 60, 15, "less"),
     Figure("fair_p99", "the same, p99", "ms", 250, 70, "less"),
     Figure("fair_left", "the same: part of all threads that the slow queue keeps", "x", 0.9, 0.95),

@@ -148,6 +148,8 @@ class Consumer:
         #: By receipt.
         self._taken: dict[str, _Taken] = {}
         self._count_of: dict[Shard, int] = {}
+        #: The lease that was taken under last.
+        self._token_of: dict[Shard, str] = {}
         self._failure: BaseException | None = None
         self._closed = False
         #: When the maintenance loop looks for overdue jobs next, and when the session is to be kept; monotonic.
@@ -309,7 +311,10 @@ class Consumer:
             records = {decode_id(job_id): record.split() for job_id, record in zip(raw[::2], raw[1::2], strict=True)}
             for job_id, (delivery, _, retry_count, *_) in records.items():
                 shard.in_flight.adopt(int(delivery), [job_id])
-                self._keep(shard, int(delivery), job_id, int(retry_count), self._deadline())
+                receipt = f"{self.queue}:{shard.index}:{delivery.decode()}:{job_id}"
+                token, deadline = shard.in_flight.token, self._deadline()
+                self._taken[receipt] = _Taken(shard, token, int(delivery), job_id, int(retry_count), deadline)
+            self._count(shard, len(records))
             adopted.append(shard)
         return adopted
 
@@ -485,14 +490,23 @@ class Consumer:
 
     def _received(self, shard: Shard, delivery: Delivery) -> list[ConsumerJob]:
         """Keeps what a take has brought. What can't be decoded of it goes to the morgue as it is."""
-        for receipt, taken in list(self._taken.items()):
-            if taken.shard is shard and taken.token != delivery.lease.token:
-                self._forget([receipt])  # of a lease that was lost
+        token = delivery.lease.token
+        if self._token_of.get(shard) != token:
+            self._token_of[shard] = token
+            self._forget([
+                receipt
+                for receipt, taken in self._taken.items()
+                if taken.shard is shard and taken.token != token  # of a lease that was lost
+            ])  # fmt: skip
         jobs: list[ConsumerJob] = []
-        deadline = self._deadline()
-        for job in delivery.jobs:
-            receipt = self._keep(shard, delivery.number, job.id, job.retry_count, deadline)
-            jobs.append(ConsumerJob(job.id, job.payloads, job.retry_count, receipt, self))
+        if delivery.jobs:
+            deadline, head = self._deadline(), f"{self.queue}:{shard.index}:{delivery.number}:"
+            number, taken_now = delivery.number, self._taken
+            for job in delivery.jobs:
+                receipt = head + job.id
+                taken_now[receipt] = _Taken(shard, token, number, job.id, job.retry_count, deadline)
+                jobs.append(ConsumerJob(job.id, job.payloads, job.retry_count, receipt, self))
+            self._count(shard, len(delivery.jobs))
         if delivery.undecodable:
             jobs = self._bury_undecodable(shard, delivery, jobs)
         return jobs
@@ -657,24 +671,21 @@ class Consumer:
             self._looks_at = deadline
             self._broker.maintenance.nudge()
 
-    def _keep(self, shard: Shard, delivery: int, job_id: str, retry_count: int, deadline: float) -> str:
-        receipt = f"{self.queue}:{shard.index}:{delivery}:{job_id}"
-        if receipt not in self._taken:
-            self._count_of[shard] = self._count_of.get(shard, 0) + 1
-            if self._count_of[shard] == 1:
-                self._dispatcher.occupy(shard, is_occupied=True)
-        self._taken[receipt] = _Taken(shard, shard.in_flight.token, delivery, job_id, retry_count, deadline)
-        return receipt
+    def _count(self, shard: Shard, more: int) -> None:
+        """So many more jobs of the shard are in hand, or fewer."""
+        before = self._count_of.get(shard, 0)
+        self._count_of[shard] = before + more
+        if not before or not before + more:
+            self._dispatcher.occupy(shard, is_occupied=before + more > 0)
 
     def _forget(self, receipts: Iterable[str]) -> None:
+        gone: dict[Shard, int] = {}
         for receipt in receipts:
             taken = self._taken.pop(receipt, None)
-            if taken is None:
-                continue
-            self._count_of[taken.shard] -= 1
-            if not self._count_of[taken.shard]:
-                del self._count_of[taken.shard]
-                self._dispatcher.occupy(taken.shard, is_occupied=False)
+            if taken is not None:
+                gone[taken.shard] = gone.get(taken.shard, 0) + 1
+        for shard, count in gone.items():
+            self._count(shard, -count)
 
     def _lost(self, shard: Shard) -> None:
         """The lease was lost: whoever has it next takes what is in flight."""

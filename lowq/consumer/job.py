@@ -19,7 +19,7 @@ class Reports(Protocol):
     def touch(self, receipt: str, seconds: float | timedelta) -> None: ...
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)  # not frozen: that would cost more than all else about it
 class ConsumerJob:
     """A job that a consumer has taken. Reported once, by `ack`, `release`, `bury` or `fail`; each of them raises
     `NotTaken` when the consumer has it no more, and `RedisUnavailable` when it may be called again.

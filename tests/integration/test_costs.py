@@ -15,6 +15,7 @@ import pytest
 import redis
 
 import lowq
+from lowq.store import Client
 from tests.integration.support import until
 
 #: Seconds: longer than a test.
@@ -234,3 +235,45 @@ def without_looks(counted: Counter[str], round_trips: int) -> Counter[str]:
 
 def _times(costs: Mapping[str, int], count: int) -> Counter[str]:
     return Counter({name: calls * count for name, calls in costs.items()})
+
+
+# --- by hand ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_job_taken_by_hand_costs_a_round_trip_to_take_and_one_to_acknowledge(make_costs: MakeCosts) -> None:
+    costs = make_costs()
+    with costs.worker.queue.consumer(ttr=60) as consumer:
+        costs.push(ids(40))
+        until(lambda: len(consumer.take(20, timeout=0)) == 20, "that it has been woken")
+
+        def work() -> None:
+            for _ in range(10):
+                (job,) = consumer.take(timeout=0)
+                job.ack()
+
+        # With 20 others in hand: `hgetall` reads which they are.
+        take = {**LOOK, "evalsha": 1, "hmget": 1, "mget": 1, "zrem": 1, "hset": 2, "unlink": 1, "hgetall": 1}
+        ack = {**LOOK, "hmget": 2, "hdel": 1, "hset": 1, "hgetall": 1}
+        assert costs.commands(work) == _times(Counter(take) + Counter(ack), 10)
+
+
+def test_batches_taken_by_hand_cost_a_take_and_an_acknowledgement_each_in_one_write(
+    make_costs: MakeCosts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    costs = make_costs()
+    with costs.worker.queue.consumer(ttr=60) as consumer:
+        costs.push(ids(1000))
+        batches = consumer.batches(100, timeout=0)
+        until(lambda: next(batches), "the first batch")
+        writes: list[int] = []
+        run_many = Client.run_many
+
+        def counted(self: Client, calls: Sequence[Any], *args: Any, **options: Any) -> list[Any]:
+            if self is consumer._client:
+                writes.append(len(calls))
+            return run_many(self, calls, *args, **options)
+
+        monkeypatch.setattr(Client, "run_many", counted)
+        for _ in range(5):
+            assert len(next(batches)) == 100
+        assert writes == [2] * 5

@@ -90,6 +90,25 @@ def test_a_node_works_with_the_rights_of_a_node_and_says_what_it_does_not_know(r
     assert refused(rig.client) == set()
 
 
+def test_a_consumer_works_with_the_rights_of_a_node(server: RedisServer, rig: Rig) -> None:
+    app = app_of(server, NODE)
+    queue = app.queue("mail", 2)
+    queue.push([{"id": n} for n in range(8)])
+    with queue.consumer(ttr=60, session="ann") as consumer:
+        jobs = [job for _ in range(8) for job in consumer.take(timeout=0)]
+        jobs[0].ack()
+        jobs[1].release(60)
+        jobs[2].fail("no")
+        jobs[3].bury("no")
+        jobs[4].touch(60)
+        queue.put("x")
+        consumer.detach()
+    with queue.consumer(session="ann") as consumer:
+        consumer.ack(jobs[5].receipt)
+    app.close()
+    assert refused(rig.client) == set()
+
+
 def test_a_crash_is_charged_although_the_age_of_the_server_may_not_be_asked(rig: Rig) -> None:
     first = rig.node().holds_all()
     rig.push("a", 1, do="sleep", for_=30)  # again, as what succeeds is charged with nothing any more
