@@ -4,6 +4,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import partial
+from heapq import nsmallest
 from typing import Any, Unpack
 
 from lowq.admin.actions import ACTIONS, CHANGED, MAX_IDS, Acted, Action, ActionName, act, attempt, attempt_all
@@ -22,7 +23,7 @@ from lowq.job import JobDict, JobId, State
 from lowq.producer import Jobs, Target, apush, push
 from lowq.settings import dump_text
 from lowq.shared_lookup import SharedLookup
-from lowq.store import Call, untrusted
+from lowq.store import Call, Command, untrusted
 from lowq.store.keys import history_key, queues_key
 from lowq.store.scripts import time_argument, time_of
 
@@ -33,6 +34,8 @@ Moments = tuple[float | None, float | None]
 MAX_GATHERED = 5000
 #: Shards that are paused in one write.
 TOGETHER_PAUSED = 200
+#: Jobs of the morgue that `kick_oldest` looks for at once.
+OLDEST_TOGETHER = 1000
 #: Jobs of one kind that one step of `drop` removes.
 DROP_JOBS = 500
 
@@ -405,6 +408,34 @@ class Queue(Queries):
         where = ("morgue" if meant.state == "morgue" else "waiting") if action == "delete" else ""
         return Action(action, time_argument(now), self._reason(reason), where), meant
 
+    def kick_oldest(self, count: int) -> Acted:
+        """Kicks so many jobs of the morgue, over all shards: those that were buried first.
+
+        Raises:
+            ConfigError: count is no whole number of 0 or more. UnknownQueueError, RedisUnavailable: as `kick`.
+        """
+        given: object = count
+        if isinstance(given, bool) or not isinstance(given, int) or given < 0:
+            raise ConfigError(f"count={count!r:.100} must be a whole number, 0 or more")
+        acted = Acted()
+        while acted.done < count:
+            some = min(count - acted.done, OLDEST_TOGETHER)
+            looks = [
+                Command(prefix, "ZRANGE", f"{prefix}morgue", 0, some - 1, "WITHSCORES") for prefix in self._prefixes
+            ]
+            buried: list[tuple[float, bytes]] = []
+            for start in range(0, len(looks), TOGETHER):
+                for reply in self._client.run_many(looks[start : start + TOGETHER]):
+                    if isinstance(reply, Exception):
+                        raise reply
+                    buried += zip(map(float, reply[1::2]), reply[::2], strict=True)
+                buried = nsmallest(some, buried)
+            kicked = self.kick([decode_id(job_id) for _, job_id in buried])
+            acted += kicked
+            if not kicked.done:
+                break
+        return acted
+
     # --- the whole queue ---
 
     def pause(self, *, by: str = "", now: float | None = None) -> bool:
@@ -434,6 +465,21 @@ class Queue(Queries):
                     raise reply
                 changed = changed or reply == 1
         return changed
+
+    def clear(self) -> int:
+        """Deletes all jobs that wait, are retried, or are buried when it begins, in bounded steps; returns how many. An
+        id in flight keeps all it has, and the queue stays what it is. `drop` removes that, too.
+
+        Raises:
+            UnknownQueueError, RedisUnavailable: call it again.
+        """
+        done = 0
+        for state in (None, "morgue"):
+            reached = 0
+            for step in self.bulk("delete", state):
+                reached = step.done
+            done += reached
+        return done
 
     def drop(self) -> int:
         """Removes the queue with all its jobs, waiting, buried or left behind by a dead node, for good.
