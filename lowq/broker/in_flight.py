@@ -35,6 +35,8 @@ class Report(NamedTuple):
     call: Call
     #: Those that are in hand no more once it is written.
     ids: list[str]
+    #: Under which they were taken: one that was taken anew since is in hand again.
+    delivery: int
 
 
 class InFlight:
@@ -61,8 +63,8 @@ class InFlight:
         self._max_crash_count = max_crash_count
         self._delivery = 0
         self._token_in_hand = ""
-        #: Taken and neither finished nor reported.
-        self._in_hand: set[str] = set()
+        #: Taken and neither finished nor reported: id -> the delivery.
+        self._in_hand: dict[str, int] = {}
         #: Finished and not acknowledged.
         self._finished: list[str] = []
         #: id -> how many times in a row it was released because its handler found no Redis; see `execution`.
@@ -113,7 +115,7 @@ class InFlight:
                 except Exception:
                     job = self._decode(raw, delivery)
                 delivery.jobs.append(job)
-            self._in_hand.update([job.id for job in delivery.jobs])
+            self._in_hand.update(dict.fromkeys([job.id for job in delivery.jobs], number))
         return delivery
 
     def take(self, limit: int, now: float | None = None) -> Delivery:
@@ -144,21 +146,20 @@ class InFlight:
     def finish(self, ids: Iterable[str]) -> None:
         """These ids were performed; the next take acknowledges them."""
         for job_id in ids:
-            if job_id in self._in_hand:
-                self._in_hand.remove(job_id)
+            if self._in_hand.pop(job_id, None) is not None:
                 self._finished.append(job_id)
 
     def ack_report(self, ids: Sequence[str], delivery: int, now: float | None = None) -> Report:
         """These ids of a delivery were performed. For whoever has several deliveries in hand; see `finish`."""
         args = (self._delivery, 0, self._max_payloads, MAX_DELIVERY_BYTES, delivery)
         call = Call("ack_and_take", self._prefix, [time_argument(now), self._token_in_hand, *args, *map(_bytes, ids)])
-        return Report(call, list(ids))
+        return Report(call, list(ids), delivery)
 
     def adopt(self, delivery: int, ids: Iterable[str]) -> None:
-        """An earlier holder with the same session left these in flight, taken under that delivery or earlier ones."""
+        """An earlier holder with the same session left these in flight, taken under that delivery."""
         self._token_in_hand = self._lease.token
         self._delivery = max(delivery, self._delivery)
-        self._in_hand.update(ids)
+        self._in_hand.update(dict.fromkeys(ids, delivery))
 
     def fail_report(
         self, failures: Sequence[Failure], now: float | None = None, *, delivery: int | None = None
@@ -202,7 +203,7 @@ class InFlight:
         self, script: str, args: list[Any], now: float | None, ids: list[str], delivery: int | None = None
     ) -> Report:
         number = self._delivery if delivery is None else delivery
-        return Report(Call(script, self._prefix, [time_argument(now), self._token_in_hand, number, *args]), ids)
+        return Report(Call(script, self._prefix, [time_argument(now), self._token_in_hand, number, *args]), ids, number)
 
     def fail(self, failures: Sequence[Failure], now: float | None = None) -> None:
         """Writes `fail_report`."""
@@ -237,7 +238,9 @@ class InFlight:
                 self._refused()
             if isinstance(reply, Exception):
                 raise reply
-            self._in_hand.difference_update(report.ids)
+            for job_id in report.ids:
+                if self._in_hand.get(job_id) == report.delivery:
+                    del self._in_hand[job_id]
             if report.call.script == "release":
                 states = zip(report.ids, reply, strict=True)
                 log_poisoned(self._queue, self._index, [job_id for job_id, state in states if state == _POISONED])

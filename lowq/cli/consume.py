@@ -1,14 +1,16 @@
 """``lowq put``, ``take`` and ``consume``: jobs in with fresh ids, and out by hand or by any program."""
 
+import io
 import os
 import shlex
 import signal
 import subprocess
 import sys
 import threading
-from collections import deque
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
 from types import FrameType
 from typing import IO, Any
 
@@ -22,7 +24,7 @@ from lowq.cli.group import json_option, queue_argument, with_app
 from lowq.cli.output import count, echo_json, echo_lines, say
 from lowq.cli.push import check_exists, job_of
 from lowq.consumer import Consumer, ConsumerJob
-from lowq.errors import LowqError, NotTaken
+from lowq.errors import ConsumerClosed, NotTaken, RedisUnavailable
 from lowq.logs import get_log
 
 log = get_log("lowq.consumer")
@@ -81,7 +83,7 @@ def take(app: Lowq, queue: str, limit: int, timeout: float, ack: bool) -> None:
             jobs += some
         for job in jobs:
             line = {"id": job.id, "payloads": job.payloads, "retry_count": job.retry_count}
-            click.echo(msgspec.json.encode(line))
+            click.echo(msgspec.json.encode(line, enc_hook=str))
             if ack:
                 sys.stdout.flush()  # first: what nobody has got must not be acknowledged
                 job.ack()
@@ -94,7 +96,9 @@ def take(app: Lowq, queue: str, limit: int, timeout: float, ack: bool) -> None:
 @queue_argument
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
 @click.option("-c", "--concurrency", type=click.IntRange(1, 1000), default=1, show_default=True, help="Jobs at once.")
-@click.option("--ttr", type=float, metavar="SECONDS", help="Kill a command after so long; its job is done again.")
+@click.option(
+    "--ttr", type=click.FloatRange(0, min_open=True), metavar="SECONDS", help="Kill a command after so long: it fails."
+)
 @click.option("--idle", type=click.FloatRange(0), metavar="SECONDS", help="End when nothing came for so long.")
 def consume(
     app: Lowq, queue: str, command: Sequence[str], concurrency: int, ttr: float | None, idle: float | None
@@ -114,7 +118,9 @@ def consume(
     if not command:
         raise Failure("say which command is to be run for each job: lowq consume QUEUE -- COMMAND {id}", USAGE)
     logs.configure(None, None)
-    with app.queue(queue).consumer(ttr=ttr) as consumer:
+    # The command is killed long before its job would be taken from us, and so from two commands at once.
+    patience = None if ttr is None else ttr + 3 * GRACE
+    with app.queue(queue).consumer(ttr=patience) as consumer:
         runner = _Runner(consumer, command, ttr)
         with _ended_by_signals(runner):
             say(f"consuming {queue}: {shlex.join(command)}; Ctrl-C ends it")
@@ -133,7 +139,13 @@ class _Runner:
         self._running: set[subprocess.Popen[bytes]] = set()
         self._lock = threading.Lock()
         self._stopping = threading.Event()
-        self._failure: LowqError | None = None
+        #: Commands are ended, not by their own fault.
+        self._cuts_short = threading.Event()
+        self._failure: Exception | None = None
+
+    @property
+    def is_stopping(self) -> bool:
+        return self._stopping.is_set()
 
     def stop(self) -> None:
         """Takes nothing more. For a signal handler: it waits for nothing."""
@@ -142,22 +154,36 @@ class _Runner:
     def run(self, concurrency: int, idle: float | None, shutdown_timeout: float) -> int:
         """Until it is stopped, or idle for so many seconds; returns how many commands still ran then."""
         threads = [threading.Thread(target=self._work, args=(idle,), daemon=True) for _ in range(concurrency)]
+        left = 0
+        try:
+            for thread in threads:
+                thread.start()
+            while any(thread.is_alive() for thread in threads) and not self._stopping.wait(0.1):
+                pass
+            self._consumer.quiet()
+            deadline = time.monotonic() + shutdown_timeout
+            for thread in threads:
+                thread.join(max(deadline - time.monotonic(), 0.0))
+        finally:  # also when a second signal ends it at once
+            left = self._cut_short()
         for thread in threads:
-            thread.start()
-        while any(thread.is_alive() for thread in threads) and not self._stopping.wait(0.1):
-            pass
-        self._consumer.quiet()
-        deadline = shutdown_timeout
-        for thread in threads:
-            while thread.is_alive() and deadline > 0:
-                thread.join(0.05)
-                deadline -= 0.05
+            thread.join(1.0)
+        if self._failure is not None:
+            raise self._failure
+        return left
+
+    def _cut_short(self) -> int:
+        """Ends what still runs, all at once; returns how many those were."""
+        self._cuts_short.set()
         with self._lock:
             running = list(self._running)
         for process in running:
-            _end(process)
-        if self._failure is not None:
-            raise self._failure
+            _signal(process, signal.SIGTERM)
+        deadline = time.monotonic() + GRACE
+        for process in running:
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(max(deadline - time.monotonic(), 0.0))
+            _signal(process, signal.SIGKILL)
         return len(running)
 
     def _work(self, idle: float | None) -> None:
@@ -167,67 +193,94 @@ class _Runner:
                 if not jobs:
                     return
                 self._perform(jobs[0])
-        except LowqError as error:
+        except Exception as error:
             self._failure = error
             self._stopping.set()
 
     def _perform(self, job: ConsumerJob) -> None:
-        code, said = self._call(job)
         try:
-            if code == 0:
-                job.ack()
-            elif code == RELEASE:
-                job.release(1.0)
-            else:
-                how = f"exited with {code}" if code > 0 else f"was ended by signal {-code}"
-                log.error("id %r: %s %s", job.id, self._command[0], how)
-                job.fail(f"{self._command[0]} {how}\n{said}".rstrip())
-        except NotTaken as error:
-            log.warning("%s", error)
+            lines = b"".join(msgspec.json.encode(payload) + b"\n" for payload in job.payloads)
+            code, said = self._call(job, lines)
+        except (TypeError, ValueError, OSError) as error:
+            code, said = 127, f"it can't be started: {error}"
+        if code == 0:
+            self._report(job.ack)
+        elif code == RELEASE:
+            self._report(partial(job.release, 1.0))
+        elif self._cuts_short.is_set():
+            self._report(job.release)
+        else:
+            how = f"exited with {code}" if code > 0 else f"was ended by signal {-code}"
+            log.error("id %r: %s %s", job.id, self._command[0], how)
+            self._report(partial(job.fail, f"{self._command[0]} {how}\n{said}".rstrip()))
 
-    def _call(self, job: ConsumerJob) -> tuple[int, str]:
-        """Its exit code, negative for a signal, and the end of what it wrote to its standard error."""
+    def _report(self, report: Callable[[], object]) -> None:
+        """Says what became of a job, however long Redis is away, unless this is to end."""
+        while True:
+            try:
+                report()
+                return
+            except (NotTaken, ConsumerClosed) as error:
+                log.warning("%s", error)
+                return
+            except RedisUnavailable:
+                if self._cuts_short.wait(0.5):
+                    return
+
+    def _call(self, job: ConsumerJob, lines: bytes) -> tuple[int, str]:
+        """Its exit code, negative for a signal, and the end of what it wrote to its standard error.
+
+        Raises:
+            OSError, ValueError: it can't be started.
+        """
         arguments = [argument.replace("{id}", job.id) for argument in self._command]
         more = {"LOWQ_ID": job.id, "LOWQ_QUEUE": self._consumer.queue, "LOWQ_RETRY_COUNT": str(job.retry_count)}
-        try:
-            process = subprocess.Popen(
-                arguments, stdin=subprocess.PIPE, stderr=subprocess.PIPE, env=os.environ | more, start_new_session=True
-            )
-        except (OSError, ValueError) as error:
-            return 127, f"{arguments[0]} can't be started: {error}"
+        process = subprocess.Popen(
+            arguments, stdin=subprocess.PIPE, stderr=subprocess.PIPE, env=os.environ | more, start_new_session=True
+        )
         with self._lock:
             self._running.add(process)
-        alarm = threading.Timer(self._ttr, _end, [process]) if self._ttr is not None else None
         try:
-            if alarm is not None:
-                alarm.daemon = True
-                alarm.start()
             said = _Tail(process.stderr)
-            _feed(process.stdin, job.payloads)
-            code = process.wait()
+            # In a thread: it may not read them, nor close its end.
+            threading.Thread(target=_feed, args=(process.stdin, lines), daemon=True).start()
+            try:
+                code = process.wait(self._ttr)
+            except subprocess.TimeoutExpired:
+                code = self._end(process)
+                return code, f"it had run for {self._ttr:g} s\n{said.text}"
             said.join()
             return code, said.text
         finally:
-            if alarm is not None:
-                alarm.cancel()
             with self._lock:
                 self._running.discard(process)
+
+    def _end(self, process: "subprocess.Popen[bytes]") -> int:
+        _signal(process, signal.SIGTERM)
+        code = 0
+        with suppress(subprocess.TimeoutExpired):
+            code = process.wait(GRACE)
+        _signal(process, signal.SIGKILL)  # the rest of what it has started, too
+        return code or process.wait()
 
 
 class _Tail:
     """Passes on what a command writes to its standard error, and keeps the end of it."""
 
     def __init__(self, stream: IO[bytes] | None) -> None:
-        self._kept: deque[str] = deque(maxlen=50)
+        self._kept = b""
         self._stream = stream
         self._thread = threading.Thread(target=self._read, daemon=True)
         self._thread.start()
 
     def _read(self) -> None:
-        for line in self._stream or ():
-            text = line.decode("utf-8", "backslashreplace")
-            self._kept.append(text)
-            click.echo(text, err=True, nl=False)
+        stream = self._stream
+        if not isinstance(stream, io.BufferedReader):
+            return
+        while data := stream.read1(2**16):
+            self._kept = (self._kept + data)[-4 * KEPT_ERROR :]
+            with suppress(OSError, ValueError):  # nobody reads ours; the command goes on all the same
+                click.echo(data, err=True, nl=False)
 
     def join(self) -> None:
         """Waits for its end, though not for that of processes that the command has left behind."""
@@ -235,36 +288,25 @@ class _Tail:
 
     @property
     def text(self) -> str:
-        return "".join(self._kept)[-KEPT_ERROR:]
+        return self._kept.decode("utf-8", "backslashreplace")[-KEPT_ERROR:]
 
 
-def _feed(stream: IO[bytes] | None, payloads: Sequence[Any]) -> None:
-    if stream is None:
-        return
-    try:
-        with stream:
-            for payload in payloads:
-                stream.write(msgspec.json.encode(payload) + b"\n")
-    except BrokenPipeError:
-        pass  # it doesn't read all of them
+def _feed(stream: IO[bytes] | None, lines: bytes) -> None:
+    if stream is not None:
+        with suppress(OSError), stream:  # it doesn't read all of them
+            stream.write(lines)
 
 
-def _end(process: "subprocess.Popen[bytes]") -> None:
-    """Ends a command with all that it has started."""
-    for number, seconds in ((signal.SIGTERM, GRACE), (signal.SIGKILL, GRACE)):
-        try:
-            os.killpg(process.pid, number)
-            process.wait(seconds)
-        except ProcessLookupError:
-            return
-        except subprocess.TimeoutExpired:
-            continue
+def _signal(process: "subprocess.Popen[bytes]", number: int) -> None:
+    """To a command and all that it has started."""
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, number)
 
 
 @contextmanager
 def _ended_by_signals(runner: _Runner) -> Iterator[None]:
     def on_signal(_number: int, _frame: FrameType | None) -> None:
-        if runner._stopping.is_set():  # the second one
+        if runner.is_stopping:  # the second one
             raise KeyboardInterrupt
         runner.stop()
 

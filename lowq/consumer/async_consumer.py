@@ -4,7 +4,7 @@ What waits for Redis runs in a thread, so the event loop goes on meanwhile.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
 from types import TracebackType
@@ -59,11 +59,13 @@ class AsyncConsumer:
     def __init__(self, make: Callable[[], Consumer]) -> None:
         self._make = make
         self._made: Consumer | None = None
+        self._starting = asyncio.Lock()
 
     async def start(self) -> None:
         """Becomes a member, and gets shards. It raises what `Consumer` does."""
-        if self._made is None:
-            self._made = await in_thread(self._make)
+        async with self._starting:
+            if self._made is None:
+                self._made = await in_thread(self._make, Consumer.close)
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -87,17 +89,15 @@ class AsyncConsumer:
 
     async def take(self, limit: int = 1, timeout: float | timedelta | None = None) -> list[AsyncConsumerJob]:
         """As of `Consumer`. When it is cancelled, what it would have returned waits again."""
-        return await self._take(limit, timeout, ())
+        return await self._take(limit, timeout, [])
 
-    async def _take(
-        self, limit: int, timeout: float | timedelta | None, finished: Sequence[str]
-    ) -> list[AsyncConsumerJob]:
+    async def _take(self, limit: int, timeout: float | timedelta | None, finished: list[str]) -> list[AsyncConsumerJob]:
         consumer, caller = self._consumer, Caller()
         taking = in_thread(lambda: consumer.take_for(caller, limit, timeout, finished), consumer.give_back)
         try:
             return [_awaitable(job) for job in await taking]
         except asyncio.CancelledError:
-            await in_thread(lambda: consumer.cancel(caller))
+            consumer.cancel(caller)
             raise
 
     async def batches(
@@ -113,7 +113,7 @@ class AsyncConsumer:
             if not jobs:
                 return
             yield jobs
-            finished = [job.receipt for job in jobs]
+            finished += [job.receipt for job in jobs]
 
     async def ack(self, receipt: str) -> None:
         """As of `Consumer`, like those below."""
@@ -159,4 +159,11 @@ async def in_thread(work: Callable[[], T], discard: Callable[[T], object] | None
             run_in_own_thread(lambda: discard(result), lambda _result, _error: None)  # type: ignore[arg-type]  # likewise
 
     run_in_own_thread(work, done)
-    return await future
+    try:
+        return await future
+    except asyncio.CancelledError:
+        # Perhaps the result was there already, and the caller is cancelled before it has seen that.
+        if discard is not None and future.done() and not future.cancelled() and future.exception() is None:
+            result = future.result()
+            run_in_own_thread(lambda: discard(result), lambda _result, _error: None)
+        raise

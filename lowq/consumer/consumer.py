@@ -22,11 +22,13 @@ What is in hand is known here, by receipt, and guarded by one lock. Only what is
 report is repeated after a lost reply, and Redis has nothing in flight under it any more, the first attempt got through.
 """
 
+import os
 import random
 import secrets
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from hashlib import blake2b
@@ -152,6 +154,15 @@ class Consumer:
         self._token_of: dict[Shard, str] = {}
         self._failure: BaseException | None = None
         self._closed = False
+        #: `quiet` was called, and set by that and by the end.
+        self._is_quiet = False
+        self._ended = threading.Event()
+        #: The process that it belongs to.
+        self._pid = os.getpid()
+        #: Receipts of what nobody has been given: the maintenance loop is to give it back.
+        self._unwanted: set[str] = set()
+        #: Receipts of jobs with a report that got no answer.
+        self._uncertain: set[str] = set()
         #: When the maintenance loop looks for overdue jobs next, and when the session is to be kept; monotonic.
         self._looks_at, self._session_due = inf, 0.0
         #: Those who are in `take` now.
@@ -162,8 +173,10 @@ class Consumer:
         backend.register(self.queue, options.shards_count)
         self._client = backend.connect(CONNECTIONS)
         maintenance_client = backend.connect(2, socket_timeout=max(self._config.lease_ttl / 4, 0.1))
+        has_session = False
         try:
             self._get_session()
+            has_session = True
             nonce = digest + secrets.token_hex(4)
             self._shards = shards_of(self._client, self._config, options, nonce, session=digest)
             ready = threading.Event()
@@ -181,6 +194,9 @@ class Consumer:
             adopted = self._adopt(digest)
         except BaseException:
             maintenance_client.close()
+            if has_session:
+                with suppress(LowqError):
+                    self._give_up_session()
             self._client.close()
             raise
         self.name = identity.name
@@ -207,10 +223,13 @@ class Consumer:
         """What was taken and not reported waits again, at once and uncharged, and others get the shards. A `take` that
         waits in another thread returns with nothing. Should Redis be away, the leases run out by themselves.
         """
+        if os.getpid() != self._pid:
+            return  # it is the parent's
         with self._lock:
             if self._closed:
                 return
             self._closed = True
+        self._ended.set()
         self._broker.quiet()
         try:
             with self._lock:
@@ -226,7 +245,9 @@ class Consumer:
         """Takes nothing more: each `take` returns with nothing from here on. What was taken may still be reported, and
         the shards of which nothing is in hand are given up, so that others work them.
         """
+        self._is_quiet = True
         self._broker.quiet()
+        self._ended.set()
         self._dispatcher.nudge()
 
     def detach(self) -> None:
@@ -239,6 +260,7 @@ class Consumer:
         with self._lock:
             self._check_open()
             self._closed = True
+        self._ended.set()
         self._dispatcher.close()
         self._broker.stop()
         try:
@@ -256,6 +278,10 @@ class Consumer:
         log.info("consumer %s has ended", self.name, extra={"event": "stopped", "queue": self.queue})
 
     def _check_open(self) -> None:
+        if os.getpid() != self._pid:
+            raise ConsumerClosed(
+                f"the consumer of queue {self.queue!r} belongs to another process; make one in this one"
+            )
         if self._failure is not None:
             failure = self._failure
             if not self._closed:
@@ -270,9 +296,9 @@ class Consumer:
         self._dispatcher.nudge()
 
     def _on_command(self, command: str) -> None:
-        """As for a node: it takes nothing more; what it has it may still report."""
+        """As for a node: it takes nothing more, and what it has it may still report. Who waits goes on waiting."""
         log.warning("consumer %s has received a command: %s", self.name, command, extra={"event": "command"})
-        self.quiet()
+        self._broker.quiet()
 
     def _details(self) -> dict[str, Any]:
         return {"kind": "consumer", "taken": len(self._taken)}
@@ -314,6 +340,7 @@ class Consumer:
                 receipt = f"{self.queue}:{shard.index}:{delivery.decode()}:{job_id}"
                 token, deadline = shard.in_flight.token, self._deadline()
                 self._taken[receipt] = _Taken(shard, token, int(delivery), job_id, int(retry_count), deadline)
+            self._token_of[shard] = shard.in_flight.token
             self._count(shard, len(records))
             adopted.append(shard)
         return adopted
@@ -329,7 +356,7 @@ class Consumer:
         Raises:
             ConsumerClosed. RedisUnavailable: there was no answer in time.
         """
-        return self.take_for(Caller(), limit, timeout)
+        return self.take_for(Caller(), limit, timeout, [])
 
     def batches(self, limit: int, timeout: float | timedelta | None = None) -> Iterator[list[ConsumerJob]]:
         """One list of up to ``limit`` jobs after another, until the consumer is closed, or until nothing came for
@@ -348,19 +375,21 @@ class Consumer:
             if not jobs:
                 return
             yield jobs
-            finished = [job.receipt for job in jobs]
+            finished += [job.receipt for job in jobs]
 
     def take_for(
-        self, caller: Caller, limit: int, timeout: float | timedelta | None, finished: Iterable[str] = ()
+        self, caller: Caller, limit: int, timeout: float | timedelta | None, finished: list[str]
     ) -> list[ConsumerJob]:
-        """`take`, for somebody who may be cancelled. ``finished``: receipts of what is to be acknowledged with it."""
+        """`take`, for somebody who may be cancelled. ``finished``: receipts to be acknowledged with it. Those
+        without an answer are left in there.
+        """
         given: object = limit
         if isinstance(given, bool) or not isinstance(given, int) or not 1 <= given <= MAX_TAKEN:
             raise ConfigError(f"limit={limit!r:.100} must be a whole number from 1 to {MAX_TAKEN:,}")
         until = inf if timeout is None else monotonic() + _seconds("timeout", timeout, least=0.0)
         self._callers.add(caller)
         try:
-            return self._take_until(limit, until, list(finished), caller)
+            return self._take_until(limit, until, finished, caller)
         finally:
             self._callers.discard(caller)
 
@@ -389,15 +418,19 @@ class Consumer:
                 has_looked, shards = True, ()
                 continue
             shards = self._dispatcher.wait_many(1, until)
-            if (
-                self._dispatcher.closed
-                or self._failure is not None
-                or any(one.is_cancelled for one in list(self._callers))
-            ):
-                self._dispatcher.nudge()  # perhaps it was meant for another one who waits
+            is_for_others = any(one.is_cancelled for one in list(self._callers))
+            if is_for_others or self._dispatcher.closed or self._failure is not None:
+                if is_for_others:
+                    time.sleep(0.001)  # that one may be in the middle of something
+                self._dispatcher.nudge()  # who wakes is not always the one that was meant
             if self._dispatcher.closed or caller.is_cancelled:
                 for shard in shards:
                     self._dispatcher.unclaim(shard)
+                if not (self._is_quiet or self._closed or self._failure or caller.is_cancelled):
+                    # An operator has made it quiet. Who takes in a loop must not spin.
+                    self._ended.wait(min(max(until - monotonic(), 0.0), 0.5))
+                    if monotonic() < until:
+                        continue
                 return []
 
     def _look(self) -> None:
@@ -419,8 +452,7 @@ class Consumer:
 
     def cancel(self, caller: Caller) -> None:
         """Has a `take` return at once, with nothing: what it has got meanwhile waits again."""
-        with self._lock:
-            caller.is_cancelled = True
+        caller.is_cancelled = True
         self._dispatcher.nudge()
 
     def _handed_over(self, jobs: list[ConsumerJob], caller: Caller) -> list[ConsumerJob]:
@@ -432,9 +464,14 @@ class Consumer:
             return jobs
 
     def give_back(self, jobs: Iterable[ConsumerJob]) -> None:
-        """These wait again, as far as they are in hand."""
+        """These, which nobody has been given, wait again as soon as Redis answers."""
         with self._lock:
-            self._release([job.receipt for job in jobs if job.receipt in self._taken])
+            self._give_back_later([job.receipt for job in jobs])
+
+    def _give_back_later(self, receipts: Iterable[str]) -> None:
+        self._unwanted.update(receipts)
+        self._looks_at = 0.0
+        self._broker.maintenance.nudge()
 
     def _take_ready(self, limit: int, finished: list[str], shards: Sequence[Shard]) -> list[ConsumerJob]:
         """Acknowledges, and takes what is ready: of these shards, which are claimed, or of one, and only if that has
@@ -443,9 +480,14 @@ class Consumer:
         jobs: list[ConsumerJob] = []
         shards = shards or self._dispatcher.pick_many(1, ())
         while shards or finished:
-            jobs += self._exchange(finished, shards, limit - len(jobs))
-            finished.clear()
-            if not shards or len(jobs) >= limit:
+            try:
+                jobs += self._exchange(finished, shards, limit - len(jobs))
+            except RedisUnavailable:
+                if not jobs:
+                    raise
+                break  # what came before is in hand, and must not be forgotten
+            finished[:] = [receipt for receipt in finished if receipt in self._taken]  # those without an answer
+            if not shards or finished or len(jobs) >= limit:
                 break
             shards = self._dispatcher.pick_many(limit - len(jobs), ())
         return jobs
@@ -460,6 +502,8 @@ class Consumer:
         trouble: RedisUnavailable | None = None
         with self._lock:
             try:
+                if self._closed:  # meanwhile
+                    return []
                 acks = self._acks(finished)
                 share, odd = divmod(room, max(len(shards), 1))
                 wakes = [shard.dispatch.wakes for shard in shards]
@@ -491,13 +535,10 @@ class Consumer:
     def _received(self, shard: Shard, delivery: Delivery) -> list[ConsumerJob]:
         """Keeps what a take has brought. What can't be decoded of it goes to the morgue as it is."""
         token = delivery.lease.token
-        if self._token_of.get(shard) != token:
-            self._token_of[shard] = token
-            self._forget([
-                receipt
-                for receipt, taken in self._taken.items()
-                if taken.shard is shard and taken.token != token  # of a lease that was lost
-            ])  # fmt: skip
+        self._forget_earlier(shard, token)
+        if self._uncertain:  # an id that comes again is not in hand under an earlier receipt any more
+            ids = {job.id for job in delivery.jobs}
+            self._forget([one for one in self._uncertain if one in self._taken and self._taken[one].id in ids])
         jobs: list[ConsumerJob] = []
         if delivery.jobs:
             deadline, head = self._deadline(), f"{self.queue}:{shard.index}:{delivery.number}:"
@@ -512,10 +553,15 @@ class Consumer:
         return jobs
 
     def _bury_undecodable(self, shard: Shard, delivery: Delivery, jobs: list[ConsumerJob]) -> list[ConsumerJob]:
-        for item in delivery.undecodable:
-            reason = self._error_bytes(item.reason)
-            shard.in_flight.bury([(item.id, reason, (item.payload,))])
-            log.error("queue %r, id %r: %s; it is in the morgue now", self.queue, item.id, item.reason)
+        spoilt = {item.id for item in delivery.undecodable}
+        try:
+            for item in delivery.undecodable:
+                reason = self._error_bytes(item.reason)
+                shard.in_flight.bury([(item.id, reason, (item.payload,))])
+                log.error("queue %r, id %r: %s; it is in the morgue now", self.queue, item.id, item.reason)
+        except RedisUnavailable:  # all that was taken of these ids waits again, and comes again
+            self._give_back_later([job.receipt for job in jobs if job.id in spoilt])
+            return [job for job in jobs if job.id not in spoilt]
         self._forget([job.receipt for job in jobs if not job.payloads])
         return [job for job in jobs if job.payloads]
 
@@ -586,6 +632,9 @@ class Consumer:
             (reply,) = self._client.run_many([report.call])
             try:
                 shard.in_flight.reported([report], [reply])
+            except RedisUnavailable:
+                self._uncertain.add(receipt)
+                raise
             except LeaseLost:
                 self._lost(shard)
                 raise NotTaken(
@@ -610,6 +659,8 @@ class Consumer:
         Raises:
             NotTaken, ConsumerClosed
         """
+        if os.getpid() != self._pid:
+            self._check_open()
         taken = self._taken.get(receipt) if isinstance(receipt, str) else None
         if taken is not None and taken.token == taken.shard.in_flight.token:
             return taken
@@ -682,10 +733,26 @@ class Consumer:
         gone: dict[Shard, int] = {}
         for receipt in receipts:
             taken = self._taken.pop(receipt, None)
+            self._uncertain.discard(receipt)
+            self._unwanted.discard(receipt)
             if taken is not None:
                 gone[taken.shard] = gone.get(taken.shard, 0) + 1
         for shard, count in gone.items():
             self._count(shard, -count)
+
+    def _forget_lost(self) -> None:
+        """What was taken under leases that have been replaced since is somebody else's."""
+        for shard in list(self._count_of):
+            lease = shard.lease.current
+            if lease is not None:
+                self._forget_earlier(shard, lease.token)
+
+    def _forget_earlier(self, shard: Shard, token: str) -> None:
+        """What was taken of the shard under another lease than this one."""
+        if self._token_of.get(shard) != token:
+            self._token_of[shard] = token
+            lost = [key for key, taken in self._taken.items() if taken.shard is shard and taken.token != token]
+            self._forget(lost)
 
     def _lost(self, shard: Shard) -> None:
         """The lease was lost: whoever has it next takes what is in flight."""
@@ -719,16 +786,23 @@ class Consumer:
             report = shard.in_flight.release_report(ids, crashed=crashed, delivery=delivery)
             reports.append((shard, some, delay or 0.0, report))
         replies = (client or self._client).run_many([report.call for *_, report in reports])
+        trouble: RedisUnavailable | None = None
         for (shard, some, delay_, report), reply in zip(reports, replies, strict=True):
             try:
                 shard.in_flight.reported([report], [reply])
             except LeaseLost:
                 self._lost(shard)
                 continue
+            except RedisUnavailable as error:
+                trouble = trouble or error
+                self._uncertain.update(some)
+                continue
             if crashed:
                 self._log_overdue(some)
             self._forget(some)
             self._dispatcher.wake(shard, delay_)
+        if trouble is not None:
+            raise trouble
 
     def _log_overdue(self, receipts: Sequence[str]) -> None:
         for receipt in receipts[:3]:
@@ -758,12 +832,15 @@ class Consumer:
         if not self._lock.acquire(blocking=False):
             return now + BUSY_SECONDS
         try:
-            overdue = [receipt for receipt, taken in self._taken.items() if taken.deadline <= now]
-            if overdue and not self._closed:
+            if not self._closed:
+                self._forget_lost()
+                self._release([receipt for receipt in self._unwanted if receipt in self._taken], client)
+                overdue = [receipt for receipt, taken in self._taken.items() if taken.deadline <= now]
                 self._release(overdue, client, crashed=True)
             earliest = min((taken.deadline for taken in self._taken.values()), default=inf)
-            self._looks_at = earliest
-            return min(earliest, self._session_due)
+            # What is taken from now on has more time than ttr: it need not call for another look.
+            self._looks_at = min(earliest, now + self._ttr)
+            return min(self._looks_at, self._session_due)
         except RedisUnavailable:
             return now + 0.2
         finally:

@@ -18,6 +18,10 @@
 -- What an owner left behind that stopped in the middle of it (`surrender`) waits again uncharged, twice in a row. From
 -- the third time on it counts as a crash: a job that never ends in time must not be repeated for ever.
 --
+-- A consumer that comes back with the session of the last owner, which has detached, adopts what that one left in
+-- flight: it stays so, and whoever has the receipts of these jobs may report them. Of one that died nobody has them. The
+-- fence grows, so the other one is refused should it still live.
+--
 -- Invariant: one owner at a time, also when Redis evicted the key of a lease; fence grows with every change of owner,
 -- also after Redis lost data (it is at least the server's time in microseconds). Nothing is in flight that the owner
 -- doesn't know of.
@@ -38,7 +42,7 @@ local holder = redis.call('GET', key_lease) or restore_lease(prefix, now)
 -- ones: then it is not resumed but got anew, as fences must not go back.
 local own = owner == nonce and fence >= tonumber(ARGV[8])
 local adopts = session and owner and owner ~= nonce and string.sub(owner, 1, #session) == session
-  and (meta[6] or not holder)
+  and meta[6]
 if holder and not adopts and string.sub(holder, 1, #nonce + 1) ~= nonce .. ':' then
   -- A lease never has more than its whole time left, unless the server's clock stepped back: then a dead owner's
   -- would last for as long as the step. A living owner renews it in time.

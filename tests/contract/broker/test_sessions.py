@@ -97,11 +97,25 @@ def test_the_one_who_has_not_detached_keeps_it(rig: ShardRig, first: Shard) -> N
     assert rig.snapshot() == before
 
 
-def test_one_that_died_leaves_its_jobs_to_its_session_too_and_is_fenced_should_it_live(
+def test_of_one_that_died_nobody_has_the_receipts_so_its_jobs_wait_again_charged(rig: ShardRig, first: Shard) -> None:
+    rig.lease_runs_out()
+    second = consumer(rig, "2")
+    lease = acquire(second)
+    assert isinstance(lease, Lease)
+    assert not lease.adopted
+    assert lease.restored == 2
+    assert rig.read("taken") == {}
+    assert rig.read("crashes") == {"a": "1", "b": "1"}
+    with pytest.raises(LeaseLost):
+        first.in_flight.take(1, NOW)
+
+
+def test_one_that_has_detached_is_adopted_when_its_lease_has_run_out_and_nobody_came(
     rig: ShardRig, first: Shard
 ) -> None:
-    rig.lease_runs_out()
     taken = rig.read("taken")
+    detach(rig, first)
+    rig.lease_runs_out()
     second = consumer(rig, "2")
     lease = acquire(second)
     assert isinstance(lease, Lease)

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 
 import lowq
 from lowq.queue import Queue
+from tests.redis_server import RedisServer
 from tests.waiting import PATIENCE, until
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -38,7 +40,7 @@ def run(redis_url: str) -> Run:
     ) -> "subprocess.CompletedProcess[str]":
         ran = subprocess.run(
             command(redis_url, *words), capture_output=True, text=True, timeout=PATIENCE, check=False, input=typed,
-            cwd=cwd,
+            cwd=cwd, errors="backslashreplace",
         )  # fmt: skip
         assert ran.returncode == code, ran.stderr
         return ran
@@ -96,13 +98,74 @@ def test_a_command_that_exceeds_ttr_is_killed_with_what_it_has_started(queue: Qu
     queue.push({"id": "a"})
     script = tmp_path / "work.sh"
     script.write_text("sleep 600 & echo $! >> pids; wait\n")
-    run("consume", "mail", "--ttr", "0.3", "--idle", "3", "--", "sh", str(script), cwd=tmp_path)
-    (buried,) = queue.jobs("morgue").jobs
-    assert "exceeded ttr" in (buried.error or "")
+    run("consume", "mail", "--ttr", "0.3", "--idle", "0.2", "--", "sh", str(script), cwd=tmp_path)
+    (failed,) = queue.jobs("retrying").jobs
+    assert "sh was ended by signal 15\nit had run for 0.3 s" in (failed.error or "")
     pids = [int(line) for line in (tmp_path / "pids").read_text().split()]
-    assert len(pids) == 3
+    assert len(pids) == 1
     for pid in pids:
         until(lambda pid=pid: not Path(f"/proc/{pid}").exists(), "end of the child")  # type: ignore[misc]  # a default binds it
+
+
+def test_what_is_cut_short_waits_again_uncharged(queue: Queue, redis_url: str, tmp_path: Path) -> None:
+    queue.push([{"id": n} for n in range(3)])
+    words = (
+        "consume",
+        "mail",
+        "-c",
+        "3",
+        "--",
+        "sh",
+        "-c",
+        "trap '' TERM; echo $$ >> pids; while :; do sleep 0.05; done",
+    )
+    with subprocess.Popen(command(redis_url, *words), cwd=tmp_path, stderr=subprocess.PIPE, text=True) as process:
+        until(lambda: (tmp_path / "pids").exists() and len((tmp_path / "pids").read_text().split()) == 3, "commands")
+        os.kill(process.pid, signal.SIGINT)
+        until(lambda: lowq_is_quiet(queue), "no more to be taken")
+        os.kill(process.pid, signal.SIGINT)  # at once
+        process.communicate(timeout=PATIENCE)
+    assert process.returncode == 130
+    assert not any(Path(f"/proc/{pid}").exists() for pid in (tmp_path / "pids").read_text().split())
+    stats = queue.stats()
+    assert (stats.length, stats.taken, stats.retries, stats.failed) == (3, 0, 0, 0)
+
+
+def test_it_waits_for_redis_to_say_what_became_of_a_job(tmp_path: Path) -> None:
+    with RedisServer(tmp_path / "redis", appendonly="yes", appendfsync="always") as server:
+        app = lowq.Lowq(redis_url=server.url)
+        queue = app.queue("mail", 2)
+        queue.push({"id": "a"})
+        words = (
+            "consume",
+            "mail",
+            "--idle",
+            "0.2",
+            "--",
+            "sh",
+            "-c",
+            "touch begun; until test -e go; do sleep 0.05; done",
+        )
+        with subprocess.Popen(command(server.url, *words), cwd=tmp_path, stderr=subprocess.PIPE, text=True) as process:
+            until((tmp_path / "begun").exists, "a command that runs")
+            server.kill()
+            (tmp_path / "go").touch()
+            time.sleep(1.0)  # some attempts to say so
+            server.start()
+            _, said = process.communicate(timeout=PATIENCE)
+        assert process.returncode == 0, said
+        assert queue.stats().processed == 1
+        app.close()
+
+
+def test_a_command_that_floods_its_streams_is_no_trouble(queue: Queue, run: Run, tmp_path: Path) -> None:
+    """It reads nothing of a long payload, leaves a child behind that has its end, and writes what is no text."""
+    queue.push({"id": "a", "payload": "x" * 500_000})
+    script = tmp_path / "work.sh"
+    script.write_text("sleep 3 & head -c 3000000 /dev/zero >&2; printf '\\377end' >&2; exit 4\n")
+    run("consume", "mail", "--idle", "0.2", "--", "sh", str(script))
+    (failed,) = queue.jobs("retrying").jobs
+    assert (failed.error or "").endswith("\\xffend")
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -251,7 +251,7 @@ class TestWriteOff:
     ) -> None:
         jobs = [taken("a"), taken("b")]
         shard = Shard(cast(Client, None), "lowq", "q", 3, shards_count=4, nonce="me", load_payload=bytes.decode)
-        shard.in_flight._in_hand = {"a", "b", "c"}
+        shard.in_flight._in_hand = dict.fromkeys("abc", 1)
         limits = TimeLimits(None, 10, jobs)
         limits.outcomes.update({job.id: WORDS[word] for job, word in zip(jobs, said, strict=True) if word})
         outcome = write_off(execution.WorkerRuntime(Handler(), raises, 2), shard, limits, Config())

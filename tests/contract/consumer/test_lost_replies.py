@@ -1,0 +1,287 @@
+"""Consumers whose calls get no answer: nothing is left in hand of nobody, no id is out twice."""
+
+import asyncio
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+import pytest
+
+import lowq
+from lowq.consumer import Consumer, ConsumerJob
+from lowq.errors import ConsumerClosed, NotTaken, RedisUnavailable
+from lowq.queue import Queue
+from lowq.store import Client
+from tests.waiting import NEVER, PATIENCE, auntil, until
+
+
+@pytest.fixture
+def app(store_url: str) -> Iterator[lowq.Lowq]:
+    app = lowq.Lowq(redis_url=store_url, lease_ttl=5)
+    yield app
+    app.close()
+
+
+@pytest.fixture
+def queue(app: lowq.Lowq) -> Queue:
+    queue = app.queue("mail", 4)
+    queue.push([])
+    return queue
+
+
+@pytest.fixture
+def consumer(queue: Queue) -> Iterator[Consumer]:
+    with queue.consumer() as consumer:
+        yield consumer
+
+
+class Line:
+    """The way to Redis and back: what `loses` says of a script's call gets lost on it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        #: "" nothing, "call" it does not get there, "reply" the reply does not come back.
+        self.loses: Callable[[Any], str] = lambda _call: ""
+        run_many = Client.run_many
+
+        def lossy(client: Client, calls: Sequence[Any], *args: Any, **options: Any) -> list[Any]:
+            lost = [self.loses(call) for call in calls]
+            sent = [call for call, how in zip(calls, lost, strict=True) if how != "call"]
+            replies = iter(run_many(client, sent, *args, **options))
+            answers = [RedisUnavailable("lost") if how == "call" else next(replies) for how in lost]
+            return [RedisUnavailable("lost") if how == "reply" else one for how, one in zip(lost, answers, strict=True)]
+
+        monkeypatch.setattr(Client, "run_many", lossy)
+
+
+@pytest.fixture
+def line(monkeypatch: pytest.MonkeyPatch) -> Line:
+    return Line(monkeypatch)
+
+
+def take(consumer: Consumer, count: int) -> list[ConsumerJob]:
+    jobs: list[ConsumerJob] = []
+    while len(jobs) < count:
+        jobs += consumer.take(count - len(jobs), timeout=PATIENCE)
+    return jobs
+
+
+def is_take(call: Any) -> bool:
+    return bool(call.script == "ack_and_take" and call.args[3] > 0)
+
+
+@pytest.mark.parametrize("how", ["call", "reply"])
+def test_what_came_before_a_round_trip_without_an_answer_is_handed_over(
+    queue: Queue, consumer: Consumer, line: Line, how: str
+) -> None:
+    queue.push([{"id": n} for n in range(40)])
+    until(lambda: all(shard.next_due is not None for shard in consumer._shards), "wake-ups of all shards")
+    takes: list[str] = []
+
+    def loses(call: Any) -> str:
+        if is_take(call) and call.key not in takes:
+            takes.append(call.key)
+        return how if is_take(call) and len(takes) > 1 else ""
+
+    line.loses = loses
+    jobs = consumer.take(1000, timeout=PATIENCE)
+    assert 0 < len(jobs) < 40
+    line.loses = lambda _call: ""
+    jobs += take(consumer, 40 - len(jobs))
+    for job in jobs:
+        job.ack()
+    assert sorted(int(job.id) for job in jobs) == list(range(40))
+    assert queue.stats().processed == 40
+
+
+REPORTS: dict[str, tuple[str, Callable[[ConsumerJob], None]]] = {
+    "release": ("release", lambda job: job.release()),
+    "fail": ("fail", lambda job: job.fail("no", delay=0)),
+    "ack": ("ack_and_take", lambda job: job.ack()),
+}
+
+
+@pytest.mark.parametrize("verb", REPORTS)
+def test_a_report_that_is_repeated_when_the_id_is_out_again_does_not_let_it_out_twice(
+    queue: Queue, consumer: Consumer, line: Line, verb: str
+) -> None:
+    script, report = REPORTS[verb]
+    queue.push({"id": "a", "payload": 1})
+    (first,) = take(consumer, 1)
+    queue.push({"id": "a", "payload": 2})
+    line.loses = lambda call: "reply" if call.script == script and not is_take(call) else ""
+    with pytest.raises(RedisUnavailable):
+        report(first)
+    line.loses = lambda _call: ""
+    (second,) = take(consumer, 1)
+    with suppress(NotTaken):
+        report(first)
+    assert consumer.take(timeout=0) == []
+    second.ack()
+    assert queue.stats().taken == 0
+    assert not consumer._taken
+
+
+def test_an_acknowledgement_without_an_answer_may_be_repeated(queue: Queue, consumer: Consumer, line: Line) -> None:
+    for how in ("call", "reply"):
+        queue.push({"id": how})
+        (job,) = take(consumer, 1)
+        line.loses = lambda call, how=how: "" if is_take(call) else how  # type: ignore[misc]  # a default binds it
+        with pytest.raises(RedisUnavailable):
+            job.ack()
+        line.loses = lambda _call: ""
+        job.ack()
+    assert queue.stats().processed == 2
+
+
+@pytest.mark.parametrize("how", ["call", "reply"])
+def test_a_batch_is_acknowledged_though_the_first_attempt_gets_no_answer(
+    queue: Queue, consumer: Consumer, line: Line, how: str
+) -> None:
+    queue.push([{"id": n} for n in range(30)])
+    attempts: list[str] = []
+
+    def loses(call: Any) -> str:
+        if call.script == "ack_and_take" and not is_take(call) and len(call.args) > 7:
+            attempts.append(call.key)
+            return how if len(attempts) % 2 else ""
+        return ""
+
+    line.loses = loses
+    seen = [job.id for jobs in consumer.batches(5, timeout=0.2) for job in jobs]
+    line.loses = lambda _call: ""
+    assert sorted(map(int, seen)) == list(range(30))
+    assert queue.stats().processed == 30
+    assert not consumer._taken
+
+
+def test_a_shard_without_an_answer_keeps_no_other_from_being_given_back(queue: Queue, line: Line) -> None:
+    with queue.consumer(ttr=NEVER) as consumer:
+        queue.push([{"id": n} for n in range(40)])
+        jobs = {job.id: job for job in take(consumer, 40)}
+        lost = consumer._shards[0].prefix
+        line.loses = lambda call: "reply" if call.script == "release" and call.key == lost else ""
+        for job in jobs.values():
+            job.touch(0.001)
+        until(
+            lambda: len({taken.shard for taken in consumer._taken.values()}) == 1, "what other shards have given back"
+        )
+        again = [job for _ in range(60) for job in consumer.take(timeout=0.02)]
+        ids = [job.id for job in again]
+        assert len(ids) == len(set(ids))
+
+
+def test_what_can_not_be_decoded_and_not_be_buried_comes_again(queue: Queue, line: Line, app: lowq.Lowq) -> None:
+    prefix = queue._prefix_of(b"spoilt")
+    sound = next(str(n) for n in range(1000) if queue._prefix_of(str(n).encode()) == prefix)
+    queue.push([{"id": sound}, {"id": "spoilt"}])
+    app.client.command("SET", f"{prefix}payloads:spoilt", "1 {", key=prefix)
+    line.loses = lambda call: "call" if call.script == "bury" else ""
+    with queue.consumer() as consumer:
+        assert [job.id for job in take(consumer, 1)] == [sound]
+        line.loses = lambda _call: ""
+        until(lambda: consumer.take(timeout=0.05) == [] and queue.stats().morgue_length == 1, "the payload's burial")
+
+
+def test_a_session_is_free_again_when_its_consumer_could_not_start(queue: Queue, line: Line) -> None:
+    line.loses = lambda call: "call" if call.script == "HGET" else ""
+    calls = []
+
+    def fails(*_: object) -> None:
+        calls.append(1)
+        raise RedisUnavailable("no")
+
+    adopt = Consumer._adopt
+    Consumer._adopt = fails  # type: ignore[method-assign, assignment]  # for a moment
+    try:
+        with pytest.raises(RedisUnavailable):
+            queue.consumer(session="ann")
+    finally:
+        Consumer._adopt = adopt  # type: ignore[method-assign]
+    assert calls
+    line.loses = lambda _call: ""
+    queue.consumer(session="ann").close()
+
+
+# --- cancelled ---
+
+
+def test_a_take_that_is_cancelled_when_its_result_is_there_gives_it_back(queue: Queue) -> None:
+    async def work() -> None:
+        async with queue.aconsumer() as consumer:
+            for number in range(50):
+                queue.push({"id": number})
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(number % 5 / 1000):
+                        for job in await consumer.take(timeout=PATIENCE):
+                            await asyncio.shield(job.ack())
+                while queue.stats().length + queue.stats().taken:
+                    for job in await consumer.take(timeout=0.05):
+                        await job.ack()
+            await auntil(lambda: not consumer._consumer._taken, "nothing in hand")
+
+    asyncio.run(asyncio.wait_for(work(), PATIENCE))
+    assert queue.stats().processed == 50
+
+
+def test_what_nobody_gets_is_given_back_once_redis_answers(queue: Queue, line: Line) -> None:
+    with queue.consumer() as consumer:
+        queue.push({"id": "a"})
+        line.loses = lambda call: "call" if call.script == "release" else ""
+        consumer.give_back(take(consumer, 1))
+        assert consumer.take(timeout=0.1) == []
+        line.loses = lambda _call: ""
+        assert [job.id for job in take(consumer, 1)] == ["a"]
+
+
+def test_a_start_that_is_cancelled_leaves_no_consumer(queue: Queue, app: lowq.Lowq) -> None:
+    async def work() -> None:
+        for delay in (0.0, 0.001, 0.01):
+            starting = asyncio.create_task(queue.aconsumer().start())
+            await asyncio.sleep(delay)
+            starting.cancel()
+            await asyncio.gather(starting, return_exceptions=True)
+        await asyncio.sleep(0.05)
+
+    asyncio.run(work())
+    until(lambda: app.nodes() == [], "end of all consumers")
+
+
+# --- processes ---
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="processes fork on Unix")
+def test_a_forked_process_has_no_part_in_it(queue: Queue, consumer: Consumer) -> None:
+    queue.push({"id": "a"})
+    (job,) = take(consumer, 1)
+    pid = os.fork()
+    if pid == 0:
+        refused = 0
+        try:
+            for call in (job.ack, partial(consumer.take, timeout=0)):
+                with suppress(ConsumerClosed):
+                    call()
+                    break
+                refused += 1
+            consumer.close()
+        finally:
+            os._exit(refused)  # whatever happens: it must not go on as a second test process
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 2
+    job.ack()
+    assert queue.stats().processed == 1
+
+
+def test_one_that_an_operator_has_made_quiet_waits_and_takes_nothing(
+    queue: Queue, consumer: Consumer, app: lowq.Lowq
+) -> None:
+    queue.push([{"id": n} for n in range(5)])
+    (job,) = take(consumer, 1)
+    app.send_command(consumer.name, "quiet")
+    until(lambda: consumer._dispatcher.closed, "the command")
+    looks: list[int] = []
+    consumer._look = lambda: looks.append(1)  # type: ignore[method-assign]  # counts how often it goes round
+    assert consumer.take(timeout=0.3) == []
+    assert len(looks) <= 2
+    job.ack()
+    assert queue.stats().length == 4
