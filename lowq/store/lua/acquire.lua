@@ -19,8 +19,8 @@
 -- the third time on it counts as a crash: a job that never ends in time must not be repeated for ever.
 --
 -- A consumer that comes back with the session of the last owner, which has detached, adopts what that one left in
--- flight: it stays so, and whoever has the receipts of these jobs may report them. Of one that died nobody has them. The
--- fence grows, so the other one is refused should it still live.
+-- flight: it stays so, and whoever has the receipts of these jobs may report them. Of one that died nobody has them.
+-- The fence grows, so the other one is refused should it still live.
 --
 -- Invariant: one owner at a time, also when Redis evicted the key of a lease; fence grows with every change of owner,
 -- also after Redis lost data (it is at least the server's time in microseconds). Nothing is in flight that the owner
