@@ -4,6 +4,7 @@ What waits for Redis runs in a thread, so the event loop goes on meanwhile.
 """
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -145,25 +146,37 @@ def _awaitable(job: ConsumerJob) -> AsyncConsumerJob:
 
 async def in_thread(work: Callable[[], T], discard: Callable[[T], object] | None = None) -> T:
     """Runs it in a thread of its own, as those of the loop's executor may all be waiting. ``discard``: what is to be
-    done with the result when the caller was cancelled meanwhile.
+    done with the result, in a thread, when the caller was cancelled before it got that; also when the loop has ended.
     """
     future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+    lock = threading.Lock()
+    results: list[T] = []
+    is_abandoned = False
+
+    def run() -> T:
+        result = work()
+        with lock:
+            results.append(result)
+            is_unwanted = is_abandoned
+        if is_unwanted and discard is not None:
+            discard(result)
+        return result
 
     def done(result: T | None, error: BaseException | None) -> None:
-        if not future.done():
-            if error is not None:
-                future.set_exception(error)
-            else:
-                future.set_result(result)  # type: ignore[arg-type]  # without an error there is a result
-        elif error is None and discard is not None:
-            run_in_own_thread(lambda: discard(result), lambda _result, _error: None)  # type: ignore[arg-type]  # likewise
+        if future.done():
+            return
+        if error is not None:
+            future.set_exception(error)
+        else:
+            future.set_result(result)  # type: ignore[arg-type]  # without an error there is a result
 
-    run_in_own_thread(work, done)
+    run_in_own_thread(run, done)
     try:
         return await future
-    except asyncio.CancelledError:
-        # Perhaps the result was there already, and the caller is cancelled before it has seen that.
-        if discard is not None and future.done() and not future.cancelled() and future.exception() is None:
-            result = future.result()
-            run_in_own_thread(lambda: discard(result), lambda _result, _error: None)
+    except BaseException:
+        with lock:
+            is_abandoned = True
+            left = list(results)
+        if left and discard is not None:
+            threading.Thread(target=discard, args=left, daemon=True).start()
         raise

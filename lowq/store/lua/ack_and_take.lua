@@ -155,9 +155,14 @@ for _, id in ipairs(lost_ids) do
     end
   end
 end
+-- Of those the rest waits for the next delivery. The caller will name this one as received by then, perhaps with some
+-- of it in hand: so they get a number behind it, by which they are known as not received.
+local top = delivery
 if #lost_ids > count then
   more, next_due = false, due_cutoff
+  top = delivery + 1
 end
+local unsent = count > 0 and { unpack(lost_ids, count + 1) } or {}
 
 local waiting = redis.call('ZRANGE', key_due, 0, limit - count + skipped, 'WITHSCORES')
 
@@ -270,12 +275,16 @@ if count > 0 then
     end
     redis.call('ZREM', prefix .. 'retries', unpack(ids))
   end
+  for _, id in ipairs(unsent) do
+    records[#records + 1] = id
+    records[#records + 1] = string.gsub(in_flight[id], '^%S+', string.format('%d', top), 1)
+  end
   redis.call('HSET', key_taken, unpack(records))
   if #inline_keys > 0 then
     redis.call('UNLINK', unpack(inline_keys)) -- only now that the records have what is in them
   end
   fields[#fields + 1] = 'delivery'
-  fields[#fields + 1] = delivery
+  fields[#fields + 1] = top
 end
 if #fields > 0 then
   redis.call('HSET', key_meta, unpack(fields))

@@ -652,3 +652,22 @@ def test_a_delivery_is_not_numbered_as_an_earlier_one_when_redis_lost_the_count(
     (reply,) = rig.client.run_many([call])  # it acknowledges what was taken before, and not what it has just taken
     delivery = shard.in_flight.took(reply)
     assert handed(delivery) == {"x": ["v1", "v2"]}
+
+
+def test_of_a_lost_reply_nothing_stays_behind_when_fewer_are_asked_for_and_not_all_are_finished(rig: ShardRig) -> None:
+    """As a consumer does it, which has several deliveries in hand."""
+    rig.push(*(job(name) for name in "abcde"))
+    shard = rig.own()
+    rig.lose_reply(shard.in_flight.take_call(4, NOW + 1))
+    got = [*handed(shard.in_flight.take(1, NOW + 1))]
+    got += handed(shard.in_flight.take(2, NOW + 1))
+    rig.lose_reply(shard.in_flight.take_call(1, NOW + 1))
+    got += handed(shard.in_flight.take(10, NOW + 1))
+    assert sorted(got) == list("abcde")
+    assert len(rig.read("taken")) == 5
+    assert handed(shard.in_flight.take(10, NOW + 1)) == {}
+    deliveries = {name: record[0] for name, record in rig.read("taken").items()}
+    for name, delivery in deliveries.items():
+        shard.in_flight.write([shard.in_flight.ack_report([name], delivery)])
+    assert rig.read("taken") == {}
+    assert rig.count("processed") == 5

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
@@ -63,7 +64,9 @@ def line(monkeypatch: pytest.MonkeyPatch) -> Line:
 def take(consumer: Consumer, count: int) -> list[ConsumerJob]:
     jobs: list[ConsumerJob] = []
     while len(jobs) < count:
-        jobs += consumer.take(count - len(jobs), timeout=PATIENCE)
+        taken = consumer.take(count - len(jobs), timeout=PATIENCE)
+        assert taken
+        jobs += taken
     return jobs
 
 
@@ -216,7 +219,7 @@ def test_a_take_that_is_cancelled_when_its_result_is_there_gives_it_back(queue: 
                     async with asyncio.timeout(number % 5 / 1000):
                         for job in await consumer.take(timeout=PATIENCE):
                             await asyncio.shield(job.ack())
-                while queue.stats().length + queue.stats().taken:
+                while (stats := queue.stats()).length + stats.taken:
                     for job in await consumer.take(timeout=0.05):
                         await job.ack()
             await auntil(lambda: not consumer._consumer._taken, "nothing in hand")
@@ -242,10 +245,10 @@ def test_a_start_that_is_cancelled_leaves_no_consumer(queue: Queue, app: lowq.Lo
             await asyncio.sleep(delay)
             starting.cancel()
             await asyncio.gather(starting, return_exceptions=True)
-        await asyncio.sleep(0.05)
 
-    asyncio.run(work())
-    until(lambda: app.nodes() == [], "end of all consumers")
+    asyncio.run(work())  # the loop ends before they have started
+    until(lambda: not [thread for thread in threading.enumerate() if thread.name == "lowq-maintenance"], "their end")
+    assert app.nodes() == []
 
 
 # --- processes ---
@@ -277,8 +280,12 @@ def test_one_that_an_operator_has_made_quiet_waits_and_takes_nothing(
 ) -> None:
     queue.push([{"id": n} for n in range(5)])
     (job,) = take(consumer, 1)
-    app.send_command(consumer.name, "quiet")
-    until(lambda: consumer._dispatcher.closed, "the command")
+
+    def is_quiet() -> bool:
+        app.send_command(consumer.name, "quiet")  # sent once: perhaps before the consumer listens
+        return consumer._dispatcher.closed
+
+    until(is_quiet, "the command")
     looks: list[int] = []
     consumer._look = lambda: looks.append(1)  # type: ignore[method-assign]  # counts how often it goes round
     assert consumer.take(timeout=0.3) == []
