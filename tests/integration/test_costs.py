@@ -108,6 +108,18 @@ class Costs:
     def _until_processed(self, jobs: int) -> None:
         until(lambda: self._processed() == jobs, "an acknowledgement of every job")
 
+    def until_consumer_has_settled(self) -> None:
+        """It listens, and the registry says what it holds: nothing of its start is left to be done."""
+        until(lambda: self._redis.pubsub_numsub("lowq:v1:{Costs:0}:wake")[0][1] == 1, "its subscription")
+        until(lambda: [node.shards for node in self.app.nodes()] == [{"Costs": [0]}], "its heartbeat")
+        until(lambda: self._quiet_for(0.1), "the end of what it does once")
+
+    def _quiet_for(self, seconds: float) -> bool:
+        """Whether nobody speaks to Redis meanwhile."""
+        before = self._redis.info("stats")["total_commands_processed"]
+        time.sleep(seconds)
+        return int(self._redis.info("stats")["total_commands_processed"]) == int(before) + 1
+
     def _processed(self) -> int:
         # By a command that lowq doesn't use, so that it can be left out.
         return sum(
@@ -245,6 +257,7 @@ def test_a_job_taken_by_hand_costs_a_round_trip_to_take_and_one_to_acknowledge(m
     with costs.worker.queue.consumer(ttr=60) as consumer:
         costs.push(ids(40))
         until(lambda: len(consumer.take(20, timeout=0)) == 20, "that it has been woken")
+        costs.until_consumer_has_settled()
 
         def work() -> None:
             for _ in range(10):
