@@ -395,11 +395,11 @@ def test_past_ttr_a_job_waits_again_charged_with_a_crash(queue: Queue, open_cons
 
 
 def test_touch_lengthens_ttr(queue: Queue, open_consumer: Open) -> None:
-    consumer = open_consumer(ttr=0.3)
+    consumer = open_consumer(ttr=2)
     queue.push([{"id": "a"}, {"id": "b"}])
     jobs = {job.id: job for job in take(consumer, 2)}
     jobs["a"].touch(NEVER)
-    until(lambda: [job.id for job in consumer.take(timeout=0.05)] == ["b"], "b again")
+    until(lambda: [job.id for job in consumer.take(timeout=0.05)] == ["b"], "b again")  # past the ttr of both
     jobs["a"].ack()
 
 
