@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
@@ -238,16 +237,30 @@ def test_what_nobody_gets_is_given_back_once_redis_answers(queue: Queue, line: L
         assert [job.id for job in take(consumer, 1)] == ["a"]
 
 
-def test_a_start_that_is_cancelled_leaves_no_consumer(queue: Queue, app: lowq.Lowq) -> None:
+def test_a_start_that_is_cancelled_leaves_no_consumer(
+    queue: Queue, app: lowq.Lowq, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed: list[Consumer] = []
+    close = Consumer.close
+
+    def noted(consumer: Consumer) -> None:
+        close(consumer)
+        closed.append(consumer)
+
+    monkeypatch.setattr(Consumer, "close", noted)
+
     async def work() -> None:
         for delay in (0.0, 0.001, 0.01):
-            starting = asyncio.create_task(queue.aconsumer().start())
+            consumer = queue.aconsumer()
+            starting = asyncio.create_task(consumer.start())
             await asyncio.sleep(delay)
             starting.cancel()
             await asyncio.gather(starting, return_exceptions=True)
+            if not starting.cancelled():  # it was quicker
+                await consumer.close()
 
     asyncio.run(work())  # the loop ends before they have started
-    until(lambda: not [thread for thread in threading.enumerate() if thread.name == "lowq-maintenance"], "their end")
+    until(lambda: len(closed) == 3, "the end of each")
     assert app.nodes() == []
 
 
