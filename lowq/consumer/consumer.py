@@ -233,7 +233,7 @@ class Consumer:
         self._broker.quiet()
         try:
             with self._lock:
-                self._release_all()
+                self._release(list(self._taken))
             self._broker.stop()
             self._broker.leave(0.0)
             self._give_up_session()
@@ -469,7 +469,7 @@ class Consumer:
             self._give_back_later([job.receipt for job in jobs])
 
     def _give_back_later(self, receipts: Iterable[str]) -> None:
-        self._unwanted.update(receipts)
+        self._unwanted.update(receipt for receipt in receipts if receipt in self._taken)
         self._looks_at = 0.0
         self._broker.maintenance.nudge()
 
@@ -670,16 +670,21 @@ class Consumer:
             "already, or its ttr has passed, or the lease of its shard was lost, or it is no receipt of this session"
         )
 
-    def _acks(self, receipts: Sequence[str]) -> list[tuple[Shard, list[str], Report]]:
-        """Acknowledgements of those that are in hand, each of one delivery, with their receipts."""
+    def _by_delivery(self, receipts: Iterable[str]) -> Iterator[tuple[Shard, int, list[str]]]:
+        """Those that are in hand, by the shard and the delivery that they were taken under."""
         groups: dict[tuple[Shard, int], list[str]] = {}
         for receipt in receipts:
             taken = self._taken.get(receipt)
             if taken is not None and taken.token == taken.shard.in_flight.token:
                 groups.setdefault((taken.shard, taken.delivery), []).append(receipt)
+        for (shard, delivery), some in groups.items():
+            yield shard, delivery, some
+
+    def _acks(self, receipts: Sequence[str]) -> list[tuple[Shard, list[str], Report]]:
+        """Acknowledgements of those that are in hand, each of one delivery, with their receipts."""
         return [
             (shard, some, shard.in_flight.ack_report([self._taken[receipt].id for receipt in some], delivery))
-            for (shard, delivery), some in groups.items()
+            for shard, delivery, some in self._by_delivery(receipts)
         ]
 
     def _note_acks(
@@ -688,17 +693,25 @@ class Consumer:
         """Takes note of the replies; returns the error when there was no answer: then they stay in hand."""
         trouble: RedisUnavailable | None = None
         for (shard, receipts, report), reply in zip(acks, replies, strict=True):
-            try:
-                shard.in_flight.reported([report], [reply])
-            except LeaseLost:
-                self._lost(shard)
-                continue
-            except RedisUnavailable as error:
-                trouble = trouble or error
-                continue
-            self._forget(receipts)
-            self._look_at(shard, report, reply, 0.0)
+            error = self._note(shard, receipts, report, reply)
+            if not isinstance(reply, Exception):
+                self._look_at(shard, report, reply, 0.0)
+            trouble = trouble or error
         return trouble
+
+    def _note(self, shard: Shard, receipts: Sequence[str], report: Report, reply: Any) -> RedisUnavailable | None:
+        """Takes note of the reply to a report of several jobs, which are in hand no more; returns the error when there
+        was no answer: then they are.
+        """
+        try:
+            shard.in_flight.reported([report], [reply])
+        except LeaseLost:
+            self._lost(shard)
+        except RedisUnavailable as error:
+            self._uncertain.update(receipts)
+            return error
+        self._forget(receipts)
+        return None
 
     def _error_bytes(self, error: BaseException | str) -> bytes:
         config = self._config
@@ -763,44 +776,26 @@ class Consumer:
             extra={"event": "lease_lost", "queue": self.queue, "shard": shard.index},
         )  # fmt: skip
 
-    def _release_all(self) -> None:
-        self._release(list(self._taken))
-
     def _release(self, receipts: Sequence[str], client: Client | None = None, *, crashed: bool = False) -> None:
         """Jobs in hand wait again. ``crashed``: their ttr has passed.
 
         Raises:
             RedisUnavailable: they are still in hand.
         """
-        groups: dict[tuple[Shard, int], list[str]] = {}
-        for receipt in receipts:
-            taken = self._taken[receipt]
-            if taken.token != taken.shard.in_flight.token:
-                self._forget([receipt])
-            else:
-                groups.setdefault((taken.shard, taken.delivery), []).append(receipt)
         reports: list[tuple[Shard, list[str], float, Report]] = []
-        for (shard, delivery), some in groups.items():
+        for shard, delivery, some in self._by_delivery(receipts):
             delay = random.uniform(0.05, 0.5) if crashed else None
             ids = [(self._taken[receipt].id, delay) for receipt in some]
             report = shard.in_flight.release_report(ids, crashed=crashed, delivery=delivery)
             reports.append((shard, some, delay or 0.0, report))
         replies = (client or self._client).run_many([report.call for *_, report in reports])
         trouble: RedisUnavailable | None = None
-        for (shard, some, delay_, report), reply in zip(reports, replies, strict=True):
-            try:
-                shard.in_flight.reported([report], [reply])
-            except LeaseLost:
-                self._lost(shard)
-                continue
-            except RedisUnavailable as error:
-                trouble = trouble or error
-                self._uncertain.update(some)
-                continue
-            if crashed:
+        for (shard, some, due_in, report), reply in zip(reports, replies, strict=True):
+            if crashed and not isinstance(reply, Exception):
                 self._log_overdue(some)
-            self._forget(some)
-            self._dispatcher.wake(shard, delay_)
+            trouble = self._note(shard, some, report, reply) or trouble
+            if not isinstance(reply, Exception):
+                self._dispatcher.wake(shard, due_in)
         if trouble is not None:
             raise trouble
 
@@ -834,7 +829,7 @@ class Consumer:
         try:
             if not self._closed:
                 self._forget_lost()
-                self._release([receipt for receipt in self._unwanted if receipt in self._taken], client)
+                self._release(list(self._unwanted), client)
                 overdue = [receipt for receipt, taken in self._taken.items() if taken.deadline <= now]
                 self._release(overdue, client, crashed=True)
             earliest = min((taken.deadline for taken in self._taken.values()), default=inf)
