@@ -1,23 +1,12 @@
 """Consumers for coroutines."""
 
 import asyncio
-from collections.abc import Iterator
 
 import pytest
 
-import lowq
 from lowq.errors import ConsumerClosed, NotTaken
 from lowq.queue import Queue
 from tests.waiting import PATIENCE, auntil
-
-
-@pytest.fixture
-def queue(store_url: str) -> Iterator[Queue]:
-    app = lowq.Lowq(redis_url=store_url, lease_ttl=5)
-    queue = app.queue("mail", 4)
-    queue.push([])
-    yield queue
-    app.close()
 
 
 def test_all_verbs_are_awaited(queue: Queue) -> None:

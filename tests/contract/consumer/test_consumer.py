@@ -18,20 +18,6 @@ Open = Callable[..., Consumer]
 
 
 @pytest.fixture
-def app(store_url: str) -> Iterator[lowq.Lowq]:
-    app = lowq.Lowq(redis_url=store_url, lease_ttl=5)
-    yield app
-    app.close()
-
-
-@pytest.fixture
-def queue(app: lowq.Lowq) -> Queue:
-    queue = app.queue("mail", 4)
-    queue.push([])
-    return queue
-
-
-@pytest.fixture
 def open_consumer(queue: Queue) -> Iterator[Open]:
     """Makes consumers of the queue, which are closed in the end."""
     with ExitStack() as stack:

@@ -18,20 +18,6 @@ from tests.waiting import NEVER, PATIENCE, auntil, until
 
 
 @pytest.fixture
-def app(store_url: str) -> Iterator[lowq.Lowq]:
-    app = lowq.Lowq(redis_url=store_url, lease_ttl=5)
-    yield app
-    app.close()
-
-
-@pytest.fixture
-def queue(app: lowq.Lowq) -> Queue:
-    queue = app.queue("mail", 4)
-    queue.push([])
-    return queue
-
-
-@pytest.fixture
 def consumer(queue: Queue) -> Iterator[Consumer]:
     with queue.consumer() as consumer:
         yield consumer
