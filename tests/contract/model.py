@@ -294,7 +294,10 @@ class Model:
             if alone:
                 break
         if reply.jobs:
-            self.counters["delivery"] = delivery
+            unsent = lost[len(reply.jobs) :]
+            self.counters["delivery"] = delivery + 1 if unsent else delivery
+            for job_id in unsent:  # not received, whatever the caller says of this delivery
+                self.taken[job_id].delivery = delivery + 1
         if len(reply.jobs) < len(lost):
             reply.delay = self._delay(due_cutoff, now, due_cutoff)
         else:
