@@ -186,6 +186,7 @@ SHARD_KEYS: tuple[Key, ...] = (
             "buried": "",
             "repeated": "1: there is such a key",
             "slot": "in which `pushed` and `repeated` are remembered: `lib/repeats.lua`",
+            "features": "what the shard uses that most don't: `lib/features.lua`",
         },
     ),
     Key("lease", ("string",), 'the owner\'s token "nonce:fence"', ("broker", "doctor"), "expires (PX) if not renewed"),

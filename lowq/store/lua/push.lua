@@ -5,7 +5,8 @@
 -- ARGV[2]  token: random, one per call
 -- ARGV[3]  '1' when this call repeats one whose reply was lost
 -- ARGV[4]  shards_count of the queue
--- ARGV[5]  width: how many arguments a job has, 2 to 4
+-- ARGV[5]  width: how many arguments a job has, 2 to 6; behind it, of a queue that has options which concern pushes,
+--          these as words
 -- ARGV[6]  keep: whole seconds for which the token is to be remembered
 -- ARGV[7]  after: the token of the call that must have come before, or ''
 -- ARGV[8+] jobs: id, payload, score ('' = the clock), perform_at (Unix seconds, '' = now, '+n' = in n seconds); what is
@@ -20,11 +21,11 @@
 -- the first call when its repeat got through. Of calls in a sequence none is carried out before the one it comes after.
 -- The shard's clock never repeats and never steps back. It gives scores, and order to jobs that are due at once, which
 -- are not due more than a millisecond after the server's time.
-local prefix, token, width = KEYS[1], ARGV[2], tonumber(ARGV[5])
+local prefix, token, width = KEYS[1], ARGV[2], string.byte(ARGV[5]) - 48
 local accepted = (#ARGV - 7) / width
 
 local meta = redis.call('HMGET', prefix .. 'meta', 'shards_count', 'clock', 'slot', 'repeated', 'server_time',
-  'server_time_since')
+  'server_time_since', 'features')
 -- A call may arrive after its own repeat, from a connection that was given up: then it finds its token in `repeated`,
 -- which costs nothing as long as no call was repeated lately.
 if meta[4] and ARGV[3] ~= '1' and redis.call('ZSCORE', prefix .. 'repeated', token) then

@@ -1,0 +1,17 @@
+-- What of lowq a shard uses that most don't: `features` in `meta`, words with spaces around each, such as " ttl debounce ".
+-- It is written with the first push that uses one, and looked at in an HMGET that is made anyway: a shard that uses none
+-- pays nothing for them.
+
+-- Whether a shard uses it. `features`: the field of `meta`, or false.
+local function uses(features, word)
+  return features and string.find(features, ' ' .. word .. ' ', 1, true) ~= nil
+end
+
+-- Notes that a shard uses it. Returns the field as it is then.
+local function add_feature(prefix, features, word)
+  if not uses(features, word) then
+    features = (features or ' ') .. word .. ' '
+    redis.call('HSET', prefix .. 'meta', 'features', features)
+  end
+  return features
+end
