@@ -30,7 +30,9 @@ _FIELDS = frozenset(JobDict.__annotations__)
 
 #: A job as its push script gets it: id, payload, score (``b""``: the clock of the shard), perform_at (``b""``:
 #: now; ``b"+n"``: in n seconds). A bare tuple: it is made once per job pushed.
-EncodedJob = tuple[bytes, bytes, bytes, bytes]
+PlainJob = tuple[bytes, bytes, bytes, bytes]
+#: The same with ttl (``b""``: it never expires) and priority (``b""``: 0), of jobs that have one of them.
+EncodedJob = PlainJob | tuple[bytes, bytes, bytes, bytes, bytes, bytes]
 
 
 def encode_id(job_id: object) -> bytes:
@@ -133,20 +135,29 @@ def delay_seconds(value: object) -> float:
     return min(max(seconds, 0), MAX_TIME)
 
 
-def encode_job(job: Mapping[str, Any], dump_payload: Callable[[Any], bytes], max_payload_bytes: int) -> EncodedJob:
-    """Validates a job and brings it into the form that the push script takes.
+def _encode_ttl(value: object) -> bytes:
+    if value is None:
+        return b""
+    seconds = value.total_seconds() if isinstance(value, timedelta) else _finite("ttl", value)
+    if seconds <= 0:
+        raise JobError(f"ttl={value!r} is not more than 0; to leave a job out, don't push it. None: it never expires")
+    if seconds > LATEST_TIME - EARLIEST_TIME and not isinstance(value, timedelta):
+        raise JobError(f"ttl={value!r} is thousands of years; it is given in seconds, or as a timedelta")
+    return repr(min(seconds, MAX_TIME)).encode()
+
+
+def encode_job(
+    job: Mapping[str, Any], dump_payload: Callable[[Any], bytes], max_payload_bytes: int, ttl: bytes = b""
+) -> EncodedJob:
+    """Validates a job and brings it into the form that the push script takes. ``ttl``: of a job that says none.
 
     Raises:
         JobError, PayloadError: the message names the field and the id.
     """
     try:
         job_id = encode_id(job["id"])
-    except KeyError:
-        raise JobError(f"a job has no id: {dict(job)!r:.200}; every job needs one, such as {{'id': 42}}") from None
-    except TypeError:
-        if isinstance(job, Mapping):
-            raise
-        raise JobError(f"{job!r:.100} is of type {type(job).__name__}, not a mapping such as {{'id': 42}}") from None
+    except (KeyError, TypeError) as error:
+        raise _why_no_id(job, error) from None
     score = perform_at = b""
     payload = b'""'
     known = 1
@@ -169,15 +180,26 @@ def encode_job(job: Mapping[str, Any], dump_payload: Callable[[Any], bytes], max
                     "Push a reference instead, such as a URL or a row's key"
                 )
         if len(job) > known:
-            score, perform_at = _encode_order(job, known)
+            score, perform_at, ttl = _encode_order(job, known, ttl)
     except JobError as error:
         raise type(error)(f"job {job['id']!r:.100}: {error}") from error.__cause__
-    return job_id, payload, score, perform_at
+    return (job_id, payload, score, perform_at, ttl, b"") if ttl else (job_id, payload, score, perform_at)
 
 
-def _encode_order(job: Mapping[str, Any], known: int) -> tuple[bytes, bytes]:
-    """The score and the time of a job that has more than so many fields, which are known."""
+def _why_no_id(job: object, error: Exception) -> Exception:
+    if not isinstance(job, Mapping):
+        return JobError(f"{job!r:.100} is of type {type(job).__name__}, not a mapping such as {{'id': 42}}")
+    if isinstance(error, KeyError):
+        return JobError(f"a job has no id: {dict(job)!r:.200}; every job needs one, such as {{'id': 42}}")
+    return error
+
+
+def _encode_order(job: Mapping[str, Any], known: int, ttl: bytes) -> tuple[bytes, bytes, bytes]:
+    """The score, the time and the ttl of a job that has more than so many fields, which are known."""
     score = perform_at = b""
+    if "ttl" in job:
+        known += 1
+        ttl = _encode_ttl(job["ttl"])
     if "score" in job:
         known += 1
         score = _encode_score(job["score"])
@@ -189,7 +211,7 @@ def _encode_order(job: Mapping[str, Any], known: int) -> tuple[bytes, bytes]:
             perform_at = encode(name, job[name])
     if len(job) > known:
         _refuse_unknown(job)
-    return score, perform_at
+    return score, perform_at, ttl
 
 
 _TIMES: tuple[tuple[str, Callable[[str, object], bytes]], ...] = (

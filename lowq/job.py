@@ -26,6 +26,9 @@ class JobDict(TypedDict):
     perform_in: NotRequired[float | datetime]
     #: When to run, from now on: seconds or timedelta.
     delay: NotRequired[float | timedelta]
+    #: How long the payload is good for, from its arrival on: seconds or timedelta. One that has expired is never handed
+    #: out; it is removed. None: it never expires.
+    ttl: NotRequired[float | timedelta | None]
 
 
 @dataclass(frozen=True, slots=True)

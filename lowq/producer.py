@@ -21,6 +21,8 @@ from typing import Any, TypeVar
 from lowq.codec import EncodedJob, encode_job
 from lowq.errors import JobError, PushError, PushInterrupted, RedisUnavailable, ShardsCountError, TimeLimitExceeded
 from lowq.group_commit import (
+    EXTENDED,
+    PLAIN,
     PUSH_BYTES,
     PUSH_JOBS,
     Attempts,
@@ -30,6 +32,7 @@ from lowq.group_commit import (
     is_out_of_turn,
     missed_deadline,
     new_token,
+    width_of,
 )
 from lowq.middleware import all_async, wrap, wrap_async
 from lowq.settings import Config
@@ -110,14 +113,14 @@ def _encode_single(target: Target, job: dict[str, Any]) -> tuple[Part, int] | No
         encoded = encode_job(job, config.dump_payload, config.max_payload_bytes)
     except JobError as error:
         raise _of_queue(target, error) from error.__cause__
-    job_id, payload, score, perform_at = encoded
+    job_id, payload = encoded[:2]
     if len(payload) > PUSH_BYTES:
         return None
     shard = shard_of(job_id, target.shards_count)
     prefix = target.prefixes.get(shard)
     if prefix is None:
         prefix = target.prefixes[shard] = shard_prefix(config.namespace, target.queue, shard)
-    return Part(prefix, target.shards_count, [encoded], [job], not (score or perform_at)), len(payload)
+    return Part(prefix, target.shards_count, [encoded], [job], width_of(encoded)), len(payload)
 
 
 def _count_single(target: Target, part: Part, outcomes: Sequence[Outcome]) -> int:
@@ -356,15 +359,14 @@ class _Push:
         dump, limit = target.config.dump_payload, target.config.max_payload_bytes
         shards_count = target.shards_count
         groups: dict[int, tuple[list[EncodedJob], list[Mapping[str, Any]]]] = {}
-        plain = True
-        count = size = 0
+        width, count, size = PLAIN, 0, 0
         for job in chunk:
             try:
                 encoded = encode_job(job, dump, limit)
             except JobError as error:
                 raise _of_queue(target, error) from error.__cause__
-            if encoded[2] or encoded[3]:
-                plain = False
+            if encoded[2] or encoded[3] or len(encoded) == EXTENDED:
+                width = max(width, width_of(encoded))
             shard = shard_of(encoded[0], shards_count)
             group = groups.get(shard)
             if group is None:
@@ -378,12 +380,12 @@ class _Push:
         parts: list[Part] = []
         for shard, (items, originals) in groups.items():
             prefix = shard_prefix(target.config.namespace, target.queue, shard)
-            parts += self._parts(prefix, items, originals, plain=plain)
+            parts += self._parts(prefix, items, originals, width)
         self._prepared_jobs, self._prepared_bytes = count, size
         return parts, count
 
     def _parts(
-        self, prefix: str, items: list[EncodedJob], originals: list[Mapping[str, Any]], *, plain: bool
+        self, prefix: str, items: list[EncodedJob], originals: list[Mapping[str, Any]], width: int
     ) -> Iterator[Part]:
         shards_count, after = self._target.shards_count, b""
         start = 0
@@ -392,7 +394,7 @@ class _Push:
             while end < len(items) and end - start < CALL_JOBS and (size < CALL_BYTES):
                 size += len(items[end][1])
                 end += 1
-            part = Part(prefix, shards_count, items[start:end], originals[start:end], plain, after)
+            part = Part(prefix, shards_count, items[start:end], originals[start:end], width, after)
             yield part
             if end < len(items):
                 part.token = after = new_token()

@@ -124,6 +124,7 @@ class Queue(Queries):
         score: float | None = None,
         perform_at: float | datetime | None = None,
         delay: float | timedelta | None = None,
+        ttl: float | timedelta | None = None,
     ) -> str:
         """Pushes a job of its own, with a fresh id, and returns that: a UUIDv7, so later ones sort behind earlier ones.
         For payloads that belong to no entity. The rest is as of a `JobDict`.
@@ -131,7 +132,7 @@ class Queue(Queries):
         Raises:
             As `push`. After a RedisUnavailable the job may be in, under an id that nobody knows.
         """
-        job = _job(payload, score, perform_at, delay)
+        job = _job(payload, score, perform_at, delay, ttl)
         self.push(job)
         return str(job["id"])
 
@@ -142,9 +143,10 @@ class Queue(Queries):
         score: float | None = None,
         perform_at: float | datetime | None = None,
         delay: float | timedelta | None = None,
+        ttl: float | timedelta | None = None,
     ) -> str:
         """`put` from async code."""
-        job = _job(payload, score, perform_at, delay)
+        job = _job(payload, score, perform_at, delay, ttl)
         await self.apush(job)
         return str(job["id"])
 
@@ -530,7 +532,11 @@ def _drop_call(prefix: str, jobs: int, asks: str, attempt: str) -> Call:
 
 
 def _job(
-    payload: Any, score: float | None, perform_at: float | datetime | None, delay: float | timedelta | None
+    payload: Any,
+    score: float | None,
+    perform_at: float | datetime | None,
+    delay: float | timedelta | None,
+    ttl: float | timedelta | None,
 ) -> JobDict:
     """A job with a fresh id."""
     job: JobDict = {"id": fresh_id(), "payload": payload}
@@ -540,4 +546,6 @@ def _job(
         job["perform_at"] = perform_at
     if delay is not None:
         job["delay"] = delay
+    if ttl is not None:
+        job["ttl"] = ttl
     return job

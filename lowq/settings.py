@@ -159,6 +159,7 @@ _SETTINGS: Mapping[str, tuple[Any, Callable[[str, Any], Any], bool]] = {
     "shutdown_timeout": (25.0, _number(0), True),
     "warn_after": (60.0, _optional_number, True),
     "max_payload_bytes": (2**20, _number(1, whole=True), True),
+    "scan_size": (500, _number(1, whole=True), True),
     "server_middlewares": ((), _callables, False),
     "client_middlewares": ((), _callables, False),
     "on_server_init": (_do_nothing, _callable, False),
@@ -222,6 +223,8 @@ class Config:
     warn_after: float | None
     #: Largest payload, encoded.
     max_payload_bytes: int
+    #: Expired payloads, and jobs of the morgue, that are removed in one step.
+    scan_size: int
     #: ``(worker, payloads_by_id, call_next)``, the first is outermost.
     server_middlewares: list[Callable[..., Any]]
     #: ``(worker, jobs, call_next)``, the first is outermost.

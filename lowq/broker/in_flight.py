@@ -25,6 +25,8 @@ log = get_log("lowq.broker")
 MAX_DELIVERY_BYTES = 2**20
 #: What `release` answers of a job that it has buried.
 _POISONED = 2
+#: Bits of what `ack_and_take` answers of the shard.
+_PAUSED, _HAS_TTL = 1, 2
 #: Jobs of one delivery: bounds the time that a script may take.
 MAX_DELIVERY_JOBS = 500
 
@@ -67,6 +69,8 @@ class InFlight:
         self._in_hand: dict[str, int] = {}
         #: Finished and not acknowledged.
         self._finished: list[str] = []
+        #: Whether payloads of the shard have a ttl, as far as a reply has told: then it wants to be swept.
+        self.has_ttl = False
         #: id -> how many times in a row it was released because its handler found no Redis; see `execution`.
         self.found_no_redis: dict[str, int] = {}
 
@@ -96,9 +100,9 @@ class InFlight:
             # worked the shard meanwhile, so these jobs may be old. They are in flight under the old delivery.
             self.drop_delivery()
             raise LeaseLost(f"queue {self._queue!r}, shard {self._index}: the lease was lost during take")
-        number, delay, paused = reply[0], reply[1], reply[2]
+        number = reply[0]
         self._finished.clear()
-        delivery = Delivery(number, lease, [], None if delay is None else delay / 1e6, bool(paused))
+        delivery = Delivery(number, lease, [], *self.read_state(reply))
         if len(reply) > 4:
             self._delivery = number
             items = iter(reply[4:])
@@ -117,6 +121,15 @@ class InFlight:
                 delivery.jobs.append(job)
             self._in_hand.update(dict.fromkeys([job.id for job in delivery.jobs], number))
         return delivery
+
+    def read_state(self, reply: Any) -> tuple[float | None, bool]:
+        """What any reply of ack_and_take says of the shard: seconds until its oldest waiting job is due, negative when
+        it is overdue, None when nothing waits; and whether the queue is paused. Notes whether it wants to be swept.
+        """
+        _, delay, state, *_ = reply
+        if state & _HAS_TTL:
+            self.has_ttl = True
+        return None if delay is None else delay / 1e6, bool(state & _PAUSED)
 
     def take(self, limit: int, now: float | None = None) -> Delivery:
         """Acknowledges what finished and takes the next jobs, in one round trip.

@@ -321,8 +321,8 @@ class Leases:
                 return
             if isinstance(reply, Exception):
                 raise reply
-            delay = None if reply[1] is None else reply[1] / 1e6
-            self._dispatchers[shard.queue].refreshed(shard, wakes[shard], delay, paused=bool(reply[2]))
+            delay, paused = shard.in_flight.read_state(reply)
+            self._dispatchers[shard.queue].refreshed(shard, wakes[shard], delay, paused=paused)
 
         self._ask_all(list(wakes), lambda shard: shard.in_flight.refresh_call(), note)
 

@@ -6,6 +6,7 @@ One thread per node, with a connection of its own that waits for nothing else::
     when nodes come or go   hear who shares the work now; want other shards, give up some
     when its time has come  try for a wanted shard that somebody else has, or had
     every poll_interval     ask the idle shards anew, should a wake-up have been lost
+    every second            sweep the shards whose payloads or buried jobs may expire
     every 10 ms, while jobs of a delivery are finished and another of it is being performed: acknowledge the finished
 """
 
@@ -25,6 +26,7 @@ from lowq.broker.membership import Membership
 from lowq.broker.outage import Outage
 from lowq.broker.shard import Shard
 from lowq.broker.splitter import Members
+from lowq.broker.sweeper import Sweeper
 from lowq.clock import Clock
 from lowq.clock import now as clock_now
 from lowq.duration import LONGEST_WAIT
@@ -74,10 +76,12 @@ class MaintenanceLoop:
         more_details: Callable[[], Mapping[str, Any]] = dict,
         on_ready: Callable[[], object],
         on_fatal: Callable[[BaseException], object],
+        sweeper: Sweeper,
         chore: Chore | None = None,
         clock: Clock = clock_now,
     ) -> None:
         self._clock = clock
+        self._sweeper = sweeper
         self._chore = chore
         self._thread = threading.Thread(target=self._run, name="lowq-maintenance", daemon=True)
         self._client = client
@@ -237,12 +241,13 @@ class MaintenanceLoop:
             leases.refresh()
             trouble = trouble or leases.clear_trouble()
             self._next_refresh = now + self._poll_interval
+        sweep_due = self._sweeper.sweep(self._client, now)
         chore_due = float("inf")
         if self._chore is not None:
             chore_due = self._chore(self._client, now)
         if trouble is not None:
             raise trouble
-        due = min(chore_due, self._next_renewal, self._next_refresh, self._next_look, leases.next_try)
+        due = min(chore_due, sweep_due, self._next_renewal, self._next_refresh, self._next_look, leases.next_try)
         return min(max(due - self._clock(), 0.0), LONGEST_WAIT)
 
     # --- membership ---

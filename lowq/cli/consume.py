@@ -44,6 +44,7 @@ KEPT_ERROR = 2000
 @click.option("--score", metavar="NUMBER", help="The payload's order; default: the time.")
 @click.option("--perform-at", metavar="TIME", help="When to run: Unix time, or 2027-01-31T12:00Z.")
 @click.option("--delay", type=float, metavar="SECONDS", help="When to run, from now on.")
+@click.option("--ttl", type=float, metavar="SECONDS", help="How long the payload is good for; default: for ever.")
 @click.option("--shards-count", type=click.IntRange(1, 16384), help="For a queue that doesn't exist yet.")
 @json_option
 def put(app: Lowq, queue: str, payload: str | None, shards_count: int | None, as_json: bool, **rest: Any) -> None:
@@ -57,9 +58,7 @@ def put(app: Lowq, queue: str, payload: str | None, shards_count: int | None, as
     handle = app.queue(queue, shards_count)
     check_exists(handle)
     job = job_of(None, sys.stdin.read() if payload == "-" else payload, **rest)
-    job_id = handle.put(
-        job.get("payload", ""), score=job.get("score"), perform_at=job.get("perform_at"), delay=job.get("delay")
-    )
+    job_id = handle.put(**job)
     if as_json:
         echo_json({"queue": queue, "id": job_id})
     else:

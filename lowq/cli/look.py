@@ -42,7 +42,19 @@ from lowq.store.scripts import time_of
 WATCH_SECONDS = 2.0
 
 #: Figures that are added up over queues.
-_SUMS = ("length", "due", "scheduled", "fresh", "retries", "taken", "morgue_length", "processed", "failed", "buried")
+_SUMS = (
+    "length",
+    "due",
+    "scheduled",
+    "fresh",
+    "retries",
+    "taken",
+    "morgue_length",
+    "processed",
+    "failed",
+    "buried",
+    "expired",
+)
 
 
 def server_time(app: Lowq) -> float:

@@ -112,6 +112,7 @@ def _shown(raw: bytes) -> str:
 @click.option("--score", metavar="NUMBER", help="The payload's order within its id; default: the time.")
 @click.option("--perform-at", metavar="TIME", help="When to run: Unix time, or 2027-01-31T12:00Z.")
 @click.option("--delay", type=float, metavar="SECONDS", help="When to run, from now on.")
+@click.option("--ttl", type=float, metavar="SECONDS", help="How long the payload is good for; default: for ever.")
 @json_option
 def push(
     app: Lowq,
@@ -162,7 +163,12 @@ def check_exists(queue: Queue) -> None:
 
 
 def job_of(
-    job_id: str | None, payload: str | None, score: str | None, perform_at: str | None, delay: float | None
+    job_id: str | None,
+    payload: str | None,
+    score: str | None,
+    perform_at: str | None,
+    delay: float | None,
+    ttl: float | None,
 ) -> dict[str, Any]:
     """A job from the texts that somebody has typed; without an id it is a part of one."""
     job: dict[str, Any] = {} if job_id is None else {"id": job_id}
@@ -183,6 +189,8 @@ def job_of(
             raise Failure(f"--perform-at {perform_at}: it is Unix time, or such as 2027-01-31T12:00Z", USAGE) from None
     if delay is not None:
         job["delay"] = delay
+    if ttl is not None:
+        job["ttl"] = ttl
     return job
 
 

@@ -447,8 +447,8 @@ class Consumer:
             elif isinstance(reply, RedisUnavailable):
                 raise reply
             elif not isinstance(reply, Exception):
-                delay = None if reply[1] is None else reply[1] / 1e6
-                self._dispatcher.refreshed(shard, wakes, delay, paused=bool(reply[2]))
+                delay, paused = shard.in_flight.read_state(reply)
+                self._dispatcher.refreshed(shard, wakes, delay, paused=paused)
 
     def cancel(self, caller: Caller) -> None:
         """Has a `take` return at once, with nothing: what it has got meanwhile waits again."""
@@ -647,9 +647,9 @@ class Consumer:
     def _look_at(self, shard: Shard, report: Report, reply: Any, delay: float) -> None:
         """Wakes whoever waits for what is due now of the shard, or will be."""
         if report.call.script == "ack_and_take":
-            _, microseconds, paused, *_ = reply
-            if microseconds is not None and not paused:
-                self._dispatcher.wake(shard, max(microseconds / 1e6, 0.0))
+            due_in, paused = shard.in_flight.read_state(reply)
+            if due_in is not None and not paused:
+                self._dispatcher.wake(shard, max(due_in, 0.0))
         else:
             self._dispatcher.wake(shard, delay)
 

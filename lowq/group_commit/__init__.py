@@ -35,7 +35,7 @@ from contextvars import Context
 
 from lowq.group_commit.loops import LoopPushes, LoopRequest
 from lowq.group_commit.own_thread import run_in_own_thread
-from lowq.group_commit.parts import Part, new_token
+from lowq.group_commit.parts import EXTENDED, PLAIN, Part, new_token, width_of
 from lowq.group_commit.requests import Outcome, copy_of
 from lowq.group_commit.threads import DirectPush, ThreadPushes, ThreadRequest
 from lowq.group_commit.writer import (
@@ -52,8 +52,8 @@ from lowq.group_commit.writer import (
 from lowq.store import Client
 
 __all__ = [
-    "GRACE", "PUSH_BYTES", "PUSH_JOBS", "Attempts", "GroupCommit", "Outcome", "Part", "copy_of", "is_out_of_turn",
-    "limit_of_caller", "missed_deadline", "new_token", "no_answer", "run_in_own_thread",
+    "EXTENDED", "GRACE", "PLAIN", "PUSH_BYTES", "PUSH_JOBS", "Attempts", "GroupCommit", "Outcome", "Part", "copy_of",
+    "is_out_of_turn", "limit_of_caller", "missed_deadline", "new_token", "no_answer", "run_in_own_thread", "width_of",
 ]  # fmt: skip
 
 

@@ -26,18 +26,18 @@ class SentPart(Protocol):
 class Part:
     """Jobs of one push for one shard, that go in one script call."""
 
-    __slots__ = ("after", "call", "items", "jobs", "plain", "prefix", "shards_count", "token")
+    __slots__ = ("after", "call", "items", "jobs", "prefix", "shards_count", "token", "width")
 
     def __init__(
-        self, prefix: str, shards_count: int, items: list[EncodedJob], jobs: list[Mapping[str, Any]], plain: bool,
+        self, prefix: str, shards_count: int, items: list[EncodedJob], jobs: list[Mapping[str, Any]], width: int,
         after: bytes = b"",
     ) -> None:  # fmt: skip
         self.prefix = prefix
         self.shards_count = shards_count
         self.items = items
         self.jobs = jobs
-        #: Whether no job has a score or a time of its own.
-        self.plain = plain
+        #: How many arguments each job has, see `width_of`.
+        self.width = width
         #: The token of the call that must have come before.
         self.after = after
         self.token = b""
@@ -46,7 +46,7 @@ class Part:
     def make_call(self, keep: bytes, is_wanted: Callable[[], bool] | None = None) -> Call:
         """The call, with a fresh token unless there is one."""
         self.token = self.token or new_token()
-        data = push_arguments(self.shards_count, self.items, self.token, self.after, keep, plain=self.plain)
+        data = push_arguments(self.shards_count, self.items, self.token, self.after, keep, self.width)
         self.call = (
             Call("push", self.prefix, (), data) if is_wanted is None else _Revocable(self.prefix, data, is_wanted)
         )
@@ -75,16 +75,30 @@ def new_token() -> bytes:
     return b2a_base64(secrets.token_bytes(9), newline=False)
 
 
+#: How many arguments of the script a job has: id and payload, with its score and time, with its ttl and priority.
+PLAIN, TIMED, EXTENDED = 2, 4, 6
+
+
+def width_of(item: EncodedJob) -> int:
+    """How many arguments a job needs."""
+    if len(item) == EXTENDED:
+        return EXTENDED
+    return TIMED if item[2] or item[3] else PLAIN
+
+
 def push_arguments(
-    shards_count: int, items: Sequence[EncodedJob], token: bytes, after: bytes, keep: bytes, *, plain: bool
+    shards_count: int, items: Sequence[EncodedJob], token: bytes, after: bytes, keep: bytes, width: int
 ) -> list[bytes]:
     """What a call of the script is given. ``keep``: seconds for which Redis remembers it."""
-    data = [b"", token, b"", b"%d" % shards_count, b"2" if plain else b"4", keep, after]
-    if plain:
+    data = [b"", token, b"", b"%d" % shards_count, b"%d" % width, keep, after]
+    if width == PLAIN:
         for item in items:
             data += item[:2]
-    else:
+    elif width == TIMED:
         data += chain.from_iterable(items)
+    else:
+        for item in items:
+            data += item if len(item) == EXTENDED else (*item, b"", b"")
     return data
 
 

@@ -94,8 +94,8 @@ class SharedCall(Call):
         """Makes it fit to be sent, when it has all its members. ``keep``: seconds for which Redis remembers it."""
         parts = [request.parts[i] for request, i in self.members]
         items: list[EncodedJob] = list(chain.from_iterable([part.items for part in parts]))
-        plain = all(part.plain for part in parts)
-        self.data = push_arguments(self.shards_count, items, self.token, self.after, keep, plain=plain)
+        width = max(part.width for part in parts)
+        self.data = push_arguments(self.shards_count, items, self.token, self.after, keep, width)
 
     def is_wanted(self) -> bool:
         # It leaves without the jobs of abandoned requests: their callers may have pushed something else for the same id

@@ -57,12 +57,13 @@ class ShardStats(NamedTuple):
     #: The waiting job that is or was due first, and its perform_at (Unix time, seconds).
     oldest_id: bytes | None
     oldest_at: float | None
+    expired: int
 
     @classmethod
     def of(cls, reply: Sequence[Any]) -> "ShardStats":
         (
             length, due, retries, taken, morgue_length, lag, processed, failed, buried, paused, lease, ttl, oldest_id,
-            oldest_at,
+            oldest_at, expired,
         ) = reply  # fmt: skip
         return cls(
             length,
@@ -79,6 +80,7 @@ class ShardStats(NamedTuple):
             max(ttl, 0) / 1000,
             oldest_id,
             None if oldest_at is None else float(oldest_at),
+            untrusted.count(expired),
         )
 
 

@@ -40,6 +40,8 @@ class Stats:
     #: The waiting job that is or was due first, and its perform_at (Unix time, seconds).
     oldest_id: str | None = None
     oldest_at: float | None = None
+    #: Since the queue was created: payloads whose ttl had passed before they were taken.
+    expired: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +107,7 @@ def stats_of(name: str, shards: Sequence[ShardStats]) -> Stats:
         paused=any(shard.paused for shard in shards),
         oldest_id=_text(oldest_id),
         oldest_at=untrusted.finite(oldest_at),
+        expired=total("expired"),
     )
 
 

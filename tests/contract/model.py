@@ -37,6 +37,8 @@ class Flight:
     retry_count: int
     taken_at: float
     payloads: dict[bytes, float]
+    #: When they expire, those that do.
+    expires: dict[bytes, float] = field(default_factory=dict)
 
 
 @dataclass
@@ -51,6 +53,7 @@ class Waiting:
     perform_at: float
     payloads: dict[bytes, float] = field(default_factory=dict)
     retry_count: int = -1
+    expires: dict[bytes, float] = field(default_factory=dict)
 
 
 @dataclass
@@ -59,7 +62,8 @@ class Taken:
 
     delivery: int
     delay: int | None
-    paused: bool
+    #: 1: paused; 2: has payloads with a ttl; or both.
+    state: int
     acknowledged: int
     #: (id, perform_at, retry_count, [(payload, score)...])
     jobs: list[tuple[str, float, int, list[tuple[bytes, float]]]]
@@ -69,6 +73,18 @@ def merge_into(target: dict[bytes, float], source: dict[bytes, float]) -> None:
     """Equal payloads collapse, the lowest score wins."""
     for payload, score in source.items():
         target[payload] = min(score, target.get(payload, score))
+
+
+def merge_with_times(target: Waiting, source: "Flight | Waiting") -> None:
+    """The same with the times at which they expire. Of two the earlier counts, and "never" before all."""
+    for payload in source.payloads:
+        at = source.expires.get(payload)
+        if payload in target.payloads:
+            present = target.expires.pop(payload, None)
+            at = None if at is None or present is None else min(at, present)
+        if at is not None:
+            target.expires[payload] = at
+    merge_into(target.payloads, source.payloads)
 
 
 def in_order(payloads: dict[bytes, float]) -> list[tuple[bytes, float]]:
@@ -114,7 +130,9 @@ class Model:
         self._lease_ttl = int(lease_ttl * 1000)
         self.used = False
         self.delayed: list[str] = []
-        self.counters = {"delivery": 0, "processed": 0, "failed": 0, "buried": 0}
+        self.counters = {"delivery": 0, "processed": 0, "failed": 0, "buried": 0, "expired": 0}
+        #: Whether a payload ever had a ttl.
+        self.has_ttl = False
 
     # --- producing ---
 
@@ -122,11 +140,11 @@ class Model:
         self,
         now: float,
         token: str,
-        jobs: list[tuple[str, bytes, float | None, float | str | None]],
+        jobs: list[tuple[str, bytes, float | None, float | str | None, float | None]],
         *,
         repeat: bool,
     ) -> int:
-        """A job: id, payload, score, perform_at (a time, "+n", or None)."""
+        """A job: id, payload, score, perform_at (a time, "+n", or None), ttl."""
         if not repeat and token in self.repeated:
             return len(jobs)
         if repeat:
@@ -136,14 +154,16 @@ class Model:
         self.used = True
         self._settle(now)
         clock = max(now, (self.clock or 0) + TICK)
-        for job_id, payload, score, perform_at in jobs:
+        for job_id, payload, score, perform_at, ttl in jobs:
             at = min(clock, now + AHEAD)
             if isinstance(perform_at, str):
                 at = max(at, min(now + float(perform_at), NEVER))
             elif perform_at is not None:
                 at = max(at, min(perform_at, NEVER))
             job = self.waiting.setdefault(job_id, Waiting(at))
-            merge_into(job.payloads, {payload: clock if score is None else score})
+            expires = {} if ttl is None else {payload: now + ttl}
+            self.has_ttl = self.has_ttl or ttl is not None
+            merge_with_times(job, Waiting(at, {payload: clock if score is None else score}, expires=expires))
             clock += TICK
         self._next_slot(int(now))
         self.pushed.insert(0, token)
@@ -264,6 +284,10 @@ class Model:
         self._settle(now)
         due_cutoff = self._horizon(now)
         limit = 0 if self.paused is not None else limit
+        self.sweep(now)
+        if limit:
+            for job_id in [job_id for job_id, flight in self.taken.items() if flight.delivery > last]:
+                self._expire_taken(job_id, now)
         in_flight = set(self.taken)
         lost = sorted(job_id for job_id, flight in self.taken.items() if flight.delivery > last)
         due = [
@@ -272,7 +296,7 @@ class Model:
             if job_id not in in_flight and job.perform_at <= due_cutoff
         ]
         delivery = self.counters["delivery"] + 1
-        reply = Taken(delivery, None, self.paused is not None, acknowledged, [])
+        reply = Taken(delivery, None, (self.paused is not None) + 2 * self.has_ttl, acknowledged, [])
         room = self.max_bytes
         for job_id in lost + due:
             source: Flight | Waiting = self.taken[job_id] if job_id in lost else self.waiting[job_id]
@@ -282,13 +306,15 @@ class Model:
                 break
             assert chosen is not None
             room -= sum(len(payload) + OVERHEAD for payload, _ in chosen)
+            expires = {payload: source.expires[payload] for payload, _ in chosen if payload in source.expires}
             reply.jobs.append((job_id, source.perform_at, source.retry_count, chosen))
             if isinstance(source, Waiting):
                 for payload, _ in chosen:
                     del source.payloads[payload]
+                    source.expires.pop(payload, None)
                 if not source.payloads:
                     del self.waiting[job_id]
-            self.taken[job_id] = Flight(delivery, source.perform_at, source.retry_count, now, dict(chosen))
+            self.taken[job_id] = Flight(delivery, source.perform_at, source.retry_count, now, dict(chosen), expires)
             if isinstance(source, Waiting):
                 source.retry_count = -1
             if alone:
@@ -304,6 +330,29 @@ class Model:
             rest = [job.perform_at for job_id, job in self.waiting.items() if job_id not in in_flight]
             reply.delay = self._delay(min(rest), now, due_cutoff) if rest else None
         return reply
+
+    def sweep(self, now: float) -> None:
+        """What has expired of all that waits."""
+        for job_id, job in list(self.waiting.items()):
+            if self._expire(job, now) and not job.payloads:
+                del self.waiting[job_id]
+                if job_id not in self.taken:
+                    self._forget(job_id)
+
+    def _expire(self, job: Flight | Waiting, now: float) -> bool:
+        expired = [payload for payload, at in job.expires.items() if at <= now]
+        for payload in expired:
+            del job.expires[payload], job.payloads[payload]
+        self.counters["expired"] += len(expired)
+        return bool(expired)
+
+    def _expire_taken(self, job_id: str, now: float) -> None:
+        """What was taken and never received has not been handed out."""
+        flight = self.taken[job_id]
+        if self._expire(flight, now) and not flight.payloads:
+            del self.taken[job_id]
+            if job_id not in self.waiting:
+                self._forget(job_id)
 
     def _choose(self, payloads: dict[bytes, float], room: int, *, whole: bool) -> list[tuple[bytes, float]] | None:
         """The lowest payloads that fit, at least one; with `whole`, all that are allowed or None."""
@@ -347,6 +396,7 @@ class Model:
                 continue
             payload, score = in_order(flight.payloads)[0]
             del flight.payloads[payload]
+            flight.expires.pop(payload, None)
             self._bury(job_id, now, error, {payload: score})
             if flight.payloads:
                 self._put_back(job_id, now)
@@ -385,6 +435,7 @@ class Model:
             return [0]
         for payload in going:
             del flight.payloads[payload]
+            flight.expires.pop(payload, None)
         self._bury(job_id, now, reason or self.errors.get(job_id, ""), going)
         if not flight.payloads:
             del self.taken[job_id]
@@ -401,7 +452,7 @@ class Model:
         job = self.waiting.setdefault(job_id, Waiting(perform_at))
         job.perform_at = perform_at
         job.retry_count = flight.retry_count
-        merge_into(job.payloads, flight.payloads)
+        merge_with_times(job, flight)
 
     def _bury(self, job_id: str, now: float, reason: str, payloads: dict[bytes, float]) -> None:
         buried = self.morgue.setdefault(job_id, Buried(now, reason, {}))
@@ -443,6 +494,7 @@ class Model:
             job = self.waiting.setdefault(job_id, Waiting(now))
             job.perform_at = now
             merge_into(job.payloads, buried.payloads)
+            job.expires.clear()
             if job_id not in self.taken:  # what is known of one in flight is its flight's
                 self._forget(job_id)
         return reply
@@ -530,11 +582,15 @@ class Model:
                     "uncharged": 1 if self.owner_uncharged else None,
                     "repeated": 1 if self.repeated else None,
                     "slot": self._slot(),
+                    "features": " ttl " if self.has_ttl else None,
                     **{name: count or None for name, count in self.counters.items()},
                 }.items()
                 if value is not None
             },
         }
+        keys["expires"] = {job_id: min(job.expires.values()) for job_id, job in self.waiting.items() if job.expires}
+        keys |= {f"expires:{job_id}": job.expires for job_id, job in self.waiting.items()}
+        keys |= {f"taken:expires:{job_id}": flight.expires for job_id, flight in self.taken.items()}
         keys |= {f"payloads:{job_id}": job.payloads for job_id, job in self.waiting.items()}
         keys |= {f"taken:payloads:{job_id}": flight.payloads for job_id, flight in self.taken.items()}
         keys |= {f"morgue:payloads:{job_id}": buried.payloads for job_id, buried in self.morgue.items()}

@@ -37,13 +37,15 @@ def job(
     *,
     perform_at: float | None = None,
     delay: float | None = None,
+    ttl: float | None = None,
 ) -> EncodedJob:
     """A job as push takes it. Bytes are a payload as they are, everything else becomes JSON."""
     at = b"" if perform_at is None else repr(perform_at).encode()
     if delay is not None:
         at = b"+" + repr(delay).encode()
     data = payload if isinstance(payload, bytes) else json.dumps(payload).encode()
-    return job_id.encode(), data, b"" if score is None else repr(score).encode(), at
+    plain = job_id.encode(), data, b"" if score is None else repr(score).encode(), at
+    return plain if ttl is None else (*plain, repr(ttl).encode(), b"")
 
 
 def retry(job_id: str, retry_count: int = 0, delay: float = 10.0, error: bytes = b"boom") -> Failure:
@@ -140,16 +142,17 @@ class ShardRig:
         keep: int = 15,
         after: str = "",
     ) -> int:
+        width = max(map(len, jobs), default=4)
         reply: int = self.run(
             "push",
             "" if now is None else repr(now),
             token or f"token-{next(self._tokens)}",
             "1" if repeat else "",
             self.shards_count if shards_count is None else shards_count,
-            4,
+            width,
             keep,
             after,
-            *itertools.chain.from_iterable(jobs),
+            *(part for item in jobs for part in (*item, b"", b"")[:width]),
         )
         return reply
 
@@ -186,6 +189,10 @@ class ShardRig:
         """All keys of the store with their content, but for `leased_until`, which is only told to people."""
         found = self._read({key: self._type(key) for key in sorted(self.names())})
         found.get("meta", {}).pop("leased_until", None)
+        # When an inline payload expires is only in the index.
+        for job_id, at in found.get("expires", {}).items():
+            times = found.setdefault(f"expires:{job_id}", dict.fromkeys(found.get(f"payloads:{job_id}", {}), at))
+            assert min(times.values(), default=None) == at, f"the index of {job_id!r}"
         return found
 
     def meta(self, name: str) -> str | None:
@@ -237,7 +244,7 @@ _READ: dict[str, tuple[str | int, ...]] = {
     "inline": ("GET",),
 }
 _TAKEN = "taken:payloads:"
-_PAYLOADS = ("payloads:", _TAKEN, "morgue:payloads:")
+_PAYLOADS = ("payloads:", _TAKEN, "morgue:payloads:", "expires:", "taken:expires:")
 
 
 def _readable(key: str, kind: str, raw: Any) -> Any:
@@ -253,7 +260,7 @@ def _readable(key: str, kind: str, raw: Any) -> Any:
         return {item.decode() for item in raw}
     members: dict[Any, Any] = dict(zip(raw[::2], raw[1::2], strict=True))
     if kind == "zset":
-        payloads = "payloads:" in key
+        payloads = key.startswith(_PAYLOADS)
         return {(_payload(m) if payloads else m.decode()): float(score) for m, score in members.items()}
     return {name.decode(): value.decode() for name, value in members.items()}
 
@@ -272,10 +279,13 @@ def _records(raw: list[bytes]) -> tuple[dict[str, Any], dict[str, Any]]:
     carried: dict[str, Any] = {}
     for name, record in zip(raw[::2], raw[1::2], strict=True):
         delivery, perform_at, retry_count, level, taken_at, *inline = record.split(maxsplit=5)
+        level, _, expires = level.partition(b",")
         records[name.decode()] = int(delivery), float(perform_at), int(retry_count), int(level), float(taken_at)
         if inline:
             assert record.endswith(b"\n"), "a record that carries a payload ends so"
-            carried[_TAKEN + name.decode()] = _readable("", "inline", inline[0][:-1])
+            carried[_TAKEN + name.decode()] = payloads = _readable("", "inline", inline[0][:-1])
+            if expires:
+                carried["taken:expires:" + name.decode()] = dict.fromkeys(payloads, float(expires))
     return records, carried
 
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lowq.codec import MAX_ID_BYTES, MAX_TIME, dump_payload, encode_id, encode_job, load_payload
+from lowq.codec import MAX_ID_BYTES, MAX_TIME, EncodedJob, dump_payload, encode_id, encode_job, load_payload
 from lowq.errors import JobError, PayloadError
 from lowq.sharding import shard_of
 
@@ -59,7 +59,7 @@ class Text(str):
     __slots__ = ()
 
 
-def encoded(**fields: Any) -> tuple[bytes, bytes, bytes, bytes]:
+def encoded(**fields: Any) -> EncodedJob:
     return encode_job({"id": 42, **fields}, dump_payload, MIB)
 
 
@@ -459,3 +459,30 @@ def test_what_a_signal_handler_raises_while_a_payload_is_encoded_is_not_taken_fo
     monkeypatch.setattr("lowq.codec._check", interrupted)
     with pytest.raises(TookTooLong):
         encode_job({"id": 1, "payload": 2}, dump_payload, 100)
+
+
+class TestTtl:
+    def test_a_job_without_one_is_as_short_as_ever(self) -> None:
+        assert len(encoded(score=1)) == len(encoded(ttl=None)) == 4
+
+    @pytest.mark.parametrize(
+        ("given", "expected"),
+        [(600, b"600"), (0.5, b"0.5"), (timedelta(minutes=1), b"60.0"), (timedelta.max, repr(MAX_TIME).encode())],
+    )
+    def test_seconds_or_a_timedelta(self, given: Any, expected: bytes) -> None:
+        assert encoded(ttl=given)[4:] == (expected, b"")
+
+    @pytest.mark.parametrize(
+        "given", [0, -1, -0.0, math.nan, math.inf, 1e12, "60", True, [], timedelta(0), timedelta(seconds=-1), 10**400]
+    )
+    def test_what_makes_no_sense_is_refused(self, given: Any) -> None:
+        with pytest.raises(JobError, match=r"^job 42: ttl"):
+            encoded(ttl=given)
+
+    def test_the_queues_counts_where_the_job_says_none(self) -> None:
+        def ttl_of(job: Mapping[str, Any]) -> Any:
+            return encode_job(job, dump_payload, MIB, b"60")[4:5]
+
+        assert ttl_of({"id": 1}) == (b"60",)
+        assert ttl_of({"id": 1, "ttl": 5}) == (b"5",)
+        assert ttl_of({"id": 1, "ttl": None}) == ()

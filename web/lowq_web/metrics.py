@@ -25,6 +25,7 @@ _COUNTERS = {
     "processed": ("Jobs performed", "processed"),
     "failed": ("Failures that were charged", "failed"),
     "buried": ("Times that something was buried", "buried"),
+    "expired": ("Payloads whose ttl had passed before they were taken", "expired"),
 }
 
 

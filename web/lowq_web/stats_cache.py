@@ -46,6 +46,7 @@ class Total:
     processed: int = 0
     failed: int = 0
     buried: int = 0
+    expired: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +200,19 @@ def _read_snapshot(app: lowq.Lowq, before: Snapshot | None, at: float) -> Snapsh
     now = time.monotonic()
     shards = sum(len(item.shards) for item in queues)
     figures = [item.stats for item in queues]
-    sums = ("length", "due", "scheduled", "fresh", "retries", "taken", "morgue_length", "processed", "failed", "buried")
+    sums = (
+        "length",
+        "due",
+        "scheduled",
+        "fresh",
+        "retries",
+        "taken",
+        "morgue_length",
+        "processed",
+        "failed",
+        "buried",
+        "expired",
+    )
     total = Total(
         **{name: sum(getattr(stats, name) for stats in figures) for name in sums},
         lag=max((stats.lag for stats in figures), default=0.0),

@@ -13,7 +13,8 @@
 -- Reply: {delivery, delay, paused, acknowledged, item...}
 --   delay: microseconds until the oldest waiting job is due, not positive when it is, nil when none waits; never more
 --   than 2**53
---   paused: 1 when the queue is paused (nothing is taken then), else 0
+--   paused: 1 when the queue is paused (nothing is taken then), else 0; and 2 more when payloads of the shard have a
+--   ttl, so that it wants to be swept
 --   item: a job {id, perform_at, retry_count, payload, score, payload, score...}, lowest score first; or three items in
 --     a row, for a fresh job with an inline payload: id, perform_at, "score payload". Most are such, and to Redis a
 --     list within the reply costs as much as taking the job did
@@ -68,10 +69,15 @@ end
 -- 1. Read: what is acknowledged, what is to be handed out.
 local now = read_now()
 local meta = redis.call('HMGET', key_meta, 'clock', 'delivery', 'paused', 'processed', 'server_time',
-  'server_time_since')
+  'server_time_since', 'features')
+local has_ttl = uses(meta[7], 'ttl')
 shift_due(prefix, now, meta[5], meta[6])
 local due_cutoff = read_due_cutoff(prefix, now, meta[1] or '')
 local paused = meta[3] and 1 or 0
+-- More may have expired: what is about to be handed out is looked at once more, below.
+if has_ttl then
+  sweep_expired(prefix, now, 100)
+end
 local special = redis.call('EXISTS', prefix .. 'retries', prefix .. 'errors', prefix .. 'solo',
   prefix .. 'crashes') > 0
 
@@ -90,14 +96,15 @@ end
 local items, last_item, count, bytes = {}, 0, 0, 0 -- items of the reply; of how many jobs
 -- Not one that the caller has had: Redis may have lost its last writes, and with them the count.
 local delivery = math.max(tonumber(meta[2]) or 0, tonumber(ARGV[7])) + 1
-local head, tail = string.format('%d ', delivery), string.format(' 0 %.17g', now)
+local head, tail = string.format('%d ', delivery), string.format(' %.17g', now)
 local records = {} -- for `taken`: id, record, id, record...
 local in_flight = {}
 local inline_keys = {} -- whose payloads are in the records now
 
--- Adds a job to the reply unless it has to wait for the next delivery. `inline`: its payload, if that is inline.
--- Returns whether further ones may follow, and what stopped its payloads, as `read_payloads` has it.
-local function hand_out(id, key, inline, perform_at, retry_count, alone)
+-- Adds a job to the reply unless it has to wait for the next delivery. `inline`: its payload, if that is inline, and
+-- `expires`: when that does, as text. Returns whether further ones may follow, and what stopped its payloads, as
+-- `read_payloads` has it.
+local function hand_out(id, key, inline, perform_at, retry_count, alone, expires)
   if alone and count > 0 then
     return false
   end
@@ -111,7 +118,7 @@ local function hand_out(id, key, inline, perform_at, retry_count, alone)
   if count > 0 and (stopped == 'bytes' or bytes + size > max_bytes) then
     return false
   end
-  local record = head .. perform_at .. ' ' .. retry_count .. tail
+  local record = head .. perform_at .. ' ' .. retry_count .. (expires and ' 0,' .. expires or ' 0') .. tail
   records[2 * count + 1], records[2 * count + 2] = id, inline and record .. ' ' .. inline .. '\n' or record
   bytes, count = bytes + size, count + 1
   if inline and retry_count == '-1' then
@@ -136,6 +143,14 @@ if redis.call('HLEN', key_taken) > #acked_ids then
 end
 local more = true
 local lost_ids, skipped = {}, 0
+if has_ttl and limit > 0 then
+  for id, record in pairs(in_flight) do
+    -- What was never received has not been handed out.
+    if tonumber((parse_taken(record))) > last and expire_taken(prefix, id, record, now) then
+      in_flight[id] = nil
+    end
+  end
+end
 for id, record in pairs(in_flight) do
   skipped = skipped + 1
   if tonumber((parse_taken(record))) > last then
@@ -149,7 +164,8 @@ for _, id in ipairs(lost_ids) do
     local alone = retry_count >= 0 or (special and redis.call('SISMEMBER', prefix .. 'solo', id) == 1)
     local key, carried, before = taken_payloads .. id, get_inline(in_flight[id]), count
     local inline = carried or redis.call('MGET', key)[1]
-    more = hand_out(id, key, inline, perform_at, tostring(retry_count), alone)
+    local expires = carried and has_ttl and string.match(in_flight[id], '^%S+ +%S+ %S+ [^ ,]+,(%S+)') or nil
+    more = hand_out(id, key, inline, perform_at, tostring(retry_count), alone, expires)
     if inline and not carried and count > before then
       inline_keys[#inline_keys + 1] = key
     end
@@ -167,7 +183,7 @@ local unsent = count > 0 and { unpack(lost_ids, count + 1) } or {}
 local waiting = redis.call('ZRANGE', key_due, 0, limit - count + skipped, 'WITHSCORES')
 
 -- What is looked up of the ids that come next, for 16 of them at once: their payloads, if inline, and their past.
-local keys, inlines, retry_counts, solos, upto = {}, {}, {}, {}, 0
+local keys, inlines, retry_counts, solos, expiries, upto = {}, {}, {}, {}, {}, 0
 local function look_up(position)
   local ids, some = {}, {}
   upto = math.min(position + 31, #waiting)
@@ -177,17 +193,21 @@ local function look_up(position)
   local found = redis.call('MGET', unpack(some))
   local counts = special and redis.call('ZMSCORE', prefix .. 'retries', unpack(ids))
   local alone = special and redis.call('SMISMEMBER', prefix .. 'solo', unpack(ids))
+  local times = has_ttl and redis.call('ZMSCORE', prefix .. 'expires', unpack(ids))
   for i, key in ipairs(some) do
     local at = position + 2 * i - 2
     keys[at], inlines[at] = key, found[i]
     if special then
       retry_counts[at], solos[at] = counts[i], alone[i] == 1
     end
+    if has_ttl then
+      expiries[at] = times[i]
+    end
   end
 end
 
 local all_due = #waiting > 0 and tonumber(waiting[#waiting]) <= due_cutoff
-local orphans, parted = {}, {}
+local orphans, parted, expiring = {}, {}, {}
 local gone = {} -- ids that are taken whole
 local leaving, arriving = {}, {} -- keys of sets that are, and what they become
 for i = 1, #waiting, 2 do
@@ -198,11 +218,16 @@ for i = 1, #waiting, 2 do
       if i > upto then
         look_up(i)
       end
+    end
+    if takes and expiries[i] and tonumber(expiries[i]) <= now then
+      next_due = next_due or due_cutoff -- there is more to be swept than one call does: look again
+    elseif takes then
       local retry_count = retry_counts[i] or '-1'
       -- Of an id that is acknowledged just now, newer payloads wait: it succeeded, so it is solo no more.
       local alone = retry_count ~= '-1' or (solos[i] and not acked[id])
       local before = count
-      local further, stopped = hand_out(id, keys[i], inlines[i], perform_at, retry_count, alone)
+      local expires = inlines[i] and expiries[i]
+      local further, stopped = hand_out(id, keys[i], inlines[i], perform_at, retry_count, alone, expires)
       more, takes = further, count > before
       if takes and not inlines[i] and #items[last_item] == 3 then
         -- No payloads: a key that somebody removed by hand. Such an id must not stop the shard.
@@ -214,6 +239,9 @@ for i = 1, #waiting, 2 do
         gone[#gone + 1], inline_keys[#inline_keys + 1] = id, keys[i]
       elseif takes then
         arriving[#arriving + 1] = taken_payloads .. id
+        if expiries[i] then
+          expiring[#expiring + 1] = id
+        end
         if stopped then
           parted[id] = items[last_item]
         else
@@ -232,6 +260,7 @@ end
 
 if #arriving > 0 then
   redis.call('EXISTS', unpack(arriving)) -- before the first write, as `touch` does
+  touch(prefix, { 'expires:', 'taken:expires:' }, expiring)
 end
 
 -- 2. Write.
@@ -240,6 +269,12 @@ if #acked_ids > 0 then
   redis.call('HDEL', key_taken, unpack(acked_ids))
   if #acked_payloads > 0 then
     redis.call('UNLINK', unpack(acked_payloads))
+    if has_ttl then
+      for i, key in ipairs(acked_payloads) do
+        acked_payloads[i] = prefix .. 'taken:expires:' .. string.sub(key, #taken_payloads + 1)
+      end
+      redis.call('UNLINK', unpack(acked_payloads))
+    end
   end
   if special then
     redis.call('HDEL', prefix .. 'errors', unpack(acked_ids))
@@ -256,11 +291,17 @@ if #orphans > 0 then
   next_due = next_due or due_cutoff -- they took the place of others in what was read: look again
 end
 if count > 0 then
+  for _, id in ipairs(expiring) do
+    take_expiries(prefix, id, parted[id])
+  end
   for i, key in pairs(leaving) do
     redis.call('RENAME', key, arriving[i])
   end
   if #gone > 0 then
     redis.call('ZREM', key_due, unpack(gone))
+    if has_ttl then
+      redis.call('ZREM', prefix .. 'expires', unpack(gone))
+    end
   end
   for id, job in pairs(parted) do
     for i = 4, #job, 2 do
@@ -294,4 +335,4 @@ end
 -- foreign score may be anything.
 next_due = next_due and math.max(bounded(next_due), -8589934591)
 local delay = next_due and math.ceil((next_due - (next_due <= due_cutoff and due_cutoff or now)) * 1000000)
-return { delivery, delay or false, paused, #acked_ids, unpack(items) }
+return { delivery, delay or false, has_ttl and paused + 2 or paused, #acked_ids, unpack(items) }

@@ -30,7 +30,8 @@
 local prefix, nonce, ttl = KEYS[1], ARGV[2], tonumber(ARGV[3])
 local key_lease, key_meta = prefix .. 'lease', prefix .. 'meta'
 local session = ARGV[9]
-local meta = redis.call('HMGET', key_meta, 'shards_count', 'fence', 'owner', 'uncharged', 'lease_ttl', 'detached')
+local meta = redis.call('HMGET', key_meta, 'shards_count', 'fence', 'owner', 'uncharged', 'lease_ttl', 'detached',
+  'features')
 local fence, owner, owner_uncharged = tonumber(meta[2]) or 0, meta[3], meta[4]
 if meta[1] and meta[1] ~= ARGV[4] then
   return redis.error_reply('SHARDSCOUNT ' .. meta[1])
@@ -78,7 +79,7 @@ for i = 1, #records, 2 do
     return redis.error_reply('ERR the record of an id in `taken` is none of lowq; `lowq doctor` names it')
   end
 end
-touch(prefix, { 'payloads:', 'taken:payloads:', 'morgue:payloads:' }, ids)
+touch_payloads(prefix, ids, meta[7])
 
 fence = math.max(fence + 1, tonumber(ARGV[8]) + 1, math.floor(now * 1000000))
 local text = string.format('%.0f', fence)
@@ -109,8 +110,8 @@ math.randomseed(tonumber(ARGV[6]))
 for i = 1, #records, 2 do
   local id, record = records[i], records[i + 1]
   if ARGV[7] == '1' or owner == nonce or (owner_uncharged and leave_uncharged(id)) then
-    put_back(prefix, id, record, now)
-  elseif crash(prefix, id, record, now, tonumber(ARGV[5]), 0.05 + math.random() * 0.45) then
+    put_back(prefix, id, record, now, nil, meta[7])
+  elseif crash(prefix, id, record, now, tonumber(ARGV[5]), 0.05 + math.random() * 0.45, meta[7]) then
     reply[3] = reply[3] - 1
     reply[#reply + 1] = id
   end

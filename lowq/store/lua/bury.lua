@@ -36,7 +36,11 @@ while i <= #ARGV do
   i = i + 3 + count
 end
 local records = token ~= '' and records_of(prefix, delivery, ids) or {}
+local has_ttl = uses(redis.call('HGET', prefix .. 'meta', 'features'), 'ttl')
 touch(prefix, { 'payloads:', 'taken:payloads:', 'morgue:payloads:' }, ids)
+if has_ttl then
+  touch(prefix, { 'expires:', 'taken:expires:' }, ids)
+end
 
 -- What one call merges of waiting jobs, over all its ids: it must not hold Redis for long.
 local budget = { payloads = 500, bytes = 1048576 }
@@ -73,6 +77,13 @@ local function bury_taken(item)
       return 0
     end
   end
+  if has_ttl then
+    if redis.call('EXISTS', taken) == 0 then
+      redis.call('UNLINK', prefix .. 'taken:expires:' .. item.id)
+    else
+      redis.call('ZREM', prefix .. 'taken:expires:' .. item.id, unpack(item.payloads))
+    end
+  end
   mark_buried(item)
   redis.call('HINCRBY', prefix .. 'meta', 'buried', 1)
   if redis.call('EXISTS', taken) == 0 then
@@ -105,6 +116,9 @@ local function bury_waiting(item)
   redis.call('HINCRBY', prefix .. 'meta', 'buried', 1)
   redis.call('ZREM', prefix .. 'due', item.id)
   forget(prefix, item.id)
+  if has_ttl then
+    forget_expiry(prefix, item.id)
+  end
   return 1
 end
 

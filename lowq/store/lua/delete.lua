@@ -20,6 +20,7 @@ for i = 5, #ARGV do
   ids[#ids + 1] = ARGV[i]
 end
 touch(prefix, { 'payloads:', 'morgue:payloads:' }, ids)
+local has_ttl = uses(redis.call('HGET', prefix .. 'meta', 'features'), 'ttl')
 
 -- What one call frees, in bytes: it must not hold Redis for long.
 local room = 16777216
@@ -47,6 +48,9 @@ for _, id in ipairs(ids) do
   else
     if where ~= 'morgue' and remove(id, 'due', 'payloads:') then
       forget(prefix, id)
+      if has_ttl then
+        forget_expiry(prefix, id)
+      end
       state = 1
     end
     if where ~= 'waiting' and remove(id, 'morgue', 'morgue:payloads:') then

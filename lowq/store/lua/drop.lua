@@ -33,10 +33,11 @@ end
 touch(prefix, { 'payloads:' }, waiting)
 touch(prefix, { 'morgue:payloads:' }, buried)
 touch(prefix, { 'taken:payloads:' }, taken)
+local has_ttl = uses(redis.call('HGET', prefix .. 'meta', 'features'), 'ttl')
 
 -- What one call frees, in bytes: it must not hold Redis for long.
 local room = 16777216
-local function remove(ids, command, key, payloads)
+local function remove(ids, command, key, payloads, times)
   local gone, keys = {}, {}
   for _, id in ipairs(ids) do
     if room <= 0 then
@@ -45,6 +46,9 @@ local function remove(ids, command, key, payloads)
     gone[#gone + 1] = id
     keys[#keys + 1] = prefix .. payloads .. id
     room = room - weight(keys[#keys])
+    if has_ttl and times then
+      keys[#keys + 1] = prefix .. times .. id
+    end
   end
   if #gone > 0 then
     redis.call(command, prefix .. key, unpack(gone))
@@ -52,13 +56,15 @@ local function remove(ids, command, key, payloads)
   end
   return #gone
 end
-local removed = remove(waiting, 'ZREM', 'due', 'payloads:') + remove(buried, 'ZREM', 'morgue', 'morgue:payloads:')
-  + remove(taken, 'HDEL', 'taken', 'taken:payloads:')
+local removed = remove(waiting, 'ZREM', 'due', 'payloads:', 'expires:')
+  + remove(buried, 'ZREM', 'morgue', 'morgue:payloads:')
+  + remove(taken, 'HDEL', 'taken', 'taken:payloads:', 'taken:expires:')
 if #waiting + #buried + #taken > 0 then
   return { 0, removed }
 end
 local rest = {}
-for i, key in ipairs({ 'retries', 'errors', 'solo', 'crashes', 'morgue:errors', 'pushed', 'repeated', 'meta' }) do
+for i, key in ipairs({ 'retries', 'errors', 'solo', 'crashes', 'morgue:errors', 'pushed', 'repeated', 'expires',
+  'meta' }) do
   rest[i] = prefix .. key
 end
 redis.call('UNLINK', unpack(rest))

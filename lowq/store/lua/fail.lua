@@ -17,24 +17,27 @@
 --
 --!flags allow-oom
 local prefix = KEYS[1]
-local lost, now, records = begin_report(prefix, ARGV[2], ARGV[3], 4, 5)
+local lost, now, records, features = begin_report(prefix, ARGV[2], ARGV[3], 4, 5)
 if lost then
   return lost
 end
 
 local function exhaust(id, record, reason)
   materialize(prefix, id, record)
-  local taken = prefix .. 'taken:payloads:' .. id
+  local taken, has_ttl = prefix .. 'taken:payloads:' .. id, uses(features, 'ttl')
   promote_to_zset(taken)
   local lowest = redis.call('ZRANGE', taken, 0, 0, 'WITHSCORES')
   if lowest[1] then -- or a key was removed by hand: that must not stop the shard
     add_payload(prefix .. 'morgue:payloads:' .. id, lowest[1], lowest[2])
     redis.call('ZREM', taken, lowest[1])
+    if has_ttl then
+      redis.call('ZREM', prefix .. 'taken:expires:' .. id, lowest[1])
+    end
     redis.call('ZADD', prefix .. 'morgue', now, id)
     redis.call('HSET', prefix .. 'morgue:errors', id, reason)
   end
   if redis.call('EXISTS', taken) == 1 then
-    merge(taken, prefix .. 'payloads:' .. id)
+    merge_taken(prefix, id, features)
     redis.call('ZADD', prefix .. 'due', now, id)
   end
   redis.call('HDEL', prefix .. 'taken', id)
@@ -52,13 +55,13 @@ for i = 4, #ARGV, 5 do
       exhaust(id, record, reason)
       failed, buried = failed + 1, buried + 1
     elseif verdict == 'retry' then
-      put_back(prefix, id, record, now, bounded(now + tonumber(delay)))
+      put_back(prefix, id, record, now, bounded(now + tonumber(delay)), features)
       redis.call('ZADD', prefix .. 'retries', retry_count, id)
       redis.call('HSET', prefix .. 'errors', id, reason)
       redis.call('SREM', prefix .. 'solo', id)
       failed = failed + 1
     else
-      put_back(prefix, id, record, now)
+      put_back(prefix, id, record, now, nil, features)
       redis.call('HSET', prefix .. 'errors', id, reason)
       redis.call('SADD', prefix .. 'solo', id)
     end

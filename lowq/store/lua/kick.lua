@@ -9,7 +9,7 @@
 -- Reply: list of, per id, 1 (kicked), 0 (not in the morgue), 2 (not, or in part: call again).
 --
 -- Invariant: payloads merge with those that wait, the lowest score wins; the job starts afresh (retry_count -1,
--- no crashes, not solo) and is due now.
+-- no crashes, not solo) and is due now. None of its payloads expires any more.
 -- A repeat supersedes the earlier attempts of its call: one that comes later does nothing.
 --
 --!flags allow-oom
@@ -20,6 +20,7 @@ for i = 4, #ARGV do
   ids[#ids + 1] = ARGV[i]
 end
 touch(prefix, { 'payloads:', 'morgue:payloads:' }, ids)
+local has_ttl = uses(redis.call('HGET', prefix .. 'meta', 'features'), 'ttl')
 
 -- What one call merges, over all its ids: it must not hold Redis for long.
 local budget = { payloads = 500, bytes = 1048576 }
@@ -30,6 +31,9 @@ for _, id in ipairs(ids) do
   local state = spent and 2 or 0
   if buried_at and (not not_after or tonumber(buried_at) <= not_after) then
     state = 2
+    if has_ttl then
+      forget_expiry(prefix, id)
+    end
     if merge(prefix .. 'morgue:payloads:' .. id, prefix .. 'payloads:' .. id, budget) then
       state = 1
       redis.call('ZREM', prefix .. 'morgue', id)

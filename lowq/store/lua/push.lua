@@ -9,8 +9,8 @@
 --          these as words
 -- ARGV[6]  keep: whole seconds for which the token is to be remembered
 -- ARGV[7]  after: the token of the call that must have come before, or ''
--- ARGV[8+] jobs: id, payload, score ('' = the clock), perform_at (Unix seconds, '' = now, '+n' = in n seconds); what is
---          after 2**33 - 1 counts as that
+-- ARGV[8+] jobs: id, payload, score ('' = the clock), perform_at (Unix seconds, '' = now, '+n' = in n seconds; what is
+--          after 2**33 - 1 counts as that), ttl (seconds, '' = it never expires), priority
 --
 -- Reply: number of jobs accepted.
 -- Errors: SHARDSCOUNT n: the queue has n shards; nothing was written. OUTOFTURN token: the call that must have come
@@ -75,6 +75,9 @@ local function write_inline()
   end
 end
 
+-- Of ids that nothing waits for, whose payloads are inline: when they expire, id, time, id...
+local features, expiring = meta[7], {}
+local has_ttl = uses(features, 'ttl')
 local i, text, last = 8, nil, nil
 for _, key in ipairs(keys) do
   local payload, score, at = ARGV[i + 1], ARGV[i + 2], ARGV[i + 3]
@@ -90,10 +93,25 @@ for _, key in ipairs(keys) do
   else
     at = math.max(soonest, bounded(tonumber(at)))
   end
+  local expires = width == 6 and ARGV[i + 4] ~= '' and bounded(now + tonumber(ARGV[i + 4])) or nil
+  if expires and not has_ttl then
+    features, has_ttl = add_feature(prefix, features, 'ttl'), true
+  end
   if present > 0 or forms[key] or #payload > 4096 then
     write_inline()
-    forms[key] = add_payload(key, payload, score, forms[key])
+    if has_ttl then
+      if #expiring > 0 then
+        redis.call('ZADD', prefix .. 'expires', unpack(expiring))
+        expiring = {}
+      end
+      forms[key] = add_expiring(prefix, ARGV[i], payload, score, forms[key] or false, expires)
+    else
+      forms[key] = add_payload(key, payload, score, forms[key])
+    end
   else
+    if expires then
+      expiring[#expiring + 1], expiring[#expiring + 2] = expires, ARGV[i]
+    end
     forms[key] = score .. ' ' .. payload
     inline[#inline + 1] = key
     inline[#inline + 1] = forms[key]
@@ -108,6 +126,9 @@ for _, key in ipairs(keys) do
 end
 
 write_inline()
+if #expiring > 0 then
+  redis.call('ZADD', prefix .. 'expires', unpack(expiring))
+end
 
 redis.call('ZADD', prefix .. 'due', 'NX', unpack(due))
 if filler then
@@ -132,10 +153,10 @@ next_slot(prefix, meta[3], meta[4], ARGV[6] .. ' ', now)
 if redis.call('LPUSH', prefix .. 'pushed', token) > 500000 then
   redis.call('LTRIM', prefix .. 'pushed', 0, 449999)
 end
-if not head or first < tonumber(head) then
+if not head or first < tonumber(head) or features ~= meta[7] then
   -- Perhaps the first is of an id that waits already and keeps its perform_at: then the head hasn't moved.
   local moved = redis.call('ZRANGE', prefix .. 'due', 0, 0, 'WITHSCORES')[2]
-  if moved ~= head then
+  if moved ~= head or features ~= meta[7] then -- the holder hears what the shard uses now
     wake(prefix, tonumber(moved) <= read_due_cutoff(prefix, now, clock) and 0 or tonumber(moved) - now)
   end
 end

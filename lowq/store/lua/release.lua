@@ -14,7 +14,7 @@
 --
 --!flags allow-oom
 local prefix = KEYS[1]
-local lost, now, records = begin_report(prefix, ARGV[2], ARGV[3], 5, 3)
+local lost, now, records, features = begin_report(prefix, ARGV[2], ARGV[3], 5, 3)
 if lost then
   return lost
 end
@@ -28,11 +28,11 @@ for i = 5, #ARGV, 3 do
     records[id] = nil
     state = 1
     if crashed == '1' then
-      if crash(prefix, id, record, now, tonumber(ARGV[4]), bounded(tonumber(delay) or 0)) then
+      if crash(prefix, id, record, now, tonumber(ARGV[4]), bounded(tonumber(delay) or 0), features) then
         state = 2
       end
     else
-      put_back(prefix, id, record, now, delay ~= '' and bounded(now + tonumber(delay)) or nil)
+      put_back(prefix, id, record, now, delay ~= '' and bounded(now + tonumber(delay)) or nil, features)
     end
   end
   reply[#reply + 1] = state

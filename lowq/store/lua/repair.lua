@@ -35,9 +35,14 @@ local budget = { payloads = 500, bytes = 1048576 }
 local is_due = false
 
 -- Payloads in flight, of which nobody knows, wait again. Returns 1 when all of them do, 2 for some, 3 for none.
+local has_ttl = uses(redis.call('HGET', prefix .. 'meta', 'features'), 'ttl')
 local function wait_again(id)
   if not (is_readable(prefix .. 'taken:payloads:' .. id) and is_readable(prefix .. 'payloads:' .. id)) then
     return 3
+  end
+  if has_ttl then -- payloads that nobody knew of are not removed for their age
+    forget_expiry(prefix, id)
+    redis.call('UNLINK', prefix .. 'taken:expires:' .. id)
   end
   local whole = merge(prefix .. 'taken:payloads:' .. id, prefix .. 'payloads:' .. id, budget)
   if redis.call('EXISTS', prefix .. 'payloads:' .. id) == 1 then
@@ -106,8 +111,12 @@ function repairs.delivery_behind(id)
 end
 
 function repairs.leftovers(id)
-  local command = { retries = 'ZREM', solo = 'SREM' }
-  redis.call(command[what] or 'HDEL', prefix .. what, id)
+  local command = { retries = 'ZREM', expires = 'ZREM', solo = 'SREM' }
+  if string.sub(what, -1) == ':' then
+    redis.call('UNLINK', prefix .. what .. id)
+  else
+    redis.call(command[what] or 'HDEL', prefix .. what, id)
+  end
   return 1
 end
 

@@ -18,7 +18,7 @@ local now = read_now()
 local sets = {
   { 'due', 'zset', 'ZCARD' }, { 'taken', 'hash', 'HLEN' }, { 'morgue', 'zset', 'ZCARD' },
   { 'retries', 'zset', 'ZCARD' }, { 'errors', 'hash', 'HLEN' }, { 'solo', 'set', 'SCARD' },
-  { 'crashes', 'hash', 'HLEN' }, { 'morgue:errors', 'hash', 'HLEN' },
+  { 'crashes', 'hash', 'HLEN' }, { 'morgue:errors', 'hash', 'HLEN' }, { 'expires', 'zset', 'ZCARD' },
 }
 local wrong = {}
 local function check(name, expected)

@@ -4,9 +4,9 @@
 -- ARGV[1]  now: Unix seconds, or '' for the server's clock
 --
 -- Reply: {length, due, retries, taken, morgue_length, lag, processed, failed, buried, paused, lease, ttl, oldest_id,
---         oldest_at}
+--         oldest_at, expired}
 --   due: waiting jobs whose time has come; lag: seconds since the oldest of them became due, as text
---   processed, failed, buried: text or nil; paused: since when (Unix seconds, text) or nil
+--   processed, failed, buried, expired: text or nil; paused: since when (Unix seconds, text) or nil
 --   lease: token of the owner or nil; ttl: milliseconds that it still runs
 --   oldest_id, oldest_at: the waiting job that is or was due first, and when (Unix seconds, text), or nil
 --
@@ -16,7 +16,7 @@
 local prefix = KEYS[1]
 local key_due = prefix .. 'due'
 local due_cutoff = read_due_cutoff(prefix, read_now())
-local meta = redis.call('HMGET', prefix .. 'meta', 'processed', 'failed', 'buried', 'paused')
+local meta = redis.call('HMGET', prefix .. 'meta', 'processed', 'failed', 'buried', 'paused', 'expired')
 local oldest = redis.call('ZRANGE', key_due, 0, 0, 'WITHSCORES')
 local lag = oldest[2] and math.max(due_cutoff - tonumber(oldest[2]), 0) or 0
 return {
@@ -30,4 +30,5 @@ return {
   redis.call('GET', prefix .. 'lease'),
   redis.call('PTTL', prefix .. 'lease'),
   oldest[1] or false, oldest[2] or false,
+  meta[5],
 }

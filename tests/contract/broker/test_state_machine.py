@@ -54,11 +54,14 @@ JOBS = st.lists(
         PAYLOADS,
         st.sampled_from([None, 1.0, 2.0, 3.0, NOW]),
         st.sampled_from([None, None, None, -5.0, 3.0, 60.0, "0", "2.5"]),  # a number: relative to now
+        st.sampled_from([None, None, None, 0.5, 4.0, 100.0]),  # ttl
     ),
     min_size=1,
     max_size=4,
 )
 SOME_IDS = st.lists(IDS, min_size=1, max_size=3, unique=True)
+#: id, payload, score, perform_at, ttl.
+PushedJob = tuple[str, bytes, float | None, Any, float | None]
 #: Whether a reply gets lost, so that the call is repeated: at once, or after something was pushed.
 LOST = st.sampled_from(["", "", "at once", "after a push"])
 STEPS = st.sampled_from([0.0, 0.000001, 0.3, 1.0, 5.0, 61.0, -0.5, -30.0])
@@ -173,7 +176,7 @@ class ShardMachine(RuleBasedStateMachine):
         def on_lost() -> None:
             expected()
             if lost == "after a push":
-                self._push([(job_id, b'"v2"', None, None) for job_id in self.owner.hand or ["a"]])
+                self._push([(job_id, b'"v2"', None, None, None) for job_id in self.owner.hand or ["a"]])
 
         self.link.on_lost = on_lost if lost else None
         try:
@@ -195,14 +198,15 @@ class ShardMachine(RuleBasedStateMachine):
         actual, expected = self.rig.snapshot(), self.model.snapshot()
         for state in (actual, expected):
             for key, value in state.items():
-                if "payloads:" in key:
+                if "payloads:" in key or "expires:" in key:
                     state[key] = {
                         json.loads(member) if isinstance(member, bytes) else member: score
                         for member, score in value.items()
                     }
         if "meta" in actual:
             actual["meta"] = {
-                name: value if name in ("owner", "slot") else float(value) for name, value in actual["meta"].items()
+                name: value if name in ("owner", "slot", "features") else float(value)
+                for name, value in actual["meta"].items()
             }
         differing = [
             f"  {key}\n    model: {expected.get(key)!r}\n    Redis: {actual.get(key)!r}"
@@ -249,25 +253,30 @@ class ShardMachine(RuleBasedStateMachine):
     # --- producing ---
 
     @rule(jobs=JOBS, lost=LOST)
-    def push(self, jobs: list[tuple[str, bytes, float | None, Any]], lost: str) -> None:
+    def push(self, jobs: list[PushedJob], lost: str) -> None:
         self._push(jobs, lost)
 
     @rule(jobs=JOBS)
-    def push_more(self, jobs: list[tuple[str, bytes, float | None, Any]]) -> None:
+    def push_more(self, jobs: list[PushedJob]) -> None:
         self._push(jobs)
 
     @precondition(lambda self: self.owner.hand)
     @rule(data=st.data(), payload=PAYLOADS)
     def push_for_an_id_in_flight(self, data: st.DataObject, payload: bytes) -> None:
-        self._push([(data.draw(st.sampled_from(self.owner.hand)), payload, 2.0, None)])
+        self._push([(data.draw(st.sampled_from(self.owner.hand)), payload, 2.0, None, None)])
 
-    def _push(self, jobs: list[tuple[str, bytes, float | None, Any]], lost: str = "") -> None:
+    def _push(self, jobs: list[PushedJob], lost: str = "") -> None:
         self.numbers += 1
         token = f"token{self.numbers}"
-        timed = [(i, payload, score, self.now + at if isinstance(at, float) else at) for i, payload, score, at in jobs]
+        timed = [
+            (i, payload, score, self.now + at if isinstance(at, float) else at, ttl)
+            for i, payload, score, at, ttl in jobs
+        ]
         encoded = [
-            job(i, payload, score, delay=float(at)) if isinstance(at, str) else job(i, payload, score, perform_at=at)
-            for i, payload, score, at in timed
+            job(i, payload, score, delay=float(at), ttl=ttl)
+            if isinstance(at, str)
+            else job(i, payload, score, perform_at=at, ttl=ttl)
+            for i, payload, score, at, ttl in timed
         ]
         calls = 0
 
@@ -357,7 +366,7 @@ class ShardMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: not self.owner.hand)
     @rule(jobs=JOBS, limit=st.integers(1, 3), lost=LOST)
-    def jobs_come_and_are_taken(self, jobs: list[tuple[str, bytes, float | None, Any]], limit: int, lost: str) -> None:
+    def jobs_come_and_are_taken(self, jobs: list[PushedJob], limit: int, lost: str) -> None:
         self._push(jobs)
         self.now += 0.0001  # jobs of one call are due a tick apart
         self._take(limit, lost)
@@ -599,7 +608,7 @@ def _plain(answer: Any) -> Any:
             for job_id, perform_at, retry_count, payloads in vars(answer)["jobs"]
         ]
         fields = vars(answer)
-        return _plain([*(fields[n] for n in ("delivery", "delay", "paused", "acknowledged")), *jobs])
+        return _plain([*(fields[n] for n in ("delivery", "delay", "state", "acknowledged")), *jobs])
     if isinstance(answer, list | tuple):
         items = [_plain(item) for item in answer]
         if items[:1] == ["held"]:
@@ -967,6 +976,29 @@ end""",
         ("push", "ack_and_take"),
         calls={"ZRANGE": "if args[4] == 'BYSCORE' then args[2] = '(' .. ARGV[1] end"},
     ),
+    Mutation(
+        "of two equal payloads the later time counts",
+        ("push", "release", "fail"),
+        calls={"ZADD": "if args[2] == 'XX' and args[3] == 'LT' then args[3] = 'GT' end"},
+        deep=True,
+    ),
+    Mutation(
+        "what comes back never expires", ("fail", "release", "acquire"), "local function expiry_in() return nil end"
+    ),
+    Mutation(
+        "payloads that come back as a set forget when they expire",
+        ("fail", "release", "acquire"),
+        "local function merge_expiries() return true end",
+        deep=True,
+    ),
+    Mutation("what has expired is handed out", ("ack_and_take",), "local function sweep_expired() return 0, {} end"),
+    Mutation(
+        "what was lost is handed out though it has expired",
+        ("ack_and_take",),
+        "local function expire_taken() return false end",
+        deep=True,
+    ),
+    Mutation("what is kicked expires", ("kick",), "local function forget_expiry() return true end", deep=True),
     Mutation(
         "success keeps solo",
         ("ack_and_take",),

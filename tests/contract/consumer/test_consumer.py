@@ -510,3 +510,17 @@ def test_a_shard_with_jobs_in_hand_is_not_given_up_before_they_are_reported(
 def test_the_registry_says_that_it_is_a_consumer(consumer: Consumer, app: lowq.Lowq, queue: Queue) -> None:
     (node,) = app.nodes()
     assert (node.kind, node.threads, node.queues) == ("consumer", 0, ("mail",))
+
+
+# --- payloads that expire ---
+
+
+def test_what_expires_while_nobody_takes_is_swept(queue: Queue) -> None:
+    with queue.consumer():
+        for n in range(300):
+            queue.put(n, ttl=0.01)
+        kept = queue.put("kept", ttl=3600)
+        until(lambda: queue.stats().expired == 300)
+        stats = queue.stats()
+    assert (stats.length, stats.due) == (1, 1)
+    assert [job.id for job in queue.jobs()] == [kept]

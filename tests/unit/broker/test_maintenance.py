@@ -16,6 +16,7 @@ from lowq.broker.membership import Identity, Membership
 from lowq.broker.outage import Outage
 from lowq.broker.shard import Shard
 from lowq.broker.splitter import Members
+from lowq.broker.sweeper import Sweeper
 from lowq.duration import LONGEST_WAIT
 from lowq.errors import RedisUnavailable, ScriptError, ShardsCountError
 from lowq.store import Call, Client, Refusal
@@ -122,7 +123,7 @@ class Rig:
             cast(Client, self.registry), self.membership, cast(Leases, self.wishes), list, Outage(),
             divide=self._divide, lease_ttl=seconds, poll_interval=1000.0 * seconds,
             registrations=[Call("register", "q", ["", "q", 4])],
-            on_ready=self._on_ready, on_fatal=self.fatal.append,
+            on_ready=self._on_ready, on_fatal=self.fatal.append, sweeper=Sweeper(list, {}, 500),
         )  # fmt: skip
 
     def _divide(self, members: Members) -> list[Any]:

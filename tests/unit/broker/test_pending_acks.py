@@ -10,6 +10,7 @@ from lowq.broker.maintenance import MaintenanceLoop
 from lowq.broker.membership import Membership
 from lowq.broker.outage import Outage
 from lowq.broker.shard import Shard
+from lowq.broker.sweeper import Sweeper
 from lowq.node.activity import ThreadActivity
 from lowq.store import Call, Client
 
@@ -55,6 +56,7 @@ def loop_of(wire: Wire, *activities: ThreadActivity) -> MaintenanceLoop:
         cast(Client, wire), cast(Membership, None), cast(Leases, None), lambda: activities, Outage(),
         divide=lambda _members: [],
         lease_ttl=15.0, poll_interval=1.0, registrations=[], on_ready=lambda: None, on_fatal=lambda _error: None,
+        sweeper=Sweeper(list, {}, 500),
     )  # fmt: skip
 
 

@@ -1,6 +1,6 @@
--- What of lowq a shard uses that most don't: `features` in `meta`, words with spaces around each, such as " ttl debounce ".
--- It is written with the first push that uses one, and looked at in an HMGET that is made anyway: a shard that uses none
--- pays nothing for them.
+-- What of lowq a shard uses that most don't: `features` in `meta`, words with spaces around each, such as
+-- " ttl debounce ". It is written with the first push that uses one, and looked at in an HMGET that is made anyway: a
+-- shard that uses none pays nothing for them.
 
 -- Whether a shard uses it. `features`: the field of `meta`, or false.
 local function uses(features, word)

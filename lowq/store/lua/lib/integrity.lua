@@ -39,6 +39,13 @@ local function find_integrity_error(prefix, what, id, delivered)
     return tonumber(delivery) > delivered and 'delivery_behind' or nil
   end
 
+  -- When payloads expire is known of those that are there.
+  if what == 'expires:' then
+    return has(what) and not has('payloads:') and 'leftovers' or nil
+  elseif what == 'taken:expires:' then
+    return has(what) and not has('taken:payloads:') and 'leftovers' or nil
+  end
+
   -- What is known of the past of an id: of one that waits (`retries`), waits or is in flight, or is buried. That of
   -- payloads which only an entry is missing for is kept: it is theirs again once they are put right.
   local there, kept
@@ -46,8 +53,8 @@ local function find_integrity_error(prefix, what, id, delivered)
     there = redis.call('HEXISTS', prefix .. what, id) == 1
     kept = in_set('morgue') or has('morgue:payloads:')
   else
-    if what == 'retries' then
-      there = in_set('retries')
+    if what == 'retries' or what == 'expires' then
+      there = in_set(what)
     elseif what == 'solo' then
       there = redis.call('SISMEMBER', prefix .. what, id) == 1
     else
@@ -55,8 +62,8 @@ local function find_integrity_error(prefix, what, id, delivered)
     end
     kept = in_set('due') or has('payloads:')
     if record then
-      kept = kept or what ~= 'retries'
-    else
+      kept = kept or (what ~= 'retries' and what ~= 'expires')
+    elseif what ~= 'expires' then
       kept = kept or has('taken:payloads:')
     end
   end

@@ -64,6 +64,9 @@ local function materialize(prefix, id, record)
   local inline = get_inline(record)
   if inline then
     add_payload(prefix .. 'taken:payloads:' .. id, split_inline(inline))
+    if expiry_in(record) then
+      redis.call('ZADD', prefix .. 'taken:expires:' .. id, expiry_in(record), (split_inline(inline)))
+    end
     redis.call('HSET', prefix .. 'taken', id, string.sub(record, 1, -3 - #inline))
   end
 end

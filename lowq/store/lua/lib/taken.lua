@@ -1,11 +1,17 @@
 -- What is in flight: its records, how it comes back, and what is remembered of those whose owners ended.
 
--- The record of an id in flight: "delivery perform_at retry_count level taken_at". If an inline payload was taken, that
+-- The record of an id in flight: "delivery perform_at retry_count level taken_at". The level is 0, and behind it, of an
+-- inline payload with a ttl, stands when that expires: "0,1800000000.5". If an inline payload was taken, that
 -- is in there too, "... taken_at score payload\n", and in no key: one place less to look up, of the few that each job
 -- of a long queue costs. Behind the delivery there may be more spaces: `ack_and_take` fills a record up.
 local function parse_taken(record)
   local delivery, perform_at, retry_count = string.match(record, '^(%S+) +(%S+) (%S+)')
   return delivery, perform_at, tonumber(retry_count)
+end
+
+-- When the inline payload in a record expires, or nil.
+local function expiry_in(record)
+  return tonumber(string.match(record, '^%S+ +%S+ %S+ [^ ,]+,(%S+)') or '')
 end
 
 -- Which of the ids are in flight under exactly that delivery: id -> record. A delivery that differs was handed
@@ -26,7 +32,7 @@ end
 
 -- How a script begins that says what became of jobs in flight. Each job has as many arguments as `width`, of which the
 -- first is its id, from ARGV[first] on. Returns an error when the lease is not that of `token`; otherwise nil, the
--- time, and the records of those that are in flight under the delivery.
+-- time, the records of those that are in flight under the delivery, and the `features` of the shard.
 local function begin_report(prefix, token, delivery, first, width)
   local lost = check_lease(prefix, token)
   if lost then
@@ -34,26 +40,47 @@ local function begin_report(prefix, token, delivery, first, width)
   end
   local now = read_now()
   -- First, as a delay counts from now, and could fall into what was due before the server's clock stepped back.
-  shift_due(prefix, now, unpack(redis.call('HMGET', prefix .. 'meta', 'server_time', 'server_time_since')))
+  local meta = redis.call('HMGET', prefix .. 'meta', 'server_time', 'server_time_since', 'features')
+  shift_due(prefix, now, meta[1], meta[2])
   local ids = {}
   for i = first, #ARGV, width do
     ids[#ids + 1] = ARGV[i]
   end
   local records = records_of(prefix, delivery, ids)
+  touch_payloads(prefix, ids, meta[3])
+  return nil, now, records, meta[3]
+end
+
+-- Asks for the per-id keys of payloads before the first write, see `touch`.
+local function touch_payloads(prefix, ids, features)
   touch(prefix, { 'payloads:', 'taken:payloads:', 'morgue:payloads:' }, ids)
-  return nil, now, records
+  if uses(features, 'ttl') then
+    touch(prefix, { 'expires:', 'taken:expires:' }, ids)
+  end
+end
+
+-- The payloads of an id in flight, if they have a key, join those that wait.
+local function merge_taken(prefix, id, features)
+  local source = prefix .. 'taken:payloads:' .. id
+  if uses(features, 'ttl') and redis.call('EXISTS', source) == 1 then
+    merge_expiries(prefix, id)
+  end
+  merge(source, prefix .. 'payloads:' .. id)
 end
 
 -- A job in flight waits again: payloads merged back, its own perform_at and retry_count win over those of a
 -- job with the same id that arrived meanwhile. `perform_at` overrides when given. Otherwise the job was due when it was
--- taken and is so still, also when the server's clock has stepped back since.
-local function put_back(prefix, id, record, now, perform_at)
+-- taken and is so still, also when the server's clock has stepped back since. `features`: of the shard.
+local function put_back(prefix, id, record, now, perform_at, features)
   local _, was_due, retry_count = parse_taken(record)
   local inline, waiting = get_inline(record), prefix .. 'payloads:' .. id
-  if inline and not redis.call('SET', waiting, inline, 'NX') then
+  if inline and uses(features, 'ttl') then
+    local payload, score = split_inline(inline)
+    add_expiring(prefix, id, payload, score, redis.call('MGET', waiting)[1], expiry_in(record))
+  elseif inline and not redis.call('SET', waiting, inline, 'NX') then
     add_payload(waiting, split_inline(inline))
   end
-  merge(prefix .. 'taken:payloads:' .. id, waiting)
+  merge_taken(prefix, id, features)
   redis.call('HDEL', prefix .. 'taken', id)
   redis.call('ZADD', prefix .. 'due', perform_at or math.min(tonumber(was_due), now), id)
   if retry_count >= 0 then
@@ -83,12 +110,12 @@ end
 
 -- Somebody died with the job in flight. It waits again, alone and a little later, so that the next crash
 -- convicts the right one; or, after max_crash_count crashes, it is buried as poison. Returns whether it was.
-local function crash(prefix, id, record, now, max_crash_count, delay)
+local function crash(prefix, id, record, now, max_crash_count, delay, features)
   local crashes, uncharged = read_crashes(prefix, id)
   crashes = crashes + 1
   write_crashes(prefix, id, crashes, uncharged)
   if crashes < max_crash_count then
-    put_back(prefix, id, record, now, now + delay)
+    put_back(prefix, id, record, now, now + delay, features)
     redis.call('SADD', prefix .. 'solo', id)
     return false
   end
@@ -97,6 +124,10 @@ local function crash(prefix, id, record, now, max_crash_count, delay)
   local waiting = prefix .. 'payloads:' .. id
   materialize(prefix, id, record)
   merge(prefix .. 'taken:payloads:' .. id, waiting)
+  if uses(features, 'ttl') then
+    forget_expiry(prefix, id)
+    redis.call('UNLINK', prefix .. 'taken:expires:' .. id)
+  end
   if merge(waiting, prefix .. 'morgue:payloads:' .. id, { payloads = 500, bytes = 1048576 }) then
     redis.call('ZREM', prefix .. 'due', id)
   else

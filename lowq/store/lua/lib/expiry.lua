@@ -1,0 +1,212 @@
+-- Payloads with a ttl. Only shards that use it (`features`, see lib/features.lua) come here.
+--   expires             ZSET: id -> when the first of its payloads that wait expires, Unix seconds. Of an id whose
+--                       payload is inline that is all there is.
+--   expires:<id>        ZSET: payload -> when it expires, where the payloads that wait are a set
+--   taken:expires:<id>  the same of those in flight. An inline payload's is in the record, see lib/taken.lua
+-- Of two equal payloads the earlier time counts, and if one of them never expires, neither do they: whoever pushed it
+-- without a ttl wants it performed. A buried payload does not expire, nor does it when it is kicked.
+
+-- Brings the index up to date with the times of an id whose payloads are a set.
+local function index_expiry(prefix, id)
+  local first = redis.call('ZRANGE', prefix .. 'expires:' .. id, 0, 0, 'WITHSCORES')[2]
+  if first then
+    redis.call('ZADD', prefix .. 'expires', first, id)
+  else
+    redis.call('ZREM', prefix .. 'expires', id)
+  end
+end
+
+-- Nothing of what waits for the id expires any more.
+local function forget_expiry(prefix, id)
+  redis.call('ZREM', prefix .. 'expires', id)
+  redis.call('UNLINK', prefix .. 'expires:' .. id)
+end
+
+-- The payload that waits inline becomes one of a set, if it is not yet; and so does its time.
+local function promote_expiring(prefix, id)
+  local key = prefix .. 'payloads:' .. id
+  local inline = redis.call('MGET', key)[1]
+  if inline then
+    local at = redis.call('ZSCORE', prefix .. 'expires', id)
+    promote_to_zset(key)
+    if at then
+      redis.call('ZADD', prefix .. 'expires:' .. id, at, (split_inline(inline)))
+    end
+  end
+end
+
+-- As `add_payload`, for what waits. `at`: when the payload expires, or nil: never. `form`: as there, but not nil.
+local function add_expiring(prefix, id, payload, score, form, at)
+  local key, times = prefix .. 'payloads:' .. id, prefix .. 'expires:' .. id
+  form = form or redis.call('EXISTS', key) == 1
+  if not form then
+    form = add_payload(key, payload, score, false)
+    if at then
+      redis.call('ZADD', prefix .. 'expires', at, id)
+      if form == true then
+        redis.call('ZADD', times, at, payload)
+      end
+    end
+    return form
+  end
+  if form ~= true and split_inline(form) == payload then
+    if at then
+      redis.call('ZADD', prefix .. 'expires', 'XX', 'LT', at, id)
+    else
+      redis.call('ZREM', prefix .. 'expires', id)
+    end
+    return add_payload(key, payload, score, form)
+  end
+  promote_expiring(prefix, id)
+  if at and not redis.call('ZSCORE', key, payload) then
+    redis.call('ZADD', times, at, payload)
+  elseif at then
+    redis.call('ZADD', times, 'XX', 'LT', at, payload)
+  else
+    redis.call('ZREM', times, payload)
+  end
+  index_expiry(prefix, id)
+  return add_payload(key, payload, score, true)
+end
+
+-- Before the payloads of an id in flight, a set, are merged into those that wait: the same with their times. Bounded,
+-- as ack_and_take bounds what is in flight.
+local function merge_expiries(prefix, id)
+  local source, times = prefix .. 'taken:payloads:' .. id, prefix .. 'taken:expires:' .. id
+  local target, its_times = prefix .. 'payloads:' .. id, prefix .. 'expires:' .. id
+  if redis.call('EXISTS', target) == 0 then
+    if redis.call('EXISTS', times) == 1 then
+      redis.call('RENAME', times, its_times)
+    end
+  else
+    promote_expiring(prefix, id)
+    promote_to_zset(source)
+    local payloads = redis.call('ZRANGE', source, 0, -1)
+    for start = 1, #payloads, 100 do
+      local some = { unpack(payloads, start, math.min(start + 99, #payloads)) }
+      local at = redis.call('ZMSCORE', times, unpack(some))
+      local present = redis.call('ZMSCORE', target, unpack(some))
+      for i, payload in ipairs(some) do
+        if not at[i] then
+          redis.call('ZREM', its_times, payload)
+        elseif present[i] then
+          redis.call('ZADD', its_times, 'XX', 'LT', at[i], payload)
+        else
+          redis.call('ZADD', its_times, at[i], payload)
+        end
+      end
+    end
+    redis.call('UNLINK', times)
+  end
+  index_expiry(prefix, id)
+end
+
+-- The payloads of an id, a set, are being taken: all of them, or of `parted` those in it, which is a job as a reply has
+-- it. So are their times.
+local function take_expiries(prefix, id, parted)
+  local times, taken = prefix .. 'expires:' .. id, prefix .. 'taken:expires:' .. id
+  redis.call('UNLINK', taken)
+  if not parted then
+    if redis.call('EXISTS', times) == 1 then
+      redis.call('RENAME', times, taken)
+    end
+    return
+  end
+  for i = 4, #parted, 2 do
+    local at = redis.call('ZSCORE', times, parted[i])
+    if at then
+      redis.call('ZADD', taken, at, parted[i])
+      redis.call('ZREM', times, parted[i])
+    end
+  end
+  index_expiry(prefix, id)
+end
+
+-- Removes what has expired of an id in flight that its holder never received. Returns whether nothing is left of it.
+local function expire_taken(prefix, id, record, now)
+  local key, times = prefix .. 'taken:payloads:' .. id, prefix .. 'taken:expires:' .. id
+  local count = 0
+  if has_inline(record) then
+    local at = expiry_in(record)
+    if not at or at > now then
+      return false
+    end
+    count = 1
+  else
+    local expired = redis.call('ZRANGE', times, '-inf', string.format('%.17g', now), 'BYSCORE', 'LIMIT', 0, 1000)
+    if #expired > 0 then
+      count = #expired
+      redis.call('ZREM', key, unpack(expired))
+      redis.call('ZREM', times, unpack(expired))
+    end
+  end
+  if count > 0 then
+    redis.call('HINCRBY', prefix .. 'meta', 'expired', count)
+  end
+  if count == 0 or (not has_inline(record) and redis.call('EXISTS', key) == 1) then
+    return false
+  end
+  redis.call('HDEL', prefix .. 'taken', id)
+  if redis.call('EXISTS', prefix .. 'payloads:' .. id) == 0 then
+    forget(prefix, id)
+  end
+  return true
+end
+
+-- Removes what has expired of waiting payloads, about `most` of them, those that expired first. Returns how many that
+-- are, and their ids.
+local function sweep_expired(prefix, now, most)
+  local until_now = string.format('%.17g', now)
+  local ids = redis.call('ZRANGE', prefix .. 'expires', '-inf', until_now, 'BYSCORE', 'LIMIT', 0, most)
+  if #ids == 0 then
+    return 0, ids
+  end
+  touch(prefix, { 'payloads:', 'expires:' }, ids)
+  local keys = {}
+  for i, id in ipairs(ids) do
+    keys[i] = prefix .. 'payloads:' .. id
+  end
+  local inline = redis.call('MGET', unpack(keys))
+  local in_flight = redis.call('HMGET', prefix .. 'taken', unpack(ids))
+  local gone, gone_keys, over, count = {}, {}, {}, 0
+  for i, id in ipairs(ids) do
+    local is_gone = inline[i]
+    if is_gone then
+      count = count + 1
+    else
+      local times = prefix .. 'expires:' .. id
+      while count < most do
+        local expired = redis.call('ZRANGE', times, '-inf', until_now, 'BYSCORE', 'LIMIT', 0, 50)
+        if #expired == 0 then
+          break
+        end
+        redis.call('ZREM', keys[i], unpack(expired))
+        redis.call('ZREM', times, unpack(expired))
+        count = count + #expired
+      end
+      index_expiry(prefix, id)
+      is_gone = redis.call('EXISTS', keys[i]) == 0
+    end
+    if is_gone then
+      gone[#gone + 1], gone_keys[#gone_keys + 1] = id, keys[i]
+      if not in_flight[i] then -- what is known of one in flight is its flight's
+        over[#over + 1] = id
+      end
+    end
+  end
+  if #gone > 0 then
+    redis.call('UNLINK', unpack(gone_keys))
+    redis.call('ZREM', prefix .. 'due', unpack(gone))
+    redis.call('ZREM', prefix .. 'expires', unpack(gone))
+    redis.call('ZREM', prefix .. 'retries', unpack(gone))
+  end
+  if #over > 0 then
+    redis.call('HDEL', prefix .. 'errors', unpack(over))
+    redis.call('SREM', prefix .. 'solo', unpack(over))
+    redis.call('HDEL', prefix .. 'crashes', unpack(over))
+  end
+  if count > 0 then
+    redis.call('HINCRBY', prefix .. 'meta', 'expired', count)
+  end
+  return count, ids
+end

@@ -1,0 +1,53 @@
+-- sweep: removes what has expired: waiting payloads past their ttl, and of the morgue what is too old or too much.
+--
+-- KEYS[1]  prefix of the shard
+-- ARGV[1]  now: Unix seconds, or '' for the server's clock
+-- ARGV[2]  scan_size: how many payloads, and how many jobs of the morgue, at most
+-- ARGV[3]  morgue_ttl: seconds that a buried job is kept; '' = for good
+-- ARGV[4]  morgue_max: how many buried jobs the shard keeps; '' = all of them
+--
+-- Reply: {expired, removed, more, id...}
+--   expired: payloads; removed: jobs of the morgue; more: 1 when there is more to be swept at once, else 0
+--   ids: of expired payloads, and of jobs removed from the morgue
+--
+-- Invariant: works in the order of time and stops at the first that lives, so a shard of which nothing has expired
+-- costs one look-up. A payload that lives is not touched. Whoever sweeps need not hold the lease: it is the clock that
+-- says what has expired.
+--
+--!flags allow-oom
+local prefix, most, morgue_ttl, morgue_max = KEYS[1], tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
+local now = read_now()
+local expired, ids = sweep_expired(prefix, now, most)
+local more = #ids == most or expired >= most
+
+-- What one call frees of the morgue, in bytes: it must not hold Redis for long.
+local room = 16777216
+local key_morgue, buried = prefix .. 'morgue', {}
+if morgue_ttl then
+  local oldest = string.format('%.17g', now - morgue_ttl)
+  buried = redis.call('ZRANGE', key_morgue, '-inf', oldest, 'BYSCORE', 'LIMIT', 0, most)
+end
+if morgue_max and #buried < most then
+  local over = redis.call('ZCARD', key_morgue) - morgue_max
+  if over > #buried then
+    buried = redis.call('ZRANGE', key_morgue, 0, math.min(over, most) - 1)
+  end
+end
+if #buried > 0 then
+  touch(prefix, { 'morgue:payloads:' }, buried)
+  local gone, keys = {}, {}
+  for i, id in ipairs(buried) do
+    if room <= 0 then
+      break
+    end
+    gone[i], keys[i] = id, prefix .. 'morgue:payloads:' .. id
+    room = room - weight(keys[i])
+    ids[#ids + 1] = id
+  end
+  redis.call('ZREM', key_morgue, unpack(gone))
+  redis.call('UNLINK', unpack(keys))
+  redis.call('HDEL', prefix .. 'morgue:errors', unpack(gone))
+  more = more or #buried == most or #gone < #buried
+  buried = gone
+end
+return { expired, #buried, more and 1 or 0, unpack(ids) }

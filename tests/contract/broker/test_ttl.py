@@ -1,0 +1,296 @@
+"""Payloads with a ttl: never handed out when they have expired, and removed then; and how the morgue is bounded."""
+
+import math
+from typing import cast
+
+import pytest
+
+from lowq.broker.in_flight import MAX_DELIVERY_JOBS
+from lowq.broker.sweeper import MorgueBounds, Sweeper
+from lowq.errors import RedisUnavailable
+from lowq.store import Client
+from lowq.store.keys import FORMAT
+from tests.contract.support import NOW, ShardRig, exhausted, handed, job, retry
+
+LONG = "long " * 1000
+#: What is left of a shard whose payloads have all expired, or were performed.
+LEFT = {"meta", "pushed", "lease"}
+
+
+@pytest.fixture
+def owned(rig: ShardRig) -> ShardRig:
+    rig.own()
+    return rig
+
+
+def take(rig: ShardRig, now: float, limit: int = 10) -> dict[str, list[object]]:
+    return handed(rig.shard.in_flight.take(limit, now))
+
+
+def sweep(rig: ShardRig, now: float, size: int = 500, ttl: float | str = "", most: int | str = "") -> list[object]:
+    reply: list[object] = rig.run("sweep", repr(now), size, ttl, most)
+    return reply
+
+
+@pytest.mark.parametrize("payload", ["short", LONG])
+def test_a_payload_is_handed_out_until_it_expires(owned: ShardRig, payload: str) -> None:
+    owned.push(job("a", payload, ttl=10), job("b", payload, ttl=20), job("c", payload))
+    assert take(owned, NOW + 9.9) == {"a": [payload], "b": [payload], "c": [payload]}
+
+
+@pytest.mark.parametrize("payload", ["short", LONG])
+def test_an_expired_payload_is_not_handed_out_and_nothing_is_left_of_it(owned: ShardRig, payload: str) -> None:
+    owned.push(job("a", payload, ttl=10), job("b", payload, ttl=20))
+    assert take(owned, NOW + 10) == {"b": [payload]}
+    owned.shard.in_flight.finish(["b"])
+    assert take(owned, NOW + 11) == {}
+    assert owned.names() == LEFT
+    assert owned.count("expired") == 1
+    assert owned.count("processed") == 1
+
+
+def test_of_several_payloads_each_expires_for_itself(owned: ShardRig) -> None:
+    owned.push(job("a", "v1", 1, ttl=30), job("a", "v2", 2, ttl=10), job("a", "v3", 3))
+    owned.push(job("a", "v4", 4, ttl=20))
+    assert take(owned, NOW + 10) == {"a": ["v1", "v3", "v4"]}
+    assert owned.read("taken:expires:a") == {"v1": NOW + 30, "v4": NOW + 20}
+
+
+def test_an_equal_payload_keeps_the_earlier_time(owned: ShardRig) -> None:
+    owned.push(job("a", "v", ttl=10), job("b", "v", ttl=20), job("c", "v", 1, ttl=10), job("c", "w", 2))
+    owned.push(job("a", "v", ttl=20), job("b", "v", ttl=10), job("c", "v", 1, ttl=20))
+    assert take(owned, NOW + 10) == {"c": ["w"]}
+
+
+@pytest.mark.parametrize("first", [10, None])
+@pytest.mark.parametrize("others", [[], ["w"]])
+def test_whoever_pushed_without_a_ttl_gets_it_performed(
+    owned: ShardRig, first: float | None, others: list[str]
+) -> None:
+    owned.push(job("a", "v", 1, ttl=first), *(job("a", other, 2, ttl=10) for other in others))
+    owned.push(job("a", "v", 1, ttl=None if first else 10))
+    assert take(owned, NOW + 10) == {"a": ["v"]}
+
+
+@pytest.mark.parametrize("payloads", [["v"], ["v", "w"], [LONG]])
+def test_it_is_kept_through_a_retry(owned: ShardRig, payloads: list[str]) -> None:
+    owned.push(*(job("a", payload, score, ttl=10) for score, payload in enumerate(payloads)))
+    assert take(owned, NOW + 1) == {"a": payloads}
+    owned.shard.in_flight.fail([retry("a", delay=5.0)], NOW + 2)
+    assert owned.read("expires") == {"a": NOW + 10}
+    assert take(owned, NOW + 10) == {}
+    assert owned.names() == LEFT
+
+
+@pytest.mark.parametrize("payloads", [["v"], ["v", "w"]])
+def test_it_is_kept_when_the_owner_dies(owned: ShardRig, payloads: list[str]) -> None:
+    owned.push(*(job("a", payload, score, ttl=10) for score, payload in enumerate(payloads)))
+    take(owned, NOW + 1)
+    second = owned.crash("second", NOW + 2)
+    assert second.in_flight.take(10, NOW + 10).jobs == []
+    assert owned.names() == LEFT
+
+
+def test_what_runs_is_not_taken_away(owned: ShardRig) -> None:
+    owned.push(job("a", "v", ttl=10))
+    take(owned, NOW + 1)
+    assert sweep(owned, NOW + 11) == [0, 0, 0]
+    owned.shard.in_flight.finish(["a"])
+    take(owned, NOW + 12)
+    assert (owned.count("processed"), owned.count("expired")) == (1, 0)
+
+
+def test_what_comes_for_a_running_id_may_expire_meanwhile(owned: ShardRig) -> None:
+    owned.push(job("a", "v1", ttl=100))
+    take(owned, NOW + 1)
+    owned.push(job("a", "v2", ttl=10), now=NOW + 1)
+    assert sweep(owned, NOW + 12) == [1, 0, 0, b"a"]
+    owned.shard.in_flight.fail([retry("a")], NOW + 13)
+    assert owned.read("payloads:a") == {"v1": NOW}
+    assert owned.read("errors") == {"a": "boom"}
+
+
+@pytest.mark.parametrize("payloads", [["v"], ["v", "w"]])
+def test_what_never_reached_its_taker_is_not_handed_out_again_when_it_has_expired(
+    owned: ShardRig, payloads: list[str]
+) -> None:
+    owned.push(*(job("a", payload, score, ttl=10 + score) for score, payload in enumerate(payloads)))
+    owned.lose_reply(owned.shard.in_flight.take_call(10, NOW + 1))
+    assert take(owned, NOW + 10) == ({"a": payloads[1:]} if payloads[1:] else {})
+
+
+def test_the_lowest_payload_is_exhausted_and_the_rest_expires_in_time(owned: ShardRig) -> None:
+    owned.push(job("a", "v1", 1, ttl=5), job("a", "v2", 2, ttl=10))
+    take(owned, NOW + 1)
+    owned.shard.in_flight.fail([exhausted("a")], NOW + 2)
+    assert owned.read("morgue:payloads:a") == {"v1": 1}
+    assert owned.read("expires") == {"a": NOW + 10}
+    assert take(owned, NOW + 10) == {}
+
+
+def test_a_buried_payload_lies_there_for_good_and_so_it_does_when_it_is_kicked(owned: ShardRig) -> None:
+    owned.push(job("a", "v", ttl=10))
+    assert owned.run("bury", repr(NOW + 1), "", "", "", "", "a", "why", 0) == [1]
+    assert sweep(owned, NOW + 11) == [0, 0, 0]
+    assert owned.run("kick", repr(NOW + 12), "", "", "a") == [1]
+    assert take(owned, NOW + 13) == {"a": ["v"]}
+
+
+@pytest.mark.parametrize("payloads", [["v"], ["v", "w"]])
+def test_nothing_of_a_deleted_job_is_left(owned: ShardRig, payloads: list[str]) -> None:
+    owned.push(*(job("a", payload, ttl=10) for payload in payloads))
+    assert owned.run("delete", repr(NOW), "", "", "", "a") == [1]
+    assert owned.names() == LEFT
+
+
+def test_a_paused_queue_hands_nothing_out_and_lets_expire(owned: ShardRig) -> None:
+    owned.push(job("a", "v", ttl=10))
+    owned.run("pause", repr(NOW), "", "1")
+    assert take(owned, NOW + 10) == {}
+    owned.run("pause", repr(NOW), "", "")
+    assert take(owned, NOW + 10) == {}
+    assert owned.count("expired") == 1
+
+
+def test_the_first_ttl_of_a_shard_is_told_to_its_holder(owned: ShardRig) -> None:
+    owned.push(job("later", perform_at=NOW + 1000))
+    owned.shard.in_flight.take(1, NOW)
+    assert not owned.shard.in_flight.has_ttl
+    owned.push(job("even later", perform_at=NOW + 2000, ttl=5))
+    owned.shard.in_flight.take(1, NOW)
+    assert owned.shard.in_flight.has_ttl
+
+
+def test_more_than_one_take_sweeps_has_expired(owned: ShardRig) -> None:
+    for start in range(0, 1000, 500):
+        owned.push(*(job(f"{number}", "v", ttl=10) for number in range(start, start + 500)))
+    owned.push(job("alive", "v"), now=NOW + 1)
+    found: dict[str, list[object]] = {}
+    takes = 0
+    while not found:
+        delivery = owned.shard.in_flight.take(10, NOW + 10)
+        found, takes = handed(delivery), takes + 1
+        assert found or delivery.delay == 0, "it is to be asked again at once"
+    assert (found, owned.count("expired")) == ({"alive": ["v"]}, 1000)
+    assert takes < 12
+
+
+# --- sweeping ---
+
+
+def test_a_sweep_removes_a_bounded_number_of_those_that_expired_first(owned: ShardRig) -> None:
+    owned.push(*(job(f"{number}", "v", ttl=10 + number) for number in range(10)))
+    assert sweep(owned, NOW + 100, 4) == [4, 0, 1, b"0", b"1", b"2", b"3"]
+    assert owned.read("due").keys() == {"4", "5", "6", "7", "8", "9"}
+    assert sweep(owned, NOW + 15, 100) == [2, 0, 0, b"4", b"5"]
+
+
+def test_a_sweep_removes_a_bounded_number_of_payloads_of_one_id(owned: ShardRig) -> None:
+    for start in range(0, 1000, 500):
+        owned.push(*(job("a", f"v{number}", ttl=10) for number in range(start, start + 500)))
+    expired = 0
+    while expired < 1000:
+        count, _, more, *_ = sweep(owned, NOW + 10, 100)
+        assert isinstance(count, int)
+        assert 0 < count <= 150
+        expired += count
+        assert more == 1 or expired == 1000
+    assert owned.names() == LEFT
+
+
+@pytest.mark.parametrize("store_url", ["redis"], indirect=True)
+def test_while_nothing_has_expired_a_sweep_costs_one_look(owned: ShardRig) -> None:
+    owned.push(*(job(f"{number}", "v", ttl=10) for number in range(100)))
+    sweep(owned, NOW)
+    owned.client.command("CONFIG", "RESETSTAT")
+    assert sweep(owned, NOW) == [0, 0, 0]
+    stats = owned.client.command("INFO", "commandstats").decode()
+    names = {line.split(":")[0] for line in stats.split() if line.startswith("cmdstat_")}
+    assert names - {"cmdstat_config|resetstat", "cmdstat_info", "cmdstat_evalsha", "cmdstat_hello"} == {
+        "cmdstat_zrange"
+    }
+
+
+def bury(rig: ShardRig, *ids: str) -> None:
+    for number, job_id in enumerate(ids):
+        rig.push(job(job_id, "v"))
+        assert rig.run("bury", repr(NOW + number), "", "", "", "", job_id, "", 0) == [1]
+
+
+def test_what_lies_in_the_morgue_for_too_long_is_removed(owned: ShardRig) -> None:
+    bury(owned, "a", "b", "c")
+    assert sweep(owned, NOW + 61, ttl=60) == [0, 2, 0, b"a", b"b"]
+    assert owned.read("morgue").keys() == owned.read("morgue:errors").keys() == {"c"}
+    assert "morgue:payloads:a" not in owned.names()
+
+
+def test_what_is_too_much_for_the_morgue_is_removed_oldest_first(owned: ShardRig) -> None:
+    bury(owned, *"abcdef")
+    assert sweep(owned, NOW + 10, most=4) == [0, 2, 0, b"a", b"b"]
+    assert sweep(owned, NOW + 10, most=4) == [0, 0, 0]
+    assert sweep(owned, NOW + 10, 3, most=0) == [0, 3, 1, b"c", b"d", b"e"]
+    assert owned.read("morgue").keys() == {"f"}
+
+
+def test_names_are_as_documented(owned: ShardRig) -> None:
+    owned.push(job("a", "v", 1, ttl=10), job("a", "w", 2, ttl=20))
+    assert owned.prefix.startswith(f"lowq:{FORMAT}:")
+    assert {"expires", "expires:a"} <= owned.names()
+    assert len(take(owned, NOW, MAX_DELIVERY_JOBS)) == 1
+    assert owned.names() & {"expires", "expires:a", "taken:expires:a"} == {"taken:expires:a"}
+
+
+# --- the sweeper ---
+
+
+def expired_jobs(rig: ShardRig, count: int) -> None:
+    """So many jobs whose ttl has passed, by the server's clock."""
+    rig.push(*(job(f"{number}", "v", ttl=0.001) for number in range(count)), now=None)
+    until = rig.server_time() + 0.002
+    while rig.server_time() < until:
+        pass
+
+
+def test_the_sweeper_goes_on_until_nothing_has_expired(rig: ShardRig) -> None:
+    shard = rig.own(now=None)
+    expired_jobs(rig, 350)
+    sweeper = Sweeper(lambda: [shard], {}, 1)
+    assert sweeper.sweep(rig.client, 100.0) == math.inf  # nobody has told that there is a ttl
+    shard.in_flight.has_ttl = True
+    assert sweeper.sweep(rig.client, 100.5) == math.inf
+    assert sweeper.sweep(rig.client, 101.0) == 101.0  # so many writes, and then it is the turn of something else
+    assert 0 < rig.count("expired") < 350
+    calls = 1
+    while sweeper.sweep(rig.client, 101.5) == 101.5:
+        calls += 1
+    assert (rig.count("expired"), rig.read("due")) == (350, {})
+    assert calls > 5
+    assert sweeper.sweep(rig.client, 101.6) == 102.0
+
+
+def test_the_sweeper_bounds_the_morgue_by_shard(rig: ShardRig) -> None:
+    shard = rig.own(now=None)
+    bury(rig, *"abcdef")
+    bounds = MorgueBounds(ttl=None, max=2 * rig.shards_count - 1)
+    Sweeper(lambda: [shard], {rig.queue: bounds}, 500).sweep(rig.client, 1.0)
+    assert rig.read("morgue").keys() == {"e", "f"}
+    Sweeper(lambda: [shard], {rig.queue: MorgueBounds(ttl=3600.0)}, 500).sweep(rig.client, 1.0)
+    assert rig.read("morgue").keys() == {"e", "f"}  # which were buried in the future
+    Sweeper(lambda: [shard], {"another": MorgueBounds(max=0)}, 500).sweep(rig.client, 1.0)
+    assert rig.read("morgue").keys() == {"e", "f"}
+
+
+def test_an_error_of_redis_does_not_end_the_sweeping(rig: ShardRig) -> None:
+    shard = rig.own(now=None)
+    shard.in_flight.has_ttl = True
+    sweeper = Sweeper(lambda: [shard], {}, 500)
+
+    class Away:
+        def run_many(self, _calls: object) -> list[object]:
+            return [RedisUnavailable("away")]
+
+    with pytest.raises(RedisUnavailable):
+        sweeper.sweep(cast(Client, Away()), 1.0)
+    expired_jobs(rig, 3)
+    sweeper.sweep(rig.client, 2.0)
+    assert rig.count("expired") == 3
