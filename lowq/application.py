@@ -7,7 +7,7 @@ process and for tests.
 import json
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Literal, TypeVar, Unpack, overload
 
@@ -18,8 +18,11 @@ from lowq.errors import ConfigError, ShardsCountError, UnknownNodeError
 from lowq.group_commit import GroupCommit
 from lowq.inspection import queries
 from lowq.inspection.overview import QueueOverview, overview
+from lowq.inspection.registry import queue_info
 from lowq.inspection.server_info import RedisInfo, redis_info
+from lowq.logs import get_log
 from lowq.queue import Queue
+from lowq.queue_options import FIELDS, HandleOptions, QueueOptions, checked_options
 from lowq.settings import Config
 from lowq.store import SOCKET_TIMEOUT, Call, Client, Refusal, memory_store, new_store
 from lowq.store.keys import nodes_key, queues_key
@@ -29,10 +32,12 @@ from lowq.workers import (
     Worker,
     WorkerOptions,
     build_worker,
-    check_option,
     check_queue_name,
     options_of,
+    queue_options_of,
 )
+
+log = get_log("lowq")
 
 C = TypeVar("C")
 
@@ -53,7 +58,8 @@ class Lowq:
         self._client: Client | None = None
         self._group: GroupCommit | None = None
         self._store: Any = None
-        self._registered: set[tuple[str, int]] = set()
+        #: The queues that are in the registry, by name and shards_count, with their options as they are there.
+        self._registered: dict[tuple[str, int], QueueOptions] = {}
         self._queues: dict[str, Queue] = {}
         self._with_own_pools: weakref.WeakSet[Lowq] = weakref.WeakSet()
         self._lock = threading.RLock()
@@ -138,7 +144,7 @@ class Lowq:
         """Everything goes to an embedded store for the time of the block; an empty one by default."""
         with self._lock:
             before = self._client, self._group, self._store, self._registered
-            self._client, self._group, self._store, self._registered = None, None, store or new_store(), set()
+            self._client, self._group, self._store, self._registered = None, None, store or new_store(), {}
         try:
             yield
         finally:
@@ -146,17 +152,24 @@ class Lowq:
                 self.close()
                 self._client, self._group, self._store, self._registered = before
 
-    def queue(self, name: str, shards_count: int | None = None) -> Queue:
+    def queue(self, name: str, shards_count: int | None = None, **options: Unpack[HandleOptions]) -> Queue:
         """The handle of a queue, for whoever doesn't import its worker.
 
-        ``shards_count`` is only needed before anybody has used the queue; otherwise Redis knows it.
+        ``shards_count`` is only needed before anybody has used the queue; otherwise Redis knows it. Other options are
+        those of a worker that concern its queue. They are entered in the registry when the handle is used first, and
+        the registry says those that are not given here.
+
+        Raises:
+            ConfigError: an option that there isn't, or a value that makes no sense.
         """
         worker = self.workers.get(check_queue_name(name))
+        whose = f"queue {name!r}"
+        declared = checked_options(whose, options)
         if shards_count is not None:
-            check_option(f"queue {name!r}", "shards_count", shards_count)
-        if worker is not None and shards_count is None:
+            checked_options(whose, {"shards_count": shards_count})
+        if worker is not None and shards_count is None and not declared:
             return self.queue_of(worker)
-        return Queue(self, name, shards_count)
+        return Queue(self, name, shards_count, declared=declared)
 
     def queue_of(self, worker: type[Worker[Any]]) -> Queue:
         """The handle of a worker's queue."""
@@ -172,20 +185,78 @@ class Lowq:
             return None
         return group
 
-    def register(self, name: str, shards_count: int, worker: Any = None) -> None:
-        """Enters the queue in the registry, once per process, before anything of it is written.
+    def register(
+        self,
+        name: str,
+        shards_count: int,
+        worker: Any = None,
+        declared: Mapping[str, Any] | None = None,
+        *,
+        anew: bool = False,
+    ) -> QueueOptions:
+        """Enters the queue in the registry, once per process, before anything of it is written. ``declared``: options
+        that are changed there. Returns the queue's options. ``anew``: also if they are known.
 
         Raises:
-            ShardsCountError: somebody uses the queue with another number of shards.
+            ShardsCountError: somebody uses the queue with another number of shards. ConfigError: what is declared
+            contradicts what is there.
         """
-        if (name, shards_count) in self._registered:
-            return
+        known = None if anew else self._registered.get((name, shards_count))
+        if worker is not None:
+            options = queue_options_of(worker)
+            if known != options:
+                self._note_changed(name, shards_count, options, self._register(name, shards_count, worker))
+        elif declared:
+            if known is not None and known.declared(declared) == known:
+                return known
+            options = self._declare(name, shards_count, declared)
+        elif known is not None:
+            return known
+        else:
+            options = _options_in(name, shards_count, self._register(name, shards_count))
+        self._registered[(name, shards_count)] = options
+        return options
+
+    def _register(
+        self, name: str, shards_count: int, worker: Any = None, entry: str = "", based_on: bytes = b""
+    ) -> bytes:
+        """Returns the entry that there was before, if it was another one."""
         call = self.registration(name, shards_count, worker)
+        if entry:
+            call = Call(call.script, call.key, [*call.args[:3], entry, based_on])
         try:
-            self.client.run(call.script, call.key, *call.args, timeout=self.config.push_timeout)
+            before = self.client.run(call.script, call.key, *call.args, timeout=self.config.push_timeout)
         except Refusal as refusal:
             raise ShardsCountError(name, int(refusal.detail), shards_count) from None
-        self._registered.add((name, shards_count))
+        return before if isinstance(before, bytes) else b""
+
+    def _declare(self, name: str, shards_count: int, declared: Mapping[str, Any]) -> QueueOptions:
+        """Changes options in the registry, and leaves the others there."""
+        before = self._register(name, shards_count) or b'{"shards_count":%d,"options":{}}' % shards_count
+        while True:
+            options = _options_in(name, shards_count, before).declared(declared)
+            info = queue_info(name.encode(), before)
+            others = {} if info is None else {key: value for key, value in info.options.items() if key not in declared}
+            entry = json.dumps({"shards_count": shards_count, "options": {**others, **options.shown()}})
+            meanwhile = self._register(name, shards_count, entry=entry, based_on=before)
+            if meanwhile in (b"", before):
+                self._note_changed(name, shards_count, options, before)
+                return options
+            before = meanwhile  # somebody else has changed it just now
+
+    def _note_changed(self, name: str, shards_count: int, options: QueueOptions, before: bytes) -> None:
+        """Says which options of an earlier declaration were others."""
+        info = queue_info(name.encode(), before)
+        if info is None or not info.options:
+            return
+        earlier, now = _options_in(name, shards_count, before).shown(), options.shown()
+        changed = sorted(key for key in earlier.keys() | now.keys() if earlier.get(key) != now.get(key))
+        if changed:
+            log.warning(
+                "queue %r is declared with other options than before, and the last declaration wins: %s", name,
+                ", ".join(f"{key}: {_shown(earlier, key)} -> {_shown(now, key)}" for key in changed),
+                extra={"event": "options", "queue": name},
+            )  # fmt: skip
 
     def registration(self, name: str, shards_count: int, worker: Any = None) -> Call:
         """The call that enters a queue in the registry."""
@@ -280,6 +351,16 @@ class Lowq:
             others = list(self._with_own_pools)
         for other in others:
             other.close()
+
+
+def _options_in(name: str, shards_count: int, entry: bytes) -> QueueOptions:
+    """The options of a queue as an entry of the registry has them."""
+    info = queue_info(name.encode(), entry)
+    return QueueOptions(name, shards_count).registered({} if info is None else info.options)
+
+
+def _shown(options: Mapping[str, Any], name: str) -> object:
+    return options.get(name, FIELDS[name])
 
 
 class _WithOwnPool(Lowq):

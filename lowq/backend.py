@@ -1,8 +1,10 @@
 """What a queue's handle, its reports and its actions need of the application."""
 
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 from lowq.group_commit import GroupCommit
+from lowq.queue_options import QueueOptions
 from lowq.settings import Config
 from lowq.store import SOCKET_TIMEOUT, Call, Client
 
@@ -30,8 +32,16 @@ class Backend(Protocol):
         """The same without asking Redis for anything: None when the queue is yet to be registered."""
         ...
 
-    def register(self, name: str, shards_count: int, worker: Any = None) -> None:
-        """Enters a queue in the registry before anything of it is written."""
+    def register(
+        self,
+        name: str,
+        shards_count: int,
+        worker: Any = None,
+        declared: Mapping[str, Any] | None = None,
+        *,
+        anew: bool = False,
+    ) -> QueueOptions:
+        """Enters a queue in the registry before anything of it is written; returns its options."""
         ...
 
     def registration(self, name: str, shards_count: int, worker: Any = None) -> Call:

@@ -35,6 +35,7 @@ from lowq.group_commit import (
     width_of,
 )
 from lowq.middleware import all_async, wrap, wrap_async
+from lowq.queue_options import QueueOptions
 from lowq.settings import Config
 from lowq.sharding import shard_of
 from lowq.store import Refusal
@@ -62,6 +63,7 @@ class Target:
     shards_count: int
     #: The worker's class, or the queue's name when the producer doesn't know the class.
     worker: Any
+    options: QueueOptions
     #: The prefixes of shards that single jobs went to.
     prefixes: dict[int, str] = field(default_factory=dict)
 

@@ -11,16 +11,16 @@ from lowq.admin.actions import ACTIONS, CHANGED, MAX_IDS, Acted, Action, ActionN
 from lowq.admin.bulk import Step, bulk, meant_by, snapshot
 from lowq.backend import Backend
 from lowq.codec import decode_id, lookup_id
-from lowq.consumer import CONSUMER_BOUNDS, AsyncConsumer, Consumer, ConsumerOptions
+from lowq.consumer import AsyncConsumer, Consumer
 from lowq.errors import ConfigError, LowqError, QueueInUse, UnknownQueueError
 from lowq.fresh_id import fresh_id
 from lowq.group_commit import GRACE, limit_of_caller, no_answer
 from lowq.inspection.calls import TOGETHER, ask
 from lowq.inspection.job_filter import FilterOptions, JobFilter, Snapshot
 from lowq.inspection.queries import Queries, as_ids
-from lowq.inspection.registry import find_entry
 from lowq.job import JobDict, JobId, State
 from lowq.producer import Jobs, Target, apush, push
+from lowq.queue_options import QueueOptions
 from lowq.settings import dump_text
 from lowq.shared_lookup import SharedLookup
 from lowq.store import Call, Command, untrusted
@@ -46,10 +46,15 @@ class Queue(Queries):
     ``now`` (Unix time, seconds) stands for the server's clock wherever it is given.
     """
 
-    def __init__(self, backend: Backend, name: str, shards_count: int | None = None, worker: Any = None) -> None:
+    def __init__(
+        self, backend: Backend, name: str, shards_count: int | None = None, worker: Any = None,
+        declared: Mapping[str, Any] | None = None,
+    ) -> None:  # fmt: skip
         super().__init__(backend, name, shards_count)
         #: Its worker's class, where that is known.
         self._worker = worker
+        #: Options that were given with the name.
+        self._declared = declared or {}
         self._last_target: Target | None = None
         #: Registers the queue for coroutines, with nobody's limit but push_timeout: its outcome is for all of them.
         self._target_lookup = SharedLookup()
@@ -107,15 +112,21 @@ class Queue(Queries):
         if target is not None:
             return target
         backend = self._backend
+        options = self._register()
+        target = Target(
+            backend.group, backend.config, self.name, options.shards_count, self._worker or self.name, options
+        )
+        self._last_target = target
+        return target
+
+    def _register(self, *, anew: bool = False) -> QueueOptions:
+        """Enters the queue in the registry, if need be, and returns its options. ``anew``: as they are there now."""
         try:
             count = self.shards_count
         except UnknownQueueError as error:
             hint = f"Its first producer says how many shards it gets: app.queue({self.name!r}, shards_count=5)"
             raise UnknownQueueError(f"{error}. {hint}") from None
-        backend.register(self.name, count, self._worker)
-        target = Target(backend.group, backend.config, self.name, count, self._worker or self.name)
-        self._last_target = target
-        return target
+        return self._backend.register(self.name, count, self._worker, self._declared, anew=anew)
 
     def put(
         self,
@@ -160,28 +171,16 @@ class Queue(Queries):
                     job.ack()
 
         It is a member that shares the shards with nodes and other consumers: of its shards nobody else takes, so it
-        is to take as long as it is open. ``ttr`` and ``session`` are as of `Consumer`.
+        is to take as long as it is open. ``ttr`` (by default that of the queue) and ``session`` are as of `Consumer`.
 
         Raises:
             UnknownQueueError, and what `Consumer` raises.
         """
-        return Consumer(self._backend, self._consumer_options(), ttr=ttr, session=session)
+        return Consumer(self._backend, self._register(anew=True), ttr=ttr, session=session)
 
     def aconsumer(self, *, ttr: float | timedelta | None = None, session: str | None = None) -> AsyncConsumer:
         """As `consumer`, for coroutines: ``async with queue.aconsumer() as consumer``, and every verb is awaited."""
         return AsyncConsumer(lambda: self.consumer(ttr=ttr, session=session))
-
-    def _consumer_options(self) -> ConsumerOptions:
-        """What its worker says, here or in the registry; otherwise the defaults."""
-        options = ConsumerOptions(self.name, self.shards_count)
-        if self._worker is not None:
-            said = {name: getattr(self._worker, name) for name in CONSUMER_BOUNDS}
-        else:
-            info = find_entry(self._client, self._backend.config.namespace, self.name)
-            said = {} if info is None else dict(info.options)
-        return options.with_known(
-            {name: untrusted.whole(said.get(name), *bounds) for name, bounds in CONSUMER_BOUNDS.items()}
-        )
 
     # --- single jobs ---
 

@@ -9,15 +9,26 @@ import inspect
 from collections.abc import Callable, Coroutine, Mapping
 from datetime import timedelta
 from difflib import SequenceMatcher, get_close_matches
-from typing import Any, ClassVar, Generic, Protocol, TypeAlias, TypedDict, TypeVar, overload
+from typing import Any, ClassVar, Generic, Protocol, TypeAlias, TypeVar, overload
 
-from lowq.codec import MAX_TIME
 from lowq.errors import ConfigError
 from lowq.job import Job
 from lowq.producer import Jobs
 from lowq.queue import Queue
+from lowq.queue_options import (
+    OPTIONAL,
+    RANGES,
+    TIMES,
+    DeclaredOptions,
+    QueueOptions,
+    check_time,
+    check_waits,
+    check_whole,
+    checked,
+    seconds_of,
+)
 from lowq.retry import MAX_RETRY_COUNT, default_retry_in
-from lowq.store.keys import MAX_SHARDS, is_queue_name
+from lowq.store.keys import is_queue_name
 
 P = TypeVar("P")
 C = TypeVar("C")
@@ -28,46 +39,29 @@ PerformFunction: TypeAlias = (
 )
 
 
-class WorkerOptions(TypedDict, total=False):
-    """The options of ``@lowq.worker``."""
+class WorkerOptions(DeclaredOptions, total=False):
+    """The options of ``@lowq.worker``: those of its queue, and its own."""
 
-    #: Shards of the queue, fixed by the first use of the queue (5).
-    shards_count: int
     #: Ids handed to one ``perform`` (1).
     batch_size: int
-    #: Retries before the oldest payload is buried (25).
-    max_retry_count: int
     #: The queue's name (the class's name).
     queue_name: str
-    #: Payloads of one id handed to one ``perform`` (1000).
-    max_payloads: int
-    #: Deaths of its process, and batches that exceeded ttr, before a job is buried as poison (3).
-    max_crash_count: int
     #: The queue's part of a node's threads, compared with the weights of the other queues that have due work (1).
     weight: float
     #: Threads of a node that perform the queue's jobs at once, at most; None: all of them (None).
     max_threads: int | None
     #: Seconds, or a timedelta, after which `TimeLimitExceeded` is raised in ``perform`` (None: never).
     time_limit: float | timedelta | None
-    #: Seconds, or a timedelta, after which ``perform`` is given up and its jobs are performed again (None: never).
-    ttr: float | timedelta | None
 
 
-#: Least and largest value of each whole-number option. A reply of Redis's Lua can hold about 8,000 items.
-_RANGES: Mapping[str, tuple[int, int]] = {
-    "shards_count": (1, MAX_SHARDS),
-    "batch_size": (1, 500),
-    "max_retry_count": (0, 2**31),
-    "max_payloads": (1, 3000),
-    "max_crash_count": (1, 2**31),
-    "max_threads": (1, 2**31),
-}
 #: Bounds of ``weight``: far beyond what makes sense, and near enough that sums of shares stay exact.
 _WEIGHTS = (1e-6, 1e6)
 
 
 #: The options that say in which time a handler has to end.
 _LIMITS = ("time_limit", "ttr")
+#: The options of whole numbers that the registry always has.
+_SHOWN = ("shards_count", "batch_size", "max_retry_count", "max_payloads", "max_crash_count", "max_threads")
 
 
 class Application(Protocol):
@@ -100,6 +94,15 @@ class Worker(Generic[P]):
     max_threads: ClassVar[int | None] = None
     time_limit: ClassVar[float | timedelta | None] = None
     ttr: ClassVar[float | timedelta | None] = None
+    ttl: ClassVar[float | timedelta | None] = None
+    priority: ClassVar[int] = 0
+    capacity: ClassVar[int | None] = None
+    #: As of `WorkerOptions`. Any, as a type checker would bind a function like a method.
+    merge: ClassVar[Any] = "collapse"
+    debounce: ClassVar[float | timedelta | None] = None
+    max_wait: ClassVar[float | timedelta | None] = None
+    morgue_ttl: ClassVar[float | timedelta | None] = None
+    morgue_max: ClassVar[int | None] = None
 
     #: The handle of the queue: stats, jobs, kick, pause ...
     queue: ClassVar[Queue] = _QueueOfClass()  # type: ignore[assignment]  # a property of the class
@@ -264,12 +267,14 @@ def _apply_options(worker: type[Worker[Any]], options: Mapping[str, Any]) -> Non
     if "queue_name" not in vars(worker):
         worker.queue_name = worker.__name__
     check_queue_name(worker.queue_name)
-    for name in _RANGES:
-        if name != "max_threads" or worker.max_threads is not None:
-            check_option(worker.__name__, name, getattr(worker, name))
+    for name in RANGES:
+        if name not in OPTIONAL or getattr(worker, name) is not None:
+            check_whole(worker.__name__, name, getattr(worker, name))
     _check_weight(worker.__name__, worker.weight)
-    for name in _LIMITS:
-        check_limit(worker.__name__, name, getattr(worker, name))
+    for name in ("time_limit", *TIMES):
+        check_time(worker.__name__, name, getattr(worker, name))
+    checked(worker.__name__, "merge", worker.merge)
+    check_waits(worker.__name__, seconds_of(worker.debounce), seconds_of(worker.max_wait))
     time_limit, ttr = limits_of(worker)
     if time_limit is not None and ttr is not None and ttr <= time_limit:
         raise ConfigError(
@@ -297,44 +302,16 @@ def _attributes_of(worker: type[Worker[Any]]) -> list[str]:
     ]
 
 
-def check_option(whose: str, name: str, value: object) -> None:
-    """A whole-number option.
-
-    Raises:
-        ConfigError: it is out of range, or no whole number.
-    """
-    least, most = _RANGES[name]
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-        raise ConfigError(f"{whose}: {name}={value!r:.100} must be a whole number from {least} to {most}")
-
-
 def _check_weight(whose: str, weight: object) -> None:
     least, most = _WEIGHTS
     if isinstance(weight, bool) or not isinstance(weight, int | float) or not least <= weight <= most:
         raise ConfigError(f"{whose}: weight={weight!r:.100} must be a number above 0, from {least:g} to {most:,.0f}")
 
 
-def check_limit(whose: str, name: str, value: object) -> None:
-    """A length of time in which a handler has to end.
-
-    Raises:
-        ConfigError: it is none, or not more than 0.
-    """
-    if value is None:
-        return
-    seconds = value.total_seconds() if isinstance(value, timedelta) else value
-    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds <= MAX_TIME:
-        raise ConfigError(f"{whose}: {name}={value!r:.100} must be seconds, or a timedelta, of more than 0; or None")
-
-
 def limits_of(worker: type) -> tuple[float | None, float | None]:
     """``time_limit`` and ``ttr`` in seconds."""
     time_limit, ttr = (getattr(worker, name, None) for name in _LIMITS)
-    return _seconds(time_limit), _seconds(ttr)
-
-
-def _seconds(value: float | timedelta | None) -> float | None:
-    return value.total_seconds() if isinstance(value, timedelta) else value
+    return seconds_of(time_limit), seconds_of(ttr)
 
 
 def check_queue_name(name: object) -> str:
@@ -350,9 +327,15 @@ def check_queue_name(name: object) -> str:
     return name
 
 
+def queue_options_of(worker: type[Worker[Any]]) -> QueueOptions:
+    """What the worker says of its queue."""
+    said = {name: checked(worker.__name__, name, getattr(worker, name)) for name in DeclaredOptions.__annotations__}
+    return QueueOptions(worker.queue_name, worker.shards_count).declared(said)
+
+
 def options_of(worker: type[Worker[Any]]) -> dict[str, Any]:
     """The worker's options, as the registry in Redis shows them."""
-    options = {name: getattr(worker, name) for name in _RANGES}
+    options = {name: getattr(worker, name) for name in _SHOWN}
     # Only those that are used: a registry is sent with every heartbeat.
-    limits = zip(_LIMITS, limits_of(worker), strict=True)
-    return options | {name: seconds for name, seconds in limits if seconds is not None}
+    time_limit, _ = limits_of(worker)
+    return options | ({} if time_limit is None else {"time_limit": time_limit}) | queue_options_of(worker).shown()

@@ -92,17 +92,21 @@ class Shard:
         return self.dispatch.next_due
 
 
-class QueueOptions(Protocol):
-    """What a worker, or whoever takes from a queue, says of it."""
+class TakeOptions(Protocol):
+    """What is needed of a worker, or of the options of a queue, to take from it."""
 
-    queue_name: str
-    shards_count: int
-    max_payloads: int
-    max_crash_count: int
+    @property
+    def queue_name(self) -> str: ...
+    @property
+    def shards_count(self) -> int: ...
+    @property
+    def max_payloads(self) -> int: ...
+    @property
+    def max_crash_count(self) -> int: ...
 
 
 def shards_of(
-    client: Client, config: Config, queue: QueueOptions, nonce: str, *, session: str = "", clock: Clock = clock_now
+    client: Client, config: Config, queue: TakeOptions, nonce: str, *, session: str = "", clock: Clock = clock_now
 ) -> list[Shard]:
     """All shards of a queue, for a process with that nonce; none of them leased yet. ``session``: of a consumer."""
     return [

@@ -6,7 +6,7 @@ job             a job as the caller gets it
 """
 
 from lowq.consumer.async_consumer import AsyncConsumer, AsyncConsumerJob
-from lowq.consumer.consumer import CONSUMER_BOUNDS, Consumer, ConsumerOptions
+from lowq.consumer.consumer import Consumer
 from lowq.consumer.job import ConsumerJob
 
-__all__ = ["CONSUMER_BOUNDS", "AsyncConsumer", "AsyncConsumerJob", "Consumer", "ConsumerJob", "ConsumerOptions"]
+__all__ = ["AsyncConsumer", "AsyncConsumerJob", "Consumer", "ConsumerJob"]

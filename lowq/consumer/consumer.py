@@ -27,7 +27,7 @@ import random
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -58,7 +58,8 @@ from lowq.errors import (
     SessionInUse,
 )
 from lowq.logs import describe, get_log
-from lowq.retry import MAX_RETRY_COUNT, default_retry_in, is_exhausted
+from lowq.queue_options import QueueOptions
+from lowq.retry import default_retry_in, is_exhausted
 from lowq.settings import Config, cut_error, dump_text
 from lowq.store import Call, Client, Command
 from lowq.store.keys import session_key
@@ -74,28 +75,6 @@ CONNECTIONS = 4
 BUSY_SECONDS = 0.02
 #: Seconds for which a shard is left alone when its script fails.
 TROUBLE_SECONDS = 1.0
-
-
-@dataclass(slots=True)
-class ConsumerOptions:
-    """What a consumer goes by, of its queue's options."""
-
-    queue_name: str
-    shards_count: int
-    max_payloads: int = 1000
-    max_crash_count: int = 3
-    max_retry_count: int = MAX_RETRY_COUNT
-
-    def with_known(self, values: Mapping[str, int | None]) -> Self:
-        """With those of the values that are not None."""
-        for name, value in values.items():
-            if value is not None:
-                setattr(self, name, value)
-        return self
-
-
-#: The least and the largest value of each that a worker may have set.
-CONSUMER_BOUNDS = {"max_payloads": (1, 3000), "max_crash_count": (1, 2**31), "max_retry_count": (0, 2**31)}
 
 
 @dataclass(slots=True, eq=False)
@@ -124,8 +103,8 @@ class Consumer:
     end: what was not reported waits again.
 
     ``ttr``: seconds, or a timedelta, after which a job that was not reported is taken away, charged with a crash;
-    None: never. ``session``: a consumer that comes back with it after `detach`, before the lease runs out, goes on with
-    the shards and the jobs of the last one; a random one by default.
+    None: that of the queue, never if it has none. ``session``: a consumer that comes back with it after `detach`,
+    before the lease runs out, goes on with the shards and the jobs of the last one; a random one by default.
 
     Raises:
         ConfigError: ttr or session is none. SessionInUse: another consumer has the session. ShardsCountError,
@@ -135,14 +114,15 @@ class Consumer:
     def __init__(
         self,
         backend: Backend,
-        options: ConsumerOptions,
+        options: QueueOptions,
         *,
         ttr: float | timedelta | None = None,
         session: str | None = None,
     ) -> None:
         self.queue = options.queue_name
         self.session = _checked_session(session)
-        self._ttr = inf if ttr is None else _seconds("ttr", ttr)
+        ttr = options.ttr if ttr is None else _seconds("ttr", ttr)
+        self._ttr = inf if ttr is None else ttr
         self._options = options
         self._config: Config = backend.config
         #: Guards what follows, and what is in flight of every shard.
@@ -170,7 +150,6 @@ class Consumer:
         self._instance = secrets.token_hex(8)
         digest = blake2b(f"{self.queue}\0{self.session}".encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
         self._session_key = session_key(self._config.namespace, digest)
-        backend.register(self.queue, options.shards_count)
         self._client = backend.connect(CONNECTIONS)
         maintenance_client = backend.connect(2, socket_timeout=max(self._config.lease_ttl / 4, 0.1))
         has_session = False

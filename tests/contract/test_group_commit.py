@@ -29,6 +29,7 @@ from lowq.group_commit import GroupCommit
 from lowq.group_commit.requests import Request, SharedCall
 from lowq.group_commit.writer import Writer
 from lowq.queue import Queue
+from lowq.queue_options import QueueOptions
 from lowq.store import Call, Client, caller_limit
 from lowq.store.keys import queues_key
 from tests.waiting import PATIENCE, auntil, until
@@ -200,7 +201,7 @@ class TestCoroutines:
     def test_a_wrong_number_of_shards_fails_only_the_pushes_that_say_it(self, app: lowq.Lowq, queue: Queue) -> None:
         queue.push([{"id": n} for n in range(20)])
         app.client.command("DEL", queues_key("lowq"))
-        app._registered.add(("Orders", 2))
+        app._registered[("Orders", 2)] = QueueOptions("Orders", 2)
         wrong = app.queue("Orders", 2)
         wrong._target()
 

@@ -105,6 +105,11 @@ assert_type(OrderSync().seen, int)
 assert_type(OrderSync.shards_count, int)
 assert_type(OrderSync.queue_name, str)
 
+assert_type(
+    lowq.app.queue("mail", 16, ttl=timedelta(hours=1), priority=3, merge=lambda payloads: payloads[-1:]), lowq.Queue
+)
+lowq.app.queue("mail", merge="append", debounce=2, max_wait=30, capacity=None, morgue_max=1000)
+
 # --- jobs in ---
 
 assert_type(OrderSync.perform_async({"id": 1}), int)

@@ -40,6 +40,10 @@ class WrongAttribute(lowq.Worker[Order]):
     def perform(self, payloads_by_id: dict[str, list[Order]]) -> None: ...
 
 
+lowq.app.queue("mail", batch_size=3)  # rejected
+lowq.app.queue("mail", ttl="1h")  # rejected
+
+
 # --- methods ---
 
 

@@ -190,7 +190,9 @@ class TestOptions:
 
     def test_an_option_like_none_is_refused_with_all_that_there_are(self, app: lowq.Lowq) -> None:
         options: Any = {"xyzzy": 5}
-        with pytest.raises(ConfigError, match=r"options are shards_count, batch_size, .*max_crash_count"):
+        with pytest.raises(
+            ConfigError, match=r"options are max_payloads, .*max_crash_count, .*shards_count, batch_size"
+        ):
             app.worker(**options)(Plain)
 
     @pytest.mark.parametrize("weight", [1, 3, 0.5, 1e-6, 1e6])

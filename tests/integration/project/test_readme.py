@@ -273,7 +273,7 @@ def test_a_setting_is_read_from_the_environment_when_the_table_says_so(
 
 def test_the_table_of_worker_options_has_all_of_them_with_their_defaults() -> None:
     table = rows("workers.md", "Worker options")
-    assert list(table) == list(WorkerOptions.__annotations__)
+    assert table.keys() == WorkerOptions.__annotations__.keys()
     for name, (shown, _) in table.items():
         if name == "queue_name":
             assert shown == "the class's name"

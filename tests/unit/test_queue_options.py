@@ -1,0 +1,143 @@
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+import lowq
+from lowq.errors import ConfigError
+from lowq.queue_options import DeclaredOptions, QueueOptions
+from lowq.workers import options_of, queue_options_of
+
+NAN, INF = float("nan"), float("inf")
+TIMES = ["ttr", "ttl", "debounce", "max_wait", "morgue_ttl"]
+NUMBERS = ["max_payloads", "max_retry_count", "max_crash_count", "priority", "capacity", "morgue_max"]
+
+
+@pytest.fixture
+def app() -> lowq.Lowq:
+    return lowq.Lowq(redis_url="memory://")
+
+
+class Plain:
+    def perform(self, payloads_by_id: dict[str, list[Any]]) -> None: ...
+
+
+def newest(payloads: list[Any]) -> list[Any]:
+    return payloads[-1:]
+
+
+async def later(payloads: list[Any]) -> list[Any]:
+    return payloads
+
+
+def nothing() -> list[Any]:
+    return []
+
+
+def two(one: list[Any], other: list[Any]) -> list[Any]:
+    return one + other
+
+
+WRONG: list[tuple[str, Any]] = [
+    *((name, value) for name in TIMES for value in (0, -1, NAN, INF, "5", True, timedelta(0), 2**40, [1])),
+    *((name, value) for name in NUMBERS for value in (-1, NAN, INF, 2.0, "5", True, 2**40, [1])),
+    *((name, None) for name in ("priority", "max_payloads", "max_retry_count", "max_crash_count", "merge")),
+    *((name, 0) for name in ("capacity", "morgue_max", "max_payloads")),
+    ("priority", 10),
+    *(("merge", value) for value in ("", "newest", 5, [newest], nothing, two, later)),
+]
+
+
+@pytest.mark.parametrize(("name", "value"), WRONG)
+def test_what_makes_no_sense_is_refused_where_it_is_declared(app: lowq.Lowq, name: str, value: Any) -> None:
+    options: Any = {name: value}
+    with pytest.raises(ConfigError, match=rf"^queue 'mail': {name}=.* must "):
+        app.queue("mail", 4, **options)
+    with pytest.raises(ConfigError, match=rf"^Plain: {name}=.* must "):
+        app.worker(**options)(Plain)
+    with pytest.raises(ConfigError, match=rf"^Sync: {name}=.* must "):
+        app.worker(type("Sync", (Plain,), {name: staticmethod(value) if callable(value) else value}))
+    assert not app.workers
+
+
+def test_an_option_that_there_is_not_is_refused(app: lowq.Lowq) -> None:
+    options: Any = {"batch_size": 5}
+    with pytest.raises(ConfigError, match=r"queue 'mail': unknown option 'batch_size'; options are .*shards_count"):
+        app.queue("mail", 4, **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_wait": 5}, "max_wait=5.0 bounds the wait of debounce"),
+        ({"debounce": 5, "max_wait": 4}, "must not be less"),
+    ],
+)
+def test_max_wait_is_that_of_debounce(app: lowq.Lowq, options: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=f"Plain: .*{message}"):
+        app.worker(**options)(Plain)
+
+
+def test_a_worker_declares_the_options_of_its_queue(app: lowq.Lowq) -> None:
+    @app.worker(
+        queue_name="mail", shards_count=3, ttl=timedelta(hours=1), ttr=60, priority=2, capacity=10, merge="latest",
+        debounce=2, max_wait=30, morgue_ttl=timedelta(days=7), morgue_max=100, max_payloads=5,
+    )  # fmt: skip
+    class Mail(lowq.Worker[Any]):
+        def perform(self, payloads_by_id: dict[str, list[Any]]) -> None: ...
+
+    assert queue_options_of(Mail) == QueueOptions(
+        "mail", 3, ttl=3600.0, ttr=60.0, priority=2, capacity=10, merge="latest", debounce=2.0, max_wait=30.0,
+        morgue_ttl=604800.0, morgue_max=100, max_payloads=5,
+    )  # fmt: skip
+
+
+def test_a_merge_function_may_be_a_method_of_the_class(app: lowq.Lowq) -> None:
+    @app.worker
+    class Mail(lowq.Worker[Any]):
+        merge = staticmethod(newest)
+
+        def perform(self, payloads_by_id: dict[str, list[Any]]) -> None: ...
+
+    options = queue_options_of(Mail)
+    assert (options.policy, options.merge_function) == ("collapse", newest)
+    assert "merge" not in options_of(Mail)
+
+
+def test_the_registry_has_only_options_that_differ_from_the_defaults(app: lowq.Lowq) -> None:
+    made: Any = app.worker(Plain)
+    shown = {"shards_count", "batch_size", "max_retry_count", "max_payloads", "max_crash_count", "max_threads"}
+    assert options_of(made).keys() == shown
+    using: Any = app.worker(queue_name="other", ttl=5, merge="append")(Plain)
+    assert options_of(using).keys() == shown | {"ttl", "merge"}
+    assert (options_of(using)["ttl"], options_of(using)["merge"]) == (5.0, "append")
+
+
+def test_what_the_registry_has_is_read_again() -> None:
+    options = QueueOptions("mail", 3, ttl=5.0, priority=9, capacity=1, merge="append", debounce=1.0, morgue_max=7)
+    assert QueueOptions("mail", 3).registered(options.shown()) == options
+
+
+def test_what_can_not_be_read_in_the_registry_is_left_out() -> None:
+    entry = {"ttl": -5, "priority": "high", "capacity": None, "merge": "some driver's", "max_wait": 3.0, "color": "red"}
+    entry |= {"shards_count": 99, "queue_name": "x", "morgue_max": 7}
+    assert QueueOptions("mail", 3).registered(entry) == QueueOptions("mail", 3, morgue_max=7)
+
+
+def test_every_option_has_its_place() -> None:
+    assert set(DeclaredOptions.__annotations__) | {"queue_name"} == set(QueueOptions.__dataclass_fields__)
+
+
+@pytest.mark.parametrize(
+    ("debounce", "max_wait", "longest"),
+    [(None, None, None), (2.0, None, 20.0), (2.0, 30.0, 30.0), (2e9, None, 2**33 - 1)],
+)
+def test_without_max_wait_an_id_waits_ten_times_as_long_at_most(
+    debounce: float | None, max_wait: float | None, longest: float | None
+) -> None:
+    assert QueueOptions("mail", 3, debounce=debounce, max_wait=max_wait).longest_wait == longest
+
+
+@pytest.mark.parametrize(("capacity", "of_a_shard"), [(None, None), (1, 1), (4, 1), (5, 2), (8, 2), (9, 3)])
+def test_capacity_is_shared_out_among_the_shards(capacity: int | None, of_a_shard: int | None) -> None:
+    assert QueueOptions("mail", 4, capacity=capacity).shard_capacity == of_a_shard
