@@ -135,7 +135,12 @@ def delay_seconds(value: object) -> float:
     return min(max(seconds, 0), MAX_TIME)
 
 
-def _encode_ttl(value: object) -> bytes:
+def encode_ttl(value: object) -> bytes:
+    """A ttl in seconds as the push script takes it; None: there is none.
+
+    Raises:
+        JobError: it is no length of time of more than 0.
+    """
     if value is None:
         return b""
     seconds = value.total_seconds() if isinstance(value, timedelta) else _finite("ttl", value)
@@ -199,7 +204,7 @@ def _encode_order(job: Mapping[str, Any], known: int, ttl: bytes) -> tuple[bytes
     score = perform_at = b""
     if "ttl" in job:
         known += 1
-        ttl = _encode_ttl(job["ttl"])
+        ttl = encode_ttl(job["ttl"])
     if "score" in job:
         known += 1
         score = _encode_score(job["score"])

@@ -138,7 +138,7 @@ class Queue(Queries):
         ttl: float | timedelta | None = None,
     ) -> str:
         """Pushes a job of its own, with a fresh id, and returns that: a UUIDv7, so later ones sort behind earlier ones.
-        For payloads that belong to no entity. The rest is as of a `JobDict`.
+        For payloads that belong to no entity. The rest is as of a `JobDict`; None is what a job has that says nothing.
 
         Raises:
             As `push`. After a RedisUnavailable the job may be in, under an id that nobody knows.

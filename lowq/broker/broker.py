@@ -25,11 +25,12 @@ from lowq.broker.membership import Identity, Membership
 from lowq.broker.outage import Outage
 from lowq.broker.shard import Shard
 from lowq.broker.splitter import MembershipSplitter
-from lowq.broker.sweeper import MorgueBounds, Sweeper
+from lowq.broker.sweeper import Sweeper
 from lowq.broker.wakeups import Listener
 from lowq.clock import Clock
 from lowq.clock import now as clock_now
 from lowq.errors import ConfigError
+from lowq.queue_options import QueueOptions
 from lowq.settings import Config
 from lowq.store import Call, Client
 
@@ -53,8 +54,8 @@ class Broker:
     which must wait for nobody. ``groups``: who works the shards; each queue is in one of them, and each group has a
     dispatcher of its own, in the same order. ``shares``: what a queue may have of its group; of one that is not named,
     the default. ``activities``: asked by the loop for what is being performed. ``registrations``: the queues' entries,
-    made anew with every heartbeat. ``more_details``: what the registry is to say of this process besides. ``morgues``:
-    of queues that bound theirs. ``chore``: called by the maintenance loop between what it does itself.
+    made anew with every heartbeat. ``more_details``: what the registry is to say of this process besides. ``queues``:
+    their options. ``chore``: called by the maintenance loop between what it does itself.
     ``on_ready``: it is a member and has asked for its shards. ``on_command``: somebody has sent it a command.
 
     Raises:
@@ -76,7 +77,7 @@ class Broker:
         registrations: Sequence[Call],
         heartbeat_extras: Sequence[HeartbeatExtra] = (),
         more_details: Callable[[], Mapping[str, Any]] = dict,
-        morgues: Mapping[str, MorgueBounds] | None = None,
+        queues: Sequence[QueueOptions] = (),
         chore: Chore | None = None,
         on_ready: Callable[[], object],
         on_command: Callable[[str], object],
@@ -136,7 +137,7 @@ class Broker:
             more_details=more_details,
             on_ready=on_ready,
             on_fatal=on_fatal,
-            sweeper=Sweeper(lambda: leases.held, morgues or {}, config.scan_size),
+            sweeper=Sweeper(lambda: leases.held, queues, config.scan_size),
             chore=chore,
             clock=clock,
         )

@@ -59,7 +59,6 @@ class Shard:
     ) -> None:
         self.queue = queue
         self.index = index
-        self.shards_count = shards_count
         self.prefix = shard_prefix(namespace, queue, index)
         self.lease = ShardLease(
             client,

@@ -4,11 +4,11 @@ Whoever holds a shard sweeps it, in the maintenance loop: every second a look at
 expired, in steps of ``scan_size`` until nothing has any more. `take` never hands out what has expired, swept or not.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
 
 from lowq.broker.shard import Shard
 from lowq.errors import RedisUnavailable
+from lowq.queue_options import QueueOptions
 from lowq.store import Call, Client
 
 #: Bounds the time that a script may take, and Lua's arguments.
@@ -21,22 +21,20 @@ _WRITE = 10
 _ROUNDS = 20
 
 
-@dataclass(frozen=True, slots=True)
-class MorgueBounds:
-    """What a queue keeps of its morgue: seconds, and jobs over all its shards; None: no bound."""
-
-    ttl: float | None = None
-    max: int | None = None
-
-
 class Sweeper:
-    """Sweeps the shards that are held. ``morgues``: of queues that bound theirs. Belongs to the maintenance loop."""
+    """Sweeps the shards that are held. ``queues``: their options. Belongs to the maintenance loop."""
 
-    def __init__(
-        self, held: Callable[[], Sequence[Shard]], morgues: Mapping[str, MorgueBounds], scan_size: int
-    ) -> None:
+    def __init__(self, held: Callable[[], Sequence[Shard]], queues: Iterable[QueueOptions], scan_size: int) -> None:
         self._held = held
-        self._morgues = morgues
+        #: What is to be kept of a morgue, as the script has it: seconds, and jobs of a shard.
+        self._morgues = {
+            options.queue_name: (
+                "" if options.morgue_ttl is None else repr(options.morgue_ttl),
+                "" if options.morgue_max is None else str(-(-options.morgue_max // options.shards_count)),
+            )
+            for options in queues
+            if options.morgue_ttl is not None or options.morgue_max is not None
+        }
         self._scan_size = min(scan_size, MAX_SCAN_SIZE)
         self._next = 0.0
         #: When there will be something to look at: `_next`, or never, as far as is known.
@@ -73,7 +71,4 @@ class Sweeper:
         return now
 
     def _call(self, shard: Shard) -> Call:
-        bounds = self._morgues.get(shard.queue, MorgueBounds())
-        most = None if bounds.max is None else -(-bounds.max // shard.shards_count)
-        args = ("", self._scan_size, "" if bounds.ttl is None else repr(bounds.ttl), "" if most is None else most)
-        return Call("sweep", shard.prefix, args)
+        return Call("sweep", shard.prefix, ("", self._scan_size, *self._morgues.get(shard.queue, ("", ""))))

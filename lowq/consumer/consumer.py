@@ -165,7 +165,8 @@ class Consumer:
             self._broker = Broker(
                 identity, self._shards, self._client, maintenance_client, self._config,
                 splitter=BalancedSplitter(1), groups=[WorkerGroup([self.queue], [{self.queue: LagScheduler()}])],
-                shares={}, activities=list, registrations=[backend.registration(self.queue, options.shards_count)],
+                shares={}, activities=list, queues=[options],
+                registrations=[backend.registration(self.queue, options.shards_count)],
                 more_details=self._details, chore=self._chore, on_ready=ready.set, on_command=self._on_command,
                 on_fatal=self._on_fatal,
             )  # fmt: skip

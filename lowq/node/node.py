@@ -37,7 +37,7 @@ from lowq.node.watchdog import Watchdog
 from lowq.node.worker_thread import WorkerThread
 from lowq.store.translate import without_password
 from lowq.version import VERSION
-from lowq.workers import is_async, limits_of
+from lowq.workers import is_async, limits_of, queue_options_of
 
 log = get_log("lowq.node")
 
@@ -170,7 +170,7 @@ class Node:
             splitter=config.build_splitter() if config.build_splitter else BalancedSplitter(max(self.threads, 1)),
             groups=list(groups.values()),
             shares={name: Share(worker.weight, worker.max_threads) for name, worker in self._workers.items()},
-            activities=self._all_activities,
+            activities=self._all_activities, queues=[queue_options_of(worker) for worker in self._workers.values()],
             registrations=[
                 app.registration(worker.queue_name, worker.shards_count, worker) for worker in self._workers.values()
             ],

@@ -1,13 +1,15 @@
 """Payloads with a ttl: never handed out when they have expired, and removed then; and how the morgue is bounded."""
 
 import math
+from dataclasses import replace
 from typing import cast
 
 import pytest
 
 from lowq.broker.in_flight import MAX_DELIVERY_JOBS
-from lowq.broker.sweeper import MorgueBounds, Sweeper
+from lowq.broker.sweeper import Sweeper
 from lowq.errors import RedisUnavailable
+from lowq.queue_options import QueueOptions
 from lowq.store import Client
 from lowq.store.keys import FORMAT
 from tests.contract.support import NOW, ShardRig, exhausted, handed, job, retry
@@ -254,7 +256,7 @@ def expired_jobs(rig: ShardRig, count: int) -> None:
 def test_the_sweeper_goes_on_until_nothing_has_expired(rig: ShardRig) -> None:
     shard = rig.own(now=None)
     expired_jobs(rig, 350)
-    sweeper = Sweeper(lambda: [shard], {}, 1)
+    sweeper = Sweeper(lambda: [shard], [], 1)
     assert sweeper.sweep(rig.client, 100.0) == math.inf  # nobody has told that there is a ttl
     shard.in_flight.has_ttl = True
     assert sweeper.sweep(rig.client, 100.5) == math.inf
@@ -271,19 +273,23 @@ def test_the_sweeper_goes_on_until_nothing_has_expired(rig: ShardRig) -> None:
 def test_the_sweeper_bounds_the_morgue_by_shard(rig: ShardRig) -> None:
     shard = rig.own(now=None)
     bury(rig, *"abcdef")
-    bounds = MorgueBounds(ttl=None, max=2 * rig.shards_count - 1)
-    Sweeper(lambda: [shard], {rig.queue: bounds}, 500).sweep(rig.client, 1.0)
-    assert rig.read("morgue").keys() == {"e", "f"}
-    Sweeper(lambda: [shard], {rig.queue: MorgueBounds(ttl=3600.0)}, 500).sweep(rig.client, 1.0)
-    assert rig.read("morgue").keys() == {"e", "f"}  # which were buried in the future
-    Sweeper(lambda: [shard], {"another": MorgueBounds(max=0)}, 500).sweep(rig.client, 1.0)
-    assert rig.read("morgue").keys() == {"e", "f"}
+    options = QueueOptions(rig.queue, rig.shards_count)
+
+    def left(options: QueueOptions) -> str:
+        Sweeper(lambda: [shard], [options], 500).sweep(rig.client, 1.0)
+        return "".join(sorted(rig.read("morgue")))
+
+    assert left(options) == "abcdef"
+    assert left(replace(options, queue_name="another", morgue_max=1)) == "abcdef"
+    assert left(replace(options, morgue_max=2 * rig.shards_count - 1)) == "ef"
+    assert left(replace(options, morgue_ttl=3600.0)) == "ef"  # they were buried in the future
+    assert left(replace(options, morgue_max=1)) == "f"
 
 
 def test_an_error_of_redis_does_not_end_the_sweeping(rig: ShardRig) -> None:
     shard = rig.own(now=None)
     shard.in_flight.has_ttl = True
-    sweeper = Sweeper(lambda: [shard], {}, 500)
+    sweeper = Sweeper(lambda: [shard], [], 500)
 
     class Away:
         def run_many(self, _calls: object) -> list[object]:

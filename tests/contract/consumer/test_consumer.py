@@ -524,3 +524,29 @@ def test_what_expires_while_nobody_takes_is_swept(queue: Queue) -> None:
         stats = queue.stats()
     assert (stats.length, stats.due) == (1, 1)
     assert [job.id for job in queue.jobs()] == [kept]
+
+
+def test_the_queues_ttl_is_that_of_jobs_which_say_none(app: lowq.Lowq) -> None:
+    queue = app.queue("news", 2, ttl=0.01)
+    with queue.consumer() as consumer:
+        queue.put("expires")
+        queue.push({"id": "never", "ttl": None})
+        mine = [queue.put("own", ttl=timedelta(hours=1)), "never"]
+        queue.push({"id": "pushed", "payload": "expires"})
+        queue.push([{"id": number, "payload": "expires"} for number in range(200)])
+        until(lambda: queue.stats().expired == 202)
+        assert sorted(job.id for job in take(consumer, 2)) == sorted(mine)
+
+
+def test_the_morgue_is_bounded(app: lowq.Lowq) -> None:
+    queue = app.queue("letters", 2, morgue_max=6)
+    for n in range(50):
+        queue.push({"id": n})
+    queue.bury(range(50))
+    with queue.consumer():
+        until(lambda: queue.stats().morgue_length == 6)  # three of each shard
+    short = app.queue("short", 2, morgue_ttl=0.01)
+    short.push([{"id": n} for n in range(50)])
+    short.bury(range(50))
+    with short.consumer():
+        until(lambda: short.stats().morgue_length == 0)

@@ -123,7 +123,7 @@ class Rig:
             cast(Client, self.registry), self.membership, cast(Leases, self.wishes), list, Outage(),
             divide=self._divide, lease_ttl=seconds, poll_interval=1000.0 * seconds,
             registrations=[Call("register", "q", ["", "q", 4])],
-            on_ready=self._on_ready, on_fatal=self.fatal.append, sweeper=Sweeper(list, {}, 500),
+            on_ready=self._on_ready, on_fatal=self.fatal.append, sweeper=Sweeper(list, [], 500),
         )  # fmt: skip
 
     def _divide(self, members: Members) -> list[Any]:

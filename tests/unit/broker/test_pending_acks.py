@@ -56,7 +56,7 @@ def loop_of(wire: Wire, *activities: ThreadActivity) -> MaintenanceLoop:
         cast(Client, wire), cast(Membership, None), cast(Leases, None), lambda: activities, Outage(),
         divide=lambda _members: [],
         lease_ttl=15.0, poll_interval=1.0, registrations=[], on_ready=lambda: None, on_fatal=lambda _error: None,
-        sweeper=Sweeper(list, {}, 500),
+        sweeper=Sweeper(list, [], 500),
     )  # fmt: skip
 
 
