@@ -22,6 +22,8 @@ MAX_PAYLOAD_DEPTH = 200
 EARLIEST_TIME = 1e9
 #: Numbers above are taken for milliseconds (Unix time, seconds: the year 5138).
 LATEST_TIME = 1e11
+#: The least urgent.
+MAX_PRIORITY = 9
 #: The latest time that is kept (Unix time, seconds: the year 2242), and the longest delay. What is later counts as
 #: this, and means "never".
 MAX_TIME = 2**33 - 1
@@ -33,6 +35,9 @@ _FIELDS = frozenset(JobDict.__annotations__)
 PlainJob = tuple[bytes, bytes, bytes, bytes]
 #: The same with ttl (``b""``: it never expires) and priority (``b""``: 0), of jobs that have one of them.
 EncodedJob = PlainJob | tuple[bytes, bytes, bytes, bytes, bytes, bytes]
+#: These two.
+Rest = tuple[bytes, bytes]
+NO_REST: Rest = (b"", b"")
 
 
 def encode_id(job_id: object) -> bytes:
@@ -151,10 +156,21 @@ def encode_ttl(value: object) -> bytes:
     return repr(min(seconds, MAX_TIME)).encode()
 
 
+def encode_priority(value: object) -> bytes:
+    """A priority as the push script takes it.
+
+    Raises:
+        JobError: it is no whole number from 0 to 9.
+    """
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MAX_PRIORITY:
+        raise JobError(f"priority={value!r:.100} must be a whole number from 0, the most urgent, to {MAX_PRIORITY}")
+    return b"%d" % value if value else b""
+
+
 def encode_job(
-    job: Mapping[str, Any], dump_payload: Callable[[Any], bytes], max_payload_bytes: int, ttl: bytes = b""
+    job: Mapping[str, Any], dump_payload: Callable[[Any], bytes], max_payload_bytes: int, rest: Rest = NO_REST
 ) -> EncodedJob:
-    """Validates a job and brings it into the form that the push script takes. ``ttl``: of a job that says none.
+    """Validates a job and brings it into the form that the push script takes. ``rest``: of a job that says none.
 
     Raises:
         JobError, PayloadError: the message names the field and the id.
@@ -185,10 +201,10 @@ def encode_job(
                     "Push a reference instead, such as a URL or a row's key"
                 )
         if len(job) > known:
-            score, perform_at, ttl = _encode_order(job, known, ttl)
+            score, perform_at, rest = _encode_order(job, known, rest)
     except JobError as error:
         raise type(error)(f"job {job['id']!r:.100}: {error}") from error.__cause__
-    return (job_id, payload, score, perform_at, ttl, b"") if ttl else (job_id, payload, score, perform_at)
+    return (job_id, payload, score, perform_at) if rest == NO_REST else (job_id, payload, score, perform_at, *rest)
 
 
 def _why_no_id(job: object, error: Exception) -> Exception:
@@ -199,12 +215,15 @@ def _why_no_id(job: object, error: Exception) -> Exception:
     return error
 
 
-def _encode_order(job: Mapping[str, Any], known: int, ttl: bytes) -> tuple[bytes, bytes, bytes]:
-    """The score, the time and the ttl of a job that has more than so many fields, which are known."""
+def _encode_order(job: Mapping[str, Any], known: int, rest: Rest) -> tuple[bytes, bytes, Rest]:
+    """The score, the time and the rest of a job that has more than so many fields, which are known."""
     score = perform_at = b""
     if "ttl" in job:
         known += 1
-        ttl = encode_ttl(job["ttl"])
+        rest = encode_ttl(job["ttl"]), rest[1]
+    if "priority" in job:
+        known += 1
+        rest = rest[0], encode_priority(job["priority"])
     if "score" in job:
         known += 1
         score = _encode_score(job["score"])
@@ -216,7 +235,7 @@ def _encode_order(job: Mapping[str, Any], known: int, ttl: bytes) -> tuple[bytes
             perform_at = encode(name, job[name])
     if len(job) > known:
         _refuse_unknown(job)
-    return score, perform_at, ttl
+    return score, perform_at, rest
 
 
 _TIMES: tuple[tuple[str, Callable[[str, object], bytes]], ...] = (

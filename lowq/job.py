@@ -29,6 +29,8 @@ class JobDict(TypedDict):
     #: How long the payload is good for, from its arrival on: seconds or timedelta. One that has expired is never handed
     #: out; it is removed. None: it never expires.
     ttl: NotRequired[float | timedelta | None]
+    #: 0, the most urgent, to 9: which of the jobs of a shard that are due is taken first. That of the queue by default.
+    priority: NotRequired[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,3 +53,7 @@ class Job:
     buried_at: float | None = None
     #: How many payloads there are, also when ``payloads`` holds only the first of them.
     payloads_count: int = 0
+    #: 0, the most urgent, to 9; of a job that waits.
+    priority: int = 0
+    #: Unix time, seconds: when the first of its payloads that wait expires; None: none does.
+    expires_at: float | None = None

@@ -18,7 +18,7 @@ from functools import partial
 from itertools import chain, islice
 from typing import Any, TypeVar
 
-from lowq.codec import EncodedJob, encode_job, encode_ttl
+from lowq.codec import EncodedJob, Rest, encode_job, encode_priority, encode_ttl
 from lowq.errors import JobError, PushError, PushInterrupted, RedisUnavailable, ShardsCountError, TimeLimitExceeded
 from lowq.group_commit import (
     EXTENDED,
@@ -66,11 +66,12 @@ class Target:
     options: QueueOptions
     #: The prefixes of shards that single jobs went to.
     prefixes: dict[int, str] = field(default_factory=dict)
-    #: Of jobs that say none, encoded.
-    ttl: bytes = field(init=False)
+    #: ttl and priority of jobs that say none, encoded.
+    rest: Rest = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "ttl", encode_ttl(self.options.ttl))
+        rest = encode_ttl(self.options.ttl), encode_priority(self.options.priority)
+        object.__setattr__(self, "rest", rest)
 
 
 def push(target: Target, jobs: Jobs, on_progress: Callable[[int], object] | None = None) -> int:
@@ -117,7 +118,7 @@ def _encode_single(target: Target, job: dict[str, Any]) -> tuple[Part, int] | No
     if config.client_middlewares:
         return None
     try:
-        encoded = encode_job(job, config.dump_payload, config.max_payload_bytes, target.ttl)
+        encoded = encode_job(job, config.dump_payload, config.max_payload_bytes, target.rest)
     except JobError as error:
         raise _of_queue(target, error) from error.__cause__
     job_id, payload = encoded[:2]
@@ -364,12 +365,12 @@ class _Push:
         """The calls for the jobs of the chunk, and how many jobs that are."""
         target = self._target
         dump, limit = target.config.dump_payload, target.config.max_payload_bytes
-        shards_count, ttl = target.shards_count, target.ttl
+        shards_count, rest = target.shards_count, target.rest
         groups: dict[int, tuple[list[EncodedJob], list[Mapping[str, Any]]]] = {}
         width, count, size = PLAIN, 0, 0
         for job in chunk:
             try:
-                encoded = encode_job(job, dump, limit, ttl)
+                encoded = encode_job(job, dump, limit, rest)
             except JobError as error:
                 raise _of_queue(target, error) from error.__cause__
             if encoded[2] or encoded[3] or len(encoded) == EXTENDED:

@@ -136,6 +136,7 @@ class Queue(Queries):
         perform_at: float | datetime | None = None,
         delay: float | timedelta | None = None,
         ttl: float | timedelta | None = None,
+        priority: int | None = None,
     ) -> str:
         """Pushes a job of its own, with a fresh id, and returns that: a UUIDv7, so later ones sort behind earlier ones.
         For payloads that belong to no entity. The rest is as of a `JobDict`; None is what a job has that says nothing.
@@ -143,7 +144,7 @@ class Queue(Queries):
         Raises:
             As `push`. After a RedisUnavailable the job may be in, under an id that nobody knows.
         """
-        job = _job(payload, score, perform_at, delay, ttl)
+        job = _job(payload, score, perform_at, delay, ttl, priority)
         self.push(job)
         return str(job["id"])
 
@@ -155,9 +156,10 @@ class Queue(Queries):
         perform_at: float | datetime | None = None,
         delay: float | timedelta | None = None,
         ttl: float | timedelta | None = None,
+        priority: int | None = None,
     ) -> str:
         """`put` from async code."""
-        job = _job(payload, score, perform_at, delay, ttl)
+        job = _job(payload, score, perform_at, delay, ttl, priority)
         await self.apush(job)
         return str(job["id"])
 
@@ -245,7 +247,7 @@ class Queue(Queries):
         """The server's time, and what the ids of a shard have at that moment or a little later."""
         lookups = [("ZMSCORE", prefix + name, *ids) for name in ("due", "morgue")]
         time, waiting, buried = self._client.commands([("TIME",), *lookups], key=prefix)
-        times = ((untrusted.finite(raw) for raw in row) for row in (waiting, buried))
+        times = map(untrusted.perform_at, waiting), map(untrusted.finite, buried)
         return time_of(time), list(zip(*times, strict=True))
 
     def _act(
@@ -536,6 +538,7 @@ def _job(
     perform_at: float | datetime | None,
     delay: float | timedelta | None,
     ttl: float | timedelta | None,
+    priority: int | None,
 ) -> JobDict:
     """A job with a fresh id."""
     job: JobDict = {"id": fresh_id(), "payload": payload}
@@ -547,4 +550,6 @@ def _job(
         job["delay"] = delay
     if ttl is not None:
         job["ttl"] = ttl
+    if priority is not None:
+        job["priority"] = priority
     return job

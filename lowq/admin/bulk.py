@@ -30,7 +30,7 @@ buried then looks older than it is, and is done with the others.
 
 import math
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -38,7 +38,7 @@ from lowq.admin.actions import MAX_IDS, Action, ActionName, act
 from lowq.errors import ConfigError
 from lowq.inspection.calls import SCANS_TOGETHER, Scan, Scanned, ask
 from lowq.inspection.job_filter import JobFilter, Snapshot
-from lowq.inspection.paging import Walk, bound
+from lowq.inspection.paging import FURTHER_LEVELS, Walk, bound
 from lowq.job import State
 from lowq.store import Call, Client
 from lowq.store.scripts import time_of
@@ -114,6 +114,9 @@ class _Shard:
     upto_now: int
     due: int
     total: int
+    #: Whether the shard uses priorities: then there is one of these for each.
+    has_levels: int = 0
+    level: int | None = None
 
 
 def bulk(
@@ -185,10 +188,31 @@ class _Bulk:
             for shard in self._shards:
                 shard.due_cutoff, shard.due = shard.now, shard.upto_now
 
-    def _look(self, prefixes: Sequence[str], now: str) -> list[_Shard]:
+    def _look(self, prefixes: Iterable[str], now: str) -> list[_Shard]:
+        """The shards, each priority that is used as one of its own."""
+        shards = self._look_at([(prefix, None) for prefix in prefixes], now)
+        levelled = [shard for shard in shards if shard.has_levels]
+        for shard in levelled:
+            shard.level = 0
+        return shards + self._look_at([(shard.prefix, level) for shard in levelled for level in FURTHER_LEVELS], now)
+
+    def _look_at(self, places: Sequence[tuple[str, int | None]], now: str) -> list[_Shard]:
         limits = [now, self._base, bound(self._wanted.low), bound(self._wanted.high)]
-        calls = [Call("bulk_bounds", prefix, limits) for prefix in prefixes]
-        return [_Shard(prefix, *reply) for prefix, reply in zip(prefixes, ask(self._client(), calls, 100), strict=True)]
+        calls = [Call("bulk_bounds", prefix, [*limits, "" if level is None else level]) for prefix, level in places]
+        replies = ask(self._client(), calls, 100)
+        return [
+            replace(_Shard(prefix, *reply), level=level) for (prefix, level), reply in zip(places, replies, strict=True)
+        ]
+
+    @property
+    def _whole_shards(self) -> list[_Shard]:
+        """For scans, which find all priorities together."""
+        whole: dict[str, _Shard] = {}
+        for shard in self._shards:
+            known = whole.setdefault(shard.prefix, shard)
+            if float(shard.highest or -math.inf) > float(known.highest or -math.inf):
+                whole[shard.prefix] = shard
+        return list(whole.values())
 
     def _untouched(self, clock: bytes) -> bool:
         """Whether a shard whose clock this is has got no push since ``before``: each push moves it beyond its time."""
@@ -202,7 +226,7 @@ class _Bulk:
         self._remembered = array("q")
         total = 0
         if self._wanted.pattern:
-            for _, groups in self._scan(self._shards):
+            for _, groups in self._scan(self._whole_shards):
                 total += sum(len(ids) for ids in groups.values())
         elif self._in_morgue:
             total = sum(shard.upto_now for shard in self._shards)
@@ -251,12 +275,13 @@ class _Bulk:
     def _count_later(self) -> int:
         if self._before is None:
             return sum(shard.total - shard.due for shard in self._shards)
-        now = self._look([shard.prefix for shard in self._shards if self._untouched(shard.clock)], self._action.now)
+        untouched = dict.fromkeys(shard.prefix for shard in self._shards if self._untouched(shard.clock))
+        now = self._look(untouched, self._action.now)
         return sum(shard.total - shard.due for shard in now)
 
     def _count_all(self, wanted: JobFilter) -> Iterator[int]:
         total = 0
-        for _, groups in self._scan(self._shards, wanted):
+        for _, groups in self._scan(self._whole_shards, wanted):
             total += sum(len(ids) for ids in groups.values())
             yield total
 
@@ -321,7 +346,7 @@ class _Bulk:
             yield _Part(walk, shard.now.decode(), math.inf)
             return
         if self._with_due:
-            walk = Walk(shard.prefix, "due", bound(low), _lowest(shard.due_cutoff, high))
+            walk = Walk(shard.prefix, "due", bound(low), _lowest(shard.due_cutoff, high), level=shard.level)
             yield _Part(walk, shard.due_cutoff.decode(), math.inf)
         if self._with_later and shard.highest is not None:
             low_later = bound(low) if low > float(shard.due_cutoff) else f"({shard.due_cutoff.decode()}"
@@ -334,14 +359,14 @@ class _Bulk:
                 when, clock = "", b""
             walk = Walk(
                 shard.prefix, "due", low_later, _lowest(shard.highest, high), when=when, past=self._wanted.past,
-                clock=clock,
+                clock=clock, level=shard.level,
             )  # fmt: skip
             yield _Part(walk, None, most, later=True)
 
     def act_on_all(self) -> Iterator[int]:
         """Does it, and says after each call or so to how many jobs, be it none."""
         if self._wanted.pattern:
-            for shard, groups in self._scan(self._shards):
+            for shard, groups in self._scan(self._whole_shards):
                 if not groups:
                     yield 0
                 for not_after, ids in groups.items():
@@ -367,7 +392,7 @@ class _Bulk:
         walk, looked = part.walk, 0
         judged = part.later and self._before is not None
         # Whether something was pushed is asked after the ids: what was read before is older, then.
-        further = [Call("bulk_bounds", shard.prefix, [self._action.now, "due", "+inf", "+inf"])] if judged else []
+        further = [Call("bulk_bounds", shard.prefix, [self._action.now, "due", "+inf", "+inf", ""])] if judged else []
         while not walk.finished and looked < part.most:
             page, *moments = ask(self._client(), [walk.call(limit, self._action.now), *further])
             walk.took(page)

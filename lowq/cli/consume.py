@@ -45,6 +45,7 @@ KEPT_ERROR = 2000
 @click.option("--perform-at", metavar="TIME", help="When to run: Unix time, or 2027-01-31T12:00Z.")
 @click.option("--delay", type=float, metavar="SECONDS", help="When to run, from now on.")
 @click.option("--ttl", type=float, metavar="SECONDS", help="How long the payload is good for; default: for ever.")
+@click.option("--priority", type=click.IntRange(0, 9), help="0, the most urgent, to 9; default: that of the queue.")
 @click.option("--shards-count", type=click.IntRange(1, 16384), help="For a queue that doesn't exist yet.")
 @json_option
 def put(app: Lowq, queue: str, payload: str | None, shards_count: int | None, as_json: bool, **rest: Any) -> None:

@@ -178,6 +178,10 @@ def job_block(job: Job, now: float) -> list[str]:
         when += f", failed {count(job.retry_count + 1, 'time')} (retry_count {job.retry_count})"
     if job.crashes:
         when += f", crashed {count(job.crashes, 'time')}"
+    if job.priority:
+        when += f", priority {job.priority}"
+    if job.expires_at is not None:
+        when += f", expires {ago(job.expires_at, now)}"
     lines = [f"{printable(job.id)}  {job.state}, {when}"]
     for payload, value in job.payloads:
         lines.append(shorten(f"  score {score(value)}  {payload_text(payload)}", width))

@@ -113,6 +113,7 @@ def _shown(raw: bytes) -> str:
 @click.option("--perform-at", metavar="TIME", help="When to run: Unix time, or 2027-01-31T12:00Z.")
 @click.option("--delay", type=float, metavar="SECONDS", help="When to run, from now on.")
 @click.option("--ttl", type=float, metavar="SECONDS", help="How long the payload is good for; default: for ever.")
+@click.option("--priority", type=click.IntRange(0, 9), help="0, the most urgent, to 9; default: that of the queue.")
 @json_option
 def push(
     app: Lowq,
@@ -169,6 +170,7 @@ def job_of(
     perform_at: str | None,
     delay: float | None,
     ttl: float | None,
+    priority: int | None,
 ) -> dict[str, Any]:
     """A job from the texts that somebody has typed; without an id it is a part of one."""
     job: dict[str, Any] = {} if job_id is None else {"id": job_id}
@@ -191,6 +193,8 @@ def job_of(
         job["delay"] = delay
     if ttl is not None:
         job["ttl"] = ttl
+    if priority is not None:
+        job["priority"] = priority
     return job
 
 

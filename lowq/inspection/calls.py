@@ -149,11 +149,14 @@ class RangePage(NamedTuple):
     #: Score, as Redis wrote it, and id: where the next page goes on; None: nothing was looked at.
     position: tuple[bytes, bytes] | None
     found: list[Position]
+    #: Whether the shard uses priorities: each level is asked for by itself.
+    has_levels: bool
 
     @classmethod
     def of(cls, reply: Sequence[Any]) -> "RangePage":
-        finished, score, job_id, *found = reply
-        return cls(bool(finished), None if score is None else (score, job_id), _positions(found))
+        state, score, job_id, *found = reply
+        position = None if score is None else (score, job_id)
+        return cls(bool(state & 1), position, _positions(found), bool(state & 2))
 
 
 def _positions(found: Sequence[bytes]) -> list[Position]:
@@ -206,12 +209,17 @@ class WhyReply(NamedTuple):
     #: It is to be taken alone.
     solo: bool
     flight: Flight
+    priority: int
+    #: Of the first of its payloads that wait and expire; None: none does.
+    expires_at: float | None
+    #: All of its payloads that wait have.
+    expired: bool
 
     @classmethod
     def of(cls, reply: Sequence[Any]) -> "WhyReply":
         (
             now, due_cutoff, record, perform_at, retry_count, rank, buried_at, paused, lease, _ttl, solo, paused_by,
-            leased_until, flight,
+            leased_until, flight, level, expires, expired,
         ) = reply  # fmt: skip
         at = float(now)
         taken_at = None
@@ -232,4 +240,7 @@ class WhyReply(NamedTuple):
             leased_until=untrusted.finite(leased_until, at),
             solo=bool(solo),
             flight=Flight.of(flight),
+            priority=level,
+            expires_at=untrusted.finite(expires),
+            expired=bool(expired),
         )

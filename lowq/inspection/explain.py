@@ -12,6 +12,7 @@ from lowq.store.scripts import time_argument
 
 #: absent      there is no such id
 #: buried      it is in the morgue
+#: expired     its payloads have expired and are about to be removed
 #: performing  it is in flight: being performed, or about to be
 #: not_due     its time has not come
 #: retry_wait  it failed and its retry has not come
@@ -24,6 +25,7 @@ from lowq.store.scripts import time_argument
 Reason = Literal[
     "absent",
     "buried",
+    "expired",
     "performing",
     "not_due",
     "retry_wait",
@@ -98,6 +100,10 @@ def explain(found: WhyReply, place: tuple[str, int], node: NodeInfo | None, max_
             return Why(None, "absent", None, ABSENT)
         ago = duration(found.now - found.buried_at)
         return Why("morgue", "buried", None, f"buried {ago} ago; kick it to have it performed")
+    if found.expired and found.expires_at is not None:
+        ago = duration(found.now - found.expires_at)
+        detail = f"its ttl ended {ago} ago: it is not performed any more, and whoever holds shard {shard} removes it"
+        return Why("due" if found.perform_at <= found.due_cutoff else "scheduled", "expired", None, detail)
     # The retry_count of a failed job counts from 0, people count from 1.
     retry = "" if found.retry_count is None else f"retry {found.retry_count + 1} of {max_retry_count}, "
     by = f" by {found.paused_by}" if found.paused_by else ""
@@ -120,7 +126,8 @@ def explain(found: WhyReply, place: tuple[str, int], node: NodeInfo | None, max_
         return due("paused", f"due, and the queue has been paused for {since}{by}; resume it")
     if found.lease is None:
         return due("no_owner", nobody)
-    first = f"behind {ahead} older job{'s' * (ahead != 1)} of shard {shard}" if ahead else f"next of shard {shard}"
+    older = "more urgent or older" if found.priority else "older"
+    first = f"behind {ahead} {older} job{'s' * (ahead != 1)} of shard {shard}" if ahead else f"next of shard {shard}"
     if flight.number:
         thread = owner.thread()
         worked_by = str(owner) if thread is None else f"thread {thread} of {owner}"
@@ -128,7 +135,8 @@ def explain(found: WhyReply, place: tuple[str, int], node: NodeInfo | None, max_
     if owner.busy:
         return due("no_thread", f"{first}; no thread of {owner} is free ({owner.busy} of {owner.busy} busy)")
     if ahead:
-        return due("behind", first)
+        level = f"; its priority is {found.priority}" if found.priority else ""
+        return due("behind", first + level)
     return due("next", f"{first}, which {owner} works{', alone' if found.solo else ''}")
 
 

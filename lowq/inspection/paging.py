@@ -26,6 +26,8 @@ from lowq.store.scripts import time_argument
 
 #: Most jobs of a page.
 MAX_LIMIT = 1000
+#: The priorities besides 0, which most queues only have.
+FURTHER_LEVELS = range(1, 10)
 #: Above this many shards a walk asks each for a few ids only. Then more calls go out together, unless each of them may
 #: have to look at 1,000 ids to find those few.
 MANY_SHARDS, MANY_TOGETHER = 100, 64
@@ -246,19 +248,7 @@ class _Finder:
         # Each of its calls may have to look at 1,000 ids to find those few.
         skips = base == "retries" or bool(wanted.past)
         together = MANY_TOGETHER if many and not skips else TOGETHER
-        walks = [
-            Walk(
-                prefix,
-                base,
-                bound(wanted.low),
-                bound(wanted.high),
-                reverse=wanted.reverse,
-                when=wanted.when,
-                past=wanted.past,
-                after=self._after,
-            )
-            for prefix in self._prefixes
-        ]
+        walks = [self._walk_of(prefix, base, None) for prefix in self._prefixes]
         heads: list[tuple[_Key, int]] = []
         found: list[Position] = []
         hungry = list(range(len(walks)))
@@ -275,6 +265,20 @@ class _Finder:
             if walks[i].ready:
                 heapq.heappush(heads, (_Key(walks[i].ready[-1], wanted.reverse), i))
 
+    def _walk_of(self, prefix: str, base: str, level: int | None) -> "Walk":
+        wanted = self._wanted
+        return Walk(
+            prefix,
+            base,
+            bound(wanted.low),
+            bound(wanted.high),
+            reverse=wanted.reverse,
+            when=wanted.when,
+            past=wanted.past,
+            after=self._after,
+            level=level,
+        )
+
     def _feed(
         self, walks: "list[Walk]", hungry: list[int], heads: "list[tuple[_Key, int]]", batch: int, together: int
     ) -> Iterator[None]:
@@ -282,11 +286,17 @@ class _Finder:
         Yields after each round trip.
         """
         while hungry:
-            for start in range(0, len(hungry), together):
-                some = hungry[start : start + together]
+            asked, start = list(hungry), 0
+            while start < len(asked):
+                some = asked[start : start + together]
+                start += together
                 calls = [walks[i].call(batch, time_argument(self._now)) for i in some]
                 for i, reply in zip(some, ask(self._client, calls, together), strict=True):
-                    walks[i].took(reply)
+                    if walks[i].took(reply):
+                        # Each further priority is a walk of its own, with the same positions.
+                        others = [self._walk_of(walks[i].prefix, walks[i].base, level) for level in FURTHER_LEVELS]
+                        hungry += range(len(walks), len(walks) + len(others))
+                        walks += others
                     if walks[i].ready:
                         heapq.heappush(heads, (_Key(walks[i].ready[-1], self._wanted.reverse), i))
                 yield
@@ -328,8 +338,12 @@ class Walk:
         past: str = "",
         clock: bytes = b"",
         after: Position | None = None,
+        level: int | None = None,
     ) -> None:
         self.prefix = prefix
+        self.base = base
+        #: None: not known yet whether there is more than one.
+        self._level = level
         self.finished = False
         #: Positions that came and are not used yet, the next one last.
         self.ready: list[Position] = []
@@ -339,14 +353,20 @@ class Walk:
 
     def call(self, limit: int, now: str) -> Call:
         value, job_id = self._position
-        return Call("range_page", self.prefix, [now, *self._head, limit, value, job_id, *self._tail])
+        level = "" if self._level is None else self._level
+        return Call("range_page", self.prefix, [now, *self._head, limit, value, job_id, *self._tail, level])
 
-    def took(self, reply: Any) -> None:
+    def took(self, reply: Any) -> bool:
+        """Takes note of the reply to `call`. Returns whether it was the first to tell that there are further levels."""
         page = RangePage.of(reply)
+        is_news = page.has_levels and self._level is None
+        if is_news:
+            self._level = 0
         self.finished = page.finished
         if page.position is not None:
             self._position = page.position
         self.ready = page.found[::-1]
+        return is_news
 
 
 def bound(value: float) -> str:

@@ -293,7 +293,8 @@ class Queries:
 
     def _job(self, job_id: bytes, raw: list[Any]) -> Job:
         state, time, retry_count, error, crashes, payloads_count, *pairs = raw
-        at, buried = untrusted.finite(time), state == b"morgue"
+        at, priority, expires_at = _times_in(time)
+        buried = state == b"morgue"
         return Job(
             id=decode_id(job_id),
             state=state.decode(),
@@ -307,6 +308,8 @@ class Queries:
             crashes=untrusted.count(crashes),
             buried_at=at if buried else None,
             payloads_count=payloads_count,
+            priority=priority,
+            expires_at=expires_at,
         )
 
     def _payload(self, data: bytes) -> Any:
@@ -455,3 +458,9 @@ def shards(backend: Backend, queue: Queries | str, *, now: float | None = None) 
     namespace = backend.config.namespace
     prefixes = [shard_prefix(namespace, queue.name, index) for index in range(queue.shards_count)]
     return shards_of(read_stats(backend.client, prefixes, now), node_names(backend))
+
+
+def _times_in(time: bytes | None) -> tuple[float | None, int, float | None]:
+    """perform_at or the time of burial, the priority, and when the first payload expires, as `fetch_jobs` has them."""
+    at, level, expires = (*(time or b"").split(), None, None, None)[:3]
+    return untrusted.finite(at), untrusted.count(level), untrusted.finite(expires)

@@ -56,7 +56,7 @@ SHARD_KEYS: tuple[Key, ...] = (
     Key(
         "due",
         ("zset",),
-        "id -> perform_at (Unix time, seconds): everything that waits",
+        "id -> priority * 2**33 + perform_at (Unix time, seconds): everything that waits",
         ("producer", "broker", "admin", "doctor"),
         "while a job waits",
         has_ids=True,

@@ -14,6 +14,8 @@ from lowq.logs import get_log
 
 log = get_log("lowq.store")
 
+#: What is between the scores of two priorities in `due`.
+LEVEL = 2.0**33
 #: Whole numbers beyond this are no count, size or time of ours.
 MAX_NUMBER = 2**53
 #: What was left out and logged. Beyond so many, nothing more is logged.
@@ -59,6 +61,12 @@ def finite(raw: bytes | str | float | None, otherwise: float | None = None) -> f
     """A number that is finite."""
     value = figure(raw)
     return otherwise if value is None or math.isinf(value) else value
+
+
+def perform_at(score: bytes | None) -> float | None:
+    """The time in a score of `due`, which has the priority in front: level * 2**33 + perform_at."""
+    value = finite(score)
+    return value if value is None or value < LEVEL else value - min(value // LEVEL, 9) * LEVEL
 
 
 def count(raw: bytes | str | float | None) -> int:

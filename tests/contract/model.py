@@ -20,6 +20,8 @@ NEVER = 2.0**33 - 1
 NO_JUMP = 60
 #: How much later than at the earliest a job may come whose owner died, seconds.
 JITTER = 0.45
+#: What is between the scores of two priorities.
+LEVEL = 2.0**33
 #: Seconds for which push calls want to be remembered.
 KEEP = 15
 
@@ -39,6 +41,7 @@ class Flight:
     payloads: dict[bytes, float]
     #: When they expire, those that do.
     expires: dict[bytes, float] = field(default_factory=dict)
+    level: int = 0
 
 
 @dataclass
@@ -50,10 +53,25 @@ class Buried:
 
 @dataclass
 class Waiting:
-    perform_at: float
+    #: Of its level.
+    time: float
     payloads: dict[bytes, float] = field(default_factory=dict)
     retry_count: int = -1
     expires: dict[bytes, float] = field(default_factory=dict)
+    level: int = 0
+
+    @property
+    def perform_at(self) -> float:
+        return self.score - self.level * LEVEL
+
+    @perform_at.setter
+    def perform_at(self, time: float) -> None:
+        self.time = time
+
+    @property
+    def score(self) -> float:
+        """In `due`. Of a level above 0 its time is kept less exactly."""
+        return self.level * LEVEL + self.time
 
 
 @dataclass
@@ -131,8 +149,12 @@ class Model:
         self.used = False
         self.delayed: list[str] = []
         self.counters = {"delivery": 0, "processed": 0, "failed": 0, "buried": 0, "expired": 0}
-        #: Whether a payload ever had a ttl.
-        self.has_ttl = False
+        #: What of lowq it uses that most don't.
+        self.features: set[str] = set()
+
+    def _note(self, feature: str, is_used: bool) -> None:
+        if is_used:
+            self.features.add(feature)
 
     # --- producing ---
 
@@ -140,11 +162,11 @@ class Model:
         self,
         now: float,
         token: str,
-        jobs: list[tuple[str, bytes, float | None, float | str | None, float | None]],
+        jobs: list[tuple[str, bytes, float | None, float | str | None, float | None, int]],
         *,
         repeat: bool,
     ) -> int:
-        """A job: id, payload, score, perform_at (a time, "+n", or None), ttl."""
+        """A job: id, payload, score, perform_at (a time, "+n", or None), ttl, priority."""
         if not repeat and token in self.repeated:
             return len(jobs)
         if repeat:
@@ -154,15 +176,18 @@ class Model:
         self.used = True
         self._settle(now)
         clock = max(now, (self.clock or 0) + TICK)
-        for job_id, payload, score, perform_at, ttl in jobs:
+        for job_id, payload, score, perform_at, ttl, level in jobs:
             at = min(clock, now + AHEAD)
             if isinstance(perform_at, str):
                 at = max(at, min(now + float(perform_at), NEVER))
             elif perform_at is not None:
                 at = max(at, min(perform_at, NEVER))
-            job = self.waiting.setdefault(job_id, Waiting(at))
+            job = self.waiting.setdefault(job_id, Waiting(at, level=level))
+            if level < job.level:
+                job.time, job.level = job.perform_at, level
+            self._note("priority", level > 0)
             expires = {} if ttl is None else {payload: now + ttl}
-            self.has_ttl = self.has_ttl or ttl is not None
+            self._note("ttl", ttl is not None)
             merge_with_times(job, Waiting(at, {payload: clock if score is None else score}, expires=expires))
             clock += TICK
         self._next_slot(int(now))
@@ -188,8 +213,9 @@ class Model:
         first = self.server_time if self.server_time_since is None else self.server_time_since
         step = self.server_time - now
         for job in self.waiting.values():
-            if first <= job.perform_at <= self.server_time + AHEAD and job.perform_at > now:
-                job.perform_at -= step
+            base = job.level * LEVEL  # beside which times are rounded
+            if base + first <= job.score <= base + self.server_time + AHEAD and job.score > base + now:
+                job.time = job.score - step - job.level * LEVEL
         self.server_time, self.server_time_since = now, first - step
 
     def _horizon(self, now: float) -> float:
@@ -290,13 +316,16 @@ class Model:
                 self._expire_taken(job_id, now)
         in_flight = set(self.taken)
         lost = sorted(job_id for job_id, flight in self.taken.items() if flight.delivery > last)
+        delivery = self.counters["delivery"] + 1
+        order = self._order_of_levels(delivery)
         due = [
             job_id
-            for job_id, job in sorted(self.waiting.items(), key=lambda item: (item[1].perform_at, item[0]))
+            for job_id, job in sorted(
+                self.waiting.items(), key=lambda item: (order.index(item[1].level), item[1].score, item[0])
+            )
             if job_id not in in_flight and job.perform_at <= due_cutoff
         ]
-        delivery = self.counters["delivery"] + 1
-        reply = Taken(delivery, None, (self.paused is not None) + 2 * self.has_ttl, acknowledged, [])
+        reply = Taken(delivery, None, (self.paused is not None) + 2 * ("ttl" in self.features), acknowledged, [])
         room = self.max_bytes
         for job_id in lost + due:
             source: Flight | Waiting = self.taken[job_id] if job_id in lost else self.waiting[job_id]
@@ -314,7 +343,9 @@ class Model:
                     source.expires.pop(payload, None)
                 if not source.payloads:
                     del self.waiting[job_id]
-            self.taken[job_id] = Flight(delivery, source.perform_at, source.retry_count, now, dict(chosen), expires)
+            self.taken[job_id] = Flight(
+                delivery, source.perform_at, source.retry_count, now, dict(chosen), expires, source.level
+            )
             if isinstance(source, Waiting):
                 source.retry_count = -1
             if alone:
@@ -330,6 +361,15 @@ class Model:
             rest = [job.perform_at for job_id, job in self.waiting.items() if job_id not in in_flight]
             reply.delay = self._delay(min(rest), now, due_cutoff) if rest else None
         return reply
+
+    def _order_of_levels(self, delivery: int) -> list[int]:
+        """The most urgent first; at every tenth delivery the least urgent, at another one each level in turn."""
+        levels = list(range(10))
+        if delivery % 10 == 0:
+            return levels[::-1]
+        if delivery % 10 == 5:
+            return sorted(levels, key=lambda level: level != delivery // 10 % 10)
+        return levels
 
     def sweep(self, now: float) -> None:
         """What has expired of all that waits."""
@@ -449,7 +489,8 @@ class Model:
     def _put_back(self, job_id: str, perform_at: float) -> None:
         """The job waits again; its perform_at and retry_count win over those of one that came meanwhile."""
         flight = self.taken.pop(job_id)
-        job = self.waiting.setdefault(job_id, Waiting(perform_at))
+        job = self.waiting.setdefault(job_id, Waiting(perform_at, level=flight.level))
+        job.level = min(job.level, flight.level)
         job.perform_at = perform_at
         job.retry_count = flight.retry_count
         merge_with_times(job, flight)
@@ -492,7 +533,7 @@ class Model:
             if buried is None:
                 continue
             job = self.waiting.setdefault(job_id, Waiting(now))
-            job.perform_at = now
+            job.perform_at, job.level = now, 0
             merge_into(job.payloads, buried.payloads)
             job.expires.clear()
             if job_id not in self.taken:  # what is known of one in flight is its flight's
@@ -521,7 +562,7 @@ class Model:
         for job_id in job_ids:
             if job_id in self.waiting:
                 job = self.waiting[job_id]
-                job.perform_at = min(job.perform_at, now)
+                job.time = min(job.score, job.level * LEVEL + now) - job.level * LEVEL
                 reply.append(1)
             else:
                 reply.append(3 if job_id in self.taken else 0)
@@ -550,7 +591,7 @@ class Model:
     def snapshot(self) -> dict[str, Any]:
         """All keys, in the form of `ShardRig.snapshot`, with numbers in `meta`."""
         keys: dict[str, Any] = {
-            "due": {job_id: job.perform_at for job_id, job in self.waiting.items()},
+            "due": {job_id: job.score for job_id, job in self.waiting.items()},
             "retries": {i: job.retry_count for i, job in self.waiting.items() if job.retry_count >= 0},
             "errors": self.errors,
             "solo": self.solo,
@@ -559,7 +600,7 @@ class Model:
                 for job_id, count in self.crashes.items()
             },
             "taken": {
-                job_id: (flight.delivery, flight.perform_at, flight.retry_count, 0, flight.taken_at)
+                job_id: (flight.delivery, flight.perform_at, flight.retry_count, flight.level, flight.taken_at)
                 for job_id, flight in self.taken.items()
             },
             "morgue": {job_id: buried.at for job_id, buried in self.morgue.items()},
@@ -582,7 +623,7 @@ class Model:
                     "uncharged": 1 if self.owner_uncharged else None,
                     "repeated": 1 if self.repeated else None,
                     "slot": self._slot(),
-                    "features": " ttl " if self.has_ttl else None,
+                    "features": sorted(self.features) or None,
                     **{name: count or None for name, count in self.counters.items()},
                 }.items()
                 if value is not None

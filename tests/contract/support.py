@@ -38,6 +38,7 @@ def job(
     perform_at: float | None = None,
     delay: float | None = None,
     ttl: float | None = None,
+    priority: int = 0,
 ) -> EncodedJob:
     """A job as push takes it. Bytes are a payload as they are, everything else becomes JSON."""
     at = b"" if perform_at is None else repr(perform_at).encode()
@@ -45,7 +46,9 @@ def job(
         at = b"+" + repr(delay).encode()
     data = payload if isinstance(payload, bytes) else json.dumps(payload).encode()
     plain = job_id.encode(), data, b"" if score is None else repr(score).encode(), at
-    return plain if ttl is None else (*plain, repr(ttl).encode(), b"")
+    if ttl is None and not priority:
+        return plain
+    return *plain, b"" if ttl is None else repr(ttl).encode(), b"%d" % priority if priority else b""
 
 
 def retry(job_id: str, retry_count: int = 0, delay: float = 10.0, error: bytes = b"boom") -> Failure:

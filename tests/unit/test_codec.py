@@ -481,8 +481,23 @@ class TestTtl:
 
     def test_the_queues_counts_where_the_job_says_none(self) -> None:
         def ttl_of(job: Mapping[str, Any]) -> Any:
-            return encode_job(job, dump_payload, MIB, b"60")[4:5]
+            return encode_job(job, dump_payload, MIB, (b"60", b"3"))[4:]
 
-        assert ttl_of({"id": 1}) == (b"60",)
-        assert ttl_of({"id": 1, "ttl": 5}) == (b"5",)
-        assert ttl_of({"id": 1, "ttl": None}) == ()
+        assert ttl_of({"id": 1}) == (b"60", b"3")
+        assert ttl_of({"id": 1, "ttl": 5}) == (b"5", b"3")
+        assert ttl_of({"id": 1, "ttl": None, "priority": 2}) == (b"", b"2")
+        assert ttl_of({"id": 1, "ttl": None, "priority": 0}) == ()
+
+
+class TestPriority:
+    def test_the_most_urgent_is_none_in_particular(self) -> None:
+        assert len(encoded(priority=0)) == 4
+
+    @pytest.mark.parametrize("given", [1, 9])
+    def test_others_are_given_to_the_script(self, given: int) -> None:
+        assert encoded(priority=given)[4:] == (b"", b"%d" % given)
+
+    @pytest.mark.parametrize("given", [-1, 10, 1.0, "1", True, None, math.nan, 10**30])
+    def test_what_is_none_is_refused(self, given: Any) -> None:
+        with pytest.raises(JobError, match=r"^job 42: priority"):
+            encoded(priority=given)

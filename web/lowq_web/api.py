@@ -189,6 +189,8 @@ def _job(request: Request, job: lowq.Job) -> documents.Job:
         crashes=job.crashes,
         buried_at=job.buried_at,
         payloads_count=job.payloads_count,
+        priority=job.priority,
+        expires_at=job.expires_at,
     )
 
 

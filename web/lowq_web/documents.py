@@ -213,6 +213,8 @@ class Job(Answer, frozen=True):
     crashes: int
     buried_at: float | None
     payloads_count: int
+    priority: int
+    expires_at: float | None
 
 
 class Jobs(Answer, frozen=True):

@@ -70,7 +70,7 @@ end
 local now = read_now()
 local meta = redis.call('HMGET', key_meta, 'clock', 'delivery', 'paused', 'processed', 'server_time',
   'server_time_since', 'features')
-local has_ttl = uses(meta[7], 'ttl')
+local has_ttl, has_levels = uses(meta[7], 'ttl'), uses(meta[7], 'priority')
 shift_due(prefix, now, meta[5], meta[6])
 local due_cutoff = read_due_cutoff(prefix, now, meta[1] or '')
 local paused = meta[3] and 1 or 0
@@ -102,9 +102,9 @@ local in_flight = {}
 local inline_keys = {} -- whose payloads are in the records now
 
 -- Adds a job to the reply unless it has to wait for the next delivery. `inline`: its payload, if that is inline, and
--- `expires`: when that does, as text. Returns whether further ones may follow, and what stopped its payloads, as
--- `read_payloads` has it.
-local function hand_out(id, key, inline, perform_at, retry_count, alone, expires)
+-- `word`: its level and when its inline payload expires, as records have it. Returns whether further ones may follow,
+-- and what stopped its payloads, as `read_payloads` has it.
+local function hand_out(id, key, inline, perform_at, retry_count, alone, word)
   if alone and count > 0 then
     return false
   end
@@ -118,7 +118,7 @@ local function hand_out(id, key, inline, perform_at, retry_count, alone, expires
   if count > 0 and (stopped == 'bytes' or bytes + size > max_bytes) then
     return false
   end
-  local record = head .. perform_at .. ' ' .. retry_count .. (expires and ' 0,' .. expires or ' 0') .. tail
+  local record = head .. perform_at .. ' ' .. retry_count .. ' ' .. word .. tail
   records[2 * count + 1], records[2 * count + 2] = id, inline and record .. ' ' .. inline .. '\n' or record
   bytes, count = bytes + size, count + 1
   if inline and retry_count == '-1' then
@@ -164,8 +164,8 @@ for _, id in ipairs(lost_ids) do
     local alone = retry_count >= 0 or (special and redis.call('SISMEMBER', prefix .. 'solo', id) == 1)
     local key, carried, before = taken_payloads .. id, get_inline(in_flight[id]), count
     local inline = carried or redis.call('MGET', key)[1]
-    local expires = carried and has_ttl and string.match(in_flight[id], '^%S+ +%S+ %S+ [^ ,]+,(%S+)') or nil
-    more = hand_out(id, key, inline, perform_at, tostring(retry_count), alone, expires)
+    local word = string.match(in_flight[id], '^%S+ +%S+ %S+ (%S+)')
+    more = hand_out(id, key, inline, perform_at, tostring(retry_count), alone, word)
     if inline and not carried and count > before then
       inline_keys[#inline_keys + 1] = key
     end
@@ -180,7 +180,12 @@ if #lost_ids > count then
 end
 local unsent = count > 0 and { unpack(lost_ids, count + 1) } or {}
 
-local waiting = redis.call('ZRANGE', key_due, 0, limit - count + skipped, 'WITHSCORES')
+local waiting, levels
+if has_levels then
+  waiting, levels = read_levels(prefix, delivery, limit - count + skipped + 1)
+else
+  waiting = redis.call('ZRANGE', key_due, 0, limit - count + skipped, 'WITHSCORES')
+end
 
 -- What is looked up of the ids that come next, for 16 of them at once: their payloads, if inline, and their past.
 local keys, inlines, retry_counts, solos, expiries, upto = {}, {}, {}, {}, {}, 0
@@ -206,13 +211,14 @@ local function look_up(position)
   end
 end
 
-local all_due = #waiting > 0 and tonumber(waiting[#waiting]) <= due_cutoff
+local all_due = not has_levels and #waiting > 0 and tonumber(waiting[#waiting]) <= due_cutoff
 local orphans, parted, expiring = {}, {}, {}
 local gone = {} -- ids that are taken whole
 local leaving, arriving = {}, {} -- keys of sets that are, and what they become
+local full -- the level of which nothing more is taken
 for i = 1, #waiting, 2 do
   local id, perform_at = waiting[i], waiting[i + 1]
-  if not in_flight[id] then
+  if not in_flight[id] and not (full and levels[i] == full) then
     local takes = more and count < limit and (all_due or tonumber(perform_at) <= due_cutoff)
     if takes then
       if i > upto then
@@ -226,8 +232,11 @@ for i = 1, #waiting, 2 do
       -- Of an id that is acknowledged just now, newer payloads wait: it succeeded, so it is solo no more.
       local alone = retry_count ~= '-1' or (solos[i] and not acked[id])
       local before = count
-      local expires = inlines[i] and expiries[i]
-      local further, stopped = hand_out(id, keys[i], inlines[i], perform_at, retry_count, alone, expires)
+      local word = has_levels and tostring(levels[i]) or '0'
+      if inlines[i] and expiries[i] then
+        word = word .. ',' .. expiries[i]
+      end
+      local further, stopped = hand_out(id, keys[i], inlines[i], perform_at, retry_count, alone, word)
       more, takes = further, count > before
       if takes and not inlines[i] and #items[last_item] == 3 then
         -- No payloads: a key that somebody removed by hand. Such an id must not stop the shard.
@@ -250,9 +259,14 @@ for i = 1, #waiting, 2 do
       end
     end
     if not takes or parted[id] then
-      next_due = next_due or tonumber(perform_at)
+      if not next_due or (has_levels and tonumber(perform_at) < next_due) then
+        next_due = tonumber(perform_at)
+      end
       if not takes then
-        break
+        if not has_levels then
+          break
+        end
+        full = levels[i]
       end
     end
   end

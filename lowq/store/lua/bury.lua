@@ -105,7 +105,7 @@ local function bury_waiting(item)
     return 3
   end
   local perform_at = redis.call('ZSCORE', prefix .. 'due', item.id)
-  if not perform_at or (not_after and tonumber(perform_at) > not_after) then
+  if not perform_at or (not_after and select(2, split_score(perform_at)) > not_after) then
     return 0
   end
   local whole = merge(prefix .. 'payloads:' .. item.id, prefix .. 'morgue:payloads:' .. item.id, budget)

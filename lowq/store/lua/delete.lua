@@ -27,7 +27,7 @@ local room = 16777216
 
 local function remove(id, set, payloads)
   local at = redis.call('ZSCORE', prefix .. set, id)
-  if not at or (not_after and tonumber(at) > not_after) then
+  if not at or (not_after and select(2, split_score(at)) > not_after) then
     return false
   end
   room = room - weight(prefix .. payloads .. id)

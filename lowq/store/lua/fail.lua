@@ -38,7 +38,7 @@ local function exhaust(id, record, reason)
   end
   if redis.call('EXISTS', taken) == 1 then
     merge_taken(prefix, id, features)
-    redis.call('ZADD', prefix .. 'due', now, id)
+    redis.call('ZADD', prefix .. 'due', score_again(prefix, id, level_in(record), now), id)
   end
   redis.call('HDEL', prefix .. 'taken', id)
   forget(prefix, id)

@@ -9,7 +9,8 @@
 --
 -- Reply: list of, per id, nil (not there) or a job. It ends early when it is full: ask again for the other ids.
 --   job: {state, time, retry_count, error, crashes, count, payload, score, payload, score...}
---   time: perform_at, in the morgue the time it was buried, Unix seconds, or nil if that can't be read
+--   time: perform_at, in the morgue the time it was buried, Unix seconds, or nil if that can't be read. Of a job that
+--   waits and has a priority or a payload with a ttl both follow: "time level", "time level expires"
 --   error, crashes: text or nil
 --   count: how many payloads there are, also when the reply holds only the lowest of them
 --
@@ -19,6 +20,7 @@
 local prefix, where = KEYS[1], ARGV[2]
 local due_cutoff = read_due_cutoff(prefix, read_now())
 local most, room = tonumber(ARGV[3]), tonumber(ARGV[4])
+local has_ttl = uses(redis.call('HGET', prefix .. 'meta', 'features'), 'ttl')
 
 -- Appends to the job how many payloads the key has, and the lowest of them; or the inline one that is known already.
 -- Returns how many more, and how many bytes, the reply has room for. Reads a few at a time, as their size is not known
@@ -72,7 +74,12 @@ local function find(id)
     local perform_at = redis.call('ZSCORE', prefix .. 'due', id)
     if perform_at then
       local retry_count = redis.call('ZSCORE', prefix .. 'retries', id)
-      local state = tonumber(perform_at) <= due_cutoff and 'due' or (retry_count and 'retrying' or 'scheduled')
+      local level, at = split_score(perform_at)
+      local state = at <= due_cutoff and 'due' or (retry_count and 'retrying' or 'scheduled')
+      local expires = has_ttl and redis.call('ZSCORE', prefix .. 'expires', id)
+      if level > 0 or expires then
+        perform_at = string.format('%.17g %d', at, level) .. (expires and ' ' .. expires or '')
+      end
       return state, perform_at, tonumber(retry_count or -1), 'payloads:', 'errors'
     end
   end

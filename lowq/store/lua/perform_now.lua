@@ -19,8 +19,12 @@ for i = 4, #ARGV do
   local id = ARGV[i]
   local perform_at = not superseded and redis.call('ZSCORE', prefix .. 'due', id)
   local state = 0
-  if perform_at and (not not_after or tonumber(perform_at) <= not_after) then
-    redis.call('ZADD', prefix .. 'due', 'XX', 'LT', now, id)
+  local level, at
+  if perform_at then
+    level, at = split_score(perform_at)
+  end
+  if perform_at and (not not_after or at <= not_after) then
+    redis.call('ZADD', prefix .. 'due', 'XX', 'LT', level * 8589934592 + now, id)
     state, moved = 1, true
   elseif not superseded and redis.call('HEXISTS', prefix .. 'taken', id) == 1 then
     state = 3

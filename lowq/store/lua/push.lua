@@ -11,14 +11,16 @@
 -- ARGV[7]  after: the token of the call that must have come before, or ''
 -- ARGV[8+] jobs: id, payload, score ('' = the clock), perform_at (Unix seconds, '' = now, '+n' = in n seconds; what is
 --          after 2**33 - 1 counts as that), ttl (seconds, '' = it never expires), priority
+--          ('0', the most urgent, to '9'; '' = 0)
 --
 -- Reply: number of jobs accepted.
 -- Errors: SHARDSCOUNT n: the queue has n shards; nothing was written. OUTOFTURN token: the call that must have come
 -- before did not; nothing was written.
 --
 -- Invariant: every id in `payloads:*` is in `due`. An id that waits already keeps its perform_at and its
--- retry_count, an equal payload its lowest score. A repeat changes nothing when the first call got through, nor does
--- the first call when its repeat got through. Of calls in a sequence none is carried out before the one it comes after.
+-- retry_count, and of two priorities the more urgent; an equal payload its lowest score. A repeat changes nothing when
+-- the first call got through, nor does the first call when its repeat got through. Of calls in a sequence none is
+-- carried out before the one it comes after.
 -- The shard's clock never repeats and never steps back. It gives scores, and order to jobs that are due at once, which
 -- are not due more than a millisecond after the server's time.
 local prefix, token, width = KEYS[1], ARGV[2], string.byte(ARGV[5]) - 48
@@ -77,7 +79,7 @@ end
 
 -- Of ids that nothing waits for, whose payloads are inline: when they expire, id, time, id...
 local features, expiring = meta[7], {}
-local has_ttl = uses(features, 'ttl')
+local has_ttl, has_levels, levels = uses(features, 'ttl'), uses(features, 'priority'), {}
 local i, text, last = 8, nil, nil
 for _, key in ipairs(keys) do
   local payload, score, at = ARGV[i + 1], ARGV[i + 2], ARGV[i + 3]
@@ -116,7 +118,12 @@ for _, key in ipairs(keys) do
     inline[#inline + 1] = key
     inline[#inline + 1] = forms[key]
   end
-  due[#due + 1] = at == clock and text or at
+  local level = width == 6 and tonumber(ARGV[i + 5]) or 0
+  if level > 0 and not has_levels then
+    features, has_levels = add_feature(prefix, features, 'priority'), true
+  end
+  levels[#levels + 1] = level
+  due[#due + 1] = level > 0 and level * 8589934592 + at or (at == clock and text or at)
   due[#due + 1] = ARGV[i]
   if not first or at < first then
     first = at
@@ -133,6 +140,9 @@ end
 redis.call('ZADD', prefix .. 'due', 'NX', unpack(due))
 if filler then
   redis.call('ZREM', prefix .. 'due', filler)
+end
+if has_levels then
+  raise_levels(prefix, due, filler and 3 or 1, levels)
 end
 if ARGV[1] == '' then
   -- `text` is the clock of the last job: what is given as text costs Redis no printing of a number.
@@ -153,7 +163,10 @@ next_slot(prefix, meta[3], meta[4], ARGV[6] .. ' ', now)
 if redis.call('LPUSH', prefix .. 'pushed', token) > 500000 then
   redis.call('LTRIM', prefix .. 'pushed', 0, 449999)
 end
-if not head or first < tonumber(head) or features ~= meta[7] then
+if has_levels then
+  -- The head is of the most urgent level, and others may be due before it.
+  wake(prefix, first <= read_due_cutoff(prefix, now, clock) and 0 or first - now)
+elseif not head or first < tonumber(head) or features ~= meta[7] then
   -- Perhaps the first is of an id that waits already and keeps its perform_at: then the head hasn't moved.
   local moved = redis.call('ZRANGE', prefix .. 'due', 0, 0, 'WITHSCORES')[2]
   if moved ~= head or features ~= meta[7] then -- the holder hears what the shard uses now

@@ -13,9 +13,11 @@
 -- ARGV[10] past: only 'fresh' or 'failed' jobs, '' = any
 -- ARGV[11] '' or, with when = 'later' in the set 'due', the shard's clock some time ago: while nothing has been
 --          pushed since, jobs that became due meanwhile count as later too
+-- ARGV[12] of 'due' in a shard that uses priorities the level: all scores here are times, of one level; '' = level 0
 --
--- Reply: {finished, score, id, id, score, id, score...}
---   finished: 1 when nothing follows; score, id: the position to go on from (nil when nothing was looked at)
+-- Reply: {state, score, id, id, score, id, score...}
+--   state: 1 when nothing follows, else 0, and 2 more when there are other levels to be asked for; score, id: the
+--   position to go on from (nil when nothing was looked at)
 --
 -- Invariant: nothing changes. No more than 1,000 ids are looked at, so a reply may hold none and not be the last.
 --
@@ -24,6 +26,9 @@ local prefix, set, reverse, limit = KEYS[1], ARGV[2], ARGV[5] == '1', tonumber(A
 local when, past = ARGV[9], ARGV[10]
 local key = prefix .. set
 local due_cutoff, clock = read_due_cutoff(prefix, read_now())
+local has_levels = set == 'due' and uses(redis.call('HGET', prefix .. 'meta', 'features'), 'priority')
+local level = has_levels and (tonumber(ARGV[12]) or 0)
+local base = (level or 0) * 8589934592
 
 -- Ranks of the first and the last member to look at.
 local function beyond(bound)
@@ -32,10 +37,14 @@ local function beyond(bound)
   end
   return '(' .. bound
 end
-local first = redis.call('ZCOUNT', key, '-inf', beyond(ARGV[3]))
-local last = redis.call('ZCOUNT', key, '-inf', ARGV[4]) - 1
+local low, high = ARGV[3], ARGV[4]
+if level then
+  low, high = score_bound(level, low), score_bound(level, high)
+end
+local first = redis.call('ZCOUNT', key, '-inf', beyond(low))
+local last = redis.call('ZCOUNT', key, '-inf', high) - 1
 if set == 'due' and when ~= '' then
-  local split = redis.call('ZCOUNT', key, '-inf', due_cutoff)
+  local split = redis.call('ZCOUNT', key, '-inf', string.format('%.17g', base + due_cutoff))
   if when == 'due' then
     last = math.min(last, split - 1)
   elseif ARGV[11] == '' or ARGV[11] ~= clock then
@@ -44,15 +53,16 @@ if set == 'due' and when ~= '' then
   when = ''
 end
 if ARGV[7] ~= '' then
-  local rank, there = rank_of(key, ARGV[7], ARGV[8])
+  local rank, there = rank_of(key, level and string.format('%.17g', base + tonumber(ARGV[7])) or ARGV[7], ARGV[8])
   if reverse then
     last = math.min(last, rank - 1)
   else
     first = math.max(first, there and rank + 1 or rank)
   end
 end
+local others = has_levels and 2 or 0
 if first > last then
-  return { 1, false, false }
+  return { others + 1, false, false }
 end
 
 -- With nothing to sort out, no more is read than is wanted.
@@ -68,10 +78,10 @@ local part = redis.call('ZRANGE', key, from, to, 'WITHSCORES')
 local ids, scores = {}, {}
 for i = 1, #part, 2 do
   local at = reverse and (#part - i + 1) / 2 or (i + 1) / 2
-  ids[at], scores[at] = part[i], part[i + 1]
+  ids[at], scores[at] = part[i], base > 0 and string.format('%.17g', part[i + 1] - base) or part[i + 1]
 end
 local fit = fits(prefix, ids, when, past, due_cutoff, nil, nil)
-local reply, found, looked = { 0, false, false }, 0, 0
+local reply, found, looked = { others, false, false }, 0, 0
 for i, id in ipairs(ids) do
   if found == limit then
     break
@@ -84,6 +94,6 @@ for i, id in ipairs(ids) do
 end
 reply[2], reply[3] = scores[looked], ids[looked]
 if looked == last - first + 1 then
-  reply[1] = 1
+  reply[1] = others + 1
 end
 return reply

@@ -56,10 +56,20 @@ for start = 1, #found[2], 2000 do
   for i = start, math.min(start + 1999, #found[2]), 2 do
     ids[#ids + 1], values[#values + 1] = found[2][i], found[2][i + 1]
   end
+  if set == 'due' then
+    for i, score in ipairs(values) do
+      local level, at = split_score(score)
+      values[i] = level > 0 and string.format('%.17g', at) or score
+    end
+  end
   local times = set == 'due' and values or nil
   local counts = set == 'retries' and values or nil
   if wanted == 'perform_at' and set == 'retries' then
     times = redis.call('ZMSCORE', prefix .. 'due', unpack(ids))
+    for i, score in ipairs(times) do
+      local level, at = split_score(score or 0)
+      times[i] = level > 0 and string.format('%.17g', at) or score
+    end
     values = times
   elseif wanted == 'retry_count' and set == 'due' then
     counts = redis.call('ZMSCORE', prefix .. 'retries', unpack(ids))

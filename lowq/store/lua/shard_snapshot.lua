@@ -47,12 +47,12 @@ for i, set in ipairs(sets) do
   entries = entries + sizes[i]
 end
 local meta = redis.call('HMGET', prefix .. 'meta', 'shards_count', 'clock', 'owner', 'fence', 'delivery', 'paused',
-  'processed', 'failed', 'buried')
+  'processed', 'failed', 'buried', 'features')
 local reply = { text, wrong, redis.call('GET', prefix .. 'lease'), redis.call('PTTL', prefix .. 'lease') }
 for i = 1, 9 do
   reply[#reply + 1] = meta[i]
 end
-reply[#reply + 1] = redis.call('ZCOUNT', prefix .. 'due', '-inf', (read_due_cutoff(prefix, now)))
+reply[#reply + 1] = count_due(prefix, meta[10], (read_due_cutoff(prefix, now)))
 reply[#reply + 1] = sizes[1]
 reply[#reply + 1] = sizes[2]
 reply[#reply + 1] = sizes[3]

@@ -16,12 +16,13 @@
 local prefix = KEYS[1]
 local key_due = prefix .. 'due'
 local due_cutoff = read_due_cutoff(prefix, read_now())
-local meta = redis.call('HMGET', prefix .. 'meta', 'processed', 'failed', 'buried', 'paused', 'expired')
-local oldest = redis.call('ZRANGE', key_due, 0, 0, 'WITHSCORES')
-local lag = oldest[2] and math.max(due_cutoff - tonumber(oldest[2]), 0) or 0
+local meta = redis.call('HMGET', prefix .. 'meta', 'processed', 'failed', 'buried', 'paused', 'expired',
+  'features')
+local oldest_id, oldest_at = find_oldest(prefix, meta[6])
+local lag = oldest_at and math.max(due_cutoff - tonumber(oldest_at), 0) or 0
 return {
   redis.call('ZCARD', key_due),
-  redis.call('ZCOUNT', key_due, '-inf', due_cutoff),
+  count_due(prefix, meta[6], due_cutoff),
   redis.call('ZCARD', prefix .. 'retries'),
   redis.call('HLEN', prefix .. 'taken'),
   redis.call('ZCARD', prefix .. 'morgue'),
@@ -29,6 +30,6 @@ return {
   meta[1], meta[2], meta[3], meta[4],
   redis.call('GET', prefix .. 'lease'),
   redis.call('PTTL', prefix .. 'lease'),
-  oldest[1] or false, oldest[2] or false,
+  oldest_id or false, oldest_at or false,
   meta[5],
 }

@@ -5,7 +5,7 @@
 -- ARGV[2]  id
 --
 -- Reply: {now, due_cutoff, record, perform_at, retry_count, rank, buried_at, paused, lease, ttl, solo,
---         paused_by, leased_until, in_flight}
+--         paused_by, leased_until, in_flight, level, expires, expired}
 --   now, due_cutoff, perform_at, retry_count, buried_at, paused: text, nil where it doesn't apply
 --   record: what `taken` says of it, without its payload ('' if that can't be read)
 --   rank: how many waiting jobs come before it
@@ -14,6 +14,8 @@
 --   lease ends or has ended, text or nil
 --   in_flight: nil, but if the id is due and others of the shard are in flight:
 --   {how many, when the first of them was taken, up to three of their ids, first those taken first}
+--   level: its priority while it waits; expires: when the first of its payloads that wait expires, text or nil;
+--   expired: 1 when all of them have, else 0
 --
 -- Invariant: nothing changes.
 --
@@ -22,7 +24,12 @@ local prefix, id = KEYS[1], ARGV[2]
 local now = read_now()
 local due_cutoff = read_due_cutoff(prefix, now)
 local record = redis.call('HGET', prefix .. 'taken', id)
-local perform_at = redis.call('ZSCORE', prefix .. 'due', id)
+local score = redis.call('ZSCORE', prefix .. 'due', id)
+local level, at, perform_at = 0, false, score
+if score then
+  level, at = split_score(score)
+  perform_at = level > 0 and string.format('%.17g', at) or score
+end
 
 -- A few of them tell: what one delivery took has one time. So no more than some hundred are looked at, out of 500 or
 -- so.
@@ -50,6 +57,14 @@ local function look_at_flight()
   return reply
 end
 
+local expires = redis.call('ZSCORE', prefix .. 'expires', id)
+local expired = 0
+if expires and tonumber(expires) <= now then
+  local key = prefix .. 'payloads:' .. id
+  local past = redis.call('ZCOUNT', prefix .. 'expires:' .. id, '-inf', string.format('%.17g', now))
+  expired = (redis.call('MGET', key)[1] or past == redis.call('ZCARD', key)) and 1 or 0
+end
+
 return {
   string.format('%.17g', now),
   string.format('%.17g', due_cutoff),
@@ -64,5 +79,8 @@ return {
   redis.call('SISMEMBER', prefix .. 'solo', id),
   redis.call('HGET', prefix .. 'meta', 'paused_by'),
   redis.call('HGET', prefix .. 'meta', 'leased_until'),
-  not record and perform_at and tonumber(perform_at) <= due_cutoff and look_at_flight(),
+  not record and at and at <= due_cutoff and look_at_flight(),
+  level,
+  expires,
+  expired,
 }

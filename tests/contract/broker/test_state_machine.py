@@ -33,7 +33,7 @@ from lowq.doctor.jobs import JobScanner
 from lowq.doctor.shards import read_shard_snapshots
 from lowq.errors import LeaseLost, ScriptError
 from lowq.store import Call, Client, pool
-from tests.contract.model import JITTER, Model, Refused
+from tests.contract.model import JITTER, LEVEL, Model, Refused
 from tests.contract.support import NOW, REMAINS, REMEMBERED, TTL, ShardRig, job, jobs_of
 from tests.mutants import ACKED_STAY, ANY_DELIVERY, NEVER_PUSHED, NO_FENCE, break_scripts
 from tests.tiers import often
@@ -55,13 +55,14 @@ JOBS = st.lists(
         st.sampled_from([None, 1.0, 2.0, 3.0, NOW]),
         st.sampled_from([None, None, None, -5.0, 3.0, 60.0, "0", "2.5"]),  # a number: relative to now
         st.sampled_from([None, None, None, 0.5, 4.0, 100.0]),  # ttl
+        st.sampled_from([0, 0, 0, 3, 9]),  # priority
     ),
     min_size=1,
     max_size=4,
 )
 SOME_IDS = st.lists(IDS, min_size=1, max_size=3, unique=True)
-#: id, payload, score, perform_at, ttl.
-PushedJob = tuple[str, bytes, float | None, Any, float | None]
+#: id, payload, score, perform_at, ttl, priority.
+PushedJob = tuple[str, bytes, float | None, Any, float | None, int]
 #: Whether a reply gets lost, so that the call is repeated: at once, or after something was pushed.
 LOST = st.sampled_from(["", "", "at once", "after a push"])
 STEPS = st.sampled_from([0.0, 0.000001, 0.3, 1.0, 5.0, 61.0, -0.5, -30.0])
@@ -176,7 +177,7 @@ class ShardMachine(RuleBasedStateMachine):
         def on_lost() -> None:
             expected()
             if lost == "after a push":
-                self._push([(job_id, b'"v2"', None, None, None) for job_id in self.owner.hand or ["a"]])
+                self._push([(job_id, b'"v2"', None, None, None, 0) for job_id in self.owner.hand or ["a"]])
 
         self.link.on_lost = on_lost if lost else None
         try:
@@ -208,6 +209,8 @@ class ShardMachine(RuleBasedStateMachine):
                 name: value if name in ("owner", "slot", "features") else float(value)
                 for name, value in actual["meta"].items()
             }
+            if "features" in actual["meta"]:  # in the order of their first use
+                actual["meta"]["features"] = sorted(actual["meta"]["features"].split())
         differing = [
             f"  {key}\n    model: {expected.get(key)!r}\n    Redis: {actual.get(key)!r}"
             for key in sorted(expected.keys() | actual.keys())
@@ -263,20 +266,20 @@ class ShardMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.owner.hand)
     @rule(data=st.data(), payload=PAYLOADS)
     def push_for_an_id_in_flight(self, data: st.DataObject, payload: bytes) -> None:
-        self._push([(data.draw(st.sampled_from(self.owner.hand)), payload, 2.0, None, None)])
+        self._push([(data.draw(st.sampled_from(self.owner.hand)), payload, 2.0, None, None, 0)])
 
     def _push(self, jobs: list[PushedJob], lost: str = "") -> None:
         self.numbers += 1
         token = f"token{self.numbers}"
         timed = [
-            (i, payload, score, self.now + at if isinstance(at, float) else at, ttl)
-            for i, payload, score, at, ttl in jobs
+            (i, payload, score, self.now + at if isinstance(at, float) else at, ttl, level)
+            for i, payload, score, at, ttl, level in jobs
         ]
         encoded = [
-            job(i, payload, score, delay=float(at), ttl=ttl)
+            job(i, payload, score, delay=float(at), ttl=ttl, priority=level)
             if isinstance(at, str)
-            else job(i, payload, score, perform_at=at, ttl=ttl)
-            for i, payload, score, at, ttl in timed
+            else job(i, payload, score, perform_at=at, ttl=ttl, priority=level)
+            for i, payload, score, at, ttl, level in timed
         ]
         calls = 0
 
@@ -295,7 +298,8 @@ class ShardMachine(RuleBasedStateMachine):
             answer = self.model.acquire(self.now, process.nonce, charge=charge)
             for job_id in self.model.delayed:
                 earliest = self.model.waiting[job_id].perform_at
-                actual = self.rig.read("due")[job_id]
+                level = self.model.waiting[job_id].level
+                actual = self.rig.read("due")[job_id] - level * LEVEL
                 assert earliest <= actual <= max(earliest, self.now + 0.05 + JITTER), f"{job_id}: {actual!r}"
                 self.model.waiting[job_id].perform_at = actual
             return answer
@@ -996,6 +1000,14 @@ end""",
         "what was lost is handed out though it has expired",
         ("ack_and_take",),
         "local function expire_taken() return false end",
+        deep=True,
+    ),
+    Mutation("an id that waits becomes no more urgent", ("push",), "local function raise_levels() return true end"),
+    Mutation("what comes back forgets its priority", ("fail", "release"), "local function level_in() return 0 end"),
+    Mutation(
+        "the least urgent starve",
+        ("ack_and_take",),
+        "local function read_levels(prefix, _, count) return sound(prefix, 1, count) end",
         deep=True,
     ),
     Mutation("what is kicked expires", ("kick",), "local function forget_expiry() return true end", deep=True),

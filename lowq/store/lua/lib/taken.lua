@@ -1,12 +1,17 @@
 -- What is in flight: its records, how it comes back, and what is remembered of those whose owners ended.
 
--- The record of an id in flight: "delivery perform_at retry_count level taken_at". The level is 0, and behind it, of an
--- inline payload with a ttl, stands when that expires: "0,1800000000.5". If an inline payload was taken, that
+-- The record of an id in flight: "delivery perform_at retry_count level taken_at". The level is its priority; behind
+-- it, of an inline payload with a ttl, stands when that expires: "0,1800000000.5". If an inline payload was taken, that
 -- is in there too, "... taken_at score payload\n", and in no key: one place less to look up, of the few that each job
 -- of a long queue costs. Behind the delivery there may be more spaces: `ack_and_take` fills a record up.
 local function parse_taken(record)
   local delivery, perform_at, retry_count = string.match(record, '^(%S+) +(%S+) (%S+)')
   return delivery, perform_at, tonumber(retry_count)
+end
+
+-- The priority in a record.
+local function level_in(record)
+  return tonumber(string.match(record, '^%S+ +%S+ %S+ (%d)') or '') or 0
 end
 
 -- When the inline payload in a record expires, or nil.
@@ -82,7 +87,8 @@ local function put_back(prefix, id, record, now, perform_at, features)
   end
   merge_taken(prefix, id, features)
   redis.call('HDEL', prefix .. 'taken', id)
-  redis.call('ZADD', prefix .. 'due', perform_at or math.min(tonumber(was_due), now), id)
+  perform_at = perform_at or math.min(tonumber(was_due), now)
+  redis.call('ZADD', prefix .. 'due', score_again(prefix, id, level_in(record), perform_at), id)
   if retry_count >= 0 then
     redis.call('ZADD', prefix .. 'retries', retry_count, id)
   end

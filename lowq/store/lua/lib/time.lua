@@ -40,13 +40,17 @@ local function shift_due(prefix, now, server_time, since)
     return true
   end
   local first = tonumber(since or '') or latest
-  local lowest = first > now and string.format('%.17g', first) or string.format('(%.17g', now)
-  -- What was pushed last may be due up to a millisecond later, see `read_due_cutoff`.
-  local jobs = redis.call('ZRANGE', prefix .. 'due', lowest, string.format('%.17g', latest + 0.001), 'BYSCORE',
-    'LIMIT', 0, 500, 'WITHSCORES')
+  local top = redis.call('ZRANGE', prefix .. 'due', -1, -1, 'WITHSCORES')[2]
   local moved = {}
-  for i = 1, #jobs, 2 do
-    moved[i], moved[i + 1] = jobs[i + 1] - step, jobs[i]
+  for level = 0, top and split_score(top) or 0 do
+    local base = level * 8589934592
+    local lowest = first > now and string.format('%.17g', base + first) or string.format('(%.17g', base + now)
+    -- What was pushed last may be due up to a millisecond later, see `read_due_cutoff`.
+    local jobs = redis.call('ZRANGE', prefix .. 'due', lowest, string.format('%.17g', base + latest + 0.001), 'BYSCORE',
+      'LIMIT', 0, 500 - #moved / 2, 'WITHSCORES')
+    for i = 1, #jobs, 2 do
+      moved[#moved + 1], moved[#moved + 2] = jobs[i + 1] - step, jobs[i]
+    end
   end
   if #moved > 0 then
     redis.call('ZADD', prefix .. 'due', 'XX', unpack(moved))

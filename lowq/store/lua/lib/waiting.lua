@@ -48,7 +48,7 @@ local function fits(prefix, ids, when, past, due_cutoff, times, counts)
   for i = 1, #ids do
     local fit = true
     if when ~= '' then
-      local at = times[i] and tonumber(times[i])
+      local at = times[i] and select(2, split_score(times[i]))
       fit = at and (at <= due_cutoff) == (when == 'due')
     end
     if past ~= '' then

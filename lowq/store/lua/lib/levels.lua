@@ -1,0 +1,123 @@
+-- Priority: what waits is in one sorted set, `due`, with level * 2**33 + perform_at as the score. 2**33 is after the
+-- latest time that there is, so the scores of a level come before those of the next one. A shard that never saw a level
+-- above 0 does not note that it uses `priority` (lib/features.lua), and its scores are plain times.
+
+-- Level and time of a score.
+local function split_score(score)
+  score = tonumber(score)
+  local level = score >= 8589934592 and math.min(math.floor(score / 8589934592), 9) or 0
+  return level, score - level * 8589934592
+end
+
+-- What `ZRANGE ... BYSCORE` takes for the scores of a level, up to a time; or all of them.
+local function bounds_of(level, upto)
+  local low = level == 0 and '-inf' or string.format('%.17g', level * 8589934592)
+  local high = upto and string.format('%.17g', level * 8589934592 + upto)
+    or (level == 9 and '+inf' or string.format('(%.17g', (level + 1) * 8589934592))
+  return low, high
+end
+
+-- The number of waiting jobs that are due.
+local function count_due(prefix, features, due_cutoff)
+  local count = redis.call('ZCOUNT', prefix .. 'due', '-inf', due_cutoff)
+  for level = 1, uses(features, 'priority') and 9 or 0 do
+    count = count + redis.call('ZCOUNT', prefix .. 'due', bounds_of(level, due_cutoff))
+  end
+  return count
+end
+
+-- The waiting job that is or was due first, and when, as text; or nil.
+local function find_oldest(prefix, features)
+  if not uses(features, 'priority') then
+    return unpack(redis.call('ZRANGE', prefix .. 'due', 0, 0, 'WITHSCORES'))
+  end
+  local oldest, first
+  for level = 0, 9 do
+    local low, high = bounds_of(level)
+    local head = redis.call('ZRANGE', prefix .. 'due', low, high, 'BYSCORE', 'LIMIT', 0, 1, 'WITHSCORES')
+    if head[1] then
+      local _, at = split_score(head[2])
+      if not first or at < first then
+        oldest, first = head[1], at
+      end
+    end
+  end
+  return oldest, first and string.format('%.17g', first)
+end
+
+-- Jobs that were pushed for ids which wait already, and less urgently: they become as urgent. `due` has the scores and
+-- ids as they were pushed, from `start` on, `levels` their levels.
+local function raise_levels(prefix, due, start, levels)
+  local ids = {}
+  for i = start + 1, #due, 2 do
+    ids[#ids + 1] = due[i]
+  end
+  local scores, raised = redis.call('ZMSCORE', prefix .. 'due', unpack(ids)), {}
+  for i, id in ipairs(ids) do
+    local level, at = split_score(scores[i])
+    if levels[i] < level then
+      raised[#raised + 1], raised[#raised + 2] = levels[i] * 8589934592 + at, id
+    end
+  end
+  if #raised > 0 then
+    redis.call('ZADD', prefix .. 'due', 'XX', 'LT', unpack(raised))
+  end
+end
+
+-- The score with which a job waits again that was taken with this level. It merges with what came meanwhile: the more
+-- urgent of the two counts.
+local function score_again(prefix, id, level, at)
+  if level == 0 then
+    return at
+  end
+  local present = redis.call('ZSCORE', prefix .. 'due', id)
+  if present then
+    level = math.min(level, (split_score(present)))
+  end
+  return level * 8589934592 + at
+end
+
+-- What waits of a shard that uses priorities, so many ids of each level: the levels in the order in which they are
+-- served, and within each the ids by their time. Returns id, perform_at (text), id, perform_at..., and at which
+-- position which level is. The most urgent comes first, but for two of ten deliveries: one begins with the least
+-- urgent, and one with each level in turn, so none of them starves.
+local function read_levels(prefix, delivery, count)
+  local order = {}
+  for i = 0, 9 do
+    order[i] = delivery % 10 == 0 and 9 - i or i
+  end
+  if delivery % 10 == 5 then
+    local first = math.floor(delivery / 10) % 10
+    for i = first, 1, -1 do
+      order[i] = order[i - 1]
+    end
+    order[0] = first
+  end
+  local waiting, levels = {}, {}
+  for i = 0, 9 do
+    local low, high = bounds_of(order[i])
+    local some = redis.call('ZRANGE', prefix .. 'due', low, high, 'BYSCORE', 'LIMIT', 0, count, 'WITHSCORES')
+    for j = 1, #some, 2 do
+      local _, at = split_score(some[j + 1])
+      levels[#waiting + 1] = order[i]
+      waiting[#waiting + 1], waiting[#waiting + 2] = some[j], string.format('%.17g', at)
+    end
+  end
+  return waiting, levels
+end
+
+-- A bound of times, as ZCOUNT takes it ('-inf', '+inf', '(' in front to leave it out), as one of the scores of a level.
+local function score_bound(level, bound)
+  local low, high = bounds_of(level)
+  if bound == '-inf' then
+    return low
+  elseif bound == '+inf' then
+    return high
+  end
+  local open, time = string.match(bound, '^(%(?)(.*)$')
+  time = tonumber(time)
+  if time >= 8589934592 then
+    return high
+  end
+  return open .. string.format('%.17g', level * 8589934592 + time)
+end
