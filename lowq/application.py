@@ -21,8 +21,10 @@ from lowq.inspection.overview import QueueOverview, overview
 from lowq.inspection.registry import queue_info
 from lowq.inspection.server_info import RedisInfo, redis_info
 from lowq.logs import get_log
+from lowq.metrics.export import MetricsExporter
 from lowq.queue import Queue
 from lowq.queue_options import FIELDS, HandleOptions, QueueOptions, checked_options
+from lowq.reading import Source
 from lowq.settings import Config
 from lowq.store import SOCKET_TIMEOUT, Call, Client, Refusal, memory_store, new_store
 from lowq.store.keys import nodes_key, queues_key
@@ -61,6 +63,7 @@ class Lowq:
         #: The queues that are in the registry, by name and shards_count, with their options as they are there.
         self._registered: dict[tuple[str, int], QueueOptions] = {}
         self._queues: dict[str, Queue] = {}
+        self._exporter = MetricsExporter(self.config)
         self._with_own_pools: weakref.WeakSet[Lowq] = weakref.WeakSet()
         self._lock = threading.RLock()
 
@@ -333,6 +336,10 @@ class Lowq:
         """The log of what people did, newest first; it keeps the latest 1,000 entries."""
         return audit_log.entries(self, limit)
 
+    def export_metrics(self, source: Source) -> Callable[[], None]:
+        """Has the source's figures sent to Graphite and StatsD, if the settings say so; returns what ends that."""
+        return self._exporter.add(source)
+
     def selected_workers(self) -> list[type[Worker[Any]]]:
         """The workers that a node runs: those in the setting ``workers``, or all that were decorated."""
         chosen = list(self.workers.values()) if self.config.workers is None else list(self.config.workers)
@@ -369,6 +376,7 @@ class _WithOwnPool(Lowq):
     def __init__(self, app: Lowq, size: int) -> None:
         super().__init__()
         self.config, self.workers = app.config, app.workers
+        self._exporter = app._exporter
         self._app = app
         self._size = size
 

@@ -1,10 +1,11 @@
 """What a queue's handle, its reports and its actions need of the application."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from lowq.group_commit import GroupCommit
 from lowq.queue_options import QueueOptions
+from lowq.reading import Source
 from lowq.settings import Config
 from lowq.store import SOCKET_TIMEOUT, Call, Client
 
@@ -50,4 +51,8 @@ class Backend(Protocol):
 
     def forget_registered(self) -> None:
         """Enters queues anew when they are used next."""
+        ...
+
+    def export_metrics(self, source: Source) -> Callable[[], None]:
+        """Has the source's figures sent to Graphite and StatsD, if the settings say so; returns what ends that."""
         ...

@@ -11,6 +11,7 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
 from lowq import codec
+from lowq.address import Transport, parse_address
 from lowq.errors import ConfigError
 from lowq.logs import get_log
 
@@ -141,6 +142,31 @@ def _url(name: str, value: Any) -> Any:
     return value
 
 
+#: How Graphite and StatsD may be spoken to; the first is the default.
+GRAPHITE_TRANSPORTS: tuple[Transport, ...] = ("tcp", "udp")
+STATSD_TRANSPORTS: tuple[Transport, ...] = ("udp",)
+
+
+def _address(*transports: Transport) -> Callable[[str, Any], Any]:
+    def check(name: str, value: Any) -> Any:
+        if value is None:
+            return None
+        if not isinstance(value, str):
+            raise ConfigError(f"{name}={value!r:.100} is not a text; write HOST:PORT")
+        try:
+            parse_address(value, transports)
+        except ValueError as error:
+            raise ConfigError(f"{name}={value!r:.100}: {error}") from None
+        return value
+
+    return check
+
+
+def _optional_text(pattern: str, meaning: str) -> Callable[[str, Any], Any]:
+    check = _text(pattern, meaning)
+    return lambda name, value: None if value is None else check(name, value)
+
+
 #: name -> (default, check, readable from the environment)
 _SETTINGS: Mapping[str, tuple[Any, Callable[[str, Any], Any], bool]] = {
     "redis_url": ("redis://localhost:6379/0", _url, True),
@@ -160,6 +186,13 @@ _SETTINGS: Mapping[str, tuple[Any, Callable[[str, Any], Any], bool]] = {
     "warn_after": (60.0, _optional_number, True),
     "max_payload_bytes": (2**20, _number(1, whole=True), True),
     "scan_size": (500, _number(1, whole=True), True),
+    "graphite": (None, _address(*GRAPHITE_TRANSPORTS), True),
+    "statsd": (None, _address(*STATSD_TRANSPORTS), True),
+    "metrics_prefix": (
+        None,
+        _optional_text(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*", "names of ASCII letters, digits, - and _, between dots"),
+        True,
+    ),
     "server_middlewares": ((), _callables, False),
     "client_middlewares": ((), _callables, False),
     "on_server_init": (_do_nothing, _callable, False),
@@ -225,6 +258,12 @@ class Config:
     max_payload_bytes: int
     #: Expired payloads, and jobs of the morgue, that are removed in one step.
     scan_size: int
+    #: Where nodes and consumers send their figures, once a second: ``host:port`` (TCP) or ``udp://host:port``.
+    graphite: str | None
+    #: The same in StatsD's format, ``host:port``, over UDP.
+    statsd: str | None
+    #: What the names of these figures begin with; by default the namespace, and the host and pid where that matters.
+    metrics_prefix: str | None
     #: ``(worker, payloads_by_id, call_next)``, the first is outermost.
     server_middlewares: list[Callable[..., Any]]
     #: ``(worker, jobs, call_next)``, the first is outermost.

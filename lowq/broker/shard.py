@@ -7,7 +7,7 @@
     in_flight   InFlight       of whoever has claimed the shard, one at a time
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 from lowq.broker.in_flight import InFlight
@@ -124,3 +124,14 @@ def shards_of(
         )
         for index in range(queue.shards_count)
     ]
+
+
+def lag_of(shards: Iterable[Shard], queue: str) -> float | None:
+    """The longest lag of the shards of a queue that are held, in seconds, as far as it is known here; None: none is
+    held.
+    """
+    now = clock_now()
+    due = [shard.dispatch.next_due for shard in shards if shard.queue == queue and shard.lease.current is not None]
+    if not due:
+        return None
+    return max((now - moment for moment in due if moment is not None and moment < now), default=0.0)

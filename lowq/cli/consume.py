@@ -20,7 +20,7 @@ import msgspec
 from lowq import logs
 from lowq.application import Lowq
 from lowq.cli.failure import FAILED, USAGE, Failure
-from lowq.cli.group import json_option, queue_argument, with_app
+from lowq.cli.group import json_option, metrics_options, queue_argument, set_up, with_app
 from lowq.cli.output import count, echo_json, echo_lines, say
 from lowq.cli.push import check_exists, job_of
 from lowq.consumer import Consumer, ConsumerJob
@@ -100,8 +100,16 @@ def take(app: Lowq, queue: str, limit: int, timeout: float, ack: bool) -> None:
     "--ttr", type=click.FloatRange(0, min_open=True), metavar="SECONDS", help="Kill a command after so long: it fails."
 )
 @click.option("--idle", type=click.FloatRange(0), metavar="SECONDS", help="End when nothing came for so long.")
+@metrics_options
 def consume(
-    app: Lowq, queue: str, command: Sequence[str], concurrency: int, ttr: float | None, idle: float | None
+    app: Lowq,
+    queue: str,
+    command: Sequence[str],
+    concurrency: int,
+    ttr: float | None,
+    idle: float | None,
+    graphite: str | None,
+    statsd: str | None,
 ) -> None:
     """Run a command for each job.
 
@@ -118,6 +126,7 @@ def consume(
     if not command:
         raise Failure("say which command is to be run for each job: lowq consume QUEUE -- COMMAND {id}", USAGE)
     logs.configure(None, None)
+    set_up(app, graphite=graphite, statsd=statsd)
     # The command is killed long before its job would be taken from us, and so from two commands at once.
     patience = None if ttr is None else ttr + 3 * GRACE
     with app.queue(queue).consumer(ttr=patience) as consumer:

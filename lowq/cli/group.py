@@ -14,7 +14,8 @@ import click
 from lowq.application import Lowq
 from lowq.cli.failure import INTERRUPTED, USAGE, Failure, failure_of
 from lowq.cli.loading import load_app
-from lowq.errors import LowqError
+from lowq.errors import ConfigError, LowqError
+from lowq.settings import Config
 
 Command = Callable[..., None]
 
@@ -111,6 +112,31 @@ def with_connection(command: Command) -> Command:
     for option in reversed(_CONNECTION):
         command = option(command)
     return command
+
+
+def metrics_options(command: Command) -> Command:
+    """Adds --graphite and --statsd."""
+    for option in (
+        click.option(
+            "--statsd", callback=_checked, metavar="HOST:PORT", help="Send figures there, too, each second, by UDP."
+        ),
+        click.option(
+            "--graphite", callback=_checked, metavar="HOST:PORT",
+            help="Send figures there, each second, by TCP; udp://HOST:PORT: by UDP.",
+        ),
+    ):  # fmt: skip
+        command = option(command)
+    return command
+
+
+def _checked(_context: click.Context, param: click.Parameter, value: str | None) -> str | None:
+    """Before anything starts, also where a supervisor only passes it on."""
+    if value is not None and param.name is not None:
+        try:
+            Config(**{param.name: value})
+        except ConfigError as error:
+            raise click.BadParameter(str(error), param=param) from None
+    return value
 
 
 def with_app(command: Command) -> Command:

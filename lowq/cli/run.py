@@ -12,7 +12,7 @@ import click
 from lowq import logs
 from lowq.application import Lowq
 from lowq.cli.failure import FAILED, USAGE, Failure, failure_of, message_of
-from lowq.cli.group import set_up, with_connection
+from lowq.cli.group import metrics_options, set_up, with_connection
 from lowq.cli.loading import in_short, load_app, source_folder, users_traceback
 from lowq.cli.supervised import program, reporting, supervised_option, trace_of, typed_options
 from lowq.cli.web import DASHBOARD_OPTIONS, Address, dashboard, log_options, with_dashboard_options
@@ -30,6 +30,7 @@ log = get_log("lowq.cli")
 #: Options that a process of a supervisor is given as they were typed.
 _PASSED_ON = {
     "require", "redis_url", "namespace", "threads", "concurrency", "queues", "no_prefetch", "log_format", "log_level",
+    "graphite", "statsd",
 }  # fmt: skip
 
 
@@ -45,6 +46,7 @@ _PASSED_ON = {
 @click.option("--reload", is_flag=True, help="Deploy when a Python file changes: for development.")
 @click.option("--embedded", is_flag=True, help="The store inside of this process: no Redis, gone at the end.")
 @click.option("--no-prefetch", is_flag=True, help="One batch per round trip to Redis.")
+@metrics_options
 @click.option("--web", type=Address(), help="The dashboard, too, in a process of its own.")
 @with_dashboard_options
 @log_options
@@ -63,6 +65,8 @@ def run(
     reload: bool,
     embedded: bool,
     no_prefetch: bool,
+    graphite: str | None,
+    statsd: str | None,
     web: tuple[str, int] | None,
     log_format: LogFormat | None,
     log_level: str | None,
@@ -98,7 +102,10 @@ def run(
         else:
             app = load_app(require, workers=True)
             logs.configure(log_format, log_level)
-            set_up(app, redis_url=redis_url, namespace=namespace, threads_per_node=threads, concurrency=concurrency)
+            set_up(
+                app, redis_url=redis_url, namespace=namespace, threads_per_node=threads, concurrency=concurrency,
+                graphite=graphite, statsd=statsd,
+            )  # fmt: skip
             node = _make_node(app, queues, child, prefetch=not no_prefetch)
             store_url = None
             if embedded:

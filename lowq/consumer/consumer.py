@@ -43,7 +43,7 @@ from lowq.broker.in_flight import Report
 from lowq.broker.lease import LeaseDenied
 from lowq.broker.membership import Identity
 from lowq.broker.scheduler import LagScheduler
-from lowq.broker.shard import Shard, shards_of
+from lowq.broker.shard import Shard, lag_of, shards_of
 from lowq.broker.splitter import BalancedSplitter
 from lowq.clock import now as monotonic
 from lowq.codec import MAX_TIME, decode_id, delay_seconds
@@ -59,6 +59,7 @@ from lowq.errors import (
 )
 from lowq.logs import describe, get_log
 from lowq.queue_options import QueueOptions
+from lowq.reading import Reading
 from lowq.retry import default_retry_in, is_exhausted
 from lowq.settings import Config, cut_error, dump_text
 from lowq.store import Call, Client, Command
@@ -145,6 +146,8 @@ class Consumer:
         self._uncertain: set[str] = set()
         #: When the maintenance loop looks for overdue jobs next, and when the session is to be kept; monotonic.
         self._looks_at, self._session_due = inf, 0.0
+        #: How many jobs it has reported: script -> number, and those that were buried because of it.
+        self._reported = dict.fromkeys(("ack_and_take", "fail", "release", "bury", "exhausted"), 0)
         #: Those who are in `take` now.
         self._callers: set[Caller] = set()
         self._instance = secrets.token_hex(8)
@@ -180,6 +183,7 @@ class Consumer:
             self._client.close()
             raise
         self.name = identity.name
+        self._stop_export = backend.export_metrics(self._read_figures)
         self._broker.start()
         for shard in adopted:
             self._broker.maintenance.check(shard)  # for the listener, which hears of what the loop has got
@@ -252,6 +256,7 @@ class Consumer:
             self._end()
 
     def _end(self) -> None:
+        self._stop_export()
         self._broker.stop()
         self._broker.close()
         self._client.close()
@@ -622,6 +627,7 @@ class Consumer:
                     "next takes the job again"
                 ) from None
             self._forget([receipt])
+            self._count_report(report)
             self._look_at(shard, report, reply, delay)
 
     def _look_at(self, shard: Shard, report: Report, reply: Any, delay: float) -> None:
@@ -690,8 +696,30 @@ class Consumer:
         except RedisUnavailable as error:
             self._uncertain.update(receipts)
             return error
+        else:
+            self._count_report(report)
         self._forget(receipts)
         return None
+
+    def _count_report(self, report: Report) -> None:
+        script = report.call.script
+        self._reported[script] += len(report.ids)
+        if script == "fail" and report.call.args[4] == "exhausted":  # it is of one job
+            self._reported["exhausted"] += 1
+
+    def _read_figures(self) -> dict[str, Reading]:
+        """What it says in figures, once a second. It does not wait for the lock."""
+        reported = self._reported
+        counters = {
+            "processed": reported["ack_and_take"],
+            "failed": reported["fail"],
+            "released": reported["release"],
+            "buried": reported["bury"] + reported["exhausted"],
+        }
+        held = sum(shard.lease.current is not None for shard in self._shards)
+        lag = lag_of(self._shards, self.queue)
+        gauges = {"shards": held, "taken": len(self._taken)}
+        return {self.queue: Reading(counters, gauges | ({} if lag is None else {"lag": lag}))}
 
     def _error_bytes(self, error: BaseException | str) -> bytes:
         config = self._config

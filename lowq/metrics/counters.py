@@ -28,11 +28,13 @@ class Tally:
     that is done a hundred thousand times a second. Others read it.
     """
 
-    __slots__ = ("failed", "lengths", "processed", "seconds")
+    __slots__ = ("buried", "failed", "lengths", "processed", "seconds")
 
     def __init__(self) -> None:
         self.processed = 0
         self.failed = 0
+        #: Ids that its reports have buried, exhausted or by the handler's word.
+        self.buried = 0
         #: Of all performs together.
         self.seconds = 0.0
         #: Performs by their length, as in `BOUNDS`.
@@ -51,6 +53,7 @@ class Counted(NamedTuple):
     failed: int
     seconds: float
     lengths: tuple[int, ...]
+    buried: int = 0
 
 
 def count(tallies: Iterable[Tally]) -> Counted:
@@ -62,6 +65,7 @@ def count(tallies: Iterable[Tally]) -> Counted:
         sum(tally.failed for tally in some),
         sum(tally.seconds for tally in some),
         lengths or (0,) * (len(BOUNDS) + 1),
+        sum(tally.buried for tally in some),
     )
 
 

@@ -120,6 +120,9 @@ def count_batch(tally: Tally, outcome: execution.Outcome, seconds: float) -> Non
     tally.processed += len(outcome.finished)
     if outcome.failures:
         tally.failed += sum(failure.verdict != "solo" for failure in outcome.failures)
+        tally.buried += len(outcome.exhausted)
+    if outcome.buries:
+        tally.buried += len(outcome.buries)
     tally.seconds += seconds
     tally.lengths[0 if seconds <= BOUNDS[0] else bucket_of(seconds)] += 1
 

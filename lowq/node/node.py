@@ -16,16 +16,16 @@ import time
 import traceback
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from types import FrameType
 
-from lowq import clock
 from lowq.application import Lowq
 from lowq.broker.activity import Activity, Performing
 from lowq.broker.broker import Broker, WorkerGroup
 from lowq.broker.fairness import Share
 from lowq.broker.membership import Identity
 from lowq.broker.scheduler import LagScheduler
-from lowq.broker.shard import Shard, shards_of
+from lowq.broker.shard import Shard, lag_of, shards_of
 from lowq.broker.splitter import BalancedSplitter
 from lowq.errors import ConfigError, LowqError, RedisRefused
 from lowq.logs import describe, flush, get_log
@@ -33,6 +33,7 @@ from lowq.metrics.counters import Recorder, Tally
 from lowq.node.activity import BatchActivity, ThreadActivity
 from lowq.node.event_loop import EventLoop
 from lowq.node.execution import WorkerRuntime
+from lowq.node.readings import read_node
 from lowq.node.watchdog import Watchdog
 from lowq.node.worker_thread import WorkerThread
 from lowq.store.translate import without_password
@@ -209,6 +210,7 @@ class Node:
         for performer in self._performers():
             performer.start()
         self._watchdog.start()
+        self._stop_export = app.export_metrics(partial(read_node, tallies, shards, self._all_activities, self.threads))
 
     def _all_activities(self) -> list[BatchActivity]:
         return [*self._activities, *([] if self._loop is None else self._loop.activities())]
@@ -219,16 +221,7 @@ class Node:
     def _recorder(self, tallies: Mapping[str, Sequence[Tally]], shards: Sequence[Shard]) -> Recorder:
         """What goes into the histories of the node's queues."""
 
-        def lag_of(queue: str) -> float | None:
-            now = clock.now()
-            due = [
-                shard.dispatch.next_due for shard in shards if shard.queue == queue and shard.lease.current is not None
-            ]
-            if not due:
-                return None
-            return max((now - moment for moment in due if moment is not None and moment < now), default=0.0)
-
-        return Recorder(self.app.config.namespace, tallies, lag_of)
+        return Recorder(self.app.config.namespace, tallies, lambda queue: lag_of(shards, queue))
 
     def new_runtime(self, queue: str) -> WorkerRuntime:
         """With a new instance of the queue's worker. It raises what that raises."""
@@ -535,6 +528,7 @@ class Node:
             else:
                 time.sleep(min(left, 0.02))
         self._watchdog.stop()
+        self._stop_export()
         deadline = time.monotonic() + 1.0
         for thread in self._threads:
             if thread.activity.performing is None:

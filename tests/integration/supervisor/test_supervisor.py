@@ -18,6 +18,7 @@ import pytest
 from tests.integration.conftest import MakeRig
 from tests.integration.supervising import SOURCE, Supervise, SupervisorProcess, code_folder, kill, lives, write_code
 from tests.integration.support import PATIENCE, Rig, until
+from tests.receiver import Receiver
 from tests.redis_server import RedisServer
 from tests.tiers import often
 
@@ -47,6 +48,20 @@ def test_one_process_has_a_supervisor_when_it_is_asked_for(make_rig: MakeRig, su
     pids = supervisor.ready(1, 1)
     assert supervisor.pid not in pids.values()
     assert supervisor.stop() == 0
+
+
+def test_each_process_sends_figures_under_a_name_of_its_own(make_rig: MakeRig, supervise: Supervise) -> None:
+    rig = make_rig()
+    write_code(rig, 1)
+    with Receiver() as graphite:
+        supervisor = supervise(rig, "--processes", "2", "--graphite", f"127.0.0.1:{graphite.port}")
+        pids = supervisor.ready(1, 2)
+
+        def senders() -> set[int]:
+            return {int(line.split(b".")[2]) for line in graphite.lines if b".queues." in line}
+
+        until(lambda: senders() == set(pids.values()), "lines of both processes")
+        assert supervisor.stop() == 0
 
 
 # --- processes that die ---

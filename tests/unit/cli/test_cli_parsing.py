@@ -147,6 +147,17 @@ def test_wrong_usage_exits_2_and_says_what_to_type(args: list[str], says: str, m
     assert result.stdout == ""
 
 
+@pytest.mark.parametrize(
+    "args", [["run", "-r", "app.py"], ["run", "-r", "app.py", "--processes", "2"], ["consume", "q"]]
+)
+@pytest.mark.parametrize(("option", "value"), [("--graphite", "graphite"), ("--statsd", "tcp://statsd:8125")])
+def test_an_address_for_figures_is_checked_before_anything_starts(args: list[str], option: str, value: str) -> None:
+    result = invoke(*args, option, value, *(["--", "true"] if args[0] == "consume" else []))
+    assert result.exit_code == 2
+    assert option in result.output
+    assert "write HOST:PORT" in result.output
+
+
 def test_a_wrong_environment_variable_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOWQ_REDIS_URL", "localhost")
     result = invoke("stats")

@@ -1,0 +1,186 @@
+"""What nodes and consumers send to Graphite and StatsD, end to end."""
+
+import os
+import socket
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+import lowq
+from lowq.reading import Reading
+from tests.receiver import Receiver
+from tests.waiting import until
+
+MakeApp = Callable[..., lowq.Lowq]
+
+
+@pytest.fixture
+def make_app(store_url: str) -> Iterator[MakeApp]:
+    apps: list[lowq.Lowq] = []
+
+    def make(**settings: Any) -> lowq.Lowq:
+        apps.append(lowq.Lowq(redis_url=store_url, metrics_prefix="test", **settings))
+        return apps[-1]
+
+    yield make
+    for app in apps:
+        app.close()
+
+
+@pytest.fixture
+def graphite() -> Iterator[Receiver]:
+    with Receiver() as receiver:
+        yield receiver
+
+
+def values(receiver: Receiver, name: str) -> list[float]:
+    """What was sent under a name, in order."""
+    rows = [line.decode().split(" ") for line in receiver.lines]
+    assert all(len(row) == 3 and row[2].isdecimal() for row in rows)
+    return [float(row[1]) for row in rows if row[0] == f"test.{name}"]
+
+
+def test_a_node_sends_what_became_of_its_jobs(make_app: MakeApp, graphite: Receiver) -> None:
+    app = make_app(graphite=f"127.0.0.1:{graphite.port}")
+
+    @app.worker(queue_name="shop.orders", shards_count=3, max_retry_count=0)
+    def work(payloads_by_id: dict[str, list[Any]]) -> None:
+        for job_id in payloads_by_id:
+            if job_id == "bad":
+                raise ValueError
+            if job_id == "odd":
+                lowq.current().bury(job_id)
+
+    node = lowq.Node(app, threads=2)
+    node.start()
+    try:
+        work.perform_async([{"id": job_id} for job_id in ("a", "b", "c", "bad", "odd")])
+        until(lambda: values(graphite, "queues.shop_orders.processed")[-1:] == [3], "all that finished")
+        until(lambda: values(graphite, "queues.shop_orders.failed")[-1:] == [1], "the one that failed")
+        until(lambda: values(graphite, "queues.shop_orders.buried")[-1:] == [2], "that and the one that was buried")
+        until(lambda: values(graphite, "queues.shop_orders.shards")[-1:] == [3], "the shards")
+        until(lambda: values(graphite, "queues.shop_orders.lag")[-1:] == [0], "the lag")
+    finally:
+        assert node.stop()
+    assert values(graphite, "threads")[-1] == 2
+    counted = values(graphite, "queues.shop_orders.processed")
+    assert counted == sorted(counted)
+
+
+def test_a_node_sends_its_last_figures_when_it_stops(make_app: MakeApp, graphite: Receiver) -> None:
+    app = make_app(graphite=f"127.0.0.1:{graphite.port}")
+    performed: list[str] = []
+
+    @app.worker(queue_name="orders", shards_count=1)
+    async def work(payloads_by_id: dict[str, list[Any]]) -> None:
+        performed.extend(payloads_by_id)
+
+    node = lowq.Node(app)
+    node.start()
+    try:
+        until(lambda: values(graphite, "tasks_busy"), "the first lines")
+        work.perform_async([{"id": number} for number in range(20)])
+        until(lambda: len(performed) == 20, "all jobs")
+    finally:
+        assert node.stop()
+    until(lambda: values(graphite, "queues.orders.processed")[-1:] == [20], "the last lines")
+
+
+def test_a_node_works_while_graphite_hangs_and_while_it_is_away(make_app: MakeApp) -> None:
+    performed: list[str] = []
+    with Receiver(reads=False) as hanging, socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        for port in (hanging.port, probe.getsockname()[1]):
+            app = make_app(graphite=f"127.0.0.1:{port}", statsd="nowhere.invalid:8125")
+
+            @app.worker(queue_name="orders", shards_count=1)
+            def work(payloads_by_id: dict[str, list[Any]]) -> None:
+                performed.extend(payloads_by_id)
+
+            performed.clear()
+            node = lowq.Node(app, threads=1)
+            node.start()
+            try:
+                work.perform_async([{"id": number} for number in range(20)])
+                until(lambda: len(performed) == 20, "all jobs")
+            finally:
+                assert node.stop()
+
+
+def test_consumers_of_a_process_are_added_up_also_when_one_has_ended(make_app: MakeApp, graphite: Receiver) -> None:
+    app = make_app(graphite=f"127.0.0.1:{graphite.port}")
+    queue = app.queue("mail", 4)
+    queue.push([{"id": number} for number in range(10)])
+    with queue.consumer() as first:
+        with queue.consumer():
+            pass
+        jobs: list[lowq.ConsumerJob] = []
+        while len(jobs) < 10:
+            jobs += first.take(10)
+        until(lambda: values(graphite, "queues.mail.taken")[-1:] == [10], "those in hand")
+        jobs[0].release(delay=3600)
+        jobs[1].fail("no", delay=3600)
+        jobs[2].bury("no")
+        for job in jobs[3:6]:
+            job.ack()
+        first.close()
+        with queue.consumer() as second:
+            while jobs := second.take(10, timeout=0):
+                for job in jobs:
+                    job.ack()
+            until(lambda: values(graphite, "queues.mail.processed")[-1:] == [7], "those that finished")
+    assert values(graphite, "queues.mail.failed")[-1] == 1
+    assert values(graphite, "queues.mail.buried")[-1] == 1
+
+
+def test_statsd_gets_each_job_once(make_app: MakeApp) -> None:
+    with socket.socket(type=socket.SOCK_DGRAM) as receiver:
+        receiver.bind(("127.0.0.1", 0))
+        receiver.settimeout(60)
+        app = make_app(statsd=f"127.0.0.1:{receiver.getsockname()[1]}")
+        queue = app.queue("mail", 1)
+        queue.push([{"id": number} for number in range(30)])
+        counted = 0
+        with queue.consumer() as consumer:
+            for jobs in consumer.batches(10, timeout=0):
+                assert jobs
+            while counted < 30:
+                for line in receiver.recv(65536).decode().splitlines():
+                    name, _, value = line.partition(":")
+                    if name == "test.queues.mail.processed":
+                        assert value.endswith("|c")
+                        counted += int(value.removesuffix("|c"))
+        assert counted == 30
+
+
+def test_a_source_that_raises_is_logged_once_and_stops_no_other(
+    make_app: MakeApp, graphite: Receiver, caplog: pytest.LogCaptureFixture
+) -> None:
+    app = make_app(graphite=f"127.0.0.1:{graphite.port}")
+
+    def raises() -> dict[str, Reading]:
+        raise ValueError("no figures")
+
+    ends = [app.export_metrics(raises), app.export_metrics(lambda: {"q": Reading({"processed": 7}, {})})]
+    until(lambda: len(values(graphite, "queues.q.processed")) >= 2, "the other's lines")
+    for end in ends:
+        end()
+    assert caplog.text.count("are not to be had") == 1
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
+def test_a_child_of_a_fork_sends_figures_of_its_own(make_app: MakeApp, graphite: Receiver) -> None:
+    app = make_app(graphite=f"127.0.0.1:{graphite.port}")
+    end = app.export_metrics(lambda: {"parent": Reading({"processed": 1}, {})})
+    pid = os.fork()
+    if pid == 0:
+        try:
+            end()  # the parent's: nothing happens
+            app.export_metrics(lambda: {"child": Reading({"processed": 2}, {})})()
+        finally:
+            os._exit(0)
+    os.waitpid(pid, 0)
+    until(lambda: values(graphite, "queues.child.processed"), "the child's lines")
+    until(lambda: values(graphite, "queues.parent.processed"), "the parent's lines")
+    end()

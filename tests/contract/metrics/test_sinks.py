@@ -1,0 +1,165 @@
+"""Figures on their way to Graphite and StatsD: real sockets that accept, close, refuse and hang."""
+
+import logging
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from lowq.address import Address
+from lowq.metrics.sinks import Sink
+from tests.receiver import Receiver
+from tests.waiting import until
+
+
+@pytest.fixture
+def sinks() -> Iterator[list[Sink]]:
+    made: list[Sink] = []
+    yield made
+    for sink in made:
+        sink.close(0)
+
+
+def unused_port(kind: socket.SocketKind = socket.SOCK_STREAM) -> int:
+    with socket.socket(type=kind) as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def graphite(sinks: list[Sink], port: int, *, max_lines: int = 1000, timeout: float = 60.0) -> Sink:
+    sink = Sink("Graphite", Address("tcp", "127.0.0.1", port), max_lines=max_lines, timeout=timeout)
+    sinks.append(sink)
+    sink.start()
+    return sink
+
+
+def numbered(start: int, stop: int) -> list[bytes]:
+    return [b"lowq.figure %d 1800000000" % number for number in range(start, stop)]
+
+
+def events(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.event for record in caplog.records if hasattr(record, "event")]
+
+
+def test_lines_arrive_in_order(sinks: list[Sink]) -> None:
+    with Receiver() as receiver:
+        sink = graphite(sinks, receiver.port)
+        sink.put(numbered(0, 500))
+        sink.put(numbered(500, 700))
+        until(lambda: receiver.lines == numbered(0, 700), "all lines")
+
+
+def test_a_connection_that_the_other_side_closed_is_made_anew_and_no_line_gets_lost(
+    sinks: list[Sink], caplog: pytest.LogCaptureFixture
+) -> None:
+    with Receiver() as receiver:
+        sink = graphite(sinks, receiver.port)
+        sink.put(numbered(0, 3))
+        until(lambda: len(receiver.lines) == 3, "the first lines")
+        receiver.drop_connections()
+        sink.put(numbered(3, 6))
+        until(lambda: set(receiver.lines) == set(numbered(0, 6)), "the lines behind them")
+        assert len(receiver.connections) == 1
+    assert events(caplog) == [], "nothing was wrong"
+
+
+def test_what_gathers_while_nobody_listens_is_sent_later_and_both_is_logged_once(
+    sinks: list[Sink], caplog: pytest.LogCaptureFixture
+) -> None:
+    port = unused_port()
+    sink = graphite(sinks, port)
+    sink.put(numbered(0, 5))
+    until(lambda: "metrics_away" in events(caplog), "the log says so")
+    sink.put(numbered(5, 10))
+    with Receiver(port) as receiver:
+        until(lambda: receiver.lines == numbered(0, 10), "all lines")
+        until(lambda: "metrics_back" in events(caplog), "the log says so")
+    assert events(caplog) == ["metrics_away", "metrics_back"]
+    assert f"Graphite at tcp://127.0.0.1:{port} can't be reached" in caplog.text
+
+
+def test_a_full_buffer_drops_the_oldest_lines_and_counts_them(sinks: list[Sink]) -> None:
+    port = unused_port()
+    sink = graphite(sinks, port, max_lines=10)
+    for start in range(0, 100, 5):
+        sink.put(numbered(start, start + 5))
+    until(lambda: sink.dropped == 90, "all but ten are dropped")
+    with Receiver(port) as receiver:
+        until(lambda: receiver.lines == numbered(90, 100), "the latest lines")
+
+
+def test_one_that_accepts_and_never_reads_keeps_nobody_waiting(
+    sinks: list[Sink], caplog: pytest.LogCaptureFixture
+) -> None:
+    large = [b"x" * 60_000] * 200  # more than the buffers of the kernel hold
+    with Receiver(reads=False) as receiver:
+        sink = graphite(sinks, receiver.port, max_lines=100, timeout=0.05)
+        for _ in range(3):
+            sink.put(large)
+        until(lambda: "metrics_away" in events(caplog), "the log says so")
+        until(lambda: len(receiver.connections) > 1, "another attempt")
+        assert sink.dropped > 0
+        assert events(caplog) == ["metrics_away"]
+
+
+def test_a_host_that_does_not_exist_is_said_once(sinks: list[Sink], caplog: pytest.LogCaptureFixture) -> None:
+    for host in ("nowhere.invalid", "x" * 70):  # the second is no name at all
+        sink = Sink("StatsD", Address("udp", host, 8125))
+        sinks.append(sink)
+        sink.start()
+        sink.put(numbered(0, 1))
+    until(lambda: len(events(caplog)) == 2, "the log says so of both")
+
+
+def test_what_is_left_is_sent_at_the_end(sinks: list[Sink]) -> None:
+    with Receiver() as receiver:
+        sink = graphite(sinks, receiver.port)
+        sink.put(numbered(0, 100))
+        sink.close(60)
+        until(lambda: receiver.lines == numbered(0, 100), "all lines")
+
+
+def test_the_end_does_not_wait_for_one_that_is_away(sinks: list[Sink], caplog: pytest.LogCaptureFixture) -> None:
+    sink = graphite(sinks, unused_port())
+    sink.put(numbered(0, 1))
+    until(lambda: events(caplog), "it is away")
+    sink.close(60)
+    assert not sink._thread.is_alive()
+
+
+def test_datagrams_hold_whole_lines(sinks: list[Sink]) -> None:
+    with socket.socket(type=socket.SOCK_DGRAM) as receiver:
+        receiver.bind(("127.0.0.1", 0))
+        receiver.settimeout(60)
+        sink = Sink("StatsD", Address("udp", "127.0.0.1", receiver.getsockname()[1]))
+        sinks.append(sink)
+        sink.put(numbered(0, 100))
+        sink.start()
+        lines: list[bytes] = []
+        while len(lines) < 100:
+            datagram = receiver.recv(65536)
+            assert len(datagram) <= 1400
+            assert datagram.endswith(b"\n")
+            lines += datagram.split(b"\n")[:-1]
+        assert lines == numbered(0, 100)
+
+
+def test_datagrams_to_a_port_where_nobody_listens_are_no_error(
+    sinks: list[Sink], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING)
+    port = unused_port(socket.SOCK_DGRAM)
+    sink = Sink("StatsD", Address("udp", "127.0.0.1", port))
+    sinks.append(sink)
+    sink.start()
+    for number in range(20):
+        sink.put(numbered(number, number + 1))
+        until(lambda: not sink._lines, "it is sent")
+    with socket.socket(type=socket.SOCK_DGRAM) as receiver:
+        receiver.bind(("127.0.0.1", port))
+        receiver.settimeout(60)
+        sink.put([b"here"])
+        while receiver.recv(65536) != b"here\n":
+            pass
+    assert events(caplog) == []

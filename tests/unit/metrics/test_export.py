@@ -1,0 +1,126 @@
+"""The lines that are made of figures, and the names in them."""
+
+import os
+import socket
+
+import pytest
+
+import lowq
+from lowq.address import Address, parse_address
+from lowq.metrics.export import GraphiteFormatter, MetricsExporter, StatsdFormatter, part_of_name
+from lowq.settings import Config
+
+HOST = part_of_name(socket.gethostname())
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [
+        ("graphite.example:2003", Address("tcp", "graphite.example", 2003)),
+        ("tcp://10.0.0.1:2003", Address("tcp", "10.0.0.1", 2003)),
+        ("udp://10.0.0.1:2003", Address("udp", "10.0.0.1", 2003)),
+        ("[::1]:2003", Address("tcp", "::1", 2003)),
+        ("udp://[fe80::1%eth0]:1", Address("udp", "fe80::1%eth0", 1)),
+    ],
+)
+def test_an_address_says_where_and_how(text: str, address: Address) -> None:
+    assert parse_address(text, ("tcp", "udp")) == address
+    assert parse_address(str(address), ("tcp", "udp")) == address
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "graphite", "2003", ":2003", "graphite:", "graphite:0", "graphite:65536", "graphite:-1", "graphite:2.3",
+     "a b:1", "http://graphite:2003", "udp:graphite:2003", "::1:2003", "graphite:2003/path", "user@graphite:2003",
+     "graphite:٣"],
+)  # fmt: skip
+@pytest.mark.parametrize("name", ["graphite", "statsd"])
+def test_what_is_no_address_is_refused_when_it_is_set(name: str, text: str) -> None:
+    with pytest.raises(lowq.ConfigError, match=name):
+        Config(**{name: text})
+
+
+@pytest.mark.parametrize("value", [2003, ("graphite", 2003), b"graphite:2003", True])
+def test_an_address_is_a_text(value: object) -> None:
+    with pytest.raises(lowq.ConfigError, match="HOST:PORT"):
+        Config(graphite=value)
+
+
+def test_statsd_is_spoken_over_udp_alone() -> None:
+    assert Config(statsd="udp://statsd:8125").statsd == "udp://statsd:8125"
+    with pytest.raises(lowq.ConfigError, match="can't be reached by tcp; write HOST:PORT"):
+        Config(statsd="tcp://statsd:8125")
+
+
+@pytest.mark.parametrize("prefix", ["", "a b", "a..b", ".a", "a.", "é", 3])
+def test_a_prefix_is_of_plain_names(prefix: object) -> None:
+    with pytest.raises(lowq.ConfigError, match="metrics_prefix"):
+        Config(metrics_prefix=prefix)
+
+
+@pytest.mark.parametrize(
+    ("name", "part"),
+    [("Orders", "Orders"), ("shop.orders", "shop_orders"), ("a b/c:d;e=f", "a_b_c_d_e_f"), ("naïve", "naive"),
+     ("x|y@z#", "x_y_z_")],
+)  # fmt: skip
+def test_a_name_becomes_one_part_of_a_path(name: str, part: str) -> None:
+    assert part_of_name(name) == part
+
+
+def test_names_in_other_scripts_stay_apart() -> None:
+    first, second = part_of_name("заказы"), part_of_name("письма")
+    assert first != second
+    assert first.isascii()
+    assert "." not in first
+
+
+COUNTERS = {("Orders", "processed"): 12, ("Orders", "perform_seconds"): 1.25, ("", "metrics_dropped"): 0}
+GAUGES = {("Orders", "lag"): 0.5, ("Orders", "shards"): 3, ("", "threads_busy"): 2}
+
+
+def test_graphite_gets_what_was_counted_since_the_start() -> None:
+    lines = GraphiteFormatter(Config()).lines(COUNTERS, GAUGES, 1_800_000_000.7)
+    head = f"lowq.{HOST}.{os.getpid()}"
+    assert lines == [
+        f"{head}.queues.Orders.processed 12 1800000000".encode(),
+        f"{head}.queues.Orders.perform_seconds 1.25 1800000000".encode(),
+        f"{head}.metrics_dropped 0 1800000000".encode(),
+        f"{head}.queues.Orders.lag 0.5 1800000000".encode(),
+        f"{head}.queues.Orders.shards 3 1800000000".encode(),
+        f"{head}.threads_busy 2 1800000000".encode(),
+    ]
+
+
+def test_statsd_gets_what_was_counted_since_the_last_lines() -> None:
+    formatter = StatsdFormatter(Config(namespace="shop.eu"))
+    assert b"shop_eu.queues.Orders.processed:12|c" in formatter.lines(COUNTERS, GAUGES, 0)
+    lines = formatter.lines({("Orders", "processed"): 15}, {}, 0)
+    assert b"shop_eu.queues.Orders.processed:3|c" in lines
+
+
+def test_statsd_gets_lags_as_timings_and_the_state_of_a_process_under_its_own_name() -> None:
+    lines = StatsdFormatter(Config()).lines(COUNTERS, GAUGES, 0)
+    assert b"lowq.queues.Orders.lag:500|ms" in lines
+    assert f"lowq.{HOST}.{os.getpid()}.threads_busy:2|g".encode() in lines
+
+
+def test_a_gauge_that_is_gone_becomes_0_in_statsd_once() -> None:
+    formatter = StatsdFormatter(Config(metrics_prefix="shop.web1"))
+    formatter.lines({}, GAUGES, 0)
+    assert set(formatter.lines({}, {}, 0)) == {b"shop.web1.queues.Orders.shards:0|g", b"shop.web1.threads_busy:0|g"}
+    assert formatter.lines({}, {}, 0) == []
+
+
+def test_a_prefix_stands_before_every_name() -> None:
+    config = Config(metrics_prefix="shop.web1")
+    lines = GraphiteFormatter(config).lines(COUNTERS, GAUGES, 0) + StatsdFormatter(config).lines(COUNTERS, GAUGES, 0)
+    assert all(line.startswith(b"shop.web1.") for line in lines)
+
+
+def test_nothing_is_read_and_no_thread_started_without_an_address() -> None:
+    def read() -> dict[str, lowq.reading.Reading]:
+        raise AssertionError
+
+    exporter = MetricsExporter(Config())
+    exporter.add(read)()
+    assert exporter._run is None
