@@ -55,6 +55,7 @@ from lowq.inspection.paging import Page
 from lowq.inspection.queries import NodeInfo, QueueInfo, ShardInfo, Stats
 from lowq.inspection.server_info import RedisInfo
 from lowq.job import Job, JobDict
+from lowq.job_events import JobEvent
 from lowq.metrics.counters import Span
 from lowq.metrics.history import History, PerformTimes, Rate
 from lowq.node.execution import Execution, current
@@ -90,6 +91,7 @@ __all__ = [
     "Job",
     "JobDict",
     "JobError",
+    "JobEvent",
     "JobFilter",
     "Jobs",
     "LagScheduler",

@@ -20,6 +20,7 @@ from lowq.inspection import queries
 from lowq.inspection.overview import QueueOverview, overview
 from lowq.inspection.registry import queue_info
 from lowq.inspection.server_info import RedisInfo, redis_info
+from lowq.job_events import FLUSH_SECONDS, JobEvents, QueueEvents
 from lowq.logs import get_log
 from lowq.metrics.export import MetricsExporter
 from lowq.queue import Queue
@@ -64,6 +65,7 @@ class Lowq:
         self._registered: dict[tuple[str, int], QueueOptions] = {}
         self._queues: dict[str, Queue] = {}
         self._exporter = MetricsExporter(self.config)
+        self._events = JobEvents()
         self._with_own_pools: weakref.WeakSet[Lowq] = weakref.WeakSet()
         self._lock = threading.RLock()
 
@@ -340,6 +342,15 @@ class Lowq:
         """Has the source's figures sent to Graphite and StatsD, if the settings say so; returns what ends that."""
         return self._exporter.add(source)
 
+    def events_of(self, queue: str) -> QueueEvents | None:
+        """Where events of the queue's jobs are emitted; None: nobody listens."""
+        worker = self.workers.get(queue)
+        return self._events.of(queue, self.config.on_job_event, None if worker is None else worker.on_event)
+
+    def flush_events(self, timeout: float = FLUSH_SECONDS) -> bool:
+        """Waits until the callbacks have had all events so far; False: not within so many seconds."""
+        return self._events.flush(timeout)
+
     def selected_workers(self) -> list[type[Worker[Any]]]:
         """The workers that a node runs: those in the setting ``workers``, or all that were decorated."""
         chosen = list(self.workers.values()) if self.config.workers is None else list(self.config.workers)
@@ -349,7 +360,10 @@ class Lowq:
         return chosen
 
     def close(self) -> None:
-        """Closes the connections of producers that are not in use; the next call makes new ones."""
+        """Closes the connections of producers that are not in use; the next call makes new ones. Waits a moment for
+        callbacks that have not had all events yet.
+        """
+        self.flush_events()
         if self._client is not None:
             self._client.close()
         if self._group is not None:
@@ -376,7 +390,7 @@ class _WithOwnPool(Lowq):
     def __init__(self, app: Lowq, size: int) -> None:
         super().__init__()
         self.config, self.workers = app.config, app.workers
-        self._exporter = app._exporter
+        self._exporter, self._events = app._exporter, app._events
         self._app = app
         self._size = size
 

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from lowq.group_commit import GroupCommit
+from lowq.job_events import FLUSH_SECONDS, QueueEvents
 from lowq.queue_options import QueueOptions
 from lowq.reading import Source
 from lowq.settings import Config
@@ -55,4 +56,12 @@ class Backend(Protocol):
 
     def export_metrics(self, source: Source) -> Callable[[], None]:
         """Has the source's figures sent to Graphite and StatsD, if the settings say so; returns what ends that."""
+        ...
+
+    def events_of(self, queue: str) -> QueueEvents | None:
+        """Where events of the queue's jobs are emitted; None: nobody listens."""
+        ...
+
+    def flush_events(self, timeout: float = FLUSH_SECONDS) -> bool:
+        """Waits until the callbacks have had all events so far; False: not within so many seconds."""
         ...

@@ -34,6 +34,7 @@ from lowq.group_commit import (
     new_token,
     width_of,
 )
+from lowq.job_events import QueueEvents
 from lowq.middleware import all_async, wrap, wrap_async
 from lowq.queue_options import QueueOptions
 from lowq.settings import Config
@@ -64,6 +65,8 @@ class Target:
     #: The worker's class, or the queue's name when the producer doesn't know the class.
     worker: Any
     options: QueueOptions
+    #: Where it is emitted which jobs are in; None: nobody listens.
+    events: QueueEvents | None = None
     #: The prefixes of shards that single jobs went to.
     prefixes: dict[int, str] = field(default_factory=dict)
     #: ttl and priority of jobs that say none, encoded.
@@ -90,7 +93,7 @@ def push(target: Target, jobs: Jobs, on_progress: Callable[[int], object] | None
             part, size = single
             _check_in_time(target, part.jobs)
             outcomes = target.group.push([part], 1, size)
-            return 1 if outcomes[0] is True else _count_single(target, part, outcomes)
+            return 1 if outcomes[0] is True and target.events is None else _count_single(target, part, outcomes)
     return _Push(target, jobs, on_progress).run()
 
 
@@ -106,7 +109,7 @@ async def apush(target: Target, jobs: Jobs, on_progress: Callable[[int], object]
             part, size = single
             _check_in_time(target, part.jobs)
             outcomes = await target.group.apush([part], 1, size)
-            return 1 if outcomes[0] is True else _count_single(target, part, outcomes)
+            return 1 if outcomes[0] is True and target.events is None else _count_single(target, part, outcomes)
     return await _Push(target, jobs, on_progress).arun()
 
 
@@ -422,6 +425,9 @@ class _Push:
                 break
         else:  # as nearly always
             self._accepted += sum(results)
+            if self._target.events is not None:
+                for part in parts:
+                    self._emit_pushed(part)
             if self._on_progress is not None:
                 self._on_progress(self._accepted)
             return
@@ -439,6 +445,7 @@ class _Push:
         for part, outcome in zip(parts, outcomes, strict=True):
             if outcome is True:
                 self._accepted += len(part.items)
+                self._emit_pushed(part)
                 continue
             # Nobody has said that it is in, so it may be in or not.
             error = outcome or RedisUnavailable("the outcome of the push is not known")
@@ -456,6 +463,10 @@ class _Push:
         if not isinstance(reason, RedisUnavailable) and not self._accepted:
             raise reason
         raise self.error([job for part in failed for job in part.jobs] + following, reason) from reason
+
+    def _emit_pushed(self, part: Part) -> None:
+        if self._target.events is not None:
+            self._target.events.emit("pushed", [item[0] for item in part.items], 1)
 
     def error(self, pending: list[Mapping[str, Any]], reason: BaseException) -> PushError:
         rest: Iterable[Mapping[str, Any]] = chain(pending, self._put_back, self._remaining())

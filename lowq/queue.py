@@ -114,7 +114,13 @@ class Queue(Queries):
         backend = self._backend
         options = self._register()
         target = Target(
-            backend.group, backend.config, self.name, options.shards_count, self._worker or self.name, options
+            backend.group,
+            backend.config,
+            self.name,
+            options.shards_count,
+            self._worker or self.name,
+            options,
+            backend.events_of(self.name),
         )
         self._last_target = target
         return target
@@ -254,6 +260,7 @@ class Queue(Queries):
         self, action: Action, ids: JobId | Iterable[JobId], unchanged: Mapping[str, Moments] | None = None
     ) -> Acted:
         acted = Acted()
+        action = action._replace(events=self._backend.events_of(self.name))
         try:
             for prefix, some in self._gathered(ids):
                 if unchanged is None:
@@ -409,7 +416,9 @@ class Queue(Queries):
             raise ConfigError(f"reason={reason!r}: only bury takes a reason, not {action}")
         meant = meant_by(action, wanted)
         where = ("morgue" if meant.state == "morgue" else "waiting") if action == "delete" else ""
-        return Action(action, time_argument(now), self._reason(reason), where), meant
+        return Action(
+            action, time_argument(now), self._reason(reason), where, self._backend.events_of(self.name)
+        ), meant
 
     def kick_oldest(self, count: int) -> Acted:
         """Kicks so many jobs of the morgue, over all shards: those that were buried first.

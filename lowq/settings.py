@@ -4,6 +4,7 @@ A setting is looked for on the command line, then in code, then in the environme
 when set, and frozen when the first connection is made.
 """
 
+import inspect
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from lowq import codec
 from lowq.address import Transport, parse_address
 from lowq.errors import ConfigError
+from lowq.job_events import Listener
 from lowq.logs import get_log
 
 log = get_log(__name__)
@@ -117,6 +119,12 @@ def _optional_callable(name: str, value: Any) -> Any:
     return None if value is None else _callable(name, value)
 
 
+def _callback(name: str, value: Any) -> Any:
+    if value is not None and (not callable(value) or inspect.iscoroutinefunction(value)):
+        raise ConfigError(f"{name}={value!r:.100} is no function; write def {name}(event), not async def")
+    return value
+
+
 def _callables(name: str, value: Any) -> Any:
     if isinstance(value, str) or not isinstance(value, Sequence):
         raise ConfigError(f"{name}={value!r} is not a list of callables")
@@ -195,6 +203,7 @@ _SETTINGS: Mapping[str, tuple[Any, Callable[[str, Any], Any], bool]] = {
     ),
     "server_middlewares": ((), _callables, False),
     "client_middlewares": ((), _callables, False),
+    "on_job_event": (None, _callback, False),
     "on_server_init": (_do_nothing, _callable, False),
     "last_words": (_say_nothing, _callable, False),
     "build_scheduler": (None, _optional_callable, False),
@@ -268,6 +277,8 @@ class Config:
     server_middlewares: list[Callable[..., Any]]
     #: ``(worker, jobs, call_next)``, the first is outermost.
     client_middlewares: list[Callable[..., Any]]
+    #: Called with every `lowq.JobEvent` of this process, in a thread for that.
+    on_job_event: Listener | None
     #: Called in a node before its threads start.
     on_server_init: Callable[[], object]
     #: Called with the exception that stops a node.

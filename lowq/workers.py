@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Generic, Protocol, TypeAlias, TypeVar, overloa
 
 from lowq.errors import ConfigError
 from lowq.job import Job
+from lowq.job_events import Listener
 from lowq.producer import Jobs
 from lowq.queue import Queue
 from lowq.queue_options import (
@@ -52,6 +53,8 @@ class WorkerOptions(DeclaredOptions, total=False):
     max_threads: int | None
     #: Seconds, or a timedelta, after which `TimeLimitExceeded` is raised in ``perform`` (None: never).
     time_limit: float | timedelta | None
+    #: Called with every `lowq.JobEvent` of the queue in this process, in a thread for that (None).
+    on_event: Listener | None
 
 
 #: Bounds of ``weight``: far beyond what makes sense, and near enough that sums of shares stay exact.
@@ -103,6 +106,7 @@ class Worker(Generic[P]):
     max_wait: ClassVar[float | timedelta | None] = None
     morgue_ttl: ClassVar[float | timedelta | None] = None
     morgue_max: ClassVar[int | None] = None
+    on_event: ClassVar[Listener | None] = None
 
     #: The handle of the queue: stats, jobs, kick, pause ...
     queue: ClassVar[Queue] = _QueueOfClass()  # type: ignore[assignment]  # a property of the class
@@ -235,6 +239,8 @@ def _takes_one(function: Callable[..., Any], *, itself: bool = False) -> bool:
         inspect.signature(function).bind(*[None] * (2 if itself else 1))
     except TypeError:
         return False
+    except ValueError:  # something of C's own, which doesn't say
+        return True
     return True
 
 
@@ -275,6 +281,7 @@ def _apply_options(worker: type[Worker[Any]], options: Mapping[str, Any]) -> Non
         check_time(worker.__name__, name, getattr(worker, name))
     checked(worker.__name__, "merge", worker.merge)
     check_waits(worker.__name__, seconds_of(worker.debounce), seconds_of(worker.max_wait))
+    _check_on_event(worker)
     time_limit, ttr = limits_of(worker)
     if time_limit is not None and ttr is not None and ttr <= time_limit:
         raise ConfigError(
@@ -306,6 +313,17 @@ def _check_weight(whose: str, weight: object) -> None:
     least, most = _WEIGHTS
     if isinstance(weight, bool) or not isinstance(weight, int | float) or not least <= weight <= most:
         raise ConfigError(f"{whose}: weight={weight!r:.100} must be a number above 0, from {least:g} to {most:,.0f}")
+
+
+def _check_on_event(worker: type[Worker[Any]]) -> None:
+    callback: Any = worker.on_event
+    if callback is not None and (
+        not callable(callback) or inspect.iscoroutinefunction(callback) or not _takes_one(callback)
+    ):
+        raise ConfigError(
+            f"{worker.__name__}.on_event={callback!r:.100} must be a function of one argument, the event, and no async "
+            "def: in a class write @staticmethod def on_event(event)"
+        )
 
 
 def limits_of(worker: type) -> tuple[float | None, float | None]:

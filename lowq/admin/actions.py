@@ -8,10 +8,14 @@ from typing import Any, Literal, NamedTuple, get_args
 
 from lowq.codec import decode_id
 from lowq.errors import LowqError, RedisUnavailable
+from lowq.job_events import JobEventKind, QueueEvents
 from lowq.store import REPEATS, Call, Client
 
 ActionName = Literal["perform_now", "bury", "kick", "delete"]
 ACTIONS: tuple[ActionName, ...] = get_args(ActionName)
+
+#: Those that there are events of.
+EVENT_KINDS: dict[ActionName, JobEventKind] = {"bury": "buried", "kick": "kicked", "delete": "deleted"}
 
 #: Ids of one call: with small jobs it holds Redis for a few milliseconds.
 MAX_IDS = 200
@@ -68,6 +72,8 @@ class Action(NamedTuple):
     reason: bytes = b""
     #: delete only: "waiting", "morgue" or "" for both.
     where: str = ""
+    #: Where it is emitted to which ids it was done.
+    events: QueueEvents | None = None
 
     def call(self, prefix: str, ids: Sequence[bytes], not_after: str, attempt: str) -> Call:
         if self.name == "perform_now":
@@ -130,6 +136,9 @@ def act(client: Client, prefix: str, action: Action, ids: Sequence[bytes], not_a
             except LowqError as error:
                 error.done += done
                 raise
+            if action.events is not None and action.name in EVENT_KINDS:
+                finished = [job_id for job_id, code in zip(pending, reply, strict=True) if code == _DONE]
+                action.events.emit(EVENT_KINDS[action.name], finished)
             again = []
             for job_id, code in zip(pending, reply, strict=True):
                 if code == _DONE:

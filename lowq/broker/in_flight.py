@@ -8,13 +8,14 @@ Whatever cites an id also cites the delivery that it was taken under and the tok
 lost reply, and the late outcome of an owner that lost the shard meanwhile, do nothing.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from lowq.broker.delivery import Delivery, Failure, TakenJob, Undecodable
 from lowq.broker.lease import ShardLease
 from lowq.codec import decode_id
 from lowq.errors import LeaseLost
+from lowq.job_events import JobEventKind, QueueEvents
 from lowq.logs import describe, get_log
 from lowq.store import Call, Client
 from lowq.store.scripts import time_argument
@@ -55,6 +56,7 @@ class InFlight:
         load_payload: Callable[[bytes], Any],
         max_payloads: int,
         max_crash_count: int,
+        events: QueueEvents | None = None,
     ) -> None:
         self._client = client
         self._prefix = prefix
@@ -63,6 +65,10 @@ class InFlight:
         self._load_payload = load_payload
         self._max_payloads = max_payloads
         self._max_crash_count = max_crash_count
+        #: None: nobody listens.
+        self.events = events
+        #: While somebody listens: how many payloads of an id are in hand.
+        self._counts: dict[str, int] = {}
         self._delivery = 0
         self._token_in_hand = ""
         #: Taken and neither finished nor reported: id -> the delivery.
@@ -101,6 +107,8 @@ class InFlight:
             self.drop_delivery()
             raise LeaseLost(f"queue {self._queue!r}, shard {self._index}: the lease was lost during take")
         number = reply[0]
+        if self.events is not None:
+            self._emit("acked", list(self._finished))
         self._finished.clear()
         delivery = Delivery(number, lease, [], *self.read_state(reply))
         if len(reply) > 4:
@@ -120,6 +128,10 @@ class InFlight:
                     job = self._decode(raw, delivery)
                 delivery.jobs.append(job)
             self._in_hand.update(dict.fromkeys([job.id for job in delivery.jobs], number))
+            if self.events is not None:
+                counts = {job.id: (len(job.raw) - 3) // 2 for job in delivery.jobs}
+                self._counts.update(counts)
+                self.events.emit("taken", [*counts], [*counts.values()])
         return delivery
 
     def read_state(self, reply: Any) -> tuple[float | None, bool]:
@@ -254,9 +266,36 @@ class InFlight:
             for job_id in report.ids:
                 if self._in_hand.get(job_id) == report.delivery:
                     del self._in_hand[job_id]
+            if self.events is not None:
+                self._emit_report(report, reply)
             if report.call.script == "release":
                 states = zip(report.ids, reply, strict=True)
                 log_poisoned(self._queue, self._index, [job_id for job_id, state in states if state == _POISONED])
+
+    def _emit(self, kind: JobEventKind, ids: Sequence[str]) -> None:
+        """They are in hand no more."""
+        if self.events is not None:
+            self.events.emit(kind, ids, [self._counts.pop(job_id, None) for job_id in ids])
+
+    def _emit_report(self, report: Report, reply: Any) -> None:
+        """What a report says of its jobs, as they are written now."""
+        script, args = report.call.script, report.call.args
+        assert self.events is not None
+        if script == "fail":
+            verdicts = list(zip(report.ids, args[4::5], strict=True))
+            self._emit("failed", [job_id for job_id, verdict in verdicts if verdict != "solo"])
+            self.events.emit("buried", [job_id for job_id, verdict in verdicts if verdict == "exhausted"], 1)
+            self._emit("released", [job_id for job_id, verdict in verdicts if verdict == "solo"])
+        elif script == "release":
+            states = list(zip(report.ids, reply, strict=True))
+            self._emit("released", [job_id for job_id, state in states if state != _POISONED])
+            self._emit("buried", [job_id for job_id, state in states if state == _POISONED])
+        elif script == "bury":
+            self._emit("buried", report.ids)
+            for job_id, count in _partly_buried(args):
+                self.events.emit("buried", [job_id], count)
+        else:
+            self._emit("acked", report.ids)
 
     def _refused(self) -> None:
         # What is in hand is somebody else's. The lease is lost with it, unless a new one was got meanwhile.
@@ -291,6 +330,7 @@ class InFlight:
         """Nothing of the delivery in hand is reported any more: the lease was lost, its next owner restores it."""
         self._in_hand.clear()
         self._finished.clear()
+        self._counts.clear()
         self.found_no_redis.clear()
 
     @property
@@ -316,6 +356,16 @@ class InFlight:
 
 def _bytes(job_id: str) -> bytes:
     return job_id.encode("utf-8", "surrogateescape")
+
+
+def _partly_buried(args: Sequence[Any]) -> Iterator[tuple[bytes, int]]:
+    """Of the arguments of a `bury`: the ids of which only some payloads are buried, and how many."""
+    position = 5
+    while position < len(args):
+        count = int(args[position + 2])
+        if count:
+            yield args[position], count
+        position += 3 + count
 
 
 def log_poisoned(queue: str, index: int, ids: Iterable[str]) -> None:

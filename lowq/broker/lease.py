@@ -13,6 +13,7 @@ from lowq.clock import Clock
 from lowq.clock import now as clock_now
 from lowq.codec import decode_id
 from lowq.errors import ShardsCountError
+from lowq.job_events import QueueEvents
 from lowq.store import Call, Client, Refusal
 from lowq.store.scripts import time_argument
 
@@ -54,6 +55,7 @@ class ShardLease:
         nonce: str,
         max_crash_count: int,
         session: str = "",
+        events: QueueEvents | None = None,
         clock: Clock = clock_now,
     ) -> None:
         #: None: it is not held.
@@ -69,13 +71,16 @@ class ShardLease:
         self._max_crash_count = max_crash_count
         #: Of a consumer: what its nonce begins with. Redis keeps more for it then, and of it.
         self._session = session
+        self._events = events
         #: Of the last lease.
         self._fence = 0
 
     def acquire_call(self, lease_ttl: float, now: float | None = None, *, charge: bool = True) -> Call:
         """``charge``: what is found in flight counts as a crash of its owner; not so when Redis was away."""
         args = (time_argument(now), self._nonce, _milliseconds(lease_ttl), self._shards_count, self._max_crash_count)
-        more = [self._session] if self._session else []
+        more = [self._session] if self._session or self._events is not None else []
+        if self._events is not None:
+            more.append("1")
         return Call("acquire", self._prefix, [*args, random.getrandbits(31), "" if charge else "1", self._fence, *more])
 
     def acquired(self, reply: Any, deadline: float) -> Lease | LeaseDenied:
@@ -94,6 +99,10 @@ class ShardLease:
             return LeaseDenied(max(reply[1], 0) / 1000)
         fence = self._fence = int(reply[1])
         restored, *poisoned = reply[2:] or [0]
+        if self._events is not None and reply[0] == b"acquired":
+            self._events.emit("restored", restored)
+            self._events.emit("buried", poisoned)
+            restored = len(restored)
         lease = Lease(
             f"{self._nonce}:{fence}", fence, reply[0] == b"resumed", reply[0] == b"adopted", restored,
             tuple(decode_id(job_id) for job_id in poisoned),

@@ -14,6 +14,7 @@ from lowq.broker.in_flight import InFlight
 from lowq.broker.lease import ShardLease
 from lowq.clock import Clock
 from lowq.clock import now as clock_now
+from lowq.job_events import QueueEvents
 from lowq.settings import Config
 from lowq.store import Client
 from lowq.store.keys import shard_prefix
@@ -55,6 +56,7 @@ class Shard:
         max_payloads: int = 1000,
         max_crash_count: int = 3,
         session: str = "",
+        events: QueueEvents | None = None,
         clock: Clock = clock_now,
     ) -> None:
         self.queue = queue
@@ -68,6 +70,7 @@ class Shard:
             nonce=nonce,
             max_crash_count=max_crash_count,
             session=session,
+            events=events,
             clock=clock,
         )
         self.dispatch = DispatchState()
@@ -80,6 +83,7 @@ class Shard:
             load_payload=load_payload,
             max_payloads=max_payloads,
             max_crash_count=max_crash_count,
+            events=events,
         )
 
     def __repr__(self) -> str:
@@ -105,9 +109,18 @@ class TakeOptions(Protocol):
 
 
 def shards_of(
-    client: Client, config: Config, queue: TakeOptions, nonce: str, *, session: str = "", clock: Clock = clock_now
+    client: Client,
+    config: Config,
+    queue: TakeOptions,
+    nonce: str,
+    *,
+    session: str = "",
+    events: QueueEvents | None = None,
+    clock: Clock = clock_now,
 ) -> list[Shard]:
-    """All shards of a queue, for a process with that nonce; none of them leased yet. ``session``: of a consumer."""
+    """All shards of a queue, for a process with that nonce; none of them leased yet. ``session``: of a consumer.
+    ``events``: where to emit what is done to jobs.
+    """
     return [
         Shard(
             client,
@@ -120,6 +133,7 @@ def shards_of(
             max_payloads=queue.max_payloads,
             max_crash_count=queue.max_crash_count,
             session=session,
+            events=events,
             clock=clock,
         )
         for index in range(queue.shards_count)

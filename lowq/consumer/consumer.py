@@ -160,7 +160,8 @@ class Consumer:
             self._get_session()
             has_session = True
             nonce = digest + secrets.token_hex(4)
-            self._shards = shards_of(self._client, self._config, options, nonce, session=digest)
+            events = backend.events_of(self.queue)
+            self._shards = shards_of(self._client, self._config, options, nonce, session=digest, events=events)
             ready = threading.Event()
             identity = Identity(
                 nonce, {self.queue: options.shards_count}, 0, VERSION, session=f"{digest[6:]}:{digest[:6]}"
@@ -183,6 +184,7 @@ class Consumer:
             self._client.close()
             raise
         self.name = identity.name
+        self._flush_events = backend.flush_events
         self._stop_export = backend.export_metrics(self._read_figures)
         self._broker.start()
         for shard in adopted:
@@ -260,6 +262,7 @@ class Consumer:
         self._broker.stop()
         self._broker.close()
         self._client.close()
+        self._flush_events()
         log.info("consumer %s has ended", self.name, extra={"event": "stopped", "queue": self.queue})
 
     def _check_open(self) -> None:

@@ -145,7 +145,11 @@ class Node:
         config.on_server_init()
         self.client = app.connect(self.threads + 3)
         maintenance_client = app.connect(2, socket_timeout=max(config.lease_ttl / 4, 0.1))
-        shards = [shard for worker in self._workers.values() for shard in shards_of(self.client, config, worker, nonce)]
+        shards = [
+            shard
+            for name, worker in self._workers.items()
+            for shard in shards_of(self.client, config, worker, nonce, events=app.events_of(name))
+        ]
         loop_queues = [name for name, worker in self._workers.items() if is_async(worker)]
         thread_queues = [name for name in self._workers if name not in loop_queues]
         self.threads = self.threads if thread_queues else 0
@@ -551,6 +555,7 @@ class Node:
         except LowqError as error:
             log.warning("the leases could not be surrendered, they run out by themselves: %s", error)
         self.broker.close()
+        self.app.flush_events()
         if not running:
             self.client.close()
             log.info("node %s has stopped", self.name, extra={"event": "stopped"})

@@ -39,6 +39,9 @@ from lowq.node.execution import (
 from lowq.node.limits import TimeLimits
 from lowq.workers import Worker, is_async, limits_of
 
+#: Seconds that a drain waits for callbacks, for one that hangs.
+FLUSH_SECONDS = 10.0
+
 
 @dataclass(frozen=True, slots=True)
 class Drained:
@@ -54,7 +57,7 @@ class Drained:
 
 def drain(*workers: type, now: float | None = None, limit: int | None = None, raises: bool = False) -> Drained:
     """Performs everything due, in the calling thread, until nothing is due or ``limit`` batches are done. Async workers
-    are performed in an event loop of its own.
+    are performed in an event loop of its own. Callbacks have had all events when it returns.
 
     ``now``: Unix time in seconds that counts as the present; the server's clock by default. ``raises``: what a
     handler raises is raised here, after its outcome was written. Nothing happens when a ``time_limit`` or ``ttr``
@@ -64,6 +67,13 @@ def drain(*workers: type, now: float | None = None, limit: int | None = None, ra
         QueueInUse: a node works the queue. ConfigError: something that is no worker; an async one, called from a
         running event loop.
     """
+    try:
+        return _drain_here(workers, now, limit, raises=raises)
+    finally:
+        _flush_events(workers)
+
+
+def _drain_here(workers: Sequence[type], now: float | None, limit: int | None, *, raises: bool) -> Drained:
     if not any(is_async(_worker(item)) for item in workers):
         return _never_suspended(_drain(workers, now, limit, raises=raises))
     try:
@@ -75,7 +85,17 @@ def drain(*workers: type, now: float | None = None, limit: int | None = None, ra
 
 async def adrain(*workers: type, now: float | None = None, limit: int | None = None, raises: bool = False) -> Drained:
     """As `drain`, in the running event loop: for async tests. Sync workers are performed in a thread."""
-    return await _drain(workers, now, limit, raises=raises, in_thread=True)
+    try:
+        return await _drain(workers, now, limit, raises=raises, in_thread=True)
+    finally:
+        await asyncio.to_thread(_flush_events, workers)
+
+
+def _flush_events(workers: Sequence[type]) -> None:
+    """Callbacks have had all events of their applications when a drain returns."""
+    found = (getattr(item, "_app", None) for item in workers)
+    for app in {id(app): app for app in found if isinstance(app, Lowq)}.values():
+        app.flush_events(FLUSH_SECONDS)
 
 
 def _never_suspended(coroutine: Coroutine[Any, Any, Drained]) -> Drained:
@@ -138,7 +158,8 @@ class _Drainer:
         self._in_thread = in_thread
         self._runtime = WorkerRuntime.of(worker, self._app.config)
         self._app.register(worker.queue_name, worker.shards_count, worker)
-        self.shards = shards_of(self._app.client, self._app.config, worker, secrets.token_hex(8))
+        events = self._app.events_of(worker.queue_name)
+        self.shards = shards_of(self._app.client, self._app.config, worker, secrets.token_hex(8), events=events)
 
     def acquire(self) -> None:
         for shard in self.shards:

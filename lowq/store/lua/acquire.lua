@@ -9,10 +9,11 @@
 -- ARGV[6]  seed of the jitter, an integer
 -- ARGV[7]  '1' when what is in flight is not to be charged: Redis was away lately, the owner may live
 -- ARGV[8]  the last fence that the caller had of this shard; 0: none
--- ARGV[9]  of a consumer its session, which its nonce begins with; otherwise missing
+-- ARGV[9]  of a consumer its session, which its nonce begins with; otherwise '' or missing
+-- ARGV[10] '1': the ids of restored jobs are wanted; otherwise missing
 --
 -- Reply: {'held', PTTL in ms} | {'resumed', fence} | {'adopted', fence} | {'acquired', fence, restored, poisoned id...}
---   restored: how many jobs waited again. The token is nonce .. ':' .. fence.
+--   restored: how many jobs waited again; with ARGV[10] a list of their ids. The token is nonce .. ':' .. fence.
 -- Errors: SHARDSCOUNT n.
 --
 -- What an owner left behind that stopped in the middle of it (`surrender`) waits again uncharged, twice in a row. From
@@ -29,7 +30,7 @@
 --!flags allow-oom
 local prefix, nonce, ttl = KEYS[1], ARGV[2], tonumber(ARGV[3])
 local key_lease, key_meta = prefix .. 'lease', prefix .. 'meta'
-local session = ARGV[9]
+local session = ARGV[9] ~= '' and ARGV[9]
 local meta = redis.call('HMGET', key_meta, 'shards_count', 'fence', 'owner', 'uncharged', 'lease_ttl', 'detached',
   'features')
 local fence, owner, owner_uncharged = tonumber(meta[2]) or 0, meta[3], meta[4]
@@ -105,16 +106,22 @@ local function leave_uncharged(id)
   end
 end
 
-local reply = { 'acquired', text, #records / 2 }
+local reply, restored = { 'acquired', text, #records / 2 }, {}
 math.randomseed(tonumber(ARGV[6]))
 for i = 1, #records, 2 do
   local id, record = records[i], records[i + 1]
   if ARGV[7] == '1' or owner == nonce or (owner_uncharged and leave_uncharged(id)) then
     put_back(prefix, id, record, now, nil, meta[7])
+    restored[#restored + 1] = id
   elseif crash(prefix, id, record, now, tonumber(ARGV[5]), 0.05 + math.random() * 0.45, meta[7]) then
     reply[3] = reply[3] - 1
     reply[#reply + 1] = id
+  else
+    restored[#restored + 1] = id
   end
+end
+if ARGV[10] then
+  reply[3] = restored
 end
 if owner_uncharged then
   redis.call('HDEL', key_meta, 'uncharged')

@@ -1,0 +1,466 @@
+"""Events of jobs: which are emitted, by whom, and that callbacks can do whatever they like."""
+
+import asyncio
+import logging
+import os
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import pytest
+
+import lowq
+from lowq.broker.lease import Lease
+from lowq.broker.shard import Shard, shards_of
+from lowq.job_events import JobEvents
+from lowq.testing import adrain, drain
+from lowq.workers import Worker
+from tests.waiting import until
+
+MakeApp = Callable[..., lowq.Lowq]
+PayloadsById = dict[str, list[Any]]
+
+
+class Events(list[lowq.JobEvent]):
+    """A callback that keeps what it is called with."""
+
+    def __call__(self, event: lowq.JobEvent) -> None:
+        self.append(event)
+
+    def of(self, job_id: str) -> list[tuple[str, int | None]]:
+        return [(event.kind, event.payloads_count) for event in self if event.id == job_id]
+
+    def kinds(self, job_id: str) -> list[str]:
+        return [kind for kind, _ in self.of(job_id)]
+
+
+@pytest.fixture
+def events() -> Events:
+    return Events()
+
+
+@pytest.fixture
+def make_app(store_url: str) -> Iterator[MakeApp]:
+    apps: list[lowq.Lowq] = []
+
+    def make(**settings: Any) -> lowq.Lowq:
+        apps.append(lowq.Lowq(redis_url=store_url, lease_ttl=5, **settings))
+        return apps[-1]
+
+    yield make
+    for app in apps:
+        app.close()
+
+
+def handle(payloads_by_id: PayloadsById) -> None:
+    """What a job's id says is done with it."""
+    for job_id in payloads_by_id:
+        verb = job_id.partition("-")[0]
+        if verb == "release":
+            lowq.current().release(job_id, delay=3600)
+        elif verb == "bury":
+            lowq.current().bury(job_id, "by hand")
+        elif verb in ("fail", "exhaust"):
+            raise ValueError(job_id)
+
+
+def make_worker(app: lowq.Lowq, *, by_loop: bool = False, **options: Any) -> type[Worker[Any]]:
+    async def ahandle(payloads_by_id: PayloadsById) -> None:
+        await asyncio.sleep(0)
+        handle(payloads_by_id)
+
+    decorate = app.worker(queue_name="orders", **{"shards_count": 2, **options})
+    worker: type[Worker[Any]] = decorate(ahandle if by_loop else handle)
+    return worker
+
+
+def perform_by_node(worker: type[Worker[Any]], done: Callable[[], bool]) -> None:
+    assert isinstance(worker._app, lowq.Lowq)
+    node = lowq.Node(worker._app, threads=2)
+    node.start()
+    try:
+        until(done, "all jobs")
+    finally:
+        assert node.stop()
+
+
+@pytest.mark.parametrize("by_loop", [False, True], ids=["thread", "loop"])
+@pytest.mark.parametrize("how", ["node", "drain"])
+def test_each_outcome_of_a_worker_has_its_event(make_app: MakeApp, events: Events, how: str, by_loop: bool) -> None:
+    app = make_app(on_job_event=events)
+    worker = make_worker(app, by_loop=by_loop)
+    ids = ["ack", "release", "bury", "fail"]
+    worker.perform_async([{"id": job_id, "payload": number} for job_id in ids for number in (1, 2)])
+    before = time.time()
+    if how == "node":
+        perform_by_node(
+            worker, lambda: len({event.id for event in events if event.kind not in ("pushed", "taken")}) == 4
+        )
+    else:
+        drain(worker)
+    for job_id, kind in zip(ids, ("acked", "released", "buried", "failed"), strict=True):
+        assert events.of(job_id) == [("pushed", 1), ("pushed", 1), ("taken", 2), (kind, 2)]
+    assert {event.queue for event in events} == {"orders"}
+    assert all(abs(event.at - before) < 3600 for event in events)
+
+
+def test_a_job_without_retries_left_has_failed_and_its_oldest_payload_is_buried(
+    make_app: MakeApp, events: Events
+) -> None:
+    worker = make_worker(make_app(on_job_event=events), max_retry_count=0)
+    worker.perform_async([{"id": "exhaust", "payload": 1}, {"id": "exhaust", "payload": 2}])
+    drain(worker, limit=1)
+    assert events.of("exhaust")[2:] == [("taken", 2), ("failed", 2), ("buried", 1)]
+
+
+def test_of_a_batch_that_failed_the_jobs_that_are_tried_again_alone_are_released(
+    make_app: MakeApp, events: Events
+) -> None:
+    worker = make_worker(make_app(on_job_event=events), batch_size=2, shards_count=1)
+    worker.perform_async([{"id": "fail"}, {"id": "ack"}])
+    drain(worker)
+    assert events.kinds("ack") == ["pushed", "taken", "released", "taken", "acked"]
+    assert events.kinds("fail") == ["pushed", "taken", "released", "taken", "failed"]
+
+
+def test_an_undecodable_payload_is_buried(make_app: MakeApp, events: Events) -> None:
+    app = make_app(on_job_event=events, dump_payload=str.encode, load_payload=lambda data: {b"good": "good"}[data])
+    worker = make_worker(app)
+    worker.perform_async(
+        [{"id": "ack", "payload": "good"}, {"id": "ack", "payload": "bad"}, {"id": "x", "payload": "bad"}]
+    )
+    drain(worker)
+    assert ("buried", 1) in events.of("ack")
+    assert events.kinds("ack")[-1] == "acked"
+    assert ("buried", 1) in events.of("x")
+
+
+def test_adrain_delivers_events_before_it_returns(make_app: MakeApp) -> None:
+    received = Events()
+    loops: list[asyncio.AbstractEventLoop] = []
+
+    def callback(event: lowq.JobEvent) -> None:
+        asyncio.run_coroutine_threadsafe(note(event), loops[0]).result()  # the loop goes on meanwhile
+
+    async def note(event: lowq.JobEvent) -> None:
+        received(event)
+
+    worker = make_worker(make_app(on_job_event=callback), by_loop=True)
+
+    async def run() -> None:
+        loops.append(asyncio.get_running_loop())
+        await worker.aperform_async({"id": "ack"})
+        await adrain(worker)
+        assert received.kinds("ack") == ["pushed", "taken", "acked"]
+
+    asyncio.run(run())
+
+
+def test_each_verb_of_a_consumer_has_its_event(make_app: MakeApp, events: Events) -> None:
+    app = make_app(on_job_event=events)
+    queue = app.queue("mail", 2)
+    ids = ["acked", "released", "buried", "failed", "batch", "closed"]
+    queue.push([{"id": job_id} for job_id in ids])
+    with queue.consumer() as consumer:
+        jobs: dict[str, lowq.ConsumerJob] = {}
+        while len(jobs) < len(ids):
+            jobs |= {job.id: job for job in consumer.take(10)}
+        jobs["acked"].ack()
+        jobs["released"].release(delay=3600)
+        jobs["buried"].bury("no")
+        jobs["failed"].fail("no", delay=3600)
+        consumer._take_ready(1, [jobs["batch"].receipt], ())  # as `batches` acknowledges
+    for job_id in ids:
+        last = {"batch": "acked", "closed": "released"}.get(job_id, job_id)
+        assert events.of(job_id) == [("pushed", 1), ("taken", 1), (last, 1)]
+
+
+def test_a_job_whose_ttr_has_passed_is_released(make_app: MakeApp, events: Events) -> None:
+    queue = make_app(on_job_event=events).queue("mail", 1)
+    queue.push({"id": 1})
+    with queue.consumer(ttr=0.01) as consumer:
+        assert consumer.take(1)
+        until(lambda: events.kinds("1")[:3] == ["pushed", "taken", "released"], "its release")
+
+
+def test_what_people_do_has_its_events(make_app: MakeApp, events: Events) -> None:
+    app = make_app(on_job_event=events)
+    queue = app.queue("mail", 3)
+    queue.push([{"id": number, "perform_at": 2**33} for number in range(6)])
+    queue.bury([0, 1, 2, "nobody"], "why not")
+    queue.kick([0, "nobody"])
+    assert queue.kick_oldest(1).done == 1
+    queue.delete([3, 99])
+    assert queue.clear() == 5
+    assert app.flush_events(60)
+    counts = Counter(event.kind for event in events)
+    assert counts == {"pushed": 6, "buried": 3, "kicked": 2, "deleted": 6}
+    assert events.of("3") == [("pushed", 1), ("deleted", None)]
+    assert events.kinds("0") == ["pushed", "buried", "kicked", "deleted"]
+
+
+@pytest.mark.parametrize("listens", [False, True])
+def test_what_a_dead_owner_left_in_flight_is_restored_or_buried(
+    make_app: MakeApp, events: Events, listens: bool
+) -> None:
+    app = make_app()
+    worker = make_worker(app, max_crash_count=1)
+    worker.perform_async([{"id": number} for number in range(10)])
+    taken: set[str] = set()
+    for dead in shards_of(app.client, app.config, worker, "a" * 16):
+        assert isinstance(dead.lease.acquire(0.1), Lease)
+        taken |= {job.id for job in dead.in_flight.take(100).jobs}
+    assert len(taken) == 10
+    app = make_app(on_job_event=events if listens else None)
+    restored = 0
+    for mine in shards_of(app.client, app.config, worker, "b" * 16, events=app.events_of("orders")):
+        lease = until(partial(_acquired, mine), "its lease")
+        assert lease is not None
+        restored += lease.restored + len(lease.poisoned)
+        mine.lease.acquire(5)  # resumes it: nothing more is restored
+    assert restored == 10, "what a lease says is the same"
+    app.flush_events(60)
+    assert sorted(event.id for event in events) == (sorted(taken) if listens else [])
+    assert {event.kind for event in events} <= {"restored", "buried"}
+
+
+def _acquired(shard: Shard) -> Lease | None:
+    lease = shard.lease.acquire(5)
+    return lease if isinstance(lease, Lease) else None
+
+
+# --- pushes ---
+
+
+def test_pushes_of_threads_that_meet_have_their_events(make_app: MakeApp, events: Events) -> None:
+    app = make_app(on_job_event=events)
+    queue = app.queue("mail", 4)
+    queue.push([])
+    threads = [
+        threading.Thread(target=lambda base=base: [queue.push({"id": base + n}) for n in range(50)])
+        for base in range(0, 400, 50)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert app.flush_events(60)
+    assert sorted(int(event.id) for event in events) == list(range(400))
+    assert {(event.kind, event.payloads_count) for event in events} == {("pushed", 1)}
+
+
+def test_pushes_of_coroutines_that_meet_have_their_events(make_app: MakeApp, events: Events) -> None:
+    app = make_app(on_job_event=events)
+    queue = app.queue("mail", 4)
+
+    async def run() -> None:
+        await asyncio.gather(*(queue.apush({"id": number}) for number in range(300)))
+        await queue.apush([{"id": number} for number in range(300, 3000)])
+
+    asyncio.run(run())
+    assert app.flush_events(60)
+    assert sorted(int(event.id) for event in events) == list(range(3000))
+
+
+def test_a_refused_push_has_no_event(make_app: MakeApp, events: Events) -> None:
+    app = make_app(on_job_event=events)
+    with pytest.raises(lowq.JobError):
+        app.queue("mail", 1).push([{"id": 1}, {"id": None}])
+    assert app.flush_events(60)
+    assert events == []
+
+
+# --- who listens ---
+
+
+def test_a_worker_hears_of_its_own_queue_and_the_application_of_all(make_app: MakeApp, events: Events) -> None:
+    app, of_worker, of_function = make_app(on_job_event=events), Events(), Events()
+
+    @app.worker(shards_count=1)
+    class Orders(Worker[Any]):
+        def perform(self, payloads_by_id: PayloadsById) -> None:
+            pass
+
+        @classmethod
+        def on_event(cls, event: lowq.JobEvent) -> None:
+            of_worker(event)
+
+    @app.worker(shards_count=1, on_event=of_function)
+    def mails(payloads_by_id: PayloadsById) -> None:
+        pass
+
+    Orders.perform_async({"id": 1})
+    mails.perform_async({"id": 2})
+    drain(Orders, mails)
+    assert of_worker.kinds("1") == of_function.kinds("2") == ["pushed", "taken", "acked"]
+    assert {event.queue for event in of_worker} == {"Orders"}
+    assert {event.queue for event in of_function} == {"mails"}
+    assert len(events) == 6
+
+
+def test_nothing_is_made_where_nobody_listens(make_app: MakeApp, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise AssertionError
+
+    monkeypatch.setattr(JobEvents, "put", refuse)
+    app = make_app()
+    worker = make_worker(app)
+    worker.perform_async([{"id": job_id} for job_id in ("ack", "fail", "bury")])
+    drain(worker)
+    worker.queue.clear()
+    assert app.events_of("orders") is None
+
+
+@pytest.mark.parametrize("callback", ["print", 5, os.getpid, os.link])
+def test_what_is_no_callback_is_refused(callback: Any) -> None:
+    with pytest.raises(lowq.ConfigError, match=r"on_event=.* must be a function of one argument"):
+        make_worker(lowq.Lowq(), on_event=callback)
+
+
+def test_an_async_callback_is_refused() -> None:
+    async def callback(event: lowq.JobEvent) -> None:
+        pass
+
+    with pytest.raises(lowq.ConfigError, match="no async def"):
+        make_worker(lowq.Lowq(), on_event=callback)
+    with pytest.raises(lowq.ConfigError, match="not async def"):
+        lowq.Lowq(on_job_event=callback)
+
+
+def test_a_method_of_an_instance_is_refused() -> None:
+    app = lowq.Lowq()
+    with pytest.raises(lowq.ConfigError, match="write @staticmethod def on_event"):
+
+        @app.worker
+        class Orders:
+            def perform(self, payloads_by_id: PayloadsById) -> None:
+                pass
+
+            def on_event(self, event: lowq.JobEvent) -> None:
+                pass
+
+
+# --- callbacks that misbehave ---
+
+
+@pytest.mark.parametrize("error", [ValueError("oops"), SystemExit(3), KeyboardInterrupt()])
+def test_a_callback_that_raises_is_logged_and_harms_nothing(
+    make_app: MakeApp, events: Events, caplog: pytest.LogCaptureFixture, error: BaseException
+) -> None:
+    def callback(event: lowq.JobEvent) -> None:
+        raise error
+
+    app = make_app(on_job_event=callback)
+    worker = make_worker(app, on_event=events)
+    worker.perform_async([{"id": "ack"}, {"id": "ack-2"}])
+    assert drain(worker).performed == 2
+    assert len(events) == 6, "the other callback has all"
+    logged = [record for record in caplog.records if getattr(record, "event", "") == "callback_failed"]
+    assert len(logged) == 1, "not for every job"
+    assert logged[0].exc_info is not None
+
+
+def test_a_callback_that_hangs_delays_neither_work_nor_pushes_nor_the_end(
+    make_app: MakeApp, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING, "lowq.events")
+    hangs = threading.Event()
+    performed: list[str] = []
+    app = make_app(on_job_event=lambda _event: hangs.wait())
+
+    @app.worker(shards_count=2)
+    def work(payloads_by_id: PayloadsById) -> None:
+        performed.extend(payloads_by_id)
+
+    try:
+        node = lowq.Node(app, threads=2)
+        node.start()
+        work.perform_async([{"id": number} for number in range(12_000)])
+        until(lambda: len(performed) == 12_000, "all jobs")
+        assert node.stop()
+        assert not app.flush_events(0.01)
+        dropped = [record for record in caplog.records if getattr(record, "event", "") == "events_dropped"]
+        assert len(dropped) == 1
+    finally:
+        hangs.set()
+
+
+def test_the_oldest_events_are_dropped_and_counted(caplog: pytest.LogCaptureFixture) -> None:
+    events, received, goes_on = JobEvents(max_events=10), Events(), threading.Event()
+
+    def callback(event: lowq.JobEvent) -> None:
+        goes_on.wait()
+        received(event)
+
+    emitter = events.of("q", callback)
+    assert emitter is not None
+    emitter.emit("pushed", ["first"])
+    until(lambda: events._is_calling, "the first is with the callback")
+    for number in range(30):
+        emitter.emit("pushed", [f"{number}"], 1)
+    assert events.dropped == 20
+    goes_on.set()
+    until(lambda: "20 events were dropped" in caplog.text, "the log says how many")
+    assert [event.id for event in received] == ["first", *map(str, range(20, 30))]
+    emitter.emit("expired", [b"\xd0\xb7"], [3])
+    assert events.flush(60)
+    assert (received[-1].kind, received[-1].id, received[-1].payloads_count) == ("expired", "з", 3)
+
+
+def test_the_thread_ends_when_nothing_happens_and_comes_back(monkeypatch: pytest.MonkeyPatch, events: Events) -> None:
+    monkeypatch.setattr("lowq.job_events.IDLE_SECONDS", 0.01)
+    emitter = (of := JobEvents()).of("q", events)
+    assert emitter is not None
+    for number in range(3):
+        emitter.emit("pushed", [str(number)])
+        until(lambda: of._thread is None, "its end")
+    assert [event.id for event in events] == ["0", "1", "2"]
+
+
+def test_a_callback_may_push(make_app: MakeApp, events: Events) -> None:
+    def callback(event: lowq.JobEvent) -> None:
+        events(event)
+        if event.kind == "acked" and event.id == "ack-1":
+            worker.perform_async({"id": "ack-2"})
+            assert not app.flush_events(60), "from here it waits for nothing"
+
+    app = make_app(on_job_event=callback)
+    worker = make_worker(app)
+    worker.perform_async({"id": "ack-1"})
+    drain(worker)
+    drain(worker)
+    assert events.kinds("ack-2") == ["pushed", "taken", "acked"]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
+def test_a_child_of_a_fork_has_events_of_its_own(make_app: MakeApp) -> None:
+    reader, writer = os.pipe()
+    goes_on = threading.Event()
+
+    def callback(event: lowq.JobEvent) -> None:
+        if os.getpid() == parent:
+            goes_on.wait()
+        else:
+            os.write(writer, event.id.encode())
+
+    parent = os.getpid()
+    events = JobEvents()
+    emitter = events.of("q", callback)
+    assert emitter is not None
+    emitter.emit("pushed", ["of the parent"])
+    emitter.emit("pushed", ["of the parent, too"])
+    pid = os.fork()
+    if pid == 0:
+        try:
+            emitter.emit("pushed", ["of the child"])
+            events.flush(60)
+        finally:
+            os._exit(0)
+    os.waitpid(pid, 0)
+    goes_on.set()
+    os.close(writer)
+    assert os.read(reader, 1000) == b"of the child"
+    os.close(reader)
