@@ -347,7 +347,11 @@ def check_queue_name(name: object) -> str:
 
 def queue_options_of(worker: type[Worker[Any]]) -> QueueOptions:
     """What the worker says of its queue."""
-    said = {name: checked(worker.__name__, name, getattr(worker, name)) for name in DeclaredOptions.__annotations__}
+    values = {name: getattr(worker, name) for name in DeclaredOptions.__annotations__}
+    # What is a property has a value for each instance, and none here.
+    said = {
+        name: checked(worker.__name__, name, value) for name, value in values.items() if not isinstance(value, property)
+    }
     return QueueOptions(worker.queue_name, worker.shards_count).declared(said)
 
 

@@ -7,6 +7,7 @@ expired, in steps of ``scan_size`` until nothing has any more. `take` never hand
 from collections.abc import Callable, Iterable, Sequence
 
 from lowq.broker.shard import Shard
+from lowq.codec import decode_id
 from lowq.errors import RedisUnavailable
 from lowq.queue_options import QueueOptions
 from lowq.store import Call, Client
@@ -65,8 +66,14 @@ class Sweeper:
                     self._unfinished = []
                 if isinstance(reply, Exception):
                     raise reply
-                if reply[2]:
+                expired, removed, more, *ids = reply
+                if more:
                     shards.append(shard)
+                events = shard.in_flight.events
+                if events is not None and expired:
+                    events.emit("expired", [decode_id(job_id) for job_id in ids[0][::2]], ids[0][1::2])
+                if events is not None and removed:
+                    events.emit("deleted", [decode_id(job_id) for job_id in ids[1]])
         self._unfinished = shards
         return now
 

@@ -304,7 +304,7 @@ class TestFields:
             encoded(**{name: 1})
 
     def test_a_field_like_none_is_refused_with_all_that_there_are(self) -> None:
-        with pytest.raises(JobError, match="a job has delay, id, payload, perform_at, perform_in, score"):
+        with pytest.raises(JobError, match="a job has delay, id, payload, perform_at, perform_in, priority, score"):
             encoded(xyzzy=1)
 
     def test_a_field_whose_name_is_no_text_is_refused(self) -> None:

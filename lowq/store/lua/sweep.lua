@@ -6,9 +6,9 @@
 -- ARGV[3]  morgue_ttl: seconds that a buried job is kept; '' = for good
 -- ARGV[4]  morgue_max: how many buried jobs the shard keeps; '' = all of them
 --
--- Reply: {expired, removed, more, id...}
+-- Reply: {expired, removed, more, {id, count, id, count...}, {id...}}
 --   expired: payloads; removed: jobs of the morgue; more: 1 when there is more to be swept at once, else 0
---   ids: of expired payloads, and of jobs removed from the morgue
+--   then which ids how many of these payloads are of, and which jobs of the morgue these are
 --
 -- Invariant: works in the order of time and stops at the first that lives, so a shard of which nothing has expired
 -- costs one look-up. A payload that lives is not touched. Whoever sweeps need not hold the lease: it is the clock that
@@ -17,8 +17,8 @@
 --!flags allow-oom
 local prefix, most, morgue_ttl, morgue_max = KEYS[1], tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
 local now = read_now()
-local expired, ids = sweep_expired(prefix, now, most)
-local more = #ids == most or expired >= most
+local expired, looked, ids = sweep_expired(prefix, now, most)
+local more = looked == most or expired >= most
 
 -- What one call frees of the morgue, in bytes: it must not hold Redis for long.
 local room = 16777216
@@ -42,7 +42,6 @@ if #buried > 0 then
     end
     gone[i], keys[i] = id, prefix .. 'morgue:payloads:' .. id
     room = room - weight(keys[i])
-    ids[#ids + 1] = id
   end
   redis.call('ZREM', key_morgue, unpack(gone))
   redis.call('UNLINK', unpack(keys))
@@ -50,4 +49,4 @@ if #buried > 0 then
   more = more or #buried == most or #gone < #buried
   buried = gone
 end
-return { expired, #buried, more and 1 or 0, unpack(ids) }
+return { expired, #buried, more and 1 or 0, ids, buried }

@@ -96,7 +96,7 @@ def test_it_is_kept_when_the_owner_dies(owned: ShardRig, payloads: list[str]) ->
 def test_what_runs_is_not_taken_away(owned: ShardRig) -> None:
     owned.push(job("a", "v", ttl=10))
     take(owned, NOW + 1)
-    assert sweep(owned, NOW + 11) == [0, 0, 0]
+    assert sweep(owned, NOW + 11) == [0, 0, 0, [], []]
     owned.shard.in_flight.finish(["a"])
     take(owned, NOW + 12)
     assert (owned.count("processed"), owned.count("expired")) == (1, 0)
@@ -106,7 +106,7 @@ def test_what_comes_for_a_running_id_may_expire_meanwhile(owned: ShardRig) -> No
     owned.push(job("a", "v1", ttl=100))
     take(owned, NOW + 1)
     owned.push(job("a", "v2", ttl=10), now=NOW + 1)
-    assert sweep(owned, NOW + 12) == [1, 0, 0, b"a"]
+    assert sweep(owned, NOW + 12) == [1, 0, 0, [b"a", 1], []]
     owned.shard.in_flight.fail([retry("a")], NOW + 13)
     assert owned.read("payloads:a") == {"v1": NOW}
     assert owned.read("errors") == {"a": "boom"}
@@ -133,7 +133,7 @@ def test_the_lowest_payload_is_exhausted_and_the_rest_expires_in_time(owned: Sha
 def test_a_buried_payload_lies_there_for_good_and_so_it_does_when_it_is_kicked(owned: ShardRig) -> None:
     owned.push(job("a", "v", ttl=10))
     assert owned.run("bury", repr(NOW + 1), "", "", "", "", "a", "why", 0) == [1]
-    assert sweep(owned, NOW + 11) == [0, 0, 0]
+    assert sweep(owned, NOW + 11) == [0, 0, 0, [], []]
     assert owned.run("kick", repr(NOW + 12), "", "", "a") == [1]
     assert take(owned, NOW + 13) == {"a": ["v"]}
 
@@ -182,9 +182,9 @@ def test_more_than_one_take_sweeps_has_expired(owned: ShardRig) -> None:
 
 def test_a_sweep_removes_a_bounded_number_of_those_that_expired_first(owned: ShardRig) -> None:
     owned.push(*(job(f"{number}", "v", ttl=10 + number) for number in range(10)))
-    assert sweep(owned, NOW + 100, 4) == [4, 0, 1, b"0", b"1", b"2", b"3"]
+    assert sweep(owned, NOW + 100, 4) == [4, 0, 1, [b"0", 1, b"1", 1, b"2", 1, b"3", 1], []]
     assert owned.read("due").keys() == {"4", "5", "6", "7", "8", "9"}
-    assert sweep(owned, NOW + 15, 100) == [2, 0, 0, b"4", b"5"]
+    assert sweep(owned, NOW + 15, 100) == [2, 0, 0, [b"4", 1, b"5", 1], []]
 
 
 def test_a_sweep_removes_a_bounded_number_of_payloads_of_one_id(owned: ShardRig) -> None:
@@ -205,7 +205,7 @@ def test_while_nothing_has_expired_a_sweep_costs_one_look(owned: ShardRig) -> No
     owned.push(*(job(f"{number}", "v", ttl=10) for number in range(100)))
     sweep(owned, NOW)
     owned.client.command("CONFIG", "RESETSTAT")
-    assert sweep(owned, NOW) == [0, 0, 0]
+    assert sweep(owned, NOW) == [0, 0, 0, [], []]
     stats = owned.client.command("INFO", "commandstats").decode()
     names = {line.split(":")[0] for line in stats.split() if line.startswith("cmdstat_")}
     assert names - {"cmdstat_config|resetstat", "cmdstat_info", "cmdstat_evalsha", "cmdstat_hello"} == {
@@ -221,16 +221,16 @@ def bury(rig: ShardRig, *ids: str) -> None:
 
 def test_what_lies_in_the_morgue_for_too_long_is_removed(owned: ShardRig) -> None:
     bury(owned, "a", "b", "c")
-    assert sweep(owned, NOW + 61, ttl=60) == [0, 2, 0, b"a", b"b"]
+    assert sweep(owned, NOW + 61, ttl=60) == [0, 2, 0, [], [b"a", b"b"]]
     assert owned.read("morgue").keys() == owned.read("morgue:errors").keys() == {"c"}
     assert "morgue:payloads:a" not in owned.names()
 
 
 def test_what_is_too_much_for_the_morgue_is_removed_oldest_first(owned: ShardRig) -> None:
     bury(owned, *"abcdef")
-    assert sweep(owned, NOW + 10, most=4) == [0, 2, 0, b"a", b"b"]
-    assert sweep(owned, NOW + 10, most=4) == [0, 0, 0]
-    assert sweep(owned, NOW + 10, 3, most=0) == [0, 3, 1, b"c", b"d", b"e"]
+    assert sweep(owned, NOW + 10, most=4) == [0, 2, 0, [], [b"a", b"b"]]
+    assert sweep(owned, NOW + 10, most=4) == [0, 0, 0, [], []]
+    assert sweep(owned, NOW + 10, 3, most=0) == [0, 3, 1, [], [b"c", b"d", b"e"]]
     assert owned.read("morgue").keys() == {"f"}
 
 

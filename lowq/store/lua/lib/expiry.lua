@@ -154,12 +154,12 @@ local function expire_taken(prefix, id, record, now)
 end
 
 -- Removes what has expired of waiting payloads, about `most` of them, those that expired first. Returns how many that
--- are, and their ids.
+-- are, at how many ids it looked, and id, number of payloads, id, number...
 local function sweep_expired(prefix, now, most)
   local until_now = string.format('%.17g', now)
   local ids = redis.call('ZRANGE', prefix .. 'expires', '-inf', until_now, 'BYSCORE', 'LIMIT', 0, most)
   if #ids == 0 then
-    return 0, ids
+    return 0, 0, {}
   end
   touch(prefix, { 'payloads:', 'expires:' }, ids)
   local keys = {}
@@ -168,9 +168,9 @@ local function sweep_expired(prefix, now, most)
   end
   local inline = redis.call('MGET', unpack(keys))
   local in_flight = redis.call('HMGET', prefix .. 'taken', unpack(ids))
-  local gone, gone_keys, over, count = {}, {}, {}, 0
+  local gone, gone_keys, over, count, found = {}, {}, {}, 0, {}
   for i, id in ipairs(ids) do
-    local is_gone = inline[i]
+    local is_gone, before = inline[i], count
     if is_gone then
       count = count + 1
     else
@@ -186,6 +186,9 @@ local function sweep_expired(prefix, now, most)
       end
       index_expiry(prefix, id)
       is_gone = redis.call('EXISTS', keys[i]) == 0
+    end
+    if count > before then
+      found[#found + 1], found[#found + 2] = id, count - before
     end
     if is_gone then
       gone[#gone + 1], gone_keys[#gone_keys + 1] = id, keys[i]
@@ -208,5 +211,5 @@ local function sweep_expired(prefix, now, most)
   if count > 0 then
     redis.call('HINCRBY', prefix .. 'meta', 'expired', count)
   end
-  return count, ids
+  return count, #ids, found
 end
