@@ -315,19 +315,23 @@ class Lowq:
         """The server in figures, and what an operator should be warned of."""
         return redis_info(self)
 
-    def send_command(self, node: str, command: Literal["quiet", "stop"]) -> None:
-        """Has a node go quiet (take nothing more, finish what runs, let others have its shards) or stop. The command
-        is sent once; `nodes` shows what became of it.
+    def send_command(self, node: str, command: Literal["quiet", "stop", "reload"]) -> None:
+        """Has a node go quiet (take nothing more, finish what runs, let others have its shards), stop, or reload (go on
+        with the code that is on its disk now). The command is sent once; `nodes` shows what became of it.
 
         Raises:
-            UnknownNodeError: no node of that name lives. ConfigError: something else than these. RedisUnavailable
+            UnknownNodeError: no node of that name lives. ConfigError: something else than these, or a node that can't
+            be reloaded. RedisUnavailable
         """
-        if command not in ("quiet", "stop"):
-            raise ConfigError(f"a node's commands are 'quiet' and 'stop', not {command!r}")
-        names = [info.name for info in self.nodes()]
-        if node not in names:
-            known = ", ".join(map(repr, names[:5])) or "none"
+        if command not in ("quiet", "stop", "reload"):
+            raise ConfigError(f"a node's commands are 'quiet', 'stop' and 'reload', not {command!r}")
+        nodes = {info.name: info for info in self.nodes()}
+        if node not in nodes:
+            known = ", ".join(map(repr, list(nodes)[:5])) or "none"
             raise UnknownNodeError(f"no node {node!r} lives; those that do: {known}")
+        refusal = nodes[node].reload_refusal
+        if command == "reload" and refusal:
+            raise ConfigError(f"{node} can't be reloaded: {refusal}")
         channel = nodes_key(self.config.namespace)
         self.client.command("PUBLISH", channel, json.dumps({"to": node, "do": command}), key=channel)
 

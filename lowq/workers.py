@@ -6,7 +6,7 @@ becomes a worker that calls it. Wrong forms are refused at decoration, with the 
 
 import asyncio
 import inspect
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from datetime import timedelta
 from difflib import SequenceMatcher, get_close_matches
 from typing import Any, ClassVar, Generic, Protocol, TypeAlias, TypeVar, overload
@@ -347,17 +347,20 @@ def check_queue_name(name: object) -> str:
 
 def queue_options_of(worker: type[Worker[Any]]) -> QueueOptions:
     """What the worker says of its queue."""
-    values = {name: getattr(worker, name) for name in DeclaredOptions.__annotations__}
-    # What is a property has a value for each instance, and none here.
-    said = {
-        name: checked(worker.__name__, name, value) for name, value in values.items() if not isinstance(value, property)
-    }
+    values = _values_of(worker, DeclaredOptions.__annotations__)
+    said = {name: checked(worker.__name__, name, value) for name, value in values.items()}
     return QueueOptions(worker.queue_name, worker.shards_count).declared(said)
 
 
 def options_of(worker: type[Worker[Any]]) -> dict[str, Any]:
     """The worker's options, as the registry in Redis shows them."""
-    options = {name: getattr(worker, name) for name in _SHOWN}
+    options = _values_of(worker, _SHOWN)
     # Only those that are used: a registry is sent with every heartbeat.
     time_limit, _ = limits_of(worker)
     return options | ({} if time_limit is None else {"time_limit": time_limit}) | queue_options_of(worker).shown()
+
+
+def _values_of(worker: type[Worker[Any]], names: Iterable[str]) -> dict[str, Any]:
+    """What is a property has a value for each instance, and none here."""
+    values = {name: getattr(worker, name) for name in names}
+    return {name: value for name, value in values.items() if not isinstance(value, property)}

@@ -55,8 +55,8 @@ class Broker:
     dispatcher of its own, in the same order. ``shares``: what a queue may have of its group; of one that is not named,
     the default. ``activities``: asked by the loop for what is being performed. ``registrations``: the queues' entries,
     made anew with every heartbeat. ``more_details``: what the registry is to say of this process besides. ``queues``:
-    their options. ``chore``: called by the maintenance loop between what it does itself.
-    ``on_ready``: it is a member and has asked for its shards. ``on_command``: somebody has sent it a command.
+    their options. ``chore``: called by the maintenance loop between what it does itself. ``resumes``: the process has
+    leases from before an exec, see `keep`. ``on_ready``: it is a member and has asked for its shards. ``on_command``: somebody has sent it a command.
 
     Raises:
         ConfigError: the splitter returned what it was not given; whatever else it raises.
@@ -82,6 +82,7 @@ class Broker:
         on_ready: Callable[[], object],
         on_command: Callable[[str], object],
         on_fatal: Callable[[BaseException], object],
+        resumes: bool = False,
         clock: Clock = clock_now,
     ) -> None:
         self.name = identity.name
@@ -122,7 +123,9 @@ class Broker:
             self._received,
             self.outage.begin,
         )
-        leases = Leases(maintenance_client, self.shards, by_queue, self._listener, config.lease_ttl, clock=clock)
+        leases = Leases(
+            maintenance_client, self.shards, by_queue, self._listener, config.lease_ttl, resumes=resumes, clock=clock
+        )  # fmt: skip
         self.maintenance = MaintenanceLoop(
             maintenance_client,
             membership,
@@ -155,6 +158,12 @@ class Broker:
             dispatcher.close()
         self.maintenance.quiet()
 
+    def finish(self) -> None:
+        """Hands out nothing more, and begins no batch of what was handed out. Membership and leases stay."""
+        for workers, dispatcher in zip(self._groups, self.dispatchers, strict=True):
+            dispatcher.leave([shard for shard in self.shards if shard.queue in workers.queues])
+            dispatcher.close()
+
     def stop(self) -> None:
         """Renews nothing any more: from here on the leases run out. After `quiet`."""
         self.maintenance.stop()
@@ -167,6 +176,23 @@ class Broker:
             RedisUnavailable
         """
         self.maintenance.leave(seconds)
+
+    def keep(self, nonce: str) -> None:
+        """Leaves leases and membership, after `stop`, to this process, which is about to run other code and asks for
+        them with that nonce. Nothing may be in flight.
+
+        Raises:
+            RedisUnavailable
+        """
+        self.maintenance.keep(nonce)
+
+    def give_up(self, seconds: float) -> None:
+        """As `leave`, and stays a member: this process is about to run other code.
+
+        Raises:
+            RedisUnavailable
+        """
+        self.maintenance.give_up(seconds)
 
     def detach(self) -> None:
         """Leaves all leases, after `stop`, with what is in flight, to a consumer with the same session.

@@ -136,6 +136,10 @@ class ShardLease:
         self.current = None
         self.deadline = 0.0
 
+    def has_nonce(self, nonce: str) -> bool:
+        """Whether it is asked for with that nonce."""
+        return self._nonce == nonce
+
     def renew_nonce(self) -> None:
         """From now on it is asked for as by another process. So it is not resumed, and the next lease has a higher
         fence than the last one. The beginning stays: by that a node is known.

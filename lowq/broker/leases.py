@@ -45,8 +45,12 @@ class Leases:
         listener: Listener,
         lease_ttl: float,
         *,
+        resumes: bool = False,
         clock: Clock = clock_now,
     ) -> None:
+        """``resumes``: the process has leases from before an exec, of whatever shards. They are resumed, and those that
+        are not wanted any more given up.
+        """
         self._clock = clock
         #: The first error that concerned only some shards, since `clear_trouble`.
         self.trouble: Exception | None = None
@@ -58,7 +62,7 @@ class Leases:
         self._lease_ttl = lease_ttl
         self._wanted: set[Shard] = set()
         #: When to try for a wanted shard that is not held, or of which that is in doubt. Monotonic.
-        self._tries: dict[Shard, float] = {}
+        self._tries: dict[Shard, float] = dict.fromkeys(shards, 0.0) if resumes else {}
         #: When Redis was last known to be away, monotonic.
         self._away_at = -float("inf")
         #: Shards that this node held last, and those that others were seen to hold.
@@ -210,7 +214,8 @@ class Leases:
             lease = shard.lease.acquired(reply, sent + self._lease_ttl)
             if isinstance(lease, LeaseDenied):
                 self._stand_by(shard, lease, had)
-                waiting.append(shard)
+                if shard in self._wanted:
+                    waiting.append(shard)
                 return
             del self._tries[shard]
             self._mine.add(shard)
@@ -356,6 +361,24 @@ class Leases:
                 if isinstance(reply, Exception) and not isinstance(reply, LeaseLost):
                     raise reply
                 shard.lease.lose()
+
+    def keep(self, nonce: str) -> None:
+        """Leaves the leases to this process, which is about to run other code and will ask for them with that nonce:
+        they get their whole time. Those that it couldn't resume, and those that are not wanted, are given up. Nothing
+        may be in flight. Only once the maintenance loop has ended.
+
+        Raises:
+            RedisUnavailable
+        """
+        kept = [shard for shard in self.held if shard in self._wanted and shard.lease.has_nonce(nonce)]
+        others = [shard for shard in self.held if shard not in set(kept)]
+
+        def note(_shard: Shard, reply: Any, _sent: float) -> None:
+            if isinstance(reply, Exception) and not isinstance(reply, LeaseLost):
+                raise reply
+
+        self._ask_all(kept, lambda shard: shard.lease.renew_call(self._lease_ttl), note)
+        self._ask_all(others, lambda shard: shard.lease.surrender_call(0.0), note)
 
     # --- the log ---
 

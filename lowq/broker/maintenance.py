@@ -372,6 +372,27 @@ class MaintenanceLoop:
         if isinstance(reply, Exception):
             raise reply
 
+    def keep(self, nonce: str) -> None:
+        """Leaves leases and membership, after `stop`, to this process, which is about to run other code; see
+        `Leases.keep`. What was counted goes out.
+
+        Raises:
+            RedisUnavailable
+        """
+        self._leases.keep(nonce)
+        extras = [call for extra in self._heartbeat_extras for call in extra()]
+        for reply in self._client.run_many([self._membership.heartbeat_call(self._details()), *extras], repeats=0):
+            if isinstance(reply, Exception):
+                raise reply
+
+    def give_up(self, seconds: float) -> None:
+        """As `leave`, and stays a member: this process is about to run other code.
+
+        Raises:
+            RedisUnavailable
+        """
+        self._leases.leave(seconds)
+
     def detach(self) -> None:
         """Leaves all leases, after `stop`, with what is in flight, to a consumer with the same session.
 

@@ -6,8 +6,9 @@
     loading   from -r to the application                       output    tables, times, JSON, progress
     web       the dashboard                                    supervised  a command as a process of another
     run       a node, or a supervisor of several; `embedded`: the store inside of it
+    reload    new code for a node, in its process
     look      stats, nodes, shards, jobs, peek, why
-    history   rates, audit                                   nodes     quiet, stop
+    history   rates, audit                                   nodes     quiet, stop, reload
     push      NDJSON, or a single job
     act       kick, bury, delete, perform-now, pause, resume, drop
     doctor    what is wrong, and what to do about it
@@ -53,6 +54,7 @@ from lowq.version import VERSION
             act.drop,
             nodes.quiet,
             nodes.stop,
+            nodes.reload,
         ],
     },
     no_args_is_help=True,

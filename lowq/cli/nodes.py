@@ -1,4 +1,4 @@
-"""The verbs that send commands to nodes: quiet, stop."""
+"""The verbs that send commands to nodes: quiet, stop, reload."""
 
 import click
 
@@ -26,3 +26,16 @@ def stop(app: Lowq, node: str) -> None:
     """Stop a node, in order, as TERM does."""
     app.send_command(node, "stop")
     say(f"sent stop to {node}")
+
+
+@click.command
+@with_app
+@click.argument("node")
+def reload(app: Lowq, node: str) -> None:
+    """Have a node go on with new code, as HUP does.
+
+    It loads what is on its disk now. If that can't be run, it goes on with what it has, and its log says why. Otherwise
+    it finishes what runs and goes on in the same process, with its shards. A supervisor is sent HUP instead.
+    """
+    app.send_command(node, "reload")
+    say(f"sent reload to {node}; its log says what becomes of it")

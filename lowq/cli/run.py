@@ -1,6 +1,7 @@
 """``lowq run``: a node, or a supervisor of several."""
 
 import os
+import socket
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -14,9 +15,10 @@ from lowq.application import Lowq
 from lowq.cli.failure import FAILED, USAGE, Failure, failure_of, message_of
 from lowq.cli.group import metrics_options, set_up, with_connection
 from lowq.cli.loading import in_short, load_app, source_folder, users_traceback
+from lowq.cli.reload import Launch
 from lowq.cli.supervised import program, reporting, supervised_option, trace_of, typed_options
 from lowq.cli.web import DASHBOARD_OPTIONS, Address, dashboard, log_options, with_dashboard_options
-from lowq.errors import ConfigError, LowqError, RedisUnavailable
+from lowq.errors import ConfigError, LowqError, RedisUnavailable, ShardsCountError
 from lowq.logs import LogFormat, get_log
 from lowq.node.node import Node
 from lowq.store import new_store
@@ -51,6 +53,7 @@ _PASSED_ON = {
 @with_dashboard_options
 @log_options
 @supervised_option
+@click.option("--check", is_flag=True, hidden=True, help="Load the code, see whether it can be run, and end.")
 @click.pass_context
 def run(
     context: click.Context,
@@ -71,11 +74,13 @@ def run(
     log_format: LogFormat | None,
     log_level: str | None,
     supervised: str | None,
+    check: bool,
     **_dashboard: Any,
 ) -> None:
     """Run a node: performs the jobs of the workers in APP.
 
-    TERM and Ctrl-C stop it, a second Ctrl-C at once; TSTP makes it quiet; TTIN logs the stacks of all threads.
+    TERM and Ctrl-C stop it, a second Ctrl-C at once; TSTP makes it quiet; TTIN logs the stacks of all threads. HUP
+    makes it finish what runs and go on with the code that is on the disk then, in the same process.
 
     With --processes (also 1) or --reload, HUP or USR2 deploy: processes with the code that is on the disk now are
     started, and when all are ready the old ones finish what they perform and end.
@@ -86,8 +91,7 @@ def run(
         raise Failure("--embedded brings its own store; leave out --redis-url", USAGE)
     if web is not None and (processes is not None or reload):
         raise Failure("--web is for a single node; beside several processes run the dashboard alone: lowq web", USAGE)
-    # The application may change it.
-    folder = str(Path.cwd())
+    launch = Launch()
     with (
         _in_format(log_format, log_level),
         reporting(supervised, log_format, Supervised) as child,
@@ -106,7 +110,13 @@ def run(
                 app, redis_url=redis_url, namespace=namespace, threads_per_node=threads, concurrency=concurrency,
                 graphite=graphite, statsd=statsd,
             )  # fmt: skip
-            node = _make_node(app, queues, child, prefetch=not no_prefetch)
+            new_code = launch.new_code(_reload_refusal(app, child, embedded=embedded))
+            node = _make_node(
+                app, queues, child, prefetch=not no_prefetch, new_code=new_code, resumes_as=launch.nonce
+            )  # fmt: skip
+            if check:
+                _report_check(app, node, child)
+                context.exit()
             store_url = None
             if embedded:
                 store = new_store()
@@ -115,9 +125,13 @@ def run(
             if web is not None:
                 options = typed_options(context, DASHBOARD_OPTIONS)
                 options += [] if store_url is None else [f"--redis-url={store_url}"]
-                stack.enter_context(dashboard(options, web, folder, health=node.trouble))
+                launch.dashboard = stack.enter_context(
+                    dashboard(options, web, launch.folder, health=node.trouble, was_at=launch.web)
+                )
             code = _run(node)
+            launch.succeeds_as = node.succeeds_as
     _let_go_of_streams()
+    launch.go_on()
     context.exit(code)
 
 
@@ -144,15 +158,38 @@ def _open_store(stack: ExitStack, store: object, namespace: str | None) -> str:
 # --- a node ---
 
 
-def _make_node(app: Lowq, queues: tuple[str, ...], child: Supervised | None, *, prefetch: bool) -> Node:
+def _make_node(app: Lowq, queues: tuple[str, ...], child: Supervised | None, **options: Any) -> Node:
     def report_ready() -> None:
         if child is not None:
             child.ready(app.config.shutdown_timeout)
 
     try:
-        return Node(app, queues=queues or None, prefetch=prefetch, on_ready=report_ready)
+        return Node(app, queues=queues or None, on_ready=report_ready, **options)
     except ConfigError as error:
         raise Failure(str(error), USAGE if queues else FAILED) from None
+
+
+def _reload_refusal(app: Lowq, child: Supervised | None, *, embedded: bool) -> str:
+    """Why the node can't take new code in its process, and what to do instead; empty: it can."""
+    if child is not None:
+        return f"it is a process of a supervisor: send HUP to that one, pid {os.getppid()} on {socket.gethostname()}"
+    if embedded or app.config.redis_url.startswith("memory://"):
+        return "its store is inside of its process, and would be lost: stop it and start it again"
+    return ""
+
+
+def _report_check(app: Lowq, node: Node, child: Supervised | None) -> None:
+    """The code can be run, if the queues have the numbers of shards that it says. Nothing is written.
+
+    Raises:
+        ShardsCountError, RedisUnavailable, RedisRefused
+    """
+    existing = {queue.name: queue.shards_count for queue in app.queues()}
+    for queue, shards_count in node.queues.items():
+        if existing.get(queue, shards_count) != shards_count:
+            raise ShardsCountError(queue, existing[queue], shards_count)
+    if child is not None:
+        child.ready(app.config.shutdown_timeout)
 
 
 def _run(node: Node) -> int:

@@ -115,21 +115,33 @@ DASHBOARD_OPTIONS = {
 
 @contextmanager
 def dashboard(
-    options: Sequence[str], bind: tuple[str, int], folder: str, *, health: Callable[[], str | None]
-) -> Iterator[None]:
+    options: Sequence[str],
+    bind: tuple[str, int],
+    folder: str,
+    *,
+    health: Callable[[], str | None],
+    was_at: str | None = None,
+) -> Iterator[DashboardProcess]:
     """The dashboard beside a node, for the time of the block. ``options``: of `lowq web`; ``health``: why the node is
-    not well, or None.
+    not well, or None; ``was_at``: where it was before the node got new code. There it comes back, and nobody waits.
     """
     host, port = bind
     address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-    process = DashboardProcess([*program(), "web", *options], address, folder, health)
+    process = DashboardProcess([*program(), "web", *options], was_at or address, folder, health)
+    if was_at is not None:
+        process.start_later()
+        try:
+            yield process
+        finally:
+            process.stop()
+        return
     try:
         url = process.start()
     except DashboardFailed as error:
         raise Failure(str(error), USAGE if error.code == USAGE else FAILED) from None
     click.echo(f"the dashboard is at {url}")
     try:
-        yield
+        yield process
     finally:
         process.stop()
 

@@ -57,6 +57,8 @@ class NodeInfo:
     kind: str = "node"
     #: Of a consumer: how many jobs it has in hand.
     taken: int = 0
+    #: Why it can't be reloaded, and what to do instead; empty: it can.
+    reload_refusal: str = ""
 
 
 def queues(backend: Backend) -> list[QueueInfo]:
@@ -201,7 +203,14 @@ def _node_info(name: bytes, data: bytes, now: float) -> NodeInfo | None:
         written_off=untrusted.whole(details.get("written_off"), 0) or 0,
         kind="consumer" if details.get("kind") == "consumer" else "node",
         taken=untrusted.whole(details.get("taken"), 0) or 0,
+        reload_refusal=_reload_refusal(details),
     )
+
+
+def _reload_refusal(details: Mapping[str, Any]) -> str:
+    if details.get("kind") == "consumer":
+        return "it is a consumer: restart its program"
+    return untrusted.text(details.get("reload_refusal")) or ""
 
 
 def _list(said: Any) -> list[Any]:

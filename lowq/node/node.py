@@ -3,7 +3,8 @@
 1. start: check the queues' shards, make one instance of each worker per thread, start broker and threads;
 2. each thread: wait for a shard -> take -> perform batch by batch -> report; the next take acknowledges;
 3. whenever nodes come or go: share the shards out anew, give up some, get others;
-4. stop: take nothing more, finish what runs, give back what was taken but not started, surrender the leases.
+4. stop: take nothing more, finish what runs, give back what was taken but not started, surrender the leases;
+5. reload: the same, but keep the leases, for the new code that this process is to run (`lowq.node.reload`).
 """
 
 import os
@@ -34,6 +35,7 @@ from lowq.node.activity import BatchActivity, ThreadActivity
 from lowq.node.event_loop import EventLoop
 from lowq.node.execution import WorkerRuntime
 from lowq.node.readings import read_node
+from lowq.node.reload import NOT_OURS, NewCode
 from lowq.node.watchdog import Watchdog
 from lowq.node.worker_thread import WorkerThread
 from lowq.store.translate import without_password
@@ -60,7 +62,8 @@ class Node:
 
     ``queues``: only these; ``threads`` overrides the setting ``threads_per_node``. With ``prefetch`` off, a round trip
     to Redis takes one batch. ``on_ready`` is called once, from a thread of the node, when it is a member and has asked
-    for its shards.
+    for its shards. ``new_code``: how it gets new code; None: not at all. ``resumes_as``: the nonce that this process
+    had before an exec (`succeeds_as`).
 
     Raises:
         ConfigError: no worker, or an unknown queue.
@@ -74,6 +77,8 @@ class Node:
         threads: int | None = None,
         prefetch: bool = True,
         on_ready: Callable[[], object] = lambda: None,
+        new_code: NewCode | None = None,
+        resumes_as: str | None = None,
     ) -> None:
         self.app = app
         self.threads = threads or app.config.threads_per_node
@@ -107,11 +112,30 @@ class Node:
         #: Threads whose handlers exceeded their ttr; some of them may have come back since.
         self._written_off: list[WorkerThread] = []
         self.draining = False
+        self._new_code = new_code
+        self._resumes = resumes_as is not None
+        self._nonce = resumes_as or secrets.token_hex(8)
+        #: Set when `run` has returned for new code: the nonce that the process is to go on with after an exec.
+        self.succeeds_as: str | None = None
+        #: "checking" the new code, "again" because it was asked for another time meanwhile, "finishing"; "": nothing.
+        self._reload = ""
+        self._checks: threading.Thread | None = None
+        #: Why the code that was checked can't be run, or None.
+        self._checked: str | None = None
+        #: Monotonic time at which what still runs is cut short, when it finishes for new code.
+        self._finish_by = float("inf")
+
+    @property
+    def queues(self) -> dict[str, int]:
+        """Queue -> shards_count, of those that it works."""
+        return {name: worker.shards_count for name, worker in self._workers.items()}
 
     # --- life ---
 
     def run(self) -> int:
-        """Runs until it has to stop; returns the exit code. In the main thread it handles TERM, INT, TSTP, TTIN, USR2.
+        """Runs until it has to stop; returns the exit code. In the main thread it handles TERM, INT, TSTP, TTIN, USR2,
+        and HUP if it knows how it gets new code. After that `succeeds_as` is set, these signals are blocked, and the
+        process is to be executed anew.
 
         Ends the process at once, with that code, when what still runs doesn't end within shutdown_timeout, and when
         handlers that were written off still run.
@@ -123,8 +147,11 @@ class Node:
             except BaseException as error:
                 self.app.config.last_words(error)
                 raise
-            while not self.stopping.is_set() and not self._has_drained():
-                self._wait_for_signal(0.1 if self.draining else None)
+            while not (self.stopping.is_set() or self._has_drained() or self._has_finished()):
+                self._wait_for_signal(0.1 if self.draining else 0.02 if self._reload == "finishing" else None)
+            if self._has_finished() and not self.stopping.is_set():
+                self._keep()
+                return self.exit_code
             if not self.stop() or self.hanging() or not (self._loop is None or self._loop.wait_for_end(1.0)):
                 flush()
                 os._exit(self.exit_code)
@@ -138,8 +165,7 @@ class Node:
         Raises:
             ShardsCountError, RedisUnavailable, RedisRefused; what on_server_init or a worker's __init__ raises.
         """
-        app, config = self.app, self.app.config
-        nonce = secrets.token_hex(8)
+        app, config, nonce = self.app, self.app.config, self._nonce
         for worker in self._workers.values():
             app.register(worker.queue_name, worker.shards_count, worker)
         config.on_server_init()
@@ -166,9 +192,7 @@ class Node:
         groups = {name: group for name, group in groups.items() if group.queues}
         tallies = {name: [activity.tallies[name] for activity in activities] for name in thread_queues}
         tallies |= {name: [Tally()] for name in loop_queues}
-        identity = Identity(
-            nonce, {name: worker.shards_count for name, worker in self._workers.items()}, self.threads, VERSION
-        )
+        identity = Identity(nonce, self.queues, self.threads, VERSION)
         self.name = identity.name
         self.broker = Broker(
             identity, shards, self.client, maintenance_client, config,
@@ -180,7 +204,7 @@ class Node:
                 app.registration(worker.queue_name, worker.shards_count, worker) for worker in self._workers.values()
             ],
             heartbeat_extras=[self._recorder(tallies, shards)], more_details=self._details,
-            on_ready=self._on_ready, on_command=self._on_command, on_fatal=self.fail,
+            on_ready=self._on_ready, on_command=self._on_command, on_fatal=self.fail, resumes=self._resumes,
         )  # fmt: skip
         dispatchers = dict(zip(groups, self.broker.dispatchers, strict=True))
         self._threads = [
@@ -206,9 +230,10 @@ class Node:
         if loop_queues:
             performers.append(f"an event loop for {config.concurrency} shards at once")
         log.info(
-            "node %s starts: %s, %d shards of %s, namespace %r on %s",
-            self.name, " and ".join(performers), len(shards), ", ".join(self._workers), config.namespace,
-            without_password(config.redis_url), extra={"event": "start", "node": self.name},
+            "node %s starts%s: %s, %d shards of %s, namespace %r on %s",
+            self.name, " with new code" if self._resumes else "", " and ".join(performers), len(shards),
+            ", ".join(self._workers), config.namespace, without_password(config.redis_url),
+            extra={"event": "start", "node": self.name},
         )  # fmt: skip
         self.broker.start()
         for performer in self._performers():
@@ -239,6 +264,8 @@ class Node:
             self.quiet()
         elif command == "stop":
             self.request_stop()
+        elif command == "reload":
+            self._wake(b"h")
 
     def _warn_of_eviction(self) -> None:
         try:
@@ -295,9 +322,10 @@ class Node:
         """The threads that were written off and whose handlers have not come back since."""
         return [thread for thread in self._written_off if thread.is_alive()]
 
-    def _details(self) -> dict[str, int]:
+    def _details(self) -> dict[str, int | str]:
         hanging = len(self.hanging()) + (0 if self._loop is None else len(self._loop.hanging()))
-        return {"written_off": hanging} if hanging else {}
+        refusal = self._reload_refusal()
+        return ({"written_off": hanging} if hanging else {}) | ({"reload_refusal": refusal} if refusal else {})
 
     def _write_off(self, activity: BatchActivity) -> None:
         """Replaces the thread, whose handler has exceeded its ttr. Called by the watchdog. Until this returns the
@@ -380,16 +408,25 @@ class Node:
                 signal.SIGTTIN: self._on_dump,
                 signal.SIGUSR2: self._on_drain,
             }
+            if self._new_code is not None:
+                handlers[signal.SIGHUP] = self._on_hup
         self._pid = os.getpid()
         self._handlers_before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
         # The kernel may give a signal to any thread, and the main thread, where Python runs the handler, would sleep
         # on in `poll`: so what runs at once in any thread writes a byte too (the number; nobody reads it).
         wakeup_before = signal.set_wakeup_fd(self._wakeup_write, warn_on_full_buffer=False)
+        if self._resumes:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, handlers)  # what has come since before the exec
 
         def restore() -> None:
+            if self.succeeds_as is not None:
+                # They would end the process now. The new code gets them, when it has handlers.
+                signal.pthread_sigmask(signal.SIG_BLOCK, handlers)
             signal.set_wakeup_fd(wakeup_before)
             for number, handler in self._handlers_before.items():
                 signal.signal(number, handler)
+            if self.succeeds_as is not None and (self._stop_requested or self.stopping.is_set()):
+                signal.pthread_kill(threading.get_ident(), signal.SIGTERM)  # came too late for this code
 
         return restore
 
@@ -414,6 +451,16 @@ class Node:
     def _on_drain(self, number: int, _frame: FrameType | None) -> None:
         if not self._is_for_a_child(number):
             self._wake(b"r")
+
+    def _on_hup(self, number: int, _frame: FrameType | None) -> None:
+        if self._is_for_a_child(number):
+            return
+        assert self._new_code is not None
+        if not self._new_code.terminal_closed():
+            self._wake(b"h")
+        elif self._handlers_before[number] is not signal.SIG_IGN:  # `nohup` is for going on then
+            self._stop_requested = True
+            self._wake(b"s")
 
     _stop_requested = False
     _cut_short = False
@@ -446,12 +493,17 @@ class Node:
                     self.dump()
                 elif what == ord("r"):
                     self.drain()
+                elif what == ord("h"):
+                    self.reload()
+                elif what == ord("c"):
+                    self._on_checked()
 
     # --- commands ---
 
     def quiet(self) -> None:
         """Takes nothing more and finishes what runs; shards that rest are given up, so that other nodes work them."""
         log.warning("node %s goes quiet: it takes nothing more", self.name, extra={"event": "quiet"})
+        self._call_off_reload()
         self._go_quiet()
 
     def _go_quiet(self) -> None:
@@ -466,10 +518,112 @@ class Node:
             log.info(
                 "node %s drains: it ends when it has finished what it performs", self.name, extra={"event": "drain"}
             )
+            self._call_off_reload()
             self._go_quiet()
 
     def _has_drained(self) -> bool:
         return self.draining and not any(performer.is_alive() for performer in self._performers())
+
+    # --- new code ---
+
+    def _reload_refusal(self) -> str:
+        return NOT_OURS if self._new_code is None else self._new_code.refusal
+
+    def reload(self) -> None:
+        """Has the new code checked. If it can be run, `run` returns as soon as what runs is finished, with the leases
+        kept for it. Only for the thread that is in `run`.
+        """
+        refusal = self._reload_refusal()
+        if refusal:
+            log.error(
+                "node %s can't be reloaded: %s", self.name, refusal, extra={"event": "reload_refused"}
+            )  # fmt: skip
+        elif self.draining or self.stopping.is_set():
+            log.warning("node %s is not reloaded: it is ending", self.name, extra={"event": "reload_refused"})
+        elif self._checks is not None:
+            self._reload = "again"
+            log.info("node %s checks the code once more after that: it may have changed", self.name)
+        elif not self._reload:  # once it finishes, it loads what is on the disk then
+            self._check_new_code()
+
+    def _check_new_code(self) -> None:
+        self._reload = "checking"
+        log.info("node %s reloads: it checks the new code", self.name, extra={"event": "reload"})
+        self._checks = threading.Thread(target=self._run_check, name="lowq-reload", daemon=True)
+        self._checks.start()
+
+    def _run_check(self) -> None:
+        assert self._new_code is not None
+        try:
+            self._checked = self._new_code.check()
+        except Exception as error:
+            self._checked = describe(error)
+        self._wake(b"c")
+
+    def _on_checked(self) -> None:
+        if self._checks is None:
+            return
+        self._checks.join()
+        self._checks, refused = None, self._checked
+        if self._reload == "again":
+            self._check_new_code()
+        elif self._reload and refused is not None:
+            self._reload = ""
+            log.error(
+                "node %s goes on with the code that it has, as the new code can't be run: %s", self.name, refused,
+                extra={"event": "reload_failed"},
+            )  # fmt: skip
+        elif self._reload:
+            seconds = self.app.config.shutdown_timeout
+            self._reload, self._finish_by = "finishing", time.monotonic() + seconds
+            busy = self._busy()
+            log.info(
+                "node %s changes to the new code%s", self.name,
+                f", waiting up to {seconds:g} s for {'; '.join(busy)}" if busy else "", extra={"event": "reload"},
+            )  # fmt: skip
+            self.broker.finish()
+
+    def _call_off_reload(self) -> None:
+        if self._reload:
+            self._reload = ""
+            log.warning("node %s is not reloaded any more", self.name, extra={"event": "reload_refused"})
+
+    def _has_finished(self) -> bool:
+        """For new code."""
+        if self._reload != "finishing":
+            return False
+        return time.monotonic() > self._finish_by or not any(performer.is_alive() for performer in self._performers())
+
+    def _keep(self) -> None:
+        """Ends, but for membership and leases, which the new code resumes.
+
+        What still runs is cut short by the exec. Its leases run on until it is surely gone, and the new code asks for
+        all of them as another process: so what it had in flight is treated as after any stop that was cut short.
+        """
+        self._watchdog.stop()
+        running, busy = [performer for performer in self._performers() if performer.is_alive()], self._busy()
+        if self._loop in running:
+            self._loop.cancel()
+        self.broker.stop()
+        nonce = self._nonce
+        if running:
+            nonce = nonce[:8] + secrets.token_hex(4)
+            log.error(
+                "node %s changes to the new code while it still performs: %s; these jobs are performed again, and not "
+                "charged", self.name, "; ".join(busy) or "nothing", extra={"event": "cut_short"},
+            )  # fmt: skip
+        try:
+            if running:
+                self.broker.give_up(LEAVE_SECONDS)
+            else:
+                self.broker.keep(nonce)
+        except LowqError as error:
+            log.warning("the leases could not be renewed, they may run out: %s", error)
+        self.broker.close()
+        assert self._new_code is not None
+        self._new_code.on_kept()
+        self.succeeds_as = nonce
+        flush()
 
     def dump(self) -> None:
         """Writes the stacks of all threads to the log, with what each performs."""

@@ -255,7 +255,7 @@ NODES_CHANNEL = Key(
     "nodes",
     ("channel",),
     "what a node has a part in has changed: the node that noticed; or a command to a node: JSON "
-    '{"to": node, "do": "quiet" or "stop"}',
+    '{"to": node, "do": "quiet", "stop" or "reload"}',
     ("broker", "application"),
     "",
 )

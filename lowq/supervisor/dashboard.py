@@ -83,19 +83,34 @@ class DashboardProcess:
         self._thread.start()
         return url
 
-    def stop(self) -> None:
-        """Ends it."""
+    def start_later(self) -> None:
+        """Starts it in the thread of this object, as after a death: the node waits for nothing."""
+        self._thread.start()
+
+    @property
+    def bind(self) -> str:
+        """Where it serves, or is to."""
+        return self._bind
+
+    def stop(self, *, at_once: bool = False) -> None:
+        """Ends it. ``at_once``: whoever has a page open sees that break off."""
         self._stopping.set()
         if self._thread.is_alive():
             self._thread.join()
+        if at_once:
+            self._hang_up()
         if self._child is not None:
-            self._child.stop(time.monotonic())
+            if at_once:
+                self._child.kill()
+            else:
+                self._child.stop(time.monotonic())
             try:
                 self._child.process.wait(self._child.shutdown_timeout + MARGIN)
             except subprocess.TimeoutExpired:
                 self._child.kill()
                 self._child.process.wait()
             self._child.ended()
+            self._child = None
         self._hang_up()
 
     def _start(self) -> Child:

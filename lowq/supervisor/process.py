@@ -20,7 +20,7 @@ import select
 import signal
 import subprocess
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
 from lowq.logs import get_log
@@ -66,8 +66,17 @@ class Child:
         self._heard = b""
 
     @classmethod
-    def start(cls, command: Sequence[str], folder: str, label: str, life: int, now: float) -> Self:
+    def start(
+        cls,
+        command: Sequence[str],
+        folder: str,
+        label: str,
+        life: int,
+        now: float,
+        environment: Mapping[str, str] | None = None,
+    ) -> Self:
         """Starts the command in a session of its own: Ctrl-C in a terminal reaches the supervisor alone.
+        ``environment``: None is that of this process.
 
         Raises:
             OSError: there is no such program or folder any more, or no room for a process.
@@ -77,6 +86,7 @@ class Child:
             process = subprocess.Popen(
                 [*command, f"{OPTION}={label}:{theirs}:{life}"],
                 cwd=folder,
+                env=environment,
                 stdin=subprocess.DEVNULL,
                 pass_fds=(theirs, life),
                 start_new_session=True,

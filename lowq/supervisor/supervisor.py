@@ -87,7 +87,7 @@ class Supervisor:
         self._processes = processes
         self._waits_for_change = waits_for_change
         self._ready_seconds = ready_seconds
-        self._folder = _folder()
+        self._folder = current_folder()
         self._generations = 0
         self._current = self._generation()
         #: The generation of a deploy that isn't finished.
@@ -114,7 +114,7 @@ class Supervisor:
 
     def run(self) -> int:
         """Runs until it has to stop, or until it gives up; returns the exit code. For the main thread."""
-        has_terminal = _has_terminal()
+        had_terminal = has_terminal()
         restore = self._install_signals()
         try:
             log.info(
@@ -125,7 +125,7 @@ class Supervisor:
                 self._wait()
                 now = time.monotonic()
                 while self._signals:
-                    self._obey(self._signals.popleft(), now, has_terminal)
+                    self._obey(self._signals.popleft(), now, had_terminal)
                 self._hear()
                 self._reap(now)
                 self._kill_overdue(now)
@@ -376,7 +376,7 @@ class Supervisor:
         return restore
 
     def _obey(self, number: int, now: float, had_terminal: bool) -> None:
-        if number == signal.SIGHUP and had_terminal and not _has_terminal():
+        if number == signal.SIGHUP and had_terminal and not has_terminal():
             # Not a word to us: the terminal was closed. `nohup` is for going on then.
             if self._hup_was_ignored:
                 return
@@ -449,7 +449,7 @@ def _processes(count: int) -> str:
     return "process" if count == 1 else "processes"
 
 
-def _folder() -> str:
+def current_folder() -> str:
     """The current folder, by the name that the shell has for it: a deploy may turn a symbolic link in that."""
     here, named = Path.cwd(), os.environ.get("PWD", "")
     try:
@@ -460,7 +460,7 @@ def _folder() -> str:
     return str(here)
 
 
-def _has_terminal() -> bool:
+def has_terminal() -> bool:
     """Whether this process belongs to a terminal, and that is still there."""
     try:
         os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY))

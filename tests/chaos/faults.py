@@ -112,6 +112,13 @@ NODES_COME_AND_GO = [
         supervised=True,
     ),
     Fault(
+        "reload",
+        "nodes go on with new code in the same process (HUP)",
+        every((0.4, 1.6), "reload"),
+        Load(seconds=8),
+        deployed=True,
+    ),
+    Fault(
         "supervisor",
         "processes of a supervisor are killed, also during deploys",
         every((0.8, 1.8), "kill_child", "kill_child", "deploy"),

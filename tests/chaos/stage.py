@@ -92,6 +92,8 @@ class Fault:
     watched: bool = False
     #: Whether pushes must have been refused in the course of it.
     refuses: bool = False
+    #: Whether the nodes are started by `lowq run`, so that HUP reloads them.
+    deployed: bool = False
     #: Whether the nodes are processes of one supervisor: `lowq run --processes 3`.
     supervised: bool = False
     #: Seconds in which all work is done once all is well: a lease, what waits for retries, and a busy machine. Less
@@ -220,6 +222,8 @@ class Stage(Rig):
         if self.fault.supervised:
             app = "tests.chaos.deployed:app"
             return [sys.executable, "-m", "lowq", "run", "-r", app, "--processes", str(NODES)]
+        if self.fault.deployed:
+            return [sys.executable, "-m", "lowq", "run", "-r", "tests.chaos.deployed:app"]
         return super().command
 
     def children(self) -> list[int]:

@@ -21,6 +21,7 @@ SHORT = {
     "gil": 2.0,
     "stop": 2.0,
     "membership": 2.0,
+    "reload": 3.0,
     "redis-kill": 2.0,
     "lost-replies": 2.0,
     "cut-off": 2.0,
@@ -60,3 +61,6 @@ def test_no_fault_loses_work_or_order(name: str, tmp_path: Path) -> None:
     assert outcome.problems == []
     assert outcome.report.performed > 300
     assert outcome.harm >= len(fault.steps(1))
+    if name == "reload":
+        assert outcome.report.repeats == 0
+        assert outcome.report.fenced == []

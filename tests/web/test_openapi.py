@@ -130,7 +130,7 @@ def test_a_document_is_read_with_bytes_large_numbers_and_the_last_of_two_names()
     assert (found.ids, found.at_most) == (["b\udcff"], 10**30)
     assert found.given()["all"].given() == {"min": 5.0, "max": 2e10}
     assert read_document(b'{"action": "delete"}', CountDocument).given() == {"action": "delete"}
-    with pytest.raises(ValueError, match="do must be one of quiet, stop"):
+    with pytest.raises(ValueError, match="do must be one of quiet, reload, stop"):
         read_document(b'{"node": "a", "do": "kill"}', CommandDocument)
 
 

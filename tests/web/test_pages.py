@@ -1,6 +1,7 @@
 """Pages: what they show, what they do, and what hostile text may not do to them."""
 
 import html
+import json
 import re
 import threading
 import time
@@ -703,6 +704,21 @@ class TestNodes:
         finally:
             node.stop(5.0)
         assert [entry.action for entry in app.audit()] == ["stop", "quiet"]
+
+    def test_a_node_is_reloaded_after_a_question_unless_it_can_not_be(self, client: TestClient, app: lowq.Lowq) -> None:
+        for name, says in (("a", {}), ("b", {"reload_refusal": "ask its supervisor"}), ("c", {"kind": "consumer"})):
+            app.client.command("HSET", "lowq:v1:nodes", name, f"{time.time()} 60 0 {json.dumps(says)}")
+        assert client.get("/nodes").text.count('value="reload"') == 1
+        question = client.post("/nodes/command", data={"node": "a", "do": "reload"}).text
+        assert "Reload this node?" in question
+        assert "It is the last node" not in question
+        done = client.post("/nodes/command", data={"node": "a", "do": "reload", "sure": "1"})
+        assert "Sent reload to a." in client.get(done.headers["location"]).text
+        for name, why in (("b", "ask its supervisor"), ("c", "it is a consumer")):
+            refused = client.post("/nodes/command", data={"node": name, "do": "reload", "sure": "1"})
+            assert refused.status_code == 400
+            assert f"{name} can't be reloaded: {why}" in html.unescape(refused.text)
+        assert [(entry.action, entry.target) for entry in app.audit()] == [("reload", "a")]
 
     def test_a_node_that_alone_works_a_queue_is_named_before_it_goes_quiet(self) -> None:
         mine = lowq.NodeInfo("a", 0.0, 0.0, queues=("Mail", "Orders"))

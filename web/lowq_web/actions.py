@@ -115,7 +115,7 @@ class Actions:
         return changed
 
     def send_command(self, who: str, node: str, command: str) -> None:
-        """Sends a node the command to go quiet or to stop.
+        """Sends a node the command to go quiet, to stop, or to reload.
 
         Raises:
             UnknownNodeError, ConfigError, RedisUnavailable

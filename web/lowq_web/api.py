@@ -362,7 +362,7 @@ ENDPOINTS: Sequence[Endpoint] = (
     _post("/queues/{queue}/resume", resume, "Take its jobs again", {200: documents.Paused}, Nothing),
     _get("/nodes", nodes, "The nodes that live", documents.Nodes),
     _post(
-        "/nodes/command", send_command, "Send a node the command to go quiet, or to stop", {202: documents.Sent},
+        "/nodes/command", send_command, "Send a node a command: to go quiet, stop or reload", {202: documents.Sent},
         documents.CommandDocument,
     ),
     _get("/tasks", tasks, "What runs in the background", documents.Tasks),

@@ -116,7 +116,7 @@ class CountDocument(Received, frozen=True):
 
 class CommandDocument(Received, frozen=True):
     node: str
-    do: Literal["quiet", "stop"]
+    do: Literal["quiet", "stop", "reload"]
 
 
 # --- answers -------------------------------------------------------------------------------------------------

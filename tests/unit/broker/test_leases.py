@@ -104,16 +104,17 @@ class Channels:
 class Rig:
     """The leases of one node, "me", in a queue of three shards."""
 
-    def __init__(self) -> None:
-        self.store, self.channels = Store(), Channels()
+    def __init__(self, store: Store | None = None, *, resumes: bool = False) -> None:
+        self.store, self.channels = store or Store(), Channels()
         self.shards = [
             Shard(cast(Client, None), "lowq", "q", index, shards_count=3, nonce="me", load_payload=bytes.decode)
             for index in range(3)
         ]
         self.dispatcher = Dispatcher([self.shards], [{"q": LagScheduler()}], {"q": Share()})
         self.leases = Leases(
-            cast(Client, self.store), self.shards, {"q": self.dispatcher}, cast(Listener, self.channels), TTL
-        )
+            cast(Client, self.store), self.shards, {"q": self.dispatcher}, cast(Listener, self.channels), TTL,
+            resumes=resumes,
+        )  # fmt: skip
 
     def acquire(self, in_seconds: float = 0.0) -> None:
         self.leases.acquire(clock.now() + in_seconds)
@@ -501,6 +502,49 @@ def test_leaving_for_good_says_when_there_was_no_answer(rig: Rig) -> None:
     rig.store.errors |= {("surrender", shard.prefix): RedisUnavailable("away") for shard in rig.shards}
     with pytest.raises(RedisUnavailable):
         rig.leases.leave(1.0)
+
+
+def test_new_code_goes_on_with_the_leases_that_were_kept_for_it(rig: Rig) -> None:
+    rig.hold(*rig.shards)
+    tokens = dict(rig.store.tokens)
+    rig.leases.keep("me")
+    assert rig.store.asked("renew") == [shard.prefix for shard in rig.shards]
+    assert rig.store.tokens == tokens
+    anew = Rig(rig.store, resumes=True)
+    anew.hold(*anew.shards)
+    assert rig.store.tokens == tokens
+    assert all(shard.lease.current is not None and shard.lease.current.resumed for shard in anew.shards)
+
+
+def test_what_new_code_could_not_resume_or_has_no_use_for_is_given_up_before(rig: Rig) -> None:
+    a, b, c = rig.shards
+    rig.hold(a, b, c)
+    TestReplacedLease.replace_lease(rig, a)
+    rig.leases.surrender_replaced()
+    rig.acquire()  # by another nonce
+    rig.leases.want([a, b])
+    rig.leases.keep("me")
+    assert list(rig.store.tokens) == [b.prefix]
+
+
+def test_new_code_that_is_to_hold_fewer_shards_gives_up_the_others(rig: Rig) -> None:
+    rig.hold(*rig.shards)
+    rig.leases.keep("me")
+    anew = Rig(rig.store, resumes=True)
+    anew.others(anew.shards[2])
+    anew.hold(anew.shards[0])
+    assert anew.leases.give_up()
+    assert list(rig.store.tokens) == [anew.shards[0].prefix, anew.shards[2].prefix]
+    assert anew.leases.held == [anew.shards[0]]
+    assert anew.leases.next_try == float("inf")
+    assert anew.channels.frees == set()
+
+
+def test_leases_that_can_not_be_renewed_for_new_code_are_named(rig: Rig) -> None:
+    rig.hold(*rig.shards)
+    rig.store.errors |= {("renew", shard.prefix): RedisUnavailable("away") for shard in rig.shards}
+    with pytest.raises(RedisUnavailable):
+        rig.leases.keep("me")
 
 
 def fence_of(shard: Shard) -> int:

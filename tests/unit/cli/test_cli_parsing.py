@@ -82,6 +82,7 @@ def test_every_verb_is_listed_and_explains_itself() -> None:
         "drop",
         "quiet",
         "stop",
+        "reload",
     ]
     assert sorted(main.commands) == sorted(verbs)
     for verb in verbs:

@@ -11,7 +11,7 @@ from lowq_web.fields import form_of
 from lowq_web.pages.rendering import redirect, render
 from lowq_web.security import visit_of
 
-_COMMANDS = ("quiet", "stop")
+_COMMANDS = ("quiet", "stop", "reload")
 
 
 def nodes(request: Request) -> Response:
@@ -20,7 +20,7 @@ def nodes(request: Request) -> Response:
 
 
 def command(request: Request) -> Response:
-    """Sends a node the command to go quiet or to stop, after a confirmation page: neither can be undone from here."""
+    """Sends a node the command to go quiet, stop or reload, after a confirmation page: none can be undone here."""
     context, form = context_of(request), dict(form_of(request))
     name, what = form.get("node", ""), form.get("do", "")
     living = context_of(request).app.nodes()
