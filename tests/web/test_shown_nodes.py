@@ -51,7 +51,7 @@ def test_every_node_is_shown_as_it_reported(app: lowq.Lowq) -> None:
     assert [link.text for link in facts["Shards"].every("a")] == ["Orders 3", "Refunds 1"]
     assert "0, 3, 5" in next(facts["Shards"].every("a")).attributes["title"]
     assert "quiet" not in busy.find("h2").text
-    assert [button.text for button in busy.every("button")] == ["Quiet", "Stop"]
+    assert [button.text for button in busy.every("button")] == ["Quiet", "Reload", "Stop"]
 
     threads = busy.table("Thread or task", "Performs", "Ids", "For")
     assert [row["Thread or task"].text for row in threads] == ["0", "1", "2", "3"]
@@ -65,7 +65,7 @@ def test_every_node_is_shown_as_it_reported(app: lowq.Lowq) -> None:
 
     other = node_of(page, "shop-2:99:bbbbbb")
     assert "quiet" in other.find("h2").text
-    assert [button.text for button in other.every("button")] == ["Stop"]
+    assert [button.text for button in other.every("button")] == ["Reload", "Stop"]
     assert other.facts["Memory"].text == "unknown"
     assert other.facts["Shards"].text == "none"
     tasks = other.table("Thread or task", "Performs", "For")
