@@ -56,7 +56,8 @@ class Broker:
     the default. ``activities``: asked by the loop for what is being performed. ``registrations``: the queues' entries,
     made anew with every heartbeat. ``more_details``: what the registry is to say of this process besides. ``queues``:
     their options. ``chore``: called by the maintenance loop between what it does itself. ``resumes``: the process has
-    leases from before an exec, see `keep`. ``on_ready``: it is a member and has asked for its shards. ``on_command``: somebody has sent it a command.
+    leases from before an exec, see `keep`. ``on_ready``: it is a member and has asked for its shards. ``on_command``:
+    somebody has sent it a command.
 
     Raises:
         ConfigError: the splitter returned what it was not given; whatever else it raises.
