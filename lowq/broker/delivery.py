@@ -1,6 +1,6 @@
 """A delivery: what one take hands out of a shard, and what may become of it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
@@ -27,7 +27,7 @@ class TakenJob(NamedTuple):
     payloads: list[Any]
     retry_count: int
     #: id, perform_at, retry_count, payload, score, payload, score...
-    raw: list[bytes]
+    raw: Sequence[bytes]
 
     def job(self, load_payload: Callable[[bytes], Any]) -> Job:
         """The job as a value, as it was taken: its payloads are decoded anew, as a handler may have changed those that

@@ -113,23 +113,22 @@ class InFlight:
         delivery = Delivery(number, lease, [], *self.read_state(reply))
         if len(reply) > 4:
             self._delivery = number
-            items = iter(reply[4:])
+            items, jobs, load_payload = iter(reply[4:]), delivery.jobs, self._load_payload
             for item in items:
                 if type(item) is list:
-                    delivery.jobs.append(self._decode(item, delivery))
+                    jobs.append(self._decode(item, delivery))
                     continue
                 # A fresh job with an inline payload, which most are.
                 perform_at, inline = next(items), next(items)
                 score, _, payload = inline.partition(b" ")
-                raw = [item, perform_at, b"-1", payload, score]
+                raw = (item, perform_at, b"-1", payload, score)
                 try:
-                    job = TakenJob(decode_id(item), [self._load_payload(payload)], -1, raw)
+                    jobs.append(TakenJob(decode_id(item), [load_payload(payload)], -1, raw))
                 except Exception:
-                    job = self._decode(raw, delivery)
-                delivery.jobs.append(job)
-            self._in_hand.update(dict.fromkeys([job.id for job in delivery.jobs], number))
+                    jobs.append(self._decode(raw, delivery))
+            self._in_hand.update(dict.fromkeys([job.id for job in jobs], number))
             if self.events is not None:
-                counts = {job.id: (len(job.raw) - 3) // 2 for job in delivery.jobs}
+                counts = {job.id: (len(job.raw) - 3) // 2 for job in jobs}
                 self._counts.update(counts)
                 self.events.emit("taken", [*counts], [*counts.values()])
         return delivery
@@ -152,12 +151,12 @@ class InFlight:
         (reply,) = self._client.run_many([self.take_call(limit, now)])
         return self.took(reply)
 
-    def _decode(self, raw: list[bytes], delivery: Delivery) -> TakenJob:
+    def _decode(self, raw: Sequence[bytes], delivery: Delivery) -> TakenJob:
         job_id = decode_id(raw[0])
         try:
             payloads = [self._load_payload(payload) for payload in raw[3::2]]
         except Exception:
-            payloads, sound = [], raw[:3]
+            payloads, sound = [], [*raw[:3]]
             for payload, score in zip(raw[3::2], raw[4::2], strict=True):
                 try:
                     payloads.append(self._load_payload(payload))

@@ -1,6 +1,7 @@
 """Jobs out by hand: a broker and the caller's own code.
 
-consumer        takes jobs, keeps what is in hand, reports it
+consumer        takes jobs, hands them over, reports them
+in_hand         what was taken and not reported
 async_consumer  the same, awaitable
 job             a job as the caller gets it
 """

@@ -90,11 +90,11 @@ class AsyncConsumer:
 
     async def take(self, limit: int = 1, timeout: float | timedelta | None = None) -> list[AsyncConsumerJob]:
         """As of `Consumer`. When it is cancelled, what it would have returned waits again."""
-        return await self._take(limit, timeout, [])
+        return await self._take(lambda consumer, caller: consumer.take_for(caller, limit, timeout, []))
 
-    async def _take(self, limit: int, timeout: float | timedelta | None, finished: list[str]) -> list[AsyncConsumerJob]:
+    async def _take(self, take: Callable[[Consumer, Caller], list[ConsumerJob]]) -> list[AsyncConsumerJob]:
         consumer, caller = self._consumer, Caller()
-        taking = in_thread(lambda: consumer.take_for(caller, limit, timeout, finished), consumer.give_back)
+        taking = in_thread(lambda: take(consumer, caller), consumer.give_back)
         try:
             return [_awaitable(job) for job in await taking]
         except asyncio.CancelledError:
@@ -106,15 +106,12 @@ class AsyncConsumer:
     ) -> AsyncIterator[list[AsyncConsumerJob]]:
         """As of `Consumer`."""
         finished: list[str] = []
-        while True:
-            try:
-                jobs = await self._take(limit, timeout, finished)
-            except ConsumerClosed:
-                return
-            if not jobs:
-                return
+
+        def take(consumer: Consumer, caller: Caller) -> list[ConsumerJob]:
+            return consumer.next_batch(caller, limit, timeout, finished)
+
+        while jobs := await self._take(take):
             yield jobs
-            finished += [job.receipt for job in jobs]
 
     async def ack(self, receipt: str) -> None:
         """As of `Consumer`, like those below."""

@@ -34,7 +34,7 @@ from datetime import timedelta
 from hashlib import blake2b
 from math import inf
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from lowq.backend import Backend
 from lowq.broker.broker import Broker, WorkerGroup
@@ -47,6 +47,7 @@ from lowq.broker.shard import Shard, lag_of, shards_of
 from lowq.broker.splitter import BalancedSplitter
 from lowq.clock import now as monotonic
 from lowq.codec import MAX_TIME, decode_id, delay_seconds
+from lowq.consumer.in_hand import HeldDelivery, InHand
 from lowq.consumer.job import ConsumerJob
 from lowq.errors import (
     ConfigError,
@@ -76,6 +77,13 @@ CONNECTIONS = 4
 BUSY_SECONDS = 0.02
 #: Seconds for which a shard is left alone when its script fails.
 TROUBLE_SECONDS = 1.0
+#: So many jobs taken one by one, each at once after the last was acknowledged: then the next one is taken with the
+#: acknowledgement.
+AHEAD_AFTER = 16
+#: Seconds within which that is at once.
+AHEAD_GAP = 0.005
+#: Seconds after which what was taken ahead waits again, as nobody has asked for it.
+AHEAD_SECONDS = 0.5
 
 
 @dataclass(slots=True, eq=False)
@@ -83,20 +91,6 @@ class Caller:
     """Somebody who takes jobs, and may be cancelled while waiting for them."""
 
     is_cancelled: bool = False
-
-
-@dataclass(slots=True)
-class _Taken:
-    """A job in hand."""
-
-    shard: Shard
-    #: Of the lease that it was taken under, or that was got when it was adopted.
-    token: str
-    delivery: int
-    id: str
-    retry_count: int
-    #: Monotonic time at which it is released; inf: never.
-    deadline: float
 
 
 class Consumer:
@@ -128,11 +122,7 @@ class Consumer:
         self._config: Config = backend.config
         #: Guards what follows, and what is in flight of every shard.
         self._lock = threading.RLock()
-        #: By receipt.
-        self._taken: dict[str, _Taken] = {}
-        self._count_of: dict[Shard, int] = {}
-        #: The lease that was taken under last.
-        self._token_of: dict[Shard, str] = {}
+        self._taken = InHand(lambda shard, is_occupied: self._dispatcher.occupy(shard, is_occupied=is_occupied))
         self._failure: BaseException | None = None
         self._closed = False
         #: `quiet` was called, and set by that and by the end.
@@ -140,14 +130,15 @@ class Consumer:
         self._ended = threading.Event()
         #: The process that it belongs to.
         self._pid = os.getpid()
-        #: Receipts of what nobody has been given: the maintenance loop is to give it back.
-        self._unwanted: set[str] = set()
-        #: Receipts of jobs with a report that got no answer.
-        self._uncertain: set[str] = set()
         #: When the maintenance loop looks for overdue jobs next, and when the session is to be kept; monotonic.
         self._looks_at, self._session_due = inf, 0.0
         #: How many jobs it has reported: script -> number, and those that were buried because of it.
         self._reported = dict.fromkeys(("ack_and_take", "fail", "release", "bury", "exhausted"), 0)
+        #: Jobs that were taken with an acknowledgement, for the next `take`; and until when they are kept, monotonic.
+        self._ahead: list[ConsumerJob] = []
+        self._ahead_until = inf
+        #: So many were taken one by one, each at once after an acknowledgement; and when the last of these was.
+        self._one_by_one, self._acked_at = 0, -inf
         #: Those who are in `take` now.
         self._callers: set[Caller] = set()
         self._instance = secrets.token_hex(8)
@@ -251,6 +242,7 @@ class Consumer:
         self._broker.stop()
         try:
             with self._lock:
+                self._release([job.receipt for job in self._ahead])  # of which nobody has the receipts
                 self._broker.detach()
                 self._taken.clear()
             self._give_up_session()
@@ -325,11 +317,8 @@ class Consumer:
             records = {decode_id(job_id): record.split() for job_id, record in zip(raw[::2], raw[1::2], strict=True)}
             for job_id, (delivery, _, retry_count, *_) in records.items():
                 shard.in_flight.adopt(int(delivery), [job_id])
-                receipt = f"{self.queue}:{shard.index}:{delivery.decode()}:{job_id}"
-                token, deadline = shard.in_flight.token, self._deadline()
-                self._taken[receipt] = _Taken(shard, token, int(delivery), job_id, int(retry_count), deadline)
-            self._token_of[shard] = shard.in_flight.token
-            self._count(shard, len(records))
+                token, counts = shard.in_flight.token, {job_id: int(retry_count)}
+                self._taken.add(HeldDelivery(shard, token, int(delivery), self._deadline(), counts), [job_id])
             adopted.append(shard)
         return adopted
 
@@ -355,15 +344,21 @@ class Consumer:
             As `take`.
         """
         finished: list[str] = []
-        while True:
-            try:
-                jobs = self.take_for(Caller(), limit, timeout, finished)
-            except ConsumerClosed:
-                return
-            if not jobs:
-                return
+        while jobs := self.next_batch(Caller(), limit, timeout, finished):
             yield jobs
-            finished += [job.receipt for job in jobs]
+
+    def next_batch(
+        self, caller: Caller, limit: int, timeout: float | timedelta | None, finished: list[str]
+    ) -> list[ConsumerJob]:
+        """The next list of `batches`, for somebody who may be cancelled; empty: there is none. ``finished``: of the
+        last one, and then of this one.
+        """
+        try:
+            jobs = self.take_for(caller, limit, timeout, finished)
+        except ConsumerClosed:
+            return []
+        finished += [job.receipt for job in jobs]
+        return jobs
 
     def take_for(
         self, caller: Caller, limit: int, timeout: float | timedelta | None, finished: list[str]
@@ -374,7 +369,9 @@ class Consumer:
         given: object = limit
         if isinstance(given, bool) or not isinstance(given, int) or not 1 <= given <= MAX_TAKEN:
             raise ConfigError(f"limit={limit!r:.100} must be a whole number from 1 to {MAX_TAKEN:,}")
-        until = inf if timeout is None else monotonic() + _seconds("timeout", timeout, least=0.0)
+        now = monotonic()
+        until = inf if timeout is None else now + _seconds("timeout", timeout, least=0.0)
+        self._one_by_one = self._one_by_one + 1 if limit == 1 and now - self._acked_at < AHEAD_GAP else 0
         self._callers.add(caller)
         try:
             return self._take_until(limit, until, finished, caller)
@@ -457,16 +454,18 @@ class Consumer:
             self._give_back_later([job.receipt for job in jobs])
 
     def _give_back_later(self, receipts: Iterable[str]) -> None:
-        self._unwanted.update(receipt for receipt in receipts if receipt in self._taken)
+        self._taken.unwanted.update(receipt for receipt in receipts if receipt in self._taken)
         self._looks_at = 0.0
         self._broker.maintenance.nudge()
 
     def _take_ready(self, limit: int, finished: list[str], shards: Sequence[Shard]) -> list[ConsumerJob]:
-        """Acknowledges, and takes what is ready: of these shards, which are claimed, or of one, and only if that has
-        not enough of others as well.
+        """Acknowledges, and takes what is ready: of these shards, which are claimed, or what was taken ahead, or of one
+        shard, and only if that has not enough of others as well.
         """
         jobs: list[ConsumerJob] = []
-        shards = shards or self._dispatcher.pick_many(1, ())
+        if not shards:
+            jobs = self._taken_ahead(limit)
+            shards = self._dispatcher.pick_many(1, ()) if len(jobs) < limit else ()
         while shards or finished:
             try:
                 jobs += self._exchange(finished, shards, limit - len(jobs))
@@ -486,31 +485,17 @@ class Consumer:
         Should only the replies be lost, the acknowledgements are repeated, and the next take of a shard brings what it
         took again.
         """
-        jobs: list[ConsumerJob] = []
-        trouble: RedisUnavailable | None = None
         with self._lock:
             try:
                 if self._closed:  # meanwhile
                     return []
                 acks = self._acks(finished)
-                share, odd = divmod(room, max(len(shards), 1))
-                wakes = [shard.dispatch.wakes for shard in shards]
-                takes = [shard.in_flight.take_call(share + (number < odd)) for number, shard in enumerate(shards)]
+                takes = _takes(shards, room)
                 begun = self._broker.outage.begun
-                replies = self._client.run_many([*(report.call for _, _, report in acks), *takes])
+                replies = self._client.run_many([*(report.call for *_, report in acks), *(call for *_, call in takes)])
                 trouble = self._note_acks(acks, replies[: len(acks)])
-                for shard, before, reply in zip(shards, wakes, replies[len(acks) :], strict=True):
-                    try:
-                        delivery = shard.in_flight.took(reply)
-                        self._dispatcher.took(shard, before, delivery)
-                        jobs += self._received(shard, delivery)
-                    except LeaseLost:
-                        self._lost(shard)
-                    except RedisUnavailable as error:
-                        trouble = trouble or error
-                    except Exception as error:
-                        self._dispatcher.rest(shard, TROUBLE_SECONDS)
-                        log.error("%r rests for %g s: %s", shard, TROUBLE_SECONDS, error, extra={"event": "trouble"})
+                jobs, taking_trouble = self._took(takes, replies[len(acks) :])
+                trouble = trouble or taking_trouble
             finally:
                 for shard in shards:
                     self._dispatcher.unclaim(shard)
@@ -520,22 +505,84 @@ class Consumer:
                 self._broker.outage.end(begun)
         return jobs
 
+    def _took(
+        self, takes: Sequence[tuple[Shard, int, Call]], replies: Sequence[Any]
+    ) -> tuple[list[ConsumerJob], RedisUnavailable | None]:
+        """What takes have brought, and the error of those without an answer."""
+        jobs: list[ConsumerJob] = []
+        trouble: RedisUnavailable | None = None
+        for (shard, wakes, _), reply in zip(takes, replies, strict=True):
+            try:
+                delivery = shard.in_flight.took(reply)
+                self._dispatcher.took(shard, wakes, delivery)
+                jobs += self._received(shard, delivery)
+            except LeaseLost:
+                self._lost(shard)
+            except RedisUnavailable as error:
+                trouble = trouble or error
+            except Exception as error:
+                self._dispatcher.rest(shard, TROUBLE_SECONDS)
+                log.error("%r rests for %g s: %s", shard, TROUBLE_SECONDS, error, extra={"event": "trouble"})
+        return jobs, trouble
+
+    # Who takes one job after the other would make two round trips for each: a take and an acknowledgement. So once
+    # that has gone on for a while the acknowledgement takes the next job as well. Nobody else could have it: the shard
+    # is this consumer's. Should the process die before that is asked for, it is charged as if it had been. Should
+    # nobody ask for it, it waits again after AHEAD_SECONDS.
+
+    def _shard_ahead(self) -> Sequence[Shard]:
+        """The shard, claimed, of which a job is to be taken with an acknowledgement; or none."""
+        if self._one_by_one < AHEAD_AFTER or self._ahead or self._closed:
+            return ()
+        return self._dispatcher.pick_many(1, ())
+
+    def _keep_ahead(self, jobs: list[ConsumerJob]) -> None:
+        self._ahead += jobs
+        if jobs:
+            self._ahead_until = monotonic() + AHEAD_SECONDS
+            self._watch(self._ahead_until)
+
+    def _taken_ahead(self, limit: int) -> list[ConsumerJob]:
+        """Up to so many of the jobs that were taken with acknowledgements: as if they were taken now."""
+        if not self._ahead:
+            return []
+        with self._lock:
+            if self._closed or self._dispatcher.closed:
+                return []
+            some, self._ahead = self._ahead[:limit], self._ahead[limit:]
+            jobs = [job for job in some if self._is_held(job.receipt)]
+            if self._ttr < inf:
+                deadline = self._deadline()
+                for job in jobs:
+                    self._taken.touch(job.receipt, deadline)
+            if len(jobs) < len(some):
+                self._give_back_later([job.receipt for job in some if job not in jobs])
+            return jobs
+
+    def _is_held(self, receipt: str) -> bool:
+        """Whether the job is surely this consumer's."""
+        held = self._taken.get(receipt)
+        return held is not None and held.is_current and monotonic() < held.shard.lease.deadline
+
+    def _give_ahead_back(self) -> None:
+        self._taken.unwanted.update(job.receipt for job in self._ahead)
+        self._ahead.clear()
+
     def _received(self, shard: Shard, delivery: Delivery) -> list[ConsumerJob]:
         """Keeps what a take has brought. What can't be decoded of it goes to the morgue as it is."""
         token = delivery.lease.token
-        self._forget_earlier(shard, token)
-        if self._uncertain:  # an id that comes again is not in hand under an earlier receipt any more
-            ids = {job.id for job in delivery.jobs}
-            self._forget([one for one in self._uncertain if one in self._taken and self._taken[one].id in ids])
+        self._taken.forget_earlier(shard, token)
+        if self._taken.uncertain:  # an id that comes again is not in hand under an earlier receipt any more
+            self._taken.forget_uncertain({job.id for job in delivery.jobs})
         jobs: list[ConsumerJob] = []
         if delivery.jobs:
-            deadline, head = self._deadline(), f"{self.queue}:{shard.index}:{delivery.number}:"
-            number, taken_now = delivery.number, self._taken
-            for job in delivery.jobs:
-                receipt = head + job.id
-                taken_now[receipt] = _Taken(shard, token, number, job.id, job.retry_count, deadline)
-                jobs.append(ConsumerJob(job.id, job.payloads, job.retry_count, receipt, self))
-            self._count(shard, len(delivery.jobs))
+            counts = {job.id: job.retry_count for job in delivery.jobs if job.retry_count != -1}
+            held = HeldDelivery(shard, token, delivery.number, self._deadline(), counts)
+            receipts = self._taken.add(held, [job.id for job in delivery.jobs])
+            jobs = [
+                ConsumerJob(job.id, job.payloads, job.retry_count, receipt, self)
+                for job, receipt in zip(delivery.jobs, receipts, strict=True)
+            ]
         if delivery.undecodable:
             jobs = self._bury_undecodable(shard, delivery, jobs)
         return jobs
@@ -550,7 +597,7 @@ class Consumer:
         except RedisUnavailable:  # all that was taken of these ids waits again, and comes again
             self._give_back_later([job.receipt for job in jobs if job.id in spoilt])
             return [job for job in jobs if job.id not in spoilt]
-        self._forget([job.receipt for job in jobs if not job.payloads])
+        self._taken.forget([job.receipt for job in jobs if not job.payloads])
         return [job for job in jobs if job.payloads]
 
     # --- reporting ---
@@ -561,14 +608,18 @@ class Consumer:
         Raises:
             NotTaken, RedisUnavailable: as of `ConsumerJob`. So of the others.
         """
-        self._report(receipt, lambda taken: taken.shard.in_flight.ack_report([taken.id], taken.delivery))
+        self._report(
+            receipt, lambda held, job_id: held.shard.in_flight.ack_report([job_id], held.number),
+            takes_ahead=True,
+        )  # fmt: skip
+        self._acked_at = monotonic()
 
     def release(self, receipt: str, delay: float | timedelta | None = None) -> None:
         """The job waits again, uncharged: for so many seconds, or as it did before."""
         seconds = None if delay is None else float(delay_seconds(delay))
         self._report(
             receipt,
-            lambda taken: taken.shard.in_flight.release_report([(taken.id, seconds)], delivery=taken.delivery),
+            lambda held, job_id: held.shard.in_flight.release_report([(job_id, seconds)], delivery=held.number),
             seconds or 0.0,
         )
 
@@ -578,7 +629,7 @@ class Consumer:
             raise LowqError(f"bury: reason is a text, not {reason!r:.100}")
         data = self._error_bytes(reason)
         self._report(
-            receipt, lambda taken: taken.shard.in_flight.bury_report([(taken.id, data, ())], delivery=taken.delivery)
+            receipt, lambda held, job_id: held.shard.in_flight.bury_report([(job_id, data, ())], delivery=held.number)
         )
 
     def fail(self, receipt: str, error: BaseException | str = "", delay: float | timedelta | None = None) -> None:
@@ -590,48 +641,71 @@ class Consumer:
         data = self._error_bytes(error)
         given = None if delay is None else float(delay_seconds(delay))
         with self._lock:
-            retry_count = self._find(receipt).retry_count + 1
+            held, job_id = self._find(receipt)
+            retry_count = held.retry_counts.get(job_id, -1) + 1
             seconds = min(default_retry_in(retry_count), MAX_TIME) if given is None else given
             exhausted = is_exhausted(retry_count, self._options.max_retry_count)
 
-            def report(taken: _Taken) -> Report:
-                failure = Failure(
-                    taken.id, "exhausted" if exhausted else "retry", retry_count, 0.0 if exhausted else seconds, data
-                )
-                return taken.shard.in_flight.fail_report([failure], delivery=taken.delivery)
-
-            self._report(receipt, report, 0.0 if exhausted else seconds)
+            verdict: Literal["exhausted", "retry"] = "exhausted" if exhausted else "retry"
+            wait = 0.0 if exhausted else seconds
+            failure = Failure(job_id, verdict, retry_count, wait, data)
+            self._report(
+                receipt, lambda held, _: held.shard.in_flight.fail_report([failure], delivery=held.number), wait
+            )
 
     def touch(self, receipt: str, seconds: float | timedelta) -> None:
         """From now on the job has so many seconds until ``ttr`` passes. Without ``ttr`` it has for ever, as before."""
         more = _seconds("touch", seconds)
         with self._lock:
-            taken = self._find(receipt)
-            if taken.deadline < inf:
-                taken.deadline = monotonic() + more
-                self._watch(taken.deadline)
+            self._find(receipt)
+            if self._taken.deadline(receipt) < inf:
+                deadline = monotonic() + more
+                self._taken.touch(receipt, deadline)
+                self._watch(deadline)
 
-    def _report(self, receipt: str, report_of: Callable[[_Taken], Report], delay: float = 0.0) -> None:
-        """Reports a job in hand, which waits for ``delay`` seconds afterwards, if it does."""
+    def _report(
+        self,
+        receipt: str,
+        report_of: Callable[[HeldDelivery, str], Report],
+        delay: float = 0.0,
+        *,
+        takes_ahead: bool = False,
+    ) -> None:
+        """Reports a job in hand, which waits for ``delay`` seconds afterwards, if it does. ``takes_ahead``: it may take
+        the next job in the same round trip.
+        """
         with self._lock:
-            taken = self._find(receipt)
-            shard = taken.shard
-            report = report_of(taken)
-            (reply,) = self._client.run_many([report.call])
+            held, job_id = self._find(receipt)
+            report = report_of(held, job_id)
+            shards = self._shard_ahead() if takes_ahead else ()
             try:
-                shard.in_flight.reported([report], [reply])
-            except RedisUnavailable:
-                self._uncertain.add(receipt)
-                raise
-            except LeaseLost:
-                self._lost(shard)
-                raise NotTaken(
-                    f"queue {self.queue!r}, id {taken.id!r}: the lease of {shard!r} was lost, so whoever has the shard "
-                    "next takes the job again"
-                ) from None
-            self._forget([receipt])
-            self._count_report(report)
-            self._look_at(shard, report, reply, delay)
+                takes = _takes(shards, 1)
+                reply, *taken = self._client.run_many([report.call, *(call for *_, call in takes)])
+                try:
+                    self._note_report(receipt, held, report, reply, delay)
+                finally:
+                    if takes:
+                        self._keep_ahead(self._took(takes, taken)[0])
+            finally:
+                for shard in shards:
+                    self._dispatcher.unclaim(shard)
+
+    def _note_report(self, receipt: str, held: HeldDelivery, report: Report, reply: Any, delay: float) -> None:
+        shard = held.shard
+        try:
+            shard.in_flight.reported([report], [reply])
+        except RedisUnavailable:
+            self._taken.uncertain.add(receipt)
+            raise
+        except LeaseLost:
+            self._lost(shard)
+            raise NotTaken(
+                f"queue {self.queue!r}, id {held.ids_of([receipt])[0]!r}: the lease of {shard!r} was lost, so whoever "
+                "has the shard next takes the job again"
+            ) from None
+        self._taken.forget([receipt])
+        self._count_report(report)
+        self._look_at(shard, report, reply, delay)
 
     def _look_at(self, shard: Shard, report: Report, reply: Any, delay: float) -> None:
         """Wakes whoever waits for what is due now of the shard, or will be."""
@@ -642,38 +716,29 @@ class Consumer:
         else:
             self._dispatcher.wake(shard, delay)
 
-    def _find(self, receipt: object) -> _Taken:
-        """What is in hand under a receipt.
+    def _find(self, receipt: object) -> tuple[HeldDelivery, str]:
+        """The delivery and the id of what is in hand under a receipt.
 
         Raises:
             NotTaken, ConsumerClosed
         """
         if os.getpid() != self._pid:
             self._check_open()
-        taken = self._taken.get(receipt) if isinstance(receipt, str) else None
-        if taken is not None and taken.token == taken.shard.in_flight.token:
-            return taken
+        if isinstance(receipt, str):
+            held = self._taken.get(receipt)
+            if held is not None and held.is_current:
+                return held, receipt[len(held.head) :]
         self._check_open()
         raise NotTaken(
             f"queue {self.queue!r}: this consumer holds no job with the receipt {receipt!r:.200}: it was reported "
             "already, or its ttr has passed, or the lease of its shard was lost, or it is no receipt of this session"
         )
 
-    def _by_delivery(self, receipts: Iterable[str]) -> Iterator[tuple[Shard, int, list[str]]]:
-        """Those that are in hand, by the shard and the delivery that they were taken under."""
-        groups: dict[tuple[Shard, int], list[str]] = {}
-        for receipt in receipts:
-            taken = self._taken.get(receipt)
-            if taken is not None and taken.token == taken.shard.in_flight.token:
-                groups.setdefault((taken.shard, taken.delivery), []).append(receipt)
-        for (shard, delivery), some in groups.items():
-            yield shard, delivery, some
-
     def _acks(self, receipts: Sequence[str]) -> list[tuple[Shard, list[str], Report]]:
         """Acknowledgements of those that are in hand, each of one delivery, with their receipts."""
         return [
-            (shard, some, shard.in_flight.ack_report([self._taken[receipt].id for receipt in some], delivery))
-            for shard, delivery, some in self._by_delivery(receipts)
+            (held.shard, some, held.shard.in_flight.ack_report(held.ids_of(some), held.number))
+            for held, some in self._taken.by_delivery(receipts)
         ]
 
     def _note_acks(
@@ -697,11 +762,11 @@ class Consumer:
         except LeaseLost:
             self._lost(shard)
         except RedisUnavailable as error:
-            self._uncertain.update(receipts)
+            self._taken.uncertain.update(receipts)
             return error
         else:
             self._count_report(report)
-        self._forget(receipts)
+        self._taken.forget(receipts)
         return None
 
     def _count_report(self, report: Report) -> None:
@@ -746,41 +811,9 @@ class Consumer:
             self._looks_at = deadline
             self._broker.maintenance.nudge()
 
-    def _count(self, shard: Shard, more: int) -> None:
-        """So many more jobs of the shard are in hand, or fewer."""
-        before = self._count_of.get(shard, 0)
-        self._count_of[shard] = before + more
-        if not before or not before + more:
-            self._dispatcher.occupy(shard, is_occupied=before + more > 0)
-
-    def _forget(self, receipts: Iterable[str]) -> None:
-        gone: dict[Shard, int] = {}
-        for receipt in receipts:
-            taken = self._taken.pop(receipt, None)
-            self._uncertain.discard(receipt)
-            self._unwanted.discard(receipt)
-            if taken is not None:
-                gone[taken.shard] = gone.get(taken.shard, 0) + 1
-        for shard, count in gone.items():
-            self._count(shard, -count)
-
-    def _forget_lost(self) -> None:
-        """What was taken under leases that have been replaced since is somebody else's."""
-        for shard in list(self._count_of):
-            lease = shard.lease.current
-            if lease is not None:
-                self._forget_earlier(shard, lease.token)
-
-    def _forget_earlier(self, shard: Shard, token: str) -> None:
-        """What was taken of the shard under another lease than this one."""
-        if self._token_of.get(shard) != token:
-            self._token_of[shard] = token
-            lost = [key for key, taken in self._taken.items() if taken.shard is shard and taken.token != token]
-            self._forget(lost)
-
     def _lost(self, shard: Shard) -> None:
         """The lease was lost: whoever has it next takes what is in flight."""
-        self._forget([receipt for receipt, taken in self._taken.items() if taken.shard is shard])
+        self._taken.forget(self._taken.of_shard(shard))
         self._broker.maintenance.check(shard)
         log.warning(
             "%r: the lease was lost; whoever has the shard next takes what was in flight", shard,
@@ -794,32 +827,32 @@ class Consumer:
             RedisUnavailable: they are still in hand.
         """
         reports: list[tuple[Shard, list[str], float, Report]] = []
-        for shard, delivery, some in self._by_delivery(receipts):
+        for held, some in self._taken.by_delivery(receipts):
             delay = random.uniform(0.05, 0.5) if crashed else None
-            ids = [(self._taken[receipt].id, delay) for receipt in some]
-            report = shard.in_flight.release_report(ids, crashed=crashed, delivery=delivery)
-            reports.append((shard, some, delay or 0.0, report))
+            ids = [(job_id, delay) for job_id in held.ids_of(some)]
+            report = held.shard.in_flight.release_report(ids, crashed=crashed, delivery=held.number)
+            reports.append((held.shard, some, delay or 0.0, report))
         replies = (client or self._client).run_many([report.call for *_, report in reports])
         trouble: RedisUnavailable | None = None
         for (shard, some, due_in, report), reply in zip(reports, replies, strict=True):
             if crashed and not isinstance(reply, Exception):
-                self._log_overdue(some)
+                self._log_overdue(shard, report.ids)
             trouble = self._note(shard, some, report, reply) or trouble
             if not isinstance(reply, Exception):
                 self._dispatcher.wake(shard, due_in)
         if trouble is not None:
             raise trouble
 
-    def _log_overdue(self, receipts: Sequence[str]) -> None:
-        for receipt in receipts[:3]:
-            taken = self._taken[receipt]
+    @staticmethod
+    def _log_overdue(shard: Shard, ids: Sequence[str]) -> None:
+        for job_id in ids[:3]:
             log.error(
                 "%r, id %r: its ttr has passed; it is charged with a crash and waits again, unless that makes "
-                "max_crash_count of them", taken.shard, taken.id,
-                extra={"event": "overdue", "queue": self.queue, "shard": taken.shard.index, "id": taken.id},
+                "max_crash_count of them", shard, job_id,
+                extra={"event": "overdue", "queue": shard.queue, "shard": shard.index, "id": job_id},
             )  # fmt: skip
-        if len(receipts) > 3:
-            log.error("... and so has that of %d more", len(receipts) - 3)
+        if len(ids) > 3:
+            log.error("... and so has that of %d more", len(ids) - 3)
 
     # --- in the maintenance loop ---
 
@@ -839,18 +872,28 @@ class Consumer:
             return now + BUSY_SECONDS
         try:
             if not self._closed:
-                self._forget_lost()
-                self._release(list(self._unwanted), client)
-                overdue = [receipt for receipt, taken in self._taken.items() if taken.deadline <= now]
-                self._release(overdue, client, crashed=True)
-            earliest = min((taken.deadline for taken in self._taken.values()), default=inf)
+                self._taken.forget_replaced()
+                if now >= self._ahead_until or self._dispatcher.closed:
+                    self._give_ahead_back()
+                    self._ahead_until = inf
+                self._release(list(self._taken.unwanted), client)
+                self._release(self._taken.overdue(now), client, crashed=True)
             # What is taken from now on has more time than ttr: it need not call for another look.
-            self._looks_at = min(earliest, now + self._ttr)
+            self._looks_at = min(self._taken.earliest_deadline(), now + self._ttr, self._ahead_until)
             return min(self._looks_at, self._session_due)
         except RedisUnavailable:
             return now + 0.2
         finally:
             self._lock.release()
+
+
+def _takes(shards: Sequence[Shard], room: int) -> list[tuple[Shard, int, Call]]:
+    """Calls that take up to ``room`` jobs from shards, with the wake-ups of each before that is sent."""
+    share, odd = divmod(room, max(len(shards), 1))
+    return [
+        (shard, shard.dispatch.wakes, shard.in_flight.take_call(share + (number < odd)))
+        for number, shard in enumerate(shards)
+    ]
 
 
 def _checked_session(session: object) -> str:

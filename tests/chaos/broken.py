@@ -5,7 +5,7 @@ changed here is changed in the process's memory, before the node starts.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from lowq.broker import dispatcher, maintenance
@@ -45,7 +45,7 @@ def order() -> None:
     """Payloads are handed over newest first."""
     decode = InFlight._decode
 
-    def reversed_(self: InFlight, raw: list[bytes], delivery: Delivery) -> TakenJob:
+    def reversed_(self: InFlight, raw: Sequence[bytes], delivery: Delivery) -> TakenJob:
         job = decode(self, raw, delivery)
         return job._replace(payloads=job.payloads[::-1])
 
