@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Literal, TypeVar, Unpack, overload
 
-from lowq import doctor
+from lowq import doctor, drivers
 from lowq.admin import audit as audit_log
 from lowq.doctor import Finding
 from lowq.errors import ConfigError, ShardsCountError, UnknownNodeError
@@ -157,30 +157,40 @@ class Lowq:
                 self.close()
                 self._client, self._group, self._store, self._registered = before
 
-    def queue(self, name: str, shards_count: int | None = None, **options: Unpack[HandleOptions]) -> Queue:
+    def queue(
+        self, name: str, shards_count: int | None = None, *, driver: str | None = None, **options: Unpack[HandleOptions]
+    ) -> Queue:
         """The handle of a queue, for whoever doesn't import its worker.
 
-        ``shards_count`` is only needed before anybody has used the queue; otherwise Redis knows it. Other options are
-        those of a worker that concern its queue. They are entered in the registry when the handle is used first, and
-        the registry says those that are not given here.
+        ``shards_count`` is only needed before anybody has used the queue; otherwise Redis knows it. ``driver``: the
+        name of its class, a subclass of `Queue` that an installed package brings; otherwise what its worker says. Other
+        options are those of a worker that concern its queue. They are entered in the registry when the handle is used
+        first, and the registry says those that are not given here.
 
         Raises:
-            ConfigError: an option that there isn't, or a value that makes no sense.
+            ConfigError: an option that there isn't, a value that makes no sense, or there is no such driver.
         """
         worker = self.workers.get(check_queue_name(name))
         whose = f"queue {name!r}"
         declared = checked_options(whose, options)
         if shards_count is not None:
             checked_options(whose, {"shards_count": shards_count})
-        if worker is not None and shards_count is None and not declared:
-            return self.queue_of(worker)
-        return Queue(self, name, shards_count, declared=declared)
+        is_workers = worker is not None and shards_count is None and not declared
+        if worker is not None and driver is None:
+            driver = worker.driver
+            if is_workers:
+                return self.queue_of(worker)
+        kind = _queue_class(driver)
+        if worker is not None and is_workers:
+            return kind(self, name, worker.shards_count, worker)
+        return kind(self, name, shards_count, declared=declared)
 
     def queue_of(self, worker: type[Worker[Any]]) -> Queue:
         """The handle of a worker's queue."""
         queue = self._queues.get(worker.queue_name)
         if queue is None:
-            queue = self._queues[worker.queue_name] = Queue(self, worker.queue_name, worker.shards_count, worker)
+            kind = _queue_class(worker.driver)
+            queue = self._queues[worker.queue_name] = kind(self, worker.queue_name, worker.shards_count, worker)
         return queue
 
     def group_for(self, name: str, shards_count: int) -> GroupCommit | None:
@@ -426,7 +436,11 @@ class _WithOwnPool(Lowq):
 
     def queue_of(self, worker: type[Worker[Any]]) -> Queue:
         # Nothing is kept: the other application does not tell when a worker takes another one's place.
-        return Queue(self, worker.queue_name, worker.shards_count, worker)
+        return _queue_class(worker.driver)(self, worker.queue_name, worker.shards_count, worker)
+
+
+def _queue_class(driver: str | None) -> type[Queue]:
+    return Queue if driver is None else drivers.load("queue", driver)
 
 
 #: The application behind ``lowq.worker`` and ``lowq.config``.

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
-from lowq import codec
+from lowq import codec, drivers
 from lowq.address import Transport, parse_address
 from lowq.errors import ConfigError
 from lowq.job_events import Listener
@@ -125,6 +125,16 @@ def _callback(name: str, value: Any) -> Any:
     return value
 
 
+def _driver(kind: drivers.Kind) -> Callable[[str, Any], Any]:
+    def check(name: str, value: Any) -> Any:
+        try:
+            return drivers.check(kind, value)
+        except ConfigError as error:
+            raise ConfigError(f"{name}={value!r:.100}: {error}") from error.__cause__
+
+    return check
+
+
 def _callables(name: str, value: Any) -> Any:
     if isinstance(value, str) or not isinstance(value, Sequence):
         raise ConfigError(f"{name}={value!r} is not a list of callables")
@@ -208,6 +218,9 @@ _SETTINGS: Mapping[str, tuple[Any, Callable[[str, Any], Any], bool]] = {
     "last_words": (_say_nothing, _callable, False),
     "build_scheduler": (None, _optional_callable, False),
     "build_splitter": (None, _optional_callable, False),
+    "scheduler": ("lag", _driver("scheduler"), True),
+    "splitter": ("balanced", _driver("splitter"), True),
+    "codec": ("json", _driver("codec"), True),
     "dump_payload": (codec.dump_payload, _callable, False),
     "load_payload": (codec.load_payload, _callable, False),
     "format_error": (format_error, _callable, False),
@@ -216,6 +229,9 @@ _SETTINGS: Mapping[str, tuple[Any, Callable[[str, Any], Any], bool]] = {
     "workers": (None, _workers, False),
 }
 
+
+#: The settings that a codec brings.
+_OF_A_CODEC = ("dump_payload", "load_payload")
 
 #: Variables that the dashboard reads, not the library.
 _OF_THE_DASHBOARD = {
@@ -287,6 +303,13 @@ class Config:
     build_scheduler: Callable[[], Any] | None
     #: Makes the splitter of a node; ``lowq.BalancedSplitter(threads_per_node)`` by default.
     build_splitter: Callable[[], Any] | None
+    #: The name of what makes schedulers, where ``build_scheduler`` is None: "lag", "seq", or a driver.
+    scheduler: str
+    #: The name of what makes splitters, where ``build_splitter`` is None: "balanced", "default", or a driver.
+    splitter: str
+    #: The name of what ``dump_payload`` and ``load_payload`` are taken from: "json", or a driver. Of these three
+    #: settings the one that is set last holds.
+    codec: str
     #: Payload -> bytes, canonically: equal payloads must give equal bytes.
     dump_payload: Callable[[Any], bytes]
     #: Bytes -> payload.
@@ -318,6 +341,8 @@ class Config:
                 value = check(name, text)
             except ConfigError as error:
                 raise ConfigError(f"environment variable {variable}: {error}") from None
+        elif name in _OF_A_CODEC and self.codec != "json":
+            value = getattr(drivers.load("codec", self.codec), name)
         else:
             value = list(default) if isinstance(default, tuple) else default
         object.__setattr__(self, name, value)
@@ -334,6 +359,9 @@ class Config:
                 "before anything is pushed or asked"
             )
         object.__setattr__(self, name, _SETTINGS[name][1](name, value))
+        if name == "codec":
+            for other in _OF_A_CODEC:  # read anew, from this one
+                self.__dict__.pop(other, None)
 
     if not TYPE_CHECKING:
         # Hidden from type checkers: they would take every misspelt setting for one that may be there.

@@ -11,6 +11,7 @@ from datetime import timedelta
 from difflib import SequenceMatcher, get_close_matches
 from typing import Any, ClassVar, Generic, Protocol, TypeAlias, TypeVar, overload
 
+from lowq import drivers
 from lowq.errors import ConfigError
 from lowq.job import Job
 from lowq.job_events import Listener
@@ -55,6 +56,8 @@ class WorkerOptions(DeclaredOptions, total=False):
     time_limit: float | timedelta | None
     #: Called with every `lowq.JobEvent` of the queue in this process, in a thread for that (None).
     on_event: Listener | None
+    #: The name of the class of its queue's handle, which an installed package brings (None: `Queue`).
+    driver: str | None
 
 
 #: Bounds of ``weight``: far beyond what makes sense, and near enough that sums of shares stay exact.
@@ -107,6 +110,7 @@ class Worker(Generic[P]):
     morgue_ttl: ClassVar[float | timedelta | None] = None
     morgue_max: ClassVar[int | None] = None
     on_event: ClassVar[Listener | None] = None
+    driver: ClassVar[str | None] = None
 
     #: The handle of the queue: stats, jobs, kick, pause ...
     queue: ClassVar[Queue] = _QueueOfClass()  # type: ignore[assignment]  # a property of the class
@@ -282,6 +286,8 @@ def _apply_options(worker: type[Worker[Any]], options: Mapping[str, Any]) -> Non
     checked(worker.__name__, "merge", worker.merge)
     check_waits(worker.__name__, seconds_of(worker.debounce), seconds_of(worker.max_wait))
     _check_on_event(worker)
+    if worker.driver is not None:
+        drivers.check("queue", worker.driver)
     time_limit, ttr = limits_of(worker)
     if time_limit is not None and ttr is not None and ttr <= time_limit:
         raise ConfigError(

@@ -20,14 +20,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from types import FrameType
 
+from lowq import drivers
 from lowq.application import Lowq
 from lowq.broker.activity import Activity, Performing
 from lowq.broker.broker import Broker, WorkerGroup
 from lowq.broker.fairness import Share
 from lowq.broker.membership import Identity
-from lowq.broker.scheduler import LagScheduler
 from lowq.broker.shard import Shard, lag_of, shards_of
-from lowq.broker.splitter import BalancedSplitter
 from lowq.errors import ConfigError, LowqError, RedisRefused
 from lowq.logs import describe, flush, get_log
 from lowq.metrics.counters import Recorder, Tally
@@ -182,7 +181,7 @@ class Node:
         activities = self._activities = [
             ThreadActivity(number, tallies={name: Tally() for name in thread_queues}) for number in range(self.threads)
         ]
-        build_scheduler = config.build_scheduler or LagScheduler
+        build_scheduler = config.build_scheduler or drivers.load("scheduler", config.scheduler)
         groups = {
             "threads": WorkerGroup(
                 thread_queues, [{name: build_scheduler() for name in thread_queues} for _ in activities]
@@ -196,7 +195,11 @@ class Node:
         self.name = identity.name
         self.broker = Broker(
             identity, shards, self.client, maintenance_client, config,
-            splitter=config.build_splitter() if config.build_splitter else BalancedSplitter(max(self.threads, 1)),
+            splitter=(
+                config.build_splitter()
+                if config.build_splitter
+                else drivers.load("splitter", config.splitter)(max(self.threads, 1))
+            ),
             groups=list(groups.values()),
             shares={name: Share(worker.weight, worker.max_threads) for name, worker in self._workers.items()},
             activities=self._all_activities, queues=[queue_options_of(worker) for worker in self._workers.values()],

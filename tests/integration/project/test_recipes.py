@@ -119,6 +119,46 @@ assert [event["exception"]["values"][0]["type"] for event in events] == ["ValueE
 assert {event["tags"]["queue"] for event in events} == {"Broken"}
 assert events[-1]["contexts"]["lowq"]["ids"] == ["2"]
 """,
+    "drivers.md:a package": """
+import re, tomllib
+from pathlib import Path
+import lowq.testing
+
+page = Path(lowq.__file__).parents[1] / "docs/drivers.md"
+project = tomllib.loads(re.search("```toml\\n(.*?)```", page.read_text(), re.DOTALL)[1])["project"]
+installed = Path("acme_drivers-1.0.dist-info")  # as pip would have it
+installed.mkdir()
+(installed / "METADATA").write_text(f"Metadata-Version: 2.1\\nName: {project['name']}\\nVersion: 1.0\\n")
+(installed / "entry_points.txt").write_text("".join(
+    f"[{group}]\\n" + "".join(f"{name} = {value}\\n" for name, value in points.items())
+    for group, points in project["entry-points"].items()
+))
+
+import shop
+import acme_drivers
+
+assert type(shop.Mail.queue) is type(lowq.app.queue("Mail")) is acme_drivers.MailQueue
+(job,) = lowq.app.queue("letters").jobs().jobs
+assert job.payloads[0][0] == {"to": "bob@example.com", "text": "Hi"}
+assert lowq.config.dump_payload is acme_drivers.compressed.dump_payload
+assert lowq.testing.drain(shop.Mail).performed == 1
+assert set(lowq.drivers.GROUPS.values()) == set(project["entry-points"])
+for group, points in project["entry-points"].items():
+    for name, value in points.items():
+        driver = lowq.drivers.load(group.removeprefix("lowq.").removesuffix("s"), name)
+        assert driver is getattr(acme_drivers, value.partition(":")[2])
+pay = {"url": "/a", "n": 1}, {"url": "/b", "n": 2}, {"url": "/a", "n": 3}
+assert acme_drivers.latest_of_each_url(pay) == [{"url": "/a", "n": 3}, {"url": "/b", "n": 2}]
+
+import threading
+performed = threading.Event()
+shop.Mail.perform = lambda self, payloads_by_id: performed.set()
+shop.Mail.queue.send("ann@example.com", "again")
+node = lowq.Node(lowq.app)
+node.start()
+assert performed.wait(60)
+node.stop()
+""",
     "dashboard.md:FastAPI": """
 from starlette.requests import Request
 from starlette.testclient import TestClient

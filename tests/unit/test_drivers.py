@@ -1,0 +1,181 @@
+"""Drivers: found by name, among lowq's own and the entry points of packages."""
+
+import subprocess
+import sys
+from collections.abc import Callable
+from importlib.metadata import EntryPoint, EntryPoints
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import lowq
+from lowq import codec, drivers
+from lowq.errors import ConfigError
+
+Install = Callable[..., None]
+
+#: What the entry points of these tests name.
+CODEC = SimpleNamespace(dump_payload=lambda _: b"x", load_payload=lambda _: "x")
+NO_CODEC = SimpleNamespace(dump_payload=lambda _: b"x")
+NUMBER = 5
+
+
+class OwnQueue(lowq.Queue):
+    """A queue class."""
+
+
+def make_scheduler() -> lowq.SeqScheduler:
+    return lowq.SeqScheduler()
+
+
+@pytest.fixture
+def install(monkeypatch: pytest.MonkeyPatch) -> Install:
+    """Installs entry points: their group, their name, and what they name in this module."""
+    points: list[EntryPoint] = []
+
+    def found(**wanted: Any) -> EntryPoints:
+        return EntryPoints(points).select(**wanted)
+
+    monkeypatch.setattr(drivers, "entry_points", found)
+
+    def add(group: str, name: str, value: str) -> None:
+        points.append(EntryPoint(name, f"{__name__}:{value}" if ":" not in value else value, group))
+
+    return add
+
+
+@pytest.mark.parametrize(("kind", "name", "driver"), [
+    ("scheduler", "lag", lowq.LagScheduler), ("scheduler", "seq", lowq.SeqScheduler),
+    ("splitter", "balanced", lowq.BalancedSplitter), ("splitter", "default", lowq.DefaultSplitter),
+    ("codec", "json", codec), ("queue", "default", lowq.Queue),
+])  # fmt: skip
+def test_lowqs_own_need_no_entry_points(
+    kind: drivers.Kind, name: str, driver: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(drivers, "entry_points", lambda **_: pytest.fail("they were read"))
+    assert drivers.check(kind, name) == name
+    assert drivers.load(kind, name) is driver
+
+
+def test_importing_lowq_reads_no_entry_points() -> None:
+    code = "import importlib.metadata as metadata\nmetadata.entry_points = None\nimport lowq\nlowq.config.freeze()\n"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(lowq.__file__).parents[1], timeout=120)
+
+
+@pytest.mark.parametrize(("kind", "value"), [
+    ("splitter", "lowq:DefaultSplitter"), ("scheduler", "make_scheduler"), ("codec", "CODEC"),
+    ("merge", "builtins:list"), ("queue", "OwnQueue"),
+])  # fmt: skip
+def test_a_package_brings_one(install: Install, kind: drivers.Kind, value: str) -> None:
+    install(drivers.GROUPS[kind], "mine", value)
+    assert "mine" in drivers.names(kind)
+    assert drivers.check(kind, "mine") == "mine"
+    assert drivers.load(kind, "mine") is EntryPoint("", value if ":" in value else f"{__name__}:{value}", "").load()
+
+
+@pytest.mark.parametrize(("kind", "own"), [
+    ("splitter", "balanced, default"), ("scheduler", "lag"), ("codec", "json"), ("merge", "append, collapse, latest"),
+    ("queue", "default"),
+])  # fmt: skip
+@pytest.mark.parametrize("find", [drivers.check, drivers.load])
+def test_a_wrong_name_is_refused_with_those_that_there_are(
+    install: Install, find: Callable[[drivers.Kind, Any], object], kind: drivers.Kind, own: str
+) -> None:
+    install(drivers.GROUPS[kind], "mine", "NUMBER")
+    for wrong in ("yours", "", None, 5):
+        with pytest.raises(ConfigError, match=rf"no {kind} .*There are {own}.*mine.*'{drivers.GROUPS[kind]}'"):
+            find(kind, wrong)
+
+
+def test_a_name_that_is_nearly_right(install: Install) -> None:
+    with pytest.raises(ConfigError, match="did you mean 'lag'"):
+        drivers.load("scheduler", "lagg")
+
+
+@pytest.mark.parametrize(("kind", "value", "must_be"), [
+    ("splitter", "NUMBER", "threads"), ("scheduler", "NUMBER", "callable"), ("codec", "NO_CODEC", "load_payload"),
+    ("merge", "NUMBER", "payloads"), ("queue", "make_scheduler", "lowq.Queue"),
+    ("queue", "builtins:dict", "lowq.Queue"),
+])  # fmt: skip
+def test_what_is_not_what_it_must_be(install: Install, kind: drivers.Kind, value: str, must_be: str) -> None:
+    install(drivers.GROUPS[kind], "mine", value)
+    with pytest.raises(ConfigError, match=rf"{kind} 'mine', .*it must be .*{must_be}"):
+        drivers.load(kind, "mine")
+
+
+@pytest.mark.parametrize("value", ["no_such_module_at_all:x", "lowq:no_such_name"])
+def test_what_can_not_be_imported(install: Install, value: str) -> None:
+    install("lowq.codecs", "mine", value)
+    assert drivers.check("codec", "mine")
+    with pytest.raises(ConfigError, match=r"codec 'mine', .*can't be imported") as caught:
+        drivers.load("codec", "mine")
+    assert isinstance(caught.value.__cause__, ImportError | AttributeError)
+
+
+def test_a_name_that_two_packages_give(install: Install) -> None:
+    install("lowq.merges", "mine", "builtins:list")
+    install("lowq.merges", "mine", "builtins:list")
+    assert drivers.load("merge", "mine") is list  # the same package, seen twice
+    install("lowq.merges", "mine", "builtins:sorted")
+    with pytest.raises(ConfigError, match=r"more than once.*builtins:list.*builtins:sorted"):
+        drivers.load("merge", "mine")
+
+
+# --- where they are named ---
+
+
+@pytest.mark.parametrize("setting", ["splitter", "scheduler", "codec"])
+def test_a_setting_with_a_wrong_name(setting: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = lowq.Config()
+    with pytest.raises(ConfigError, match=f"{setting}='no'.*there is no {setting} 'no'.*lowq.{setting}s"):
+        setattr(config, setting, "no")
+    monkeypatch.setenv(f"LOWQ_{setting.upper()}", "no")
+    with pytest.raises(ConfigError, match=f"LOWQ_{setting.upper()}: .*there is no {setting} 'no'"):
+        config.freeze()
+
+
+def test_a_codec_by_name_brings_both_ways(install: Install, monkeypatch: pytest.MonkeyPatch) -> None:
+    install("lowq.codecs", "mine", "CODEC")
+    config = lowq.Config(codec="mine")
+    assert (config.dump_payload, config.load_payload) == (CODEC.dump_payload, CODEC.load_payload)
+    config.codec = "json"
+    assert (config.dump_payload, config.load_payload) == (codec.dump_payload, codec.load_payload)
+    monkeypatch.setenv("LOWQ_CODEC", "mine")
+    config = lowq.Config()
+    assert config.dump_payload is CODEC.dump_payload
+
+
+def test_of_a_codec_and_its_parts_the_last_one_set_holds(install: Install) -> None:
+    install("lowq.codecs", "mine", "CODEC")
+    config = lowq.Config(codec="mine", load_payload=bytes.decode)
+    assert (config.dump_payload, config.load_payload) == (CODEC.dump_payload, bytes.decode)
+    config.codec = "mine"
+    assert config.load_payload is CODEC.load_payload
+
+
+def test_a_queue_class_by_name(install: Install) -> None:
+    install("lowq.queues", "mine", "OwnQueue")
+    app = lowq.Lowq(redis_url="memory://")
+    assert type(app.queue("plain", 2)) is lowq.Queue
+    assert type(app.queue("own", 2, driver="mine")) is OwnQueue
+
+    @app.worker(driver="mine", shards_count=3)
+    def orders(payloads_by_id: dict[str, list[Any]]) -> None: ...
+
+    assert type(orders.queue) is type(app.queue("orders")) is type(app.queue("orders", 3)) is OwnQueue
+    assert type(app.with_own_pool(1).queue("orders")) is OwnQueue
+    assert type(app.queue("orders", driver="default")) is lowq.Queue
+    assert app.queue("orders", driver="default").shards_count == 3
+    app.close()
+
+
+def test_a_queue_class_that_there_is_not() -> None:
+    app = lowq.Lowq(redis_url="memory://")
+    with pytest.raises(ConfigError, match=r"no queue 'no'.*lowq\.queues"):
+        app.queue("own", driver="no")
+    with pytest.raises(ConfigError, match=r"no queue 'no'.*lowq\.queues"):
+
+        @app.worker(driver="no")
+        def orders(payloads_by_id: dict[str, list[Any]]) -> None: ...
