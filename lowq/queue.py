@@ -9,6 +9,7 @@ from typing import Any, Unpack
 
 from lowq.admin.actions import ACTIONS, CHANGED, MAX_IDS, Acted, Action, ActionName, act, attempt, attempt_all
 from lowq.admin.bulk import Step, bulk, meant_by, snapshot
+from lowq.admin.release import release_all
 from lowq.backend import Backend
 from lowq.codec import decode_id, lookup_id
 from lowq.consumer import AsyncConsumer, Consumer
@@ -447,6 +448,20 @@ class Queue(Queries):
             if not kicked.done:
                 break
         return acted
+
+    def release_all(self) -> int:
+        """What is in flight of holders that are gone waits again at once, charged with a crash, though nobody is there
+        who would take over; returns how many jobs that is. What living holders have stays theirs: they may be in the
+        middle of it. A holder that died is gone when its lease has run out.
+
+        Raises:
+            UnknownQueueError, RedisUnavailable: call it again.
+        """
+        options = self._consumer_options()
+        return release_all(
+            self._client, self.name, self._prefixes, shards_count=options.shards_count,
+            max_crash_count=options.max_crash_count,
+        )  # fmt: skip
 
     # --- the whole queue ---
 

@@ -10,7 +10,7 @@
     look      stats, nodes, shards, jobs, peek, why
     history   rates, audit                                   nodes     quiet, stop, reload
     push      NDJSON, or a single job
-    act       kick, bury, delete, perform-now, pause, resume, drop
+    act       kick, bury, delete, perform-now, release-all, pause, resume, drop
     doctor    what is wrong, and what to do about it
 """
 
@@ -50,6 +50,7 @@ from lowq.version import VERSION
             act.delete,
             act.perform_now,
             act.pause,
+            act.release_all,
             act.resume,
             act.drop,
             nodes.quiet,

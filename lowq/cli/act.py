@@ -1,4 +1,4 @@
-"""The verbs that change what is there: kick, bury, delete, perform-now, pause, resume, drop."""
+"""The verbs that change what is there: kick, bury, delete, perform-now, release-all, pause, resume, drop."""
 
 import getpass
 import shlex
@@ -291,6 +291,26 @@ def _show_paused(queue: str, changed: bool, as_json: bool, *, paused: bool) -> N
         echo_lines([f"{queue}: paused" if changed else f"{queue}: was paused already"])
     else:
         echo_lines([f"{queue}: goes on" if changed else f"{queue}: was not paused"])
+
+
+@click.command("release-all")
+@with_app
+@queue_argument
+@json_option
+def release_all(app: Lowq, queue: str, as_json: bool) -> None:
+    """Have jobs of dead nodes wait again.
+
+    What is in flight of nodes and consumers whose lease has run out waits again at once, charged with a crash: as when
+    another one takes over. What living ones have stays theirs.
+    """
+    handle = app.queue(queue)
+    released = handle.release_all()
+    in_flight = handle.stats().taken
+    if as_json:
+        echo_json({"queue": queue, "released": released, "in_flight": in_flight})
+    else:
+        left = f"; {number(in_flight)} {IN_FLIGHT}" if in_flight else ""
+        echo_lines([f"{count(released, 'job')} released{left}"])
 
 
 @click.command

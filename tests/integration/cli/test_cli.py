@@ -419,6 +419,12 @@ def test_pause_and_resume(cli: Cli) -> None:
     assert cli("resume", "Orders").stdout == "Orders: was not paused\n"
 
 
+def test_release_all(cli: Cli) -> None:
+    cli.push({"id": 1})
+    assert cli("release-all", "Orders").stdout == "0 jobs released\n"
+    assert cli.json("release-all", "Orders") == {"queue": "Orders", "released": 0, "in_flight": 0}
+
+
 def test_drop(cli: Cli) -> None:
     cli.push({"id": 1}, {"id": 2})
     assert "with all its 2 jobs for good; add --yes" in cli("drop", "Orders", code=2).stderr

@@ -77,6 +77,7 @@ def test_every_verb_is_listed_and_explains_itself() -> None:
         "bury",
         "delete",
         "perform-now",
+        "release-all",
         "pause",
         "resume",
         "drop",
