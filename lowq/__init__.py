@@ -54,6 +54,7 @@ from lowq.inspection.overview import QueueOverview
 from lowq.inspection.paging import Page
 from lowq.inspection.queries import NodeInfo, QueueInfo, ShardInfo, Stats
 from lowq.inspection.server_info import RedisInfo
+from lowq.inspection.statistics import Statistics
 from lowq.job import Job, JobDict
 from lowq.job_events import JobEvent
 from lowq.metrics.counters import Span
@@ -125,6 +126,7 @@ __all__ = [
     "ShardsCountError",
     "Snapshot",
     "Span",
+    "Statistics",
     "Stats",
     "Step",
     "TimeLimitExceeded",

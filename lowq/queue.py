@@ -457,7 +457,7 @@ class Queue(Queries):
         Raises:
             UnknownQueueError, RedisUnavailable: call it again.
         """
-        options = self._consumer_options()
+        options = self._register(anew=True)
         return release_all(
             self._client, self.name, self._prefixes, shards_count=options.shards_count,
             max_crash_count=options.max_crash_count,

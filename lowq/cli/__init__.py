@@ -7,7 +7,7 @@
     web       the dashboard                                    supervised  a command as a process of another
     run       a node, or a supervisor of several; `embedded`: the store inside of it
     reload    new code for a node, in its process
-    look      stats, nodes, shards, jobs, peek, why
+    look      stats, statistics, nodes, shards, jobs, peek, why
     history   rates, audit                                   nodes     quiet, stop, reload
     push      NDJSON, or a single job
     act       kick, bury, delete, perform-now, release-all, pause, resume, drop
@@ -32,6 +32,7 @@ from lowq.version import VERSION
         "Run": [run, consume, web],
         "Look": [
             look.stats,
+            look.statistics,
             look.nodes,
             look.shards,
             look.jobs,

@@ -125,6 +125,28 @@ def _show_stats(figures: Sequence[Stats], as_json: bool) -> None:
         say("no queue has been used yet")
 
 
+@click.command
+@with_app
+@click.argument("queues", nargs=-1, metavar="[QUEUE...]")
+@json_option
+def statistics(app: Lowq, queues: tuple[str, ...], as_json: bool) -> None:
+    """Tasks by state and calls by verb.
+
+    In the words of Tarantool's queue module, of all queues or of those named.
+    """
+    names = list(dict.fromkeys(queues)) or [info.name for info in app.queues()]
+    found = [app.queue(name).statistics() for name in names]
+    if as_json:
+        echo_json({"queues": found})
+    elif not found:
+        say("no queue has been used yet")
+    for item in () if as_json else found:
+        lines = [item.name]
+        for title, counts in (("tasks", item.tasks), ("calls", item.calls)):
+            lines += [f"  {title}:", *(f"    {name}: {value}" for name, value in dataclasses.asdict(counts).items())]
+        echo_lines(lines)
+
+
 _STATS_COLUMNS = (
     "queue", "length", "due", "later", "retries", "taken", "morgue", "lag", "processed", "failed", "per s?", "?"
 )  # fmt: skip

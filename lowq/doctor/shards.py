@@ -17,8 +17,11 @@ TOGETHER = 100
 #: A shard: its queue and index.
 Place = tuple[str, int]
 
-_META = ("shards_count", "clock", "owner", "fence", "delivery", "paused", "processed", "failed", "buried")
-_COUNTERS = ("processed", "failed", "buried", "delivery")
+_META = (
+    "shards_count", "clock", "owner", "fence", "delivery", "paused", "processed", "failed", "buried", "released",
+    "kicked", "deleted", "expired",
+)  # fmt: skip
+_COUNTERS = ("processed", "failed", "buried", "released", "kicked", "deleted", "expired", "delivery")
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,6 +35,7 @@ from lowq.inspection.registry import (
     queues,
     registry_calls,
 )
+from lowq.inspection.statistics import Statistics, read_statistics
 from lowq.job import Job, JobId, State
 from lowq.metrics.counters import Span
 from lowq.metrics.history import History, PerformTimes, history, perform_times
@@ -129,6 +130,14 @@ class Queries:
             UnknownQueueError, RedisUnavailable
         """
         return stats_of(self.name, read_stats(self._client, self._prefixes, now))
+
+    def statistics(self, *, now: float | None = None) -> Statistics:
+        """Tasks by state and calls by verb, in the words of Tarantool's queue module.
+
+        Raises:
+            UnknownQueueError, RedisUnavailable
+        """
+        return read_statistics(self._client, self.name, self._prefixes, now)
 
     def rates(self, span: Span = "hour", *, now: float | None = None) -> History:
         """Rates and lag over the last "hour", "day" or "month" (30 days), as its nodes have recorded them.

@@ -148,7 +148,8 @@ class Model:
         self._lease_ttl = int(lease_ttl * 1000)
         self.used = False
         self.delayed: list[str] = []
-        self.counters = {"delivery": 0, "processed": 0, "failed": 0, "buried": 0, "expired": 0}
+        names = "delivery", "processed", "failed", "buried", "expired", "released", "kicked", "deleted"
+        self.counters = dict.fromkeys(names, 0)
         #: What of lowq it uses that most don't.
         self.features: set[str] = set()
 
@@ -460,6 +461,7 @@ class Model:
                 reply.append(2 if self._crash(job_id, now, now + (delay or 0)) else 1)
             else:
                 self._put_back(job_id, min(flight.perform_at, now) if delay is None else min(now + delay, NEVER))
+                self.counters["released"] += 1
                 reply.append(1)
         return reply
 
@@ -532,6 +534,7 @@ class Model:
             reply.append(0 if buried is None else 1)
             if buried is None:
                 continue
+            self.counters["kicked"] += 1
             job = self.waiting.setdefault(job_id, Waiting(now))
             job.perform_at, job.level = now, 0
             merge_into(job.payloads, buried.payloads)
@@ -550,9 +553,11 @@ class Model:
             if where != "morgue" and job_id in self.waiting:
                 del self.waiting[job_id]
                 self._forget(job_id)
+                self.counters["deleted"] += 1
                 found = 1
             if where != "waiting" and job_id in self.morgue:
                 del self.morgue[job_id]
+                self.counters["deleted"] += 1
                 found = 1
             reply.append(found)
         return reply

@@ -38,13 +38,14 @@ PAGES = [
 API = [
     *("stats", "overview", "rates", "queues", "nodes", "audit", "redis", "tasks"),
     *("queues/Orders", "queues/Orders/rates", "queues/Orders/perform-times", "queues/Orders/shards"),
+    "queues/Orders/statistics",
     *("queues/Orders/jobs", "queues/Orders/jobs?state=taken", "queues/Orders/jobs?order_by=retry_count"),
     *("queues/Orders/jobs?state=morgue", "queues/Orders/job?id=good", "queues/Orders/job?id=flying"),
 ]
 VERBS = [
     *("stats", "stats Orders", "nodes", "shards Orders", "jobs Orders", "jobs Orders --order-by retry_count"),
     *("jobs Orders --state taken", "jobs Orders --state morgue", "jobs Orders --match *o*", "peek Orders good flying"),
-    *("why Orders good flying", "rates Orders", "audit"),
+    *("why Orders good flying", "rates Orders", "audit", "statistics", "statistics Orders"),
 ]
 
 

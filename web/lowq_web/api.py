@@ -136,6 +136,10 @@ def queue(request: Request, _query: Nothing) -> Response:
     return _answer(documents.QueueDetails(handle.stats(), dict(handle.options)))
 
 
+def statistics(request: Request, _query: Nothing) -> Response:
+    return _answer(queue_of(request).statistics())
+
+
 def queue_rates(request: Request, query: documents.SpanQuery) -> Response:
     return _answer(context_of(request).stats_cache.history(queue_of(request).name, query.span))
 
@@ -345,6 +349,7 @@ ENDPOINTS: Sequence[Endpoint] = (
     _get("/search", search, "In which queues an id is", documents.Found, documents.IdQuery),
     _get("/queues", queues, "All queues in figures", documents.Queues),
     _get("/queues/{queue}", queue, "A queue in figures, and its worker's options", documents.QueueDetails),
+    _get("/queues/{queue}/statistics", statistics, "Its tasks by state and calls by verb", lowq.Statistics),
     _get("/queues/{queue}/rates", queue_rates, "Its rates and lag over time", lowq.History, documents.SpanQuery),
     _get("/queues/{queue}/perform-times", perform_times, "How long its performs take", documents.PerformTimes),
     _get("/queues/{queue}/shards", shards, "Its shards", documents.Shards),

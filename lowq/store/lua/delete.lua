@@ -24,6 +24,7 @@ local has_ttl = uses(redis.call('HGET', prefix .. 'meta', 'features'), 'ttl')
 
 -- What one call frees, in bytes: it must not hold Redis for long.
 local room = 16777216
+local deleted = 0 -- jobs: an id may have one that waits and one that is buried
 
 local function remove(id, set, payloads)
   local at = redis.call('ZSCORE', prefix .. set, id)
@@ -33,6 +34,7 @@ local function remove(id, set, payloads)
   room = room - weight(prefix .. payloads .. id)
   redis.call('ZREM', prefix .. set, id)
   redis.call('UNLINK', prefix .. payloads .. id)
+  deleted = deleted + 1
   return true
 end
 
@@ -59,5 +61,8 @@ for _, id in ipairs(ids) do
     end
   end
   reply[#reply + 1] = state
+end
+if deleted > 0 then
+  redis.call('HINCRBY', prefix .. 'meta', 'deleted', deleted)
 end
 return reply

@@ -24,7 +24,8 @@ local has_ttl = uses(redis.call('HGET', prefix .. 'meta', 'features'), 'ttl')
 
 -- What one call merges, over all its ids: it must not hold Redis for long.
 local budget = { payloads = 500, bytes = 1048576 }
-local reply, kicked, superseded = {}, false, is_superseded(prefix, ARGV[2], now)
+local reply, kicked, superseded = {}, 0, is_superseded(prefix, ARGV[2], now)
+local moved = false
 for _, id in ipairs(ids) do
   local spent = budget.payloads <= 0 or budget.bytes <= 0
   local buried_at = not spent and not superseded and redis.call('ZSCORE', prefix .. 'morgue', id)
@@ -38,6 +39,7 @@ for _, id in ipairs(ids) do
       state = 1
       redis.call('ZREM', prefix .. 'morgue', id)
       redis.call('HDEL', prefix .. 'morgue:errors', id)
+      kicked = kicked + 1
     end
     if redis.call('EXISTS', prefix .. 'payloads:' .. id) == 1 then
       redis.call('ZADD', prefix .. 'due', now, id)
@@ -45,11 +47,14 @@ for _, id in ipairs(ids) do
     if redis.call('HEXISTS', prefix .. 'taken', id) == 0 then
       forget(prefix, id)
     end
-    kicked = true
+    moved = true
   end
   reply[#reply + 1] = state
 end
-if kicked then
+if kicked > 0 then
+  redis.call('HINCRBY', prefix .. 'meta', 'kicked', kicked)
+end
+if moved then
   wake(prefix, 0)
 end
 return reply

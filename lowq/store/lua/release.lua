@@ -19,7 +19,7 @@ if lost then
   return lost
 end
 
-local reply = {}
+local reply, released = {}, 0
 for i = 5, #ARGV, 3 do
   local id, delay, crashed = ARGV[i], ARGV[i + 1], ARGV[i + 2]
   local record = records[id]
@@ -33,8 +33,12 @@ for i = 5, #ARGV, 3 do
       end
     else
       put_back(prefix, id, record, now, delay ~= '' and bounded(now + tonumber(delay)) or nil, features)
+      released = released + 1
     end
   end
   reply[#reply + 1] = state
+end
+if released > 0 then
+  redis.call('HINCRBY', prefix .. 'meta', 'released', released)
 end
 return reply

@@ -34,7 +34,7 @@ elseif what == 'lease_disagrees' then
   return 1
 elseif what == 'counters' then
   local changed = 0
-  for _, name in ipairs({ 'processed', 'failed', 'buried', 'delivery' }) do
+  for _, name in ipairs({ 'processed', 'failed', 'buried', 'released', 'kicked', 'deleted', 'expired', 'delivery' }) do
     local value = redis.call('HGET', key_meta, name)
     if value and not string.match(value, '^%d+$') then
       changed = redis.call('HDEL', key_meta, name)

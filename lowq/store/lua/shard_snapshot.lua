@@ -4,10 +4,10 @@
 -- ARGV[1]  now: Unix seconds, or '' for the server's clock
 --
 -- Reply: {now, wrong, lease, ttl, shards_count, clock, owner, fence, delivery, paused, processed, failed, buried,
---         due, length, taken, morgue_length, entries}
+--         released, kicked, deleted, expired, due, length, taken, morgue_length, entries}
 --   now: Unix seconds, text; wrong: names of keys that have another type than they must, and then nothing follows
 --   lease: token of the owner or nil; ttl: milliseconds that it still runs, -1: for ever, -2: there is none
---   shards_count ... buried: as in `meta`, text or nil
+--   shards_count ... expired: as in `meta`, text or nil
 --   due: waiting jobs whose time has come; length, taken, morgue_length: jobs; entries: in all sets of ids together
 --
 -- Invariant: nothing changes.
@@ -47,12 +47,12 @@ for i, set in ipairs(sets) do
   entries = entries + sizes[i]
 end
 local meta = redis.call('HMGET', prefix .. 'meta', 'shards_count', 'clock', 'owner', 'fence', 'delivery', 'paused',
-  'processed', 'failed', 'buried', 'features')
+  'processed', 'failed', 'buried', 'released', 'kicked', 'deleted', 'expired', 'features')
 local reply = { text, wrong, redis.call('GET', prefix .. 'lease'), redis.call('PTTL', prefix .. 'lease') }
-for i = 1, 9 do
+for i = 1, 13 do
   reply[#reply + 1] = meta[i]
 end
-reply[#reply + 1] = count_due(prefix, meta[10], (read_due_cutoff(prefix, now)))
+reply[#reply + 1] = count_due(prefix, meta[14], (read_due_cutoff(prefix, now)))
 reply[#reply + 1] = sizes[1]
 reply[#reply + 1] = sizes[2]
 reply[#reply + 1] = sizes[3]

@@ -82,6 +82,21 @@ def test_nothing_is_there_yet(cli: Cli) -> None:
     assert cli.json("nodes") == {"nodes": []}
 
 
+def test_statistics_in_the_words_of_tarantools_queue(cli: Cli) -> None:
+    assert cli("statistics").stderr == "no queue has been used yet\n"
+    cli.push({"id": 1}, {"id": 2, "delay": 60})
+    cli.app.queue("Mails", 1).push({"id": 1})
+    cli.app.queue("Mails").delete(1)
+    assert cli("delete", "Orders", "1").exit_code == 0
+    lines = lines_of(cli("statistics", "Orders"))
+    assert lines[:2] == ["Orders", "  tasks:"]
+    assert {"    ready: 0", "    delayed: 1", "    total: 1", "    done: 1", "  calls:", "    delete: 1"} <= set(lines)
+    assert [line for line in lines_of(cli("statistics")) if not line.startswith(" ")] == ["Mails", "Orders"]
+    (found,) = cli.json("statistics", "Mails")["queues"]
+    assert (found["name"], found["tasks"]["done"], found["calls"]["delete"]) == ("Mails", 1, 1)
+    assert "did you mean 'Orders'?" in cli("statistics", "Ordrs", code=2).stderr
+
+
 def test_stats_of_all_queues_and_of_those_named(cli: Cli) -> None:
     cli.push({"id": 1}, {"id": 2, "delay": 60})
     cli.app.queue("Mails", 1).push({"id": 1})

@@ -62,6 +62,7 @@ def test_every_verb_is_listed_and_explains_itself() -> None:
         "consume",
         "web",
         "stats",
+        "statistics",
         "nodes",
         "shards",
         "jobs",
