@@ -378,6 +378,7 @@ class Lowq:
         callbacks that have not had all events yet.
         """
         self.flush_events()
+        self._exporter.close()
         if self._client is not None:
             self._client.close()
         if self._group is not None:

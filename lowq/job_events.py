@@ -16,6 +16,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol
 
@@ -116,8 +117,10 @@ class JobEvents:
                 self._count -= excess
                 self.dropped += excess
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="lowq-events", daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._run, name="lowq-events", daemon=True)
+                with suppress(RuntimeError):  # no more threads: the next event tries again
+                    thread.start()
+                    self._thread = thread
             self._changed.notify_all()
         if not self._at_exit:
             self._at_exit = True

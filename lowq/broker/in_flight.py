@@ -128,9 +128,7 @@ class InFlight:
                     jobs.append(self._decode(raw, delivery))
             self._in_hand.update(dict.fromkeys([job.id for job in jobs], number))
             if self.events is not None:
-                counts = {job.id: (len(job.raw) - 3) // 2 for job in jobs}
-                self._counts.update(counts)
-                self.events.emit("taken", [*counts], [*counts.values()])
+                self._emit_taken(self.events, delivery)
         return delivery
 
     def read_state(self, reply: Any) -> tuple[float | None, bool]:
@@ -270,6 +268,14 @@ class InFlight:
             if report.call.script == "release":
                 states = zip(report.ids, reply, strict=True)
                 log_poisoned(self._queue, self._index, [job_id for job_id, state in states if state == _POISONED])
+
+    def _emit_taken(self, events: QueueEvents, delivery: Delivery) -> None:
+        counts = {job.id: (len(job.raw) - 3) // 2 for job in delivery.jobs}
+        # What can't be decoded is buried by itself, and then no longer in hand.
+        self._counts.update((job_id, count) for job_id, count in counts.items() if count)
+        for item in delivery.undecodable:
+            counts[item.id] += 1
+        events.emit("taken", [*counts], [*counts.values()])
 
     def _emit(self, kind: JobEventKind, ids: Sequence[str]) -> None:
         """They are in hand no more."""

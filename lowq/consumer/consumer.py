@@ -250,10 +250,10 @@ class Consumer:
             self._end()
 
     def _end(self) -> None:
-        self._stop_export()
         self._broker.stop()
         self._broker.close()
         self._client.close()
+        self._stop_export()
         self._flush_events()
         log.info("consumer %s has ended", self.name, extra={"event": "stopped", "queue": self.queue})
 

@@ -45,8 +45,9 @@ class MetricsExporter:
         self._run: _Run | None = None
         #: What sources had counted that have ended: counters never go back.
         self._ended: dict[tuple[str, str], float] = {}
-        #: Goes on where it was, too, when sources come after others have gone. Made when the settings are frozen.
-        self._statsd: StatsdFormatter | None = None
+        #: Made for the first source, when the settings are frozen. They go on where they were, too, when sources come
+        #: after others have gone.
+        self._sinks: list[tuple[Sink, _Formatter]] = []
 
     def add(self, source: Source) -> Callable[[], None]:
         """Reads the source from now on, if the settings name Graphite or StatsD. Returns what ends that, after one more
@@ -59,7 +60,8 @@ class MetricsExporter:
             self._begin()
         with self._lock:
             if self._run is None:
-                self._run = self._new_run()
+                self._sinks = self._sinks or self._new_sinks()
+                self._run = _Run(self._sinks, self._ended)
                 self._run.start()
             run = self._run
             run.add(source)
@@ -75,16 +77,26 @@ class MetricsExporter:
 
         return remove
 
-    def _new_run(self) -> "_Run":
+    def _new_sinks(self) -> "list[tuple[Sink, _Formatter]]":
         config = self._config
         sinks: list[tuple[Sink, _Formatter]] = []
         if config.graphite is not None:
             address = parse_address(config.graphite, GRAPHITE_TRANSPORTS)
             sinks.append((Sink("Graphite", address), GraphiteFormatter(config)))
         if config.statsd is not None:
-            self._statsd = self._statsd or StatsdFormatter(config)
-            sinks.append((Sink("StatsD", parse_address(config.statsd, STATSD_TRANSPORTS)), self._statsd))
-        return _Run(sinks, self._ended)
+            sinks.append((Sink("StatsD", parse_address(config.statsd, STATSD_TRANSPORTS)), StatsdFormatter(config)))
+        return sinks
+
+    def close(self) -> None:
+        """What is still to be sent is dropped, unless there are sources; the next one begins anew."""
+        if self._pid != os.getpid():
+            return
+        with self._lock:
+            if self._run is None:
+                for sink, _ in self._sinks:
+                    sink.close()
+                self._sinks = []
+                self._ended.clear()
 
 
 class _Run:
@@ -101,8 +113,6 @@ class _Run:
         self._thread = threading.Thread(target=self._loop, name="lowq-metrics", daemon=True)
 
     def start(self) -> None:
-        for sink, _ in self._sinks:
-            sink.start()
         self._thread.start()
 
     def add(self, source: Source) -> None:
@@ -122,7 +132,7 @@ class _Run:
         deadline = time.monotonic() + CLOSE_SECONDS
         self._thread.join(CLOSE_SECONDS)
         for sink, _ in self._sinks:
-            sink.close(max(deadline - time.monotonic(), 0.0))
+            sink.flush(max(deadline - time.monotonic(), 0.0))
 
     def _loop(self) -> None:
         due = time.monotonic()

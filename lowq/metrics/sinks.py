@@ -2,7 +2,7 @@
 
 Whoever has a line puts it into a bounded buffer and goes on. A daemon thread of the sink's own connects, sends, and
 connects anew when the other side is gone. While it is away lines gather; when the buffer is full the oldest are dropped
-and counted.
+and counted. When no line has come for a while the thread ends, and the next one starts another.
 """
 
 import socket
@@ -28,6 +28,8 @@ TIMEOUT = 5.0
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 5.0
 #: Seconds after which the address of a UDP service is looked up anew: nobody says that it has moved.
 LOOKUP_SECONDS = 30.0
+#: Seconds without a line after which the connection is closed and the thread ends.
+IDLE_SECONDS = 10.0
 
 
 class Sink:
@@ -40,38 +42,51 @@ class Sink:
         self._timeout = timeout
         #: Lines that the buffer had no room for.
         self.dropped = 0
-        #: Guards the buffer, `dropped` and `_closing`.
+        #: Guards the four below, and `dropped`.
         self._changed = threading.Condition()
         self._lines: deque[bytes] = deque()
-        self._closing = False
+        self._thread: threading.Thread | None = None
+        self._is_sending = False
+        self._closed = False
+        #: Since when nothing gets through, monotonic, and what had been dropped by then; None: it does. Written by the
+        #: thread.
+        self._away: tuple[float, int] | None = None
         # What follows belongs to the thread.
         self._socket: socket.socket | None = None
         self._target: tuple[object, ...] | None = None
         self._looked_up_at = 0.0
         #: What was sent last over this connection. If the other side had closed it by then, nobody has got that.
         self._sent: list[bytes] = []
-        #: Since when nothing gets through, monotonic, and what had been dropped by then; None: it does.
-        self._away: tuple[float, int] | None = None
-        self._thread = threading.Thread(target=self._run, name="lowq-metrics-send", daemon=True)
-
-    def start(self) -> None:
-        """Starts the thread."""
-        self._thread.start()
 
     def put(self, lines: Iterable[bytes]) -> None:
         """Lines without a line break, to be sent in this order."""
         with self._changed:
             self._lines.extend(lines)
             self._drop_oldest()
-            self._changed.notify()
+            if self._thread is None and not self._closed:
+                thread = threading.Thread(target=self._run, name="lowq-metrics-send", daemon=True)
+                with suppress(RuntimeError):  # no more threads: the next line tries again
+                    thread.start()
+                    self._thread = thread
+            self._changed.notify_all()
 
-    def close(self, timeout: float) -> None:
-        """Sends what is left, for so many seconds at most, if the other side is there."""
+    def flush(self, timeout: float) -> bool:
+        """Waits until all lines are sent, for so many seconds at most; not at all for one that is known to be away.
+        Returns whether they are.
+        """
         with self._changed:
-            self._closing = True
-            self._changed.notify()
-        if self._thread.is_alive():
-            self._thread.join(timeout)
+            self._changed.wait_for(lambda: self._is_idle() or self._away is not None, timeout)
+            return self._is_idle()
+
+    def _is_idle(self) -> bool:
+        return not self._lines and not self._is_sending
+
+    def close(self) -> None:
+        """Sends nothing more."""
+        with self._changed:
+            self._closed = True
+            self._lines.clear()
+            self._changed.notify_all()
 
     def _drop_oldest(self) -> None:
         excess = len(self._lines) - self._max_lines
@@ -83,10 +98,7 @@ class Sink:
 
     def _run(self) -> None:
         pause = FIRST_PAUSE
-        while True:
-            chunk = self._next_chunk()
-            if not chunk:
-                break
+        while chunk := self._next_chunk():
             try:
                 self._send(chunk)
             except Exception as error:  # OSError; UnicodeError, of a host name that is none
@@ -94,32 +106,38 @@ class Sink:
                 self._put_back(chunk)
                 self._note_away(error)
                 with self._changed:
-                    if self._closing or self._changed.wait_for(lambda: self._closing, pause):
-                        break
+                    self._changed.wait_for(lambda: self._closed, pause)
                 pause = min(2 * pause, LONGEST_PAUSE)
             else:
                 pause = FIRST_PAUSE
                 self._note_back()
-        self._disconnect()
 
     def _next_chunk(self) -> list[bytes]:
-        """The next lines to be sent, once there are any; none: it is closed, and all was sent."""
+        """The next lines to be sent, once there are any; none: the thread is to end."""
         most = CHUNK_BYTES if self._address.transport == "tcp" else DATAGRAM_BYTES
         chunk: list[bytes] = []
         with self._changed:
-            self._changed.wait_for(lambda: self._lines or self._closing)
+            self._is_sending = False
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self._lines or self._closed, IDLE_SECONDS)
             size = 0
             while self._lines and (not chunk or size + len(self._lines[0]) < most):
                 size += len(self._lines[0]) + 1
                 chunk.append(self._lines.popleft())
+            self._is_sending = bool(chunk)
+            if not chunk:
+                self._disconnect()
+                self._sent = []
+                self._thread = None
         return chunk
 
     def _put_back(self, chunk: list[bytes]) -> None:
         """They are sent first, once that is possible. To Graphite a line may be sent twice: it says the same."""
         before, self._sent = self._sent, []
         with self._changed:
-            self._lines.extendleft(reversed(before + chunk))
-            self._drop_oldest()
+            if not self._closed:
+                self._lines.extendleft(reversed(before + chunk))
+                self._drop_oldest()
 
     def _send(self, chunk: list[bytes]) -> None:
         if self._address.transport == "udp":
@@ -167,7 +185,9 @@ class Sink:
 
     def _note_away(self, error: Exception) -> None:
         if self._away is None:
-            self._away = time.monotonic(), self.dropped
+            with self._changed:
+                self._away = time.monotonic(), self.dropped
+                self._changed.notify_all()
             log.warning(
                 "%s can't be reached: %s; figures are kept meanwhile, %d lines of them at most", self._name,
                 describe(error, str), self._max_lines, extra={"event": "metrics_away"},

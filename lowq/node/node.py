@@ -17,7 +17,6 @@ import time
 import traceback
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
 from types import FrameType
 
 from lowq import drivers
@@ -33,7 +32,7 @@ from lowq.metrics.counters import Recorder, Tally
 from lowq.node.activity import BatchActivity, ThreadActivity
 from lowq.node.event_loop import EventLoop
 from lowq.node.execution import WorkerRuntime
-from lowq.node.readings import read_node
+from lowq.node.readings import node_source
 from lowq.node.reload import NOT_OURS, NewCode
 from lowq.node.watchdog import Watchdog
 from lowq.node.worker_thread import WorkerThread
@@ -242,7 +241,7 @@ class Node:
         for performer in self._performers():
             performer.start()
         self._watchdog.start()
-        self._stop_export = app.export_metrics(partial(read_node, tallies, shards, self._all_activities, self.threads))
+        self._stop_export = app.export_metrics(node_source(tallies, shards, self._all_activities, self.threads))
 
     def _all_activities(self) -> list[BatchActivity]:
         return [*self._activities, *([] if self._loop is None else self._loop.activities())]
@@ -689,7 +688,6 @@ class Node:
             else:
                 time.sleep(min(left, 0.02))
         self._watchdog.stop()
-        self._stop_export()
         deadline = time.monotonic() + 1.0
         for thread in self._threads:
             if thread.activity.performing is None:
@@ -712,6 +710,7 @@ class Node:
         except LowqError as error:
             log.warning("the leases could not be surrendered, they run out by themselves: %s", error)
         self.broker.close()
+        self._stop_export()
         self.app.flush_events()
         if not running:
             self.client.close()

@@ -9,7 +9,7 @@ import pytest
 from lowq.address import Address
 from lowq.metrics.sinks import Sink
 from tests.receiver import Receiver
-from tests.waiting import until
+from tests.waiting import NEVER, until
 
 
 @pytest.fixture
@@ -17,7 +17,7 @@ def sinks() -> Iterator[list[Sink]]:
     made: list[Sink] = []
     yield made
     for sink in made:
-        sink.close(0)
+        sink.close()
 
 
 def unused_port(kind: socket.SocketKind = socket.SOCK_STREAM) -> int:
@@ -30,7 +30,6 @@ def unused_port(kind: socket.SocketKind = socket.SOCK_STREAM) -> int:
 def graphite(sinks: list[Sink], port: int, *, max_lines: int = 1000, timeout: float = 60.0) -> Sink:
     sink = Sink("Graphite", Address("tcp", "127.0.0.1", port), max_lines=max_lines, timeout=timeout)
     sinks.append(sink)
-    sink.start()
     return sink
 
 
@@ -107,25 +106,38 @@ def test_a_host_that_does_not_exist_is_said_once(sinks: list[Sink], caplog: pyte
     for host in ("nowhere.invalid", "x" * 70):  # the second is no name at all
         sink = Sink("StatsD", Address("udp", host, 8125))
         sinks.append(sink)
-        sink.start()
         sink.put(numbered(0, 1))
     until(lambda: len(events(caplog)) == 2, "the log says so of both")
 
 
-def test_what_is_left_is_sent_at_the_end(sinks: list[Sink]) -> None:
+def test_who_flushes_waits_until_all_is_sent(sinks: list[Sink]) -> None:
     with Receiver() as receiver:
         sink = graphite(sinks, receiver.port)
+        assert sink.flush(60)
         sink.put(numbered(0, 100))
-        sink.close(60)
+        assert sink.flush(60)
         until(lambda: receiver.lines == numbered(0, 100), "all lines")
 
 
-def test_the_end_does_not_wait_for_one_that_is_away(sinks: list[Sink], caplog: pytest.LogCaptureFixture) -> None:
+def test_who_flushes_does_not_wait_for_one_that_is_away(sinks: list[Sink], caplog: pytest.LogCaptureFixture) -> None:
     sink = graphite(sinks, unused_port())
     sink.put(numbered(0, 1))
-    until(lambda: events(caplog), "it is away")
-    sink.close(60)
-    assert not sink._thread.is_alive()
+    assert not sink.flush(NEVER)
+    until(lambda: events(caplog) == ["metrics_away"], "the log says why")
+    sink.close()
+    until(lambda: sink._thread is None, "the end of its thread")
+    sink.put(numbered(0, 1))
+    assert sink._thread is None
+
+
+def test_without_lines_the_thread_ends_and_comes_back(sinks: list[Sink], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lowq.metrics.sinks.IDLE_SECONDS", 0.01)
+    with Receiver() as receiver:
+        sink = graphite(sinks, receiver.port)
+        for number in range(3):
+            sink.put(numbered(number, number + 1))
+            until(lambda: sink._thread is None, "its end")
+        until(lambda: receiver.lines == numbered(0, 3), "all lines")
 
 
 def test_datagrams_hold_whole_lines(sinks: list[Sink]) -> None:
@@ -135,7 +147,6 @@ def test_datagrams_hold_whole_lines(sinks: list[Sink]) -> None:
         sink = Sink("StatsD", Address("udp", "127.0.0.1", receiver.getsockname()[1]))
         sinks.append(sink)
         sink.put(numbered(0, 100))
-        sink.start()
         lines: list[bytes] = []
         while len(lines) < 100:
             datagram = receiver.recv(65536)
@@ -152,7 +163,6 @@ def test_datagrams_to_a_port_where_nobody_listens_are_no_error(
     port = unused_port(socket.SOCK_DGRAM)
     sink = Sink("StatsD", Address("udp", "127.0.0.1", port))
     sinks.append(sink)
-    sink.start()
     for number in range(20):
         sink.put(numbered(number, number + 1))
         until(lambda: not sink._lines, "it is sent")
