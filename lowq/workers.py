@@ -109,7 +109,8 @@ class Worker(Generic[P]):
     max_wait: ClassVar[float | timedelta | None] = None
     morgue_ttl: ClassVar[float | timedelta | None] = None
     morgue_max: ClassVar[int | None] = None
-    on_event: ClassVar[Listener | None] = None
+    # No ClassVar: type checkers would refuse a static method in its place.
+    on_event: Listener | None = None
     driver: ClassVar[str | None] = None
 
     #: The handle of the queue: stats, jobs, kick, pause ...

@@ -62,6 +62,30 @@ class Limited(lowq.Worker[Order]):
         lowq.current().touch(timedelta(seconds=30))
 
 
+def on_event(event: lowq.JobEvent) -> None:
+    assert_type(event.id, str)
+    assert_type(event.payloads_count, int | None)
+
+
+@lowq.worker(on_event=on_event)
+class Observed(lowq.Worker[Order]):
+    def perform(self, payloads_by_id: dict[str, list[Order]]) -> None: ...
+
+
+@lowq.worker
+class ObservesItself(lowq.Worker[Order]):
+    def perform(self, payloads_by_id: dict[str, list[Order]]) -> None: ...
+
+    @staticmethod
+    def on_event(event: lowq.JobEvent) -> None:
+        assert_type(event.at, float)
+
+
+lowq.config.on_job_event = on_event
+lowq.config.graphite = "udp://graphite:2003"
+assert_type(Observed.queue.statistics().tasks.ready, int)
+
+
 @lowq.worker()
 class OptionsAsAttributes(lowq.Worker[Any]):
     shards_count = 7

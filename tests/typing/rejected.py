@@ -127,6 +127,9 @@ lowq.current().bury("1", reason=5)  # rejected
 lowq.current().retry("1")  # rejected
 lowq.config.threads_per_node = "5"  # rejected
 lowq.config.thread_per_node = 5  # rejected
+lowq.config.graphite = 2003  # rejected
+lowq.config.on_job_event = "print"  # rejected
+Orders.queue.statistics().tasks.raedy  # rejected
 Orders.queue.peek(1.5)  # rejected
 Orders.queue.jobs(state="dead")  # rejected
 Orders.queue.bulk("retry")  # rejected
