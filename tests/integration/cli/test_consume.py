@@ -13,6 +13,7 @@ import pytest
 
 import lowq
 from lowq.queue import Queue
+from tests.receiver import Receiver
 from tests.redis_server import RedisServer
 from tests.waiting import PATIENCE, until
 
@@ -61,6 +62,15 @@ def test_what_is_put_may_come_from_the_standard_input_and_be_due_later(queue: Qu
     job_id = json.loads(run("put", "mail", "-", "--delay", "60", "--json", typed="[1, 2]").stdout)["id"]
     (job,) = queue.jobs("scheduled").jobs
     assert (job.id, job.payloads[0][0]) == (job_id, [1, 2])
+
+
+def test_figures_are_sent_to_graphite(queue: Queue, run: Run) -> None:
+    queue.push([{"id": number} for number in range(3)])
+    with Receiver() as graphite:
+        run("consume", "mail", "--idle", "1", "--graphite", f"127.0.0.1:{graphite.port}", "--", "true")
+        last = b".queues.mail.processed 3 "
+        until(lambda: any(last in line for line in graphite.lines), "the figures")
+    assert queue.statistics().tasks.done == 3
 
 
 def test_a_command_gets_the_payloads_and_its_exit_code_says_what_becomes_of_the_job(
