@@ -3,6 +3,8 @@
 import asyncio
 import logging
 import os
+import subprocess
+import sys
 import threading
 import time
 from collections import Counter
@@ -18,7 +20,7 @@ from lowq.broker.shard import Shard, shards_of
 from lowq.job_events import JobEvents
 from lowq.testing import adrain, drain
 from lowq.workers import Worker
-from tests.waiting import until
+from tests.waiting import PATIENCE, until
 
 MakeApp = Callable[..., lowq.Lowq]
 PayloadsById = dict[str, list[Any]]
@@ -446,6 +448,23 @@ def test_a_callback_may_push(make_app: MakeApp, events: Events) -> None:
     drain(worker)
     drain(worker)
     assert events.kinds("ack-2") == ["pushed", "taken", "acked"]
+
+
+def test_a_process_that_ends_waits_a_moment_for_callbacks() -> None:
+    script = """
+import time
+import lowq
+
+def callback(event):
+    time.sleep(0.05)
+    print(event.kind, event.id)
+
+app = lowq.Lowq(redis_url="memory://script", on_job_event=callback)
+app.queue("mail", 1).push([{"id": number} for number in range(3)])
+"""
+    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=PATIENCE)
+    assert ran.stdout.splitlines()[:1] == ["pushed 0"]
+    assert ran.stderr == ""
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
