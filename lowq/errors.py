@@ -12,6 +12,7 @@
     +-- QueueInUse              a queue that a node works can't be dropped
     +-- RedisUnavailable        no answer; the same call may succeed later
     |   +-- RedisFull           out of memory: pushes are refused, draining works
+    |   +-- RedisNotReady       a read-only replica, or still loading its data: nodes and consumers wait
     +-- PushError               some jobs are in, the rest is handed back
     |   +-- PushInterrupted     because Redis failed; it is a RedisUnavailable, too
     +-- RedisRefused            an answer, and it is no: password, version, rights
@@ -90,6 +91,18 @@ class RedisUnavailable(LowqError, ConnectionError):
 
 class RedisFull(RedisUnavailable):
     """Redis has reached ``maxmemory``: pushes are refused until the queue has been drained a bit."""
+
+
+class RedisNotReady(RedisUnavailable):
+    """Redis answers, and can't serve now: it is a read-only replica, or one that has lost its primary, or it loads its
+    data. Nothing was written. Nodes and consumers wait until it can.
+
+    ``state``: what it is or does, without its address.
+    """
+
+    def __init__(self, message: str, state: str = "can't serve now") -> None:
+        super().__init__(message)
+        self.state = state
 
 
 class PushError(LowqError):

@@ -7,9 +7,9 @@ from functools import partial
 from typing import Any, Literal, NamedTuple, get_args
 
 from lowq.codec import decode_id
-from lowq.errors import LowqError, RedisUnavailable
+from lowq.errors import LowqError
 from lowq.job_events import JobEventKind, QueueEvents
-from lowq.store import REPEATS, Call, Client
+from lowq.store import REPEATS, Call, Client, may_repeat
 
 ActionName = Literal["perform_now", "bury", "kick", "delete"]
 ACTIONS: tuple[ActionName, ...] = get_args(ActionName)
@@ -97,7 +97,7 @@ def attempt_all(client: Client, makes: Sequence[Callable[[str], Call]]) -> list[
     attempts = [secrets.token_hex(8) for _ in makes]
     replies = client.run_many([make(attempt) for make, attempt in zip(makes, attempts, strict=True)], repeats=0)
     for _ in range(REPEATS):
-        again = [i for i, reply in enumerate(replies) if type(reply) is RedisUnavailable]
+        again = [i for i, reply in enumerate(replies) if may_repeat(reply)]
         if not again:
             break
         for i in again:

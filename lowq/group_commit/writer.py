@@ -10,7 +10,7 @@ from lowq import clock
 from lowq.errors import LowqError, RedisRefused, RedisUnavailable, TimeLimitExceeded
 from lowq.group_commit.parts import Part, SentPart
 from lowq.group_commit.requests import Request, SharedCall, call_of_one, copy_of, without_abandoned
-from lowq.store import SOCKET_TIMEOUT, Client, Deadline, Refusal, caller_deadline, deadlines
+from lowq.store import SOCKET_TIMEOUT, Client, Deadline, Refusal, caller_deadline, deadlines, may_repeat
 from lowq.store.translate import without_password
 
 #: Jobs, and bytes of payloads, of a push that others may join. A larger one has a write of its own.
@@ -247,7 +247,7 @@ def _unanswered(parts: Sequence[SentPart], results: list[Any]) -> list[int]:
     for i, (part, result) in enumerate(zip(parts, results, strict=True)):
         if not isinstance(result, Exception) or (part.after and (part.prefix, part.shards_count) in refused):
             continue
-        if type(result) is RedisUnavailable or is_out_of_turn(result):
+        if may_repeat(result) or is_out_of_turn(result):
             again.append(i)
         else:
             refused.add((part.prefix, part.shards_count))

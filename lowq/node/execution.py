@@ -29,7 +29,7 @@ from lowq.broker.in_flight import Report
 from lowq.broker.shard import Shard
 from lowq.codec import MAX_TIME, delay_seconds
 from lowq.duration import duration
-from lowq.errors import LowqError, PushInterrupted, RedisUnavailable, TimeLimitExceeded
+from lowq.errors import LowqError, PushInterrupted, RedisNotReady, RedisUnavailable, TimeLimitExceeded
 from lowq.job import Job
 from lowq.logs import describe, get_log
 from lowq.middleware import check_done, check_plain, wrap, wrap_async
@@ -427,12 +427,12 @@ def decide(
 
 
 def _found_no_redis(error: BaseException | None) -> bool:
-    """Whether it says that Redis did not answer, as the handler heard it from lowq: then no id has failed. Neither a
-    subclass of the application's own says so, nor `RedisFull`, as a Redis that is full answers.
+    """Whether it says that Redis did not answer, or could not serve, as the handler heard it from lowq: then no id has
+    failed. Neither a subclass of the application's own says so, nor `RedisFull`, as a Redis that is full answers.
     """
     if type(error) is PushInterrupted:
         error = error.__cause__
-    return type(error) is RedisUnavailable
+    return type(error) in (RedisUnavailable, RedisNotReady)
 
 
 def _decide_plainly(

@@ -26,9 +26,9 @@ from lowq.store.endpoints import memory_store, new_store
 from lowq.store.loop_connection import LoopConnection
 from lowq.store.pool import parse_info
 from lowq.store.pubsub import Subscription
-from lowq.store.translate import Call, Command, Refusal
+from lowq.store.translate import Call, Command, Refusal, may_repeat
 
 __all__ = [
     "REPEATS", "SOCKET_TIMEOUT", "Call", "Client", "Command", "Deadline", "LoopConnection", "Refusal", "Subscription",
-    "caller_deadline", "caller_limit", "deadlines", "memory_store", "new_store", "parse_info",
+    "caller_deadline", "caller_limit", "deadlines", "may_repeat", "memory_store", "new_store", "parse_info",
 ]  # fmt: skip

@@ -15,7 +15,7 @@ from lowq.store.endpoints import servers_for
 from lowq.store.loop_connection import LoopConnection, fits_loop
 from lowq.store.pool import Pool, encode, pack, parse_info, read_reply
 from lowq.store.pubsub import Subscription
-from lowq.store.translate import Call, Command, translate
+from lowq.store.translate import Call, Command, may_repeat, translate
 
 #: Seconds that a connection attempt, or the wait for one reply, may take.
 SOCKET_TIMEOUT = 5.0
@@ -161,7 +161,7 @@ class Client:
         def wait() -> list[Any]:
             results = finish()
             for deadline in attempts:
-                again = [i for i, result in enumerate(results) if type(result) is RedisUnavailable]
+                again = [i for i, result in enumerate(results) if may_repeat(result)]
                 if not again:
                     break
                 for i, result in zip(again, self.start([calls[i] for i in again], deadline=deadline)(), strict=True):
@@ -348,7 +348,7 @@ class Client:
                 translated = self._translate(error, None)
                 if isinstance(error, exceptions.MovedError):
                     self._servers.refresh(deadline)
-                elif type(translated) is not RedisUnavailable:
+                elif not may_repeat(translated):
                     raise translated from error
                 if attempt == REPEATS:
                     raise translated from error

@@ -4,10 +4,28 @@ from collections.abc import Iterable
 
 from redis import exceptions
 
-from lowq.errors import ConfigError, LeaseLost, LowqError, RedisFull, RedisRefused, RedisUnavailable, ScriptError
+from lowq.errors import (
+    ConfigError,
+    LeaseLost,
+    LowqError,
+    RedisFull,
+    RedisNotReady,
+    RedisRefused,
+    RedisUnavailable,
+    ScriptError,
+)
 
 #: What Redis and Valkey say when the user may not do what a script does.
 _FORBIDDEN_IN_SCRIPT = ("The user executing the script can't", "ACL failure in script")
+
+
+_USE_PRIMARY = "redis_url must name the primary, unless this server becomes it (a failover, REPLICAOF NO ONE)"
+#: What a server says that can't serve now: redis-py's error, its code, what the server is or does, and what to do.
+_NOT_READY: list[tuple[type[Exception], str, str, str]] = [
+    (exceptions.ReadOnlyError, "READONLY", "is a read-only replica", _USE_PRIMARY),
+    (exceptions.MasterDownError, "MASTERDOWN", "is a replica that has lost its primary", _USE_PRIMARY),
+    (exceptions.BusyLoadingError, "LOADING", "loads its data", "it serves again when that is done"),
+]
 
 
 class Refusal(LowqError):
@@ -71,8 +89,9 @@ def translate(error: Exception, call: Call | None, url: str) -> Exception:
         return RedisRefused(f"Redis at {where} does not have what redis_url names: {text}")
     if isinstance(error, exceptions.OutOfMemoryError) or text.startswith("OOM"):
         return RedisFull(f"Redis at {where} is full (maxmemory reached); nothing was written: {text}")
-    if isinstance(error, exceptions.ReadOnlyError) or text.startswith("READONLY"):
-        return RedisUnavailable(f"Redis at {where} is a read-only replica; redis_url must name the primary: {text}")
+    for kind, code, state, what_to_do in _NOT_READY:
+        if isinstance(error, kind) or text.startswith(code):
+            return RedisNotReady(f"Redis at {where} {state}; {what_to_do}: {text}", state)
     if isinstance(error, exceptions.ConnectionError | exceptions.TimeoutError):
         if text.startswith(("Timeout reading", "Timeout writing")):
             text = "nothing was heard in time"
@@ -82,7 +101,7 @@ def translate(error: Exception, call: Call | None, url: str) -> Exception:
     if "attempted to access a non local key" in text:  # a script met an absent key of a slot that is being moved
         return RedisUnavailable(f"the cluster at {where} is being changed: {text}")
     code, _, detail = text.partition(" ")
-    if code in ("BUSY", "MASTERDOWN", "MISCONF", "NOREPLICAS", "UNBLOCKED"):
+    if code in ("BUSY", "MISCONF", "NOREPLICAS", "UNBLOCKED"):
         return RedisUnavailable(f"Redis at {where} can't serve just now: {text}")
     if code == "LEASELOST" and call is not None:
         return LeaseLost(f"{call.key.rstrip(':')}: {call.script} was refused: {detail}")
@@ -91,6 +110,13 @@ def translate(error: Exception, call: Call | None, url: str) -> Exception:
     if code == "PATTERN":
         return ConfigError(detail)
     return ScriptError(f"{call.script + ' on ' + call.key if call else 'a command'} failed in Redis: {text}")
+
+
+def may_repeat(result: object) -> bool:
+    """Whether the call is to be sent once more, on a fresh connection: it got no answer, or one by a server that can't
+    serve now, behind whose name another may be found.
+    """
+    return type(result) in (RedisUnavailable, RedisNotReady)
 
 
 def is_forbidden(error: Exception) -> bool:

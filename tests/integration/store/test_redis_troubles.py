@@ -23,7 +23,7 @@ from redis.retry import Retry
 import lowq
 import lowq.testing
 from lowq.admin import tasks
-from lowq.errors import ConfigError, LowqError, PushError, RedisFull, RedisRefused, RedisUnavailable
+from lowq.errors import ConfigError, LowqError, PushError, RedisFull, RedisNotReady, RedisRefused, RedisUnavailable
 from lowq.sharding import shard_of
 from lowq.store import Call, Client
 from lowq.store.client import REPEATS
@@ -319,7 +319,7 @@ class TestReadOnlyReplica:
             client = plain_client(replica.url)
             until(lambda: client.info("replication")["master_link_status"] == "up")
             client.close()
-            said = refused_push(replica.url, RedisUnavailable)
+            said = refused_push(replica.url, RedisNotReady)
         assert f"Redis at redis://127.0.0.1:{replica.port}/0 is a read-only replica" in said
         assert "redis_url must name the primary" in said
 
