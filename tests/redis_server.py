@@ -98,6 +98,24 @@ class RedisServer:
                 raise RedisServerError(f"redis-server did not start; its log ends with:\n{self.log[-2000:]}")
             time.sleep(0.05)
 
+    def start_loading(self) -> None:
+        """As `start`, on a port that was chosen before, and returns while it loads its data."""
+        assert self.port
+        assert self._process is None
+        self._launch()
+        give_up_at = time.monotonic() + PATIENCE
+        with redis.Redis(port=self.port, retry=Retry(NoBackoff(), 0)) as client:
+            while time.monotonic() < give_up_at:
+                try:
+                    client.ping()
+                    break
+                except redis.BusyLoadingError:
+                    return
+                except redis.ConnectionError:  # not there yet
+                    time.sleep(0.005)
+        self.kill()
+        raise RedisServerError(f"redis-server did not load its data for long; its log ends with:\n{self.log[-2000:]}")
+
     def stop(self) -> None:
         """SIGTERM: an orderly end, persisting what the options say. Does nothing when it is not running."""
         if self._process is None:

@@ -1,15 +1,18 @@
-"""Redis away: what a node says of it."""
+"""Redis away, or not ready: what a node says of it."""
 
 import threading
 import time
 
+from lowq.errors import RedisNotReady
 from lowq.logs import get_log
 
 log = get_log("lowq.broker")
 
 
 class Outage:
-    """Redis away: logged once when it begins and once when it is over, whoever notices."""
+    """Redis away, or there and not ready (`RedisNotReady`). Each is logged once when it begins, and the end once,
+    whoever notices.
+    """
 
     def __init__(self) -> None:
         #: How many began so far. Read it before a call is sent: its reply ends what had begun by then, and nothing that
@@ -17,21 +20,44 @@ class Outage:
         self.begun = 0
         self._lock = threading.Lock()
         self._since: float | None = None
+        self._error: Exception | None = None
+        #: The events that were logged of it.
+        self._logged: set[str] = set()
 
     @property
     def seconds(self) -> float:
-        """For how long Redis has been away; 0.0: it is not."""
+        """For how long Redis has been away, or not ready; 0.0: it is neither."""
         since = self._since
         return 0.0 if since is None else time.monotonic() - since
 
+    @property
+    def trouble(self) -> str | None:
+        """For people, and without the address of Redis: "waiting ..." where it answers. None: there is no outage."""
+        since, error = self._since, self._error
+        if since is None:
+            return None
+        seconds = time.monotonic() - since
+        if isinstance(error, RedisNotReady):
+            return f"waiting for {seconds:.1f} s: Redis {error.state}"
+        return f"Redis has not answered for {seconds:.1f} s"
+
     def begin(self, error: Exception) -> None:
+        """A call has ended with this error."""
+        waits = isinstance(error, RedisNotReady)
+        event = "waiting" if waits else "outage"
         with self._lock:
-            if self._since is not None:
+            if self._since is None:
+                self.begun += 1
+                self._since = time.monotonic()
+                self._logged.clear()
+            self._error = error
+            if event in self._logged:
                 return
-            self.begun += 1
-            self._since = time.monotonic()
+            self._logged.add(event)
         # Without the lock: a log that is slow must not keep the other threads.
-        log.error("%s; trying until it is back", error, extra={"event": "outage"})
+        log.error(
+            "%s; %s", error, "waiting until it can" if waits else "trying until it is back", extra={"event": event}
+        )
 
     def end(self, begun: int) -> None:
         """Redis has answered a call before which so many had begun."""
@@ -40,5 +66,5 @@ class Outage:
                 if begun != self.begun or self._since is None:  # another thread was quicker
                     return
                 away = time.monotonic() - self._since
-                self._since = None
+                self._since = self._error = None
             log.warning("Redis is back after %.1f s", away, extra={"event": "recovery", "seconds": away})

@@ -19,12 +19,13 @@ import msgspec
 
 from lowq import logs
 from lowq.application import Lowq
+from lowq.broker.outage import Outage
 from lowq.cli.failure import FAILED, USAGE, Failure
 from lowq.cli.group import json_option, metrics_options, queue_argument, set_up, with_app
 from lowq.cli.output import count, echo_json, echo_lines, say
 from lowq.cli.push import check_exists, job_of
 from lowq.consumer import Consumer, ConsumerJob
-from lowq.errors import ConsumerClosed, NotTaken, RedisUnavailable
+from lowq.errors import ConsumerClosed, NotTaken, RedisNotReady, RedisUnavailable
 from lowq.logs import get_log
 
 log = get_log("lowq.consumer")
@@ -33,6 +34,8 @@ log = get_log("lowq.consumer")
 RELEASE = 75
 #: Seconds that a command has after TERM, before it is killed.
 GRACE = 5.0
+#: Seconds between two tries to begin, while Redis is not ready.
+START_RETRY = 0.5
 #: Characters of what a command wrote to its standard error that are kept with a failed job.
 KEPT_ERROR = 2000
 
@@ -129,13 +132,30 @@ def consume(
     set_up(app, graphite=graphite, statsd=statsd)
     # The command is killed long before its job would be taken from us, and so from two commands at once.
     patience = None if ttr is None else ttr + 3 * GRACE
-    with app.queue(queue).consumer(ttr=patience) as consumer:
+    with _when_ready(lambda: app.queue(queue).consumer(ttr=patience)) as consumer:
         runner = _Runner(consumer, command, ttr)
         with _ended_by_signals(runner):
             say(f"consuming {queue}: {shlex.join(command)}; Ctrl-C ends it")
             left = runner.run(concurrency, idle, app.config.shutdown_timeout)
     if left:
         raise Failure(f"{count(left, 'command')} still ran after shutdown_timeout; their jobs wait again", FAILED)
+
+
+def _when_ready(make: Callable[[], Consumer]) -> Consumer:
+    """The consumer, as soon as Redis can serve; as a node waits."""
+    outage = Outage()
+    while True:
+        begun = outage.begun
+        try:
+            consumer = make()
+        except RedisUnavailable as error:
+            if not isinstance(error, RedisNotReady) and not outage.seconds:
+                raise
+            outage.begin(error)
+            time.sleep(START_RETRY)
+        else:
+            outage.end(begun)
+            return consumer
 
 
 class _Runner:

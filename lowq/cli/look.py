@@ -254,10 +254,13 @@ def nodes(app: Lowq, as_json: bool) -> None:
     columns = ("node", "busy", "tasks", "shards", "up", "heartbeat", "version", "?", "queues")
     echo_lines(table(columns, rows, right=("busy", "tasks", "shards")))
     say("BUSY (threads), TASKS (of async workers) and SHARDS: each node as of its heartbeat")
+    if any(node.waiting for node in found):
+        say("WAITING: Redis is a replica, which can't be written to; nodes go on when it is a primary again")
 
 
 def _remarks(node: NodeInfo) -> str:
-    remarks = ["quiet"] if node.quiet else []
+    remarks = ["waiting"] if node.waiting else []
+    remarks += ["quiet"] if node.quiet else []
     if node.kind == "consumer":
         remarks.append(f"consumer, taken: {number(node.taken)}")
     if node.written_off:

@@ -6,7 +6,7 @@ from difflib import get_close_matches
 from typing import Any, NamedTuple
 
 from lowq.backend import Backend
-from lowq.errors import UnknownQueueError
+from lowq.errors import RedisRefused, UnknownQueueError
 from lowq.store import Call, Client, Command, untrusted
 from lowq.store.keys import MAX_SHARDS, is_queue_name, nodes_key, queues_key
 from lowq.store.scripts import time_of
@@ -47,6 +47,8 @@ class NodeInfo:
     longest_tasks: tuple[Mapping[str, Any], ...] = ()
     #: It takes nothing more.
     quiet: bool = False
+    #: Redis is a replica by now: nobody can write to it, and the node waits. This is what it said before.
+    waiting: bool = False
     #: Resident memory of its process, bytes; 0: unknown.
     memory: int = 0
     #: Seconds by which its maintenance loop ran late at most, in the last ten minutes.
@@ -124,18 +126,29 @@ def _known_queue(name: bytes, data: bytes) -> QueueInfo | None:
 
 
 def nodes(backend: Backend) -> list[NodeInfo]:
-    """The nodes that live, by name: those that have not been silent for longer than their lease_ttl.
+    """The nodes that live, by name: those that have not been silent for longer than their lease_ttl. On a replica,
+    which no node can write to, those that lived when it became one, and wait.
 
     Raises:
         RedisUnavailable, RedisRefused
     """
     key = nodes_key(backend.config.namespace)
     raw, time = backend.client.commands([("HGETALL", key), ("TIME",)], key=key)
-    return _live_nodes(raw, time_of(time))
+    found = _live_nodes(raw, time_of(time))
+    if 2 * len(found) < len(raw) and _is_replica(backend.client):
+        return _live_nodes(raw, time_of(time), on_replica=True)
+    return found
 
 
-def _live_nodes(raw: Sequence[bytes], now: float) -> list[NodeInfo]:
-    infos = [_node_info(name, data, now) for name, data in zip(raw[::2], raw[1::2], strict=True)]
+def _is_replica(client: Client) -> bool:
+    try:
+        return client.server_info().get("role") == "slave"
+    except RedisRefused:  # it may not be asked
+        return False
+
+
+def _live_nodes(raw: Sequence[bytes], now: float, *, on_replica: bool = False) -> list[NodeInfo]:
+    infos = [_node_info(name, data, now, on_replica) for name, data in zip(raw[::2], raw[1::2], strict=True)]
     return sorted((info for info in infos if info is not None), key=lambda info: info.name)
 
 
@@ -170,8 +183,10 @@ def registry_calls(namespace: str, queue: str) -> list[Call]:
             Command(nodes, "TIME")]  # fmt: skip
 
 
-def _node_info(name: bytes, data: bytes, now: float) -> NodeInfo | None:
-    """What an entry of the registry says (heartbeat.lua describes it); None when the node was silent for too long."""
+def _node_info(name: bytes, data: bytes, now: float, on_replica: bool) -> NodeInfo | None:
+    """What an entry of the registry says (heartbeat.lua describes it); None when the node was silent for too long, but
+    not where it can't write.
+    """
     try:
         head, silence, size, rest = data.split(b" ", 3)
         details = untrusted.json_object(rest[int(size) :]) or {}
@@ -181,7 +196,8 @@ def _node_info(name: bytes, data: bytes, now: float) -> NodeInfo | None:
     if heartbeat_at is None or patience is None:
         untrusted.log_skipped("node", name, "its entry in the registry is none of ours")
         return None
-    if now - heartbeat_at > patience:
+    is_silent = now - heartbeat_at > patience
+    if is_silent and not on_replica:
         return None
     return NodeInfo(
         name=name.decode("utf-8", "replace"),
@@ -198,6 +214,7 @@ def _node_info(name: bytes, data: bytes, now: float) -> NodeInfo | None:
         tasks=untrusted.whole(details.get("tasks"), 0) or 0,
         longest_tasks=tuple(filter(None, map(_performing, _list(details.get("longest_tasks"))))),
         quiet=bool(details.get("quiet")),
+        waiting=is_silent,
         memory=untrusted.whole(details.get("memory"), 0) or 0,
         late=untrusted.number(details.get("late"), 0) or 0.0,
         written_off=untrusted.whole(details.get("written_off"), 0) or 0,

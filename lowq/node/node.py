@@ -17,6 +17,7 @@ import time
 import traceback
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from types import FrameType
 
 from lowq import drivers
@@ -25,8 +26,9 @@ from lowq.broker.activity import Activity, Performing
 from lowq.broker.broker import Broker, WorkerGroup
 from lowq.broker.fairness import Share
 from lowq.broker.membership import Identity
+from lowq.broker.outage import Outage
 from lowq.broker.shard import Shard, lag_of, shards_of
-from lowq.errors import ConfigError, LowqError, RedisRefused
+from lowq.errors import ConfigError, LowqError, RedisNotReady, RedisRefused, RedisUnavailable
 from lowq.logs import describe, flush, get_log
 from lowq.metrics.counters import Recorder, Tally
 from lowq.node.activity import BatchActivity, ThreadActivity
@@ -50,6 +52,9 @@ EXIT_FAILED = 1
 EXIT_CUT_SHORT = 3
 #: Half of its threads were written off, as their handlers hang: a fresh process is to take its place (EX_TEMPFAIL).
 EXIT_REPLACE = 75
+
+#: Seconds between two tries of a node that waits at its start.
+START_RETRY = 0.2
 
 #: Seconds that the leases of a node that was cut short run on.
 LEAVE_SECONDS = 1.0
@@ -110,6 +115,8 @@ class Node:
         #: Threads whose handlers exceeded their ttr; some of them may have come back since.
         self._written_off: list[WorkerThread] = []
         self.draining = False
+        #: Of Redis, while the node starts; later that of its broker.
+        self._start_outage = Outage()
         self._new_code = new_code
         self._resumes = resumes_as is not None
         self._nonce = resumes_as or secrets.token_hex(8)
@@ -143,6 +150,8 @@ class Node:
             try:
                 self.start()
             except BaseException as error:
+                if self._start_outage.seconds and self.stopping.is_set():
+                    return EXIT_OK
                 self.app.config.last_words(error)
                 raise
             while not (self.stopping.is_set() or self._has_drained() or self._has_finished()):
@@ -158,14 +167,15 @@ class Node:
             restore()
 
     def start(self) -> None:
-        """Starts the threads and returns.
+        """Starts the threads and returns. Waits for a Redis that answers and can't serve yet.
 
         Raises:
-            ShardsCountError, RedisUnavailable, RedisRefused; what on_server_init or a worker's __init__ raises.
+            ShardsCountError, RedisRefused; what on_server_init or a worker's __init__ raises. RedisUnavailable: also if
+            it was stopped while it waited.
         """
         app, config, nonce = self.app, self.app.config, self._nonce
         for worker in self._workers.values():
-            app.register(worker.queue_name, worker.shards_count, worker)
+            self._when_ready(partial(app.register, worker.queue_name, worker.shards_count, worker))
         config.on_server_init()
         self.client = app.connect(self.threads + 3)
         maintenance_client = app.connect(2, socket_timeout=max(config.lease_ttl / 4, 0.1))
@@ -226,8 +236,8 @@ class Node:
             config.warn_after or 0.0,
             write_off=self._write_off, on_fatal=self.fail,
         )  # fmt: skip
-        self._warn_of_eviction()
-        self._warn_of_unserved(app)
+        self._when_ready(self._warn_of_eviction)
+        self._when_ready(partial(self._warn_of_unserved, app))
         performers = [f"{self.threads} threads"] if thread_queues else []
         if loop_queues:
             performers.append(f"an event loop for {config.concurrency} shards at once")
@@ -242,6 +252,32 @@ class Node:
             performer.start()
         self._watchdog.start()
         self._stop_export = app.export_metrics(node_source(tallies, shards, self._all_activities, self.threads))
+        if self._too_early:
+            self._wake(self._too_early)
+            self._too_early = b""
+
+    def _when_ready(self, do: Callable[[], object]) -> None:
+        """Does what is to be done at the start, as soon as Redis can serve.
+
+        Raises:
+            RedisUnavailable: there is no Redis, or the node is to stop. What else ``do`` raises.
+        """
+        main = threading.current_thread() is threading.main_thread()
+        while True:
+            begun = self._start_outage.begun
+            try:
+                do()
+            except RedisUnavailable as error:
+                if not isinstance(error, RedisNotReady) and not self._start_outage.seconds:
+                    raise  # it may be the wrong address; one that has answered before is not
+                self._start_outage.begin(error)
+                if main:
+                    self._wait_for_signal(START_RETRY)
+                if self.stopping.is_set() or (not main and self.stopping.wait(START_RETRY)):
+                    raise
+            else:
+                self._start_outage.end(begun)
+                return
 
     def _all_activities(self) -> list[BatchActivity]:
         return [*self._activities, *([] if self._loop is None else self._loop.activities())]
@@ -302,13 +338,14 @@ class Node:
     def trouble(self) -> str | None:
         """Why the node is not well, for people; None: it is. May be called from any thread."""
         broker: Broker | None = getattr(self, "broker", None)
+        if self._start_outage.trouble is not None:
+            return self._start_outage.trouble
         if broker is None:
             return "the node has not started yet"
         if not broker.maintenance.is_alive():
             return "the node's maintenance loop has ended"
-        away = broker.outage.seconds
-        if away:
-            return f"Redis has not answered for {away:.1f} s"
+        if broker.outage.trouble is not None:
+            return broker.outage.trouble
         hanging = len(self.hanging()) + (0 if self._loop is None else len(self._loop.hanging()))
         if hanging:
             return f"handlers have exceeded their ttr and still run: {hanging}; the node has {self.threads} threads"
@@ -478,6 +515,9 @@ class Node:
         os.kill(os.getpid(), number)
         return True
 
+    #: What has come while the node waited at its start, and is for later.
+    _too_early = b""
+
     def _wake(self, what: bytes) -> None:
         try:
             os.write(self._wakeup_write, what)
@@ -486,9 +526,13 @@ class Node:
 
     def _wait_for_signal(self, timeout: float | None) -> None:
         if self._wakeups.select(timeout):
-            for what in os.read(self._wakeup_read, 64):
+            received = self._too_early + os.read(self._wakeup_read, 64)
+            self._too_early = b""
+            for what in received:
                 if what == ord("s"):
                     self.stopping.set()
+                elif what in b"qrh" and not hasattr(self, "broker"):
+                    self._too_early += bytes([what])
                 elif what == ord("q"):
                     self.quiet()
                 elif what == ord("d"):
@@ -641,7 +685,10 @@ class Node:
             parts.append(head + "\n" + "".join(traceback.format_stack(frame)))
         for performing, lines in [] if self._loop is None else self._loop.stacks():
             parts.append(f"--- task, performing {performing}\n" + "".join(lines))
-        log.warning("stacks of all threads:\n%s", "\n".join(parts), extra={"event": "dump"})
+        trouble = self.trouble()
+        log.warning(
+            "%sstacks of all threads:\n%s", f"{trouble}; " if trouble else "", "\n".join(parts), extra={"event": "dump"}
+        )  # fmt: skip
 
     def request_stop(self) -> None:
         """Makes `run` stop the node. May be called from any thread."""

@@ -157,6 +157,15 @@ def redis_power(stage: Stage, number: int) -> None:
     _back(stage)
 
 
+def redis_read_only(stage: Stage, number: int) -> None:
+    """A replica of a server that is not there, for part of a lease or for longer; then a primary again."""
+    stage.history.trouble()
+    stage.client.execute_command("REPLICAOF", "127.0.0.1", "1")
+    stage.wait_until(time.monotonic() + stage.ttl * (0.3 + number % 5 / 3))
+    stage.client.execute_command("REPLICAOF", "NO", "ONE")
+    _back(stage)
+
+
 def redis_hangs(stage: Stage, number: int) -> None:
     """SIGSTOP for part of a lease, or for longer."""
     stage.history.trouble()
@@ -268,7 +277,8 @@ ACTIONS: dict[str, Callable[[Stage, int], None]] = {
     action.__name__: action
     for action in (
         kill, freeze, blink, reattach, term, term_all, quiet, join, leave, roll, deploy, reload, kill_child,
-        redis_kill, redis_away, redis_power, redis_hangs, script_flush, client_kill, client_pause, clock,
+        redis_kill, redis_away, redis_power, redis_hangs, redis_read_only, script_flush, client_kill, client_pause,
+        clock,
         cut_off, hold, half_open, slow, cut, lose_replies, lose_pushes, hold_pushes,
     )
 }  # fmt: skip

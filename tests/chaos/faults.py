@@ -263,6 +263,11 @@ REDIS = [
         Load(mix=ENOUGH),
         persistence=("everysec",),
     ),
+    Fault(
+        "redis-read-only",
+        "Redis becomes a read-only replica, and a primary again",
+        every((1.0, 2.0), "redis_read_only"),
+    ),
     Fault("redis-hangs", "Redis hangs (SIGSTOP)", every((1.0, 2.0), "redis_hangs")),
     Fault("redis-pause", "`CLIENT PAUSE`", every((1.0, 2.5), "client_pause")),
     Fault("redis-flush", "`SCRIPT FLUSH`, `CLIENT KILL`", every((0.02, 0.3), "script_flush", "client_kill")),

@@ -23,6 +23,7 @@ SHORT = {
     "membership": 2.0,
     "reload": 3.0,
     "redis-kill": 2.0,
+    "redis-read-only": 2.0,
     "lost-replies": 2.0,
     "cut-off": 2.0,
     "memory-full": 2.0,

@@ -12,3 +12,7 @@ from lowq.inspection.registry import NodeInfo
 )
 def test_remarks_on_a_node(quiet: bool, written_off: int, remarks: str) -> None:
     assert _remarks(NodeInfo("me:1:abc", 0.0, 0.0, quiet=quiet, written_off=written_off)) == remarks
+
+
+def test_a_node_that_waits_says_so_first() -> None:
+    assert _remarks(NodeInfo("me:1:abc", 0.0, 0.0, quiet=True, waiting=True)) == "waiting, quiet"
