@@ -146,6 +146,12 @@ CONSUMERS = [
         timed=False,
     ),
     Fault(
+        "consumer-read-only",
+        "Redis becomes a read-only replica, and a primary again, with consumers beside nodes",
+        every((1.0, 2.0), "redis_read_only"),
+        settings={"ORDERS_CONSUMER": "mixed"},
+    ),
+    Fault(
         "consumer-mixed",
         "consumers beside nodes: killed, frozen and stopped",
         every((0.8, 2.0), "kill", "blink", "term"),

@@ -54,7 +54,7 @@ def replica() -> Iterator[RedisServer]:
 
 def test_nothing_is_lost_while_roles_change_under_load(make_rig: MakeRig, own_server: RedisServer) -> None:
     rig = make_rig(own_server.url, ORDERS_WORK=0.001, ORDERS_MAX_CRASHES=1)
-    nodes = [rig.node() for _ in range(2)]
+    nodes = [rig.node(), rig.node(), rig.node(ORDERS_CONSUMER="1")]
     for node in nodes:
         node.says(" starts: ")
     finished = rig.produce(2, ids=30, versions=3, rounds=0, pause=0.05)
