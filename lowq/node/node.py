@@ -115,6 +115,8 @@ class Node:
         #: Threads whose handlers exceeded their ttr; some of them may have come back since.
         self._written_off: list[WorkerThread] = []
         self.draining = False
+        #: Ends the lines to Graphite and StatsD.
+        self._stop_export: Callable[[], None] = lambda: None
         #: Of Redis, while the node starts; later that of its broker.
         self._start_outage = Outage()
         self._new_code = new_code
