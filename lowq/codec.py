@@ -28,6 +28,10 @@ MAX_PRIORITY = 9
 #: this, and means "never".
 MAX_TIME = 2**33 - 1
 
+#: What a payload of a queue with merge="append" begins with in Redis, and the bytes of that head: 14 more follow, by
+#: which it differs from equal ones.
+APPENDED, HEAD_BYTES = b"\0\0a", 17
+
 _FIELDS = frozenset(JobDict.__annotations__)
 
 #: A job as its push script gets it: id, payload, score (``b""``: the clock of the shard), perform_at (``b""``:
@@ -193,13 +197,9 @@ def encode_job(
                 if dump_payload is _dump_payload:
                     raise  # what it refuses is a PayloadError; this is a signal handler's, such as a timeout
                 raise PayloadError(f"the payload can't be encoded: {error!r:.200}") from error
-            if not isinstance(payload, bytes):
-                raise PayloadError(f"dump_payload gave {payload!r:.100}; it must give bytes")
-            if len(payload) > max_payload_bytes:
-                raise PayloadError(
-                    f"the payload has {len(payload)} bytes encoded; max_payload_bytes is {max_payload_bytes}. "
-                    "Push a reference instead, such as a URL or a row's key"
-                )
+            given: object = payload
+            if not isinstance(given, bytes) or given[:3] == APPENDED or len(given) > max_payload_bytes:
+                _refuse_payload(given, max_payload_bytes)
         if len(job) > known:
             score, perform_at, rest = _encode_order(job, known, rest)
     except JobError as error:
@@ -213,6 +213,16 @@ def _why_no_id(job: object, error: Exception) -> Exception:
     if isinstance(error, KeyError):
         return JobError(f"a job has no id: {dict(job)!r:.200}; every job needs one, such as {{'id': 42}}")
     return error
+
+
+def _refuse_payload(payload: object, max_payload_bytes: int) -> None:
+    """Says what is wrong with an encoded payload."""
+    if not isinstance(payload, bytes) or payload[:3] == APPENDED:
+        raise PayloadError(f"dump_payload gave {payload!r:.100}; it must give bytes, without {APPENDED!r} in front")
+    raise PayloadError(
+        f"the payload has {len(payload)} bytes encoded; max_payload_bytes is {max_payload_bytes}. "
+        "Push a reference instead, such as a URL or a row's key"
+    )
 
 
 def _encode_order(job: Mapping[str, Any], known: int, rest: Rest) -> tuple[bytes, bytes, Rest]:
@@ -284,6 +294,11 @@ _dump_payload = dump_payload  # where a parameter has its name
 def load_payload(data: bytes) -> Any:
     """The counterpart of `dump_payload`."""
     return _decode(data)
+
+
+def original_payload(stored: bytes) -> bytes:
+    """A payload as it was pushed, from what Redis has."""
+    return stored[HEAD_BYTES:] if stored[:3] == APPENDED else stored
 
 
 _TOO_DEEP = f"the payload is nested in more than {MAX_PAYLOAD_DEPTH} levels, or contains itself"

@@ -67,6 +67,8 @@ class Target:
     options: QueueOptions
     #: Where it is emitted which jobs are in; None: nobody listens.
     events: QueueEvents | None = None
+    #: What of them a push tells Redis.
+    words: bytes = b""
     #: The prefixes of shards that single jobs went to.
     prefixes: dict[int, str] = field(default_factory=dict)
     #: ttl and priority of jobs that say none, encoded.
@@ -131,7 +133,7 @@ def _encode_single(target: Target, job: dict[str, Any]) -> tuple[Part, int] | No
     prefix = target.prefixes.get(shard)
     if prefix is None:
         prefix = target.prefixes[shard] = shard_prefix(config.namespace, target.queue, shard)
-    return Part(prefix, target.shards_count, [encoded], [job], width_of(encoded)), len(payload)
+    return Part(prefix, target.shards_count, [encoded], [job], width_of(encoded), words=target.words), len(payload)
 
 
 def _count_single(target: Target, part: Part, outcomes: Sequence[Outcome]) -> int:
@@ -405,7 +407,7 @@ class _Push:
             while end < len(items) and end - start < CALL_JOBS and (size < CALL_BYTES):
                 size += len(items[end][1])
                 end += 1
-            part = Part(prefix, shards_count, items[start:end], originals[start:end], width, after)
+            part = Part(prefix, shards_count, items[start:end], originals[start:end], width, after, self._target.words)
             yield part
             if end < len(items):
                 part.token = after = new_token()

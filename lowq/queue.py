@@ -122,6 +122,7 @@ class Queue(Queries):
             self._worker or self.name,
             options,
             backend.events_of(self.name),
+            options.push_words(),
         )
         self._last_target = target
         return target

@@ -11,7 +11,7 @@ from datetime import timedelta
 from typing import Any, Literal, Self, TypeAlias, TypedDict
 
 from lowq.codec import MAX_TIME
-from lowq.errors import ConfigError
+from lowq.errors import ConfigError, LowqError
 from lowq.retry import MAX_RETRY_COUNT
 from lowq.store.keys import MAX_SHARDS
 
@@ -78,8 +78,6 @@ RANGES: Mapping[str, tuple[int, int]] = {
 }
 #: Those of them that may be None.
 OPTIONAL = ("max_threads", "capacity", "morgue_max")
-#: Options that are lengths of time, or None.
-TIMES = ("ttr", "ttl", "debounce", "max_wait", "morgue_ttl")
 _POLICIES: tuple[MergePolicy, ...] = ("collapse", "append", "latest")
 
 
@@ -102,14 +100,14 @@ class QueueOptions:
     morgue_ttl: float | None = None
     morgue_max: int | None = None
 
-    def declared(self, options: Mapping[str, Any]) -> Self:
-        """With these, which were checked one by one.
+    def declared(self, options: Mapping[str, Any], whose: str = "") -> Self:
+        """With these, which were checked one by one. ``whose``: for the message.
 
         Raises:
             ConfigError: they contradict each other.
         """
         made = type(self)(**{name: options.get(name, getattr(self, name)) for name in FIELDS})
-        check_waits(f"queue {self.queue_name!r}", made.debounce, made.max_wait)
+        check_waits(whose or f"queue {self.queue_name!r}", made.debounce, made.max_wait)
         return made
 
     def registered(self, options: Mapping[str, Any]) -> Self:
@@ -136,6 +134,10 @@ class QueueOptions:
     def policy(self) -> MergePolicy:
         """How Redis merges."""
         return "collapse" if callable(self.merge) else self.merge
+
+    def push_words(self) -> bytes:
+        """What a push tells Redis of them; nothing of a queue that has none which concern pushes."""
+        return b"" if self.policy == "collapse" else b" merge=" + self.policy.encode()
 
     @property
     def merge_function(self) -> MergeFunction | None:
@@ -216,6 +218,18 @@ def check_time(whose: str, name: str, value: object) -> None:
 def seconds_of(value: float | timedelta | None) -> float | None:
     """A length of time in seconds."""
     return value.total_seconds() if isinstance(value, timedelta) else value if value is None else float(value)
+
+
+def merged(merge: MergeFunction, payloads: list[Any]) -> list[Any]:
+    """What a merge function makes of the payloads of an id, oldest first.
+
+    Raises:
+        LowqError: something else than a list. What the function raises.
+    """
+    result: object = merge(list(payloads))
+    if not isinstance(result, list):
+        raise LowqError(f"merge={merge!r:.100} gave {result!r:.100}; it must return the list of payloads to hand over")
+    return result
 
 
 def check_waits(whose: str, debounce: float | None, max_wait: float | None) -> None:

@@ -18,14 +18,9 @@ from lowq.job_events import Listener
 from lowq.producer import Jobs
 from lowq.queue import Queue
 from lowq.queue_options import (
-    OPTIONAL,
-    RANGES,
-    TIMES,
     DeclaredOptions,
     QueueOptions,
     check_time,
-    check_waits,
-    check_whole,
     checked,
     seconds_of,
 )
@@ -66,6 +61,8 @@ _WEIGHTS = (1e-6, 1e6)
 
 #: The options that say in which time a handler has to end.
 _LIMITS = ("time_limit", "ttr")
+#: The options of a worker that are checked in ways of their own.
+_OWN = ("queue_name", "weight", "time_limit")
 #: The options of whole numbers that the registry always has.
 _SHOWN = ("shards_count", "batch_size", "max_retry_count", "max_payloads", "max_crash_count", "max_threads")
 
@@ -116,6 +113,8 @@ class Worker(Generic[P]):
     #: The handle of the queue: stats, jobs, kick, pause ...
     queue: ClassVar[Queue] = _QueueOfClass()  # type: ignore[assignment]  # a property of the class
     _app: ClassVar[Application | None] = None
+    #: What was declared, checked. Nobody asks the class again: what belongs to an application may raise.
+    _queue_options: ClassVar[QueueOptions]
 
     def perform(self, payloads_by_id: dict[str, list[P]]) -> Coroutine[Any, Any, None] | None:
         """Does the work: id -> payloads, oldest (lowest score) first. Raising makes the batch fail. An ``async def`` is
@@ -278,17 +277,13 @@ def _apply_options(worker: type[Worker[Any]], options: Mapping[str, Any]) -> Non
     if "queue_name" not in vars(worker):
         worker.queue_name = worker.__name__
     check_queue_name(worker.queue_name)
-    for name in RANGES:
-        if name not in OPTIONAL or getattr(worker, name) is not None:
-            check_whole(worker.__name__, name, getattr(worker, name))
+    said = {name: checked(worker.__name__, name, getattr(worker, name)) for name in known if name not in _OWN}
     _check_weight(worker.__name__, worker.weight)
-    for name in ("time_limit", *TIMES):
-        check_time(worker.__name__, name, getattr(worker, name))
-    checked(worker.__name__, "merge", worker.merge)
-    check_waits(worker.__name__, seconds_of(worker.debounce), seconds_of(worker.max_wait))
+    check_time(worker.__name__, "time_limit", worker.time_limit)
     _check_on_event(worker)
     if worker.driver is not None:
         drivers.check("queue", worker.driver)
+    worker._queue_options = QueueOptions(worker.queue_name, worker.shards_count).declared(said, worker.__name__)
     time_limit, ttr = limits_of(worker)
     if time_limit is not None and ttr is not None and ttr <= time_limit:
         raise ConfigError(
@@ -354,9 +349,7 @@ def check_queue_name(name: object) -> str:
 
 def queue_options_of(worker: type[Worker[Any]]) -> QueueOptions:
     """What the worker says of its queue."""
-    values = _values_of(worker, DeclaredOptions.__annotations__)
-    said = {name: checked(worker.__name__, name, value) for name, value in values.items()}
-    return QueueOptions(worker.queue_name, worker.shards_count).declared(said)
+    return worker._queue_options
 
 
 def options_of(worker: type[Worker[Any]]) -> dict[str, Any]:

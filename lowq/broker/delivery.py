@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 from lowq.broker.lease import Lease
+from lowq.codec import original_payload
 from lowq.job import Job
 
 
@@ -33,7 +34,10 @@ class TakenJob(NamedTuple):
         """The job as a value, as it was taken: its payloads are decoded anew, as a handler may have changed those that
         it was given.
         """
-        pairs = [(load_payload(data), float(score)) for data, score in zip(self.raw[3::2], self.raw[4::2], strict=True)]
+        pairs = [
+            (load_payload(original_payload(data)), float(score))
+            for data, score in zip(self.raw[3::2], self.raw[4::2], strict=True)
+        ]
         return Job(
             self.id,
             "taken",

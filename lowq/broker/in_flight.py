@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from lowq.broker.delivery import Delivery, Failure, TakenJob, Undecodable
 from lowq.broker.lease import ShardLease
-from lowq.codec import decode_id
+from lowq.codec import APPENDED, decode_id, original_payload
 from lowq.errors import LeaseLost
 from lowq.job_events import JobEventKind, QueueEvents
 from lowq.logs import describe, get_log
@@ -122,6 +122,8 @@ class InFlight:
                 perform_at, inline = next(items), next(items)
                 score, _, payload = inline.partition(b" ")
                 raw = (item, perform_at, b"-1", payload, score)
+                if payload[:3] == APPENDED:
+                    payload = original_payload(payload)
                 try:
                     jobs.append(TakenJob(decode_id(item), [load_payload(payload)], -1, raw))
                 except Exception:
@@ -152,12 +154,12 @@ class InFlight:
     def _decode(self, raw: Sequence[bytes], delivery: Delivery) -> TakenJob:
         job_id = decode_id(raw[0])
         try:
-            payloads = [self._load_payload(payload) for payload in raw[3::2]]
+            payloads = [self._load_payload(original_payload(payload)) for payload in raw[3::2]]
         except Exception:
             payloads, sound = [], [*raw[:3]]
             for payload, score in zip(raw[3::2], raw[4::2], strict=True):
                 try:
-                    payloads.append(self._load_payload(payload))
+                    payloads.append(self._load_payload(original_payload(payload)))
                     sound += [payload, score]
                 except Exception as error:
                     why = describe(error, str)

@@ -59,7 +59,7 @@ from lowq.errors import (
     SessionInUse,
 )
 from lowq.logs import describe, get_log
-from lowq.queue_options import QueueOptions
+from lowq.queue_options import MergeFunction, QueueOptions, merged
 from lowq.reading import Reading
 from lowq.retry import default_retry_in, is_exhausted
 from lowq.settings import Config, cut_error, dump_text
@@ -585,7 +585,28 @@ class Consumer:
             ]
         if delivery.undecodable:
             jobs = self._bury_undecodable(shard, delivery, jobs)
-        return jobs
+        merge = self._options.merge_function
+        return jobs if merge is None else [job for job in jobs if self._merge(merge, job)]
+
+    def _merge(self, merge: MergeFunction, job: ConsumerJob) -> bool:
+        """Whether a merge function leaves any of the job's payloads, which are then those. A job that it can't merge
+        fails; one without any left is done.
+        """
+        try:
+            try:
+                job.payloads = merged(merge, job.payloads)
+            except Exception as error:
+                log.exception("queue %r, id %r: its payloads can't be merged, so it fails", self.queue, job.id)
+                self.fail(job.receipt, error)
+                return False
+            if not job.payloads:
+                self.ack(job.receipt)
+        except RedisUnavailable:  # it waits again, and comes again
+            self._give_back_later([job.receipt])
+            return False
+        except NotTaken:
+            return False
+        return bool(job.payloads)
 
     def _bury_undecodable(self, shard: Shard, delivery: Delivery, jobs: list[ConsumerJob]) -> list[ConsumerJob]:
         spoilt = {item.id for item in delivery.undecodable}

@@ -26,11 +26,11 @@ class SentPart(Protocol):
 class Part:
     """Jobs of one push for one shard, that go in one script call."""
 
-    __slots__ = ("after", "call", "items", "jobs", "prefix", "shards_count", "token", "width")
+    __slots__ = ("after", "call", "items", "jobs", "prefix", "shards_count", "token", "width", "words")
 
     def __init__(
         self, prefix: str, shards_count: int, items: list[EncodedJob], jobs: list[Mapping[str, Any]], width: int,
-        after: bytes = b"",
+        after: bytes = b"", words: bytes = b"",
     ) -> None:  # fmt: skip
         self.prefix = prefix
         self.shards_count = shards_count
@@ -40,13 +40,15 @@ class Part:
         self.width = width
         #: The token of the call that must have come before.
         self.after = after
+        #: What the script is told of the queue's options.
+        self.words = words
         self.token = b""
         self.call: Call | None = None
 
     def make_call(self, keep: bytes, is_wanted: Callable[[], bool] | None = None) -> Call:
         """The call, with a fresh token unless there is one."""
         self.token = self.token or new_token()
-        data = push_arguments(self.shards_count, self.items, self.token, self.after, keep, self.width)
+        data = push_arguments(self.shards_count, self.items, self.token, self.after, keep, self.width, self.words)
         self.call = (
             Call("push", self.prefix, (), data) if is_wanted is None else _Revocable(self.prefix, data, is_wanted)
         )
@@ -87,10 +89,12 @@ def width_of(item: EncodedJob) -> int:
 
 
 def push_arguments(
-    shards_count: int, items: Sequence[EncodedJob], token: bytes, after: bytes, keep: bytes, width: int
+    shards_count: int, items: Sequence[EncodedJob], token: bytes, after: bytes, keep: bytes, width: int, words: bytes
 ) -> list[bytes]:
-    """What a call of the script is given. ``keep``: seconds for which Redis remembers it."""
-    data = [b"", token, b"", b"%d" % shards_count, b"%d" % width, keep, after]
+    """What a call of the script is given. ``keep``: seconds for which Redis remembers it. ``words``: of the queue's
+    options.
+    """
+    data = [b"", token, b"", b"%d" % shards_count, b"%d" % width + words, keep, after]
     if width == PLAIN:
         for item in items:
             data += item[:2]

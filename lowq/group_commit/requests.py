@@ -79,13 +79,14 @@ class Request:
 class SharedCall(Call):
     """A script call that parts of several requests for one shard share."""
 
-    __slots__ = ("after", "members", "prefix", "shards_count", "token")
+    __slots__ = ("after", "members", "prefix", "shards_count", "token", "words")
 
-    def __init__(self, prefix: str, shards_count: int) -> None:
+    def __init__(self, prefix: str, shards_count: int, words: bytes = b"") -> None:
         super().__init__("push", prefix, ())
         self.after = b""
         self.prefix = prefix
         self.shards_count = shards_count
+        self.words = words
         #: Requests, and the positions of their parts.
         self.members: list[tuple[Request, int]] = []
         self.token = new_token()
@@ -95,7 +96,7 @@ class SharedCall(Call):
         parts = [request.parts[i] for request, i in self.members]
         items: list[EncodedJob] = list(chain.from_iterable([part.items for part in parts]))
         width = max(part.width for part in parts)
-        self.data = push_arguments(self.shards_count, items, self.token, self.after, keep, width)
+        self.data = push_arguments(self.shards_count, items, self.token, self.after, keep, width, self.words)
 
     def is_wanted(self) -> bool:
         # It leaves without the jobs of abandoned requests: their callers may have pushed something else for the same id
@@ -129,7 +130,7 @@ class SharedCall(Call):
 def call_of_one(request: Request, position: int) -> SharedCall:
     """A call for one part alone."""
     part = request.parts[position]
-    call = SharedCall(part.prefix, part.shards_count)
+    call = SharedCall(part.prefix, part.shards_count, part.words)
     call.members.append((request, position))
     return call
 

@@ -133,15 +133,15 @@ class Writer:
             waiting.popleft()
 
     def share_calls(self, write: Sequence[Request]) -> list[SharedCall]:
-        """One call for each shard. Pushes that disagree about the number of shards have nothing in common."""
-        calls: dict[tuple[str, int], SharedCall] = {}
+        """One call for each shard. Pushes that disagree about the queue's options have nothing in common."""
+        calls: dict[tuple[str, int, bytes], SharedCall] = {}
         for request in write:
             request.was_taken = True
             for i, part in enumerate(request.parts):
-                key = part.prefix, part.shards_count
+                key = part.prefix, part.shards_count, part.words
                 call = calls.get(key)
                 if call is None:
-                    call = calls[key] = SharedCall(part.prefix, part.shards_count)
+                    call = calls[key] = SharedCall(*key)
                 call.members.append((request, i))
         for call in calls.values():
             call.prepare(self.keep)

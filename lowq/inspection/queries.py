@@ -10,7 +10,7 @@ from typing import Any, Unpack
 from uuid import UUID
 
 from lowq.backend import Backend
-from lowq.codec import MAX_PAYLOAD_DEPTH, decode_id, lookup_id
+from lowq.codec import MAX_PAYLOAD_DEPTH, decode_id, lookup_id, original_payload
 from lowq.errors import ConfigError
 from lowq.inspection.calls import Position, ShardStats, WhyReply, ask, read_stats, stats_call
 from lowq.inspection.description import Description
@@ -323,7 +323,7 @@ class Queries:
 
     def _payload(self, data: bytes) -> Any:
         try:
-            payload = self._backend.config.load_payload(data)
+            payload = self._backend.config.load_payload(original_payload(data))
         except Exception:
             return UNDECODABLE + data.decode("utf-8", "backslashreplace")
         # Nobody could push it, and not everybody could show it.

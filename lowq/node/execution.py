@@ -27,13 +27,14 @@ from lowq import codec
 from lowq.broker.delivery import Delivery, Failure, TakenJob, Undecodable
 from lowq.broker.in_flight import Report
 from lowq.broker.shard import Shard
-from lowq.codec import MAX_TIME, delay_seconds
+from lowq.codec import MAX_TIME, delay_seconds, original_payload
 from lowq.duration import duration
 from lowq.errors import LowqError, PushInterrupted, RedisNotReady, RedisUnavailable, TimeLimitExceeded
 from lowq.job import Job
 from lowq.logs import describe, get_log
 from lowq.middleware import check_done, check_plain, wrap, wrap_async
 from lowq.node.limits import TimeLimits, WrittenOff, checked_seconds
+from lowq.queue_options import MergeFunction, merged
 from lowq.retry import MAX_RETRY_COUNT, default_retry_in, is_exhausted, retry_delay
 from lowq.settings import Config, cut_error, dump_text
 from lowq.workers import Worker, is_async, limits_of
@@ -234,7 +235,31 @@ class WorkerRuntime:
             check_plain(config.server_middlewares, worker)
             around = wrap
         call = around(config.server_middlewares, worker, instance.perform)
+        if callable(worker.merge):
+            call = _merging(worker.merge, call)
         return cls(instance, call, worker.batch_size, *limits_of(worker))
+
+
+def _merging(merge: MergeFunction, call: Callable[[dict[str, list[Any]]], Any]) -> Callable[..., Any]:
+    """The call, with what the worker's merge function makes of the payloads. An id whose payloads it can't merge fails,
+    and the others are performed; of one that it leaves none of nothing is to be done.
+    """
+
+    def merge_and_call(payloads_by_id: dict[str, list[Any]]) -> Any:
+        execution = current()
+        left: dict[str, list[Any]] = {}
+        for job_id, payloads in payloads_by_id.items():
+            try:
+                left[job_id] = merged(merge, payloads)
+            except Exception as error:
+                execution.fail(job_id, error)
+                continue
+            if not left[job_id]:
+                del left[job_id]
+                execution.done(job_id)
+        return call(left) if left else None
+
+    return merge_and_call
 
 
 def decodable_jobs(shard: Shard, delivery: Delivery, config: Config, now: float | None = None) -> list[TakenJob]:
@@ -570,7 +595,7 @@ async def anotify_worker(outcome: Outcome, worker: Performer, config: Config) ->
 
 
 def _buried(outcome: Outcome, job: TakenJob, failure: Failure, config: Config) -> Job:
-    oldest, score = job.raw[3], job.raw[4]
+    oldest, score = original_payload(job.raw[3]), job.raw[4]
     payload = outcome.ask(
         f"id {job.id!r}: load_payload failed", lambda: config.load_payload(oldest), oldest.decode("utf-8", "replace")
     )

@@ -105,6 +105,30 @@ def merge_with_times(target: Waiting, source: "Flight | Waiting") -> None:
     merge_into(target.payloads, source.payloads)
 
 
+def keep_latest(target: dict[bytes, float], source: dict[bytes, float]) -> None:
+    """Only the payload with the highest score stays; of equal scores that of the target."""
+    if source:
+        found = max([in_order(source)[-1], *in_order(target)[-1:]], key=lambda pair: pair[1])
+        if target and in_order(target)[-1][1] == found[1]:
+            found = in_order(target)[-1]
+        target.clear()
+        target.update([found])
+
+
+def keep_latest_with_times(target: Waiting, source: "Flight | Waiting") -> None:
+    """The same with the time at which it expires."""
+    times = [(held.expires.get(payload), payload) for held in (target, source) for payload in held.payloads]
+    keep_latest(target.payloads, source.payloads)
+    (stays,) = target.payloads
+    own = [at for at, payload in times if payload == stays]
+    target.expires = {} if None in own else {stays: min(at for at in own if at is not None)}
+
+
+def appended(payload: bytes, clock: float) -> bytes:
+    """A payload that stays beside equal ones."""
+    return b"\0\0a%014x" % math.floor(clock * 2**22) + payload
+
+
 def in_order(payloads: dict[bytes, float]) -> list[tuple[bytes, float]]:
     return sorted(payloads.items(), key=lambda item: (item[1], item[0]))
 
@@ -147,6 +171,8 @@ class Model:
         self.lease_ttl: int | None = None
         self._lease_ttl = int(lease_ttl * 1000)
         self.used = False
+        #: Whether the last push was one of a queue with merge="latest".
+        self.is_latest = False
         self.delayed: list[str] = []
         names = "delivery", "processed", "failed", "buried", "expired", "released", "kicked", "deleted"
         self.counters = dict.fromkeys(names, 0)
@@ -166,6 +192,7 @@ class Model:
         jobs: list[tuple[str, bytes, float | None, float | str | None, float | None, int]],
         *,
         repeat: bool,
+        policy: str = "collapse",
     ) -> int:
         """A job: id, payload, score, perform_at (a time, "+n", or None), ttl, priority."""
         if not repeat and token in self.repeated:
@@ -187,10 +214,19 @@ class Model:
             if level < job.level:
                 job.time, job.level = job.perform_at, level
             self._note("priority", level > 0)
-            expires = {} if ttl is None else {payload: now + ttl}
             self._note("ttl", ttl is not None)
-            merge_with_times(job, Waiting(at, {payload: clock if score is None else score}, expires=expires))
+            score = clock if score is None else score
+            stored = appended(payload, clock) if policy == "append" else payload
+            pushed = Waiting(at, {stored: score}, expires={} if ttl is None else {stored: now + ttl})
+            if policy == "latest":
+                keep_latest_with_times(pushed, job)
+                job.payloads, job.expires = pushed.payloads, pushed.expires
+            else:
+                merge_with_times(job, pushed)
+            if policy == "append":
+                self.clock = clock
             clock += TICK
+        self.is_latest = policy == "latest"
         self._next_slot(int(now))
         self.pushed.insert(0, token)
         return len(jobs)
@@ -495,7 +531,14 @@ class Model:
         job.level = min(job.level, flight.level)
         job.perform_at = perform_at
         job.retry_count = flight.retry_count
-        merge_with_times(job, flight)
+        self._merge(job, flight)
+
+    def _merge(self, job: Waiting, source: "Flight | Waiting") -> None:
+        """Payloads wait again."""
+        if self.is_latest:
+            keep_latest_with_times(job, source)
+        else:
+            merge_with_times(job, source)
 
     def _bury(self, job_id: str, now: float, reason: str, payloads: dict[bytes, float]) -> None:
         buried = self.morgue.setdefault(job_id, Buried(now, reason, {}))
@@ -537,7 +580,7 @@ class Model:
             self.counters["kicked"] += 1
             job = self.waiting.setdefault(job_id, Waiting(now))
             job.perform_at, job.level = now, 0
-            merge_into(job.payloads, buried.payloads)
+            self._merge(job, Waiting(now, buried.payloads))
             job.expires.clear()
             if job_id not in self.taken:  # what is known of one in flight is its flight's
                 self._forget(job_id)
@@ -628,7 +671,7 @@ class Model:
                     "uncharged": 1 if self.owner_uncharged else None,
                     "repeated": 1 if self.repeated else None,
                     "slot": self._slot(),
-                    "features": sorted(self.features) or None,
+                    "features": sorted(self.features | ({"latest"} if self.is_latest else set())) or None,
                     **{name: count or None for name, count in self.counters.items()},
                 }.items()
                 if value is not None

@@ -144,6 +144,7 @@ class ShardRig:
         shards_count: int | None = None,
         keep: int = 15,
         after: str = "",
+        words: str = "",
     ) -> int:
         width = max(map(len, jobs), default=4)
         reply: int = self.run(
@@ -152,7 +153,7 @@ class ShardRig:
             token or f"token-{next(self._tokens)}",
             "1" if repeat else "",
             self.shards_count if shards_count is None else shards_count,
-            width,
+            f"{width}{words}",
             keep,
             after,
             *(part for item in jobs for part in (*item, b"", b"")[:width]),

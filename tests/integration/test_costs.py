@@ -15,6 +15,7 @@ import pytest
 import redis
 
 import lowq
+from lowq.group_commit import Part
 from lowq.store import Client
 from tests.integration.support import until
 
@@ -27,13 +28,15 @@ MakeCosts = Callable[..., "Costs"]
 class Costs:
     """One worker on an emptied server, and the commands that Redis counts."""
 
-    def __init__(self, url: str, *, batch_size: int = 1, shards_count: int = 1, later: bool = False) -> None:
+    def __init__(
+        self, url: str, *, batch_size: int = 1, shards_count: int = 1, later: bool = False, **options: Any
+    ) -> None:
         self._redis: Any = redis.Redis.from_url(url, decode_responses=True)
         self.app = lowq.Lowq(redis_url=url, poll_interval=NEVER, lease_ttl=NEVER)
         self._stop = ExitStack()
         self._pushed = 0
 
-        @self.app.worker(queue_name="Costs", batch_size=batch_size, shards_count=shards_count)
+        @self.app.worker(queue_name="Costs", batch_size=batch_size, shards_count=shards_count, **options)
         class Blank(lowq.Worker[Any]):
             def perform(self, payloads_by_id: dict[str, list[Any]]) -> None:
                 pass
@@ -56,6 +59,11 @@ class Costs:
         pad = "x" * (size - len('{"p":""}'))
         self._pushed += len(ids)
         self.worker.perform_async({"id": job_id, "payload": {"p": pad}, **when} for job_id in ids)
+
+    def words(self) -> bytes:
+        """What a push says of the queue's options."""
+        part = Part("", 1, [], [], True, words=self.worker.queue._target().words)
+        return part.make_call(b"15").data[4].removeprefix(b"2")
 
     def commands(self, action: Callable[[], object]) -> Counter[str]:
         """How often each command was executed meanwhile."""
@@ -168,6 +176,18 @@ def test_a_push_of_one_shard_is_one_call_however_many_jobs(make_costs: MakeCosts
     costs = make_costs()
     counted = costs.commands(lambda: costs.push(ids(jobs)))
     assert counted == PUSH_CALL
+
+
+@pytest.mark.parametrize("merge", ["append", "latest"])
+def test_a_merge_policy_costs_no_command(make_costs: MakeCosts, merge: str) -> None:
+    costs = make_costs(merge=merge)
+    assert costs.commands(lambda: costs.push(ids(100))) == PUSH_CALL
+    assert costs.words() == f" merge={merge}".encode()
+
+
+def test_a_push_says_nothing_of_options_that_the_queue_has_not(make_costs: MakeCosts) -> None:
+    costs = make_costs(max_payloads=7, ttr=60)
+    assert costs.words() == b""
 
 
 def test_a_push_to_many_shards_is_one_call_a_shard(make_costs: MakeCosts) -> None:

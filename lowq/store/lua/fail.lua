@@ -13,7 +13,8 @@
 -- Errors: LEASELOST.
 --
 -- Invariant: each payload of the id is in exactly one of `payloads`, `taken:payloads`, `morgue:payloads`
--- afterwards, and none is gone. The failed job's perform_at and retry_count win over those of a newer job.
+-- afterwards, and none is gone but those that the merge policy `latest` drops. The failed job's perform_at and
+-- retry_count win over those of a newer job.
 --
 --!flags allow-oom
 local prefix = KEYS[1]

@@ -8,7 +8,7 @@
 --
 -- Reply: list of, per id, 1 (kicked), 0 (not in the morgue), 2 (not, or in part: call again).
 --
--- Invariant: payloads merge with those that wait, the lowest score wins; the job starts afresh (retry_count -1,
+-- Invariant: payloads merge with those that wait, as the queue's policy has it; the job starts afresh (retry_count -1,
 -- no crashes, not solo) and is due now. None of its payloads expires any more.
 -- A repeat supersedes the earlier attempts of its call: one that comes later does nothing.
 --
@@ -20,12 +20,21 @@ for i = 4, #ARGV do
   ids[#ids + 1] = ARGV[i]
 end
 touch(prefix, { 'payloads:', 'morgue:payloads:' }, ids)
-local has_ttl = uses(redis.call('HGET', prefix .. 'meta', 'features'), 'ttl')
+local features = redis.call('HGET', prefix .. 'meta', 'features')
+local has_ttl, is_latest = uses(features, 'ttl'), uses(features, 'latest')
 
 -- What one call merges, over all its ids: it must not hold Redis for long.
 local budget = { payloads = 500, bytes = 1048576 }
 local reply, kicked, superseded = {}, 0, is_superseded(prefix, ARGV[2], now)
 local moved = false
+local function merge_kicked(source, target)
+  if is_latest then
+    merge_latest(source, target)
+    return true
+  end
+  return merge(source, target, budget)
+end
+
 for _, id in ipairs(ids) do
   local spent = budget.payloads <= 0 or budget.bytes <= 0
   local buried_at = not spent and not superseded and redis.call('ZSCORE', prefix .. 'morgue', id)
@@ -35,7 +44,7 @@ for _, id in ipairs(ids) do
     if has_ttl then
       forget_expiry(prefix, id)
     end
-    if merge(prefix .. 'morgue:payloads:' .. id, prefix .. 'payloads:' .. id, budget) then
+    if merge_kicked(prefix .. 'morgue:payloads:' .. id, prefix .. 'payloads:' .. id) then
       state = 1
       redis.call('ZREM', prefix .. 'morgue', id)
       redis.call('HDEL', prefix .. 'morgue:errors', id)

@@ -6,7 +6,7 @@
 -- ARGV[3]  '1' when this call repeats one whose reply was lost
 -- ARGV[4]  shards_count of the queue
 -- ARGV[5]  width: how many arguments a job has, 2 to 6; behind it, of a queue that has options which concern pushes,
---          these as words
+--          these as words: " merge=append" or " merge=latest" is its policy
 -- ARGV[6]  keep: whole seconds for which the token is to be remembered
 -- ARGV[7]  after: the token of the call that must have come before, or ''
 -- ARGV[8+] jobs: id, payload, score ('' = the clock), perform_at (Unix seconds, '' = now, '+n' = in n seconds; what is
@@ -18,13 +18,21 @@
 -- before did not; nothing was written.
 --
 -- Invariant: every id in `payloads:*` is in `due`. An id that waits already keeps its perform_at and its
--- retry_count, and of two priorities the more urgent; an equal payload its lowest score. A repeat changes nothing when
--- the first call got through, nor does the first call when its repeat got through. Of calls in a sequence none is
--- carried out before the one it comes after.
--- The shard's clock never repeats and never steps back. It gives scores, and order to jobs that are due at once, which
--- are not due more than a millisecond after the server's time.
+-- retry_count, and of two priorities the more urgent; an equal payload its lowest score. With `append` equal payloads
+-- stay two: each has a head before it, which is the same for no two of the shard, and grows. With `latest` only the one
+-- with the highest score stays. A repeat changes nothing when the first call got through, nor does the first call when
+-- its repeat got through. Of calls in a sequence none is carried out before the one it comes after. The shard's clock
+-- never repeats and never steps back. It gives scores, and order to jobs that are due at once, which are not due more
+-- than a millisecond after the server's time.
 local prefix, token, width = KEYS[1], ARGV[2], string.byte(ARGV[5]) - 48
 local accepted = (#ARGV - 7) / width
+local options = {}
+if #ARGV[5] > 1 then
+  for name, value in string.gmatch(ARGV[5], ' (%S+)=(%S+)') do
+    options[name] = value
+  end
+end
+local is_append, is_latest = options.merge == 'append', options.merge == 'latest'
 
 local meta = redis.call('HMGET', prefix .. 'meta', 'shards_count', 'clock', 'slot', 'repeated', 'server_time',
   'server_time_since', 'features')
@@ -99,6 +107,10 @@ for _, key in ipairs(keys) do
   if expires and not has_ttl then
     features, has_ttl = add_feature(prefix, features, 'ttl'), true
   end
+  if is_append then
+    -- The clock in units of 2^-22 s, which is what tells two doubles of these decades apart.
+    payload = '\0\0a' .. string.format('%014x', math.floor(clock * 4194304)) .. payload
+  end
   if present > 0 or forms[key] or #payload > 4096 then
     write_inline()
     if has_ttl then
@@ -106,7 +118,13 @@ for _, key in ipairs(keys) do
         redis.call('ZADD', prefix .. 'expires', unpack(expiring))
         expiring = {}
       end
-      forms[key] = add_expiring(prefix, ARGV[i], payload, score, forms[key] or false, expires)
+      if is_latest then
+        forms[key] = add_latest_expiring(prefix, ARGV[i], payload, score, forms[key], expires)
+      else
+        forms[key] = add_expiring(prefix, ARGV[i], payload, score, forms[key] or false, expires)
+      end
+    elseif is_latest then
+      forms[key] = add_latest(key, payload, score, forms[key])
     else
       forms[key] = add_payload(key, payload, score, forms[key])
     end
@@ -155,6 +173,13 @@ if ARGV[1] == '' then
     redis.call('HSET', prefix .. 'meta', 'clock', text, 'server_time', server_time,
       'server_time_since', server_time)
   end
+elseif is_append then -- heads must differ also where the time is given
+  redis.call('HSET', prefix .. 'meta', 'clock', text)
+end
+if is_latest then
+  features = add_feature(prefix, features, 'latest')
+elseif uses(features, 'latest') then
+  features = remove_feature(prefix, features, 'latest')
 end
 if not meta[1] then
   redis.call('HSET', prefix .. 'meta', 'shards_count', ARGV[4])

@@ -29,6 +29,7 @@ from hypothesis.stateful import (
 from lowq.broker import in_flight
 from lowq.broker.delivery import Failure
 from lowq.broker.shard import Shard
+from lowq.codec import APPENDED
 from lowq.doctor.jobs import JobScanner
 from lowq.doctor.shards import read_shard_snapshots
 from lowq.errors import LeaseLost, ScriptError
@@ -126,9 +127,11 @@ class Process:
 
 
 class ShardMachine(RuleBasedStateMachine):
-    """`client` is set by the test that runs it."""
+    """`client` and `policies` are set by the test that runs it."""
 
     client: ClassVar[Client]
+    #: How pushes merge: they take turns.
+    policies: ClassVar[Sequence[str]]
 
     def __init__(self) -> None:
         super().__init__()
@@ -200,10 +203,7 @@ class ShardMachine(RuleBasedStateMachine):
         for state in (actual, expected):
             for key, value in state.items():
                 if "payloads:" in key or "expires:" in key:
-                    state[key] = {
-                        json.loads(member) if isinstance(member, bytes) else member: score
-                        for member, score in value.items()
-                    }
+                    state[key] = {_readable(member): score for member, score in value.items()}
         if "meta" in actual:
             actual["meta"] = {
                 name: value if name in ("owner", "slot", "features") else float(value)
@@ -286,9 +286,11 @@ class ShardMachine(RuleBasedStateMachine):
         def apply() -> int:
             nonlocal calls
             calls += 1
-            return self.model.push(self.now, token, timed, repeat=calls > 1)
+            return self.model.push(self.now, token, timed, repeat=calls > 1, policy=policy)
 
-        self._step(lambda: self.rig.push(*encoded, now=self.now, token=token), apply, lost)
+        policy = self.policies[self.numbers // 3 % len(self.policies)]
+        words = "" if policy == "collapse" else f" merge={policy}"
+        self._step(lambda: self.rig.push(*encoded, now=self.now, token=token, words=words), apply, lost)
 
     # --- the lease ---
 
@@ -483,7 +485,9 @@ class ShardMachine(RuleBasedStateMachine):
     def bury_taken(self, data: st.DataObject, reason: str, lost: str) -> None:
         process = self.owner
         job_id = data.draw(st.sampled_from(process.pending))
-        payloads = data.draw(st.lists(PAYLOADS, max_size=2, unique=True))
+        flight = self.model.taken.get(job_id)
+        chosen = PAYLOADS if flight is None else PAYLOADS | st.sampled_from(sorted(flight.payloads))
+        payloads = data.draw(st.lists(chosen, max_size=2, unique=True))
         delivery, token, now = process.delivery, process.shard.in_flight._token_in_hand, self.now
         self._report(
             process,
@@ -604,6 +608,11 @@ class ShardMachine(RuleBasedStateMachine):
         assert not left, f"keys are left: {left}"
 
 
+def _readable(member: Any) -> Any:
+    """A payload, whatever form it has."""
+    return json.loads(member) if isinstance(member, bytes) and not member.startswith(APPENDED) else member
+
+
 def _plain(answer: Any) -> Any:
     """An answer of a script or of the model, in a form that both have in common."""
     if dataclasses.is_dataclass(answer) and not isinstance(answer, type):
@@ -645,13 +654,21 @@ def run_machine(store_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cal
     monkeypatch.setattr(in_flight, "MAX_DELIVERY_BYTES", MAX_BYTES)
     clients = []
 
-    def run(examples: int, steps: int, phases: tuple[Phase, ...] = tuple(Phase), *, derandomize: bool = True) -> None:
+    def run(
+        examples: int,
+        steps: int,
+        phases: tuple[Phase, ...] = tuple(Phase),
+        *,
+        policies: Sequence[str] = ("collapse",),
+        derandomize: bool = True,
+    ) -> None:
         connection = Client(store_url, size=4, timeout=5.0)
         clients.append(connection)
 
         class Machine(ShardMachine):
             client = connection
 
+        Machine.policies = policies
         Machine.__qualname__ = Machine.__name__ = "ShardMachine"
         run_state_machine_as_test(
             Machine,
@@ -682,20 +699,30 @@ SEARCH = 1000
 RARE_SEARCH = 10_000
 
 
+#: The merge policies that a story has: one, or each of them for a while.
+POLICIES = [("collapse",), ("append",), ("latest",), ("collapse", "append", "latest")]
+each_policy = pytest.mark.parametrize("policies", POLICIES, ids="-".join)
+
+
+@each_policy
 @pytest.mark.parametrize("store_url", ["redis"], indirect=True)
-def test_shard_does_what_the_model_does(run_machine: Callable[..., None]) -> None:
-    run_machine(examples=SHORT, steps=50)
+def test_shard_does_what_the_model_does(run_machine: Callable[..., None], policies: Sequence[str]) -> None:
+    run_machine(examples=SHORT // (1 if policies == ("collapse",) else 2), steps=50, policies=policies)
 
 
+@each_policy
 @pytest.mark.parametrize("store_url", ["memory"], indirect=True)
-def test_shard_does_so_on_the_embedded_store_too(run_machine: Callable[..., None]) -> None:
-    run_machine(examples=SHORT // 10, steps=50)
+def test_shard_does_so_on_the_embedded_store_too(run_machine: Callable[..., None], policies: Sequence[str]) -> None:
+    run_machine(examples=SHORT // 10, steps=50, policies=policies)
 
 
+@each_policy
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-def test_shard_does_what_the_model_does_in_many_stories(run_machine: Callable[..., None]) -> None:
-    run_machine(examples=DEEP, steps=50, derandomize=False)
+def test_shard_does_what_the_model_does_in_many_stories(
+    run_machine: Callable[..., None], policies: Sequence[str]
+) -> None:
+    run_machine(examples=DEEP, steps=50, policies=policies, derandomize=False)
 
 
 # --- and it finds broken builds -----------------------------------------------------------------------------------
@@ -710,6 +737,8 @@ class Mutation:
     function: str = ""
     calls: Mapping[str, str] = dataclasses.field(default_factory=dict)
     front: str = ""
+    #: The merge policies of the stories that show it.
+    policies: Sequence[str] = ("collapse",)
     #: Whether only the many stories of `make test-slow` find it.
     deep: bool = False
 
@@ -1016,6 +1045,47 @@ end""",
         ("ack_and_take",),
         calls={"SREM": "if string.sub(key, -4) == 'solo' then return 0 end"},
     ),
+    Mutation(
+        "appended payloads have the same head",
+        ("push",),
+        """\
+local function add_payload(key, payload, score, form)
+  return sound(key, '\\0\\0a00000000000000' .. string.sub(payload, 18), score, form)
+end""",
+        policies=("append",),
+    ),
+    Mutation(
+        "the latest is the last that came",
+        ("push",),
+        """\
+local function get_highest(key, form)
+  local payload = sound(key, form)
+  return payload, payload and '-inf'
+end""",
+        policies=("latest",),
+    ),
+    Mutation(
+        "what comes back is the latest",
+        ("fail", "release", "acquire", "kick"),
+        """\
+local function merge_latest(source, target)
+  redis.call('UNLINK', target)
+  redis.call('RENAME', source, target)
+end""",
+        policies=("latest",),
+    ),
+    Mutation(
+        "what comes back joins the latest",
+        ("fail", "release", "acquire", "kick"),
+        "local function uses() return false end",
+        policies=("latest",),
+    ),
+    Mutation(
+        "once latest, always latest",
+        ("push",),
+        "local function remove_feature() end",
+        policies=("collapse", "append", "latest"),
+    ),
 ]
 
 #: Changes nothing, in both ways in which a script can be changed.
@@ -1044,7 +1114,7 @@ def test_machine_finds_the_bug(
 ) -> None:
     use_scripts(mutation, monkeypatch)
     with pytest.raises((AssertionError, ScriptError)) as found:
-        run_machine(examples=SEARCH, steps=50, phases=(Phase.generate,))
+        run_machine(examples=SEARCH, steps=50, phases=(Phase.generate,), policies=mutation.policies)
     assert not LUA_SLIP.search(str(found.value)), "the mutation's own Lua fails, which shows nothing"
 
 
@@ -1057,7 +1127,7 @@ def test_machine_finds_the_rarer_bug(
 ) -> None:
     use_scripts(mutation, monkeypatch)
     with pytest.raises((AssertionError, ScriptError)) as found:
-        run_machine(examples=RARE_SEARCH, steps=50, phases=(Phase.generate,))
+        run_machine(examples=RARE_SEARCH, steps=50, phases=(Phase.generate,), policies=mutation.policies)
     assert not LUA_SLIP.search(str(found.value)), "the mutation's own Lua fails, which shows nothing"
 
 

@@ -69,6 +69,57 @@ local function add_expiring(prefix, id, payload, score, form, at)
   return add_payload(key, payload, score, true)
 end
 
+-- When a payload that waits expires, as text, or nil.
+local function expiry_of(prefix, id, payload)
+  if redis.call('MGET', prefix .. 'payloads:' .. id)[1] then
+    return redis.call('ZSCORE', prefix .. 'expires', id) or nil
+  end
+  return redis.call('ZSCORE', prefix .. 'expires:' .. id, payload) or nil
+end
+
+-- The time of two equal payloads.
+local function earlier(a, b)
+  return a and b and math.min(tonumber(a), tonumber(b)) or nil
+end
+
+-- As `add_latest`, for what waits; what stays keeps its own time. `at` and `form` as for `add_expiring`.
+local function add_latest_expiring(prefix, id, payload, score, form, at)
+  local key = prefix .. 'payloads:' .. id
+  local present, its_score = get_highest(key, form)
+  local stays = payload
+  if present == payload then
+    at = earlier(at, expiry_of(prefix, id, present))
+  elseif present and tonumber(its_score) > tonumber(score) then
+    stays, at = present, expiry_of(prefix, id, present)
+  end
+  forget_expiry(prefix, id)
+  form = add_latest(key, payload, score, form)
+  if at then
+    redis.call('ZADD', prefix .. 'expires', at, id)
+    if form == true then
+      redis.call('ZADD', prefix .. 'expires:' .. id, at, stays)
+    end
+  end
+  return form
+end
+
+-- As `merge_latest`, of an id in flight whose payloads have a key, with their times.
+local function merge_latest_expiring(prefix, id)
+  local source, times = prefix .. 'taken:payloads:' .. id, prefix .. 'taken:expires:' .. id
+  local payload, score = get_highest(source)
+  if payload then
+    local at = redis.call('ZSCORE', times, payload) or nil
+    local present, its_score = get_highest(prefix .. 'payloads:' .. id)
+    if present and tonumber(its_score) >= tonumber(score) then
+      local its_at = expiry_of(prefix, id, present)
+      at = present == payload and earlier(at, its_at) or (present ~= payload and its_at or nil)
+      payload, score = present, its_score
+    end
+    redis.call('UNLINK', source, times)
+    add_latest_expiring(prefix, id, payload, score, nil, at)
+  end
+end
+
 -- Before the payloads of an id in flight, a set, are merged into those that wait: the same with their times. Bounded,
 -- as ack_and_take bounds what is in flight.
 local function merge_expiries(prefix, id)

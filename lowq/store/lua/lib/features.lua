@@ -15,3 +15,14 @@ local function add_feature(prefix, features, word)
   end
   return features
 end
+
+-- Notes that a shard uses it no more. Returns the field as it is then, or false.
+local function remove_feature(prefix, features, word)
+  local left = string.gsub(features, ' ' .. word .. ' ', ' ', 1)
+  if left == ' ' then
+    redis.call('HDEL', prefix .. 'meta', 'features')
+    return false
+  end
+  redis.call('HSET', prefix .. 'meta', 'features', left)
+  return left
+end

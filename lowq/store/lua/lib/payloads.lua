@@ -116,6 +116,44 @@ local function merge(source, target, budget)
   return redis.call('EXISTS', source) == 0
 end
 
+-- The payload of a key with the highest score, and that (text), or nil. `form` is as for add_payload.
+local function get_highest(key, form)
+  if form == nil then
+    form = redis.call('MGET', key)[1]
+  end
+  if form and form ~= true then
+    return split_inline(form)
+  end
+  local highest = redis.call('ZRANGE', key, -1, -1, 'WITHSCORES')
+  return highest[1], highest[2]
+end
+
+-- As add_payload, of a queue with merge = latest: only the payload with the highest score stays; of equal scores the
+-- one that is added. However many there were before, as the policy may have been another one.
+local function add_latest(key, payload, score, form)
+  local present, its_score = get_highest(key, form)
+  if present and tonumber(its_score) > tonumber(score) then
+    payload, score = present, its_score
+  end
+  if present then
+    redis.call('UNLINK', key)
+  end
+  return add_payload(key, payload, score, false)
+end
+
+-- As merge, of a queue with merge = latest. Of equal scores that in target stays: it came later.
+local function merge_latest(source, target)
+  local payload, score = get_highest(source)
+  if payload then
+    redis.call('UNLINK', source)
+    local present, its_score = get_highest(target)
+    if present and tonumber(its_score) >= tonumber(score) then
+      payload, score = present, its_score
+    end
+    add_latest(target, payload, score)
+  end
+end
+
 -- Whether what a key of payloads holds is in one of their forms, as far as its type and its beginning tell.
 local function begins_with_score(inline)
   return tonumber(string.match(inline, '^(%S+) ') or '') ~= nil

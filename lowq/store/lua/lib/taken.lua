@@ -37,7 +37,7 @@ end
 
 -- How a script begins that says what became of jobs in flight. Each job has as many arguments as `width`, of which the
 -- first is its id, from ARGV[first] on. Returns an error when the lease is not that of `token`; otherwise nil, the
--- time, the records of those that are in flight under the delivery, and the `features` of the shard.
+-- time, the records of those that are in flight under the delivery, and what the shard uses (lib/features.lua).
 local function begin_report(prefix, token, delivery, first, width)
   local lost = check_lease(prefix, token)
   if lost then
@@ -64,9 +64,17 @@ local function touch_payloads(prefix, ids, features)
   end
 end
 
--- The payloads of an id in flight, if they have a key, join those that wait.
+-- The payloads of an id in flight, if they have a key, join those that wait, as the queue's policy has it.
 local function merge_taken(prefix, id, features)
   local source = prefix .. 'taken:payloads:' .. id
+  if uses(features, 'latest') then
+    if uses(features, 'ttl') then
+      merge_latest_expiring(prefix, id)
+    else
+      merge_latest(source, prefix .. 'payloads:' .. id)
+    end
+    return
+  end
   if uses(features, 'ttl') and redis.call('EXISTS', source) == 1 then
     merge_expiries(prefix, id)
   end
@@ -79,7 +87,9 @@ end
 local function put_back(prefix, id, record, now, perform_at, features)
   local _, was_due, retry_count = parse_taken(record)
   local inline, waiting = get_inline(record), prefix .. 'payloads:' .. id
-  if inline and uses(features, 'ttl') then
+  if uses(features, 'latest') then
+    materialize(prefix, id, record)
+  elseif inline and uses(features, 'ttl') then
     local payload, score = split_inline(inline)
     add_expiring(prefix, id, payload, score, redis.call('MGET', waiting)[1], expiry_in(record))
   elseif inline and not redis.call('SET', waiting, inline, 'NX') then

@@ -1,0 +1,360 @@
+"""What becomes of the payloads of an id: `collapse`, `append`, `latest`, or a function."""
+
+import pickle
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pytest
+
+import lowq
+import lowq.testing
+from lowq.errors import PayloadError
+from lowq.queue import Queue
+from lowq.workers import Worker
+
+MakeApp = Callable[..., lowq.Lowq]
+
+
+@pytest.fixture
+def make_app(store_url: str) -> Iterator[MakeApp]:
+    made: list[lowq.Lowq] = []
+
+    def make(**settings: Any) -> lowq.Lowq:
+        made.append(lowq.Lowq(redis_url=store_url, **settings))
+        return made[-1]
+
+    yield make
+    for app in made:
+        app.close()
+
+
+@pytest.fixture
+def app(make_app: MakeApp) -> lowq.Lowq:
+    return make_app()
+
+
+class Site:
+    """A worker that notes what it gets, and fails when it is told to."""
+
+    def __init__(self, app: lowq.Lowq, **options: Any) -> None:
+        self.seen: list[dict[str, list[Any]]] = []
+        self.fails = False
+
+        @app.worker(queue_name="q", shards_count=1, **options)
+        def work(payloads_by_id: dict[str, list[Any]]) -> None:
+            self.seen.append(payloads_by_id)
+            if self.fails:
+                raise ValueError("not now")
+
+        self.worker: type[Worker[Any]] = work
+        self.queue: Queue = work.queue
+
+    def push(self, *payloads: Any, score: float | None = None, job_id: str = "x") -> None:
+        for payload in payloads:
+            self.worker.perform_async({"id": job_id, "payload": payload} | ({} if score is None else {"score": score}))
+
+    def drain(self, later: float = 0.0) -> list[Any]:
+        """What the worker gets by then: the payloads of each run."""
+        self.seen.clear()
+        now = None if not later else self.queue._moments(self.queue._prefixes[0], [b"x"])[0] + later
+        lowq.testing.drain(self.worker, now=now)
+        return [payloads for by_id in self.seen for payloads in by_id.values()]
+
+    def waiting(self) -> list[Any]:
+        found = self.queue.peek("x")
+        return [] if found is None else [payload for payload, _ in found.payloads]
+
+
+# --- append ---
+
+
+def test_equal_payloads_stay_two_in_the_order_in_which_they_came(app: lowq.Lowq) -> None:
+    site = Site(app, merge="append")
+    site.push("b", "a", "b", "c", score=1)
+    assert site.waiting() == ["b", "a", "b", "c"]
+    assert site.drain() == [["b", "a", "b", "c"]]
+
+
+def test_scores_come_first(app: lowq.Lowq) -> None:
+    site = Site(app, merge="append")
+    site.push("b", score=2)
+    site.push("a", "a", score=1)
+    assert site.drain() == [["a", "a", "b"]]
+
+
+def test_equal_payloads_of_one_call_stay_two(app: lowq.Lowq) -> None:
+    site = Site(app, merge="append", max_payloads=3000)
+    site.worker.perform_async({"id": "x", "payload": "same"} for _ in range(2500))
+    assert site.drain() == [["same"] * 2500]
+
+
+@pytest.mark.parametrize("payload", ["a", "", {"k": [1, None]}, "x" * 4079, "x" * 4080, "x" * 5000, "\0\0a"], ids=len)
+def test_whatever_is_pushed_comes_back(app: lowq.Lowq, payload: Any) -> None:
+    site = Site(app, merge="append")
+    site.push(payload)
+    assert site.waiting() == [payload]
+    site.push(payload)
+    assert site.drain() == [[payload, payload]]
+
+
+def test_a_failed_run_meets_equal_payloads_that_came_meanwhile(app: lowq.Lowq) -> None:
+    site = Site(app, merge="append")
+    site.push("a")
+    site.fails = True
+    assert site.drain() == [["a"]]
+    site.push("a")
+    site.fails = False
+    assert site.drain(later=3600) == [["a", "a"]]
+
+
+def test_with_one_payload_at_a_time_an_id_is_a_queue_of_its_own(app: lowq.Lowq) -> None:
+    site = Site(app, merge="append", max_payloads=1)
+    site.push("a", "a", "b")
+    site.push("a", job_id="y")
+    assert sorted(site.drain()) == [["a"], ["a"], ["a"], ["b"]]
+    assert [by_id["x"] for by_id in site.seen if "x" in by_id] == [["a"], ["a"], ["b"]]
+
+
+def test_buried_and_kicked_payloads_stay_what_they_are(app: lowq.Lowq) -> None:
+    site = Site(app, merge="append", max_retry_count=0)
+    site.push("a", "a")
+    site.fails = True
+    site.drain()  # each of them is the oldest once
+    assert [payload for payload, _ in site.queue.jobs("morgue").jobs[0].payloads] == ["a", "a"]
+    site.queue.kick("x")
+    site.push("a")
+    site.fails = False
+    assert site.drain() == [["a", "a", "a"]]
+
+
+def test_hooks_and_jobs_in_hand_see_what_was_pushed(app: lowq.Lowq) -> None:
+    found: list[Any] = []
+
+    class Sync(lowq.Worker[Any]):
+        def perform(self, payloads_by_id: dict[str, list[Any]]) -> None:
+            found.extend(job.payloads for job in lowq.current().jobs)
+            raise ValueError
+
+        def retries_exhausted(self, jobs: list[lowq.Job]) -> None:
+            found.extend(job.payloads for job in jobs)
+
+    app.worker(merge="append", max_retry_count=0)(Sync)
+    Sync.perform_async({"id": 1, "payload": "a", "score": 5})
+    lowq.testing.drain(Sync)
+    assert found == [[("a", 5.0)], [("a", 5.0)]]
+
+
+def test_what_a_codec_of_ones_own_can_not_decode_is_buried(make_app: MakeApp) -> None:
+    def load(data: bytes) -> Any:
+        if data == b"spoilt":
+            raise ValueError(data)
+        return data.decode()
+
+    site = Site(make_app(dump_payload=str.encode, load_payload=load), merge="append")
+    site.push("a", "spoilt", "spoilt", "b")
+    assert site.drain() == [["a", "b"]]
+    assert site.queue.stats().morgue_length == 1
+    assert site.queue.jobs("morgue").jobs[0].payloads_count == 2
+
+
+def test_any_codec_will_do(make_app: MakeApp) -> None:
+    site = Site(make_app(dump_payload=pickle.dumps, load_payload=pickle.loads), merge="append")
+    site.push((1, 2), (1, 2))
+    assert site.drain() == [[(1, 2), (1, 2)]]
+
+
+@pytest.mark.parametrize("merge", ["collapse", "append", "latest"])
+def test_a_payload_that_looks_like_lowqs_own_is_refused(make_app: MakeApp, merge: str) -> None:
+    site = Site(make_app(dump_payload=lambda value: value, load_payload=bytes), merge=merge)
+    with pytest.raises(PayloadError, match="must give bytes, without"):
+        site.push(b"\0\0a" + b"0" * 20)
+    assert site.drain() == []
+    site.push(b"\0\0b", b"\0\0")
+    assert site.drain() == [[b"\0\0b", b"\0\0"]] if merge != "latest" else [[b"\0\0"]]
+
+
+# --- latest ---
+
+
+def test_only_the_highest_score_stays(app: lowq.Lowq) -> None:
+    site = Site(app, merge="latest")
+    site.push("middle", score=5)
+    site.push("old", score=3)
+    assert site.waiting() == ["middle"]
+    site.push("new", score=7)
+    assert site.waiting() == ["new"]
+    site.push("newer", score=7)
+    assert site.drain() == [["newer"]]
+
+
+@pytest.mark.parametrize("length", [1, 5000])
+def test_so_it_is_within_one_call_and_for_payloads_of_any_length(app: lowq.Lowq, length: int) -> None:
+    site = Site(app, merge="latest")
+    site.worker.perform_async(
+        {"id": "x", "payload": f"{n}" * length, "score": s} for n, s in enumerate([3, 9, 4, 9, 1])
+    )
+    assert site.drain() == [["3" * length]]
+
+
+def test_what_failed_gives_way_to_what_came_meanwhile(app: lowq.Lowq) -> None:
+    site = Site(app, merge="latest")
+    site.push("a")
+    site.fails = True
+    site.drain()
+    site.push("b")
+    site.fails = False
+    assert site.drain(later=3600) == [["b"]]
+
+
+def test_what_arrives_during_a_run_that_fails_is_all_that_stays(app: lowq.Lowq) -> None:
+    site = Site(app, merge="latest")
+    site.push("a", score=5)
+    shard_app = site.queue.consumer()
+    (job,) = shard_app.take()
+    site.push("b", score=6)
+    job.fail("no", delay=0)
+    assert site.waiting() == ["b"]
+    (job,) = shard_app.take()
+    assert job.payloads == ["b"]
+    site.push("stale", score=1)
+    job.release()
+    assert site.waiting() == ["b"]
+    shard_app.close()
+
+
+def test_a_kicked_payload_is_the_latest_or_gone(app: lowq.Lowq) -> None:
+    site = Site(app, merge="latest", max_retry_count=0)
+    site.fails = True
+    for payload in ("a", "b"):
+        site.push(payload)
+        site.drain()
+    assert site.queue.peek("x", "morgue") is not None
+    site.queue.kick("x")
+    assert site.waiting() == ["b"]
+    site.queue.bury("x")
+    site.push("c")
+    site.queue.kick("x")
+    assert site.waiting() == ["c"]
+
+
+# --- a policy that changes ---
+
+
+@pytest.mark.parametrize(
+    ("policies", "handed"),
+    [
+        (("collapse", "append"), ["a", "a", "b", "b"]),
+        (("append", "collapse"), ["a", "b", "b", "a", "b"]),
+        (("collapse", "latest"), ["b"]),
+        (("append", "latest"), ["b"]),
+        (("latest", "collapse"), ["b", "a"]),
+        (("latest", "append"), ["b", "a", "b", "b"]),
+    ],
+    ids="->".join,
+)
+def test_a_policy_may_change_while_jobs_wait(make_app: MakeApp, policies: Sequence[str], handed: list[str]) -> None:
+    sites = [Site(make_app(), merge=policy) for policy in policies]
+    for site in sites:
+        site.push("a", "b", "b")
+    expected = handed if policies[0] != "collapse" or policies[1] != "append" else ["a", "b", "a", "b", "b"]
+    assert sites[1].drain() == [expected]
+    sites[1].push("c")
+    assert sites[1].drain() == [["c"]]
+
+
+# --- a function ---
+
+
+def newest(payloads: list[Any]) -> list[Any]:
+    return payloads[-1:]
+
+
+def total(payloads: list[int]) -> list[int]:
+    return [sum(payloads)]
+
+
+def test_a_function_makes_of_the_payloads_what_is_handed_over(app: lowq.Lowq) -> None:
+    site = Site(app, merge=total)
+    site.push(3, 4, 4, 5)
+    assert site.waiting() == [3, 4, 5]
+    assert site.drain() == [[12]]
+
+
+def test_payloads_that_can_not_be_merged_are_kept_and_the_others_performed(app: lowq.Lowq) -> None:
+    site = Site(app, merge=total, batch_size=10)
+    site.push(1, "two", job_id="x")
+    site.push(1, 2, job_id="y")
+    assert site.drain() == [[3]]
+    assert site.seen == [{"y": [3]}]
+    job = site.queue.peek("x")
+    assert job is not None
+    assert (job.retry_count, [payload for payload, _ in job.payloads]) == (0, [1, "two"])
+    assert "unsupported operand" in (job.error or "")
+
+
+def test_a_function_that_gives_no_list_fails_the_job(app: lowq.Lowq) -> None:
+    site = Site(app, merge=lambda payloads: payloads[-1])
+    site.push(1)
+    assert site.drain() == []
+    job = site.queue.peek("x")
+    assert job is not None
+    assert "gave 1; it must return the list of payloads" in (job.error or "")
+
+
+def test_a_job_of_which_nothing_is_left_is_done(app: lowq.Lowq) -> None:
+    site = Site(app, merge=lambda payloads: [payload for payload in payloads if payload], batch_size=2)
+    site.push(0)
+    site.push(0, 1, job_id="y")
+    assert site.drain() == [[1]]
+    assert site.queue.stats().length == 0
+
+
+def test_what_the_function_does_to_its_list_is_not_kept(app: lowq.Lowq) -> None:
+    def spoil(payloads: list[Any]) -> list[Any]:
+        payloads.clear()
+        raise ValueError("no")
+
+    site = Site(app, merge=spoil)
+    site.push(1, 2)
+    site.drain()
+    assert site.waiting() == [1, 2]
+
+
+def test_an_async_worker_has_merged_payloads_as_well(app: lowq.Lowq) -> None:
+    seen: list[Any] = []
+
+    @app.worker(merge=newest, shards_count=1)
+    async def work(payloads_by_id: dict[str, list[Any]]) -> None:
+        seen.append(payloads_by_id)
+
+    work.perform_async({"id": "x", "payload": n} for n in (1, 2))
+    lowq.testing.drain(work)
+    assert seen == [{"x": [2]}]
+
+
+def test_a_consumer_gets_merged_payloads(app: lowq.Lowq) -> None:
+    queue = app.queue("mail", 1, merge=newest)
+    queue.push({"id": "x", "payload": n} for n in (1, 2))
+    with queue.consumer() as consumer:
+        (job,) = consumer.take()
+        assert job.payloads == [2]
+        job.release()
+    assert [payload for payload, _ in queue.peek("x").payloads] == [1, 2]  # type: ignore[union-attr]  # it waits
+
+
+def test_a_job_that_a_consumer_can_not_merge_fails_and_keeps_its_payloads(app: lowq.Lowq) -> None:
+    queue = app.queue("mail", 1, merge=total)
+    queue.push([{"id": "x", "payload": "one"}, {"id": "x", "payload": 2}, {"id": "y", "payload": 3}])
+    with queue.consumer() as consumer:
+        assert [(job.id, job.payloads) for job in consumer.take(10)] == [("y", [3])]
+        job = queue.peek("x")
+        assert job is not None
+        assert (job.retry_count, [payload for payload, _ in job.payloads]) == (0, ["one", 2])
+
+
+def test_of_a_job_with_nothing_left_a_consumer_does_not_hear(app: lowq.Lowq) -> None:
+    queue = app.queue("mail", 1, merge=lambda payloads: payloads[5:])
+    queue.push({"id": "x"})
+    with queue.consumer() as consumer:
+        assert consumer.take(timeout=0) == []
+        assert queue.stats().length == queue.stats().taken == 0
