@@ -169,7 +169,8 @@ class Node:
             restore()
 
     def start(self) -> None:
-        """Starts the threads and returns. Waits for a Redis that answers and can't serve yet.
+        """Starts the threads and returns. Waits for a Redis that answers and can't serve yet; new code also for one
+        that does not answer.
 
         Raises:
             ShardsCountError, RedisRefused; what on_server_init or a worker's __init__ raises. RedisUnavailable: also if
@@ -270,8 +271,9 @@ class Node:
             try:
                 do()
             except RedisUnavailable as error:
-                if not isinstance(error, RedisNotReady) and not self._start_outage.seconds:
-                    raise  # it may be the wrong address; one that has answered before is not
+                has_answered = self._resumes or self._start_outage.seconds
+                if not isinstance(error, RedisNotReady) and not has_answered:
+                    raise  # it may be the wrong address
                 self._start_outage.begin(error)
                 if main:
                     self._wait_for_signal(START_RETRY)
@@ -646,7 +648,8 @@ class Node:
         """Ends, but for membership and leases, which the new code resumes.
 
         What still runs is cut short by the exec. Its leases run on until it is surely gone, and the new code asks for
-        all of them as another process: so what it had in flight is treated as after any stop that was cut short.
+        all of them as another process: so what it had in flight is treated as after any stop that was cut short. If
+        Redis is away, that can't be said to it, and the new code resumes the leases with what was in flight.
         """
         self._watchdog.stop()
         running, busy = [performer for performer in self._performers() if performer.is_alive()], self._busy()
@@ -655,7 +658,6 @@ class Node:
         self.broker.stop()
         nonce = self._nonce
         if running:
-            nonce = nonce[:8] + secrets.token_hex(4)
             log.error(
                 "node %s changes to the new code while it still performs: %s; these jobs are performed again, and not "
                 "charged", self.name, "; ".join(busy) or "nothing", extra={"event": "cut_short"},
@@ -663,6 +665,7 @@ class Node:
         try:
             if running:
                 self.broker.give_up(LEAVE_SECONDS)
+                nonce = nonce[:8] + secrets.token_hex(4)
             else:
                 self.broker.keep(nonce)
         except LowqError as error:

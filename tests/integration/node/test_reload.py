@@ -14,6 +14,7 @@ import lowq
 from tests.integration.conftest import MakeRig
 from tests.integration.supervising import SOURCE, Supervise, SupervisorProcess, code_folder, write_code
 from tests.integration.support import NEVER, Rig, until
+from tests.redis_server import RedisServer
 
 
 def loaded(rig: Rig, pid: int) -> list[int]:
@@ -188,6 +189,28 @@ def test_asked_for_again_while_it_checks_it_checks_again(make_rig: MakeRig, supe
     assert node.lines("goes on with the code that it has") == []  # what the first check found is out of date
     rig.push("a", 1)
     rig.done("a", 1)
+    assert node.stop() == 0
+
+
+def test_redis_away_in_the_midst_of_it_ends_nothing(
+    make_rig: MakeRig, supervise: Supervise, own_server: RedisServer
+) -> None:
+    rig = make_rig(own_server.url, LOWQ_SHUTDOWN_TIMEOUT=0.3, ORDERS_MAX_CRASHES=1)
+    node = start(rig, supervise)
+    rig.push("a", 1, do="sleep", for_=NEVER, once=True)
+    rig.begun("a", 1)
+    write_code(rig, 2)
+    node.signal(signal.SIGHUP)
+    node.says("changes to the new code, waiting")
+    own_server.stop()
+    until(lambda: loaded(rig, node.pid) == [1, 2], "the new code")
+    node.says("trying until it is back")
+    own_server.start()
+    runs(rig, node, 2)
+    rig.done("a", 1)
+    rig.drained()
+    assert rig.buried() == set()
+    assert rig.merged("crashes") == {}
     assert node.stop() == 0
 
 

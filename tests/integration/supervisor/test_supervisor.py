@@ -409,6 +409,31 @@ def test_a_terminal_that_is_closed_stops_it_unless_nohup(
     until(lambda: not lives(name), "end of its process")
 
 
+@pytest.mark.parametrize("nohup", [False, True], ids=["plain", "nohup"])
+def test_a_single_node_is_stopped_by_that_too_though_hup_reloads_it(
+    make_rig: MakeRig, supervise: Supervise, terminal: Terminal, nohup: bool
+) -> None:
+    rig = make_rig()
+    write_code(rig, 1)
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN if nohup else signal.SIG_DFL)
+    try:
+        node = on_terminal(supervise, rig, terminal)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    terminal.until("shards held: 5")
+    node.signal(signal.SIGHUP)  # by hand
+    terminal.until("starts with new code")
+    terminal.until("shards held: 5", 2)
+    os.close(terminal.end)
+    os.close(terminal.main)
+    if nohup:
+        rig.push("a", 1)
+        rig.done("a", 1)
+        assert node.process.poll() is None
+        node.signal(signal.SIGTERM)
+    assert node.wait() == 0
+
+
 @pytest.mark.slow
 def test_it_needs_no_streams(make_rig: MakeRig, supervise: Supervise) -> None:
     rig = make_rig()
