@@ -515,6 +515,21 @@ class TestNoRedis:
         perform_once(worker)
         assert worker.queue.peek(1) == before  # due since then, never failed
 
+    @pytest.mark.parametrize("is_push", [False, True])
+    def test_nor_is_one_that_found_a_redis_that_was_not_ready(
+        self, make_app: MakeApp, perform_once: Perform, is_push: bool
+    ) -> None:
+        refused = lowq.RedisNotReady("Redis at redis://h is a read-only replica", "is a read-only replica")
+
+        def handler(payloads_by_id: PayloadsById) -> None:
+            raise chained(lowq.PushInterrupted("Orders", 0, [], refused), refused) if is_push else refused
+
+        worker = make_worker(make_app(), handler)
+        worker.perform_async([{"id": 1, "payload": "v1", "score": 1}])
+        before = worker.queue.peek(1)
+        perform_once(worker)
+        assert worker.queue.peek(1) == before
+
     def test_while_redis_answers_the_node_the_pauses_grow_and_in_the_end_it_is_charged(self, make_app: MakeApp) -> None:
         app = make_app()
         worker = make_worker(app, lambda _: push_to(NOBODY))
