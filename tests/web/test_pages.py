@@ -720,6 +720,13 @@ class TestNodes:
             assert f"{name} can't be reloaded: {why}" in html.unescape(refused.text)
         assert [(entry.action, entry.target) for entry in app.audit()] == [("reload", "a")]
 
+    def test_a_node_that_waits_is_marked(
+        self, client: TestClient, app: lowq.Lowq, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(type(app), "nodes", lambda _app: [lowq.NodeInfo("a", 0.0, 90.0, waiting=True)])
+        assert re.search(r'class="badge red"[^>]*>waiting<', client.get("/nodes").text)
+        assert client.get("/api/v1/nodes").json()["nodes"][0]["waiting"] is True
+
     def test_a_node_that_alone_works_a_queue_is_named_before_it_goes_quiet(self) -> None:
         mine = lowq.NodeInfo("a", 0.0, 0.0, queues=("Mail", "Orders"))
         other = lowq.NodeInfo("b", 0.0, 0.0, queues=("Orders",))
