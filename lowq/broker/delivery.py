@@ -21,7 +21,8 @@ class Failure(NamedTuple):
     error: bytes
 
 
-class TakenJob(NamedTuple):
+@dataclass(slots=True, eq=False)  # not frozen, nor a tuple: this is made for every job
+class TakenJob:
     """A job in flight. Scores are kept as Redis wrote them until somebody asks."""
 
     id: str

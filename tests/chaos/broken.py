@@ -6,6 +6,7 @@ changed here is changed in the process's memory, before the node starts.
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from lowq.broker import dispatcher, maintenance
@@ -47,7 +48,7 @@ def order() -> None:
 
     def reversed_(self: InFlight, raw: Sequence[bytes], delivery: Delivery) -> TakenJob:
         job = decode(self, raw, delivery)
-        return job._replace(payloads=job.payloads[::-1])
+        return replace(job, payloads=job.payloads[::-1])
 
     InFlight._decode = reversed_  # type: ignore[method-assign]
 
