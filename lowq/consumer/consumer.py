@@ -532,8 +532,8 @@ class Consumer:
 
     def _shard_ahead(self) -> Sequence[Shard]:
         """The shard, claimed, of which a job is to be taken with an acknowledgement; or none."""
-        if self._one_by_one < AHEAD_AFTER or self._ahead or self._closed:
-            return ()
+        if self._one_by_one < AHEAD_AFTER or self._ahead or self._closed or self._callers:
+            return ()  # who is in `take` is woken for a shard, not for a job that was taken ahead
         return self._dispatcher.pick_many(1, ())
 
     def _keep_ahead(self, jobs: list[ConsumerJob]) -> None:
@@ -541,6 +541,8 @@ class Consumer:
         if jobs:
             self._ahead_until = monotonic() + AHEAD_SECONDS
             self._watch(self._ahead_until)
+            if self._callers:  # since this was sent
+                self._dispatcher.nudge()
 
     def _taken_ahead(self, limit: int) -> list[ConsumerJob]:
         """Up to so many of the jobs that were taken with acknowledgements: as if they were taken now."""

@@ -1,5 +1,6 @@
 """Consumers that take one job after the other: the acknowledgement of one takes the next."""
 
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -81,6 +82,41 @@ def test_who_does_not_acknowledge_at_once_takes_nothing_ahead(
     one_by_one(consumer, 8)[-1].ack()
     assert consumer._ahead == []
     assert queue.stats().taken == 0
+
+
+def test_nothing_is_taken_ahead_of_somebody_who_waits(queue: Queue, consumer: Consumer) -> None:
+    queue.push([{"id": n} for n in range(5)])
+    (job, *_) = reversed(one_by_one(consumer, 5))
+    got: list[ConsumerJob] = []
+    thread = threading.Thread(target=lambda: got.extend(consumer.take(timeout=PATIENCE)))
+    thread.start()
+    until(lambda: bool(consumer._callers), "somebody who waits")
+    queue.push({"id": "late"})
+    job.ack()
+    thread.join(PATIENCE)
+    assert [job.id for job in got] == ["late"]
+
+
+def test_who_has_come_to_wait_meanwhile_gets_what_was_taken_ahead(
+    queue: Queue, consumer: Consumer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue.push([{"id": n} for n in range(6)])
+    (job, *_) = reversed(one_by_one(consumer, 5))
+    got: list[ConsumerJob] = []
+    thread = threading.Thread(target=lambda: got.extend(consumer.take(timeout=PATIENCE)))
+    run_many = Client.run_many
+
+    def slow(client: Client, calls: Sequence[Any], *args: Any, **options: Any) -> list[Any]:
+        replies = run_many(client, calls, *args, **options)
+        if client is consumer._client and len(calls) == 2 and not thread.ident:
+            thread.start()
+            until(lambda: bool(consumer._callers), "somebody who waits")
+        return replies
+
+    monkeypatch.setattr(Client, "run_many", slow)
+    job.ack()
+    thread.join(PATIENCE)
+    assert len(got) == 1
 
 
 def test_who_takes_several_at_a_time_gets_what_was_taken_ahead_among_them(queue: Queue, consumer: Consumer) -> None:

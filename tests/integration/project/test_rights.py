@@ -14,6 +14,7 @@ import lowq_web
 from tests.integration.support import Rig, until
 from tests.redis_server import RedisServer
 from tests.rights import as_user, create, refused, rules
+from tests.waiting import PATIENCE
 
 PRODUCER, NODE, PEOPLE = "lowq-producer", "lowq-node", "lowq-people"
 
@@ -164,8 +165,24 @@ def test_people_see_and_do_everything_with_the_rights_of_people(rig: Rig, server
     app.examine(repair=True)
     app.send_command(app.nodes()[0].name, "stop")
     assert node.wait() == 0
+    _leave_in_flight(server, rig, "4")
+    assert queue.release_all() == 1
     app.queue("Orders").drop()
     assert refused(rig.client) == set()
+    app.close()
+
+
+def _leave_in_flight(server: RedisServer, rig: Rig, job_id: str) -> None:
+    """As a consumer does that died more than a lease ago."""
+    app = app_of(server, NODE)
+    queue = app.queue("Orders")
+    queue.perform_now([job_id])
+    with queue.consumer() as consumer:
+        assert consumer.take(timeout=PATIENCE)
+        consumer.detach()
+    for prefix in queue._prefixes:
+        rig.client.delete(f"{prefix}lease")
+        rig.client.hset(f"{prefix}meta", "leased_until", 1)
     app.close()
 
 
