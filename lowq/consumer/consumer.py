@@ -137,6 +137,7 @@ class Consumer:
         #: Jobs that were taken with an acknowledgement, for the next `take`; and until when they are kept, monotonic.
         self._ahead: list[ConsumerJob] = []
         self._ahead_until = inf
+        self._is_taking_ahead = False
         #: So many were taken one by one, each at once after an acknowledgement; and when the last of these was.
         self._one_by_one, self._acked_at = 0, -inf
         #: Those who are in `take` now.
@@ -532,8 +533,10 @@ class Consumer:
 
     def _shard_ahead(self) -> Sequence[Shard]:
         """The shard, claimed, of which a job is to be taken with an acknowledgement; or none."""
-        if self._one_by_one < AHEAD_AFTER or self._ahead or self._closed or self._callers:
-            return ()  # who is in `take` is woken for a shard, not for a job that was taken ahead
+        if self._one_by_one < AHEAD_AFTER or self._ahead or self._closed or self._is_taking_ahead:
+            return ()
+        if self._callers:  # they are woken for a shard, not for a job that was taken ahead
+            return ()
         return self._dispatcher.pick_many(1, ())
 
     def _keep_ahead(self, jobs: list[ConsumerJob]) -> None:
@@ -708,7 +711,12 @@ class Consumer:
                     self._note_report(receipt, held, report, reply, delay)
                 finally:
                     if takes:
-                        self._keep_ahead(self._took(takes, taken)[0])
+                        # What it brings may have to be acknowledged on the spot: that must not take ahead in its turn.
+                        self._is_taking_ahead = True
+                        try:
+                            self._keep_ahead(self._took(takes, taken)[0])
+                        finally:
+                            self._is_taking_ahead = False
             finally:
                 for shard in shards:
                     self._dispatcher.unclaim(shard)

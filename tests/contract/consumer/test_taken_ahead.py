@@ -119,6 +119,23 @@ def test_who_has_come_to_wait_meanwhile_gets_what_was_taken_ahead(
     assert len(got) == 1
 
 
+def test_what_is_acknowledged_on_the_spot_takes_nothing_ahead_in_its_turn(
+    queue: Queue, consumer: Consumer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue.push([{"id": n} for n in range(10)])
+    (job, *_) = reversed(one_by_one(consumer, 5))
+    received = consumer._received
+
+    def acknowledged(shard: Any, delivery: Any) -> list[ConsumerJob]:
+        for each in received(shard, delivery):
+            each.ack()
+        return []
+
+    monkeypatch.setattr(consumer, "_received", acknowledged)
+    job.ack()
+    assert (queue.stats().processed, queue.stats().taken) == (6, 0)
+
+
 def test_who_takes_several_at_a_time_gets_what_was_taken_ahead_among_them(queue: Queue, consumer: Consumer) -> None:
     job = taken_ahead(queue, consumer)
     jobs = consumer.take(5, timeout=0)
