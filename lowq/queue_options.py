@@ -137,7 +137,10 @@ class QueueOptions:
 
     def push_words(self) -> bytes:
         """What a push tells Redis of them; nothing of a queue that has none which concern pushes."""
-        return b"" if self.policy == "collapse" else b" merge=" + self.policy.encode()
+        words = "" if self.policy == "collapse" else f" merge={self.policy}"
+        if self.debounce is not None:
+            words += f" debounce={self.debounce!r} max_wait={self.longest_wait!r}"
+        return words.encode()
 
     @property
     def merge_function(self) -> MergeFunction | None:

@@ -214,12 +214,14 @@ class WhyReply(NamedTuple):
     expires_at: float | None
     #: All of its payloads that wait have.
     expired: bool
+    #: It waits for more payloads, until then at the latest; None: it doesn't.
+    debounced: float | None
 
     @classmethod
     def of(cls, reply: Sequence[Any]) -> "WhyReply":
         (
             now, due_cutoff, record, perform_at, retry_count, rank, buried_at, paused, lease, _ttl, solo, paused_by,
-            leased_until, flight, level, expires, expired,
+            leased_until, flight, level, expires, expired, debounced,
         ) = reply  # fmt: skip
         at = float(now)
         taken_at = None
@@ -243,4 +245,5 @@ class WhyReply(NamedTuple):
             priority=level,
             expires_at=untrusted.finite(expires),
             expired=bool(expired),
+            debounced=untrusted.finite(debounced),
         )

@@ -15,6 +15,7 @@ from lowq.store.scripts import time_argument
 #: expired     its payloads have expired and are about to be removed
 #: performing  it is in flight: being performed, or about to be
 #: not_due     its time has not come
+#: debounced   it waits for more payloads: when none came for a while it is due, and at the latest at a certain time
 #: retry_wait  it failed and its retry has not come
 #: paused      its time has come, and the queue is paused
 #: no_owner    its time has come (or it was in flight), and its shard is leased to nobody
@@ -28,6 +29,7 @@ Reason = Literal[
     "expired",
     "performing",
     "not_due",
+    "debounced",
     "retry_wait",
     "paused",
     "no_owner",
@@ -111,6 +113,10 @@ def explain(found: WhyReply, place: tuple[str, int], node: NodeInfo | None, max_
         halted = f"; the queue is paused{by}, too" if found.paused_at is not None else ""
         detail = f"{retry}due in {duration(found.perform_at - found.now)}{halted}"
         state, reason = ("retrying", "retry_wait") if retry else ("scheduled", "not_due")
+        if found.debounced is not None:
+            reason, latest = "debounced", duration(found.debounced - found.now)
+            due_in = duration(found.perform_at - found.now)
+            detail = f"debounced: due in {due_in} unless more comes for it, in {latest} at the latest{halted}"
         return Why(state, reason, found.perform_at, detail, owner.name, paused_by=found.paused_by)  # type: ignore[arg-type]  # literals
     flight, ahead = found.flight, found.ahead
 

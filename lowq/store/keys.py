@@ -93,6 +93,14 @@ SHARD_KEYS: tuple[Key, ...] = (
         has_ids=True,
     ),
     Key(
+        "debounced",
+        ("zset",),
+        "id -> until when it may be put off by more payloads (Unix time, seconds): of a queue with `debounce`",
+        ("producer", "broker", "admin", "doctor"),
+        "while the id waits for more",
+        has_ids=True,
+    ),
+    Key(
         "taken",
         ("hash",),
         'id -> "delivery perform_at retry_count level[,expires] taken_at": what is in flight. See below',

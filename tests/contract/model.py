@@ -73,6 +73,9 @@ class Waiting:
         """In `due`. Of a level above 0 its time is kept less exactly."""
         return self.level * LEVEL + self.time
 
+    #: Until when it may be put off by more payloads; None: it may not.
+    deadline: float | None = None
+
 
 @dataclass
 class Taken:
@@ -171,17 +174,11 @@ class Model:
         self.lease_ttl: int | None = None
         self._lease_ttl = int(lease_ttl * 1000)
         self.used = False
-        #: Whether the last push was one of a queue with merge="latest".
-        self.is_latest = False
+        #: What is noted of what pushes used, in that order.
+        self.features: list[str] = []
         self.delayed: list[str] = []
         names = "delivery", "processed", "failed", "buried", "expired", "released", "kicked", "deleted"
         self.counters = dict.fromkeys(names, 0)
-        #: What of lowq it uses that most don't.
-        self.features: set[str] = set()
-
-    def _note(self, feature: str, is_used: bool) -> None:
-        if is_used:
-            self.features.add(feature)
 
     # --- producing ---
 
@@ -193,8 +190,11 @@ class Model:
         *,
         repeat: bool,
         policy: str = "collapse",
+        debounce: tuple[float, float] | None = None,
     ) -> int:
-        """A job: id, payload, score, perform_at (a time, "+n", or None), ttl, priority."""
+        """A job: id, payload, score, perform_at (a time, "+n", or None), ttl, priority. ``debounce``: it and max_wait,
+        seconds.
+        """
         if not repeat and token in self.repeated:
             return len(jobs)
         if repeat:
@@ -210,11 +210,13 @@ class Model:
                 at = max(at, min(now + float(perform_at), NEVER))
             elif perform_at is not None:
                 at = max(at, min(perform_at, NEVER))
-            job = self.waiting.setdefault(job_id, Waiting(at, level=level))
+            job = self._debounced(job_id, now, at, level, debounce, is_timed=perform_at is not None)
             if level < job.level:
                 job.time, job.level = job.perform_at, level
-            self._note("priority", level > 0)
-            self._note("ttl", ttl is not None)
+            if level > 0:
+                self._note("priority", is_used=True)
+            if ttl is not None:
+                self._note("ttl", is_used=True)
             score = clock if score is None else score
             stored = appended(payload, clock) if policy == "append" else payload
             pushed = Waiting(at, {stored: score}, expires={} if ttl is None else {stored: now + ttl})
@@ -226,10 +228,33 @@ class Model:
             if policy == "append":
                 self.clock = clock
             clock += TICK
-        self.is_latest = policy == "latest"
+        self._note("latest", is_used=policy == "latest")
+        is_debounced = any(job.deadline is not None for job in self.waiting.values())
+        self._note("debounce", is_used=debounce is not None or ("debounce" in self.features and is_debounced))
         self._next_slot(int(now))
         self.pushed.insert(0, token)
         return len(jobs)
+
+    def _note(self, feature: str, *, is_used: bool) -> None:
+        if is_used and feature not in self.features:
+            self.features.append(feature)
+        elif not is_used and feature in self.features:
+            self.features.remove(feature)
+
+    def _debounced(
+        self, job_id: str, now: float, at: float, level: int, debounce: tuple[float, float] | None, *, is_timed: bool
+    ) -> Waiting:
+        """The job that the payloads of an id join."""
+        job = self.waiting.get(job_id)
+        if job is None:
+            job = self.waiting[job_id] = Waiting(at, level=level)
+            if debounce is not None and not is_timed:
+                job.perform_at, job.deadline = max(at, now + debounce[0]), now + debounce[1]
+        elif debounce is not None and job.deadline is not None and job.perform_at > now:
+            job.deadline = min(job.deadline, now + debounce[1])
+            job.level = min(job.level, level)
+            job.perform_at = min(now + debounce[0], job.deadline)
+        return job
 
     def _next_slot(self, now: int) -> None:
         """All calls want to be remembered for `KEEP` seconds, and there are too few for any to be forgotten."""
@@ -384,7 +409,7 @@ class Model:
                 delivery, source.perform_at, source.retry_count, now, dict(chosen), expires, source.level
             )
             if isinstance(source, Waiting):
-                source.retry_count = -1
+                source.retry_count, source.deadline = -1, None
             if alone:
                 break
         if reply.jobs:
@@ -529,13 +554,13 @@ class Model:
         flight = self.taken.pop(job_id)
         job = self.waiting.setdefault(job_id, Waiting(perform_at, level=flight.level))
         job.level = min(job.level, flight.level)
-        job.perform_at = perform_at
+        job.perform_at, job.deadline = perform_at, None
         job.retry_count = flight.retry_count
         self._merge(job, flight)
 
     def _merge(self, job: Waiting, source: "Flight | Waiting") -> None:
         """Payloads wait again."""
-        if self.is_latest:
+        if "latest" in self.features:
             keep_latest_with_times(job, source)
         else:
             merge_with_times(job, source)
@@ -579,7 +604,7 @@ class Model:
                 continue
             self.counters["kicked"] += 1
             job = self.waiting.setdefault(job_id, Waiting(now))
-            job.perform_at, job.level = now, 0
+            job.perform_at, job.level, job.deadline = now, 0, None
             self._merge(job, Waiting(now, buried.payloads))
             job.expires.clear()
             if job_id not in self.taken:  # what is known of one in flight is its flight's
@@ -611,6 +636,7 @@ class Model:
             if job_id in self.waiting:
                 job = self.waiting[job_id]
                 job.time = min(job.score, job.level * LEVEL + now) - job.level * LEVEL
+                job.deadline = None
                 reply.append(1)
             else:
                 reply.append(3 if job_id in self.taken else 0)
@@ -641,6 +667,7 @@ class Model:
         keys: dict[str, Any] = {
             "due": {job_id: job.score for job_id, job in self.waiting.items()},
             "retries": {i: job.retry_count for i, job in self.waiting.items() if job.retry_count >= 0},
+            "debounced": {i: job.deadline for i, job in self.waiting.items() if job.deadline is not None},
             "errors": self.errors,
             "solo": self.solo,
             "crashes": {
@@ -671,7 +698,7 @@ class Model:
                     "uncharged": 1 if self.owner_uncharged else None,
                     "repeated": 1 if self.repeated else None,
                     "slot": self._slot(),
-                    "features": sorted(self.features | ({"latest"} if self.is_latest else set())) or None,
+                    "features": sorted(self.features) or None,
                     **{name: count or None for name, count in self.counters.items()},
                 }.items()
                 if value is not None

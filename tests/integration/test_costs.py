@@ -185,6 +185,13 @@ def test_a_merge_policy_costs_no_command(make_costs: MakeCosts, merge: str) -> N
     assert costs.words() == f" merge={merge}".encode()
 
 
+def test_debounce_costs_three_commands_a_call(make_costs: MakeCosts) -> None:
+    costs = make_costs(debounce=1000, later=True)
+    costs.push(["first"])
+    counted = costs.commands(lambda: costs.push(ids(100)))
+    assert counted == Counter(PUSH_CALL) + Counter({"zmscore": 2, "zadd": 1})
+
+
 def test_a_push_says_nothing_of_options_that_the_queue_has_not(make_costs: MakeCosts) -> None:
     costs = make_costs(max_payloads=7, ttr=60)
     assert costs.words() == b""

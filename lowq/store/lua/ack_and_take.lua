@@ -302,6 +302,9 @@ if #orphans > 0 then
   for _, id in ipairs(orphans) do
     forget(prefix, id)
   end
+  if uses(meta[7], 'debounce') then
+    redis.call('ZREM', prefix .. 'debounced', unpack(orphans))
+  end
   next_due = next_due or due_cutoff -- they took the place of others in what was read: look again
 end
 if count > 0 then
@@ -315,6 +318,14 @@ if count > 0 then
     redis.call('ZREM', key_due, unpack(gone))
     if has_ttl then
       redis.call('ZREM', prefix .. 'expires', unpack(gone))
+    end
+  end
+  if uses(meta[7], 'debounce') then
+    for id in pairs(parted) do
+      gone[#gone + 1] = id
+    end
+    if #gone > 0 then
+      redis.call('ZREM', prefix .. 'debounced', unpack(gone))
     end
   end
   for id, job in pairs(parted) do

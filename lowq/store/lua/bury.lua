@@ -36,7 +36,8 @@ while i <= #ARGV do
   i = i + 3 + count
 end
 local records = token ~= '' and records_of(prefix, delivery, ids) or {}
-local has_ttl = uses(redis.call('HGET', prefix .. 'meta', 'features'), 'ttl')
+local features = redis.call('HGET', prefix .. 'meta', 'features')
+local has_ttl = uses(features, 'ttl')
 touch(prefix, { 'payloads:', 'taken:payloads:', 'morgue:payloads:' }, ids)
 if has_ttl then
   touch(prefix, { 'expires:', 'taken:expires:' }, ids)
@@ -94,6 +95,7 @@ local function bury_taken(item)
 end
 
 local superseded = token == '' and is_superseded(prefix, ARGV[4], now)
+local is_debounced = uses(features, 'debounce')
 local function bury_waiting(item)
   if superseded then
     return 0
@@ -115,6 +117,9 @@ local function bury_waiting(item)
   end
   redis.call('HINCRBY', prefix .. 'meta', 'buried', 1)
   redis.call('ZREM', prefix .. 'due', item.id)
+  if is_debounced then
+    redis.call('ZREM', prefix .. 'debounced', item.id)
+  end
   forget(prefix, item.id)
   if has_ttl then
     forget_expiry(prefix, item.id)

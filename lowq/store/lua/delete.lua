@@ -20,7 +20,8 @@ for i = 5, #ARGV do
   ids[#ids + 1] = ARGV[i]
 end
 touch(prefix, { 'payloads:', 'morgue:payloads:' }, ids)
-local has_ttl = uses(redis.call('HGET', prefix .. 'meta', 'features'), 'ttl')
+local features = redis.call('HGET', prefix .. 'meta', 'features')
+local has_ttl, is_debounced = uses(features, 'ttl'), uses(features, 'debounce')
 
 -- What one call frees, in bytes: it must not hold Redis for long.
 local room = 16777216
@@ -52,6 +53,9 @@ for _, id in ipairs(ids) do
       forget(prefix, id)
       if has_ttl then
         forget_expiry(prefix, id)
+      end
+      if is_debounced then
+        redis.call('ZREM', prefix .. 'debounced', id)
       end
       state = 1
     end

@@ -63,8 +63,8 @@ if #waiting + #buried + #taken > 0 then
   return { 0, removed }
 end
 local rest = {}
-for i, key in ipairs({ 'retries', 'errors', 'solo', 'crashes', 'morgue:errors', 'pushed', 'repeated', 'expires',
-  'meta' }) do
+for i, key in ipairs({ 'retries', 'errors', 'solo', 'crashes', 'debounced', 'morgue:errors', 'pushed', 'repeated',
+  'expires', 'meta' }) do
   rest[i] = prefix .. key
 end
 redis.call('UNLINK', unpack(rest))

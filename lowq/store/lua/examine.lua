@@ -3,8 +3,8 @@
 -- KEYS[1]  prefix of the shard
 -- ARGV[1]  now: not used; every script has it first
 -- ARGV[2]  what to go by: a set ('due', 'taken', 'morgue', 'retries', 'errors', 'solo', 'crashes', 'expires',
---          'morgue:errors'), which is walked through; or 'payloads:', 'taken:payloads:', 'morgue:payloads:',
---          'expires:', 'taken:expires:' for ids that have such a key
+--          'debounced', 'morgue:errors'), which is walked through; or 'payloads:', 'taken:payloads:',
+--          'morgue:payloads:', 'expires:', 'taken:expires:' for ids that have such a key
 -- ARGV[3]  cursor of a set: '0' to begin; '' with ids
 -- ARGV[4+] ids, at most 1,000
 --
@@ -21,7 +21,7 @@ local delivered = tonumber(redis.call('HGET', prefix .. 'meta', 'delivery') or '
 local needs_key = { due = 'payloads:', taken = 'taken:payloads:', morgue = 'morgue:payloads:' }
 local needs_entry = {
   retries = { 'due' }, errors = { 'due', 'taken' }, solo = { 'due', 'taken' }, crashes = { 'due', 'taken' },
-  ['morgue:errors'] = { 'morgue' }, expires = { 'due' },
+  ['morgue:errors'] = { 'morgue' }, expires = { 'due' }, debounced = { 'due' },
   ['expires:'] = { 'due' }, ['taken:expires:'] = { 'taken' },
   ['payloads:'] = { 'due' }, ['taken:payloads:'] = { 'taken' }, ['morgue:payloads:'] = { 'morgue' },
 }
@@ -93,8 +93,7 @@ if ARGV[3] == '' then
   end
 else
   local command = (what == 'solo' and 'SSCAN')
-    or ((what == 'due' or what == 'morgue' or what == 'retries' or what == 'expires') and 'ZSCAN')
-    or 'HSCAN'
+    or (string.find(' due morgue retries expires debounced ', ' ' .. what .. ' ', 1, true) and 'ZSCAN') or 'HSCAN'
   -- The text of an error takes up to 8 KiB, a payload in flight 4 KiB, and they come along.
   local count = command == 'HSCAN' and what ~= 'crashes' and 100 or 500
   local found = redis.call(command, prefix .. what, ARGV[3], 'COUNT', count)

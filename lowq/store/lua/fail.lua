@@ -40,6 +40,9 @@ local function exhaust(id, record, reason)
   if redis.call('EXISTS', taken) == 1 then
     merge_taken(prefix, id, features)
     redis.call('ZADD', prefix .. 'due', score_again(prefix, id, level_in(record), now), id)
+    if uses(features, 'debounce') then
+      redis.call('ZREM', prefix .. 'debounced', id)
+    end
   end
   redis.call('HDEL', prefix .. 'taken', id)
   forget(prefix, id)

@@ -52,6 +52,9 @@ for _, id in ipairs(ids) do
     end
     if redis.call('EXISTS', prefix .. 'payloads:' .. id) == 1 then
       redis.call('ZADD', prefix .. 'due', now, id)
+      if uses(features, 'debounce') then
+        redis.call('ZREM', prefix .. 'debounced', id)
+      end
     end
     if redis.call('HEXISTS', prefix .. 'taken', id) == 0 then
       forget(prefix, id)

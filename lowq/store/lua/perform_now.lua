@@ -15,6 +15,7 @@
 local prefix, not_after = KEYS[1], tonumber(ARGV[3])
 local now = read_now()
 local reply, moved, superseded = {}, false, is_superseded(prefix, ARGV[2], now)
+local is_debounced = uses(redis.call('HGET', prefix .. 'meta', 'features'), 'debounce')
 for i = 4, #ARGV do
   local id = ARGV[i]
   local perform_at = not superseded and redis.call('ZSCORE', prefix .. 'due', id)
@@ -25,6 +26,9 @@ for i = 4, #ARGV do
   end
   if perform_at and (not not_after or at <= not_after) then
     redis.call('ZADD', prefix .. 'due', 'XX', 'LT', level * 8589934592 + now, id)
+    if is_debounced then
+      redis.call('ZREM', prefix .. 'debounced', id)
+    end
     state, moved = 1, true
   elseif not superseded and redis.call('HEXISTS', prefix .. 'taken', id) == 1 then
     state = 3

@@ -6,7 +6,7 @@
 -- ARGV[3]  '1' when this call repeats one whose reply was lost
 -- ARGV[4]  shards_count of the queue
 -- ARGV[5]  width: how many arguments a job has, 2 to 6; behind it, of a queue that has options which concern pushes,
---          these as words: " merge=append" or " merge=latest" is its policy
+--          these as words: " merge=append" or " merge=latest" is its policy; " debounce=n max_wait=n" (seconds)
 -- ARGV[6]  keep: whole seconds for which the token is to be remembered
 -- ARGV[7]  after: the token of the call that must have come before, or ''
 -- ARGV[8+] jobs: id, payload, score ('' = the clock), perform_at (Unix seconds, '' = now, '+n' = in n seconds; what is
@@ -20,10 +20,12 @@
 -- Invariant: every id in `payloads:*` is in `due`. An id that waits already keeps its perform_at and its
 -- retry_count, and of two priorities the more urgent; an equal payload its lowest score. With `append` equal payloads
 -- stay two: each has a head before it, which is the same for no two of the shard, and grows. With `latest` only the one
--- with the highest score stays. A repeat changes nothing when the first call got through, nor does the first call when
--- its repeat got through. Of calls in a sequence none is carried out before the one it comes after. The shard's clock
--- never repeats and never steps back. It gives scores, and order to jobs that are due at once, which are not due more
--- than a millisecond after the server's time.
+-- with the highest score stays. With `debounce` a fresh id that is pushed without a time is due when nothing came for
+-- it for so long, and `max_wait` after its first payload at the latest; `debounced` has that moment, as long as it
+-- waits so. What is due stays due. A repeat changes nothing when the first call got through, nor does the first call
+-- when its repeat got through. Of calls in a sequence none is carried out before the one it comes after. The shard's
+-- clock never repeats and never steps back. It gives scores, and order to jobs that are due at once, which are not due
+-- more than a millisecond after the server's time.
 local prefix, token, width = KEYS[1], ARGV[2], string.byte(ARGV[5]) - 48
 local accepted = (#ARGV - 7) / width
 local options = {}
@@ -88,6 +90,46 @@ end
 -- Of ids that nothing waits for, whose payloads are inline: when they expire, id, time, id...
 local features, expiring = meta[7], {}
 local has_ttl, has_levels, levels = uses(features, 'ttl'), uses(features, 'priority'), {}
+-- With debounce: when the ids are due, those that wait, and until when they may be put off, those that may.
+local debounce, max_wait = tonumber(options.debounce), tonumber(options.max_wait)
+local due_at, deadlines, started, put_off = {}, {}, {}, {}
+if debounce then
+  local ids = {}
+  for j = 8, #ARGV, width do
+    ids[#ids + 1] = ARGV[j]
+  end
+  local waiting = redis.call('ZMSCORE', prefix .. 'due', unpack(ids))
+  local entered = redis.call('ZMSCORE', prefix .. 'debounced', unpack(ids))
+  for j, id in ipairs(ids) do
+    due_at[id] = waiting[j] and tonumber(waiting[j]) or nil
+    deadlines[id] = waiting[j] and entered[j] and tonumber(entered[j]) or nil
+  end
+end
+
+-- When an id is due that gets a payload now, which without debounce would be `at`. `is_timed`: somebody has said so.
+local function debounced(id, at, is_timed, level)
+  if not due_at[id] then
+    if not is_timed then
+      deadlines[id] = bounded(now + max_wait)
+      started[#started + 1], started[#started + 2] = deadlines[id], id
+      at = math.max(at, bounded(now + debounce))
+    end
+    due_at[id] = level * 8589934592 + at
+    return at
+  end
+  local its_level, perform_at = split_score(due_at[id])
+  if deadlines[id] and perform_at > now then
+    if deadlines[id] > now + max_wait then -- the server's clock has stepped back, or max_wait is less than it was
+      deadlines[id] = now + max_wait
+      started[#started + 1], started[#started + 2] = deadlines[id], id
+    end
+    at = math.max(now, math.min(now + debounce, deadlines[id]))
+    due_at[id] = math.min(its_level, level) * 8589934592 + at
+    put_off[#put_off + 1], put_off[#put_off + 2] = due_at[id], id
+  end
+  return at
+end
+
 local i, text, last = 8, nil, nil
 for _, key in ipairs(keys) do
   local payload, score, at = ARGV[i + 1], ARGV[i + 2], ARGV[i + 3]
@@ -96,16 +138,21 @@ for _, key in ipairs(keys) do
     score = text
   end
   local soonest = clock < ceiling and clock or ceiling
-  if width < 4 or at == '' then
+  local is_timed = width >= 4 and at ~= ''
+  if not is_timed then
     at = soonest
   elseif string.byte(at) == 43 then
     at = math.max(soonest, bounded(now + tonumber(string.sub(at, 2))))
   else
     at = math.max(soonest, bounded(tonumber(at)))
   end
+  local level = width == 6 and tonumber(ARGV[i + 5]) or 0
   local expires = width == 6 and ARGV[i + 4] ~= '' and bounded(now + tonumber(ARGV[i + 4])) or nil
   if expires and not has_ttl then
     features, has_ttl = add_feature(prefix, features, 'ttl'), true
+  end
+  if debounce then
+    at = debounced(ARGV[i], at, is_timed, level)
   end
   if is_append then
     -- The clock in units of 2^-22 s, which is what tells two doubles of these decades apart.
@@ -136,7 +183,6 @@ for _, key in ipairs(keys) do
     inline[#inline + 1] = key
     inline[#inline + 1] = forms[key]
   end
-  local level = width == 6 and tonumber(ARGV[i + 5]) or 0
   if level > 0 and not has_levels then
     features, has_levels = add_feature(prefix, features, 'priority'), true
   end
@@ -156,6 +202,12 @@ if #expiring > 0 then
 end
 
 redis.call('ZADD', prefix .. 'due', 'NX', unpack(due))
+if #put_off > 0 then
+  redis.call('ZADD', prefix .. 'due', 'XX', unpack(put_off))
+end
+if #started > 0 then
+  redis.call('ZADD', prefix .. 'debounced', unpack(started))
+end
 if filler then
   redis.call('ZREM', prefix .. 'due', filler)
 end
@@ -180,6 +232,11 @@ if is_latest then
   features = add_feature(prefix, features, 'latest')
 elseif uses(features, 'latest') then
   features = remove_feature(prefix, features, 'latest')
+end
+if debounce then
+  features = add_feature(prefix, features, 'debounce')
+elseif uses(features, 'debounce') and redis.call('EXISTS', prefix .. 'debounced') == 0 then
+  features = remove_feature(prefix, features, 'debounce')
 end
 if not meta[1] then
   redis.call('HSET', prefix .. 'meta', 'shards_count', ARGV[4])

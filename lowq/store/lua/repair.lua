@@ -72,6 +72,7 @@ end
 
 function repairs.due_without_payloads(id)
   redis.call('ZREM', prefix .. 'due', id)
+  redis.call('ZREM', prefix .. 'debounced', id)
   local in_flight = redis.call('HEXISTS', prefix .. 'taken', id) == 1
   if in_flight or redis.call('EXISTS', prefix .. 'taken:payloads:' .. id) == 1 then
     redis.call('ZREM', prefix .. 'retries', id)
@@ -111,7 +112,7 @@ function repairs.delivery_behind(id)
 end
 
 function repairs.leftovers(id)
-  local command = { retries = 'ZREM', expires = 'ZREM', solo = 'SREM' }
+  local command = { retries = 'ZREM', expires = 'ZREM', debounced = 'ZREM', solo = 'SREM' }
   if string.sub(what, -1) == ':' then
     redis.call('UNLINK', prefix .. what .. id)
   else

@@ -19,6 +19,7 @@ local sets = {
   { 'due', 'zset', 'ZCARD' }, { 'taken', 'hash', 'HLEN' }, { 'morgue', 'zset', 'ZCARD' },
   { 'retries', 'zset', 'ZCARD' }, { 'errors', 'hash', 'HLEN' }, { 'solo', 'set', 'SCARD' },
   { 'crashes', 'hash', 'HLEN' }, { 'morgue:errors', 'hash', 'HLEN' }, { 'expires', 'zset', 'ZCARD' },
+  { 'debounced', 'zset', 'ZCARD' },
 }
 local wrong = {}
 local function check(name, expected)

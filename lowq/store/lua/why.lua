@@ -5,7 +5,7 @@
 -- ARGV[2]  id
 --
 -- Reply: {now, due_cutoff, record, perform_at, retry_count, rank, buried_at, paused, lease, ttl, solo,
---         paused_by, leased_until, in_flight, level, expires, expired}
+--         paused_by, leased_until, in_flight, level, expires, expired, debounced}
 --   now, due_cutoff, perform_at, retry_count, buried_at, paused: text, nil where it doesn't apply
 --   record: what `taken` says of it, without its payload ('' if that can't be read)
 --   rank: how many waiting jobs come before it
@@ -16,6 +16,7 @@
 --   {how many, when the first of them was taken, up to three of their ids, first those taken first}
 --   level: its priority while it waits; expires: when the first of its payloads that wait expires, text or nil;
 --   expired: 1 when all of them have, else 0
+--   debounced: until when it may be put off by more payloads, text or nil
 --
 -- Invariant: nothing changes.
 --
@@ -83,4 +84,5 @@ return {
   level,
   expires,
   expired,
+  redis.call('ZSCORE', prefix .. 'debounced', id),
 }

@@ -61,6 +61,10 @@ JOBS = st.lists(
     min_size=1,
     max_size=4,
 )
+#: ``debounce`` and ``max_wait`` of stories that have them, seconds.
+DEBOUNCE = 2.0, 5.0
+#: What a push says: of a merge policy, or of debounce.
+WORDS = {"collapse": "", "debounce": f" debounce={DEBOUNCE[0]} max_wait={DEBOUNCE[1]}"}
 SOME_IDS = st.lists(IDS, min_size=1, max_size=3, unique=True)
 #: id, payload, score, perform_at, ttl, priority.
 PushedJob = tuple[str, bytes, float | None, Any, float | None, int]
@@ -286,10 +290,11 @@ class ShardMachine(RuleBasedStateMachine):
         def apply() -> int:
             nonlocal calls
             calls += 1
-            return self.model.push(self.now, token, timed, repeat=calls > 1, policy=policy)
+            debounce = DEBOUNCE if policy == "debounce" else None
+            return self.model.push(self.now, token, timed, repeat=calls > 1, policy=policy, debounce=debounce)
 
         policy = self.policies[self.numbers // 3 % len(self.policies)]
-        words = "" if policy == "collapse" else f" merge={policy}"
+        words = WORDS.get(policy, f" merge={policy}")
         self._step(lambda: self.rig.push(*encoded, now=self.now, token=token, words=words), apply, lost)
 
     # --- the lease ---
@@ -699,8 +704,8 @@ SEARCH = 1000
 RARE_SEARCH = 10_000
 
 
-#: The merge policies that a story has: one, or each of them for a while.
-POLICIES = [("collapse",), ("append",), ("latest",), ("collapse", "append", "latest")]
+#: The merge policies that a story has, or debounce: one, or each of them for a while.
+POLICIES = [("collapse",), ("append",), ("latest",), ("debounce",), ("collapse", "append", "latest", "debounce")]
 each_policy = pytest.mark.parametrize("policies", POLICIES, ids="-".join)
 
 
@@ -1079,6 +1084,42 @@ end""",
         ("fail", "release", "acquire", "kick"),
         "local function uses() return false end",
         policies=("latest",),
+    ),
+    Mutation(
+        "what is due is put off",
+        ("push",),
+        """\
+local function debounced(id, at, is_timed)
+  if deadlines[id] and due_at[id] <= now then
+    due_at[id] = now + 0.000001
+  end
+  return sound(id, at, is_timed)
+end""",
+        policies=("debounce",),
+    ),
+    Mutation(
+        "an id is put off for ever",
+        ("push",),
+        """\
+local function debounced(id, at, is_timed)
+  if deadlines[id] then
+    deadlines[id] = now + max_wait
+  end
+  return sound(id, at, is_timed)
+end""",
+        policies=("debounce",),
+    ),
+    Mutation(
+        "what comes back may be put off",
+        ("fail", "release", "acquire", "kick"),
+        "local function uses() return false end",
+        policies=("debounce",),
+    ),
+    Mutation(
+        "what is taken may be put off when it waits again",
+        ("ack_and_take",),
+        calls={"ZREM": "if string.sub(key, -9) == 'debounced' then return 0 end"},
+        policies=("debounce",),
     ),
     Mutation(
         "once latest, always latest",

@@ -253,6 +253,7 @@ local function sweep_expired(prefix, now, most)
     redis.call('ZREM', prefix .. 'due', unpack(gone))
     redis.call('ZREM', prefix .. 'expires', unpack(gone))
     redis.call('ZREM', prefix .. 'retries', unpack(gone))
+    redis.call('ZREM', prefix .. 'debounced', unpack(gone))
   end
   if #over > 0 then
     redis.call('HDEL', prefix .. 'errors', unpack(over))

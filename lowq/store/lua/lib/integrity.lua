@@ -53,7 +53,7 @@ local function find_integrity_error(prefix, what, id, delivered)
     there = redis.call('HEXISTS', prefix .. what, id) == 1
     kept = in_set('morgue') or has('morgue:payloads:')
   else
-    if what == 'retries' or what == 'expires' then
+    if what == 'retries' or what == 'expires' or what == 'debounced' then
       there = in_set(what)
     elseif what == 'solo' then
       there = redis.call('SISMEMBER', prefix .. what, id) == 1
@@ -62,8 +62,8 @@ local function find_integrity_error(prefix, what, id, delivered)
     end
     kept = in_set('due') or has('payloads:')
     if record then
-      kept = kept or (what ~= 'retries' and what ~= 'expires')
-    elseif what ~= 'expires' then
+      kept = kept or (what ~= 'retries' and what ~= 'expires' and what ~= 'debounced')
+    elseif what ~= 'expires' and what ~= 'debounced' then
       kept = kept or has('taken:payloads:')
     end
   end

@@ -99,6 +99,9 @@ local function put_back(prefix, id, record, now, perform_at, features)
   redis.call('HDEL', prefix .. 'taken', id)
   perform_at = perform_at or math.min(tonumber(was_due), now)
   redis.call('ZADD', prefix .. 'due', score_again(prefix, id, level_in(record), perform_at), id)
+  if uses(features, 'debounce') then
+    redis.call('ZREM', prefix .. 'debounced', id)
+  end
   if retry_count >= 0 then
     redis.call('ZADD', prefix .. 'retries', retry_count, id)
   end
@@ -148,6 +151,9 @@ local function crash(prefix, id, record, now, max_crash_count, delay, features)
     redis.call('ZREM', prefix .. 'due', id)
   else
     redis.call('ZADD', prefix .. 'due', 'NX', now, id)
+  end
+  if uses(features, 'debounce') then
+    redis.call('ZREM', prefix .. 'debounced', id)
   end
   redis.call('HDEL', prefix .. 'taken', id)
   redis.call('ZADD', prefix .. 'morgue', now, id)
