@@ -15,6 +15,7 @@
     |   +-- RedisNotReady       a read-only replica, or still loading its data: nodes and consumers wait
     +-- PushError               some jobs are in, the rest is handed back
     |   +-- PushInterrupted     because Redis failed; it is a RedisUnavailable, too
+    |   +-- QueueFull           because the queue has reached its capacity
     +-- RedisRefused            an answer, and it is no: password, version, rights
     +-- MiddlewareError         a middleware neither called the next one nor raised
     +-- ScriptError             a script failed: a bug, or foreign data in our keys
@@ -137,6 +138,25 @@ class PushInterrupted(PushError, RedisUnavailable):
     """Redis failed while jobs were being pushed, or the deadline of the batch that pushes them has passed; see
     `PushError`.
     """
+
+
+class QueueFull(PushError):
+    """The queue has reached its ``capacity``; see `PushError`. Of a long push nothing was sent behind what did not
+    fit.
+    """
+
+    def __init__(self, queue: str, accepted: int, rest: Iterable[Mapping[str, Any]], capacity: int) -> None:
+        LowqError.__init__(
+            self,
+            f"queue {queue!r} is full (capacity={capacity:,}, shared out among its shards): {accepted} payloads are "
+            "in, the others are in QueueFull.rest. Push the rest again when jobs have been performed, or give push a "
+            "timeout in which to wait for room.",
+        )
+        self.queue = queue
+        self.accepted = accepted
+        self.rest = rest
+        #: As it is declared.
+        self.capacity = capacity
 
 
 class RedisRefused(LowqError):

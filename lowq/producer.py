@@ -12,6 +12,7 @@ carried out.
 """
 
 import asyncio
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,7 +20,15 @@ from itertools import chain, islice
 from typing import Any, TypeVar
 
 from lowq.codec import EncodedJob, Rest, encode_job, encode_priority, encode_ttl
-from lowq.errors import JobError, PushError, PushInterrupted, RedisUnavailable, ShardsCountError, TimeLimitExceeded
+from lowq.errors import (
+    JobError,
+    PushError,
+    PushInterrupted,
+    QueueFull,
+    RedisUnavailable,
+    ShardsCountError,
+    TimeLimitExceeded,
+)
 from lowq.group_commit import (
     EXTENDED,
     PLAIN,
@@ -28,7 +37,9 @@ from lowq.group_commit import (
     Attempts,
     GroupCommit,
     Outcome,
+    Overflow,
     Part,
+    is_full,
     is_out_of_turn,
     missed_deadline,
     new_token,
@@ -39,7 +50,7 @@ from lowq.middleware import all_async, wrap, wrap_async
 from lowq.queue_options import QueueOptions
 from lowq.settings import Config
 from lowq.sharding import shard_of
-from lowq.store import Refusal
+from lowq.store import Refusal, caller_deadline
 from lowq.store.keys import shard_prefix
 
 #: Jobs that are validated and written together.
@@ -79,14 +90,18 @@ class Target:
         object.__setattr__(self, "rest", rest)
 
 
-def push(target: Target, jobs: Jobs, on_progress: Callable[[int], object] | None = None) -> int:
-    """Pushes one job or any iterable of jobs; returns the number of payloads accepted.
+def push(
+    target: Target, jobs: Jobs, on_progress: Callable[[int], object] | None = None, timeout: float | None = None
+) -> int:
+    """Pushes one job or any iterable of jobs; returns the number of payloads accepted. ``timeout``: seconds to wait for
+    room in a queue that has reached its capacity.
 
     Raises:
         JobError, PayloadError: a job is malformed; nothing was written.
         PushError: Redis failed, or a later chunk was malformed, or a client middleware raised in one: it says how many
             are in and carries the rest. Inside of ``perform`` also when the deadline of the batch has passed, which is
             as if Redis did not answer, and ``__cause__`` is a `TimeLimitExceeded`.
+        QueueFull: there was no room for the rest of the jobs.
         ShardsCountError: the queue exists with another number of shards; nothing was written.
     """
     if type(jobs) is dict and on_progress is None and target.group.is_busy:
@@ -95,11 +110,15 @@ def push(target: Target, jobs: Jobs, on_progress: Callable[[int], object] | None
             part, size = single
             _check_in_time(target, part.jobs)
             outcomes = target.group.push([part], 1, size)
-            return 1 if outcomes[0] is True and target.events is None else _count_single(target, part, outcomes)
-    return _Push(target, jobs, on_progress).run()
+            if outcomes[0] is True and target.events is None:
+                return 1
+            return _Push(target, [], None, timeout).count_accepted([part], outcomes)
+    return _Push(target, jobs, on_progress, timeout).run()
 
 
-async def apush(target: Target, jobs: Jobs, on_progress: Callable[[int], object] | None = None) -> int:
+async def apush(
+    target: Target, jobs: Jobs, on_progress: Callable[[int], object] | None = None, timeout: float | None = None
+) -> int:
     """As `push`, from a coroutine. A small push is encoded here and sent by the event loop. What may take long runs in
     a thread: sync client middlewares, an iterable that is not a list or tuple, and all that is not small.
 
@@ -111,8 +130,10 @@ async def apush(target: Target, jobs: Jobs, on_progress: Callable[[int], object]
             part, size = single
             _check_in_time(target, part.jobs)
             outcomes = await target.group.apush([part], 1, size)
-            return 1 if outcomes[0] is True and target.events is None else _count_single(target, part, outcomes)
-    return await _Push(target, jobs, on_progress).arun()
+            if outcomes[0] is True and target.events is None:
+                return 1
+            return await _Push(target, [], None, timeout).acount([part], outcomes)
+    return await _Push(target, jobs, on_progress, timeout).arun()
 
 
 def _encode_single(target: Target, job: dict[str, Any]) -> tuple[Part, int] | None:
@@ -134,10 +155,6 @@ def _encode_single(target: Target, job: dict[str, Any]) -> tuple[Part, int] | No
     if prefix is None:
         prefix = target.prefixes[shard] = shard_prefix(config.namespace, target.queue, shard)
     return Part(prefix, target.shards_count, [encoded], [job], width_of(encoded), words=target.words), len(payload)
-
-
-def _count_single(target: Target, part: Part, outcomes: Sequence[Outcome]) -> int:
-    return _Push(target, [], None).count_accepted([part], outcomes)
 
 
 def _check_in_time(target: Target, jobs: list[Mapping[str, Any]]) -> None:
@@ -163,7 +180,13 @@ def _is_iterable_of_jobs(jobs: object) -> bool:
 
 
 class _Push:
-    def __init__(self, target: Target, jobs: Jobs, on_progress: Callable[[int], object] | None) -> None:
+    def __init__(
+        self,
+        target: Target,
+        jobs: Jobs,
+        on_progress: Callable[[int], object] | None,
+        room_timeout: float | None = None,
+    ) -> None:
         jobs = _as_iterable(target.queue, jobs)
         self._target = target
         self._jobs = jobs
@@ -180,6 +203,8 @@ class _Push:
         self._timeout: float = target.config.push_timeout
         #: Jobs, and bytes of payloads, of the calls that were prepared last.
         self._prepared_jobs = self._prepared_bytes = 0
+        #: Monotonic time until which room is waited for.
+        self._waits_until = 0.0 if not room_timeout else min(time.monotonic() + room_timeout, caller_deadline())
         #: Whether the coroutine that waits for this was cancelled; and what asks for that, where there is one.
         self._cancelled = False
         self._is_wanted: Callable[[], bool] | None = None
@@ -236,7 +261,7 @@ class _Push:
             return self._result()
         _check_in_time(self._target, chunk)
         pushed = self._target.group.apush(parts, self._prepared_jobs, self._prepared_bytes)
-        return self.count_accepted(parts, await pushed)
+        return await self.acount(parts, await pushed)
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
         self._is_wanted = lambda: not self._cancelled
@@ -434,14 +459,47 @@ class _Push:
                 self._on_progress(self._accepted)
             return
         self._target.group.writer.repeat_unanswered(parts, results, attempts)
-        self._add_outcomes(parts, [result if isinstance(result, Exception) else True for result in results], following)
+        outcomes: list[Outcome] = [result if isinstance(result, Exception) else True for result in results]
+        self._conclude(parts, outcomes, following)
 
     def count_accepted(self, parts: list[Part], outcomes: Sequence[Outcome]) -> int:
         """What a push that went together with others returns, or raises."""
-        self._add_outcomes(parts, outcomes, [])
+        self._conclude(parts, outcomes, [])
         return self._result()
 
-    def _add_outcomes(self, parts: list[Part], outcomes: Sequence[Outcome], following: list[Mapping[str, Any]]) -> None:
+    async def acount(self, parts: list[Part], outcomes: Sequence[Outcome]) -> int:
+        """As `count_accepted`. What did not fit is seen to in a thread."""
+        if any(map(is_full, outcomes)):
+            return await self._in_thread(lambda: self.count_accepted(parts, outcomes))
+        return self.count_accepted(parts, outcomes)
+
+    def _conclude(self, parts: Sequence[Part], outcomes: Sequence[Outcome], following: list[Mapping[str, Any]]) -> None:
+        """Sends again what did not fit, for as long as there is time, and counts what became of the parts."""
+        left: list[Mapping[str, Any]] = []
+        if any(map(is_full, outcomes)):
+            parts, outcomes, left = Overflow(parts, outcomes, self._send_again).settle(
+                self._target.group.client, self._waits_until, lambda: not self._cancelled
+            )
+        self._add_outcomes(parts, outcomes, left + following)
+        if self._cancelled:
+            raise asyncio.CancelledError
+        if left:
+            late = missed_deadline()
+            if late is not None:
+                raise self.error(left + following, late) from late
+            capacity = self._target.options.capacity or 0
+            raise QueueFull(self._target.queue, self._accepted, self._rest(left + following), capacity)
+
+    def _send_again(self, parts: list[Part]) -> list[Outcome]:
+        attempts = Attempts(self._timeout)
+        writer = self._target.group.writer
+        results = writer.start(parts, lend=False, deadline=attempts.deadline, is_wanted=self._is_wanted)()
+        writer.repeat_unanswered(parts, results, attempts)
+        return [result if isinstance(result, Exception) else True for result in results]
+
+    def _add_outcomes(
+        self, parts: Sequence[Part], outcomes: Sequence[Outcome], following: list[Mapping[str, Any]]
+    ) -> None:
         failed: list[Part] = []
         reason: Exception | None = None
         for part, outcome in zip(parts, outcomes, strict=True):
@@ -471,9 +529,12 @@ class _Push:
             self._target.events.emit("pushed", [item[0] for item in part.items], 1)
 
     def error(self, pending: list[Mapping[str, Any]], reason: BaseException) -> PushError:
-        rest: Iterable[Mapping[str, Any]] = chain(pending, self._put_back, self._remaining())
         kind = PushInterrupted if isinstance(reason, RedisUnavailable | TimeLimitExceeded) else PushError
-        return kind(self._target.queue, self._accepted, list(rest) if self._listed else rest, reason)
+        return kind(self._target.queue, self._accepted, self._rest(pending), reason)
+
+    def _rest(self, pending: list[Mapping[str, Any]]) -> Iterable[Mapping[str, Any]]:
+        rest: Iterable[Mapping[str, Any]] = chain(pending, self._put_back, self._remaining())
+        return list(rest) if self._listed else rest
 
     def _remaining(self) -> Iterator[Mapping[str, Any]]:
         # A source that raised ends there. Who pushes the rest must not take that for the end of all jobs.

@@ -21,7 +21,7 @@ from lowq.inspection.job_filter import FilterOptions, JobFilter, Snapshot
 from lowq.inspection.queries import Queries, as_ids
 from lowq.job import JobDict, JobId, State
 from lowq.producer import Jobs, Target, apush, push
-from lowq.queue_options import QueueOptions
+from lowq.queue_options import QueueOptions, room_timeout
 from lowq.settings import dump_text
 from lowq.shared_lookup import SharedLookup
 from lowq.store import Call, Command, untrusted
@@ -62,20 +62,35 @@ class Queue(Queries):
 
     # --- producing ---
 
-    def push(self, jobs: Jobs, on_progress: Callable[[int], object] | None = None) -> int:
+    def push(
+        self,
+        jobs: Jobs,
+        on_progress: Callable[[int], object] | None = None,
+        *,
+        timeout: float | timedelta | None = None,
+    ) -> int:
         """Pushes one job or any iterable of jobs, streamed in chunks; returns the number of payloads accepted.
 
-        ``on_progress`` is called with the number accepted so far.
+        ``on_progress`` is called with the number accepted so far. ``timeout``: seconds, or a timedelta, to wait for
+        room at most when the queue has reached its ``capacity``; without it that raises at once.
 
         Raises:
             JobError, PayloadError: a job is malformed; nothing of its chunk was written.
             PushError: Redis failed, or a later chunk was malformed: it says how many are in and carries the rest.
+            QueueFull: there was no room for some jobs; it says how many are in and carries the rest.
             ShardsCountError: the queue exists with another number of shards; nothing was written.
             UnknownQueueError: nobody has used the queue yet, and the number of its shards was not given.
+            ConfigError: timeout is no length of time.
         """
-        return push(self._target(), jobs, on_progress)
+        return push(self._target(), jobs, on_progress, None if timeout is None else room_timeout(timeout))
 
-    async def apush(self, jobs: Jobs, on_progress: Callable[[int], object] | None = None) -> int:
+    async def apush(
+        self,
+        jobs: Jobs,
+        on_progress: Callable[[int], object] | None = None,
+        *,
+        timeout: float | timedelta | None = None,
+    ) -> int:
         """`push` from async code. Small pushes of coroutines that meet leave together in one write. ``on_progress`` may
         be called in another thread.
 
@@ -84,10 +99,11 @@ class Queue(Queries):
         Raises:
             As `push`.
         """
+        seconds = None if timeout is None else room_timeout(timeout)
         target = self._present_target()
         if target is None or self._target_lookup.is_under_way():
             target = await self._find_target()
-        return await apush(target, jobs, on_progress)
+        return await apush(target, jobs, on_progress, seconds)
 
     def _present_target(self) -> Target | None:
         """Where jobs go, as long as that is what it was; None: it is to be found out."""
@@ -145,15 +161,17 @@ class Queue(Queries):
         delay: float | timedelta | None = None,
         ttl: float | timedelta | None = None,
         priority: int | None = None,
+        timeout: float | timedelta | None = None,
     ) -> str:
         """Pushes a job of its own, with a fresh id, and returns that: a UUIDv7, so later ones sort behind earlier ones.
-        For payloads that belong to no entity. The rest is as of a `JobDict`; None is what a job has that says nothing.
+        For payloads that belong to no entity. ``timeout`` is as of `push`, the rest as of a `JobDict`; None is what a
+        job has that says nothing.
 
         Raises:
             As `push`. After a RedisUnavailable the job may be in, under an id that nobody knows.
         """
         job = _job(payload, score, perform_at, delay, ttl, priority)
-        self.push(job)
+        self.push(job, timeout=timeout)
         return str(job["id"])
 
     async def aput(
@@ -165,10 +183,11 @@ class Queue(Queries):
         delay: float | timedelta | None = None,
         ttl: float | timedelta | None = None,
         priority: int | None = None,
+        timeout: float | timedelta | None = None,
     ) -> str:
         """`put` from async code."""
         job = _job(payload, score, perform_at, delay, ttl, priority)
-        await self.apush(job)
+        await self.apush(job, timeout=timeout)
         return str(job["id"])
 
     # --- consuming ---

@@ -140,6 +140,8 @@ class QueueOptions:
         words = "" if self.policy == "collapse" else f" merge={self.policy}"
         if self.debounce is not None:
             words += f" debounce={self.debounce!r} max_wait={self.longest_wait!r}"
+        if self.shard_capacity is not None:
+            words += f" capacity={self.shard_capacity}"
         return words.encode()
 
     @property
@@ -233,6 +235,18 @@ def merged(merge: MergeFunction, payloads: list[Any]) -> list[Any]:
     if not isinstance(result, list):
         raise LowqError(f"merge={merge!r:.100} gave {result!r:.100}; it must return the list of payloads to hand over")
     return result
+
+
+def room_timeout(timeout: float | timedelta) -> float:
+    """How long a push waits for room, in seconds.
+
+    Raises:
+        ConfigError: it is no length of time.
+    """
+    seconds: object = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds <= MAX_TIME:
+        raise ConfigError(f"timeout={timeout!r:.100} must be seconds, or a timedelta, of 0 or more; or None")
+    return float(seconds)
 
 
 def check_waits(whose: str, debounce: float | None, max_wait: float | None) -> None:

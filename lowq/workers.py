@@ -9,6 +9,7 @@ import inspect
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from datetime import timedelta
 from difflib import SequenceMatcher, get_close_matches
+from functools import partial
 from typing import Any, ClassVar, Generic, Protocol, TypeAlias, TypeVar, overload
 
 from lowq import drivers
@@ -130,18 +131,20 @@ class Worker(Generic[P]):
         """Called after payloads went to the morgue because their retries were used up. May be missed by a crash."""
 
     @classmethod
-    def perform_async(cls, jobs: Jobs) -> int:
-        """Pushes one job or any iterable of jobs; returns the number of payloads accepted.
+    def perform_async(cls, jobs: Jobs, *, timeout: float | timedelta | None = None) -> int:
+        """Pushes one job or any iterable of jobs; returns the number of payloads accepted. ``timeout``: seconds, or a
+        timedelta, to wait for room at most when the queue has reached its ``capacity``.
 
         Raises:
             JobError, PayloadError: a job is malformed; nothing of its chunk was written.
             PushError: Redis failed half way; it carries what is certainly in and the rest.
+            QueueFull: there was no room for some jobs; it says how many are in and carries the rest.
             ShardsCountError, RedisUnavailable
         """
-        return cls.queue.push(jobs)
+        return cls.queue.push(jobs, timeout=timeout)
 
     @classmethod
-    async def aperform_async(cls, jobs: Jobs) -> int:
+    async def aperform_async(cls, jobs: Jobs, *, timeout: float | timedelta | None = None) -> int:
         """``perform_async`` from async code. Small pushes of coroutines that meet leave together in one write.
 
         When it is cancelled before its jobs were sent, nothing is written; otherwise they may be in.
@@ -150,8 +153,9 @@ class Worker(Generic[P]):
             As `perform_async`.
         """
         if getattr(cls.perform_async, "__func__", None) is not Worker.perform_async.__func__:  # type: ignore[attr-defined]  # a class method
-            return await asyncio.to_thread(cls.perform_async, jobs)  # a method of the worker's own is in front
-        return await cls.queue.apush(jobs)
+            own = partial(cls.perform_async, jobs)  # a method of the worker's own is in front
+            return await asyncio.to_thread(own if timeout is None else partial(own, timeout=timeout))
+        return await cls.queue.apush(jobs, timeout=timeout)
 
 
 class Decorator(Protocol):

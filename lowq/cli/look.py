@@ -429,7 +429,7 @@ def why(app: Lowq, queue: str, ids: tuple[str, ...], as_json: bool) -> None:
         echo_json({"queue": queue, "why": items})
     else:
         _say_why(found)
-    if any(reason.reason == "absent" for _, reason, _, _ in found):
+    if any(reason.state is None for _, reason, _, _ in found):
         click.get_current_context().exit(FAILED)
 
 

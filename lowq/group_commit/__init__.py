@@ -34,6 +34,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextvars import Context
 
 from lowq.group_commit.loops import LoopPushes, LoopRequest
+from lowq.group_commit.overflow import Overflow
 from lowq.group_commit.own_thread import run_in_own_thread
 from lowq.group_commit.parts import EXTENDED, PLAIN, Part, new_token, width_of
 from lowq.group_commit.requests import Outcome, copy_of
@@ -44,6 +45,7 @@ from lowq.group_commit.writer import (
     PUSH_JOBS,
     Attempts,
     Writer,
+    is_full,
     is_out_of_turn,
     limit_of_caller,
     missed_deadline,
@@ -52,8 +54,9 @@ from lowq.group_commit.writer import (
 from lowq.store import Client
 
 __all__ = [
-    "EXTENDED", "GRACE", "PLAIN", "PUSH_BYTES", "PUSH_JOBS", "Attempts", "GroupCommit", "Outcome", "Part", "copy_of",
-    "is_out_of_turn", "limit_of_caller", "missed_deadline", "new_token", "no_answer", "run_in_own_thread", "width_of",
+    "EXTENDED", "GRACE", "PLAIN", "PUSH_BYTES", "PUSH_JOBS", "Attempts", "GroupCommit", "Outcome", "Overflow", "Part",
+    "copy_of", "is_full", "is_out_of_turn", "limit_of_caller", "missed_deadline", "new_token", "no_answer",
+    "run_in_own_thread", "width_of",
 ]  # fmt: skip
 
 

@@ -4,7 +4,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeGuard, TypeVar
 
 from lowq import clock
 from lowq.errors import LowqError, RedisRefused, RedisUnavailable, TimeLimitExceeded
@@ -172,9 +172,11 @@ class Writer:
         for call, result in zip(calls, results, strict=True):
             if not isinstance(result, Exception):
                 call.set_outcome(True)
-            elif len(call.members) > 1 and not isinstance(result, RedisUnavailable | RedisRefused | Refusal):
-                # A script failed. It may have met the keys of one id that somebody else has written. What it wrote
-                # before, if anything, merges with what is written now.
+            elif len(call.members) > 1 and (
+                is_full(result) or not isinstance(result, RedisUnavailable | RedisRefused | Refusal)
+            ):
+                # Jobs of some did not fit. Or a script failed: it may have met the keys of one id that somebody else
+                # has written. What it wrote before, if anything, merges with what is written now.
                 apart += call.members
             else:
                 call.set_outcome(result)
@@ -252,6 +254,11 @@ def _unanswered(parts: Sequence[SentPart], results: list[Any]) -> list[int]:
         else:
             refused.add((part.prefix, part.shards_count))
     return again
+
+
+def is_full(result: object) -> TypeGuard[Refusal]:
+    """Whether jobs of the call did not fit: the queue has a capacity. Nothing was written."""
+    return isinstance(result, Refusal) and result.code == "QUEUEFULL"
 
 
 def is_out_of_turn(result: Exception) -> bool:

@@ -216,12 +216,14 @@ class WhyReply(NamedTuple):
     expired: bool
     #: It waits for more payloads, until then at the latest; None: it doesn't.
     debounced: float | None
+    #: A push did not fit into the queue's capacity, and nothing has made room in this shard since.
+    full: bool
 
     @classmethod
     def of(cls, reply: Sequence[Any]) -> "WhyReply":
         (
             now, due_cutoff, record, perform_at, retry_count, rank, buried_at, paused, lease, _ttl, solo, paused_by,
-            leased_until, flight, level, expires, expired, debounced,
+            leased_until, flight, level, expires, expired, debounced, full,
         ) = reply  # fmt: skip
         at = float(now)
         taken_at = None
@@ -246,4 +248,5 @@ class WhyReply(NamedTuple):
             expires_at=untrusted.finite(expires),
             expired=bool(expired),
             debounced=untrusted.finite(debounced),
+            full=bool(full),
         )

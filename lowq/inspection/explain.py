@@ -11,6 +11,7 @@ from lowq.store import Call
 from lowq.store.scripts import time_argument
 
 #: absent      there is no such id
+#: over_capacity  there is no such id, and a push to its shard did not fit into the capacity: nothing made room since
 #: buried      it is in the morgue
 #: expired     its payloads have expired and are about to be removed
 #: performing  it is in flight: being performed, or about to be
@@ -25,6 +26,7 @@ from lowq.store.scripts import time_argument
 #: next        it is the next one of its shard
 Reason = Literal[
     "absent",
+    "over_capacity",
     "buried",
     "expired",
     "performing",
@@ -98,6 +100,9 @@ def explain(found: WhyReply, place: tuple[str, int], node: NodeInfo | None, max_
         detail = f"taken {duration(found.now - found.taken_at)} ago by {by}{waits}"
         return Why("taken", "performing", None, detail, owner.name, thread)
     if found.perform_at is None:
+        if found.buried_at is None and found.full:
+            detail = f"{ABSENT}; shard {shard} has reached the capacity of the queue, so it may wait to be pushed"
+            return Why(None, "over_capacity", None, detail)
         if found.buried_at is None:
             return Why(None, "absent", None, ABSENT)
         ago = duration(found.now - found.buried_at)

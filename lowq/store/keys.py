@@ -245,6 +245,13 @@ SHARD_KEYS: tuple[Key, ...] = (
         ("broker",),
         "",
     ),
+    Key(
+        "room",
+        ("channel",),
+        "there may be room in a queue with `capacity`, in which a push did not fit: nothing",
+        ("broker", "admin"),
+        "",
+    ),
 )
 
 QUEUES = Key(

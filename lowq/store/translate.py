@@ -105,7 +105,7 @@ def translate(error: Exception, call: Call | None, url: str) -> Exception:
         return RedisUnavailable(f"Redis at {where} can't serve just now: {text}")
     if code == "LEASELOST" and call is not None:
         return LeaseLost(f"{call.key.rstrip(':')}: {call.script} was refused: {detail}")
-    if code in ("SHARDSCOUNT", "OUTOFTURN"):
+    if code in ("SHARDSCOUNT", "OUTOFTURN", "QUEUEFULL"):
         return Refusal(code, detail)
     if code == "PATTERN":
         return ConfigError(detail)

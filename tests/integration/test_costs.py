@@ -15,7 +15,7 @@ import pytest
 import redis
 
 import lowq
-from lowq.group_commit import Part
+from lowq.group_commit import PLAIN, Part
 from lowq.store import Client
 from tests.integration.support import until
 
@@ -62,7 +62,7 @@ class Costs:
 
     def words(self) -> bytes:
         """What a push says of the queue's options."""
-        part = Part("", 1, [], [], True, words=self.worker.queue._target().words)
+        part = Part("", 1, [], [], PLAIN, words=self.worker.queue._target().words)
         return part.make_call(b"15").data[4].removeprefix(b"2")
 
     def commands(self, action: Callable[[], object]) -> Counter[str]:
@@ -190,6 +190,18 @@ def test_debounce_costs_three_commands_a_call(make_costs: MakeCosts) -> None:
     costs.push(["first"])
     counted = costs.commands(lambda: costs.push(ids(100)))
     assert counted == Counter(PUSH_CALL) + Counter({"zmscore": 2, "zadd": 1})
+
+
+@pytest.mark.parametrize(("capacity", "costs_more"), [(1000, {}), (100, {"zmscore": 1})])
+def test_capacity_costs_two_commands_a_call_and_one_more_where_it_gets_tight(
+    make_costs: MakeCosts, capacity: int, costs_more: dict[str, int]
+) -> None:
+    costs = make_costs(capacity=capacity)
+    costs.push(ids(99))
+    counted = costs.commands(lambda: costs.push(ids(99)))
+    more = {"zcard": 1, "hlen": 1, "mget": 1, **costs_more}
+    # All of them wait, each with the same payload: nothing is written of them.
+    assert counted == Counter(PUSH_CALL) - Counter({"mset": 1}) + Counter(more)
 
 
 def test_a_push_says_nothing_of_options_that_the_queue_has_not(make_costs: MakeCosts) -> None:

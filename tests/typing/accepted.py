@@ -115,8 +115,8 @@ def invoice_sync(payloads_by_id: dict[str, list[Any]]) -> None: ...
 @lowq.worker
 class Overriding(lowq.Worker[Order]):
     @classmethod
-    def perform_async(cls, jobs: lowq.Jobs) -> int:
-        return super().perform_async(jobs)
+    def perform_async(cls, jobs: lowq.Jobs, *, timeout: float | timedelta | None = None) -> int:
+        return super().perform_async(jobs, timeout=timeout)
 
     def perform(self, payloads_by_id: dict[str, list[Order]]) -> None: ...
 

@@ -18,6 +18,7 @@ from lowq.errors import (
     PayloadError,
     PushError,
     PushInterrupted,
+    QueueFull,
     RedisFull,
     RedisNotReady,
     RedisRefused,
@@ -64,6 +65,7 @@ class TestTree:
             (RedisFull, [RedisUnavailable]),
             (RedisNotReady, [RedisUnavailable]),
             (PushInterrupted, [PushError, RedisUnavailable]),
+            (QueueFull, [PushError]),
         ],
     )
     def test_they_are_also_what_python_calls_such_an_error(

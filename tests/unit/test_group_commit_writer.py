@@ -1,7 +1,7 @@
 """Which calls of a write are repeated."""
 
 from lowq.errors import RedisUnavailable, ScriptError
-from lowq.group_commit import Part
+from lowq.group_commit import PLAIN, Part
 from lowq.group_commit.requests import SharedCall
 from lowq.group_commit.writer import _unanswered
 from lowq.store import Refusal
@@ -13,7 +13,7 @@ def test_a_refusal_of_those_with_another_number_of_shards_keeps_nobody_from_bein
 
 
 def test_nothing_is_repeated_that_comes_after_a_call_that_was_refused_for_good() -> None:
-    first, second, other = (Part(f"lowq:v1:{{q:{shard}}}:", 5, [], [], True, b"the one before") for shard in (0, 0, 1))
+    first, second, other = (Part(f"lowq:v1:{{q:{shard}}}:", 5, [], [], PLAIN, b"the one before") for shard in (0, 0, 1))
     lost = RedisUnavailable("cut")
     assert _unanswered([first, second, other], [Refusal("SHARDSCOUNT", "7"), lost, lost]) == [2]
 

@@ -355,6 +355,9 @@ end
 if #fields > 0 then
   redis.call('HSET', key_meta, unpack(fields))
 end
+if #acked_ids + #orphans > 0 then
+  announce_room(prefix, meta[7])
+end
 
 -- Up to the due_cutoff it is due now. Rounded up, or whoever waits that long could come too early. Bounded, as a
 -- foreign score may be anything.

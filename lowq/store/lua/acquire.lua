@@ -126,4 +126,5 @@ end
 if owner_uncharged then
   redis.call('HDEL', key_meta, 'uncharged')
 end
+announce_room(prefix, meta[7])
 return reply

@@ -117,7 +117,7 @@ local function bury_waiting(item)
   end
   redis.call('HINCRBY', prefix .. 'meta', 'buried', 1)
   redis.call('ZREM', prefix .. 'due', item.id)
-  if is_debounced then
+  if uses(features, 'debounce') then
     redis.call('ZREM', prefix .. 'debounced', item.id)
   end
   forget(prefix, item.id)
@@ -131,4 +131,5 @@ local reply = {}
 for _, item in ipairs(items) do
   reply[#reply + 1] = token ~= '' and bury_taken(item) or (token == '' and bury_waiting(item)) or 0
 end
+announce_room(prefix, features)
 return reply

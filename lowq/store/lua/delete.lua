@@ -69,4 +69,5 @@ end
 if deleted > 0 then
   redis.call('HINCRBY', prefix .. 'meta', 'deleted', deleted)
 end
+announce_room(prefix, features)
 return reply

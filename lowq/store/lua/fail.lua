@@ -77,4 +77,5 @@ end
 if buried > 0 then
   redis.call('HINCRBY', prefix .. 'meta', 'buried', buried)
 end
+announce_room(prefix, features)
 return reply

@@ -6,7 +6,8 @@
 -- ARGV[3]  '1' when this call repeats one whose reply was lost
 -- ARGV[4]  shards_count of the queue
 -- ARGV[5]  width: how many arguments a job has, 2 to 6; behind it, of a queue that has options which concern pushes,
---          these as words: " merge=append" or " merge=latest" is its policy; " debounce=n max_wait=n" (seconds)
+--          these as words: " merge=append" or " merge=latest" is its policy; " debounce=n max_wait=n" (seconds);
+--          " capacity=n": ids of the shard that may wait or be taken
 -- ARGV[6]  keep: whole seconds for which the token is to be remembered
 -- ARGV[7]  after: the token of the call that must have come before, or ''
 -- ARGV[8+] jobs: id, payload, score ('' = the clock), perform_at (Unix seconds, '' = now, '+n' = in n seconds; what is
@@ -15,7 +16,8 @@
 --
 -- Reply: number of jobs accepted.
 -- Errors: SHARDSCOUNT n: the queue has n shards; nothing was written. OUTOFTURN token: the call that must have come
--- before did not; nothing was written.
+-- before did not; nothing was written. QUEUEFULL position position...: these jobs, counted from 0, don't fit into the
+-- capacity; nothing was written but that somebody may wait for room.
 --
 -- Invariant: every id in `payloads:*` is in `due`. An id that waits already keeps its perform_at and its
 -- retry_count, and of two priorities the more urgent; an equal payload its lowest score. With `append` equal payloads
@@ -54,6 +56,36 @@ if meta[1] and meta[1] ~= ARGV[4] then
 end
 if ARGV[7] ~= '' and not redis.call('LPOS', prefix .. 'pushed', ARGV[7]) then
   return redis.error_reply('OUTOFTURN ' .. ARGV[7])
+end
+
+-- Which jobs don't fit. One whose id waits does, and one whose id comes again in the call does if the first does.
+local function find_unfit(capacity)
+  local room = capacity - redis.call('ZCARD', prefix .. 'due') - redis.call('HLEN', prefix .. 'taken')
+  if room >= accepted then
+    return {}
+  end
+  local ids, known, unfit = {}, {}, {}
+  for i = 8, #ARGV, width do
+    ids[#ids + 1] = ARGV[i]
+  end
+  local waiting = redis.call('ZMSCORE', prefix .. 'due', unpack(ids))
+  for i, id in ipairs(ids) do
+    if not (waiting[i] or known[id]) then
+      if room > 0 then
+        room, known[id] = room - 1, true
+      else
+        unfit[#unfit + 1] = i - 1
+      end
+    end
+  end
+  return unfit
+end
+if options.capacity then
+  local unfit = find_unfit(tonumber(options.capacity))
+  if #unfit > 0 then
+    add_feature(prefix, meta[7], 'full')
+    return redis.error_reply('QUEUEFULL ' .. table.concat(unfit, ' '))
+  end
 end
 
 -- Asks for all per-id keys before the first write, as `touch` does.

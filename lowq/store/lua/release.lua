@@ -41,4 +41,5 @@ end
 if released > 0 then
   redis.call('HINCRBY', prefix .. 'meta', 'released', released)
 end
+announce_room(prefix, features)
 return reply

@@ -5,7 +5,7 @@
 -- ARGV[2]  id
 --
 -- Reply: {now, due_cutoff, record, perform_at, retry_count, rank, buried_at, paused, lease, ttl, solo,
---         paused_by, leased_until, in_flight, level, expires, expired, debounced}
+--         paused_by, leased_until, in_flight, level, expires, expired, debounced, full}
 --   now, due_cutoff, perform_at, retry_count, buried_at, paused: text, nil where it doesn't apply
 --   record: what `taken` says of it, without its payload ('' if that can't be read)
 --   rank: how many waiting jobs come before it
@@ -17,6 +17,7 @@
 --   level: its priority while it waits; expires: when the first of its payloads that wait expires, text or nil;
 --   expired: 1 when all of them have, else 0
 --   debounced: until when it may be put off by more payloads, text or nil
+--   full: 1 when a push did not fit into the queue's capacity, and nothing has made room in this shard since
 --
 -- Invariant: nothing changes.
 --
@@ -85,4 +86,5 @@ return {
   expires,
   expired,
   redis.call('ZSCORE', prefix .. 'debounced', id),
+  uses(redis.call('HGET', prefix .. 'meta', 'features'), 'full') and 1 or 0,
 }

@@ -23,7 +23,7 @@ NODE = (
 )
 #: What is sent besides scripts.
 PLAIN = {
-    "lowq-producer": {"hget"},
+    "lowq-producer": {"hget", "subscribe", "ping"},
     "lowq-node": {"hget", "hgetall", "hkeys", "time", "subscribe", "unsubscribe", "ping"},
     "lowq-people": {
         "time", "hget", "hgetall", "hkeys", "hmget", "lrange", "hdel", "unlink", "type", "publish", "scan", "dbsize",

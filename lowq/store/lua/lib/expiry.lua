@@ -254,6 +254,7 @@ local function sweep_expired(prefix, now, most)
     redis.call('ZREM', prefix .. 'expires', unpack(gone))
     redis.call('ZREM', prefix .. 'retries', unpack(gone))
     redis.call('ZREM', prefix .. 'debounced', unpack(gone))
+    announce_room(prefix, redis.call('HGET', prefix .. 'meta', 'features'))
   end
   if #over > 0 then
     redis.call('HDEL', prefix .. 'errors', unpack(over))

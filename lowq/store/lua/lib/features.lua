@@ -26,3 +26,11 @@ local function remove_feature(prefix, features, word)
   redis.call('HSET', prefix .. 'meta', 'features', left)
   return left
 end
+
+-- Tells those who wait for room that there is some. A push that did not fit has noted `full`.
+local function announce_room(prefix, features)
+  if uses(features, 'full') then
+    remove_feature(prefix, features, 'full')
+    redis.call('PUBLISH', prefix .. 'room', '')
+  end
+end

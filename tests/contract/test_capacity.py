@@ -1,0 +1,332 @@
+"""A queue with a capacity: never more ids than that, nothing lost, and who waits gets in when there is room."""
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+import lowq
+from lowq.errors import ConfigError, QueueFull
+from lowq.group_commit import overflow
+from lowq.queue import Queue
+from lowq.store.translate import Refusal
+from tests.contract.support import NOW, Channel, ShardRig, exhausted, job, retry
+from tests.waiting import until
+
+#: Seconds: longer than any test takes.
+LONG = 60.0
+
+MakeApp = Callable[[], lowq.Lowq]
+
+
+@pytest.fixture
+def make_app(store_url: str) -> Iterator[MakeApp]:
+    made: list[lowq.Lowq] = []
+
+    def make() -> lowq.Lowq:
+        made.append(lowq.Lowq(redis_url=store_url))
+        return made[-1]
+
+    yield make
+    for app in made:
+        app.close()
+
+
+@pytest.fixture
+def queue(make_app: MakeApp) -> Queue:
+    return make_app().queue("mail", 1, capacity=3, merge="append")
+
+
+def ids(queue: Queue) -> list[str]:
+    return sorted(item.id for item in queue.jobs().jobs)
+
+
+def jobs(*ids: Any) -> list[dict[str, Any]]:
+    return [{"id": job_id, "payload": n} for n, job_id in enumerate(ids)]
+
+
+# --- the script ---
+
+
+def unfit(rig: ShardRig, *pushed: str, capacity: int = 2, **options: Any) -> list[int]:
+    try:
+        rig.push(*map(job, pushed), words=f" capacity={capacity}", **options)
+    except Refusal as refusal:
+        code, *positions = str(refusal).split()
+        return [int(position) for position in positions if code == "QUEUEFULL"]
+    return []
+
+
+class TestScript:
+    def test_what_fits_is_pushed(self, rig: ShardRig) -> None:
+        assert unfit(rig, "a", "b") == []
+        assert rig.read("due").keys() == {"a", "b"}
+        assert rig.meta("features") is None
+
+    def test_when_something_does_not_fit_nothing_is_written(self, rig: ShardRig) -> None:
+        assert unfit(rig, "a", "b", "c", "a", "d") == [2, 4]
+        assert rig.snapshot() == {"meta": {"features": " full "}}
+
+    def test_an_id_that_waits_has_room_for_more(self, rig: ShardRig) -> None:
+        unfit(rig, "a", "b")
+        assert unfit(rig, "b", "a", "a") == []
+        assert unfit(rig, "b", "c", "a", "c") == [1, 3]
+
+    def test_what_is_taken_counts(self, rig: ShardRig) -> None:
+        unfit(rig, "a", "b")
+        rig.own().in_flight.take(1, NOW + 1)
+        assert unfit(rig, "c") == [0]
+        assert unfit(rig, "a") == [0]  # it would wait beside the one in flight
+
+    def test_a_capacity_that_became_less_removes_nothing(self, rig: ShardRig) -> None:
+        unfit(rig, "a", "b")
+        assert unfit(rig, "a", "c", capacity=1) == [1]
+        assert rig.read("due").keys() == {"a", "b"}
+
+    def test_a_repeat_of_what_got_through_is_not_refused(self, rig: ShardRig) -> None:
+        unfit(rig, "a", "b", token="one")
+        assert unfit(rig, "a", "b", token="one", repeat=True) == []
+
+    def test_a_call_that_comes_after_its_refused_repeat_does_nothing(self, rig: ShardRig) -> None:
+        unfit(rig, "a", "b")
+        assert unfit(rig, "c", token="late", repeat=True) == [0]
+        rig.run("delete", "", "", "", "", "a", "b")
+        assert unfit(rig, "c", token="late") == []
+        assert rig.read("due") == {}
+
+
+def ack(rig: ShardRig) -> None:
+    rig.shard.in_flight.finish(["a"])
+    rig.shard.in_flight.take(0, NOW)
+
+
+ROOM: dict[str, Callable[[ShardRig], object]] = {
+    "acknowledged": ack,
+    "exhausted": lambda rig: rig.shard.in_flight.fail([exhausted("a")], NOW),
+    "retried beside what came meanwhile": lambda rig: rig.shard.in_flight.fail([retry("a")], NOW),
+    "released beside what came meanwhile": lambda rig: rig.shard.in_flight.release([("a", None)], NOW),
+    "buried while it was taken": lambda rig: rig.shard.in_flight.bury([("a", b"", ())], NOW),
+    "buried": lambda rig: rig.run("bury", "", "", "", "", "", "b", "", 0),
+    "deleted": lambda rig: rig.run("delete", "", "", "", "", "b"),
+    "restored": lambda rig: rig.crash("second"),
+}
+
+
+@pytest.mark.parametrize("how", ROOM)
+def test_whatever_makes_room_says_so_once(rig: ShardRig, how: str) -> None:
+    channel = Channel(rig, "room")
+    rig.push(job("a"))
+    rig.own().in_flight.take(1, NOW)
+    rig.push(job("a"), job("b"))
+    assert unfit(rig, "c", capacity=3) == [0]
+    ROOM[how](rig)
+    assert channel.messages() == [b""]
+    assert rig.meta("features") is None
+    assert unfit(rig, "c", capacity=3) == []
+    rig.run("delete", "", "", "", "", "c")
+    assert channel.messages() == []  # nobody has asked since
+    channel.close()
+
+
+def test_why_says_of_an_id_that_is_not_there_that_the_queue_is_full(queue: Queue) -> None:
+    queue.push(jobs("a", "b", "c"))
+    assert queue.why("d").reason == "absent"
+    with pytest.raises(QueueFull):
+        queue.push({"id": "d"})
+    why = queue.why("d")
+    assert (why.state, why.reason) == (None, "over_capacity")
+    assert "shard 0 has reached the capacity of the queue" in why.detail
+    assert queue.why("a").reason != "over_capacity"
+    queue.delete("a")
+    assert queue.why("d").reason == "absent"
+
+
+# --- pushing ---
+
+
+def test_what_does_not_fit_is_handed_back(queue: Queue) -> None:
+    with pytest.raises(QueueFull) as caught:
+        queue.push(jobs("a", "b", "a", "c", "d", "b", "d"))
+    assert (caught.value.accepted, caught.value.rest) == (
+        5,
+        [{"id": "d", "payload": 4}, {"id": "d", "payload": 6}],
+    )
+    assert caught.value.capacity == 3
+    assert "queue 'mail' is full (capacity=3" in str(caught.value)
+    assert ids(queue) == ["a", "b", "c"]
+    queue.delete("a")
+    assert queue.push(caught.value.rest) == 2
+    found = queue.peek("d")
+    assert found is not None
+    assert [payload for payload, _ in found.payloads] == [4, 6]
+
+
+def test_a_single_job_that_does_not_fit_is_handed_back(queue: Queue) -> None:
+    queue.push(jobs("a", "b", "c"))
+    with pytest.raises(QueueFull) as caught:
+        queue.push({"id": "d"})
+    assert (caught.value.accepted, list(caught.value.rest)) == (0, [{"id": "d"}])
+    assert queue.push({"id": "a"}) == 1
+    with pytest.raises(QueueFull):
+        queue.put("x")
+    with pytest.raises(QueueFull):
+        asyncio.run(queue.aput("x"))
+
+
+def test_a_long_push_stops_behind_what_did_not_fit(make_app: MakeApp) -> None:
+    queue = make_app().queue("mail", 1, capacity=5500)
+    with pytest.raises(QueueFull) as caught:
+        queue.push({"id": n} for n in range(12_000))
+    assert caught.value.accepted == 5500
+    assert [item["id"] for item in caught.value.rest] == list(range(5500, 12_000))
+    assert queue.stats().length == 5500
+
+
+def test_a_small_capacity_is_filled_from_a_large_chunk(make_app: MakeApp) -> None:
+    # Several calls for a shard, each of which comes after the one before.
+    queue = make_app().queue("mail", 2, capacity=20)
+    with pytest.raises(QueueFull) as caught:
+        queue.push([{"id": n} for n in range(5000)])
+    assert (caught.value.accepted, len(list(caught.value.rest))) == (20, 4980)
+    assert [queue.stats().length, *(shard.length for shard in queue._backend.shards("mail"))] == [20, 10, 10]  # type: ignore[attr-defined]  # it is an application
+
+
+def test_who_waits_gets_in_when_there_is_room(queue: Queue) -> None:
+    queue.push(jobs("a", "b", "c"))
+    done: list[int] = []
+    thread = threading.Thread(target=lambda: done.append(queue.push(jobs("d", "d", "a"), timeout=LONG)))
+    thread.start()
+    until(lambda: ids(queue) == ["a", "b", "c"] and (queue.peek("a") or _none()).payloads_count == 2, "what merges")
+    assert thread.is_alive()
+    queue.delete("b")
+    thread.join(LONG)
+    assert done == [3]
+    assert ids(queue) == ["a", "c", "d"]
+
+
+def _none() -> Any:
+    raise AssertionError("the job is gone")
+
+
+def test_so_does_who_waits_in_a_coroutine(queue: Queue) -> None:
+    async def produce() -> int:
+        pushing = asyncio.create_task(queue.apush({"id": "d"}, timeout=LONG))
+        await asyncio.to_thread(until, lambda: _features(queue) == b" full ", "a refusal")
+        await asyncio.to_thread(queue.delete, "b")
+        return await pushing
+
+    queue.push(jobs("a", "b", "c"))
+    assert asyncio.run(produce()) == 1
+    assert ids(queue) == ["a", "c", "d"]
+
+
+def _features(queue: Queue) -> bytes | None:
+    prefix = queue._prefixes[0]
+    found: bytes | None = queue._client.command("HGET", prefix + "meta", "features", key=prefix)
+    return found
+
+
+def test_who_waits_is_woken(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(overflow, "ASK_AGAIN", LONG)
+    queue.push(jobs("a", "b", "c"))
+    done: list[str] = []
+    thread = threading.Thread(target=lambda: done.append(queue.put("x", timeout=LONG)))
+    thread.start()
+    prefix = queue._prefixes[0]
+    until(lambda: queue._client.command("PUBSUB", "NUMSUB", prefix + "room", key=prefix)[1] == 1, "its subscription")
+    until(lambda: _features(queue) == b" full ", "that it has asked")
+    with queue.consumer() as consumer:
+        consumer.take()[0].ack()
+        thread.join(LONG)
+    assert len(done) == 1
+
+
+@pytest.mark.parametrize("timeout", [0, 0.05])
+def test_the_wait_ends(queue: Queue, timeout: float) -> None:
+    queue.push(jobs("a", "b", "c"))
+    with pytest.raises(QueueFull) as caught:
+        queue.push(jobs("d", "a", "e"), timeout=timeout)
+    assert caught.value.accepted == 1
+    assert [item["id"] for item in caught.value.rest] == ["d", "e"]
+
+
+def test_a_cancelled_wait_pushes_nothing_more(queue: Queue) -> None:
+    async def produce() -> None:
+        pushing = asyncio.create_task(queue.apush({"id": "d"}, timeout=LONG))
+        await asyncio.to_thread(until, lambda: _features(queue) == b" full ", "a refusal")
+        pushing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await pushing
+
+    queue.push(jobs("a", "b", "c"))
+    asyncio.run(produce())
+    queue.delete("b")
+    assert ids(queue) == ["a", "c"]
+
+
+@pytest.mark.parametrize("timeout", [-1, float("nan"), float("inf"), "5", True, 2**40], ids=repr)
+def test_a_timeout_is_a_length_of_time(queue: Queue, timeout: Any) -> None:
+    for push in (queue.push, lambda *args, **options: asyncio.run(queue.apush(*args, **options))):
+        with pytest.raises(ConfigError, match=r"timeout=.* must be seconds"):
+            push({"id": "a"}, timeout=timeout)
+    assert ids(queue) == []
+
+
+def test_pushes_of_several_callers_that_go_together_have_outcomes_of_their_own(queue: Queue) -> None:
+    async def produce() -> list[Any]:
+        pushes = (queue.apush(jobs(n, n)) for n in range(20))
+        return await asyncio.gather(*pushes, return_exceptions=True)
+
+    results = asyncio.run(produce())
+    assert sorted(map(str, [result for result in results if result == 2])) == ["2"] * 3
+    failed = [result for result in results if isinstance(result, QueueFull)]
+    assert [(error.accepted, len(list(error.rest))) for error in failed] == [(0, 2)] * 17
+
+
+def test_twenty_producers_share_a_small_capacity(make_app: MakeApp) -> None:
+    capacity, each = 6, 30
+    queue = make_app().queue("mail", 2, capacity=capacity)
+    queue.push([])
+    errors: list[BaseException] = []
+    apps = [make_app() for _ in range(4)]
+
+    def produce(number: int) -> None:
+        handle = apps[number % 4].queue("mail")
+        try:
+            for start in range(0, each, 3):
+                items = [{"id": f"{number}-{n}", "payload": n} for n in range(start, start + 3)]
+                if number % 2:
+                    assert handle.push(items, timeout=LONG) == 3
+                else:
+                    assert asyncio.run(handle.apush(items, timeout=LONG)) == 3
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=produce, args=(number,)) for number in range(20)]
+    seen: set[str] = set()
+    most = 0
+    give_up_at = time.monotonic() + LONG
+    with queue.consumer() as consumer:
+        for thread in threads:
+            thread.start()
+        while len(seen) < 20 * each and time.monotonic() < give_up_at and not errors:
+            taken = consumer.take(4, timeout=0.2)
+            stats = [shard.length + shard.taken for shard in make_stats(queue)]
+            most = max([most, *stats])
+            for item in taken:
+                seen.add(item.id)
+                item.ack()
+        for thread in threads:
+            thread.join(LONG)
+    assert errors == []
+    assert len(seen) == 20 * each
+    assert most <= capacity / 2
+
+
+def make_stats(queue: Queue) -> list[Any]:
+    """Its shards in figures: each at one moment."""
+    found: list[Any] = queue._backend.shards("mail")  # type: ignore[attr-defined]  # it is an application
+    return found
