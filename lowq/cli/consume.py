@@ -50,8 +50,17 @@ KEPT_ERROR = 2000
 @click.option("--ttl", type=float, metavar="SECONDS", help="How long the payload is good for; default: for ever.")
 @click.option("--priority", type=click.IntRange(0, 9), help="0, the most urgent, to 9; default: that of the queue.")
 @click.option("--shards-count", type=click.IntRange(1, 16384), help="For a queue that doesn't exist yet.")
+@click.option("--timeout", type=click.FloatRange(0), metavar="SECONDS", help="Wait so long for room in a full queue.")
 @json_option
-def put(app: Lowq, queue: str, payload: str | None, shards_count: int | None, as_json: bool, **rest: Any) -> None:
+def put(
+    app: Lowq,
+    queue: str,
+    payload: str | None,
+    shards_count: int | None,
+    timeout: float | None,
+    as_json: bool,
+    **rest: Any,
+) -> None:
     """Put a job with a fresh id; prints the id.
 
     PAYLOAD is JSON; default: "", and - reads it from the standard input.
@@ -62,7 +71,7 @@ def put(app: Lowq, queue: str, payload: str | None, shards_count: int | None, as
     handle = app.queue(queue, shards_count)
     check_exists(handle)
     job = job_of(None, sys.stdin.read() if payload == "-" else payload, **rest)
-    job_id = handle.put(**job)
+    job_id = handle.put(**job, timeout=timeout)
     if as_json:
         echo_json({"queue": queue, "id": job_id})
     else:

@@ -152,6 +152,11 @@ _STATS_COLUMNS = (
 )  # fmt: skip
 
 
+def _note(item: Stats) -> str:
+    full = "" if item.fill is None else f"{item.fill:.0%} of capacity {item.capacity:,}"
+    return ", ".join(filter(None, ("paused" if item.paused else "", full)))
+
+
 def _stats_table(figures: Sequence[Stats], rates: dict[str, float] | None = None) -> list[str]:
     def row(name: str, of: dict[str, Any], note: str = "", *, rate: float | None = None) -> list[str]:
         figures = [number(of[key]) for key in ("length", "due", "scheduled", "retries", "taken", "morgue_length")]
@@ -159,10 +164,7 @@ def _stats_table(figures: Sequence[Stats], rates: dict[str, float] | None = None
         return [name, *figures, duration(of["lag"]), *counters, note]
 
     known = rates or {}
-    rows = [
-        row(item.name, dataclasses.asdict(item), "paused" if item.paused else "", rate=known.get(item.name))
-        for item in figures
-    ]
+    rows = [row(item.name, dataclasses.asdict(item), _note(item), rate=known.get(item.name)) for item in figures]
     if len(figures) > 1:
         rows.append(row(f"all {len(figures)} queues", _total(figures), rate=known.get("")))
     return table(_STATS_COLUMNS, rows, right=[name.rstrip("?") for name in _STATS_COLUMNS[1:-1]])

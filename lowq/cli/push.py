@@ -114,6 +114,7 @@ def _shown(raw: bytes) -> str:
 @click.option("--delay", type=float, metavar="SECONDS", help="When to run, from now on.")
 @click.option("--ttl", type=float, metavar="SECONDS", help="How long the payload is good for; default: for ever.")
 @click.option("--priority", type=click.IntRange(0, 9), help="0, the most urgent, to 9; default: that of the queue.")
+@click.option("--timeout", type=click.FloatRange(0), metavar="SECONDS", help="Wait so long for room in a full queue.")
 @json_option
 def push(
     app: Lowq,
@@ -122,6 +123,7 @@ def push(
     skip: int,
     shards_count: int | None,
     job_id: str | None,
+    timeout: float | None,
     as_json: bool,
     **single: Any,
 ) -> None:
@@ -143,12 +145,12 @@ def push(
     if job_id is not None:
         if file is not None or skip:
             raise Failure("--id pushes a single job; leave out the file and --skip", USAGE)
-        accepted = handle.push(job_of(job_id, **single))
+        accepted = handle.push(job_of(job_id, **single), timeout=timeout)
     else:
         for name, value in single.items():
             if value is not None:
                 raise Failure(f"--{name.replace('_', '-')} is for a single job: give its --id too", USAGE)
-        accepted = _push_lines(app, handle, file or "-", skip)
+        accepted = _push_lines(app, handle, file or "-", skip, timeout)
     if as_json:
         echo_json({"queue": queue, "accepted": accepted})
     else:
@@ -198,7 +200,7 @@ def job_of(
     return job
 
 
-def _push_lines(app: Lowq, queue: Queue, file: str, skip: int) -> int:
+def _push_lines(app: Lowq, queue: Queue, file: str, skip: int, timeout: float | None) -> int:
     with click.open_file(file, "rb") as stream, Progress("jobs") as progress:
         total = os.fstat(stream.fileno()).st_size if file != "-" else 0
         if file == "-" and sys.stdin.isatty():
@@ -219,7 +221,7 @@ def _push_lines(app: Lowq, queue: Queue, file: str, skip: int) -> int:
         # JSON may be much longer than the canonical form that is measured: escapes, spaces.
         source = Source(stream, skip, 8 * app.config.max_payload_bytes + 2**16, on_bytes)
         try:
-            return queue.push(source, on_progress)
+            return queue.push(source, on_progress, timeout=timeout)
         except (BadLine, JobError, PushError, KeyboardInterrupt) as error:
             _give_up(app, error, source, accepted, f"lowq push {queue.name} {file}")
 

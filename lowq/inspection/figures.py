@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from lowq.backend import Backend
 from lowq.codec import decode_id
@@ -42,6 +43,13 @@ class Stats:
     oldest_at: float | None = None
     #: Since the queue was created: payloads whose ttl had passed before they were taken.
     expired: int = 0
+    #: Ids that may wait or be in flight, at most; None: any number.
+    capacity: int | None = None
+
+    @property
+    def fill(self) -> float | None:
+        """How full it is, from 0 to 1; one of its shards may be full before. None: it has no capacity."""
+        return None if self.capacity is None else (self.length + self.taken) / self.capacity
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +89,8 @@ def shards_of(shards: Sequence[ShardStats], names: Mapping[bytes, bytes]) -> lis
     return [shard_info(index, stats, names) for index, stats in enumerate(shards)]
 
 
-def stats_of(name: str, shards: Sequence[ShardStats]) -> Stats:
-    """The queue in figures, from those of its shards."""
+def stats_of(name: str, shards: Sequence[ShardStats], options: Mapping[str, Any]) -> Stats:
+    """The queue in figures, from those of its shards, and its options in the registry."""
 
     def total(name: str) -> int:
         return sum(getattr(shard, name) for shard in shards)
@@ -108,6 +116,7 @@ def stats_of(name: str, shards: Sequence[ShardStats]) -> Stats:
         oldest_id=_text(oldest_id),
         oldest_at=untrusted.finite(oldest_at),
         expired=total("expired"),
+        capacity=untrusted.whole(options.get("capacity"), 1),
     )
 
 

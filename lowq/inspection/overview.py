@@ -35,5 +35,5 @@ def overview(backend: Backend) -> list[QueueOverview]:
         except ScriptError as error:  # a key of the wrong type
             untrusted.log_skipped("queue", info.name, str(error))
             continue
-        found.append(QueueOverview(stats_of(info.name, figures), shards_of(figures, names)))
+        found.append(QueueOverview(stats_of(info.name, figures, info.options), shards_of(figures, names)))
     return found

@@ -129,7 +129,7 @@ class Queries:
         Raises:
             UnknownQueueError, RedisUnavailable
         """
-        return stats_of(self.name, read_stats(self._client, self._prefixes, now))
+        return stats_of(self.name, read_stats(self._client, self._prefixes, now), self.options)
 
     def statistics(self, *, now: float | None = None) -> Statistics:
         """Tasks by state and calls by verb, in the words of Tarantool's queue module.

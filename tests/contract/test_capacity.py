@@ -144,6 +144,21 @@ def test_why_says_of_an_id_that_is_not_there_that_the_queue_is_full(queue: Queue
     assert queue.why("d").reason == "absent"
 
 
+def test_the_figures_say_how_full_it_is(queue: Queue) -> None:
+    queue.push(jobs("a", "b"))
+    with queue.consumer() as consumer:
+        consumer.take()
+        (seen,) = queue._backend.overview()  # type: ignore[attr-defined]  # it is an application
+        for stats in (queue.stats(), seen.stats):
+            assert (stats.capacity, stats.fill) == (3, 2 / 3)
+
+
+def test_a_queue_without_capacity_is_never_full(make_app: MakeApp) -> None:
+    queue = make_app().queue("mail", 1)
+    queue.push(jobs("a", "b"))
+    assert (queue.stats().capacity, queue.stats().fill) == (None, None)
+
+
 # --- pushing ---
 
 

@@ -95,7 +95,6 @@ local function bury_taken(item)
 end
 
 local superseded = token == '' and is_superseded(prefix, ARGV[4], now)
-local is_debounced = uses(features, 'debounce')
 local function bury_waiting(item)
   if superseded then
     return 0

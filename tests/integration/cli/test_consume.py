@@ -73,6 +73,16 @@ def test_figures_are_sent_to_graphite(queue: Queue, run: Run) -> None:
     assert queue.statistics().tasks.done == 3
 
 
+def test_a_queue_that_is_full_says_so_and_may_be_waited_for(queue: Queue, run: Run) -> None:
+    full = queue._backend.queue("full", 1, capacity=1)  # type: ignore[attr-defined]  # it is an application
+    full.push({"id": 1})
+    for verb in (["put", "full", '"x"'], ["push", "full", "--id", "2"]):
+        assert "queue 'full' is full (capacity=1" in run(*verb, code=1).stderr
+    assert "100% of capacity 1" in run("stats", "full").stdout
+    full.clear()
+    assert run("push", "full", "--id", "2", "--timeout", "30").stdout == "1 payload pushed to full\n"
+
+
 def test_a_command_gets_the_payloads_and_its_exit_code_says_what_becomes_of_the_job(
     queue: Queue, run: Run, tmp_path: Path
 ) -> None:
