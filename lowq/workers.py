@@ -63,7 +63,7 @@ _WEIGHTS = (1e-6, 1e6)
 #: The options that say in which time a handler has to end.
 _LIMITS = ("time_limit", "ttr")
 #: The options of a worker that are checked in ways of their own.
-_OWN = ("queue_name", "weight", "time_limit")
+_OWN = ("queue_name", "weight", "time_limit", "on_event", "driver")
 #: The options of whole numbers that the registry always has.
 _SHOWN = ("shards_count", "batch_size", "max_retry_count", "max_payloads", "max_crash_count", "max_threads")
 

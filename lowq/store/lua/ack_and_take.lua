@@ -216,6 +216,7 @@ local orphans, parted, expiring = {}, {}, {}
 local gone = {} -- ids that are taken whole
 local leaving, arriving = {}, {} -- keys of sets that are, and what they become
 local full -- the level of which nothing more is taken
+local is_known = next_due ~= nil -- it is what was lost, and comes first
 for i = 1, #waiting, 2 do
   local id, perform_at = waiting[i], waiting[i + 1]
   if not in_flight[id] and not (full and levels[i] == full) then
@@ -259,7 +260,7 @@ for i = 1, #waiting, 2 do
       end
     end
     if not takes or parted[id] then
-      if not next_due or (has_levels and tonumber(perform_at) < next_due) then
+      if not next_due or (has_levels and not is_known and tonumber(perform_at) < next_due) then
         next_due = tonumber(perform_at)
       end
       if not takes then

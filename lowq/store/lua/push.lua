@@ -31,12 +31,13 @@
 local prefix, token, width = KEYS[1], ARGV[2], string.byte(ARGV[5]) - 48
 local accepted = (#ARGV - 7) / width
 local options = {}
-if #ARGV[5] > 1 then
+local has_options = #ARGV[5] > 1 -- what most queues have not costs them no more than to ask for this
+if has_options then
   for name, value in string.gmatch(ARGV[5], ' (%S+)=(%S+)') do
     options[name] = value
   end
 end
-local is_append, is_latest = options.merge == 'append', options.merge == 'latest'
+local is_append, is_latest, debounced = options.merge == 'append', options.merge == 'latest', nil
 
 local meta = redis.call('HMGET', prefix .. 'meta', 'shards_count', 'clock', 'slot', 'repeated', 'server_time',
   'server_time_since', 'features')
@@ -58,33 +59,28 @@ if ARGV[7] ~= '' and not redis.call('LPOS', prefix .. 'pushed', ARGV[7]) then
   return redis.error_reply('OUTOFTURN ' .. ARGV[7])
 end
 
--- Which jobs don't fit. One whose id waits does, and one whose id comes again in the call does if the first does.
-local function find_unfit(capacity)
-  local room = capacity - redis.call('ZCARD', prefix .. 'due') - redis.call('HLEN', prefix .. 'taken')
-  if room >= accepted then
-    return {}
-  end
-  local ids, known, unfit = {}, {}, {}
-  for i = 8, #ARGV, width do
-    ids[#ids + 1] = ARGV[i]
-  end
-  local waiting = redis.call('ZMSCORE', prefix .. 'due', unpack(ids))
-  for i, id in ipairs(ids) do
-    if not (waiting[i] or known[id]) then
-      if room > 0 then
-        room, known[id] = room - 1, true
-      else
-        unfit[#unfit + 1] = i - 1
+if options.capacity then
+  local room = tonumber(options.capacity) - redis.call('ZCARD', prefix .. 'due') - redis.call('HLEN', prefix .. 'taken')
+  if room < accepted then
+    -- A job whose id waits fits, and one whose id comes again in the call does if the first does.
+    local ids, known, unfit = {}, {}, {}
+    for i = 8, #ARGV, width do
+      ids[#ids + 1] = ARGV[i]
+    end
+    local waiting = redis.call('ZMSCORE', prefix .. 'due', unpack(ids))
+    for i, id in ipairs(ids) do
+      if not (waiting[i] or known[id]) then
+        if room > 0 then
+          room, known[id] = room - 1, true
+        else
+          unfit[#unfit + 1] = i - 1
+        end
       end
     end
-  end
-  return unfit
-end
-if options.capacity then
-  local unfit = find_unfit(tonumber(options.capacity))
-  if #unfit > 0 then
-    add_feature(prefix, meta[7], 'full')
-    return redis.error_reply('QUEUEFULL ' .. table.concat(unfit, ' '))
+    if #unfit > 0 then
+      note_feature(prefix, meta[7], 'full', true)
+      return redis.error_reply('QUEUEFULL ' .. table.concat(unfit, ' '))
+    end
   end
 end
 
@@ -120,13 +116,14 @@ local function write_inline()
 end
 
 -- Of ids that nothing waits for, whose payloads are inline: when they expire, id, time, id...
-local features, expiring = meta[7], {}
-local has_ttl, has_levels, levels = uses(features, 'ttl'), uses(features, 'priority'), {}
--- With debounce: when the ids are due, those that wait, and until when they may be put off, those that may.
-local debounce, max_wait = tonumber(options.debounce), tonumber(options.max_wait)
-local due_at, deadlines, started, put_off = {}, {}, {}, {}
-if debounce then
-  local ids = {}
+local features, expiring, is_extended = meta[7], nil, width == 6
+local has_ttl, has_levels = uses(features, 'ttl'), uses(features, 'priority')
+-- With debounce: what becomes of the ids that are put off, and the times until when: time, id, time, id...
+local put_off, started
+if options.debounce then
+  put_off, started = {}, {}
+  local debounce, max_wait = tonumber(options.debounce), tonumber(options.max_wait)
+  local ids, due_at, deadlines = {}, {}, {}
   for j = 8, #ARGV, width do
     ids[#ids + 1] = ARGV[j]
   end
@@ -136,30 +133,30 @@ if debounce then
     due_at[id] = waiting[j] and tonumber(waiting[j]) or nil
     deadlines[id] = waiting[j] and entered[j] and tonumber(entered[j]) or nil
   end
-end
 
--- When an id is due that gets a payload now, which without debounce would be `at`. `is_timed`: somebody has said so.
-local function debounced(id, at, is_timed, level)
-  if not due_at[id] then
-    if not is_timed then
-      deadlines[id] = bounded(now + max_wait)
-      started[#started + 1], started[#started + 2] = deadlines[id], id
-      at = math.max(at, bounded(now + debounce))
+  -- When an id is due that gets a payload now, which without debounce would be `at`. `is_timed`: somebody has said so.
+  debounced = function(id, at, is_timed, level)
+    if not due_at[id] then
+      if not is_timed then
+        deadlines[id] = bounded(now + max_wait)
+        started[#started + 1], started[#started + 2] = deadlines[id], id
+        at = math.max(at, bounded(now + debounce))
+      end
+      due_at[id] = level * 8589934592 + at
+      return at
     end
-    due_at[id] = level * 8589934592 + at
+    local its_level, perform_at = split_score(due_at[id])
+    if deadlines[id] and perform_at > now then
+      if deadlines[id] > now + max_wait then -- the server's clock has stepped back, or max_wait is less than it was
+        deadlines[id] = now + max_wait
+        started[#started + 1], started[#started + 2] = deadlines[id], id
+      end
+      at = math.max(now, math.min(now + debounce, deadlines[id]))
+      due_at[id] = math.min(its_level, level) * 8589934592 + at
+      put_off[#put_off + 1], put_off[#put_off + 2] = due_at[id], id
+    end
     return at
   end
-  local its_level, perform_at = split_score(due_at[id])
-  if deadlines[id] and perform_at > now then
-    if deadlines[id] > now + max_wait then -- the server's clock has stepped back, or max_wait is less than it was
-      deadlines[id] = now + max_wait
-      started[#started + 1], started[#started + 2] = deadlines[id], id
-    end
-    at = math.max(now, math.min(now + debounce, deadlines[id]))
-    due_at[id] = math.min(its_level, level) * 8589934592 + at
-    put_off[#put_off + 1], put_off[#put_off + 2] = due_at[id], id
-  end
-  return at
 end
 
 local i, text, last = 8, nil, nil
@@ -178,12 +175,18 @@ for _, key in ipairs(keys) do
   else
     at = math.max(soonest, bounded(tonumber(at)))
   end
-  local level = width == 6 and tonumber(ARGV[i + 5]) or 0
-  local expires = width == 6 and ARGV[i + 4] ~= '' and bounded(now + tonumber(ARGV[i + 4])) or nil
-  if expires and not has_ttl then
-    features, has_ttl = add_feature(prefix, features, 'ttl'), true
+  local level, expires = 0, nil
+  if is_extended then
+    level = tonumber(ARGV[i + 5]) or 0
+    expires = ARGV[i + 4] ~= '' and bounded(now + tonumber(ARGV[i + 4])) or nil
+    if expires and not has_ttl then
+      features, has_ttl = note_feature(prefix, features, 'ttl', true), true
+    end
+    if level > 0 and not has_levels then
+      features, has_levels = note_feature(prefix, features, 'priority', true), true
+    end
   end
-  if debounce then
+  if debounced then
     at = debounced(ARGV[i], at, is_timed, level)
   end
   if is_append then
@@ -193,9 +196,9 @@ for _, key in ipairs(keys) do
   if present > 0 or forms[key] or #payload > 4096 then
     write_inline()
     if has_ttl then
-      if #expiring > 0 then
+      if expiring then
         redis.call('ZADD', prefix .. 'expires', unpack(expiring))
-        expiring = {}
+        expiring = nil
       end
       if is_latest then
         forms[key] = add_latest_expiring(prefix, ARGV[i], payload, score, forms[key], expires)
@@ -209,16 +212,13 @@ for _, key in ipairs(keys) do
     end
   else
     if expires then
+      expiring = expiring or {}
       expiring[#expiring + 1], expiring[#expiring + 2] = expires, ARGV[i]
     end
     forms[key] = score .. ' ' .. payload
     inline[#inline + 1] = key
     inline[#inline + 1] = forms[key]
   end
-  if level > 0 and not has_levels then
-    features, has_levels = add_feature(prefix, features, 'priority'), true
-  end
-  levels[#levels + 1] = level
   due[#due + 1] = level > 0 and level * 8589934592 + at or (at == clock and text or at)
   due[#due + 1] = ARGV[i]
   if not first or at < first then
@@ -229,22 +229,24 @@ for _, key in ipairs(keys) do
 end
 
 write_inline()
-if #expiring > 0 then
+if expiring then
   redis.call('ZADD', prefix .. 'expires', unpack(expiring))
 end
 
 redis.call('ZADD', prefix .. 'due', 'NX', unpack(due))
-if #put_off > 0 then
-  redis.call('ZADD', prefix .. 'due', 'XX', unpack(put_off))
-end
-if #started > 0 then
-  redis.call('ZADD', prefix .. 'debounced', unpack(started))
+if debounced then
+  if #put_off > 0 then
+    redis.call('ZADD', prefix .. 'due', 'XX', unpack(put_off))
+  end
+  if #started > 0 then
+    redis.call('ZADD', prefix .. 'debounced', unpack(started))
+  end
 end
 if filler then
   redis.call('ZREM', prefix .. 'due', filler)
 end
 if has_levels then
-  raise_levels(prefix, due, filler and 3 or 1, levels)
+  raise_levels(prefix, due, filler and 3 or 1, width)
 end
 if ARGV[1] == '' then
   -- `text` is the clock of the last job: what is given as text costs Redis no printing of a number.
@@ -260,15 +262,11 @@ if ARGV[1] == '' then
 elseif is_append then -- heads must differ also where the time is given
   redis.call('HSET', prefix .. 'meta', 'clock', text)
 end
-if is_latest then
-  features = add_feature(prefix, features, 'latest')
-elseif uses(features, 'latest') then
-  features = remove_feature(prefix, features, 'latest')
-end
-if debounce then
-  features = add_feature(prefix, features, 'debounce')
-elseif uses(features, 'debounce') and redis.call('EXISTS', prefix .. 'debounced') == 0 then
-  features = remove_feature(prefix, features, 'debounce')
+if has_options or features then
+  features = note_feature(prefix, features, 'latest', is_latest)
+  local waits = debounced
+    or (features and string.find(features, ' debounce ') and redis.call('EXISTS', prefix .. 'debounced') == 1)
+  features = note_feature(prefix, features, 'debounce', waits)
 end
 if not meta[1] then
   redis.call('HSET', prefix .. 'meta', 'shards_count', ARGV[4])

@@ -1088,25 +1088,27 @@ end""",
     Mutation(
         "what is due is put off",
         ("push",),
-        """\
-local function debounced(id, at, is_timed)
-  if deadlines[id] and due_at[id] <= now then
-    due_at[id] = now + 0.000001
-  end
-  return sound(id, at, is_timed)
-end""",
+        calls={
+            "ZMSCORE": """\
+    local times, now = real(command, unpack(args)), tonumber(ARGV[1])
+    for i, at in ipairs(times) do
+      if string.sub(key, -3) == 'due' and at and tonumber(at) <= now then times[i] = now + 0.000001 end
+    end
+    do return times end"""
+        },
         policies=("debounce",),
     ),
     Mutation(
         "an id is put off for ever",
         ("push",),
-        """\
-local function debounced(id, at, is_timed)
-  if deadlines[id] then
-    deadlines[id] = now + max_wait
-  end
-  return sound(id, at, is_timed)
-end""",
+        calls={
+            "ZMSCORE": """\
+    local times = real(command, unpack(args))
+    for i, at in ipairs(times) do
+      if string.sub(key, -9) == 'debounced' and at then times[i] = 8000000000 end
+    end
+    do return times end"""
+        },
         policies=("debounce",),
     ),
     Mutation(
@@ -1124,7 +1126,10 @@ end""",
     Mutation(
         "once latest, always latest",
         ("push",),
-        "local function remove_feature() end",
+        """\
+local function note_feature(prefix, features, word, is_used)
+  return is_used and sound(prefix, features, word, true) or features
+end""",
         policies=("collapse", "append", "latest"),
     ),
 ]

@@ -7,30 +7,27 @@ local function uses(features, word)
   return features and string.find(features, ' ' .. word .. ' ', 1, true) ~= nil
 end
 
--- Notes that a shard uses it. Returns the field as it is then.
-local function add_feature(prefix, features, word)
-  if not uses(features, word) then
+-- Notes that a shard uses it, or uses it no more. Returns the field as it is then, or false.
+local function note_feature(prefix, features, word, is_used)
+  local noted = features and string.find(features, ' ' .. word .. ' ', 1, true)
+  if is_used and not noted then
     features = (features or ' ') .. word .. ' '
+    redis.call('HSET', prefix .. 'meta', 'features', features)
+  elseif noted and not is_used then
+    features = string.gsub(features, ' ' .. word .. ' ', ' ', 1)
+    if features == ' ' then
+      redis.call('HDEL', prefix .. 'meta', 'features')
+      return false
+    end
     redis.call('HSET', prefix .. 'meta', 'features', features)
   end
   return features
 end
 
--- Notes that a shard uses it no more. Returns the field as it is then, or false.
-local function remove_feature(prefix, features, word)
-  local left = string.gsub(features, ' ' .. word .. ' ', ' ', 1)
-  if left == ' ' then
-    redis.call('HDEL', prefix .. 'meta', 'features')
-    return false
-  end
-  redis.call('HSET', prefix .. 'meta', 'features', left)
-  return left
-end
-
 -- Tells those who wait for room that there is some. A push that did not fit has noted `full`.
 local function announce_room(prefix, features)
   if uses(features, 'full') then
-    remove_feature(prefix, features, 'full')
+    note_feature(prefix, features, 'full', false)
     redis.call('PUBLISH', prefix .. 'room', '')
   end
 end

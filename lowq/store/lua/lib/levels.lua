@@ -46,8 +46,8 @@ local function find_oldest(prefix, features)
 end
 
 -- Jobs that were pushed for ids which wait already, and less urgently: they become as urgent. `due` has the scores and
--- ids as they were pushed, from `start` on, `levels` their levels.
-local function raise_levels(prefix, due, start, levels)
+-- ids as they were pushed, from `start` on.
+local function raise_levels(prefix, due, start, width)
   local ids = {}
   for i = start + 1, #due, 2 do
     ids[#ids + 1] = due[i]
@@ -55,8 +55,9 @@ local function raise_levels(prefix, due, start, levels)
   local scores, raised = redis.call('ZMSCORE', prefix .. 'due', unpack(ids)), {}
   for i, id in ipairs(ids) do
     local level, at = split_score(scores[i])
-    if levels[i] < level then
-      raised[#raised + 1], raised[#raised + 2] = levels[i] * 8589934592 + at, id
+    local wanted = width == 6 and tonumber(ARGV[8 + (i - 1) * width + 5]) or 0
+    if wanted < level then
+      raised[#raised + 1], raised[#raised + 2] = wanted * 8589934592 + at, id
     end
   end
   if #raised > 0 then
