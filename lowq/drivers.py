@@ -109,9 +109,9 @@ def _described(kind: Kind, point: EntryPoint) -> str:
 def _unknown(kind: Kind, name: object) -> ConfigError:
     known = names(kind)
     near = get_close_matches(name, known, 1) if isinstance(name, str) else []
-    hint = f"did you mean {near[0]!r}? " if near else ""
+    hint = f"Did you mean {near[0]!r}? " if near else ""
     return ConfigError(
-        f"there is no {kind} {name!r:.100}; {hint}There are {', '.join(known)}; an installed package adds others by "
+        f"there is no {kind} {name!r:.100}. {hint}There are {', '.join(known)}; an installed package adds others by "
         f"entry points in the group {GROUPS[kind]!r}"
     )
 

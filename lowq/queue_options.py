@@ -10,6 +10,7 @@ from dataclasses import dataclass, fields
 from datetime import timedelta
 from typing import Any, Literal, Self, TypeAlias, TypedDict
 
+from lowq import drivers
 from lowq.codec import MAX_TIME
 from lowq.errors import ConfigError, LowqError
 from lowq.retry import MAX_RETRY_COUNT
@@ -264,13 +265,21 @@ def check_waits(whose: str, debounce: float | None, max_wait: float | None) -> N
 
 
 def _checked_merge(whose: str, merge: Any) -> MergePolicy | MergeFunction:
-    if merge in _POLICIES if isinstance(merge, str) else callable(merge):
-        if callable(merge) and not _takes_payloads(merge):
-            raise ConfigError(f"{whose}: merge={merge!r:.100} must take one argument, the list of payloads")
-        return merge  # type: ignore[no-any-return]  # it is one of these
-    raise ConfigError(
-        f"{whose}: merge={merge!r:.100} must be one of {', '.join(map(repr, _POLICIES))}, or a function of the payloads"
-    )
+    if isinstance(merge, str):
+        if merge in _POLICIES:
+            return merge
+        try:
+            merge = drivers.load("merge", merge)
+        except ConfigError as error:
+            raise ConfigError(f"{whose}: merge={merge!r:.100}: {error}") from error.__cause__
+    if not callable(merge):
+        raise ConfigError(
+            f"{whose}: merge={merge!r:.100} must be one of {', '.join(map(repr, _POLICIES))}, the name of a driver, or "
+            "a function of the payloads"
+        )
+    if not _takes_payloads(merge):
+        raise ConfigError(f"{whose}: merge={merge!r:.100} must take one argument, the list of payloads")
+    return merge  # type: ignore[no-any-return]  # whatever it is, it can be called
 
 
 def _takes_payloads(function: Callable[..., Any]) -> bool:

@@ -26,7 +26,7 @@ class TaskCounts:
     buried: int
     #: All of these.
     total: int
-    #: Acknowledged or deleted, since the queue was created.
+    #: Acknowledged, deleted or expired, since the queue was created.
     done: int
 
 
@@ -82,7 +82,7 @@ def read_statistics(client: Client, name: str, prefixes: Sequence[str], now: flo
     due, taken = sum(shard.due for shard in shards), sum(shard.taken for shard in shards)
     length, buried = sum(shard.length for shard in shards), sum(shard.morgue_length for shard in shards)
     ack = sum(shard.processed for shard in shards)
-    total, done = length + taken + buried, ack + delete
+    total, done = length + taken + buried, ack + delete + sum(shard.expired for shard in shards)
     return Statistics(
         name,
         TaskCounts(ready=due, taken=taken, delayed=length - due, buried=buried, total=total, done=done),

@@ -13,6 +13,7 @@ import pytest
 import lowq
 from lowq import codec, drivers
 from lowq.errors import ConfigError
+from tests.waiting import PATIENCE
 
 Install = Callable[..., None]
 
@@ -90,7 +91,7 @@ def test_a_wrong_name_is_refused_with_those_that_there_are(
 
 
 def test_a_name_that_is_nearly_right(install: Install) -> None:
-    with pytest.raises(ConfigError, match="did you mean 'lag'"):
+    with pytest.raises(ConfigError, match="Did you mean 'lag'"):
         drivers.load("scheduler", "lagg")
 
 
@@ -179,3 +180,21 @@ def test_a_queue_class_that_there_is_not() -> None:
 
         @app.worker(driver="no")
         def orders(payloads_by_id: dict[str, list[Any]]) -> None: ...
+
+
+def test_a_merge_policy_by_name(install: Install) -> None:
+    install("lowq.merges", "mine", "builtins:sorted")
+    app = lowq.Lowq(redis_url="memory://")
+    queue = app.queue("pages", 1, merge="mine")
+    queue.push([{"id": 1, "payload": number, "score": -number} for number in range(3)])
+    with queue.consumer() as consumer:
+        (job,) = consumer.take(timeout=PATIENCE)
+        assert job.payloads == [0, 1, 2]  # by score they are the other way round
+    app.close()
+
+
+def test_a_merge_policy_that_there_is_not() -> None:
+    app = lowq.Lowq(redis_url="memory://")
+    with pytest.raises(ConfigError, match=r"^queue 'pages': merge='apend': .*append, collapse, latest"):
+        app.queue("pages", 1, merge="apend")
+    app.close()

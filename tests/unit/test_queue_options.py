@@ -51,11 +51,11 @@ WRONG: list[tuple[str, Any]] = [
 @pytest.mark.parametrize(("name", "value"), WRONG)
 def test_what_makes_no_sense_is_refused_where_it_is_declared(app: lowq.Lowq, name: str, value: Any) -> None:
     options: Any = {name: value}
-    with pytest.raises(ConfigError, match=rf"^queue 'mail': {name}=.* must "):
+    with pytest.raises(ConfigError, match=rf"^queue 'mail': {name}=.* (must|there is no) "):
         app.queue("mail", 4, **options)
-    with pytest.raises(ConfigError, match=rf"^Plain: {name}=.* must "):
+    with pytest.raises(ConfigError, match=rf"^Plain: {name}=.* (must|there is no) "):
         app.worker(**options)(Plain)
-    with pytest.raises(ConfigError, match=rf"^Sync: {name}=.* must "):
+    with pytest.raises(ConfigError, match=rf"^Sync: {name}=.* (must|there is no) "):
         app.worker(type("Sync", (Plain,), {name: staticmethod(value) if callable(value) else value}))
     assert not app.workers
 
