@@ -87,10 +87,10 @@ local function add_latest_expiring(prefix, id, payload, score, form, at)
   local key = prefix .. 'payloads:' .. id
   local present, its_score = get_highest(key, form)
   local stays = payload
-  if present == payload then
-    at = earlier(at, expiry_of(prefix, id, present))
-  elseif present and tonumber(its_score) > tonumber(score) then
+  if present and present ~= payload and tonumber(its_score) > tonumber(score) then
     stays, at = present, expiry_of(prefix, id, present)
+  elseif present == payload or (present and not redis.call('MGET', key)[1] and redis.call('ZSCORE', key, payload)) then
+    at = earlier(at, expiry_of(prefix, id, payload)) -- also of one that another policy has left behind the highest
   end
   forget_expiry(prefix, id)
   form = add_latest(key, payload, score, form)
@@ -106,13 +106,16 @@ end
 -- As `merge_latest`, of an id in flight whose payloads have a key, with their times.
 local function merge_latest_expiring(prefix, id)
   local source, times = prefix .. 'taken:payloads:' .. id, prefix .. 'taken:expires:' .. id
+  promote_to_zset(source)
   local payload, score = get_highest(source)
   if payload then
     local at = redis.call('ZSCORE', times, payload) or nil
     local present, its_score = get_highest(prefix .. 'payloads:' .. id)
     if present and tonumber(its_score) >= tonumber(score) then
-      local its_at = expiry_of(prefix, id, present)
-      at = present == payload and earlier(at, its_at) or (present ~= payload and its_at or nil)
+      at = expiry_of(prefix, id, present)
+      if redis.call('ZSCORE', source, present) then
+        at = earlier(at, redis.call('ZSCORE', times, present))
+      end
       payload, score = present, its_score
     end
     redis.call('UNLINK', source, times)
