@@ -2,6 +2,8 @@
 
 A script simply calls functions of the library: those that it calls, and those that they call, are put before it, and
 no others, as each costs time whenever the script runs. It names Redis's script flags in a line ``--!flags a,b``.
+Functions that it seldom needs it names in a line ``--!rarely a b``: they, and what only they call, are made when it
+calls ``rarely()``, which returns them in that order.
 """
 
 import hashlib
@@ -18,6 +20,7 @@ from lowq.errors import ConfigError
 _FUNCTION = re.compile(r"(?:^--[^\n]*\n)*^local function (\w+)\(.*?^end$", re.MULTILINE | re.DOTALL)
 _COMMENT = re.compile(r"--[^\n]*")
 _CALLED = re.compile(r"\b(\w+)\(")
+_RARELY = re.compile(r"^--!rarely (.+)$", re.MULTILINE)
 _FLAGS = re.compile(r"^--!flags (\S+)$", re.MULTILINE)
 
 
@@ -54,10 +57,24 @@ def load_scripts() -> dict[str, Script]:
         text = item.read_text(encoding="utf-8")
         flags = _FLAGS.search(text)
         name = item.name.removesuffix(".lua")
-        needed: dict[str, str] = {}
-        _find_needed(text, library, needed)
-        scripts[name] = Script(name, "\n\n".join([*needed.values(), text]), flags[1] if flags else "")
+        scripts[name] = Script(name, _assemble(text, library), flags[1] if flags else "")
     return scripts
+
+
+def _assemble(text: str, library: Mapping[str, str]) -> str:
+    """A script with the functions of the library that it needs before it."""
+    rarely = _RARELY.search(text)
+    names = rarely[1].split() if rarely else []
+    others = {name: function for name, function in library.items() if name not in names}
+    needed: dict[str, str] = {}
+    _find_needed(text, others, needed)
+    if not names:
+        return "\n\n".join([*needed.values(), text])
+    all_needed: dict[str, str] = {}
+    _find_needed(text, library, all_needed)
+    rest = [function for name, function in all_needed.items() if name not in needed]
+    made = "\n\n".join(["local rarely = function()", *rest, f"return {', '.join(names)}\nend"])
+    return "\n\n".join([*needed.values(), made, text])
 
 
 def _find_needed(text: str, library: Mapping[str, str], needed: dict[str, str]) -> None:

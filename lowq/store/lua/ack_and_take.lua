@@ -71,6 +71,11 @@ local now = read_now()
 local meta = redis.call('HMGET', key_meta, 'clock', 'delivery', 'paused', 'processed', 'server_time',
   'server_time_since', 'features')
 local has_ttl, has_levels = uses(meta[7], 'ttl'), uses(meta[7], 'priority')
+--!rarely sweep_expired expire_taken take_expiries read_levels announce_room touch
+local sweep_expired, expire_taken, take_expiries, read_levels, announce_room, touch
+if meta[7] then
+  sweep_expired, expire_taken, take_expiries, read_levels, announce_room, touch = rarely()
+end
 shift_due(prefix, now, meta[5], meta[6])
 local due_cutoff = read_due_cutoff(prefix, now, meta[1] or '')
 local paused = meta[3] and 1 or 0
@@ -275,7 +280,9 @@ end
 
 if #arriving > 0 then
   redis.call('EXISTS', unpack(arriving)) -- before the first write, as `touch` does
-  touch(prefix, { 'expires:', 'taken:expires:' }, expiring)
+  if #expiring > 0 then
+    touch(prefix, { 'expires:', 'taken:expires:' }, expiring)
+  end
 end
 
 -- 2. Write.
@@ -357,7 +364,9 @@ if #fields > 0 then
   redis.call('HSET', key_meta, unpack(fields))
 end
 if #acked_ids + #orphans > 0 then
-  announce_room(prefix, meta[7])
+  if meta[7] then
+    announce_room(prefix, meta[7])
+  end
 end
 
 -- Up to the due_cutoff it is due now. Rounded up, or whoever waits that long could come too early. Bounded, as a

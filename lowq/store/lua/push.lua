@@ -41,6 +41,11 @@ local is_append, is_latest, debounced = options.merge == 'append', options.merge
 
 local meta = redis.call('HMGET', prefix .. 'meta', 'shards_count', 'clock', 'slot', 'repeated', 'server_time',
   'server_time_since', 'features')
+--!rarely add_expiring add_latest_expiring add_latest raise_levels note_feature
+local add_expiring, add_latest_expiring, add_latest, raise_levels, note_feature
+if meta[7] or has_options or width == 6 then
+  add_expiring, add_latest_expiring, add_latest, raise_levels, note_feature = rarely()
+end
 -- A call may arrive after its own repeat, from a connection that was given up: then it finds its token in `repeated`,
 -- which costs nothing as long as no call was repeated lately.
 if meta[4] and ARGV[3] ~= '1' and redis.call('ZSCORE', prefix .. 'repeated', token) then
