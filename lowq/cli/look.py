@@ -134,8 +134,14 @@ def statistics(app: Lowq, queues: tuple[str, ...], as_json: bool) -> None:
 
     In the words of Tarantool's queue module, of all queues or of those named.
     """
-    names = list(dict.fromkeys(queues)) or [info.name for info in app.queues()]
-    found = [app.queue(name).statistics() for name in names]
+    found = []
+    for name in list(dict.fromkeys(queues)) or [info.name for info in app.queues()]:
+        try:
+            found.append(app.queue(name).statistics())
+        except ScriptError as error:  # a key of the wrong type: `stats` leaves it out, too
+            if queues:
+                raise
+            untrusted.log_skipped("queue", name, str(error))
     if as_json:
         echo_json({"queues": found})
     elif not found:

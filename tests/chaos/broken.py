@@ -70,7 +70,7 @@ local given, width, time = ARGV, tonumber(ARGV[5]), redis.call('TIME')
 local clock = tonumber(redis.call('HGET', KEYS[1] .. 'meta', 'clock') or '') or 0
 local score = string.format('%.17g', math.max(time[1] + time[2] / 1000000, clock + 0.000001))
 local ARGV = { unpack(given, 1, 7) }
-ARGV[5] = math.max(width, 3)
+ARGV[5] = tostring(math.max(width, 3))
 for i = 8, #given, width do
   local its_score = width > 2 and given[i + 2] or ''
   for _, each in ipairs({ given[i], given[i + 1], its_score == '' and score or its_score }) do

@@ -944,8 +944,8 @@ end""",
         "retrying ids come in company",
         ("ack_and_take",),
         """\
-local function hand_out(id, key, inline, perform_at, retry_count, alone)
-  local more, stopped = sound(id, key, inline, perform_at, retry_count, false)
+local function hand_out(id, key, inline, perform_at, retry_count, alone, word)
+  local more, stopped = sound(id, key, inline, perform_at, retry_count, false, word)
   return more and not alone, stopped
 end""",
         deep=True,
