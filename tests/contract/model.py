@@ -120,6 +120,8 @@ def keep_latest(target: dict[bytes, float], source: dict[bytes, float]) -> None:
 
 def keep_latest_with_times(target: Waiting, source: "Flight | Waiting") -> None:
     """The same with the time at which it expires."""
+    if not source.payloads:
+        return
     times = [(held.expires.get(payload), payload) for held in (target, source) for payload in held.payloads]
     keep_latest(target.payloads, source.payloads)
     (stays,) = target.payloads
@@ -202,6 +204,8 @@ class Model:
             if token in self.pushed:
                 return len(jobs)
         self.used = True
+        for job_id in dict.fromkeys(job[0] for job in jobs):
+            self._expire_waiting(job_id, now)
         self._settle(now)
         clock = max(now, (self.clock or 0) + TICK)
         for job_id, payload, score, perform_at, ttl, level in jobs:
@@ -309,11 +313,11 @@ class Model:
         restored, poisoned = 0, []
         for job_id, flight in list(self.taken.items()):
             if not charge:
-                self._put_back(job_id, min(flight.perform_at, now))
+                self._put_back(job_id, min(flight.perform_at, now), now)
             elif self.owner_uncharged and self.uncharged.get(job_id, 0) < 2:
                 self.uncharged[job_id] = self.uncharged.get(job_id, 0) + 1
                 self.crashes.setdefault(job_id, 0)
-                self._put_back(job_id, min(flight.perform_at, now))
+                self._put_back(job_id, min(flight.perform_at, now), now)
             elif self._crash(job_id, now, now + 0.05):
                 poisoned.append(job_id)
                 continue
@@ -350,7 +354,7 @@ class Model:
             self._bury(job_id, now, died, self.taken.pop(job_id).payloads)
             self._forget(job_id)
             return True
-        self._put_back(job_id, not_before)
+        self._put_back(job_id, not_before, now)
         self.solo.add(job_id)
         return False
 
@@ -435,11 +439,15 @@ class Model:
 
     def sweep(self, now: float) -> None:
         """What has expired of all that waits."""
-        for job_id, job in list(self.waiting.items()):
-            if self._expire(job, now) and not job.payloads:
-                del self.waiting[job_id]
-                if job_id not in self.taken:
-                    self._forget(job_id)
+        for job_id in list(self.waiting):
+            self._expire_waiting(job_id, now)
+
+    def _expire_waiting(self, job_id: str, now: float) -> None:
+        job = self.waiting.get(job_id)
+        if job is not None and self._expire(job, now) and not job.payloads:
+            del self.waiting[job_id]
+            if job_id not in self.taken:
+                self._forget(job_id)
 
     def _expire(self, job: Flight | Waiting, now: float) -> bool:
         expired = [payload for payload, at in job.expires.items() if at <= now]
@@ -485,13 +493,13 @@ class Model:
             if flight is None:
                 continue
             if verdict == "solo":
-                self._put_back(job_id, min(flight.perform_at, now))
+                self._put_back(job_id, min(flight.perform_at, now), now)
                 self.errors[job_id] = error
                 self.solo.add(job_id)
                 continue
             self.counters["failed"] += 1
             if verdict == "retry":
-                self._put_back(job_id, min(now + delay, NEVER))
+                self._put_back(job_id, min(now + delay, NEVER), now)
                 self.waiting[job_id].retry_count = retry_count
                 self.errors[job_id] = error
                 self.solo.discard(job_id)
@@ -501,7 +509,7 @@ class Model:
             flight.expires.pop(payload, None)
             self._bury(job_id, now, error, {payload: score})
             if flight.payloads:
-                self._put_back(job_id, now)
+                self._put_back(job_id, now, now)
                 self.waiting[job_id].retry_count = -1
             else:
                 del self.taken[job_id]
@@ -521,7 +529,8 @@ class Model:
             elif crashed:
                 reply.append(2 if self._crash(job_id, now, now + (delay or 0)) else 1)
             else:
-                self._put_back(job_id, min(flight.perform_at, now) if delay is None else min(now + delay, NEVER))
+                at = min(flight.perform_at, now) if delay is None else min(now + delay, NEVER)
+                self._put_back(job_id, at, now)
                 self.counters["released"] += 1
                 reply.append(1)
         return reply
@@ -549,9 +558,11 @@ class Model:
         flight = self.taken.get(job_id)
         return flight if flight is not None and flight.delivery == delivery else None
 
-    def _put_back(self, job_id: str, perform_at: float) -> None:
+    def _put_back(self, job_id: str, perform_at: float, now: float) -> None:
         """The job waits again; its perform_at and retry_count win over those of one that came meanwhile."""
         flight = self.taken.pop(job_id)
+        if job_id in self.waiting:  # a dead payload does not join one that lives
+            self._expire(flight, now)
         job = self.waiting.setdefault(job_id, Waiting(perform_at, level=flight.level))
         job.level = min(job.level, flight.level)
         job.perform_at, job.deadline = perform_at, None

@@ -232,7 +232,7 @@ for i = 1, #waiting, 2 do
       end
     end
     if takes and expiries[i] and tonumber(expiries[i]) <= now then
-      next_due = next_due or due_cutoff -- there is more to be swept than one call does: look again
+      next_due = math.min(next_due or due_cutoff, due_cutoff) -- there is more to be swept than one call does
     elseif takes then
       local retry_count = retry_counts[i] or '-1'
       -- Of an id that is acknowledged just now, newer payloads wait: it succeeded, so it is solo no more.
@@ -313,7 +313,7 @@ if #orphans > 0 then
   if uses(meta[7], 'debounce') then
     redis.call('ZREM', prefix .. 'debounced', unpack(orphans))
   end
-  next_due = next_due or due_cutoff -- they took the place of others in what was read: look again
+  next_due = math.min(next_due or due_cutoff, due_cutoff) -- they took the place of others in what was read
 end
 if count > 0 then
   for _, id in ipairs(expiring) do

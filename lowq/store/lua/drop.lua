@@ -53,6 +53,11 @@ local function remove(ids, command, key, payloads, times)
   if #gone > 0 then
     redis.call(command, prefix .. key, unpack(gone))
     redis.call('UNLINK', unpack(keys))
+    if key == 'due' then
+      redis.call('ZREM', prefix .. 'retries', unpack(gone))
+      redis.call('ZREM', prefix .. 'expires', unpack(gone))
+      redis.call('ZREM', prefix .. 'debounced', unpack(gone))
+    end
   end
   return #gone
 end

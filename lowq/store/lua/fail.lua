@@ -38,7 +38,7 @@ local function exhaust(id, record, reason)
     redis.call('HSET', prefix .. 'morgue:errors', id, reason)
   end
   if redis.call('EXISTS', taken) == 1 then
-    merge_taken(prefix, id, features)
+    merge_taken(prefix, id, features, now)
     redis.call('ZADD', prefix .. 'due', score_again(prefix, id, level_in(record), now), id)
     if uses(features, 'debounce') then
       redis.call('ZREM', prefix .. 'debounced', id)

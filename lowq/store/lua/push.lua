@@ -41,10 +41,10 @@ local is_append, is_latest, debounced = options.merge == 'append', options.merge
 
 local meta = redis.call('HMGET', prefix .. 'meta', 'shards_count', 'clock', 'slot', 'repeated', 'server_time',
   'server_time_since', 'features')
---!rarely add_expiring add_latest_expiring add_latest raise_levels note_feature
-local add_expiring, add_latest_expiring, add_latest, raise_levels, note_feature
+--!rarely add_expiring add_latest_expiring add_latest raise_levels note_feature expire_pushed sweep_expired
+local add_expiring, add_latest_expiring, add_latest, raise_levels, note_feature, expire_pushed, sweep_expired
 if meta[7] or has_options or width == 6 then
-  add_expiring, add_latest_expiring, add_latest, raise_levels, note_feature = rarely()
+  add_expiring, add_latest_expiring, add_latest, raise_levels, note_feature, expire_pushed, sweep_expired = rarely()
 end
 -- A call may arrive after its own repeat, from a connection that was given up: then it finds its token in `repeated`,
 -- which costs nothing as long as no call was repeated lately.
@@ -64,7 +64,14 @@ if ARGV[7] ~= '' and not redis.call('LPOS', prefix .. 'pushed', ARGV[7]) then
   return redis.error_reply('OUTOFTURN ' .. ARGV[7])
 end
 
+local now = read_now()
+if uses(meta[7], 'ttl') then
+  expire_pushed(prefix, width, now)
+end
 if options.capacity then
+  if uses(meta[7], 'ttl') then
+    sweep_expired(prefix, now, 100) -- what has expired takes no room
+  end
   local room = tonumber(options.capacity) - redis.call('ZCARD', prefix .. 'due') - redis.call('HLEN', prefix .. 'taken')
   if room < accepted then
     -- A job whose id waits fits, and one whose id comes again in the call does if the first does.
@@ -102,7 +109,6 @@ if present > 0 then
   end
 end
 
-local now = read_now()
 local settled = shift_due(prefix, now, meta[5], meta[6])
 local clock = math.max(now, (tonumber(meta[2]) or 0) + 0.000001)
 local ceiling = now + 0.001 -- what is due now is due now, however far the clock is ahead

@@ -177,6 +177,76 @@ def test_more_than_one_take_sweeps_has_expired(owned: ShardRig) -> None:
     assert takes < 12
 
 
+# --- the dead and the living ---
+
+
+@pytest.mark.parametrize("others", [[], ["w"]])
+def test_an_equal_payload_does_not_join_one_that_has_expired(owned: ShardRig, others: list[str]) -> None:
+    owned.push(job("a", "v", 1, ttl=10, perform_at=NOW + 3600), *(job("a", other, 2, ttl=10) for other in others))
+    owned.push(job("a", "v", 1, ttl=100), now=NOW + 60)
+    assert take(owned, NOW + 61) == {"a": ["v"]}  # nor does it wait for as long as that one would have
+    assert owned.count("expired") == 1 + len(others)
+
+
+def test_a_fresh_payload_does_not_take_the_retries_of_one_that_has_expired(owned: ShardRig) -> None:
+    owned.push(job("a", "v", ttl=10))
+    take(owned, NOW + 1)
+    owned.shard.in_flight.fail([retry("a", 7, delay=1000.0)], NOW + 2)
+    owned.push(job("a", "new"), now=NOW + 60)
+    (taken,) = owned.shard.in_flight.take(1, NOW + 61).jobs
+    assert (taken.payloads, taken.retry_count) == (["new"], -1)
+    assert not owned.names() & {"errors", "retries"}
+
+
+@pytest.mark.parametrize("payloads", [["v"], ["v", "w"]])
+def test_what_expired_in_flight_does_not_join_what_came_meanwhile(owned: ShardRig, payloads: list[str]) -> None:
+    owned.push(*(job("a", payload, score, ttl=10) for score, payload in enumerate(payloads)))
+    take(owned, NOW + 1)
+    owned.push(job("a", "v", ttl=100), now=NOW + 11)
+    owned.shard.in_flight.fail([retry("a", delay=1.0)], NOW + 12)
+    assert take(owned, NOW + 14) == {"a": ["v"]}
+    assert owned.count("expired") == len(payloads)
+
+
+def test_what_is_dead_takes_no_room(owned: ShardRig) -> None:
+    owned.push(job("a", "v", ttl=10), words=" capacity=1")
+    assert owned.push(job("b", "v"), now=NOW + 60, words=" capacity=1") == 1
+
+
+def test_a_queue_that_was_dropped_in_part_has_no_times_of_what_is_gone(rig: ShardRig) -> None:
+    rig.push(*(job(f"{number}", "v", ttl=10) for number in range(2)))
+    assert rig.run("drop", repr(NOW), "", 1, "") == [0, 1]
+    rig.push(job("0", "v"))
+    rig.own()
+    assert take(rig, NOW + 12) == {"0": ["v"]}
+
+
+def test_of_thousands_of_payloads_none_is_handed_out_again_that_has_expired(rig: ShardRig) -> None:
+    shard = rig.own("many", max_payloads=3000)
+    for start in range(0, 3000, 500):
+        rig.push(*(job("a", f"v{number}", ttl=10) for number in range(start, start + 500)))
+    rig.lose_reply(shard.in_flight.take_call(1, NOW + 1))
+    assert shard.in_flight.take(1, NOW + 60).jobs == []
+
+
+def test_a_dead_owner_may_have_had_thousands_of_jobs(owned: ShardRig) -> None:
+    for start in range(0, 3000, 500):
+        owned.push(*(job(f"{number}", "v") for number in range(start, start + 500)))
+    for number in range(6):
+        reply = owned.run("ack_and_take", repr(NOW + 1), owned.shard.lease.token, number, 500, 10, 10**6, 0)
+        assert reply[0] == number + 1
+    assert len(owned.read("taken")) == 3000
+    owned.crash("second", NOW + 2)
+    assert (owned.read("taken"), len(owned.read("due"))) == ({}, 3000)
+
+
+def test_while_there_is_more_to_sweep_nothing_else_is_waited_for(owned: ShardRig) -> None:
+    owned.push(job("tomorrow", perform_at=NOW + 86_400))
+    owned.push(*(job(f"{number}", "v", ttl=10, priority=5) for number in range(250)))
+    delivery = owned.shard.in_flight.take(10, NOW + 60)
+    assert (delivery.jobs, delivery.delay) == ([], 0)
+
+
 # --- sweeping ---
 
 

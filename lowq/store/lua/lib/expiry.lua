@@ -176,10 +176,24 @@ local function take_expiries(prefix, id, parted)
   index_expiry(prefix, id)
 end
 
+-- Removes what has expired of payloads in flight, a set. Returns how many that are: no more than one take hands out.
+local function drop_expired(key, times, now)
+  local count = 0
+  repeat
+    local expired = redis.call('ZRANGE', times, '-inf', string.format('%.17g', now), 'BYSCORE', 'LIMIT', 0, 500)
+    if #expired > 0 then
+      redis.call('ZREM', key, unpack(expired))
+      redis.call('ZREM', times, unpack(expired))
+    end
+    count = count + #expired
+  until #expired < 500
+  return count
+end
+
 -- Removes what has expired of an id in flight that its holder never received. Returns whether nothing is left of it.
 local function expire_taken(prefix, id, record, now)
   local key, times = prefix .. 'taken:payloads:' .. id, prefix .. 'taken:expires:' .. id
-  local count = 0
+  local count
   if has_inline(record) then
     local at = expiry_in(record)
     if not at or at > now then
@@ -187,12 +201,7 @@ local function expire_taken(prefix, id, record, now)
     end
     count = 1
   else
-    local expired = redis.call('ZRANGE', times, '-inf', string.format('%.17g', now), 'BYSCORE', 'LIMIT', 0, 1000)
-    if #expired > 0 then
-      count = #expired
-      redis.call('ZREM', key, unpack(expired))
-      redis.call('ZREM', times, unpack(expired))
-    end
+    count = drop_expired(key, times, now)
   end
   if count > 0 then
     redis.call('HINCRBY', prefix .. 'meta', 'expired', count)
@@ -207,14 +216,10 @@ local function expire_taken(prefix, id, record, now)
   return true
 end
 
--- Removes what has expired of waiting payloads, about `most` of them, those that expired first. Returns how many that
--- are, at how many ids it looked, and id, number of payloads, id, number...
-local function sweep_expired(prefix, now, most)
+-- Removes what has expired of these ids, each of which has a payload that waits and has. About `most` payloads. Returns
+-- how many that are, and id, number of payloads, id, number...
+local function expire(prefix, ids, now, most)
   local until_now = string.format('%.17g', now)
-  local ids = redis.call('ZRANGE', prefix .. 'expires', '-inf', until_now, 'BYSCORE', 'LIMIT', 0, most)
-  if #ids == 0 then
-    return 0, 0, {}
-  end
   touch(prefix, { 'payloads:', 'expires:' }, ids)
   local keys = {}
   for i, id in ipairs(ids) do
@@ -267,5 +272,35 @@ local function sweep_expired(prefix, now, most)
   if count > 0 then
     redis.call('HINCRBY', prefix .. 'meta', 'expired', count)
   end
+  return count, found
+end
+
+-- Removes what has expired of waiting payloads, about `most` of them, those that expired first. Returns how many that
+-- are, at how many ids it looked, and ids as `expire` has them.
+local function sweep_expired(prefix, now, most)
+  local until_now = string.format('%.17g', now)
+  local ids = redis.call('ZRANGE', prefix .. 'expires', '-inf', until_now, 'BYSCORE', 'LIMIT', 0, most)
+  if #ids == 0 then
+    return 0, 0, {}
+  end
+  local count, found = expire(prefix, ids, now, most)
   return count, #ids, found
 end
+
+-- Before payloads come for ids: what has expired of these goes, or an equal payload would join a dead one, and a fresh
+-- job take its time and its retries.
+local function expire_pushed(prefix, width, now)
+  local ids, dead, seen = {}, {}, {}
+  for i = 8, #ARGV, width do
+    ids[#ids + 1] = ARGV[i]
+  end
+  for i, at in ipairs(redis.call('ZMSCORE', prefix .. 'expires', unpack(ids))) do
+    if at and tonumber(at) <= now and not seen[ids[i]] then
+      dead[#dead + 1], seen[ids[i]] = ids[i], true
+    end
+  end
+  if #dead > 0 then
+    expire(prefix, dead, now, math.huge)
+  end
+end
+

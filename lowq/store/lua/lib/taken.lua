@@ -65,8 +65,15 @@ local function touch_payloads(prefix, ids, features)
 end
 
 -- The payloads of an id in flight, if they have a key, join those that wait, as the queue's policy has it.
-local function merge_taken(prefix, id, features)
+local function merge_taken(prefix, id, features, now)
   local source = prefix .. 'taken:payloads:' .. id
+  if uses(features, 'ttl') and redis.call('EXISTS', prefix .. 'payloads:' .. id) == 1 then
+    promote_to_zset(source) -- a dead payload does not join one that lives
+    local expired = drop_expired(source, prefix .. 'taken:expires:' .. id, now)
+    if expired > 0 then
+      redis.call('HINCRBY', prefix .. 'meta', 'expired', expired)
+    end
+  end
   if uses(features, 'latest') then
     if uses(features, 'ttl') then
       merge_latest_expiring(prefix, id)
@@ -91,11 +98,16 @@ local function put_back(prefix, id, record, now, perform_at, features)
     materialize(prefix, id, record)
   elseif inline and uses(features, 'ttl') then
     local payload, score = split_inline(inline)
-    add_expiring(prefix, id, payload, score, redis.call('MGET', waiting)[1], expiry_in(record))
+    local at = expiry_in(record)
+    if at and at <= now and redis.call('EXISTS', waiting) == 1 then
+      redis.call('HINCRBY', prefix .. 'meta', 'expired', 1) -- a dead payload does not join one that lives
+    else
+      add_expiring(prefix, id, payload, score, redis.call('MGET', waiting)[1], at)
+    end
   elseif inline and not redis.call('SET', waiting, inline, 'NX') then
     add_payload(waiting, split_inline(inline))
   end
-  merge_taken(prefix, id, features)
+  merge_taken(prefix, id, features, now)
   redis.call('HDEL', prefix .. 'taken', id)
   perform_at = perform_at or math.min(tonumber(was_due), now)
   redis.call('ZADD', prefix .. 'due', score_again(prefix, id, level_in(record), perform_at), id)

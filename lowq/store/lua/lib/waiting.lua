@@ -63,14 +63,14 @@ end
 -- what it wrote before stays. So one EXISTS asks for every per-id key that a script will need, before its
 -- first write: it aborts here, or nowhere.
 local function touch(prefix, suffixes, ids)
-  local keys = {}
   for _, suffix in ipairs(suffixes) do
-    for _, id in ipairs(ids) do
-      keys[#keys + 1] = prefix .. suffix .. id
+    for start = 1, #ids, 1000 do -- unpack takes some 8,000, and a consumer may have more in flight
+      local keys = {}
+      for i = start, math.min(start + 999, #ids) do
+        keys[#keys + 1] = prefix .. suffix .. ids[i]
+      end
+      redis.call('EXISTS', unpack(keys))
     end
-  end
-  if #keys > 0 then
-    redis.call('EXISTS', unpack(keys))
   end
 end
 
