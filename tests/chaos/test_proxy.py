@@ -27,7 +27,7 @@ def proxy(redis_server: RedisServer) -> Iterator[Proxy]:
 @pytest.fixture
 def client(proxy: Proxy) -> Iterator["redis.Redis"]:
     with redis.Redis.from_url(
-        proxy.url, socket_timeout=0.3, retry=Retry(NoBackoff(), 0), single_connection_client=True
+        proxy.url, socket_timeout=3.0, retry=Retry(NoBackoff(), 0), single_connection_client=True
     ) as client:
         client.ping()
         yield client
