@@ -203,7 +203,7 @@ _SETTINGS: Mapping[str, tuple[Any, Callable[[str, Any], Any], bool]] = {
     "shutdown_timeout": (25.0, _number(0), True),
     "warn_after": (60.0, _optional_number, True),
     "max_payload_bytes": (2**20, _number(1, whole=True), True),
-    "scan_size": (500, _number(1, whole=True), True),
+    "scan_size": (200, _number(1, whole=True), True),
     "graphite": (None, _address(*GRAPHITE_TRANSPORTS), True),
     "statsd": (None, _address(*STATSD_TRANSPORTS), True),
     "metrics_prefix": (

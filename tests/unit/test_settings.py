@@ -24,7 +24,7 @@ DEFAULTS = {
     "shutdown_timeout": 25,
     "warn_after": 60,
     "max_payload_bytes": 2**20,
-    "scan_size": 500,
+    "scan_size": 200,
     "server_middlewares": [],
     "client_middlewares": [],
     "build_scheduler": None,
