@@ -59,7 +59,11 @@ def test_no_fault_loses_work_or_order(name: str, tmp_path: Path) -> None:
         pytest.skip("clocks can only be made wrong on Linux with a C compiler")
     fault = replace(found, load=replace(found.load, producers=2, ids=400, seconds=SHORT[name]), settles=math.inf)
     outcome = run(fault, 1, found.persistence[-1], folder=tmp_path, examine=False)
-    assert outcome.problems == []
+    problems = outcome.problems
+    if name in ("redis-read-only", "consumer-read-only"):
+        # Longer than a lease: what finished and could not be acknowledged is performed again, by who resumes the lease.
+        problems = [problem for problem in problems if " again, finished by " not in problem]
+    assert problems == []
     assert outcome.report.performed > 300
     assert outcome.harm >= len(fault.steps(1))
     if name == "reload":
