@@ -4,9 +4,13 @@
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any, NotRequired, TypedDict, assert_type
+from typing import Annotated, Any, ClassVar, NotRequired, TypedDict, assert_type
 from uuid import UUID
+
+import msgspec
+import pydantic
 
 import lowq
 import lowq.testing
@@ -115,8 +119,10 @@ def invoice_sync(payloads_by_id: dict[str, list[Any]]) -> None: ...
 @lowq.worker
 class Overriding(lowq.Worker[Order]):
     @classmethod
-    def perform_async(cls, jobs: lowq.Jobs, *, timeout: float | timedelta | None = None) -> int:
-        return super().perform_async(jobs, timeout=timeout)
+    def perform_async(
+        cls, jobs: lowq.Jobs, *, timeout: float | timedelta | None = None, durability: lowq.Durability | None = None
+    ) -> int:
+        return super().perform_async(jobs, timeout=timeout, durability=durability)
 
     def perform(self, payloads_by_id: dict[str, list[Order]]) -> None: ...
 
@@ -133,6 +139,7 @@ assert_type(
     lowq.app.queue("mail", 16, ttl=timedelta(hours=1), priority=3, merge=lambda payloads: payloads[-1:]), lowq.Queue
 )
 lowq.app.queue("mail", merge="append", debounce=2, max_wait=30, capacity=None, morgue_max=1000)
+assert_type(lowq.app.queue("mail", durability="replicated").push(1, durability="fsynced"), int)
 
 # --- jobs in ---
 
@@ -163,12 +170,27 @@ def read() -> Iterator[dict[str, Any]]:
 
 
 OrderSync.queue.push(read())
-OrderSync.queue.push(read(), on_progress=lambda accepted: assert_type(accepted, int))
+
+
+def show(accepted: int) -> None: ...
+
+
+OrderSync.queue.push(read(), show)
+OrderSync.queue.push(read(), on_progress=show)
+assert_type(OrderSync.push(42, {"version": 2}, score=2, delay=timedelta(minutes=1)), int)
+OrderSync.push("42", {"version": 2, "status": "paid"}, perform_at=datetime(2027, 1, 1, tzinfo=UTC), timeout=5)
+OrderSync.push(UUID(int=3), payload={"version": 1}, ttl=60, priority=3)
+order_sync.push(1)
+assert_type(OrderSync.queue.push(42, {"version": 2}, score=2), int)
+typed: lowq.JobDict[Order] = {"id": 1, "payload": {"version": 3}}
+OrderSync.queue.push([typed])
 
 
 async def produce() -> None:
     assert_type(await OrderSync.aperform_async([{"id": 1}, {"id": 2, "score": 2.5}]), int)
     await order_sync.aperform_async({"id": 1})
+    assert_type(await OrderSync.apush(42, {"version": 2}, score=2), int)
+    assert_type(await OrderSync.queue.apush(42, {"version": 2}), int)
 
 
 try:
@@ -294,3 +316,195 @@ async def async_function(payloads_by_id: dict[str, list[Any]]) -> None: ...
 
 
 async_function.perform_async({"id": 1})
+
+
+# --- one id at a time ---
+
+
+@lowq.worker(batch_size=10)
+class PerId(lowq.Worker[Order]):
+    def perform_one(self, job_id: str, payloads: list[Order]) -> None:
+        assert_type(payloads[-1]["version"], int)
+
+
+@lowq.worker
+class PerIdAwaits(lowq.Worker[Order]):
+    async def perform_one(self, order_id: str, payloads: list[Order]) -> None: ...
+
+
+@lowq.worker(batch_size=10)
+def per_id(job_id: str, payloads: list[Any]) -> None: ...
+
+
+@lowq.worker
+async def per_id_awaits(job_id: str, payloads: list[Any]) -> None: ...
+
+
+assert_type(per_id, type[lowq.Worker[Any]])
+
+
+# --- by error ---
+
+
+@lowq.worker(bury_on=(ValueError, KeyError), release_on={TimeoutError: 30, ConnectionError: timedelta(minutes=1)})
+class ByError(lowq.Worker[Order]):
+    def perform(self, payloads_by_id: dict[str, list[Order]]) -> None: ...
+
+    def retry_in(self, retry_count: int, error: BaseException | str) -> float:
+        return 60 if isinstance(error, TimeoutError) else super().retry_in(retry_count)
+
+
+@lowq.worker
+class ByErrorAsAttributes(lowq.Worker[Order]):
+    bury_on = (ValueError,)
+    release_on: ClassVar = {TimeoutError: 30}
+
+    def perform(self, payloads_by_id: dict[str, list[Order]]) -> None: ...
+
+
+lowq.config.bury_on = (ValueError,)
+lowq.config.release_on = {TimeoutError: 30}
+lowq.config.retry_in = lambda retry_count, error: 60 if isinstance(error, TimeoutError) else retry_count
+
+
+# --- setup and teardown ---
+
+
+@lowq.worker
+class SetUp(lowq.Worker[Order]):
+    def setup(self) -> None:
+        self.seen: list[str] = []
+
+    def perform(self, payloads_by_id: dict[str, list[Order]]) -> None:
+        self.seen += payloads_by_id
+
+    def teardown(self) -> None:
+        self.seen.clear()
+
+
+@lowq.worker
+class SetUpAwaits(lowq.Worker[Order]):
+    async def setup(self) -> None: ...
+    async def perform(self, payloads_by_id: dict[str, list[Order]]) -> None: ...
+    async def teardown(self) -> None: ...
+
+
+lowq.config.on_server_stop = lowq.app.close
+
+
+# --- schedules ---
+
+
+@lowq.every("0 8 * * 1", tz="Europe/Berlin", missed="all", name="weekly")
+@lowq.every(timedelta(hours=1))
+@lowq.worker
+def scheduled(job_id: str, payloads: list[Any]) -> None: ...
+
+
+@lowq.every(30, missed="skip")
+@lowq.worker(batch_size=2)
+class ScheduledPlain:
+    """A class of its own, without lowq.Worker."""
+
+    def perform(self, payloads_by_id: dict[str, list[Any]]) -> None: ...
+
+
+assert_type(ScheduledPlain().perform({}), None)
+assert_type(scheduled.push("weekly", {"planned_at": 1.5}), int)
+assert_type(lowq.app.schedules(), list[lowq.ScheduleInfo])
+assert_type(lowq.app.run_schedule_now("weekly"), float)
+assert_type(lowq.app.pause_schedule("weekly", by="ann"), bool)
+
+
+# --- types of payloads ---
+
+
+class LineStruct(msgspec.Struct):
+    price: float
+
+
+class OrderStruct(msgspec.Struct):
+    version: int
+    lines: list[LineStruct] = []
+
+
+@dataclass
+class OrderData:
+    version: int
+    at: datetime | None = None
+
+
+class OrderModel(pydantic.BaseModel):
+    version: int
+
+
+class Paid(msgspec.Struct, tag=True):
+    amount: int
+
+
+class Lost(msgspec.Struct, tag=True):
+    why: str
+
+
+Event = Annotated[OrderModel | Order, pydantic.Field(discriminator="kind")]
+
+
+@lowq.worker
+class OfStruct(lowq.Worker[OrderStruct]):
+    def perform(self, payloads_by_id: dict[str, list[OrderStruct]]) -> None:
+        for payloads in payloads_by_id.values():
+            assert_type(payloads[-1].lines[0].price, float)
+
+
+@lowq.worker
+class OfData(lowq.Worker[OrderData]):
+    def perform_one(self, job_id: str, payloads: list[OrderData]) -> None:
+        assert_type(payloads[-1].at, datetime | None)
+
+
+@lowq.worker
+class OfModel(lowq.Worker[OrderModel]):
+    async def perform_one(self, job_id: str, payloads: list[OrderModel]) -> None: ...
+
+
+@lowq.worker
+class OfUnion(lowq.Worker[Paid | Lost]):
+    def perform_one(self, job_id: str, payloads: list[Paid | Lost]) -> None:
+        for payload in payloads:
+            match payload:
+                case Paid(amount=amount):
+                    assert_type(amount, int)
+                case Lost(why=why):
+                    assert_type(why, str)
+
+
+@lowq.worker
+class OfAnnotated(lowq.Worker[Event]):
+    def perform_one(self, job_id: str, payloads: list[Event]) -> None: ...
+
+
+@lowq.worker
+def of_struct(job_id: str, payloads: list[OrderStruct]) -> None: ...
+
+
+@lowq.worker(batch_size=10)
+async def of_data(payloads_by_id: dict[str, list[OrderData]]) -> None: ...
+
+
+assert_type(of_struct, type[lowq.Worker[OrderStruct]])
+assert_type(of_data, type[lowq.Worker[OrderData]])
+OfStruct.push(42, OrderStruct(2, [LineStruct(1.5)]), score=2)
+OfData.push(42, OrderData(2))
+OfModel.push(42, payload=OrderModel(version=2))
+OfUnion.push(42, Lost("in the mail"))
+of_struct.push(42, OrderStruct(2))
+of_data.push(42, OrderData(2))
+typed_job: lowq.JobDict[OrderStruct] = {"id": 42, "payload": OrderStruct(2), "score": 2}
+OfStruct.perform_async(typed_job)
+OfStruct.perform_async([typed_job])
+OfStruct.perform_async({"id": number, "payload": OrderStruct(number)} for number in range(10))
+
+
+async def produce_typed() -> None:
+    assert_type(await OfStruct.apush(42, OrderStruct(2)), int)
+    await OfStruct.aperform_async([typed_job])

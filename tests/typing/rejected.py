@@ -5,8 +5,11 @@
 `tests/unit/project/test_typing.py` checks this file without its first line; it is never run.
 """
 
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, TypedDict
+
+import msgspec
 
 import lowq
 
@@ -84,6 +87,24 @@ class Handler(lowq.Worker[Order]):
             print(payloads[-1]["status"])  # rejected
 
 
+class PerId(lowq.Worker[Order]):
+    def perform_one(self, job_id: str, payloads: list[int]) -> None: ...  # rejected
+
+
+@lowq.worker(bury_on=ValueError)  # rejected
+class BuriesOnOne(lowq.Worker[Order]):
+    def perform(self, payloads_by_id: dict[str, list[Order]]) -> None: ...
+
+
+@lowq.worker(release_on={TimeoutError: "30"})  # rejected
+class ReleasesForAText(lowq.Worker[Order]):
+    def perform(self, payloads_by_id: dict[str, list[Order]]) -> None: ...
+
+
+class SetsUpWithMore(lowq.Worker[Order]):
+    def setup(self, database: str) -> None: ...  # rejected
+
+
 # --- functions ---
 
 
@@ -92,7 +113,11 @@ def without_arguments() -> None: ...
 
 
 @lowq.worker(batch_size=3)  # rejected
-def with_two_arguments(job_id: str, payloads: list[Any]) -> None: ...
+def with_three_arguments(job_id: str, payloads: list[Any], more: int) -> None: ...
+
+
+@lowq.worker(batch_size=3)  # rejected
+def with_payloads_first(payloads: list[Any], job_id: str) -> None: ...
 
 
 # --- jobs in ---
@@ -103,10 +128,59 @@ class Orders(lowq.Worker[Order]):
     def perform(self, payloads_by_id: dict[str, list[Order]]) -> None: ...
 
 
+class OrderStruct(msgspec.Struct):
+    version: int
+
+
+@dataclass
+class OrderData:
+    version: int
+
+
+@lowq.worker
+class OfStruct(lowq.Worker[OrderStruct]):
+    def perform(self, payloads_by_id: dict[str, list[OrderStruct]]) -> None:
+        print(payloads_by_id["1"][0].versoin)  # rejected
+        print(payloads_by_id["1"][0]["version"])  # rejected
+
+
+@lowq.worker
+class OfData(lowq.Worker[OrderData]):
+    def perform_one(self, job_id: str, payloads: list[OrderStruct]) -> None: ...  # rejected
+
+
+@lowq.worker
+class OfUnion(lowq.Worker[OrderStruct | Order]):
+    def perform_one(self, job_id: str, payloads: list[OrderStruct | Order]) -> None: ...
+
+
+@lowq.worker
+def of_struct(payloads_by_id: dict[str, list[OrderStruct]]) -> None: ...
+
+
+@lowq.worker(batch_size=3)
+async def of_data(job_id: str, payloads: list[OrderData]) -> None: ...
+
+
 Orders.perform_async(42)  # rejected
 Orders.perform_async(["42"])  # rejected
 Orders.perform_async()  # rejected
-Orders.queue.push(42)  # rejected
+Orders.queue.push(4.2)  # rejected
+Orders.queue.push(42, {}, scroe=3)  # rejected
+Orders.push({"id": 42})  # rejected
+Orders.push(42, {"version": "2"})  # rejected
+Orders.push(42, {"version": 2}, scroe=3)  # rejected
+Orders.push(42, {"version": 2}, 3)  # rejected
+OfStruct.push(42, {"version": 2})  # rejected
+OfStruct.push(42, OrderStruct("2"))  # rejected
+OfStruct.push(42, OrderData(2))  # rejected
+OfData.push(42, OrderStruct(2))  # rejected
+OfUnion.push(42, OrderData(2))  # rejected
+of_struct.push(42, OrderData(2))  # rejected
+of_struct.push(42, {"version": 2})  # rejected
+of_data.push(42, OrderStruct(2))  # rejected
+struct_job: lowq.JobDict[OrderStruct] = {"id": 42, "payload": {"version": 2}}  # rejected
+other: lowq.JobDict[Order] = {"id": 1, "payload": {"versoin": 3}}  # rejected
 job: lowq.JobDict = {"id": 1.5}  # rejected
 misspelt: lowq.JobDict = {"id": 1, "paylod": 2}  # rejected
 without_id: lowq.JobDict = {"payload": 2}  # rejected
@@ -115,6 +189,7 @@ delayed_until: lowq.JobDict = {"id": 1, "delay": datetime.now()}  # rejected
 
 
 async def produce() -> int:
+    await OfStruct.apush(42, OrderData(2))  # rejected
     return Orders.aperform_async({"id": 1})  # rejected
 
 
@@ -136,3 +211,16 @@ Orders.queue.bulk("retry")  # rejected
 Orders.queue.lenght  # rejected
 lowq.app.queue(Orders)  # rejected
 lowq.woker  # rejected
+
+
+# --- schedules ---
+
+
+@lowq.every("0 8 * * 1", missed="none")  # rejected
+@lowq.worker
+def wrong_missed(job_id: str, payloads: list[Any]) -> None: ...
+
+
+@lowq.every("0 8 * * 1", zone="Europe/Berlin")  # rejected
+@lowq.worker
+def wrong_option_of_every(job_id: str, payloads: list[Any]) -> None: ...
