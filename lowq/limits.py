@@ -1,0 +1,134 @@
+"""Limits over all nodes: how many jobs may begin in a stretch of time, and how many batches may run at once."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from lowq.errors import ConfigError
+from lowq.store.keys import is_queue_name
+
+#: Bounds of `Rate.per`, seconds: a hundredth, and 31 days.
+_PER = (0.01, 31 * 86400.0)
+#: How many permits a limit has at most.
+_MOST = 1_000_000
+#: How many limits a worker has at most: each is asked before a batch may begin.
+MAX_LIMITS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """At most ``limit`` jobs begin in any stretch of ``per`` seconds, over all nodes.
+
+    ``per``: seconds, or a timedelta, from 0.01 to 31 days. ``key``: its name; workers that name the same share one
+    limit. By default it is that of the queue alone.
+
+    Raises:
+        ConfigError: one of them makes no sense.
+    """
+
+    limit: int
+    per: float | timedelta = 1.0
+    key: str | None = None
+
+    def __post_init__(self) -> None:
+        _check("Rate", self.limit, self.key)
+        seconds: object = self.per.total_seconds() if isinstance(self.per, timedelta) else self.per
+        least, most = _PER
+        if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not least <= seconds <= most:
+            raise ConfigError(
+                f"lowq.Rate({self.limit}, per={self.per!r:.100}): per must be seconds, or a timedelta, from {least} s "
+                "to 31 days"
+            )
+        object.__setattr__(self, "per", float(seconds))
+
+    @property
+    def seconds(self) -> float:
+        """``per`` in seconds."""
+        assert isinstance(self.per, float)
+        return self.per
+
+    def name(self, queue: str) -> str:
+        """What it is kept under, as a limit of that queue. Two rates of a queue differ in ``per``."""
+        return f"rate:{self.seconds!r}:{self.key or queue}"
+
+    def shown(self) -> dict[str, Any]:
+        """As the registry has it."""
+        return {"rate": self.limit, "per": self.seconds} | ({"key": self.key} if self.key else {})
+
+
+@dataclass(frozen=True, slots=True)
+class Concurrency:
+    """At most ``limit`` batches are performed at once, over all nodes. With ``batch_size=1``, the default, a batch is
+    one job.
+
+    ``key``: its name; workers that name the same share one limit. By default it is that of the queue alone.
+
+    Raises:
+        ConfigError: one of them makes no sense.
+    """
+
+    limit: int
+    key: str | None = None
+
+    def __post_init__(self) -> None:
+        _check("Concurrency", self.limit, self.key)
+
+    def name(self, queue: str) -> str:
+        """What it is kept under, as a limit of that queue."""
+        return f"concurrency:{self.key or queue}"
+
+    def shown(self) -> dict[str, Any]:
+        """As the registry has it."""
+        return {"concurrency": self.limit} | ({"key": self.key} if self.key else {})
+
+
+Limit = Rate | Concurrency
+
+
+def _check(kind: str, limit: object, key: object) -> None:
+    if isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= _MOST:
+        raise ConfigError(f"lowq.{kind}({limit!r:.100}): the limit must be a whole number from 1 to {_MOST:,}")
+    if key is not None and not is_queue_name(key):
+        raise ConfigError(
+            f"lowq.{kind}({limit}, key={key!r:.150}): a key is a text of 1 to 128 characters, without braces, spaces "
+            "and control characters"
+        )
+
+
+def checked_limits(whose: str, value: object) -> tuple[Limit, ...]:
+    """The option ``limit`` of a worker: None, one of them, or several.
+
+    Raises:
+        ConfigError: it is something else.
+    """
+    if value is None:
+        return ()
+    limits = tuple(value) if isinstance(value, list | tuple) else (value,)
+    for limit in limits:
+        if not isinstance(limit, Limit):
+            raise ConfigError(
+                f"{whose}: limit={value!r:.100} must be a lowq.Rate, such as lowq.Rate(100, per=1), a "
+                "lowq.Concurrency, such as lowq.Concurrency(5), or a list of them"
+            )
+    if len(limits) > MAX_LIMITS:
+        raise ConfigError(f"{whose}: limit has {len(limits)} limits; a worker has at most {MAX_LIMITS}")
+    names = [limit.name("") for limit in limits]
+    for limit in limits:
+        if names.count(limit.name("")) > 1:
+            raise ConfigError(f"{whose}: limit says twice the same, {limit!r}: keep one, or give them different keys")
+    return limits
+
+
+def registered_limits(entry: object) -> list[Limit]:
+    """The limits in an entry of the registry, which may come from any version: what can't be read is left out."""
+    found: list[Limit] = []
+    for shown in entry if isinstance(entry, Sequence) else ():
+        try:
+            if "rate" in shown:
+                found.append(Rate(shown["rate"], shown["per"], shown.get("key")))
+            else:
+                found.append(Concurrency(shown["concurrency"], shown.get("key")))
+        except (ConfigError, LookupError, TypeError, AttributeError):
+            continue
+    return found

@@ -1,0 +1,269 @@
+"""Limits over all nodes: what is granted, to whom, and until when, by a clock that the tests move."""
+
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lowq.store.keys import limit_key
+from tests.contract.queue_rig import QueueRig
+from tests.contract.support import NOW
+from tests.waiting import until
+
+KEY = limit_key("lowq", "concurrency:api")
+TTL = 60.0
+
+
+class Reply(NamedTuple):
+    granted: int
+    waiting: int
+    #: Microseconds.
+    delay: int | None
+    slot: int
+
+
+class Limit:
+    """One limit, and who asks for it."""
+
+    def __init__(self, rig: QueueRig, limit: int, per: float | None = None) -> None:
+        self.rig = rig
+        self.limit = limit
+        self.per = per
+        self.calls: defaultdict[str, int] = defaultdict(int)
+        rig.client.command("DEL", KEY)
+
+    def ask(
+        self, holder: str, want: int, at: float = 0.0, *, has: int = 0, back: str = "", call: int | None = None
+    ) -> Reply:
+        """``at``: seconds after the beginning."""
+        if call is None:
+            self.calls[holder] += 1
+            call = self.calls[holder]
+        per, given = ("", has) if self.per is None else (repr(self.per), back)
+        reply = self.rig.client.run(
+            "take_permits", KEY, repr(NOW + at), self.limit, per, holder, call, given, want, repr(TTL)
+        )
+        return Reply(*reply)
+
+
+@pytest.fixture
+def rig(store_url: str) -> Iterator[QueueRig]:
+    rig = QueueRig(store_url)
+    yield rig
+    rig.close()
+
+
+class TestConcurrency:
+    def test_there_are_so_many_at_once_over_all_holders(self, rig: QueueRig) -> None:
+        limit = Limit(rig, 3)
+        assert limit.ask("a", 2).granted == 2
+        assert limit.ask("b", 2).granted == 1
+        assert limit.ask("c", 1) == (0, 1, None, 0), "b still waits for its second"
+
+    def test_what_is_not_needed_any_more_is_somebody_elses(self, rig: QueueRig) -> None:
+        limit = Limit(rig, 3)
+        limit.ask("a", 3)
+        assert limit.ask("a", 0, has=1).granted == 0
+        assert limit.ask("b", 3).granted == 2
+
+    def test_what_a_silent_holder_has_is_free_after_its_ttl(self, rig: QueueRig) -> None:
+        limit = Limit(rig, 1)
+        limit.ask("a", 1)
+        assert limit.ask("b", 1, TTL - 0.1).granted == 0
+        assert limit.ask("b", 1, TTL).granted == 1
+
+    def test_one_that_says_that_it_needs_it_keeps_it(self, rig: QueueRig) -> None:
+        limit = Limit(rig, 1)
+        limit.ask("a", 1)
+        limit.ask("a", 0, TTL / 2, has=1)
+        assert limit.ask("b", 1, TTL + 1).granted == 0
+
+    def test_a_repeat_changes_nothing_and_says_the_same(self, rig: QueueRig) -> None:
+        limit = Limit(rig, 3)
+        assert limit.ask("a", 2, call=1).granted == 2
+        assert limit.ask("a", 2, call=1).granted == 2
+        assert limit.ask("b", 3).granted == 1
+
+    def test_an_earlier_call_that_comes_late_changes_nothing(self, rig: QueueRig) -> None:
+        limit = Limit(rig, 3)
+        limit.ask("a", 1, call=2)
+        assert limit.ask("a", 3, call=1).granted == 0
+        assert limit.ask("b", 3).granted == 2
+
+    def test_who_waits_longer_comes_first(self, rig: QueueRig) -> None:
+        limit = Limit(rig, 1)
+        limit.ask("a", 1)
+        assert limit.ask("b", 1, 0.1).granted == 0
+        assert limit.ask("c", 1, 0.2).granted == 0
+        assert limit.ask("a", 1, 0.3, has=0) == (0, 2, None, 0), "it gives back and wants it again: behind the others"
+        assert limit.ask("c", 1, 0.4).granted == 0
+        assert limit.ask("b", 1, 0.5).granted == 1
+        limit.ask("b", 0, 0.6, has=0)
+        assert limit.ask("a", 1, 0.7).granted == 0
+        assert limit.ask("c", 1, 0.8).granted == 1
+
+    def test_nobody_waits_long_for_one_that_does_not_come(self, rig: QueueRig) -> None:
+        limit = Limit(rig, 1)
+        limit.ask("a", 1)
+        limit.ask("dead", 1, 0.1)
+        limit.ask("a", 0, 0.2, has=0)
+        assert limit.ask("b", 1, 0.3).granted == 0
+        assert limit.ask("b", 1, 4.2).granted == 1
+
+    def test_one_that_wants_nothing_any_more_does_not_wait(self, rig: QueueRig) -> None:
+        limit = Limit(rig, 1)
+        limit.ask("a", 1)
+        limit.ask("b", 1)
+        limit.ask("b", 0)
+        limit.ask("a", 0, has=0)
+        assert limit.ask("c", 1, 0.1).granted == 1
+
+    def test_a_clock_that_steps_back_leaves_what_is_held(self, rig: QueueRig) -> None:
+        limit = Limit(rig, 1)
+        limit.ask("a", 1, 50)
+        assert limit.ask("b", 1, 10).granted == 0
+        assert limit.ask("b", 1, -3600).granted == 1, "an hour: as if the holder had been silent"
+
+    def test_a_lower_limit_holds_from_then_on(self, rig: QueueRig) -> None:
+        limit = Limit(rig, 5)
+        limit.ask("a", 4)
+        limit.limit = 2
+        assert limit.ask("b", 1).granted == 0
+        limit.ask("a", 0, has=1)
+        assert limit.ask("b", 5).granted == 1
+
+    def test_it_is_gone_some_time_after_the_last_call(self, rig: QueueRig) -> None:
+        Limit(rig, 1).ask("a", 1)
+        assert 1.5 * TTL < rig.client.command("PTTL", KEY) / 1000 <= 2 * TTL + 1
+
+
+class TestRate:
+    def test_so_many_begin_within_the_time(self, rig: QueueRig) -> None:
+        limit = Limit(rig, 10, per=1.0)
+        assert limit.ask("a", 4).granted == 4
+        assert limit.ask("b", 10, 0.5).granted == 6
+        assert limit.ask("c", 1, 0.9).granted == 0
+
+    def test_it_says_when_there_is_more(self, rig: QueueRig) -> None:
+        limit = Limit(rig, 10, per=1.0)
+        limit.ask("a", 4)
+        limit.ask("a", 6, 0.5)
+        reply = limit.ask("b", 1, 0.6)
+        assert reply.granted == 0
+        assert reply.delay is not None
+        assert 0.4e6 < reply.delay <= 0.43e6
+        assert limit.ask("b", 1, 0.6 + reply.delay / 1e6 - 0.02).granted == 0
+        assert limit.ask("b", 10, 0.6 + reply.delay / 1e6).granted == 4
+
+    def test_what_is_given_back_is_there_at_once(self, rig: QueueRig) -> None:
+        limit = Limit(rig, 10, per=1.0)
+        slot = limit.ask("a", 10).slot
+        assert limit.ask("b", 1).granted == 0
+        limit.ask("a", 0, 0.01, back=f"{slot} 7")
+        assert limit.ask("b", 10, 0.02).granted == 7
+
+    def test_what_is_given_back_twice_counts_once(self, rig: QueueRig) -> None:
+        limit = Limit(rig, 10, per=1.0)
+        slot = limit.ask("a", 10).slot
+        for _ in range(3):
+            limit.ask("a", 0, back=f"{slot} 3", call=2)
+        assert limit.ask("b", 10).granted == 3
+
+    def test_a_repeat_says_the_same_and_counts_once(self, rig: QueueRig) -> None:
+        limit = Limit(rig, 10, per=1.0)
+        first = limit.ask("a", 4, call=1)
+        assert first.granted == 4
+        assert limit.ask("a", 4, 0.2, call=1) == first
+        assert limit.ask("b", 10).granted == 6
+
+    def test_who_waits_behind_others_looks_soon_after_there_is_one_for_them(self, rig: QueueRig) -> None:
+        limit = Limit(rig, 1, per=30.0)
+        limit.ask("a", 1)
+        waits = limit.ask("dead", 1, 1.0).delay
+        assert waits is not None
+        free_at = 1.0 + waits / 1e6
+        assert 30.0 < free_at <= 30.7
+        for at in (2.0, free_at + 0.5):
+            delay = limit.ask("b", 1, at).delay
+            assert delay is not None
+            assert at + delay / 1e6 < max(free_at, at) + 1.01
+        assert limit.ask("b", 1, free_at + 3.01).granted == 1
+
+    def test_a_clock_that_steps_back_grants_no_more_than_once_more(self, rig: QueueRig) -> None:
+        limit = Limit(rig, 10, per=1.0)
+        limit.ask("a", 10, 100)
+        assert limit.ask("a", 10, 0).granted == 0
+        assert limit.ask("a", 10, 1.1).granted == 10
+
+    def test_its_fields_are_bounded(self, rig: QueueRig) -> None:
+        limit = Limit(rig, 1_000_000, per=1.0)
+        for number in range(400):
+            limit.ask("a", 1, number / 50)
+        assert rig.client.command("HLEN", KEY) <= 410
+
+
+@pytest.mark.parametrize("per", [None, 3600.0])
+def test_who_needs_none_any_more_wakes_the_next(rig: QueueRig, per: float | None) -> None:
+    limit = Limit(rig, 1, per)
+    subscription = rig.client.subscribe()
+    subscription.add([KEY])
+    until(lambda: subscription.get(0.1) is not None)
+    slot = limit.ask("a", 1).slot
+    limit.ask("first", 1, 0.1)
+    limit.ask("second", 1, 0.2)
+    limit.ask("a", 0, 0.3, back="" if per is None else f"{slot} 1")
+    limit.ask("first", 0, 0.4)
+    woken: list[str] = []
+    while "second" not in woken:
+        event = subscription.get(5.0)
+        assert event is not None, woken
+        woken += [] if event[2].startswith(b"?") else event[2].decode().split()
+    assert woken == ["first", "second"]
+    subscription.close()
+
+
+@given(data=st.data())
+def test_never_more_than_the_limit_in_any_story(store_url: str, data: st.DataObject) -> None:
+    rig = QueueRig(store_url)
+    try:
+        most, per = data.draw(st.integers(1, 5), "limit"), data.draw(st.sampled_from([None, 0.5, 2.0]), "per")
+        limit = Limit(rig, most, per)
+        at, held, granted = 0.0, defaultdict[str, int](int), list[tuple[float, int]]()
+        latest: dict[str, tuple[int, int]] = {}  # of each holder: its slot, and its place in `granted`
+        for _ in range(data.draw(st.integers(1, 25), "calls")):
+            at += data.draw(st.sampled_from([0.0, 0.003, 0.1, 0.4, 1.0]))
+            holder, want = data.draw(st.sampled_from("abc")), data.draw(st.integers(0, 6))
+            if per is None:
+                held[holder] -= data.draw(st.integers(0, held[holder]))
+                held[holder] += limit.ask(holder, want, at, has=held[holder]).granted
+                assert sum(held.values()) <= most
+                continue
+            back = ""
+            if holder in latest and data.draw(st.booleans()):
+                slot, place = latest[holder]
+                moment, has = granted[place]
+                count = data.draw(st.integers(0, has))
+                back, granted[place] = f"{slot} {count}", (moment, has - count)
+            reply = limit.ask(holder, want, at, back=back)
+            latest[holder] = reply.slot, len(granted)
+            granted.append((at, reply.granted))
+            # The latest stretch of that length: each is looked at when it ends with a grant.
+            assert sum(count for moment, count in granted if at - per < moment <= at) <= most
+    finally:
+        rig.close()
+
+
+@pytest.mark.parametrize("per", [None, 1.0])
+@pytest.mark.parametrize(
+    "field", ["", "nonsense", "slot:nan", "slot:inf", "slot:-5", "slot:" + "9" * 400, "holder:", "holder:x", "x:y"]
+)
+@pytest.mark.parametrize("value", ["", "nan", "inf", "-7", "1 2 3", "nan " * 8, "inf " * 8, "1e300 " * 8, "\0"])
+def test_what_is_no_record_harms_nothing(rig: QueueRig, per: float | None, field: str, value: str) -> None:
+    limit = Limit(rig, 3, per)
+    rig.client.command("HSET", KEY, field, value)
+    assert limit.ask("a", 3).granted in range(4)
+    assert limit.ask("a", 3, 2 * TTL).granted == 3
+    assert limit.ask("a", 0, 2 * TTL).granted == 0

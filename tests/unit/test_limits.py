@@ -1,0 +1,102 @@
+"""Limits over all nodes, as workers declare them."""
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+import lowq
+from lowq.limits import Limit, registered_limits
+from lowq.workers import limits_of, options_of
+
+app = lowq.Lowq(redis_url="memory://")
+
+
+def declare(limit: Any) -> type[lowq.Worker[Any]]:
+    @app.worker(queue_name="limited", limit=limit)
+    class Limited(lowq.Worker[Any]):
+        def perform(self, payloads_by_id: dict[str, list[Any]]) -> None:
+            """Nothing."""
+
+    return Limited
+
+
+@pytest.fixture(autouse=True)
+def fresh_app(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(globals(), "app", lowq.Lowq(redis_url="memory://"))
+
+
+def test_a_worker_may_have_one_several_or_none() -> None:
+    assert limits_of(declare(None)) == ()
+    assert lowq.Rate(100, per=timedelta(minutes=1)).seconds == 60
+
+
+@pytest.mark.parametrize("limit", [lowq.Rate(100, per=1), [lowq.Rate(100, per=1)], (lowq.Rate(100),)])
+def test_each_form_says_the_same(limit: Any) -> None:
+    assert limits_of(declare(limit)) == (lowq.Rate(100, per=1.0),)
+
+
+def test_rates_of_different_times_stand_beside_each_other() -> None:
+    limits = (lowq.Rate(10), lowq.Rate(1000, per=3600), lowq.Concurrency(5), lowq.Concurrency(50, key="all"))
+    worker = declare(limits)
+    assert limits_of(worker) == limits
+    assert len({limit.name("limited") for limit in limits}) == 4
+    assert registered_limits(options_of(worker)["limit"]) == list(limits)
+
+
+def test_limits_of_one_key_are_one_limit() -> None:
+    assert lowq.Rate(10, key="api").name("a") == lowq.Rate(10, key="api").name("b")
+    assert lowq.Rate(10).name("a") != lowq.Rate(10).name("b")
+    assert lowq.Rate(10, key="api").name("a") != lowq.Concurrency(10, key="api").name("a")
+
+
+@pytest.mark.parametrize("wrong", [0, -1, 1.5, True, "5", None, 10**7, float("nan")])
+@pytest.mark.parametrize("kind", [lowq.Rate, lowq.Concurrency])
+def test_a_limit_is_a_whole_number(kind: Any, wrong: object) -> None:
+    with pytest.raises(lowq.ConfigError, match=r"the limit must be a whole number from 1 to 1,000,000"):
+        kind(wrong)
+
+
+@pytest.mark.parametrize("wrong", [0, -1, True, "1", None, float("nan"), float("inf"), 1e9, timedelta(0)])
+def test_per_is_a_length_of_time(wrong: Any) -> None:
+    with pytest.raises(lowq.ConfigError, match=r"lowq.Rate\(5, per=.*\): per must be seconds, or a timedelta"):
+        lowq.Rate(5, per=wrong)
+
+
+@pytest.mark.parametrize("wrong", ["", "a b", "{x}", "x" * 129, 5, b"api"])
+def test_a_key_is_a_name(wrong: Any) -> None:
+    with pytest.raises(lowq.ConfigError, match=r"lowq.Concurrency\(5, key=.*\): a key is a text of 1 to 128"):
+        lowq.Concurrency(5, key=wrong)
+
+
+@pytest.mark.parametrize("wrong", [5, "5/s", {"rate": 5}, [5], [lowq.Rate(5), None], lowq.Rate])
+def test_what_is_no_limit_is_refused_where_it_is_declared(wrong: object) -> None:
+    with pytest.raises(lowq.ConfigError, match=r"Limited: limit=.* must be a lowq.Rate, such as lowq.Rate\(100"):
+        declare(wrong)
+
+
+def test_two_of_one_name_are_refused() -> None:
+    with pytest.raises(lowq.ConfigError, match=r"Limited: limit says twice the same, Rate\(limit=5, .* different keys"):
+        declare([lowq.Rate(5), lowq.Rate(6)])
+
+
+def test_there_are_not_too_many() -> None:
+    with pytest.raises(lowq.ConfigError, match="Limited: limit has 9 limits; a worker has at most 8"):
+        declare([lowq.Rate(5, key=f"k{number}") for number in range(9)])
+
+
+def test_the_option_is_not_mistaken_for_another() -> None:
+    with pytest.raises(lowq.ConfigError, match=r"unknown worker option 'limits'; did you mean 'limit'\?"):
+
+        @app.worker(limits=lowq.Rate(5))  # type: ignore[call-overload, untyped-decorator, unused-ignore]  # the point
+        def limited(_payloads_by_id: dict[str, list[Any]]) -> None:
+            """Nothing."""
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [None, 5, "rate", [None], [{}], [{"rate": "x", "per": 1}], [{"rate": 5}], [{"concurrency": 0}], [["rate", 5]]],
+)
+def test_what_an_entry_of_the_registry_says_otherwise_is_left_out(entry: object) -> None:
+    found: list[Limit] = registered_limits(entry)
+    assert found == []
