@@ -77,7 +77,7 @@ class SeqScheduler:
     """Round robin: the first ready shard after the one returned last, by queue and index."""
 
     def __init__(self) -> None:
-        self._last = ("", -1)
+        self._last = ("", 0, -1)
 
     def __call__(self, shards: Sequence[S], _now: float, ready: Callable[[S], bool]) -> S | None:
         count = len(shards)
@@ -90,6 +90,6 @@ class SeqScheduler:
         return None
 
 
-def place(shard: Schedulable) -> tuple[str, int]:
-    """By what shards are ordered."""
-    return shard.queue, shard.index
+def place(shard: Schedulable) -> tuple[str, int, int]:
+    """By what shards are ordered. While a queue is resharded it has shards of two epochs."""
+    return shard.queue, getattr(shard, "epoch", 0), shard.index

@@ -1,0 +1,335 @@
+"""Schedules: when their ticks are, which of those that were missed are made up for, and what Redis keeps of each.
+
+A *tick* is a moment that a schedule's time table names. Those of a cron string are found by cronsim, in a time zone;
+those of an interval are its multiples since the beginning of 1970, UTC: so all nodes agree on them, and neither a
+restart nor a late tick moves the following ones. All times are Unix time in seconds; now is what Redis's clock says.
+
+When the clocks are changed, cron strings with a fixed minute and hour do as Debian's cron does: a tick in the hour that
+is left out comes right behind it, one in the hour that comes twice comes once. Others (``*`` or ``*/n`` as minute or
+hour) go by the time that passes.
+"""
+
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta, tzinfo
+from difflib import get_close_matches
+from functools import lru_cache
+from itertools import takewhile
+from typing import Any, Literal, Self, TypeAlias, get_args
+from urllib.parse import quote, unquote
+from zoneinfo import ZoneInfo, available_timezones
+
+from cronsim import CronSim
+
+from lowq.codec import MAX_TIME
+from lowq.errors import ConfigError
+
+#: What becomes of ticks that nobody could perform in time: the latest of them is performed, all are, or none is.
+Missed: TypeAlias = Literal["one", "all", "skip"]
+MISSED: tuple[Missed, ...] = get_args(Missed)
+
+#: Seconds that a schedule may be late with a tick under ``missed="skip"``; never less than two leases.
+GRACE_SECONDS = 60.0
+#: Ticks that are pushed in one call, with ``missed="all"``.
+TICKS_TOGETHER = 500
+#: Characters of a name.
+MAX_NAME = 128
+#: Seconds between two ticks, at least and at most.
+_INTERVALS = (1.0, 366 * 86400.0)
+#: The queue in which the schedules of a worker's queue wait for their ticks.
+_PREFIX = "lowq:schedules:"
+#: What a push can name: a record has no spaces, equals signs and the like.
+_UNBROKEN = re.compile(rb"[^\s=>]+")
+#: Characters that a record keeps as they are. A space or "=" would end an option of a push.
+_SAFE = '{}":,[]*/+-_.@'
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """A schedule, as it is declared above a worker."""
+
+    name: str
+    #: A cron string, or seconds.
+    at: str | float
+    #: The name of the time zone of a cron string; None: UTC.
+    tz: str | None = None
+    missed: Missed = "one"
+
+    @property
+    def text(self) -> str:
+        """The time table, for people."""
+        if isinstance(self.at, str):
+            return f"{self.at} {self.tz or 'UTC'}"
+        return f"every {self.at} s"
+
+    def after(self, moment: float) -> Iterator[float]:
+        """The ticks after a moment, one by one."""
+        return _cron_after(self.at, self.tz, moment) if isinstance(self.at, str) else _multiples_after(self.at, moment)
+
+    def next(self, moment: float) -> float:
+        """The first tick after a moment; infinity: there is none."""
+        return next(self.after(moment), math.inf)
+
+    def latest(self, since: float, until: float) -> float | None:
+        """The last tick that is after ``since`` and not after ``until``; None: there is none. Of many ticks only the
+        last are looked at.
+        """
+        window = 60.0
+        while True:
+            begin = max(since, until - window)
+            ticks = list(takewhile(until.__ge__, self.after(begin)))
+            if ticks or begin <= since:
+                return ticks[-1] if ticks else None
+            window *= 2
+
+    def due(self, since: float, now: float, grace: float) -> tuple[list[float], float]:
+        """The ticks to push, of those after ``since``, and the moment up to which that settles all of them. ``grace``:
+        seconds that one may be late under ``missed="skip"``.
+        """
+        if self.missed == "all":
+            ticks: list[float] = []
+            for tick in self.after(since):
+                if tick > now:
+                    break
+                ticks.append(tick)
+                if len(ticks) == TICKS_TOGETHER:
+                    return ticks, tick
+            return ticks, max(now, since)
+        latest = self.latest(since, now)
+        if latest is None or (self.missed == "skip" and now - latest > grace):
+            return [], max(now, since)
+        return [latest], max(now, since)
+
+    def shown(self) -> dict[str, Any]:
+        """What is kept of it in Redis, besides its name."""
+        return {"at": self.at, "tz": self.tz, "missed": self.missed}
+
+    @classmethod
+    def of(cls, name: str, said: Mapping[str, Any]) -> Self | None:
+        """From what is kept in Redis, which may come from any version; None: it can't be read here."""
+        try:
+            found = _read(name, said.get("at"), said.get("tz"), said.get("missed"))
+        except TypeError:  # a list, for example
+            return None
+        return None if found is None else cls(*found)
+
+
+def grace_of(lease_ttl: float) -> float:
+    """Seconds that a tick may be late under ``missed="skip"``: as long as another node needs to take over, at least."""
+    return max(GRACE_SECONDS, 2 * lease_ttl)
+
+
+# --- declared ---
+
+
+def checked_schedule(whose: str, name: object, at: object, tz: object, missed: object) -> Schedule:
+    """What a decoration says.
+
+    Raises:
+        ConfigError: it makes no sense; the message says what to write.
+    """
+    return Schedule(*_checked(f"{whose}: ", name, at, tz, missed))
+
+
+@lru_cache(4096, typed=True)
+def _read(name: object, at: object, tz: object, missed: object) -> tuple[str, str | float, Any, Missed] | None:
+    # Kept, as each look reads the time tables of all nodes, and the check of a cron string takes 0.2 ms.
+    try:
+        return _checked("", name, at, tz, missed)
+    except ConfigError:
+        return None
+
+
+def _checked(prefix: str, name: object, at: object, tz: object, missed: object) -> tuple[str, str | float, Any, Missed]:
+    if not isinstance(name, str) or not 1 <= len(name) <= MAX_NAME or not name.isprintable():
+        raise ConfigError(
+            f"{prefix}name={name!r:.150} must be a text of 1 to {MAX_NAME} characters that can be printed"
+        )
+    if missed not in MISSED:
+        raise ConfigError(
+            f'{prefix}missed={missed!r:.100} must be "one" (the latest of the ticks that were missed is performed), '
+            '"all" or "skip"'
+        )
+    if isinstance(at, str):
+        zone = _checked_zone(prefix, tz)
+        _check_cron(prefix, at, zone)
+        return name, " ".join(at.split()), zone, missed
+    seconds = _checked_interval(prefix, at)
+    if tz is not None:
+        raise ConfigError(
+            f"{prefix}tz={tz!r:.100} is for cron strings; the ticks of every({at!r}) are the same in each time zone"
+        )
+    return name, seconds, None, missed
+
+
+def _checked_interval(prefix: str, at: object) -> float:
+    seconds = at.total_seconds() if isinstance(at, timedelta) else at
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float):
+        raise ConfigError(
+            f'{prefix}every({at!r:.100}): write a cron string, such as every("0 8 * * 1"), or an interval, such as '
+            "every(30), in seconds or as a timedelta"
+        )
+    least, most = _INTERVALS
+    if not least <= seconds <= most:
+        raise ConfigError(
+            f"{prefix}every({at!r:.100}): an interval is {least:g} second at least, and {most / 86400:g} days at most; "
+            "for something rarer write a cron string"
+        )
+    return int(seconds) if seconds == int(seconds) else float(seconds)
+
+
+def _checked_zone(prefix: str, tz: object) -> str | None:
+    if tz is None or tz is UTC:
+        return None
+    name = tz.key if isinstance(tz, ZoneInfo) else tz
+    if not isinstance(name, str):
+        raise ConfigError(f'{prefix}tz={tz!r:.100} must be the name of a time zone, such as tz="Europe/Berlin"')
+    try:
+        _zone(name)
+    except (LookupError, ValueError, OSError) as error:
+        names = available_timezones()
+        near = get_close_matches(name, names, 2, 0.5)
+        hint = f"did you mean {' or '.join(map(repr, near))}?" if near else 'names are such as "Europe/Berlin"'
+        if not names:
+            hint = "this system has no time zones: install the package tzdata"
+        raise ConfigError(f"{prefix}there is no time zone tz={name!r:.100}; {hint}") from error
+    return name
+
+
+def _check_cron(prefix: str, at: str, zone: str | None) -> None:
+    example = 'such as "0 8 * * 1", Mondays at 8:00'
+    fields = at.split()
+    if len(fields) != 5:
+        raise ConfigError(
+            f"{prefix}every({at!r:.100}): a cron string has five fields, minute, hour, day of month, month, day of "
+            f"week, {example}; this has {len(fields)}"
+        )
+    try:
+        never = next(_cron_after(at, zone, 0.0), None) is None
+    except Exception as error:  # cronsim's own, and whatever else it meets in what is no cron string
+        raise ConfigError(f"{prefix}every({at!r:.100}) is no cron string ({error}); write one {example}") from error
+    if never:
+        raise ConfigError(f"{prefix}every({at!r:.100}) never comes: no month has such a day")
+
+
+# --- time tables ---
+
+
+@lru_cache(64)
+def _zone(name: str | None) -> tzinfo:
+    return UTC if name is None else ZoneInfo(name)
+
+
+def _cron_after(at: str, zone: str | None, moment: float) -> Iterator[float]:
+    # cronsim goes by the clock on the wall where a tick has a fixed hour. Begun in the hour that comes twice it gives
+    # ticks of the first time again; and around the hour that is left out several may fall together.
+    before = moment
+    for tick in CronSim(at, datetime.fromtimestamp(math.floor(moment), _zone(zone))):
+        found = tick.timestamp()
+        if found > before:
+            before = found
+            yield int(found)
+
+
+def _multiples_after(interval: float, moment: float) -> Iterator[float]:
+    # In whole microseconds: multiples of 1.1 as floats would fall on either side of what they are.
+    step = round(interval * 1e6)
+    at = (math.floor(moment * 1e6) // step + 1) * step
+    while True:
+        tick = at // 1_000_000 if at % 1_000_000 == 0 else at / 1e6
+        if tick > moment:
+            yield tick
+        at += step
+
+
+# --- what Redis keeps ---
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """What Redis keeps of a schedule, in the shard that its ticks are pushed to. It changes together with what is
+    pushed, and only from what it was read as: so whoever pushes a tick, however often and how late, the second is
+    refused.
+    """
+
+    #: The time table that counts, as `Schedule.shown` gives it.
+    table: Mapping[str, Any]
+    #: All ticks up to this moment are settled: pushed, or skipped.
+    settled: float
+    #: The last tick that was pushed.
+    last: float | None = None
+    #: Since when it is paused, and who did that.
+    paused_at: float | None = None
+    paused_by: str = ""
+    #: Since when no live node knows it.
+    unknown_since: float | None = None
+    #: Counts the changes: a record never becomes again what it was, so a call that comes late is refused.
+    version: int = 1
+
+    def schedule(self, name: str) -> Schedule | None:
+        """None: it is of a version that this one can't read."""
+        return Schedule.of(name, self.table)
+
+    def changed(self, **changes: Any) -> Self:
+        """With these values."""
+        return replace(self, **changes, version=self.version + 1)
+
+    def encode(self) -> bytes:
+        """As Redis keeps it: JSON, without spaces and equals signs."""
+        values = {
+            "table": dict(self.table),
+            "settled": self.settled,
+            "last": self.last,
+            "paused_at": self.paused_at,
+            "paused_by": self.paused_by or None,
+            "unknown_since": self.unknown_since,
+            "version": self.version,
+        }
+        text = json.dumps({name: value for name, value in values.items() if value is not None}, separators=(",", ":"))
+        return quote(text, safe=_SAFE).encode()
+
+    @classmethod
+    def decode(cls, data: bytes) -> Self | None:
+        """None: it can't be read."""
+        if not _UNBROKEN.fullmatch(data):
+            return None  # a push could not name it
+        try:
+            values = json.loads(unquote(data.decode()))
+            table, paused_by, version = values["table"], values.get("paused_by") or "", values["version"]
+            settled = _moment(values["settled"])
+            others = {
+                name: None if values.get(name) is None else _moment(values[name])
+                for name in ("last", "paused_at", "unknown_since")
+            }
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+            return None
+        if not isinstance(table, dict) or not isinstance(paused_by, str) or not isinstance(version, int):
+            return None
+        return cls(table, settled, others["last"], others["paused_at"], paused_by, others["unknown_since"], version)
+
+
+def _moment(value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= MAX_TIME:
+        raise ValueError(value)
+    return value
+
+
+# --- the internal queues ---
+
+
+def schedules_queue(queue: str) -> str:
+    """The internal queue in which the schedules of a queue wait for their ticks."""
+    return _PREFIX + queue
+
+
+def is_internal(queue: str) -> bool:
+    """Whether it is such a queue."""
+    return queue.startswith(_PREFIX)
+
+
+def queue_of_schedules(queue: str) -> str:
+    """The queue whose schedules wait in an internal queue."""
+    return queue.removeprefix(_PREFIX)
