@@ -1,0 +1,79 @@
+"""``lowq reshard QUEUE N``: another number of shards for a queue, while it is used."""
+
+import time
+
+import click
+
+from lowq.admin.reshard import ReshardProgress
+from lowq.application import Lowq
+from lowq.cli.audited import audited, me
+from lowq.cli.failure import INTERRUPTED
+from lowq.cli.group import json_option, queue_argument, with_app
+from lowq.cli.output import Progress, count, echo_json, echo_lines, number, say
+from lowq.errors import RedisUnavailable
+
+#: Seconds after which the shards are named that are waited for, and between two such lines.
+NAMED_AFTER = 5.0
+
+
+@click.command
+@with_app
+@queue_argument
+@click.argument("shards_count", metavar="N", type=int)
+@json_option
+def reshard(app: Lowq, queue: str, shards_count: int, as_json: bool) -> None:
+    """Give a queue N shards, while it is used.
+
+    Pushing goes on, and so do nodes: an id rests only while the shards are moved that feed its new one. It may be
+    stopped, or die, at any moment: the same command again goes on.
+    """
+    handle = app.queue(queue)
+    before = handle.layouts
+    last: ReshardProgress | None = None
+    watch = _Watch(queue)
+    try:
+        with (
+            audited(app, "reshard", queue, {"from": before.current.shards_count, "to": shards_count}) as outcome,
+            Progress("jobs moved") as progress,
+        ):
+
+            def show(done: ReshardProgress) -> None:
+                nonlocal last
+                last = done
+                outcome.count = done.jobs_moved
+                progress.show(done.jobs_moved, done.shards_moved / done.shards_count)
+                watch.show(done)
+
+            handle.reshard(shards_count, on_progress=show, by=me())
+    except KeyboardInterrupt:
+        shards = "" if last is None else f" {last.shards_moved} of {count(last.shards_count, 'shard')} are moved;"
+        say(f"lowq: stopped;{shards} to go on: lowq reshard {queue} {shards_count}")
+        click.get_current_context().exit(INTERRUPTED)
+    except RedisUnavailable:
+        say(f"lowq: what was moved stays so; to go on: lowq reshard {queue} {shards_count}")
+        raise
+    moved = 0 if last is None else last.jobs_moved
+    if as_json:
+        was = before.current.shards_count if last is None else last.before.shards_count
+        echo_json({"queue": queue, "from": was, "to": shards_count, "jobs_moved": moved, "changed": last is not None})
+    elif last is None:
+        echo_lines([f"{queue}: has {count(shards_count, 'shard')} already"])
+    else:
+        echo_lines([f"{queue}: has {count(shards_count, 'shard')} now; {number(moved)} jobs moved"])
+
+
+class _Watch:
+    """Names the shards that are waited for, when it takes long."""
+
+    def __init__(self, queue: str) -> None:
+        self._queue = queue
+        self._since = self._said = time.monotonic()
+
+    def show(self, done: ReshardProgress) -> None:
+        now = time.monotonic()
+        if not done.waits_for:
+            self._since = now
+        elif now - self._since >= NAMED_AFTER and now - self._said >= NAMED_AFTER:
+            self._said = now
+            some = ", ".join(map(str, done.waits_for[:10])) + (", ..." if len(done.waits_for) > 10 else "")
+            say(f"lowq: waiting for what is in flight of shard {some} of {self._queue}; `lowq shards` says who has it")

@@ -1,0 +1,181 @@
+-- move_in: jobs that belong to a shard of a new layout come to it: those of one step of `move_out`.
+--
+-- KEYS[1]  prefix of the shard
+-- ARGV[1]  now: Unix seconds, or '' for the server's clock
+-- ARGV[2]  from: the number of the shard that they come from
+-- ARGV[3]  step
+-- ARGV[4]  kind of the items, as move_out has it
+-- ARGV[5]  clock of that shard (Unix seconds), '' = it has none
+-- ARGV[6]  features of that shard, or ''
+-- ARGV[7+] items: id, score, n, then n texts: "score payload" (n = 1 of jobs), or what move_out has in a list
+--
+-- Reply: 1 (they have come), 0 (they had come before: nothing changed), 2 (the shard is not fed: nothing changed, and
+-- they must not be taken for moved, unless all that belongs to the shard has come).
+--
+-- Invariant: of each step the jobs come once, whoever repeats it and however late: the last step that has come from a
+-- shard is remembered as long as this one is fed. What comes was there before what was pushed to this shard meanwhile:
+-- its perform_at, retry_count and error stay, of two priorities the more urgent; payloads merge by the queue's policy,
+-- an equal one keeps the lowest score and the earlier end of its ttl. What has expired is left behind, and counted.
+--
+--!flags allow-oom
+local prefix, from, step, kind = KEYS[1], ARGV[2], tonumber(ARGV[3]), ARGV[4]
+local key_meta = prefix .. 'meta'
+local meta = redis.call('HMGET', key_meta, 'fed', 'moved:' .. from, 'clock', 'features')
+if not meta[1] then
+  return 2
+elseif (tonumber(meta[2] or '') or 0) >= step then
+  return 0
+end
+local now, features = read_now(), meta[4]
+
+local ids, scores, extras = {}, {}, {} -- of each: "score payload", or a list
+local at, last = 7, 0
+while at <= #ARGV do
+  local count = tonumber(ARGV[at + 2])
+  last = last + 1
+  ids[last], scores[last] = ARGV[at], ARGV[at + 1]
+  extras[last] = count == 1 and ARGV[at + 3] or { unpack(ARGV, at + 3, at + 2 + count) }
+  at = at + 3 + count
+end
+local head = kind == 'morgue' and 'morgue:payloads:' or 'payloads:'
+local is_of_jobs = kind == 'waiting' or kind == 'morgue'
+local keys = {}
+if is_of_jobs then
+  for i, id in ipairs(ids) do
+    keys[i] = prefix .. head .. id
+  end
+  if uses(features, 'ttl') or uses(ARGV[6], 'ttl') then
+    touch(prefix, { 'expires:' }, ids)
+  end
+  if uses(features, 'traces') or uses(ARGV[6], 'traces') then
+    touch(prefix, { 'traces:' }, ids)
+  end
+end
+-- Before the first write, as `touch` does.
+local inlines = is_of_jobs and redis.call('MGET', unpack(keys)) or {}
+
+for word in string.gmatch(ARGV[6], '%S+') do
+  if word ~= 'full' then
+    features = note_feature(prefix, features, word, true)
+  end
+end
+local has_ttl, is_latest, is_debounced = uses(features, 'ttl'), uses(features, 'latest'), uses(features, 'debounce')
+local expired = 0
+
+local function add_waiting(id, payload, score, expires)
+  local key = prefix .. 'payloads:' .. id
+  if is_latest then
+    local present, its_score = get_highest(key)
+    if present and present ~= payload and tonumber(its_score) >= tonumber(score) then
+      return -- that one came later
+    end
+    if has_ttl then
+      add_latest_expiring(prefix, id, payload, score, nil, expires)
+    else
+      add_latest(key, payload, score)
+    end
+  elseif has_ttl then
+    add_expiring(prefix, id, payload, score, redis.call('MGET', key)[1], expires)
+  else
+    add_payload(key, payload, score)
+  end
+end
+
+-- The waiting job of an id joins what waits here. `extra` is as move_out has it, from its 7th text on payloads.
+local function join(id, score, extra)
+  local lives = false
+  for i = 7, #extra, 3 do
+    local expires = extra[i + 2] ~= '' and extra[i + 2] or nil
+    if expires and tonumber(expires) <= now then
+      expired = expired + 1
+    else
+      add_waiting(id, extra[i], extra[i + 1], expires)
+      lives = true
+    end
+  end
+  if not lives then
+    return
+  end
+  local level, perform_at = split_score(score)
+  redis.call('ZADD', prefix .. 'due', score_again(prefix, id, level, level > 0 and perform_at or score), id)
+  if extra[1] ~= '' then
+    redis.call('ZADD', prefix .. 'retries', extra[1], id)
+  end
+  if extra[2] ~= '' then
+    redis.call('HSET', prefix .. 'errors', id, string.sub(extra[2], 2))
+  end
+  if extra[3] ~= '' then
+    redis.call('SADD', prefix .. 'solo', id)
+  end
+  if extra[4] ~= '' then
+    redis.call('HSET', prefix .. 'crashes', id, extra[4])
+  end
+  if extra[5] ~= '' then
+    redis.call('ZADD', prefix .. 'debounced', extra[5], id)
+  elseif is_debounced then
+    redis.call('ZREM', prefix .. 'debounced', id)
+  end
+  if extra[6] ~= '' then
+    local key = prefix .. 'traces:' .. id
+    write_traces(key, join_traces(extra[6], redis.call('MGET', key)[1] or ''))
+  end
+end
+
+local function join_morgue(id, score, extra)
+  for i = 3, #extra, 2 do
+    add_payload(prefix .. 'morgue:payloads:' .. id, extra[i], extra[i + 1])
+  end
+  redis.call('ZADD', prefix .. 'morgue', score, id)
+  if extra[1] ~= '' then
+    redis.call('HSET', prefix .. 'morgue:errors', id, string.sub(extra[1], 2))
+  end
+end
+
+if kind == 'waiting' then
+  -- What nothing waits for, which most is, is written together.
+  local present = redis.call('ZMSCORE', prefix .. 'due', unpack(ids))
+  local fresh, due = {}, {}
+  for i, id in ipairs(ids) do
+    local extra = extras[i]
+    local is_inline = type(extra) == 'string'
+    if is_inline and not present[i] and not inlines[i] then
+      fresh[#fresh + 1], fresh[#fresh + 2] = keys[i], extra
+      due[#due + 1], due[#due + 2] = scores[i], id
+    elseif is_inline then
+      local payload, score = split_inline(extra)
+      join(id, scores[i], { '', '', '', '', '', '', payload, score, '' })
+    else
+      join(id, scores[i], extra)
+    end
+  end
+  if #fresh > 0 then
+    redis.call('MSET', unpack(fresh))
+    redis.call('ZADD', prefix .. 'due', unpack(due))
+  end
+elseif kind == 'morgue' then
+  for i, id in ipairs(ids) do
+    local extra = extras[i]
+    if type(extra) == 'string' then
+      local payload, score = split_inline(extra)
+      extra = { '', '', payload, score }
+    end
+    join_morgue(id, scores[i], extra)
+  end
+elseif kind == 'schedules' then
+  for i, name in ipairs(ids) do
+    redis.call('HSET', prefix .. 'schedules', name, extras[i])
+  end
+else
+  for i, name in ipairs(ids) do
+    redis.call('HINCRBY', key_meta, name, extras[i])
+  end
+end
+
+if expired > 0 then
+  redis.call('HINCRBY', key_meta, 'expired', expired)
+end
+redis.call('HSET', key_meta, 'moved:' .. from, step)
+if ARGV[5] ~= '' and tonumber(ARGV[5]) > (tonumber(meta[3] or '') or 0) then
+  redis.call('HSET', key_meta, 'clock', ARGV[5])
+end
+return 1

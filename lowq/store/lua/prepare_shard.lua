@@ -1,0 +1,26 @@
+-- prepare_shard: a shard of a new layout, which accepts pushes, and of which nothing is taken until all jobs that
+-- belong to it have come.
+--
+-- KEYS[1]  prefix of the shard
+-- ARGV[1]  now: not used; every script has it first
+-- ARGV[2]  shards_count of the new layout
+-- ARGV[3]  since when the queue is paused (Unix seconds), '': it is not
+-- ARGV[4]  who has paused it, or ''
+--
+-- Reply: 1 (it is fed from now on), 0 (it was prepared before: nothing changed).
+--
+-- Invariant: a shard that was opened is never closed again, also when this call comes late.
+--
+--!flags allow-oom
+local key = KEYS[1] .. 'meta'
+if redis.call('HSETNX', key, 'shards_count', ARGV[2]) == 0 then
+  return 0
+end
+redis.call('HSET', key, 'fed', 1)
+if ARGV[3] ~= '' then
+  redis.call('HSET', key, 'paused', ARGV[3])
+  if ARGV[4] ~= '' then
+    redis.call('HSET', key, 'paused_by', ARGV[4])
+  end
+end
+return 1

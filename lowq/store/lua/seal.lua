@@ -1,0 +1,28 @@
+-- seal: from now on the jobs of a shard belong to another layout of its queue.
+--
+-- KEYS[1]  prefix of the shard
+-- ARGV[1]  now: not used; every script has it first
+-- ARGV[2]  shards_count of the queue in the shard's own layout
+-- ARGV[3]  shards_count of the other layout
+-- ARGV[4]  epoch of the other layout
+--
+-- Reply: 1 (sealed), 0 (it was already), 2 (and all of its jobs were moved).
+-- Errors: SEALED m epoch: it was sealed for another layout; nothing was written.
+--
+-- Invariant: a shard is sealed for good, for one layout. A push is carried out before, or answered SEALED: nothing is
+-- written to a sealed shard by a push that was not carried out before. Its holder finishes what is in flight.
+--
+--!flags allow-oom
+local prefix, layout = KEYS[1], ARGV[3] .. ' ' .. ARGV[4]
+local meta = redis.call('HMGET', prefix .. 'meta', 'sealed', 'moved')
+if meta[1] then
+  if meta[1] ~= layout then
+    return redis.error_reply('SEALED ' .. meta[1])
+  end
+  return meta[2] and 2 or 0
+end
+redis.call('HSETNX', prefix .. 'meta', 'shards_count', ARGV[2])
+redis.call('HSET', prefix .. 'meta', 'sealed', layout)
+redis.call('SPUBLISH', prefix .. 'wake', 'sealed')
+redis.call('SPUBLISH', prefix .. 'room', '')
+return 1

@@ -1,0 +1,611 @@
+"""A queue gets another number of shards: all that is known of its jobs moves with them, whatever dies in between."""
+
+import asyncio
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+import lowq
+import lowq.queue as queue_module
+from lowq.admin.reshard import _Mover, reshard
+from lowq.broker.delivery import Failure
+from lowq.broker.lease import Lease, LeaseDenied
+from lowq.broker.shard import Shard, shards_of
+from lowq.errors import ConfigError, RedisRefused, Resharding, UnknownQueueError
+from lowq.job import Job
+from lowq.queue import Queue
+from lowq.queue_options import QueueOptions
+from lowq.sharding import Layout
+from lowq.store import Call, Refusal
+from tests.leases import run_out
+
+NEVER = 3600.0
+
+
+@pytest.fixture
+def app(store_url: str) -> Iterator[lowq.Lowq]:
+    app = lowq.Lowq(redis_url=store_url, lease_ttl=60)
+    yield app
+    app.close()
+
+
+def another(app: lowq.Lowq) -> lowq.Lowq:
+    """The same store as another process sees it."""
+    other = lowq.Lowq(redis_url=app.config.redis_url, lease_ttl=60)
+    other._store = app._store
+    return other
+
+
+def held(queue: Queue, app: lowq.Lowq) -> list[Shard]:
+    """The shards of its present layout, leased."""
+    layout = queue.layouts.current
+    options = QueueOptions(queue.name, layout.shards_count)
+    shards = shards_of(app.client, app.config, options, "a" * 16, layout=layout)
+    for shard in shards:
+        shard.lease.acquire(60)
+    return shards
+
+
+def give_up(shards: list[Shard]) -> None:
+    for shard in shards:
+        if shard.lease.current is not None:
+            shard.lease.surrender(0.001)
+
+
+def known(queue: Queue) -> dict[str, list[Job]]:
+    """All that people can see of all jobs."""
+    found: dict[str, list[Job]] = {}
+    for state in (None, "morgue"):
+        cursor: str | None = None
+        while True:
+            page = queue.jobs(state, limit=200, after=cursor)
+            for job in page.jobs:
+                found.setdefault(job.id, []).append(job)
+            cursor = page.cursor
+            if cursor is None:
+                break
+    return found
+
+
+COUNTERS = ("length", "morgue_length", "retries", "processed", "failed", "buried", "pushed", "taken", "paused")
+
+
+def counted(queue: Queue) -> list[Any]:
+    stats = queue.stats()
+    return [getattr(stats, name) for name in COUNTERS]
+
+
+def fill(queue: Queue, app: lowq.Lowq, chance: random.Random, ids: int = 60) -> None:
+    """Jobs in every state that there is."""
+    jobs: list[dict[str, Any]] = []
+    for _ in range(ids * 3):
+        job: dict[str, Any] = {"id": chance.randrange(ids), "payload": {"v": chance.randrange(50)}}
+        if chance.random() < 0.3:
+            job["score"] = chance.randrange(1000)
+        if chance.random() < 0.3:
+            job["delay"] = NEVER * chance.randrange(1, 5)
+        if chance.random() < 0.2:
+            job["ttl"] = NEVER
+        if chance.random() < 0.3:
+            job["priority"] = chance.randrange(10)
+        if chance.random() < 0.05:
+            job["payload"] = {"v": "x" * 100_000, "n": chance.random()}
+        jobs.append(job)
+    queue.push(jobs)
+    shards = held(queue, app)
+    for shard in shards:
+        for _ in range(3):
+            taken = shard.in_flight.take(3).jobs
+            failures, reasons = [], []
+            for item in taken:
+                outcome = chance.random()
+                if outcome < 0.3:
+                    failures.append(Failure(item.id, "retry", chance.randrange(20), NEVER, b"boom"))
+                elif outcome < 0.4:
+                    failures.append(Failure(item.id, "solo", -1, 0.0, b"in company"))
+                elif outcome < 0.6:
+                    reasons.append((item.id, b"bad", ()))
+            if failures:
+                shard.in_flight.fail(failures)
+            if reasons:
+                shard.in_flight.bury(reasons)
+            shard.in_flight.finish([item.id for item in taken if chance.random() < 0.3])
+            shard.in_flight.take(0)
+    give_up(shards)
+    for prefix in queue._prefixes:
+        run_out(app.client, prefix)
+    queue.release_all()
+    for prefix in queue._prefixes:
+        run_out(app.client, prefix)
+
+
+OPTIONS: list[dict[str, Any]] = [
+    {},
+    {"merge": "append"},
+    {"merge": "latest"},
+    {"ttl": NEVER},
+    {"priority": 3},
+    {"debounce": NEVER},
+    {"merge": "latest", "ttl": NEVER, "priority": 1},
+]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize(("before", "after"), [(4, 8), (6, 4), (5, 3), (1, 4)])
+def test_all_that_is_known_of_jobs_moves(app: lowq.Lowq, options: dict[str, Any], before: int, after: int) -> None:
+    queue = app.queue("Orders", before, **options)
+    fill(queue, app, random.Random(before))
+    jobs, counts = known(queue), counted(queue)
+    assert jobs
+    progress = queue.reshard(after)
+    assert progress is not None
+    assert (progress.is_done, progress.shards_moved) == (True, before)
+    assert queue.shards_count == after
+    assert known(queue) == jobs
+    assert counted(queue) == counts
+    assert known(another(app).queue("Orders")) == jobs
+
+
+class Killed(BaseException):
+    """The mover's process ends here."""
+
+
+def killed_at(app: lowq.Lowq, number: int, *, is_carried_out: bool) -> Callable[[], None]:
+    """From now on the call with that number kills its process, before it is sent or when its reply is lost. Returns
+    what ends that.
+    """
+    client = app.client
+    original, count = client.run_many, 0
+
+    def run_many(calls: Any, *args: Any, **options: Any) -> Any:
+        nonlocal count
+        count += 1
+        if count == number and not is_carried_out:
+            raise Killed
+        replies = original(calls, *args, **options)
+        if count == number:
+            raise Killed
+        return replies
+
+    client.run_many = run_many  # type: ignore[method-assign]
+
+    def end() -> None:
+        client.run_many = original  # type: ignore[method-assign]
+
+    return end
+
+
+@pytest.mark.parametrize("is_carried_out", [True, False])
+def test_a_mover_may_die_at_every_step(store_url: str, is_carried_out: bool) -> None:
+    number, survived = 0, False
+    while not survived:
+        number += 1
+        app = lowq.Lowq(redis_url=store_url, namespace=f"n{number}", lease_ttl=60)
+        queue = app.queue("Orders", 3)
+        fill(queue, app, random.Random(number), 12)
+        jobs, counts = known(queue), counted(queue)
+        end = killed_at(app, number, is_carried_out=is_carried_out)
+        try:
+            queue.reshard(2)
+            survived = True
+        except Killed:
+            pass
+        end()
+        for prefix in queue._prefixes:  # the leases of who has died have run out
+            run_out(app.client, prefix)
+        queue.reshard(2)
+        assert queue.layouts.current.shards_count == 2
+        assert (known(queue), counted(queue)) == (jobs, counts), f"killed at call {number}"
+        app.close()
+    assert number > 15
+
+
+def test_a_producer_that_knows_nothing_of_it_follows_and_order_holds(app: lowq.Lowq) -> None:
+    stale = another(app)
+    producer = stale.queue("Orders", 4)
+    expected: dict[str, list[int]] = {str(n): [] for n in range(40)}
+
+    def push(number: int) -> None:
+        # Without scores: what comes later comes later.
+        assert producer.push([{"id": n, "payload": number} for n in range(40)]) == 40
+        for payloads in expected.values():
+            payloads.append(number)
+
+    push(0)
+    for number, _ in enumerate(reshard(app, "Orders", 6), 1):
+        push(number)
+    push(100)
+    for number, _ in enumerate(reshard(app, "Orders", 3), 101):
+        push(number)
+    push(200)
+    found = {job_id: [payload for payload, _ in job.payloads] for job_id, (job,) in known(app.queue("Orders")).items()}
+    assert found == expected
+
+
+def test_what_was_pushed_meanwhile_joins_what_waited_before(app: lowq.Lowq) -> None:
+    queue = app.queue("Orders", 2)
+    queue.push({"id": "a", "payload": 1, "score": 5, "delay": NEVER, "priority": 4})
+    queue.push({"id": "a", "payload": 2, "score": 7, "priority": 4})
+    before = queue.peek("a")
+    steps = reshard(app, "Orders", 4)
+    next(steps)
+    for progress in steps:
+        if progress.shards_moved < 2:
+            queue.push({"id": "a", "payload": 1, "score": 3, "priority": 2})
+            queue.push({"id": "a", "payload": 3, "score": 6, "priority": 5})
+    after = queue.peek("a")
+    assert before is not None
+    assert after is not None
+    assert after.payloads == [(1, 3.0), (3, 6.0), (2, 7.0)]
+    assert (after.perform_at, after.priority) == (before.perform_at, 2)
+
+
+def test_a_large_id_comes_in_several_steps(app: lowq.Lowq) -> None:
+    queue = app.queue("Orders", 1)
+    queue.push({"id": "a", "payload": {"n": n, "x": "x" * 1000}, "score": n} for n in range(2500))
+    queue.push({"id": "b", "payload": n, "score": n, "ttl": NEVER} for n in range(3000))
+    before = known(queue)
+    progress = queue.reshard(3)
+    assert progress is not None
+    assert progress.jobs_moved > 10
+    assert known(queue) == before
+
+
+def test_what_has_expired_is_left_behind(app: lowq.Lowq) -> None:
+    queue = app.queue("Orders", 2)
+    queue.push({"id": "a", "payload": 1, "ttl": 0.001})
+    queue.push({"id": "b", "payload": 1})
+    queue.reshard(3)
+    assert set(known(queue)) <= {"a", "b"}
+    stats = queue.stats()
+    assert (stats.length, stats.expired) == (1, 1)
+
+
+def test_a_queue_that_is_paused_stays_so_and_goes_on_when_told(app: lowq.Lowq) -> None:
+    queue = app.queue("Orders", 2)
+    queue.push({"id": "a"})
+    queue.pause(by="ann")
+    queue.reshard(4)
+    assert queue.stats().paused
+    assert "ann" in queue.why("a").detail
+    steps = reshard(app, "Orders", 8)
+    next(steps)
+    assert queue.resume()
+    list(steps)
+    assert not queue.stats().paused
+
+
+def test_jobs_that_are_being_moved_are_left_alone(app: lowq.Lowq, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lowq.queue.RESHARD_SECONDS", 0.0)
+    queue = app.queue("Orders", 2)
+    queue.push([{"id": n} for n in range(20)])
+    shards = held(queue, app)
+    steps = reshard(app, "Orders", 3)
+    next(steps)
+    taken = {shard: shard.in_flight.take(1).jobs[0].id for shard in shards}
+    waits = next(steps)
+    assert waits.waits_for == (0, 1)
+    state = queue.reshard_progress()
+    assert state is not None
+    assert (state.shards_moved, state.waits_for) == (0, (0, 1))
+    left = next(str(n) for n in range(20) if str(n) not in taken.values())
+    assert queue.why(left).reason == "resharding"
+    for act in (queue.kick, queue.delete, queue.perform_now, queue.bury):
+        with pytest.raises(Resharding, match="being moved"):
+            act(left)
+    assert queue.peek(left) is not None
+    assert queue.stats().length == 18
+    for shard in shards:  # what is in flight is finished, and nothing more is taken
+        shard.in_flight.finish([taken[shard]])
+        assert shard.in_flight.take(5).jobs == []
+        shard.lease.surrender()
+    *_, last = steps
+    assert last.is_done
+    assert queue.stats().processed == 2
+    assert queue.delete(left).done == 1
+    assert queue.bury(list(range(20))).done == 17
+
+
+def test_two_movers_at_once_get_it_done_once(app: lowq.Lowq) -> None:
+    queue = app.queue("Orders", 4)
+    fill(queue, app, random.Random(1))
+    jobs, counts = known(queue), counted(queue)
+    first, second = reshard(app, "Orders", 6), reshard(another(app), "Orders", 6)
+    turns = random.Random(7)
+    running = [first, second]
+    while running:
+        steps = turns.choice(running)
+        if next(steps, None) is None:
+            running.remove(steps)
+    assert (known(queue), counted(queue)) == (jobs, counts)
+
+
+def test_what_can_not_be_done(app: lowq.Lowq) -> None:
+    queue = app.queue("Orders", 2)
+    with pytest.raises(UnknownQueueError):
+        app.queue("Nobody").reshard(3)
+    queue.push({"id": 1})
+    for wrong in (0, -1, 16385, True, "3", 2.5, None):
+        with pytest.raises(ConfigError, match="shards_count"):
+            queue.reshard(wrong)  # type: ignore[arg-type]
+    assert queue.reshard(2) is None
+    next(reshard(app, "Orders", 3))
+    with pytest.raises(Resharding, match="lowq reshard Orders 3"):
+        queue.reshard(4)
+    with pytest.raises(Resharding, match="lowq reshard Orders 3"):
+        queue.reshard(2)
+    assert queue.reshard(3) is not None
+
+
+def test_a_new_shard_that_redis_has_lost_ends_it_and_it_says_how_to_go_on(
+    app: lowq.Lowq, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = app.queue("Orders", 2)
+    queue.push([{"id": n} for n in range(20)])
+    lost = Layout(3, 1).prefix("lowq", "Orders", 2) + "meta"
+    seal = _Mover._seal
+
+    def seal_and_lose(mover: _Mover, olds: Any) -> None:
+        seal(mover, olds)
+        app.client.command("DEL", lost, key=lost)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(_Mover, "_seal", seal_and_lose)
+        with pytest.raises(RedisRefused, match=f"redis-cli -c HSET '{lost}' fed 1; .* lowq reshard Orders 3"):
+            queue.reshard(3)
+    app.client.command("HSET", lost, "fed", 1, key=lost)
+    queue.push({"id": "since"})
+    assert queue.reshard(3) is not None
+    assert {job.id for job in queue.jobs(limit=100)} == {"since", *map(str, range(20))}
+    assert all(shard.lease.current for shard in held(queue, app))
+
+
+def test_who_is_strict_is_told(app: lowq.Lowq) -> None:
+    app.queue("Orders", 2).push({"id": 1})
+    app.queue("Orders").reshard(3)
+    strict = another(app)
+    strict.config.__dict__["strict_shards_count"] = True
+    with pytest.raises(lowq.ShardsCountError, match="lowq reshard Orders 2"):
+        strict.queue("Orders", 2).push({"id": 2})
+    assert strict.queue("Orders", 3).push({"id": 2}) == 1
+
+
+def test_a_dropped_queue_leaves_nothing_of_any_layout(app: lowq.Lowq) -> None:
+    queue = app.queue("Orders", 2)
+    queue.push([{"id": n} for n in range(20)])
+    queue.reshard(3)
+    queue.reshard(5)
+    next(reshard(app, "Orders", 4))
+    assert queue.drop() == 20
+    keys = {key.decode() for key in app.client.command("KEYS", "*") if b"{" in key}
+    assert {key for key in keys if not key.endswith((":pushed", ":superseded"))} == set()
+    assert app.queue("Orders", 2).push({"id": 1}) == 1
+
+
+def test_calls_that_come_late_change_nothing(app: lowq.Lowq) -> None:
+    """Those of a mover that was replaced, out of a connection that hung."""
+    queue = app.queue("Orders", 2)
+    queue.push([{"id": n, "payload": n} for n in range(30)])
+    client, sent = app.client, list[Call]()
+    original = client.run_many
+
+    def run_many(calls: Any, *args: Any, **options: Any) -> Any:
+        sent.extend(
+            call for call in calls if call.script in ("move_out", "move_in", "open_shard", "prepare_shard", "seal")
+        )
+        return original(calls, *args, **options)
+
+    client.run_many = run_many  # type: ignore[method-assign]
+    queue.reshard(3)
+    client.run_many = original  # type: ignore[method-assign]
+    assert {call.script for call in sent} == {"move_out", "move_in", "open_shard", "prepare_shard", "seal"}
+    queue.delete([1, 2, 3])
+    shards = held(queue, app)
+    for shard in shards:
+        shard.in_flight.take(1)
+    jobs, counts = known(queue), counted(queue)
+    random.Random(5).shuffle(sent)
+    client.run_many(sent)
+    assert (known(queue), counted(queue)) == (jobs, counts)
+    assert all(len(shard.in_flight.take(2).jobs) == 2 for shard in shards)
+
+
+def test_a_layout_has_prefixes_of_its_own() -> None:
+    assert Layout(3, 2).prefix("lowq", "Orders", 1) != Layout(3, 1).prefix("lowq", "Orders", 1)
+    with pytest.raises(ConfigError):
+        lowq.Lowq(redis_url="memory://names").queue("Orders@1", 3)
+
+
+def test_nothing_is_taken_of_a_new_shard_before_all_that_feeds_it_has_come(app: lowq.Lowq) -> None:
+    queue = app.queue("Orders", 2)
+    queue.push([{"id": n} for n in range(20)])
+    after = Layout(3, 1)
+    news = shards_of(app.client, app.config, QueueOptions("Orders", 3), "b" * 16, layout=after)
+    # Before it is prepared, as a node may hear of the layout first; and as long as an old shard is left.
+    assert all(isinstance(shard.lease.acquire(60), LeaseDenied) for shard in news)
+    held_by_a_node = held(queue, app)[0]
+    other = shards_of(app.client, app.config, QueueOptions("Orders", 2), "a" * 16)[1]
+    run_out(app.client, other.prefix)
+    steps = reshard(app, "Orders", 3)
+    for progress in steps:
+        denied = [shard.lease.acquire(60) for shard in news]
+        assert all(isinstance(lease, LeaseDenied) and not lease.is_sealed for lease in denied)
+        if progress.shards_moved == 1 and progress.waits_for == (0,):
+            break
+    assert held_by_a_node.lease.surrender()
+    list(steps)
+    assert all(isinstance(shard.lease.acquire(60), Lease) for shard in news)
+    assert sum(len(shard.in_flight.take(20).jobs) for shard in news) == 20
+    sealed = held_by_a_node.lease.acquire(60)
+    assert isinstance(sealed, LeaseDenied)
+    assert sealed.is_sealed
+
+
+def test_a_repeat_of_a_push_that_came_in_before_is_known_and_any_other_is_sent_on(app: lowq.Lowq) -> None:
+    app.queue("Orders", 1).push({"id": "a", "payload": 0})
+    prefix = Layout(1).prefix("lowq", "Orders", 0)
+
+    def push(token: str, payload: str, repeat: str = "", after: str = "") -> object:
+        call = Call("push", prefix, ["", token, repeat, 1, "2", 15, after, "a", payload])
+        return app.client.run_many([call])[0]
+
+    assert push("one", "1") == 1
+    app.queue("Orders").reshard(2)
+    assert push("one", "1", repeat="1") == 1
+    for refusal in (push("two", "2"), push("two", "2", repeat="1"), push("three", "3", after="two")):
+        assert isinstance(refusal, Refusal)
+        assert refusal.code == "SEALED"
+        assert refusal.detail.startswith("2 1 ")
+    assert push("one", "1") == 1, "the first call may come after its repeat"
+    (job,) = known(app.queue("Orders"))["a"]
+    assert [payload for payload, _ in job.payloads] == [0, 1]
+
+
+def test_nothing_else_changes_a_sealed_shard(app: lowq.Lowq) -> None:
+    """Not even calls that need no lease, and were held back in a connection."""
+    queue = app.queue("Orders", 1, ttl=0.001, morgue_ttl=1)
+    queue.push([{"id": n} for n in range(5)])
+    queue.push({"id": "buried", "ttl": NEVER})
+    queue.bury("buried", now=1.0)
+    prefix = Layout(1).prefix("lowq", "Orders", 0)
+    steps = reshard(app, "Orders", 2)
+    next(steps)
+    app.client.run("seal", prefix, "", 1, 2, 1)
+    before = queue.stats()
+    assert app.client.run("sweep", prefix, "", 100, 1, 0)[:2] == [0, 0]
+    assert app.client.run("set_schedule", prefix, "", "tick", "", "{}") == 0
+    assert app.client.run("repair", prefix, "", "leftovers", "0") == [3]
+    assert (queue.stats().length, queue.stats().morgue_length) == (before.length, before.morgue_length) == (5, 1)
+    list(steps)
+    assert queue.stats().expired == 5
+
+
+# --- what is not there any more -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("loses", ["its queue", "all data", "its shards"])
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_producer_of_a_layout_that_is_gone_pushes_to_the_one_that_nodes_serve(
+    app: lowq.Lowq, loses: str, *, is_async: bool
+) -> None:
+    """It may run for weeks, and its queue be dropped or Redis lose its data meanwhile. The jobs would wait for ever."""
+    old, other = another(app).queue("Orders", 3), app.queue("Orders", 3)
+    old.push(1)
+    other.reshard(5)
+    old.push(2)
+    old.layouts  # noqa: B018 - it knows the layout by now
+    if loses == "its queue":
+        other.drop()
+    elif loses == "all data":
+        app.client.command("FLUSHALL")
+    else:
+        for key in app.client.command("KEYS", "*{Orders@1:*"):
+            app.client.command("DEL", key)
+    expected = Layout(5, 1) if loses == "its shards" else Layout(3)
+    if is_async:
+        asyncio.run(old.apush({"id": "one"}))
+    else:
+        old.push("one")
+    assert old.push({"id": number} for number in range(50)) == 50
+    assert another(app).queue("Orders", 3).layouts.current == expected
+    assert another(app).queue("Orders", 3).stats().length == 51
+    assert old.stats().length == 51
+
+
+def test_ticks_do_not_go_to_a_layout_that_is_gone(app: lowq.Lowq) -> None:
+    queue = another(app).queue("Orders", 3)
+    queue.push(1)
+    app.queue("Orders").reshard(5)
+    queue.push("nightly")
+    app.queue("Orders").drop()
+    assert not queue.push_ticks("nightly", [1.0], b"", b"record")
+    assert queue.push_ticks("nightly", [1.0], b"", b"record")
+    assert another(app).queue("Orders", 3).stats().length == 1
+
+
+def test_ticks_go_to_a_shard_that_redis_has_lost(app: lowq.Lowq) -> None:
+    queue = app.queue("Orders", 3)
+    queue.push(1)
+    queue.reshard(5)
+    for key in app.client.command("KEYS", "*{Orders@1:*"):
+        app.client.command("DEL", key)
+    assert queue.push_ticks("nightly", [1.0], b"", b"record")
+    assert queue.stats().length == 1
+
+
+def test_a_drop_that_was_interrupted_finds_the_layouts_before_again(
+    app: lowq.Lowq, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is left of one would send the pushes of a queue with that name to where nobody takes them."""
+    queue = app.queue("Orders", 4)
+    queue.push([{"id": n} for n in range(20)])
+    queue.reshard(2)
+    left, drops, drop_call = Layout(4).prefixes("lowq", "Orders"), 0, queue_module._drop_call
+
+    def interrupted(prefix: str, *args: Any) -> Any:
+        nonlocal drops
+        if prefix in left:
+            drops += 1
+            if drops == 2:
+                raise lowq.RedisUnavailable("for now")
+        return drop_call(prefix, *args)
+
+    monkeypatch.setattr(queue_module, "_drop_call", interrupted)
+    with pytest.raises(lowq.RedisUnavailable):
+        queue.drop()
+    monkeypatch.undo()
+    queue.drop()
+    again = another(app).queue("Orders", 4)
+    again.push([{"id": n} for n in range(20)])
+    assert again.stats().length == 20
+
+
+@pytest.mark.parametrize("script", ["prepare_shard", "move_in"])
+@pytest.mark.parametrize("resumes", [True, False])
+def test_a_pause_or_its_end_in_the_middle_of_a_step_holds(app: lowq.Lowq, script: str, resumes: bool) -> None:
+    """The mover has read that the queue is paused, or not, and writes when somebody has changed it meanwhile."""
+    queue, mover = app.queue("Orders", 2), another(app)
+    queue.push([{"id": n} for n in range(20)])
+    if resumes:
+        queue.pause()
+    original = mover.client.run_many
+    done: list[bool] = []
+
+    def run_many(calls: Any, *args: Any, **options: Any) -> Any:
+        is_it = any(isinstance(call, Call) and call.script == script for call in calls)
+        is_last = script == "prepare_shard" or any(b"rest" in getattr(call, "data", ()) for call in calls)
+        if is_it and is_last and not done:
+            done.append(queue.resume() if resumes else queue.pause(by="Eve"))
+        return original(calls, *args, **options)
+
+    mover.client.run_many = run_many  # type: ignore[method-assign]
+    mover.queue("Orders").reshard(3)
+    assert done == [True]
+    prefixes = Layout(3, 1).prefixes("lowq", "Orders")
+    metas = [app.client.command("HMGET", f"{p}meta", "paused", "paused_by", key=p) for p in prefixes]
+    assert [(at is None, by) for at, by in metas] == [(resumes, None if resumes else b"Eve")] * 3
+
+
+def test_a_mover_leaves_another_queue_of_the_name_alone(app: lowq.Lowq) -> None:
+    """It was held up while the queue was dropped and made anew: its pushes are not to go to where nobody takes them."""
+    queue = app.queue("Orders", 4)
+    queue.push({"id": 1})
+    steps = reshard(another(app), "Orders", 8)
+    next(steps)
+    is_dropped = False
+    while not is_dropped:
+        next(steps)
+        try:
+            queue.drop()
+            is_dropped = True
+        except lowq.QueueInUse:  # between two classes it holds no lease
+            pass
+    again = another(app).queue("Orders", 4)
+    again.push([{"id": n} for n in range(20)])
+    with pytest.raises(Resharding, match="made anew"):
+        list(steps)
+    again.push([{"id": n} for n in range(20, 40)])
+    assert again.stats().length == 40
+    assert not any(info.sealed for info in app.shards("Orders"))
