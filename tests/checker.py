@@ -11,18 +11,22 @@ unknown     performed, and nobody ever began to push it
 overlap     two performs of one shard at a time (of one id, where a consumer has several in hand), or one that begins
             under a lower fence than was seen before.
             Allowed, and `fenced`: the earlier of two goes on under a lower fence; whoever was frozen may have
-            been between its last look at its lease and the handler, one perform per thread; and whoever holds a
-            lease that Redis has lost
+            been between its last look at its lease and the handler, one perform per thread; whoever holds a
+            lease that Redis has lost; and whoever goes on past its ttr
 fence       two processes worked one shard under the same fence
 step back   handed over after one with a higher score, unless it arrived later than that, or is handed over
             again: with nothing between but what was in flight with it, or because it was pushed again. Of an id that
             is pushed without scores: for the first time after one that was pushed later, be it in the same call
 returned    handed over again after Redis had confirmed that it is finished, and not pushed again
 excess      handed over again, though it was neither in flight at a fault nor within `UNACKED` of one
+hasty       never taken, as if it had expired, though something behind it in its id was taken before it did
+stale       taken from Redis after it had expired
+late ack    Redis took a consumer's acknowledgement of what it had handed over again before: another's job ended with it
 ==========  =================================================================================================
 
 After Redis has lost data (`lapse`), what was finished or accepted before may be unknown to it: then a payload that is
-lost is counted and is no problem, and the order of an id is judged up to the loss and anew from there.
+lost is counted and is no problem, and the order of an id is judged up to the loss and anew from there. Where it is
+known which moments and which shards were lost (a failover to a replica), that holds for these alone.
 """
 
 import math
@@ -36,6 +40,8 @@ from tests.history import Event, Perform, performs_of
 #: Seconds before a fault within which a payload may have finished and not been acknowledged. lowq's own bound is about
 #: 10 ms; the rest is for a busy machine, and for whoever notices the end of a process. `Report.repeated_work` is exact.
 UNACKED = 1.0
+#: Seconds by which Redis's clock, by which payloads expire, may have gone slower or faster than that of the history.
+DRIFT = 0.05
 #: A perform shorter than this is a fast one, seconds.
 FAST = 0.01
 
@@ -61,16 +67,22 @@ class Report:
     fenced: list[tuple[Perform, Perform]] = field(default_factory=list)
     #: Those of `fenced` whose older owner had no trouble that anybody knows of. Right only if its machine was slow.
     unexplained: list[str] = field(default_factory=list)
-    #: What breaks a guarantee, in words.
+    #: What breaks a guarantee, in words. Of what is lost there is an excuse where Redis has lost it: `unexcused`.
     lost: list[str] = field(default_factory=list)
+    unexcused: list[str] = field(default_factory=list)
     unknown: list[str] = field(default_factory=list)
     overlaps: list[str] = field(default_factory=list)
     fences: list[str] = field(default_factory=list)
     steps_back: list[str] = field(default_factory=list)
     returned: list[str] = field(default_factory=list)
     excess: list[str] = field(default_factory=list)
+    hasty: list[str] = field(default_factory=list)
+    stale: list[str] = field(default_factory=list)
+    late_acks: list[str] = field(default_factory=list)
     #: Whether Redis itself has lost data.
     lapsed: bool = False
+    #: Payloads with a ttl that were accepted, and neither performed nor buried.
+    expired: int = 0
 
     @property
     def out_of_order(self) -> int:
@@ -78,14 +90,18 @@ class Report:
 
     @property
     def problems(self) -> list[str]:
-        lost = [] if self.lapsed else self.lost
         return [
-            *lost, *self.unknown, *self.overlaps, *self.fences, *self.steps_back, *self.returned, *self.excess,
+            *self.unexcused, *self.unknown, *self.overlaps, *self.fences, *self.steps_back, *self.returned,
+            *self.excess, *self.hasty, *self.stale, *self.late_acks,
         ]  # fmt: skip
 
 
-def check(events: Sequence[Event], buried: Iterable[Key] = ()) -> Report:
-    """Judges a history after everything was performed. ``buried``: (id, version) of what the morgue holds."""
+def check(
+    events: Sequence[Event], buried: Iterable[Key] = (), *, expiring: Iterable[str] = (), ttl: float = math.inf
+) -> Report:
+    """Judges a history after everything was performed. ``buried``: (id, version) of what the morgue holds.
+    ``expiring``: ids whose payloads have a ttl, and that, seconds.
+    """
     report = Report()
     performs = performs_of(events)
     report.performs = len(performs)
@@ -102,9 +118,19 @@ def check(events: Sequence[Event], buried: Iterable[Key] = ()) -> Report:
         for version in versions
     }
     report.performed = len(finished)
+    expiring, expired = set(expiring), set()
+    shards = {job_id: perform.shard for perform in performs for job_id in perform.jobs}
     for job_id, version in sorted(pushes.accepted.keys() - finished - set(buried)):
+        if job_id in expiring:
+            report.expired += 1
+            expired.add((job_id, version))
+            continue
         report.lost.append(f"id {job_id}: version {version} was accepted, never performed, and is not buried")
+        if not faults.may_lack(shards.get(job_id), pushes.accepted[job_id, version]):
+            report.unexcused.append(report.lost[-1])
 
+    _check_takes(events, pushes, expiring, ttl, report)
+    _check_expired(events, pushes, expired, ttl, report)
     late = _check_overlaps(performs, faults, report)
     _check_fences(performs, report)
     judged = [perform for perform in performs if perform.name not in late]  # a late one is refused by the fence
@@ -113,6 +139,7 @@ def check(events: Sequence[Event], buried: Iterable[Key] = ()) -> Report:
         for job_id in perform.jobs:
             by_id[job_id].append(perform)
     acknowledged = _acknowledged(events)
+    _check_late_acks(events, performs, pushes, faults, report)
     for job_id, those in by_id.items():
         for epoch in faults.epochs(those):
             _check_order(job_id, epoch, pushes, report)
@@ -167,10 +194,9 @@ class _Faults:
         self._troubles: dict[int | None, list[list[float]]] = defaultdict(list)
         #: Process -> when it ended, and whether it ended in good order.
         self.gone: dict[int, tuple[float, bool]] = {}
-        #: [from, until] of the times in which owners may not know that Redis lost their leases.
-        self.lapses: list[tuple[float, float]] = []
-        #: Those of them in which it lost data, too.
-        self.losses: list[tuple[float, float]] = []
+        #: The times in which owners may not know that Redis lost their leases, and those in which it lost data, too.
+        self.lapses: list[_Lapse] = []
+        self.losses: list[_Lapse] = []
         for event in events:
             at: float = event["at"]
             match event["event"]:
@@ -186,7 +212,10 @@ class _Faults:
                 case "gone":
                     self.gone.setdefault(event["gone"], (at, event.get("code") == 0))
                 case "lapse":
-                    self.lapses.append((at, at + event["seconds"]))
+                    since, shards = event.get("since"), event.get("shards")
+                    begin = at if since is None else since
+                    of = None if shards is None else frozenset(shards)
+                    self.lapses.append(_Lapse(begin, at + event["seconds"], of, is_exact=since is not None))
                     if event.get("data", True):
                         self.losses.append(self.lapses[-1])
 
@@ -199,22 +228,44 @@ class _Faults:
         spans = [*self._troubles[pid], *self._troubles[None]]
         return any(begin <= until and end >= since for begin, end in spans)
 
-    def lapsed(self, at: float) -> bool:
+    def lapsed(self, shard: int, at: float) -> bool:
         """Whether an owner may not know at that time that its lease was lost."""
-        return any(begin <= at <= end for begin, end in self.lapses)
+        return any(lapse.begin <= at <= lapse.end for lapse in self.lapses if lapse.is_of(shard))
 
-    def forgotten(self, earlier: float, later: float) -> bool:
+    def forgotten(self, shard: int, earlier: float, later: float) -> bool:
         """Whether Redis has lost data between, or the owners did not know yet."""
-        return any(begin <= later and end >= earlier for begin, end in self.losses)
+        return any(lapse.begin <= later and lapse.end >= earlier for lapse in self.losses if lapse.is_of(shard))
+
+    def may_lack(self, shard: int | None, accepted: float) -> bool:
+        """Whether Redis may have lost what was accepted then. None: it is not known of which shard that is."""
+        return any(
+            not lapse.is_exact or lapse.begin <= accepted <= lapse.end
+            for lapse in self.losses
+            if shard is None or lapse.is_of(shard)
+        )
 
     def epochs(self, performs: Sequence[Perform]) -> Iterator[list[Perform]]:
-        """The performs between two losses of data."""
-        if not self.losses:
+        """The performs of an id between two losses of data."""
+        losses = [lapse for lapse in self.losses if lapse.is_of(performs[0].shard)]
+        if not losses:
             yield list(performs)
             return
-        edges = [-math.inf, *(edge for loss in self.losses for edge in loss), math.inf]
+        edges = [-math.inf, *(edge for lapse in losses for edge in (lapse.begin, lapse.end)), math.inf]
         for begin, end in zip(edges[::2], edges[1::2], strict=True):
             yield [perform for perform in performs if begin < perform.start < end]
+
+
+@dataclass(frozen=True, slots=True)
+class _Lapse:
+    begin: float
+    end: float
+    #: None: all.
+    shards: frozenset[int] | None
+    #: Whether nothing is lost that was accepted before it began.
+    is_exact: bool
+
+    def is_of(self, shard: int) -> bool:
+        return self.shards is None or shard in self.shards
 
 
 # --- who worked a shard ---
@@ -233,7 +284,7 @@ def _check_overlaps(performs: Sequence[Perform], faults: _Faults, report: Report
         if known is not None and perform.fence < known.fence:
             who = perform.pid, perform.thread
             freeze = max((at for at in faults.freezes.get(perform.pid, ()) if at < perform.start), default=None)
-            if faults.lapsed(perform.start):
+            if faults.lapsed(shard, perform.start):
                 late.add(perform.name)
                 report.fenced.append((perform, known))
             elif freeze is None or excused.get(who) == freeze:
@@ -246,10 +297,13 @@ def _check_overlaps(performs: Sequence[Perform], faults: _Faults, report: Report
         for other in running[shard]:
             if perform.by_hand and other.fence == perform.fence and not perform.jobs.keys() & other.jobs.keys():
                 continue
+            if other.until <= perform.start:
+                report.fenced.append((other, perform))
+                continue
             if other.fence < perform.fence:
                 report.fenced.append((other, perform))
                 if not faults.cut_off(other.pid, other.start - UNACKED, perform.start) and not faults.lapsed(
-                    perform.start
+                    shard, perform.start
                 ):
                     report.unexplained.append(f"shard {shard}: {perform} began during {other}")
             else:
@@ -265,6 +319,40 @@ def _check_fences(performs: Sequence[Perform], report: Report) -> None:
         first = owners.setdefault((perform.shard, perform.fence), perform)
         if first.pid != perform.pid:
             report.fences.append(f"shard {perform.shard}: {perform} and {first} have one fence and two processes")
+
+
+def _check_takes(events: Iterable[Event], pushes: _Pushes, expiring: set[str], ttl: float, report: Report) -> None:
+    """A payload was there when its push returned, so it has expired a ttl later, whatever came in between. One whose
+    push is repeated may have come anew.
+    """
+    for event in events:
+        if event["event"] != "taken":
+            continue
+        for job_id in event["jobs"].keys() & expiring:
+            for key in ((job_id, version) for version in event["jobs"][job_id]):
+                accepted = pushes.accepted.get(key, math.inf)
+                if pushes.attempts[key][-1] < accepted and event["sent"] > accepted + ttl + DRIFT:
+                    late = event["sent"] - accepted - ttl
+                    report.stale.append(f"id {job_id}: {key[1]} was taken {late:.3f} s after it had expired")
+
+
+def _check_expired(events: Iterable[Event], pushes: _Pushes, expired: set[Key], ttl: float, report: Report) -> None:
+    """What was never taken has expired: before that, nothing behind it in its id was taken."""
+    takes: dict[str, list[tuple[float, float, list[int]]]] = defaultdict(list)  # id -> when it was sent, and answered
+    for event in events:
+        if event["event"] == "taken":
+            for job_id, versions in event["jobs"].items():
+                takes[job_id].append((event["sent"], event["at"], versions))
+    for job_id, version in sorted(expired):
+        key, those = (job_id, version), takes[job_id]
+        if any(version in versions for *_, versions in those):
+            continue
+        accepted, expires = pushes.accepted[key], pushes.attempts[key][0] + ttl - DRIFT
+        for sent, answered, versions in those:
+            behind = any(pushes.score.get((job_id, other), -math.inf) > pushes.score[key] for other in versions)
+            if accepted < sent and answered < expires and behind:
+                report.hasty.append(f"id {job_id}: {version} is gone, and {versions} were taken before it expired")
+                break
 
 
 # --- order ---
@@ -329,9 +417,34 @@ def _acknowledged(events: Iterable[Event]) -> dict[Key, list[float]]:
                     last[event["pid"], start["shard"], job_id] = versions
             case "acked":
                 for job_id in event["ids"]:
-                    for version in last.get((event["pid"], event["shard"], job_id), ()):
+                    versions = last.get((event["pid"], event["shard"], job_id), [])
+                    if event.get("perform"):
+                        versions = started[event["perform"]]["jobs"][job_id]
+                    for version in versions:
                         found[job_id, version].append(event["at"])
     return found
+
+
+def _check_late_acks(
+    events: Iterable[Event], performs: Sequence[Perform], pushes: _Pushes, faults: _Faults, report: Report
+) -> None:
+    by_name = {perform.name: perform for perform in performs}
+    handed: dict[Key, list[Perform]] = defaultdict(list)
+    for perform in performs:
+        for job_id, versions in perform.jobs.items():
+            for version in versions:
+                handed[job_id, version].append(perform)
+    for event in events:
+        if event["event"] != "acked" or not event.get("perform"):
+            continue
+        perform = by_name[event["perform"]]
+        for job_id in event["ids"]:
+            keys = [(job_id, version) for version in perform.jobs[job_id]]
+            # What was pushed twice may have come again because of that.
+            later = [one for key in keys if len(pushes.attempts[key]) == 1 for one in handed[key]]
+            again = [one for one in later if perform.start < one.start < event["at"]]
+            if again and not faults.forgotten(perform.shard, perform.start, event["at"]):
+                report.late_acks.append(f"id {job_id}: {perform} was acknowledged, though {again[0]} had it by then")
 
 
 def _check_returned(
@@ -343,11 +456,15 @@ def _check_returned(
     report: Report,
 ) -> None:
     seen: dict[int, int] = defaultdict(int)  # version -> times that it was handed over after its acknowledgement
+    taken: dict[int, float] = {}  # version -> when it was handed over last
     for perform in performs:
         for version in perform.jobs[job_id]:
             key = job_id, version
             acks = [at for at in acknowledged.get(key, ()) if at < perform.start]
-            if not acks or faults.forgotten(acks[-1], perform.start):
+            # What has lost that it was taken can't note that it is finished.
+            since = min([*acks[-1:], taken.get(version, math.inf)])
+            taken[version] = perform.start
+            if not acks or faults.forgotten(perform.shard, since, perform.start):
                 continue
             seen[version] += 1
             if seen[version] >= len(pushes.attempts[key]):
@@ -371,7 +488,9 @@ def _check_repeats(performs: Sequence[Perform], pushes: _Pushes, faults: _Faults
                 report.repeats += 1
                 if not earlier.ok or earlier.end > perform.start:
                     continue  # it was in flight
-                if handed[key] <= len(pushes.attempts[key]) or faults.forgotten(earlier.start, perform.start):
+                if handed[key] <= len(pushes.attempts[key]) or faults.forgotten(
+                    perform.shard, earlier.start, perform.start
+                ):
                     continue  # pushed again, or Redis has forgotten
                 report.repeats_of_finished += 1
                 length = earlier.end - earlier.start
@@ -394,8 +513,15 @@ def _signs_of_life(performs: Iterable[Perform]) -> dict[tuple[int, int], float]:
 def _may_come_again(
     earlier: Perform, again: Perform, faults: _Faults, last_sign: Mapping[tuple[int, int], float]
 ) -> bool:
-    """Whether it was in flight, or its acknowledgement under way, when something happened to its owner."""
-    if faults.cut_off(earlier.pid, earlier.start, earlier.end + UNACKED) or faults.lapsed(again.start):
+    """Whether it was in flight, or its acknowledgement under way, when something happened to its owner, or its ttr
+    passed.
+    """
+    if earlier.end > earlier.until - UNACKED:
+        return True
+    # A lease that nobody could renew may also run out a moment later, and be resumed under its fence.
+    resumed = again.fence == earlier.fence
+    begin = earlier.start - UNACKED if resumed else earlier.start
+    if faults.cut_off(earlier.pid, begin, earlier.end + UNACKED) or faults.lapsed(again.shard, again.start):
         return True
     gone_at, in_good_order = faults.gone.get(earlier.pid, (math.inf, False))
     if gone_at <= again.start:

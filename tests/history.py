@@ -13,15 +13,20 @@ event      fields, besides `at` (monotonic seconds, the same clock in all proces
 pushing    push (its name), jobs: [[id, version, score or null], ...]; written before the push
 pushed     push, jobs: those that were accepted for certain
 start      perform (its name), shard, fence, jobs: {id: [version, ...] in the order handed over}, by_hand: by a
-           consumer, which may perform several ids of a shard at a time
+           consumer, which may perform several ids of a shard at a time; until: when its ttr passes, or null
 end        perform, ok: whether the handler returned; without this line the process died in it
-acked      shard, ids: Redis has confirmed that this process is done with what it last performed of them
+taken      sent: when the take was sent, monotonic; jobs: {id: [version, ...]} that Redis handed out. Written only where
+           payloads expire
+acked      shard, ids: Redis has confirmed that this process is done with what it last performed of them; perform: or
+           with what it was given in that one, by a consumer, which may have begun with more of the id since
 gone       gone: the id of a process that ended; code: its exit code, negative for a signal
 frozen     frozen: the id of a process that is about to be stopped for a while (SIGSTOP, or a handler with the GIL)
 thawed     thawed: the id of a process that goes on
 trouble    who: id of a process, or null for all. From now on it may not reach Redis
 calm       who: from now on it can, again
-lapse      seconds: Redis forgets leases now, and who held one may not know for so long; data: and what it knew besides
+lapse      seconds: Redis forgets leases now, and who held one may not know for so long; data: and what it knew besides;
+           since: when that began, or null for now: what was accepted before that may not be lost; shards: of these
+           only, or null for all
 =========  ==================================================================================================
 
 A version is a payload's number: unique within its id.
@@ -73,21 +78,33 @@ class History:
 
     @contextmanager
     def performing(
-        self, shard: int, fence: int, jobs: Mapping[str, Sequence[int]], *, by_hand: bool = False
-    ) -> Iterator[None]:
-        """Around a perform. What is raised goes on, and is an end that finished nothing."""
+        self,
+        shard: int,
+        fence: int,
+        jobs: Mapping[str, Sequence[int]],
+        *,
+        by_hand: bool = False,
+        until: float | None = None,
+    ) -> Iterator[str]:
+        """Around a perform, which has the name that is returned. What is raised goes on, and is an end that finished
+        nothing.
+        """
         perform = f"{os.getpid()}-{next(_numbers)}"
-        self.write("start", perform=perform, shard=shard, fence=fence, jobs=jobs, by_hand=by_hand)
+        self.write("start", perform=perform, shard=shard, fence=fence, jobs=jobs, by_hand=by_hand, until=until)
         ok = False
         try:
-            yield
+            yield perform
             ok = True
         finally:
             self.write("end", perform=perform, ok=ok)
 
-    def acked(self, shard: int, ids: Sequence[str]) -> None:
-        """Redis has confirmed that what this process performed last of these ids is finished."""
-        self.write("acked", shard=shard, ids=ids)
+    def taken(self, sent: float, jobs: Mapping[str, Sequence[int]]) -> None:
+        """Redis has handed out these, to a take that was sent then."""
+        self.write("taken", sent=sent, jobs=jobs)
+
+    def acked(self, shard: int, ids: Sequence[str], perform: str | None = None) -> None:
+        """Redis has confirmed that what this process performed last of these ids is finished, or what that one did."""
+        self.write("acked", shard=shard, ids=ids, perform=perform)
 
     def gone(self, pid: int, code: int | None = None) -> None:
         """The process has ended: what it performed ended then, at the latest."""
@@ -109,11 +126,13 @@ class History:
         """The end of `trouble`."""
         self.write("calm", who=pid)
 
-    def lapse(self, seconds: float, *, data: bool = True) -> None:
+    def lapse(
+        self, seconds: float, *, data: bool = True, since: float | None = None, shards: Sequence[int] | None = None
+    ) -> None:
         """Redis forgets the leases that are held, and their holders learn of it in so many seconds; with ``data``, it
-        forgets what it knew of jobs, too.
+        forgets what it knew of jobs, too. ``since``: from then on only, monotonic. ``shards``: of these only.
         """
-        self.write("lapse", seconds=seconds, data=data)
+        self.write("lapse", seconds=seconds, data=data, since=since, shards=shards)
 
 
 def read(path: str | os.PathLike[str]) -> list[Event]:
@@ -156,6 +175,8 @@ class Perform:
     ok: bool | None = None
     #: Whether a consumer took the jobs, which may have several ids of a shard in hand.
     by_hand: bool = False
+    #: From then on its jobs may be handed over to others.
+    until: float = math.inf
 
     def __str__(self) -> str:
         return f"{self.name} (fence {self.fence}, from {self.start:.3f} to {self.end:.3f}, ok {self.ok})"
@@ -169,7 +190,7 @@ def performs_of(events: Iterable[Event]) -> list[Perform]:
         if event["event"] == "start":
             performs[event["perform"]] = Perform(
                 event["perform"], event["pid"], event["thread"], event["shard"], event["fence"], dict(event["jobs"]),
-                event["at"], by_hand=event.get("by_hand", False),
+                event["at"], by_hand=event.get("by_hand", False), until=event.get("until") or math.inf,
             )  # fmt: skip
         elif event["event"] == "end":
             performs[event["perform"]].end = event["at"]

@@ -1,26 +1,46 @@
-"""`make test-matrix`: the tiers `unit`, `contract` and `integration` on every Python that lowq supports.
+"""`make test-matrix`: the tests on every Python, redis-py, server, protocol and kind of connection that lowq supports.
+
+| part | what is run | on what |
+|---|---|---|
+| python | unit, contract, integration | each Python, with the newest redis-py that lowq allows |
+| redis-py | the same | the oldest of these Pythons, with the oldest redis-py |
+| servers | contract, integration | each server of tests/servers.py, unpacked beside the installed one |
+| hiredis | contract, integration | without hiredis |
+| resp3 | contract, integration | with RESP3 |
+| tls | push, nodes, wake-ups, command line | each server, with a certificate made by the test |
+| rights | producers, nodes, people | each server, as the users of docs/rights.md |
 
 It takes what this machine has: `python3.12` and the like on PATH, the versions of pyenv and of uv. Each gets a virtual
-environment of its own below `.matrix/`, made anew when pyproject.toml changes, with the newest redis-py that lowq
-allows; the oldest of them is run once more with the oldest one. Without the tests marked slow, unless `-m` says so.
+environment of its own below `.matrix/`, made anew when pyproject.toml changes. All parts but the first run on the
+oldest Python. Without the tests marked slow, unless `-m` says so. What can't be had is named, and is no failure. The
+table at the end goes into docs/compatibility.md with `--publish`: rows of what was not run stay as they are.
 """
 
 import argparse
+import datetime
 import os
 import re
 import shlex
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+
+from tests.servers import PACKAGED, Unavailable, installed, unpacked, version_of
 
 ROOT = Path(__file__).resolve().parents[1]
 #: The Pythons that should be there: the oldest supported one up to the newest released.
 EXPECTED = ("3.11", "3.12", "3.13", "3.14")
 OLDEST = (3, 11)
 TIERS = ("tests/unit", "tests/contract", "tests/integration")
+#: The tiers that talk to a server.
+SERVER_TIERS = TIERS[1:]
+CONNECTIONS = "tests/integration/store/test_connections.py"
+RIGHTS = "tests/integration/project/test_rights.py"
+PARTS = ("python", "redis-py", "servers", "hiredis", "resp3", "tls", "rights")
+PAGE = ROOT / "docs" / "compatibility.md"
+COLUMNS = ("part", "Python", "redis-py", "server", "tests", "result", "on")
 
 #: What an interpreter says of itself. A build without GIL is another thing than its version says: it is left out.
 _QUESTION = (
@@ -46,7 +66,7 @@ class Interpreter:
 
 @dataclass(frozen=True)
 class Environment:
-    """What the tests are run in."""
+    """The packages that tests are run with."""
 
     interpreter: Interpreter
     #: The redis-py that is wanted, as pip takes it; empty: the newest that lowq allows.
@@ -57,12 +77,28 @@ class Environment:
 
 
 @dataclass(frozen=True)
+class Run:
+    """Some tests in one environment, on one server."""
+
+    part: str
+    environment: Environment
+    #: The server's program; empty: the installed one.
+    server: str = ""
+    #: What pytest is told besides: paths, and how to choose from them.
+    tests: Sequence[str] = SERVER_TIERS
+    variables: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class Result:
     """How the tests went in one of them."""
 
-    environment: Environment
+    run: Run
     passed: bool
+    #: The last line of pytest.
     summary: str
+    redis: str = "?"
+    server: str = "?"
 
 
 def candidates(environment: Mapping[str, str], home: Path) -> Iterator[Path]:
@@ -111,9 +147,32 @@ def oldest_redis() -> str:
     return f"redis=={found[1]}.*"
 
 
-def environments(interpreters: Sequence[Interpreter]) -> list[Environment]:
-    """Each of them with the newest redis-py, and the oldest of them with the oldest one."""
-    return [*map(Environment, interpreters), *(Environment(oldest, oldest_redis()) for oldest in interpreters[:1])]
+def plan(parts: Sequence[str], interpreters: Sequence[Interpreter], servers: Sequence[str]) -> list[Run]:
+    """What is to be run. ``servers``: programs of those besides the installed one."""
+    oldest = Environment(interpreters[0])
+    everywhere = ("", *servers)
+    runs = {
+        "python": [Run("python", Environment(each), tests=TIERS) for each in interpreters],
+        "redis-py": [Run("redis-py", Environment(interpreters[0], oldest_redis()), tests=TIERS)],
+        "servers": [Run("servers", oldest, program) for program in servers],
+        # A folder whose hiredis can't be imported.
+        "hiredis": [Run("hiredis", oldest, variables={"PYTHONPATH": str(ROOT / "tests" / "without_hiredis")})],
+        "resp3": [Run("resp3", oldest, variables={"REDIS_PROTOCOL": "3"})],
+        "tls": [Run("tls", oldest, program, (CONNECTIONS, "-k", "tls")) for program in everywhere],
+        "rights": [Run("rights", oldest, program, (RIGHTS,)) for program in everywhere],
+    }
+    return [run for part in PARTS if part in parts for run in runs[part]]
+
+
+def find_servers() -> tuple[list[str], list[str]]:
+    """The programs of the servers besides the installed one, and why others can't be had."""
+    found, missing = [], []
+    for server in PACKAGED:
+        try:
+            found.append(str(unpacked(server)))
+        except Unavailable as error:
+            missing.append(f"{server.name}: {error}")
+    return found, missing
 
 
 def prepare(environment: Environment) -> Path:
@@ -134,53 +193,103 @@ def prepare(environment: Environment) -> Path:
     return python
 
 
-def run(environment: Environment, arguments: Sequence[str]) -> Result:
-    """Runs the tests there, and shows what they print."""
+def carry_out(run: Run, options: Sequence[str], more: Sequence[str]) -> Result:
+    """Runs the tests, and shows what they print. ``more``: with a path in it, only what that names is run."""
     try:
-        python = prepare(environment)
-    except (OSError, subprocess.CalledProcessError) as error:
-        return Result(environment, False, f"could not be prepared: {error}")
+        python = prepare(run.environment)
+        asked = [str(python), "-c", "import redis; print(redis.__version__)"]
+        redis = subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()
+        server = version_of(run.server or installed() or "redis-server")
+    except (OSError, subprocess.CalledProcessError, Unavailable) as error:
+        return Result(run, False, f"could not be prepared: {error}")
+    run = replace(run, tests=(*([] if any(word.startswith("tests/") for word in more) else run.tests), *more))
+    command = [str(python), "-m", "pytest", *options, *run.tests]
+    variables = os.environ | run.variables | ({"REDIS_SERVER": run.server} if run.server else {})
+    print(f"\n{run.part}: Python {run.environment}, redis-py {redis}, {server}: {' '.join(command[3:])}", flush=True)
     last = ""
-    command = [str(python), "-m", "pytest", *arguments]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, errors="replace") as tests:
-        assert tests.stdout is not None
-        for line in tests.stdout:
+    with subprocess.Popen(
+        command, cwd=ROOT, env=variables, stdout=subprocess.PIPE, text=True, errors="replace"
+    ) as pytest:
+        assert pytest.stdout is not None
+        for line in pytest.stdout:
             print(line, end="", flush=True)
             last = line.strip(" =\n") or last
-    return Result(environment, tests.returncode == 0, last)
+    return Result(run, pytest.returncode == 0, last, redis, server)
+
+
+def row(result: Result, day: str) -> tuple[str, ...]:
+    """The cells of a result."""
+    names = [word.removeprefix("tests/").removesuffix(".py").rpartition("/")[2] for word in result.run.tests]
+    return (
+        result.run.part,
+        str(result.run.environment.interpreter),
+        result.redis,
+        result.server,
+        " ".join(names),
+        ("passed: " if result.passed else "FAILED: ") + re.sub(r" in [\d.]+s.*$", "", result.summary),
+        day,
+    )
+
+
+def table(rows: Iterable[Sequence[str]]) -> str:
+    """Rows of Markdown."""
+    lines = [COLUMNS, ["---"] * len(COLUMNS), *rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def published(page: str, rows: Sequence[Sequence[str]]) -> str:
+    """The page with these rows. One of the same part, on the same versions, is replaced; the others stay."""
+    between = re.compile(r"(<!-- versions tested: begin.*? -->\n).*?(<!-- versions tested: end -->)", re.DOTALL)
+    found = between.search(page)
+    assert found is not None, f"{PAGE} has no place for the table"
+    old = [line.strip("| ").split(" | ") for line in found[0].splitlines() if line.startswith("| ")][2:]
+    kept = {tuple(cells[:5]): cells for cells in [*old, *map(list, rows)]}
+    ordered = sorted(kept.values(), key=lambda cells: PARTS.index(cells[0]))
+    return between.sub(lambda found: f"{found[1]}\n{table(ordered)}\n{found[2]}", page)
 
 
 def report(results: Sequence[Result], missing: Sequence[str]) -> int:
-    """A line for each; returns the exit code."""
-    for result in results:
-        print(f"Python {result.environment!s:<8} {'passed' if result.passed else 'FAILED'}: {result.summary}")
-    if missing:
-        print(f"not found: Python {', '.join(missing)}")
+    """The table, and what could not be had; returns the exit code."""
+    rows = [row(result, "") for result in results]
+    widths = [max(len(cells[column]) for cells in [COLUMNS, *rows]) for column in range(len(COLUMNS) - 1)]
+    print()
+    for cells in [COLUMNS, *rows]:
+        print("  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=False)).rstrip())
+    for what in missing:
+        print(f"could not be had: {what}")
     return 0 if results and all(result.passed for result in results) else 1
 
 
 def main(arguments: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(prog="make test-matrix", description=__doc__)
-    parser.add_argument("--versions", default="", help='Only these: "3.12 3.13".')
+    parser = argparse.ArgumentParser(
+        prog="make test-matrix", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--only", default="", help=f"These parts: {', '.join(PARTS)}. The default is all.")
+    parser.add_argument("--versions", default="", help='Only these Pythons: "3.12 3.13".')
     parser.add_argument("--jobs", default="2", help="Test processes.")
     parser.add_argument("--args", default="", help="For pytest. With a path in them, only what they name is run.")
+    parser.add_argument("--publish", action="store_true", help="Write the table into docs/compatibility.md.")
     options = parser.parse_args(arguments)
+    parts = options.only.replace(",", " ").split() or PARTS
+    if not set(parts) <= set(PARTS):
+        parser.error(f"--only {options.only}: the parts are {', '.join(PARTS)}")
     asked = options.versions.replace(",", " ").split()
     found = newest(map(ask, candidates(os.environ, Path.home())))
     print("found:", ", ".join(f"{each} ({each.program})" for each in found.values()) or "no Python", flush=True)
-    missing = [version for version in (asked or EXPECTED) if version not in found]
-    if missing:
-        print(f"not found: Python {', '.join(missing)}", flush=True)
-    if asked and missing:
-        return 1
-    if shutil.which("redis-server") is None and shutil.which("valkey-server") is None:
-        print("redis-server is missing", file=sys.stderr)
-        return 1
-    more = shlex.split(options.args)
-    paths = [] if any(word.startswith("tests/") for word in more) else TIERS
-    pytest = ["-q", "-n", options.jobs, "-m", "not slow", *paths, *more]
+    absent = [version for version in (asked or EXPECTED) if version not in found]
+    missing = [f"Python {version}" for version in absent if "python" in parts]
     chosen = [each for minor, each in found.items() if not asked or minor in asked]
-    results = [run(each, pytest) for each in environments(chosen)]
+    if (asked and absent) or not chosen:
+        return report([], [f"Python {version}" for version in absent])
+    servers, without = find_servers() if {"servers", "tls", "rights"} & set(parts) else ([], [])
+    missing += without
+    for what in missing:
+        print(f"could not be had: {what}", flush=True)
+    pytest = ["-q", "-n", options.jobs, "-m", "not slow"]
+    results = [carry_out(run, pytest, shlex.split(options.args)) for run in plan(parts, chosen, servers)]
+    if options.publish:
+        day = datetime.datetime.now(datetime.UTC).date().isoformat()
+        PAGE.write_text(published(PAGE.read_text(), [row(result, day) for result in results]))
     return report(results, missing)
 
 

@@ -5,7 +5,9 @@
         server.kill()       # SIGKILL, as the OOM killer would
         server.start()      # on the same port and folder: what was persisted is there again
 
-Nothing here ever talks to a server that it did not start itself.
+Nothing here ever talks to a server that it did not start itself. The variable REDIS_SERVER names the program, when it
+is not to be the one on PATH: `REDIS_SERVER=/opt/valkey/bin/valkey-server make test` (tests/servers.py has some).
+REDIS_PROTOCOL=3 has all that connect to one by its URL speak RESP3.
 """
 
 import atexit
@@ -25,6 +27,7 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from tests.servers import installed
 from tests.waiting import PATIENCE
 
 #: Ports below the kernel's ephemeral range: a client that reconnects in a loop to an ephemeral port of this
@@ -62,13 +65,20 @@ class RedisServer:
     @property
     def url(self) -> str:
         password = self.options.get("requirepass")
-        return f"redis://{f':{password}@' if password else ''}127.0.0.1:{self.port}/0"
+        protocol = os.environ.get("REDIS_PROTOCOL")
+        options = f"?protocol={protocol}" if protocol else ""
+        return f"redis://{f':{password}@' if password else ''}127.0.0.1:{self.port}/0{options}"
 
     @property
     def pid(self) -> int:
         if self._process is None:
             raise RedisServerError("this redis-server is not running: start() it first")
         return self._process.pid
+
+    @property
+    def runs(self) -> bool:
+        """Whether it was started, and neither stopped nor killed since."""
+        return self._process is not None
 
     @property
     def log(self) -> str:
@@ -87,7 +97,7 @@ class RedisServer:
         first_start = self.port == 0
         while True:
             if first_start:
-                self.port = _free_port()
+                self.port = free_port()
             log_before = len(self.log)
             self._launch()
             if self._answers_before(give_up_at):
@@ -180,7 +190,7 @@ class RedisServer:
         config.write_text("".join(f"{name.replace('_', '-')} {_or_quotes(value)}\n" for name, value in lines.items()))
         with (self.directory / "redis.log").open("ab") as log:
             self._process = subprocess.Popen(
-                [*_dying_with_its_parent(), _executable(), config],
+                [*_dying_with_its_parent(), executable(), config],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,  # where it complains about its options
@@ -222,8 +232,13 @@ def _or_quotes(value: object) -> str:
     return str(value) or '""'
 
 
-def _executable() -> str:
-    found = shutil.which("redis-server") or shutil.which("valkey-server")
+def executable() -> str:
+    """The program of the servers that are started.
+
+    Raises:
+        RedisServerError: there is none.
+    """
+    found = installed()
     if found is None:
         raise RedisServerError(
             "the tests need redis-server 7.0 or newer (or valkey-server 7.2): on Debian or Ubuntu install it "
@@ -238,7 +253,8 @@ def _dying_with_its_parent() -> list[str]:
     return [setpriv, "--pdeathsig", "KILL"] if setpriv else []
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port that nobody listens on, of `PORTS`."""
     while True:
         port = _random.choice(PORTS)
         with socket.socket() as probe:

@@ -1,7 +1,5 @@
 """A Redis Sentinel of the tests' own, over servers that a test has started."""
 
-import shutil
-import socket
 import subprocess
 import time
 from pathlib import Path
@@ -10,28 +8,36 @@ from typing import Self
 
 import redis
 
-from tests.redis_server import RedisServer, RedisServerError
+from tests.redis_server import RedisServer, RedisServerError, executable, free_port
+from tests.tls import Tls
 from tests.waiting import PATIENCE
 
 
 class Sentinel:
     """Watches a primary under the name "main", and when it is gone makes a replica of it the primary at once. Used as a
-    context manager.
+    context manager. With ``tls`` it speaks TLS with the primary, and with who uses its URL.
     """
 
-    def __init__(self, directory: Path, primary: RedisServer) -> None:
+    def __init__(self, directory: Path, primary: RedisServer, tls: Tls | None = None) -> None:
         directory.mkdir(parents=True, exist_ok=True)
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port: int = probe.getsockname()[1]
+        self._tls = tls
+        self.port = free_port()
         self._config = directory / "sentinel.conf"
-        self._config.write_text(
-            f"bind 127.0.0.1\nport {self.port}\ndir {directory}\nsentinel monitor main 127.0.0.1 {primary.port} 1\n"
+        watched = primary.port if tls is None else tls.port(primary)
+        lines = (
+            f"bind 127.0.0.1\nport {self.port}\ndir {directory}\nsentinel monitor main 127.0.0.1 {watched} 1\n"
             "sentinel down-after-milliseconds main 500\nsentinel failover-timeout main 2000\n"
         )
+        if tls is not None:
+            self._tls_port = free_port()
+            options = {**tls.options, "tls_port": self._tls_port, "tls_replication": "yes"}
+            lines += "".join(f"{name.replace('_', '-')} {value}\n" for name, value in options.items())
+        self._config.write_text(lines)
 
     @property
     def url(self) -> str:
+        if self._tls is not None:
+            return f"rediss+sentinel://127.0.0.1:{self._tls_port}/main/0{self._tls.query}"
         return f"redis+sentinel://127.0.0.1:{self.port}/main/0"
 
     def primary_port(self) -> int:
@@ -49,10 +55,7 @@ class Sentinel:
             return len(client.execute_command("SENTINEL", "REPLICAS", "main"))
 
     def __enter__(self) -> Self:
-        executable = shutil.which("redis-server") or shutil.which("valkey-server")
-        if executable is None:
-            raise RedisServerError("redis-server is missing")
-        self._process = subprocess.Popen([executable, self._config, "--sentinel"], stdout=subprocess.DEVNULL)
+        self._process = subprocess.Popen([executable(), self._config, "--sentinel"], stdout=subprocess.DEVNULL)
         give_up_at = time.monotonic() + PATIENCE
         while not self.primary_port():
             if time.monotonic() > give_up_at or self._process.poll() is not None:

@@ -13,8 +13,11 @@ a cluster a shard lives on.
     pool        connections to one server, prepared
     loop_connection  a connection that an event loop writes and reads itself
     endpoints   a URL -> one server, a primary found by sentinels, a cluster, or the embedded store
-    pubsub      channels and their messages
+    tags        which slot of a cluster has a shard
+    pubsub      channels and their messages; cluster_pubsub: of several primaries
+    replies     what RESP3 answers -> what RESP2 answers
     deadline    how long a caller waits
+    durability  that a replica, or the disk, has what was written
     translate   redis-py's errors -> ours
     embedded    the embedded store for other processes
     untrusted   values that may come from anywhere
@@ -22,6 +25,7 @@ a cluster a shard lives on.
 
 from lowq.store.client import REPEATS, SOCKET_TIMEOUT, Client
 from lowq.store.deadline import Deadline, caller_deadline, caller_limit, deadlines
+from lowq.store.durability import DURABILITIES, Durability, NotConfirmed, Wait
 from lowq.store.endpoints import memory_store, new_store
 from lowq.store.loop_connection import LoopConnection
 from lowq.store.pool import parse_info
@@ -29,6 +33,7 @@ from lowq.store.pubsub import Subscription
 from lowq.store.translate import Call, Command, Refusal, may_repeat
 
 __all__ = [
-    "REPEATS", "SOCKET_TIMEOUT", "Call", "Client", "Command", "Deadline", "LoopConnection", "Refusal", "Subscription",
-    "caller_deadline", "caller_limit", "deadlines", "may_repeat", "memory_store", "new_store", "parse_info",
+    "DURABILITIES", "REPEATS", "SOCKET_TIMEOUT", "Call", "Client", "Command", "Deadline", "Durability",
+    "LoopConnection", "NotConfirmed", "Refusal", "Subscription", "Wait", "caller_deadline", "caller_limit", "deadlines",
+    "may_repeat", "memory_store", "new_store", "parse_info",
 ]  # fmt: skip

@@ -9,12 +9,15 @@ from typing import Any
 from redis import exceptions
 
 from lowq import clock
-from lowq.errors import LowqError, RedisUnavailable, ScriptError
+from lowq.errors import LowqError, RedisRefused, RedisUnavailable, ScriptError
+from lowq.store.cluster_pubsub import ClusterSubscription, Nodes
 from lowq.store.deadline import Deadline, deadlines
+from lowq.store.durability import Wait, conclude
 from lowq.store.endpoints import servers_for
 from lowq.store.loop_connection import LoopConnection, fits_loop
 from lowq.store.pool import Pool, encode, pack, parse_info, read_reply
-from lowq.store.pubsub import Subscription
+from lowq.store.pubsub import ServerSubscription, Subscription
+from lowq.store.replies import read
 from lowq.store.translate import Call, Command, may_repeat, translate
 
 #: Seconds that a connection attempt, or the wait for one reply, may take.
@@ -30,10 +33,12 @@ REPEATS = 2
 class _Flight:
     """Calls that were sent to one server and not answered yet."""
 
-    def __init__(self, pool: Pool, calls: list[tuple[int, Call]], deadline: Deadline | None) -> None:
+    def __init__(self, pool: Pool, calls: list[tuple[int, Call]], deadline: Deadline | None, wait: Wait | None) -> None:
         self.pool = pool
         self.calls = calls
         self.deadline = deadline
+        #: What the server is to confirm behind the calls.
+        self.wait = wait
         self.connection: Any = None
         self.error: Exception | None = None
         self.lent = False
@@ -45,7 +50,9 @@ class _Flight:
     def send(self) -> None:
         try:
             self.connection = self.pool.checkout(self.deadline)
-        except (exceptions.RedisError, RedisUnavailable) as error:
+            if self.wait is not None:
+                self.pool.check_wait(self.connection, self.wait)
+        except (exceptions.RedisError, RedisUnavailable, RedisRefused) as error:
             self.error = error
             return
         try:
@@ -65,6 +72,8 @@ class _Flight:
         if self.unwanted:
             self.calls = [item for item in self.calls if item[0] not in self.unwanted]
         packed = [_packed(self.pool, call) for _, call in self.calls]
+        if self.wait is not None and packed:
+            packed.append(pack(self.wait.command(self.deadline)))
         if len(packed) > 1 and sum(map(len, packed)) <= MAX_WRITE:
             packed = [b"".join(packed)]
         self.written_at_once = len(packed) == 1 and len(packed[0]) <= WRITTEN_AT_ONCE
@@ -87,8 +96,31 @@ class _Flight:
                 except exceptions.RedisError as error:
                     self.error = error
             results[position] = self.error
+        if self.wait is not None and self.calls:
+            self._receive_confirmation(results, self.wait)
         for position in self.unwanted:
             results[position] = _not_sent()
+
+    def _receive_confirmation(self, results: list[Any], wait: Wait) -> None:
+        if self.error is None:
+            # It may take long, and must not keep those from writing who wait for nothing.
+            if not self.lent:
+                self.lend()
+            try:
+                if self.deadline is not None:
+                    self.deadline.restart(wait.seconds)
+                    self.pool.limit(self.connection, self.deadline)
+                reply = read_reply(self.connection)
+                if self.deadline is not None:
+                    self.deadline.restart()
+                conclude(results, [position for position, _ in self.calls], wait, reply)
+                return
+            except exceptions.RedisError as error:
+                self.error = error
+        # They were carried out, and by whom is lost if that was the end of the server: whoever serves now is asked.
+        for position, _ in self.calls:
+            if not isinstance(results[position], Exception):
+                results[position] = self.error
 
     def lend(self) -> None:
         if self.connection is not None:
@@ -123,6 +155,7 @@ class Client:
         store: Any = None,
     ) -> None:
         self.url = url
+        self.is_cluster = url.startswith(("redis+cluster://", "rediss+cluster://"))
         self._servers = servers_for(url, size, timeout, socket_timeout, store)
         _clients.add(self)
 
@@ -171,10 +204,17 @@ class Client:
         return wait
 
     def start(
-        self, calls: Sequence[Call], *, lend: bool = False, deadline: Deadline | None = None
+        self,
+        calls: Sequence[Call],
+        *,
+        lend: bool = False,
+        deadline: Deadline | None = None,
+        wait: Wait | None = None,
     ) -> Callable[[], list[Any]]:
         """Sends scripts; the function returned waits for the replies. It must be called, once. ``lend``: foreign code
         runs meanwhile, so the connections don't count as in use, and the time doesn't count for the deadline.
+        ``wait``: what each server is to confirm once it has carried out its calls, see `lowq.store.durability`; those
+        of a server that did not get a `NotConfirmed`.
         """
         groups: dict[Pool, list[tuple[int, Call]]] = {}
         results: list[Any] = [None] * len(calls)
@@ -183,7 +223,7 @@ class Client:
                 groups.setdefault(self._servers.pool_for(call.key, deadline), []).append((position, call))
             except (exceptions.RedisError, RedisUnavailable) as error:
                 results[position] = error
-        flights = [_Flight(pool, group, deadline) for pool, group in groups.items()]
+        flights = [_Flight(pool, group, deadline, wait) for pool, group in groups.items()]
 
         def give_up() -> None:
             for flight in flights:
@@ -208,20 +248,23 @@ class Client:
             except BaseException:
                 give_up()
                 raise
-            self.repair(calls, results, deadline)
+            for flight in flights:
+                self._note_answers(flight, results)
+            self.repair(calls, results, deadline, wait)
             return results
 
         return finish
 
-    def repair(self, calls: Sequence[Call], results: list[Any], deadline: Deadline | None) -> None:
+    def repair(
+        self, calls: Sequence[Call], results: list[Any], deadline: Deadline | None, wait: Wait | None = None
+    ) -> None:
         """Puts right what can be put right at once, and leaves an error of ours for everything else that went wrong."""
         for position, result in enumerate(results):
             if isinstance(result, Exception):
-                results[position] = self._repair(calls[position], result, deadline)
+                results[position] = self._repair(calls[position], result, deadline, wait)
 
-    def _repair(self, call: Call, error: Exception, deadline: Deadline | None) -> Any:
+    def _repair(self, call: Call, error: Exception, deadline: Deadline | None, wait: Wait | None) -> Any:
         """What can be put right at once is: scripts flushed, a slot moved. Otherwise the error as one of ours."""
-        self._doubt_unanswered(call.key, error)
         for _ in range(5):
             if not isinstance(error, exceptions.NoScriptError | exceptions.AskError | exceptions.MovedError):
                 break
@@ -233,39 +276,66 @@ class Client:
                 break
             try:
                 if isinstance(error, exceptions.NoScriptError):
-                    return self._retry_loaded(call, deadline)
-                return self._retry_redirected(call, error, deadline)
+                    return self._retry_loaded(call, deadline, wait)
+                return self._retry_redirected(call, error, deadline, wait)
             except (exceptions.RedisError, LowqError) as next_error:
                 error = next_error
         return self._translate(error, call)
 
-    def _doubt_unanswered(self, key: str, error: Exception) -> None:
-        """Whoever comes next for this key asks a cluster first who serves it now."""
-        if isinstance(error, exceptions.ConnectionError | exceptions.TimeoutError | exceptions.ClusterDownError):
-            self._servers.doubt(key)
+    def _note_answers(self, flight: _Flight, results: list[Any]) -> None:
+        """Whoever comes next for a primary that did not answer asks the cluster first who has its slots now."""
+        if flight.error is not None:
+            self._doubt(flight.pool, flight.error, flight.deadline)
+        elif self._servers.is_partial:
+            self._servers.answered(flight.pool)
+        for position, _ in flight.calls if self.is_cluster else ():
+            if isinstance(results[position], exceptions.ClusterDownError):
+                self._doubt(flight.pool, results[position], flight.deadline)
 
-    def _retry_loaded(self, call: Call, deadline: Deadline | None) -> Any:
+    def _doubt(self, pool: Pool, error: Exception, deadline: Deadline | None = None) -> None:
+        if isinstance(error, exceptions.TimeoutError) and deadline is not None:
+            self._servers.doubt(pool, None)  # its caller may have had very little time
+        elif isinstance(error, exceptions.ConnectionError | exceptions.TimeoutError | exceptions.ClusterDownError):
+            self._servers.doubt(pool, error)
+
+    @property
+    def is_partial(self) -> bool:
+        """Whether one of the primaries of a cluster does not answer or serve, while others may."""
+        return self._servers.is_partial
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the URL is known to lead to a cluster: a primary of it that does not answer may be replaced soon."""
+        return self._servers.is_known
+
+    def _retry_loaded(self, call: Call, deadline: Deadline | None, wait: Wait | None) -> Any:
         pool = self._servers.pool_for(call.key, deadline)
-        return self._once(pool, call, pool.load, deadline)
+        return self._once(pool, call, pool.load, deadline, wait)
 
-    def _retry_redirected(self, call: Call, error: Any, deadline: Deadline | None) -> Any:
+    def _retry_redirected(self, call: Call, error: Any, deadline: Deadline | None, wait: Wait | None) -> Any:
         # MOVED and ASK are both subclasses of the same error in redis-py; only ASK is for this once.
-        pool = self._servers.pool_at(error.host, error.port)
         if isinstance(error, exceptions.MovedError):
-            self._servers.refresh(deadline)
-            return self._once(pool, call, None, deadline)
-        return self._once(pool, call, _ask, deadline)
+            pool = self._servers.moved(call.key, error.host, error.port, deadline)
+            return self._once(pool, call, None, deadline, wait)
+        pool = self._servers.pool_at(error.host, error.port)
+        return self._once(pool, call, _ask, deadline, wait)
 
     @staticmethod
-    def _once(pool: Pool, call: Call, before: Callable[[Any], object] | None, deadline: Deadline | None) -> Any:
+    def _once(
+        pool: Pool, call: Call, before: Callable[[Any], object] | None, deadline: Deadline | None, wait: Wait | None
+    ) -> Any:
         connection = pool.checkout(deadline)
         try:
             if before is not None:
                 before(connection)
+            if wait is not None:
+                pool.check_wait(connection, wait)
             if not call.is_wanted():
                 raise _not_sent()
             connection.send_packed_command([_packed(pool, call)], check_health=False)
             reply = read_reply(connection)
+            if wait is not None and not isinstance(reply, Exception):
+                reply = _confirmed(pool, connection, reply, wait, deadline)
         except BaseException:
             pool.release_closed(connection)
             raise
@@ -276,10 +346,6 @@ class Client:
 
     # --- event loops, group commit ---
 
-    @property
-    def is_cluster(self) -> bool:
-        return self.url.startswith("redis+cluster://")
-
     def primary_of(self, key: str) -> tuple[str, int] | None:
         """The primary of a cluster that serves the key, as far as that is known without asking."""
         return self._servers.known_primary(key)
@@ -289,14 +355,14 @@ class Client:
         """Whether it is the embedded store, which answers at once."""
         return self.url.startswith("memory://")
 
-    def connect_for_loop(self, deadline: Deadline) -> LoopConnection | None:
-        """A connection of its own for an event loop, besides the ``size`` that there are for threads. It blocks. None:
-        there is none for this kind of URL.
+    def connect_for_loop(self, deadline: Deadline, server: tuple[str, int] | None = None) -> LoopConnection | None:
+        """A connection of its own for an event loop, besides the ``size`` that there are for threads. It blocks.
+        ``server``: a primary of a cluster. None: there is none for this kind of URL, or no primary was named.
 
         Raises:
             redis-py's errors, RedisUnavailable, RedisRefused
         """
-        pool = self._servers.only_pool()
+        pool = self._servers.only_pool() if server is None else self._servers.pool_at(*server)
         if pool is None or self.is_embedded or sys.platform == "win32":  # whose loop watches no sockets
             return None
         connection = pool.connect_dedicated(deadline)
@@ -305,10 +371,33 @@ class Client:
         connection.disconnect()
         return None
 
-    def pack(self, calls: Sequence[Call]) -> bytes:
-        """Calls as one server gets them."""
-        pool = self._servers.any_pool()
-        return b"".join([_packed(pool, call) for call in calls])
+    @property
+    def follows_now(self) -> bool:
+        """Whether `follow` has something to do."""
+        pool = self._servers.only_pool()
+        return pool is not None and pool.follows_now
+
+    def follow(self) -> None:
+        """Has connections break to what is the primary no more, as the sentinels say. It blocks. For those who send on
+        connections of their own.
+        """
+        pool = self._servers.only_pool()
+        if pool is not None:
+            pool.follow()
+
+    def pack(
+        self,
+        calls: Sequence[Call],
+        server: tuple[str, int] | None = None,
+        wait: Wait | None = None,
+        deadline: Deadline | None = None,
+    ) -> bytes:
+        """Calls as one server gets them, on a cluster that primary, and what it is to confirm behind them."""
+        pool = self._servers.any_pool() if server is None else self._servers.pool_at(*server)
+        packed = [_packed(pool, call) for call in calls]
+        if wait is not None:
+            packed.append(pack(wait.command(deadline)))
+        return b"".join(packed)
 
     # --- plain commands ---
 
@@ -339,20 +428,27 @@ class Client:
     ) -> list[Any]:
         """``where``: a key that the server serves, or the server's pool."""
         for attempt, deadline in enumerate(deadlines(timeout, REPEATS + 1)):
+            pool: Pool | None = None
             try:
                 pool = where if isinstance(where, Pool) else self._servers.pool_for(where, deadline)
                 return self._commands_once(commands, pool, deadline)
             except (exceptions.RedisError, RedisUnavailable) as error:
-                if isinstance(where, str):
-                    self._doubt_unanswered(where, error)
+                if pool is not None:
+                    self._doubt(pool, error, deadline)
                 translated = self._translate(error, None)
                 if isinstance(error, exceptions.MovedError):
-                    self._servers.refresh(deadline)
+                    self._refresh(deadline)
                 elif not may_repeat(translated):
                     raise translated from error
                 if attempt == REPEATS:
                     raise translated from error
         raise AssertionError
+
+    def _refresh(self, deadline: Deadline | None) -> None:
+        try:
+            self._servers.refresh(deadline)
+        except (exceptions.RedisError, RedisUnavailable) as error:
+            raise self._translate(error, None) from error
 
     @staticmethod
     def _commands_once(commands: Sequence[Sequence[Any]], pool: Pool, deadline: Deadline | None) -> list[Any]:
@@ -416,14 +512,30 @@ class Client:
         """
         return clock.now() - self._servers.started_at()
 
-    def subscribe(self) -> "Subscription":
-        """A connection of its own for wake-ups."""
+    def subscribe(self) -> Subscription:
+        """A connection of its own for wake-ups; on a cluster one to each primary that has some of the channels."""
 
         def fail(error: Exception) -> Exception:
-            self._doubt_unanswered("", error)
             return self._translate(error, None)
 
-        return Subscription(self._servers.any_pool, fail)
+        if not self.is_cluster:
+            return ServerSubscription(self._servers.any_pool, fail)
+
+        def ask(key: str, at_once: bool) -> None:
+            if at_once:
+                self._servers.refresh()
+            else:
+                self._servers.pool_for(key)
+
+        def connect(address: tuple[str, int]) -> Any:
+            connection = self._servers.pool_at(*address).connect()
+            connection.connect()
+            return connection
+
+        def doubt(address: tuple[str, int], error: Exception) -> None:
+            self._doubt(self._servers.pool_at(*address), error)
+
+        return ClusterSubscription(Nodes(self.primary_of, ask, connect, doubt, fail))
 
     def close(self) -> None:
         """Closes the connections that are not in use."""
@@ -441,6 +553,17 @@ class Client:
         return translated
 
 
+def _confirmed(pool: Pool, connection: Any, reply: Any, wait: Wait, deadline: Deadline | None) -> Any:
+    """Asks for the confirmation of a call that was carried out on the connection, and waits for it."""
+    results = [reply]
+    connection.send_packed_command([pack(wait.command(deadline))], check_health=False)
+    if deadline is not None:
+        deadline.restart(wait.seconds)
+        pool.limit(connection, deadline)
+    conclude(results, [0], wait, read_reply(connection))
+    return results[0]
+
+
 def _not_sent() -> RedisUnavailable:
     return RedisUnavailable("it was given up before it was sent")
 
@@ -453,7 +576,7 @@ def _packed(pool: Pool, call: Call) -> bytes:
 
 def _ask(connection: Any) -> None:
     connection.send_packed_command([pack((b"ASKING",))], check_health=False)
-    connection.read_response()
+    read(connection)
 
 
 # --- forks ---

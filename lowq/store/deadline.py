@@ -39,8 +39,13 @@ class Deadline:
         self._until = until
         self.restart()
 
-    def restart(self) -> None:
-        self._end = min(time.monotonic() + self.seconds, self._until)
+    def restart(self, extra: float = 0.0) -> None:
+        """``extra``: seconds more, until the next progress."""
+        self._end = min(time.monotonic() + self.seconds + extra, self._until)
+
+    def bounded(self, seconds: float, margin: float) -> float:
+        """So many seconds, or those until ``until`` without the margin, if that is less."""
+        return min(seconds, self._until - margin - time.monotonic())
 
     @property
     def passed(self) -> bool:

@@ -1,7 +1,7 @@
 """The wire format: every key that lowq has in Redis, as data, and the functions that make their names.
 
-All keys of a shard carry the hash tag ``{queue:shard}``, so a shard lives in one slot of a cluster and every
-script is atomic there. Scripts are given the shard's prefix and append the names of `SHARD_KEYS` themselves. The other
+All keys of a shard carry its hash tag (`lowq.store.tags`), so a shard lives in one slot of a cluster and every script
+is atomic there. Scripts are given the shard's prefix and append the names of `SHARD_KEYS` themselves. The other
 keys, `NAMESPACE_KEYS`, are in a slot each.
 
 The doctor, the dashboard, docs/design.md and tests read these tables. A new key is a line in one of them, and outside
@@ -12,6 +12,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, TypeGuard
+
+from lowq.store.tags import tag_of
 
 #: Part of every key: changes only when the layout below changes incompatibly.
 FORMAT = "v1"
@@ -170,6 +172,20 @@ SHARD_KEYS: tuple[Key, ...] = (
         "while the id is in flight",
     ),
     Key(
+        "traces:<id>",
+        ("string",),
+        '"context\\n" each, oldest first: the spans that pushed what waits. The latest 32, of up to 256 bytes',
+        ("producer", "broker", "admin", "doctor"),
+        "while the id waits, a week at most",
+    ),
+    Key(
+        "taken:traces:<id>",
+        ("string",),
+        "the same of what is in flight",
+        ("broker", "admin", "doctor"),
+        "while the id is in flight, a week at most",
+    ),
+    Key(
         "pushed",
         ("list",),
         "tokens of the latest push calls, newest first: of the last `keep` seconds at least, and never fewer than "
@@ -192,6 +208,15 @@ SHARD_KEYS: tuple[Key, ...] = (
         "expires an hour after the last",
     ),
     Key(
+        "schedules",
+        ("hash",),
+        "schedule -> its record: JSON, percent-encoded where it has spaces or equals signs. `table` is its time table, "
+        "`settled` the moment up to which all ticks were pushed or skipped, `last` the tick that was pushed last (Unix "
+        "time, seconds); `paused_at`, `paused_by`, and `unknown_since` when no node knows it",
+        ("producer", "node", "admin"),
+        "an entry until no node has known the schedule for an hour",
+    ),
+    Key(
         "meta",
         ("hash",),
         "",
@@ -211,6 +236,7 @@ SHARD_KEYS: tuple[Key, ...] = (
             "paused_by": "",
             "uncharged": "",
             "detached": "1: a consumer has left and may come back, with the session that `owner` begins with",
+            "pushed": "payloads that came in",
             "processed": "",
             "failed": "",
             "buried": "",
@@ -221,6 +247,12 @@ SHARD_KEYS: tuple[Key, ...] = (
             "repeated": "1: there is such a key",
             "slot": "in which `pushed` and `repeated` are remembered: `lib/repeats.lua`",
             "features": "what the shard uses that most don't: `lib/features.lua`",
+            "sealed": '"m e": the jobs of the shard belong to a layout of m shards with the epoch e',
+            "step": "the step in which they are moved there that is under way",
+            "page": '"kind jobs payloads" of that step',
+            "moved": "1: all of them were moved",
+            "fed": "1: jobs are being moved to this shard, so nothing is taken of it",
+            "moved:<shard>": "the last step that has come from that shard of the layout before",
         },
     ),
     Key("lease", ("string",), 'the owner\'s token "nonce:fence"', ("broker", "doctor"), "expires (PX) if not renewed"),
@@ -257,7 +289,9 @@ SHARD_KEYS: tuple[Key, ...] = (
 QUEUES = Key(
     "queues",
     ("hash",),
-    'queue -> JSON {"shards_count": n, "options": {...}}',
+    'queue -> JSON {"shards_count": n, "epoch": e, "reshard": {"shards_count": m, "epoch": e + 1, "began_at": Unix '
+    'seconds, "by": who}, "options": {...}}: the epoch counts the reshards that have ended (absent: 0), and `reshard` '
+    "is there while one is under way",
     ("application", "broker", "admin", "doctor"),
     "an entry until its queue is dropped",
 )
@@ -281,14 +315,25 @@ HISTORY = Key(
     "history:<queue>",
     ("hash",),
     '"width:slot" -> "number processed failed lag" of a stretch of time (lag -1: not known), three rings; '
-    '"perform:bucket" -> how many performs took so long',
+    '"perform:bucket", "wait:bucket" -> how many batches ran, and jobs waited, so long; '
+    '"perform:seconds", "wait:seconds": all of that together; '
+    '"times:width:slot" -> "number waits performs", each "bucket:count,..." or "-"; '
+    '"slow:slot:n" -> "at seconds count shard id", a slow batch',
     ("metrics", "admin"),
     "expires a month after a node last wrote to it",
+)
+ERROR_GROUPS = Key(
+    "error_groups:<queue>",
+    ("hash",),
+    'fingerprint -> "count first last hours size sample_id text": failures that are alike; times are Unix seconds, '
+    'hours "n:count;..." of the last 24, size the bytes of sample_id. At most 200',
+    ("metrics", "admin"),
+    "expires a month after the last failure",
 )
 AUDIT = Key(
     "audit",
     ("list",),
-    '"time JSON": what people did on the dashboard, newest first, at most 1,000',
+    '"time JSON": what people did on the dashboard and the command line, newest first, at most 1,000',
     ("admin",),
     "for good",
 )
@@ -301,6 +346,30 @@ TASKS = Key(
     ("admin",),
     "expires 30 days after the last report",
 )
+LOGINS = Key(
+    "logins",
+    ("hash",),
+    'digest of an address and a user -> "count time attempt": failed logins of the dashboard in a row, Unix time of '
+    "the last. At most 1,000",
+    ("admin",),
+    "expires 15 minutes after the latest",
+)
+NOTICES = Key(
+    "notices",
+    ("hash",),
+    'slot -> "token JSON": a sentence of the dashboard about the action that was just done, until a page has shown it; '
+    "`next` counts. At most 200",
+    ("admin",),
+    "expires 5 minutes after the latest",
+)
+CONFIRMATIONS = Key(
+    "confirmations",
+    ("hash",),
+    'slot -> "token JSON fingerprints": the jobs that a question of the dashboard is about and that were not due, '
+    "8 bytes each; `next` counts. At most 10 of up to 2 MB",
+    ("admin",),
+    "expires an hour after the latest",
+)
 SESSION = Key(
     "session:<session>",
     ("string",),
@@ -308,18 +377,65 @@ SESSION = Key(
     ("broker",),
     "expires (PX) if not renewed",
 )
+LIMIT = Key(
+    "limit:<limit>",
+    ("hash",),
+    '"holder:name" -> "call held granted slot since waits_until asked ttl": what a queue of a node has of a limit over '
+    'all nodes; "slot:number" -> how many permits of a rate were granted in that 400th of its time',
+    ("broker",),
+    "expires (PX) after twice the time of the rate, or of a lease",
+)
+LIMIT_CHANNEL = Key(
+    "limit:<limit>",
+    ("channel",),
+    'there may be permits for these holders, parted by spaces; "? holder": that one waits, so what is not needed is to '
+    "be given back",
+    ("broker",),
+    "",
+)
 #: Below the namespace.
-NAMESPACE_KEYS: tuple[Key, ...] = (QUEUES, NODES, NODES_CHANNEL, HISTORY, AUDIT, TASKS, SESSION)
+NAMESPACE_KEYS: tuple[Key, ...] = (
+    QUEUES,
+    NODES,
+    NODES_CHANNEL,
+    HISTORY,
+    ERROR_GROUPS,
+    AUDIT,
+    TASKS,
+    LOGINS,
+    NOTICES,
+    CONFIRMATIONS,
+    SESSION,
+    LIMIT,
+    LIMIT_CHANNEL,
+)
 
 
-def shard_prefix(namespace: str, queue: str, shard: int) -> str:
-    """What all keys of one shard begin with, for example ``lowq:v1:{Orders:3}:``."""
-    return f"{namespace}:{FORMAT}:{{{queue}:{shard}}}:"
+def shard_prefix(namespace: str, queue: str, shard: int, epoch: int = 0) -> str:
+    """What all keys of one shard begin with, for example ``lowq:v1:{Orders:3bb}:``; after the first reshard of its
+    queue ``lowq:v1:{Orders@1:3dd}:``.
+    """
+    layout = f"{queue}@{epoch}" if epoch else queue
+    return f"{namespace}:{FORMAT}:{{{tag_of(layout, shard)}}}:"
+
+
+def queue_of_prefix(prefix: str) -> tuple[str, str]:
+    """The namespace and the queue of a shard, from its `shard_prefix`."""
+    head, _, tag = prefix.rpartition("{")
+    layout = tag.rpartition(":")[0].rpartition(":")[0]
+    return head.removesuffix(f":{FORMAT}:"), re.sub(r"@[0-9]+$", "", layout)
 
 
 def is_queue_name(name: object) -> TypeGuard[str]:
-    """Whether it may be a part of keys: braces would break the tag, and control characters whoever shows it."""
-    return isinstance(name, str) and re.fullmatch(r"[^{}\s]{1,128}", name) is not None and name.isprintable()
+    """Whether it may be a part of keys: braces would break the tag, control characters whoever shows it, and ``@1`` at
+    the end stands for the layout that a reshard has made.
+    """
+    return (
+        isinstance(name, str)
+        and re.fullmatch(r"[^{}\s]{1,128}", name) is not None
+        and re.search(r"@[0-9]+$", name) is None
+        and name.isprintable()
+    )
 
 
 def queues_key(namespace: str) -> str:
@@ -337,6 +453,11 @@ def history_key(namespace: str, queue: str) -> str:
     return _key(namespace, HISTORY) + queue
 
 
+def error_groups_key(namespace: str, queue: str) -> str:
+    """A queue's failures, in groups of alike errors."""
+    return _key(namespace, ERROR_GROUPS) + queue
+
+
 def audit_key(namespace: str) -> str:
     """The log of what people did."""
     return _key(namespace, AUDIT)
@@ -347,9 +468,29 @@ def tasks_key(namespace: str) -> str:
     return _key(namespace, TASKS)
 
 
+def logins_key(namespace: str) -> str:
+    """Failed logins of the dashboard."""
+    return _key(namespace, LOGINS)
+
+
+def notices_key(namespace: str) -> str:
+    """Notices of the dashboard that wait to be shown."""
+    return _key(namespace, NOTICES)
+
+
+def confirmations_key(namespace: str) -> str:
+    """What the questions of the dashboard are about."""
+    return _key(namespace, CONFIRMATIONS)
+
+
 def session_key(namespace: str, digest: str) -> str:
     """Which consumer has a session."""
     return _key(namespace, SESSION) + digest
+
+
+def limit_key(namespace: str, limit: str) -> str:
+    """What is granted of a limit over all nodes, and the channel of those who wait for it."""
+    return _key(namespace, LIMIT) + limit
 
 
 def _key(namespace: str, key: Key) -> str:

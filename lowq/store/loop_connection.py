@@ -6,8 +6,15 @@ from collections.abc import Callable
 from contextvars import Context
 from typing import Any
 
-import hiredis
 from redis import exceptions
+
+from lowq.store.replies import as_resp2, speaks_resp3
+
+try:
+    import hiredis
+except ImportError:  # then a loop's calls are sent by a thread, as with TLS
+    hiredis = None  # type: ignore[assignment]
+HAS_HIREDIS = hiredis is not None
 
 #: Bytes that are read at once.
 READ_SIZE = 2**16
@@ -17,10 +24,10 @@ Done = Callable[[list[Any], Exception | None], object]
 
 
 def fits_loop(connection: Any) -> bool:
-    """Whether a loop can have this connection: a plain socket. TLS may have to read in order to write, and the embedded
-    store has no socket.
+    """Whether a loop can have this connection: a plain socket, and hiredis to parse what comes in pieces. TLS may have
+    to read in order to write, and the embedded store has no socket.
     """
-    return type(getattr(connection, "_sock", None)) is socket.socket  # redis-py has no public way to its socket
+    return HAS_HIREDIS and type(getattr(connection, "_sock", None)) is socket.socket  # no public way
 
 
 class LoopConnection:
@@ -38,6 +45,7 @@ class LoopConnection:
         # Private, too: error replies are to become the same exceptions as on connections that redis-py reads itself.
         parse_error = connection._parser.parse_error
         self._reader = hiredis.Reader(replyError=parse_error)  # type: ignore[arg-type, unused-ignore]  # its stub is narrower
+        self._translate = as_resp2 if speaks_resp3(connection) else None
         self._registered = False
         self._unsent: memoryview | None = None
         self._missing = 0
@@ -136,9 +144,9 @@ class LoopConnection:
         replies = self._replies
         while self._missing:
             reply = self._reader.gets()
-            if reply is False:  # no reply of RESP2 is that: there is none yet
+            if reply is False:  # no reply of RESP2 is that, nor of a script: there is none yet
                 return
-            replies.append(reply)
+            replies.append(reply if self._translate is None else self._translate(reply))
             self._missing -= 1
         done, self._done = self._done, None
         if done is None:

@@ -19,12 +19,13 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
 
-import hiredis
 from redis import exceptions
 
 from lowq import clock
 from lowq.errors import RedisRefused, RedisUnavailable
+from lowq.store import replies
 from lowq.store.deadline import Deadline
+from lowq.store.durability import Wait, refusal_of
 from lowq.store.scripts import load_scripts
 from lowq.store.translate import is_forbidden
 
@@ -32,9 +33,21 @@ OLDEST_REDIS = (7, 0)
 #: Seconds after which whoever waits for a connection looks whether one was lost, which wakes nobody.
 LOOK_AGAIN = 0.1
 
+
+def pack_slowly(command: tuple[bytes, ...]) -> bytes:
+    """As hiredis does it, where that can't be installed."""
+    parts = [b"*%d\r\n" % len(command)]
+    parts += [b"$%d\r\n%b\r\n" % (len(word), word) for word in command]
+    return b"".join(parts)
+
+
 #: A command and its arguments as Redis's protocol has them. Bytes only: of a number hiredis asks for the `repr`, in
 #: which Python runs signal handlers, and does not check whether one of them has raised. That is a SIGSEGV.
-pack: Callable[[tuple[bytes, ...]], bytes] = hiredis.pack_command  # type: ignore[attr-defined, assignment, unused-ignore]  # its stub leaves it out, or only knows pairs
+pack: Callable[[tuple[bytes, ...]], bytes]
+try:
+    from hiredis import pack_command as pack  # type: ignore[attr-defined, assignment, no-redef, unused-ignore]  # its stub leaves it out, or only knows pairs
+except ImportError:
+    pack = pack_slowly
 
 
 def encode(arguments: Iterable[str | bytes | int | float]) -> list[bytes]:
@@ -60,11 +73,20 @@ class Pool:
     Safe for threads. Taking and giving back costs no lock while connections are free: deque's ends are atomic.
     """
 
-    def __init__(self, connect: Callable[[], Any], size: int, timeout: float, *, shebang: bool) -> None:
+    def __init__(
+        self,
+        connect: Callable[[], Any],
+        size: int,
+        timeout: float,
+        *,
+        shebang: bool,
+        is_of_cluster: bool = False,
+    ) -> None:
         self.connect = connect
         self._size = size
         self._timeout = timeout
         self._shebang = shebang
+        self._is_of_cluster = is_of_cluster
         self.scripts = {name: item.for_server(shebang=shebang) for name, item in load_scripts().items()}
         #: When the server was started, monotonic, as of the last time that it was prepared.
         self.started_at = -float("inf")
@@ -79,6 +101,8 @@ class Pool:
         # Of each thread that waits for a connection: it is released when there is one.
         self._waiting: deque[threading.Lock] = deque()
         self._prepared = False
+        #: What the server was asked for and can confirm.
+        self._confirms: set[str] = set()
 
     def checkout(self, deadline: Deadline | None = None) -> Any:
         """A connection for the caller alone, connected and prepared. Its reads and writes end with the deadline;
@@ -102,6 +126,14 @@ class Pool:
             self.release_closed(connection)
             raise
         return connection
+
+    @property
+    def follows_now(self) -> bool:
+        """Whether `follow` has something to do."""
+        return False
+
+    def follow(self) -> None:
+        """Looks for whom to connect to, if that may change: then connections to another server break. It blocks."""
 
     def connect_dedicated(self, deadline: Deadline) -> Any:
         """A connection that is never given back and doesn't count, connected and prepared.
@@ -132,7 +164,7 @@ class Pool:
             self._connect(connection, deadline)
             self.limit(connection, deadline)
             connection.send_packed_command([pack(command)], check_health=False)
-            return connection.read_response()
+            return replies.read(connection)
         finally:
             connection.disconnect()
 
@@ -251,11 +283,11 @@ class Pool:
             known = [pack((b"INFO", b"server")), pack((b"SCRIPT", b"EXISTS", self.scripts["acquire"][1]))]
             commands, first = known + commands, len(known)
         connection.send_packed_command([b"".join(commands)], check_health=False)
-        replies = [read_reply(connection) for _ in commands]
+        answers = [read_reply(connection) for _ in commands]
         # The version first: an old server fails to load the scripts, too.
         if self._shebang:
-            self._note_server(*replies[:first])
-        for reply in replies[first:]:
+            self._note_server(*answers[:first])
+        for reply in answers[first:]:
             if isinstance(reply, Exception):
                 raise reply
         self._prepared = True
@@ -264,11 +296,16 @@ class Pool:
         """``info``: the reply to INFO; ``loaded``: that to SCRIPT EXISTS.
 
         Raises:
-            RedisRefused: it is too old. What else than a lack of rights keeps it from answering.
+            RedisRefused: it is too old, or part of a cluster that the URL doesn't name. What else than a lack of rights
+                keeps it from answering.
         """
         if not isinstance(info, Exception):
             fields = parse_info(info)
             _check_version(fields)
+            mode = fields.get("redis_mode") or fields.get("server_mode")  # Valkey's name
+            if mode == "cluster" and not self._is_of_cluster:
+                # It may serve the first shards that are asked for, and not those that come later.
+                raise RedisRefused("the server is part of a cluster; use redis+cluster:// in redis_url")
             self.started_at = clock.now() - float(fields.get("uptime_in_seconds", "inf"))
             return
         if not is_forbidden(info):
@@ -281,7 +318,24 @@ class Pool:
     def load(self, connection: Any) -> None:
         """Loads all scripts anew: somebody has flushed them, or the server is another one."""
         self._prepared = False
+        self._confirms = set()
         self._prepare(connection)
+
+    def check_wait(self, connection: Any, wait: Wait) -> None:
+        """Asks the server, once, whether it can confirm what is to be waited for: before anything is written.
+
+        Raises:
+            RedisRefused: it can't.
+        """
+        if wait.durability in self._confirms:
+            return
+        connection.send_packed_command([pack(wait.probe)], check_health=False)
+        reply = read_reply(connection)
+        refusal = refusal_of(wait, reply)
+        if refusal is not None:
+            raise refusal
+        if not isinstance(reply, Exception):
+            self._confirms.add(wait.durability)
 
     def close(self) -> None:
         """Closes the connections that nobody uses; others are made when needed."""
@@ -298,7 +352,7 @@ class Pool:
 def read_reply(connection: Any) -> Any:
     """One reply; an error reply is returned, a broken connection raised."""
     try:
-        return connection.read_response()
+        return replies.read(connection)
     except (exceptions.ConnectionError, exceptions.TimeoutError):
         # redis-py has closed the connection, except where the server said no to a command.
         raise

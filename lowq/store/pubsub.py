@@ -1,21 +1,54 @@
-"""Channels and their messages."""
+"""Channels and their messages, by sharded pub/sub: on a cluster a message goes to the primary and the replicas of its
+channel's slot, and not to all servers. On a server that is in no cluster it is the same as any other pub/sub.
+"""
 
 import threading
 import time
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, Protocol
 
 from redis import exceptions
 
 from lowq.errors import RedisUnavailable
 from lowq.store.pool import Pool, encode, pack
+from lowq.store.replies import read_event
 
 #: Seconds of silence after which the connection is asked whether it still lives.
 SILENCE = 10.0
+#: What events are called here: as of any pub/sub.
+KINDS = {"ssubscribe": "subscribe", "sunsubscribe": "unsubscribe", "smessage": "message"}
+
+#: Its kind, channel and data.
+Event = tuple[str, str, bytes]
 
 
-class Subscription:
-    """Channels and their messages, over one connection. One thread reads; any thread may change the channels."""
+class Subscription(Protocol):
+    """Channels and their messages. One thread reads; any thread may change the channels."""
+
+    def add(self, channels: Iterable[str]) -> None:
+        """Subscribes; each channel is confirmed by an event ``subscribe``, anew after every reconnection."""
+
+    def remove(self, channels: Iterable[str]) -> None:
+        """Unsubscribes."""
+
+    def get(self, timeout: float) -> Event | None:
+        """The next event, ``(kind, channel, data)``, or None after ``timeout`` seconds. Connects when needed.
+
+        Raises:
+            RedisUnavailable, RedisRefused: the connection is gone; the next call connects anew.
+        """
+
+    def close(self) -> None:
+        """Closes what is connected."""
+
+
+def is_dead(heard: float, *, asked: bool) -> bool:
+    """Whether a connection was silent since that monotonic time, though it was asked for a sign of life."""
+    return asked and time.monotonic() - heard > SILENCE + 5.0
+
+
+class ServerSubscription:
+    """A `Subscription` over one connection, where there is one server."""
 
     def __init__(self, any_pool: Callable[[], Pool], fail: Callable[[Exception], Exception]) -> None:
         self._any_pool = any_pool
@@ -28,17 +61,16 @@ class Subscription:
         self._asked = False
 
     def add(self, channels: Iterable[str]) -> None:
-        """Subscribes; each channel is confirmed by an event ``subscribe``, anew after every reconnection."""
-        self._change(b"SUBSCRIBE", [name for name in channels if name not in self._channels])
+        self._change(b"SSUBSCRIBE", [name for name in channels if name not in self._channels])
 
     def remove(self, channels: Iterable[str]) -> None:
-        self._change(b"UNSUBSCRIBE", [name for name in channels if name in self._channels])
+        self._change(b"SUNSUBSCRIBE", [name for name in channels if name in self._channels])
 
     def _change(self, command: bytes, channels: list[str]) -> None:
         if not channels:
             return
         with self._lock:
-            if command == b"SUBSCRIBE":
+            if command == b"SSUBSCRIBE":
                 self._channels.update(channels)
             else:
                 self._channels.difference_update(channels)
@@ -50,15 +82,10 @@ class Subscription:
                     # itself, without a subscription. The reading thread opens another one, with all channels.
                     self._connection = None
 
-    def get(self, timeout: float) -> tuple[str, str, bytes] | None:
-        """The next event, ``(kind, channel, data)``, or None after ``timeout`` seconds. Connects when needed.
-
-        Raises:
-            RedisUnavailable, RedisRefused: the connection is gone; the next call connects anew.
-        """
+    def get(self, timeout: float) -> Event | None:
         try:
             connection = self._connection or self._open()
-            event = connection.read_response() if connection.can_read(timeout) else None
+            event = read_event(connection) if connection.can_read(timeout) else None
             if self._connection is not connection:  # given up by another thread meanwhile
                 connection.disconnect()
                 return None
@@ -77,14 +104,14 @@ class Subscription:
         if not isinstance(event, list) or len(event) != 3:
             return None  # the answer to a PING
         kind, channel, data = event
-        return kind.decode(), channel.decode(), data if isinstance(data, bytes) else b""
+        name = kind.decode()
+        return KINDS.get(name, name), channel.decode(), data if isinstance(data, bytes) else b""
 
     def _check(self, connection: Any) -> None:
         # A connection that was cut without a word looks like one on which nothing happens.
-        silent = time.monotonic() - self._heard
-        if silent > SILENCE + 5.0:
+        if is_dead(self._heard, asked=self._asked):
             raise exceptions.ConnectionError("no answer on the connection for wake-ups")
-        if silent > SILENCE and not self._asked:
+        if time.monotonic() - self._heard > SILENCE and not self._asked:
             self._asked = True
             with self._lock:
                 connection.send_packed_command([pack((b"PING",))], check_health=False)
@@ -96,7 +123,7 @@ class Subscription:
         with self._lock:
             self._connection = connection
             if self._channels:
-                connection.send_packed_command([pack((b"SUBSCRIBE", *encode(self._channels)))], check_health=False)
+                connection.send_packed_command([pack((b"SSUBSCRIBE", *encode(self._channels)))], check_health=False)
         return connection
 
     def close(self) -> None:

@@ -2,7 +2,7 @@
 
 A script simply calls functions of the library: those that it calls, and those that they call, are put before it, and
 no others, as each costs time whenever the script runs. It names Redis's script flags in a line ``--!flags a,b``.
-Functions that it seldom needs it names in a line ``--!rarely a b``: they, and what only they call, are made when it
+Functions that it seldom needs it names in lines ``--!rarely a b``: they, and what only they call, are made when it
 calls ``rarely()``, which returns them in that order.
 """
 
@@ -63,8 +63,7 @@ def load_scripts() -> dict[str, Script]:
 
 def _assemble(text: str, library: Mapping[str, str]) -> str:
     """A script with the functions of the library that it needs before it."""
-    rarely = _RARELY.search(text)
-    names = rarely[1].split() if rarely else []
+    names = " ".join(_RARELY.findall(text)).split()
     others = {name: function for name, function in library.items() if name not in names}
     needed: dict[str, str] = {}
     _find_needed(text, others, needed)
@@ -73,7 +72,8 @@ def _assemble(text: str, library: Mapping[str, str]) -> str:
     all_needed: dict[str, str] = {}
     _find_needed(text, library, all_needed)
     rest = [function for name, function in all_needed.items() if name not in needed]
-    made = "\n\n".join(["local rarely = function()", *rest, f"return {', '.join(names)}\nend"])
+    returned = ",\n  ".join(", ".join(names[i : i + 4]) for i in range(0, len(names), 4))
+    made = "\n\n".join(["local rarely = function()", *rest, f"return {returned}\nend"])
     return "\n\n".join([*needed.values(), made, text])
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 
 from redis import exceptions
+from redis.sentinel import MasterNotFoundError
 
 from lowq.errors import (
     ConfigError,
@@ -12,6 +13,7 @@ from lowq.errors import (
     RedisNotReady,
     RedisRefused,
     RedisUnavailable,
+    Resharding,
     ScriptError,
 )
 
@@ -20,11 +22,14 @@ _FORBIDDEN_IN_SCRIPT = ("The user executing the script can't", "ACL failure in s
 
 
 _USE_PRIMARY = "redis_url must name the primary, unless this server becomes it (a failover, REPLICAOF NO ONE)"
-#: What a server says that can't serve now: redis-py's error, its code, what the server is or does, and what to do.
-_NOT_READY: list[tuple[type[Exception], str, str, str]] = [
+#: What a server says that can't serve now: redis-py's error, if it has one; its code, what the server is or does, and
+#: what to do.
+_NOT_READY: list[tuple[type[Exception] | None, str, str, str]] = [
     (exceptions.ReadOnlyError, "READONLY", "is a read-only replica", _USE_PRIMARY),
     (exceptions.MasterDownError, "MASTERDOWN", "is a replica that has lost its primary", _USE_PRIMARY),
     (exceptions.BusyLoadingError, "LOADING", "loads its data", "it serves again when that is done"),
+    (None, "NOREPLICAS", "takes no writes, as it has too few replicas", "see its setting min-replicas-to-write"),
+    (None, "MISCONF", "takes no writes, as it can't save its data", "see its log and the disk"),
 ]
 
 
@@ -85,13 +90,21 @@ def translate(error: Exception, call: Call | None, url: str) -> Exception:
         return RedisRefused(f"Redis at {where} does not allow what lowq needs (docs/rights.md): {text}")
     if isinstance(error, exceptions.InvalidResponse):
         return RedisRefused(f"what answers at {where} is no Redis: {text}")
-    if "DB index is out of range" in text or "cluster support disabled" in text:
+    if "cluster support disabled" in text:
+        return RedisRefused(f"Redis at {where} is no cluster: use redis:// for a single server: {text}")
+    if "DB index is out of range" in text:
         return RedisRefused(f"Redis at {where} does not have what redis_url names: {text}")
     if isinstance(error, exceptions.OutOfMemoryError) or text.startswith("OOM"):
         return RedisFull(f"Redis at {where} is full (maxmemory reached); nothing was written: {text}")
     for kind, code, state, what_to_do in _NOT_READY:
-        if isinstance(error, kind) or text.startswith(code):
+        if (kind is not None and isinstance(error, kind)) or text.partition(" ")[0] == code:
             return RedisNotReady(f"Redis at {where} {state}; {what_to_do}: {text}", state)
+    if isinstance(error, MasterNotFoundError):
+        service, _, reason = text.partition(" : ")  # see `_Sentinel`
+        of_whom = (
+            f"does not answer: none of the sentinels does ({reason})" if reason else "has no sentinel that knows of it"
+        )
+        return RedisUnavailable(f"Redis at {where} {of_whom}: {service.rstrip()}")
     if isinstance(error, exceptions.ConnectionError | exceptions.TimeoutError):
         if text.startswith(("Timeout reading", "Timeout writing")):
             text = "nothing was heard in time"
@@ -101,12 +114,14 @@ def translate(error: Exception, call: Call | None, url: str) -> Exception:
     if "attempted to access a non local key" in text:  # a script met an absent key of a slot that is being moved
         return RedisUnavailable(f"the cluster at {where} is being changed: {text}")
     code, _, detail = text.partition(" ")
-    if code in ("BUSY", "MISCONF", "NOREPLICAS", "UNBLOCKED"):
+    if code in ("BUSY", "UNBLOCKED"):
         return RedisUnavailable(f"Redis at {where} can't serve just now: {text}")
     if code == "LEASELOST" and call is not None:
         return LeaseLost(f"{call.key.rstrip(':')}: {call.script} was refused: {detail}")
-    if code in ("SHARDSCOUNT", "OUTOFTURN", "QUEUEFULL"):
+    if code in ("SHARDSCOUNT", "OUTOFTURN", "QUEUEFULL", "SEALED"):
         return Refusal(code, detail)
+    if code == "RESHARDING":
+        return Resharding(f"{call.key.rstrip(':') + ': ' if call else ''}{detail}; try again in a moment")
     if code == "PATTERN":
         return ConfigError(detail)
     return ScriptError(f"{call.script + ' on ' + call.key if call else 'a command'} failed in Redis: {text}")
@@ -132,4 +147,7 @@ def is_forbidden(error: Exception) -> bool:
 def without_password(url: str) -> str:
     """The URL as it may be shown. Also what is no URL at all, such as one with a bare / in its password."""
     scheme, _, rest = url.partition("://")
-    return f"{scheme}://{rest.rpartition('@')[2].partition('?')[0]}"
+    before, _, hosts = rest.rpartition("@")
+    if "=" in before.partition("?")[2]:  # an @ of the options, among which there may be a password
+        return f"{scheme}://..."
+    return f"{scheme}://{hosts.partition('?')[0]}"

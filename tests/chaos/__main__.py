@@ -10,7 +10,6 @@ A run that breaks a guarantee keeps its folder (history, logs, Redis) and says w
 import argparse
 import os
 import platform
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -20,6 +19,8 @@ from tests.chaos import clocks, matrix
 from tests.chaos.faults import BY_NAME, FAULTS
 from tests.chaos.measures import measure_all
 from tests.chaos.stage import Fault, Outcome, run
+from tests.redis_server import executable
+from tests.servers import version_of
 
 
 def say(text: str) -> None:
@@ -31,8 +32,12 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--seed", type=int, default=1, help="of the first run; the next one has the next number")
     parser.add_argument("--runs", type=int, default=2, help="of each fault (default: %(default)s)")
-    parser.add_argument("--only", default="", help="faults, separated by commas: " + ", ".join(BY_NAME))
-    parser.add_argument("--out", type=Path, help="a file with the markers of the matrix")
+    parser.add_argument(
+        "--only", default="", help="faults, separated by commas; cluster, sentinel: all of these: " + ", ".join(BY_NAME)
+    )
+    parser.add_argument(
+        "--out", type=Path, help="a file with the markers of the matrix; with --only its other rows stay"
+    )
     parser.add_argument("--schedule", action="store_true", help="show what is planned, and end")
     parser.add_argument("--no-measures", dest="measures", action="store_false", help="leave out what is only measured")
     return parser.parse_args(arguments)
@@ -41,10 +46,13 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 def chosen(names: str) -> list[Fault]:
     if not names:
         return FAULTS
-    unknown = [name for name in names.split(",") if name not in BY_NAME]
-    if unknown:
-        sys.exit(f"unknown fault {unknown[0]!r}; there are: {', '.join(BY_NAME)}")
-    return [BY_NAME[name] for name in names.split(",")]
+    found: list[Fault] = []
+    for name in names.split(","):
+        some = [fault for fault in FAULTS if fault.name == name or fault.servers == name]
+        if not some:
+            sys.exit(f"unknown fault {name!r}; there are: {', '.join(BY_NAME)}")
+        found += some
+    return found
 
 
 def show_schedule(faults: Sequence[Fault], seed: int) -> None:
@@ -64,6 +72,7 @@ def tell(outcome: Outcome) -> None:
         f"({report.repeats_of_finished} finished, {report.repeated_work * 1000:.0f} ms), "
         f"out of order {report.out_of_order}, overlaps {len(report.overlaps)}, fenced {len(report.fenced)}, "
         f"buried {outcome.buried}, refused {outcome.refused}, recovery {outcome.recovery:.2f} s, "
+        f"bystanders {outcome.bystanders:.2f} s, "
         f"settled in {outcome.settled:.1f} s"
     )
     if outcome.missed:
@@ -97,7 +106,9 @@ def main(arguments: Sequence[str]) -> int:
     say("")
     say("\n".join(lines))
     say(f"\n{time.monotonic() - began:.0f} s")
-    if options.out:
+    if options.out and options.only:
+        matrix.put_rows(options.out, FAULTS, outcomes)
+    elif options.out:
         matrix.put(options.out, lines)
     broken = [measure for measure in measures if not measure.holds]
     for measure in broken:
@@ -106,9 +117,8 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def introduction(seed: int, runs: int) -> list[str]:
-    redis = subprocess.run(["redis-server", "--version"], capture_output=True, text=True, check=True).stdout.split()[2]
     seeds = f"seeds {seed} to {seed + runs - 1}" if runs > 1 else f"seed {seed}"
-    versions = f"Redis {redis.removeprefix('v=')}, Python {platform.python_version()}"
+    versions = f"{version_of(executable())}, Python {platform.python_version()}"
     command = f"`make chaos ARGS='--seed {seed} --runs {runs}'`"
     kinds = "Workers are async at even seeds, in threads at odd ones, where the row doesn't say."
     return [f"{command}: {seeds}, leases of 1 s, {versions}, {os.cpu_count()} cores. {kinds}"]

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import redis
 
+from tests.chaos.replicated import HARM
 from tests.chaos.stage import NODES, Stage
 from tests.integration.support import NodeProcess
 
@@ -122,6 +123,21 @@ def _replace(stage: Stage, old: NodeProcess) -> None:
 def _dismiss(stage: Stage, node: NodeProcess) -> None:
     stage.dismiss(node)
     node.signal(signal.SIGTERM)
+
+
+# --- another number of shards ---
+
+
+def reshard(stage: Stage, number: int) -> None:
+    """`lowq reshard`, to one number of shards after the other; started anew whenever it is killed."""
+    stage.reshard()
+
+
+def kill_reshard(stage: Stage, number: int) -> None:
+    """SIGKILL to the command that is at it."""
+    if stage.resharder is not None and stage.resharder.poll() is None:
+        stage.resharder_killed = True
+        stage.resharder.kill()
 
 
 # --- Redis ---
@@ -277,8 +293,10 @@ ACTIONS: dict[str, Callable[[Stage, int], None]] = {
     action.__name__: action
     for action in (
         kill, freeze, blink, reattach, term, term_all, quiet, join, leave, roll, deploy, reload, kill_child,
+        reshard, kill_reshard,
         redis_kill, redis_away, redis_power, redis_hangs, redis_read_only, script_flush, client_kill, client_pause,
         clock,
         cut_off, hold, half_open, slow, cut, lose_replies, lose_pushes, hold_pushes,
+        *HARM,
     )
 }  # fmt: skip

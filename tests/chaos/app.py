@@ -8,6 +8,9 @@ environment          what it does
 ===================  ==============================================================
 CHAOS_DIE            the process kills itself at that moment (`tests.chaos.death`)
 CHAOS_BROKEN         lowq is broken in that way (`tests.chaos.broken`)
+CHAOS_TAKES          what is taken gets into the history, too
+CHAOS_TICKS          a second worker has a schedule of a tick a second; what it performs is
+                     written to `<history>.ticks`
 ===================  ==============================================================
 """
 
@@ -26,10 +29,21 @@ from typing import Any
 import lowq
 from lowq.broker.delivery import Delivery
 from lowq.broker.in_flight import InFlight
+from lowq.doctor.shards import Place
+from lowq.store import Call
 from tests.chaos import broken, death
 from tests.chaos.load import Load, produce
 from tests.integration import app_orders
 from tests.integration.app_orders import Orders, history
+
+if os.environ.get("CHAOS_TICKS"):
+
+    @lowq.every(1, name="tick", missed="all")
+    @app_orders.app.worker(queue_name="Ticks", shards_count=1)
+    def perform_ticks(_job_id: str, payloads: list[Any]) -> None:
+        with Path(f"{history.path}.ticks").open("a") as file:
+            file.write("".join(f"{payload['planned_at']}\n" for payload in payloads))
+
 
 MIB = 2**20
 #: MiB that `allocate` may have, and that `devour` takes before it is killed.
@@ -87,10 +101,35 @@ def record_acknowledgements() -> None:
         finished = list(self._finished)
         delivery = took(self, reply)
         if finished:
-            history.acked(int(self._prefix.rpartition(":")[0].rpartition(":")[2].rstrip("}")), finished)
+            history.acked(number_of_prefix(self._prefix), finished)
         return delivery
 
     InFlight.took = noting  # type: ignore[method-assign]  # only in this process
+
+
+def number_of_prefix(prefix: str) -> int:
+    """A shard as the history names it, from what its keys begin with."""
+    place = Place.of_tag(prefix.rpartition("{")[2].partition("}")[0])
+    assert place is not None
+    return place.shard + 100_000 * place.epoch
+
+
+def record_takes() -> None:
+    """Into the history: what each take brought, and when it was sent."""
+    take_call, took = InFlight.take_call, InFlight.took
+    sent: dict[InFlight, float] = {}
+
+    def sending(self: InFlight, limit: int, now: float | None = None) -> Call:
+        sent[self] = time.monotonic()
+        return take_call(self, limit, now)
+
+    def noting(self: InFlight, reply: Any) -> Delivery:
+        delivery = took(self, reply)
+        if delivery.jobs:
+            history.taken(sent[self], {job.id: [*map(app_orders.version_of, job.payloads)] for job in delivery.jobs})
+        return delivery
+
+    InFlight.take_call, InFlight.took = sending, noting  # type: ignore[method-assign]  # only in this process
 
 
 def prepare() -> None:
@@ -99,6 +138,7 @@ def prepare() -> None:
         {
             "hang": hang,
             "stall": hang,  # an async worker awaits it
+            "late": time.sleep,  # longer than ttr
             "busy": busy,
             "allocate": allocate,
             "devour": devour,
@@ -107,6 +147,8 @@ def prepare() -> None:
         }
     )
     record_acknowledgements()
+    if os.environ.get("CHAOS_TAKES"):
+        record_takes()
     death.arm(os.environ.get("CHAOS_DIE", ""), history)
 
 

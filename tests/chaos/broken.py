@@ -5,6 +5,7 @@ changed here is changed in the process's memory, before the node starts.
 """
 
 import math
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -13,8 +14,13 @@ from lowq.broker import dispatcher, maintenance
 from lowq.broker.delivery import Delivery, TakenJob
 from lowq.broker.in_flight import InFlight
 from lowq.broker.lease import ShardLease
+from lowq.broker.outage import Outage
 from lowq.broker.shard import Shard
+from lowq.broker.sweeper import Sweeper
+from lowq.consumer.consumer import Consumer
+from lowq.consumer.in_hand import InHand
 from lowq.node.pace import Pace
+from lowq.store import Client
 from lowq.store.scripts import load_scripts
 from tests.mutants import ACKED_STAY, ANY_DELIVERY, NEVER_PUSHED, NO_FENCE, break_scripts, having
 
@@ -122,15 +128,81 @@ def late_acks() -> None:
     setattr(maintenance.MaintenanceLoop, "_acknowledge_early", lambda _self: False)  # noqa: B010  # mypy and a method's type
 
 
+def expired() -> None:
+    """Nobody looks whether what is handed out has expired, and nothing sweeps it."""
+    never = "local function uses(features, word) return word ~= 'ttl' and sound(features, word) end"
+    load_scripts().update(break_scripts(["ack_and_take"], function=never))
+    setattr(Sweeper, "sweep", lambda *_: math.inf)  # noqa: B010  # mypy and a method's type
+
+
+def hasty() -> None:
+    """Payloads expire before their time."""
+    early = "local function sweep_expired(prefix, now, most) return sound(prefix, now + 0.4, most) end"
+    load_scripts().update(break_scripts(["ack_and_take"], function=early))
+
+
+def capacity() -> None:
+    """A push doesn't ask whether there is room."""
+    boundless = """\
+local given = ARGV
+local ARGV = { unpack(given) }
+ARGV[5] = string.gsub(given[5], ' capacity=%S+', '')"""
+    load_scripts().update(break_scripts(["push"], front=boundless))
+
+
+def overdue() -> None:
+    """A consumer's jobs are handed out again before their ttr has passed."""
+    overdue = InHand.overdue
+    watch = Consumer._watch
+    setattr(InHand, "overdue", lambda self, now: overdue(self, now + 0.3))  # noqa: B010  # mypy and a method's type
+    setattr(Consumer, "_watch", lambda self, deadline: watch(self, deadline - 0.3))  # noqa: B010  # the same
+
+
+def late_reports() -> None:
+    """What a consumer acknowledges counts when its ttr has passed, too: it ends the job, whoever has that by then."""
+    load_scripts().update(break_scripts(["ack_and_take"], function=ANY_DELIVERY))
+    release = Consumer._release
+
+    def keeping(
+        self: Consumer, receipts: Sequence[str], client: Client | None = None, *, crashed: bool = False
+    ) -> None:
+        held = {receipt: self._taken.get(receipt) for receipt in receipts if crashed}
+        release(self, receipts, client, crashed=crashed)
+        for receipt, delivery in held.items():
+            if delivery is not None:
+                self._taken.add(delivery, delivery.ids_of([receipt]))
+                self._taken.touch(receipt, math.inf)
+
+    Consumer._release = keeping  # type: ignore[method-assign]
+
+
+def not_ready() -> None:
+    """A Redis that can't serve now is not waited for: whoever meets it ends."""
+    setattr(Outage, "begin", lambda *_: os._exit(1))  # noqa: B010  # mypy and a method's type
+
+
+def sessions() -> None:
+    """Who comes back with a session doesn't go on with what was in hand."""
+    setattr(Consumer, "_adopt", lambda *_: [])  # noqa: B010  # mypy and a method's type
+
+
 def _take_much() -> None:
     """Deliveries of a hundred jobs, however slow they are."""
     setattr(Pace, "limit", lambda _self, _queue: 100)  # noqa: B010  # mypy and a method's type
 
 
 #: name -> what breaks it
+def schedules() -> None:
+    """A push of ticks does not change the record of their schedule."""
+    unchanged = {"HSET": "if key == KEYS[1] .. 'schedules' then return 0 end"}
+    load_scripts().update(break_scripts(["push"], calls=unchanged))
+
+
 BUILDS: dict[str, Callable[[], None]] = {
     build.__name__: build
     for build in (
         fencing, exclusion, restore, order, ack_by_id, push_twice, ticks, claims, deadline, fence, leak, late_acks,
+        expired, hasty, capacity, overdue, late_reports, sessions, not_ready,
+        schedules,
     )
 }  # fmt: skip

@@ -78,10 +78,12 @@ def _wrap_performing(death: Death, history: History) -> None:
     performing = history.performing
 
     @contextmanager
-    def dying(shard: int, fence: int, jobs: Mapping[str, Sequence[int]], *, by_hand: bool = False) -> Iterator[None]:
-        with performing(shard, fence, jobs, by_hand=by_hand):
+    def dying(
+        shard: int, fence: int, jobs: Mapping[str, Sequence[int]], *, by_hand: bool = False, until: float | None = None
+    ) -> Iterator[str]:
+        with performing(shard, fence, jobs, by_hand=by_hand, until=until) as name:
             death.at("perform", "begin")
-            yield
+            yield name
         death.at("perform", "end")
 
     history.performing = dying  # type: ignore[method-assign]  # only in this process

@@ -1,4 +1,4 @@
-"""The application under chaos, as `lowq run -r tests.chaos.deployed:app` has it."""
+"""The application under chaos, as `lowq run tests.chaos.deployed:app` has it."""
 
 from tests.chaos.app import prepare
 from tests.integration.app_orders import app, configure

@@ -40,6 +40,15 @@ def at(*steps: tuple[float, str]) -> Plan:
     return plan
 
 
+def resharding(gap: tuple[float, float], *names: str) -> Plan:
+    """A reshard begins, and one of the names after another is done meanwhile, with so many seconds between them."""
+
+    def plan(chance: random.Random, seconds: float) -> list[Step]:
+        return [Step(0.2, "reshard"), *every(gap, *names)(chance, seconds)]
+
+    return plan
+
+
 def nothing(chance: random.Random, seconds: float) -> list[Step]:
     """The harm is in the jobs."""
     return []
@@ -73,6 +82,18 @@ NODES_DIE = [
         every((0.8, 1.2), "term"),
         Load(seconds=16, mix={**USUAL, "raise": (30, 0), "release": (30, 0)}),
         dies=all_boundaries,
+        timed=False,
+        deadly=True,
+    ),
+]
+
+SCHEDULES = [
+    Fault(
+        "schedule",
+        "nodes are killed or frozen while a schedule has a tick a second: each is pushed once",
+        every(APART, "kill", "freeze"),
+        Load(seconds=9),
+        settings={"CHAOS_TICKS": "1"},
         timed=False,
     ),
 ]
@@ -117,6 +138,7 @@ NODES_COME_AND_GO = [
         every((0.4, 1.6), "reload"),
         Load(seconds=8),
         deployed=True,
+        seamless=True,
     ),
     Fault(
         "supervisor",
@@ -144,6 +166,19 @@ CONSUMERS = [
         every((0.5, 1.5), "reattach"),
         settings=BY_HAND,
         timed=False,
+        seamless=True,
+        lease_ttl=10.0,
+    ),
+    Fault(
+        "consumer-ttr",
+        "the `ttr` of a consumer's jobs passes, which it acknowledges too late",
+        nothing,
+        Load(mix={**USUAL, "late": (20, 1.0), "raise": (10, 0)}),
+        settings={**BY_HAND, "ORDERS_TTR": 0.5, "ORDERS_BATCH": 1},
+        timed=False,
+        refuses=True,
+        expects=("its ttr has passed",),
+        settles=30.0,  # what is left of them comes one after the other
     ),
     Fault(
         "consumer-read-only",
@@ -169,6 +204,8 @@ HANDLERS_MISBEHAVE = [
         Load(mix={**USUAL, "hang": (1, 0)}),
         timed=False,
         watched=True,
+        settles=30.0,  # what is left of them comes one after the other
+        deadly=True,
     ),
     *(
         Fault(
@@ -184,6 +221,7 @@ HANDLERS_MISBEHAVE = [
             exits=(75,),
             supervised=supervised,
             settles=40.0,  # what is left of them comes one after the other
+            deadly=True,
         )
         for asynchronous in (False, True)
         for supervised in (False, True)
@@ -201,6 +239,7 @@ HANDLERS_MISBEHAVE = [
             exits=(75,),
             supervised=supervised,
             settles=60.0,  # what is left of them costs a node each
+            deadly=True,
         )
         for supervised in (False, True)
     ),
@@ -223,6 +262,7 @@ HANDLERS_MISBEHAVE = [
         expects=("told to exit",),
         exits=(1, 9),
         settles=40.0,  # what is left of them comes one after the other
+        deadly=True,
     ),
     Fault(
         "memory",
@@ -231,6 +271,7 @@ HANDLERS_MISBEHAVE = [
         Load(mix={**USUAL, "allocate": (3, 0), "devour": (1, 0)}),
         timed=False,
         expects=("MemoryError",),
+        deadly=True,
     ),
     Fault(
         "poison",
@@ -241,11 +282,43 @@ HANDLERS_MISBEHAVE = [
         timed=False,
         buries=True,
         expects=("is buried as poison",),
+        deadly=True,
     ),
 ]
 
 #: Enough to do that something is in Redis at any time, and can be lost.
 ENOUGH = {"sleep": (400, 0.02)}
+
+OPTIONS = [
+    Fault(
+        "expiry",
+        "nodes and consumers are killed while payloads expire",
+        every((0.3, 1.0), "kill"),
+        Load(rate=1200, ttl=0.7, mix={"sleep": (700, 0.03)}),
+        settings={"ORDERS_CONSUMER": "mixed"},
+        timed=False,
+        settles=30.0,
+    ),
+    Fault(
+        "expiry-redis",
+        "Redis, nodes and consumers are killed while payloads expire",
+        every((0.5, 1.2), "redis_kill", "kill", "kill"),
+        Load(rate=1200, ttl=0.7, mix={"sleep": (700, 0.03)}),
+        settings={"ORDERS_CONSUMER": "mixed"},
+        persistence=("always",),
+        timed=False,
+        settles=30.0,
+    ),
+    Fault(
+        "capacity",
+        "nodes are killed while 20 producers wait for room in a queue with a capacity",
+        every((0.5, 1.5), "kill"),
+        Load(producers=20, rate=1200, waits=60.0, mix={"sleep": (400, 0.01)}),
+        settings={"ORDERS_CAPACITY": 100},
+        timed=False,
+        settles=30.0,
+    ),
+]
 
 REDIS = [
     Fault(
@@ -320,6 +393,83 @@ CLOCKS = [
     )
 ]
 
+#: More to do than gets done, so that every shard has work at any time.
+BACKLOG = {"sleep": (700, 0.03)}
+
+PRIMARIES = [
+    Fault(
+        f"cluster-{name}",
+        f"cluster: {title}",
+        at((1.5, action), (8.0, action)),
+        Load(seconds=14, mix=BACKLOG),
+        servers="cluster",
+        settles=30.0,
+    )
+    for name, title, action in (
+        ("killed", "a primary is killed (SIGKILL)", "primary_killed"),
+        ("frozen", "a primary is frozen (SIGSTOP)", "primary_frozen"),
+        ("cut-off", "a primary is cut off from the others and from its replica, and clients still reach it",
+         "primary_isolated"),
+    )
+] + [
+    Fault(
+        "cluster-restarted",
+        "cluster: all primaries are restarted, one after the other (SIGTERM)",
+        at((1.0, "primaries_restarted")),
+        Load(seconds=14),
+        persistence=("everysec",),
+        servers="cluster",
+    ),
+    Fault(
+        "cluster-slots",
+        "cluster: slots move, those of shards and of the registry; a primary joins, and leaves",
+        at((0.5, "slots_move"), (2.5, "primary_joins"), (5.0, "slots_move"), (7.0, "primary_leaves")),
+        Load(seconds=9),
+        servers="cluster",
+        redis={"cluster_node_timeout": "5000"},  # nobody is to be replaced, however busy the machine is
+    ),
+    Fault(
+        "sentinel-failover",
+        "Sentinel: the primary is killed (SIGKILL)",
+        at((1.5, "primary_killed"), (8.0, "primary_killed")),
+        Load(seconds=14),
+        servers="sentinel",
+    ),
+    Fault(
+        "sentinel-isolated",
+        "Sentinel: the primary is isolated, and clients still reach it",
+        at((1.5, "primary_isolated"), (8.0, "primary_isolated")),
+        Load(seconds=14, mix=BACKLOG),
+        servers="sentinel",
+        settles=30.0,
+    ),
+]  # fmt: skip
+
+RESHARDS = [
+    Fault(
+        f"reshard-{name}",
+        f"a queue is resharded from 12 to 24 to 7 shards, and {title}",
+        resharding(gap, *actions),
+        Load(seconds=9, mix=BACKLOG),
+        settings={"ORDERS_SHARDS": 12},
+        reshards=(24, 7),
+        persistence=(persistence,),
+        timed=False,
+        settles=30.0,
+    )
+    for name, title, gap, actions, persistence in (
+        ("killed", "the command is killed (SIGKILL) again and again", (0.4, 1.6), ("kill_reshard",), "none"),
+        ("nodes", "nodes and the command are killed", (0.5, 1.5), ("kill", "kill", "kill_reshard"), "none"),
+        (
+            "redis",
+            "Redis, nodes and the command are killed",
+            (0.6, 1.6),
+            ("redis_kill", "kill", "kill_reshard"),
+            "always",
+        ),
+    )
+]
+
 ALL = [
     Fault(
         "all",
@@ -337,6 +487,7 @@ ALL = [
         expects=("told to exit",),
         exits=(1, 9),
         settles=40.0,  # what is left of them comes one after the other
+        deadly=True,
     )
 ]
 
@@ -347,9 +498,13 @@ FAULTS = [
     *NODES_COME_AND_GO,
     *CONSUMERS,
     *HANDLERS_MISBEHAVE,
+    *SCHEDULES,
+    *OPTIONS,
     *REDIS,
     *NETWORK,
     *CLOCKS,
+    *PRIMARIES,
+    *RESHARDS,
     *ALL,
 ]
 

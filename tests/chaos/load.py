@@ -29,13 +29,17 @@ class Load:
     #: One of so many ids is pushed without scores, so that Redis gives them: 1 is all, 0 none. The others have their
     #: version as the score.
     unscored: int = 4
+    #: Seconds after which the payloads of every second id expire; 0: none do.
+    ttl: float = 0.0
+    #: Seconds for which a push waits for room in a queue with a capacity; 0: it doesn't.
+    waits: float = 0.0
 
     #: Pushes of one producer in a second.
     PUSHES = 20
 
 
 #: What a job does only the first time that it is performed.
-ONCE = {"raise", "hang", "stall", "exit", "die", "busy", "allocate", "devour", "release"}
+ONCE = {"late", "raise", "hang", "stall", "exit", "die", "busy", "allocate", "devour", "release"}
 
 
 def chunks(seed: int, producer: int, load: Load) -> Iterator[list[dict[str, Any]]]:
@@ -45,6 +49,7 @@ def chunks(seed: int, producer: int, load: Load) -> Iterator[list[dict[str, Any]
     chance = random.Random(f"{seed}/{producer}")
     ids = [str(number) for number in range(load.ids) if number % load.producers == producer]
     unscored = set(ids[:: load.unscored]) if load.unscored else set()
+    expiring = expiring_ids(load)
     versions = dict.fromkeys(ids, 0)
     size = max(round(load.rate / load.producers / Load.PUSHES), 1)
     doings = [(name.partition(" ")[0], thousandth, seconds) for name, (thousandth, seconds) in load.mix.items()]
@@ -66,7 +71,9 @@ def chunks(seed: int, producer: int, load: Load) -> Iterator[list[dict[str, Any]
                     dice -= thousandth
                 if load.padding:
                     payload["padding"] = "x" * load.padding
-                job = {"id": job_id, "payload": payload}
+                job: dict[str, Any] = {"id": job_id, "payload": payload}
+                if job_id in expiring:
+                    job["ttl"] = load.ttl
                 chunk.append(job if job_id in unscored else job | {"score": versions[job_id]})
         # Without scores the order in which they arrive is all that there is: those keep it among themselves.
         in_order = iter([job for job in chunk if "score" not in job])
@@ -75,21 +82,28 @@ def chunks(seed: int, producer: int, load: Load) -> Iterator[list[dict[str, Any]
         yield chunk + [job for job in chunk if "score" in job][: len(chunk) // 10]
 
 
+def expiring_ids(load: Load) -> set[str]:
+    """The ids whose payloads have a ttl."""
+    return {str(number) for number in range(load.ids) if number % 2} if load.ttl else set()
+
+
 def produce(worker: type[lowq.Worker[Any]], history: History, seed: int, producer: int, load: Load) -> None:
     """Pushes in time; a push that takes long is followed by the next at once."""
     began = time.monotonic()
     for number, chunk in enumerate(chunks(seed, producer, load)):
         time.sleep(max(began + number / Load.PUSHES - time.monotonic(), 0))
-        push_until_accepted(worker, history, chunk)
+        push_until_accepted(worker, history, chunk, load.waits)
 
 
-def push_until_accepted(worker: type[lowq.Worker[Any]], history: History, jobs: Sequence[Mapping[str, Any]]) -> None:
+def push_until_accepted(
+    worker: type[lowq.Worker[Any]], history: History, jobs: Sequence[Mapping[str, Any]], waits: float
+) -> None:
     """Pushes, and pushes again what Redis has not surely accepted."""
     pending = list(jobs)
     while pending:
         try:
             with history.pushing(pushed(pending)):
-                worker.perform_async(pending)
+                worker.perform_async(pending, timeout=waits or None)
             return
         except lowq.PushError as error:
             rest = list(error.rest)

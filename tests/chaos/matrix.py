@@ -47,7 +47,9 @@ def _row(fault: Fault, persistence: str, runs: Sequence[Outcome]) -> list[str]:
         str(len(runs)),
         str(sum(run.harm for run in runs)),
         _number(report.accepted for report in reports),
-        f"{lost} by Redis" if lost and all(report.lapsed for report in reports if report.lost) else str(lost),
+        f"{lost} {'not replicated' if fault.servers else 'by Redis'}"
+        if lost and not any(report.unexcused for report in reports)
+        else str(lost),
         _number(report.repeats for report in reports),
         _number(report.out_of_order for report in reports),
         _number(len(report.overlaps) for report in reports),
@@ -75,8 +77,36 @@ def put(path: Path, lines: Sequence[str]) -> None:
     Raises:
         ValueError: the file has no markers.
     """
+    before, _, after = _parts(path)
+    path.write_text(before + "\n".join([BEGIN, "", *lines, "", END]) + after)
+
+
+def put_rows(path: Path, faults: Sequence[Fault], outcomes: Sequence[Outcome]) -> None:
+    """Puts the rows of some faults into the table that is there, in the order of ``faults``, which are all.
+
+    Raises:
+        ValueError: the file has no markers.
+    """
+    _, present, _ = _parts(path)
+    head, *fresh = [line for line in table(faults, outcomes) if not line.startswith("| --- |")]
+    titles = {_title(line) for line in fresh}
+    lines = present.strip().splitlines()
+    first = lines.index(head) + 2
+    last = next((i for i in range(first, len(lines)) if not lines[i].startswith("|")), len(lines))
+    order = {fault.title: place for place, fault in enumerate(faults)}
+    rows = [line for line in lines[first:last] if _title(line) not in titles and _title(line) in order] + fresh
+    rows.sort(key=lambda line: order[_title(line)])  # stable: those of one fault keep their order
+    put(path, [*lines[:first], *rows, *lines[last:]])
+
+
+def _parts(path: Path) -> tuple[str, str, str]:
+    """What is before the markers, between and behind them."""
     before, begin, rest = path.read_text().partition(BEGIN)
-    _, end, after = rest.partition(END)
+    between, end, after = rest.partition(END)
     if not begin or not end:
         raise ValueError(f"{path} lacks the lines {BEGIN!r} and {END!r}")
-    path.write_text(before + "\n".join([BEGIN, "", *lines, "", END]) + after)
+    return before, between, after
+
+
+def _title(line: str) -> str:
+    return line.split(" | ", maxsplit=1)[0].removeprefix("| ")

@@ -20,6 +20,8 @@ from tests.waiting import until
 TAKEOVER = TTL + 1.0
 #: And after its owner was stopped.
 HANDOVER = 0.2
+#: And after its node went on with new code.
+RELOAD = 2.0
 #: What is left of the throughput while shards move, at least.
 THROUGHPUT = 0.7
 #: A node with a thousand idle shards: share of a core, and round trips a second.
@@ -86,11 +88,12 @@ def idle(folder: Path, *, settle: float = 2.0, seconds: float = 10.0) -> tuple[f
 
 
 def measure_all(outcomes: Sequence[Outcome]) -> list[Measure]:
-    """Everything that has a bound; the first two from the runs of their faults."""
+    """Everything that has a bound; the first three from the runs of their faults."""
     measures = []
     for name, what, bound in (
         ("kill", "a shard is worked again after its node was killed", TAKEOVER),
         ("stop", "a shard is worked again after its node was stopped", HANDOVER),
+        ("reload", "a shard is worked again after its node was told to take new code", RELOAD),
     ):
         found = [outcome.recovery for outcome in outcomes if outcome.fault == name]
         if found:

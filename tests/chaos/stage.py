@@ -14,14 +14,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
+
+import redis
 
 import lowq
 from tests.chaos import clocks
-from tests.chaos.load import Load
+from tests.chaos.load import Load, expiring_ids
 from tests.chaos.proxy import Proxy
+from tests.chaos.replicated import KINDS, Replicated
 from tests.checker import Report, recovery, rests
-from tests.history import read
+from tests.history import Event, read
 from tests.integration.support import ROOT, NodeProcess, Rig
 from tests.redis_server import RedisServer
 from tests.waiting import until
@@ -41,8 +44,8 @@ PERSISTENCE: dict[str, dict[str, str]] = {
 #: Keys that may be left when everything is drained and the morgue is empty: of each shard, and of all.
 LEFT_OF_SHARDS = {"meta", "pushed", "repeated", "lease", "consumer"}
 LEFT_OF_ALL = {"queues", "nodes"}
-#: What lowq's doctor may find: how Redis is set up, and what its clock was made to do.
-KNOWN = {"persistence", "memory", "clock", "clock_ahead"}
+#: What lowq's doctor may find: how Redis is set up, that a replica is behind, and what its clock was made to do.
+KNOWN = {"persistence", "memory", "clock", "clock_ahead", "replication"}
 #: Words in a node's log that should never be there.
 ALARMS = (
     " CRITICAL ", "failed outside of a worker", "keeping the leases failed", "listening for wake-ups failed",
@@ -76,6 +79,8 @@ class Fault:
     #: Environment of the nodes.
     settings: Mapping[str, object] = field(default_factory=dict)
     persistence: Sequence[str] = ("none",)
+    #: What Redis is: "" one server, or one of `tests.chaos.replicated.KINDS`.
+    servers: str = ""
     #: Whether nodes and producers reach Redis through proxies.
     proxied: bool = False
     #: Options of Redis.
@@ -90,12 +95,18 @@ class Fault:
     exits: Sequence[int] = ()
     #: Whether somebody kills nodes that have been performing one batch for more than two leases.
     watched: bool = False
-    #: Whether pushes must have been refused in the course of it.
+    #: Whether pushes, or acknowledgements, must have been refused in the course of it.
     refuses: bool = False
+    #: Whether processes end by themselves in the course of it; otherwise none may.
+    deadly: bool = False
+    #: Whether it passes unnoticed: nothing is performed again, and nobody is fenced.
+    seamless: bool = False
     #: Whether the nodes are started by `lowq run`, so that HUP reloads them.
     deployed: bool = False
     #: Whether the nodes are processes of one supervisor: `lowq run --processes 3`.
     supervised: bool = False
+    #: The numbers of shards that the queue is given, one after the other, by `lowq reshard`.
+    reshards: Sequence[int] = ()
     #: Seconds in which all work is done once all is well: a lease, what waits for retries, and a busy machine. Less
     #: than the poll interval of some runs: a lost wake-up shows.
     settles: float = 10.0
@@ -132,6 +143,8 @@ class Outcome:
     refused: int
     #: Moments that nodes were to kill themselves at, and did not come to.
     missed: list[str]
+    #: Of a failover: seconds that a shard of the other primaries with work rested meanwhile, the longest of all.
+    bystanders: float
     #: Seconds from the end of all harm and pushes to the end of the work.
     settled: float
     #: Seconds of the whole run.
@@ -153,7 +166,15 @@ class Stage(Rig):
         self.persistence = persistence
         self._keeps = folder is not None
         folder = folder or Path(tempfile.mkdtemp(prefix=f"chaos-{fault.name}-"))
-        self.server = RedisServer(folder / "redis", **{**PERSISTENCE[persistence], **fault.redis})
+        options = {**PERSISTENCE[persistence], **fault.redis}
+        self.server = RedisServer(folder / "redis", **options)
+        self.replicated: Replicated | None = None
+        if fault.servers:
+            self.replicated = KINDS[fault.servers](folder / "redis", **options)
+        #: When a primary was harmed, when another one had its place, monotonic, and the shards of it; None: all.
+        self.failovers: list[tuple[float, float, list[int] | None]] = []
+        #: Primaries that have joined and not left again.
+        self.joined: list[RedisServer] = []
         self.ttl = fault.lease_ttl or TTL
         self.proxies: dict[int, Proxy] = {}
         self.producers_proxy: Proxy | None = None
@@ -176,6 +197,15 @@ class Stage(Rig):
         self._next_watch = 0.0
         #: Monotonic time, and bytes that Redis had written to its log of commands then.
         self._log_sizes: deque[tuple[float, int]] = deque(maxlen=1000)
+        #: The most ids of a shard that waited or were taken at one moment.
+        self.fullest = 0
+        #: The numbers of shards that the queue has still to be given, the command that is at it, and whether we killed
+        #: that.
+        self.reshards = list(fault.reshards)
+        self.resharder: subprocess.Popen[bytes] | None = None
+        self.resharder_killed = False
+        #: What the shards of layouts before begin with.
+        self.left_prefixes: list[str] = []
         self._harmless: set[int] = set()
         self._killed: set[int] = set()
         self._broken = broken
@@ -185,7 +215,7 @@ class Stage(Rig):
     def __enter__(self) -> Self:
         if self.fault.clocks:
             self.server.environment = clocks.environment(self._folder / "clock")
-        self.server.start()
+        (self.replicated or self.server).start()
         chance = random.Random(f"{self.seed}/{self.fault.name}/settings")
         settings = {
             "LOWQ_LEASE_TTL": self.ttl,
@@ -197,9 +227,10 @@ class Stage(Rig):
             "ORDERS_MAX_CRASHES": 1000,
             "ORDERS_MAX_RETRIES": 1000,
             "ORDERS_MAX_PAYLOADS": chance.choice((2, 1000)),
+            "CHAOS_TAKES": "1" if self.fault.load.ttl else "",
             **self.fault.settings,
         }
-        super().__init__(self.server.url, self._folder, **settings)
+        super().__init__((self.replicated or self.server).url, self._folder, **settings)
         if self.fault.proxied:
             self.producers_proxy = Proxy(self.server.port).__enter__()
         return self
@@ -208,12 +239,57 @@ class Stage(Rig):
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.end()
+        if self.resharder is not None and self.resharder.poll() is None:
+            self.resharder.kill()
+            self.resharder.wait()
         for proxy in [*self.proxies.values(), self.producers_proxy]:
             if proxy is not None:
                 proxy.close()
-        self.server.close()
+        (self.replicated or self.server).close()
         if not self._keeps and not self.problems and exc is None:
             shutil.rmtree(self._folder)
+
+    def connect(self, url: str) -> Any:
+        return super().connect(url) if self.replicated is None else self.replicated.connect()
+
+    def prefixes(self) -> list[str]:
+        """Of the shards, in their order."""
+        return [self.prefix(shard) for shard in range(self.shards_count)]
+
+    def is_drained(self) -> bool:
+        if self.replicated is None:
+            return super().is_drained()
+        try:  # a shard at one moment each
+            return not any(self.client.exists(f"{prefix}due", f"{prefix}taken") for prefix in self.prefixes())
+        except redis.RedisError:
+            return False
+
+    # --- another number of shards ---
+
+    def reshard(self) -> None:
+        """Starts the command for the next number of shards, if there is one."""
+        if not self.reshards:
+            self.resharder = None
+            return
+        self.resharder_killed = False
+        self.resharder = subprocess.Popen(
+            [sys.executable, "-m", "lowq", "reshard", self.queue_name, str(self.reshards[0])],
+            cwd=ROOT, env=self.environment({}), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+        )  # fmt: skip
+
+    def _tend_reshard(self) -> None:
+        """Goes on where the command was killed, or with the next number."""
+        command = self.resharder
+        if command is None or command.poll() is None:
+            return
+        said = command.communicate()[1].decode("utf-8", "replace")
+        if command.returncode == 0:
+            self.left_prefixes += self.prefixes()
+            self.resharded(self.reshards.pop(0))
+        elif not self.resharder_killed and "to go on" not in said:
+            self.problems.append(f"lowq reshard exited with {command.returncode}: {said[-500:]}")
+        self.reshard()
 
     # --- nodes ---
 
@@ -299,17 +375,28 @@ class Stage(Rig):
             if time.monotonic() >= at:
                 del self.frozen[node]
                 node.thaw()
+        self._tend_reshard()
         due = [entry for entry in self.later if entry[0] <= time.monotonic()]
         for entry in due:
             self.later.remove(entry)
             entry[1]()
-        if self.persistence == "everysec":
+        if self.persistence == "everysec" and self.replicated is None:
             self._log_sizes.append((time.monotonic(), self._log_of_commands().stat().st_size))
+        if "ORDERS_CAPACITY" in self.fault.settings:
+            self._look_how_full()
         if self.fault.watched and time.monotonic() >= self._next_watch:
             self._next_watch = time.monotonic() + self.ttl / 2
             self._kill_hanging()
         while len(self.live()) < self.nodes_wanted:
             self.start_node()
+
+    def _look_how_full(self) -> None:
+        with self.client.pipeline(transaction=True) as together:
+            for shard in range(self.shards_count):
+                together.zrange(f"{self.prefix(shard)}due", 0, -1).hkeys(f"{self.prefix(shard)}taken")
+            ids = together.execute()
+        # What is left of an id that is taken waits meanwhile: that is one id.
+        self.fullest = max(self.fullest, *(len({*due, *taken}) for due, taken in zip(ids[::2], ids[1::2], strict=True)))
 
     def _kill_hanging(self) -> None:
         hanging = {
@@ -332,6 +419,17 @@ class Stage(Rig):
         while (left := at - time.monotonic()) > 0:
             self.tend()
             time.sleep(min(left, 0.005))
+
+    def wait_for(self, condition: Callable[[], bool], what: str, patience: float = PATIENCE) -> bool:
+        """Tends to everything until that holds."""
+        deadline = time.monotonic() + patience
+        while not condition():
+            if time.monotonic() > deadline:
+                self.problems.append(f"after {patience:g} s there was still no {what}")
+                return False
+            self.tend()
+            time.sleep(0.01)
+        return True
 
     def step_clock(self, seconds: float) -> None:
         """Redis's clock is off by so many seconds from now on."""
@@ -381,10 +479,37 @@ class Stage(Rig):
 
     def leftovers(self) -> list[str]:
         """Keys that should not be there when nothing waits and the morgue is empty."""
-        prefixes = [self.prefix(shard) for shard in range(self.shards_count)]
-        allowed = {prefix + name for prefix in prefixes for name in LEFT_OF_SHARDS}
-        allowed |= {f"lowq:v1:{name}" for name in (*LEFT_OF_ALL, f"history:{self.queue_name}")}
-        return sorted(set(self.client.scan_iter(count=1000)) - allowed)
+        allowed = {prefix + name for prefix in self.prefixes() for name in LEFT_OF_SHARDS}
+        allowed |= {prefix + name for prefix in self.left_prefixes for name in ("meta", "pushed", "repeated")}
+        allowed |= {"lowq:v1:audit"} if self.fault.reshards else set()
+        of_queue = (f"history:{self.queue_name}", f"error_groups:{self.queue_name}")
+        allowed |= {f"lowq:v1:{name}" for name in (*LEFT_OF_ALL, *of_queue)}
+        own = ("lowq:v1:{Ticks:", "lowq:v1:{lowq:schedules:Ticks:", "lowq:v1:history:Ticks")
+        found = set(self.client.scan_iter(count=1000)) - allowed
+        return sorted(key for key in found if not (self.has_ticks and key.startswith(own)))
+
+    @property
+    def has_ticks(self) -> bool:
+        return "CHAOS_TICKS" in self.fault.settings
+
+    def tick_problems(self) -> list[str]:
+        """Whether each tick of the schedule was pushed once, and performed or waits."""
+        path = Path(f"{self.history.path}.ticks")
+        app = lowq.Lowq(redis_url=self.url)
+        try:
+            queue = app.queue("Ticks", 1)
+            job, pushed = queue.peek("tick"), queue.stats().pushed
+        finally:
+            app.close()
+        ticks = {float(line) for line in (path.read_text() if path.exists() else "").split()}
+        ticks |= {payload["planned_at"] for payload, _ in (job.payloads if job else [])}
+        problems = []
+        if pushed != len(ticks):
+            problems.append(f"{pushed} ticks were pushed, of which {len(ticks)} are different ones")
+        missing = {min(ticks) + number for number in range(len(ticks))} - ticks if ticks else set()
+        if missing or len(ticks) < self.fault.load.seconds - 2:
+            problems.append(f"{len(ticks)} ticks came, and these are missing: {sorted(missing)}")
+        return problems
 
     def findings(self) -> list[str]:
         """What lowq's own doctor has to say when everything is done, and nodes still run."""
@@ -396,6 +521,16 @@ class Stage(Rig):
         return [
             f"the doctor: {one.code}: {one.what}" for one in found if one.severity != "ok" and one.code not in KNOWN
         ]
+
+    def bystanders(self, events: Sequence[Event]) -> float:
+        """Seconds that a shard of a primary that was left alone rested while another one was replaced."""
+        seconds = [
+            min(rest.end, until) - max(rest.begin, since)
+            for rest in rests(events)
+            for since, until, shards in self.failovers
+            if shards is not None and rest.shard not in shards
+        ]
+        return max([0.0, *seconds])
 
     def alarms(self) -> list[str]:
         return [
@@ -429,7 +564,7 @@ def run(
         for node in stage.nodes:
             node.says(" starts: ")
         # Tended to: one that is to die at its first surrender may do so as soon as another one comes.
-        _wait(stage, stage.all_leased, "lease of every shard", PATIENCE)
+        stage.wait_for(stage.all_leased, "lease of every shard", PATIENCE)
         stage.start_producers()
         until(lambda: stage.events("pushed"), "first push")
         load_began = time.monotonic()
@@ -440,29 +575,19 @@ def run(
         return _judge(stage, len(steps), time.monotonic() - began)
 
 
-def _wait(stage: Stage, condition: Callable[[], bool], what: str, patience: float) -> bool:
-    deadline = time.monotonic() + patience
-    while not condition():
-        if time.monotonic() > deadline:
-            stage.problems.append(f"after {patience:g} s there was still no {what}")
-            return False
-        stage.tend()
-        time.sleep(0.01)
-    return True
-
-
 def _settle(stage: Stage, patience: float, *, examine: bool) -> None:
     """Everything is well again, and all work gets done."""
-    _wait(stage, lambda: not stage.later and not stage.frozen, "end of the harm", patience)
+    stage.wait_for(lambda: not stage.later and not stage.frozen, "end of the harm", patience)
     for proxy in [*stage.proxies.values(), stage.producers_proxy]:
         if proxy is not None:
             proxy.heal()
-    _wait(stage, stage.produced, "end of the producers", patience)
+    stage.wait_for(stage.produced, "end of the producers", patience)
     codes = [producer.poll() for producer in stage._producers]
     if any(codes):
         stage.problems.append(f"producers ended with {codes}")
+    stage.wait_for(lambda: stage.resharder is None, "end of the reshard", patience)
     well_since = time.monotonic()
-    if _wait(stage, stage.is_drained, "end of the work", patience):
+    if stage.wait_for(stage.is_drained, "end of the work", patience):
         stage.settled = time.monotonic() - well_since
         if stage.settled > stage.fault.settles:
             stage.problems.append(f"it took {stage.settled:.1f} s to get the work done when all was well")
@@ -474,7 +599,7 @@ def _settle(stage: Stage, patience: float, *, examine: bool) -> None:
         stage.dismiss(node)
         node.signal(signal.SIGTERM)
     stage.nodes_wanted = 0
-    _wait(stage, lambda: all(node.process.poll() is not None for node in stage.nodes), "end of the nodes", patience)
+    stage.wait_for(lambda: all(node.process.poll() is not None for node in stage.nodes), "end of the nodes", patience)
 
 
 def _without_number(moments: Sequence[str]) -> set[str]:
@@ -484,21 +609,37 @@ def _without_number(moments: Sequence[str]) -> set[str]:
 def _judge(stage: Stage, steps: int, seconds: float) -> Outcome:
     stage.tend()
     buried = stage.buried()
-    report = stage.report()
+    report = stage.report(expiring=expiring_ids(stage.fault.load), ttl=stage.fault.load.ttl)
     problems = [*stage.problems, *report.problems]
+    handle = lowq.Lowq(redis_url=stage.url).queue(stage.queue_name, stage.shards_count)
+    if stage.fault.load.ttl and not report.expired:
+        problems.append("nothing has expired")
+    if report.expired > handle.stats().expired:
+        problems.append(f"{report.expired} payloads with a ttl are gone, and {handle.stats().expired} have expired")
+    capacity = handle.stats().capacity
+    if capacity is not None and stage.fullest * stage.shards_count > capacity:
+        problems.append(f"a shard held {stage.fullest} ids, more than its part of the capacity of {capacity}")
+    if capacity is not None and stage.fullest * stage.shards_count < capacity:
+        problems.append(f"no shard was full: it held {stage.fullest} ids at most, and nobody waited for room")
+    if stage.has_ticks:
+        problems += stage.tick_problems()
     if buried and not stage.fault.buries:
         problems.append(f"buried: {sorted(buried)[:5]}")
     known = ("the maintenance loop ran", "exceeded its ttr")
     if report.unexplained and not any(reason in node.log for reason in known for node in stage.nodes):
         problems += report.unexplained
-    for _ in lowq.Lowq(redis_url=stage.url).queue(stage.queue_name, stage.shards_count).bulk("delete", state="morgue"):
+    for _ in handle.bulk("delete", state="morgue"):
         pass
     problems += [f"left in Redis: {key}" for key in stage.leftovers()]
     problems += stage.alarms()
     events = read(stage.history.path)
     refused = sum(event["event"] == "refused" for event in events)
     if stage.fault.refuses and not refused:
-        problems.append("no push was refused")
+        problems.append("nothing was refused")
+    if stage.deaths and not stage.fault.deadly:
+        problems.append(f"{stage.deaths} processes ended by themselves")
+    if stage.fault.seamless and (report.repeats or report.fenced):
+        problems.append(f"{report.repeats} payloads were performed again, {len(report.fenced)} performs fenced")
     stage.problems = problems
     return Outcome(
         stage.fault.name,
@@ -510,6 +651,7 @@ def _judge(stage: Stage, steps: int, seconds: float) -> Outcome:
         len(buried),
         refused,
         sorted(_without_number(stage.fault.deaths(stage.seed)) - _without_number(stage.died_at)),
+        stage.bystanders(events),
         stage.settled,
         seconds,
         problems,

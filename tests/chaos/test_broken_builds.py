@@ -30,7 +30,7 @@ def much(name: str, *steps: tuple[float, str], each: float = 0.1, **load: object
     """That fault under a second's worth of jobs that take longer, each alone, and each so many seconds. A thread for
     every shard, so that what a node gains doesn't wait for what it has.
     """
-    settings = {"ORDERS_BATCH": 1, "LOWQ_THREADS_PER_NODE": 20}
+    settings = {**BY_NAME[name].settings, "ORDERS_BATCH": 1, "LOWQ_THREADS_PER_NODE": 20}
     load = {"rate": 40 / each, "mix": {"sleep": (1000, each)}, **load}
     return replace(fault(name, 1.0, *steps, **load), settings=settings)
 
@@ -54,6 +54,29 @@ CASES = {
     "leak": Case(fault("none", 0.7), lambda run: any("left in Redis" in problem for problem in run.problems)),
     # Each shard has five seconds of work: when the node is killed, each of its shards is amid a delivery whose
     # first jobs were finished long before.
+    "expired": Case(
+        much("expiry", (9.0, "kill"), each=0.1, rate=800, ttl=0.5),
+        lambda run: run.report.stale,
+    ),
+    "hasty": Case(fault("expiry", 3.0, (2.0, "kill")), lambda run: run.report.hasty),
+    "capacity": Case(
+        much("capacity", (0.5, "kill"), each=0.1, rate=800, producers=8),
+        lambda run: any("more than its part of the capacity" in problem for problem in run.problems),
+    ),
+    "overdue": Case(fault("consumer-ttr", 3.0), lambda run: run.report.overlaps),
+    "sessions": Case(
+        fault("consumer-detach", 3.0, (0.5, "reattach"), (1.0, "reattach"), (1.5, "reattach")),
+        lambda run: any("were performed again" in problem for problem in run.problems),
+    ),
+    "not_ready": Case(
+        fault("redis-read-only", 2.0, (0.5, "redis_read_only")),
+        lambda run: any("ended by themselves" in problem for problem in run.problems),
+    ),
+    "schedules": Case(
+        fault("schedule", 4.0, (0.5, "kill")),
+        lambda run: any("ticks were pushed, of which" in problem for problem in run.problems),
+    ),
+    "late_reports": Case(fault("consumer-ttr", 3.0), lambda run: run.report.late_acks),
     "late_acks": Case(much("kill", (3.5, "kill"), each=0.25, rate=400, ids=4000), lambda run: run.report.excess),
 }
 

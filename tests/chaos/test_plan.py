@@ -76,7 +76,7 @@ def test_every_boundary_of_a_call_is_died_at() -> None:
 
 
 def outcome(fault: str, persistence: str, report: Report, **more: object) -> Outcome:
-    found = Outcome(fault, 1, persistence, report, 1.234, 5, 0, 0, [], 0.5, 9.0, [], Path())
+    found = Outcome(fault, 1, persistence, report, 1.234, 5, 0, 0, [], 0.0, 0.5, 9.0, [], Path())
     return replace(found, **more)  # type: ignore[arg-type]
 
 
@@ -104,6 +104,25 @@ def test_the_matrix_replaces_what_stands_between_its_markers(tmp_path: Path) -> 
     page.write_text("no markers\n")
     with pytest.raises(ValueError, match="lacks the lines"):
         matrix.put(page, ["new"])
+
+
+def test_rows_of_some_faults_come_among_those_that_are_there(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(f"{matrix.BEGIN}\n{matrix.END}\n")
+    before = [("kill", "none"), ("stop", "none"), ("redis-kill", "none"), ("redis-kill", "always")]
+    rows = matrix.table(FAULTS, [outcome(name, kept, Report()) for name, kept in before])
+    matrix.put(page, ["introduction", "", *rows, "", "| what | must be |"])
+    again = [
+        outcome("stop", "none", Report(), harm=7),
+        *(outcome(name, "none", Report()) for name in ("freeze", "capacity")),
+    ]
+    matrix.put_rows(page, FAULTS, again)
+    names = ["kill", "freeze", "stop", "capacity", "redis-kill", "redis-kill"]
+    lines = page.read_text().splitlines()
+    assert [line.split(" | ")[0][2:] for line in lines[6:-4]] == [BY_NAME[name].title for name in names]
+    assert " | 7 | " in lines[8]
+    assert lines[2:6] == ["introduction", "", *matrix.table(FAULTS, [])]
+    assert lines[-4:] == ["", "| what | must be |", "", matrix.END]
 
 
 def test_the_guarantees_have_a_place_for_the_matrix() -> None:

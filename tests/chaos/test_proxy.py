@@ -63,6 +63,7 @@ def test_it_forwards(client: "redis.Redis") -> None:
     assert count(client) == 1
 
 
+@pytest.mark.slow
 def test_a_delay_is_in_both_directions(proxy: Proxy, client: "redis.Redis") -> None:
     proxy.delay(0.05)
     began = time.monotonic()

@@ -1,87 +1,33 @@
 """A primary of a cluster is gone or cut off, and its replica has its slots."""
 
 import asyncio
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import redis
 from redis.crc import key_slot
 
 import lowq
 from lowq.errors import RedisUnavailable
 from lowq.queue import Queue
+from lowq.sharding import shard_of
 from lowq.store import Client, Deadline
 from tests.integration.conftest import MakeRig
-from tests.integration.support import until
+from tests.integration.support import answered, until
+from tests.redis_cluster import SLOTS, RedisCluster
 from tests.redis_server import RedisServer
 
 
-class Cluster:
-    """Three primaries, and a replica of the first one."""
-
-    def __init__(self) -> None:
-        options: dict[str, Any] = {
-            "cluster_enabled": "yes", "cluster_node_timeout": 1000, "cluster_replica_validity_factor": 0,
-            "repl_diskless_sync_delay": 0,
-        }  # fmt: skip
-        self.servers = [RedisServer(**options) for _ in range(4)]
-        self.first, *self.others, self.replica = self.servers
-
-    def start(self) -> None:
-        for number, server in enumerate(self.servers):
-            server.start()
-            with redis.Redis(port=server.port) as client:
-                client.execute_command("CLUSTER", "SET-CONFIG-EPOCH", number + 1)
-                if server is not self.replica:
-                    client.execute_command("CLUSTER", "ADDSLOTSRANGE", number * 5500, min(number * 5500 + 5499, 16383))
-                client.execute_command("CLUSTER", "MEET", "127.0.0.1", self.first.port)
-        for server in self.servers:
-            until(lambda server=server: self._state(server) == ("ok", "4"), "cluster in order")  # type: ignore[misc]
-        with redis.Redis(port=self.replica.port) as client, redis.Redis(port=self.first.port) as first:
-            client.execute_command("CLUSTER", "REPLICATE", first.execute_command("CLUSTER", "MYID"))
-            until(lambda: client.info("replication")["master_link_status"] == "up", "replica")
-
-    def _state(self, server: RedisServer) -> tuple[str, str]:
-        with redis.Redis(port=server.port) as client:
-            info = client.execute_command("CLUSTER INFO")
-            return info["cluster_state"], info["cluster_known_nodes"]
-
-    def replica_leads(self) -> bool:
-        with redis.Redis(port=self.replica.port) as client:
-            return bool(client.info("replication")["role"] == "master")
-
-    def replicated(self) -> bool:
-        """Whether the replica has all that the first one has said to be in."""
-        with redis.Redis(port=self.first.port) as client:
-            return bool(client.execute_command("WAIT", 1, 5000) == 1)
-
-    def close(self) -> None:
-        for server in self.servers:
-            server.close()
-
-
 @pytest.fixture
-def cluster() -> Iterator[Cluster]:
-    cluster = Cluster()
-    try:
-        cluster.start()
+def cluster() -> Iterator[RedisCluster]:
+    with RedisCluster() as cluster:
         yield cluster
-    finally:
-        cluster.close()
 
 
 def ids_of_first(queue: Queue) -> list[str]:
     names = [str(number) for number in range(100)]
-    return [name for name in names if key_slot(queue._prefix_of(name.encode()).encode()) < 5500]
-
-
-def answered(look: Callable[[], bool]) -> bool:
-    """What it gives; False: there was no answer. A cluster whose servers get no time is down again for a moment."""
-    try:
-        return look()
-    except RedisUnavailable:
-        return False
+    return [name for name in names if key_slot(queue._prefixes_of(name.encode())[0].encode()) < 5461]
 
 
 def is_pushed(queue: Queue, job_id: str) -> bool:
@@ -89,19 +35,19 @@ def is_pushed(queue: Queue, job_id: str) -> bool:
 
 
 @pytest.mark.parametrize("end", ["killed", pytest.param("frozen", marks=pytest.mark.slow)])
-def test_producers_find_the_primary_that_has_the_slots_now(cluster: Cluster, end: str) -> None:
+def test_producers_find_the_primary_that_has_the_slots_now(cluster: RedisCluster, end: str) -> None:
     """The URL names the one that is gone first."""
-    ports = [server.port for server in cluster.servers]
-    app = lowq.Lowq(redis_url=f"redis+cluster://{','.join(f'127.0.0.1:{port}' for port in ports)}", push_timeout=2)
+    app = lowq.Lowq(redis_url=cluster.url, push_timeout=2)
     queue = app.queue("Orders", 8)
     queue.push([{"id": str(number), "payload": 1} for number in range(100)])
     (mine, *_) = ids_of_first(queue)
-    assert cluster.replicated()
+    cluster.replicated()
+    first = cluster.servers[0]
     if end == "killed":
-        cluster.first.kill()
+        first.kill()
     else:
-        cluster.first.pause()
-    until(cluster.replica_leads, "next primary")
+        first.pause()
+    cluster.replaced(first)
     until(lambda: is_pushed(queue, mine), "a push to it")
     until(lambda: answered(lambda: queue.stats().length == 100), "all jobs")
 
@@ -112,9 +58,9 @@ def test_producers_find_the_primary_that_has_the_slots_now(cluster: Cluster, end
     app.close()
 
 
-def test_nodes_and_producers_go_on_with_the_next_primary(make_rig: MakeRig, cluster: Cluster) -> None:
+def test_nodes_and_producers_go_on_with_the_next_primary(make_rig: MakeRig, cluster: RedisCluster) -> None:
     with RedisServer() as unused:  # the rig's own looks are at one server
-        url = f"redis+cluster://127.0.0.1:{cluster.others[0].port}"
+        url = cluster.url_of([cluster.servers[1]])
         rig = make_rig(url=unused.url, LOWQ_REDIS_URL=url, ORDERS_WORK=0.001, ORDERS_SHARDS=8)
         rig.app.close()
         rig.app = lowq.Lowq(redis_url=url)
@@ -131,9 +77,9 @@ def test_nodes_and_producers_go_on_with_the_next_primary(make_rig: MakeRig, clus
         until(lambda: all(node.lines("shards held: 4, wanted: 4 of 8") for node in nodes), "shards for both")
         rig.produce(2, ids=50, versions=3, rounds=10)()
         drained()
-        assert cluster.replicated()
-        cluster.first.kill()
-        until(cluster.replica_leads, "next primary")
+        cluster.replicated()
+        cluster.servers[0].kill()
+        cluster.replaced(cluster.servers[0])
         until(lambda: is_pushed(queue, "probe"), "a push to it")
         rig.produce(2, ids=50, versions=3, rounds=10, first=1000)()
         drained()
@@ -142,10 +88,19 @@ def test_nodes_and_producers_go_on_with_the_next_primary(make_rig: MakeRig, clus
         assert performed >= {str(number) for number in (*range(100), *range(1000, 1100))}
 
 
-def test_slots_are_asked_for_once_in_a_while_and_not_first_of_who_does_not_answer(cluster: Cluster) -> None:
-    client = Client(f"redis+cluster://127.0.0.1:{cluster.first.port}", size=5, timeout=5)
+def keys_of(cluster: RedisCluster) -> list[str]:
+    """A key of each of the three primaries that the cluster was made with."""
+    names = [f"key {number}" for number in range(100)]
+    return [next(name for name in names if key_slot(name.encode()) * 3 // SLOTS == place) for place in range(3)]
+
+
+def test_a_silent_primary_is_waited_for_once_and_the_others_are_asked_in_pauses(
+    cluster: RedisCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = Client(cluster.url_of([cluster.servers[0]]), size=5, timeout=5, socket_timeout=1)
     servers: Any = client._servers
-    assert client.command("PING", key="") in (b"PONG", "PONG")
+    frozen, *others = keys_of(cluster)
+    assert client.command("EXISTS", frozen, key=frozen) == 0
     asked: list[int] = []
     refresh = servers.refresh
 
@@ -154,12 +109,62 @@ def test_slots_are_asked_for_once_in_a_while_and_not_first_of_who_does_not_answe
         refresh(deadline)
 
     servers.refresh = count
-    cluster.first.pause()
+    # Who waits for its answer keeps nobody from asking the others.
+    is_over = threading.Event()
+    monkeypatch.setattr(servers, "_answers", lambda *_args: is_over.wait())
+    cluster.servers[0].pause()
     try:
-        for _ in range(50):
-            servers.doubt("")
-            servers.pool_for("", Deadline(30.0))
-        assert 0 < len(asked) < 50
+        with pytest.raises(RedisUnavailable):
+            client.command("EXISTS", frozen, key=frozen)
+        pool = servers.pool_at("127.0.0.1", cluster.servers[0].port)
+        monkeypatch.setattr(pool, "checkout", lambda *_args: pytest.fail("it was asked again"))
+        for _ in range(200):
+            with pytest.raises(RedisUnavailable, match="of the cluster does not answer or serve"):
+                servers.pool_for(frozen)
+            for key in others:
+                assert client.command("EXISTS", key, key=key) == 0
+        assert 0 < len(asked) < 200
+        cluster.replaced(cluster.servers[0])
+        until(lambda: not client.is_partial, "the next primary")
+        assert client.command("EXISTS", frozen, key=frozen) == 0
     finally:
-        cluster.first.cont()
-    client.close()
+        is_over.set()
+        cluster.servers[0].cont()
+        client.close()
+
+
+@pytest.mark.parametrize("is_async", ["", "1"])
+def test_work_on_the_other_primaries_goes_on_until_there_is_a_next_one(
+    make_rig: MakeRig, cluster: RedisCluster, is_async: str
+) -> None:
+    """All that is pushed to their shards between the end of the one primary and its replacement is done before that,
+    though the shards of the one have become due before.
+    """
+    with RedisServer() as unused:  # the rig's own looks are at one server
+        settings = {"ORDERS_WORK": 0.01, "ORDERS_SHARDS": 12, "ORDERS_ASYNC": is_async, "ORDERS_BATCH": 1}
+        rig = make_rig(url=unused.url, LOWQ_REDIS_URL=cluster.url, LOWQ_LEASE_TTL=30, **settings)
+        rig.app.close()
+        rig.app = lowq.Lowq(redis_url=cluster.url)
+        queue = rig.app.queue("Orders", 12)
+        ids = [str(number) for number in range(3000)]
+        queue.push({"id": job_id, "payload": {"version": 1}} for job_id in ids)
+        node = rig.node()
+        until(lambda: len({perform.shard for perform in rig.performs()}) == 12, "work on all shards")
+        theirs = {shard for shard in range(12) if key_slot(rig.prefix(shard).encode()) * 3 // SLOTS > 0}
+        cluster.servers[0].kill()
+        before = len(rig.performs())
+
+        def is_done(some: list[str]) -> bool:
+            return {job_id for perform in rig.performs()[before:] if perform.ok for job_id in perform.jobs} >= set(some)
+
+        of_others = [job_id for job_id in ids[:1000] if shard_of(job_id.encode(), 12) in theirs]
+        mine = [job_id for job_id in ids[:100] if job_id not in of_others]
+        queue.push({"id": job_id, "payload": {"version": 2}} for job_id in of_others)
+        until(lambda: is_done(of_others), "work on the shards of the others")
+        assert cluster.servers[0] in cluster.primaries()
+        cluster.replaced(cluster.servers[0])
+        before = len(rig.performs())
+        until(lambda: is_pushed(queue, mine[0]), "a push to the next primary")
+        queue.push({"id": job_id, "payload": {"version": 2}} for job_id in mine)
+        until(lambda: is_done(mine), "work on the shards of the next primary")
+        node.kill()

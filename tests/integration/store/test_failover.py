@@ -1,5 +1,7 @@
 """The primary dies, and a sentinel makes its replica the next one."""
 
+import asyncio
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ from tests.integration.conftest import MakeRig
 from tests.integration.support import until
 from tests.redis_server import RedisServer
 from tests.sentinel import Sentinel
+from tests.waiting import PATIENCE
 
 
 @pytest.fixture
@@ -65,3 +68,28 @@ def follow(rig: Any, sentinel: Sentinel, server: RedisServer) -> None:
     rig.app.close()
     rig.client = redis.Redis.from_url(server.url, decode_responses=True, socket_timeout=10)
     rig.app = lowq.Lowq(redis_url=sentinel.url)
+
+
+def test_coroutines_leave_a_primary_that_answers_though_the_sentinels_name_another(
+    tmp_path: Path, primary: RedisServer
+) -> None:
+    """A loop sends on a connection of its own, which nothing else would end."""
+
+    async def push_until_it_is_left() -> None:
+        with RedisServer(tmp_path / "next") as following, Sentinel(tmp_path / "sentinel", primary) as sentinel:
+            app = lowq.Lowq(redis_url=sentinel.url)
+            queue = app.queue("Orders", 1)
+            for number in range(5):
+                await queue.apush(str(number), {})
+            with redis.Redis(port=sentinel.port) as client:
+                client.execute_command("SENTINEL", "REMOVE", "main")
+                client.execute_command("SENTINEL", "MONITOR", "main", "127.0.0.1", following.port, 1)
+            with redis.Redis(port=following.port) as client:
+                give_up_at = time.monotonic() + PATIENCE
+                while not client.dbsize():
+                    assert time.monotonic() < give_up_at
+                    await queue.apush("more", {})
+                    await asyncio.sleep(0.01)
+            app.close()
+
+    asyncio.run(push_until_it_is_left())

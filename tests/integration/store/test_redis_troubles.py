@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import shutil
 import socket
 import subprocess
 import sys
@@ -14,7 +13,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import hiredis
 import pytest
 import redis
 from redis.backoff import NoBackoff
@@ -25,11 +23,13 @@ import lowq.testing
 from lowq.admin import tasks
 from lowq.errors import ConfigError, LowqError, PushError, RedisFull, RedisNotReady, RedisRefused, RedisUnavailable
 from lowq.sharding import shard_of
-from lowq.store import Call, Client
+from lowq.store import Call, Client, followed_primary
 from lowq.store.client import REPEATS
 from lowq.store.keys import shard_prefix, tasks_key
-from tests.redis_server import RedisServer
+from tests.redis_cluster import share_slots
+from tests.redis_server import RedisServer, free_port
 from tests.sentinel import Sentinel
+from tests.tls import Tls
 from tests.waiting import PATIENCE, until
 
 ROOT = Path(__file__).parents[3]
@@ -133,10 +133,12 @@ class TestNotThere:
             return connect(self)
 
         monkeypatch.setattr(redis.Connection, "_connect", counted)
+        monkeypatch.setattr(followed_primary, "ASK_PAUSES", (3600.0, 3600.0))
         said = refused_push(url, RedisUnavailable)
         assert "/main does not answer" in said
         assert "No master found for 'main'" in said
-        assert len(attempts) == 1 + REPEATS  # ours; nothing repeats behind our back
+        # Who is the primary now, and our attempts; nothing repeats behind our back.
+        assert len(attempts) == 1 + 1 + REPEATS
 
     def test_a_server_that_comes_back_is_used_again(self) -> None:
         with RedisServer() as server:
@@ -280,18 +282,13 @@ class FakeServer:
                 self._talk(connection)
 
     def _talk(self, connection: socket.socket) -> None:
-        reader = hiredis.Reader()
-        while data := self._received(connection):
-            reader.feed(data)
-            while (command := reader.gets()) is not False:
-                connection.sendall(self._answer(command))
-
-    @staticmethod
-    def _received(connection: socket.socket) -> bytes:
-        try:
-            return connection.recv(65536)
-        except ConnectionError:
-            return b""
+        with connection.makefile("rb") as incoming:
+            try:
+                while count := incoming.readline():  # *2, and for each word $3 and the word
+                    words = [incoming.read(int(incoming.readline()[1:]) + 2)[:-2] for _ in range(int(count[1:]))]
+                    connection.sendall(self._answer(words))
+            except ConnectionError:
+                pass
 
 
 class TestTooOld:
@@ -429,26 +426,32 @@ class TestForks:
 
 class TestTls:
     def test_push_and_perform(self, tmp_path: Path) -> None:
-        if shutil.which("openssl") is None:
-            pytest.skip("openssl is missing, which makes the server's certificate: sudo apt-get install openssl")
-        key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
-        subprocess.run(
-            ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost",
-             "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", key, "-out", certificate],
-            check=True, capture_output=True,
-        )  # fmt: skip
-        with RedisServer(tls_cert_file=str(certificate), tls_key_file=str(key), tls_auth_clients="no") as server:
-            # Once it runs, as another port that is free now may not be free by then.
-            with plain_client(server.url) as client:
-                port = next(port for port in range(server.port + 1, 2**16) if listens_with_tls(client, port))
-            push_and_perform(f"rediss://127.0.0.1:{port}/0?ssl_ca_certs={certificate}")
+        tls = Tls(tmp_path)
+        with tls.server() as server:
+            push_and_perform(tls.url(server))
 
+    def test_a_sentinel_and_its_primary(self, tmp_path: Path) -> None:
+        tls = Tls(tmp_path)
+        with tls.server() as server, Sentinel(tmp_path / "sentinel", server, tls) as sentinel:
+            push_and_perform(sentinel.url)
 
-def listens_with_tls(client: "redis.Redis", port: int) -> bool:
-    try:
-        return bool(client.config_set("tls-port", port))
-    except redis.ResponseError:  # somebody else has it
-        return False
+    def test_all_primaries_of_a_cluster(self, tmp_path: Path) -> None:
+        tls = Tls(tmp_path)
+        options = [{"tls_port": free_port(), "cluster_port": free_port(), **tls.options} for _ in range(2)]
+        first, second = (RedisServer(cluster_enabled="yes", tls_cluster="yes", **of_one) for of_one in options)
+        with first, second:
+            share_slots(first, second, options[1]["tls_port"], options[1]["cluster_port"])
+            push_and_perform(f"rediss+cluster://127.0.0.1:{options[0]['tls_port']}{tls.query}")
+            for server in first, second:
+                with plain_client(server.url) as client:
+                    assert list(client.scan_iter("lowq:v1:{Orders:*"))
+
+    @pytest.mark.parametrize("url", ["rediss://{}", "rediss+cluster://{}", "rediss+sentinel://{}/main"])
+    def test_a_certificate_that_nobody_vouches_for(self, url: str, tmp_path: Path) -> None:
+        tls = Tls(tmp_path)
+        with tls.server() as server:
+            said = refused_push(url.format(f"127.0.0.1:{tls.port(server)}"), RedisUnavailable)
+            assert "certificate verify failed" in said
 
 
 class TestUnixSocket:

@@ -5,9 +5,11 @@ from typing import Any
 
 import pytest
 import redis
+from opentelemetry.sdk.trace import TracerProvider
 from redis.crc import key_slot
 
 import lowq
+import lowq.contrib.otel
 from lowq.broker.lease import Lease
 from lowq.broker.shard import Shard
 from lowq.errors import PushInterrupted, RedisUnavailable
@@ -58,9 +60,12 @@ def shard_of(app: lowq.Lowq, nonce: str) -> Shard:
     return Shard(app.client, "lowq", "Orders", 0, shards_count=1, nonce=nonce, load_payload=bytes.decode)
 
 
-def test_a_shard_rests_while_its_slot_is_moved_and_goes_on_as_it_was(move: Move) -> None:
+@pytest.mark.parametrize("is_traced", [False, True])
+def test_a_shard_rests_while_its_slot_is_moved_and_goes_on_as_it_was(move: Move, is_traced: bool) -> None:
     port = move.source.get_connection_kwargs()["port"]
     app = lowq.Lowq(redis_url=f"redis+cluster://127.0.0.1:{port}")
+    if is_traced:
+        lowq.contrib.otel.instrument(app, tracer_provider=TracerProvider())
     queue = app.queue("Orders", 1)
     queue.push({"id": number} for number in range(10))
     owner, other = shard_of(app, "owner"), shard_of(app, "other")
@@ -88,4 +93,5 @@ def test_a_shard_rests_while_its_slot_is_moved_and_goes_on_as_it_was(move: Move)
     assert sorted(int(job.id) for job in delivery.jobs) == [3, 4, 5, 6, 7, 8, 9, 100]
     stats = queue.stats()
     assert (stats.processed, stats.taken, stats.length) == (3, 8, 0)
+    assert len([key for key in move.target.scan_iter() if b":taken:traces:" in key]) == (8 if is_traced else 0)
     app.close()

@@ -51,6 +51,12 @@ def test_a_script_gets_what_it_calls_and_nothing_else(script: Script) -> None:
     assert not {name for name in library if re.search(rf"\b{name}\(", code)}.difference(defined)
 
 
+@pytest.mark.parametrize("script", load_scripts().values(), ids=lambda script: script.name)
+def test_a_script_announces_by_sharded_channels_alone(script: Script) -> None:
+    """Nobody subscribes to others: on a cluster they would go to every server."""
+    assert "'PUBLISH'" not in script.source
+
+
 @pytest.mark.parametrize("now", [math.nan, math.inf, -math.inf, "1800000000", True], ids=str)
 def test_an_explicit_time_that_is_none_is_refused(now: Any) -> None:
     with pytest.raises(ConfigError, match="now="):

@@ -1,0 +1,105 @@
+"""What a later release may add to Redis does not disturb this one, and stays: docs/compatibility.md promises it."""
+
+import json
+from typing import Any
+
+import lowq
+from lowq.store.keys import NAMESPACE_KEYS, nodes_key, queues_key, shard_prefix
+from tests.waiting import PATIENCE, until
+
+PREFIX = shard_prefix("lowq", "Orders", 0)
+META = f"{PREFIX}meta"
+
+
+def work(queue: lowq.Queue) -> None:
+    """Jobs go every way that there is."""
+    queue.push([{"id": name, "payload": name} for name in ("done", "failed", "released", "buried", "deleted")])
+    queue.push({"id": "later", "delay": 3600})
+    with queue.consumer(ttr=60) as consumer:
+        taken: dict[str, Any] = {}
+        while len(taken) < 5:
+            taken |= {job.id: job for job in consumer.take(5, timeout=PATIENCE)}
+        taken["done"].ack()
+        taken["failed"].fail("no")
+        taken["released"].release(60)
+        taken["buried"].bury("no")
+        taken["deleted"].bury("no")
+    queue.kick(["buried"])
+    queue.delete(["deleted"])
+    queue.pause()
+    queue.resume()
+    assert queue.stats().length == 4
+
+
+def test_fields_and_keys_of_a_shard_that_are_not_known_stay(app: lowq.Lowq) -> None:
+    queue = app.queue("Orders", 1)
+    queue.push({"id": "first"})
+    queue.delete(["first"])
+    app.client.command("HSET", META, "novelty", "7", "features", " novelty ", key=PREFIX)
+    app.client.command("SET", f"{PREFIX}novelty", "kept", key=PREFIX)
+    work(queue)
+    queue.push({"id": "short-lived", "ttl": 3600})  # a word of its own beside the other
+    assert app.client.command("HGET", META, "novelty", key=PREFIX) == b"7"
+    assert b" novelty " in app.client.command("HGET", META, "features", key=PREFIX)
+    assert app.client.command("GET", f"{PREFIX}novelty", key=PREFIX) == b"kept"
+    codes = {finding.code: finding for finding in app.examine()}
+    assert "novelty" in codes["unknown_keys"].what
+    assert not {finding.severity for finding in codes.values()} & {"error"}
+    queue.drop()
+    assert app.client.command("GET", f"{PREFIX}novelty", key=PREFIX) == b"kept"
+
+
+def test_options_of_a_queue_that_are_not_known_are_left_out(app: lowq.Lowq) -> None:
+    entry = {"shards_count": 1, "novelty": True, "options": {"max_payloads": 5, "novelty": {"a": 1}}}
+    key = queues_key("lowq")
+    app.client.command("HSET", key, "Orders", json.dumps(entry), key=key)
+    work(app.queue("Orders"))
+    (info,) = app.queues()
+    assert (info.shards_count, info.options["max_payloads"]) == (1, 5)
+    assert json.loads(app.client.command("HGET", key, "Orders", key=key)) == entry
+
+
+def test_a_node_of_another_release_has_its_share_and_is_listed(app: lowq.Lowq) -> None:
+    queue = app.queue("Orders", 1)
+    part = json.dumps({"queues": {"Orders": 1}, "novelty": [1]})
+    details: dict[str, Any] = {"host": "h", "version": "99.0", "queues": ["Orders"], "novelty": {"deep": []}}
+    key = nodes_key("lowq")
+    app.client.run("heartbeat", key, "", "h:1:abcdef", part, json.dumps(details), 60)
+    (node,) = app.nodes()
+    assert (node.name, node.version, node.host) == ("h:1:abcdef", "99.0", "h")
+    queue.push({"id": 1})
+    app.client.run("heartbeat", key, "", "h:2:abcdef", part, json.dumps(details | {"version": "98.0"}), 60)
+    assert "version_drift" in {finding.code for finding in app.examine()}
+
+
+def test_keys_of_the_namespace_that_are_not_known_stay(app: lowq.Lowq) -> None:
+    key = "lowq:v1:novelty"
+    assert key.removeprefix("lowq:v1:") not in {kind.name for kind in NAMESPACE_KEYS}
+    app.client.command("SET", key, "kept", key=key)
+    work(app.queue("Orders", 1))
+    app.examine(repair=True)
+    assert app.client.command("GET", key, key=key) == b"kept"
+
+
+def test_a_command_that_is_not_known_is_ignored_by_nodes_and_consumers(app: lowq.Lowq) -> None:
+    done: list[str] = []
+
+    @app.worker(shards_count=1)
+    class Orders(lowq.Worker[Any]):
+        def perform(self, payloads_by_id: dict[str, list[Any]]) -> None:
+            done.extend(payloads_by_id)
+
+    queue, channel = app.queue("mail", 1), nodes_key("lowq")
+    node = lowq.Node(app, threads=1)
+    node.start()
+    try:
+        with queue.consumer() as consumer:
+            for name in (node.name, consumer.name):
+                message = json.dumps({"to": name, "do": "novelty"})
+                until(lambda: app.client.command("SPUBLISH", channel, message, key=channel) == 2, "that both listen")  # noqa: B023
+            Orders.perform_async({"id": "a"})
+            queue.push({"id": "b"})
+            assert [job.id for job in consumer.take(timeout=PATIENCE)] == ["b"]
+            until(lambda: done == ["a"], "that the node goes on")
+    finally:
+        node.stop()
