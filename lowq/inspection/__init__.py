@@ -8,6 +8,9 @@
     job_filter   which jobs are meant
     paging       jobs in order over all shards, a page at a time
     pattern      ids by a pattern
+    content      what is in a payload
+    sifting      pages of jobs by what is in them
+    all_queues   jobs of all queues in one order
     figures      queues and shards in figures
     description  everything that is known of an id
     explain      why an id is not performed

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 from lowq.codec import decode_id
 from lowq.inspection.pattern import encode_pattern, ids_per_call
-from lowq.store import Call, Client, untrusted
+from lowq.store import Call, Client, Command, untrusted
 from lowq.store.scripts import time_argument
 
 #: Calls that go out together. Redis works what one client wrote in one piece, so these must be short as a whole:
@@ -18,7 +18,7 @@ STATS_TOGETHER = 200
 Position = tuple[float, bytes]
 
 
-def ask(client: Client, calls: Sequence[Call], together: int = TOGETHER) -> Iterator[Any]:
+def ask(client: Client, calls: Sequence[Call | Command], together: int = TOGETHER) -> Iterator[Any]:
     """The replies to calls, a few of them sent at a time so that other clients of Redis come in between.
 
     Raises:
@@ -58,12 +58,17 @@ class ShardStats(NamedTuple):
     oldest_id: bytes | None
     oldest_at: float | None
     expired: int
+    pushed: int
+    #: Its jobs belong to another layout, all of them were moved there, and: jobs are being moved to it.
+    sealed: bool = False
+    moved: bool = False
+    fed: bool = False
 
     @classmethod
     def of(cls, reply: Sequence[Any]) -> "ShardStats":
         (
             length, due, retries, taken, morgue_length, lag, processed, failed, buried, paused, lease, ttl, oldest_id,
-            oldest_at, expired,
+            oldest_at, expired, pushed, sealed, moved, fed,
         ) = reply  # fmt: skip
         return cls(
             length,
@@ -81,6 +86,10 @@ class ShardStats(NamedTuple):
             oldest_id,
             None if oldest_at is None else float(oldest_at),
             untrusted.count(expired),
+            untrusted.count(pushed),
+            sealed is not None,
+            moved is not None,
+            fed is not None,
         )
 
 
@@ -218,12 +227,16 @@ class WhyReply(NamedTuple):
     debounced: float | None
     #: A push did not fit into the queue's capacity, and nothing has made room in this shard since.
     full: bool
+    #: As of `ShardStats`.
+    sealed: bool = False
+    moved: bool = False
+    fed: bool = False
 
     @classmethod
     def of(cls, reply: Sequence[Any]) -> "WhyReply":
         (
             now, due_cutoff, record, perform_at, retry_count, rank, buried_at, paused, lease, _ttl, solo, paused_by,
-            leased_until, flight, level, expires, expired, debounced, full,
+            leased_until, flight, level, expires, expired, debounced, full, sealed, moved, fed,
         ) = reply  # fmt: skip
         at = float(now)
         taken_at = None
@@ -249,4 +262,7 @@ class WhyReply(NamedTuple):
             expired=bool(expired),
             debounced=untrusted.finite(debounced),
             full=bool(full),
+            sealed=sealed is not None,
+            moved=moved is not None,
+            fed=fed is not None,
         )

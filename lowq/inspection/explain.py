@@ -1,10 +1,13 @@
 """Why an id is not being performed right now, in a sentence."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import inf
 from typing import Literal
 
 from lowq.duration import duration
 from lowq.inspection.calls import Flight, WhyReply
+from lowq.inspection.limits import LimitState
 from lowq.inspection.registry import NodeInfo
 from lowq.job import State
 from lowq.store import Call
@@ -14,6 +17,7 @@ from lowq.store.scripts import time_argument
 #: over_capacity  there is no such id, and a push to its shard did not fit into the capacity: nothing made room since
 #: buried      it is in the morgue
 #: expired     its payloads have expired and are about to be removed
+#: resharding  its jobs are being moved to another layout of the queue, or others that belong to its new shard are
 #: performing  it is in flight: being performed, or about to be
 #: not_due     its time has not come
 #: debounced   it waits for more payloads: when none came for a while it is due, and at the latest at a certain time
@@ -21,6 +25,7 @@ from lowq.store.scripts import time_argument
 #: paused      its time has come, and the queue is paused
 #: no_owner    its time has come (or it was in flight), and its shard is leased to nobody
 #: busy        its time has come, and other jobs of its shard are in flight: they come first, however long they take
+#: limited     its time has come, and a limit of its worker over all nodes is reached
 #: no_thread   its time has come, and all threads of the node that holds its shard are busy with other shards
 #: behind      its time has come, and older jobs of its shard come first
 #: next        it is the next one of its shard
@@ -29,6 +34,7 @@ Reason = Literal[
     "over_capacity",
     "buried",
     "expired",
+    "resharding",
     "performing",
     "not_due",
     "debounced",
@@ -36,11 +42,14 @@ Reason = Literal[
     "paused",
     "no_owner",
     "busy",
+    "limited",
     "no_thread",
     "behind",
     "next",
 ]
 
+#: Reasons behind which may be a limit.
+MAY_BE_LIMITED: tuple[Reason, ...] = ("behind", "next")
 #: Characters of an id in a sentence.
 _MAX_ID = 60
 
@@ -97,7 +106,7 @@ def explain(found: WhyReply, place: tuple[str, int], node: NodeInfo | None, max_
             return Why("taken", "no_owner", None, detail)
         thread = owner.thread()
         by = f"{owner}, thread {thread}" if thread is not None else str(owner)
-        detail = f"taken {duration(found.now - found.taken_at)} ago by {by}{waits}"
+        detail = f"taken {duration(found.now - found.taken_at)} ago by {by}{owner.batch_in_words()}{waits}"
         return Why("taken", "performing", None, detail, owner.name, thread)
     if found.perform_at is None:
         if found.buried_at is None and found.full:
@@ -111,6 +120,10 @@ def explain(found: WhyReply, place: tuple[str, int], node: NodeInfo | None, max_
         ago = duration(found.now - found.expires_at)
         detail = f"its ttl ended {ago} ago: it is not performed any more, and whoever holds shard {shard} removes it"
         return Why("due" if found.perform_at <= found.due_cutoff else "scheduled", "expired", None, detail)
+    if found.sealed or found.fed:
+        which = "those of its shard" if found.sealed else f"others to its new shard {shard}"
+        detail = f"the queue is being resharded: jobs are being moved, {which}, and it rests until all of them are"
+        return Why("due" if found.perform_at <= found.due_cutoff else "scheduled", "resharding", None, detail)
     # The retry_count of a failed job counts from 0, people count from 1.
     retry = "" if found.retry_count is None else f"retry {found.retry_count + 1} of {max_retry_count}, "
     by = f" by {found.paused_by}" if found.paused_by else ""
@@ -151,13 +164,31 @@ def explain(found: WhyReply, place: tuple[str, int], node: NodeInfo | None, max_
     return due("next", f"{first}, which {owner} works{', alone' if found.solo else ''}")
 
 
+def explain_limited(why: Why, limits: Sequence[LimitState]) -> Why:
+    """What keeps an id whose turn could come: the limit that is reached the longest, if there is one."""
+    reached = [state for state in limits if state.is_reached]
+    if not reached:
+        return why
+    latest = max(reached, key=lambda state: inf if state.wait is None else state.wait)
+    more = "when one ends" if latest.wait is None else f"in {duration(latest.wait)}"
+    return replace(
+        why, reason="limited", detail=f"{why.detail}; the limit of the queue over all nodes is reached: {latest}, "
+        f"more may begin {more}",
+    )  # fmt: skip
+
+
 def _busy_with(flight: Flight, now: float) -> str:
     """What its thread does with what is in flight."""
     seconds = 0.0 if flight.since is None else now - flight.since
     busy = f"has been busy with for {duration(seconds)}" if seconds >= 1 else "is busy with"
-    ids = [job_id if len(job_id) <= _MAX_ID else job_id[: _MAX_ID - 1] + "…" for job_id in flight.ids]
+    ids = [cut_id(job_id) for job_id in flight.ids]
     more = flight.number - len(ids)
     return f"{busy}: {', '.join(ids)}{f' and {more:,} more' if more > 0 else ''}"
+
+
+def cut_id(job_id: str) -> str:
+    """An id as it stands in a sentence."""
+    return job_id if len(job_id) <= _MAX_ID else job_id[: _MAX_ID - 1] + "…"
 
 
 class _Owner:
@@ -180,6 +211,18 @@ class _Owner:
                     return number
         return None
 
+    def batch_in_words(self) -> str:
+        """Which batch of the shard it performs, and for how long, where its last heartbeat has told."""
+        if self._node is None:
+            return ""
+        for performed in [*self._node.performing, *self._node.longest_tasks]:
+            if performed is not None and (performed["queue"], performed["shard"]) == self._place:
+                ids = [cut_id(job_id) for job_id in performed["ids"][:3]]
+                more = performed["count"] - len(ids)
+                others = f" and {more:,} more" if more > 0 else ""
+                return f"; it performs the batch of {', '.join(ids)}{others}, for {duration(performed['seconds'])} now"
+        return ""
+
     @property
     def busy(self) -> int:
         """How many threads the node has, if all of them performed something at its last heartbeat; otherwise 0."""
@@ -187,4 +230,4 @@ class _Owner:
         return len(performing) if all(item is not None for item in performing) else 0
 
     def __str__(self) -> str:
-        return f"owner {self._nonce}" if self._node is None else f"node {self._node.name}"
+        return f"owner {self._nonce}" if self._node is None else f"{self._node.kind} {self._node.name}"

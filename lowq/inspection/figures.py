@@ -7,6 +7,7 @@ from typing import Any
 from lowq.backend import Backend
 from lowq.codec import decode_id
 from lowq.inspection.calls import ShardStats
+from lowq.sharding import Layouts
 from lowq.store import untrusted
 from lowq.store.keys import nodes_key
 
@@ -43,8 +44,14 @@ class Stats:
     oldest_at: float | None = None
     #: Since the queue was created: payloads whose ttl had passed before they were taken.
     expired: int = 0
+    #: Since the queue was created: payloads that came in, also those that were merged.
+    pushed: int = 0
     #: Ids that may wait or be in flight, at most; None: any number.
     capacity: int | None = None
+    #: Counts the reshards that have ended.
+    epoch: int = 0
+    #: While a reshard is under way: the number of shards that the queue is given.
+    reshard_to: int | None = None
 
     @property
     def fill(self) -> float | None:
@@ -71,6 +78,13 @@ class ShardInfo:
     paused: bool
     #: The waiting job that is or was due first.
     oldest_id: str | None
+    #: Of its layout: counts the reshards of the queue.
+    epoch: int = 0
+    #: While a reshard is under way. sealed: its jobs are being moved to another layout; moved: all of them were; fed:
+    #: jobs are being moved to it, and none is taken until all have come.
+    sealed: bool = False
+    moved: bool = False
+    fed: bool = False
 
 
 def node_names(backend: Backend) -> dict[bytes, bytes]:
@@ -84,12 +98,13 @@ def by_nonce(names: Iterable[bytes]) -> dict[bytes, bytes]:
     return {name.rpartition(b":")[2]: name for name in names}
 
 
-def shards_of(shards: Sequence[ShardStats], names: Mapping[bytes, bytes]) -> list[ShardInfo]:
+def shards_of(shards: Sequence[ShardStats], names: Mapping[bytes, bytes], layouts: Layouts) -> list[ShardInfo]:
     """The shards of a queue, from their figures and `node_names`."""
-    return [shard_info(index, stats, names) for index, stats in enumerate(shards)]
+    places = [(layout.epoch, index) for layout in layouts.all for index in range(layout.shards_count)]
+    return [shard_info(index, stats, names, epoch) for (epoch, index), stats in zip(places, shards, strict=True)]
 
 
-def stats_of(name: str, shards: Sequence[ShardStats], options: Mapping[str, Any]) -> Stats:
+def stats_of(name: str, shards: Sequence[ShardStats], options: Mapping[str, Any], layouts: Layouts) -> Stats:
     """The queue in figures, from those of its shards, and its options in the registry."""
 
     def total(name: str) -> int:
@@ -100,7 +115,7 @@ def stats_of(name: str, shards: Sequence[ShardStats], options: Mapping[str, Any]
     length, due, retries = total("length"), total("due"), total("retries")
     return Stats(
         name=name,
-        shards_count=len(shards),
+        shards_count=layouts.current.shards_count,
         length=length,
         due=due,
         scheduled=length - due,
@@ -116,11 +131,14 @@ def stats_of(name: str, shards: Sequence[ShardStats], options: Mapping[str, Any]
         oldest_id=_text(oldest_id),
         oldest_at=untrusted.finite(oldest_at),
         expired=total("expired"),
+        pushed=total("pushed"),
         capacity=untrusted.whole(options.get("capacity"), 1),
+        epoch=layouts.current.epoch,
+        reshard_to=None if layouts.next is None else layouts.next.shards_count,
     )
 
 
-def shard_info(index: int, stats: ShardStats, names: Mapping[bytes, bytes]) -> ShardInfo:
+def shard_info(index: int, stats: ShardStats, names: Mapping[bytes, bytes], epoch: int = 0) -> ShardInfo:
     """A shard, from its figures and `node_names`."""
     owner: bytes | None = None
     fence: int | None = None
@@ -139,6 +157,10 @@ def shard_info(index: int, stats: ShardStats, names: Mapping[bytes, bytes]) -> S
         lease_seconds=None if owner is None else stats.lease_seconds,
         paused=stats.paused,
         oldest_id=_text(stats.oldest_id),
+        epoch=epoch,
+        sealed=stats.sealed,
+        moved=stats.moved,
+        fed=stats.fed,
     )
 
 

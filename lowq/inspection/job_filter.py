@@ -1,16 +1,24 @@
 """Which jobs of a queue are meant: by state, by a pattern of ids, between bounds, and as of when."""
 
 import dataclasses
+import hashlib
+import json
 import math
+import secrets
+import struct
+import sys
 from array import array
 from bisect import bisect_left
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, TypedDict, get_args
 
 from lowq.errors import ConfigError
+from lowq.inspection.content import PayloadField, check_text
 from lowq.inspection.pattern import check_pattern
-from lowq.job import State
+from lowq.job import Job, State
+from lowq.metrics.error_groups import FINGERPRINT, error_fingerprint
 
 OrderBy = Literal["perform_at", "retry_count", "buried_at", "id"]
 
@@ -28,6 +36,8 @@ class Snapshot:
     total: int
     #: Fingerprints of those that were not due, sorted; None: there were too many to remember.
     _later: "array[int] | None"
+    #: The key of the fingerprints: nobody can make up an id that has another's.
+    _salt: bytes = b""
 
     def __len__(self) -> int:
         """How many jobs it remembers one by one."""
@@ -42,9 +52,54 @@ class Snapshot:
         """Whether this job was there, not due, and still has the time that it had."""
         if self._later is None:
             return False
-        fingerprint = hash((prefix, perform_at, job_id))
-        index = bisect_left(self._later, fingerprint)
-        return index < len(self._later) and self._later[index] == fingerprint
+        wanted = fingerprint(self._salt, prefix, perform_at, job_id)
+        index = bisect_left(self._later, wanted)
+        return index < len(self._later) and self._later[index] == wanted
+
+    def pack(self) -> bytes:
+        """As bytes, for another process. It is for one that remembers."""
+        head = json.dumps({"at": self.at, "total": self.total, "salt": self._salt.hex()})
+        return head.encode() + b"\n" + _little_endian(self._later or array("q")).tobytes()
+
+    @classmethod
+    def unpack(cls, raw: bytes) -> "Snapshot | None":
+        """What `pack` has made; None: it is nothing of that kind."""
+        head, _, body = raw.partition(b"\n")
+        try:
+            says = json.loads(head)
+            at, total, salt = float(says["at"]), says["total"], bytes.fromhex(says["salt"])
+        except (ValueError, TypeError, KeyError, RecursionError):
+            return None
+        if not math.isfinite(at) or type(total) is not int or total < 0 or len(body) % 8 or len(salt) > SALT:
+            return None
+        later = array("q")
+        later.frombytes(body)
+        later = _little_endian(later)
+        return cls(at, total, later, salt) if all(map(int.__le__, later, later[1:])) else None
+
+
+#: Bytes of the key of a snapshot's fingerprints.
+SALT = 16
+_TIME = struct.Struct("<d")
+
+
+def new_salt() -> bytes:
+    """A key for the fingerprints of a snapshot."""
+    return secrets.token_bytes(SALT)
+
+
+def fingerprint(salt: bytes, prefix: str, perform_at: float, job_id: bytes) -> int:
+    """Of a job that is not due, with its time; 64 bits, the same in every process."""
+    text = b"%b%b\0%b" % (_TIME.pack(perform_at), prefix.encode(), job_id)
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8, key=salt).digest(), "little", signed=True)
+
+
+def _little_endian(numbers: "array[int]") -> "array[int]":
+    if sys.byteorder == "little":
+        return numbers
+    swapped = array("q", numbers)
+    swapped.byteswap()
+    return swapped
 
 
 class FilterOptions(TypedDict, total=False):
@@ -57,6 +112,10 @@ class FilterOptions(TypedDict, total=False):
     min: float | str | None
     max: float | str | None
     before: float | Snapshot | None
+    payload: str | None
+    error: str | None
+    error_group: str | None
+    shard: int | None
 
 
 @dataclass(frozen=True)
@@ -81,6 +140,14 @@ class JobFilter:
     max: float | str | None = None
     #: Of bulk actions: nothing that came later is meant. Unix time in seconds, or a snapshot.
     before: float | Snapshot | None = None
+    #: A field of a payload and its value, ``customer:7`` or ``order.customer:7``.
+    payload: str | None = None
+    #: A part of the error's text, in upper or lower case.
+    error: str | None = None
+    #: The fingerprint of an `ErrorGroup`: those whose last error is in it.
+    error_group: str | None = None
+    #: Within one queue: only this shard.
+    shard: int | None = None
 
     @classmethod
     def of(cls, given: "JobFilter | State | None", options: FilterOptions) -> "JobFilter":
@@ -112,7 +179,16 @@ class JobFilter:
             number = _number(before)
             if number is None or not math.isfinite(number):
                 raise ConfigError(f"before={_said(before)}: it is a finite number, Unix time in seconds, or a snapshot")
-        _ = self.pattern  # it is checked when it is first asked for
+        _ = self.pattern, self.payload_field  # they are checked when they are first asked for
+        if self.error is not None:
+            check_text("error", self.error)
+        group: object = self.error_group
+        if group is not None and not (isinstance(group, str) and FINGERPRINT.fullmatch(group)):
+            raise ConfigError(
+                f"error_group={_said(group)}: it is the fingerprint of a group of errors, 12 hexadecimal digits"
+            )
+        if self.shard is not None and (type(self.shard) is not int or self.shard < 0):
+            raise ConfigError(f"shard={_said(self.shard)}: it is the number of a shard, from 0 on")
 
     def _check_bound(self, name: str, bound: object) -> None:
         if bound is None:
@@ -150,6 +226,36 @@ class JobFilter:
     def pattern(self) -> str:
         """The pattern of ids, or "" for any."""
         return check_pattern(self.match)
+
+    @cached_property
+    def payload_field(self) -> PayloadField | None:
+        return None if self.payload is None else PayloadField.parse(self.payload)
+
+    @property
+    def looks_inside(self) -> bool:
+        """Whether it asks what is in a job: each must be read to know."""
+        return self.payload is not None or self.asks_for_errors
+
+    @property
+    def asks_for_errors(self) -> bool:
+        """Whether no job that never failed is meant."""
+        return self.error is not None or self.error_group is not None
+
+    @property
+    def scanned(self) -> bool:
+        """Whether each page looks at every id that there is."""
+        return bool(self.pattern) or self.order == "id" or self.state == "taken"
+
+    def admits(self, job: Job, redact: Callable[[Any], Any] | None = None) -> bool:
+        """Whether what is in the job is what is asked for. ``redact``: from a payload to what may be seen of it."""
+        if self.error is not None and self.error.strip().casefold() not in (job.error or "").casefold():
+            return False
+        if self.error_group is not None and (job.error is None or error_fingerprint(job.error) != self.error_group):
+            return False
+        if self.payload_field is None:
+            return True
+        seen = [payload if redact is None else redact(payload) for payload, _ in job.payloads]
+        return any(map(self.payload_field.holds, seen))
 
     @cached_property
     def low(self) -> float:

@@ -41,6 +41,8 @@ class Page:
     jobs: list[Job]
     #: Give it as ``after`` for the next page; None: this was the last.
     cursor: str | None
+    #: How many jobs were looked at, where the filter asks what is in them.
+    looked: int | None = None
 
     def __iter__(self) -> Iterator[Job]:
         return iter(self.jobs)
@@ -60,7 +62,7 @@ def check_limit(limit: object) -> int:
 
 def encode_cursor(wanted: JobFilter, position: Position) -> str:
     """A position as text that people carry from page to page."""
-    head = f"{_kind(wanted)}{position[0]!r} ".encode()
+    head = f"{order_kind(wanted)}{position[0]!r} ".encode()
     return base64.urlsafe_b64encode(head + position[1]).decode().rstrip("=")
 
 
@@ -78,14 +80,15 @@ def decode_cursor(wanted: JobFilter, cursor: str) -> Position:
             raise ValueError
     except (ValueError, TypeError):
         raise ConfigError(f"after={cursor!r:.100} is no cursor; give the one that came with a page") from None
-    if kind != _kind(wanted):
+    if kind != order_kind(wanted):
         raise ConfigError(
             "after: the cursor is of a page in another order; order_by and reverse must be the same for all pages"
         )
     return value, job_id
 
 
-def _kind(wanted: JobFilter) -> str:
+def order_kind(wanted: JobFilter) -> str:
+    """What a cursor says of its order."""
     return f"{wanted.order[0]}{'-' if wanted.reverse else '+'}"
 
 

@@ -3,20 +3,23 @@
 The answers are of slightly different moments in different shards, and may have changed since.
 """
 
+import math
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Unpack
 from uuid import UUID
 
 from lowq.backend import Backend
 from lowq.codec import MAX_PAYLOAD_DEPTH, decode_id, lookup_id, original_payload
 from lowq.errors import ConfigError
-from lowq.inspection.calls import Position, ShardStats, WhyReply, ask, read_stats, stats_call
+from lowq.inspection.calls import STATS_TOGETHER, Position, ShardStats, WhyReply, ask, read_stats, stats_call
 from lowq.inspection.description import Description
-from lowq.inspection.explain import Why, explain, why_call
+from lowq.inspection.explain import MAY_BE_LIMITED, Why, explain, explain_limited, why_call
 from lowq.inspection.figures import ShardInfo, Stats, by_nonce, node_names, shard_info, shards_of, stats_of
+from lowq.inspection.forecast import Forecast, forecast_of
 from lowq.inspection.job_filter import STATES, FilterOptions, JobFilter
+from lowq.inspection.limits import LimitState, read_limits
 from lowq.inspection.paging import (
     Page,
     check_limit,
@@ -29,20 +32,27 @@ from lowq.inspection.registry import (
     NodeInfo,
     QueueInfo,
     Registries,
+    entry_call,
+    entry_of,
     find_entry,
     find_queue,
     nodes,
     queues,
     registry_calls,
 )
+from lowq.inspection.sifting import STEP, Chunk, sift
 from lowq.inspection.statistics import Statistics, read_statistics
 from lowq.job import Job, JobId, State
 from lowq.metrics.counters import Span
-from lowq.metrics.history import History, PerformTimes, history, perform_times
+from lowq.metrics.error_groups import ErrorGroup, read_error_groups
+from lowq.metrics.flow import read_flows
+from lowq.metrics.history import History, history
+from lowq.metrics.slowest import SlowBatch, read_slowest
+from lowq.metrics.times import Times, TotalTimes, perform_times, read_times, wait_times
 from lowq.retry import MAX_RETRY_COUNT
-from lowq.sharding import shard_of
+from lowq.routes import READ_AGAIN
+from lowq.sharding import Layout, Layouts
 from lowq.store import Call, Client, Command, untrusted
-from lowq.store.keys import shard_prefix
 from lowq.store.scripts import time_argument
 
 __all__ = ["NodeInfo", "Queries", "QueueInfo", "ShardInfo", "Stats", "as_ids", "nodes", "queues", "shards"]
@@ -72,7 +82,6 @@ class Queries:
         self.name = name
         self._backend = backend
         self._given_shards_count = shards_count
-        self._known_shards_count = shards_count
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.name!r})"
@@ -84,9 +93,42 @@ class Queries:
         Raises:
             UnknownQueueError: it was not given, and nobody has used the queue yet.
         """
-        if self._known_shards_count is None:
-            self._known_shards_count = find_queue(self._backend, self.name).shards_count
-        return self._known_shards_count
+        return self.layouts.current.shards_count
+
+    @property
+    def layouts(self) -> Layouts:
+        """Its layout, and while a reshard is under way the one that its jobs are being moved to; as the registry has
+        said in the last second.
+
+        Raises:
+            UnknownQueueError: as `shards_count`.
+        """
+        routes = self._backend.routes_of(self.name)
+        return routes.layouts if routes is not None and routes.age < READ_AGAIN else self._read_layouts()
+
+    @property
+    def _presumed_layouts(self) -> Layouts:
+        """For who asks the registry along with the shards, and so finds out whether that is true."""
+        routes = self._backend.routes_of(self.name)
+        if routes is not None:
+            return routes.layouts
+        return self.layouts if self._given_shards_count is None else Layouts.plain(self._given_shards_count)
+
+    def _read_layouts(self) -> Layouts:
+        """As the registry says now."""
+        given = self._given_shards_count
+        if given is None:
+            layouts = find_queue(self._backend, self.name).layouts
+        else:
+            config = self._backend.config
+            entry = find_entry(self._client, config.namespace, self.name, config.push_timeout)
+            layouts = Layouts.plain(given) if entry is None else entry.layouts
+        return self._backend.note_layouts(self.name, layouts).layouts
+
+    @property
+    def _declared_count(self) -> int:
+        """How many shards the code says that the queue has; without such code the registry."""
+        return self.shards_count if self._given_shards_count is None else self._given_shards_count
 
     @property
     def options(self) -> Mapping[str, Any]:
@@ -113,13 +155,22 @@ class Queries:
 
     @property
     def _prefixes(self) -> list[str]:
-        return [self._prefix(shard) for shard in range(self.shards_count)]
+        return [prefix for layout in self.layouts.all for prefix in layout.prefixes(self._namespace, self.name)]
 
-    def _prefix(self, shard: int) -> str:
-        return shard_prefix(self._backend.config.namespace, self.name, shard)
+    @property
+    def _namespace(self) -> str:
+        return self._backend.config.namespace
+
+    def _prefix(self, layout: Layout, shard: int) -> str:
+        return layout.prefix(self._namespace, self.name, shard)
+
+    def _prefixes_of(self, job_id: bytes, layouts: Layouts | None = None) -> list[str]:
+        """The shards that may have jobs of an id: while a reshard is under way two, first the one that it leaves."""
+        return [self._prefix(layout, layout.shard_of(job_id)) for layout in (layouts or self.layouts).all]
 
     def _prefix_of(self, job_id: bytes) -> str:
-        return self._prefix(shard_of(job_id, self.shards_count))
+        """Of these the first."""
+        return self._prefixes_of(job_id)[0]
 
     # --- figures ---
 
@@ -129,7 +180,39 @@ class Queries:
         Raises:
             UnknownQueueError, RedisUnavailable
         """
-        return stats_of(self.name, read_stats(self._client, self._prefixes, now), self.options)
+        stats, _ = self._read_stats(now)
+        return stats
+
+    def forecast(self, *, now: float | None = None) -> Forecast:
+        """When its backlog is gone, if it goes on as in the last 5 minutes, as its nodes have recorded them.
+
+        Raises:
+            UnknownQueueError, RedisUnavailable
+        """
+        _, forecast = self.stats_and_forecast(now=now)
+        return forecast
+
+    def stats_and_forecast(self, *, now: float | None = None) -> tuple[Stats, Forecast]:
+        """Both, of the same moment; see `stats` and `forecast`."""
+        stats, is_worked = self._read_stats(now)
+        flow = read_flows(self._backend, [self.name], now).get(self.name)
+        return stats, forecast_of(stats, flow, is_worked=is_worked)
+
+    def _read_stats(self, now: float | None) -> tuple[Stats, bool]:
+        """The queue in figures, and whether somebody holds a shard of it."""
+        layouts = self._presumed_layouts
+        prefixes = [prefix for layout in layouts.all for prefix in layout.prefixes(self._namespace, self.name)]
+        calls: list[Call | Command] = [entry_call(self._namespace, self.name)]
+        calls += [stats_call(prefix, now) for prefix in prefixes]
+        entry, *replies = ask(self._client, calls, STATS_TOGETHER)
+        info = entry_of(self.name, entry)
+        if info is not None and info.layouts != layouts:  # a reshard has begun or ended
+            self._backend.note_layouts(self.name, info.layouts)
+            return self._read_stats(now)
+        shards = list(map(ShardStats.of, replies))
+        options = {} if info is None else info.options
+        stats = stats_of(self.name, shards, options, layouts)
+        return stats, any(shard.lease is not None for shard in shards)
 
     def statistics(self, *, now: float | None = None) -> Statistics:
         """Tasks by state and calls by verb, in the words of Tarantool's queue module.
@@ -147,13 +230,47 @@ class Queries:
         """
         return history(self._backend, self.name, span, now)
 
-    def perform_times(self) -> PerformTimes:
-        """How long its performs take, as its nodes have recorded it.
+    def perform_times(self) -> TotalTimes:
+        """How long its performs took, batch by batch, as its nodes have recorded it.
 
         Raises:
             RedisUnavailable
         """
         return perform_times(self._backend, self.name)
+
+    def wait_times(self) -> TotalTimes:
+        """How long its jobs had waited since they were due, when a node took them. As `perform_times`.
+
+        Raises:
+            RedisUnavailable
+        """
+        return wait_times(self._backend, self.name)
+
+    def times(self, span: Span = "hour", *, now: float | None = None) -> Times:
+        """How long its jobs waited and were performed over the last "hour", "day" or "month" (30 days), as its nodes
+        have recorded it: ``queue.times("day").run.percentile(0.95)``.
+
+        Raises:
+            ConfigError: an unknown span. RedisUnavailable
+        """
+        return read_times(self._backend, self.name, span, now)
+
+    def slowest(self, *, now: float | None = None) -> list[SlowBatch]:
+        """The batches of the last hour that took longest, the slowest first: 20 at most, each of another id. What ended
+        in its first ten minutes may be missing.
+
+        Raises:
+            RedisUnavailable
+        """
+        return read_slowest(self._backend, self.name, now)
+
+    def error_groups(self) -> list[ErrorGroup]:
+        """Its failures in groups of alike errors, as its nodes have recorded them: those seen last first.
+
+        Raises:
+            RedisUnavailable
+        """
+        return read_error_groups(self._backend, self.name)
 
     # --- jobs by id ---
 
@@ -178,13 +295,21 @@ class Queries:
         calls = self._calls_everywhere(encoded, now)
         return self._jobs_everywhere(encoded, ask(self._client, calls, len(calls)))
 
-    def _calls_everywhere(self, job_id: bytes, now: float | None) -> list[Call]:
+    def _calls_everywhere(self, job_id: bytes, now: float | None, layouts: Layouts | None = None) -> list[Call]:
         # In this order a job that moves on meanwhile is rather met twice than not at all.
-        prefix = self._prefix_of(job_id)
-        return [_fetch_call(prefix, where, [job_id], now) for where in ("waiting", "taken", "morgue")]
+        return [
+            _fetch_call(prefix, where, [job_id], now)
+            for prefix in self._prefixes_of(job_id, layouts)
+            for where in ("waiting", "taken", "morgue")
+        ]
 
     def _jobs_everywhere(self, job_id: bytes, replies: Iterable[Any]) -> list[Job]:
-        jobs = [self._job(job_id, raw) for (raw,) in replies if raw is not None]
+        jobs: list[Job] = []
+        for (raw,) in replies:
+            if raw is not None:
+                job = self._job(job_id, raw)
+                if all(job.state != other.state for other in jobs):  # of the shard that it leaves, if it is in both
+                    jobs.append(job)
         return sorted(jobs, key=lambda job: {"taken": 0, "morgue": 2}.get(job.state, 1))
 
     def describe(self, job_id: JobId, *, now: float | None = None) -> Description:
@@ -212,25 +337,32 @@ class Queries:
             yield from self._describe(waiting[start : start + DESCRIBED_TOGETHER], now)
 
     def _describe(self, ids: Sequence[bytes], now: float | None) -> Iterator[Description]:
-        shards = [shard_of(job_id, self.shards_count) for job_id in ids]
+        layouts = self._presumed_layouts
         calls: list[Call | Command] = [*registry_calls(self._backend.config.namespace, self.name)]
         of_registries = len(calls)
-        for job_id, shard in zip(ids, shards, strict=True):
-            prefix = self._prefix(shard)
-            calls += [*self._calls_everywhere(job_id, now), why_call(prefix, job_id, now), stats_call(prefix, now)]
+        for job_id in ids:
+            calls += self._calls_everywhere(job_id, now, layouts)
+            for prefix in self._prefixes_of(job_id, layouts):
+                calls += [why_call(prefix, job_id, now), stats_call(prefix, now)]
         replies = list(ask(self._client, calls, len(calls)))
         registries = Registries.of(self.name, replies[:of_registries])
         most, of_each = _max_retry_count(registries.queue), (len(calls) - of_registries) // len(ids)
-        for number, (job_id, shard) in enumerate(zip(ids, shards, strict=True)):
+        if registries.queue is not None and registries.queue.layouts != layouts:
+            self._backend.note_layouts(self.name, registries.queue.layouts)
+            yield from self._describe(ids, now)
+            return
+        for number, job_id in enumerate(ids):
             start = of_registries + number * of_each
-            *places, why, stats = replies[start : start + of_each]
-            found = WhyReply.of(why)
+            count = of_each - 2 * len(layouts.all)
+            places, rest = replies[start : start + count], replies[start + count : start + of_each]
+            layout, found, stats = _decisive(layouts, rest[::2], rest[1::2])
+            shard = layout.shard_of(job_id)
             node = registries.holder(found.lease)
             yield Description(
                 queue=self.name,
                 id=decode_id(job_id),
                 at=found.now,
-                why=explain(found, (self.name, shard), node, most),
+                why=self._limited(explain(found, (self.name, shard), node, most), registries.queue),
                 jobs=tuple(self._jobs_everywhere(job_id, places)),
                 shard=shard_info(shard, ShardStats.of(stats), by_nonce(registries.node_names)),
                 node=node,
@@ -243,7 +375,7 @@ class Queries:
         Raises:
             JobError: the id is none. UnknownQueueError
         """
-        return shard_of(lookup_id(job_id), self.shards_count)
+        return self.layouts.current.shard_of(lookup_id(job_id))
 
     def shard(self, index: int, *, now: float | None = None) -> ShardInfo:
         """One of its shards.
@@ -253,7 +385,7 @@ class Queries:
         """
         if not 0 <= index < self.shards_count:
             raise ConfigError(f"queue {self.name!r} has the shards 0 to {self.shards_count - 1}, not {index}")
-        (stats,) = read_stats(self._client, [self._prefix(index)], now)
+        (stats,) = read_stats(self._client, [self._prefix(self.layouts.current, index)], now)
         return shard_info(index, stats, node_names(self._backend))
 
     def fetch(self, ids: Iterable[JobId], state: State | None = None, *, now: float | None = None) -> dict[str, Job]:
@@ -285,7 +417,8 @@ class Queries:
         """
         pending: dict[str, list[bytes]] = defaultdict(list)
         for job_id in dict.fromkeys(ids):
-            pending[self._prefix_of(job_id)].append(job_id)
+            for prefix in self._prefixes_of(job_id):
+                pending[prefix].append(job_id)
         found: dict[bytes, Job] = {}
         while pending and room > 0:
             some = list(pending)[:LOOKS_TOGETHER]
@@ -293,7 +426,7 @@ class Queries:
             for prefix, reply in zip(some, ask(self._client, calls, LOOKS_TOGETHER), strict=True):
                 asked = pending.pop(prefix)
                 for job_id, raw in zip(asked, reply, strict=False):
-                    if raw is not None:
+                    if raw is not None and job_id not in found:
                         found[job_id] = self._job(job_id, raw)
                         room -= sum(PAYLOAD_BYTES / 2 + len(part) for part in raw if isinstance(part, bytes))
                 if len(reply) < len(asked):
@@ -361,11 +494,14 @@ class Queries:
         Raises:
             ConfigError: it names what is allowed. UnknownQueueError, RedisUnavailable
         """
-        listed = _listed(JobFilter.of(wanted, options))
+        meant = listed(JobFilter.of(wanted, options))
         check_limit(limit)
-        position = None if after is None else decode_cursor(listed, after)
-        found, more = find_page(self._client, self._prefixes, listed, limit, position, now)
-        return self._page(listed, found, more, now)
+        position = None if after is None else decode_cursor(meant, after)
+        if meant.looks_inside:
+            *_, page = self._sifted(meant, limit, position, math.inf, now, None)
+            return page
+        found, more = self.positions(meant, limit, position, now)
+        return self._page(meant, found, more, now)
 
     def jobs_in_steps(
         self,
@@ -376,19 +512,23 @@ class Queries:
         after: str | None = None,
         interval: float = 0.25,
         now: float | None = None,
+        redact: Callable[[Any], Any] | None = None,
         **options: Unpack[FilterOptions],
     ) -> Iterator[Page]:
         """As `jobs`, for listings that take a while: those that look at every id, or at all that one state leaves out.
         What is found so far, at once and about every ``interval`` seconds, and at last the page itself; others give
         just that. While nothing new is found the same page comes again: who stops iterating stops the looking.
+        ``redact``: what a payload is looked at as, so that nobody finds by a filter what they may not see.
 
         Raises:
             As `jobs`.
         """
-        listed = _listed(JobFilter.of(wanted, options))
+        meant = listed(JobFilter.of(wanted, options))
         check_limit(limit)
-        position = None if after is None else decode_cursor(listed, after)
-        return self._pages(listed, limit, position, interval, now)
+        position = None if after is None else decode_cursor(meant, after)
+        if meant.looks_inside:
+            return self._sifted(meant, limit, position, interval, now, redact)
+        return self._pages(meant, limit, position, interval, now)
 
     def _pages(
         self, wanted: JobFilter, limit: int, position: Position | None, interval: float, now: float | None
@@ -397,7 +537,7 @@ class Queries:
         found: list[Position] = []
         more, page = False, Page([], None)
         yielded_at = time.monotonic()
-        for found, more in find_page_in_steps(self._client, self._prefixes, wanted, limit, position, now):
+        for found, more in find_page_in_steps(self._client, self._prefixes_in(wanted), wanted, limit, position, now):
             if time.monotonic() - yielded_at >= interval or (found and shown is None):
                 if found and (found, more) != shown:
                     page, shown = self._page(wanted, found, more, now), (found, more)
@@ -407,15 +547,78 @@ class Queries:
             yield self._page(wanted, found, more, now)
 
     def _page(self, wanted: JobFilter, found: list[Position], more: bool, now: float | None) -> Page:
-        ids = [job_id for _, job_id in found]
-        jobs, left = self._look(ids, wanted.where, now, MAX_PAGE_BYTES)
-        if left:  # the page ends before the first of them
-            most = next(i for i, job_id in enumerate(ids) if job_id in left)
+        chunk = self._chunk(wanted, found, more, now)
+        return Page([job for _, job in chunk.rows], self._cursor(wanted, chunk.cursor))
+
+    @staticmethod
+    def _cursor(wanted: JobFilter, position: Position | None) -> str | None:
+        return None if position is None else encode_cursor(wanted, position)
+
+    def _chunk(self, wanted: JobFilter, found: list[Position], more: bool, now: float | None) -> Chunk[Position, Job]:
+        rows, left = self.jobs_at(wanted, found, now, MAX_PAGE_BYTES)
+        if left:  # it ends before the first of them
+            most = next(i for i, (_, job_id) in enumerate(found) if job_id in left)
             found, more = found[:most], True
+            there = set(found)
+            rows = [row for row in rows if row[0] in there]
+        return Chunk(rows, found[-1] if more else None, len(found))
+
+    def jobs_at(
+        self, wanted: JobFilter, found: Sequence[Position], now: float | None, room: float
+    ) -> tuple[list[tuple[Position, Job]], set[bytes]]:
+        """The jobs at these positions that are still there, until about so many bytes have come, and the ids that were
+        not looked up any more.
+        """
         # Once each: one that moved while it was looked for was found at both places.
-        there = [jobs[job_id] for job_id in dict.fromkeys(job_id for _, job_id in found) if job_id in jobs]
-        still = [job for job in there if wanted.state is None or job.state == wanted.state]
-        return Page(still, encode_cursor(wanted, found[-1]) if more else None)
+        at = {job_id: (value, job_id) for value, job_id in reversed(found)}
+        jobs, left = self._look([job_id for _, job_id in found], wanted.where, now, room)
+        rows = [
+            (at[job_id], jobs[job_id])
+            for job_id in dict.fromkeys(job_id for _, job_id in found)
+            if job_id in jobs and (wanted.state is None or jobs[job_id].state == wanted.state)
+        ]
+        return rows, left
+
+    def positions(
+        self, wanted: JobFilter, limit: int, after: Position | None, now: float | None
+    ) -> tuple[list[Position], bool]:
+        """The next positions after one, over all shards that are wanted, and whether there are more."""
+        return find_page(self._client, self._prefixes_in(wanted), wanted, limit, after, now)
+
+    def _prefixes_in(self, wanted: JobFilter) -> list[str]:
+        if wanted.shard is None:
+            return self._prefixes
+        if wanted.shard >= self.shards_count:
+            raise ConfigError(f"shard={wanted.shard}: queue {self.name!r} has the shards 0 to {self.shards_count - 1}")
+        return [self._prefix(layout, wanted.shard) for layout in self.layouts.all if wanted.shard < layout.shards_count]
+
+    def _admitted(self, wanted: JobFilter, now: float | None) -> Callable[[Sequence[bytes]], set[bytes]]:
+        """Which of some ids have what the filter asks for in them. Jobs are read bit by bit."""
+
+        def admitted(ids: Sequence[bytes]) -> set[bytes]:
+            found, left = set[bytes](), ids
+            while left:
+                jobs, missing = self._look(left, wanted.where, now, MAX_PAGE_BYTES)
+                found |= {job_id for job_id, job in jobs.items() if wanted.admits(job)}
+                left = [job_id for job_id in left if job_id in missing]
+            return found
+
+        return admitted
+
+    def _sifted(
+        self,
+        wanted: JobFilter,
+        limit: int,
+        after: Position | None,
+        interval: float,
+        now: float | None,
+        redact: Callable[[Any], Any] | None,
+    ) -> Iterator[Page]:
+        def read(position: Position | None) -> Chunk[Position, Job]:
+            return self._chunk(wanted, *self.positions(wanted, STEP, position, now), now)
+
+        for kept, cursor, looked in sift(read, lambda job: wanted.admits(job, redact), limit, after, interval):
+            yield Page(kept, self._cursor(wanted, cursor), looked)
 
     def why(self, job_id: JobId, *, now: float | None = None) -> Why:
         """Why this id is not being performed right now.
@@ -424,13 +627,42 @@ class Queries:
             JobError: the id is none. UnknownQueueError, RedisUnavailable
         """
         encoded = lookup_id(job_id)
-        shard = shard_of(encoded, self.shards_count)
+        layouts = self._presumed_layouts
         calls = registry_calls(self._backend.config.namespace, self.name)
-        calls.append(why_call(self._prefix(shard), encoded, now))
-        *replies, why = ask(self._client, calls, len(calls))
-        registries, found = Registries.of(self.name, replies), WhyReply.of(why)
+        of_registries = len(calls)
+        calls += [why_call(prefix, encoded, now) for prefix in self._prefixes_of(encoded, layouts)]
+        replies = list(ask(self._client, calls, len(calls)))
+        registries = Registries.of(self.name, replies[:of_registries])
+        if registries.queue is not None and registries.queue.layouts != layouts:
+            self._backend.note_layouts(self.name, registries.queue.layouts)
+            return self.why(job_id, now=now)
+        layout, found, _ = _decisive(layouts, replies[of_registries:])
+        shard = layout.shard_of(encoded)
         node = registries.holder(found.lease)
-        return explain(found, (self.name, shard), node, _max_retry_count(registries.queue))
+        why = explain(found, (self.name, shard), node, _max_retry_count(registries.queue))
+        return self._limited(why, registries.queue)
+
+    def limits(self) -> list[LimitState]:
+        """The limits of its worker over all nodes, as of the registry, and what is granted of them.
+
+        Raises:
+            RedisUnavailable, RedisRefused
+        """
+        return read_limits(self._client, self._backend.config.namespace, self.name, self.options)
+
+    def _limited(self, why: Why, queue: QueueInfo | None) -> Why:
+        """What keeps an id that could be performed, where it is a limit over all nodes."""
+        if why.reason not in MAY_BE_LIMITED or queue is None:
+            return why
+        limits = read_limits(self._client, self._backend.config.namespace, self.name, queue.options)
+        return explain_limited(why, limits)
+
+
+def _decisive(layouts: Layouts, whys: Sequence[Any], stats: Sequence[Any] = ()) -> tuple[Layout, WhyReply, Any]:
+    """Of an id's shards, by layout, the one that decides: that which its jobs leave until all were moved."""
+    found = list(map(WhyReply.of, whys))
+    number = next((i for i, reply in enumerate(found) if not reply.moved), len(found) - 1)
+    return layouts.all[number], found[number], stats[number] if stats else None
 
 
 def _fetch_call(prefix: str, where: str, ids: Sequence[bytes], now: float | None) -> Call:
@@ -442,7 +674,12 @@ def _max_retry_count(queue: QueueInfo | None) -> int:
     return most if isinstance(most, int) else MAX_RETRY_COUNT
 
 
-def _listed(wanted: JobFilter) -> JobFilter:
+def listed(wanted: JobFilter) -> JobFilter:
+    """The same, if it can be listed.
+
+    Raises:
+        ConfigError
+    """
     if wanted.before is not None:
         raise ConfigError("before: it bounds bulk actions, not listings")
     return wanted
@@ -457,16 +694,16 @@ def as_ids(ids: JobId | Iterable[JobId]) -> Iterable[JobId]:
 
 
 def shards(backend: Backend, queue: Queries | str, *, now: float | None = None) -> list[ShardInfo]:
-    """The shards of a queue, by index.
+    """The shards of a queue, by index. While a reshard is under way those of the new layout follow.
 
     Raises:
         UnknownQueueError, RedisUnavailable, RedisRefused
     """
     if isinstance(queue, str):
         queue = Queries(backend, queue)
-    namespace = backend.config.namespace
-    prefixes = [shard_prefix(namespace, queue.name, index) for index in range(queue.shards_count)]
-    return shards_of(read_stats(backend.client, prefixes, now), node_names(backend))
+    layouts = queue.layouts
+    prefixes = [prefix for layout in layouts.all for prefix in layout.prefixes(backend.config.namespace, queue.name)]
+    return shards_of(read_stats(backend.client, prefixes, now), node_names(backend), layouts)
 
 
 def _times_in(time: bytes | None) -> tuple[float | None, int, float | None]:

@@ -3,10 +3,12 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict
 
 from lowq.backend import Backend
 from lowq.errors import RedisRefused, UnknownQueueError
+from lowq.schedules import is_internal
+from lowq.sharding import Layout, Layouts
 from lowq.store import Call, Client, Command, untrusted
 from lowq.store.keys import MAX_SHARDS, is_queue_name, nodes_key, queues_key
 from lowq.store.scripts import time_of
@@ -20,6 +22,28 @@ class QueueInfo:
     shards_count: int
     #: The options of its worker, as far as anybody has registered them.
     options: Mapping[str, Any]
+    #: Counts the reshards that have ended.
+    epoch: int = 0
+    #: While a reshard is under way: its layouts, and what the registry says of it.
+    reshard: Layouts | None = None
+
+    @property
+    def layouts(self) -> Layouts:
+        """The layout of the queue, and the one that its jobs are being moved to, if they are."""
+        return self.reshard or Layouts(Layout(self.shards_count, self.epoch))
+
+
+class RunningBatch(TypedDict):
+    """A batch that was being performed when its node sent its last heartbeat."""
+
+    queue: str
+    shard: int
+    #: Up to three; of a batch that takes longer than 30 s up to 1,000.
+    ids: list[str]
+    #: How many ids it has.
+    count: int
+    #: For how long it had been running then.
+    seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +63,12 @@ class NodeInfo:
     queues: tuple[str, ...] = ()
     #: queue -> the shards that it holds.
     shards: Mapping[str, Sequence[int]] = field(default_factory=dict)
-    #: Per thread what it performs: queue, shard, up to three ids and the count of all, seconds; None when it is idle.
-    performing: tuple[Mapping[str, Any] | None, ...] = ()
+    #: Per thread what it performs; None when it is idle.
+    performing: tuple[RunningBatch | None, ...] = ()
     #: How many tasks its event loop runs, each of which works a shard.
     tasks: int = 0
-    #: What those of them perform that have been running longest, as in `performing`.
-    longest_tasks: tuple[Mapping[str, Any], ...] = ()
+    #: What those of them perform that have been running longest.
+    longest_tasks: tuple[RunningBatch, ...] = ()
     #: It takes nothing more.
     quiet: bool = False
     #: Redis is a replica by now: nobody can write to it, and the node waits. This is what it said before.
@@ -61,14 +85,24 @@ class NodeInfo:
     taken: int = 0
     #: Why it can't be reloaded, and what to do instead; empty: it can.
     reload_refusal: str = ""
+    #: It ends when a queue has another number of shards than its code says (``strict_shards_count``).
+    strict: bool = False
+    #: queue -> name -> the time table of a schedule that it knows.
+    schedules: Mapping[str, Mapping[str, Mapping[str, Any]]] = field(default_factory=dict)
 
 
 def queues(backend: Backend) -> list[QueueInfo]:
-    """All queues that were ever used and not dropped, by name. Entries that can't be read are left out.
+    """All queues that were ever used and not dropped, by name. Entries that can't be read are left out, and so are the
+    internal queues in which schedules wait.
 
     Raises:
         RedisUnavailable, RedisRefused
     """
+    return [info for info in all_queues(backend) if not is_internal(info.name)]
+
+
+def all_queues(backend: Backend) -> list[QueueInfo]:
+    """As `queues`, with the internal ones."""
     key = queues_key(backend.config.namespace)
     raw = backend.client.command("HGETALL", key, key=key)
     infos = [_known_queue(name, data) for name, data in zip(raw[::2], raw[1::2], strict=True)]
@@ -91,6 +125,7 @@ def find_queue(backend: Backend, name: str) -> QueueInfo:
                 f"queue {name!r} has an entry in the registry (namespace {namespace!r}) that can't be read: its node "
                 "enters it anew once it is removed"
             )
+        names = [each for each in names if not is_internal(each)]
         near = get_close_matches(name, names, 3)
         known = ", ".join(map(repr, near or sorted(names)[:10]))
         hint = f"did you mean {known}?" if near else f"known are {known}" if known else "no queue is known"
@@ -104,18 +139,33 @@ def find_queue(backend: Backend, name: str) -> QueueInfo:
 def find_entry(client: Client, namespace: str, name: str, timeout: float | None = None) -> QueueInfo | None:
     """A queue's entry, or None when nobody has used it yet. ``timeout`` is as for `Client.run_many`."""
     key = queues_key(namespace)
-    data = client.command("HGET", key, name, key=key, timeout=timeout)
+    return entry_of(name, client.command("HGET", key, name, key=key, timeout=timeout))
+
+
+def entry_call(namespace: str, name: str) -> Command:
+    """Asks for a queue's entry; see `entry_of`."""
+    return Command(queues_key(namespace), "HGET", queues_key(namespace), name)
+
+
+def entry_of(name: str, data: bytes | None) -> QueueInfo | None:
+    """A queue's entry from the reply to `entry_call`; None: there is none, or none that can be read."""
     return None if data is None else _known_queue(name.encode(), data)
 
 
 def queue_info(name: bytes, data: bytes) -> QueueInfo | None:
     """What an entry of the registry says; None when it can't be read, or no queue can be called so."""
     text, entry = name.decode("utf-8", "replace"), untrusted.json_object(data) or {}
-    shards_count = untrusted.whole(entry.get("shards_count"), 1, MAX_SHARDS)
-    if not is_queue_name(text) or text.encode() != name or shards_count is None:
+    layouts = Layouts.read(entry)
+    if not is_queue_name(text) or text.encode() != name or layouts is None:
         return None
     options = entry.get("options")
-    return QueueInfo(text, shards_count, untrusted.plain(options) if isinstance(options, dict) else {})
+    return QueueInfo(
+        text,
+        layouts.current.shards_count,
+        untrusted.plain(options) if isinstance(options, dict) else {},
+        layouts.current.epoch,
+        None if layouts.next is None else layouts,
+    )
 
 
 def _known_queue(name: bytes, data: bytes) -> QueueInfo | None:
@@ -166,8 +216,7 @@ class Registries(NamedTuple):
     def of(cls, queue: str, replies: Sequence[Any]) -> "Registries":
         """From the replies to `registry_calls`."""
         entry, raw, time = replies
-        info = None if entry is None else _known_queue(queue.encode(), entry)
-        return cls(info, _live_nodes(raw, time_of(time)), raw[::2])
+        return cls(entry_of(queue, entry), _live_nodes(raw, time_of(time)), raw[::2])
 
     def holder(self, lease: bytes | None) -> NodeInfo | None:
         """The node that lives and holds the lease with this token."""
@@ -179,8 +228,7 @@ class Registries(NamedTuple):
 def registry_calls(namespace: str, queue: str) -> list[Call]:
     """Asks what the registries say that concerns a queue; see `Registries`. In a cluster they are in two slots."""
     nodes = nodes_key(namespace)
-    return [Command(queues_key(namespace), "HGET", queues_key(namespace), queue), Command(nodes, "HGETALL", nodes),
-            Command(nodes, "TIME")]  # fmt: skip
+    return [entry_call(namespace, queue), Command(nodes, "HGETALL", nodes), Command(nodes, "TIME")]
 
 
 def _node_info(name: bytes, data: bytes, now: float, on_replica: bool) -> NodeInfo | None:
@@ -221,7 +269,19 @@ def _node_info(name: bytes, data: bytes, now: float, on_replica: bool) -> NodeIn
         kind="consumer" if details.get("kind") == "consumer" else "node",
         taken=untrusted.whole(details.get("taken"), 0) or 0,
         reload_refusal=_reload_refusal(details),
+        strict=details.get("strict") is True,
+        schedules=_schedules(details.get("schedules")),
     )
+
+
+def _schedules(said: Any) -> dict[str, dict[str, dict[str, Any]]]:
+    if not isinstance(said, dict):
+        return {}
+    return {
+        queue: {name: untrusted.plain(table) for name, table in tables.items() if isinstance(table, dict)}
+        for queue, tables in said.items()
+        if is_queue_name(queue) and isinstance(tables, dict)
+    }
 
 
 def _reload_refusal(details: Mapping[str, Any]) -> str:
@@ -244,7 +304,7 @@ def _shards(said: Any) -> dict[str, list[int]]:
     }
 
 
-def _performing(said: Any) -> Mapping[str, Any] | None:
+def _performing(said: Any) -> RunningBatch | None:
     """What a thread performs; None also when that can't be read."""
     if not isinstance(said, dict):
         return None

@@ -34,8 +34,7 @@ class TaskCounts:
 class CallCounts:
     """How many jobs each verb was done to since the queue was created; of take how often."""
 
-    #: Jobs that came in, as `total` and `done` tell: counting them would cost every push something. Payloads that were
-    #: merged with a waiting job are no jobs of their own.
+    #: Payloads that came in, also those that were merged with others.
     put: int
     #: Takes that brought jobs: of a shard, and any number at once.
     take: int
@@ -87,7 +86,8 @@ def read_statistics(client: Client, name: str, prefixes: Sequence[str], now: flo
         name,
         TaskCounts(ready=due, taken=taken, delayed=length - due, buried=buried, total=total, done=done),
         CallCounts(
-            put=total + done, take=take, ack=ack, release=release, fail=sum(shard.failed for shard in shards),
-            bury=sum(shard.buried for shard in shards), kick=kick, delete=delete,
+            put=sum(shard.pushed for shard in shards), take=take, ack=ack, release=release,
+            fail=sum(shard.failed for shard in shards), bury=sum(shard.buried for shard in shards), kick=kick,
+            delete=delete,
         ),
     )  # fmt: skip

@@ -1,7 +1,7 @@
-"""Rates and lag of a queue over time, and how long its performs take: as the nodes have recorded them, for charts.
+"""Rates and lag of a queue over time, as the nodes have recorded them, for charts.
 
-A queue's history is three rings, of an hour, a day and 30 days, in one hash of at most about 1,000 fields, which
-expires a month after the last heartbeat of any node.
+A queue's history is three rings, of an hour, a day and 30 days, in one hash of at most about 1,500 fields, which
+expires a month after the last heartbeat of any node. The rest of them are the rings of `flow` and of `times`.
 """
 
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from typing import get_args
 
 from lowq.backend import Backend
 from lowq.errors import ConfigError
-from lowq.metrics.counters import BOUNDS, RINGS, Span
+from lowq.metrics.counters import RINGS, Span
 from lowq.store import untrusted
 from lowq.store.keys import history_key
 from lowq.store.scripts import time_of
@@ -23,7 +23,7 @@ _ABSURD = 1e15
 
 
 @dataclass(frozen=True, slots=True)
-class Rate:
+class HistoryPoint:
     """A stretch of time."""
 
     #: Its beginning: Unix time, seconds.
@@ -42,22 +42,7 @@ class History:
     span: Span
     #: Seconds of a stretch.
     step: int
-    rates: list[Rate]
-
-
-@dataclass(frozen=True, slots=True)
-class PerformTimes:
-    """How long the performs of a queue take, since about a month at least."""
-
-    #: (upper bound in seconds, how many took no longer and longer than the bound before), the last one infinite.
-    buckets: tuple[tuple[float, int], ...]
-    #: Of all together.
-    seconds: float
-
-    @property
-    def count(self) -> int:
-        """How many there were."""
-        return sum(number for _, number in self.buckets)
+    rates: list[HistoryPoint]
 
 
 def history(backend: Backend, queue: str, span: Span, now: float | None = None) -> History:
@@ -74,42 +59,37 @@ def history(backend: Backend, queue: str, span: Span, now: float | None = None) 
     found, time = backend.client.commands([("HMGET", key, *fields), ("TIME",)], key=key)
     if now is None:
         now = time_of(time)
+    rates = [
+        read_stretch(key, at, number, length, found[number % slots])
+        for number, at, length in finished_stretches(span, now)
+    ]
+    return History(span, width, rates)
+
+
+def finished_stretches(span: Span, now: float) -> list[tuple[int, float, float]]:
+    """The stretches of a span that are shown, oldest first: number, beginning (Unix time, seconds), seconds."""
+    width, slots = RINGS[span]
     last = int(now // width)
-    rates = []
+    found = []
     for number in range(last - slots + 1, last + 1):
         at = number * width
         # The stretch that goes on, if enough of it has passed for a rate; not one of which reports are still to come.
         length = min(width, now - at)
         if now < at + width + _DELAY and length < 10 * _DELAY:
             continue
-        rates.append(_rate(key, at, number, length, found[number % slots]))
-    return History(span, width, rates)
+        found.append((number, float(at), length))
+    return found
 
 
-def _rate(key: str, at: float, number: int, length: float, raw: bytes | None) -> Rate:
+def read_stretch(key: str, at: float, number: int, length: float, raw: bytes | None) -> HistoryPoint:
+    """A stretch as it was recorded under that key, if it is this one and not one of a round before."""
     parts = [] if raw is None else raw.split()
     figures = [value for value in map(untrusted.finite, parts) if value is not None and -1 <= value <= _ABSURD]
     if len(parts) != 4 or len(figures) != 4 or min(figures[:3]) < 0:
         if parts:
             untrusted.log_skipped("history", key, f"{raw!r:.60} is no stretch of time")
-        return Rate(at, None, None, None)
+        return HistoryPoint(at, None, None, None)
     of_slot, processed, failed, lag = figures
     if of_slot != number:  # of a round before
-        return Rate(at, None, None, None)
-    return Rate(at, processed / length, failed / length, None if lag < 0 else lag)
-
-
-def perform_times(backend: Backend, queue: str) -> PerformTimes:
-    """How long performs took, as the nodes have recorded it.
-
-    Raises:
-        RedisUnavailable, RedisRefused
-    """
-    key = history_key(backend.config.namespace, queue)
-    fields = [*(f"perform:{index}" for index in range(len(BOUNDS) + 1)), "perform:seconds"]
-    *counts, seconds = backend.client.command("HMGET", key, *fields, key=key)
-    bounds = [*BOUNDS, float("inf")]
-    return PerformTimes(
-        tuple((bound, untrusted.count(number)) for bound, number in zip(bounds, counts, strict=True)),
-        untrusted.finite(seconds, 0.0),
-    )
+        return HistoryPoint(at, None, None, None)
+    return HistoryPoint(at, processed / length, failed / length, None if lag < 0 else lag)

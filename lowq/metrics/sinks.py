@@ -195,7 +195,7 @@ class Sink:
 
     def _note_back(self) -> None:
         # Only when it has got everything: one that hangs takes as much as the buffers of its system hold.
-        if self._away is not None and not self._lines:
+        if self._away is not None and not self._lines and not self._closed:
             (since, dropped), self._away = self._away, None
             seconds = time.monotonic() - since
             log.warning(

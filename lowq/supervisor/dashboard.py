@@ -1,4 +1,5 @@
-"""The dashboard of a node, in a process of its own: what it is sent, how much of it, and how it fails can't harm jobs.
+"""The dashboard of a node, or of a supervisor, in a process of its own: what it is sent, how much of it, and how it
+fails can't harm jobs.
 
 ::
 
@@ -9,7 +10,8 @@
                        --- its end ------------------->  the node has ended, however; so does the dashboard, at once
 
 A line on the life pipe is JSON: ``{"trouble": null}``, or why the node is not well. One that says nothing for long (it
-is stopped, say) is not well either. A dashboard that dies is started again; the node goes on meanwhile.
+is stopped, say) is not well either. A dashboard that dies is started again; the node goes on meanwhile. A supervisor is
+one more kind of node here: its deploys leave the dashboard as it is.
 """
 
 import contextlib
@@ -86,6 +88,12 @@ class DashboardProcess:
     def start_later(self) -> None:
         """Starts it in the thread of this object, as after a death: the node waits for nothing."""
         self._thread.start()
+
+    @property
+    def pid(self) -> int | None:
+        """The process; None: there is none just now."""
+        child = self._child
+        return None if child is None else child.process.pid
 
     @property
     def bind(self) -> str:

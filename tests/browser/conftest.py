@@ -6,13 +6,16 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
 
 from tests.browser import chromium
 from tests.browser.stage import Stage
 from tests.waiting import PATIENCE
+from tests.web.conftest import patient  # noqa: F401 - a fixture of all tests here, too
 
 Visit = Callable[..., Page]
+
+expect.set_options(timeout=PATIENCE * 1000)
 
 
 # Not for the whole session: while it is there an event loop runs, and other tests run their own.

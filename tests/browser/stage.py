@@ -145,7 +145,7 @@ class Shop:
 
     def history(self, now: float) -> None:
         """As nodes would have recorded it."""
-        from lowq.metrics.counters import BOUNDS, Counted, record_call
+        from lowq.metrics.counters import BOUNDS, RINGS, Counted, record_call
 
         rng, nothing = random.Random(3), Counted(0, 0, 0.0, (0,) * (len(BOUNDS) + 1))
         for queue, mean in (("OrderSync", 90), ("Invoices", 14), ("SearchIndex", 160)):
@@ -158,9 +158,11 @@ class Shop:
                     lag = max(rng.gauss(0.6, 0.3), 0) + (22 * rng.random() if 30 < back % 140 < 40 else 0)
                     after = nothing._replace(processed=int(done), failed=int(failed))
                     call = record_call(f"lowq:v1:history:{queue}", nothing, after, float(step), lag, at)
-                    args = list(call.args)
-                    rings = {10: args[8:10], 300: args[10:12], 7200: args[12:14]}[step]
-                    self.stage.app.client.run(call.script, call.key, *args[:7], 1, *rings)
+                    # Of the three rings at the end only that of this step.
+                    *args, spans = call.args[: -2 * len(RINGS)]
+                    assert spans == len(RINGS)
+                    slots = next(slots for width, slots in RINGS.values() if width == step)
+                    self.stage.app.client.run(call.script, call.key, *args, 1, step, slots)
 
     def open(self) -> None:
         """Work goes on until `close`."""

@@ -8,9 +8,10 @@ from urllib.parse import quote
 import pytest
 from playwright.sync_api import Page, expect
 
+from lowq.admin.reshard import reshard
 from tests.browser.conftest import Watched
 from tests.browser.stage import TRACEBACK, Stage
-from tests.browser.test_journeys import history, working
+from tests.browser.test_journeys import history, scheduled, working
 from tests.tiers import often
 
 PHONE, WIDE = {"width": 390, "height": 844}, {"width": 1280, "height": 900}
@@ -24,7 +25,7 @@ AXE = """async () => {
   return [found.passes.length, found.violations.flatMap(named)];
 }"""
 #: What is pressed and is smaller than 24 px, outside of running text.
-SMALL = """() => [...document.querySelectorAll("button, input:not([type=hidden]), select, nav a, th a, .sub, .button")]
+SMALL = """() => [...document.querySelectorAll("button, input:not([type=hidden]), select, nav a, th a, a.sub, .button")]
   .filter((element) => element.checkVisibility())
   .map((element) => [element, element.getBoundingClientRect()])
   .filter(([, box]) => box.width < 23.9 || box.height < 23.9)
@@ -49,8 +50,14 @@ def busy(stage: Stage) -> Iterator[Stage]:
     for name in ("ImportCatalog", "a-queue-with-a-long-name", "Bills"):
         stage.app.queue(name, 3).push({"id": "order-1"})
     stage.app.queue("ImportCatalog").pause(by="ann")
+    scheduled(stage)
     stage.app.note("ann", "kick", "OrderSync", 12, {"state": "morgue", "outcome": "done"})
     history(stage, "OrderSync", 90.0)
+    moving = stage.app.queue("Moving", 3)
+    moving.push({"id": n, "delay": 3600} for n in range(60))
+    progress = reshard(stage.app, "Moving", 6, by="ann")
+    while next(progress).shards_moved < 1:
+        pass
     with working(stage):
         yield stage
 
@@ -77,22 +84,41 @@ def everywhere(stage: Stage, address: str) -> Iterator[tuple[str, Callable[[Page
         f"{queue}?state=taken", f"{queue}?min=banana", f"{queue}?match=zzz", "/queues/ImportCatalog", f"{queue}/shards",
         "/queues/Orders", f"{queue}/job?id=order-x", f"{queue}/job?id=order-1", f"{queue}/job?id=order-7",
         f"{queue}/job?id=gone", f"{queue}/job?id={quote('ä ' * 40)}", "/search?id=nothing", "/search?id=order-1",
-        "/nodes", "/audit", "/tasks", "/nowhere", "/queues/Nobodys",
+        "/nodes", "/schedules", "/audit", "/tasks", "/nowhere", "/queues/Nobodys", "/jobs?list=dead",
+        "/jobs?list=retries",
+        "/jobs?list=running", "/jobs?list=dead&payload=version:1", "/jobs?list=dead&payload=x", "/?queue=zzz",
+        f"{queue}?state=morgue&error=timeout", f"{queue}/shards#shard-3",
+        f"{queue}/reshard", "/queues/Moving", "/queues/Moving/reshard",
+        "/queues/Moving/shards",
     ):  # fmt: skip
         yield path, goes(path)
+
+    def helps(page: Page) -> None:
+        page.goto(address)
+        page.get_by_role("button", name="Keys").click()
+
+    yield "keys", helps
     yield "delete all?", presses(f"{queue}?state=morgue", "Delete all")
-    yield "kick all?", presses(f"{queue}?state=morgue", "Kick all")
+    yield "kick all?", presses(f"{queue}?state=morgue", "Retry all now")
     yield "bury selected?", presses(queue, "Bury selected", tick="Select order-20")
     yield "delete an id?", presses(f"{queue}/job?id=order-7", "Delete")
     yield "stop a node?", presses("/nodes", "Stop")
+
+    def asks(page: Page) -> None:
+        page.goto(f"{address}{queue}/reshard")
+        page.get_by_label("Shards", exact=True).fill("8")
+        page.get_by_role("button", name="Change…").click()
+        expect(page.get_by_role("button", name="Change to 8 shards")).to_be_visible()
+
+    yield "reshard?", asks
     yield "quiet?", presses("/nodes", "Quiet")
     task = stage.app.queue("Bills")
     task.push({"id": "b", "delay": 60})
-    yield "said", presses(f"{queue}/job?id=order-9", "Kick")
+    yield "said", presses(f"{queue}/job?id=order-9", "Retry now")
 
     def runs(page: Page) -> None:
-        presses("/queues/Bills", "Perform now all")(page)
-        page.get_by_role("button", name="Perform now").click()
+        presses("/queues/Bills", "Run all now")(page)
+        page.get_by_role("button", name="Run").click()
         expect(page.locator(".reason")).to_contain_text("done")
 
     yield "task", runs
@@ -123,7 +149,7 @@ def test_an_empty_dashboard(address: str, watched: Watched) -> None:
     axe = resources.files("axe_playwright_python").joinpath("axe.min.js").read_text("utf-8")
     for scheme in ("light", "dark"):
         page = watched.page(address, color_scheme=scheme)
-        for path in ("/", "/nodes", "/audit", "/tasks"):
+        for path in ("/", "/nodes", "/schedules", "/audit", "/tasks", "/jobs", "/jobs?list=running"):
             page.goto(address + path)
             page.evaluate(axe)
             assert page.evaluate(AXE)[1] == []

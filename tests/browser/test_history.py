@@ -53,7 +53,7 @@ def test_charts_without_data_say_what_to_do_next(
     page = watched.page(address + path, java_script_enabled=script)
     if script:
         page.wait_for_selector("body[data-live]")
-    expect(page.locator("[data-empty]")).to_contain_text("lowq run -r app.py")
+    expect(page.locator("[data-empty]")).to_contain_text("lowq run app.py")
     for drawn in (".u-over", ".plot", "[data-charts] h3"):
         expect(page.locator(drawn).locator("visible=true")).to_have_count(0)
 
@@ -104,5 +104,5 @@ def test_the_first_words_of_a_node_bring_the_charts(stage: Stage, address: str, 
     page = watched.page(address)
     expect(page.locator("[data-empty]")).to_be_visible()
     with working(stage):
-        expect(page.locator(".u-over").first).to_be_visible(timeout=60_000)
+        expect(page.locator(".u-over").first).to_be_visible()
         expect(page.locator("[data-empty]")).to_be_hidden()

@@ -5,7 +5,8 @@ import threading
 import time
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from datetime import timedelta
 from typing import Any
 from urllib.parse import quote
 
@@ -15,6 +16,7 @@ from playwright.sync_api import Page, expect
 import lowq
 import lowq_web
 from lowq.metrics.counters import BOUNDS, Counted, record_call
+from lowq.store.keys import shard_prefix
 from tests.browser.conftest import Watched
 from tests.browser.stage import TRACEBACK, Stage
 from tests.tiers import often
@@ -42,6 +44,24 @@ def history(stage: Stage, queue: str, lag: float) -> None:
             f"lowq:v1:history:{queue}", nothing, done, 10.0, lag * (350 - back) / 350, time.time() - 10 * back
         )
         stage.app.client.run(call.script, call.key, *call.args)
+
+
+def scheduled(stage: Stage) -> type[lowq.Worker[Any]]:
+    """A worker with schedules, of which one is paused. The next node performs them."""
+
+    @lowq.every("0 8 * * 1", tz="Europe/Berlin", name="a-report-with-a-long-name")
+    @lowq.every(timedelta(days=1), missed="skip")
+    @lowq.every(timedelta(hours=1), missed="all")
+    @stage.app.worker(queue_name="Reports", shards_count=1)
+    def report(job_id: str, payloads: list[Any]) -> None: ...
+
+    with ExitStack() as ended:
+        node = lowq.Node(stage.app, threads=1)
+        node.start()
+        ended.callback(node.stop, 5.0)
+        until(lambda: len(stage.app.schedules()) == 3, "records of the schedules")
+    stage.app.pause_schedule("Reports-2", by="ann")
+    return report
 
 
 @contextmanager
@@ -78,7 +98,7 @@ def test_the_chart_and_the_numbers_move_while_jobs_run(stage: Stage, address: st
     with working(stage):
         page = watched.page(address)
         # Drawn with the first live figures that say more than nothing.
-        expect(page.locator(".u-over").first).to_be_visible(timeout=60_000)
+        expect(page.locator(".u-over").first).to_be_visible()
         before = number_of(page, "[data-live='total.processed']")
         # Not wait_for_function: it evaluates text in the page, which our policy forbids.
         until(lambda: float(page.locator("[data-charts]").get_attribute("data-last") or 0) > 0, "a live rate")
@@ -107,7 +127,7 @@ def test_the_chart_shows_what_was_when(stage: Stage, address: str, watched: Watc
         middle = (box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
         page.touchscreen.tap(*middle) if touch else page.mouse.move(*middle)
         expect(readout).to_have_text(
-            re.compile(r"^\s*\d\d:\d\d:\d\d\s+processed 12/s\s+failed 2.0/s\s+lag 4 min( \d+ s)?\s*$")
+            re.compile(r"^\s*\d\d:\d\d:\d\d\s+processed 12/s\s+failed 2.0/s\s+latency 4 min( \d+ s)?\s*$")
         )
         if touch:
             return
@@ -207,7 +227,9 @@ def test_the_numbers_that_matter_are_seen_on_a_phone(stage: Stage, address: str,
 @pytest.mark.parametrize("width", often([1280, 1181, 1180, 1024, 640, 360], [1180, 360]))
 def test_a_long_lag_fits_its_tile(stage: Stage, address: str, watched: Watched, width: int) -> None:
     fill(stage)
-    stage.app.client.command("ZADD", "lowq:v1:{Orders:0}:due", time.time() - 23 * 3600 - 59 * 60, "late")
+    stage.app.client.command(
+        "ZADD", shard_prefix("lowq", "Orders", 0) + "due", time.time() - 23 * 3600 - 59 * 60, "late"
+    )
     page = watched.page(address, viewport={"width": width, "height": 800})
     page.wait_for_selector("body[data-live]")
     tile = page.locator("[data-live='total.lag']")
@@ -237,11 +259,11 @@ def test_kick_a_job_out_of_the_morgue_and_watch_it_leave(stage: Stage, address: 
     expect(page.locator("tbody tr")).to_have_count(3)
     expect(page.locator("tbody .error").first).to_have_text("out of stock")
     # Nothing is selected: nothing can be done to it.
-    expect(page.get_by_role("button", name="Kick selected")).to_be_disabled()
+    expect(page.get_by_role("button", name="Retry selected now")).to_be_disabled()
     page.get_by_label("Select order-1", exact=True).check()
     expect(page.locator("[data-selected]")).to_have_text("1 selected")
-    page.get_by_role("button", name="Kick selected").click()
-    expect(page.get_by_role("status")).to_contain_text("1 job kicked")
+    page.get_by_role("button", name="Retry selected now").click()
+    expect(page.get_by_role("status")).to_contain_text("1 job queued again")
     # It is said once, and the address can be kept.
     expect(page).not_to_have_url(re.compile("said"))
     page.reload()
@@ -292,7 +314,7 @@ def test_pause_and_resume(stage: Stage, address: str, watched: Watched) -> None:
     expect(page.locator("h1")).to_contain_text("paused")
     assert queue.stats().paused
     page.goto(f"{address}/queues/Orders/job?id=order-5")
-    page.get_by_role("button", name="Perform now").click()
+    page.get_by_role("button", name="Run now").click()
     expect(page.locator(".reason")).to_contain_text("queue has been paused for")
     expect(page.locator(".reason")).to_contain_text("by anonymous")
     page.get_by_role("link", name="Orders").click()
@@ -346,13 +368,13 @@ def test_everything_without_javascript(stage: Stage, address: str, watched: Watc
     history(stage, "Orders", lag=5.0)
     page = watched.page(address, java_script_enabled=False)
     expect(page.locator(".plot svg").first).to_be_visible()
-    page.get_by_role("link", name="Lag", exact=True).click()
+    page.get_by_role("link", name="Latency", exact=True).click()
     expect(page).to_have_url(re.compile("sort=lag"))
     page.locator("tbody").get_by_role("link", name="Orders").click()
-    page.get_by_role("link", name="Morgue").click()
+    page.get_by_role("link", name="Dead").click()
     page.get_by_label("Select order-0", exact=True).check()
-    page.get_by_role("button", name="Kick selected").click()
-    expect(page.get_by_role("status")).to_contain_text("1 job kicked")
+    page.get_by_role("button", name="Retry selected now").click()
+    expect(page.get_by_role("status")).to_contain_text("1 job queued again")
     page.get_by_label("Id like").fill("order-?")
     page.locator("select[name=order_by]").select_option("id")
     page.get_by_role("button", name="Filter").click()
@@ -540,3 +562,23 @@ def test_a_long_scan_shows_its_first_rows_at_once(stage: Stage, address: str) ->
     with urllib.request.urlopen(f"{address}/queues/Orders?match=*9&order_by=id") as answer:
         page = answer.read().decode()
     assert page.count("<tbody") >= 2
+
+
+def test_a_schedule_runs_now_is_paused_and_goes_on(stage: Stage, address: str, watched: Watched) -> None:
+    report = scheduled(stage)
+    stage.start_node()
+    page = watched.page(address)
+    page.get_by_role("link", name="Schedules", exact=True).click()
+    row = page.get_by_role("row").filter(has_text="every 3600 s")
+    expect(row).to_contain_text("in ")
+    row.get_by_role("button", name="Run now").click()
+    expect(page.get_by_role("status").first).to_contain_text("A job of Reports is in the queue Reports.")
+    until(lambda: report.queue.stats().processed == 1, "the job")
+    row.get_by_role("button", name="Pause").click()
+    expect(row).to_contain_text("paused")
+    row.get_by_role("button", name="Resume").click()
+    expect(row).to_contain_text("in ")
+    paused = page.get_by_role("row").filter(has_text="every 86400 s")
+    expect(paused).to_contain_text("by ann")
+    page.get_by_role("link", name="Audit", exact=True).click()
+    expect(page.locator("tbody tr").first).to_contain_text("resume schedule")

@@ -9,11 +9,26 @@ from starlette.testclient import TestClient
 
 import lowq
 import lowq_web
+from tests.waiting import NEVER, PATIENCE
 
 #: What a browser says of a request that one of our own pages makes.
 OWN = {"sec-fetch-site": "same-origin"}
 
 Open = Callable[..., TestClient]
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy machine is no Redis that hangs: pages wait for it as long as tests do."""
+    monkeypatch.setattr("lowq_web.stats_cache.CLOCK_PATIENCE", PATIENCE)
+    monkeypatch.setattr("lowq_web.stats_cache.PATIENCE", PATIENCE)
+
+
+@pytest.fixture
+def long_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who has given a wrong password is refused for longer than any test takes."""
+    monkeypatch.setattr("lowq_web.logins.FIRST_PAUSE", NEVER)
+    monkeypatch.setattr("lowq_web.logins.LONGEST_PAUSE", NEVER)
 
 
 @pytest.fixture

@@ -5,11 +5,18 @@ is asked for a few times. All in one process with the server, so the times are t
 better ones.
 """
 
+import os
+import socket
 import statistics
+import subprocess
+import sys
 import threading
 import time
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
 
 from lowq import Lowq
 from lowq.sharding import shard_of
@@ -17,6 +24,7 @@ from lowq.store import parse_info
 from lowq.store.keys import shard_prefix
 from tests.browser.stage import Stage
 from tests.redis_server import RedisServer
+from tests.waiting import until
 
 SHARDS, JOBS = 1000, 1_000_000
 
@@ -86,6 +94,79 @@ def left_open(app: Lowq, address: str, seconds: float) -> float:
     return share
 
 
+#: A tab that is left open -> what it fetches again and again, and how often in seconds: as static/live.js does.
+TABS: dict[str, dict[str, float]] = {
+    "/": {"/live?queue=Big&queue=": 0, "/parts": 5},
+    "/?span=day": {"/live?queue=Big&queue=": 0, "/parts": 5},
+    "/queues/Big": {"/live?queue=Big&queue=": 0},
+    "/queues/Big?state=morgue": {"/live?queue=Big&queue=": 0},
+    "/jobs?list=dead": {"/live?queue=": 0},
+    "/queues/Big/job?id=one": {"/queues/Big/job?id=one": 5},
+    "/queues/Big/shards": {"/queues/Big/shards": 5},
+    "/queues/Big/times": {"/queues/Big/times": 30},
+    "/errors": {"/errors": 30},
+    "/nodes": {"/nodes": 5},
+}
+
+
+def ten_tabs(app: Lowq, address: str, process: int, seconds: float) -> tuple[float, float]:
+    """The shares of a processor that Redis and the dashboard's process take while all of `TABS` are open."""
+    over = threading.Event()
+
+    def stream(path: str) -> None:
+        while not over.is_set():  # it ends every few seconds, and the browser reconnects
+            with urllib.request.urlopen(address + path) as events:
+                while not over.is_set() and events.readline():
+                    pass
+
+    def fetch(path: str, every: float) -> None:
+        while not over.is_set():
+            with urllib.request.urlopen(address + path) as page:
+                page.read()
+            over.wait(every)
+
+    threads = []
+    for page, fetched in TABS.items():
+        timed(address + page)
+        for path, every in fetched.items():
+            work = partial(fetch, path, every) if every else partial(stream, path)
+            threads.append(threading.Thread(target=work, daemon=True))
+            threads[-1].start()
+    time.sleep(5)
+    before, began = (processor_seconds(app), processor_seconds_of(process)), time.monotonic()
+    time.sleep(seconds)
+    after, passed = (processor_seconds(app), processor_seconds_of(process)), time.monotonic() - began
+    over.set()
+    return (after[0] - before[0]) / passed, (after[1] - before[1]) / passed
+
+
+def processor_seconds_of(process: int) -> float:
+    """Of a process, so far."""
+    fields = Path(f"/proc/{process}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+@contextmanager
+def own_process(url: str) -> Iterator[tuple[str, int]]:
+    """A dashboard in a process of its own: its address and pid."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    command = [sys.executable, "-m", "lowq", "web", "--redis-url", url, "--bind", f"127.0.0.1:{port}"]
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as running:
+        address = f"http://127.0.0.1:{port}"
+        until(partial(answers, address), "the dashboard")
+        yield address, running.pid
+        running.terminate()
+
+
+def answers(address: str) -> bool:
+    try:
+        urllib.request.urlopen(f"{address}/healthz").close()
+    except OSError:
+        return False
+    return True
+
+
 def timed(address: str, read: Callable[[object], object] = lambda stream: stream.read()) -> float:  # type: ignore[attr-defined]  # a response
     began = time.monotonic()
     with urllib.request.urlopen(address) as stream:
@@ -100,13 +181,22 @@ def main() -> None:
         fill(stage.app, SHARDS, JOBS)
         stage.app.queue("Big").push({"id": "one", "payload": {"version": 1}, "delay": 3600})
         print(f"{JOBS:,} jobs in {SHARDS:,} shards, filled in {time.monotonic() - began:.0f} s")  # noqa: T201
+        with own_process(server.url) as (address, process):
+            idle = left_open_nobody(stage.app)
+            of_redis, of_dashboard = ten_tabs(stage.app, address, process, 60.0)
+            print(  # noqa: T201
+                f"ten tabs open on different pages: Redis {of_redis:.2%}, {of_redis - idle:.2%} more than with none; "
+                f"the dashboard {of_dashboard:.2%}"
+            )
         with stage.serving() as address:
             idle = left_open_nobody(stage.app)
             print(f"Redis, nobody watching: {idle:.2%} of a processor")  # noqa: T201
             print(f"Redis, a dashboard left open: {left_open(stage.app, address, 30.0):.2%}")  # noqa: T201
-            pages = ("/", "/queues/Big", "/queues/Big?state=due", "/queues/Big?reverse=1", "/queues/Big/job?id=one",
-                     "/queues/Big/shards", "/nodes", "/audit", "/search?id=one", "/api/v1/stats", "/metrics",
-                     "/api/v1/queues/Big/jobs")  # fmt: skip
+            pages = (
+                "/", "/queues/Big", "/queues/Big?state=due", "/queues/Big?reverse=1", "/queues/Big/job?id=one",
+                "/queues/Big/shards", "/queues/Big/times", "/nodes", "/jobs?list=dead", "/errors", "/parts", "/audit",
+                "/search?id=one", "/api/v1/stats", "/metrics", "/api/v1/queues/Big/jobs",
+            )  # fmt: skip
             for path in pages:
                 times = [timed(address + path) * 1000 for _ in range(7)]
                 print(f"{path:28} median {statistics.median(times):5.0f} ms, worst {max(times):5.0f} ms")  # noqa: T201

@@ -10,10 +10,10 @@ from lowq_web.chart import ALL_CELLS, MOST_CELLS, chart, heat_map, heat_maps
 NOON = 1_795_262_400.0  # 2026-11-21 12:00 UTC
 
 
-def rates(*lags: float | None, begin: float = NOON, step: float = 10.0) -> list[lowq.Rate]:
+def rates(*lags: float | None, begin: float = NOON, step: float = 10.0) -> list[lowq.HistoryPoint]:
     """A history of these lags; what is processed is ten times as much, and nothing fails."""
     return [
-        lowq.Rate(begin + index * step, None if lag is None else lag * 10, None if lag is None else 0.0, lag)
+        lowq.HistoryPoint(begin + index * step, None if lag is None else lag * 10, None if lag is None else 0.0, lag)
         for index, lag in enumerate(lags)
     ]
 
@@ -84,10 +84,10 @@ class TestHeatMap:
     @pytest.mark.parametrize(
         ("shards", "words"),
         [
-            ([shard(0), shard(1)], "2 shards, none lags"),
+            ([shard(0), shard(1)], "2 shards, none is late"),
             ([shard(0, 45), shard(1, 250), shard(2, owner=None)],
-             "3 shards, shard 1 has the longest lag, 4 min 10 s, 2 lag more than 30 s, 1 without an owner"),
-            ([shard(7, 2.0)], "1 shard, shard 7 has the longest lag, 2.0 s"),
+             "3 shards, shard 1 has the highest latency, 4 min 10 s, 2 above 30 s, 1 without an owner"),
+            ([shard(7, 2.0)], "1 shard, shard 7 has the highest latency, 2.0 s"),
         ],
     )  # fmt: skip
     def test_it_is_put_into_words(self, shards: list[lowq.ShardInfo], words: str) -> None:

@@ -19,6 +19,7 @@ from lowq.store import Client
 from lowq_web.app import MAX_SCANS
 from lowq_web.listing import JobQuery
 from lowq_web.live import MAX_STREAMS
+from lowq_web.redaction import Redact
 from lowq_web.stats_cache import INTERVAL, PER_SHARD, StatsCache
 from lowq_web.threads import Threads
 from tests.integration.support import PATIENCE, until
@@ -159,10 +160,10 @@ def test_a_listing_that_was_given_up_keeps_no_slot(app: lowq.Lowq, monkeypatch: 
     made: list[Any] = []
     pages, alive, run = JobQuery.pages, site.stats_cache.alive, Threads.run
 
-    def stall(asked: JobQuery, queue: lowq.Queue) -> Iterator[lowq.Page | None]:
+    def stall(asked: JobQuery, queue: lowq.Queue, redact: Redact) -> Iterator[lowq.Page | None]:
         stalled.set()
         assert over.wait(PATIENCE)
-        return pages(asked, queue)
+        return pages(asked, queue, redact)
 
     async def refuse() -> None:
         if stalled.is_set() and not over.is_set():

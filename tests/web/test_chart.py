@@ -4,15 +4,16 @@ import pytest
 
 import lowq
 from lowq_web.chart import HEIGHT, WIDTH, Line, chart
-from lowq_web.stats_cache import add_up
 
 
-def rate(at: float, processed: float | None = 0.0, failed: float | None = 0.0, lag: float | None = 0.0) -> lowq.Rate:
-    return lowq.Rate(at, processed, failed, lag)
+def rate(
+    at: float, processed: float | None = 0.0, failed: float | None = 0.0, lag: float | None = 0.0
+) -> lowq.HistoryPoint:
+    return lowq.HistoryPoint(at, processed, failed, lag)
 
 
-def unknown(at: float) -> lowq.Rate:
-    return lowq.Rate(at, None, None, None)
+def unknown(at: float) -> lowq.HistoryPoint:
+    return lowq.HistoryPoint(at, None, None, None)
 
 
 def points(line: Line) -> list[list[tuple[float, float]]]:
@@ -55,7 +56,7 @@ class TestLines:
         assert points(line) == [near([(0, 1), (1 / 7, 1)]), near([(5 / 7, 1), (6 / 7, 0)])]
 
     @pytest.mark.parametrize("rates", [[], [rate(0, 5)], [unknown(0), unknown(10)]])
-    def test_without_two_moments_there_is_no_line(self, rates: list[lowq.Rate]) -> None:
+    def test_without_two_moments_there_is_no_line(self, rates: list[lowq.HistoryPoint]) -> None:
         found = chart(rates, ["processed", "lag"])
         assert [line.pieces for line in found.lines] == [[], []]
         assert found.top > 0
@@ -78,29 +79,3 @@ class TestLines:
     )  # fmt: skip
     def test_a_scale_ends_with_a_round_number_that_nothing_exceeds(self, most: float, top: float) -> None:
         assert chart([rate(0), rate(10, most)], ["processed"]).top == pytest.approx(top)
-
-
-class TestSums:
-    def test_rates_are_added_and_the_longest_lag_counts(self) -> None:
-        found = add_up(
-            "hour",
-            [
-                lowq.History("hour", 10, [rate(0, 1, 0.25, 4), rate(10, 2, 0, 9)]),
-                lowq.History("hour", 10, [rate(0, 10, 0.5, 7), rate(10, 20, 1, 1)]),
-                lowq.History("hour", 10, [rate(0, 100, 0, 0), rate(10, 200, 2, 0)]),
-            ],
-        )
-        assert found == lowq.History("hour", 10, [rate(0, 111, 0.75, 7), rate(10, 222, 3, 9)])
-
-    def test_what_is_unknown_of_some_is_left_out_and_of_all_is_unknown(self) -> None:
-        found = add_up(
-            "day",
-            [
-                lowq.History("day", 300, [rate(0, 1, 2, 3), unknown(300), unknown(600)]),
-                lowq.History("day", 300, [unknown(0), unknown(300), rate(600, 4, 5, 6)]),
-            ],
-        )
-        assert found == lowq.History("day", 300, [rate(0, 1, 2, 3), unknown(300), rate(600, 4, 5, 6)])
-
-    def test_nothing_is_nothing(self) -> None:
-        assert add_up("month", []).rates == []

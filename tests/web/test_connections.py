@@ -60,7 +60,7 @@ def test_they_are_closed_with_the_application(redis_url: str) -> None:
     host.close()
     until(lambda: not opened & connections(), "end of the connections")
     with client:  # its server starts, and shuts down at the end
-        assert client.get("/").status_code == 200
+        assert client.get("/nodes").status_code == 200
         opened = connections() - before
         assert opened
     until(lambda: not opened & connections(), "end of the connections")

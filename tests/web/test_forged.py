@@ -9,8 +9,9 @@ import pytest
 from starlette.testclient import TestClient
 
 import lowq
+from lowq.store.keys import shard_prefix
 from tests.web.conftest import Open
-from tests.web.shown import Reader
+from tests.web.shown import Reader, parse
 
 DEEP = "[" * 100_000 + "]" * 100_000
 SEAT = {"queue": "Orders", "shard": 1, "ids": ["x"], "seconds": 1.0}
@@ -73,9 +74,8 @@ def test_the_log_is_shown_whatever_an_entry_says(client: TestClient, app: lowq.L
 def test_what_is_no_entry_of_the_log_is_left_out(client: TestClient, app: lowq.Lowq, says: str) -> None:
     app.client.command("LPUSH", "lowq:v1:audit", f"{time.time()} {says}")
     app.note("bob", "delete", "Refunds", 5)
-    page = client.get("/audit").text
-    assert "bob" in page
-    assert "kick" not in page
+    page = parse(client.get("/audit").text)
+    assert [row["Who"].text for row in page.table("Who", "Did", "To")] == ["bob"]
 
 
 @pytest.mark.parametrize("bound", ["min", "max", "before"])
@@ -94,8 +94,10 @@ def test_scores_that_are_no_moments_are_shown_as_numbers(
     client: TestClient, app: lowq.Lowq, number: str, shown: str
 ) -> None:
     app.register("Orders", 1)
-    app.client.command("ZADD", "lowq:v1:{Orders:0}:payloads:a", number, b'{"n": 1}', 1_700_000_000, b'{"n": 2}')
-    app.client.command("ZADD", "lowq:v1:{Orders:0}:due", time.time() + 60, "a")
+    app.client.command(
+        "ZADD", shard_prefix("lowq", "Orders", 0) + "payloads:a", number, b'{"n": 1}', 1_700_000_000, b'{"n": 2}'
+    )
+    app.client.command("ZADD", shard_prefix("lowq", "Orders", 0) + "due", time.time() + 60, "a")
     payloads = list(Reader(client).page("/queues/Orders/job?id=a").find("ol").every("li"))
     lines = {json.loads(item.find("pre").lines)["n"]: item.find("p").text for item in payloads}
     assert lines[1] == f"score {shown}"
@@ -105,8 +107,8 @@ def test_scores_that_are_no_moments_are_shown_as_numbers(
 def test_a_deep_payload_is_masked_rather_than_shown(browse: Open, app: lowq.Lowq) -> None:
     app.register("Orders", 1)
     payload = '{"card": 1, "a":' * 900 + "5" + "}" * 900
-    app.client.command("ZADD", "lowq:v1:{Orders:0}:payloads:a", 1, payload)
-    app.client.command("ZADD", "lowq:v1:{Orders:0}:due", time.time() + 60, "a")
+    app.client.command("ZADD", shard_prefix("lowq", "Orders", 0) + "payloads:a", 1, payload)
+    app.client.command("ZADD", shard_prefix("lowq", "Orders", 0) + "due", time.time() + 60, "a")
     client = browse(redact=["card"])
     for path in ("/queues/Orders", "/queues/Orders/job?id=a", "/queues/Orders/payload?id=a&state=scheduled&n=0"):
         answer = client.get(path)

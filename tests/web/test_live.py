@@ -1,13 +1,15 @@
 """Streams of live numbers: what they send, that they end, and what they cost."""
 
 import asyncio
+import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +17,7 @@ from typing import Any
 
 import pytest
 from starlette.requests import Request
+from starlette.testclient import TestClient
 
 import lowq
 import lowq_web
@@ -56,6 +59,52 @@ def test_streams_end_by_themselves_and_say_when_to_come_again(address: str, monk
     assert status == 200
     assert events.startswith(b"event: figures\n")
     assert events.endswith(b"retry: 500\n\n")
+
+
+def test_only_the_queues_of_a_page_are_sent_to_it(
+    address: str, app: lowq.Lowq, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live, "LIFETIME", 0.3)
+    for name in ("Mail", "a&b", "Bills"):
+        app.queue(name, 1).push({"id": 1})
+
+    def names(query: str) -> set[str]:
+        events = get(address, f"/live{query}")[1].decode()
+        figures = json.loads(events.partition("data: ")[2].partition("\n")[0])
+        assert figures["total"]["length"] == 4
+        return set(figures["queues"])
+
+    assert names("") == {"Orders", "Mail", "a&b", "Bills"}
+    assert names("?queue=Mail&queue=a%26b&queue=nobody") == {"Mail", "a&b"}
+    assert names("?queue=") == set()
+
+
+def test_what_is_fetched_again_is_read_once_for_all_viewers(app: lowq.Lowq, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stats_cache, "INTERVAL", 3600.0)
+    app.queue("<b>", 3).push({"id": 1})
+    read: list[str] = []
+    dashboard = lowq_web.create_app(app)
+    client = TestClient(dashboard, base_url="http://127.0.0.1")
+    context: AppContext = dashboard.state.context
+
+    def counted(name: str) -> Callable[[lowq.Lowq], Any]:
+        found = getattr(type(context.app), name)
+
+        def count(app: lowq.Lowq) -> Any:
+            read.append(name)
+            return found(app)
+
+        return count
+
+    for name in ("nodes", "redis_info", "overview"):
+        monkeypatch.setattr(type(context.app), name, counted(name))
+    pages = [client.get(path) for path in ("/", "/parts", "/parts", "/parts")]
+    assert [page.status_code for page in pages] == [200] * 4
+    assert sorted(read) == ["nodes", "overview", "redis_info"]
+    parts = [re.findall(r'data-part id="([^"]+)"', page.text) for page in pages]
+    assert parts[0] == parts[1] == ["part-banners", "part-stuck", "part-shards", "part-redis"]
+    assert "&lt;b&gt;" in pages[1].text
+    assert "<b>" not in pages[1].text
 
 
 class Timers:
@@ -201,6 +250,11 @@ def test_head_gets_the_headers_only(address: str) -> None:
 
 class TestRedisHangs:
     """It is there and does not answer: every call takes as long as its time-out."""
+
+    @pytest.fixture(autouse=True)
+    def impatient(self, patient: None, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(stats_cache, "CLOCK_PATIENCE", 2.0)
+        monkeypatch.setattr(stats_cache, "PATIENCE", 10.0)
 
     def test_nobody_waits_for_it_but_those_who_asked_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(live, "LIFETIME", 60.0)

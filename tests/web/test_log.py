@@ -13,6 +13,7 @@ from starlette.testclient import TestClient
 import lowq
 from lowq.admin import audit
 from lowq.store import Client
+from lowq.store.keys import shard_prefix
 from tests.waiting import until
 from tests.web.confirming import form_on
 
@@ -218,7 +219,7 @@ def test_a_task_that_finds_nothing_can_be_cancelled(
     app.queue("Orders", 1)
     app.register("Orders", 1)
     pairs = [part for number in range(20_000) for part in (2e9 + number, f"job-{number}")]
-    app.client.command("ZADD", "lowq:v1:{Orders:0}:due", *pairs)
+    app.client.command("ZADD", shard_prefix("lowq", "Orders", 0) + "due", *pairs)
     run_many = Client.run_many
 
     def slowly(self: Client, calls: Any, **options: Any) -> Any:
@@ -252,7 +253,7 @@ def test_what_rolls_out_of_the_log_was_said_to_logging(
     assert "delete" not in {entry.action for entry in app.audit(1000)}
     begun, done, *rest = said(caplog)
     ids = {"ids": ["1", "2", "gone\u202e\n"], "named": 3}
-    entry = {"who": "anonymous", "action": "delete", "target": "Orders"}
+    entry = {"who": "anonymous", "action": "delete", "target": "Orders", "address": "testclient"}
     assert begun == entry | {"count": None, "detail": ids | {"outcome": "started"}}
     assert done == entry | {"count": 2, "detail": ids | {"missing": 1}}
     assert [item["detail"] for item in rest] == [{"outcome": "started"}, {"changed": False}] * 4

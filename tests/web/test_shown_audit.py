@@ -27,9 +27,9 @@ def test_entries_are_shown_newest_first(app: lowq.Lowq, browse: Open) -> None:
     app.note("carol", "perform_now", "Orders", 0, {"ids": ["a-1", "a-2"], "more": 7})
     rows = Reader(browse()).page("/audit").table("When", "Who", "Did")
     assert cells(rows) == [
-        ("carol", "perform now", "Orders", "0", "ids a-1, a-2 more 7"),
+        ("carol", "run now", "Orders", "0", "ids a-1, a-2 more 7"),
         ("bob", "pause", "Refunds", "", ""),
-        ("ann", "kick", "Orders", "1,234", "state morgue match 39* min -5"),
+        ("ann", "retry now", "Orders", "1,234", "state morgue match 39* min -5"),
     ]
     for row in rows:
         assert began - 0.01 <= datetime.fromisoformat(row["When"].moment).timestamp() <= time.time()
@@ -63,7 +63,7 @@ def test_what_is_done_on_pages_is_in_the_log(app: lowq.Lowq, client: TestClient)
     client.post("/queues/Orders/resume")
     rows = reader.page("/audit").table("When", "Who", "Did")
     assert [(row["Did"].text, row["Jobs"].text) for row in rows] == [
-        ("resume", ""), ("pause", ""), ("delete", "1"), ("kick", "1"), ("bury", "2"), ("perform now", "2"),
+        ("resume", ""), ("pause", ""), ("delete", "1"), ("retry now", "1"), ("bury", "2"), ("run now", "2"),
     ]  # fmt: skip
     assert {(row["Who"].text, row["To"].text) for row in rows} == {("anonymous", "Orders")}
     buried = rows[4]["Detail"].text
@@ -88,7 +88,7 @@ def test_tasks_are_listed_with_what_they_did(app: lowq.Lowq, client: TestClient)
         until(lambda at=address: any("done" in line.text for line in reader.page(at).every("p")), "end of the task")  # type: ignore[misc]
     rows = reader.page("/tasks").table("Began", "Does", "Queue")
     assert [(row["Who"].text, row["Does"].text, row["Queue"].text, row["State"].text) for row in rows] == [
-        ("anonymous", "kick", "Orders", "done"), ("anonymous", "delete", "Orders", "done"),
+        ("anonymous", "retry now", "Orders", "done"), ("anonymous", "delete", "Orders", "done"),
     ]  # fmt: skip
     assert [row["Done"].text for row in rows] == ["5 of 5", "7 of 7"]
     page = reader.page(rows[1]["Began"].link)
@@ -96,3 +96,59 @@ def test_tasks_are_listed_with_what_they_did(app: lowq.Lowq, client: TestClient)
     assert "7 of 7 jobs deleted" in page.text
     assert "old-*" in [fact.text for fact in page.facts.values()]
     assert page.facts["Started by"].text == "anonymous"
+
+
+def test_entries_lead_to_what_was_acted_on(app: lowq.Lowq, browse: Open) -> None:
+    app.note("ann", "kick", "Orders", 1, {"ids": ["a/b", "x" * 400], "named": 2})
+    app.note("ann", "delete", "Orders", 1, {"task": "T1"})
+    app.note("ann", "stop", "host:1:ab")
+    app.note("ann", "repair", "Orders, Mails")
+    app.register("Orders", 1)
+    client = browse()
+    repair, stop, delete, kick = Reader(client).page("/audit").table("When", "To", "Detail")
+    assert kick["To"].link == "/queues/Orders"
+    links = [link.link for link in kick["Detail"].every("a")]
+    assert links == ["/queues/Orders/job?id=a%2Fb"]  # the other id was cut
+    assert delete["Detail"].link == "/tasks/T1"
+    assert stop["To"].link.startswith("/nodes#node-")
+    assert not list(repair["To"].every("a"))
+    assert client.get(kick["To"].link).status_code == 200
+
+
+def test_entries_are_filtered_and_come_page_by_page(app: lowq.Lowq, browse: Open) -> None:
+    for number in range(230):
+        app.note("ann", "kick" if number % 2 else "bury", "Orders", number)
+    app.note("bob", "pause", "Mails")
+    reader = Reader(browse())
+    counts = [row["Jobs"].text for row in reader.rows("/audit?who=ANN&action=kick", "Who", "Jobs")]
+    assert counts == [str(number) for number in range(229, 0, -2)]
+    assert len(reader.rows("/audit", "Who", "Jobs")) == 231
+    (row,) = reader.rows("/audit?target=Mails&since=-1h", "Who", "To")
+    assert row["Who"].text == "bob"
+    page = reader.page("/audit?who=bob&until=-1h")
+    assert "No entry matches." in page.text
+    assert next(page.find("form", has="Who").every("input")).attributes["value"] == "bob"
+
+
+def test_a_time_that_is_none_is_said(app: lowq.Lowq, browse: Open) -> None:
+    reader = Reader(browse())
+    for query, label in (("since=soon", "From"), ("until=1e400", "To"), ("after=x", "cursor")):
+        assert label in reader.page(f"/audit?{query}", 400).find("p", has="is").text
+
+
+def test_who_acts_is_shown_with_the_address_behind_the_proxy(app: lowq.Lowq, browse: Open) -> None:
+    app.register("Orders", 1)
+    application = browse(trusted_proxies=["10.0.0.9"], no_auth=True).app
+    client = TestClient(application, base_url="http://127.0.0.1", client=("10.0.0.9", 5), follow_redirects=False)
+    headers = {**OWN, "x-forwarded-for": "6.6.6.6, 198.51.100.1"}
+    assert client.post("/queues/Orders/pause", headers=headers).status_code == 303
+    other = TestClient(application, base_url="http://127.0.0.1", client=("192.0.2.1", 5), follow_redirects=False)
+    assert other.post("/queues/Orders/resume", headers=headers).status_code == 303
+    rows = Reader(client).page("/audit").table("Address", "Did")
+    assert [(row["Did"].text, row["Address"].text) for row in rows] == [
+        ("resume", "192.0.2.1"), ("pause", "198.51.100.1")
+    ]  # fmt: skip
+    (entry,) = client.get("/api/v1/audit?action=pause&since=1.5e9").json()["audit"]
+    assert (entry["address"], entry["target"]) == ("198.51.100.1", "Orders")
+    assert client.get(f"/api/v1/audit?after={entry['cursor']}").json()["audit"] == []
+    assert client.get("/api/v1/audit?since=yesterday").status_code == 400

@@ -147,7 +147,7 @@ def test_no_record_no_line(browse: Open, app: lowq.Lowq) -> None:
     app.queue("Orders", 1).push({"id": 1})
     page = Reader(browse()).page("/")
     assert drawn(page) == {name: [] for name in NAMES}
-    assert "No node has worked here in the last hour" in page.text
+    assert "No worker has run anything in the last hour" in page.text
 
 
 def test_history_is_there_again_after_a_reload_and_a_restart(redis_url: str) -> None:

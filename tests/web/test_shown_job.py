@@ -46,7 +46,7 @@ def payloads(part: Element) -> list[tuple[str, Any]]:
 
 def headings(page: Element) -> list[str]:
     """Of the places that an id is in."""
-    return [head.text for head in page.every("h2") if head.text.startswith(("Waiting", "In flight", "In the morgue"))]
+    return [head.text for head in page.every("h2") if head.text.startswith(("Queued", "Running", "Dead"))]
 
 
 def buttons(page: Element) -> list[str]:
@@ -62,7 +62,7 @@ def test_payloads_come_in_the_order_of_their_scores(hand: Hand, reader: Reader) 
     later = time.time() + 500
     for score in (30, -2, 7.5, 1_700_000_000):
         hand.push("order-7", later, {"version": score}, score)
-    part = place(reader.page(PAGE), "Waiting")
+    part = place(reader.page(PAGE), "Queued")
     assert payloads(part) == [
         ("-2", {"version": -2}), ("7.5", {"version": 7.5}), ("30", {"version": 30}),
         ("1700000000", {"version": 1_700_000_000}),
@@ -85,8 +85,8 @@ def test_an_id_that_failed_has_its_error_and_its_coming_retries(app: lowq.Lowq, 
     hand.push("order-7", now - 900)
     hand.fail("order-7", now - 900, now + 800, retry_count=2, error=TRACEBACK)
     page = reader.page(PAGE)
-    part = place(page, "Waiting")
-    assert headings(page) == ["Waiting retrying"]
+    part = place(page, "Queued")
+    assert headings(page) == ["Queued retrying"]
     assert part.facts["Retries"].text == "3 of 7"
     assert next(part.every("pre")).lines == TRACEBACK
     (clock,) = (items for items in part.every("ol") if not list(items.every("pre")))
@@ -97,7 +97,7 @@ def test_an_id_that_failed_has_its_error_and_its_coming_retries(app: lowq.Lowq, 
     # Each follows from the one before: n**4 + 15 + random(0..30) * (n + 1), here in the middle.
     gaps = [later - earlier for earlier, later in itertools.pairwise(times)]
     assert gaps == [pytest.approx(n**4 + 15 + 15 * (n + 1), abs=0.01) for n in (3, 4, 5, 6)]
-    assert buttons(page) == ["Perform now", "Bury", "Delete"]
+    assert buttons(page) == ["Run now", "Bury", "Delete"]
 
 
 def test_crashes_are_counted(hand: Hand, reader: Reader) -> None:
@@ -110,7 +110,7 @@ def test_crashes_are_counted(hand: Hand, reader: Reader) -> None:
     hand.take(["order-7"], now - 700)
     hand.die(index)
     hand.own(index, now - 600, "cccccccccccc")
-    part = place(reader.page(PAGE), "Waiting")
+    part = place(reader.page(PAGE), "Queued")
     assert part.facts["Crashes"].text == "2"
 
 
@@ -122,27 +122,27 @@ def test_in_flight_newly_pushed_and_in_the_morgue_each_have_their_own(hand: Hand
     hand.take(["order-7"], now - 700)
     hand.push("order-7", now + 700, "new", 3)
     page = reader.page(PAGE)
-    assert headings(page) == ["In flight taken", "Waiting scheduled", "In the morgue morgue"]
-    assert payloads(place(page, "In flight")) == [("2", "running")]
-    assert payloads(place(page, "Waiting")) == [("3", "new")]
-    morgue = place(page, "In the morgue")
+    assert headings(page) == ["Running", "Queued scheduled", "Dead"]
+    assert payloads(place(page, "Running")) == [("2", "running")]
+    assert payloads(place(page, "Queued")) == [("3", "new")]
+    morgue = place(page, "Dead")
     assert payloads(morgue) == [("1", "old")]
     assert next(morgue.every("pre")).lines == TRACEBACK
-    assert at(morgue.facts["Buried"].moment) == pytest.approx(now - 800, abs=0.01)
-    assert not list(place(page, "Waiting").every("pre"))[1:], "an error that is not its own"
-    assert [word for word in ("taken", "scheduled", "morgue") if word in page.find("h1").text] == [
-        "taken", "scheduled", "morgue",
+    assert at(morgue.facts["Dead since"].moment) == pytest.approx(now - 800, abs=0.01)
+    assert not list(place(page, "Queued").every("pre"))[1:], "an error that is not its own"
+    assert [word for word in ("running", "scheduled", "dead") if word in page.find("h1").text] == [
+        "running", "scheduled", "dead",
     ]  # fmt: skip
-    assert buttons(page) == ["Perform now", "Kick", "Bury", "Delete"]
+    assert buttons(page) == ["Run now", "Retry now", "Bury", "Delete"]
 
 
 @pytest.mark.parametrize(
     ("state", "expected"),
     [
-        ("scheduled", ["Perform now", "Bury", "Delete"]),
+        ("scheduled", ["Run now", "Bury", "Delete"]),
         ("due", ["Bury", "Delete"]),
         ("taken", []),
-        ("morgue", ["Kick", "Delete"]),
+        ("morgue", ["Retry now", "Delete"]),
     ],
 )
 def test_what_may_be_done_depends_on_where_it_is(hand: Hand, reader: Reader, state: str, expected: list[str]) -> None:
@@ -153,7 +153,7 @@ def test_what_may_be_done_depends_on_where_it_is(hand: Hand, reader: Reader, sta
     if state == "morgue":
         hand.queue.bury("order-7")
     page = reader.page(PAGE)
-    assert state in page.find("h1").text
+    assert {"taken": "running", "morgue": "dead"}.get(state, state) in page.find("h1").text
     assert buttons(page) == expected
 
 
@@ -165,7 +165,7 @@ def test_its_shard_and_owner_are_shown(hand: Hand, reader: Reader) -> None:
     page = reader.page(PAGE)
     facts = page.facts
     assert (facts["Shard"].text, facts["Owner"].text) == (str(index), "nobody")
-    assert "5 waiting" in facts["In its shard"].text
+    assert "5 queued" in facts["In its shard"].text
     assert facts["In its shard"].lasts(300)
     hand.own(index, now, "zzzzzz999999")
     page = reader.page(PAGE)
@@ -177,7 +177,7 @@ def test_a_long_payload_leads_to_all_of_it(hand: Hand, reader: Reader) -> None:
     later = time.time() + 60
     hand.push("order-7", later, ["first"], 1)
     hand.push("order-7", later, "x" * 5000, 2)
-    items = [item for item in place(reader.page(PAGE), "Waiting").every("li") if "show all" in item.text]
+    items = [item for item in place(reader.page(PAGE), "Queued").every("li") if "show all" in item.text]
     assert len(items) == 1
     assert "5,002 characters" in items[0].text
     assert reader.page(items[0].link).text == '"' + "x" * 5000 + '"'

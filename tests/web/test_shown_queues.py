@@ -68,17 +68,17 @@ KNOWN = [
 #: Word above the column -> what of `Known` it shows.
 NUMBERS: dict[str, Callable[[Known], int]] = {
     "Due": lambda known: known.due,
-    "Taken": lambda known: known.taken,
-    "Waiting": lambda known: known.length,
+    "Running": lambda known: known.taken,
+    "Queued": lambda known: known.length,
     "Fresh": lambda known: known.fresh,
     "Retries": lambda known: known.retries,
-    "Morgue": lambda known: known.morgue,
+    "Dead": lambda known: known.morgue,
     "Processed": lambda known: known.processed,
     "Failed": lambda known: known.failed,
 }
 ORDERS: dict[str, Callable[[Known], Any]] = {
     "Queue": lambda known: known.name,
-    "Lag": lambda known: known.lag,
+    "Latency": lambda known: known.lag,
     **NUMBERS,
 }
 
@@ -118,7 +118,7 @@ def reader() -> Iterator[Reader]:
 
 
 def queues(page: Element) -> list[Row]:
-    return page.table("Queue", "Lag", "Morgue")
+    return page.table("Queue", "Latency", "Dead")
 
 
 def name_of(row: Row) -> str:
@@ -159,17 +159,17 @@ def test_every_figure_of_every_queue(reader: Reader) -> None:
     for known in KNOWN:
         row = rows[known.name]
         assert {word: row[word].number for word in NUMBERS} == {word: key(known) for word, key in NUMBERS.items()}
-        assert row["Lag"].lasts(known.lag, known.lag + reader.age)
+        assert row["Latency"].lasts(known.lag, known.lag + reader.age)
 
 
 def test_the_totals_are_the_sums_and_the_longest_lag(reader: Reader) -> None:
     totals = reader.page("/").facts
     sums = {word: sum(map(key, KNOWN)) for word, key in NUMBERS.items() if word != "Due"}
     assert {word: totals[word].number for word in sums} == sums
-    assert totals["Lag"].lasts(4000, 4000 + reader.age)
+    assert totals["Latency"].lasts(4000, 4000 + reader.age)
 
 
-@pytest.mark.parametrize("word", ["Due", "Taken", "Waiting", "Fresh", "Retries", "Morgue"])
+@pytest.mark.parametrize("word", ["Due", "Running", "Queued", "Fresh", "Retries", "Dead"])
 def test_as_many_rows_are_behind_a_linked_number(reader: Reader, word: str) -> None:
     for row in queues(reader.page("/")):
         found = reader.ids(row[word].link)
@@ -186,16 +186,16 @@ def test_as_many_rows_are_on_a_tab_as_it_counts(reader: Reader) -> None:
             counts[word] = next(tab.every("span")).number
             assert len(reader.ids(tab.link)) == counts[word], (known.name, word)
         assert counts == {
-            "Waiting": known.length, "Due": known.due, "Scheduled": known.scheduled,
-            "Retrying": known.retrying, "Taken": known.taken, "Morgue": known.morgue,
+            "Queued": known.length, "Due": known.due, "Scheduled": known.scheduled,
+            "Retrying": known.retrying, "Running": known.taken, "Dead": known.morgue,
         }  # fmt: skip
 
 
 def test_the_queues_own_page_shows_the_same_figures(reader: Reader) -> None:
     for known in KNOWN:
         head = reader.page(f"/queues/{known.name}").find("p", has="processed")
-        facts = dict(zip(("lag", "processed", "failed", "buried"), head.every("b"), strict=True))
-        assert facts["lag"].lasts(known.lag, known.lag + reader.age)
+        facts = dict(zip(("latency", "processed", "failed", "buried"), head.every("b"), strict=True))
+        assert facts["latency"].lasts(known.lag, known.lag + reader.age)
         assert {word: facts[word].number for word in ("processed", "failed", "buried")} == {
             "processed": known.processed, "failed": known.failed, "buried": known.buried,
         }  # fmt: skip
@@ -207,8 +207,8 @@ def test_numbers_are_short_and_exact_on_hover(reader: Reader) -> None:
     reader = Reader(TestClient(lowq_web.create_app(app), base_url="http://127.0.0.1"))
     page = reader.page("/")
     (row,) = queues(page)
-    assert (row["Waiting"].text, row["Waiting"].number) == ("1.2K", 1234)
-    assert (page.facts["Waiting"].text, page.facts["Waiting"].number) == ("1.2K", 1234)
+    assert (row["Queued"].text, row["Queued"].number) == ("1.2K", 1234)
+    assert (page.facts["Queued"].text, page.facts["Queued"].number) == ("1.2K", 1234)
     app.close()
 
 

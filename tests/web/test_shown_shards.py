@@ -88,9 +88,9 @@ def test_every_shard_is_shown_as_it_is(world: World) -> None:
     rows = rows_of(world.reader.page("/queues/Orders/shards"))
     assert [row["Shard"].number for row in rows] == list(range(len(KNOWN)))
     for index, (known, row) in enumerate(zip(KNOWN, rows, strict=True)):
-        numbers = {word: row[word].number for word in ("Waiting", "Taken", "Morgue")}
-        assert numbers == {"Waiting": known.waiting, "Taken": known.taken, "Morgue": known.morgue}, index
-        assert row["Lag"].lasts(known.lag) if known.lag else row["Lag"].lasts(0, 0), index
+        numbers = {word: row[word].number for word in ("Queued", "Running", "Dead")}
+        assert numbers == {"Queued": known.waiting, "Running": known.taken, "Dead": known.morgue}, index
+        assert row["Latency"].lasts(known.lag) if known.lag else row["Latency"].lasts(0, 0), index
         assert known.owner in row["Owner"].text if known.owner else row["Owner"].text == "nobody", index
         assert row["Fence"].text == str(world.fences.get(index, "")), index
         if known.owner:
@@ -105,8 +105,8 @@ def test_every_shard_is_shown_as_it_is(world: World) -> None:
 
 KEYS: dict[str, Callable[[int], int]] = {
     "Shard": lambda index: index,
-    "Waiting": lambda index: KNOWN[index].waiting,
-    "Lag": lambda index: KNOWN[index].lag,
+    "Queued": lambda index: KNOWN[index].waiting,
+    "Latency": lambda index: KNOWN[index].lag,
 }
 
 
@@ -135,9 +135,9 @@ def test_many_shards_come_page_by_page_in_one_order(app: lowq.Lowq) -> None:
         rows = reader.rows(address, "Shard", "Owner", "Fence")
         assert len(rows) == 450
         assert {row["Shard"].number for row in rows} == set(range(450))
-        assert sum(row["Waiting"].number for row in rows) == 2000
+        assert sum(row["Queued"].number for row in rows) == 2000
         if "length" in address:
-            lengths = [row["Waiting"].number for row in rows]
+            lengths = [row["Queued"].number for row in rows]
             assert lengths == sorted(lengths, reverse=True)
             assert lengths[0] > lengths[-1]
     assert reader.page(address).text.count("of 450") == 1
@@ -206,7 +206,7 @@ def test_hot_and_long_shards_stand_out(world: World, address: str) -> None:
     assert fills[0] == 0 < fills[1]  # an empty shard, and one with two jobs
     assert fills[1] < fills[3] < fills[-1]  # 2, 12 and 101 jobs
     for index, known in enumerate(KNOWN):
-        assert f"{known.waiting} waiting" in cells[index].words
+        assert f"{known.waiting} queued" in cells[index].words
         assert (known.owner or "no owner") in cells[index].words
 
 
@@ -217,7 +217,7 @@ def test_a_queue_that_is_at_peace_is_cold(world: World) -> None:
 def test_the_hottest_shards_are_named_first(world: World) -> None:
     named = world.reader.page("/").find("p", has="Hottest")
     assert [link.text for link in named.every("a")] == ["Orders 2", "Orders 4", "Orders 0"]
-    assert re.findall(r"lag (\d+ min)", named.text) == ["50 min", "5 min", "1 min"]
+    assert re.findall(r"latency (\d+ min)", named.text) == ["50 min", "5 min", "1 min"]
     first = rows_of(world.reader.page(named.link))[0]
     assert first["Shard"].number == 2
 

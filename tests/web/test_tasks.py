@@ -19,11 +19,14 @@ from lowq.admin import tasks as registry
 from lowq.queue import Queue
 from lowq.store import Client
 from lowq_web import tasks
+from lowq_web.journal import Actor
 from lowq_web.stats_cache import StatsCache
 from lowq_web.tasks import Tasks
 from tests.redis_server import RedisServer
 from tests.waiting import PATIENCE, until
+from tests.web.confirming import confirm
 from tests.web.conftest import OWN
+from tests.web.shown import parse
 
 #: Begins an action that never ends, says which task it is, and waits to be killed.
 DYING = """
@@ -178,7 +181,7 @@ def test_one_that_can_not_begin_says_why_although_its_record_can_not_be_removed(
     background = Tasks(app, StatsCache(app))
     for _ in range(tasks.MAX_RUNNING + 1):  # none takes a place in this process
         with pytest.raises(lowq.RedisUnavailable, match="went away"):
-            background.start("ann", "Orders", "delete", lowq.JobFilter())
+            background.start(Actor("ann"), "Orders", "delete", lowq.JobFilter())
         for task in background.all():  # Redis counts the records that stayed
             app.client.command("HDEL", "lowq:v1:tasks", task.id)
     assert app.queue("Orders").stats().length == 1
@@ -240,7 +243,7 @@ def test_a_task_reports_a_few_times_a_second_whatever_its_steps_take(
     monkeypatch.setattr(Client, "run", counted)
     app.queue("Orders", 1).push({"id": 1})
     background = Tasks(app, StatsCache(app), clock=lambda: now)
-    task = background.start("ann", "Orders", "delete", lowq.JobFilter())
+    task = background.start(Actor("ann"), "Orders", "delete", lowq.JobFilter())
     until(lambda: (found := background.get(task.id)) and found.state == "done", "end of the task")
     assert 20 <= len(reports) <= 22
 
@@ -280,6 +283,12 @@ def test_the_task_of_a_process_that_dies_is_interrupted(
     assert "has probably died" in page
     assert ">Cancel<" in page, "it may only hang"
     assert client.get("/tasks").text.count("interrupted") == 1
+    # Started anew, for what is left: it asks first.
+    again = parse(page).find("form", has="Start again")
+    form = {field.attributes["name"]: field.attributes["value"] for field in again.every("input", "button")}
+    answer = confirm(client, again.attributes["action"], client.post(again.attributes["action"], data=form).text)
+    fresh = in_state(client, answer.headers["location"].rpartition("/")[2], "done")
+    assert (fresh["done"], lowq.Lowq(redis_url=redis_url).queue("Orders").stats().length) == (1, 0)
     answer = client.post(f"/api/v1/tasks/{dying.task}/cancel", json={})
     assert (answer.status_code, answer.json()["state"]) == (202, "interrupted")
     page = client.get(f"/tasks/{dying.task}").text
@@ -370,7 +379,7 @@ def test_an_end_that_can_not_be_written_is_given_up(
         raise error
 
     app.queue("Orders", 1).push({"id": 1})
-    task = Tasks(app, StatsCache(app), clock=lambda: now).start("ann", "Orders", "delete", lowq.JobFilter())
+    task = Tasks(app, StatsCache(app), clock=lambda: now).start(Actor("ann"), "Orders", "delete", lowq.JobFilter())
     monkeypatch.setattr(Client, "run", away)
     steps.ends = True
     steps.go()

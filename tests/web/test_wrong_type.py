@@ -5,9 +5,10 @@ from starlette.testclient import TestClient
 
 import lowq
 import lowq_web
+from lowq.store.keys import shard_prefix
 from tests.web.conftest import OWN
 
-SHARD = "lowq:v1:{Orders:0}:"
+SHARD = shard_prefix("lowq", "Orders", 0)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,8 @@ import lowq
 from lowq.admin.tasks import TaskState
 from lowq.codec import lookup_id
 from lowq.queue import Moments
-from lowq_web.journal import Entry, say
+from lowq.queue_options import check_whole
+from lowq_web.journal import Actor, Entry, say
 from lowq_web.stats_cache import StatsCache
 from lowq_web.tasks import ActionName, Task, Tasks
 
@@ -18,11 +19,10 @@ log = logging.getLogger(__name__)
 
 #: They can't be undone: pages always ask before.
 DESTRUCTIVE = ("bury", "delete")
-#: Action -> its name on buttons; and in a sentence about jobs after it.
-VERBS = {"perform_now": "perform now", "kick": "kick", "bury": "bury", "delete": "delete"}
-DONE = {"perform_now": "made due now", "kick": "kicked", "bury": "buried", "delete": "deleted"}
 #: Ids that are acted on while the browser waits: as many as a page has.
 MAX_IDS = 1000
+#: What is done to a schedule.
+SCHEDULE_ACTIONS = ("run", "pause", "resume")
 #: The states of a task that can be cancelled.
 STOPPABLE: tuple[TaskState, ...] = ("running", "interrupted")
 
@@ -45,7 +45,7 @@ class Actions:
 
     def on_ids(
         self,
-        who: str,
+        who: Actor,
         queue: str,
         action: ActionName,
         ids: Sequence[str],
@@ -79,7 +79,7 @@ class Actions:
         return acted
 
     def on_all(
-        self, who: str, queue: str, action: ActionName, wanted: lowq.JobFilter, reason: str | None = None
+        self, who: Actor, queue: str, action: ActionName, wanted: lowq.JobFilter, reason: str | None = None
     ) -> Task:
         """Acts on all jobs that match, in the background.
 
@@ -89,15 +89,15 @@ class Actions:
         self._app.queue(queue).shards_count  # noqa: B018 - raises for a queue that nobody has used
         return self._tasks.start(who, queue, action, wanted, reason if action == "bury" and reason else None)
 
-    def pause(self, who: str, queue: str) -> bool:
+    def pause(self, who: Actor, queue: str) -> bool:
         """Whether that changed anything.
 
         Raises:
             UnknownQueueError, RedisUnavailable
         """
-        return self._on_queue(who, "pause", queue, lambda handle: handle.pause(by=who))
+        return self._on_queue(who, "pause", queue, lambda handle: handle.pause(by=who.name))
 
-    def resume(self, who: str, queue: str) -> bool:
+    def resume(self, who: Actor, queue: str) -> bool:
         """Whether that changed anything.
 
         Raises:
@@ -105,7 +105,20 @@ class Actions:
         """
         return self._on_queue(who, "resume", queue, lambda handle: handle.resume())
 
-    def _on_queue(self, who: str, action: str, queue: str, do: Callable[[lowq.Queue], bool]) -> bool:
+    def reshard(self, who: Actor, queue: str, shards_count: int) -> Task:
+        """Gives a queue so many shards, in the background, or goes on with that.
+
+        Raises:
+            ConfigError: no queue can have so many; it has them already; or a node that serves it is strict about their
+                number. Resharding: it is being given another number. TooManyTasks, UnknownQueueError, RedisUnavailable
+        """
+        check_whole(f"queue {queue!r}", "shards_count", shards_count)
+        layouts = self._app.queue(queue).layouts
+        if layouts.next is None and layouts.current.shards_count == shards_count:
+            raise lowq.ConfigError(f"queue {queue!r} has {shards_count} shards already")
+        return self._tasks.reshard(who, queue, shards_count)
+
+    def _on_queue(self, who: Actor, action: str, queue: str, do: Callable[[lowq.Queue], bool]) -> bool:
         handle = self._app.queue(queue)
         handle.shards_count  # noqa: B018 - raises for a queue that nobody has used
         with self._written(who, action, queue, {}) as outcome:
@@ -114,7 +127,49 @@ class Actions:
                 outcome.detail["changed"] = False
         return changed
 
-    def send_command(self, who: str, node: str, command: str) -> None:
+    def run_schedule(self, who: Actor, name: str, queue: str | None) -> float:
+        """Pushes a job of a schedule now; returns its ``planned_at``.
+
+        Raises:
+            UnknownScheduleError, QueueFull, PushError, RedisUnavailable
+        """
+        found = self._app.schedule(name, queue)
+        with self._written(who, "run_schedule", found.queue, {"schedule": found.name}) as outcome:
+            planned_at = self._app.run_schedule_now(found.name, found.queue)
+            outcome.count = 1
+        return planned_at
+
+    def pause_schedule(self, who: Actor, name: str, queue: str | None) -> bool:
+        """Whether that changed anything.
+
+        Raises:
+            UnknownScheduleError, RedisUnavailable
+        """
+        return self._on_schedule(
+            who, "pause", name, queue, lambda found: self._app.pause_schedule(found.name, found.queue, by=who.name)
+        )
+
+    def resume_schedule(self, who: Actor, name: str, queue: str | None) -> bool:
+        """Whether that changed anything.
+
+        Raises:
+            UnknownScheduleError, RedisUnavailable
+        """
+        return self._on_schedule(
+            who, "resume", name, queue, lambda found: self._app.resume_schedule(found.name, found.queue)
+        )
+
+    def _on_schedule(
+        self, who: Actor, action: str, name: str, queue: str | None, do: Callable[[lowq.ScheduleInfo], bool]
+    ) -> bool:
+        found = self._app.schedule(name, queue)
+        with self._written(who, f"{action}_schedule", found.queue, {"schedule": found.name}) as outcome:
+            changed = do(found)
+            if not changed:
+                outcome.detail["changed"] = False
+        return changed
+
+    def send_command(self, who: Actor, node: str, command: str) -> None:
         """Sends a node the command to go quiet, to stop, or to reload.
 
         Raises:
@@ -124,12 +179,12 @@ class Actions:
         self._stats_cache.forget()
         say(who, command, node, None, {})
         try:
-            self._app.note(who, command, node)
+            self._app.note(who.name, command, node, address=who.address)
         except lowq.LowqError as error:
             # The command was sent; an error now would have it sent twice.
-            log.warning("%s of %s by %s could not be written to the log: %s", command, node, who, error)
+            log.warning("%s of %s by %s could not be written to the log: %s", command, node, who.name, error)
 
-    def cancel(self, who: str, task: Task) -> bool:
+    def cancel(self, who: Actor, task: Task) -> bool:
         """The task stops after its current step; what it did stays done. One that is interrupted stops when its process
         goes on, if that only hung. False: it has ended already.
 
@@ -142,7 +197,7 @@ class Actions:
             return self._tasks.cancel(task.id)
 
     @contextmanager
-    def _written(self, who: str, action: str, target: str, detail: Mapping[str, Any]) -> Iterator[_Outcome]:
+    def _written(self, who: Actor, action: str, target: str, detail: Mapping[str, Any]) -> Iterator[_Outcome]:
         """Writes the action of the block into the audit log: before it begins, and how it ended.
 
         Raises:

@@ -7,7 +7,7 @@ strictly: what is unknown or malformed is answered with 400 and the reason. Erro
 import dataclasses
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from msgspec import UNSET, Struct
@@ -17,10 +17,12 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
 import lowq
+from lowq.metrics.times import PERCENTILES
+from lowq.store import untrusted
 from lowq_web import documents, openapi
 from lowq_web.context import context_of, queue_of
 from lowq_web.fields import query_of
-from lowq_web.listing import JobQuery
+from lowq_web.listing import JobQuery, P, news
 from lowq_web.live import document
 from lowq_web.openapi import Endpoint
 from lowq_web.received import Nothing, Received, read_document, read_query
@@ -133,7 +135,30 @@ def queues(request: Request, _query: Nothing) -> Response:
 
 def queue(request: Request, _query: Nothing) -> Response:
     handle = queue_of(request)
-    return _answer(documents.QueueDetails(handle.stats(), dict(handle.options)))
+    limits = [documents.Limit.of(state) for state in handle.limits()]
+    return _answer(documents.QueueDetails(handle.stats(), dict(handle.options), limits))
+
+
+def reshard_progress(request: Request, _query: Nothing) -> Response:
+    handle = queue_of(request)
+    layouts, progress = handle.layouts, handle.reshard_progress()
+    if progress is None:
+        return _answer(
+            documents.Reshard(layouts.current.shards_count, layouts.current.epoch, None, 0, 0, [], None, None)
+        )
+    began_at, by = progress.facts.get("began_at"), progress.facts.get("by")
+    return _answer(
+        documents.Reshard(
+            progress.before.shards_count,
+            progress.before.epoch,
+            progress.after.shards_count,
+            progress.shards_moved,
+            progress.jobs_left or 0,
+            list(progress.waits_for),
+            untrusted.number(began_at),
+            untrusted.text(by),
+        )
+    )
 
 
 def statistics(request: Request, _query: Nothing) -> Response:
@@ -144,10 +169,35 @@ def queue_rates(request: Request, query: documents.SpanQuery) -> Response:
     return _answer(context_of(request).stats_cache.history(queue_of(request).name, query.span))
 
 
+def forecast(request: Request, _query: Nothing) -> Response:
+    found = queue_of(request).forecast()
+    return _answer(documents.Forecast(**dataclasses.asdict(found), text=found.text))
+
+
 def perform_times(request: Request, _query: Nothing) -> Response:
     times = queue_of(request).perform_times()
     buckets = [documents.Bucket(_finite(bound), count) for bound, count in times.buckets]
     return _answer(documents.PerformTimes(times.count, times.seconds, buckets))
+
+
+def times(request: Request, query: documents.SpanQuery) -> Response:
+    found = queue_of(request).times(query.span)
+    stretches = [
+        documents.StretchTimes(item.at, _percentiles(item.wait), _percentiles(item.run)) for item in found.stretches
+    ]
+    return _answer(
+        documents.Times(found.span, found.step, _percentiles(found.wait), _percentiles(found.run), stretches)
+    )
+
+
+def _percentiles(times: lowq.Histogram) -> documents.Percentiles:
+    return documents.Percentiles(
+        times.count, **{name: _finite(times.percentile(share)) for name, share in PERCENTILES.items()}
+    )
+
+
+def slowest(request: Request, _query: Nothing) -> Response:
+    return _answer(documents.Slowest(queue_of(request).slowest()))
 
 
 def shards(request: Request, _query: Nothing) -> Response:
@@ -155,19 +205,42 @@ def shards(request: Request, _query: Nothing) -> Response:
 
 
 def jobs(request: Request, query: documents.JobsQuery) -> Response:
-    given = query.given()
-    order_by = given.get("order_by")
-    fields: dict[str, Any] = {name: given[name] for name in ("state", "match", "order_by", "reverse") if name in given}
-    fields |= {name: _bound(name, given.get(name), order_by) for name in ("min", "max")}
+    context = context_of(request)
 
     def answer(page: lowq.Page) -> Response:
-        return _answer(documents.Jobs([_job(request, job) for job in page.jobs], page.cursor))
+        return _answer(documents.Jobs([_job(request, job) for job in page.jobs], page.cursor, page.looked))
 
-    asked = JobQuery(lowq.JobFilter(**fields), given.get("after"), query.limit, {})
-    pages = asked.pages(queue_of(request))
+    asked = _query(query)
+    return _listed(request, asked, asked.pages(queue_of(request), context.redact), answer)
+
+
+def all_jobs(request: Request, query: documents.AllJobsQuery) -> Response:
+    context = context_of(request)
+
+    def answer(page: lowq.FoundPage) -> Response:
+        found = [documents.FoundJob(item.queue, _job(request, item.job)) for item in page]
+        return _answer(documents.FoundJobs(found, page.cursor, page.looked))
+
+    asked = _query(query)
+    part = "" if query.queue is UNSET else query.queue.casefold()
+    names = [info.name for info in context.app.queues() if part in info.name.casefold()]
+    pages = context.app.jobs_in_steps(
+        asked.filter, queues=names, limit=asked.limit, after=asked.after, redact=context.redact
+    )
+    return _listed(request, asked, news(pages), answer)
+
+
+def _query(query: documents.JobsQuery | documents.AllJobsQuery) -> JobQuery:
+    given = query.given()
+    names = ("state", "match", "order_by", "reverse", "payload", "error", "error_group", "shard")
+    fields: dict[str, Any] = {name: given[name] for name in names if name in given}
+    fields |= {name: _bound(name, given.get(name), given.get("order_by")) for name in ("min", "max")}
+    return JobQuery(lowq.JobFilter(**fields), given.get("after"), query.limit, {})
+
+
+def _listed(request: Request, asked: JobQuery, pages: Iterator[P | None], answer: Callable[[P], Response]) -> Response:
     if not asked.scans:
-        found: list[lowq.Page | None] = list(pages)
-        return answer([page for page in found if page is not None][-1])
+        return answer([page for page in pages if page is not None][-1])
     context = context_of(request)
     return FinalResult(context.scans, context.threads.iterate(pages), answer)
 
@@ -210,12 +283,28 @@ def nodes(request: Request, _query: Nothing) -> Response:
     return _answer(documents.Nodes(context_of(request).app.nodes()))
 
 
+def schedules(request: Request, _query: Nothing) -> Response:
+    return _answer(documents.Schedules(context_of(request).app.schedules()))
+
+
+def stuck(request: Request, _query: Nothing) -> Response:
+    return _answer(documents.Stuck(context_of(request).app.stuck()))
+
+
+def errors(request: Request, _query: Nothing) -> Response:
+    return _answer(documents.Errors(context_of(request).app.error_groups()))
+
+
+def queue_errors(request: Request, _query: Nothing) -> Response:
+    return _answer(documents.Errors(queue_of(request).error_groups()))
+
+
 def redis(request: Request, _query: Nothing) -> Response:
     return _answer(context_of(request).app.redis_info())
 
 
 def audit(request: Request, query: documents.AuditQuery) -> Response:
-    return _answer(documents.Audit(context_of(request).app.audit(query.limit)))
+    return _answer(documents.Audit(context_of(request).app.audit(**query.given())))
 
 
 def tasks(request: Request, _query: Nothing) -> Response:
@@ -252,7 +341,7 @@ def description(request: Request, _query: Nothing) -> Response:
 
 
 def act(request: Request, body: documents.ActDocument) -> Response:
-    who, actions = visit_of(request).user.name, context_of(request).actions
+    who, actions = visit_of(request).actor, context_of(request).actions
     handle, action, given = queue_of(request), body.action, body.given()
     reason, before = given.get("reason"), given.get("before")
     if reason is not None and action != "bury":
@@ -310,22 +399,46 @@ def count(request: Request, body: documents.CountDocument) -> Response:
 
 
 def pause(request: Request, _body: Nothing) -> Response:
-    changed = context_of(request).actions.pause(visit_of(request).user.name, queue_of(request).name)
+    changed = context_of(request).actions.pause(visit_of(request).actor, queue_of(request).name)
     return _answer(documents.Paused(paused=True, changed=changed))
 
 
 def resume(request: Request, _body: Nothing) -> Response:
-    changed = context_of(request).actions.resume(visit_of(request).user.name, queue_of(request).name)
+    changed = context_of(request).actions.resume(visit_of(request).actor, queue_of(request).name)
     return _answer(documents.Paused(paused=False, changed=changed))
 
 
+def reshard(request: Request, body: documents.ReshardDocument) -> Response:
+    who, actions = visit_of(request).actor, context_of(request).actions
+    return _answer(_task_document(actions.reshard(who, queue_of(request).name, body.shards_count)), 202)
+
+
+def run_schedule(request: Request, body: documents.ScheduleDocument) -> Response:
+    planned_at = context_of(request).actions.run_schedule(visit_of(request).actor, body.name, _queue_in(body))
+    return _answer(documents.RanSchedule(planned_at))
+
+
+def pause_schedule(request: Request, body: documents.ScheduleDocument) -> Response:
+    changed = context_of(request).actions.pause_schedule(visit_of(request).actor, body.name, _queue_in(body))
+    return _answer(documents.Paused(paused=True, changed=changed))
+
+
+def resume_schedule(request: Request, body: documents.ScheduleDocument) -> Response:
+    changed = context_of(request).actions.resume_schedule(visit_of(request).actor, body.name, _queue_in(body))
+    return _answer(documents.Paused(paused=False, changed=changed))
+
+
+def _queue_in(body: documents.ScheduleDocument) -> str | None:
+    return None if body.queue is UNSET else body.queue
+
+
 def send_command(request: Request, body: documents.CommandDocument) -> Response:
-    context_of(request).actions.send_command(visit_of(request).user.name, body.node, body.do)
+    context_of(request).actions.send_command(visit_of(request).actor, body.node, body.do)
     return _answer(documents.Sent(body.do), 202)
 
 
 def cancel(request: Request, _body: Nothing) -> Response:
-    context_of(request).actions.cancel(visit_of(request).user.name, _task(request))
+    context_of(request).actions.cancel(visit_of(request).actor, _task(request))
     return _answer(_task_document(_task(request)), 202)
 
 
@@ -348,12 +461,19 @@ ENDPOINTS: Sequence[Endpoint] = (
     _get("/rates", rates, "Rates and lag of all queues together, over time", lowq.History, documents.SpanQuery),
     _get("/search", search, "In which queues an id is", documents.Found, documents.IdQuery),
     _get("/queues", queues, "All queues in figures", documents.Queues),
-    _get("/queues/{queue}", queue, "A queue in figures, and its worker's options", documents.QueueDetails),
+    _get("/queues/{queue}", queue, "A queue in figures, its worker's options, and its limits", documents.QueueDetails),
     _get("/queues/{queue}/statistics", statistics, "Its tasks by state and calls by verb", lowq.Statistics),
     _get("/queues/{queue}/rates", queue_rates, "Its rates and lag over time", lowq.History, documents.SpanQuery),
+    _get("/queues/{queue}/forecast", forecast, "When its backlog is gone", documents.Forecast),
     _get("/queues/{queue}/perform-times", perform_times, "How long its performs take", documents.PerformTimes),
+    _get(
+        "/queues/{queue}/times", times, "How long its jobs wait and run", documents.Times, documents.SpanQuery
+    ),
+    _get("/queues/{queue}/slowest", slowest, "The batches that ran longest in the last hour", documents.Slowest),
+    _get("/queues/{queue}/errors", queue_errors, "What fails in it, alike errors together", documents.Errors),
     _get("/queues/{queue}/shards", shards, "Its shards", documents.Shards),
     _get("/queues/{queue}/jobs", jobs, "A page of its jobs", documents.Jobs, documents.JobsQuery),
+    _get("/jobs", all_jobs, "A page of the jobs of all queues", documents.FoundJobs, documents.AllJobsQuery),
     _get("/queues/{queue}/job", job, "Everything that is known of an id", documents.Described, documents.IdQuery),
     _post(
         "/queues/{queue}/actions", act, "Do something to ids (200), or in the background to all that match (202)",
@@ -365,7 +485,27 @@ ENDPOINTS: Sequence[Endpoint] = (
     ),
     _post("/queues/{queue}/pause", pause, "Take no more jobs of it", {200: documents.Paused}, Nothing),
     _post("/queues/{queue}/resume", resume, "Take its jobs again", {200: documents.Paused}, Nothing),
+    _get("/queues/{queue}/reshard", reshard_progress, "How far it is with another number of shards", documents.Reshard),
+    _post(
+        "/queues/{queue}/reshard", reshard, "Give it another number of shards, in the background",
+        {202: documents.Task}, documents.ReshardDocument,
+    ),
+    _get("/schedules", schedules, "What is pushed at set times, and when", documents.Schedules),
+    _post(
+        "/schedules/run-now", run_schedule, "Push a job of a schedule now", {200: documents.RanSchedule},
+        documents.ScheduleDocument,
+    ),
+    _post(
+        "/schedules/pause", pause_schedule, "Push no tick of a schedule any more", {200: documents.Paused},
+        documents.ScheduleDocument,
+    ),
+    _post(
+        "/schedules/resume", resume_schedule, "End a pause of a schedule", {200: documents.Paused},
+        documents.ScheduleDocument,
+    ),
     _get("/nodes", nodes, "The nodes that live", documents.Nodes),
+    _get("/errors", errors, "What fails: failures of all queues, alike errors together", documents.Errors),
+    _get("/stuck", stuck, "The batches that run for much longer than those of their queue do", documents.Stuck),
     _post(
         "/nodes/command", send_command, "Send a node a command: to go quiet, stop or reload", {202: documents.Sent},
         documents.CommandDocument,

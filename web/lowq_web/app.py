@@ -20,11 +20,15 @@ import lowq
 from lowq_web import api, live, metrics, pages
 from lowq_web.actions import Actions
 from lowq_web.compression import Compress
+from lowq_web.confirmations import Snapshots
 from lowq_web.context import AppContext, context_of
+from lowq_web.notices import Notices
 from lowq_web.open_streams import OpenStreams
 from lowq_web.pages.rendering import trouble
+from lowq_web.passwords import BasicAuth
+from lowq_web.proxies import TrustedProxies
 from lowq_web.redaction import Redact, redactor
-from lowq_web.security import Authenticate, Guard, auth_from_environment, checked_origins, is_for_programs
+from lowq_web.security import Authenticate, Guard, checked_origins, chosen_auth, is_for_programs
 from lowq_web.static_files import static
 from lowq_web.stats_cache import StatsCache
 from lowq_web.tasks import MAX_RUNNING, Tasks, TooManyTasks
@@ -65,6 +69,10 @@ def create_app(
     redact: Redact | Iterable[str] | None = None,
     origins: Iterable[str] = (),
     no_auth: bool = False,
+    auth_header: str | None = None,
+    groups_header: str | None = None,
+    admins: Iterable[str] = (),
+    trusted_proxies: Iterable[str] = (),
 ) -> Starlette:
     """The dashboard of ``app``, by default lowq's default application. It needs no user code, only Redis.
 
@@ -80,13 +88,24 @@ def create_app(
     ``origins``: the addresses that browsers use, such as ``https://ops.example.com``. Needed when a proxy changes the
     header Host, so that requests don't show them. Those in LOWQ_WEB_ORIGINS, separated by commas, count too.
 
+    ``trusted_proxies``: addresses and networks of proxies whose X-Forwarded-For says where a request comes from.
+    ``auth_header``: such a proxy logs people in, and names the user in this header; from any other address nothing is
+    answered. ``admins`` may act, everybody else may only look: names, and groups as ``@ops`` out of ``groups_header``
+    (by default X-Forwarded-Groups).
+
     Its connections to Redis are its own, up to `CONNECTIONS`, made at the first request; they are closed
     when its server shuts down, and by ``app.close()``.
 
     Raises:
         ConfigError: settings that make no sense.
     """
+    proxies = TrustedProxies(trusted_proxies)
+    auth = chosen_auth(
+        auth, proxies, auth_header=auth_header, groups_header=groups_header, admins=list(admins), no_auth=no_auth
+    )
     app = (app or lowq.app).with_own_pool(CONNECTIONS)
+    if isinstance(auth, BasicAuth):
+        auth = auth.shared(app)
     open_streams = OpenStreams()
     stats_cache = StatsCache(app, open_streams.wake)
     tasks = Tasks(app, stats_cache)
@@ -106,10 +125,11 @@ def create_app(
         middleware=[
             Middleware(
                 Guard,
-                auth=auth or auth_from_environment(),
+                auth=auth,
                 threads=threads,
                 open_to_all=no_auth,
                 origins=checked_origins([*origins, *_listed("LOWQ_WEB_ORIGINS")]),
+                proxies=proxies,
             ),
             Middleware(Compress, threads=threads),
         ],
@@ -129,6 +149,8 @@ def create_app(
         ),
         streams=ConcurrencyLimit(live.MAX_STREAMS, 503, f"{live.MAX_STREAMS} pages are live already; this one is not"),
         open_streams=open_streams,
+        notices=Notices(app),
+        snapshots=Snapshots(app),
     )
     return application
 
@@ -177,10 +199,13 @@ def _retrieved(running: "asyncio.Future[Response]") -> None:
 _STATUS: list[tuple[type[Exception], int]] = [
     (lowq.UnknownQueueError, 404),
     (lowq.UnknownNodeError, 404),
+    (lowq.UnknownScheduleError, 404),
     (lowq.ConfigError, 400),
     (lowq.JobError, 400),
     (TooManyTasks, 429),
     (lowq.QueueInUse, 409),
+    (lowq.Resharding, 409),
+    (lowq.QueueFull, 409),
     (lowq.RedisUnavailable, 503),
     (lowq.RedisRefused, 503),
     (lowq.LowqError, 500),

@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import Protocol
 
 import lowq
 from lowq_web import text
@@ -12,7 +13,7 @@ WIDTH, HEIGHT = 960, 180
 #: Shards that a heat map shows, the hottest: of one queue, and of all queues of a page together.
 MOST_CELLS, ALL_CELLS = 500, 1000
 #: Queues of a page that have one.
-MOST_MAPS = 50
+MOST_MAPS = 20
 #: More than that is no rate and no lag: another program has written into a history.
 _ABSURD = 1e15
 
@@ -46,12 +47,22 @@ class Chart:
     empty: bool
 
 
-def chart(rates: Sequence[lowq.Rate], names: Sequence[str], *, seconds: bool = False) -> Chart:
-    """The fields of some rates over time, on one scale. ``seconds``: the fields are durations."""
-    columns = {name: [_known(getattr(rate, name)) for rate in rates] for name in names}
+class Moment(Protocol):
+    """Values at some time."""
+
+    @property
+    def at(self) -> float:
+        """Unix time, seconds."""
+
+
+def chart(moments: Sequence[Moment], names: Sequence[str], *, seconds: bool = False, least: float = 1.0) -> Chart:
+    """Some of their fields over time, on one scale. ``seconds``: the fields are durations, and the scale ends
+    with ``least`` or more of them.
+    """
+    columns = {name: [_known(getattr(moment, name)) for moment in moments] for name in names}
     most = max((value for column in columns.values() for value in column if value is not None), default=0.0)
-    top = _round_up_seconds(most) if seconds else _round_up(most)
-    last = max(len(rates) - 1, 1)
+    top = _round_up_seconds(max(most, least)) if seconds else _round_up(most)
+    last = max(len(moments) - 1, 1)
     lines = []
     for name, column in columns.items():
         pieces: list[list[str]] = [[]]
@@ -62,7 +73,7 @@ def chart(rates: Sequence[lowq.Rate], names: Sequence[str], *, seconds: bool = F
                 pieces[-1].append(f"{WIDTH * index / last:.1f},{HEIGHT - (HEIGHT - 4) * value / top:.1f}")
         lines.append(Line(name, [" ".join(piece) for piece in pieces if len(piece) > 1]))
     empty = all(value is None for column in columns.values() for value in column)
-    return Chart(lines, top, _marks(rates[0].at, rates[-1].at) if rates else [], empty)
+    return Chart(lines, top, _marks(moments[0].at, moments[-1].at) if moments else [], empty)
 
 
 def _known(value: float | None) -> float | None:
@@ -82,7 +93,35 @@ def _round_up(value: float) -> float:
 
 
 #: Durations that an axis may end with, in seconds, up to a day.
-_ROUND = (1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 14_400, 21_600, 43_200, 86_400)
+_ROUND = (
+    0.001,
+    0.002,
+    0.005,
+    0.01,
+    0.02,
+    0.05,
+    0.1,
+    0.2,
+    0.5,
+    1,
+    2,
+    5,
+    10,
+    20,
+    30,
+    60,
+    120,
+    300,
+    600,
+    1200,
+    1800,
+    3600,
+    7200,
+    14_400,
+    21_600,
+    43_200,
+    86_400,
+)
 
 
 def _round_up_seconds(value: float) -> float:
@@ -128,6 +167,14 @@ class Cell:
     #: 0 (empty) to 6.
     level: int
 
+    @property
+    def words(self) -> str:
+        """What is special about it while its queue is resharded; "": nothing."""
+        shard = self.shard
+        if shard.moved:
+            return "moved, old "
+        return "being moved, old " if shard.sealed else "being filled, new " if shard.fed else ""
+
 
 @dataclass(frozen=True, slots=True)
 class HeatMap:
@@ -141,7 +188,7 @@ class HeatMap:
 
 def heat_map(queue: str, shards: Sequence[lowq.ShardInfo], most: int = MOST_CELLS) -> HeatMap:
     """The heat map of a queue, with at most ``most`` cells."""
-    shown = sorted(sorted(shards, key=_heat, reverse=True)[:most], key=lambda shard: shard.index)
+    shown = sorted(sorted(shards, key=_heat, reverse=True)[:most], key=lambda shard: (shard.epoch, shard.index))
     cells = [
         Cell(shard, sum(shard.lag > lag for lag in _LAGS), sum(shard.length >= length for length in _LENGTHS))
         for shard in shown
@@ -169,13 +216,13 @@ def _words(shards: Sequence[lowq.ShardInfo]) -> str:
     parts = ["1 shard" if len(shards) == 1 else f"{len(shards):,} shards"]
     hottest = max(shards, key=_heat, default=None)
     if hottest is not None and hottest.lag >= 1:
-        parts.append(f"shard {hottest.index} has the longest lag, {text.duration(hottest.lag)}")
+        parts.append(f"shard {hottest.index} has the highest latency, {text.duration(hottest.lag)}")
         slow = sum(shard.lag > 30 for shard in shards)
         if slow > 1:
-            parts.append(f"{slow:,} lag more than 30 s")
+            parts.append(f"{slow:,} above 30 s")
     else:
-        parts.append("none lags")
-    ownerless = sum(shard.owner is None for shard in shards)
+        parts.append("none is late")
+    ownerless = sum(shard.owner is None and not (shard.sealed or shard.fed) for shard in shards)
     if ownerless:
         parts.append(f"{ownerless:,} without an owner")
     return ", ".join(parts)

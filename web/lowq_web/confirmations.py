@@ -1,11 +1,12 @@
 """Confirmation pages: a form carries how many jobs its page has shown, and the time, so that the answer is bound to it.
 
 Nothing that came after that time is touched, whatever else the form says. The time of a job that is not due does not
-say when the job came. So a snapshot of these jobs is kept here, in the memory of this process, under a name that the
-form carries. When another process answers, or the snapshot was dropped meanwhile, only the time bounds the action
-(`lowq.Queue.bulk`).
+say when the job came. So a snapshot of these jobs is kept, under a name that the form carries: in the memory of this
+process, and up to `MAX_SHARED` of them in Redis for the others. When the snapshot was dropped meanwhile, only the time
+bounds the action (`lowq.Queue.bulk`).
 """
 
+import contextlib
 import math
 import re
 import secrets
@@ -14,12 +15,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import lowq
+from lowq.admin.handover import Handover
 from lowq.queue import Moments
+from lowq.store.keys import confirmations_key
 
 #: Seconds after which a confirmation is asked for again.
 MAX_AGE = 3600.0
 #: Snapshots that are kept, and the jobs that they remember together; the oldest are dropped.
 MAX_WAITING, MAX_REMEMBERED = 100, 2_000_000
+#: Jobs of a snapshot that other processes are given, too, 8 bytes each; and such snapshots, the latest.
+MAX_SHARED, SHARED_WAITING = 250_000, 10
 #: When the number of jobs has changed by more than this part, the question is asked again.
 TOLERANCE = 0.1
 
@@ -29,13 +34,17 @@ _AGAIN = "Nothing was done. Go back to the queue and press the button again: the
 class Snapshots:
     """The snapshots of confirmation pages. Safe for threads."""
 
-    def __init__(self) -> None:
+    def __init__(self, app: lowq.Lowq) -> None:
+        self._shared = Handover(app, confirmations_key(app.config.namespace), SHARED_WAITING, int(MAX_AGE))
         self._lock = threading.Lock()
         self._waiting: dict[str, lowq.Snapshot] = {}
 
     def keep(self, snapshot: lowq.Snapshot) -> str:
         """Keeps it for a while; returns its name, which nobody can guess."""
         name = secrets.token_urlsafe(9)
+        if len(snapshot) <= MAX_SHARED:
+            with contextlib.suppress(lowq.LowqError):  # then it is known to this process alone
+                name = self._shared.leave(snapshot.pack())
         with self._lock:
             self._waiting[name] = snapshot
             while len(self._waiting) > MAX_WAITING or sum(map(len, self._waiting.values())) > MAX_REMEMBERED:
@@ -43,9 +52,17 @@ class Snapshots:
         return name
 
     def get(self, name: str) -> lowq.Snapshot | None:
-        """The snapshot of that name, if it is still there."""
+        """The snapshot of that name, if it is still there.
+
+        Raises:
+            RedisUnavailable, RedisRefused
+        """
         with self._lock:
-            return self._waiting.get(name)
+            found = self._waiting.get(name)
+        if found is not None:
+            return found
+        raw = self._shared.find(name)
+        return None if raw is None else lowq.Snapshot.unpack(raw)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +101,7 @@ def confirmation_of(form: Mapping[str, str], now: float) -> Confirmation:
 
 
 def snapshot_of(form: Mapping[str, str], given: Confirmation, snapshots: Snapshots) -> "lowq.Snapshot | float":
-    """What bounds the action: the snapshot of the page, or its time if the snapshot is not here any more.
+    """What bounds the action: the snapshot of the page, or its time if the snapshot is not there any more.
 
     Raises:
         ConfigError: the page has shown something else than the form says.

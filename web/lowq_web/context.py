@@ -1,6 +1,6 @@
 """The objects that all handlers of one application use."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from starlette.requests import Request
 
@@ -30,8 +30,8 @@ class AppContext:
     scans: ConcurrencyLimit
     streams: ConcurrencyLimit
     open_streams: OpenStreams
-    notices: Notices = field(default_factory=Notices)
-    snapshots: Snapshots = field(default_factory=Snapshots)
+    notices: Notices
+    snapshots: Snapshots
 
 
 def queue_of(request: Request) -> lowq.Queue:

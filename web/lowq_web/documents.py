@@ -4,15 +4,18 @@ They are what is promised: `openapi` describes the API by them, and a test compa
 was agreed on.
 """
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 import lowq
-from lowq.admin.tasks import TaskState
+from lowq.admin.tasks import TaskAction, TaskState
 from lowq.inspection.job_filter import OrderBy
 from lowq.inspection.queries import NodeInfo
+from lowq.inspection.stuck import StuckBatch
 from lowq.job import State
+from lowq.metrics.error_groups import ErrorGroup
+from lowq.store.keys import MAX_SHARDS
 from lowq_web.actions import MAX_IDS
 from lowq_web.received import Received
 from lowq_web.retry_clock import Retry
@@ -44,6 +47,34 @@ class IdQuery(Received, frozen=True):
 
 class AuditQuery(Received, frozen=True):
     limit: Annotated[int, Meta(ge=1, le=1000, description="Entries, at most")] = 100
+    who: Annotated[str, Meta(max_length=300, description="A part of the name, in any case")] | UnsetType = UNSET
+    action: Annotated[str, Meta(max_length=300, description="Such as kick or pause")] | UnsetType = UNSET
+    target: Annotated[str, Meta(max_length=300, description="The name of a queue or a node")] | UnsetType = UNSET
+    since: Annotated[float, Meta(description="Unix time, seconds; both bounds are included")] | UnsetType = UNSET
+    until: Annotated[float, Meta(description="Unix time, seconds")] | UnsetType = UNSET
+    after: (
+        Annotated[
+            str,
+            Meta(
+                pattern=r"^-?[0-9]{1,15}\.[0-9]{6}-[0-9a-f]{0,32}$",
+                description="The cursor of an entry, for those that are older",
+            ),
+        ]
+        | UnsetType
+    ) = UNSET
+
+
+_PayloadField = Annotated[
+    str, Meta(min_length=3, max_length=512, description="A field of a payload and its value: customer:7, order.id:7")
+]
+_ErrorText = Annotated[str, Meta(min_length=1, max_length=512, description="A part of the error's text, in any case")]
+
+
+_ErrorGroup = Annotated[
+    str,
+    Meta(pattern="^[0-9a-f]{12}$", description="The fingerprint of a group of errors: those whose last error is in it"),
+]
+_Shard = Annotated[int, Meta(ge=0, description="Only this shard")]
 
 
 class JobsQuery(Received, frozen=True):
@@ -60,18 +91,47 @@ class JobsQuery(Received, frozen=True):
     ) = UNSET
     min: _Bound | UnsetType = UNSET
     max: _Bound | UnsetType = UNSET
+    payload: _PayloadField | UnsetType = UNSET
+    error: _ErrorText | UnsetType = UNSET
+    error_group: _ErrorGroup | UnsetType = UNSET
+    shard: _Shard | UnsetType = UNSET
+
+
+class AllJobsQuery(Received, frozen=True):
+    of_bytes = frozenset({"after", "min", "max"})
+
+    queue: Annotated[str, Meta(max_length=512, description="A part of the queue's name, in any case")] | UnsetType = (
+        UNSET
+    )
+    state: Annotated[State, Meta(description="Absent: all that wait")] | UnsetType = UNSET
+    match: _Pattern | UnsetType = UNSET
+    order_by: Annotated[OrderBy, Meta(description="By default perform_at, in the morgue buried_at")] | UnsetType = UNSET
+    reverse: Annotated[bool, Meta(description="The last ones first")] = False
+    limit: Annotated[int, Meta(ge=1, le=1000, description="Jobs of the page")] = 50
+    after: (
+        Annotated[str, Meta(max_length=4096, description="The cursor of the page before", extra_json_schema=_BYTES)]
+        | UnsetType
+    ) = UNSET
+    min: _Bound | UnsetType = UNSET
+    max: _Bound | UnsetType = UNSET
+    payload: _PayloadField | UnsetType = UNSET
+    error: _ErrorText | UnsetType = UNSET
+    error_group: _ErrorGroup | UnsetType = UNSET
 
 
 # --- bodies --------------------------------------------------------------------------------------------------
 
 
 class JobFilter(Received, frozen=True):
-    """Which jobs are meant: all that have this state, match this pattern, and whose time is within these bounds."""
+    """Which jobs are meant: all that have this state, match this pattern, have a time within these bounds, ..."""
 
     state: State | UnsetType = UNSET
     match: _Pattern | UnsetType = UNSET
     min: float | UnsetType = UNSET
     max: float | UnsetType = UNSET
+    error: _ErrorText | UnsetType = UNSET
+    error_group: _ErrorGroup | UnsetType = UNSET
+    shard: _Shard | UnsetType = UNSET
 
 
 class ActDocument(Received, frozen=True):
@@ -114,9 +174,23 @@ class CountDocument(Received, frozen=True):
     all: JobFilter | UnsetType = UNSET
 
 
+NodeCommand = Literal["quiet", "stop", "reload"]
+
+
 class CommandDocument(Received, frozen=True):
     node: str
-    do: Literal["quiet", "stop", "reload"]
+    do: NodeCommand
+
+
+class ScheduleDocument(Received, frozen=True):
+    name: Annotated[str, Meta(min_length=1, max_length=512)]
+    queue: Annotated[str, Meta(description="Needed where schedules of several queues have the name")] | UnsetType = (
+        UNSET
+    )
+
+
+class ReshardDocument(Received, frozen=True):
+    shards_count: Annotated[int, Meta(ge=1, le=MAX_SHARDS, description="What the queue is given")]
 
 
 # --- answers -------------------------------------------------------------------------------------------------
@@ -151,12 +225,17 @@ class Totals(Answer, frozen=True):
     morgue_length: int
     processed: int
     failed: int
+    buried: int
+    expired: int
+    pushed: int
     processed_rate: float | None
     failed_rate: float | None
 
 
 class QueueFigures(Totals, frozen=True):
     paused: bool
+    reshard_to: Annotated[int | None, Meta(description="While it is resharded: how many shards it is given")]
+    forecast: Annotated[str, Meta(description="When its backlog is gone, in words")]
 
 
 class Overview(Answer, frozen=True):
@@ -178,9 +257,58 @@ class Queues(Answer, frozen=True):
     queues: list[lowq.Stats]
 
 
+class Limit(Answer, frozen=True):
+    """A limit over all nodes, and what is granted of it."""
+
+    kind: Literal["rate", "concurrency"]
+    limit: Annotated[int, Meta(description="Jobs that begin within the time, or batches that run at once, at most")]
+    per: Annotated[float | None, Meta(description="Seconds, of a rate")]
+    key: Annotated[str | None, Meta(description="What queues that share it call it; null: it is the queue's own")]
+    used: int
+    wait: Annotated[
+        float | None,
+        Meta(description="Seconds until more may begin; 0: more may now; null: as soon as a batch ends"),
+    ]
+
+    @classmethod
+    def of(cls, state: lowq.LimitState) -> Self:
+        limit = state.limit
+        if isinstance(limit, lowq.Rate):
+            return cls("rate", limit.limit, limit.seconds, limit.key, state.used, state.wait)
+        return cls("concurrency", limit.limit, None, limit.key, state.used, state.wait)
+
+
 class QueueDetails(Answer, frozen=True):
     stats: lowq.Stats
     options: dict[str, Any]
+    limits: list[Limit]
+
+
+class Reshard(Answer, frozen=True):
+    shards_count: int
+    epoch: Annotated[int, Meta(description="Counts the reshards that have ended")]
+    to: Annotated[int | None, Meta(description="The number of shards that the queue is given; null: none is under way")]
+    shards_moved: Annotated[int, Meta(description="Shards that nothing is left in, of shards_count")]
+    jobs_left: Annotated[int, Meta(description="Jobs that are still in shards of the layout before")]
+    waits_for: Annotated[list[int], Meta(description="Shards whose holders finish what is in flight")]
+    began_at: float | None
+    by: Annotated[str | None, Meta(description="Who began it")]
+
+
+class Forecast(Answer, frozen=True):
+    """When its backlog is gone, if it goes on as in the last 5 minutes."""
+
+    backlog: Annotated[int, Meta(description="Jobs that are due or in flight")]
+    pushed_rate: Annotated[float | None, Meta(description="Payloads that came in per second; null: not known")]
+    performed_rate: Annotated[float | None, Meta(description="Jobs performed per second; null: not known")]
+    drain_seconds: Annotated[
+        float | None, Meta(description="Until the backlog is gone; null: not known, or it does not shrink")
+    ]
+    growing_rate: Annotated[
+        float | None, Meta(description="Jobs per second by which the backlog grows, or 0; null: not known")
+    ]
+    is_worked: Annotated[bool, Meta(description="Whether somebody holds a shard of it")]
+    text: Annotated[str, Meta(description="The same in words")]
 
 
 class Bucket(Answer, frozen=True):
@@ -192,6 +320,40 @@ class PerformTimes(Answer, frozen=True):
     count: int
     seconds: float
     buckets: list[Bucket]
+
+
+_Seconds = Annotated[float | None, Meta(description="Seconds, an upper bound; null: more than the largest bound")]
+
+
+class Percentiles(Answer, frozen=True):
+    """How long something took."""
+
+    count: Annotated[int, Meta(description="How many there were; with none the others are 0")]
+    p50: _Seconds
+    p95: _Seconds
+    p99: _Seconds
+
+
+class StretchTimes(Answer, frozen=True):
+    at: Annotated[float, Meta(description="Its beginning: Unix time, seconds")]
+    wait: Percentiles
+    run: Percentiles
+
+
+class Times(Answer, frozen=True):
+    """How long its jobs waited since they were due, and how long its batches ran, as nodes have recorded it."""
+
+    span: lowq.Span
+    step: Annotated[int, Meta(description="Seconds of a stretch")]
+    wait: Percentiles
+    run: Percentiles
+    stretches: list[StretchTimes]
+
+
+class Slowest(Answer, frozen=True):
+    """The batches that ran longest in the last hour."""
+
+    slowest: list[lowq.SlowBatch]
 
 
 class Shards(Answer, frozen=True):
@@ -217,9 +379,24 @@ class Job(Answer, frozen=True):
     expires_at: float | None
 
 
+_Looked = Annotated[int | None, Meta(description="How many jobs were looked at, where the filter asks what is in them")]
+
+
 class Jobs(Answer, frozen=True):
     jobs: list[Job]
     cursor: str | None
+    looked: _Looked
+
+
+class FoundJob(Answer, frozen=True):
+    queue: str
+    job: Job
+
+
+class FoundJobs(Answer, frozen=True):
+    found: list[FoundJob]
+    cursor: str | None
+    looked: _Looked
 
 
 class Described(Answer, frozen=True):
@@ -271,11 +448,27 @@ class Nodes(Answer, frozen=True):
     nodes: list[NodeInfo]
 
 
+class Schedules(Answer, frozen=True):
+    schedules: list[lowq.ScheduleInfo]
+
+
+class RanSchedule(Answer, frozen=True):
+    planned_at: float
+
+
+class Stuck(Answer, frozen=True):
+    batches: list[StuckBatch]
+
+
+class Errors(Answer, frozen=True):
+    errors: list[ErrorGroup]
+
+
 class Task(Answer, frozen=True):
     id: str
     who: str
     queue: str
-    action: ActionName
+    action: TaskAction
     filter: dict[str, Any]
     reason: str | None
     owner: Annotated[str, Meta(description="The process that runs it")]
@@ -288,6 +481,9 @@ class Task(Answer, frozen=True):
     heartbeat_at: Annotated[float, Meta(description="When its process reported last")]
     ended_at: float | None
     error: str | None
+    shards_count: Annotated[
+        int | None, Meta(description="Of reshard: what the queue is given; done and total count shards then")
+    ]
 
 
 class Tasks(Answer, frozen=True):

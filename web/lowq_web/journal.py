@@ -7,46 +7,49 @@ import contextlib
 import json
 import logging
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import lowq
+from lowq.admin.audit import ActionRecord
 
-log = logging.getLogger(__name__)
 #: Gets every entry, at level INFO: one line of JSON, pure ASCII, with the fields of an `AuditEntry`.
 audit_log = logging.getLogger("lowq_web.audit")
 
 
-def say(who: str, action: str, target: str, count: int | None, detail: Mapping[str, Any]) -> None:
+@dataclass(frozen=True, slots=True)
+class Actor:
+    """Who does something, and from where."""
+
+    name: str
+    #: None: not known.
+    address: str | None = None
+
+
+def say(who: Actor, action: str, target: str, count: int | None, detail: Mapping[str, Any]) -> None:
     """Writes an entry to `logging`. Never fails: no handler or filter of the application can prevent an action."""
-    entry = {"who": who, "action": action, "target": target, "count": count, "detail": detail}
+    entry = {"who": who.name, "action": action, "target": target, "count": count, "detail": detail}
+    entry["address"] = who.address
     with contextlib.suppress(Exception):  # a handler or filter of the application
         audit_log.info("%s", json.dumps(entry, default=str))
 
 
 class Entry:
-    """An entry of the audit log. Its outcome is "started" until the action ends; then a new entry replaces it. It stays
-    "started" when Redis or this process dies in between.
+    """An entry of the audit log, in Redis and in `logging`.
 
     Raises:
         RedisUnavailable, RedisRefused: it can't be written, so the action must not begin.
     """
 
-    def __init__(self, app: lowq.Lowq, who: str, action: str, target: str, detail: Mapping[str, Any]) -> None:
-        self._app = app
+    def __init__(self, app: lowq.Lowq, who: Actor, action: str, target: str, detail: Mapping[str, Any]) -> None:
         self._says = who, action, target
         self._detail = dict(detail)
-        begun = {**self._detail, "outcome": "started"}
-        self._token = app.note(*self._says, None, begun)
-        say(*self._says, None, begun)  # not before: without the entry in Redis the action does not begin
+        self._record = ActionRecord(app, who.name, action, target, self._detail, address=who.address)
+        # Not before: without the entry in Redis the action does not begin.
+        say(*self._says, None, {**self._detail, "outcome": "started"})
 
     def ended(self, count: int | None, more: Mapping[str, Any]) -> None:
-        """Replaces the entry by its outcome: the number of jobs, and details. Never fails: an error after the action
-        was done would have it done twice.
-        """
+        """Replaces the entry by its outcome: the number of jobs, and details. Never fails."""
         detail = {**self._detail, **more}
         say(*self._says, count, detail)
-        try:
-            self._app.note(*self._says, count, detail, replaces=self._token)
-        except lowq.LowqError as error:
-            who, action, target = self._says
-            log.warning("%s of %s by %s: how it ended could not be written to the log: %s", action, target, who, error)
+        self._record.ended(count, detail)

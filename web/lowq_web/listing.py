@@ -1,7 +1,8 @@
 """Which jobs of a queue a page or a request asks for: parsed from an address, and written into one."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 import lowq
 from lowq import JobFilter
@@ -12,6 +13,8 @@ from lowq_web import text
 
 #: Jobs of a page.
 LIMIT = 50
+#: Fields of the filter that look into a job, and that name its shard.
+_INSIDE = ("payload", "error", "error_group", "shard")
 #: Failed jobs up to which those whose retry is to come are counted; above, all failed ones are shown.
 COUNTED = 5000
 
@@ -29,7 +32,7 @@ class JobQuery:
     def scans(self) -> bool:
         """Whether more ids are read than are shown: all of them, or those in another state."""
         asked = self.filter
-        if asked.match or asked.order == "id" or asked.state in ("taken", "scheduled", "retrying"):
+        if asked.scanned or asked.looks_inside or asked.state in ("scheduled", "retrying"):
             return True
         # Jobs that never failed are not in the set of retries.
         only_failed = asked.state is None and asked.low > -1
@@ -38,24 +41,31 @@ class JobQuery:
     @property
     def filtered(self) -> bool:
         """Whether it asks for less than all of a state."""
-        return bool(self.given.get("match")) or self.filter.bounded
+        return self.filter.bounded or any(self.given.get(name) for name in ("match", *_INSIDE))
 
     @property
     def may_bulk(self) -> bool:
-        """Whether a bulk action can do exactly what is listed: its bounds are times."""
-        return self.filter.state != "taken" and (self.filter.by_time or not self.filter.bounded)
+        """Whether a bulk action can do exactly what is listed. Not by payloads: some are masked."""
+        asked = self.filter
+        if asked.state == "taken" or asked.payload is not None:
+            return False
+        try:
+            meant_by("delete", asked)
+        except lowq.ConfigError:
+            return False
+        return True
 
     def without(self, *names: str, **more: str | None) -> dict[str, str | None]:
         """The query of a similar page."""
         return {**{name: value for name, value in self.given.items() if name not in names}, **more}
 
-    def pages(self, queue: lowq.Queue) -> Iterator[lowq.Page | None]:
+    def pages(self, queue: lowq.Queue, redact: Callable[[Any], Any]) -> Iterator[lowq.Page | None]:
         """The page as far as it is known, again and again; None while nothing new is found. The last one is complete.
 
         Raises:
             ConfigError: the query makes no sense.
         """
-        return _news(queue.jobs_in_steps(self.filter, limit=self.limit, after=self.after))
+        return news(queue.jobs_in_steps(self.filter, limit=self.limit, after=self.after, redact=redact))
 
     def meant_by(self, action: ActionName) -> JobFilter:
         """The filter of a bulk action on all that is listed.
@@ -67,15 +77,19 @@ class JobQuery:
         return meant_by(action, replace(self.filter, state=state))
 
 
-def _news(pages: Iterator[lowq.Page]) -> Iterator[lowq.Page | None]:
+P = TypeVar("P", lowq.Page, lowq.FoundPage)
+
+
+def news(pages: Iterator[P]) -> Iterator[P | None]:
+    """The pages that say something new; None while nothing is."""
     shown = page = None
     for page in pages:
-        if page is shown or not page.jobs:
+        if page is shown or not (len(page) or page.looked):
             yield None
         else:
             shown = page
             yield page
-    if page is not shown:  # nothing was found: an empty page is known only at the end
+    if page is not None and page is not shown:  # nothing was found: an empty page is known only at the end
         yield page
 
 
@@ -88,7 +102,7 @@ def asked_of(query: Mapping[str, str], now: float) -> JobQuery:
     """
     given = {
         name: query[name].strip()
-        for name in ("state", "match", "order_by", "reverse", "min", "max")
+        for name in ("state", "match", "order_by", "reverse", "min", "max", *_INSIDE)
         if query.get(name, "").strip()
     }
     state, order_by = given.get("state"), given.get("order_by")
@@ -102,14 +116,17 @@ def asked_of(query: Mapping[str, str], now: float) -> JobQuery:
         given.pop("order_by")
     if given.get("reverse") not in (None, "1"):
         raise lowq.ConfigError(f"reverse={given['reverse']!r:.50}: it is 1 or absent")
-    unbounded = JobFilter(state, given.get("match"), order_by, given.get("reverse") == "1")
+    unbounded = JobFilter(
+        state, given.get("match"), order_by, given.get("reverse") == "1", payload=given.get("payload"),
+        error=given.get("error"), error_group=given.get("error_group"), shard=_shard(given.get("shard")),
+    )  # fmt: skip
     low, high = (_bound(unbounded, name, given.get(name), now) for name in ("min", "max"))
     return JobQuery(replace(unbounded, min=low, max=high), query.get("after") or None, LIMIT, given)
 
 
 def as_typed(query: Mapping[str, str]) -> JobQuery:
     """An invalid query, to fill the form with."""
-    given = {name: query[name] for name in ("match", "reverse", "min", "max") if query.get(name)}
+    given = {name: query[name] for name in ("match", "reverse", "min", "max", *_INSIDE) if query.get(name)}
     state = next((state for state in STATES if state == query.get("state")), None)
     order_by = next((order for order in ORDERS if order == query.get("order_by")), None)
     given |= {name: value for name, value in (("state", state), ("order_by", order_by)) if value}
@@ -118,6 +135,12 @@ def as_typed(query: Mapping[str, str]) -> JobQuery:
     except lowq.ConfigError:  # an order that this state doesn't have
         shown = JobFilter(state, reverse="reverse" in given)
     return JobQuery(shown, None, LIMIT, given)
+
+
+def _shard(given: str | None) -> int | None:
+    if given is not None and not (given.isascii() and given.isdecimal() and len(given) < 10):
+        raise lowq.ConfigError(f"shard={given!r:.50}: it is the number of a shard, from 0 on")
+    return None if given is None else int(given)
 
 
 def _bound(asked: JobFilter, name: str, given: str | None, now: float) -> float | str | None:

@@ -14,7 +14,7 @@ import contextlib
 import json
 import logging
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from typing import Any
 
 from starlette.requests import Request
@@ -35,15 +35,21 @@ LIFETIME, RECONNECT_AFTER = 10.0, 500
 #: Seconds to the next attempt when Redis does not answer.
 RETRY = 3.0
 #: The fields of a queue that are sent.
-FIELDS = ("lag", "due", "length", "fresh", "retries", "taken", "morgue_length", "processed", "failed")
+FIELDS = (
+    "lag", "due", "length", "fresh", "retries", "taken", "morgue_length", "processed", "failed", "buried", "expired",
+    "pushed",
+)  # fmt: skip
 
 
 async def live(request: Request) -> Response:
-    """Events ``figures`` and, when Redis is away, ``trouble``."""
-    return LimitedStream(context_of(request).streams, _events(request), "text/event-stream")
+    """Events ``figures`` and, when Redis is away, ``trouble``. ``queue``, as often as need be: only of these queues,
+    besides the total; an empty one for none.
+    """
+    names = {value for name, value in request.query_params.multi_items() if name == "queue"} or None
+    return LimitedStream(context_of(request).streams, _events(request, names), "text/event-stream")
 
 
-async def _events(request: Request) -> AsyncIterator[str]:
+async def _events(request: Request, names: Collection[str] | None = None) -> AsyncIterator[str]:
     context = context_of(request)
     ends = time.monotonic() + LIFETIME
     sent: Snapshot | None = None
@@ -67,7 +73,7 @@ async def _events(request: Request) -> AsyncIterator[str]:
                 pause = figures.interval
                 if figures is not sent:
                     sent = figures
-                    event = _event("figures", document(figures))
+                    event = _event("figures", document(figures, names))
             if event is not None:
                 yield event
             with contextlib.suppress(TimeoutError):
@@ -80,8 +86,8 @@ def _event(name: str, data: Any) -> str:
     return f"event: {name}\ndata: {json.dumps(data)}\n\n"
 
 
-def document(figures: Snapshot) -> dict[str, Any]:
-    """The figures as JSON: ``{"at", "total": {...}, "queues": {name: {...}}}``."""
+def document(figures: Snapshot, names: Collection[str] | None = None) -> dict[str, Any]:
+    """The figures as JSON: ``{"at", "total": {...}, "queues": {name: {...}}}``, of all queues or of these."""
 
     def of(source: Any, name: str) -> dict[str, Any]:
         processed, failed = figures.rates.get(name, (None, None))
@@ -92,6 +98,13 @@ def document(figures: Snapshot) -> dict[str, Any]:
         "at": figures.at,
         "total": of(figures.total, ""),
         "queues": {
-            item.stats.name: of(item.stats, item.stats.name) | {"paused": item.stats.paused} for item in figures.queues
+            item.stats.name: of(item.stats, item.stats.name)
+            | {
+                "paused": item.stats.paused,
+                "reshard_to": item.stats.reshard_to,
+                "forecast": figures.forecasts[item.stats.name].text,
+            }
+            for item in figures.queues
+            if names is None or item.stats.name in names
         },
     }

@@ -2,13 +2,15 @@
 
 A login that fails makes the next one of that user from that address wait: a quarter of a second, then twice as long
 with each failure, 10 seconds at most. An earlier attempt is refused, right or wrong: otherwise a guess would cost
-nothing. So from an address a user's password is guessed some 8,600 times a day, not 1,000 times a second.
+nothing. So from an address a user's password is guessed some 8,600 times a day, not 1,000 times a second. Processes of
+the dashboard count together, in Redis; while that is away, each for itself.
 
 Somebody who shares the address with a guesser, behind a proxy, is not shut out: other users are not affected, nor is a
 browser that has logged in as this user before, which its cookie shows. Everybody else with that user name can log in
 once the guessing has stopped for the length of the pause.
 """
 
+import contextlib
 import ipaddress
 import logging
 import math
@@ -18,6 +20,9 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
+
+import lowq
+from lowq.admin.logins import find_failures, record_failure
 
 log = logging.getLogger(__name__)
 
@@ -40,10 +45,13 @@ class _Failures:
 
 
 class Logins:
-    """Safe for threads. ``token``: of the cookie that a browser brought; empty for none."""
+    """Safe for threads. ``token``: of the cookie that a browser brought; empty for none. ``app``: whose Redis has the
+    failures of all processes; None: this one counts alone.
+    """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic, app: lowq.Lowq | None = None) -> None:
         self._clock = clock
+        self._app = app
         self._lock = threading.Lock()
         self._failures: OrderedDict[tuple[str, str], _Failures] = OrderedDict()
         self._known: OrderedDict[tuple[str, str], None] = OrderedDict()
@@ -60,9 +68,33 @@ class Logins:
             doubled: int = 2 ** min(failures.count - 1, 20)
             return max(failures.last + min(FIRST_PAUSE * doubled, LONGEST_PAUSE) - self._clock(), 0.0)
 
+    def knows(self, user: str, token: str) -> bool:
+        """Whether this browser has logged in as this user before."""
+        with self._lock:
+            return (token, user[:_LONGEST]) in self._known
+
+    def learn(self, address: str, user: str) -> None:
+        """Reads what other processes have counted. Redis may keep it waiting."""
+        user = user[:_LONGEST]
+        found = None
+        if self._app is not None:
+            with contextlib.suppress(lowq.LowqError):
+                found = find_failures(self._app, address, user)
+        if found is None:
+            return
+        with self._lock:
+            now = self._clock()
+            failures = self._failures.get((address, user))
+            if failures is None or now - failures.last >= FORGOTTEN or found.count > failures.count:
+                _remember(self._failures, (address, user), _Failures(found.count, now - found.ago))
+
     def failed(self, address: str, user: str, token: str) -> None:
         """A login failed."""
         user = user[:_LONGEST]
+        count = 0
+        if self._app is not None:
+            with contextlib.suppress(lowq.LowqError):
+                count = record_failure(self._app, address, user, FORGOTTEN)
         with self._lock:
             now = self._clock()
             # This browser has no right password any more: it was changed, or somebody else uses the browser.
@@ -70,7 +102,7 @@ class Logins:
             failures = self._failures.pop((address, user), None)
             if failures is None or now - failures.last >= FORGOTTEN:
                 failures = _Failures()
-            failures.count += 1
+            failures.count = max(failures.count + 1, count)
             failures.last = now
             _remember(self._failures, (address, user), failures)
         log.warning(

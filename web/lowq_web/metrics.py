@@ -1,5 +1,6 @@
 """The figures for Prometheus."""
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -10,8 +11,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 import lowq
+from lowq.metrics.times import total_times
 from lowq_web.context import context_of
-from lowq_web.stats_cache import Snapshot
+from lowq_web.stats_cache import Snapshot, Surroundings
 
 _GAUGES = {
     "lag_seconds": ("Seconds since the oldest due job became due", "lag"),
@@ -22,6 +24,7 @@ _GAUGES = {
     "morgue_length": ("Jobs in the morgue", "morgue_length"),
 }
 _COUNTERS = {
+    "pushed": ("Payloads that came in, also those that were merged", "pushed"),
     "processed": ("Jobs performed", "processed"),
     "failed": ("Failures that were charged", "failed"),
     "buried": ("Times that something was buried", "buried"),
@@ -33,14 +36,18 @@ def metrics(request: Request) -> Response:
     """In the text format of Prometheus."""
     context = context_of(request)
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Figures(context.app, context.stats_cache.figures()))
+    cache = context.stats_cache
+    registry.register(AllFigures(context.app, cache.figures(), cache.surroundings()))
     return Response(generate_latest(registry), headers={"content-type": CONTENT_TYPE_LATEST})
 
 
-class _Figures(Collector):
-    def __init__(self, app: lowq.Lowq, figures: Snapshot) -> None:
+class AllFigures(Collector):
+    """All figures, as of the latest readings."""
+
+    def __init__(self, app: lowq.Lowq, figures: Snapshot, around: Surroundings) -> None:
         self._app = app
         self._figures = figures
+        self._around = around
 
     def describe(self) -> Iterable[Metric]:
         return ()
@@ -64,25 +71,75 @@ class _Figures(Collector):
             if item.oldest_at is not None:
                 oldest.add_metric([item.name], self._figures.at - item.oldest_at)
         yield oldest
+        capacity = GaugeMetricFamily("lowq_capacity", "Ids that may wait or be in flight, at most", labels=["queue"])
+        for item in stats:
+            if item.capacity is not None:
+                capacity.add_metric([item.name], item.capacity)
+        yield capacity
+        drain = GaugeMetricFamily(
+            "lowq_drain_seconds", "Until nothing is due or in flight, if it goes on as in the last 5 minutes",
+            labels=["queue"],
+        )  # fmt: skip
+        for name, forecast in self._figures.forecasts.items():
+            if forecast.drain_seconds is not None:
+                drain.add_metric([name], forecast.drain_seconds)
+        yield drain
         ownerless = GaugeMetricFamily("lowq_shards_without_owner", "Shards that no node holds", labels=["queue"])
         paused = GaugeMetricFamily("lowq_paused", "1: the queue is paused", labels=["queue"])
+        moving = GaugeMetricFamily("lowq_resharding", "1: the queue is being resharded", labels=["queue"])
         for queue in self._figures.queues:
-            ownerless.add_metric([queue.stats.name], sum(shard.owner is None for shard in queue.shards))
+            # Nobody is to hold a shard whose jobs are being moved, or are still to come.
+            unheld = sum(shard.owner is None and not (shard.sealed or shard.fed) for shard in queue.shards)
+            ownerless.add_metric([queue.stats.name], unheld)
             paused.add_metric([queue.stats.name], int(queue.stats.paused))
+            moving.add_metric([queue.stats.name], int(queue.stats.reshard_to is not None))
         yield ownerless
         yield paused
-        yield self._perform_seconds()
-        nodes = GaugeMetricFamily("lowq_nodes", "Nodes that live")
-        nodes.add_metric([], len(self._app.nodes()))
-        yield nodes
+        yield moving
+        yield from self._times()
+        yield from self._of_nodes()
 
-    def _perform_seconds(self) -> Metric:
-        histogram = HistogramMetricFamily("lowq_perform_seconds", "How long performs took", labels=["queue"])
+    def _of_nodes(self) -> Iterator[Metric]:
+        living = self._around.nodes
+        nodes = GaugeMetricFamily("lowq_nodes", "Nodes that live")
+        nodes.add_metric([], len(living))
+        yield nodes
+        busy = GaugeMetricFamily("lowq_threads_busy", "Threads of all nodes that perform something")
+        busy.add_metric([], sum(performed is not None for node in living for performed in node.performing))
+        yield busy
+        threads = GaugeMetricFamily("lowq_threads", "Threads of all nodes")
+        threads.add_metric([], sum(node.threads for node in living))
+        yield threads
+        longest: dict[str, float] = {item.stats.name: 0.0 for item in self._figures.queues}
+        for node in living:
+            for performed in filter(None, (*node.performing, *node.longest_tasks)):
+                queue = performed["queue"]
+                longest[queue] = max(longest.get(queue, 0.0), performed["seconds"])
+        running = GaugeMetricFamily(
+            "lowq_running_seconds_max", "How long the batch runs that has been running longest", labels=["queue"]
+        )
+        for queue, seconds in longest.items():
+            running.add_metric([queue], seconds)
+        yield running
+        stuck = GaugeMetricFamily(
+            "lowq_stuck_batches", "Batches that run for much longer than those of their queue do", labels=["queue"]
+        )
+        counts = Counter(batch.queue for batch in self._around.stuck)
         for item in self._figures.queues:
-            times = self._app.queue(item.stats.name, item.stats.shards_count).perform_times()
-            buckets, so_far = [], 0
-            for bound, count in times.buckets:
-                so_far += count
-                buckets.append(("+Inf" if bound == float("inf") else repr(bound), so_far))
-            histogram.add_metric([item.stats.name], buckets, times.seconds)
-        return histogram
+            stuck.add_metric([item.stats.name], counts[item.stats.name])
+        yield stuck
+
+    def _times(self) -> Iterator[Metric]:
+        waits = HistogramMetricFamily(
+            "lowq_wait_seconds", "How long jobs had waited since they were due, when they were taken", labels=["queue"]
+        )
+        performs = HistogramMetricFamily("lowq_perform_seconds", "How long performs took", labels=["queue"])
+        for queue, both in total_times(self._app, [item.stats.name for item in self._figures.queues]).items():
+            for histogram, times in zip((waits, performs), both, strict=True):
+                buckets, so_far = [], 0
+                for bound, count in times.buckets:
+                    so_far += count
+                    buckets.append(("+Inf" if bound == float("inf") else repr(bound), so_far))
+                histogram.add_metric([queue], buckets, times.seconds)
+        yield waits
+        yield performs

@@ -3,14 +3,18 @@
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
 import lowq
-from lowq_web.documents import Error
+from lowq.admin.actions import ActionName
+from lowq.admin.tasks import TaskAction, TaskState
+from lowq.inspection.job_filter import OrderBy
+from lowq.job import State
+from lowq_web.documents import Error, NodeCommand
 from lowq_web.received import Nothing, Received
 
 _REFERENCE = "#/components/schemas/{name}"
@@ -21,8 +25,8 @@ _ERRORS = {
     400: "The request is malformed; the error says what is expected",
     401: "A user and a password are needed",
     403: "This user may not do this, or a page of another site has sent it",
-    404: "There is no such queue, node or task",
-    409: "More jobs match than at_most says",
+    404: "There is no such queue, node, task or schedule",
+    409: "More jobs match than at_most says, or the queue is full, or it is being resharded",
     413: "The request is too large",
     415: "The request is no JSON document",
     429: "Too many tasks or scans of all ids run already, or too many logins have failed",
@@ -52,7 +56,7 @@ def describe(endpoints: Sequence[Endpoint], server: str) -> dict[str, Any]:
     schemas, components = msgspec.json.schema_components([*taken, *answered], ref_template=_REFERENCE)
     schema_of = dict(zip(map(id, [*taken, *answered]), schemas, strict=True))
     received = msgspec.json.schema_components(taken, ref_template=_REFERENCE)[1]
-    _say_types(components)
+    components = _name_words(components) | _named_words()
     for name, component in components.items():
         component.pop("title", None)
         if name not in received and "properties" in component:  # all fields of an answer are always there
@@ -78,16 +82,29 @@ def describe(endpoints: Sequence[Endpoint], server: str) -> dict[str, Any]:
     }
 
 
-def _say_types(schema: Any) -> None:
-    """Adds the type of words that are listed, which makers of clients look for."""
-    if isinstance(schema, dict):
-        if "enum" in schema:
-            schema["type"] = "string"
-        for part in schema.values():
-            _say_types(part)
-    elif isinstance(schema, list):
-        for part in schema:
-            _say_types(part)
+#: Lists of words that have a name, so that a client has one type for each.
+_WORDS = {
+    "ActionName": ActionName, "NodeCommand": NodeCommand, "OrderBy": OrderBy, "Span": lowq.Span, "State": State,
+    "TaskAction": TaskAction, "TaskState": TaskState,
+}  # fmt: skip
+
+
+def _named_words() -> dict[str, Any]:
+    return {name: {"type": "string", "enum": sorted(get_args(words))} for name, words in _WORDS.items()}
+
+
+def _name_words(schema: Any) -> Any:
+    """The schema, with references to the lists of words that have a name."""
+    if isinstance(schema, list):
+        return [_name_words(part) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    for name, words in _named_words().items():
+        if schema.get("enum") == words["enum"]:
+            reference = {"$ref": _REFERENCE.format(name=name)}
+            rest = {key: value for key, value in schema.items() if key not in words}
+            return {"allOf": [reference], **rest} if rest else reference
+    return {key: _name_words(part) for key, part in schema.items()}
 
 
 def _operation(endpoint: Endpoint, schema_of: dict[int, Any], components: dict[str, Any]) -> dict[str, Any]:

@@ -20,6 +20,7 @@ Schema = Mapping[str, Any]
 
 #: Numbers are smaller: JSON knows integers of any length, and Python reads NaN and infinities, too.
 _MOST, _MOST_DIGITS = 1e300, 300
+_NUMBER = re.compile(r"-?[0-9]{1,310}(\.[0-9]{1,40})?([eE][-+]?[0-9]{1,4})?")
 _STEP = re.compile(r"\.([^.\[]+)|\[")
 _BY_MSGSPEC = ("Expected ", "Invalid enum value", "Number out of range", "Integer value out of range")
 
@@ -136,6 +137,8 @@ def _typed(raw: str, schema: Schema) -> Any:
         return raw == "true"
     if kind == "integer" and re.fullmatch(r"-?[0-9]{1,9}", raw):
         return int(raw)
+    if kind == "number" and _NUMBER.fullmatch(raw):
+        return float(raw)
     return raw
 
 

@@ -13,20 +13,15 @@
 Every answer gets the headers that keep browsers from running, framing or storing what must not be.
 """
 
-import base64
-import hashlib
 import hmac
 import inspect
 import ipaddress
 import logging
-import math
-import os
 import re
 import secrets
-import time
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -36,15 +31,18 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 import lowq
-from lowq_web.logins import Logins, network_of
+from lowq_web.journal import Actor
+from lowq_web.passwords import Attempt, BasicAuth, auth_from_environment
+from lowq_web.proxies import TrustedProxies, UserHeader
 from lowq_web.threads import Threads
+from lowq_web.users import User
 
 log = logging.getLogger(__name__)
 
-Role = Literal["read", "admin"]
-
 #: Bytes of a form or a JSON document that is sent to us: a page of ids as long as ids may be, escaped.
 MAX_BODY = 4 * 2**20
+#: Logins that Redis is asked about at a time.
+RECALLS = 4
 #: The cookie and the form field of the token, for browsers that say nothing of where a request comes from.
 TOKEN = "lowq_token"
 
@@ -68,14 +66,6 @@ _FORWARDING = ("x-forwarded-", "x-original-", "x-envoy-", "cf-")
 _COOKIE = re.compile(rf"(?:^|;)\s*{TOKEN}=([A-Za-z0-9_-]{{32}})\s*(?:;|$)")
 
 
-@dataclass(frozen=True, slots=True)
-class User:
-    """The user of a request. The role "read" may look, "admin" may also act."""
-
-    name: str
-    role: Role = "admin"
-
-
 #: Request -> the user; None: may see nothing; a response: is sent instead, such as a redirect to a login. May be async.
 Authenticate = Callable[[Request], User | Response | Awaitable[User | Response | None] | None]
 
@@ -85,9 +75,16 @@ class Visit:
     """The user, token and body of a request, as the guard has checked them."""
 
     user: User
+    #: Where the request comes from: behind trusted proxies the client's address; empty when that is not known.
+    address: str
     #: For forms.
     token: str
     body: bytes
+
+    @property
+    def actor(self) -> Actor:
+        """For the audit log."""
+        return Actor(self.user.name, self.address or None)
 
 
 def visit_of(request: Request) -> Visit:
@@ -99,91 +96,49 @@ def visit_of(request: Request) -> Visit:
 # --- the user ------------------------------------------------------------------------------------------------
 
 
-class BasicAuth:
-    """User and password, as browsers ask for them. ``users``: name -> (password, role). Failed logins are logged
-    and delay the next ones: see `lowq_web.logins`.
+class HeaderAuth:
+    """The user that a trusted proxy names in a header: see `lowq_web.proxies.UserHeader`."""
 
-    Raises:
-        ConfigError: an empty name or password, or an unknown role.
-    """
-
-    #: The header WWW-Authenticate of a 401.
-    challenge = 'Basic realm="lowq", charset="UTF-8"'
-
-    def __init__(self, users: Mapping[str, tuple[str, Role]], *, clock: Callable[[], float] = time.monotonic) -> None:
-        self._logins = Logins(clock)
-        if not users:
-            raise lowq.ConfigError("BasicAuth needs at least one user")
-        self._users: list[tuple[bytes, bytes, User]] = []
-        for name, (password, role) in users.items():
-            if not name or ":" in name or not password:
-                raise lowq.ConfigError(
-                    f"user {name!r}: neither name nor password may be empty, nor a name have a colon"
-                )
-            if role not in ("read", "admin"):
-                raise lowq.ConfigError(f"user {name!r}: role={role!r} is neither 'read' nor 'admin'")
-            self._users.append((_digest(name), _digest(password), User(name, role)))
+    def __init__(self, header: UserHeader) -> None:
+        self._header = header
 
     def __call__(self, request: Request) -> User | None:
         """The user, or None.
 
         Raises:
-            HTTPException: 429, too many logins have failed lately; this one was not checked.
+            HTTPException: the request does not come from a trusted proxy, or its headers make no sense.
         """
-        scheme, _, encoded = request.headers.get("authorization", "").partition(" ")
-        try:
-            decoded = base64.b64decode(encoded.strip(), validate=True).decode()
-        except ValueError:
-            return None
-        name, colon, password = decoded.partition(":")
-        if scheme.lower() != "basic" or not colon:
-            return None
-        address = network_of(request.client.host) if request.client else "a local socket"
-        token = _cookie(request.headers)
-        pause = math.ceil(self._logins.pause(address, name, token))
-        if pause:
-            reason = f"Too many logins as {name[:100]!r} from {address} have failed: try again in {pause} s."
-            raise HTTPException(429, reason, {"retry-after": str(pause)})
-        found = self._find(name, password)
-        if found is None:
-            self._logins.failed(address, name, token)
-        else:
-            self._logins.succeeded(name, token)
-        return found
-
-    def _find(self, name: str, password: str) -> User | None:
-        found = None
-        # All of them, and digests of equal length: the time it takes reveals nothing.
-        for known_name, known_password, user in self._users:
-            right = hmac.compare_digest(known_name, _digest(name)) & hmac.compare_digest(
-                known_password, _digest(password)
-            )
-            if right:
-                found = user
-        return found
+        found = self._header.named(request.scope)
+        return None if found is None else User(found.name, "admin" if found.is_admin else "read")
 
 
-def _digest(text: str) -> bytes:
-    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
-
-
-def auth_from_environment() -> BasicAuth | None:
-    """LOWQ_WEB_USER and LOWQ_WEB_PASSWORD may do everything, LOWQ_WEB_READ_USER and LOWQ_WEB_READ_PASSWORD only look.
+def chosen_auth(
+    auth: Authenticate | None,
+    proxies: TrustedProxies,
+    *,
+    auth_header: str | None = None,
+    groups_header: str | None = None,
+    admins: Collection[str] = (),
+    no_auth: bool = False,
+) -> Authenticate | None:
+    """What says who it is: the one thing that was chosen. None: nothing was.
 
     Raises:
-        ConfigError: one of a pair is missing.
+        ConfigError: two of them, or one without what it needs.
     """
-    users: dict[str, tuple[str, Role]] = {}
-    pairs: list[tuple[str, Role]] = [("LOWQ_WEB_", "admin"), ("LOWQ_WEB_READ_", "read")]
-    for prefix, role in pairs:
-        name, password = os.environ.get(f"{prefix}USER", ""), os.environ.get(f"{prefix}PASSWORD", "")
-        if bool(name) != bool(password):
-            raise lowq.ConfigError(f"{prefix}USER and {prefix}PASSWORD go together: one of them is not set")
-        if name:
-            if name in users:
-                raise lowq.ConfigError("LOWQ_WEB_USER and LOWQ_WEB_READ_USER must have different names")
-            users[name] = (password, role)
-    return BasicAuth(users) if users else None
+    from_environment = auth_from_environment()
+    if auth_header is None:
+        for option, value in (("--admins", admins), ("--groups-header", groups_header)):
+            if value:
+                raise lowq.ConfigError(f"{option} is about users whom a proxy names: it needs --auth-header")
+        return auth or from_environment
+    for other, given in (
+        ("auth=", auth is not None), ("a password in LOWQ_WEB_*", from_environment is not None),
+        ("--no-auth", no_auth),
+    ):  # fmt: skip
+        if given:
+            raise lowq.ConfigError(f"--auth-header and {other} both say who it is: leave one of them out")
+    return HeaderAuth(UserHeader(auth_header, proxies, admins=admins, groups_header=groups_header))
 
 
 # --- may this be seen without authentication? ----------------------------------------------------------------
@@ -257,7 +212,7 @@ def refuse_bind(host: str) -> str:
     """The error when the dashboard is to listen where others can reach it, without authentication."""
     return (
         f"the dashboard would be open to everybody who can reach {host}: set LOWQ_WEB_USER and LOWQ_WEB_PASSWORD, "
-        "or say --no-auth if something else protects it"
+        "or say --no-auth if something else protects it; a proxy that logs people in: --auth-header"
     )
 
 
@@ -345,11 +300,15 @@ class Guard:
         *,
         open_to_all: bool,
         origins: Collection[str] = (),
+        proxies: TrustedProxies | None = None,
     ) -> None:
         self._app = app
+        self._proxies = proxies or TrustedProxies()
         self._origins = origins
         self._auth = auth
         self._threads = threads
+        # Of their own: guesses keep no page waiting, nor does Redis for a login.
+        self._recalls, self._logins = Threads(RECALLS), Threads(1)
         self._open = open_to_all
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -360,7 +319,9 @@ class Guard:
             await send({"type": "websocket.close", "code": 1008})
             return
         scope["lowq_root"] = scope.get("root_path", "")
+        scope["lowq_address"] = self._proxies.client_address(scope)
         token = _cookie(Headers(scope=scope))
+        scope["lowq_token"] = token
         new_token = "" if token else secrets.token_urlsafe(24)
         guarded = _Guarded(scope, send, new_token)
         try:
@@ -391,7 +352,7 @@ class Guard:
         if refused is not None:
             await refused(scope, receive, send)
             return
-        scope["lowq_web"] = Visit(user, token, body)
+        scope["lowq_web"] = Visit(user, scope["lowq_address"], token, body)
         await self._app(scope, receive, send)
 
     async def _who(self, request: Request) -> User | Response:
@@ -414,7 +375,9 @@ class Guard:
             return response
         if isinstance(user, Response) or (isinstance(user, User) and user.role in ("read", "admin")):
             return user
-        response = refusal(request, 401, "This needs a user and a password.")
+        by_proxy = isinstance(self._auth, HeaderAuth)
+        reason = "The proxy has named no user." if by_proxy else "This needs a user and a password."
+        response = refusal(request, 401, reason)
         challenge = getattr(self._auth, "challenge", None)
         if challenge:
             response.headers["www-authenticate"] = challenge
@@ -422,7 +385,17 @@ class Guard:
 
     async def _asked(self, auth: Authenticate, request: Request) -> Any:
         """The answer of the callable. One that is not async may take long: it looks up a session in a database."""
-        if isinstance(auth, BasicAuth) or _is_async(auth):
+        if isinstance(auth, BasicAuth):
+            found = auth.attempt(request)
+            if not isinstance(found, Attempt):
+                return found
+            # Not in the thread of those that are verified: these may be guesses, and many.
+            user = await self._recalls.run(auth.recall, found)
+            if user is not None:
+                return user
+            with auth.waiting(found):
+                return await self._logins.run(auth.verify, found)
+        if isinstance(auth, HeaderAuth) or _is_async(auth):
             answer: Any = auth(request)
         else:
             answer = await self._threads.run(auth, request)

@@ -17,7 +17,8 @@ from starlette.applications import Starlette
 import lowq
 from lowq_web.app import create_app
 from lowq_web.connections import CONNECTIONS, bounded
-from lowq_web.security import auth_from_environment, is_loopback, refuse_bind
+from lowq_web.passwords import auth_from_environment
+from lowq_web.security import is_loopback, refuse_bind
 
 log = logging.getLogger(__name__)
 
@@ -52,12 +53,19 @@ class Server:
         root_path: str = "",
         max_connections: int = CONNECTIONS,
         health: Callable[[], str | None] | None = None,
+        auth_header: str | None = None,
+        groups_header: str | None = None,
+        admins: Iterable[str] = (),
+        trusted_proxy: Iterable[str] = (),
     ) -> None:
-        if not (no_auth or is_loopback(host) or auth_from_environment()):
+        if not (no_auth or is_loopback(host) or auth_header or auth_from_environment()):
             raise lowq.ConfigError(refuse_bind(host))
         if root_path and not re.fullmatch(r"(/[\w.~-]+)+/?", root_path, re.ASCII):
             raise lowq.ConfigError(f"root_path={root_path!r} is no path such as /ops/lowq")
-        application = create_app(app, no_auth=no_auth, redact=list(redact) or None)
+        application = create_app(
+            app, no_auth=no_auth, redact=list(redact) or None, auth_header=auth_header, groups_header=groups_header,
+            admins=[name for given in admins for name in given.split(",")], trusted_proxies=list(trusted_proxy),
+        )  # fmt: skip
         application.state.health = health
         self._application = application
         self._socket = _listen(host, port)

@@ -7,13 +7,19 @@ A `Snapshot` here is figures of all queues. It is not `lowq.Snapshot`, the jobs 
 imports this one and uses the other.
 """
 
+import math
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 
 import lowq
+from lowq.inspection.forecast import forecasts_of
+from lowq.inspection.queries import NodeInfo
+from lowq.inspection.stuck import StuckBatch, stuck_batches
+from lowq.metrics.flow import Flow, read_flows
+from lowq.metrics.total_history import total_history
 from lowq.store.scripts import time_of
 from lowq_web.single_flight import SingleFlight
 
@@ -21,6 +27,8 @@ from lowq_web.single_flight import SingleFlight
 INTERVAL, PER_SHARD = 2.0, 0.005
 #: Seconds that a history is kept, as its finest intervals are 10 s long; and the history of all queues, per queue.
 HISTORY_AGE, PER_HISTORY = 8.0, 0.04
+#: Seconds that what came into all queues in the last 5 minutes is kept, at least, and for each queue.
+FLOWS_AGE, PER_FLOW = 8.0, 0.01
 #: Seconds for which Redis counts as available after it has answered TIME.
 CLOCK_AGE = 1.0
 #: Seconds that TIME may take, and everything else, before `RedisUnavailable` is raised.
@@ -47,6 +55,7 @@ class Total:
     failed: int = 0
     buried: int = 0
     expired: int = 0
+    pushed: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +71,17 @@ class Snapshot:
     total: Total
     #: queue -> (performed, failed) per second since the snapshot before; "" is all of them. Empty in the first.
     rates: dict[str, tuple[float, float]] = field(default_factory=dict)
+    #: queue -> when its backlog is gone.
+    forecasts: dict[str, lowq.Forecast] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What works the queues, at one moment."""
+
+    nodes: list[NodeInfo]
+    stuck: list[StuckBatch]
+    redis: lowq.RedisInfo
 
 
 class StatsCache:
@@ -75,9 +95,14 @@ class StatsCache:
         self._lock = threading.Lock()
         self._latest: Snapshot | None = None
         self._figures = SingleFlight(self._read, lambda figures: figures.interval, PATIENCE)
+        self._surroundings = SingleFlight(self._read_surroundings, lambda _: INTERVAL, PATIENCE)
         #: Seconds that the server's clock is ahead of ours.
         self._ahead = 0.0
         self._clock = SingleFlight(self._measure, lambda _: CLOCK_AGE, CLOCK_PATIENCE)
+        #: What came into the queues in the last 5 minutes, and when that was read: by Redis's clock. They belong to
+        #: whoever reads figures, one at a time.
+        self._flows: dict[str, Flow] = {}
+        self._flows_at = -math.inf
         self._histories: dict[tuple[str, lowq.Span], SingleFlight[lowq.History]] = {}
 
     async def alive(self) -> None:
@@ -150,6 +175,15 @@ class StatsCache:
     def forget(self) -> None:
         """Drops the latest figures, as something was changed: the next caller sees it."""
         self._figures.forget()
+        self._surroundings.forget()
+
+    def surroundings(self) -> Surroundings:
+        """Nodes, stuck batches and the server, read at most every two seconds for all viewers.
+
+        Raises:
+            RedisUnavailable, RedisRefused
+        """
+        return self._surroundings.get()
 
     def history(self, queue: str, span: lowq.Span) -> lowq.History:
         """Rates and lag of one queue, or with ``""`` of all together.
@@ -174,11 +208,23 @@ class StatsCache:
         if after - before < 1 or not self._ahead:
             self._ahead = said - (before + after) / 2
 
+    def _read_surroundings(self) -> Surroundings:
+        nodes = self._app.nodes()
+        return Surroundings(nodes, stuck_batches(self._app, nodes), self._app.redis_info())
+
     def _read(self) -> Snapshot:
         figures = _read_snapshot(self._app, self._latest, self.now())
+        flows = self._read_flows(figures.queues, figures.at)
+        figures = replace(figures, forecasts=forecasts_of(figures.queues, flows))
         self._latest = figures
         self._on_snapshot()
         return figures
+
+    def _read_flows(self, queues: Sequence[lowq.QueueOverview], at: float) -> dict[str, Flow]:
+        age = max(FLOWS_AGE, PER_FLOW * len(queues))
+        if at - self._flows_at > age or at < self._flows_at:
+            self._flows, self._flows_at = read_flows(self._app, [item.stats.name for item in queues], at), at
+        return self._flows
 
     def _history_age(self, queue: str, _: lowq.History) -> float:
         if queue or self._latest is None:
@@ -192,7 +238,7 @@ class StatsCache:
             return handle.rates(span)
         # One moment for all of them, so that the end of the sum has every queue.
         now = self.now()
-        return add_up(span, [self._app.queue(info.name).rates(span, now=now) for info in self._app.queues()])
+        return total_history(self._app, [info.name for info in self._app.queues()], span, now)
 
 
 def _read_snapshot(app: lowq.Lowq, before: Snapshot | None, at: float) -> Snapshot:
@@ -200,21 +246,12 @@ def _read_snapshot(app: lowq.Lowq, before: Snapshot | None, at: float) -> Snapsh
     now = time.monotonic()
     shards = sum(len(item.shards) for item in queues)
     figures = [item.stats for item in queues]
-    sums = (
-        "length",
-        "due",
-        "scheduled",
-        "fresh",
-        "retries",
-        "taken",
-        "morgue_length",
-        "processed",
-        "failed",
-        "buried",
-        "expired",
-    )
     total = Total(
-        **{name: sum(getattr(stats, name) for stats in figures) for name in sums},
+        **{
+            item.name: sum(getattr(stats, item.name) for stats in figures)
+            for item in fields(Total)
+            if item.name != "lag"
+        },
         lag=max((stats.lag for stats in figures), default=0.0),
     )
     rates: dict[str, tuple[float, float]] = {}
@@ -232,26 +269,3 @@ def _read_snapshot(app: lowq.Lowq, before: Snapshot | None, at: float) -> Snapsh
     elif before is not None:
         rates = before.rates
     return Snapshot(at, now, max(INTERVAL, shards * PER_SHARD), queues, total, rates)
-
-
-def add_up(span: lowq.Span, histories: Sequence[lowq.History]) -> lowq.History:
-    """Several histories as one: rates are summed, the longest lag counts."""
-    if not histories:
-        return lowq.History(span, 0, [])
-    by_time: dict[float, list[lowq.Rate]] = {}
-    for history in histories:
-        for interval in history.rates:
-            by_time.setdefault(interval.at, []).append(interval)
-
-    def summed(at: float, rates: list[lowq.Rate]) -> lowq.Rate:
-        known = [item for item in rates if item.processed is not None]
-        if not known:
-            return lowq.Rate(at, None, None, None)
-        return lowq.Rate(
-            at,
-            sum(item.processed or 0.0 for item in known),
-            sum(item.failed or 0.0 for item in known),
-            max((item.lag for item in known if item.lag is not None), default=None),
-        )
-
-    return lowq.History(span, histories[0].step, [summed(at, items) for at, items in sorted(by_time.items())])

@@ -12,17 +12,18 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
 import lowq
 from lowq.admin import tasks
 from lowq.admin.actions import ActionName
-from lowq.admin.tasks import MAX_RUNNING, Task, TaskState, TooManyTasks
-from lowq_web.journal import Entry
+from lowq.admin.reshard import ReshardProgress, reshard
+from lowq.admin.tasks import MAX_RUNNING, Task, TaskAction, TaskState, TooManyTasks
+from lowq_web.journal import Actor, Entry
 from lowq_web.stats_cache import StatsCache
 
-__all__ = ["MAX_RUNNING", "ActionName", "Task", "Tasks", "TooManyTasks"]
+__all__ = ["MAX_RUNNING", "ActionName", "Task", "TaskAction", "Tasks", "TooManyTasks"]
 
 log = logging.getLogger(__name__)
 
@@ -64,7 +65,7 @@ class Tasks:
         self._reports: dict[str, _Reports] = {}
 
     def start(
-        self, who: str, queue: str, action: ActionName, wanted: lowq.JobFilter, reason: str | None = None
+        self, who: Actor, queue: str, action: ActionName, wanted: lowq.JobFilter, reason: str | None = None
     ) -> Task:
         """Starts it and returns.
 
@@ -76,9 +77,26 @@ class Tasks:
         steps = self._app.queue(queue).bulk(action, wanted, reason=reason)
         owner = f"{socket.gethostname()}:{os.getpid()}"
         task = Task(
-            secrets.token_urlsafe(8), who, queue, action, lowq.JobFilter(**wanted.given()), owner, 0.0, 0.0,
+            secrets.token_urlsafe(8), who.name, queue, action, lowq.JobFilter(**wanted.given()), owner, 0.0, 0.0,
             reason=reason, exact=isinstance(wanted.before, lowq.Snapshot) and wanted.before.remembers,
         )  # fmt: skip
+        return self._start(who, task, lambda: steps)
+
+    def reshard(self, who: Actor, queue: str, shards_count: int) -> Task:
+        """Gives a queue so many shards, or goes on with that; returns at once.
+
+        Raises:
+            TooManyTasks, ConfigError, UnknownQueueError, RedisUnavailable, RedisRefused: as of `start`. Resharding: it
+                is being given another number.
+        """
+        owner = f"{socket.gethostname()}:{os.getpid()}"
+        task = Task(
+            secrets.token_urlsafe(8), who.name, queue, "reshard", lowq.JobFilter(), owner, 0.0, 0.0,
+            shards_count=shards_count,
+        )  # fmt: skip
+        return self._start(who, task, lambda: _moved(reshard(self._app, queue, shards_count, by=who.name)))
+
+    def _start(self, who: Actor, task: Task, begin: Callable[[], Iterator[lowq.Step]]) -> Task:
         reports = _Reports(self._clock)
         with self._lock:
             # Those too whose end can't be reported, and whose records say that they were interrupted.
@@ -88,7 +106,8 @@ class Tasks:
         try:
             try:
                 task = tasks.begin(self._app, task)
-                entry = Entry(self._app, who, action, queue, _detail(task))
+                entry = Entry(self._app, who, task.action, task.queue, _detail(task))
+                steps = _begun(begin, entry)
             except lowq.LowqError:
                 # It may have been entered, also when no answer came. Nobody will work on it.
                 with contextlib.suppress(lowq.LowqError):
@@ -154,6 +173,10 @@ class Tasks:
         except Exception as failed:
             fault = failed
             outcome, error = "failed", f"{type(failed).__name__}; the log of the dashboard says more"
+        if isinstance(steps, Generator):
+            # What it holds in Redis is given up before anybody sees that it has ended.
+            with contextlib.suppress(lowq.LowqError):
+                steps.close()
         self._stats_cache.forget()
         entry.ended(done, {"outcome": outcome, **({"error": error} if error else {})})
         try:
@@ -181,6 +204,26 @@ class Tasks:
             time.sleep(END_PAUSE)
 
 
+def _begun(begin: Callable[[], Iterator[lowq.Step]], entry: Entry) -> Iterator[lowq.Step]:
+    try:
+        return begin()
+    except lowq.LowqError as error:
+        entry.ended(None, {"outcome": "failed", "error": str(error)})
+        raise
+
+
+def _moved(progress: Iterator[ReshardProgress]) -> Iterator[lowq.Step]:
+    """How far a reshard is, in shards."""
+    try:
+        for step in progress:
+            yield lowq.Step(step.shards_moved, step.shards_count)
+    finally:
+        if isinstance(progress, Generator):
+            progress.close()
+
+
 def _detail(task: Task) -> dict[str, Any]:
     """What the log says of it."""
+    if task.shards_count is not None:
+        return {"to": task.shards_count, "task": task.id}
     return {**task.filter.given(), **({"reason": task.reason} if task.reason else {}), "task": task.id}

@@ -19,15 +19,16 @@ _END = object()
 
 
 class Threads:
-    """The threads of one application."""
+    """The threads of one application. ``most``: how many functions run at once; more wait."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int = THREADS) -> None:
+        self._most = most
         self._limiter: anyio.CapacityLimiter | None = None
 
     async def run(self, function: Callable[..., T], *args: Any) -> T:
         """What the function returns or raises. It runs to its end, even when nobody waits for it any more."""
         if self._limiter is None:
-            self._limiter = anyio.CapacityLimiter(THREADS)  # only an event loop can make one
+            self._limiter = anyio.CapacityLimiter(self._most)  # only an event loop can make one
         return await anyio.to_thread.run_sync(function, *args, limiter=self._limiter)
 
     async def iterate(self, items: Iterator[T]) -> AsyncIterator[T]:

@@ -1,11 +1,14 @@
 """The log of what people did, and the names of those who paused."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 import lowq
+from lowq.admin import audit
 from lowq.admin.audit import KEPT, MAX_TEXT
+from lowq.store import Client
 from lowq.store.keys import audit_key
 from tests.contract.queue_rig import QueueRig
 from tests.contract.support import NOW, job
@@ -119,3 +122,71 @@ def test_the_embedded_store_says_little_of_itself_and_a_server_much(rig: QueueRi
 def test_nonsense_is_refused_before_the_first_step(rig: QueueRig) -> None:
     with pytest.raises(lowq.ConfigError):
         rig.queue.jobs_in_steps(limit=0)
+
+
+def test_entries_are_found_by_who_what_to_what_and_when(rig: QueueRig) -> None:
+    for who, action, target in (
+        ("Ann", "kick", "Orders"),
+        ("bob", "kick", "Orders2"),
+        ("joann@host", "stop", "node-1"),
+    ):
+        rig.app.note(who, action, target)
+    stop, kick, first = rig.app.audit()
+
+    def found(**wanted: Any) -> list[str]:
+        return [entry.who for entry in rig.app.audit(**wanted)]
+
+    assert found(who="aNN") == ["joann@host", "Ann"]
+    assert found(action="kick") == ["bob", "Ann"]
+    assert found(target="Orders") == ["Ann"]
+    assert found(who="ann", action="kick") == ["Ann"]
+    assert found(since=kick.at) == ["joann@host", "bob"]
+    assert found(until=kick.at) == ["bob", "Ann"]
+    assert found(since=kick.at, until=kick.at) == ["bob"]
+    assert found(who="*") == found(target="") == found(after=first.cursor) == []
+    assert found(after=stop.cursor) == ["bob", "Ann"]
+
+
+def test_pages_of_the_log_have_each_entry_once_while_others_are_written(rig: QueueRig) -> None:
+    for number in range(450):
+        rig.app.note("ann", "kick" if number % 3 else "bury", "Orders", number)
+    seen: list[int | None] = []
+    after = None
+    while page := rig.app.audit(70, action="kick", after=after):
+        seen += [entry.count for entry in page]
+        after = page[-1].cursor
+        rig.app.note("bob", "kick", "Orders", 1000)
+    assert seen == [number for number in range(449, -1, -1) if number % 3]
+
+
+def test_a_page_goes_on_after_an_entry_that_is_gone(rig: QueueRig) -> None:
+    tokens = [rig.app.note("ann", "delete", "Orders", number) for number in range(3)]
+    cursor = rig.app.audit()[1].cursor
+    rig.app.note("ann", "delete", "Orders", 7, replaces=tokens[1])
+    assert [entry.count for entry in rig.app.audit(after=cursor)] == [0]
+    with pytest.raises(lowq.ConfigError, match="no cursor"):
+        rig.app.audit(after="yesterday")
+
+
+def test_while_it_is_read_entries_may_be_written(rig: QueueRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(audit, "_TOGETHER", 5)
+    for number in range(12):
+        rig.app.note("ann", "kick", "Orders", number)
+    command = Client.command
+
+    def while_others_write(self: Client, *args: Any, **options: Any) -> Any:
+        found = command(self, *args, **options)
+        if args[0] == "LRANGE":
+            rig.app.note("bob", "kick", "Orders", 99)
+        return found
+
+    monkeypatch.setattr(Client, "command", while_others_write)
+    assert [entry.count for entry in rig.app.audit()] == list(range(11, -1, -1))
+
+
+def test_an_entry_says_from_where(rig: QueueRig) -> None:
+    rig.app.note("ann", "kick", "Orders", address="198.51.100.1")
+    rig.app.note("ann", "kick", "Orders")
+    rig.app.note("ann", "kick", "Orders", address="x" * 10_000)
+    long, unknown, known = rig.app.audit()
+    assert (known.address, unknown.address, len(long.address or "")) == ("198.51.100.1", None, MAX_TEXT)

@@ -16,6 +16,7 @@ from lowq.job import Job
 from lowq.store.keys import nodes_key, queues_key
 from tests.contract.queue_rig import SHARDS, QueueRig
 from tests.contract.support import NOW, job
+from tests.round_trips import counted_round_trips
 
 
 @pytest.fixture
@@ -75,6 +76,15 @@ class TestStats:
         shard.in_flight.finish(["a"])
         shard.in_flight.take(0, NOW)
         assert rig.queue.stats().processed == 1
+
+    def test_one_round_trip_has_also_the_capacity(self, rig: QueueRig) -> None:
+        entry = json.dumps({"shards_count": SHARDS, "options": {"capacity": 40}})
+        rig.client.command("HSET", queues_key("lowq"), "Orders", entry)
+        rig.push(*(job(f"job-{i}") for i in range(10)))
+        with counted_round_trips() as counted:
+            stats = rig.queue.stats()
+        assert counted.count == 1
+        assert (stats.length, stats.capacity, stats.fill) == (10, 40, 0.25)
 
 
 class TestPeek:

@@ -1,6 +1,5 @@
 """A queue's history: rates, lag and perform times, as nodes record them."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -16,13 +15,6 @@ from tests.tiers import real_redis_often
 START = NOW // 7200 * 7200
 KEY = history_key("lowq", "Orders")
 NOTHING = Counted(0, 0, 0.0, (0,) * (len(BOUNDS) + 1))
-
-
-@pytest.fixture
-def app(store_url: str) -> Iterator[lowq.Lowq]:
-    app = lowq.Lowq(redis_url=store_url)
-    yield app
-    app.close()
 
 
 def record(

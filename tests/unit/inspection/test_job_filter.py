@@ -1,6 +1,8 @@
 """Which jobs are meant: one value, which checks itself."""
 
 import dataclasses
+import subprocess
+import sys
 from array import array
 from typing import Any
 
@@ -9,7 +11,7 @@ import pytest
 from lowq import ConfigError, JobFilter, Queue, Snapshot
 from lowq.admin.bulk import meant_by
 from lowq.application import Lowq
-from lowq.inspection.job_filter import FilterOptions
+from lowq.inspection.job_filter import FilterOptions, fingerprint, new_salt
 
 
 def test_its_fields_are_the_keyword_arguments_that_callers_give() -> None:
@@ -87,3 +89,41 @@ def test_a_moment_bounds_actions_and_nothing_else() -> None:
         queue.jobs(before=4.0)
     with pytest.raises(ConfigError, match="before: a snapshot is of what there is now"):
         queue.snapshot("delete", before=4.0)
+
+
+def test_a_snapshot_is_the_same_in_another_process() -> None:
+    jobs = [("lowq:v1:{Orders:0}:", at, f"job-{at}".encode()) for at in (1.5, -2.0, 2.0**33)]
+    salt = new_salt()
+    snapshot = Snapshot(7.125, 5, array("q", sorted(fingerprint(salt, *job) for job in jobs)), salt)
+    packed = Snapshot.unpack(snapshot.pack())
+    assert packed == snapshot
+    assert packed is not None
+    assert all(packed.holds(*job) for job in jobs)
+    assert not packed.holds("lowq:v1:{Orders:0}:", 1.5, b"job-2")
+    program = (
+        "import sys; from lowq.inspection.job_filter import Snapshot; "
+        "print(Snapshot.unpack(bytes.fromhex(sys.argv[1])).holds('lowq:v1:{Orders:0}:', 1.5, b'job-1.5'))"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", program, snapshot.pack().hex()], capture_output=True, text=True, check=True
+    )
+    assert run.stdout == "True\n"
+
+
+def test_fingerprints_of_two_snapshots_have_nothing_in_common() -> None:
+    job = ("lowq:v1:{Orders:0}:", 1.5, b"job-1.5")
+    assert fingerprint(new_salt(), *job) != fingerprint(new_salt(), *job)
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"", b"\n", b"null\n", b"[]\n", b"{}\n", b"[" * 100_000, b'{"at": "x", "total": 1, "salt": ""}\n',
+        b'{"at": NaN, "total": 1, "salt": ""}\n', b'{"at": 1, "total": -1, "salt": ""}\n',
+        b'{"at": 1, "total": true, "salt": ""}\n', b'{"at": 1, "total": 1, "salt": "' + b"00" * 100 + b'"}\n',
+        b'{"at": 1, "total": 1, "salt": "zz"}\n', b'{"at": 1, "total": 1, "salt": ""}\n1234567',
+        b'{"at": 1, "total": 1, "salt": ""}\n' + b"\x02" + bytes(15),
+    ],
+)  # fmt: skip
+def test_what_is_no_snapshot_is_none(raw: bytes) -> None:
+    assert Snapshot.unpack(raw) is None

@@ -6,7 +6,22 @@ queue's handle, turns values into text, and has `rendering` fill in the template
 
 from starlette.routing import Route
 
-from lowq_web.pages import act, audit, dashboard, job, nodes, queue, search, shards, tasks
+from lowq_web.pages import (
+    act,
+    audit,
+    dashboard,
+    errors,
+    job,
+    jobs,
+    nodes,
+    queue,
+    reshard,
+    schedules,
+    search,
+    shards,
+    tasks,
+    times,
+)
 
 __all__ = ["routes"]
 
@@ -15,7 +30,12 @@ def routes() -> list[Route]:
     """All pages."""
     return [
         Route("/", dashboard.dashboard, name="dashboard"),
+        Route("/parts", dashboard.parts, name="parts"),
+        Route("/jobs", jobs.jobs, name="jobs"),
         Route("/search", search.search, name="search"),
+        Route("/errors", errors.errors, name="errors"),
+        Route("/schedules", schedules.schedules, name="schedules"),
+        Route("/schedules/act", schedules.act, methods=["POST"], name="act_on_schedule"),
         Route("/nodes", nodes.nodes, name="nodes"),
         Route("/nodes/command", nodes.command, methods=["POST"], name="command"),
         Route("/audit", audit.audit, name="audit"),
@@ -26,7 +46,9 @@ def routes() -> list[Route]:
         Route("/queues/{queue:name}/job", job.job, name="job"),
         Route("/queues/{queue:name}/payload", job.payload, name="payload"),
         Route("/queues/{queue:name}/shards", shards.shards, name="shards"),
+        Route("/queues/{queue:name}/times", times.times, name="times"),
         Route("/queues/{queue:name}/act", act.act, methods=["POST"], name="act"),
+        Route("/queues/{queue:name}/reshard", reshard.reshard, methods=["GET", "POST"], name="reshard"),
         Route("/queues/{queue:name}/pause", queue.pause, methods=["POST"], name="pause"),
         Route("/queues/{queue:name}/resume", queue.resume, methods=["POST"], name="resume"),
     ]

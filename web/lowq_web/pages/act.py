@@ -10,15 +10,19 @@ from starlette.responses import Response
 import lowq
 from lowq.admin.actions import ACTIONS
 from lowq_web import text
-from lowq_web.actions import DESTRUCTIVE, DONE, VERBS
+from lowq_web.actions import DESTRUCTIVE
 from lowq_web.confirmations import confirmation_of, encode_moments, moments_of, snapshot_of
 from lowq_web.context import context_of, queue_of
 from lowq_web.fields import form_of
 from lowq_web.listing import JobQuery, asked_of
-from lowq_web.pages.queue import in_words
+from lowq_web.pages.queue import group_text, in_words
 from lowq_web.pages.rendering import redirect, render
 from lowq_web.security import visit_of
 from lowq_web.tasks import ActionName
+from lowq_web.words import DONE, VERBS
+
+#: The fields of a listing, to go back to it.
+_LISTED = ("state", "match", "order_by", "reverse", "min", "max", "payload", "error", "error_group", "shard")
 
 
 def act(request: Request) -> Response:
@@ -27,7 +31,7 @@ def act(request: Request) -> Response:
     A confirmed action is done to what the page has shown: its form carries the number and the time, nothing newer is
     touched, and the question is asked again when the number has changed by more than a tenth.
     """
-    context, handle, who = context_of(request), queue_of(request), visit_of(request).user.name
+    context, handle, who = context_of(request), queue_of(request), visit_of(request).actor
     fields = form_of(request)
     form = dict(fields)
     ids = list(dict.fromkeys(text.decode_id(value) for name, value in fields if name == "id"))
@@ -36,12 +40,14 @@ def act(request: Request) -> Response:
         raise lowq.ConfigError(f"do={form.get('do')!r:.50} is no action")
     reason = form.get("reason", "").strip()[:300] or None
     # The listing to go back to: built from the filter, never from an address in the form.
-    back = {name: form[name] for name in ("state", "match", "order_by", "reverse", "min", "max") if form.get(name)}
+    back = {name: form[name] for name in _LISTED if form.get(name)}
     sure = form.get("sure") == "1"
     if what == "all":
         try:
             asked = asked_of(back, context.stats_cache.now())
             wanted = asked.meant_by(action)
+            if wanted.payload is not None:
+                raise lowq.ConfigError("Actions on all that match don't go by payloads: tick the jobs")
         except lowq.ConfigError as error:
             return redirect(request, "queue", back, form_error=in_words(str(error)), queue=handle.name)
         # "-2h" would mean another time when the form is sent.
@@ -72,7 +78,7 @@ def act(request: Request) -> Response:
     acted = context.actions.on_ids(who, handle.name, action, ids, reason, unchanged)
     done = f"{_jobs(acted.done)} {DONE[action]}"
     if acted.in_flight:
-        done += f"; {acted.in_flight:,} in flight, left alone"
+        done += f"; {acted.in_flight:,} running, left alone"
     if acted.missing:
         done += f"; {acted.missing:,} {'no longer there' if unchanged is None else 'changed or no longer there'}"
     if what == "":
@@ -98,7 +104,8 @@ class _Confirm:
         with context.scans:
             found = self.queue.snapshot(self.action, wanted)
         name = context.snapshots.keep(found) if len(found) else ""
-        return self._page(found.total, found.at, was, asked=asked, snapshot=name)
+        group = group_text(self.queue, asked.filter.error_group)
+        return self._page(found.total, found.at, was, asked=asked, group_text=group, snapshot=name)
 
     def of_ids(self, ids: Sequence[str], was: int | None = None) -> Response:
         """For the given ids."""
@@ -115,7 +122,6 @@ class _Confirm:
             "confirm.html",
             queue=self.queue.name,
             action=self.action,
-            verb=VERBS[self.action],
             what=self.what,
             total=total,
             at=at,
@@ -123,7 +129,7 @@ class _Confirm:
             back=self.back,
             reason=self.reason or "",
             destructive=self.action in DESTRUCTIVE,
-            **{"asked": None, "snapshot": "", "seen": [], **values},
+            **{"asked": None, "group_text": None, "snapshot": "", "seen": [], **values},
         )
 
 

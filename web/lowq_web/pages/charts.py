@@ -13,24 +13,26 @@ from lowq_web.pages.rendering import url
 
 def charts(request: Request, page: str, query: Mapping[str, str], queue: str = "") -> dict[str, Any]:
     """The arguments of the macro `charts` of that page. ``queue``: "" for all queues together."""
-    span = _span(query)
+    span = span_of(query)
     rates = context_of(request).stats_cache.history(queue, span).rates
     return {
         "span": span,
-        "spans": _spans(request, page, span, query, **({"queue": queue} if queue else {})),
+        "spans": spans(request, page, span, query, **({"queue": queue} if queue else {})),
         "rates": chart(rates, ["processed", "failed"]),
         "lags": chart(rates, ["lag"], seconds=True),
     }
 
 
-def _span(query: Mapping[str, str]) -> lowq.Span:
+def span_of(query: Mapping[str, str]) -> lowq.Span:
+    """The span that is asked for, or the hour."""
     span = query.get("span", "hour")
     return span if span in ("hour", "day", "month") else "hour"  # type: ignore[return-value]  # just checked
 
 
-def _spans(
+def spans(
     request: Request, name: str, current: lowq.Span, query: Mapping[str, str], **parts: Any
 ) -> list[tuple[str, str, bool]]:
+    """The choice of spans on a page: the word, its address, whether it is the current one."""
     kept = {key: value for key, value in query.items() if key in ("sort", "dir")}
     words = {"hour": "Hour", "day": "Day", "month": "30 days"}
     return [

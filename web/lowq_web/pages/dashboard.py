@@ -2,19 +2,20 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 import lowq
 from lowq_web.chart import heat_maps
-from lowq_web.context import context_of
+from lowq_web.context import AppContext, context_of
 from lowq_web.fields import query_of
 from lowq_web.pages.charts import charts
 from lowq_web.pages.rendering import render
 
-#: Queues that are shown.
-MAX_QUEUES = 500
+#: Queues of a page; and how many the filter of their names begins to be of use for.
+PER_PAGE, MANY = 50, 8
 #: Seconds of lag above which a shard without an owner is a warning: during a deploy it is normal for a few.
 OWNERLESS_LAG = 10.0
 
@@ -39,23 +40,54 @@ def dashboard(request: Request) -> Response:
     sort = query.get("sort", "")
     sort = sort if sort in _SORTS else "name"
     down = query.get("dir") == "desc"
-    queues = sorted(figures.queues, key=lambda item: _SORTS[sort](item.stats), reverse=down)
+    named = query.get("queue", "").strip()
+    queues = sorted(
+        (item for item in figures.queues if named.casefold() in item.stats.name.casefold()),
+        key=lambda item: _SORTS[sort](item.stats),
+        reverse=down,
+    )
+    last = max(-(-len(queues) // PER_PAGE), 1)
+    page = min(max(_number(query.get("page", "")), 1), last)
+    shown = queues[(page - 1) * PER_PAGE : page * PER_PAGE]
     drawn = charts(request, "dashboard", query)
     return render(
         request,
         "dashboard.html",
-        figures=figures,
-        queues=queues[:MAX_QUEUES],
-        hidden_count=max(len(queues) - MAX_QUEUES, 0),
+        queues=shown,
+        matching=len(queues),
+        page_number=page,
+        pages=last,
+        named=named,
+        many=len(figures.queues) >= MANY,
         sort=sort,
         down=down,
-        heats=heat_maps(queues),
-        hottest=_hottest(figures.queues),
-        warnings=_unworked(figures.queues),
-        redis=context.app.redis_info(),
-        nodes=context.app.nodes(),
+        **_parts(context),
         **drawn,
     )
+
+
+def parts(request: Request) -> Response:
+    """What is fetched again for pages that are left open, beside the numbers of the stream. What is shown here was read
+    for all viewers together.
+    """
+    return render(request, "parts.html", **_parts(context_of(request)))
+
+
+def _parts(context: AppContext) -> dict[str, Any]:
+    figures, around = context.stats_cache.figures(), context.stats_cache.surroundings()
+    return {
+        "figures": figures,
+        "heats": heat_maps(figures.queues),
+        "hottest": _hottest(figures.queues),
+        "warnings": _unworked(figures.queues),
+        "redis": around.redis,
+        "nodes": around.nodes,
+        "stuck": around.stuck,
+    }
+
+
+def _number(typed: str) -> int:
+    return int(typed) if typed.isascii() and typed.isdecimal() and len(typed) < 7 else 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,15 +114,17 @@ def _unworked(queues: Iterable[lowq.QueueOverview]) -> list[Unworked]:
     """
     found = []
     for item in queues:
-        lost = [shard for shard in item.shards if shard.owner is None]
+        # Nobody is to hold a shard whose jobs are being moved, or are still to come.
+        held = [shard for shard in item.shards if not (shard.sealed or shard.fed)]
+        lost = [shard for shard in held if shard.owner is None]
         jobs = sum(shard.length + shard.taken for shard in lost)
         lag = max((shard.lag for shard in lost), default=0.0)
-        if len(lost) == len(item.shards):
+        if len(lost) == len(held):
             lost_ones = len(lost)
         else:
             lost_ones = sum(shard.lag > OWNERLESS_LAG for shard in lost)
         if jobs and lost_ones:
-            found.append(Unworked(item.stats.name, lost_ones, len(item.shards), jobs, lag))
+            found.append(Unworked(item.stats.name, lost_ones, len(held), jobs, lag))
     return sorted(found, key=lambda item: (not item.wholly, item.queue))
 
 

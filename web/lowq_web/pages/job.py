@@ -5,7 +5,6 @@ from starlette.responses import Response
 
 import lowq
 from lowq_web import text
-from lowq_web.actions import VERBS
 from lowq_web.context import context_of, queue_of
 from lowq_web.fields import query_of
 from lowq_web.pages.rendering import encode, render, trouble
@@ -31,7 +30,6 @@ def job(request: Request) -> Response:
         masked=context.redact,
         max_shown=MAX_SHOWN,
         max_payloads=MAX_PAYLOADS,
-        verbs=VERBS,
         pattern=like(job_id),
         hangs=_hangs(found),
         searched=job_id,

@@ -6,6 +6,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 import lowq
+from lowq.schedules import is_internal
 from lowq_web.context import context_of
 from lowq_web.fields import form_of
 from lowq_web.pages.rendering import redirect, render
@@ -28,10 +29,12 @@ def command(request: Request) -> Response:
     if node is not None and what in _COMMANDS and form.get("sure") != "1":
         others = [other for other in living if other is not node and not other.quiet]
         return render(request, "command.html", node=node, what=what, last=not others, alone=_alone(node, others))
-    context.actions.send_command(visit_of(request).user.name, name, what)
+    context.actions.send_command(visit_of(request).actor, name, what)
     return redirect(request, "nodes", done=f"Sent {what} to {name}.")
 
 
 def _alone(node: lowq.NodeInfo, others: Sequence[lowq.NodeInfo]) -> list[str]:
     """The queues that no other node works."""
-    return [queue for queue in node.queues if not any(queue in other.queues for other in others)]
+    return [
+        queue for queue in node.queues if not is_internal(queue) and not any(queue in other.queues for other in others)
+    ]

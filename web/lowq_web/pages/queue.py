@@ -13,7 +13,6 @@ from starlette.responses import Response
 
 import lowq
 from lowq_web import text
-from lowq_web.actions import VERBS
 from lowq_web.context import context_of, queue_of
 from lowq_web.fields import form_of, query_of
 from lowq_web.listing import JobQuery, as_typed, asked_of, tab_counts
@@ -22,8 +21,11 @@ from lowq_web.pages.rendering import redirect, render, stream
 from lowq_web.security import visit_of
 from lowq_web.tasks import ActionName
 
+#: State of a list -> the counter that grows when there is more for it; otherwise that of pushes.
+_ARRIVALS = {"retrying": "failed", "taken": "processed", "morgue": "buried"}
 #: What the fields of the filter are called on the page.
-_LABELS = {"min": "From", "max": "To", "match": "Id like", "order_by": "Order", "state": "State"}
+_LABELS = {"min": "From", "max": "To", "match": "Id like", "order_by": "Order", "state": "State", "payload": "Payload",
+           "error": "Error", "error_group": "Error group", "shard": "Shard"}  # fmt: skip
 
 
 def queue(request: Request) -> Response:
@@ -34,7 +36,7 @@ def queue(request: Request) -> Response:
     form_error, status = None, 200
     try:
         asked = asked_of(query, now)
-        pages = asked.pages(handle)
+        pages = asked.pages(handle, context.redact)
     except lowq.ConfigError as error:
         # The error is shown beside the form, which keeps what was typed.
         asked, pages, form_error, status = as_typed(query), iter(()), in_words(str(error)), 400
@@ -44,18 +46,30 @@ def queue(request: Request) -> Response:
     values: dict[str, Any] = {
         "queue": handle.name,
         "stats": stats,
+        "forecast": context.stats_cache.figures().forecasts.get(handle.name),
+        "limits": handle.limits(),
+        # Read only while there is something to say.
+        "reshard": None if stats.reshard_to is None else handle.reshard_progress(),
         "counts": counts,
         "asked": asked,
         "form_error": form_error,
         "verbs": _verbs(asked),
         "elsewhere": _elsewhere(asked, counts),
+        "group_text": group_text(handle, asked.filter.error_group),
+        "arrivals": _ARRIVALS.get(asked.filter.state or "", "pushed"),
         "masked": context.redact,
-        "words": VERBS,
         **drawn,
     }
     if asked.scans and form_error is None:
         return stream(request, "queue.html", pages=_with_error(pages), **values)
     return render(request, "queue.html", status, pages=list(pages), **values)
+
+
+def group_text(handle: lowq.Queue, fingerprint: str | None) -> str | None:
+    """What errors of a group say; the fingerprint, when it is forgotten."""
+    if fingerprint is None:
+        return None
+    return next((group.text for group in handle.error_groups() if group.fingerprint == fingerprint), fingerprint)
 
 
 def in_words(reason: str) -> str:
@@ -71,7 +85,7 @@ def _elsewhere(asked: JobQuery, counts: Mapping[str, Any]) -> list[tuple[str, st
     if not asked.filter.match:
         return []
     here = "" if asked.filter.state is None else asked.filter.state
-    places = [("", "waiting"), ("taken", "in flight"), ("morgue", "in the morgue")]
+    places = [("", "queued"), ("taken", "running"), ("morgue", "dead")]
     return [(state, word) for state, word in places if state != here and counts[state].number]
 
 
@@ -94,14 +108,14 @@ def _verbs(asked: JobQuery) -> list[ActionName]:
 def pause(request: Request) -> Response:
     """Pauses the queue."""
     handle = queue_of(request)
-    context_of(request).actions.pause(visit_of(request).user.name, handle.name)
+    context_of(request).actions.pause(visit_of(request).actor, handle.name)
     return redirect(request, "queue", done="Paused.", queue=handle.name)
 
 
 def resume(request: Request) -> Response:
     """Resumes the queue."""
     handle = queue_of(request)
-    context_of(request).actions.resume(visit_of(request).user.name, handle.name)
+    context_of(request).actions.resume(visit_of(request).actor, handle.name)
     return redirect(request, *_asked_from(request), done="Resumed.", queue=handle.name)
 
 

@@ -3,7 +3,9 @@
 What a template shows is escaped, after control characters and the like have been made visible.
 """
 
+import math
 import re
+import shlex
 from collections.abc import Iterator, Mapping
 from typing import Any
 from urllib.parse import urlencode
@@ -14,6 +16,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 import lowq
+from lowq.schedules import is_internal
 from lowq_web import text
 from lowq_web.chart import HEIGHT, WIDTH
 from lowq_web.context import context_of
@@ -22,13 +25,14 @@ from lowq_web.notices import Notice
 from lowq_web.security import TOKEN, visit_of
 from lowq_web.static_files import files
 from lowq_web.threads import LimitedStream
+from lowq_web.words import ACTION_HINTS, TERMS, do, jobs_of, state_word
 
 #: Marks the place in a template where what is rendered so far is to be sent.
 _FLUSH = "\x00flush\x00"
+#: Shards of a page.
+SHARDS_PER_PAGE = 200
 #: Where a word of a name ends: order_sync, Order-Sync, OrderSync.
 _WORDS = re.compile(r"(?<=[-_.:/@])(?=\w)|(?<=[a-z0-9])(?=[A-Z])")
-#: Jobs of a state, in words; None: all that wait.
-_JOBS = {None: "waiting jobs", "morgue": "buried jobs", "taken": "jobs in flight"}
 
 
 def _finalize(value: Any) -> Any:
@@ -70,13 +74,24 @@ _environment.filters |= {
     "block": _block,
     "breakable": _breakable,
     "cut": text.cut,
+    "shell": shlex.quote,
     "json": text.payload,
     "preview": text.preview,
-    "jobs_of": lambda state: _JOBS.get(state, f"{state} jobs"),
+    "jobs_of": jobs_of,
+    "state_word": state_word,
     "last_line": text.last_line,
     "encode_id": text.encode_id,
+    "is_internal": is_internal,
 }
-_environment.globals |= {"token_field": TOKEN, "chart_width": WIDTH, "chart_height": HEIGHT}
+_environment.globals |= {
+    "token_field": TOKEN,
+    "chart_width": WIDTH,
+    "chart_height": HEIGHT,
+    "terms": TERMS,
+    "infinite": math.inf,
+    "do": do,
+    "action_hints": ACTION_HINTS,
+}
 
 
 def url(request: Request, name: str, query: Mapping[str, Any] | None = None, /, **parts: Any) -> str:
@@ -98,18 +113,26 @@ def _context(request: Request, now: float, **values: Any) -> dict[str, Any]:
     def link(name: str, query: Mapping[str, Any] | None = None, /, **parts: Any) -> str:
         return url(request, name, query, **parts)
 
+    def shard_link(queue: str, index: int) -> str:
+        """The page of shards that has this one, and its row there."""
+        before = index // SHARDS_PER_PAGE * SHARDS_PER_PAGE
+        seen = {"seen": f"{(1 << before) - 1:x}"} if before else {}
+        return f"{url(request, 'shards', seen, queue=queue)}#shard-{index}"
+
     def ago(at: float | None) -> str:
         return text.ago(at, now)
 
     return {
         "link": link,
         "ago": ago,
+        "shard_link": shard_link,
         "now": now,
+        "posted": request.method == "POST",
         "user": visit.user,
         "may_act": visit.user.role == "admin",
         "token": visit.token,
         "page": request.scope["path"].removeprefix(request.scope.get("lowq_root", "")),
-        "said": _said(request),
+        "said": None,
         "root": request.scope.get("lowq_root", ""),
         "version": lowq.__version__,
         "searched": "",
@@ -120,7 +143,7 @@ def _context(request: Request, now: float, **values: Any) -> dict[str, Any]:
 
 def render(request: Request, template: str, status: int = 200, /, **values: Any) -> HTMLResponse:
     """A page: a template filled with these values, and with what is on every page."""
-    context = _context(request, context_of(request).stats_cache.now(), **values)
+    context = _context(request, context_of(request).stats_cache.now(), said=_said(request), **values)
     return HTMLResponse(encode(_environment.get_template(template).render(context)), status)
 
 
@@ -131,7 +154,9 @@ def encode(html: str) -> bytes:
 
 def stream(request: Request, template: str, /, **values: Any) -> Response:
     """The same, sent in pieces as it is made: up to wherever the template says `flush`. It counts as a scan."""
-    context = _context(request, context_of(request).stats_cache.now(), flush=Markup(_FLUSH), **values)
+    context = _context(
+        request, context_of(request).stats_cache.now(), flush=Markup(_FLUSH), said=_said(request), **values
+    )
 
     def chunks() -> Iterator[bytes]:
         waiting: list[str] = []
@@ -149,14 +174,14 @@ def stream(request: Request, template: str, /, **values: Any) -> Response:
 
 
 def trouble(request: Request, status: int, reason: str) -> Response:
-    """The page for what went wrong."""
+    """The page for what went wrong. It asks Redis nothing, which may be what is wrong."""
     may_retry = status in (429, 500, 503) and request.method == "GET"
     context = _context(request, 0.0, status=status, reason=reason, may_retry=may_retry)
     return HTMLResponse(encode(_environment.get_template("trouble.html").render(context)), status)
 
 
 def _said(request: Request) -> Notice | None:
-    """The notice about what was just done, shown once."""
+    """The notice about what was just done, shown once. Redis is asked for it only where an address names one."""
     if request.method != "GET":
         return None
     try:

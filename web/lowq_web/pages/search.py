@@ -58,8 +58,8 @@ def _places(queues: Iterable[lowq.QueueOverview]) -> list[tuple[str, list[tuple[
     """The first queues that have jobs, with the states of these and their labels: where to search by a pattern."""
     found = []
     for stats in (item.stats for item in queues):
-        counts = (("", "waiting", stats.length), ("taken", "in flight", stats.taken),
-                  ("morgue", "in the morgue", stats.morgue_length))  # fmt: skip
+        counts = (("", "queued", stats.length), ("taken", "running", stats.taken),
+                  ("morgue", "dead", stats.morgue_length))  # fmt: skip
         places = [(state, words) for state, words, number in counts if number]
         if places:
             found.append((stats.name, places))

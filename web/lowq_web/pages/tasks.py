@@ -3,10 +3,10 @@
 from starlette.requests import Request
 from starlette.responses import Response
 
-from lowq_web.actions import DONE, VERBS
 from lowq_web.context import context_of
 from lowq_web.pages.rendering import redirect, render, trouble
 from lowq_web.security import visit_of
+from lowq_web.words import DONE, VERBS
 
 
 def tasks(request: Request) -> Response:
@@ -19,7 +19,7 @@ def task(request: Request) -> Response:
     found = context_of(request).tasks.get(request.path_params["task"])
     if found is None:
         return trouble(request, 404, "There is no such task, or it is not remembered any more.")
-    return render(request, "task.html", task=found, verbs=VERBS, done=DONE)
+    return render(request, "task.html", task=found, done=DONE)
 
 
 def cancel(request: Request) -> Response:
@@ -28,5 +28,5 @@ def cancel(request: Request) -> Response:
     found = context.tasks.get(request.path_params["task"])
     if found is None:
         return trouble(request, 404, "There is no such task, or it is not remembered any more.")
-    context.actions.cancel(visit_of(request).user.name, found)
+    context.actions.cancel(visit_of(request).actor, found)
     return redirect(request, "task", task=found.id)

@@ -42,7 +42,7 @@
     }
     return parts.filter(Boolean).join(" ");
   };
-  const write = { rate, duration, count: short };
+  const write = { rate, duration, count: short, text: (value) => value };
   const exact = (value) => value.toLocaleString("en", { maximumFractionDigits: 3 });
 
   const show = (element, value) => {
@@ -50,7 +50,7 @@
     const text = write[kind](value);
     if (element.textContent !== text) element.textContent = text;
     if (kind === "duration") element.classList.toggle("long", text.length > 7);
-    if (value !== null && kind !== "rate") element.title = exact(value) + (kind === "duration" ? " s" : "");
+    if (value !== null && kind !== "rate" && kind !== "text") element.title = exact(value) + (kind === "duration" ? " s" : "");
   };
 
   // --- times ---
@@ -60,6 +60,9 @@
   const exactTime = new Intl.DateTimeFormat(undefined, {
     dateStyle: "medium", timeStyle: "long",
   });
+  // In a column whose heading names the zone.
+  const columnTime = new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle: "medium" });
+  const zoneName = Intl.DateTimeFormat().resolvedOptions().timeZone;
   // Touch screens and keyboards can't hover: a button shows all times exactly, and the choice is remembered.
   let exactly = false;
   try {
@@ -72,7 +75,17 @@
       const away = at / 1000 - now();
       time.title = exactTime.format(at);
       const ago = Math.abs(away) < 0.5 ? "now" : away > 0 ? `in ${duration(away)}` : `${duration(-away)} ago`;
-      time.textContent = exactly ? time.title : ago;
+      time.textContent = !exactly ? ago : time.closest("td") && time.closest("table").querySelector("[data-zone]") ? columnTime.format(at) : time.title;
+    }
+    for (const heading of document.querySelectorAll("[data-zone]")) {
+      const named = heading.querySelector(".zone");
+      if (!exactly && named) named.remove();
+      else if (exactly && !named) {
+        const added = document.createElement("small");
+        added.className = "zone";
+        added.textContent = ` ${zoneName}`;
+        heading.append(added);
+      }
     }
   };
   setInterval(tick, 1000);
@@ -91,7 +104,7 @@
     } catch { /* see above */ }
   });
   choose(exactly);
-  zone.replaceChildren(`Times are in ${Intl.DateTimeFormat().resolvedOptions().timeZone}, exact on hover. `, choice);
+  zone.replaceChildren(`Times are in ${zoneName}, exact on hover. `, choice);
 
   // --- select all ---
 
@@ -135,7 +148,15 @@
 
   const charts = document.querySelector("[data-charts]");
   const plots = [];
-  const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+  // Of the theme that is shown: the property itself names the colours of both.
+  const colour = (name) => {
+    const probe = document.createElement("i");
+    probe.style.color = `var(${name})`;
+    document.body.append(probe);
+    const found = getComputedStyle(probe).color;
+    probe.remove();
+    return found;
+  };
 
   const two = { hour: "2-digit", minute: "2-digit", hour12: false };
   // Seconds of a span, and what its axis steps by: never less than the labels show, or they would repeat.
@@ -272,7 +293,7 @@
       ["", moment.format(new Date(data[0][index] * 1000))],
       ["processed", `${rate(data[1][index])}/s`],
       ["failed", `${rate(data[2][index])}/s`],
-      ["lag", typeof lags[1][index] === "number" ? duration(lags[1][index]) : "-"],
+      ["latency", typeof lags[1][index] === "number" ? duration(lags[1][index]) : "-"],
     ];
     const known = [...data.slice(1), lags[1]].some((values) => values.some((value) => typeof value === "number"));
     // Nothing to draw: the page says what to do, until live figures say more than nothing.
@@ -322,23 +343,67 @@
       for (const [plot, place] of plots) plot.setSize({ width: place.clientWidth, height: plot.height });
     });
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => load().catch(() => {}));
+    document.addEventListener("lowq:theme", () => load().catch(() => {}));
   }
 
   // --- live numbers; live.js brings them ---
 
   const cells = new Map();
-  for (const element of document.querySelectorAll("tr[data-queue] [data-field]")) {
-    const queue = element.closest("tr").dataset.queue;
+  for (const element of document.querySelectorAll("[data-queue] [data-field]")) {
+    const { queue } = element.closest("[data-queue]").dataset;
     if (!cells.has(queue)) cells.set(queue, []);
     cells.get(queue).push(element);
   }
+  // How many failed jobs are due again is not sent: then these two stay as they were counted with the page.
+  const derived = (values) => {
+    if (values.retries && values.due) return {};
+    const retrying = values.retries;
+    return { retrying, scheduled: Math.max(values.length - values.due - retrying, 0) };
+  };
+  const paused = (queue, is) => {
+    for (const name of document.querySelectorAll("tr[data-queue], h1[data-queue]")) {
+      if (name.dataset.queue !== queue) continue;
+      const place = name.querySelector("th") ?? name;
+      const badge = [...place.querySelectorAll(".badge.amber")].find((item) => item.textContent === "paused");
+      if (is && !badge) {
+        const added = document.createElement("span");
+        added.className = "badge amber";
+        added.textContent = "paused";
+        const link = place.querySelector("a");
+        if (link) link.after(" ", added);
+        else place.append(" ", added);
+      } else if (!is && badge) {
+        badge.remove();
+      }
+    }
+  };
+  // Lists stay as they are while they are read, and say what they lack.
+  const newer = document.querySelector("[data-newer]");
+  const tellNewer = (figures) => {
+    const { newer: counter, of, base, word } = newer.dataset;
+    const values = of ? figures.queues[of] : figures.total;
+    const count = values ? values[counter] - Number(base) : 0;
+    if (count <= 0) return;
+    const text = `${exact(count)} ${word}: `;
+    if (newer.firstChild && newer.firstChild.data === text) return;
+    const reload = document.createElement("a");
+    reload.href = location.href;
+    reload.textContent = "reload";
+    if (newer.firstChild) newer.firstChild.data = text;
+    else newer.append(text, reload);
+    newer.hidden = false;
+  };
   const totals = document.querySelectorAll("[data-live^='total.']");
   document.addEventListener("lowq:figures", ({ detail: figures }) => {
     for (const element of totals) show(element, figures.total[element.dataset.live.slice(6)]);
     for (const [queue, elements] of cells) {
       const values = figures.queues[queue];
-      if (values) for (const element of elements) show(element, values[element.dataset.field]);
+      if (!values) continue;
+      const all = { ...values, ...derived(values) };
+      for (const element of elements) if (all[element.dataset.field] !== undefined) show(element, all[element.dataset.field]);
     }
+    for (const [queue, values] of Object.entries(figures.queues)) paused(queue, values.paused);
+    if (newer) tellNewer(figures);
     if (live) live(figures);
   });
 })();

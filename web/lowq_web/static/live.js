@@ -9,6 +9,13 @@
   // Seconds without a word, and to the next attempt when the browser makes none.
   const SILENCE = 5, AGAIN = 10;
   let heard = new Date();
+  const main = document.querySelector("main[data-refresh]");
+  // Seconds between two looks, as the viewer has chosen; 0: none. data-refreshes says that the page has a choice.
+  let every = Math.max(5, main ? Number(main.dataset.refresh) : 0);
+  try {
+    const kept = localStorage.getItem("lowq-refresh");
+    if (["0", "2", "5", "30"].includes(kept)) every = Number(kept);
+  } catch { /* it may be forbidden: then as the page says */ }
 
   const well = () => {
     heard = new Date();
@@ -25,14 +32,21 @@
   // --- the stream ---
 
   let source = null;
+  let shownAt = 0;
+  // Only the queues that the page shows are asked for.
+  const named = [...document.querySelectorAll("[data-queue]")].map((item) => item.dataset.queue).filter(Boolean);
+  const names = new URLSearchParams([...new Set(named), ""].map((queue) => ["queue", queue]));
   let silence = 0;
   const open = () => {
-    if (source || document.hidden) return;
-    source = new EventSource(`${root}/live`);
+    if (source || document.hidden || !every) return;
+    source = new EventSource(`${root}/live?${names}`);
     source.addEventListener("figures", (event) => {
       clearTimeout(silence);
       silence = 0;
       well();
+      // They come about every 2 s.
+      if (every > 2 && Date.now() - shownAt < every * 1000 - 500) return;
+      shownAt = Date.now();
       const figures = JSON.parse(event.data);
       document.dispatchEvent(new CustomEvent("lowq:figures", { detail: figures }));
       document.body.dataset.live = figures.at;
@@ -63,7 +77,6 @@
 
   // --- pages that are fetched anew ---
 
-  const main = document.querySelector("main[data-refresh]");
   const keyOf = (node) => node.dataset && (node.dataset.key || (node.localName === "button" && node.value)) || "";
   // Notices, which are not part of the page.
   const isWord = (node) => node.id === "trouble" || (node.matches && node.matches("[role=status], [role=alert]"));
@@ -139,6 +152,27 @@
     refreshing = false;
   };
 
+  // --- parts of a page with live numbers, which are fetched anew ---
+
+  const parts = document.querySelectorAll("[data-part]");
+  let fetching = false;
+  const fetchParts = async () => {
+    if (fetching || document.hidden || !every) return;
+    fetching = true;
+    try {
+      const answer = await fetch(`${root}/parts`, { signal: AbortSignal.timeout(SILENCE * 1000) });
+      if (answer.ok) {
+        const fresh = new DOMParser().parseFromString(await answer.text(), "text/html");
+        for (const part of parts) {
+          const found = fresh.getElementById(part.id);
+          if (found) children(part, found);
+        }
+        document.body.dataset.parts = Date.now();
+      }
+    } catch { /* the stream says when the dashboard does not answer */ }
+    fetching = false;
+  };
+
   // --- only visible pages are live: a browser opens six connections to a server, and hidden pages must not hold them ---
 
   const streams = document.querySelector("[data-live^='total.'], [data-charts]") && window.EventSource;
@@ -148,10 +182,31 @@
     } else {
       if (streams) open();
       if (main) refresh();
+      if (parts.length) fetchParts();
     }
   };
-  if (streams) open();
-  if (main && main.dataset.refresh !== "0") timer = setInterval(refresh, Number(main.dataset.refresh) * 1000);
+  let partsTimer = 0;
+  const begin = () => {
+    clearInterval(timer);
+    clearInterval(partsTimer);
+    timer = partsTimer = shownAt = 0;
+    if (!every) {
+      close();
+      return;
+    }
+    if (streams) open();
+    // The progress of a task comes each second, unless somebody wants less.
+    const own = main ? Number(main.dataset.refresh) : 0;
+    if (own) timer = setInterval(refresh, 1000 * (own < every && every <= 5 ? Math.min(own, every) : every));
+    if (parts.length) partsTimer = setInterval(fetchParts, 1000 * every);
+  };
+  if (streams || (main && main.dataset.refresh !== "0")) document.body.dataset.refreshes = every;
+  begin();
+  document.addEventListener("lowq:refresh", () => {
+    every = Number(document.body.dataset.refreshes);
+    begin();
+    if (every) look();
+  });
   if (streams || main) {
     document.addEventListener("visibilitychange", look);
     addEventListener("pagehide", close);

@@ -1,0 +1,248 @@
+"""What fails: alike errors in groups, counted by those who report them, and taken to Redis with a heartbeat."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import lowq
+from lowq.metrics import error_groups
+from lowq.metrics.error_groups import ErrorCounts, ErrorRecorder, error_text, fingerprint
+from lowq.queue import Queue
+from lowq.store import Call
+from lowq.store.keys import error_groups_key
+from tests.contract.queue_rig import QueueRig
+from tests.contract.support import NOW, job
+from tests.waiting import PATIENCE, until
+
+TRACEBACK = """Traceback (most recent call last):
+  File "app.py", line 7, in perform
+    raise ValueError("no order 42")
+ValueError: no order 42"""
+CHAINED = f"{TRACEBACK}\n\nDuring handling of the above exception, another exception occurred:\n\n" + TRACEBACK.replace(
+    "ValueError: no order 42", "shop.errors.Unavailable: the bank\n  says: later"
+)
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (TRACEBACK, "ValueError: no order 42"),
+        (CHAINED, "shop.errors.Unavailable: says: later"),
+        ("KeyError: 'a'", "KeyError: 'a'"),
+        ("TimeoutError", "TimeoutError"),
+        ("a reason by hand", "a reason by hand"),
+        ("  \n ", ""),
+        ("", ""),
+        ("x" * 1000, "x" * 300),
+    ],
+)
+def test_the_text_is_the_class_and_the_last_line(error: str, text: str) -> None:
+    assert error_text(error) == text
+
+
+@pytest.mark.parametrize(
+    "alike",
+    [
+        ("ValueError: no order 42", "ValueError: no order 7"),
+        ("KeyError: 'a b'", "KeyError: 'c'"),
+        ('E: "x" at 0x7f00, 1.5 s', 'E: "longer" at 0xdeadbeef, 12,000.25 s'),
+        ("E: job 3f2504e0-4f89-11d3-9a0c-0305e82c3301", "E: job 9b2504e0-4f89-11d3-9a0c-0305e82c33ff"),
+    ],
+)
+def test_numbers_and_quoted_parts_make_no_difference(alike: tuple[str, str]) -> None:
+    assert fingerprint(alike[0]) == fingerprint(alike[1])
+
+
+@pytest.mark.parametrize(
+    "other", [("ValueError: no order", "KeyError: no order"), ("E: face it", "E: deadbeef"), ("E: bad", "E: dad")]
+)
+def test_other_words_do(other: tuple[str, str]) -> None:
+    assert fingerprint(other[0]) != fingerprint(other[1])
+
+
+@pytest.fixture
+def app(store_url: str) -> Iterator[lowq.Lowq]:
+    app = lowq.Lowq(redis_url=store_url, lease_ttl=6)
+    yield app
+    app.close()
+
+
+@pytest.fixture
+def queue(app: lowq.Lowq) -> Queue:
+    queue = app.queue("Orders", 1)
+    queue.push("first")
+    return queue
+
+
+def record(app: lowq.Lowq, *groups: Any, now: float = NOW, most: int = 200) -> list[bytes]:
+    words = [word for name, count, job_id, text in groups for word in (name, count, job_id, text)]
+    key = error_groups_key("lowq", "Orders")
+    fresh: list[bytes] = app.client.run("record_errors", key, repr(now), most, 3600, *words)
+    return fresh
+
+
+def test_counts_add_up_and_the_hours_are_kept_apart(app: lowq.Lowq, queue: Queue) -> None:
+    assert record(app, ("f1", 2, "a", "E: 1"), ("f2", 1, "b c", "E: other")) == [b"f1", b"f2"]
+    assert record(app, ("f1", 3, "d", "E: 2"), now=NOW + 3600) == []
+    assert record(app, ("f1", 1, "d", "E: 2"), now=NOW + 3601) == []
+    raw = app.client.command("HGETALL", error_groups_key("lowq", "Orders"))
+    hour = int(NOW) // 3600
+    found = {
+        raw[i].decode(): error_groups._group("Orders", raw[i], raw[i + 1], hour + 1) for i in range(0, len(raw), 2)
+    }
+    one = found["f1"]
+    assert one is not None
+    assert (one.text, one.count, one.sample_id) == ("E: 2", 6, "d")
+    assert one.first_seen == pytest.approx(NOW)
+    assert one.last_seen == pytest.approx(NOW + 3601)
+    assert one.hours == (0,) * 22 + (2, 4)
+    other = found["f2"]
+    assert other is not None
+    assert (other.sample_id, other.text) == ("b c", "E: other")
+
+
+def test_of_more_than_are_kept_those_seen_longest_ago_go(app: lowq.Lowq, queue: Queue) -> None:
+    for number in range(5):
+        record(app, (f"f{number}", 1, "a", "E"), now=NOW + number, most=3)
+    assert set(app.client.command("HKEYS", error_groups_key("lowq", "Orders"))) == {b"f2", b"f3", b"f4"}
+    record(app, *((f"g{number}", 1, "a", "E") for number in range(5)), now=NOW + 10, most=3)
+    assert app.client.command("HLEN", error_groups_key("lowq", "Orders")) == 3
+
+
+def test_what_is_none_of_ours_is_left_out_and_replaced(app: lowq.Lowq, queue: Queue) -> None:
+    key = error_groups_key("lowq", "Orders")
+    for name, value in (
+        ("f1", "x"),
+        ("f2", "1 2 3"),
+        ("f3", "1 nan 3 4:5 1 ab"),
+        ("f4", "1 2 3 4 5 6"),
+        ("f5", b"\xff"),
+    ):
+        app.client.command("HSET", key, name, value)
+    assert queue.error_groups() == []
+    record(app, ("f1", 2, "a", "E: 1"))
+    assert [(group.fingerprint, group.count) for group in queue.error_groups()] == [("f1", 2)]
+
+
+def test_a_process_gathers_a_bounded_number_and_sends_each_once(app: lowq.Lowq) -> None:
+    counts = ErrorCounts(bytes.decode)
+    counts.add((b"%d" % n, b"E%s: x" % (b"x" * n)) for n in range(300))
+    counts.add([(b"again", b"E: x"), (b"bad", b"\xff"), (b"\xff", b"E: x")])
+    recorder = ErrorRecorder("lowq", {"Orders": counts, "Idle": ErrorCounts(bytes.decode)})
+    (call,) = recorder()
+    assert isinstance(call, Call)
+    assert len(call.args) == 3 + 4 * 200
+    assert recorder() == []
+    app.client.run(call.script, call.key, *call.args)
+    found = {group.text: group for group in app.queue("Orders", 1).error_groups()}
+    assert (found["E: x"].count, found["E: x"].sample_id) == (3, "\udcff")
+
+
+def test_a_node_records_what_its_jobs_raise(app: lowq.Lowq) -> None:
+    @app.worker(shards_count=2, batch_size=3)
+    class Orders(lowq.Worker[int]):
+        def perform(self, payloads_by_id: dict[str, list[int]]) -> None:
+            for job_id in payloads_by_id:
+                if job_id.startswith("bad"):
+                    raise ValueError(f"no order {job_id[4:]!r}")
+            lowq.current().fail(next(iter(payloads_by_id)), "the bank says no")
+
+    for number in range(4):
+        Orders.push(f"bad {number}")
+    Orders.push("good")
+    node = lowq.Node(app, threads=2)
+    node.start()
+    try:
+        until(lambda: sum(group.count for group in app.error_groups()) >= 5, "recorded failures")
+    finally:
+        node.stop(PATIENCE)
+    found = {group.text: group for group in Orders.queue.error_groups()}
+    assert len(found) == 2, "whatever the quoted id is"
+    assert sorted(text[:20] for text in found) == ["ValueError: no order", "the bank says no"]
+
+
+def test_a_consumer_records_what_it_fails(app: lowq.Lowq, queue: Queue) -> None:
+    with queue.consumer() as consumer:
+        (job,) = consumer.take(timeout=60)
+        job.fail(RuntimeError("not today"))
+        until(lambda: app.error_groups() != [], "recorded failures")
+    (group,) = app.error_groups()
+    assert (group.queue, group.text, group.count, group.sample_id) == ("Orders", "RuntimeError: not today", 1, "first")
+
+
+def test_what_a_consumer_buries_and_what_is_poison_is_recorded(store_url: str) -> None:
+    rig = QueueRig(store_url)
+    counts = ErrorCounts(bytes.decode)
+    try:
+        rig.push(job("a"), job("b"))
+        for crashes in (1, 2, 3):
+            shard = rig.own("a", NOW + crashes)
+            shard.in_flight.on_failed = counts.add
+            shard.in_flight.take(100, NOW + crashes)
+            shard.in_flight.release([("a", 0.0)], NOW + crashes, crashed=True)
+        (told,) = [counts.take()]
+        assert told[1:3] == [1, b"a"]
+        found = rig.queue.peek("a")
+        assert found is not None
+        assert found.state == "morgue"
+        assert found.error is not None
+        assert told[0] == fingerprint(found.error), "the group leads to it"
+        shard = rig.own("b", NOW + 9)
+        shard.in_flight.on_failed = counts.add
+        shard.in_flight.take(100, NOW + 9)
+        shard.in_flight.bury([("b", b"obsolete", [])], NOW + 9)
+        assert counts.take() == [fingerprint("obsolete"), 1, b"b", b"obsolete"]
+    finally:
+        rig.close()
+
+
+def test_a_new_group_is_an_event_once_over_all_nodes(store_url: str) -> None:
+    told: list[lowq.JobEvent] = []
+    apps = [lowq.Lowq(redis_url=store_url, lease_ttl=6, on_job_event=told.append) for _ in range(2)]
+
+    def perform(payloads_by_id: dict[str, list[int]]) -> None:
+        raise ValueError(f"no order {next(iter(payloads_by_id))!r}")
+
+    nodes = []
+    try:
+        for app in apps:
+            app.worker(shards_count=4, batch_size=1, queue_name="Orders")(perform)
+            nodes.append(lowq.Node(app, threads=2))
+            nodes[-1].start()
+        until(lambda: len(apps[0].nodes()) == 2, "two nodes")
+        queue = apps[0].queue("Orders")
+        queue.push({"id": n} for n in range(40))
+        until(lambda: sum(group.count for group in queue.error_groups()) >= 40, "recorded failures")
+        until(lambda: any(event.kind == "new_error" for event in told), "the event")
+    finally:
+        for node in nodes:
+            node.stop(PATIENCE)
+        for app in apps:
+            app.flush_events()
+            app.close()
+    (event,) = [event for event in told if event.kind == "new_error"]
+    assert event.queue == "Orders"
+    assert event.error == f"ValueError: no order {event.id!r}"
+    assert event.payloads_count is None
+
+
+def test_a_new_group_of_a_consumer_is_an_event(store_url: str) -> None:
+    told: list[lowq.JobEvent] = []
+    app = lowq.Lowq(redis_url=store_url, lease_ttl=6, on_job_event=told.append)
+    queue = app.queue("Orders", 1)
+    queue.push("first")
+    with queue.consumer() as consumer:
+        (found,) = consumer.take(timeout=60)
+        found.fail(RuntimeError("not today"))
+    app.flush_events()
+    app.close()
+    assert [(event.id, event.error) for event in told if event.kind == "new_error"] == [
+        ("first", "RuntimeError: not today")
+    ]
+
+
+def test_they_go_with_their_queue(app: lowq.Lowq, queue: Queue) -> None:
+    record(app, ("f1", 2, "a", "E: 1"))
+    queue.drop()
+    assert app.client.command("EXISTS", error_groups_key("lowq", "Orders")) == 0

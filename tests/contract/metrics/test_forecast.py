@@ -1,0 +1,119 @@
+"""When the backlog of a queue is gone, from what its nodes have recorded and what waits."""
+
+import pytest
+
+import lowq
+from lowq.broker.inflow import Inflow
+from lowq.metrics.counters import BOUNDS, Counted, record_call
+from lowq.store.keys import history_key, shard_prefix
+from tests.contract.support import NOW
+
+START = NOW // 600 * 600
+#: When 5 minutes since then are over and all nodes have reported.
+END = START + 306
+NOTHING = Counted(0, 0, 0.0, (0,) * (len(BOUNDS) + 1))
+
+
+def record(app: lowq.Lowq, pushed: int, processed: int, change: int, queue: str = "Orders") -> None:
+    """What a node has recorded in the five minutes."""
+    key, after = history_key("lowq", queue), NOTHING._replace(processed=processed)
+    call = record_call(key, NOTHING, after, 299.0, 0.0, START + 299, Inflow(pushed, change))
+    assert app.client.run(call.script, call.key, *call.args) == 1
+
+
+def push(app: lowq.Lowq, count: int, *, is_worked: bool = True) -> lowq.Queue:
+    """A queue with a backlog, and 5 jobs for later."""
+    queue = app.queue("Orders", 3)
+    queue.push({"id": f"later {number}", "perform_at": NOW + 86400} for number in range(5))
+    queue.push({"id": number} for number in range(count))
+    if is_worked:
+        app.client.command(
+            "SET",
+            shard_prefix("lowq", "Orders", 1) + "lease",
+            "somebody:1",
+            key=shard_prefix("lowq", "Orders", 1) + "lease",
+        )
+    return queue
+
+
+def test_a_backlog_that_shrinks_is_gone_after_a_while(app: lowq.Lowq) -> None:
+    queue = push(app, 200)
+    record(app, pushed=3000, processed=150, change=-15)
+    found = queue.forecast(now=END)
+    assert found.backlog == 200, "what is scheduled for later is none"
+    assert found.pushed_rate == pytest.approx(10.0), "payloads: most were merged"
+    assert found.performed_rate == pytest.approx(0.5)
+    assert found.drain_seconds == pytest.approx(4000.0)
+    assert (found.growing_rate, found.text) == (0.0, "empty in about 67 min")
+
+
+def test_a_backlog_that_grows_has_no_end(app: lowq.Lowq) -> None:
+    queue = push(app, 200)
+    record(app, pushed=3900, processed=300, change=3600)
+    found = queue.forecast(now=END)
+    assert found.growing_rate == pytest.approx(12.0)
+    assert (found.drain_seconds, found.text) == (None, "growing by 12/s")
+
+
+def test_no_backlog_is_empty_whoever_works_it(app: lowq.Lowq) -> None:
+    queue = push(app, 0, is_worked=False)
+    assert (queue.forecast(now=END).drain_seconds, queue.forecast(now=END).text) == (0.0, "empty")
+    push(app, 0)
+    record(app, pushed=300, processed=300, change=0)
+    found = queue.forecast(now=END)
+    assert (found.drain_seconds, found.text) == (0.0, "empty")
+    assert found.performed_rate == pytest.approx(1.0)
+
+
+def test_without_a_node_nothing_is_known(app: lowq.Lowq) -> None:
+    queue = push(app, 200, is_worked=False)
+    record(app, pushed=0, processed=150, change=-150)  # it has left since
+    assert queue.forecast(now=END) == lowq.Forecast(200, None, None, None, None, is_worked=False)
+    assert queue.forecast(now=END).text == "no node works it"
+
+
+def test_of_a_node_that_has_just_started_nothing_is_known_yet(app: lowq.Lowq) -> None:
+    queue = push(app, 200)
+    assert queue.forecast(now=END) == lowq.Forecast(200, None, None, None, None)
+    assert queue.forecast(now=END).text == "not known yet"
+
+
+@pytest.mark.parametrize(
+    ("processed", "change", "drain_seconds", "text"),
+    [
+        (30000, 3, 2.0, "keeps up"),
+        (300, 0, None, "steady"),
+        (300, 3, None, "steady"),
+        (0, 0, None, "nothing is performed"),
+        (300, -299, 200.0, "empty in about 3 min"),
+        (300, -2990, 20.0, "empty in about 20 s"),
+    ],
+)
+def test_what_becomes_of_a_backlog(
+    app: lowq.Lowq, processed: int, change: int, drain_seconds: float | None, text: str
+) -> None:
+    queue = push(app, 200)
+    record(app, pushed=0, processed=processed, change=change)
+    found = queue.forecast(now=END)
+    assert found.text == text
+    assert found.growing_rate == 0.0
+    assert found.drain_seconds == (None if drain_seconds is None else pytest.approx(drain_seconds, rel=0.01))
+
+
+@pytest.mark.parametrize(
+    ("forecast", "text"),
+    [
+        (lowq.Forecast(1000000, 1.0, 300.0, 58 * 60.0, 0.0), "empty in about 58 min"),
+        (lowq.Forecast(1000000, 1.0, 300.0, 5.2 * 3600, 0.0), "empty in about 5 h"),
+        (lowq.Forecast(1000000, 1.0, 300.0, 3 * 86400.0, 0.0), "empty in about 3 d"),
+        (lowq.Forecast(1000000, 1.0, 300.0, None, 0.06), "growing by 0.1/s"),
+        (lowq.Forecast(1000000, 1.0, 300.0, None, 12345.6), "growing by 12,346/s"),
+    ],
+)
+def test_in_words(forecast: lowq.Forecast, text: str) -> None:
+    assert forecast.text == text
+
+
+def test_a_queue_that_nobody_has_used_has_none(app: lowq.Lowq) -> None:
+    with pytest.raises(lowq.UnknownQueueError):
+        app.queue("Ordres").forecast()

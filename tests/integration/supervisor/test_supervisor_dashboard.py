@@ -1,0 +1,179 @@
+"""The dashboard beside a supervisor: `lowq run --web` with `--processes` and `--reload`."""
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from tests.integration.conftest import MakeRig
+from tests.integration.supervising import Supervise, SupervisorProcess, command_of, lives, write_code
+from tests.integration.support import PATIENCE, until
+from tests.redis_server import free_port
+
+WEB = ("--web=127.0.0.1:0", "--no-auth")
+
+
+def address_of(supervisor: SupervisorProcess, words: str = "the dashboard is at ") -> str:
+    def found() -> str:
+        assert supervisor.process.poll() is None, f"it ended:\n{supervisor.log}"
+        at = re.findall(rf"{words}(\S+)", supervisor.log)
+        return at[-1] if at else ""
+
+    return until(found, "the address of the dashboard")
+
+
+def get(address: str) -> tuple[int, str]:
+    try:
+        with urllib.request.urlopen(address, timeout=PATIENCE) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read().decode()
+    except OSError:
+        return 0, ""
+
+
+def is_well(address: str) -> bool:
+    return get(f"{address}/healthz")[0] == 200
+
+
+def dashboards(supervisor: SupervisorProcess) -> list[int]:
+    """The processes of the dashboard that it has."""
+    return [pid for pid in children(supervisor.process.pid) if b"\0web\0" in command_of(pid)]
+
+
+def test_it_stays_through_deploys_and_comes_back_when_it_dies(make_rig: MakeRig, supervise: Supervise) -> None:
+    rig = make_rig()
+    write_code(rig, 1)
+    supervisor = supervise(rig, "--processes", "2", *WEB)
+    at = address_of(supervisor)
+    supervisor.ready(1, 2)
+    until(lambda: is_well(at), "word that it is well")
+    (pid,) = dashboards(supervisor)
+    rig.push("a", 1)
+    rig.done("a", 1)
+    until(lambda: len(rig.app.nodes()) == 2, "two nodes")
+    page = get(f"{at}/nodes")[1]
+    assert all(node.name in page for node in rig.app.nodes())
+
+    write_code(rig, 2)
+    supervisor.signal(signal.SIGHUP)
+    supervisor.ready(2, 2)
+    assert dashboards(supervisor) == [pid]
+    assert get(f"{at}/nodes")[0] == 200
+
+    os.kill(pid, signal.SIGKILL)
+    until(lambda: is_well(at), "another one at the same address")
+    assert dashboards(supervisor) != [pid]
+    rig.push("a", 2)
+    rig.done("a", 2)
+
+    (pid,) = dashboards(supervisor)
+    supervisor.signal(signal.SIGTERM)
+    assert supervisor.wait() == 0
+    assert not lives(pid)
+    assert supervisor.no_traceback()
+
+
+def test_it_tells_that_no_process_is_ready(make_rig: MakeRig, supervise: Supervise) -> None:
+    rig = make_rig()
+    write_code(rig, 1)
+    supervisor = supervise(rig, "--processes", "1", *WEB)
+    at = address_of(supervisor)
+    (node,) = supervisor.ready(1, 1).values()
+    until(lambda: is_well(at), "word that it is well")
+    # Quiet, it does not replace one that ends.
+    supervisor.signal(signal.SIGTSTP)
+    supervisor.says("supervisor and its processes go quiet")
+    os.kill(node, signal.SIGTERM)
+    until(lambda: "none of the 1 process" in get(f"{at}/healthz")[1], "word that it is not well")
+    assert get(f"{at}/healthz")[0] == 503
+
+
+def test_it_ends_with_a_supervisor_that_is_killed(make_rig: MakeRig, supervise: Supervise) -> None:
+    rig = make_rig()
+    write_code(rig, 1)
+    supervisor = supervise(rig, "--processes", "1", *WEB)
+    address_of(supervisor)
+    supervisor.ready(1, 1)
+    (pid,) = dashboards(supervisor)
+    supervisor.process.kill()
+    supervisor.process.wait()
+    until(lambda: not lives(pid), "end of the dashboard")
+
+
+def test_it_stays_through_a_reload_and_waits_for_code_that_can_be_loaded(
+    make_rig: MakeRig, supervise: Supervise
+) -> None:
+    rig = make_rig()
+    write_code(rig, 1, "import nowhere\n")
+    port = free_port()
+    supervisor = supervise(rig, "--reload", f"--web=127.0.0.1:{port}", "--no-auth")
+    supervisor.says("it is tried again until it starts")
+    supervisor.says("waiting for a change")
+    write_code(rig, 2)
+    supervisor.ready(2, 1)
+    at = address_of(supervisor, "the dashboard is back at ")
+    assert at.endswith(f":{port}")
+    until(lambda: is_well(at), "word that it is well")
+    (pid,) = dashboards(supervisor)
+    write_code(rig, 3)
+    supervisor.ready(3, 1)
+    assert dashboards(supervisor) == [pid]
+    assert get(f"{at}/nodes")[0] == 200
+    supervisor.signal(signal.SIGINT)
+    assert supervisor.wait() == 0
+
+
+def test_a_port_that_is_taken_is_said_at_the_start(make_rig: MakeRig, supervise: Supervise) -> None:
+    rig = make_rig()
+    write_code(rig, 1)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        for option in (("--processes", "2"), ("--reload",)):
+            supervisor = supervise(rig, *option, f"--web=127.0.0.1:{port}", name=option[0])
+            assert supervisor.wait() == 2
+            assert f"the dashboard can't listen on 127.0.0.1 port {port}" in supervisor.log
+            assert not supervisor.started()
+
+
+def test_the_store_inside_of_a_supervisor_is_the_dashboards_too(make_rig: MakeRig, supervise: Supervise) -> None:
+    rig = make_rig()
+    write_code(rig, 1)
+    supervisor = supervise(rig, "--processes", "1", "--embedded", *WEB)
+    at = address_of(supervisor)
+    supervisor.ready(1, 1)
+    until(lambda: is_well(at), "word that it is well")
+    assert "Orders" in get(f"{at}/api/v1/queues")[1]
+
+
+def test_as_process_1_the_supervisor_leaves_the_end_of_its_dashboard_to_be_noticed(
+    make_rig: MakeRig, supervise: Supervise
+) -> None:
+    alone = ("unshare", "--pid", "--fork", "--kill-child")
+    try:
+        subprocess.run([*alone, "true"], check=True, capture_output=True, timeout=10)
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("this machine lets nobody make a process 1")
+    rig = make_rig()
+    write_code(rig, 1)
+    supervisor = supervise(rig, "--processes", "1", *WEB, prefix=alone)
+    supervisor.says("is ready")
+    (outside,) = children(supervisor.process.pid)
+    (pid,) = [child for child in children(outside) if b"\0web\0" in command_of(child)]
+    os.kill(pid, signal.SIGKILL)
+    supervisor.says("was killed by SIGKILL; started again")
+    os.kill(outside, signal.SIGTERM)
+    assert supervisor.wait() == 0
+
+
+def children(pid: int) -> list[int]:
+    """Of all of its threads."""
+    tasks = Path(f"/proc/{pid}/task").glob("*/children")
+    return [int(child) for task in tasks for child in task.read_text().split()]

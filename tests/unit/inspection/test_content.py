@@ -1,0 +1,67 @@
+"""Filters by what is in a payload."""
+
+from typing import Any
+
+import pytest
+
+from lowq.errors import ConfigError
+from lowq.inspection.content import MAX_NAMES, MAX_TEXT, PayloadField
+
+
+@pytest.mark.parametrize(
+    ("text", "payload"),
+    [
+        ("customer:7", {"customer": 7}),
+        ("customer:7", {"customer": "7", "other": 8}),
+        (" customer : 7 ", {"customer": 7}),
+        ("order.customer:7", {"order": {"customer": 7}}),
+        ("order.customer:7", {"order": [{"customer": 6}, {"customer": 7}]}),
+        ("order.customer:7", {"order.customer": 7}),
+        ("a.b.c:x", {"a": {"b.c": "x"}}),
+        ("tags:new", {"tags": ["old", "new"]}),
+        ("customer:7", [{"customer": 7}]),
+        ("url:http://a:80/", {"url": "http://a:80/"}),
+        ("paid:true", {"paid": True}),
+        ("paid:null", {"paid": None}),
+        ("price:1.5", {"price": 1.5}),
+    ],
+)
+def test_it_is_there(text: str, payload: Any) -> None:
+    assert PayloadField.parse(text).holds(payload)
+
+
+@pytest.mark.parametrize(
+    ("text", "payload"),
+    [
+        ("customer:7", {"customer": 77}),
+        ("customer:7", {"order": {"customer": 7}}),
+        ("order.customer:7", {"order": 7}),
+        ("order:7", {"order": {"customer": 7}}),
+        ("paid:1", {"paid": True}),
+        ("customer:7", "customer:7"),
+        ("customer:7", None),
+        ("tags:new", {"tags": []}),
+    ],
+)
+def test_it_is_not_there(text: str, payload: Any) -> None:
+    assert not PayloadField.parse(text).holds(payload)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "customer", ":7", "customer:", "a..b:7", ".a:7", "", "  ", 7, "a:" + "x" * MAX_TEXT,
+        ".".join("a" * (MAX_NAMES + 1)) + ":7",
+    ],
+)  # fmt: skip
+def test_what_is_no_field_and_value_is_refused(text: Any) -> None:
+    with pytest.raises(ConfigError, match="payload="):
+        PayloadField.parse(text)
+
+
+def test_looking_ends_however_the_fields_are_nested() -> None:
+    """Each name may be a part of another one: all ways through the path are tried, each place once."""
+    payload: Any = "no"
+    for _ in range(60):
+        payload = {"a": payload, "a.a": "no"}
+    assert not PayloadField.parse(".".join("a" * MAX_NAMES) + ":yes").holds(payload)

@@ -1,0 +1,75 @@
+"""The slowest batches of the last hour, in a node."""
+
+from lowq.metrics.slowest import FLOOR, MOST, STRETCH, EndedBatch, SlowestOfNode, SlowestOfThread
+
+
+def batch(name: object, seconds: float, ended: float = 0.0) -> EndedBatch:
+    return EndedBatch(str(name), 1, 0, seconds, ended)
+
+
+def seconds_of(batches: list[EndedBatch]) -> list[float]:
+    return sorted(item.seconds for item in batches)
+
+
+def test_a_thread_keeps_the_slowest_and_says_below_what_nothing_is_slow() -> None:
+    thread = SlowestOfThread()
+    assert thread.floor == FLOOR
+    for number in range(1, MOST + 6):
+        thread.add(batch(number, float(number)))
+    assert thread.floor == 6.0
+    thread.add(batch("fast", 0.5))
+    assert seconds_of(thread.take()) == [float(number) for number in range(6, MOST + 6)]
+    assert thread.take() == []
+    assert thread.floor == FLOOR
+
+
+def test_of_an_id_the_slowest_is_kept() -> None:
+    thread = SlowestOfThread()
+    for seconds in (1.0, 3.0, 2.0):
+        thread.add(batch("a", seconds))
+    for number in range(MOST - 1):
+        thread.add(batch(number, 5.0))
+    assert seconds_of(thread.take()) == [3.0, *[5.0] * (MOST - 1)]
+
+
+def test_a_node_tells_what_is_new_and_how_slow_a_batch_has_to_be() -> None:
+    node, first, second = SlowestOfNode(), SlowestOfThread(), SlowestOfThread()
+    for number in range(MOST - 1):
+        first.add(batch(number, 10.0 + number))
+    second.add(batch("b", 5.0))
+    assert len(node.update([first, second], 1.0)) == MOST
+    assert (first.floor, second.floor) == (5.0, 5.0)
+    node.recorded()
+    assert node.update([first, second], 2.0) == []
+    second.add(batch("c", 7.0, 3.0))
+    assert node.update([first, second], 4.0) == [batch("c", 7.0, 3.0)]
+    assert (first.floor, second.floor) == (7.0, 7.0)
+    node.recorded()
+    first.add(batch(3, 50.0, 5.0))
+    assert node.update([first, second], 6.0) == [batch(3, 50.0, 5.0)], "an id that took longer this time"
+    node.recorded()
+    first.add(batch(3, 40.0, 6.0))
+    assert node.update([first, second], 7.0) == []
+
+
+def test_what_redis_has_not_got_is_told_again() -> None:
+    node, thread = SlowestOfNode(), SlowestOfThread()
+    thread.add(batch("a", 1.0))
+    assert node.update([thread], 1.0) == [batch("a", 1.0)]
+    thread.add(batch("b", 2.0))
+    assert node.update([thread], 2.0) == [batch("a", 1.0), batch("b", 2.0)], "the heartbeat before failed"
+    node.recorded()
+    assert node.update([thread], 3.0) == []
+
+
+def test_what_is_older_than_a_stretch_does_not_hide_what_is_slow_now() -> None:
+    node, thread = SlowestOfNode(), SlowestOfThread()
+    for number in range(MOST):
+        thread.add(batch(number, 100.0, 10.0))
+    node.update([thread], 20.0)
+    assert thread.floor == 100.0
+    node.recorded()
+    assert node.update([thread], 10.0 + STRETCH) == []
+    assert thread.floor == FLOOR
+    thread.add(batch("new", 1.0, 4000.0))
+    assert node.update([thread], 4001.0) == [batch("new", 1.0, 4000.0)]

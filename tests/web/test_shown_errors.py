@@ -1,0 +1,119 @@
+"""The page of errors: what fails, over all queues."""
+
+import re
+import time
+
+import pytest
+from starlette.testclient import TestClient
+
+import lowq
+import lowq_web
+from lowq.metrics.error_groups import error_fingerprint
+from lowq.store.keys import error_groups_key
+from lowq_web.pages.errors import HEIGHT, sparkline
+from tests.waiting import until
+from tests.web.shown import Reader
+
+ODD = "</th><script>alert('1')</script>"
+
+
+def record(app: lowq.Lowq, queue: str, name: str, count: int, job_id: str, text: str, ago: float = 0.0) -> None:
+    app.queue(queue, 1).push("x")
+    now = repr(time.time() - ago)
+    app.client.run("record_errors", error_groups_key("lowq", queue), now, 200, 3600, name, count, job_id, text)
+
+
+def test_groups_of_all_queues_are_shown_those_seen_last_first(app: lowq.Lowq) -> None:
+    record(app, "Orders", "f1", 3, "order 7", "ValueError: no order 7", ago=7200.0)
+    record(app, "Mails", "f1", 1200, ODD, f"E: {ODD}")
+    client = TestClient(lowq_web.create_app(app), base_url="http://127.0.0.1")
+    page = Reader(client).page("/errors")
+    rows = page.table("Error", "Queue", "Count", "Last 24 hours", "Last", "First", "Failed last", "Jobs")
+    assert [row["Error"].text for row in rows] == [f"E: {ODD}", "ValueError: no order 7"]
+    assert [row["Queue"].text for row in rows] == ["Mails", "Orders"]
+    assert [row["Count"].text for row in rows] == ["1,200", "3"]
+    assert rows[1]["Failed last"].link == "/queues/Orders/job?id=order+7"
+    assert rows[1]["Last"].lasts(7200)
+    assert next(rows[1]["Last 24 hours"].every("svg")).attributes["aria-label"] == "3 in 24 hours"
+
+    (only,) = Reader(client).page("/errors?queue=Orders").table("Error")
+    assert only["Error"].text == "ValueError: no order 7"
+    assert client.get("/errors?queue=nobody").status_code == 404
+    assert [group["text"] for group in client.get("/api/v1/errors").json()["errors"]] == [
+        f"E: {ODD}", "ValueError: no order 7"
+    ]  # fmt: skip
+    assert [group["count"] for group in client.get("/api/v1/queues/Orders/errors").json()["errors"]] == [3]
+
+
+def test_without_failures_it_says_so(app: lowq.Lowq) -> None:
+    client = TestClient(lowq_web.create_app(app), base_url="http://127.0.0.1")
+    assert "Nothing has failed in the last 30 days" in Reader(client).page("/errors").text
+
+
+def test_a_sparkline_has_a_bar_for_each_hour_with_failures() -> None:
+    assert sparkline([0] * 24) == ""
+    assert sparkline([]) == ""
+    assert sparkline([0, 1, 4]) == f"M3 12h2v4h-2zM6 0h2v{HEIGHT}h-2z"
+    assert sparkline([1, 1000]).startswith("M0 15h2v1h-2z"), "one is seen beside a thousand"
+
+
+@pytest.fixture
+def groups(app: lowq.Lowq, client: TestClient) -> TestClient:
+    """A queue with four dead jobs, three of a group, and none that waits for a retry."""
+    queue = app.queue("Orders", 2)
+    queue.push({"id": str(n)} for n in range(4))
+    queue.bury(["0", "1", "2"], f"ValueError: no order {ODD}")
+    queue.bury("3", "TimeoutError: too slow")
+    name = error_fingerprint(f"ValueError: no order {ODD}")
+    app.client.run(
+        "record_errors", error_groups_key("lowq", "Orders"), "", 200, 3600, name, 3, "0", f"ValueError: no order {ODD}"
+    )
+    return client
+
+
+def test_a_group_leads_to_its_jobs_and_those_to_what_is_done_to_them(app: lowq.Lowq, groups: TestClient) -> None:
+    reader = Reader(groups)
+    (row,) = reader.page("/errors").table("Error", "Jobs")
+    retries, dead = (link.link for link in row["Jobs"].every("a"))
+    assert "No job matches." in reader.page(retries).text
+    page = reader.page(dead)
+    assert [next(item["Id"].every("a")).text for item in page.table("Id", "Dead since")] == ["0", "1", "2"]
+    assert f"Failed like ValueError: no order {ODD} any error" in page.text
+    fields = {"state": "morgue", "error_group": error_fingerprint(f"ValueError: no order {ODD}")}
+    asked = groups.post("/queues/Orders/act", data={**fields, "do": "kick all"})
+    assert "Retry 3 jobs now?" in asked.text
+    assert "that failed like" in asked.text
+    form = dict(re.findall('<input type="hidden" name="([^"]+)" value="([^"]*)"', asked.text))
+    assert form["error_group"] == fields["error_group"]
+    started = groups.post("/queues/Orders/act", data={**form, "do": "kick all"})
+    assert started.status_code == 303, started.text
+    until(lambda: app.queue("Orders").stats().morgue_length == 1, "the group to be kicked")
+    assert app.queue("Orders").peek("3", "morgue") is not None
+
+
+def test_bulk_actions_of_pages_do_not_go_by_payloads(app: lowq.Lowq, groups: TestClient) -> None:
+    page = Reader(groups).page("/queues/Orders?state=morgue&payload=a:1")
+    assert "all that match:" not in page.text
+    assert "all that match:" in Reader(groups).page("/queues/Orders?state=morgue&error=Time").text
+    fields = {"state": "morgue", "payload": "a:1", "do": "delete all"}
+    answer = groups.post("/queues/Orders/act", data=fields)
+    assert answer.status_code == 303
+    assert "by payloads: tick the jobs" in groups.get(answer.headers["location"]).text
+
+
+def test_the_api_acts_on_a_group(app: lowq.Lowq, groups: TestClient) -> None:
+    name = error_fingerprint("ValueError: no order 'x'")
+    assert name != error_fingerprint("TimeoutError: too slow")
+    group = groups.get("/api/v1/errors").json()["errors"][0]["fingerprint"]
+    wanted = {"state": "morgue", "error_group": group}
+    count = groups.post("/api/v1/queues/Orders/count", json={"action": "delete", "all": wanted}).json()
+    assert count["count"] == 3
+    listed = groups.get("/api/v1/queues/Orders/jobs", params=wanted).json()["jobs"]
+    assert sorted(job["id"] for job in listed) == ["0", "1", "2"]
+    assert len(groups.get("/api/v1/jobs", params=wanted).json()["found"]) == 3
+    started = groups.post("/api/v1/queues/Orders/actions", json={"action": "delete", "all": wanted})
+    assert started.status_code == 202
+    until(lambda: app.queue("Orders").stats().morgue_length == 1, "the group to be deleted")
+    for wrong in ("", "x", "A" * 12):
+        refused = groups.post("/api/v1/queues/Orders/count", json={"action": "delete", "all": {"error_group": wrong}})
+        assert refused.status_code == 400

@@ -1,0 +1,69 @@
+"""How long the jobs of a queue wait and run, over time, and which ran longest."""
+
+from dataclasses import dataclass
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+import lowq
+from lowq.metrics.times import PERCENTILES
+from lowq_web.chart import Chart, chart
+from lowq_web.context import queue_of
+from lowq_web.fields import query_of
+from lowq_web.pages.charts import span_of, spans
+from lowq_web.pages.rendering import render
+
+
+@dataclass(frozen=True, slots=True)
+class _Moment:
+    """Percentiles of a stretch; None: there was nothing in it."""
+
+    at: float
+    p50: float | None
+    p95: float | None
+    p99: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Drawn:
+    """What of the times is on the page: of waits, or of runs."""
+
+    title: str
+    hint: str
+    times: lowq.Histogram
+    chart: Chart
+
+
+def times(request: Request) -> Response:
+    """Both, and the slowest batches of the last hour."""
+    handle, query = queue_of(request), query_of(request)
+    span = span_of(query)
+    handle.shards_count  # noqa: B018 - raises for a queue that nobody has used
+    found = handle.times(span)
+    waits = [_moment(item.at, item.wait) for item in found.stretches]
+    runs = [_moment(item.at, item.run) for item in found.stretches]
+    return render(
+        request,
+        "times.html",
+        queue=handle.name,
+        span=span,
+        spans=spans(request, "times", span, query, queue=handle.name),
+        percentiles=PERCENTILES,
+        drawn=(
+            _Drawn("Wait", "From when a job is due until it is taken", found.wait, _drawn(waits)),
+            _Drawn("Run", "Of a batch, with all its ids", found.run, _drawn(runs)),
+        ),
+        slowest=handle.slowest(),
+    )
+
+
+def _moment(at: float, found: lowq.Histogram) -> _Moment:
+    longest = found.buckets[-2][0]  # what is beyond the bounds is drawn there
+    return _Moment(
+        at, *(min(found.percentile(share), longest) if found.count else None for share in PERCENTILES.values())
+    )
+
+
+def _drawn(moments: list[_Moment]) -> Chart:
+    # The largest lies behind the others.
+    return chart(moments, list(reversed(PERCENTILES)), seconds=True, least=0.001)
