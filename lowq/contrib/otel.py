@@ -1,0 +1,272 @@
+"""OpenTelemetry: a producer span for each push, a consumer span for each batch with links to them, and metrics.
+
+::
+
+    caller's span                                  span "perform Orders" (consumer), in a trace of its own
+      +- span "push Orders" (producer)  <--link--    +- spans of the handler
+             |                                       +- span "push Mails" (producer): what the handler pushes
+             +-- its context, beside the payload in Redis, until the id is performed
+
+Names follow OpenTelemetry's conventions for messaging, which are in development still; what these have no name for
+begins with ``lowq.``.
+"""
+
+import re
+import time
+from collections.abc import Mapping, Sized
+from contextlib import suppress
+from contextvars import Token
+from typing import Any
+
+from lowq.application import Lowq, default
+from lowq.errors import ConfigError
+from lowq.observers import MAX_TRACE_BYTES, Batch, BatchObservation, BatchResult, Observer, PushObservation
+from lowq.version import VERSION
+
+try:
+    from opentelemetry import context, metrics, trace
+    from opentelemetry.context import Context
+    from opentelemetry.metrics import MeterProvider
+    from opentelemetry.trace import Link, SpanContext, SpanKind, StatusCode, TraceFlags, TracerProvider, TraceState
+except ImportError as error:
+    raise ImportError("lowq.contrib.otel needs opentelemetry-api: pip install 'lowq[otel]'") from error
+
+#: Bounds of histograms, seconds: those of the conventions; and of waits, which may be long.
+_BOUNDS = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10)
+_WAIT_BOUNDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800, 7200, 28800, 86400)
+
+#: Verdicts of what went wrong; what is only released is expected.
+_FAILED = frozenset({"retry", "exhausted", "buried", "crashed", "solo"})
+
+#: A span context beside payloads: the header traceparent, and perhaps a semicolon and the header tracestate.
+_CONTEXT = re.compile(r"00-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(?:;([!-~]+))?")
+
+
+def instrument(
+    app: Lowq = default, *, tracer_provider: TracerProvider | None = None, meter_provider: MeterProvider | None = None
+) -> None:
+    """Has pushes and batches of this application traced and measured, from now on, in this process: call it in
+    producers and in nodes. The providers are OpenTelemetry's global ones by default, whenever they are set. Called
+    again, it changes the providers.
+
+    Of a push whose span is sampled the span's context is kept in Redis beside the payloads, 55 to 256 bytes, until
+    their id is performed.
+
+    Raises:
+        ConfigError: no application, or no provider.
+    """
+    given: object = app
+    if not isinstance(given, Lowq):
+        raise ConfigError(f"lowq.contrib.otel.instrument({given!r:.100}): write instrument(), or instrument(app)")
+    for name, provider, kind in (
+        ("tracer_provider", tracer_provider, TracerProvider),
+        ("meter_provider", meter_provider, MeterProvider),
+    ):
+        value: object = provider
+        if value is not None and not isinstance(value, kind):
+            raise ConfigError(
+                f"lowq.contrib.otel.instrument: {name}={value!r:.100} is no {kind.__name__} of OpenTelemetry; leave it "
+                "out for the global one"
+            )
+    app.observers[:] = [item for item in app.observers if not isinstance(item, _OtelObserver)]
+    app.observers.append(_OtelObserver(tracer_provider, meter_provider))
+
+
+class _Meters:
+    """What is measured."""
+
+    def __init__(self, provider: MeterProvider | None) -> None:
+        meter = metrics.get_meter("lowq", VERSION, provider)
+        self.pushed = meter.create_counter(
+            "messaging.client.sent.messages", "{message}", "Payloads that a push was to bring in"
+        )
+        self.push_seconds = meter.create_histogram(
+            "messaging.client.operation.duration", "s", "How long pushes take",
+            explicit_bucket_boundaries_advisory=_BOUNDS,
+        )  # fmt: skip
+        self.handed_over = meter.create_counter(
+            "messaging.client.consumed.messages", "{message}", "Payloads that were handed to handlers"
+        )
+        self.run_seconds = meter.create_histogram(
+            "messaging.process.duration", "s", "How long handlers run, a batch each",
+            explicit_bucket_boundaries_advisory=_BOUNDS,
+        )  # fmt: skip
+        self.wait_seconds = meter.create_histogram(
+            "lowq.job.wait", "s", "From when a job was due until its batch began",
+            explicit_bucket_boundaries_advisory=_WAIT_BOUNDS,
+        )  # fmt: skip
+        self.performed = meter.create_counter("lowq.jobs.performed", "{job}", "Jobs that finished")
+        self.failed = meter.create_counter("lowq.jobs.failed", "{job}", "Jobs that were charged a retry")
+        self.buried = meter.create_counter("lowq.jobs.buried", "{job}", "Jobs that a node has buried")
+
+
+class _OtelObserver(Observer):
+    def __init__(self, tracer_provider: TracerProvider | None, meter_provider: MeterProvider | None) -> None:
+        self._tracer = trace.get_tracer("lowq", VERSION, tracer_provider)
+        self._meters = _Meters(meter_provider)
+
+    def push(self, queue: str, jobs: object) -> PushObservation | None:
+        return _OtelPush(self._tracer, self._meters, queue, jobs)
+
+    def batch(self, batch: Batch) -> BatchObservation | None:
+        return _OtelBatch(self._tracer, self._meters, batch)
+
+
+def _attributes(queue: str, name: str, kind: str) -> dict[str, Any]:
+    return {
+        "messaging.system": "lowq",
+        "messaging.destination.name": queue,
+        "messaging.operation.name": name,
+        "messaging.operation.type": kind,
+    }
+
+
+class _OtelPush(PushObservation):
+    """A push and its span, which is the current one meanwhile: middlewares, and what makes the jobs, see it."""
+
+    def __init__(self, tracer: trace.Tracer, meters: _Meters, queue: str, jobs: object) -> None:
+        self._meters = meters
+        self._attributes = _attributes(queue, "push", "send")
+        self._is_single = isinstance(jobs, Mapping)
+        #: Of jobs that are listed.
+        self._count = 1 if self._is_single else len(jobs) if isinstance(jobs, Sized) else 0
+        attributes = dict(self._attributes)
+        if isinstance(jobs, Mapping) and "id" in jobs:
+            attributes["lowq.job.id"] = str(jobs["id"])
+        self._began = time.perf_counter()
+        self._span = tracer.start_span(f"push {queue}", kind=SpanKind.PRODUCER, attributes=attributes)
+        self._token: Token[Context] = context.attach(trace.set_span_in_context(self._span))
+        self.trace = encode_context(self._span.get_span_context())
+
+    def ended(self, accepted: int, error: BaseException | None) -> None:
+        context.detach(self._token)
+        seconds = time.perf_counter() - self._began
+        attributes = dict(self._attributes)
+        if not self._is_single:
+            self._span.set_attribute("messaging.batch.message_count", accepted if error is None else self._count)
+        if accepted:
+            self._meters.pushed.add(accepted, attributes)
+        if error is not None:
+            attributes["error.type"] = _name_of(error)
+            _mark_failed(self._span, error)
+            if self._count > accepted:
+                self._meters.pushed.add(self._count - accepted, attributes)
+        self._meters.push_seconds.record(seconds, attributes)
+        self._span.end()
+
+
+class _OtelBatch(BatchObservation):
+    """A batch and its span, which is the current one while the handler runs."""
+
+    def __init__(self, tracer: trace.Tracer, meters: _Meters, batch: Batch) -> None:
+        self._meters = meters
+        self._attributes = _attributes(batch.queue, "perform", "process")
+        payloads = sum(job.payloads_count for job in batch.jobs)
+        attributes = self._attributes | {
+            "messaging.destination.partition.id": str(batch.shard),
+            "messaging.batch.message_count": payloads,
+            "lowq.job.count": len(batch.jobs),
+            "lowq.delivery": batch.delivery,
+        }
+        if len(batch.jobs) == 1:
+            (job,) = batch.jobs
+            attributes |= {"lowq.job.id": job.id, "lowq.job.retry_count": job.retry_count + 1}
+        found = [(job.id, decode_context(text)) for job in batch.jobs for text in job.traces]
+        links = [Link(linked, {"lowq.job.id": job_id}) for job_id, linked in found if linked is not None]
+        meters.handed_over.add(payloads, self._attributes)
+        for job in batch.jobs:
+            if job.waited is not None:
+                meters.wait_seconds.record(job.waited, self._attributes)
+        self._began = time.perf_counter()
+        self._seconds: float | None = None
+        self._ended_at: int | None = None
+        self._span = tracer.start_span(
+            f"perform {batch.queue}", kind=SpanKind.CONSUMER, attributes=attributes, links=links
+        )
+        self._token: Token[Context] = context.attach(trace.set_span_in_context(self._span))
+
+    def leave(self) -> None:
+        context.detach(self._token)
+        self._seconds, self._ended_at = time.perf_counter() - self._began, time.time_ns()
+
+    def ended(self, result: BatchResult | None) -> None:
+        attributes = dict(self._attributes)
+        if result is None:
+            attributes["error.type"] = "cancelled"
+            self._span.set_attribute("error.type", "cancelled")
+            self._span.set_status(StatusCode.ERROR, "cancelled, as the node stops: it is performed again")
+        else:
+            self._note(result, attributes)
+        seconds = time.perf_counter() - self._began if self._seconds is None else self._seconds
+        self._meters.run_seconds.record(seconds, attributes)
+        self._span.end(self._ended_at)
+
+    def _note(self, result: BatchResult, attributes: dict[str, Any]) -> None:
+        failed = [failure for failure in result.failures if failure.verdict in _FAILED]
+        if failed:
+            error = next((item.error for item in failed if item.error is not None), result.error)
+            attributes["error.type"] = _name_of(error)
+            _mark_failed(self._span, error if result.error is None else result.error)
+        elif result.error is not None:
+            _record(self._span, result.error)
+        counts = {
+            self._meters.performed: len(result.finished),
+            self._meters.failed: sum(failure.verdict in ("retry", "exhausted") for failure in failed),
+            self._meters.buried: sum(failure.verdict in ("exhausted", "buried") for failure in failed),
+        }
+        if result.is_written:
+            for counter, count in counts.items():
+                if count:
+                    counter.add(count, self._attributes)
+
+
+def _mark_failed(span: trace.Span, error: BaseException | str | None) -> None:
+    span.set_attribute("error.type", _name_of(error))
+    if isinstance(error, BaseException):
+        _record(span, error)
+    span.set_status(StatusCode.ERROR, _described(error))
+
+
+def _record(span: trace.Span, error: BaseException) -> None:
+    with suppress(Exception):  # its text is not to be had
+        span.record_exception(error)
+
+
+def _described(error: BaseException | str | None) -> str:
+    try:
+        return f"{type(error).__name__}: {error}"[:500] if isinstance(error, BaseException) else str(error or "")[:500]
+    except Exception:  # its text is not to be had
+        return type(error).__name__
+
+
+def _name_of(error: BaseException | str | None) -> str:
+    """As the conventions' ``error.type`` has it, which is to have few values."""
+    if not isinstance(error, BaseException):
+        return "_OTHER"
+    kind = type(error)
+    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+
+
+def encode_context(span_context: SpanContext) -> str:
+    """What is kept of the span beside payloads; "": nothing, as nobody records it. A tracestate that is too long, or
+    not printable, is left out.
+    """
+    if not span_context.is_valid or not span_context.trace_flags.sampled:
+        return ""
+    text = f"00-{span_context.trace_id:032x}-{span_context.span_id:016x}-{int(span_context.trace_flags):02x}"
+    state = span_context.trace_state.to_header()
+    whole = f"{text};{state}"
+    return whole if state and len(whole) <= MAX_TRACE_BYTES and _CONTEXT.fullmatch(whole) else text
+
+
+def decode_context(text: str) -> SpanContext | None:
+    """The span that was kept; None: it is none, as anybody may write to Redis."""
+    found = _CONTEXT.fullmatch(text)
+    if found is None:
+        return None
+    trace_id, span_id, flags, state = found.groups()
+    span_context = SpanContext(
+        int(trace_id, 16), int(span_id, 16), is_remote=True, trace_flags=TraceFlags(int(flags, 16)),
+        trace_state=TraceState.from_header([state]) if state else TraceState(),
+    )  # fmt: skip
+    return span_context if span_context.is_valid else None

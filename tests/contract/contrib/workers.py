@@ -1,0 +1,36 @@
+"""Workers of the tests of tracing and error reports: the same handler, plain and as a coroutine."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import lowq
+from lowq.workers import Worker
+
+#: Called with the payloads by id.
+Handler = Callable[[dict[str, list[Any]]], object]
+
+
+def make_worker(
+    app: lowq.Lowq, handler: Handler = lambda _: None, *, is_async: bool = False, **options: Any
+) -> type[Worker[Any]]:
+    """Of the queue `Orders` with one shard, unless the options say otherwise. What fails is not retried for long."""
+
+    class Plain(lowq.Worker[Any]):
+        def perform(self, payloads_by_id: dict[str, list[Any]]) -> None:
+            handler(payloads_by_id)
+
+        def retry_in(self, retry_count: int) -> float:
+            return 100.0
+
+    class Awaits(lowq.Worker[Any]):
+        async def perform(self, payloads_by_id: dict[str, list[Any]]) -> None:
+            await asyncio.sleep(0)
+            handler(payloads_by_id)
+
+        def retry_in(self, retry_count: int) -> float:
+            return 100.0
+
+    return app.worker(**{"shards_count": 1, "batch_size": 10, "queue_name": "Orders", **options})(
+        Awaits if is_async else Plain
+    )
