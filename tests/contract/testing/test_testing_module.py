@@ -1,7 +1,7 @@
 """lowq.testing: drain with the real rules on both stores, embedded stores, and current() for direct calls."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -27,13 +27,6 @@ class Seen:
     @property
     def ids(self) -> list[str]:
         return sorted(job_id for batch in self.batches for job_id in batch)
-
-
-@pytest.fixture
-def app(store_url: str) -> Iterator[lowq.Lowq]:
-    app = lowq.Lowq(redis_url=store_url)
-    yield app
-    app.close()
 
 
 @pytest.fixture

@@ -1,0 +1,345 @@
+"""Everything due performed in the calling thread: a broker without threads.
+
+It takes, performs and reports with what a node does that with, one batch after the other, on the shards of the workers
+that are drained, which are leased meanwhile.
+"""
+
+import asyncio
+import inspect
+import secrets
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol
+
+from lowq import clock
+from lowq.application import Lowq
+from lowq.broker.lease import Lease, LeaseDenied
+from lowq.broker.shard import Shard, shards_of
+from lowq.errors import ConfigError, LowqError, QueueInUse
+from lowq.logs import describe
+from lowq.node import job_log
+from lowq.node.execution import (
+    Outcome,
+    WorkerRuntime,
+    anotify_worker,
+    aperform,
+    conclude,
+    decodable_jobs,
+    end_observed,
+    log_begin,
+    log_remarks,
+    perform,
+    report,
+)
+from lowq.node.instances import Instances, has_life
+from lowq.node.schedules import take_turn
+from lowq.node.time_limits import TimeLimits
+from lowq.workers import Worker, is_async, payload_type_of, schedules_of
+
+#: Seconds that a drain waits for callbacks, for one that hangs.
+FLUSH_SECONDS = 10.0
+#: Errors that a `Drained` has.
+ERRORS_KEPT = 10
+
+
+class Watcher(Protocol):
+    """Who watches what is drained, and makes it go wrong."""
+
+    def has_jobs(self, shard: Shard) -> bool:
+        """Whether anything was ever pushed to the shard; another one need not be looked at."""
+        ...
+
+    def on_perform(self, worker: type[Worker[Any]], payloads_by_id: dict[str, list[Any]]) -> object:
+        """The handler is about to get these."""
+
+    def loses_outcome(self) -> bool:
+        """Whether the process dies now, between ``perform`` and the outcome."""
+        ...
+
+    def on_takeover(self) -> object:
+        """What it had in flight has been restored."""
+
+
+#: The one that counts is the last.
+watchers: list[Watcher] = []
+
+
+@dataclass(frozen=True, slots=True)
+class Drained:
+    """What `drain` did."""
+
+    #: Jobs that were performed and finished.
+    performed: int = 0
+    #: Times that a job failed, or had to be tried again because its batch failed.
+    failed: int = 0
+    #: Batches handed to ``perform``.
+    batches: int = 0
+    #: What ``perform`` raised, in words, the first 10: so a test that fails shows why.
+    errors: tuple[str, ...] = ()
+
+
+def drain(*workers: type, now: float | None = None, limit: int | None = None, raises: bool = False) -> Drained:
+    """Performs everything due, in the calling thread, until nothing is due or ``limit`` batches are done. Async workers
+    are performed in an event loop of its own. Callbacks have had all events when it returns.
+
+    ``now``: Unix time in seconds that counts as the present; the server's clock by default. ``raises``: what a
+    handler raises is raised here, after its outcome was written. Nothing happens when a ``time_limit`` or ``ttr``
+    passes. The ticks of the workers' schedules that have come up to ``now`` are pushed before: a schedule begins with
+    the first drain that sees it, at the server's time.
+
+    Raises:
+        QueueInUse: a node works the queue. ConfigError: something that is no worker; an async one, called from a
+        running event loop.
+    """
+    try:
+        return _drain_here(workers, now, limit, raises=raises)
+    finally:
+        _flush_events(workers)
+
+
+def _drain_here(workers: Sequence[type], now: float | None, limit: int | None, *, raises: bool) -> Drained:
+    if not any(is_async(worker_of(item)) for item in workers):
+        return _never_suspended(_drain(workers, now, limit, raises=raises))
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(_drain(workers, now, limit, raises=raises))
+    raise ConfigError(
+        "drain() can't run an event loop inside the running one; write: await lowq.testing.adrain(...); "
+        "with the fixtures: await lowq_adrain()"
+    )
+
+
+async def adrain(*workers: type, now: float | None = None, limit: int | None = None, raises: bool = False) -> Drained:
+    """As `drain`, in the running event loop: for async tests. Sync workers are performed in a thread."""
+    try:
+        return await _drain(workers, now, limit, raises=raises, in_thread=True)
+    finally:
+        await asyncio.to_thread(_flush_events, workers)
+
+
+def _flush_events(workers: Sequence[type]) -> None:
+    """Callbacks have had all events of their applications when a drain returns."""
+    found = (getattr(item, "_app", None) for item in workers)
+    for app in {id(app): app for app in found if isinstance(app, Lowq)}.values():
+        app.flush_events(FLUSH_SECONDS)
+
+
+def _never_suspended(coroutine: Coroutine[Any, Any, Drained]) -> Drained:
+    """The result of a coroutine that awaits nothing but what is done at once, without an event loop."""
+    try:
+        coroutine.send(None)
+    except StopIteration as end:
+        result: Drained = end.value
+        return result
+    raise AssertionError("it was suspended")
+
+
+async def _drain(
+    workers: Sequence[type], now: float | None, limit: int | None, *, raises: bool, in_thread: bool = False
+) -> Drained:
+    drainers = [_Drainer(worker_of(item), now, in_thread=in_thread) for item in workers]
+    performed = failed = batches = 0
+    errors: list[str] = []
+    try:
+        for drainer in drainers:
+            drainer.push_ticks()
+        for drainer in drainers:
+            drainer.acquire()
+        for drainer in drainers:
+            await drainer.set_up()
+        busy = True
+        while busy and (limit is None or batches < limit):
+            busy = False
+            for drainer in drainers:
+                drainer.acquire()  # a handler may have pushed to shards that were of no interest before
+                for shard in drainer.shards:
+                    if limit is not None and batches >= limit:
+                        break
+                    outcome = await drainer.step(shard)
+                    if outcome is None:
+                        continue
+                    busy = True
+                    batches += 1
+                    performed += len(outcome.finished)
+                    failed += len(outcome.failures) + len(outcome.crashed)
+                    if outcome.stop is not None:
+                        raise outcome.stop
+                    if outcome.error is not None and len(errors) < ERRORS_KEPT:
+                        errors.append(describe(outcome.error))  # which is safe, whatever the error's own repr does
+                    if raises and outcome.error is not None:
+                        raise outcome.error
+    finally:
+        for drainer in drainers:
+            await drainer.tear_down()
+        for drainer in drainers:
+            drainer.leave()
+    return Drained(performed, failed, batches, tuple(errors))
+
+
+def worker_of(item: type) -> type[Worker[Any]]:
+    """The same, which is a worker.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    if not (inspect.isclass(item) and issubclass(item, Worker) and isinstance(vars(item).get("_app"), Lowq)):
+        raise ConfigError(f"{item!r} is no worker; decorate it with @lowq.worker")
+    return item
+
+
+class _Drainer:
+    """The shards of one worker, leased for the time of a drain."""
+
+    def __init__(self, worker: type[Worker[Any]], now: float | None, *, in_thread: bool) -> None:
+        assert isinstance(worker._app, Lowq)
+        self._app: Lowq = worker._app
+        self._now = now
+        self._is_async = is_async(worker)
+        #: A sync worker is performed in a thread, as the event loop goes on meanwhile.
+        self._in_thread = in_thread
+        self._worker = worker
+        self._watcher = watchers[-1] if watchers else None
+        self._runtime = self._new_runtime()
+        self._instances = Instances()
+        self._app.register(worker.queue_name, worker.shards_count, worker)
+        events = self._app.events_of(worker.queue_name)
+        #: Those that are leased, and those that may have to be.
+        self.shards: list[Shard] = []
+        layouts = self._app.note_layouts(worker.queue_name, self._app.queue_of(worker).layouts).layouts
+        self._others = [
+            shard
+            for layout in layouts.all
+            for shard in shards_of(
+                self._app.client,
+                self._app.config,
+                worker,
+                secrets.token_hex(8),
+                layout=layout,
+                events=events,
+                payload_type=payload_type_of(worker),
+            )
+        ]
+
+    def _new_runtime(self) -> WorkerRuntime:
+        on_perform = None if self._watcher is None else partial(self._watcher.on_perform, self._worker)
+        return WorkerRuntime.of(self._worker, self._app.config, observers=self._app.observers, on_perform=on_perform)
+
+    def acquire(self) -> None:
+        others, self._others = self._others, []
+        for shard in others:
+            if self._watcher is not None and not self._watcher.has_jobs(shard):
+                self._others.append(shard)
+                continue
+            self.shards.append(shard)
+            if isinstance(shard.lease.acquire(self._app.config.lease_ttl, self._now), LeaseDenied):
+                raise QueueInUse(
+                    f"queue {shard.queue!r}: shard {shard.index} is worked by a node, or by another drain; "
+                    "drain only queues that nobody works"
+                )
+
+    async def set_up(self) -> None:
+        instances = [self._runtime.instance]
+        if self._is_async:
+            await self._instances.aset_up(instances)
+        elif self._in_thread and has_life(self._runtime.instance):
+            await asyncio.to_thread(self._instances.set_up, instances)
+        else:
+            self._instances.set_up(instances)
+
+    async def tear_down(self) -> None:
+        if self._is_async:
+            await self._instances.atear_down()
+        elif self._in_thread and self._instances:
+            await asyncio.to_thread(self._instances.tear_down)
+        else:
+            self._instances.tear_down()
+
+    async def step(self, shard: Shard) -> Outcome | None:
+        """Takes and performs one batch; None: nothing is due."""
+        ttl = self._app.config.lease_ttl
+        if clock.now() > shard.lease.deadline - ttl / 2:
+            shard.lease.acquire(ttl, self._now)
+        config = self._app.config
+        delivery = shard.in_flight.take(self._runtime.batch_size, self._now)
+        jobs = decodable_jobs(shard, delivery, config, self._now)
+        if not jobs:
+            shard.in_flight.keep_finished()
+            return Outcome() if delivery.jobs else None
+        limits = limits_unwatched(self._runtime.time_limit, self._runtime.ttr)
+        began, logs_jobs = clock.now(), job_log.is_on()
+        if logs_jobs:
+            log_begin(self._runtime, shard, jobs, delivery.number)
+        batch = (self._runtime, shard, delivery.lease.fence, jobs, config, limits)
+        if self._is_async:
+            outcome = await aperform(*batch)
+        elif self._in_thread:
+            outcome = await asyncio.to_thread(perform, *batch)
+        else:
+            outcome = perform(*batch)
+        if self._watcher is not None and self._watcher.loses_outcome():
+            await self._die(shard, self._watcher)
+            return Outcome()
+        try:
+            if self._is_async:
+                shard.in_flight.finish(outcome.finished)
+                outcome.is_written = False
+                report(shard, outcome, self._now)
+                outcome.is_written = True
+                await anotify_worker(outcome, self._runtime.instance, config)
+            else:
+                conclude(self._runtime, shard, outcome, config, partial(report, now=self._now))
+        except LowqError:
+            if outcome.stop is not None:  # also when the lease was lost meanwhile
+                raise outcome.stop from None
+            raise
+        finally:
+            shard.in_flight.keep_finished()
+            if outcome.observed is not None:
+                end_observed(outcome, jobs)
+            log_remarks(outcome)
+        if logs_jobs:
+            job_log.ends(shard, jobs, delivery.number, outcome, clock.now() - began)
+        return outcome
+
+    async def _die(self, shard: Shard, watcher: Watcher) -> None:
+        """As if a node were killed now, and another one took the shard over once the lease has run out. The other
+        shards stay as they are: what is lost is the outcome of one batch.
+        """
+        client = self._app.client
+        client.command("DEL", f"{shard.prefix}lease", key=shard.prefix)
+        client.command("HSET", f"{shard.prefix}meta", "leased_until", 0, key=shard.prefix)
+        shard.in_flight.drop_delivery()
+        shard.lease.lose()
+        shard.lease.renew_nonce()
+        lease = shard.lease.acquire(self._app.config.lease_ttl, self._now)
+        if isinstance(lease, Lease) and lease.poisoned:
+            shard.in_flight.poisoned(lease.poisoned)
+        self._runtime = self._new_runtime()
+        await self.set_up()
+        watcher.on_takeover()
+
+    def push_ticks(self) -> None:
+        """Pushes the ticks of its schedules. A schedule that was not seen yet begins now, by the server's clock."""
+        own = {schedule.name: schedule for schedule in schedules_of(self._worker)}
+        for name in own:
+            for now in dict.fromkeys([None, self._now]):
+                wait: float | None = 0.0
+                while wait == 0.0:  # there are more of them
+                    queue = self._app.queue_of(self._worker)
+                    wait = take_turn(self._app, queue, name, lambda: own, now=now)
+
+    def leave(self) -> None:
+        for shard in self.shards:
+            if shard.lease.current is not None:
+                try:
+                    shard.in_flight.take(0, self._now)
+                    shard.lease.surrender(leave=0.001)
+                except LowqError:
+                    continue
+
+
+def limits_unwatched(time_limit: float | None, ttr: float | None) -> TimeLimits | None:
+    """What ``deadline`` and ``touch`` go by. Nobody watches, so nothing is enforced."""
+    return None if time_limit is None and ttr is None else TimeLimits(time_limit, ttr)
