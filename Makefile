@@ -1,7 +1,8 @@
 # Everything a developer types. `make help` lists it.
 # Settings: PYTHON (the Python that .venv is made with), ARGS (passed on to the tool), JOBS (test processes: two for each
 # core, as most of them wait for other processes).
-# VERSIONS (the Pythons of test-matrix).
+# VERSIONS (the Pythons of test-matrix), ONLY (its parts: tests/matrix.py lists them), PUBLISH (1: its table goes into
+# docs/compatibility.md).
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -12,6 +13,8 @@ PYTHON ?= python3
 ARGS ?=
 JOBS ?= $(shell echo $$((2 * $$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 1))))
 VERSIONS ?=
+ONLY ?=
+PUBLISH ?=
 
 VENV := .venv
 PY := $(VENV)/bin/python
@@ -21,8 +24,8 @@ PYTEST = $(PY) -m pytest -n $(JOBS) --dist worksteal
 # $(call killed_after,SECONDS): a test that hangs where its own time limit can't interrupt it is named, with all stacks,
 # and its process ends; the others go on.
 killed_after = -o faulthandler_timeout=$(1) -o faulthandler_exit_on_timeout=true
-CODE := $(wildcard lowq web tests examples benchmarks)
-TYPED := $(wildcard lowq web tests)
+CODE := $(wildcard lowq lowq_pytest web tests examples benchmarks)
+TYPED := $(wildcard lowq lowq_pytest web tests)
 
 # Stamps: made when what they name is installed, out of date when pyproject.toml changes.
 EMBEDDED := $(VENV)/.installed-embedded
@@ -65,8 +68,8 @@ test-slow: $(DEV) tools ## the tests that take long or measure times: many stori
 	@$(PYTEST) $(call killed_after,2400) -m slow $(ARGS)
 
 .PHONY: test-matrix
-test-matrix: tools | $(PY) ## unit, contract, integration on every Python from 3.11 on, oldest and newest redis-py (VERSIONS="3.12 3.13")
-	@$(PY) -m tests.matrix --jobs $(JOBS) --versions="$(VERSIONS)" --args=$(call quoted,$(ARGS))
+test-matrix: tools | $(PY) ## the tests on all Pythons, servers, kinds of connection: hours (ONLY="servers tls", VERSIONS="3.12", PUBLISH=1)
+	@$(PY) -m tests.matrix --jobs $(JOBS) --only="$(ONLY)" --versions="$(VERSIONS)" $(if $(PUBLISH),--publish) --args=$(call quoted,$(ARGS))
 
 .PHONY: lint
 lint: $(DEV) tools ## ruff, mypy, the import contracts, luacheck

@@ -3,19 +3,24 @@
 import argparse
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from benchmarks import machine, publish, tables
 from benchmarks.figures import (
     async_workers,
+    cluster,
     consumers,
     drains,
+    durability,
     fairness,
     idle_node,
+    limits,
     load,
     many_threads,
     memory,
     merging,
+    options,
     payload_size,
     producers,
     queue_length,
@@ -27,6 +32,7 @@ from benchmarks.peers import BASE, PEERS, Peer
 from benchmarks.peers.environment import NotInstalled
 from benchmarks.peers.turn import take_turn, versions
 from benchmarks.results import LAST, PUBLISHED, Results, save
+from benchmarks.results import load as load_results
 from benchmarks.turns import Quiet
 
 #: What is measured besides the rows of the table, by name.
@@ -34,6 +40,7 @@ MEASUREMENTS: dict[str, Callable[..., dict[str, float]]] = {
     "middleware": drains.with_middleware,
     "plain": drains.without_prefetch,
     "shards": drains.many_shards,
+    "typed": drains.typed,
     "memory": memory.small,
     "length": queue_length.measure,
     "processes": two_processes.measure,
@@ -50,6 +57,11 @@ MEASUREMENTS: dict[str, Callable[..., dict[str, float]]] = {
     "merging": merging.measure,
     "producers": producers.measure,
     "consumers": consumers.measure,
+    "options": options.measure,
+    "expiry": options.expiry,
+    "limits": limits.measure,
+    "cluster": cluster.measure,
+    "durability": durability.measure,
 }
 
 
@@ -104,21 +116,30 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="smaller, once, without peers")
     parser.add_argument("--rounds", type=int, help="default: 3, or 1 when quick")
     parser.add_argument("--only", action="append", help="rows whose name contains this, or this figure; repeatable")
+    parser.add_argument("--cluster", type=int, metavar="N", help="only a cluster of N primaries beside one Redis")
     parser.add_argument("--lock", type=Path, help="a lock file that is held while something is measured")
-    parser.add_argument("--publish", action="store_true", help="keep it as the run that the docs show")
-    options = parser.parse_args()
+    parser.add_argument(
+        "--publish",
+        action="store_true",
+        help="keep it as the run that the docs show, or with --only as figures of that run",
+    )
+    given = parser.parse_args()
 
-    rounds = options.rounds or (1 if options.quick else 3)
-    rows = [peer for peer in PEERS if not options.quick or peer.label.startswith(BASE)]
+    rounds = given.rounds or (1 if given.quick else 3)
+    rows = [peer for peer in PEERS if not given.quick or peer.label.startswith(BASE)]
     names = list(MEASUREMENTS)
-    if options.only:
-        rows = [peer for peer in rows if any(word.lower() in peer.label.lower() for word in options.only)]
-        names = [name for name in names if name in options.only]
+    if given.only:
+        rows = [peer for peer in rows if any(word.lower() in peer.label.lower() for word in given.only)]
+        names = [name for name in names if name in given.only]
         if not rows and not names:
             parser.error(f"--only: no row and no figure is called that; figures: {', '.join(MEASUREMENTS)}")
 
-    quiet = Quiet(options.lock)
-    run = Run(quiet, quick=options.quick)
+    if given.cluster:
+        rows, names = [], ["cluster"]
+        MEASUREMENTS["cluster"] = partial(cluster.measure, primaries=given.cluster)
+
+    quiet = Quiet(given.lock)
+    run = Run(quiet, quick=given.quick)
     for number in range(rounds):
         run.results.rounds = number + 1
         for peer in rows:
@@ -128,9 +149,10 @@ def main() -> None:
         save(run.results, LAST)
     quiet.release()
     show(run.results)
-    if options.publish:
-        save(run.results, PUBLISHED)
-        publish.write(publish.made(run.results))
+    if given.publish:
+        published = load_results(PUBLISHED).with_figures_of(run.results) if given.only or given.cluster else run.results
+        save(published, PUBLISHED)
+        publish.write(publish.made(published))
 
 
 def show(results: Results) -> None:
@@ -142,7 +164,7 @@ def show(results: Results) -> None:
         tables.against_sidekiq(results),
         tables.spreads(results) if results.rows and results.rounds > 1 else "",
         tables.reach(results),
-        *(part(results) for part in (tables.load, tables.fairness, tables.merging)),
+        *(part(results) for part in (tables.load, tables.fairness, tables.merging, tables.options, tables.cluster)),
         *(part(results) for part in (tables.payload_size, tables.queue_length)),
     ]
     print("", *(part for part in parts if not _is_empty(part)), sep="\n\n")

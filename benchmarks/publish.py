@@ -32,6 +32,8 @@ _TABLES: dict[str, Callable[[Results], str]] = {
     "merging": tables.merging,
     "payload-size": tables.payload_size,
     "queue-length": tables.queue_length,
+    "options": tables.options,
+    "cluster": tables.cluster,
 }
 _PLACE = re.compile(r"(<!-- ([a-z-]+): begin -->\n).*?(<!-- \2: end -->)", re.DOTALL)
 

@@ -1,7 +1,7 @@
 """What a run measured: every value of every round, kept as JSON. Tables and plots are made of this alone."""
 
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from benchmarks.numbers import Spread, spread
@@ -37,6 +37,13 @@ class Results:
     def add_figures(self, values: dict[str, float]) -> None:
         for name, value in values.items():
             self.figures.setdefault(name, []).append(_rounded(value))
+
+    def with_figures_of(self, other: "Results") -> "Results":
+        """This run, with the rows and figures that another one has measured anew."""
+        failed = {name: why for name, why in self.failed.items() if name not in other.figures}
+        return replace(
+            self, rows=self.rows | other.rows, figures=self.figures | other.figures, failed=failed | other.failed
+        )
 
     def spread(self, key: str) -> Spread | None:
         """Of a figure, or of "row/column"; None when it was not measured."""

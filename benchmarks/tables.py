@@ -127,6 +127,41 @@ def payload_size(results: Results) -> str:
     return _curve(results, "size", "payload, bytes", names)
 
 
+def options(results: Results) -> str:
+    """What the options of a queue cost."""
+    names = {
+        "bulk": "bulk enqueue, jobs/s", "bulk_cpu": "Redis µs/job", "drain": "drain, jobs/s",
+        "drain_cpu": "Redis µs/job", "bytes": "bytes per queued job",
+    }  # fmt: skip
+    lines = [
+        [title, *(shown(results.median(f"options/{name}/{column}") or 0) for column in names)]
+        for name, title in _OPTIONS.items()
+        if f"options/{name}/bulk" in results.figures
+    ]
+    return table(["option", *names.values()], lines)
+
+
+_OPTIONS = {
+    "none": 'none (`merge="collapse"`)',
+    "append": '`merge="append"`',
+    "latest": '`merge="latest"`',
+    "ttl": "`ttl`",
+    "priority": "`priority`",
+    "capacity": "`capacity`",
+    "debounce": "`debounce`, `max_wait`",
+}
+
+
+def cluster(results: Results) -> str:
+    """A cluster beside one Redis."""
+    names = {
+        "bulk": "bulk enqueue, jobs/s", "bulk_cpu": "Redis µs/job", "bulk_least": "least of a primary, %",
+        "bulk_most": "most, %", "drain": "drain, jobs/s", "drain_cpu": "Redis µs/job",
+        "drain_least": "least of a primary, %", "drain_most": "most, %", "moved": "calls to a wrong primary",
+    }  # fmt: skip
+    return _curve(results, "cluster", "primaries", names)
+
+
 def queue_length(results: Results) -> str:
     """The cost by the length of the queue."""
     names = {"push_cpu": "enqueue, Redis µs/job", "drain_cpu": "drain, Redis µs/job", "drain": "drain, jobs/s"}
@@ -135,7 +170,10 @@ def queue_length(results: Results) -> str:
 
 def _curve(results: Results, curve: str, axis: str, names: dict[str, str]) -> str:
     columns = [dict(results.points(curve, name)) for name in names]
-    lines = [[f"{x:,.0f}", *(shown(column[x].median) for column in columns)] for x in sorted(columns[0])]
+    lines = [
+        [f"{x:,.0f}", *(shown(column[x].median) if x in column else "" for column in columns)]
+        for x in sorted(columns[0])
+    ]
     return table([axis, *names.values()], lines)
 
 

@@ -11,7 +11,7 @@ In one process, without Redis:
 
 With Redis (LOWQ_REDIS_URL), and as many nodes as you like that write one table:
 
-    lowq run -r examples/git_history.py            # in one terminal, or in three
+    lowq run examples/git_history.py            # in one terminal, or in three
     python examples/git_history.py push REPO       # in another
     python examples/git_history.py verify REPO     # waits until the queue is empty, then compares
 
@@ -336,7 +336,7 @@ def wait_until_empty(timeout: float) -> None:
         if time.monotonic() > deadline:
             raise click.ClickException(
                 f"after {timeout:g} s still {stats.length:,} jobs wait and {stats.taken:,} are in flight; "
-                "does a node run? lowq run -r examples/git_history.py"
+                "does a node run? lowq run examples/git_history.py"
             )
         time.sleep(0.2)
 

@@ -1,9 +1,9 @@
 """Orders that change faster than they are saved: the newest version always wins.
 
-    lowq run -r examples/orders.py               # a node; Redis at LOWQ_REDIS_URL
+    lowq run examples/orders.py               # a node; Redis at LOWQ_REDIS_URL
     python examples/orders.py                    # in another terminal: pushes changes
 
-Without Redis: `lowq run -r examples/orders.py --embedded` prints the URL of the store inside it, to be given to the
+Without Redis: `lowq run examples/orders.py --embedded` prints the URL of the store inside it, to be given to the
 second command as LOWQ_REDIS_URL.
 """
 
@@ -15,18 +15,15 @@ orders = {}  # stands for your database
 log = logging.getLogger("orders")
 
 
-@lowq.worker(shards_count=24, batch_size=10)
+@lowq.worker(shards_count=24)
 class OrderSync(lowq.Worker):
-    def perform(self, payloads_by_id):
-        for order_id, payloads in payloads_by_id.items():
-            newest = payloads[-1]  # oldest first: the last is the newest
-            if order_id not in orders or newest["version"] > orders[order_id]["version"]:
-                orders[order_id] = newest  # no lock: nobody else works on this order now
-                log.info("order %s is %s, the newest of %d changes", order_id, newest["status"], len(payloads))
+    def perform_one(self, order_id, payloads):
+        newest = payloads[-1]  # oldest first: the last is the newest
+        if order_id not in orders or newest["version"] > orders[order_id]["version"]:
+            orders[order_id] = newest  # no lock: nobody else works on this order now
+            log.info("order %s is %s, the newest of %d changes", order_id, newest["status"], len(payloads))
 
 
 if __name__ == "__main__":
-    changes = [(3, "shipped"), (1, "new"), (2, "paid")]  # as the world sends them
-    OrderSync.perform_async(
-        {"id": 42, "payload": {"version": version, "status": status}, "score": version} for version, status in changes
-    )
+    for version, status in [(3, "shipped"), (1, "new"), (2, "paid")]:  # as the world sends them
+        OrderSync.push(42, {"version": version, "status": status}, score=version, delay=1)

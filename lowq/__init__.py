@@ -32,6 +32,7 @@ from lowq.errors import (
     LeaseLost,
     LowqError,
     MiddlewareError,
+    NotReplicated,
     NotTaken,
     PayloadError,
     PushError,
@@ -42,30 +43,42 @@ from lowq.errors import (
     RedisNotReady,
     RedisRefused,
     RedisUnavailable,
+    Resharding,
     ScriptError,
     SessionInUse,
     ShardsCountError,
     TimeLimitExceeded,
     UnknownNodeError,
     UnknownQueueError,
+    UnknownScheduleError,
 )
+from lowq.every import every
+from lowq.inspection.all_queues import FoundJob, FoundPage
 from lowq.inspection.description import Description
 from lowq.inspection.explain import Why
+from lowq.inspection.forecast import Forecast
 from lowq.inspection.job_filter import JobFilter, Snapshot
+from lowq.inspection.limits import LimitState
 from lowq.inspection.overview import QueueOverview
 from lowq.inspection.paging import Page
 from lowq.inspection.queries import NodeInfo, QueueInfo, ShardInfo, Stats
+from lowq.inspection.schedules import ScheduleInfo
 from lowq.inspection.server_info import RedisInfo
 from lowq.inspection.statistics import Statistics
 from lowq.job import Job, JobDict
 from lowq.job_events import JobEvent
+from lowq.limits import Concurrency, Rate
 from lowq.metrics.counters import Span
-from lowq.metrics.history import History, PerformTimes, Rate
+from lowq.metrics.history import History, HistoryPoint
+from lowq.metrics.slowest import SlowBatch
+from lowq.metrics.times import Histogram, StretchTimes, Times, TotalTimes
 from lowq.node.execution import Execution, current
+from lowq.node.log_context import LogContext
 from lowq.node.node import Node
 from lowq.producer import Jobs
 from lowq.queue import Queue
 from lowq.settings import Config
+from lowq.store import Durability
 from lowq.version import VERSION
 from lowq.workers import Worker
 
@@ -82,6 +95,7 @@ __all__ = [
     "AuditEntry",
     "BalancedSplitter",
     "ByNodeSplitter",
+    "Concurrency",
     "Config",
     "ConfigError",
     "Consumer",
@@ -89,8 +103,14 @@ __all__ = [
     "ConsumerJob",
     "DefaultSplitter",
     "Description",
+    "Durability",
     "Execution",
+    "Forecast",
+    "FoundJob",
+    "FoundPage",
+    "Histogram",
     "History",
+    "HistoryPoint",
     "Job",
     "JobDict",
     "JobError",
@@ -99,15 +119,17 @@ __all__ = [
     "Jobs",
     "LagScheduler",
     "LeaseLost",
+    "LimitState",
+    "LogContext",
     "Lowq",
     "LowqError",
     "MiddlewareError",
     "Node",
     "NodeInfo",
+    "NotReplicated",
     "NotTaken",
     "Page",
     "PayloadError",
-    "PerformTimes",
     "PushError",
     "PushInterrupted",
     "Queue",
@@ -121,26 +143,34 @@ __all__ = [
     "RedisNotReady",
     "RedisRefused",
     "RedisUnavailable",
+    "Resharding",
     "Schedulable",
+    "ScheduleInfo",
     "Scheduler",
     "ScriptError",
     "SeqScheduler",
     "SessionInUse",
     "ShardInfo",
     "ShardsCountError",
+    "SlowBatch",
     "Snapshot",
     "Span",
     "Statistics",
     "Stats",
     "Step",
+    "StretchTimes",
     "TimeLimitExceeded",
+    "Times",
+    "TotalTimes",
     "UnknownNodeError",
     "UnknownQueueError",
+    "UnknownScheduleError",
     "Why",
     "Worker",
     "__version__",
     "app",
     "config",
     "current",
+    "every",
     "worker",
 ]

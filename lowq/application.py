@@ -5,44 +5,70 @@ process and for tests.
 """
 
 import json
+import math
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import replace
+from itertools import count
 from typing import Any, Literal, TypeVar, Unpack, overload
 
 from lowq import doctor, drivers
 from lowq.admin import audit as audit_log
+from lowq.admin.schedules import pause_schedule, resume_schedule
 from lowq.doctor import Finding
-from lowq.errors import ConfigError, ShardsCountError, UnknownNodeError
+from lowq.errors import ConfigError, ScriptError, ShardsCountError, UnknownNodeError
 from lowq.group_commit import GroupCommit
 from lowq.inspection import queries
+from lowq.inspection.all_queues import FoundPage, pages_of_all
+from lowq.inspection.job_filter import FilterOptions, JobFilter
 from lowq.inspection.overview import QueueOverview, overview
 from lowq.inspection.registry import queue_info
+from lowq.inspection.schedules import ScheduleInfo, find_schedule
+from lowq.inspection.schedules import schedules as read_schedules
 from lowq.inspection.server_info import RedisInfo, redis_info
+from lowq.inspection.stuck import StuckBatch, stuck_batches
+from lowq.job import State
 from lowq.job_events import FLUSH_SECONDS, JobEvents, QueueEvents
 from lowq.logs import get_log
+from lowq.metrics.error_groups import ErrorGroup, read_error_groups
 from lowq.metrics.export import MetricsExporter
+from lowq.observers import Observer
+from lowq.payload_types import PayloadType
 from lowq.queue import Queue
 from lowq.queue_options import FIELDS, HandleOptions, QueueOptions, checked_options
 from lowq.reading import Source
+from lowq.routes import Routes
+from lowq.schedules import is_internal
 from lowq.settings import Config
+from lowq.sharding import Layouts
 from lowq.store import SOCKET_TIMEOUT, Call, Client, Refusal, memory_store, new_store
 from lowq.store.keys import nodes_key, queues_key
+from lowq.store.scripts import time_of
+from lowq.store.translate import without_password
 from lowq.workers import (
     Decorator,
     PerformFunction,
     Worker,
     WorkerOptions,
     build_worker,
+    check_codec,
     check_queue_name,
     options_of,
+    payload_type_of,
     queue_options_of,
 )
 
 log = get_log("lowq")
 
 C = TypeVar("C")
+P = TypeVar("P")
+
+#: All applications of the process, in their order; and what embeds each that is made while `all_embedded` is in force.
+_applications: "weakref.WeakValueDictionary[int, Lowq]" = weakref.WeakValueDictionary()
+_numbers = count()
+_embedding: "list[Callable[[Lowq], object]]" = []
 
 
 class Lowq:
@@ -61,18 +87,30 @@ class Lowq:
         self._client: Client | None = None
         self._group: GroupCommit | None = None
         self._store: Any = None
+        #: What makes a client: `Client`, but for tests.
+        self._new_client: Callable[..., Client] = Client
         #: The queues that are in the registry, by name and shards_count, with their options as they are there.
         self._registered: dict[tuple[str, int], QueueOptions] = {}
+        #: Where the jobs of queues go, by name.
+        self._routes: dict[str, Routes] = {}
+        #: Queues about whose number of shards a warning was logged, with the numbers.
+        self._warned: set[tuple[str, int, int]] = set()
         self._queues: dict[str, Queue] = {}
         self._exporter = MetricsExporter(self.config)
         self._events = JobEvents()
+        #: Those who follow pushes and batches: `lowq.contrib` adds them, at any time.
+        self.observers: list[Observer] = []
         self._with_own_pools: weakref.WeakSet[Lowq] = weakref.WeakSet()
         self._lock = threading.RLock()
+        if not isinstance(self, _WithOwnPool):  # which follows its application
+            _applications[next(_numbers)] = self
+            for embed in _embedding:
+                embed(self)
 
     @overload
     def worker(self, target: type[C], /) -> type[C]: ...  # type: ignore[overload-overlap]  # a class is no function
     @overload
-    def worker(self, target: PerformFunction, /) -> type[Worker[Any]]: ...
+    def worker(self, target: PerformFunction[P], /) -> type[Worker[P]]: ...
     @overload
     def worker(self, /, **options: Unpack[WorkerOptions]) -> Decorator: ...
     def worker(self, target: Any = None, /, **options: Any) -> Any:
@@ -86,6 +124,11 @@ class Lowq:
         return self._add(build_worker(self, target, options))
 
     def _add(self, worker: type[Worker[Any]]) -> type[Worker[Any]]:
+        if is_internal(worker.queue_name):
+            raise ConfigError(
+                f"{worker.__name__}: the queue name {worker.queue_name!r} is one of lowq's own; give it another "
+                "queue_name"
+            )
         other = self.workers.get(worker.queue_name)
         if other is not None and (other.__module__, other.__qualname__) != (
             worker.__module__,
@@ -95,9 +138,14 @@ class Lowq:
                 f"two workers have the queue name {worker.queue_name!r}: {other.__module__}.{other.__qualname__} and "
                 f"{worker.__module__}.{worker.__qualname__}; give one of them another queue_name"
             )
+        self._check_codec(worker)
         self.workers[worker.queue_name] = worker
         self._queues.pop(worker.queue_name, None)
         return worker
+
+    def _check_codec(self, worker: type[Worker[Any]]) -> None:
+        if payload_type_of(worker) is not None:
+            check_codec(worker, self.config.dump_payload, self.config.load_payload)
 
     @property
     def client(self) -> Client:
@@ -125,15 +173,25 @@ class Lowq:
         """A client of its own for up to ``size`` threads, on the same server or store."""
         with self._lock:
             url = self.config.redis_url
+            for worker in list(self.workers.values()):  # the settings may be later than the worker
+                self._check_codec(worker)
             if self._store is None:
                 self.config.freeze()
                 if url.startswith("memory://"):
                     self._store = memory_store(url)
             elif not url.startswith("memory://"):
                 url = "memory://"
-        return Client(
+        return self._new_client(
             url, size=size, timeout=self.config.pool_timeout, socket_timeout=socket_timeout, store=self._store
         )
+
+    @property
+    def store_name(self) -> str:
+        """Where the jobs are, for people: the URL without its password."""
+        url = self.config.redis_url
+        if self._store is not None and not url.startswith("memory://"):
+            return "a store in its own process"
+        return without_password(url)
 
     def with_own_pool(self, size: int) -> "Lowq":
         """The same application with a client of its own, for up to ``size`` threads: whoever is busy with it keeps none
@@ -145,17 +203,21 @@ class Lowq:
         return other
 
     @contextmanager
-    def embedded(self, store: Any = None) -> Iterator[None]:
-        """Everything goes to an embedded store for the time of the block; an empty one by default."""
+    def embedded(self, store: Any = None, new_client: Callable[..., Client] | None = None) -> Iterator[None]:
+        """Everything goes to an embedded store for the time of the block; an empty one by default. ``new_client`` makes
+        the clients of it, with the arguments of `Client`.
+        """
         with self._lock:
-            before = self._client, self._group, self._store, self._registered
+            before = self._client, self._group, self._store, self._registered, self._new_client, self._routes
             self._client, self._group, self._store, self._registered = None, None, store or new_store(), {}
+            self._routes = {}
+            self._new_client = new_client or self._new_client
         try:
             yield
         finally:
             with self._lock:
                 self.close()
-                self._client, self._group, self._store, self._registered = before
+                self._client, self._group, self._store, self._registered, self._new_client, self._routes = before
 
     def queue(
         self, name: str, shards_count: int | None = None, *, driver: str | None = None, **options: Unpack[HandleOptions]
@@ -213,24 +275,62 @@ class Lowq:
         that are changed there. Returns the queue's options. ``anew``: also if they are known.
 
         Raises:
-            ShardsCountError: somebody uses the queue with another number of shards. ConfigError: what is declared
-            contradicts what is there.
+            ShardsCountError: there is another number of shards, and ``strict_shards_count`` is set. ConfigError: what
+            is declared contradicts what is there.
         """
         known = None if anew else self._registered.get((name, shards_count))
         if worker is not None:
             options = queue_options_of(worker)
-            if known != options:
-                self._note_changed(name, shards_count, options, self._register(name, shards_count, worker))
+            if known is not None and replace(known, shards_count=options.shards_count) == options:
+                return known
+            before = self._register(name, shards_count, worker)
+            self._note_changed(name, shards_count, options, before)
         elif declared:
             if known is not None and known.declared(declared) == known:
                 return known
-            options = self._declare(name, shards_count, declared)
+            options, before = self._declare(name, shards_count, declared)
         elif known is not None:
             return known
         else:
-            options = _options_in(name, shards_count, self._register(name, shards_count))
-        self._registered[(name, shards_count)] = options
+            before = self._register(name, shards_count)
+            options = _options_in(name, shards_count, before)
+        layouts = self.note_layouts(name, _layouts_in(name, shards_count, before)).layouts
+        self._warn_of_count(name, shards_count, layouts)
+        options = self._registered[(name, shards_count)] = replace(options, shards_count=layouts.current.shards_count)
         return options
+
+    def _warn_of_count(self, name: str, shards_count: int, layouts: Layouts) -> None:
+        """Says once that code and registry disagree about the number of shards: the registry is followed."""
+        counts = [layout.shards_count for layout in layouts.all]
+        if shards_count not in counts and (name, shards_count, counts[-1]) not in self._warned:
+            self._warned.add((name, shards_count, counts[-1]))
+            log.warning(
+                "queue %r has %d shards in Redis, and the code of this process says shards_count=%d: Redis is "
+                "followed; write %d in the code", name, counts[-1], shards_count, counts[-1],
+                extra={"event": "shards_count", "queue": name},
+            )  # fmt: skip
+
+    def registered_layouts(self, call: Call, reply: Any) -> Layouts | None:
+        """The layouts of a queue, from the reply to its `registration`."""
+        name, shards_count = str(call.args[1]), int(call.args[2])
+        layouts = _layouts_in(name, shards_count, reply if isinstance(reply, bytes) else b"")
+        self.note_layouts(name, layouts)
+        self._warn_of_count(name, shards_count, layouts)
+        return layouts
+
+    def routes_of(self, name: str) -> Routes | None:
+        """Where the jobs of a queue go, as far as it is known without asking Redis."""
+        return self._routes.get(name)
+
+    def note_layouts(self, name: str, layouts: Layouts) -> Routes:
+        """The registry says so."""
+        with self._lock:
+            routes = self._routes.get(name)
+            if routes is None:
+                routes = self._routes[name] = Routes(layouts)
+            else:
+                routes.note_read(layouts)
+            return routes
 
     def _register(
         self, name: str, shards_count: int, worker: Any = None, entry: str = "", based_on: bytes = b""
@@ -238,15 +338,35 @@ class Lowq:
         """Returns the entry that there was before, if it was another one."""
         call = self.registration(name, shards_count, worker)
         if entry:
-            call = Call(call.script, call.key, [*call.args[:3], entry, based_on])
+            call = Call(call.script, call.key, [*call.args[:3], entry, based_on, *call.args[5:]])
         try:
             before = self.client.run(call.script, call.key, *call.args, timeout=self.config.push_timeout)
-        except Refusal as refusal:
-            raise ShardsCountError(name, int(refusal.detail), shards_count) from None
+        except (Refusal, ScriptError) as error:
+            self._check_entry(name, call.key)
+            if isinstance(error, Refusal):
+                raise ShardsCountError(name, int(error.detail), shards_count) from None
+            raise
         return before if isinstance(before, bytes) else b""
 
-    def _declare(self, name: str, shards_count: int, declared: Mapping[str, Any]) -> QueueOptions:
-        """Changes options in the registry, and leaves the others there."""
+    def _check_entry(self, name: str, key: str) -> None:
+        """Looks whether it is the entry's fault that the queue could not be entered.
+
+        Raises:
+            ScriptError: it can't be read; the message says how to remove it.
+        """
+        entry = self.client.command("HGET", key, name, key=key, timeout=self.config.push_timeout)
+        if entry is None or queue_info(name.encode(), entry) is not None:
+            return
+        error = ScriptError(
+            f"queue {name!r} has an entry in the registry that can't be read, so somebody else has written it: "
+            f"{entry[:60]!r}. Nothing was written. Nodes and producers enter the queue anew once that is removed from "
+            f"the hash {key}: HDEL {key} {name}"
+        )
+        error.key = key
+        raise error from None
+
+    def _declare(self, name: str, shards_count: int, declared: Mapping[str, Any]) -> tuple[QueueOptions, bytes]:
+        """Changes options in the registry, and leaves the others there. Returns them, and the entry that there was."""
         before = self._register(name, shards_count) or b'{"shards_count":%d,"options":{}}' % shards_count
         while True:
             options = _options_in(name, shards_count, before).declared(declared)
@@ -256,7 +376,7 @@ class Lowq:
             meanwhile = self._register(name, shards_count, entry=entry, based_on=before)
             if meanwhile in (b"", before):
                 self._note_changed(name, shards_count, options, before)
-                return options
+                return options, before
             before = meanwhile  # somebody else has changed it just now
 
     def _note_changed(self, name: str, shards_count: int, options: QueueOptions, before: bytes) -> None:
@@ -278,11 +398,13 @@ class Lowq:
         entry = ""
         if worker is not None:
             entry = json.dumps({"shards_count": shards_count, "options": options_of(worker)})
-        return Call("register", queues_key(self.config.namespace), ["", name, shards_count, entry])
+        strict = ["", "1"] if self.config.strict_shards_count else []
+        return Call("register", queues_key(self.config.namespace), ["", name, shards_count, entry, *strict])
 
     def forget_registered(self) -> None:
         """Enters the queues anew when they are used next: Redis may have lost its data."""
         self._registered.clear()
+        self._routes.clear()
 
     def queues(self) -> "list[queries.QueueInfo]":
         """All queues that were ever used, from the registry in Redis."""
@@ -291,6 +413,113 @@ class Lowq:
     def nodes(self) -> "list[queries.NodeInfo]":
         """The nodes that live."""
         return queries.nodes(self)
+
+    def stuck(self) -> list[StuckBatch]:
+        """The batches that have been running for longer than a minute, and for longer than ten times what 95 % of the
+        batches of their queue take; longest first.
+
+        Raises:
+            RedisUnavailable, RedisRefused
+        """
+        return stuck_batches(self)
+
+    def error_groups(self) -> list[ErrorGroup]:
+        """The failures of all queues in groups of alike errors, those seen last first.
+
+        Raises:
+            RedisUnavailable, RedisRefused
+        """
+        groups = [group for info in self.queues() for group in read_error_groups(self, info.name)]
+        return sorted(groups, key=lambda group: -group.last_seen)
+
+    def jobs(
+        self,
+        wanted: JobFilter | State | None = None,
+        /,
+        *,
+        queues: Iterable[str] | None = None,
+        limit: int = 50,
+        after: str | None = None,
+        **options: Unpack[FilterOptions],
+    ) -> FoundPage:
+        """A page of the jobs of all queues, or of these, in one order: by time or whatever is asked for, then by queue
+        and id. Otherwise as `Queue.jobs`.
+
+        Raises:
+            ConfigError: it names what is allowed. UnknownQueueError, RedisUnavailable
+        """
+        *_, page = self.jobs_in_steps(wanted, queues=queues, limit=limit, after=after, interval=math.inf, **options)
+        return page
+
+    def jobs_in_steps(
+        self,
+        wanted: JobFilter | State | None = None,
+        /,
+        *,
+        queues: Iterable[str] | None = None,
+        limit: int = 50,
+        after: str | None = None,
+        interval: float = 0.25,
+        redact: Callable[[Any], Any] | None = None,
+        **options: Unpack[FilterOptions],
+    ) -> Iterator[FoundPage]:
+        """As `jobs`, for filters that look into jobs: what is found so far, about every ``interval`` seconds, and at
+        last the page itself. ``redact``: what a payload is looked at as.
+
+        Raises:
+            As `jobs`.
+        """
+        if queues is None:
+            handles = [self.queue(info.name, info.shards_count) for info in self.queues()]
+        else:
+            handles = [self.queue(name) for name in dict.fromkeys(queues)]
+        filtered = JobFilter.of(wanted, options)
+        return pages_of_all(handles, filtered, limit=limit, after=after, interval=interval, redact=redact)
+
+    def schedules(self) -> list[ScheduleInfo]:
+        """The schedules of all queues: when they came last, when they come next, whether they are paused.
+
+        Raises:
+            RedisUnavailable, RedisRefused
+        """
+        return read_schedules(self)
+
+    def schedule(self, name: str, queue: str | None = None) -> ScheduleInfo:
+        """A schedule by its name; ``queue``: its queue, where schedules of several have that name.
+
+        Raises:
+            UnknownScheduleError: there is none, or there are several. RedisUnavailable, RedisRefused
+        """
+        return find_schedule(self, name, queue)
+
+    def run_schedule_now(self, name: str, queue: str | None = None) -> float:
+        """Pushes a job of a schedule now, also of one that is paused; its time table goes on as it is. Returns the
+        job's ``planned_at``, Unix time, seconds.
+
+        Raises:
+            UnknownScheduleError, QueueFull, PushError, RedisUnavailable
+        """
+        found = self.schedule(name, queue)
+        planned_at = round(time_of(self.client.command("TIME")), 3)
+        self.queue(found.queue).push(found.name, {"planned_at": planned_at}, score=planned_at)
+        return planned_at
+
+    def pause_schedule(self, name: str, queue: str | None = None, *, by: str = "") -> bool:
+        """Pauses a schedule: when this has returned, no tick of it is pushed. Whether that changed anything. ``by``:
+        who does it, for people.
+
+        Raises:
+            UnknownScheduleError, RedisUnavailable
+        """
+        return pause_schedule(self, self.schedule(name, queue).queue, name, by)
+
+    def resume_schedule(self, name: str, queue: str | None = None) -> bool:
+        """Ends a pause of a schedule; whether that changed anything. The ticks that came meanwhile count as missed.
+
+        Raises:
+            UnknownScheduleError, RedisUnavailable
+        """
+        return resume_schedule(self, self.schedule(name, queue).queue, name)
 
     def shards(self, queue: str | Queue) -> "list[queries.ShardInfo]":
         """The shards of a queue: owner, length, lag."""
@@ -343,14 +572,13 @@ class Lowq:
         if command == "reload" and refusal:
             raise ConfigError(f"{node} can't be reloaded: {refusal}")
         channel = nodes_key(self.config.namespace)
-        self.client.command("PUBLISH", channel, json.dumps({"to": node, "do": command}), key=channel)
+        self.client.command("SPUBLISH", channel, json.dumps({"to": node, "do": command}), key=channel)
 
     #: Writes an entry into the log of what people did.
     note = audit_log.note
 
-    def audit(self, limit: int = 100) -> "list[audit_log.AuditEntry]":
-        """The log of what people did, newest first; it keeps the latest 1,000 entries."""
-        return audit_log.entries(self, limit)
+    #: The log of what people did on the dashboard and the command line, newest first; it keeps the latest 1,000.
+    audit = audit_log.entries
 
     def export_metrics(self, source: Source) -> Callable[[], None]:
         """Has the source's figures sent to Graphite and StatsD, if the settings say so; returns what ends that."""
@@ -358,8 +586,15 @@ class Lowq:
 
     def events_of(self, queue: str) -> QueueEvents | None:
         """Where events of the queue's jobs are emitted; None: nobody listens."""
+        if is_internal(queue):
+            return None
         worker = self.workers.get(queue)
         return self._events.of(queue, self.config.on_job_event, None if worker is None else worker.on_event)
+
+    def payload_type_of(self, queue: str) -> PayloadType | None:
+        """How payloads of the queue are encoded; None: as the settings say, also when its worker is not known here."""
+        worker = self.workers.get(queue)
+        return None if worker is None else payload_type_of(worker)
 
     def flush_events(self, timeout: float = FLUSH_SECONDS) -> bool:
         """Waits until the callbacks have had all events so far; False: not within so many seconds."""
@@ -395,6 +630,12 @@ def _options_in(name: str, shards_count: int, entry: bytes) -> QueueOptions:
     return QueueOptions(name, shards_count).registered({} if info is None else info.options)
 
 
+def _layouts_in(name: str, shards_count: int, entry: bytes) -> Layouts:
+    """The layouts of a queue as an entry of the registry has them."""
+    info = queue_info(name.encode(), entry) if entry else None
+    return Layouts.plain(shards_count) if info is None else info.layouts
+
+
 def _shown(options: Mapping[str, Any], name: str) -> object:
     return options.get(name, FIELDS[name])
 
@@ -406,6 +647,7 @@ class _WithOwnPool(Lowq):
         super().__init__()
         self.config, self.workers = app.config, app.workers
         self._exporter, self._events = app._exporter, app._events
+        self.observers = app.observers
         self._app = app
         self._size = size
 
@@ -442,6 +684,25 @@ class _WithOwnPool(Lowq):
 
 def _queue_class(driver: str | None) -> type[Queue]:
     return Queue if driver is None else drivers.load("queue", driver)
+
+
+@contextmanager
+def all_embedded(embed: Callable[[Lowq], AbstractContextManager[None]]) -> Iterator[None]:
+    """Every application of the process is embedded for the time of the block, also one that is made meanwhile.
+    ``embed``: what does that with one, as `Lowq.embedded`.
+    """
+    with ExitStack() as stack:
+        for app in list(_applications.values()):
+            stack.enter_context(embed(app))
+
+        def embed_new(app: Lowq) -> None:
+            stack.enter_context(embed(app))
+
+        _embedding.append(embed_new)
+        try:
+            yield
+        finally:
+            _embedding.remove(embed_new)
 
 
 #: The application behind ``lowq.worker`` and ``lowq.config``.

@@ -5,9 +5,13 @@ from typing import Any, Protocol
 
 from lowq.group_commit import GroupCommit
 from lowq.job_events import FLUSH_SECONDS, QueueEvents
+from lowq.observers import Observer
+from lowq.payload_types import PayloadType
 from lowq.queue_options import QueueOptions
 from lowq.reading import Source
+from lowq.routes import Routes
 from lowq.settings import Config
+from lowq.sharding import Layouts
 from lowq.store import SOCKET_TIMEOUT, Call, Client
 
 
@@ -15,6 +19,8 @@ class Backend(Protocol):
     """What a queue's handle needs of the application."""
 
     config: Config
+    #: Those who follow pushes and batches.
+    observers: list[Observer]
 
     @property
     def client(self) -> Client:
@@ -50,6 +56,18 @@ class Backend(Protocol):
         """The call that enters a queue in the registry."""
         ...
 
+    def registered_layouts(self, call: Call, reply: Any) -> Layouts | None:
+        """The layouts of a queue, from the reply to its `registration`."""
+        ...
+
+    def routes_of(self, name: str) -> Routes | None:
+        """Where the jobs of a queue go, as far as it is known without asking Redis; None: it is not."""
+        ...
+
+    def note_layouts(self, name: str, layouts: Layouts) -> Routes:
+        """The registry says so."""
+        ...
+
     def forget_registered(self) -> None:
         """Enters queues anew when they are used next."""
         ...
@@ -60,6 +78,10 @@ class Backend(Protocol):
 
     def events_of(self, queue: str) -> QueueEvents | None:
         """Where events of the queue's jobs are emitted; None: nobody listens."""
+        ...
+
+    def payload_type_of(self, queue: str) -> PayloadType | None:
+        """How payloads of the queue are encoded, as far as it is known here; None: as the settings say."""
         ...
 
     def flush_events(self, timeout: float = FLUSH_SECONDS) -> bool:

@@ -37,7 +37,7 @@ _FIELDS = frozenset(JobDict.__annotations__)
 #: A job as its push script gets it: id, payload, score (``b""``: the clock of the shard), perform_at (``b""``:
 #: now; ``b"+n"``: in n seconds). A bare tuple: it is made once per job pushed.
 PlainJob = tuple[bytes, bytes, bytes, bytes]
-#: The same with ttl (``b""``: it never expires) and priority (``b""``: 0), of jobs that have one of them.
+#: The same with ttl (``b""``: it never expires) and priority (``b""``: 0), of jobs that have others than their queue.
 EncodedJob = PlainJob | tuple[bytes, bytes, bytes, bytes, bytes, bytes]
 #: These two.
 Rest = tuple[bytes, bytes]
@@ -144,6 +144,18 @@ def delay_seconds(value: object) -> float:
     return min(max(seconds, 0), MAX_TIME)
 
 
+def future_delay(value: object) -> float:
+    """As `delay_seconds`, where whoever says it can put it right: a negative one is refused.
+
+    Raises:
+        JobError
+    """
+    seconds = delay_seconds(value)
+    if seconds == 0 and (value.total_seconds() if isinstance(value, timedelta) else _finite("delay", value)) < 0:
+        raise JobError(f"delay={value!r:.100} is negative; write max(delay, 0) for a time that may have passed")
+    return seconds
+
+
 def encode_ttl(value: object) -> bytes:
     """A ttl in seconds as the push script takes it; None: there is none.
 
@@ -171,10 +183,22 @@ def encode_priority(value: object) -> bytes:
     return b"%d" % value if value else b""
 
 
+def rest_words(rest: Rest) -> bytes:
+    """What a push says once of all jobs that say nothing of their own."""
+    ttl, priority = rest
+    return (b" ttl=" + ttl if ttl else b"") + (b" priority=" + priority if priority else b"")
+
+
 def encode_job(
-    job: Mapping[str, Any], dump_payload: Callable[[Any], bytes], max_payload_bytes: int, rest: Rest = NO_REST
+    job: Mapping[str, Any],
+    dump_payload: Callable[[Any], bytes],
+    max_payload_bytes: int,
+    rest: Rest = NO_REST,
+    *,
+    is_typed: bool = False,
 ) -> EncodedJob:
-    """Validates a job and brings it into the form that the push script takes. ``rest``: of a job that says none.
+    """Validates a job and brings it into the form that the push script takes. ``rest``: of a job that says none, which
+    is left out then, as the queue's words tell it. ``is_typed``: a job without a payload is not just one of ``""``.
 
     Raises:
         JobError, PayloadError: the message names the field and the id.
@@ -186,6 +210,7 @@ def encode_job(
     score = perform_at = b""
     payload = b'""'
     known = 1
+    default = rest
     try:
         if "payload" in job:
             known += 1
@@ -194,17 +219,19 @@ def encode_job(
             except JobError:
                 raise
             except Exception as error:
-                if dump_payload is _dump_payload:
+                if dump_payload is _dump_payload or is_typed:
                     raise  # what it refuses is a PayloadError; this is a signal handler's, such as a timeout
                 raise PayloadError(f"the payload can't be encoded: {error!r:.200}") from error
             given: object = payload
             if not isinstance(given, bytes) or given[:3] == APPENDED or len(given) > max_payload_bytes:
                 _refuse_payload(given, max_payload_bytes)
+        elif is_typed:
+            payload = dump_payload("")
         if len(job) > known:
             score, perform_at, rest = _encode_order(job, known, rest)
     except JobError as error:
         raise type(error)(f"job {job['id']!r:.100}: {error}") from error.__cause__
-    return (job_id, payload, score, perform_at) if rest == NO_REST else (job_id, payload, score, perform_at, *rest)
+    return (job_id, payload, score, perform_at) if rest == default else (job_id, payload, score, perform_at, *rest)
 
 
 def _why_no_id(job: object, error: Exception) -> Exception:
@@ -251,7 +278,7 @@ def _encode_order(job: Mapping[str, Any], known: int, rest: Rest) -> tuple[bytes
 _TIMES: tuple[tuple[str, Callable[[str, object], bytes]], ...] = (
     ("perform_at", _encode_time),
     ("perform_in", _encode_time),
-    ("delay", lambda _, value: b"+" + repr(delay_seconds(value)).encode()),
+    ("delay", lambda _, value: b"+" + repr(future_delay(value)).encode()),
 )
 
 
@@ -278,7 +305,7 @@ def dump_payload(value: Any) -> bytes:
         PayloadError: a part of it is no JSON value; the message says where.
     """
     try:
-        _check(value, MAX_PAYLOAD_DEPTH)
+        check_json(value)
         return _encode(value)
     except RecursionError:
         raise PayloadError(_TOO_DEEP) from None
@@ -304,7 +331,12 @@ def original_payload(stored: bytes) -> bytes:
 _TOO_DEEP = f"the payload is nested in more than {MAX_PAYLOAD_DEPTH} levels, or contains itself"
 
 
-def _check(value: Any, depth: int) -> None:
+def check_json(value: Any, depth: int = MAX_PAYLOAD_DEPTH) -> None:
+    """Whether a value is one of JSON's, and so comes back as it goes in.
+
+    Raises:
+        PayloadError: it is not; the message says where.
+    """
     # The encoder would silently turn bytes, sets, dates, NaN and keys that are no strings into something else.
     kind = type(value)
     if kind is str or kind is int or kind is bool or value is None:
@@ -323,14 +355,15 @@ def _check(value: Any, depth: int) -> None:
             kind = type(item)
             if kind is not str and kind is not int and kind is not bool and item is not None:
                 try:
-                    _check(item, depth - 1)
+                    check_json(item, depth - 1)
                 except PayloadError as error:
                     raise PayloadError(f"in {key!r:.100}: {error}") from None
     elif isinstance(value, list | tuple):
         for item in value:
-            _check(item, depth - 1)
+            check_json(item, depth - 1)
     else:
+        hint = "" if kind.__module__ == "builtins" else f"; others are declared: lowq.Worker[{kind.__name__}]"
         raise PayloadError(
             f"{value!r:.100} is of type {kind.__name__}, which would not come back as it went in; "
-            "payloads are JSON values: str, int, float, bool, None, list, dict"
+            f"payloads are JSON values: str, int, float, bool, None, list, dict{hint}"
         )

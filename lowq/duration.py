@@ -10,10 +10,14 @@ LONGEST_WAIT = 86400.0
 _UNITS = {"s": 1, "min": 60, "m": 60, "h": 3600, "d": 86400}
 
 
-def duration(seconds: float) -> str:
-    """``4 min 10 s``: the two largest units; ``forever`` for what is no length of time."""
+def duration(seconds: float, *, fine: bool = False) -> str:
+    """``4 min 10 s``: the two largest units; ``forever`` for what is no length of time. ``fine``: what is less than a
+    second in milliseconds, ``2.5 ms``.
+    """
     if not -math.inf < seconds < math.inf:
         return "forever"
+    if fine and 0 < seconds < 1:
+        return f"{seconds * 1000:.3g} ms"
     if seconds < 10:
         return f"{max(seconds, 0):.1f} s" if seconds >= 0.05 else "0 s"
     left = round(seconds)

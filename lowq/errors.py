@@ -7,6 +7,7 @@
     |   +-- ShardsCountError    two values of shards_count for one queue
     +-- UnknownQueueError       nobody has used a queue of that name yet
     +-- UnknownNodeError        no node of that name lives
+    +-- UnknownScheduleError    there is no schedule of that name, or there are several
     +-- JobError                a job's id, score, time or field is wrong
     |   +-- PayloadError        its payload would not come back as it went in
     +-- QueueInUse              a queue that a node works can't be dropped
@@ -16,10 +17,12 @@
     +-- PushError               some jobs are in, the rest is handed back
     |   +-- PushInterrupted     because Redis failed; it is a RedisUnavailable, too
     |   +-- QueueFull           because the queue has reached its capacity
+    |   +-- NotReplicated       because nobody has confirmed that a replica, or the disk, has what is in
     +-- RedisRefused            an answer, and it is no: password, version, rights
     +-- MiddlewareError         a middleware neither called the next one nor raised
     +-- ScriptError             a script failed: a bug, or foreign data in our keys
     +-- LeaseLost               the shard belongs to somebody else by now
+    +-- Resharding              its jobs are being moved to another layout of the queue; later it can be done
     +-- NotTaken                a consumer has not, or not any more, the job that it reports
     +-- SessionInUse            another consumer has the session
     +-- ConsumerClosed          the consumer was closed, or has detached
@@ -29,7 +32,7 @@
                                 the handler must not swallow it
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from traceback import format_exception_only
 from typing import Any
 
@@ -46,16 +49,16 @@ class ConfigError(LowqError, ValueError):
 
 
 class ShardsCountError(ConfigError):
-    """A queue is used with another ``shards_count`` than it was created with.
+    """Code that is strict (``strict_shards_count``) says another ``shards_count`` than Redis. Nothing was written.
 
-    Nothing was written. Ids would land on other shards than before, and their order would be lost.
+    Without that setting Redis is followed, with a warning.
     """
 
     def __init__(self, queue: str, existing: int, wanted: int) -> None:
         super().__init__(
             f"queue {queue!r} has shards_count={existing} in Redis, but this process says "
-            f"shards_count={wanted}; the number is fixed by the first use of a queue. "
-            f"Use {existing}, or give the worker a new queue_name and drain the old queue into it."
+            f"shards_count={wanted}. Write {existing}, or change the queue: lowq reshard {queue} {wanted}. "
+            "Without strict_shards_count this process would follow Redis."
         )
         self.queue = queue
         self.existing = existing
@@ -68,6 +71,10 @@ class UnknownQueueError(LowqError, LookupError):
 
 class UnknownNodeError(LowqError, LookupError):
     """No node of that name lives; the message names those that do."""
+
+
+class UnknownScheduleError(LowqError, LookupError):
+    """There is no schedule of that name, or several have it; the message names those that there are."""
 
 
 class JobError(LowqError, ValueError):
@@ -96,7 +103,8 @@ class RedisFull(RedisUnavailable):
 
 class RedisNotReady(RedisUnavailable):
     """Redis answers, and can't serve now: it is a read-only replica, or one that has lost its primary, or it loads its
-    data. Nothing was written. Nodes and consumers wait until it can.
+    data, or it takes no writes as it can't save them or lacks replicas. Nothing was written. Nodes and consumers wait
+    until it can.
 
     ``state``: what it is or does, without its address.
     """
@@ -114,6 +122,9 @@ class PushError(LowqError):
     when the jobs came as a list, otherwise an iterator that goes on with the original iterable. Jobs of a
     call that got no answer are among the rest although they may be in: pushing them again merges them.
     """
+
+    #: With a ``durability``: jobs that are in, and that no replica, or not the disk, has for certain.
+    unsafe: Sequence[Mapping[str, Any]] = ()
 
     def __init__(self, queue: str, accepted: int, rest: Iterable[Mapping[str, Any]], reason: BaseException) -> None:
         # Of somebody else's exception also what it is; whose own code may raise when it is asked for a text.
@@ -159,6 +170,51 @@ class QueueFull(PushError):
         self.capacity = capacity
 
 
+class NotReplicated(PushError):
+    """Jobs are in, and are performed as usual, but the push was to wait for more (``durability``), and that was not
+    confirmed in time: what is in ``unsafe`` may be lost if the server fails.
+
+    ``accepted`` payloads are in, those among them. ``rest`` holds the jobs that were not pushed: of a long push nothing
+    was sent behind the chunk that was not confirmed. See to the replicas, or the disk; then push ``unsafe`` again,
+    which merges with what is there, and ``rest``.
+    """
+
+    def __init__(
+        self,
+        queue: str,
+        accepted: int,
+        unsafe: Sequence[Mapping[str, Any]],
+        rest: Iterable[Mapping[str, Any]],
+        durability: str,
+        seconds: float,
+        replicas: int = 0,
+        reason: str = "",
+    ) -> None:
+        if reason:
+            why = f"the server said: {reason}"
+        elif durability == "fsynced":
+            why = f"they were not written to the server's disk within {seconds:g} s (durability_timeout)"
+        else:
+            why = f"{replicas} of 1 replica confirmed them within {seconds:g} s (durability_timeout)"
+        see_to = "the server's disk" if durability == "fsynced" else "its replicas"
+        LowqError.__init__(
+            self,
+            f"queue {queue!r}: {accepted} payloads are in, but {len(unsafe)} of them are not safe, as asked for by "
+            f"durability={durability!r}: {why}. They are performed as usual, and may be lost if the server fails. See "
+            f"to {see_to}, then push NotReplicated.unsafe again, and NotReplicated.rest, which was not pushed.",
+        )
+        self.queue = queue
+        self.accepted = accepted
+        self.unsafe = unsafe
+        self.rest = rest
+        #: What was asked for.
+        self.durability = durability
+        #: Why they are not safe, for people.
+        self.reason = why
+        #: How many replicas have confirmed it, of the 1 that is waited for.
+        self.replicas = replicas
+
+
 class RedisRefused(LowqError):
     """Redis answered and refused: wrong password, missing rights, or a server that is too old."""
 
@@ -172,6 +228,12 @@ class ScriptError(LowqError):
 
 class LeaseLost(LowqError):
     """The shard is leased to somebody else by now; what this holder tried to write was refused."""
+
+
+class Resharding(LowqError):
+    """The jobs are just being moved, as the number of shards of their queue changes. Nothing was done; try again in a
+    moment.
+    """
 
 
 class NotTaken(LowqError):

@@ -2,8 +2,17 @@
 
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any, Literal, NotRequired, TypedDict
+from typing import TYPE_CHECKING, Any, Generic, Literal, NotRequired, TypedDict
 from uuid import UUID
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar  # what `typing` has from Python 3.13 on
+
+    P = TypeVar("P", default=Any)
+else:
+    from typing import TypeVar
+
+    P = TypeVar("P")
 
 #: What an entity's id may be given as. It is kept and handed over as ``str``.
 JobId = str | int | UUID
@@ -11,12 +20,14 @@ JobId = str | int | UUID
 State = Literal["scheduled", "due", "retrying", "taken", "morgue"]
 
 
-class JobDict(TypedDict):
-    """A job as producers give it to ``perform_async`` and ``push``."""
+class JobDict(TypedDict, Generic[P]):
+    """A job as producers give it to ``perform_async`` and ``push``: ``JobDict[Order]``, or ``JobDict`` with any
+    payload.
+    """
 
     id: JobId
     #: A JSON value; ``""`` by default.
-    payload: NotRequired[Any]
+    payload: NotRequired[P]
     #: The payload's order within its id: a version or a time. The server's clock by default.
     score: NotRequired[float]
     #: When to run: Unix time in seconds, or an aware datetime. Now by default; what is later than the year 2242 counts
@@ -31,6 +42,21 @@ class JobDict(TypedDict):
     ttl: NotRequired[float | timedelta | None]
     #: 0, the most urgent, to 9: which of the jobs of a shard that are due is taken first. That of the queue by default.
     priority: NotRequired[int]
+
+
+class JobOptions(TypedDict, total=False):
+    """What ``push(id, payload, ...)`` is told besides, as in a `JobDict`; None: it says nothing of that."""
+
+    score: float | None
+    perform_at: float | datetime | None
+    delay: float | timedelta | None
+    ttl: float | timedelta | None
+    priority: int | None
+
+
+def new_job(job_id: JobId, payload: Any, options: JobOptions) -> dict[str, Any]:
+    """The `JobDict` of an id, its payload, and what is said besides."""
+    return {"id": job_id, "payload": payload} | {name: value for name, value in options.items() if value is not None}
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,17 @@ log = get_log("lowq.events")
 
 #: What may have become of a job.
 JobEventKind = Literal[
-    "pushed", "taken", "acked", "failed", "released", "buried", "kicked", "deleted", "expired", "restored"
+    "pushed",
+    "taken",
+    "acked",
+    "failed",
+    "released",
+    "buried",
+    "kicked",
+    "deleted",
+    "expired",
+    "restored",
+    "new_error",
 ]
 
 #: Events that wait for callbacks, at most.
@@ -49,6 +59,8 @@ class JobEvent:
     payloads_count: int | None
     #: When it was known to be done, by the clock of this process: Unix time, seconds.
     at: float
+    #: Of "new_error": the exception and the last line of what it says.
+    error: str | None = None
 
 
 class Listener(Protocol):
@@ -69,6 +81,7 @@ class _Batch(NamedTuple):
     ids: Sequence[str | bytes]
     counts: Counts
     at: float
+    error: str | None
 
 
 class JobEvents:
@@ -180,6 +193,7 @@ class JobEvents:
                 job_id if isinstance(job_id, str) else decode_id(job_id),
                 counts[number] if isinstance(counts, Sequence) else counts,
                 batch.at,
+                batch.error,
             )
             for listener in batch.queue.listeners:
                 self._call_one(listener, event)
@@ -203,12 +217,14 @@ class QueueEvents:
         self.name = queue
         self.listeners = listeners
 
-    def emit(self, kind: JobEventKind, ids: Sequence[str | bytes], counts: Counts = None) -> None:
+    def emit(
+        self, kind: JobEventKind, ids: Sequence[str | bytes], counts: Counts = None, error: str | None = None
+    ) -> None:
         """That is done now to these ids, and written. Safe for threads; it waits for nobody. The lists are not to be
         changed afterwards.
         """
         if ids:
-            self._events.put(_Batch(kind, self, ids, counts, time.time()))
+            self._events.put(_Batch(kind, self, ids, counts, time.time(), error))
 
 
 def _flush(events: "weakref.ref[JobEvents]") -> None:

@@ -146,8 +146,8 @@ class JsonFormatter(logging.Formatter):
 
 
 class TextFormatter(logging.Formatter):
-    """Time, level, the process if it has a name, logger, message; then those fields of ``extra`` that the message
-    doesn't tell already.
+    """Time, level, the process if it has a name, logger, message; then the fields of ``extra``, but for those that a
+    message of lowq's own tells already.
 
     The time is local, with its offset from UTC: what the application loads may well change the zone.
     What comes from jobs can't drive the terminal, nor pass for a line of its own.
@@ -159,7 +159,7 @@ class TextFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         message = _message(record)
-        extra = [f"{name}={describe(value)}" for name, value in _extra(record) if _adds(name, value, message)]
+        extra = [f"{name}={describe(value)}" for name, value in _extra(record) if _adds(record, name, value, message)]
         time = datetime.fromtimestamp(record.created, UTC).astimezone().isoformat(" ", "milliseconds")
         level = f"{record.levelname:<7}"
         logger = record.name
@@ -196,5 +196,10 @@ def _extra(record: logging.LogRecord) -> Iterator[tuple[str, Any]]:
     return ((name, value) for name, value in vars(record).items() if name not in _STANDARD)
 
 
-def _adds(name: str, value: Any, message: str) -> bool:
+def _adds(record: logging.LogRecord, name: str, value: Any, message: str) -> bool:
+    """Whether a field is worth its place. In what an application says a number stands for anything: "1 change" is no
+    ``delivery=1``.
+    """
+    if not f"{record.name}.".startswith("lowq."):
+        return True
     return name != "event" and describe(value).strip("'\"") not in message

@@ -119,9 +119,9 @@ def check_plain(middlewares: Sequence[Middleware], worker: Any) -> None:
     for middleware in middlewares:
         if _is_async(middleware):
             raise ConfigError(
-                f"{worker.__name__}.perform is a plain def and middleware {_name(middleware)} is an async def, which "
-                "can't be around it: write a plain def that calls call_next(). For workers of both kinds, write a "
-                "class with def __call__ and async def acall"
+                f"{worker.__name__}.{_handler(worker)} is a plain def and middleware {_name(middleware)} is an async "
+                "def, which can't be around it: write a plain def that calls call_next(). For workers of both kinds, "
+                "write a class with def __call__ and async def acall"
             )
 
 
@@ -134,9 +134,9 @@ def _async_form(middleware: Middleware, worker: Any) -> Middleware:
     form = _find_async_form(middleware)
     if form is None:
         raise ConfigError(
-            f"{worker.__name__}.perform is an async def and middleware {_name(middleware)} is a plain def, which can't "
-            "be around it: write async def, and await call_next(). For workers of both kinds, write a class with "
-            "def __call__ and async def acall"
+            f"{worker.__name__}.{_handler(worker)} is an async def and middleware {_name(middleware)} is a plain "
+            "def, which can't be around it: write async def, and await call_next(). For workers of both kinds, write "
+            "a class with def __call__ and async def acall"
         )
     return form
 
@@ -189,6 +189,10 @@ def _discard_unrun(returned: object) -> str:
                 returned.close()
             return name
     return ""
+
+
+def _handler(worker: Any) -> str:
+    return getattr(worker, "_handler", "perform")
 
 
 def _name(middleware: Middleware) -> str:

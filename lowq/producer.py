@@ -12,20 +12,25 @@ carried out.
 """
 
 import asyncio
+import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain, islice
 from typing import Any, TypeVar
 
-from lowq.codec import EncodedJob, Rest, encode_job, encode_priority, encode_ttl
+from lowq.codec import EncodedJob, Rest, dump_payload, encode_id, encode_job
 from lowq.errors import (
     JobError,
+    LowqError,
+    MiddlewareError,
+    NotReplicated,
     PushError,
     PushInterrupted,
     QueueFull,
     RedisUnavailable,
+    Resharding,
     ShardsCountError,
     TimeLimitExceeded,
 )
@@ -41,17 +46,20 @@ from lowq.group_commit import (
     Part,
     is_full,
     is_out_of_turn,
+    is_sealed,
     missed_deadline,
     new_token,
     width_of,
 )
 from lowq.job_events import QueueEvents
 from lowq.middleware import all_async, wrap, wrap_async
+from lowq.observers import Observer, observed_push
+from lowq.payload_types import PayloadType
 from lowq.queue_options import QueueOptions
+from lowq.routes import Routes
 from lowq.settings import Config
-from lowq.sharding import shard_of
-from lowq.store import Refusal, caller_deadline
-from lowq.store.keys import shard_prefix
+from lowq.sharding import Layout, Layouts, shard_of
+from lowq.store import NotConfirmed, Refusal, caller_deadline
 
 #: Jobs that are validated and written together.
 CHUNK_JOBS = 5000
@@ -60,6 +68,10 @@ CHUNK_BYTES = 8 * 2**20
 #: Jobs, and bytes of payloads, of one script call: bounds the time that it holds Redis.
 CALL_JOBS = 1000
 CALL_BYTES = 2**20
+#: Layouts that a push follows at most, from one shard that was sealed to the next.
+MAX_LAYOUTS = 100
+#: Has a push enter a shard that Redis has lost.
+ANEW = b" anew=1"
 T = TypeVar("T")
 #: What ``perform_async`` takes: one job, or any iterable of jobs. A `JobDict` is such a mapping.
 Jobs = Mapping[str, Any] | Iterable[Mapping[str, Any]]
@@ -72,7 +84,10 @@ class Target:
     group: GroupCommit
     config: Config
     queue: str
+    #: As the code says it.
     shards_count: int
+    #: Which shards the jobs go to.
+    routes: Routes
     #: The worker's class, or the queue's name when the producer doesn't know the class.
     worker: Any
     options: QueueOptions
@@ -80,14 +95,55 @@ class Target:
     events: QueueEvents | None = None
     #: What of them a push tells Redis.
     words: bytes = b""
-    #: The prefixes of shards that single jobs went to.
-    prefixes: dict[int, str] = field(default_factory=dict)
+    #: How its payloads are encoded; None: as the setting ``dump_payload`` says.
+    payload_type: PayloadType | None = None
+    #: The prefixes of shards that jobs went to: (epoch, shard) -> prefix.
+    prefixes: dict[tuple[int, int], str] = field(default_factory=dict)
+    #: Those who follow pushes; others may come.
+    observers: Sequence[Observer] = ()
+    #: Reads the registry, or enters the queue anew, when a shard that jobs went to is not there any more.
+    learn_anew: Callable[[], Layouts] | None = None
     #: ttl and priority of jobs that say none, encoded.
     rest: Rest = field(init=False)
 
     def __post_init__(self) -> None:
-        rest = encode_ttl(self.options.ttl), encode_priority(self.options.priority)
-        object.__setattr__(self, "rest", rest)
+        object.__setattr__(self, "rest", self.options.rest)
+
+    def note_sealed(self, part: Part, refusal: Refusal) -> bool:
+        """A shard has said that its jobs belong to others. Returns whether they belong to it all the same: Redis has
+        lost it, and it is to be entered anew.
+        """
+        assert part.layout is not None
+        if refusal.detail:
+            self.routes.note_sealed(part.layout, part.shard, refusal.detail)
+            return False
+        # Not there: pushed to it, nobody would take them if the queue has another layout by now.
+        assert self.learn_anew is not None
+        self.routes.note_lost(self.learn_anew())
+        layouts = self.routes.layouts
+        if part.layout == layouts.next:  # nothing may be taken of it before all is there
+            self.group.client.run("prepare_shard", part.prefix, "", part.shards_count, "", "")
+        return part.layout in layouts.all
+
+    def prefix(self, layout: Layout, shard: int) -> str:
+        """What all keys of a shard begin with."""
+        prefix = self.prefixes.get((layout.epoch, shard))
+        if prefix is None:
+            prefix = self.prefixes[layout.epoch, shard] = layout.prefix(self.config.namespace, self.queue, shard)
+        return prefix
+
+    def words_for(self, layout: Layout, clock: bytes) -> bytes:
+        """What a push to a shard of that layout tells Redis; ``clock``: of the shard that its ids belonged to."""
+        words = self.words
+        if layout is not self.routes.current and self.options.capacity is not None:
+            capacity = replace(self.options, shards_count=layout.shards_count).shard_capacity
+            words = re.sub(rb" capacity=\d+", b" capacity=%d" % (capacity or 0), words)
+        return words + b" clock=" + clock if clock else words
+
+    def observed(self, trace: str) -> "Target":
+        """The same for a push that is observed already. ``trace``: what is kept beside its payloads."""
+        words = self.words + b" trace=" + trace.encode() if trace else self.words
+        return replace(self, observers=(), words=words)
 
 
 def push(
@@ -102,8 +158,13 @@ def push(
             are in and carries the rest. Inside of ``perform`` also when the deadline of the batch has passed, which is
             as if Redis did not answer, and ``__cause__`` is a `TimeLimitExceeded`.
         QueueFull: there was no room for the rest of the jobs.
+        NotReplicated: jobs are in, and what the target's durability is to wait for was not confirmed in time.
         ShardsCountError: the queue exists with another number of shards; nothing was written.
     """
+    if target.observers:
+        with observed_push(target.observers, target.queue, jobs) as observed:
+            observed.accepted = push(target.observed(observed.trace), jobs, on_progress, timeout)
+        return observed.accepted
     if type(jobs) is dict and on_progress is None and target.group.is_busy:
         single = _encode_single(target, jobs)
         if single is not None:
@@ -116,6 +177,77 @@ def push(
     return _Push(target, jobs, on_progress, timeout).run()
 
 
+def tick_payload(tick: float, payload_type: PayloadType | None) -> Any:
+    """The payload of a schedule's tick, as the type that the queue's worker says.
+
+    Raises:
+        Whatever says why the type has no such value.
+    """
+    payload = {"planned_at": tick}
+    return payload if payload_type is None else payload_type.load(dump_payload(payload))
+
+
+def push_ticks(
+    target: Target, schedule: str, ticks: Sequence[float], record: bytes, new_record: bytes, *, is_anew: bool = False
+) -> bool:
+    """Pushes ticks of a schedule and changes its record, in one script call. Returns whether the record was still the
+    one that the caller has read; otherwise nothing is written. So a tick is pushed once, whoever tries again.
+    ``is_anew``: Redis has lost the shard.
+
+    Raises:
+        LowqError: client middlewares gave the jobs another id. What else `push` raises.
+    """
+    jobs = [{"id": schedule, "payload": tick_payload(tick, target.payload_type), "score": tick} for tick in ticks]
+    words = target.words + b" ticks=%b>%b" % (record, new_record) + (ANEW if is_anew else b"")
+    parts = _Push(replace(target, words=words), jobs, None).prepare_all()
+    writer = target.group.writer
+    if not parts:  # the middlewares want none of them
+        layout, shard, _ = target.routes.find(encode_id(schedule))
+        prefix = target.prefix(layout, shard)
+        return bool(writer.client.run("set_schedule", prefix, "", schedule, record, new_record))
+    if len(parts) > 1 or parts[0].items[0][0] != encode_id(schedule):
+        raise MiddlewareError(
+            f"a client middleware gave jobs of the schedule {schedule!r} another id: leave it to them"
+        )
+    attempts = Attempts(target.config.push_timeout)
+    results = writer.start(parts, lend=False, deadline=attempts.deadline)()
+    writer.repeat_unanswered(parts, results, attempts)
+    (result,) = results
+    if is_sealed(result):
+        if target.note_sealed(parts[0], result) and not is_anew:
+            return push_ticks(target, schedule, ticks, record, new_record, is_anew=True)
+        return False  # the caller reads the record again, where it is now
+    if isinstance(result, Resharding):
+        return False
+    if is_full(result):
+        raise QueueFull(target.queue, 0, jobs, target.options.capacity or 0)
+    if isinstance(result, Refusal):
+        raise ShardsCountError(target.queue, int(result.detail), target.shards_count)
+    if isinstance(result, Exception):
+        raise result
+    if result and target.events is not None:
+        target.events.emit("pushed", [item[0] for item in parts[0].items], 1)
+    return bool(result)
+
+
+def check_jobs(queue: str, config: Config, jobs: Jobs, payload_type: PayloadType | None) -> None:
+    """Whether the first of these jobs can be pushed: for a queue that is yet to be entered in the registry, where a
+    push that is refused is to leave nothing. What only middlewares, or an iterator, can tell is not looked at.
+
+    Raises:
+        JobError, PayloadError
+    """
+    some = _as_iterable(queue, jobs)
+    if config.client_middlewares or not isinstance(some, list | tuple):
+        return
+    dump = config.dump_payload if payload_type is None else payload_type.dump
+    for job in some[:PUSH_JOBS]:
+        try:
+            encode_job(job, dump, config.max_payload_bytes, is_typed=payload_type is not None)
+        except JobError as error:
+            raise _of_queue(queue, error) from error.__cause__
+
+
 async def apush(
     target: Target, jobs: Jobs, on_progress: Callable[[int], object] | None = None, timeout: float | None = None
 ) -> int:
@@ -124,6 +256,10 @@ async def apush(
 
     When it is cancelled before it was sent, nothing is written. What is under way may be in, and no chunk follows.
     """
+    if target.observers:
+        with observed_push(target.observers, target.queue, jobs) as observed:
+            observed.accepted = await apush(target.observed(observed.trace), jobs, on_progress, timeout)
+        return observed.accepted
     if type(jobs) is dict and on_progress is None:
         single = _encode_single(target, jobs)
         if single is not None:
@@ -144,17 +280,26 @@ def _encode_single(target: Target, job: dict[str, Any]) -> tuple[Part, int] | No
     if config.client_middlewares:
         return None
     try:
-        encoded = encode_job(job, config.dump_payload, config.max_payload_bytes, target.rest)
+        if target.payload_type is None:
+            encoded = encode_job(job, config.dump_payload, config.max_payload_bytes, target.rest)
+        else:
+            encoded = encode_job(job, target.payload_type.dump, config.max_payload_bytes, target.rest, is_typed=True)
     except JobError as error:
-        raise _of_queue(target, error) from error.__cause__
+        raise _of_queue(target.queue, error) from error.__cause__
     job_id, payload = encoded[:2]
     if len(payload) > PUSH_BYTES:
         return None
-    shard = shard_of(job_id, target.shards_count)
-    prefix = target.prefixes.get(shard)
-    if prefix is None:
-        prefix = target.prefixes[shard] = shard_prefix(config.namespace, target.queue, shard)
-    return Part(prefix, target.shards_count, [encoded], [job], width_of(encoded), words=target.words), len(payload)
+    routes = target.routes
+    if routes.has_sealed:
+        layout, shard, clock = routes.find(job_id)
+        words = target.words_for(layout, clock)
+    else:
+        layout, words = routes.current, target.words
+        shard = shard_of(job_id, layout.shards_count)
+    prefix = target.prefixes.get((layout.epoch, shard)) or target.prefix(layout, shard)
+    width = width_of(encoded)
+    part = Part(prefix, layout.shards_count, [encoded], [job], width, words=words, layout=layout, shard=shard)
+    return part, len(payload)
 
 
 def _check_in_time(target: Target, jobs: list[Mapping[str, Any]]) -> None:
@@ -163,8 +308,8 @@ def _check_in_time(target: Target, jobs: list[Mapping[str, Any]]) -> None:
         raise _Push(target, [], None).error(jobs, late) from late
 
 
-def _of_queue(target: Target, error: JobError) -> JobError:
-    return type(error)(f"queue {target.queue!r}: {error}")
+def _of_queue(queue: str, error: JobError) -> JobError:
+    return type(error)(f"queue {queue!r}: {error}")
 
 
 def _as_iterable(queue: str, jobs: Jobs) -> Iterable[Mapping[str, Any]]:
@@ -201,6 +346,8 @@ class _Push:
         #: What the source raised.
         self._source_error: BaseException | None = None
         self._timeout: float = target.config.push_timeout
+        #: The prefixes of shards that are not there, though the registry says that they are the queue's.
+        self._lost: set[str] = set()
         #: Jobs, and bytes of payloads, of the calls that were prepared last.
         self._prepared_jobs = self._prepared_bytes = 0
         #: Monotonic time until which room is waited for.
@@ -213,6 +360,13 @@ class _Push:
         chunk = self._read()
         parts, chunk = self._prepare(chunk)
         return self._send(parts, chunk)
+
+    def prepare_all(self) -> list[Part]:
+        """The calls for all jobs, which are few."""
+        middlewares, jobs = self._target.config.client_middlewares, self._read()
+        if middlewares and all_async(middlewares):
+            return asyncio.run(self._wrapped_async(jobs))
+        return self._prepare(jobs)[0]
 
     async def arun(self) -> int:
         middlewares = self._target.config.client_middlewares
@@ -394,21 +548,29 @@ class _Push:
     def _encode(self, chunk: list[Mapping[str, Any]], most_bytes: int | None) -> tuple[list[Part], int]:
         """The calls for the jobs of the chunk, and how many jobs that are."""
         target = self._target
-        dump, limit = target.config.dump_payload, target.config.max_payload_bytes
-        shards_count, rest = target.shards_count, target.rest
-        groups: dict[int, tuple[list[EncodedJob], list[Mapping[str, Any]]]] = {}
+        typed, limit = target.payload_type, target.config.max_payload_bytes
+        dump, is_typed = target.config.dump_payload if typed is None else typed.dump, typed is not None
+        rest, routes = target.rest, target.routes
+        current = routes.current
+        find = routes.find if routes.has_sealed else None
+        # By shard of the current layout; while that is being left, by all that `Routes.find` says.
+        groups: dict[Any, tuple[list[EncodedJob], list[Mapping[str, Any]]]] = {}
         width, count, size = PLAIN, 0, 0
         for job in chunk:
             try:
-                encoded = encode_job(job, dump, limit, rest)
+                encoded = (
+                    encode_job(job, dump, limit, rest, is_typed=True)
+                    if is_typed
+                    else encode_job(job, dump, limit, rest)
+                )
             except JobError as error:
-                raise _of_queue(target, error) from error.__cause__
+                raise _of_queue(target.queue, error) from error.__cause__
             if encoded[2] or encoded[3] or len(encoded) == EXTENDED:
                 width = max(width, width_of(encoded))
-            shard = shard_of(encoded[0], shards_count)
-            group = groups.get(shard)
+            place = shard_of(encoded[0], current.shards_count) if find is None else find(encoded[0])
+            group = groups.get(place)
             if group is None:
-                group = groups[shard] = ([], [])
+                group = groups[place] = ([], [])
             group[0].append(encoded)
             group[1].append(job)
             count += 1
@@ -416,23 +578,29 @@ class _Push:
             if most_bytes is not None and size >= most_bytes:
                 break
         parts: list[Part] = []
-        for shard, (items, originals) in groups.items():
-            prefix = shard_prefix(target.config.namespace, target.queue, shard)
-            parts += self._parts(prefix, items, originals, width)
+        for place, (items, originals) in groups.items():
+            layout, shard, clock = (current, place, b"") if find is None else place
+            parts += self._parts(layout, shard, items, originals, width, clock)
         self._prepared_jobs, self._prepared_bytes = count, size
         return parts, count
 
     def _parts(
-        self, prefix: str, items: list[EncodedJob], originals: list[Mapping[str, Any]], width: int
-    ) -> Iterator[Part]:
-        shards_count, after = self._target.shards_count, b""
+        self, layout: Layout, shard: int, items: list[EncodedJob], originals: list[Mapping[str, Any]], width: int,
+        clock: bytes,
+    ) -> Iterator[Part]:  # fmt: skip
+        prefix, words, after = self._target.prefix(layout, shard), self._target.words_for(layout, clock), b""
+        if prefix in self._lost:
+            words += ANEW
         start = 0
         while start < len(items):
             end, size = start, 0
             while end < len(items) and end - start < CALL_JOBS and (size < CALL_BYTES):
                 size += len(items[end][1])
                 end += 1
-            part = Part(prefix, shards_count, items[start:end], originals[start:end], width, after, self._target.words)
+            part = Part(
+                prefix, layout.shards_count, items[start:end], originals[start:end], width, after, words,
+                layout=layout, shard=shard,
+            )  # fmt: skip
             yield part
             if end < len(items):
                 part.token = after = new_token()
@@ -468,16 +636,18 @@ class _Push:
         return self._result()
 
     async def acount(self, parts: list[Part], outcomes: Sequence[Outcome]) -> int:
-        """As `count_accepted`. What did not fit is seen to in a thread."""
-        if any(map(is_full, outcomes)):
+        """As `count_accepted`. What did not fit, or belongs elsewhere, is seen to in a thread."""
+        if any(is_full(outcome) or is_sealed(outcome) for outcome in outcomes):
             return await self._in_thread(lambda: self.count_accepted(parts, outcomes))
         return self.count_accepted(parts, outcomes)
 
     def _conclude(self, parts: Sequence[Part], outcomes: Sequence[Outcome], following: list[Mapping[str, Any]]) -> None:
         """Sends again what did not fit, for as long as there is time, and counts what became of the parts."""
         left: list[Mapping[str, Any]] = []
+        if any(map(is_sealed, outcomes)):
+            parts, outcomes = self._follow(parts, outcomes)
         if any(map(is_full, outcomes)):
-            parts, outcomes, left = Overflow(parts, outcomes, self._send_again).settle(
+            parts, outcomes, left = Overflow(parts, outcomes, self._send_again, self._leave_sealed).settle(
                 self._target.group.client, self._waits_until, lambda: not self._cancelled
             )
         self._add_outcomes(parts, outcomes, left + following)
@@ -489,6 +659,63 @@ class _Push:
                 raise self.error(left + following, late) from late
             capacity = self._target.options.capacity or 0
             raise QueueFull(self._target.queue, self._accepted, self._rest(left + following), capacity)
+
+    def _follow(self, parts: Sequence[Part], outcomes: Sequence[Outcome]) -> tuple[list[Part], list[Outcome]]:
+        """Sends the jobs of sealed shards to where they belong now, in their order. Returns what became of all.
+
+        A job that comes after one whose outcome is not known is not sent: that one may have to be pushed again, and
+        would come after it.
+        """
+        settled: list[tuple[Part, Outcome]] = []
+        pairs = list(zip(parts, outcomes, strict=True))
+        for _ in range(MAX_LAYOUTS):
+            failed: dict[str, Outcome] = {}
+            again: list[Part] = []
+            for part, outcome in pairs:
+                before = failed.get(part.prefix)
+                if is_sealed(outcome) and before is not None:
+                    # What did not fit is sent again, and this behind it.
+                    settled.append((part, Refusal("OUTOFTURN", "") if is_full(before) else before))
+                elif is_sealed(outcome):
+                    try:
+                        self._note_sealed(part, outcome)
+                        again.append(part)
+                    except LowqError as error:  # the registry can't be read just now
+                        settled.append((part, error))
+                        failed[part.prefix] = error
+                else:
+                    settled.append((part, outcome))
+                    if outcome is not True:
+                        failed[part.prefix] = outcome or RedisUnavailable("the outcome of the push is not known")
+            if not again:
+                return [part for part, _ in settled], [outcome for _, outcome in settled]
+            following = self._rerouted(again)
+            pairs = list(zip(following, self._send_again(following), strict=True))
+        raise AssertionError(f"queue {self._target.queue!r} has had more than {MAX_LAYOUTS} layouts meanwhile")
+
+    def _note_sealed(self, part: Part, refusal: Refusal) -> None:
+        if part.prefix not in self._lost and self._target.note_sealed(part, refusal):
+            self._lost.add(part.prefix)
+
+    def _rerouted(self, parts: Sequence[Part]) -> list[Part]:
+        """The same jobs, in parts for the shards that they belong to now."""
+        groups: dict[tuple[Layout, int, bytes], tuple[list[EncodedJob], list[Mapping[str, Any]]]] = {}
+        width = max(part.width for part in parts) if parts else PLAIN
+        for part in parts:
+            for item, job in zip(part.items, part.jobs, strict=True):
+                group = groups.setdefault(self._target.routes.find(item[0]), ([], []))
+                group[0].append(item)
+                group[1].append(job)
+        return [
+            part
+            for (layout, shard, clock), (items, jobs) in groups.items()
+            for part in self._parts(layout, shard, items, jobs, width, clock)
+        ]
+
+    def _leave_sealed(self, part: Part, refusal: Refusal, parts: list[Part]) -> list[Part]:
+        """A shard has said that it is sealed: what was to be sent to it is for others."""
+        self._note_sealed(part, refusal)
+        return self._rerouted(parts)
 
     def _send_again(self, parts: list[Part]) -> list[Outcome]:
         attempts = Attempts(self._timeout)
@@ -502,10 +729,13 @@ class _Push:
     ) -> None:
         failed: list[Part] = []
         reason: Exception | None = None
+        unsafe: list[tuple[Part, NotConfirmed]] = []
         for part, outcome in zip(parts, outcomes, strict=True):
-            if outcome is True:
+            if outcome is True or isinstance(outcome, NotConfirmed):
                 self._accepted += len(part.items)
                 self._emit_pushed(part)
+                if outcome is not True:
+                    unsafe.append((part, outcome))
                 continue
             # Nobody has said that it is in, so it may be in or not.
             error = outcome or RedisUnavailable("the outcome of the push is not known")
@@ -515,14 +745,29 @@ class _Push:
         if self._on_progress is not None:
             self._on_progress(self._accepted)
         if reason is None:
+            if unsafe:
+                raise self._not_replicated(unsafe, following)
             return
         if is_out_of_turn(reason):
             reason = RedisUnavailable("Redis has lost a call that it had answered: it was restarted without its data")
-        if isinstance(reason, Refusal):
+        if isinstance(reason, Refusal) and reason.code == "SHARDSCOUNT":
             raise ShardsCountError(self._target.queue, int(reason.detail), self._target.shards_count) from None
         if not isinstance(reason, RedisUnavailable) and not self._accepted:
             raise reason
-        raise self.error([job for part in failed for job in part.jobs] + following, reason) from reason
+        error = self.error([job for part in failed for job in part.jobs] + following, reason)
+        error.unsafe = [job for part, _ in unsafe for job in part.jobs]
+        raise error from reason
+
+    def _not_replicated(
+        self, unsafe: list[tuple[Part, NotConfirmed]], following: list[Mapping[str, Any]]
+    ) -> NotReplicated:
+        jobs = [job for part, _ in unsafe for job in part.jobs]
+        worst = min((outcome for _, outcome in unsafe), key=lambda outcome: outcome.confirmations)
+        wait = worst.wait
+        return NotReplicated(
+            self._target.queue, self._accepted, jobs, self._rest(following), wait.durability, wait.seconds,
+            worst.confirmations, worst.reason,
+        )  # fmt: skip
 
     def _emit_pushed(self, part: Part) -> None:
         if self._target.events is not None:

@@ -1,31 +1,36 @@
 """A queue over all its shards: the handle that producers and people hold. Looking is in `queries`."""
 
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from datetime import datetime, timedelta
+from dataclasses import replace
+from datetime import timedelta
 from functools import partial
 from heapq import nsmallest
-from typing import Any, Unpack
+from typing import Any, Unpack, overload
 
 from lowq.admin.actions import ACTIONS, CHANGED, MAX_IDS, Acted, Action, ActionName, act, attempt, attempt_all
 from lowq.admin.bulk import Step, bulk, meant_by, snapshot
 from lowq.admin.release import release_all
+from lowq.admin.reshard import ReshardProgress, reshard, reshard_progress
 from lowq.backend import Backend
+from lowq.broker.outage import Outage
 from lowq.codec import decode_id, lookup_id
-from lowq.consumer import AsyncConsumer, Consumer
-from lowq.errors import ConfigError, LowqError, QueueInUse, UnknownQueueError
+from lowq.consumer import AsyncConsumer, Consumer, check_consumer
+from lowq.errors import ConfigError, JobError, LowqError, QueueInUse, Resharding, UnknownQueueError
 from lowq.fresh_id import fresh_id
 from lowq.group_commit import GRACE, limit_of_caller, no_answer
 from lowq.inspection.calls import TOGETHER, ask
 from lowq.inspection.job_filter import FilterOptions, JobFilter, Snapshot
 from lowq.inspection.queries import Queries, as_ids
-from lowq.job import JobDict, JobId, State
-from lowq.producer import Jobs, Target, apush, push
-from lowq.queue_options import QueueOptions, room_timeout
+from lowq.job import JobId, JobOptions, State, new_job
+from lowq.producer import Jobs, Target, apush, check_jobs, push, push_ticks
+from lowq.queue_options import QueueOptions, checked_durability, room_timeout
 from lowq.settings import dump_text
+from lowq.sharding import Layout, Layouts
 from lowq.shared_lookup import SharedLookup
-from lowq.store import Call, Command, untrusted
-from lowq.store.keys import history_key, queues_key
+from lowq.store import Call, Command, Durability, Refusal, untrusted
+from lowq.store.keys import MAX_SHARDS, error_groups_key, history_key, queues_key
 from lowq.store.scripts import time_argument, time_of
 
 #: perform_at and the time of burial of an id's jobs: Unix time, seconds; None: none waits, or is buried.
@@ -37,6 +42,8 @@ MAX_GATHERED = 5000
 TOGETHER_PAUSED = 200
 #: Jobs of the morgue that `kick_oldest` looks for at once.
 OLDEST_TOGETHER = 1000
+#: Seconds for which what is done to single jobs waits while they are moved, as the queue is resharded.
+RESHARD_SECONDS = 1.0
 #: Jobs of one kind that one step of `drop` removes.
 DROP_JOBS = 500
 
@@ -57,40 +64,87 @@ class Queue(Queries):
         #: Options that were given with the name.
         self._declared = declared or {}
         self._last_target: Target | None = None
+        #: For each durability: the target, and the same for pushes that wait for it.
+        self._durable_targets: dict[Durability, tuple[Target, Target]] = {}
         #: Registers the queue for coroutines, with nobody's limit but push_timeout: its outcome is for all of them.
         self._target_lookup = SharedLookup()
 
     # --- producing ---
 
+    @overload
+    def push(
+        self,
+        job_id: JobId,
+        /,
+        payload: Any = "",
+        *,
+        timeout: float | timedelta | None = None,
+        durability: Durability | None = None,
+        **options: Unpack[JobOptions],
+    ) -> int: ...
+    @overload
     def push(
         self,
         jobs: Jobs,
         on_progress: Callable[[int], object] | None = None,
         *,
         timeout: float | timedelta | None = None,
-    ) -> int:
-        """Pushes one job or any iterable of jobs, streamed in chunks; returns the number of payloads accepted.
+        durability: Durability | None = None,
+    ) -> int: ...
+    def push(self, jobs: Any, *args: Any, timeout: Any = None, durability: Any = None, **options: Any) -> int:
+        """Pushes one job, given as its id and its payload; or any number of jobs, given as mappings::
 
-        ``on_progress`` is called with the number accepted so far. ``timeout``: seconds, or a timedelta, to wait for
-        room at most when the queue has reached its ``capacity``; without it that raises at once.
+            queue.push(42, {"version": 2}, score=2, delay=60)
+            queue.push({"id": number, "payload": {"version": 1}} for number in range(1_000_000))
+
+        Returns the number of payloads accepted. ``options`` are those of a `JobDict`; None says nothing. An iterable is
+        streamed in chunks, and ``on_progress`` called with the number accepted so far. ``timeout``: seconds, or a
+        timedelta, to wait for room at most when the queue has reached its ``capacity``; without it that raises at once.
+        ``durability``: what to wait for, instead of what the queue says: ``"none"``, ``"replicated"`` or ``"fsynced"``.
 
         Raises:
             JobError, PayloadError: a job is malformed; nothing of its chunk was written.
             PushError: Redis failed, or a later chunk was malformed: it says how many are in and carries the rest.
             QueueFull: there was no room for some jobs; it says how many are in and carries the rest.
+            NotReplicated: jobs are in, and no replica, or not the disk, has them for certain.
             ShardsCountError: the queue exists with another number of shards; nothing was written.
             UnknownQueueError: nobody has used the queue yet, and the number of its shards was not given.
-            ConfigError: timeout is no length of time.
+            ConfigError: timeout is no length of time, or durability none that there is, or ``memory://`` is to be
+            durable.
         """
-        return push(self._target(), jobs, on_progress, None if timeout is None else room_timeout(timeout))
+        on_progress = None
+        if args or options or type(jobs) is not dict:  # one job, as a mapping, is what most pushes are
+            jobs, on_progress = self._meant_jobs(jobs, args, options)
+        seconds = None if timeout is None else room_timeout(timeout)
+        target = self._present_target()
+        if target is None:
+            check_jobs(self.name, self._backend.config, jobs, self._backend.payload_type_of(self.name))
+            target = self._target()
+        if durability is not None or target.options.durability != "none":
+            target = self._durable(target, durability)
+        return push(target, jobs, on_progress, seconds)
 
+    @overload
+    async def apush(
+        self,
+        job_id: JobId,
+        /,
+        payload: Any = "",
+        *,
+        timeout: float | timedelta | None = None,
+        durability: Durability | None = None,
+        **options: Unpack[JobOptions],
+    ) -> int: ...
+    @overload
     async def apush(
         self,
         jobs: Jobs,
         on_progress: Callable[[int], object] | None = None,
         *,
         timeout: float | timedelta | None = None,
-    ) -> int:
+        durability: Durability | None = None,
+    ) -> int: ...
+    async def apush(self, jobs: Any, *args: Any, timeout: Any = None, durability: Any = None, **options: Any) -> int:
         """`push` from async code. Small pushes of coroutines that meet leave together in one write. ``on_progress`` may
         be called in another thread.
 
@@ -99,11 +153,48 @@ class Queue(Queries):
         Raises:
             As `push`.
         """
+        on_progress = None
+        if args or options or type(jobs) is not dict:  # one job, as a mapping, is what most pushes are
+            jobs, on_progress = self._meant_jobs(jobs, args, options)
         seconds = None if timeout is None else room_timeout(timeout)
         target = self._present_target()
+        if target is None:
+            check_jobs(self.name, self._backend.config, jobs, self._backend.payload_type_of(self.name))
         if target is None or self._target_lookup.is_under_way():
             target = await self._find_target()
+        if durability is not None or target.options.durability != "none":
+            target = self._durable(target, durability)
         return await apush(target, jobs, on_progress, seconds)
+
+    def _meant_jobs(
+        self, jobs: Any, args: tuple[Any, ...], options: Any
+    ) -> tuple[Jobs, Callable[[int], object] | None]:
+        """Either form of `push` as jobs, and who is told how many are in.
+
+        Raises:
+            JobError: it is neither form.
+        """
+        is_one = isinstance(jobs, JobId)
+        name = "payload" if is_one else "on_progress"
+        if len(args) > 1 or (args and name in options):
+            raise JobError(
+                f"queue {self.name!r}: push takes an id and a payload, and all else by name: push(42, payload, "
+                "score=7); or jobs"
+            )
+        second = args[0] if args else options.pop(name, "" if is_one else None)
+        if is_one:
+            return new_job(jobs, second, options), None
+        if options:
+            raise JobError(
+                f"queue {self.name!r}: {', '.join(options)} beside jobs: each job says it for itself, as in "
+                "{'id': 42, 'score': 7}; or push a single one: push(42, payload, score=7)"
+            )
+        if second is not None and not callable(second):
+            raise JobError(
+                f"queue {self.name!r}: push({jobs!r:.60}, {second!r:.60}) has neither an id, which is a str, an int or "
+                "a UUID, before a payload, nor jobs before a function that is told how many are in"
+            )
+        return jobs, second
 
     def _present_target(self) -> Target | None:
         """Where jobs go, as long as that is what it was; None: it is to be found out."""
@@ -111,7 +202,28 @@ class Queue(Queries):
         # Everything is entered anew after the registry was lost or the queue was dropped.
         if target is None or target.group is not self._backend.group_for(self.name, target.shards_count):
             return None
-        return target
+        return None if target.routes.is_doubtful else target
+
+    def _durable(self, target: Target, durability: Durability | None) -> Target:
+        """The same target for pushes that wait for this, or for what the queue says.
+
+        Raises:
+            ConfigError: there is no such durability, or the store is in memory.
+        """
+        wanted = target.options.durability if durability is None else checked_durability(durability)
+        config = self._backend.config
+        if wanted == "none":
+            return target
+        if config.redis_url.startswith("memory://"):
+            raise ConfigError(
+                f"queue {self.name!r}: durability={wanted!r} needs a Redis with replicas or a disk, and "
+                f"redis_url={config.redis_url!r} is in the memory of this process. Leave durability out there"
+            )
+        known = self._durable_targets.get(wanted)
+        if known is None or known[0] is not target:
+            group = target.group.durable(wanted, config.durability_timeout)
+            known = self._durable_targets[wanted] = target, replace(target, group=group)
+        return known[1]
 
     async def _find_target(self) -> Target:
         """`_target` for a coroutine: Redis is asked in a thread. Each caller waits as long as it would for its push."""
@@ -128,67 +240,75 @@ class Queue(Queries):
         target = self._present_target()
         if target is not None:
             return target
-        backend = self._backend
-        options = self._register()
+        backend, routes = self._backend, self._backend.routes_of(self.name)
+        options = self._register(anew=routes is not None and routes.is_doubtful)
         target = Target(
             backend.group,
             backend.config,
             self.name,
-            options.shards_count,
+            self._declared_count,
+            backend.routes_of(self.name) or backend.note_layouts(self.name, Layouts.plain(options.shards_count)),
             self._worker or self.name,
             options,
             backend.events_of(self.name),
             options.push_words(),
+            backend.payload_type_of(self.name),
+            observers=backend.observers,
+            learn_anew=self._learn_anew,
         )
         self._last_target = target
         return target
 
+    def _learn_anew(self) -> Layouts:
+        """The layouts that the registry says, in which the queue is entered if it is not there any more."""
+        options = self._register(anew=True)
+        routes = self._backend.routes_of(self.name)
+        return Layouts.plain(options.shards_count) if routes is None else routes.layouts
+
     def _register(self, *, anew: bool = False) -> QueueOptions:
         """Enters the queue in the registry, if need be, and returns its options. ``anew``: as they are there now."""
         try:
-            count = self.shards_count
+            count = self._declared_count
         except UnknownQueueError as error:
             hint = f"Its first producer says how many shards it gets: app.queue({self.name!r}, shards_count=5)"
-            raise UnknownQueueError(f"{error}. {hint}") from None
+            said = str(error)
+            raise UnknownQueueError(f"{said}{'' if said.endswith('?') else '.'} {hint}") from None
         return self._backend.register(self.name, count, self._worker, self._declared, anew=anew)
 
     def put(
         self,
         payload: Any = "",
         *,
-        score: float | None = None,
-        perform_at: float | datetime | None = None,
-        delay: float | timedelta | None = None,
-        ttl: float | timedelta | None = None,
-        priority: int | None = None,
         timeout: float | timedelta | None = None,
+        durability: Durability | None = None,
+        **options: Unpack[JobOptions],
     ) -> str:
         """Pushes a job of its own, with a fresh id, and returns that: a UUIDv7, so later ones sort behind earlier ones.
-        For payloads that belong to no entity. ``timeout`` is as of `push`, the rest as of a `JobDict`; None is what a
-        job has that says nothing.
+        For payloads that belong to no entity. ``timeout``, ``durability`` and ``options`` are as of `push`.
 
         Raises:
             As `push`. After a RedisUnavailable the job may be in, under an id that nobody knows.
         """
-        job = _job(payload, score, perform_at, delay, ttl, priority)
-        self.push(job, timeout=timeout)
-        return str(job["id"])
+        job_id = str(fresh_id())
+        self.push(job_id, payload, timeout=timeout, durability=durability, **options)
+        return job_id
 
     async def aput(
         self,
         payload: Any = "",
         *,
-        score: float | None = None,
-        perform_at: float | datetime | None = None,
-        delay: float | timedelta | None = None,
-        ttl: float | timedelta | None = None,
-        priority: int | None = None,
         timeout: float | timedelta | None = None,
+        durability: Durability | None = None,
+        **options: Unpack[JobOptions],
     ) -> str:
         """`put` from async code."""
-        job = _job(payload, score, perform_at, delay, ttl, priority)
-        await self.apush(job, timeout=timeout)
-        return str(job["id"])
+        job_id = str(fresh_id())
+        await self.apush(job_id, payload, timeout=timeout, durability=durability, **options)
+        return job_id
+
+    def push_ticks(self, schedule: str, ticks: Sequence[float], record: bytes, new_record: bytes) -> bool:
+        """Pushes ticks of a schedule, for its turn in a node; see `lowq.producer.push_ticks`."""
+        return push_ticks(self._target(), schedule, ticks, record, new_record)
 
     # --- consuming ---
 
@@ -201,11 +321,17 @@ class Queue(Queries):
 
         It is a member that shares the shards with nodes and other consumers: of its shards nobody else takes, so it
         is to take as long as it is open. ``ttr`` (by default that of the queue) and ``session`` are as of `Consumer`.
+        It waits for a Redis that can't serve now, as it is a read-only replica or loads its data, and for a primary of
+        a cluster that is away.
 
         Raises:
             UnknownQueueError, and what `Consumer` raises.
         """
-        return Consumer(self._backend, self._register(anew=True), ttr=ttr, session=session)
+        check_consumer(ttr, session)
+        return Outage().start(
+            lambda: Consumer(self._backend, self._register(anew=True), ttr=ttr, session=session), time.sleep,
+            has_answered=lambda: self._backend.client.is_known,
+        )  # fmt: skip
 
     def aconsumer(self, *, ttr: float | timedelta | None = None, session: str | None = None) -> AsyncConsumer:
         """As `consumer`, for coroutines: ``async with queue.aconsumer() as consumer``, and every verb is awaited."""
@@ -284,14 +410,46 @@ class Queue(Queries):
         action = action._replace(events=self._backend.events_of(self.name))
         try:
             for prefix, some in self._gathered(ids):
-                if unchanged is None:
-                    acted += act(self._client, prefix, action, some)
-                else:
-                    acted += self._act_on_unchanged(prefix, action, some, unchanged)
+                acted += self._act_where_it_is(prefix, action, some, unchanged)
         except LowqError as error:
             error.done += acted.done
             raise
         return acted
+
+    def _act_where_it_is(
+        self, prefix: str, action: Action, ids: Sequence[bytes], unchanged: Mapping[str, Moments] | None
+    ) -> Acted:
+        """Does it to ids of a shard; while a reshard is under way, of the one where they are, as soon as all that
+        belongs to them is there: for a moment it waits for that.
+
+        Raises:
+            Resharding: it takes longer.
+        """
+        give_up_at = time.monotonic() + RESHARD_SECONDS
+        while True:
+            try:
+                if unchanged is None:
+                    return act(self._client, prefix, action, ids)
+                return self._act_on_unchanged(prefix, action, ids, unchanged)
+            except Resharding:
+                if time.monotonic() >= give_up_at:
+                    raise Resharding(
+                        f"queue {self.name!r}: {decode_id(ids[0])}{' and others are' if len(ids) > 1 else ' is'} being "
+                        "moved to another shard, as the queue is resharded; try again in a moment"
+                    ) from None
+                time.sleep(0.05)
+            except Refusal as refusal:
+                if refusal.code != "SEALED":
+                    raise
+                count, epoch = map(int, refusal.detail.split()[:2])
+                layout = Layout(count, epoch)
+                by_prefix: dict[str, list[bytes]] = defaultdict(list)
+                for job_id in ids:
+                    by_prefix[layout.prefix(self._namespace, self.name, layout.shard_of(job_id))].append(job_id)
+                acted = Acted()
+                for each, some in by_prefix.items():
+                    acted += self._act_where_it_is(each, action, some, unchanged)
+                return acted
 
     def _act_on_unchanged(
         self, prefix: str, action: Action, ids: Sequence[bytes], unchanged: Mapping[str, Moments]
@@ -370,7 +528,8 @@ class Queue(Queries):
         another payload of it came later.
 
         Patterns, and what is scheduled or retrying, must be looked for: the first steps then only count, and so they
-        say. Who stops iterating stops it, whether or not anything was found yet.
+        say. With ``payload``, ``error`` and ``error_group`` each job is read besides, twice: to count, and before
+        something is done to it. Who stops iterating stops it, whether or not anything was found yet.
 
         It ends even while producers push and kicked jobs keep failing: what is buried or pushed after the beginning
         is not touched, except that a job pushed meanwhile *for later* may be taken for one that was scheduled
@@ -383,7 +542,7 @@ class Queue(Queries):
             UnknownQueueError, RedisUnavailable
         """
         done, meant = self._meant(action, JobFilter.of(wanted, options), reason, now)
-        return bulk(lambda: self._client, self._prefixes, done, meant)
+        return bulk(lambda: self._client, self._prefixes_in(meant), done, meant, self._admitted(meant, now))
 
     def snapshot(
         self,
@@ -409,7 +568,7 @@ class Queue(Queries):
         done, meant = self._meant(action, JobFilter.of(wanted, options), None, now)
         if meant.before is not None:
             raise ConfigError("before: a snapshot is of what there is now")
-        return snapshot(lambda: self._client, self._prefixes, done, meant)
+        return snapshot(lambda: self._client, self._prefixes_in(meant), done, meant, self._admitted(meant, now))
 
     def count(
         self,
@@ -478,9 +637,12 @@ class Queue(Queries):
             UnknownQueueError, RedisUnavailable: call it again.
         """
         options = self._register(anew=True)
-        return release_all(
-            self._client, self.name, self._prefixes, shards_count=options.shards_count,
-            max_crash_count=options.max_crash_count,
+        return sum(
+            release_all(
+                self._client, self.name, layout.prefixes(self._namespace, self.name),
+                shards_count=layout.shards_count, max_crash_count=options.max_crash_count,
+            )
+            for layout in self.layouts.all
         )  # fmt: skip
 
     # --- the whole queue ---
@@ -504,6 +666,13 @@ class Queue(Queries):
         return self._pause("", "", None)
 
     def _pause(self, pause: str, by: str, now: float | None) -> bool:
+        changed, layouts = False, None
+        # A reshard that begins meanwhile: its new shards are as the old ones were.
+        while layouts != (layouts := self._read_layouts()):
+            changed = self._pause_shards(pause, by, now) or changed
+        return changed
+
+    def _pause_shards(self, pause: str, by: str, now: float | None) -> bool:
         calls = [partial(_pause_call, prefix, time_argument(now), pause, by[:200]) for prefix in self._prefixes]
         changed = False
         for start in range(0, len(calls), TOGETHER_PAUSED):
@@ -538,10 +707,16 @@ class Queue(Queries):
             QueueInUse: a node holds a shard of it. Nothing was removed, unless the node came meanwhile.
             UnknownQueueError, RedisUnavailable: call it again.
         """
+        layouts = self._read_layouts()
         prefixes = self._prefixes
         for shard, (state, _) in enumerate(self._drop_replies(prefixes)):
             self._refuse_in_use(shard, state)
         removed = 0
+        # What is left of the layouts before sends on who comes late; nobody holds a shard of them. Shard 0, which says
+        # how many there are, goes last: so a drop that was interrupted finds the rest when it is called again.
+        last = layouts.current.epoch
+        for epoch in range(last):
+            prefixes += reversed(self._tombstones(epoch))
         for shard, prefix in enumerate(prefixes):
             state = 0
             while state != 1:
@@ -549,13 +724,50 @@ class Queue(Queries):
                 self._refuse_in_use(shard, state)
                 removed += number
         namespace = self._backend.config.namespace
-        self._client.command("UNLINK", history_key(namespace, self.name), key=history_key(namespace, self.name))
+        for key in history_key(namespace, self.name), error_groups_key(namespace, self.name):
+            self._client.command("UNLINK", key, key=key)
         key = queues_key(namespace)
         self._client.command("HDEL", key, self.name, key=key)
         self._backend.forget_registered()
-        self._known_shards_count = self._given_shards_count
         self._last_target = None
         return removed
+
+    def _tombstones(self, epoch: int) -> list[str]:
+        """The shards of a layout that all jobs have left."""
+        layout = Layout(1, epoch)
+        raw = self._client.command(
+            "HGET", f"{self._prefix(layout, 0)}meta", "shards_count", key=self._prefix(layout, 0)
+        )
+        count = untrusted.count(raw)
+        return Layout(count, epoch).prefixes(self._namespace, self.name) if 0 < count <= MAX_SHARDS else []
+
+    def reshard(
+        self, shards_count: int, *, on_progress: Callable[[ReshardProgress], object] | None = None, by: str = ""
+    ) -> ReshardProgress | None:
+        """Gives the queue another number of shards while it is used: pushing goes on, order holds, nothing is lost. An
+        id rests only while the shards are moved that feed its new one. It may end at any moment: call it again with the
+        same number to go on.
+
+        ``on_progress``: called with a `ReshardProgress` now and then. ``by``: who does it, for people. Returns the last
+        of these; None: the queue has so many shards already.
+
+        Raises:
+            ConfigError: shards_count is out of range, or a node that serves the queue is strict about it. Resharding:
+            it is being resharded to another number. UnknownQueueError, RedisUnavailable, RedisRefused: call it again.
+        """
+        progress: ReshardProgress | None = None
+        for progress in reshard(self._backend, self.name, shards_count, by=by):
+            if on_progress is not None:
+                on_progress(progress)
+        return progress
+
+    def reshard_progress(self) -> ReshardProgress | None:
+        """How far the reshard is that is under way, whoever does it; None: none is.
+
+        Raises:
+            UnknownQueueError, RedisUnavailable
+        """
+        return reshard_progress(self._backend, self.name)
 
     def _drop_replies(self, prefixes: list[str]) -> Iterator[list[int]]:
         return ask(self._client, [_drop_call(prefix, 0, "1", "") for prefix in prefixes], TOGETHER)
@@ -574,26 +786,3 @@ def _pause_call(prefix: str, now: str, pause: str, by: str, attempt: str) -> Cal
 
 def _drop_call(prefix: str, jobs: int, asks: str, attempt: str) -> Call:
     return Call("drop", prefix, ["", attempt, jobs, asks])
-
-
-def _job(
-    payload: Any,
-    score: float | None,
-    perform_at: float | datetime | None,
-    delay: float | timedelta | None,
-    ttl: float | timedelta | None,
-    priority: int | None,
-) -> JobDict:
-    """A job with a fresh id."""
-    job: JobDict = {"id": fresh_id(), "payload": payload}
-    if score is not None:
-        job["score"] = score
-    if perform_at is not None:
-        job["perform_at"] = perform_at
-    if delay is not None:
-        job["delay"] = delay
-    if ttl is not None:
-        job["ttl"] = ttl
-    if priority is not None:
-        job["priority"] = priority
-    return job

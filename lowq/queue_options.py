@@ -11,9 +11,10 @@ from datetime import timedelta
 from typing import Any, Literal, Self, TypeAlias, TypedDict
 
 from lowq import drivers
-from lowq.codec import MAX_TIME
+from lowq.codec import MAX_TIME, Rest, encode_priority, encode_ttl, rest_words
 from lowq.errors import ConfigError, LowqError
 from lowq.retry import MAX_RETRY_COUNT
+from lowq.store import DURABILITIES, Durability
 from lowq.store.keys import MAX_SHARDS
 
 #: A merge policy of an application: from the payloads of an id, oldest first, to those that are to be handed over.
@@ -56,6 +57,9 @@ class HandleOptions(TypedDict, total=False):
     morgue_ttl: float | timedelta | None
     #: Jobs in the morgue, at most: the oldest are removed; None: any number (None).
     morgue_max: int | None
+    #: What a push waits for: ``"none"``, only Redis's answer; ``"replicated"``, that a replica has it, too;
+    #: ``"fsynced"``, that it is on the server's disk (``"none"``).
+    durability: Durability
 
 
 class DeclaredOptions(HandleOptions, total=False):
@@ -100,6 +104,7 @@ class QueueOptions:
     max_wait: float | None = None
     morgue_ttl: float | None = None
     morgue_max: int | None = None
+    durability: Durability = "none"
 
     def declared(self, options: Mapping[str, Any], whose: str = "") -> Self:
         """With these, which were checked one by one. ``whose``: for the message.
@@ -143,7 +148,12 @@ class QueueOptions:
             words += f" debounce={self.debounce!r} max_wait={self.longest_wait!r}"
         if self.shard_capacity is not None:
             words += f" capacity={self.shard_capacity}"
-        return words.encode()
+        return words.encode() + rest_words(self.rest)
+
+    @property
+    def rest(self) -> Rest:
+        """ttl and priority of jobs that say none, encoded."""
+        return encode_ttl(self.ttl), encode_priority(self.priority)
 
     @property
     def merge_function(self) -> MergeFunction | None:
@@ -193,6 +203,8 @@ def checked(whose: str, name: str, value: Any) -> Any:
         return value
     if name == "merge":
         return _checked_merge(whose, value)
+    if name == "durability":
+        return checked_durability(value, f"{whose}: ")
     check_time(whose, name, value)
     return seconds_of(value)
 
@@ -208,6 +220,18 @@ def check_whole(whose: str, name: str, value: object) -> None:
         raise ConfigError(f"{whose}: {name}={value!r:.100} must be a whole number from {least} to {most}")
 
 
+def checked_durability(value: object, whose: str = "") -> Durability:
+    """What a push waits for.
+
+    Raises:
+        ConfigError: it is none of `DURABILITIES`.
+    """
+    for durability in DURABILITIES:
+        if value == durability:
+            return durability
+    raise ConfigError(f"{whose}durability={value!r:.100} must be one of {', '.join(map(repr, DURABILITIES))}")
+
+
 def check_time(whose: str, name: str, value: object) -> None:
     """A length of time, or None.
 
@@ -218,7 +242,10 @@ def check_time(whose: str, name: str, value: object) -> None:
         return
     seconds = value.total_seconds() if isinstance(value, timedelta) else value
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds <= MAX_TIME:
-        raise ConfigError(f"{whose}: {name}={value!r:.100} must be seconds, or a timedelta, of more than 0; or None")
+        raise ConfigError(
+            f"{whose}: {name}={value!r:.100} must be seconds, or a timedelta, of more than 0, and under 272 years; "
+            "or None"
+        )
 
 
 def seconds_of(value: float | timedelta | None) -> float | None:
@@ -246,7 +273,9 @@ def room_timeout(timeout: float | timedelta) -> float:
     """
     seconds: object = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds <= MAX_TIME:
-        raise ConfigError(f"timeout={timeout!r:.100} must be seconds, or a timedelta, of 0 or more; or None")
+        raise ConfigError(
+            f"timeout={timeout!r:.100} must be seconds, or a timedelta, of 0 or more, and under 272 years; or None"
+        )
     return float(seconds)
 
 
@@ -277,6 +306,8 @@ def _checked_merge(whose: str, merge: Any) -> MergePolicy | MergeFunction:
             f"{whose}: merge={merge!r:.100} must be one of {', '.join(map(repr, _POLICIES))}, the name of a driver, or "
             "a function of the payloads"
         )
+    if inspect.iscoroutinefunction(merge):
+        raise ConfigError(f"{whose}: merge={merge!r:.100} must not be async")
     if not _takes_payloads(merge):
         raise ConfigError(f"{whose}: merge={merge!r:.100} must take one argument, the list of payloads")
     return merge  # type: ignore[no-any-return]  # whatever it is, it can be called
@@ -289,4 +320,4 @@ def _takes_payloads(function: Callable[..., Any]) -> bool:
         return False
     except ValueError:  # of a builtin nothing is known
         return True
-    return not inspect.iscoroutinefunction(function)
+    return True

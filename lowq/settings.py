@@ -13,6 +13,15 @@ from typing import TYPE_CHECKING, Any
 
 from lowq import codec, drivers
 from lowq.address import Transport, parse_address
+from lowq.error_policies import (
+    BuryOn,
+    ReleaseOn,
+    RetryIn,
+    check_apart,
+    checked_bury_on,
+    checked_release_on,
+    checked_retry_in,
+)
 from lowq.errors import ConfigError
 from lowq.job_events import Listener
 from lowq.logs import get_log
@@ -65,12 +74,17 @@ def dump_text(config: "Config", text: str) -> bytes:
     return data
 
 
+def _dump_error(text: str) -> bytes:
+    # The name of a file that is no UTF-8 is in the error as surrogates, which UTF-8 has no bytes for.
+    return text.encode("utf-8", "backslashreplace")
+
+
 def _say_nothing(error: BaseException) -> None:
     """The default of ``last_words``: what stopped the process is in the log already."""
 
 
 def _do_nothing() -> None:
-    """The default of ``on_server_init``."""
+    """The default of ``on_server_init`` and ``on_server_stop``."""
 
 
 #: No setting is larger: a timeout of a thousand years is a mistake, and some functions can't wait so long.
@@ -94,6 +108,16 @@ def _number(least: float, *, whole: bool = False, above: bool = False) -> Callab
         return value
 
     return check
+
+
+def _switch(name: str, value: Any) -> Any:
+    if isinstance(value, str):
+        value = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}.get(
+            value.lower(), value
+        )
+    if not isinstance(value, bool):
+        raise ConfigError(f"{name}={value!r:.100} is neither true nor false; in the environment: 1 or 0")
+    return value
 
 
 def _optional_number(name: str, value: Any) -> Any:
@@ -135,6 +159,20 @@ def _driver(kind: drivers.Kind) -> Callable[[str, Any], Any]:
     return check
 
 
+def _bury_on(_name: str, value: Any) -> Any:
+    return checked_bury_on("", value)
+
+
+def _release_on(_name: str, value: Any) -> Any:
+    return checked_release_on("", value)
+
+
+def _retry_in(_name: str, value: Any) -> Any:
+    if value is not None:
+        checked_retry_in("", value)
+    return value
+
+
 def _callables(name: str, value: Any) -> Any:
     if isinstance(value, str) or not isinstance(value, Sequence):
         raise ConfigError(f"{name}={value!r} is not a list of callables")
@@ -147,12 +185,14 @@ def _workers(name: str, value: Any) -> Any:
     return value
 
 
-_URL_SCHEMES = ("redis", "rediss", "unix", "redis+sentinel", "redis+cluster", "memory")
+_URL_SCHEMES = (
+    "redis", "rediss", "unix", "redis+sentinel", "rediss+sentinel", "redis+cluster", "rediss+cluster", "memory",
+)  # fmt: skip
 
 
 def _url(name: str, value: Any) -> Any:
     if not isinstance(value, str) or value.partition("://")[0] not in _URL_SCHEMES or "://" not in value:
-        shown = re.sub(r"//.*@", "//", value) if isinstance(value, str) else value  # without a password
+        shown = re.sub(r"(?<=//).*@|\?.*", "", value) if isinstance(value, str) else value  # without a password
         raise ConfigError(
             f"{name}={shown!r} is not a URL that lowq knows; it begins with one of "
             + ", ".join(f"{scheme}://" for scheme in _URL_SCHEMES)
@@ -199,11 +239,13 @@ _SETTINGS: Mapping[str, tuple[Any, Callable[[str, Any], Any], bool]] = {
     "client_pool_size": (5, _number(1, whole=True), True),
     "pool_timeout": (5.0, _number(0, above=True), True),
     "push_timeout": (5.0, _number(0, above=True), True),
+    "durability_timeout": (5.0, _number(0, above=True), True),
     "lease_ttl": (15.0, _number(0.1), True),
     "shutdown_timeout": (25.0, _number(0), True),
     "warn_after": (60.0, _optional_number, True),
     "max_payload_bytes": (2**20, _number(1, whole=True), True),
     "scan_size": (200, _number(1, whole=True), True),
+    "strict_shards_count": (False, _switch, True),
     "graphite": (None, _address(*GRAPHITE_TRANSPORTS), True),
     "statsd": (None, _address(*STATSD_TRANSPORTS), True),
     "metrics_prefix": (
@@ -215,7 +257,11 @@ _SETTINGS: Mapping[str, tuple[Any, Callable[[str, Any], Any], bool]] = {
     "client_middlewares": ((), _callables, False),
     "on_job_event": (None, _callback, False),
     "on_server_init": (_do_nothing, _callable, False),
+    "on_server_stop": (_do_nothing, _callable, False),
     "last_words": (_say_nothing, _callable, False),
+    "retry_in": (None, _retry_in, False),
+    "bury_on": (None, _bury_on, False),
+    "release_on": (None, _release_on, False),
     "build_scheduler": (None, _optional_callable, False),
     "build_splitter": (None, _optional_callable, False),
     "scheduler": ("lag", _driver("scheduler"), True),
@@ -224,18 +270,21 @@ _SETTINGS: Mapping[str, tuple[Any, Callable[[str, Any], Any], bool]] = {
     "dump_payload": (codec.dump_payload, _callable, False),
     "load_payload": (codec.load_payload, _callable, False),
     "format_error": (format_error, _callable, False),
-    "dump_error": (str.encode, _callable, False),
+    "dump_error": (_dump_error, _callable, False),
     "load_error": (bytes.decode, _callable, False),
     "workers": (None, _workers, False),
 }
 
+
+#: The settings that say what becomes of a job by its error.
+_BY_ERROR = ("bury_on", "release_on")
 
 #: The settings that a codec brings.
 _OF_A_CODEC = ("dump_payload", "load_payload")
 
 #: Variables that the dashboard reads, not the library.
 _OF_THE_DASHBOARD = {
-    f"LOWQ_WEB_{name}" for name in ("USER", "PASSWORD", "READ_USER", "READ_PASSWORD", "REDACT", "ORIGINS")
+    f"LOWQ_WEB_{name}" for name in ("USER", "PASSWORD", "READ_USER", "READ_PASSWORD", "USERS", "REDACT", "ORIGINS")
 }
 
 
@@ -256,7 +305,8 @@ class Config:
             after the first connection.
     """
 
-    #: Where Redis is: redis://, rediss://, unix://, redis+sentinel://, redis+cluster:// or memory://.
+    #: Where Redis is: redis://, unix://, redis+sentinel://, redis+cluster:// or memory://. With TLS: rediss://,
+    #: rediss+sentinel://, rediss+cluster://.
     redis_url: str
     #: What all keys begin with.
     namespace: str
@@ -272,6 +322,8 @@ class Config:
     pool_timeout: float
     #: Seconds that a push waits without an answer of Redis. Included are a free connection, connecting and repeats.
     push_timeout: float
+    #: Seconds that a push with a ``durability`` waits, once Redis has answered, for a replica or the disk.
+    durability_timeout: float
     #: Seconds after which the shards of a dead node are worked by another.
     lease_ttl: float
     #: Seconds that a stopping node waits for what it performs.
@@ -283,6 +335,9 @@ class Config:
     max_payload_bytes: int
     #: Expired payloads, and jobs of the morgue, that are removed in one step.
     scan_size: int
+    #: Whether another ``shards_count`` in the registry than in the code is a `ShardsCountError`; otherwise the registry
+    #: is followed.
+    strict_shards_count: bool
     #: Where nodes and consumers send their figures, once a second: ``host:port`` (TCP) or ``udp://host:port``.
     graphite: str | None
     #: The same in StatsD's format, ``host:port``, over UDP.
@@ -297,8 +352,16 @@ class Config:
     on_job_event: Listener | None
     #: Called in a node before its threads start.
     on_server_init: Callable[[], object]
+    #: Called in a node that stops, when its threads have ended and its shards are given up.
+    on_server_stop: Callable[[], object]
     #: Called with the exception that stops a node.
     last_words: Callable[[BaseException], object]
+    #: ``(retry_count, error)`` -> seconds until that retry, of workers without a ``retry_in`` of their own.
+    retry_in: RetryIn | None
+    #: Classes of errors with which a job is buried, of workers that say none.
+    bury_on: BuryOn | None
+    #: Class of error -> seconds, or a timedelta, after which the job runs again, uncharged; of workers that say none.
+    release_on: ReleaseOn | None
     #: Makes the scheduler of one thread for one queue; ``lowq.LagScheduler`` by default.
     build_scheduler: Callable[[], Any] | None
     #: Makes the splitter of a node; ``lowq.BalancedSplitter(threads_per_node)`` by default.
@@ -358,7 +421,11 @@ class Config:
                 f"{name} is set after the first connection to Redis was made; set it earlier, "
                 "before anything is pushed or asked"
             )
-        object.__setattr__(self, name, _SETTINGS[name][1](name, value))
+        checked = _SETTINGS[name][1](name, value)
+        if name in _BY_ERROR:
+            others = {other: self.__dict__.get(other) for other in _BY_ERROR}
+            check_apart("", **{**others, name: checked})
+        object.__setattr__(self, name, checked)
         if name == "codec":
             for other in _OF_A_CODEC:  # read anew, from this one
                 self.__dict__.pop(other, None)

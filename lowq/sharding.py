@@ -1,8 +1,88 @@
-"""Which shard an id belongs to."""
+"""Which shard an id belongs to, and in which layout of its queue."""
 
+import re
 import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+from lowq.store import untrusted
+from lowq.store.keys import MAX_SHARDS, shard_prefix
 
 
 def shard_of(job_id: bytes, shards_count: int) -> int:
-    """The shard that an id belongs to, for good: ``crc32(id) % shards_count``."""
+    """The shard that an id belongs to, in a layout of so many: ``crc32(id) % shards_count``."""
     return zlib.crc32(job_id) % shards_count
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How many shards a queue has, and which keys these have: each reshard makes a layout with the next epoch."""
+
+    shards_count: int
+    epoch: int = 0
+
+    def shard_of(self, job_id: bytes) -> int:
+        """The shard that an id belongs to."""
+        return zlib.crc32(job_id) % self.shards_count
+
+    def prefix(self, namespace: str, queue: str, shard: int) -> str:
+        """What all keys of a shard begin with."""
+        return shard_prefix(namespace, queue, shard, self.epoch)
+
+    def prefixes(self, namespace: str, queue: str) -> list[str]:
+        """Those of all shards."""
+        return [shard_prefix(namespace, queue, shard, self.epoch) for shard in range(self.shards_count)]
+
+    def name(self, queue: str) -> str:
+        """What stands for the shards of this layout where those of two layouts are told apart."""
+        return queue if self.epoch == 0 else f"{queue}@{self.epoch}"
+
+    def shown(self) -> dict[str, int]:
+        """As the registry keeps it."""
+        return {"shards_count": self.shards_count} | ({"epoch": self.epoch} if self.epoch else {})
+
+
+def queue_of_layout(name: str) -> str:
+    """The queue of what `Layout.name` has given."""
+    return re.sub(r"@[0-9]+$", "", name)
+
+
+@dataclass(frozen=True, slots=True)
+class Layouts:
+    """The layout of a queue, and while a reshard is under way the one that its jobs are being moved to."""
+
+    current: Layout
+    #: None: no reshard is under way.
+    next: Layout | None = None
+    #: What else the registry says of the reshard: who began it and when. Not compared.
+    facts: Mapping[str, Any] = field(default_factory=dict, compare=False)
+
+    @property
+    def all(self) -> tuple[Layout, ...]:
+        """Those that may have jobs."""
+        return (self.current,) if self.next is None else (self.current, self.next)
+
+    @classmethod
+    def plain(cls, shards_count: int) -> Self:
+        """Those of a queue that was never resharded."""
+        return cls(Layout(shards_count))
+
+    @classmethod
+    def read(cls, entry: Mapping[str, Any]) -> Self | None:
+        """From an entry of the registry; None: it can't be read."""
+        current = _read(entry)
+        if current is None:
+            return None
+        reshard = entry.get("reshard")
+        reshard = reshard if isinstance(reshard, dict) else {}
+        following = _read(reshard)
+        if following is None or following.epoch != current.epoch + 1:
+            return cls(current)
+        return cls(current, following, {key: reshard[key] for key in ("began_at", "by") if key in reshard})
+
+
+def _read(entry: Mapping[str, Any]) -> Layout | None:
+    shards_count = untrusted.whole(entry.get("shards_count"), 1, MAX_SHARDS)
+    epoch = untrusted.whole(entry.get("epoch", 0), 0, 2**31)
+    return None if shards_count is None or epoch is None else Layout(shards_count, epoch)

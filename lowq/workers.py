@@ -6,16 +6,26 @@ becomes a worker that calls it. Wrong forms are refused at decoration, with the 
 
 import asyncio
 import inspect
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from datetime import timedelta
 from difflib import SequenceMatcher, get_close_matches
 from functools import partial
-from typing import Any, ClassVar, Generic, Protocol, TypeAlias, TypeVar, overload
+from typing import Any, ClassVar, Generic, Protocol, TypeAlias, TypeVar, Unpack, overload
 
-from lowq import drivers
-from lowq.errors import ConfigError
-from lowq.job import Job
+from lowq import codec, drivers
+from lowq.error_policies import (
+    BuryOn,
+    ReleaseOn,
+    check_apart,
+    checked_bury_on,
+    checked_release_on,
+    checked_retry_in,
+)
+from lowq.errors import ConfigError, JobError
+from lowq.job import Job, JobId, JobOptions, new_job
 from lowq.job_events import Listener
+from lowq.limits import Limit, checked_limits
+from lowq.payload_types import PayloadType, annotated_type, payload_type, type_argument
 from lowq.producer import Jobs
 from lowq.queue import Queue
 from lowq.queue_options import (
@@ -26,15 +36,25 @@ from lowq.queue_options import (
     seconds_of,
 )
 from lowq.retry import MAX_RETRY_COUNT, default_retry_in
+from lowq.schedules import Schedule
+from lowq.store import Durability
 from lowq.store.keys import is_queue_name
 
 P = TypeVar("P")
 C = TypeVar("C")
+#: The payload of a job that has none.
+_NO_PAYLOAD: Any = ""
 
 #: A worker that is a function: a plain ``def``, or an ``async def``.
 PerformFunction: TypeAlias = (
-    Callable[[dict[str, list[Any]]], None] | Callable[[dict[str, list[Any]]], Coroutine[Any, Any, None]]
+    Callable[[dict[str, list[P]]], None]
+    | Callable[[dict[str, list[P]]], Coroutine[Any, Any, None]]
+    | Callable[[str, list[P]], None]
+    | Callable[[str, list[P]], Coroutine[Any, Any, None]]
 )
+
+#: The two forms of a handler: the method's name -> how it is written.
+_FORMS = {"perform": "perform(self, payloads_by_id)", "perform_one": "perform_one(self, id, payloads)"}
 
 
 class WorkerOptions(DeclaredOptions, total=False):
@@ -50,6 +70,13 @@ class WorkerOptions(DeclaredOptions, total=False):
     max_threads: int | None
     #: Seconds, or a timedelta, after which `TimeLimitExceeded` is raised in ``perform`` (None: never).
     time_limit: float | timedelta | None
+    #: Classes of errors with which a job is buried; None: those of the setting (None).
+    bury_on: BuryOn | None
+    #: Class of error -> seconds, or a timedelta, after which the job runs again, uncharged; None: those of the setting
+    #: (None).
+    release_on: ReleaseOn | None
+    #: A `lowq.Rate` or `lowq.Concurrency` over all nodes, or several (None).
+    limit: Limit | Sequence[Limit] | None
     #: Called with every `lowq.JobEvent` of the queue in this process, in a thread for that (None).
     on_event: Listener | None
     #: The name of the class of its queue's handle, which an installed package brings (None: `Queue`).
@@ -63,7 +90,7 @@ _WEIGHTS = (1e-6, 1e6)
 #: The options that say in which time a handler has to end.
 _LIMITS = ("time_limit", "ttr")
 #: The options of a worker that are checked in ways of their own.
-_OWN = ("queue_name", "weight", "time_limit", "on_event", "driver")
+_OWN = ("queue_name", "weight", "time_limit", "bury_on", "release_on", "limit", "on_event", "driver")
 #: The options of whole numbers that the registry always has.
 _SHOWN = ("shards_count", "batch_size", "max_retry_count", "max_payloads", "max_crash_count", "max_threads")
 
@@ -86,7 +113,11 @@ class _QueueOfClass:
 
 
 class Worker(Generic[P]):
-    """The base of workers, generic in the payload. A node makes one instance per thread when it starts."""
+    """The base of workers, generic in the payload. A node makes one instance per thread when it starts.
+
+    With a TypedDict, a dataclass, a ``msgspec.Struct``, a pydantic model, or a union of such with a tag in the
+    brackets, a push takes nothing else, and handlers get instances of it.
+    """
 
     shards_count: ClassVar[int] = 5
     batch_size: ClassVar[int] = 1
@@ -107,6 +138,10 @@ class Worker(Generic[P]):
     max_wait: ClassVar[float | timedelta | None] = None
     morgue_ttl: ClassVar[float | timedelta | None] = None
     morgue_max: ClassVar[int | None] = None
+    durability: ClassVar[Durability] = "none"
+    bury_on: ClassVar[BuryOn | None] = None
+    release_on: ClassVar[ReleaseOn | None] = None
+    limit: ClassVar[Limit | Sequence[Limit] | None] = None
     # No ClassVar: type checkers would refuse a static method in its place.
     on_event: Listener | None = None
     driver: ClassVar[str | None] = None
@@ -116,35 +151,113 @@ class Worker(Generic[P]):
     _app: ClassVar[Application | None] = None
     #: What was declared, checked. Nobody asks the class again: what belongs to an application may raise.
     _queue_options: ClassVar[QueueOptions]
+    #: ``bury_on`` and ``release_on`` as they were declared, checked.
+    _by_error: ClassVar[tuple[BuryOn | None, dict[type[BaseException], float] | None]] = (None, None)
+    #: ``limit``, checked.
+    _limits: ClassVar[tuple[Limit, ...]] = ()
+    #: Whether ``retry_in`` takes the error.
+    _retry_in_takes_error: ClassVar[bool] = True
+    #: The method that performs: "perform" or "perform_one".
+    _handler: ClassVar[str] = "perform"
+    #: What ``@lowq.every`` has added; of this class alone, see `schedules_of`.
+    _schedules: ClassVar[tuple[Schedule, ...]] = ()
+    #: It belongs to lowq itself: no middleware, event or log of the application concerns it.
+    _is_internal: ClassVar[bool] = False
+    #: How payloads are encoded and decoded; None: as the settings say.
+    _payload_type: ClassVar[PayloadType | None] = None
 
     def perform(self, payloads_by_id: dict[str, list[P]]) -> Coroutine[Any, Any, None] | None:
         """Does the work: id -> payloads, oldest (lowest score) first. Raising makes the batch fail. An ``async def`` is
         performed in the event loop of a node, a plain ``def`` in one of its threads.
         """
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} has no perform of its own; it may have a perform_one")
 
-    def retry_in(self, retry_count: int) -> float:
-        """Seconds until retry number ``retry_count``, counted from 0."""
+    def perform_one(self, job_id: str, payloads: list[P], /) -> Coroutine[Any, Any, None] | None:
+        """Instead of ``perform``: called id by id within a batch. Raising makes that id fail, and the others go on. A
+        ``time_limit`` or ``ttr`` is for each id.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no perform_one of its own; it may have a perform")
+
+    def setup(self) -> Coroutine[Any, Any, None] | None:
+        """Called once per instance, in its thread or event loop, before it performs anything: to connect to something,
+        for example. Of an async worker it may be an ``async def``. When it raises, the node does not start.
+        """
+
+    def teardown(self) -> Coroutine[Any, Any, None] | None:
+        """Called once per instance that was set up, in its thread or event loop, when that has performed its last
+        batch: when the node stops, or when a handler comes back whose thread was replaced. A kill may skip it.
+        """
+
+    # Its own may take the retry count alone, or (retry_count, error): type checkers accept both instead of this.
+    def retry_in(self, retry_count: int, *_error: Any, **_named: Any) -> float:
+        """Seconds until retry number ``retry_count``, counted from 0. Write ``def retry_in(self, retry_count, error)``,
+        or without ``error``: what the handler raised, or the text that it said by ``lowq.current().fail``.
+        """
         return default_retry_in(retry_count)
 
     def retries_exhausted(self, jobs: list[Job]) -> Coroutine[Any, Any, None] | None:
         """Called after payloads went to the morgue because their retries were used up. May be missed by a crash."""
 
     @classmethod
-    def perform_async(cls, jobs: Jobs, *, timeout: float | timedelta | None = None) -> int:
+    def push(
+        cls,
+        job_id: JobId,
+        /,
+        payload: P = _NO_PAYLOAD,
+        *,
+        timeout: float | timedelta | None = None,
+        durability: Durability | None = None,
+        **options: Unpack[JobOptions],
+    ) -> int:
+        """Pushes a job, as its id and its payload::
+
+            OrderSync.push(42, {"version": 2}, score=2, delay=60)
+
+        ``options`` are those of a `lowq.JobDict`; None says nothing. Returns 1, the number of payloads accepted.
+
+        Raises:
+            As `perform_async`, with which many jobs are pushed at once.
+        """
+        job = new_job(job_id, payload, options)
+        return cls.perform_async(job, **_given(timeout, durability))
+
+    @classmethod
+    async def apush(
+        cls,
+        job_id: JobId,
+        /,
+        payload: P = _NO_PAYLOAD,
+        *,
+        timeout: float | timedelta | None = None,
+        durability: Durability | None = None,
+        **options: Unpack[JobOptions],
+    ) -> int:
+        """``push`` from async code, as `aperform_async`."""
+        job = new_job(job_id, payload, options)
+        return await cls.aperform_async(job, **_given(timeout, durability))
+
+    @classmethod
+    def perform_async(
+        cls, jobs: Jobs, *, timeout: float | timedelta | None = None, durability: Durability | None = None
+    ) -> int:
         """Pushes one job or any iterable of jobs; returns the number of payloads accepted. ``timeout``: seconds, or a
-        timedelta, to wait for room at most when the queue has reached its ``capacity``.
+        timedelta, to wait for room at most when the queue has reached its ``capacity``. ``durability``: what to wait
+        for, instead of what the worker says: ``"none"``, ``"replicated"`` or ``"fsynced"``.
 
         Raises:
             JobError, PayloadError: a job is malformed; nothing of its chunk was written.
             PushError: Redis failed half way; it carries what is certainly in and the rest.
             QueueFull: there was no room for some jobs; it says how many are in and carries the rest.
+            NotReplicated: jobs are in, and no replica, or not the disk, has them for certain.
             ShardsCountError, RedisUnavailable
         """
-        return cls.queue.push(jobs, timeout=timeout)
+        _check_jobs(cls, jobs)
+        return cls.queue.push(jobs, timeout=timeout, durability=durability)
 
     @classmethod
-    async def aperform_async(cls, jobs: Jobs, *, timeout: float | timedelta | None = None) -> int:
+    async def aperform_async(
+        cls, jobs: Jobs, *, timeout: float | timedelta | None = None, durability: Durability | None = None
+    ) -> int:
         """``perform_async`` from async code. Small pushes of coroutines that meet leave together in one write.
 
         When it is cancelled before its jobs were sent, nothing is written; otherwise they may be in.
@@ -153,9 +266,24 @@ class Worker(Generic[P]):
             As `perform_async`.
         """
         if getattr(cls.perform_async, "__func__", None) is not Worker.perform_async.__func__:  # type: ignore[attr-defined]  # a class method
-            own = partial(cls.perform_async, jobs)  # a method of the worker's own is in front
-            return await asyncio.to_thread(own if timeout is None else partial(own, timeout=timeout))
-        return await cls.queue.apush(jobs, timeout=timeout)
+            own = partial(cls.perform_async, jobs, **_given(timeout, durability))  # the worker's own method is in front
+            return await asyncio.to_thread(own)
+        _check_jobs(cls, jobs)
+        return await cls.queue.apush(jobs, timeout=timeout, durability=durability)
+
+
+def _given(timeout: float | timedelta | None, durability: Durability | None) -> dict[str, Any]:
+    """Those that were given: a method of the worker's own may be in front, which takes neither."""
+    given = {"timeout": timeout, "durability": durability}
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def _check_jobs(worker: type[Worker[Any]], jobs: object) -> None:
+    if type(jobs) is not dict and isinstance(jobs, JobId):  # which the queue's `push` takes as well
+        raise JobError(
+            f"queue {worker.queue_name!r}: jobs are one mapping or an iterable of mappings, not {type(jobs).__name__}; "
+            f"to push one id write {worker.__name__}.push({jobs!r:.60}, payload)"
+        )
 
 
 class Decorator(Protocol):
@@ -164,7 +292,7 @@ class Decorator(Protocol):
     @overload
     def __call__(self, target: type[C], /) -> type[C]: ...  # type: ignore[overload-overlap]  # a class is no function
     @overload
-    def __call__(self, target: PerformFunction, /) -> type[Worker[Any]]: ...
+    def __call__(self, target: PerformFunction[P], /) -> type[Worker[P]]: ...
 
 
 def build_worker(app: Application, target: Any, options: Mapping[str, Any]) -> type[Worker[Any]]:
@@ -184,12 +312,13 @@ def build_worker(app: Application, target: Any, options: Mapping[str, Any]) -> t
         raise ConfigError(f"{worker.__name__} is a worker of another application already; make a subclass for this one")
     _check_methods(worker)
     _apply_options(worker, options)
+    _set_payload_type(worker, type_argument(worker, Worker) if inspect.isclass(target) else annotated_type(target))
     worker._app = app
     return worker
 
 
 def _from_plain_class(target: type) -> type[Worker[Any]]:
-    for name in ("queue", "aperform_async"):
+    for name in ("queue", "push", "apush", "aperform_async"):
         if name in vars(target):
             raise ConfigError(f"{target.__name__}.{name} hides what every worker has; give it another name")
     body: dict[str, Any] = {
@@ -202,12 +331,10 @@ def _from_plain_class(target: type) -> type[Worker[Any]]:
     return type(target.__name__, (target, Worker), body)
 
 
-def _from_function(target: Callable[[dict[str, list[Any]]], Any]) -> type[Worker[Any]]:
-    _check_perform(target.__name__, target)
-    if not _takes_one(target):
-        raise ConfigError(
-            f"{target.__name__}{inspect.signature(target)}: a worker function takes one argument, payloads_by_id"
-        )
+def _from_function(target: Callable[..., Any]) -> type[Worker[Any]]:
+    _check_perform(target.__name__, target, _FORMS["perform"])
+    if not _takes(target, 1):
+        return _from_function_of_two(target)
 
     def perform(_self: Worker[Any], payloads_by_id: dict[str, list[Any]]) -> None:
         return target(payloads_by_id)  # type: ignore[no-any-return]  # what must be None is checked where it is called
@@ -215,8 +342,38 @@ def _from_function(target: Callable[[dict[str, list[Any]]], Any]) -> type[Worker
     async def perform_awaiting(_self: Worker[Any], payloads_by_id: dict[str, list[Any]]) -> None:
         return await target(payloads_by_id)  # type: ignore[no-any-return]
 
+    is_awaited = inspect.iscoroutinefunction(inspect.unwrap(target))
+    return _class_around(target, "perform", perform_awaiting if is_awaited else perform)
+
+
+def _from_function_of_two(target: Callable[..., Any]) -> type[Worker[Any]]:
+    if not _takes(target, 2):
+        raise ConfigError(
+            f"{target.__name__}{inspect.signature(target)}: a worker function takes one argument, payloads_by_id, or "
+            "two, id and payloads"
+        )
+
+    def perform_one(_self: Worker[Any], job_id: str, payloads: list[Any], /) -> None:
+        return target(job_id, payloads)  # type: ignore[no-any-return]  # what must be None is checked where it is called
+
+    async def perform_one_awaiting(_self: Worker[Any], job_id: str, payloads: list[Any], /) -> None:
+        return await target(job_id, payloads)  # type: ignore[no-any-return]
+
+    is_awaited = inspect.iscoroutinefunction(inspect.unwrap(target))
+    return _class_around(target, "perform_one", perform_one_awaiting if is_awaited else perform_one)
+
+
+def _class_around(target: Callable[..., Any], handler: str, method: Callable[..., Any]) -> type[Worker[Any]]:
+    def __init__(_self: Worker[Any], *arguments: object, **named: object) -> None:  # noqa: N807 - that of the class
+        if arguments or named:
+            raise TypeError(
+                f"{target.__name__} is a worker, and no function any more: push a job with {target.__name__}.push(); "
+                "a test has it performed by the fixture lowq_drain or by lowq.testing.drain()"
+            )
+
     body = {
-        "perform": perform_awaiting if inspect.iscoroutinefunction(inspect.unwrap(target)) else perform,
+        handler: method,
+        "__init__": __init__,
         "__module__": target.__module__,
         "__qualname__": target.__qualname__,
         "__doc__": target.__doc__,
@@ -224,15 +381,41 @@ def _from_function(target: Callable[[dict[str, list[Any]]], Any]) -> type[Worker
     return type(target.__name__, (Worker,), body)
 
 
+def _set_payload_type(worker: type[Worker[Any]], declared: Any) -> None:
+    worker._payload_type = payload_type(worker.__name__, declared)
+    if worker._payload_type is None:
+        return
+    for name in ("dump_payload", "load_payload"):
+        if hasattr(worker, name):
+            raise ConfigError(
+                f"{worker.__name__}.{name} would do nothing: its payloads are {worker._payload_type.name}, which says "
+                "how they are encoded. Leave it out, or the type"
+            )
+
+
 def _check_methods(worker: type[Worker[Any]]) -> None:
-    if worker.perform is Worker.perform:
-        raise ConfigError(f"{worker.__name__} has no method perform(self, payloads_by_id)")
-    _check_perform(f"{worker.__name__}.perform", worker.perform)
-    static = inspect.getattr_static(worker, "perform")
-    if inspect.isfunction(static) and not _takes_one(static, itself=True):
+    given = [name for name in _FORMS if getattr(worker, name) is not getattr(Worker, name)]
+    if not given:
         raise ConfigError(
-            f"{worker.__name__}.perform{inspect.signature(static)}: write def perform(self, payloads_by_id)"
+            f"{worker.__name__} has no method perform(self, payloads_by_id), nor perform_one(self, id, payloads)"
         )
+    if len(given) > 1:
+        raise ConfigError(
+            f"{worker.__name__} has both perform and perform_one{_inherited(worker, given)}: keep perform, which gets "
+            "a whole batch, or perform_one, which is called id by id"
+        )
+    worker._handler = name = given[0]
+    _check_perform(f"{worker.__name__}.{name}", getattr(worker, name), _FORMS[name])
+    static = inspect.getattr_static(worker, name)
+    if inspect.isfunction(static) and not _takes(static, 2 if name == "perform" else 3):
+        raise ConfigError(f"{worker.__name__}.{name}{inspect.signature(static)}: write def {_FORMS[name]}")
+    for name in ("setup", "teardown"):
+        _check_life(worker, name)
+    static = inspect.getattr_static(worker, "retry_in")
+    is_method = inspect.isfunction(static)
+    worker._retry_in_takes_error = checked_retry_in(
+        f"{worker.__name__}.", static if is_method else getattr(worker, "retry_in", static), int(is_method)
+    )
     for name in ("perform_async", "aperform_async"):
         if not isinstance(inspect.getattr_static(worker, name), classmethod):
             raise ConfigError(
@@ -241,10 +424,36 @@ def _check_methods(worker: type[Worker[Any]]) -> None:
             )
 
 
-def _takes_one(function: Callable[..., Any], *, itself: bool = False) -> bool:
-    """Whether it can be called with payloads_by_id alone, besides the instance."""
+def _check_life(worker: type[Worker[Any]], name: str) -> None:
+    method, whose = getattr(worker, name), f"{worker.__name__}.{name}"
+    if not callable(method):
+        raise ConfigError(f"{whose} is no function; write def {name}(self)")
+    inner = inspect.unwrap(method)
+    if inspect.isgeneratorfunction(inner) or inspect.isasyncgenfunction(inner):
+        raise ConfigError(f"{whose} contains yield, so calling it would do nothing; write def {name}(self) without it")
+    if inspect.iscoroutinefunction(inner) and not is_async(worker):
+        raise ConfigError(
+            f"{whose} is an async def and {worker.__name__}.{worker._handler} a plain def, which runs in a thread: "
+            f"write a plain def {name}(self)"
+        )
+    static = inspect.getattr_static(worker, name)
+    if inspect.isfunction(static) and not _takes(static, 1):
+        raise ConfigError(f"{whose}{inspect.signature(static)}: it is called without arguments; write def {name}(self)")
+
+
+def _inherited(worker: type, names: Iterable[str]) -> str:
+    """Which of them come from a base, for people."""
+    for name in names:
+        owner = next(base for base in worker.__mro__ if name in vars(base))
+        if owner.__name__ != worker.__name__:
+            return f" ({name} comes from {owner.__name__})"
+    return ""
+
+
+def _takes(function: Callable[..., Any], count: int) -> bool:
+    """Whether it can be called with so many arguments by position."""
     try:
-        inspect.signature(function).bind(*[None] * (2 if itself else 1))
+        inspect.signature(function).bind(*[None] * count)
     except TypeError:
         return False
     except ValueError:  # something of C's own, which doesn't say
@@ -252,17 +461,30 @@ def _takes_one(function: Callable[..., Any], *, itself: bool = False) -> bool:
     return True
 
 
-def _check_perform(name: str, function: Callable[..., Any]) -> None:
+def _check_perform(name: str, function: Callable[..., Any], form: str) -> None:
     if not callable(function):
-        raise ConfigError(f"{name} is no function; write def perform(self, payloads_by_id)")
+        raise ConfigError(f"{name} is no function; write def {form}")
     function = inspect.unwrap(function)
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         raise ConfigError(f"{name} contains yield, so calling it would do nothing; write a def without it")
 
 
 def is_async(worker: type[Worker[Any]]) -> bool:
-    """Whether its ``perform`` is an ``async def``: then the event loop of a node performs it, not a thread."""
-    return inspect.iscoroutinefunction(inspect.unwrap(worker.perform))
+    """Whether its ``perform`` or ``perform_one`` is an ``async def``: then the event loop of a node performs it, not a
+    thread.
+    """
+    return inspect.iscoroutinefunction(inspect.unwrap(getattr(worker, worker._handler)))
+
+
+def schedules_of(worker: type[Worker[Any]]) -> tuple[Schedule, ...]:
+    """The schedules that were declared above the worker, not those of a base, which has a queue of its own."""
+    found: tuple[Schedule, ...] = vars(worker).get("_schedules", ())
+    return found
+
+
+def handler_of(worker: type[Worker[Any]]) -> str:
+    """The name of the method that performs: "perform" or "perform_one"."""
+    return worker._handler
 
 
 def _apply_options(worker: type[Worker[Any]], options: Mapping[str, Any]) -> None:
@@ -284,11 +506,15 @@ def _apply_options(worker: type[Worker[Any]], options: Mapping[str, Any]) -> Non
     said = {name: checked(worker.__name__, name, getattr(worker, name)) for name in known if name not in _OWN}
     _check_weight(worker.__name__, worker.weight)
     check_time(worker.__name__, "time_limit", worker.time_limit)
+    prefix = f"{worker.__name__}: "
+    worker._by_error = checked_bury_on(prefix, worker.bury_on), checked_release_on(prefix, worker.release_on)
+    check_apart(prefix, *worker._by_error)
+    worker._limits = checked_limits(worker.__name__, worker.limit)
     _check_on_event(worker)
     if worker.driver is not None:
         drivers.check("queue", worker.driver)
     worker._queue_options = QueueOptions(worker.queue_name, worker.shards_count).declared(said, worker.__name__)
-    time_limit, ttr = limits_of(worker)
+    time_limit, ttr = time_limits_of(worker)
     if time_limit is not None and ttr is not None and ttr <= time_limit:
         raise ConfigError(
             f"{worker.__name__}: ttr={worker.ttr!r} must be more than time_limit={worker.time_limit!r}: it is for "
@@ -324,7 +550,7 @@ def _check_weight(whose: str, weight: object) -> None:
 def _check_on_event(worker: type[Worker[Any]]) -> None:
     callback: Any = worker.on_event
     if callback is not None and (
-        not callable(callback) or inspect.iscoroutinefunction(callback) or not _takes_one(callback)
+        not callable(callback) or inspect.iscoroutinefunction(callback) or not _takes(callback, 1)
     ):
         raise ConfigError(
             f"{worker.__name__}.on_event={callback!r:.100} must be a function of one argument, the event, and no async "
@@ -332,10 +558,15 @@ def _check_on_event(worker: type[Worker[Any]]) -> None:
         )
 
 
-def limits_of(worker: type) -> tuple[float | None, float | None]:
+def time_limits_of(worker: type) -> tuple[float | None, float | None]:
     """``time_limit`` and ``ttr`` in seconds."""
     time_limit, ttr = (getattr(worker, name, None) for name in _LIMITS)
     return seconds_of(time_limit), seconds_of(ttr)
+
+
+def limits_of(worker: type[Worker[Any]]) -> tuple[Limit, ...]:
+    """Its limits over all nodes."""
+    return worker._limits
 
 
 def check_queue_name(name: object) -> str:
@@ -346,9 +577,30 @@ def check_queue_name(name: object) -> str:
     """
     if not is_queue_name(name):
         raise ConfigError(
-            f"queue name {name!r:.150}: it has 1 to 128 characters, without braces, spaces and control characters"
+            f"queue name {name!r:.150}: it has 1 to 128 characters, without braces, spaces and control characters, "
+            "and does not end with @ and a number"
         )
     return name
+
+
+def payload_type_of(worker: type) -> PayloadType | None:
+    """How the worker's payloads are encoded and decoded; None: as the settings say."""
+    found: PayloadType | None = getattr(worker, "_payload_type", None)
+    return found
+
+
+def check_codec(worker: type[Worker[Any]], dump: object, load: object) -> None:
+    """Whether the settings leave it to the type of payloads how they are encoded.
+
+    Raises:
+        ConfigError: they have a codec of their own, and the worker a type.
+    """
+    typed = payload_type_of(worker)
+    if typed is not None and (dump is not codec.dump_payload or load is not codec.load_payload):
+        raise ConfigError(
+            f"{worker.__name__}: its payloads are {typed.name}, which says how they are encoded, and so do the "
+            "settings dump_payload, load_payload or codec. Leave these out, or make it a plain lowq.Worker"
+        )
 
 
 def queue_options_of(worker: type[Worker[Any]]) -> QueueOptions:
@@ -360,8 +612,12 @@ def options_of(worker: type[Worker[Any]]) -> dict[str, Any]:
     """The worker's options, as the registry in Redis shows them."""
     options = _values_of(worker, _SHOWN)
     # Only those that are used: a registry is sent with every heartbeat.
-    time_limit, _ = limits_of(worker)
-    return options | ({} if time_limit is None else {"time_limit": time_limit}) | queue_options_of(worker).shown()
+    time_limit, _ = time_limits_of(worker)
+    if time_limit is not None:
+        options["time_limit"] = time_limit
+    if worker._limits:
+        options["limit"] = [limit.shown() for limit in worker._limits]
+    return options | queue_options_of(worker).shown()
 
 
 def _values_of(worker: type[Worker[Any]], names: Iterable[str]) -> dict[str, Any]:

@@ -1,7 +1,7 @@
-"""Drains of other kinds: with a middleware, one round trip to Redis per job, over many shards."""
+"""Drains of other kinds: with a middleware, one round trip to Redis per job, over many shards, of typed payloads."""
 
 from benchmarks.figures.own import lowq_with
-from benchmarks.peers.turn import bulk_and_drain
+from benchmarks.peers.turn import LARGE, bulk_and_drain
 
 
 def with_middleware(*, quick: bool) -> dict[str, float]:
@@ -19,6 +19,12 @@ def many_shards(*, quick: bool) -> dict[str, float]:
     few = bulk_and_drain(lowq_with(shards=5), _count(quick))["drain"]
     many = bulk_and_drain(lowq_with(shards=1000), _count(quick))["drain"]
     return {"many_shards": many / few, "drain_1000_shards": many}
+
+
+def typed(*, quick: bool) -> dict[str, float]:
+    """Structs against dicts, one right after the other."""
+    plain, of_type = (bulk_and_drain(lowq_with(type=kind), _count(quick), LARGE) for kind in ("dict", "struct"))
+    return {"struct_drain": of_type["drain"] / plain["drain"]}
 
 
 def _count(quick: bool) -> int:

@@ -1,5 +1,6 @@
 """lowq. Settings: batch_size, shards, threads, concurrency, prefetch=off, middleware=on, scheduler=seq, work and slow
-(see `work`), weight, and max_threads of the slow one.
+(see `work`), first (the first id), weight, max_threads of the slow one, type (see `_TYPES`), and of a queue's options
+merge, ttl, priority, capacity, debounce and max_wait.
 
 A worker that runs is told on its stdin to count anew: ``expect N``; it says 'expecting'.
 """
@@ -7,12 +8,40 @@ A worker that runs is told on its stdin to count anew: ``expect N``; it says 'ex
 import sys
 import threading
 from collections.abc import Callable, Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NotRequired, TypedDict
+
+import msgspec
 
 import lowq
 from benchmarks.peers import handler
 from benchmarks.peers.adapter import CONCURRENCY, Adapter, main
 from benchmarks.peers.work import QUEUE, SLOW, work
+
+#: Options of a queue -> how they are read.
+_OPTIONS: dict[str, Callable[[str], Any]] = {
+    "merge": str, "ttl": float, "priority": int, "capacity": int, "debounce": float, "max_wait": float
+}  # fmt: skip
+
+
+class _Struct(msgspec.Struct):
+    v: int
+    p: str = ""
+
+
+class _TypedDict(TypedDict):
+    v: int
+    p: NotRequired[str]
+
+
+@dataclass
+class _Dataclass:
+    v: int
+    p: str = ""
+
+
+#: What payloads are declared to be.
+_TYPES: dict[str, Any] = {"dict": Any, "struct": _Struct, "typeddict": _TypedDict, "dataclass": _Dataclass}
 
 
 class LowqAdapter(Adapter):
@@ -26,12 +55,14 @@ class LowqAdapter(Adapter):
         if settings.get("scheduler") == "seq":
             self.app.config.build_scheduler = lowq.SeqScheduler
         self.app.config.concurrency = self.concurrency
+        self.type = _TYPES[settings.get("type", "dict")]
         self.worker = self.app.worker(
             queue_name=QUEUE,
             batch_size=int(settings.get("batch_size", 1)),
             shards_count=int(settings.get("shards", 5)),
             weight=float(settings.get("weight", 1)),
-        )(self._perform(settings.get("work", "blank")))
+            **{name: kind(settings[name]) for name, kind in _OPTIONS.items() if name in settings},
+        )(self._of_type(self._perform(settings.get("work", "blank"))))
         if "slow" in settings:
             slow = work(settings["slow"])
             most = int(settings["max_threads"]) if "max_threads" in settings else None
@@ -39,6 +70,16 @@ class LowqAdapter(Adapter):
             @self.app.worker(queue_name=SLOW, max_threads=most)
             def perform_slowly(_payloads_by_id: dict[str, list[Any]]) -> None:
                 slow()
+
+    def _of_type(self, perform: Callable[[dict[str, list[Any]]], Any]) -> Any:
+        if self.type is Any:
+            return perform
+
+        class Typed(lowq.Worker[self.type]):  # type: ignore[name-defined]  # known at run time
+            def perform(self, payloads_by_id: dict[str, list[Any]]) -> None:
+                perform(payloads_by_id)
+
+        return Typed
 
     def _perform(self, name: str) -> Callable[[dict[str, list[Any]]], Any]:
         handle, afterwards = self.handle, work(name)
@@ -63,12 +104,15 @@ class LowqAdapter(Adapter):
         return perform if afterwards is None else perform_and_work
 
     def one(self, payload: dict[str, Any]) -> None:
-        self.worker.perform_async({"id": payload["v"], "payload": payload})
+        self.worker.perform_async({"id": payload["v"], "payload": self._value_of(payload)})
 
     def many(self, payloads: list[dict[str, Any]]) -> None:
-        self.worker.perform_async(
-            {"id": number, "payload": payload} for number, payload in enumerate(payloads, 200_000)
-        )
+        first = int(self.settings.get("first", 200_000))
+        values = payloads if self.type is Any else [self._value_of(payload) for payload in payloads]
+        self.worker.perform_async({"id": number, "payload": value} for number, value in enumerate(values, first))
+
+    def _value_of(self, payload: dict[str, Any]) -> Any:
+        return payload if self.type is Any else self.type(**payload)
 
     def work(self) -> None:
         threading.Thread(target=_obey, daemon=True).start()

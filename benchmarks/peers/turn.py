@@ -1,5 +1,7 @@
 """One turn of one row: everything that the table says of it, on fresh servers."""
 
+from typing import Protocol
+
 from benchmarks.measured import Measured
 from benchmarks.numbers import percentile
 from benchmarks.peers import Peer
@@ -32,7 +34,13 @@ def versions(peer: Peer) -> str:
         return str(process.expect("versions", PATIENCE)["text"])
 
 
-def start(peer: Peer, verb: str, server: Server, count: int, size: int = SMALL) -> Measured:
+class HasUrl(Protocol):
+    """A server, or a cluster."""
+
+    url: str
+
+
+def start(peer: Peer, verb: str, server: HasUrl, count: int, size: int = SMALL) -> Measured:
     """A process of the row that does what `adapter` says."""
     arguments = ["--url", server.url, "--count", str(count), "--size", str(size), *peer.arguments]
     return Measured([*peer.environment.command(), verb, *arguments], peer.environment.variables())

@@ -30,14 +30,14 @@ buried then looks older than it is, and is done with the others.
 
 import math
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from lowq.admin.actions import MAX_IDS, Action, ActionName, act
 from lowq.errors import ConfigError
 from lowq.inspection.calls import SCANS_TOGETHER, Scan, Scanned, ask
-from lowq.inspection.job_filter import JobFilter, Snapshot
+from lowq.inspection.job_filter import JobFilter, Snapshot, fingerprint, new_salt
 from lowq.inspection.paging import FURTHER_LEVELS, Walk, bound
 from lowq.job import State
 from lowq.store import Call, Client
@@ -82,6 +82,8 @@ def meant_by(action: ActionName, wanted: JobFilter) -> JobFilter:
         raise ConfigError(
             f"{action} can't be done to jobs with state={wanted.state!r}; state is one of: {', '.join(allowed)}{hint}"
         )
+    if wanted.asks_for_errors and wanted.order == "retry_count" and wanted.low <= 0 and wanted.high == math.inf:
+        wanted = replace(wanted, min=None, max=None)  # what has an error has failed
     if wanted.bounded and not wanted.by_time:
         raise ConfigError(
             "actions on all that match can be bounded by time, not by id or retry_count: order by time, or use a "
@@ -119,18 +121,24 @@ class _Shard:
     level: int | None = None
 
 
+#: Which of these ids are of jobs with what is asked for in them, as of now.
+Admitted = Callable[[Sequence[bytes]], Container[bytes]]
+
+
 def bulk(
     client: Callable[[], Client],
     prefixes: Sequence[str],
     action: Action,
     wanted: JobFilter,
+    admitted: Admitted,
 ) -> Iterator[Step]:
     """Does it, a step at a time, whenever the next step is asked for. What is wanted comes from `meant_by`.
+    ``admitted`` is called when the filter asks what is in jobs.
 
     Raises:
         ConfigError: its ``before`` lies in the future.
     """
-    run = _Bulk(client, prefixes, action, wanted)
+    run = _Bulk(client, prefixes, action, wanted, admitted)
     counts = run.count()
     total = next(counts)
     for number in counts:
@@ -143,9 +151,11 @@ def bulk(
         yield Step(done, max(total, done))
 
 
-def snapshot(client: Callable[[], Client], prefixes: Sequence[str], action: Action, wanted: JobFilter) -> Snapshot:
+def snapshot(
+    client: Callable[[], Client], prefixes: Sequence[str], action: Action, wanted: JobFilter, admitted: Admitted
+) -> Snapshot:
     """What `bulk` would be done to now."""
-    return _Bulk(client, prefixes, action, replace(wanted, before=server_now(client(), action))).remember()
+    return _Bulk(client, prefixes, action, replace(wanted, before=server_now(client(), action)), admitted).remember()
 
 
 def server_now(client: Client, action: Action) -> float:
@@ -162,9 +172,11 @@ class _Bulk:
         prefixes: Sequence[str],
         action: Action,
         wanted: JobFilter,
+        admitted: Admitted,
     ) -> None:
         self._client = client
         self._action = action
+        self._admitted = admitted
         self._in_morgue = wanted.state == "morgue"
         self._base = "morgue" if self._in_morgue else "due"
         # What is due needn't be made due.
@@ -180,8 +192,11 @@ class _Bulk:
             if self._in_morgue:
                 wanted = replace(wanted, max=min(wanted.high, self._before))
         self._wanted = wanted
+        #: Whether ids are looked at as Redis keeps them, not in order.
+        self._scans = bool(wanted.pattern) or wanted.looks_inside
         #: Fingerprints of what is not due, while a snapshot is taken.
         self._remembered: array[int] | None = None
+        self._salt = new_salt()
         self._shards = self._look(prefixes, action.now if self._before is None else repr(self._before))
         if self._before is not None:
             # What was due by then ends at that moment, wherever the shard's clock is.
@@ -225,7 +240,7 @@ class _Bulk:
         assert self._before is not None
         self._remembered = array("q")
         total = 0
-        if self._wanted.pattern:
+        if self._scans:
             for _, groups in self._scan(self._whole_shards):
                 total += sum(len(ids) for ids in groups.values())
         elif self._in_morgue:
@@ -239,13 +254,13 @@ class _Bulk:
         found = self._remembered
         if len(found) > MAX_REMEMBERED:
             return Snapshot(self._before, total, None)
-        return Snapshot(self._before, total, array("q", sorted(found)))
+        return Snapshot(self._before, total, array("q", sorted(found)), self._salt)
 
     def _is_old(self, shard: _Shard, value: float, job_id: bytes, due_cutoff: float, clock: bytes) -> bool:
         """Whether a job that was not due at ``before`` was there by then."""
         if self._remembered is not None:
             if len(self._remembered) <= MAX_REMEMBERED:
-                self._remembered.append(hash((shard.prefix, value, job_id)))
+                self._remembered.append(fingerprint(self._salt, shard.prefix, value, job_id))
             return True
         if self._snapshot is not None and self._snapshot.remembers:
             return self._snapshot.holds(shard.prefix, value, job_id)
@@ -258,7 +273,7 @@ class _Bulk:
         """What is known of the number, after each call or so where ids are looked at; the last word comes last."""
         if self._snapshot is not None:
             yield self._snapshot.total
-        elif self._wanted.pattern:
+        elif self._scans:
             yield from self._count_all(self._wanted)
         elif self._in_morgue:
             yield sum(shard.upto_now for shard in self._shards)
@@ -285,14 +300,15 @@ class _Bulk:
             total += sum(len(ids) for ids in groups.values())
             yield total
 
-    # --- by a pattern ---
+    # --- by a pattern, or by what is in them ---
 
     def _scan(
         self, shards: Sequence[_Shard], wanted: JobFilter | None = None
     ) -> Iterator[tuple[_Shard, dict[str, list[bytes]]]]:
         """All that fits, some 1,000 ids at a time: not_after -> ids."""
         wanted = wanted or self._wanted
-        base = "retries" if wanted.state == "retrying" else self._base
+        failed = wanted.asks_for_errors and wanted.state in (None, "due")  # nothing else has an error
+        base = "retries" if failed or wanted.state == "retrying" else self._base
         order_by = "buried_at" if self._in_morgue else "perform_at"
         scan = Scan(base, wanted.pattern, order_by, past=wanted.past)
         cursors = dict.fromkeys(range(len(shards)), b"0")
@@ -314,9 +330,12 @@ class _Bulk:
         with_later = wanted.state in (None, "scheduled", "retrying")
         groups: dict[str, list[bytes]] = {}
         later: list[tuple[float, bytes]] = []
-        for value, job_id in scanned.found:
-            if not wanted.low <= value <= wanted.high:
-                continue
+        found = [(value, job_id) for value, job_id in scanned.found if wanted.low <= value <= wanted.high]
+        if wanted.looks_inside and found:
+            # What changes from here on, until the action, is done with: it is the same job, or has another time.
+            admitted = self._admitted([job_id for _, job_id in found])
+            found = [(value, job_id) for value, job_id in found if job_id in admitted]
+        for value, job_id in found:
             if self._in_morgue or value <= begun:
                 not_after = shard.now if self._in_morgue else shard.due_cutoff
                 if value <= float(not_after) and (self._in_morgue or with_due):
@@ -365,7 +384,7 @@ class _Bulk:
 
     def act_on_all(self) -> Iterator[int]:
         """Does it, and says after each call or so to how many jobs, be it none."""
-        if self._wanted.pattern:
+        if self._scans:
             for shard, groups in self._scan(self._whole_shards):
                 if not groups:
                     yield 0

@@ -22,7 +22,7 @@ from lowq.backend import Backend
 from lowq.errors import ConfigError
 from lowq.inspection.job_filter import JobFilter
 from lowq.store import untrusted
-from lowq.store.keys import is_queue_name, tasks_key
+from lowq.store.keys import MAX_SHARDS, is_queue_name, tasks_key
 from lowq.store.scripts import time_of
 
 #: Tasks that run at once, in all processes together; and others that are kept, the latest.
@@ -36,6 +36,8 @@ MAX_TEXT = 1000
 #: The bounds of a filter: what is further from 0 is taken for a forgery when it is read back.
 MAX_BOUND = untrusted.MAX_NUMBER
 
+#: What a task does: an action on jobs, or another number of shards for its queue.
+TaskAction = Literal[ActionName, "reshard"]
 TaskState = Literal["running", "done", "cancelled", "failed", "interrupted"]
 _RECORD = re.compile(
     rb"(?P<state>running|done|cancelled|failed) (?P<began_at>\S+) (?P<heartbeat_at>\S+) (?P<ended_at>\S+) "
@@ -56,7 +58,7 @@ class Task:
     id: str
     who: str
     queue: str
-    action: ActionName
+    action: TaskAction
     #: Of a snapshot the time.
     filter: JobFilter
     #: The process that runs it: "host:pid".
@@ -77,6 +79,8 @@ class Task:
     reason: str | None = None
     #: ``before`` is the time of a snapshot, which knows each job.
     exact: bool = False
+    #: Of reshard: what the queue is given. ``done`` and ``total`` count shards.
+    shards_count: int | None = None
 
 
 class Reply(NamedTuple):
@@ -107,6 +111,7 @@ def begin(backend: Backend, task: Task) -> Task:
         "owner": task.owner,
         "reason": task.reason and task.reason[:MAX_TEXT],
         "exact": task.exact,
+        **({} if task.shards_count is None else {"shards_count": task.shards_count}),
     }
     entered, value = backend.client.run(
         "task_begin", _key(backend), "", task.id, json.dumps(facts), MAX_RUNNING, MAX_ENDED, SILENCE, KEPT
@@ -198,7 +203,8 @@ def _decoded(task_id: str, parts: re.Match[bytes]) -> Task | None:
     action, wanted = facts.get("action"), _filter(facts.get("filter"))
     if began_at is None or heartbeat_at is None or who is None or owner is None or not is_queue_name(queue):
         return None
-    if action not in ACTIONS or wanted is None:
+    shards_count = untrusted.whole(facts.get("shards_count"), 1, MAX_SHARDS)
+    if wanted is None or (action not in ACTIONS and (action != "reshard" or shards_count is None)):
         return None
     return Task(
         task_id,
@@ -217,6 +223,7 @@ def _decoded(task_id: str, parts: re.Match[bytes]) -> Task | None:
         rest[size:].decode("utf-8", "backslashreplace") or None,
         untrusted.text(facts.get("reason")),
         facts.get("exact") is True,
+        shards_count,
     )
 
 

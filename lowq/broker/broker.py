@@ -14,6 +14,7 @@ consumer a broker and the caller's own code.
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from lowq.broker.activity import Activity
@@ -23,6 +24,7 @@ from lowq.broker.leases import Leases
 from lowq.broker.maintenance import Chore, HeartbeatExtra, MaintenanceLoop
 from lowq.broker.membership import Identity, Membership
 from lowq.broker.outage import Outage
+from lowq.broker.permits import Permits
 from lowq.broker.shard import Shard
 from lowq.broker.splitter import MembershipSplitter
 from lowq.broker.sweeper import Sweeper
@@ -30,9 +32,13 @@ from lowq.broker.wakeups import Listener
 from lowq.clock import Clock
 from lowq.clock import now as clock_now
 from lowq.errors import ConfigError
+from lowq.logs import get_log
 from lowq.queue_options import QueueOptions
 from lowq.settings import Config
+from lowq.sharding import Layout, Layouts, queue_of_layout
 from lowq.store import Call, Client
+
+log = get_log("lowq.broker")
 
 #: What a splitter of the application's own is: shards -> groups of them, one for each thread.
 StaticSplitter = Callable[[Sequence[Shard]], Sequence[Sequence[Shard]]]
@@ -55,9 +61,10 @@ class Broker:
     dispatcher of its own, in the same order. ``shares``: what a queue may have of its group; of one that is not named,
     the default. ``activities``: asked by the loop for what is being performed. ``registrations``: the queues' entries,
     made anew with every heartbeat. ``more_details``: what the registry is to say of this process besides. ``queues``:
-    their options. ``chore``: called by the maintenance loop between what it does itself. ``resumes``: the process has
-    leases from before an exec, see `keep`. ``on_ready``: it is a member and has asked for its shards. ``on_command``:
-    somebody has sent it a command.
+    their options. ``layouts``: those of the queues that ``shards`` are of, by queue; ``make_shards``: makes those of
+    another layout, when ``read_layouts`` finds one in the reply to a registration. ``chore``: called by the maintenance
+    loop between what it does itself. ``resumes``: the process has leases from before an exec, see `keep`.
+    ``on_ready``: it is a member and has asked for its shards. ``on_command``: somebody has sent it a command.
 
     Raises:
         ConfigError: the splitter returned what it was not given; whatever else it raises.
@@ -79,6 +86,9 @@ class Broker:
         heartbeat_extras: Sequence[HeartbeatExtra] = (),
         more_details: Callable[[], Mapping[str, Any]] = dict,
         queues: Sequence[QueueOptions] = (),
+        layouts: Mapping[str, Layouts] | None = None,
+        make_shards: Callable[[str, Layout], Sequence[Shard]] | None = None,
+        read_layouts: Callable[[Call, Any], Layouts | None] = lambda _call, _reply: None,
         chore: Chore | None = None,
         on_ready: Callable[[], object],
         on_command: Callable[[str], object],
@@ -87,8 +97,13 @@ class Broker:
         clock: Clock = clock_now,
     ) -> None:
         self.name = identity.name
+        #: Shared with the leases. The maintenance loop adds shards when a queue is resharded, and removes those that
+        #: were left.
         self.shards = list(shards)
-        self.outage = Outage()
+        self.outage = Outage(lambda: client.is_partial or maintenance_client.is_partial)
+        self._layouts = dict(layouts or {})
+        self._make_shards, self._read_layouts = make_shards, read_layouts
+        self._queues = dict(identity.queues)
         self._groups = list(groups)
         self.dispatchers = [
             Dispatcher(
@@ -96,6 +111,7 @@ class Broker:
                 group.schedules,
                 {queue: shares.get(queue, Share()) for queue in group.queues},
                 self._left,
+                ask_for_permits=self._ask_for_permits,
                 clock=clock,
             )
             for group in groups
@@ -115,6 +131,10 @@ class Broker:
             clock=clock,
         )
         self._divide({self.name: identity.queues})  # a splitter that can't do it fails here
+        self._permits = Permits(
+            client, config.namespace, identity.nonce, shares, by_queue, config.lease_ttl, self.outage,
+            on_fatal=on_fatal, clock=clock,
+        )  # fmt: skip
         self._listener = Listener(
             client,
             self.shards,
@@ -123,6 +143,9 @@ class Broker:
             self._lease_released,
             self._received,
             self.outage.begin,
+            self._permits.channels,
+            self._permits.woken,
+            self._sealed,
         )
         leases = Leases(
             maintenance_client, self.shards, by_queue, self._listener, config.lease_ttl, resumes=resumes, clock=clock
@@ -138,6 +161,7 @@ class Broker:
             poll_interval=config.poll_interval,
             registrations=registrations,
             heartbeat_extras=heartbeat_extras,
+            on_registered=self._registered,
             more_details=more_details,
             on_ready=on_ready,
             on_fatal=on_fatal,
@@ -145,6 +169,7 @@ class Broker:
             chore=chore,
             clock=clock,
         )
+        self._follow_seals(self.shards)
 
     # --- life ---
 
@@ -152,6 +177,7 @@ class Broker:
         """Becomes a member, and gets shards from then on."""
         self.maintenance.start()
         self._listener.start()
+        self._permits.start()
 
     def quiet(self) -> None:
         """Hands out nothing more, leaves the members, and gives up every shard as soon as nobody works it."""
@@ -167,6 +193,7 @@ class Broker:
 
     def stop(self) -> None:
         """Renews nothing any more: from here on the leases run out. After `quiet`."""
+        self._permits.close()
         self.maintenance.stop()
 
     def leave(self, seconds: float) -> None:
@@ -222,9 +249,58 @@ class Broker:
                 raise ConfigError(f"the splitter returned {shard!r}, which it was not given")
         for workers, dispatcher in zip(self._groups, self.dispatchers, strict=True):
             dispatcher.assign(_fold(groups, workers))
-        return list(dict.fromkeys(shard for group in groups for shard in group))
+        return list(dict.fromkeys(shard for group in groups for shard in group if not shard.is_sealed))
 
-    # --- what the dispatcher and the wake-ups pass on to the maintenance loop, which is made after them ---
+    # --- other layouts: when a queue is resharded ---
+
+    def _follow_seals(self, shards: Sequence[Shard]) -> None:
+        for shard in shards:
+            shard.in_flight.on_sealed = partial(self._sealed, shard)
+
+    def _sealed(self, shard: Shard) -> None:
+        self.maintenance.sealed(shard)
+
+    def _registered(self, call: Call, reply: Any) -> Mapping[str, int] | None:
+        """Takes note of what the registry says of a queue; returns what this process serves from now on, layout ->
+        shards_count, when that has changed. Called by the maintenance loop.
+        """
+        found, queue = self._read_layouts(call, reply), str(call.args[1])
+        known = self._layouts.get(queue)
+        if found is None or found == known or self._make_shards is None:
+            return None
+        self._layouts[queue] = found
+        present = {shard.layout_name for shard in self.shards if shard.queue == queue}
+        kept = {layout.name(queue) for layout in found.all}
+        made = [
+            shard
+            for layout in found.all
+            if layout.name(queue) not in present
+            for shard in self._make_shards(queue, layout)
+        ]
+        self._follow_seals(made)
+        self._listener.knows(made)
+        for shard in self.shards:
+            if shard.queue == queue and shard.layout_name not in kept:
+                shard.is_sealed = True  # all of its jobs were moved
+        # Those of the layout before last are let go of, unless they are still held.
+        self.shards[:] = [
+            shard for shard in self.shards if not shard.is_sealed or shard.lease.current is not None
+            or shard.layout_name in kept
+        ] + made  # fmt: skip
+        log.info(
+            "queue %r: %s", queue,
+            f"{found.current.shards_count} shards now" if found.next is None
+            else f"is resharded from {found.current.shards_count} shards to {found.next.shards_count}",
+            extra={"event": "reshard", "queue": queue},
+        )  # fmt: skip
+        self._queues = {name: count for name, count in self._queues.items() if queue_of_layout(name) != queue}
+        self._queues |= {layout.name(queue): layout.shards_count for layout in found.all}
+        return self._queues
+
+    # --- what the dispatcher and the wake-ups pass on to what is made after them ---
+
+    def _ask_for_permits(self) -> None:
+        self._permits.nudge()
 
     def _left(self, shard: Shard) -> None:
         self.maintenance.left(shard)

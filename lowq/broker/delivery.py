@@ -1,12 +1,15 @@
 """A delivery: what one take hands out of a shard, and what may become of it."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 from lowq.broker.lease import Lease
 from lowq.codec import original_payload
 from lowq.job import Job
+
+#: A bit of what `ack_and_take` answers of the shard: its last item are contexts of traces, by id.
+HAS_TRACES = 4
 
 
 class Failure(NamedTuple):
@@ -47,6 +50,20 @@ class TakenJob:
             retry_count=self.retry_count,
             payloads_count=len(pairs),
         )
+
+
+def handed_over(reply: Sequence[Any]) -> Iterator[tuple[bytes, list[tuple[bytes, float]]]]:
+    """Each id of a reply of ``ack_and_take``, with its payloads and scores as Redis has them, in the order in which
+    they are handed over. For tests: `InFlight.took` does more, and is in a hurry.
+    """
+    items = iter(reply[4:-1] if reply[2] & HAS_TRACES else reply[4:])
+    for item in items:
+        if isinstance(item, list):
+            yield item[0], [(payload, float(score)) for payload, score in zip(item[3::2], item[4::2], strict=True)]
+            continue
+        _, inline = next(items), next(items)
+        score, _, payload = inline.partition(b" ")
+        yield item, [(payload, float(score))]
 
 
 class Undecodable(NamedTuple):

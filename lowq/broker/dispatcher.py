@@ -13,15 +13,18 @@ Idle threads don't poll. One of them, the leader, sleeps until the next known du
 when a scheduler of the application's own has declined a shard that is ready, idle threads ask again every 0.1 s.
 """
 
+import random
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from heapq import nsmallest
 from itertools import islice
 from math import inf
+from typing import NamedTuple, TypeVar
 
 from lowq.broker.delivery import Delivery
 from lowq.broker.fairness import QueueUse, Share, next_queue
+from lowq.broker.queue_permits import QueuePermits
 from lowq.broker.scheduler import LagScheduler, Scheduler, SeqScheduler, place
 from lowq.broker.shard import Shard
 from lowq.clock import Clock
@@ -32,21 +35,39 @@ from lowq.duration import LONGEST_WAIT
 PATIENCE = 1.0
 #: Seconds after which a scheduler that declined a shard that is ready is asked again, at the latest.
 ASK_AGAIN = 0.1
+#: Seconds for which a thread waits for the answer whether a queue whose turn it is may begin a batch, at most: Redis is
+#: asked just then. If it went on with another queue at once, permits would come while all threads are busy, each time.
+ANSWER_SECONDS = 0.5
 #: Who has claimed a shard that no thread may have.
 _NOBODY = -1
+#: Seconds for which a shard rests whose primary in a cluster did not answer, at least and at most.
+SILENT_SECONDS = (0.1, 0.3)
 
 #: Chooses among the shards of threads that have been running one batch for long.
 _OLDEST_FIRST = LagScheduler()
 
+T = TypeVar("T")
 Schedule = Scheduler[Shard]
 #: A thread's schedulers: queue -> the one that chooses among its shards.
 Schedules = Mapping[str, Schedule]
 
 
+class Demand(NamedTuple):
+    """What a queue with limits over all nodes could do with more permits."""
+
+    #: Its batches that run.
+    running: int
+    #: How many could begin besides.
+    ready: int
+    #: How many threads are asleep. The others look what to work next when they come back.
+    idle: int
+
+
 class Dispatcher:
     """Hands shards to threads. ``preferred[i]``: the shards of thread i; ``schedules[i]``: its schedulers. ``shares``
     names every queue that there may be shards of. ``on_left`` is called, outside of the lock, with a shard that is to
-    be given up and that no thread works any more.
+    be given up and that no thread works any more. ``ask_for_permits``: called, under the lock, when a queue with limits
+    over all nodes could begin a batch and may not, see `permits`.
     """
 
     def __init__(
@@ -56,6 +77,7 @@ class Dispatcher:
         shares: Mapping[str, Share],
         on_left: Callable[[Shard], object] = lambda _shard: None,
         *,
+        ask_for_permits: Callable[[], object] = lambda: None,
         clock: Clock = clock_now,
     ) -> None:
         self._clock = clock
@@ -68,10 +90,17 @@ class Dispatcher:
         own = (LagScheduler, SeqScheduler)
         self._may_decline = any(type(made) not in own for each in schedules for made in each.values())
         self._all_asked_at = -inf
-        self._uses = {queue: QueueUse(queue, share) for queue, share in shares.items()}
+        self._uses = {
+            queue: QueueUse(
+                queue,
+                share,
+                QueuePermits(share.limits, share.batch_size, ask_for_permits, clock) if share.limits else None,
+            )
+            for queue, share in shares.items()
+        }
         #: The only queue, when all threads are for it: then nothing is counted. None: see `_uses`.
         self._only_queue: str | None = None
-        if len(self._uses) == 1 and all(use.max_threads is None for use in self._uses.values()):
+        if len(self._uses) == 1 and all(use.max_threads is None and use.permits is None for use in self._uses.values()):
             self._only_queue = next(iter(self._uses))
         #: Per thread: the shard that it was given last, if it is still with that. Counted in `running` of its queue.
         self._latest: list[Shard | None] = [None] * len(self._schedules)
@@ -179,30 +208,49 @@ class Dispatcher:
         for queue in left:
             self._uses[queue].count_until(now)
         picked: list[Shard] = []
-        while len(picked) < count:
-            uses = [self._uses[queue] for queue in left if not self._uses[queue].is_full]
-            if not uses:
-                break
-            use = next_queue(uses)
-            try:
-                shard = next(choices[use.queue], None)
-            except BaseException:  # of the application's scheduler: nothing was picked
-                for shard in picked:
-                    self._end_work(shard, now)
-                raise
-            if shard is None:
-                del left[use.queue]
-                continue
-            for other in self._uses.values():
-                if other.queue not in left:
-                    other.catch_up(use.virtual_time)
-            use.begin(now)
-            self._at_work.add(shard)
-            picked.append(shard)
-            left[use.queue] -= 1
-            if not left[use.queue]:
-                del left[use.queue]
+        kept: list[QueueUse] = []  # for which a place is kept until it is known whether they may begin
+        try:
+            while len(picked) + len(kept) < count:
+                uses = self._candidates(left, count - len(picked), now)
+                if not uses:
+                    break
+                use = next_queue(uses)
+                if use.is_full:
+                    use.running += 1
+                    kept.append(use)
+                else:
+                    shard = next(choices[use.queue], None)
+                    if shard is None:
+                        del left[use.queue]
+                        continue
+                    self._begin_work(use, shard, left, now)
+                    picked.append(shard)
+                left[use.queue] -= 1
+                if not left[use.queue]:
+                    del left[use.queue]
+        except BaseException:  # of the application's scheduler: nothing was picked
+            for shard in picked:
+                self._end_work(shard, now)
+            raise
+        finally:
+            for use in kept:
+                use.running -= 1
         return picked
+
+    def _candidates(self, queues: Mapping[str, int], count: int, now: float) -> list[QueueUse]:
+        """Of these queues, each with how many of its shards are ready, those that may begin a batch, or perhaps may in
+        a moment.
+        """
+        found = []
+        for queue, ready_count in queues.items():
+            use = self._uses[queue]
+            if not use.is_full:
+                found.append(use)
+                continue
+            self._ask_for_permits(use, min(ready_count, count))
+            if use.awaits_answer(now):
+                found.append(use)
+        return found
 
     def _choices(
         self, queue: str, shards: list[Shard], most: int, now: float, ready: Callable[[Shard], bool]
@@ -220,9 +268,18 @@ class Dispatcher:
             left.remove(shard)
             yield shard
 
+    def _begin_work(self, use: QueueUse, shard: Shard, waiting: Collection[str], now: float) -> None:
+        for other in self._uses.values():
+            if other.queue not in waiting:
+                other.catch_up(use.virtual_time)
+        use.begin(now)
+        self._allow(use, shard)
+        self._at_work.add(shard)
+
     def _end_work(self, shard: Shard, now: float) -> None:
         if shard in self._at_work:
             self._at_work.remove(shard)
+            self._settle(shard, 0)
             self._uses[shard.queue].end(now)
 
     def _hand_on(self, thread: int) -> None:
@@ -238,6 +295,9 @@ class Dispatcher:
         if self._leader is None or self._leader == thread:
             self._leader = thread
             due = self._next_due(now)
+        for use in self._uses.values():
+            if use.awaits_answer(now) and use.permits is not None:
+                due = use.permits.answer_until if due is None else min(due, use.permits.answer_until)
         if self._may_decline and any(self._is_waiting(use, thread, now) for use in self._uses.values()):
             # This thread's scheduler declined what is ready. Another's may want it, and each may want it later.
             due = now + ASK_AGAIN if due is None else min(due, now + ASK_AGAIN)
@@ -299,8 +359,11 @@ class Dispatcher:
                     waiting.append(use)
                 else:
                     others.append(use)
+            asking = [use for use in others if use.awaits_answer(now)]
             while waiting and shard is None:
-                use = next_queue(waiting)
+                use = next_queue([*waiting, *asking])
+                if use.is_full:
+                    break  # the thread waits for the answer
                 shard = self._shard_of(use.queue, thread, now, stuck)
                 if shard is None:
                     waiting.remove(use)
@@ -310,6 +373,7 @@ class Dispatcher:
                 for other in others:
                     other.catch_up(use.virtual_time)
                 use.begin(now)
+                self._allow(use, shard)
                 self._latest[thread] = shard
         finally:
             if left is not None and (shard is None or shard.queue != left.queue):
@@ -351,6 +415,8 @@ class Dispatcher:
     def _is_waiting(self, use: QueueUse, thread: int, now: float) -> bool:
         """Whether the queue may have the thread and has a shard that is ready for it. If none is even due, it rests."""
         if use.is_full:
+            if use.permits is not None and not use.permits.wanted and self._ready_count(use.queue, now):
+                self._ask_for_permits(use, 1 + self._idle)
             return False
         earliest = inf
         for shard in self._by_queue.get(use.queue, ()):
@@ -376,6 +442,7 @@ class Dispatcher:
         shard, self._latest[thread] = self._latest[thread], None
         if shard is None:
             return None
+        self._settle(shard, 0)
         use = self._uses[shard.queue]
         use.end(now)
         return use
@@ -383,8 +450,53 @@ class Dispatcher:
     def _wake_for_place(self, use: QueueUse) -> None:
         # A thread has left the queue. If that one was full, nobody was woken for its shards, and no alarm is set for
         # them: this is what makes up for it. One thread, as there is room for one.
-        if use.running + 1 == use.max_threads and self._idle:
+        if self._idle and (use.running + 1 == use.max_threads or (use.permits is not None and not use.is_full)):
             self._changed.notify()
+
+    # --- limits over all nodes ---
+
+    def _ask_for_permits(self, use: QueueUse, batches: int) -> None:
+        """So many batches of the queue could begin."""
+        if use.permits is not None and not use.permits.wanted and not use.has_all_threads:
+            use.permits.wanted = batches
+            use.permits.answer_until = self._clock() + ANSWER_SECONDS
+            use.permits.ask()
+
+    def _allow(self, use: QueueUse, shard: Shard) -> None:
+        if use.permits is not None:
+            shard.dispatch.allowance = use.permits.begin()
+
+    def _settle(self, shard: Shard, used: int) -> None:
+        allowance, shard.dispatch.allowance = shard.dispatch.allowance, None
+        permits = self._uses[shard.queue].permits
+        if allowance is not None and permits is not None:
+            permits.settle(allowance, used)
+
+    def _ready_count(self, queue: str, now: float) -> int:
+        """How many of its shards anybody could begin with."""
+        return sum(
+            shard.dispatch.claimed_by is None and is_ready(0, now, shard) for shard in self._by_queue.get(queue, ())
+        )
+
+    def change_permits(self, queue: str, change: Callable[[QueuePermits, Demand], T]) -> T:
+        """For `permits`: calls ``change`` under the lock with what the queue may begin and what it could. Wakes whoever
+        may begin a batch after that.
+        """
+        with self._changed:
+            use, now = self._uses[queue], self._clock()
+            permits = use.permits
+            assert permits is not None
+            ready = 0
+            if permits.wanted and not self._closed:
+                ready = min(self._ready_count(queue, now), max(self._idle, permits.wanted))
+                if use.max_threads is not None:
+                    ready = min(ready, max(use.max_threads - use.running, 0))
+            answer_until = permits.answer_until
+            result = change(permits, Demand(use.running, ready, self._idle))
+            is_answered = permits.answer_until != answer_until  # who waited for that goes on with other queues
+            if self._idle and (is_answered or (ready and not use.is_full)):
+                self._changed.notify_all()
+            return result
 
     # --- what is known of the shards ---
 
@@ -399,6 +511,8 @@ class Dispatcher:
             else:
                 self._expect(shard, None if delivery.delay is None else now + delivery.delay)
             shard.dispatch.paused = delivery.paused and shard.dispatch.wakes == wakes
+            if shard.dispatch.allowance is not None:
+                self._settle(shard, len(delivery.jobs))
 
     def look_again(self, shard: Shard) -> None:
         """What is known of the caller's shard is out of date: jobs went back to it."""
@@ -410,16 +524,21 @@ class Dispatcher:
         with self._changed:
             self._expect(shard, self._clock() + seconds)
 
+    def rest_for_failover(self, shard: Shard) -> None:
+        """The primary of the caller's shard, in a cluster, does not answer: the caller goes on with shards of others.
+        What it has finished and could not be acknowledged goes with the next take of the shard.
+        """
+        now = self._clock()
+        with self._changed:
+            # Its jobs stay due since when they are: else it would be behind all that became due in the meantime.
+            shard.dispatch.rests_until = now + random.uniform(*SILENT_SECONDS)
+            if shard.dispatch.next_due is None:
+                self._expect(shard, now)
+
     def unclaim(self, shard: Shard) -> None:
         """The caller has finished with the shard."""
         with self._changed:
-            thread, shard.dispatch.claimed_by = shard.dispatch.claimed_by, None
-            if shard in self._at_work:
-                self._end_work(shard, self._clock())
-            if thread is not None and self._latest[thread] is shard:  # it goes on without another shard
-                left = self._end_latest(thread, self._clock())
-                if left is not None:
-                    self._wake_for_place(left)
+            self._end_claim(shard, None)
             if self._idle and shard.dispatch.next_due is not None and not shard.dispatch.leaving:
                 self._notify(shard)
         if shard.dispatch.leaving:
@@ -435,7 +554,16 @@ class Dispatcher:
     def withhold(self, shard: Shard) -> None:
         """The caller has finished with the shard, and no thread may have it before somebody calls `unclaim`."""
         with self._changed:
-            shard.dispatch.claimed_by = _NOBODY
+            self._end_claim(shard, _NOBODY)  # what it counts for ends here: nobody may come for another shard
+
+    def _end_claim(self, shard: Shard, claimed_by: int | None) -> None:
+        thread, shard.dispatch.claimed_by = shard.dispatch.claimed_by, claimed_by
+        if shard in self._at_work:
+            self._end_work(shard, self._clock())
+        if thread is not None and self._latest[thread] is shard:  # it goes on without another shard
+            left = self._end_latest(thread, self._clock())
+            if left is not None:
+                self._wake_for_place(left)
 
     # --- for the maintenance loop and the listener ---
 
@@ -494,6 +622,8 @@ class Dispatcher:
             self._changed.notify_all()
         elif not self._uses[shard.queue].is_full:
             self._changed.notify()
+        else:
+            self._ask_for_permits(self._uses[shard.queue], 1)
 
     def unclaimed(self, shards: Sequence[Shard]) -> list[tuple[Shard, int]]:
         """Those of the shards that nobody works just now, with their wake-up counts."""
@@ -528,7 +658,7 @@ def is_ready(thread: int, now: float, shard: Shard) -> bool:
         and (state.claimed_by is None or state.claimed_by == thread)
         and not state.paused
         and not state.leaving
-        and now < shard.lease.deadline
+        and state.rests_until <= now < shard.lease.deadline
     )
 
 

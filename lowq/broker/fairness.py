@@ -20,6 +20,9 @@ from math import inf
 from operator import attrgetter
 from typing import NamedTuple
 
+from lowq.broker.queue_permits import QueuePermits
+from lowq.limits import Limit
+
 
 class Share(NamedTuple):
     """What a queue may have of the threads of this process."""
@@ -28,16 +31,24 @@ class Share(NamedTuple):
     weight: float = 1
     #: Threads that work it at once, at most; None: all.
     max_threads: int | None = None
+    #: Its limits over all nodes.
+    limits: tuple[Limit, ...] = ()
+    #: Jobs of one batch.
+    batch_size: int = 1
 
 
 class QueueUse:
     """What a queue has of the threads, and had. Times are monotonic seconds."""
 
-    __slots__ = ("_counted_until", "max_threads", "queue", "rests_until", "running", "virtual_time", "weight")
+    __slots__ = (
+        "_counted_until", "max_threads", "permits", "queue", "rests_until", "running", "virtual_time", "weight",
+    )  # fmt: skip
 
-    def __init__(self, queue: str, share: Share) -> None:
+    def __init__(self, queue: str, share: Share, permits: QueuePermits | None = None) -> None:
         self.queue = queue
-        self.weight, self.max_threads = share
+        self.weight, self.max_threads = share.weight, share.max_threads
+        #: None: it has no limits over all nodes.
+        self.permits = permits
         #: Threads whose latest shard is of this queue.
         self.running = 0
         #: Seconds of threads used, divided by the weight. What runs counts while it runs.
@@ -49,7 +60,18 @@ class QueueUse:
     @property
     def is_full(self) -> bool:
         """Whether it has all the threads that it may have."""
+        if self.has_all_threads:
+            return True
+        return self.permits is not None and not self.permits.may_begin(self.running)
+
+    @property
+    def has_all_threads(self) -> bool:
+        """Whether it has as many threads as it may have in this process."""
         return self.max_threads is not None and self.running >= self.max_threads
+
+    def awaits_answer(self, now: float) -> bool:
+        """Whether Redis is being asked if it may begin another batch."""
+        return self.permits is not None and now < self.permits.answer_until and not self.has_all_threads
 
     def count_until(self, now: float) -> None:
         """Adds what its threads have used since the last time. Before each change of `running`."""
@@ -65,6 +87,8 @@ class QueueUse:
         """One thread less works it."""
         self.count_until(now)
         self.running -= 1
+        if self.permits is not None:
+            self.permits.end()
 
     def catch_up(self, virtual_time: float) -> None:
         """It had no use for a thread when the queue with that virtual time got one: it cannot claim it later."""

@@ -11,7 +11,7 @@ lost reply, and the late outcome of an owner that lost the shard meanwhile, do n
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from lowq.broker.delivery import Delivery, Failure, TakenJob, Undecodable
+from lowq.broker.delivery import HAS_TRACES, Delivery, Failure, TakenJob, Undecodable
 from lowq.broker.lease import ShardLease
 from lowq.codec import APPENDED, decode_id, original_payload
 from lowq.errors import LeaseLost
@@ -26,8 +26,10 @@ log = get_log("lowq.broker")
 MAX_DELIVERY_BYTES = 2**20
 #: What `release` answers of a job that it has buried.
 _POISONED = 2
+#: What the scripts write as the error of such a job.
+_POISON = b"poison: its process died, or its batch exceeded ttr, %d times with this job in flight"
 #: Bits of what `ack_and_take` answers of the shard.
-_PAUSED, _HAS_TTL = 1, 2
+_PAUSED, _HAS_TTL, _SEALED = 1, 2, 8
 #: Jobs of one delivery: bounds the time that a script may take.
 MAX_DELIVERY_JOBS = 500
 
@@ -62,11 +64,16 @@ class InFlight:
         self._prefix = prefix
         self._lease = lease
         self._queue, self._index = queue, index
-        self._load_payload = load_payload
+        #: Bytes -> payload.
+        self.load_payload = load_payload
         self._max_payloads = max_payloads
         self._max_crash_count = max_crash_count
         #: None: nobody listens.
         self.events = events
+        #: Is told of failed jobs once that is written: ids and errors as Redis keeps them. None: nobody counts them.
+        self.on_failed: Callable[[Iterable[tuple[bytes, bytes]]], object] | None = None
+        #: Is told when a reply says that the shard is sealed.
+        self.on_sealed: Callable[[], object] = lambda: None
         #: While somebody listens: how many payloads of an id are in hand.
         self._counts: dict[str, int] = {}
         self._delivery = 0
@@ -79,6 +86,8 @@ class InFlight:
         self.has_ttl = False
         #: id -> how many times in a row it was released because its handler found no Redis; see `execution`.
         self.found_no_redis: dict[str, int] = {}
+        #: The trace contexts of the delivery in hand, as Redis keeps them, of ids that have some.
+        self._traces: dict[bytes, bytes] = {}
 
     def take_call(self, limit: int, now: float | None = None) -> Call:
         """Acknowledges what finished, and takes up to ``limit`` jobs; 0 only acknowledges."""
@@ -113,7 +122,12 @@ class InFlight:
         delivery = Delivery(number, lease, [], *self.read_state(reply))
         if len(reply) > 4:
             self._delivery = number
-            items, jobs, load_payload = iter(reply[4:]), delivery.jobs, self._load_payload
+            if self._traces:
+                self._traces = {}
+            if reply[2] & HAS_TRACES:
+                traces = reply.pop()
+                self._traces = dict(zip(traces[::2], traces[1::2], strict=True))
+            items, jobs, load_payload = iter(reply[4:]), delivery.jobs, self.load_payload
             for item in items:
                 if type(item) is list:
                     jobs.append(self._decode(item, delivery))
@@ -140,7 +154,16 @@ class InFlight:
         _, delay, state, *_ = reply
         if state & _HAS_TTL:
             self.has_ttl = True
+        if state & _SEALED:
+            self.on_sealed()
         return None if delay is None else delay / 1e6, bool(state & _PAUSED)
+
+    def traces_of(self, job_id: str) -> tuple[str, ...]:
+        """The trace contexts that are kept beside the payloads of an id of the delivery in hand, oldest first."""
+        if not self._traces:
+            return ()
+        text = self._traces.get(_bytes(job_id), b"").decode("ascii", "replace")
+        return tuple(line for line in text.split("\n") if line)
 
     def take(self, limit: int, now: float | None = None) -> Delivery:
         """Acknowledges what finished and takes the next jobs, in one round trip.
@@ -154,12 +177,12 @@ class InFlight:
     def _decode(self, raw: Sequence[bytes], delivery: Delivery) -> TakenJob:
         job_id = decode_id(raw[0])
         try:
-            payloads = [self._load_payload(original_payload(payload)) for payload in raw[3::2]]
+            payloads = [self.load_payload(original_payload(payload)) for payload in raw[3::2]]
         except Exception:
             payloads, sound = [], [*raw[:3]]
             for payload, score in zip(raw[3::2], raw[4::2], strict=True):
                 try:
-                    payloads.append(self._load_payload(original_payload(payload)))
+                    payloads.append(self.load_payload(original_payload(payload)))
                     sound += [payload, score]
                 except Exception as error:
                     why = describe(error, str)
@@ -267,9 +290,23 @@ class InFlight:
                     del self._in_hand[job_id]
             if self.events is not None:
                 self._emit_report(report, reply)
+            if self.on_failed is not None and report.call.script == "fail":
+                # Of each job: id, verdict, retry_count, delay, error.
+                args: list[Any] = report.call.args[3:]
+                each = zip(args[::5], args[1::5], args[4::5], strict=True)
+                self.on_failed([(job_id, error) for job_id, verdict, error in each if verdict != "solo"])
             if report.call.script == "release":
                 states = zip(report.ids, reply, strict=True)
-                log_poisoned(self._queue, self._index, [job_id for job_id, state in states if state == _POISONED])
+                self.poisoned([job_id for job_id, state in states if state == _POISONED])
+            if self.on_failed is not None and report.call.script == "bury":
+                self.on_failed((job_id, reason) for job_id, reason, _ in _buried(report.call.args))
+
+    def poisoned(self, ids: Sequence[str]) -> None:
+        """Takes note of ids that are in the morgue now, as their process died too often."""
+        log_poisoned(self._queue, self._index, ids)
+        if self.on_failed is not None:
+            reason = _POISON % self._max_crash_count
+            self.on_failed((_bytes(job_id), reason) for job_id in ids)
 
     def _emit_taken(self, events: QueueEvents, delivery: Delivery) -> None:
         counts = {job.id: (len(job.raw) - 3) // 2 for job in delivery.jobs}
@@ -299,8 +336,9 @@ class InFlight:
             self._emit("buried", [job_id for job_id, state in states if state == _POISONED])
         elif script == "bury":
             self._emit("buried", report.ids)
-            for job_id, count in _partly_buried(args):
-                self.events.emit("buried", [job_id], count)
+            for job_id, _, count in _buried(args):
+                if count:
+                    self.events.emit("buried", [job_id], count)
         else:
             self._emit("acked", report.ids)
 
@@ -365,14 +403,13 @@ def _bytes(job_id: str) -> bytes:
     return job_id.encode("utf-8", "surrogateescape")
 
 
-def _partly_buried(args: Sequence[Any]) -> Iterator[tuple[bytes, int]]:
-    """Of the arguments of a `bury`: the ids of which only some payloads are buried, and how many."""
+def _buried(args: Sequence[Any]) -> Iterator[tuple[bytes, bytes, int]]:
+    """Of the arguments of a `bury`: ids, why, and how many of their payloads; 0: all of them."""
     position = 5
     while position < len(args):
-        count = int(args[position + 2])
-        if count:
-            yield args[position], count
-        position += 3 + count
+        job_id, reason, count = args[position : position + 3]
+        yield job_id, reason, int(count)
+        position += 3 + int(count)
 
 
 def log_poisoned(queue: str, index: int, ids: Iterable[str]) -> None:

@@ -4,6 +4,7 @@ It belongs to the maintenance loop, which gets it, renews it and gives it up. Ot
 replaced, never changed.
 """
 
+import math
 import random
 import secrets
 from dataclasses import dataclass
@@ -40,6 +41,8 @@ class LeaseDenied:
     """Somebody else has the shard, for `seconds` more unless it is renewed."""
 
     seconds: float
+    #: For good: its jobs belong to another layout of the queue.
+    is_sealed: bool = False
 
 
 class ShardLease:
@@ -56,6 +59,8 @@ class ShardLease:
         max_crash_count: int,
         session: str = "",
         events: QueueEvents | None = None,
+        is_prepared: bool = False,
+        moves: bool = False,
         clock: Clock = clock_now,
     ) -> None:
         #: None: it is not held.
@@ -72,6 +77,10 @@ class ShardLease:
         #: Of a consumer: what its nonce begins with. Redis keeps more for it then, and of it.
         self._session = session
         self._events = events
+        #: Of a layout that a reshard has made: nobody has the shard before all is prepared for that.
+        self._is_prepared = is_prepared
+        #: Of who moves the jobs of a sealed shard to another layout.
+        self._moves = moves
         #: Of the last lease.
         self._fence = 0
 
@@ -81,6 +90,8 @@ class ShardLease:
         more = [self._session] if self._session or self._events is not None else []
         if self._events is not None:
             more.append("1")
+        if self._moves or self._is_prepared:
+            more = [self._session, "1" if self._events is not None else "", "moves" if self._moves else "prepared"]
         return Call("acquire", self._prefix, [*args, random.getrandbits(31), "" if charge else "1", self._fence, *more])
 
     def acquired(self, reply: Any, deadline: float) -> Lease | LeaseDenied:
@@ -93,6 +104,9 @@ class ShardLease:
             raise ShardsCountError(self._queue, int(reply.detail), self._shards_count) from None
         if isinstance(reply, Exception):
             raise reply
+        if reply[0] in (b"sealed", b"fed"):
+            self.lose()
+            return LeaseDenied(math.inf, is_sealed=reply[0] == b"sealed")
         if reply[0] == b"held":
             self.current = None
             self.deadline = 0.0
@@ -135,6 +149,11 @@ class ShardLease:
         """Somebody else may have the shard by now: nothing of it is worked any further."""
         self.current = None
         self.deadline = 0.0
+
+    def is_held(self, fence: int) -> bool:
+        """Whether the lease with that fence is surely held now."""
+        lease = self.current
+        return lease is not None and lease.fence == fence and self._clock() < self.deadline
 
     def has_nonce(self, nonce: str) -> bool:
         """Whether it is asked for with that nonce."""

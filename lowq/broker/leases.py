@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from lowq.broker.dispatcher import Dispatcher
-from lowq.broker.in_flight import log_poisoned
 from lowq.broker.lease import Lease, LeaseDenied
 from lowq.broker.shard import Shard
 from lowq.broker.wakeups import Listener
@@ -55,7 +54,8 @@ class Leases:
         #: The first error that concerned only some shards, since `clear_trouble`.
         self.trouble: Exception | None = None
         self._client = client
-        self._shards = list(shards)
+        #: More may come to it, see `Broker`.
+        self._shards = shards
         #: By queue.
         self._dispatchers = dispatchers
         self._listener = listener
@@ -123,6 +123,10 @@ class Leases:
         self._tries |= {shard: 0.0 for shard in added if shard.lease.current is None}
         self._listener.forgets([shard for shard in dropped if shard.lease.current is None])
 
+    def leave_sealed(self) -> None:
+        """Shards were found sealed: they are to be given up."""
+        self.want(shard for shard in self._wanted if not shard.is_sealed)
+
     def try_for(self, shard: Shard, at: float) -> None:
         """Its lease may be had at that monotonic time, or it is in doubt whether it is still held."""
         if shard in self._wanted or shard.lease.current is not None:
@@ -180,6 +184,11 @@ class Leases:
             raise reply
         late = shard.lease.deadline <= self._clock()
         shard.lease.deadline = sent + self._lease_ttl
+        if isinstance(reply, list):  # otherwise it is a consumer's, or they can't be read
+            pushed, backlog, is_sealed = reply
+            shard.inflow.note(shard.lease.token, pushed, backlog)
+            if is_sealed and not shard.is_sealed:
+                shard.in_flight.on_sealed()
         if late:  # the threads have left it alone since
             self._dispatchers[shard.queue].wake(shard)
 
@@ -240,6 +249,9 @@ class Leases:
                 "%r: the lease was lost to another node", shard, extra={"event": "lease_lost", **_of(shard)}
             )  # fmt: skip
         self._mine.discard(shard)
+        if lease.is_sealed:
+            shard.is_sealed = True
+            self._wanted.discard(shard)
         if shard not in self._wanted:
             del self._tries[shard]
             return
@@ -327,6 +339,8 @@ class Leases:
             if isinstance(reply, Exception):
                 raise reply
             delay, paused = shard.in_flight.read_state(reply)
+            if shard.in_flight.unacknowledged:  # see `Dispatcher.rest_for_failover`
+                delay = 0.0
             self._dispatchers[shard.queue].refreshed(shard, wakes[shard], delay, paused=paused)
 
         self._ask_all(list(wakes), lambda shard: shard.in_flight.refresh_call(), note)
@@ -405,7 +419,7 @@ def _log_restored(shard: Shard, lease: Lease) -> None:
             "%r: left in flight by an earlier owner and waiting again: %d", shard, lease.restored,
             extra={"event": "restored", "jobs": lease.restored, **_of(shard)},
         )  # fmt: skip
-    log_poisoned(shard.queue, shard.index, lease.poisoned)
+    shard.in_flight.poisoned(lease.poisoned)
 
 
 def _of(shard: Shard) -> dict[str, Any]:

@@ -16,14 +16,16 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from heapq import nsmallest
+from itertools import accumulate
 from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from lowq.broker.activity import Activity, PendingAcks, Performing
 from lowq.broker.leases import Leases
 from lowq.broker.membership import Membership
 from lowq.broker.outage import Outage
+from lowq.broker.server_clock import ServerClock
 from lowq.broker.shard import Shard
 from lowq.broker.splitter import Members
 from lowq.broker.sweeper import Sweeper
@@ -44,11 +46,22 @@ LATE_SECONDS = 600.0
 #: Tasks of an event loop that a heartbeat names: those that have been running longest.
 SHOWN_TASKS = 10
 
+#: Ids of a batch that a heartbeat names, and from how many seconds on it names so many, of so many characters at most.
+SHOWN_IDS, LONG_SECONDS, LONG_IDS, LONG_CHARACTERS = 3, 30.0, 1000, 20_000
+
 #: What else is to be done from time to time: it is called with a client and the monotonic time, and returns when it is
 #: to be called again at the latest. It must not wait for other threads.
 Chore = Callable[[Client, float], float]
-#: What else goes out with every heartbeat.
-HeartbeatExtra = Callable[[], Iterable[Call]]
+
+
+class HeartbeatExtra(Protocol):
+    """What goes along with each heartbeat. One that fails is not sent again."""
+
+    def __call__(self) -> Iterable[Call]:
+        """The calls of the next heartbeat."""
+
+    def answered(self, call: Call, reply: Any) -> None:
+        """One of them was executed."""
 
 
 class MaintenanceLoop:
@@ -56,6 +69,8 @@ class MaintenanceLoop:
 
     ``divide``: called with the members whenever they change, and returns the shards that this node is to hold then.
     ``registrations``: the node's queues, entered anew with every heartbeat, should Redis have lost its data.
+    ``on_registered``: told the reply to each of these; returns queue -> shards_count of all layouts that the node
+    serves from then on, when that has changed.
     ``more_details``: what its entry in the registry is to say besides.
     ``on_ready``: called once, when the node is a member and has asked for its shards.
     """
@@ -73,6 +88,7 @@ class MaintenanceLoop:
         poll_interval: float,
         registrations: Sequence[Call],
         heartbeat_extras: Sequence[HeartbeatExtra] = (),
+        on_registered: Callable[[Call, Any], Mapping[str, int] | None] = lambda _call, _reply: None,
         more_details: Callable[[], Mapping[str, Any]] = dict,
         on_ready: Callable[[], object],
         on_fatal: Callable[[BaseException], object],
@@ -93,6 +109,9 @@ class MaintenanceLoop:
         self._lease_ttl = lease_ttl
         self._poll_interval = poll_interval
         self._registrations = list(registrations)
+        self._on_registered = on_registered
+        #: Whether shards were found sealed that may still be wanted.
+        self._has_sealed = False
         self._heartbeat_extras = list(heartbeat_extras)
         self._more_details = more_details
         self._on_ready = on_ready
@@ -103,6 +122,7 @@ class MaintenanceLoop:
         #: The same: shards whose leases are to be got anew, with the tokens of the present ones.
         self._to_replace: deque[tuple[Shard, str]] = deque()
         self._members_asked = False
+        self.server_clock = ServerClock()
         self._divided = False
         self._next_renewal = 0.0
         self._next_refresh = 0.0
@@ -144,6 +164,13 @@ class MaintenanceLoop:
         """
         self._to_replace.append((shard, token))
         self._nudge.set()
+
+    def sealed(self, shard: Shard) -> None:
+        """The shard's jobs belong to another layout: it is to be given up once nothing of it is in flight."""
+        if not shard.is_sealed:
+            shard.is_sealed = True
+            self._has_sealed = True
+            self._nudge.set()
 
     def left(self, _shard: Shard) -> None:
         """No thread works the shard any more, which is to be given up."""
@@ -222,17 +249,26 @@ class MaintenanceLoop:
         renewing = now >= self._next_renewal
         if renewing:
             leases.renew()
+        away: RedisUnavailable | None = None
         if renewing or self._members_asked or now >= self._next_look:
-            self._heartbeat()
+            try:
+                self._heartbeat()
+            except RedisUnavailable as error:
+                if not self._client.is_cluster or not self._ready:
+                    raise
+                away = error  # the registry's primary alone may be away: that keeps no shard of another from being got
+        if self._has_sealed:
+            self._has_sealed = False  # first: more may be found meanwhile
+            leases.leave_sealed()
         changed = leases.surrender_replaced()
         leases.acquire(now)
         changed |= leases.give_up()
-        if leases.log_held() or changed:
+        if (leases.log_held() or changed) and away is None:
             self._heartbeat()  # the registry says who holds what, and which handlers hang
         if not self._ready:
             self._ready = True
             self._on_ready()
-        trouble = leases.clear_trouble()
+        trouble = leases.clear_trouble() or away
         if renewing:
             self._next_renewal = now + self._lease_ttl / 3
             if trouble is None:
@@ -253,18 +289,22 @@ class MaintenanceLoop:
     # --- membership ---
 
     def _heartbeat(self) -> None:
-        calls = [self._membership.heartbeat_call(self._details()), *self._registrations]
-        calls += [call for extra in self._heartbeat_extras for call in extra()]
+        extras = [(extra, call) for extra in self._heartbeat_extras for call in extra()]
+        calls = [self._membership.heartbeat_call(self._details()), *self._registrations, *(call for _, call in extras)]
         self._members_asked = False  # before it is sent: who comes meanwhile is asked for again
+        sent = self._clock()
         replies = self._client.run_many(calls, repeats=0)
         if isinstance(replies[0], Exception):
             self._members_asked = True
             raise replies[0]
+        self.server_clock.note(float(replies[0][1]), sent, self._clock())
         for call, reply in zip(calls[1:], replies[1:], strict=True):
             if isinstance(reply, Refusal):
                 raise ShardsCountError(str(call.args[1]), int(reply.detail), int(call.args[2]))
             if isinstance(reply, Exception):
                 self._leases.trouble = self._leases.trouble or reply
+        self._note_registered(replies[1 : 1 + len(self._registrations)])
+        _pass_on(extras, replies[len(replies) - len(extras) :])
         changed = self._membership.received(replies[0])
         # A little later than the first could be missed, and not all nodes at once.
         self._next_look = self._membership.first_silent + random.uniform(0.01, 0.05)
@@ -275,6 +315,16 @@ class MaintenanceLoop:
             except BaseException:
                 self._divided = False
                 raise
+
+    def _note_registered(self, replies: Sequence[Any]) -> None:
+        for call, reply in zip(self._registrations, replies, strict=True):
+            served = None if isinstance(reply, Exception) else self._on_registered(call, reply)
+            if served is not None:
+                # The shards of another layout: said at once, and shared out as soon as all know it.
+                self._membership.serve(served)
+                self._members_asked = True
+                self._divided = False
+                self._nudge.set()
 
     def _details(self) -> dict[str, Any]:
         now = self._clock()
@@ -362,12 +412,13 @@ class MaintenanceLoop:
 
     def leave(self, seconds: float) -> None:
         """Gives up all leases, after `stop`, and says goodbye. Shards with jobs in flight are left to run out in
-        ``seconds``, and their jobs are not charged.
+        ``seconds``, and their jobs are not charged. What was counted goes out.
 
         Raises:
             RedisUnavailable
         """
         self._leases.leave(seconds)
+        self._send_extras()
         (reply,) = self._client.run_many([self._membership.goodbye_call()], repeats=1)
         if isinstance(reply, Exception):
             raise reply
@@ -380,10 +431,16 @@ class MaintenanceLoop:
             RedisUnavailable
         """
         self._leases.keep(nonce)
-        extras = [call for extra in self._heartbeat_extras for call in extra()]
-        for reply in self._client.run_many([self._membership.heartbeat_call(self._details()), *extras], repeats=0):
+        self._send_extras(self._membership.heartbeat_call(self._details()))
+
+    def _send_extras(self, *calls: Call) -> None:
+        """What goes with a heartbeat, behind these calls."""
+        extras = [(extra, call) for extra in self._heartbeat_extras for call in extra()]
+        replies = self._client.run_many([*calls, *(call for _, call in extras)], repeats=0)
+        for reply in replies:
             if isinstance(reply, Exception):
                 raise reply
+        _pass_on(extras, replies[len(calls) :])
 
     def give_up(self, seconds: float) -> None:
         """As `leave`, and stays a member: this process is about to run other code.
@@ -409,13 +466,24 @@ class MaintenanceLoop:
         self._client.close()
 
 
+def _pass_on(extras: Iterable[tuple[HeartbeatExtra, Call]], replies: Iterable[Any]) -> None:
+    for (extra, call), reply in zip(extras, replies, strict=True):
+        if not isinstance(reply, Exception):
+            extra.answered(call, reply)
+
+
 def _shown(performing: Performing, now: float) -> dict[str, Any]:
+    seconds = now - performing.since
+    ids = performing.ids[:SHOWN_IDS]
+    if seconds >= LONG_SECONDS:
+        characters = accumulate(map(len, performing.ids[:LONG_IDS]))
+        ids = performing.ids[: max(SHOWN_IDS, sum(total <= LONG_CHARACTERS for total in characters))]
     return {
         "queue": performing.shard.queue,
         "shard": performing.shard.index,
-        "ids": performing.ids[:3],
+        "ids": ids,
         "count": len(performing.ids),
-        "seconds": round(now - performing.since, 3),
+        "seconds": round(seconds, 3),
     }
 
 

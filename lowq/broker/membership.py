@@ -18,6 +18,7 @@ from typing import Any
 from lowq.broker.splitter import Members
 from lowq.clock import Clock
 from lowq.clock import now as clock_now
+from lowq.sharding import queue_of_layout
 from lowq.store import Call
 from lowq.store.keys import nodes_key
 
@@ -27,7 +28,7 @@ class Identity:
     """What a node says of itself that doesn't change."""
 
     nonce: str
-    #: queue -> shards_count, of the queues that it serves.
+    #: queue -> shards_count, of the queues that it serves at first: of each layout, by its name.
     queues: Mapping[str, int]
     threads: int
     version: str
@@ -62,10 +63,17 @@ class Membership:
         self._identity = identity
         self._silence = silence
         self._part = json.dumps({"queues": dict(identity.queues)}) if shares else ""
+        self._shares = shares
 
     def leave(self) -> None:
         """From the next heartbeat on this node has no part in the work any more."""
         self._part = ""
+        self._shares = False
+
+    def serve(self, queues: Mapping[str, int]) -> None:
+        """From the next heartbeat on it serves these: queue -> shards_count, of each layout."""
+        if self._shares:
+            self._part = json.dumps({"queues": dict(queues)})
 
     def heartbeat_call(self, details: Mapping[str, Any]) -> Call:
         """Says that the node lives, and asks who else does."""
@@ -75,7 +83,7 @@ class Membership:
             "pid": me.pid,
             "version": me.version,
             "started_at": me.started_at,
-            "queues": list(me.queues),
+            "queues": list(dict.fromkeys(map(queue_of_layout, me.queues))),
             "threads": me.threads,
             **details,
         }
@@ -90,7 +98,7 @@ class Membership:
         self.first_silent = self._clock() + float(reply[0]) if reply[0] else float("inf")
         members = {
             name.decode("utf-8", "replace"): _queues(part)
-            for name, part in zip(reply[1::2], reply[2::2], strict=True)
+            for name, part in zip(reply[2::2], reply[3::2], strict=True)
         }  # fmt: skip
         changed = members != self.members
         self.members = members

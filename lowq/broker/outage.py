@@ -2,11 +2,17 @@
 
 import threading
 import time
+from collections.abc import Callable
+from typing import TypeVar
 
-from lowq.errors import RedisNotReady
+from lowq.errors import RedisNotReady, RedisUnavailable
 from lowq.logs import get_log
 
 log = get_log("lowq.broker")
+
+#: Seconds between two attempts to start while Redis can't serve.
+START_RETRY = 0.2
+T = TypeVar("T")
 
 
 class Outage:
@@ -14,7 +20,9 @@ class Outage:
     whoever notices.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, is_partial: Callable[[], bool] = lambda: False) -> None:
+        """``is_partial``: whether a part of Redis is known to be away. Then what others answer ends nothing."""
+        self._is_partial = is_partial
         #: How many began so far. Read it before a call is sent: its reply ends what had begun by then, and nothing that
         #: began since, as it may have been under way already when Redis went away.
         self.begun = 0
@@ -59,9 +67,31 @@ class Outage:
             "%s; %s", error, "waiting until it can" if waits else "trying until it is back", extra={"event": event}
         )
 
+    def start(self, do: Callable[[], T], wait: Callable[[float], object], *, has_answered: Callable[[], bool]) -> T:
+        """Does what is to be done at a start, as soon as Redis can serve. ``wait``: waits so many seconds, and returns
+        whether nothing is to be started any more. ``has_answered``: whether the address is known to be right, so that
+        no answer is waited for, too: a node of the cluster has answered, say, and a primary is being replaced.
+
+        Raises:
+            RedisUnavailable: there is no Redis, or nothing is to be started any more. What else ``do`` raises.
+        """
+        while True:
+            begun = self.begun
+            try:
+                result = do()
+            except RedisUnavailable as error:
+                if not isinstance(error, RedisNotReady) and not (has_answered() or self.seconds):
+                    raise  # it may be the wrong address
+                self.begin(error)
+                if wait(START_RETRY):
+                    raise
+            else:
+                self.end(begun)
+                return result
+
     def end(self, begun: int) -> None:
         """Redis has answered a call before which so many had begun."""
-        if self._since is not None:
+        if self._since is not None and not self._is_partial():
             with self._lock:
                 if begun != self.begun or self._since is None:  # another thread was quicker
                     return

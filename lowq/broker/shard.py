@@ -3,6 +3,7 @@
 ::
 
     lease       ShardLease     the maintenance loop's; others read it
+    inflow      ShardInflow    the maintenance loop's
     dispatch    DispatchState  the dispatcher's, which guards it by its lock
     in_flight   InFlight       of whoever has claimed the shard, one at a time
 """
@@ -11,24 +12,29 @@ from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 from lowq.broker.in_flight import InFlight
+from lowq.broker.inflow import Inflow, ShardInflow
 from lowq.broker.lease import ShardLease
+from lowq.broker.queue_permits import Allowance
 from lowq.clock import Clock
 from lowq.clock import now as clock_now
 from lowq.job_events import QueueEvents
+from lowq.payload_types import PayloadType
 from lowq.settings import Config
+from lowq.sharding import Layout
 from lowq.store import Client
-from lowq.store.keys import shard_prefix
 
 
 class DispatchState:
     """What the dispatcher knows of a shard. Read and written under its lock."""
 
-    __slots__ = ("claimed_by", "is_occupied", "leaving", "next_due", "paused", "wakes")
+    __slots__ = ("allowance", "claimed_by", "is_occupied", "leaving", "next_due", "paused", "rests_until", "wakes")
 
     def __init__(self) -> None:
         #: Monotonic time at which the oldest waiting job is due, as far as known; None: nothing waits.
         self.next_due: float | None = None
         self.paused = False
+        #: Nobody looks at it before that monotonic time: its primary did not answer.
+        self.rests_until = 0.0
         #: The number of the thread that works it, until the outcome is written; None: nobody does; negative: nobody
         #: may.
         self.claimed_by: int | None = None
@@ -38,6 +44,8 @@ class DispatchState:
         self.is_occupied = False
         #: Counts wake-ups: shows whether one came while a take was under way.
         self.wakes = 0
+        #: How many jobs whoever has claimed it may take, of a queue with rates over all nodes; None: any number.
+        self.allowance: Allowance | None = None
 
 
 class Shard:
@@ -52,6 +60,7 @@ class Shard:
         *,
         shards_count: int,
         nonce: str,
+        epoch: int = 0,
         load_payload: Callable[[bytes], Any],
         max_payloads: int = 1000,
         max_crash_count: int = 3,
@@ -61,7 +70,13 @@ class Shard:
     ) -> None:
         self.queue = queue
         self.index = index
-        self.prefix = shard_prefix(namespace, queue, index)
+        self.epoch = epoch
+        layout = Layout(shards_count, epoch)
+        #: Its queue, and if that was resharded its layout: "Orders", "Orders@1".
+        self.layout_name = layout.name(queue)
+        self.prefix = layout.prefix(namespace, queue, index)
+        #: Its jobs belong to another layout: it is given up once nothing of it is in flight, and never held again.
+        self.is_sealed = False
         self.lease = ShardLease(
             client,
             queue,
@@ -71,8 +86,10 @@ class Shard:
             max_crash_count=max_crash_count,
             session=session,
             events=events,
+            is_prepared=epoch > 0,
             clock=clock,
         )
+        self.inflow = ShardInflow()
         self.dispatch = DispatchState()
         self.in_flight = InFlight(
             client,
@@ -87,7 +104,7 @@ class Shard:
         )
 
     def __repr__(self) -> str:
-        return f"{self.queue}:{self.index}"
+        return f"{self.layout_name}:{self.index}"
 
     @property
     def next_due(self) -> float | None:
@@ -114,29 +131,35 @@ def shards_of(
     queue: TakeOptions,
     nonce: str,
     *,
+    layout: Layout | None = None,
     session: str = "",
     events: QueueEvents | None = None,
+    payload_type: PayloadType | None = None,
     clock: Clock = clock_now,
 ) -> list[Shard]:
-    """All shards of a queue, for a process with that nonce; none of them leased yet. ``session``: of a consumer.
-    ``events``: where to emit what is done to jobs.
+    """All shards of a queue in a layout, for a process with that nonce; none of them leased yet. ``layout``: None is
+    that of a queue that was never resharded. ``session``: of a consumer.
+    ``events``: where to emit what is done to jobs. ``payload_type``: how payloads are decoded; None: as the settings
+    say.
     """
+    layout = layout or Layout(queue.shards_count)
     return [
         Shard(
             client,
             config.namespace,
             queue.queue_name,
             index,
-            shards_count=queue.shards_count,
+            shards_count=layout.shards_count,
             nonce=nonce,
-            load_payload=config.load_payload,
+            epoch=layout.epoch,
+            load_payload=config.load_payload if payload_type is None else payload_type.load,
             max_payloads=queue.max_payloads,
             max_crash_count=queue.max_crash_count,
             session=session,
             events=events,
             clock=clock,
         )
-        for index in range(queue.shards_count)
+        for index in range(layout.shards_count)
     ]
 
 
@@ -149,3 +172,11 @@ def lag_of(shards: Iterable[Shard], queue: str) -> float | None:
     if not due:
         return None
     return max((now - moment for moment in due if moment is not None and moment < now), default=0.0)
+
+
+def take_inflow(shards: Iterable[Shard]) -> Inflow | None:
+    """What has come in to these shards since the last call; None: it is not known of any."""
+    known = [inflow for inflow in (shard.inflow.take() for shard in shards) if inflow is not None]
+    if not known:
+        return None
+    return Inflow(sum(inflow.pushed for inflow in known), sum(inflow.change for inflow in known))

@@ -18,7 +18,8 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Protocol, TypeAlias, TypeVar, runtime_checkable
 
-#: The nodes that share the work: name -> queue -> its shards_count, of the queues that the node serves.
+#: The nodes that share the work: name -> queue -> its shards_count, of the queues that the node serves. A queue that
+#: was resharded is named with its layout: "Orders@1".
 Members: TypeAlias = Mapping[str, Mapping[str, int]]
 
 
@@ -121,7 +122,10 @@ class BalancedSplitter:
     def among(self, shards: Sequence[P], members: Members, me: str) -> list[list[P]]:
         """The lists of the node ``me``, one per thread that has a shard."""
         owners = shares(members)
-        return self([shard for shard in shards if owners.get((shard.queue, shard.index)) == me])
+        # While a queue is resharded the shards of its two layouts are shared out apart.
+        return self(
+            [shard for shard in shards if owners.get((getattr(shard, "layout_name", shard.queue), shard.index)) == me]
+        )
 
 
 #: How many shards a node may have more than another, over all queues, before it gets no more odd ones.

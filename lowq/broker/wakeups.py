@@ -3,7 +3,7 @@ or went.
 """
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from lowq.broker.shard import Shard
 from lowq.errors import LowqError, RedisUnavailable
@@ -16,7 +16,8 @@ log = get_log("lowq.broker")
 
 class Listener:
     """Reads a subscription. A lost connection is made anew, and every confirmation counts as a wake-up: what was
-    published while nobody listened is found by looking.
+    published while nobody listened is found by looking. ``limits``: channels of limits over all nodes, of which
+    ``on_permits`` learns, with "" where messages may have been lost.
     """
 
     def __init__(
@@ -28,22 +29,34 @@ class Listener:
         on_lease_released: Callable[[Shard, float], object],
         on_nodes: Callable[[str], object],
         on_trouble: Callable[[LowqError], object],
+        limits: Collection[str] = (),
+        on_permits: Callable[[str, str], object] = lambda _channel, _holders: None,
+        on_sealed: Callable[[Shard], object] = lambda _shard: None,
     ) -> None:
         self._thread = threading.Thread(target=self._run, name="lowq-listener", daemon=True)
         self._subscription = client.subscribe()
-        self._wakes = {f"{shard.prefix}wake": shard for shard in shards}
-        self._released = {f"{shard.prefix}lease_released": shard for shard in shards}
+        self._wakes: dict[str, Shard] = {}
+        self._released: dict[str, Shard] = {}
+        self.knows(shards)
+        self._on_sealed = on_sealed
         self._nodes_channel = nodes_channel
         self._on_wake = on_wake
         self._on_lease_released = on_lease_released
         self._on_nodes = on_nodes
         self._on_trouble = on_trouble
+        self._limits = frozenset(limits)
+        self._on_permits = on_permits
         self._closed = threading.Event()
-        self._subscription.add([nodes_channel])
+        self._subscription.add([nodes_channel, *limits])
 
     def start(self) -> None:
         """Starts the thread."""
         self._thread.start()
+
+    def knows(self, shards: Sequence[Shard]) -> None:
+        """There are these shards, too."""
+        self._wakes.update({f"{shard.prefix}wake": shard for shard in shards})
+        self._released.update({f"{shard.prefix}lease_released": shard for shard in shards})
 
     def holds(self, shards: Sequence[Shard]) -> None:
         """These shards are held now: listen to their wake-ups."""
@@ -83,12 +96,16 @@ class Listener:
         number = finite(data, 0.0)  # what is none is no message of ours; to look is always right
         if kind not in ("subscribe", "message"):
             return
-        if channel in self._wakes:
+        if channel in self._wakes and data == b"sealed":
+            self._on_sealed(self._wakes[channel])
+        elif channel in self._wakes:
             self._on_wake(self._wakes[channel], number)
         elif channel in self._released:
             self._on_lease_released(self._released[channel], number / 1000)
         elif channel == self._nodes_channel:
             self._on_nodes(data.decode("utf-8", "replace"))
+        elif channel in self._limits:
+            self._on_permits(channel, data.decode("utf-8", "replace") if kind == "message" else "")
 
     def close(self) -> None:
         """Ends the thread; it is reading until its connection is closed."""

@@ -1,8 +1,6 @@
 """The verbs that change what is there: kick, bury, delete, perform-now, release-all, pause, resume, drop."""
 
-import getpass
 import shlex
-import socket
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -12,6 +10,7 @@ import click
 from lowq.admin.actions import IN_FLIGHT, MISSING, Acted, ActionName
 from lowq.admin.bulk import STATES_OF, meant_by
 from lowq.application import Lowq
+from lowq.cli.audited import audited, me
 from lowq.cli.failure import FAILED, INTERRUPTED, USAGE, Failure
 from lowq.cli.group import Command, json_option, queue_argument, with_app
 from lowq.cli.look import server_time
@@ -44,6 +43,10 @@ def _on_jobs(action: ActionName) -> Callable[[Command], Command]:
         click.option("--all", "everything", is_flag=True, help="All of them, instead of single ids."),
         click.option("--state", type=click.Choice(STATES_OF[action]), help=f"All of this state. {default}"),
         click.option("--match", metavar="PATTERN", help="All whose id is like this: 4*, order-?, [a-c]*"),
+        click.option("--payload", metavar="FIELD:VALUE", help="All with it in a payload: customer:7, order.customer:7"),
+        click.option("--error", metavar="TEXT", help="All with it in their error."),
+        click.option("--error-group", metavar="GROUP", help="All whose error is in this group of `lowq errors`."),
+        click.option("--shard", type=click.IntRange(0), help="All of this shard."),
         yes_option,
         json_option,
     ]
@@ -114,13 +117,15 @@ def _act(
     verb = action.replace("_", "-")
     many = everything or wanted != JobFilter()
     if many and ids:
-        raise Failure("give ids, or --all, --state or --match, not both", USAGE)
-    if everything and wanted.match is not None:
-        raise Failure("--all and --match say two things: leave one of them out", USAGE)
+        raise Failure("give ids, or --all, --state, --match or the like, not both", USAGE)
+    narrowed = [name for name in wanted.given() if name != "state"]
+    if everything and narrowed:
+        option = narrowed[0].replace("_", "-")
+        raise Failure(f"--all and --{option} say two things: leave one of them out", USAGE)
     if not many and not ids:
         raise Failure(f"which jobs? lowq {verb} {queue.name} ID..., or --all, --state STATE, --match PATTERN", USAGE)
     if many:
-        _act_on_many(queue, action, wanted, reason, yes=yes, as_json=as_json)
+        _act_on_many(app, queue, action, wanted, reason, yes=yes, as_json=as_json)
     else:
         _act_on_ids(app, queue, action, ids, reason, as_json=as_json)
 
@@ -134,14 +139,22 @@ def _act_on_ids(
     method = methods[action]
     options: dict[str, Any] = {"reason": reason} if action == "bury" else {}
     outcomes: dict[str, str] | None = None
-    if "-" not in ids and len(ids) <= REPORTED_ONE_BY_ONE:
-        acted, outcomes = Acted(), {}
-        for job_id in dict.fromkeys(ids):
-            one = method(job_id, **options)
-            acted += one
-            outcomes[job_id] = "done" if one.done else "in_flight" if one.in_flight else "missing"
-    else:
-        acted = method(_all_ids(ids), **options)
+    queue.shards_count  # noqa: B018 - raises for a queue that nobody has used
+    named = [job_id for job_id in ids if job_id != "-"]
+    detail = {"ids": named[:5], "named": len(ids) if named == list(ids) else None, "reason": reason}
+    with audited(app, action, queue.name, detail) as outcome:
+        if "-" not in ids and len(ids) <= REPORTED_ONE_BY_ONE:
+            acted, outcomes = Acted(), {}
+            for job_id in dict.fromkeys(ids):
+                one = method(job_id, **options)
+                acted += one
+                outcome.count = acted.done
+                outcomes[job_id] = "done" if one.done else "in_flight" if one.in_flight else "missing"
+        else:
+            acted = method(_all_ids(ids), **options)
+        outcome.count = acted.done
+        left = {"in_flight": acted.in_flight, "missing": acted.missing}
+        outcome.detail = {name: number for name, number in left.items() if number}
     if as_json:
         counts = {"done": acted.done, "in_flight": acted.in_flight, "missing": acted.missing}
         echo_json({"action": action, "queue": queue.name, **counts, "ids": outcomes})
@@ -204,7 +217,7 @@ def _lines() -> Iterator[str]:
 
 
 def _act_on_many(
-    queue: Queue, action: ActionName, wanted: JobFilter, reason: str | None, *, yes: bool, as_json: bool
+    app: Lowq, queue: Queue, action: ActionName, wanted: JobFilter, reason: str | None, *, yes: bool, as_json: bool
 ) -> None:
     meant = meant_by(action, wanted).state
     steps = queue.bulk(action, wanted, reason=reason)
@@ -214,15 +227,17 @@ def _act_on_many(
                 break
             progress.show(step.total)
     kind = {None: "waiting", "morgue": "buried"}.get(meant, meant)
-    what = f"{count(step.total, f'{kind} job')} of queue {queue.name!r}" + (
-        f" with ids like {wanted.match!r}" if wanted.match else ""
-    )
+    what = f"{count(step.total, f'{kind} job')} of queue {queue.name!r}{_described(wanted)}"
     if step.total:
         hint = "; buried ones: --state morgue" if action == "delete" and wanted.state is None else ""
         _confirm(f"{action.replace('_', '-')} {what}{hint}", yes)
     try:
-        with Progress(_DONE[action]) as progress:
+        with (
+            audited(app, action, queue.name, {**wanted.given(), "reason": reason}) as outcome,
+            Progress(_DONE[action]) as progress,
+        ):
             for step in steps:
+                outcome.count = step.done
                 progress.show(step.done, step.done / max(step.total, 1))
     except KeyboardInterrupt:
         say(f"lowq: stopped; {number(step.done)} of {count(step.total, 'job')} {_DONE[action]}")
@@ -234,13 +249,22 @@ def _act_on_many(
         echo_json({"action": action, "queue": queue.name, **done})
     else:
         left = f"; {number(in_flight)} {IN_FLIGHT}" if in_flight else ""
-        if in_flight and wanted.match:
-            left = f"; left alone: what is in flight, {count(in_flight, 'job')} of this queue with whatever id"
+        if in_flight and wanted.given().keys() - {"state"}:
+            left = f"; left alone: what is in flight, {count(in_flight, 'job')} of this queue, whichever they are"
         echo_lines([f"{count(step.done, 'job')} {_DONE[action]}{left}"])
         if not step.done and action == "delete" and wanted.state is None:
             buried = next(item.total for item in queue.bulk("delete", wanted, state="morgue") if not item.counting)
             if buried:
                 say(f"{count(buried, 'such job')} {'lies' if buried == 1 else 'lie'} in the morgue: --state morgue")
+
+
+def _described(wanted: JobFilter) -> str:
+    """What of a filter is beside the state, in words."""
+    words = [
+        ("with ids like", wanted.match), ("with the payload", wanted.payload), ("with the error", wanted.error),
+        ("with an error of the group", wanted.error_group), ("of shard", wanted.shard),
+    ]  # fmt: skip
+    return "".join(f" {word} {value!r}" for word, value in words if value is not None)
 
 
 def _confirm(what: str, yes: bool) -> None:
@@ -264,7 +288,12 @@ def pause(app: Lowq, queue: str, as_json: bool) -> None:
 
     Those in flight are finished, and pushing goes on.
     """
-    _show_paused(queue, app.queue(queue).pause(by=_me()), as_json, paused=True)
+    handle = app.queue(queue)
+    handle.shards_count  # noqa: B018 - raises for a queue that nobody has used
+    with audited(app, "pause", queue) as outcome:
+        changed = handle.pause(by=me())
+        outcome.detail = {} if changed else {"changed": False}
+    _show_paused(queue, changed, as_json, paused=True)
 
 
 @click.command
@@ -273,15 +302,12 @@ def pause(app: Lowq, queue: str, as_json: bool) -> None:
 @json_option
 def resume(app: Lowq, queue: str, as_json: bool) -> None:
     """End a pause."""
-    _show_paused(queue, app.queue(queue).resume(), as_json, paused=False)
-
-
-def _me() -> str:
-    """Who does it, as far as the operating system knows."""
-    try:
-        return f"{getpass.getuser()}@{socket.gethostname()}"
-    except (KeyError, OSError):
-        return socket.gethostname()
+    handle = app.queue(queue)
+    handle.shards_count  # noqa: B018 - raises for a queue that nobody has used
+    with audited(app, "resume", queue) as outcome:
+        changed = handle.resume()
+        outcome.detail = {} if changed else {"changed": False}
+    _show_paused(queue, changed, as_json, paused=False)
 
 
 def _show_paused(queue: str, changed: bool, as_json: bool, *, paused: bool) -> None:
@@ -304,7 +330,9 @@ def release_all(app: Lowq, queue: str, as_json: bool) -> None:
     another one takes over. What living ones have stays theirs.
     """
     handle = app.queue(queue)
-    released = handle.release_all()
+    handle.shards_count  # noqa: B018 - raises for a queue that nobody has used
+    with audited(app, "release_all", queue) as outcome:
+        released = outcome.count = handle.release_all()
     in_flight = handle.stats().taken
     if as_json:
         echo_json({"queue": queue, "released": released, "in_flight": in_flight})
@@ -324,7 +352,8 @@ def drop(app: Lowq, queue: str, yes: bool, as_json: bool) -> None:
     figures = handle.stats()
     jobs = figures.length + figures.taken + figures.morgue_length
     _confirm(f"remove the queue {queue!r} with all its {count(jobs, 'job')} for good", yes)
-    removed = handle.drop()
+    with audited(app, "drop", queue) as outcome:
+        removed = outcome.count = handle.drop()
     if as_json:
         echo_json({"queue": queue, "removed": removed})
     else:

@@ -3,6 +3,7 @@
 import io
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,14 +20,14 @@ import msgspec
 
 from lowq import logs
 from lowq.application import Lowq
-from lowq.broker.outage import Outage
 from lowq.cli.failure import FAILED, USAGE, Failure
 from lowq.cli.group import json_option, metrics_options, queue_argument, set_up, with_app
 from lowq.cli.output import count, echo_json, echo_lines, say
-from lowq.cli.push import check_exists, job_of
+from lowq.cli.push import check_exists, durability_option, job_of, not_safe
 from lowq.consumer import Consumer, ConsumerJob
-from lowq.errors import ConsumerClosed, NotTaken, RedisNotReady, RedisUnavailable
+from lowq.errors import ConsumerClosed, NotReplicated, NotTaken, RedisUnavailable
 from lowq.logs import get_log
+from lowq.store import Durability
 
 log = get_log("lowq.consumer")
 
@@ -34,8 +35,6 @@ log = get_log("lowq.consumer")
 RELEASE = 75
 #: Seconds that a command has after TERM, before it is killed.
 GRACE = 5.0
-#: Seconds between two tries to begin, while Redis is not ready.
-START_RETRY = 0.5
 #: Characters of what a command wrote to its standard error that are kept with a failed job.
 KEPT_ERROR = 2000
 
@@ -51,6 +50,7 @@ KEPT_ERROR = 2000
 @click.option("--priority", type=click.IntRange(0, 9), help="0, the most urgent, to 9; default: that of the queue.")
 @click.option("--shards-count", type=click.IntRange(1, 16384), help="For a queue that doesn't exist yet.")
 @click.option("--timeout", type=click.FloatRange(0), metavar="SECONDS", help="Wait so long for room in a full queue.")
+@durability_option
 @json_option
 def put(
     app: Lowq,
@@ -58,6 +58,7 @@ def put(
     payload: str | None,
     shards_count: int | None,
     timeout: float | None,
+    durability: Durability | None,
     as_json: bool,
     **rest: Any,
 ) -> None:
@@ -71,7 +72,10 @@ def put(
     handle = app.queue(queue, shards_count)
     check_exists(handle)
     job = job_of(None, sys.stdin.read() if payload == "-" else payload, **rest)
-    job_id = handle.put(**job, timeout=timeout)
+    try:
+        job_id = handle.put(**job, timeout=timeout, durability=durability)
+    except NotReplicated as error:
+        raise not_safe(error) from None
     if as_json:
         echo_json({"queue": queue, "id": job_id})
     else:
@@ -90,12 +94,14 @@ def take(app: Lowq, queue: str, limit: int, timeout: float, ack: bool) -> None:
     Exit code 1: nothing came.
     """
     jobs: list[ConsumerJob] = []
+    to_json = _to_json(app, queue)
     with app.queue(queue).consumer() as consumer:
         while len(jobs) < limit and (some := consumer.take(limit - len(jobs), timeout if not jobs else 0)):
             jobs += some
         for job in jobs:
-            line = {"id": job.id, "payloads": job.payloads, "retry_count": job.retry_count}
-            click.echo(msgspec.json.encode(line, enc_hook=str))
+            payloads = [msgspec.Raw(to_json(payload)) for payload in job.payloads]
+            line = {"id": job.id, "payloads": payloads, "retry_count": job.retry_count}
+            click.echo(msgspec.json.encode(line))
             if ack:
                 sys.stdout.flush()  # first: what nobody has got must not be acknowledged
                 job.ack()
@@ -137,12 +143,14 @@ def consume(
     """
     if not command:
         raise Failure("say which command is to be run for each job: lowq consume QUEUE -- COMMAND {id}", USAGE)
+    if "{id}" not in command[0] and shutil.which(command[0]) is None:
+        raise Failure(f"{command[0]!r} can't be run: there is no such program, or it is not executable", USAGE)
     logs.configure(None, None)
     set_up(app, graphite=graphite, statsd=statsd)
     # The command is killed long before its job would be taken from us, and so from two commands at once.
     patience = None if ttr is None else ttr + 3 * GRACE
-    with _when_ready(lambda: app.queue(queue).consumer(ttr=patience)) as consumer:
-        runner = _Runner(consumer, command, ttr)
+    with app.queue(queue).consumer(ttr=patience) as consumer:
+        runner = _Runner(consumer, command, ttr, _to_json(app, queue))
         with _ended_by_signals(runner):
             say(f"consuming {queue}: {shlex.join(command)}; Ctrl-C ends it")
             left = runner.run(concurrency, idle, app.config.shutdown_timeout)
@@ -150,27 +158,19 @@ def consume(
         raise Failure(f"{count(left, 'command')} still ran after shutdown_timeout; their jobs wait again", FAILED)
 
 
-def _when_ready(make: Callable[[], Consumer]) -> Consumer:
-    """The consumer, as soon as Redis can serve; as a node waits."""
-    outage = Outage()
-    while True:
-        begun = outage.begun
-        try:
-            consumer = make()
-        except RedisUnavailable as error:
-            if not isinstance(error, RedisNotReady) and not outage.seconds:
-                raise
-            outage.begin(error)
-            time.sleep(START_RETRY)
-        else:
-            outage.end(begun)
-            return consumer
+def _to_json(app: Lowq, queue: str) -> Callable[[Any], bytes]:
+    """What writes a payload as JSON: those of a type as they are kept."""
+    typed = app.payload_type_of(queue)
+    return partial(msgspec.json.encode, enc_hook=str) if typed is None else typed.dump
 
 
 class _Runner:
     """Runs a command for each job, in some threads."""
 
-    def __init__(self, consumer: Consumer, command: Sequence[str], ttr: float | None) -> None:
+    def __init__(
+        self, consumer: Consumer, command: Sequence[str], ttr: float | None, to_json: Callable[[Any], bytes]
+    ) -> None:
+        self._to_json = to_json
         self._consumer = consumer
         self._command = list(command)
         self._ttr = ttr
@@ -237,7 +237,7 @@ class _Runner:
 
     def _perform(self, job: ConsumerJob) -> None:
         try:
-            lines = b"".join(msgspec.json.encode(payload) + b"\n" for payload in job.payloads)
+            lines = b"".join(self._to_json(payload) + b"\n" for payload in job.payloads)
             code, said = self._call(job, lines)
         except (TypeError, ValueError, OSError) as error:
             code, said = 127, f"it can't be started: {error}"

@@ -2,11 +2,13 @@
 
 import dataclasses
 import textwrap
+from contextlib import nullcontext
 from difflib import get_close_matches
 
 import click
 
 from lowq.application import Lowq
+from lowq.cli.audited import audited
 from lowq.cli.failure import FAILED, USAGE, Failure, message_of
 from lowq.cli.group import json_option, with_app
 from lowq.cli.output import Progress, count, echo_json, echo_lines, terminal_width
@@ -41,7 +43,10 @@ def doctor(
     """
     _check_codes(ignore)
     try:
-        with Progress("ids and keys") as progress:
+        with (
+            audited(app, "repair", ", ".join((*queues, *more)) or "all queues") if repair else nullcontext(),
+            Progress("ids and keys") as progress,
+        ):
             findings = app.examine(
                 *queues,
                 *more,

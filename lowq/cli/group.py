@@ -13,7 +13,7 @@ import click
 
 from lowq.application import Lowq
 from lowq.cli.failure import INTERRUPTED, USAGE, Failure, failure_of
-from lowq.cli.loading import load_app
+from lowq.cli.loading import load_given
 from lowq.errors import ConfigError, LowqError
 from lowq.settings import Config
 
@@ -59,7 +59,7 @@ class Group(click.Group):
         if verb not in self.commands:
             near = get_close_matches(verb.replace("_", "-"), self.commands, 2, 0.5)
             if verb.endswith(".py"):
-                hint = f"did you mean: lowq run -r {verb}"
+                hint = f"did you mean: lowq run {verb}"
             elif near:
                 hint = f"did you mean {' or '.join(near)}?"
             else:
@@ -151,7 +151,7 @@ def with_app(command: Command) -> Command:
 
 def open_app(require: str | None, redis_url: str | None, namespace: str | None) -> Lowq:
     """The application that -r, --redis-url and --namespace say; it is closed with the command."""
-    app = Lowq() if require is None else load_app(require, workers=False)
+    app = load_given(require, workers=False) or Lowq()
     set_up(app, redis_url=redis_url, namespace=namespace)
     click.get_current_context().call_on_close(app.close)
     return app

@@ -23,19 +23,43 @@ from types import ModuleType
 import lowq
 from lowq.application import Lowq
 from lowq.cli.failure import FAILED, USAGE, Failure
+from lowq.cli.project import app_of_project
 from lowq.errors import LowqError
 
 _OURS = str(Path(lowq.__file__).parent)
 
 
-def load_app(spec: str, *, workers: bool) -> Lowq:
-    """The application that ``-r`` names. ``workers``: it must have some.
+def load_given(spec: str | None, *, workers: bool) -> Lowq | None:
+    """The application that was named, or else that of the project (`app_of_project`); None: neither says any.
+
+    Raises:
+        Failure: as of `load_app`, and of `app_of_project`.
+    """
+    if spec is not None:
+        return load_app(spec, workers=workers)
+    found = app_of_project()
+    if found is None:
+        return None
+    app, path = found
+    try:
+        return load_app(app, workers=workers, folder=path.parent)
+    except Failure as failure:
+        raise Failure(
+            f"{failure.message} ({path} says app = {app!r})", failure.exit_code, trace=failure.trace
+        ) from None
+
+
+def load_app(spec: str, *, workers: bool, folder: Path | None = None) -> Lowq:
+    """The application that ``-r`` names. ``workers``: it must have some. ``folder``: where it is looked for; None: the
+    current one.
 
     Raises:
         Failure: there is nothing of that name, it can't be imported, or it has no worker.
     """
+    if folder is not None and (folder / spec.partition(":")[0]).is_file():
+        spec = str(folder / spec)
     target, attribute = _split(spec)
-    here = str(Path.cwd())
+    here = str(Path.cwd() if folder is None else folder)
     if here not in sys.path:
         sys.path.insert(0, here)
     module = _load_file(Path(target)) if _is_file(target) else _load_module(target)
@@ -54,8 +78,11 @@ def _split(spec: str) -> tuple[str, str]:
 # --- files ---
 
 
-def source_folder(spec: str) -> Path:
-    """The folder that the code of ``-r`` is in, as far as that is known without importing it."""
+def source_folder(spec: str | None) -> Path:
+    """The folder that the code of ``-r``, or of the project, is in, as far as that is known without importing it."""
+    if spec is None:
+        found = app_of_project()
+        return Path.cwd() if found is None else found[1].parent
     target, _ = _split(spec)
     return _folder_and_name(Path(target).resolve())[0] if _is_file(target) else Path.cwd()
 

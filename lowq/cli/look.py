@@ -6,7 +6,7 @@ import re
 import shutil
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -17,6 +17,7 @@ from lowq.cli.failure import FAILED, USAGE, Failure
 from lowq.cli.group import json_option, queue_argument, with_app
 from lowq.cli.output import (
     JOB_COLUMNS,
+    count,
     echo_json,
     echo_lines,
     job_block,
@@ -29,17 +30,24 @@ from lowq.cli.output import (
 from lowq.codec import MAX_TIME
 from lowq.duration import LONGEST_WAIT, ago, duration, relative_seconds
 from lowq.errors import RedisUnavailable, ScriptError
+from lowq.inspection.all_queues import FoundJob, FoundPage
 from lowq.inspection.explain import ABSENT, Why
+from lowq.inspection.forecast import Forecast
 from lowq.inspection.job_filter import ORDERS, STATES, JobFilter
-from lowq.inspection.paging import MAX_LIMIT
+from lowq.inspection.paging import MAX_LIMIT, Page
 from lowq.inspection.queries import NodeInfo, Stats
 from lowq.job import Job
+from lowq.logs import printable
 from lowq.queue import Queue
+from lowq.schedules import is_internal
 from lowq.store import untrusted
 from lowq.store.scripts import time_of
 
 #: Seconds between two looks of `stats --watch`.
 WATCH_SECONDS = 2.0
+
+#: Seconds from which on `lowq nodes` names a batch that runs.
+LONG = 10.0
 
 #: Figures that are added up over queues.
 _SUMS = (
@@ -54,6 +62,7 @@ _SUMS = (
     "failed",
     "buried",
     "expired",
+    "pushed",
 )
 
 
@@ -76,7 +85,8 @@ def stats(app: Lowq, queues: tuple[str, ...], watch: str | None, as_json: bool) 
     """Queues in figures: all of them, or those named.
 
     LENGTH is all that waits: DUE and LATER, which is what the states scheduled and retrying are together. RETRIES are
-    those among them that have failed before, due or not.
+    those among them that have failed before, due or not. BACKLOG says when nothing is due or in flight any more, if it
+    goes on as in the last 5 minutes.
     """
     seconds = None
     if watch is not None:
@@ -99,13 +109,13 @@ def _seconds(text: str) -> float | None:
     return min(max(float(text), 0.1), LONGEST_WAIT)
 
 
-def _read_stats(app: Lowq, queues: Sequence[str]) -> list[Stats]:
+def _read_stats(app: Lowq, queues: Sequence[str]) -> list[tuple[Stats, Forecast]]:
     if queues:
-        return [app.queue(name).stats() for name in dict.fromkeys(queues)]
+        return [app.queue(name).stats_and_forecast() for name in dict.fromkeys(queues)]
     found = []
     for info in app.queues():
         try:
-            found.append(app.queue(info.name, info.shards_count).stats())
+            found.append(app.queue(info.name, info.shards_count).stats_and_forecast())
         except ScriptError as error:  # a key of the wrong type
             untrusted.log_skipped("queue", info.name, str(error))
     return found
@@ -116,11 +126,13 @@ def _total(figures: Sequence[Stats]) -> dict[str, Any]:
     return total | {"lag": max((item.lag for item in figures), default=0.0)}
 
 
-def _show_stats(figures: Sequence[Stats], as_json: bool) -> None:
+def _show_stats(found: Sequence[tuple[Stats, Forecast]], as_json: bool) -> None:
     if as_json:
-        echo_json({"total": _total(figures), "queues": figures})
-    elif figures:
-        echo_lines(_stats_table(figures))
+        figures = [item for item, _ in found]
+        forecasts = {item.name: dataclasses.asdict(forecast) | {"text": forecast.text} for item, forecast in found}
+        echo_json({"total": _total(figures), "queues": figures, "forecasts": forecasts})
+    elif found:
+        echo_lines(_stats_table(found))
     else:
         say("no queue has been used yet")
 
@@ -149,12 +161,19 @@ def statistics(app: Lowq, queues: tuple[str, ...], as_json: bool) -> None:
     for item in () if as_json else found:
         lines = [item.name]
         for title, counts in (("tasks", item.tasks), ("calls", item.calls)):
-            lines += [f"  {title}:", *(f"    {name}: {value}" for name, value in dataclasses.asdict(counts).items())]
+            lines += [
+                f"  {title}:",
+                *(
+                    f"    {name}: {'not counted' if value is None else value}"
+                    for name, value in dataclasses.asdict(counts).items()
+                ),
+            ]
         echo_lines(lines)
 
 
 _STATS_COLUMNS = (
-    "queue", "length", "due", "later", "retries", "taken", "morgue", "lag", "processed", "failed", "per s?", "?"
+    "queue", "length", "due", "later", "retries", "taken", "morgue", "lag", "processed", "failed", "per s?",
+    "backlog?", "?",
 )  # fmt: skip
 
 
@@ -163,17 +182,24 @@ def _note(item: Stats) -> str:
     return ", ".join(filter(None, ("paused" if item.paused else "", full)))
 
 
-def _stats_table(figures: Sequence[Stats], rates: dict[str, float] | None = None) -> list[str]:
-    def row(name: str, of: dict[str, Any], note: str = "", *, rate: float | None = None) -> list[str]:
+def _stats_table(found: Sequence[tuple[Stats, Forecast]], rates: dict[str, float] | None = None) -> list[str]:
+    def row(name: str, of: dict[str, Any], *notes: str, rate: float | None = None) -> list[str]:
         figures = [number(of[key]) for key in ("length", "due", "scheduled", "retries", "taken", "morgue_length")]
         counters = [number(of["processed"]), number(of["failed"]), "" if rate is None else number(round(rate))]
-        return [name, *figures, duration(of["lag"]), *counters, note]
+        return [name, *figures, duration(of["lag"]), *counters, *notes]
 
     known = rates or {}
-    rows = [row(item.name, dataclasses.asdict(item), _note(item), rate=known.get(item.name)) for item in figures]
-    if len(figures) > 1:
-        rows.append(row(f"all {len(figures)} queues", _total(figures), rate=known.get("")))
-    return table(_STATS_COLUMNS, rows, right=[name.rstrip("?") for name in _STATS_COLUMNS[1:-1]])
+    rows = [
+        row(
+            item.name, dataclasses.asdict(item), forecast.text if forecast.backlog else "", _note(item),
+            rate=known.get(item.name),
+        )
+        for item, forecast in found
+    ]  # fmt: skip
+    if len(found) > 1:
+        total = _total([item for item, _ in found])
+        rows.append(row(f"all {len(found)} queues", total, "", "", rate=known.get("")))
+    return table(_STATS_COLUMNS, rows, right=[name.rstrip("?") for name in _STATS_COLUMNS[1:-2]])
 
 
 class _Watch:
@@ -200,8 +226,8 @@ class _Watch:
                 click.echo()
 
     def _lines(self) -> list[str]:
-        figures = _read_stats(self._app, self._queues)
-        now, counts = time.monotonic(), {item.name: item.processed for item in figures}
+        found = _read_stats(self._app, self._queues)
+        now, counts = time.monotonic(), {item.name: item.processed for item, _ in found}
         rates: dict[str, float] = {}
         if self._before is not None:
             since, before = self._before
@@ -209,7 +235,7 @@ class _Watch:
             rates[""] = sum(rates.values())
         self._before = now, counts
         head = f"{datetime.now().astimezone():%H:%M:%S}  every {self._seconds:g} s, Ctrl-C ends it"
-        return [head, *(_stats_table(figures, rates) if figures else ["no queue has been used yet"])]
+        return [head, *(_stats_table(found, rates) if found else ["no queue has been used yet"])]
 
     def _write(self, lines: list[str]) -> None:
         if not sys.stdout.isatty():
@@ -245,7 +271,7 @@ def nodes(app: Lowq, as_json: bool) -> None:
     rows = []
     for node in found:
         busy = sum(item is not None for item in node.performing)
-        held = sum(len(shards) for shards in node.shards.values())
+        held = sum(len(shards) for queue, shards in node.shards.items() if not is_internal(queue))
         rows.append(
             [
                 node.name,
@@ -256,14 +282,32 @@ def nodes(app: Lowq, as_json: bool) -> None:
                 f"{duration(node.seconds_ago)} ago",
                 node.version,
                 _remarks(node),
-                " ".join(node.queues),
+                " ".join(queue for queue in node.queues if not is_internal(queue)),
             ]
         )
     columns = ("node", "busy", "tasks", "shards", "up", "heartbeat", "version", "?", "queues")
     echo_lines(table(columns, rows, right=("busy", "tasks", "shards")))
     say("BUSY (threads), TASKS (of async workers) and SHARDS: each node as of its heartbeat")
+    long = [
+        batch_text(node, thread, performed)
+        for node in found
+        for thread, performed in [*enumerate(node.performing), *((None, task) for task in node.longest_tasks)]
+        if performed is not None and performed["seconds"] >= LONG
+    ]
+    if long:
+        echo_lines(["", f"Batches that have been running for more than {LONG:g} s:", *long])
     if any(node.waiting for node in found):
         say("WAITING: Redis is a replica, which can't be written to; nodes go on when it is a primary again")
+
+
+def batch_text(node: NodeInfo, thread: int | None, performed: Mapping[str, Any]) -> str:
+    """Who performs which batch, and for how long."""
+    ids, count = performed["ids"][:3], performed["count"]
+    more = f" and {number(count - len(ids))} more" if count > len(ids) else ""
+    return printable(
+        f"  {node.name} {'task' if thread is None else f'thread {thread}'}: {performed['queue']} shard "
+        f"{performed['shard']}, id{'s' * (count != 1)} {', '.join(ids)}{more}, for {duration(performed['seconds'])}"
+    )
 
 
 def _remarks(node: NodeInfo) -> str:
@@ -309,9 +353,13 @@ def shards(app: Lowq, queue: str, as_json: bool) -> None:
 
 @click.command
 @with_app
-@queue_argument
+@click.argument("queue", required=False)
 @click.option("--state", type=click.Choice(STATES), help="Default: all that wait.")
 @click.option("--match", metavar="PATTERN", help="Only ids like this: 4*, order-?, [a-c]*")
+@click.option("--payload", metavar="FIELD:VALUE", help="Only those with it in a payload: customer:7, order.customer:7")
+@click.option("--error", metavar="TEXT", help="Only those with it in their error.")
+@click.option("--error-group", metavar="GROUP", help="Only those whose error is in this group of `lowq errors`.")
+@click.option("--shard", type=click.IntRange(0), help="Only this shard of the queue.")
 @click.option("--order-by", type=click.Choice(ORDERS), help="Default: perform_at; in the morgue buried_at.")
 @click.option("--reverse", is_flag=True, help="The last ones first.")
 @click.option("--limit", type=click.IntRange(1, MAX_LIMIT), default=50, show_default=True)
@@ -319,21 +367,37 @@ def shards(app: Lowq, queue: str, as_json: bool) -> None:
 @click.option("--min", metavar="VALUE", help="Bounds what it is ordered by: a time (ISO, -2h), a number, an id.")
 @click.option("--max", metavar="VALUE", help="Likewise. Both are included.")
 @json_option
-def jobs(app: Lowq, queue: str, limit: int, after: str | None, as_json: bool, **options: Any) -> None:
-    """A page of jobs, in order over all shards."""
-    bounds = {name: _bound(app, f"--{name}", options[name], options["order_by"]) for name in ("min", "max")}
+def jobs(app: Lowq, queue: str | None, limit: int, after: str | None, as_json: bool, **options: Any) -> None:
+    """A page of jobs, in order over all shards, and without QUEUE over all queues.
+
+    --payload, --error and --error-group look into the jobs, some 20,000 for a page: it says where to go on.
+    """
+    bounds = {name: bound(app, f"--{name}", options[name], options["order_by"]) for name in ("min", "max")}
     wanted = JobFilter(**{**options, **bounds})
-    handle = app.queue(queue)
-    page = handle.jobs(wanted, limit=limit, after=after)
+    columns = ["buried" if name == "when" and wanted.state == "morgue" else name for name in JOB_COLUMNS]
+    page: Page | FoundPage
+    if queue is None:
+        page = app.jobs(wanted, limit=limit, after=after)
+        columns.insert(0, "queue")
+        head: dict[str, Any] = {}
+        found: list[Any] = [dataclasses.asdict(item.job) | {"queue": item.queue} for item in page]
+    else:
+        page = app.queue(queue).jobs(wanted, limit=limit, after=after)
+        head, found = {"queue": queue}, page.jobs
     if as_json:
-        echo_json({"queue": queue, "jobs": page.jobs, "cursor": page.cursor})
+        looked = {} if page.looked is None else {"looked": page.looked}
+        echo_json({**head, "jobs": found, "cursor": page.cursor, **looked})
         return
     now = server_time(app)
-    if page.jobs:
-        columns = ["buried" if name == "when" and wanted.state == "morgue" else name for name in JOB_COLUMNS]
-        echo_lines(table(columns, [job_row(job, now) for job in page.jobs], right=("retry", "payloads")))
+    if len(page):
+        rows = [
+            [item.queue, *job_row(item.job, now)] if isinstance(item, FoundJob) else job_row(item, now) for item in page
+        ]
+        echo_lines(table(columns, rows, right=("retry", "payloads")))
     elif not page.cursor:
-        say("no such job" if wanted.state is not None else _elsewhere(handle))
+        say("no such job" if wanted.state is not None or queue is None else _elsewhere(app.queue(queue)))
+    if page.looked is not None:
+        say(f"{count(page.looked, 'job')} looked at")
     if page.cursor:
         say(f"there are more: --after {page.cursor}")
 
@@ -346,7 +410,12 @@ def _elsewhere(handle: Queue) -> str:
     return "no such job waits" + (f"; the queue has {' and '.join(hints)}" if hints else "")
 
 
-def _bound(app: Lowq, name: str, text: str | None, order_by: str | None) -> float | str | None:
+def bound(app: Lowq, name: str, text: str | None, order_by: str | None) -> float | str | None:
+    """A bound as it was typed: a time, also before or after now, or with another order a number or an id.
+
+    Raises:
+        Failure: it is none.
+    """
     if text is None or order_by == "id":
         return text
     by_time = order_by != "retry_count"

@@ -1,9 +1,11 @@
 """``lowq push``: jobs from a file or the standard input, one JSON object a line; or a single one from options."""
 
 import os
+import re
 import sys
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import pairwise
 from typing import IO, Any, NoReturn
 
 import click
@@ -15,8 +17,9 @@ from lowq.cli.group import json_option, queue_argument, with_app
 from lowq.cli.look import moment
 from lowq.cli.output import Progress, count, echo_json, echo_lines, say
 from lowq.codec import encode_job
-from lowq.errors import JobError, LowqError, PushError, UnknownQueueError
+from lowq.errors import JobError, LowqError, NotReplicated, PushError, QueueFull, UnknownQueueError
 from lowq.queue import Queue
+from lowq.store import DURABILITIES, Durability
 
 
 class Line(dict[str, Any]):
@@ -38,9 +41,12 @@ class BadLine(LowqError):
 class Source:
     """The jobs of an NDJSON stream. Remembers those that are not certainly in."""
 
-    def __init__(self, stream: IO[bytes], skip: int, longest: int, on_bytes: Callable[[int], object]) -> None:
+    def __init__(
+        self, stream: IO[bytes], skip: Sequence[range], longest: int, on_bytes: Callable[[int], object]
+    ) -> None:
         self._stream = stream
-        self._skip = skip
+        #: The lines that are left out, in order.
+        self._skip = deque(skip)
         self._longest = longest
         self._on_bytes = on_bytes
         self._uncertain: deque[Line] = deque()
@@ -53,7 +59,7 @@ class Source:
         while not self._stopped and (raw := self._stream.readline(self._longest + 1)):
             size += len(raw)
             self.number += 1
-            if self.number <= self._skip:
+            if self._is_skipped():
                 continue
             if len(raw) > self._longest:
                 raise BadLine(f"line {self.number} is longer than {self._longest:,} bytes")
@@ -67,6 +73,11 @@ class Source:
             self._on_bytes(size)
             yield line
 
+    def _is_skipped(self) -> bool:
+        while self._skip and self._skip[0].stop <= self.number:
+            self._skip.popleft()
+        return bool(self._skip) and self.number in self._skip[0]
+
     def accepted(self, count: int) -> None:
         """So many jobs are in, from the first one on."""
         while self._uncertain and self._uncertain[0].place <= count:
@@ -79,6 +90,45 @@ class Source:
     def uncertain(self, rest: list[Any] | None = None) -> list[Line]:
         """The jobs that were read and are not certainly in; ``rest``: those among them that PushError named."""
         return list(self._uncertain) if rest is None else [line for line in rest if isinstance(line, Line)]
+
+
+class LinesToSkip(click.ParamType):  # type: ignore[type-arg, unused-ignore]  # generic in newer versions of click
+    """``17``: the first 17 lines; ``1-17,19,23-40``: these lines. Ranges of lines, in order."""
+
+    name = "lines"
+
+    def convert(self, value: object, param: click.Parameter | None, context: click.Context | None) -> Sequence[range]:
+        text = str(value)
+        if re.fullmatch(r"\d{1,18}", text, re.ASCII):
+            return [range(1, int(text) + 1)]
+        if not re.fullmatch(r"\d{1,18}(-\d{1,18})?(,\d{1,18}(-\d{1,18})?)*", text, re.ASCII):
+            self.fail(
+                f"{text!r:.60} is neither a number of lines nor some of them, such as 1-17,19,23-40", param, context
+            )
+        ranges = []
+        for part in text.split(","):
+            first, _, last = part.partition("-")
+            ranges.append(range(int(first), int(last or first) + 1))
+        if any(one.stop > other.start for one, other in pairwise(ranges)) or not all(ranges) or ranges[0].start < 1:
+            self.fail(f"{text!r:.60}: lines are counted from 1, and named in order", param, context)
+        return ranges
+
+
+durability_option = click.option(
+    "--durability", type=click.Choice(DURABILITIES), help="What to wait for; default: what the queue says."
+)
+
+
+def lines_but(wanted: Iterable[int], count: int) -> str:
+    """What `LinesToSkip` reads as all of the first so many lines but these."""
+    gaps = pairwise([0, *sorted(wanted), count + 1])
+    parts = [(before + 1, after - 1) for before, after in gaps if after - before > 1]
+    if not parts:
+        return "0"
+    if parts[0][0] == 1 and len(parts) == 1:
+        return str(parts[0][1])
+    texts = [str(first) if first == last else f"{first}-{last}" for first, last in parts]
+    return ",".join(texts) if len(texts) > 1 else f"{parts[0][0]}-{parts[0][1]}"
 
 
 def parse(raw: bytes, number: int) -> dict[str, Any]:
@@ -105,7 +155,10 @@ def _shown(raw: bytes) -> str:
 @with_app
 @queue_argument
 @click.argument("file", required=False, type=click.Path(exists=True, dir_okay=False, allow_dash=True))
-@click.option("--skip", type=click.IntRange(0), default=0, help="Lines to leave out at the beginning.")
+@click.option(
+    "--skip", type=LinesToSkip(), default="0", metavar="LINES",
+    help="Lines to leave out: so many at the beginning, or such as 1-17,19,23-40.",
+)  # fmt: skip
 @click.option("--shards-count", type=click.IntRange(1, 16384), help="For a queue that doesn't exist yet.")
 @click.option("--id", "job_id", metavar="ID", help="Push this single job.")
 @click.option("--payload", metavar="JSON", help='Its payload; default: "".')
@@ -115,15 +168,17 @@ def _shown(raw: bytes) -> str:
 @click.option("--ttl", type=float, metavar="SECONDS", help="How long the payload is good for; default: for ever.")
 @click.option("--priority", type=click.IntRange(0, 9), help="0, the most urgent, to 9; default: that of the queue.")
 @click.option("--timeout", type=click.FloatRange(0), metavar="SECONDS", help="Wait so long for room in a full queue.")
+@durability_option
 @json_option
 def push(
     app: Lowq,
     queue: str,
     file: str | None,
-    skip: int,
+    skip: Sequence[range],
     shards_count: int | None,
     job_id: str | None,
     timeout: float | None,
+    durability: Durability | None,
     as_json: bool,
     **single: Any,
 ) -> None:
@@ -143,18 +198,30 @@ def push(
     handle = app.queue(queue, shards_count)
     check_exists(handle)
     if job_id is not None:
-        if file is not None or skip:
+        if file is not None or any(skip):
             raise Failure("--id pushes a single job; leave out the file and --skip", USAGE)
-        accepted = handle.push(job_of(job_id, **single), timeout=timeout)
+        try:
+            accepted = handle.push(job_of(job_id, **single), timeout=timeout, durability=durability)
+        except NotReplicated as error:
+            raise not_safe(error) from None
     else:
         for name, value in single.items():
             if value is not None:
                 raise Failure(f"--{name.replace('_', '-')} is for a single job: give its --id too", USAGE)
-        accepted = _push_lines(app, handle, file or "-", skip, timeout)
+        accepted = _push_lines(app, handle, file or "-", skip, timeout, durability)
     if as_json:
         echo_json({"queue": queue, "accepted": accepted})
     else:
         echo_lines([f"{count(accepted, 'payload')} pushed to {queue}"])
+
+
+def not_safe(error: NotReplicated) -> Failure:
+    """What is said of the single job of a push."""
+    (job,) = error.unsafe
+    return Failure(
+        f"job {job['id']} of {error.queue} is in, but not safe: {error.reason}; pushing it again by its id makes it so",
+        FAILED,
+    )
 
 
 def check_exists(queue: Queue) -> None:
@@ -200,7 +267,9 @@ def job_of(
     return job
 
 
-def _push_lines(app: Lowq, queue: Queue, file: str, skip: int, timeout: float | None) -> int:
+def _push_lines(
+    app: Lowq, queue: Queue, file: str, skip: Sequence[range], timeout: float | None, durability: Durability | None
+) -> int:
     with click.open_file(file, "rb") as stream, Progress("jobs") as progress:
         total = os.fstat(stream.fileno()).st_size if file != "-" else 0
         if file == "-" and sys.stdin.isatty():
@@ -221,39 +290,47 @@ def _push_lines(app: Lowq, queue: Queue, file: str, skip: int, timeout: float | 
         # JSON may be much longer than the canonical form that is measured: escapes, spaces.
         source = Source(stream, skip, 8 * app.config.max_payload_bytes + 2**16, on_bytes)
         try:
-            return queue.push(source, on_progress, timeout=timeout)
+            return queue.push(source, on_progress, timeout=timeout, durability=durability)
         except (BadLine, JobError, PushError, KeyboardInterrupt) as error:
-            _give_up(app, error, source, accepted, f"lowq push {queue.name} {file}")
+            _give_up(app, queue, error, source, accepted, f"lowq push {queue.name} {file}")
 
 
-def _give_up(app: Lowq, error: BaseException, source: Source, accepted: int, command: str) -> NoReturn:
+def _give_up(app: Lowq, queue: Queue, error: BaseException, source: Source, accepted: int, command: str) -> NoReturn:
     """Says how many jobs are in, what is wrong, and how to go on."""
     rest: list[Any] | None = None
     if isinstance(error, PushError):
         accepted = error.accepted
         source.stop()
-        rest = list(error.rest)
+        rest = [*error.unsafe, *error.rest]  # pushed again: that makes them safe, and merges
     uncertain = source.uncertain(rest)
     first = min((line.number for line in uncertain), default=source.number + (not isinstance(error, BadLine)))
     cause = error.__cause__ if isinstance(error, PushError) and error.__cause__ is not None else error
     if isinstance(cause, JobError):
-        reason = _refusal(app, cause, uncertain)
+        reason = _refusal(app, queue, cause, uncertain)
     elif isinstance(cause, KeyboardInterrupt):
         reason = "interrupted"
+    elif isinstance(cause, NotReplicated):
+        reason = f"{count(len(cause.unsafe), 'payload')} in, but not safe: {cause.reason}"
     else:
         reason = str(cause)
+    # What is full has said exactly which jobs are not in.
+    left_out = (
+        lines_but([line.number for line in uncertain], source.number) if isinstance(error, QueueFull) else first - 1
+    )
     if accepted == 0 and first <= 1:
         resume = "nothing was pushed"
     else:
-        resume = f"{count(accepted, 'payload')} in; go on with: {command} --skip {first - 1}"
+        resume = f"{count(accepted, 'payload')} in; go on with: {command} --skip {left_out}"
     code = INTERRUPTED if isinstance(cause, KeyboardInterrupt) else FAILED
     raise Failure(f"{reason}; {resume}", code) from None
 
 
-def _refusal(app: Lowq, error: JobError, lines: list[Line]) -> str:
+def _refusal(app: Lowq, queue: Queue, error: JobError, lines: list[Line]) -> str:
+    typed = app.payload_type_of(queue.name)
+    dump = app.config.dump_payload if typed is None else typed.dump
     for line in sorted(lines, key=lambda line: line.number):
         try:
-            encode_job(line, app.config.dump_payload, app.config.max_payload_bytes)
+            encode_job(line, dump, app.config.max_payload_bytes, is_typed=typed is not None)
         except JobError as refused:
             return f"line {line.number}: {refused}"
     return failure_of(error).message

@@ -3,23 +3,26 @@
 import os
 import socket
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from lowq import logs
 from lowq.application import Lowq
 from lowq.cli.failure import FAILED, USAGE, Failure, failure_of, message_of
 from lowq.cli.group import metrics_options, set_up, with_connection
-from lowq.cli.loading import in_short, load_app, source_folder, users_traceback
+from lowq.cli.loading import in_short, load_given, source_folder, users_traceback
+from lowq.cli.project import app_of_project
 from lowq.cli.reload import Launch
 from lowq.cli.supervised import program, reporting, supervised_option, trace_of, typed_options
 from lowq.cli.web import DASHBOARD_OPTIONS, Address, dashboard, log_options, with_dashboard_options
 from lowq.errors import ConfigError, LowqError, RedisUnavailable, ShardsCountError
 from lowq.logs import LogFormat, get_log
+from lowq.node import log_context
 from lowq.node.node import Node
 from lowq.store import new_store
 from lowq.store.embedded import serving
@@ -37,6 +40,7 @@ _PASSED_ON = {
 
 
 @click.command
+@click.argument("app_named", metavar="[APP]", required=False)
 @with_connection
 @click.option("-t", "--threads", type=click.IntRange(1), help="Threads that perform jobs.")
 @click.option("-c", "--concurrency", type=click.IntRange(1), help="Shards of async workers worked at once.")
@@ -49,7 +53,7 @@ _PASSED_ON = {
 @click.option("--embedded", is_flag=True, help="The store inside of this process: no Redis, gone at the end.")
 @click.option("--no-prefetch", is_flag=True, help="One batch per round trip to Redis.")
 @metrics_options
-@click.option("--web", type=Address(), help="The dashboard, too, in a process of its own.")
+@click.option("--web", type=Address(), help="The dashboard, too, in a process of its own; also with --processes.")
 @with_dashboard_options
 @log_options
 @supervised_option
@@ -58,6 +62,7 @@ _PASSED_ON = {
 def run(
     context: click.Context,
     /,
+    app_named: str | None,
     require: str | None,
     redis_url: str | None,
     namespace: str | None,
@@ -77,7 +82,9 @@ def run(
     check: bool,
     **_dashboard: Any,
 ) -> None:
-    """Run a node: performs the jobs of the workers in APP.
+    """Run a node: performs the jobs of the workers in APP: a file, pkg.module or pkg.module:app.
+
+    Without APP, or -r, the one of [tool.lowq] in pyproject.toml: app = "shop.workers".
 
     TERM and Ctrl-C stop it, a second Ctrl-C at once; TSTP makes it quiet; TTIN logs the stacks of all threads. HUP
     makes it finish what runs and go on with the code that is on the disk then, in the same process.
@@ -85,12 +92,19 @@ def run(
     With --processes (also 1) or --reload, HUP or USR2 deploy: processes with the code that is on the disk now are
     started, and when all are ready the old ones finish what they perform and end.
     """
-    if require is None:
-        raise Failure("a node needs your workers: lowq run -r app.py", USAGE)
+    if app_named is not None:
+        if require is not None:
+            raise Failure(f"{app_named} and -r {require} say two things: leave one of them out", USAGE)
+        require = context.params["require"] = app_named
+        context.set_parameter_source("require", ParameterSource.COMMANDLINE)  # as processes are given it
+    if require is None and app_of_project() is None:
+        raise Failure(
+            "a node needs your workers: lowq run app.py, or lowq run shop.workers, or in pyproject.toml [tool.lowq] "
+            'app = "shop.workers"',
+            USAGE,
+        )
     if embedded and redis_url is not None:
         raise Failure("--embedded brings its own store; leave out --redis-url", USAGE)
-    if web is not None and (processes is not None or reload):
-        raise Failure("--web is for a single node; beside several processes run the dashboard alone: lowq web", USAGE)
     launch = Launch()
     with (
         _in_format(log_format, log_level),
@@ -100,12 +114,19 @@ def run(
         if processes is not None or reload:
             logs.configure(log_format, log_level)
             command = [*program(), "run", *typed_options(context, _PASSED_ON)]
-            if embedded:
-                command.append(f"--redis-url={_open_store(stack, new_store(), namespace)}")
-            code = _supervise(stack, command, processes or 1, source_folder(require) if reload else None)
+            store = [f"--redis-url={_open_store(stack, new_store(), namespace)}"] if embedded else []
+            supervisor = Supervisor([*command, *store], processes or 1, waits_for_change=reload)
+            if web is not None:
+                options = [*typed_options(context, DASHBOARD_OPTIONS), *store]
+                supervisor.dashboard = stack.enter_context(
+                    dashboard(options, web, launch.folder, health=supervisor.trouble, patient=reload)
+                )
+            code = _supervise(stack, supervisor, source_folder(require) if reload else None)
         else:
-            app = load_app(require, workers=True)
+            app = load_given(require, workers=True)
+            assert app is not None  # one of them says which
             logs.configure(log_format, log_level)
+            log_context.install()
             set_up(
                 app, redis_url=redis_url, namespace=namespace, threads_per_node=threads, concurrency=concurrency,
                 graphite=graphite, statsd=statsd,
@@ -135,9 +156,8 @@ def run(
     context.exit(code)
 
 
-def _supervise(stack: ExitStack, command: Sequence[str], processes: int, sources: Path | None) -> int:
-    """Runs so many processes of the command; with ``sources``, new ones whenever a file there, or here, changes."""
-    supervisor = Supervisor(command, processes, waits_for_change=sources is not None)
+def _supervise(stack: ExitStack, supervisor: Supervisor, sources: Path | None) -> int:
+    """Runs its processes; with ``sources``, new ones whenever a file there, or here, changes."""
     if sources is not None:
         watcher = SourceWatcher([Path.cwd(), sources], supervisor.deploy)
         watcher.start()
@@ -179,15 +199,22 @@ def _reload_refusal(app: Lowq, child: Supervised | None, *, embedded: bool) -> s
 
 
 def _report_check(app: Lowq, node: Node, child: Supervised | None) -> None:
-    """The code can be run, if the queues have the numbers of shards that it says. Nothing is written.
+    """The code can be run, if the queues have the numbers of shards that it says, and what the application itself does
+    at a start goes through. lowq writes nothing.
 
     Raises:
-        ShardsCountError, RedisUnavailable, RedisRefused
+        ShardsCountError, RedisUnavailable, RedisRefused; Failure: the application's own code raised.
     """
     existing = {queue.name: queue.shards_count for queue in app.queues()}
     for queue, shards_count in node.queues.items():
         if existing.get(queue, shards_count) != shards_count:
             raise ShardsCountError(queue, existing[queue], shards_count)
+    try:
+        node.rehearse()
+    except LowqError:
+        raise
+    except Exception as error:
+        raise _start_failure(error) from None
     if child is not None:
         child.ready(app.config.shutdown_timeout)
 
@@ -198,9 +225,13 @@ def _run(node: Node) -> int:
     except LowqError as error:
         passing = isinstance(error, RedisUnavailable)
         raise Failure(message_of(error, ", or try it without Redis: --embedded"), FAILED, passing=passing) from None
-    except Exception as error:  # of on_server_init, or of a worker's __init__
-        message = f"the node could not start ({in_short(error)}), see above"
-        raise Failure(message, trace=users_traceback(error)) from None
+    except Exception as error:
+        raise _start_failure(error) from None
+
+
+def _start_failure(error: Exception) -> Failure:
+    """Of on_server_init, or of a worker's __init__."""
+    return Failure(f"the node could not start ({in_short(error)}), see above", trace=users_traceback(error))
 
 
 def _let_go_of_streams() -> None:

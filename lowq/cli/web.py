@@ -1,5 +1,6 @@
 """``lowq web``: the dashboard. And for ``lowq run --web``: the same beside a node."""
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.metadata import entry_points
@@ -20,6 +21,8 @@ from lowq.supervisor.dashboard import DashboardFailed, DashboardProcess, NodeWat
 DEFAULT_ADDRESS = "127.0.0.1:8080"
 #: Seconds that it needs to end, at most.
 SHUTDOWN_TIMEOUT = 3.0
+
+log = logging.getLogger("lowq.cli")
 
 _LEVELS = ["debug", "info", "warning", "error", "critical"]
 
@@ -49,6 +52,22 @@ _DASHBOARD = [
     click.option("--root-path", default="", metavar="PATH", help="Where a proxy that strips it has put us: /ops/lowq."),
     click.option(
         "--no-auth", is_flag=True, help="Serve the dashboard to everybody who can reach it: something else protects it."
+    ),
+    click.option(
+        "--auth-header", metavar="HEADER",
+        help="A trusted proxy logs people in, and names the user in this header: X-Forwarded-User.",
+    ),
+    click.option(
+        "--admins", multiple=True, metavar="NAMES",
+        help="With --auth-header: who may act, as ann,bob,@ops (a group); others may only look. Repeatable.",
+    ),
+    click.option(
+        "--groups-header", metavar="HEADER",
+        help="With --auth-header: has the user's groups, separated by commas. Default: X-Forwarded-Groups.",
+    ),
+    click.option(
+        "--trusted-proxy", multiple=True, metavar="CIDR",
+        help="An address or network of a proxy whose X-Forwarded-For and --auth-header are believed. Repeatable.",
     ),
     click.option(
         "--max-connections", type=click.IntRange(1), metavar="N", default=256, show_default=True,
@@ -95,6 +114,7 @@ def web(
     """The dashboard and the API.
 
     LOWQ_WEB_USER and LOWQ_WEB_PASSWORD ask for a password; LOWQ_WEB_READ_USER and LOWQ_WEB_READ_PASSWORD may only look.
+    Or LOWQ_WEB_USERS is a file of users, see `lowq web-user`.
     """
     with reporting(supervised, log_format, NodeWatcher) as node:
         app = open_app(require, redis_url, namespace)
@@ -110,6 +130,7 @@ def web(
 #: What `lowq run` passes on to the dashboard beside it, as it was typed.
 DASHBOARD_OPTIONS = {
     "require", "redis_url", "namespace", "redact", "root_path", "no_auth", "max_connections", "log_format", "log_level",
+    "auth_header", "admins", "groups_header", "trusted_proxy",
 }  # fmt: skip
 
 
@@ -121,25 +142,30 @@ def dashboard(
     *,
     health: Callable[[], str | None],
     was_at: str | None = None,
+    patient: bool = False,
 ) -> Iterator[DashboardProcess]:
-    """The dashboard beside a node, for the time of the block. ``options``: of `lowq web`; ``health``: why the node is
-    not well, or None; ``was_at``: where it was before the node got new code. There it comes back, and nobody waits.
+    """The dashboard beside a node or a supervisor, for the time of the block. ``options``: of `lowq web`; ``health``:
+    why that is not well, or None; ``was_at``: where it was before the node got new code. There it comes back, and
+    nobody waits. ``patient``: when it can't start, as the application can't be loaded, it is tried again and again.
     """
     host, port = bind
     address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-    process = DashboardProcess([*program(), "web", *options], was_at or address, folder, health)
-    if was_at is not None:
-        process.start_later()
-        try:
-            yield process
-        finally:
-            process.stop()
-        return
+
+    def make() -> DashboardProcess:
+        return DashboardProcess([*program(), "web", *options], was_at or address, folder, health)
+
+    process = make()
     try:
-        url = process.start()
+        if was_at is not None:
+            process.start_later()
+        else:
+            click.echo(f"the dashboard is at {process.start()}")
     except DashboardFailed as error:
-        raise Failure(str(error), USAGE if error.code == USAGE else FAILED) from None
-    click.echo(f"the dashboard is at {url}")
+        if not patient or error.code == USAGE:
+            raise Failure(str(error), USAGE if error.code == USAGE else FAILED) from None
+        log.warning("%s; it is tried again until it starts", error, extra={"event": "dashboard_died"})
+        process = make()
+        process.start_later()
     try:
         yield process
     finally:

@@ -7,7 +7,7 @@ job             a job as the caller gets it
 """
 
 from lowq.consumer.async_consumer import AsyncConsumer, AsyncConsumerJob
-from lowq.consumer.consumer import Consumer
+from lowq.consumer.consumer import Consumer, check_consumer
 from lowq.consumer.job import ConsumerJob
 
-__all__ = ["AsyncConsumer", "AsyncConsumerJob", "Consumer", "ConsumerJob"]
+__all__ = ["AsyncConsumer", "AsyncConsumerJob", "Consumer", "ConsumerJob", "check_consumer"]

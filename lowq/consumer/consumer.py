@@ -46,7 +46,7 @@ from lowq.broker.scheduler import LagScheduler
 from lowq.broker.shard import Shard, lag_of, shards_of
 from lowq.broker.splitter import BalancedSplitter
 from lowq.clock import now as monotonic
-from lowq.codec import MAX_TIME, decode_id, delay_seconds
+from lowq.codec import MAX_TIME, decode_id, future_delay
 from lowq.consumer.in_hand import HeldDelivery, InHand
 from lowq.consumer.job import ConsumerJob
 from lowq.errors import (
@@ -59,10 +59,12 @@ from lowq.errors import (
     SessionInUse,
 )
 from lowq.logs import describe, get_log
+from lowq.metrics.error_groups import ErrorCounts, ErrorRecorder
 from lowq.queue_options import MergeFunction, QueueOptions, merged
 from lowq.reading import Reading
 from lowq.retry import default_retry_in, is_exhausted
 from lowq.settings import Config, cut_error, dump_text
+from lowq.sharding import Layout, Layouts
 from lowq.store import Call, Client, Command
 from lowq.store.keys import session_key
 from lowq.version import VERSION
@@ -153,16 +155,32 @@ class Consumer:
             has_session = True
             nonce = digest + secrets.token_hex(4)
             events = backend.events_of(self.queue)
-            self._shards = shards_of(self._client, self._config, options, nonce, session=digest, events=events)
+            failed = ErrorCounts(self._config.load_error)
+
+            def make_shards(_queue: str, layout: Layout) -> list[Shard]:
+                made = shards_of(
+                    self._client, self._config, options, nonce, layout=layout, session=digest, events=events,
+                    payload_type=backend.payload_type_of(self.queue),
+                )  # fmt: skip
+                for shard in made:
+                    shard.in_flight.on_failed = failed.add
+                return made
+
+            routes = backend.routes_of(self.queue)
+            layouts = Layouts.plain(options.shards_count) if routes is None else routes.layouts
+            shards = [shard for layout in layouts.all for shard in make_shards(self.queue, layout)]
+            served = {layout.name(self.queue): layout.shards_count for layout in layouts.all}
             ready = threading.Event()
-            identity = Identity(
-                nonce, {self.queue: options.shards_count}, 0, VERSION, session=f"{digest[6:]}:{digest[:6]}"
-            )
+            identity = Identity(nonce, served, 0, VERSION, session=f"{digest[6:]}:{digest[:6]}")
             self._broker = Broker(
-                identity, self._shards, self._client, maintenance_client, self._config,
+                identity, shards, self._client, maintenance_client, self._config,
                 splitter=BalancedSplitter(1), groups=[WorkerGroup([self.queue], [{self.queue: LagScheduler()}])],
                 shares={}, activities=list, queues=[options],
                 registrations=[backend.registration(self.queue, options.shards_count)],
+                heartbeat_extras=[
+                    ErrorRecorder(self._config.namespace, {self.queue: failed}, {self.queue: events} if events else {})
+                ],
+                layouts={self.queue: layouts}, make_shards=make_shards, read_layouts=backend.registered_layouts,
                 more_details=self._details, chore=self._chore, on_ready=ready.set, on_command=self._on_command,
                 on_fatal=self._on_fatal,
             )  # fmt: skip
@@ -277,12 +295,22 @@ class Consumer:
         self._dispatcher.nudge()
 
     def _on_command(self, command: str) -> None:
-        """As for a node: it takes nothing more, and what it has it may still report. Who waits goes on waiting."""
+        """As for a node: it takes nothing more, and what it has it may still report. Who waits goes on waiting. A later
+        release may send what is not known here.
+        """
+        if command not in ("quiet", "stop", "reload"):
+            return
         log.warning("consumer %s has received a command: %s", self.name, command, extra={"event": "command"})
         self._broker.quiet()
 
     def _details(self) -> dict[str, Any]:
-        return {"kind": "consumer", "taken": len(self._taken)}
+        strict = {"strict": True} if self._config.strict_shards_count else {}
+        return {"kind": "consumer", "taken": len(self._taken), **strict}
+
+    @property
+    def _shards(self) -> list[Shard]:
+        """Those of the queue; the maintenance loop changes the list when the queue is resharded."""
+        return self._broker.shards
 
     # --- the session ---
 
@@ -305,7 +333,7 @@ class Consumer:
     def _adopt(self, digest: str) -> list[Shard]:
         """Goes on with the shards of the last consumer with this session; what is in flight there is in hand then."""
         owners = self._client.run_many(
-            [Command(shard.prefix, "HGET", f"{shard.prefix}meta", "owner") for shard in self._shards]
+            [Command(shard.prefix, "HGET", f"{shard.prefix}meta", "owner") for shard in list(self._shards)]
         )
         adopted: list[Shard] = []
         for shard, owner in zip(self._shards, owners, strict=True):
@@ -375,9 +403,18 @@ class Consumer:
         self._one_by_one = self._one_by_one + 1 if limit == 1 and now - self._acked_at < AHEAD_GAP else 0
         self._callers.add(caller)
         try:
+            # Who was cancelled before may have had its nudge taken by another, who did not find it among the callers.
+            if caller.is_cancelled:
+                return []
             return self._take_until(limit, until, finished, caller)
         finally:
             self._callers.discard(caller)
+
+    def _pause(self, failures: int) -> float:
+        """Seconds after so many failures in a row. In a cluster a shard rests whose primary does not answer, and others
+        may have jobs.
+        """
+        return 0.05 if self._client.is_cluster else 0.05 * 2.0 ** min(failures, 5)
 
     def _take_until(self, limit: int, until: float, receipts: list[str], caller: Caller) -> list[ConsumerJob]:
         failures = 0
@@ -395,7 +432,7 @@ class Consumer:
                 failures += 1
                 if monotonic() >= until:
                     raise
-                time.sleep(min(0.05 * 2.0 ** min(failures, 5), max(until - monotonic(), 0.0)))
+                time.sleep(min(self._pause(failures), max(until - monotonic(), 0.0)))
                 shards = ()
                 continue
             if jobs or has_looked:
@@ -463,10 +500,15 @@ class Consumer:
         """Acknowledges, and takes what is ready: of these shards, which are claimed, or what was taken ahead, or of one
         shard, and only if that has not enough of others as well.
         """
-        jobs: list[ConsumerJob] = []
-        if not shards:
-            jobs = self._taken_ahead(limit)
-            shards = self._dispatcher.pick_many(1, ()) if len(jobs) < limit else ()
+        # Also with shards: who is told of what was taken ahead while it claims one, which then has nothing, is not told
+        # again.
+        jobs = self._taken_ahead(limit)
+        if len(jobs) >= limit:
+            for shard in shards:
+                self._dispatcher.unclaim(shard)
+            shards = ()
+        elif not shards:
+            shards = self._dispatcher.pick_many(1, ())
         while shards or finished:
             try:
                 jobs += self._exchange(finished, shards, limit - len(jobs))
@@ -521,6 +563,8 @@ class Consumer:
                 self._lost(shard)
             except RedisUnavailable as error:
                 trouble = trouble or error
+                if self._client.is_cluster:
+                    self._dispatcher.rest_for_failover(shard)
             except Exception as error:
                 self._dispatcher.rest(shard, TROUBLE_SECONDS)
                 log.error("%r rests for %g s: %s", shard, TROUBLE_SECONDS, error, extra={"event": "trouble"})
@@ -642,7 +686,7 @@ class Consumer:
 
     def release(self, receipt: str, delay: float | timedelta | None = None) -> None:
         """The job waits again, uncharged: for so many seconds, or as it did before."""
-        seconds = None if delay is None else float(delay_seconds(delay))
+        seconds = None if delay is None else float(future_delay(delay))
         self._report(
             receipt,
             lambda held, job_id: held.shard.in_flight.release_report([(job_id, seconds)], delivery=held.number),
@@ -665,7 +709,7 @@ class Consumer:
         if not isinstance(error, BaseException | str):
             raise LowqError(f"fail: say the exception or a text, not {error!r:.100}")
         data = self._error_bytes(error)
-        given = None if delay is None else float(delay_seconds(delay))
+        given = None if delay is None else float(future_delay(delay))
         with self._lock:
             held, job_id = self._find(receipt)
             retry_count = held.retry_counts.get(job_id, -1) + 1
@@ -927,6 +971,17 @@ def _takes(shards: Sequence[Shard], room: int) -> list[tuple[Shard, int, Call]]:
     ]
 
 
+def check_consumer(ttr: object, session: object) -> None:
+    """Whether a `Consumer` can be made with these, before anything is written for it.
+
+    Raises:
+        ConfigError
+    """
+    _checked_session(session)
+    if ttr is not None:
+        _seconds("ttr", ttr)
+
+
 def _checked_session(session: object) -> str:
     if session is None:
         return secrets.token_hex(16)
@@ -944,7 +999,7 @@ def _seconds(name: str, value: object, least: float | None = None) -> float:
     seconds = value.total_seconds() if isinstance(value, timedelta) else value
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds <= MAX_TIME:
         bound = "more than 0" if least is None else "0 or more"
-        raise ConfigError(f"{name}={value!r:.100} must be seconds, or a timedelta, of {bound}")
+        raise ConfigError(f"{name}={value!r:.100} must be seconds, or a timedelta, of {bound}, and under 272 years")
     if least is None and seconds == 0:
         raise ConfigError(f"{name}={value!r:.100} must be seconds, or a timedelta, of more than 0")
     return float(seconds)

@@ -27,7 +27,7 @@ class HeldDelivery:
     head: str = field(init=False)
 
     def __post_init__(self) -> None:
-        self.head = f"{self.shard.queue}:{self.shard.index}:{self.number}:"
+        self.head = f"{self.shard!r}:{self.number}:"
 
     @property
     def is_current(self) -> bool:

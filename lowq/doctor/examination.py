@@ -1,5 +1,6 @@
 """An examination: all that the doctor looks at, in order, and the repairs."""
 
+import json
 import secrets
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -15,8 +16,10 @@ from lowq.doctor.shards import Place, ShardSnapshot, read_shard_snapshots
 from lowq.duration import duration
 from lowq.errors import LeaseLost, ScriptError, UnknownQueueError
 from lowq.inspection.registry import find_queue
+from lowq.inspection.stuck import STUCK_SECONDS, seconds_all_busy
+from lowq.sharding import Layout
 from lowq.store import Refusal
-from lowq.store.keys import nodes_key, queues_key, shard_prefix
+from lowq.store.keys import MAX_SHARDS, nodes_key, queues_key, shard_prefix
 
 #: Milliseconds that a lease without an end is given when the lease_ttl of its owner is not known: longer than any, so
 #: that an owner that lives renews it before.
@@ -81,7 +84,7 @@ class _Examination:
         found += self._of_nodes(seen, confirmed)
         found += self._of_queues(seen, confirmed, known_before)
         found += self._of_shards(seen)
-        found += self._of_ids()
+        found += self._of_ids(seen)
         order = {"ok": 0, "warning": 1, "error": 2}
         return sorted(found, key=lambda finding: order[finding.severity])
 
@@ -92,9 +95,11 @@ class _Examination:
             if name in read_queues(self._backend)[1]:
                 return
             # Perhaps only the registry has lost it.
-            begin = shard_prefix(self._namespace, name, 0).rpartition("0}:")[0]
-            if not any(self._client.scan(literally(begin) + "*", SCAN_KEYS)):
-                raise
+            begin = shard_prefix(self._namespace, name, 0).rpartition(":0")[0]
+            for layout in (f"{begin}:", f"{begin}@"):
+                if any(self._client.scan(literally(layout) + "*", SCAN_KEYS)):
+                    return
+            raise
 
     # --- progress ---
 
@@ -112,13 +117,13 @@ class _Examination:
         self._total = sum(item.entries for item in shard_snapshots.values()) + sum(size for (size,) in sizes.values())
         self._scanner.examine_sets([place for place, item in shard_snapshots.items() if item.entries])
         wanted = None if self._wanted is None else frozenset(self._wanted)
-        counts = {name: info.shards_count for name, info in seen.queues.items()}
-        self._scanner.examine_keys(wanted, counts, shard_snapshots, SAMPLE)
+        layouts = {name: info.layouts for name, info in seen.queues.items()}
+        self._scanner.examine_keys(wanted, layouts, shard_snapshots, SAMPLE)
         others = sorted(shard_snapshots.keys() - seen.shard_snapshots.keys())
         self._scanner.examine_sets([place for place in others if shard_snapshots[place].entries])
         return others
 
-    def _of_ids(self) -> Iterator[Finding]:
+    def _of_ids(self, seen: Look) -> Iterator[Finding]:
         for (queue, code), tally in sorted(self._scanner.tallies.items()):
             ids = tuple(job_id.decode("utf-8", "backslashreplace") for job_id in tally.ids)
             noun = "entry" if code == "leftovers" else "key" if code == "unknown_keys" else "id"
@@ -126,6 +131,7 @@ class _Examination:
                 code,
                 queue=queue,
                 shards=sorted(tally.shards),
+                current=seen.epoch(queue),
                 count=_count(tally.count, noun),
                 detail=_some(ids),
             )
@@ -140,6 +146,9 @@ class _Examination:
         without = [suspicion[1] for suspicion in confirmed if suspicion[0] == "node_without_leases"]
         if without:
             yield self._finding("node_without_leases", nodes=without)
+        busy = {node.name: seconds_all_busy(node) for node in seen.nodes if seconds_all_busy(node) > STUCK_SECONDS}
+        if busy:
+            yield self._finding("threads_busy", nodes=list(busy), seconds=duration(min(busy.values())))
         versions: defaultdict[str, list[str]] = defaultdict(list)
         for node in seen.nodes:
             versions[node.version or "unknown"].append(node.name)
@@ -180,14 +189,14 @@ class _Examination:
                 yield self._finding("queue_unserved", queue=queue, jobs=_count(jobs, "job"))
             elif (
                 not any(item.exists for item in shard_snapshots)
-                and len(shard_snapshots) == seen.queues[queue].shards_count
+                and sum(seen.within(item.place) for item in shard_snapshots) >= seen.queues[queue].shards_count
             ):
                 yield self._finding("queue_unused", queue=queue)
         yield from self._unregistered(seen, frozenset(known_before))
         groups: defaultdict[tuple[str, str], list[ShardSnapshot]] = defaultdict(list)
         for suspicion, what in confirmed.items():
-            if suspicion[0] == "paused_in_part":
-                groups["paused_in_part", suspicion[1]] = what
+            if suspicion[0] in ("paused_in_part", "reshard_left"):
+                groups[suspicion[0], suspicion[1]] = what
             elif suspicion[0] != "node_without_leases":
                 groups[suspicion[0], suspicion[1]].append(what)
         for (code, queue), items in groups.items():
@@ -195,11 +204,17 @@ class _Examination:
 
     def _of_group(self, seen: Look, code: str, queue: str, items: list[ShardSnapshot]) -> Finding:
         jobs = sum(item.length + item.taken for item in items)
-        counts = {item.meta.get("shards_count", "") for item in items}
+        if code == "shard_sealed":
+            counts = {item.meta["sealed"].partition(" ")[0] for item in items}
+        else:
+            counts = {item.meta.get("shards_count", "") for item in items}
+        layouts = seen.queues[queue].layouts if queue in seen.queues else None
         finding = self._finding(
             code,
             queue=queue,
-            shards=[item.place[1] for item in items],
+            shards=[item.place for item in items],
+            current=seen.epoch(queue),
+            following="" if layouts is None or layouts.next is None else layouts.next.shards_count,
             count=_count(sum(item.taken for item in items), "job"),
             jobs=_count(jobs, "job"),
             owner=_some(sorted({item.owner or "" for item in items})),
@@ -216,7 +231,7 @@ class _Examination:
 
     def _unregistered(self, seen: Look, known_before: frozenset[str]) -> Iterator[Finding]:
         strangers: defaultdict[str, list[ShardSnapshot]] = defaultdict(list)
-        for (queue, _), item in seen.shard_snapshots.items():
+        for (queue, *_), item in seen.shard_snapshots.items():
             known = queue in seen.queues or queue in seen.unreadable_queues or queue in known_before
             if not known and self._exists(item):
                 strangers[queue].append(item)
@@ -228,18 +243,24 @@ class _Examination:
                 continue
             jobs = sum(item.jobs for item in items)
             finding = self._finding("queue_unregistered", queue=queue, jobs=_count(jobs, "job"))
-            counts = {item.meta["shards_count"] for item in items if not item.wrong and "shards_count" in item.meta}
-            count = counts.pop() if len(counts) == 1 else ""
-            is_known = count.isdigit() and int(count) > 0 and all(item.place[1] < int(count) for item in items)
-            finding = replace(finding, shards=tuple(item.place[1] for item in items), repairable=is_known)
-            if is_known and self._repair:
-                try:
-                    self._client.run("register", queues_key(self._namespace), "", queue, count, "")
-                except Refusal:  # somebody was quicker, with another number
-                    pass
-                else:
-                    finding = replace(finding, repaired=1)
+            layout = _layout_of(items)
+            shards = tuple(item.place.shard for item in items)
+            finding = replace(finding, shards=shards, repairable=layout is not None)
+            if layout is not None and self._repair:
+                finding = replace(finding, repaired=int(self._register(queue, layout)))
             yield finding
+
+    def _register(self, queue: str, layout: Layout) -> bool:
+        """Enters a queue; False: somebody was quicker, with another number."""
+        key = queues_key(self._namespace)
+        if layout.epoch:
+            entry = json.dumps({**layout.shown(), "options": {}})
+            return bool(self._client.command("HSETNX", key, queue, entry, key=key))
+        try:
+            self._client.run("register", key, "", queue, layout.shards_count, "")
+        except Refusal:
+            return False
+        return True
 
     def _restore(self, item: ShardSnapshot, max_crash_count: Any) -> bool:
         """What a dead owner left in flight waits again, as after any other change of owner: the doctor is the new
@@ -270,19 +291,30 @@ class _Examination:
     # --- shards ---
 
     def _of_shards(self, seen: Look) -> Iterator[Finding]:
-        beyond: defaultdict[str, list[ShardSnapshot]] = defaultdict(list)
+        beyond: defaultdict[tuple[str, str], list[ShardSnapshot]] = defaultdict(list)
         found: defaultdict[tuple[str, str], list[tuple[ShardSnapshot, str]]] = defaultdict(list)
         for place, item in seen.shard_snapshots.items():
             for code, detail in item.integrity_errors().items():
-                found[place[0], code].append((item, detail))
-            if place[0] in seen.queues and not seen.within(place) and self._exists(item):
-                beyond[place[0]].append(item)
-        for queue, items in beyond.items():
+                found[place.queue, code].append((item, detail))
+            if place.queue not in seen.queues or not self._exists(item):
+                continue
+            if seen.layout(place) is None or (item.is_left and item.jobs):
+                # What is left of a shard whose jobs were all moved sends on who comes late.
+                if item.jobs or not item.is_left:
+                    beyond[place.queue, "layout_unknown"].append(item)
+            elif not seen.within(place):
+                beyond[place.queue, "shard_beyond"].append(item)
+        for (queue, code), items in beyond.items():
             jobs = sum(item.jobs for item in items)
-            shards = [item.place[1] for item in items]
-            expected = _count(seen.queues[queue].shards_count, "shard")
+            layouts = " and ".join(_count(layout.shards_count, "shard") for layout in seen.queues[queue].layouts.all)
             finding = self._finding(
-                "shard_beyond", queue=queue, shards=shards, jobs=_count(jobs, "job"), expected=expected
+                code,
+                queue=queue,
+                shards=[item.place for item in items],
+                current=seen.epoch(queue),
+                jobs=_count(jobs, "job"),
+                expected=layouts,
+                epoch=seen.epoch(queue),
             )
             yield finding if jobs else replace(finding, severity="warning")
         for (queue, code), pairs in found.items():
@@ -290,7 +322,8 @@ class _Examination:
             finding = self._finding(
                 code,
                 queue=queue,
-                shards=[item.place[1] for item in sick],
+                shards=[item.place for item in sick],
+                current=seen.epoch(queue),
                 detail=_some(sorted({part for _, detail in pairs for part in detail.split(", ")})),
                 ahead=duration(max((item.seconds_ahead for item in sick if not item.wrong), default=0.0)),
             )
@@ -300,20 +333,16 @@ class _Examination:
 
     def _exists(self, item: ShardSnapshot) -> bool:
         """Whether there is anything of a shard that the registry doesn't know: perhaps only keys that nothing lists."""
-        queue, shard = item.place
-        return item.exists or any(
-            shard in tally.shards for (name, _), tally in self._scanner.tallies.items() if name == queue
-        )
+        return item.exists or any(item.place in tally.shards for tally in self._scanner.tallies.values())
 
     def _repair_shards(self, seen: Look, code: str, sick: list[ShardSnapshot]) -> int:
         """How many of them have it no more."""
         for item in sick:
-            queue = item.place[0]
             argument = str(ENDLESS_LEASE)
             if code == "meta_lost":
                 if not seen.within(item.place):
                     continue
-                argument = str(seen.queues[queue].shards_count)
+                argument = str(seen.shards_count(item.place))
             self._client.run("repair_shard", shard_prefix(self._namespace, *item.place), "", code, argument)
         after = read_shard_snapshots(self._client, self._namespace, [item.place for item in sick])
         return sum(code not in item.integrity_errors() for item in after.values())
@@ -325,14 +354,17 @@ class _Examination:
         code: str,
         *,
         queue: str | None = None,
-        shards: Sequence[int] = (),
+        shards: Sequence[Place] = (),
+        current: int = 0,
         nodes: Sequence[str] = (),
         **values: Any,
     ) -> Finding:
+        """``current``: the epoch of the layout that shards are named in without saying so."""
         kind = KINDS[code]
         values |= {
             "queue": queue,
-            "shards": ("shard " if len(shards) == 1 else "shards ") + _some([str(shard) for shard in sorted(shards)]),
+            "shards": ("shard " if len(shards) == 1 else "shards ")
+            + _some([_name(place, current) for place in sorted(shards, key=lambda place: (place.epoch, place.shard))]),
             "nodes": _some(nodes),
             "queues_key": queues_key(self._namespace),
             "nodes_key": nodes_key(self._namespace),
@@ -346,11 +378,31 @@ class _Examination:
             kind.effect.format(**values),
             kind.advice.format(**values),
             queue=queue,
-            shards=tuple(sorted(shards)),
+            shards=tuple(sorted(place.shard for place in shards)),
             nodes=tuple(nodes),
             count=max(len(shards), len(nodes), 1),
             repairable=kind.repairable,
         )
+
+
+def _name(place: Place, current: int) -> str:
+    return str(place.shard) if place.epoch == current else f"{place.shard} (of layout {place.epoch})"
+
+
+def _layout_of(items: Sequence[ShardSnapshot]) -> Layout | None:
+    """The layout of a queue that the registry has lost, as its shards tell it: that which has shards that were not
+    moved on; None: they do not agree.
+    """
+    epochs = {item.place.epoch for item in items if not item.is_left}
+    rest = [item for item in items if item.place.epoch in epochs]
+    if len(epochs) != 1 or any("sealed" in item.meta or "fed" in item.meta for item in rest):
+        return None
+    counts = {item.meta["shards_count"] for item in rest if not item.wrong and "shards_count" in item.meta}
+    count = counts.pop() if len(counts) == 1 else ""
+    # As everything that Redis says: it may be anything.
+    if not count.isdigit() or not 0 < int(count) <= MAX_SHARDS or any(item.place.shard >= int(count) for item in rest):
+        return None
+    return Layout(int(count), epochs.pop())
 
 
 def _count(number: int, noun: str) -> str:

@@ -135,7 +135,7 @@ KINDS = {
     ),
     "leftovers": Kind(
         "warning",
-        "{count} left of ids that are nowhere: retries, errors, crashes, solo marks, reasons of burial",
+        "{count} left of ids that are nowhere: retries, errors, crashes, solo marks, reasons of burial, trace contexts",
         f"the jobs they belonged to are gone: {_BY_HAND}; or a `lowq drop` was interrupted",
         "an id that is pushed again starts with the past of the job before it; until then they only take memory",
         _REPAIR + "removes them; after an interrupted drop call it again",
@@ -173,6 +173,29 @@ KINDS = {
         "no node works these shards: what waits there is never performed",
         "read what is in them, push it again through lowq, and delete their keys",
     ),
+    "layout_unknown": Kind(
+        "error",
+        "Redis holds {shards}, with {jobs}, and the registry says that the queue has {expected} in layout {epoch}",
+        "the registry was restored from an older copy, changed by hand or lost; or a program that knows nothing of the "
+        "last reshard wrote there",
+        "no node works these shards: what waits there is never performed",
+        "if the registry is older than the shards, correct its entry in the hash `{queues_key}`; otherwise "
+        "read what is in them, push it again through lowq, and delete their keys",
+    ),
+    "shard_sealed": Kind(
+        "error",
+        "{shards} say that their jobs are being moved to a layout of {detail} shards, and the registry does not",
+        "the registry was restored from an older copy, changed by hand or lost while the queue was resharded or since",
+        "nodes take nothing more from these shards, and pushes go to shards that no node works",
+        "lowq reshard {queue} {detail}: it goes on where the reshard was, and ends with the registry in order",
+    ),
+    "reshard_left": Kind(
+        "warning",
+        "the queue is being resharded to {following} shards, and nobody goes on with that",
+        "the command, or the process of the dashboard, was stopped or killed, or lost Redis for too long",
+        "pushes are accepted; ids of shards that are being moved or filled wait until it goes on",
+        "lowq reshard {queue} {following}: it goes on where it was",
+    ),
     "clock_ahead": Kind(
         "warning",
         "the clock of {shards} is ahead of the server's, by up to {ahead}",
@@ -189,6 +212,14 @@ KINDS = {
         "their clock and counters begin anew; scores that are given by the clock may be lower than older ones if the "
         "server's clock has stepped back",
         _REPAIR + "notes shards_count again; the rest follows with the next push",
+        True,
+    ),
+    "features_lost": Kind(
+        "error",
+        "jobs in {shards} use what `features` in `meta` does not say: {detail}",
+        _BY_HAND,
+        "a job with a priority above 0 waits as if it were scheduled for centuries; payloads do not expire",
+        _REPAIR + "notes it again; so does the next push that uses the same",
         True,
     ),
     "lease_endless": Kind(
@@ -303,6 +334,14 @@ KINDS = {
         "they died, were frozen or cut off for longer than lease_ttl; or the leases were removed by hand",
         "others may work these shards by now. Whatever the old owner still writes to the queue is refused",
         "if they run, look into their logs for lost leases and a maintenance loop that runs late",
+    ),
+    "threads_busy": Kind(
+        "warning",
+        "all threads of {nodes} have been busy with the same batches for {seconds}",
+        "handlers that hang, or a few very long jobs that met",
+        "nothing else is performed on the shards that it holds until one of them ends",
+        "see `lowq nodes` for the batches, and send the process TTIN for the stacks of its threads; give the worker a "
+        "time_limit or a ttr, or more threads",
     ),
     "lease_unknown": Kind(
         "warning",

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from lowq.doctor.finding import MAX_NAMED
 from lowq.doctor.shards import Place, ShardSnapshot, read_shard_snapshots
 from lowq.inspection.calls import SCANS_TOGETHER, ask
-from lowq.sharding import shard_of
+from lowq.sharding import Layouts, shard_of
 from lowq.store import Call, Client
 from lowq.store.keys import FORMAT, SHARD_KEYS, shard_prefix
 
@@ -39,10 +39,10 @@ class Tally:
 
     count: int = 0
     repaired: int = 0
-    shards: set[int] = field(default_factory=set)
+    shards: set[Place] = field(default_factory=set)
     ids: dict[bytes, None] = field(default_factory=dict)
 
-    def add(self, shard: int, job_id: bytes, *, repaired: bool = False) -> None:
+    def add(self, shard: Place, job_id: bytes, *, repaired: bool = False) -> None:
         self.count += 1
         self.repaired += repaired
         self.shards.add(shard)
@@ -108,7 +108,7 @@ class JobScanner:
     def examine_keys(
         self,
         wanted: frozenset[str] | None,
-        shards_counts: Mapping[str, int],
+        layouts: Mapping[str, Layouts],
         shard_snapshots: dict[Place, ShardSnapshot],
         sample: int,
     ) -> None:
@@ -117,11 +117,11 @@ class JobScanner:
         """
         gathered: defaultdict[tuple[Place, bytes], list[bytes]] = defaultdict(list)
         count = 0
+        counts = {(queue, layout.epoch): layout.shards_count for queue, both in layouts.items() for layout in both.all}
         for place, kind, job_id in self._payload_keys(wanted, shard_snapshots, sample):
-            queue, shard = place
-            expected = shards_counts.get(queue, 0)
-            if shard < expected and shard_of(job_id, expected) != shard:
-                self.tallies[queue, "wrong_shard"].add(shard, job_id)
+            expected = counts.get((place.queue, place.epoch), 0)
+            if place.shard < expected and shard_of(job_id, expected) != place.shard:
+                self.tallies[place.queue, "wrong_shard"].add(place, job_id)
             ids = gathered[place, kind]
             ids.append(job_id)
             count += 1
@@ -144,9 +144,9 @@ class JobScanner:
             for key in keys:
                 head, _, tail = key[len(begin.encode()) :].partition(b"}:")
                 if head not in places:
-                    places[head] = _place(head)
+                    places[head] = Place.of_tag(head.decode("utf-8", "replace"))
                 place = places[head]
-                if place is None or (wanted is not None and place[0] not in wanted):
+                if place is None or (wanted is not None and place.queue not in wanted):
                     continue
                 if place not in shard_snapshots:
                     shard_snapshots |= read_shard_snapshots(self._client, self._namespace, [place])
@@ -156,7 +156,7 @@ class JobScanner:
                         self.sample.append((self._prefix(place), key))
                     yield place, kind, tail[len(kind) :]
                 elif kind is None and tail not in KNOWN_KEYS:
-                    self.tallies[place[0], "unknown_keys"].add(place[1], tail)
+                    self.tallies[place.queue, "unknown_keys"].add(place, tail)
 
     def _examine_ids(self, groups: Iterable[tuple[tuple[Place, bytes], list[bytes]]]) -> None:
         listed = list(groups)
@@ -169,7 +169,7 @@ class JobScanner:
     def _note(self, place: Place, what: str, found: Sequence[tuple[bytes, str]]) -> None:
         repaired = self._repair_ids(place, what, [job_id for job_id, _ in found]) if self._repair else set()
         for job_id, code in found:
-            self.tallies[place[0], code].add(place[1], job_id, repaired=job_id in repaired)
+            self.tallies[place.queue, code].add(place, job_id, repaired=job_id in repaired)
 
     def _repair_ids(self, place: Place, what: str, ids: Sequence[bytes]) -> set[bytes]:
         """Which of them are as they should be now."""
@@ -189,12 +189,3 @@ class JobScanner:
 def literally(text: str) -> str:
     """A pattern of Redis that only fits the text itself."""
     return "".join("\\" + char if char in "*?[]\\" else char for char in text)
-
-
-def _place(head: bytes) -> Place | None:
-    """The shard that ``queue:index`` names; None when it names none."""
-    queue, _, index = head.rpartition(b":")
-    try:
-        return (queue.decode(), int(index)) if queue and index.isdigit() else None
-    except UnicodeDecodeError:
-        return None

@@ -3,25 +3,49 @@
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from lowq.inspection.calls import ask
+from lowq.sharding import queue_of_layout
 from lowq.store import Call, Client
 from lowq.store.keys import shard_prefix
+from lowq.store.tags import place_of
 
 #: Seconds that a shard's clock may be ahead of the server's: it runs ahead by a microsecond for each job of a push.
 CLOCK_TOLERANCE = 2.0
 #: Calls that go out together: each takes some 20 microseconds.
 TOGETHER = 100
 
-#: A shard: its queue and index.
-Place = tuple[str, int]
+
+class Place(NamedTuple):
+    """A shard: its queue, its number, and the layout that it belongs to."""
+
+    queue: str
+    shard: int
+    epoch: int = 0
+
+    @classmethod
+    def of_tag(cls, tag: str) -> "Place | None":
+        """The shard whose keys have this tag; None: lowq has no such tag."""
+        found = place_of(tag)
+        if found is None:
+            return None
+        layout, shard = found
+        queue = queue_of_layout(layout)
+        epoch = layout[len(queue) + 1 :]
+        # What another program wrote may look like an epoch, and be none that lowq would write.
+        return (
+            None
+            if epoch and (len(epoch) > 9 or str(int(epoch)) != epoch or epoch == "0")
+            else cls(queue, shard, int(epoch or 0))
+        )
+
 
 _META = (
-    "shards_count", "clock", "owner", "fence", "delivery", "paused", "processed", "failed", "buried", "released",
-    "kicked", "deleted", "expired",
+    "shards_count", "clock", "owner", "fence", "delivery", "paused", "pushed", "processed", "failed", "buried",
+    "released", "kicked", "deleted", "expired", "sealed", "moved", "fed", "step",
 )  # fmt: skip
-_COUNTERS = ("processed", "failed", "buried", "released", "kicked", "deleted", "expired", "delivery")
+_COUNTERS = ("pushed", "processed", "failed", "buried", "released", "kicked", "deleted", "expired", "delivery")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +68,22 @@ class ShardSnapshot:
     morgue_length: int = 0
     #: Ids in all sets together; one may be in several.
     entries: int = 0
+    #: What its keys show that it uses, and `features` in `meta` does not say.
+    missing_features: tuple[str, ...] = ()
 
     @property
     def jobs(self) -> int:
         return self.length + self.taken + self.morgue_length
+
+    @property
+    def is_moving(self) -> bool:
+        """Whether its jobs leave it for another layout, and some have not yet."""
+        return "sealed" in self.meta and "moved" not in self.meta
+
+    @property
+    def is_left(self) -> bool:
+        """Whether all of it was moved to another layout."""
+        return "moved" in self.meta
 
     @property
     def exists(self) -> bool:
@@ -73,6 +109,8 @@ class ShardSnapshot:
             found["clock_ahead"] = ""
         if self.jobs and "shards_count" not in self.meta:
             found["meta_lost"] = ""
+        if self.missing_features:
+            found["features_lost"] = ", ".join(self.missing_features)
         if self.token is not None and self.ttl == -1:
             found["lease_endless"] = ""
         if self.token is not None and self.token != f"{self.meta.get('owner')}:{self.meta.get('fence')}":
@@ -105,7 +143,7 @@ def _shard_snapshot(place: Place, reply: Sequence[Any]) -> ShardSnapshot:
     lease, ttl, *rest = rest
     values, sizes = rest[: len(_META)], rest[len(_META) :]
     meta = {name: raw.decode("utf-8", "replace") for name, raw in zip(_META, values, strict=True) if raw is not None}
-    due, length, taken, morgue_length, entries = sizes
+    due, length, taken, morgue_length, entries, missing = sizes
     return ShardSnapshot(
         place=place,
         now=float(now),
@@ -118,6 +156,7 @@ def _shard_snapshot(place: Place, reply: Sequence[Any]) -> ShardSnapshot:
         taken=taken,
         morgue_length=morgue_length,
         entries=entries,
+        missing_features=tuple(word.decode() for word in missing),
     )
 
 

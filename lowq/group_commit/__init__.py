@@ -14,7 +14,8 @@ when it refuses for a reason that may be one caller's (an id whose keys somebody
 again caller by caller.
 
 Each primary of a cluster has writes of its own, side by side with the others', and a flusher. A push whose jobs are for
-several of them is a request to each.
+several of them is a request to each. So have pushes that wait for replicas or the disk: those that meet wait together,
+behind their calls in the same write, and nobody else waits for them.
 
 What holds when somebody is interrupted (a signal handler or a cancellation may raise between any two instructions):
 
@@ -47,15 +48,16 @@ from lowq.group_commit.writer import (
     Writer,
     is_full,
     is_out_of_turn,
+    is_sealed,
     limit_of_caller,
     missed_deadline,
     no_answer,
 )
-from lowq.store import Client
+from lowq.store import Client, Durability, Wait
 
 __all__ = [
     "EXTENDED", "GRACE", "PLAIN", "PUSH_BYTES", "PUSH_JOBS", "Attempts", "GroupCommit", "Outcome", "Overflow", "Part",
-    "copy_of", "is_full", "is_out_of_turn", "limit_of_caller", "missed_deadline", "new_token", "no_answer",
+    "copy_of", "is_full", "is_out_of_turn", "is_sealed", "limit_of_caller", "missed_deadline", "new_token", "no_answer",
     "run_in_own_thread", "width_of",
 ]  # fmt: skip
 
@@ -70,18 +72,44 @@ class _OfLoop:
     def __init__(self) -> None:
         self.by_server: dict[Server, LoopPushes] = {}
         #: Where those for a shard, by its prefix, went last.
-        self.servers: dict[str, Server] = {}
+        self._servers: dict[str, Server] = {}
+
+    def server_for(self, prefix: str, server: Server) -> Server:
+        """Which server's writes take a push to a shard that is served there. When its slot has moved, that is the one
+        before for as long as it has some of the shard under way, whether or not their callers still wait: nothing
+        overtakes them.
+        """
+        before = self._servers.get(prefix, server)
+        if before != server:
+            pushes = self.by_server.get(before)
+            if pushes is not None and pushes.has(prefix):
+                return before
+        self._servers[prefix] = server
+        return server
 
 
 class GroupCommit:
     """The pushes of an application on one client. Safe for threads, several event loops, and forks."""
 
-    def __init__(self, client: Client, push_timeout: float) -> None:
+    def __init__(self, client: Client, push_timeout: float, wait: Wait | None = None) -> None:
         self.client = client
-        self.writer = Writer(client, push_timeout)
+        self.writer = Writer(client, push_timeout, wait)
+        #: Those that wait for more than Redis's answer, by what that is: writes of their own, so that nobody waits for
+        #: what others have asked for.
+        self._durable: dict[Durability, GroupCommit] = {}
         self._is_cluster = client.is_cluster
         self.reset()
         _groups.add(self)
+
+    def durable(self, durability: Durability, seconds: float) -> "GroupCommit":
+        """The pushes that wait for so much, within so many seconds. The embedded store has nothing to wait for."""
+        if durability == "none" or self.client.is_embedded:
+            return self
+        found = self._durable.get(durability)
+        if found is None:
+            made = GroupCommit(self.client, self.writer.timeout, Wait(durability, seconds))
+            found = self._durable.setdefault(durability, made)
+        return found
 
     def reset(self) -> None:
         """Forgets everything that is under way: after a fork it is the parent's."""
@@ -119,7 +147,7 @@ class GroupCommit:
 
     def push(self, parts: list[Part], jobs_count: int, size: int) -> list[Outcome]:
         """Pushes with others, from a thread; returns what became of each part."""
-        timeout, is_limited_by_batch = limit_of_caller(self.writer.timeout)
+        timeout, is_limited_by_batch = limit_of_caller(self.writer.timeout + self.writer.waits_for)
         begun: list[tuple[ThreadPushes, ThreadRequest]] = []
         positions = self._by_server(parts)
         try:
@@ -148,11 +176,13 @@ class GroupCommit:
 
     async def _apush_to_servers(self, parts: list[Part], jobs_count: int, size: int) -> list[Outcome]:
         loop = asyncio.get_running_loop()
+        found = self._of_loop(loop)
         begun: list[LoopRequest] = []
         positions: dict[Server, list[int]] = {}
-        for i, part in enumerate(parts):
-            positions.setdefault(self._server_of_loop(loop, part.prefix), []).append(i)
         try:
+            for i, part in enumerate(parts):
+                server = found.server_for(part.prefix, self.client.primary_of(part.prefix))
+                positions.setdefault(server, []).append(i)
             for server, some in positions.items():
                 begun.append(self.of_loop(loop, server).begin(*_chosen(parts, some, jobs_count, size)))
             for request in begun:
@@ -172,20 +202,8 @@ class GroupCommit:
         by_server = self._of_loop(loop).by_server
         pushes = by_server.get(server)
         if pushes is None:
-            pushes = by_server[server] = LoopPushes(self.writer)
+            pushes = by_server[server] = LoopPushes(self.writer, server)
         return pushes
-
-    def _server_of_loop(self, loop: asyncio.AbstractEventLoop, prefix: str) -> Server:
-        """Which server's writes take pushes to a shard. When its slot has moved, that is the one before for as long as
-        it has some under way: nothing overtakes them.
-        """
-        found = self._of_loop(loop)
-        server = self.client.primary_of(prefix)
-        before = found.servers.get(prefix, server)
-        if before != server and not found.by_server[before].is_idle:
-            return before
-        found.servers[prefix] = server
-        return server
 
     def _of_loop(self, loop: asyncio.AbstractEventLoop) -> _OfLoop:
         last, found = self._last_loop
@@ -206,6 +224,8 @@ class GroupCommit:
 
     def close(self) -> None:
         """Closes the connections of event loops that are not in use."""
+        for durable in list(self._durable.values()):
+            durable.close()
         with self._lock:
             loops = list(self._loops.items())
         for loop, found in loops:

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable
 from contextvars import Context
 from functools import partial
+from itertools import chain
 from typing import Any
 
 from lowq.group_commit.own_thread import run_in_own_thread
@@ -14,6 +15,7 @@ from lowq.group_commit.parts import Part
 from lowq.group_commit.requests import Outcome, Request, SharedCall
 from lowq.group_commit.writer import GRACE, Attempts, Writer, accept, attempts_for, fail, limit_of_caller
 from lowq.store import Deadline, LoopConnection
+from lowq.store.durability import conclude
 
 #: Seconds between attempts to make a loop's connection after one has failed: at first, and at most.
 CONNECT_PAUSES = (1.0, 60.0)
@@ -41,14 +43,15 @@ class LoopRequest(Request):
 class LoopPushes:
     """Pushes of the coroutines of one event loop to one server, in the loop's thread. The loop writes and reads itself,
     on a connection of its own that is made after the second write; while there is none, or something has to be
-    repeated, a thread does it.
+    repeated, a thread does it. ``server``: a primary of a cluster.
 
     What the loop calls later is called in an empty context: it serves all callers, and would keep what the context of
     one of them refers to.
     """
 
-    def __init__(self, writer: Writer) -> None:
+    def __init__(self, writer: Writer, server: tuple[str, int] | None = None) -> None:
         self._writer = writer
+        self._server = server
         self._waiting: deque[LoopRequest] = deque()
         self._under_way: list[LoopRequest] = []
         #: Those whose outcome is known, and whose callers are being woken.
@@ -67,9 +70,11 @@ class LoopPushes:
         #: which can be cancelled, would keep the loop.
         self._check_due = -math.inf
         self._check_number = 0
-        #: Whether the loop can't write and read on its own: TLS, a cluster.
+        #: Whether the loop can't write and read on its own: TLS, a cluster whose slots are not known yet.
         self._needs_thread = False
         self._scheduled = False
+        #: Whether a thread asks the sentinels.
+        self._is_following = False
 
     async def push(self, parts: list[Part], jobs_count: int, size: int) -> list[Outcome]:
         """Pushes with others; returns what became of each part.
@@ -93,7 +98,7 @@ class LoopPushes:
         """
         loop = asyncio.get_running_loop()
         writer = self._writer
-        timeout, is_limited_by_batch = limit_of_caller(writer.timeout)
+        timeout, is_limited_by_batch = limit_of_caller(writer.timeout + writer.waits_for)
         request = LoopRequest(parts, jobs_count, size, timeout, is_limited_by_batch)
         request.future, request.alarm = loop.create_future(), None
         try:
@@ -120,10 +125,9 @@ class LoopPushes:
             raise
         return request
 
-    @property
-    def is_idle(self) -> bool:
-        """Whether nothing waits or is under way."""
-        return not self._waiting and not self._under_way
+    def has(self, prefix: str) -> bool:
+        """Whether a push to that shard waits or is under way."""
+        return any(part.prefix == prefix for request in chain(self._under_way, self._waiting) for part in request.parts)
 
     def close_idle(self) -> None:
         """Closes the connection, when nothing is under way any more."""
@@ -155,13 +159,17 @@ class LoopPushes:
             if connection is None or not connection.is_open:
                 self._in_thread(write, partial(writer.send, write))
                 return
+            if writer.client.follows_now and not self._is_following:
+                self._follow()
             calls = writer.share_calls(write)
-            packed = writer.client.pack(calls)
-            attempts = attempts_for(write)
-            self._attempt_ends = time.monotonic() + attempts.deadline.seconds
+            attempts = attempts_for(write, writer.waits_for)
+            packed = writer.client.pack(calls, self._server, writer.wait, attempts.deadline)
+            seconds = attempts.deadline.seconds + writer.waits_for
+            self._attempt_ends = time.monotonic() + seconds
             if self._attempt_ends < self._check_due:
-                self._check_in(attempts.deadline.seconds)
-            connection.send(packed, len(calls), partial(self._receive, write, calls, attempts))
+                self._check_in(seconds)
+            expected = len(calls) if writer.wait is None else len(calls) + 1
+            connection.send(packed, expected, partial(self._receive, write, calls, attempts))
         except BaseException as error:
             fail(write, error)
             self._end_write(write)
@@ -174,6 +182,12 @@ class LoopPushes:
         """The replies to a write, and why there are no more of them."""
         if write is not self._under_way:
             return  # it was given up
+        wait = self._writer.wait
+        if wait is not None:
+            if error is None:
+                conclude(replies, range(len(calls)), wait, replies.pop())
+            else:
+                replies = []  # nothing is confirmed
         if error is None and not any(isinstance(reply, Exception) for reply in replies):
             accept(calls)
             self._end_write(write)
@@ -240,15 +254,24 @@ class LoopPushes:
             self._connection = connection
             self._needs_thread = connection is None
 
-        client, timeout = self._writer.client, self._writer.timeout
-        run_in_own_thread(lambda: client.connect_for_loop(Deadline(timeout)), done)
+        client, timeout, server = self._writer.client, self._writer.timeout, self._server
+        run_in_own_thread(lambda: client.connect_for_loop(Deadline(timeout), server), done)
         self._connecting = attempt  # not before: a signal handler may raise while the thread is started
+
+    def _follow(self) -> None:
+        """Has a thread ask the sentinels whom to connect to. The write does not wait for it."""
+
+        def done(_result: object, _error: BaseException | None) -> None:
+            self._is_following = False
+
+        run_in_own_thread(self._writer.client.follow, done)
+        self._is_following = True
 
     def _repair_in_thread(
         self, write: list[LoopRequest], calls: list[SharedCall], results: list[Any], attempts: Attempts
     ) -> None:
         try:
-            self._writer.client.repair(calls, results, attempts.deadline)
+            self._writer.client.repair(calls, results, attempts.deadline, self._writer.wait)
             self._writer.set_outcomes(calls, results, attempts)
         except BaseException as error:
             fail(write, error)

@@ -18,8 +18,8 @@ from typing import Any
 from lowq.errors import RedisRefused, RedisUnavailable
 from lowq.group_commit.parts import Part
 from lowq.group_commit.requests import Outcome
-from lowq.group_commit.writer import is_full, is_out_of_turn
-from lowq.store import Client, Subscription
+from lowq.group_commit.writer import is_full, is_out_of_turn, is_sealed
+from lowq.store import Client, NotConfirmed, Refusal, Subscription
 
 #: Seconds after which those who wait for room ask again at the latest.
 ASK_AGAIN = 1.0
@@ -28,12 +28,20 @@ TOGETHER = 100
 
 
 class Overflow:
-    """The parts of a push of which some did not fit. ``send``: sends parts of different shards, and waits."""
+    """The parts of a push of which some did not fit. ``send``: sends parts of different shards, and waits.
+    ``leave_sealed``: given a part, how its shard has refused it, as it is sealed, and parts for that shard, it returns
+    parts for those where the jobs belong now.
+    """
 
     def __init__(
-        self, parts: Sequence[Part], outcomes: Sequence[Outcome], send: Callable[[list[Part]], list[Outcome]]
+        self,
+        parts: Sequence[Part],
+        outcomes: Sequence[Outcome],
+        send: Callable[[list[Part]], list[Outcome]],
+        leave_sealed: Callable[[Part, Refusal, list[Part]], list[Part]],
     ) -> None:
         self._send = send
+        self._leave_sealed = leave_sealed
         self._settled: list[tuple[Part, Outcome]] = []
         #: By shard, what is to be sent, in order.
         self._queues: dict[str, list[Part]] = {}
@@ -58,8 +66,12 @@ class Overflow:
             subscription = client.subscribe()
             try:
                 # What became free before the subscription is seen by asking once more.
-                subscription.add(f"{prefix}room" for prefix in self._left)
+                listened = set(self._left)
+                subscription.add(f"{prefix}room" for prefix in listened)
                 while self._left and time.monotonic() < until and is_wanted():
+                    if not listened.issuperset(self._left):
+                        subscription.add(f"{prefix}room" for prefix in set(self._left) - listened)
+                        listened.update(self._left)
                     _wait(subscription, min(until - time.monotonic(), ASK_AGAIN))
                     self._queues, self._left = self._left, {}
                     self._send_all(waits=True)
@@ -85,8 +97,17 @@ class Overflow:
                     else:
                         self._queues[part.prefix][:0] = fitting
                     continue
+                if is_sealed(outcome):
+                    left = self._left.pop(part.prefix, [])
+                    for other in self._leave_sealed(part, outcome, [part, *self._queues.pop(part.prefix)]):
+                        self._queues.setdefault(other.prefix, []).append(other)
+                    for other in self._leave_sealed(part, outcome, left):
+                        self._left.setdefault(other.prefix, []).append(other)
+                    continue
                 self._settled.append((part, outcome))
-                if outcome is not True:  # what comes after it must not overtake it
+                if outcome is not True and not isinstance(
+                    outcome, NotConfirmed
+                ):  # what comes after it must not overtake it
                     behind = self._left.pop(part.prefix, []) + self._queues.pop(part.prefix)
                     self._settled += [(other, outcome) for other in behind]
 
@@ -115,7 +136,9 @@ class Overflow:
 def _copy(part: Part, positions: Sequence[int]) -> Part:
     """Some jobs of a part, to be sent with a token of their own."""
     items, jobs = [part.items[i] for i in positions], [part.jobs[i] for i in positions]
-    return Part(part.prefix, part.shards_count, items, jobs, part.width, words=part.words)
+    return Part(
+        part.prefix, part.shards_count, items, jobs, part.width, words=part.words, layout=part.layout, shard=part.shard
+    )
 
 
 def _wait(subscription: Subscription, seconds: float) -> None:

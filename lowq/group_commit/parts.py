@@ -2,11 +2,12 @@
 
 import secrets
 from binascii import b2a_base64
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any, Protocol
 
 from lowq.codec import EncodedJob
+from lowq.sharding import Layout
 from lowq.store import Call
 
 
@@ -26,12 +27,27 @@ class SentPart(Protocol):
 class Part:
     """Jobs of one push for one shard, that go in one script call."""
 
-    __slots__ = ("after", "call", "items", "jobs", "prefix", "shards_count", "token", "width", "words")
+    __slots__ = (
+        "after",
+        "call",
+        "items",
+        "jobs",
+        "layout",
+        "prefix",
+        "shard",
+        "shards_count",
+        "token",
+        "width",
+        "words",
+    )
 
     def __init__(
         self, prefix: str, shards_count: int, items: list[EncodedJob], jobs: list[Mapping[str, Any]], width: int,
-        after: bytes = b"", words: bytes = b"",
+        after: bytes = b"", words: bytes = b"", *, layout: Layout | None = None, shard: int = 0,
     ) -> None:  # fmt: skip
+        #: Which shard it is for; None: of a queue that has one layout for good.
+        self.layout = layout
+        self.shard = shard
         self.prefix = prefix
         self.shards_count = shards_count
         self.items = items
@@ -102,8 +118,22 @@ def push_arguments(
         data += chain.from_iterable(items)
     else:
         for item in items:
-            data += item if len(item) == EXTENDED else (*item, b"", b"")
+            data += item if len(item) == EXTENDED else (*item, b"=", b"=")
     return data
+
+
+def pushed_items(data: Sequence[bytes]) -> Iterator[tuple[bytes, bytes, bytes, bytes, bytes, bytes]]:
+    """The counterpart of `push_arguments`: id, payload, score, time, ttl and priority of each job, ``b""`` for what it
+    does not say, also of those that the queue's options say.
+    """
+    width, *options = data[4].split()
+    words = dict(option.split(b"=", 1) for option in options)
+    rest = words.get(b"ttl", b""), words.get(b"priority", b"")
+    step = int(width)
+    for start in range(7, len(data), step):
+        item = (*data[start : start + step], *[b""] * (TIMED - step))
+        own = rest if len(item) < EXTENDED or item[4] == b"=" else item[4:]
+        yield (*item[:4], *own)  # type: ignore[misc]  # slices of tuples have no known length
 
 
 def mark_repeated(call: Call) -> None:

@@ -10,7 +10,17 @@ from lowq import clock
 from lowq.errors import LowqError, RedisRefused, RedisUnavailable, TimeLimitExceeded
 from lowq.group_commit.parts import Part, SentPart
 from lowq.group_commit.requests import Request, SharedCall, call_of_one, copy_of, without_abandoned
-from lowq.store import SOCKET_TIMEOUT, Client, Deadline, Refusal, caller_deadline, deadlines, may_repeat
+from lowq.store import (
+    SOCKET_TIMEOUT,
+    Client,
+    Deadline,
+    NotConfirmed,
+    Refusal,
+    Wait,
+    caller_deadline,
+    deadlines,
+    may_repeat,
+)
 from lowq.store.translate import without_password
 
 #: Jobs, and bytes of payloads, of a push that others may join. A larger one has a write of its own.
@@ -63,9 +73,13 @@ class Attempts:
 class Writer:
     """Sends requests, and parts of single pushes, on a client. Safe for threads."""
 
-    def __init__(self, client: Client, push_timeout: float) -> None:
+    def __init__(self, client: Client, push_timeout: float, wait: Wait | None = None) -> None:
         self.client = client
         self.timeout = push_timeout
+        #: What servers are to confirm of each write, see `lowq.store.durability`.
+        self.wait = wait
+        #: Seconds that this may take, on top of the rest.
+        self.waits_for = 0.0 if wait is None else wait.seconds
         # Redis remembers calls for at least as long as connections wait by themselves.
         self.patience = max(push_timeout, SOCKET_TIMEOUT)
         self.keep = b"%d" % math.ceil(KEPT * self.patience)
@@ -81,7 +95,8 @@ class Writer:
         is_wanted: Callable[[], bool] | None = None,
     ) -> Callable[[], list[Any]]:
         """Sends parts of one push; as `Client.start`. ``is_wanted``: whether its caller still wants it."""
-        return self.client.start([part.make_call(self.keep, is_wanted) for part in parts], lend=lend, deadline=deadline)
+        calls = [part.make_call(self.keep, is_wanted) for part in parts]
+        return self.client.start(calls, lend=lend, deadline=deadline, wait=self.wait)
 
     def repeat_unanswered(self, parts: Sequence[SentPart], results: list[Any], attempts: Attempts) -> None:
         """Repeats what got no answer, as long as Redis knows a repeat, and puts the results in its place."""
@@ -95,7 +110,8 @@ class Writer:
             calls = {i: call for i in again if (call := parts[i].repeated_call()) is not None}
             if not calls:
                 break
-            for i, result in zip(calls, self.client.start(list(calls.values()), deadline=deadline)(), strict=True):
+            repeated = self.client.start(list(calls.values()), deadline=deadline, wait=self.wait)()
+            for i, result in zip(calls, repeated, strict=True):
                 results[i] = result
         if attempts.deadline.passed:
             for i, result in enumerate(results):
@@ -161,8 +177,8 @@ class Writer:
                 raise
 
     def _send_calls(self, calls: Sequence[SharedCall], requests: Sequence[Request]) -> None:
-        attempts = attempts_for(requests)
-        results = self.client.start(calls, deadline=attempts.deadline)()
+        attempts = attempts_for(requests, self.waits_for)
+        results = self.client.start(calls, deadline=attempts.deadline, wait=self.wait)()
         self.set_outcomes(calls, results, attempts)
 
     def set_outcomes(self, calls: Sequence[SharedCall], results: list[Any], attempts: Attempts) -> None:
@@ -173,7 +189,7 @@ class Writer:
             if not isinstance(result, Exception):
                 call.set_outcome(True)
             elif len(call.members) > 1 and (
-                is_full(result) or not isinstance(result, RedisUnavailable | RedisRefused | Refusal)
+                is_full(result) or not isinstance(result, RedisUnavailable | RedisRefused | Refusal | NotConfirmed)
             ):
                 # Jobs of some did not fit. Or a script failed: it may have met the keys of one id that somebody else
                 # has written. What it wrote before, if anything, merges with what is written now.
@@ -188,11 +204,14 @@ class Writer:
             self._send_calls(alone, [request for request, _ in apart])
 
 
-def attempts_for(requests: Sequence[Request]) -> Attempts:
-    """The time of a write: no longer than its callers wait, pauses included."""
+def attempts_for(requests: Sequence[Request], waits_for: float = 0.0) -> Attempts:
+    """The time of a write: no longer than its callers wait, pauses included. ``waits_for``: seconds of it that are for
+    what servers are to confirm.
+    """
     until = max(request.give_up_at for request in requests)
     is_limited_by_batch = all(request.is_limited_by_batch for request in requests)
-    return Attempts(max(until - time.monotonic(), 0.001), until, is_limited_by_batch=is_limited_by_batch)
+    seconds = max(until - time.monotonic() - waits_for, 0.001)
+    return Attempts(seconds, until, is_limited_by_batch=is_limited_by_batch)
 
 
 def accept(calls: Sequence[SharedCall]) -> None:
@@ -247,7 +266,9 @@ def _unanswered(parts: Sequence[SentPart], results: list[Any]) -> list[int]:
     again: list[int] = []
     refused: set[tuple[str, int]] = set()
     for i, (part, result) in enumerate(zip(parts, results, strict=True)):
-        if not isinstance(result, Exception) or (part.after and (part.prefix, part.shards_count) in refused):
+        if not isinstance(result, Exception) or isinstance(result, NotConfirmed):
+            continue
+        if part.after and (part.prefix, part.shards_count) in refused:
             continue
         if may_repeat(result) or is_out_of_turn(result):
             again.append(i)
@@ -259,6 +280,11 @@ def _unanswered(parts: Sequence[SentPart], results: list[Any]) -> list[int]:
 def is_full(result: object) -> TypeGuard[Refusal]:
     """Whether jobs of the call did not fit: the queue has a capacity. Nothing was written."""
     return isinstance(result, Refusal) and result.code == "QUEUEFULL"
+
+
+def is_sealed(result: object) -> TypeGuard[Refusal]:
+    """Whether the jobs of the call belong to another layout of their queue by now. Nothing was written."""
+    return isinstance(result, Refusal) and result.code == "SEALED"
 
 
 def is_out_of_turn(result: Exception) -> bool:

@@ -8,6 +8,10 @@
     batch          what both do alike around a batch: counts, logs, giving it up
     pace           how much work a delivery takes in advance
     execution      a batch through middlewares and handler, and what becomes of each job then
+    log_context    what a handler logs says which job it is about
+    job_log        a line for each job that begins and ends, at DEBUG
+    instances      `setup` and `teardown` of the workers' instances
+    per_id         `perform_one`: a batch id by id, each with its own outcome
     limits         how long a batch may run, and whose it is
     watchdog       looks whether a batch runs for too long
     activity       what a thread shows to others: what it performs, how much it did

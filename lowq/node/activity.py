@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from lowq.broker.activity import Activity
 from lowq.metrics.counters import Tally
-from lowq.node.limits import TimeLimits
+from lowq.node.time_limits import TimeLimits
 
 
 @dataclass(slots=True)

@@ -3,7 +3,8 @@
 import random
 import threading
 import time
-from collections.abc import Callable
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from lowq.application import Lowq
@@ -14,9 +15,10 @@ from lowq.broker.dispatcher import Dispatcher
 from lowq.broker.shard import Shard
 from lowq.errors import LeaseLost, RedisUnavailable
 from lowq.logs import describe, get_log
-from lowq.metrics.counters import BOUNDS, Tally, bucket_of
+from lowq.metrics.counters import BOUNDS, WAIT_BOUNDS, Tally, bucket_of
+from lowq.metrics.slowest import EndedBatch
 from lowq.node import execution
-from lowq.node.limits import TimeLimits
+from lowq.node.time_limits import TimeLimits
 from lowq.store import Client
 
 if TYPE_CHECKING:
@@ -26,6 +28,11 @@ log = get_log("lowq.node")
 
 #: Seconds for which a shard is left alone when its script fails.
 TROUBLE_SECONDS = 1.0
+
+#: Jobs of a delivery that are looked at for how long they had waited, at most.
+WAITS_READ = 4
+#: Seconds that no job has waited: somebody has written that time by hand.
+_ABSURD = 1e10
 
 
 class NodeContext(Protocol):
@@ -93,10 +100,12 @@ def give_up(
     the shard is withheld, and nothing of it is taken.
     """
     token = shard.in_flight.token
+    outcome = execution.Outcome(is_written=False)
     try:
         outcome = execution.write_off(runtime, shard, limits, node.app.config)
         shard.in_flight.finish(outcome.finished)
         until_written(node, lambda: execution.report(shard, outcome))
+        outcome.is_written = True
         dispatcher.look_again(shard)
         # Last: should the lease have been lost and got again, it begins a new delivery.
         until_written(node, lambda: shard.in_flight.take(0))
@@ -108,6 +117,7 @@ def give_up(
         shard.in_flight.drop_delivery()
         dispatcher.withhold(shard)
         node.broker.maintenance.replace_lease(shard, token)
+        execution.end_observed(outcome, limits.jobs)
 
 
 def backoff(failures: int) -> float:
@@ -115,8 +125,33 @@ def backoff(failures: int) -> float:
     return min(0.05 * 2.0 ** min(failures, 10), 2.0) * random.uniform(0.5, 1.0)
 
 
-def count_batch(tally: Tally, outcome: execution.Outcome, seconds: float) -> None:
-    """Counts a batch that took so long."""
+def count_waits(tally: Tally, jobs: Sequence[TakenJob], now: float, server_offset: float | None) -> None:
+    """Counts how long the jobs of a delivery had waited since they were due; ``now`` is about when they were taken, and
+    with ``server_offset`` added the Unix time in Redis. None: that is not known, and nothing counts.
+
+    Of a long delivery some are read, evenly spread, and each stands for its neighbours: all were taken at once, most of
+    them in the order in which they became due.
+    """
+    if server_offset is None:
+        return
+    left, step = len(jobs), -(-len(jobs) // WAITS_READ)
+    taken_at, waits = now + server_offset, tally.waits
+    for job in jobs[::step]:
+        number = min(step, left)
+        left -= number
+        try:
+            waited = taken_at - float(job.raw[1])
+        except ValueError:
+            continue
+        if waited <= _ABSURD:  # nor NaN
+            waited = max(waited, 0.0)
+            waits[bisect_left(WAIT_BOUNDS, waited)] += number
+            tally.waited += waited * number
+
+
+def count_batch(tally: Tally, outcome: execution.Outcome, performing: Performing, ended: float) -> None:
+    """Counts a batch that has ended."""
+    seconds = ended - performing.since
     tally.processed += len(outcome.finished)
     if outcome.failures:
         tally.failed += sum(failure.verdict != "solo" for failure in outcome.failures)
@@ -125,6 +160,9 @@ def count_batch(tally: Tally, outcome: execution.Outcome, seconds: float) -> Non
         tally.buried += len(outcome.buries)
     tally.seconds += seconds
     tally.lengths[0 if seconds <= BOUNDS[0] else bucket_of(seconds)] += 1
+    if seconds > tally.slowest.floor:
+        ids = performing.ids
+        tally.slowest.add(EndedBatch(ids[0], len(ids), performing.shard.index, seconds, ended))
 
 
 def report_failure(
@@ -134,8 +172,11 @@ def report_failure(
     outcome: execution.Outcome,
     runtime: execution.WorkerRuntime,
 ) -> None:
-    """Logs what went wrong, and stops the node if it has to, once the outcome is written or can't be any more."""
+    """Tells observers and the log what went wrong, and stops the node if it has to, once the outcome is written or
+    can't be any more.
+    """
     try:
+        execution.end_observed(outcome, jobs)  # first: Sentry takes the second of two events for a duplicate
         _log_failure(shard, jobs, outcome, runtime)
         execution.log_remarks(outcome)
     finally:
@@ -149,12 +190,23 @@ def _log_failure(
     """What was raised, and what becomes of each id."""
     if outcome.error is None and not outcome.failures:
         return
+    if outcome.is_expected:
+        delay = outcome.releases[0][1]
+        log.info(
+            "%r: %s; not charged and waiting again, as release_on says: %d, the first in %g s", shard,
+            "named by the handler" if outcome.error is None else describe(outcome.error), len(outcome.releases), delay,
+            extra={"event": "released", "queue": shard.queue, "shard": shard.index,
+                   "ids": [job_id for job_id, _ in outcome.releases[:100]]},
+        )  # fmt: skip
+        return
     what = "named by the handler" if outcome.error is None else describe(outcome.error)
     named = [failure.id for failure in outcome.failures] or [job.id for job in jobs]
     most = outcome.ask("max_retry_count is not to be had", lambda: int(runtime.instance.max_retry_count), 0)
     outcomes = [execution.describe_failure(failure, most) for failure in outcome.failures[:3]]
     if outcome.releases:
         outcomes.append(f"not charged and waiting again: {len(outcome.releases)}")
+    if outcome.buries:
+        outcomes.append(f"in the morgue: {len(outcome.buries)}")
     more = len(outcome.failures) - 3
     log.error(
         "%r failed, ids %s: %s%s%s", shard, ", ".join(named[:3]), what,

@@ -39,20 +39,22 @@ from lowq.clock import now as clock_now
 from lowq.errors import LeaseLost, RedisUnavailable
 from lowq.logs import get_log
 from lowq.metrics.counters import Tally
-from lowq.node import execution
+from lowq.node import execution, job_log
 from lowq.node.activity import BatchActivity
 from lowq.node.batch import (
     TROUBLE_SECONDS,
     NodeContext,
     backoff,
     count_batch,
+    count_waits,
     give_up,
     is_held,
     log_lost,
     report_failure,
 )
-from lowq.node.limits import TimeLimits, WrittenOff, interrupt_of_this_task
+from lowq.node.instances import Instances
 from lowq.node.pace import Pace
+from lowq.node.time_limits import TimeLimits, WrittenOff, interrupt_of_this_task
 
 log = get_log("lowq.node")
 
@@ -137,6 +139,10 @@ class EventLoop:
         self._cancelled = False
         #: The round trips are over.
         self._closed = False
+        self._instances = Instances()
+        #: Set when its instances are set up, or could not be: then `setup_error` says why.
+        self.is_set_up = threading.Event()
+        self.setup_error: BaseException | None = None
         #: Set while tasks run.
         self._busy = threading.Event()
         #: When the loop was asked for a sign of life that it has not given yet; None: it has. Monotonic.
@@ -151,8 +157,8 @@ class EventLoop:
         self._watch_thread.start()
 
     def is_alive(self) -> bool:
-        """Whether anything is being performed or still to be written, or may be."""
-        return self._io.is_alive()
+        """Whether anything is being performed, still to be written or to be torn down, or may be."""
+        return self._io.is_alive() or (bool(self._instances) and self._thread.is_alive() and not self.hanging())
 
     def activities(self) -> list[BatchActivity]:
         """Those of the running tasks."""
@@ -193,7 +199,8 @@ class EventLoop:
         """
         deadline = time.monotonic() + CLEAN_UP_SECONDS
         self._loop.call_soon_threadsafe(self._cancel_all)
-        while self._tasks and time.monotonic() < deadline:
+        # And for the last round trip, as what is done of their batches is acknowledged.
+        while (self._tasks or self._io.is_alive()) and time.monotonic() < deadline:
             time.sleep(0.01)
 
     async def _take_back_cancels(self) -> None:
@@ -217,6 +224,7 @@ class EventLoop:
     # --- the round trips ---
 
     def _run_io(self) -> None:
+        self.is_set_up.wait()
         failures = 0
         while True:
             try:
@@ -321,7 +329,7 @@ class EventLoop:
         # What rests is acknowledged, and nothing more is taken of it.
         takes = [(shard, shard.dispatch.wakes) for shard in (*self._resting, *picked)]
         calls = [shard.in_flight.take_call(0) for shard in self._resting]
-        calls += [shard.in_flight.take_call(self._pace.limit(shard.queue)) for shard in picked]
+        calls += [shard.in_flight.take_call(self._pace.limit(shard)) for shard in picked]
         writes = [self._writes.popleft() for _ in range(len(self._writes))]
         for write in writes:
             calls += [report.call for report in write.reports]
@@ -360,7 +368,11 @@ class EventLoop:
                 deliveries.append((shard, delivery))
             except RedisUnavailable as error:
                 trouble = trouble or error
-                self._resting.add(shard)  # what it finished is still to be acknowledged
+                if self._client.is_cluster:
+                    self._dispatcher.rest_for_failover(shard)
+                    self._let_go(shard)
+                else:
+                    self._resting.add(shard)  # what it finished is still to be acknowledged
             except LeaseLost:
                 self._lost(shard)
                 self._let_go(shard)
@@ -385,7 +397,9 @@ class EventLoop:
                 begin.append((shard, delivery, jobs))
         if begin or answers:
             self._loop.call_soon_threadsafe(self._received, begin, answers)
-        if trouble is not None:
+        if isinstance(trouble, RedisUnavailable) and self._client.is_cluster:
+            self._node.broker.outage.begin(trouble)  # work on shards of other primaries goes on
+        elif trouble is not None:
             raise trouble
 
     def _jobs(self, shard: Shard, delivery: Delivery) -> list[TakenJob]:
@@ -425,6 +439,12 @@ class EventLoop:
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
+        try:
+            instances = [runtime.instance for runtime in self._runtimes.values()]
+            self._loop.run_until_complete(self._instances.aset_up(instances))
+        except BaseException as error:
+            self.setup_error = error
+        self.is_set_up.set()
         while True:
             try:
                 self._loop.run_forever()
@@ -433,6 +453,8 @@ class EventLoop:
                 # A task that a handler started has raised SystemExit or the like: who awaits it gets that, too.
                 self._node.fail(error)
         self._reap()
+        if self._instances:
+            self._loop.run_until_complete(self._instances.atear_down())
         self._executor.shutdown(wait=False, cancel_futures=True)
         self._loop.close()
         asyncio.set_event_loop(None)
@@ -492,6 +514,7 @@ class EventLoop:
         runtime = self._runtimes[shard.queue]
         size = runtime.batch_size
         began = self._clock()
+        count_waits(self._tallies[shard.queue], jobs, began, self._node.broker.maintenance.server_clock.offset)
         for start in range(0, len(jobs), size):
             if start and (shard.dispatch.leaving or self._node.stopping.is_set()):
                 await self._write(shard, [shard.in_flight.release_report([(job.id, None) for job in jobs[start:]])])
@@ -514,6 +537,9 @@ class EventLoop:
             self._node.broker.maintenance.arm()
         performing = activity.performing = Performing(shard, [job.id for job in jobs], self._clock())
         limits: TimeLimits | None = None
+        logs_jobs = job_log.is_on()
+        if logs_jobs:
+            execution.log_begin(runtime, shard, jobs, delivery.number)
         if runtime.time_limit is not None or runtime.ttr is not None:
             limits = activity.limits = TimeLimits(
                 runtime.time_limit, runtime.ttr, jobs,
@@ -529,17 +555,23 @@ class EventLoop:
             if limits is None or not limits.written_off:
                 activity.performed = performing, ended
                 activity.performing = activity.limits = None
-        count_batch(self._tallies[shard.queue], outcome, ended - performing.since)
+        count_batch(self._tallies[shard.queue], outcome, performing, ended)
         shard.in_flight.finish(outcome.finished)
         if outcome.whole:
-            return
-        try:
-            await self._write(shard, execution.reports_of(shard, outcome))
-            self._dispatcher.look_again(shard)
-            await execution.anotify_worker(outcome, runtime.instance, self._config)
-        finally:
-            # Also when the lease was lost meanwhile: what was raised was raised.
-            report_failure(self._node, shard, jobs, outcome, runtime)
+            if outcome.observed is not None:
+                execution.end_observed(outcome, jobs)
+        else:
+            outcome.is_written = False
+            try:
+                await self._write(shard, execution.reports_of(shard, outcome))
+                outcome.is_written = True
+                self._dispatcher.look_again(shard)
+                await execution.anotify_worker(outcome, runtime.instance, self._config)
+            finally:
+                # Also when the lease was lost meanwhile: what was raised was raised.
+                report_failure(self._node, shard, jobs, outcome, runtime)
+        if logs_jobs:
+            job_log.ends(shard, jobs, delivery.number, outcome, ended - performing.since)
 
     async def _write(self, shard: Shard, reports: Sequence[Report]) -> None:
         """Has reports written, however long Redis is away: only the end of the process or of the lease ends that.

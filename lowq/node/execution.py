@@ -21,6 +21,7 @@ from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 from typing import Any, Protocol, Self, TypeVar
 
 from lowq import codec
@@ -29,15 +30,19 @@ from lowq.broker.in_flight import Report
 from lowq.broker.shard import Shard
 from lowq.codec import MAX_TIME, delay_seconds, original_payload
 from lowq.duration import duration
+from lowq.error_policies import RetryIn, checked_retry_in, find_policy, policies_of
 from lowq.errors import LowqError, PushInterrupted, RedisNotReady, RedisUnavailable, TimeLimitExceeded
 from lowq.job import Job
 from lowq.logs import describe, get_log
 from lowq.middleware import check_done, check_plain, wrap, wrap_async
-from lowq.node.limits import TimeLimits, WrittenOff, checked_seconds
+from lowq.node import job_log, observing, per_id
+from lowq.node.per_id import Batch
+from lowq.node.time_limits import TimeLimits, WrittenOff, checked_seconds
+from lowq.observers import ObservedBatch, Observer, call_observer
 from lowq.queue_options import MergeFunction, merged
 from lowq.retry import MAX_RETRY_COUNT, default_retry_in, is_exhausted, retry_delay
 from lowq.settings import Config, cut_error, dump_text
-from lowq.workers import Worker, is_async, limits_of
+from lowq.workers import Worker, handler_of, is_async, payload_type_of, time_limits_of
 
 log = get_log("lowq.node")
 
@@ -56,7 +61,8 @@ class Performer(Protocol):
 
     def perform(self, payloads_by_id: dict[str, list[Any]]) -> object: ...
 
-    def retry_in(self, retry_count: int) -> float: ...
+    @property
+    def retry_in(self) -> RetryIn: ...
 
     def retries_exhausted(self, jobs: list[Job]) -> object: ...
 
@@ -66,8 +72,15 @@ class Execution:
 
     # And whatever a middleware or a handler keeps here.
     __slots__ = (
-        "__dict__", "__weakref__", "_jobs", "_limits", "_load_payload", "_outcomes", "fence", "shard", "worker",
+        "__dict__", "__weakref__", "_jobs", "_limits", "_load_payload", "_outcomes", "_source", "fence", "shard",
+        "worker",
     )  # fmt: skip
+
+    # What most batches do without: set on those that need it, as each batch makes one of these.
+    #: In ``perform_one``, in a batch of several: the id that is being performed.
+    _running_id: str | None = None
+    _cancelled: Callable[[], bool] | None = None
+    _observed: ObservedBatch | None = None
 
     def __init__(
         self,
@@ -77,6 +90,7 @@ class Execution:
         jobs: Sequence[TakenJob] | Sequence[Job],
         load_payload: Callable[[bytes], Any] = codec.load_payload,
         limits: TimeLimits | None = None,
+        source: Shard | None = None,
     ) -> None:
         #: The worker's class.
         self.worker = worker
@@ -88,7 +102,15 @@ class Execution:
         self._jobs = jobs
         self._load_payload = load_payload
         self._limits = limits
+        self._source = source
         self._outcomes: dict[str, tuple[str, Any]] = {} if limits is None else limits.outcomes
+
+    @property
+    def delivery(self) -> int:
+        """The number of the delivery that the batch belongs to, counted by the shard; once the batch was written off,
+        that of a later one.
+        """
+        return 0 if self._source is None else self._source.in_flight.delivery
 
     @property
     def deadline(self) -> float | None:
@@ -118,7 +140,9 @@ class Execution:
         self._set_outcome(job_id, "done", None)
 
     def fail(self, job_id: object, error: BaseException | str) -> None:
-        """The id failed: it is charged a retry, whatever becomes of the others."""
+        """The id failed: it is charged a retry, whatever becomes of the others. What ``bury_on`` and ``release_on`` say
+        of the error holds, as if the id had raised it alone.
+        """
         if not isinstance(error, BaseException | str):
             raise LowqError(f"fail({job_id!r}): say the exception or a text, not {error!r:.100}")
         self._set_outcome(job_id, "fail", error if isinstance(error, BaseException) else cut_error(error))
@@ -133,6 +157,14 @@ class Execution:
         if not isinstance(reason, str):
             raise LowqError(f"bury({job_id!r}): reason is a text, not {reason!r:.100}")
         self._set_outcome(job_id, "bury", cut_error(reason))
+
+    def _begin(self, job_id: str | None) -> None:
+        """In ``perform_one`` the id begins; None: all have ended."""
+        self._running_id = job_id
+        if job_id is not None and self._observed is not None:
+            self._observed.begin_id(job_id)
+        if job_id is not None and self._source is not None and job_log.is_on():
+            job_log.begins(self._source, [job_id], self.delivery)
 
     def _set_outcome(self, job_id: object, verb: str, detail: Any) -> None:
         # Plain texts are kept: what raises, raises here, where the handler learns of it.
@@ -162,6 +194,32 @@ def current() -> Execution:
     return execution
 
 
+def _is_cancelled(cancelled: Callable[[], bool] | None) -> bool:
+    """Whether the task was cancelled, and not something that it awaits."""
+    if cancelled is not None:
+        return cancelled()
+    task = asyncio.current_task()
+    return task is not None and bool(task.cancelling())
+
+
+def _batch_of(is_stopping: Callable[[], bool] | None) -> Batch:
+    """What `per_id` needs of the batch that is being performed."""
+    execution = current()
+    shard, cancelled = execution._source, execution._cancelled
+
+    def is_leaving() -> bool:
+        if shard is None:
+            return False
+        if is_stopping is not None and (is_stopping() or not shard.lease.is_held(execution.fence)):
+            return True
+        return shard.dispatch.leaving
+
+    return Batch(
+        execution._outcomes, execution._limits, is_leaving=is_leaving,
+        is_cancelled=lambda: _is_cancelled(cancelled), on_begin=execution._begin,
+    )  # fmt: skip
+
+
 @dataclass(slots=True)
 class Outcome:
     """What becomes of the jobs of a batch."""
@@ -178,8 +236,16 @@ class Outcome:
     error: BaseException | None = None
     #: What stops the process once the outcome is written: SystemExit and the like, of the handler or of a hook.
     stop: BaseException | None = None
+    #: Whether all that went wrong is what ``release_on`` expects.
+    is_expected: bool = False
     #: What is to be logged then: a text, and what was raised.
     remarks: list[tuple[str, BaseException | None]] = field(default_factory=list)
+    #: What the ids failed with, for observers: what was raised, or the handler's text. None: nothing did.
+    raised: dict[str, BaseException | str] | None = None
+    #: Those who follow the batch; None: nobody does.
+    observed: ObservedBatch | None = None
+    #: Whether what did not simply finish is written.
+    is_written: bool = True
 
     @property
     def whole(self) -> bool:
@@ -207,6 +273,10 @@ def _is_failure(error: BaseException) -> bool:
     return issubclass(type(error), Exception | TimeLimitExceeded)
 
 
+def _unknown() -> None:
+    return None
+
+
 @dataclass(frozen=True, slots=True)
 class WorkerRuntime:
     """What one thread, or the event loop, needs for one queue: its instance of the worker, and that with the
@@ -221,23 +291,56 @@ class WorkerRuntime:
     #: Seconds.
     time_limit: float | None = None
     ttr: float | None = None
+    #: Whether it has ``perform_one``.
+    is_per_id: bool = False
+    #: Those of the application; others may come.
+    observers: Sequence[Observer] = ()
+    #: As of `ServerClock`.
+    server_offset: Callable[[], float | None] = _unknown
 
     @classmethod
-    def of(cls, worker: type[Worker[Any]], config: Config) -> Self:
-        """With a new instance of the worker, and the application's middlewares around it.
+    def of(
+        cls,
+        worker: type[Worker[Any]],
+        config: Config,
+        is_stopping: Callable[[], bool] | None = None,
+        on_perform: Callable[[dict[str, list[Any]]], object] | None = None,
+        observers: Sequence[Observer] = (),
+        server_offset: Callable[[], float | None] = _unknown,
+    ) -> Self:
+        """With a new instance of the worker, and the application's middlewares around it. ``is_stopping``: of
+        the node; then, and when the lease is not surely held, no other id of a batch begins in ``perform_one``.
+        ``on_perform``: of tests; called with what the handler is about to get.
 
         Raises:
             ConfigError: a middleware that can't be around such a worker. What the worker's ``__init__`` raises.
         """
         instance: Any = worker()
         around: Callable[..., Any] = wrap_async
+        middlewares = () if worker._is_internal else config.server_middlewares
         if not is_async(worker):
-            check_plain(config.server_middlewares, worker)
+            check_plain(middlewares, worker)
             around = wrap
-        call = around(config.server_middlewares, worker, instance.perform)
+        time_limit, ttr = time_limits_of(worker)
+        inner, is_per_id = instance.perform, handler_of(worker) == "perform_one"
+        if is_per_id:
+            one_by_one = per_id.aone_by_one if is_async(worker) else per_id.one_by_one
+            seconds = ttr if time_limit is None else time_limit
+            inner = one_by_one(worker, instance.perform_one, partial(_batch_of, is_stopping), seconds)
+        if on_perform is not None:
+            inner = _observed(on_perform, inner)
+        call = around(middlewares, worker, inner)
         if callable(worker.merge):
             call = _merging(worker.merge, call)
-        return cls(instance, call, worker.batch_size, *limits_of(worker))
+        return cls(instance, call, worker.batch_size, time_limit, ttr, is_per_id, observers, server_offset)
+
+
+def _observed(on_perform: Callable[[dict[str, list[Any]]], object], inner: Callable[..., Any]) -> Callable[..., Any]:
+    def call(payloads_by_id: dict[str, list[Any]]) -> Any:
+        on_perform(payloads_by_id)
+        return inner(payloads_by_id)
+
+    return call
 
 
 def _merging(merge: MergeFunction, call: Callable[[dict[str, list[Any]]], Any]) -> Callable[..., Any]:
@@ -288,9 +391,10 @@ def perform(
         WrittenOff: the batch, the shard and what is in flight of it are somebody else's, who reports it all.
     """
     worker = runtime.instance
-    execution = Execution(type(worker), shard.index, fence, jobs, config.load_payload, limits)
+    execution = Execution(type(worker), shard.index, fence, jobs, shard.in_flight.load_payload, limits, shard)
     payloads_by_id = {job.id: job.payloads for job in jobs}
     ids = [*payloads_by_id]
+    observed = _observe(runtime, shard, jobs, execution, limits) if runtime.observers else None
     token = current_execution.set(execution)
     error: BaseException | None = None
     try:
@@ -304,9 +408,14 @@ def perform(
         error = raised
     finally:
         current_execution.reset(token)
+        if observed is not None:
+            observed.leave()
     if error is None and not execution._outcomes and not shard.in_flight.found_no_redis:
-        return Outcome(ids)
-    return _outcome_of(worker, shard, jobs, execution, error, config)
+        outcome = Outcome(ids)
+    else:
+        outcome = _outcome_of(worker, shard, jobs, execution, error, config)
+    outcome.observed = observed
+    return outcome
 
 
 async def aperform(
@@ -322,14 +431,18 @@ async def aperform(
     """As `perform`, for an async worker, in a task of its own.
 
     Raises:
-        WrittenOff. asyncio.CancelledError: the task was cancelled. Nothing is decided then.
+        WrittenOff. asyncio.CancelledError: the task was cancelled. Nothing is decided then, and what the handler has
+        said to be done is finished.
     """
     worker = runtime.instance
-    execution = Execution(type(worker), shard.index, fence, jobs, config.load_payload, limits)
+    execution = Execution(type(worker), shard.index, fence, jobs, shard.in_flight.load_payload, limits, shard)
+    execution._cancelled = cancelled
     payloads_by_id = {job.id: job.payloads for job in jobs}
     ids = [*payloads_by_id]
+    observed = _observe(runtime, shard, jobs, execution, limits) if runtime.observers else None
     token = current_execution.set(execution)
     error: BaseException | None = None
+    is_over = False
     try:
         if limits is None:
             await _awaited(runtime, payloads_by_id)
@@ -338,8 +451,9 @@ async def aperform(
     except WrittenOff:
         raise
     except asyncio.CancelledError as raised:
-        task = asyncio.current_task()
-        if cancelled() if cancelled is not None else task is not None and task.cancelling():
+        if _is_cancelled(cancelled):
+            shard.in_flight.finish(done_ids(execution._outcomes))
+            is_over = True
             raise
         # Not this task was cancelled, but something that the handler awaits: for the batch that is an error.
         error = LowqError("what the handler awaited was cancelled")
@@ -348,15 +462,51 @@ async def aperform(
         error = raised
     finally:
         current_execution.reset(token)
+        if observed is not None:
+            observed.leave()
+            if is_over:
+                observed.ended(None)
     if error is None and not execution._outcomes and not shard.in_flight.found_no_redis:
-        return Outcome(ids)
-    return _outcome_of(worker, shard, jobs, execution, error, config)
+        outcome = Outcome(ids)
+    else:
+        outcome = _outcome_of(worker, shard, jobs, execution, error, config)
+    outcome.observed = observed
+    return outcome
 
 
 async def _awaited(runtime: WorkerRuntime, payloads_by_id: dict[str, list[Any]]) -> None:
     pending = runtime.call(payloads_by_id)
     if pending is not None:  # a wrapper that is no async def may have performed it already
         check_done(await pending, type(runtime.instance), "perform")
+
+
+def _observe(
+    runtime: WorkerRuntime,
+    shard: Shard,
+    jobs: list[TakenJob],
+    execution: Execution,
+    limits: TimeLimits | None,
+) -> ObservedBatch | None:
+    """Has the observers follow the batch, in this thread or task. None: they could not be told."""
+    batch = runtime.observers, execution.worker, shard, jobs, runtime.server_offset
+    observed: ObservedBatch | None = call_observer(observing.begin, *batch)
+    execution._observed = observed
+    if limits is not None:
+        limits.observed = observed  # for whoever reports the batch, should it be written off
+    return observed
+
+
+def end_observed(outcome: Outcome, jobs: Sequence[TakenJob]) -> None:
+    """Tells those who follow the batch, if anybody does, what became of it: once that is written, or can't be."""
+    observed, outcome.observed = outcome.observed, None
+    if observed is not None:
+        call_observer(lambda: observed.ended(observing.result_of(outcome, jobs)))
+
+
+def log_begin(runtime: WorkerRuntime, shard: Shard, jobs: list[TakenJob], delivery: int) -> None:
+    """Logs that a batch begins. Of `perform_one` with several ids, each is logged when it begins."""
+    if not runtime.is_per_id or len(jobs) == 1:
+        job_log.begins(shard, [job.id for job in jobs], delivery)
 
 
 def _outcome_of(
@@ -374,6 +524,11 @@ def _outcome_of(
         return _decide_plainly(jobs, execution._outcomes, error, raised, counts)
 
 
+def done_ids(outcomes: dict[str, tuple[str, Any]]) -> list[str]:
+    """What is done whatever becomes of the rest of its batch. ``outcomes`` may change meanwhile."""
+    return [job_id for job_id, (verb, _) in dict(outcomes).items() if verb == "done"]
+
+
 def write_off(runtime: WorkerRuntime, shard: Shard, limits: TimeLimits, config: Config) -> Outcome:
     """What becomes of a delivery whose handler did not come back within ``ttr``. What it has said of single ids holds,
     the others of its batch are charged a crash, and the batches after it wait again.
@@ -387,7 +542,9 @@ def write_off(runtime: WorkerRuntime, shard: Shard, limits: TimeLimits, config: 
     except BaseException as raised:
         outcome = _decide_plainly(jobs, outcomes, gone, raised, counts)
     batch = {job.id for job in jobs}
-    outcome.stop = None
+    outcome.stop, outcome.is_written = None, False
+    outcome.observed = limits.observed
+    outcome.raised = (outcome.raised or {}) | dict.fromkeys(outcome.crashed, limits.overdue())
     outcome.releases += [(job_id, None) for job_id in shard.in_flight.in_hand if job_id not in batch]
     return outcome
 
@@ -406,7 +563,9 @@ def conclude(
     """
     shard.in_flight.finish(outcome.finished)
     if not outcome.whole:
+        outcome.is_written = False
         write(shard, outcome)
+        outcome.is_written = True
         notify_worker(outcome, runtime.instance, config)
 
 
@@ -420,34 +579,48 @@ def decide(
 ) -> Outcome:
     """What becomes of each job, given the outcomes that the handler has set and what it raised."""
     outcome = Outcome(error=error)
-    crashed = error is not None and not _is_failure(error)
-    if crashed:
+    raised_by = outcome.raised = {}
+    if error is not None and not _is_failure(error):
         outcome.stop = error
-    unavailable = _found_no_redis(error)
     data = b""  # of the error, once it is needed
+    policies = policies_of(getattr(type(worker), "_by_error", (None, None)), (config.bury_on, config.release_on))
+    expected = 0
     for job in jobs:
         verb, detail = outcomes.get(job.id, ("", None))
         pause = found_no_redis.pop(job.id, 0)
-        if verb == "done" or (not verb and error is None):
+        raised: Any = error
+        is_alone = len(jobs) == 1
+        if verb in ("fail", per_id.RAISED):
+            raised, is_alone = detail, True
+            verb = verb if verb == "fail" else ""
+        if verb == "done" or (not verb and raised is None):
             outcome.finished.append(job.id)
-        elif verb == "release":
+            continue
+        if verb != "release":
+            raised_by[job.id] = detail if verb == "bury" else raised
+        if verb == "release":
             outcome.releases.append((job.id, detail))
         elif verb == "bury":
             outcome.buries.append((job.id, _error_bytes(outcome, detail, config)))
-        elif verb == "fail":
-            _charge(outcome, worker, job, _error_bytes(outcome, detail, config))
-        elif crashed:
+        elif type(raised) is str:
+            _charge(outcome, worker, job, raised, config)
+        elif not verb and not _is_failure(raised):
             outcome.crashed.append(job.id)
-        elif unavailable and pause < len(NO_REDIS_PAUSES):
+        elif not verb and pause < len(NO_REDIS_PAUSES) and _found_no_redis(raised):
             outcome.releases.append((job.id, NO_REDIS_PAUSES[pause]))
             found_no_redis[job.id] = pause + 1
+        elif (policy := find_policy(policies, raised)) is not None and (delay := policies[policy]) is not None:
+            outcome.releases.append((job.id, delay))
+            expected += 1
+        elif is_alone and policy is not None:
+            outcome.buries.append((job.id, _error_bytes(outcome, raised, config)))
+        elif is_alone:
+            _charge(outcome, worker, job, raised, config)
         else:
-            assert error is not None
-            data = data or _error_bytes(outcome, error, config)
-            if len(jobs) == 1:
-                _charge(outcome, worker, job, data)
-            else:
-                outcome.failures.append(Failure(job.id, "solo", job.retry_count, 0.0, data))
+            data = data or _error_bytes(outcome, raised, config)
+            outcome.failures.append(Failure(job.id, "solo", job.retry_count, 0.0, data))
+    others = outcome.failures or outcome.buries or outcome.crashed
+    outcome.is_expected = expected > 0 and not others and expected == len(outcome.releases)
     return outcome
 
 
@@ -471,8 +644,9 @@ def _decide_plainly(
     plain: BaseException | None = error
     if error is not None and _is_failure(error):
         plain = LowqError("the job failed, and so did the attempt to say how")
+    unknown = ("fail", "the handler said that it failed, and its reason can't be shown")
     plain_outcomes = {
-        job_id: (verb, "the handler said that it failed, and its reason can't be shown" if verb == "fail" else detail)
+        job_id: unknown if verb in ("fail", per_id.RAISED) else (verb, detail)
         for job_id, (verb, detail) in outcomes.items()
     }
     outcome = decide(_PLAIN_WORKER, jobs, plain_outcomes, plain, _PLAIN_CONFIG, found_no_redis)
@@ -488,7 +662,8 @@ _PLAIN_WORKER: Worker[Any] = Worker()
 _PLAIN_CONFIG = Config()
 
 
-def _charge(outcome: Outcome, worker: Performer, job: TakenJob, data: bytes) -> None:
+def _charge(outcome: Outcome, worker: Performer, job: TakenJob, error: BaseException | str, config: Config) -> None:
+    data = _error_bytes(outcome, error, config)
     retry_count = job.retry_count + 1
     most = outcome.ask(
         "max_retry_count is not to be had; the default is used", lambda: int(worker.max_retry_count), MAX_RETRY_COUNT
@@ -497,7 +672,9 @@ def _charge(outcome: Outcome, worker: Performer, job: TakenJob, data: bytes) -> 
         failure = Failure(job.id, "exhausted", retry_count, 0.0, data)
         outcome.exhausted.append((job, failure))
     else:
-        failure = Failure(job.id, "retry", retry_count, _retry_delay(outcome, worker, job.id, retry_count), data)
+        failure = Failure(
+            job.id, "retry", retry_count, _retry_delay(outcome, worker, config, job.id, retry_count, error), data
+        )
     outcome.failures.append(failure)
 
 
@@ -510,11 +687,20 @@ def describe_failure(failure: Failure, max_retry_count: int) -> str:
     return f"id {failure.id}: no retries left, its oldest payload is in the morgue now"
 
 
-def _retry_delay(outcome: Outcome, worker: Performer, job_id: str, retry_count: int) -> float:
-    call = f"{type(worker).__name__}.retry_in({retry_count})"
-    delay = outcome.ask(
-        f"{call} failed for id {job_id!r}; the default is used", lambda: float(worker.retry_in(retry_count)), None
-    )
+def _retry_delay(
+    outcome: Outcome, worker: Performer, config: Config, job_id: str, retry_count: int, error: BaseException | str
+) -> float:
+    kind, default = type(worker), config.retry_in
+    call = f"{kind.__name__}.retry_in({retry_count})"
+
+    def ask() -> float:
+        if default is not None and getattr(kind, "retry_in", None) is Worker.retry_in:
+            return float(default(retry_count, error) if checked_retry_in("", default) else default(retry_count))
+        if getattr(kind, "_retry_in_takes_error", False):
+            return float(worker.retry_in(retry_count, error))
+        return float(worker.retry_in(retry_count))
+
+    delay = outcome.ask(f"{call} failed for id {job_id!r}; the default is used", ask, None)
     if delay is not None:
         bounded = retry_delay(delay)
         if bounded is not None:
@@ -573,7 +759,9 @@ def notify_worker(outcome: Outcome, worker: Performer, config: Config) -> None:
     """Tells the worker what was given up, once `report` has written it."""
     if not outcome.exhausted:
         return
-    buried = [_buried(outcome, job, failure, config) for job, failure in outcome.exhausted]
+    typed = payload_type_of(type(worker))
+    load_payload = config.load_payload if typed is None else typed.load
+    buried = [_buried(outcome, job, failure, config, load_payload) for job, failure in outcome.exhausted]
     outcome.ask(
         f"{type(worker).__name__}.retries_exhausted failed",
         lambda: check_done(worker.retries_exhausted(buried), type(worker), "retries_exhausted"),
@@ -585,7 +773,9 @@ async def anotify_worker(outcome: Outcome, worker: Performer, config: Config) ->
     """As `notify_worker`, for an async worker, whose ``retries_exhausted`` may be an async def."""
     if not outcome.exhausted:
         return
-    buried = [_buried(outcome, job, failure, config) for job, failure in outcome.exhausted]
+    typed = payload_type_of(type(worker))
+    load_payload = config.load_payload if typed is None else typed.load
+    buried = [_buried(outcome, job, failure, config, load_payload) for job, failure in outcome.exhausted]
     try:
         pending: Any = worker.retries_exhausted(buried)
         if pending is not None:
@@ -594,10 +784,12 @@ async def anotify_worker(outcome: Outcome, worker: Performer, config: Config) ->
         outcome.remark(f"{type(worker).__name__}.retries_exhausted failed", raised)
 
 
-def _buried(outcome: Outcome, job: TakenJob, failure: Failure, config: Config) -> Job:
+def _buried(
+    outcome: Outcome, job: TakenJob, failure: Failure, config: Config, load_payload: Callable[[bytes], Any]
+) -> Job:
     oldest, score = original_payload(job.raw[3]), job.raw[4]
     payload = outcome.ask(
-        f"id {job.id!r}: load_payload failed", lambda: config.load_payload(oldest), oldest.decode("utf-8", "replace")
+        f"id {job.id!r}: load_payload failed", lambda: load_payload(oldest), oldest.decode("utf-8", "replace")
     )
     text = outcome.ask(
         "load_error failed", lambda: config.load_error(failure.error), failure.error.decode("utf-8", "backslashreplace")

@@ -7,6 +7,8 @@
 5. reload: the same, but keep the leases, for the new code that this process is to run (`lowq.node.reload`).
 """
 
+import asyncio
+import errno
 import os
 import secrets
 import selectors
@@ -19,6 +21,7 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from types import FrameType
+from typing import Any, TypeVar
 
 from lowq import drivers
 from lowq.application import Lowq
@@ -27,20 +30,39 @@ from lowq.broker.broker import Broker, WorkerGroup
 from lowq.broker.fairness import Share
 from lowq.broker.membership import Identity
 from lowq.broker.outage import Outage
-from lowq.broker.shard import Shard, lag_of, shards_of
-from lowq.errors import ConfigError, LowqError, RedisNotReady, RedisRefused, RedisUnavailable
+from lowq.broker.scheduler import LagScheduler, Scheduler
+from lowq.broker.shard import Shard, lag_of, shards_of, take_inflow
+from lowq.broker.splitter import Splitter
+from lowq.clock import now
+from lowq.duration import duration
+from lowq.errors import ConfigError, LowqError, QueueInUse, RedisRefused
+from lowq.inspection.registry import QueueInfo, all_queues
+from lowq.inspection.stuck import StuckLimits
 from lowq.logs import describe, flush, get_log
 from lowq.metrics.counters import Recorder, Tally
+from lowq.metrics.error_groups import ErrorCounts, ErrorRecorder
 from lowq.node.activity import BatchActivity, ThreadActivity
 from lowq.node.event_loop import EventLoop
 from lowq.node.execution import WorkerRuntime
+from lowq.node.instances import Instances, has_life
 from lowq.node.readings import node_source
 from lowq.node.reload import NOT_OURS, NewCode
+from lowq.node.schedules import QueueSchedules
 from lowq.node.watchdog import Watchdog
 from lowq.node.worker_thread import WorkerThread
-from lowq.store.translate import without_password
+from lowq.schedules import is_internal, schedules_queue
+from lowq.sharding import Layout, Layouts
+from lowq.store import Client
 from lowq.version import VERSION
-from lowq.workers import is_async, limits_of, queue_options_of
+from lowq.workers import (
+    Worker,
+    is_async,
+    limits_of,
+    payload_type_of,
+    queue_options_of,
+    schedules_of,
+    time_limits_of,
+)
 
 log = get_log("lowq.node")
 
@@ -53,11 +75,22 @@ EXIT_CUT_SHORT = 3
 #: Half of its threads were written off, as their handlers hang: a fresh process is to take its place (EX_TEMPFAIL).
 EXIT_REPLACE = 75
 
-#: Seconds between two tries of a node that waits at its start.
-START_RETRY = 0.2
+#: What an OSError says of a port or a lock that another process has.
+_HELD_BY_OTHERS = (errno.EADDRINUSE, errno.EAGAIN, errno.EWOULDBLOCK)
 
 #: Seconds that the leases of a node that was cut short run on.
 LEAVE_SECONDS = 1.0
+
+
+_Made = TypeVar("_Made")
+
+
+def _checked_made(kind: str, made: _Made) -> _Made:
+    if not callable(made):  # every batch would fail with it
+        raise ConfigError(
+            f"what makes the {kind} (build_{kind}, or the driver) gave {made!r:.100}; it must be callable"
+        )
+    return made
 
 
 class Node:
@@ -98,6 +131,9 @@ class Node:
             self._workers = {name: self._workers[name] for name in wanted}
         if not self._workers:
             raise ConfigError("no worker is registered; decorate one with @lowq.worker in the module that is loaded")
+        self._schedules = [QueueSchedules(app, worker) for worker in self._workers.values() if schedules_of(worker)]
+        #: Performs them, so that no thread of the workers' is ever taken for it, and none of theirs delays a tick.
+        self._schedule_thread: WorkerThread | None = None
         #: Set when the node is to stop.
         self.stopping = threading.Event()
         self._wakeup_read, self._wakeup_write = os.pipe()
@@ -115,6 +151,9 @@ class Node:
         #: Threads whose handlers exceeded their ttr; some of them may have come back since.
         self._written_off: list[WorkerThread] = []
         self.draining = False
+        #: on_server_init was called, and on_server_stop was not since.
+        self._has_init = False
+        self._stuck_limits = StuckLimits(app)
         #: Ends the lines to Graphite and StatsD.
         self._stop_export: Callable[[], None] = lambda: None
         #: Of Redis, while the node starts; later that of its broker.
@@ -134,8 +173,18 @@ class Node:
 
     @property
     def queues(self) -> dict[str, int]:
-        """Queue -> shards_count, of those that it works."""
-        return {name: worker.shards_count for name, worker in self._workers.items()}
+        """Queue -> shards_count, as its code says it, of those that it works."""
+        return {name: worker.shards_count for name, worker in self._all_workers.items()}
+
+    def _layouts_of(self, queue: str) -> Layouts:
+        """As the registry said at the start."""
+        routes = self.app.routes_of(queue)
+        return Layouts.plain(self.queues[queue]) if routes is None else routes.layouts
+
+    @property
+    def _all_workers(self) -> dict[str, type[Worker[Any]]]:
+        """With those that perform schedules."""
+        return {**self._workers, **{item.worker.queue_name: item.worker for item in self._schedules}}
 
     # --- life ---
 
@@ -169,56 +218,76 @@ class Node:
             restore()
 
     def start(self) -> None:
-        """Starts the threads and returns. Waits for a Redis that answers and can't serve yet; new code also for one
-        that does not answer.
+        """Starts the threads and returns. Waits for a Redis that answers and can't serve yet, and for a primary
+        of a cluster that is away; new code also for one that does not answer.
 
         Raises:
             ShardsCountError, RedisRefused; what on_server_init or a worker's __init__ raises. RedisUnavailable: also if
             it was stopped while it waited.
         """
         app, config, nonce = self.app, self.app.config, self._nonce
-        for worker in self._workers.values():
+        for worker in self._all_workers.values():
             self._when_ready(partial(app.register, worker.queue_name, worker.shards_count, worker))
+        registered: list[QueueInfo] = []
+        self._when_ready(lambda: registered.extend(all_queues(app)))
+        self._when_ready(partial(self._find_former_schedules, registered))
         config.on_server_init()
-        self.client = app.connect(self.threads + 3)
+        self._has_init = True
+        self.client = app.connect(self.threads + 3 + bool(self._schedules))
         maintenance_client = app.connect(2, socket_timeout=max(config.lease_ttl / 4, 0.1))
-        shards = [
-            shard
-            for name, worker in self._workers.items()
-            for shard in shards_of(self.client, config, worker, nonce, events=app.events_of(name))
-        ]
+        failed = {name: ErrorCounts(config.load_error) for name in self._workers}
+
+        def make_shards(queue: str, layout: Layout) -> list[Shard]:
+            worker = self._all_workers[queue]
+            made = shards_of(
+                self.client, config, worker, nonce, layout=layout, events=app.events_of(queue),
+                payload_type=payload_type_of(worker),
+            )  # fmt: skip
+            for shard in made:
+                if queue in failed:
+                    shard.in_flight.on_failed = failed[queue].add
+            return made
+
+        layouts = {name: self._layouts_of(name) for name in self._all_workers}
+        shards = [shard for name, each in layouts.items() for layout in each.all for shard in make_shards(name, layout)]
+        shards_count = sum(shard.queue in self._workers for shard in shards)
         loop_queues = [name for name, worker in self._workers.items() if is_async(worker)]
         thread_queues = [name for name in self._workers if name not in loop_queues]
         self.threads = self.threads if thread_queues else 0
         activities = self._activities = [
             ThreadActivity(number, tallies={name: Tally() for name in thread_queues}) for number in range(self.threads)
         ]
-        build_scheduler = config.build_scheduler or drivers.load("scheduler", config.scheduler)
         groups = {
             "threads": WorkerGroup(
-                thread_queues, [{name: build_scheduler() for name in thread_queues} for _ in activities]
+                thread_queues, [{name: self._new_scheduler() for name in thread_queues} for _ in activities]
             ),
-            "loop": WorkerGroup(loop_queues, [{name: build_scheduler() for name in loop_queues}]),
+            "loop": WorkerGroup(loop_queues, [{name: self._new_scheduler() for name in loop_queues}]),
         }
+        schedule_queues = [item.worker.queue_name for item in self._schedules]
+        groups["schedules"] = WorkerGroup(schedule_queues, [{name: LagScheduler() for name in schedule_queues}])
         groups = {name: group for name, group in groups.items() if group.queues}
         tallies = {name: [activity.tallies[name] for activity in activities] for name in thread_queues}
         tallies |= {name: [Tally()] for name in loop_queues}
-        identity = Identity(nonce, self.queues, self.threads, VERSION)
+        served = {layout.name(name): layout.shards_count for name, each in layouts.items() for layout in each.all}
+        identity = Identity(nonce, served, self.threads, VERSION)
         self.name = identity.name
         self.broker = Broker(
             identity, shards, self.client, maintenance_client, config,
-            splitter=(
-                config.build_splitter()
-                if config.build_splitter
-                else drivers.load("splitter", config.splitter)(max(self.threads, 1))
-            ),
+            splitter=self._new_splitter(),
             groups=list(groups.values()),
-            shares={name: Share(worker.weight, worker.max_threads) for name, worker in self._workers.items()},
+            shares={
+                name: Share(worker.weight, worker.max_threads, limits_of(worker), worker.batch_size)
+                for name, worker in self._workers.items()
+            },
             activities=self._all_activities, queues=[queue_options_of(worker) for worker in self._workers.values()],
             registrations=[
-                app.registration(worker.queue_name, worker.shards_count, worker) for worker in self._workers.values()
+                app.registration(worker.queue_name, worker.shards_count, worker)
+                for worker in self._all_workers.values()
             ],
-            heartbeat_extras=[self._recorder(tallies, shards)], more_details=self._details,
+            chore=self._enter_schedules if self._schedules else None,
+            layouts=layouts, make_shards=make_shards, read_layouts=app.registered_layouts,
+            heartbeat_extras=[self._recorder(tallies), self._error_recorder(failed)],
+            more_details=self._details,
             on_ready=self._on_ready, on_command=self._on_command, on_fatal=self.fail, resumes=self._resumes,
         )  # fmt: skip
         dispatchers = dict(zip(groups, self.broker.dispatchers, strict=True))
@@ -228,6 +297,11 @@ class Node:
             )
             for number, activity in enumerate(activities)
         ]
+        if self._schedules:
+            self._schedule_thread = WorkerThread(
+                self, 0, ThreadActivity(0, tallies={name: Tally() for name in schedule_queues}),
+                dispatchers["schedules"], {name: self.new_runtime(name) for name in schedule_queues}, name="schedules",
+            )  # fmt: skip
         if loop_queues:
             self._loop = EventLoop(
                 self, dispatchers["loop"], {name: self.new_runtime(name) for name in loop_queues},
@@ -235,29 +309,108 @@ class Node:
             )  # fmt: skip
         self._watchdog = Watchdog(
             self._all_activities,
-            [seconds for worker in self._workers.values() for seconds in limits_of(worker) if seconds is not None],
+            [seconds for worker in self._workers.values() for seconds in time_limits_of(worker) if seconds is not None],
             config.warn_after or 0.0,
             write_off=self._write_off, on_fatal=self.fail,
         )  # fmt: skip
         self._when_ready(self._warn_of_eviction)
-        self._when_ready(partial(self._warn_of_unserved, app))
+        self._when_ready(partial(self._warn_of_unserved, app, registered))
         performers = [f"{self.threads} threads"] if thread_queues else []
         if loop_queues:
             performers.append(f"an event loop for {config.concurrency} shards at once")
         log.info(
             "node %s starts%s: %s, %d shards of %s, namespace %r on %s",
-            self.name, " with new code" if self._resumes else "", " and ".join(performers), len(shards),
-            ", ".join(self._workers), config.namespace, without_password(config.redis_url),
+            self.name, " with new code" if self._resumes else "", " and ".join(performers), shards_count,
+            ", ".join(self._workers), config.namespace, app.store_name,
             extra={"event": "start", "node": self.name},
         )  # fmt: skip
+        have_started = self._set_up_workers()
         self.broker.start()
-        for performer in self._performers():
+        for performer in [] if have_started else self._performers():
             performer.start()
         self._watchdog.start()
-        self._stop_export = app.export_metrics(node_source(tallies, shards, self._all_activities, self.threads))
+        self._stop_export = app.export_metrics(
+            node_source(tallies, lambda: self.broker.shards, self._all_activities, self.threads)
+        )
         if self._too_early:
             self._wake(self._too_early)
             self._too_early = b""
+
+    def rehearse(self) -> None:
+        """Does of a start what is the application's own, for a process that ends then. What `on_server_init` can't have
+        because the node that runs has it, such as a port, is there after an exec.
+
+        Raises:
+            What on_server_init, a splitter, a scheduler or a worker's __init__ raises.
+        """
+        try:
+            self.app.config.on_server_init()
+        except OSError as error:
+            if error.errno not in _HELD_BY_OTHERS:
+                raise
+        self._new_splitter()
+        self._new_scheduler()
+        for queue, worker in self._workers.items():
+            runtime = self.new_runtime(queue)
+            if has_life(worker):
+                self._rehearse_setup(worker, runtime)
+
+    def _rehearse_setup(self, worker: type, runtime: WorkerRuntime) -> None:
+        instances = Instances()
+
+        async def in_a_loop() -> None:
+            await instances.aset_up([runtime.instance])
+            await instances.atear_down()
+
+        try:
+            if is_async(worker):
+                asyncio.run(in_a_loop())
+            else:
+                instances.set_up([runtime.instance])
+                instances.tear_down()
+        except OSError as error:
+            if error.errno not in _HELD_BY_OTHERS:
+                raise
+
+    def _set_up_workers(self) -> bool:
+        """Where workers have a setup: starts the threads, and waits until all of it has ended. They have no shards yet.
+        Whether it has started them.
+
+        Raises:
+            What a setup raises. The instances that were set up are torn down.
+        """
+        if not any(has_life(worker) for worker in self._workers.values()):
+            return False
+        performers = self._performers()
+        for performer in performers:
+            performer.start()
+        for performer in performers:
+            while not performer.is_set_up.wait(0.05) and not (self._stop_requested or self.stopping.is_set()):
+                pass
+        errors = [performer.setup_error for performer in performers if performer.setup_error is not None]
+        if errors:
+            for dispatcher in self.broker.dispatchers:
+                dispatcher.close()
+            deadline = time.monotonic() + self.app.config.shutdown_timeout
+            while any(performer.is_alive() for performer in performers) and time.monotonic() < deadline:
+                time.sleep(0.01)
+            raise errors[0]
+        return True
+
+    def _new_splitter(self) -> Splitter[Shard]:
+        config = self.app.config
+        made: Splitter[Shard] = (
+            config.build_splitter()
+            if config.build_splitter
+            else drivers.load("splitter", config.splitter)(max(self.threads, 1))
+        )
+        return _checked_made("splitter", made)
+
+    def _new_scheduler(self) -> Scheduler[Shard]:
+        config = self.app.config
+        build = config.build_scheduler or drivers.load("scheduler", config.scheduler)
+        made: Scheduler[Shard] = build()
+        return _checked_made("scheduler", made)
 
     def _when_ready(self, do: Callable[[], object]) -> None:
         """Does what is to be done at the start, as soon as Redis can serve.
@@ -266,37 +419,44 @@ class Node:
             RedisUnavailable: there is no Redis, or the node is to stop. What else ``do`` raises.
         """
         main = threading.current_thread() is threading.main_thread()
-        while True:
-            begun = self._start_outage.begun
-            try:
-                do()
-            except RedisUnavailable as error:
-                has_answered = self._resumes or self._start_outage.seconds
-                if not isinstance(error, RedisNotReady) and not has_answered:
-                    raise  # it may be the wrong address
-                self._start_outage.begin(error)
-                if main:
-                    self._wait_for_signal(START_RETRY)
-                if self.stopping.is_set() or (not main and self.stopping.wait(START_RETRY)):
-                    raise
-            else:
-                self._start_outage.end(begun)
-                return
+
+        def wait(seconds: float) -> bool:
+            if not main:
+                return self.stopping.wait(seconds)
+            self._wait_for_signal(seconds)
+            return self.stopping.is_set()
+
+        self._start_outage.start(do, wait, has_answered=lambda: self._resumes or self.app.client.is_known)
 
     def _all_activities(self) -> list[BatchActivity]:
         return [*self._activities, *([] if self._loop is None else self._loop.activities())]
 
     def _performers(self) -> "list[WorkerThread | EventLoop]":
-        return [*self._threads, *([] if self._loop is None else [self._loop])]
+        own = [] if self._schedule_thread is None else [self._schedule_thread]
+        return [*self._threads, *own, *([] if self._loop is None else [self._loop])]
 
-    def _recorder(self, tallies: Mapping[str, Sequence[Tally]], shards: Sequence[Shard]) -> Recorder:
+    def _enter_schedules(self, client: Client, _now: float) -> float:
+        return min(schedules.enter(client) for schedules in self._schedules)
+
+    def _error_recorder(self, failed: Mapping[str, ErrorCounts]) -> ErrorRecorder:
+        events = {name: self.app.events_of(name) for name in failed}
+        present = {name: to for name, to in events.items() if to is not None}
+        return ErrorRecorder(self.app.config.namespace, failed, present)
+
+    def _recorder(self, tallies: Mapping[str, Sequence[Tally]]) -> Recorder:
         """What goes into the histories of the node's queues."""
-
-        return Recorder(self.app.config.namespace, tallies, lambda queue: lag_of(shards, queue))
+        return Recorder(
+            self.app.config.namespace, tallies, lambda queue: lag_of(self.broker.shards, queue),
+            take_inflow=lambda queue: take_inflow(shard for shard in self.broker.shards if shard.queue == queue),
+        )  # fmt: skip
 
     def new_runtime(self, queue: str) -> WorkerRuntime:
         """With a new instance of the queue's worker. It raises what that raises."""
-        return WorkerRuntime.of(self._workers[queue], self.app.config)
+        return WorkerRuntime.of(
+            self._all_workers[queue], self.app.config, self.stopping.is_set,
+            observers=() if is_internal(queue) else self.app.observers,
+            server_offset=lambda: self.broker.maintenance.server_clock.offset,
+        )  # fmt: skip
 
     def _on_command(self, command: str) -> None:
         log.warning(
@@ -326,10 +486,30 @@ class Node:
                 "set it to noeviction", policy, extra={"event": "eviction", "policy": policy},
             )  # fmt: skip
 
-    def _warn_of_unserved(self, app: Lowq) -> None:
+    def _find_former_schedules(self, registered: Sequence[QueueInfo]) -> None:
+        """Of workers that have no schedules any more: what is left of them has to be ended, and only nodes that serve
+        these workers are there to do it. They go on until old nodes are gone. What has ended is dropped by the next
+        node that starts.
+        """
+        names = {queue.name for queue in registered}
+        present = {item.queue_name for item in self._schedules}
+        for name, worker in self._workers.items():
+            if schedules_queue(name) not in names or name in present:
+                continue
+            former = self.app.queue(schedules_queue(name), 1)
+            stats = former.stats()
+            if stats.length + stats.taken:
+                self._schedules.append(QueueSchedules(self.app, worker))
+                continue
+            try:
+                former.drop()
+            except QueueInUse:
+                continue  # of a node that started before
+
+    def _warn_of_unserved(self, app: Lowq, registered: Sequence[QueueInfo]) -> None:
         served = {queue for node in app.nodes() for queue in node.queues} | set(app.workers)
-        for queue in app.queues():
-            if queue.name not in served:
+        for queue in registered:
+            if queue.name not in served and not is_internal(queue.name):
                 stats = app.queue(queue.name).stats()
                 if stats.length or stats.taken:
                     log.warning(
@@ -353,7 +533,25 @@ class Node:
         hanging = len(self.hanging()) + (0 if self._loop is None else len(self._loop.hanging()))
         if hanging:
             return f"handlers have exceeded their ttr and still run: {hanging}; the node has {self.threads} threads"
+        tasks = [] if self._loop is None else self._loop.activities()
+        # With fewer tasks than there may be, others can still begin.
+        tasks = tasks if len(tasks) >= self.app.config.concurrency else []
+        for activities, what in ((self._activities, "threads"), (tasks, "tasks")):
+            seconds = self._seconds_stuck(activities)
+            if seconds:
+                return (
+                    f"all {len(activities)} {what} have been stuck for {duration(seconds)}, each with the batch it "
+                    "performs"
+                )
         return None
+
+    def _seconds_stuck(self, activities: Iterable[BatchActivity]) -> float:
+        """For how long all of them have been stuck; 0.0: they are not."""
+        moment = now()
+        batches = [activity.performing for activity in activities]
+        return self._stuck_limits.seconds_stuck(
+            [None if batch is None else (batch.shard.queue, moment - batch.since) for batch in batches]
+        )
 
     # --- handlers that hang ---
 
@@ -365,10 +563,20 @@ class Node:
         """The threads that were written off and whose handlers have not come back since."""
         return [thread for thread in self._written_off if thread.is_alive()]
 
-    def _details(self) -> dict[str, int | str]:
+    def _details(self) -> dict[str, Any]:
         hanging = len(self.hanging()) + (0 if self._loop is None else len(self._loop.hanging()))
-        refusal = self._reload_refusal()
-        return ({"written_off": hanging} if hanging else {}) | ({"reload_refusal": refusal} if refusal else {})
+        says = {
+            "written_off": hanging,
+            "strict": self.app.config.strict_shards_count,
+            "reload_refusal": self._reload_refusal(),
+            # A node that ends does not vouch for them any more.
+            "schedules": {
+                item.queue_name: item.shown()
+                for item in self._schedules
+                if item.own and not (self.draining or self.stopping.is_set())
+            },
+        }
+        return {name: value for name, value in says.items() if value}
 
     def _write_off(self, activity: BatchActivity) -> None:
         """Replaces the thread, whose handler has exceeded its ttr. Called by the watchdog. Until this returns the
@@ -655,6 +863,8 @@ class Node:
         running, busy = [performer for performer in self._performers() if performer.is_alive()], self._busy()
         if self._loop in running:
             self._loop.cancel()
+        if not running:
+            self._call_on_server_stop()  # while leases are renewed
         self.broker.stop()
         nonce = self._nonce
         if running:
@@ -710,6 +920,15 @@ class Node:
             log.exception("last_words failed")
         self.request_stop()
 
+    def _call_on_server_stop(self) -> None:
+        """Once for each start. What it raises is logged: the node stops as it is."""
+        if self._has_init:
+            self._has_init = False
+            try:
+                self.app.config.on_server_stop()
+            except BaseException:
+                log.exception("on_server_stop failed")
+
     def _busy(self) -> list[str]:
         """What is being performed, for people."""
         activities: list[Activity] = [thread.activity for thread in self._threads]
@@ -748,6 +967,9 @@ class Node:
         busy = self._busy() or ["nothing"]
         if self._loop in running:
             self._loop.cancel()
+        for thread in self._threads:
+            if thread in running:
+                thread.ack_done()
         self.broker.stop()
         if running:
             if self.exit_code != EXIT_REPLACE:
@@ -762,6 +984,8 @@ class Node:
         except LowqError as error:
             log.warning("the leases could not be surrendered, they run out by themselves: %s", error)
         self.broker.close()
+        if not running:
+            self._call_on_server_stop()
         self._stop_export()
         self.app.flush_events()
         if not running:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from lowq.broker.in_flight import MAX_DELIVERY_JOBS
+from lowq.broker.shard import Shard
 from lowq.node.execution import WorkerRuntime
 
 #: Seconds of work that one delivery may take in advance of its acknowledgement: a crash repeats about that much.
@@ -18,12 +19,15 @@ class Pace:
         #: queue -> seconds that one of its batches took lately.
         self._seconds: dict[str, float] = {}
 
-    def limit(self, queue: str) -> int:
-        """How many jobs the next delivery of the queue may bring."""
-        size = self._runtimes[queue].batch_size
+    def limit(self, shard: Shard) -> int:
+        """How many jobs the next delivery of the shard, which is claimed, may bring."""
+        allowance = shard.dispatch.allowance
+        if allowance is not None:  # of one batch, which begins at once
+            return allowance.jobs
+        size = self._runtimes[shard.queue].batch_size
         if not self._prefetch:
             return size
-        pace = self._seconds.get(queue)
+        pace = self._seconds.get(shard.queue)
         batches = 1 if pace is None else int(PREFETCH_SECONDS / max(pace, 1e-6))
         return max(min(batches * size, MAX_DELIVERY_JOBS // size * size), size)
 

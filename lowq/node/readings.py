@@ -10,16 +10,18 @@ from lowq.reading import Reading, Source
 
 def node_source(
     tallies: Mapping[str, Sequence[Tally]],
-    shards: Iterable[Shard],
+    shards: Callable[[], Iterable[Shard]],
     activities: Callable[[], Iterable[Activity]],
     threads: int,
 ) -> Source:
-    """``tallies``: queue -> those of all threads; ``activities``: what threads, and tasks of the event loop, show."""
-    shards_of: dict[str, list[Shard]] = {queue: [] for queue in tallies}
-    for shard in shards:
-        shards_of[shard.queue].append(shard)
+    """``tallies``: queue -> those of all threads; ``shards``: asked for those that the node knows;
+    ``activities``: what threads, and tasks of the event loop, show.
+    """
 
     def read() -> dict[str, Reading]:
+        shards_of: dict[str, list[Shard]] = {queue: [] for queue in tallies}
+        for shard in list(shards()):
+            shards_of.get(shard.queue, []).append(shard)
         readings = {queue: _read_queue(queue, some, shards_of[queue]) for queue, some in tallies.items()}
         busy = [activity for activity in activities() if activity.performing is not None]
         tasks = sum(activity.number is None for activity in busy)

@@ -31,23 +31,25 @@ from lowq.broker.dispatcher import Dispatcher
 from lowq.broker.shard import Shard
 from lowq.clock import Clock
 from lowq.clock import now as clock_now
-from lowq.errors import LeaseLost, RedisUnavailable
+from lowq.errors import LeaseLost, LowqError, RedisUnavailable
 from lowq.logs import get_log
-from lowq.node import execution
+from lowq.node import execution, job_log
 from lowq.node.activity import ThreadActivity
 from lowq.node.batch import (
     TROUBLE_SECONDS,
     NodeContext,
     backoff,
     count_batch,
+    count_waits,
     give_up,
     is_held,
     log_lost,
     report_failure,
     until_written,
 )
-from lowq.node.limits import TimeLimits, WrittenOff, interrupt_of_this_thread
+from lowq.node.instances import Instances, has_life
 from lowq.node.pace import Pace
+from lowq.node.time_limits import TimeLimits, WrittenOff, interrupt_of_this_thread
 from lowq.store import Call
 
 log = get_log("lowq.node")
@@ -67,10 +69,11 @@ class WorkerThread:
         runtimes: dict[str, execution.WorkerRuntime],
         *,
         predecessor: "WorkerThread | None" = None,
+        name: str = "",
         clock: Clock = clock_now,
     ) -> None:
         self._clock = clock
-        self._thread = threading.Thread(target=self._run, name=f"lowq-{number}", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=f"lowq-{name or number}", daemon=True)
         self.activity = activity
         self._number = number
         self._node = node
@@ -81,6 +84,10 @@ class WorkerThread:
         self._predecessor = predecessor
         self._held: Shard | None = None
         self._pace = Pace(runtimes, prefetch=node.prefetch)
+        self._instances = Instances()
+        #: Set when its instances are set up, or could not be: then `setup_error` says why.
+        self.is_set_up = threading.Event()
+        self.setup_error: BaseException | None = None
 
     def start(self) -> None:
         """Starts the thread."""
@@ -104,6 +111,22 @@ class WorkerThread:
         """Whether its handler did not come back within ttr. It does nothing more, should that come back."""
         return self.activity.limits is not None and self.activity.limits.written_off
 
+    def ack_done(self) -> None:
+        """Acknowledges what is done of a batch that is to be cut short. For another thread: it changes nothing here,
+        and what it cites may be acknowledged again.
+        """
+        performing, limits = self.activity.performing, self.activity.limits
+        if performing is None or limits is None:
+            return
+        # The delivery first: see `InFlight.early_ack_call`.
+        in_flight = performing.shard.in_flight
+        delivery, ids = in_flight.delivery, execution.done_ids(limits.outcomes)
+        if ids and self.activity.performing is performing:
+            try:
+                self._client.run_many([in_flight.ack_report(ids, delivery).call])
+            except LowqError as error:
+                log.warning("%r: what is done of it can't be acknowledged: %s", performing, error)
+
     def successor(self, activity: ThreadActivity) -> "WorkerThread":
         """The thread that is to replace this one, which is written off."""
         return WorkerThread(
@@ -112,6 +135,19 @@ class WorkerThread:
         )  # fmt: skip
 
     def _run(self) -> None:
+        try:
+            if self._predecessor is None:  # else `_inherit` makes new ones
+                self._instances.set_up(runtime.instance for runtime in self._runtimes.values())
+        except BaseException as error:
+            self.setup_error = error
+        self.is_set_up.set()
+        try:
+            if self.setup_error is None:
+                self._take_turns()
+        finally:
+            self._instances.tear_down()
+
+    def _take_turns(self) -> None:
         failures = 0
         while not self.is_written_off:
             try:
@@ -197,10 +233,14 @@ class WorkerThread:
             self._held = None
         self._node.on_thread_written_off(old)
         if not self._node.draining:
-            # The handler that hangs may still use the instance.
+            # The handler that hangs may still use the instance; and one with a setup belongs to its thread.
             try:
-                self._runtimes[shard.queue] = self._node.new_runtime(shard.queue)
+                for queue, runtime in list(self._runtimes.items()):
+                    if queue == shard.queue or has_life(runtime.instance):
+                        self._runtimes[queue] = self._node.new_runtime(queue)
+                        self._instances.set_up([self._runtimes[queue].instance])
             except Exception as error:  # as at the start of a node
+                log.exception("a thread can't replace another one: what it needs of a worker failed")
                 self._node.fail(error)
                 return False
         return True
@@ -218,18 +258,20 @@ class WorkerThread:
             if leaving is not None and leaving.in_flight.unacknowledged:
                 calls.append((leaving, leaving.dispatch.wakes, leaving.in_flight.take_call(0)))
             if shard is not None:
-                calls.append((shard, shard.dispatch.wakes, shard.in_flight.take_call(self._pace.limit(shard.queue))))
+                calls.append((shard, shard.dispatch.wakes, shard.in_flight.take_call(self._pace.limit(shard))))
             deliveries, trouble = self._send(calls)
         except BaseException:
             if shard is not None and shard is not held:
                 self._dispatcher.unclaim(shard)
             raise
 
-        if leaving is not None and not leaving.in_flight.unacknowledged:
+        # The primary of one shard may be away while those of others are not: its shard is nobody's meanwhile.
+        goes_on = trouble is not None and self._client.is_cluster
+        if leaving is not None and (goes_on or not leaving.in_flight.unacknowledged):
             self._dispatcher.unclaim(leaving)
             self._held = None
         if shard is not None and shard is held:
-            if shard not in deliveries and trouble is None:  # lost, or in trouble of its own
+            if shard not in deliveries and (goes_on or trouble is None):  # lost, or in trouble of its own
                 self._dispatcher.unclaim(shard)
                 self._held = None
         elif shard is not None:
@@ -242,7 +284,9 @@ class WorkerThread:
                     self._dispatcher.look_again(shard)
                 self._dispatcher.unclaim(shard)
         if trouble is not None:
-            raise trouble
+            if not goes_on:
+                raise trouble
+            self._node.broker.outage.begin(trouble)
         return deliveries[shard] if shard is not None and self._held is shard else None
 
     def _send(self, calls: list[tuple[Shard, int, Call]]) -> tuple[dict[Shard, Delivery], RedisUnavailable | None]:
@@ -263,6 +307,8 @@ class WorkerThread:
                     log_lost(shard)
                 except RedisUnavailable as error:
                     trouble = trouble or error
+                    if self._client.is_cluster:
+                        self._dispatcher.rest_for_failover(shard)
                 except Exception as error:
                     shard.in_flight.drop_delivery()
                     self._dispatcher.rest(shard, TROUBLE_SECONDS)
@@ -280,7 +326,8 @@ class WorkerThread:
             return
         runtime = self._runtimes[shard.queue]
         size = runtime.batch_size
-        began = self._clock()
+        began, logs_jobs = self._clock(), job_log.is_on()
+        count_waits(self.activity.tallies[shard.queue], jobs, began, self._node.broker.maintenance.server_clock.offset)
         for start in range(0, len(jobs), size):
             if start and (shard.dispatch.leaving or self._node.stopping.is_set()):
                 shard.in_flight.release([(job.id, None) for job in jobs[start:]])
@@ -289,21 +336,31 @@ class WorkerThread:
             if not is_held(shard, delivery, now):
                 self._dispatcher.look_again(shard)
                 break  # not surely ours any more
-            self._perform(shard, delivery, runtime, jobs[start : start + size], now)
+            self._perform(shard, delivery, runtime, jobs[start : start + size], now, logs_jobs)
         self._pace.note(shard.queue, (self._clock() - began) / -(-len(jobs) // size))
 
     def _perform(
-        self, shard: Shard, delivery: Delivery, runtime: execution.WorkerRuntime, jobs: list[TakenJob], now: float
+        self,
+        shard: Shard,
+        delivery: Delivery,
+        runtime: execution.WorkerRuntime,
+        jobs: list[TakenJob],
+        now: float,
+        logs_jobs: bool,
     ) -> None:
         if shard.in_flight.unacknowledged:
             self._node.broker.maintenance.arm()
         limits = None
+        if logs_jobs:
+            execution.log_begin(runtime, shard, jobs, delivery.number)
         performing = self.activity.performing = Performing(shard, [job.id for job in jobs], now)
         if runtime.time_limit is not None or runtime.ttr is not None:
             limits = self.activity.limits = TimeLimits(
                 runtime.time_limit, runtime.ttr, jobs,
                 interrupt=interrupt_of_this_thread(), on_earlier=self._node.limit_moved,
             )  # fmt: skip
+        elif runtime.is_per_id:
+            limits = self.activity.limits = TimeLimits(None, None, jobs)  # which knows what is done: `ack_done`
         try:
             outcome = execution.perform(runtime, shard, delivery.lease.fence, jobs, self._config, limits)
         finally:
@@ -312,15 +369,19 @@ class WorkerThread:
             self.activity.performing = None
             if limits is not None and not limits.written_off:
                 self.activity.limits = None
-        count_batch(self.activity.tallies[shard.queue], outcome, ended - now)
+        count_batch(self.activity.tallies[shard.queue], outcome, performing, ended)
         if outcome.whole:
             shard.in_flight.finish(outcome.finished)
-            return
-        try:
-            execution.conclude(runtime, shard, outcome, self._config, self._report)
-        finally:
-            # Also when the lease was lost meanwhile: what was raised was raised.
-            report_failure(self._node, shard, jobs, outcome, runtime)
+            if outcome.observed is not None:
+                execution.end_observed(outcome, jobs)
+        else:
+            try:
+                execution.conclude(runtime, shard, outcome, self._config, self._report)
+            finally:
+                # Also when the lease was lost meanwhile: what was raised was raised.
+                report_failure(self._node, shard, jobs, outcome, runtime)
+        if logs_jobs:
+            job_log.ends(shard, jobs, delivery.number, outcome, ended - now)
 
     def _report(self, shard: Shard, outcome: execution.Outcome) -> None:
         """Writes an outcome, however long Redis is away: only the end of the process or of the lease ends that."""

@@ -29,6 +29,7 @@ from types import FrameType
 
 from lowq.duration import LONGEST_WAIT, duration
 from lowq.logs import get_log
+from lowq.supervisor.dashboard import DashboardProcess
 from lowq.supervisor.generation import Generation, Place
 from lowq.supervisor.process import Child, how_it_ended
 
@@ -99,6 +100,8 @@ class Supervisor:
         self._wanted: str | None = None
         self._quiet = False
         self._stopping = False
+        #: Runs beside the processes, whatever becomes of them: a deploy leaves it as it is.
+        self.dashboard: DashboardProcess | None = None
         self._outcome = _Outcome()
         self._remind_at = inf
         self._wakeup_read, self._wakeup_write = os.pipe()
@@ -136,6 +139,12 @@ class Supervisor:
             return code
         finally:
             restore()
+
+    def trouble(self) -> str | None:
+        """Why no job can be performed, or None. May be called from any thread; it is as of a moment ago."""
+        if any(child is not None and child.ready for child in [place.child for place in self._current.places]):
+            return None
+        return f"none of the {self._processes} {_processes(self._processes)} of the supervisor is ready"
 
     def deploy(self, why: str) -> None:
         """Starts a new generation; after the one that is being started, if there is one. May be called from any
@@ -252,7 +261,10 @@ class Supervisor:
                 self._leaving.remove(child)
                 self._left(child, code)
         if os.getpid() == 1:
-            _reap_strangers({child.process.pid for child in self._children()})
+            ours = {child.process.pid for child in self._children()}
+            if self.dashboard is not None and self.dashboard.pid is not None:
+                ours.add(self.dashboard.pid)
+            _reap_strangers(ours)
 
     def _ended(self, generation: Generation, place: Place, child: Child, code: int, now: float) -> None:
         """A process of a generation that works, or is to work, has ended."""

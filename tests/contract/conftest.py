@@ -4,7 +4,22 @@ from collections.abc import Iterator
 
 import pytest
 
+import lowq
 from tests.contract.support import Channel, ShardRig
+
+
+@pytest.fixture
+def app(store_url: str) -> Iterator[lowq.Lowq]:
+    """An application on each of the stores."""
+    app = lowq.Lowq(redis_url=store_url)
+    yield app
+    app.close()
+
+
+@pytest.fixture(params=["plain", "async"])
+def is_async(request: pytest.FixtureRequest) -> bool:
+    """Whether the handler is a coroutine."""
+    return bool(request.param == "async")
 
 
 @pytest.fixture

@@ -179,7 +179,7 @@ class Model:
         #: What is noted of what pushes used, in that order.
         self.features: list[str] = []
         self.delayed: list[str] = []
-        names = "delivery", "processed", "failed", "buried", "expired", "released", "kicked", "deleted"
+        names = "delivery", "pushed", "processed", "failed", "buried", "expired", "released", "kicked", "deleted"
         self.counters = dict.fromkeys(names, 0)
 
     # --- producing ---
@@ -193,9 +193,10 @@ class Model:
         repeat: bool,
         policy: str = "collapse",
         debounce: tuple[float, float] | None = None,
-    ) -> int:
+        capacity: int | None = None,
+    ) -> int | tuple[str | int, ...]:
         """A job: id, payload, score, perform_at (a time, "+n", or None), ttl, priority. ``debounce``: it and max_wait,
-        seconds.
+        seconds. ``capacity``: ids that may wait or be taken; ("QUEUEFULL", position...): these jobs don't fit.
         """
         if not repeat and token in self.repeated:
             return len(jobs)
@@ -203,9 +204,15 @@ class Model:
             self.repeated[token] = 1 if self.slot is None else self.slot[0]
             if token in self.pushed:
                 return len(jobs)
-        self.used = True
         for job_id in dict.fromkeys(job[0] for job in jobs):
-            self._expire_waiting(job_id, now)
+            self._expire_before_push(job_id, [job[1] for job in jobs if job[0] == job_id], now)
+        if capacity is not None:
+            self.sweep(now)
+            unfit = self._unfit([job[0] for job in jobs], capacity)
+            if unfit:
+                self._note("full", is_used=True)
+                return "QUEUEFULL", *unfit
+        self.used = True
         self._settle(now)
         clock = max(now, (self.clock or 0) + TICK)
         for job_id, payload, score, perform_at, ttl, level in jobs:
@@ -237,7 +244,18 @@ class Model:
         self._note("debounce", is_used=debounce is not None or ("debounce" in self.features and is_debounced))
         self._next_slot(int(now))
         self.pushed.insert(0, token)
+        self.counters["pushed"] += len(jobs)
         return len(jobs)
+
+    def _unfit(self, ids: list[str], capacity: int) -> list[int]:
+        """Positions of the jobs that don't fit. One whose id waits, or comes again, fits if that does."""
+        room = capacity - len(self.waiting) - len(self.taken)
+        fresh = [job_id for job_id in dict.fromkeys(ids) if job_id not in self.waiting]
+        return [position for position, job_id in enumerate(ids) if job_id in fresh[max(room, 0) :]]
+
+    def make_room(self) -> None:
+        """Those who wait for room are told that there may be some."""
+        self._note("full", is_used=False)
 
     def _note(self, feature: str, *, is_used: bool) -> None:
         if is_used and feature not in self.features:
@@ -325,6 +343,7 @@ class Model:
                 self.delayed.append(job_id)
             restored += 1
         self.owner_uncharged = False
+        self.make_room()
         return ("acquired", self.fence, restored, poisoned)
 
     def surrender(self, token: str, *, leave: bool) -> int:
@@ -335,9 +354,13 @@ class Model:
         self.lease = self.owner = None
         return 1
 
-    def renew(self, token: str) -> int:
+    def renew(self, token: str, now: float) -> list[int]:
         self._check(token)
-        return 1
+        due_cutoff = self._horizon(now)
+        # Counted by scores: beside a level times are rounded, the due_cutoff, too.
+        levels = ((job.level * 2.0**33, job.perform_at) for job in self.waiting.values())
+        due = sum(level + perform_at <= level + due_cutoff for level, perform_at in levels)
+        return [self.counters["pushed"], due + len(self.taken), 0]
 
     def _crash(self, job_id: str, now: float, not_before: float) -> bool:
         """Somebody died with the job in flight. True: it is poison, and buried."""
@@ -372,6 +395,8 @@ class Model:
                 self.uncharged.pop(job_id, None)
                 self.solo.discard(job_id)
         self.counters["processed"] += acknowledged
+        if acknowledged:
+            self.make_room()
 
         self._settle(now)
         due_cutoff = self._horizon(now)
@@ -446,8 +471,22 @@ class Model:
         job = self.waiting.get(job_id)
         if job is not None and self._expire(job, now) and not job.payloads:
             del self.waiting[job_id]
+            self.make_room()
             if job_id not in self.taken:
                 self._forget(job_id)
+
+    def _expire_before_push(self, job_id: str, payloads: list[bytes], now: float) -> None:
+        """What would join payloads that have expired. Beside others that live, only equal ones go."""
+        job = self.waiting.get(job_id)
+        if job is None:
+            return
+        if any(job.expires.get(payload, now + 1) > now for payload in job.payloads):
+            for payload in payloads:
+                if job.expires.get(payload, now + 1) <= now:
+                    del job.expires[payload], job.payloads[payload]
+                    self.counters["expired"] += 1
+        else:
+            self._expire_waiting(job_id, now)
 
     def _expire(self, job: Flight | Waiting, now: float) -> bool:
         expired = [payload for payload, at in job.expires.items() if at <= now]
@@ -461,6 +500,7 @@ class Model:
         flight = self.taken[job_id]
         if self._expire(flight, now) and not flight.payloads:
             del self.taken[job_id]
+            self.make_room()
             if job_id not in self.waiting:
                 self._forget(job_id)
 
@@ -485,6 +525,7 @@ class Model:
     ) -> list[int]:
         """A failure: id, verdict, retry_count, delay, error."""
         self._check(token)
+        self.make_room()
         self._settle(now)
         reply = []
         for job_id, verdict, retry_count, delay, error in failures:
@@ -520,6 +561,7 @@ class Model:
         self, now: float, token: str, delivery: int, delays: list[tuple[str, float | None]], *, crashed: bool
     ) -> list[int]:
         self._check(token)
+        self.make_room()
         self._settle(now)
         reply = []
         for job_id, delay in delays:
@@ -539,6 +581,7 @@ class Model:
         self, now: float, token: str, delivery: int, job_id: str, reason: str, payloads: list[bytes]
     ) -> list[int]:
         self._check(token)
+        self.make_room()
         flight = self._flight(job_id, delivery)
         if flight is None:
             return [0]
@@ -593,6 +636,7 @@ class Model:
     # --- administering ---
 
     def bury_waiting(self, now: float, job_ids: list[str], reason: str) -> list[int]:
+        self.make_room()
         reply = []
         for job_id in job_ids:
             if job_id in self.taken:
@@ -623,6 +667,7 @@ class Model:
         return reply
 
     def delete(self, job_ids: list[str], where: str) -> list[int]:
+        self.make_room()
         reply = []
         for job_id in job_ids:
             if job_id in self.taken:

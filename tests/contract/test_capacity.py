@@ -70,6 +70,19 @@ class TestScript:
         assert unfit(rig, "a", "b", "c", "a", "d") == [2, 4]
         assert rig.snapshot() == {"meta": {"features": " full "}}
 
+    def test_who_is_refused_after_a_sweep_made_room_for_others_is_told_of_more(self, rig: ShardRig) -> None:
+        assert unfit(rig, "a", "b") == []
+        rig.push(job("expires", ttl=10))
+        assert unfit(rig, "c") == [0]
+        assert unfit(rig, "c", now=NOW + 10) == [0], "in place of what has expired, which was one too many"
+        assert str(rig.meta("features")).split() == ["ttl", "full"]
+
+    def test_what_fits_after_a_sweep_leaves_no_word_of_a_full_queue(self, rig: ShardRig) -> None:
+        rig.push(job("expires", ttl=10), job("b"))
+        assert unfit(rig, "c") == [0]
+        rig.push(job("c", priority=3), now=NOW + 10, words=" capacity=2")
+        assert str(rig.meta("features")).split() == ["ttl", "priority"]
+
     def test_an_id_that_waits_has_room_for_more(self, rig: ShardRig) -> None:
         unfit(rig, "a", "b")
         assert unfit(rig, "b", "a", "a") == []
@@ -113,6 +126,18 @@ ROOM: dict[str, Callable[[ShardRig], object]] = {
     "deleted": lambda rig: rig.run("delete", "", "", "", "", "b"),
     "restored": lambda rig: rig.crash("second"),
 }
+
+
+def test_what_expires_without_having_been_received_makes_room(rig: ShardRig) -> None:
+    channel = Channel(rig, "room")
+    rig.push(job("a", ttl=10))
+    rig.own()
+    rig.lose_reply(rig.shard.in_flight.take_call(1, NOW))
+    assert unfit(rig, "c", capacity=1) == [0]
+    rig.shard.in_flight.take(1, NOW + 10)
+    assert channel.messages() == [b""]
+    assert rig.meta("features") == " ttl "
+    channel.close()
 
 
 @pytest.mark.parametrize("how", ROOM)
@@ -251,7 +276,9 @@ def test_who_waits_is_woken(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> No
     thread = threading.Thread(target=lambda: done.append(queue.put("x", timeout=LONG)))
     thread.start()
     prefix = queue._prefixes[0]
-    until(lambda: queue._client.command("PUBSUB", "NUMSUB", prefix + "room", key=prefix)[1] == 1, "its subscription")
+    until(
+        lambda: queue._client.command("PUBSUB", "SHARDNUMSUB", prefix + "room", key=prefix)[1] == 1, "its subscription"
+    )
     until(lambda: _features(queue) == b" full ", "that it has asked")
     with queue.consumer() as consumer:
         consumer.take()[0].ack()

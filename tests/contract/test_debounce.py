@@ -1,7 +1,7 @@
 """Debounce: a fresh id runs when nothing came for it for a while, and after max_wait at the latest."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -126,13 +126,6 @@ class TestScript:
 
 
 # --- through the queue ---
-
-
-@pytest.fixture
-def app(store_url: str) -> Iterator[lowq.Lowq]:
-    app = lowq.Lowq(redis_url=store_url)
-    yield app
-    app.close()
 
 
 @pytest.fixture

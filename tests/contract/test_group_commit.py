@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -30,16 +31,11 @@ from lowq.group_commit.requests import Request, SharedCall
 from lowq.group_commit.writer import Writer
 from lowq.queue import Queue
 from lowq.queue_options import QueueOptions
+from lowq.routes import Routes
+from lowq.sharding import Layouts
 from lowq.store import Call, Client, caller_limit
 from lowq.store.keys import queues_key
 from tests.waiting import PATIENCE, auntil, until
-
-
-@pytest.fixture
-def app(store_url: str) -> Iterator[lowq.Lowq]:
-    app = lowq.Lowq(redis_url=store_url)
-    yield app
-    app.close()
 
 
 @pytest.fixture
@@ -105,7 +101,7 @@ async def outcomes(*pushes: Awaitable[int]) -> list[Any]:
 
 def spoil(app: lowq.Lowq, queue: Queue, job_id: str) -> None:
     """Somebody else writes a key of that id, of a type that no push can do anything with."""
-    prefix = queue._prefix_of(job_id.encode())
+    prefix = queue._prefixes_of(job_id.encode())[0]
     app.client.command("RPUSH", f"{prefix}payloads:{job_id}", "foreign", key=prefix)
 
 
@@ -198,12 +194,28 @@ class TestCoroutines:
         assert isinstance(spoilt, ScriptError)
         assert queue.fetch(range(20)).keys() == {str(n) for n in range(20)}
 
+    def test_what_the_others_append_beside_a_foreign_key_is_there_once(self, app: lowq.Lowq) -> None:
+        queue = app.queue("Appended", 1, merge="append")
+        queue.push([{"id": n % 3, "payload": "first"} for n in range(6)])
+        spoil(app, queue, "foreign")
+
+        async def produce() -> list[Any]:
+            ids = [0, 1, "foreign", 2, 0, "foreign", 1]
+            return await outcomes(*(queue.apush({"id": job_id, "payload": "then"}) for job_id in ids))
+
+        results = asyncio.run(produce())
+        assert [result if result == 1 else type(result) for result in results] == [
+            1, 1, ScriptError, 1, 1, ScriptError, 1
+        ]  # fmt: skip
+        assert [payloads(queue, job_id).count("then") for job_id in range(3)] == [2, 2, 1]
+
     def test_a_wrong_number_of_shards_fails_only_the_pushes_that_say_it(self, app: lowq.Lowq, queue: Queue) -> None:
         queue.push([{"id": n} for n in range(20)])
         app.client.command("DEL", queues_key("lowq"))
         app._registered[("Orders", 2)] = QueueOptions("Orders", 2)
         wrong = app.queue("Orders", 2)
-        wrong._target()
+        target = wrong._target()
+        wrong._last_target = replace(target, routes=Routes(Layouts.plain(2)), prefixes={})
 
         async def produce() -> list[Any]:
             return await outcomes(*((wrong if n % 2 else queue).apush({"id": 100 + n}) for n in range(20)))
@@ -321,7 +333,7 @@ class TestCoroutines:
 
         assert asyncio.run(produce()) == [1] * 5 + [30]
 
-    @pytest.mark.parametrize("wrong", [5, None, "id", [1], ["id"], [[{"id": 1}]]], ids=repr)
+    @pytest.mark.parametrize("wrong", [4.2, None, b"id", [1], ["id"], [[{"id": 1}]]], ids=repr)
     def test_what_is_no_job_is_refused(self, queue: Queue, wrong: Any) -> None:
         with pytest.raises(JobError, match="queue 'Orders': "):
             asyncio.run(queue.apush(wrong))

@@ -33,7 +33,9 @@ class Events(list[lowq.JobEvent]):
         self.append(event)
 
     def of(self, job_id: str) -> list[tuple[str, int | None]]:
-        return [(event.kind, event.payloads_count) for event in self if event.id == job_id]
+        return [
+            (event.kind, event.payloads_count) for event in self if event.id == job_id and event.kind != "new_error"
+        ]
 
     def kinds(self, job_id: str) -> list[str]:
         return [kind for kind, _ in self.of(job_id)]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import lowq
-from lowq.errors import ConfigError, ShardsCountError
+from lowq.errors import ConfigError, ScriptError, ShardsCountError
 from lowq.queue import Queue
 from lowq.queue_options import QueueOptions
 from lowq.store.keys import queues_key
@@ -36,6 +36,41 @@ def options_of(queue: Queue) -> QueueOptions:
 def entry(app: lowq.Lowq) -> Any:
     key = queues_key("lowq")
     return json.loads(app.client.command("HGET", key, "mail", key=key))
+
+
+def use(app: lowq.Lowq, how: str) -> None:
+    """Uses the queue "mail" of two shards, which is entered in the registry first."""
+    if how == "node":
+        work: Any = type("Work", (lowq.Worker,), {"perform": lambda _self, _payloads_by_id: None})
+        app.worker(queue_name="mail", shards_count=2)(work)
+        lowq.Node(app, threads=1).start()
+    elif how == "consume":
+        app.queue("mail", 2).consumer()
+    elif how == "declare":
+        app.queue("mail", 2, ttl=5).push({"id": 1})
+    else:
+        app.queue("mail", 2).push({"id": 1})
+
+
+@pytest.mark.parametrize("how", ["push", "declare", "consume", "node"])
+@pytest.mark.parametrize(
+    "written", [b"", b"\xff", b"null", b"[]", b"5", b'{"shards_count":"2"}', b'{"shards_count":-1}']
+)
+def test_an_entry_that_cannot_be_read_is_named_with_what_to_do(
+    make_app: MakeApp, store_url: str, written: bytes, how: str
+) -> None:
+    if written in (b"", b"\xff", b"null") and store_url.startswith("memory:"):
+        pytest.skip("there the decoder of JSON raises an error of Python's")
+    app, key = make_app(), queues_key("lowq")
+    app.client.command("HSET", key, "mail", written, key=key)
+    with pytest.raises(
+        ScriptError, match=r"queue 'mail' has an entry in the registry that can't be read.*HDEL"
+    ) as said:
+        use(app, how)
+    assert said.value.key == key
+    assert app.client.command("HGET", key, "mail", key=key) == written
+    app.client.command("HDEL", key, "mail", key=key)
+    assert app.queue("mail", 2).push({"id": 1}) == 1
 
 
 def declared(app: lowq.Lowq, **options: Any) -> Queue:
@@ -110,12 +145,26 @@ def test_a_worker_that_is_declared_otherwise_wins_as_the_last(
     assert options_of(make_app().queue("mail")) == QueueOptions("mail", 5, capacity=6)
 
 
-def test_another_number_of_shards_is_refused_and_nothing_changes(make_app: MakeApp) -> None:
-    app = make_app()
+def test_another_number_of_shards_is_refused_by_who_is_strict_and_nothing_changes(make_app: MakeApp) -> None:
+    app, strict = make_app(), make_app()
     declared(app, shards_count=4, ttl=3600)
+    strict.config.__dict__["strict_shards_count"] = True
     with pytest.raises(ShardsCountError):
-        declared(make_app(), shards_count=5, ttl=60)
+        declared(strict, shards_count=5, ttl=60)
     assert entry(app) == {"shards_count": 4, "options": {"ttl": 3600.0}}
+
+
+def test_another_number_of_shards_is_that_of_the_registry_and_the_options_are_the_callers(
+    make_app: MakeApp, caplog: pytest.LogCaptureFixture
+) -> None:
+    app, other = make_app(), make_app()
+    declared(app, shards_count=4, ttl=3600)
+    with caplog.at_level(logging.WARNING, "lowq"):
+        for _ in range(2):
+            declared(other, shards_count=5, ttl=60)
+    assert entry(app) == {"shards_count": 4, "options": {"ttl": 60.0}}
+    assert other.queue("mail").shards_count == 4
+    assert caplog.text.count("has 4 shards in Redis, and the code of this process says shards_count=5") == 1
 
 
 def test_what_contradicts_the_other_options_is_refused_and_nothing_changes(make_app: MakeApp) -> None:
@@ -167,3 +216,27 @@ def test_a_consumer_has_the_ttr_of_the_queue_unless_it_says_another(make_app: Ma
             assert consumer._ttr == 60
         with handle.consumer(ttr=5) as consumer:
             assert consumer._ttr == 5
+
+
+def test_jobs_that_say_nothing_of_their_own_have_what_the_queue_says_beside_others(
+    make_app: Callable[..., lowq.Lowq],
+) -> None:
+    queue = make_app().queue("mail", 1, ttl=3600, priority=3)
+    queue.push([{"id": "usual"}, {"id": "urgent", "priority": 1}, {"id": "for good", "ttl": None}])
+    queue.push("alone")
+    queue.push({"id": "first", "priority": 0, "ttl": None})
+
+    def said(job_id: str) -> tuple[int, bool]:
+        job = queue.peek(job_id)
+        assert job is not None
+        return job.priority, job.expires_at is not None
+
+    assert {job_id: said(job_id) for job_id in ("usual", "urgent", "for good", "alone", "first")} == {
+        "usual": (3, True),
+        "urgent": (1, True),
+        "for good": (3, False),
+        "alone": (3, True),
+        "first": (0, False),
+    }
+    queue.push([{"id": "first"}, {"id": "urgent", "priority": 2}, {"id": "usual", "priority": 2}])
+    assert [said(job_id)[0] for job_id in ("first", "urgent", "usual")] == [0, 1, 2]

@@ -31,21 +31,27 @@ HUGE = b"9" * 4000
 
 PAGES = [
     *("/", "/?span=day", "/nodes", "/audit", "/tasks", "/metrics", "/search?id=good", "/search?id=bad"),
-    *("/queues/Orders", "/queues/Orders/shards", "/queues/Orders/job?id=good", "/queues/Orders/job?id=flying"),
+    *(
+        "/queues/Orders",
+        "/queues/Orders/shards",
+        "/queues/Orders/times",
+        "/queues/Orders/job?id=good",
+        "/queues/Orders/job?id=flying",
+    ),
     *(f"/queues/Orders?state={state}" for state in ("due", "scheduled", "retrying", "taken", "morgue")),
     *(f"/queues/Orders?{query}" for query in ("order_by=id", "order_by=retry_count&reverse=1", "match=*o*")),
 ]
 API = [
     *("stats", "overview", "rates", "queues", "nodes", "audit", "redis", "tasks"),
     *("queues/Orders", "queues/Orders/rates", "queues/Orders/perform-times", "queues/Orders/shards"),
-    "queues/Orders/statistics",
+    *("queues/Orders/statistics", "queues/Orders/times", "queues/Orders/slowest"),
     *("queues/Orders/jobs", "queues/Orders/jobs?state=taken", "queues/Orders/jobs?order_by=retry_count"),
     *("queues/Orders/jobs?state=morgue", "queues/Orders/job?id=good", "queues/Orders/job?id=flying"),
 ]
 VERBS = [
     *("stats", "stats Orders", "nodes", "shards Orders", "jobs Orders", "jobs Orders --order-by retry_count"),
     *("jobs Orders --state taken", "jobs Orders --state morgue", "jobs Orders --match *o*", "peek Orders good flying"),
-    *("why Orders good flying", "rates Orders", "audit", "statistics", "statistics Orders"),
+    *("why Orders good flying", "rates Orders", "times Orders", "audit", "statistics", "statistics Orders"),
 ]
 
 

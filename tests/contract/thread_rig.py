@@ -13,6 +13,7 @@ from lowq.broker.fairness import Share
 from lowq.broker.lease import Lease
 from lowq.broker.outage import Outage
 from lowq.broker.scheduler import LagScheduler
+from lowq.broker.server_clock import ServerClock
 from lowq.broker.shard import Shard, shards_of
 from lowq.clock import Clock
 from lowq.clock import now as clock_now
@@ -28,6 +29,7 @@ class _MaintenanceLoop:
     """Renews nothing; what the thread asks of it is written down."""
 
     def __init__(self) -> None:
+        self.server_clock = ServerClock()
         self.doubted: list[Shard] = []
         self.replaced: list[tuple[Shard, str]] = []
 
@@ -61,7 +63,7 @@ class ThreadRig:
         self.draining = False
         #: What was written off.
         self.written_off: list[WorkerThread] = []
-        self.runtimes = {worker.queue_name: WorkerRuntime.of(worker, app.config)}
+        self.runtimes = {worker.queue_name: WorkerRuntime.of(worker, app.config, observers=app.observers)}
         self.thread = WorkerThread(self, 0, ThreadActivity(0), self.dispatcher, self.runtimes, clock=clock)
         app.register(worker.queue_name, worker.shards_count, worker)
         for shard in self.shards:
@@ -80,7 +82,7 @@ class ThreadRig:
         """Nobody watches."""
 
     def new_runtime(self, queue: str) -> WorkerRuntime:
-        self.runtimes[queue] = WorkerRuntime.of(self.worker, self.app.config)
+        self.runtimes[queue] = WorkerRuntime.of(self.worker, self.app.config, observers=self.app.observers)
         return self.runtimes[queue]
 
     def on_thread_written_off(self, thread: WorkerThread) -> None:

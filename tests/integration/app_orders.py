@@ -14,6 +14,7 @@ import ctypes
 import itertools
 import json
 import logging
+import math
 import multiprocessing
 import os
 import random
@@ -28,6 +29,7 @@ from typing import Any
 
 import lowq
 from lowq.broker.scheduler import Schedulable
+from lowq.broker.shard import Shard
 from lowq.node.node import Node
 from tests.history import History, PushedJob
 
@@ -41,13 +43,16 @@ SETTINGS = {
     "ORDERS_MAX_RETRIES": "3",
     "ORDERS_TIME_LIMIT": "",  # seconds; "": none
     "ORDERS_TTR": "",
+    "ORDERS_CAPACITY": "",  # ids; "": any number
+    "ORDERS_CONCURRENCY": "",  # batches at once over all nodes; "": any number
     "ORDERS_WORK": "0",  # seconds that each perform takes at least
     "ORDERS_PREFETCH": "1",
     "ORDERS_ASYNC": "",  # "1": an async worker
     "ORDERS_CONSUMER": "",  # "1": a consumer takes the jobs, no node; "mixed": each second process is one
-    "ORDERS_RECEIPTS": "",  # of a consumer that has come back with its session: [session, [shard, id, receipt]...]
+    "ORDERS_RECEIPTS": "",  # of a consumer that has come back: [session, [shard, id, receipt, perform]...]
     "ORDERS_SCHEDULER": "",  # "", seq, own
     "ORDERS_SPLITTER": "",  # "", NODE/NODES, own
+    "ORDERS_SPANS": "",  # a file: what is traced goes there, a line of JSON for each span
     "ORDERS_BREAK": "",  # a hook of the worker that calls sys.exit: retry_in, retries_exhausted
 }
 
@@ -59,6 +64,17 @@ def setting(name: str) -> str:
 log = logging.getLogger("app")
 history = History(setting("ORDERS_HISTORY"))
 app = lowq.Lowq()
+if setting("ORDERS_SPANS"):
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import ConsoleSpanExporter, SimpleSpanProcessor
+
+    import lowq.contrib.otel
+
+    _spans = Path(setting("ORDERS_SPANS")).open("a")  # noqa: SIM115  # as long as the process lives
+    _exporter = ConsoleSpanExporter(out=_spans, formatter=lambda span: f"{span.to_json(indent=None)}\n")
+    _provider = TracerProvider()
+    _provider.add_span_processor(SimpleSpanProcessor(_exporter))
+    lowq.contrib.otel.instrument(app, tracer_provider=_provider)
 libc = ctypes.PyDLL(None)  # PyDLL: its functions are called with the GIL held
 
 
@@ -151,6 +167,12 @@ def act(job_id: str, payload: Mapping[str, Any]) -> None:
     ACTIONS[payload["do"]](payload.get("for", 0.0))
 
 
+def number_of(shard: Shard | None) -> int:
+    """A shard as the history names it: no two of a queue have one number, also when it was resharded."""
+    assert shard is not None
+    return shard.index + 100_000 * shard.epoch
+
+
 def version_of(payload: object) -> int:
     assert isinstance(payload, dict)
     version = payload["version"]
@@ -166,12 +188,14 @@ def version_of(payload: object) -> int:
     max_retry_count=int(setting("ORDERS_MAX_RETRIES")),
     time_limit=float(setting("ORDERS_TIME_LIMIT") or 0) or None,
     ttr=float(setting("ORDERS_TTR") or 0) or None,
+    capacity=int(setting("ORDERS_CAPACITY") or 0) or None,
+    limit=lowq.Concurrency(int(setting("ORDERS_CONCURRENCY"))) if setting("ORDERS_CONCURRENCY") else None,
 )
 class Orders(lowq.Worker[dict[str, Any]]):
     def perform_in_thread(self, payloads_by_id: dict[str, list[dict[str, Any]]]) -> None:
         batch = lowq.current()
         versions = {job_id: [*map(version_of, payloads)] for job_id, payloads in payloads_by_id.items()}
-        with history.performing(batch.shard, batch.fence, versions):
+        with history.performing(number_of(batch._source), batch.fence, versions):
             time.sleep(float(setting("ORDERS_WORK")))
             for job_id, payloads in payloads_by_id.items():
                 for payload in payloads:
@@ -181,7 +205,7 @@ class Orders(lowq.Worker[dict[str, Any]]):
     async def perform_in_loop(self, payloads_by_id: dict[str, list[dict[str, Any]]]) -> None:
         batch = lowq.current()
         versions = {job_id: [*map(version_of, payloads)] for job_id, payloads in payloads_by_id.items()}
-        with history.performing(batch.shard, batch.fence, versions):
+        with history.performing(number_of(batch._source), batch.fence, versions):
             await asyncio.sleep(float(setting("ORDERS_WORK")))
             for job_id, payloads in payloads_by_id.items():
                 for payload in payloads:
@@ -234,6 +258,7 @@ def configure() -> None:
         number, _, nodes = splitter.partition("/")
         app.config.build_splitter = lambda: lowq.ByNodeSplitter(int(nodes), int(number), app.config.threads_per_node)
     app.config.on_server_init = lambda: history.write("init")
+    app.config.on_server_stop = lambda: history.write("server_stop")
     app.config.last_words = lambda error: history.write("last_words", error=repr(error))
 
 
@@ -258,14 +283,14 @@ class Consuming:
     def __init__(self) -> None:
         self._ends = threading.Event()
         self._detaches = False
-        self._unacknowledged: list[tuple[int, str, str]] = []
+        self._unacknowledged: list[tuple[int, str, str, str]] = []
         session, *receipts = json.loads(setting("ORDERS_RECEIPTS") or "[null]")
         signal.signal(signal.SIGTERM, lambda *_: self._ends.set())
         signal.signal(signal.SIGUSR1, self._detach)
         self._consumer = Orders.queue.consumer(session=session)
         log.info("consumer %s starts: %d threads", self._consumer.name, self.THREADS)
-        for shard, job_id, receipt in receipts:
-            self._acknowledge(shard, job_id, receipt)
+        for shard, job_id, receipt, perform in receipts:
+            self._acknowledge(shard, job_id, receipt, perform)
 
     def _detach(self, *_: object) -> None:
         self._detaches = True
@@ -294,6 +319,7 @@ class Consuming:
             except lowq.RedisUnavailable:
                 return
         receipts = json.dumps([self._consumer.session, *self._unacknowledged])
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # as long as the new program has no handler
         words = [sys.executable, "-m", sys.modules["__main__"].__spec__.name, *sys.argv[1:]]  # type: ignore[union-attr]  # -m
         os.execve(sys.executable, words, os.environ | {"ORDERS_RECEIPTS": receipts})
 
@@ -305,10 +331,16 @@ class Consuming:
     def _perform(self, job: lowq.ConsumerJob) -> None:
         taken = self._consumer._taken.get(job.receipt)
         if taken is None or time.monotonic() > taken.shard.lease.deadline:
-            return  # it comes again: a job of a lease that is not surely held is not begun
-        shard, fence = taken.shard.index, int(taken.token.rpartition(":")[2])
+            # A job of a lease that is not surely held is not begun. Should the lease be resumed, it is still in hand.
+            self._until_reported(job.release)
+            return
+        shard, fence = number_of(taken.shard), int(taken.token.rpartition(":")[2])
+        versions = {job.id: [*map(version_of, job.payloads)]}
+        until = self._consumer._taken.deadline(job.receipt)
         try:
-            with history.performing(shard, fence, {job.id: [*map(version_of, job.payloads)]}, by_hand=True):
+            with history.performing(
+                shard, fence, versions, by_hand=True, until=until if until < math.inf else None
+            ) as perform:
                 time.sleep(float(setting("ORDERS_WORK")))
                 for payload in job.payloads:
                     if is_to_be_done(job.id, payload):
@@ -317,20 +349,21 @@ class Consuming:
             self._until_reported(partial(job.fail, error, 0.1))
             return
         if self._detaches:
-            self._unacknowledged.append((shard, job.id, job.receipt))
+            self._unacknowledged.append((shard, job.id, job.receipt, perform))
         else:
-            self._acknowledge(shard, job.id, job.receipt)
+            self._acknowledge(shard, job.id, job.receipt, perform)
 
-    def _acknowledge(self, shard: int, job_id: str, receipt: str) -> None:
+    def _acknowledge(self, shard: int, job_id: str, receipt: str, perform: str) -> None:
         if self._until_reported(lambda: self._consumer.ack(receipt)):
-            history.acked(shard, [job_id])
+            history.acked(shard, [job_id], perform)
 
     def _until_reported(self, report: Callable[[], object]) -> bool:
         while True:
             try:
                 report()
                 return True
-            except (lowq.NotTaken, lowq.ConsumerClosed):
+            except (lowq.NotTaken, lowq.ConsumerClosed) as error:
+                history.write("refused", kind=type(error).__name__, error=str(error))
                 return False
             except lowq.RedisUnavailable:
                 time.sleep(0.05)

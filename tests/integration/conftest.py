@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import redis
 
 from tests.integration.supervising import Supervise, SupervisorProcess
 from tests.integration.support import TTL, Rig, until
+from tests.redis_cluster import share_slots
 from tests.redis_server import RedisServer
 
 MakeRig = Callable[..., Rig]
@@ -38,16 +38,8 @@ def cluster_url() -> Iterator[str]:
     """Two primaries that share the slots."""
     first, second = (RedisServer(cluster_enabled="yes", appendonly="yes") for _ in range(2))
     with first, second:
-        ports = first.port, second.port
-        clients = [redis.Redis(port=port) for port in ports]
-        clients[0].execute_command("CLUSTER", "ADDSLOTSRANGE", 0, 8191)
-        clients[1].execute_command("CLUSTER", "ADDSLOTSRANGE", 8192, 16383)
-        clients[0].execute_command("CLUSTER", "MEET", "127.0.0.1", ports[1])
-
-        until(lambda: all(client.cluster("INFO")["cluster_state"] == "ok" for client in clients), "cluster in order")
-        yield f"redis+cluster://127.0.0.1:{ports[0]}"
-        for client in clients:
-            client.close()
+        share_slots(first, second)
+        yield f"redis+cluster://127.0.0.1:{first.port}"
 
 
 @pytest.fixture

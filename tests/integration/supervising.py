@@ -25,7 +25,7 @@ Supervise = Callable[..., "SupervisorProcess"]
 
 
 class SupervisorProcess(NodeProcess):
-    """`lowq run -r app.py ...` with a supervisor; `app.py` is in a folder of the test's own."""
+    """`lowq run app.py ...` with a supervisor; `app.py` is in a folder of the test's own."""
 
     def __init__(
         self,

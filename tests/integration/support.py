@@ -1,12 +1,13 @@
 """Nodes and producers as real processes, and everything that the tests wait for."""
 
 import json
+import math
 import os
 import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 from zlib import crc32
@@ -14,6 +15,8 @@ from zlib import crc32
 import redis
 
 import lowq
+from lowq.errors import RedisUnavailable
+from lowq.store.keys import shard_prefix
 from tests import waiting
 from tests.checker import Report, check
 from tests.history import Event, History, Perform, Reader, performs_of
@@ -25,6 +28,14 @@ TTL = 1.0
 NEVER = waiting.NEVER
 PATIENCE = waiting.PATIENCE
 until = waiting.until
+
+
+def answered(look: Callable[[], bool]) -> bool:
+    """What it gives; False: there was no answer."""
+    try:
+        return look()
+    except RedisUnavailable:
+        return False
 
 
 class NodeProcess:
@@ -85,7 +96,7 @@ class NodeProcess:
         channels = [f"{self._rig.prefix(shard)}lease_released" for shard in range(self._rig.shards_count)]
 
         def listens() -> bool:
-            return all(count for _, count in self._rig.client.pubsub_numsub(*channels))
+            return all(count for _, count in self._rig.client.pubsub_shardnumsub(*channels))
 
         until(listens, "a subscription to the end of every lease")
         return self
@@ -139,12 +150,18 @@ class Rig:
         self.folder = folder
         self.settings: dict[str, object] = {"LOWQ_LEASE_TTL": TTL, **self.defaults, **settings}
         self.shards_count = int(str(self.settings.get("ORDERS_SHARDS", 5)))
+        #: How often the queue was resharded.
+        self.epoch = 0
         self.history = History(folder / "history")
-        self.client: Any = redis.Redis.from_url(url, decode_responses=True, socket_timeout=10)
+        self.client: Any = self.connect(url)
         self.app = lowq.Lowq(redis_url=url)
         self.nodes: list[NodeProcess] = []
         self._producers: list[subprocess.Popen[bytes]] = []
         self._reader = Reader(self.history.path)
+
+    def connect(self, url: str) -> Any:
+        """The client by which the test looks into Redis."""
+        return redis.Redis.from_url(url, decode_responses=True, socket_timeout=10)
 
     def end(self) -> None:
         """Kills what still runs, and closes connections."""
@@ -219,7 +236,11 @@ class Rig:
     # --- what Redis holds, asked for without lowq ---
 
     def prefix(self, shard: int) -> str:
-        return f"lowq:v1:{{{self.queue_name}:{shard}}}:"
+        return shard_prefix("lowq", self.queue_name, shard, self.epoch)
+
+    def resharded(self, shards_count: int) -> None:
+        """From now on what Redis holds is looked for in the next layout."""
+        self.shards_count, self.epoch = shards_count, self.epoch + 1
 
     def of_shards(self, key: str) -> dict[int, Any]:
         """Shard -> value of its key of that name, those that exist."""
@@ -304,8 +325,8 @@ class Rig:
         """Waits until there were so many performs."""
         until(lambda: len(self.events("end")) >= count, f"{count} performs", timeout)
 
-    def report(self) -> Report:
-        return check(self._reader.events(), self.buried())
+    def report(self, *, expiring: Iterable[str] = (), ttl: float = math.inf) -> Report:
+        return check(self._reader.events(), self.buried(), expiring=expiring, ttl=ttl)
 
 
 def id_of_shard(shard: int, shards_count: int) -> str:

@@ -5,18 +5,25 @@ to each job, or to each round trip, finds it here; whoever saves one writes down
 producer of these tests do nothing by the clock: what is left is what the jobs cost.
 """
 
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import pytest
 import redis
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ALWAYS_ON, Sampler
 
 import lowq
+import lowq.contrib.otel
 from lowq.group_commit import PLAIN, Part
+from lowq.node.schedules import take_turn
+from lowq.schedules import Schedule
 from lowq.store import Client
+from lowq.store.keys import shard_prefix
 from tests.integration.support import until
 
 #: Seconds: longer than a test.
@@ -32,7 +39,7 @@ class Costs:
         self, url: str, *, batch_size: int = 1, shards_count: int = 1, later: bool = False, **options: Any
     ) -> None:
         self._redis: Any = redis.Redis.from_url(url, decode_responses=True)
-        self.app = lowq.Lowq(redis_url=url, poll_interval=NEVER, lease_ttl=NEVER)
+        self.app = lowq.Lowq(redis_url=url, poll_interval=NEVER, lease_ttl=NEVER, durability_timeout=0.001)
         self._stop = ExitStack()
         self._pushed = 0
 
@@ -81,8 +88,17 @@ class Costs:
             }
         )
 
+    def keys(self) -> set[str]:
+        return set(self._redis.keys())
+
     def used_memory(self) -> int:
+        """Without that of Lua, which newer servers count, with all that it has not collected yet."""
+        self._redis.script_flush("SYNC")
         return int(self._redis.info("memory")["used_memory"])
+
+    def allowed_bytes(self, least: int, most: int) -> tuple[float, float]:
+        """Bounds measured with Redis, as this server may have them: from 8.1 on Valkey needs up to a quarter less."""
+        return (least * 0.7 if "valkey_version" in self._redis.info("server") else least), most
 
     def start_node(self, *, prefetch: bool) -> None:
         """A node with one thread, which has nothing left to do when this returns."""
@@ -96,7 +112,7 @@ class Costs:
 
     def due(self) -> tuple[str, set[str]]:
         """How Redis encodes the first shard's `due`, and the ids in it."""
-        key = "lowq:v1:{Costs:0}:due"
+        key = shard_prefix("lowq", "Costs", 0) + "due"
         return self._redis.object("encoding", key), set(self._redis.zrange(key, 0, -1))
 
     def drain(self, jobs: int) -> Counter[str]:
@@ -118,7 +134,10 @@ class Costs:
 
     def until_consumer_has_settled(self) -> None:
         """It listens, and the registry says what it holds: nothing of its start is left to be done."""
-        until(lambda: self._redis.pubsub_numsub("lowq:v1:{Costs:0}:wake")[0][1] == 1, "its subscription")
+        until(
+            lambda: self._redis.pubsub_shardnumsub(shard_prefix("lowq", "Costs", 0) + "wake")[0][1] == 1,
+            "its subscription",
+        )
         until(lambda: [node.shards for node in self.app.nodes()] == [{"Costs": [0]}], "its heartbeat")
         until(lambda: self._quiet_for(0.1), "the end of what it does once")
 
@@ -131,7 +150,7 @@ class Costs:
     def _processed(self) -> int:
         # By a command that lowq doesn't use, so that it can be left out.
         return sum(
-            int(dict(self._redis.hscan_iter(f"lowq:v1:{{Costs:{shard}}}:meta")).get("processed", 0))
+            int(dict(self._redis.hscan_iter(shard_prefix("lowq", "Costs", shard) + "meta")).get("processed", 0))
             for shard in range(self._shards_count)
         )
 
@@ -204,6 +223,27 @@ def test_capacity_costs_two_commands_a_call_and_one_more_where_it_gets_tight(
     assert counted == Counter(PUSH_CALL) - Counter({"mset": 1}) + Counter(more)
 
 
+@pytest.mark.parametrize("shards_count", [1, 5])
+def test_durability_costs_one_command_a_push_and_server(make_costs: MakeCosts, shards_count: int) -> None:
+    costs = make_costs(shards_count=shards_count)
+    costs.push(ids(200))  # now all shards have a head that doesn't move
+
+    def push(prefix: str, **options: Any) -> Callable[[], None]:
+        jobs = [{"id": job_id, "payload": "x"} for job_id in ids(200, prefix)]
+
+        def send() -> None:
+            with suppress(lowq.NotReplicated):  # there is no replica
+                costs.worker.perform_async(jobs, **options)
+
+        return send
+
+    push("first", durability="replicated")()  # asks the server whether it can do that
+    counted = costs.commands(push("second", durability="replicated"))
+    assert counted == _times(PUSH_CALL, shards_count) + Counter({"wait": 1})
+    assert costs.commands(push("third")) == _times(PUSH_CALL, shards_count)
+    assert costs.commands(push("fourth", durability="none")) == _times(PUSH_CALL, shards_count)
+
+
 def test_a_push_says_nothing_of_options_that_the_queue_has_not(make_costs: MakeCosts) -> None:
     costs = make_costs(max_payloads=7, ttr=60)
     assert costs.words() == b""
@@ -219,7 +259,7 @@ def test_a_push_to_many_shards_is_one_call_a_shard(make_costs: MakeCosts) -> Non
 def test_a_push_that_moves_the_head_of_a_shard_wakes_its_owner_once(make_costs: MakeCosts) -> None:
     costs = make_costs(later=True)
     counted = costs.commands(lambda: costs.push(ids(100)))
-    assert counted == Counter(PUSH_CALL) + Counter({"zrange": 1, "exists": 1, "publish": 1})
+    assert counted == Counter(PUSH_CALL) + Counter({"zrange": 1, "exists": 1, "spublish": 1})
 
 
 def test_many_jobs_for_an_empty_shard_spare_the_compact_encoding(make_costs: MakeCosts) -> None:
@@ -228,8 +268,30 @@ def test_many_jobs_for_an_empty_shard_spare_the_compact_encoding(make_costs: Mak
     costs.start_node(prefetch=True)  # empties it
     costs.stop_node()
     counted = costs.commands(lambda: costs.push(ids(100)))
-    assert counted == Counter(PUSH_CALL) + Counter({"zrem": 1, "zrange": 1, "exists": 1, "publish": 1})
+    assert counted == Counter(PUSH_CALL) + Counter({"zrem": 1, "zrange": 1, "exists": 1, "spublish": 1})
     assert costs.due() == ("skiplist", set(ids(100)))
+
+
+def test_trace_contexts_cost_a_command_a_call_and_one_a_job(make_costs: MakeCosts) -> None:
+    costs = make_costs()
+    instrument(costs, ALWAYS_ON)
+    costs.push(["first"])  # notes that the shard has them
+    counted = costs.commands(lambda: costs.push(ids(100)))
+    assert counted == Counter(PUSH_CALL) + Counter({"mget": 1, "set": 100})
+
+
+def test_what_is_not_sampled_costs_no_command_and_no_word(make_costs: MakeCosts) -> None:
+    costs = make_costs()
+    instrument(costs, ALWAYS_OFF)
+    assert costs.commands(lambda: costs.push(ids(100, "other"))) == PUSH_CALL
+    assert costs.words() == b""
+    costs.start_node(prefetch=False)
+    few, many = (without_looks(costs.drain(batches), batches + 1) for batches in (2, 22))
+    assert more(many, few) == _times(Counter(TRIP) + Counter(TAKEN_16), 20)
+
+
+def instrument(costs: "Costs", sampler: Sampler) -> None:
+    lowq.contrib.otel.instrument(costs.app, tracer_provider=TracerProvider(sampler=sampler))
 
 
 # --- draining ---------------------------------------------------------------------------------------------------------
@@ -266,6 +328,15 @@ def test_with_prefetch_each_job_costs_the_same(make_costs: MakeCosts) -> None:
     assert many.total() <= round_trips * sum(TRIP.values()) + (1010 // 16 + round_trips)
 
 
+def test_trace_contexts_cost_three_commands_a_trip_and_one_a_job(make_costs: MakeCosts) -> None:
+    costs = make_costs(batch_size=16)
+    instrument(costs, ALWAYS_ON)
+    costs.start_node(prefetch=False)
+    few, many = (without_looks(costs.drain(batches * 16), batches + 1) for batches in (2, 22))
+    traces = {"mget": 1, "exists": 1, "unlink": 1, "rename": 16}
+    assert more(many, few) == _times(Counter(TRIP) + Counter(TAKEN_16) + Counter(traces), 20)
+
+
 # --- memory -----------------------------------------------------------------------------------------------------------
 
 
@@ -274,6 +345,16 @@ def test_a_queued_job_takes_so_many_bytes(make_costs: MakeCosts, size: int, leas
     costs = make_costs(shards_count=5)
     before = costs.used_memory()
     costs.push(ids(16_000), size)
+    least_here, most_here = costs.allowed_bytes(least, most)
+    assert least_here <= (costs.used_memory() - before) / 16_000 <= most_here
+
+
+def test_a_trace_context_takes_so_many_bytes_more(make_costs: MakeCosts) -> None:
+    costs = make_costs(shards_count=5)
+    instrument(costs, ALWAYS_ON)
+    before = costs.used_memory()
+    costs.push(ids(16_000))
+    least, most = costs.allowed_bytes(430, 560)
     assert least <= (costs.used_memory() - before) / 16_000 <= most
 
 
@@ -329,3 +410,38 @@ def test_batches_taken_by_hand_cost_a_take_and_an_acknowledgement_each_in_one_wr
         for _ in range(5):
             assert len(next(batches)) == 100
         assert writes == [2] * 5
+
+
+# --- schedules --------------------------------------------------------------------------------------------------------
+
+
+def test_without_schedules_a_node_has_no_thread_queue_command_or_key_for_them(
+    make_costs: MakeCosts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    costs = make_costs()
+
+    def never(*_args: Any, **_options: Any) -> Any:
+        raise AssertionError("a node without schedules has used what is for them")
+
+    for name in ("take_turn", "QueueSchedules.__init__", "QueueSchedules.enter", "declared_by_nodes"):
+        monkeypatch.setattr(f"lowq.node.schedules.{name}", never)
+    costs.start_node(prefetch=True)
+    assert not [thread for thread in threading.enumerate() if "schedules" in thread.name]
+    assert [node.schedules for node in costs.app.nodes()] == [{}]
+    costs.stop_node()
+    assert costs.words() == b""
+    keys = costs.keys()
+    assert {key.rpartition(":")[2] for key in keys} == {"queues", "Costs", "meta", "pushed"}
+    assert all("schedules" not in key for key in keys)
+
+
+def test_a_tick_costs_a_push_and_two_commands_and_a_look_costs_two(make_costs: MakeCosts) -> None:
+    costs = make_costs()
+    costs.push(["a"])  # so that the tick does not become the head
+    queue, known = costs.worker.queue, {"s": Schedule("s", 3600)}
+    now = 1_800_000_000.0
+    take_turn(costs.app, queue, "s", lambda: known, now=now)
+    read = {"hget": 1, "time": 1}
+    assert costs.commands(lambda: take_turn(costs.app, queue, "s", lambda: known, now=now + 1)) == read
+    counted = costs.commands(lambda: take_turn(costs.app, queue, "s", lambda: known, now=now + 3600))
+    assert counted == Counter(PUSH_CALL) + Counter(read) + Counter({"hget": 1, "hset": 1})

@@ -15,6 +15,7 @@ ROOT = Path(__file__).parents[2]
 HAMMER = """
     import json, random, signal, sys, threading, lowq
     from lowq.store import Call
+    from lowq.store.keys import shard_prefix
 
     url, name = sys.argv[1], sys.argv[2]
     kind = {"Interrupted": type("Interrupted", (Exception,), {}), "KeyboardInterrupt": KeyboardInterrupt}[name]
@@ -43,7 +44,7 @@ HAMMER = """
             interrupted += 1
     signal.signal(signal.SIGALRM, signal.SIG_IGN)
     # Both connections are to be had, at the same time.
-    finish = [app.client.start([Call("stats", "lowq:v1:{Orders:0}:", [""])]) for _ in range(2)]
+    finish = [app.client.start([Call("stats", shard_prefix("lowq", "Orders", 0), [""])]) for _ in range(2)]
     free = [not isinstance(reply, Exception) for done in finish for reply in done()]
     print(json.dumps([interrupted > 0, strange, free, queue.push({"id": "last"})]))
 """

@@ -14,7 +14,7 @@ import redis
 
 import lowq
 from lowq.errors import PushInterrupted, RedisUnavailable
-from lowq.node.limits import TimeLimits
+from lowq.node.time_limits import TimeLimits
 from lowq.store import Client, client, pool
 from tests.redis_server import RedisServer
 

@@ -227,13 +227,16 @@ class TestTimes:
             (0.25, b"+0.25"),
             (timedelta(minutes=2), b"+120.0"),
             (0, b"+0"),
-            (-5, b"+0"),
-            (timedelta(days=-1), b"+0"),
             (Level.LOW, b"+7"),
         ],
     )
-    def test_a_delay_is_relative_and_never_negative(self, delay: Any, sent: bytes) -> None:
+    def test_a_delay_is_relative(self, delay: Any, sent: bytes) -> None:
         assert time_of(delay=delay) == sent
+
+    @pytest.mark.parametrize("delay", [-5, -0.001, timedelta(days=-1)])
+    def test_a_negative_delay_is_refused(self, delay: Any) -> None:
+        with pytest.raises(JobError, match="is negative; write max"):
+            time_of(delay=delay)
 
     @pytest.mark.parametrize("name", ["perform_at", "perform_in"])
     @pytest.mark.parametrize(
@@ -372,6 +375,10 @@ class TestPayloads:
         with pytest.raises(PayloadError, match=f"is of type {type(value).__name__}, which would not come back"):
             dump_payload(payload)
 
+    def test_a_type_of_somebodys_own_can_be_declared(self) -> None:
+        with pytest.raises(PayloadError, match=r"others are declared: lowq.Worker\[Money\]"):
+            dump_payload(type("Money", (), {})())
+
     @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
     def test_a_number_that_json_does_not_have_is_refused(self, value: float) -> None:
         with pytest.raises(PayloadError, match="is no JSON number"):
@@ -456,7 +463,7 @@ def test_what_a_signal_handler_raises_while_a_payload_is_encoded_is_not_taken_fo
     def interrupted(*_: object) -> None:
         raise TookTooLong
 
-    monkeypatch.setattr("lowq.codec._check", interrupted)
+    monkeypatch.setattr("lowq.codec.check_json", interrupted)
     with pytest.raises(TookTooLong):
         encode_job({"id": 1, "payload": 2}, dump_payload, 100)
 
@@ -481,12 +488,12 @@ class TestTtl:
 
     def test_the_queues_counts_where_the_job_says_none(self) -> None:
         def ttl_of(job: Mapping[str, Any]) -> Any:
-            return encode_job(job, dump_payload, MIB, (b"60", b"3"))[4:]
+            return encode_job(job, dump_payload, MIB, (b"60.0", b"3"))[4:]
 
-        assert ttl_of({"id": 1}) == (b"60", b"3")
+        assert ttl_of({"id": 1}) == ttl_of({"id": 1, "ttl": 60.0, "priority": 3}) == (), "the call says it once"
         assert ttl_of({"id": 1, "ttl": 5}) == (b"5", b"3")
         assert ttl_of({"id": 1, "ttl": None, "priority": 2}) == (b"", b"2")
-        assert ttl_of({"id": 1, "ttl": None, "priority": 0}) == ()
+        assert ttl_of({"id": 1, "ttl": None, "priority": 0}) == (b"", b"")
 
 
 class TestPriority:

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from collections.abc import Callable
+from datetime import datetime
 from importlib.metadata import EntryPoint, EntryPoints
 from pathlib import Path
 from types import SimpleNamespace
@@ -45,6 +46,19 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Install:
         points.append(EntryPoint(name, f"{__name__}:{value}" if ":" not in value else value, group))
 
     return add
+
+
+def test_a_codec_by_name_beside_a_type_of_payloads_is_refused(install: Install) -> None:
+    install("lowq.codecs", "own", "CODEC")
+    app = lowq.Lowq(redis_url="memory://", codec="own")
+
+    class Orders(lowq.Worker[datetime]):
+        def perform(self, payloads_by_id: dict[str, list[datetime]]) -> None: ...
+
+    with pytest.raises(
+        ConfigError, match=r"^Orders: its payloads are datetime, .* the settings dump_payload, .* or codec"
+    ):
+        app.worker(Orders)
 
 
 @pytest.mark.parametrize(("kind", "name", "driver"), [

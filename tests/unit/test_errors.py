@@ -15,6 +15,7 @@ from lowq.errors import (
     JobError,
     LeaseLost,
     LowqError,
+    NotReplicated,
     PayloadError,
     PushError,
     PushInterrupted,
@@ -66,6 +67,7 @@ class TestTree:
             (RedisNotReady, [RedisUnavailable]),
             (PushInterrupted, [PushError, RedisUnavailable]),
             (QueueFull, [PushError]),
+            (NotReplicated, [PushError]),
         ],
     )
     def test_they_are_also_what_python_calls_such_an_error(
@@ -98,6 +100,14 @@ class TestTree:
         assert (error.queue, error.accepted, error.rest) == ("Orders", 3, [{"id": 1}])
         assert "queue 'Orders': 3 payloads are in" in str(error)
         assert "no answer" in str(error)
+
+    def test_not_replicated_says_what_is_in_and_not_safe(self) -> None:
+        error = NotReplicated("Orders", 3, [{"id": 1}], [{"id": 4}], "replicated", 5.0)
+        assert (error.accepted, error.unsafe, error.rest, error.replicas) == (3, [{"id": 1}], [{"id": 4}], 0)
+        assert "3 payloads are in, but 1 of them are not safe" in str(error)
+        assert "0 of 1 replica confirmed them within 5 s" in str(error)
+        assert "disk" in str(NotReplicated("Orders", 3, [{"id": 1}], [], "fsynced", 5.0))
+        assert "no rights" in str(NotReplicated("Orders", 3, [{"id": 1}], [], "fsynced", 5.0, reason="no rights"))
 
     @pytest.mark.parametrize("name", ["ConfigError", "JobError", "RedisUnavailable", "LeaseLost"])
     def test_an_error_survives_the_way_between_processes(self, name: str) -> None:
@@ -203,8 +213,8 @@ class TestTranslation:
             ("LOADING Redis is loading the dataset in memory", RedisNotReady),
             ("BUSY Redis is busy running a script.", RedisUnavailable),
             ("MASTERDOWN Link with MASTER is down", RedisNotReady),
-            ("MISCONF Redis is configured to save RDB snapshots", RedisUnavailable),
-            ("NOREPLICAS Not enough good replicas to write.", RedisUnavailable),
+            ("MISCONF Redis is configured to save RDB snapshots", RedisNotReady),
+            ("NOREPLICAS Not enough good replicas to write.", RedisNotReady),
             ("CLUSTERDOWN The cluster is down", RedisUnavailable),
             ("TRYAGAIN Multiple keys request during rehashing of slot", RedisUnavailable),
             ("ERR max number of clients reached", RedisUnavailable),

@@ -18,7 +18,12 @@ class Shards:
         self.capacity = capacity
         self.taken: dict[str, list[tuple[bytes, bytes]]] = defaultdict(list)
         self.away: set[str] = set()
+        self.sealed: set[str] = set()
         self.calls = 0
+
+    def leave_sealed(self, part: Part, _refusal: Refusal, parts: list[Part]) -> list[Part]:
+        """Its jobs belong to a shard with a dash behind its name."""
+        return [Part(f"{part.prefix}-", 1, other.items, other.jobs, other.width) for other in parts]
 
     def send(self, parts: list[Part]) -> list[Outcome]:
         assert len({part.prefix for part in parts}) == len(parts), "one call of a shard at a time"
@@ -29,6 +34,8 @@ class Shards:
         assert part.items
         if part.prefix in self.away:
             return RedisUnavailable("away")
+        if part.prefix in self.sealed:
+            return Refusal("SEALED", "1 1")
         taken = self.taken[part.prefix]
         known = {job_id for job_id, _ in taken}
         unfit: list[int] = []
@@ -51,7 +58,7 @@ def part_of(prefix: str, *ids: str, start: int = 0, after: bytes = b"") -> Part:
 
 def settle(shards: Shards, parts: list[Part], outcomes: list[Outcome]) -> tuple[list[Outcome], list[int]]:
     """The outcomes, and the payloads that are left."""
-    overflow = Overflow(parts, outcomes, shards.send)
+    overflow = Overflow(parts, outcomes, shards.send, shards.leave_sealed)
     _, settled, left = overflow.settle(None, 0.0, lambda: True)  # type: ignore[arg-type]  # nobody waits
     return settled, [job["payload"] for job in left]
 
@@ -90,7 +97,7 @@ def test_a_shard_that_fails_then_keeps_back_all_that_came_behind() -> None:
     parts = [part_of("s", "a", "b", "c"), part_of("s", "a", "b", start=3), part_of("t", "a", start=5)]
     outcomes = first_sent(shards, parts)
     shards.away.add("s")
-    overflow = Overflow(parts, outcomes, shards.send)
+    overflow = Overflow(parts, outcomes, shards.send, shards.leave_sealed)
     settled_parts, settled, left = overflow.settle(None, 0.0, lambda: True)  # type: ignore[arg-type]
     assert left == []
     failed = [
@@ -101,6 +108,16 @@ def test_a_shard_that_fails_then_keeps_back_all_that_came_behind() -> None:
     ]
     assert failed == [0, 1, 2, 3, 4]
     assert (shards.taken["s"], shards.taken["t"]) == ([], [(b"a", b"5")])
+
+
+def test_what_is_left_of_a_shard_that_is_sealed_meanwhile_follows_in_order() -> None:
+    shards = Shards(1)
+    parts = [part_of("s", "a", "b"), part_of("s", "b", "a", start=2)]
+    outcomes = first_sent(shards, parts)
+    shards.sealed.add("s")
+    settled, left = settle(shards, parts, outcomes)
+    assert (settled, left) == ([True, True], [1, 2])
+    assert (shards.taken["s"], shards.taken["s-"]) == ([], [(b"a", b"0"), (b"a", b"3")])
 
 
 @pytest.mark.parametrize("seed", range(50))

@@ -98,6 +98,12 @@ def test_text_lines_show_extra_that_the_message_does_not_tell() -> None:
     assert "\x1b" not in line
 
 
+def test_text_lines_of_an_application_show_all_of_it() -> None:
+    said = record("the newest of %d changes of shop 2", 1, queue="shop", shard=2, delivery=1)
+    said.name = "shop"
+    assert TextFormatter().format(said).endswith("of 1 changes of shop 2  queue='shop' shard=2 delivery=1")
+
+
 def test_text_lines_have_the_date_and_the_zone_that_their_time_is_told_in(monkeypatch: pytest.MonkeyPatch) -> None:
     formatter = TextFormatter()
     for zone, time in (("UTC", "2027-01-15 08:00:00.250+00:00"), ("XST-5:30", "2027-01-15 13:30:00.250+05:30")):

@@ -44,6 +44,7 @@ WRONG: list[tuple[str, Any]] = [
     *((name, None) for name in ("priority", "max_payloads", "max_retry_count", "max_crash_count", "merge")),
     *((name, 0) for name in ("capacity", "morgue_max", "max_payloads")),
     ("priority", 10),
+    *(("durability", value) for value in ("", "safe", None, True, 1, "Replicated")),
     *(("merge", value) for value in ("", "newest", 5, [newest], nothing, two, later)),
 ]
 
@@ -81,14 +82,14 @@ def test_max_wait_is_that_of_debounce(app: lowq.Lowq, options: Any, message: str
 def test_a_worker_declares_the_options_of_its_queue(app: lowq.Lowq) -> None:
     @app.worker(
         queue_name="mail", shards_count=3, ttl=timedelta(hours=1), ttr=60, priority=2, capacity=10, merge="latest",
-        debounce=2, max_wait=30, morgue_ttl=timedelta(days=7), morgue_max=100, max_payloads=5,
+        debounce=2, max_wait=30, morgue_ttl=timedelta(days=7), morgue_max=100, max_payloads=5, durability="fsynced",
     )  # fmt: skip
     class Mail(lowq.Worker[Any]):
         def perform(self, payloads_by_id: dict[str, list[Any]]) -> None: ...
 
     assert queue_options_of(Mail) == QueueOptions(
         "mail", 3, ttl=3600.0, ttr=60.0, priority=2, capacity=10, merge="latest", debounce=2.0, max_wait=30.0,
-        morgue_ttl=604800.0, morgue_max=100, max_payloads=5,
+        morgue_ttl=604800.0, morgue_max=100, max_payloads=5, durability="fsynced",
     )  # fmt: skip
 
 

@@ -48,8 +48,10 @@ class TestDefaults:
         config = Config()
         assert config.load_payload(config.dump_payload({"a": 1})) == {"a": 1}
         assert config.load_error(config.dump_error("bo\N{SNOWMAN}m")) == "bo\N{SNOWMAN}m"
+        assert config.load_error(config.dump_error("no such file: caf\udce9")) == "no such file: caf\\udce9"
         assert (config.dump_payload, config.load_payload) == (dump_payload, load_payload)
         config.on_server_init()
+        config.on_server_stop()
         config.last_words(ValueError("boom"))
 
     def test_two_applications_share_no_list(self) -> None:
@@ -221,7 +223,16 @@ class TestChecks:
 
     @pytest.mark.parametrize(
         "name",
-        ["on_server_init", "last_words", "dump_payload", "load_payload", "format_error", "dump_error", "load_error"],
+        [
+            "on_server_init",
+            "on_server_stop",
+            "last_words",
+            "dump_payload",
+            "load_payload",
+            "format_error",
+            "dump_error",
+            "load_error",
+        ],
     )
     @pytest.mark.parametrize("value", [None, "print", 5])
     def test_a_hook_is_callable(self, name: str, value: Any) -> None:

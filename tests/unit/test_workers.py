@@ -12,7 +12,7 @@ import lowq.testing
 from lowq.errors import ConfigError
 from lowq.producer import Jobs
 from lowq.retry import default_retry_in
-from lowq.workers import Worker, limits_of, options_of
+from lowq.workers import Worker, options_of, time_limits_of
 
 PayloadsById = dict[str, list[Any]]
 
@@ -127,6 +127,19 @@ class TestForms:
 # --- options ---
 
 
+class TestCalls:
+    """A worker is no function, and says so to who calls it like one."""
+
+    def test_a_function(self, app: lowq.Lowq) -> None:
+        @app.worker(shards_count=1)
+        def sync(job_id: str, payloads: list[Any]) -> None: ...
+
+        with pytest.raises(TypeError, match=r"sync is a worker, .* sync.push\(\)"):
+            sync("a", [1])  # type: ignore[call-arg]
+        with pytest.raises(NotImplementedError, match="sync has no perform of its own; it may have a perform_one"):
+            sync().perform({"a": [1]})
+
+
 class TestOptions:
     def test_the_documented_defaults(self, app: lowq.Lowq) -> None:
         made: Any = app.worker(Plain)
@@ -232,17 +245,19 @@ class TestOptions:
     @pytest.mark.parametrize("value", [0, -1, "5", True, float("nan"), float("inf"), timedelta(0), 2**40])
     def test_a_limit_is_a_length_of_time(self, app: lowq.Lowq, name: str, value: Any) -> None:
         options: Any = {name: value}
-        with pytest.raises(ConfigError, match=rf"Plain: {name}=.* must be seconds, or a timedelta, of more than 0"):
+        with pytest.raises(
+            ConfigError, match=rf"Plain: {name}=.* must be seconds, or a timedelta, of more than 0, and under 272 years"
+        ):
             app.worker(**options)(Plain)
 
     def test_limits_are_seconds_or_timedeltas_and_there_are_none_by_default(self, app: lowq.Lowq) -> None:
         made: Any = app.worker(Plain)
-        assert limits_of(made) == (None, None)
+        assert time_limits_of(made) == (None, None)
         assert not {"time_limit", "ttr"} & options_of(made).keys()
         limited: Any = app.worker(queue_name="Limited", time_limit=timedelta(minutes=1), ttr=90.5)(
             type("L", (Plain,), {})
         )
-        assert limits_of(limited) == (60, 90.5)
+        assert time_limits_of(limited) == (60, 90.5)
         assert options_of(limited) | {"time_limit": 60.0, "ttr": 90.5} == options_of(limited)
 
     @pytest.mark.parametrize("ttr", [60, 30.0, timedelta(seconds=59)])
@@ -358,6 +373,80 @@ def static_perform_async() -> type:
     return Sync
 
 
+def both_forms() -> type:
+    class Sync(Plain):
+        def perform_one(self, job_id: str, payloads: list[Any]) -> None: ...
+
+    return Sync
+
+
+def both_forms_here() -> type:
+    class Sync(lowq.Worker[Any]):
+        def perform(self, payloads_by_id: PayloadsById) -> None: ...
+        def perform_one(self, job_id: str, payloads: list[Any]) -> None: ...
+
+    return Sync
+
+
+def perform_one_without_payloads() -> type:
+    class Sync:
+        def perform_one(self, job_id: str) -> None: ...
+
+    return Sync
+
+
+def generator_perform_one() -> type:
+    class Sync:
+        def perform_one(self, job_id: str, payloads: list[Any]) -> Any:
+            yield job_id
+
+    return Sync
+
+
+def perform_one_that_is_no_function() -> type:
+    class Sync:
+        perform_one = 1
+
+    return Sync
+
+
+def setup_with_more() -> type:
+    class Sync(Plain):
+        def setup(self, database: str) -> None: ...
+
+    return Sync
+
+
+def async_setup_in_a_thread() -> type:
+    class Sync(Plain):
+        async def setup(self) -> None: ...
+
+    return Sync
+
+
+def async_teardown_in_a_thread() -> type:
+    class Sync(lowq.Worker[Any]):
+        def perform_one(self, job_id: str, payloads: list[Any]) -> None: ...
+        async def teardown(self) -> None: ...
+
+    return Sync
+
+
+def generator_setup() -> type:
+    class Sync(Plain):
+        def setup(self) -> Any:
+            yield 1
+
+    return Sync
+
+
+def teardown_that_is_no_function() -> type:
+    class Sync(Plain):
+        teardown = "close"
+
+    return Sync
+
+
 def hides_queue() -> type:
     class Sync(Plain):
         queue = "orders"
@@ -375,6 +464,28 @@ def hides_queue() -> type:
         (perform_without_payloads, r"Sync\.perform\(self\).*perform\(self, payloads_by_id\)"),
         (perform_with_more, r"Sync\.perform\(self, order_id.*perform\(self, payloads_by_id\)"),
         (perform_that_is_no_function, r"Sync\.perform"),
+        (
+            both_forms,
+            r"Sync has both perform and perform_one \(perform comes from Plain\): keep perform, which gets a whol",
+        ),
+        (
+            both_forms_here,
+            r"Sync has both perform and perform_one: keep perform, which gets a whole batch, or perform_one",
+        ),
+        (perform_one_without_payloads, r"Sync\.perform_one\(self, job_id.*write def perform_one\(self, id, payloads\)"),
+        (generator_perform_one, r"Sync\.perform_one contains yield"),
+        (
+            perform_one_that_is_no_function,
+            r"Sync\.perform_one is no function; write def perform_one\(self, id, payloads\)",
+        ),
+        (setup_with_more, r"Sync\.setup\(self, database.*: it is called without arguments; write def setup\(self\)"),
+        (
+            async_setup_in_a_thread,
+            r"Sync\.setup is an async def and Sync\.perform a plain def.*write a plain def setup",
+        ),
+        (async_teardown_in_a_thread, r"Sync\.teardown is an async def and Sync\.perform_one a plain def"),
+        (generator_setup, r"Sync\.setup contains yield, so calling it would do nothing; write def setup\(self\)"),
+        (teardown_that_is_no_function, r"Sync\.teardown is no function; write def teardown\(self\)"),
         (instance_perform_async, r"Sync\.perform_async is called on the class; write @classmethod above it"),
         (static_perform_async, r"Sync\.perform_async is called on the class; write @classmethod above it"),
         (hides_queue, r"Sync\.queue hides what every worker has; give it another name"),
@@ -406,11 +517,11 @@ class TestWrongFunctions:
 
     @pytest.mark.parametrize(
         "function",
-        [lambda: None, lambda _a, _b: None, lambda *, _payloads: None],
-        ids=["none", "two", "keyword only"],
+        [lambda: None, lambda _a, _b, _c: None, lambda *, _payloads: None],
+        ids=["none", "three", "keyword only"],
     )
     def test_a_function_that_cannot_be_called_with_payloads_alone(self, app: lowq.Lowq, function: Any) -> None:
-        with pytest.raises(ConfigError, match="payloads_by_id"):
+        with pytest.raises(ConfigError, match="takes one argument, payloads_by_id, or two, id and payloads"):
             app.worker(function)
 
 

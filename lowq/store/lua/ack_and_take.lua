@@ -13,8 +13,10 @@
 -- Reply: {delivery, delay, paused, acknowledged, item...}
 --   delay: microseconds until the oldest waiting job is due, not positive when it is, nil when none waits; never more
 --   than 2**53
---   paused: 1 when the queue is paused (nothing is taken then), else 0; and 2 more when payloads of the shard have a
---   ttl, so that it wants to be swept
+--   paused: 1 when the queue is paused (nothing is taken then), else 0; 2 more when payloads of the shard have a ttl,
+--   so that it wants to be swept; 8 more when the shard was sealed (nothing is taken then, and delay is nil): its jobs
+--   are being moved to another layout; and 4 more when the last item is none, but {id, text, id, text...}: the trace
+--   contexts of some of the jobs, each followed by a newline
 --   item: a job {id, perform_at, retry_count, payload, score, payload, score...}, lowest score first; or three items in
 --     a row, for a fresh job with an inline payload: id, perform_at, "score payload". Most are such, and to Redis a
 --     list within the reply costs as much as taking the job did
@@ -69,12 +71,15 @@ end
 -- 1. Read: what is acknowledged, what is to be handed out.
 local now = read_now()
 local meta = redis.call('HMGET', key_meta, 'clock', 'delivery', 'paused', 'processed', 'server_time',
-  'server_time_since', 'features')
-local has_ttl, has_levels = uses(meta[7], 'ttl'), uses(meta[7], 'priority')
+  'server_time_since', 'features', 'sealed')
+local has_ttl, has_levels, has_traces = uses(meta[7], 'ttl'), uses(meta[7], 'priority'), uses(meta[7], 'traces')
 --!rarely sweep_expired expire_taken take_expiries read_levels announce_room touch
+--!rarely read_taken_traces take_traces forget_traces
 local sweep_expired, expire_taken, take_expiries, read_levels, announce_room, touch
+local read_taken_traces, take_traces, forget_traces
 if meta[7] then
-  sweep_expired, expire_taken, take_expiries, read_levels, announce_room, touch = rarely()
+  sweep_expired, expire_taken, take_expiries, read_levels, announce_room, touch,
+    read_taken_traces, take_traces, forget_traces = rarely()
 end
 shift_due(prefix, now, meta[5], meta[6])
 local due_cutoff = read_due_cutoff(prefix, now, meta[1] or '')
@@ -137,7 +142,7 @@ local function hand_out(id, key, inline, perform_at, retry_count, alone, word)
 end
 
 local next_due
-if paused == 1 then
+if paused == 1 or meta[8] then
   limit = 0
 end
 if redis.call('HLEN', key_taken) > #acked_ids then
@@ -151,7 +156,7 @@ local lost_ids, skipped = {}, 0
 if has_ttl and limit > 0 then
   for id, record in pairs(in_flight) do
     -- What was never received has not been handed out.
-    if tonumber((parse_taken(record))) > last and expire_taken(prefix, id, record, now) then
+    if tonumber((parse_taken(record))) > last and expire_taken(prefix, id, record, now, meta[7]) then
       in_flight[id] = nil
     end
   end
@@ -185,9 +190,9 @@ if #lost_ids > count then
 end
 local unsent = count > 0 and { unpack(lost_ids, count + 1) } or {}
 
-local waiting, levels
+local waiting, levels, latest
 if has_levels then
-  waiting, levels = read_levels(prefix, delivery, limit - count + skipped + 1)
+  waiting, levels, latest = read_levels(prefix, delivery, limit - count + skipped + 1)
 else
   waiting = redis.call('ZRANGE', key_due, 0, limit - count + skipped, 'WITHSCORES')
 end
@@ -216,7 +221,7 @@ local function look_up(position)
   end
 end
 
-local all_due = not has_levels and #waiting > 0 and tonumber(waiting[#waiting]) <= due_cutoff
+local all_due = #waiting > 0 and (latest or tonumber(waiting[#waiting])) <= due_cutoff
 local orphans, parted, expiring = {}, {}, {}
 local gone = {} -- ids that are taken whole
 local leaving, arriving = {}, {} -- keys of sets that are, and what they become
@@ -238,7 +243,7 @@ for i = 1, #waiting, 2 do
       -- Of an id that is acknowledged just now, newer payloads wait: it succeeded, so it is solo no more.
       local alone = retry_count ~= '-1' or (solos[i] and not acked[id])
       local before = count
-      local word = has_levels and tostring(levels[i]) or '0'
+      local word = has_levels and levels[i] or '0'
       if inlines[i] and expiries[i] then
         word = word .. ',' .. expiries[i]
       end
@@ -285,10 +290,18 @@ if #arriving > 0 then
   end
 end
 
+local traces, taken_traces
+if has_traces then
+  traces, taken_traces = read_taken_traces(prefix, records, in_flight, acked_ids)
+end
+
 -- 2. Write.
 local fields = {}
 if #acked_ids > 0 then
   redis.call('HDEL', key_taken, unpack(acked_ids))
+  if has_traces then
+    forget_traces(prefix, 'taken:traces:', acked_ids)
+  end
   if #acked_payloads > 0 then
     redis.call('UNLINK', unpack(acked_payloads))
     if has_ttl then
@@ -310,12 +323,21 @@ if #orphans > 0 then
   for _, id in ipairs(orphans) do
     forget(prefix, id)
   end
+  if has_ttl then
+    redis.call('ZREM', prefix .. 'expires', unpack(orphans))
+  end
   if uses(meta[7], 'debounce') then
     redis.call('ZREM', prefix .. 'debounced', unpack(orphans))
+  end
+  if has_traces then
+    forget_traces(prefix, 'traces:', orphans)
   end
   next_due = math.min(next_due or due_cutoff, due_cutoff) -- they took the place of others in what was read
 end
 if count > 0 then
+  if traces then
+    take_traces(prefix, taken_traces, in_flight, parted)
+  end
   for _, id in ipairs(expiring) do
     take_expiries(prefix, id, parted[id])
   end
@@ -373,4 +395,10 @@ end
 -- foreign score may be anything.
 next_due = next_due and math.max(bounded(next_due), -8589934591)
 local delay = next_due and math.ceil((next_due - (next_due <= due_cutoff and due_cutoff or now)) * 1000000)
+if traces and #traces > 0 then
+  items[last_item + 1], paused = traces, paused + 4
+end
+if meta[8] then
+  delay, paused = false, paused + 8
+end
 return { delivery, delay or false, has_ttl and paused + 2 or paused, #acked_ids, unpack(items) }

@@ -10,9 +10,13 @@
 -- ARGV[7]  '1' when what is in flight is not to be charged: Redis was away lately, the owner may live
 -- ARGV[8]  the last fence that the caller had of this shard; 0: none
 -- ARGV[9]  of a consumer its session, which its nonce begins with; otherwise '' or missing
--- ARGV[10] '1': the ids of restored jobs are wanted; otherwise missing
+-- ARGV[10] '1': the ids of restored jobs are wanted; otherwise '' or missing
+-- ARGV[11] 'moves': the caller moves the jobs of a sealed shard to another layout; 'prepared': it is of a layout that a
+--          reshard has made, so `prepare_shard` must have come before; otherwise missing
 --
--- Reply: {'held', PTTL in ms} | {'resumed', fence} | {'adopted', fence} | {'acquired', fence, restored, poisoned id...}
+-- Reply: {'sealed'} (its jobs belong to another layout) | {'fed'} (not all that belong to it have come: it is opened
+-- then) | {'held', PTTL in ms} | {'resumed', fence} | {'adopted', fence} |
+-- {'acquired', fence, restored, poisoned id...}
 --   restored: how many jobs waited again; with ARGV[10] a list of their ids. The token is nonce .. ':' .. fence.
 -- Errors: SHARDSCOUNT n.
 --
@@ -23,6 +27,9 @@
 -- flight: it stays so, and whoever has the receipts of these jobs may report them. Of one that died nobody has them.
 -- The fence grows, so the other one is refused should it still live.
 --
+-- Who holds a shard when it is sealed keeps it until what is in flight has ended. Then nobody gets it but who moves its
+-- jobs.
+--
 -- Invariant: one owner at a time, also when Redis evicted the key of a lease; fence grows with every change of owner,
 -- also after Redis lost data (it is at least the server's time in microseconds). Nothing is in flight that the owner
 -- doesn't know of.
@@ -32,7 +39,7 @@ local prefix, nonce, ttl = KEYS[1], ARGV[2], tonumber(ARGV[3])
 local key_lease, key_meta = prefix .. 'lease', prefix .. 'meta'
 local session = ARGV[9] ~= '' and ARGV[9]
 local meta = redis.call('HMGET', key_meta, 'shards_count', 'fence', 'owner', 'uncharged', 'lease_ttl', 'detached',
-  'features')
+  'features', 'sealed', 'fed')
 local fence, owner, owner_uncharged = tonumber(meta[2]) or 0, meta[3], meta[4]
 if meta[1] and meta[1] ~= ARGV[4] then
   return redis.error_reply('SHARDSCOUNT ' .. meta[1])
@@ -43,6 +50,12 @@ local holder = redis.call('GET', key_lease) or restore_lease(prefix, now)
 -- When Redis lost its last writes, what it has may be an earlier lease of the caller, and others may have had later
 -- ones: then it is not resumed but got anew, as fences must not go back.
 local own = owner == nonce and fence >= tonumber(ARGV[8])
+if meta[9] or (ARGV[11] == 'prepared' and not meta[1]) then
+  return { 'fed' }
+elseif meta[8] and ARGV[11] ~= 'moves'
+  and not (own and holder and string.sub(holder, 1, #nonce + 1) == nonce .. ':') then
+  return { 'sealed' }
+end
 local adopts = session and owner and owner ~= nonce and string.sub(owner, 1, #session) == session
   and meta[6]
 if holder and not adopts and string.sub(holder, 1, #nonce + 1) ~= nonce .. ':' then
@@ -120,7 +133,7 @@ for i = 1, #records, 2 do
     restored[#restored + 1] = id
   end
 end
-if ARGV[10] then
+if ARGV[10] == '1' then
   reply[3] = restored
 end
 if owner_uncharged then

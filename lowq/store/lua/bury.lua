@@ -9,7 +9,8 @@
 -- ARGV[6+] per id: id, reason ('' = its last error), n, then n payloads of a taken job (0 = the whole job)
 --
 -- Reply: list of, per id, 1 (buried), 0 (not there), 2 (not, or in part: call again), 3 (in flight: not touched).
--- Errors: LEASELOST, when a token is given.
+-- Errors: LEASELOST, when a token is given; otherwise SEALED, RESHARDING: the shard is not whole, see lib/reshard.lua,
+-- and nothing changed.
 --
 -- Invariant: a buried payload is in `morgue:payloads` and nowhere else, its id in `morgue`.
 -- A repeat supersedes the earlier attempts of its call: one that comes later does nothing.
@@ -36,11 +37,19 @@ while i <= #ARGV do
   i = i + 3 + count
 end
 local records = token ~= '' and records_of(prefix, delivery, ids) or {}
-local features = redis.call('HGET', prefix .. 'meta', 'features')
+local meta = redis.call('HMGET', prefix .. 'meta', 'features', 'sealed', 'moved', 'fed')
+local features, closed = meta[1], token == '' and check_whole(meta[2], meta[3], meta[4])
+if closed then
+  return closed
+end
 local has_ttl = uses(features, 'ttl')
 touch(prefix, { 'payloads:', 'taken:payloads:', 'morgue:payloads:' }, ids)
 if has_ttl then
   touch(prefix, { 'expires:', 'taken:expires:' }, ids)
+end
+local has_traces = uses(features, 'traces')
+if has_traces then
+  touch(prefix, { 'traces:', 'taken:traces:' }, ids)
 end
 
 -- What one call merges of waiting jobs, over all its ids: it must not hold Redis for long.
@@ -90,6 +99,9 @@ local function bury_taken(item)
   if redis.call('EXISTS', taken) == 0 then
     redis.call('HDEL', prefix .. 'taken', item.id)
     forget(prefix, item.id)
+    if has_traces then
+      forget_traces(prefix, 'taken:traces:', { item.id })
+    end
   end
   return 1
 end
@@ -122,6 +134,9 @@ local function bury_waiting(item)
   forget(prefix, item.id)
   if has_ttl then
     forget_expiry(prefix, item.id)
+  end
+  if has_traces then
+    forget_traces(prefix, 'traces:', { item.id })
   end
   return 1
 end

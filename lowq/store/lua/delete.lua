@@ -9,6 +9,7 @@
 --
 -- Reply: list of, per id, 1 (deleted), 0 (not there), 2 (not yet: call again),
 -- 3 (in flight: not touched).
+-- Errors: SEALED, RESHARDING: the shard is not whole, see lib/reshard.lua; nothing changed.
 --
 -- Invariant: nothing of a deleted job is left in any key. An id in flight keeps all it has, also what waits.
 -- A repeat supersedes the earlier attempts of its call: one that comes later does nothing.
@@ -20,8 +21,16 @@ for i = 5, #ARGV do
   ids[#ids + 1] = ARGV[i]
 end
 touch(prefix, { 'payloads:', 'morgue:payloads:' }, ids)
-local features = redis.call('HGET', prefix .. 'meta', 'features')
+local meta = redis.call('HMGET', prefix .. 'meta', 'features', 'sealed', 'moved', 'fed')
+local features, closed = meta[1], check_whole(meta[2], meta[3], meta[4])
+if closed then
+  return closed
+end
 local has_ttl, is_debounced = uses(features, 'ttl'), uses(features, 'debounce')
+local has_traces = uses(features, 'traces')
+if has_traces then
+  touch(prefix, { 'traces:' }, ids)
+end
 
 -- What one call frees, in bytes: it must not hold Redis for long.
 local room = 16777216
@@ -56,6 +65,9 @@ for _, id in ipairs(ids) do
       end
       if is_debounced then
         redis.call('ZREM', prefix .. 'debounced', id)
+      end
+      if has_traces then
+        forget_traces(prefix, 'traces:', { id })
       end
       state = 1
     end

@@ -33,11 +33,12 @@ end
 touch(prefix, { 'payloads:' }, waiting)
 touch(prefix, { 'morgue:payloads:' }, buried)
 touch(prefix, { 'taken:payloads:' }, taken)
-local has_ttl = uses(redis.call('HGET', prefix .. 'meta', 'features'), 'ttl')
+local features = redis.call('HGET', prefix .. 'meta', 'features')
+local has_ttl, has_traces = uses(features, 'ttl'), uses(features, 'traces')
 
 -- What one call frees, in bytes: it must not hold Redis for long.
 local room = 16777216
-local function remove(ids, command, key, payloads, times)
+local function remove(ids, command, key, payloads, times, traces)
   local gone, keys = {}, {}
   for _, id in ipairs(ids) do
     if room <= 0 then
@@ -48,6 +49,9 @@ local function remove(ids, command, key, payloads, times)
     room = room - weight(keys[#keys])
     if has_ttl and times then
       keys[#keys + 1] = prefix .. times .. id
+    end
+    if has_traces and traces then
+      keys[#keys + 1] = prefix .. traces .. id
     end
   end
   if #gone > 0 then
@@ -61,15 +65,15 @@ local function remove(ids, command, key, payloads, times)
   end
   return #gone
 end
-local removed = remove(waiting, 'ZREM', 'due', 'payloads:', 'expires:')
+local removed = remove(waiting, 'ZREM', 'due', 'payloads:', 'expires:', 'traces:')
   + remove(buried, 'ZREM', 'morgue', 'morgue:payloads:')
-  + remove(taken, 'HDEL', 'taken', 'taken:payloads:', 'taken:expires:')
+  + remove(taken, 'HDEL', 'taken', 'taken:payloads:', 'taken:expires:', 'taken:traces:')
 if #waiting + #buried + #taken > 0 then
   return { 0, removed }
 end
 local rest = {}
 for i, key in ipairs({ 'retries', 'errors', 'solo', 'crashes', 'debounced', 'morgue:errors', 'pushed', 'repeated',
-  'expires', 'meta' }) do
+  'expires', 'schedules', 'meta' }) do
   rest[i] = prefix .. key
 end
 redis.call('UNLINK', unpack(rest))

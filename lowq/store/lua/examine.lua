@@ -4,7 +4,7 @@
 -- ARGV[1]  now: not used; every script has it first
 -- ARGV[2]  what to go by: a set ('due', 'taken', 'morgue', 'retries', 'errors', 'solo', 'crashes', 'expires',
 --          'debounced', 'morgue:errors'), which is walked through; or 'payloads:', 'taken:payloads:',
---          'morgue:payloads:', 'expires:', 'taken:expires:' for ids that have such a key
+--          'morgue:payloads:', 'expires:', 'taken:expires:', 'traces:', 'taken:traces:' for ids that have such a key
 -- ARGV[3]  cursor of a set: '0' to begin; '' with ids
 -- ARGV[4+] ids, at most 1,000
 --
@@ -22,7 +22,8 @@ local needs_key = { due = 'payloads:', taken = 'taken:payloads:', morgue = 'morg
 local needs_entry = {
   retries = { 'due' }, errors = { 'due', 'taken' }, solo = { 'due', 'taken' }, crashes = { 'due', 'taken' },
   ['morgue:errors'] = { 'morgue' }, expires = { 'due' }, debounced = { 'due' },
-  ['expires:'] = { 'due' }, ['taken:expires:'] = { 'taken' },
+  ['expires:'] = { 'due' }, ['taken:expires:'] = { 'taken' }, ['traces:'] = { 'due' },
+  ['taken:traces:'] = { 'taken' },
   ['payloads:'] = { 'due' }, ['taken:payloads:'] = { 'taken' }, ['morgue:payloads:'] = { 'morgue' },
 }
 

@@ -37,7 +37,13 @@ local function exhaust(id, record, reason)
     redis.call('ZADD', prefix .. 'morgue', now, id)
     redis.call('HSET', prefix .. 'morgue:errors', id, reason)
   end
-  if redis.call('EXISTS', taken) == 1 then
+  local goes_on = redis.call('EXISTS', taken) == 1
+  if uses(features, 'traces') and goes_on then
+    put_back_traces(prefix, id)
+  elseif uses(features, 'traces') then
+    forget_traces(prefix, 'taken:traces:', { id })
+  end
+  if goes_on then
     merge_taken(prefix, id, features, now)
     redis.call('ZADD', prefix .. 'due', score_again(prefix, id, level_in(record), now), id)
     if uses(features, 'debounce') then

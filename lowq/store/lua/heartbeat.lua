@@ -7,8 +7,8 @@
 -- ARGV[4]  what else it says of itself, JSON; '' removes the node
 -- ARGV[5]  seconds of silence after which the node is to be taken for dead
 --
--- Reply: {seconds until the first of the others has been silent for too long, or '', node, part, node, part...}:
---   the nodes that live and have a part, the caller among them.
+-- Reply: {seconds until the first of the others has been silent for too long, or '', now, node, part, node, part...}:
+--   the nodes that live and have a part, the caller among them. now: as above.
 --
 -- Invariant: the registry holds no node that has been silent for longer than it said. Whatever changes who has a
 -- part is published, with the name of the node that called.
@@ -44,7 +44,7 @@ else
 end
 local changed = part ~= (part_before or '')
 
-local reply = { '' }
+local reply = { '', string.format('%.6f', now) }
 local first
 local nodes = redis.call('HGETALL', key)
 for i = 1, #nodes, 2 do
@@ -71,6 +71,6 @@ if first then
   reply[1] = string.format('%.6f', first - now)
 end
 if changed then
-  redis.call('PUBLISH', key, me)
+  redis.call('SPUBLISH', key, me)
 end
 return reply

@@ -7,6 +7,7 @@
 -- ARGV[4+] ids
 --
 -- Reply: list of, per id, 1 (kicked), 0 (not in the morgue), 2 (not, or in part: call again).
+-- Errors: SEALED, RESHARDING: the shard is not whole, see lib/reshard.lua; nothing changed.
 --
 -- Invariant: payloads merge with those that wait, as the queue's policy has it; the job starts afresh (retry_count -1,
 -- no crashes, not solo) and is due now. None of its payloads expires any more.
@@ -20,7 +21,11 @@ for i = 4, #ARGV do
   ids[#ids + 1] = ARGV[i]
 end
 touch(prefix, { 'payloads:', 'morgue:payloads:' }, ids)
-local features = redis.call('HGET', prefix .. 'meta', 'features')
+local meta = redis.call('HMGET', prefix .. 'meta', 'features', 'sealed', 'moved', 'fed')
+local features, closed = meta[1], check_whole(meta[2], meta[3], meta[4])
+if closed then
+  return closed
+end
 local has_ttl, is_latest = uses(features, 'ttl'), uses(features, 'latest')
 
 -- What one call merges, over all its ids: it must not hold Redis for long.

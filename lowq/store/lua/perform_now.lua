@@ -7,6 +7,7 @@
 -- ARGV[4+] ids
 --
 -- Reply: list of, per id, 1 (due now), 0 (doesn't wait), 3 (in flight).
+-- Errors: SEALED, RESHARDING: the shard is not whole, see lib/reshard.lua; nothing changed.
 --
 -- Invariant: nothing but perform_at changes, and it never moves later.
 -- A repeat supersedes the earlier attempts of its call: one that comes later does nothing.
@@ -14,8 +15,13 @@
 --!flags allow-oom
 local prefix, not_after = KEYS[1], tonumber(ARGV[3])
 local now = read_now()
+local meta = redis.call('HMGET', prefix .. 'meta', 'features', 'sealed', 'moved', 'fed')
+local closed = check_whole(meta[2], meta[3], meta[4])
+if closed then
+  return closed
+end
 local reply, moved, superseded = {}, false, is_superseded(prefix, ARGV[2], now)
-local is_debounced = uses(redis.call('HGET', prefix .. 'meta', 'features'), 'debounce')
+local is_debounced = uses(meta[1], 'debounce')
 for i = 4, #ARGV do
   local id = ARGV[i]
   local perform_at = not superseded and redis.call('ZSCORE', prefix .. 'due', id)

@@ -7,17 +7,27 @@
 -- ARGV[4]  shards_count of the queue
 -- ARGV[5]  width: how many arguments a job has, 2 to 6; behind it, of a queue that has options which concern pushes,
 --          these as words: " merge=append" or " merge=latest" is its policy; " debounce=n max_wait=n" (seconds);
---          " capacity=n": ids of the shard that may wait or be taken
+--          " capacity=n": ids of the shard that may wait or be taken; " ttl=n" (seconds), " priority=n": of jobs that
+--          say none; " ticks=before>after": the jobs are ticks of the schedule that is called like the first of them,
+--          and its record in `schedules` changes so; before is empty where there is none;
+--          " trace=context": where these jobs come from, see lib/traces.lua; " clock=t" (Unix seconds): what was
+--          pushed to the shard that these jobs belonged to before a reshard came before; " anew=1": the registry has
+--          just said that the shard is of its queue, even if it is not there
 -- ARGV[6]  keep: whole seconds for which the token is to be remembered
 -- ARGV[7]  after: the token of the call that must have come before, or ''
 -- ARGV[8+] jobs: id, payload, score ('' = the clock), perform_at (Unix seconds, '' = now, '+n' = in n seconds; what is
 --          after 2**33 - 1 counts as that), ttl (seconds, '' = it never expires), priority
---          ('0', the most urgent, to '9'; '' = 0)
+--          ('0', the most urgent, to '9'; '' = 0); '=' for both: it says none
 --
--- Reply: number of jobs accepted.
+-- Reply: number of jobs accepted; 0: the record of the schedule is another one, and nothing was written.
 -- Errors: SHARDSCOUNT n: the queue has n shards; nothing was written. OUTOFTURN token: the call that must have come
--- before did not; nothing was written. QUEUEFULL position position...: these jobs, counted from 0, don't fit into the
--- capacity; nothing was written but that somebody may wait for room.
+-- before did not; nothing was written. SEALED m epoch clock: the jobs belong to a layout of m shards with that epoch,
+-- and come after what was pushed here, of which `clock` is the latest (Unix seconds, '' = none): nothing was written.
+-- SEALED alone: the shard is of a layout after the first and is not there, as the queue was dropped or Redis has lost
+-- its data; nothing was written.
+-- RESHARDING: ticks, whose schedule's record is on its way to this shard; nothing was written.
+-- QUEUEFULL position position...: these jobs, counted from 0, don't fit into the capacity;
+-- nothing was written but that somebody may wait for room.
 --
 -- Invariant: every id in `payloads:*` is in `due`. An id that waits already keeps its perform_at and its
 -- retry_count, and of two priorities the more urgent; an equal payload its lowest score. With `append` equal payloads
@@ -25,7 +35,9 @@
 -- with the highest score stays. With `debounce` a fresh id that is pushed without a time is due when nothing came for
 -- it for so long, and `max_wait` after its first payload at the latest; `debounced` has that moment, as long as it
 -- waits so. What is due stays due. A repeat changes nothing when the first call got through, nor does the first call
--- when its repeat got through. Of calls in a sequence none is carried out before the one it comes after. The shard's
+-- when its repeat got through, also of a shard that was sealed since.
+-- Of calls in a sequence none is carried out before the one it comes after. Ticks
+-- are pushed and the record of their schedule changes, or neither: each tick is pushed once. The shard's
 -- clock never repeats and never steps back. It gives scores, and order to jobs that are due at once, which are not due
 -- more than a millisecond after the server's time.
 local prefix, token, width = KEYS[1], ARGV[2], string.byte(ARGV[5]) - 48
@@ -33,18 +45,21 @@ local accepted = (#ARGV - 7) / width
 local options = {}
 local has_options = #ARGV[5] > 1 -- what most queues have not costs them no more than to ask for this
 if has_options then
-  for name, value in string.gmatch(ARGV[5], ' (%S+)=(%S+)') do
+  for name, value in string.gmatch(ARGV[5], ' ([^ =]+)=(%S+)') do
     options[name] = value
   end
 end
 local is_append, is_latest, debounced = options.merge == 'append', options.merge == 'latest', nil
 
 local meta = redis.call('HMGET', prefix .. 'meta', 'shards_count', 'clock', 'slot', 'repeated', 'server_time',
-  'server_time_since', 'features')
+  'server_time_since', 'features', 'pushed', 'sealed', 'fed')
 --!rarely add_expiring add_latest_expiring add_latest raise_levels note_feature expire_pushed sweep_expired
+--!rarely read_pushed_traces add_traces
 local add_expiring, add_latest_expiring, add_latest, raise_levels, note_feature, expire_pushed, sweep_expired
+local read_pushed_traces, add_traces
 if meta[7] or has_options or width == 6 then
-  add_expiring, add_latest_expiring, add_latest, raise_levels, note_feature, expire_pushed, sweep_expired = rarely()
+  add_expiring, add_latest_expiring, add_latest, raise_levels, note_feature, expire_pushed, sweep_expired,
+    read_pushed_traces, add_traces = rarely()
 end
 -- A call may arrive after its own repeat, from a connection that was given up: then it finds its token in `repeated`,
 -- which costs nothing as long as no call was repeated lately.
@@ -52,16 +67,34 @@ if meta[4] and ARGV[3] ~= '1' and redis.call('ZSCORE', prefix .. 'repeated', tok
   return accepted
 end
 if ARGV[3] == '1' then
-  remember_repeat(prefix, meta[3], meta[4], token)
+  remember_repeat(prefix, meta[3], token)
   if redis.call('LPOS', prefix .. 'pushed', token) then
     return accepted
   end
 end
+if meta[9] then
+  return redis.error_reply('SEALED ' .. meta[9] .. ' ' .. (meta[2] or ''))
+end
 if meta[1] and meta[1] ~= ARGV[4] then
   return redis.error_reply('SHARDSCOUNT ' .. meta[1])
 end
+-- Shards of later layouts were prepared before anybody was sent to them.
+if not meta[1] and not options.anew and string.find(prefix, '@%d+:%d+%l*}:$') then
+  return redis.error_reply('SEALED')
+end
 if ARGV[7] ~= '' and not redis.call('LPOS', prefix .. 'pushed', ARGV[7]) then
   return redis.error_reply('OUTOFTURN ' .. ARGV[7])
+end
+
+local schedule_before, schedule_after
+if options.ticks then
+  if meta[10] then
+    return redis.error_reply('RESHARDING the record of the schedule is being moved to another layout of the queue')
+  end
+  schedule_before, schedule_after = string.match(options.ticks, '^(.-)>(.+)$')
+  if (redis.call('HGET', prefix .. 'schedules', ARGV[8]) or '') ~= schedule_before then
+    return 0
+  end
 end
 
 local now = read_now()
@@ -90,10 +123,15 @@ if options.capacity then
       end
     end
     if #unfit > 0 then
-      note_feature(prefix, meta[7], 'full', true)
+      -- Read anew: a sweep that made room has announced it, and removed the word.
+      note_feature(prefix, redis.call('HGET', prefix .. 'meta', 'features'), 'full', true)
       return redis.error_reply('QUEUEFULL ' .. table.concat(unfit, ' '))
     end
   end
+end
+
+if uses(meta[7], 'full') then -- unless what expired just now has made room and removed the word
+  meta[7] = redis.call('HGET', prefix .. 'meta', 'features')
 end
 
 -- Asks for all per-id keys before the first write, as `touch` does.
@@ -106,11 +144,17 @@ local forms = {} -- key -> what is known of it, see add_payload
 if present > 0 then
   for i, inline in ipairs(redis.call('MGET', unpack(keys))) do
     forms[keys[i]] = inline or present == #keys
+    if is_append then
+      -- What is no payloads key makes the call fail before it has written anything: others of a shared call are pushed
+      -- again then, and what they had written would stay beside it.
+      check_payloads(keys[i], inline)
+    end
   end
 end
 
+local traces = options.trace and #options.trace <= 256 and read_pushed_traces(prefix, width)
 local settled = shift_due(prefix, now, meta[5], meta[6])
-local clock = math.max(now, (tonumber(meta[2]) or 0) + 0.000001)
+local clock = math.max(now, (tonumber(meta[2]) or 0) + 0.000001, (tonumber(options.clock) or 0) + 0.000001)
 local ceiling = now + 0.001 -- what is due now is due now, however far the clock is ahead
 local head = redis.call('ZRANGE', prefix .. 'due', 0, 0, 'WITHSCORES')[2]
 -- A member of more than 64 bytes makes Redis build a skip list at once. Otherwise it starts a compact list, which is
@@ -170,6 +214,19 @@ if options.debounce then
   end
 end
 
+-- Of jobs that say none. A time that many have is printed once, as text.
+local function expiry_after(ttl)
+  return string.format('%.17g', bounded(now + tonumber(ttl)))
+end
+local usual_level, usual_expires = tonumber(options.priority) or 0, options.ttl and expiry_after(options.ttl)
+local level, expires = usual_level, usual_expires
+if expires and not has_ttl then
+  features, has_ttl = note_feature(prefix, features, 'ttl', true), true
+end
+if level > 0 and not has_levels then
+  features, has_levels = note_feature(prefix, features, 'priority', true), true
+end
+
 local i, text, last = 8, nil, nil
 for _, key in ipairs(keys) do
   local payload, score, at = ARGV[i + 1], ARGV[i + 2], ARGV[i + 3]
@@ -186,10 +243,11 @@ for _, key in ipairs(keys) do
   else
     at = math.max(soonest, bounded(tonumber(at)))
   end
-  local level, expires = 0, nil
-  if is_extended then
+  if is_extended and ARGV[i + 4] == '=' then
+    level, expires = usual_level, usual_expires
+  elseif is_extended then
     level = tonumber(ARGV[i + 5]) or 0
-    expires = ARGV[i + 4] ~= '' and bounded(now + tonumber(ARGV[i + 4])) or nil
+    expires = ARGV[i + 4] ~= '' and expiry_after(ARGV[i + 4]) or nil
     if expires and not has_ttl then
       features, has_ttl = note_feature(prefix, features, 'ttl', true), true
     end
@@ -244,7 +302,7 @@ if expiring then
   redis.call('ZADD', prefix .. 'expires', unpack(expiring))
 end
 
-redis.call('ZADD', prefix .. 'due', 'NX', unpack(due))
+local fresh = redis.call('ZADD', prefix .. 'due', 'NX', unpack(due))
 if debounced then
   if #put_off > 0 then
     redis.call('ZADD', prefix .. 'due', 'XX', unpack(put_off))
@@ -256,22 +314,29 @@ end
 if filler then
   redis.call('ZREM', prefix .. 'due', filler)
 end
-if has_levels then
-  raise_levels(prefix, due, filler and 3 or 1, width)
+if has_levels and 2 * fresh < #due then -- some wait already
+  raise_levels(prefix, due, filler and 3 or 1, width, usual_level)
 end
+local pushed = (tonumber(meta[8]) or 0) + accepted
 if ARGV[1] == '' then
   -- `text` is the clock of the last job: what is given as text costs Redis no printing of a number.
   local server_time = now == last and text or now
   if not settled then
-    redis.call('HSET', prefix .. 'meta', 'clock', text)
+    redis.call('HSET', prefix .. 'meta', 'pushed', pushed, 'clock', text)
   elseif now - (tonumber(meta[5] or '') or 0) <= 60 then -- less is no jump: nothing may have been pushed for a while
-    redis.call('HSET', prefix .. 'meta', 'clock', text, 'server_time', server_time)
+    redis.call('HSET', prefix .. 'meta', 'pushed', pushed, 'clock', text, 'server_time', server_time)
   else
-    redis.call('HSET', prefix .. 'meta', 'clock', text, 'server_time', server_time,
+    redis.call('HSET', prefix .. 'meta', 'pushed', pushed, 'clock', text, 'server_time', server_time,
       'server_time_since', server_time)
   end
 elseif is_append then -- heads must differ also where the time is given
-  redis.call('HSET', prefix .. 'meta', 'clock', text)
+  redis.call('HSET', prefix .. 'meta', 'pushed', pushed, 'clock', text)
+else
+  redis.call('HSET', prefix .. 'meta', 'pushed', pushed)
+end
+if traces then
+  add_traces(traces, options.trace)
+  features = note_feature(prefix, features, 'traces', true)
 end
 if has_options or features then
   features = note_feature(prefix, features, 'latest', is_latest)
@@ -281,6 +346,9 @@ if has_options or features then
 end
 if not meta[1] then
   redis.call('HSET', prefix .. 'meta', 'shards_count', ARGV[4])
+end
+if schedule_after then
+  redis.call('HSET', prefix .. 'schedules', ARGV[8], schedule_after)
 end
 next_slot(prefix, meta[3], meta[4], ARGV[6] .. ' ', now)
 if redis.call('LPUSH', prefix .. 'pushed', token) > 500000 then

@@ -3,29 +3,40 @@
 -- KEYS[1]  the registry of queues
 -- ARGV[1]  now: not used; every script has it first
 -- ARGV[2]  queue
--- ARGV[3]  shards_count
+-- ARGV[3]  shards_count, as the caller's code says it
 -- ARGV[4]  its entry: JSON {"shards_count": n, "options": {...}}; '' when the caller only knows shards_count
 -- ARGV[5]  the entry that this one was made from; '' or missing: it is entered whatever there is
+-- ARGV[6]  '1': another number of shards is an error; otherwise missing, and the caller follows the registry
 --
--- Reply: 1; or the entry that there was before, if it was another one. When that is not the one of ARGV[5], nothing was
--- written.
+-- Reply: 1; or the entry that there was before, if it was another one, or says another number of shards, or an epoch or
+-- a reshard. When that is not the one of ARGV[5], nothing was written.
 -- Errors: SHARDSCOUNT n: the queue has n shards; nothing was written.
 --
--- Invariant: shards_count is set by whoever uses the queue first and never changes; other options are last-wins.
+-- Invariant: the layout (shards_count, epoch, reshard) is set by whoever uses the queue first, and changed by
+-- `set_layout` alone: what is before the options of an entry stays as it is. Other options are last-wins.
 --
 --!flags allow-oom
 local entry = redis.call('HGET', KEYS[1], ARGV[2])
+local text, is_plain = ARGV[4], true
 if entry then
-  local existing = cjson.decode(entry)['shards_count']
-  if existing ~= tonumber(ARGV[3]) then
-    return redis.error_reply('SHARDSCOUNT ' .. string.format('%d', existing))
+  local decoded = cjson.decode(entry)
+  if type(decoded['shards_count']) ~= 'number' or decoded['shards_count'] < 1 then
+    return redis.error_reply('ERR the entry of the queue can not be read')
+  end
+  if decoded['shards_count'] ~= tonumber(ARGV[3]) and ARGV[6] == '1' then
+    return redis.error_reply('SHARDSCOUNT ' .. string.format('%d', decoded['shards_count']))
+  end
+  is_plain = decoded['shards_count'] == tonumber(ARGV[3]) and not decoded['epoch'] and not decoded['reshard']
+  if not is_plain and text ~= '' then
+    local head, options = string.match(entry, '^(.-)"options":'), string.match(text, '"options": ?(.*)$')
+    text = (head or string.gsub(entry, '}%s*$', ', ', 1)) .. '"options": ' .. options
   end
 end
 if entry and (ARGV[5] or '') ~= '' and entry ~= ARGV[5] then
   return entry
-elseif ARGV[4] ~= '' then
-  redis.call('HSET', KEYS[1], ARGV[2], ARGV[4])
+elseif text ~= '' then
+  redis.call('HSET', KEYS[1], ARGV[2], text)
 elseif not entry then
   redis.call('HSET', KEYS[1], ARGV[2], string.format('{"shards_count":%d,"options":{}}', tonumber(ARGV[3])))
 end
-return entry and entry ~= ARGV[4] and entry or 1
+return entry and (not is_plain or entry ~= ARGV[4]) and entry or 1

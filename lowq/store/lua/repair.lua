@@ -28,7 +28,13 @@ local ids = {}
 for i = 3, #ARGV do
   ids[#ids + 1] = ARGV[i]
 end
-touch(prefix, { 'payloads:', 'taken:payloads:', 'morgue:payloads:' }, ids)
+if redis.call('HEXISTS', prefix .. 'meta', 'sealed') == 1 then
+  for i = 1, #ids do
+    ids[i] = 3 -- they are being moved to another layout, and nothing else changes them
+  end
+  return ids
+end
+touch(prefix, { 'payloads:', 'taken:payloads:', 'morgue:payloads:', 'expires:', 'traces:', 'taken:traces:' }, ids)
 
 -- What one call merges, over all its ids: it must not hold Redis for long.
 local budget = { payloads = 500, bytes = 1048576 }
@@ -73,6 +79,7 @@ end
 function repairs.due_without_payloads(id)
   redis.call('ZREM', prefix .. 'due', id)
   redis.call('ZREM', prefix .. 'debounced', id)
+  forget_expiry(prefix, id)
   local in_flight = redis.call('HEXISTS', prefix .. 'taken', id) == 1
   if in_flight or redis.call('EXISTS', prefix .. 'taken:payloads:' .. id) == 1 then
     redis.call('ZREM', prefix .. 'retries', id)

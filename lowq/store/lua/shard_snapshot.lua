@@ -3,12 +3,14 @@
 -- KEYS[1]  prefix of the shard
 -- ARGV[1]  now: Unix seconds, or '' for the server's clock
 --
--- Reply: {now, wrong, lease, ttl, shards_count, clock, owner, fence, delivery, paused, processed, failed, buried,
---         released, kicked, deleted, expired, due, length, taken, morgue_length, entries}
+-- Reply: {now, wrong, lease, ttl, shards_count, clock, owner, fence, delivery, paused, pushed, processed, failed,
+--         buried, released, kicked, deleted, expired, sealed, moved, fed, step, due, length, taken, morgue_length,
+--         entries, missing}
 --   now: Unix seconds, text; wrong: names of keys that have another type than they must, and then nothing follows
 --   lease: token of the owner or nil; ttl: milliseconds that it still runs, -1: for ever, -2: there is none
---   shards_count ... expired: as in `meta`, text or nil
+--   shards_count ... step: as in `meta`, text or nil
 --   due: waiting jobs whose time has come; length, taken, morgue_length: jobs; entries: in all sets of ids together
+--   missing: words that `features` should have, as the keys tell
 --
 -- Invariant: nothing changes.
 --
@@ -34,6 +36,7 @@ end
 check('pushed', 'list')
 check('repeated', 'zset')
 check('superseded', 'zset')
+check('schedules', 'hash')
 check('meta', 'hash')
 check('lease', 'string')
 check('consumer', 'string')
@@ -48,14 +51,16 @@ for i, set in ipairs(sets) do
   entries = entries + sizes[i]
 end
 local meta = redis.call('HMGET', prefix .. 'meta', 'shards_count', 'clock', 'owner', 'fence', 'delivery', 'paused',
-  'processed', 'failed', 'buried', 'released', 'kicked', 'deleted', 'expired', 'features')
+  'pushed', 'processed', 'failed', 'buried', 'released', 'kicked', 'deleted', 'expired', 'sealed', 'moved', 'fed',
+  'step', 'features')
 local reply = { text, wrong, redis.call('GET', prefix .. 'lease'), redis.call('PTTL', prefix .. 'lease') }
-for i = 1, 13 do
+for i = 1, 18 do
   reply[#reply + 1] = meta[i]
 end
-reply[#reply + 1] = count_due(prefix, meta[14], (read_due_cutoff(prefix, now)))
+reply[#reply + 1] = count_due(prefix, meta[19], (read_due_cutoff(prefix, now)))
 reply[#reply + 1] = sizes[1]
 reply[#reply + 1] = sizes[2]
 reply[#reply + 1] = sizes[3]
 reply[#reply + 1] = entries
+reply[#reply + 1] = find_missing_features(prefix, meta[19])
 return reply

@@ -12,13 +12,12 @@
 --
 -- Invariant: works in the order of time and stops at the first that lives, so a shard of which nothing has expired
 -- costs one look-up. A payload that lives is not touched. Whoever sweeps need not hold the lease: it is the clock that
--- says what has expired.
+-- says what has expired. A sealed shard is left as it is: its jobs are being moved.
 --
 --!flags allow-oom
 local prefix, most, morgue_ttl, morgue_max = KEYS[1], tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
 local now = read_now()
-local expired, looked, ids = sweep_expired(prefix, now, most)
-local more = looked == most or expired >= most
+local expired, ids, more = sweep_expired(prefix, now, most)
 
 -- What one call frees of the morgue, in bytes: it must not hold Redis for long.
 local room = 16777216
@@ -32,6 +31,9 @@ if morgue_max and #buried < most then
   if over > #buried then
     buried = redis.call('ZRANGE', key_morgue, 0, math.min(over, most) - 1)
   end
+end
+if #buried > 0 and redis.call('HEXISTS', prefix .. 'meta', 'sealed') == 1 then
+  buried = {} -- they are being moved to another layout
 end
 if #buried > 0 then
   touch(prefix, { 'morgue:payloads:' }, buried)

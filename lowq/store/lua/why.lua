@@ -5,7 +5,8 @@
 -- ARGV[2]  id
 --
 -- Reply: {now, due_cutoff, record, perform_at, retry_count, rank, buried_at, paused, lease, ttl, solo,
---         paused_by, leased_until, in_flight, level, expires, expired, debounced, full}
+--         paused_by, leased_until, in_flight, level, expires, expired, debounced, full,
+--         sealed, moved, fed}
 --   now, due_cutoff, perform_at, retry_count, buried_at, paused: text, nil where it doesn't apply
 --   record: what `taken` says of it, without its payload ('' if that can't be read)
 --   rank: how many waiting jobs come before it
@@ -17,6 +18,8 @@
 --   level: its priority while it waits; expires: when the first of its payloads that wait expires, text or nil;
 --   expired: 1 when all of them have, else 0
 --   debounced: until when it may be put off by more payloads, text or nil
+--   sealed: "m epoch" of the layout that the jobs of the shard belong to, moved: 1 when all were moved there,
+--   fed: 1 while jobs come to it, or nil: see lib/reshard.lua
 --   full: 1 when a push did not fit into the queue's capacity, and nothing has made room in this shard since
 --
 -- Invariant: nothing changes.
@@ -67,6 +70,8 @@ if expires and tonumber(expires) <= now then
   expired = (redis.call('MGET', key)[1] or past == redis.call('ZCARD', key)) and 1 or 0
 end
 
+local meta = redis.call('HMGET', prefix .. 'meta', 'paused', 'paused_by', 'leased_until', 'features', 'sealed',
+  'moved', 'fed')
 return {
   string.format('%.17g', now),
   string.format('%.17g', due_cutoff),
@@ -75,16 +80,17 @@ return {
   redis.call('ZSCORE', prefix .. 'retries', id),
   redis.call('ZRANK', prefix .. 'due', id),
   redis.call('ZSCORE', prefix .. 'morgue', id),
-  redis.call('HGET', prefix .. 'meta', 'paused'),
+  meta[1],
   redis.call('GET', prefix .. 'lease'),
   redis.call('PTTL', prefix .. 'lease'),
   redis.call('SISMEMBER', prefix .. 'solo', id),
-  redis.call('HGET', prefix .. 'meta', 'paused_by'),
-  redis.call('HGET', prefix .. 'meta', 'leased_until'),
+  meta[2],
+  meta[3],
   not record and at and at <= due_cutoff and look_at_flight(),
   level,
   expires,
   expired,
   redis.call('ZSCORE', prefix .. 'debounced', id),
-  uses(redis.call('HGET', prefix .. 'meta', 'features'), 'full') and 1 or 0,
+  uses(meta[4], 'full') and 1 or 0,
+  meta[5], meta[6], meta[7],
 }

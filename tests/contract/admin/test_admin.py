@@ -10,6 +10,7 @@ from lowq.admin.actions import ACTIONS, Acted
 from lowq.admin.bulk import Step
 from lowq.errors import ConfigError, JobError, QueueInUse, UnknownQueueError
 from lowq.sharding import shard_of
+from lowq.store.keys import shard_prefix
 from tests.contract.queue_rig import SHARDS, QueueRig
 from tests.contract.support import NOW, REMAINS, job
 from tests.leases import run_out
@@ -409,7 +410,7 @@ class TestDrop:
 
     def leases_run_out(self, rig: QueueRig) -> None:
         for info in rig.app.shards(rig.queue):
-            run_out(rig.client, f"lowq:v1:{{Orders:{info.index}}}:")
+            run_out(rig.client, shard_prefix("lowq", "Orders", info.index))
 
     @real_redis_often
     def test_leaves_no_key(self, rig: QueueRig) -> None:

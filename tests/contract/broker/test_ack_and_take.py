@@ -554,6 +554,14 @@ def test_orphan_without_payloads_does_not_stop_the_shard(rig: ShardRig) -> None:
     assert rig.names() == REMAINS
 
 
+def test_of_an_orphan_nothing_is_left_that_would_expire(rig: ShardRig) -> None:
+    shard = rig.own()
+    rig.push(job("x", "v1", 1, ttl=60))
+    rig.client.command("DEL", rig.prefix + "payloads:x")
+    assert shard.in_flight.take(10, NOW + 1).jobs == []
+    assert rig.names() == REMAINS
+
+
 def test_many_orphans_do_not_hide_what_is_behind_them(rig: ShardRig) -> None:
     shard = rig.own()
     rig.push(*(job(name, "v1", 1) for name in "abcdef"))

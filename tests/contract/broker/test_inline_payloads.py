@@ -273,6 +273,7 @@ class TestBuried:
 @pytest.mark.parametrize("store_url", ["redis"], indirect=True)
 def test_a_job_of_100_bytes_takes_less_than_400(rig: ShardRig) -> None:
     def used() -> int:
+        rig.client.command("SCRIPT", "FLUSH", "SYNC")  # newer servers count what Lua has left behind
         return int(rig.client.server_info()["used_memory"])
 
     rig.push(job("warm"))

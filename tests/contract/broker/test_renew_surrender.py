@@ -34,7 +34,7 @@ def test_until_when_a_lease_lasts_is_told_to_those_who_ask_why(rig: ShardRig) ->
 def test_renew_lengthens_the_lease(rig: ShardRig) -> None:
     shard = rig.own()
     before = rig.snapshot()
-    assert renew(rig, shard, 2 * TTL) == 1
+    assert renew(rig, shard, 2 * TTL) == [0, 0, 0]
     assert TTL < remaining(rig) <= 2 * TTL
     assert rig.snapshot() == before
 
@@ -42,7 +42,25 @@ def test_renew_lengthens_the_lease(rig: ShardRig) -> None:
 def test_renew_may_be_repeated(rig: ShardRig) -> None:
     shard = rig.own()
     rig.lose_reply(shard.lease.renew_call(TTL))
-    assert renew(rig, shard, TTL) == 1
+    assert renew(rig, shard, TTL) == [0, 0, 0]
+
+
+def test_renew_tells_what_came_in_and_how_much_is_due_or_in_flight(rig: ShardRig) -> None:
+    shard = rig.own()
+    rig.push(job("a", 1), job("a", 2), job("b"), job("urgent", priority=2), job("later", delay=3600))
+    shard.in_flight.take(1, NOW)
+    args = shard.lease.token, int(TTL * 1000)
+    assert rig.run("renew", repr(NOW + 1), *args) == [5, 3, 0], "payloads that were merged count, jobs for later don't"
+    assert rig.run("renew", repr(NOW + 3601), *args) == [5, 4, 0]
+    assert rig.run("renew", repr(NOW + 1), *args, "1") == 1, "a consumer doesn't count"
+
+
+@pytest.mark.parametrize("key", ["due", "taken"])
+def test_a_lease_is_renewed_though_a_key_has_the_wrong_type(rig: ShardRig, key: str) -> None:
+    shard = rig.own()
+    rig.client.command("SET", rig.prefix + key, "x")
+    assert renew(rig, shard, 2 * TTL) == 1
+    assert TTL < remaining(rig) <= 2 * TTL
 
 
 def test_lease_that_has_run_out_is_not_renewed(rig: ShardRig) -> None:
@@ -151,6 +169,6 @@ def test_repeat_of_a_surrender_whose_reply_was_lost_changes_nothing(rig: ShardRi
 def test_renew_and_surrender_survive_script_flush(rig: ShardRig) -> None:
     shard = rig.own()
     rig.client.command("SCRIPT", "FLUSH")
-    assert renew(rig, shard, TTL) == 1
+    assert renew(rig, shard, TTL) == [0, 0, 0]
     rig.client.command("SCRIPT", "FLUSH")
     assert shard.lease.surrender()

@@ -270,6 +270,35 @@ def test_a_sweep_removes_a_bounded_number_of_payloads_of_one_id(owned: ShardRig)
     assert owned.names() == LEFT
 
 
+def test_a_sweep_reads_and_frees_a_bounded_number_of_bytes(owned: ShardRig) -> None:
+    large = "x" * 2**20
+    owned.push(*(job(f"whole {number}", large, ttl=10) for number in range(8)))
+    for number in range(8):
+        owned.push(job("in part", f"{number}{large}", ttl=10))
+    owned.push(job("in part", "lives"))
+    sweeps: list[tuple[int, int]] = []
+    while not sweeps or sweeps[-1][1]:
+        count, _, more, *_ = sweep(owned, NOW + 10)
+        assert isinstance(count, int)
+        assert isinstance(more, int)
+        sweeps.append((count, more))
+    assert sum(count for count, _ in sweeps) == 16
+    assert max(count for count, _ in sweeps) == 4, "of a mebibyte each"
+    assert owned.read("due").keys() == {"in part"}
+    assert take(owned, NOW + 10) == {"in part": ["lives"]}
+
+
+def test_a_push_for_an_id_with_any_number_of_expired_payloads_looks_only_for_equal_ones(owned: ShardRig) -> None:
+    owned.push(*(job("a", f"v{number}", number, ttl=10) for number in range(300)), job("a", "lives", 1000))
+    owned.push(job("a", "v7", 7), job("a", "new", 2000), now=NOW + 10)
+    assert owned.count("expired") == 1
+    assert len(owned.read("payloads:a")) == 302
+    assert take(owned, NOW + 10) == {}, "a take sweeps first, and so many steps at once"
+    while sweep(owned, NOW + 10)[2]:
+        pass
+    assert take(owned, NOW + 10) == {"a": ["v7", "lives", "new"]}
+
+
 @pytest.mark.parametrize("store_url", ["redis"], indirect=True)
 def test_while_nothing_has_expired_a_sweep_costs_one_look(owned: ShardRig) -> None:
     owned.push(*(job(f"{number}", "v", ttl=10) for number in range(100)))

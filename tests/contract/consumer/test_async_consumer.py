@@ -1,9 +1,11 @@
 """Consumers for coroutines."""
 
 import asyncio
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from lowq.consumer.consumer import Caller
 from lowq.errors import ConsumerClosed, NotTaken
 from lowq.queue import Queue
 from tests.waiting import PATIENCE, auntil
@@ -69,6 +71,19 @@ def test_batches_acknowledge_the_last_and_end_with_the_consumer(queue: Queue) ->
     queue.push([{"id": n} for n in range(30)])
     assert asyncio.run(asyncio.wait_for(work(), PATIENCE)) == 30
     assert queue.stats().processed >= 20
+
+
+def test_a_take_that_was_cancelled_before_it_began_returns_though_another_took_its_nudge(queue: Queue) -> None:
+    with queue.consumer() as consumer:
+        caller = Caller()
+        consumer.cancel(caller)
+        consumer._dispatcher.wait_many(0)
+        with ThreadPoolExecutor(1) as threads:
+            taking = threads.submit(consumer.take_for, caller, 1, None, [])
+            try:
+                assert taking.result(PATIENCE) == []
+            finally:
+                consumer.close()
 
 
 def test_what_comes_for_a_take_that_was_cancelled_waits_again(queue: Queue) -> None:

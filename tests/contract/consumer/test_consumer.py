@@ -172,7 +172,7 @@ def test_a_queue_that_nobody_has_used(app: lowq.Lowq) -> None:
 
 def test_what_can_not_be_decoded_goes_to_the_morgue(queue: Queue, consumer: Consumer, app: lowq.Lowq) -> None:
     queue.push([{"id": "a", "payload": "spoilt"}, {"id": "b"}])
-    prefix = queue._prefix_of(b"a")
+    prefix = queue._prefixes_of(b"a")[0]
     app.client.command("SET", f"{prefix}payloads:a", "1 {", key=prefix)
     taken = [job for _ in range(3) for job in consumer.take(10, timeout=0)]
     assert [job.id for job in taken] == ["b"]

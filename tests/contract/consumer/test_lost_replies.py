@@ -161,8 +161,8 @@ def test_a_shard_without_an_answer_keeps_no_other_from_being_given_back(queue: Q
 
 
 def test_what_can_not_be_decoded_and_not_be_buried_comes_again(queue: Queue, line: Line, app: lowq.Lowq) -> None:
-    prefix = queue._prefix_of(b"spoilt")
-    sound = next(str(n) for n in range(1000) if queue._prefix_of(str(n).encode()) == prefix)
+    prefix = queue._prefixes_of(b"spoilt")[0]
+    sound = next(str(n) for n in range(1000) if queue._prefixes_of(str(n).encode())[0] == prefix)
     queue.push([{"id": sound}, {"id": "spoilt"}])
     app.client.command("SET", f"{prefix}payloads:spoilt", "1 {", key=prefix)
     line.loses = lambda call: "call" if call.script == "bury" else ""

@@ -1,6 +1,7 @@
 """Consumers that take one job after the other: the acknowledgement of one takes the next."""
 
 import threading
+import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -42,10 +43,21 @@ def one_by_one(consumer: Consumer, count: int) -> list[ConsumerJob]:
     return jobs
 
 
-def taken_ahead(queue: Queue, consumer: Consumer) -> ConsumerJob:
-    """A job that was taken with an acknowledgement, and that nobody has asked for."""
-    queue.push([{"id": n} for n in range(10)])
+def go_on(queue: Queue, consumer: Consumer) -> None:
+    """Pushes a job, takes one and acknowledges it. That this brings another one is not certain: a wake-up that comes
+    late has the consumer look where there is nothing.
+    """
+    queue.push({"id": str(uuid.uuid4())})
+    (job,) = consumer.take(timeout=PATIENCE)
+    job.ack()
+
+
+def taken_ahead(queue: Queue, consumer: Consumer, count: int = 10) -> ConsumerJob:
+    """A job that was taken with an acknowledgement, and that nobody has asked for. So many were pushed, or more."""
+    queue.push([{"id": n} for n in range(count)])
     one_by_one(consumer, 5)[-1].ack()
+    while not consumer._ahead:
+        go_on(queue, consumer)
     (job,) = consumer._ahead
     assert queue.stats().taken == 1
     return job
@@ -115,8 +127,20 @@ def test_who_has_come_to_wait_meanwhile_gets_what_was_taken_ahead(
 
     monkeypatch.setattr(Client, "run_many", slow)
     job.ack()
+    while not thread.ident:
+        go_on(queue, consumer)
     thread.join(PATIENCE)
     assert len(got) == 1
+
+
+def test_who_waits_gets_what_was_taken_ahead_though_it_claims_a_shard_that_has_nothing(
+    queue: Queue, consumer: Consumer
+) -> None:
+    job = taken_ahead(queue, consumer, 6)
+    empty = consumer._shards[0]
+    empty.dispatch.claimed_by = 0
+    assert consumer._take_ready(1, [], [empty]) == [job]
+    assert empty.dispatch.claimed_by is None
 
 
 def test_what_is_acknowledged_on_the_spot_takes_nothing_ahead_in_its_turn(

@@ -300,6 +300,16 @@ def test_an_entry_in_due_without_payloads_is_removed_with_its_past(clinic: Clini
     assert shard_keys(clinic, A) == {"meta", "pushed", "lease"}
 
 
+@pytest.mark.parametrize("payloads", [1, 2])
+def test_an_entry_in_due_without_payloads_is_removed_with_when_they_would_expire(clinic: Clinic, payloads: int) -> None:
+    for number in range(payloads):
+        clinic.push(A, payload=number, ttl=3600)
+    clinic.command("DEL", clinic.key(A, f"payloads:{A}"))
+    prefix = clinic.key(A, "")
+    assert clinic.client.run("repair", prefix, "", "due", A) == [1]
+    assert shard_keys(clinic, A) == {"meta", "pushed"}
+
+
 def test_an_entry_in_due_without_payloads_leaves_the_past_of_what_is_in_flight(clinic: Clinic) -> None:
     clinic.push(A)
     clinic.take(A).in_flight.fail([Failure(A, "solo", -1, 0.0, b"in company")])
@@ -574,6 +584,45 @@ def test_a_lost_meta_gets_its_number_of_shards(clinic: Clinic) -> None:
     clinic.command("DEL", clinic.key(A, "meta"))
     clinic.finds("meta_lost")
     assert clinic.command("HGET", clinic.key(A, "meta"), "shards_count") == b"3"
+
+
+@pytest.mark.parametrize(
+    ("word", "more"),
+    [("priority", {"priority": 3}), ("ttl", {"ttl": 3600}), ("priority", {"priority": 9, "perform_at": 2**33 - 1})],
+)
+def test_what_a_shard_uses_is_noted_again_when_meta_was_lost(clinic: Clinic, word: str, more: dict[str, Any]) -> None:
+    clinic.push(A, **more)
+    noted = clinic.command("HGET", clinic.key(A, "meta"), "features")
+    assert word in noted.decode().split()
+    clinic.command("HDEL", clinic.key(A, "meta"), "features")
+    finding = clinic.finds("features_lost")
+    assert finding.what == f"jobs in shard 1 use what `features` in `meta` does not say: {word}"
+    assert clinic.command("HGET", clinic.key(A, "meta"), "features") == noted
+
+
+def test_debounced_jobs_are_noted_again_when_meta_was_lost(clinic: Clinic) -> None:
+    queue = clinic.app.queue("Orders", SHARDS, debounce=100, max_wait=1000)
+    queue.push({"id": A})
+    clinic.command("HDEL", clinic.key(A, "meta"), "features")
+    assert clinic.finds("features_lost").what.endswith(": debounce")
+
+
+def test_an_urgent_job_is_handed_out_again_after_the_repair_of_a_lost_meta(clinic: Clinic) -> None:
+    clinic.push(A, priority=3, ttl=3600)
+    clinic.command("DEL", clinic.key(A, "meta"))
+    shard = clinic.shard(A)
+    assert shard.in_flight.take(10).jobs == [], "its time seems to be centuries away"
+    shard.lease.surrender()
+    found = clinic.examine(repair=True)
+    assert found.keys() == {"features_lost"}
+    assert found["features_lost"].repaired == 1
+    clinic.take(A)
+
+
+def test_a_time_that_means_never_is_no_priority(clinic: Clinic) -> None:
+    clinic.push(A, perform_at=2**34)
+    clinic.push(B)
+    assert clinic.examine() == {}
 
 
 def test_a_lease_without_an_end_gets_one_that_its_owner_can_live_with(clinic: Clinic) -> None:

@@ -21,7 +21,9 @@ from lowq.broker.lease import Lease
 from lowq.broker.shard import Shard
 from lowq.cli import main
 from lowq.codec import load_payload
-from lowq.metrics.counters import BOUNDS, Counted, record_call
+from lowq.metrics.counters import BOUNDS, WAIT_BOUNDS, Counted, record_call
+from lowq.metrics.error_groups import error_fingerprint
+from lowq.metrics.slowest import EndedBatch
 from lowq.version import VERSION
 from tests.redis_server import RedisServer
 from tests.tiers import often
@@ -164,6 +166,22 @@ def test_jobs_that_fit(cli: Cli) -> None:
     assert cli("jobs", "Orders", "--state", "morgue").stderr == "no such job\n"
 
 
+def test_jobs_of_all_queues_and_by_what_is_in_them(cli: Cli) -> None:
+    for queue in ("Mail", "Orders"):
+        job = {"id": f"{queue}-7", "payload": {"customer": 7}}
+        cli("push", queue, "--shards-count", "3", stdin=json.dumps(job) + "\n")
+    page = cli.json("jobs", "--payload", "customer:7", "--limit", "1")
+    assert [(job["queue"], job["id"]) for job in page["jobs"]] == [("Mail", "Mail-7")]
+    rest = cli.json("jobs", "--payload", "customer:7", "--after", page["cursor"])
+    assert [(job["queue"], job["id"]) for job in rest["jobs"]] == [("Orders", "Orders-7")]
+    text = cli("jobs", "--payload", "customer:7")
+    assert lines_of(text)[0].split()[:2] == ["QUEUE", "ID"]
+    assert [line.split()[:2] for line in lines_of(text)[1:]] == [["Mail", "Mail-7"], ["Orders", "Orders-7"]]
+    assert text.stderr == "2 jobs looked at\n"
+    assert cli("jobs", "--error", "Timeout").stderr == "no such job\n2 jobs looked at\n"
+    assert "it is a field and its value" in cli("jobs", "--payload", "customer", code=2).stderr
+
+
 def test_bounds_may_be_said_from_now_on(cli: Cli) -> None:
     now = time.time()
     cli.push({"id": "a", "perform_at": now + 1800}, {"id": "b", "perform_at": now + 3 * 3600})
@@ -290,7 +308,76 @@ def test_rates_tell_the_clock_and_leave_out_a_lag_that_nobody_saw(cli: Cli) -> N
     assert re.match(r"\d\d-\d\d \d\d:\d\d  ", lines_of(cli("rates", "Orders", "--span", "month"))[1])
 
 
+def test_times_tell_percentiles_and_the_slowest(cli: Cli) -> None:
+    cli.app.queue("Orders", 1).push({"id": 1})
+    assert "no node has worked this queue" in cli("times", "Orders").stderr
+    nothing = Counted(0, 0, 0.0, (0,) * (len(BOUNDS) + 1))
+    runs = tuple(9 if bound == 0.0025 else 0 for bound in BOUNDS)
+    waits = tuple(0 for _ in WAIT_BOUNDS)
+    after = nothing._replace(lengths=(*runs, 1), waits=(*waits, 4), waited=1e6)
+    slow = [(60.0, EndedBatch("a\x1b[2J", 7, 0, 0.0125, 0.0)), (0.0, EndedBatch("b", 1, 0, 3700.0, 0.0))]
+    call = record_call("lowq:v1:history:Orders", nothing, after, 5.0, None, slow=slow)
+    cli.app.client.run(call.script, call.key, *call.args)
+    for span in ("hour", "day", "month"):
+        header, first, total, *_ = lines_of(cli("times", "Orders", "--span", span))
+        assert re.split(r"  +", header)[2:] == [
+            "JOBS", "WAIT P50", "WAIT P95", "WAIT P99", "BATCHES", "RUN P50", "RUN P95", "RUN P99"
+        ]  # fmt: skip
+        for line in (first, total):
+            assert re.split(r"  +", line)[-8:] == ["4", *["> 1 d"] * 3, "10", "2.5 ms", "> 5 min", "> 5 min"]
+    slowest = [re.split(r"  +", line.strip()) for line in lines_of(cli("times", "Orders"))[-2:]]
+    assert [(line[0], *line[2:]) for line in slowest] == [
+        ("1 h 1 min", "0", "1", "b"), ("12.5 ms", "0", "7", r"a\x1b[2J")
+    ]  # fmt: skip
+    found = cli.json("times", "Orders", "--span", "day")
+    assert found["run"] == {"count": 10, "p50": 0.0025, "p95": None, "p99": None}
+    assert [item["id"] for item in found["slowest"]] == ["b", "a\x1b[2J"]
+
+
+def test_times_of_all_queues_have_a_row_for_each_that_was_worked(cli: Cli) -> None:
+    cli.push({"id": 1})
+    assert "no node has worked any queue" in cli("times").stderr
+    assert cli.json("times") == {"span": "hour", "queues": []}
+    nothing = Counted(0, 0, 0.0, (0,) * (len(BOUNDS) + 1))
+    for name, count in (("B", 10), ("A", 3)):
+        cli.app.queue(name, 1).push({"id": 1})
+        runs = tuple(count if bound == 0.0025 else 0 for bound in BOUNDS)
+        call = record_call(f"lowq:v1:history:{name}", nothing, nothing._replace(lengths=(*runs, 0)), 5.0, None)
+        cli.app.client.run(call.script, call.key, *call.args)
+    header, *rows = [re.split(r"  +", line.strip()) for line in lines_of(cli("times"))]
+    assert header == [
+        "QUEUE",
+        "JOBS",
+        *(f"WAIT P{n}" for n in (50, 95, 99)),
+        "BATCHES",
+        *(f"RUN P{n}" for n in (50, 95, 99)),
+    ]
+    assert rows == [["A", "0", "3", *["2.5 ms"] * 3], ["B", "0", "10", *["2.5 ms"] * 3]]
+    assert cli.json("times", "--span", "day")["queues"][0] == {
+        "queue": "A",
+        "wait": {"count": 0, "p50": 0.0, "p95": 0.0, "p99": 0.0},
+        "run": {"count": 3, "p50": 0.0025, "p95": 0.0025, "p99": 0.0025},
+    }
+
+
 # --- acting ---
+
+
+def test_a_group_of_errors_is_kicked(cli: Cli) -> None:
+    cli.push(*({"id": str(n), "payload": {"customer": n % 2}} for n in range(4)))
+    cli("bury", "Orders", "0", "1", "2", "--reason", "ValueError: no order 7")
+    cli("bury", "Orders", "3", "--reason", "TimeoutError: too slow")
+    group = error_fingerprint("ValueError: no order 12")
+    assert len(cli.json("jobs", "Orders", "--state", "morgue", "--error-group", group)["jobs"]) == 3
+    assert cli("kick", "Orders", "--error-group", group, "-y").stdout == "3 jobs kicked\n"
+    assert cli("delete", "Orders", "--payload", "customer:1", "--shard", "0", "-y").exit_code == 0
+    for args in (["--all", "--error", "x"], ["7", "--shard", "1"]):
+        refused = CliRunner().invoke(main, ["kick", "Orders", *args, "-y", "--redis-url", cli.url])
+        assert refused.exit_code == 2
+    assert (
+        "--all and --error say two things"
+        in CliRunner().invoke(main, ["kick", "Orders", "--all", "--error", "x", "--redis-url", cli.url]).stderr
+    )
 
 
 def test_a_single_job(cli: Cli) -> None:
@@ -348,12 +435,18 @@ def test_after_a_malformed_line_one_can_go_on_where_it_says(cli: Cli, tmp_path: 
     assert cli.app.queue("Orders").stats().length == 12_000
 
 
-def test_another_number_of_shards_is_refused(cli: Cli) -> None:
+def test_another_number_of_shards_is_ignored_with_a_warning_or_refused(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     cli.push({"id": 1})
-    result = cli("push", "Orders", "--id", "2", "--shards-count", "4", code=1)
+    cli("push", "Orders", "--id", "2", "--shards-count", "4")
+    assert "says shards_count=4: Redis is followed; write 3 in the code" in caplog.text
+    assert (cli.app.queue("Orders").stats().length, cli.app.queue("Orders").shards_count) == (2, 3)
+    monkeypatch.setenv("LOWQ_STRICT_SHARDS_COUNT", "1")
+    result = cli("push", "Orders", "--id", "3", "--shards-count", "4", code=1)
     assert "shards_count=3" in result.stderr
     assert "shards_count=4" in result.stderr
-    assert cli.app.queue("Orders").stats().length == 1
+    assert cli.app.queue("Orders").stats().length == 2
 
 
 def test_single_jobs_are_buried_kicked_hurried_and_deleted(cli: Cli) -> None:
@@ -415,7 +508,7 @@ def test_bulk_actions_tell_of_jobs_in_flight_that_they_left_alone(cli: Cli) -> N
     queue.push([{"id": 3}, {"id": 4, "delay": 60}, {"id": 5}])
     assert cli("perform-now", "Orders", "--all", "-y").stdout == "1 job due now; 2 in flight, left alone\n"
     assert cli("bury", "Orders", "--match", "3", "-y").stdout == (
-        "1 job buried; left alone: what is in flight, 2 jobs of this queue with whatever id\n"
+        "1 job buried; left alone: what is in flight, 2 jobs of this queue, whichever they are\n"
     )
     assert cli("kick", "Orders", "--all", "-y").stdout == "1 job kicked\n"
     assert cli("kick", "Orders", "1", code=1).stdout == "1: not in the morgue but in flight\n"
@@ -605,6 +698,46 @@ def test_a_node_runs_until_it_is_told_to_stop(start: Start, cli: Cli, args: list
         assert re.search(starts, lines[0])
 
 
+LOGS = """
+import logging
+import lowq
+
+@lowq.worker(shards_count=1, batch_size=2)
+def Orders(payloads_by_id):
+    logging.getLogger("shop").warning("selling")
+"""
+
+
+@pytest.mark.parametrize("set_up", ["", "logging.basicConfig(format='mine: %(queue)s %(shard)s %(ids)s %(delivery)s')"])
+def test_what_a_handler_logs_says_which_job_it_is_about(start: Start, cli: Cli, set_up: str) -> None:
+    (start.folder / "app.py").write_text(LOGS + set_up)
+    cli.app.queue("Orders", 1).push({"id": "a"})
+    node = start(
+        "-r", "app.py", "--log-level", "warning", *([] if set_up else ["--log-format", "json"]), "--redis-url", cli.url
+    )
+    node.until(lambda: node.err.read_text().endswith("\n"))
+    said = node.err.read_text()
+    if set_up:
+        assert said == "mine: Orders 0 ['a'] 1\n"
+    else:
+        line = json.loads(said)
+        assert {name: line[name] for name in ("message", "queue", "shard", "ids", "delivery")} == {
+            "message": "selling", "queue": "Orders", "shard": 0, "ids": ["a"], "delivery": 1,
+        }  # fmt: skip
+    assert node.ends_after(signal.SIGTERM) == 0
+
+
+def test_at_debug_a_node_logs_each_job(start: Start, cli: Cli) -> None:
+    (start.folder / "app.py").write_text(LOGS)
+    cli.app.queue("Orders", 1).push({"id": "a"})
+    node = start("-r", "app.py", "--log-level", "debug", "--log-format", "json", "--redis-url", cli.url)
+    node.until(lambda: "job_end" in node.err.read_text())
+    assert node.ends_after(signal.SIGTERM) == 0
+    records = [json.loads(line) for line in node.err.read_text().splitlines()]
+    told = [(line["event"], line["ids"]) for line in records if line["logger"] == "lowq.jobs"]
+    assert told == [("job_start", ["a"]), ("job_end", ["a"])]
+
+
 def test_logging_that_the_application_has_set_up_stays(start: Start, cli: Cli) -> None:
     set_up = "import logging\nlogging.basicConfig(format='mine: %(message)s', level='INFO')\n"
     (start.folder / "app.py").write_text(set_up + WORKER)
@@ -652,7 +785,7 @@ def test_an_app_that_is_wrong(start: Start, cli: Cli, source: str, code: int, sa
 
 
 def test_a_node_that_cannot_start_says_why(start: Start, cli: Cli) -> None:
-    (start.folder / "app.py").write_text(WORKER)
+    (start.folder / "app.py").write_text(WORKER + "lowq.config.strict_shards_count = True\n")
     cli.app.queue("Orders", 4).push({"id": 1})
     for args, code, says in (
         (["-q", "Ordrs", "--redis-url", cli.url], 2, "the queues of this app are: Orders, Mails"),
@@ -710,8 +843,7 @@ def test_the_embedded_store_serves_a_second_terminal(start: Start) -> None:
         assert cli("kick", "Orders", "bad1").stdout == "bad1: kicked\n"
         node.until(lambda: "bad1" in performed(start.folder))
         assert cli.json("shards", "Orders")["shards"][0]["owner"] is not None
-        # What the store refuses is told, and the connection goes on.
-        assert "shards_count=3" in cli("push", "Orders", "--id", "1", "--shards-count", "9", code=1).stderr
+        assert "namespace 'lowq' on a store in its own process" in node.err.read_text()
         assert node.ends_after(signal.SIGINT) == 0  # although the connections of `cli.app` are open
     finally:
         cli.app.close()

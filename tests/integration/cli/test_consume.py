@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -49,6 +50,12 @@ def run(redis_url: str) -> Run:
     return call
 
 
+def test_a_queue_with_a_typo_in_its_name_is_asked_about(queue: Queue, run: Run) -> None:
+    for words in (["take", queue.name[:-1]], ["consume", queue.name[:-1], "--", "cat"]):
+        assert f"did you mean {queue.name!r}? Its first producer says" in run(*words, code=2).stderr
+    assert "touch: not counted" in run("statistics", queue.name).stdout
+
+
 def test_what_is_put_is_taken(queue: Queue, run: Run) -> None:
     job_id = run("put", "mail", '{"to": "ann"}').stdout.strip()
     expected = {"id": job_id, "payloads": [{"to": "ann"}], "retry_count": -1}
@@ -83,6 +90,53 @@ def test_a_queue_that_is_full_says_so_and_may_be_waited_for(queue: Queue, run: R
     assert run("push", "full", "--id", "2", "--timeout", "30").stdout == "1 payload pushed to full\n"
 
 
+def test_what_is_not_replicated_says_so_and_is_pushed_again(
+    queue: Queue, run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    queue.push([])
+    monkeypatch.setenv("LOWQ_DURABILITY_TIMEOUT", "0.01")
+    for verb in (["put", "mail", '"x"'], ["push", "mail", "--id", "1"]):
+        said = run(*verb, "--durability", "replicated", code=1).stderr
+        job = next(iter(queue.jobs())) if verb[0] == "put" else queue.peek("1")
+        assert job is not None
+        assert f"job {job.id} of mail is in, but not safe: 0 of 1 replica confirmed" in said
+    file = tmp_path / "jobs.ndjson"
+    file.write_text('{"id": 2}\n{"id": 3}\n')
+    said = run("push", "mail", str(file), "--skip", "1", "--durability", "replicated", code=1).stderr
+    assert "1 payload in, but not safe: 0 of 1 replica confirmed" in said
+    assert f"1 payload in; go on with: lowq push mail {file} --skip 1" in said
+    assert queue.stats().length == 3
+
+
+def test_a_file_that_does_not_fit_goes_on_with_exactly_what_is_missing(
+    queue: Queue, redis_url: str, tmp_path: Path
+) -> None:
+    app = lowq.Lowq(redis_url=redis_url, lease_ttl=5)
+    part = app.queue("part", 3, capacity=30, merge="append")
+    part.push([])
+    file = tmp_path / "jobs.ndjson"
+    lines = [json.dumps({"id": number, "payload": "x"}) + "\n" * (number % 2) for number in range(100)]
+    file.write_text("\n".join(lines))
+    words, done = ["push", "part", str(file)], list[str]()
+    while True:
+        ran = subprocess.run(
+            command(redis_url, *words), capture_output=True, text=True, timeout=PATIENCE, check=False
+        )  # fmt: skip
+        waiting = part.stats().length
+        with part.consumer() as consumer:
+            while waiting and (jobs := consumer.take(waiting, timeout=PATIENCE)):
+                waiting -= len(jobs)
+                for job in jobs:
+                    done += [job.id] * len(job.payloads)
+                    job.ack()
+        if ran.returncode == 0:
+            break
+        assert "queue 'part' is full" in ran.stderr
+        words = shlex.split(ran.stderr.strip().rpartition("go on with: lowq ")[2])
+    assert sorted(done, key=int) == [str(number) for number in range(100)]  # each once
+    app.close()
+
+
 def test_a_command_gets_the_payloads_and_its_exit_code_says_what_becomes_of_the_job(
     queue: Queue, run: Run, tmp_path: Path
 ) -> None:
@@ -109,9 +163,21 @@ def test_a_command_gets_the_payloads_and_its_exit_code_says_what_becomes_of_the_
 
 def test_a_command_that_can_not_be_started_is_a_failure(queue: Queue, run: Run) -> None:
     queue.push({"id": "a"})
-    run("consume", "mail", "--idle", "0.1", "--", "/nonexistent/command")
+    run("consume", "mail", "--idle", "0.1", "--", "/nonexistent/{id}")
     (failed,) = queue.jobs("retrying").jobs
     assert "can't be started" in (failed.error or "")
+
+
+@pytest.mark.parametrize("mistyped", ["snd.sh", "./snd.sh", "/nonexistent/command", "data.txt", "./data.txt"])
+def test_a_mistyped_command_is_refused_before_it_charges_any_job(
+    queue: Queue, run: Run, tmp_path: Path, mistyped: str
+) -> None:
+    (tmp_path / "data.txt").write_text("no program")
+    queue.push({"id": "a"})
+    refused = run("consume", "mail", "--idle", "0", "--", mistyped, "{id}", code=2, cwd=tmp_path)
+    assert f"{mistyped!r} can't be run: there is no such program, or it is not executable" in refused.stderr
+    stats = queue.stats()
+    assert (stats.due, stats.retries, stats.failed) == (1, 0, 0)
 
 
 def test_a_command_that_exceeds_ttr_is_killed_with_what_it_has_started(queue: Queue, run: Run, tmp_path: Path) -> None:
@@ -209,3 +275,50 @@ def lowq_is_quiet(queue: Queue) -> bool:
     """Whether the consumer is still there and has no part in the work any more."""
     nodes = queue._backend.nodes()  # type: ignore[attr-defined]  # the application
     return bool(nodes) and nodes[0].quiet
+
+
+# --- payloads of a type ---
+
+TYPED = """
+from datetime import datetime
+import msgspec
+import lowq
+
+class Mail(msgspec.Struct):
+    to: str
+    at: datetime | None = None
+
+@lowq.worker(queue_name="mail", shards_count=2)
+class Mails(lowq.Worker[Mail]):
+    def perform(self, payloads_by_id): ...
+"""
+
+
+@pytest.fixture
+def typed_app(tmp_path: Path) -> list[str]:
+    path = tmp_path / "mails.py"
+    path.write_text(TYPED)
+    return ["-r", str(path)]
+
+
+def test_payloads_of_a_type_go_in_and_out_as_json(queue: Queue, run: Run, typed_app: list[str], tmp_path: Path) -> None:
+    mail = '{"to": "ann", "at": "2026-05-01T14:00:00+02:00"}'
+    run("push", *typed_app, "mail", "--id", "1", "--payload", mail)
+    kept = {"at": "2026-05-01T12:00:00Z", "to": "ann"}
+    for words in (["take", *typed_app, "mail"], ["take", "mail"]):
+        assert json.loads(run(*words).stdout)["payloads"] == [kept]
+    run("consume", *typed_app, "mail", "--idle", "5", "--", "sh", "-c", f"cat > {tmp_path / 'taken'}")
+    assert (tmp_path / "taken").read_text() == '{"at":"2026-05-01T12:00:00Z","to":"ann"}\n'
+
+
+def test_a_line_with_a_payload_of_another_type_is_named(
+    queue: Queue, run: Run, typed_app: list[str], tmp_path: Path
+) -> None:
+    lines = tmp_path / "jobs.ndjson"
+    lines.write_text('{"id": 1, "payload": {"to": "ann"}}\n{"id": 2, "payload": {"to": 7}}\n')
+    said = run("push", *typed_app, "mail", str(lines), code=1).stderr
+    assert "line 2: job 2: the payload is no Mail: Expected `str`, got `int` - at `$.to`; nothing was pushed" in said
+    lines.write_text('{"id": 1}\n')
+    said = run("push", *typed_app, "mail", str(lines), code=1).stderr
+    assert "line 1: job 1: there is no payload; those of the queue are Mail; nothing was pushed" in said
+    assert queue.stats().length == 0

@@ -305,6 +305,22 @@ def test_addresses_that_others_reach_need_authentication(redis_url: str, tmp_pat
         assert get(f"{at.replace('0.0.0.0', '127.0.0.1')}/")[0] == 401
 
 
+@pytest.mark.parametrize("verb", [("web", "--bind"), ("run", "-r", "app.py", "--web")])
+def test_a_proxy_that_logs_people_in_says_who_it_is(redis_url: str, tmp_path: Path, verb: tuple[str, ...]) -> None:
+    (tmp_path / "app.py").write_text(WORKERS)
+    options = ("--auth-header", "X-Forwarded-User", "--admins", "ann,@ops")
+    refused = run(tmp_path, *verb, "0.0.0.0:0", *options, LOWQ_REDIS_URL=redis_url)
+    assert refused.returncode == 2
+    assert "--trusted-proxy" in refused.stderr
+    trusting = (*options, "--groups-header", "X-Groups", "--trusted-proxy", "127.0.0.1", "--trusted-proxy", "10.0.0.9")
+    with process(tmp_path, *verb, "0.0.0.0:0", *trusting, LOWQ_REDIS_URL=redis_url) as (_, at):
+        at = at.replace("0.0.0.0", "127.0.0.1")
+        assert get(f"{at}/")[0] == 401
+        request = urllib.request.Request(f"{at}/api/v1/queues", headers={"X-Forwarded-User": "bob"})
+        with urllib.request.urlopen(request, timeout=PATIENCE) as answer:
+            assert answer.status == 200
+
+
 @pytest.mark.parametrize(
     "address",
     often(["nonsense", "127.0.0.1:99999", "127.0.0.1:-1", "host.invalid:80"], ["nonsense", "host.invalid:80"]),

@@ -74,6 +74,7 @@ def test_a_shard_that_is_given_up_is_worked_by_the_next_owner_at_once(make_rig: 
         rig.push(id_of_shard(shard, 5), 2)
     nodes.append(rig.node())
     nodes[1].says("standing by for")
+    until(lambda: [*nodes[0].lines("held: 5, wanted: 3"), *nodes[0].lines("held: 5, wanted: 2")], "word of the second")
     assert nodes[1].held() == 0  # nothing is given up in the middle of a batch
     Path(f"{rig.history.path}.go").touch()
     rig.drained()

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 import lowq
+from lowq.store.keys import shard_prefix
 from tests.chaos.proxy import Proxy
 from tests.redis_server import RedisServer
 
@@ -108,6 +109,6 @@ def test_a_late_drop_leaves_the_queue_that_was_made_since(operator: Operator) ->
 def test_what_was_late_is_forgotten_in_the_end(operator: Operator, redis_url: str) -> None:
     operator.late(lambda queue: queue.delete("x"), push, 1)
     client = operator.apps[1].client
-    key = "lowq:v1:{Orders:0}:superseded"
+    key = shard_prefix("lowq", "Orders", 0) + "superseded"
     assert client.command("ZCARD", key) == 1
     assert 3500 < client.command("TTL", key) <= 3600

@@ -187,7 +187,7 @@ def test_an_idle_node_asks_little(make_rig: MakeRig) -> None:
     rig = make_rig(ORDERS_SHARDS=20, LOWQ_LEASE_TTL=15, LOWQ_POLL_INTERVAL=1)
     rig.node().holds_all()
     channels = [f"{rig.prefix(shard)}wake" for shard in range(20)]
-    until(lambda: all(count for _, count in rig.client.pubsub_numsub(*channels)), "subscription")
+    until(lambda: all(count for _, count in rig.client.pubsub_shardnumsub(*channels)), "subscription")
 
     def calls() -> dict[str, int]:
         return {name: fields["calls"] for name, fields in rig.client.info("commandstats").items()}
@@ -199,7 +199,7 @@ def test_an_idle_node_asks_little(make_rig: MakeRig) -> None:
     seconds = int(time.monotonic() - began) + 1
     # A refresh of 20 shards each second, every 5 s a round of renewals with a heartbeat; each round is one write.
     assert counted["cmdstat_evalsha"] <= (seconds + 1) * 20 + (seconds // 5 + 1) * (20 + 4)
-    assert counted.get("cmdstat_subscribe", 0) == 0
+    assert counted.get("cmdstat_ssubscribe", 0) == 0
 
 
 # --- hooks ---

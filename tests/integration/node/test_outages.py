@@ -77,12 +77,12 @@ def test_a_subscription_that_was_cut_while_idle_is_made_anew(make_rig: MakeRig) 
     rig = make_rig(LOWQ_POLL_INTERVAL=NEVER)
     node = rig.node().holds_all()
     channel = f"{rig.prefix(0)}wake"
-    until(lambda: rig.client.pubsub_numsub(channel)[0][1] == 1, "subscription")
+    until(lambda: rig.client.pubsub_shardnumsub(channel)[0][1] == 1, "subscription")
     rig.client.client_kill_filter(_type="pubsub")
     rig.push("a", 1)  # nobody listens just now
     rig.done("a", 1)
-    until(lambda: rig.client.pubsub_numsub(channel)[0][1] == 1, "new subscription")
-    rig.client.publish(channel, "no message of lowq's")
+    until(lambda: rig.client.pubsub_shardnumsub(channel)[0][1] == 1, "new subscription")
+    rig.client.spublish(channel, "no message of lowq's")
     rig.push("a", 2)
     rig.done("a", 2)
     assert node.stop() == 0

@@ -132,7 +132,7 @@ def test_a_subscription_that_breaks_while_its_channels_change_is_made_anew_with_
         time.sleep(0.02)
 
     def hears() -> bool:
-        app.client.command("PUBLISH", "first", "hello")
+        app.client.command("SPUBLISH", "first", "hello")
         try:
             return subscription.get(0.1) == ("message", "first", b"hello")
         except lowq.RedisUnavailable:

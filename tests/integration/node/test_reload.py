@@ -105,6 +105,16 @@ BROKEN = {
     "exit": ("import os\nos._exit(9)\n", "exited with code 9"),
     "no worker": ("import lowq\n", "registers no worker"),
     "shards_count": (SOURCE.replace("{settings!r}", "{'ORDERS_SHARDS': '7'}"), "has shards_count=5 in Redis"),
+    "on_server_init": (SOURCE + "app.config.on_server_init = lambda: 1 / 0\n", "ZeroDivisionError"),
+    "constructor": (
+        SOURCE + "from tests.integration.app_orders import Orders\nOrders.__init__ = lambda self: 1 / 0\n",
+        "ZeroDivisionError",
+    ),
+    "setup": (
+        SOURCE + "from tests.integration.app_orders import Orders\nOrders.setup = lambda self: 1 / 0\n",
+        "ZeroDivisionError",
+    ),
+    "splitter": (SOURCE + "app.config.build_splitter = lambda: 1 / 0\n", "ZeroDivisionError"),
     "option": (SOURCE.replace("{settings!r}", "{'ORDERS_BATCH': '0'}"), "batch_size"),
 }
 
@@ -126,6 +136,25 @@ def test_with_broken_code_it_goes_on_as_it_was(make_rig: MakeRig, supervise: Sup
     assert loaded(rig, node.pid) == [1, 3]
     assert node.stop() == 0
     assert rig.report().problems == []
+
+
+@pytest.mark.threads_only
+def test_a_port_that_the_node_has_is_no_reason_against_new_code(make_rig: MakeRig, supervise: Supervise) -> None:
+    rig = make_rig()
+    listens = (
+        "import pathlib, socket\ndef listen():\n    global taken\n    port = pathlib.Path('port')\n"
+        "    taken = socket.create_server(('127.0.0.1', int(port.read_text()) if port.exists() else 0))\n"
+        "    port.write_text(str(taken.getsockname()[1]))\napp.config.on_server_init = listen\n"
+    )
+    write_code(rig, 1, SOURCE + listens)
+    node = supervise(rig, name="node")
+    node.holds_all()
+    for code in (2, 3):
+        write_code(rig, code, SOURCE + listens)
+        node.signal(signal.SIGHUP)
+        runs(rig, node, code)
+    assert node.stop() == 0
+    assert node.no_traceback()
 
 
 def test_a_long_job_is_waited_for(make_rig: MakeRig, supervise: Supervise) -> None:

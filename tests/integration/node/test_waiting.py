@@ -1,9 +1,11 @@
 """Redis read only, a replica, or loading its data: nodes and consumers wait, and go on by themselves."""
 
+import asyncio
 import json
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.error import HTTPError
@@ -196,6 +198,32 @@ def test_healthz_says_that_the_node_waits(make_rig: MakeRig, supervise: Supervis
 
 
 @pytest.mark.threads_only
+def test_it_waits_for_a_primary_that_takes_no_writes(make_rig: MakeRig, own_server: RedisServer) -> None:
+    rig = make_rig(own_server.url, ORDERS_MAX_CRASHES=1)
+    node, consumer = rig.node(), rig.node(ORDERS_CONSUMER="1")
+    for one in (node, consumer):
+        one.says(" starts: ")
+    rig.push("a", 1)
+    rig.done("a", 1)
+    rig.client.config_set("min-replicas-to-write", 1)
+    for one in (node, consumer):
+        assert "takes no writes, as it has too few replicas" in one.says("waiting until it can")
+    late = rig.node()  # waits at its start, too
+    late.says("waiting until it can")
+    with pytest.raises(lowq.PushError) as refused:
+        rig.push("b", 1)
+    assert isinstance(refused.value.__cause__, lowq.RedisNotReady)
+    rig.client.config_set("min-replicas-to-write", 0)
+    for one in (node, consumer, late):
+        one.says("Redis is back")
+    rig.push("b", 1)
+    rig.done("b", 1)
+    rig.drained()
+    assert [one.stop() for one in (node, consumer, late)] == [0, 0, 0]
+    assert problems(rig) == []
+
+
+@pytest.mark.threads_only
 def test_a_consumer_waits_and_keeps_what_it_has(make_rig: MakeRig, own_server: RedisServer) -> None:
     rig = make_rig(own_server.url)
     app = lowq.Lowq(redis_url=own_server.url)
@@ -247,3 +275,33 @@ def test_a_command_that_consumes_waits_at_its_start(make_rig: MakeRig, replica: 
     until((tmp_path / "a").exists, "a job that was performed")
     process.terminate()
     process.wait(PATIENCE)
+
+
+@pytest.mark.threads_only
+@pytest.mark.parametrize("kind", ["consumer", "aconsumer"])
+def test_a_consumer_waits_at_its_start(
+    kind: str, make_rig: MakeRig, replica: RedisServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    rig = make_rig(replica.url)
+    become_primary(rig)
+    queue = rig.app.queue("Orders", 5)
+    queue.push("a")
+    become_replica(rig)
+    taken: list[str] = []
+
+    def consume() -> None:
+        with queue.consumer() as consumer:
+            taken.extend(job.id for job in consumer.take(timeout=PATIENCE))
+
+    async def aconsume() -> None:
+        async with queue.aconsumer() as consumer:
+            taken.extend(job.id for job in await consumer.take(timeout=PATIENCE))
+
+    thread = threading.Thread(target=consume if kind == "consumer" else lambda: asyncio.run(aconsume()))
+    thread.start()
+    until(lambda: "waiting until it can" in caplog.text, "a consumer that waits")
+    assert taken == []
+    become_primary(rig)
+    thread.join(PATIENCE)
+    assert taken == ["a"]
+    assert "Redis is back" in caplog.text

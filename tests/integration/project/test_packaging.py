@@ -80,19 +80,25 @@ class TestWheel:
     def test_type_checkers_find_the_types(self, names: set[str]) -> None:
         assert "lowq/py.typed" in names
 
-    @pytest.mark.parametrize("folder", ["lowq", "web/lowq_web"])
+    @pytest.mark.parametrize("folder", ["lowq", "lowq_pytest", "web/lowq_web"])
     def test_the_packages_are_complete(self, names: set[str], folder: str) -> None:
         assert sources(folder) - names == set()
         assert f"{Path(folder).name}/__init__.py" in names
 
     def test_nothing_else_is_in_it(self, names: set[str]) -> None:
-        assert {name.split("/")[0] for name in names} == {"lowq", "lowq_web", f"lowq-{VERSION}.dist-info"}
+        assert {name.split("/")[0] for name in names} == {
+            "lowq",
+            "lowq_pytest",
+            "lowq_web",
+            f"lowq-{VERSION}.dist-info",
+        }
         assert not [name for name in names if name.endswith(".pyc") or "/." in name]
 
-    def test_it_brings_the_command_and_the_dashboard(self, wheel: Path) -> None:
+    def test_it_brings_the_command_the_dashboard_and_the_plugin_of_pytest(self, wheel: Path) -> None:
         entry_points = configparser.ConfigParser()
         entry_points.read_string(metadata(wheel, "entry_points.txt"))
         assert dict(entry_points["console_scripts"]) == {"lowq": "lowq.cli:main"}
+        assert dict(entry_points["pytest11"]) == {"lowq": "lowq_pytest"}
         assert list(entry_points["lowq.web"]) == ["app", "serve"]
 
     def test_its_metadata_say_what_it_needs(self, wheel: Path) -> None:
@@ -100,8 +106,10 @@ class TestWheel:
         assert (headers["Name"], headers["Version"]) == ("lowq", VERSION)
         assert headers["Requires-Python"] == ">=3.11"
         needed = [re.split("[<>]", item)[0] for item in headers.get_all("Requires-Dist", []) if "extra ==" not in item]
-        assert sorted(needed) == ["click", "hiredis", "msgspec", "redis"]
-        assert set(headers.get_all("Provides-Extra", [])) == {"all", "dev", "embedded", "reload", "uvloop", "web"}
+        assert sorted(needed) == ["click", "cronsim", "hiredis", "msgspec", "redis"]
+        assert set(headers.get_all("Provides-Extra", [])) == {
+            "all", "dev", "embedded", "otel", "reload", "sentry", "uvloop", "web",
+        }  # fmt: skip
 
     def test_it_works_without_the_repository(self, wheel: Path, tmp_path: Path) -> None:
         with zipfile.ZipFile(wheel) as archive:
@@ -140,4 +148,5 @@ def test_the_source_distribution_has_what_is_needed_to_build_and_test_it(tmp_pat
         names = {name.partition("/")[2] for name in archive.getnames()}
     assert {"pyproject.toml", "LICENSE", "Makefile", "CHANGELOG.md", "tests/conftest.py", "examples/orders.py"} <= names
     assert sources("lowq") <= names
+    assert sources("lowq_pytest") <= names
     assert {f"web/{name}" for name in sources("web/lowq_web")} <= names

@@ -2,7 +2,8 @@
 
 A block of Python stands below one of two lines. ``<!-- run: NAME -->``: all blocks of a page with that NAME run one
 after the other in a process of their own, with an empty embedded store. A line ``expression  # -> value`` must have
-that value, as ``repr`` shows it, and functions named ``test_...`` are called. ``<!-- file: PATH -->``: the block is a
+that value, as ``repr`` shows it, and functions named ``test_...`` are called, with what the pytest plugin's fixtures of
+these names would give. ``<!-- file: PATH -->``: the block is a
 file of an application, which test_recipes.py runs.
 """
 
@@ -44,7 +45,7 @@ _VALUE = re.compile(r"^(\s*)(\S.*?)\s+# -> (.*)$", re.MULTILINE)
 
 #: Runs a page's blocks, given on stdin, as a script in a process of its own.
 _RUNNER = """
-import sys, types
+import inspect, sys, types
 page = sys.modules["__main__"] = types.ModuleType("__main__")
 def shows(value, expected):
     if repr(value) != expected:
@@ -53,7 +54,14 @@ page.shows_ = shows
 exec(compile(sys.stdin.read(), "page", "exec"), vars(page))
 for name, function in list(vars(page).items()):
     if name.startswith("test_"):
-        function()
+        names = inspect.signature(function).parameters
+        if not names:
+            function()
+            continue
+        import lowq.testing
+        with lowq.testing.sandbox() as box:
+            values = {"lowq_drain": box.drain, "lowq_clock": box.clock, "lowq_crash": box.crash}
+            function(*(values[name] for name in names))
 """
 
 
@@ -143,7 +151,7 @@ def test_other_commands_name_what_exists(line: str) -> None:
         case ["python", path]:
             assert (ROOT / path).is_file()
         case _:
-            assert words[0] in {"python3", ".", "export", "echo", "kill", "curl"}
+            assert words[0] in {"python3", ".", "export", "echo", "kill", "curl", "openapi-python-client"}
 
 
 def test_the_requests_of_the_page_of_the_dashboard_work() -> None:

@@ -44,6 +44,24 @@ urlpatterns = [path("", lambda request: HttpResponse("the shop"))]
 """,
 }
 
+#: Runs the tests that a page shows: all of them pass, and nothing is warned of.
+_RUN_TESTS = """
+import pathlib, sys, pytest
+
+class Passed:
+    count = 0
+    def pytest_runtest_logreport(self, report):
+        self.count += report.when == "call" and report.passed
+
+if {without!r}:
+    pathlib.Path({without!r}).unlink()
+passed = Passed()
+files = {files}
+options = ["-q", "-W", "error", "-p", "no:cacheprovider", "-o", "asyncio_default_fixture_loop_scope=function"]
+assert pytest.main([*options, *files], plugins=[passed]) == 0
+assert passed.count == {count}, passed.count
+"""
+
 #: page:name -> a script that uses the files of the page.
 USES = {
     "recipes.md:FastAPI": """
@@ -60,7 +78,7 @@ assert OrderSync.queue.peek(42).payloads == [({"version": 2, "status": "paid"}, 
 assert lowq.testing.drain(OrderSync).performed == 1
 """,
     "recipes.md:Django": """
-import node  # as `lowq run -r node.py` loads it: sets Django up
+import node  # as `lowq run node.py` loads it: sets Django up
 import lowq.testing
 from django.db import connection, transaction
 from shop.models import Order
@@ -115,8 +133,8 @@ class Broken(lowq.Worker):
 Broken.perform_async({"id": number} for number in (1, 2))
 assert lowq.testing.drain(Broken).failed == 1
 sentry_sdk.flush()
-assert [event["exception"]["values"][0]["type"] for event in events] == ["ValueError"] * len(events)
-assert {event["tags"]["queue"] for event in events} == {"Broken"}
+assert [event["exception"]["values"][0]["type"] for event in events] == ["ValueError"]
+assert {event["tags"]["lowq.queue"] for event in events} == {"Broken"}
 assert events[-1]["contexts"]["lowq"]["ids"] == ["2"]
 """,
     "drivers.md:a package": """
@@ -179,6 +197,8 @@ with TestClient(app, follow_redirects=False) as client:
     assert client.get("/ops/lowq/").status_code == 200
     assert client.post("/ops/lowq/api/v1/queues/Orders/pause", json={}).status_code == 403
 """,
+    "testing.md:FastAPI": _RUN_TESTS.format(files=["test_orders.py", "test_async.py"], without="conftest.py", count=5),
+    "testing.md:Django": _RUN_TESTS.format(files=["test_shop.py"], without="", count=2),
     "dashboard.md:Django": """
 import os
 os.environ["DJANGO_SETTINGS_MODULE"] = "shop.settings"
@@ -218,4 +238,6 @@ def test_every_file_that_is_shown_is_used() -> None:
         for path in files:
             module = path.removesuffix(".py").replace("/", ".")
             scripts = "".join(script for name, script in USES.items() if name.startswith(f"{page}:"))
-            assert f"from {module} import" in scripts or f"import {module}" in scripts, f"{page} shows {path}"
+            scripts += "".join(text for name, text in files.items() if name in scripts)  # tests that are run
+            uses = (f"from {module} import", f"import {module}", f"{path}'")
+            assert any(use in scripts for use in uses), f"{page} shows {path}"

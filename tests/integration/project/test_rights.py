@@ -11,6 +11,7 @@ from starlette.testclient import TestClient
 
 import lowq
 import lowq_web
+from lowq.store.keys import shard_prefix
 from tests.integration.support import Rig, until
 from tests.redis_server import RedisServer
 from tests.rights import as_user, create, refused, rules
@@ -60,9 +61,9 @@ def test_a_user_without_dangerous_commands_pushes(server: RedisServer) -> None:
         app.queue("Orders", 3).push([{"id": 1}])
         app.close()
         assert (
-            client.zcard("lowq:v1:{Orders:0}:due")
-            + client.zcard("lowq:v1:{Orders:1}:due")
-            + client.zcard("lowq:v1:{Orders:2}:due")
+            client.zcard(shard_prefix("lowq", "Orders", 0) + "due")
+            + client.zcard(shard_prefix("lowq", "Orders", 1) + "due")
+            + client.zcard(shard_prefix("lowq", "Orders", 2) + "due")
             == 1
         )
         assert refused(client) == set()
@@ -167,8 +168,20 @@ def test_people_see_and_do_everything_with_the_rights_of_people(rig: Rig, server
     assert node.wait() == 0
     _leave_in_flight(server, rig, "4")
     assert queue.release_all() == 1
+    assert queue.reshard(4) is not None
+    assert app.queue("Orders").layouts.current.shards_count == 4
     app.queue("Orders").drop()
     assert refused(rig.client) == set()
+    app.close()
+
+
+def test_a_producer_can_not_reshard_and_changes_nothing_when_it_tries(rig: Rig, server: RedisServer) -> None:
+    rig.push("a", 1)
+    with pytest.raises(lowq.RedisRefused, match="permissions"):
+        rig.app.queue("Orders").reshard(4)
+    app = app_of(server, PEOPLE)
+    assert app.queue("Orders").reshard_progress() is None
+    assert app.queue("Orders").layouts.current.shards_count == 3
     app.close()
 
 

@@ -109,7 +109,8 @@ def test_one_that_is_stopped_by_hand_is_replaced(make_rig: MakeRig, supervise: S
         pytest.param("import lowq\n@lowq.worker\ndef orders(p): ...\nlowq.config.on_server_init = lambda: 1 / 0\n", 1,
                      "the node could not start (ZeroDivisionError: division by zero), see above",
                      marks=pytest.mark.slow),
-        ("import lowq\n@lowq.worker(queue_name='Orders', shards_count=7)\ndef orders(p): ...\n", 1,
+        (("import lowq\nlowq.config.strict_shards_count = True\n"
+         "@lowq.worker(queue_name='Orders', shards_count=7)\ndef orders(p): ...\n"), 1,
          "shards_count=5 in Redis, but this process says shards_count=7"),
     ],
     ids=["syntax", "exit", "signal", "no worker", "init", "shards_count"],

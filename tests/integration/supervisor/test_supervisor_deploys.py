@@ -117,7 +117,7 @@ BROKEN = {
     "exit": ("import os\nos._exit(9)\n", "exited with code 9 before it was ready"),
     "no worker": ("import lowq\n", "registers no worker"),
     "shards_count": (
-        SOURCE.replace("{settings!r}", "{'ORDERS_SHARDS': '7'}"),
+        SOURCE.replace("{settings!r}", "{'ORDERS_SHARDS': '7', 'LOWQ_STRICT_SHARDS_COUNT': '1'}"),
         "queue 'Orders' has shards_count=5 in Redis, but this process says shards_count=7",
     ),
 }

@@ -30,6 +30,8 @@ ME = Identity("0123456789", {"q": 4}, 1, "1", host="me", pid=1)
 class Registry:
     """The client: it answers heartbeats with the parts of these nodes."""
 
+    is_cluster = False
+
     def __init__(self) -> None:
         self.others: list[str] = []
         #: Seconds until the first of them will have been silent for too long.
@@ -50,7 +52,7 @@ class Registry:
             return [self.error for _ in calls]
         self.heartbeats += [call for call in calls if call.script == "heartbeat"]
         self.registered += sum(call.script == "register" for call in calls)
-        reply: list[bytes] = [self.first_silent]
+        reply: list[bytes] = [self.first_silent, b"1800000000.000000"]
         part = str(calls[0].args[2])
         for name, its_part in [(ME.name, part), *((other, '{"queues": {"q": 4}}') for other in self.others)]:
             reply += [name.encode(), its_part.encode()] if its_part else []

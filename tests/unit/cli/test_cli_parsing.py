@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import click
 import pytest
 from click.testing import CliRunner, Result
 
@@ -16,7 +17,7 @@ from lowq.cli import main, output
 from lowq.cli.failure import Failure
 from lowq.cli.loading import load_app, users_traceback
 from lowq.cli.look import _seconds, moment
-from lowq.cli.push import BadLine, Line, Source
+from lowq.cli.push import BadLine, Line, LinesToSkip, Source, lines_but
 from lowq.codec import MAX_TIME
 from lowq.duration import LONGEST_WAIT, ago, duration
 from lowq.job import Job
@@ -69,6 +70,8 @@ def test_every_verb_is_listed_and_explains_itself() -> None:
         "peek",
         "why",
         "rates",
+        "errors",
+        "times",
         "audit",
         "doctor",
         "push",
@@ -81,17 +84,22 @@ def test_every_verb_is_listed_and_explains_itself() -> None:
         "release-all",
         "pause",
         "resume",
+        "reshard",
+        "schedules",
         "drop",
         "quiet",
         "stop",
         "reload",
+        "web-user",
+        "init",
+        "completion",
     ]
     assert sorted(main.commands) == sorted(verbs)
     for verb in verbs:
         assert f"\n  {verb} " in listed.stdout
         help_text = invoke(verb, "--help")
         assert help_text.exit_code == 0
-        assert "--redis-url" in help_text.stdout
+        assert ("--redis-url" in help_text.stdout) is (verb not in ("web-user", "init", "completion"))
         assert invoke(verb, "-h").stdout == invoke("help", verb).stdout == help_text.stdout
     assert invoke("-h").stdout == invoke("help").stdout == listed.stdout
 
@@ -105,14 +113,14 @@ def test_version() -> None:
     [
         (["stat"], "did you mean stats"),
         (["perform_now", "Q", "1"], "did you mean perform-now?"),
-        (["app.py"], "did you mean: lowq run -r app.py"),
+        (["app.py"], "did you mean: lowq run app.py"),
         (["zzz"], "verbs are run, consume, web, stats"),
-        (["run"], "lowq run -r app.py"),
-        (["-t", "3"], "lowq run -r app.py"),
+        (["run"], "lowq run app.py"),
+        (["-t", "3"], "lowq run app.py"),
         (["-r", "app.py", "--embedded", "--redis-url", "redis://h"], "leave out --redis-url"),
         (["-r", "nowhere.py"], "there is no such file"),
         (["stats", "--jsn"], "--json"),
-        (["jobs"], "Missing argument 'QUEUE'"),
+        (["shards"], "Missing argument 'QUEUE'"),
         (["jobs", "Q", "--state", "dead"], "'morgue'"),
         (["jobs", "Q", "--limit", "0"], "1<=x<=1000"),
         (["jobs", "Q", "--min", "soon"], "it is a time: "),
@@ -135,7 +143,7 @@ def test_version() -> None:
         (["push", "Q", "nowhere.ndjson"], "does not exist"),
         (["-r", "app.py", "--processes", "0"], "0 is not in the range x>=1"),
         (["-r", "app.py", "--processes", "many"], "'many' is not a valid integer"),
-        (["--processes", "2"], "lowq run -r app.py"),
+        (["--processes", "2"], "lowq run app.py"),
         (["-r", "app.py", "--processes", "2", "--embedded", "--redis-url", "memory://"], "brings its own store"),
         (["-r", "app.py", "--supervised", "1.1"], "lowq run --processes N"),
         (["-r", "app.py", "--supervised", "1.1:500:501"], "lowq run --processes N"),
@@ -270,7 +278,7 @@ def test_json_knows_the_values_of_the_handle(capsys: pytest.CaptureFixture[str])
 
 
 def source(text: bytes, skip: int = 0, longest: int = 1000) -> Source:
-    return Source(io.BytesIO(text), skip, longest, lambda _: None)
+    return Source(io.BytesIO(text), [range(1, skip + 1)], longest, lambda _: None)
 
 
 def test_lines_know_their_numbers_and_blank_ones_are_no_jobs() -> None:
@@ -281,6 +289,30 @@ def test_lines_know_their_numbers_and_blank_ones_are_no_jobs() -> None:
 
 def test_skipped_lines_are_not_even_parsed() -> None:
     assert list(source(b'nonsense\n{"id": 2}\n', skip=1)) == [{"id": 2}]
+
+
+@pytest.mark.parametrize("wanted", [[], [1], [3], [7], [1, 7], [2, 3, 5], [1, 2, 3, 4, 5, 6, 7], [4, 5, 6, 7]])
+def test_lines_are_left_out_as_they_are_named(wanted: list[int]) -> None:
+    skip = LinesToSkip().convert(lines_but(wanted, 7), None, None)
+    lines = b"".join(b'{"id": %d}\n' % (number + 1) for number in range(9))
+    found = [job["id"] for job in Source(io.BytesIO(lines), skip, 1000, lambda _: None)]
+    assert found == [*wanted, 8, 9]
+
+
+def test_lines_that_are_left_out_are_named_shortly() -> None:
+    assert [lines_but(wanted, 7) for wanted in ([4, 5, 6, 7], [2, 4], [1, 2], [1, 3])] == [
+        "3",
+        "1,3,5-7",
+        "3-7",
+        "2,4-7",
+    ]
+    assert lines_but([1], 2) == "2-2"  # "2" would be the first two
+
+
+@pytest.mark.parametrize("text", ["", "x", "-1", "3-", "3-2", "0-2", "4-5,2", "1-3,3", "1,,2", "1 2", "\u0663"])
+def test_lines_that_are_none_are_refused(text: str) -> None:
+    with pytest.raises(click.BadParameter):
+        LinesToSkip().convert(text, None, None)
 
 
 @pytest.mark.parametrize(

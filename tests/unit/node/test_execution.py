@@ -18,7 +18,7 @@ from lowq.errors import LowqError, PushInterrupted, TimeLimitExceeded
 from lowq.job import Job
 from lowq.node import execution
 from lowq.node.execution import Execution, Outcome, current, decide, write_off
-from lowq.node.limits import TimeLimits
+from lowq.node.time_limits import TimeLimits
 from lowq.settings import Config
 from lowq.store import Client
 
@@ -83,7 +83,7 @@ def performed(
     jobs: list[TakenJob], perform: Callable[[dict[str, list[Any]]], object], config: Config | None = None
 ) -> Outcome:
     handler = Handler(perform)
-    shard = Shard(cast(Client, None), "lowq", "q", 3, shards_count=4, nonce="me", load_payload=bytes.decode)
+    shard = Shard(cast(Client, None), "lowq", "q", 3, shards_count=4, nonce="me", load_payload=json.loads)
     runtime = execution.WorkerRuntime(handler, handler.perform, 100)
     return execution.perform(runtime, shard, 17, jobs, config or Config())
 
@@ -326,7 +326,7 @@ class TestErrorHooks:
         [
             {"format_error": raises},
             {"format_error": nothing},
-            {"format_error": lambda error: f"{error} \udc80"},
+            {"format_error": lambda error: f"{error} \udc80", "dump_error": str.encode},
             {"dump_error": raises},
             {"dump_error": nothing},
             {"dump_error": lambda text: text},

@@ -8,7 +8,7 @@ import pytest
 from lowq.broker.activity import Performing
 from lowq.broker.shard import Shard
 from lowq.node.activity import BatchActivity, ThreadActivity
-from lowq.node.limits import TimeLimits
+from lowq.node.time_limits import DROPPED_AFTER, TimeLimits
 from lowq.node.watchdog import Watchdog
 from lowq.store import Client
 
@@ -71,7 +71,7 @@ def test_a_batch_is_looked_at_when_it_passes_its_limit_whenever_it_began() -> No
     rig.perform(0, time_limit=10)
     assert rig.look(10) == 7
     assert rig.interrupted == 0
-    assert rig.look(17) == 10
+    assert rig.look(17) == DROPPED_AFTER
     assert rig.interrupted == 1
 
 

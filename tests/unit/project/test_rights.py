@@ -16,6 +16,7 @@ NODE = (
     "fail",
     "heartbeat",
     "count",
+    "record_errors",
     "release",
     "renew",
     "stats",
@@ -23,11 +24,11 @@ NODE = (
 )
 #: What is sent besides scripts.
 PLAIN = {
-    "lowq-producer": {"hget", "subscribe", "ping"},
-    "lowq-node": {"hget", "hgetall", "hkeys", "time", "subscribe", "unsubscribe", "ping"},
+    "lowq-producer": {"hget", "ssubscribe", "ping"},
+    "lowq-node": {"hget", "hgetall", "hkeys", "time", "ssubscribe", "sunsubscribe", "ping"},
     "lowq-people": {
-        "time", "hget", "hgetall", "hkeys", "hmget", "lrange", "hdel", "unlink", "type", "publish", "scan", "dbsize",
-        "object|encoding", "zcard", "memory|usage",
+        "time", "hget", "hgetall", "hkeys", "hmget", "lrange", "hdel", "unlink", "type", "spublish", "ssubscribe",
+        "ping", "scan", "dbsize", "object|encoding", "zcard", "memory|usage",
     },
 }  # fmt: skip
 SCRIPTS = {"evalsha", "script|load", "script|exists"}

@@ -35,7 +35,8 @@ local function promote_expiring(prefix, id)
   end
 end
 
--- As `add_payload`, for what waits. `at`: when the payload expires, or nil: never. `form`: as there, but not nil.
+-- As `add_payload`, for what waits. `at`: when the payload expires, as text, or nil: never. `form`: as there, but not
+-- nil.
 local function add_expiring(prefix, id, payload, score, form, at)
   local key, times = prefix .. 'payloads:' .. id, prefix .. 'expires:' .. id
   form = form or redis.call('EXISTS', key) == 1
@@ -191,7 +192,10 @@ local function drop_expired(key, times, now)
 end
 
 -- Removes what has expired of an id in flight that its holder never received. Returns whether nothing is left of it.
-local function expire_taken(prefix, id, record, now)
+local function expire_taken(prefix, id, record, now, features)
+  if uses(features, 'traces') then
+    touch(prefix, { 'taken:traces:' }, { id })
+  end
   local key, times = prefix .. 'taken:payloads:' .. id, prefix .. 'taken:expires:' .. id
   local count
   if has_inline(record) then
@@ -213,14 +217,27 @@ local function expire_taken(prefix, id, record, now)
   if redis.call('EXISTS', prefix .. 'payloads:' .. id) == 0 then
     forget(prefix, id)
   end
+  if uses(features, 'traces') then
+    forget_traces(prefix, 'taken:traces:', { id })
+  end
+  announce_room(prefix, redis.call('HGET', prefix .. 'meta', 'features'))
   return true
 end
 
--- Removes what has expired of these ids, each of which has a payload that waits and has. About `most` payloads. Returns
--- how many that are, and id, number of payloads, id, number...
-local function expire(prefix, ids, now, most)
+-- Removes what has expired of these ids, each of which has a payload that waits and has. About `most` payloads, and as
+-- many bytes of them as `room`. Returns how many payloads that are; id, number of payloads, id, number...; and whether
+-- that was all.
+local function expire(prefix, ids, now, most, room)
   local until_now = string.format('%.17g', now)
   touch(prefix, { 'payloads:', 'expires:' }, ids)
+  local meta = redis.call('HMGET', prefix .. 'meta', 'features', 'sealed')
+  if meta[2] then
+    return 0, {}, true -- its jobs are being moved, step by step: nothing else changes them
+  end
+  local features = meta[1]
+  if uses(features, 'traces') then
+    touch(prefix, { 'traces:' }, ids)
+  end
   local keys = {}
   for i, id in ipairs(ids) do
     keys[i] = prefix .. 'payloads:' .. id
@@ -229,22 +246,39 @@ local function expire(prefix, ids, now, most)
   local in_flight = redis.call('HMGET', prefix .. 'taken', unpack(ids))
   local gone, gone_keys, over, count, found = {}, {}, {}, 0, {}
   for i, id in ipairs(ids) do
+    if count >= most or room <= 0 then
+      break
+    end
     local is_gone, before = inline[i], count
     if is_gone then
       count = count + 1
     else
       local times = prefix .. 'expires:' .. id
-      while count < most do
-        local expired = redis.call('ZRANGE', times, '-inf', until_now, 'BYSCORE', 'LIMIT', 0, 50)
-        if #expired == 0 then
-          break
+      local expired = redis.call('ZCOUNT', times, '-inf', until_now)
+      if expired <= most - count and expired == redis.call('ZCARD', keys[i]) then
+        if expired <= 64 then -- Redis frees more of them in its background; what these have is guessed by one
+          room = room - expired * #(redis.call('ZRANGE', keys[i], 0, 0)[1] or '')
         end
-        redis.call('ZREM', keys[i], unpack(expired))
-        redis.call('ZREM', times, unpack(expired))
-        count = count + #expired
+        count = count + expired
+        is_gone, gone_keys[#gone_keys + 1] = true, times
+      else
+        local step = 1
+        while count < most and room > 0 do
+          local some = redis.call('ZRANGE', times, '-inf', until_now, 'BYSCORE', 'LIMIT', 0, step)
+          if #some == 0 then
+            break
+          end
+          redis.call('ZREM', keys[i], unpack(some))
+          redis.call('ZREM', times, unpack(some))
+          count = count + #some
+          for _, payload in ipairs(some) do
+            room = room - #payload
+          end
+          step = #some[#some] > 65536 and 1 or math.min(2 * step, 32)
+        end
+        index_expiry(prefix, id)
+        is_gone = redis.call('EXISTS', keys[i]) == 0
       end
-      index_expiry(prefix, id)
-      is_gone = redis.call('EXISTS', keys[i]) == 0
     end
     if count > before then
       found[#found + 1], found[#found + 2] = id, count - before
@@ -262,7 +296,10 @@ local function expire(prefix, ids, now, most)
     redis.call('ZREM', prefix .. 'expires', unpack(gone))
     redis.call('ZREM', prefix .. 'retries', unpack(gone))
     redis.call('ZREM', prefix .. 'debounced', unpack(gone))
-    announce_room(prefix, redis.call('HGET', prefix .. 'meta', 'features'))
+    if uses(features, 'traces') then
+      forget_traces(prefix, 'traces:', gone)
+    end
+    announce_room(prefix, features)
   end
   if #over > 0 then
     redis.call('HDEL', prefix .. 'errors', unpack(over))
@@ -272,35 +309,54 @@ local function expire(prefix, ids, now, most)
   if count > 0 then
     redis.call('HINCRBY', prefix .. 'meta', 'expired', count)
   end
-  return count, found
+  return count, found, count < most and room > 0
 end
 
 -- Removes what has expired of waiting payloads, about `most` of them, those that expired first. Returns how many that
--- are, at how many ids it looked, and ids as `expire` has them.
+-- are, ids as `expire` has them, and whether more may have expired.
 local function sweep_expired(prefix, now, most)
   local until_now = string.format('%.17g', now)
   local ids = redis.call('ZRANGE', prefix .. 'expires', '-inf', until_now, 'BYSCORE', 'LIMIT', 0, most)
   if #ids == 0 then
-    return 0, 0, {}
+    return 0, {}, false
   end
-  local count, found = expire(prefix, ids, now, most)
-  return count, #ids, found
+  local count, found, all = expire(prefix, ids, now, most, 4194304) -- bytes that are read or freed in some 10 ms
+  return count, found, not all or #ids == most
 end
 
 -- Before payloads come for ids: what has expired of these goes, or an equal payload would join a dead one, and a fresh
--- job take its time and its retries.
+-- job take its time and its retries. Beside payloads that live only an equal one goes: there may be any number of them.
 local function expire_pushed(prefix, width, now)
-  local ids, dead, seen = {}, {}, {}
+  local until_now = string.format('%.17g', now)
+  if redis.call('ZCOUNT', prefix .. 'expires', '-inf', until_now) == 0 then
+    return
+  end
+  local ids, dead, seen, count = {}, {}, {}, 0
   for i = 8, #ARGV, width do
     ids[#ids + 1] = ARGV[i]
   end
   for i, at in ipairs(redis.call('ZMSCORE', prefix .. 'expires', unpack(ids))) do
-    if at and tonumber(at) <= now and not seen[ids[i]] then
-      dead[#dead + 1], seen[ids[i]] = ids[i], true
+    local id = ids[i]
+    if at and tonumber(at) <= now and not seen[id] then
+      local key, times = prefix .. 'payloads:' .. id, prefix .. 'expires:' .. id
+      if redis.call('MGET', key)[1] or redis.call('ZCARD', key) == redis.call('ZCOUNT', times, '-inf', until_now) then
+        dead[#dead + 1], seen[id] = id, true
+      else
+        local payload = ARGV[9 + (i - 1) * width]
+        local expires = redis.call('ZSCORE', times, payload)
+        if expires and tonumber(expires) <= now then
+          redis.call('ZREM', key, payload)
+          redis.call('ZREM', times, payload)
+          index_expiry(prefix, id)
+          count = count + 1
+        end
+      end
     end
   end
+  if count > 0 then
+    redis.call('HINCRBY', prefix .. 'meta', 'expired', count)
+  end
   if #dead > 0 then
-    expire(prefix, dead, now, math.huge)
+    expire(prefix, dead, now, math.huge, math.huge)
   end
 end
-

@@ -28,6 +28,22 @@ end
 local function announce_room(prefix, features)
   if uses(features, 'full') then
     note_feature(prefix, features, 'full', false)
-    redis.call('PUBLISH', prefix .. 'room', '')
+    redis.call('SPUBLISH', prefix .. 'room', '')
   end
+end
+
+-- What a shard uses, as its keys tell, and its `features` don't say: after `meta` was lost. Words.
+local function find_missing_features(prefix, features)
+  local missing = {}
+  local top = redis.call('ZRANGE', prefix .. 'due', -1, -1, 'WITHSCORES')[2]
+  if top and split_score(top) > 0 and not uses(features, 'priority') then
+    missing[#missing + 1] = 'priority'
+  end
+  if redis.call('EXISTS', prefix .. 'expires') == 1 and not uses(features, 'ttl') then
+    missing[#missing + 1] = 'ttl'
+  end
+  if redis.call('EXISTS', prefix .. 'debounced') == 1 and not uses(features, 'debounce') then
+    missing[#missing + 1] = 'debounce'
+  end
+  return missing
 end

@@ -44,6 +44,10 @@ local function find_integrity_error(prefix, what, id, delivered)
     return has(what) and not has('payloads:') and 'leftovers' or nil
   elseif what == 'taken:expires:' then
     return has(what) and not has('taken:payloads:') and 'leftovers' or nil
+  elseif what == 'traces:' then
+    return has(what) and not in_set('due') and not has('payloads:') and 'leftovers' or nil
+  elseif what == 'taken:traces:' then
+    return has(what) and not record and 'leftovers' or nil
   end
 
   -- What is known of the past of an id: of one that waits (`retries`), waits or is in flight, or is buried. That of

@@ -46,8 +46,8 @@ local function find_oldest(prefix, features)
 end
 
 -- Jobs that were pushed for ids which wait already, and less urgently: they become as urgent. `due` has the scores and
--- ids as they were pushed, from `start` on.
-local function raise_levels(prefix, due, start, width)
+-- ids as they were pushed, from `start` on; `usual` is the level of jobs that say none.
+local function raise_levels(prefix, due, start, width, usual)
   local ids = {}
   for i = start + 1, #due, 2 do
     ids[#ids + 1] = due[i]
@@ -55,7 +55,8 @@ local function raise_levels(prefix, due, start, width)
   local scores, raised = redis.call('ZMSCORE', prefix .. 'due', unpack(ids)), {}
   for i, id in ipairs(ids) do
     local level, at = split_score(scores[i])
-    local wanted = width == 6 and tonumber(ARGV[8 + (i - 1) * width + 5]) or 0
+    local said = width == 6 and ARGV[8 + (i - 1) * width + 5] or '='
+    local wanted = said == '=' and usual or tonumber(said) or 0
     if wanted < level then
       raised[#raised + 1], raised[#raised + 2] = wanted * 8589934592 + at, id
     end
@@ -79,9 +80,9 @@ local function score_again(prefix, id, level, at)
 end
 
 -- What waits of a shard that uses priorities, so many ids of each level: the levels in the order in which they are
--- served, and within each the ids by their time. Returns id, perform_at (text), id, perform_at..., and at which
--- position which level is. The most urgent comes first, but for two of ten deliveries: one begins with the least
--- urgent, and one with each level in turn, so none of them starves.
+-- served, and within each the ids by their time. Returns id, perform_at (text), id, perform_at..., at which position
+-- which level is (text), and the latest of these times. The most urgent comes first, but for two of ten deliveries:
+-- one begins with the least urgent, and one with each level in turn, so none of them starves.
 local function read_levels(prefix, delivery, count)
   local order = {}
   for i = 0, 9 do
@@ -94,17 +95,38 @@ local function read_levels(prefix, delivery, count)
     end
     order[0] = first
   end
+  -- A call for each level that has jobs, and one more: whatever follows the last of one begins the next.
+  local by_level, low, latest = {}, '-inf', -math.huge
+  repeat
+    local some = redis.call('ZRANGE', prefix .. 'due', low, '+inf', 'BYSCORE', 'LIMIT', 0, count, 'WITHSCORES')
+    local first, is_whole = nil, #some < 2 * count
+    local score, level, at_text, ids -- many have the same score
+    for j = 1, #some, 2 do
+      if some[j + 1] ~= score then
+        score = some[j + 1]
+        local at
+        level, at = split_score(score)
+        first = first or level
+        if level > first and not is_whole then
+          break -- there may be more of this one
+        end
+        ids = by_level[level] or {}
+        by_level[level] = ids
+        at_text, latest = level == 0 and score or string.format('%.17g', at), math.max(latest, at)
+      end
+      ids[#ids + 1], ids[#ids + 2] = some[j], at_text
+    end
+    low = first and bounds_of(first + 1)
+  until is_whole or first == 9
   local waiting, levels = {}, {}
   for i = 0, 9 do
-    local low, high = bounds_of(order[i])
-    local some = redis.call('ZRANGE', prefix .. 'due', low, high, 'BYSCORE', 'LIMIT', 0, count, 'WITHSCORES')
-    for j = 1, #some, 2 do
-      local _, at = split_score(some[j + 1])
-      levels[#waiting + 1] = order[i]
-      waiting[#waiting + 1], waiting[#waiting + 2] = some[j], string.format('%.17g', at)
+    local ids, text = by_level[order[i]] or {}, tostring(order[i])
+    for j = 1, #ids, 2 do
+      levels[#waiting + 1] = text
+      waiting[#waiting + 1], waiting[#waiting + 2] = ids[j], ids[j + 1]
     end
   end
-  return waiting, levels
+  return waiting, levels, latest
 end
 
 -- A bound of times, as ZCOUNT takes it ('-inf', '+inf', '(' in front to leave it out), as one of the scores of a level.

@@ -6,6 +6,11 @@
 -- `ack_and_take`, `fetch_jobs` and `examine` know the forms. MGET answers nil for what is no string, so it tells them
 -- apart without an error.
 
+-- Whether a text begins as one of an inline payload.
+local function begins_with_score(inline)
+  return tonumber(string.match(inline, '^(%S+) ') or '') ~= nil
+end
+
 -- Payload and score (text) of what is inline.
 local function split_inline(inline)
   local space = string.find(inline, ' ', 1, true)
@@ -20,6 +25,15 @@ end
 -- Whether the record of an id in flight holds its payload: only then it ends with a newline, without it with a digit.
 local function has_inline(record)
   return string.byte(record, -1) == 10
+end
+
+-- Raises an error where a key holds no payloads that others can join. `inline`: what MGET says of it.
+local function check_payloads(key, inline)
+  if not inline then
+    redis.call('ZCARD', key)
+  elseif not begins_with_score(inline) then
+    error(key .. ' holds no payload')
+  end
 end
 
 -- Adds a payload with its score (text). Of two equal ones the lowest score stays. `form`: what is known of the key: the
@@ -154,11 +168,8 @@ local function merge_latest(source, target)
   end
 end
 
--- Whether what a key of payloads holds is in one of their forms, as far as its type and its beginning tell.
-local function begins_with_score(inline)
-  return tonumber(string.match(inline, '^(%S+) ') or '') ~= nil
-end
 
+-- Whether what a key of payloads holds is in one of their forms, as far as its type and its beginning tell.
 local function is_readable(key)
   local kind = redis.call('TYPE', key).ok
   if kind == 'string' then

@@ -53,12 +53,13 @@ local function next_slot(prefix, record, repeated, keep, now)
 end
 
 -- The first call may arrive after its repeat. At most 10,000 are remembered, some 1 MB.
-local function remember_repeat(prefix, record, repeated, token)
+-- The last command changes something each time, as Redis sees it, also of a second repeat: whoever waits behind the
+-- call for replicas or the disk (WAIT, WAITAOF) waits for the last write of this connection, and for nothing if it has
+-- written nothing.
+local function remember_repeat(prefix, record, token)
   redis.call('ZADD', prefix .. 'repeated', string.match(record or '', '^%d+ %d+ (%d+) ') or 1, token)
   redis.call('ZREMRANGEBYRANK', prefix .. 'repeated', 0, -10001)
-  if not repeated then
-    redis.call('HSET', prefix .. 'meta', 'repeated', 1)
-  end
+  redis.call('HSET', prefix .. 'meta', 'repeated', 1)
 end
 
 -- Whether a call of an operator comes after a repeat of itself, out of a connection that was given up meanwhile. Then

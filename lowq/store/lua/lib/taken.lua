@@ -62,6 +62,9 @@ local function touch_payloads(prefix, ids, features)
   if uses(features, 'ttl') then
     touch(prefix, { 'expires:', 'taken:expires:' }, ids)
   end
+  if uses(features, 'traces') then
+    touch(prefix, { 'traces:', 'taken:traces:' }, ids)
+  end
 end
 
 -- The payloads of an id in flight, if they have a key, join those that wait, as the queue's policy has it.
@@ -108,6 +111,9 @@ local function put_back(prefix, id, record, now, perform_at, features)
     add_payload(waiting, split_inline(inline))
   end
   merge_taken(prefix, id, features, now)
+  if uses(features, 'traces') then
+    put_back_traces(prefix, id)
+  end
   redis.call('HDEL', prefix .. 'taken', id)
   perform_at = perform_at or math.min(tonumber(was_due), now)
   redis.call('ZADD', prefix .. 'due', score_again(prefix, id, level_in(record), perform_at), id)
@@ -158,6 +164,10 @@ local function crash(prefix, id, record, now, max_crash_count, delay, features)
   if uses(features, 'ttl') then
     forget_expiry(prefix, id)
     redis.call('UNLINK', prefix .. 'taken:expires:' .. id)
+  end
+  if uses(features, 'traces') then
+    forget_traces(prefix, 'taken:traces:', { id })
+    forget_traces(prefix, 'traces:', { id })
   end
   if merge(waiting, prefix .. 'morgue:payloads:' .. id, { payloads = 500, bytes = 1048576 }) then
     redis.call('ZREM', prefix .. 'due', id)

@@ -44,7 +44,9 @@ local function shift_due(prefix, now, server_time, since)
   local moved = {}
   for level = 0, top and split_score(top) or 0 do
     local base = level * 8589934592
-    local lowest = first > now and string.format('%.17g', base + first) or string.format('(%.17g', base + now)
+    -- Beside a level times are rounded, and what is due now is not moved.
+    local lowest = base + first > base + now and string.format('%.17g', base + first)
+      or string.format('(%.17g', base + now)
     -- What was pushed last may be due up to a millisecond later, see `read_due_cutoff`.
     local jobs = redis.call('ZRANGE', prefix .. 'due', lowest, string.format('%.17g', base + latest + 0.001), 'BYSCORE',
       'LIMIT', 0, 500 - #moved / 2, 'WITHSCORES')

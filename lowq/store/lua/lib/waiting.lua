@@ -79,6 +79,6 @@ end
 -- key counts twice, so that one command tells the two apart.
 local function wake(prefix, delay)
   if redis.call('EXISTS', prefix .. 'taken', prefix .. 'consumer', prefix .. 'consumer') ~= 1 then
-    redis.call('PUBLISH', prefix .. 'wake', string.format('%.6f', math.max(delay, 0)))
+    redis.call('SPUBLISH', prefix .. 'wake', string.format('%.6f', math.max(delay, 0)))
   end
 end

@@ -4,15 +4,19 @@
 
     running ----------- the handler ends ------------------> ended
        |                                                       ^
-       +-- time_limit passes: interrupted, once ---------------+   a failure, as any other exception
+       +-- time_limit passes: interrupted ---------------------+   a failure, as any other exception
        |
        +-- ttr passes ---------------------------------------> written off: the batch is somebody else's
 
 Who performs the batch and who watches the time (`Watchdog`) decide under the lock of the batch which of the arrows it
 is. So neither an interrupt nor the end by ``ttr`` ever meets a batch that has ended, nor the one after it.
+
+A handler is interrupted once: one that catches it may clean up. An interrupt that strikes in a finalizer (``__del__``,
+a callback of the garbage collector), where Python drops every exception, has not reached the handler: it comes again.
 """
 
 import asyncio
+import sys
 import threading
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -23,7 +27,11 @@ from lowq.broker.delivery import TakenJob
 from lowq.clock import Clock
 from lowq.duration import duration
 from lowq.errors import LeaseLost, LowqError, TimeLimitExceeded
+from lowq.observers import ObservedBatch
 from lowq.store import caller_limit
+
+#: How soon it is noticed that an interrupt was dropped, in seconds.
+DROPPED_AFTER = 1.0
 
 #: Raises the exception where the batch is performed, as soon as may be; with None, takes back what was not raised yet.
 Interrupt = Callable[[type[BaseException] | None], object]
@@ -54,6 +62,8 @@ class TimeLimits:
         self.jobs = jobs
         #: What the handler has said of single ids, for whoever reports the batch.
         self.outcomes: dict[str, tuple[str, Any]] = {}
+        #: Those who follow the batch, for the same; None: nobody does.
+        self.observed: ObservedBatch | None = None
         self._time_limit = time_limit
         self._ttr = ttr
         self._interrupt = interrupt
@@ -94,7 +104,7 @@ class TimeLimits:
         except BaseException as raised:
             self._end()
             if type(raised) is TimeLimitExceeded and self._interrupted and self._time_limit is not None:
-                raised.args = (self._exceeded(),)
+                raised.args = (self.exceeded(),)
             raise
         finally:
             caller_limit.reset(token)
@@ -119,7 +129,7 @@ class TimeLimits:
         except asyncio.CancelledError as cancelled:
             if self.cancelled and self._time_limit is not None:
                 # With the handler's lines in its trace.
-                raise TimeLimitExceeded(self._exceeded()).with_traceback(cancelled.__traceback__) from None
+                raise TimeLimitExceeded(self.exceeded()).with_traceback(cancelled.__traceback__) from None
             raise
         finally:
             caller_limit.reset(token)
@@ -129,9 +139,14 @@ class TimeLimits:
         """Whether the handler runs."""
         return self._running
 
-    def _exceeded(self) -> str:
+    def exceeded(self) -> str:
+        """What `TimeLimitExceeded` says."""
         assert self._time_limit is not None
         return f"the batch has run for longer than its time_limit of {duration(self._time_limit)}"
+
+    def overdue(self) -> str:
+        """Why a batch is written off."""
+        return "the batch has run for longer than its ttr" + ("" if self._ttr is None else f" of {duration(self._ttr)}")
 
     def _begin(self) -> None:
         with self._lock:
@@ -187,6 +202,19 @@ class TimeLimits:
         if self._written_off:
             raise LeaseLost("the batch has run for longer than its ttr: its jobs are performed by somebody else")
 
+    def interrupt_dropped(self) -> bool:
+        """Python has dropped an exception of the interrupt's type: whether it was the interrupt. If the batch still
+        runs, who watches sends it again.
+
+        Called by who performs the batch, in the midst of anything, also where it holds the lock: so without that. No
+        interrupt is sent meanwhile, as long as this one counts.
+        """
+        if not self._interrupted:
+            return False
+        if not self._ended:
+            self._interrupted = False
+        return True
+
     # --- for who watches ---
 
     def enforce(self, write_off: Callable[[], object]) -> float | None:
@@ -204,11 +232,14 @@ class TimeLimits:
                 write_off()
                 return None
             waits = [] if self._ttr_at is None else [self._ttr_at - now]
-            if self._time_limit_at is not None and not self._interrupted:
-                if now >= self._time_limit_at:
+            if self._time_limit_at is not None:
+                if self._interrupted:
+                    waits.append(DROPPED_AFTER)
+                elif now >= self._time_limit_at:
                     # Noted first: should this thread end between the two, `_end` takes back one that was not sent.
                     self._interrupted = True
                     self._interrupt(TimeLimitExceeded)
+                    waits.append(DROPPED_AFTER)
                 else:
                     waits.append(self._time_limit_at - now)
             return min(waits, default=None)
@@ -266,6 +297,7 @@ def interrupt_of_this_thread() -> Interrupt:
     in C is not reached before it returns.
     """
     ident, set_async_exc = threading.get_ident(), _set_async_exc()
+    _notice_dropped_interrupts()
 
     def interrupt(exception: type[BaseException] | None) -> None:
         set_async_exc(ident, exception)
@@ -281,6 +313,22 @@ def interrupt_of_this_thread() -> Interrupt:
             pass
 
     return interrupt
+
+
+@cache
+def _notice_dropped_interrupts() -> None:
+    """From now on the batch in whose thread Python drops an interrupt learns of it. Anything else that is dropped is
+    reported as before.
+    """
+    report = sys.unraisablehook
+
+    def notice(dropped: "sys.UnraisableHookArgs") -> None:
+        limits = caller_limit.get()
+        if dropped.exc_type is TimeLimitExceeded and isinstance(limits, TimeLimits) and limits.interrupt_dropped():
+            return
+        report(dropped)
+
+    sys.unraisablehook = notice
 
 
 class _Raised(BaseException):

@@ -1,0 +1,154 @@
+"""``perform_one`` in nodes: what ends a batch in the middle."""
+
+import asyncio
+import sys
+import threading
+from functools import partial
+from typing import Any
+
+import lowq
+from lowq.workers import Worker
+from tests.integration.node.conftest import Start
+from tests.waiting import PATIENCE, until
+
+IDS = ("a", "b", "c", "d")
+
+
+def is_empty(worker: Any) -> bool:
+    """Whether nothing waits and nothing is in flight, at one moment."""
+    stats = worker.queue.stats()
+    return not stats.length and not stats.taken
+
+
+def push(worker: type[Worker[Any]]) -> None:
+    worker.perform_async({"id": job_id} for job_id in IDS)
+
+
+def charged(worker: type[Worker[Any]]) -> dict[str, tuple[int, int]]:
+    """Id -> retry count and crashes, of those that are not finished."""
+    jobs = worker.queue.fetch(IDS).values()
+    return {job.id: (job.retry_count, job.crashes) for job in jobs}
+
+
+def test_a_thread_that_is_cut_short_has_acknowledged_what_is_done(app: lowq.Lowq, start: Start) -> None:
+    begun, go = threading.Event(), threading.Event()
+    performed: list[str] = []
+
+    @app.worker(shards_count=1, batch_size=10, max_crash_count=1)
+    def orders(job_id: str, payloads: list[Any]) -> None:
+        performed.append(job_id)
+        if job_id == "c" and not begun.is_set():
+            begun.set()
+            go.wait()
+
+    push(orders)
+    node = start(threads=1)
+    until(begun.is_set, "the third id")
+    assert not node.stop(0.0)
+    try:
+        assert [job_id for job_id in IDS if orders.queue.peek(job_id) is None] == ["a", "b"]
+        start(threads=1)
+        until(lambda: is_empty(orders), "the other ids")
+        assert performed == ["a", "b", "c", "c", "d"]
+        assert orders.queue.stats().morgue_length == 0
+    finally:
+        go.set()
+
+
+def test_a_task_that_is_cut_short_has_acknowledged_what_is_done(app: lowq.Lowq, start: Start) -> None:
+    performed: list[str] = []
+
+    @app.worker(shards_count=1, batch_size=10, max_crash_count=1)
+    async def orders(job_id: str, payloads: list[Any]) -> None:
+        performed.append(job_id)
+        if performed == ["a", "b", "c"]:
+            await asyncio.sleep(3600)
+
+    push(orders)
+    node = start()
+    until(lambda: len(performed) == 3, "the third id")
+    assert not node.stop(0.0)
+    start()
+    until(lambda: is_empty(orders), "the other ids")
+    assert performed == ["a", "b", "c", "c", "d"]
+    assert orders.queue.stats().morgue_length == 0
+
+
+def test_a_node_that_stops_finishes_the_id_and_gives_the_others_back(app: lowq.Lowq, start: Start) -> None:
+    begun, go = threading.Event(), threading.Event()
+
+    @app.worker(shards_count=1, batch_size=10)
+    def orders(job_id: str, payloads: list[Any]) -> None:
+        if job_id == "b":
+            begun.set()
+            go.wait()
+
+    push(orders)
+    node = start(threads=1)
+    until(begun.is_set, "the second id")
+    node.request_stop()
+    go.set()
+    assert node.stop(60.0)
+    assert charged(orders) == {"c": (-1, 0), "d": (-1, 0)}
+    assert orders.queue.stats().taken == 0
+
+
+def test_an_id_that_exceeds_its_ttr_is_charged_alone(app: lowq.Lowq, start: Start) -> None:
+    go = threading.Event()
+    performed: list[str] = []
+    others = set(threading.enumerate())
+
+    @app.worker(shards_count=1, batch_size=10, ttr=2)
+    def orders(job_id: str, payloads: list[Any]) -> None:
+        performed.append(job_id)
+        if performed == ["a", "b"]:
+            go.wait()
+
+    push(orders)
+    start(threads=5)
+    until(lambda: is_empty(orders), "the other tries")
+    assert sorted(performed) == ["a", "b", "b", "c", "d"]
+    (dead,) = [thread for thread in set(threading.enumerate()) - others if _performs(thread)]
+    go.set()
+    dead.join(60)
+    assert not dead.is_alive()
+    assert sorted(performed) == ["a", "b", "b", "c", "d"]  # it began no other id
+
+
+def _performs(thread: threading.Thread) -> bool:
+    """Whether the thread is in a handler."""
+    frame = sys._current_frames().get(thread.ident or 0)
+    while frame is not None:
+        if frame.f_code.co_name == "orders":
+            return True
+        frame = frame.f_back
+    return False
+
+
+def test_a_time_limit_charges_the_id_that_exceeded_it(app: lowq.Lowq, start: Start) -> None:
+    performed: list[str] = []
+
+    @app.worker(shards_count=1, batch_size=10, time_limit=2, max_retry_count=0)
+    async def awaits(job_id: str, payloads: list[Any]) -> None:
+        performed.append(job_id)
+        if job_id == "b":
+            await asyncio.sleep(3600)
+
+    @app.worker(shards_count=1, batch_size=10, time_limit=2, max_retry_count=0)
+    def loops(job_id: str, payloads: list[Any]) -> None:
+        performed.append(job_id)
+        while job_id == "b":
+            pass
+
+    for worker in (awaits, loops):
+        performed.clear()
+        push(worker)
+        node = start()
+        until(partial(is_empty, worker), "the end of all")
+        node.stop(PATIENCE)
+        assert performed == [*IDS]
+        job = worker.queue.peek("b")
+        assert job is not None
+        assert job.state == "morgue"
+        assert "TimeLimitExceeded" in (job.error or "")
+        assert worker.queue.stats().morgue_length == 1

@@ -1,0 +1,518 @@
+"""Time limits of a batch: what may happen when, with a clock that the tests move; and that an interrupt strikes nothing
+but its own batch.
+"""
+
+import asyncio
+import contextvars
+import subprocess
+import sys
+import textwrap
+import threading
+import traceback
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import pytest
+
+from lowq.errors import LeaseLost, LowqError, TimeLimitExceeded
+from lowq.node.time_limits import (
+    DROPPED_AFTER,
+    TimeLimits,
+    WrittenOff,
+    _notice_dropped_interrupts,
+    checked_seconds,
+    interrupt_of_this_thread,
+)
+from lowq.store import caller_deadline, caller_limit
+from tests.waiting import PATIENCE
+
+
+class Batch:
+    """A batch that is being performed in the test's own thread: whoever watches is the test, too."""
+
+    def __init__(self, time_limit: float | None = None, ttr: float | None = None) -> None:
+        self.now = 1000.0
+        self.sent: list[type[BaseException] | None] = []
+        self.earlier = 0
+        self.written_off = 0
+        self.limits = TimeLimits(
+            time_limit, ttr, interrupt=self.sent.append, on_earlier=self._on_earlier, clock=lambda: self.now
+        )
+
+    def _on_earlier(self) -> None:
+        self.earlier += 1
+
+    def enforce(self, at: float) -> float | None:
+        """``at``: seconds since the batch began."""
+        self.now = 1000.0 + at
+        return self.limits.enforce(self._write_off)
+
+    def _write_off(self) -> None:
+        self.written_off += 1
+
+    def run(self, handler: Callable[[], object]) -> None:
+        self.limits.run(handler)
+
+
+class TestTimeLimit:
+    def test_it_interrupts_once_when_it_has_passed(self) -> None:
+        batch = Batch(time_limit=10)
+
+        def handler() -> None:
+            assert batch.enforce(4) == 6
+            assert batch.sent == []
+            assert batch.enforce(10) == DROPPED_AFTER
+            assert batch.sent == [TimeLimitExceeded]
+            assert batch.enforce(11) == DROPPED_AFTER
+            assert batch.sent == [TimeLimitExceeded]
+
+        batch.run(handler)
+
+    def test_one_that_python_dropped_comes_again(self) -> None:
+        batch = Batch(time_limit=10)
+
+        def handler() -> None:
+            assert not batch.limits.interrupt_dropped()  # none was sent: it is somebody else's
+            batch.enforce(10)
+            assert batch.limits.interrupt_dropped()
+            batch.enforce(11)
+            assert batch.sent == [TimeLimitExceeded, TimeLimitExceeded]
+
+        batch.run(handler)
+        assert batch.limits.interrupt_dropped()
+        assert batch.sent == [TimeLimitExceeded, TimeLimitExceeded, None]
+
+    def test_an_interrupt_that_was_not_raised_yet_is_taken_back_when_the_handler_ends(self) -> None:
+        batch = Batch(time_limit=10)
+        batch.run(lambda: batch.enforce(10))
+        assert batch.sent == [TimeLimitExceeded, None]
+
+    def test_a_batch_that_has_ended_is_not_interrupted(self) -> None:
+        batch = Batch(time_limit=10)
+        batch.run(lambda: None)
+        assert batch.enforce(10) is None
+        assert batch.sent == []
+
+    def test_nor_one_that_has_not_begun(self) -> None:
+        batch = Batch(time_limit=10, ttr=20)
+        batch.enforce(30)
+        assert (batch.sent, batch.written_off) == ([], 0)
+
+    def test_what_was_raised_says_which_limit_it_was(self) -> None:
+        batch = Batch(time_limit=10)
+
+        def handler() -> None:
+            batch.enforce(10)
+            raise TimeLimitExceeded
+
+        with pytest.raises(TimeLimitExceeded, match="longer than its time_limit of 10 s"):
+            batch.run(handler)
+
+    def test_a_handler_that_goes_on_has_until_ttr(self) -> None:
+        batch = Batch(time_limit=10, ttr=15)
+
+        def handler() -> None:
+            assert batch.enforce(10) == DROPPED_AFTER
+            batch.enforce(15)
+            assert (len(batch.sent), batch.written_off) == (1, 1)
+
+        with pytest.raises(WrittenOff):
+            batch.run(handler)
+
+    @pytest.mark.parametrize("raised", [ValueError("boom"), SystemExit(1)])
+    def test_what_a_handler_raises_is_raised(self, raised: BaseException) -> None:
+        def handler() -> None:
+            raise raised
+
+        with pytest.raises(type(raised)):
+            Batch(time_limit=10).run(handler)
+
+
+def test_a_task_that_exceeded_its_limit_shows_where_it_waited() -> None:
+    async def ask_a_slow_supplier() -> None:
+        await asyncio.sleep(PATIENCE)
+
+    async def perform() -> None:
+        limits = TimeLimits(10, None, interrupt=lambda _: None)
+        task = asyncio.create_task(limits.arun(ask_a_slow_supplier))
+        await asyncio.sleep(0)
+        limits.cancelled = task.cancel()
+        await task
+
+    with pytest.raises(TimeLimitExceeded, match="longer than its time_limit of 10 s") as caught:
+        asyncio.run(perform())
+    assert "ask_a_slow_supplier" in "".join(traceback.format_exception(caught.value))
+
+
+class TestTtr:
+    def test_the_batch_is_written_off_once_and_its_end_says_so(self) -> None:
+        batch = Batch(ttr=10)
+
+        def handler() -> None:
+            assert batch.enforce(9.5) == 0.5
+            assert not batch.limits.written_off
+            assert batch.enforce(10) is None
+            assert batch.enforce(11) is None
+            assert batch.written_off == 1
+
+        with pytest.raises(WrittenOff):
+            batch.run(handler)
+        assert batch.limits.written_off
+
+    def test_also_when_the_handler_raises(self) -> None:
+        batch = Batch(ttr=10)
+
+        def handler() -> None:
+            batch.enforce(10)
+            raise ValueError("late")
+
+        with pytest.raises(WrittenOff):
+            batch.run(handler)
+
+    def test_a_batch_that_has_ended_is_not_written_off(self) -> None:
+        batch = Batch(ttr=10)
+        batch.run(lambda: None)
+        batch.enforce(10)
+        assert (batch.written_off, batch.limits.written_off) == (0, False)
+
+
+@pytest.mark.parametrize("what", ["time_limit", "ttr"])
+def test_a_batch_does_not_end_while_who_watches_is_at_it(what: str) -> None:
+    """Or an interrupt, checked for this batch, would strike the next one."""
+    hangs, returns, go_on = threading.Event(), threading.Event(), threading.Event()
+    ended: list[object] = []
+
+    def act(exception: object = None) -> None:
+        if threading.current_thread() is watcher:
+            returns.set()
+            performer.join(0.05)
+            assert performer.is_alive()
+            go_on.set()
+            assert not ended
+
+    limits = TimeLimits(0 if what == "time_limit" else None, 0 if what == "ttr" else None, interrupt=act)
+
+    def handler() -> None:
+        hangs.set()
+        returns.wait(PATIENCE)
+
+    def perform() -> None:
+        try:
+            limits.run(handler)
+        except WrittenOff:
+            pass
+        ended.append(go_on.is_set())
+
+    performer = threading.Thread(target=perform)
+    watcher = threading.Thread(target=lambda: limits.enforce(act))
+    performer.start()
+    assert hangs.wait(PATIENCE)
+    watcher.start()
+    watcher.join(PATIENCE)
+    performer.join(PATIENCE)
+    assert ended == [True]
+
+
+class TestTouch:
+    def test_the_deadline_is_the_earlier_of_the_two(self) -> None:
+        assert Batch(time_limit=10).limits.deadline == 1010
+        assert Batch(ttr=7).limits.deadline == 1007
+        assert Batch(time_limit=10, ttr=15).limits.deadline == 1010
+
+    def test_it_gives_so_many_seconds_from_now_and_ttr_keeps_its_distance(self) -> None:
+        batch = Batch(time_limit=10, ttr=15)
+
+        def handler() -> None:
+            batch.now += 8
+            batch.limits.touch(30)
+            assert batch.limits.deadline == 1038
+            assert batch.enforce(20) == 18
+            assert batch.enforce(38) == DROPPED_AFTER
+            assert len(batch.sent) == 1
+            batch.enforce(43)
+            assert batch.written_off == 1
+
+        with pytest.raises(WrittenOff):
+            batch.run(handler)
+
+    def test_with_ttr_alone_that_passes_then(self) -> None:
+        batch = Batch(ttr=15)
+        batch.now += 8
+        batch.limits.touch(30)
+        assert batch.limits.deadline == 1038
+
+    def test_who_watches_is_told_when_the_deadline_is_nearer_than_before(self) -> None:
+        batch = Batch(time_limit=10)
+        batch.limits.touch(30)
+        assert batch.earlier == 0
+        batch.limits.touch(3)
+        assert batch.earlier == 1
+
+    def test_a_handler_that_was_written_off_learns_of_it(self) -> None:
+        batch = Batch(ttr=10)
+
+        def handler() -> None:
+            batch.enforce(10)
+            with pytest.raises(LeaseLost, match="longer than its ttr"):
+                batch.limits.touch(30)
+
+        with pytest.raises(WrittenOff):
+            batch.run(handler)
+
+    @pytest.mark.parametrize("wrong", [0, -1, float("nan"), float("inf"), True, "5", None])
+    def test_it_takes_seconds(self, wrong: object) -> None:
+        with pytest.raises(LowqError, match=r"touch: .* is not a number of seconds of more than 0"):
+            checked_seconds("touch", wrong)
+
+
+class TestCallersDeadline:
+    def test_what_waits_for_redis_knows_it_while_the_handler_runs(self) -> None:
+        batch = Batch(time_limit=10)
+        seen: list[float] = []
+
+        def handler() -> None:
+            seen.append(caller_deadline())
+            batch.limits.touch(50)
+            seen.append(caller_deadline())
+
+        batch.run(handler)
+        assert [*seen, caller_deadline()] == [1010, 1050, float("inf")]
+
+    def test_it_ends_with_the_batch_for_a_task_that_goes_on_after_it(self) -> None:
+        batch = Batch(time_limit=10)
+        context = contextvars.copy_context()
+        batch.run(lambda: context.run(caller_limit.set, batch.limits))
+        assert context.run(caller_deadline) == float("inf")
+
+    def test_not_where_nobody_watches(self) -> None:
+        seen: list[float] = []
+        TimeLimits(10, 20).run(lambda: seen.append(caller_deadline()))
+        assert seen == [float("inf")]
+
+
+# --- when an interrupt strikes ---
+
+
+def work(instructions: int) -> int:
+    total = 0
+    for number in range(instructions):
+        total += number
+    return total
+
+
+def swallow(instructions: int) -> None:
+    try:
+        work(instructions)
+    except TimeLimitExceeded:
+        work(3)
+
+
+def clean_up(instructions: int) -> None:
+    try:
+        work(instructions)
+    finally:
+        work(3)
+
+
+def fail(instructions: int) -> None:
+    work(instructions)
+    raise ValueError("boom")
+
+
+class StrikingLock:
+    """The lock of a batch. At its n-th use something strikes: before it is taken, or once it is free again. Where it is
+    held, nothing can.
+    """
+
+    def __init__(self, at: int, *, before: bool) -> None:
+        self._lock = threading.Lock()
+        self._at = at
+        self._before = before
+        self.uses = 0
+
+    def __enter__(self) -> None:
+        self.uses += 1
+        if self._before and self.uses == self._at:
+            raise TimeLimitExceeded
+        self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+        if not self._before and self.uses == self._at:
+            raise TimeLimitExceeded
+
+
+@pytest.mark.parametrize("handler", [work, swallow, clean_up, fail])
+@pytest.mark.parametrize("before", [True, False])
+@pytest.mark.parametrize("at", [1, 2])
+def test_an_interrupt_at_the_very_beginning_or_end_leaves_a_batch_that_has_ended(
+    handler: Callable[[int], object], at: int, before: bool
+) -> None:
+    batch = Batch(time_limit=10, ttr=15)
+    plain = batch.limits._lock
+    batch.limits._lock = StrikingLock(at, before=before)  # type: ignore[assignment]
+    with pytest.raises(TimeLimitExceeded):
+        batch.run(lambda: handler(3))
+    batch.limits._lock = plain
+    batch.enforce(20)
+    assert (batch.sent, batch.written_off) == ([], 0)
+    assert caller_deadline() == float("inf")
+
+
+# --- interrupts of a thread ---
+
+
+@pytest.fixture
+def switching() -> Iterator[None]:
+    """Threads take turns after a few instructions."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(interval)
+
+
+class Performer(threading.Thread):
+    """Performs batches of varying length, one after another, while another thread interrupts each at any moment."""
+
+    def __init__(self, handler: Callable[[int], object], batches: int) -> None:
+        super().__init__(daemon=True)
+        self.handler = handler
+        self.batches = batches
+        self.limits: TimeLimits | None = None
+        self.results: list[str] = []
+        self.escaped: list[BaseException] = []
+
+    def run(self) -> None:
+        interrupt = interrupt_of_this_thread()
+        try:
+            for number in range(self.batches):
+                limits = self.limits = TimeLimits(0, None, interrupt=interrupt)
+                try:
+                    limits.run(partial(self.handler, number * 37 % 2000))
+                except TimeLimitExceeded:
+                    self.results.append("exceeded")
+                except ValueError:
+                    self.results.append("failed")
+                else:
+                    self.results.append("done")
+                work(5)  # what strikes here would escape
+        except BaseException as error:
+            self.escaped.append(error)
+
+
+@pytest.mark.usefixtures("switching")
+@pytest.mark.parametrize("handler", [work, swallow, clean_up, fail])
+def test_an_interrupt_strikes_its_own_batch_or_nothing(handler: Callable[[int], Any]) -> None:
+    performer = Performer(handler, 4000)
+    performer.start()
+    while performer.is_alive():
+        if performer.limits is not None:
+            performer.limits.enforce(lambda: None)
+    performer.join()
+    assert performer.escaped == []
+    assert len(performer.results) == performer.batches
+    assert "exceeded" in performer.results or handler is swallow
+    assert set(performer.results) <= {"exceeded", "failed" if handler is fail else "done"}
+
+
+class Finalized:
+    """Its finalizer waits until it is interrupted: Python drops that."""
+
+    def __init__(self, has_begun: threading.Event, dropped: list[int]) -> None:
+        self._has_begun = has_begun
+        self._dropped = dropped
+
+    def __del__(self) -> None:
+        try:
+            self._has_begun.set()
+            while True:
+                pass
+        finally:
+            self._dropped.append(1)
+
+
+def test_an_interrupt_that_strikes_in_a_finalizer_comes_again() -> None:
+    dropped: list[int] = []
+    is_finalized, goes_on = threading.Event(), threading.Event()
+
+    def handler(_: int) -> None:
+        Finalized(is_finalized, dropped)
+        goes_on.set()
+        while True:
+            pass
+
+    performer = Performer(handler, 1)
+    performer.start()
+    assert is_finalized.wait(PATIENCE)
+    assert performer.limits is not None
+    performer.limits.enforce(lambda: None)
+    assert goes_on.wait(PATIENCE)
+    while performer.is_alive():
+        performer.limits.enforce(lambda: None)
+    performer.join()
+    assert (dropped, performer.results, performer.escaped) == ([1], ["exceeded"], [])
+
+
+def test_what_else_python_drops_is_reported_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    reported: list[object] = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda dropped: reported.append(dropped.exc_type))
+    _notice_dropped_interrupts.__wrapped__()
+
+    class Fails:
+        def __init__(self, error: type[BaseException]) -> None:
+            self.error = error
+
+        def __del__(self) -> None:
+            raise self.error
+
+    def handler() -> None:
+        Fails(ValueError)
+        Fails(TimeLimitExceeded)  # its own
+
+    handler()
+    Batch(time_limit=10).run(handler)
+    assert reported == [ValueError, TimeLimitExceeded] * 2
+
+
+#: Whoever traces calls hung in Python 3.11, also where no signal gets through: so in a process of its own.
+TRACED = """
+    import sys, threading
+    from lowq.errors import TimeLimitExceeded
+    from lowq.node.time_limits import interrupt_of_this_thread
+
+    def trace_a_call():
+        seen = []
+        sys.settrace(lambda frame, event, _: seen.append(event))
+        (lambda: None)()
+        sys.settrace(None)
+        print(seen, flush=True)
+
+    interrupt_of_this_thread()(None)  # as when the handler ended before it was raised
+    trace_a_call()
+
+    def perform():
+        interrupts.append(interrupt_of_this_thread())
+        try:
+            begun.set()
+            end.wait()  # in C
+            print("not raised")
+        except TimeLimitExceeded:
+            print("raised")
+
+    interrupts, begun, end = [], threading.Event(), threading.Event()
+    performer = threading.Thread(target=perform)
+    performer.start()
+    begun.wait()
+    interrupts[0](TimeLimitExceeded)
+    trace_a_call()
+    end.set()
+    performer.join()
+"""
+
+
+def test_an_interrupt_that_is_not_raised_keeps_nobody_from_tracing_calls() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(TRACED)], capture_output=True, text=True, timeout=PATIENCE, check=True
+    )
+    assert done.stdout == "['call']\n['call']\nraised\n"

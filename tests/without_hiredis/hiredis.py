@@ -1,0 +1,3 @@
+"""Where this folder is on PYTHONPATH, hiredis is not installed."""
+
+raise ImportError("this process is to do without hiredis")
