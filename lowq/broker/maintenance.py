@@ -204,8 +204,9 @@ class MaintenanceLoop:
         failures = 0
         said = ""
         while not self._closed.is_set():
+            begun = self._clock()
             try:
-                wait = self._tick(self._clock())
+                wait = self._tick(begun)
                 if self._armed:
                     quiet_ticks = 0 if self._acknowledge_early() else quiet_ticks + 1
                     if quiet_ticks > 50:
@@ -213,6 +214,7 @@ class MaintenanceLoop:
                     wait = min(wait, EARLY_ACK_INTERVAL)
                 failures, said = 0, ""
             except RedisUnavailable as error:
+                begun = self._clock()  # how long a call waited for a Redis that is away is the outage's to say
                 failures += 1
                 if failures == 1:
                     # Perhaps only this connection was cut while it rested: on a fresh one that is soon known.
@@ -229,10 +231,10 @@ class MaintenanceLoop:
                     said = text
                     log.exception("keeping the leases failed; trying again")
                 wait = 1.0
-            expected = self._clock() + wait
             self._nudge.wait(wait)
             self._nudge.clear()
-            self._warn_when_late(self._clock() - expected)
+            # The GIL may be taken while the loop sleeps, or while it waits for a reply: both count.
+            self._warn_when_late(self._clock() - begun - wait)
 
     def _tick(self, now: float) -> float:
         """Does what is due; returns the seconds until something is due again.
@@ -387,8 +389,8 @@ class MaintenanceLoop:
                 if performing is not None:
                     busy.append(str(performing))
             log.warning(
-                "the maintenance loop ran %.1f s late: something holds the GIL or froze the process. "
-                "Being performed: %s",
+                "the maintenance loop ran %.1f s late: something holds the GIL, froze the process, or Redis answers "
+                "slowly. Being performed: %s",
                 late,
                 "; ".join(busy) or "nothing",
                 extra={"event": "maintenance_late", "seconds": late},

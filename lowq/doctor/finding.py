@@ -361,7 +361,8 @@ KINDS = {
     "maintenance_late": Kind(
         "warning",
         "the maintenance loop of {nodes} ran up to {late} late in the last ten minutes",
-        "a handler holds the GIL (a huge regular expression, a C extension), or the machine is overloaded or swaps",
+        "a handler holds the GIL (a huge regular expression, a C extension), the machine is overloaded or swaps, or "
+        "Redis answers slowly",
         "leases are renewed late; past lease_ttl ({lease_ttl}) other nodes take over shards that still are worked",
         "the node's log names what it performed then. Run several processes with fewer threads, or raise lease_ttl",
     ),

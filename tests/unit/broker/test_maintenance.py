@@ -1,6 +1,7 @@
 """The maintenance loop's round: when it is told of members, when it divides anew, and what a failure keeps it from."""
 
 import json
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -17,6 +18,7 @@ from lowq.broker.outage import Outage
 from lowq.broker.shard import Shard
 from lowq.broker.splitter import Members
 from lowq.broker.sweeper import Sweeper
+from lowq.clock import Clock
 from lowq.duration import LONGEST_WAIT
 from lowq.errors import RedisUnavailable, ScriptError, ShardsCountError
 from lowq.store import Call, Client, Refusal
@@ -113,7 +115,7 @@ class Wishes:
 class Rig:
     """A maintenance loop among fakes. ``shares``: whether its splitter looks at the members."""
 
-    def __init__(self, *, shares: bool = True, seconds: float = TTL) -> None:
+    def __init__(self, *, shares: bool = True, seconds: float = TTL, clock: Clock = clock.now) -> None:
         self.registry, self.wishes = Registry(), Wishes()
         #: How often shares were asked for, and what to do then.
         self.divisions: list[Members] = []
@@ -125,7 +127,7 @@ class Rig:
             cast(Client, self.registry), self.membership, cast(Leases, self.wishes), list, Outage(),
             divide=self._divide, lease_ttl=seconds, poll_interval=1000.0 * seconds,
             registrations=[Call("register", "q", ["", "q", 4])],
-            on_ready=self._on_ready, on_fatal=self.fatal.append, sweeper=Sweeper(list, [], 500),
+            on_ready=self._on_ready, on_fatal=self.fatal.append, sweeper=Sweeper(list, [], 500), clock=clock,
         )  # fmt: skip
 
     def _divide(self, members: Members) -> list[Any]:
@@ -152,6 +154,47 @@ def rig() -> Iterator[Rig]:
 
 
 # --- its waits ---
+
+
+@pytest.mark.parametrize("where", ["asleep", "in a call"])
+def test_it_says_how_late_it_ran_wherever_it_was_held_up(where: str, caplog: pytest.LogCaptureFixture) -> None:
+    held_up = 0.0
+    rig = Rig(clock=lambda: clock.now() + held_up)
+
+    def hold_up() -> None:
+        nonlocal held_up
+        held_up = TTL
+
+    if where == "in a call":
+        rig.registry.meanwhile = hold_up
+    try:
+        rig.run()
+        if where == "asleep":
+            hold_up()
+            rig.loop.nudge()
+        until(lambda: caplog.messages)
+    finally:
+        rig.loop.stop()
+    (late,) = re.findall(r"the maintenance loop ran ([\d.]+) s late", caplog.text)
+    # A loop that sleeps is woken early here: what is left of its pause is not late.
+    assert float(late) == pytest.approx(TTL if where == "in a call" else TTL * 2 / 3, abs=60)
+
+
+def test_waiting_for_a_redis_that_is_away_is_not_running_late(caplog: pytest.LogCaptureFixture) -> None:
+    waited = 0.0
+    rig = Rig(clock=lambda: clock.now() + waited)
+
+    def wait() -> None:
+        nonlocal waited
+        waited += TTL
+        rig.registry.meanwhile = lambda: None
+        raise RedisUnavailable("timeout")
+
+    rig.registry.meanwhile = wait
+    rig.run()
+    rig.loop.stop()
+    assert waited == TTL
+    assert "late" not in caplog.text
 
 
 def test_it_never_waits_longer_than_a_thread_can() -> None:
