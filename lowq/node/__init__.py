@@ -2,7 +2,9 @@
 
 ::
 
-    node           starts and stops all of it, and obeys signals
+    node           starts and stops all of it
+    signals        what wakes it: signals, and other threads that want something of it
+    reload         new code for a node that keeps its process and its leases
     worker_thread  one round trip to Redis after another, and the work that each brings
     event_loop     the same for async workers: many shards at once, with shared round trips
     batch          what both do alike around a batch: counts, logs, giving it up
@@ -12,7 +14,10 @@
     job_log        a line for each job that begins and ends, at DEBUG
     instances      `setup` and `teardown` of the workers' instances
     per_id         `perform_one`: a batch id by id, each with its own outcome
-    limits         how long a batch may run, and whose it is
+    schedules      pushes what is due by the time
+    time_limits    how long a batch may run, and whose it is
     watchdog       looks whether a batch runs for too long
+    observing      what observers are told of a batch
+    readings       what the node says in figures
     activity       what a thread shows to others: what it performs, how much it did
 """

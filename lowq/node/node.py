@@ -11,16 +11,12 @@ import asyncio
 import errno
 import os
 import secrets
-import selectors
-import signal
 import sys
 import threading
 import time
 import traceback
-import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from types import FrameType
 from typing import Any, TypeVar
 
 from lowq import drivers
@@ -46,8 +42,9 @@ from lowq.node.event_loop import EventLoop
 from lowq.node.execution import WorkerRuntime
 from lowq.node.instances import Instances, has_life
 from lowq.node.readings import node_source
-from lowq.node.reload import NOT_OURS, NewCode
+from lowq.node.reload import NewCode, Reload
 from lowq.node.schedules import QueueSchedules
+from lowq.node.signals import Request, Signals
 from lowq.node.watchdog import Watchdog
 from lowq.node.worker_thread import WorkerThread
 from lowq.schedules import is_internal, schedules_queue
@@ -136,13 +133,9 @@ class Node:
         self._schedule_thread: WorkerThread | None = None
         #: Set when the node is to stop.
         self.stopping = threading.Event()
-        self._wakeup_read, self._wakeup_write = os.pipe()
-        os.set_blocking(self._wakeup_write, False)
-        weakref.finalize(self, _close, self._wakeup_read, self._wakeup_write)
-        # `poll` and nothing else: `select` refuses descriptors above 1,023, and `epoll` needs one of its own, which an
-        # application with too many open files doesn't get.
-        self._wakeups = selectors.PollSelector()
-        self._wakeups.register(self._wakeup_read, selectors.EVENT_READ)
+        self._signals = Signals(self.stopping.is_set, None if new_code is None else new_code.terminal_closed)
+        #: What has come while the node waited at its start, and is for later.
+        self._too_early: list[Request] = []
         self._threads: list[WorkerThread] = []
         self._loop: EventLoop | None = None
         self._activities: list[ThreadActivity] = []
@@ -158,16 +151,11 @@ class Node:
         self._stop_export: Callable[[], None] = lambda: None
         #: Of Redis, while the node starts; later that of its broker.
         self._start_outage = Outage()
-        self._new_code = new_code
+        self._reload = Reload(new_code, partial(self._signals.wake, Request.CHECKED))
         self._resumes = resumes_as is not None
         self._nonce = resumes_as or secrets.token_hex(8)
         #: Set when `run` has returned for new code: the nonce that the process is to go on with after an exec.
         self.succeeds_as: str | None = None
-        #: "checking" the new code, "again" because it was asked for another time meanwhile, "finishing"; "": nothing.
-        self._reload = ""
-        self._checks: threading.Thread | None = None
-        #: Why the code that was checked can't be run, or None.
-        self._checked: str | None = None
         #: Monotonic time at which what still runs is cut short, when it finishes for new code.
         self._finish_by = float("inf")
 
@@ -196,7 +184,7 @@ class Node:
         Ends the process at once, with that code, when what still runs doesn't end within shutdown_timeout, and when
         handlers that were written off still run.
         """
-        restore = self._install_signals()
+        self._signals.install(unblock=self._resumes)
         try:
             try:
                 self.start()
@@ -206,7 +194,7 @@ class Node:
                 self.app.config.last_words(error)
                 raise
             while not (self.stopping.is_set() or self._has_drained() or self._has_finished()):
-                self._wait_for_signal(0.1 if self.draining else 0.02 if self._reload == "finishing" else None)
+                self._wait_for_requests(0.1 if self.draining else 0.02 if self._reload.is_finishing else None)
             if self._has_finished() and not self.stopping.is_set():
                 self._keep()
                 return self.exit_code
@@ -215,7 +203,7 @@ class Node:
                 os._exit(self.exit_code)
             return self.exit_code
         finally:
-            restore()
+            self._signals.restore(block=self.succeeds_as is not None)
 
     def start(self) -> None:
         """Starts the threads and returns. Waits for a Redis that answers and can't serve yet, and for a primary
@@ -332,9 +320,9 @@ class Node:
         self._stop_export = app.export_metrics(
             node_source(tallies, lambda: self.broker.shards, self._all_activities, self.threads)
         )
-        if self._too_early:
-            self._wake(self._too_early)
-            self._too_early = b""
+        for request in self._too_early:
+            self._signals.wake(request)
+        self._too_early = []
 
     def rehearse(self) -> None:
         """Does of a start what is the application's own, for a process that ends then. What `on_server_init` can't have
@@ -385,7 +373,7 @@ class Node:
         for performer in performers:
             performer.start()
         for performer in performers:
-            while not performer.is_set_up.wait(0.05) and not (self._stop_requested or self.stopping.is_set()):
+            while not performer.is_set_up.wait(0.05) and not (self._signals.stop_requested or self.stopping.is_set()):
                 pass
         errors = [performer.setup_error for performer in performers if performer.setup_error is not None]
         if errors:
@@ -423,7 +411,7 @@ class Node:
         def wait(seconds: float) -> bool:
             if not main:
                 return self.stopping.wait(seconds)
-            self._wait_for_signal(seconds)
+            self._wait_for_requests(seconds)
             return self.stopping.is_set()
 
         self._start_outage.start(do, wait, has_answered=lambda: self._resumes or self.app.client.is_known)
@@ -467,7 +455,7 @@ class Node:
         elif command == "stop":
             self.request_stop()
         elif command == "reload":
-            self._wake(b"h")
+            self._signals.wake(Request.RELOAD)
 
     def _warn_of_eviction(self) -> None:
         try:
@@ -568,7 +556,7 @@ class Node:
         says = {
             "written_off": hanging,
             "strict": self.app.config.strict_shards_count,
-            "reload_refusal": self._reload_refusal(),
+            "reload_refusal": self._reload.refusal,
             # A node that ends does not vouch for them any more.
             "schedules": {
                 item.queue_name: item.shown()
@@ -610,7 +598,7 @@ class Node:
             if self.exit_code == EXIT_OK:
                 self.exit_code = EXIT_REPLACE
             self.drain()
-            self._wake(b"r")  # `run` sleeps until it is woken, and looks then
+            self._signals.wake(Request.DRAIN)  # `run` sleeps until it is woken, and looks then
         performing = thread.activity.performing or (thread.activity.performed or (None, 0.0))[0]
         log.error(
             "%s exceeded its ttr: its thread %d is written off and replaced, and its jobs are charged with a crash and "
@@ -644,124 +632,35 @@ class Node:
             )  # fmt: skip
             self.request_stop()
 
-    # --- signals ---
+    # --- requests ---
 
-    def _install_signals(self) -> Callable[[], None]:
-        if threading.current_thread() is not threading.main_thread():
-            return lambda: None
-        handlers: dict[int, Callable[[int, FrameType | None], None]] = {
-            signal.SIGTERM: self._on_stop,
-            signal.SIGINT: self._on_stop,
-        }
-        if hasattr(signal, "SIGTSTP"):
-            handlers |= {
-                signal.SIGTSTP: self._on_quiet,
-                signal.SIGTTIN: self._on_dump,
-                signal.SIGUSR2: self._on_drain,
-            }
-            if self._new_code is not None:
-                handlers[signal.SIGHUP] = self._on_hup
-        self._pid = os.getpid()
-        self._handlers_before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
-        # The kernel may give a signal to any thread, and the main thread, where Python runs the handler, would sleep
-        # on in `poll`: so what runs at once in any thread writes a byte too (the number; nobody reads it).
-        wakeup_before = signal.set_wakeup_fd(self._wakeup_write, warn_on_full_buffer=False)
-        if self._resumes:
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, handlers)  # what has come since before the exec
-
-        def restore() -> None:
-            if self.succeeds_as is not None:
-                # They would end the process now. The new code gets them, when it has handlers.
-                signal.pthread_sigmask(signal.SIG_BLOCK, handlers)
-            signal.set_wakeup_fd(wakeup_before)
-            for number, handler in self._handlers_before.items():
-                signal.signal(number, handler)
-            if self.succeeds_as is not None and (self._stop_requested or self.stopping.is_set()):
-                signal.pthread_kill(threading.get_ident(), signal.SIGTERM)  # came too late for this code
-
-        return restore
-
-    # Handlers run in the main thread, between any two of its instructions: they set flags and write a byte, and
-    # leave the rest to `run`, since a lock that they waited for could be held by the code they interrupted.
-    def _on_stop(self, number: int, _frame: FrameType | None) -> None:
-        if self._is_for_a_child(number):
-            return
-        if (self._stop_requested or self.stopping.is_set()) and number == signal.SIGINT:
-            self._cut_short = True
-        self._stop_requested = True
-        self._wake(b"s")
-
-    def _on_quiet(self, number: int, _frame: FrameType | None) -> None:
-        if not self._is_for_a_child(number):
-            self._wake(b"q")
-
-    def _on_dump(self, number: int, _frame: FrameType | None) -> None:
-        if not self._is_for_a_child(number):
-            self._wake(b"d")
-
-    def _on_drain(self, number: int, _frame: FrameType | None) -> None:
-        if not self._is_for_a_child(number):
-            self._wake(b"r")
-
-    def _on_hup(self, number: int, _frame: FrameType | None) -> None:
-        if self._is_for_a_child(number):
-            return
-        assert self._new_code is not None
-        if not self._new_code.terminal_closed():
-            self._wake(b"h")
-        elif self._handlers_before[number] is not signal.SIG_IGN:  # `nohup` is for going on then
-            self._stop_requested = True
-            self._wake(b"s")
-
-    _stop_requested = False
-    _cut_short = False
-
-    def _is_for_a_child(self, number: int) -> bool:
-        """A process that a handler forked (multiprocessing does) has inherited these handlers and the pipe. A
-        signal that is to end the child must not stop the node that is its parent.
-        """
-        if os.getpid() == self._pid:
-            return False
-        before = self._handlers_before[number]
-        signal.signal(number, signal.SIG_DFL if before is None else before)
-        os.kill(os.getpid(), number)
-        return True
-
-    #: What has come while the node waited at its start, and is for later.
-    _too_early = b""
-
-    def _wake(self, what: bytes) -> None:
-        try:
-            os.write(self._wakeup_write, what)
-        except BlockingIOError:
-            pass  # Full of bytes that were not read yet: the reader wakes anyway.
-
-    def _wait_for_signal(self, timeout: float | None) -> None:
-        if self._wakeups.select(timeout):
-            received = self._too_early + os.read(self._wakeup_read, 64)
-            self._too_early = b""
-            for what in received:
-                if what == ord("s"):
-                    self.stopping.set()
-                elif what in b"qrh" and not hasattr(self, "broker"):
-                    self._too_early += bytes([what])
-                elif what == ord("q"):
-                    self.quiet()
-                elif what == ord("d"):
-                    self.dump()
-                elif what == ord("r"):
-                    self.drain()
-                elif what == ord("h"):
-                    self.reload()
-                elif what == ord("c"):
-                    self._on_checked()
+    def _wait_for_requests(self, timeout: float | None) -> None:
+        """Waits until something is asked of the node, up to ``timeout`` seconds, and does it."""
+        received = self._signals.wait(timeout)
+        if received:
+            received, self._too_early = [*self._too_early, *received], []
+        for request in received:
+            if request is Request.STOP:
+                self.stopping.set()
+            elif request is Request.DUMP:
+                self.dump()
+            elif request is Request.CHECKED:
+                self._on_checked()
+            elif not hasattr(self, "broker"):
+                self._too_early.append(request)
+            elif request is Request.QUIET:
+                self.quiet()
+            elif request is Request.DRAIN:
+                self.drain()
+            else:
+                self.reload()
 
     # --- commands ---
 
     def quiet(self) -> None:
         """Takes nothing more and finishes what runs; shards that rest are given up, so that other nodes work them."""
         log.warning("node %s goes quiet: it takes nothing more", self.name, extra={"event": "quiet"})
-        self._call_off_reload()
+        self._reload.call_off(self.name)
         self._go_quiet()
 
     def _go_quiet(self) -> None:
@@ -776,7 +675,7 @@ class Node:
             log.info(
                 "node %s drains: it ends when it has finished what it performs", self.name, extra={"event": "drain"}
             )
-            self._call_off_reload()
+            self._reload.call_off(self.name)
             self._go_quiet()
 
     def _has_drained(self) -> bool:
@@ -784,71 +683,34 @@ class Node:
 
     # --- new code ---
 
-    def _reload_refusal(self) -> str:
-        return NOT_OURS if self._new_code is None else self._new_code.refusal
-
     def reload(self) -> None:
         """Has the new code checked. If it can be run, `run` returns as soon as what runs is finished, with the leases
         kept for it. Only for the thread that is in `run`.
         """
-        refusal = self._reload_refusal()
-        if refusal:
+        if self._reload.refusal:
             log.error(
-                "node %s can't be reloaded: %s", self.name, refusal, extra={"event": "reload_refused"}
+                "node %s can't be reloaded: %s", self.name, self._reload.refusal, extra={"event": "reload_refused"}
             )  # fmt: skip
         elif self.draining or self.stopping.is_set():
             log.warning("node %s is not reloaded: it is ending", self.name, extra={"event": "reload_refused"})
-        elif self._checks is not None:
-            self._reload = "again"
-            log.info("node %s checks the code once more after that: it may have changed", self.name)
-        elif not self._reload:  # once it finishes, it loads what is on the disk then
-            self._check_new_code()
-
-    def _check_new_code(self) -> None:
-        self._reload = "checking"
-        log.info("node %s reloads: it checks the new code", self.name, extra={"event": "reload"})
-        self._checks = threading.Thread(target=self._run_check, name="lowq-reload", daemon=True)
-        self._checks.start()
-
-    def _run_check(self) -> None:
-        assert self._new_code is not None
-        try:
-            self._checked = self._new_code.check()
-        except Exception as error:
-            self._checked = describe(error)
-        self._wake(b"c")
+        else:
+            self._reload.request(self.name)
 
     def _on_checked(self) -> None:
-        if self._checks is None:
+        if not self._reload.checked(self.name):
             return
-        self._checks.join()
-        self._checks, refused = None, self._checked
-        if self._reload == "again":
-            self._check_new_code()
-        elif self._reload and refused is not None:
-            self._reload = ""
-            log.error(
-                "node %s goes on with the code that it has, as the new code can't be run: %s", self.name, refused,
-                extra={"event": "reload_failed"},
-            )  # fmt: skip
-        elif self._reload:
-            seconds = self.app.config.shutdown_timeout
-            self._reload, self._finish_by = "finishing", time.monotonic() + seconds
-            busy = self._busy()
-            log.info(
-                "node %s changes to the new code%s", self.name,
-                f", waiting up to {seconds:g} s for {'; '.join(busy)}" if busy else "", extra={"event": "reload"},
-            )  # fmt: skip
-            self.broker.finish()
-
-    def _call_off_reload(self) -> None:
-        if self._reload:
-            self._reload = ""
-            log.warning("node %s is not reloaded any more", self.name, extra={"event": "reload_refused"})
+        seconds = self.app.config.shutdown_timeout
+        self._finish_by = time.monotonic() + seconds
+        busy = self._busy()
+        log.info(
+            "node %s changes to the new code%s", self.name,
+            f", waiting up to {seconds:g} s for {'; '.join(busy)}" if busy else "", extra={"event": "reload"},
+        )  # fmt: skip
+        self.broker.finish()
 
     def _has_finished(self) -> bool:
         """For new code."""
-        if self._reload != "finishing":
+        if not self._reload.is_finishing:
             return False
         return time.monotonic() > self._finish_by or not any(performer.is_alive() for performer in self._performers())
 
@@ -881,8 +743,7 @@ class Node:
         except LowqError as error:
             log.warning("the leases could not be renewed, they may run out: %s", error)
         self.broker.close()
-        assert self._new_code is not None
-        self._new_code.on_kept()
+        self._reload.kept()
         self.succeeds_as = nonce
         flush()
 
@@ -908,7 +769,7 @@ class Node:
     def request_stop(self) -> None:
         """Makes `run` stop the node. May be called from any thread."""
         self.stopping.set()
-        self._wake(b"s")
+        self._signals.wake(Request.STOP)
 
     def fail(self, error: BaseException) -> None:
         """Stops the node because of an error. May be called from any thread."""
@@ -952,10 +813,10 @@ class Node:
         main = threading.current_thread() is threading.main_thread()
         while any(performer.is_alive() for performer in self._performers()):
             left = deadline - time.monotonic()
-            if left <= 0 or self._cut_short:
+            if left <= 0 or self._signals.cut_short:
                 break
             if main:
-                self._wait_for_signal(min(left, 0.02))
+                self._wait_for_requests(min(left, 0.02))
             else:
                 time.sleep(min(left, 0.02))
         self._watchdog.stop()
@@ -1003,8 +864,3 @@ def _described(performing: Performing | None) -> dict[str, object]:
     if performing is None:
         return {}
     return {"queue": performing.shard.queue, "shard": performing.shard.index, "ids": performing.ids[:100]}
-
-
-def _close(*descriptors: int) -> None:
-    for descriptor in descriptors:
-        os.close(descriptor)

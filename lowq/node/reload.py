@@ -11,8 +11,14 @@
 If the process dies at any of these arrows, its leases run out, as after any crash. Nothing is in flight from `keep` on.
 """
 
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
+
+from lowq.logs import describe, get_log
+
+log = get_log("lowq.node")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,3 +37,80 @@ class NewCode:
 
 #: Of a node that was not started by `lowq run`.
 NOT_OURS = "it was not started by `lowq run`: restart its program"
+
+
+class Reload:
+    """How far a node is with its change to new code. Only for the thread that is in `Node.run`; the check has a thread
+    of its own, which calls ``on_checked`` at its end, and then `checked` is to be called.
+    """
+
+    def __init__(self, new_code: NewCode | None, on_checked: Callable[[], object]) -> None:
+        self._new_code = new_code
+        self._on_checked = on_checked
+        #: "again": it was asked for another time while the code was checked, and may have changed since.
+        self._state: Literal["idle", "checking", "again", "finishing"] = "idle"
+        self._check: threading.Thread | None = None
+        #: Why the code that was checked can't be run, or None.
+        self._refused: str | None = None
+
+    @property
+    def refusal(self) -> str:
+        """Why the node can't take new code, and what to do instead; empty: it can."""
+        return NOT_OURS if self._new_code is None else self._new_code.refusal
+
+    @property
+    def is_finishing(self) -> bool:
+        """The code can be run: what still runs is to be finished for it."""
+        return self._state == "finishing"
+
+    def request(self, node: str) -> None:
+        """Has the new code checked. ``node``: its name, for the log."""
+        if self._check is not None:
+            self._state = "again"
+            log.info("node %s checks the code once more after that: it may have changed", node)
+        elif self._state == "idle":  # once it finishes, it loads what is on the disk then
+            self._begin(node)
+
+    def checked(self, node: str) -> bool:
+        """The check has ended. True: `is_finishing` from now on."""
+        if self._check is None:
+            return False
+        self._check.join()
+        self._check = None
+        if self._state == "again":
+            self._begin(node)
+        elif self._state == "checking" and self._refused is not None:
+            self._state = "idle"
+            log.error(
+                "node %s goes on with the code that it has, as the new code can't be run: %s", node, self._refused,
+                extra={"event": "reload_failed"},
+            )  # fmt: skip
+        elif self._state == "checking":
+            self._state = "finishing"
+            return True
+        return False
+
+    def call_off(self, node: str) -> None:
+        """The node ends, or takes nothing more: it gets no new code."""
+        if self._state != "idle":
+            self._state = "idle"
+            log.warning("node %s is not reloaded any more", node, extra={"event": "reload_refused"})
+
+    def kept(self) -> None:
+        """The leases are kept: the new code may be executed."""
+        assert self._new_code is not None
+        self._new_code.on_kept()
+
+    def _begin(self, node: str) -> None:
+        self._state = "checking"
+        log.info("node %s reloads: it checks the new code", node, extra={"event": "reload"})
+        self._check = threading.Thread(target=self._run_check, name="lowq-reload", daemon=True)
+        self._check.start()
+
+    def _run_check(self) -> None:
+        assert self._new_code is not None
+        try:
+            self._refused = self._new_code.check()
+        except Exception as error:
+            self._refused = describe(error)
+        self._on_checked()

@@ -1,6 +1,5 @@
 """Moments that processes hit once in a million tries, brought about by hand."""
 
-import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -105,21 +104,6 @@ def test_a_quiet_node_takes_nothing_more_before_it_gives_up_what_rests(app: lowq
     node.quiet()
     assert closed == [True]
     assert node.stop()
-
-
-def test_a_second_int_counts_before_the_node_has_begun_to_stop(app: lowq.Lowq) -> None:
-    @app.worker
-    def orders(payloads_by_id: dict[str, list[Any]]) -> None: ...
-
-    node = Node(app)
-    restore = node._install_signals()
-    try:
-        signal.raise_signal(signal.SIGINT)
-        assert not node._cut_short
-        signal.raise_signal(signal.SIGINT)
-        assert node._cut_short
-    finally:
-        restore()
 
 
 def test_a_subscription_that_breaks_while_its_channels_change_is_made_anew_with_all_of_them(app: lowq.Lowq) -> None:

@@ -1,0 +1,180 @@
+"""What signals and other threads ask of the thread in `Node.run`, and what becomes of signals around an exec."""
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from lowq.node.signals import Request, Signals
+from tests.waiting import PATIENCE
+
+#: What HUP, TSTP, TTIN and USR2 do to a process that has no handler of them would end or stop the tests.
+HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGTSTP, signal.SIGTTIN, signal.SIGUSR2, signal.SIGHUP)
+
+
+class Terminal:
+    is_closed = False
+
+
+@pytest.fixture
+def terminal() -> Terminal:
+    return Terminal()
+
+
+@pytest.fixture
+def stopping() -> threading.Event:
+    return threading.Event()
+
+
+@pytest.fixture
+def signals(terminal: Terminal, stopping: threading.Event) -> Iterator[Signals]:
+    made = Signals(stopping.is_set, lambda: terminal.is_closed)
+    made.install(unblock=False)
+    yield made
+    made.restore(block=False)
+
+
+def received(signals: Signals) -> list[Request]:
+    """What has come; nothing more is to come."""
+    found = []
+    while some := signals.wait(0.0):
+        found += some
+    return found
+
+
+@pytest.mark.parametrize(
+    ("number", "request_"),
+    [
+        (signal.SIGTERM, Request.STOP),
+        (signal.SIGINT, Request.STOP),
+        (signal.SIGTSTP, Request.QUIET),
+        (signal.SIGTTIN, Request.DUMP),
+        (signal.SIGUSR2, Request.DRAIN),
+        (signal.SIGHUP, Request.RELOAD),
+    ],
+)
+def test_a_signal_asks_for_what_it_means(signals: Signals, number: signal.Signals, request_: Request) -> None:
+    signal.raise_signal(number)
+    # The number of the signal is a byte in the pipe, too: that one is no request.
+    assert signals.wait(PATIENCE) + received(signals) == [request_]
+
+
+def test_requests_of_other_threads_come_in_their_order(signals: Signals) -> None:
+    for request in (Request.DRAIN, Request.CHECKED, Request.DRAIN):
+        thread = threading.Thread(target=signals.wake, args=(request,))
+        thread.start()
+        thread.join()
+    assert received(signals) == [Request.DRAIN, Request.CHECKED, Request.DRAIN]
+
+
+def test_a_full_pipe_keeps_nobody(signals: Signals) -> None:
+    for _ in range(200_000):
+        signals.wake(Request.DUMP)
+    assert set(received(signals)) == {Request.DUMP}
+
+
+def test_a_second_int_counts_before_the_node_has_begun_to_stop(signals: Signals) -> None:
+    signal.raise_signal(signal.SIGINT)
+    assert (signals.stop_requested, signals.cut_short) == (True, False)
+    signal.raise_signal(signal.SIGINT)
+    assert signals.cut_short
+
+
+def test_an_int_counts_as_the_second_when_the_node_stops_already(signals: Signals, stopping: threading.Event) -> None:
+    stopping.set()
+    signal.raise_signal(signal.SIGTERM)
+    assert not signals.cut_short
+    signal.raise_signal(signal.SIGINT)
+    assert signals.cut_short
+
+
+def test_a_hup_of_a_terminal_that_was_closed_stops(signals: Signals, terminal: Terminal) -> None:
+    terminal.is_closed = True
+    signal.raise_signal(signal.SIGHUP)
+    assert received(signals) == [Request.STOP]
+    assert signals.stop_requested
+
+
+def test_a_hup_is_not_looked_at_where_there_is_no_new_code_and_under_nohup_not_that_of_a_terminal() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        without = Signals(lambda: False, None)
+        without.install(unblock=False)
+        signal.raise_signal(signal.SIGHUP)
+        assert received(without) == []
+        without.restore(block=False)
+        nohup = Signals(lambda: False, lambda: True)
+        nohup.install(unblock=False)
+        signal.raise_signal(signal.SIGHUP)
+        assert received(nohup) == []
+        assert not nohup.stop_requested
+        nohup.restore(block=False)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_what_was_there_before_is_there_after(terminal: Terminal) -> None:
+    before = {number: signal.getsignal(number) for number in HANDLED}
+    wakeup_fd = signal.set_wakeup_fd(-1)
+    signals = Signals(lambda: False, lambda: terminal.is_closed)
+    signals.install(unblock=False)
+    assert all(signal.getsignal(number) != handler for number, handler in before.items())
+    signals.restore(block=False)
+    assert {number: signal.getsignal(number) for number in HANDLED} == before
+    assert signal.set_wakeup_fd(wakeup_fd) == -1
+
+
+def test_another_thread_than_the_main_one_installs_nothing() -> None:
+    before = {number: signal.getsignal(number) for number in HANDLED}
+    signals = Signals(lambda: False, lambda: False)
+
+    def both() -> None:
+        signals.install(unblock=False)
+        signals.restore(block=False)
+
+    thread = threading.Thread(target=both)
+    thread.start()
+    thread.join()
+    assert {number: signal.getsignal(number) for number in HANDLED} == before
+
+
+def test_a_signal_to_a_forked_child_ends_the_child_and_not_the_node(signals: Signals) -> None:
+    child = os.fork()
+    if child == 0:
+        signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
+        os._exit(0)
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == -signal.SIGTERM
+    assert received(signals) == []
+    assert not signals.stop_requested
+
+
+def test_signals_around_an_exec_wait_for_the_new_code() -> None:
+    """Those that come between `restore` and the exec are blocked, and come when the new code installs its handlers."""
+    old = Signals(lambda: False, lambda: False)
+    old.install(unblock=False)
+    old.restore(block=True)
+    new = Signals(lambda: False, lambda: False)
+    try:
+        signal.pthread_kill(threading.get_ident(), signal.SIGTERM)  # other threads of the tests don't block it
+    finally:
+        new.install(unblock=True)
+    try:
+        assert received(new) == [Request.STOP]
+    finally:
+        new.restore(block=False)
+
+
+def test_a_stop_that_came_too_late_for_this_code_is_the_new_codes() -> None:
+    old = Signals(lambda: False, lambda: False)
+    old.install(unblock=False)
+    signal.raise_signal(signal.SIGTERM)
+    old.restore(block=True)
+    new = Signals(lambda: False, lambda: False)
+    new.install(unblock=True)
+    try:
+        assert received(new) == [Request.STOP]
+    finally:
+        new.restore(block=False)
