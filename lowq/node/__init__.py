@@ -9,7 +9,8 @@
     event_loop     the same for async workers: many shards at once, with shared round trips
     batch          what both do alike around a batch: counts, logs, giving it up
     pace           how much work a delivery takes in advance
-    execution      a batch through middlewares and handler, and what becomes of each job then
+    execution      a batch through middlewares and handler
+    outcome        what becomes of each of its jobs then
     log_context    what a handler logs says which job it is about
     job_log        a line for each job that begins and ends, at DEBUG
     instances      `setup` and `teardown` of the workers' instances

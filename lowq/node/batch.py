@@ -18,6 +18,7 @@ from lowq.logs import describe, get_log
 from lowq.metrics.counters import BOUNDS, WAIT_BOUNDS, Tally, bucket_of
 from lowq.metrics.slowest import EndedBatch
 from lowq.node import execution
+from lowq.node.outcome import Outcome, describe_failure, log_remarks, report, write_off
 from lowq.node.time_limits import TimeLimits
 from lowq.store import Client
 
@@ -100,11 +101,11 @@ def give_up(
     the shard is withheld, and nothing of it is taken.
     """
     token = shard.in_flight.token
-    outcome = execution.Outcome(is_written=False)
+    outcome = Outcome(is_written=False)
     try:
-        outcome = execution.write_off(runtime, shard, limits, node.app.config)
+        outcome = write_off(runtime.instance, shard, limits, node.app.config)
         shard.in_flight.finish(outcome.finished)
-        until_written(node, lambda: execution.report(shard, outcome))
+        until_written(node, lambda: report(shard, outcome))
         outcome.is_written = True
         dispatcher.look_again(shard)
         # Last: should the lease have been lost and got again, it begins a new delivery.
@@ -149,7 +150,7 @@ def count_waits(tally: Tally, jobs: Sequence[TakenJob], now: float, server_offse
             tally.waited += waited * number
 
 
-def count_batch(tally: Tally, outcome: execution.Outcome, performing: Performing, ended: float) -> None:
+def count_batch(tally: Tally, outcome: Outcome, performing: Performing, ended: float) -> None:
     """Counts a batch that has ended."""
     seconds = ended - performing.since
     tally.processed += len(outcome.finished)
@@ -169,7 +170,7 @@ def report_failure(
     node: NodeContext,
     shard: Shard,
     jobs: list[TakenJob],
-    outcome: execution.Outcome,
+    outcome: Outcome,
     runtime: execution.WorkerRuntime,
 ) -> None:
     """Tells observers and the log what went wrong, and stops the node if it has to, once the outcome is written or
@@ -178,15 +179,13 @@ def report_failure(
     try:
         execution.end_observed(outcome, jobs)  # first: Sentry takes the second of two events for a duplicate
         _log_failure(shard, jobs, outcome, runtime)
-        execution.log_remarks(outcome)
+        log_remarks(outcome)
     finally:
         if outcome.stop is not None:
             node.fail(outcome.stop)
 
 
-def _log_failure(
-    shard: Shard, jobs: list[TakenJob], outcome: execution.Outcome, runtime: execution.WorkerRuntime
-) -> None:
+def _log_failure(shard: Shard, jobs: list[TakenJob], outcome: Outcome, runtime: execution.WorkerRuntime) -> None:
     """What was raised, and what becomes of each id."""
     if outcome.error is None and not outcome.failures:
         return
@@ -202,7 +201,7 @@ def _log_failure(
     what = "named by the handler" if outcome.error is None else describe(outcome.error)
     named = [failure.id for failure in outcome.failures] or [job.id for job in jobs]
     most = outcome.ask("max_retry_count is not to be had", lambda: int(runtime.instance.max_retry_count), 0)
-    outcomes = [execution.describe_failure(failure, most) for failure in outcome.failures[:3]]
+    outcomes = [describe_failure(failure, most) for failure in outcome.failures[:3]]
     if outcome.releases:
         outcomes.append(f"not charged and waiting again: {len(outcome.releases)}")
     if outcome.buries:

@@ -53,6 +53,7 @@ from lowq.node.batch import (
     report_failure,
 )
 from lowq.node.instances import Instances
+from lowq.node.outcome import anotify_worker, decodable_jobs, reports_of
 from lowq.node.pace import Pace
 from lowq.node.time_limits import TimeLimits, WrittenOff, interrupt_of_this_task
 
@@ -406,7 +407,7 @@ class EventLoop:
         """What a task is to perform of a delivery. Without any the shard is let go."""
         jobs: list[TakenJob] = []
         try:
-            jobs = execution.decodable_jobs(shard, delivery, self._config)
+            jobs = decodable_jobs(shard, delivery, self._config)
         except LeaseLost:
             self._lost(shard)
             self._let_go(shard)
@@ -563,10 +564,10 @@ class EventLoop:
         else:
             outcome.is_written = False
             try:
-                await self._write(shard, execution.reports_of(shard, outcome))
+                await self._write(shard, reports_of(shard, outcome))
                 outcome.is_written = True
                 self._dispatcher.look_again(shard)
-                await execution.anotify_worker(outcome, runtime.instance, self._config)
+                await anotify_worker(outcome, runtime.instance, self._config)
             finally:
                 # Also when the lease was lost meanwhile: what was raised was raised.
                 report_failure(self._node, shard, jobs, outcome, runtime)

@@ -2,14 +2,11 @@
 
 import logging
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 from lowq.broker.delivery import TakenJob
 from lowq.broker.shard import Shard
 from lowq.logs import get_log
-
-if TYPE_CHECKING:
-    from lowq.node.execution import Outcome
+from lowq.node.outcome import Outcome
 
 log = get_log("lowq.jobs")
 _logger = logging.getLogger("lowq.jobs")
@@ -27,7 +24,7 @@ def begins(shard: Shard, ids: Iterable[str], delivery: int) -> None:
         log.debug("%r: id %s begins", shard, job_id, extra=_extra("job_start", shard, job_id, delivery))
 
 
-def ends(shard: Shard, jobs: Iterable[TakenJob], delivery: int, outcome: "Outcome", seconds: float) -> None:
+def ends(shard: Shard, jobs: Iterable[TakenJob], delivery: int, outcome: Outcome, seconds: float) -> None:
     """What became of them. ``seconds``: of their batch."""
     words = dict.fromkeys(outcome.finished, "finished")
     words |= {failure.id: "failed" if failure.verdict == "retry" else failure.verdict for failure in outcome.failures}

@@ -2,16 +2,13 @@
 
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 from lowq import clock
 from lowq.broker.delivery import TakenJob
 from lowq.broker.shard import Shard
+from lowq.node.outcome import Outcome
 from lowq.node.time_limits import WrittenOff
 from lowq.observers import Batch, BatchResult, JobFailure, ObservedBatch, ObservedJob, Observer
-
-if TYPE_CHECKING:
-    from lowq.node.execution import Outcome
 
 
 def begin(
@@ -43,7 +40,7 @@ def _waited(job: TakenJob, now: float) -> float | None:
         return None
 
 
-def result_of(outcome: "Outcome", jobs: Sequence[TakenJob]) -> BatchResult:
+def result_of(outcome: Outcome, jobs: Sequence[TakenJob]) -> BatchResult:
     """What observers hear of an outcome, once it is written or can't be any more."""
     retries = {job.id: job.retry_count + 1 for job in jobs}
     found = [(failure.id, failure.verdict) for failure in outcome.failures]

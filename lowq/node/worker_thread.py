@@ -48,6 +48,7 @@ from lowq.node.batch import (
     until_written,
 )
 from lowq.node.instances import Instances, has_life
+from lowq.node.outcome import Outcome, conclude, decodable_jobs, done_ids, report
 from lowq.node.pace import Pace
 from lowq.node.time_limits import TimeLimits, WrittenOff, interrupt_of_this_thread
 from lowq.store import Call
@@ -120,7 +121,7 @@ class WorkerThread:
             return
         # The delivery first: see `InFlight.early_ack_call`.
         in_flight = performing.shard.in_flight
-        delivery, ids = in_flight.delivery, execution.done_ids(limits.outcomes)
+        delivery, ids = in_flight.delivery, done_ids(limits.outcomes)
         if ids and self.activity.performing is performing:
             try:
                 self._client.run_many([in_flight.ack_report(ids, delivery).call])
@@ -319,7 +320,7 @@ class WorkerThread:
 
     def _work(self, shard: Shard, delivery: Delivery) -> None:
         """Performs a delivery batch by batch, in order."""
-        jobs = execution.decodable_jobs(shard, delivery, self._config)
+        jobs = decodable_jobs(shard, delivery, self._config)
         if not jobs:
             if delivery.undecodable:
                 self._dispatcher.look_again(shard)
@@ -376,14 +377,14 @@ class WorkerThread:
                 execution.end_observed(outcome, jobs)
         else:
             try:
-                execution.conclude(runtime, shard, outcome, self._config, self._report)
+                conclude(runtime.instance, shard, outcome, self._config, self._report)
             finally:
                 # Also when the lease was lost meanwhile: what was raised was raised.
                 report_failure(self._node, shard, jobs, outcome, runtime)
         if logs_jobs:
             job_log.ends(shard, jobs, delivery.number, outcome, ended - now)
 
-    def _report(self, shard: Shard, outcome: execution.Outcome) -> None:
+    def _report(self, shard: Shard, outcome: Outcome) -> None:
         """Writes an outcome, however long Redis is away: only the end of the process or of the lease ends that."""
-        until_written(self._node, lambda: execution.report(shard, outcome))
+        until_written(self._node, lambda: report(shard, outcome))
         self._dispatcher.look_again(shard)

@@ -19,20 +19,9 @@ from lowq.broker.shard import Shard, shards_of
 from lowq.errors import ConfigError, LowqError, QueueInUse
 from lowq.logs import describe
 from lowq.node import job_log
-from lowq.node.execution import (
-    Outcome,
-    WorkerRuntime,
-    anotify_worker,
-    aperform,
-    conclude,
-    decodable_jobs,
-    end_observed,
-    log_begin,
-    log_remarks,
-    perform,
-    report,
-)
+from lowq.node.execution import WorkerRuntime, aperform, end_observed, log_begin, perform
 from lowq.node.instances import Instances, has_life
+from lowq.node.outcome import Outcome, anotify_worker, conclude, decodable_jobs, log_remarks, report
 from lowq.node.schedules import take_turn
 from lowq.node.time_limits import TimeLimits
 from lowq.workers import Worker, is_async, payload_type_of, schedules_of
@@ -289,7 +278,7 @@ class _Drainer:
                 outcome.is_written = True
                 await anotify_worker(outcome, self._runtime.instance, config)
             else:
-                conclude(self._runtime, shard, outcome, config, partial(report, now=self._now))
+                conclude(self._runtime.instance, shard, outcome, config, partial(report, now=self._now))
         except LowqError:
             if outcome.stop is not None:  # also when the lease was lost meanwhile
                 raise outcome.stop from None

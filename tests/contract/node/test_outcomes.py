@@ -12,7 +12,7 @@ import pytest
 
 import lowq
 from lowq.job import Job
-from lowq.node.execution import NO_REDIS_PAUSES
+from lowq.node.outcome import NO_REDIS_PAUSES
 from lowq.sharding import shard_of
 from lowq.store.keys import shard_prefix
 from lowq.testing import drain
@@ -680,7 +680,7 @@ def test_when_nothing_works_any_more_the_charge_is_a_plain_one(
     make_app: MakeApp, perform_once: Perform, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A handler may leave next to no memory; whatever is tried then may fail."""
-    charge = lowq.node.execution._charge
+    charge = lowq.node.outcome._charge
     calls: list[int] = []
 
     def fails_at_first(*args: Any) -> None:
@@ -689,7 +689,7 @@ def test_when_nothing_works_any_more_the_charge_is_a_plain_one(
             raise MemoryError
         charge(*args)
 
-    monkeypatch.setattr(lowq.node.execution, "_charge", fails_at_first)
+    monkeypatch.setattr(lowq.node.outcome, "_charge", fails_at_first)
     worker = make_worker(make_app(), empty)
     worker.perform_async({"id": 1})
     perform_once(worker)

@@ -10,7 +10,7 @@ from lowq.broker.shard import Shard
 from lowq.metrics.counters import WAIT_BOUNDS, Tally
 from lowq.metrics.slowest import FLOOR
 from lowq.node.batch import WAITS_READ, count_batch, count_waits
-from lowq.node.execution import Outcome
+from lowq.node.outcome import Outcome
 
 #: What Redis's clock is ahead, and the time in it.
 OFFSET, NOW = 1_799_999_900.0, 1_800_000_000.0

@@ -17,7 +17,8 @@ from lowq.codec import MAX_TIME
 from lowq.errors import LowqError, PushInterrupted, TimeLimitExceeded
 from lowq.job import Job
 from lowq.node import execution
-from lowq.node.execution import Execution, Outcome, current, decide, write_off
+from lowq.node.execution import Execution, current
+from lowq.node.outcome import Outcome, bury_undecodable, decide, log_remarks, notify_worker, report, write_off
 from lowq.node.time_limits import TimeLimits
 from lowq.settings import Config
 from lowq.store import Client
@@ -199,7 +200,7 @@ class TestDecide:
         handler = Handler()
         handler.max_retry_count = 1
         outcome = decide(handler, [taken("a", "v1", "v2", retry_count=0)], {}, BOOM, Config(), {})
-        execution.notify_worker(outcome, handler, Config())
+        notify_worker(outcome, handler, Config())
         (job,) = handler.exhausted
         assert (job.id, job.state, job.payloads, job.payloads_count) == ("a", "morgue", [("v1", 1.0)], 1)
         assert job.retry_count == 1
@@ -254,7 +255,7 @@ class TestWriteOff:
         shard.in_flight._in_hand = dict.fromkeys("abc", 1)
         limits = TimeLimits(None, 10, jobs)
         limits.outcomes.update({job.id: WORDS[word] for job, word in zip(jobs, said, strict=True) if word})
-        outcome = write_off(execution.WorkerRuntime(Handler(), raises, 2), shard, limits, Config())
+        outcome = write_off(Handler(), shard, limits, Config())
         assert verdicts(outcome) == {"a": said[0] or "crashed", "b": said[1] or "crashed", "c": "released"}
         assert ("c", None) in outcome.releases
         assert outcome.stop is None
@@ -294,7 +295,7 @@ class TestRetryIn:
 
         Own.__name__ = "Handler"
         outcome = decide(Own(), [taken("a", retry_count=1)], {}, BOOM, Config(), {})
-        execution.log_remarks(outcome)
+        log_remarks(outcome)
         (failure,) = outcome.failures
         assert (failure.verdict, failure.retry_count) == ("retry", 2)
         return failure.delay
@@ -345,8 +346,8 @@ class TestErrorHooks:
         for failure in outcome.failures:
             assert b"boom" in failure.error
         assert caplog.records == []  # first it is written
-        execution.notify_worker(outcome, Handler(), Config(**settings))
-        execution.log_remarks(outcome)
+        notify_worker(outcome, Handler(), Config(**settings))
+        log_remarks(outcome)
         if outcome.exhausted or "load_error" not in settings:
             assert caplog.records
 
@@ -504,9 +505,9 @@ class TestReport:
         handler.max_retry_count = 0
         shard = Reports()
         outcome = decide(handler, [taken("a")], {}, BOOM, Config(), {})
-        execution.report(cast(Shard, shard), outcome)
+        report(cast(Shard, shard), outcome)
         assert (shard.calls, handler.exhausted) == ([("fail", [("a", "exhausted")])], [])
-        execution.notify_worker(outcome, handler, Config())
+        notify_worker(outcome, handler, Config())
         assert [job.id for job in handler.exhausted] == ["a"]
 
     def test_retries_exhausted_that_raises_is_logged_and_no_more(self, caplog: pytest.LogCaptureFixture) -> None:
@@ -517,8 +518,8 @@ class TestReport:
                 raise BOOM
 
         outcome = decide(Own(), [taken("a")], {}, BOOM, Config(), {})
-        execution.notify_worker(outcome, Own(), Config())
-        execution.log_remarks(outcome)
+        notify_worker(outcome, Own(), Config())
+        log_remarks(outcome)
         assert "Own.retries_exhausted failed" in caplog.text
         assert outcome.stop is None
 
@@ -528,7 +529,7 @@ class TestReport:
         assert performed([taken("a")], lambda _: current().bury("a", "enough"), config).buries == [("a", b"enough")]
 
         shard = Reports()
-        execution.bury_undecodable(cast(Shard, shard), [Undecodable("a", b"\xff", "can't be decoded")], config)
+        bury_undecodable(cast(Shard, shard), [Undecodable("a", b"\xff", "can't be decoded")], config)
         assert shard.calls == [("bury", [("a", b"can't be decoded", (b"\xff",))])]
 
     def test_a_reason_with_half_a_character_does_not_either(self) -> None:
@@ -542,12 +543,12 @@ class TestReport:
         caplog.set_level(logging.ERROR)
         shard = Reports()
         undecodable = [Undecodable("a", b"\xff", "no JSON"), Undecodable("a", b"{", "cut off")]
-        execution.bury_undecodable(cast(Shard, shard), undecodable, Config())
+        bury_undecodable(cast(Shard, shard), undecodable, Config())
         assert shard.calls == [("bury", [("a", b"no JSON", (b"\xff",))]), ("bury", [("a", b"cut off", (b"{",))])]
         assert "queue 'Orders', id 'a': no JSON" in caplog.text
 
     @staticmethod
     def reported(outcome: Outcome) -> Reports:
         shard = Reports()
-        execution.report(cast(Shard, shard), outcome)
+        report(cast(Shard, shard), outcome)
         return shard
