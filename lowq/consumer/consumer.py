@@ -185,7 +185,7 @@ class Consumer:
                 on_fatal=self._on_fatal,
             )  # fmt: skip
             (self._dispatcher,) = self._broker.dispatchers
-            adopted = self._adopt(digest)
+            adopted = [] if session is None else self._adopt(digest)  # a random one is nobody's yet
         except BaseException:
             maintenance_client.close()
             if has_session:
@@ -336,20 +336,33 @@ class Consumer:
             [Command(shard.prefix, "HGET", f"{shard.prefix}meta", "owner") for shard in list(self._shards)]
         )
         adopted: list[Shard] = []
-        for shard, owner in zip(self._shards, owners, strict=True):
-            if not (isinstance(owner, bytes) and owner.startswith(digest.encode())):
-                continue
-            lease = shard.lease.acquire(self._config.lease_ttl)
-            if isinstance(lease, LeaseDenied) or not lease.adopted:
-                continue
-            raw = self._client.command("HGETALL", f"{shard.prefix}taken", key=shard.prefix)
-            records = {decode_id(job_id): record.split() for job_id, record in zip(raw[::2], raw[1::2], strict=True)}
-            for job_id, (delivery, _, retry_count, *_) in records.items():
-                shard.in_flight.adopt(int(delivery), [job_id])
-                token, counts = shard.in_flight.token, {job_id: int(retry_count)}
-                self._taken.add(HeldDelivery(shard, token, int(delivery), self._deadline(), counts), [job_id])
-            adopted.append(shard)
+        try:
+            for shard, owner in zip(self._shards, owners, strict=True):
+                if isinstance(owner, Exception):
+                    raise owner
+                if owner is not None and owner.startswith(digest.encode()) and self._adopt_shard(shard):
+                    adopted.append(shard)
+        except BaseException:
+            # They are kept for whoever tries again with this session.
+            held = [shard for shard in self._shards if shard.lease.current is not None]
+            with suppress(LowqError):
+                self._client.run_many([shard.lease.detach_call(self._config.lease_ttl) for shard in held])
+            raise
         return adopted
+
+    def _adopt_shard(self, shard: Shard) -> bool:
+        """Whether the shard, and what is in flight there, is this consumer's now."""
+        lease = shard.lease.acquire(self._config.lease_ttl)
+        # Resumed: the first attempt adopted it, and its reply was lost.
+        if isinstance(lease, LeaseDenied) or not (lease.adopted or lease.resumed):
+            return False
+        raw = self._client.command("HGETALL", f"{shard.prefix}taken", key=shard.prefix)
+        records = {decode_id(job_id): record.split() for job_id, record in zip(raw[::2], raw[1::2], strict=True)}
+        for job_id, (delivery, _, retry_count, *_) in records.items():
+            shard.in_flight.adopt(int(delivery), [job_id])
+            token, counts = shard.in_flight.token, {job_id: int(retry_count)}
+            self._taken.add(HeldDelivery(shard, token, int(delivery), self._deadline(), counts), [job_id])
+        return True
 
     # --- taking ---
 

@@ -192,6 +192,44 @@ def test_a_session_is_free_again_when_its_consumer_could_not_start(queue: Queue,
     queue.consumer(session="ann").close()
 
 
+def test_jobs_of_a_session_are_adopted_though_the_first_attempt_gets_no_answer(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue.push({"id": "a"})
+    one = queue.consumer(session="ann")
+    (job,) = take(one, 1)
+    one.detach()
+    run_many = Client.run_many
+
+    def repeated(client: Client, calls: Sequence[Any], *args: Any, **options: Any) -> list[Any]:
+        run_many(client, [call for call in calls if getattr(call, "script", "") == "acquire"])
+        return run_many(client, calls, *args, **options)
+
+    monkeypatch.setattr(Client, "run_many", repeated)
+    with queue.consumer(session="ann") as two:
+        two.ack(job.receipt)
+    assert queue.stats().processed == 1
+
+
+@pytest.mark.parametrize("lost", ["HGET", "acquire"])
+def test_jobs_of_a_session_wait_for_the_next_attempt_when_redis_does_not_answer_at_the_start(
+    queue: Queue, line: Line, lost: str
+) -> None:
+    queue.push([{"id": n} for n in range(40)])
+    one = queue.consumer(session="ann")
+    jobs = take(one, 40)
+    one.detach()
+    last = one._shards[-1].prefix
+    line.loses = lambda call: "call" if (call.key, call.script) == (last, lost) else ""
+    with pytest.raises(RedisUnavailable):
+        queue.consumer(session="ann")
+    line.loses = lambda _call: ""
+    with queue.consumer(session="ann") as two:
+        for job in jobs:
+            two.ack(job.receipt)
+    assert queue.stats().processed == 40
+
+
 # --- cancelled ---
 
 
