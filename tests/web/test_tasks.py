@@ -295,6 +295,26 @@ def test_the_task_of_a_process_that_dies_is_interrupted(
     assert ("If its process goes on, it ends" in page, ">Cancel<" in page) == (True, False)
 
 
+def test_started_again_it_is_bound_to_the_same_jobs(
+    pair: tuple[TestClient, TestClient], steps: Steps, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tasks, "REPORT_INTERVAL", 0.0)
+    one, other = pair
+    wanted = {"state": "morgue", "match": "1*", "error": "no <order>", "error_group": "0123456789ab", "shard": 2}
+    task = start(one, all=wanted)
+    assert one.post(f"/api/v1/tasks/{task}/cancel", json={}).status_code == 202
+    steps.go()
+    in_state(other, task, "cancelled")
+    page = parse(other.get(f"/tasks/{task}").text)
+    for fact in ("Id like 1*", "Shard 2", "Error no <order>", "Failed like 0123456789ab"):
+        assert fact in page.text
+    again = page.find("form", has="Start again")
+    form = {field.attributes["name"]: field.attributes["value"] for field in again.every("input")}
+    assert {name: value for name, value in form.items() if name in wanted} == {**wanted, "shard": "2"}
+    asked = parse(other.post(again.attributes["action"], data={**form, "do": "delete all"}).text).text
+    assert "with ids like 1* in shard 2 with the error no <order> that failed like 0123456789ab" in asked
+
+
 @pytest.mark.parametrize("by", ["page", "api"])
 def test_one_that_was_interrupted_can_be_cancelled_and_ends_when_it_goes_on(
     pair: tuple[TestClient, TestClient], steps: Steps, monkeypatch: pytest.MonkeyPatch, by: str

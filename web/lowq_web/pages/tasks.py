@@ -1,12 +1,19 @@
 """Bulk actions in the background, and their progress."""
 
+from typing import Any
+
 from starlette.requests import Request
 from starlette.responses import Response
 
 from lowq_web.context import context_of
+from lowq_web.pages.queue import group_text
 from lowq_web.pages.rendering import redirect, render, trouble
 from lowq_web.security import visit_of
+from lowq_web.tasks import Task
 from lowq_web.words import DONE, VERBS
+
+#: Fields of a filter that say nothing about which jobs of a bulk action are meant, or that the next one has of its own.
+_NOT_REPEATED = ("order_by", "reverse", "before")
 
 
 def tasks(request: Request) -> Response:
@@ -16,10 +23,20 @@ def tasks(request: Request) -> Response:
 
 def task(request: Request) -> Response:
     """One task and its progress."""
-    found = context_of(request).tasks.get(request.path_params["task"])
+    context = context_of(request)
+    found = context.tasks.get(request.path_params["task"])
     if found is None:
         return trouble(request, 404, "There is no such task, or it is not remembered any more.")
-    return render(request, "task.html", task=found, done=DONE)
+    group = group_text(context.app.queue(found.queue), found.filter.error_group)
+    return render(request, "task.html", task=found, done=DONE, again=_again(found), group_text=group)
+
+
+def _again(task: Task) -> dict[str, Any]:
+    """The form that asks for the same action on the same jobs: every field of the filter, since without one it would be
+    done to more of them.
+    """
+    fields = {name: value for name, value in task.filter.given().items() if name not in _NOT_REPEATED}
+    return fields | ({"reason": task.reason} if task.reason else {})
 
 
 def cancel(request: Request) -> Response:
