@@ -429,8 +429,7 @@ class Lowq:
         Raises:
             RedisUnavailable, RedisRefused
         """
-        groups = [group for info in self.queues() for group in read_error_groups(self, info.name)]
-        return sorted(groups, key=lambda group: -group.last_seen)
+        return read_error_groups(self, [info.name for info in self.queues()])
 
     def jobs(
         self,

@@ -12,6 +12,7 @@ from lowq.cli.look import bound, server_time
 from lowq.cli.output import echo_json, echo_lines, number, say, table
 from lowq.duration import ago, duration
 from lowq.metrics.counters import Span
+from lowq.metrics.error_groups import most_frequent_first
 from lowq.metrics.history import SPANS, HistoryPoint
 from lowq.metrics.times import PERCENTILES, Histogram, StretchTimes, Times, join
 
@@ -146,10 +147,16 @@ def _at_most(found: Histogram, share: float) -> str:
 @click.command
 @with_app
 @click.argument("queue", required=False)
+@click.option(
+    "--sort", type=click.Choice(["count", "last"]), default="count", show_default=True,
+    help="count: most failures in the last 24 hours first; last: latest failure first.",
+)  # fmt: skip
 @json_option
-def errors(app: Lowq, queue: str | None, as_json: bool) -> None:
+def errors(app: Lowq, queue: str | None, sort: str, as_json: bool) -> None:
     """What fails: failures of a queue, or of all, in groups of alike errors."""
     found = app.error_groups() if queue is None else app.queue(queue, app.queue(queue).shards_count).error_groups()
+    if sort == "count":
+        found = most_frequent_first(found)
     if as_json:
         echo_json({"errors": found})
         return

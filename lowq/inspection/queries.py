@@ -270,7 +270,7 @@ class Queries:
         Raises:
             RedisUnavailable
         """
-        return read_error_groups(self._backend, self.name)
+        return read_error_groups(self._backend, [self.name])
 
     # --- jobs by id ---
 

@@ -15,8 +15,9 @@ from typing import Any
 from lowq.backend import Backend
 from lowq.codec import decode_id
 from lowq.job_events import QueueEvents
-from lowq.store import Call, untrusted
+from lowq.store import Call, Command, untrusted
 from lowq.store.keys import error_groups_key
+from lowq.store.scripts import time_of
 
 #: Groups of a queue that Redis keeps, and that are gathered between two heartbeats.
 MOST_GROUPS = 200
@@ -26,6 +27,8 @@ TEXT_CHARACTERS = 300
 _FORGET = 30 * 86400
 #: Hours that failures are counted by.
 HOURS = 24
+#: Queues whose groups are read in one write: each has at most some 150 kB.
+_TOGETHER = 20
 
 #: What differs between errors that are alike: quoted parts, addresses and hexadecimal numbers, numbers.
 _VARYING = re.compile(
@@ -168,17 +171,31 @@ class ErrorGroup:
     hours: tuple[int, ...]
 
 
-def read_error_groups(backend: Backend, queue: str) -> list[ErrorGroup]:
-    """The groups of a queue's failures, those that were seen last first.
+def read_error_groups(backend: Backend, queues: Sequence[str]) -> list[ErrorGroup]:
+    """The groups of these queues' failures, those that were seen last first.
 
     Raises:
-        RedisUnavailable, RedisRefused
+        RedisUnavailable, RedisRefused, ScriptError
     """
-    key = error_groups_key(backend.config.namespace, queue)
-    raw, (seconds, _) = backend.client.commands([("HGETALL", key), ("TIME",)], key=key)
-    hour = int(seconds) // 3600
-    found = (_group(queue, name, data, hour) for name, data in zip(raw[::2], raw[1::2], strict=True))
-    return sorted((group for group in found if group is not None), key=lambda group: -group.last_seen)
+    if not queues:
+        return []
+    hour = int(time_of(backend.client.command("TIME"))) // 3600
+    found: list[ErrorGroup] = []
+    for start in range(0, len(queues), _TOGETHER):
+        some = queues[start : start + _TOGETHER]
+        keys = [error_groups_key(backend.config.namespace, queue) for queue in some]
+        replies = backend.client.run_many([Command(key, "HGETALL", key) for key in keys])
+        for queue, reply in zip(some, replies, strict=True):
+            if isinstance(reply, Exception):
+                raise reply
+            groups = (_group(queue, name, data, hour) for name, data in zip(reply[::2], reply[1::2], strict=True))
+            found += [group for group in groups if group is not None]
+    return sorted(found, key=lambda group: -group.last_seen)
+
+
+def most_frequent_first(groups: Iterable[ErrorGroup]) -> list[ErrorGroup]:
+    """Those with the most failures in the last 24 hours first; of equal ones those that were seen last."""
+    return sorted(groups, key=lambda group: (-sum(group.hours), -group.last_seen))
 
 
 def _group(queue: str, name: bytes, data: bytes, hour: int) -> ErrorGroup | None:

@@ -2,6 +2,8 @@
 
 import re
 import time
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
@@ -9,6 +11,7 @@ from starlette.testclient import TestClient
 import lowq
 import lowq_web
 from lowq.metrics.error_groups import error_fingerprint
+from lowq.store import Call
 from lowq.store.keys import error_groups_key
 from lowq_web.pages.errors import HEIGHT, sparkline
 from tests.waiting import until
@@ -23,7 +26,7 @@ def record(app: lowq.Lowq, queue: str, name: str, count: int, job_id: str, text:
     app.client.run("record_errors", error_groups_key("lowq", queue), now, 200, 3600, name, count, job_id, text)
 
 
-def test_groups_of_all_queues_are_shown_those_seen_last_first(app: lowq.Lowq) -> None:
+def test_groups_of_all_queues_are_shown(app: lowq.Lowq) -> None:
     record(app, "Orders", "f1", 3, "order 7", "ValueError: no order 7", ago=7200.0)
     record(app, "Mails", "f1", 1200, ODD, f"E: {ODD}")
     client = TestClient(lowq_web.create_app(app), base_url="http://127.0.0.1")
@@ -43,6 +46,39 @@ def test_groups_of_all_queues_are_shown_those_seen_last_first(app: lowq.Lowq) ->
         f"E: {ODD}", "ValueError: no order 7"
     ]  # fmt: skip
     assert [group["count"] for group in client.get("/api/v1/queues/Orders/errors").json()["errors"]] == [3]
+
+
+def test_what_fails_most_comes_first_or_what_failed_last(app: lowq.Lowq) -> None:
+    record(app, "Orders", "f1", 1000, "a", "E: yesterday", ago=25 * 3600.0)
+    record(app, "Orders", "f2", 7, "a", "E: most", ago=7200.0)
+    record(app, "Mails", "f1", 2, "a", "E: latest", ago=60.0)
+    record(app, "Orders", "f3", 2, "a", "E: before", ago=3700.0)
+    page = Reader(TestClient(lowq_web.create_app(app), base_url="http://127.0.0.1")).page
+
+    def shown(path: str) -> list[str]:
+        return [row["Error"].text for row in page(path).table("Error")]
+
+    assert shown("/errors") == ["E: most", "E: latest", "E: before", "E: yesterday"]
+    assert shown("/errors?sort=last") == ["E: latest", "E: before", "E: most", "E: yesterday"]
+    assert shown("/errors?queue=Orders") == ["E: most", "E: before", "E: yesterday"]
+    links = {link.text: link.attributes["href"] for link in page("/errors?queue=Orders").every("a")}
+    assert links["Last"] == "/errors?queue=Orders&sort=last"
+    assert links["Last 24 hours"] == "/errors?queue=Orders"
+
+
+def test_groups_of_many_queues_are_read_together(app: lowq.Lowq, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(45):
+        record(app, f"Q{number}", "f1", 1, "a", f"E: of {number}")
+    sent: list[int] = []
+    run_many = app.client.run_many
+
+    def counted(calls: Sequence[Call]) -> list[Any]:
+        sent.append(len(calls))
+        return run_many(calls)
+
+    monkeypatch.setattr(app.client, "run_many", counted)
+    assert {group.text for group in app.error_groups()} == {f"E: of {number}" for number in range(45)}
+    assert sent == [20, 20, 5]
 
 
 def test_without_failures_it_says_so(app: lowq.Lowq) -> None:

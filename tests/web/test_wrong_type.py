@@ -19,6 +19,7 @@ SHARD = shard_prefix("lowq", "Orders", 0)
         ("lowq:v1:tasks", "hash", ["/tasks", "/tasks/x", "/api/v1/tasks", "/api/v1/tasks/x"]),
         ("lowq:v1:audit", "list", ["/audit", "/api/v1/audit"]),
         ("lowq:v1:history:Orders", "hash", ["/queues/Orders", "/", "/api/v1/rates", "/api/v1/queues/Orders/rates"]),
+        ("lowq:v1:error_groups:Orders", "hash", ["/errors", "/errors?queue=Orders", "/api/v1/errors"]),
         (SHARD + "due", "zset", ["/queues/Orders", "/search?id=1", "/queues/Orders/job?id=1", "/api/v1/search?id=1"]),
         (SHARD + "taken", "hash", ["/queues/Orders", "/queues/Orders/shards", "/api/v1/queues/Orders/shards"]),
         (SHARD + "meta", "hash", ["/queues/Orders", "/api/v1/queues/Orders/shards"]),

@@ -334,6 +334,23 @@ def test_times_tell_percentiles_and_the_slowest(cli: Cli) -> None:
     assert [item["id"] for item in found["slowest"]] == ["b", "a\x1b[2J"]
 
 
+def test_errors_tell_what_fails_most_or_what_failed_last(cli: Cli) -> None:
+    assert "nothing has failed in the last 30 days" in cli("errors").stderr
+    now = time.time()
+    for queue, count, ago, text in (("A", 7, 7200.0, "E: \x1b[2J most"), ("B", 2, 60.0, "E: latest")):
+        cli.app.queue(queue, 1).push({"id": 1})
+        words: list[Any] = [repr(now - ago), 200, 3600, "0123456789ab", count, "7", text]
+        cli.app.client.run("record_errors", f"lowq:v1:error_groups:{queue}", *words)
+    header, *rows = [re.split(r"  +", line.strip()) for line in lines_of(cli("errors"))]
+    assert header == ["COUNT", "24 H", "LAST", "FIRST", "QUEUE", "GROUP", "ID", "ERROR"]
+    assert [(row[0], *row[4:]) for row in rows] == [
+        ("7", "A", "0123456789ab", "7", r"E: \x1b[2J most"), ("2", "B", "0123456789ab", "7", "E: latest")
+    ]  # fmt: skip
+    assert [group["queue"] for group in cli.json("errors", "--sort", "last")["errors"]] == ["B", "A"]
+    assert [group["queue"] for group in cli.json("errors", "A")["errors"]] == ["A"]
+    assert "does not exist" in cli("errors", "C", code=2).stderr
+
+
 def test_times_of_all_queues_have_a_row_for_each_that_was_worked(cli: Cli) -> None:
     cli.push({"id": 1})
     assert "no node has worked any queue" in cli("times").stderr

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from starlette.requests import Request
 from starlette.responses import Response
 
-from lowq.metrics.error_groups import HOURS
+from lowq.metrics.error_groups import HOURS, most_frequent_first
 from lowq_web.context import context_of
 from lowq_web.fields import query_of
 from lowq_web.pages.rendering import render
@@ -17,12 +17,14 @@ HEIGHT, WIDTH = 16, 3
 
 
 def errors(request: Request) -> Response:
-    """The groups, those that were seen last first."""
-    app, queue = context_of(request).app, query_of(request).get("queue", "")
+    """The groups, those that fail most first, or those that were seen last."""
+    app, query = context_of(request).app, query_of(request)
+    queue, by_last = query.get("queue", ""), query.get("sort") == "last"
     found = app.queue(queue, app.queue(queue).shards_count).error_groups() if queue else app.error_groups()
+    groups = found if by_last else most_frequent_first(found)
     return render(
-        request, "errors.html", queue=queue, groups=found[:MOST], hidden_count=max(len(found) - MOST, 0),
-        sparkline=sparkline, hours=HOURS, width=HOURS * WIDTH, height=HEIGHT,
+        request, "errors.html", queue=queue, by_last=by_last, groups=groups[:MOST],
+        hidden_count=max(len(found) - MOST, 0), sparkline=sparkline, hours=HOURS, width=HOURS * WIDTH, height=HEIGHT,
     )  # fmt: skip
 
 
