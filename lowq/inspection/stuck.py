@@ -2,14 +2,15 @@
 
 from collections.abc import Sequence, Set
 from dataclasses import dataclass
-from math import inf
+from math import inf, isfinite
 
 from lowq.backend import Backend
 from lowq.clock import Clock, now
 from lowq.errors import RedisRefused, RedisUnavailable
 from lowq.inspection.calls import read_stats
 from lowq.inspection.registry import NodeInfo, all_queues, nodes
-from lowq.metrics.times import perform_times
+from lowq.metrics.counters import BOUNDS
+from lowq.metrics.times import TotalTimes, perform_times
 
 #: A batch is stuck when it has been running for longer than this, seconds, and for longer than so many times what 95 %
 #: of the batches of its queue take.
@@ -38,8 +39,12 @@ class StuckBatch:
     waiting: int
 
 
-def stuck_limit(p95: float) -> float:
-    """Seconds from which on a batch is stuck, where 95 % of its queue's take no longer than ``p95`` seconds."""
+def stuck_limit(times: TotalTimes) -> float:
+    """Seconds from which on a batch is stuck in a queue whose batches took so long."""
+    p95 = times.percentile(0.95)
+    if not isfinite(p95):  # how long those took that are beyond all buckets: on average, at most
+        longest, beyond = BOUNDS[-1], times.buckets[-1][1]
+        p95 = max(times.seconds / beyond, longest)
     return max(STUCK_SECONDS, STUCK_TIMES * p95)
 
 
@@ -57,8 +62,7 @@ def stuck_batches(backend: Backend, living: Sequence[NodeInfo] | None = None) ->
         if performed is not None and performed["seconds"] > STUCK_SECONDS
     ]
     limits = {
-        queue: stuck_limit(perform_times(backend, queue).percentile(0.95))
-        for queue in {performed["queue"] for _, _, performed in found}
+        queue: stuck_limit(perform_times(backend, queue)) for queue in {performed["queue"] for _, _, performed in found}
     }
     found = [item for item in found if item[2]["seconds"] > limits[item[2]["queue"]]]
     found = sorted(found, key=lambda item: item[2]["seconds"], reverse=True)[:MOST]
@@ -127,6 +131,6 @@ class StuckLimits:
         read_at, limit = self._read.get(queue, (-inf, inf))
         if self._clock() - read_at > self.AGE:
             times = perform_times(self._backend, queue)
-            limit = stuck_limit(times.percentile(0.95)) if times.count >= self.KNOWN else inf
+            limit = stuck_limit(times) if times.count >= self.KNOWN else inf
             self._read[queue] = self._clock(), limit
         return limit

@@ -55,11 +55,20 @@ def test_a_batch_is_stuck_after_a_minute_and_ten_times_what_its_queue_takes(app:
     assert [batch.limit for batch in found] == [300.0, 60.0]
 
 
-def test_of_a_queue_whose_batches_take_longer_than_is_counted_none_is(app: lowq.Lowq) -> None:
-    app.queue("long", 1).push("a")
-    performed(app, "long", 1000.0)
-    heartbeat(app, "node:1:aaaaaa", time.time(), threads=1, performing=[runs("long", 0, ["a"], 9000.0)])
-    assert app.stuck() == []
+def test_of_a_queue_whose_batches_take_longer_than_is_counted_their_average_counts(app: lowq.Lowq) -> None:
+    app.queue("long", 2).push("a")
+    performed(app, "long", 1000.0)  # counts as over 5 min
+    heartbeat(
+        app, "node:1:aaaaaa", time.time(), threads=2,
+        performing=[runs("long", 0, ["a"], 9990.0), runs("long", 1, ["b"], 10_010.0)],
+    )  # fmt: skip
+    assert [(batch.ids, batch.limit) for batch in app.stuck()] == [(("b",), 10_000.0)]
+
+
+def test_one_long_batch_of_a_new_queue_does_not_hide_the_next(app: lowq.Lowq) -> None:
+    performed(app, "new", 400.0, count=1)
+    heartbeat(app, "node:1:aaaaaa", time.time(), threads=1, performing=[runs("new", 0, ["a"], 4001.0)])
+    assert [batch.limit for batch in app.stuck()] == [4000.0]
 
 
 def test_of_a_queue_without_a_history_a_minute_counts(app: lowq.Lowq) -> None:

@@ -16,7 +16,7 @@ from tests.waiting import until
 def app(store_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[lowq.Lowq]:
     """Whatever has been running for a moment is stuck."""
     monkeypatch.setattr(stuck, "STUCK_SECONDS", 0.05)
-    monkeypatch.setattr(stuck, "stuck_limit", lambda _p95: 0.05)
+    monkeypatch.setattr(stuck, "stuck_limit", lambda _times: 0.05)
     monkeypatch.setattr(stuck.StuckLimits, "KNOWN", 0)
     app = lowq.Lowq(redis_url=store_url, concurrency=3)
     yield app
