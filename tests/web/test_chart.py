@@ -51,12 +51,18 @@ class TestLines:
 
     def test_a_line_is_broken_where_nothing_is_known(self) -> None:
         rates = [rate(0, 1), rate(10, 1), unknown(20), rate(30, 0), unknown(40), rate(50, 1), rate(60, 0), unknown(70)]
-        # A single stretch between two gaps is no line.
+        # A single stretch between two gaps is as long as it lasts.
         (line,) = chart(rates, ["processed"]).lines
-        assert points(line) == [near([(0, 1), (1 / 7, 1)]), near([(5 / 7, 1), (6 / 7, 0)])]
+        assert points(line) == [
+            near([(0, 1), (1 / 7, 1)]), near([(2.5 / 7, 0), (3.5 / 7, 0)]), near([(5 / 7, 1), (6 / 7, 0)])
+        ]  # fmt: skip
 
-    @pytest.mark.parametrize("rates", [[], [rate(0, 5)], [unknown(0), unknown(10)]])
-    def test_without_two_moments_there_is_no_line(self, rates: list[lowq.HistoryPoint]) -> None:
+    def test_a_single_stretch_at_an_end_stays_within_the_chart(self) -> None:
+        (line,) = chart([rate(0, 1), unknown(10), rate(20, 0)], ["processed"]).lines
+        assert points(line) == [near([(0, 1), (1 / 4, 1)]), near([(3 / 4, 0), (1, 0)])]
+
+    @pytest.mark.parametrize("rates", [[], [unknown(0), unknown(10)]])
+    def test_without_a_value_there_is_no_line(self, rates: list[lowq.HistoryPoint]) -> None:
         found = chart(rates, ["processed", "lag"])
         assert [line.pieces for line in found.lines] == [[], []]
         assert found.top > 0

@@ -65,15 +65,23 @@ def chart(moments: Sequence[Moment], names: Sequence[str], *, seconds: bool = Fa
     last = max(len(moments) - 1, 1)
     lines = []
     for name, column in columns.items():
-        pieces: list[list[str]] = [[]]
+        pieces: list[list[tuple[float, float]]] = [[]]
         for index, value in enumerate(column):
             if value is None:
                 pieces.append([])
             else:
-                pieces[-1].append(f"{WIDTH * index / last:.1f},{HEIGHT - (HEIGHT - 4) * value / top:.1f}")
-        lines.append(Line(name, [" ".join(piece) for piece in pieces if len(piece) > 1]))
+                pieces[-1].append((WIDTH * index / last, HEIGHT - (HEIGHT - 4) * value / top))
+        lines.append(Line(name, [_points(piece, WIDTH / last / 2) for piece in pieces if piece]))
     empty = all(value is None for column in columns.values() for value in column)
     return Chart(lines, top, _marks(moments[0].at, moments[-1].at) if moments else [], empty)
+
+
+def _points(piece: Sequence[tuple[float, float]], half: float) -> str:
+    """A piece of a line. A single moment is drawn ``half`` a moment to each side: a point alone is not to be seen."""
+    if len(piece) == 1:
+        ((x, y),) = piece
+        piece = [(max(x - half, 0.0), y), (min(x + half, WIDTH), y)]
+    return " ".join(f"{x:.1f},{y:.1f}" for x, y in piece)
 
 
 def _known(value: float | None) -> float | None:
