@@ -81,6 +81,22 @@ def test_groups_of_many_queues_are_read_together(app: lowq.Lowq, monkeypatch: py
     assert sent == [20, 20, 5]
 
 
+def test_the_page_of_a_queue_leads_to_its_errors_also_to_those_that_are_too_many_for_one_page(
+    app: lowq.Lowq, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lowq_web.pages.errors.MOST", 1)
+    record(app, "Orders", "f1", 3, "a", "E: one")
+    record(app, "Mails", "f1", 2, "a", "E: other")
+    reader = Reader(TestClient(lowq_web.create_app(app), base_url="http://127.0.0.1"))
+    page = reader.page("/errors")
+    assert [row["Error"].text for row in page.table("Error")] == ["E: one"]
+    assert "1 more group is not shown. The page of a queue leads to its own errors" in page.text
+    facts = reader.page("/queues/Mails").find("p", has="times")
+    links = {link.text: link.attributes["href"] for link in facts.every("a")}
+    (only,) = reader.page(links["errors"]).table("Error")
+    assert only["Error"].text == "E: other"
+
+
 def test_without_failures_it_says_so(app: lowq.Lowq) -> None:
     client = TestClient(lowq_web.create_app(app), base_url="http://127.0.0.1")
     assert "Nothing has failed in the last 30 days" in Reader(client).page("/errors").text
