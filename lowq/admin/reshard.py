@@ -52,8 +52,8 @@ _NOT_FED_TIMES = 3
 _WRITE = 200
 #: Seconds between two looks whether a holder has given its shard up, should its message have been lost.
 LOOK_SECONDS = 0.5
-#: What the primaries of a cluster are to confirm of jobs that have come to another shard, and for how many seconds they
-#: are not asked again when one did not.
+#: What the primaries of a cluster are to confirm of seals, and of jobs that have come to another shard, and for how
+#: many seconds they are not asked again when one did not.
 CONFIRMATION, UNCONFIRMED_SECONDS = Wait("replicated", 1.0), 10.0
 #: Seconds without any answer of Redis after which the command ends. It may be begun anew.
 PATIENCE = 30.0
@@ -251,7 +251,9 @@ class _Mover:
     def _prepare(self) -> None:
         prefixes = self._after.prefixes(self._namespace, self._queue)
         paused = self._find_pause()
-        self._run_all([Call("prepare_shard", prefix, ["", self._after.shards_count, *paused]) for prefix in prefixes])
+        self._run_confirmed(
+            [Call("prepare_shard", prefix, ["", self._after.shards_count, *paused]) for prefix in prefixes]
+        )
         # Whoever pauses or resumes since the reshard was entered does so with the old shards first, then with the new
         # ones: what was written over theirs just now is seen here. From then on only they change it.
         while paused != (paused := self._find_pause()):
@@ -282,6 +284,7 @@ class _Mover:
         subscription = self._client.subscribe()
         try:
             waiting = [old for old in olds if not old.is_moved]
+            self._say(len(olds) - len(waiting), [])
             subscription.add(f"{old.prefix}lease_released" for old in waiting)
             said_at = answered_at = monotonic()
             while waiting:
@@ -340,18 +343,16 @@ class _Mover:
 
     def _seal(self, olds: Sequence[_Old]) -> None:
         args: list[str | int] = ["", self._before.shards_count, self._after.shards_count, self._after.epoch]
-        replies = self._run_all([Call("seal", old.prefix, args) for old in olds])
-        moved = 0
+        replies = self._run_confirmed([Call("seal", old.prefix, args) for old in olds])
         for old, reply in zip(olds, replies, strict=True):
-            moved += reply == 2 and not old.is_moved
             old.is_moved = reply == 2
-        self._progress = replace(self._progress, shards_moved=self._progress.shards_moved + moved)
 
     def _acquire(self, waiting: Sequence[_Old]) -> None:
         """Tries for the leases of these shards: what a dead holder left in flight waits again with that."""
         now = monotonic()
         some = [old for old in waiting if old.lease.current is None and old.try_at <= now]
         calls = [old.lease.acquire_call(self._lease_ttl) for old in some]
+        unsealed: list[_Old] = []
         for start in range(0, len(calls), _WRITE):
             sent = monotonic()
             part = some[start : start + _WRITE]
@@ -359,9 +360,18 @@ class _Mover:
                 lease = old.lease.acquired(reply, sent + self._lease_ttl)
                 if isinstance(lease, LeaseDenied):
                     old.try_at = now + min(max(lease.seconds, 0.01), LOOK_SECONDS)
+                    if lease.is_unsealed:
+                        unsealed.append(old)
                 else:
                     old.renew_at = sent + self._lease_ttl / 3
                     log_poisoned(self._queue, old.index, lease.poisoned)
+        if unsealed:
+            # Redis has lost the seals, in a failover to a replica that was behind.
+            if self._is_wanted():
+                self._seal(unsealed)
+            else:
+                for old in unsealed:
+                    old.is_moved = True
 
     def _renew(self, held: Sequence[_Old]) -> None:
         now = monotonic()
@@ -411,7 +421,7 @@ class _Mover:
             own = self._move_in_calls(old, reply, number)
             calls += own
             pages.append((old, step, (len(reply) - 6) // 3 if kind in (b"waiting", b"morgue") else 0, own))
-        came = iter(self._bring(calls))
+        came = iter(self._run_confirmed(calls))
         for old, step, jobs, own in pages:
             not_fed = [call.key for call in own if next(came) == _NOT_FED]
             if not_fed:
@@ -435,10 +445,11 @@ class _Mover:
         old.lease.lose()
         old.try_at = monotonic() + LOOK_SECONDS
 
-    def _bring(self, calls: Sequence[Call]) -> list[Any]:
-        """Runs these calls of `move_in`. The next `move_out` deletes what has come: on a cluster that may be on another
-        primary, and a failover of this one, which loses what its replica does not have, would lose the jobs on both. So
-        the replica is waited for, where there is one that confirms.
+    def _run_confirmed(self, calls: Sequence[Call]) -> list[Any]:
+        """Runs calls whose loss on one primary of a cluster would lose jobs, as others go on from them: the next
+        `move_out` deletes what `move_in` has brought to another primary, and a shard whose seal is lost takes pushes
+        that nobody will look for. A failover loses what the replica does not have. So it is waited for, where there is
+        one that confirms.
         """
         replies: list[Any] = []
         for start in range(0, len(calls), 4 * TOGETHER):
@@ -451,8 +462,8 @@ class _Mover:
             if unconfirmed:
                 self._confirms_at = monotonic() + UNCONFIRMED_SECONDS
                 log.warning(
-                    "queue %r: no replica has confirmed some jobs that came to another shard (%s): a failover of its "
-                    "primary now could lose them", self._queue, unconfirmed[0],
+                    "queue %r: no replica has confirmed what this reshard wrote to some shards (%s): a failover of "
+                    "their primary now could lose jobs", self._queue, unconfirmed[0],
                     extra={"event": "reshard_unconfirmed", "queue": self._queue},
                 )  # fmt: skip
             for call, reply in zip(some, found, strict=True):

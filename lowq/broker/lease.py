@@ -43,6 +43,8 @@ class LeaseDenied:
     seconds: float
     #: For good: its jobs belong to another layout of the queue.
     is_sealed: bool = False
+    #: For who moves its jobs: it has to be sealed first.
+    is_unsealed: bool = False
 
 
 class ShardLease:
@@ -107,6 +109,9 @@ class ShardLease:
         if reply[0] in (b"sealed", b"fed"):
             self.lose()
             return LeaseDenied(math.inf, is_sealed=reply[0] == b"sealed")
+        if reply[0] == b"unsealed":
+            self.lose()
+            return LeaseDenied(0.0, is_unsealed=True)
         if reply[0] == b"held":
             self.current = None
             self.deadline = 0.0

@@ -248,7 +248,7 @@ SHARD_KEYS: tuple[Key, ...] = (
             "slot": "in which `pushed` and `repeated` are remembered: `lib/repeats.lua`",
             "features": "what the shard uses that most don't: `lib/features.lua`",
             "sealed": '"m e": the jobs of the shard belong to a layout of m shards with the epoch e',
-            "step": "the step in which they are moved there that is under way",
+            "step": "the step in which they are moved there that is under way, counted from the time of the seal in µs",
             "page": '"kind jobs payloads" of that step',
             "moved": "1: all of them were moved",
             "fed": "1: jobs are being moved to this shard, so nothing is taken of it",

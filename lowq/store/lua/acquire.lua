@@ -14,8 +14,9 @@
 -- ARGV[11] 'moves': the caller moves the jobs of a sealed shard to another layout; 'prepared': it is of a layout that a
 --          reshard has made, so `prepare_shard` must have come before; otherwise missing
 --
--- Reply: {'sealed'} (its jobs belong to another layout) | {'fed'} (not all that belong to it have come: it is opened
--- then) | {'held', PTTL in ms} | {'resumed', fence} | {'adopted', fence} |
+-- Reply: {'sealed'} (its jobs belong to another layout) | {'unsealed'} (for 'moves': it is to be sealed first) |
+-- {'fed'} (not all that belong to it have come: it is opened then) |
+-- {'held', PTTL in ms} | {'resumed', fence} | {'adopted', fence} |
 -- {'acquired', fence, restored, poisoned id...}
 --   restored: how many jobs waited again; with ARGV[10] a list of their ids. The token is nonce .. ':' .. fence.
 -- Errors: SHARDSCOUNT n.
@@ -52,6 +53,8 @@ local holder = redis.call('GET', key_lease) or restore_lease(prefix, now)
 local own = owner == nonce and fence >= tonumber(ARGV[8])
 if meta[9] or (ARGV[11] == 'prepared' and not meta[1]) then
   return { 'fed' }
+elseif ARGV[11] == 'moves' and not meta[8] then
+  return { 'unsealed' }
 elseif meta[8] and ARGV[11] ~= 'moves'
   and not (own and holder and string.sub(holder, 1, #nonce + 1) == nonce .. ':') then
   return { 'sealed' }

@@ -174,7 +174,7 @@ end
 if expired > 0 then
   redis.call('HINCRBY', key_meta, 'expired', expired)
 end
-redis.call('HSET', key_meta, 'moved:' .. from, step)
+redis.call('HSET', key_meta, 'moved:' .. from, ARGV[3])
 if ARGV[5] ~= '' and tonumber(ARGV[5]) > (tonumber(meta[3] or '') or 0) then
   redis.call('HSET', key_meta, 'clock', ARGV[5])
 end

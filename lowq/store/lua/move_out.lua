@@ -132,7 +132,7 @@ if page and done == step then
       prefix .. 'expires', prefix .. 'debounced', prefix .. 'morgue:errors')
   end
   step, page = step + 1, nil
-  redis.call('HSET', key_meta, 'step', step)
+  redis.call('HSET', key_meta, 'step', string.format('%.0f', step))
   redis.call('HDEL', key_meta, 'page')
 end
 

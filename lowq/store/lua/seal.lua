@@ -1,7 +1,7 @@
 -- seal: from now on the jobs of a shard belong to another layout of its queue.
 --
 -- KEYS[1]  prefix of the shard
--- ARGV[1]  now: not used; every script has it first
+-- ARGV[1]  now: Unix seconds, or '' for the server's clock
 -- ARGV[2]  shards_count of the queue in the shard's own layout
 -- ARGV[3]  shards_count of the other layout
 -- ARGV[4]  epoch of the other layout
@@ -11,6 +11,10 @@
 --
 -- Invariant: a shard is sealed for good, for one layout. A push is carried out before, or answered SEALED: nothing is
 -- written to a sealed shard by a push that was not carried out before. Its holder finishes what is in flight.
+--
+-- A failover to a replica that was behind may lose the seal, after jobs have come to the other layout already. Then the
+-- shard is sealed anew, and what was pushed to it meanwhile must not be taken for what has come. So steps are counted
+-- from the server's time in microseconds: they are later than all steps before.
 --
 --!flags allow-oom
 local prefix, layout = KEYS[1], ARGV[3] .. ' ' .. ARGV[4]
@@ -22,7 +26,7 @@ if meta[1] then
   return meta[2] and 2 or 0
 end
 redis.call('HSETNX', prefix .. 'meta', 'shards_count', ARGV[2])
-redis.call('HSET', prefix .. 'meta', 'sealed', layout)
+redis.call('HSET', prefix .. 'meta', 'sealed', layout, 'step', string.format('%.0f', read_now() * 1000000))
 redis.call('SPUBLISH', prefix .. 'wake', 'sealed')
 redis.call('SPUBLISH', prefix .. 'room', '')
 return 1

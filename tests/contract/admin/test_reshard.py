@@ -364,6 +364,49 @@ def test_a_new_shard_that_redis_has_lost_ends_it_and_it_says_how_to_go_on(
     assert all(shard.lease.current for shard in held(queue, app))
 
 
+@pytest.mark.parametrize("merge", ["collapse", "append"])
+@pytest.mark.parametrize("is_killed", [True, False])
+def test_a_seal_that_redis_has_lost_costs_no_push(
+    app: lowq.Lowq, monkeypatch: pytest.MonkeyPatch, is_killed: bool, merge: Any
+) -> None:
+    """A failover of the shard's primary to a replica that was behind, when some of its jobs are in the new shards."""
+    queue = app.queue("Orders", 1, merge=merge)
+    queue.push([{"id": n, "payload": "before"} for n in range(600)])
+    (prefix,), steps = queue._prefixes, 0
+    names = app.client.command("KEYS", f"{prefix}*", key=prefix)
+    replica = {name.decode(): app.client.command("DUMP", name, key=prefix) for name in names}
+    move = _Mover._move
+
+    def move_and_lose(mover: _Mover, olds: Any, number: int) -> None:
+        nonlocal steps
+        move(mover, olds, number)
+        steps += 1
+        if steps != 2:
+            return
+        for name in app.client.command("KEYS", f"{prefix}*", key=prefix):
+            app.client.command("DEL", name, key=prefix)
+        for name, value in replica.items():
+            app.client.command("RESTORE", name, 0, value, key=prefix)
+        other = another(app)
+        assert other.queue("Orders", 1).push([{"id": n, "payload": "since"} for n in range(700)]) == 700
+        other.close()
+        if is_killed:
+            raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(_Mover, "_move", move_and_lose)
+        if is_killed:
+            with pytest.raises(Killed):
+                queue.reshard(2)
+        else:
+            queue.reshard(2)
+    if is_killed:
+        queue.reshard(2)
+    found = {int(job.id): [payload for payload, _ in job.payloads] for job in queue.fetch(range(700)).values()}
+    assert found == {n: ["before", "since"] if n < 600 else ["since"] for n in range(700)}
+    assert all(shard.lease.current for shard in held(queue, app))
+
+
 def test_who_is_strict_is_told(app: lowq.Lowq) -> None:
     app.queue("Orders", 2).push({"id": 1})
     app.queue("Orders").reshard(3)
