@@ -5,6 +5,8 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Generic, Literal, NotRequired, TypedDict
 from uuid import UUID
 
+from lowq.errors import JobError
+
 if TYPE_CHECKING:
     from typing_extensions import TypeVar  # what `typing` has from Python 3.13 on
 
@@ -55,7 +57,14 @@ class JobOptions(TypedDict, total=False):
 
 
 def new_job(job_id: JobId, payload: Any, options: JobOptions) -> dict[str, Any]:
-    """The `JobDict` of an id, its payload, and what is said besides."""
+    """The `JobDict` of an id, its payload, and what is said besides.
+
+    Raises:
+        JobError: another id is among that.
+    """
+    if "id" in options:  # it would take the place of the other one
+        other = dict(options)["id"]
+        raise JobError(f"two ids are given, {job_id!r:.60} and id={other!r:.60}: write push(42, payload)")
     return {"id": job_id, "payload": payload} | {name: value for name, value in options.items() if value is not None}
 
 

@@ -218,6 +218,7 @@ class Worker(Generic[P]):
         Raises:
             As `perform_async`, with which many jobs are pushed at once.
         """
+        _check_id(cls, job_id)
         job = new_job(job_id, payload, options)
         return cls.perform_async(job, **_given(timeout, durability))
 
@@ -233,6 +234,7 @@ class Worker(Generic[P]):
         **options: Unpack[JobOptions],
     ) -> int:
         """``push`` from async code, as `aperform_async`."""
+        _check_id(cls, job_id)
         job = new_job(job_id, payload, options)
         return await cls.aperform_async(job, **_given(timeout, durability))
 
@@ -283,6 +285,15 @@ def _check_jobs(worker: type[Worker[Any]], jobs: object) -> None:
         raise JobError(
             f"queue {worker.queue_name!r}: jobs are one mapping or an iterable of mappings, not {type(jobs).__name__}; "
             f"to push one id write {worker.__name__}.push({jobs!r:.60}, payload)"
+        )
+
+
+def _check_id(worker: type[Worker[Any]], job_id: object) -> None:
+    if isinstance(job_id, Iterable) and not isinstance(job_id, JobId | bytes):  # jobs, which the queue's `push` takes
+        name = worker.__name__
+        raise JobError(
+            f"queue {worker.queue_name!r}: {name}.push takes an id and a payload: {name}.push(42, payload); jobs as "
+            f"mappings are pushed by {name}.perform_async(jobs)"
         )
 
 

@@ -508,6 +508,7 @@ class TestAnIdAndItsPayload:
             ((42, {1, 2}), {}, "payload"),
             (("", {}), {}, "an id is empty"),
             ((True, {}), {}, "of type bool"),
+            ((42, {}), {"id": 7}, "two ids are given, 42 and id=7: write push"),
         ],
     )
     def test_what_is_wrong_is_refused_and_nothing_written(
@@ -535,6 +536,24 @@ class TestAnIdAndItsPayload:
         for push in queue.push, lambda *args, **options: asyncio.run(queue.apush(*args, **options)):
             with pytest.raises(JobError, match=f"queue 'Orders': .*{message}"):
                 push(*args, **options)
+        assert queue.stats().length == 0
+
+    def test_a_worker_names_the_method_that_takes_jobs(self, app: lowq.Lowq) -> None:
+        @app.worker
+        class Orders(lowq.Worker[Any]):
+            def perform(self, payloads_by_id: dict[str, list[Any]]) -> None: ...
+
+        wrong: Any
+        for push in Orders.push, lambda *args: asyncio.run(Orders.apush(*args)):
+            for wrong in {"id": 42}, [{"id": 42}], iter([{"id": 42}]):
+                with pytest.raises(JobError, match=r"queue 'Orders': .*are pushed by Orders\.perform_async\(jobs\)"):
+                    push(wrong)
+        assert Orders.queue.stats().length == 0
+
+    def test_a_put_has_an_id_of_its_own(self, queue: Queue) -> None:
+        wrong: Any = {"id": 7}
+        with pytest.raises(JobError, match="two ids are given"):
+            queue.put("a", **wrong)
         assert queue.stats().length == 0
 
     def test_goes_through_a_workers_own_perform_async(self, app: lowq.Lowq) -> None:
