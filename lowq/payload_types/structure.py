@@ -15,6 +15,12 @@ _OF_JSON = (types.AnyType, types.NoneType, types.BoolType, types.IntType, types.
 #: What msgspec knows and JSON has no form for that is always the same.
 _WITHOUT_FORM = (types.CustomType, types.RawType, types.ExtType, types.MemoryViewType)
 
+#: What JSON has texts for, as keys of a dict.
+_KEYS = (
+    types.AnyType, types.StrType, types.IntType, types.FloatType, types.DecimalType, types.BytesType, types.UUIDType,
+    types.DateTimeType, types.DateType, types.TimeType, types.TimeDeltaType, types.EnumType, types.LiteralType,
+)  # fmt: skip
+
 
 class Unsupported(Exception):
     """Why payloads can't be of a type."""
@@ -177,8 +183,19 @@ def _check(info: types.Type, path: str, seen: set[int]) -> None:
     seen.add(id(info))
     if isinstance(info, _WITHOUT_FORM) or is_model(getattr(info, "cls", None)):
         raise Unsupported(_why_without_form(info, path))
+    if isinstance(info, types.DictType) and not _is_key(info.key_type):
+        where = f"{path.removeprefix('.')} is" if path else "it is"
+        raise Unsupported(f"{where} a dict with keys that JSON has no text for; write str, int, UUID or an Enum")
     for more, part in parts_of(info):
         _check(part, path + more, seen)
+
+
+def _is_key(info: types.Type) -> bool:
+    if isinstance(info, types.Metadata):
+        return _is_key(info.type)
+    if isinstance(info, types.UnionType):
+        return all(map(_is_key, info.types))
+    return isinstance(info, _KEYS)
 
 
 def _why_without_form(info: types.Type, path: str) -> str:

@@ -144,6 +144,10 @@ class WithNoFields(msgspec.Struct):
     lines: list[NoFields]
 
 
+class WithPairs(msgspec.Struct):
+    prices: dict[tuple[str, str], float]
+
+
 class WithObject(TypedDict):
     more: object
 
@@ -180,6 +184,9 @@ TAG = r"Give each class of the union a tag: class Paid\(msgspec\.Struct, tag=Tru
         (WithObject, r"WithObject: more is of type object, which may be anything; write Any, for whatever JSON has$"),
         (complex, r"complex: it has no form in JSON\. "),
         (msgspec.Raw, r"Raw: it has no form in JSON\. "),
+        (dict[tuple[int, int], str], r"dict.* it is a dict with keys that JSON has no text for; write str, int"),
+        (dict[int | None, str], r"dict.* it is a dict with keys that JSON has no text for"),
+        (WithPairs, r"WithPairs: prices is a dict with keys that JSON has no text for"),
         (Order | Untagged, rf"Order \| Untagged: nothing tells Order, Untagged apart\. {TAG}"),
         (Tagged | Untagged, rf"Tagged \| Untagged: nothing tells Tagged, Untagged apart\. {TAG}"),
         (Tagged | SameTag, rf"Tagged \| SameTag: nothing tells Tagged, SameTag apart\. {TAG}"),
