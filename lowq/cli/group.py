@@ -58,7 +58,7 @@ class Group(click.Group):
         verb = args[0]
         if verb not in self.commands:
             near = get_close_matches(verb.replace("_", "-"), self.commands, 2, 0.5)
-            if verb.endswith(".py"):
+            if "." in verb or ":" in verb:  # no verb has one, but app.py and shop.workers do
                 hint = f"did you mean: lowq run {verb}"
             elif near:
                 hint = f"did you mean {' or '.join(near)}?"

@@ -1,4 +1,4 @@
-"""``-r``: from a file's or module's name to the application in it.
+"""``lowq run APP`` and ``-r APP``: from a file's or module's name to the application in it.
 
 ::
 
@@ -71,7 +71,7 @@ def _split(spec: str) -> tuple[str, str]:
         return spec, ""
     target, _, attribute = spec.partition(":")
     if not target:
-        raise Failure(f"-r {spec}: write -r app.py, -r pkg.module or -r pkg.module:app", USAGE)
+        raise Failure(f"{spec}: write app.py, pkg.module or pkg.module:app", USAGE)
     return target, attribute
 
 
@@ -104,9 +104,9 @@ def _folder_and_name(path: Path) -> tuple[Path, str]:
 
 def _load_file(path: Path) -> ModuleType:
     if path.is_dir():
-        raise Failure(f"-r {path}: that is a folder; name a file in it, or a package as pkg.module", USAGE)
+        raise Failure(f"{path}: that is a folder; name a file in it, or a package as pkg.module", USAGE)
     if not path.is_file():
-        raise Failure(f"-r {path}: there is no such file; {_near_files(path)}", USAGE)
+        raise Failure(f"{path}: there is no such file; {_near_files(path)}", USAGE)
     path = path.resolve()
     folder, name = _folder_and_name(path)
     if str(folder) not in sys.path:
@@ -119,7 +119,7 @@ def _import_file(name: str, path: Path) -> ModuleType:
     if "." in name:
         module = importlib.import_module(name)
         if module.__file__ is None or Path(module.__file__).resolve() != path:
-            raise Failure(f"-r {path}: its name, {name}, is that of another module here: {module.__file__}", USAGE)
+            raise Failure(f"{path}: its name, {name}, is that of another module here: {module.__file__}", USAGE)
         return module
     try:
         spec = importlib.util.find_spec(name)
@@ -157,7 +157,7 @@ def _near_files(path: Path) -> str:
 
 def _load_module(name: str) -> ModuleType:
     if not all(part.isidentifier() for part in name.split(".")):
-        raise Failure(f"-r {name}: write -r app.py, -r pkg.module or -r pkg.module:app", USAGE)
+        raise Failure(f"{name}: write app.py, pkg.module or pkg.module:app", USAGE)
 
     def load() -> ModuleType:
         try:
@@ -166,7 +166,7 @@ def _load_module(name: str) -> ModuleType:
             # A name that is missing on the way to the module; not one that the module itself imports in vain.
             if error.name and f"{name}.".startswith(f"{error.name}."):
                 raise Failure(
-                    f"-r {name}: there is no module {error.name!r}; {_near_modules(error.name)}", USAGE
+                    f"{name}: there is no module {error.name!r}; {_near_modules(error.name)}", USAGE
                 ) from None
             raise
 
@@ -200,12 +200,12 @@ def _guarded(what: str, load: Callable[[], ModuleType]) -> ModuleType:
         raise
     except SystemExit as error:
         raise Failure(
-            f"-r {what}: it ended the process while it was imported (sys.exit({error.code!r})); "
+            f"{what}: it ended the process while it was imported (sys.exit({error.code!r})); "
             'put what is meant for a direct start behind `if __name__ == "__main__":`',
             FAILED,
         ) from None
     except BaseException as error:
-        message = f"-r {what}: it could not be imported ({in_short(error)}), see above"
+        message = f"{what}: it could not be imported ({in_short(error)}), see above"
         raise Failure(message, trace=users_traceback(error)) from None
 
 
@@ -255,22 +255,22 @@ def _find_app(module: ModuleType, target: str, attribute: str, *, workers: bool)
         if not isinstance(app, Lowq):
             near = get_close_matches(attribute, apps, 1, 0.4) or list(apps)
             what = "there is no such name in it" if app is None else f"it is of type {type(app).__name__}, not Lowq"
-            hint = f"did you mean {' or '.join(f'{target}:{name}' for name in near)}?" if near else f"try -r {target}"
-            raise Failure(f"-r {target}:{attribute}: {what}; {hint}", USAGE)
+            hint = f"did you mean {' or '.join(f'{target}:{name}' for name in near)}?" if near else f"try {target}"
+            raise Failure(f"{target}:{attribute}: {what}; {hint}", USAGE)
         if workers and not app.workers:
-            raise Failure(f"-r {target}:{attribute} registers no worker; decorate one with @{attribute}.worker", USAGE)
+            raise Failure(f"{target}:{attribute} registers no worker; decorate one with @{attribute}.worker", USAGE)
         return app
     if lowq.app.workers:
         return lowq.app
     distinct = {id(app): (name, app) for name, app in apps.items() if app.workers or not workers}
     if len(distinct) > 1:
-        names = " or ".join(f"-r {target}:{name}" for name, _ in distinct.values())
-        raise Failure(f"-r {target} has {len(distinct)} applications; choose one: {names}", USAGE)
+        names = " or ".join(f"{target}:{name}" for name, _ in distinct.values())
+        raise Failure(f"{target} has {len(distinct)} applications; choose one: {names}", USAGE)
     if distinct:
         return next(iter(distinct.values()))[1]
     if workers:
         raise Failure(
-            f"-r {target} registers no worker; decorate a class or function in it, or in what it imports, "
+            f"{target} registers no worker; decorate a class or function in it, or in what it imports, "
             "with @lowq.worker",
             USAGE,
         )

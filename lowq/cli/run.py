@@ -93,7 +93,7 @@ def run(
     started, and when all are ready the old ones finish what they perform and end.
     """
     if app_named is not None:
-        if require is not None:
+        if require not in (None, app_named):
             raise Failure(f"{app_named} and -r {require} say two things: leave one of them out", USAGE)
         require = context.params["require"] = app_named
         context.set_parameter_source("require", ParameterSource.COMMANDLINE)  # as processes are given it

@@ -109,6 +109,7 @@ def test_two_that_differ_are_refused(project: Path) -> None:
     found = check(project, "mails", "-r", "shop.workers")
     assert found.returncode == 2
     assert "mails and -r shop.workers say two things" in found.stderr
+    assert check(project, "mails", "-r", "mails").returncode == 0
 
 
 def test_a_new_project_works_at_once(tmp_path: Path) -> None:

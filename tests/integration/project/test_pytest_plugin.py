@@ -297,7 +297,7 @@ def test_a_crash_that_never_came_is_an_error(project: pytest.Pytester) -> None:
     [
         ("", "lowq.app"),
         ('[tool.lowq]\napp = "shop:application"\n', "shop.application"),
-        ('[tool.lowq]\napp = "nowhere"\n', "lowq_app: -r nowhere: there is no module 'nowhere'"),
+        ('[tool.lowq]\napp = "nowhere"\n', "lowq_app: nowhere: there is no module 'nowhere'"),
         ("[tool.lowq]\napp = 7\n", 'app = 7: write app = "shop.workers"'),
         ('[tool.lowq]\napp = "broken"\n', "ZeroDivisionError"),
     ],

@@ -114,6 +114,8 @@ def test_version() -> None:
         (["stat"], "did you mean stats"),
         (["perform_now", "Q", "1"], "did you mean perform-now?"),
         (["app.py"], "did you mean: lowq run app.py"),
+        (["shop.workers"], "did you mean: lowq run shop.workers"),
+        (["run", "nowhere"], "lowq: nowhere: there is no module 'nowhere'"),
         (["zzz"], "verbs are run, consume, web, stats"),
         (["run"], "lowq run app.py"),
         (["-t", "3"], "lowq run app.py"),
@@ -412,16 +414,16 @@ def test_an_application_is_named_in_a_module_or_a_file(folder: Path, spec: str) 
 @pytest.mark.parametrize(
     ("spec", "says"),
     [
-        ("shop_apps", "has 2 applications; choose one: -r shop_apps:first or -r shop_apps:second"),
+        ("shop_apps", "has 2 applications; choose one: shop_apps:first or shop_apps:second"),
         ("shop_apps:secnd", "did you mean shop_apps:second?"),
         ("shop_apps:Two", "it is of type type, not Lowq"),
-        ("shop_apps:empty", "registers no worker"),
+        ("shop_apps:empty", "shop_apps:empty registers no worker"),
         ("shop_aps", "did you mean shop_apps?"),
         ("shop_aps.py", "did you mean shop_apps.py?"),
         ("elsewhere/app.py", "there is no folder elsewhere"),
         ("shop_apps.first", "there is no module 'shop_apps.first'"),
-        ("no-name", "write -r app.py"),
-        (":app", "write -r app.py"),
+        ("no-name", "no-name: write app.py, pkg.module or pkg.module:app"),
+        (":app", ":app: write app.py, pkg.module or pkg.module:app"),
     ],
 )
 def test_what_is_wrong_with_r_is_said(folder: Path, spec: str, says: str) -> None:
