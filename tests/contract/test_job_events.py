@@ -9,18 +9,18 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Any
 
 import pytest
 
 import lowq
 from lowq.broker.lease import Lease
-from lowq.broker.shard import Shard, shards_of
+from lowq.broker.shard import shards_of
 from lowq.job_events import JobEvents
 from lowq.testing import adrain, drain
 from lowq.workers import Worker
-from tests.waiting import PATIENCE, until
+from tests.leases import run_out
+from tests.waiting import NEVER, PATIENCE, until
 
 MakeApp = Callable[..., lowq.Lowq]
 PayloadsById = dict[str, list[Any]]
@@ -214,25 +214,21 @@ def test_what_a_dead_owner_left_in_flight_is_restored_or_buried(
     worker.perform_async([{"id": number} for number in range(10)])
     taken: set[str] = set()
     for dead in shards_of(app.client, app.config, worker, "a" * 16):
-        assert isinstance(dead.lease.acquire(0.1), Lease)
+        assert isinstance(dead.lease.acquire(NEVER), Lease)
         taken |= {job.id for job in dead.in_flight.take(100).jobs}
+        run_out(app.client, dead.prefix)
     assert len(taken) == 10
     app = make_app(on_job_event=events if listens else None)
     restored = 0
     for mine in shards_of(app.client, app.config, worker, "b" * 16, events=app.events_of("orders")):
-        lease = until(partial(_acquired, mine), "its lease")
-        assert lease is not None
+        lease = mine.lease.acquire(NEVER)
+        assert isinstance(lease, Lease)
         restored += lease.restored + len(lease.poisoned)
-        mine.lease.acquire(5)  # resumes it: nothing more is restored
+        mine.lease.acquire(NEVER)  # resumes it: nothing more is restored
     assert restored == 10, "what a lease says is the same"
     app.flush_events(60)
     assert sorted(event.id for event in events) == (sorted(taken) if listens else [])
     assert {event.kind for event in events} <= {"restored", "buried"}
-
-
-def _acquired(shard: Shard) -> Lease | None:
-    lease = shard.lease.acquire(5)
-    return lease if isinstance(lease, Lease) else None
 
 
 # --- pushes ---
