@@ -514,6 +514,7 @@ def test_nothing_else_changes_a_sealed_shard(app: lowq.Lowq) -> None:
     queue.push([{"id": n} for n in range(5)])
     queue.push({"id": "buried", "ttl": NEVER})
     queue.bury("buried", now=1.0)
+    until(lambda: all(queue.why(n).reason == "expired" for n in range(5)), "the end of the payloads' time")
     prefix = Layout(1).prefix("lowq", "Orders", 0)
     steps = reshard(app, "Orders", 2)
     next(steps)
