@@ -46,10 +46,14 @@ def queue(app: lowq.Lowq) -> Queue:
 
 
 class Batch:
-    """What a limited batch shows to producers."""
+    """What a limited batch shows to producers: so many seconds from when they ask, however late a busy machine does."""
 
     def __init__(self, seconds: float) -> None:
-        self.deadline: float | None = time.monotonic() + seconds
+        self._seconds = seconds
+
+    @property
+    def deadline(self) -> float:
+        return time.monotonic() + self._seconds
 
 
 class Slow:
@@ -140,10 +144,12 @@ class InThreads:
 
     def finish(self) -> dict[int, Any]:
         """Lets them go when all of them wait."""
-        waiting = self.pushes._waiting
-        until(
-            lambda: sum(not item.abandoned for item in waiting) + len(self.results) == len(self.threads) - 1, "all wait"
-        )
+
+        def all_wait() -> bool:
+            waiting = sum(not item.abandoned for item in list(self.pushes._waiting))  # of a copy: others are added
+            return waiting + len(self.results) == len(self.threads) - 1
+
+        until(all_wait, "all wait")
         self.gate.opened.set()
         for thread in self.threads:
             thread.join()
@@ -704,6 +710,7 @@ class TestInsidePerform:
         with pytest.raises(PushInterrupted, match="until the deadline of the batch") as caught:
             queue.push({"id": "mine"})
         assert (caught.value.accepted, caught.value.rest) == (0, [{"id": "mine"}])
+        caller_limit.set(Batch(0.0))
         with pytest.raises(PushInterrupted, match="0 payloads are in") as caught:
             queue.push({"id": "mine"})
         assert isinstance(caught.value.__cause__, TimeLimitExceeded)
