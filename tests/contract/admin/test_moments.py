@@ -13,7 +13,6 @@ from lowq.errors import ConfigError
 from tests.contract.queue_rig import QueueRig
 from tests.contract.support import NOW, job
 from tests.tiers import real_redis_often
-from tests.waiting import until
 
 
 @pytest.fixture
@@ -68,11 +67,12 @@ class TestASnapshot:
         assert old - waiting == old - {"old-3"}
 
     def test_what_has_become_due_since_is_still_meant(self, rig: QueueRig, match: str | None) -> None:
-        push(rig, "old", delay=3.0)  # a slow machine needs a second to look
-        found = rig.queue.snapshot("bury", "scheduled", match=match)
-        until(lambda: rig.queue.stats().due >= 6, "jobs that have become due")
-        new = push(rig, "new")
-        assert last(rig.queue.bulk("bury", "scheduled", match=match, before=found)) == (6, 6)
+        rig.push(*(job(f"old-{n}", delay=3.0) for n in range(6)))
+        found = rig.queue.snapshot("bury", "scheduled", match=match, now=NOW)
+        assert found.total == 6
+        new = {f"new-{n}" for n in range(6)}
+        rig.push(*(job(item) for item in new), now=NOW + 4)
+        assert last(rig.queue.bulk("bury", "scheduled", match=match, before=found, now=NOW + 4)) == (6, 6)
         assert everything(rig) == new
 
     @pytest.mark.parametrize("action", ["kick", "delete"])
