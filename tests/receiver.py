@@ -2,24 +2,24 @@
 
 import socket
 import threading
+from contextlib import suppress
 from typing import Self
 
 
 class Receiver:
-    """Listens on a port of 127.0.0.1. ``reads``: otherwise it accepts, and that is all."""
+    """Listens on a port of 127.0.0.1, once it is entered. Until then the port is taken, by nobody else, and refuses.
+    ``reads``: otherwise it accepts, and that is all.
+    """
 
-    def __init__(self, port: int = 0, *, reads: bool = True) -> None:
+    def __init__(self, *, reads: bool = True) -> None:
         self._server = socket.socket()
-        self._server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if not reads:
             self._server.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        self._server.bind(("127.0.0.1", port))
-        self._server.listen()
+        self._server.bind(("127.0.0.1", 0))
         self.port: int = self._server.getsockname()[1]
         self.data = b""
         self.connections: list[socket.socket] = []
         self._reads = reads
-        threading.Thread(target=self._accept, daemon=True).start()
 
     def _accept(self) -> None:
         while True:
@@ -49,11 +49,14 @@ class Receiver:
         self.connections.clear()
 
     def close(self) -> None:
-        self._server.shutdown(socket.SHUT_RDWR)  # ends `accept`
+        with suppress(OSError):  # it never listened
+            self._server.shutdown(socket.SHUT_RDWR)  # ends `accept`
         self._server.close()
         self.drop_connections()
 
     def __enter__(self) -> Self:
+        self._server.listen()
+        threading.Thread(target=self._accept, daemon=True).start()
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -20,13 +20,6 @@ def sinks() -> Iterator[list[Sink]]:
         sink.close()
 
 
-def unused_port(kind: socket.SocketKind = socket.SOCK_STREAM) -> int:
-    with socket.socket(type=kind) as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
 def graphite(sinks: list[Sink], port: int, *, max_lines: int = 1000, timeout: float = 60.0) -> Sink:
     sink = Sink("Graphite", Address("tcp", "127.0.0.1", port), max_lines=max_lines, timeout=timeout)
     sinks.append(sink)
@@ -71,25 +64,25 @@ def test_a_connection_that_the_other_side_closed_is_made_anew_and_no_line_gets_l
 def test_what_gathers_while_nobody_listens_is_sent_later_and_both_is_logged_once(
     sinks: list[Sink], caplog: pytest.LogCaptureFixture
 ) -> None:
-    port = unused_port()
-    sink = graphite(sinks, port)
+    receiver = Receiver()
+    sink = graphite(sinks, receiver.port)
     sink.put(numbered(0, 5))
     until(lambda: "metrics_away" in events(caplog, sink), "the log says so")
     sink.put(numbered(5, 10))
-    with Receiver(port) as receiver:
+    with receiver:
         until(lambda: receiver.lines == numbered(0, 10), "all lines")
         until(lambda: "metrics_back" in events(caplog, sink), "the log says so")
     assert events(caplog, sink) == ["metrics_away", "metrics_back"]
-    assert f"Graphite at tcp://127.0.0.1:{port} can't be reached" in caplog.text
+    assert f"Graphite at tcp://127.0.0.1:{receiver.port} can't be reached" in caplog.text
 
 
 def test_a_full_buffer_drops_the_oldest_lines_and_counts_them(sinks: list[Sink]) -> None:
-    port = unused_port()
-    sink = graphite(sinks, port, max_lines=10)
+    receiver = Receiver()
+    sink = graphite(sinks, receiver.port, max_lines=10)
     for start in range(0, 100, 5):
         sink.put(numbered(start, start + 5))
     until(lambda: sink.dropped == 90, "all but ten are dropped")
-    with Receiver(port) as receiver:
+    with receiver:
         until(lambda: receiver.lines == numbered(90, 100), "the latest lines")
 
 
@@ -125,7 +118,8 @@ def test_who_flushes_waits_until_all_is_sent(sinks: list[Sink]) -> None:
 
 
 def test_who_flushes_does_not_wait_for_one_that_is_away(sinks: list[Sink], caplog: pytest.LogCaptureFixture) -> None:
-    sink = graphite(sinks, unused_port())
+    receiver = Receiver()
+    sink = graphite(sinks, receiver.port)
     sink.put(numbered(0, 1))
     assert not sink.flush(NEVER)
     until(lambda: events(caplog, sink) == ["metrics_away"], "the log says why")
@@ -133,6 +127,7 @@ def test_who_flushes_does_not_wait_for_one_that_is_away(sinks: list[Sink], caplo
     until(lambda: sink._thread is None, "the end of its thread")
     sink.put(numbered(0, 1))
     assert sink._thread is None
+    receiver.close()
 
 
 def test_without_lines_the_thread_ends_and_comes_back(sinks: list[Sink], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,14 +160,18 @@ def test_datagrams_to_a_port_where_nobody_listens_are_no_error(
     sinks: list[Sink], caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING)
-    port = unused_port(socket.SOCK_DGRAM)
-    sink = Sink("StatsD", Address("udp", "127.0.0.1", port))
-    sinks.append(sink)
-    for number in range(20):
-        sink.put(numbered(number, number + 1))
-        until(lambda: not sink._lines, "it is sent")
-    with socket.socket(type=socket.SOCK_DGRAM) as receiver:
-        receiver.bind(("127.0.0.1", port))
+    with socket.socket(type=socket.SOCK_DGRAM) as keeper, socket.socket(type=socket.SOCK_DGRAM) as receiver:
+        # It keeps the port from others, and being connected gets nothing that comes from elsewhere.
+        keeper.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        keeper.bind(("127.0.0.1", 0))
+        keeper.connect(("127.0.0.1", 1))
+        sink = Sink("StatsD", Address("udp", "127.0.0.1", keeper.getsockname()[1]))
+        sinks.append(sink)
+        for number in range(20):
+            sink.put(numbered(number, number + 1))
+            until(lambda: not sink._lines, "it is sent")
+        receiver.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        receiver.bind(keeper.getsockname())
         receiver.settimeout(60)
         sink.put([b"here"])
         while receiver.recv(65536) != b"here\n":
