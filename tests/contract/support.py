@@ -13,6 +13,7 @@ from lowq.codec import EncodedJob, load_payload
 from lowq.store import Call, Client
 from lowq.store.keys import SHARD_KEYS, shard_prefix
 from tests.leases import run_out
+from tests.waiting import PATIENCE
 
 #: The frozen time of most tests, Unix seconds. The fraction has no short decimal form, so that it shows when
 #: microseconds get lost.
@@ -317,7 +318,7 @@ class Channel:
 
     def _until(self, last: Callable[[tuple[str, str, bytes]], bool]) -> list[bytes]:
         data: list[bytes] = []
-        give_up_at = time.monotonic() + 10
+        give_up_at = time.monotonic() + PATIENCE
         while time.monotonic() < give_up_at:
             event = self._subscription.get(0.1)
             if event is None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from lowq.store.keys import limit_key
 from tests.contract.queue_rig import QueueRig
 from tests.contract.support import NOW
-from tests.waiting import until
+from tests.waiting import PATIENCE, until
 
 KEY = limit_key("lowq", "concurrency:api")
 TTL = 60.0
@@ -218,7 +218,7 @@ def test_who_needs_none_any_more_wakes_the_next(rig: QueueRig, per: float | None
     limit.ask("first", 0, 0.4)
     woken: list[str] = []
     while "second" not in woken:
-        event = subscription.get(5.0)
+        event = subscription.get(PATIENCE)
         assert event is not None, woken
         woken += [] if event[2].startswith(b"?") else event[2].decode().split()
     assert woken == ["first", "second"]

@@ -10,7 +10,7 @@ import pytest
 import lowq
 from lowq.reading import Reading
 from tests.receiver import Receiver
-from tests.waiting import until
+from tests.waiting import PATIENCE, until
 
 MakeApp = Callable[..., lowq.Lowq]
 
@@ -177,7 +177,10 @@ def test_a_source_that_raises_is_logged_once_and_stops_no_other(
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
-def test_a_child_of_a_fork_sends_figures_of_its_own(make_app: MakeApp, graphite: Receiver) -> None:
+def test_a_child_of_a_fork_sends_figures_of_its_own(
+    make_app: MakeApp, graphite: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lowq.metrics.export.CLOSE_SECONDS", PATIENCE)  # the child ends when its lines are sent
     app = make_app(graphite=f"127.0.0.1:{graphite.port}")
     end = app.export_metrics(lambda: {"parent": Reading({"processed": 1}, {})})
     pid = os.fork()
