@@ -95,7 +95,7 @@ def test_a_node_that_stops_while_it_performs_keeps_nobody_else_waiting(make_rig:
     first, second = nodes = nodes_of(rig, 2)
     shards = [shard for shard in range(10) if owner_of(rig, shard, nodes) is first]
     busy, resting = (id_of_shard(shard, 10) for shard in shards[:2])
-    rig.push(busy, 1, do="sleep", for_=2)
+    rig.push(busy, 1, do="wait")
     rig.begun(busy, 1)
     first.signal(signal.SIGTERM)
     first.says(" stops")
@@ -103,6 +103,7 @@ def test_a_node_that_stops_while_it_performs_keeps_nobody_else_waiting(make_rig:
     rig.push(busy, 2)
     assert rig.done(resting, 1).pid == second.pid
     assert rig.performs(busy, 1)[0].ok is None  # still running
+    Path(f"{rig.history.path}.go").touch()
     assert first.wait() == 0
     assert rig.done(busy, 2).pid == second.pid
     share(rig, second)
@@ -113,12 +114,16 @@ def test_a_node_that_stops_while_it_performs_keeps_nobody_else_waiting(make_rig:
 def test_a_node_that_retires_ends_when_it_has_finished_however_long_that_takes(make_rig: MakeRig) -> None:
     rig = make_rig(LOWQ_LEASE_TTL=15, LOWQ_SHUTDOWN_TIMEOUT=0.2, ORDERS_SHARDS=4)
     old = nodes_of(rig, 1)[0]
-    rig.push("a", 1, do="sleep", for_=1.5)
+    rig.push("a", 1, do="wait")
     rig.begun("a", 1)
     new = rig.node()
     old.signal(signal.SIGUSR2)
     old.says(" drains")
     rig.push("a", 2)
+    times_out_at = time.monotonic() + 0.2
+    until(lambda: time.monotonic() > times_out_at + 0.5, "a moment past the timeout")
+    assert old.process.poll() is None
+    Path(f"{rig.history.path}.go").touch()
     assert old.wait() == 0
     assert (rig.done("a", 1).pid, rig.done("a", 2).pid) == (old.pid, new.pid)
     share(rig, new)
@@ -169,12 +174,13 @@ def test_a_frozen_node_comes_back_as_a_healthy_member(make_rig: MakeRig) -> None
     frozen = nodes[0]
     shard = next(shard for shard in range(9) if owner_of(rig, shard, nodes) is frozen)
     job_id = id_of_shard(shard, 9)
-    rig.push(job_id, 1, do="sleep", for_=0.3)
+    rig.push(job_id, 1, do="wait")
     rig.begun(job_id, 1)
     frozen.freeze()
     share(rig, *nodes[1:])
     again = rig.begun(job_id, 1, times=2)[-1]
     assert again.pid != frozen.pid
+    Path(f"{rig.history.path}.go").touch()
     frozen.signal(signal.SIGCONT)
     frozen.says("the lease was lost")
     share(rig, *nodes)

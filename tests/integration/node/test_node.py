@@ -2,6 +2,7 @@
 
 import os
 import time
+from pathlib import Path
 
 import pytest
 
@@ -129,9 +130,10 @@ def test_a_retry_runs_on_time_without_polling(make_rig: MakeRig) -> None:
 def test_an_id_that_changes_while_it_is_performed_is_performed_again_at_once(make_rig: MakeRig) -> None:
     rig = make_rig(LOWQ_POLL_INTERVAL=NEVER, ORDERS_SHARDS=1)
     rig.node().holds_all()
-    rig.push("a", 1, do="sleep", for_=0.3)
+    rig.push("a", 1, do="wait")
     rig.begun("a", 1)
     rig.push("a", 2)
+    Path(f"{rig.history.path}.go").touch()
     assert rig.done("a", 2).start > rig.done("a", 1).end
 
 
@@ -260,7 +262,7 @@ def test_a_slow_job_delays_only_its_own_shard(make_rig: MakeRig) -> None:
     rig = make_rig(ORDERS_SHARDS=10, LOWQ_THREADS_PER_NODE=2, LOWQ_POLL_INTERVAL=NEVER)
     rig.node().holds_all()
     slow = id_of_shard(0, 10)
-    rig.push(slow, 1, do="sleep", for_=1.5)
+    rig.push(slow, 1, do="wait")
     rig.begun(slow, 1)
     for shard in range(1, 10):  # also those that the splitter gave to the busy thread
         rig.push(id_of_shard(shard, 10), 1)

@@ -1,20 +1,29 @@
 """Stopping, going quiet, dumping, and handlers that end the process."""
 
 import signal
+from pathlib import Path
 
 import pytest
 
 from tests.integration.conftest import MakeRig
-from tests.integration.support import NEVER, id_of_shard, until
+from tests.integration.support import NEVER, Rig, id_of_shard, until
+
+
+def go(rig: Rig) -> None:
+    """Lets all handlers return that wait for that."""
+    Path(f"{rig.history.path}.go").touch()
 
 
 def test_term_finishes_what_runs_and_gives_up_the_leases(make_rig: MakeRig) -> None:
     rig = make_rig(LOWQ_LEASE_TTL=15)
     node = rig.node().holds_all()
-    rig.push("a", 1, do="sleep", for_=0.4)
+    rig.push("a", 1, do="wait")
     rig.begun("a", 1)
     rig.push("a", 2)
-    assert node.stop() == 0
+    node.signal(signal.SIGTERM)
+    node.says(" stops")
+    go(rig)
+    assert node.wait() == 0
     assert [(perform.jobs, perform.ok) for perform in rig.performs()] == [({"a": [1]}, True)]
     assert rig.of_shards("lease") == {}
     assert rig.of_shards("taken") == {}
@@ -143,12 +152,13 @@ def test_a_process_that_a_handler_forks_ends_without_ending_the_node(make_rig: M
 def test_tstp_takes_nothing_more_and_finishes_what_runs(make_rig: MakeRig) -> None:
     rig = make_rig(LOWQ_LEASE_TTL=15)
     node = rig.node().holds_all()
-    rig.push("a", 1, do="sleep", for_=0.5)
+    rig.push("a", 1, do="wait")
     rig.begun("a", 1)
     node.signal(signal.SIGTSTP)
     node.says("goes quiet")
     rig.push("a", 2)
     rig.push("b", 1)
+    go(rig)
     rig.done("a", 1)
     until(lambda: not rig.of_shards("taken"), "acknowledgement of what ran")
     assert node.process.poll() is None
@@ -165,11 +175,12 @@ def test_tstp_takes_nothing_more_and_finishes_what_runs(make_rig: MakeRig) -> No
 def test_ttin_dumps_the_stacks_with_what_is_performed(make_rig: MakeRig) -> None:
     rig = make_rig()
     node = rig.node().holds_all()
-    rig.push("order-17", 1, do="sleep", for_=1)
+    rig.push("order-17", 1, do="wait")
     rig.begun("order-17", 1)
     node.signal(signal.SIGTTIN)
     assert "ids order-17" in node.says(", performing Orders:")
-    assert "in perform" in node.log
+    node.says("in perform")
+    go(rig)
     rig.done("order-17", 1)  # it goes on
     assert node.stop() == 0
 
@@ -178,9 +189,11 @@ def test_a_handler_that_exits_stops_the_node_after_the_others(make_rig: MakeRig)
     rig = make_rig(ORDERS_SHARDS=2, LOWQ_THREADS_PER_NODE=2)
     node = rig.node().holds_all()
     exiting, slow = id_of_shard(0, 2), id_of_shard(1, 2)
-    rig.push(slow, 1, do="sleep", for_=0.5)
+    rig.push(slow, 1, do="wait")
     rig.begun(slow, 1)
     rig.push(exiting, 1, do="exit", once=True)
+    node.says(" stops, waiting")
+    go(rig)
     assert node.wait() == 1
     assert rig.performs(slow)[0].ok is True
     assert [event["error"] for event in rig.events("last_words")] == ["SystemExit('told to exit')"]

@@ -1,6 +1,7 @@
 """Two nodes and one set of shards: standing by, taking over, crashes, frozen and replaced owners, poison."""
 
 import signal
+from pathlib import Path
 
 import pytest
 
@@ -170,11 +171,12 @@ def refused_and_healthy(rig: Rig, old: NodeProcess, new: NodeProcess) -> None:
 def test_a_node_stopped_past_its_lease_is_refused_and_stands_by(make_rig: MakeRig) -> None:
     rig = make_rig()
     owner, standby = owner_and_standby(rig)
-    rig.push("a", 1, do="sleep", for_=0.3, once=True)
+    rig.push("a", 1, do="wait", once=True)
     rig.begun("a", 1)
-    owner.freeze()
     rig.push("a", 2)
+    owner.freeze()
     assert rig.done("a", 2).pid == standby.pid
+    Path(f"{rig.history.path}.go").touch()
     owner.thaw()
     refused_and_healthy(rig, owner, standby)
     assert rig.performs("a")[-1].jobs == {"a": [1, 2]}
@@ -195,11 +197,12 @@ def test_a_node_whose_handler_holds_the_gil_past_its_lease_is_refused_and_stands
 def test_a_stopped_node_that_nobody_replaced_goes_on_where_it_was(make_rig: MakeRig) -> None:
     rig = make_rig()
     node = rig.node().holds_all()
-    rig.push("a", 1, do="sleep", for_=0.3)
+    rig.push("a", 1, do="wait")
     (perform,) = rig.begun("a", 1)
     node.freeze()
     until(lambda: not rig.of_shards("lease"), "end of the leases")
     rig.push("a", 2)
+    Path(f"{rig.history.path}.go").touch()
     node.thaw()
     rig.done("a", 2)
     rig.drained()
