@@ -18,7 +18,7 @@ from lowq.sharding import shard_of
 from lowq.store import Client
 from lowq.workers import Worker
 from tests.integration.node.conftest import Start
-from tests.waiting import until
+from tests.waiting import PATIENCE, auntil, until
 
 
 def stats(app: lowq.Lowq, worker: type[Worker[Any]]) -> tuple[int, int]:
@@ -153,7 +153,10 @@ def test_the_context_of_a_batch_goes_along_into_its_tasks(app: lowq.Lowq, start:
     assert all(shard_of(job_id.encode(), 5) == shard for shard, job_id in seen)
 
 
-def test_what_still_runs_is_cancelled_when_the_node_stops_and_comes_again(app: lowq.Lowq, start: Start) -> None:
+def test_what_still_runs_is_cancelled_when_the_node_stops_and_comes_again(
+    app: lowq.Lowq, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(event_loop, "CLEAN_UP_SECONDS", PATIENCE)
     cleaned: list[str] = []
     attempts: list[str] = []
 
@@ -205,14 +208,17 @@ def test_a_handler_that_blocks_the_loop_is_named(
         if "7" in payloads_by_id:
             go.wait(60)
 
+    def is_in_the_handler(said: str) -> bool:
+        return "has blocked the event loop" in said and "in orders" in said
+
     with caplog.at_level(logging.WARNING, "lowq.node"):
         orders.perform_async([{"id": 7}])
         start()
-        until(lambda: [record for record in caplog.records if "has blocked the event loop" in record.getMessage()])
+        # On a busy machine it may be named before it gets there.
+        said = until(lambda: next(filter(is_in_the_handler, caplog.messages), None), "a warning that says where it is")
         go.set()
-    (said, *_) = [record.getMessage() for record in caplog.records if "has blocked" in record.getMessage()]
+    assert said is not None
     assert said.startswith("orders:0 ids 7 for ")
-    assert "in orders" in said, "where it is"
 
 
 def test_a_handler_that_awaits_is_not_named(
@@ -315,11 +321,13 @@ def test_an_awaiting_drain_leaves_the_loop_to_others(app: lowq.Lowq) -> None:
 
     @app.worker
     async def waits(payloads_by_id: dict[str, list[Any]]) -> None:
-        await asyncio.sleep(0.05)
+        before = len(ticks)
+        await auntil(lambda: len(ticks) > before + 3, "ticks while it waits")
 
     @app.worker
     def computes(payloads_by_id: dict[str, list[Any]]) -> None:
-        time.sleep(0.05)
+        before = len(ticks)
+        until(lambda: len(ticks) > before + 3, "ticks while it computes")
 
     async def tick() -> None:
         while True:
@@ -337,7 +345,6 @@ def test_an_awaiting_drain_leaves_the_loop_to_others(app: lowq.Lowq) -> None:
         waits.perform_async({"id": 1})
         computes.perform_async({"id": 1})
         assert asyncio.run(main()).performed == 2
-    assert len(ticks) > 3
 
 
 def test_a_drain_inside_a_running_loop_says_what_to_write(app: lowq.Lowq) -> None:
@@ -505,7 +512,8 @@ def test_a_queue_with_few_jobs_is_not_kept_waiting_by_one_with_many(app: lowq.Lo
     few.perform_async({"id": n} for n in range(50))
     start(prefetch=False)
     until(lambda: performed.count("few") == 50, "the end of the few")
-    assert performed.count("many") < 200, "shares are one to one, give or take"
+    at_the_end = len(performed) - performed[::-1].index("few")
+    assert performed[:at_the_end].count("many") < 200, "shares are one to one, give or take"
 
 
 def test_max_threads_holds_for_tasks(app: lowq.Lowq, start: Start) -> None:

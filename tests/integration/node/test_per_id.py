@@ -6,7 +6,10 @@ import threading
 from functools import partial
 from typing import Any
 
+import pytest
+
 import lowq
+from lowq.node import event_loop
 from lowq.workers import Worker
 from tests.integration.node.conftest import Start
 from tests.waiting import PATIENCE, until
@@ -55,7 +58,10 @@ def test_a_thread_that_is_cut_short_has_acknowledged_what_is_done(app: lowq.Lowq
         go.set()
 
 
-def test_a_task_that_is_cut_short_has_acknowledged_what_is_done(app: lowq.Lowq, start: Start) -> None:
+def test_a_task_that_is_cut_short_has_acknowledged_what_is_done(
+    app: lowq.Lowq, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(event_loop, "CLEAN_UP_SECONDS", PATIENCE)
     performed: list[str] = []
 
     @app.worker(shards_count=1, batch_size=10, max_crash_count=1)
