@@ -133,9 +133,18 @@ KINDS = {
         _REPAIR + "sets the counter to the largest delivery that was handed out",
         True,
     ),
+    "expiry_unindexed": Kind(
+        "warning",
+        "payloads of {count} have a ttl, and `expires` does not list when the first of them expires",
+        _BY_HAND,
+        "they do not expire",
+        _REPAIR + "lists them again",
+        True,
+    ),
     "leftovers": Kind(
         "warning",
-        "{count} left of ids that are nowhere: retries, errors, crashes, solo marks, reasons of burial, trace contexts",
+        "{count} left of ids that are nowhere: retries, errors, crashes, solo marks, times of expiry and of debounce, "
+        "reasons of burial, trace contexts",
         f"the jobs they belonged to are gone: {_BY_HAND}; or a `lowq drop` was interrupted",
         "an id that is pushed again starts with the past of the job before it; until then they only take memory",
         _REPAIR + "removes them; after an interrupted drop call it again",

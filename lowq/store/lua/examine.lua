@@ -22,7 +22,7 @@ local needs_key = { due = 'payloads:', taken = 'taken:payloads:', morgue = 'morg
 local needs_entry = {
   retries = { 'due' }, errors = { 'due', 'taken' }, solo = { 'due', 'taken' }, crashes = { 'due', 'taken' },
   ['morgue:errors'] = { 'morgue' }, expires = { 'due' }, debounced = { 'due' },
-  ['expires:'] = { 'due' }, ['taken:expires:'] = { 'taken' }, ['traces:'] = { 'due' },
+  ['taken:expires:'] = { 'taken' }, ['traces:'] = { 'due' },
   ['taken:traces:'] = { 'taken' },
   ['payloads:'] = { 'due' }, ['taken:payloads:'] = { 'taken' }, ['morgue:payloads:'] = { 'morgue' },
 }
@@ -68,6 +68,16 @@ local function suspects_of(ids, values)
         into[#into + 1] = ids[start + i - 1]
       end
     end
+  end
+  if what == 'expires:' then -- in both
+    local due, expires = redis.call('ZMSCORE', prefix .. 'due', unpack(ids)),
+      redis.call('ZMSCORE', prefix .. 'expires', unpack(ids))
+    for i, id in ipairs(ids) do
+      if not (due[i] and expires[i]) then
+        found[#found + 1] = id
+      end
+    end
+    return found
   end
   for _, set in ipairs(needs_entry[what]) do
     if #rest > 0 then

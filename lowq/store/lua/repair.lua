@@ -14,6 +14,7 @@
 --   taken_without_payloads   not in flight any more, when the shard has no owner that may report it
 --   taken_unreadable         its payloads wait, due now
 --   delivery_behind          the counter of deliveries is set to the largest that was handed out
+--   expiry_unindexed         entered in `expires`
 --   leftovers                removed
 --   morgue_without_payloads  left: the entry is the last that is known of it
 --   payloads_unreadable      left: only a person can tell what is in it
@@ -115,6 +116,11 @@ end
 
 function repairs.delivery_behind(id)
   redis.call('HSET', prefix .. 'meta', 'delivery', (parse_taken(redis.call('HGET', prefix .. 'taken', id))))
+  return 1
+end
+
+function repairs.expiry_unindexed(id)
+  index_expiry(prefix, id)
   return 1
 end
 

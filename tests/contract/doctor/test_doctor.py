@@ -431,6 +431,15 @@ def test_what_is_left_of_an_id_that_is_nowhere_is_removed(clinic: Clinic, name: 
     assert clinic.queue.stats().length == 1
 
 
+def test_payloads_whose_id_is_not_in_the_index_by_time_expire_again_after_a_repair(clinic: Clinic) -> None:
+    for version, ttl in ((1, 3600), (2, 60)):
+        clinic.push(A, payload={"version": version}, ttl=ttl)
+    listed = clinic.command("ZSCORE", clinic.key(A, "expires"), A)
+    clinic.command("ZREM", clinic.key(A, "expires"), A)
+    clinic.finds("expiry_unindexed", A, severity="warning")
+    assert clinic.command("ZSCORE", clinic.key(A, "expires"), A) == listed
+
+
 def test_what_is_known_of_an_id_in_flight_is_no_leftover_but_a_retry_count_is(clinic: Clinic) -> None:
     clinic.push(A)
     clinic.take(A)

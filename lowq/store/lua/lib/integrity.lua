@@ -41,7 +41,10 @@ local function find_integrity_error(prefix, what, id, delivered)
 
   -- When payloads expire is known of those that are there.
   if what == 'expires:' then
-    return has(what) and not has('payloads:') and 'leftovers' or nil
+    if not has('payloads:') then
+      return has(what) and 'leftovers' or nil
+    end
+    return has(what) and not in_set('expires') and 'expiry_unindexed' or nil
   elseif what == 'taken:expires:' then
     return has(what) and not has('taken:payloads:') and 'leftovers' or nil
   elseif what == 'traces:' then
