@@ -138,7 +138,7 @@ def test_shards(cli: Cli) -> None:
 
 def test_jobs_page_by_page(cli: Cli) -> None:
     cli.push(
-        *({"id": f"{number:02}", "payload": {"version": 1}, "score": 1, "delay": 60 + number} for number in range(5))
+        *({"id": f"{number:02}", "payload": {"version": 1}, "score": 1, "delay": 5400 + number} for number in range(5))
     )
     first = cli.json("jobs", "Orders", "--limit", "3")
     assert [job["id"] for job in first["jobs"]] == ["00", "01", "02"]
@@ -148,7 +148,7 @@ def test_jobs_page_by_page(cli: Cli) -> None:
     assert [job["id"] for job in second["jobs"]] == ["03", "04"]
     assert second["cursor"] is None
     text = cli("jobs", "Orders", "--limit", "1")
-    assert re.fullmatch(r'00  scheduled  in (1 min|59 s) +1  {"version":1}', lines_of(text)[1])
+    assert re.fullmatch(r'00  scheduled  in 1 h (30|29) min +1  {"version":1}', lines_of(text)[1])
     assert text.stderr.startswith("there are more: --after ")
 
 
@@ -484,11 +484,11 @@ def test_single_jobs_are_buried_kicked_hurried_and_deleted(cli: Cli) -> None:
 
 
 def test_what_was_not_done_is_told_with_where_the_job_is_and_what_to_type(cli: Cli) -> None:
-    cli.push({"id": "a b", "delay": 60}, {"id": 2}, {"id": 3})
+    cli.push({"id": "a b", "delay": 5400}, {"id": 2}, {"id": 3})
     cli.app.queue("Orders").bury(3)
     later, due, absent = cli("kick", "Orders", "a b", "2", "9", code=1).stdout.splitlines()
     assert re.fullmatch(
-        r"a b: not in the morgue but scheduled, due in (1 min|59 s|60 s); lowq perform-now Orders 'a b' runs it now",
+        r"a b: not in the morgue but scheduled, due in 1 h (30|29) min; lowq perform-now Orders 'a b' runs it now",
         later,
     )
     assert due == "2: not in the morgue but due already; lowq why Orders 2 says what it waits for"
