@@ -59,7 +59,7 @@ class JobEvent:
     payloads_count: int | None
     #: When it was known to be done, by the clock of this process: Unix time, seconds.
     at: float
-    #: Of "new_error": the exception and the last line of what it says.
+    #: Of "new_error": the exception and the first line of its message.
     error: str | None = None
 
 

@@ -36,23 +36,32 @@ _VARYING = re.compile(
     r"|\b0x[0-9a-fA-F]+|\b(?=[a-fA-F-]*\d)[0-9a-fA-F-]{8,}\b"
     r"|\d+(?:[.,:]\d+)*"
 )
-#: A line that names an exception as Python does at the end of a traceback.
-_NAMED = re.compile(r"^([A-Za-z_][\w.]*)(?:: |$)")
+#: A line of a traceback that names an exception, mostly with the first line of its message.
+_NAMED = re.compile(r"[A-Za-z_][\w.<>]*(?::|: .*)?")
+#: Where a traceback begins; and what is beside and between the tracebacks of an exception group.
+_TRACEBACK = "Traceback (most recent call last):"
+_MARGIN, _BORDER = re.compile(r" *\| ?"), re.compile(r" *\+[-+]")
 
 
 def error_text(error: str) -> str:
-    """The exception's class and the last line of what it says, of an error as it is kept with a job."""
+    """The exception's class and the first line of its message, of an error as it is kept with a job. Further lines,
+    such as the DETAIL of a database or a link to its documentation, have the values or nothing of their own. Of a chain
+    it is the last exception, and of an exception group the last within it.
+    """
     lines = [line.rstrip() for line in error.splitlines() if line.strip()]
-    if not lines:
-        return ""
-    last = lines[-1].strip()
-    if _NAMED.match(lines[-1]) is None:  # a message of several lines: the class is before the first of them
-        for line in reversed(lines[:-1]):
-            named = _NAMED.match(line)
-            if named is not None and not line.startswith("Traceback"):
-                last = f"{named[1]}: {last}"
-                break
-    return last[:TEXT_CHARACTERS]
+    if any(map(_BORDER.match, lines)):
+        lines = [_MARGIN.sub("", line, count=1) for line in lines if not _BORDER.match(line)]
+    begins = [number for number, line in enumerate(lines) if line.endswith(_TRACEBACK)]
+    said = lines[begins[-1] + 1 :] if begins else lines
+    if begins:  # behind the frames, which are indented
+        first = next((number for number, line in enumerate(said) if _NAMED.fullmatch(line)), len(said) - 1)
+        said = said[first:]
+    if not said:
+        return lines[-1].strip()[:TEXT_CHARACTERS] if lines else ""
+    text = said[0].strip()
+    if text.endswith(":") and len(said) > 1 and _NAMED.fullmatch(text):  # its message begins with an empty line
+        text = f"{text} {said[1].strip()}"
+    return text[:TEXT_CHARACTERS]
 
 
 def fingerprint(text: str) -> str:
@@ -159,7 +168,7 @@ class ErrorGroup:
     queue: str
     #: Names it, within its queue.
     fingerprint: str
-    #: The exception's class and the last line of what it said, the last time.
+    #: The exception's class and the first line of its message, the last time.
     text: str
     #: How many there were, and when the first and the last (Unix time, seconds): as heartbeats have told.
     count: int

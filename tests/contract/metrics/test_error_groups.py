@@ -9,6 +9,7 @@ import lowq
 from lowq.metrics import error_groups
 from lowq.metrics.error_groups import ErrorCounts, ErrorRecorder, error_text, fingerprint
 from lowq.queue import Queue
+from lowq.settings import format_error
 from lowq.store import Call
 from lowq.store.keys import error_groups_key
 from tests.contract.queue_rig import QueueRig
@@ -28,7 +29,14 @@ CHAINED = f"{TRACEBACK}\n\nDuring handling of the above exception, another excep
     ("error", "text"),
     [
         (TRACEBACK, "ValueError: no order 42"),
-        (CHAINED, "shop.errors.Unavailable: says: later"),
+        (CHAINED, "shop.errors.Unavailable: the bank"),
+        (f"{TRACEBACK}\nDETAIL: Key (mail)=(ann@example.com) already exists.", "ValueError: no order 42"),
+        (f"{TRACEBACK}\n[SQL: SELECT]\n(Background on this error at: https://x.example)", "ValueError: no order 42"),
+        (TRACEBACK.replace(" no order 42", " \n\n  no order 42\n  no money"), "ValueError: no order 42"),
+        (TRACEBACK.replace("ValueError:", "shop.test.<locals>.Broken:"), "shop.test.<locals>.Broken: no order 42"),
+        (TRACEBACK.replace("    raise", "... 70000 bytes left out ...\n    raise"), "ValueError: no order 42"),
+        ("Traceback (most recent call last):", "Traceback (most recent call last):"),
+        ("ValueError: no card\nDETAIL: 42", "ValueError: no card"),
         ("KeyError: 'a'", "KeyError: 'a'"),
         ("TimeoutError", "TimeoutError"),
         ("a reason by hand", "a reason by hand"),
@@ -37,8 +45,25 @@ CHAINED = f"{TRACEBACK}\n\nDuring handling of the above exception, another excep
         ("x" * 1000, "x" * 300),
     ],
 )
-def test_the_text_is_the_class_and_the_last_line(error: str, text: str) -> None:
+def test_the_text_is_the_class_and_the_first_line(error: str, text: str) -> None:
     assert error_text(error) == text
+
+
+def test_of_a_group_it_is_the_last_exception_within() -> None:
+    def failing(text: str) -> Exception:
+        try:
+            raise ValueError(text)
+        except ValueError as error:
+            return error
+
+    try:
+        inner = ExceptionGroup("inner", [failing("no order 7\nDETAIL: x")])
+        raise ExceptionGroup("of tasks", [failing("first"), inner])
+    except ExceptionGroup as error:
+        raised = format_error(error)
+    assert "    +---" in raised
+    assert error_text(raised) == "ValueError: no order 7"
+    assert error_text(format_error(ExceptionGroup("never raised", [ValueError(1)]))).startswith("ExceptionGroup: never")
 
 
 @pytest.mark.parametrize(
