@@ -297,7 +297,8 @@ class Permits:
             wanted = max(min(wanted, has - running), 0)
         for held in queue.rates:
             is_free = all(other is held for other in blocked)
-            may_ask = is_free and now >= held.ask_at
+            # What it gives back is there again, whatever was said before.
+            may_ask = is_free and (now >= held.ask_at or bool(held.unused))
             jobs = max(wanted * queue.batch_size - self._starts(queue, held), 0) if may_ask else 0
             if jobs or held.unused or (held.waits and not (ready and is_free)):
                 self._state(queue, held, 0, jobs)
@@ -351,8 +352,8 @@ class Permits:
             # The reply's time: where Redis is far away, they would be given back before anybody could use them.
             queue.granted_at = received
             queue.keeps = max(0.9 * queue.keeps, queue.least_keeps)
-        if not more and not is_rate:
-            held.ask_at = 0.0  # it does not wait there, so nothing would wake it
+        if not more:
+            held.ask_at = 0.0  # it does not wait there, so nothing would wake it; and it may have given some back
         elif granted < more:
             held.ask_at = sent + (ASK_AGAIN if delay is None else delay / 1e6)
             if held.wakes != wakes:  # by another thread, perhaps just now

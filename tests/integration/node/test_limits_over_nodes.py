@@ -137,6 +137,17 @@ def test_a_rate_bounds_how_many_begin(nodes: Nodes) -> None:
     assert len(nodes.begun) == 10
 
 
+def test_a_rate_of_which_a_node_has_given_back_what_it_had_no_jobs_for_is_free(nodes: Nodes) -> None:
+    app = nodes.app()
+    worker = nodes.worker(app, shards_count=12, limit=[lowq.Concurrency(5), lowq.Rate(3, per=NEVER)])
+    nodes.start(app)
+    calls = limit_key("lowq", lowq.Rate(3, per=NEVER).name("q"))
+    # Once it has asked for its empty shards, more than there is, and has given all of it back.
+    until(lambda: app.client.command("HLEN", calls) == 1 and worker.queue.limits()[1].used == 0)
+    worker.perform_async({"id": number} for number in range(3))
+    until(lambda: len(nodes.begun) == 3)
+
+
 @pytest.mark.slow
 def test_a_rate_lets_others_begin_when_its_time_has_passed(nodes: Nodes) -> None:
     apps = [nodes.app() for _ in range(2)]

@@ -256,6 +256,29 @@ def test_what_was_granted_of_a_rate_long_ago_is_given_back() -> None:
     assert [call.args[5] for call in process.redis.calls] == ["", "7 1"]
 
 
+def test_what_it_has_given_back_of_a_rate_it_may_ask_for_again_at_once() -> None:
+    # It was told to ask again when the permits that it had itself count no longer: an hour later.
+    process = Process(Rate(10, per=3600), threads=2, others=0)
+    process.redis.left = 1
+    process.permits_of_q.wanted = 2
+    process.permits.turn()
+    process.redis.now += 0.1  # nobody has come for the one that it got
+    process.permits.turn()
+    process.permits_of_q.wanted = 2
+    process.permits.turn()
+    assert [call.args[5:7] for call in process.redis.calls] == [["", 2], ["7 1", 0], ["", 2]]
+
+
+def test_when_it_waits_no_more_for_a_rate_it_may_ask_again_at_once() -> None:
+    # Nobody would wake it when others give some back.
+    process = Process(Rate(10, per=3600), others=0)
+    process.redis.left = 0
+    for wanted in (1, 0, 1):
+        process.permits_of_q.wanted = wanted
+        process.permits.turn()
+    assert [call.args[6] for call in process.redis.calls] == [1, 0, 1]
+
+
 def test_nothing_is_left_counted_of_a_shard_without_jobs() -> None:
     process = Process(Rate(10), others=0)
     process.dispatcher.pick(0)
