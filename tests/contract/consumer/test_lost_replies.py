@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
@@ -137,11 +138,16 @@ def test_a_batch_is_acknowledged_though_the_first_attempt_gets_no_answer(
         return ""
 
     line.loses = loses
-    seen = [job.id for jobs in consumer.batches(5, timeout=0.2) for job in jobs]
+    seen: list[str] = []
+    thread = threading.Thread(target=lambda: seen.extend(job.id for jobs in consumer.batches(5) for job in jobs))
+    thread.start()
+    # Without a timeout: when it has passed, a batch that is without an answer is not repeated.
+    until(lambda: queue.stats().processed == 30 and not consumer._taken, "the acknowledgement of all batches")
     line.loses = lambda _call: ""
+    consumer.close()
+    thread.join(PATIENCE)
     assert sorted(map(int, seen)) == list(range(30))
     assert queue.stats().processed == 30
-    assert not consumer._taken
 
 
 def test_a_shard_without_an_answer_keeps_no_other_from_being_given_back(queue: Queue, line: Line) -> None:

@@ -625,8 +625,9 @@ class TestDrain:
             performed.extend(payload["planned_at"] for payload in payloads)
 
         assert lowq.testing.drain(report).performed == 0
-        now = read_record(app, "report", "report").now
-        first = Schedule("s", HOUR).next(now)
+        begun = read_record(app, "report", "report").record
+        assert begun is not None
+        first = Schedule("s", HOUR).next(begun.settled)
         assert lowq.testing.drain(report, now=first + HOUR).performed == 1
         assert lowq.testing.drain(report, now=first + HOUR).performed == 0
         assert performed == [first, first + HOUR]

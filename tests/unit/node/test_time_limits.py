@@ -4,6 +4,7 @@ but its own batch.
 
 import asyncio
 import contextvars
+import itertools
 import subprocess
 import sys
 import textwrap
@@ -386,7 +387,9 @@ class Performer(threading.Thread):
     def run(self) -> None:
         interrupt = interrupt_of_this_thread()
         try:
-            for number in range(self.batches):
+            for number in itertools.count():
+                if number >= self.batches and (self.handler is swallow or "exceeded" in self.results):
+                    break  # the other thread may have come late
                 limits = self.limits = TimeLimits(0, None, interrupt=interrupt)
                 try:
                     limits.run(partial(self.handler, number * 37 % 2000))
@@ -411,8 +414,7 @@ def test_an_interrupt_strikes_its_own_batch_or_nothing(handler: Callable[[int], 
             performer.limits.enforce(lambda: None)
     performer.join()
     assert performer.escaped == []
-    assert len(performer.results) == performer.batches
-    assert "exceeded" in performer.results or handler is swallow
+    assert len(performer.results) >= performer.batches
     assert set(performer.results) <= {"exceeded", "failed" if handler is fail else "done"}
 
 
@@ -495,12 +497,12 @@ TRACED = """
         interrupts.append(interrupt_of_this_thread())
         try:
             begun.set()
-            end.wait()  # in C
-            print("not raised")
+            end.wait()  # in C, and seldom not yet
+            said.append("not raised")
         except TimeLimitExceeded:
-            print("raised")
+            said.append("raised")
 
-    interrupts, begun, end = [], threading.Event(), threading.Event()
+    said, interrupts, begun, end = [], [], threading.Event(), threading.Event()
     performer = threading.Thread(target=perform)
     performer.start()
     begun.wait()
@@ -508,6 +510,7 @@ TRACED = """
     trace_a_call()
     end.set()
     performer.join()
+    print(*said)
 """
 
 
