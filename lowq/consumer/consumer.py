@@ -738,7 +738,7 @@ class Consumer:
 
     def touch(self, receipt: str, seconds: float | timedelta) -> None:
         """From now on the job has so many seconds until ``ttr`` passes. Without ``ttr`` it has for ever, as before."""
-        more = _seconds("touch", seconds)
+        more = _seconds("touch: seconds", seconds)
         with self._lock:
             self._find(receipt)
             if self._taken.deadline(receipt) < inf:
