@@ -16,6 +16,7 @@ import redis
 
 import lowq
 from tests.integration.conftest import MakeRig
+from tests.integration.node.test_outages import each_ended
 from tests.integration.supervising import Supervise, write_code
 from tests.integration.support import PATIENCE, NodeProcess, Rig, until
 from tests.redis_server import RedisServer
@@ -72,7 +73,7 @@ def test_nothing_is_lost_while_roles_change_under_load(make_rig: MakeRig, own_se
     rig.drained()
     for node in nodes:
         assert node.stop() == 0
-        assert len(node.lines("waiting until it can")) == len(node.lines("Redis is back"))  # each once
+        assert each_ended(node)
     assert problems(rig) == []
     assert rig.buried() == set()
     assert rig.merged("crashes") == {}
@@ -188,8 +189,14 @@ def test_healthz_says_that_the_node_waits(make_rig: MakeRig, supervise: Supervis
 
     until(lambda: health()[0] == 200, "a node that is well")
     become_replica(rig)
-    until(lambda: health()[1].startswith("waiting"), "a node that waits")
-    code, said = health()
+
+    def waiting() -> tuple[int, str] | None:
+        found = health()
+        return found if found[1].startswith("waiting") else None
+
+    found = until(waiting, "a node that waits")
+    assert found is not None
+    code, said = found
     assert code == 503
     assert said.endswith("Redis is a read-only replica")
     become_primary(rig)
