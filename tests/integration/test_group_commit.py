@@ -27,6 +27,7 @@ from lowq.group_commit.writer import Writer
 from lowq.queue import Queue
 from lowq.sharding import shard_of
 from lowq.store import Client, Deadline, LoopConnection, caller_limit
+from tests.integration.support import answered
 from tests.redis_server import RedisServer
 from tests.waiting import PATIENCE, auntil, until
 
@@ -58,16 +59,25 @@ def impatient(server: RedisServer) -> Iterator[Queue]:
     """A queue whose pushes wait for 0.4 s."""
     app = lowq.Lowq(redis_url=server.url, push_timeout=0.4)
     queue = app.queue("Orders", 3)
-
-    def is_first_in() -> bool:
-        try:
-            return queue.push({"id": "first"}) == 1
-        except RedisUnavailable:  # a busy machine may need longer than that
-            return False
-
-    until(is_first_in, "the queue is registered")
+    push_surely(queue, {"id": "first"})
     yield queue
     app.close()
+
+
+def push_surely(queue: Queue, job: Any) -> None:
+    """Pushes it until it is in: a busy machine may need longer for it than an impatient push waits."""
+    until(lambda: answered(lambda: queue.push(job) == 1), "a push")
+
+
+async def apush_surely(queue: Queue, job: Any) -> None:
+    """`push_surely` in a coroutine."""
+    give_up_at = time.monotonic() + PATIENCE
+    while True:
+        try:
+            assert await queue.apush(job) == 1
+            return
+        except RedisUnavailable:
+            assert time.monotonic() < give_up_at
 
 
 class Batch:
@@ -84,9 +94,13 @@ def order(queue: Queue, job_id: str) -> list[int]:
 
 async def connect(queue: Queue) -> None:
     """Has the loop make its connection."""
-    for number in range(2):
-        assert await queue.apush({"id": f"connects-{number}"}) == 1
-    await auntil(lambda: pushes_of_loop(queue)._connection is not None, "it is there")
+    pushes, pushed, give_up_at = pushes_of_loop(queue), 0, time.monotonic() + PATIENCE
+    while pushed < 2 or pushes._connection is None:
+        if pushes._connecting is None:  # or it was not made in time: another push tries again
+            await apush_surely(queue, {"id": f"connects-{pushed % 2}"})
+            pushed += 1
+        assert time.monotonic() < give_up_at, "no connection"
+        await asyncio.sleep(0.005)
 
 
 def pushes_of_loop(queue: Queue) -> Any:
@@ -250,6 +264,7 @@ def test_a_connection_that_is_being_made_when_the_application_is_closed_is_close
 
 def test_a_loop_that_is_closed_amid_pushes_ends_quietly(queue: Queue, server: RedisServer) -> None:
     unraisable: list[Any] = []
+    gc.collect()  # what other tests have left is not ours
     before, sys.unraisablehook = sys.unraisablehook, unraisable.append
 
     async def produce() -> "list[asyncio.Task[int]]":
@@ -273,7 +288,7 @@ def test_a_loop_that_is_closed_amid_pushes_ends_quietly(queue: Queue, server: Re
     assert [hook.exc_value for hook in unraisable] == []
 
 
-def test_what_the_context_of_a_caller_refers_to_is_not_kept(impatient: Queue) -> None:
+def test_what_the_context_of_a_caller_refers_to_is_not_kept(queue: Queue) -> None:
     class Request:
         pass
 
@@ -284,15 +299,15 @@ def test_what_the_context_of_a_caller_refers_to_is_not_kept(impatient: Queue) ->
         request = Request()
         requests.append(weakref.ref(request))
         current.set(request)
-        assert await impatient.apush({"id": number}) == 1
+        assert await queue.apush({"id": number}) == 1
 
     async def produce() -> None:
         for number in range(8):
             await asyncio.create_task(handle(number))
             if number == 3:
-                await auntil(lambda: pushes_of_loop(impatient)._connection is not None, "it is there")
+                await auntil(lambda: pushes_of_loop(queue)._connection is not None, "it is there")
         # What checks the time of pushes belongs to none of them.
-        assert pushes_of_loop(impatient)._check_due > time.monotonic()
+        assert pushes_of_loop(queue)._check_due > time.monotonic()
         await asyncio.sleep(0)  # the loop itself still refers to the last one
         gc.collect()
         assert [request for request in requests if request() is not None] == []
@@ -371,7 +386,7 @@ def test_without_an_answer_each_has_its_own_error_and_its_own_rest(impatient: Qu
     assert "nothing was heard in time, for push_timeout=0.4 s" in str(results[0])
     # What was under way may be in; pushing it again does no harm.
     for result in results:
-        assert impatient.push(result.rest) == 1
+        push_surely(impatient, result.rest)
     assert sorted(order(impatient, "x")) == list(range(20))
 
 
@@ -394,7 +409,7 @@ def test_the_same_of_threads(impatient: Queue, server: RedisServer) -> None:
     assert len({id(result) for result in results}) == 20
     rests = [result.rest for result in results if isinstance(result, PushInterrupted)]
     assert sorted(rests, key=str) == sorted([[{"id": number}] for number in range(20)], key=str)
-    assert impatient.push({"id": "later"}) == 1
+    push_surely(impatient, {"id": "later"})
 
 
 def test_who_waits_behind_a_batch_without_answer_gives_up_in_its_own_time(
@@ -411,7 +426,7 @@ def test_who_waits_behind_a_batch_without_answer_gives_up_in_its_own_time(
         finally:
             hangs.set()
         monkeypatch.undo()
-        assert await impatient.apush({"id": "later"}) == 1
+        await apush_surely(impatient, {"id": "later"})
         return results
 
     results = asyncio.run(produce())
@@ -619,6 +634,7 @@ def test_redis_is_not_blamed_for_what_a_blocked_loop_did_not_send_in_time(impati
         tasks = together(impatient, 3)
         await asyncio.sleep(0)
         time.sleep(0.6)  # a handler that blocks
+        until(lambda: impatient.peek("x") is not None, "it is in, and answered")
         return await outcomes(tasks)
 
     sent, *waited = asyncio.run(produce())
@@ -1049,7 +1065,15 @@ def test_a_signal_handler_that_raises_in_the_loop_leaves_nobody_waiting(server: 
 
         app = lowq.Lowq(redis_url=sys.argv[1], push_timeout=0.5)
         queue = app.queue("Orders", 3)
-        queue.push({"id": "first"})
+
+        def is_first_in():
+            try:
+                return queue.push({"id": "first"}) == 1
+            except lowq.RedisUnavailable:  # a busy machine may need longer than the pushes wait
+                return False
+
+        while not is_first_in():
+            pass
 
         async def main():
             asyncio.get_running_loop().set_exception_handler(lambda *_: None)
@@ -1064,7 +1088,12 @@ def test_a_signal_handler_that_raises_in_the_loop_leaves_nobody_waiting(server: 
                 strange = [r for r in results if r != 1 and not isinstance(r, (kind, lowq.PushInterrupted))]
                 assert not strange, strange
             signal.signal(signal.SIGALRM, signal.SIG_IGN)
-            return raised > 0, ended, await asyncio.gather(*(queue.apush({"id": f"last-{i}"}) for i in range(10)))
+            for _ in range(20):  # likewise
+                last = [queue.apush({"id": f"last-{i}"}) for i in range(10)]
+                accepted = await asyncio.gather(*last, return_exceptions=True)
+                if not any(isinstance(one, lowq.PushInterrupted) for one in accepted):
+                    break
+            return raised > 0, ended, [*map(repr, accepted)]
 
         print(json.dumps(asyncio.run(main())))
     """
@@ -1073,4 +1102,4 @@ def test_a_signal_handler_that_raises_in_the_loop_leaves_nobody_waiting(server: 
         cwd=ROOT, capture_output=True, text=True, timeout=280, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout) == [True, 600, [1] * 10]
+    assert json.loads(done.stdout) == [True, 600, ["1"] * 10]

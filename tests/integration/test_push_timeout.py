@@ -6,7 +6,6 @@ import sys
 import textwrap
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,11 +14,10 @@ import redis
 import lowq
 from lowq.errors import PushInterrupted, RedisUnavailable
 from lowq.node.time_limits import TimeLimits
+from lowq.queue import Queue
 from lowq.store import Client, client, pool
+from tests.integration.support import PATIENCE, ROOT, answered, until
 from tests.redis_server import RedisServer
-
-ROOT = Path(__file__).parents[2]
-PATIENCE = 60.0
 
 
 @pytest.fixture
@@ -35,6 +33,11 @@ def app(server: RedisServer) -> Iterator[lowq.Lowq]:
     app.close()
 
 
+def push_surely(queue: Queue, job: Any) -> None:
+    """Pushes it until it is in: a busy machine may need longer for it than a push waits here."""
+    until(lambda: answered(lambda: queue.push(job) == 1), "a push")
+
+
 #: Signals keep coming, as from a sampling profiler: each of them would begin a timeout anew that the kernel keeps.
 TICKING = """
     import signal, sys, lowq
@@ -43,7 +46,13 @@ TICKING = """
     signal.setitimer(signal.ITIMER_REAL, 0.02, 0.02)
     app = lowq.Lowq()
     known, other = app.queue("Known", 3), app.queue("Other", 3)
-    print(known.push({"id": 1}), flush=True)
+    accepted = 0
+    while not accepted:
+        try:
+            accepted = known.push({"id": 1})
+        except lowq.RedisUnavailable:  # a busy machine may need longer
+            pass
+    print(accepted, flush=True)
     sys.stdin.readline()  # by now Redis hangs
     def first():
         app.queue("New").push({"id": 4})
@@ -77,7 +86,7 @@ def test_a_process_with_a_periodic_signal_notices_that_redis_hangs(server: Redis
 
 def test_the_caller_is_told_what_happened_and_what_to_do(server: RedisServer, app: lowq.Lowq) -> None:
     queue = app.queue("Orders", 3)
-    queue.push({"id": 1})
+    push_surely(queue, {"id": 1})
     server.pause()
     with pytest.raises(PushInterrupted) as caught:
         queue.push({"id": 2})
@@ -87,12 +96,12 @@ def test_the_caller_is_told_what_happened_and_what_to_do(server: RedisServer, ap
         "Push the rest again when Redis is back."
     )
     server.cont()
-    assert queue.push(caught.value.rest) == 1
+    push_surely(queue, caught.value.rest)
 
 
 def test_repeats_are_part_of_the_time(server: RedisServer, app: lowq.Lowq, monkeypatch: pytest.MonkeyPatch) -> None:
     queue = app.queue("Orders", 3)
-    queue.push({"id": 1})
+    push_surely(queue, {"id": 1})
     given: list[float] = []
     start = Client.start
 
@@ -111,12 +120,12 @@ def test_repeats_are_part_of_the_time(server: RedisServer, app: lowq.Lowq, monke
 def test_so_is_the_wait_for_a_connection(server: RedisServer) -> None:
     app = lowq.Lowq(redis_url=server.url, push_timeout=0.4, pool_timeout=PATIENCE * 10, client_pool_size=1)
     queue = app.queue("Orders", 3)
-    queue.push({"id": 1})
+    push_surely(queue, {"id": 1})
     held = app.client._servers.any_pool().checkout()
     with pytest.raises(PushInterrupted, match="all 1 connections are in use"):
         queue.push({"id": 2})
     app.client._servers.any_pool().release(held)
-    assert queue.push({"id": 2}) == 1
+    push_surely(queue, {"id": 2})
     app.close()
 
 
@@ -151,6 +160,7 @@ def test_a_call_that_redis_may_have_forgotten_is_not_repeated(
     server: RedisServer, app: lowq.Lowq, monkeypatch: pytest.MonkeyPatch, rested: float, repeats: int
 ) -> None:
     """The connection was cut while the source rested."""
+    app.config.push_timeout = 5.0  # and no repeat is due to a busy machine
     queue = app.queue("Orders", 3)
     queue.push({"id": 0})
     ahead = 0.0
