@@ -106,6 +106,8 @@ class Costs:
         node.start()
         self._stop.callback(node.stop)
         self.drain(10)  # behind it is what a node does once
+        until(self._listens, "its subscriptions")
+        until(lambda: self._quiet_for(0.1), "the end of what it does once, also in other threads")
 
     def stop_node(self) -> None:
         self._stop.close()
@@ -134,12 +136,14 @@ class Costs:
 
     def until_consumer_has_settled(self) -> None:
         """It listens, and the registry says what it holds: nothing of its start is left to be done."""
-        until(
-            lambda: self._redis.pubsub_shardnumsub(shard_prefix("lowq", "Costs", 0) + "wake")[0][1] == 1,
-            "its subscription",
-        )
+        until(self._listens, "its subscription")
         until(lambda: [node.shards for node in self.app.nodes()] == [{"Costs": [0]}], "its heartbeat")
         until(lambda: self._quiet_for(0.1), "the end of what it does once")
+
+    def _listens(self) -> bool:
+        """Whether somebody has subscribed to the wake-ups of each shard."""
+        channels = [shard_prefix("lowq", "Costs", shard) + "wake" for shard in range(self._shards_count)]
+        return all(count == 1 for _, count in self._redis.pubsub_shardnumsub(*channels))
 
     def _quiet_for(self, seconds: float) -> bool:
         """Whether nobody speaks to Redis meanwhile."""
