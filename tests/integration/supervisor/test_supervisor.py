@@ -17,7 +17,7 @@ import pytest
 
 from tests.integration.conftest import MakeRig
 from tests.integration.supervising import SOURCE, Supervise, SupervisorProcess, code_folder, kill, lives, write_code
-from tests.integration.support import PATIENCE, Rig, until
+from tests.integration.support import NEVER, PATIENCE, Rig, until
 from tests.receiver import Receiver
 from tests.redis_server import RedisServer
 from tests.tiers import often
@@ -316,14 +316,14 @@ def test_kill_9_of_the_supervisor_leaves_nobody_behind(make_rig: MakeRig, superv
 
 def test_a_process_still_starting_ends_with_its_supervisor_too(make_rig: MakeRig, supervise: Supervise) -> None:
     rig = make_rig()
-    write_code(rig, 1, "import time\ntime.sleep(60)\n")
+    write_code(rig, 1, f"import time\ntime.sleep({NEVER})\n")
     supervisor = supervise(rig, "--processes", "2")
     supervisor.says("process 1.1")
     (pid,) = supervisor.started()
     until(lambda: b"--supervised" in Path(f"/proc/{pid}/cmdline").read_bytes(), "a process that runs")
     until(lambda: len(list(Path(f"/proc/{pid}/task").iterdir())) > 1, "a watch for the supervisor's end")
     supervisor.kill()
-    supervisor.all_gone(5)
+    supervisor.all_gone()
 
 
 # --- terminals and streams ---
@@ -512,13 +512,17 @@ def test_as_process_1_it_reaps_the_orphans_of_others(make_rig: MakeRig, supervis
     except (OSError, subprocess.CalledProcessError):
         pytest.skip("this machine lets nobody make a process 1")
     rig = make_rig()
-    # The shell ends at once, so `sleep` becomes a child of process 1; for as long as both files say.
-    write_code(rig, 1, "import subprocess\nsubprocess.run(['sh', '-c', 'sleep 2 &'])\n" + SOURCE)
+    # The shell ends at once, so what it leaves behind becomes a child of process 1, for as long as there is the file.
+    hold = code_folder(rig) / "hold"
+    hold.touch()
+    orphan = "(while test -e hold; do sleep 0.05; done) &"
+    write_code(rig, 1, f"import subprocess\nsubprocess.run(['sh', '-c', {orphan!r}])\n" + SOURCE)
     supervisor = supervise(rig, "--processes", "1", prefix=alone)
     supervisor.says("supervisor (pid 1) of 1 process")
     (outside,) = children(supervisor.pid)
     until(lambda: len(children(outside)) == 2, "an orphan")
     supervisor.says("is ready")
+    hold.unlink()
     until(lambda: len(children(outside)) == 1, "end of the orphan, also as a zombie")
     os.kill(outside, signal.SIGTERM)
     assert supervisor.wait() == 0
