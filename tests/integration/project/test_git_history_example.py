@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
+import lowq
 from tests.redis_server import RedisServer
+from tests.waiting import PATIENCE, until
 
 ROOT = Path(__file__).resolve().parents[3]
 EXAMPLE = str(ROOT / "examples" / "git_history.py")
@@ -65,7 +67,10 @@ def test_nodes_end_with_the_table_that_git_has_and_the_check_can_fail(
             subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
             for _ in range(nodes)
         ]
+        app = lowq.Lowq(redis_url=server.url)
         try:
+            # Before that a signal would just end it.
+            until(lambda: len(app.nodes()) == nodes, "all nodes")
             pushed = run("push", str(repository), environment=environment)
             assert pushed.returncode == 0, pushed.stdout + pushed.stderr
             if nodes > 1:
@@ -75,7 +80,8 @@ def test_nodes_end_with_the_table_that_git_has_and_the_check_can_fail(
         finally:
             for process in running:
                 process.send_signal(signal.SIGTERM)
-            codes = [process.wait(30) for process in running]
+            codes = [process.wait(PATIENCE) for process in running]
+            app.close()
         assert codes[nodes > 1 :] == [0] * (nodes - (nodes > 1))
 
         subprocess.run(
