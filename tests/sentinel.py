@@ -10,15 +10,21 @@ import redis
 
 from tests.redis_server import RedisServer, RedisServerError, executable, free_port
 from tests.tls import Tls
-from tests.waiting import PATIENCE
+from tests.waiting import NEVER, PATIENCE
+
+#: Milliseconds without an answer after which a server is taken for gone.
+DOWN_AFTER = 500
 
 
 class Sentinel:
     """Watches a primary under the name "main", and when it is gone makes a replica of it the primary at once. Used as a
-    context manager. With ``tls`` it speaks TLS with the primary, and with who uses its URL.
+    context manager. With ``tls`` it speaks TLS with the primary, and with who uses its URL. ``watches``: False: before
+    `watch` is called it takes nobody for gone, as a primary that has no time would be.
     """
 
-    def __init__(self, directory: Path, primary: RedisServer, tls: Tls | None = None) -> None:
+    def __init__(
+        self, directory: Path, primary: RedisServer, tls: Tls | None = None, *, watches: bool = True
+    ) -> None:  # fmt: skip
         directory.mkdir(parents=True, exist_ok=True)
         self._tls = tls
         self.port = free_port()
@@ -26,7 +32,8 @@ class Sentinel:
         watched = primary.port if tls is None else tls.port(primary)
         lines = (
             f"bind 127.0.0.1\nport {self.port}\ndir {directory}\nsentinel monitor main 127.0.0.1 {watched} 1\n"
-            "sentinel down-after-milliseconds main 500\nsentinel failover-timeout main 2000\n"
+            f"sentinel down-after-milliseconds main {DOWN_AFTER if watches else int(1000 * NEVER)}\n"
+            "sentinel failover-timeout main 2000\n"
         )
         if tls is not None:
             self._tls_port = free_port()
@@ -48,6 +55,11 @@ class Sentinel:
             except redis.ConnectionError:
                 return 0
         return int(address[1]) if address else 0
+
+    def watch(self) -> None:
+        """From now on it notices that a server is gone."""
+        with redis.Redis(port=self.port, socket_timeout=PATIENCE) as client:
+            client.execute_command("SENTINEL", "SET", "main", "down-after-milliseconds", DOWN_AFTER)
 
     def replicas(self) -> int:
         """How many replicas it knows."""

@@ -228,7 +228,7 @@ class TestUrls:
         assert pushed_with_resp3(cluster_url) == {3}
 
     def test_sentinels_with_resp3(self, tmp_path: Path) -> None:
-        with RedisServer() as primary, Sentinel(tmp_path / "sentinel", primary) as sentinel:
+        with RedisServer() as primary, Sentinel(tmp_path / "s", primary, watches=False) as sentinel:
             assert pushed_with_resp3(sentinel.url) == {3}
 
 

@@ -32,7 +32,7 @@ def replica(tmp_path: Path, primary: RedisServer) -> Iterator[RedisServer]:
 def test_nodes_and_producers_go_on_with_the_next_primary(
     make_rig: MakeRig, tmp_path: Path, primary: RedisServer, replica: RedisServer
 ) -> None:
-    with Sentinel(tmp_path / "sentinel", primary) as sentinel:
+    with Sentinel(tmp_path / "sentinel", primary, watches=False) as sentinel:
         rig = make_rig(url=primary.url, LOWQ_REDIS_URL=sentinel.url, ORDERS_WORK=0.001)
         until(lambda: sentinel.replicas() == 1, "sentinel that knows the replica")
         nodes = [rig.node(), rig.node()]
@@ -45,6 +45,7 @@ def test_nodes_and_producers_go_on_with_the_next_primary(
         # What the replica doesn't have when the primary dies is lost, whoever has said that it was in: see the docs.
         assert rig.client.execute_command("WAIT", 1, 5000) == 1
         primary.kill()
+        sentinel.watch()
         until(lambda: sentinel.primary_port() == replica.port, "next primary")
 
         follow(rig, sentinel, replica)
@@ -76,7 +77,7 @@ def test_coroutines_leave_a_primary_that_answers_though_the_sentinels_name_anoth
     """A loop sends on a connection of its own, which nothing else would end."""
 
     async def push_until_it_is_left() -> None:
-        with RedisServer(tmp_path / "next") as following, Sentinel(tmp_path / "sentinel", primary) as sentinel:
+        with RedisServer(tmp_path / "next") as following, Sentinel(tmp_path / "s", primary, watches=False) as sentinel:
             app = lowq.Lowq(redis_url=sentinel.url)
             queue = app.queue("Orders", 1)
             for number in range(5):

@@ -432,7 +432,7 @@ class TestTls:
 
     def test_a_sentinel_and_its_primary(self, tmp_path: Path) -> None:
         tls = Tls(tmp_path)
-        with tls.server() as server, Sentinel(tmp_path / "sentinel", server, tls) as sentinel:
+        with tls.server() as server, Sentinel(tmp_path / "s", server, tls, watches=False) as sentinel:
             push_and_perform(sentinel.url)
 
     def test_all_primaries_of_a_cluster(self, tmp_path: Path) -> None:
@@ -468,7 +468,7 @@ class TestUnixSocket:
 @pytest.fixture(scope="module")
 def sentinel(redis_server: RedisServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
     """The port of a sentinel that watches the shared server under the name "main"."""
-    with Sentinel(tmp_path_factory.mktemp("sentinel"), redis_server) as sentinel:
+    with Sentinel(tmp_path_factory.mktemp("sentinel"), redis_server, watches=False) as sentinel:
         yield sentinel.port
 
 
