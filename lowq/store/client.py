@@ -107,9 +107,7 @@ class _Flight:
             if not self.lent:
                 self.lend()
             try:
-                if self.deadline is not None:
-                    self.deadline.restart(wait.seconds)
-                    self.pool.limit(self.connection, self.deadline)
+                self.pool.limit_confirmation(self.connection, self.deadline, wait)
                 reply = read_reply(self.connection)
                 if self.deadline is not None:
                     self.deadline.restart()
@@ -557,9 +555,7 @@ def _confirmed(pool: Pool, connection: Any, reply: Any, wait: Wait, deadline: De
     """Asks for the confirmation of a call that was carried out on the connection, and waits for it."""
     results = [reply]
     connection.send_packed_command([pack(wait.command(deadline))], check_health=False)
-    if deadline is not None:
-        deadline.restart(wait.seconds)
-        pool.limit(connection, deadline)
+    pool.limit_confirmation(connection, deadline, wait)
     conclude(results, [0], wait, read_reply(connection))
     return results[0]
 

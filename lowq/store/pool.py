@@ -186,6 +186,14 @@ class Pool:
         """Sets how long the next read or write may take."""
         set_timeout(connection, getattr(connection, "socket_timeout", None) if deadline is None else deadline.left())
 
+    def limit_confirmation(self, connection: Any, deadline: Deadline | None, wait: Wait) -> None:
+        """The same for the answer to a wait: the server has the time of the wait on top."""
+        if deadline is not None:
+            deadline.restart(wait.seconds)
+            self.limit(connection, deadline)
+        elif (seconds := getattr(connection, "socket_timeout", None)) is not None:
+            set_timeout(connection, seconds + wait.seconds)
+
     def _make_or_wait(self, timeout: float) -> Any:
         deadline = time.monotonic() + timeout
         while True:

@@ -15,7 +15,7 @@ from lowq import producer
 from lowq.errors import ConfigError, NotReplicated, PushInterrupted, RedisRefused
 from lowq.group_commit import PLAIN, Part
 from lowq.queue import Queue
-from lowq.store import Client, Durability, NotConfirmed, Wait
+from lowq.store import Call, Client, Command, Durability, NotConfirmed, Wait
 from lowq.store.keys import shard_prefix
 from tests.chaos.proxy import Proxy
 from tests.integration.support import until
@@ -403,6 +403,24 @@ def test_a_user_who_may_not_wait_is_refused_before_anything_is_written(tmp_path:
         with pytest.raises(RedisRefused, match="its user may not do that"):
             queue.push(1)
         assert queue.stats().length == 0
+
+
+def test_a_confirmation_may_take_longer_than_a_reply(tmp_path: Path) -> None:
+    """A server that waits for a replica, as it is told, is none that does not answer."""
+    with RedisServer(tmp_path / "redis") as server:
+        client = Client(server.url, size=1, timeout=1.0, socket_timeout=1.0)
+        call = Command("any", "SET", "any", "value")
+        (reply,) = client.start([call], wait=Wait("replicated", 1.5))()
+        assert isinstance(reply, NotConfirmed)
+        assert reply.confirmations == 0
+        with redis.Redis.from_url(server.url) as other:
+            other.script_flush()
+        # A call that is sent anew, as its script was gone, waits by itself.
+        prefix = shard_prefix("lowq", "Orders", 0)
+        (reply,) = client.start([Call("prepare_shard", prefix, ["", 1, "", ""])], wait=Wait("replicated", 1.5))()
+        assert isinstance(reply, NotConfirmed)
+        assert reply.reply == 1
+        client.close()
 
 
 def test_a_store_in_memory_is_refused() -> None:
