@@ -43,14 +43,17 @@ def address(app: lowq.Lowq) -> Iterator[str]:
         yield address
 
 
-def test_figures_are_sent_at_once_and_when_they_change(address: str, app: lowq.Lowq) -> None:
+def test_figures_are_sent_at_once_and_when_they_change(
+    address: str, app: lowq.Lowq, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live, "LIFETIME", NEVER)
     with Stream(address) as stream:
         name, figures = stream.event()
         assert name == "figures"
         assert figures["queues"]["Orders"]["length"] == figures["total"]["length"] == 1
         app.queue("Orders").push([{"id": 2}, {"id": 3}])
-        name, figures = stream.event()
-        assert (name, figures["total"]["length"]) == ("figures", 3)
+        # Before those that have both there may be some that were read before, or between the two.
+        until(lambda: stream.event()[1]["total"]["length"] == 3, "figures with both")
 
 
 def test_streams_end_by_themselves_and_say_when_to_come_again(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -257,14 +260,15 @@ class TestRedisHangs:
         monkeypatch.setattr(stats_cache, "PATIENCE", 10.0)
 
     def test_nobody_waits_for_it_but_those_who_asked_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(live, "LIFETIME", 60.0)
+        monkeypatch.setattr(live, "LIFETIME", NEVER)
         with RedisServer() as server:
             app = lowq.Lowq(redis_url=server.url)
             app.queue("Orders", 3).push({"id": 1})
             with served(lowq_web.create_app(app)) as address, ExitStack() as stack:
                 streams = [stack.enter_context(Stream(address)) for _ in range(60)]
                 for stream in streams:
-                    assert stream.event()[0] == "figures"
+                    # Behind trouble, perhaps: a busy machine takes long, too.
+                    assert "figures" in iter(lambda of=stream: of.event()[0], "end")  # type: ignore[misc]
                 server.pause()
                 try:
                     for path, expected in (
