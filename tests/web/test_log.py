@@ -2,6 +2,7 @@
 
 import json
 import logging
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -14,7 +15,7 @@ import lowq
 from lowq.admin import audit
 from lowq.store import Client
 from lowq.store.keys import shard_prefix
-from tests.waiting import until
+from tests.waiting import PATIENCE, until
 from tests.web.confirming import form_on
 
 
@@ -220,17 +221,18 @@ def test_a_task_that_finds_nothing_can_be_cancelled(
     app.register("Orders", 1)
     pairs = [part for number in range(20_000) for part in (2e9 + number, f"job-{number}")]
     app.client.command("ZADD", shard_prefix("lowq", "Orders", 0) + "due", *pairs)
-    run_many = Client.run_many
+    run_many, cancelled = Client.run_many, threading.Event()
 
-    def slowly(self: Client, calls: Any, **options: Any) -> Any:
+    def waits(self: Client, calls: Any, **options: Any) -> Any:
         if any(call.script == "scan" for call in calls):
-            time.sleep(0.2)  # a million ids take as long
+            assert cancelled.wait(PATIENCE)  # a million ids take as long
         return run_many(self, calls, **options)
 
-    monkeypatch.setattr(Client, "run_many", slowly)
+    monkeypatch.setattr(Client, "run_many", waits)
     task = act(client, action="delete", all={"match": "zzz*"}).json()["id"]
     assert client.get(f"/api/v1/tasks/{task}").json()["total"] is None
     client.post(f"/api/v1/tasks/{task}/cancel", json={})
+    cancelled.set()
     assert ended(client, task)["state"] == "cancelled"
 
 
