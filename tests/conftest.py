@@ -10,10 +10,13 @@ from hypothesis import HealthCheck, settings
 
 from tests.redis_server import RedisServer, RedisServerError
 
-# No deadline: on a busy machine an example may take long once. Function-scoped fixtures are fine as the tests
-# that combine them with @given use names of their own for every example.
+# No deadline, and no limit for making examples: on a busy machine either may take long once. Function-scoped fixtures
+# are fine as the tests that combine them with @given use names of their own for every example.
 settings.register_profile(
-    "lowq", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    "lowq",
+    deadline=None,
+    print_blob=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 settings.load_profile("lowq")
 
