@@ -27,7 +27,8 @@ class Stage:
     """An application on an empty Redis, whose queues are filled by hand."""
 
     def __init__(self, redis_url: str) -> None:
-        self.app = lowq.Lowq(redis_url=redis_url, lease_ttl=3.0)
+        # So long that no node is held for dead, or loses its shards, while a busy machine keeps its threads waiting.
+        self.app = lowq.Lowq(redis_url=redis_url, lease_ttl=15.0)
         self._nodes: list[lowq.Node] = []
 
     def close(self) -> None:

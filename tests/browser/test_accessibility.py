@@ -113,7 +113,7 @@ def everywhere(stage: Stage, address: str) -> Iterator[tuple[str, Callable[[Page
     yield "reshard?", asks
     yield "quiet?", presses("/nodes", "Quiet")
     task = stage.app.queue("Bills")
-    task.push({"id": "b", "delay": 60})
+    task.push({"id": "b", "delay": 3600})
     yield "said", presses(f"{queue}/job?id=order-9", "Retry now")
 
     def runs(page: Page) -> None:

@@ -49,7 +49,7 @@ NOTED = """
 def test_charts_without_data_say_what_to_do_next(
     stage: Stage, address: str, watched: Watched, path: str, script: bool
 ) -> None:
-    stage.app.queue("Orders", 2).push({"id": 1, "delay": 60})
+    stage.app.queue("Orders", 2).push({"id": 1, "delay": 3600})
     page = watched.page(address + path, java_script_enabled=script)
     if script:
         page.wait_for_selector("body[data-live]")

@@ -25,7 +25,7 @@ def live_at(page: Page) -> str:
 
 @pytest.mark.parametrize("system", ["light", "dark"])
 def test_the_theme_is_chosen_and_kept(stage: Stage, address: str, watched: Watched, system: Any) -> None:
-    stage.app.queue("Orders", 1).push({"id": 1, "delay": 60})
+    stage.app.queue("Orders", 1).push({"id": 1, "delay": 3600})
     page = watched.page(address, color_scheme=system)
     of_system = background(page)
     theme = page.get_by_label("Theme")
@@ -59,7 +59,7 @@ def test_no_page_is_in_another_theme_first(stage: Stage, address: str, watched: 
 
 
 def test_charts_are_drawn_in_the_theme(stage: Stage, address: str, watched: Watched) -> None:
-    stage.app.queue("Orders", 1).push({"id": 1, "delay": 60})
+    stage.app.queue("Orders", 1).push({"id": 1, "delay": 3600})
     history(stage, "Orders", lag=500.0)
     page = watched.page(address, color_scheme="light")
     canvas = page.locator("[data-plot=rates] canvas")
@@ -93,7 +93,7 @@ def test_keys_are_explained(stage: Stage, address: str, watched: Watched) -> Non
 
 def test_refreshing_is_switched_off_and_on(stage: Stage, address: str, watched: Watched) -> None:
     queue = stage.app.queue("Orders", 1)
-    queue.push({"id": 1, "delay": 60})
+    queue.push({"id": 1, "delay": 3600})
     page = watched.page(address)
     until(partial(live_at, page), "figures")
     page.get_by_label("Refresh").select_option("0")
@@ -101,7 +101,7 @@ def test_refreshing_is_switched_off_and_on(stage: Stage, address: str, watched: 
     expect(page.get_by_label("Refresh")).to_have_value("0")
     asked: list[str] = []
     page.on("request", lambda request: asked.append(request.url))
-    queue.push({"id": 2, "delay": 60})
+    queue.push({"id": 2, "delay": 3600})
     time.sleep(2.5)  # whatever would come had come
     assert not [url for url in asked if "/live" in url or "/parts" in url]
     assert live_at(page) == ""
@@ -111,7 +111,7 @@ def test_refreshing_is_switched_off_and_on(stage: Stage, address: str, watched: 
 
 def test_banners_heat_and_facts_are_live(stage: Stage, address: str, watched: Watched) -> None:
     queue = stage.app.queue("Orders", 2)
-    queue.push({"id": 1, "delay": 60})
+    queue.push({"id": 1, "delay": 3600})
     page = watched.page(address)
     page.get_by_label("Refresh").select_option("2")
     queue.push({"id": 2})
@@ -134,7 +134,7 @@ def test_tabs_and_facts_of_a_queue_are_live_and_its_list_says_what_it_lacks(
     stage: Stage, address: str, watched: Watched
 ) -> None:
     queue = stage.app.queue("Orders", 2)
-    queue.push({"id": n, "delay": 60} for n in range(3))
+    queue.push({"id": n, "delay": 3600} for n in range(3))
     page = watched.page(f"{address}/queues/Orders?state=morgue")
     tabs = page.locator(".tabs")
     expect(page.locator(".newer")).to_be_hidden()
@@ -157,7 +157,7 @@ def test_what_is_not_live_says_of_when_it_is(stage: Stage, address: str, watched
     page = watched.page(f"{address}/audit")
     expect(page.locator("footer")).to_contain_text(re.compile(r"As of \d+:\d\d:\d\d.*: reload"))
     expect(page.get_by_label("Refresh")).to_have_count(0)
-    stage.app.queue("Orders", 1).push({"id": 1, "delay": 60})
+    stage.app.queue("Orders", 1).push({"id": 1, "delay": 3600})
     page.goto(f"{address}/queues/Orders")
     page.get_by_role("button", name="Delete all").click()
     expect(page.get_by_role("button", name="Delete 1 job")).to_be_visible()
@@ -181,7 +181,7 @@ def test_exact_times_are_local_and_the_column_names_the_zone(stage: Stage, addre
 
 def test_links_lead_to_the_row_that_they_mean(stage: Stage, address: str, watched: Watched) -> None:
     queue = stage.app.queue("Wide", 450)
-    queue.push({"id": "7", "delay": 60})
+    queue.push({"id": "7", "delay": 3600})
     page = watched.page(f"{address}/queues/Wide/job?id=7")
     index = queue.shard_of("7")
     page.locator(".why a", has_text=re.compile(f"^{index}$")).click()
