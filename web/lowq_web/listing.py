@@ -181,3 +181,10 @@ def tab_counts(queue: lowq.Queue, stats: lowq.Stats) -> dict[str, Count]:
         "taken": Count(stats.taken),
         "morgue": Count(stats.morgue_length),
     }
+
+
+def group_text(handle: lowq.Queue, fingerprint: str | None) -> str | None:
+    """What errors of a group say; the fingerprint, when it is forgotten."""
+    if fingerprint is None:
+        return None
+    return next((group.text for group in handle.error_groups() if group.fingerprint == fingerprint), fingerprint)

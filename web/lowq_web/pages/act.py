@@ -14,8 +14,8 @@ from lowq_web.actions import DESTRUCTIVE
 from lowq_web.confirmations import confirmation_of, encode_moments, moments_of, snapshot_of
 from lowq_web.context import context_of, queue_of
 from lowq_web.fields import form_of
-from lowq_web.listing import JobQuery, asked_of
-from lowq_web.pages.queue import group_text, in_words
+from lowq_web.listing import JobQuery, asked_of, group_text
+from lowq_web.pages.queue import in_words
 from lowq_web.pages.rendering import redirect, render
 from lowq_web.security import visit_of
 from lowq_web.tasks import ActionName

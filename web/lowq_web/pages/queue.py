@@ -15,7 +15,7 @@ import lowq
 from lowq_web import text
 from lowq_web.context import context_of, queue_of
 from lowq_web.fields import form_of, query_of
-from lowq_web.listing import JobQuery, as_typed, asked_of, tab_counts
+from lowq_web.listing import JobQuery, as_typed, asked_of, group_text, tab_counts
 from lowq_web.pages.charts import charts
 from lowq_web.pages.rendering import redirect, render, stream
 from lowq_web.security import visit_of
@@ -63,13 +63,6 @@ def queue(request: Request) -> Response:
     if asked.scans and form_error is None:
         return stream(request, "queue.html", pages=_with_error(pages), **values)
     return render(request, "queue.html", status, pages=list(pages), **values)
-
-
-def group_text(handle: lowq.Queue, fingerprint: str | None) -> str | None:
-    """What errors of a group say; the fingerprint, when it is forgotten."""
-    if fingerprint is None:
-        return None
-    return next((group.text for group in handle.error_groups() if group.fingerprint == fingerprint), fingerprint)
 
 
 def in_words(reason: str) -> str:

@@ -6,7 +6,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from lowq_web.context import context_of
-from lowq_web.pages.queue import group_text
+from lowq_web.listing import group_text
 from lowq_web.pages.rendering import redirect, render, trouble
 from lowq_web.security import visit_of
 from lowq_web.tasks import Task
