@@ -160,18 +160,18 @@ def test_datagrams_to_a_port_where_nobody_listens_are_no_error(
     sinks: list[Sink], caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING)
-    with socket.socket(type=socket.SOCK_DGRAM) as keeper, socket.socket(type=socket.SOCK_DGRAM) as receiver:
+    with socket.socket(type=socket.SOCK_DGRAM) as reserved, socket.socket(type=socket.SOCK_DGRAM) as receiver:
         # It keeps the port from others, and being connected gets nothing that comes from elsewhere.
-        keeper.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        keeper.bind(("127.0.0.1", 0))
-        keeper.connect(("127.0.0.1", 1))
-        sink = Sink("StatsD", Address("udp", "127.0.0.1", keeper.getsockname()[1]))
+        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        reserved.bind(("127.0.0.1", 0))
+        reserved.connect(("127.0.0.1", 1))
+        sink = Sink("StatsD", Address("udp", "127.0.0.1", reserved.getsockname()[1]))
         sinks.append(sink)
         for number in range(20):
             sink.put(numbered(number, number + 1))
             until(lambda: not sink._lines, "it is sent")
         receiver.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        receiver.bind(keeper.getsockname())
+        receiver.bind(reserved.getsockname())
         receiver.settimeout(60)
         sink.put([b"here"])
         while receiver.recv(65536) != b"here\n":
