@@ -253,10 +253,19 @@ def _dying_with_its_parent() -> list[str]:
     return [setpriv, "--pdeathsig", "KILL"] if setpriv else []
 
 
+def _own_ports() -> range:
+    """Those of `PORTS` that this process of the tests has for itself: a server that it starts anew finds its port as it
+    left it.
+    """
+    number = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    return PORTS[number :: int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))]
+
+
 def free_port() -> int:
-    """A port that nobody listens on, of `PORTS`."""
+    """A port that nobody listens on, of those that this process of the tests has for itself."""
+    ports = _own_ports()
     while True:
-        port = _random.choice(PORTS)
+        port = _random.choice(ports)
         with socket.socket() as probe:
             # As redis-server does it, so that connections of an earlier server in TIME_WAIT don't count.
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

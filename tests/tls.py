@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import redis
 
-from tests.redis_server import RedisServer
+from tests.redis_server import RedisServer, free_port
 
 
 class Tls:
@@ -46,7 +46,9 @@ class Tls:
         """Lets the server, which runs, listen with TLS, too, and returns where."""
         with redis.Redis(port=server.port) as client:
             # Only now, as another port that is free at some moment may not be free when it starts.
-            return next(port for port in range(server.port + 1, 2**16) if _listens(client, port))
+            while not _listens(client, port := free_port()):
+                pass
+        return port
 
     def url(self, server: RedisServer) -> str:
         """As `port`, as a URL."""
