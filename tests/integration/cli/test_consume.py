@@ -71,12 +71,16 @@ def test_what_is_put_may_come_from_the_standard_input_and_be_due_later(queue: Qu
     assert (job.id, job.payloads[0][0]) == (job_id, [1, 2])
 
 
-def test_figures_are_sent_to_graphite(queue: Queue, run: Run) -> None:
+def test_figures_are_sent_to_graphite(queue: Queue, redis_url: str) -> None:
     queue.push([{"id": number} for number in range(3)])
     with Receiver() as graphite:
-        run("consume", "mail", "--idle", "1", "--graphite", f"127.0.0.1:{graphite.port}", "--", "true")
-        last = b".queues.mail.processed 3 "
-        until(lambda: any(last in line for line in graphite.lines), "the figures")
+        words = "consume", "mail", "--graphite", f"127.0.0.1:{graphite.port}", "--", "true"
+        with subprocess.Popen(command(redis_url, *words)) as process:
+            last = b".queues.mail.processed 3 "
+            try:
+                until(lambda: any(last in line for line in graphite.lines), "the figures")
+            finally:
+                process.terminate()
     assert queue.statistics().tasks.done == 3
 
 
