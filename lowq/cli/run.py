@@ -181,12 +181,13 @@ def _open_store(stack: ExitStack, store: object, namespace: str | None) -> str:
 def _make_node(app: Lowq, queues: tuple[str, ...], child: Supervised | None, **options: Any) -> Node:
     def report_ready() -> None:
         if child is not None:
-            child.ready(app.config.shutdown_timeout)
+            child.ready(app.config.shutdown_timeout, node.trouble)
 
     try:
-        return Node(app, queues=queues or None, on_ready=report_ready, **options)
+        node = Node(app, queues=queues or None, on_ready=report_ready, **options)
     except ConfigError as error:
         raise Failure(str(error), USAGE if queues else FAILED) from None
+    return node
 
 
 def _reload_refusal(app: Lowq, child: Supervised | None, *, embedded: bool) -> str:

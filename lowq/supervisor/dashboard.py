@@ -9,9 +9,8 @@ fails can't harm jobs.
                        --- life pipe, once a second --->  how the node is, for /healthz
                        --- its end ------------------->  the node has ended, however; so does the dashboard, at once
 
-A line on the life pipe is JSON: ``{"trouble": null}``, or why the node is not well. One that says nothing for long (it
-is stopped, say) is not well either. A dashboard that dies is started again; the node goes on meanwhile. A supervisor is
-one more kind of node here: its deploys leave the dashboard as it is.
+A line on the life pipe is JSON: ``{"trouble": null}``, or why the node is not well. A dashboard that dies is started
+again; the node goes on meanwhile. A supervisor is one more kind of node here: its deploys leave the dashboard as it is.
 """
 
 import contextlib
@@ -27,16 +26,12 @@ from collections.abc import Callable, Sequence
 from lowq.duration import duration
 from lowq.errors import LowqError
 from lowq.supervisor.generation import FORGIVEN_AFTER, restart_delay
-from lowq.supervisor.process import MARGIN, Child, Supervised, how_it_ended
+from lowq.supervisor.process import BEAT, MARGIN, Child, Health, Supervised, health_line, how_it_ended
 
 log = logging.getLogger("lowq.supervisor")
 
 #: Seconds that it has to become ready: it imports the application.
 READY_SECONDS = 60.0
-#: Seconds between two words of how the node is; with each it is looked whether the dashboard lives.
-BEAT = 1.0
-#: Seconds without a word after which a node is not well.
-SILENCE = 10.0
 
 
 class DashboardFailed(LowqError):
@@ -152,7 +147,7 @@ class DashboardProcess:
     # --- while the node runs ---
 
     def _run(self) -> None:
-        while not self._stopping.wait(BEAT):
+        while not self._stopping.wait(BEAT):  # with each word it is looked whether the dashboard lives
             self._look(time.monotonic())
 
     def _look(self, now: float) -> None:
@@ -187,11 +182,10 @@ class DashboardProcess:
         log.warning("%s; started again %s, the node goes on", how, again, extra={"event": "dashboard_died"})
 
     def _report_health(self) -> None:
-        trouble = self._health()
-        line = json.dumps({"trouble": trouble and trouble[:1000]})
+        line = health_line(self._health())
         # It may be stopped, and the pipe full; or it has just died, which the next look finds out.
         with contextlib.suppress(OSError):
-            os.write(self._life or -1, line.encode() + b"\n")
+            os.write(self._life or -1, line)
 
     def _hang_up(self) -> None:
         if self._life is not None:
@@ -210,18 +204,15 @@ class NodeWatcher(Supervised):
     look_ms = 1000
 
     def __init__(self, given: str, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._last: tuple[float, str | None] = clock(), "the node has not started yet"
+        self._health = Health("the node has not started yet", clock)
         super().__init__(given)
 
     def trouble(self) -> str | None:
         """Why the node is not well, or None. May be called from any thread."""
-        at, trouble = self._last
-        silent = self._clock() - at
-        return trouble if silent < SILENCE else f"the node has said nothing for {silent:.0f} s"
+        return self._health.trouble()
 
     def heard(self, line: bytes) -> None:
-        self._last = self._clock(), json.loads(line)["trouble"]
+        self._health.note(json.loads(line)["trouble"])
 
     def orphaned(self) -> None:
         # At once: whoever is started next wants the same port. Here is nothing that an end in good order would save.

@@ -5,12 +5,14 @@
     supervisor                                       node
     Child.start    --- command line --supervised -->  Supervised
     Child.hear     <-- report pipe: one line -------  ready, failed
+    Child.trouble  <-- then a line each second -----  how it is
     (lives)        --- life pipe: nothing, ever --->  its end: the supervisor has died, and the node stops too
 
-The line is JSON: ``{"ready": true, "shutdown_timeout": 25.0}`` or ``{"failed": "...", "passing": false}``.
+The first line is JSON: ``{"ready": true, "shutdown_timeout": 25.0}`` or ``{"failed": "...", "passing": false}``. The
+others are ``{"trouble": null}``, or why the node is not well.
 
-`lowq.supervisor.dashboard` has the same of a node and its dashboard, with two differences: the line has the ``url``,
-too, and on the life pipe the node reports how it is.
+`lowq.supervisor.dashboard` has the same of a node and its dashboard, with two differences: the first line has the
+``url``, too, and is the only one; and on the life pipe the node reports how it is.
 """
 
 import contextlib
@@ -20,7 +22,8 @@ import select
 import signal
 import subprocess
 import threading
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
 
 from lowq.logs import get_log
@@ -34,8 +37,37 @@ OPTION = "--supervised"
 SHUTDOWN_TIMEOUT = 25.0
 #: Seconds beyond its shutdown_timeout that a process has to end, before it is killed.
 MARGIN = 5.0
+#: Seconds between two words of how a node is.
+BEAT = 1.0
+#: Seconds without a word after which a node is not well.
+SILENCE = 10.0
 #: Characters of a reason that are reported: the whole line has to fit into the pipe at once.
 _LONGEST_REASON = 1000
+
+
+class Health:
+    """How a node is, as it says once a second. One that says nothing for long (it is stopped, say) is not well either.
+    Its methods may be called from any thread.
+    """
+
+    def __init__(self, trouble: str | None, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._last = clock(), trouble
+
+    def note(self, trouble: str | None) -> None:
+        """What it has just said."""
+        self._last = self._clock(), trouble
+
+    def trouble(self) -> str | None:
+        """Why it is not well, or None."""
+        at, trouble = self._last
+        silent = self._clock() - at
+        return trouble if silent < SILENCE else f"the node has said nothing for {silent:.0f} s"
+
+
+def health_line(trouble: str | None) -> bytes:
+    """What a node says of how it is."""
+    return json.dumps({"trouble": trouble and trouble[:_LONGEST_REASON]}).encode() + b"\n"
 
 
 class Child:
@@ -62,6 +94,7 @@ class Child:
         self.reason: str | None = None
         #: Whether what kept it from starting may pass by itself, as when Redis is away.
         self.passing = False
+        self._health = Health(None)
         self._report: int | None = report
         self._heard = b""
 
@@ -116,17 +149,23 @@ class Child:
             if not data:
                 self._close()
             self._heard += data
-        line, end, self._heard = self._heard.partition(b"\n")
-        if not end:
-            self._heard = line
-            return False
-        self._close()  # there is only one
-        says = json.loads(line)
-        if "failed" in says:
-            self.reason, self.passing = says["failed"], says["passing"]
-            return False
-        self.ready, self.shutdown_timeout, self.url = True, says["shutdown_timeout"], says.get("url")
-        return True
+        *lines, self._heard = self._heard.split(b"\n")
+        became_ready = False
+        for says in map(json.loads, lines):
+            if "failed" in says:
+                self.reason, self.passing = says["failed"], says["passing"]
+                self._close()  # there is nothing more to come
+            elif "ready" in says:
+                self.shutdown_timeout, self.url = says["shutdown_timeout"], says.get("url")
+                self._health.note(None)
+                self.ready = became_ready = True
+            else:
+                self._health.note(says["trouble"])
+        return became_ready
+
+    def trouble(self) -> str | None:
+        """Why it is not well, or None. Only for a node that is ready. May be called from any thread."""
+        return self._health.trouble()
 
     def send(self, number: signal.Signals) -> None:
         """Sends it a signal, if it still lives."""
@@ -189,22 +228,34 @@ class Supervised:
         multiprocessing.current_process().name = label
         threading.Thread(target=self._watch, name="lowq-supervised", daemon=True).start()
 
-    def ready(self, shutdown_timeout: float, **more: str) -> None:
-        """It works. May be called from any thread."""
-        self._say({"ready": True, "shutdown_timeout": shutdown_timeout, **more})
+    def ready(self, shutdown_timeout: float, health: Callable[[], str | None] | None = None, **more: str) -> None:
+        """It works. May be called from any thread. ``health``: why it is not well, or None; it is asked once a second
+        from then on, in a thread of its own. Without it there is nothing more to say.
+        """
+        self._say({"ready": True, "shutdown_timeout": shutdown_timeout, **more}, is_last=health is None)
+        if health is not None:
+            threading.Thread(target=self._report_health, args=(health,), name="lowq-health", daemon=True).start()
 
     def failed(self, reason: str, *, passing: bool) -> bool:
         """It could not start, for this reason. False when nobody hears it any more."""
         reason = " ".join(reason.split())[:_LONGEST_REASON]
-        return self._say({"failed": reason, "passing": passing})
+        return self._say({"failed": reason, "passing": passing}, is_last=True)
 
-    def _say(self, what: dict[str, Any]) -> bool:
+    def _say(self, what: dict[str, Any], *, is_last: bool) -> bool:
+        return self._write(json.dumps(what).encode() + b"\n", is_last=is_last)
+
+    def _write(self, line: bytes, *, is_last: bool) -> bool:
         try:
-            os.write(self._report, json.dumps(what).encode() + b"\n")
-            os.close(self._report)
+            os.write(self._report, line)
+            if is_last:
+                os.close(self._report)
         except OSError:
             return False  # nobody is there any more; `_watch` knows what to do
         return True
+
+    def _report_health(self, health: Callable[[], str | None]) -> None:
+        while self._write(health_line(health()), is_last=False):
+            time.sleep(BEAT)
 
     def heard(self, line: bytes) -> None:
         """A line on the life pipe: there is none from a supervisor."""

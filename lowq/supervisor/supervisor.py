@@ -142,9 +142,17 @@ class Supervisor:
 
     def trouble(self) -> str | None:
         """Why no job can be performed, or None. May be called from any thread; it is as of a moment ago."""
-        if any(child is not None and child.ready for child in [place.child for place in self._current.places]):
+        processes = f"{self._processes} {_processes(self._processes)} of the supervisor"
+        ready = [
+            child for child in [place.child for place in self._current.places] if child is not None and child.ready
+        ]
+        if not ready:
+            return f"none of the {processes} is ready"
+        troubles = [(child, child.trouble()) for child in ready]
+        if any(trouble is None for _, trouble in troubles):
             return None
-        return f"none of the {self._processes} {_processes(self._processes)} of the supervisor is ready"
+        child, trouble = troubles[0]
+        return f"none of the {processes} is well; {child}: {trouble}"
 
     def deploy(self, why: str) -> None:
         """Starts a new generation; after the one that is being started, if there is one. May be called from any
@@ -246,6 +254,8 @@ class Supervisor:
                         log.info(
                             "%s is ready", child, extra={"event": "process_ready", "child": child.process.pid}
                         )  # fmt: skip
+        for child in self._leaving:
+            child.hear()  # or its pipe would stay readable
 
     def _reap(self, now: float) -> None:
         for generation in (self._current, self._next):

@@ -13,7 +13,7 @@ import pytest
 
 from tests.integration.conftest import MakeRig
 from tests.integration.supervising import Supervise, SupervisorProcess, command_of, lives, write_code
-from tests.integration.support import PATIENCE, until
+from tests.integration.support import NEVER, PATIENCE, until
 from tests.redis_server import free_port
 
 WEB = ("--web=127.0.0.1:0", "--no-auth")
@@ -94,6 +94,21 @@ def test_it_tells_that_no_process_is_ready(make_rig: MakeRig, supervise: Supervi
     os.kill(node, signal.SIGTERM)
     until(lambda: "none of the 1 process" in get(f"{at}/healthz")[1], "word that it is not well")
     assert get(f"{at}/healthz")[0] == 503
+
+
+def test_it_tells_that_no_process_is_well(make_rig: MakeRig, supervise: Supervise) -> None:
+    rig = make_rig(ORDERS_TTR=0.5)
+    write_code(rig, 1)
+    supervisor = supervise(rig, "--processes", "1", *WEB)
+    at = address_of(supervisor)
+    supervisor.ready(1, 1)
+    until(lambda: is_well(at), "word that it is well")
+    rig.push("a", 1, do="sleep", for_=NEVER, once=True)
+    trouble = "none of the 1 process of the supervisor is well; process 1.1"
+    until(lambda: trouble in get(f"{at}/healthz")[1], "word that it is not well")
+    code, text = get(f"{at}/healthz")
+    assert code == 503
+    assert "handlers have exceeded their ttr and still run: 1" in text
 
 
 def test_it_ends_with_a_supervisor_that_is_killed(make_rig: MakeRig, supervise: Supervise) -> None:

@@ -8,8 +8,8 @@ from itertools import pairwise
 
 import pytest
 
-from lowq.supervisor.dashboard import SILENCE, DashboardProcess, NodeWatcher
-from lowq.supervisor.process import Child
+from lowq.supervisor.dashboard import DashboardProcess, NodeWatcher
+from lowq.supervisor.process import SILENCE, Child
 
 
 class Clock:
