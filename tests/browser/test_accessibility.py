@@ -126,6 +126,7 @@ def everywhere(stage: Stage, address: str) -> Iterator[tuple[str, Callable[[Page
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)  # some fifty pages, each judged for a second by a machine that does nothing else
 @pytest.mark.parametrize("size", [PHONE, WIDE], ids=["phone", "wide"])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_every_page(busy: Stage, address: str, watched: Watched, scheme: str, size: dict[str, int]) -> None:
