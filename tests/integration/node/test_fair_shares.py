@@ -66,7 +66,7 @@ def test_weights_of_3_to_1_give_3_to_1(app: lowq.Lowq) -> None:
     node.start()
     counts = performed.between(100, 1_000)
     node.stop()
-    assert counts["heavy"] / counts["light"] == pytest.approx(3, rel=0.1)
+    assert counts["heavy"] / counts["light"] == pytest.approx(3, rel=0.2)
 
 
 def test_a_queue_with_max_threads_has_them_all_and_no_more(app: lowq.Lowq) -> None:
@@ -78,7 +78,7 @@ def test_a_queue_with_max_threads_has_them_all_and_no_more(app: lowq.Lowq) -> No
     counts = performed.between(100, 1_000)
     node.stop()
     assert performed.most["bounded"] == 2
-    assert counts["bounded"] / sum(counts.values()) == pytest.approx(2 / THREADS, rel=0.15)
+    assert counts["bounded"] / sum(counts.values()) == pytest.approx(2 / THREADS, rel=0.25)
 
 
 def test_a_job_beside_a_backlog_waits_for_a_few_of_its_jobs_at_most(app: lowq.Lowq) -> None:
