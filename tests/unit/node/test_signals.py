@@ -30,10 +30,12 @@ def stopping() -> threading.Event:
 
 @pytest.fixture
 def signals(terminal: Terminal, stopping: threading.Event) -> Iterator[Signals]:
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # `nohup make test` has it ignored
     made = Signals(stopping.is_set, lambda: terminal.is_closed)
     made.install(unblock=False)
     yield made
     made.restore(block=False)
+    signal.signal(signal.SIGHUP, before)
 
 
 def received(signals: Signals) -> list[Request]:
