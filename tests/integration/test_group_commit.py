@@ -722,12 +722,21 @@ def test_a_push_that_was_cancelled_is_not_overtaken_when_its_slot_moves(
     primaries = [("before", 1)]
     monkeypatch.setattr(app.group, "_is_cluster", True)
     monkeypatch.setattr(app.client, "primary_of", lambda _key: primaries[-1])
+    start, sent = app.client.start, threading.Event()
+
+    def notes_it(*args: Any, **options: Any) -> Any:
+        finish = start(*args, **options)
+        sent.set()
+        return finish
+
+    monkeypatch.setattr(app.client, "start", notes_it)
 
     async def produce() -> None:
         assert await queue.apush({"id": "x", "payload": 0}) == 1
         server.pause()
+        sent.clear()
         cancelled = asyncio.create_task(queue.apush({"id": "x", "payload": 1}))
-        await asyncio.sleep(0)
+        await auntil(sent.is_set, "a thread has sent it")  # one that is cancelled before is not sent
         cancelled.cancel()
         await asyncio.wait([cancelled])
         primaries.append(("next", 1))
