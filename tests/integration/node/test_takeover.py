@@ -133,7 +133,7 @@ def test_a_crash_in_the_middle_of_a_batch_repeats_the_batch_in_order(make_rig: M
 
 
 def test_a_poisonous_job_is_buried_and_its_neighbours_survive(make_rig: MakeRig) -> None:
-    rig = make_rig(LOWQ_LEASE_TTL=0.5, ORDERS_SHARDS=1, ORDERS_BATCH=10, ORDERS_MAX_CRASHES=3)
+    rig = make_rig(LOWQ_LEASE_TTL=1.5, ORDERS_SHARDS=1, ORDERS_BATCH=10, ORDERS_MAX_CRASHES=3)
     rig.push("healthy", 1, do="sleep", for_=0.01)
     rig.push("poison", 1, do="die")
     for _ in range(3):

@@ -100,6 +100,8 @@ def test_a_cluster_that_is_not_made_yet() -> None:
 
 def test_a_replica_is_no_primary_and_a_node_waits_until_it_is() -> None:
     with RedisServer() as primary, RedisServer(replicaof=f"127.0.0.1 {primary.port}") as replica:
+        with redis.Redis(port=replica.port) as client:  # until then it says that it is loading
+            until(lambda: client.info("replication").get("master_link_status") == "up", "a replica in step")
         error = push_error(replica.url)
         assert error.startswith(f"RedisNotReady: Redis at redis://127.0.0.1:{replica.port}/0 is a read-only replica; ")
         assert "redis_url must name the primary" in error
