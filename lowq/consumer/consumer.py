@@ -31,7 +31,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from hashlib import blake2b
 from math import inf
 from types import TracebackType
 from typing import Any, Literal, Self
@@ -49,6 +48,7 @@ from lowq.clock import now as monotonic
 from lowq.codec import MAX_TIME, decode_id, future_delay
 from lowq.consumer.in_hand import HeldDelivery, InHand
 from lowq.consumer.job import ConsumerJob
+from lowq.consumer.session import Session, checked_name
 from lowq.errors import (
     ConfigError,
     ConsumerClosed,
@@ -65,8 +65,7 @@ from lowq.reading import Reading
 from lowq.retry import default_retry_in, is_exhausted
 from lowq.settings import Config, cut_error, dump_text
 from lowq.sharding import Layout, Layouts
-from lowq.store import Call, Client, Command
-from lowq.store.keys import session_key
+from lowq.store import Call, Client
 from lowq.version import VERSION
 
 log = get_log("lowq.consumer")
@@ -117,7 +116,6 @@ class Consumer:
         session: str | None = None,
     ) -> None:
         self.queue = options.queue_name
-        self.session = _checked_session(session)
         ttr = options.ttr if ttr is None else _seconds("ttr", ttr)
         self._ttr = inf if ttr is None else ttr
         self._options = options
@@ -144,15 +142,14 @@ class Consumer:
         self._one_by_one, self._acked_at = 0, -inf
         #: Those who are in `take` now.
         self._callers: set[Caller] = set()
-        self._instance = secrets.token_hex(8)
-        digest = blake2b(f"{self.queue}\0{self.session}".encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
-        self._session_key = session_key(self._config.namespace, digest)
         self._client = backend.connect(CONNECTIONS)
         maintenance_client = backend.connect(2, socket_timeout=max(self._config.lease_ttl / 4, 0.1))
         has_session = False
         try:
-            self._get_session()
+            self._session = Session(self._client, self._config, self.queue, session)
+            self._session.acquire()
             has_session = True
+            digest = self._session.digest
             nonce = digest + secrets.token_hex(4)
             events = backend.events_of(self.queue)
             failed = ErrorCounts(self._config.load_error)
@@ -185,12 +182,12 @@ class Consumer:
                 on_fatal=self._on_fatal,
             )  # fmt: skip
             (self._dispatcher,) = self._broker.dispatchers
-            adopted = [] if session is None else self._adopt(digest)  # a random one is nobody's yet
+            adopted = self._adopt()
         except BaseException:
             maintenance_client.close()
             if has_session:
                 with suppress(LowqError):
-                    self._give_up_session()
+                    self._session.release()
             self._client.close()
             raise
         self.name = identity.name
@@ -204,6 +201,11 @@ class Consumer:
                 break
         log.info("consumer %s of queue %r starts", self.name, self.queue, extra={"event": "start", "queue": self.queue})
         self._check_open()
+
+    @property
+    def session(self) -> str:
+        """Whoever makes a consumer with it after `detach` goes on with what this one has."""
+        return self._session.name
 
     # --- life ---
 
@@ -232,7 +234,7 @@ class Consumer:
                 self._release(list(self._taken))
             self._broker.stop()
             self._broker.leave(0.0)
-            self._give_up_session()
+            self._session.release()
         except LowqError as error:
             log.warning("consumer %s could not give back what it has, its leases run out: %s", self.name, error)
         self._end()
@@ -264,7 +266,7 @@ class Consumer:
                 self._release([job.receipt for job in self._ahead])  # of which nobody has the receipts
                 self._broker.detach()
                 self._taken.clear()
-            self._give_up_session()
+            self._session.release()
         finally:
             self._end()
 
@@ -312,43 +314,18 @@ class Consumer:
         """Those of the queue; the maintenance loop changes the list when the queue is resharded."""
         return self._broker.shards
 
-    # --- the session ---
+    # --- what the last one left ---
 
-    def _session_call(self, seconds: float | None) -> Call:
-        return Call("session", self._session_key, ["", self._instance, "" if seconds is None else int(seconds * 1000)])
-
-    def _get_session(self) -> None:
-        (reply,) = self._client.run_many([self._session_call(self._config.lease_ttl)])
-        if isinstance(reply, Exception):
-            raise reply
-        if reply[0] == 0:
-            raise SessionInUse(
-                f"another consumer of queue {self.queue!r} has the session {self.session!r}: it is free once that one "
-                f"has detached or was closed, or {max(reply[1], 0) / 1000:.1f} s after its process has died"
-            )
-
-    def _give_up_session(self) -> None:
-        self._client.run_many([self._session_call(None)])
-
-    def _adopt(self, digest: str) -> list[Shard]:
+    def _adopt(self) -> list[Shard]:
         """Goes on with the shards of the last consumer with this session; what is in flight there is in hand then."""
-        owners = self._client.run_many(
-            [Command(shard.prefix, "HGET", f"{shard.prefix}meta", "owner") for shard in list(self._shards)]
-        )
-        adopted: list[Shard] = []
         try:
-            for shard, owner in zip(self._shards, owners, strict=True):
-                if isinstance(owner, Exception):
-                    raise owner
-                if owner is not None and owner.startswith(digest.encode()) and self._adopt_shard(shard):
-                    adopted.append(shard)
+            return [shard for shard in self._session.shards_left(list(self._shards)) if self._adopt_shard(shard)]
         except BaseException:
             # They are kept for whoever tries again with this session.
             held = [shard for shard in self._shards if shard.lease.current is not None]
             with suppress(LowqError):
                 self._client.run_many([shard.lease.detach_call(self._config.lease_ttl) for shard in held])
             raise
-        return adopted
 
     def _adopt_shard(self, shard: Shard) -> bool:
         """Whether the shard, and what is in flight there, is this consumer's now."""
@@ -947,12 +924,11 @@ class Consumer:
     def _chore(self, client: Client, now: float) -> float:
         """Keeps the session, and releases what is overdue; returns when it is to be called again."""
         if now >= self._session_due:
-            (reply,) = client.run_many([self._session_call(self._config.lease_ttl)], repeats=0)
-            if isinstance(reply, RedisUnavailable):
+            try:
+                is_mine = self._session.keep(client)
+            except RedisUnavailable:
                 return now + 0.2
-            if isinstance(reply, Exception):
-                raise reply
-            if reply[0] == 0 and self._failure is None:
+            if not is_mine and self._failure is None:
                 self._on_fatal(SessionInUse(f"another consumer of queue {self.queue!r} has this session by now"))
             self._session_due = now + self._config.lease_ttl / 3
         # Whoever has the lock may wait for Redis: this loop must not wait with it, or the leases would run out.
@@ -990,17 +966,9 @@ def check_consumer(ttr: object, session: object) -> None:
     Raises:
         ConfigError
     """
-    _checked_session(session)
+    checked_name(session)
     if ttr is not None:
         _seconds("ttr", ttr)
-
-
-def _checked_session(session: object) -> str:
-    if session is None:
-        return secrets.token_hex(16)
-    if not isinstance(session, str) or not 1 <= len(session) <= 512:
-        raise ConfigError(f"session={session!r:.100} must be a text of 1 to 512 characters")
-    return session
 
 
 def _seconds(name: str, value: object, least: float | None = None) -> float:
