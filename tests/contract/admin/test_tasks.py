@@ -202,7 +202,7 @@ class TestCancel:
         assert record(rig, "one") == before
 
 
-@pytest.mark.parametrize("away", [SILENCE + 1, -SILENCE - 1], ids=["silent", "ahead of the clock"])
+@pytest.mark.parametrize("away", [SILENCE + 1, -SILENCE - 60], ids=["silent", "ahead of the clock"])
 def test_one_whose_process_is_silent_is_interrupted_and_goes_on_when_it_reports(rig: QueueRig, away: float) -> None:
     (seconds, _) = rig.client.command("TIME")
     now = float(seconds)

@@ -82,18 +82,21 @@ class Sleepers:
 
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(16)
-        self._dispatchers: list[Dispatcher] = []
+        self._waits: list[tuple[Dispatcher, Future[Shard | None]]] = []
 
     def wait(self, dispatch: Dispatcher, thread: int) -> "Future[Shard | None]":
         """Thread number `thread` waits for a shard. Returns when it has got one or sleeps."""
-        self._dispatchers.append(dispatch)
-        asleep = dispatch._idle
         future = self._pool.submit(dispatch.wait, thread)
-        until(lambda: future.done() or dispatch._idle > asleep)
+        self._waits.append((dispatch, future))
+        # One that was asleep before may have got a shard meanwhile.
+        until(lambda: future.done() or dispatch._idle >= sum(self._waits_in(dispatch)))
         return future
 
+    def _waits_in(self, dispatch: Dispatcher) -> Iterator[bool]:
+        return (not future.done() for each, future in self._waits if each is dispatch)
+
     def close(self) -> None:
-        for dispatch in self._dispatchers:
+        for dispatch, _ in self._waits:
             dispatch.close()
         self._pool.shutdown()
 
