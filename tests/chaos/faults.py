@@ -468,6 +468,18 @@ RESHARDS = [
             "always",
         ),
     )
+] + [
+    Fault(
+        "cluster-reshard",
+        "cluster: a queue is resharded again and again, and primaries, nodes and the command are killed",
+        resharding((0.7, 2.0), "primary_killed", "kill", "kill_reshard"),
+        Load(seconds=14, mix=BACKLOG),
+        settings={"ORDERS_SHARDS": 12},
+        servers="cluster",
+        reshards=(24, 7, 12, 24, 7),
+        timed=False,
+        settles=30.0,
+    ),
 ]
 
 ALL = [

@@ -174,7 +174,8 @@ def _fail_over(
     servers = stage.replicated
     assert servers is not None
     victim = servers.victim(number)
-    shards = servers.shards_of(victim, stage.prefixes())
+    # While a queue is resharded the shards of two layouts have the same numbers: then it may be any.
+    shards = None if stage.fault.reshards else servers.shards_of(victim, stage.prefixes())
     stage.history.trouble()
     began = time.monotonic()
     harm(victim)

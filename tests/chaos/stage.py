@@ -287,7 +287,7 @@ class Stage(Rig):
         if command.returncode == 0:
             self.left_prefixes += self.prefixes()
             self.resharded(self.reshards.pop(0))
-        elif not self.resharder_killed and "to go on" not in said:
+        elif not (self.resharder_killed or "to go on" in said or "does not answer" in said):
             self.problems.append(f"lowq reshard exited with {command.returncode}: {said[-500:]}")
         self.reshard()
 

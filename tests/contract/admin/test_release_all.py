@@ -100,7 +100,7 @@ def test_poison_is_buried_as_by_any_other_owner(app: lowq.Lowq, queue: Queue) ->
         die(queue, app)
         released.append(queue.release_all())
         consumer.close()
-        app.client.command("DEL", consumer._session_key, key=consumer._session_key)
+        app.client.command("DEL", consumer._session._key, key=consumer._session._key)
     assert released == [20, 20, 0]
     assert queue.stats().morgue_length == 20
 
