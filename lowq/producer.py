@@ -691,7 +691,15 @@ class _Push:
                 return [part for part, _ in settled], [outcome for _, outcome in settled]
             following = self._rerouted(again)
             pairs = list(zip(following, self._send_again(following), strict=True))
-        raise AssertionError(f"queue {self._target.queue!r} has had more than {MAX_LAYOUTS} layouts meanwhile")
+        # A failover of the registry's primary may have lost that a reshard began or ended: it sends here and there.
+        disagree = RedisUnavailable(
+            f"queue {self._target.queue!r}: its shards and the registry disagree about their number, as after a "
+            "failover that has lost something of a reshard; begin that again, with `lowq reshard`, and push again"
+        )
+        return [part for part, _ in [*settled, *pairs]], [
+            *(outcome for _, outcome in settled),
+            *(disagree if is_sealed(outcome) else outcome for _, outcome in pairs),
+        ]
 
     def _note_sealed(self, part: Part, refusal: Refusal) -> None:
         if part.prefix not in self._lost and self._target.note_sealed(part, refusal):

@@ -337,7 +337,7 @@ class _Mover:
         prefix = self._before.prefix(self._namespace, self._queue, index)
         lease = ShardLease(
             self._client, self._queue, prefix, shards_count=self._before.shards_count, nonce=self._nonce,
-            max_crash_count=self._max_crash_count, moves=True,
+            max_crash_count=self._max_crash_count, reshard="moves",
         )  # fmt: skip
         return _Old(index, prefix, lease)
 
@@ -424,6 +424,8 @@ class _Mover:
         came = iter(self._run_confirmed(calls))
         for old, step, jobs, own in pages:
             not_fed = [call.key for call in own if next(came) == _NOT_FED]
+            if not_fed and self._prepare_lost(not_fed):
+                continue
             if not_fed:
                 # Its lease was lost, and another one has moved all of it. If not, nothing of it is deleted.
                 self._note_not_fed(old, not_fed[0])
@@ -432,6 +434,19 @@ class _Mover:
             # An id comes in several steps if it is large, and is counted with each of them.
             old.done = step
             self._progress = replace(self._progress, jobs_moved=self._progress.jobs_moved + jobs)
+
+    def _prepare_lost(self, prefixes: Sequence[str]) -> bool:
+        """Prepares shards of the next layout anew, of which Redis has nothing any more, as in a failover to a replica
+        that was behind; whether all of these were. One that was opened meanwhile stays so.
+
+        Raises:
+            UnknownQueueError, Resharding: the queue was dropped meanwhile.
+        """
+        if not self._is_wanted():
+            return False
+        paused = self._find_pause()
+        calls = [Call("prepare_shard", prefix, ["", self._after.shards_count, *paused]) for prefix in prefixes]
+        return all(reply == 1 for reply in self._run_confirmed(calls))
 
     def _note_not_fed(self, old: _Old, prefix: str) -> None:
         old.not_fed += 1

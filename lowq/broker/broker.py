@@ -130,6 +130,8 @@ class Broker:
             shares=isinstance(splitter, MembershipSplitter),
             clock=clock,
         )
+        for queue in self._layouts:
+            self._note_current(queue)
         self._divide({self.name: identity.queues})  # a splitter that can't do it fails here
         self._permits = Permits(
             client, config.namespace, identity.nonce, shares, by_queue, config.lease_ttl, self.outage,
@@ -293,9 +295,19 @@ class Broker:
             else f"is resharded from {found.current.shards_count} shards to {found.next.shards_count}",
             extra={"event": "reshard", "queue": queue},
         )  # fmt: skip
+        self._note_current(queue)
         self._queues = {name: count for name, count in self._queues.items() if queue_of_layout(name) != queue}
         self._queues |= {layout.name(queue): layout.shards_count for layout in found.all}
         return self._queues
+
+    def _note_current(self, queue: str) -> None:
+        """The reshard that has made the layout that a queue has now has ended: its shards are open, whatever Redis has
+        lost of that.
+        """
+        layout = self._layouts[queue].current
+        for shard in self.shards:
+            if layout.epoch and shard.layout_name == layout.name(queue):
+                shard.lease.reshard = "opened"
 
     # --- what the dispatcher and the wake-ups pass on to what is made after them ---
 

@@ -8,7 +8,7 @@ import math
 import random
 import secrets
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from lowq.clock import Clock
 from lowq.clock import now as clock_now
@@ -47,6 +47,12 @@ class LeaseDenied:
     is_unsealed: bool = False
 
 
+#: What a reshard has to do with a lease, as `acquire` has it. "prepared": the shard is of a layout that one has made,
+#: and nobody has it before all that belongs to it has come. "opened": and that has ended, as the registry says.
+#: "moves": its jobs are moved to another layout.
+Reshard = Literal["", "prepared", "opened", "moves"]
+
+
 class ShardLease:
     """What this process knows of the lease of a shard, and the calls about it."""
 
@@ -61,8 +67,7 @@ class ShardLease:
         max_crash_count: int,
         session: str = "",
         events: QueueEvents | None = None,
-        is_prepared: bool = False,
-        moves: bool = False,
+        reshard: Reshard = "",
         clock: Clock = clock_now,
     ) -> None:
         #: None: it is not held.
@@ -79,10 +84,7 @@ class ShardLease:
         #: Of a consumer: what its nonce begins with. Redis keeps more for it then, and of it.
         self._session = session
         self._events = events
-        #: Of a layout that a reshard has made: nobody has the shard before all is prepared for that.
-        self._is_prepared = is_prepared
-        #: Of who moves the jobs of a sealed shard to another layout.
-        self._moves = moves
+        self.reshard: Reshard = reshard
         #: Of the last lease.
         self._fence = 0
 
@@ -92,8 +94,8 @@ class ShardLease:
         more = [self._session] if self._session or self._events is not None else []
         if self._events is not None:
             more.append("1")
-        if self._moves or self._is_prepared:
-            more = [self._session, "1" if self._events is not None else "", "moves" if self._moves else "prepared"]
+        if self.reshard:
+            more = [self._session, "1" if self._events is not None else "", self.reshard]
         return Call("acquire", self._prefix, [*args, random.getrandbits(31), "" if charge else "1", self._fence, *more])
 
     def acquired(self, reply: Any, deadline: float) -> Lease | LeaseDenied:

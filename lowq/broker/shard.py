@@ -86,7 +86,7 @@ class Shard:
             max_crash_count=max_crash_count,
             session=session,
             events=events,
-            is_prepared=epoch > 0,
+            reshard="prepared" if epoch else "",
             clock=clock,
         )
         self.inflow = ShardInflow()

@@ -284,6 +284,8 @@ class Stage(Rig):
         if command is None or command.poll() is None:
             return
         said = command.communicate()[1].decode("utf-8", "replace")
+        with (self._folder / "reshard.log").open("a") as log:
+            log.write(f"{command.returncode}: {said}\n")
         if command.returncode == 0:
             self.left_prefixes += self.prefixes()
             self.resharded(self.reshards.pop(0))

@@ -12,7 +12,8 @@
 -- ARGV[9]  of a consumer its session, which its nonce begins with; otherwise '' or missing
 -- ARGV[10] '1': the ids of restored jobs are wanted; otherwise '' or missing
 -- ARGV[11] 'moves': the caller moves the jobs of a sealed shard to another layout; 'prepared': it is of a layout that a
---          reshard has made, so `prepare_shard` must have come before; otherwise missing
+--          reshard has made, so `prepare_shard` must have come before; 'opened': and the registry says that this has
+--          ended; otherwise missing
 --
 -- Reply: {'sealed'} (its jobs belong to another layout) | {'unsealed'} (for 'moves': it is to be sealed first) |
 -- {'fed'} (not all that belong to it have come: it is opened then) |
@@ -30,6 +31,9 @@
 --
 -- Who holds a shard when it is sealed keeps it until what is in flight has ended. Then nobody gets it but who moves its
 -- jobs.
+--
+-- A failover to a replica that was behind may lose that a shard was opened (`open_shard`). Who knows that all of its
+-- jobs have come, because the queue has its layout, opens it with this.
 --
 -- Invariant: one owner at a time, also when Redis evicted the key of a lease; fence grows with every change of owner,
 -- also after Redis lost data (it is at least the server's time in microseconds). Nothing is in flight that the owner
@@ -51,13 +55,16 @@ local holder = redis.call('GET', key_lease) or restore_lease(prefix, now)
 -- When Redis lost its last writes, what it has may be an earlier lease of the caller, and others may have had later
 -- ones: then it is not resumed but got anew, as fences must not go back.
 local own = owner == nonce and fence >= tonumber(ARGV[8])
-if meta[9] or (ARGV[11] == 'prepared' and not meta[1]) then
+local is_opened = ARGV[11] == 'moves' or ARGV[11] == 'opened'
+if (meta[9] and not is_opened) or (not meta[1] and (ARGV[11] == 'prepared' or ARGV[11] == 'opened')) then
   return { 'fed' }
 elseif ARGV[11] == 'moves' and not meta[8] then
   return { 'unsealed' }
 elseif meta[8] and ARGV[11] ~= 'moves'
   and not (own and holder and string.sub(holder, 1, #nonce + 1) == nonce .. ':') then
   return { 'sealed' }
+elseif meta[9] then
+  end_feeding(key_meta)
 end
 local adopts = session and owner and owner ~= nonce and string.sub(owner, 1, #session) == session
   and meta[6]

@@ -19,12 +19,6 @@ local meta = redis.call('HMGET', key, 'fed', 'clock')
 if not meta[1] then
   return 0
 end
-local gone = { 'fed' }
-for _, name in ipairs(redis.call('HKEYS', key)) do
-  if string.sub(name, 1, 6) == 'moved:' then
-    gone[#gone + 1] = name
-  end
-end
 if ARGV[2] ~= '' and tonumber(ARGV[2]) > (tonumber(meta[2] or '') or 0) then
   redis.call('HSET', key, 'clock', ARGV[2])
 end
@@ -34,8 +28,6 @@ end
 if ARGV[5] ~= '' then
   redis.call('HSETNX', key, 'fence', ARGV[5])
 end
-for start = 1, #gone, 1000 do
-  redis.call('HDEL', key, unpack(gone, start, math.min(start + 999, #gone)))
-end
+end_feeding(key)
 redis.call('SPUBLISH', prefix .. 'lease_released', '0')
 return 1

@@ -13,14 +13,14 @@ from lowq.admin.reshard import _Mover, reshard
 from lowq.broker.delivery import Failure
 from lowq.broker.lease import Lease, LeaseDenied
 from lowq.broker.shard import Shard, shards_of
-from lowq.errors import ConfigError, RedisRefused, Resharding, UnknownQueueError
+from lowq.errors import ConfigError, PushInterrupted, RedisRefused, Resharding, UnknownQueueError
 from lowq.job import Job
 from lowq.queue import Queue
 from lowq.queue_options import QueueOptions
 from lowq.sharding import Layout
 from lowq.store import Call, Refusal
 from tests.leases import run_out
-from tests.waiting import until
+from tests.waiting import PATIENCE, until
 
 NEVER = 3600.0
 
@@ -341,7 +341,75 @@ def test_what_can_not_be_done(app: lowq.Lowq) -> None:
     assert queue.reshard(3) is not None
 
 
-def test_a_new_shard_that_redis_has_lost_ends_it_and_it_says_how_to_go_on(
+def test_new_shards_that_redis_has_lost_are_prepared_anew(app: lowq.Lowq, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A failover of their primaries to replicas that were behind."""
+    queue = app.queue("Orders", 2)
+    queue.push([{"id": n} for n in range(20)])
+    queue.pause()
+    seal = _Mover._seal
+
+    def seal_and_lose(mover: _Mover, olds: Any) -> None:
+        seal(mover, olds)
+        for key in app.client.command("KEYS", "lowq:v1:{Orders@1:*"):
+            app.client.command("DEL", key)
+
+    monkeypatch.setattr(_Mover, "_seal", seal_and_lose)
+    assert queue.reshard(3) is not None
+    assert {job.id for job in queue.jobs(limit=100)} == set(map(str, range(20)))
+    assert queue.stats().paused
+    assert all(shard.lease.current for shard in held(queue, app))
+
+
+def test_a_shard_of_which_redis_has_lost_that_it_is_open_can_be_resharded(app: lowq.Lowq) -> None:
+    queue = app.queue("Orders", 2)
+    queue.push([{"id": n} for n in range(20)])
+    assert queue.reshard(3) is not None
+    close_again(app, Layout(3, 1))
+    assert not any(shard.lease.current for shard in held(queue, app))
+    assert queue.reshard(2) is not None
+    assert {job.id for job in queue.jobs(limit=100)} == set(map(str, range(20)))
+    assert all(shard.lease.current for shard in held(queue, app))
+
+
+def test_a_consumer_opens_shards_of_which_redis_has_lost_that(app: lowq.Lowq) -> None:
+    """Nobody else would: the reshard has ended."""
+    queue = app.queue("Orders", 2)
+    queue.push([{"id": n} for n in range(20)])
+    assert queue.reshard(3) is not None
+    close_again(app, Layout(3, 1))
+    with queue.consumer() as consumer:
+        taken: list[str] = []
+        while len(taken) < 20:
+            jobs = consumer.take(20, timeout=PATIENCE)
+            assert jobs
+            taken += [job.id for job in jobs]
+    assert len(set(taken)) == 20
+    metas = [app.client.command("HKEYS", f"{prefix}meta", key=prefix) for prefix in queue._prefixes]
+    assert not [name for names in metas for name in names if name == b"fed" or name.startswith(b"moved:")]
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_push_that_shards_and_registry_send_here_and_there_is_refused(app: lowq.Lowq, *, is_async: bool) -> None:
+    """A failover has lost that a reshard had begun, after it had sealed shards."""
+    queue = app.queue("Orders", 1)
+    queue.push(1)
+    (prefix,) = queue._prefixes
+    app.client.command("HSET", f"{prefix}meta", "sealed", "3 1", key=prefix)
+    with pytest.raises(PushInterrupted, match="shards and the registry disagree") as caught:
+        asyncio.run(queue.apush({"id": "a"})) if is_async else queue.push({"id": "a"})
+    assert (caught.value.accepted, caught.value.rest) == (0, [{"id": "a"}])
+    assert queue.reshard(3) is not None
+    assert queue.push(caught.value.rest) == 1
+    assert {job.id for job in queue.jobs().jobs} == {"1", "a"}
+
+
+def close_again(app: lowq.Lowq, layout: Layout) -> None:
+    """As a failover leaves it, to replicas that had not received that the shards were opened."""
+    for prefix in layout.prefixes("lowq", "Orders"):
+        app.client.command("HSET", f"{prefix}meta", "fed", 1, "moved:0", 7, key=prefix)
+
+
+def test_a_new_shard_that_is_not_fed_any_more_ends_it_and_it_says_how_to_go_on(
     app: lowq.Lowq, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     queue = app.queue("Orders", 2)
@@ -351,7 +419,7 @@ def test_a_new_shard_that_redis_has_lost_ends_it_and_it_says_how_to_go_on(
 
     def seal_and_lose(mover: _Mover, olds: Any) -> None:
         seal(mover, olds)
-        app.client.command("DEL", lost, key=lost)
+        app.client.command("HDEL", lost, "fed", key=lost)
 
     with monkeypatch.context() as patch:
         patch.setattr(_Mover, "_seal", seal_and_lose)

@@ -12,3 +12,16 @@ local function check_whole(sealed, moved, fed)
     return redis.error_reply('RESHARDING the jobs of the shard are being moved to another layout of the queue')
   end
 end
+
+-- All jobs that belong to a shard have come: it is open. Which steps have is of no use any more.
+local function end_feeding(key_meta)
+  local gone = { 'fed' }
+  for _, name in ipairs(redis.call('HKEYS', key_meta)) do
+    if string.sub(name, 1, 6) == 'moved:' then
+      gone[#gone + 1] = name
+    end
+  end
+  for start = 1, #gone, 1000 do
+    redis.call('HDEL', key_meta, unpack(gone, start, math.min(start + 999, #gone)))
+  end
+end
