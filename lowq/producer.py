@@ -702,7 +702,7 @@ class _Push:
         ]
 
     def _note_sealed(self, part: Part, refusal: Refusal) -> None:
-        if part.prefix not in self._lost and self._target.note_sealed(part, refusal):
+        if (refusal.detail or part.prefix not in self._lost) and self._target.note_sealed(part, refusal):
             self._lost.add(part.prefix)
 
     def _rerouted(self, parts: Sequence[Part]) -> list[Part]:

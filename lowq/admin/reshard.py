@@ -249,16 +249,23 @@ class _Mover:
         return replies
 
     def _prepare(self) -> None:
-        prefixes = self._after.prefixes(self._namespace, self._queue)
+        self._prepare_shards(self._after.prefixes(self._namespace, self._queue))
+
+    def _prepare_shards(self, prefixes: Sequence[str]) -> list[int]:
+        """Prepares those that are not yet, as paused as the queue is. What `prepare_shard` has answered of each."""
         paused = self._find_pause()
-        self._run_confirmed(
+        replies: list[int] = self._run_confirmed(
             [Call("prepare_shard", prefix, ["", self._after.shards_count, *paused]) for prefix in prefixes]
         )
+        # A producer prepares what Redis has lost without knowing of a pause.
+        written = paused if 2 not in replies else (b"", b"")
+        fed = [prefix for prefix, reply in zip(prefixes, replies, strict=True) if reply]
         # Whoever pauses or resumes since the reshard was entered does so with the old shards first, then with the new
         # ones: what was written over theirs just now is seen here. From then on only they change it.
-        while paused != (paused := self._find_pause()):
-            at, by = paused
-            self._run_all([Call("pause", prefix, [at, "", "1" if at else "", by]) for prefix in prefixes])
+        while written != paused or paused != (paused := self._find_pause()):
+            at, by = written = paused
+            self._run_all([Call("pause", prefix, [at, "", "1" if at else "", by]) for prefix in fed])
+        return replies
 
     def _find_pause(self) -> tuple[bytes, bytes]:
         """Since when the queue is paused, and who did that; empty: it is not."""
@@ -427,7 +434,8 @@ class _Mover:
             if not_fed and self._prepare_lost(not_fed):
                 continue
             if not_fed:
-                # Its lease was lost, and another one has moved all of it. If not, nothing of it is deleted.
+                # Its lease was lost, and another one has moved all of it and opened them. If not, nothing of it is
+                # deleted.
                 self._note_not_fed(old, not_fed[0])
                 continue
             old.not_fed = 0
@@ -444,17 +452,24 @@ class _Mover:
         """
         if not self._is_wanted():
             return False
-        paused = self._find_pause()
-        calls = [Call("prepare_shard", prefix, ["", self._after.shards_count, *paused]) for prefix in prefixes]
-        return all(reply == 1 for reply in self._run_confirmed(calls))
+        replies = self._prepare_shards(prefixes)
+        lost = [prefix for prefix, reply in zip(prefixes, replies, strict=True) if reply == 1]
+        if lost:
+            log.warning(
+                "queue %r: Redis has lost shards of the next layout, as in a failover, with what no replica had of "
+                "them; they are prepared anew: %s", self._queue, ", ".join(lost),
+                extra={"event": "reshard_prepared_anew", "queue": self._queue},
+            )  # fmt: skip
+        return all(replies)
 
     def _note_not_fed(self, old: _Old, prefix: str) -> None:
         old.not_fed += 1
         if old.not_fed == _NOT_FED_TIMES:
             raise RedisRefused(
-                f"queue {self._queue!r}: a shard of the next layout does not know any more that jobs are moved to it: "
-                f"Redis has lost {prefix}meta, as in a failover. Nothing more was moved to it. "
-                f"Then: redis-cli -c HSET '{prefix}meta' fed 1; and go on with: "
+                f"queue {self._queue!r}: a shard of the next layout is open, and shard {old.index} has jobs for it: "
+                "Redis has lost how far that one was moved, as in a failover. Nothing more was moved. To have these "
+                "jobs merged with what waits there, also if they were performed: "
+                f"redis-cli -c HSET '{prefix}meta' fed 1; and go on with: "
                 f"lowq reshard {self._queue} {self._after.shards_count}"
             )
         old.lease.lose()
@@ -524,9 +539,16 @@ class _Mover:
                 old.lease.lose()
 
     def _open(self, olds: Sequence[_Old], shards: range) -> None:
-        fields = ("clock", "server_time", "server_time_since", "fence")
+        prefixes = [self._after.prefix(self._namespace, self._queue, shard) for shard in shards]
+        fields = ("clock", "server_time", "server_time_since", "fence", "paused")
         looks = [Command(old.prefix, "HMGET", f"{old.prefix}meta", *fields) for old in olds]
-        found = self._run_all(looks)
+        looks += [Command(prefix, "HMGET", f"{prefix}meta", "fed", "paused") for prefix in prefixes]
+        replies = self._run_all(looks)
+        found, fed = replies[: len(olds)], replies[len(olds) :]
+        is_paused = any(reply[4] is not None for reply in found)
+        if any(reply[0] is None or (is_paused and reply[1] is None) for reply in fed):
+            # Lost since the last of its jobs came, or prepared by a producer, who knows of no pause; or open already.
+            self._prepare_lost(prefixes)
         clock = max((reply[0] for reply in found if reply[0]), key=float, default=b"")
         server_time, since = max(
             ((reply[1], reply[2] or b"") for reply in found if reply[1]), key=lambda pair: float(pair[0]),
@@ -534,7 +556,6 @@ class _Mover:
         )  # fmt: skip
         fence = max((reply[3] for reply in found if reply[3]), key=int, default=b"")
         args = ["", clock, server_time, since, fence]
-        prefixes = [self._after.prefix(self._namespace, self._queue, shard) for shard in shards]
         self._run_all([Call("open_shard", prefix, args) for prefix in prefixes])
 
 

@@ -271,14 +271,16 @@ class Broker:
         if found is None or found == known or self._make_shards is None:
             return None
         self._layouts[queue] = found
-        present = {shard.layout_name for shard in self.shards if shard.queue == queue}
         kept = {layout.name(queue) for layout in found.all}
-        made = [
-            shard
-            for layout in found.all
-            if layout.name(queue) not in present
-            for shard in self._make_shards(queue, layout)
-        ]
+        fresh = [layout for layout in found.all if known is None or layout not in known.all]
+        # A failover may have lost a layout of the registry, which is entered again: shards of it may be held still.
+        present = {shard.prefix: shard for shard in self.shards if shard.queue == queue}
+        made: list[Shard] = []
+        for shard in (shard for layout in fresh for shard in self._make_shards(queue, layout)):
+            if shard.prefix in present:
+                present[shard.prefix].is_sealed = False
+            else:
+                made.append(shard)
         self._follow_seals(made)
         self._listener.knows(made)
         for shard in self.shards:
@@ -304,10 +306,10 @@ class Broker:
         """The reshard that has made the layout that a queue has now has ended: its shards are open, whatever Redis has
         lost of that.
         """
-        layout = self._layouts[queue].current
+        current = self._layouts[queue].current
         for shard in self.shards:
-            if layout.epoch and shard.layout_name == layout.name(queue):
-                shard.lease.reshard = "opened"
+            if shard.queue == queue and shard.epoch:
+                shard.lease.reshard = "opened" if shard.epoch == current.epoch else "prepared"
 
     # --- what the dispatcher and the wake-ups pass on to what is made after them ---
 

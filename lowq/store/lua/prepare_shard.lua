@@ -7,14 +7,14 @@
 -- ARGV[3]  since when the queue is paused (Unix seconds), '': it is not
 -- ARGV[4]  who has paused it, or ''
 --
--- Reply: 1 (it is fed from now on), 0 (it was prepared before: nothing changed).
+-- Reply: 1 (it is fed from now on), 2 (it is fed already: nothing changed), 0 (it was opened: nothing changed).
 --
 -- Invariant: a shard that was opened is never closed again, also when this call comes late.
 --
 --!flags allow-oom
 local key = KEYS[1] .. 'meta'
 if redis.call('HSETNX', key, 'shards_count', ARGV[2]) == 0 then
-  return 0
+  return redis.call('HEXISTS', key, 'fed') == 1 and 2 or 0
 end
 redis.call('HSET', key, 'fed', 1)
 if ARGV[3] ~= '' then

@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -341,22 +342,48 @@ def test_what_can_not_be_done(app: lowq.Lowq) -> None:
     assert queue.reshard(3) is not None
 
 
-def test_new_shards_that_redis_has_lost_are_prepared_anew(app: lowq.Lowq, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("when", ["before a page", "before a page, and a producer was first", "before it is opened"])
+def test_new_shards_that_redis_has_lost_are_prepared_anew(
+    app: lowq.Lowq, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, when: str
+) -> None:
     """A failover of their primaries to replicas that were behind."""
     queue = app.queue("Orders", 2)
+    expected = set(map(str, range(20)))
     queue.push([{"id": n} for n in range(20)])
     queue.pause()
-    seal = _Mover._seal
+    if when == "before it is opened":  # what was moved would be lost with them
+        queue.delete(range(20))
+        expected = set()
+    seal, open_ = _Mover._seal, _Mover._open
 
-    def seal_and_lose(mover: _Mover, olds: Any) -> None:
-        seal(mover, olds)
+    def lose() -> None:
         for key in app.client.command("KEYS", "lowq:v1:{Orders@1:*"):
             app.client.command("DEL", key)
 
-    monkeypatch.setattr(_Mover, "_seal", seal_and_lose)
-    assert queue.reshard(3) is not None
-    assert {job.id for job in queue.jobs(limit=100)} == set(map(str, range(20)))
-    assert queue.stats().paused
+    def seal_and_lose(mover: _Mover, olds: Any) -> None:
+        seal(mover, olds)
+        lose()
+        if "producer" in when:
+            other = another(app)
+            other.queue("Orders", 2).push([{"id": n} for n in range(20, 40)])
+            expected.update(map(str, range(20, 40)))
+            other.close()
+
+    def lose_and_open(mover: _Mover, olds: Any, shards: range) -> None:
+        lose()
+        open_(mover, olds, shards)
+
+    if when == "before it is opened":
+        monkeypatch.setattr(_Mover, "_open", lose_and_open)
+    else:
+        monkeypatch.setattr(_Mover, "_seal", seal_and_lose)
+    with caplog.at_level("WARNING", logger="lowq.reshard"):
+        assert queue.reshard(3) is not None
+    said = [record for record in caplog.records if getattr(record, "event", "") == "reshard_prepared_anew"]
+    assert bool(said) == ("producer" not in when)
+    assert {job.id for job in queue.jobs(limit=100)} == expected
+    metas = [app.client.command("HMGET", f"{prefix}meta", "paused", "fed", key=prefix) for prefix in queue._prefixes]
+    assert [(paused is None, fed) for paused, fed in metas] == [(False, None)] * 3
     assert all(shard.lease.current for shard in held(queue, app))
 
 
@@ -401,6 +428,34 @@ def test_a_push_that_shards_and_registry_send_here_and_there_is_refused(app: low
     assert queue.reshard(3) is not None
     assert queue.push(caught.value.rest) == 1
     assert {job.id for job in queue.jobs().jobs} == {"1", "a"}
+
+
+def test_a_layout_that_the_registry_has_lost_for_a_while_is_served_again(app: lowq.Lowq) -> None:
+    """A failover has lost that a reshard had begun and ended; it is begun anew."""
+    queue = app.queue("Orders", 1)
+    queue.push(1)
+    assert queue.reshard(2) is not None
+    key, nodes = "lowq:v1:queues", "lowq:v1:nodes"
+    entry = app.client.command("HGET", key, "Orders", key=key)
+    with queue.consumer() as consumer:
+        shards = consumer._broker.shards
+        until(lambda: all(shard.lease.current for shard in shards), "leases of both shards")
+        (job,) = consumer.take(timeout=PATIENCE)
+        for written, layout in ((b'{"shards_count": 1}', Layout(1)), (entry, Layout(2, 1))):
+            app.client.command("HSET", key, "Orders", written, key=key)
+            app.client.command("SPUBLISH", nodes, "reshard", key=nodes)
+            while consumer._broker._layouts["Orders"].current != layout:
+                time.sleep(0.005)
+        job.ack()
+        other = another(app)
+        other.queue("Orders", 2).push([{"id": n} for n in range(10)])
+        other.close()
+        taken: list[str] = []
+        while len(taken) < 10:
+            jobs = consumer.take(10, timeout=PATIENCE)
+            assert jobs
+            taken += [job.id for job in jobs]
+    assert set(taken) == set(map(str, range(10)))
 
 
 def close_again(app: lowq.Lowq, layout: Layout) -> None:

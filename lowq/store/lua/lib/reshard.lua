@@ -2,7 +2,8 @@
 --   sealed  "m epoch", of the shard that they leave: pushes go to that layout, nothing is taken, and only the one who
 --           moves the jobs gets the lease
 --   moved   1: nothing is left in it. What remains of the shard sends on who comes late
---   fed     1, of a shard that they come to: pushes are accepted, nothing is taken, nobody gets the lease
+--   fed     1, of a shard that they come to: pushes are accepted, nothing is taken, nobody gets the lease who does not
+--           know that the reshard has ended
 
 -- Why jobs of the shard can't be changed by hand just now, or nil: half of an id's jobs may be elsewhere.
 local function check_whole(sealed, moved, fed)
