@@ -176,13 +176,13 @@ def test_redis_that_hangs_for_a_while_loses_nothing(make_rig: MakeRig, own_serve
     own_server.cont()
     finished()
     rig.drained()
+    until(lambda: each_ended(node), "a node that says that Redis is back")  # before it stops
     assert node.stop() == 0
     report = rig.report()
     assert problems(report) == []
     assert report.fenced == []
     assert rig.buried() == set()
     assert meanwhile - before <= 1
-    assert each_ended(node)
 
 
 def test_a_node_waits_quietly_for_redis_and_goes_on_soon(make_rig: MakeRig, own_server: RedisServer) -> None:
