@@ -252,7 +252,7 @@ class _Mover:
         self._prepare_shards(self._after.prefixes(self._namespace, self._queue))
 
     def _prepare_shards(self, prefixes: Sequence[str]) -> list[int]:
-        """Prepares those that are not yet, as paused as the queue is. What `prepare_shard` has answered of each."""
+        """Prepares these shards of the next layout, paused if the queue is. Returns the replies of `prepare_shard`."""
         paused = self._find_pause()
         replies: list[int] = self._run_confirmed(
             [Call("prepare_shard", prefix, ["", self._after.shards_count, *paused]) for prefix in prefixes]
@@ -262,10 +262,13 @@ class _Mover:
         fed = [prefix for prefix, reply in zip(prefixes, replies, strict=True) if reply]
         # Whoever pauses or resumes since the reshard was entered does so with the old shards first, then with the new
         # ones: what was written over theirs just now is seen here. From then on only they change it.
-        while written != paused or paused != (paused := self._find_pause()):
-            at, by = written = paused
-            self._run_all([Call("pause", prefix, [at, "", "1" if at else "", by]) for prefix in fed])
-        return replies
+        while True:
+            if paused != written:
+                at, by = written = paused
+                self._run_all([Call("pause", prefix, [at, "", "1" if at else "", by]) for prefix in fed])
+            paused = self._find_pause()
+            if paused == written:
+                return replies
 
     def _find_pause(self) -> tuple[bytes, bytes]:
         """Since when the queue is paused, and who did that; empty: it is not."""

@@ -16,7 +16,7 @@
 --          ended; otherwise missing
 --
 -- Reply: {'sealed'} (its jobs belong to another layout) | {'unsealed'} (for 'moves': it is to be sealed first) |
--- {'fed'} (not all that belong to it have come: it is opened then) |
+-- {'fed'} (not all that belong to it have come: it is opened then; or it is not there, see ARGV[11]) |
 -- {'held', PTTL in ms} | {'resumed', fence} | {'adopted', fence} |
 -- {'acquired', fence, restored, poisoned id...}
 --   restored: how many jobs waited again; with ARGV[10] a list of their ids. The token is nonce .. ':' .. fence.

@@ -388,10 +388,7 @@ def test_new_shards_that_redis_has_lost_are_prepared_anew(
 
 
 def test_a_shard_of_which_redis_has_lost_that_it_is_open_can_be_resharded(app: lowq.Lowq) -> None:
-    queue = app.queue("Orders", 2)
-    queue.push([{"id": n} for n in range(20)])
-    assert queue.reshard(3) is not None
-    close_again(app, Layout(3, 1))
+    queue = closed_again(app)
     assert not any(shard.lease.current for shard in held(queue, app))
     assert queue.reshard(2) is not None
     assert {job.id for job in queue.jobs(limit=100)} == set(map(str, range(20)))
@@ -400,10 +397,7 @@ def test_a_shard_of_which_redis_has_lost_that_it_is_open_can_be_resharded(app: l
 
 def test_a_consumer_opens_shards_of_which_redis_has_lost_that(app: lowq.Lowq) -> None:
     """Nobody else would: the reshard has ended."""
-    queue = app.queue("Orders", 2)
-    queue.push([{"id": n} for n in range(20)])
-    assert queue.reshard(3) is not None
-    close_again(app, Layout(3, 1))
+    queue = closed_again(app)
     with queue.consumer() as consumer:
         taken: list[str] = []
         while len(taken) < 20:
@@ -458,10 +452,14 @@ def test_a_layout_that_the_registry_has_lost_for_a_while_is_served_again(app: lo
     assert set(taken) == set(map(str, range(10)))
 
 
-def close_again(app: lowq.Lowq, layout: Layout) -> None:
-    """As a failover leaves it, to replicas that had not received that the shards were opened."""
-    for prefix in layout.prefixes("lowq", "Orders"):
+def closed_again(app: lowq.Lowq) -> Queue:
+    """With 20 jobs in 3 shards, as a failover leaves them to replicas that had not received that they were opened."""
+    queue = app.queue("Orders", 2)
+    queue.push([{"id": n} for n in range(20)])
+    assert queue.reshard(3) is not None
+    for prefix in Layout(3, 1).prefixes("lowq", "Orders"):
         app.client.command("HSET", f"{prefix}meta", "fed", 1, "moved:0", 7, key=prefix)
+    return queue
 
 
 def test_a_new_shard_that_is_not_fed_any_more_ends_it_and_it_says_how_to_go_on(
