@@ -452,6 +452,24 @@ def test_a_layout_that_the_registry_has_lost_for_a_while_is_served_again(app: lo
     assert set(taken) == set(map(str, range(10)))
 
 
+def test_a_push_that_has_entered_lost_shards_anew_follows_their_seal(app: lowq.Lowq) -> None:
+    queue, other = another(app).queue("Orders", 1), app.queue("Orders", 1)
+    queue.push(0)
+    other.reshard(2)
+    queue.push(1)
+    for key in app.client.command("KEYS", "*{Orders@1:*"):
+        app.client.command("DEL", key)
+
+    def jobs() -> Iterator[dict[str, Any]]:
+        for number in range(30_000):
+            if number == 15_000:
+                other.reshard(3)
+            yield {"id": number}
+
+    assert queue.push(jobs()) == 30_000
+    assert another(app).queue("Orders", 3).stats().length == 30_000
+
+
 def closed_again(app: lowq.Lowq) -> Queue:
     """With 20 jobs in 3 shards, as a failover leaves them to replicas that had not received that they were opened."""
     queue = app.queue("Orders", 2)
