@@ -67,9 +67,17 @@ test-fast: lint ## lint, and what needs no Redis: unit, and contract on the embe
 test-slow: $(DEV) tools ## the tests that take long or measure times: many stories, the wide matrices, long chaos
 	@$(PYTEST) $(call killed_after,2400) -m slow $(ARGS)
 
+.PHONY: test-adverse
+test-adverse: $(DEV) tools browser ## the tests of `make test` with pauses everywhere, as on a machine that is too busy (SEED=2)
+	@PYTHONPATH=$(CURDIR)/tests/adverse ADVERSE_SEED=$(or $(SEED),1) $(PYTEST) $(call killed_after,400) -m "not slow" $(ARGS)
+
 .PHONY: test-matrix
 test-matrix: tools | $(PY) ## the tests on all Pythons, servers, kinds of connection: hours (ONLY="servers tls", VERSIONS="3.12", PUBLISH=1)
 	@$(PY) -m tests.matrix --jobs $(JOBS) --only="$(ONLY)" --versions="$(VERSIONS)" $(if $(PUBLISH),--publish) --args=$(call quoted,$(ARGS))
+
+.PHONY: mutants
+mutants: $(DEV) tools ## how much the tests notice: 400 small changes of the code, drawn by a seed: an hour (ARGS="--seed 2 --count 50")
+	@$(PY) -m tests.mutation --jobs $(JOBS) $(ARGS)
 
 .PHONY: lint
 lint: $(DEV) tools ## ruff, mypy, the import contracts, luacheck
@@ -77,7 +85,7 @@ lint: $(DEV) tools ## ruff, mypy, the import contracts, luacheck
 	@$(PY) -m ruff format --check $(CODE)
 	@$(PY) -m mypy $(TYPED)
 	@out=$$($(VENV)/bin/lint-imports 2>&1) || { echo "$$out"; exit 1; }; tail -n 1 <<<"$$out"
-	@$(PY) -m tests.luacheck
+	@if command -v luacheck >/dev/null; then $(PY) -m tests.luacheck; fi
 
 .PHONY: format
 format: $(DEV) ## let ruff put the code in shape
@@ -125,8 +133,10 @@ clean: ## remove what was built or cached, .venv too
 .PHONY: tools
 tools:
 	@command -v redis-server >/dev/null || { $(call debian,redis-server is,redis-server); }
-	@command -v luacheck >/dev/null || { $(call debian,luacheck is,lua-check); }
-	@command -v openssl >/dev/null || { $(call debian,openssl is,openssl); }
+	@command -v luacheck >/dev/null || ( $(call debian,luacheck is,lua-check) ) \
+		|| echo "going on without: the Lua scripts will not be checked" >&2
+	@command -v openssl >/dev/null || ( $(call debian,openssl is,openssl) ) \
+		|| echo "going on without: the tests of TLS will be skipped" >&2
 
 # Only the browser tests need it: without it they are skipped, all others run.
 .PHONY: browser

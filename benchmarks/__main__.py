@@ -54,6 +54,7 @@ MEASUREMENTS: dict[str, Callable[..., dict[str, float]]] = {
     "hot": fairness.hot_id,
     "slow": fairness.slow_worker,
     "shares": fairness.shares,
+    "urgent": fairness.urgent,
     "merging": merging.measure,
     "producers": producers.measure,
     "consumers": consumers.measure,

@@ -37,7 +37,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from functools import cached_property
@@ -233,7 +233,7 @@ class PathTable(lowq.Worker[Change]):
 # --------------------------------------------------------------------------------------- push and verify
 
 
-def job_of(path: str, change: Change) -> dict[str, Any]:
+def job_of(path: str, change: Change) -> lowq.JobDict[Change]:
     """A change as `perform_async` takes it."""
     job_id = id_of(path)
     payload: Change = change if job_id == path else {**change, "path": path}
@@ -242,14 +242,14 @@ def job_of(path: str, change: Change) -> dict[str, Any]:
 
 def shuffled(
     changes: Iterable[tuple[str, Change]], *, seed: int = 1, duplicates: float = 0.1, window: int = 10_000
-) -> Iterator[dict[str, Any]]:
+) -> Iterator[lowq.JobDict[Change]]:
     """The changes as jobs in random order, a share of them twice; the same order for the same seed.
 
     Streams: it holds `window` jobs, and each further one pushes a random one out. So a job comes out `window`
     places after it went in on average, some at once, some very late.
     """
     dice = random.Random(seed)
-    pool: list[dict[str, Any]] = []
+    pool: list[lowq.JobDict[Change]] = []
     for path, change in changes:
         for _ in range(2 if dice.random() < duplicates else 1):
             if len(pool) < window:
@@ -262,7 +262,7 @@ def shuffled(
     yield from pool
 
 
-def push_all(jobs: Iterator[dict[str, Any]], *, producers: int, chunk: int = 500) -> int:
+def push_all(jobs: Iterator[lowq.JobDict[Change]], *, producers: int, chunk: int = 500) -> int:
     """Pushes the jobs from several threads at once, a chunk at a time; returns how many were accepted."""
     turn = threading.Lock()  # guards `jobs`
     stop = threading.Event()
@@ -285,7 +285,7 @@ def push_all(jobs: Iterator[dict[str, Any]], *, producers: int, chunk: int = 500
             stop.set()  # Ctrl-C, or one of them failed: the others end too
 
 
-def push_chunk(jobs: Iterable[Mapping[str, Any]], patience: float = 30) -> int:
+def push_chunk(jobs: Iterable[lowq.JobDict[Change]], patience: float = 30) -> int:
     """Pushes some jobs, if need be in several goes: Redis may be away for `patience` seconds."""
     accepted, deadline = 0, time.monotonic() + patience
     while True:

@@ -15,7 +15,7 @@ orders = {}  # stands for your database
 log = logging.getLogger("orders")
 
 
-@lowq.worker(shards_count=24)
+@lowq.worker(shards_count=24, score="version")
 class OrderSync(lowq.Worker):
     def perform_one(self, order_id, payloads):
         newest = payloads[-1]  # oldest first: the last is the newest
@@ -26,4 +26,4 @@ class OrderSync(lowq.Worker):
 
 if __name__ == "__main__":
     for version, status in [(3, "shipped"), (1, "new"), (2, "paid")]:  # as the world sends them
-        OrderSync.push(42, {"version": version, "status": status}, score=version, delay=1)
+        OrderSync.push(42, {"version": version, "status": status}, delay=1)

@@ -6,9 +6,10 @@ process and for tests.
 
 import json
 import math
+import os
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from itertools import count
@@ -16,6 +17,7 @@ from typing import Any, Literal, TypeVar, Unpack, overload
 
 from lowq import doctor, drivers
 from lowq.admin import audit as audit_log
+from lowq.admin.layouts import RegistryCheck
 from lowq.admin.schedules import pause_schedule, resume_schedule
 from lowq.doctor import Finding
 from lowq.errors import ConfigError, ScriptError, ShardsCountError, UnknownNodeError
@@ -41,7 +43,7 @@ from lowq.queue_options import FIELDS, HandleOptions, QueueOptions, checked_opti
 from lowq.reading import Source
 from lowq.routes import Routes
 from lowq.schedules import is_internal
-from lowq.settings import Config
+from lowq.settings import Config, Settings
 from lowq.sharding import Layouts
 from lowq.store import SOCKET_TIMEOUT, Call, Client, Refusal, memory_store, new_store
 from lowq.store.keys import nodes_key, queues_key
@@ -80,7 +82,7 @@ class Lowq:
         ConfigError: an unknown setting, or a value that makes no sense.
     """
 
-    def __init__(self, **settings: Any) -> None:
+    def __init__(self, **settings: Unpack[Settings]) -> None:
         self.config = Config(**settings)
         #: queue name -> worker.
         self.workers: dict[str, type[Worker[Any]]] = {}
@@ -91,6 +93,7 @@ class Lowq:
         self._new_client: Callable[..., Client] = Client
         #: The queues that are in the registry, by name and shards_count, with their options as they are there.
         self._registered: dict[tuple[str, int], QueueOptions] = {}
+        self._registry_check = RegistryCheck(self)
         #: Where the jobs of queues go, by name.
         self._routes: dict[str, Routes] = {}
         #: Queues about whose number of shards a warning was logged, with the numbers.
@@ -310,10 +313,16 @@ class Lowq:
                 extra={"event": "shards_count", "queue": name},
             )  # fmt: skip
 
-    def registered_layouts(self, call: Call, reply: Any) -> Layouts | None:
-        """The layouts of a queue, from the reply to its `registration`."""
+    def registered_layouts(
+        self, call: Call, reply: Any, served: Layouts | None, doubted: Collection[int]
+    ) -> Layouts | None:
+        """The layouts of a queue, from the reply to its `registration`. None: they contradict those that were
+        ``served``, and the shards are being asked.
+        """
         name, shards_count = str(call.args[1]), int(call.args[2])
         layouts = _layouts_in(name, shards_count, reply if isinstance(reply, bytes) else b"")
+        if not self._registry_check.accepts(name, layouts, served, doubted):
+            return None
         self.note_layouts(name, layouts)
         self._warn_of_count(name, shards_count, layouts)
         return layouts
@@ -398,8 +407,11 @@ class Lowq:
         entry = ""
         if worker is not None:
             entry = json.dumps({"shards_count": shards_count, "options": options_of(worker)})
-        strict = ["", "1"] if self.config.strict_shards_count else []
-        return Call("register", queues_key(self.config.namespace), ["", name, shards_count, entry, *strict])
+        args = ["", "1" if self.config.strict_shards_count else ""]
+        routes = self._routes.get(name)
+        if routes is not None and routes.layouts != Layouts.plain(shards_count):
+            args.append(json.dumps(routes.layouts.shown())[:-1] + ", ")
+        return Call("register", queues_key(self.config.namespace), ["", name, shards_count, entry, *args])
 
     def forget_registered(self) -> None:
         """Enters the queues anew when they are used next: Redis may have lost its data."""
@@ -499,8 +511,10 @@ class Lowq:
             UnknownScheduleError, QueueFull, PushError, RedisUnavailable
         """
         found = self.schedule(name, queue)
-        planned_at = round(time_of(self.client.command("TIME")), 3)
-        self.queue(found.queue).push(found.name, {"planned_at": planned_at}, score=planned_at)
+        planned_at = time_of(self.client.command("TIME"))
+        # As ticks are: their payload may have a type.
+        planned_at = round(planned_at, 3) if isinstance(found.at, float) else int(planned_at)
+        self.queue(found.queue).push_tick(found.name, planned_at)
         return planned_at
 
     def pause_schedule(self, name: str, queue: str | None = None, *, by: str = "") -> bool:
@@ -702,6 +716,17 @@ def all_embedded(embed: Callable[[Lowq], AbstractContextManager[None]]) -> Itera
             yield
         finally:
             _embedding.remove(embed_new)
+
+
+def _renew_locks() -> None:
+    """In a forked child, where whoever had one is not there."""
+    for app in list(_applications.values()):
+        for one in (app, *app._with_own_pools):
+            one._lock = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew_locks)
 
 
 #: The application behind ``lowq.worker`` and ``lowq.config``.

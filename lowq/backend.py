@@ -1,6 +1,6 @@
 """What a queue's handle, its reports and its actions need of the application."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, Protocol
 
 from lowq.group_commit import GroupCommit
@@ -56,8 +56,12 @@ class Backend(Protocol):
         """The call that enters a queue in the registry."""
         ...
 
-    def registered_layouts(self, call: Call, reply: Any) -> Layouts | None:
-        """The layouts of a queue, from the reply to its `registration`."""
+    def registered_layouts(
+        self, call: Call, reply: Any, served: Layouts | None, doubted: Collection[int]
+    ) -> Layouts | None:
+        """The layouts of a queue, from the reply to its `registration`. None: they contradict those that were
+        ``served``, and the shards are being asked, see `RegistryCheck.accepts`.
+        """
         ...
 
     def routes_of(self, name: str) -> Routes | None:

@@ -115,6 +115,40 @@ def _encode_score(value: object) -> bytes:
     return repr(score).encode()
 
 
+def score_reader(
+    score: str | Callable[[Any], Any], whose: str, load: Callable[[bytes], Any] | None
+) -> Callable[[Any, bytes], bytes]:
+    """Reads scores out of payloads: a function of a payload as it was given, and encoded. ``score``: a field, or a
+    function of the payload. ``load``: decodes payloads that have a type, of which a mapping is none yet.
+
+    The function raises `PayloadError`.
+    """
+
+    def read(payload: Any, encoded: bytes) -> bytes:
+        if load is not None and isinstance(payload, Mapping):
+            payload = load(encoded)
+        try:
+            if not isinstance(score, str):
+                value = score(payload)
+            else:
+                value = payload[score] if isinstance(payload, Mapping) else getattr(payload, score)
+            return _encode_score(value)
+        except Exception as error:
+            if isinstance(error, JobError):
+                why = f"gives no score: {error}"
+            elif isinstance(score, str) and isinstance(error, KeyError | AttributeError):
+                why = "is missing"
+            else:
+                why = f"raised {error!r:.200}"
+            what = f"the field {score!r}" if isinstance(score, str) else f"the function {score!r:.100}"
+            raise PayloadError(
+                f"{what}, from which {whose} takes the score of a payload, {why}; put that right, or push it with "
+                "score=..."
+            ) from error
+
+    return read
+
+
 def _encode_time(name: str, value: object) -> bytes:
     if isinstance(value, datetime):
         if value.utcoffset() is None:
@@ -196,9 +230,11 @@ def encode_job(
     rest: Rest = NO_REST,
     *,
     is_typed: bool = False,
+    read_score: Callable[[Any, bytes], bytes] | None = None,
 ) -> EncodedJob:
     """Validates a job and brings it into the form that the push script takes. ``rest``: of a job that says none, which
     is left out then, as the queue's words tell it. ``is_typed``: a job without a payload is not just one of ``""``.
+    ``read_score``: of a job without a score, see `score_reader`.
 
     Raises:
         JobError, PayloadError: the message names the field and the id.
@@ -229,6 +265,8 @@ def encode_job(
             payload = dump_payload("")
         if len(job) > known:
             score, perform_at, rest = _encode_order(job, known, rest)
+        if read_score is not None and not score:
+            score = read_score(job.get("payload", ""), payload)
     except JobError as error:
         raise type(error)(f"job {job['id']!r:.100}: {error}") from error.__cause__
     return (job_id, payload, score, perform_at) if rest == default else (job_id, payload, score, perform_at, *rest)
@@ -272,6 +310,10 @@ def _encode_order(job: Mapping[str, Any], known: int, rest: Rest) -> tuple[bytes
             perform_at = encode(name, job[name])
     if len(job) > known:
         _refuse_unknown(job)
+    if "ttl" in job and "delay" in job and rest[0] and float(rest[0]) <= float(perform_at[1:]):
+        raise JobError(
+            f"ttl={job['ttl']!r:.100} is over before delay={job['delay']!r:.100} is: it would never be performed"
+        )
     return score, perform_at, rest
 
 

@@ -7,6 +7,7 @@ option replaces the application's; where a class is in both of ``bury_on`` and `
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
+from math import inf
 from typing import Any, TypeAlias
 
 from lowq.codec import MAX_TIME
@@ -104,9 +105,10 @@ def checked_retry_in(where: str, function: Any, bound: int = 0) -> bool:
     inner = inspect.unwrap(function)
     if inspect.iscoroutinefunction(inner) or inspect.isgeneratorfunction(inner) or inspect.isasyncgenfunction(inner):
         raise ConfigError(f"{where}retry_in must return a number of seconds at once; write a plain {form}")
-    for count in (2, 1):
-        if _takes(function, bound + count):
-            return count == 2
+    if _takes(function, bound + 2):
+        return not _takes(function, bound + 1) or _is_for_error(function, bound + 1)
+    if _takes(function, bound + 1):
+        return False
     raise ConfigError(
         f"{where}retry_in{inspect.signature(function)}: write {form}, or without error; it returns seconds"
     )
@@ -122,6 +124,13 @@ def _takes(function: Callable[..., Any], count: int) -> bool:
     return True
 
 
+def _is_for_error(function: Callable[..., Any], position: int) -> bool:
+    """Whether a parameter that need not be given is for the error, and not for something of the function's own."""
+    given = [*inspect.signature(function).bind(*[None] * (position + 1)).arguments][-1]
+    parameter = inspect.signature(function).parameters[given]
+    return parameter.kind is parameter.VAR_POSITIONAL or parameter.name == "error"
+
+
 def policies_of(own: ByError, default: ByError) -> Policies:
     """What holds for a worker: its own options, and those of the application's that it says nothing about."""
     policies: dict[type[BaseException], Any] = {}
@@ -134,9 +143,16 @@ def policies_of(own: ByError, default: ByError) -> Policies:
 
 
 def find_policy(policies: Policies, error: BaseException) -> type[BaseException] | None:
-    """The class that the error falls under; None: none of them."""
+    """The class that the error falls under; None: none of them. A group, as of `asyncio.TaskGroup`, is what its errors
+    are when all of them fall under some: released after the longest of their delays, if none is to be buried.
+    """
     if policies:
         for kind in type(error).__mro__:
             if kind in policies:
                 return kind
+        if isinstance(error, BaseExceptionGroup):
+            found = [find_policy(policies, one) for one in error.exceptions]
+            kinds = [kind for kind in found if kind is not None]
+            if len(kinds) == len(found):
+                return max(kinds, key=lambda kind: inf if policies[kind] is None else policies[kind] or 0.0)
     return None

@@ -103,8 +103,8 @@ class RedisFull(RedisUnavailable):
 
 class RedisNotReady(RedisUnavailable):
     """Redis answers, and can't serve now: it is a read-only replica, or one that has lost its primary, or it loads its
-    data, or it takes no writes as it can't save them or lacks replicas. Nothing was written. Nodes and consumers wait
-    until it can.
+    data, or it runs a script of somebody else for long, or it takes no writes as it can't save them or lacks replicas.
+    Nothing was written. Nodes and consumers wait until it can.
 
     ``state``: what it is or does, without its address.
     """
@@ -126,7 +126,7 @@ class PushError(LowqError):
     #: With a ``durability``: jobs that are in, and that no replica, or not the disk, has for certain.
     unsafe: Sequence[Mapping[str, Any]] = ()
 
-    def __init__(self, queue: str, accepted: int, rest: Iterable[Mapping[str, Any]], reason: BaseException) -> None:
+    def __init__(self, queue: str, accepted: int, rest: Iterable[Any], reason: BaseException) -> None:
         # Of somebody else's exception also what it is; whose own code may raise when it is asked for a text.
         own = isinstance(reason, LowqError | TimeLimitExceeded)
         why = str(reason) if own else format_exception_only(reason)[-1].strip()
@@ -156,7 +156,7 @@ class QueueFull(PushError):
     fit.
     """
 
-    def __init__(self, queue: str, accepted: int, rest: Iterable[Mapping[str, Any]], capacity: int) -> None:
+    def __init__(self, queue: str, accepted: int, rest: Iterable[Any], capacity: int) -> None:
         LowqError.__init__(
             self,
             f"queue {queue!r} is full (capacity={capacity:,}, shared out among its shards): {accepted} payloads are "
@@ -184,7 +184,7 @@ class NotReplicated(PushError):
         queue: str,
         accepted: int,
         unsafe: Sequence[Mapping[str, Any]],
-        rest: Iterable[Mapping[str, Any]],
+        rest: Iterable[Any],
         durability: str,
         seconds: float,
         replicas: int = 0,

@@ -1,5 +1,6 @@
 """Ids for payloads that belong to no entity."""
 
+import os
 import secrets
 import threading
 import time
@@ -12,8 +13,12 @@ class _FreshIds:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self.reset()
         self._last = 0
+
+    def reset(self) -> None:
+        """A lock that nobody has: in a forked child, where whoever had it is not there."""
+        self._lock = threading.RLock()  # reentrant: a signal handler may put
 
     def __call__(self) -> UUID:
         milliseconds, nanoseconds = divmod(time.time_ns(), 1_000_000)
@@ -26,3 +31,6 @@ class _FreshIds:
 
 #: A fresh id.
 fresh_id = _FreshIds()
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=fresh_id.reset)

@@ -46,6 +46,12 @@ class JobDict(TypedDict, Generic[P]):
     priority: NotRequired[int]
 
 
+class Untyped:
+    """Stands for payloads of any type where jobs are pushed: a worker or a queue without a type of payloads is one of
+    these as well, and takes any mappings; others take only a `JobDict` of their payloads.
+    """
+
+
 class JobOptions(TypedDict, total=False):
     """What ``push(id, payload, ...)`` is told besides, as in a `JobDict`; None: it says nothing of that."""
 

@@ -16,6 +16,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any, Literal, TextIO
 
@@ -23,6 +24,10 @@ LogFormat = Literal["text", "json"]
 
 #: Characters of a value that `describe` shows.
 _DESCRIBED = 1000
+#: What is shown of a message, a traceback or a stack: a chain of exceptions may have megabytes, and fail every minute.
+_MAX_LINES, _MAX_CHARACTERS = 200, 32_000
+#: Characters of a line of JSON beyond which its fields are shortened.
+_MAX_JSON = 4 * _MAX_CHARACTERS
 
 
 class Log(logging.LoggerAdapter[logging.Logger]):
@@ -72,6 +77,18 @@ def describe(value: object, as_text: Callable[[object], str] = repr) -> str:
     return text if len(text) <= _DESCRIBED else f"{text[:_DESCRIBED]}..."
 
 
+def shortened(text: str) -> str:
+    """The text, or its beginning and its end with a line between them that says how much is left out."""
+    if len(text) > _MAX_CHARACTERS or text.count("\n") >= _MAX_LINES:
+        # Cut to characters first, for one line may have all of them.
+        half = _MAX_CHARACTERS // 2
+        head, tail = (text, text) if len(text) <= _MAX_CHARACTERS else (text[:half], text[-half:])
+        head = "\n".join(head.split("\n", _MAX_LINES // 2)[: _MAX_LINES // 2])
+        tail = "\n".join(tail.rsplit("\n", _MAX_LINES // 2)[-(_MAX_LINES // 2) :])
+        return f"{head}\n... {len(text) - len(head) - len(tail)} characters left out ...\n{tail}"
+    return text
+
+
 #: What every record has; whatever else it has came with ``extra``.
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
@@ -95,6 +112,7 @@ def configure(log_format: LogFormat | None, level: str | None, stream: TextIO | 
             root.removeHandler(other)
         root.addHandler(handler)
         root.setLevel((level or "info").upper())
+        logging.captureWarnings(log_format == "json")
     if level is not None:
         logging.getLogger("lowq").setLevel(level.upper())
 
@@ -125,24 +143,19 @@ class JsonFormatter(logging.Formatter):
         }
         if _is_named(record):
             line["process"] = record.processName
-        trouble: dict[str, Any] = {}
-        if record.exc_info and record.exc_info[0] is not None:
-            trouble["exception"] = self.formatException(record.exc_info)
-        elif record.exc_text:
-            trouble["exception"] = record.exc_text
-        if record.stack_info:
-            trouble["stack"] = self.formatStack(record.stack_info)
+        trouble = dict(_trouble(self, record))
         for name, value in _extra(record):
             line[f"{name}_" if name in line or name in trouble else name] = value
         line |= trouble
-        try:
-            return json.dumps(line, default=str, allow_nan=False)
-        except Exception:
-            # Keys that are no strings, NaN, something that contains itself, or whose text is not to be had: better as
-            # text than not at all.
-            return json.dumps(
-                {name: value if isinstance(value, str) else describe(value) for name, value in line.items()}
-            )
+        with suppress(Exception):
+            text = json.dumps(line, default=str, allow_nan=False)
+            if len(text) <= _MAX_JSON:
+                return text
+        # Too long; or keys that are no strings, NaN, something that contains itself, or whose text is not to be had:
+        # better as text than not at all.
+        return json.dumps(
+            {name: shortened(value) if isinstance(value, str) else describe(value) for name, value in line.items()}
+        )
 
 
 class TextFormatter(logging.Formatter):
@@ -172,18 +185,23 @@ class TextFormatter(logging.Formatter):
             logger = f"[{record.processName}] {logger}"
         message = printable(message, keep="\n\t").replace("\n", "\n    ")
         parts = [f"{time} {level} {logger}  {message}{fields}"]
-        if record.exc_info and record.exc_info[0] is not None:
-            parts.append(printable(self.formatException(record.exc_info), keep="\n\t"))
-        elif record.exc_text:
-            parts.append(printable(record.exc_text, keep="\n\t"))
-        if record.stack_info:
-            parts.append(printable(self.formatStack(record.stack_info), keep="\n\t"))
+        parts += [printable(text, keep="\n\t") for text in dict(_trouble(self, record)).values()]
         return "\n".join(parts)
+
+
+def _trouble(formatter: logging.Formatter, record: logging.LogRecord) -> Iterator[tuple[str, str]]:
+    """The exception and the stack of a record, if it has any."""
+    if record.exc_info and record.exc_info[0] is not None:
+        yield "exception", shortened(formatter.formatException(record.exc_info))
+    elif record.exc_text:
+        yield "exception", shortened(record.exc_text)
+    if record.stack_info:
+        yield "stack", shortened(formatter.formatStack(record.stack_info))
 
 
 def _message(record: logging.LogRecord) -> str:
     try:
-        return record.getMessage()
+        return shortened(record.getMessage())
     except Exception:  # the arguments don't fit: the record is worth more than the complaint about it
         return f"{record.msg} {describe(record.args)}"
 

@@ -12,6 +12,7 @@ carried out.
 """
 
 import asyncio
+import math
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -20,12 +21,12 @@ from functools import partial
 from itertools import chain, islice
 from typing import Any, TypeVar
 
-from lowq.codec import EncodedJob, Rest, dump_payload, encode_id, encode_job
+from lowq.codec import EncodedJob, Rest, dump_payload, encode_id, encode_job, score_reader
 from lowq.errors import (
     JobError,
-    LowqError,
     MiddlewareError,
     NotReplicated,
+    PayloadError,
     PushError,
     PushInterrupted,
     QueueFull,
@@ -42,15 +43,17 @@ from lowq.group_commit import (
     Attempts,
     GroupCommit,
     Outcome,
-    Overflow,
     Part,
+    Settled,
     is_full,
+    is_misrouted,
+    is_misscored,
     is_out_of_turn,
-    is_sealed,
     missed_deadline,
     new_token,
     width_of,
 )
+from lowq.group_commit.own_thread import in_own_thread
 from lowq.job_events import QueueEvents
 from lowq.middleware import all_async, wrap, wrap_async
 from lowq.observers import Observer, observed_push
@@ -68,9 +71,7 @@ CHUNK_BYTES = 8 * 2**20
 #: Jobs, and bytes of payloads, of one script call: bounds the time that it holds Redis.
 CALL_JOBS = 1000
 CALL_BYTES = 2**20
-#: Layouts that a push follows at most, from one shard that was sealed to the next.
-MAX_LAYOUTS = 100
-#: Has a push enter a shard that Redis has lost.
+#: Has a push make a shard that is not there: the registry has just said that it is of its queue.
 ANEW = b" anew=1"
 T = TypeVar("T")
 #: What ``perform_async`` takes: one job, or any iterable of jobs. A `JobDict` is such a mapping.
@@ -99,31 +100,83 @@ class Target:
     payload_type: PayloadType | None = None
     #: The prefixes of shards that jobs went to: (epoch, shard) -> prefix.
     prefixes: dict[tuple[int, int], str] = field(default_factory=dict)
+    #: The prefixes of shards that are known to be there.
+    found: set[str] = field(default_factory=set)
     #: Those who follow pushes; others may come.
     observers: Sequence[Observer] = ()
     #: Reads the registry, or enters the queue anew, when a shard that jobs went to is not there any more.
     learn_anew: Callable[[], Layouts] | None = None
     #: ttl and priority of jobs that say none, encoded.
     rest: Rest = field(init=False)
+    #: Gives jobs without a score theirs, see `score_reader`; None: the clock does.
+    read_score: Callable[[Any, bytes], bytes] | None = field(init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "rest", self.options.rest)
+        object.__setattr__(self, "read_score", reader_of(self.options.score, self.worker, self.payload_type))
 
-    def note_sealed(self, part: Part, refusal: Refusal) -> bool:
-        """A shard has said that its jobs belong to others. Returns whether they belong to it all the same: Redis has
-        lost it, and it is to be entered anew.
+    def note_misrouted(self, part: Part, refusal: Refusal, refused_at: float = math.inf) -> bool:
+        """A shard has said that its jobs belong to others. Returns whether they belong to it all the same: it is not
+        there, and is to be made. ``refused_at``: when that was known, monotonic; what was read of the registry since
+        then counts.
+
+        Raises:
+            ShardsCountError: it was made for another number of shards than the registry says. RedisUnavailable
         """
         assert part.layout is not None
-        if refusal.detail:
+        if refusal.code == "SEALED" and refusal.detail:
             self.routes.note_sealed(part.layout, part.shard, refusal.detail)
             return False
         # Not there: pushed to it, nobody would take them if the queue has another layout by now.
-        assert self.learn_anew is not None
-        self.routes.note_lost(self.learn_anew())
+        self.found.discard(part.prefix)
+        if self.routes.read_at <= refused_at:
+            assert self.learn_anew is not None
+            self.routes.note_lost(self.learn_anew())
         layouts = self.routes.layouts
+        if refusal.code == "SHARDSCOUNT" and part.layout in layouts.all:
+            raise ShardsCountError(self.queue, int(refusal.detail), part.shards_count)
         if part.layout == layouts.next:  # nothing may be taken of it before all is there
             self.group.client.run("prepare_shard", part.prefix, "", part.shards_count, "", "")
         return part.layout in layouts.all
+
+    def reroute(self, part: Part, refusal: Refusal, refused_at: float) -> list[Part]:
+        """As of `lowq.group_commit.parts.Target`."""
+        is_made = self.note_misrouted(part, refusal, refused_at)
+        groups: dict[tuple[Layout, int, bytes], tuple[list[EncodedJob], list[Mapping[str, Any]]]] = {}
+        for item, job in zip(part.items, part.jobs, strict=True):
+            group = groups.setdefault(self.routes.find(item[0]), ([], []))
+            group[0].append(item)
+            group[1].append(job)
+        return [
+            other
+            for (layout, shard, clock), (items, jobs) in groups.items()
+            for other in self.parts(layout, shard, items, jobs, part.width, clock, made=part.prefix if is_made else "")
+        ]
+
+    def parts(
+        self, layout: Layout, shard: int, items: list[EncodedJob], originals: list[Mapping[str, Any]], width: int,
+        clock: bytes, *, made: str = "",
+    ) -> Iterator[Part]:  # fmt: skip
+        """The calls for jobs of a shard: each comes after the one before it. ``made``: the prefix of a shard that is to
+        be made if it is not there.
+        """
+        prefix, words, after = self.prefix(layout, shard), self.words_for(layout, clock), b""
+        if prefix == made:
+            words += ANEW
+        start = 0
+        while start < len(items):
+            end, size = start, 0
+            while end < len(items) and end - start < CALL_JOBS and (size < CALL_BYTES):
+                size += len(items[end][1])
+                end += 1
+            part = Part(
+                prefix, layout.shards_count, items[start:end], originals[start:end], width, after, words,
+                layout=layout, shard=shard, target=self,
+            )  # fmt: skip
+            yield part
+            if end < len(items):
+                part.token = after = new_token()
+            start = end
 
     def prefix(self, layout: Layout, shard: int) -> str:
         """What all keys of a shard begin with."""
@@ -170,11 +223,16 @@ def push(
         if single is not None:
             part, size = single
             _check_in_time(target, part.jobs)
-            outcomes = target.group.push([part], 1, size)
+            outcomes = target.group.push([part], 1, size, room_until(timeout))
             if outcomes[0] is True and target.events is None:
                 return 1
             return _Push(target, [], None, timeout).count_accepted([part], outcomes)
     return _Push(target, jobs, on_progress, timeout).run()
+
+
+def room_until(timeout: float | None) -> float:
+    """Monotonic time until which a push waits for room that may wait for so many seconds."""
+    return min(time.monotonic() + timeout, caller_deadline()) if timeout else 0.0
 
 
 def tick_payload(tick: float, payload_type: PayloadType | None) -> Any:
@@ -213,16 +271,14 @@ def push_ticks(
     results = writer.start(parts, lend=False, deadline=attempts.deadline)()
     writer.repeat_unanswered(parts, results, attempts)
     (result,) = results
-    if is_sealed(result):
-        if target.note_sealed(parts[0], result) and not is_anew:
+    if is_misrouted(result):
+        if target.note_misrouted(parts[0], result) and not is_anew:
             return push_ticks(target, schedule, ticks, record, new_record, is_anew=True)
         return False  # the caller reads the record again, where it is now
     if isinstance(result, Resharding):
         return False
     if is_full(result):
         raise QueueFull(target.queue, 0, jobs, target.options.capacity or 0)
-    if isinstance(result, Refusal):
-        raise ShardsCountError(target.queue, int(result.detail), target.shards_count)
     if isinstance(result, Exception):
         raise result
     if result and target.events is not None:
@@ -230,7 +286,18 @@ def push_ticks(
     return bool(result)
 
 
-def check_jobs(queue: str, config: Config, jobs: Jobs, payload_type: PayloadType | None) -> None:
+def reader_of(score: Any, worker: Any, payload_type: PayloadType | None) -> Callable[[Any, bytes], bytes] | None:
+    """What gives jobs without a score theirs, as the option ``score`` says. ``worker``: as of a `Target`."""
+    if score is None:
+        return None
+    whose = worker.__name__ if isinstance(worker, type) else f"the queue {worker!r}"
+    return score_reader(score, whose, None if payload_type is None else payload_type.load)
+
+
+def check_jobs(
+    queue: str, config: Config, jobs: Jobs, payload_type: PayloadType | None,
+    read_score: Callable[[Any, bytes], bytes] | None,
+) -> None:  # fmt: skip
     """Whether the first of these jobs can be pushed: for a queue that is yet to be entered in the registry, where a
     push that is refused is to leave nothing. What only middlewares, or an iterator, can tell is not looked at.
 
@@ -243,7 +310,7 @@ def check_jobs(queue: str, config: Config, jobs: Jobs, payload_type: PayloadType
     dump = config.dump_payload if payload_type is None else payload_type.dump
     for job in some[:PUSH_JOBS]:
         try:
-            encode_job(job, dump, config.max_payload_bytes, is_typed=payload_type is not None)
+            encode_job(job, dump, config.max_payload_bytes, is_typed=payload_type is not None, read_score=read_score)
         except JobError as error:
             raise _of_queue(queue, error) from error.__cause__
 
@@ -265,10 +332,10 @@ async def apush(
         if single is not None:
             part, size = single
             _check_in_time(target, part.jobs)
-            outcomes = await target.group.apush([part], 1, size)
+            outcomes = await target.group.apush([part], 1, size, room_until(timeout))
             if outcomes[0] is True and target.events is None:
                 return 1
-            return await _Push(target, [], None, timeout).acount([part], outcomes)
+            return _Push(target, [], None, timeout).count_accepted([part], outcomes)
     return await _Push(target, jobs, on_progress, timeout).arun()
 
 
@@ -280,10 +347,15 @@ def _encode_single(target: Target, job: dict[str, Any]) -> tuple[Part, int] | No
     if config.client_middlewares:
         return None
     try:
-        if target.payload_type is None:
+        if target.payload_type is None and target.read_score is None:
             encoded = encode_job(job, config.dump_payload, config.max_payload_bytes, target.rest)
         else:
-            encoded = encode_job(job, target.payload_type.dump, config.max_payload_bytes, target.rest, is_typed=True)
+            typed = target.payload_type
+            dump = config.dump_payload if typed is None else typed.dump
+            encoded = encode_job(
+                job, dump, config.max_payload_bytes, target.rest, is_typed=typed is not None,
+                read_score=target.read_score,
+            )  # fmt: skip
     except JobError as error:
         raise _of_queue(target.queue, error) from error.__cause__
     job_id, payload = encoded[:2]
@@ -298,7 +370,9 @@ def _encode_single(target: Target, job: dict[str, Any]) -> tuple[Part, int] | No
         shard = shard_of(job_id, layout.shards_count)
     prefix = target.prefixes.get((layout.epoch, shard)) or target.prefix(layout, shard)
     width = width_of(encoded)
-    part = Part(prefix, layout.shards_count, [encoded], [job], width, words=words, layout=layout, shard=shard)
+    part = Part(
+        prefix, layout.shards_count, [encoded], [job], width, words=words, layout=layout, shard=shard, target=target
+    )
     return part, len(payload)
 
 
@@ -346,12 +420,10 @@ class _Push:
         #: What the source raised.
         self._source_error: BaseException | None = None
         self._timeout: float = target.config.push_timeout
-        #: The prefixes of shards that are not there, though the registry says that they are the queue's.
-        self._lost: set[str] = set()
         #: Jobs, and bytes of payloads, of the calls that were prepared last.
         self._prepared_jobs = self._prepared_bytes = 0
         #: Monotonic time until which room is waited for.
-        self._waits_until = 0.0 if not room_timeout else min(time.monotonic() + room_timeout, caller_deadline())
+        self._room_until = room_until(room_timeout)
         #: Whether the coroutine that waits for this was cancelled; and what asks for that, where there is one.
         self._cancelled = False
         self._is_wanted: Callable[[], bool] | None = None
@@ -414,13 +486,14 @@ class _Push:
         if not parts:  # there was none, or the source raised, or a middleware has removed all
             return self._result()
         _check_in_time(self._target, chunk)
-        pushed = self._target.group.apush(parts, self._prepared_jobs, self._prepared_bytes)
-        return await self.acount(parts, await pushed)
+        group = self._target.group
+        outcomes = await group.apush(parts, self._prepared_jobs, self._prepared_bytes, self._room_until)
+        return self.count_accepted(parts, outcomes)
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
         self._is_wanted = lambda: not self._cancelled
         try:
-            return await asyncio.to_thread(work)
+            return await in_own_thread(work)
         except asyncio.CancelledError:
             self._cancelled = True
             raise
@@ -442,7 +515,8 @@ class _Push:
         direct = group.direct(parts)
         if direct is None:
             _check_in_time(self._target, chunk)
-            return self.count_accepted(parts, group.push(parts, self._prepared_jobs, self._prepared_bytes))
+            outcomes = group.push(parts, self._prepared_jobs, self._prepared_bytes, self._room_until)
+            return self.count_accepted(parts, outcomes)
         try:
             return self._send_chunks(parts, chunk)
         finally:
@@ -450,7 +524,7 @@ class _Push:
             del direct
 
     def _send_chunks(self, parts: list[Part], chunk: list[Mapping[str, Any]]) -> int:
-        group = self._target.group
+        group, found = self._target.group, self._target.found
         while chunk:
             self._check_goes_on(chunk)
             # The producer's own code runs while Redis works: the source, middlewares, codec. It may well push or look
@@ -462,6 +536,10 @@ class _Push:
             refusal: Exception | None = None
             following: list[Mapping[str, Any]] = []
             finish = group.writer.start(parts, lend=lend, deadline=attempts.deadline, is_wanted=self._is_wanted)
+            if lend and not found.issuperset([part.prefix for part in parts]):
+                # It may be refused, as shards are yet to be made, and the source may keep us waiting.
+                self._take_results(parts, finish(), [], attempts)
+                finish, parts = list, []
             try:
                 following = self._read()
                 try:
@@ -470,7 +548,8 @@ class _Push:
                     refusal = error
             finally:
                 results = finish()
-            self._take_results(parts, results, following, attempts)
+            if parts:
+                self._take_results(parts, results, following, attempts)
             if refusal is not None:
                 raise self.error(following, refusal) from refusal
             chunk, parts = following, next_parts
@@ -538,7 +617,7 @@ class _Push:
             parts, _ = (
                 self._encode(jobs, None)
                 if len(jobs) <= PUSH_JOBS
-                else await asyncio.to_thread(self._encode, jobs, None)
+                else await in_own_thread(lambda: self._encode(jobs, None))
             )
             wrapped.extend(parts)
 
@@ -550,7 +629,7 @@ class _Push:
         target = self._target
         typed, limit = target.payload_type, target.config.max_payload_bytes
         dump, is_typed = target.config.dump_payload if typed is None else typed.dump, typed is not None
-        rest, routes = target.rest, target.routes
+        rest, routes, read_score = target.rest, target.routes, target.read_score
         current = routes.current
         find = routes.find if routes.has_sealed else None
         # By shard of the current layout; while that is being left, by all that `Routes.find` says.
@@ -559,8 +638,8 @@ class _Push:
         for job in chunk:
             try:
                 encoded = (
-                    encode_job(job, dump, limit, rest, is_typed=True)
-                    if is_typed
+                    encode_job(job, dump, limit, rest, is_typed=is_typed, read_score=read_score)
+                    if is_typed or read_score is not None
                     else encode_job(job, dump, limit, rest)
                 )
             except JobError as error:
@@ -580,31 +659,9 @@ class _Push:
         parts: list[Part] = []
         for place, (items, originals) in groups.items():
             layout, shard, clock = (current, place, b"") if find is None else place
-            parts += self._parts(layout, shard, items, originals, width, clock)
+            parts += target.parts(layout, shard, items, originals, width, clock)
         self._prepared_jobs, self._prepared_bytes = count, size
         return parts, count
-
-    def _parts(
-        self, layout: Layout, shard: int, items: list[EncodedJob], originals: list[Mapping[str, Any]], width: int,
-        clock: bytes,
-    ) -> Iterator[Part]:  # fmt: skip
-        prefix, words, after = self._target.prefix(layout, shard), self._target.words_for(layout, clock), b""
-        if prefix in self._lost:
-            words += ANEW
-        start = 0
-        while start < len(items):
-            end, size = start, 0
-            while end < len(items) and end - start < CALL_JOBS and (size < CALL_BYTES):
-                size += len(items[end][1])
-                end += 1
-            part = Part(
-                prefix, layout.shards_count, items[start:end], originals[start:end], width, after, words,
-                layout=layout, shard=shard,
-            )  # fmt: skip
-            yield part
-            if end < len(items):
-                part.token = after = new_token()
-            start = end
 
     def _take_results(
         self, parts: list[Part], results: list[Any], following: list[Mapping[str, Any]],
@@ -620,6 +677,7 @@ class _Push:
                 break
         else:  # as nearly always
             self._accepted += sum(results)
+            self._target.found.update([part.prefix for part in parts])
             if self._target.events is not None:
                 for part in parts:
                     self._emit_pushed(part)
@@ -635,22 +693,21 @@ class _Push:
         self._conclude(parts, outcomes, [])
         return self._result()
 
-    async def acount(self, parts: list[Part], outcomes: Sequence[Outcome]) -> int:
-        """As `count_accepted`. What did not fit, or belongs elsewhere, is seen to in a thread."""
-        if any(is_full(outcome) or is_sealed(outcome) for outcome in outcomes):
-            return await self._in_thread(lambda: self.count_accepted(parts, outcomes))
-        return self.count_accepted(parts, outcomes)
-
     def _conclude(self, parts: Sequence[Part], outcomes: Sequence[Outcome], following: list[Mapping[str, Any]]) -> None:
-        """Sends again what did not fit, for as long as there is time, and counts what became of the parts."""
-        left: list[Mapping[str, Any]] = []
-        if any(map(is_sealed, outcomes)):
-            parts, outcomes = self._follow(parts, outcomes)
-        if any(map(is_full, outcomes)):
-            parts, outcomes, left = Overflow(parts, outcomes, self._send_again, self._leave_sealed).settle(
-                self._target.group.client, self._waits_until, lambda: not self._cancelled
-            )
-        self._add_outcomes(parts, outcomes, left + following)
+        """Has sent again what was refused for now, and counts what became of the parts."""
+        if any(is_full(outcome) or is_misrouted(outcome) for outcome in outcomes):
+            is_wanted = self._is_wanted or (lambda: True)
+            settled = self._target.group.writer.settle(parts, outcomes, self._room_until, is_wanted)
+        else:
+            settled = Settled()
+            for part, outcome in zip(parts, outcomes, strict=True):
+                if type(outcome) is Settled:
+                    settled.pairs += outcome.pairs
+                    settled.left += outcome.left
+                else:
+                    settled.pairs.append((part, outcome))
+        left = settled.left
+        self._add_outcomes(settled.pairs, left + following)
         if self._cancelled:
             raise asyncio.CancelledError
         if left:
@@ -660,87 +717,15 @@ class _Push:
             capacity = self._target.options.capacity or 0
             raise QueueFull(self._target.queue, self._accepted, self._rest(left + following), capacity)
 
-    def _follow(self, parts: Sequence[Part], outcomes: Sequence[Outcome]) -> tuple[list[Part], list[Outcome]]:
-        """Sends the jobs of sealed shards to where they belong now, in their order. Returns what became of all.
-
-        A job that comes after one whose outcome is not known is not sent: that one may have to be pushed again, and
-        would come after it.
-        """
-        settled: list[tuple[Part, Outcome]] = []
-        pairs = list(zip(parts, outcomes, strict=True))
-        for _ in range(MAX_LAYOUTS):
-            failed: dict[str, Outcome] = {}
-            again: list[Part] = []
-            for part, outcome in pairs:
-                before = failed.get(part.prefix)
-                if is_sealed(outcome) and before is not None:
-                    # What did not fit is sent again, and this behind it.
-                    settled.append((part, Refusal("OUTOFTURN", "") if is_full(before) else before))
-                elif is_sealed(outcome):
-                    try:
-                        self._note_sealed(part, outcome)
-                        again.append(part)
-                    except LowqError as error:  # the registry can't be read just now
-                        settled.append((part, error))
-                        failed[part.prefix] = error
-                else:
-                    settled.append((part, outcome))
-                    if outcome is not True:
-                        failed[part.prefix] = outcome or RedisUnavailable("the outcome of the push is not known")
-            if not again:
-                return [part for part, _ in settled], [outcome for _, outcome in settled]
-            following = self._rerouted(again)
-            pairs = list(zip(following, self._send_again(following), strict=True))
-        # A failover of the registry's primary may have lost that a reshard began or ended: it sends here and there.
-        disagree = RedisUnavailable(
-            f"queue {self._target.queue!r}: its shards and the registry disagree about their number, as after a "
-            "failover that has lost something of a reshard; begin that again, with `lowq reshard`, and push again"
-        )
-        return [part for part, _ in [*settled, *pairs]], [
-            *(outcome for _, outcome in settled),
-            *(disagree if is_sealed(outcome) else outcome for _, outcome in pairs),
-        ]
-
-    def _note_sealed(self, part: Part, refusal: Refusal) -> None:
-        if (refusal.detail or part.prefix not in self._lost) and self._target.note_sealed(part, refusal):
-            self._lost.add(part.prefix)
-
-    def _rerouted(self, parts: Sequence[Part]) -> list[Part]:
-        """The same jobs, in parts for the shards that they belong to now."""
-        groups: dict[tuple[Layout, int, bytes], tuple[list[EncodedJob], list[Mapping[str, Any]]]] = {}
-        width = max(part.width for part in parts) if parts else PLAIN
-        for part in parts:
-            for item, job in zip(part.items, part.jobs, strict=True):
-                group = groups.setdefault(self._target.routes.find(item[0]), ([], []))
-                group[0].append(item)
-                group[1].append(job)
-        return [
-            part
-            for (layout, shard, clock), (items, jobs) in groups.items()
-            for part in self._parts(layout, shard, items, jobs, width, clock)
-        ]
-
-    def _leave_sealed(self, part: Part, refusal: Refusal, parts: list[Part]) -> list[Part]:
-        """A shard has said that it is sealed: what was to be sent to it is for others."""
-        self._note_sealed(part, refusal)
-        return self._rerouted(parts)
-
-    def _send_again(self, parts: list[Part]) -> list[Outcome]:
-        attempts = Attempts(self._timeout)
-        writer = self._target.group.writer
-        results = writer.start(parts, lend=False, deadline=attempts.deadline, is_wanted=self._is_wanted)()
-        writer.repeat_unanswered(parts, results, attempts)
-        return [result if isinstance(result, Exception) else True for result in results]
-
-    def _add_outcomes(
-        self, parts: Sequence[Part], outcomes: Sequence[Outcome], following: list[Mapping[str, Any]]
-    ) -> None:
+    def _add_outcomes(self, pairs: Sequence[tuple[Part, Outcome]], following: list[Mapping[str, Any]]) -> None:
         failed: list[Part] = []
         reason: Exception | None = None
         unsafe: list[tuple[Part, NotConfirmed]] = []
-        for part, outcome in zip(parts, outcomes, strict=True):
+        for part, outcome in pairs:
+            assert not isinstance(outcome, Settled)
             if outcome is True or isinstance(outcome, NotConfirmed):
                 self._accepted += len(part.items)
+                self._target.found.add(part.prefix)
                 self._emit_pushed(part)
                 if outcome is not True:
                     unsafe.append((part, outcome))
@@ -748,6 +733,8 @@ class _Push:
             # Nobody has said that it is in, so it may be in or not.
             error = outcome or RedisUnavailable("the outcome of the push is not known")
             failed.append(part)
+            if is_misscored(error):
+                error = self._wrong_scores(part, error)
             if reason is None or not is_out_of_turn(error):
                 reason = error
         if self._on_progress is not None:
@@ -758,13 +745,28 @@ class _Push:
             return
         if is_out_of_turn(reason):
             reason = RedisUnavailable("Redis has lost a call that it had answered: it was restarted without its data")
-        if isinstance(reason, Refusal) and reason.code == "SHARDSCOUNT":
-            raise ShardsCountError(self._target.queue, int(reason.detail), self._target.shards_count) from None
         if not isinstance(reason, RedisUnavailable) and not self._accepted:
             raise reason
         error = self.error([job for part in failed for job in part.jobs] + following, reason)
         error.unsafe = [job for part, _ in unsafe for job in part.jobs]
         raise error from reason
+
+    def _wrong_scores(self, part: Part, refusal: Refusal) -> PayloadError:
+        kind, *positions = refusal.detail.split()
+        job = part.jobs[int(positions[0]) if positions else 0]
+        if kind == "missing":
+            why = (
+                "has no score, and others of the queue have versions: its score would be the time, which is above all "
+                "of them, so it would come last and count as the newest. Push it with score=..., or declare where "
+                "that is, once: the option score='version' of the worker, if that is the field's name"
+            )
+        else:
+            why = (
+                f"has a score, {part.items[int(positions[0])][2].decode()}, and others of its shard wait or run that "
+                "were pushed without: their score is the time, so they would come after it and count as newer. Push "
+                "all with scores, once what was pushed without is performed, or deleted"
+            )
+        return PayloadError(f"queue {self._target.queue!r}: job {job['id']!r:.100} {why}; nothing was written")
 
     def _not_replicated(
         self, unsafe: list[tuple[Part, NotConfirmed]], following: list[Mapping[str, Any]]

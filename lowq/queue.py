@@ -7,7 +7,7 @@ from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from heapq import nsmallest
-from typing import Any, Unpack, overload
+from typing import Any, Generic, Unpack, overload
 
 from lowq.admin.actions import ACTIONS, CHANGED, MAX_IDS, Acted, Action, ActionName, act, attempt, attempt_all
 from lowq.admin.bulk import Step, bulk, meant_by, snapshot
@@ -23,8 +23,8 @@ from lowq.group_commit import GRACE, limit_of_caller, no_answer
 from lowq.inspection.calls import TOGETHER, ask
 from lowq.inspection.job_filter import FilterOptions, JobFilter, Snapshot
 from lowq.inspection.queries import Queries, as_ids
-from lowq.job import JobId, JobOptions, State, new_job
-from lowq.producer import Jobs, Target, apush, check_jobs, push, push_ticks
+from lowq.job import JobDict, JobId, JobOptions, P, State, Untyped, new_job
+from lowq.producer import Jobs, Target, apush, check_jobs, push, push_ticks, reader_of, tick_payload
 from lowq.queue_options import QueueOptions, checked_durability, room_timeout
 from lowq.settings import dump_text
 from lowq.sharding import Layout, Layouts
@@ -48,7 +48,7 @@ RESHARD_SECONDS = 1.0
 DROP_JOBS = 500
 
 
-class Queue(Queries):
+class Queue(Queries, Generic[P]):
     """The handle of a queue. Safe for threads.
 
     ``now`` (Unix time, seconds) stands for the server's clock wherever it is given.
@@ -76,7 +76,7 @@ class Queue(Queries):
         self,
         job_id: JobId,
         /,
-        payload: Any = "",
+        payload: P = ...,
         *,
         timeout: float | timedelta | None = None,
         durability: Durability | None = None,
@@ -85,6 +85,24 @@ class Queue(Queries):
     @overload
     def push(
         self,
+        jobs: JobDict[P],
+        on_progress: Callable[[int], object] | None = None,
+        *,
+        timeout: float | timedelta | None = None,
+        durability: Durability | None = None,
+    ) -> int: ...
+    @overload
+    def push(
+        self,
+        jobs: Iterable[JobDict[P]],
+        on_progress: Callable[[int], object] | None = None,
+        *,
+        timeout: float | timedelta | None = None,
+        durability: Durability | None = None,
+    ) -> int: ...
+    @overload
+    def push(
+        self: "Queue[Untyped]",
         jobs: Jobs,
         on_progress: Callable[[int], object] | None = None,
         *,
@@ -118,7 +136,7 @@ class Queue(Queries):
         seconds = None if timeout is None else room_timeout(timeout)
         target = self._present_target()
         if target is None:
-            check_jobs(self.name, self._backend.config, jobs, self._backend.payload_type_of(self.name))
+            self._check(jobs)
             target = self._target()
         if durability is not None or target.options.durability != "none":
             target = self._durable(target, durability)
@@ -129,7 +147,7 @@ class Queue(Queries):
         self,
         job_id: JobId,
         /,
-        payload: Any = "",
+        payload: P = ...,
         *,
         timeout: float | timedelta | None = None,
         durability: Durability | None = None,
@@ -138,6 +156,24 @@ class Queue(Queries):
     @overload
     async def apush(
         self,
+        jobs: JobDict[P],
+        on_progress: Callable[[int], object] | None = None,
+        *,
+        timeout: float | timedelta | None = None,
+        durability: Durability | None = None,
+    ) -> int: ...
+    @overload
+    async def apush(
+        self,
+        jobs: Iterable[JobDict[P]],
+        on_progress: Callable[[int], object] | None = None,
+        *,
+        timeout: float | timedelta | None = None,
+        durability: Durability | None = None,
+    ) -> int: ...
+    @overload
+    async def apush(
+        self: "Queue[Untyped]",
         jobs: Jobs,
         on_progress: Callable[[int], object] | None = None,
         *,
@@ -159,7 +195,7 @@ class Queue(Queries):
         seconds = None if timeout is None else room_timeout(timeout)
         target = self._present_target()
         if target is None:
-            check_jobs(self.name, self._backend.config, jobs, self._backend.payload_type_of(self.name))
+            self._check(jobs)
         if target is None or self._target_lookup.is_under_way():
             target = await self._find_target()
         if durability is not None or target.options.durability != "none":
@@ -195,6 +231,13 @@ class Queue(Queries):
                 "a UUID, before a payload, nor jobs before a function that is told how many are in"
             )
         return jobs, second
+
+    def _check(self, jobs: Jobs) -> None:
+        """Before the queue is entered in the registry: a push that is refused is to leave nothing."""
+        backend, worker = self._backend, self._worker
+        score = self._declared.get("score") if worker is None else worker._queue_options.score
+        payload_type = backend.payload_type_of(self.name)
+        check_jobs(self.name, backend.config, jobs, payload_type, reader_of(score, worker or self.name, payload_type))
 
     def _present_target(self) -> Target | None:
         """Where jobs go, as long as that is what it was; None: it is to be found out."""
@@ -309,6 +352,11 @@ class Queue(Queries):
     def push_ticks(self, schedule: str, ticks: Sequence[float], record: bytes, new_record: bytes) -> bool:
         """Pushes ticks of a schedule, for its turn in a node; see `lowq.producer.push_ticks`."""
         return push_ticks(self._target(), schedule, ticks, record, new_record)
+
+    def push_tick(self, schedule: str, planned_at: float) -> None:
+        """Pushes a job of a schedule by hand."""
+        payload = tick_payload(planned_at, self._target().payload_type)
+        self.push(schedule, payload, score=planned_at)
 
     # --- consuming ---
 
@@ -742,24 +790,32 @@ class Queue(Queries):
         return Layout(count, epoch).prefixes(self._namespace, self.name) if 0 < count <= MAX_SHARDS else []
 
     def reshard(
-        self, shards_count: int, *, on_progress: Callable[[ReshardProgress], object] | None = None, by: str = ""
+        self,
+        shards_count: int,
+        *,
+        on_progress: Callable[[ReshardProgress], object] | None = None,
+        by: str = "",
+        unconfirmed: bool = False,
     ) -> ReshardProgress | None:
         """Gives the queue another number of shards while it is used: pushing goes on, order holds, nothing is lost. An
         id rests only while the shards are moved that feed its new one. It may end at any moment: call it again with the
         same number to go on.
 
+        What is moved is deleted where it was once as many replicas have confirmed it as the primary had at the
+        beginning; without them it waits. ``unconfirmed``: it does not, and a failover may lose jobs.
+
         ``on_progress``: called with a `ReshardProgress` now and then. ``by``: who does it, for people. Returns the last
-        of these; None: the queue has so many shards already.
+        of these; None: the queue has so many shards already, and what a failover may have lost of that was in order.
 
         Raises:
             ConfigError: shards_count is out of range, or a node that serves the queue is strict about it. Resharding:
             it is being resharded to another number. UnknownQueueError, RedisUnavailable, RedisRefused: call it again.
         """
         progress: ReshardProgress | None = None
-        for progress in reshard(self._backend, self.name, shards_count, by=by):
+        for progress in reshard(self._backend, self.name, shards_count, by=by, unconfirmed=unconfirmed):
             if on_progress is not None:
                 on_progress(progress)
-        return progress
+        return progress if progress is not None and progress.is_done else None
 
     def reshard_progress(self) -> ReshardProgress | None:
         """How far the reshard is that is under way, whoever does it; None: none is.

@@ -19,6 +19,8 @@ from lowq.store.keys import MAX_SHARDS
 
 #: A merge policy of an application: from the payloads of an id, oldest first, to those that are to be handed over.
 MergeFunction: TypeAlias = Callable[[list[Any]], list[Any]]
+#: Gives the score of a payload.
+ScoreFunction: TypeAlias = Callable[[Any], float]
 #: How Redis merges payloads of an id.
 MergePolicy = Literal["collapse", "append", "latest"]
 
@@ -48,6 +50,9 @@ class HandleOptions(TypedDict, total=False):
     #: How payloads of an id are merged: ``"collapse"``, ``"append"``, ``"latest"``, or a function of the payloads that
     #: returns those to be handed over (``"collapse"``).
     merge: str | MergeFunction
+    #: The field of a payload, or a function of it, that gives the score of one that is pushed without: ``"version"``
+    #: (None: the time).
+    score: str | ScoreFunction | None
     #: Seconds, or a timedelta: a fresh id runs when nothing came for it for so long (None: at once).
     debounce: float | timedelta | None
     #: Seconds, or a timedelta, after its first payload in which a debounced id runs at the latest (None: 10 times
@@ -100,6 +105,7 @@ class QueueOptions:
     priority: int = 0
     capacity: int | None = None
     merge: MergePolicy | MergeFunction = "collapse"
+    score: str | ScoreFunction | None = None
     debounce: float | None = None
     max_wait: float | None = None
     morgue_ttl: float | None = None
@@ -203,6 +209,8 @@ def checked(whose: str, name: str, value: Any) -> Any:
         return value
     if name == "merge":
         return _checked_merge(whose, value)
+    if name == "score":
+        return _checked_score(whose, value)
     if name == "durability":
         return checked_durability(value, f"{whose}: ")
     check_time(whose, name, value)
@@ -308,12 +316,23 @@ def _checked_merge(whose: str, merge: Any) -> MergePolicy | MergeFunction:
         )
     if inspect.iscoroutinefunction(merge):
         raise ConfigError(f"{whose}: merge={merge!r:.100} must not be async")
-    if not _takes_payloads(merge):
+    if not _takes_one(merge):
         raise ConfigError(f"{whose}: merge={merge!r:.100} must take one argument, the list of payloads")
     return merge  # type: ignore[no-any-return]  # whatever it is, it can be called
 
 
-def _takes_payloads(function: Callable[..., Any]) -> bool:
+def _checked_score(whose: str, score: Any) -> str | ScoreFunction | None:
+    if score is None or (isinstance(score, str) and score):
+        return score
+    if not callable(score) or inspect.iscoroutinefunction(score) or not _takes_one(score):
+        raise ConfigError(
+            f"{whose}: score={score!r:.100} must be the name of a field of the payload, or a function of one argument, "
+            "the payload, that returns a number"
+        )
+    return score  # type: ignore[no-any-return]  # whatever it is, it can be called
+
+
+def _takes_one(function: Callable[..., Any]) -> bool:
     try:
         inspect.signature(function).bind(None)
     except TypeError:

@@ -19,12 +19,13 @@ READ_AGAIN = 1.0
 class Routes:
     """Of one queue. Safe for threads: what is written is replaced whole."""
 
-    __slots__ = ("_clock", "_read_at", "_sealed", "layouts")
+    __slots__ = ("_clock", "_sealed", "layouts", "read_at")
 
     def __init__(self, layouts: Layouts, clock: Callable[[], float] = monotonic) -> None:
         self.layouts = layouts
         self._clock = clock
-        self._read_at = clock()
+        #: When the registry was read, monotonic.
+        self.read_at = clock()
         #: (epoch, shard) -> the layout that its jobs belong to, and its clock as Redis wrote it.
         self._sealed: dict[tuple[int, int], tuple[Layout, bytes]] = {}
 
@@ -41,19 +42,19 @@ class Routes:
     @property
     def is_doubtful(self) -> bool:
         """Whether the registry is to be read again: shards have moved on, and it may say now that all have."""
-        return bool(self._sealed) and self._clock() - self._read_at >= READ_AGAIN
+        return bool(self._sealed) and self._clock() - self.read_at >= READ_AGAIN
 
     @property
     def age(self) -> float:
         """Seconds since the registry was read."""
-        return self._clock() - self._read_at
+        return self._clock() - self.read_at
 
     def note_read(self, layouts: Layouts) -> None:
         """The registry says so now."""
         if layouts.current != self.layouts.current:
             self._sealed = {}
         self.layouts = layouts
-        self._read_at = self._clock()
+        self.read_at = self._clock()
 
     def note_lost(self, layouts: Layouts) -> None:
         """The registry says so now, and what shards have said before is doubtful: the queue was dropped, or Redis has

@@ -39,6 +39,8 @@ TICKS_TOGETHER = 500
 MAX_NAME = 128
 #: Seconds between two ticks, at least and at most.
 _INTERVALS = (1.0, 366 * 86400.0)
+#: What names the zone of the machine, and so another one on each node.
+_OF_THE_MACHINE = ("localtime", "Factory", "posixrules")
 #: The queue in which the schedules of a worker's queue wait for their ticks.
 _PREFIX = "lowq:schedules:"
 #: What a push can name: a record has no spaces, equals signs and the like.
@@ -89,8 +91,10 @@ class Schedule:
         """The ticks to push, of those after ``since``, and the moment up to which that settles all of them. ``grace``:
         seconds that one may be late under ``missed="skip"``.
         """
-        if self.missed == "all":
+        if self.missed != "one":
             ticks: list[float] = []
+            if self.missed == "skip":
+                since = max(since, math.nextafter(now - grace, 0.0))
             for tick in self.after(since):
                 if tick > now:
                     break
@@ -99,9 +103,7 @@ class Schedule:
                     return ticks, tick
             return ticks, max(now, since)
         latest = self.latest(since, now)
-        if latest is None or (self.missed == "skip" and now - latest > grace):
-            return [], max(now, since)
-        return [latest], max(now, since)
+        return ([] if latest is None else [latest]), max(now, since)
 
     def shown(self) -> dict[str, Any]:
         """What is kept of it in Redis, besides its name."""
@@ -187,6 +189,10 @@ def _checked_zone(prefix: str, tz: object) -> str | None:
     name = tz.key if isinstance(tz, ZoneInfo) else tz
     if not isinstance(name, str):
         raise ConfigError(f'{prefix}tz={tz!r:.100} must be the name of a time zone, such as tz="Europe/Berlin"')
+    if name in _OF_THE_MACHINE:
+        raise ConfigError(
+            f'{prefix}tz={name!r} is another zone on each machine; write its name, such as "Europe/Berlin"'
+        )
     try:
         _zone(name)
     except (LookupError, ValueError, OSError) as error:
@@ -220,18 +226,62 @@ def _check_cron(prefix: str, at: str, zone: str | None) -> None:
 
 @lru_cache(64)
 def _zone(name: str | None) -> tzinfo:
-    return UTC if name is None else ZoneInfo(name)
+    return UTC if name in (None, "UTC") else ZoneInfo(name)  # the system may have no time zones
 
 
 def _cron_after(at: str, zone: str | None, moment: float) -> Iterator[float]:
-    # cronsim goes by the clock on the wall where a tick has a fixed hour. Begun in the hour that comes twice it gives
-    # ticks of the first time again; and around the hour that is left out several may fall together.
-    before = moment
-    for tick in CronSim(at, datetime.fromtimestamp(math.floor(moment), _zone(zone))):
-        found = tick.timestamp()
-        if found > before:
-            before = found
-            yield int(found)
+    found, before = _zone(zone), moment
+    walk = _walk_time if any(field.startswith("*") for field in at.split()[:2]) else _walk_clock
+    for tick in walk(at, found, math.floor(moment)):
+        if tick > before:  # ticks of the time that is left out fall together
+            before = tick
+            yield tick
+
+
+# cronsim counts without a time zone, on the clock on the wall. Its own rules for zones are right for whole hours only,
+# and their ticks depend on where one begins.
+
+
+def _walk_clock(at: str, zone: tzinfo, moment: int) -> Iterator[int]:
+    """Ticks at fixed hours and minutes, from before the moment on."""
+    # A day that is left out, as in Samoa, is the most that ticks are moved by.
+    for wall in CronSim(at, _wall_at(zone, moment) - timedelta(hours=25)):
+        tick = wall.replace(tzinfo=zone)
+        while _wall_at(zone, math.floor(tick.timestamp())) != tick.replace(tzinfo=None):
+            tick += timedelta(minutes=1)
+        yield math.floor(tick.timestamp())
+
+
+def _walk_time(at: str, zone: tzinfo, moment: int) -> Iterator[int]:
+    """Ticks that go by the time that passes: whenever the clock on the wall shows one."""
+    begin = _wall_at(zone, moment)
+    while True:
+        offset = _offset_at(zone, moment)
+        for wall in CronSim(at, begin):
+            tick = round((wall - _EPOCH).total_seconds() - offset)
+            if _offset_at(zone, tick) != offset:
+                break
+            moment = tick
+            yield tick
+        else:
+            return
+        # The clock is changed before that tick.
+        while tick - moment > 1:
+            middle = (moment + tick) // 2
+            moment, tick = (middle, tick) if _offset_at(zone, middle) == offset else (moment, middle)
+        moment = tick
+        begin = _wall_at(zone, moment) - timedelta(minutes=1)
+
+
+_EPOCH = datetime(1970, 1, 1)  # noqa: DTZ001  # as the clock on the wall
+
+
+def _wall_at(zone: tzinfo, moment: int) -> datetime:
+    return datetime.fromtimestamp(moment, zone).replace(tzinfo=None, fold=0)
+
+
+def _offset_at(zone: tzinfo, moment: int) -> float:
+    return datetime.fromtimestamp(moment, zone).utcoffset().total_seconds()  # type: ignore[union-attr]
 
 
 def _multiples_after(interval: float, moment: float) -> Iterator[float]:

@@ -9,7 +9,7 @@ import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from lowq import codec, drivers
 from lowq.address import Transport, parse_address
@@ -295,6 +295,49 @@ def _warn_of_unknown_variables() -> None:
             near = get_close_matches(variable, known, 1)
             hint = f"; did you mean {near[0]}?" if near else ""
             log.warning("environment variable %s is no setting of lowq%s", variable, hint)
+
+
+class Settings(TypedDict, total=False):
+    """Those of a `Config`, as the keywords of `Lowq`: type checkers know no other way to say so."""
+
+    redis_url: str
+    namespace: str
+    poll_interval: float
+    threads_per_node: int
+    concurrency: int
+    client_pool_size: int
+    pool_timeout: float
+    push_timeout: float
+    durability_timeout: float
+    lease_ttl: float
+    shutdown_timeout: float
+    warn_after: float | None
+    max_payload_bytes: int
+    scan_size: int
+    strict_shards_count: bool
+    graphite: str | None
+    statsd: str | None
+    metrics_prefix: str | None
+    server_middlewares: Sequence[Callable[..., Any]]
+    client_middlewares: Sequence[Callable[..., Any]]
+    on_job_event: Listener | None
+    on_server_init: Callable[[], object]
+    on_server_stop: Callable[[], object]
+    last_words: Callable[[BaseException], object]
+    retry_in: RetryIn | None
+    bury_on: BuryOn | None
+    release_on: ReleaseOn | None
+    build_scheduler: Callable[[], Any] | None
+    build_splitter: Callable[[], Any] | None
+    scheduler: str
+    splitter: str
+    codec: str
+    dump_payload: Callable[[Any], bytes]
+    load_payload: Callable[[bytes], Any]
+    format_error: Callable[[BaseException], str]
+    dump_error: Callable[[str], bytes]
+    load_error: Callable[[bytes], str]
+    workers: Sequence[type] | None
 
 
 class Config:

@@ -55,13 +55,18 @@ class Layouts:
     current: Layout
     #: None: no reshard is under way.
     next: Layout | None = None
-    #: What else the registry says of the reshard: who began it and when. Not compared.
+    #: What else the registry says of the reshard: who began it and when, and what is to confirm it. Not compared.
     facts: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
     @property
     def all(self) -> tuple[Layout, ...]:
         """Those that may have jobs."""
         return (self.current,) if self.next is None else (self.current, self.next)
+
+    def shown(self) -> dict[str, Any]:
+        """As the registry keeps them, before the options of the queue."""
+        reshard = {} if self.next is None else {"reshard": {**self.next.shown(), **self.facts}}
+        return self.current.shown() | reshard
 
     @classmethod
     def plain(cls, shards_count: int) -> Self:
@@ -77,9 +82,9 @@ class Layouts:
         reshard = entry.get("reshard")
         reshard = reshard if isinstance(reshard, dict) else {}
         following = _read(reshard)
-        if following is None or following.epoch != current.epoch + 1:
+        if following is None or following.epoch <= current.epoch:
             return cls(current)
-        return cls(current, following, {key: reshard[key] for key in ("began_at", "by") if key in reshard})
+        return cls(current, following, {key: reshard[key] for key in ("began_at", "by", "replicas") if key in reshard})
 
 
 def _read(entry: Mapping[str, Any]) -> Layout | None:

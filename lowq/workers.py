@@ -4,7 +4,6 @@ A subclass of `Worker` stays what it is; a plain class becomes a subclass of its
 becomes a worker that calls it. Wrong forms are refused at decoration, with the fix in the message.
 """
 
-import asyncio
 import inspect
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from datetime import timedelta
@@ -22,7 +21,8 @@ from lowq.error_policies import (
     checked_retry_in,
 )
 from lowq.errors import ConfigError, JobError
-from lowq.job import Job, JobId, JobOptions, new_job
+from lowq.group_commit.own_thread import in_own_thread
+from lowq.job import Job, JobDict, JobId, JobOptions, P, Untyped, new_job
 from lowq.job_events import Listener
 from lowq.limits import Limit, checked_limits
 from lowq.payload_types import PayloadType, annotated_type, payload_type, type_argument
@@ -40,7 +40,6 @@ from lowq.schedules import Schedule
 from lowq.store import Durability
 from lowq.store.keys import is_queue_name
 
-P = TypeVar("P")
 C = TypeVar("C")
 #: The payload of a job that has none.
 _NO_PAYLOAD: Any = ""
@@ -104,11 +103,11 @@ class Application(Protocol):
 class _QueueOfClass:
     """``Worker.queue``: the handle of the class's queue."""
 
-    def __get__(self, instance: object, owner: "type[Worker[Any]]") -> Queue:
+    def __get__(self, instance: object, owner: "type[Worker[P]]") -> Queue[P]:
         app = owner.__dict__.get("_app")
         if app is None:
             raise ConfigError(f"{owner.__name__} is no worker yet; decorate it with @lowq.worker")
-        queue: Queue = app.queue_of(owner)
+        queue: Queue[P] = app.queue_of(owner)
         return queue
 
 
@@ -132,8 +131,9 @@ class Worker(Generic[P]):
     ttl: ClassVar[float | timedelta | None] = None
     priority: ClassVar[int] = 0
     capacity: ClassVar[int | None] = None
-    #: As of `WorkerOptions`. Any, as a type checker would bind a function like a method.
+    #: These two are as of `WorkerOptions`. Any, as a type checker would bind a function like a method.
     merge: ClassVar[Any] = "collapse"
+    score: ClassVar[Any] = None
     debounce: ClassVar[float | timedelta | None] = None
     max_wait: ClassVar[float | timedelta | None] = None
     morgue_ttl: ClassVar[float | timedelta | None] = None
@@ -147,7 +147,7 @@ class Worker(Generic[P]):
     driver: ClassVar[str | None] = None
 
     #: The handle of the queue: stats, jobs, kick, pause ...
-    queue: ClassVar[Queue] = _QueueOfClass()  # type: ignore[assignment]  # a property of the class
+    queue: ClassVar[_QueueOfClass] = _QueueOfClass()
     _app: ClassVar[Application | None] = None
     #: What was declared, checked. Nobody asks the class again: what belongs to an application may raise.
     _queue_options: ClassVar[QueueOptions]
@@ -219,7 +219,7 @@ class Worker(Generic[P]):
             As `perform_async`, with which many jobs are pushed at once.
         """
         _check_id(cls, job_id)
-        job = new_job(job_id, payload, options)
+        job: Any = new_job(job_id, payload, options)
         return cls.perform_async(job, **_given(timeout, durability))
 
     @classmethod
@@ -235,12 +235,39 @@ class Worker(Generic[P]):
     ) -> int:
         """``push`` from async code, as `aperform_async`."""
         _check_id(cls, job_id)
-        job = new_job(job_id, payload, options)
+        job: Any = new_job(job_id, payload, options)
         return await cls.aperform_async(job, **_given(timeout, durability))
 
+    @overload
     @classmethod
     def perform_async(
-        cls, jobs: Jobs, *, timeout: float | timedelta | None = None, durability: Durability | None = None
+        cls,
+        jobs: JobDict[P],
+        *,
+        timeout: float | timedelta | None = None,
+        durability: Durability | None = None,
+    ) -> int: ...
+    @overload
+    @classmethod
+    def perform_async(
+        cls,
+        jobs: Iterable[JobDict[P]],
+        *,
+        timeout: float | timedelta | None = None,
+        durability: Durability | None = None,
+    ) -> int: ...
+    @overload
+    @classmethod
+    def perform_async(
+        cls: "type[Worker[Untyped]]",
+        jobs: Jobs,
+        *,
+        timeout: float | timedelta | None = None,
+        durability: Durability | None = None,
+    ) -> int: ...
+    @classmethod
+    def perform_async(
+        cls, jobs: Any, *, timeout: float | timedelta | None = None, durability: Durability | None = None
     ) -> int:
         """Pushes one job or any iterable of jobs; returns the number of payloads accepted. ``timeout``: seconds, or a
         timedelta, to wait for room at most when the queue has reached its ``capacity``. ``durability``: what to wait
@@ -256,9 +283,36 @@ class Worker(Generic[P]):
         _check_jobs(cls, jobs)
         return cls.queue.push(jobs, timeout=timeout, durability=durability)
 
+    @overload
     @classmethod
     async def aperform_async(
-        cls, jobs: Jobs, *, timeout: float | timedelta | None = None, durability: Durability | None = None
+        cls,
+        jobs: JobDict[P],
+        *,
+        timeout: float | timedelta | None = None,
+        durability: Durability | None = None,
+    ) -> int: ...
+    @overload
+    @classmethod
+    async def aperform_async(
+        cls,
+        jobs: Iterable[JobDict[P]],
+        *,
+        timeout: float | timedelta | None = None,
+        durability: Durability | None = None,
+    ) -> int: ...
+    @overload
+    @classmethod
+    async def aperform_async(
+        cls: "type[Worker[Untyped]]",
+        jobs: Jobs,
+        *,
+        timeout: float | timedelta | None = None,
+        durability: Durability | None = None,
+    ) -> int: ...
+    @classmethod
+    async def aperform_async(
+        cls, jobs: Any, *, timeout: float | timedelta | None = None, durability: Durability | None = None
     ) -> int:
         """``perform_async`` from async code. Small pushes of coroutines that meet leave together in one write.
 
@@ -269,7 +323,7 @@ class Worker(Generic[P]):
         """
         if getattr(cls.perform_async, "__func__", None) is not Worker.perform_async.__func__:  # type: ignore[attr-defined]  # a class method
             own = partial(cls.perform_async, jobs, **_given(timeout, durability))  # the worker's own method is in front
-            return await asyncio.to_thread(own)
+            return await in_own_thread(own)
         _check_jobs(cls, jobs)
         return await cls.queue.apush(jobs, timeout=timeout, durability=durability)
 

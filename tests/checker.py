@@ -11,8 +11,8 @@ unknown     performed, and nobody ever began to push it
 overlap     two performs of one shard at a time (of one id, where a consumer has several in hand), or one that begins
             under a lower fence than was seen before.
             Allowed, and `fenced`: the earlier of two goes on under a lower fence; whoever was frozen may have
-            been between its last look at its lease and the handler, one perform per thread; whoever holds a
-            lease that Redis has lost; and whoever goes on past its ttr
+            been between its last look at its lease and the handler, one perform per thread, unless it waited for
+            Redis then; whoever holds a lease that Redis has lost; and whoever goes on past its ttr
 fence       two processes worked one shard under the same fence
 step back   handed over after one with a higher score, unless it arrived later than that, or is handed over
             again: with nothing between but what was in flight with it, or because it was pushed again. Of an id that
@@ -188,7 +188,7 @@ class _Faults:
     """What was done to processes and to Redis."""
 
     def __init__(self, events: Iterable[Event]) -> None:
-        #: Process -> when it was frozen.
+        #: Process -> when it was frozen, and may have been about to perform something.
         self.freezes: dict[int, list[float]] = defaultdict(list)
         #: Process, or None for all -> [from, until] when it may not have reached Redis.
         self._troubles: dict[int | None, list[list[float]]] = defaultdict(list)
@@ -201,7 +201,8 @@ class _Faults:
             at: float = event["at"]
             match event["event"]:
                 case "frozen":
-                    self.freezes[event["frozen"]].append(at)
+                    if not event.get("in_call"):
+                        self.freezes[event["frozen"]].append(at)
                     self._troubles[event["frozen"]].append([at, math.inf])
                 case "thawed":
                     self._end(event["thawed"], at)

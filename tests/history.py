@@ -20,7 +20,8 @@ taken      sent: when the take was sent, monotonic; jobs: {id: [version, ...]} t
 acked      shard, ids: Redis has confirmed that this process is done with what it last performed of them; perform: or
            with what it was given in that one, by a consumer, which may have begun with more of the id since
 gone       gone: the id of a process that ended; code: its exit code, negative for a signal
-frozen     frozen: the id of a process that is about to be stopped for a while (SIGSTOP, or a handler with the GIL)
+frozen     frozen: the id of a process that is about to be stopped for a while (SIGSTOP, or a handler with the GIL);
+           in_call: its only thread that performs waits for Redis then, so it is about to perform nothing
 thawed     thawed: the id of a process that goes on
 trouble    who: id of a process, or null for all. From now on it may not reach Redis
 calm       who: from now on it can, again
@@ -110,9 +111,11 @@ class History:
         """The process has ended: what it performed ended then, at the latest."""
         self.write("gone", gone=pid, code=code)
 
-    def frozen(self, pid: int) -> None:
-        """The process will be frozen for a while, perhaps for longer than its leases last."""
-        self.write("frozen", frozen=pid)
+    def frozen(self, pid: int, *, in_call: bool = False) -> None:
+        """The process will be frozen for a while, perhaps for longer than its leases last. ``in_call``: and no perform
+        that it begins later was handed out before.
+        """
+        self.write("frozen", frozen=pid, in_call=in_call)
 
     def thawed(self, pid: int) -> None:
         """It goes on."""

@@ -5,10 +5,24 @@ import shlex
 from pathlib import Path
 from typing import Any
 
+from lowq.store.scripts import load_scripts
+
 DOCUMENT = Path(__file__).parents[1] / "docs" / "rights.md"
 #: What users are refused that the document calls optional, as ACL LOG names it.
 OPTIONAL = {"info", "config|get", "client|setinfo"}
 SECRET = "s3cret"
+#: What scripts call and can do without.
+CAN_DO_WITHOUT = {"spublish", "memory|usage"}
+
+_CALL = re.compile(r"redis\.p?call\(\s*'(\w+)'(?:,\s*'(USAGE)')?")
+#: Commands that reach a call by a variable.
+_BY_NAME = re.compile(r"'([HSZ]SCAN|HLEN|[SZ]CARD|ZMSCORE|HMGET|ZREM|SREM|HDEL)'")
+
+
+def commands(names: tuple[str, ...]) -> set[str]:
+    sources = [load_scripts()[name].source for name in names]
+    called = {"|".join(filter(None, found)).lower() for source in sources for found in _CALL.findall(source)}
+    return called | {name.lower() for source in sources for name in _BY_NAME.findall(source)}
 
 
 def rules() -> dict[str, list[str]]:

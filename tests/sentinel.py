@@ -1,5 +1,7 @@
 """A Redis Sentinel of the tests' own, over servers that a test has started."""
 
+import os
+import signal
 import subprocess
 import time
 from pathlib import Path
@@ -22,9 +24,7 @@ class Sentinel:
     `watch` is called it takes nobody for gone, as a primary that has no time would be.
     """
 
-    def __init__(
-        self, directory: Path, primary: RedisServer, tls: Tls | None = None, *, watches: bool = True
-    ) -> None:  # fmt: skip
+    def __init__(self, directory: Path, primary: RedisServer, tls: Tls | None = None, *, watches: bool = True) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         self._tls = tls
         self.port = free_port()
@@ -65,6 +65,13 @@ class Sentinel:
         """How many replicas it knows."""
         with redis.Redis(port=self.port, socket_timeout=PATIENCE) as client:
             return len(client.execute_command("SENTINEL", "REPLICAS", "main"))
+
+    def pause(self) -> None:
+        """SIGSTOP: connections stay open and nothing answers."""
+        os.kill(self._process.pid, signal.SIGSTOP)
+
+    def cont(self) -> None:
+        os.kill(self._process.pid, signal.SIGCONT)
 
     def __enter__(self) -> Self:
         self._process = subprocess.Popen([executable(), self._config, "--sentinel"], stdout=subprocess.DEVNULL)

@@ -78,6 +78,7 @@ FIGURES = [
     Figure("fair_weights", "two queues with backlogs, weights 3:1: off by", "%", 10, 3, "less"),
     Figure("fair_alone", "the slow queue alone: part of all threads that it uses", "x", 0.9, 0.95),
     Figure("fair_bounded", "the slow queue with `max_threads=2`: threads that it uses", "threads", 2.05, None, "less"),
+    Figure("urgent_p90", "50 jobs/s of priority 0 beside 500,000 that wait at 9: delay, p90", "s", 2, 0.1, "less"),
     Figure("limit_rate", "`lowq.Rate(100)` over two nodes: jobs that began in 10 s, against 1,000", "x", 0.95),
     Figure("limit_drain", "jobs of 1 ms with a `lowq.Concurrency` that is never reached, against none", "x", 0.95),
     Figure("replicated_single", 'single enqueue with `durability="replicated"`, against none', "x"),

@@ -38,9 +38,9 @@ def release_all(client: Client, queue: str, prefixes: Sequence[str], *, shards_c
 
 def _release(lease: ShardLease, queue: str, index: int) -> int:
     got = lease.acquire(LEASE_TTL)
-    if isinstance(got, LeaseDenied):
-        return 0  # its holder lives, or died less than a lease ago, which nobody can tell apart
     log_poisoned(queue, index, got.poisoned)
+    if isinstance(got, LeaseDenied):
+        return got.restored  # its holder lives, or died less than a lease ago, which nobody can tell apart
     try:
         lease.surrender()
     except LeaseLost:

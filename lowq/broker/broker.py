@@ -62,8 +62,9 @@ class Broker:
     the default. ``activities``: asked by the loop for what is being performed. ``registrations``: the queues' entries,
     made anew with every heartbeat. ``more_details``: what the registry is to say of this process besides. ``queues``:
     their options. ``layouts``: those of the queues that ``shards`` are of, by queue; ``make_shards``: makes those of
-    another layout, when ``read_layouts`` finds one in the reply to a registration. ``chore``: called by the maintenance
-    loop between what it does itself. ``resumes``: the process has leases from before an exec, see `keep`.
+    another layout, when ``read_layouts`` finds one in the reply to a registration; it is told what is served, and
+    which epochs shards contradict. ``chore``: called by the maintenance loop between what it does itself. ``resumes``:
+    the process has leases from before an exec, see `keep`.
     ``on_ready``: it is a member and has asked for its shards. ``on_command``: somebody has sent it a command.
 
     Raises:
@@ -82,13 +83,13 @@ class Broker:
         groups: Sequence[WorkerGroup],
         shares: Mapping[str, Share],
         activities: Callable[[], Sequence[Activity]],
-        registrations: Sequence[Call],
+        registrations: Callable[[], Sequence[Call]],
         heartbeat_extras: Sequence[HeartbeatExtra] = (),
         more_details: Callable[[], Mapping[str, Any]] = dict,
         queues: Sequence[QueueOptions] = (),
         layouts: Mapping[str, Layouts] | None = None,
         make_shards: Callable[[str, Layout], Sequence[Shard]] | None = None,
-        read_layouts: Callable[[Call, Any], Layouts | None] = lambda _call, _reply: None,
+        read_layouts: Callable[[Call, Any, Layouts | None, Collection[int]], Layouts | None] = lambda *_: None,
         chore: Chore | None = None,
         on_ready: Callable[[], object],
         on_command: Callable[[str], object],
@@ -141,7 +142,7 @@ class Broker:
             client,
             self.shards,
             membership.channel,
-            lambda shard, delay: by_queue[shard.queue].wake(shard, delay),
+            lambda shard, delay, level: by_queue[shard.queue].wake(shard, delay, level),
             self._lease_released,
             self._received,
             self.outage.begin,
@@ -266,15 +267,17 @@ class Broker:
         """Takes note of what the registry says of a queue; returns what this process serves from now on, layout ->
         shards_count, when that has changed. Called by the maintenance loop.
         """
-        found, queue = self._read_layouts(call, reply), str(call.args[1])
+        queue = str(call.args[1])
         known = self._layouts.get(queue)
+        shards = [shard for shard in self.shards if shard.queue == queue]
+        doubted = {shard.epoch for shard in shards if shard.is_sealed or shard.is_miscounted}
+        found = self._read_layouts(call, reply, known, doubted)
         if found is None or found == known or self._make_shards is None:
             return None
         self._layouts[queue] = found
-        kept = {layout.name(queue) for layout in found.all}
         fresh = [layout for layout in found.all if known is None or layout not in known.all]
         # A failover may have lost a layout of the registry, which is entered again: shards of it may be held still.
-        present = {shard.prefix: shard for shard in self.shards if shard.queue == queue}
+        present = {shard.prefix: shard for shard in self.shards if shard.queue == queue and shard.layout in found.all}
         made: list[Shard] = []
         for shard in (shard for layout in fresh for shard in self._make_shards(queue, layout)):
             if shard.prefix in present:
@@ -283,13 +286,18 @@ class Broker:
                 made.append(shard)
         self._follow_seals(made)
         self._listener.knows(made)
+        replaced = {shard.prefix: shard for shard in made}
         for shard in self.shards:
-            if shard.queue == queue and shard.layout_name not in kept:
+            if shard.queue == queue and shard.layout not in found.all:
                 shard.is_sealed = True  # all of its jobs were moved
+                if shard.epoch == found.current.epoch:
+                    _replace(shard, replaced.get(shard.prefix))
+            elif shard.queue == queue and found.next is None:
+                shard.is_sealed = False  # it was of a reshard that is gone with the queue, or lost: it says so again
         # Those of the layout before last are let go of, unless they are still held.
         self.shards[:] = [
             shard for shard in self.shards if not shard.is_sealed or shard.lease.current is not None
-            or shard.layout_name in kept
+            or shard.layout in found.all
         ] + made  # fmt: skip
         log.info(
             "queue %r: %s", queue,
@@ -336,6 +344,13 @@ class Broker:
         except (ValueError, LookupError, TypeError):
             return  # not ours
         self._on_command(command)
+
+
+def _replace(shard: Shard, other: Shard | None) -> None:
+    """The queue has another number of shards at the same epoch: it was made anew, or the registry had been wrong."""
+    shard.lease.lose()
+    if other is not None and shard.in_flight.in_hand:  # still performed: that lease is not to be resumed
+        other.lease.renew_nonce()
 
 
 def _fold(groups: Sequence[Sequence[Shard]], workers: WorkerGroup) -> list[list[Shard]]:

@@ -1,15 +1,24 @@
 """A delivery: what one take hands out of a shard, and what may become of it."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any, Literal, NamedTuple
 
 from lowq.broker.lease import Lease
 from lowq.codec import original_payload
 from lowq.job import Job
 
-#: A bit of what `ack_and_take` answers of the shard: its last item are contexts of traces, by id.
-HAS_TRACES = 4
+#: Bits of what `ack_and_take` answers of the shard: its last item are contexts of traces, by id; and the last but for
+#: that are the times until payloads expire, by id; and behind all that, when the jobs of each priority are due.
+HAS_TRACES, HAS_EXPIRIES, HAS_LEVELS = 4, 16, 64
+#: Another: the job is a solo one.
+IS_SOLO = 32
+
+
+def jobs_end(reply: Sequence[Any]) -> int:
+    """Where the jobs of a reply of ``ack_and_take`` end."""
+    return len(reply) - sum(bool(reply[2] & bit) for bit in (HAS_TRACES, HAS_EXPIRIES, HAS_LEVELS))
 
 
 class Failure(NamedTuple):
@@ -56,7 +65,7 @@ def handed_over(reply: Sequence[Any]) -> Iterator[tuple[bytes, list[tuple[bytes,
     """Each id of a reply of ``ack_and_take``, with its payloads and scores as Redis has them, in the order in which
     they are handed over. For tests: `InFlight.took` does more, and is in a hurry.
     """
-    items = iter(reply[4:-1] if reply[2] & HAS_TRACES else reply[4:])
+    items = iter(reply[4 : jobs_end(reply)])
     for item in items:
         if isinstance(item, list):
             yield item[0], [(payload, float(score)) for payload, score in zip(item[3::2], item[4::2], strict=True)]
@@ -84,4 +93,26 @@ class Delivery:
     #: Seconds until the oldest waiting job is due, negative when it is overdue; None: nothing waits.
     delay: float | None
     paused: bool
+    #: Of a shard with priorities: level -> seconds until the oldest job of it that stays is due; else None.
+    levels: dict[int, float] | None = None
     undecodable: list[Undecodable] = field(default_factory=list)
+    #: id -> monotonic time at which the first of its payloads may have expired, of those with a ttl.
+    expires: dict[str, float] = field(default_factory=dict)
+    #: The job is one that must be performed alone: its process died with it in flight, or its batch failed.
+    is_solo: bool = False
+
+    def take_out_expired(self, jobs: list[TakenJob], start: int, now: float) -> list[str]:
+        """Removes from ``jobs``, from ``start`` on, those of which a payload may have expired. Returns their ids: they
+        are to be released, which Redis, whose clock counts, does for what lives of them.
+        """
+        if not self.expires:
+            return []
+        gone = [job.id for job in jobs[start:] if self.expires.get(job.id, inf) <= now]
+        if gone:
+            jobs[start:] = [job for job in jobs[start:] if self.expires.get(job.id, inf) > now]
+        return gone
+
+
+def urgent_level(levels: Mapping[int, float] | None, now: float) -> int:
+    """The most urgent of the levels that are due; 0 where nothing says so: whatever has come may be urgent."""
+    return 0 if levels is None else min((level for level, due in levels.items() if due <= now), default=0)

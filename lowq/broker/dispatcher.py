@@ -8,6 +8,8 @@ A thread's next shard is found in two steps. First the queue, so that each has i
 Then a shard of that queue, which the thread's scheduler for it chooses: of the shards that the thread prefers, and if
 it chooses none of them, of all. The splitter's map is a preference, and may change at any time. When a thread has been
 running one batch for long, all others take turns with its shards, or an hour's job would keep those waiting as long.
+Of a queue with priorities a thread's scheduler chooses of all shards at once, or urgent jobs would wait for the thread
+that is with less urgent ones.
 
 Idle threads don't poll. One of them, the leader, sleeps until the next known due time, the others until woken. Only
 when a scheduler of the application's own has declined a shard that is ready, idle threads ask again every 0.1 s.
@@ -22,7 +24,7 @@ from itertools import islice
 from math import inf
 from typing import NamedTuple, TypeVar
 
-from lowq.broker.delivery import Delivery
+from lowq.broker.delivery import Delivery, urgent_level
 from lowq.broker.fairness import QueueUse, Share, next_queue
 from lowq.broker.queue_permits import QueuePermits
 from lowq.broker.scheduler import LagScheduler, Scheduler, SeqScheduler, place
@@ -116,6 +118,8 @@ class Dispatcher:
         self._leader: int | None = None
         self._closed = False
         self._nudged = False
+        #: The queues some of whose shards have priorities.
+        self._with_levels: set[str] = set()
         #: Shards that an event loop works, and that count in `running` of their queues.
         self._at_work: set[Shard] = set()
         self.assign(preferred)
@@ -257,6 +261,9 @@ class Dispatcher:
     ) -> Iterator[Shard]:
         """Up to so many of the shards of a queue that are ready, as its scheduler chooses them one after the other."""
         schedule = self._schedules[0][queue]
+        if type(schedule) is LagScheduler and queue in self._with_levels:
+            yield from schedule.in_turn(shards, now)
+            return
         if type(schedule) is LagScheduler:  # asked one by one it would look at all of them each time
             yield from nsmallest(most, shards, key=lambda shard: shard.dispatch.next_due or 0.0)
             return
@@ -318,6 +325,7 @@ class Dispatcher:
                 and not state.paused
                 and not state.leaving
                 and shard.lease.deadline > now
+                and not shard.in_flight.is_full
             ):
                 if due > now:
                     earliest = due
@@ -384,7 +392,7 @@ class Dispatcher:
         """What the thread's scheduler chooses of a queue; None: nothing is ready, or it declines."""
         schedule, ready = self._schedules[thread][queue], partial(is_ready, thread, now)
         shard: Shard | None = None
-        if stuck:
+        if stuck and queue not in self._with_levels:
             theirs = {shard for other in stuck for shard in self._preferred[other].get(queue, ())}
             # One that goes round its shards would lose its place by this: with 1 and 3 here and 2 there it would take 3
             # after 2 and 2 after 3, and never 1. An application's own is asked, as it may decline.
@@ -392,7 +400,8 @@ class Dispatcher:
             shard = help_by(sorted(theirs, key=place), now, ready)
         # A scheduler of the application's own may be wrong: what is not ready, or of another queue, is no choice.
         if shard is None or shard.queue != queue or not ready(shard):
-            shard = schedule(self._preferred[thread].get(queue, ()), now, ready)
+            if queue not in self._with_levels:  # else the most urgent shard of the node comes before those preferred
+                shard = schedule(self._preferred[thread].get(queue, ()), now, ready)
             if shard is None or shard.queue != queue or not ready(shard):
                 shard = schedule(self._by_queue.get(queue, ()), now, ready)
                 if shard is None or shard.queue != queue or not ready(shard):
@@ -506,6 +515,9 @@ class Dispatcher:
         """
         now = self._clock()
         with self._changed:
+            if delivery.levels is not None or shard.dispatch.levels is not None:
+                shard.dispatch.level = urgent_level(shard.dispatch.levels, now)
+                self._note_levels(shard, wakes, delivery.levels, now)
             if shard.dispatch.wakes != wakes:
                 self._expect(shard, now)
             else:
@@ -514,10 +526,21 @@ class Dispatcher:
             if shard.dispatch.allowance is not None:
                 self._settle(shard, len(delivery.jobs))
 
+    def _note_levels(self, shard: Shard, wakes: int, levels: Mapping[int, float] | None, now: float) -> None:
+        known = {level: now + delay for level, delay in (levels or {}).items()}
+        if shard.dispatch.wakes != wakes:  # what a wake-up has said since may be newer than the reply
+            for level, due in (shard.dispatch.levels or {}).items():
+                known[level] = min(due, known.get(level, inf))
+        shard.dispatch.levels = known or None
+        self._with_levels.add(shard.queue)
+
     def look_again(self, shard: Shard) -> None:
         """What is known of the caller's shard is out of date: jobs went back to it."""
         with self._changed:
-            self._expect(shard, self._clock())
+            now = self._clock()
+            if shard.dispatch.levels is not None:
+                shard.dispatch.levels[shard.dispatch.level] = now
+            self._expect(shard, now)
 
     def rest(self, shard: Shard, seconds: float) -> None:
         """The caller's shard is in trouble of its own: nobody looks at it for a while."""
@@ -593,11 +616,16 @@ class Dispatcher:
                 if self._idle and shard.dispatch.claimed_by is None and shard.dispatch.next_due is not None:
                     self._notify(shard)
 
-    def wake(self, shard: Shard, delay: float = 0.0) -> None:
-        """The shard has work that is due in ``delay`` seconds, or earlier than was known."""
+    def wake(self, shard: Shard, delay: float = 0.0, level: int = 0) -> None:
+        """The shard has work of that priority that is due in ``delay`` seconds, or earlier than was known."""
         with self._changed:
             shard.dispatch.wakes += 1
             due = self._clock() + delay
+            if level or shard.dispatch.levels is not None:
+                if shard.dispatch.levels is None:
+                    shard.dispatch.levels = {} if shard.dispatch.next_due is None else {0: shard.dispatch.next_due}
+                    self._with_levels.add(shard.queue)
+                shard.dispatch.levels[level] = min(due, shard.dispatch.levels.get(level, inf))
             if shard.dispatch.next_due is None or due < shard.dispatch.next_due:
                 self._expect(shard, due)
             if delay == 0.0:
@@ -605,11 +633,22 @@ class Dispatcher:
             if shard.dispatch.claimed_by is None and not shard.dispatch.leaving and self._idle:
                 self._notify(shard)
 
-    def refreshed(self, shard: Shard, wakes: int, delay: float | None, *, paused: bool) -> None:
+    def refreshed(
+        self,
+        shard: Shard,
+        wakes: int,
+        delay: float | None,
+        *,
+        paused: bool,
+        levels: Mapping[int, float] | None = None,
+    ) -> None:
         """What a look at an unclaimed shard gave, unless something happened to it meanwhile."""
         with self._changed:
             if shard.dispatch.claimed_by is None and shard.dispatch.wakes == wakes:
-                self._expect(shard, None if delay is None else self._clock() + delay)
+                now = self._clock()
+                self._expect(shard, None if delay is None else now + delay)
+                if levels is not None or shard.dispatch.levels is not None:
+                    self._note_levels(shard, wakes, levels, now)
                 shard.dispatch.paused = paused
                 if shard.dispatch.next_due is not None and self._idle and not paused and not shard.dispatch.leaving:
                     self._notify(shard)
@@ -648,8 +687,8 @@ class Dispatcher:
 
 
 def is_ready(thread: int, now: float, shard: Shard) -> bool:
-    """Whether the thread may work it: it has due work, is held, not paused, not to be given up, and nobody else has
-    claimed it.
+    """Whether the thread may work it: it has due work, is held, not paused, not to be given up, not full, and nobody
+    else has claimed it.
     """
     state = shard.dispatch
     return (
@@ -659,6 +698,7 @@ def is_ready(thread: int, now: float, shard: Shard) -> bool:
         and not state.paused
         and not state.leaving
         and state.rests_until <= now < shard.lease.deadline
+        and not shard.in_flight.is_full
     )
 
 

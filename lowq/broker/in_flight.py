@@ -9,10 +9,22 @@ lost reply, and the late outcome of an owner that lost the shard meanwhile, do n
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from math import inf
 from typing import Any, NamedTuple
 
-from lowq.broker.delivery import HAS_TRACES, Delivery, Failure, TakenJob, Undecodable
+from lowq.broker.delivery import (
+    HAS_EXPIRIES,
+    HAS_LEVELS,
+    HAS_TRACES,
+    IS_SOLO,
+    Delivery,
+    Failure,
+    TakenJob,
+    Undecodable,
+)
 from lowq.broker.lease import ShardLease
+from lowq.clock import Clock
+from lowq.clock import now as clock_now
 from lowq.codec import APPENDED, decode_id, original_payload
 from lowq.errors import LeaseLost
 from lowq.job_events import JobEventKind, QueueEvents
@@ -26,10 +38,12 @@ log = get_log("lowq.broker")
 MAX_DELIVERY_BYTES = 2**20
 #: What `release` answers of a job that it has buried.
 _POISONED = 2
+#: And of one of which nothing is left: its payloads had expired.
+_EXPIRED = 3
 #: What the scripts write as the error of such a job.
 _POISON = b"poison: its process died, or its batch exceeded ttr, %d times with this job in flight"
 #: Bits of what `ack_and_take` answers of the shard.
-_PAUSED, _HAS_TTL, _SEALED = 1, 2, 8
+_PAUSED, _HAS_TTL, _SEALED, _FULL = 1, 2, 8, 128
 #: Jobs of one delivery: bounds the time that a script may take.
 MAX_DELIVERY_JOBS = 500
 
@@ -59,7 +73,9 @@ class InFlight:
         max_payloads: int,
         max_crash_count: int,
         events: QueueEvents | None = None,
+        clock: Clock = clock_now,
     ) -> None:
+        self._clock = clock
         self._client = client
         self._prefix = prefix
         self._lease = lease
@@ -84,10 +100,16 @@ class InFlight:
         self._finished: list[str] = []
         #: Whether payloads of the shard have a ttl, as far as a reply has told: then it wants to be swept.
         self.has_ttl = False
+        #: The token of the lease under which as much is in flight as may be; see `is_full`.
+        self._full_under = ""
         #: id -> how many times in a row it was released because its handler found no Redis; see `execution`.
         self.found_no_redis: dict[str, int] = {}
         #: The trace contexts of the delivery in hand, as Redis keeps them, of ids that have some.
         self._traces: dict[bytes, bytes] = {}
+        #: Monotonic time of the last `take_call`: what is taken expires counted from then, and not later than it may.
+        self._asked_at = 0.0
+        #: `Delivery.expires` of the last delivery.
+        self._expires: dict[str, float] = {}
 
     def take_call(self, limit: int, now: float | None = None) -> Call:
         """Acknowledges what finished, and takes up to ``limit`` jobs; 0 only acknowledges."""
@@ -96,6 +118,7 @@ class InFlight:
             self.drop_delivery()
             self._token_in_hand = token
         last = self._delivery if self._in_hand else 0
+        self._asked_at = self._clock()
         args = (time_argument(now), token, last, min(limit, MAX_DELIVERY_JOBS), self._max_payloads, MAX_DELIVERY_BYTES)
         return Call("ack_and_take", self._prefix, [*args, self._delivery, *map(_bytes, self._finished)])
 
@@ -119,14 +142,21 @@ class InFlight:
         if self.events is not None:
             self._emit("acked", list(self._finished))
         self._finished.clear()
+        self._full_under = lease.token if reply[2] & _FULL else ""
         delivery = Delivery(number, lease, [], *self.read_state(reply))
         if len(reply) > 4:
             self._delivery = number
+            delivery.is_solo = bool(reply[2] & IS_SOLO)
             if self._traces:
                 self._traces = {}
             if reply[2] & HAS_TRACES:
                 traces = reply.pop()
                 self._traces = dict(zip(traces[::2], traces[1::2], strict=True))
+            self._expires = delivery.expires
+            if reply[2] & HAS_EXPIRIES:
+                ends = reply.pop()
+                for job_id, delay in zip(ends[::2], ends[1::2], strict=True):
+                    delivery.expires[decode_id(job_id)] = self._asked_at + delay / 1e6
             items, jobs, load_payload = iter(reply[4:]), delivery.jobs, self.load_payload
             for item in items:
                 if type(item) is list:
@@ -147,16 +177,27 @@ class InFlight:
                 self._emit_taken(self.events, delivery)
         return delivery
 
-    def read_state(self, reply: Any) -> tuple[float | None, bool]:
+    def has_expired(self, job_id: str) -> bool:
+        """Whether a payload of an id of the delivery in hand may have expired; see `Delivery.take_out_expired`."""
+        return bool(self._expires) and self._expires.get(job_id, inf) <= self._clock()
+
+    def read_state(self, reply: Any) -> tuple[float | None, bool, dict[int, float] | None]:
         """What any reply of ack_and_take says of the shard: seconds until its oldest waiting job is due, negative when
-        it is overdue, None when nothing waits; and whether the queue is paused. Notes whether it wants to be swept.
+        it is overdue, None when nothing waits; whether the queue is paused; and `Delivery.levels`, which this removes
+        from the reply. Notes whether it wants to be swept, and whether there is room for more in flight.
         """
         _, delay, state, *_ = reply
+        levels: dict[int, float] | None = None
+        if state & HAS_LEVELS:
+            each = reply.pop()
+            levels = {level: until / 1e6 for level, until in zip(each[::2], each[1::2], strict=True)}
         if state & _HAS_TTL:
             self.has_ttl = True
         if state & _SEALED:
             self.on_sealed()
-        return None if delay is None else delay / 1e6, bool(state & _PAUSED)
+        if not state & _FULL:
+            self._full_under = ""
+        return None if delay is None else delay / 1e6, bool(state & _PAUSED), levels
 
     def traces_of(self, job_id: str) -> tuple[str, ...]:
         """The trace contexts that are kept beside the payloads of an id of the delivery in hand, oldest first."""
@@ -285,6 +326,7 @@ class InFlight:
                 self._refused()
             if isinstance(reply, Exception):
                 raise reply
+            self._full_under = ""
             for job_id in report.ids:
                 if self._in_hand.get(job_id) == report.delivery:
                     del self._in_hand[job_id]
@@ -332,7 +374,8 @@ class InFlight:
             self._emit("released", [job_id for job_id, verdict in verdicts if verdict == "solo"])
         elif script == "release":
             states = list(zip(report.ids, reply, strict=True))
-            self._emit("released", [job_id for job_id, state in states if state != _POISONED])
+            self._emit("released", [job_id for job_id, state in states if state not in (_POISONED, _EXPIRED)])
+            self._emit("expired", [job_id for job_id, state in states if state == _EXPIRED])
             self._emit("buried", [job_id for job_id, state in states if state == _POISONED])
         elif script == "bury":
             self._emit("buried", report.ids)
@@ -362,7 +405,7 @@ class InFlight:
         # which does nothing. The other way round they would be acknowledged unperformed.
         delivery = self._delivery
         finished = self._finished[already:]
-        args = ("", self._token_in_hand, 0, 0, self._max_payloads, MAX_DELIVERY_BYTES, delivery)
+        args = ("", self._token_in_hand, delivery, 0, self._max_payloads, MAX_DELIVERY_BYTES, delivery)
         return Call("ack_and_take", self._prefix, [*args, *map(_bytes, finished)]), len(finished)
 
     def refresh_call(self) -> Call:
@@ -392,6 +435,13 @@ class InFlight:
     def delivery(self) -> int:
         """The number of the delivery in hand, or of the last one."""
         return self._delivery
+
+    @property
+    def is_full(self) -> bool:
+        """Whether so much is in flight that a take would bring nothing before some of it is reported. Only `took` says
+        so: another reply may be older than a report.
+        """
+        return self._full_under == self._lease.token
 
     @property
     def unacknowledged(self) -> bool:

@@ -7,7 +7,7 @@ replaced, never changed.
 import math
 import random
 import secrets
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from lowq.clock import Clock
@@ -45,12 +45,30 @@ class LeaseDenied:
     is_sealed: bool = False
     #: For who moves its jobs: it has to be sealed first.
     is_unsealed: bool = False
+    #: Nobody has it, and more than one call restores is in flight: ask again at once. What this call has done, as in
+    #: `Lease`.
+    is_restoring: bool = False
+    restored: int = 0
+    poisoned: tuple[str, ...] = ()
 
 
 #: What a reshard has to do with a lease, as `acquire` has it. "prepared": the shard is of a layout that one has made,
 #: and nobody has it before all that belongs to it has come. "opened": and that has ended, as the registry says.
 #: "moves": its jobs are moved to another layout.
 Reshard = Literal["", "prepared", "opened", "moves"]
+
+
+def seconds_since_outage(now: float, away_at: float, began_at: float, age: float) -> float:
+    """For how many seconds Redis has been back. ``now``, when it was ``away`` last, when the process ``began``:
+    monotonic; ``age``: for how many seconds its server has been running.
+
+    When it was away for longer than a lease all leases have run out though their owners live; if it came back without
+    its data, the registry of nodes is gone, too. So whoever held a shard gets a head start of a third of a lease, and
+    within a lease nobody charges the others' jobs with a crash.
+    """
+    back = now - away_at
+    # It was started after this process; servers give their age in whole seconds.
+    return min(back, age) if age + 1.0 < now - began_at else back
 
 
 class ShardLease:
@@ -118,16 +136,17 @@ class ShardLease:
             self.current = None
             self.deadline = 0.0
             return LeaseDenied(max(reply[1], 0) / 1000)
-        fence = self._fence = int(reply[1])
         restored, *poisoned = reply[2:] or [0]
-        if self._events is not None and reply[0] == b"acquired":
+        if self._events is not None and reply[0] in (b"acquired", b"restoring"):
             self._events.emit("restored", restored)
             self._events.emit("buried", poisoned)
             restored = len(restored)
-        lease = Lease(
-            f"{self._nonce}:{fence}", fence, reply[0] == b"resumed", reply[0] == b"adopted", restored,
-            tuple(decode_id(job_id) for job_id in poisoned),
-        )  # fmt: skip
+        ids = tuple(decode_id(job_id) for job_id in poisoned)
+        if reply[0] == b"restoring":
+            self.lose()
+            return LeaseDenied(0.0, is_restoring=True, restored=restored, poisoned=ids)
+        fence = self._fence = int(reply[1])
+        lease = Lease(f"{self._nonce}:{fence}", fence, reply[0] == b"resumed", reply[0] == b"adopted", restored, ids)
         if self.current is None or self.current.token != lease.token:
             self.current = lease
         self.deadline = deadline
@@ -140,9 +159,15 @@ class ShardLease:
             ShardsCountError: the queue has another number of shards.
             RedisUnavailable
         """
-        deadline = self._clock() + lease_ttl
-        (reply,) = self._client.run_many([self.acquire_call(lease_ttl, now)])
-        return self.acquired(reply, deadline)
+        restored, poisoned = 0, list[str]()
+        while True:
+            deadline = self._clock() + lease_ttl
+            (reply,) = self._client.run_many([self.acquire_call(lease_ttl, now)])
+            got = self.acquired(reply, deadline)
+            restored += got.restored
+            poisoned += got.poisoned
+            if not (isinstance(got, LeaseDenied) and got.is_restoring):
+                return replace(got, restored=restored, poisoned=tuple(poisoned))
 
     def renew_call(self, lease_ttl: float) -> Call:
         more = ["1"] if self._session else []

@@ -10,6 +10,10 @@
 
 A lease, seen from here, lasts from *before* its last renewal was sent. Past that the threads start nothing more of
 the shard. A lease that ran out while Redis was away, and that nobody took, is resumed with the same token.
+
+A replica that becomes the primary may lack the last renewals: there a lease ends before its holder stops. So when
+another server serves a shard than before, it is left to its holder for a whole lease. The last renewal by the old
+primary came before that, and so the holder has stopped by then, unless it renews the lease at the new one.
 """
 
 import logging
@@ -18,16 +22,30 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from lowq.broker.dispatcher import Dispatcher
-from lowq.broker.lease import Lease, LeaseDenied
+from lowq.broker.lease import Lease, LeaseDenied, seconds_since_outage
 from lowq.broker.shard import Shard
 from lowq.broker.wakeups import Listener
 from lowq.clock import Clock
 from lowq.clock import now as clock_now
 from lowq.errors import LeaseLost, RedisUnavailable, ShardsCountError
 from lowq.logs import get_log
-from lowq.store import Call, Client
+from lowq.store import Address, Call, Client
 
 log = get_log("lowq.broker")
+
+
+class _Takeover(Call):
+    """Acquires a shard that another process may hold."""
+
+    __slots__ = ("_may_come",)
+
+    def __init__(self, call: Call, may_come: Callable[[], bool]) -> None:
+        super().__init__(call.script, call.key, call.args)
+        self._may_come = may_come
+
+    def is_wanted(self) -> bool:
+        return self._may_come()  # by now it may be known that another server serves the shard
+
 
 #: Scripts in one write.
 _WRITE = 250
@@ -70,6 +88,8 @@ class Leases:
         self._theirs: set[Shard] = set()
         #: Shards to be surrendered, with the tokens of the leases that it is about.
         self._to_replace: dict[Shard, str] = {}
+        #: Which server serves the shards, where that may change, and since when it is known to.
+        self._primaries: dict[Shard, tuple[Address, float]] = {}
         self._logged = (-1, -1)
         self._began = self._clock()
 
@@ -147,7 +167,7 @@ class Leases:
         was sent; an error of one shard keeps no other from being heard.
 
         Raises:
-            RedisUnavailable: there was no answer for any shard. ShardsCountError
+            RedisUnavailable: there was no answer for any shard.
         """
         for start in range(0, len(shards), _WRITE):
             part = shards[start : start + _WRITE]
@@ -158,8 +178,14 @@ class Leases:
             for shard, reply in zip(part, replies, strict=True):
                 try:
                     note(shard, reply, sent)
-                except ShardsCountError:
-                    raise
+                except ShardsCountError as error:
+                    # The registry is read with each heartbeat, and followed, or put right.
+                    if not shard.is_miscounted:
+                        shard.is_miscounted = True
+                        log.error(
+                            "%r was made for %d shards, and the registry says %d: it is tried again", shard,
+                            error.existing, error.wanted, extra={"event": "shards_count", **_of(shard)},
+                        )  # fmt: skip
                 except Exception as error:
                     self.trouble = self.trouble or error
 
@@ -174,6 +200,9 @@ class Leases:
         for shard in self._wanted:
             if shard.lease.current is None and shard not in self._tries:
                 self._tries[shard] = 0.0
+        # Of all: a shard may be wanted only when its holder is gone, with the primary.
+        for shard in self._shards:
+            self._free_at(shard)
         self._ask_all(self.held, lambda shard: shard.lease.renew_call(self._lease_ttl), self._renewed)
 
     def _renewed(self, shard: Shard, reply: Any, sent: float) -> None:
@@ -196,23 +225,22 @@ class Leases:
         """Tries for the shards whose time has come.
 
         Raises:
-            RedisUnavailable, ShardsCountError
+            RedisUnavailable
         """
         shards = [shard for shard, at in self._tries.items() if at <= now]
         if not shards:
             return
-        # When Redis was away for longer than a lease, all leases have run out though their owners live; when it came
-        # back without its data, the registry of nodes is gone, too. Whoever held a shard gets a head start, and
-        # whoever comes first doesn't charge the others' jobs with a crash.
         age = self._client.server_age()
-        back = now - self._away_at
-        if age + 1.0 < now - self._began:  # it was started after this node; servers give their age in whole seconds
-            back = min(back, age)
+        back = seconds_since_outage(now, self._away_at, self._began, age)
         if back < self._lease_ttl / 3:
             for shard in shards:
                 if shard not in self._mine:
                     self._tries[shard] = now - back + self._lease_ttl / 3
             shards = [shard for shard in shards if shard in self._mine]
+        for shard in shards:
+            if shard not in self._mine and (free_at := self._free_at(shard)) > now:
+                self._tries[shard] = free_at
+        shards = [shard for shard in shards if self._tries[shard] <= now]
         charge = back > self._lease_ttl and age > self._lease_ttl
         gained: list[Shard] = []
         waiting: list[Shard] = []
@@ -221,7 +249,12 @@ class Leases:
             self._tries[shard] = self._clock() + 1.0  # should the reply be an error
             had = shard.lease.current
             lease = shard.lease.acquired(reply, sent + self._lease_ttl)
+            shard.is_miscounted = False
+            log_restored(shard, lease)
             if isinstance(lease, LeaseDenied):
+                if lease.is_restoring:
+                    self._tries[shard] = 0.0  # in the next round: renewals come first
+                    return
                 self._stand_by(shard, lease, had)
                 if shard in self._wanted:
                     waiting.append(shard)
@@ -230,10 +263,13 @@ class Leases:
             self._mine.add(shard)
             self._theirs.discard(shard)
             gained.append(shard)
-            _log_restored(shard, lease)
+
+        def call_for(shard: Shard) -> Call:
+            call = shard.lease.acquire_call(self._lease_ttl, charge=charge)
+            return call if shard in self._mine else _Takeover(call, lambda: self._free_at(shard) <= now)
 
         try:
-            self._ask_all(shards, lambda shard: shard.lease.acquire_call(self._lease_ttl, charge=charge), note)
+            self._ask_all(shards, call_for, note)
         finally:
             # The threads first: whatever goes wrong with the listener, a refresh finds what it would have received.
             for dispatcher, some in self._dispatched(shard for shard in gained if shard in self._wanted):
@@ -242,6 +278,15 @@ class Leases:
                 self._dispatchers[shard.queue].wake(shard)
             self._listener.holds(gained)
             self._listener.waits(waiting)
+
+    def _free_at(self, shard: Shard) -> float:
+        """Until when the shard is left to who held it on another server. Monotonic."""
+        primary = self._client.address_of(shard.prefix)
+        known = self._primaries.get(shard)
+        if primary is not None and (known is None or known[0] != primary):
+            # A process that knew no other one knows nothing of a failover, either.
+            known = self._primaries[shard] = primary, -float("inf") if known is None else self._clock()
+        return -float("inf") if known is None else known[1] + self._lease_ttl
 
     def _stand_by(self, shard: Shard, lease: LeaseDenied, had: Lease | None) -> None:
         if had is not None:
@@ -338,10 +383,10 @@ class Leases:
                 return
             if isinstance(reply, Exception):
                 raise reply
-            delay, paused = shard.in_flight.read_state(reply)
+            delay, paused, levels = shard.in_flight.read_state(reply)
             if shard.in_flight.unacknowledged:  # see `Dispatcher.rest_for_failover`
                 delay = 0.0
-            self._dispatchers[shard.queue].refreshed(shard, wakes[shard], delay, paused=paused)
+            self._dispatchers[shard.queue].refreshed(shard, wakes[shard], delay, paused=paused, levels=levels)
 
         self._ask_all(list(wakes), lambda shard: shard.in_flight.refresh_call(), note)
 
@@ -413,7 +458,8 @@ class Leases:
         return changed
 
 
-def _log_restored(shard: Shard, lease: Lease) -> None:
+def log_restored(shard: Shard, lease: Lease | LeaseDenied) -> None:
+    """What a call for a lease has found in flight."""
     if lease.restored:
         log.warning(
             "%r: left in flight by an earlier owner and waiting again: %d", shard, lease.restored,

@@ -68,7 +68,7 @@ class MaintenanceLoop:
     """Keeps a node's membership and leases, and looks after its idle shards.
 
     ``divide``: called with the members whenever they change, and returns the shards that this node is to hold then.
-    ``registrations``: the node's queues, entered anew with every heartbeat, should Redis have lost its data.
+    ``registrations``: enter the node's queues anew with every heartbeat, should Redis have lost its data.
     ``on_registered``: told the reply to each of these; returns queue -> shards_count of all layouts that the node
     serves from then on, when that has changed.
     ``more_details``: what its entry in the registry is to say besides.
@@ -86,7 +86,7 @@ class MaintenanceLoop:
         divide: Callable[[Members], Iterable[Shard]],
         lease_ttl: float,
         poll_interval: float,
-        registrations: Sequence[Call],
+        registrations: Callable[[], Sequence[Call]],
         heartbeat_extras: Sequence[HeartbeatExtra] = (),
         on_registered: Callable[[Call, Any], Mapping[str, int] | None] = lambda _call, _reply: None,
         more_details: Callable[[], Mapping[str, Any]] = dict,
@@ -108,7 +108,7 @@ class MaintenanceLoop:
         self._divide = divide
         self._lease_ttl = lease_ttl
         self._poll_interval = poll_interval
-        self._registrations = list(registrations)
+        self._registrations = registrations
         self._on_registered = on_registered
         #: Whether shards were found sealed that may still be wanted.
         self._has_sealed = False
@@ -292,7 +292,8 @@ class MaintenanceLoop:
 
     def _heartbeat(self) -> None:
         extras = [(extra, call) for extra in self._heartbeat_extras for call in extra()]
-        calls = [self._membership.heartbeat_call(self._details()), *self._registrations, *(call for _, call in extras)]
+        registrations = self._registrations()
+        calls = [self._membership.heartbeat_call(self._details()), *registrations, *(call for _, call in extras)]
         self._members_asked = False  # before it is sent: who comes meanwhile is asked for again
         sent = self._clock()
         replies = self._client.run_many(calls, repeats=0)
@@ -305,7 +306,7 @@ class MaintenanceLoop:
                 raise ShardsCountError(str(call.args[1]), int(reply.detail), int(call.args[2]))
             if isinstance(reply, Exception):
                 self._leases.trouble = self._leases.trouble or reply
-        self._note_registered(replies[1 : 1 + len(self._registrations)])
+        self._note_registered(registrations, replies[1 : 1 + len(registrations)])
         _pass_on(extras, replies[len(replies) - len(extras) :])
         changed = self._membership.received(replies[0])
         # A little later than the first could be missed, and not all nodes at once.
@@ -318,8 +319,8 @@ class MaintenanceLoop:
                 self._divided = False
                 raise
 
-    def _note_registered(self, replies: Sequence[Any]) -> None:
-        for call, reply in zip(self._registrations, replies, strict=True):
+    def _note_registered(self, registrations: Sequence[Call], replies: Sequence[Any]) -> None:
+        for call, reply in zip(registrations, replies, strict=True):
             served = None if isinstance(reply, Exception) else self._on_registered(call, reply)
             if served is not None:
                 # The shards of another layout: said at once, and shared out as soon as all know it.

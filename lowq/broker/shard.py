@@ -11,6 +11,7 @@
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
+from lowq.broker.delivery import urgent_level
 from lowq.broker.in_flight import InFlight
 from lowq.broker.inflow import Inflow, ShardInflow
 from lowq.broker.lease import ShardLease
@@ -27,12 +28,20 @@ from lowq.store import Client
 class DispatchState:
     """What the dispatcher knows of a shard. Read and written under its lock."""
 
-    __slots__ = ("allowance", "claimed_by", "is_occupied", "leaving", "next_due", "paused", "rests_until", "wakes")
+    __slots__ = (
+        "allowance", "claimed_by", "is_occupied", "leaving", "level", "levels", "next_due", "paused", "rests_until",
+        "wakes",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         #: Monotonic time at which the oldest waiting job is due, as far as known; None: nothing waits.
         self.next_due: float | None = None
         self.paused = False
+        #: Of a shard with priorities: level -> when the oldest waiting job of it is due, as `next_due`. None: it has
+        #: none, or nothing is known of them.
+        self.levels: dict[int, float] | None = None
+        #: The level that was the most urgent one when jobs were taken last.
+        self.level = 0
         #: Nobody looks at it before that monotonic time: its primary did not answer.
         self.rests_until = 0.0
         #: The number of the thread that works it, until the outcome is written; None: nobody does; negative: nobody
@@ -71,12 +80,14 @@ class Shard:
         self.queue = queue
         self.index = index
         self.epoch = epoch
-        layout = Layout(shards_count, epoch)
+        self.layout = layout = Layout(shards_count, epoch)
         #: Its queue, and if that was resharded its layout: "Orders", "Orders@1".
         self.layout_name = layout.name(queue)
         self.prefix = layout.prefix(namespace, queue, index)
         #: Its jobs belong to another layout: it is given up once nothing of it is in flight, and never held again.
         self.is_sealed = False
+        #: It was made for another number of shards than the registry says, which was said once.
+        self.is_miscounted = False
         self.lease = ShardLease(
             client,
             queue,
@@ -101,6 +112,7 @@ class Shard:
             max_payloads=max_payloads,
             max_crash_count=max_crash_count,
             events=events,
+            clock=clock,
         )
 
     def __repr__(self) -> str:
@@ -110,6 +122,10 @@ class Shard:
     def next_due(self) -> float | None:
         """Monotonic time, seconds, at which the oldest waiting job is due; None: nothing waits. For schedulers."""
         return self.dispatch.next_due
+
+    def priority_at(self, now: float) -> int:
+        """The most urgent priority of its jobs that are due at that monotonic time. For schedulers."""
+        return urgent_level(self.dispatch.levels, now)
 
 
 class TakeOptions(Protocol):

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Collection, Sequence
 
 from lowq.broker.shard import Shard
-from lowq.errors import LowqError, RedisUnavailable
+from lowq.errors import LowqError, RedisRefused, RedisUnavailable
 from lowq.logs import get_log
 from lowq.store import Client
 from lowq.store.untrusted import finite
@@ -25,7 +25,7 @@ class Listener:
         client: Client,
         shards: Sequence[Shard],
         nodes_channel: str,
-        on_wake: Callable[[Shard, float], object],
+        on_wake: Callable[[Shard, float, int], object],
         on_lease_released: Callable[[Shard, float], object],
         on_nodes: Callable[[str], object],
         on_trouble: Callable[[LowqError], object],
@@ -73,7 +73,13 @@ class Listener:
         self._subscription.remove([f"{shard.prefix}{name}" for shard in shards for name in ("wake", "lease_released")])
 
     def _run(self) -> None:
-        failures = 0
+        try:
+            self._listen()
+        finally:
+            self._subscription.close()  # `close` may have come just before it was opened
+
+    def _listen(self) -> None:
+        failures, said = 0, ""
         while not self._closed.is_set():
             try:
                 event = self._subscription.get(1.0)
@@ -88,18 +94,27 @@ class Listener:
                     if failures > 1:  # else perhaps only this connection was cut: at once a fresh one
                         self._on_trouble(error)
                         self._closed.wait(0.2)
+                elif isinstance(error, RedisRefused):
+                    if str(error) != said:  # not every few seconds for as long as it lasts
+                        said = str(error)
+                        log.warning(
+                            "Redis does not let this user listen: jobs start up to poll_interval later; %s",
+                            error, extra={"event": "unheard"},
+                        )  # fmt: skip
+                    self._closed.wait(5.0)
                 else:
                     log.exception("listening for wake-ups failed; jobs start up to poll_interval later meanwhile")
                     self._closed.wait(5.0)
 
     def _handle(self, kind: str, channel: str, data: bytes) -> None:
-        number = finite(data, 0.0)  # what is none is no message of ours; to look is always right
+        first, _, level = data.partition(b" ")
+        number = finite(first, 0.0)  # what is none is no message of ours; to look is always right
         if kind not in ("subscribe", "message"):
             return
         if channel in self._wakes and data == b"sealed":
             self._on_sealed(self._wakes[channel])
         elif channel in self._wakes:
-            self._on_wake(self._wakes[channel], number)
+            self._on_wake(self._wakes[channel], number, int(level) if level.isdigit() else 0)
         elif channel in self._released:
             self._on_lease_released(self._released[channel], number / 1000)
         elif channel == self._nodes_channel:

@@ -88,8 +88,9 @@ def put(
 @click.option("--limit", type=click.IntRange(1, 1000), default=1, show_default=True, help="Jobs at most.")
 @click.option("--timeout", type=click.FloatRange(0), default=0.0, metavar="SECONDS", help="Wait so long for one.")
 @click.option("--ack", is_flag=True, help="Acknowledge them: they are done.")
-def take(app: Lowq, queue: str, limit: int, timeout: float, ack: bool) -> None:
-    """Take jobs, one JSON object a line; without --ack they wait again afterwards.
+@json_option
+def take(app: Lowq, queue: str, limit: int, timeout: float, ack: bool, as_json: bool) -> None:
+    """Take jobs, one JSON object a line, or all in one document; without --ack they wait again afterwards.
 
     Exit code 1: nothing came.
     """
@@ -98,10 +99,19 @@ def take(app: Lowq, queue: str, limit: int, timeout: float, ack: bool) -> None:
     with app.queue(queue).consumer() as consumer:
         while len(jobs) < limit and (some := consumer.take(limit - len(jobs), timeout if not jobs else 0)):
             jobs += some
-        for job in jobs:
-            payloads = [msgspec.Raw(to_json(payload)) for payload in job.payloads]
-            line = {"id": job.id, "payloads": payloads, "retry_count": job.retry_count}
-            click.echo(msgspec.json.encode(line))
+        lines = [
+            {
+                "id": job.id,
+                "payloads": [msgspec.Raw(to_json(payload)) for payload in job.payloads],
+                "retry_count": job.retry_count,
+            }
+            for job in jobs
+        ]
+        if as_json and jobs:
+            click.echo(msgspec.json.encode({"queue": queue, "jobs": lines}))
+        for job, line in zip(jobs, lines, strict=True):
+            if not as_json:
+                click.echo(msgspec.json.encode(line))
             if ack:
                 sys.stdout.flush()  # first: what nobody has got must not be acknowledged
                 job.ack()
@@ -239,7 +249,11 @@ class _Runner:
         try:
             lines = b"".join(self._to_json(payload) + b"\n" for payload in job.payloads)
             code, said = self._call(job, lines)
-        except (TypeError, ValueError, OSError) as error:
+        except (TypeError, ValueError) as error:  # an id with a NUL in it, for one: it can never be
+            log.error("id %r: %s can't be started: %s", job.id, self._command[0], error)
+            self._report(partial(job.bury, f"{self._command[0]} can't be started: {error}"))
+            return
+        except OSError as error:
             code, said = 127, f"it can't be started: {error}"
         if code == 0:
             self._report(job.ack)
@@ -273,10 +287,13 @@ class _Runner:
         """
         arguments = [argument.replace("{id}", job.id) for argument in self._command]
         more = {"LOWQ_ID": job.id, "LOWQ_QUEUE": self._consumer.queue, "LOWQ_RETRY_COUNT": str(job.retry_count)}
-        process = subprocess.Popen(
-            arguments, stdin=subprocess.PIPE, stderr=subprocess.PIPE, env=os.environ | more, start_new_session=True
-        )
+        # Together: a command that was started and is not known yet would go on beside the next run of its job.
         with self._lock:
+            if self._cuts_short.is_set():
+                return -signal.SIGTERM, ""
+            process = subprocess.Popen(
+                arguments, stdin=subprocess.PIPE, stderr=subprocess.PIPE, env=os.environ | more, start_new_session=True
+            )
             self._running.add(process)
         try:
             said = _Tail(process.stderr)

@@ -1,23 +1,30 @@
 """``lowq VERB``: finds the verb, and gives every command the application that it works on."""
 
+import errno
 import functools
 import io
+import os
 import signal
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from difflib import get_close_matches
 from typing import Any
 
 import click
 
 from lowq.application import Lowq
-from lowq.cli.failure import INTERRUPTED, USAGE, Failure, failure_of
+from lowq.cli.failure import FAILED, INTERRUPTED, USAGE, Failure, failure_of
 from lowq.cli.loading import load_given
+from lowq.cli.process import drop_broken_streams, open_closed_streams, serve_as_process_1
 from lowq.errors import ConfigError, LowqError
 from lowq.settings import Config
 
 Command = Callable[..., None]
+
+#: What a write to a stream fails with, when nothing can be written to it. EPIPE is handled by click.
+_UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
 
 
 class Group(click.Group):
@@ -28,6 +35,21 @@ class Group(click.Group):
         self._sections = sections
         for command in (command for commands in sections.values() for command in commands):
             self.add_command(command)
+
+    def main(self, args: Sequence[str] | None = None, *more: Any, **kwargs: Any) -> Any:
+        if args is None:  # the process is ours, and no test's or application's
+            open_closed_streams()
+            if os.getpid() == 1:
+                serve_as_process_1()
+        try:
+            return super().main(args, *more, **kwargs)
+        except OSError as error:
+            if error.errno not in _UNWRITABLE or error.filename is not None:
+                raise
+            with suppress(OSError):
+                click.echo(f"lowq: the output can't be written: {error}", err=True)
+            drop_broken_streams()
+            sys.exit(FAILED)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         return super().parse_args(ctx, self._verb_first(args))

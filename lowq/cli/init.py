@@ -20,7 +20,7 @@ log = logging.getLogger("orders")
 orders: dict[str, dict] = {}
 
 
-@lowq.worker(shards_count=24)
+@lowq.worker(shards_count=24, score="version")
 class OrderSync(lowq.Worker):
     """Saves orders. Jobs of one order never run at the same time, and their payloads come oldest first."""
 
@@ -32,8 +32,8 @@ class OrderSync(lowq.Worker):
 
 
 if __name__ == "__main__":  # python workers.py pushes a few changes
-    OrderSync.push(42, {"version": 2, "status": "paid"}, score=2)
-    OrderSync.push(42, {"version": 1, "status": "new"}, score=1)
+    OrderSync.push(42, {"version": 2, "status": "paid"})
+    OrderSync.push(42, {"version": 1, "status": "new"})
 '''
 
 _TESTS = '''"""The workers, without Redis and without waiting."""
@@ -42,8 +42,8 @@ from workers import OrderSync, orders
 
 
 def test_the_newest_version_wins(lowq_drain, assert_ordered) -> None:
-    OrderSync.push(1, {"version": 2, "status": "paid"}, score=2)
-    OrderSync.push(1, {"version": 1, "status": "new"}, score=1)
+    OrderSync.push(1, {"version": 2, "status": "paid"})
+    OrderSync.push(1, {"version": 1, "status": "new"})
     assert lowq_drain().performed == 1
     assert orders["1"]["status"] == "paid"
     assert_ordered()
@@ -58,8 +58,9 @@ services:
     volumes: [redis:/data]
   node:
     image: python:3.12
-    # Until lowq is on a package index: put its wheel beside this file, and install that.
-    command: sh -c "pip install -q 'lowq[web]' && exec lowq run --processes 2 --web 0.0.0.0:8080"
+    # lowq is on no package index yet: put its wheel beside this file. It is built in lowq's folder by
+    # pip wheel --no-deps -w FOLDER .
+    command: sh -c "pip install -q --find-links . 'lowq[web]' && exec lowq run --processes 2 --web 0.0.0.0:8080"
     working_dir: /app
     volumes: [".:/app"]
     environment:

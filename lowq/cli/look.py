@@ -31,11 +31,13 @@ from lowq.codec import MAX_TIME
 from lowq.duration import LONGEST_WAIT, ago, duration, relative_seconds
 from lowq.errors import RedisUnavailable, ScriptError
 from lowq.inspection.all_queues import FoundJob, FoundPage
+from lowq.inspection.calls import Silent
 from lowq.inspection.explain import ABSENT, Why
 from lowq.inspection.forecast import Forecast
 from lowq.inspection.job_filter import ORDERS, STATES, JobFilter
 from lowq.inspection.paging import MAX_LIMIT, Page
 from lowq.inspection.queries import NodeInfo, Stats
+from lowq.inspection.queries import shards as read_shards
 from lowq.job import Job
 from lowq.logs import printable
 from lowq.queue import Queue
@@ -94,7 +96,9 @@ def stats(app: Lowq, queues: tuple[str, ...], watch: str | None, as_json: bool) 
         if seconds is None:  # `stats --watch Orders`
             queues, seconds = (watch, *queues), WATCH_SECONDS
     if seconds is None:
-        _show_stats(_read_stats(app, queues), as_json)
+        unanswered: dict[str, str] = {}
+        _show_stats(_read_stats(app, queues, unanswered), as_json, unanswered)
+        _end_without(unanswered)
         return
     if as_json:
         while True:
@@ -109,16 +113,40 @@ def _seconds(text: str) -> float | None:
     return min(max(float(text), 0.1), LONGEST_WAIT)
 
 
-def _read_stats(app: Lowq, queues: Sequence[str]) -> list[tuple[Stats, Forecast]]:
+def _read_stats(
+    app: Lowq, queues: Sequence[str], unanswered: dict[str, str] | None = None
+) -> list[tuple[Stats, Forecast]]:
+    """``unanswered``: what is left out is entered there, by queue; without it, nothing is left out."""
+
+    def read(queue: Queue) -> tuple[Stats, Forecast]:
+        silent: Silent | None = None if unanswered is None else {}
+        found = queue.stats_and_forecast(silent=silent)
+        if unanswered is not None and silent:
+            unanswered[queue.name] = _unanswered(silent, "not counted")
+        return found
+
     if queues:
-        return [app.queue(name).stats_and_forecast() for name in dict.fromkeys(queues)]
+        return [read(app.queue(name)) for name in dict.fromkeys(queues)]
     found = []
     for info in app.queues():
         try:
-            found.append(app.queue(info.name, info.shards_count).stats_and_forecast())
+            found.append(read(app.queue(info.name, info.shards_count)))
         except ScriptError as error:  # a key of the wrong type
             untrusted.log_skipped("queue", info.name, str(error))
     return found
+
+
+def _unanswered(silent: Silent, state: str) -> str:
+    places = ", ".join(map(str, sorted(silent)))
+    return f"shard{'s' if len(silent) > 1 else ''} {places} {state}: {next(iter(silent.values()))}"
+
+
+def _end_without(unanswered: Mapping[str, str]) -> None:
+    """Names what is left out, as a primary of the cluster does not answer."""
+    for queue, what in unanswered.items():
+        click.echo(f"lowq: {queue}: {printable(what)}", err=True)
+    if unanswered:
+        click.get_current_context().exit(FAILED)
 
 
 def _total(figures: Sequence[Stats]) -> dict[str, Any]:
@@ -126,11 +154,14 @@ def _total(figures: Sequence[Stats]) -> dict[str, Any]:
     return total | {"lag": max((item.lag for item in figures), default=0.0)}
 
 
-def _show_stats(found: Sequence[tuple[Stats, Forecast]], as_json: bool) -> None:
+def _show_stats(
+    found: Sequence[tuple[Stats, Forecast]], as_json: bool, unanswered: Mapping[str, str] | None = None
+) -> None:
     if as_json:
         figures = [item for item, _ in found]
         forecasts = {item.name: dataclasses.asdict(forecast) | {"text": forecast.text} for item, forecast in found}
-        echo_json({"total": _total(figures), "queues": figures, "forecasts": forecasts})
+        more = {"unanswered": unanswered} if unanswered else {}
+        echo_json({"total": _total(figures), "queues": figures, "forecasts": forecasts, **more})
     elif found:
         echo_lines(_stats_table(found))
     else:
@@ -326,9 +357,12 @@ def _remarks(node: NodeInfo) -> str:
 @json_option
 def shards(app: Lowq, queue: str, as_json: bool) -> None:
     """The shards of a queue: who works them, what waits."""
-    found = app.shards(app.queue(queue))
+    silent: Silent = {}
+    found = read_shards(app, app.queue(queue), silent=silent)
+    unanswered = {queue: _unanswered(silent, "not shown")} if silent else {}
     if as_json:
-        echo_json({"queue": queue, "shards": found})
+        echo_json({"queue": queue, "shards": found} | ({"unanswered": unanswered} if silent else {}))
+        _end_without(unanswered)
         return
     rows = [
         [
@@ -346,6 +380,7 @@ def shards(app: Lowq, queue: str, as_json: bool) -> None:
     ]
     columns = ("shard", "length", "taken", "morgue", "lag", "owner", "lease?", "oldest?", "?")
     echo_lines(table(columns, rows, right=("shard", "length", "taken", "morgue", "lag", "lease")))
+    _end_without(unanswered)
 
 
 # --- jobs ----------------------------------------------------------------------------------------------------

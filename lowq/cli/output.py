@@ -158,7 +158,7 @@ def job_row(job: Job, now: float) -> list[str]:
     """A line of `jobs`; the columns are JOB_COLUMNS."""
     moment = job.buried_at if job.state == "morgue" else job.perform_at
     newest = payload_text(job.payloads[-1][0]) if job.payloads else ""
-    retry = "" if job.retry_count < 0 else number(job.retry_count)
+    retry = "" if job.retry_count < 0 else number(job.retry_count + 1)
     return [job.id, job.state, ago(moment, now), retry, number(job.payloads_count), last_line(job.error), newest]
 
 
@@ -175,7 +175,7 @@ def job_block(job: Job, now: float) -> list[str]:
     else:
         when = ago(job.perform_at, now)
     if job.state != "morgue" and job.retry_count >= 0:
-        when += f", failed {count(job.retry_count + 1, 'time')} (retry_count {job.retry_count})"
+        when += f", failed {count(job.retry_count + 1, 'time')}"
     if job.crashes:
         when += f", crashed {count(job.crashes, 'time')}"
     if job.priority:

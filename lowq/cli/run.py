@@ -1,8 +1,8 @@
 """``lowq run``: a node, or a supervisor of several."""
 
 import os
+import signal
 import socket
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -16,14 +16,17 @@ from lowq.application import Lowq
 from lowq.cli.failure import FAILED, USAGE, Failure, failure_of, message_of
 from lowq.cli.group import metrics_options, set_up, with_connection
 from lowq.cli.loading import in_short, load_given, source_folder, users_traceback
+from lowq.cli.process import drop_broken_streams
 from lowq.cli.project import app_of_project
 from lowq.cli.reload import Launch
 from lowq.cli.supervised import program, reporting, supervised_option, trace_of, typed_options
-from lowq.cli.web import DASHBOARD_OPTIONS, Address, dashboard, log_options, with_dashboard_options
+from lowq.cli.web import DASHBOARD_OPTIONS, Address, announce, dashboard, log_options, with_dashboard_options
 from lowq.errors import ConfigError, LowqError, RedisUnavailable, ShardsCountError
 from lowq.logs import LogFormat, get_log
 from lowq.node import log_context
-from lowq.node.node import Node
+from lowq.node.node import EXIT_CUT_SHORT, Node
+from lowq.node.process_end import end_process_by
+from lowq.node.signals import HeldSignals
 from lowq.store import new_store
 from lowq.store.embedded import serving
 from lowq.supervisor.process import Supervised
@@ -123,6 +126,7 @@ def run(
                 )
             code = _supervise(stack, supervisor, source_folder(require) if reload else None)
         else:
+            held = HeldSignals(stops=launch.nonce is not None)
             app = load_given(require, workers=True)
             assert app is not None  # one of them says which
             logs.configure(log_format, log_level)
@@ -133,7 +137,8 @@ def run(
             )  # fmt: skip
             new_code = launch.new_code(_reload_refusal(app, child, embedded=embedded))
             node = _make_node(
-                app, queues, child, prefetch=not no_prefetch, new_code=new_code, resumes_as=launch.nonce
+                app, queues, child, prefetch=not no_prefetch, new_code=new_code, resumes_as=launch.nonce,
+                held_signals=held,
             )  # fmt: skip
             if check:
                 _report_check(app, node, child)
@@ -149,9 +154,12 @@ def run(
                 launch.dashboard = stack.enter_context(
                     dashboard(options, web, launch.folder, health=node.trouble, was_at=launch.web)
                 )
+            held.hold_stops()
             code = _run(node)
+            if node.end_by is not None:
+                end_process_by(node.end_by, code or EXIT_CUT_SHORT, at_once=lambda: signal.SIGINT in held.numbers)
             launch.succeeds_as = node.succeeds_as
-    _let_go_of_streams()
+    drop_broken_streams()
     launch.go_on()
     context.exit(code)
 
@@ -162,6 +170,7 @@ def _supervise(stack: ExitStack, supervisor: Supervisor, sources: Path | None) -
         watcher = SourceWatcher([Path.cwd(), sources], supervisor.deploy)
         watcher.start()
         stack.callback(watcher.close)
+    signal.signal(signal.SIGTERM, lambda *_: None)  # once its processes have ended it stops already
     return supervisor.run()
 
 
@@ -171,7 +180,7 @@ def _open_store(stack: ExitStack, store: object, namespace: str | None) -> str:
     settings = f"LOWQ_REDIS_URL={url}"
     if namespace not in (None, "lowq"):
         settings += f" LOWQ_NAMESPACE={namespace}"
-    click.echo(f"the store listens at {url}; in another terminal: {settings} lowq stats")
+    announce(f"the store listens at {url}; in another terminal: {settings} lowq stats", "store", url=url)
     return url
 
 
@@ -200,14 +209,14 @@ def _reload_refusal(app: Lowq, child: Supervised | None, *, embedded: bool) -> s
 
 
 def _report_check(app: Lowq, node: Node, child: Supervised | None) -> None:
-    """The code can be run, if the queues have the numbers of shards that it says, and what the application itself does
-    at a start goes through. lowq writes nothing.
+    """The code can be run, if the queues have the numbers of shards that it says, where it is strict, and what the
+    application itself does at a start goes through. lowq writes nothing.
 
     Raises:
         ShardsCountError, RedisUnavailable, RedisRefused; Failure: the application's own code raised.
     """
     existing = {queue.name: queue.shards_count for queue in app.queues()}
-    for queue, shards_count in node.queues.items():
+    for queue, shards_count in node.queues.items() if app.config.strict_shards_count else ():
         if existing.get(queue, shards_count) != shards_count:
             raise ShardsCountError(queue, existing[queue], shards_count)
     try:
@@ -235,18 +244,11 @@ def _start_failure(error: Exception) -> Failure:
     return Failure(f"the node could not start ({in_short(error)}), see above", trace=users_traceback(error))
 
 
-def _let_go_of_streams() -> None:
-    """Whoever read them may have gone; then Python would end with a code of its own when it flushes them."""
-    for stream in (sys.stdout, sys.stderr):
-        try:
-            stream.flush()
-        except OSError:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
-
-
 @contextmanager
 def _in_format(log_format: LogFormat | None, log_level: str | None) -> Iterator[None]:
-    """What ends the command goes to the log when that is for machines: who reads JSON gets nothing else."""
+    """All that the command says goes to the log when that is for machines: who reads JSON gets nothing else."""
+    if log_format == "json":  # and anew once the application, which may set up logging, is loaded
+        logs.configure(log_format, log_level)
     try:
         yield
     except (Failure, LowqError) as error:
@@ -255,5 +257,5 @@ def _in_format(log_format: LogFormat | None, log_level: str | None) -> Iterator[
         failure = error if isinstance(error, Failure) else failure_of(error)
         logs.configure(log_format, log_level)
         log.critical("%s", failure.message, extra={"event": "failed_to_start", **trace_of(failure)})
-        _let_go_of_streams()
+        drop_broken_streams()
         click.get_current_context().exit(failure.exit_code)

@@ -116,6 +116,8 @@ def web(
     LOWQ_WEB_USER and LOWQ_WEB_PASSWORD ask for a password; LOWQ_WEB_READ_USER and LOWQ_WEB_READ_PASSWORD may only look.
     Or LOWQ_WEB_USERS is a file of users, see `lowq web-user`.
     """
+    if log_format == "json":  # and anew once the application, which may set up logging, is loaded
+        logs.configure(log_format, log_level)
     with reporting(supervised, log_format, NodeWatcher) as node:
         app = open_app(require, redis_url, namespace)
         logs.configure(log_format, log_level)  # also what people do on it
@@ -125,6 +127,14 @@ def web(
         else:
             node.ready(SHUTDOWN_TIMEOUT, url=server.url)
         server.run()
+
+
+def announce(text: str, event: str, **fields: str) -> None:
+    """Says something of `lowq run` to people, or in the log when that is JSON."""
+    if click.get_current_context().params.get("log_format") == "json":
+        log.info("%s", text, extra={"event": event, **fields})
+    else:
+        click.echo(text)
 
 
 #: What `lowq run` passes on to the dashboard beside it, as it was typed.
@@ -159,7 +169,8 @@ def dashboard(
         if was_at is not None:
             process.start_later()
         else:
-            click.echo(f"the dashboard is at {process.start()}")
+            url = process.start()
+            announce(f"the dashboard is at {url}", "dashboard", url=url)
     except DashboardFailed as error:
         if not patient or error.code == USAGE:
             raise Failure(str(error), USAGE if error.code == USAGE else FAILED) from None

@@ -30,6 +30,8 @@ class AsyncConsumerJob:
     retry_count: int
     #: What the job can be reported by, in any process that has the session: ``await consumer.ack(receipt)``.
     receipt: str
+    #: As of `ConsumerJob`.
+    fence: int
     _job: ConsumerJob = field(repr=False)
 
     @property
@@ -94,12 +96,15 @@ class AsyncConsumer:
 
     async def _take(self, take: Callable[[Consumer, Caller], list[ConsumerJob]]) -> list[AsyncConsumerJob]:
         consumer, caller = self._consumer, Caller()
-        taking = in_thread(lambda: take(consumer, caller), consumer.give_back)
-        try:
-            return [_awaitable(job) for job in await taking]
-        except asyncio.CancelledError:
-            consumer.cancel(caller)
-            raise
+        while True:
+            try:
+                jobs = await in_thread(lambda: take(consumer, caller), consumer.give_back)
+            except asyncio.CancelledError:
+                consumer.cancel(caller)
+                raise
+            held = consumer.receive(jobs)
+            if held or not jobs:
+                return [_awaitable(job) for job in held]
 
     async def batches(
         self, limit: int, timeout: float | timedelta | None = None
@@ -111,6 +116,7 @@ class AsyncConsumer:
             return consumer.next_batch(caller, limit, timeout, finished)
 
         while jobs := await self._take(take):
+            finished += [job.receipt for job in jobs]
             yield jobs
 
     async def ack(self, receipt: str) -> None:
@@ -138,7 +144,7 @@ class AsyncConsumer:
 
 
 def _awaitable(job: ConsumerJob) -> AsyncConsumerJob:
-    return AsyncConsumerJob(job.id, job.payloads, job.retry_count, job.receipt, job)
+    return AsyncConsumerJob(job.id, job.payloads, job.retry_count, job.receipt, job.fence, job)
 
 
 async def in_thread(work: Callable[[], T], discard: Callable[[T], object] | None = None) -> T:

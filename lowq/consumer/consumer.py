@@ -22,11 +22,13 @@ What is in hand is known here, by receipt, and guarded by one lock. Only what is
 report is repeated after a lost reply, and Redis has nothing in flight under it any more, the first attempt got through.
 """
 
+import atexit
 import os
 import random
 import secrets
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -40,6 +42,7 @@ from lowq.broker.broker import Broker, WorkerGroup
 from lowq.broker.delivery import Delivery, Failure
 from lowq.broker.in_flight import Report
 from lowq.broker.lease import LeaseDenied
+from lowq.broker.leases import log_restored
 from lowq.broker.membership import Identity
 from lowq.broker.scheduler import LagScheduler
 from lowq.broker.shard import Shard, lag_of, shards_of
@@ -70,8 +73,23 @@ from lowq.version import VERSION
 
 log = get_log("lowq.consumer")
 
+#: Those that are open, for the end of the process: otherwise their shards would rest for as long as a lease.
+_open: "weakref.WeakSet[Consumer]" = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    for consumer in list(_open):
+        try:
+            consumer.close()
+        except Exception:
+            log.exception("consumer %s could not be closed at the end of the process", consumer.name)
+
+
 #: Jobs that one take may be asked for.
 MAX_TAKEN = 10_000
+#: Jobs that one call gives back: it must not hold Redis for long.
+RELEASED_TOGETHER = 100
 #: Connections of a consumer: as many of its callers speak to Redis at the same moment.
 CONNECTIONS = 4
 #: Seconds until overdue jobs are looked for again when another thread is with them.
@@ -142,6 +160,8 @@ class Consumer:
         self._one_by_one, self._acked_at = 0, -inf
         #: Those who are in `take` now.
         self._callers: set[Caller] = set()
+        #: Shards of which a take got no answer, and none has since: something may be in flight that nobody knows of.
+        self._unanswered: set[Shard] = set()
         self._client = backend.connect(CONNECTIONS)
         maintenance_client = backend.connect(2, socket_timeout=max(self._config.lease_ttl / 4, 0.1))
         has_session = False
@@ -173,7 +193,7 @@ class Consumer:
                 identity, shards, self._client, maintenance_client, self._config,
                 splitter=BalancedSplitter(1), groups=[WorkerGroup([self.queue], [{self.queue: LagScheduler()}])],
                 shares={}, activities=list, queues=[options],
-                registrations=[backend.registration(self.queue, options.shards_count)],
+                registrations=lambda: [backend.registration(self.queue, options.shards_count)],
                 heartbeat_extras=[
                     ErrorRecorder(self._config.namespace, {self.queue: failed}, {self.queue: events} if events else {})
                 ],
@@ -199,6 +219,7 @@ class Consumer:
         while not ready.wait(0.05) and self._failure is None:
             if not self._broker.maintenance.is_alive():
                 break
+        _open.add(self)
         log.info("consumer %s of queue %r starts", self.name, self.queue, extra={"event": "start", "queue": self.queue})
         self._check_open()
 
@@ -263,12 +284,26 @@ class Consumer:
         self._broker.stop()
         try:
             with self._lock:
-                self._release([job.receipt for job in self._ahead])  # of which nobody has the receipts
+                self._release([*self._taken.pending, *self._taken.unwanted])  # of which nobody has the receipts
+                self._release_unanswered()
                 self._broker.detach()
                 self._taken.clear()
             self._session.release()
         finally:
             self._end()
+
+    def _release_unanswered(self) -> None:
+        """What takes without an answer have taken waits again."""
+        for shard in self._unanswered:
+            for job_id, number, _ in self._in_flight_of(shard):
+                if f"{shard!r}:{number}:{job_id}" not in self._taken:
+                    shard.in_flight.write([shard.in_flight.release_report([(job_id, None)], delivery=number)])
+
+    def _in_flight_of(self, shard: Shard) -> list[tuple[str, int, int]]:
+        """What Redis has in flight of a shard: id, delivery, retry_count."""
+        raw = self._client.command("HGETALL", f"{shard.prefix}taken", key=shard.prefix)
+        records = ((decode_id(job_id), record.split()) for job_id, record in zip(raw[::2], raw[1::2], strict=True))
+        return [(job_id, int(delivery), int(count)) for job_id, (delivery, _, count, *_) in records]
 
     def _end(self) -> None:
         self._broker.stop()
@@ -276,6 +311,7 @@ class Consumer:
         self._client.close()
         self._stop_export()
         self._flush_events()
+        _open.discard(self)
         log.info("consumer %s has ended", self.name, extra={"event": "stopped", "queue": self.queue})
 
     def _check_open(self) -> None:
@@ -330,15 +366,16 @@ class Consumer:
     def _adopt_shard(self, shard: Shard) -> bool:
         """Whether the shard, and what is in flight there, is this consumer's now."""
         lease = shard.lease.acquire(self._config.lease_ttl)
-        # Resumed: the first attempt adopted it, and its reply was lost.
-        if isinstance(lease, LeaseDenied) or not (lease.adopted or lease.resumed):
+        log_restored(shard, lease)
+        if isinstance(lease, LeaseDenied):
             return False
-        raw = self._client.command("HGETALL", f"{shard.prefix}taken", key=shard.prefix)
-        records = {decode_id(job_id): record.split() for job_id, record in zip(raw[::2], raw[1::2], strict=True)}
-        for job_id, (delivery, _, retry_count, *_) in records.items():
-            shard.in_flight.adopt(int(delivery), [job_id])
-            token, counts = shard.in_flight.token, {job_id: int(retry_count)}
-            self._taken.add(HeldDelivery(shard, token, int(delivery), self._deadline(), counts), [job_id])
+        if not (lease.adopted or lease.resumed):  # resumed: the first attempt adopted it, and its reply was lost
+            return True  # its lease had run out: what was in flight waits again
+        for job_id, delivery, retry_count in self._in_flight_of(shard):
+            shard.in_flight.adopt(delivery, [job_id])
+            held = HeldDelivery(shard, shard.in_flight.token, delivery, self._deadline(), {job_id: retry_count})
+            self._taken.add(held, [job_id])
+        self._taken.pending.clear()  # the last one's caller has their receipts
         return True
 
     # --- taking ---
@@ -352,7 +389,7 @@ class Consumer:
         Raises:
             ConsumerClosed. RedisUnavailable: there was no answer in time.
         """
-        return self.take_for(Caller(), limit, timeout, [])
+        return self._take_here(lambda caller: self.take_for(caller, limit, timeout, []))
 
     def batches(self, limit: int, timeout: float | timedelta | None = None) -> Iterator[list[ConsumerJob]]:
         """One list of up to ``limit`` jobs after another, until the consumer is closed, or until nothing came for
@@ -363,21 +400,64 @@ class Consumer:
             As `take`.
         """
         finished: list[str] = []
-        while jobs := self.next_batch(Caller(), limit, timeout, finished):
+
+        def take(caller: Caller) -> list[ConsumerJob]:
+            return self.next_batch(caller, limit, timeout, finished)
+
+        while jobs := self._take_here(take):
+            finished += [job.receipt for job in jobs]
             yield jobs
+
+    def _take_here(self, take: Callable[[Caller], list[ConsumerJob]]) -> list[ConsumerJob]:
+        """Takes for whoever is in this thread. What an exception in the middle (Ctrl-C) leaves in nobody's hand waits
+        again.
+        """
+        try:
+            while True:
+                jobs = take(Caller())
+                held = self.receive(jobs)
+                if held or not jobs:
+                    return held
+        except (LowqError, GeneratorExit):
+            raise
+        except BaseException:
+            self._give_back_interrupted()
+            raise
+
+    def receive(self, jobs: list[ConsumerJob]) -> list[ConsumerJob]:
+        """The caller gets these jobs: those that are surely this consumer's still. Its thread may have been frozen for
+        longer than the lease since they were taken; then somebody else performs them.
+        """
+        held = [job for job in jobs if self._is_held(job.receipt)]
+        for job in held:
+            self._taken.pending.pop(job.receipt, None)
+        if len(held) < len(jobs):
+            self.give_back(job for job in jobs if job not in held)
+        return held
+
+    def _give_back_interrupted(self) -> None:
+        with self._lock:
+            if os.getpid() != self._pid or self._closed:
+                return
+            ident = threading.get_ident()
+            self._give_back_later([receipt for receipt, taker in self._taken.pending.items() if taker == ident])
+            self._ahead = [job for job in self._ahead if job.receipt not in self._taken.unwanted]
+            if not self._callers:  # otherwise it may be another thread that has claimed it
+                for shard in self._shards:
+                    if shard.dispatch.claimed_by is not None:
+                        self._dispatcher.look_again(shard)
+                        self._dispatcher.unclaim(shard)
 
     def next_batch(
         self, caller: Caller, limit: int, timeout: float | timedelta | None, finished: list[str]
     ) -> list[ConsumerJob]:
-        """The next list of `batches`, for somebody who may be cancelled; empty: there is none. ``finished``: of the
-        last one, and then of this one.
+        """The next list of `batches`, for somebody who may be cancelled; empty: there is none. ``finished``: the
+        receipts of the last one. Those of this one are the caller's to add, once it has received them.
         """
         try:
-            jobs = self.take_for(caller, limit, timeout, finished)
+            return self.take_for(caller, limit, timeout, finished)
         except ConsumerClosed:
             return []
-        finished += [job.receipt for job in jobs]
-        return jobs
 
     def take_for(
         self, caller: Caller, limit: int, timeout: float | timedelta | None, finished: list[str]
@@ -426,7 +506,7 @@ class Consumer:
                 shards = ()
                 continue
             if jobs or has_looked:
-                return self._handed_over(jobs, caller)
+                return self._chosen(jobs, caller)
             if monotonic() >= until:
                 has_looked, shards = True, ()
                 continue
@@ -460,21 +540,32 @@ class Consumer:
             elif isinstance(reply, RedisUnavailable):
                 raise reply
             elif not isinstance(reply, Exception):
-                delay, paused = shard.in_flight.read_state(reply)
-                self._dispatcher.refreshed(shard, wakes, delay, paused=paused)
+                delay, paused, levels = shard.in_flight.read_state(reply)
+                self._dispatcher.refreshed(shard, wakes, delay, paused=paused, levels=levels)
 
     def cancel(self, caller: Caller) -> None:
         """Has a `take` return at once, with nothing: what it has got meanwhile waits again."""
         caller.is_cancelled = True
         self._dispatcher.nudge()
 
-    def _handed_over(self, jobs: list[ConsumerJob], caller: Caller) -> list[ConsumerJob]:
+    def _chosen(self, jobs: list[ConsumerJob], caller: Caller) -> list[ConsumerJob]:
+        """Those of the jobs that the caller gets, of which a solo one comes alone."""
         with self._lock:
-            if caller.is_cancelled:
+            if caller.is_cancelled or self._closed:
                 self.give_back(jobs)
                 return []
             self._callers.discard(caller)
-            return jobs
+            solo = next((job for job in jobs if job._is_solo), None)
+            if solo is None or len(jobs) == 1:
+                return jobs
+            # The others must not be in flight any more when the solo one may end the process: now, not later.
+            others = [job.receipt for job in jobs if job is not solo]
+            try:
+                self._release(others)
+            except RedisUnavailable:  # it is not known whether they are: so nobody gets any
+                self.give_back(jobs)
+                raise
+            return [solo]
 
     def give_back(self, jobs: Iterable[ConsumerJob]) -> None:
         """These, which nobody has been given, wait again as soon as Redis answers."""
@@ -525,6 +616,7 @@ class Consumer:
                 acks = self._acks(finished)
                 takes = _takes(shards, room)
                 begun = self._broker.outage.begun
+                self._unanswered.update(shards)
                 replies = self._client.run_many([*(report.call for *_, report in acks), *(call for *_, call in takes)])
                 trouble = self._note_acks(acks, replies[: len(acks)])
                 jobs, taking_trouble = self._took(takes, replies[len(acks) :])
@@ -547,15 +639,19 @@ class Consumer:
         for (shard, wakes, _), reply in zip(takes, replies, strict=True):
             try:
                 delivery = shard.in_flight.took(reply)
+                self._unanswered.discard(shard)
                 self._dispatcher.took(shard, wakes, delivery)
                 jobs += self._received(shard, delivery)
             except LeaseLost:
+                self._unanswered.discard(shard)
                 self._lost(shard)
             except RedisUnavailable as error:
                 trouble = trouble or error
                 if self._client.is_cluster:
                     self._dispatcher.rest_for_failover(shard)
             except Exception as error:
+                if error is not reply and not isinstance(error, ValueError | TypeError | LookupError):
+                    raise  # by a signal's handler, and nothing that is wrong with the shard
                 self._dispatcher.rest(shard, TROUBLE_SECONDS)
                 log.error("%r rests for %g s: %s", shard, TROUBLE_SECONDS, error, extra={"event": "trouble"})
         return jobs, trouble
@@ -599,9 +695,11 @@ class Consumer:
             return jobs
 
     def _is_held(self, receipt: str) -> bool:
-        """Whether the job is surely this consumer's."""
-        held = self._taken.get(receipt)
-        return held is not None and held.is_current and monotonic() < held.shard.lease.deadline
+        """Whether the job is surely this consumer's, and nothing of it has expired since it was taken."""
+        held, now = self._taken.get(receipt), monotonic()
+        if held is None or not held.is_current or now >= held.shard.lease.deadline:
+            return False
+        return not held.has_expired(receipt, now)
 
     def _give_ahead_back(self) -> None:
         self._taken.unwanted.update(job.receipt for job in self._ahead)
@@ -616,10 +714,10 @@ class Consumer:
         jobs: list[ConsumerJob] = []
         if delivery.jobs:
             counts = {job.id: job.retry_count for job in delivery.jobs if job.retry_count != -1}
-            held = HeldDelivery(shard, token, delivery.number, self._deadline(), counts)
-            receipts = self._taken.add(held, [job.id for job in delivery.jobs])
+            held = HeldDelivery(shard, token, delivery.number, self._deadline(), counts, delivery.expires)
+            receipts, fence = self._taken.add(held, [job.id for job in delivery.jobs]), delivery.lease.fence
             jobs = [
-                ConsumerJob(job.id, job.payloads, job.retry_count, receipt, self)
+                ConsumerJob(job.id, job.payloads, job.retry_count, receipt, fence, self, delivery.is_solo)
                 for job, receipt in zip(delivery.jobs, receipts, strict=True)
             ]
         if delivery.undecodable:
@@ -740,6 +838,7 @@ class Consumer:
             shards = self._shard_ahead() if takes_ahead else ()
             try:
                 takes = _takes(shards, 1)
+                self._unanswered.update(shards)
                 reply, *taken = self._client.run_many([report.call, *(call for *_, call in takes)])
                 try:
                     self._note_report(receipt, held, report, reply, delay)
@@ -775,7 +874,7 @@ class Consumer:
     def _look_at(self, shard: Shard, report: Report, reply: Any, delay: float) -> None:
         """Wakes whoever waits for what is due now of the shard, or will be."""
         if report.call.script == "ack_and_take":
-            due_in, paused = shard.in_flight.read_state(reply)
+            due_in, paused, _ = shard.in_flight.read_state(reply)
             if due_in is not None and not paused:
                 self._dispatcher.wake(shard, max(due_in, 0.0))
         else:
@@ -892,11 +991,13 @@ class Consumer:
             RedisUnavailable: they are still in hand.
         """
         reports: list[tuple[Shard, list[str], float, Report]] = []
-        for held, some in self._taken.by_delivery(receipts):
-            delay = random.uniform(0.05, 0.5) if crashed else None
-            ids = [(job_id, delay) for job_id in held.ids_of(some)]
-            report = held.shard.in_flight.release_report(ids, crashed=crashed, delivery=held.number)
-            reports.append((held.shard, some, delay or 0.0, report))
+        for held, all_of_it in self._taken.by_delivery(receipts):
+            for start in range(0, len(all_of_it), RELEASED_TOGETHER):
+                some = all_of_it[start : start + RELEASED_TOGETHER]
+                delay = random.uniform(0.05, 0.5) if crashed else None
+                ids = [(job_id, delay) for job_id in held.ids_of(some)]
+                report = held.shard.in_flight.release_report(ids, crashed=crashed, delivery=held.number)
+                reports.append((held.shard, some, delay or 0.0, report))
         replies = (client or self._client).run_many([report.call for *_, report in reports])
         trouble: RedisUnavailable | None = None
         for (shard, some, due_in, report), reply in zip(reports, replies, strict=True):

@@ -7,6 +7,7 @@ longer one.
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from math import inf
+from threading import get_ident
 
 from lowq.broker.shard import Shard
 
@@ -23,6 +24,8 @@ class HeldDelivery:
     deadline: float
     #: Of those that have failed before: id -> retry_count.
     retry_counts: dict[str, int] = field(default_factory=dict)
+    #: As `Delivery.expires`.
+    expires: dict[str, float] = field(default_factory=dict)
     #: What all their receipts begin with; the id follows.
     head: str = field(init=False)
 
@@ -33,6 +36,10 @@ class HeldDelivery:
     def is_current(self) -> bool:
         """Whether the lease is the one under which jobs of the shard may be reported."""
         return self.token == self.shard.in_flight.token
+
+    def has_expired(self, receipt: str, now: float) -> bool:
+        """Whether a payload of a job of this delivery may have expired: then it is given back, for Redis to say."""
+        return bool(self.expires) and self.expires.get(receipt[len(self.head) :], inf) <= now
 
     def ids_of(self, receipts: Iterable[str]) -> list[str]:
         """The ids of jobs of this delivery."""
@@ -52,7 +59,9 @@ class InHand:
         self._tokens: dict[Shard, str] = {}
         #: The deadlines of those that have one of their own.
         self._touched: dict[str, float] = {}
-        #: Those that nobody has been given: they are to be given back.
+        #: Those that no caller has received yet, and the thread that has taken them.
+        self.pending: dict[str, int] = {}
+        #: Those that nobody will be given: they are to be given back.
         self.unwanted: set[str] = set()
         #: Those with a report that got no answer.
         self.uncertain: set[str] = set()
@@ -97,6 +106,7 @@ class InHand:
         head = held.head
         receipts = [head + job_id for job_id in ids]
         self._held.update(dict.fromkeys(receipts, held))
+        self.pending.update(dict.fromkeys(receipts, get_ident()))
         self._count(held.shard, len(receipts))
         return receipts
 
@@ -110,6 +120,8 @@ class InHand:
         if self._touched:
             for receipt in receipts:
                 self._touched.pop(receipt, None)
+        for receipt in receipts if self.pending else ():
+            self.pending.pop(receipt, None)
         self.unwanted.difference_update(receipts)
         self.uncertain.difference_update(receipts)
         for shard, count in gone.items():
@@ -135,6 +147,7 @@ class InHand:
     def clear(self) -> None:
         """Nothing is in hand any more, and that is of no consequence to the shards."""
         self._held.clear()
+        self.pending.clear()
 
     def _count(self, shard: Shard, more: int) -> None:
         before = self._counts.get(shard, 0)

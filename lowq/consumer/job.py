@@ -32,7 +32,12 @@ class ConsumerJob:
     retry_count: int
     #: What the job can be reported by, in any process that has the session: ``consumer.ack(receipt)``.
     receipt: str
+    #: The fencing token: grows with every change of the shard's owner. A database that remembers the highest one it saw
+    #: can refuse an owner that was replaced without noticing.
+    fence: int
     _consumer: Reports = field(repr=False)
+    #: It is handed over without others, so that they are not in flight should it end the process.
+    _is_solo: bool = field(default=False, repr=False)
 
     @property
     def payload(self) -> Any:

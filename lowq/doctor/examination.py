@@ -11,10 +11,10 @@ from lowq.backend import Backend
 from lowq.doctor.finding import KINDS, Finding
 from lowq.doctor.jobs import SCAN_KEYS, JobScanner, literally
 from lowq.doctor.members import Look, Suspicion, confirm, look, read_node_entries, read_queues
-from lowq.doctor.server import SAMPLE, check_encoding, check_servers
+from lowq.doctor.server import SAMPLE, check_channels, check_encoding, check_servers
 from lowq.doctor.shards import Place, ShardSnapshot, read_shard_snapshots
 from lowq.duration import duration
-from lowq.errors import LeaseLost, ScriptError, UnknownQueueError
+from lowq.errors import LeaseLost, RedisUnavailable, ScriptError, UnknownQueueError
 from lowq.inspection.registry import find_queue
 from lowq.inspection.stuck import STUCK_SECONDS, seconds_all_busy
 from lowq.sharding import Layout
@@ -70,9 +70,13 @@ class _Examination:
 
     def findings(self) -> list[Finding]:
         """Examines, and repairs if it is to."""
+        silent: dict[str, RedisUnavailable] = {}
+        found = list(check_servers(self._client, silent))
+        if silent:
+            return sorted(found, key=_severity)
         for name in self._wanted or ():
             self._check_exists(name)
-        found = list(check_servers(self._client))
+        found += check_channels(self._client, self._namespace)
         # The ids first: restoring what a dead owner left needs entries that can be read.
         seen = look(self._backend, self._wanted)
         others = self._examine_jobs(seen)
@@ -85,8 +89,7 @@ class _Examination:
         found += self._of_queues(seen, confirmed, known_before)
         found += self._of_shards(seen)
         found += self._of_ids(seen)
-        order = {"ok": 0, "warning": 1, "error": 2}
-        return sorted(found, key=lambda finding: order[finding.severity])
+        return sorted(found, key=_severity)
 
     def _check_exists(self, name: str) -> None:
         try:
@@ -272,21 +275,23 @@ class _Examination:
         if "shards_count" not in item.meta:
             return False  # that must be put right first
         nonce, prefix = secrets.token_hex(8), shard_prefix(self._namespace, *item.place)
-        seed = secrets.randbelow(2**31)
-        try:
-            state, fence, *_ = self._client.run(
-                "acquire", prefix, "", nonce, OWN_LEASE, item.meta["shards_count"], most, seed, spare, 0
-            )
-        except (Refusal, ScriptError):
-            return False
-        if state != b"held":
+        reply: list[Any] = [b"restoring"]
+        while reply[0] == b"restoring":  # some jobs with each call
+            seed = secrets.randbelow(2**31)
+            try:
+                reply = self._client.run(
+                    "acquire", prefix, "", nonce, OWN_LEASE, item.meta["shards_count"], most, seed, spare, 0
+                )
+            except (Refusal, ScriptError):
+                return False
+        if reply[0] in (b"acquired", b"resumed"):
             # Should this process die here, the lease runs out, and nothing is in flight that anybody would be charged
             # for.
             try:
-                self._client.run("surrender", prefix, "", f"{nonce}:{fence.decode()}", "")
+                self._client.run("surrender", prefix, "", f"{nonce}:{reply[1].decode()}", "")
             except LeaseLost:
                 pass  # it has run out already
-        return True
+        return reply[0] not in (b"sealed", b"fed")
 
     # --- shards ---
 
@@ -383,6 +388,10 @@ class _Examination:
             count=max(len(shards), len(nodes), 1),
             repairable=kind.repairable,
         )
+
+
+def _severity(finding: Finding) -> int:
+    return ("ok", "warning", "error").index(finding.severity)
 
 
 def _name(place: Place, current: int) -> str:

@@ -188,8 +188,9 @@ KINDS = {
         "the registry was restored from an older copy, changed by hand or lost; or a program that knows nothing of the "
         "last reshard wrote there",
         "no node works these shards: what waits there is never performed",
-        "if the registry is older than the shards, correct its entry in the hash `{queues_key}`; otherwise "
-        "read what is in them, push it again through lowq, and delete their keys",
+        "lowq reshard {queue} N, with the number of shards that the queue is to have: it puts a registry right that is "
+        "older than the shards, and moves what the layout before still has. What is there after that: read it, push it "
+        "again through lowq, and delete its keys",
     ),
     "shard_sealed": Kind(
         "error",

@@ -5,8 +5,9 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from lowq.doctor.finding import Finding
 from lowq.duration import duration
-from lowq.errors import RedisRefused, ScriptError
+from lowq.errors import RedisRefused, RedisUnavailable, ScriptError
 from lowq.store import Client, parse_info
+from lowq.store.keys import nodes_key
 from lowq.store.scripts import time_of
 
 #: Share of maxmemory that is close to full.
@@ -23,12 +24,43 @@ SMALL = 4096
 LISTPACK_ENTRIES = 128
 #: The codes of what is found here.
 CODES = frozenset(
-    ("redis", "eviction", "persistence", "persistence_failing", "memory", "clock", "replica", "replication", "listpack")
+    (
+        "redis",
+        "redis_silent",
+        "eviction",
+        "persistence",
+        "persistence_failing",
+        "memory",
+        "clock",
+        "replica",
+        "replication",
+        "listpack",
+        "rights",
+    )
 )
 
 
-def check_servers(client: Client) -> Iterator[Finding]:
-    """What there is to say of every server.
+def check_channels(client: Client, namespace: str) -> Iterator[Finding]:
+    """Whether this user may publish and listen.
+
+    Raises:
+        RedisUnavailable, RedisRefused
+    """
+    channel = nodes_key(namespace)
+    refused = [name.decode() for name in client.run("rights", channel, "SPUBLISH", "SSUBSCRIBE")]
+    if refused:
+        yield Finding(
+            "rights",
+            "warning",
+            f"this user may not run {' and '.join(refused)} on the channels of lowq, such as {channel}",
+            "a user of Redis 7 has no channels unless they are named",
+            "what it pushes, or waits for, is found up to poll_interval later",
+            f"allow +spublish, +ssubscribe and the channels &{channel.rpartition(':')[0]}:*: docs/rights.md",
+        )
+
+
+def check_servers(client: Client, silent: dict[str, RedisUnavailable]) -> Iterator[Finding]:
+    """What there is to say of every server. Primaries of a cluster that do not answer are entered in ``silent``.
 
     Raises:
         RedisUnavailable, RedisRefused
@@ -38,7 +70,7 @@ def check_servers(client: Client) -> Iterator[Finding]:
         return
     clocks: dict[str, float] = {}
     try:
-        replies = client.on_all([("INFO", "everything")])
+        replies = client.on_all([("INFO", "everything")], silent)
     except RedisRefused as error:
         replies = {}
         yield Finding(
@@ -55,19 +87,28 @@ def check_servers(client: Client) -> Iterator[Finding]:
         info = parse_info(text)
         yield _version(info, address)
         yield from _eviction(info, where)
-        yield from _persistence(info, _settings(client).get(address, {}), where)
+        yield from _persistence(info, _settings(client, silent).get(address, {}), where)
         yield from _memory(info, where)
         yield from _replication(info, address)
     before = time.time()
-    for address, (reply,) in client.on_all([("TIME",)]).items():
+    for address, (reply,) in client.on_all([("TIME",)], silent).items():
         clocks[address] = time_of(reply)
     yield _clock(clocks, before, time.time())
+    for address, failure in silent.items():
+        yield Finding(
+            "redis_silent",
+            "error",
+            f"the primary {address} of the cluster does not answer",
+            str(failure),
+            "its shards rest, pushes to them fail, and queues and jobs were not examined",
+            "start it, or see why no replica has its place; then run this again",
+        )
 
 
-def _settings(client: Client) -> dict[str, dict[str, str]]:
+def _settings(client: Client, silent: dict[str, RedisUnavailable]) -> dict[str, dict[str, str]]:
     """Per server what CONFIG says; empty where it may not be asked."""
     try:
-        replies = client.on_all([("CONFIG", "GET", "save"), ("CONFIG", "GET", "appendfsync")])
+        replies = client.on_all([("CONFIG", "GET", "save"), ("CONFIG", "GET", "appendfsync")], silent)
     except (RedisRefused, ScriptError):
         return {}
     return {

@@ -31,14 +31,22 @@ import asyncio
 import os
 import threading
 import weakref
+from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from contextvars import Context
 
 from lowq.group_commit.loops import LoopPushes, LoopRequest
-from lowq.group_commit.overflow import Overflow
 from lowq.group_commit.own_thread import run_in_own_thread
 from lowq.group_commit.parts import EXTENDED, PLAIN, Part, new_token, width_of
-from lowq.group_commit.requests import Outcome, copy_of
+from lowq.group_commit.requests import (
+    Outcome,
+    Settled,
+    copy_of,
+    is_full,
+    is_misrouted,
+    is_misscored,
+    is_out_of_turn,
+)
 from lowq.group_commit.threads import DirectPush, ThreadPushes, ThreadRequest
 from lowq.group_commit.writer import (
     GRACE,
@@ -46,9 +54,6 @@ from lowq.group_commit.writer import (
     PUSH_JOBS,
     Attempts,
     Writer,
-    is_full,
-    is_out_of_turn,
-    is_sealed,
     limit_of_caller,
     missed_deadline,
     no_answer,
@@ -56,9 +61,27 @@ from lowq.group_commit.writer import (
 from lowq.store import Client, Durability, Wait
 
 __all__ = [
-    "EXTENDED", "GRACE", "PLAIN", "PUSH_BYTES", "PUSH_JOBS", "Attempts", "GroupCommit", "Outcome", "Overflow", "Part",
-    "copy_of", "is_full", "is_out_of_turn", "is_sealed", "limit_of_caller", "missed_deadline", "new_token", "no_answer",
-    "run_in_own_thread", "width_of",
+    "EXTENDED",
+    "GRACE",
+    "PLAIN",
+    "PUSH_BYTES",
+    "PUSH_JOBS",
+    "Attempts",
+    "GroupCommit",
+    "Outcome",
+    "Part",
+    "Settled",
+    "copy_of",
+    "is_full",
+    "is_misrouted",
+    "is_misscored",
+    "is_out_of_turn",
+    "limit_of_caller",
+    "missed_deadline",
+    "new_token",
+    "no_answer",
+    "run_in_own_thread",
+    "width_of",
 ]  # fmt: skip
 
 
@@ -67,33 +90,80 @@ Server = tuple[str, int] | None
 
 
 class _OfLoop:
-    """The pushes of an event loop."""
+    """The pushes of an event loop. Each server, and each durability, has writes of its own. A push of an id of which
+    others have something under way is held until they have not, so that none overtakes another: a slot has moved, or
+    pushes of one queue ask for different durabilities.
+    """
 
     def __init__(self) -> None:
-        self.by_server: dict[Server, LoopPushes] = {}
-        #: Where those for a shard, by its prefix, went last.
-        self._servers: dict[str, Server] = {}
+        self.by_destination: dict[tuple[Writer, Server], LoopPushes] = {}
+        #: What each of them has waiting or under way: queues and ids. Kept while there are several, and read anew
+        #: whenever a write has ended.
+        self._under_way: dict[LoopPushes, set[tuple[str, bytes]]] = {}
+        #: Held requests and where they go, in the order in which they were begun; and their queues and ids.
+        self._held: deque[tuple[LoopPushes, LoopRequest]] = deque()
+        self._held_keys: set[tuple[str, bytes]] = set()
 
-    def server_for(self, prefix: str, server: Server) -> Server:
-        """Which server's writes take a push to a shard that is served there. When its slot has moved, that is the one
-        before for as long as it has some of the shard under way, whether or not their callers still wait: nothing
-        overtakes them.
-        """
-        before = self._servers.get(prefix, server)
-        if before != server:
-            pushes = self.by_server.get(before)
-            if pushes is not None and pushes.has(prefix):
-                return before
-        self._servers[prefix] = server
-        return server
+    def pushes(self, writer: Writer, server: Server) -> LoopPushes:
+        found = self.by_destination.get((writer, server))
+        if found is None:
+            found = self.by_destination[writer, server] = LoopPushes(writer, server, self._release)
+            self._under_way = {pushes: pushes.keys() for pushes in self.by_destination.values()}
+        return found
+
+    def begin(
+        self, pushes: LoopPushes, parts: list[Part], jobs_count: int, size: int, room_until: float
+    ) -> LoopRequest:
+        """As `LoopPushes.begin`, behind what was begun before for the same ids."""
+        request = pushes.make_request(parts, jobs_count, size, room_until)
+        self._add_or_hold(pushes, request)
+        return request
+
+    def _add_or_hold(self, pushes: LoopPushes, request: LoopRequest) -> None:
+        keys = request.keys()
+        if self._held_keys.isdisjoint(keys) and all(
+            other is pushes or other.is_idle or under_way.isdisjoint(keys)
+            for other, under_way in self._under_way.items()
+        ):
+            self._under_way[pushes] |= keys
+            pushes.add(request)
+        else:
+            pushes.set_alarm(request)
+            self._held.append((pushes, request))
+            self._held_keys |= keys
+
+    def _release(self, pushes: LoopPushes) -> None:
+        """Sends what is held no longer. It is called whenever a write has ended."""
+        if len(self.by_destination) == 1:
+            return
+        self._under_way[pushes] = pushes.keys()
+        held, self._held, self._held_keys = self._held, deque(), set()
+        try:
+            while held:
+                others, request = held.popleft()
+                if request.future.done():  # its time is up, or it was cancelled
+                    continue
+                try:
+                    self._add_or_hold(others, request)
+                except BaseException:  # of a signal handler: this is not its caller, which waits
+                    others.give_up(request)
+                    raise
+        finally:
+            for others, request in held:  # a signal handler has raised
+                self._held.append((others, request))
+                self._held_keys |= request.keys()
 
 
 class GroupCommit:
     """The pushes of an application on one client. Safe for threads, several event loops, and forks."""
 
-    def __init__(self, client: Client, push_timeout: float, wait: Wait | None = None) -> None:
+    def __init__(
+        self, client: Client, push_timeout: float, wait: Wait | None = None, root: "GroupCommit | None" = None
+    ) -> None:
         self.client = client
-        self.writer = Writer(client, push_timeout, wait)
+        #: Whose durable pushes these are, and which knows what is under way in event loops, or this.
+        self._root = root or self
+        self.writer: Writer = Writer(client, push_timeout, wait, None if root is None else root.writer.resenders)
         #: Those that wait for more than Redis's answer, by what that is: writes of their own, so that nobody waits for
         #: what others have asked for.
         self._durable: dict[Durability, GroupCommit] = {}
@@ -107,7 +177,7 @@ class GroupCommit:
             return self
         found = self._durable.get(durability)
         if found is None:
-            made = GroupCommit(self.client, self.writer.timeout, Wait(durability, seconds))
+            made = GroupCommit(self.client, self.writer.timeout, Wait(durability, seconds), self)
             found = self._durable.setdefault(durability, made)
         return found
 
@@ -120,6 +190,8 @@ class GroupCommit:
         # A value must not refer to its key, or the loop would be kept for ever.
         self._loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _OfLoop] = weakref.WeakKeyDictionary()
         self._forget_last()
+        if self._root is self:
+            self.writer.resenders.clear()
 
     def _forget_last(self, _loop: object = None) -> None:
         #: The loop that pushed last, by a weak reference, and its pushes.
@@ -145,8 +217,10 @@ class GroupCommit:
             rights.append(right)
         return rights
 
-    def push(self, parts: list[Part], jobs_count: int, size: int) -> list[Outcome]:
-        """Pushes with others, from a thread; returns what became of each part."""
+    def push(self, parts: list[Part], jobs_count: int, size: int, room_until: float) -> list[Outcome]:
+        """Pushes with others, from a thread; returns what became of each part. ``room_until``: monotonic time until
+        which it waits for room.
+        """
         timeout, is_limited_by_batch = limit_of_caller(self.writer.timeout + self.writer.waits_for)
         begun: list[tuple[ThreadPushes, ThreadRequest]] = []
         positions = self._by_server(parts)
@@ -154,7 +228,7 @@ class GroupCommit:
             for server, some in positions.items():
                 pushes = self._threads_of(server)
                 chosen, jobs, bytes_ = _chosen(parts, some, jobs_count, size)
-                begun.append((pushes, ThreadRequest(chosen, jobs, bytes_, timeout, is_limited_by_batch)))
+                begun.append((pushes, ThreadRequest(chosen, jobs, bytes_, timeout, is_limited_by_batch, room_until)))
                 pushes.begin(begun[-1][1])
             return _in_order(parts, positions, [pushes.wait(request) for pushes, request in begun])
         except BaseException:
@@ -168,23 +242,24 @@ class GroupCommit:
 
     # --- coroutines ---
 
-    def apush(self, parts: list[Part], jobs_count: int, size: int) -> Awaitable[list[Outcome]]:
+    def apush(self, parts: list[Part], jobs_count: int, size: int, room_until: float) -> Awaitable[list[Outcome]]:
         """Pushes with others, from a coroutine, which awaits what became of each part."""
-        if self._is_cluster:
-            return self._apush_to_servers(parts, jobs_count, size)
-        return self.of_loop(asyncio.get_running_loop()).push(parts, jobs_count, size)
+        found = self._root._of_loop(asyncio.get_running_loop())
+        if not self._is_cluster:
+            pushes = found.pushes(self.writer, None)
+            if len(found.by_destination) == 1:
+                return pushes.push(parts, jobs_count, size, room_until)
+        return self._apush_held(found, parts, jobs_count, size, room_until)
 
-    async def _apush_to_servers(self, parts: list[Part], jobs_count: int, size: int) -> list[Outcome]:
-        loop = asyncio.get_running_loop()
-        found = self._of_loop(loop)
+    async def _apush_held(
+        self, found: _OfLoop, parts: list[Part], jobs_count: int, size: int, room_until: float
+    ) -> list[Outcome]:
         begun: list[LoopRequest] = []
-        positions: dict[Server, list[int]] = {}
+        positions = self._by_server(parts)
         try:
-            for i, part in enumerate(parts):
-                server = found.server_for(part.prefix, self.client.primary_of(part.prefix))
-                positions.setdefault(server, []).append(i)
             for server, some in positions.items():
-                begun.append(self.of_loop(loop, server).begin(*_chosen(parts, some, jobs_count, size)))
+                chosen = _chosen(parts, some, jobs_count, size)
+                begun.append(found.begin(found.pushes(self.writer, server), *chosen, room_until))
             for request in begun:
                 await request.future
         except BaseException:
@@ -199,11 +274,7 @@ class GroupCommit:
 
     def of_loop(self, loop: asyncio.AbstractEventLoop, server: Server = None) -> LoopPushes:
         """The pushes of the running loop to a server."""
-        by_server = self._of_loop(loop).by_server
-        pushes = by_server.get(server)
-        if pushes is None:
-            pushes = by_server[server] = LoopPushes(self.writer, server)
-        return pushes
+        return self._root._of_loop(loop).pushes(self.writer, server)
 
     def _of_loop(self, loop: asyncio.AbstractEventLoop) -> _OfLoop:
         last, found = self._last_loop
@@ -215,7 +286,7 @@ class GroupCommit:
             if found is None:
                 # A loop that was closed in the middle of a push is referred to by what was under way.
                 for other in [other for other in self._loops if other.is_closed()]:
-                    for pushes in self._loops.pop(other).by_server.values():
+                    for pushes in self._loops.pop(other).by_destination.values():
                         pushes.close()
                 found = self._loops[loop] = _OfLoop()
         # Forgotten with the loop: it would keep the loop's connection open.
@@ -224,12 +295,10 @@ class GroupCommit:
 
     def close(self) -> None:
         """Closes the connections of event loops that are not in use."""
-        for durable in list(self._durable.values()):
-            durable.close()
         with self._lock:
             loops = list(self._loops.items())
         for loop, found in loops:
-            for pushes in list(found.by_server.values()):
+            for pushes in list(found.by_destination.values()):
                 try:
                     loop.call_soon_threadsafe(pushes.close_idle, context=Context())
                 except RuntimeError:  # it was closed

@@ -13,7 +13,7 @@ from typing import Any
 from lowq.group_commit.own_thread import run_in_own_thread
 from lowq.group_commit.parts import Part
 from lowq.group_commit.requests import Outcome, Request, SharedCall
-from lowq.group_commit.writer import GRACE, Attempts, Writer, accept, attempts_for, fail, limit_of_caller
+from lowq.group_commit.writer import GRACE, Attempts, Behind, Writer, accept, attempts_for, fail, limit_of_caller
 from lowq.store import Deadline, LoopConnection
 from lowq.store.durability import conclude
 
@@ -39,6 +39,12 @@ class LoopRequest(Request):
         if not self.future.done():
             self.future.set_result(None)
 
+    def wake_caller_from_thread(self) -> None:
+        try:
+            self.future.get_loop().call_soon_threadsafe(self.wake_caller, context=Context())
+        except RuntimeError:
+            pass  # the loop was closed: nobody waits any more
+
 
 class LoopPushes:
     """Pushes of the coroutines of one event loop to one server, in the loop's thread. The loop writes and reads itself,
@@ -49,11 +55,17 @@ class LoopPushes:
     one of them refers to.
     """
 
-    def __init__(self, writer: Writer, server: tuple[str, int] | None = None) -> None:
+    def __init__(
+        self, writer: Writer, server: tuple[str, int] | None, on_end: Callable[["LoopPushes"], object]
+    ) -> None:
         self._writer = writer
         self._server = server
+        #: Called with this whenever a write has ended.
+        self._on_end = on_end
         self._waiting: deque[LoopRequest] = deque()
         self._under_way: list[LoopRequest] = []
+        #: Those of which Redis has refused something for now.
+        self._refused: list[LoopRequest] = []
         #: Those whose outcome is known, and whose callers are being woken.
         self._ended: list[LoopRequest] = []
         self._connection: LoopConnection | None = None
@@ -73,15 +85,13 @@ class LoopPushes:
         #: Whether the loop can't write and read on its own: TLS, a cluster whose slots are not known yet.
         self._needs_thread = False
         self._scheduled = False
-        #: Whether a thread asks the sentinels.
-        self._is_following = False
 
-    async def push(self, parts: list[Part], jobs_count: int, size: int) -> list[Outcome]:
+    async def push(self, parts: list[Part], jobs_count: int, size: int, room_until: float) -> list[Outcome]:
         """Pushes with others; returns what became of each part.
 
         When it is cancelled before it was sent, nothing was written. Otherwise the jobs may be in.
         """
-        request = self.begin(parts, jobs_count, size)
+        request = self.begin(parts, jobs_count, size, room_until)
         try:
             await request.future
         except BaseException:
@@ -92,30 +102,44 @@ class LoopPushes:
                 request.alarm.cancel()
         return request.outcomes
 
-    def begin(self, parts: list[Part], jobs_count: int, size: int) -> LoopRequest:
+    def begin(self, parts: list[Part], jobs_count: int, size: int, room_until: float) -> LoopRequest:
         """Has it sent with others. Whoever calls this waits for its future, says when it was abandoned, and cancels its
         alarm.
         """
-        loop = asyncio.get_running_loop()
+        request = self.make_request(parts, jobs_count, size, room_until)
+        self.add(request)
+        return request
+
+    def make_request(self, parts: list[Part], jobs_count: int, size: int, room_until: float) -> LoopRequest:
+        """A request that is yet to be added."""
+        timeout, is_limited_by_batch = limit_of_caller(self._writer.timeout + self._writer.waits_for)
+        request = LoopRequest(parts, jobs_count, size, timeout, is_limited_by_batch, room_until)
+        request.future, request.alarm = asyncio.get_running_loop().create_future(), None
+        if is_limited_by_batch:  # `_check` comes too late for one that has less time than the others
+            self.set_alarm(request)
+        return request
+
+    def set_alarm(self, request: LoopRequest) -> None:
+        """Has it end in time whether or not it was added."""
+        if request.alarm is None:
+            seconds = request.give_up_at + GRACE - time.monotonic()
+            loop = asyncio.get_running_loop()
+            request.alarm = loop.call_later(seconds, self._on_alarm, request, context=Context())
+
+    def add(self, request: LoopRequest) -> None:
+        """Has a request sent with others."""
         writer = self._writer
-        timeout, is_limited_by_batch = limit_of_caller(writer.timeout + writer.waits_for)
-        request = LoopRequest(parts, jobs_count, size, timeout, is_limited_by_batch)
-        request.future, request.alarm = loop.create_future(), None
         try:
-            if is_limited_by_batch:
-                # `_check` comes too late for one that has less time than the others.
-                request.alarm = loop.call_later(timeout + GRACE, self._give_up, request, context=Context())
             self._waiting.append(request)
             # No `_check` is due; or one was long ago, and a signal handler raised before it began.
-            began = request.give_up_at - timeout
-            if began > self._check_due + writer.timeout:
+            if time.monotonic() > self._check_due + writer.timeout:
                 self._check_in(writer.timeout / 2)
             if not self._under_way:
                 if writer.client.is_embedded:
                     # It answers at once, so pushes would never meet.
                     if not self._scheduled:
                         self._scheduled = True
-                        loop.call_soon(self._send_next, context=Context())
+                        asyncio.get_running_loop().call_soon(self._send_next, context=Context())
                 else:
                     self._send_next()
         except BaseException:
@@ -123,11 +147,15 @@ class LoopPushes:
             if request.alarm is not None:
                 request.alarm.cancel()
             raise
-        return request
 
-    def has(self, prefix: str) -> bool:
-        """Whether a push to that shard waits or is under way."""
-        return any(part.prefix == prefix for request in chain(self._under_way, self._waiting) for part in request.parts)
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing waits or is under way."""
+        return not self._waiting and not self._under_way
+
+    def keys(self) -> set[tuple[str, bytes]]:
+        """The queues and ids of which something waits or is under way."""
+        return set().union(*(request.keys() for request in chain(self._under_way, self._waiting)))
 
     def close_idle(self) -> None:
         """Closes the connection, when nothing is under way any more."""
@@ -156,12 +184,15 @@ class LoopPushes:
                 asyncio.get_running_loop().call_soon(self._end_write, write, context=Context())
                 return
             connection = self._connection
-            if connection is None or not connection.is_open:
+            if connection is None or not connection.is_open or not writer.client.allows("push", self._server):
                 self._in_thread(write, partial(writer.send, write))
                 return
-            if writer.client.follows_now and not self._is_following:
-                self._follow()
-            calls = writer.share_calls(write)
+            writer.client.follow()
+            calls, behind = writer.share_calls(write)
+            if not calls:  # all of it comes behind what was refused
+                writer.send_behind(behind)
+                asyncio.get_running_loop().call_soon(self._end_write, write, context=Context())
+                return
             attempts = attempts_for(write, writer.waits_for)
             packed = writer.client.pack(calls, self._server, writer.wait, attempts.deadline)
             seconds = attempts.deadline.seconds + writer.waits_for
@@ -169,15 +200,15 @@ class LoopPushes:
             if self._attempt_ends < self._check_due:
                 self._check_in(seconds)
             expected = len(calls) if writer.wait is None else len(calls) + 1
-            connection.send(packed, expected, partial(self._receive, write, calls, attempts))
+            connection.send(packed, expected, partial(self._receive, write, calls, behind, attempts))
         except BaseException as error:
             fail(write, error)
             self._end_write(write)
             raise
 
     def _receive(
-        self, write: list[LoopRequest], calls: list[SharedCall], attempts: Attempts, replies: list[Any],
-        error: Exception | None,
+        self, write: list[LoopRequest], calls: list[SharedCall], behind: Behind, attempts: Attempts,
+        replies: list[Any], error: Exception | None,
     ) -> None:  # fmt: skip
         """The replies to a write, and why there are no more of them."""
         if write is not self._under_way:
@@ -190,10 +221,11 @@ class LoopPushes:
                 replies = []  # nothing is confirmed
         if error is None and not any(isinstance(reply, Exception) for reply in replies):
             accept(calls)
+            self._writer.send_behind(behind)
             self._end_write(write)
             return
         results = replies + [error] * (len(calls) - len(replies))
-        self._in_thread(write, partial(self._repair_in_thread, write, calls, results, attempts))
+        self._in_thread(write, partial(self._repair_in_thread, write, calls, behind, results, attempts))
 
     def _end_write(self, write: list[LoopRequest]) -> None:
         """The outcome of a write is known: the next one is sent, and the callers are woken."""
@@ -207,13 +239,17 @@ class LoopPushes:
                 self._send_next()
         finally:
             self._wake_callers()
+            self._on_end(self)
             if self._closes_when_idle and not self._under_way:
                 self._closes_when_idle = False
                 self.close_idle()
 
     def _wake_callers(self) -> None:
         for request in self._ended:
-            request.wake_caller()
+            if request.is_settled:
+                request.wake_caller()
+            else:
+                self._refused.append(request)
         self._ended.clear()
 
     # --- what blocks ---
@@ -258,21 +294,13 @@ class LoopPushes:
         run_in_own_thread(lambda: client.connect_for_loop(Deadline(timeout), server), done)
         self._connecting = attempt  # not before: a signal handler may raise while the thread is started
 
-    def _follow(self) -> None:
-        """Has a thread ask the sentinels whom to connect to. The write does not wait for it."""
-
-        def done(_result: object, _error: BaseException | None) -> None:
-            self._is_following = False
-
-        run_in_own_thread(self._writer.client.follow, done)
-        self._is_following = True
-
     def _repair_in_thread(
-        self, write: list[LoopRequest], calls: list[SharedCall], results: list[Any], attempts: Attempts
+        self, write: list[LoopRequest], calls: list[SharedCall], behind: Behind, results: list[Any], attempts: Attempts
     ) -> None:
         try:
             self._writer.client.repair(calls, results, attempts.deadline, self._writer.wait)
             self._writer.set_outcomes(calls, results, attempts)
+            self._writer.send_behind(behind)
         except BaseException as error:
             fail(write, error)
 
@@ -289,8 +317,11 @@ class LoopPushes:
         now = time.monotonic()
         self._wake_callers()
         self._end_overdue(now)
+        self._refused = [request for request in self._refused if not request.future.done()]
         ends = [
-            request.give_up_at + GRACE for request in [*self._under_way, *self._waiting] if not request.future.done()
+            request.give_up_at + GRACE
+            for request in [*self._under_way, *self._waiting, *self._refused]
+            if not request.future.done()
         ]
         if self._under_way:
             ends += [self._attempt_ends, max(request.give_up_at for request in self._under_way) + GRACE]
@@ -306,7 +337,12 @@ class LoopPushes:
         asyncio.get_running_loop().call_later(seconds, self._check, self._check_number, context=Context())
         self._check_due = time.monotonic() + seconds
 
-    def _give_up(self, request: LoopRequest) -> None:
+    def _on_alarm(self, request: LoopRequest) -> None:
+        if time.monotonic() >= request.give_up_at:  # else it waits for room, which `_check` sees to
+            self.give_up(request)
+
+    def give_up(self, request: LoopRequest) -> None:
+        """Its time is up, or it will not be sent."""
         if not request.future.done():
             self._writer.give_up(request)
             request.wake_caller()
@@ -315,9 +351,9 @@ class LoopPushes:
         if now >= self._attempt_ends and self._under_way and self._connection is not None:
             self._attempt_ends = math.inf
             self._connection.time_out()
-        for request in [*self._under_way, *self._waiting]:
+        for request in [*self._under_way, *self._waiting, *self._refused]:
             if now >= request.give_up_at + GRACE:
-                self._give_up(request)
+                self.give_up(request)
         if self._under_way and all(now >= request.give_up_at + GRACE for request in self._under_way):
             # Nobody waits for it any more, nor is anything of it repeated: the next ones need not wait for it, either.
             self._under_way = []
@@ -326,3 +362,4 @@ class LoopPushes:
                 self._connection.close()  # replies may still come, and belong to no other write
         if not self._under_way:
             self._send_next()
+            self._on_end(self)

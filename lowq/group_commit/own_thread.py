@@ -7,12 +7,29 @@ no thread can be started.
 import _thread
 import asyncio
 from collections.abc import Callable
-from contextvars import Context
+from contextvars import Context, copy_context
+from functools import partial
 from typing import TypeVar
 
 from lowq.errors import RedisUnavailable
 
 T = TypeVar("T")
+
+
+async def in_own_thread(work: Callable[[], T]) -> T:
+    """Runs ``work`` in a new thread, in a copy of the caller's context. Should the caller be cancelled, it goes on."""
+    future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+
+    def done(result: T | None, error: BaseException | None) -> None:
+        if future.done():
+            return
+        if error is not None:
+            future.set_exception(error)
+        else:
+            future.set_result(result)  # type: ignore[arg-type]  # without an error there is a result
+
+    run_in_own_thread(partial(copy_context().run, work), done)
+    return await future
 
 
 def run_in_own_thread(work: Callable[[], T], done: Callable[[T | None, BaseException | None], object]) -> None:

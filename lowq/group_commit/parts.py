@@ -8,7 +8,23 @@ from typing import Any, Protocol
 
 from lowq.codec import EncodedJob
 from lowq.sharding import Layout
-from lowq.store import Call
+from lowq.store import Call, Refusal
+
+
+class Target(Protocol):
+    """Where jobs go."""
+
+    @property
+    def queue(self) -> str: ...
+
+    def reroute(self, part: "Part", refusal: Refusal, refused_at: float) -> list["Part"]:
+        """Parts for the shards that a part's jobs belong to now: its shard had refused it by then (monotonic time), as
+        it is sealed or not there.
+
+        Raises:
+            LowqError: the registry can't be read, or contradicts the shard.
+        """
+        ...
 
 
 class SentPart(Protocol):
@@ -30,12 +46,14 @@ class Part:
     __slots__ = (
         "after",
         "call",
+        "hops",
         "items",
         "jobs",
         "layout",
         "prefix",
         "shard",
         "shards_count",
+        "target",
         "token",
         "width",
         "words",
@@ -44,8 +62,10 @@ class Part:
     def __init__(
         self, prefix: str, shards_count: int, items: list[EncodedJob], jobs: list[Mapping[str, Any]], width: int,
         after: bytes = b"", words: bytes = b"", *, layout: Layout | None = None, shard: int = 0,
+        target: Target | None = None,
     ) -> None:  # fmt: skip
-        #: Which shard it is for; None: of a queue that has one layout for good.
+        #: Where it goes if its shard refuses it, and which shard that is.
+        self.target = target
         self.layout = layout
         self.shard = shard
         self.prefix = prefix
@@ -60,6 +80,32 @@ class Part:
         self.words = words
         self.token = b""
         self.call: Call | None = None
+        #: How many layouts it has followed.
+        self.hops = 0
+
+    def ids(self) -> list[bytes]:
+        return [item[0] for item in self.items]
+
+    def keys(self) -> set[tuple[str, bytes]]:
+        """Its ids, each with its queue, whatever shard it belongs to just now."""
+        queue = self.prefix if self.target is None else self.target.queue
+        return {(queue, item[0]) for item in self.items}
+
+    def copy(self, positions: Sequence[int]) -> "Part":
+        """Some of its jobs, to be sent with a token of their own, after nothing."""
+        copied = Part(
+            self.prefix, self.shards_count, [self.items[i] for i in positions], [self.jobs[i] for i in positions],
+            self.width, words=self.words, layout=self.layout, shard=self.shard, target=self.target,
+        )  # fmt: skip
+        copied.hops = self.hops
+        return copied
+
+    def split(self, positions: Sequence[int]) -> tuple["Part", "Part | None"]:
+        """The jobs at these positions, and the others; None: there are none."""
+        if len(positions) == len(self.items):
+            return self.copy(positions), None
+        chosen = set(positions)
+        return self.copy(positions), self.copy([i for i in range(len(self.items)) if i not in chosen])
 
     def make_call(self, keep: bytes, is_wanted: Callable[[], bool] | None = None) -> Call:
         """The call, with a fresh token unless there is one."""

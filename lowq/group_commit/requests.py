@@ -2,8 +2,9 @@
 
 ::
 
-    waiting --- taken into a write ---> sent --- outcomes are set ---> the caller is woken
-       |                                 |
+    waiting --- taken into a write ---> sent --- all outcomes are set ---> the caller is woken
+       |                                 |   |        ^
+       |                                 |   +--------+ what was refused for now is sent again, see `refused.py`
        +---------- abandoned ------------+   its caller was interrupted or cancelled, or its time is up
 
 An abandoned request is neither sent nor repeated. If it was sent already, its jobs may be in.
@@ -11,19 +12,30 @@ An abandoned request is neither sent nor repeated. If it was sent already, its j
 
 import copy
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import chain
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeGuard, TypeVar, Union
 
 from lowq.codec import EncodedJob
 from lowq.errors import RedisUnavailable
 from lowq.group_commit.parts import Part, mark_repeated, new_token, push_arguments
-from lowq.store import Call
+from lowq.store import Call, Refusal
 
 E = TypeVar("E", bound=BaseException)
 #: What became of a part. True: it is in. An error: it is not, or with `RedisUnavailable` it may be. None: that is not
 #: known yet. Success is always set, so a part that was left out by mistake never counts as pushed.
-Outcome = Literal[True] | Exception | None
+Outcome = Union[Literal[True], Exception, "Settled", None]
+
+
+@dataclass(slots=True, eq=False)
+class Settled:
+    """What became of parts that were refused and sent again, divided or to other shards."""
+
+    #: What was sent, with its outcome.
+    pairs: list[tuple[Part, Outcome]] = field(default_factory=list)
+    #: Jobs for which there was no room.
+    left: list[Mapping[str, Any]] = field(default_factory=list)
 
 
 class Request:
@@ -36,13 +48,15 @@ class Request:
         "jobs_count",
         "outcomes",
         "parts",
+        "room_until",
         "size",
         "was_taken",
     )
 
     def __init__(
-        self, parts: list[Part], jobs_count: int, size: int, timeout: float, is_limited_by_batch: bool
-    ) -> None:
+        self, parts: list[Part], jobs_count: int, size: int, timeout: float, is_limited_by_batch: bool,
+        room_until: float = 0.0,
+    ) -> None:  # fmt: skip
         self.parts = parts
         self.jobs_count = jobs_count
         #: Bytes of payloads.
@@ -51,6 +65,8 @@ class Request:
         self.give_up_at = time.monotonic() + timeout
         #: Whether that is the deadline of the batch that its caller performs, not push_timeout.
         self.is_limited_by_batch = is_limited_by_batch
+        #: Until when it waits for room, monotonic.
+        self.room_until = room_until
         #: Of each part.
         self.outcomes: list[Outcome] = [None] * len(parts)
         #: Whether its caller no longer waits, as far as the caller could say so.
@@ -71,9 +87,29 @@ class Request:
             if outcome is None:
                 outcomes[i] = error
 
+    def keys(self) -> set[tuple[str, bytes]]:
+        """As of a `Part`, of all of them."""
+        return self.parts[0].keys() if len(self.parts) == 1 else set().union(*(part.keys() for part in self.parts))
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether the outcome of every part is known."""
+        return None not in self.outcomes
+
+    def settle(self, position: int, outcome: Outcome) -> None:
+        """Sets the outcome of a part, from any thread, and wakes the caller if it was the last one."""
+        if self.outcomes[position] is None:
+            self.outcomes[position] = outcome
+        if self.is_settled:
+            self.wake_caller_from_thread()
+
     def wake_caller(self) -> None:
         """Has the caller look at the outcomes. It may be called again."""
         raise NotImplementedError
+
+    def wake_caller_from_thread(self) -> None:
+        """The same, from any thread."""
+        self.wake_caller()
 
 
 class SharedCall(Call):
@@ -81,9 +117,9 @@ class SharedCall(Call):
 
     __slots__ = ("after", "members", "prefix", "shards_count", "token", "words")
 
-    def __init__(self, prefix: str, shards_count: int, words: bytes = b"") -> None:
+    def __init__(self, prefix: str, shards_count: int, words: bytes, after: bytes) -> None:
         super().__init__("push", prefix, ())
-        self.after = b""
+        self.after = after
         self.prefix = prefix
         self.shards_count = shards_count
         self.words = words
@@ -127,14 +163,6 @@ class SharedCall(Call):
                 request.outcomes[i] = outcome
 
 
-def call_of_one(request: Request, position: int) -> SharedCall:
-    """A call for one part alone."""
-    part = request.parts[position]
-    call = SharedCall(part.prefix, part.shards_count, part.words)
-    call.members.append((request, position))
-    return call
-
-
 def without_abandoned(members: Sequence[tuple[Request, int]]) -> list[tuple[Request, int]]:
     """Those that somebody waits for. The others get an error, as their callers may still be there to see it."""
     left: list[tuple[Request, int]] = []
@@ -154,3 +182,23 @@ def copy_of(error: E) -> E:
         return error
     copied.__cause__ = error.__cause__
     return copied
+
+
+def is_full(result: object) -> TypeGuard[Refusal]:
+    """Whether jobs of the call did not fit: the queue has a capacity. Nothing was written."""
+    return isinstance(result, Refusal) and result.code == "QUEUEFULL"
+
+
+def is_misrouted(result: object) -> TypeGuard[Refusal]:
+    """Whether the jobs of the call may belong to another layout of their queue by now. Nothing was written."""
+    return isinstance(result, Refusal) and result.code in ("SEALED", "SHARDSCOUNT")
+
+
+def is_misscored(result: object) -> TypeGuard[Refusal]:
+    """Whether jobs of the call have no score, or one, and others of their shard are otherwise. Nothing was written."""
+    return isinstance(result, Refusal) and result.code == "SCORES"
+
+
+def is_out_of_turn(result: object) -> TypeGuard[Refusal]:
+    """Whether the call that had to come before was not carried out. Nothing was written."""
+    return isinstance(result, Refusal) and result.code == "OUTOFTURN"

@@ -1,15 +1,29 @@
 """The writer: which requests leave together in one write, and what becomes of each of them."""
 
 import math
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, TypeGuard, TypeVar
+from functools import partial
+from typing import Any, TypeVar
 
 from lowq import clock
 from lowq.errors import LowqError, RedisRefused, RedisUnavailable, TimeLimitExceeded
+from lowq.group_commit.on_demand import release
 from lowq.group_commit.parts import Part, SentPart
-from lowq.group_commit.requests import Request, SharedCall, call_of_one, copy_of, without_abandoned
+from lowq.group_commit.refused import MOST_CALLS, RefusedPush, Resenders
+from lowq.group_commit.requests import (
+    Outcome,
+    Request,
+    Settled,
+    SharedCall,
+    copy_of,
+    is_full,
+    is_misrouted,
+    is_misscored,
+    is_out_of_turn,
+)
 from lowq.store import (
     SOCKET_TIMEOUT,
     Client,
@@ -38,6 +52,8 @@ KEPT, REPEATED = 3, 2
 #: Seconds that a caller waits for its outcome beyond its own push_timeout, as both end at the same time.
 GRACE = 0.05
 R = TypeVar("R", bound=Request)
+#: Requests, each with the position of a part that goes behind what was refused before.
+Behind = list[tuple[Request, int]]
 
 
 class Attempts:
@@ -73,8 +89,12 @@ class Attempts:
 class Writer:
     """Sends requests, and parts of single pushes, on a client. Safe for threads."""
 
-    def __init__(self, client: Client, push_timeout: float, wait: Wait | None = None) -> None:
+    def __init__(
+        self, client: Client, push_timeout: float, wait: Wait | None = None, resenders: Resenders | None = None
+    ) -> None:
         self.client = client
+        #: What sends again what was refused for now.
+        self.resenders = Resenders(client) if resenders is None else resenders
         self.timeout = push_timeout
         #: What servers are to confirm of each write, see `lowq.store.durability`.
         self.wait = wait
@@ -97,6 +117,20 @@ class Writer:
         """Sends parts of one push; as `Client.start`. ``is_wanted``: whether its caller still wants it."""
         calls = [part.make_call(self.keep, is_wanted) for part in parts]
         return self.client.start(calls, lend=lend, deadline=deadline, wait=self.wait)
+
+    def send_parts(self, parts: Sequence[tuple[Part, Callable[[], bool]]], until: float) -> list[Outcome]:
+        """Sends parts, each with what says whether its caller still wants it, until that monotonic time, and waits.
+        Returns what became of each.
+        """
+        attempts = Attempts(max(min(until - time.monotonic(), self.timeout), 0.001), until, is_limited_by_batch=False)
+        sent = [part for part, _ in parts]
+        try:
+            calls = [part.make_call(self.keep, is_wanted) for part, is_wanted in parts]
+            results = self.client.start(calls, deadline=attempts.deadline, wait=self.wait)()
+            self.repeat_unanswered(sent, results, attempts)
+        except Exception as error:
+            return [copy_of(interrupted(error)) for _ in parts]
+        return [result if isinstance(result, Exception) else True for result in results]
 
     def repeat_unanswered(self, parts: Sequence[SentPart], results: list[Any], attempts: Attempts) -> None:
         """Repeats what got no answer, as long as Redis knows a repeat, and puts the results in its place."""
@@ -148,20 +182,39 @@ class Writer:
             # Only now, when it is in the write: an interruption in between loses none. What is sent twice merges.
             waiting.popleft()
 
-    def share_calls(self, write: Sequence[Request]) -> list[SharedCall]:
-        """One call for each shard. Pushes that disagree about the queue's options have nothing in common."""
-        calls: dict[tuple[str, int, bytes], SharedCall] = {}
+    def share_calls(self, write: Sequence[Request]) -> tuple[list[SharedCall], Behind]:
+        """One call for each shard. Pushes that disagree about the queue's options have calls of their own, of which
+        none is carried out unless the one before it was. And what would overtake something that was refused: it goes
+        behind that, with `send_behind` when the write has ended, as it has ids that may be in the calls, too.
+        """
+        calls: list[SharedCall] = []
+        last: dict[str, SharedCall] = {}
+        behind: Behind = []
+        ids_behind: set[tuple[str, bytes]] = set()
         for request in write:
             request.was_taken = True
             for i, part in enumerate(request.parts):
-                key = part.prefix, part.shards_count, part.words
-                call = calls.get(key)
-                if call is None:
-                    call = calls[key] = SharedCall(*key)
+                resender = None if part.target is None else self.resenders.get(part.target.queue)
+                if resender is not None and (
+                    resender.has(part) or (ids_behind and not ids_behind.isdisjoint(part.keys()))
+                ):
+                    ids_behind.update(part.keys())
+                    behind.append((request, i))
+                    continue
+                call = last.get(part.prefix)
+                if call is None or call.words != part.words or call.shards_count != part.shards_count:
+                    after = b"" if call is None else call.token
+                    call = last[part.prefix] = SharedCall(part.prefix, part.shards_count, part.words, after)
+                    calls.append(call)
                 call.members.append((request, i))
-        for call in calls.values():
+        for call in calls:
             call.prepare(self.keep)
-        return list(calls.values())
+        return calls, behind
+
+    def send_behind(self, behind: Behind) -> None:
+        """Sends what `share_calls` has kept back."""
+        for request, i in behind:
+            self.send_again(request, i, {})
 
     def send(self, write: Sequence[Request]) -> None:
         """Sends a write and waits; then each part of each request has an outcome. It blocks.
@@ -170,38 +223,84 @@ class Writer:
             What is no Exception: somebody wants this thread to end, and not this write.
         """
         try:
-            self._send_calls(self.share_calls(write), write)
+            calls, behind = self.share_calls(write)
+            attempts = attempts_for(write, self.waits_for)
+            results = self.client.start(calls, deadline=attempts.deadline, wait=self.wait)() if calls else []
+            self.set_outcomes(calls, results, attempts)
+            self.send_behind(behind)
         except BaseException as error:
             fail(write, error)
             if not isinstance(error, Exception):
                 raise
 
-    def _send_calls(self, calls: Sequence[SharedCall], requests: Sequence[Request]) -> None:
-        attempts = attempts_for(requests, self.waits_for)
-        results = self.client.start(calls, deadline=attempts.deadline, wait=self.wait)()
-        self.set_outcomes(calls, results, attempts)
-
     def set_outcomes(self, calls: Sequence[SharedCall], results: list[Any], attempts: Attempts) -> None:
-        """Repeats what got no answer, and sets the outcome of each part. It blocks if there is an error."""
+        """Repeats what got no answer, and sets the outcome of each part, or has it sent again. It blocks if there is an
+        error.
+        """
         self.repeat_unanswered(calls, results, attempts)
-        apart: list[tuple[Request, int]] = []
         for call, result in zip(calls, results, strict=True):
             if not isinstance(result, Exception):
                 call.set_outcome(True)
-            elif len(call.members) > 1 and (
-                is_full(result) or not isinstance(result, RedisUnavailable | RedisRefused | Refusal | NotConfirmed)
+            elif is_misrouted(result) or (is_full(result) and len(call.members) == 1):
+                for request, i in call.members:
+                    self.send_again(request, i, {request.parts[i]: result})
+            elif is_out_of_turn(result) or (
+                len(call.members) > 1
+                and not isinstance(result, RedisUnavailable | RedisRefused | NotConfirmed)
+                and (not isinstance(result, Refusal) or is_full(result) or is_misscored(result))
             ):
-                # Jobs of some did not fit. Or a script failed: it may have met the keys of one id that somebody else
-                # has written. What it wrote before, if anything, merges with what is written now.
-                apart += call.members
+                # The call before it was refused, or jobs of some did not fit, or have the wrong kind of scores. Or a
+                # script failed: it may have met the keys of one id that somebody else has written. What it wrote
+                # before, if anything, merges with what is written now.
+                for request, i in call.members:
+                    self.send_again(request, i, {})
             else:
                 call.set_outcome(result)
-        apart = without_abandoned(apart)
-        if apart:
-            alone = [call_of_one(request, i) for request, i in apart]
-            for call in alone:
-                call.prepare(self.keep)
-            self._send_calls(alone, [request for request, _ in apart])
+
+    def send_again(self, request: Request, position: int, known: dict[Part, Outcome]) -> None:
+        """Has a part of a request sent again, behind what was refused before. ``known``: as of a `RefusedPush`."""
+        part = request.parts[position]
+        assert part.target is not None
+        if not request.is_limited_by_batch:
+            request.give_up_at = max(request.give_up_at, self._gives_up_at(request.room_until))
+        push = RefusedPush(
+            self.send_parts, [part], known, request.room_until, request.give_up_at,
+            lambda: request.outcomes[position] is None and not request.is_abandoned(),
+            partial(request.settle, position),
+        )  # fmt: skip
+        self.resenders[part.target.queue].add(push)
+
+    def settle(
+        self, parts: Sequence[Part], outcomes: Sequence[Outcome], room_until: float, is_wanted: Callable[[], bool]
+    ) -> Settled:
+        """Has what was refused of these parts of one push sent again, and waits until all is settled."""
+        target = parts[0].target
+        assert target is not None
+        waiter = threading.Lock()
+        waiter.acquire()
+        writes = len(parts) // MOST_CALLS  # each has its time
+        give_up_at = min(self._gives_up_at(room_until) + writes * self.timeout, caller_deadline())
+        push = RefusedPush(
+            self.send_parts, parts, dict(zip(parts, outcomes, strict=True)), room_until, give_up_at,
+            is_wanted, lambda _settled: release(waiter),
+        )  # fmt: skip
+        # Here, not in the other thread: this one may have a lock that is needed to read the registry, and be in a
+        # signal's handler.
+        push.note_outcomes(clock.now())
+        try:
+            self.resenders[target.queue].add(push)
+            if waiter.acquire(timeout=max(give_up_at - time.monotonic(), 0.0) + self.timeout):
+                return push.settled
+        except BaseException:
+            push.is_wanted = lambda: False
+            raise
+        push.is_wanted = lambda: False
+        reason = no_answer(self.client.url, self.timeout, of_batch=give_up_at == caller_deadline())
+        return Settled([(part, reason) for part in parts])
+
+    def _gives_up_at(self, room_until: float) -> float:
+        """Until when, monotonic, the caller of a refused push waits that has until then for room."""
+        return max(time.monotonic(), room_until) + self.timeout + self.waits_for
 
 
 def attempts_for(requests: Sequence[Request], waits_for: float = 0.0) -> Attempts:
@@ -222,14 +321,18 @@ def accept(calls: Sequence[SharedCall]) -> None:
 
 def fail(write: Sequence[Request], error: BaseException) -> None:
     """The write ended with what nobody expected: what has no outcome yet may be in or not."""
-    reason: Exception
-    if isinstance(error, LowqError):
-        reason = error
-    else:
-        reason = RedisUnavailable(f"the push was interrupted: {error!r:.200}")
-        reason.__cause__ = error
+    reason = interrupted(error)
     for request in write:
         request.fail(copy_of(reason))
+
+
+def interrupted(error: BaseException) -> Exception:
+    """What callers are told of an error that nobody expected."""
+    if isinstance(error, LowqError):
+        return error
+    reason = RedisUnavailable(f"the push was interrupted: {error!r:.200}")
+    reason.__cause__ = error
+    return reason
 
 
 def limit_of_caller(push_timeout: float) -> tuple[float, bool]:
@@ -275,17 +378,3 @@ def _unanswered(parts: Sequence[SentPart], results: list[Any]) -> list[int]:
         else:
             refused.add((part.prefix, part.shards_count))
     return again
-
-
-def is_full(result: object) -> TypeGuard[Refusal]:
-    """Whether jobs of the call did not fit: the queue has a capacity. Nothing was written."""
-    return isinstance(result, Refusal) and result.code == "QUEUEFULL"
-
-
-def is_sealed(result: object) -> TypeGuard[Refusal]:
-    """Whether the jobs of the call belong to another layout of their queue by now. Nothing was written."""
-    return isinstance(result, Refusal) and result.code == "SEALED"
-
-
-def is_out_of_turn(result: Exception) -> bool:
-    return isinstance(result, Refusal) and result.code == "OUTOFTURN"

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from lowq.codec import decode_id
+from lowq.errors import RedisUnavailable
 from lowq.inspection.pattern import encode_pattern, ids_per_call
 from lowq.store import Call, Client, Command, untrusted
 from lowq.store.scripts import time_argument
@@ -18,14 +19,27 @@ STATS_TOGETHER = 200
 Position = tuple[float, bytes]
 
 
-def ask(client: Client, calls: Sequence[Call | Command], together: int = TOGETHER) -> Iterator[Any]:
-    """The replies to calls, a few of them sent at a time so that other clients of Redis come in between.
+#: Calls without an answer, by their place among all, as a primary of a cluster is away that others don't need.
+Silent = dict[int, RedisUnavailable]
+
+
+def ask(
+    client: Client, calls: Sequence[Call | Command], together: int = TOGETHER, silent: Silent | None = None
+) -> Iterator[Any]:
+    """The replies to calls, a few of them sent at a time so that other clients of Redis come in between. ``silent``:
+    those without an answer are entered there, and their reply is None; without it, they are an error.
 
     Raises:
         RedisUnavailable, RedisRefused, ScriptError: the first error among the replies.
     """
     for start in range(0, len(calls), together):
-        for reply in client.run_many(calls[start : start + together]):
+        for place, reply in enumerate(client.run_many(calls[start : start + together]), start):
+            if silent is not None and client.is_cluster and isinstance(reply, RedisUnavailable):
+                silent[place] = reply
+                if len(silent) == len(calls):
+                    raise reply
+                yield None
+                continue
             if isinstance(reply, Exception):
                 raise reply
             yield reply

@@ -12,11 +12,11 @@ from uuid import UUID
 
 from lowq.backend import Backend
 from lowq.codec import MAX_PAYLOAD_DEPTH, decode_id, lookup_id, original_payload
-from lowq.errors import ConfigError
-from lowq.inspection.calls import STATS_TOGETHER, Position, ShardStats, WhyReply, ask, read_stats, stats_call
+from lowq.errors import ConfigError, RedisUnavailable
+from lowq.inspection.calls import STATS_TOGETHER, Position, ShardStats, Silent, WhyReply, ask, read_stats, stats_call
 from lowq.inspection.description import Description
 from lowq.inspection.explain import MAY_BE_LIMITED, Why, explain, explain_limited, why_call
-from lowq.inspection.figures import ShardInfo, Stats, by_nonce, node_names, shard_info, shards_of, stats_of
+from lowq.inspection.figures import ShardInfo, Stats, by_nonce, node_names, shard_info, stats_of
 from lowq.inspection.forecast import Forecast, forecast_of
 from lowq.inspection.job_filter import STATES, FilterOptions, JobFilter
 from lowq.inspection.limits import LimitState, read_limits
@@ -192,24 +192,34 @@ class Queries:
         _, forecast = self.stats_and_forecast(now=now)
         return forecast
 
-    def stats_and_forecast(self, *, now: float | None = None) -> tuple[Stats, Forecast]:
-        """Both, of the same moment; see `stats` and `forecast`."""
-        stats, is_worked = self._read_stats(now)
-        flow = read_flows(self._backend, [self.name], now).get(self.name)
+    def stats_and_forecast(self, *, now: float | None = None, silent: Silent | None = None) -> tuple[Stats, Forecast]:
+        """Both, of the same moment; see `stats` and `forecast`. ``silent``: shards whose primary does not answer are
+        left out, and entered there.
+        """
+        stats, is_worked = self._read_stats(now, silent)
+        try:
+            flow = read_flows(self._backend, [self.name], now).get(self.name)
+        except RedisUnavailable:
+            if not silent:
+                raise
+            flow = None
         return stats, forecast_of(stats, flow, is_worked=is_worked)
 
-    def _read_stats(self, now: float | None) -> tuple[Stats, bool]:
+    def _read_stats(self, now: float | None, silent: Silent | None = None) -> tuple[Stats, bool]:
         """The queue in figures, and whether somebody holds a shard of it."""
         layouts = self._presumed_layouts
         prefixes = [prefix for layout in layouts.all for prefix in layout.prefixes(self._namespace, self.name)]
-        calls: list[Call | Command] = [entry_call(self._namespace, self.name)]
-        calls += [stats_call(prefix, now) for prefix in prefixes]
-        entry, *replies = ask(self._client, calls, STATS_TOGETHER)
+        calls: list[Call | Command] = [stats_call(prefix, now) for prefix in prefixes]
+        if silent is not None:
+            silent.clear()
+        *replies, entry = ask(self._client, [*calls, entry_call(self._namespace, self.name)], STATS_TOGETHER, silent)
+        if silent and len(calls) in silent:
+            raise silent[len(calls)]
         info = entry_of(self.name, entry)
         if info is not None and info.layouts != layouts:  # a reshard has begun or ended
             self._backend.note_layouts(self.name, info.layouts)
-            return self._read_stats(now)
-        shards = list(map(ShardStats.of, replies))
+            return self._read_stats(now, silent)
+        shards = [ShardStats.of(reply) for reply in replies if reply is not None]
         options = {} if info is None else info.options
         stats = stats_of(self.name, shards, options, layouts)
         return stats, any(shard.lease is not None for shard in shards)
@@ -693,8 +703,11 @@ def as_ids(ids: JobId | Iterable[JobId]) -> Iterable[JobId]:
 # --- shards ---
 
 
-def shards(backend: Backend, queue: Queries | str, *, now: float | None = None) -> list[ShardInfo]:
-    """The shards of a queue, by index. While a reshard is under way those of the new layout follow.
+def shards(
+    backend: Backend, queue: Queries | str, *, now: float | None = None, silent: Silent | None = None
+) -> list[ShardInfo]:
+    """The shards of a queue, by index. While a reshard is under way those of the new layout follow. ``silent``: those
+    whose primary does not answer are left out, and entered there by their place.
 
     Raises:
         UnknownQueueError, RedisUnavailable, RedisRefused
@@ -703,7 +716,15 @@ def shards(backend: Backend, queue: Queries | str, *, now: float | None = None) 
         queue = Queries(backend, queue)
     layouts = queue.layouts
     prefixes = [prefix for layout in layouts.all for prefix in layout.prefixes(backend.config.namespace, queue.name)]
-    return shards_of(read_stats(backend.client, prefixes, now), node_names(backend), layouts)
+    calls = [stats_call(prefix, now) for prefix in prefixes]
+    places = [(layout.epoch, index) for layout in layouts.all for index in range(layout.shards_count)]
+    replies = list(ask(backend.client, calls, STATS_TOGETHER, silent))
+    names = node_names(backend)
+    return [
+        shard_info(index, ShardStats.of(reply), names, epoch)
+        for (epoch, index), reply in zip(places, replies, strict=True)
+        if reply is not None
+    ]
 
 
 def _times_in(time: bytes | None) -> tuple[float | None, int, float | None]:

@@ -67,6 +67,8 @@ class NodeInfo:
     performing: tuple[RunningBatch | None, ...] = ()
     #: How many tasks its event loop runs, each of which works a shard.
     tasks: int = 0
+    #: How many of these it may run at once; 0: it has no event loop.
+    concurrency: int = 0
     #: What those of them perform that have been running longest.
     longest_tasks: tuple[RunningBatch, ...] = ()
     #: It takes nothing more.
@@ -260,6 +262,7 @@ def _node_info(name: bytes, data: bytes, now: float, on_replica: bool) -> NodeIn
         shards=_shards(details.get("shards")),
         performing=tuple(map(_performing, _list(details.get("performing")))),
         tasks=untrusted.whole(details.get("tasks"), 0) or 0,
+        concurrency=untrusted.whole(details.get("concurrency"), 0) or 0,
         longest_tasks=tuple(filter(None, map(_performing, _list(details.get("longest_tasks"))))),
         quiet=bool(details.get("quiet")),
         waiting=is_silent,

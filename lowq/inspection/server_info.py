@@ -39,6 +39,8 @@ def redis_info(backend: Backend) -> RedisInfo:
     except RedisRefused as error:
         warning = f"Version, memory, persistence and eviction are unknown, as this user may not ask: {error}."
         return RedisInfo("unknown", 0, 0, 0, 0, "unknown", "unknown", (warning,))
+    if info and "used_memory" not in info:  # such as an embedded store that listens
+        return RedisInfo(f"Redis {info.get('redis_version', '')}", 0, 0, 0, 0, "unknown", "unknown", ())
     version = info.get("valkey_version") or info.get("redis_version", "")
     name = "Valkey " if "valkey_version" in info else "Redis " if version else ""
     used, most = _number(info, "used_memory"), _number(info, "maxmemory")

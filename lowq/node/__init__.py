@@ -11,6 +11,7 @@
     pace           how much work a delivery takes in advance
     execution      a batch through middlewares and handler
     outcome        what becomes of each of its jobs then
+    own_context    a context of its own for each batch that a task performs
     log_context    what a handler logs says which job it is about
     job_log        a line for each job that begins and ends, at DEBUG
     instances      `setup` and `teardown` of the workers' instances

@@ -14,7 +14,7 @@ from lowq.broker.delivery import Delivery, TakenJob
 from lowq.broker.dispatcher import Dispatcher
 from lowq.broker.shard import Shard
 from lowq.errors import LeaseLost, RedisUnavailable
-from lowq.logs import describe, get_log
+from lowq.logs import describe, get_log, printable
 from lowq.metrics.counters import BOUNDS, WAIT_BOUNDS, Tally, bucket_of
 from lowq.metrics.slowest import EndedBatch
 from lowq.node import execution
@@ -183,10 +183,13 @@ def report_failure(
     finally:
         if outcome.stop is not None:
             node.fail(outcome.stop)
+        outcome.forget()
 
 
 def _log_failure(shard: Shard, jobs: list[TakenJob], outcome: Outcome, runtime: execution.WorkerRuntime) -> None:
-    """What was raised, and what becomes of each id."""
+    """What was raised, and what becomes of each id. What will be tried again is one line, however often it fails; what
+    goes to the morgue is an error with its traceback.
+    """
     if outcome.error is None and not outcome.failures:
         return
     if outcome.is_expected:
@@ -207,14 +210,22 @@ def _log_failure(shard: Shard, jobs: list[TakenJob], outcome: Outcome, runtime: 
     if outcome.buries:
         outcomes.append(f"in the morgue: {len(outcome.buries)}")
     more = len(outcome.failures) - 3
-    log.error(
-        "%r failed, ids %s: %s%s%s", shard, ", ".join(named[:3]), what,
-        "".join(f"; {item}" for item in outcomes), f"; and {more} more" if more > 0 else "", exc_info=outcome.error,
-        extra={
-            "event": "failed", "queue": shard.queue, "shard": shard.index, "ids": named[:100],
-            "outcome": [failure[:4] for failure in outcome.failures[:100]],
-        },
+    text = "".join(
+        (f"{shard!r} failed, ids {', '.join(named[:3])}: {what}", *(f"; {item}" for item in outcomes),
+         f"; and {more} more" if more > 0 else "")
     )  # fmt: skip
+    extra = {
+        "event": "failed", "queue": shard.queue, "shard": shard.index, "ids": named[:100],
+        "outcome": [failure[:4] for failure in outcome.failures[:100]],
+    }  # fmt: skip
+    raised = (outcome.error, *(outcome.raised or {}).values())
+    error = next((one for one in raised if isinstance(one, BaseException)), None)
+    gives_up = outcome.buries or outcome.exhausted or outcome.crashed
+    if gives_up or not (outcome.failures or outcome.releases):
+        log.error("%s", printable(text), exc_info=error, extra=extra)
+        return
+    log.warning("%s", printable(text), extra=extra)
+    log.debug("%r: where it failed", shard, exc_info=error, extra=extra)
 
 
 def log_lost(shard: Shard) -> None:

@@ -54,6 +54,7 @@ from lowq.node.batch import (
 )
 from lowq.node.instances import Instances
 from lowq.node.outcome import anotify_worker, decodable_jobs, reports_of
+from lowq.node.own_context import OwnContext
 from lowq.node.pace import Pace
 from lowq.node.time_limits import TimeLimits, WrittenOff, interrupt_of_this_task
 
@@ -450,8 +451,10 @@ class EventLoop:
             try:
                 self._loop.run_forever()
                 break
+            except SystemExit as error:
+                # A task that a handler started has raised it: who awaits the task gets that, too, and it fails the job.
+                log.error("a task that a handler has started raised %r", error, exc_info=error)
             except BaseException as error:
-                # A task that a handler started has raised SystemExit or the like: who awaits it gets that, too.
                 self._node.fail(error)
         self._reap()
         if self._instances:
@@ -514,17 +517,25 @@ class EventLoop:
     ) -> None:
         runtime = self._runtimes[shard.queue]
         size = runtime.batch_size
-        began = self._clock()
+        began, batches = self._clock(), 0
         count_waits(self._tallies[shard.queue], jobs, began, self._node.broker.maintenance.server_clock.offset)
         for start in range(0, len(jobs), size):
             if start and (shard.dispatch.leaving or self._node.stopping.is_set()):
                 await self._write(shard, [shard.in_flight.release_report([(job.id, None) for job in jobs[start:]])])
                 break
-            if not is_held(shard, delivery, self._clock()):
+            now = self._clock()
+            while is_held(shard, delivery, now) and (expired := delivery.take_out_expired(jobs, start, now)):
+                await self._write(shard, [shard.in_flight.release_report([(job_id, None) for job_id in expired])])
+                self._dispatcher.look_again(shard)
+                now = self._clock()
+            if start >= len(jobs):
+                break
+            if not is_held(shard, delivery, now):
                 self._dispatcher.look_again(shard)
                 break  # not surely ours any more
-            await self._perform(shard, delivery, runtime, jobs[start : start + size], activity)
-        self._pace.note(shard.queue, (self._clock() - began) / -(-len(jobs) // size))
+            await OwnContext(self._perform(shard, delivery, runtime, jobs[start : start + size], activity))
+            batches += 1
+        self._pace.note(shard.queue, self._clock() - began, batches)
 
     async def _perform(
         self,

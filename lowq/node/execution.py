@@ -11,12 +11,13 @@ fails alone, or that the handler named, is charged a retry. `lowq.node.outcome` 
 """
 
 import asyncio
+import os
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
-from typing import Any, Self, TypeVar
+from typing import Any, NoReturn, Self, TypeVar
 
 from lowq import codec
 from lowq.broker.delivery import TakenJob
@@ -24,10 +25,10 @@ from lowq.broker.shard import Shard
 from lowq.codec import delay_seconds
 from lowq.errors import LowqError
 from lowq.job import Job
-from lowq.logs import get_log
+from lowq.logs import describe, flush, get_log
 from lowq.middleware import check_done, check_plain, wrap, wrap_async
 from lowq.node import job_log, observing, per_id
-from lowq.node.outcome import Outcome, Performer, done_ids, outcome_of
+from lowq.node.outcome import STOPS, Outcome, Performer, done_ids, outcome_of
 from lowq.node.per_id import Batch
 from lowq.node.time_limits import TimeLimits, WrittenOff, checked_seconds
 from lowq.observers import ObservedBatch, Observer, call_observer
@@ -187,8 +188,11 @@ def _batch_of(is_stopping: Callable[[], bool] | None) -> Batch:
             return True
         return shard.dispatch.leaving
 
+    def has_expired(job_id: str) -> bool:
+        return shard is not None and shard.in_flight.has_expired(job_id)
+
     return Batch(
-        execution._outcomes, execution._limits, is_leaving=is_leaving,
+        execution._outcomes, execution._limits, is_leaving=is_leaving, has_expired=has_expired,
         is_cancelled=lambda: _is_cancelled(cancelled), on_begin=execution._begin,
     )  # fmt: skip
 
@@ -242,17 +246,84 @@ class WorkerRuntime:
             check_plain(middlewares, worker)
             around = wrap
         time_limit, ttr = time_limits_of(worker)
-        inner, is_per_id = instance.perform, handler_of(worker) == "perform_one"
+        is_per_id = handler_of(worker) == "perform_one"
+        handler = instance.perform_one if is_per_id else instance.perform
+        bounded = _abounded if is_async(worker) else _bounded
+        inner = bounded(handler)
         if is_per_id:
             one_by_one = per_id.aone_by_one if is_async(worker) else per_id.one_by_one
             seconds = ttr if time_limit is None else time_limit
-            inner = one_by_one(worker, instance.perform_one, partial(_batch_of, is_stopping), seconds)
+            inner = one_by_one(worker, inner, partial(_batch_of, is_stopping), seconds)
         if on_perform is not None:
             inner = _observed(on_perform, inner)
         call = around(middlewares, worker, inner)
+        if middlewares:
+            call = bounded(call, "a middleware")
         if callable(worker.merge):
             call = _merging(worker.merge, call)
         return cls(instance, call, worker.batch_size, time_limit, ttr, is_per_id, observers, server_offset)
+
+
+# What leaves a handler, or a middleware, concerns its job, in the process that has called it, and nothing else: neither
+# the thread, nor a child that the handler has forked.
+
+
+def _bounded(handler: Callable[..., Any], name: str = "the handler") -> Callable[..., Any]:
+    def call(*args: Any) -> Any:
+        pid = os.getpid()
+        try:
+            returned = handler(*args)
+        except BaseException as raised:
+            if os.getpid() != pid:
+                _end_child(raised)
+            if issubclass(type(raised), STOPS):  # what an object says of its class is its own affair
+                raise _failure_of(name, raised) from raised
+            raise
+        if os.getpid() != pid:
+            _end_child(None)
+        return returned
+
+    return call
+
+
+def _abounded(handler: Callable[..., Any], name: str = "the handler") -> Callable[..., Any]:
+    async def call(*args: Any) -> Any:
+        pid = os.getpid()
+        try:
+            pending = handler(*args)
+            returned = None if pending is None else await pending
+        except asyncio.CancelledError as cancelled:
+            if os.getpid() != pid:
+                _end_child(cancelled)
+            raise  # of the task, or of something that it awaited: see `aperform`
+        except BaseException as raised:
+            if os.getpid() != pid:
+                _end_child(raised)
+            if issubclass(type(raised), STOPS):  # what an object says of its class is its own affair
+                raise _failure_of(name, raised) from raised
+            raise
+        if os.getpid() != pid:
+            _end_child(None)
+        return returned
+
+    return call
+
+
+def _failure_of(name: str, raised: BaseException) -> LowqError:
+    return LowqError(f"{name} raised {describe(raised)}")
+
+
+def _end_child(raised: BaseException | None) -> NoReturn:
+    """Ends a process that a handler forked and that has left the handler: what follows is the parent's."""
+    code = 0 if raised is None else 1
+    if isinstance(raised, SystemExit):
+        code = raised.code if isinstance(raised.code, int) else int(raised.code is not None)
+    log.warning(
+        "a process that a handler has forked has left the handler and ends with code %d%s", code,
+        "" if raised is None else f": {describe(raised)}", extra={"event": "forked"},
+    )  # fmt: skip
+    flush()
+    os._exit(code)
 
 
 def _observed(on_perform: Callable[[dict[str, list[Any]]], object], inner: Callable[..., Any]) -> Callable[..., Any]:
@@ -276,6 +347,9 @@ def _merging(merge: MergeFunction, call: Callable[[dict[str, list[Any]]], Any]) 
                 left[job_id] = merged(merge, payloads)
             except Exception as error:
                 execution.fail(job_id, error)
+                continue
+            except STOPS as error:
+                execution.fail(job_id, _failure_of("the merge function", error))
                 continue
             if not left[job_id]:
                 del left[job_id]
@@ -324,7 +398,11 @@ def perform(
         found_no_redis = shard.in_flight.found_no_redis
         outcome = outcome_of(worker, jobs, execution._outcomes, error, config, found_no_redis)
     outcome.observed = observed
-    return outcome
+    _forget_errors(execution)
+    try:
+        return outcome
+    finally:
+        del error, outcome  # this frame is a part of the traceback
 
 
 async def aperform(
@@ -381,7 +459,18 @@ async def aperform(
         found_no_redis = shard.in_flight.found_no_redis
         outcome = outcome_of(worker, jobs, execution._outcomes, error, config, found_no_redis)
     outcome.observed = observed
-    return outcome
+    _forget_errors(execution)
+    try:
+        return outcome
+    finally:
+        del error, outcome  # this frame is a part of the traceback
+
+
+def _forget_errors(execution: Execution) -> None:
+    """Nothing but the outcome refers to what was raised any more."""
+    for job_id, (verb, _) in execution._outcomes.items():
+        if verb in ("fail", per_id.RAISED):
+            execution._outcomes[job_id] = (verb, None)
 
 
 async def _awaited(runtime: WorkerRuntime, payloads_by_id: dict[str, list[Any]]) -> None:

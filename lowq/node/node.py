@@ -41,15 +41,17 @@ from lowq.node.activity import BatchActivity, ThreadActivity
 from lowq.node.event_loop import EventLoop
 from lowq.node.execution import WorkerRuntime
 from lowq.node.instances import Instances, has_life
+from lowq.node.process_end import LEEWAY, end_process_by
 from lowq.node.readings import node_source
 from lowq.node.reload import NewCode, Reload
 from lowq.node.schedules import QueueSchedules
-from lowq.node.signals import Request, Signals
+from lowq.node.signals import HeldSignals, Request, Signals
 from lowq.node.watchdog import Watchdog
 from lowq.node.worker_thread import WorkerThread
 from lowq.schedules import is_internal, schedules_queue
 from lowq.sharding import Layout, Layouts
 from lowq.store import Client
+from lowq.store.keys import nodes_key
 from lowq.version import VERSION
 from lowq.workers import (
     Worker,
@@ -67,7 +69,7 @@ log = get_log("lowq.node")
 EXIT_OK = 0
 #: It could not start, or a handler or an error stopped it.
 EXIT_FAILED = 1
-#: It was still performing when shutdown_timeout was over, or had to stop a second time.
+#: Something still ran when shutdown_timeout was over, or it had to stop a second time.
 EXIT_CUT_SHORT = 3
 #: Half of its threads were written off, as their handlers hang: a fresh process is to take its place (EX_TEMPFAIL).
 EXIT_REPLACE = 75
@@ -96,7 +98,7 @@ class Node:
     ``queues``: only these; ``threads`` overrides the setting ``threads_per_node``. With ``prefetch`` off, a round trip
     to Redis takes one batch. ``on_ready`` is called once, from a thread of the node, when it is a member and has asked
     for its shards. ``new_code``: how it gets new code; None: not at all. ``resumes_as``: the nonce that this process
-    had before an exec (`succeeds_as`).
+    had before an exec (`succeeds_as`). ``held_signals``: those that came since the process began.
 
     Raises:
         ConfigError: no worker, or an unknown queue.
@@ -112,6 +114,7 @@ class Node:
         on_ready: Callable[[], object] = lambda: None,
         new_code: NewCode | None = None,
         resumes_as: str | None = None,
+        held_signals: HeldSignals | None = None,
     ) -> None:
         self.app = app
         self.threads = threads or app.config.threads_per_node
@@ -133,7 +136,9 @@ class Node:
         self._schedule_thread: WorkerThread | None = None
         #: Set when the node is to stop.
         self.stopping = threading.Event()
-        self._signals = Signals(self.stopping.is_set, None if new_code is None else new_code.terminal_closed)
+        self._signals = Signals(
+            self.stopping.is_set, None if new_code is None else new_code.terminal_closed, held_signals
+        )
         #: What has come while the node waited at its start, and is for later.
         self._too_early: list[Request] = []
         self._threads: list[WorkerThread] = []
@@ -158,6 +163,10 @@ class Node:
         self.succeeds_as: str | None = None
         #: Monotonic time at which what still runs is cut short, when it finishes for new code.
         self._finish_by = float("inf")
+        #: Monotonic time by which the process is to have ended, once `run` stops the node; also for whoever started it.
+        self.end_by: float | None = None
+        #: Within `run`, which may end the process.
+        self._in_run = False
 
     @property
     def queues(self) -> dict[str, int]:
@@ -181,10 +190,11 @@ class Node:
         and HUP if it knows how it gets new code. After that `succeeds_as` is set, these signals are blocked, and the
         process is to be executed anew.
 
-        Ends the process at once, with that code, when what still runs doesn't end within shutdown_timeout, and when
-        handlers that were written off still run.
+        Ends the process at once, with that code, when what still runs, on_server_stop included, doesn't end within
+        shutdown_timeout, and when handlers that were written off still run.
         """
-        self._signals.install(unblock=self._resumes)
+        self._signals.install()
+        self._in_run = True
         try:
             try:
                 self.start()
@@ -203,6 +213,7 @@ class Node:
                 os._exit(self.exit_code)
             return self.exit_code
         finally:
+            self._in_run = False
             self._signals.restore(block=self.succeeds_as is not None)
 
     def start(self) -> None:
@@ -268,7 +279,7 @@ class Node:
                 for name, worker in self._workers.items()
             },
             activities=self._all_activities, queues=[queue_options_of(worker) for worker in self._workers.values()],
-            registrations=[
+            registrations=lambda: [
                 app.registration(worker.queue_name, worker.shards_count, worker)
                 for worker in self._all_workers.values()
             ],
@@ -302,6 +313,7 @@ class Node:
             write_off=self._write_off, on_fatal=self.fail,
         )  # fmt: skip
         self._when_ready(self._warn_of_eviction)
+        self._when_ready(self._warn_of_channels)
         self._when_ready(partial(self._warn_of_unserved, app, registered))
         performers = [f"{self.threads} threads"] if thread_queues else []
         if loop_queues:
@@ -382,6 +394,8 @@ class Node:
             deadline = time.monotonic() + self.app.config.shutdown_timeout
             while any(performer.is_alive() for performer in performers) and time.monotonic() < deadline:
                 time.sleep(0.01)
+            if not isinstance(errors[0], Exception):  # which would end the process without a word
+                log.error("a worker could not be set up: %r", errors[0], exc_info=errors[0])
             raise errors[0]
         return True
 
@@ -474,6 +488,15 @@ class Node:
                 "set it to noeviction", policy, extra={"event": "eviction", "policy": policy},
             )  # fmt: skip
 
+    def _warn_of_channels(self) -> None:
+        channel = nodes_key(self.app.config.namespace)
+        if self.client.run("rights", channel, "SPUBLISH"):
+            log.warning(
+                "Redis does not let this user publish (SPUBLISH on %s): what it pushes and gives back is found up to "
+                "poll_interval (%g s) later; allow +spublish and the channels, see docs/rights.md",
+                channel, self.app.config.poll_interval, extra={"event": "unpublished"},
+            )  # fmt: skip
+
     def _find_former_schedules(self, registered: Sequence[QueueInfo]) -> None:
         """Of workers that have no schedules any more: what is left of them has to be ended, and only nodes that serve
         these workers are there to do it. They go on until old nodes are gone. What has ended is dropped by the next
@@ -555,6 +578,7 @@ class Node:
         hanging = len(self.hanging()) + (0 if self._loop is None else len(self._loop.hanging()))
         says = {
             "written_off": hanging,
+            "concurrency": 0 if self._loop is None else self.app.config.concurrency,
             "strict": self.app.config.strict_shards_count,
             "reload_refusal": self._reload.refusal,
             # A node that ends does not vouch for them any more.
@@ -725,6 +749,10 @@ class Node:
         running, busy = [performer for performer in self._performers() if performer.is_alive()], self._busy()
         if self._loop in running:
             self._loop.cancel()
+        for thread in self._threads:
+            if thread in running:
+                thread.ack_done()
+        self.end_by = self._finish_by + LEEWAY
         if not running:
             self._call_on_server_stop()  # while leases are renewed
         self.broker.stop()
@@ -782,13 +810,21 @@ class Node:
         self.request_stop()
 
     def _call_on_server_stop(self) -> None:
-        """Once for each start. What it raises is logged: the node stops as it is."""
-        if self._has_init:
-            self._has_init = False
-            try:
-                self.app.config.on_server_stop()
-            except BaseException:
-                log.exception("on_server_stop failed")
+        """Once for each start. What it raises is logged: the node stops as it is. Where it hangs, the process ends."""
+        if not self._has_init:
+            return
+        self._has_init = False
+        call_off = None
+        if self._in_run and self.end_by is not None:
+            code = self.exit_code or EXIT_CUT_SHORT
+            call_off = end_process_by(self.end_by, code, at_once=lambda: self._signals.cut_short)
+        try:
+            self.app.config.on_server_stop()
+        except BaseException:
+            log.exception("on_server_stop failed")
+        finally:
+            if call_off is not None:
+                call_off()
 
     def _busy(self) -> list[str]:
         """What is being performed, for people."""
@@ -810,6 +846,7 @@ class Node:
             extra={"event": "stop"},
         )  # fmt: skip
         deadline = time.monotonic() + seconds
+        self.end_by = deadline + LEEWAY
         main = threading.current_thread() is threading.main_thread()
         while any(performer.is_alive() for performer in self._performers()):
             left = deadline - time.monotonic()

@@ -5,6 +5,7 @@ what was taken, not of what the handler was given; what belongs to the applicati
 which catches everything; and neither worker nor log learns of it before it is written.
 """
 
+import asyncio
 import random
 import traceback
 from collections.abc import Callable
@@ -31,6 +32,10 @@ from lowq.workers import Worker, payload_type_of
 log = get_log("lowq.node")
 
 T = TypeVar("T")
+
+#: What ends a thread, a generator or a process where nobody expects it: out of a handler, and of what of the
+#: application's is called for it, it is a failure of the job.
+STOPS = (asyncio.CancelledError, GeneratorExit, SystemExit)
 
 #: Seconds until a job is tried again whose handler found no Redis, the first time in a row, the second ...; None: at
 #: once. After them it is charged a retry: Redis answers the node all the while, so it is something else.
@@ -65,7 +70,7 @@ class Outcome:
     exhausted: list[tuple[TakenJob, Failure]] = field(default_factory=list)
     #: What the handler raised.
     error: BaseException | None = None
-    #: What stops the process once the outcome is written: SystemExit and the like, of the handler or of a hook.
+    #: What stops the process once the outcome is written: KeyboardInterrupt and the like, of the handler or of a hook.
     stop: BaseException | None = None
     #: Whether all that went wrong is what ``release_on`` expects.
     is_expected: bool = False
@@ -94,13 +99,23 @@ class Outcome:
     def remark(self, remark: str, raised: BaseException) -> None:
         """Keeps what something of the application's raised."""
         self.remarks.append((remark, raised))
-        if self.stop is None and not _is_failure(raised):
+        if self.stop is None and not _is_failure(raised) and not issubclass(type(raised), STOPS):
             self.stop = raised
+
+    def forget(self) -> None:
+        """Lets go of what was raised, once it is written and logged: it holds the frames of handlers, and with them all
+        that these have held, as a lock that a retry needs.
+        """
+        self.error = self.raised = self.stop = None
+        self.remarks.clear()
 
 
 def _is_failure(error: BaseException) -> bool:
     """Whether it says that something failed; otherwise it says that the process is to stop."""
     # By its type: isinstance also asks what an object says of its class.
+    if issubclass(type(error), BaseExceptionGroup):
+        group: Any = error
+        return all(_is_failure(one) or issubclass(type(one), STOPS) for one in group.exceptions)
     return issubclass(type(error), Exception | TimeLimitExceeded)
 
 
@@ -198,7 +213,7 @@ def _decide_plainly(
     outcome = decide(_PLAIN_WORKER, jobs, plain_outcomes, plain, _PLAIN_CONFIG, found_no_redis)
     outcome.error = error
     outcome.remarks.append(("what becomes of a batch could not be decided; its jobs are charged", trouble))
-    if outcome.stop is None and not _is_failure(trouble):
+    if outcome.stop is None and not _is_failure(trouble) and not issubclass(type(trouble), STOPS):
         outcome.stop = trouble
     return outcome
 
@@ -230,6 +245,9 @@ def _found_no_redis(error: BaseException | None) -> bool:
     """Whether it says that Redis did not answer, or could not serve, as the handler heard it from lowq: then no id has
     failed. Neither a subclass of the application's own says so, nor `RedisFull`, as a Redis that is full answers.
     """
+    if issubclass(type(error), BaseExceptionGroup):
+        group: Any = error
+        return all(map(_found_no_redis, group.exceptions))
     if type(error) is PushInterrupted:
         error = error.__cause__
     return type(error) in (RedisUnavailable, RedisNotReady)

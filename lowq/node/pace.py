@@ -31,10 +31,13 @@ class Pace:
         batches = 1 if pace is None else int(PREFETCH_SECONDS / max(pace, 1e-6))
         return max(min(batches * size, MAX_DELIVERY_JOBS // size * size), size)
 
-    def note(self, queue: str, pace: float) -> None:
-        """A batch took so many seconds. A slow one counts at once, a quick one bit by bit, at most doubling what the
-        next delivery takes.
+    def note(self, queue: str, seconds: float, batches: int) -> None:
+        """Notes that so many batches took so many seconds. Slow ones count at once, quick ones bit by bit, at most
+        doubling what the next delivery takes.
         """
+        if not batches:  # everything of the delivery had expired, or the lease is not surely held
+            return
+        pace = seconds / batches
         known = self._seconds.get(queue)
         self._seconds[queue] = (
             pace if known is not None and pace > known else max(pace, (known or PREFETCH_SECONDS) / 2)

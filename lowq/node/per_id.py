@@ -5,7 +5,7 @@
     waits again, uncharged --begin--> (nothing said) --> done | raised
               ^                             |
               |                             +-- ttr, or the process ends: charged, as the whole of a batch is elsewhere
-              +-- the node stops, the batch is cancelled or written off before it began
+              +-- the node stops, the batch is cancelled or written off before it began; or it has expired
 
 What ends a batch in the middle finds the outcomes of all others set: what is done is acknowledged, and what has not
 begun waits again.
@@ -13,10 +13,12 @@ begun waits again.
 
 import asyncio
 from collections.abc import Callable, Iterable
+from contextvars import copy_context
 from typing import Any, NamedTuple
 
 from lowq.errors import LowqError, TimeLimitExceeded
 from lowq.middleware import check_done
+from lowq.node.own_context import OwnContext
 from lowq.node.time_limits import TimeLimits
 
 #: What an id raised when nothing but that id was performed: it is the id's own failure.
@@ -38,6 +40,8 @@ class Batch(NamedTuple):
     limits: TimeLimits | None
     #: Whether its shard is to be given up or its lease is lost, or the node is to stop: then no other id begins.
     is_leaving: Callable[[], bool]
+    #: Whether a payload of the id has expired since it was taken.
+    has_expired: Callable[[str], bool]
     #: Whether its task was cancelled.
     is_cancelled: Callable[[], bool]
     #: Called with the id that begins, and with None when all have ended.
@@ -61,6 +65,10 @@ class _Run:
             self._count += 1
         self._is_first = True
 
+    def has_expired(self, job_id: str) -> bool:
+        """Whether the id is to wait again: behind the first one, payloads may have expired meanwhile."""
+        return not self._is_first and self._batch.has_expired(job_id)
+
     def begin(self, job_id: str) -> bool:
         """Whether the id is to be performed now. It has the whole time limit for itself.
 
@@ -74,7 +82,7 @@ class _Run:
             if limits is not None:
                 limits.check_held()
                 if self._seconds is not None:
-                    limits.touch(self._seconds)
+                    limits.renew(self._seconds)
         self._is_first = False
         if self._outcomes.get(job_id) is _NOT_BEGUN:
             del self._outcomes[job_id]
@@ -90,10 +98,14 @@ class _Run:
     def close(self) -> None:
         """Raises what was raised, for middlewares and the log: the outcomes are set, and hold."""
         self._batch.on_begin(None)
-        if len(self._errors) == 1:
-            raise self._errors[0]
-        if self._errors:
-            raise ExceptionGroup(f"{len(self._errors)} of {self._count} ids failed", self._errors[:_SHOWN])
+        errors, self._errors = self._errors, []
+        try:
+            if len(errors) == 1:
+                raise errors[0]
+            if errors:
+                raise ExceptionGroup(f"{len(errors)} of {self._count} ids failed", errors[:_SHOWN])
+        finally:
+            del errors  # its frame is a part of their tracebacks
 
     def was_cancelled(self, job_id: str, cancelled: asyncio.CancelledError) -> bool:
         """Whether the batch was cancelled. Otherwise it is something that the handler awaited, and the id failed."""
@@ -122,10 +134,12 @@ def one_by_one(worker: type, perform_one: PerformOne, current: Current, seconds:
             return
         run = _Run(current(), payloads_by_id, seconds)
         for job_id, payloads in payloads_by_id.items():
+            if run.has_expired(job_id):
+                continue
             if not run.begin(job_id):
                 break
             try:
-                check_done(perform_one(job_id, payloads), worker, "perform_one")
+                check_done(copy_context().run(perform_one, job_id, payloads), worker, "perform_one")
             except Exception as error:
                 run.end(job_id, error)
             except TimeLimitExceeded as error:
@@ -144,14 +158,16 @@ def aone_by_one(worker: type, perform_one: PerformOne, current: Current, seconds
     async def perform(payloads_by_id: dict[str, list[Any]]) -> None:
         if len(payloads_by_id) == 1:
             ((job_id, payloads),) = payloads_by_id.items()
-            await _awaited(worker, perform_one(job_id, payloads))
+            await _awaited(worker, perform_one, job_id, payloads)
             return
         run = _Run(current(), payloads_by_id, seconds)
         for job_id, payloads in payloads_by_id.items():
+            if run.has_expired(job_id):
+                continue
             if not run.begin(job_id):
                 break
             try:
-                await _awaited(worker, perform_one(job_id, payloads))
+                await OwnContext(_awaited(worker, perform_one, job_id, payloads))
             except Exception as error:
                 run.end(job_id, error)
             except asyncio.CancelledError as cancelled:
@@ -164,6 +180,7 @@ def aone_by_one(worker: type, perform_one: PerformOne, current: Current, seconds
     return perform
 
 
-async def _awaited(worker: type, pending: Any) -> None:
+async def _awaited(worker: type, perform_one: PerformOne, job_id: str, payloads: list[Any]) -> None:
+    pending = perform_one(job_id, payloads)
     if pending is not None:  # a wrapper that is no async def may have performed it already
         check_done(await pending, worker, "perform_one")

@@ -24,24 +24,26 @@ started last counts, for all of them; a schedule that only old nodes know goes o
 lives knows it, it rests, and is removed after an hour: in which a restart of the nodes that know it may end.
 """
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from lowq.admin.schedules import look_call
 from lowq.application import Lowq
-from lowq.codec import dump_payload, encode_id
+from lowq.codec import EncodedJob, dump_payload, encode_id
 from lowq.errors import LowqError
 from lowq.group_commit import PLAIN, Part
 from lowq.inspection.schedules import declared_by_nodes, read_record, set_record
 from lowq.logs import describe, get_log
 from lowq.node.execution import current
 from lowq.payload_types import PayloadType
-from lowq.producer import CALL_JOBS
+from lowq.producer import ANEW, CALL_JOBS
 from lowq.queue import Queue
 from lowq.schedules import Record, Schedule, grace_of, schedules_queue
-from lowq.store import Client
+from lowq.store import Call, Client, Command
 from lowq.store.keys import shard_prefix
+from lowq.store.scripts import time_of
 from lowq.workers import Worker, build_worker, schedules_of
 
 log = get_log("lowq.node")
@@ -148,6 +150,8 @@ class QueueSchedules:
         self._prefix = shard_prefix(app.config.namespace, schedules_queue(worker.queue_name), 0)
         self._enter_at = 0.0
         self._is_entered = False
+        #: How far Redis's clock was ahead of this process's when it was looked at last.
+        self._offset = -math.inf
         #: What went wrong last, by name: it is not logged again at each attempt.
         self._trouble: dict[str, str] = {}
         #: Performs them, as jobs of the internal queue.
@@ -209,8 +213,9 @@ class QueueSchedules:
 
     def enter(self, client: Client) -> float:
         """Enters the jobs of the schedules, where they are not; at first it also has whoever performs them look at this
-        node's time tables. Called by the maintenance loop, once the registry of nodes says what this node knows.
-        Returns the monotonic time of the next time.
+        node's time tables, and again when Redis's clock has stepped back: they would wait for as long as the step.
+        Called by the maintenance loop, once the registry of nodes says what this node knows. Returns the monotonic time
+        of the next time.
 
         Raises:
             RedisUnavailable, and what else Redis answers.
@@ -218,18 +223,31 @@ class QueueSchedules:
         now = self._clock()
         if now < self._enter_at or not self.own:
             return self._enter_at if self.own else float("inf")
-        calls = []
+        calls: list[Call | Command] = []
+        looks: list[Call] = []
         names = list(self.own)
         for first in range(0, len(names), CALL_JOBS):
             some = names[first : first + CALL_JOBS]
-            entries = [(encode_id(name), b'""', b"", b"") for name in some]
-            part = Part(self._prefix, 1, entries, [{"id": name} for name in some], PLAIN)  # type: ignore[arg-type]
+            entries: list[EncodedJob] = [(encode_id(name), b'""', b"", b"") for name in some]
+            jobs: list[Mapping[str, Any]] = [{"id": name} for name in some]
+            part = Part(self._prefix, 1, entries, jobs, PLAIN, words=ANEW)
             calls.append(part.make_call(self._app.group.writer.keep))
-            if not self._is_entered:
-                calls.append(look_call(self._app.config.namespace, self.queue_name, some))
-        for reply in client.run_many(calls, repeats=0):
-            if isinstance(reply, Exception):
-                raise reply
+            looks.append(look_call(self._app.config.namespace, self.queue_name, some))
+        if not self._is_entered:
+            calls += looks
+        *_, seconds = _answers(client, [*calls, Command(self._prefix, "TIME")])
         self._is_entered = True
+        offset = time_of(seconds) - now
+        if offset < self._offset - LOOK_SECONDS:
+            _answers(client, looks)
+        self._offset = offset
         self._enter_at = now + ENTER_SECONDS
         return self._enter_at
+
+
+def _answers(client: Client, calls: Sequence[Call | Command]) -> list[Any]:
+    replies = client.run_many(calls, repeats=0)
+    for reply in replies:
+        if isinstance(reply, Exception):
+            raise reply
+    return replies

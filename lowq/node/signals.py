@@ -30,15 +30,55 @@ class Request(IntEnum):
 _REQUESTS = frozenset(Request)
 
 
+class HeldSignals:
+    """Signals that come while a process imports its application, for a node that begins then: without a handler HUP and
+    USR2 would end it, TTIN and TSTP would stop it. INT and TERM end the import, except in new code (``stops``), which
+    has leases to give up; a second INT ends that as well. Not in another thread than the main one.
+    """
+
+    def __init__(self, *, stops: bool = False) -> None:
+        #: Those that came, in order.
+        self.numbers: list[int] = []
+        #: The handlers that were there before.
+        self.before: dict[int, Any] = {}
+        if threading.current_thread() is not threading.main_thread():
+            return
+        for name in ("SIGHUP", "SIGUSR2", "SIGTTIN", "SIGTSTP", *(("SIGINT", "SIGTERM") if stops else ())):
+            if hasattr(signal, name):
+                self._hold(getattr(signal, name))
+        if hasattr(signal, "pthread_sigmask"):  # they were blocked for an exec; whatever this process starts has them
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, self.before)
+
+    def hold_stops(self) -> None:
+        """INT and TERM, too: the import has ended. Once the node has stopped, INT would strike in Python's own end."""
+        if self.before and signal.SIGTERM not in self.before:
+            self._hold(signal.SIGINT)
+            self._hold(signal.SIGTERM)
+
+    def _hold(self, number: int) -> None:
+        self.before[number] = signal.signal(number, self._note)
+
+    def _note(self, number: int, _frame: FrameType | None) -> None:
+        if number == signal.SIGINT and number in self.numbers:
+            raise KeyboardInterrupt
+        self.numbers.append(number)
+
+
 class Signals:
     """The signals of a node, and the pipe by which they and other threads wake `Node.run`.
 
     ``is_stopping``: whether the node stops already. ``terminal_closed``: whether the terminal of the process was
-    closed, which HUP says then; otherwise it asks for new code. None: HUP is left as it is.
+    closed, which HUP says then; otherwise it asks for new code. None: HUP is left as it is. ``held``: what came before.
     """
 
-    def __init__(self, is_stopping: Callable[[], bool], terminal_closed: Callable[[], bool] | None) -> None:
+    def __init__(
+        self,
+        is_stopping: Callable[[], bool],
+        terminal_closed: Callable[[], bool] | None,
+        held: HeldSignals | None = None,
+    ) -> None:
         self._is_stopping = is_stopping
+        self._held = held
         self._terminal_closed = terminal_closed
         #: A signal has asked for a stop.
         self.stop_requested = False
@@ -47,6 +87,8 @@ class Signals:
         self._pid = os.getpid()
         #: The handlers that were there before, while these are installed.
         self._before: dict[int, Any] = {}
+        #: Those that were there before signals were held.
+        self._originals: dict[int, Any] = {}
         self._wakeup_before = -1
         self._read, self._write = os.pipe()
         os.set_blocking(self._write, False)
@@ -69,9 +111,9 @@ class Signals:
             return []
         return [Request(byte) for byte in os.read(self._read, 64) if byte in _REQUESTS]
 
-    def install(self, *, unblock: bool) -> None:
+    def install(self) -> None:
         """Handles TERM, INT, TSTP, TTIN, USR2, and HUP if there is new code to be had; does nothing in another thread
-        than the main one. ``unblock``: the signals were blocked for an exec, and those that came since are to come now.
+        than the main one. Those that were held come now.
         """
         if threading.current_thread() is not threading.main_thread():
             return
@@ -89,11 +131,16 @@ class Signals:
                 handlers[signal.SIGHUP] = self._on_hup
         self._pid = os.getpid()
         self._before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+        self._originals = dict(self._before)
         # The kernel may give a signal to any thread, and the main thread, where Python runs the handler, would sleep
         # on in `poll`: so what runs at once in any thread writes a byte too (the number, which is no request).
         self._wakeup_before = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
-        if unblock:
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, handlers)
+        if self._held is not None:
+            self._originals |= self._held.before
+            came, self._held.numbers = self._held.numbers, []
+            for number in came:
+                if number in handlers:
+                    handlers[number](number, None)
 
     def restore(self, *, block: bool) -> None:
         """Puts back the handlers that were there before. ``block``: the process is about to execute new code, and the
@@ -104,6 +151,7 @@ class Signals:
         before, self._before = self._before, {}
         if block:
             signal.pthread_sigmask(signal.SIG_BLOCK, before)
+            before = self._originals  # also those of held signals: what is ignored stays so in an exec
         signal.set_wakeup_fd(self._wakeup_before)
         for number, handler in before.items():
             signal.signal(number, handler)
@@ -133,7 +181,7 @@ class Signals:
         assert self._terminal_closed is not None
         if not self._terminal_closed():
             self.wake(Request.RELOAD)
-        elif self._before[number] is not signal.SIG_IGN:  # `nohup` is for going on then
+        elif self._originals[number] is not signal.SIG_IGN:  # `nohup` is for going on then
             self.stop_requested = True
             self.wake(Request.STOP)
 
@@ -143,7 +191,7 @@ class Signals:
         """
         if os.getpid() == self._pid:
             return False
-        before = self._before[number]
+        before = self._originals[number]
         signal.signal(number, signal.SIG_DFL if before is None else before)
         os.kill(os.getpid(), number)
         return True

@@ -193,6 +193,24 @@ class TimeLimits:
         if before is not None and end < before:
             self._on_earlier()
 
+    def renew(self, seconds: float) -> None:
+        """The next id of a batch begins, and has so many seconds. An interrupt that the last one has swallowed is over.
+
+        Raises:
+            LeaseLost: as of `touch`.
+        """
+        with self._lock:
+            was_interrupted, self._interrupted = self._interrupted, False
+        if was_interrupted and self._interrupt is not None:
+            self._interrupt(None)
+            if self.cancelled:
+                self.cancelled = False
+                if (task := asyncio.current_task()) is not None:
+                    task.uncancel()
+        self.touch(seconds)
+        if was_interrupted:
+            self._on_earlier()  # who watches looks for one that was dropped, at its own pace
+
     def check_held(self) -> None:
         """Whether the batch still belongs to who performs it.
 

@@ -24,6 +24,7 @@ had claimed, and what was in flight there. While it inherits::
 
 import threading
 import time
+from contextvars import copy_context
 
 from lowq.broker.activity import Performing
 from lowq.broker.delivery import Delivery, TakenJob
@@ -327,18 +328,26 @@ class WorkerThread:
             return
         runtime = self._runtimes[shard.queue]
         size = runtime.batch_size
-        began, logs_jobs = self._clock(), job_log.is_on()
+        began, logs_jobs, batches = self._clock(), job_log.is_on(), 0
         count_waits(self.activity.tallies[shard.queue], jobs, began, self._node.broker.maintenance.server_clock.offset)
         for start in range(0, len(jobs), size):
             if start and (shard.dispatch.leaving or self._node.stopping.is_set()):
                 shard.in_flight.release([(job.id, None) for job in jobs[start:]])
                 break
             now = self._clock()
+            while is_held(shard, delivery, now) and (expired := delivery.take_out_expired(jobs, start, now)):
+                shard.in_flight.release([(job_id, None) for job_id in expired])
+                self._dispatcher.look_again(shard)
+                now = self._clock()
+            if start >= len(jobs):
+                break
             if not is_held(shard, delivery, now):
                 self._dispatcher.look_again(shard)
                 break  # not surely ours any more
-            self._perform(shard, delivery, runtime, jobs[start : start + size], now, logs_jobs)
-        self._pace.note(shard.queue, (self._clock() - began) / -(-len(jobs) // size))
+            # What a handler sets of context variables is not there for the next batch.
+            copy_context().run(self._perform, shard, delivery, runtime, jobs[start : start + size], now, logs_jobs)
+            batches += 1
+        self._pace.note(shard.queue, self._clock() - began, batches)
 
     def _perform(
         self,

@@ -224,8 +224,9 @@ def refuse_nan(tree: Any, path: str) -> None:
 
 
 def _refuse_lost(tree: Any, written: Any, made: Any, path: str) -> None:
-    """Refuses what the type has no place for: a misspelt optional field would be left out without a word. ``written``:
-    what ``made`` is in JSON, where defaults may be left out.
+    """Refuses what the type has no place for: a misspelt optional field would be left out without a word, and so would
+    the last digits of a large whole number in a ``float``. ``written``: what ``made`` is in JSON, where defaults may be
+    left out.
 
     Raises:
         PayloadError
@@ -246,6 +247,8 @@ def _refuse_lost(tree: Any, written: Any, made: Any, path: str) -> None:
         items = [*items, *[None] * len(tree)]
         for number, (value, other) in enumerate(zip(tree, written, strict=False)):
             _refuse_lost(value, other, items[number], f"{path}[{number}]")
+    elif isinstance(tree, int | float) and isinstance(written, int | float) and tree != written:
+        raise PayloadError(f"{tree} would come back as {written} - at `{path}`")
 
 
 def _parts_by_name(made: Any) -> Mapping[str, Any]:

@@ -79,7 +79,7 @@ class _Dump:
             raise refusal(self._name, value, str(error)) from None
         except pydantic.ValidationError as error:
             raise refusal(self._name, value, _first(error, is_union=self._is_union)) from None
-        except (ValueError, TypeError, RecursionError, OverflowError, AttributeError) as error:
+        except (ValueError, TypeError, RecursionError, ArithmeticError, AttributeError) as error:
             raise refusal(self._name, value, str(error)) from error
 
     def _encode(self, value: Any) -> tuple[bytes, Any]:
@@ -97,10 +97,15 @@ class _Dump:
         return self._adapter.dump_python(value, mode=mode, by_alias=False, round_trip=True, warnings="none")
 
 
+_DATETIME = pydantic.TypeAdapter(datetime)
+
+
 def _ordered(tree: Any, value: Any) -> Any:
     """JSON values, with sets in order and datetimes in UTC. ``value``: the same, as Python has it."""
     if isinstance(value, datetime):
-        if not isinstance(tree, str) or value.utcoffset() is None:
+        if value.utcoffset() is None or tree != _DATETIME.dump_python(
+            value, mode="json"
+        ):  # or as its serializer has it
             return tree
         return value.astimezone(UTC).isoformat().replace("+00:00", "Z")
     if isinstance(tree, dict):
@@ -128,14 +133,19 @@ def _refuse_changed(value: Any, back: Any, path: str) -> None:
     Raises:
         PayloadError
     """
-    if value == back:
+    if value == back or (value != value and back != back):  # a Decimal("NaN"), where the type allows it
         return
     if isinstance(value, dict) and isinstance(back, dict) and value.keys() == back.keys():
         for name, item in value.items():
             _refuse_changed(item, back[name], f"{path}.{name}")
-    elif isinstance(value, list) and isinstance(back, list) and len(value) == len(back):
+        return
+    if isinstance(value, list | tuple) and isinstance(back, list | tuple) and len(value) == len(back):
         for number, (item, item_back) in enumerate(zip(value, back, strict=True)):
             _refuse_changed(item, item_back, f"{path}[{number}]")
+        return
+    is_aware = all(isinstance(one, datetime) and one.utcoffset() is not None for one in (value, back))
+    if is_aware and value.astimezone(UTC) == back.astimezone(UTC):
+        return  # `==` says no to all times in an hour that a zone repeats or leaves out (PEP 495)
     if repr(value) == repr(back):  # a secret, for example
         raise PayloadError(f"a {type(value).__name__} would not come back as it went in - at `{path}`")
     raise PayloadError(f"{value!r:.100} would come back as {back!r:.100} - at `{path}`")

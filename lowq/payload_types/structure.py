@@ -183,9 +183,14 @@ def _check(info: types.Type, path: str, seen: set[int]) -> None:
     seen.add(id(info))
     if isinstance(info, _WITHOUT_FORM) or is_model(getattr(info, "cls", None)):
         raise Unsupported(_why_without_form(info, path))
-    if isinstance(info, types.DictType) and not _is_key(info.key_type):
+    if isinstance(info, types.DictType):
         where = f"{path.removeprefix('.')} is" if path else "it is"
-        raise Unsupported(f"{where} a dict with keys that JSON has no text for; write str, int, UUID or an Enum")
+        if not _is_key(info.key_type):
+            raise Unsupported(f"{where} a dict with keys that JSON has no text for; write str, int, UUID or an Enum")
+        if isinstance(info.key_type, types.UnionType) and types.StrType() in info.key_type.types:
+            raise Unsupported(
+                f"{where} a dict with keys of str and of another type: 1 and '1' would be one key in JSON"
+            )
     for more, part in parts_of(info):
         _check(part, path + more, seen)
 

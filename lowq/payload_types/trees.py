@@ -35,7 +35,31 @@ def plain_tree(value: Any) -> Any:
     Raises:
         TypeError: it has no form.
     """
-    return msgspec.to_builtins(value, builtin_types=_KEPT)
+    return msgspec.to_builtins(value, builtin_types=_KEPT, enc_hook=_of_subclass)
+
+
+#: Classes whose subclasses are their values too, as freezegun's and pendulum's datetimes are, and how such a value is
+#: made. In a tuple, as freezegun replaces names of modules.
+_BASES: tuple[tuple[type, Callable[[Any, Any], Any]], ...] = (
+    (str, lambda _, value: str.__str__(value)),
+    (int, lambda base, value: base(value)),
+    (float, lambda base, value: base(value)),
+    (datetime, lambda base, v: base(*v.timetuple()[:6], v.microsecond, v.tzinfo, fold=v.fold)),
+    (date, lambda base, value: base(value.year, value.month, value.day)),
+    (Decimal, lambda base, value: base(value)),
+)
+
+
+def _of_subclass(value: Any) -> Any:
+    """A value of the class itself.
+
+    Raises:
+        TypeError: it is of none.
+    """
+    for base, make in _BASES:
+        if isinstance(value, base):
+            return make(base, value)
+    raise TypeError(f"Encoding objects of type {type(value).__name__} is unsupported")
 
 
 encode_sorted = msgspec.json.Encoder(order="sorted").encode
@@ -231,8 +255,9 @@ def _in_utc(value: Any) -> Any:
             value = msgspec.convert(value, datetime)
         except msgspec.ValidationError:
             return value
+    value = plain_tree(value)
     if not isinstance(value, datetime):
-        return plain_tree(value)
+        return value
     if value.tzinfo is UTC or value.utcoffset() is None:
         return value
     try:

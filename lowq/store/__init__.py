@@ -11,6 +11,7 @@ a cluster a shard lives on.
     scripts     the transitions, one in Lua for each
     client      runs scripts and commands
     pool        connections to one server, prepared
+    names       host names, and connections by TCP
     loop_connection  a connection that an event loop writes and reads itself
     endpoints   a URL -> one server, a primary found by sentinels, a cluster, or the embedded store
     tags        which slot of a cluster has a shard
@@ -26,14 +27,15 @@ a cluster a shard lives on.
 from lowq.store.client import REPEATS, SOCKET_TIMEOUT, Client
 from lowq.store.deadline import Deadline, caller_deadline, caller_limit, deadlines
 from lowq.store.durability import DURABILITIES, Durability, NotConfirmed, Wait
-from lowq.store.endpoints import memory_store, new_store
+from lowq.store.endpoints import memory_store, new_store, slot_of
+from lowq.store.followed_primary import Address
 from lowq.store.loop_connection import LoopConnection
 from lowq.store.pool import parse_info
 from lowq.store.pubsub import Subscription
 from lowq.store.translate import Call, Command, Refusal, may_repeat
 
 __all__ = [
-    "DURABILITIES", "REPEATS", "SOCKET_TIMEOUT", "Call", "Client", "Command", "Deadline", "Durability",
+    "DURABILITIES", "REPEATS", "SOCKET_TIMEOUT", "Address", "Call", "Client", "Command", "Deadline", "Durability",
     "LoopConnection", "NotConfirmed", "Refusal", "Subscription", "Wait", "caller_deadline", "caller_limit", "deadlines",
-    "may_repeat", "memory_store", "new_store", "parse_info",
+    "may_repeat", "memory_store", "new_store", "parse_info", "slot_of",
 ]  # fmt: skip

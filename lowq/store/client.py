@@ -4,6 +4,7 @@ import os
 import sys
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
 from redis import exceptions
@@ -14,6 +15,7 @@ from lowq.store.cluster_pubsub import ClusterSubscription, Nodes
 from lowq.store.deadline import Deadline, deadlines
 from lowq.store.durability import Wait, conclude
 from lowq.store.endpoints import servers_for
+from lowq.store.followed_primary import Address
 from lowq.store.loop_connection import LoopConnection, fits_loop
 from lowq.store.pool import Pool, encode, pack, parse_info, read_reply
 from lowq.store.pubsub import ServerSubscription, Subscription
@@ -50,6 +52,7 @@ class _Flight:
     def send(self) -> None:
         try:
             self.connection = self.pool.checkout(self.deadline)
+            self.pool.check_rights(self.connection, (call for _, call in self.calls))
             if self.wait is not None:
                 self.pool.check_wait(self.connection, self.wait)
         except (exceptions.RedisError, RedisUnavailable, RedisRefused) as error:
@@ -278,7 +281,11 @@ class Client:
                 return self._retry_redirected(call, error, deadline, wait)
             except (exceptions.RedisError, LowqError) as next_error:
                 error = next_error
-        return self._translate(error, call)
+        translated = self._translate(error, call)
+        if isinstance(translated, RedisRefused):
+            with suppress(exceptions.RedisError, LowqError):
+                self._servers.pool_for(call.key, deadline).forget_rights()
+        return translated
 
     def _note_answers(self, flight: _Flight, results: list[Any]) -> None:
         """Whoever comes next for a primary that did not answer asks the cluster first who has its slots now."""
@@ -326,6 +333,7 @@ class Client:
         try:
             if before is not None:
                 before(connection)
+            pool.check_rights(connection, [call])
             if wait is not None:
                 pool.check_wait(connection, wait)
             if not call.is_wanted():
@@ -348,6 +356,13 @@ class Client:
         """The primary of a cluster that serves the key, as far as that is known without asking."""
         return self._servers.known_primary(key)
 
+    def address_of(self, key: str) -> Address | None:
+        """The server that serves the key, as far as that is known without asking. None: it is not, or it is always the
+        same URL.
+        """
+        only = self._servers.only_pool()
+        return self._servers.known_primary(key) if only is None else only.address
+
     @property
     def is_embedded(self) -> bool:
         """Whether it is the embedded store, which answers at once."""
@@ -369,15 +384,14 @@ class Client:
         connection.disconnect()
         return None
 
-    @property
-    def follows_now(self) -> bool:
-        """Whether `follow` has something to do."""
-        pool = self._servers.only_pool()
-        return pool is not None and pool.follows_now
+    def allows(self, script: str, server: tuple[str, int] | None = None) -> bool:
+        """Whether the user is known to have what a script needs on that server. What `pack` makes is not checked."""
+        pool = self._servers.any_pool() if server is None else self._servers.pool_at(*server)
+        return pool.allows(script)
 
     def follow(self) -> None:
-        """Has connections break to what is the primary no more, as the sentinels say. It blocks. For those who send on
-        connections of their own.
+        """For those who send on connections of their own: these break as others do when sentinels name another primary.
+        It does not block.
         """
         pool = self._servers.only_pool()
         if pool is not None:
@@ -429,7 +443,16 @@ class Client:
             pool: Pool | None = None
             try:
                 pool = where if isinstance(where, Pool) else self._servers.pool_for(where, deadline)
-                return self._commands_once(commands, pool, deadline)
+                try:
+                    return self._commands_once(commands, pool, deadline)
+                except exceptions.AskError as ask:
+                    # Not those of a shard, see `_repair`; redis-py makes MOVED a kind of ASK.
+                    if isinstance(ask, exceptions.MovedError) or not isinstance(where, str) or where.endswith(":"):
+                        raise
+                    asked = self._servers.pool_at(ask.host, ask.port)
+                    return self._commands_once(
+                        [word for command in commands for word in (("ASKING",), command)], asked, deadline
+                    )[1::2]
             except (exceptions.RedisError, RedisUnavailable) as error:
                 if pool is not None:
                     self._doubt(pool, error, deadline)
@@ -466,13 +489,49 @@ class Client:
 
     # --- every server ---
 
-    def on_all(self, commands: Sequence[Sequence[Any]]) -> dict[str, list[Any]]:
-        """The replies to commands of every primary, by its address; "" is the only one there is.
+    def on_all(
+        self, commands: Sequence[Sequence[Any]], silent: dict[str, RedisUnavailable] | None = None
+    ) -> dict[str, list[Any]]:
+        """The replies to commands of every primary, by its address; "" is the only one there is. ``silent``: primaries
+        of a cluster that do not answer are entered there, and not asked if they are there already.
 
         Raises:
             RedisUnavailable, RedisRefused, ScriptError: the first error among the replies.
         """
-        return {address: self._repeated(commands, pool) for address, pool in self._pools().items()}
+        replies = {}
+        for address, pool in self._pools().items():
+            if silent is not None and address in silent:
+                continue
+            try:
+                replies[address] = self._repeated(commands, pool)
+            except RedisUnavailable as error:
+                if silent is None or not self.is_cluster:
+                    raise
+                silent[address] = error
+        return replies
+
+    def replicas_of(self, keys: Sequence[str]) -> list[int]:
+        """How many replicas the primary of each of these keys has. In a cluster one counts also while its connection is
+        broken, as long as the others don't say that it has failed.
+
+        Raises:
+            RedisUnavailable. RedisRefused: the user may not have them confirm anything.
+        """
+        if self.is_embedded:
+            return [0] * len(keys)
+        try:
+            infos = self.on_all([("INFO", "replication")])
+            connected = {at: int(parse_info(info).get("connected_slaves", 0)) for at, (info,) in infos.items()}
+        except RedisRefused:  # then those count that answer within a second
+            connected = {at: count for at, (count,) in self.on_all([("WAIT", 1000, 1000)]).items()}
+        found = []
+        for key in keys:
+            primary = self._servers.known_primary(key)
+            at = "" if primary is None else f"{primary[0]}:{primary[1]}"
+            found.append(max(connected.get(at, 0), self._servers.known_replicas(key)))
+        if any(found):
+            self.on_all([("WAIT", 0, 1)])
+        return found
 
     def scan(self, match: str, count: int) -> Iterator[list[bytes]]:
         """The keys like ``match``, of all primaries, a step of about ``count`` keys at a time. A key that is there all
@@ -545,7 +604,9 @@ class Client:
 
     def _translate(self, error: Exception, call: Call | None) -> Exception:
         translated = translate(error, call, self.url)
-        translated.__cause__ = error if translated is not error else None
+        if translated is not error:
+            # What it was, without where: the frames of the connection are many, and say nothing to whoever pushes.
+            translated.__cause__, error.__context__ = error.with_traceback(None), None
         if isinstance(translated, ScriptError) and call is not None:
             translated.key = call.key
         return translated

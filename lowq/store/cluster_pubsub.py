@@ -104,7 +104,8 @@ class ClusterSubscription:
 
     def __init__(self, nodes: Nodes) -> None:
         self._nodes = nodes
-        self._lock = threading.Lock()
+        #: Reentrant: a push that waits for room subscribes, also one in a signal handler that meets another.
+        self._lock = threading.RLock()
         # Under the lock: the channels; those that no connection has; those to be unsubscribed from.
         self._channels: set[str] = set()
         self._homeless: set[str] = set()

@@ -24,19 +24,21 @@ MARGIN = 0.05
 
 
 class Wait:
-    """That a server is to confirm its last writes, within so many seconds."""
+    """That a server is to confirm its last writes, within so many seconds. ``replicas``: how many have to have them."""
 
-    __slots__ = ("durability", "seconds")
+    __slots__ = ("durability", "replicas", "seconds")
 
-    def __init__(self, durability: Durability, seconds: float) -> None:
+    def __init__(self, durability: Durability, seconds: float, replicas: int = 1) -> None:
         self.durability = durability
         self.seconds = seconds
+        self.replicas = replicas
 
     def command(self, deadline: Deadline | None) -> tuple[bytes, ...]:
         """What asks for it. It is answered by when the callers' time is up."""
         seconds = self.seconds if deadline is None else deadline.bounded(self.seconds, MARGIN)
         milliseconds = b"%d" % max(int(seconds * 1000), 1)  # 0 would be for ever
-        return (b"WAIT", b"1", milliseconds) if self._is_for_replicas else (b"WAITAOF", b"1", b"0", milliseconds)
+        replicas = b"%d" % self.replicas
+        return (b"WAIT", replicas, milliseconds) if self._is_for_replicas else (b"WAITAOF", b"1", b"0", milliseconds)
 
     @property
     def probe(self) -> tuple[bytes, ...]:
@@ -95,7 +97,7 @@ def conclude(results: list[Any], positions: Sequence[int], wait: Wait, reply: An
                 )
         return
     confirmations = wait.confirmations(reply)
-    if confirmations < 1:
+    if confirmations < wait.replicas:
         for i in positions:
             if not isinstance(results[i], Exception):
                 results[i] = NotConfirmed(results[i], wait, confirmations)

@@ -7,10 +7,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 from urllib.parse import parse_qsl, unquote
-from weakref import ref
+from weakref import finalize, ref
 
 import redis
-import redis.sentinel
 from redis import exceptions
 from redis.backoff import NoBackoff
 from redis.connection import parse_url
@@ -19,8 +18,9 @@ from redis.retry import Retry
 
 from lowq.errors import ConfigError, RedisRefused, RedisUnavailable
 from lowq.store.deadline import Deadline
-from lowq.store.followed_primary import FollowedPrimary
-from lowq.store.pool import Packer, Pool
+from lowq.store.followed_primary import Address, FollowedPrimary, PrimaryConnection, TlsPrimaryConnection, Word
+from lowq.store.names import TcpConnection, TlsConnection
+from lowq.store.pool import Packer, Pool, pack, read_reply
 from lowq.store.translate import without_password
 
 #: Seconds that each node of a cluster has to say which primary serves which slots.
@@ -41,8 +41,16 @@ TLS_OPTIONS = (
     "ssl_ca_certs", "ssl_ca_path", "ssl_ca_data", "ssl_cert_reqs", "ssl_check_hostname", "ssl_certfile", "ssl_keyfile",
     "ssl_password", "ssl_ciphers",
 )  # fmt: skip
+#: And of who asks the sentinels, where they are not open to all.
+SENTINEL_OPTIONS = ("sentinel_username", "sentinel_password")
+#: Seconds that a sentinel has for an answer. Nobody waits for it who knows a primary.
+SENTINEL_TIMEOUT = 2.0
 
-Address = tuple[str, int]
+
+def slot_of(key: str) -> int:
+    """The slot of a cluster that a key is in."""
+    slot: int = key_slot(key.encode())
+    return slot
 
 
 class _OneServer:
@@ -54,6 +62,9 @@ class _OneServer:
 
     def known_primary(self, _key: str) -> Address | None:
         return None
+
+    def known_replicas(self, _key: str) -> int:
+        return 0  # it says that itself
 
     def any_pool(self) -> Pool:
         return self._pool
@@ -123,6 +134,8 @@ class _Cluster:
         self._slots: list[Address | None] = []
         #: Primaries and replicas.
         self._nodes: list[Address] = []
+        #: How many replicas primaries have.
+        self._replicas: dict[Address, int] = {}
         #: Primaries that did not answer or serve since the nodes were asked: these are asked last.
         self._doubted: dict[Address, None] = {}
         #: Primaries that did not answer or serve.
@@ -160,6 +173,10 @@ class _Cluster:
 
     def known_primary(self, key: str) -> Address | None:
         return self._slots[key_slot(key.encode())] if self._slots else None
+
+    def known_replicas(self, key: str) -> int:
+        address = self.known_primary(key)
+        return 0 if address is None else self._replicas.get(address, 0)
 
     def any_pool(self) -> Pool:
         return self.pool_for("")
@@ -306,11 +323,13 @@ class _Cluster:
     def _take_ranges(self, ranges: list[Any], asked: str) -> None:
         slots: list[Address | None] = [None] * 16384
         found: dict[Address, None] = {}
+        replicas: dict[Address, int] = {}
         for first, last, *nodes in ranges:
             addresses = [((name or b"").decode() or asked, port) for name, port, *_ in nodes]
             slots[first : last + 1] = [addresses[0]] * (last - first + 1)
             found |= dict.fromkeys(addresses)
-        self._slots, self._nodes = slots, list(found)
+            replicas[addresses[0]] = len(addresses) - 1
+        self._slots, self._nodes, self._replicas = slots, list(found), replicas
         self._is_stale = False
         self._doubted = dict.fromkeys(self._silent)
         serving = set(slots)
@@ -385,7 +404,8 @@ def servers_for(url: str, size: int, timeout: float, socket_timeout: float, stor
 def _plain_pool(url: str, options: dict[str, Any], size: int, timeout: float, *, is_of_cluster: bool = False) -> Pool:
     settings = {**options, **parse_url(url)}
     settings["protocol"] = _known_protocol(settings["protocol"])
-    kind = settings.pop("connection_class", redis.Connection)
+    kind = settings.pop("connection_class", TcpConnection)
+    kind = TlsConnection if kind is redis.SSLConnection else kind
     settings.pop("max_connections", None)  # client_pool_size says that
     settings.get("host", "").encode("idna")
     if issubclass(kind, redis.UnixDomainSocketConnection):
@@ -412,9 +432,10 @@ def _check(connect: Callable[[], Any]) -> None:
         raise ValueError(f"redis-py refuses one of its options: {error}") from None
 
 
-def _without_options(base: str, rest: str) -> tuple[str, str]:
+def _without_options(base: str, rest: str, more: tuple[str, ...] = ()) -> tuple[str, str]:
     """What a URL of several servers says behind its scheme without its options, and these with their question mark, as
-    they are for each of the servers. ``base``: the scheme of one server, ``redis`` or ``rediss``.
+    they are for each of the servers. ``base``: the scheme of one server, ``redis`` or ``rediss``; ``more``: options
+    that are known besides.
     """
     hosts, mark, options = rest.partition("?")
     if "@" in options or "#" in rest:
@@ -422,8 +443,9 @@ def _without_options(base: str, rest: str) -> tuple[str, str]:
     for name, value in parse_qsl(options, keep_blank_values=True):
         if name == "protocol":
             _known_protocol(value)
-        elif base != "rediss" or name not in TLS_OPTIONS:
-            known = ", ".join(("protocol", *TLS_OPTIONS)) if base == "rediss" else "protocol and no other"
+        elif name not in more and (base != "rediss" or name not in TLS_OPTIONS):
+            all_known = ("protocol", *(TLS_OPTIONS if base == "rediss" else ()), *more)
+            known = ", ".join(all_known) if len(all_known) > 1 else "protocol and no other"
             raise ValueError(f"it has an option that lowq doesn't know: {name}; here it takes {known}")
     return hosts, mark + options
 
@@ -441,45 +463,63 @@ def _host_port(text: str, default: int) -> tuple[str, int]:
 
 def _sentinel_pool(base: str, rest: str, options: dict[str, Any], size: int, timeout: float) -> Pool:
     """``h1:p,h2:p/service/db``; a user and password before ``@`` are those of the primary. TLS is for all, or none."""
-    rest, query = _without_options(base, rest)
+    rest, query = _without_options(base, rest, SENTINEL_OPTIONS)
     addresses, _, path = rest.partition("/")
     login, _, hosts = addresses.rpartition("@")
     service, _, database = path.partition("/")
     if not service:
         raise ValueError("it names no service; write redis+sentinel://host:port/service/db")
     asked = parse_url(f"{base}://{query}")
+    own = {name.removeprefix("sentinel_"): asked.pop(name, None) for name in SENTINEL_OPTIONS}
     _check(partial(asked.pop("connection_class", redis.Connection), **asked))
-    tls = {name: value for name, value in asked.items() if name.startswith("ssl_")} | {"ssl": base == "rediss"}
+    tls = {name: value for name, value in asked.items() if name.startswith("ssl_")}
     protocol = _known_protocol(asked.get("protocol", options["protocol"]))
     settings = {**options, **tls, "protocol": protocol, "db": int(database or 0)}
     if login:
         user, _, password = login.partition(":")
         settings |= {"username": unquote(user) or None, "password": unquote(password) or None}
-    timeouts = {name: options[name] for name in ("socket_timeout", "socket_connect_timeout", "retry")}
     sentinels = [_host_port(item, 26379) for item in hosts.split(",")]
-    sentinel = _Sentinel(sentinels, sentinel_kwargs={**timeouts, **tls})  # type: ignore[no-untyped-call]
-    pool = redis.sentinel.SentinelConnectionPool(service, sentinel, **settings)
+    timeouts = dict.fromkeys(("socket_timeout", "socket_connect_timeout"), SENTINEL_TIMEOUT)
+    ask_kind, kind = (TlsConnection, TlsPrimaryConnection) if base == "rediss" else (TcpConnection, PrimaryConnection)
+    asks = [
+        partial(_make_ask, partial(ask_kind, **{**options, **tls, **own, **timeouts}, host=host, port=port), service)
+        for host, port in sentinels
+    ]
     name = base, hosts, service, query
-    followed = _followed.setdefault(name, FollowedPrimary(lambda: sentinel.discover_master(service)))
-    return _SentinelPool(followed, pool.make_connection, size, timeout)
+    primary = _followed.setdefault(name, FollowedPrimary(service, asks))
+    connect = partial(kind, primary=primary, **settings)
+    _check(connect)
+    return _SentinelPool(primary, connect, size, timeout)
 
 
-class _Sentinel(redis.sentinel.Sentinel):
-    """Says why the last of the sentinels that were asked did not answer."""
+def _make_ask(connect: Callable[[], Any], service: str) -> Callable[[], Word | None]:
+    """How one sentinel is asked, on a connection that is kept. For one thread."""
+    opened: list[Any] = []
 
-    def discover_master(self, service_name: str) -> tuple[str, int]:
-        reasons: list[str] = []
-        for client in list(self.sentinels):
-            try:
-                state = client.sentinel_masters().get(service_name)  # type: ignore[union-attr]  # it is a dict
-            except (exceptions.ConnectionError, exceptions.TimeoutError) as error:
-                reasons.append(str(error))
-                continue
-            if state and self.check_master_state(state, service_name):  # type: ignore[no-untyped-call]
-                self.sentinels = [client, *(other for other in self.sentinels if other is not client)]
-                return state["ip"], state["port"]
-        reason = f" : {reasons[-1]}" if reasons else ""
-        raise redis.sentinel.MasterNotFoundError(f"No master found for {service_name!r}{reason}")
+    def ask() -> Word | None:
+        if not opened:
+            opened.append(connect())
+        (connection,) = opened
+        try:
+            connection.connect()
+            connection.send_packed_command([pack((b"SENTINEL", b"MASTER", service.encode()))], check_health=False)
+            said = read_reply(connection)
+        except BaseException:
+            connection.disconnect()
+            raise
+        if isinstance(said, exceptions.AuthenticationError | exceptions.NoPermissionError):
+            raise said
+        if isinstance(said, Exception):
+            return None  # it does not know the service
+        state = dict(zip(said[::2], said[1::2], strict=True))
+        flags = state[b"flags"].split(b",")
+        if b"master" not in flags or b"s_down" in flags or b"o_down" in flags:
+            return None
+        return Word((state[b"ip"].decode(), int(state[b"port"])), int(state.get(b"config-epoch", 0)))
+
+    # Nobody else knows the connection, and the thread that asks ends by itself.
+    finalize(ask, lambda: [connection.disconnect() for connection in opened]).atexit = False
+    return ask
 
 
 class _SentinelPool(Pool):
@@ -490,15 +530,15 @@ class _SentinelPool(Pool):
         self._primary = primary
 
     def checkout(self, deadline: Deadline | None = None) -> Any:
-        self.follow()
+        self._primary.follow()
         return super().checkout(deadline)
 
     @property
-    def follows_now(self) -> bool:
-        return self._primary.is_due
+    def address(self) -> Address | None:
+        return self._primary.address
 
     def follow(self) -> None:
-        self._primary.follow()
+        self._primary.follow(patient=False)
 
 
 #: By what their URLs say of the sentinels and the service.

@@ -1,62 +1,260 @@
 """The primary that sentinels name, and the connections to it."""
 
+import math
+import os
 import random
 import socket
+import threading
 import time
-from collections.abc import Callable
-from typing import Any
+from collections import Counter
+from collections.abc import Callable, Sequence
+from queue import Empty, SimpleQueue
+from typing import Any, NamedTuple
 from weakref import WeakSet
 
+import redis
 from redis import exceptions
+from redis.sentinel import MasterNotFoundError
 
-#: Seconds between two times that the sentinels are asked, at most; and at most as long as none answers.
+from lowq.store.names import TcpConnection
+
+#: Seconds between two times that a sentinel is asked, at most; and at most as long as it does not answer.
 ASK_PAUSES = (1.0, 8.0)
+#: Seconds between two times at which they are asked at once, as somebody has to connect.
+HURRY_PAUSE = 0.25
+#: Seconds for which what a sentinel has said counts.
+FRESH = 3 * ASK_PAUSES[0]
+#: Seconds without any use of the primary after which they are not asked any more.
+IDLE = 60.0
+#: Seconds that the first answer after such a time is waited for: what is known may be long out of date.
+PATIENCE = 0.25
+
+Address = tuple[str, int]
+
+
+class Word(NamedTuple):
+    """What a sentinel says of the primary."""
+
+    address: Address
+    #: Grows with each failover.
+    epoch: int
+
+
+#: Asks a sentinel. None: it knows of no primary just now.
+Ask = Callable[[], Word | None]
+
+
+class _Sentinel:
+    def __init__(self, ask: Ask) -> None:
+        self.ask = ask
+        self.word: Word | None = None
+        self.heard_at = -float("inf")
+        self.failure: Exception | None = None
+        #: How often it has answered, or failed to.
+        self.asked = 0
+        #: Something is put here when it is to be asked at once. No lock of Python's own, see `lowq.store.pool`.
+        self.hurries: SimpleQueue[None] = SimpleQueue()
+        self.thread: threading.Thread | None = None
 
 
 class FollowedPrimary:
     """All connections of this process to the primary of a service. They end when another server becomes the primary.
 
-    A primary that only its clients reach knows nothing of that: it goes on to answer, and all that it is told is lost
-    when it becomes a replica. So the sentinels are asked once in a while also when all is well. Safe for threads.
+    Each sentinel is asked by a thread of its own, once in a while also when all is well: a primary that only its
+    clients reach knows nothing of another one, it goes on to answer, and all that it is told is lost when it becomes a
+    replica. A call waits for no sentinel, unless none has named the primary yet. As long as none answers, it stays the
+    one that it was. Safe for threads.
+
+    They may disagree: one that is cut off names the old one. The majority of all counts; without one, the word after
+    the most failovers, if that is not older than the one that was followed last.
     """
 
-    def __init__(self, discover: Callable[[], tuple[str, int]], clock: Callable[[], float] = time.monotonic) -> None:
-        self._discover = discover
+    def __init__(
+        self, service: str, make_asks: Sequence[Callable[[], Ask]], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """``make_asks``: for each sentinel what makes the function that asks it."""
+        self._service = service
         self._clock = clock
-        self._address: tuple[str, int] | None = None
-        self._ask_at = -float("inf")
-        self._pause = ASK_PAUSES[0]
+        self._make_asks = make_asks
+        self.address: Address | None = None
+        self._epoch = -1
         self._connections: WeakSet[Any] = WeakSet()
+        self.reset()
+        _all.add(self)
+
+    def reset(self) -> None:
+        """Forgets the threads: after a fork they are the parent's."""
+        self._sentinels = [_Sentinel(make_ask()) for make_ask in self._make_asks]
+        self._used_at = self._hurried_at = -float("inf")
+        #: Held while threads are started; reentrant, as a signal handler may push.
+        self._starting = threading.RLock()
+        #: Held by the threads that ask, which no signal interrupts.
+        self._deciding = threading.Lock()
 
     def followed(self, connection: Any) -> Any:
         """The connection, which is to end with the primary."""
         self._connections.add(connection)
         return connection
 
-    @property
-    def is_due(self) -> bool:
-        """Whether it is time to ask the sentinels."""
-        return self._clock() >= self._ask_at
-
-    def follow(self) -> None:
-        """Asks the sentinels when it is time. Connections to a server that is the primary no more break, as if it had
-        died: calls without an answer are repeated on others.
+    def follow(self, *, patient: bool = True) -> None:
+        """The primary is about to be used: the sentinels are asked for a while. ``patient``: whether there is a moment
+        to hear them if they have not been asked for long.
         """
         now = self._clock()
-        if now < self._ask_at:
-            return
-        self._ask_at = now + self._pause * random.uniform(0.5, 1.0)  # before: others need not ask, too
+        was_idle = now - self._used_at > IDLE
+        self._used_at = now
+        for sentinel in self._sentinels:
+            if sentinel.thread is None or not sentinel.thread.is_alive():
+                self._start(sentinel)
+        if was_idle and patient and self.address is not None:
+            self._wait(PATIENCE, any)
+
+    def find(self, seconds: float | None) -> Address:
+        """Where to connect to. ``seconds``: None: as long as the sentinels have for an answer.
+
+        Raises:
+            MasterNotFoundError: no sentinel has named it yet, and none does in so many seconds.
+            AuthenticationError: one refuses the user or password, and no other names it.
+        """
+        self.follow()
+        now = self._clock()
+        if now - self._hurried_at >= HURRY_PAUSE or self.address is None:
+            self._hurried_at = now
+            for sentinel in self._sentinels:
+                sentinel.hurries.put(None)
+        if self.address is None:
+            self._wait(math.inf if seconds is None else seconds, all)
+        if self.address is not None:
+            return self.address
+        raise self._failure()
+
+    def _wait(self, seconds: float, is_enough: Callable[[list[bool]], bool]) -> None:
+        """Until a primary is known that was not, or enough of the sentinels have answered, or failed to."""
+        before, address = [sentinel.asked for sentinel in self._sentinels], self.address
+        ends = time.monotonic() + seconds
+        while self.address == address and time.monotonic() < ends:
+            if is_enough([s.asked > count for s, count in zip(self._sentinels, before, strict=True)]):
+                return
+            time.sleep(0.002)
+
+    def _failure(self) -> Exception:
+        failures = [sentinel.failure for sentinel in self._sentinels]
+        for failure in failures:
+            if isinstance(failure, exceptions.AuthenticationError | exceptions.NoPermissionError):
+                return type(failure)(f"{failure} (said a sentinel)")
+        reasons = [
+            str(sentinel.failure or "it did not answer in time")
+            for sentinel in self._sentinels
+            if sentinel.failure is not None or not sentinel.asked
+        ]
+        reason = f" : {reasons[-1]}" if len(reasons) == len(self._sentinels) else ""
+        return MasterNotFoundError(f"No master found for {self._service!r}{reason}")
+
+    # --- the threads ---
+
+    def _start(self, sentinel: _Sentinel) -> None:
+        with self._starting:
+            if sentinel.thread is None or not sentinel.thread.is_alive():
+                thread = threading.Thread(target=self._watch, args=[sentinel], name="lowq-sentinel", daemon=True)
+                try:
+                    thread.start()
+                except RuntimeError:  # the interpreter ends: what is known is used
+                    return
+                sentinel.thread = thread
+
+    def _watch(self, sentinel: _Sentinel) -> None:
+        pause = ASK_PAUSES[0]
+        while self._clock() - self._used_at <= IDLE:
+            word, failure = None, None
+            try:
+                word = sentinel.ask()
+                pause = ASK_PAUSES[0]
+            except Exception as error:
+                failure = error
+                pause = min(2 * pause, ASK_PAUSES[1])
+            self._hear(sentinel, word, failure)
+            try:
+                sentinel.hurries.get(timeout=pause * random.uniform(0.5, 1.0))
+                while True:
+                    sentinel.hurries.get_nowait()
+            except Empty:
+                pass
+
+    def _hear(self, sentinel: _Sentinel, word: Word | None, failure: Exception | None) -> None:
+        with self._deciding:
+            sentinel.failure = failure
+            if failure is None:  # what one has said that does not answer now counts for a while
+                sentinel.word, sentinel.heard_at = word, self._clock()
+            chosen = self._choose()
+            before = self.address
+            if chosen is not None:
+                self.address, self._epoch = chosen
+            if before is not None and before != self.address:
+                for connection in self._list_connections():
+                    # As if it had died: calls without an answer are repeated on others.
+                    _break(connection)
+            sentinel.asked += 1  # last: who waits for it looks for an address then
+
+    def _choose(self) -> Word | None:
+        since = self._clock() - FRESH
+        words = [sentinel.word for sentinel in self._sentinels if sentinel.word and sentinel.heard_at >= since]
+        if not words:
+            return None
+        (address, votes), *_ = Counter(word.address for word in words).most_common()
+        if 2 * votes > len(self._sentinels):
+            return max(word for word in words if word.address == address)
+        latest = max(words, key=lambda word: (word.epoch, word.address == self.address))
+        return latest if latest.epoch >= self._epoch else None
+
+    def _list_connections(self) -> list[Any]:
+        while True:
+            try:
+                return list(self._connections)
+            except RuntimeError:
+                pass  # another thread has just made one
+
+
+#: Also those that no client uses just now: the next one does.
+_all: WeakSet[FollowedPrimary] = WeakSet()
+
+
+def _forget_threads() -> None:
+    for primary in list(_all):
+        primary.reset()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_threads)
+
+
+class PrimaryConnection(TcpConnection):
+    """A connection to the primary as it is known when it connects."""
+
+    def __init__(self, *, primary: FollowedPrimary, **options: Any) -> None:
+        super().__init__(**options)  # type: ignore[no-untyped-call]
+        self._primary = primary
+
+    def _connect(self) -> socket.socket:
+        timeout, began = self.socket_connect_timeout, time.monotonic()
+        self.host, self.port = self._primary.find(timeout)
+        if timeout is None:
+            return super()._connect()
         try:
-            address = self._discover()
-        except exceptions.RedisError:  # none of them answers, or they know of no primary just now
-            self._pause = min(2 * self._pause, ASK_PAUSES[1])
-            return
-        self._pause = ASK_PAUSES[0]
-        before, self._address = self._address, address
-        if before is not None and before != address:
-            for connection in list(self._connections):
-                # What was connected to the new one already, after the sentinels had changed their word, may break, too.
-                _break(connection)
+            self.socket_connect_timeout = max(timeout - (time.monotonic() - began), 0.001)
+            return super()._connect()
+        finally:
+            self.socket_connect_timeout = timeout
+
+    def connect(self) -> None:
+        super().connect()  # type: ignore[no-untyped-call]
+        # Another one may have become the primary before this one could be broken.
+        if (self.host, self.port) != self._primary.address:
+            self.disconnect()  # type: ignore[no-untyped-call]
+            raise exceptions.ConnectionError(f"{self.host}:{self.port} is the primary no more")
+
+
+class TlsPrimaryConnection(redis.SSLConnection, PrimaryConnection):
+    """The same, with TLS on top."""
 
 
 def _break(connection: Any) -> None:

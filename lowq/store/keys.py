@@ -234,7 +234,8 @@ SHARD_KEYS: tuple[Key, ...] = (
             "delivery": "",
             "paused": "",
             "paused_by": "",
-            "uncharged": "",
+            "uncharged": "1: the last owner has stopped with jobs in flight, and twice in a row that is charged to "
+            "nobody; 2: what is still in flight is charged to nobody",
             "detached": "1: a consumer has left and may come back, with the session that `owner` begins with",
             "pushed": "payloads that came in",
             "processed": "",
@@ -247,12 +248,14 @@ SHARD_KEYS: tuple[Key, ...] = (
             "repeated": "1: there is such a key",
             "slot": "in which `pushed` and `repeated` are remembered: `lib/repeats.lua`",
             "features": "what the shard uses that most don't: `lib/features.lua`",
+            "scores": '"explicit": payloads have versions as scores; "clock": there is one with the time as its score',
             "sealed": '"m e": the jobs of the shard belong to a layout of m shards with the epoch e',
             "step": "the step in which they are moved there that is under way, counted from the time of the seal in µs",
             "page": '"kind jobs payloads" of that step',
             "moved": "1: all of them were moved",
             "fed": "1: jobs are being moved to this shard, so nothing is taken of it",
             "moved:<shard>": "the last step that has come from that shard of the layout before",
+            "came": "the last step that had come from any of them when the shard was opened",
         },
     ),
     Key("lease", ("string",), 'the owner\'s token "nonce:fence"', ("broker", "doctor"), "expires (PX) if not renewed"),
@@ -266,7 +269,7 @@ SHARD_KEYS: tuple[Key, ...] = (
     Key(
         "wake",
         ("channel",),
-        "the shard may have work earlier than its owner believes: delay, seconds",
+        "the shard may have work earlier than its owner believes: delay, seconds, and a priority above 0",
         ("producer", "broker", "admin"),
         "",
     ),
@@ -289,9 +292,10 @@ SHARD_KEYS: tuple[Key, ...] = (
 QUEUES = Key(
     "queues",
     ("hash",),
-    'queue -> JSON {"shards_count": n, "epoch": e, "reshard": {"shards_count": m, "epoch": e + 1, "began_at": Unix '
-    'seconds, "by": who}, "options": {...}}: the epoch counts the reshards that have ended (absent: 0), and `reshard` '
-    "is there while one is under way",
+    'queue -> JSON {"shards_count": n, "epoch": e, "reshard": {"shards_count": m, "epoch": f, "began_at": Unix '
+    'seconds, "by": who, "replicas": [[slot, count], ...]}, "options": {...}}: the epoch grows with each reshard that '
+    "has ended (absent: 0), and `reshard` is there while one is under way; `replicas`, if there are any, says how many "
+    "of a primary confirm what it writes, each count for the slots up to its own",
     ("application", "broker", "admin", "doctor"),
     "an entry until its queue is dropped",
 )

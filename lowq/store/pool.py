@@ -27,7 +27,7 @@ from lowq.store import replies
 from lowq.store.deadline import Deadline
 from lowq.store.durability import Wait, refusal_of
 from lowq.store.scripts import load_scripts
-from lowq.store.translate import is_forbidden
+from lowq.store.translate import Call, Command, is_forbidden
 
 OLDEST_REDIS = (7, 0)
 #: Seconds after which whoever waits for a connection looks whether one was lost, which wakes nobody.
@@ -101,6 +101,8 @@ class Pool:
         # Of each thread that waits for a connection: it is released when there is one.
         self._waiting: deque[threading.Lock] = deque()
         self._prepared = False
+        #: script -> commands that it needs and the user may not run; None: that is to be asked (again).
+        self._refused: dict[str, list[str]] | None = None
         #: What the server was asked for and can confirm.
         self._confirms: set[str] = set()
 
@@ -128,12 +130,14 @@ class Pool:
         return connection
 
     @property
-    def follows_now(self) -> bool:
-        """Whether `follow` has something to do."""
-        return False
+    def address(self) -> tuple[str, int] | None:
+        """Which server it is, where that may change and is known."""
+        return None
 
     def follow(self) -> None:
-        """Looks for whom to connect to, if that may change: then connections to another server break. It blocks."""
+        """A connection of its own is about to be used (`connect_dedicated`): it is to break when another server is to
+        be used. It does not block.
+        """
 
     def connect_dedicated(self, deadline: Deadline) -> Any:
         """A connection that is never given back and doesn't count, connected and prepared.
@@ -299,6 +303,46 @@ class Pool:
             if isinstance(reply, Exception):
                 raise reply
         self._prepared = True
+
+    def check_rights(self, connection: Any, calls: Iterable[Call]) -> None:
+        """Checks that the user may run all commands of these scripts: one that Redis refused after its first write
+        would leave a transition half done. Redis is asked once, and again after it has refused something.
+
+        Raises:
+            RedisRefused: nothing was sent.
+        """
+        refused = self._refused
+        if refused == {} or not self._shebang:
+            return
+        for call in calls:
+            if type(call) is Command:
+                continue
+            if refused is None or call.script in refused:
+                refused = self._refused = self._ask_rights(connection, call.key)
+            if commands := refused.get(call.script):
+                raise RedisRefused(
+                    f"Redis does not allow what lowq needs (docs/rights.md): {call.script} on {call.key} needs "
+                    f"{' '.join(f'+{name.lower()}' for name in commands)}; nothing was written"
+                )
+
+    def _ask_rights(self, connection: Any, key: str) -> dict[str, list[str]]:
+        needed = {name: script.commands() for name, script in load_scripts().items()}
+        names = sorted(frozenset[str]().union(*needed.values()))
+        question = pack((b"EVALSHA", self.scripts["rights"][1], b"1", key.encode(), *encode(names)))
+        connection.send_packed_command([question], check_health=False)
+        reply = read_reply(connection)
+        if isinstance(reply, Exception):
+            raise reply
+        refused = {name.decode() for name in reply}
+        return {name: sorted(commands & refused) for name, commands in needed.items() if commands & refused}
+
+    def allows(self, script: str) -> bool:
+        """Whether the user is known to have what a script needs."""
+        return not self._shebang or (self._refused is not None and script not in self._refused)
+
+    def forget_rights(self) -> None:
+        """Redis has refused the user something: the next call asks it what."""
+        self._refused = None
 
     def _note_server(self, info: Any, loaded: Any) -> None:
         """``info``: the reply to INFO; ``loaded``: that to SCRIPT EXISTS.

@@ -53,7 +53,8 @@ class ServerSubscription:
     def __init__(self, any_pool: Callable[[], Pool], fail: Callable[[Exception], Exception]) -> None:
         self._any_pool = any_pool
         self._fail = fail
-        self._lock = threading.Lock()
+        #: Reentrant: a push that waits for room subscribes, also one in a signal handler that meets another.
+        self._lock = threading.RLock()
         self._connection: Any = None
         self._channels: set[str] = set()
         # For the reading thread: when something was heard last (monotonic), and whether a PING is out.

@@ -22,6 +22,8 @@ _COMMENT = re.compile(r"--[^\n]*")
 _CALLED = re.compile(r"\b(\w+)\(")
 _RARELY = re.compile(r"^--!rarely (.+)$", re.MULTILINE)
 _FLAGS = re.compile(r"^--!flags (\S+)$", re.MULTILINE)
+#: A command that a script calls, or that reaches a call by a variable. It can do without what it calls by `pcall`.
+_COMMAND = re.compile(r"redis\.call\(\s*'(\w+)'|'([HSZ]SCAN|HLEN|[SZ]CARD|ZMSCORE|HMGET|ZREM|SREM|HDEL)'")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +40,10 @@ class Script:
         head = f"#!lua flags={self.flags}\n" if self.flags else "#!lua\n"
         source = ((head if shebang else "") + self.source).encode()
         return source, hashlib.sha1(source, usedforsecurity=False).hexdigest().encode()
+
+    def commands(self) -> frozenset[str]:
+        """The commands that it needs."""
+        return _commands_of(self.source)
 
 
 @cache
@@ -59,6 +65,11 @@ def load_scripts() -> dict[str, Script]:
         name = item.name.removesuffix(".lua")
         scripts[name] = Script(name, _assemble(text, library), flags[1] if flags else "")
     return scripts
+
+
+@cache
+def _commands_of(source: str) -> frozenset[str]:
+    return frozenset(name for found in _COMMAND.findall(source) for name in found if name)
 
 
 def _assemble(text: str, library: Mapping[str, str]) -> str:

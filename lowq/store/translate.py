@@ -29,6 +29,7 @@ _NOT_READY: list[tuple[type[Exception] | None, str, str, str]] = [
     (exceptions.MasterDownError, "MASTERDOWN", "is a replica that has lost its primary", _USE_PRIMARY),
     (exceptions.BusyLoadingError, "LOADING", "loads its data", "it serves again when that is done"),
     (None, "NOREPLICAS", "takes no writes, as it has too few replicas", "see its setting min-replicas-to-write"),
+    (None, "BUSY", "runs a script of somebody else", "it serves again when that ends; SCRIPT KILL may end it"),
     (None, "MISCONF", "takes no writes, as it can't save its data", "see its log and the disk"),
 ]
 
@@ -82,9 +83,11 @@ def translate(error: Exception, call: Call | None, url: str) -> Exception:
     if isinstance(error, exceptions.AuthenticationError | exceptions.AuthenticationWrongNumberOfArgsError) or (
         text.startswith(("NOAUTH", "WRONGPASS", "AUTH "))
     ):
+        of_sentinels = "+sentinel" in where.partition("://")[0]
         return RedisRefused(
             f"Redis at {where} refused the user or password: {text.rstrip('.')}. "
             "redis_url gives them as redis://user:password@host"
+            + (", those of the sentinels as ?sentinel_username=user&sentinel_password=password" if of_sentinels else "")
         )
     if is_forbidden(error) or text.startswith(_FORBIDDEN_IN_SCRIPT):
         return RedisRefused(f"Redis at {where} does not allow what lowq needs (docs/rights.md): {text}")
@@ -114,11 +117,11 @@ def translate(error: Exception, call: Call | None, url: str) -> Exception:
     if "attempted to access a non local key" in text:  # a script met an absent key of a slot that is being moved
         return RedisUnavailable(f"the cluster at {where} is being changed: {text}")
     code, _, detail = text.partition(" ")
-    if code in ("BUSY", "UNBLOCKED"):
+    if code == "UNBLOCKED":
         return RedisUnavailable(f"Redis at {where} can't serve just now: {text}")
     if code == "LEASELOST" and call is not None:
         return LeaseLost(f"{call.key.rstrip(':')}: {call.script} was refused: {detail}")
-    if code in ("SHARDSCOUNT", "OUTOFTURN", "QUEUEFULL", "SEALED"):
+    if code in ("SHARDSCOUNT", "OUTOFTURN", "QUEUEFULL", "SEALED", "SCORES"):
         return Refusal(code, detail)
     if code == "RESHARDING":
         return Resharding(f"{call.key.rstrip(':') + ': ' if call else ''}{detail}; try again in a moment")

@@ -6,7 +6,6 @@ left out is said in the log, once.
 
 import json
 import math
-import threading
 from collections.abc import Iterable
 from typing import Any, overload
 
@@ -22,15 +21,13 @@ MAX_NUMBER = 2**53
 _MAX_LOGGED = 1000
 
 _logged: set[tuple[str, bytes | str]] = set()
-_lock = threading.Lock()
 
 
 def log_skipped(what: str, where: bytes | str, why: str) -> None:
     """Says once that something can't be read. ``what`` and ``where`` identify it."""
-    with _lock:
-        if (what, where) in _logged or len(_logged) >= _MAX_LOGGED:
-            return
-        _logged.add((what, where))
+    if (what, where) in _logged or len(_logged) >= _MAX_LOGGED:
+        return
+    _logged.add((what, where))
     log.warning(
         "%s %.150r can't be read and is left out: %s; `lowq doctor` may know more", what, where, why,
         extra={"event": "unreadable", "what": what},

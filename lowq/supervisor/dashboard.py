@@ -85,12 +85,6 @@ class DashboardProcess:
         self._thread.start()
 
     @property
-    def pid(self) -> int | None:
-        """The process; None: there is none just now."""
-        child = self._child
-        return None if child is None else child.process.pid
-
-    @property
     def bind(self) -> str:
         """Where it serves, or is to."""
         return self._bind

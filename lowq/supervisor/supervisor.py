@@ -270,11 +270,6 @@ class Supervisor:
             if code is not None:
                 self._leaving.remove(child)
                 self._left(child, code)
-        if os.getpid() == 1:
-            ours = {child.process.pid for child in self._children()}
-            if self.dashboard is not None and self.dashboard.pid is not None:
-                ours.add(self.dashboard.pid)
-            _reap_strangers(ours)
 
     def _ended(self, generation: Generation, place: Place, child: Child, code: int, now: float) -> None:
         """A process of a generation that works, or is to work, has ended."""
@@ -489,15 +484,3 @@ def has_terminal() -> bool:
     except OSError:
         return False
     return True
-
-
-def _reap_strangers(ours: set[int]) -> None:
-    """As process 1 of a container it is given the orphans of others. Its own processes are `Popen`'s to reap."""
-    while True:
-        try:
-            status = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-        except ChildProcessError:
-            return
-        if status is None or status.si_pid in ours:  # one of ours that has just ended: CHLD has been noted
-            return
-        os.waitpid(status.si_pid, 0)

@@ -7,24 +7,30 @@ that are drained, which are leased meanwhile.
 import asyncio
 import inspect
 import secrets
-from collections.abc import Coroutine, Sequence
+import sys
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
+from contextvars import copy_context
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from lowq import clock
 from lowq.application import Lowq
 from lowq.broker.lease import Lease, LeaseDenied
 from lowq.broker.shard import Shard, shards_of
-from lowq.errors import ConfigError, LowqError, QueueInUse
+from lowq.errors import ConfigError, LowqError, QueueFull, QueueInUse
 from lowq.logs import describe
 from lowq.node import job_log
 from lowq.node.execution import WorkerRuntime, aperform, end_observed, log_begin, perform
 from lowq.node.instances import Instances, has_life
 from lowq.node.outcome import Outcome, anotify_worker, conclude, decodable_jobs, log_remarks, report
+from lowq.node.own_context import OwnContext
 from lowq.node.schedules import take_turn
 from lowq.node.time_limits import TimeLimits
 from lowq.workers import Worker, is_async, payload_type_of, schedules_of
+
+T = TypeVar("T")
 
 #: Seconds that a drain waits for callbacks, for one that hangs.
 FLUSH_SECONDS = 10.0
@@ -87,25 +93,49 @@ def drain(*workers: type, now: float | None = None, limit: int | None = None, ra
         _flush_events(workers)
 
 
+def _raise_or_forget(outcome: Outcome, *, raises: bool) -> None:
+    """Raises what stops a process, and with ``raises`` what a handler raised."""
+    if outcome.stop is not None:
+        raise outcome.stop
+    if raises and outcome.error is not None:
+        raise outcome.error
+    outcome.forget()
+
+
 def _drain_here(workers: Sequence[type], now: float | None, limit: int | None, *, raises: bool) -> Drained:
     if not any(is_async(worker_of(item)) for item in workers):
         return _never_suspended(_drain(workers, now, limit, raises=raises))
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        return asyncio.run(_drain(workers, now, limit, raises=raises))
-    raise ConfigError(
-        "drain() can't run an event loop inside the running one; write: await lowq.testing.adrain(...); "
-        "with the fixtures: await lowq_adrain()"
-    )
+        pass  # and out of this block, or what is raised there would have this error as its context
+    else:
+        raise ConfigError(
+            "drain() can't run an event loop inside the running one; write: await lowq.testing.adrain(...); "
+            "with the fixtures: await lowq_adrain()"
+        )
+    return asyncio.run(_drain(workers, now, limit, raises=raises))
 
 
 async def adrain(*workers: type, now: float | None = None, limit: int | None = None, raises: bool = False) -> Drained:
-    """As `drain`, in the running event loop: for async tests. Sync workers are performed in a thread."""
+    """As `drain`, in the running event loop: for async tests. Sync workers are performed in a thread; where Django is
+    used, in that of the test's database connection, and so within the transaction of a ``TestCase``.
+    """
     try:
         return await _drain(workers, now, limit, raises=raises, in_thread=True)
     finally:
         await asyncio.to_thread(_flush_events, workers)
+
+
+async def _call_in_thread(function: Callable[[], T]) -> T:
+    """Calls it in a thread. Django binds a connection to its thread, and has async tests, and what they call by
+    `sync_to_async`, share one of them.
+    """
+    asgiref = sys.modules.get("asgiref.sync") if "django" in sys.modules else None
+    if asgiref is None:
+        return await asyncio.to_thread(function)
+    result: T = await asgiref.sync_to_async(function, thread_sensitive=True)()
+    return result
 
 
 def _flush_events(workers: Sequence[type]) -> None:
@@ -153,12 +183,10 @@ async def _drain(
                     batches += 1
                     performed += len(outcome.finished)
                     failed += len(outcome.failures) + len(outcome.crashed)
-                    if outcome.stop is not None:
-                        raise outcome.stop
                     if outcome.error is not None and len(errors) < ERRORS_KEPT:
                         errors.append(describe(outcome.error))  # which is safe, whatever the error's own repr does
-                    if raises and outcome.error is not None:
-                        raise outcome.error
+                    _raise_or_forget(outcome, raises=raises)
+                busy = drainer.push_ticks() or busy  # those that its queue had no room for
     finally:
         for drainer in drainers:
             await drainer.tear_down()
@@ -189,6 +217,8 @@ class _Drainer:
         #: A sync worker is performed in a thread, as the event loop goes on meanwhile.
         self._in_thread = in_thread
         self._worker = worker
+        #: Schedules whose ticks are to be pushed.
+        self._to_push = [schedule.name for schedule in schedules_of(worker)]
         self._watcher = watchers[-1] if watchers else None
         self._runtime = self._new_runtime()
         self._instances = Instances()
@@ -233,7 +263,7 @@ class _Drainer:
         if self._is_async:
             await self._instances.aset_up(instances)
         elif self._in_thread and has_life(self._runtime.instance):
-            await asyncio.to_thread(self._instances.set_up, instances)
+            await _call_in_thread(partial(self._instances.set_up, instances))
         else:
             self._instances.set_up(instances)
 
@@ -241,7 +271,7 @@ class _Drainer:
         if self._is_async:
             await self._instances.atear_down()
         elif self._in_thread and self._instances:
-            await asyncio.to_thread(self._instances.tear_down)
+            await _call_in_thread(self._instances.tear_down)
         else:
             self._instances.tear_down()
 
@@ -261,12 +291,13 @@ class _Drainer:
         if logs_jobs:
             log_begin(self._runtime, shard, jobs, delivery.number)
         batch = (self._runtime, shard, delivery.lease.fence, jobs, config, limits)
+        context = copy_context()  # what a handler sets of context variables is not there for the next batch
         if self._is_async:
-            outcome = await aperform(*batch)
+            outcome = await OwnContext(aperform(*batch), context)
         elif self._in_thread:
-            outcome = await asyncio.to_thread(perform, *batch)
+            outcome = await _call_in_thread(partial(context.run, perform, *batch))
         else:
-            outcome = perform(*batch)
+            outcome = context.run(perform, *batch)
         if self._watcher is not None and self._watcher.loses_outcome():
             await self._die(shard, self._watcher)
             return Outcome()
@@ -286,7 +317,7 @@ class _Drainer:
         finally:
             shard.in_flight.keep_finished()
             if outcome.observed is not None:
-                end_observed(outcome, jobs)
+                context.run(end_observed, outcome, jobs)
             log_remarks(outcome)
         if logs_jobs:
             job_log.ends(shard, jobs, delivery.number, outcome, clock.now() - began)
@@ -309,15 +340,21 @@ class _Drainer:
         await self.set_up()
         watcher.on_takeover()
 
-    def push_ticks(self) -> None:
-        """Pushes the ticks of its schedules. A schedule that was not seen yet begins now, by the server's clock."""
+    def push_ticks(self) -> bool:
+        """Pushes the ticks of its schedules, where that has not been done yet; False: nothing has. A schedule that was
+        not seen yet begins now, by the server's clock. As in a node, ticks wait until the queue has room for them.
+        """
+        before = len(self._to_push)
         own = {schedule.name: schedule for schedule in schedules_of(self._worker)}
-        for name in own:
-            for now in dict.fromkeys([None, self._now]):
-                wait: float | None = 0.0
-                while wait == 0.0:  # there are more of them
-                    queue = self._app.queue_of(self._worker)
-                    wait = take_turn(self._app, queue, name, lambda: own, now=now)
+        for name in [*self._to_push]:
+            with suppress(QueueFull):
+                for now in dict.fromkeys([None, self._now]):
+                    wait: float | None = 0.0
+                    while wait == 0.0:  # there are more of them
+                        queue = self._app.queue_of(self._worker)
+                        wait = take_turn(self._app, queue, name, lambda: own, now=now)
+                self._to_push.remove(name)
+        return len(self._to_push) < before
 
     def leave(self) -> None:
         for shard in self.shards:

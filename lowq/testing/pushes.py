@@ -209,7 +209,14 @@ def _dumped(payload: Any, dump: Callable[[Any], bytes]) -> bytes | None:
 
 
 def _equal(wanted: Any, payload: Any) -> bool:
+    """As ``==`` says, but True is not 1, as in JSON. A part of it may be a matcher."""
     try:
+        if isinstance(wanted, int | float) and isinstance(payload, int | float):
+            return wanted == payload and isinstance(wanted, bool) == isinstance(payload, bool)
+        if isinstance(wanted, dict) and isinstance(payload, dict):
+            return wanted.keys() == payload.keys() and all(_equal(item, payload[key]) for key, item in wanted.items())
+        if isinstance(wanted, list | tuple) and isinstance(payload, list | tuple):
+            return len(wanted) == len(payload) and all(map(_equal, wanted, payload))
         return bool(wanted == payload)
     except Exception:
         return False

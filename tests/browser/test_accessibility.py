@@ -43,7 +43,7 @@ def busy(stage: Stage) -> Iterator[Stage]:
     queue = stage.app.queue("OrderSync", 4)
     queue.push({"id": f"order-{n}", "payload": {"n": n}, "delay": 3600 + n} for n in range(60))
     queue.push({"id": "7", "payload": {"n": 1}, "delay": 3600})  # so short a link is hard to hit
-    queue.push({"id": "order-x", "payload": {"n": 1}, "score": 1})
+    queue.push({"id": "order-x", "payload": {"n": 1}})
     stage.fail("OrderSync", "order-x", TRACEBACK)
     queue.bury([f"order-{n}" for n in range(12)], TRACEBACK)
     queue.push({"id": "order-1", "payload": "x" * 6000})

@@ -191,7 +191,8 @@ def test_the_axis_of_lag_has_room_for_round_labels(stage: Stage, address: str, w
 
 def test_jobs_on_a_phone(stage: Stage, address: str, watched: Watched) -> None:
     queue = fill(stage)
-    queue.push({"id": "an-id-of-forty-characters-or-very-nearly", "payload": {"text": "long " * 60}, "delay": 1})
+    long = {"text": "long " * 60}
+    queue.push({"id": "an-id-of-forty-characters-or-very-nearly", "payload": long, "score": 1, "delay": 1})
     page = watched.page(f"{address}/queues/Orders", viewport=NARROW)
     row = page.locator("tbody tr", has_text="order-7")
     link, payload = row.locator("a.id").bounding_box(), row.locator(".newest").bounding_box()
@@ -394,7 +395,7 @@ def test_everything_without_javascript(stage: Stage, address: str, watched: Watc
 @pytest.mark.parametrize("scheme", ["light", pytest.param("dark", marks=pytest.mark.slow)])
 def test_narrow_screens_and_contrast(stage: Stage, address: str, watched: Watched, scheme: str) -> None:
     fill(stage, 60)
-    stage.app.queue("Orders").push({"id": "x" * 400, "payload": "y" * 3000, "delay": 1})
+    stage.app.queue("Orders").push({"id": "x" * 400, "payload": "y" * 3000, "score": 1, "delay": 1})
     stage.fail("Orders", "order-9", TRACEBACK) if stage.app.queue("Orders").perform_now("order-9") else None
     stage.app.note("ann", "kick", "Orders", 5, {"match": "z" * 200})
     stage.app.queue("Orders").pause(by="ann")

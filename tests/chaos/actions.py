@@ -10,6 +10,9 @@ from tests.chaos.replicated import HARM
 from tests.chaos.stage import NODES, Stage
 from tests.integration.support import NodeProcess
 
+#: What the log of a consumer says that takes and performs in one thread.
+ONE_THREAD = " starts: 1 threads"
+
 # --- nodes ---
 
 
@@ -33,6 +36,25 @@ def freeze(stage: Stage, number: int) -> None:
     if node is not None:
         node.freeze()
         stage.frozen[node] = time.monotonic() + stage.ttl * (1.3 + number % 5 / 5)
+
+
+def freeze_in_take(stage: Stage, number: int) -> None:
+    """SIGSTOP to a consumer with one thread, while that waits for a reply with a job in it; and SIGCONT well past the
+    lease, with the reply there.
+    """
+    able = [node for node in stage.live() if node not in stage.frozen and ONE_THREAD in node.log]
+    if not able:
+        return
+    node = able[number % len(able)]
+    proxy, give_up_at = stage.proxies[node.pid], time.monotonic() + 2 * stage.ttl
+    proxy.hold_reply(b'"version":')  # of a payload
+    while not proxy.is_holding and time.monotonic() < give_up_at:
+        stage.tend()
+        time.sleep(0.001)
+    if proxy.is_holding and node in stage.live():
+        node.freeze(in_call=True)
+        stage.frozen[node] = time.monotonic() + stage.ttl * (1.3 + number % 5 / 5)
+    proxy.heal()
 
 
 def blink(stage: Stage, number: int) -> None:
@@ -138,6 +160,25 @@ def kill_reshard(stage: Stage, number: int) -> None:
     if stage.resharder is not None and stage.resharder.poll() is None:
         stage.resharder_killed = True
         stage.resharder.kill()
+
+
+def remake(stage: Stage, number: int) -> None:
+    """`lowq drop` while producers stand still, and new code with another number of shards. The producers then go on,
+    and know the old one.
+    """
+    for producer in stage.producers:
+        producer.send_signal(signal.SIGSTOP)
+    stage.wait_for(stage.is_drained, "end of the work before the drop")
+    wanted, stage.nodes_wanted = stage.nodes_wanted, 0
+    for node in stage.live():
+        _dismiss(stage, node)
+    stage.wait_for(lambda: not stage.live(), "end of the nodes before the drop")
+    stage.drop()
+    stage.remade([count for count in (5, 12, 33) if count != stage.shards_count][number % 2])
+    stage.nodes_wanted = wanted
+    stage.wait_for(stage.all_leased, "lease of every new shard")
+    for producer in stage.producers:
+        producer.send_signal(signal.SIGCONT)
 
 
 # --- Redis ---
@@ -292,8 +333,9 @@ def hold_pushes(stage: Stage, number: int) -> None:
 ACTIONS: dict[str, Callable[[Stage, int], None]] = {
     action.__name__: action
     for action in (
-        kill, freeze, blink, reattach, term, term_all, quiet, join, leave, roll, deploy, reload, kill_child,
-        reshard, kill_reshard,
+        kill, freeze, freeze_in_take, blink, reattach, term, term_all, quiet, join, leave, roll, deploy, reload,
+        kill_child,
+        reshard, kill_reshard, remake,
         redis_kill, redis_away, redis_power, redis_hangs, redis_read_only, script_flush, client_kill, client_pause,
         clock,
         cut_off, hold, half_open, slow, cut, lose_replies, lose_pushes, hold_pushes,

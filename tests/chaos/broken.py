@@ -17,9 +17,12 @@ from lowq.broker.lease import ShardLease
 from lowq.broker.outage import Outage
 from lowq.broker.shard import Shard
 from lowq.broker.sweeper import Sweeper
-from lowq.consumer.consumer import Consumer
+from lowq.consumer import ConsumerJob
+from lowq.consumer.consumer import Caller, Consumer
 from lowq.consumer.in_hand import InHand
 from lowq.node.pace import Pace
+from lowq.producer import ANEW, Target
+from lowq.sharding import Layout
 from lowq.store import Client
 from lowq.store.scripts import load_scripts
 from tests.mutants import ACKED_STAY, ANY_DELIVERY, NEVER_PUSHED, NO_FENCE, break_scripts, having
@@ -44,7 +47,7 @@ def exclusion() -> None:
 
 def restore() -> None:
     """What a dead owner left in flight is forgotten."""
-    forgotten = {"HGETALL": "real('DEL', key) do return {} end"}
+    forgotten = {"HRANDFIELD": "real('DEL', key) do return {} end"}
     load_scripts().update(break_scripts(["acquire"], calls=forgotten))
 
 
@@ -176,6 +179,23 @@ def late_reports() -> None:
     Consumer._release = keeping  # type: ignore[method-assign]
 
 
+def late_takes() -> None:
+    """A consumer hands out what it took without a look whether its lease has run out meanwhile."""
+    setattr(Consumer, "_is_held", lambda self, receipt: receipt in self._taken)  # noqa: B010  # mypy and a method's type
+
+
+def company() -> None:
+    """A consumer hands out a job whose process has died before together with others."""
+    chosen = Consumer._chosen
+
+    def together(self: Consumer, jobs: list[ConsumerJob], caller: Caller) -> list[ConsumerJob]:
+        for job in jobs:
+            job._is_solo = False
+        return chosen(self, jobs, caller)
+
+    Consumer._chosen = together  # type: ignore[method-assign]
+
+
 def not_ready() -> None:
     """A Redis that can't serve now is not waited for: whoever meets it ends."""
     setattr(Outage, "begin", lambda *_: os._exit(1))  # noqa: B010  # mypy and a method's type
@@ -191,18 +211,28 @@ def _take_much() -> None:
     setattr(Pace, "limit", lambda _self, _queue: 100)  # noqa: B010  # mypy and a method's type
 
 
-#: name -> what breaks it
 def schedules() -> None:
     """A push of ticks does not change the record of their schedule."""
     unchanged = {"HSET": "if key == KEYS[1] .. 'schedules' then return 0 end"}
     load_scripts().update(break_scripts(["push"], calls=unchanged))
 
 
+def made_shards() -> None:
+    """A push makes a shard that is not there, whatever the registry says."""
+    words_for = Target.words_for
+
+    def making(self: Target, layout: Layout, clock: bytes) -> bytes:
+        return words_for(self, layout, clock) + ANEW
+
+    setattr(Target, "words_for", making)  # noqa: B010  # mypy and a method's type
+
+
+#: name -> what breaks it
 BUILDS: dict[str, Callable[[], None]] = {
     build.__name__: build
     for build in (
         fencing, exclusion, restore, order, ack_by_id, push_twice, ticks, claims, deadline, fence, leak, late_acks,
-        expired, hasty, capacity, overdue, late_reports, sessions, not_ready,
-        schedules,
+        expired, hasty, capacity, overdue, late_reports, late_takes, company, sessions, not_ready,
+        schedules, made_shards,
     )
 }  # fmt: skip

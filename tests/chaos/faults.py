@@ -151,6 +151,7 @@ NODES_COME_AND_GO = [
 ]
 
 BY_HAND = {"ORDERS_CONSUMER": "1"}
+STORM = {"ORDERS_CONSUMER": "storm", "ORDERS_TAKES": "1 3 10"}
 CONSUMERS = [
     Fault("consumer-kill", "a consumer is killed (SIGKILL)", every(APART, "kill"), Load(seconds=9), settings=BY_HAND),
     Fault(
@@ -159,6 +160,14 @@ CONSUMERS = [
         every(APART, "freeze"),
         Load(seconds=9),
         settings=BY_HAND,
+    ),
+    Fault(
+        "consumer-freeze-in-take",
+        "a consumer is frozen (SIGSTOP) inside `take`, while Redis answers, for longer than a lease",
+        every(APART, "freeze_in_take"),
+        Load(seconds=9),
+        settings={"ORDERS_CONSUMER": "thread"},
+        proxied=True,
     ),
     Fault(
         "consumer-detach",
@@ -192,6 +201,38 @@ CONSUMERS = [
         every((0.8, 2.0), "kill", "blink", "term"),
         settings={"ORDERS_CONSUMER": "mixed"},
         timed=False,
+    ),
+    Fault(
+        "consumer-storm",
+        "sync and async consumers beside nodes, with takes that are cancelled: killed, frozen, stopped, cut off, and "
+        "back with their sessions",
+        every(
+            (0.1, 0.5),
+            *("kill", "freeze", "freeze_in_take", "freeze_in_take", "blink", "term", "reattach", "reattach"),
+            *("hold", "slow", "cut", "lose_replies", "lose_replies"),
+        ),
+        Load(seconds=15, mix={**USUAL, "raise": (10, 0)}),
+        settings=STORM,
+        proxied=True,
+        timed=False,
+        nodes=4,
+        settles=30.0,
+        deadly=True,  # who cannot detach has no session to come back with
+        exits=(1,),  # nor can a consumer start, or come back, while its link is cut
+    ),
+    Fault(
+        "consumer-poison",
+        "jobs that kill their consumer every time, beside others in one list (only they end in the morgue)",
+        every((0.5, 1.5), "term"),
+        Load(rate=150, seconds=9, mix={"sleep": (700, 0.03), "poison": (4, 0)}),
+        settings={"ORDERS_CONSUMER": "thread", "ORDERS_TAKES": "10", "ORDERS_MAX_CRASHES": 2},
+        buries=True,
+        spares=True,
+        timed=False,
+        settles=50.0,  # what is left of them comes one after the other
+        expects=("is buried as poison",),
+        deadly=True,
+        exits=(9,),  # who is told to stop as a job kills it
     ),
 ]
 
@@ -436,6 +477,13 @@ PRIMARIES = [
         servers="sentinel",
     ),
     Fault(
+        "sentinel-frozen",
+        "Sentinel: it hangs (SIGSTOP) for longer than a lease, and connections to the primary are cut",
+        at((0.5, "sentinel_frozen"), (4.5, "sentinel_frozen")),
+        Load(seconds=9),
+        servers="sentinel",
+    ),
+    Fault(
         "sentinel-isolated",
         "Sentinel: the primary is isolated, and clients still reach it",
         at((1.5, "primary_isolated"), (8.0, "primary_isolated")),
@@ -480,6 +528,34 @@ RESHARDS = [
         timed=False,
         settles=30.0,
     ),
+    *(
+        Fault(
+            f"cluster-reshard-{name}",
+            f"cluster: a queue is resharded again and again, pushes are replicated, and {title}",
+            resharding((2.0, 3.0), action),
+            Load(seconds=14, mix=BACKLOG, unscored=0, durability="replicated"),
+            settings={"ORDERS_SHARDS": 12, "LOWQ_DURABILITY_TIMEOUT": 1},
+            servers="cluster",
+            reshards=(24, 7, 12, 24, 7, 12, 24, 7),
+            timed=False,
+            settles=30.0,
+            replicated=True,
+        )
+        for name, title, action in (
+            ("isolated", "primaries are cut off while clients still reach them", "primary_isolated"),
+            ("registry", "the primary of the registry is, while reshards end and begin", "registry_isolated"),
+        )
+    ),
+]
+
+DROPS = [
+    Fault(
+        "dropped",
+        "a queue is dropped and used again with other numbers of shards, by producers that know the first one",
+        at((1.5, "remake"), (3.5, "remake")),
+        Load(seconds=7),
+        timed=False,
+    )
 ]
 
 ALL = [
@@ -517,6 +593,7 @@ FAULTS = [
     *CLOCKS,
     *PRIMARIES,
     *RESHARDS,
+    *DROPS,
     *ALL,
 ]
 

@@ -27,12 +27,15 @@ class Load:
     #: Bytes that each payload is made longer by.
     padding: int = 0
     #: One of so many ids is pushed without scores, so that Redis gives them: 1 is all, 0 none. The others have their
-    #: version as the score.
+    #: version as the score, beyond those that are refused beside such.
     unscored: int = 4
     #: Seconds after which the payloads of every second id expire; 0: none do.
     ttl: float = 0.0
     #: Seconds for which a push waits for room in a queue with a capacity; 0: it doesn't.
     waits: float = 0.0
+
+    #: What pushes wait for; "": Redis's answer.
+    durability: lowq.Durability | None = None
 
     #: Pushes of one producer in a second.
     PUSHES = 20
@@ -74,7 +77,7 @@ def chunks(seed: int, producer: int, load: Load) -> Iterator[list[dict[str, Any]
                 job: dict[str, Any] = {"id": job_id, "payload": payload}
                 if job_id in expiring:
                     job["ttl"] = load.ttl
-                chunk.append(job if job_id in unscored else job | {"score": versions[job_id]})
+                chunk.append(job if job_id in unscored else job | {"score": 2**40 + versions[job_id]})
         # Without scores the order in which they arrive is all that there is: those keep it among themselves.
         in_order = iter([job for job in chunk if "score" not in job])
         chance.shuffle(chunk)
@@ -87,26 +90,36 @@ def expiring_ids(load: Load) -> set[str]:
     return {str(number) for number in range(load.ids) if number % 2} if load.ttl else set()
 
 
+def poisonous_ids(seed: int, load: Load) -> set[str]:
+    """The ids with payloads that kill whoever performs them, every time."""
+    jobs = (job for producer in range(load.producers) for chunk in chunks(seed, producer, load) for job in chunk)
+    return {job["id"] for job in jobs if job["payload"].get("do") == "poison"}
+
+
 def produce(worker: type[lowq.Worker[Any]], history: History, seed: int, producer: int, load: Load) -> None:
     """Pushes in time; a push that takes long is followed by the next at once."""
     began = time.monotonic()
     for number, chunk in enumerate(chunks(seed, producer, load)):
         time.sleep(max(began + number / Load.PUSHES - time.monotonic(), 0))
-        push_until_accepted(worker, history, chunk, load.waits)
+        push_until_accepted(worker, history, chunk, load.waits, load.durability)
 
 
 def push_until_accepted(
-    worker: type[lowq.Worker[Any]], history: History, jobs: Sequence[Mapping[str, Any]], waits: float
+    worker: type[lowq.Worker[Any]],
+    history: History,
+    jobs: Sequence[Mapping[str, Any]],
+    waits: float,
+    durability: lowq.Durability | None,
 ) -> None:
     """Pushes, and pushes again what Redis has not surely accepted."""
     pending = list(jobs)
     while pending:
         try:
             with history.pushing(pushed(pending)):
-                worker.perform_async(pending, timeout=waits or None)
+                worker.perform_async(pending, timeout=waits or None, durability=durability)
             return
         except lowq.PushError as error:
-            rest = list(error.rest)
+            rest = [*error.unsafe, *error.rest]
             kept = {id(job) for job in rest}
             history.write("pushed", push="part", jobs=pushed([job for job in pending if id(job) not in kept]))
             _refused(history, error)

@@ -33,6 +33,11 @@ class Proxy:
         self._swallows: set[Direction] = set()
         self._to_lose = 0
         self._to_hold_back = 0
+        #: The next reply with this in it is held.
+        self._awaited = b""
+        #: Whether such a reply is there.
+        self.is_holding = False
+        self._released = asyncio.Event()
         #: Scripts that were held back, as they were sent.
         self._held_back: list[bytes] = []
         self._refuses = False
@@ -94,6 +99,15 @@ class Proxy:
         """
         self._call(lambda: setattr(self, "_to_lose", self._to_lose + count))
 
+    def hold_reply(self, word: bytes) -> None:
+        """The next reply with this word in it is held until `heal`. When it is, `is_holding` is true."""
+
+        def harm() -> None:
+            self._awaited = word
+            self._released.clear()
+
+        self._call(harm)
+
     def hold_back(self, count: int) -> None:
         """The next so many runs of a script are held back, and their connections reset: so it looks to a client whose
         bytes are on their way still when it gives the connection up.
@@ -114,6 +128,8 @@ class Proxy:
             self._delay, self._to_lose, self._refuses = 0.0, 0, False
             self._swallows.clear()
             self._flows.set()
+            self._awaited, self.is_holding = b"", False
+            self._released.set()
 
         self._call(repair)
 
@@ -193,6 +209,9 @@ class Proxy:
                     await writer.drain()
                 link.reset()
                 return
+            if direction == "reply" and self._awaited and self._awaited in data:
+                self._awaited, self.is_holding = b"", True
+                await self._released.wait()
             if direction == "request" and self._to_hold_back and b"EVALSHA" in data:
                 self._to_hold_back -= 1
                 self._held_back.append(data)

@@ -27,8 +27,8 @@ NODE_TIMEOUT = 1000
 #: Seconds before a primary's end, at most, of which its replica may lack what was pushed then: they are connected all
 #: the time, and a busy machine may keep both waiting.
 BEHIND = 1.0
-#: Key of the registry of nodes.
-REGISTRY = "lowq:v1:nodes"
+#: Keys of the registries of nodes and of queues.
+REGISTRY, QUEUES = "lowq:v1:nodes", "lowq:v1:queues"
 
 
 class Replicated(Protocol):
@@ -169,11 +169,10 @@ KINDS: dict[str, Callable[..., OfCluster | OfSentinel]] = {"cluster": OfCluster,
 
 
 def _fail_over(
-    stage: "Stage", number: int, harm: Callable[[RedisServer], object], heal: Callable[[RedisServer], object]
+    stage: "Stage", victim: RedisServer, harm: Callable[[RedisServer], object], heal: Callable[[RedisServer], object]
 ) -> None:
     servers = stage.replicated
     assert servers is not None
-    victim = servers.victim(number)
     # While a queue is resharded the shards of two layouts have the same numbers: then it may be any.
     shards = None if stage.fault.reshards else servers.shards_of(victim, stage.prefixes())
     stage.history.trouble()
@@ -190,6 +189,11 @@ def _fail_over(
     stage.history.calm()
 
 
+def _victim(stage: "Stage", number: int) -> RedisServer:
+    assert stage.replicated is not None
+    return stage.replicated.victim(number)
+
+
 def _answers(look: Callable[[], bool]) -> bool:
     try:
         return look()
@@ -199,18 +203,38 @@ def _answers(look: Callable[[], bool]) -> bool:
 
 def primary_killed(stage: "Stage", number: int) -> None:
     """SIGKILL to a primary; it comes back as a replica."""
-    _fail_over(stage, number, RedisServer.kill, RedisServer.start)
+    _fail_over(stage, _victim(stage, number), RedisServer.kill, RedisServer.start)
 
 
 def primary_frozen(stage: "Stage", number: int) -> None:
     """SIGSTOP to a primary, and SIGCONT when another one has its place."""
-    _fail_over(stage, number, RedisServer.pause, RedisServer.cont)
+    _fail_over(stage, _victim(stage, number), RedisServer.pause, RedisServer.cont)
 
 
 def primary_isolated(stage: "Stage", number: int) -> None:
     """Nobody but clients reaches a primary, for a lease longer than it takes another one to get its place."""
     assert stage.replicated is not None
-    _fail_over(stage, number, stage.replicated.isolate, stage.replicated.heal)
+    _fail_over(stage, _victim(stage, number), stage.replicated.isolate, stage.replicated.heal)
+
+
+def registry_isolated(stage: "Stage", number: int) -> None:
+    """The same for the primary that has the registry of queues."""
+    cluster = _cluster_of(stage)
+    _fail_over(stage, cluster.primary_of(key_slot(QUEUES.encode())), cluster.cut_off, cluster.heal)
+
+
+def sentinel_frozen(stage: "Stage", number: int) -> None:
+    """SIGSTOP to the Sentinel for three leases, while all connect to the primary anew."""
+    servers = stage.replicated
+    assert isinstance(servers, OfSentinel)
+    assert servers.sentinel is not None
+    primary = servers.victim(0)
+    servers.sentinel.pause()
+    stage.history.trouble()
+    RedisCluster.ask(primary, "CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+    stage.history.calm()
+    stage.wait_until(time.monotonic() + 3 * stage.ttl)
+    servers.sentinel.cont()
 
 
 def primaries_restarted(stage: "Stage", number: int) -> None:
@@ -275,5 +299,6 @@ def primary_leaves(stage: "Stage", number: int) -> None:
 
 
 HARM: tuple[Callable[["Stage", int], None], ...] = (
-    primary_killed, primary_frozen, primary_isolated, primaries_restarted, slots_move, primary_joins, primary_leaves,
+    primary_killed, primary_frozen, primary_isolated, registry_isolated, sentinel_frozen, primaries_restarted,
+    slots_move, primary_joins, primary_leaves,
 )  # fmt: skip

@@ -20,7 +20,7 @@ import redis
 
 import lowq
 from tests.chaos import clocks
-from tests.chaos.load import Load, expiring_ids
+from tests.chaos.load import Load, expiring_ids, poisonous_ids
 from tests.chaos.proxy import Proxy
 from tests.chaos.replicated import KINDS, Replicated
 from tests.checker import Report, recovery, rests
@@ -43,7 +43,7 @@ PERSISTENCE: dict[str, dict[str, str]] = {
 }
 #: Keys that may be left when everything is drained and the morgue is empty: of each shard, and of all.
 LEFT_OF_SHARDS = {"meta", "pushed", "repeated", "lease", "consumer"}
-LEFT_OF_ALL = {"queues", "nodes"}
+LEFT_OF_ALL = {"queues", "nodes", "audit"}
 #: What lowq's doctor may find: how Redis is set up, that a replica is behind, and what its clock was made to do.
 KNOWN = {"persistence", "memory", "clock", "clock_ahead", "replication"}
 #: Words in a node's log that should never be there.
@@ -87,6 +87,8 @@ class Fault:
     redis: Mapping[str, str] = field(default_factory=dict)
     #: Whether jobs may end in the morgue.
     buries: bool = False
+    #: Whether these are only those that kill their process: none has more than one suspect in flight at a time.
+    spares: bool = False
     #: Words that this fault brings into the logs.
     expects: Sequence[str] = ()
     #: Whether the clock of Redis can be moved, and those of the producers are an hour off.
@@ -97,6 +99,8 @@ class Fault:
     watched: bool = False
     #: Whether pushes, or acknowledgements, must have been refused in the course of it.
     refuses: bool = False
+    #: Whether nothing that was pushed may be lost, not even by Redis: pushes wait until it is replicated.
+    replicated: bool = False
     #: Whether processes end by themselves in the course of it; otherwise none may.
     deadly: bool = False
     #: Whether it passes unnoticed: nothing is performed again, and nobody is fenced.
@@ -114,6 +118,8 @@ class Fault:
     lease_ttl: float | None = None
     #: Whether the time until a shard is worked again says anything.
     timed: bool = True
+    #: How many nodes, or consumers, there are.
+    nodes: int = NODES
 
     #: The moments at which nodes kill themselves, one after the other (`tests.chaos.death`).
     dies: Callable[[random.Random], list[str]] | None = None
@@ -189,7 +195,7 @@ class Stage(Rig):
         #: Processes that ended by themselves, or had to be killed.
         self.deaths = 0
         #: How many nodes are to live, and at which moments the next ones kill themselves.
-        self.nodes_wanted = 1 if fault.supervised else NODES
+        self.nodes_wanted = 1 if fault.supervised else fault.nodes
         self.moments = fault.deaths(seed)
         self._dies: dict[int, str] = {}
         #: Those moments that came.
@@ -289,9 +295,28 @@ class Stage(Rig):
         if command.returncode == 0:
             self.left_prefixes += self.prefixes()
             self.resharded(self.reshards.pop(0))
-        elif not (self.resharder_killed or "to go on" in said or "does not answer" in said):
+        elif not (
+            self.resharder_killed or any(words in said for words in ("to go on", "does not answer", "is being changed"))
+        ):
             self.problems.append(f"lowq reshard exited with {command.returncode}: {said[-500:]}")
         self.reshard()
+
+    # --- a queue that begins again ---
+
+    def drop(self) -> None:
+        """`lowq drop` of the queue, in which nothing is left."""
+        command = [sys.executable, "-m", "lowq", "drop", self.queue_name, "--yes", "--json"]
+        done = subprocess.run(
+            command, cwd=ROOT, env=self.environment({}), stdin=subprocess.DEVNULL, capture_output=True, text=True,
+            timeout=PATIENCE, check=False,
+        )  # fmt: skip
+        if done.returncode or json.loads(done.stdout)["removed"]:
+            self.problems.append(f"lowq drop exited with {done.returncode}: {done.stdout}{done.stderr}")
+
+    def remade(self, shards_count: int) -> None:
+        """The nodes that are started from now on say that it has so many shards."""
+        self.shards_count, self.epoch = shards_count, 0
+        self.settings["ORDERS_SHARDS"] = shards_count
 
     # --- nodes ---
 
@@ -325,6 +350,7 @@ class Stage(Rig):
             environment["LOWQ_REDIS_URL"] = proxy.url
         if self._broken:
             environment["CHAOS_BROKEN"] = self._broken
+        environment["ORDERS_NUMBER"] = len(self.nodes)
         node = self.node(**{**more, **environment})
         if more:
             self._dies[node.pid] = more["CHAOS_DIE"]
@@ -413,8 +439,9 @@ class Stage(Rig):
 
     @staticmethod
     def _had_no_handlers(node: NodeProcess, code: int) -> bool:
-        """Whether SIGTERM came before the node could handle it, or after it had stopped."""
-        return code == -signal.SIGTERM and (" starts: " not in node.log or " has stopped" in node.log)
+        """Whether SIGTERM came before the node could handle it, or after it had stopped, or while it came back."""
+        ended = max(node.log.rfind(" has stopped"), node.log.rfind(" has ended"))
+        return code == -signal.SIGTERM and ended >= node.log.rfind(" starts: ")
 
     def wait_until(self, at: float) -> None:
         """Tends to everything until that time, monotonic."""
@@ -474,8 +501,13 @@ class Stage(Rig):
                 )
             )
 
+    @property
+    def producers(self) -> list[subprocess.Popen[bytes]]:
+        """Those that have not ended."""
+        return [producer for producer in self._producers if producer.poll() is None]
+
     def produced(self) -> bool:
-        return all(producer.poll() is not None for producer in self._producers)
+        return not self.producers
 
     # --- what is left ---
 
@@ -483,7 +515,6 @@ class Stage(Rig):
         """Keys that should not be there when nothing waits and the morgue is empty."""
         allowed = {prefix + name for prefix in self.prefixes() for name in LEFT_OF_SHARDS}
         allowed |= {prefix + name for prefix in self.left_prefixes for name in ("meta", "pushed", "repeated")}
-        allowed |= {"lowq:v1:audit"} if self.fault.reshards else set()
         of_queue = (f"history:{self.queue_name}", f"error_groups:{self.queue_name}")
         allowed |= {f"lowq:v1:{name}" for name in (*LEFT_OF_ALL, *of_queue)}
         own = ("lowq:v1:{Ticks:", "lowq:v1:{lowq:schedules:Ticks:", "lowq:v1:history:Ticks")
@@ -614,6 +645,8 @@ def _judge(stage: Stage, steps: int, seconds: float) -> Outcome:
     report = stage.report(expiring=expiring_ids(stage.fault.load), ttl=stage.fault.load.ttl)
     problems = [*stage.problems, *report.problems]
     handle = lowq.Lowq(redis_url=stage.url).queue(stage.queue_name, stage.shards_count)
+    if stage.fault.replicated:
+        problems += [f"replicas had it: {lost}" for lost in report.lost]
     if stage.fault.load.ttl and not report.expired:
         problems.append("nothing has expired")
     if report.expired > handle.stats().expired:
@@ -627,6 +660,9 @@ def _judge(stage: Stage, steps: int, seconds: float) -> Outcome:
         problems += stage.tick_problems()
     if buried and not stage.fault.buries:
         problems.append(f"buried: {sorted(buried)[:5]}")
+    if stage.fault.spares:
+        innocent = {job_id for job_id, _ in buried} - poisonous_ids(stage.seed, stage.fault.load)
+        problems += [f"id {job_id} is innocent, and buried" for job_id in sorted(innocent)]
     known = ("the maintenance loop ran", "exceeded its ttr")
     if report.unexplained and not any(reason in node.log for reason in known for node in stage.nodes):
         problems += report.unexplained
@@ -638,6 +674,9 @@ def _judge(stage: Stage, steps: int, seconds: float) -> Outcome:
     refused = sum(event["event"] == "refused" for event in events)
     if stage.fault.refuses and not refused:
         problems.append("nothing was refused")
+    planned = {step.what for step in stage.fault.steps(stage.seed)}
+    if planned == {"freeze_in_take"} and not any(event.get("in_call") for event in events):
+        problems.append("nobody was frozen inside of a take")
     if stage.deaths and not stage.fault.deadly:
         problems.append(f"{stage.deaths} processes ended by themselves")
     if stage.fault.seamless and (report.repeats or report.fenced):

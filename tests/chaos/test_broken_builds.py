@@ -36,6 +36,10 @@ def much(name: str, *steps: tuple[float, str], each: float = 0.1, **load: object
 
 
 LOST_REPLIES = [(0.3 + 0.05 * number, ("lose_replies", "lose_pushes")[number % 2]) for number in range(40)]
+FREEZES_AND_MORE = [
+    (0.5 + 0.9 * number, ("freeze_in_take", "reattach", "freeze_in_take", "lose_replies")[number % 4])
+    for number in range(12)
+]
 
 CASES = {
     "fencing": Case(fault("freeze", 3.0, (0.3, "freeze")), lambda run: run.report.overlaps),
@@ -65,7 +69,7 @@ CASES = {
     ),
     "overdue": Case(fault("consumer-ttr", 3.0), lambda run: run.report.overlaps),
     "sessions": Case(
-        fault("consumer-detach", 3.0, (0.5, "reattach"), (1.0, "reattach"), (1.5, "reattach")),
+        fault("consumer-detach", 4.0, *[(0.4 + 0.2 * number, "reattach") for number in range(17)]),
         lambda run: any("were performed again" in problem for problem in run.problems),
     ),
     "not_ready": Case(
@@ -76,7 +80,17 @@ CASES = {
         fault("schedule", 4.0, (0.5, "kill")),
         lambda run: any("ticks were pushed, of which" in problem for problem in run.problems),
     ),
+    # Where all shards were made by such pushes, the registry follows them, and nothing is lost.
+    "made_shards": Case(
+        fault("dropped", 3.0, (1.0, "remake")),
+        lambda run: run.report.lost or any("left in Redis" in problem for problem in run.problems),
+    ),
     "late_reports": Case(fault("consumer-ttr", 3.0), lambda run: run.report.late_acks),
+    "late_takes": Case(fault("consumer-storm", 11.0, *FREEZES_AND_MORE), lambda run: run.report.overlaps),
+    "company": Case(
+        fault("consumer-poison", 12.0, (0.5, "term"), (13.0, "term")),
+        lambda run: any("is innocent, and buried" in problem for problem in run.problems),
+    ),
     "late_acks": Case(much("kill", (3.5, "kill"), each=0.25, rate=400, ids=4000), lambda run: run.report.excess),
 }
 

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import redis
@@ -94,6 +95,23 @@ def test_what_is_held_arrives_later(proxy: Proxy, client: "redis.Redis", redis_s
     assert counted(redis_server) == 1
     proxy.heal()
     until(lambda: counted(redis_server) == 2, "arrival of what was held")
+
+
+def test_the_reply_that_is_waited_for_is_held_and_no_other(
+    proxy: Proxy, client: "redis.Redis", redis_server: RedisServer
+) -> None:
+    client.set("large", "needle")
+    proxy.hold_reply(b"needle")
+    assert count(client) == 1
+    assert not proxy.is_holding
+    with ThreadPoolExecutor(1) as thread:
+        reply = thread.submit(client.get, "large")
+        until(lambda: proxy.is_holding, "a reply that is held")
+        assert not reply.done()
+        proxy.heal()
+        assert reply.result() == b"needle"
+    assert not proxy.is_holding
+    assert client.get("large") == b"needle"
 
 
 @pytest.mark.parametrize(("direction", "executed"), [("reply", 2), ("request", 1)])

@@ -6,12 +6,13 @@ import pytest
 
 import lowq
 from tests.contract.support import Channel, ShardRig
+from tests.waiting import PATIENCE
 
 
 @pytest.fixture
 def app(store_url: str) -> Iterator[lowq.Lowq]:
     """An application on each of the stores."""
-    app = lowq.Lowq(redis_url=store_url)
+    app = lowq.Lowq(redis_url=store_url, push_timeout=PATIENCE)  # a machine may stand still for seconds
     yield app
     app.close()
 

@@ -5,6 +5,7 @@ what becomes of the job. A payload is its bytes, a refusal is the exception `Ref
 """
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -83,11 +84,13 @@ class Taken:
 
     delivery: int
     delay: int | None
-    #: 1: paused; 2: has payloads with a ttl; or both.
+    #: 1: paused; 2: has payloads with a ttl; 32: the job is a solo one; or several.
     state: int
     acknowledged: int
     #: (id, perform_at, retry_count, [(payload, score)...])
     jobs: list[tuple[str, float, int, list[tuple[bytes, float]]]]
+    #: Id, microseconds until the first of its payloads expires, id...
+    ends: list[str | int] = field(default_factory=list)
 
 
 def merge_into(target: dict[bytes, float], source: dict[bytes, float]) -> None:
@@ -170,8 +173,12 @@ class Model:
         #: The server's time at the last push, and since when it had come there without a jump.
         self.server_time: float | None = None
         self.server_time_since: float | None = None
+        #: What kind of scores it has.
+        self.scores: str | None = None
         self.paused: float | None = None
         self.owner_uncharged = False
+        #: What is still in flight of the last owner is charged to nobody.
+        self.is_uncharged = False
         #: Milliseconds, once there was an owner.
         self.lease_ttl: int | None = None
         self._lease_ttl = int(lease_ttl * 1000)
@@ -196,7 +203,8 @@ class Model:
         capacity: int | None = None,
     ) -> int | tuple[str | int, ...]:
         """A job: id, payload, score, perform_at (a time, "+n", or None), ttl, priority. ``debounce``: it and max_wait,
-        seconds. ``capacity``: ids that may wait or be taken; ("QUEUEFULL", position...): these jobs don't fit.
+        seconds. ``capacity``: ids that may wait or be taken; ("QUEUEFULL", position...): these jobs don't fit;
+        ("SCORES", ...): scores of the two kinds would meet.
         """
         if not repeat and token in self.repeated:
             return len(jobs)
@@ -204,8 +212,19 @@ class Model:
             self.repeated[token] = 1 if self.slot is None else self.slot[0]
             if token in self.pushed:
                 return len(jobs)
+        missing = [str(i) for i, job in enumerate(jobs) if job[2] is None]
+        versions = [str(i) for i, job in enumerate(jobs) if job[2] is not None and job[2] < 1e9]
+        scores = self.scores
+        if scores == "clock" and versions and not (self.waiting or self.taken):
+            scores = None
+        scores = scores or ("explicit" if versions else "clock" if missing else None)
+        if scores == "clock" and versions:
+            return "SCORES", "given", *versions
+        if scores == "explicit" and missing:
+            return "SCORES", "missing", *missing
         for job_id in dict.fromkeys(job[0] for job in jobs):
-            self._expire_before_push(job_id, [job[1] for job in jobs if job[0] == job_id], now)
+            joining = [job[1] for job in jobs if job[0] == job_id]
+            self._expire_before_merge(job_id, joining, now, is_latest=policy == "latest")
         if capacity is not None:
             self.sweep(now)
             unfit = self._unfit([job[0] for job in jobs], capacity)
@@ -213,6 +232,7 @@ class Model:
                 self._note("full", is_used=True)
                 return "QUEUEFULL", *unfit
         self.used = True
+        self.scores = scores
         self._settle(now)
         clock = max(now, (self.clock or 0) + TICK)
         for job_id, payload, score, perform_at, ttl, level in jobs:
@@ -311,26 +331,24 @@ class Model:
         if self.lease is None or token != self.lease:
             raise Refused
 
-    def acquire(self, now: float, nonce: str, *, charge: bool) -> tuple[Any, ...]:
-        """("held",), ("resumed", fence) or ("acquired", fence, restored, poisoned). Jobs whose owner died get their
-        earliest time, and are named in `delayed`: up to `JITTER` later is right, too.
+    def acquire(self, now: float, nonce: str, *, charge: bool, left: Collection[str] = ()) -> tuple[Any, ...]:
+        """("held",), ("resumed", fence), ("acquired", fence, restored, poisoned), or ("restoring", 0, restored,
+        poisoned) if this call leaves some in flight. Jobs whose owner died get their earliest time, and are named in
+        `delayed`: up to `JITTER` later is right, too.
         """
         self.delayed = []
         own = nonce == self.owner
         if self.lease is not None and not (own and self.lease == f"{nonce}:{self.fence}"):
             return ("held",)
-        self.lease_ttl = self._lease_ttl
         if own:
+            self.lease_ttl = self._lease_ttl
             self.lease = f"{nonce}:{self.fence}"
             self.owner_uncharged = False
             return ("resumed", self.fence)
-        self.fence = max((self.fence or 0) + 1, math.floor(now * 1e6))
-        self.used = True
-        self.owner = nonce
-        self.lease = f"{nonce}:{self.fence}"
         restored, poisoned = 0, []
-        for job_id, flight in list(self.taken.items()):
-            if not charge:
+        for job_id in [job_id for job_id in self.taken if job_id not in left]:
+            flight = self.taken[job_id]
+            if not charge or self.is_uncharged:
                 self._put_back(job_id, min(flight.perform_at, now), now)
             elif self.owner_uncharged and self.uncharged.get(job_id, 0) < 2:
                 self.uncharged[job_id] = self.uncharged.get(job_id, 0) + 1
@@ -339,11 +357,20 @@ class Model:
             elif self._crash(job_id, now, now + 0.05):
                 poisoned.append(job_id)
                 continue
-            else:
+            elif job_id in self.waiting:
                 self.delayed.append(job_id)
             restored += 1
-        self.owner_uncharged = False
         self.make_room()
+        if self.taken:
+            self.lease = self.owner = None
+            self.is_uncharged = self.is_uncharged or not charge
+            return ("restoring", 0, restored, poisoned)
+        self.lease_ttl = self._lease_ttl
+        self.fence = max((self.fence or 0) + 1, math.floor(now * 1e6))
+        self.used = True
+        self.owner = nonce
+        self.lease = f"{nonce}:{self.fence}"
+        self.owner_uncharged = self.is_uncharged = False
         return ("acquired", self.fence, restored, poisoned)
 
     def surrender(self, token: str, *, leave: bool) -> int:
@@ -371,7 +398,13 @@ class Model:
             died = f"poison: its process died, or its batch exceeded ttr, {times} times with this job in flight"
             if self.uncharged.get(job_id):
                 died += ", or was stopped and could not wait for it"
+            self._expire(flight, now)
+            self._expire_waiting(job_id, now)
             waiting = self.waiting.pop(job_id, None)
+            if not flight.payloads and waiting is None:
+                del self.taken[job_id]
+                self._forget(job_id)
+                return False
             if waiting is not None:
                 merge_into(flight.payloads, waiting.payloads)
             self._bury(job_id, now, died, self.taken.pop(job_id).payloads)
@@ -428,6 +461,9 @@ class Model:
             room -= sum(len(payload) + OVERHEAD for payload, _ in chosen)
             expires = {payload: source.expires[payload] for payload, _ in chosen if payload in source.expires}
             reply.jobs.append((job_id, source.perform_at, source.retry_count, chosen))
+            reply.state += 32 * (job_id in self.solo)
+            if source.expires:
+                reply.ends += [job_id, math.ceil((min(source.expires.values()) - now) * 1000000)]
             if isinstance(source, Waiting):
                 for payload, _ in chosen:
                     del source.payloads[payload]
@@ -475,12 +511,16 @@ class Model:
             if job_id not in self.taken:
                 self._forget(job_id)
 
-    def _expire_before_push(self, job_id: str, payloads: list[bytes], now: float) -> None:
-        """What would join payloads that have expired. Beside others that live, only equal ones go."""
+    def _expire_before_merge(self, job_id: str, payloads: list[bytes], now: float, *, is_latest: bool) -> None:
+        """What would join payloads that have expired. Beside others that live, only equal ones go, or with ``latest``
+        all of them.
+        """
         job = self.waiting.get(job_id)
         if job is None:
             return
-        if any(job.expires.get(payload, now + 1) > now for payload in job.payloads):
+        if any(job.expires.get(payload, now + 1) > now for payload in job.payloads) and is_latest:
+            self._expire(job, now)
+        elif any(job.expires.get(payload, now + 1) > now for payload in job.payloads):
             for payload in payloads:
                 if job.expires.get(payload, now + 1) <= now:
                     del job.expires[payload], job.payloads[payload]
@@ -496,7 +536,7 @@ class Model:
         return bool(expired)
 
     def _expire_taken(self, job_id: str, now: float) -> None:
-        """What was taken and never received has not been handed out."""
+        """What is in flight and nobody performs."""
         flight = self.taken[job_id]
         if self._expire(flight, now) and not flight.payloads:
             del self.taken[job_id]
@@ -545,10 +585,12 @@ class Model:
                 self.errors[job_id] = error
                 self.solo.discard(job_id)
                 continue
-            payload, score = in_order(flight.payloads)[0]
-            del flight.payloads[payload]
-            flight.expires.pop(payload, None)
-            self._bury(job_id, now, error, {payload: score})
+            self._expire(flight, now)
+            if flight.payloads:
+                payload, score = in_order(flight.payloads)[0]
+                del flight.payloads[payload]
+                flight.expires.pop(payload, None)
+                self._bury(job_id, now, error, {payload: score})
             if flight.payloads:
                 self._put_back(job_id, now, now)
                 self.waiting[job_id].retry_count = -1
@@ -568,8 +610,13 @@ class Model:
             flight = self._flight(job_id, delivery)
             if flight is None:
                 reply.append(0)
-            elif crashed:
+                continue
+            if crashed:
                 reply.append(2 if self._crash(job_id, now, now + (delay or 0)) else 1)
+                continue
+            self._expire_taken(job_id, now)
+            if job_id not in self.taken:
+                reply.append(3)
             else:
                 at = min(flight.perform_at, now) if delay is None else min(now + delay, NEVER)
                 self._put_back(job_id, at, now)
@@ -585,6 +632,7 @@ class Model:
         flight = self._flight(job_id, delivery)
         if flight is None:
             return [0]
+        self._expire_taken(job_id, now)
         going = {payload: score for payload, score in flight.payloads.items() if payload in payloads or not payloads}
         if not going:
             return [0]
@@ -603,6 +651,8 @@ class Model:
 
     def _put_back(self, job_id: str, perform_at: float, now: float) -> None:
         """The job waits again; its perform_at and retry_count win over those of one that came meanwhile."""
+        latest = "latest" in self.features
+        self._expire_before_merge(job_id, list(self.taken[job_id].payloads), now, is_latest=latest)
         flight = self.taken.pop(job_id)
         if job_id in self.waiting:  # a dead payload does not join one that lives
             self._expire(flight, now)
@@ -641,7 +691,9 @@ class Model:
         for job_id in job_ids:
             if job_id in self.taken:
                 reply.append(3)
-            elif job_id not in self.waiting:
+                continue
+            self._expire_waiting(job_id, now)
+            if job_id not in self.waiting:
                 reply.append(0)
             else:
                 why = reason or self.errors.get(job_id, "")
@@ -658,10 +710,11 @@ class Model:
             if buried is None:
                 continue
             self.counters["kicked"] += 1
+            latest = "latest" in self.features
+            self._expire_before_merge(job_id, list(buried.payloads), now, is_latest=latest)
             job = self.waiting.setdefault(job_id, Waiting(now))
             job.perform_at, job.level, job.deadline = now, 0, None
             self._merge(job, Waiting(now, buried.payloads))
-            job.expires.clear()
             if job_id not in self.taken:  # what is known of one in flight is its flight's
                 self._forget(job_id)
         return reply
@@ -747,11 +800,12 @@ class Model:
                     "clock": self.clock,
                     "server_time": self.server_time,
                     "server_time_since": self.server_time_since,
+                    "scores": self.scores,
                     "fence": self.fence,
                     "owner": self.owner,
                     "lease_ttl": self.lease_ttl,
                     "paused": self.paused,
-                    "uncharged": 1 if self.owner_uncharged else None,
+                    "uncharged": 2 if self.is_uncharged else 1 if self.owner_uncharged else None,
                     "repeated": 1 if self.repeated else None,
                     "slot": self._slot(),
                     "features": sorted(self.features) or None,

@@ -31,7 +31,7 @@ class QueueRig:
     def push(self, *jobs: EncodedJob, now: float | None = NOW) -> None:
         for item in jobs:
             moment = "" if now is None else repr(now)
-            head: list[str | int] = [moment, f"token-{next(self._tokens)}", "", SHARDS, 4, 15, ""]
+            head: list[str | int] = [moment, f"token-{next(self._tokens)}", "", SHARDS, "4 anew=1", 15, ""]
             self.client.run("push", self.prefix_of(item[0].decode()), *head, *item)
 
     def prefix_of(self, job_id: str) -> str:

@@ -3,10 +3,12 @@
 import itertools
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
 from typing import Any
 
-from lowq.broker.delivery import Delivery, Failure
+from lowq import Lowq
+from lowq.broker.delivery import Delivery, Failure, jobs_end
 from lowq.broker.lease import Lease
 from lowq.broker.shard import Shard
 from lowq.codec import EncodedJob, load_payload
@@ -71,7 +73,7 @@ def handed(delivery: Delivery) -> dict[str, list[Any]]:
 
 def jobs_of(reply: list[Any]) -> list[list[bytes]]:
     """The jobs in a reply of `ack_and_take`: [id, perform_at, retry_count, payload, score...]."""
-    jobs, items = [], iter(reply[4:])
+    jobs, items = [], iter(reply[4 : jobs_end(reply)])
     for item in items:
         if isinstance(item, list):
             jobs.append(item)
@@ -102,6 +104,11 @@ class ShardRig:
 
     def close(self) -> None:
         self.client.close()
+
+    def renew(self) -> None:
+        """The shard is untouched again, in an empty store: for the next row of a table."""
+        self.client.command("FLUSHALL")
+        self.shard = self.owner("first")
 
     # --- who works it ---
 
@@ -154,7 +161,7 @@ class ShardRig:
             token or f"token-{next(self._tokens)}",
             "1" if repeat else "",
             self.shards_count if shards_count is None else shards_count,
-            f"{width}{words}",
+            f"{width}{words} anew=1",
             keep,
             after,
             *(part for item in jobs for part in (*item, b"", b"")[:width]),
@@ -238,6 +245,22 @@ class ShardRig:
     def _kind(self, key: str) -> str:
         kind: bytes = self.client.command("TYPE", self.prefix + key)
         return kind.decode()
+
+
+@contextmanager
+def emptied_rig(url: str) -> Iterator[ShardRig]:
+    """An untouched shard, without what another row of a table has left in the store."""
+    with closing(ShardRig(url)) as rig:
+        rig.client.command("FLUSHALL")
+        yield rig
+
+
+@contextmanager
+def emptied_app(url: str) -> Iterator[Lowq]:
+    """An application that has used nothing, without what another row of a table has left in the store."""
+    with closing(Lowq(redis_url=url, push_timeout=PATIENCE)) as app:
+        app.client.command("FLUSHALL")
+        yield app
 
 
 _TYPES = {key.name: key.types[0] for key in SHARD_KEYS if key.is_one}

@@ -9,10 +9,11 @@ import pytest
 
 import lowq
 from lowq.errors import ConfigError, QueueFull
-from lowq.group_commit import overflow
+from lowq.group_commit import refused
 from lowq.queue import Queue
 from lowq.store.translate import Refusal
-from tests.contract.support import NOW, Channel, ShardRig, exhausted, job, retry
+from tests.contract.support import NOW, Channel, ShardRig, emptied_rig, exhausted, job, retry
+from tests.rows import case
 from tests.waiting import NEVER, until
 
 #: Seconds: longer than any test takes.
@@ -139,20 +140,21 @@ def test_what_expires_without_having_been_received_makes_room(rig: ShardRig) -> 
     channel.close()
 
 
-@pytest.mark.parametrize("how", ROOM)
-def test_whatever_makes_room_says_so_once(rig: ShardRig, how: str) -> None:
-    channel = Channel(rig, "room")
-    rig.push(job("a"))
-    rig.own().in_flight.take(1, NOW)
-    rig.push(job("a"), job("b"))
-    assert unfit(rig, "c", capacity=3) == [0]
-    ROOM[how](rig)
-    assert channel.messages() == [b""]
-    assert rig.meta("features") is None
-    assert unfit(rig, "c", capacity=3) == []
-    rig.run("delete", "", "", "", "", "c")
-    assert channel.messages() == []  # nobody has asked since
-    channel.close()
+def test_whatever_makes_room_says_so_once(store_url: str) -> None:
+    for how, make_room in ROOM.items():
+        with case(how), emptied_rig(store_url) as rig:
+            channel = Channel(rig, "room")
+            rig.push(job("a"))
+            rig.own().in_flight.take(1, NOW)
+            rig.push(job("a"), job("b"))
+            assert unfit(rig, "c", capacity=3) == [0]
+            make_room(rig)
+            assert channel.messages() == [b""]
+            assert rig.meta("features") is None
+            assert unfit(rig, "c", capacity=3) == []
+            rig.run("delete", "", "", "", "", "c")
+            assert channel.messages() == []  # nobody has asked since
+            channel.close()
 
 
 def test_why_says_of_an_id_that_is_not_there_that_the_queue_is_full(queue: Queue) -> None:
@@ -269,7 +271,7 @@ def _features(queue: Queue) -> bytes | None:
 
 
 def test_who_waits_is_woken(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(overflow, "ASK_AGAIN", LONG)
+    monkeypatch.setattr(refused, "ASK_AGAIN", LONG)
     queue.push(jobs("a", "b", "c"))
     done: list[str] = []
     thread = threading.Thread(target=lambda: done.append(queue.put("x", timeout=LONG)))
@@ -283,6 +285,21 @@ def test_who_waits_is_woken(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> No
         consumer.take()[0].ack()
         thread.join(LONG)
     assert len(done) == 1
+
+
+def test_room_for_many_is_used_by_many(make_app: MakeApp, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(refused, "ASK_AGAIN", LONG)
+    monkeypatch.setattr(refused, "TOGETHER", 10)
+    queue = make_app().queue("mail", 1, capacity=100)
+
+    async def produce() -> list[int]:
+        pushes = [asyncio.create_task(queue.apush(f"new {n}", timeout=LONG)) for n in range(100)]
+        await asyncio.to_thread(until, lambda: _features(queue) == b" full ", "a refusal")
+        await asyncio.to_thread(queue.delete, [str(n) for n in range(100)])
+        return await asyncio.gather(*pushes)
+
+    queue.push(jobs(*range(100)))
+    assert asyncio.run(produce()) == [1] * 100
 
 
 @pytest.mark.parametrize("timeout", [0, 0.05])
@@ -308,12 +325,14 @@ def test_a_cancelled_wait_pushes_nothing_more(queue: Queue) -> None:
     assert ids(queue) == ["a", "c"]
 
 
-@pytest.mark.parametrize("timeout", [-1, float("nan"), float("inf"), "5", True, 2**40], ids=repr)
-def test_a_timeout_is_a_length_of_time(queue: Queue, timeout: Any) -> None:
-    for push in (queue.push, lambda *args, **options: asyncio.run(queue.apush(*args, **options))):
-        with pytest.raises(ConfigError, match=r"timeout=.* must be seconds"):
-            push({"id": "a"}, timeout=timeout)
-    assert ids(queue) == []
+def test_a_timeout_is_a_length_of_time(queue: Queue) -> None:
+    timeout: Any
+    for timeout in (-1, float("nan"), float("inf"), "5", True, 2**40):
+        with case(timeout):
+            for push in (queue.push, lambda *args, **options: asyncio.run(queue.apush(*args, **options))):
+                with pytest.raises(ConfigError, match=r"timeout=.* must be seconds"):
+                    push({"id": "a"}, timeout=timeout)
+            assert ids(queue) == []
 
 
 def test_pushes_of_several_callers_that_go_together_have_outcomes_of_their_own(queue: Queue) -> None:

@@ -9,7 +9,8 @@ import pytest
 import lowq
 import lowq.testing
 from lowq.queue import Queue
-from tests.contract.support import NOW, ShardRig, job, retry
+from tests.contract.support import NOW, ShardRig, emptied_rig, job, retry
+from tests.rows import case
 
 WORDS = " debounce=2.0 max_wait=5.0"
 
@@ -90,18 +91,17 @@ class TestScript:
         assert rig.read("debounced") == {"x": NOW - 95}
         assert push(rig, "x", -96) <= -95
 
-    @pytest.mark.parametrize(
-        ("script", "args"),
-        [
+    def test_somebody_who_decides_about_it_ends_the_wait(self, store_url: str) -> None:
+        rows: list[tuple[str, list[Any]]] = [
             ("perform_now", ["", "", "x"]),
             ("delete", ["", "", "", "x"]),
             ("bury", ["", "", "", "", "x", "", 0]),
-        ],
-    )
-    def test_somebody_who_decides_about_it_ends_the_wait(self, rig: ShardRig, script: str, args: list[Any]) -> None:
-        push(rig, "x", 0)
-        rig.run(script, repr(NOW), *args)
-        assert rig.read("debounced") == {}
+        ]
+        for script, args in rows:
+            with case(script), emptied_rig(store_url) as rig:
+                push(rig, "x", 0)
+                rig.run(script, repr(NOW), *args)
+                assert rig.read("debounced") == {}
 
     def test_a_kicked_id_is_due_now(self, rig: ShardRig) -> None:
         push(rig, "x", 0)
@@ -161,12 +161,14 @@ def test_why_says_that_it_waits_for_more(queue: Queue) -> None:
 ENDS: list[Callable[[Queue], object]] = [Queue.clear, lambda queue: queue.delete("x"), Queue.drop]
 
 
-@pytest.mark.parametrize("end", ENDS)
-def test_nothing_is_left_of_what_is_gone(queue: Queue, end: Callable[[Queue], object]) -> None:
-    queue.push({"id": "x"})
-    prefix = queue._prefixes[0]
-    end(queue)
-    assert queue._client.command("EXISTS", prefix + "debounced", key=prefix) == 0
+def test_nothing_is_left_of_what_is_gone(app: lowq.Lowq) -> None:
+    for number, end in enumerate(ENDS):
+        with case(number):
+            queue = app.queue(f"mail{number}", 1, debounce=100, max_wait=300)
+            queue.push({"id": "x"})
+            prefix = queue._prefixes[0]
+            end(queue)
+            assert queue._client.command("EXISTS", prefix + "debounced", key=prefix) == 0
 
 
 def test_the_doctor_removes_what_is_left_of_ids_that_are_nowhere(app: lowq.Lowq, queue: Queue) -> None:

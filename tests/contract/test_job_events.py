@@ -20,6 +20,7 @@ from lowq.job_events import JobEvents
 from lowq.testing import adrain, drain
 from lowq.workers import Worker
 from tests.leases import run_out
+from tests.rows import case
 from tests.waiting import NEVER, PATIENCE, until
 
 MakeApp = Callable[..., lowq.Lowq]
@@ -39,6 +40,12 @@ class Events(list[lowq.JobEvent]):
 
     def kinds(self, job_id: str) -> list[str]:
         return [kind for kind, _ in self.of(job_id)]
+
+
+@pytest.fixture
+def store_url(redis_url: str) -> str:
+    """One store will do: events are made of what it answers."""
+    return redis_url
 
 
 @pytest.fixture
@@ -205,19 +212,23 @@ def test_what_people_do_has_its_events(make_app: MakeApp, events: Events) -> Non
     assert events.kinds("0") == ["pushed", "buried", "kicked", "deleted"]
 
 
+#: More of each shard than one call restores.
+JOBS = 300
+
+
 @pytest.mark.parametrize("listens", [False, True])
 def test_what_a_dead_owner_left_in_flight_is_restored_or_buried(
     make_app: MakeApp, events: Events, listens: bool
 ) -> None:
     app = make_app()
     worker = make_worker(app, max_crash_count=1)
-    worker.perform_async([{"id": number} for number in range(10)])
+    worker.perform_async([{"id": number} for number in range(JOBS)])
     taken: set[str] = set()
     for dead in shards_of(app.client, app.config, worker, "a" * 16):
         assert isinstance(dead.lease.acquire(NEVER), Lease)
-        taken |= {job.id for job in dead.in_flight.take(100).jobs}
+        taken |= {job.id for job in dead.in_flight.take(JOBS).jobs}
         run_out(app.client, dead.prefix)
-    assert len(taken) == 10
+    assert len(taken) == JOBS
     app = make_app(on_job_event=events if listens else None)
     restored = 0
     for mine in shards_of(app.client, app.config, worker, "b" * 16, events=app.events_of("orders")):
@@ -225,7 +236,7 @@ def test_what_a_dead_owner_left_in_flight_is_restored_or_buried(
         assert isinstance(lease, Lease)
         restored += lease.restored + len(lease.poisoned)
         mine.lease.acquire(NEVER)  # resumes it: nothing more is restored
-    assert restored == 10, "what a lease says is the same"
+    assert restored == JOBS, "what a lease says is the same"
     app.flush_events(60)
     assert sorted(event.id for event in events) == (sorted(taken) if listens else [])
     assert {event.kind for event in events} <= {"restored", "buried"}
@@ -313,10 +324,11 @@ def test_nothing_is_made_where_nobody_listens(make_app: MakeApp, monkeypatch: py
     assert app.events_of("orders") is None
 
 
-@pytest.mark.parametrize("callback", ["print", 5, os.getpid, os.link])
-def test_what_is_no_callback_is_refused(callback: Any) -> None:
-    with pytest.raises(lowq.ConfigError, match=r"on_event=.* must be a function of one argument"):
-        make_worker(lowq.Lowq(), on_event=callback)
+def test_what_is_no_callback_is_refused() -> None:
+    callback: Any
+    for callback in ("print", 5, os.getpid, os.link):
+        with case(callback), pytest.raises(lowq.ConfigError, match=r"on_event=.* must be a function of one argument"):
+            make_worker(lowq.Lowq(), on_event=callback)
 
 
 def test_an_async_callback_is_refused() -> None:

@@ -11,6 +11,7 @@ import lowq.testing
 from lowq.errors import PayloadError
 from lowq.queue import Queue
 from lowq.workers import Worker
+from tests.rows import case
 
 MakeApp = Callable[..., lowq.Lowq]
 
@@ -31,6 +32,12 @@ def make_app(store_url: str) -> Iterator[MakeApp]:
 @pytest.fixture
 def app(make_app: MakeApp) -> lowq.Lowq:
     return make_app()
+
+
+def emptied(app: lowq.Lowq) -> lowq.Lowq:
+    """The application, on a store without what another row has left."""
+    app.client.command("FLUSHALL")
+    return app
 
 
 class Site:
@@ -88,13 +95,15 @@ def test_equal_payloads_of_one_call_stay_two(app: lowq.Lowq) -> None:
     assert site.drain() == [["same"] * 2500]
 
 
-@pytest.mark.parametrize("payload", ["a", "", {"k": [1, None]}, "x" * 4079, "x" * 4080, "x" * 5000, "\0\0a"], ids=len)
-def test_whatever_is_pushed_comes_back(app: lowq.Lowq, payload: Any) -> None:
-    site = Site(app, merge="append")
-    site.push(payload)
-    assert site.waiting() == [payload]
-    site.push(payload)
-    assert site.drain() == [[payload, payload]]
+def test_whatever_is_pushed_comes_back(make_app: MakeApp) -> None:
+    payload: Any
+    for payload in ("a", "", {"k": [1, None]}, "x" * 4079, "x" * 4080, "x" * 5000, "\0\0a"):
+        with case(len(payload), payload):
+            site = Site(emptied(make_app()), merge="append")
+            site.push(payload)
+            assert site.waiting() == [payload]
+            site.push(payload)
+            assert site.drain() == [[payload, payload]]
 
 
 def test_a_failed_run_meets_equal_payloads_that_came_meanwhile(app: lowq.Lowq) -> None:
@@ -163,14 +172,15 @@ def test_any_codec_will_do(make_app: MakeApp) -> None:
     assert site.drain() == [[(1, 2), (1, 2)]]
 
 
-@pytest.mark.parametrize("merge", ["collapse", "append", "latest"])
-def test_a_payload_that_looks_like_lowqs_own_is_refused(make_app: MakeApp, merge: str) -> None:
-    site = Site(make_app(dump_payload=lambda value: value, load_payload=bytes), merge=merge)
-    with pytest.raises(PayloadError, match="must give bytes, without"):
-        site.push(b"\0\0a" + b"0" * 20)
-    assert site.drain() == []
-    site.push(b"\0\0b", b"\0\0")
-    assert site.drain() == [[b"\0\0b", b"\0\0"]] if merge != "latest" else [[b"\0\0"]]
+def test_a_payload_that_looks_like_lowqs_own_is_refused(make_app: MakeApp) -> None:
+    for merge in ("collapse", "append", "latest"):
+        with case(merge):
+            site = Site(emptied(make_app(dump_payload=lambda value: value, load_payload=bytes)), merge=merge)
+            with pytest.raises(PayloadError, match="must give bytes, without"):
+                site.push(b"\0\0a" + b"0" * 20)
+            assert site.drain() == []
+            site.push(b"\0\0b", b"\0\0")
+            assert site.drain() == [[b"\0\0b", b"\0\0"]] if merge != "latest" else [[b"\0\0"]]
 
 
 # --- latest ---
@@ -187,13 +197,16 @@ def test_only_the_highest_score_stays(app: lowq.Lowq) -> None:
     assert site.drain() == [["newer"]]
 
 
-@pytest.mark.parametrize("length", [1, 5000])
-def test_so_it_is_within_one_call_and_for_payloads_of_any_length(app: lowq.Lowq, length: int) -> None:
-    site = Site(app, merge="latest")
-    site.worker.perform_async(
-        {"id": "x", "payload": f"{n}" * length, "score": s} for n, s in enumerate([3, 9, 4, 9, 1])
-    )
-    assert site.drain() == [["3" * length]]
+def test_so_it_is_within_one_call_and_for_payloads_of_any_length(make_app: MakeApp) -> None:
+    for length in (1, 5000):
+        with case(length):
+            site = Site(emptied(make_app()), merge="latest")
+            payloads = [f"{n}" * length for n in range(5)]
+            site.worker.perform_async(
+                {"id": "x", "payload": payload, "score": s}
+                for payload, s in zip(payloads, [3, 9, 4, 9, 1], strict=True)
+            )
+            assert site.drain() == [["3" * length]]
 
 
 def test_what_failed_gives_way_to_what_came_meanwhile(app: lowq.Lowq) -> None:
@@ -240,26 +253,25 @@ def test_a_kicked_payload_is_the_latest_or_gone(app: lowq.Lowq) -> None:
 # --- a policy that changes ---
 
 
-@pytest.mark.parametrize(
-    ("policies", "handed"),
-    [
+def test_a_policy_may_change_while_jobs_wait(make_app: MakeApp) -> None:
+    rows: list[tuple[Sequence[str], list[str]]] = [
         (("collapse", "append"), ["a", "a", "b", "b"]),
         (("append", "collapse"), ["a", "b", "b", "a", "b"]),
         (("collapse", "latest"), ["b"]),
         (("append", "latest"), ["b"]),
         (("latest", "collapse"), ["b", "a"]),
         (("latest", "append"), ["b", "a", "b", "b"]),
-    ],
-    ids="->".join,
-)
-def test_a_policy_may_change_while_jobs_wait(make_app: MakeApp, policies: Sequence[str], handed: list[str]) -> None:
-    sites = [Site(make_app(), merge=policy) for policy in policies]
-    for site in sites:
-        site.push("a", "b", "b")
-    expected = handed if policies[0] != "collapse" or policies[1] != "append" else ["a", "b", "a", "b", "b"]
-    assert sites[1].drain() == [expected]
-    sites[1].push("c")
-    assert sites[1].drain() == [["c"]]
+    ]
+    for policies, handed in rows:
+        with case(*policies):
+            emptied(make_app())
+            sites = [Site(make_app(), merge=policy) for policy in policies]
+            for site in sites:
+                site.push("a", "b", "b")
+            expected = handed if policies[0] != "collapse" or policies[1] != "append" else ["a", "b", "a", "b", "b"]
+            assert sites[1].drain() == [expected]
+            sites[1].push("c")
+            assert sites[1].drain() == [["c"]]
 
 
 # --- a function ---

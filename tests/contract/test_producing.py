@@ -4,9 +4,10 @@ import asyncio
 import itertools
 import threading
 import time
+import traceback
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
@@ -32,8 +33,10 @@ from lowq.queue import Queue
 from lowq.sharding import shard_of
 from lowq.store import Call, Client, caller_limit, client, pool
 from lowq.store.keys import queues_key, shard_prefix
+from tests.contract.support import emptied_app
 from tests.redis_server import RedisServer
-from tests.tiers import often, real_redis_often
+from tests.rows import case
+from tests.tiers import real_redis_often
 
 #: More than two chunks.
 MANY = 20_000
@@ -51,6 +54,11 @@ def jobs(count: int, start: int = 0) -> Iterator[dict[str, Any]]:
 def payloads(queue: Queue, job_id: str | int) -> list[Any]:
     job = queue.peek(job_id)
     return [] if job is None else [payload for payload, _ in job.payloads]
+
+
+def in_a_loop(push: Callable[..., Coroutine[Any, Any, int]]) -> Callable[..., int]:
+    """An async push as a plain one."""
+    return lambda *args, **options: asyncio.run(push(*args, **options))
 
 
 def all_ids(queue: Queue) -> set[str]:
@@ -94,42 +102,55 @@ class TestJobsIn:
         assert queue.push([Row(id=1, payload="b"), Row(id=2)]) == 2
         assert payloads(queue, 1) == ["a", "b"]
 
-    @pytest.mark.parametrize("form", [list, tuple, deque, iter], ids=lambda form: form.__name__)
-    def test_any_iterable(self, queue: Queue, form: Callable[[Iterable[Any]], Iterable[Any]]) -> None:
-        assert queue.push(form([{"id": 1}, {"id": 2}, {"id": 1, "payload": "x"}])) == 3
-        assert all_ids(queue) == {"1", "2"}
+    def test_any_iterable(self, app: lowq.Lowq) -> None:
+        forms: tuple[Callable[[Iterable[Any]], Iterable[Any]], ...] = (list, tuple, deque, iter)
+        for number, form in enumerate(forms):
+            with case(form):
+                queue = app.queue(f"Orders{number}", 3)
+                assert queue.push(form([{"id": 1}, {"id": 2}, {"id": 1, "payload": "x"}])) == 3
+                assert all_ids(queue) == {"1", "2"}
 
-    @pytest.mark.parametrize("nothing", [[], (), iter(())], ids=["list", "tuple", "iterator"])
-    def test_nothing(self, queue: Queue, nothing: Iterable[Any]) -> None:
-        assert queue.push(nothing) == 0
-        assert queue.stats().length == 0
+    def test_nothing(self, app: lowq.Lowq) -> None:
+        nothings: tuple[Iterable[Any], ...] = ([], (), iter(()))
+        for number, nothing in enumerate(nothings):
+            with case(nothing):
+                queue = app.queue(f"Orders{number}", 3)
+                assert queue.push(nothing) == 0
+                assert queue.stats().length == 0
 
     def test_what_is_returned_counts_payloads_not_ids(self, queue: Queue) -> None:
         assert queue.push([{"id": 1, "payload": version} for version in range(10)]) == 10
         assert queue.push({"id": 1, "payload": 0}) == 1  # accepted, and merged
         assert len(payloads(queue, 1)) == 10
 
-    @pytest.mark.parametrize("wrong", [None, b"id", 1.5], ids=repr)
-    def test_what_is_no_iterable_of_jobs_is_refused(self, queue: Queue, wrong: Any) -> None:
-        with pytest.raises(JobError, match="queue 'Orders': jobs are one mapping or an iterable of mappings, not"):
-            queue.push(wrong)
+    def test_what_is_no_iterable_of_jobs_is_refused(self, queue: Queue) -> None:
+        wrong: Any
+        for wrong in (None, b"id", 1.5):
+            message = "queue 'Orders': jobs are one mapping or an iterable of mappings, not"
+            with case(wrong), pytest.raises(JobError, match=message):
+                queue.push(wrong)
 
-    @pytest.mark.parametrize("wrong", [5, "id", UUID(int=5), None, b"id", 1.5], ids=repr)
-    def test_a_workers_perform_async_takes_jobs_alone(self, app: lowq.Lowq, wrong: Any) -> None:
+    def test_a_workers_perform_async_takes_jobs_alone(self, app: lowq.Lowq) -> None:
         @app.worker
         class Orders(lowq.Worker[int]):
             def perform(self, payloads_by_id: dict[str, list[int]]) -> None: ...
 
-        for push in Orders.perform_async, lambda jobs: asyncio.run(Orders.aperform_async(jobs)):
-            with pytest.raises(JobError, match="queue 'Orders': jobs are one mapping or an iterable of mappings, not"):
-                push(wrong)
-        assert Orders.queue.stats().length == 0
+        wrong: Any
+        message = "queue 'Orders': jobs are one mapping or an iterable of mappings, not"
+        for wrong in (5, "id", UUID(int=5), None, b"id", 1.5):
+            with case(wrong):
+                for push in Orders.perform_async, lambda jobs: asyncio.run(Orders.aperform_async(jobs)):
+                    with pytest.raises(JobError, match=message):
+                        push(wrong)
+                assert Orders.queue.stats().length == 0
 
-    @pytest.mark.parametrize("wrong", [[1], ["id"], [None], {1, 2}, [("id", 1)], [[{"id": 1}]]], ids=repr)
-    def test_an_iterable_of_something_else_is_refused(self, queue: Queue, wrong: Any) -> None:
-        with pytest.raises(JobError, match=r"queue 'Orders': .*mapping"):
-            queue.push(wrong)
-        assert queue.stats().length == 0
+    def test_an_iterable_of_something_else_is_refused(self, queue: Queue) -> None:
+        wrong: Any
+        for wrong in ([1], ["id"], [None], {1, 2}, [("id", 1)], [[{"id": 1}]]):
+            with case(wrong):
+                with pytest.raises(JobError, match=r"queue 'Orders': .*mapping"):
+                    queue.push(wrong)
+                assert queue.stats().length == 0
 
     def test_defaults(self, queue: Queue) -> None:
         before = datetime.now(UTC).timestamp()
@@ -147,9 +168,9 @@ class TestJobsIn:
             [
                 {"id": 1},
                 {"id": UUID(int=2), "payload": None},
-                {"id": "3", "payload": [1], "score": 2.5},
+                {"id": "3", "payload": [1], "score": 1e9 + 0.5},
                 {"id": 4, "perform_at": at},
-                {"id": 5, "perform_in": at.timestamp(), "score": 7},
+                {"id": 5, "perform_in": at.timestamp(), "score": 2e12},
                 {"id": 6, "payload": "x", "delay": 3600},
                 {"id": 7, "delay": timedelta(hours=1)},
                 {"id": 8, "perform_at": 1_000_000_000},
@@ -167,9 +188,9 @@ class TestJobsIn:
             "7": "scheduled",
             "8": "due",
         }
-        assert found["3"].payloads == [([1], 2.5)]
+        assert found["3"].payloads == [([1], 1e9 + 0.5)]
         assert found["4"].perform_at == found["5"].perform_at == at.timestamp()
-        assert found["5"].payloads == [("", 7.0)]
+        assert found["5"].payloads == [("", 2e12)]
         one, six, seven, eight = (found[job_id].perform_at or 0 for job_id in "1678")
         assert 3599 < six - one < 3660
         assert 3599 < seven - one < 3660
@@ -313,7 +334,7 @@ class TestStreaming:
         with pytest.raises(KeyError, match="the database is gone"):
             queue.push(source())
         assert queue.stats().length == CHUNK_JOBS
-        assert queue.push({"id": "later"}) == 1  # the connection is in order
+        assert queue.push({"id": "later", "score": 1}) == 1  # the connection is in order
 
     def test_an_interruption_leaves_the_connection_in_order(self, queue: Queue) -> None:
         def source() -> Iterator[dict[str, Any]]:
@@ -322,7 +343,7 @@ class TestStreaming:
 
         with pytest.raises(KeyboardInterrupt):
             queue.push(source())
-        assert queue.push({"id": "later"}) == 1
+        assert queue.push({"id": "later", "score": 1}) == 1
         assert queue.stats().length == CHUNK_JOBS + 1
 
 
@@ -330,9 +351,8 @@ class TestStreaming:
 
 
 class TestBadJobs:
-    @pytest.mark.parametrize(
-        ("job", "error", "message"),
-        [
+    def test_nothing_of_a_chunk_with_a_bad_job_is_written(self, app: lowq.Lowq, queue: Queue) -> None:
+        bad: list[tuple[dict[str, Any], type[Exception], str]] = [
             ({"payload": 1}, JobError, "queue 'Orders': a job has no id"),
             ({"id": ""}, JobError, "queue 'Orders': an id is empty"),
             ({"id": True}, JobError, "queue 'Orders': id True is of type bool"),
@@ -341,17 +361,14 @@ class TestBadJobs:
             ({"id": 7, "paylod": 1}, JobError, "queue 'Orders': job 7: unknown field 'paylod'; did you mean 'payload'"),
             ({"id": 7, "payload": {1}}, PayloadError, "queue 'Orders': job 7: .* is of type set"),
             ({"id": 7, "payload": "x" * 2**20}, PayloadError, "queue 'Orders': job 7: the payload has 1048578 bytes"),
-        ],
-    )
-    @pytest.mark.parametrize("good_before", [0, 3, CHUNK_JOBS - 1])
-    def test_nothing_of_a_chunk_with_a_bad_job_is_written(
-        self, app: lowq.Lowq, queue: Queue, job: dict[str, Any], error: type[Exception], message: str, good_before: int
-    ) -> None:
-        with pytest.raises(error, match=message) as caught:
-            queue.push([*jobs(good_before), job, *jobs(3)])
-        assert not isinstance(caught.value, PushError)
-        assert queue.stats().length == 0
-        assert [key for key in app.client.command("KEYS", "*") if b"payloads" in key] == []
+        ]
+        for good_before, (job, error, message) in itertools.product((0, 3, CHUNK_JOBS - 1), bad):
+            with case(good_before, job):
+                with pytest.raises(error, match=message) as caught:
+                    queue.push([*jobs(good_before), job, *jobs(3)])
+                assert not isinstance(caught.value, PushError)
+                assert queue.stats().length == 0
+                assert [key for key in app.client.command("KEYS", "*") if b"payloads" in key] == []
 
     @pytest.mark.parametrize("listed", [True, False])
     @real_redis_often
@@ -406,8 +423,8 @@ class TestWithoutTheWorker:
 
     def test_from_async_code(self, app: lowq.Lowq) -> None:
         @app.worker
-        class Orders(lowq.Worker[int]):
-            def perform(self, payloads_by_id: dict[str, list[int]]) -> None: ...
+        class Orders(lowq.Worker[Any]):
+            def perform(self, payloads_by_id: dict[str, list[Any]]) -> None: ...
 
         async def produce() -> list[int]:
             return await asyncio.gather(*(Orders.aperform_async(jobs(100, start)) for start in range(0, 1000, 100)))
@@ -427,81 +444,84 @@ class TestWithoutTheWorker:
 class TestAFirstPushThatIsRefused:
     """It leaves no entry in the registry."""
 
-    @pytest.mark.parametrize(
-        "wrong",
-        [
+    def test_by_its_jobs(self, store_url: str) -> None:
+        rows: list[Any] = [
             {"id": ""}, {"payload": 1}, {"id": 1, "ttl": -1}, {"id": 1, "priority": 10}, {"id": 1, "delay": -1},
             {"id": 1, "payload": {1}}, [{"id": 1}, {"id": 2, "score": "x"}], [5], 5.5,
-        ],
-        ids=repr,
-    )  # fmt: skip
-    def test_by_its_jobs(self, app: lowq.Lowq, wrong: Any) -> None:
-        queue = app.queue("fresh", 2)
-        for push in queue.push, lambda jobs: asyncio.run(queue.apush(jobs)):
-            with pytest.raises(JobError):
-                push(wrong)
-        assert app.client.command("DBSIZE") == 0
-        assert queue.push("a") == 1
+        ]  # fmt: skip
+        for wrong in rows:
+            with case(wrong), emptied_app(store_url) as app:
+                queue = app.queue("fresh", 2)
+                for push in queue.push, in_a_loop(queue.apush):
+                    with pytest.raises(JobError):
+                        push(wrong)
+                assert app.client.command("DBSIZE") == 0
+                assert queue.push("a") == 1
 
     def test_by_its_timeout(self, app: lowq.Lowq) -> None:
         with pytest.raises(ConfigError, match="timeout=-1"):
             app.queue("fresh", 2).push("a", timeout=-1)
         assert app.client.command("DBSIZE") == 0
 
-    @pytest.mark.parametrize("wrong", [{"ttr": 0}, {"ttr": "60"}, {"session": ""}, {"session": 5}], ids=repr)
-    def test_or_a_consumer_by_its_options(self, app: lowq.Lowq, wrong: Any) -> None:
-        with pytest.raises(ConfigError):
-            app.queue("fresh", 2).consumer(**wrong)
-        assert app.client.command("DBSIZE") == 0
+    def test_or_a_consumer_by_its_options(self, app: lowq.Lowq) -> None:
+        rows: list[Any] = [{"ttr": 0}, {"ttr": "60"}, {"session": ""}, {"session": 5}]
+        for wrong in rows:
+            with case(wrong):
+                with pytest.raises(ConfigError):
+                    app.queue("fresh", 2).consumer(**wrong)
+                assert app.client.command("DBSIZE") == 0
 
 
 class TestAnIdAndItsPayload:
     """``push(id, payload, score=...)``, of queues and workers, from threads and coroutines."""
 
-    @pytest.fixture(params=["queue", "queue, async", "worker", "worker, async"])
-    def push(self, app: lowq.Lowq, request: pytest.FixtureRequest) -> Callable[..., int]:
-        @app.worker(shards_count=3)
-        class Orders(lowq.Worker[Any]):
-            def perform(self, payloads_by_id: dict[str, list[Any]]) -> None: ...
+    def ways(self, app: lowq.Lowq) -> Iterator[tuple[str, Queue, Callable[..., int]]]:
+        """Each way to push, with a queue of its own."""
+        for number, way in enumerate(("queue", "queue, async", "worker", "worker, async")):
 
-        whose, _, is_async = request.param.partition(", ")
-        pusher: Any = Orders if whose == "worker" else Orders.queue
-        if is_async:
-            return lambda *args, **options: asyncio.run(pusher.apush(*args, **options))
-        return pusher.push  # type: ignore[no-any-return]
+            @app.worker(shards_count=3, queue_name=f"Orders{number}")
+            class Orders(lowq.Worker[Any]):
+                def perform(self, payloads_by_id: dict[str, list[Any]]) -> None: ...
 
-    def test_is_a_job_with_the_options_given(self, app: lowq.Lowq, push: Callable[..., int]) -> None:
-        assert push(42, {"version": 3}, score=3, priority=2, ttl=600, delay=timedelta(hours=1)) == 1
-        assert push("42", {"version": 2}, score=2, priority=2) == 1
-        assert push(UUID(int=7), payload=[1], perform_at=2e9, timeout=5) == 1
-        job = app.queue("Orders").peek(42)
-        assert job is not None
-        assert (job.payloads, job.state, job.priority) == (
-            [({"version": 2}, 2.0), ({"version": 3}, 3.0)],
-            "scheduled",
-            2,
-        )
-        assert job.expires_at is not None
-        other = app.queue("Orders").peek(UUID(int=7))
-        assert other is not None
-        assert ([payload for payload, _ in other.payloads], other.perform_at) == ([[1]], 2e9)
+            whose, _, is_async = way.partition(", ")
+            pusher: Any = Orders if whose == "worker" else Orders.queue
+            yield way, app.queue(f"Orders{number}"), in_a_loop(pusher.apush) if is_async else pusher.push
 
-    def test_without_a_payload_it_is_that_of_a_job_that_says_none(
-        self, app: lowq.Lowq, push: Callable[..., int]
-    ) -> None:
-        push(1)
-        push(2, None)
-        assert (payloads(app.queue("Orders"), 1), payloads(app.queue("Orders"), 2)) == ([""], [None])
+    def test_is_a_job_with_the_options_given(self, app: lowq.Lowq) -> None:
+        for way, queue, push in self.ways(app):
+            with case(way):
+                assert push(42, {"version": 3}, score=3, priority=2, ttl=7200, delay=timedelta(hours=1)) == 1
+                assert push("42", {"version": 2}, score=2, priority=2) == 1
+                assert push(UUID(int=7), payload=[1], perform_at=2e9, timeout=5) == 1
+                job = queue.peek(42)
+                assert job is not None
+                assert (job.payloads, job.state, job.priority) == (
+                    [({"version": 2}, 2.0), ({"version": 3}, 3.0)],
+                    "scheduled",
+                    2,
+                )
+                assert job.expires_at is not None
+                other = queue.peek(UUID(int=7))
+                assert other is not None
+                assert ([payload for payload, _ in other.payloads], other.perform_at) == ([[1]], 2e9)
 
-    def test_what_is_none_says_nothing(self, app: lowq.Lowq, push: Callable[..., int]) -> None:
-        push(1, "a", score=None, delay=None, perform_at=None, ttl=None, priority=None, timeout=None)
-        job = app.queue("Orders").peek(1)
-        assert job is not None
-        assert (job.state, job.expires_at, job.priority) == ("due", None, 0)
+    def test_without_a_payload_it_is_that_of_a_job_that_says_none(self, app: lowq.Lowq) -> None:
+        for way, queue, push in self.ways(app):
+            with case(way):
+                push(1)
+                push(2, None)
+                assert (payloads(queue, 1), payloads(queue, 2)) == ([""], [None])
 
-    @pytest.mark.parametrize(
-        ("args", "options", "message"),
-        [
+    def test_what_is_none_says_nothing(self, app: lowq.Lowq) -> None:
+        for way, queue, push in self.ways(app):
+            with case(way):
+                push(1, "a", score=None, delay=None, perform_at=None, ttl=None, priority=None, timeout=None)
+                job = queue.peek(1)
+                assert job is not None
+                assert (job.state, job.expires_at, job.priority) == ("due", None, 0)
+
+    def test_what_is_wrong_is_refused_and_nothing_written(self, app: lowq.Lowq) -> None:
+        rows: list[tuple[tuple[Any, ...], dict[str, Any], str]] = [
             ((42, {}), {"scroe": 3}, "unknown field 'scroe'; did you mean 'score'"),
             ((42, {}), {"score": "3"}, "score '3'"),
             ((42, {}), {"delay": 1, "perform_at": 2e9}, "three ways to say one thing"),
@@ -509,18 +529,15 @@ class TestAnIdAndItsPayload:
             (("", {}), {}, "an id is empty"),
             ((True, {}), {}, "of type bool"),
             ((42, {}), {"id": 7}, "two ids are given, 42 and id=7: write push"),
-        ],
-    )
-    def test_what_is_wrong_is_refused_and_nothing_written(
-        self, app: lowq.Lowq, push: Callable[..., int], args: tuple[Any, ...], options: dict[str, Any], message: str
-    ) -> None:
-        with pytest.raises(JobError, match=message):
-            push(*args, **options)
-        assert sum(app.queue(info.name).stats().length for info in app.queues()) == 0
+        ]
+        for (way, _, push), (args, options, message) in itertools.product(self.ways(app), rows):
+            with case(way, args, options):
+                with pytest.raises(JobError, match=message):
+                    push(*args, **options)
+                assert sum(app.queue(info.name).stats().length for info in app.queues()) == 0
 
-    @pytest.mark.parametrize(
-        ("args", "options", "message"),
-        [
+    def test_a_mixture_of_the_two_forms_is_refused(self, queue: Queue) -> None:
+        rows: list[tuple[tuple[Any, ...], dict[str, Any], str]] = [
             ((42, {}, 3), {}, "push takes an id and a payload, and all else by name"),
             ((42, {}), {"payload": {}}, "push takes an id and a payload, and all else by name"),
             ((42,), {"on_progress": print}, "unknown field 'on_progress'"),
@@ -528,15 +545,13 @@ class TestAnIdAndItsPayload:
             (([{"id": 42}], {"version": 2}), {}, "has neither an id"),
             ((4.2, {"version": 2}), {}, "has neither an id"),
             ((4.2,), {}, "jobs are one mapping or an iterable of mappings, not float"),
-        ],
-    )
-    def test_a_mixture_of_the_two_forms_is_refused(
-        self, queue: Queue, args: tuple[Any, ...], options: dict[str, Any], message: str
-    ) -> None:
-        for push in queue.push, lambda *args, **options: asyncio.run(queue.apush(*args, **options)):
-            with pytest.raises(JobError, match=f"queue 'Orders': .*{message}"):
-                push(*args, **options)
-        assert queue.stats().length == 0
+        ]
+        for args, options, message in rows:
+            with case(args, options):
+                for push in queue.push, in_a_loop(queue.apush):
+                    with pytest.raises(JobError, match=f"queue 'Orders': .*{message}"):
+                        push(*args, **options)
+                assert queue.stats().length == 0
 
     def test_a_worker_names_the_method_that_takes_jobs(self, app: lowq.Lowq) -> None:
         @app.worker
@@ -576,7 +591,7 @@ class TestAnIdAndItsPayload:
 
 class TestShardsCount:
     def test_a_second_number_is_refused_by_who_is_strict(self, queue: Queue, store_url: str) -> None:
-        queue.push({"id": 1})
+        queue.push({"id": 1, "score": 1})
         other = lowq.Lowq(redis_url=store_url, strict_shards_count=True)
         with pytest.raises(ShardsCountError, match=r"queue 'Orders' has shards_count=3 .* shards_count=4") as caught:
             other.queue("Orders", 4).push({"id": 2})
@@ -592,12 +607,12 @@ class TestShardsCount:
         other.close()
 
     def test_also_by_a_worker(self, queue: Queue, store_url: str) -> None:
-        queue.push({"id": 1})
+        queue.push({"id": 1, "score": 1})
         other = lowq.Lowq(redis_url=store_url)
 
         @other.worker(shards_count=4)
-        class Orders(lowq.Worker[int]):
-            def perform(self, payloads_by_id: dict[str, list[int]]) -> None: ...
+        class Orders(lowq.Worker[Any]):
+            def perform(self, payloads_by_id: dict[str, list[Any]]) -> None: ...
 
         assert Orders.perform_async(jobs(5)) == 5
         assert len(all_ids(queue)) == 5
@@ -605,7 +620,7 @@ class TestShardsCount:
 
     def test_also_in_a_process_that_has_used_the_queue_before(self, app: lowq.Lowq, queue: Queue) -> None:
         # Of 3 shards one has been used. The other two are untouched and would take anything.
-        queue.push({"id": 1})
+        queue.push({"id": 1, "score": 1})
         assert app.queue("Orders", 4).push(jobs(20)) == 20
         assert len(all_ids(queue)) == 20
 
@@ -623,10 +638,36 @@ class TestShardsCount:
         assert sorted(found) == sorted(b"%d" % number for number in range(20))
         other.close()
 
-    @pytest.mark.parametrize("count", [0, -1, 1.5, "3", True])
-    def test_no_number_of_shards_at_all(self, app: lowq.Lowq, count: Any) -> None:
-        with pytest.raises(ConfigError, match="shards_count="):
-            app.queue("Orders", count).push({"id": 1})
+    def test_a_producer_follows_a_queue_that_was_dropped_and_made_anew(self, store_url: str) -> None:
+        apps = [lowq.Lowq(redis_url=store_url) for _ in range(3)]
+        old, operator, new = (app.queue("Orders", count) for app, count in zip(apps, (12, 12, 5), strict=True))
+        assert old.push(jobs(60)) == 60
+        operator.drop()
+        new.push(jobs(2))
+        assert old.push({"id": 7, "payload": 7, "score": 7}) == 1
+        assert old.push(jobs(60)) == 60
+        assert len(all_ids(new)) == new.stats().length == 60
+        client = apps[0].client
+        for shard in range(5, 12):
+            key = shard_prefix("lowq", "Orders", shard) + "meta"
+            assert client.command("EXISTS", key, key=key) == 0, shard
+        for app in apps:
+            app.close()
+
+    def test_who_has_written_something_is_not_told_that_nothing_was(self, app: lowq.Lowq, queue: Queue) -> None:
+        queue.push(jobs(20))
+        key = shard_prefix("lowq", "Orders", 0) + "meta"
+        app.client.command("HSET", key, "shards_count", 12, key=key)
+        with pytest.raises(PushError) as caught:
+            queue.push(jobs(20, start=100))
+        assert isinstance(caught.value.__cause__, ShardsCountError)
+        assert 0 < caught.value.accepted == 20 - len(list(caught.value.rest))
+
+    def test_no_number_of_shards_at_all(self, app: lowq.Lowq) -> None:
+        count: Any
+        for count in (0, -1, 1.5, "3", True):
+            with case(count), pytest.raises(ConfigError, match="shards_count="):
+                app.queue("Orders", count).push({"id": 1})
 
 
 # --- client middlewares ---
@@ -773,11 +814,17 @@ class TestOrderWhateverIsRefused:
 
     COUNT = 120
 
-    @pytest.fixture
-    def queue(self, app: lowq.Lowq, monkeypatch: pytest.MonkeyPatch) -> Queue:
+    @pytest.fixture(autouse=True)
+    def _small_chunks(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("lowq.producer.CALL_JOBS", 10)
         monkeypatch.setattr("lowq.producer.CHUNK_JOBS", 50)
-        queue = app.queue("Orders", 1)
+
+    @pytest.fixture
+    def queue(self, app: lowq.Lowq) -> Queue:
+        return self.new_queue(app, "Orders")
+
+    def new_queue(self, app: lowq.Lowq, name: str) -> Queue:
+        queue = app.queue(name, 1)
         queue.push([{"id": "other"}])
         return queue
 
@@ -785,23 +832,25 @@ class TestOrderWhateverIsRefused:
         return [int(payload) for payload in queue._client.command("ZRANGE", queue._prefixes[0] + "payloads:x", 0, -1)]
 
     @pytest.mark.parametrize(
-        "refused",
-        often([[0], [1], [4], [5], [11], [0, 5], [1, 2, 7], [2, 5, 6, 8]], [[0], [5], [11], [2, 5, 6, 8]]),
-        ids=str,
+        "rows",
+        [
+            pytest.param([[0], [5], [11], [2, 5, 6, 8]], id="often"),
+            pytest.param([[1], [4], [0, 5], [1, 2, 7]], id="others", marks=pytest.mark.slow),
+        ],
     )
-    @pytest.mark.parametrize("answer", [FULL, BUSY], ids=["full", "busy"])
     @pytest.mark.parametrize("middleware", [False, True], ids=["", "middleware"])
     def test_who_pushes_the_rest_again_keeps_it(
-        self, queue: Queue, monkeypatch: pytest.MonkeyPatch, refused: list[int], answer: str, middleware: bool
+        self, app: lowq.Lowq, monkeypatch: pytest.MonkeyPatch, rows: list[list[int]], middleware: bool
     ) -> None:
         if middleware:
-            object.__setattr__(
-                queue._backend.config, "client_middlewares", [lambda _worker, _jobs, call_next: call_next()]
-            )
-        Refusing(monkeypatch, dict.fromkeys(refused, answer))
-        accepted = push_patiently(queue, ({"id": "x", "payload": number} for number in range(self.COUNT)))
-        assert accepted == self.COUNT
-        assert self.order(queue) == list(range(self.COUNT))
+            object.__setattr__(app.config, "client_middlewares", [lambda _worker, _jobs, call_next: call_next()])
+        for number, (answer, refused) in enumerate(itertools.product((FULL, BUSY), rows)):
+            with case(answer, refused), monkeypatch.context() as patched:
+                queue = self.new_queue(app, f"Orders{number}")
+                Refusing(patched, dict.fromkeys(refused, answer))
+                accepted = push_patiently(queue, ({"id": "x", "payload": number} for number in range(self.COUNT)))
+                assert accepted == self.COUNT
+                assert self.order(queue) == list(range(self.COUNT))
 
     def test_what_comes_after_a_refused_call_is_in_the_rest_in_order(
         self, queue: Queue, monkeypatch: pytest.MonkeyPatch
@@ -813,12 +862,11 @@ class TestOrderWhateverIsRefused:
         assert caught.value.accepted == 10
         assert caught.value.rest == source[10:]
 
-    @pytest.mark.parametrize("lost", [[0], [1], [0, 1], [4], [5]], ids=str)
     def test_a_connection_that_breaks_before_some_answers_keeps_it(
-        self, queue: Queue, monkeypatch: pytest.MonkeyPatch, lost: list[int]
+        self, app: lowq.Lowq, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        number = -1
         read = pool.read_reply
+        number, lost = -1, [0]
 
         def break_at(connection: Any) -> Any:
             nonlocal number
@@ -829,11 +877,13 @@ class TestOrderWhateverIsRefused:
                 raise redis.exceptions.ConnectionError("cut")
             return reply
 
-        monkeypatch.setattr(client, "read_reply", break_at)
-        source = ({"id": "x", "payload": number} for number in range(self.COUNT))
-        assert queue.push(source) == self.COUNT
-        monkeypatch.undo()
-        assert self.order(queue) == list(range(self.COUNT))
+        for row, lost in enumerate([[0], [1], [0, 1], [4], [5]]):
+            with case(lost):
+                queue, number = self.new_queue(app, f"Orders{row}"), -1
+                with monkeypatch.context() as patched:
+                    patched.setattr(client, "read_reply", break_at)
+                    assert queue.push({"id": "x", "payload": payload} for payload in range(self.COUNT)) == self.COUNT
+                assert self.order(queue) == list(range(self.COUNT))
 
     def test_scripts_that_are_loaded_by_another_in_the_middle_keep_it(
         self, queue: Queue, monkeypatch: pytest.MonkeyPatch
@@ -1017,6 +1067,7 @@ class TestDeadlineOfABatch:
                 yield {"id": number}
 
         queue = app.queue("Orders", 3)
+        queue.push([{"id": number} for number in range(20)])  # all shards are there
         with pytest.raises(PushInterrupted) as caught:
             queue.push(jobs())
         assert caught.value.accepted == CHUNK_JOBS
@@ -1029,3 +1080,13 @@ class TestDeadlineOfABatch:
         batch.deadline = time.monotonic()
         with pytest.raises(JobError):
             queue.push({"nothing": 1})
+
+
+def test_a_push_without_redis_says_so_in_few_lines() -> None:
+    app = lowq.Lowq(redis_url="redis://127.0.0.1:1", push_timeout=0.1)
+    with pytest.raises(lowq.RedisUnavailable) as caught:
+        app.queue("Orders", 3).push(1)
+    lines = "".join(traceback.format_exception(caught.value)).splitlines()
+    assert not [line for line in lines if "site-packages" in line]
+    assert lines[0].startswith("redis.exceptions.")
+    assert lines.count("Traceback (most recent call last):") == 1

@@ -8,8 +8,9 @@ import pytest
 from lowq.codec import load_payload
 from lowq.errors import LeaseLost, RedisFull
 from lowq.store import Refusal
-from tests.contract.support import NOW, TICK, TTL, Channel, ShardRig, handed, job, retry
+from tests.contract.support import NOW, TICK, TTL, Channel, ShardRig, emptied_rig, handed, job, retry
 from tests.redis_server import RedisServer
+from tests.rows import case
 
 # --- merging ---
 
@@ -161,10 +162,11 @@ def test_jobs_of_one_call_get_scores_in_their_order(rig: ShardRig) -> None:
     assert list(rig.read("payloads:x")) == ["v3", "v1", "v2"]
 
 
-@pytest.mark.parametrize("ago", [0.5, 3600.0, NOW - 1e9])
-def test_perform_at_in_the_past_is_clamped_to_now(rig: ShardRig, ago: float) -> None:
-    rig.push(job("x", "v1", 1, perform_at=NOW - ago))
-    assert rig.read("due") == {"x": NOW}
+def test_perform_at_in_the_past_is_clamped_to_now(store_url: str) -> None:
+    for ago in (0.5, 3600.0, NOW - 1e9):
+        with case(ago), emptied_rig(store_url) as rig:
+            rig.push(job("x", "v1", 1, perform_at=NOW - ago))
+            assert rig.read("due") == {"x": NOW}
 
 
 def test_delay_counts_from_now(rig: ShardRig) -> None:
@@ -237,7 +239,7 @@ def test_wake_up_is_for_now_when_the_servers_clock_has_stepped_back(rig: ShardRi
 
 
 def test_repeat_of_a_push_whose_reply_was_lost_changes_nothing(rig: ShardRig, wake: Channel) -> None:
-    jobs = [job("x", "v1", 1), job("y", "v1")]
+    jobs = [job("x", "v1", 1), job("y", "v1", 1)]
     assert rig.push(*jobs, token="t") == 2
     before, _ = rig.snapshot(), wake.messages()
     assert rig.push(*jobs, token="t", repeat=True, now=NOW + 1) == 2
@@ -279,12 +281,13 @@ def is_known(rig: ShardRig, token: str, now: float) -> bool:
     return bool(rig.read("payloads:x") == before)
 
 
-@pytest.mark.parametrize("after", [0.0, KEEP - 1.0, KEEP, 2 * KEEP - 1.0])
-def test_a_call_is_known_for_as_long_as_it_wants_however_many_there_are_meanwhile(rig: ShardRig, after: float) -> None:
-    push_many(rig, 1, NOW, "t")
-    for share in (0.5, 1.0):
-        push_many(rig, 600, NOW + after * share, f"at {share}: ")
-    assert is_known(rig, "t0", NOW + after)
+def test_a_call_is_known_for_as_long_as_it_wants_however_many_there_are_meanwhile(store_url: str) -> None:
+    for after in (0.0, KEEP - 1.0, KEEP, 2 * KEEP - 1.0):
+        with case(after), emptied_rig(store_url) as rig:
+            push_many(rig, 1, NOW, "t")
+            for share in (0.5, 1.0):
+                push_many(rig, 600, NOW + after * share, f"at {share}: ")
+            assert is_known(rig, "t0", NOW + after)
 
 
 def test_the_latest_thousand_calls_are_known_for_ever(rig: ShardRig) -> None:
@@ -301,14 +304,15 @@ def test_older_calls_are_forgotten(rig: ShardRig) -> None:
     assert [is_known(rig, f"{number}: 0", NOW + 7 * KEEP) for number in (4, 5, 6, 7)] == [False, True, True, True]
 
 
-@pytest.mark.parametrize("step", [KEEP, 100.0, 86400.0, -100.0])
-def test_a_step_of_the_servers_clock_forgets_nothing_before_its_time(rig: ShardRig, step: float) -> None:
-    push_many(rig, 600, NOW, "first")
-    push_many(rig, 600, NOW + 2 * KEEP, "before")
-    push_many(rig, 1200, NOW + 2 * KEEP + step, "after")  # a moment later
-    assert is_known(rig, "before0", NOW + 2 * KEEP + step)
-    push_many(rig, 1200, NOW + 3 * KEEP + step - 1, "later")
-    assert is_known(rig, "before0", NOW + 3 * KEEP + step - 1)
+def test_a_step_of_the_servers_clock_forgets_nothing_before_its_time(store_url: str) -> None:
+    for step in (KEEP, 100.0, 86400.0, -100.0):
+        with case(step), emptied_rig(store_url) as rig:
+            push_many(rig, 600, NOW, "first")
+            push_many(rig, 600, NOW + 2 * KEEP, "before")
+            push_many(rig, 1200, NOW + 2 * KEEP + step, "after")  # a moment later
+            assert is_known(rig, "before0", NOW + 2 * KEEP + step)
+            push_many(rig, 1200, NOW + 3 * KEEP + step - 1, "later")
+            assert is_known(rig, "before0", NOW + 3 * KEEP + step - 1)
 
 
 def test_who_asks_for_the_longest_time_is_remembered_for_as_long(rig: ShardRig) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from decimal import Decimal
@@ -17,7 +18,12 @@ from lowq.codec import dump_payload, load_payload
 from lowq.errors import ConfigError, JobError, PayloadError
 from lowq.sharding import shard_of
 from lowq.testing import adrain, drain, execution
+from tests.contract.support import emptied_app
+from tests.rows import case
 from tests.waiting import until
+
+#: No store sees of which type a payload is.
+pytestmark = pytest.mark.parametrize("store_url", ["redis"], indirect=True)
 
 NOON = datetime(2026, 5, 1, 12, tzinfo=UTC)
 
@@ -90,50 +96,48 @@ def push_plain(app: lowq.Lowq, job_id: object, payload: Any, **options: Any) -> 
     other.close()
 
 
-VALUES = pytest.mark.parametrize(
-    ("kind", "value"),
-    [
-        (Order, Order(1, NOON, [Line(Decimal("1.50"))])),
-        (OrderDict, {"version": 1, "at": NOON, "lines": [{"price": Decimal("1.50")}]}),
-        (OrderData, OrderData(1, NOON)),
-        (OrderModel, OrderModel(version=1, at=NOON)),
-        (Paid | Lost, Lost("in the mail")),
-        (PaidDict | LostData, LostData("in the mail")),
-        (list[Order], [Order(1)]),
-    ],
-    ids=["Struct", "TypedDict", "dataclass", "pydantic", "union of Structs", "union", "list"],
-)
+#: Each kind of types, and a value of it.
+VALUES: list[tuple[Any, Any]] = [
+    (Order, Order(1, NOON, [Line(Decimal("1.50"))])),
+    (OrderDict, {"version": 1, "at": NOON, "lines": [{"price": Decimal("1.50")}]}),
+    (OrderData, OrderData(1, NOON)),
+    (OrderModel, OrderModel(version=1, at=NOON)),
+    (Paid | Lost, Lost("in the mail")),
+    (PaidDict | LostData, LostData("in the mail")),
+    (list[Order], [Order(1)]),
+]
 
 
 class TestPush:
-    @VALUES
-    def test_handlers_get_what_was_pushed(self, app: lowq.Lowq, kind: Any, value: Any) -> None:
-        seen: Seen = []
-        made = worker(app, kind, seen)
-        assert made.push(1, value) == 1
-        assert drain(made).performed == 1
-        assert seen == [("1", [value])]
-        assert type(seen[0][1][0]) is type(value)
+    def test_handlers_get_what_was_pushed(self, store_url: str) -> None:
+        for kind, value in VALUES:
+            with case(kind, value), emptied_app(store_url) as app:
+                seen: Seen = []
+                made = worker(app, kind, seen)
+                assert made.push(1, value) == 1
+                assert drain(made).performed == 1
+                assert seen == [("1", [value])]
+                assert type(seen[0][1][0]) is type(value)
 
-    @VALUES
-    def test_every_way_to_push_writes_the_same(self, app: lowq.Lowq, kind: Any, value: Any) -> None:
-        made, job = worker(app, kind), {"id": 1, "payload": value}
-        made.push(1, value)
-        made.perform_async(job)
-        made.perform_async([job])
-        made.queue.push(1, value)
-        app.queue("Orders").push(1, value)
-        app.queue("Orders", made.shards_count).push(1, value)
-
-        async def push() -> None:
+    def test_every_way_to_push_writes_the_same(self, store_url: str) -> None:
+        async def push(made: type[lowq.Worker[Any]], value: Any) -> None:
             await made.apush(1, value)
-            await made.aperform_async([job])
-            await made.queue.apush(iter([job]))
+            await made.aperform_async([{"id": 1, "payload": value}])
+            await made.queue.apush(iter([{"id": 1, "payload": value}]))
 
-        asyncio.run(push())
-        found = made.queue.peek(1)
-        assert found is not None
-        assert found.payloads_count == 1
+        for kind, value in VALUES:
+            with case(kind, value), emptied_app(store_url) as app:
+                made, job = worker(app, kind), {"id": 1, "payload": value}
+                made.push(1, value)
+                made.perform_async(job)
+                made.perform_async([job])
+                made.queue.push(1, value)
+                app.queue("Orders").push(1, value)
+                app.queue("Orders", made.shards_count).push(1, value)
+                asyncio.run(push(made, value))
+                found = made.queue.peek(1)
+                assert found is not None
+                assert found.payloads_count == 1
 
     def test_what_is_not_of_the_type_is_refused_with_its_place_and_nothing_is_written(self, app: lowq.Lowq) -> None:
         made = worker(app, Order)
@@ -217,23 +221,24 @@ class TestPush:
 
 
 class TestTake:
-    @VALUES
     def test_what_is_not_of_the_type_goes_to_the_morgue_as_it_is_and_the_others_are_performed(
-        self, app: lowq.Lowq, kind: Any, value: Any
+        self, store_url: str
     ) -> None:
-        seen: Seen = []
-        made = worker(app, kind, seen)
-        made.queue.push(1, value, score=2)
-        made.push(2, value)
         wrong = {"version": "one", "why": 7, "kind": "lost", "type": "Lost"}
-        push_plain(app, 1, wrong, score=1)
-        assert drain(made).performed == 2
-        assert sorted(seen) == [("1", [value]), ("2", [value])]
-        buried = made.queue.peek(1)
-        assert buried is not None
-        assert (buried.state, buried.payloads, buried.retry_count) == ("morgue", [(wrong, 1.0)], -1)
-        assert (buried.error or "").startswith("the payload can't be decoded: ")
-        assert "`$" in (buried.error or "") or "`array`, got `object`" in (buried.error or "")
+        for kind, value in VALUES:
+            with case(kind, value), emptied_app(store_url) as app:
+                seen: Seen = []
+                made = worker(app, kind, seen)
+                made.queue.push(1, value, score=2)
+                made.push(2, value)
+                push_plain(app, 1, wrong, score=1)
+                assert drain(made).performed == 2
+                assert sorted(seen) == [("1", [value]), ("2", [value])]
+                buried = made.queue.peek(1)
+                assert buried is not None
+                assert (buried.state, buried.payloads, buried.retry_count) == ("morgue", [(wrong, 1.0)], -1)
+                assert (buried.error or "").startswith("the payload can't be decoded: ")
+                assert "`$" in (buried.error or "") or "`array`, got `object`" in (buried.error or "")
 
     def test_it_comes_back_with_code_that_can_read_it(self, app: lowq.Lowq) -> None:
         class Later(msgspec.Struct):
@@ -389,21 +394,24 @@ class TestEvolution:
         version: int
         note: str | None = None
 
-    @pytest.mark.parametrize(
-        ("older", "newer"), [(Older, Newer), (OlderDict, NewerDict), (OlderData, NewerData), (OlderModel, NewerModel)]
-    )
-    def test_an_optional_field_more_is_no_break(self, app: lowq.Lowq, older: Any, newer: Any) -> None:
+    def test_an_optional_field_more_is_no_break(self, store_url: str) -> None:
         """New code performs what old code has pushed, and old code that still runs what new code has."""
-        seen: Seen = []
-        other = lowq.Lowq(redis_url=app.config.redis_url)
-        old, new = worker(app, older, seen), worker(other, newer, seen)
-        old.push(1, older(version=1))
-        assert drain(new).performed == 1
-        new.push(2, newer(version=2, note="new"))
-        assert drain(old).performed == 1
-        assert seen == [("1", [newer(version=1)]), ("2", [older(version=2)])]
-        assert old.queue.stats().morgue_length == 0
-        other.close()
+        rows: list[tuple[Any, Any]] = [
+            (self.Older, self.Newer),
+            (self.OlderDict, self.NewerDict),
+            (self.OlderData, self.NewerData),
+            (self.OlderModel, self.NewerModel),
+        ]
+        for older, newer in rows:
+            with case(older), emptied_app(store_url) as app, closing(lowq.Lowq(redis_url=store_url)) as other:
+                seen: Seen = []
+                old, new = worker(app, older, seen), worker(other, newer, seen)
+                old.push(1, older(version=1))
+                assert drain(new).performed == 1
+                new.push(2, newer(version=2, note="new"))
+                assert drain(old).performed == 1
+                assert seen == [("1", [newer(version=1)]), ("2", [older(version=2)])]
+                assert old.queue.stats().morgue_length == 0
 
     def test_payloads_from_before_there_was_a_type_are_performed(self, app: lowq.Lowq) -> None:
         seen: Seen = []

@@ -1,12 +1,13 @@
 """A bad value in Redis costs only its own row: every page, every address of the API and every verb still works.
 
-Each case plants one thing that no lowq writes, next to what is in order, and everything is asked.
+Each row plants one thing that no lowq writes, next to what is in order, and everything is asked.
 """
 
 import json
 import logging
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -21,7 +22,8 @@ from lowq.cli import main
 from lowq.codec import load_payload
 from lowq.store import untrusted
 from lowq.store.keys import audit_key, history_key, nodes_key, queues_key, shard_prefix, tasks_key
-from tests.tiers import often, real_redis_often
+from tests.rows import case
+from tests.tiers import real_redis_often
 
 PREFIX = shard_prefix("lowq", "Orders", 0)
 QUEUES, NODES, AUDIT, HISTORY = queues_key("lowq"), nodes_key("lowq"), audit_key("lowq"), history_key("lowq", "Orders")
@@ -56,12 +58,15 @@ VERBS = [
 
 
 class Site:
-    """A queue with a job that is due, one in flight and one that is buried; a node; a word in the audit log."""
+    """An emptied store with a queue: a job that is due, one in flight and one that is buried. There is a node, and a
+    word in the audit log.
+    """
 
     def __init__(self, url: str) -> None:
         self.url = url
         self.app = Lowq(redis_url=url)
         self.do = self.app.client.command
+        self.do("FLUSHALL")  # of the row before
         queue = self.app.queue("Orders", 1)
         queue.push({"id": "flying", "payload": {"n": 1}})
         self.shard = Shard(
@@ -229,27 +234,50 @@ PLANTS: dict[str, Callable[[Site], object]] = {
 }
 
 
-#: Every eighth is in `make test`, for the pages and for the verbs another; all of them in `make test-slow`.
+#: Every eighth is in `make test`, for the pages and for the verbs another; the others are in `make test-slow`.
 OFTEN = {"pages": list(PLANTS)[::8], "verbs": list(PLANTS)[4::8]}
 
 
 def plants(kind: str) -> list[Any]:
-    return often(list(PLANTS), OFTEN[kind])
+    """Lists of what one test plants, one after the other: what is in `make test`, then the others by where they are."""
+    others: dict[str, list[str]] = {}
+    for plant in PLANTS:
+        if plant not in OFTEN[kind]:
+            others.setdefault(plant.partition(":")[0], []).append(plant)
+    slow = [pytest.param(names, id=where, marks=pytest.mark.slow) for where, names in others.items()]
+    return [pytest.param(OFTEN[kind], id="often"), *slow]
+
+
+@contextmanager
+def new_site(store_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
+    """A site in the emptied store, of which nothing was said yet."""
+    monkeypatch.setattr(untrusted, "_logged", set())
+    site = Site(store_url)
+    try:
+        yield site
+    finally:
+        site.app.close()
 
 
 @pytest.fixture
 def site(store_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
-    monkeypatch.setattr(untrusted, "_logged", set())
-    site = Site(store_url)
-    yield site
-    site.app.close()
+    with new_site(store_url, monkeypatch) as site:
+        yield site
 
 
-@pytest.mark.parametrize("plant", plants("pages"))
+@pytest.mark.parametrize("planted", plants("pages"))
 @pytest.mark.parametrize("redact", [pytest.param((), marks=pytest.mark.slow), ("card",)])
 @real_redis_often
-def test_every_page_and_address_still_answers(site: Site, plant: str, redact: tuple[str, ...]) -> None:
-    PLANTS[plant](site)
+def test_every_page_and_address_still_answers(
+    store_url: str, monkeypatch: pytest.MonkeyPatch, planted: list[str], redact: tuple[str, ...]
+) -> None:
+    for plant in planted:
+        with case(plant), new_site(store_url, monkeypatch) as site:
+            PLANTS[plant](site)
+            ask_pages(site, plant, redact)
+
+
+def ask_pages(site: Site, plant: str, redact: tuple[str, ...]) -> None:
     client = TestClient(
         lowq_web.create_app(site.app, redact=list(redact) or None), base_url="http://127.0.0.1", follow_redirects=False
     )
@@ -269,10 +297,16 @@ def test_every_page_and_address_still_answers(site: Site, plant: str, redact: tu
         json.loads(answer.content, parse_constant=pytest.fail)
 
 
-@pytest.mark.parametrize("plant", plants("verbs"))
+@pytest.mark.parametrize("planted", plants("verbs"))
 @real_redis_often
-def test_every_verb_still_works(site: Site, plant: str) -> None:
-    PLANTS[plant](site)
+def test_every_verb_still_works(store_url: str, monkeypatch: pytest.MonkeyPatch, planted: list[str]) -> None:
+    for plant in planted:
+        with case(plant), new_site(store_url, monkeypatch) as site:
+            PLANTS[plant](site)
+            run_verbs(site)
+
+
+def run_verbs(site: Site) -> None:
     for verb in VERBS:
         for more in ((), ("--json",)):
             result = CliRunner().invoke(main, [*verb.split(), *more, "--redis-url", site.url])

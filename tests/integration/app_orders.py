@@ -22,7 +22,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ from typing import Any
 import lowq
 from lowq.broker.scheduler import Schedulable
 from lowq.broker.shard import Shard
+from lowq.consumer import Consumer
 from lowq.node.node import Node
 from tests.history import History, PushedJob
 
@@ -48,12 +49,15 @@ SETTINGS = {
     "ORDERS_WORK": "0",  # seconds that each perform takes at least
     "ORDERS_PREFETCH": "1",
     "ORDERS_ASYNC": "",  # "1": an async worker
-    "ORDERS_CONSUMER": "",  # "1": a consumer takes the jobs, no node; "mixed": each second process is one
+    # "1": a consumer takes the jobs, no node; "thread": in one thread; "async"; "mixed": each second process is one;
+    # "storm": of four processes one is a node, and each of the others one of these consumers
+    "ORDERS_CONSUMER": "",
+    "ORDERS_NUMBER": "0",  # of the process, among those of a run
+    "ORDERS_TAKES": "",  # of a consumer, how many jobs its takes ask for, by chance one of these; "": ORDERS_BATCH
     "ORDERS_RECEIPTS": "",  # of a consumer that has come back: [session, [shard, id, receipt, perform]...]
     "ORDERS_SCHEDULER": "",  # "", seq, own
     "ORDERS_SPLITTER": "",  # "", NODE/NODES, own
     "ORDERS_SPANS": "",  # a file: what is traced goes there, a line of JSON for each span
-    "ORDERS_BREAK": "",  # a hook of the worker that calls sys.exit: retry_in, retries_exhausted
 }
 
 
@@ -95,7 +99,7 @@ def fail(_seconds: float) -> None:
 
 
 def leave(_seconds: float) -> None:
-    sys.exit("told to exit")
+    raise KeyboardInterrupt("told to exit")
 
 
 def die(_seconds: float) -> None:
@@ -221,13 +225,7 @@ class Orders(lowq.Worker[dict[str, Any]]):
     perform = perform_in_loop if setting("ORDERS_ASYNC") else perform_in_thread
 
     def retry_in(self, retry_count: int) -> float:
-        if setting("ORDERS_BREAK") == "retry_in":
-            sys.exit("retry_in was told to exit")
         return 0.1
-
-    def retries_exhausted(self, jobs: list[lowq.Job]) -> None:
-        if setting("ORDERS_BREAK") == "retries_exhausted":
-            sys.exit("retries_exhausted was told to exit")
 
 
 class LatestFirst:
@@ -265,8 +263,15 @@ def configure() -> None:
 def run() -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(threadName)s %(message)s")
     configure()
-    if setting("ORDERS_CONSUMER") == "1" or (setting("ORDERS_CONSUMER") == "mixed" and os.getpid() % 2):
-        return Consuming().run()
+    kind = setting("ORDERS_CONSUMER")
+    if kind == "storm":
+        kind = ("", "thread", "async", "1")[int(setting("ORDERS_NUMBER")) % 4]
+    elif kind == "mixed":
+        kind = "1" if os.getpid() % 2 else ""
+    if kind == "async":
+        return asyncio.run(AsyncConsuming().run())
+    if kind:
+        return Consuming(1 if kind == "thread" else 5).run()
     return Node(app, prefetch=setting("ORDERS_PREFETCH") == "1").run()
 
 
@@ -278,30 +283,31 @@ class Consuming:
     finished jobs in hand, and come back as a new process that acknowledges them.
     """
 
-    THREADS = 5
-
-    def __init__(self) -> None:
-        self._ends = threading.Event()
-        self._detaches = False
+    def __init__(self, threads: int) -> None:
+        self._threads = threads
+        # No events: a signal's handler that sets one may have interrupted the wait for it, which has its lock.
+        self._ends = self._detaches = False
         self._unacknowledged: list[tuple[int, str, str, str]] = []
         session, *receipts = json.loads(setting("ORDERS_RECEIPTS") or "[null]")
-        signal.signal(signal.SIGTERM, lambda *_: self._ends.set())
+        signal.signal(signal.SIGTERM, self._end)
         signal.signal(signal.SIGUSR1, self._detach)
         self._consumer = Orders.queue.consumer(session=session)
-        log.info("consumer %s starts: %d threads", self._consumer.name, self.THREADS)
+        log.info("consumer %s starts: %d threads", self._consumer.name, threads)
         for shard, job_id, receipt, perform in receipts:
             self._acknowledge(shard, job_id, receipt, perform)
 
+    def _end(self, *_: object) -> None:
+        self._ends = True
+
     def _detach(self, *_: object) -> None:
-        self._detaches = True
-        self._ends.set()
+        self._detaches = self._ends = True
 
     def run(self) -> int:
-        threads = [threading.Thread(target=self._work) for _ in range(self.THREADS)]
+        threads = [threading.Thread(target=self._work, args=(number,)) for number in range(self._threads)]
         for thread in threads:
             thread.start()
-        while not self._ends.wait(0.02):
-            pass
+        while not self._ends:
+            time.sleep(0.02)
         self._consumer.quiet()
         for thread in threads:
             thread.join()
@@ -323,24 +329,20 @@ class Consuming:
         words = [sys.executable, "-m", sys.modules["__main__"].__spec__.name, *sys.argv[1:]]  # type: ignore[union-attr]  # -m
         os.execve(sys.executable, words, os.environ | {"ORDERS_RECEIPTS": receipts})
 
-    def _work(self) -> None:
-        while jobs := self._consumer.take(int(setting("ORDERS_BATCH"))):
+    def _work(self, number: int) -> None:
+        limits = limits_of_takes(number)
+        while jobs := self._consumer.take(next(limits)):
             for job in jobs:
-                self._perform(job)
+                self._perform(job, is_first=job is jobs[0])
 
-    def _perform(self, job: lowq.ConsumerJob) -> None:
-        taken = self._consumer._taken.get(job.receipt)
-        if taken is None or time.monotonic() > taken.shard.lease.deadline:
-            # A job of a lease that is not surely held is not begun. Should the lease be resumed, it is still in hand.
+    def _perform(self, job: lowq.ConsumerJob, *, is_first: bool) -> None:
+        begun = begin(self._consumer, job, is_first=is_first)
+        if begun is None:
             self._until_reported(job.release)
             return
-        shard, fence = number_of(taken.shard), int(taken.token.rpartition(":")[2])
-        versions = {job.id: [*map(version_of, job.payloads)]}
-        until = self._consumer._taken.deadline(job.receipt)
+        shard, versions, until = begun
         try:
-            with history.performing(
-                shard, fence, versions, by_hand=True, until=until if until < math.inf else None
-            ) as perform:
+            with history.performing(shard, job.fence, versions, by_hand=True, until=until) as perform:
                 time.sleep(float(setting("ORDERS_WORK")))
                 for payload in job.payloads:
                     if is_to_be_done(job.id, payload):
@@ -369,10 +371,134 @@ class Consuming:
                 time.sleep(0.05)
 
 
+def limits_of_takes(number: int) -> Iterator[int]:
+    """How many jobs are asked for by one take after the other, of a thread or task with that number."""
+    sizes = [*map(int, setting("ORDERS_TAKES").split())] or [int(setting("ORDERS_BATCH"))]
+    chance = random.Random(f"{setting('ORDERS_NUMBER')}/{number}")
+    while True:
+        yield chance.choice(sizes)
+
+
+def begin(
+    consumer: Consumer, job: lowq.ConsumerJob | lowq.AsyncConsumerJob, *, is_first: bool
+) -> tuple[int, dict[str, list[int]], float | None] | None:
+    """What the history is to know of the perform: shard, versions, when its ttr passes. None: it is not begun, as the
+    lease is not surely held any more. Should that be resumed, the job is still in hand. The first job of a list was
+    handed out just now: it is the consumer's part not to hand out what is not its own.
+    """
+    held = consumer._taken.get(job.receipt)
+    if held is None or (time.monotonic() > held.shard.lease.deadline and not is_first):
+        return None
+    until = consumer._taken.deadline(job.receipt)
+    versions = {job.id: [*map(version_of, job.payloads)]}
+    return number_of(held.shard), versions, until if until < math.inf else None
+
+
+class AsyncConsuming:
+    """As `Consuming`, in an event loop, with takes that are cancelled all the time. It comes back in this process."""
+
+    TASKS = 5
+
+    def __init__(self) -> None:
+        self._ends = self._detaches = False
+        self._taking: set[asyncio.Task[None]] = set()
+        self._unacknowledged: list[tuple[int, str, str, str]] = []
+
+    async def run(self) -> int:
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGTERM, self._leave, False)
+        loop.add_signal_handler(signal.SIGUSR1, self._leave, True)
+        session: str | None = None
+        while not self._ends:
+            session = await self._attend(session)
+        log.info("the consumer has stopped")
+        return 0
+
+    def _leave(self, detaches: bool) -> None:
+        self._detaches, self._ends = detaches and not self._ends, self._ends or not detaches
+        for task in self._taking:
+            task.cancel()
+
+    async def _attend(self, session: str | None) -> str | None:
+        """Consumes until it is told to end or to detach; returns the session to come back with."""
+        async with Orders.queue.aconsumer(session=session) as consumer:
+            log.info("consumer %s starts: %d tasks", consumer._consumer.name, self.TASKS)
+            self._detaches = False
+            for shard, job_id, receipt, perform in self._unacknowledged:
+                await self._acknowledge(consumer, shard, job_id, receipt, perform)
+            self._unacknowledged.clear()
+            await asyncio.gather(*(self._work(consumer, number) for number in range(self.TASKS)))
+            if self._detaches:
+                try:
+                    await consumer.detach()
+                    return consumer.session
+                except lowq.RedisUnavailable:
+                    self._unacknowledged.clear()
+            return None
+
+    async def _work(self, consumer: lowq.AsyncConsumer, number: int) -> None:
+        limits, chance = limits_of_takes(number), random.Random(f"{setting('ORDERS_NUMBER')}/{number}/cancels")
+        task = asyncio.current_task()
+        assert task is not None
+        while not (self._ends or self._detaches):
+            self._taking.add(task)
+            try:
+                async with asyncio.timeout(chance.choice((0.001, 0.003, 0.01, 0.5))):
+                    jobs = await consumer.take(next(limits))
+            except TimeoutError:
+                continue
+            except asyncio.CancelledError:  # by `_leave`
+                return
+            finally:
+                self._taking.discard(task)
+            for job in jobs:
+                await self._perform(consumer, job, is_first=job is jobs[0])
+
+    async def _perform(self, consumer: lowq.AsyncConsumer, job: lowq.AsyncConsumerJob, *, is_first: bool) -> None:
+        begun = begin(consumer._consumer, job, is_first=is_first)
+        if begun is None:
+            await self._until_reported(job.release)
+            return
+        shard, versions, until = begun
+        try:
+            with history.performing(shard, job.fence, versions, by_hand=True, until=until) as perform:
+                for payload in job.payloads:
+                    if not is_to_be_done(job.id, payload):
+                        continue
+                    if payload["do"] == "sleep":
+                        await asyncio.sleep(payload["for"])
+                    else:
+                        act(job.id, payload)
+        except Exception as error:
+            await self._until_reported(partial(job.fail, error, 0.1))
+            return
+        if self._detaches:
+            self._unacknowledged.append((shard, job.id, job.receipt, perform))
+        else:
+            await self._acknowledge(consumer, shard, job.id, job.receipt, perform)
+
+    async def _acknowledge(
+        self, consumer: lowq.AsyncConsumer, shard: int, job_id: str, receipt: str, perform: str
+    ) -> None:
+        if await self._until_reported(lambda: consumer.ack(receipt)):
+            history.acked(shard, [job_id], perform)
+
+    async def _until_reported(self, report: Callable[[], Awaitable[object]]) -> bool:
+        while True:
+            try:
+                await report()
+                return True
+            except (lowq.NotTaken, lowq.ConsumerClosed) as error:
+                history.write("refused", kind=type(error).__name__, error=str(error))
+                return False
+            except lowq.RedisUnavailable:
+                await asyncio.sleep(0.05)
+
+
 # --- producing ---
 
 
-def as_job(item: PushedJob) -> dict[str, Any]:
+def as_job(item: PushedJob) -> Any:
     job_id, version, score = item
     job = {"id": job_id, "payload": {"version": version}}
     return job if score is None else job | {"score": score}

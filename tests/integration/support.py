@@ -104,9 +104,9 @@ class NodeProcess:
     def signal(self, number: signal.Signals) -> None:
         self.process.send_signal(number)
 
-    def freeze(self) -> None:
-        """SIGSTOP, and the history knows it; SIGCONT ends it, or `thaw`."""
-        self._rig.history.frozen(self.pid)
+    def freeze(self, *, in_call: bool = False) -> None:
+        """SIGSTOP, and the history knows it; SIGCONT ends it, or `thaw`. ``in_call``: see `History.frozen`."""
+        self._rig.history.frozen(self.pid, in_call=in_call)
         self.signal(signal.SIGSTOP)
 
     def thaw(self) -> None:

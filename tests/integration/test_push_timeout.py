@@ -162,17 +162,17 @@ def test_a_call_that_redis_may_have_forgotten_is_not_repeated(
     """The connection was cut while the source rested."""
     app.config.push_timeout = 5.0  # and no repeat is due to a busy machine
     queue = app.queue("Orders", 3)
-    queue.push({"id": 0})
+    queue.push([{"id": number} for number in range(20)])  # all shards are there
     ahead = 0.0
     monkeypatch.setattr("lowq.clock.now", lambda: ahead)
     monkeypatch.setattr("lowq.producer.CHUNK_JOBS", 1)
-    read, cut = pool.read_reply, False
+    read, rests, cut = pool.read_reply, False, False
     sent: list[Any] = []
 
     def read_reply(connection: Any) -> Any:
         nonlocal cut
         reply = read(connection)
-        if not cut:
+        if rests and not cut:
             cut = True
             connection.disconnect()
             raise redis.exceptions.ConnectionError("cut")
@@ -188,15 +188,17 @@ def test_a_call_that_redis_may_have_forgotten_is_not_repeated(
     monkeypatch.setattr(client, "_packed", pack)
 
     def source() -> Iterator[dict[str, Any]]:
-        nonlocal ahead
+        nonlocal ahead, rests
+        yield {"id": 0}  # the first chunk is settled before the source is asked for more
         yield {"id": 1}
+        rests = True
         ahead += rested
         yield {"id": 2}
 
     if repeats:
-        assert queue.push(source()) == 2
+        assert queue.push(source()) == 3
     else:
-        with pytest.raises(PushInterrupted, match=r"0 payloads are in.*cut") as caught:
+        with pytest.raises(PushInterrupted, match=r"1 payloads are in.*cut") as caught:
             queue.push(source())
         assert list(caught.value.rest) == [{"id": 1}, {"id": 2}]
     assert sent.count(b"1") == repeats

@@ -32,6 +32,12 @@ class Bare(lowq.Worker[Order]):
             assert_type(payloads[-1]["version"], int)
 
 
+@lowq.worker(shards_count=24)
+class WithoutType(lowq.Worker):  # its payloads may be anything
+    def perform_one(self, order_id: str, payloads: list[Any]) -> None:
+        assert_type(payloads[-1], Any)
+
+
 @lowq.worker(
     shards_count=24,
     batch_size=10,
@@ -120,7 +126,7 @@ def invoice_sync(payloads_by_id: dict[str, list[Any]]) -> None: ...
 class Overriding(lowq.Worker[Order]):
     @classmethod
     def perform_async(
-        cls, jobs: lowq.Jobs, *, timeout: float | timedelta | None = None, durability: lowq.Durability | None = None
+        cls, jobs: Any, *, timeout: float | timedelta | None = None, durability: lowq.Durability | None = None
     ) -> int:
         return super().perform_async(jobs, timeout=timeout, durability=durability)
 
@@ -138,6 +144,8 @@ assert_type(OrderSync.queue_name, str)
 assert_type(
     lowq.app.queue("mail", 16, ttl=timedelta(hours=1), priority=3, merge=lambda payloads: payloads[-1:]), lowq.Queue
 )
+lowq.app.queue("mail", score="version")
+lowq.app.queue("mail", score=lambda payload: payload["at"])
 lowq.app.queue("mail", merge="append", debounce=2, max_wait=30, capacity=None, morgue_max=1000)
 assert_type(lowq.app.queue("mail", durability="replicated").push(1, durability="fsynced"), int)
 
@@ -150,11 +158,11 @@ OrderSync.perform_async(
         {"id": "2", "payload": {"version": 7, "status": "paid"}, "score": 7},
         {"id": UUID(int=3), "payload": {"version": 1}, "perform_at": datetime(2027, 1, 1, tzinfo=UTC)},
         {"id": 4, "payload": {"version": 2}, "delay": 60},
-        {"id": 5, "payload": None, "delay": timedelta(minutes=5)},
+        {"id": 5, "delay": timedelta(minutes=5)},
     ]
 )
 OrderSync.perform_async({"id": number, "score": number} for number in range(100_000))
-order_sync.perform_async({"id": 1, "payload": "x"})
+invoice_sync.perform_async({"id": 1, "payload": "x"})
 invoice_sync.queue.push([{"id": 1}])
 
 job: lowq.JobDict = {"id": 1, "payload": {"version": 3}, "score": 3}
@@ -162,21 +170,29 @@ listed: list[lowq.JobDict] = [job]
 OrderSync.perform_async(job)
 OrderSync.perform_async(listed)
 rows: list[dict[str, object]] = []
-OrderSync.perform_async(rows)
+invoice_sync.perform_async(rows)
+WithoutType.perform_async(rows)
+lowq.app.queue("mail").push(rows)
 
 
 def read() -> Iterator[dict[str, Any]]:
     yield {"id": 1}
 
 
-OrderSync.queue.push(read())
+def read_orders() -> Iterator[lowq.JobDict[Order]]:
+    yield {"id": 1}
+
+
+WithoutType.queue.push(read())
+OrderSync.queue.push(read_orders())
 
 
 def show(accepted: int) -> None: ...
 
 
-OrderSync.queue.push(read(), show)
-OrderSync.queue.push(read(), on_progress=show)
+OrderSync.queue.push(read_orders(), show)
+WithoutType.queue.push(read(), on_progress=show)
+assert_type(OrderSync.queue, lowq.Queue[Order])
 assert_type(OrderSync.push(42, {"version": 2}, score=2, delay=timedelta(minutes=1)), int)
 OrderSync.push("42", {"version": 2, "status": "paid"}, perform_at=datetime(2027, 1, 1, tzinfo=UTC), timeout=5)
 OrderSync.push(UUID(int=3), payload={"version": 1}, ttl=60, priority=3)
@@ -194,7 +210,7 @@ async def produce() -> None:
 
 
 try:
-    OrderSync.perform_async(read())
+    OrderSync.perform_async(read_orders())
 except lowq.PushError as error:
     assert_type(error.accepted, int)
     OrderSync.perform_async(error.rest)

@@ -171,6 +171,12 @@ Orders.push({"id": 42})  # rejected
 Orders.push(42, {"version": "2"})  # rejected
 Orders.push(42, {"version": 2}, scroe=3)  # rejected
 Orders.push(42, {"version": 2}, 3)  # rejected
+Orders.perform_async({"id": 42, "payload": {"versoin": 2}})  # rejected
+Orders.perform_async([{"id": 42, "payload": 2}])  # rejected
+Orders.queue.push({"id": 42, "payload": {"versoin": 2}})  # rejected
+Orders.queue.push(42, {"version": "2"})  # rejected
+of_struct.perform_async({"id": 42, "payload": {"version": 2}})  # rejected
+OfStruct.queue.push([{"id": 42, "payload": OrderData(2)}])  # rejected
 OfStruct.push(42, {"version": 2})  # rejected
 OfStruct.push(42, OrderStruct("2"))  # rejected
 OfStruct.push(42, OrderData(2))  # rejected
@@ -201,6 +207,8 @@ lowq.current().release("1", delay="soon")  # rejected
 lowq.current().bury("1", reason=5)  # rejected
 lowq.current().retry("1")  # rejected
 lowq.config.threads_per_node = "5"  # rejected
+lowq.Lowq(redis_ulr="redis://localhost")  # rejected
+lowq.Lowq(threads_per_node="5")  # rejected
 lowq.config.thread_per_node = 5  # rejected
 lowq.config.graphite = 2003  # rejected
 lowq.config.on_job_event = "print"  # rejected

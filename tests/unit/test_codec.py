@@ -5,6 +5,7 @@ import zlib
 from collections.abc import Callable, Mapping
 from datetime import UTC, date, datetime, timedelta, timezone, tzinfo
 from decimal import Decimal
+from itertools import product
 from typing import Any
 from uuid import UUID
 
@@ -15,10 +16,11 @@ from hypothesis import strategies as st
 from lowq.codec import MAX_ID_BYTES, MAX_TIME, EncodedJob, dump_payload, encode_id, encode_job, load_payload
 from lowq.errors import JobError, PayloadError
 from lowq.sharding import shard_of
+from tests.rows import case
 
 MIB = 2**20
 #: More digits than Python writes out by default.
-HUGE = pytest.param(10**5000, id="huge")
+HUGE = 10**5000
 
 json_values = st.recursive(
     st.none()
@@ -75,9 +77,8 @@ def time_of(**fields: Any) -> bytes:
 
 
 class TestIds:
-    @pytest.mark.parametrize(
-        ("given_as", "kept"),
-        [
+    def test_a_str_an_int_or_a_uuid_is_kept_as_text(self) -> None:
+        rows: list[tuple[Any, bytes]] = [
             ("42", b"42"),
             (42, b"42"),
             (0, b"0"),
@@ -88,15 +89,19 @@ class TestIds:
             (Level.LOW, b"7"),
             (Mixed.LOW, b"7"),
             (Color.RED, b"red"),
-        ],
-    )
-    def test_a_str_an_int_or_a_uuid_is_kept_as_text(self, given_as: Any, kept: bytes) -> None:
-        assert encode_id(given_as) == kept
+        ]
+        for given_as, kept in rows:
+            with case(given_as, kept):
+                assert encode_id(given_as) == kept
 
-    @pytest.mark.parametrize("job_id", [True, False, 1.0, None, b"42", ("a",), Decimal(1), datetime.now(UTC)])
-    def test_any_other_type_is_refused_by_name(self, job_id: Any) -> None:
-        with pytest.raises(JobError, match=f"is of type {type(job_id).__name__}; an id is a str, an int or a UUID"):
-            encode_id(job_id)
+    def test_any_other_type_is_refused_by_name(self) -> None:
+        job_ids: list[Any] = [True, False, 1.0, None, b"42", ("a",), Decimal(1), datetime.now(UTC)]
+        for job_id in job_ids:
+            with (
+                case(job_id),
+                pytest.raises(JobError, match=f"is of type {type(job_id).__name__}; an id is a str, an int or a UUID"),
+            ):
+                encode_id(job_id)
 
     def test_an_empty_id_is_refused(self) -> None:
         with pytest.raises(JobError, match="an id is empty"):
@@ -125,28 +130,29 @@ class TestIds:
         with pytest.raises(JobError, match=r"a job has no id: \{'payload': 1\}"):
             encode_job({"payload": 1}, dump_payload, MIB)
 
-    @pytest.mark.parametrize("job", [1, "abc", None, ["id", 1], b"id", object()])
-    def test_what_is_no_mapping_is_no_job(self, job: Any) -> None:
-        with pytest.raises(JobError, match=f"{type(job).__name__}.*mapping"):
-            encode_job(job, dump_payload, MIB)
+    def test_what_is_no_mapping_is_no_job(self) -> None:
+        jobs: list[Any] = [1, "abc", None, ["id", 1], b"id", object()]
+        for job in jobs:
+            with case(job), pytest.raises(JobError, match=f"{type(job).__name__}.*mapping"):
+                encode_job(job, dump_payload, MIB)
 
 
-@pytest.mark.parametrize(
-    ("job_id", "shards_count", "shard"),
-    [(b"42", 5, 3), (b"1", 5, 3), (b"order-7", 24, 2), (b"\xe2\x98\x83", 5, 0), (b"x", 1, 0), (b"42", 16384, 12424)],
-)
-def test_an_id_belongs_to_the_same_shard_for_good(job_id: bytes, shards_count: int, shard: int) -> None:
-    # Fixed numbers: another formula would take the jobs of every queue in production to other shards.
-    assert shard_of(job_id, shards_count) == shard == zlib.crc32(job_id) % shards_count
+def test_an_id_belongs_to_the_same_shard_for_good() -> None:
+    rows: list[tuple[bytes, int, int]] = [
+        (b"42", 5, 3), (b"1", 5, 3), (b"order-7", 24, 2), (b"\xe2\x98\x83", 5, 0), (b"x", 1, 0), (b"42", 16384, 12424),
+    ]  # fmt: skip
+    for job_id, shards_count, shard in rows:
+        with case(job_id, shards_count, shard):
+            # Fixed numbers: another formula would take the jobs of every queue in production to other shards.
+            assert shard_of(job_id, shards_count) == shard == zlib.crc32(job_id) % shards_count
 
 
 # --- scores ---
 
 
 class TestScores:
-    @pytest.mark.parametrize(
-        ("score", "sent"),
-        [
+    def test_a_finite_number_is_sent_exactly(self) -> None:
+        rows: list[tuple[float, bytes]] = [
             (3, b"3"),
             (-3, b"-3"),
             (0.1, b"0.1"),
@@ -154,24 +160,30 @@ class TestScores:
             (2**53, b"9007199254740992"),
             (-(2**53), b"-9007199254740992"),
             (1_800_000_000.123457, b"1800000000.123457"),
-        ],
-    )
-    def test_a_finite_number_is_sent_exactly(self, score: float, sent: bytes) -> None:
-        assert score_of(score) == sent
+        ]
+        for score, sent in rows:
+            with case(score, sent):
+                assert score_of(score) == sent
 
     @pytest.mark.parametrize("score", [Level.LOW, Mixed.LOW, ForeignFloat(7)])
     def test_a_subclass_of_a_number_is_sent_as_a_number_whatever_its_repr(self, score: Any) -> None:
         assert float(score_of(score)) == 7.0
 
-    @pytest.mark.parametrize("score", [math.nan, math.inf, -math.inf, 10**400, HUGE])
-    def test_a_score_that_is_not_finite_is_refused(self, score: float) -> None:
-        with pytest.raises(JobError, match="job 42: score"):
-            score_of(score)
+    def test_a_score_that_is_not_finite_is_refused(self) -> None:
+        for score in [math.nan, math.inf, -math.inf, 10**400, HUGE]:
+            with case(score), pytest.raises(JobError, match="job 42: score"):
+                score_of(score)
 
-    @pytest.mark.parametrize("score", [True, "3", None, Decimal(3), 3j, datetime.now(UTC)])
-    def test_a_score_that_is_no_number_is_refused(self, score: Any) -> None:
-        with pytest.raises(JobError, match=f"job 42: score .* is of type {type(score).__name__}; it must be a number"):
-            score_of(score)
+    def test_a_score_that_is_no_number_is_refused(self) -> None:
+        scores: list[Any] = [True, "3", None, Decimal(3), 3j, datetime.now(UTC)]
+        for score in scores:
+            with (
+                case(score),
+                pytest.raises(
+                    JobError, match=f"job 42: score .* is of type {type(score).__name__}; it must be a number"
+                ),
+            ):
+                score_of(score)
 
     @pytest.mark.parametrize("score", [2**53 + 1, -(2**53) - 1, 1_800_000_000_123_456_789])
     def test_a_whole_number_beyond_2_to_the_53_is_refused_since_two_could_collapse(self, score: int) -> None:
@@ -202,56 +214,55 @@ class TestTimes:
         with pytest.raises(JobError, match=r"perform_at .*has no time zone; .*datetime\.now\(UTC\)"):
             time_of(perform_at=datetime(2027, 1, 1))  # noqa: DTZ001 - that is what is refused
 
-    @pytest.mark.parametrize("name", ["perform_at", "perform_in"])
-    @pytest.mark.parametrize("seconds", [60, 0, 0.5, 86400 * 365])
-    def test_a_small_number_is_taken_for_a_delay_and_refused_with_the_hint(self, name: str, seconds: float) -> None:
-        with pytest.raises(JobError, match=rf"{name}={seconds!r} .* give delay={seconds!r} instead"):
-            time_of(**{name: seconds})
+    def test_a_small_number_is_taken_for_a_delay_and_refused_with_the_hint(self) -> None:
+        for name, seconds in product(["perform_at", "perform_in"], [60, 0, 0.5, 86400 * 365]):
+            with (
+                case(name, seconds),
+                pytest.raises(JobError, match=rf"{name}={seconds!r} .* give delay={seconds!r} instead"),
+            ):
+                time_of(**{name: seconds})
 
     def test_milliseconds_are_refused_as_such(self) -> None:
         with pytest.raises(JobError, match="seconds, not milliseconds"):
             time_of(perform_at=1_800_000_000_000)
 
-    @pytest.mark.parametrize("time", [math.nan, math.inf, -math.inf, True, "2027-01-01", None, date(2027, 1, 1), HUGE])
-    def test_a_time_that_is_none_is_refused(self, time: Any) -> None:
-        with pytest.raises(JobError, match="job 42: perform_at"):
-            time_of(perform_at=time)
+    def test_a_time_that_is_none_is_refused(self) -> None:
+        times: list[Any] = [math.nan, math.inf, -math.inf, True, "2027-01-01", None, date(2027, 1, 1), HUGE]
+        for time in times:
+            with case(time), pytest.raises(JobError, match="job 42: perform_at"):
+                time_of(perform_at=time)
 
     def test_a_time_in_the_past_is_left_to_the_server_to_clamp(self) -> None:
         assert time_of(perform_at=1_000_000_000) == b"1000000000"
 
-    @pytest.mark.parametrize(
-        ("delay", "sent"),
-        [
+    def test_a_delay_is_relative(self) -> None:
+        rows: list[tuple[Any, bytes]] = [
             (60, b"+60"),
             (0.25, b"+0.25"),
             (timedelta(minutes=2), b"+120.0"),
             (0, b"+0"),
             (Level.LOW, b"+7"),
-        ],
-    )
-    def test_a_delay_is_relative(self, delay: Any, sent: bytes) -> None:
-        assert time_of(delay=delay) == sent
+        ]
+        for delay, sent in rows:
+            with case(delay, sent):
+                assert time_of(delay=delay) == sent
 
     @pytest.mark.parametrize("delay", [-5, -0.001, timedelta(days=-1)])
     def test_a_negative_delay_is_refused(self, delay: Any) -> None:
         with pytest.raises(JobError, match="is negative; write max"):
             time_of(delay=delay)
 
-    @pytest.mark.parametrize("name", ["perform_at", "perform_in"])
-    @pytest.mark.parametrize(
-        "never",
-        [
+    def test_a_time_after_2242_counts_as_never(self) -> None:
+        times: list[Any] = [
             datetime(9999, 12, 31, tzinfo=UTC),
             datetime.max.replace(tzinfo=UTC),
             datetime.max.replace(tzinfo=timezone(-timedelta(hours=12))),
             2**33,
             1e11,
-        ],
-        ids=str,
-    )
-    def test_a_time_after_2242_counts_as_never(self, name: str, never: Any) -> None:
-        assert float(time_of(**{name: never})) == MAX_TIME == 2**33 - 1
+        ]
+        for name, never in product(["perform_at", "perform_in"], times):
+            with case(name, never):
+                assert float(time_of(**{name: never})) == MAX_TIME == 2**33 - 1
 
     def test_a_zone_that_tells_no_offset_is_none(self) -> None:
         class Nowhere(tzinfo):
@@ -263,19 +274,22 @@ class TestTimes:
         with pytest.raises(JobError, match="has no time zone"):
             time_of(perform_at=datetime(2027, 1, 1, tzinfo=Nowhere()))
 
-    @pytest.mark.parametrize("delay", [timedelta.max, timedelta(days=365_000), 2**33, 9e10], ids=str)
-    def test_a_delay_of_centuries_counts_as_never(self, delay: Any) -> None:
-        assert float(time_of(delay=delay).removeprefix(b"+")) == MAX_TIME
+    def test_a_delay_of_centuries_counts_as_never(self) -> None:
+        delays: list[Any] = [timedelta.max, timedelta(days=365_000), 2**33, 9e10]
+        for delay in delays:
+            with case(delay):
+                assert float(time_of(delay=delay).removeprefix(b"+")) == MAX_TIME
 
     @pytest.mark.parametrize("delay", [1e12, 2**63, 1e300], ids=str)
     def test_a_delay_of_thousands_of_years_is_refused(self, delay: Any) -> None:
         with pytest.raises(JobError, match="thousands of years"):
             time_of(delay=delay)
 
-    @pytest.mark.parametrize("delay", [math.nan, math.inf, -math.inf, True, "60", None, HUGE])
-    def test_a_delay_that_is_no_number_is_refused(self, delay: Any) -> None:
-        with pytest.raises(JobError, match="job 42: delay"):
-            time_of(delay=delay)
+    def test_a_delay_that_is_no_number_is_refused(self) -> None:
+        delays: list[Any] = [math.nan, math.inf, -math.inf, True, "60", None, HUGE]
+        for delay in delays:
+            with case(delay), pytest.raises(JobError, match="job 42: delay"):
+                time_of(delay=delay)
 
     @pytest.mark.parametrize(
         "fields",
@@ -298,13 +312,16 @@ class TestFields:
         job = {"id": 42, "payload": {"version": 3}, "score": 3, "delay": 1}
         assert encode_job(job, dump_payload, MIB) == (b"42", b'{"version":3}', b"3", b"+1")
 
-    @pytest.mark.parametrize(
-        ("name", "nearest"),
-        [("paylod", "payload"), ("Score", "score"), ("perfom_at", "perform_at"), ("delays", "delay")],
-    )
-    def test_an_unknown_field_is_refused_with_the_nearest_known(self, name: str, nearest: str) -> None:
-        with pytest.raises(JobError, match=f"job 42: unknown field '{name}'; did you mean '{nearest}'"):
-            encoded(**{name: 1})
+    def test_an_unknown_field_is_refused_with_the_nearest_known(self) -> None:
+        rows: list[tuple[str, str]] = [
+            ("paylod", "payload"), ("Score", "score"), ("perfom_at", "perform_at"), ("delays", "delay"),
+        ]  # fmt: skip
+        for name, nearest in rows:
+            with (
+                case(name, nearest),
+                pytest.raises(JobError, match=f"job 42: unknown field '{name}'; did you mean '{nearest}'"),
+            ):
+                encoded(**{name: 1})
 
     def test_a_field_like_none_is_refused_with_all_that_there_are(self) -> None:
         with pytest.raises(JobError, match="a job has delay, id, payload, perform_at, perform_in, priority, score"):
@@ -345,9 +362,8 @@ class TestPayloads:
     def test_tuples_come_back_as_lists(self) -> None:
         assert load_payload(dump_payload((1, ("a", ()), {"k": (2,)}))) == [1, ["a", []], {"k": [2]}]
 
-    @pytest.mark.parametrize(
-        "value",
-        [
+    def test_what_would_not_come_back_as_it_went_in_is_refused_by_name(self) -> None:
+        values: list[Any] = [
             b"x",
             bytearray(b"x"),
             {1, 2},
@@ -366,14 +382,12 @@ class TestPayloads:
             ForeignFloat(1),
             range(3),
             iter(()),
-        ],
-        ids=lambda value: type(value).__name__,
-    )
-    @pytest.mark.parametrize("place", ["bare", "in a list", "in a dict"])
-    def test_what_would_not_come_back_as_it_went_in_is_refused_by_name(self, value: Any, place: str) -> None:
-        payload = {"bare": value, "in a list": [1, [value]], "in a dict": {"k": {"l": value}}}[place]
-        with pytest.raises(PayloadError, match=f"is of type {type(value).__name__}, which would not come back"):
-            dump_payload(payload)
+        ]
+        for value, place in product(values, ["bare", "in a list", "in a dict"]):
+            with case(value, place):
+                payload = {"bare": value, "in a list": [1, [value]], "in a dict": {"k": {"l": value}}}[place]
+                with pytest.raises(PayloadError, match=f"is of type {type(value).__name__}, which would not come back"):
+                    dump_payload(payload)
 
     def test_a_type_of_somebodys_own_can_be_declared(self) -> None:
         with pytest.raises(PayloadError, match=r"others are declared: lowq.Worker\[Money\]"):
@@ -384,10 +398,14 @@ class TestPayloads:
         with pytest.raises(PayloadError, match="is no JSON number"):
             dump_payload({"a": [value]})
 
-    @pytest.mark.parametrize("key", [1, None, True, 1.5, (1,), b"k", Text("k"), Color.RED])
-    def test_a_key_that_is_no_str_is_refused_with_the_fix(self, key: Any) -> None:
-        with pytest.raises(PayloadError, match=f"is of type {type(key).__name__}; JSON keys are strings"):
-            dump_payload([{key: 1}])
+    def test_a_key_that_is_no_str_is_refused_with_the_fix(self) -> None:
+        all_keys: list[Any] = [1, None, True, 1.5, (1,), b"k", Text("k"), Color.RED]
+        for key in all_keys:
+            with (
+                case(key),
+                pytest.raises(PayloadError, match=f"is of type {type(key).__name__}; JSON keys are strings"),
+            ):
+                dump_payload([{key: 1}])
 
     @pytest.mark.parametrize("value", ["\ud800", {"\udfff": 1}, ["a\udc80"]])
     def test_a_lone_surrogate_is_refused(self, value: Any) -> None:
@@ -427,9 +445,11 @@ class TestPayloads:
         with pytest.raises(PayloadError, match=r"^job 42: .* is of type set"):
             encoded(payload={1})
 
-    @pytest.mark.parametrize("value", [[1, {"a": None}], {"a": 1.5}, "text", None, True, 2**70, -(2**63)])
-    def test_none_and_large_numbers_are_payloads_too(self, value: Any) -> None:
-        assert load_payload(encoded(payload=value)[1]) == value
+    def test_none_and_large_numbers_are_payloads_too(self) -> None:
+        values: list[Any] = [[1, {"a": None}], {"a": 1.5}, "text", None, True, 2**70, -(2**63)]
+        for value in values:
+            with case(value):
+                assert load_payload(encoded(payload=value)[1]) == value
 
 
 class TestSize:
@@ -472,19 +492,31 @@ class TestTtl:
     def test_a_job_without_one_is_as_short_as_ever(self) -> None:
         assert len(encoded(score=1)) == len(encoded(ttl=None)) == 4
 
-    @pytest.mark.parametrize(
-        ("given", "expected"),
-        [(600, b"600"), (0.5, b"0.5"), (timedelta(minutes=1), b"60.0"), (timedelta.max, repr(MAX_TIME).encode())],
-    )
-    def test_seconds_or_a_timedelta(self, given: Any, expected: bytes) -> None:
-        assert encoded(ttl=given)[4:] == (expected, b"")
+    def test_seconds_or_a_timedelta(self) -> None:
+        rows: list[tuple[Any, bytes]] = [
+            (600, b"600"), (0.5, b"0.5"), (timedelta(minutes=1), b"60.0"), (timedelta.max, repr(MAX_TIME).encode()),
+        ]  # fmt: skip
+        for value, expected in rows:
+            with case(value, expected):
+                assert encoded(ttl=value)[4:] == (expected, b"")
 
-    @pytest.mark.parametrize(
-        "given", [0, -1, -0.0, math.nan, math.inf, 1e12, "60", True, [], timedelta(0), timedelta(seconds=-1), 10**400]
-    )
-    def test_what_makes_no_sense_is_refused(self, given: Any) -> None:
-        with pytest.raises(JobError, match=r"^job 42: ttl"):
-            encoded(ttl=given)
+    def test_what_makes_no_sense_is_refused(self) -> None:
+        values: list[Any] = [
+            0, -1, -0.0, math.nan, math.inf, 1e12, "60", True, [], timedelta(0), timedelta(seconds=-1), 10**400,
+        ]  # fmt: skip
+        for value in values:
+            with case(value), pytest.raises(JobError, match=r"^job 42: ttl"):
+                encoded(ttl=value)
+
+    def test_one_that_is_over_before_the_job_is_due_is_refused(self) -> None:
+        rows: list[tuple[Any, Any]] = [(60, 60), (timedelta(minutes=1), 61), (60, timedelta.max), (0.1, 1e6)]
+        for ttl, delay in rows:
+            with pytest.raises(
+                JobError, match=r"^job 42: ttl=.* is over before delay=.* is: it would never be perform"
+            ):
+                encoded(ttl=ttl, delay=delay)
+        for ttl, delay in ((60, 59), (None, 61), (60, -0.0)):
+            assert encoded(ttl=ttl, delay=delay)
 
     def test_the_queues_counts_where_the_job_says_none(self) -> None:
         def ttl_of(job: Mapping[str, Any]) -> Any:
@@ -504,7 +536,8 @@ class TestPriority:
     def test_others_are_given_to_the_script(self, given: int) -> None:
         assert encoded(priority=given)[4:] == (b"", b"%d" % given)
 
-    @pytest.mark.parametrize("given", [-1, 10, 1.0, "1", True, None, math.nan, 10**30])
-    def test_what_is_none_is_refused(self, given: Any) -> None:
-        with pytest.raises(JobError, match=r"^job 42: priority"):
-            encoded(priority=given)
+    def test_what_is_none_is_refused(self) -> None:
+        values: list[Any] = [-1, 10, 1.0, "1", True, None, math.nan, 10**30]
+        for value in values:
+            with case(value), pytest.raises(JobError, match=r"^job 42: priority"):
+                encoded(priority=value)

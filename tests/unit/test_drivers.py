@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable
 from datetime import datetime
 from importlib.metadata import EntryPoint, EntryPoints
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 import lowq
 from lowq import codec, drivers
 from lowq.errors import ConfigError
+from tests.rows import case
 from tests.waiting import PATIENCE
 
 Install = Callable[..., None]
@@ -61,17 +63,17 @@ def test_a_codec_by_name_beside_a_type_of_payloads_is_refused(install: Install) 
         app.worker(Orders)
 
 
-@pytest.mark.parametrize(("kind", "name", "driver"), [
-    ("scheduler", "lag", lowq.LagScheduler), ("scheduler", "seq", lowq.SeqScheduler),
-    ("splitter", "balanced", lowq.BalancedSplitter), ("splitter", "default", lowq.DefaultSplitter),
-    ("codec", "json", codec), ("queue", "default", lowq.Queue),
-])  # fmt: skip
-def test_lowqs_own_need_no_entry_points(
-    kind: drivers.Kind, name: str, driver: object, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(drivers, "entry_points", lambda **_: pytest.fail("they were read"))
-    assert drivers.check(kind, name) == name
-    assert drivers.load(kind, name) is driver
+def test_lowqs_own_need_no_entry_points(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows: list[tuple[drivers.Kind, str, object]] = [
+        ("scheduler", "lag", lowq.LagScheduler), ("scheduler", "seq", lowq.SeqScheduler),
+        ("splitter", "balanced", lowq.BalancedSplitter), ("splitter", "default", lowq.DefaultSplitter),
+        ("codec", "json", codec), ("queue", "default", lowq.Queue),
+    ]  # fmt: skip
+    for kind, name, driver in rows:
+        with case(kind, name, driver), monkeypatch.context() as patch:
+            patch.setattr(drivers, "entry_points", lambda **_: pytest.fail("they were read"))
+            assert drivers.check(kind, name) == name
+            assert drivers.load(kind, name) is driver
 
 
 def test_importing_lowq_reads_no_entry_points() -> None:
@@ -79,29 +81,32 @@ def test_importing_lowq_reads_no_entry_points() -> None:
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(lowq.__file__).parents[1], timeout=120)
 
 
-@pytest.mark.parametrize(("kind", "value"), [
-    ("splitter", "lowq:DefaultSplitter"), ("scheduler", "make_scheduler"), ("codec", "CODEC"),
-    ("merge", "builtins:list"), ("queue", "OwnQueue"),
-])  # fmt: skip
-def test_a_package_brings_one(install: Install, kind: drivers.Kind, value: str) -> None:
-    install(drivers.GROUPS[kind], "mine", value)
-    assert "mine" in drivers.names(kind)
-    assert drivers.check(kind, "mine") == "mine"
-    assert drivers.load(kind, "mine") is EntryPoint("", value if ":" in value else f"{__name__}:{value}", "").load()
+def test_a_package_brings_one(install: Install) -> None:
+    rows: list[tuple[drivers.Kind, str]] = [
+        ("splitter", "lowq:DefaultSplitter"), ("scheduler", "make_scheduler"), ("codec", "CODEC"),
+        ("merge", "builtins:list"), ("queue", "OwnQueue"),
+    ]  # fmt: skip
+    for kind, value in rows:
+        with case(kind, value):
+            install(drivers.GROUPS[kind], "mine", value)
+            assert "mine" in drivers.names(kind)
+            assert drivers.check(kind, "mine") == "mine"
+            named = EntryPoint("", value if ":" in value else f"{__name__}:{value}", "")
+            assert drivers.load(kind, "mine") is named.load()
 
 
-@pytest.mark.parametrize(("kind", "own"), [
-    ("splitter", "balanced, default"), ("scheduler", "lag"), ("codec", "json"), ("merge", "append, collapse, latest"),
-    ("queue", "default"),
-])  # fmt: skip
-@pytest.mark.parametrize("find", [drivers.check, drivers.load])
-def test_a_wrong_name_is_refused_with_those_that_there_are(
-    install: Install, find: Callable[[drivers.Kind, Any], object], kind: drivers.Kind, own: str
-) -> None:
-    install(drivers.GROUPS[kind], "mine", "NUMBER")
-    for wrong in ("yours", "", None, 5):
-        with pytest.raises(ConfigError, match=rf"no {kind} .*There are {own}.*mine.*'{drivers.GROUPS[kind]}'"):
-            find(kind, wrong)
+def test_a_wrong_name_is_refused_with_those_that_there_are(install: Install) -> None:
+    rows: list[tuple[drivers.Kind, str]] = [
+        ("splitter", "balanced, default"), ("scheduler", "lag"), ("codec", "json"),
+        ("merge", "append, collapse, latest"), ("queue", "default"),
+    ]  # fmt: skip
+    functions: list[Callable[[drivers.Kind, Any], object]] = [drivers.check, drivers.load]
+    for kind, own in rows:
+        install(drivers.GROUPS[kind], "mine", "NUMBER")
+        for find, wrong in product(functions, ("yours", "", None, 5)):
+            message = rf"no {kind} .*There are {own}.*mine.*'{drivers.GROUPS[kind]}'"
+            with case(kind, find, wrong), pytest.raises(ConfigError, match=message):
+                find(kind, wrong)
 
 
 def test_a_name_that_is_nearly_right(install: Install) -> None:

@@ -8,6 +8,7 @@ import pytest
 import lowq
 from lowq.errors import ConfigError
 from lowq.settings import Config
+from tests.rows import case
 
 
 @pytest.fixture
@@ -43,20 +44,21 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("options", "message"), WRONG)
-def test_a_wrong_option_is_refused_at_decoration(app: lowq.Lowq, options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=f"^sync: {message}"):
+def test_a_wrong_option_is_refused_at_decoration(app: lowq.Lowq) -> None:
+    for options, message in WRONG:
+        with case(options, message):
+            with pytest.raises(ConfigError, match=f"^sync: {message}"):
 
-        @app.worker(**options)
-        def sync(payloads_by_id: dict[str, list[Any]]) -> None: ...
+                @app.worker(**options)
+                def sync(payloads_by_id: dict[str, list[Any]]) -> None: ...
 
-    assert app.workers == {}
+            assert app.workers == {}
 
 
-@pytest.mark.parametrize(("options", "message"), WRONG)
-def test_a_wrong_setting_is_refused_when_it_is_set(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=f"^{message}"):
-        Config(**options)
+def test_a_wrong_setting_is_refused_when_it_is_set() -> None:
+    for options, message in WRONG:
+        with case(options, message), pytest.raises(ConfigError, match=f"^{message}"):
+            Config(**options)
 
 
 def test_an_attribute_of_the_class_is_checked_as_well(app: lowq.Lowq) -> None:
@@ -114,9 +116,8 @@ def retry_in_that_is_a_number() -> Any:
     return Sync
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
+def test_a_wrong_retry_in_is_refused_at_decoration(app: lowq.Lowq) -> None:
+    rows: list[tuple[Callable[[], Any], str]] = [
         (
             async_retry_in,
             r"Sync\.retry_in must return a number of seconds at once; write a plain def retry_in\(self, re",
@@ -131,18 +132,17 @@ def retry_in_that_is_a_number() -> Any:
             retry_in_that_is_a_number,
             r"Sync\.retry_in=30 is no function; write def retry_in\(self, retry_count, error\)",
         ),
-    ],
-    ids=lambda value: value.__name__ if callable(value) else "",
-)
-def test_a_wrong_retry_in_is_refused_at_decoration(app: lowq.Lowq, make: Callable[[], Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        app.worker(make())
+    ]
+    for make, message in rows:
+        with case(make, message), pytest.raises(ConfigError, match=message):
+            app.worker(make())
 
 
-@pytest.mark.parametrize("value", [5, "soon", lambda: 5, lambda _a, _b, _c: 5])
-def test_a_wrong_retry_in_of_an_application_is_refused(value: Any) -> None:
-    with pytest.raises(ConfigError, match=r"retry_in.*write def retry_in\(retry_count, error\)"):
-        Config(retry_in=value)
+def test_a_wrong_retry_in_of_an_application_is_refused() -> None:
+    values: list[Any] = [5, "soon", lambda: 5, lambda _a, _b, _c: 5]
+    for value in values:
+        with case(value), pytest.raises(ConfigError, match=r"retry_in.*write def retry_in\(retry_count, error\)"):
+            Config(retry_in=value)
 
 
 def test_a_static_retry_in_has_no_instance_before_it(app: lowq.Lowq) -> None:

@@ -31,6 +31,7 @@ from lowq.errors import (
 )
 from lowq.store import Call, Refusal
 from lowq.store.translate import translate, without_password
+from tests.rows import case
 
 URL = "redis://user:hunter2@host:6379/0"
 
@@ -47,16 +48,16 @@ def classes_of(module: object) -> dict[str, Any]:
 
 
 class TestTree:
-    @pytest.mark.parametrize("name", classes_of(errors))
-    def test_all_our_errors_are_lowq_errors_and_public(self, name: str) -> None:
-        error = classes_of(errors)[name]
-        assert issubclass(error, LowqError) or error is TimeLimitExceeded
-        assert getattr(lowq, name) is error
-        assert name in lowq.__all__
+    def test_all_our_errors_are_lowq_errors_and_public(self) -> None:
+        for name in classes_of(errors):
+            with case(name):
+                error = classes_of(errors)[name]
+                assert issubclass(error, LowqError) or error is TimeLimitExceeded
+                assert getattr(lowq, name) is error
+                assert name in lowq.__all__
 
-    @pytest.mark.parametrize(
-        ("child", "parents"),
-        [
+    def test_they_are_also_what_python_calls_such_an_error(self) -> None:
+        rows: list[tuple[type[Exception], list[type[Exception]]]] = [
             (ConfigError, [ValueError]),
             (ShardsCountError, [ConfigError]),
             (JobError, [ValueError]),
@@ -68,12 +69,10 @@ class TestTree:
             (PushInterrupted, [PushError, RedisUnavailable]),
             (QueueFull, [PushError]),
             (NotReplicated, [PushError]),
-        ],
-    )
-    def test_they_are_also_what_python_calls_such_an_error(
-        self, child: type[Exception], parents: list[type[Exception]]
-    ) -> None:
-        assert all(issubclass(child, parent) for parent in parents)
+        ]
+        for child, parents in rows:
+            with case(child, parents):
+                assert all(issubclass(child, parent) for parent in parents)
 
     def test_the_drawing_shows_every_class_below_its_parent(self) -> None:
         drawn = drawing()
@@ -81,9 +80,10 @@ class TestTree:
             name: error.__bases__[0].__name__ for name, error in classes_of(errors).items() if error is not LowqError
         }
 
-    @pytest.mark.parametrize("name", classes_of(errors))
-    def test_each_says_in_its_docstring_what_it_means(self, name: str) -> None:
-        assert (classes_of(errors)[name].__doc__ or "").strip()
+    def test_each_says_in_its_docstring_what_it_means(self) -> None:
+        for name in classes_of(errors):
+            with case(name):
+                assert (classes_of(errors)[name].__doc__ or "").strip()
 
     def test_a_time_limit_gets_through_to_the_end_of_a_handler_that_goes_on_after_any_exception(self) -> None:
         assert not issubclass(TimeLimitExceeded, Exception)
@@ -109,10 +109,12 @@ class TestTree:
         assert "disk" in str(NotReplicated("Orders", 3, [{"id": 1}], [], "fsynced", 5.0))
         assert "no rights" in str(NotReplicated("Orders", 3, [{"id": 1}], [], "fsynced", 5.0, reason="no rights"))
 
-    @pytest.mark.parametrize("name", ["ConfigError", "JobError", "RedisUnavailable", "LeaseLost"])
-    def test_an_error_survives_the_way_between_processes(self, name: str) -> None:
-        error = classes_of(errors)[name]("what happened")
-        assert str(pickle.loads(pickle.dumps(error))) == "what happened"
+    def test_an_error_survives_the_way_between_processes(self) -> None:
+        names = ["ConfigError", "JobError", "RedisUnavailable", "LeaseLost"]
+        for name in names:
+            with case(name):
+                error = classes_of(errors)[name]("what happened")
+                assert str(pickle.loads(pickle.dumps(error))) == "what happened"
 
 
 def drawing() -> Iterator[tuple[str, str]]:
@@ -130,9 +132,10 @@ def drawing() -> Iterator[tuple[str, str]]:
 
 
 class TestPublicNames:
-    @pytest.mark.parametrize("name", lowq.__all__)
-    def test_every_public_name_is_there(self, name: str) -> None:
-        assert getattr(importlib.import_module("lowq"), name) is not None
+    def test_every_public_name_is_there(self) -> None:
+        for name in lowq.__all__:
+            with case(name):
+                assert getattr(importlib.import_module("lowq"), name) is not None
 
     def test_every_public_name_is_listed_once_in_order(self) -> None:
         assert lowq.__all__ == sorted(set(lowq.__all__))
@@ -186,21 +189,22 @@ MEANINGS: dict[type[Exception], type[LowqError]] = {
 
 
 class TestTranslation:
-    @pytest.mark.parametrize("name", classes_of(exceptions))
-    def test_every_exception_of_redis_py_becomes_one_of_ours(self, name: str) -> None:
-        error = redis_error(classes_of(exceptions)[name])
-        for call in (None, Call("push", "lowq:v1:{Orders:3}:", [])):
-            translated = translate(error, call, URL)
-            assert type(translated) in classes_of(errors).values()
-            assert "hunter2" not in str(translated)
+    def test_every_exception_of_redis_py_becomes_one_of_ours(self) -> None:
+        for name in classes_of(exceptions):
+            with case(name):
+                error = redis_error(classes_of(exceptions)[name])
+                for call in (None, Call("push", "lowq:v1:{Orders:3}:", [])):
+                    translated = translate(error, call, URL)
+                    assert type(translated) in classes_of(errors).values()
+                    assert "hunter2" not in str(translated)
 
-    @pytest.mark.parametrize("kind", MEANINGS, ids=lambda kind: kind.__name__)
-    def test_what_it_means_to_the_caller(self, kind: type[Exception]) -> None:
-        assert type(translate(redis_error(kind), None, URL)) is MEANINGS[kind]
+    def test_what_it_means_to_the_caller(self) -> None:
+        for kind, meaning in MEANINGS.items():
+            with case(kind):
+                assert type(translate(redis_error(kind), None, URL)) is meaning
 
-    @pytest.mark.parametrize(
-        ("reply", "ours"),
-        [
+    def test_what_redis_replies(self) -> None:
+        rows: list[tuple[str, type[LowqError]]] = [
             ("NOAUTH Authentication required.", RedisRefused),
             ("WRONGPASS invalid username-password pair or user is disabled.", RedisRefused),
             ("ERR AUTH <password> called without any password configured for the default user.", RedisRefused),
@@ -211,7 +215,7 @@ class TestTranslation:
             ("OOM command not allowed when used memory > 'maxmemory'.", RedisFull),
             ("READONLY You can't write against a read only replica.", RedisNotReady),
             ("LOADING Redis is loading the dataset in memory", RedisNotReady),
-            ("BUSY Redis is busy running a script.", RedisUnavailable),
+            ("BUSY Redis is busy running a script.", RedisNotReady),
             ("MASTERDOWN Link with MASTER is down", RedisNotReady),
             ("MISCONF Redis is configured to save RDB snapshots", RedisNotReady),
             ("NOREPLICAS Not enough good replicas to write.", RedisNotReady),
@@ -222,11 +226,11 @@ class TestTranslation:
             ("SHARDSCOUNT 5", Refusal),
             ("WRONGTYPE Operation against a key holding the wrong kind of value", ScriptError),
             ("ERR user_script:3: Script attempted to access nonexistent global variable 'x'", ScriptError),
-        ],
-    )
-    def test_what_redis_replies(self, reply: str, ours: type[LowqError]) -> None:
-        error = BaseParser.parse_error(reply)
-        assert type(translate(error, Call("ack_and_take", "lowq:v1:{Orders:3}:", []), URL)) is ours
+        ]
+        for reply, ours in rows:
+            with case(reply, ours):
+                error = BaseParser.parse_error(reply)
+                assert type(translate(error, Call("ack_and_take", "lowq:v1:{Orders:3}:", []), URL)) is ours
 
     def test_a_failed_script_is_named_with_its_shard(self) -> None:
         error = translate(exceptions.ResponseError("boom"), Call("ack_and_take", "lowq:v1:{Orders:3}:", []), URL)
@@ -245,9 +249,8 @@ class TestTranslation:
         assert "hunter2" not in text
 
 
-@pytest.mark.parametrize(
-    ("url", "shown"),
-    [
+def test_a_url_is_shown_without_its_password() -> None:
+    rows: list[tuple[str, str]] = [
         ("redis://:hunter2@host:1/0", "redis://host:1/0"),
         ("redis://user:hunter2@host", "redis://host"),
         ("redis://host:1", "redis://host:1"),
@@ -261,7 +264,7 @@ class TestTranslation:
         ("unix://:hunter2@/run/redis.sock", "unix:///run/redis.sock"),
         ("redis+sentinel://:hunter2@a:1,b:2/main/0", "redis+sentinel://a:1,b:2/main/0"),
         ("memory://", "memory://"),
-    ],
-)
-def test_a_url_is_shown_without_its_password(url: str, shown: str) -> None:
-    assert without_password(url) == shown
+    ]
+    for url, shown in rows:
+        with case(url, shown):
+            assert without_password(url) == shown

@@ -8,7 +8,7 @@ from lowq.store import Refusal
 
 
 def test_a_refusal_of_those_with_another_number_of_shards_keeps_nobody_from_being_repeated() -> None:
-    wrong, right = SharedCall("lowq:v1:{q:0}:", 7), SharedCall("lowq:v1:{q:0}:", 5)
+    wrong, right = SharedCall("lowq:v1:{q:0}:", 7, b"", b""), SharedCall("lowq:v1:{q:0}:", 5, b"", b"")
     assert _unanswered([wrong, right], [Refusal("SHARDSCOUNT", "5"), RedisUnavailable("cut")]) == [1]
 
 
@@ -20,5 +20,5 @@ def test_nothing_is_repeated_that_comes_after_a_call_that_was_refused_for_good()
 
 def test_a_call_that_fails_keeps_nobody_else_in_its_shard_from_being_repeated() -> None:
     """Calls that are made for one caller alone, after a script has failed on an id of one of them."""
-    first, second = (SharedCall("lowq:v1:{q:0}:", 5) for _ in range(2))
+    first, second = (SharedCall("lowq:v1:{q:0}:", 5, b"", b"") for _ in range(2))
     assert _unanswered([first, second], [ScriptError("WRONGTYPE"), RedisUnavailable("cut")]) == [1]

@@ -1,6 +1,7 @@
 """Limits over all nodes, as workers declare them."""
 
 from datetime import timedelta
+from itertools import product
 from typing import Any
 
 import pytest
@@ -8,6 +9,7 @@ import pytest
 import lowq
 from lowq.limits import Limit, registered_limits
 from lowq.workers import limits_of, options_of
+from tests.rows import case
 
 app = lowq.Lowq(redis_url="memory://")
 
@@ -50,29 +52,45 @@ def test_limits_of_one_key_are_one_limit() -> None:
     assert lowq.Rate(10, key="api").name("a") != lowq.Concurrency(10, key="api").name("a")
 
 
-@pytest.mark.parametrize("wrong", [0, -1, 1.5, True, "5", None, 10**7, float("nan")])
-@pytest.mark.parametrize("kind", [lowq.Rate, lowq.Concurrency])
-def test_a_limit_is_a_whole_number(kind: Any, wrong: object) -> None:
-    with pytest.raises(lowq.ConfigError, match=r"the limit must be a whole number from 1 to 1,000,000"):
-        kind(wrong)
+def test_a_limit_is_a_whole_number() -> None:
+    wrong_values: list[object] = [0, -1, 1.5, True, "5", None, 10**7, float("nan")]
+    kinds: list[Any] = [lowq.Rate, lowq.Concurrency]
+    for wrong, kind in product(wrong_values, kinds):
+        with (
+            case(wrong, kind),
+            pytest.raises(lowq.ConfigError, match=r"the limit must be a whole number from 1 to 1,000,000"),
+        ):
+            kind(wrong)
 
 
-@pytest.mark.parametrize("wrong", [0, -1, True, "1", None, float("nan"), float("inf"), 1e9, timedelta(0)])
-def test_per_is_a_length_of_time(wrong: Any) -> None:
-    with pytest.raises(lowq.ConfigError, match=r"lowq.Rate\(5, per=.*\): per must be seconds, or a timedelta"):
-        lowq.Rate(5, per=wrong)
+def test_per_is_a_length_of_time() -> None:
+    wrong_values: list[Any] = [0, -1, True, "1", None, float("nan"), float("inf"), 1e9, timedelta(0)]
+    for wrong in wrong_values:
+        with (
+            case(wrong),
+            pytest.raises(lowq.ConfigError, match=r"lowq.Rate\(5, per=.*\): per must be seconds, or a timedelta"),
+        ):
+            lowq.Rate(5, per=wrong)
 
 
-@pytest.mark.parametrize("wrong", ["", "a b", "{x}", "x" * 129, 5, b"api"])
-def test_a_key_is_a_name(wrong: Any) -> None:
-    with pytest.raises(lowq.ConfigError, match=r"lowq.Concurrency\(5, key=.*\): a key is a text of 1 to 128"):
-        lowq.Concurrency(5, key=wrong)
+def test_a_key_is_a_name() -> None:
+    wrong_values: list[Any] = ["", "a b", "{x}", "x" * 129, 5, b"api"]
+    for wrong in wrong_values:
+        with (
+            case(wrong),
+            pytest.raises(lowq.ConfigError, match=r"lowq.Concurrency\(5, key=.*\): a key is a text of 1 to 128"),
+        ):
+            lowq.Concurrency(5, key=wrong)
 
 
-@pytest.mark.parametrize("wrong", [5, "5/s", {"rate": 5}, [5], [lowq.Rate(5), None], lowq.Rate])
-def test_what_is_no_limit_is_refused_where_it_is_declared(wrong: object) -> None:
-    with pytest.raises(lowq.ConfigError, match=r"Limited: limit=.* must be a lowq.Rate, such as lowq.Rate\(100"):
-        declare(wrong)
+def test_what_is_no_limit_is_refused_where_it_is_declared() -> None:
+    wrong_values: list[object] = [5, "5/s", {"rate": 5}, [5], [lowq.Rate(5), None], lowq.Rate]
+    for wrong in wrong_values:
+        with (
+            case(wrong),
+            pytest.raises(lowq.ConfigError, match=r"Limited: limit=.* must be a lowq.Rate, such as lowq.Rate\(100"),
+        ):
+            declare(wrong)
 
 
 def test_two_of_one_name_are_refused() -> None:
@@ -93,10 +111,11 @@ def test_the_option_is_not_mistaken_for_another() -> None:
             """Nothing."""
 
 
-@pytest.mark.parametrize(
-    "entry",
-    [None, 5, "rate", [None], [{}], [{"rate": "x", "per": 1}], [{"rate": 5}], [{"concurrency": 0}], [["rate", 5]]],
-)
-def test_what_an_entry_of_the_registry_says_otherwise_is_left_out(entry: object) -> None:
-    found: list[Limit] = registered_limits(entry)
-    assert found == []
+def test_what_an_entry_of_the_registry_says_otherwise_is_left_out() -> None:
+    entries: list[object] = [
+        None, 5, "rate", [None], [{}], [{"rate": "x", "per": 1}], [{"rate": 5}], [{"concurrency": 0}], [["rate", 5]],
+    ]  # fmt: skip
+    for entry in entries:
+        with case(entry):
+            found: list[Limit] = registered_limits(entry)
+            assert found == []

@@ -135,6 +135,38 @@ def test_printable_escapes_only_what_must_be() -> None:
     assert printable("a\tb\x00", keep="\t") == "a\tb\\x00"
 
 
+def chained(count: int) -> BaseException:
+    """A failure at the end of so many, each of which came from the one before."""
+    error: BaseException = ValueError("the first")
+    for number in range(count):
+        try:
+            raise ValueError(f"number {number}") from error
+        except ValueError as raised:
+            error = raised
+    return error
+
+
+@pytest.mark.parametrize("formatter", [TextFormatter(), JsonFormatter()])
+def test_a_record_is_bounded_and_keeps_its_beginning_and_its_end(formatter: logging.Formatter) -> None:
+    long = "first " + "x" * 1_000_000 + " last"
+    chain, wide = chained(5000), ValueError(long)
+    for name, item, kept in (
+        ("message", record("%s", long), ("first x", "x last")),
+        ("lines", record("%s", "first" + "\nx" * 100_000 + "last"), ("first", "xlast")),
+        ("chain", record(exc_info=(ValueError, chain, chain.__traceback__)), ("the first", "number 4999")),
+        ("error", record(exc_info=(ValueError, wide, None)), ("first x", "x last")),
+        ("text", record(exc_text=long), ("first x", "x last")),
+        ("stack", record(stack_info=long), ("first x", "x last")),
+        ("field", record(field=[long]), ("first x",)),
+    ):
+        line = formatter.format(item)
+        assert len(line) < 50_000, name
+        assert line.count("\n") + line.count("\\n") < 210, name
+        assert [text for text in kept if text not in line] == [], name
+    short = "x\n" * 150
+    assert short in TextFormatter().format(record(exc_text=short))
+
+
 # --- set-up ---
 
 

@@ -7,6 +7,7 @@ import lowq
 from lowq.errors import ConfigError
 from lowq.queue_options import DeclaredOptions, QueueOptions
 from lowq.workers import options_of, queue_options_of
+from tests.rows import case
 
 NAN, INF = float("nan"), float("inf")
 TIMES = ["ttr", "ttl", "debounce", "max_wait", "morgue_ttl"]
@@ -49,16 +50,17 @@ WRONG: list[tuple[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize(("name", "value"), WRONG)
-def test_what_makes_no_sense_is_refused_where_it_is_declared(app: lowq.Lowq, name: str, value: Any) -> None:
-    options: Any = {name: value}
-    with pytest.raises(ConfigError, match=rf"^queue 'mail': {name}=.* (must|there is no) "):
-        app.queue("mail", 4, **options)
-    with pytest.raises(ConfigError, match=rf"^Plain: {name}=.* (must|there is no) "):
-        app.worker(**options)(Plain)
-    with pytest.raises(ConfigError, match=rf"^Sync: {name}=.* (must|there is no) "):
-        app.worker(type("Sync", (Plain,), {name: staticmethod(value) if callable(value) else value}))
-    assert not app.workers
+def test_what_makes_no_sense_is_refused_where_it_is_declared(app: lowq.Lowq) -> None:
+    for name, value in WRONG:
+        with case(name, value):
+            options: Any = {name: value}
+            with pytest.raises(ConfigError, match=rf"^queue 'mail': {name}=.* (must|there is no) "):
+                app.queue("mail", 4, **options)
+            with pytest.raises(ConfigError, match=rf"^Plain: {name}=.* (must|there is no) "):
+                app.worker(**options)(Plain)
+            with pytest.raises(ConfigError, match=rf"^Sync: {name}=.* (must|there is no) "):
+                app.worker(type("Sync", (Plain,), {name: staticmethod(value) if callable(value) else value}))
+            assert not app.workers
 
 
 def test_an_option_that_there_is_not_is_refused(app: lowq.Lowq) -> None:
@@ -129,16 +131,17 @@ def test_every_option_has_its_place() -> None:
     assert set(DeclaredOptions.__annotations__) | {"queue_name"} == set(QueueOptions.__dataclass_fields__)
 
 
-@pytest.mark.parametrize(
-    ("debounce", "max_wait", "longest"),
-    [(None, None, None), (2.0, None, 20.0), (2.0, 30.0, 30.0), (2e9, None, 2**33 - 1)],
-)
-def test_without_max_wait_an_id_waits_ten_times_as_long_at_most(
-    debounce: float | None, max_wait: float | None, longest: float | None
-) -> None:
-    assert QueueOptions("mail", 3, debounce=debounce, max_wait=max_wait).longest_wait == longest
+def test_without_max_wait_an_id_waits_ten_times_as_long_at_most() -> None:
+    rows: list[tuple[float | None, float | None, float | None]] = [
+        (None, None, None), (2.0, None, 20.0), (2.0, 30.0, 30.0), (2e9, None, 2**33 - 1),
+    ]  # fmt: skip
+    for debounce, max_wait, longest in rows:
+        with case(debounce, max_wait, longest):
+            assert QueueOptions("mail", 3, debounce=debounce, max_wait=max_wait).longest_wait == longest
 
 
-@pytest.mark.parametrize(("capacity", "of_a_shard"), [(None, None), (1, 1), (4, 1), (5, 2), (8, 2), (9, 3)])
-def test_capacity_is_shared_out_among_the_shards(capacity: int | None, of_a_shard: int | None) -> None:
-    assert QueueOptions("mail", 4, capacity=capacity).shard_capacity == of_a_shard
+def test_capacity_is_shared_out_among_the_shards() -> None:
+    rows: list[tuple[int | None, int | None]] = [(None, None), (1, 1), (4, 1), (5, 2), (8, 2), (9, 3)]
+    for capacity, of_a_shard in rows:
+        with case(capacity, of_a_shard):
+            assert QueueOptions("mail", 4, capacity=capacity).shard_capacity == of_a_shard

@@ -62,7 +62,9 @@ def test_an_entry_of_the_registry_may_say_anything() -> None:
     assert layouts.facts == {"began_at": 1.5, "by": "ann"}
     for wrong in ({}, {"shards_count": 0}, {"shards_count": 3, "epoch": -1}, {"shards_count": 3, "epoch": "x"}):
         assert Layouts.read(wrong) is None
-    for reshard in (5, {}, {"shards_count": 4, "epoch": 3}, {"shards_count": 0, "epoch": 2}):
+    skipping = Layouts.read({"shards_count": 3, "epoch": 1, "reshard": {"shards_count": 4, "epoch": 3}})
+    assert skipping == Layouts(Layout(3, 1), Layout(4, 3))
+    for reshard in (5, {}, {"shards_count": 4, "epoch": 1}, {"shards_count": 0, "epoch": 2}):
         assert Layouts.read({"shards_count": 3, "epoch": 1, "reshard": reshard}) == Layouts(Layout(3, 1))
 
 

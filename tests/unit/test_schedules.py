@@ -15,6 +15,7 @@ import lowq
 from lowq.errors import ConfigError
 from lowq.schedules import GRACE_SECONDS, TICKS_TOGETHER, Missed, Record, Schedule, grace_of
 from lowq.workers import schedules_of
+from tests.rows import case
 
 BERLIN = ZoneInfo("Europe/Berlin")
 
@@ -71,6 +72,50 @@ class TestCron:
     def test_zones_of_half_an_hour_change_by_theirs(self) -> None:
         found = ticks("15 2 * * *", "2027-10-02T12:00", 2, "Australia/Lord_Howe")
         assert found == ["2027-10-03 02:30:00+11:00", "2027-10-04 02:15:00+11:00"]
+
+    def test_a_change_of_half_an_hour(self) -> None:
+        rows: list[tuple[str, str, list[str]]] = [
+            # From 2:00+10:30 to 2:30+11:00.
+            ("0 2 * * *", "2027-10-02T12:00", ["03T02:30+11:00", "04T02:00+11:00"]),
+            ("*/15 * * * *", "2027-10-03T01:30", ["03T01:45+10:30", "03T02:30+11:00", "03T02:45+11:00"]),
+            ("0 * * * *", "2027-10-03T00:30", ["03T01:00+10:30", "03T03:00+11:00", "03T04:00+11:00"]),
+            # From 2:00+11:00 to 1:30+10:30.
+            ("45 1 * * *", "2027-04-03T12:00", ["04T01:45+11:00", "05T01:45+10:30"]),
+            (
+                "*/15 * * * *",
+                "2027-04-04T01:30",
+                ["04T01:45+11:00", "04T01:30+10:30", "04T01:45+10:30", "04T02:00+10:30"],
+            ),
+            ("45 * * * *", "2027-04-04T01:30", ["04T01:45+11:00", "04T01:45+10:30", "04T02:45+10:30"]),
+        ]
+        for at, since, expected in rows:
+            with case(at, since, expected):
+                found = ticks(at, since, len(expected), "Australia/Lord_Howe")
+                assert [datetime.fromisoformat(tick).isoformat()[8:].replace(":00+", "+") for tick in found] == expected
+
+    @given(
+        st.sampled_from(["30 2 * * *", "*/20 * * * *", "0,30 1-3 * * *", "45 * * * *", "* 2 * * *", "15 */2 * * *"]),
+        st.sampled_from(
+            [
+                ("Australia/Lord_Howe", "2027-10-02T12:00"),
+                ("Australia/Lord_Howe", "2027-04-03T12:00"),
+                ("America/New_York", "2027-11-06T12:00"),
+                ("Pacific/Apia", "2011-12-29T06:00"),  # the day after that was left out
+            ]
+        ),
+        st.integers(0, 2 * 86400),
+    )
+    def test_ticks_are_the_same_wherever_one_begins(self, at: str, place: tuple[str, str], since: int) -> None:
+        zone, day = place
+        begin = unix(day, ZoneInfo(zone))
+        schedule = Schedule("s", at, zone)
+        everything = list(takewhile(lambda tick: tick <= begin + 3 * 86400, schedule.after(begin)))
+        assert schedule.next(begin + since) == next(tick for tick in everything if tick > begin + since)
+
+    def test_utc_needs_no_time_zones_of_the_system(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("lowq.schedules.ZoneInfo", None)
+        assert ticks("0 8 * * *", "2027-01-04T08:00", 1, None)
+        assert Schedule("s", "0 8 * * *", "UTC").next(1_800_000_000) == Schedule("s", "0 8 * * *").next(1_800_000_000)
 
     def test_one_that_comes_once_in_four_years(self) -> None:
         schedule = Schedule("s", "0 0 29 2 *")
@@ -137,6 +182,11 @@ class TestMissed:
         now = self.NOW + 600
         assert self.due("skip", self.NOW - 3 * 3600, now) == ([], now)
 
+    def test_skip_gives_all_that_are_not_late(self) -> None:
+        begun = self.NOW - self.NOW % 20
+        found, settled = self.due("skip", begun - 3600, begun, 20)
+        assert (found, settled) == ([begun - 60, begun - 40, begun - 20, begun], begun)
+
     def test_skip_waits_for_as_long_as_another_node_needs_to_take_over(self) -> None:
         assert grace_of(lease_ttl=15) == GRACE_SECONDS
         assert grace_of(lease_ttl=300) == 600
@@ -175,14 +225,16 @@ class TestRecord:
         paused = self.RECORD.changed(paused_at=None)
         assert paused.changed(paused_at=self.RECORD.paused_at).encode() != self.RECORD.encode()
 
-    @pytest.mark.parametrize("data", [b"", b"{}", b"[]", b"\xff", b'{"table":[],"settled":1,"version":1}', b"1", b"a b",
-                                      b'{"table":{},"settled":"x","version":1}', b'{"table":{},"settled":1}',
-                                      b'{"table":{},"settled":1e308,"version":1}', b"[" * 100_000,
-                                      b'{"table":{},"settled":%b,"version":1}' % (b"9" * 400),
-                                      b'{"table":{},"settled":-1e18,"version":1}']
-                            )  # fmt: skip
-    def test_what_is_none_is_none(self, data: bytes) -> None:
-        assert Record.decode(data) is None
+    def test_what_is_none_is_none(self) -> None:
+        samples: list[bytes] = [
+            b"", b"{}", b"[]", b"\xff", b'{"table":[],"settled":1,"version":1}', b"1", b"a b",
+            b'{"table":{},"settled":"x","version":1}', b'{"table":{},"settled":1}',
+            b'{"table":{},"settled":1e308,"version":1}', b"[" * 100_000,
+            b'{"table":{},"settled":%b,"version":1}' % (b"9" * 400), b'{"table":{},"settled":-1e18,"version":1}',
+        ]  # fmt: skip
+        for data in samples:
+            with case(data):
+                assert Record.decode(data) is None
 
     def test_a_time_table_of_another_version_is_none(self) -> None:
         assert Record({"at": {"moon": "full"}}, 0.0).schedule("s") is None
@@ -252,6 +304,7 @@ class TestDeclared:
         (("0 0 29 2 1#5",), {"tz": "Moon/Crater"}, r"there is no time zone tz='Moon/Crater'; "),
         (("0 8 * * 1",), {"tz": "Europe/Berln"}, r"there is no time zone tz='Europe/Berln'; did you mean 'Europe/B"),
         (("0 8 * * 1",), {"tz": "../etc/passwd"}, "there is no time zone"),
+        (("0 8 * * 1",), {"tz": "localtime"}, r"tz='localtime' is another zone on each machine; write its name"),
         (("0 8 * * 1",), {"tz": 2}, r"tz=2 must be the name of a time zone, such as tz=\"Europe/Berlin\""),
         ((30,), {"tz": "Europe/Berlin"}, r"tz='Europe/Berlin' is for cron strings; the ticks of every\(30\) are"),
         ((0,), {}, r"every\(0\): an interval is 1 second at least, and 366 days at most"),
@@ -271,15 +324,14 @@ class TestDeclared:
         ((30,), {"name": 7}, "name=7 must be a text"),
     ]  # fmt: skip
 
-    @pytest.mark.parametrize(("args", "options", "message"), WRONG)
-    def test_what_makes_no_sense_is_refused(
-        self, app: lowq.Lowq, args: tuple[Any, ...], options: dict[str, Any], message: str
-    ) -> None:
-        with pytest.raises(ConfigError, match=f"^report: .*{message}"):
+    def test_what_makes_no_sense_is_refused(self) -> None:
+        for args, options, message in self.WRONG:
+            app = lowq.Lowq(redis_url="memory://")
+            with case(args, options, message), pytest.raises(ConfigError, match=f"^report: .*{message}"):
 
-            @lowq.every(*args, **options)
-            @app.worker
-            def report(job_id: str, payloads: list[Any]) -> None: ...
+                @lowq.every(*args, **options)
+                @app.worker
+                def report(job_id: str, payloads: list[Any]) -> None: ...
 
     def test_below_the_worker_it_is_refused(self, app: lowq.Lowq) -> None:
         message = r"^report: @lowq.every\(...\) goes above @lowq.worker.*write it in the line before @lowq.worker"

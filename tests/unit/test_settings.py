@@ -1,14 +1,16 @@
 import math
 import os
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from itertools import product
+from typing import Any, get_type_hints
 
 import pytest
 
 import lowq
 from lowq.codec import dump_payload, load_payload
 from lowq.errors import ConfigError
-from lowq.settings import MAX_DUMPED_BYTES, MAX_ERROR_BYTES, Config, cut_error, dump_text, format_error
+from lowq.settings import MAX_DUMPED_BYTES, MAX_ERROR_BYTES, Config, Settings, cut_error, dump_text, format_error
+from tests.rows import case
 
 #: The documented defaults, of what is a plain value.
 DEFAULTS = {
@@ -40,9 +42,10 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class TestDefaults:
-    @pytest.mark.parametrize("name", DEFAULTS)
-    def test_the_documented_default(self, name: str) -> None:
-        assert getattr(Config(), name) == DEFAULTS[name]
+    def test_the_documented_default(self) -> None:
+        for name, default in DEFAULTS.items():
+            with case(name):
+                assert getattr(Config(), name) == default
 
     def test_the_codec_and_the_hooks_work_as_they_are(self) -> None:
         config = Config()
@@ -75,18 +78,20 @@ class TestDefaults:
         assert "bytes left out" in text
         assert text.endswith("end")
 
-    @pytest.mark.parametrize("text", ["", "x" * MAX_ERROR_BYTES, "é" * (MAX_ERROR_BYTES // 2), "short \udc80"])
-    def test_what_fits_is_not_cut(self, text: str) -> None:
-        assert cut_error(text) == text
+    def test_what_fits_is_not_cut(self) -> None:
+        texts: list[str] = ["", "x" * MAX_ERROR_BYTES, "é" * (MAX_ERROR_BYTES // 2), "short \udc80"]
+        for text in texts:
+            with case(text):
+                assert cut_error(text) == text
 
-    @pytest.mark.parametrize("char", ["x", "é", "€", "\U0001f600", "\udc80"])
-    @pytest.mark.parametrize("length", [MAX_ERROR_BYTES + 1, 20_000_000])
-    def test_what_is_longer_is_cut_by_its_bytes(self, char: str, length: int) -> None:
-        text = cut_error("start" + char * (length // len(char.encode("utf-8", "surrogatepass")) + 1) + "end")
-        assert len(text.encode()) <= MAX_ERROR_BYTES
-        assert text.startswith("start")
-        assert text.endswith("end")
-        assert "bytes left out" in text
+    def test_what_is_longer_is_cut_by_its_bytes(self) -> None:
+        for char, length in product(["x", "é", "€", "\U0001f600", "\udc80"], [MAX_ERROR_BYTES + 1, 20_000_000]):
+            with case(char, length):
+                text = cut_error("start" + char * (length // len(char.encode("utf-8", "surrogatepass")) + 1) + "end")
+                assert len(text.encode()) <= MAX_ERROR_BYTES
+                assert text.startswith("start")
+                assert text.endswith("end")
+                assert "bytes left out" in text
 
     def test_what_dump_error_makes_of_it_is_bounded_too(self) -> None:
         assert dump_text(Config(dump_error=lambda text: text[:4].encode() * 10), "boom") == b"boom" * 10
@@ -97,9 +102,8 @@ class TestDefaults:
 
 
 class TestEnvironment:
-    @pytest.mark.parametrize(
-        ("name", "text", "value"),
-        [
+    def test_a_variable_replaces_the_default(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        rows: list[tuple[str, str, object]] = [
             ("redis_url", "redis://elsewhere:7000/3", "redis://elsewhere:7000/3"),
             ("namespace", "shop", "shop"),
             ("poll_interval", "0.25", 0.25),
@@ -110,14 +114,12 @@ class TestEnvironment:
             ("shutdown_timeout", "0", 0.0),
             ("warn_after", "0", 0.0),
             ("max_payload_bytes", "1000", 1000),
-        ],
-    )
-    def test_a_variable_replaces_the_default(
-        self, monkeypatch: pytest.MonkeyPatch, name: str, text: str, value: object
-    ) -> None:
-        monkeypatch.setenv(f"LOWQ_{name.upper()}", text)
-        assert getattr(Config(), name) == value
-        assert type(getattr(Config(), name)) is type(value)
+        ]
+        for name, text, value in rows:
+            with case(name, text, value), monkeypatch.context() as patch:
+                patch.setenv(f"LOWQ_{name.upper()}", text)
+                assert getattr(Config(), name) == value
+                assert type(getattr(Config(), name)) is type(value)
 
     def test_code_wins_over_the_environment(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("LOWQ_THREADS_PER_NODE", "12")
@@ -136,20 +138,19 @@ class TestEnvironment:
         assert Config().server_middlewares == []
         assert Config().dump_payload is dump_payload
 
-    @pytest.mark.parametrize(
-        ("variable", "text"),
-        [
+    def test_a_wrong_variable_is_named(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        rows: list[tuple[str, str]] = [
             ("LOWQ_THREADS_PER_NODE", "many"),
             ("LOWQ_THREADS_PER_NODE", "2.5"),
             ("LOWQ_LEASE_TTL", "0"),
             ("LOWQ_REDIS_URL", "localhost:6379"),
-        ],
-    )
-    def test_a_wrong_variable_is_named(self, monkeypatch: pytest.MonkeyPatch, variable: str, text: str) -> None:
-        monkeypatch.setenv(variable, text)
-        config = Config()
-        with pytest.raises(ConfigError, match=f"environment variable {variable}: .*'?{text}"):
-            getattr(config, variable.removeprefix("LOWQ_").lower())
+        ]
+        for variable, text in rows:
+            with case(variable, text), monkeypatch.context() as patch:
+                patch.setenv(variable, text)
+                config = Config()
+                with pytest.raises(ConfigError, match=f"environment variable {variable}: .*'?{text}"):
+                    getattr(config, variable.removeprefix("LOWQ_").lower())
 
     def test_a_wrong_variable_stops_the_first_use_also_when_nobody_asked_for_it(
         self, monkeypatch: pytest.MonkeyPatch
@@ -161,23 +162,27 @@ class TestEnvironment:
 
 
 class TestChecks:
-    @pytest.mark.parametrize("name", ["poll_interval", "pool_timeout", "push_timeout", "lease_ttl", "shutdown_timeout"])
-    @pytest.mark.parametrize("value", ["soon", "", True, None, math.nan, math.inf, -1, 10**400, [], "nan"])
-    def test_seconds_are_a_number_that_one_can_wait(self, name: str, value: Any) -> None:
-        with pytest.raises(ConfigError, match=f"^{name}="):
-            Config(**{name: value})
+    def test_seconds_are_a_number_that_one_can_wait(self) -> None:
+        names = ["poll_interval", "pool_timeout", "push_timeout", "lease_ttl", "shutdown_timeout"]
+        values: list[Any] = ["soon", "", True, None, math.nan, math.inf, -1, 10**400, [], "nan"]
+        for name, value in product(names, values):
+            with case(name, value), pytest.raises(ConfigError, match=f"^{name}="):
+                Config(**{name: value})
 
-    @pytest.mark.parametrize("value", ["soon", "", True, math.nan, math.inf, -1])
-    def test_warn_after_is_seconds_or_none(self, value: Any) -> None:
-        assert Config(warn_after=None).warn_after is None
-        with pytest.raises(ConfigError, match=r"^warn_after="):
-            Config(warn_after=value)
+    def test_warn_after_is_seconds_or_none(self) -> None:
+        values: list[Any] = ["soon", "", True, math.nan, math.inf, -1]
+        for value in values:
+            with case(value):
+                assert Config(warn_after=None).warn_after is None
+                with pytest.raises(ConfigError, match=r"^warn_after="):
+                    Config(warn_after=value)
 
-    @pytest.mark.parametrize("name", ["threads_per_node", "concurrency", "client_pool_size", "max_payload_bytes"])
-    @pytest.mark.parametrize("value", ["many", 0, -1, 2.5, 2.0, True, None, math.nan])
-    def test_a_count_is_a_whole_number_from_1_on(self, name: str, value: Any) -> None:
-        with pytest.raises(ConfigError, match=f"^{name}="):
-            Config(**{name: value})
+    def test_a_count_is_a_whole_number_from_1_on(self) -> None:
+        names = ["threads_per_node", "concurrency", "client_pool_size", "max_payload_bytes"]
+        values: list[Any] = ["many", 0, -1, 2.5, 2.0, True, None, math.nan]
+        for name, value in product(names, values):
+            with case(name, value), pytest.raises(ConfigError, match=f"^{name}="):
+                Config(**{name: value})
 
     @pytest.mark.parametrize("name", ["poll_interval", "pool_timeout", "push_timeout"])
     def test_an_interval_of_0_would_poll_without_end(self, name: str) -> None:
@@ -188,27 +193,26 @@ class TestChecks:
         with pytest.raises(ConfigError, match=r"lease_ttl=0\.01: it must be at least 0\.1"):
             Config(lease_ttl=0.01)
 
-    @pytest.mark.parametrize(
-        "url",
-        ["localhost", "localhost:6379", "http://localhost", "redis:localhost", "rdis://localhost", "", None, b"x"],
-    )
-    def test_a_url_of_an_unknown_kind_is_refused_with_the_known(self, url: Any) -> None:
-        with pytest.raises(ConfigError, match=r"redis_url=.*redis://, rediss://, unix://.*memory://"):
-            Config(redis_url=url)
+    def test_a_url_of_an_unknown_kind_is_refused_with_the_known(self) -> None:
+        urls: list[Any] = [
+            "localhost", "localhost:6379", "http://localhost", "redis:localhost", "rdis://localhost", "", None, b"x",
+        ]  # fmt: skip
+        for url in urls:
+            with case(url), pytest.raises(ConfigError, match=r"redis_url=.*redis://, rediss://, unix://.*memory://"):
+                Config(redis_url=url)
 
-    @pytest.mark.parametrize(
-        "url",
-        [
+    def test_all_documented_kinds_of_urls_are_taken(self) -> None:
+        urls = [
             "redis://h:1/0",
             "rediss://h",
             "unix:///run/redis.sock",
             "redis+sentinel://h:1,i:2/main/0",
             "redis+cluster://h:1",
             "memory://",
-        ],
-    )
-    def test_all_documented_kinds_of_urls_are_taken(self, url: str) -> None:
-        assert Config(redis_url=url).redis_url == url
+        ]
+        for url in urls:
+            with case(url):
+                assert Config(redis_url=url).redis_url == url
 
     @pytest.mark.parametrize("url", ["rdis://user:hunter2@host", "http://:hunter2@host", "://hunter2@host"])
     def test_a_password_is_not_shown_when_the_url_is_wrong(self, url: str) -> None:
@@ -216,14 +220,14 @@ class TestChecks:
             Config(redis_url=url)
         assert "hunter2" not in str(caught.value)
 
-    @pytest.mark.parametrize("namespace", ["", "a b", "a{b}", "a\nb", "x" * 65, "a\ud800", "a\x9b", 5, None])
-    def test_a_namespace_that_would_break_keys_is_refused(self, namespace: Any) -> None:
-        with pytest.raises(ConfigError, match="namespace="):
-            Config(namespace=namespace)
+    def test_a_namespace_that_would_break_keys_is_refused(self) -> None:
+        namespaces: list[Any] = ["", "a b", "a{b}", "a\nb", "x" * 65, "a\ud800", "a\x9b", 5, None]
+        for namespace in namespaces:
+            with case(namespace), pytest.raises(ConfigError, match="namespace="):
+                Config(namespace=namespace)
 
-    @pytest.mark.parametrize(
-        "name",
-        [
+    def test_a_hook_is_callable(self) -> None:
+        names = [
             "on_server_init",
             "on_server_stop",
             "last_words",
@@ -232,12 +236,11 @@ class TestChecks:
             "format_error",
             "dump_error",
             "load_error",
-        ],
-    )
-    @pytest.mark.parametrize("value", [None, "print", 5])
-    def test_a_hook_is_callable(self, name: str, value: Any) -> None:
-        with pytest.raises(ConfigError, match=f"{name}=.* is not callable"):
-            Config(**{name: value})
+        ]
+        values: list[Any] = [None, "print", 5]
+        for name, value in product(names, values):
+            with case(name, value), pytest.raises(ConfigError, match=f"{name}=.* is not callable"):
+                Config(**{name: value})
 
     @pytest.mark.parametrize("name", ["build_scheduler", "build_splitter"])
     def test_a_builder_is_callable_or_none(self, name: str) -> None:
@@ -246,11 +249,11 @@ class TestChecks:
         assert getattr(Config(**{name: None}), name) is None
         assert getattr(Config(**{name: print}), name) is print
 
-    @pytest.mark.parametrize("name", ["server_middlewares", "client_middlewares"])
-    @pytest.mark.parametrize("value", [None, print, "print", [print, "x"], {print}])
-    def test_middlewares_are_a_list_of_callables(self, name: str, value: Any) -> None:
-        with pytest.raises(ConfigError, match=name):
-            Config(**{name: value})
+    def test_middlewares_are_a_list_of_callables(self) -> None:
+        values: list[Any] = [None, print, "print", [print, "x"], {print}]
+        for name, value in product(["server_middlewares", "client_middlewares"], values):
+            with case(name, value), pytest.raises(ConfigError, match=name):
+                Config(**{name: value})
 
     @pytest.mark.parametrize("value", [5, "OrderSync", object()])
     def test_workers_are_a_list(self, value: Any) -> None:
@@ -280,10 +283,17 @@ class TestUnknownSettings:
     )
     def test_the_nearest_known_is_named(self, name: str, nearest: str) -> None:
         message = f"unknown setting '{name}'; did you mean '{nearest}'"
+        misspelt: dict[str, Any] = {name: "x"}
         with pytest.raises(ConfigError, match=message):
-            lowq.Lowq(**{name: "x"})
+            lowq.Lowq(**misspelt)
         with pytest.raises(ConfigError, match=message):
             setattr(Config(), name, "x")
+
+    def test_the_keywords_of_an_application_have_the_types_of_the_settings(self) -> None:
+        expected = {name: kind for name, kind in get_type_hints(Config).items() if name[0] != "_"}
+        for name in ("server_middlewares", "client_middlewares"):  # the setting is a list of its own
+            expected[name] = Sequence[Callable[..., Any]]
+        assert get_type_hints(Settings) == expected
 
     def test_without_a_near_one_all_are_named(self) -> None:
         with pytest.raises(ConfigError, match=r"unknown setting 'xyzzy'; settings are redis_url, .*workers"):

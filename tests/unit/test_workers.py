@@ -2,6 +2,7 @@ import abc
 import asyncio
 from collections.abc import Callable, Iterable, Iterator
 from datetime import timedelta
+from itertools import product
 from typing import Any
 from unittest import mock
 
@@ -13,6 +14,7 @@ from lowq.errors import ConfigError
 from lowq.producer import Jobs
 from lowq.retry import default_retry_in
 from lowq.workers import Worker, options_of, time_limits_of
+from tests.rows import case
 
 PayloadsById = dict[str, list[Any]]
 
@@ -118,10 +120,11 @@ class TestForms:
         made: Any = app.worker(Sync)
         assert perform_all(made) == {"1!": [7]}
 
-    @pytest.mark.parametrize("target", [5, "OrderSync", None, print, abs, [1]])
-    def test_nothing_else_can_be_decorated(self, app: lowq.Lowq, target: Any) -> None:
-        with pytest.raises(ConfigError, match="decorates a class or a function, not"):
-            app.worker(shards_count=1)(target)
+    def test_nothing_else_can_be_decorated(self, app: lowq.Lowq) -> None:
+        targets: list[Any] = [5, "OrderSync", None, print, abs, [1]]
+        for target in targets:
+            with case(target), pytest.raises(ConfigError, match="decorates a class or a function, not"):
+                app.worker(shards_count=1)(target)
 
 
 # --- options ---
@@ -208,47 +211,58 @@ class TestOptions:
         ):
             app.worker(**options)(Plain)
 
-    @pytest.mark.parametrize("weight", [1, 3, 0.5, 1e-6, 1e6])
-    def test_a_weight_is_a_number(self, app: lowq.Lowq, weight: float) -> None:
-        made: Any = app.worker(weight=weight)(Plain)
-        assert made.weight == weight
+    def test_a_weight_is_a_number(self) -> None:
+        for weight in [1, 3, 0.5, 1e-6, 1e6]:
+            with case(weight):
+                app = lowq.Lowq(redis_url="memory://")
+                made: Any = app.worker(weight=weight)(Plain)
+                assert made.weight == weight
 
-    @pytest.mark.parametrize("weight", [0, -1, "3", None, True, float("nan"), float("inf"), 1e-7, 10**400], ids=repr)
-    def test_a_weight_is_above_0(self, app: lowq.Lowq, weight: Any) -> None:
-        with pytest.raises(ConfigError, match=r"Plain: weight=.* must be a number above 0"):
-            app.worker(weight=weight)(Plain)
-        with pytest.raises(ConfigError, match=r"Sync: weight=.* must be a number above 0"):
-            app.worker(type("Sync", (Plain,), {"weight": weight}))
+    def test_a_weight_is_above_0(self, app: lowq.Lowq) -> None:
+        weights: list[Any] = [0, -1, "3", None, True, float("nan"), float("inf"), 1e-7, 10**400]
+        for weight in weights:
+            with case(weight):
+                with pytest.raises(ConfigError, match=r"Plain: weight=.* must be a number above 0"):
+                    app.worker(weight=weight)(Plain)
+                with pytest.raises(ConfigError, match=r"Sync: weight=.* must be a number above 0"):
+                    app.worker(type("Sync", (Plain,), {"weight": weight}))
 
-    @pytest.mark.parametrize("value", [0, -1, "5", 2.0, True, 2**40])
-    def test_max_threads_is_a_whole_number_from_1_on_or_none(self, app: lowq.Lowq, value: Any) -> None:
-        with pytest.raises(ConfigError, match=r"Plain: max_threads=.* must be a whole number from 1 to"):
-            app.worker(max_threads=value)(Plain)
-        bounded: Any = app.worker(max_threads=2)(Plain)
-        free: Any = app.worker(max_threads=None, queue_name="Free")(Plain)
-        assert (bounded.max_threads, free.max_threads) == (2, None)
+    def test_max_threads_is_a_whole_number_from_1_on_or_none(self) -> None:
+        values: list[Any] = [0, -1, "5", 2.0, True, 2**40]
+        for value in values:
+            with case(value):
+                app = lowq.Lowq(redis_url="memory://")
+                with pytest.raises(ConfigError, match=r"Plain: max_threads=.* must be a whole number from 1 to"):
+                    app.worker(max_threads=value)(Plain)
+                bounded: Any = app.worker(max_threads=2)(Plain)
+                free: Any = app.worker(max_threads=None, queue_name="Free")(Plain)
+                assert (bounded.max_threads, free.max_threads) == (2, None)
 
     def test_an_attribute_that_only_looks_like_an_option_is_fine(self, app: lowq.Lowq) -> None:
         app.worker(type("Resize", (Plain,), {"width": 3, "height": 4}))
 
-    @pytest.mark.parametrize("name", ["shards_count", "batch_size", "max_payloads", "max_crash_count"])
-    @pytest.mark.parametrize("value", [0, -1, "5", 2.0, True, None, 2**40])
-    def test_a_count_is_a_whole_number_from_1_on(self, app: lowq.Lowq, name: str, value: Any) -> None:
-        options: Any = {name: value}
-        with pytest.raises(ConfigError, match=f"Plain: {name}=.* must be a whole number from 1 to"):
-            app.worker(**options)(Plain)
-        with pytest.raises(ConfigError, match=f"Sync: {name}=.* must be a whole number from 1 to"):
-            app.worker(type("Sync", (Plain,), options))
-        assert app.workers == {}
+    def test_a_count_is_a_whole_number_from_1_on(self, app: lowq.Lowq) -> None:
+        names = ["shards_count", "batch_size", "max_payloads", "max_crash_count"]
+        values: list[Any] = [0, -1, "5", 2.0, True, None, 2**40]
+        for name, value in product(names, values):
+            with case(name, value):
+                options: Any = {name: value}
+                with pytest.raises(ConfigError, match=f"Plain: {name}=.* must be a whole number from 1 to"):
+                    app.worker(**options)(Plain)
+                with pytest.raises(ConfigError, match=f"Sync: {name}=.* must be a whole number from 1 to"):
+                    app.worker(type("Sync", (Plain,), options))
+                assert app.workers == {}
 
-    @pytest.mark.parametrize("name", ["time_limit", "ttr"])
-    @pytest.mark.parametrize("value", [0, -1, "5", True, float("nan"), float("inf"), timedelta(0), 2**40])
-    def test_a_limit_is_a_length_of_time(self, app: lowq.Lowq, name: str, value: Any) -> None:
-        options: Any = {name: value}
-        with pytest.raises(
-            ConfigError, match=rf"Plain: {name}=.* must be seconds, or a timedelta, of more than 0, and under 272 years"
-        ):
-            app.worker(**options)(Plain)
+    def test_a_limit_is_a_length_of_time(self, app: lowq.Lowq) -> None:
+        values: list[Any] = [0, -1, "5", True, float("nan"), float("inf"), timedelta(0), 2**40]
+        for name, value in product(["time_limit", "ttr"], values):
+            with case(name, value):
+                options: Any = {name: value}
+                with pytest.raises(
+                    ConfigError,
+                    match=rf"Plain: {name}=.* must be seconds, or a timedelta, of more than 0, and under 272 years",
+                ):
+                    app.worker(**options)(Plain)
 
     def test_limits_are_seconds_or_timedeltas_and_there_are_none_by_default(self, app: lowq.Lowq) -> None:
         made: Any = app.worker(Plain)
@@ -265,34 +279,42 @@ class TestOptions:
         with pytest.raises(ConfigError, match=r"Plain: ttr=.* must be more than time_limit=60"):
             app.worker(time_limit=60, ttr=ttr)(Plain)
 
-    @pytest.mark.parametrize("value", [-1, "5", 2.5, True, None])
-    def test_max_retry_count_may_be_0_but_not_less(self, app: lowq.Lowq, value: Any) -> None:
-        made: Any = app.worker(max_retry_count=0)(Plain)
-        assert made.max_retry_count == 0
-        with pytest.raises(ConfigError, match=r"max_retry_count=.* must be a whole number from 0 to"):
-            app.worker(max_retry_count=value)(Plain)
+    def test_max_retry_count_may_be_0_but_not_less(self) -> None:
+        values: list[Any] = [-1, "5", 2.5, True, None]
+        for value in values:
+            with case(value):
+                app = lowq.Lowq(redis_url="memory://")
+                made: Any = app.worker(max_retry_count=0)(Plain)
+                assert made.max_retry_count == 0
+                with pytest.raises(ConfigError, match=r"max_retry_count=.* must be a whole number from 0 to"):
+                    app.worker(max_retry_count=value)(Plain)
 
-    @pytest.mark.parametrize(
-        "name",
-        ["a{b", "a}b", "a b", "", "a\nb", "a\x00", "a\x7f", "a\x9b", "a\u2028b", "\ud800", "x" * 129, 5, None, b"a"],
-    )
-    def test_a_queue_name_that_would_break_keys_is_refused(self, app: lowq.Lowq, name: Any) -> None:
-        message = "it has 1 to 128 characters, without braces, spaces and control characters"
-        with pytest.raises(ConfigError, match=message):
-            app.worker(queue_name=name)(Plain)
-        with pytest.raises(ConfigError, match=message):
-            app.queue(name)
+    def test_a_queue_name_that_would_break_keys_is_refused(self, app: lowq.Lowq) -> None:
+        names: list[Any] = [
+            "a{b", "a}b", "a b", "", "a\nb", "a\x00", "a\x7f", "a\x9b", "a\u2028b", "\ud800", "x" * 129, 5, None, b"a",
+        ]  # fmt: skip
+        for name in names:
+            with case(name):
+                message = "it has 1 to 128 characters, without braces, spaces and control characters"
+                with pytest.raises(ConfigError, match=message):
+                    app.worker(queue_name=name)(Plain)
+                with pytest.raises(ConfigError, match=message):
+                    app.queue(name)
 
-    @pytest.mark.parametrize("name", ["Orders", "orders.v2:eu/1", "Заказы", "x" * 128])
-    def test_any_other_queue_name_is_fine(self, app: lowq.Lowq, name: str) -> None:
-        made: Any = app.worker(queue_name=name)(Plain)
-        assert perform_all(made) == {"1": [7]}
+    def test_any_other_queue_name_is_fine(self) -> None:
+        for name in ["Orders", "orders.v2:eu/1", "Заказы", "x" * 128]:
+            with case(name):
+                app = lowq.Lowq(redis_url="memory://")
+                made: Any = app.worker(queue_name=name)(Plain)
+                assert perform_all(made) == {"1": [7]}
 
-    @pytest.mark.parametrize("value", [0, -1, "5", 1.5, True, 2**40])
-    def test_the_handle_of_a_queue_takes_no_senseless_shards_count_either(self, app: lowq.Lowq, value: Any) -> None:
-        with pytest.raises(ConfigError, match=r"shards_count=.* must be a whole number from 1 to"):
-            app.queue("Orders", value).push({"id": 1})
-        assert app.queues() == []
+    def test_the_handle_of_a_queue_takes_no_senseless_shards_count_either(self, app: lowq.Lowq) -> None:
+        values: list[Any] = [0, -1, "5", 1.5, True, 2**40]
+        for value in values:
+            with case(value):
+                with pytest.raises(ConfigError, match=r"shards_count=.* must be a whole number from 1 to"):
+                    app.queue("Orders", value).push({"id": 1})
+                assert app.queues() == []
 
 
 # --- wrong forms ---
@@ -454,9 +476,8 @@ def hides_queue() -> type:
     return Sync
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
+def test_a_wrong_form_is_refused_at_decoration_with_the_fix(app: lowq.Lowq) -> None:
+    rows: list[tuple[Callable[[], type], str]] = [
         (async_generator_perform, r"Sync\.perform contains yield"),
         (generator_perform, r"Sync\.perform contains yield"),
         (no_perform, r"Sync has no method perform\(self, payloads_by_id\)"),
@@ -489,15 +510,12 @@ def hides_queue() -> type:
         (instance_perform_async, r"Sync\.perform_async is called on the class; write @classmethod above it"),
         (static_perform_async, r"Sync\.perform_async is called on the class; write @classmethod above it"),
         (hides_queue, r"Sync\.queue hides what every worker has; give it another name"),
-    ],
-    ids=lambda value: value.__name__ if callable(value) else "",
-)
-def test_a_wrong_form_is_refused_at_decoration_with_the_fix(
-    app: lowq.Lowq, make: Callable[[], type], message: str
-) -> None:
-    with pytest.raises(ConfigError, match=message):
-        app.worker(make())
-    assert app.workers == {}
+    ]
+    for make, message in rows:
+        with case(make, message):
+            with pytest.raises(ConfigError, match=message):
+                app.worker(make())
+            assert app.workers == {}
 
 
 class TestWrongFunctions:
@@ -614,7 +632,7 @@ class TestUndecorated:
 class TestPerformAsync:
     def test_it_may_be_overridden_calling_super(self, app: lowq.Lowq) -> None:
         @app.worker
-        class Sync(lowq.Worker[int]):
+        class Sync(lowq.Worker[Any]):
             @classmethod
             def perform_async(cls, jobs: Jobs) -> int:  # type: ignore[override]  # as it was before timeout
                 assert isinstance(jobs, list)

@@ -2,6 +2,7 @@
 
 import uuid
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -37,6 +38,19 @@ def app() -> Iterator[lowq.Lowq]:
     app = lowq.Lowq(redis_url=f"memory://{uuid.uuid4().hex}")
     yield app
     app.close()
+
+
+@contextmanager
+def dashboard(base_url: str = "http://127.0.0.1:8080", **options: Any) -> Iterator[tuple[lowq.Lowq, TestClient]]:
+    """An application on a store of its own, and a browser: for each row of a test whose rows change the store. Options
+    are those of `create_app`.
+    """
+    app = lowq.Lowq(redis_url=f"memory://{uuid.uuid4().hex}")
+    try:
+        made = lowq_web.create_app(app, **options)
+        yield app, TestClient(made, base_url=base_url, headers=OWN, follow_redirects=False)
+    finally:
+        app.close()
 
 
 @pytest.fixture

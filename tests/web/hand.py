@@ -45,7 +45,7 @@ class Hand:
     def push(self, job_id: str, at: float, payload: Any = "", score: float | None = None) -> None:
         """``at``: when it becomes due. It was pushed then, or now if that is to come."""
         item = (job_id.encode(), msgspec.json.encode(payload), b"" if score is None else repr(score).encode())
-        head: list[Any] = [repr(at), uuid.uuid4().hex, "", self.queue.shards_count, 4, 15, ""]
+        head: list[Any] = [repr(at), uuid.uuid4().hex, "", self.queue.shards_count, "4 anew=1", 15, ""]
         self.app.client.run("push", self.prefix(self.index(job_id)), *head, *item, repr(at))
 
     def own(self, index: int, at: float, nonce: str = "aaaaaaaaaaaa") -> Shard:

@@ -14,8 +14,9 @@ from starlette.testclient import TestClient
 import lowq
 from lowq_web.api import ENDPOINTS, _answer
 from lowq_web.received import Nothing
+from tests.rows import case
 from tests.waiting import until
-from tests.web.conftest import OWN, Open
+from tests.web.conftest import OWN, Open, dashboard
 from tests.web.hand import Hand
 
 #: What a request may say.
@@ -38,29 +39,30 @@ class TestActing:
         assert answer.json() == {"done": 1, "in_flight": 0, "missing": 1, "not_done": not_done}
         assert queue.stats().morgue_length == 1
 
-    @pytest.mark.parametrize(
-        ("action", "why"),
-        [
+    def test_each_id_that_was_left_and_why(self) -> None:
+        rows: list[tuple[str, str]] = [
             ("kick", "not in the morgue"), ("bury", "no such job waits"), ("perform_now", "no such job waits"),
             ("delete", "no such job waits or is buried"),
-        ],
-    )  # fmt: skip
-    def test_each_id_that_was_left_and_why(self, client: TestClient, app: lowq.Lowq, action: str, why: str) -> None:
-        hand = Hand(app, "Orders")
-        hand.push("runs", 1000.0)
-        hand.take(["runs"], 1001.0)
-        odd = "gone\udcff\x00"
-        named = ["runs", odd, odd, *(f"{n:0>500}" for n in range(998))]
-        document = json.dumps({"action": action, "ids": [*named[:1000]]})
-        answer = client.post(
-            "/api/v1/queues/Orders/actions", content=document, headers={"content-type": "application/json"}
-        )
-        assert answer.status_code == 200, answer.text
-        reasons = {item["id"]: item["why"] for item in answer.json()["not_done"]}
-        in_flight = why if action == "kick" else "in flight, left alone"
-        assert reasons == dict.fromkeys(named[:1000], why) | {"runs": in_flight}
-        assert (answer.json()["missing"], answer.json()["in_flight"]) == ((999, 0) if action == "kick" else (998, 1))
-        assert len(answer.json()["not_done"]) == 999
+        ]  # fmt: skip
+        for action, why in rows:
+            with case(action, why), dashboard() as (app, client):
+                hand = Hand(app, "Orders")
+                hand.push("runs", 1000.0)
+                hand.take(["runs"], 1001.0)
+                odd = "gone\udcff\x00"
+                named = ["runs", odd, odd, *(f"{n:0>500}" for n in range(998))]
+                document = json.dumps({"action": action, "ids": [*named[:1000]]})
+                answer = client.post(
+                    "/api/v1/queues/Orders/actions", content=document, headers={"content-type": "application/json"}
+                )
+                assert answer.status_code == 200, answer.text
+                reasons = {item["id"]: item["why"] for item in answer.json()["not_done"]}
+                in_flight = why if action == "kick" else "in flight, left alone"
+                assert reasons == dict.fromkeys(named[:1000], why) | {"runs": in_flight}
+                assert (answer.json()["missing"], answer.json()["in_flight"]) == (
+                    (999, 0) if action == "kick" else (998, 1)
+                )
+                assert len(answer.json()["not_done"]) == 999
 
     def test_all_in_the_background(self, client: TestClient, queue: lowq.Queue, app: lowq.Lowq) -> None:
         wanted = {"action": "delete", "all": {"state": "scheduled", "match": "job-1*"}}
@@ -74,9 +76,8 @@ class TestActing:
         assert queue.stats().length == 8
         assert client.get("/api/v1/audit?limit=1").json()["audit"][0]["count"] == 10
 
-    @pytest.mark.parametrize(
-        "document",
-        [
+    def test_nonsense_is_refused_with_the_reason(self, client: TestClient, queue: lowq.Queue) -> None:
+        documents: list[Any] = [
             [], 5, "kick", {}, {"action": "kick"}, {"action": "explode", "ids": ["a"]}, {"action": "kick", "ids": []},
             {"action": "kick", "ids": ["a"], "all": {}}, {"action": "kick", "ids": [5]},
             {"action": "kick", "ids": ["a"], "x": 1}, {"a` - at `$.nope": 1}, {"action": "kick", "a` - at `$[0]": 1},
@@ -87,15 +88,17 @@ class TestActing:
             {"action": "delete", "all": {"match": "\ud800"}}, {"action": "delete", "ids": ["\ud800"]},
             {"action": "bury", "ids": ["job-05"], "reason": "x\ud800"},
             {"action": "bury", "ids": ["job-05"], "reason": "text \udcff"},
-        ],
-    )  # fmt: skip
-    def test_nonsense_is_refused_with_the_reason(self, client: TestClient, queue: lowq.Queue, document: Any) -> None:
-        before = queue.stats().length
-        json_headers = {"content-type": "application/json"}
-        answer = client.post("/api/v1/queues/Orders/actions", content=json.dumps(document), headers=json_headers)
-        assert answer.status_code == 400
-        assert len(answer.json()["error"]) > 10
-        assert queue.stats().length == before
+        ]  # fmt: skip
+        for document in documents:
+            with case(document):
+                before = queue.stats().length
+                json_headers = {"content-type": "application/json"}
+                answer = client.post(
+                    "/api/v1/queues/Orders/actions", content=json.dumps(document), headers=json_headers
+                )
+                assert answer.status_code == 400
+                assert len(answer.json()["error"]) > 10
+                assert queue.stats().length == before
 
     def test_bodies_that_are_no_json(self, client: TestClient, queue: lowq.Queue) -> None:
         path = "/api/v1/queues/Orders/actions"
@@ -113,17 +116,16 @@ class TestLooking:
         assert rest["cursor"] is None
         assert first["jobs"][0]["payloads"] == [{"payload": {"n": 2}, "score": 2.0}]
 
-    @pytest.mark.parametrize(
-        "query",
-        [
+    def test_wrong_parameters_are_named(self, client: TestClient, queue: lowq.Queue) -> None:
+        queries = [
             "limit=0", "limit=x", "limit=99999", "state=dead", "order_by=size", "colour=red", "reverse=1", "min=x",
             "after=!", "match=%ff*", "match=%ED%A0%80", "limit=%D9%A3", "after=%ff",
-        ],
-    )  # fmt: skip
-    def test_wrong_parameters_are_named(self, client: TestClient, queue: lowq.Queue, query: str) -> None:
-        answer = client.get(f"/api/v1/queues/Orders/jobs?{query}")
-        assert answer.status_code == 400
-        assert query.partition("=")[0] in answer.json()["error"]
+        ]  # fmt: skip
+        for query in queries:
+            with case(query):
+                answer = client.get(f"/api/v1/queues/Orders/jobs?{query}")
+                assert answer.status_code == 400
+                assert query.partition("=")[0] in answer.json()["error"]
 
     def test_more_fields_than_anything_has_are_refused(self, client: TestClient, queue: lowq.Queue) -> None:
         for path in ("/api/v1/stats", "/api/v1/queues/Orders/jobs"):

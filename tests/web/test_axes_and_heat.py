@@ -6,6 +6,7 @@ import pytest
 
 import lowq
 from lowq_web.chart import ALL_CELLS, MOST_CELLS, chart, heat_map, heat_maps
+from tests.rows import case
 
 NOON = 1_795_262_400.0  # 2026-11-21 12:00 UTC
 
@@ -28,18 +29,21 @@ def overview(name: str, shards: list[lowq.ShardInfo]) -> lowq.QueueOverview:
 
 
 class TestAxes:
-    @pytest.mark.parametrize(
-        ("lag", "top"), [(0.2, 1), (21, 30), (45, 60), (500, 600), (4000, 7200), (90_000, 172_800), (1e6, 1_728_000)]
-    )
-    def test_lags_end_at_a_round_length_of_time(self, lag: float, top: float) -> None:
-        assert chart(rates(0.0, lag), ["lag"], seconds=True).top == top
+    def test_lags_end_at_a_round_length_of_time(self) -> None:
+        rows: list[tuple[float, float]] = [
+            (0.2, 1), (21, 30), (45, 60), (500, 600), (4000, 7200), (90_000, 172_800), (1e6, 1_728_000),
+        ]  # fmt: skip
+        for lag, top in rows:
+            with case(lag, top):
+                assert chart(rates(0.0, lag), ["lag"], seconds=True).top == top
 
-    @pytest.mark.parametrize("value", [math.inf, math.nan, -math.inf, 1e300, -5.0])
-    def test_nonsense_in_a_history_is_a_gap(self, value: float) -> None:
-        for seconds in (True, False):
-            found = chart(rates(1.0, 2.0, value, 2.0, 1.0), ["lag"], seconds=seconds)
-            assert found.top == 2
-            assert len(found.lines[0].pieces) == 2
+    def test_nonsense_in_a_history_is_a_gap(self) -> None:
+        for value in [math.inf, math.nan, -math.inf, 1e300, -5.0]:
+            with case(value):
+                for seconds in (True, False):
+                    found = chart(rates(1.0, 2.0, value, 2.0, 1.0), ["lag"], seconds=seconds)
+                    assert found.top == 2
+                    assert len(found.lines[0].pieces) == 2
 
     @pytest.mark.parametrize(
         ("stretches", "step", "labels"),
@@ -55,10 +59,11 @@ class TestAxes:
         length = (stretches - 1) * step
         assert marks[0].x == pytest.approx(100 * {10: 600, 300: 4 * 3600, 7200: 36 * 3600}[step] / length, abs=0.01)
 
-    @pytest.mark.parametrize("begin", [0.0, -1e300, math.inf, math.nan])
-    def test_no_marks_without_a_span(self, begin: float) -> None:
-        assert chart(rates(1.0, 2.0, begin=begin), ["lag"]).marks == []
-        assert chart([], ["lag"]).marks == []
+    def test_no_marks_without_a_span(self) -> None:
+        for begin in [0.0, -1e300, math.inf, math.nan]:
+            with case(begin):
+                assert chart(rates(1.0, 2.0, begin=begin), ["lag"]).marks == []
+                assert chart([], ["lag"]).marks == []
 
 
 class TestHeatMap:

@@ -4,6 +4,7 @@ import pytest
 
 import lowq
 from lowq_web.chart import HEIGHT, WIDTH, Line, chart
+from tests.rows import case
 
 
 def rate(
@@ -76,12 +77,11 @@ class TestLines:
         found = chart([rate(0), rate(10)], ["processed"])
         assert points(found.lines[0]) == [near([(0, 0), (1, 0)])]
 
-    @pytest.mark.parametrize(
-        ("most", "top"),
-        [
+    def test_a_scale_ends_with_a_round_number_that_nothing_exceeds(self) -> None:
+        rows: list[tuple[float, float]] = [
             (0.0, 1), (1, 1), (1.01, 2), (2, 2), (2.1, 5), (5, 5), (5.5, 10), (10, 10), (11, 20), (99, 100),
             (101, 200), (4001, 5000), (0.5, 0.5), (0.3, 0.5), (0.11, 0.2), (0.1, 0.1), (0.013, 0.02), (1_000_001, 2e6),
-        ],
-    )  # fmt: skip
-    def test_a_scale_ends_with_a_round_number_that_nothing_exceeds(self, most: float, top: float) -> None:
-        assert chart([rate(0), rate(10, most)], ["processed"]).top == pytest.approx(top)
+        ]  # fmt: skip
+        for most, top in rows:
+            with case(most, top):
+                assert chart([rate(0), rate(10, most)], ["processed"]).top == pytest.approx(top)

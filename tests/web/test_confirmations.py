@@ -1,6 +1,7 @@
 """Pages that ask: what is answered is what was asked."""
 
 import re
+from itertools import product
 from typing import Any
 
 import pytest
@@ -9,13 +10,19 @@ from starlette.testclient import TestClient
 import lowq
 from lowq_web import confirmations
 from tests.integration.support import until
+from tests.rows import case
 from tests.web.confirming import confirm, form_on
+from tests.web.conftest import dashboard
 
 ACT = "/queues/Orders/act"
 
 
 @pytest.fixture
 def queue(app: lowq.Lowq) -> lowq.Queue:
+    return filled(app)
+
+
+def filled(app: lowq.Lowq) -> lowq.Queue:
     """Of each kind 20 jobs: due, for later, and buried."""
     queue = app.queue("Orders", 3)
     queue.push({"id": f"due-{n}"} for n in range(20))
@@ -58,24 +65,23 @@ def head(page: str) -> str:
     return re.sub(r"<[^>]+>", "", page.partition("<h1>")[2].partition("</h1>")[0])
 
 
-@pytest.mark.parametrize("match", ["", "*"])
-@pytest.mark.parametrize(
-    ("action", "state", "count"),
-    [("delete", "", 40), ("bury", "", 40), ("bury", "due", 20), ("delete", "scheduled", 20), ("perform_now", "", 20),
-     ("kick", "morgue", 20), ("delete", "morgue", 20)],
-)  # fmt: skip
-def test_what_came_after_the_question_is_not_touched(
-    client: TestClient, queue: lowq.Queue, action: str, state: str, count: int, match: str
-) -> None:
-    page = ask(client, do=f"{action} all", state=state, match=match)
-    assert f" {count} jobs" in head(page)
-    new = {"new-due", "new-later", "new-buried"}
-    queue.push([{"id": "new-due"}, {"id": "new-later", "delay": 60.0}, {"id": "new-buried"}])
-    queue.bury("new-buried")
-    before = {state: ids(queue, state) & new for state in (None, "due", "scheduled", "morgue")}
-    shown = finished(client, answer(client, page))
-    assert f"{count} of {count} jobs" in shown
-    assert {state: ids(queue, state) & new for state in (None, "due", "scheduled", "morgue")} == before
+def test_what_came_after_the_question_is_not_touched() -> None:
+    rows: list[tuple[str, str, int]] = [
+        ("delete", "", 40), ("bury", "", 40), ("bury", "due", 20), ("delete", "scheduled", 20),
+        ("perform_now", "", 20), ("kick", "morgue", 20), ("delete", "morgue", 20),
+    ]  # fmt: skip
+    for match, (action, state, count) in product(["", "*"], rows):
+        with case(match, action, state, count), dashboard() as (app, client):
+            queue = filled(app)
+            page = ask(client, do=f"{action} all", state=state, match=match)
+            assert f" {count} jobs" in head(page)
+            new = {"new-due", "new-later", "new-buried"}
+            queue.push([{"id": "new-due"}, {"id": "new-later", "delay": 60.0}, {"id": "new-buried"}])
+            queue.bury("new-buried")
+            before = {state: ids(queue, state) & new for state in (None, "due", "scheduled", "morgue")}
+            shown = finished(client, answer(client, page))
+            assert f"{count} of {count} jobs" in shown
+            assert {state: ids(queue, state) & new for state in (None, "due", "scheduled", "morgue")} == before
 
 
 @pytest.mark.parametrize(
@@ -120,27 +126,22 @@ def test_it_asks_again_after_an_hour(client: TestClient, queue: lowq.Queue, monk
     assert queue.stats().length == 40
 
 
-@pytest.mark.parametrize("what", ["all", "selected", ""])
-@pytest.mark.parametrize(
-    "forged",
-    [
+def test_a_form_that_no_page_has_made_is_refused(client: TestClient, queue: lowq.Queue) -> None:
+    forgeries: list[dict[str, str | None]] = [
         {"count": None}, {"at": None}, {"count": None, "at": None}, {"count": "-1"}, {"count": "many"}, {"count": ""},
         {"count": "٣"}, {"at": "nan"}, {"at": "inf"}, {"at": "-5"}, {"at": "soon"}, {"at": "99999999999"},
         {"count": "1e3"},
-    ],
-    ids=str,
-)  # fmt: skip
-def test_a_form_that_no_page_has_made_is_refused(
-    client: TestClient, queue: lowq.Queue, what: str, forged: dict[str, str | None]
-) -> None:
-    page = ask(client, do=f"delete {what}".strip(), id=["due-1"], state="due" if what == "all" else "")
-    before = sizes(queue)
-    refused = answer(client, page, **forged)
-    assert refused.status_code == 400
-    assert "Nothing was done." in refused.text
-    assert "press the button again" in refused.text
-    assert sizes(queue) == before
-    assert ids(queue, "due") == {f"due-{n}" for n in range(20)}
+    ]  # fmt: skip
+    for what, forged in product(["all", "selected", ""], forgeries):
+        with case(what, forged):
+            page = ask(client, do=f"delete {what}".strip(), id=["due-1"], state="due" if what == "all" else "")
+            before = sizes(queue)
+            refused = answer(client, page, **forged)
+            assert refused.status_code == 400
+            assert "Nothing was done." in refused.text
+            assert "press the button again" in refused.text
+            assert sizes(queue) == before
+            assert ids(queue, "due") == {f"due-{n}" for n in range(20)}
 
 
 def test_a_number_that_the_page_has_not_shown_is_refused(client: TestClient, queue: lowq.Queue) -> None:
@@ -209,14 +210,14 @@ class TestIds:
         assert job is not None
         assert job.error == 'out of "stock"'
 
-    @pytest.mark.parametrize("seen", [None, "", "1.0", "x y", "1.0 - -"])
-    def test_without_what_was_seen_of_each_it_is_refused(
-        self, client: TestClient, queue: lowq.Queue, seen: str | None
-    ) -> None:
-        page = ask(client, do="delete selected", id="due-1")
-        refused = answer(client, page, seen=seen)
-        assert (refused.status_code, queue.stats().length) == (400, 40)
-        assert "press the button again" in refused.text
+    def test_without_what_was_seen_of_each_it_is_refused(self, client: TestClient, queue: lowq.Queue) -> None:
+        all_seen: list[str | None] = [None, "", "1.0", "x y", "1.0 - -"]
+        for seen in all_seen:
+            with case(seen):
+                page = ask(client, do="delete selected", id="due-1")
+                refused = answer(client, page, seen=seen)
+                assert (refused.status_code, queue.stats().length) == (400, 40)
+                assert "press the button again" in refused.text
 
     def test_ids_that_were_put_in_are_not_touched(self, client: TestClient, queue: lowq.Queue) -> None:
         page = ask(client, do="delete selected", id=["due-1"])
@@ -254,17 +255,16 @@ class TestApi:
         assert queue.stats().length == 40
         assert self.act(client, 202, action="delete", all={}, at_most=40, **bound)["done"] == 40
 
-    @pytest.mark.parametrize(
-        "document",
-        [
+    def test_bounds_that_make_no_sense(self, client: TestClient, queue: lowq.Queue) -> None:
+        documents: list[dict[str, Any]] = [
             {"all": {}, "at_most": -1}, {"all": {}, "at_most": 1.5}, {"all": {}, "at_most": "5"},
             {"all": {}, "before": "now"}, {"all": {}, "before": 99999999999.0}, {"ids": ["due-1"], "before": 1.0},
             {"ids": ["due-1"], "at_most": 1}, {"all": {}, "before": 99999999999.0, "at_most": 100},
-        ],
-    )  # fmt: skip
-    def test_bounds_that_make_no_sense(self, client: TestClient, queue: lowq.Queue, document: dict[str, Any]) -> None:
-        self.act(client, 400, action="delete", **document)
-        assert queue.stats().length == 40
+        ]  # fmt: skip
+        for document in documents:
+            with case(document):
+                self.act(client, 400, action="delete", **document)
+                assert queue.stats().length == 40
 
     def test_it_is_described(self, client: TestClient) -> None:
         described = client.get("/api/v1/openapi.json").json()

@@ -14,9 +14,9 @@ from tests.web.conftest import OWN
 
 
 @pytest.fixture
-def host(store_url: str) -> Iterator[lowq.Lowq]:
+def host(redis_url: str) -> Iterator[lowq.Lowq]:
     """Whoever finds no connection free is answered at once."""
-    app = lowq.Lowq(redis_url=store_url, pool_timeout=0.05)
+    app = lowq.Lowq(redis_url=redis_url, pool_timeout=0.05)
     app.queue("Orders", 1).push({"id": 1, "delay": 60})
     yield app
     app.close()

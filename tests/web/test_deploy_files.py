@@ -16,6 +16,7 @@ from lowq.metrics.counters import BOUNDS, Counted, record_call
 from lowq.store.keys import history_key
 from lowq_web.context import AppContext
 from lowq_web.metrics import AllFigures
+from tests.rows import case
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 #: Labels that Prometheus adds itself, and metrics of its own.
@@ -148,9 +149,8 @@ def test_panels_do_not_overlap_and_each_says_what_it_shows() -> None:
     assert [variable["name"] for variable in document["templating"]["list"]] == ["datasource", "queue"]
 
 
-@pytest.mark.parametrize(
-    ("expression", "problem"),
-    [
+def test_what_is_wrong_is_found(metrics: dict[str, set[str]]) -> None:
+    rows: list[tuple[str, str]] = [
         ("sum(", "unclosed"),
         ("rate(lowq_processed_total)", "expected type matrix"),
         ("nosuch(lowq_due)", "unknown function"),
@@ -161,8 +161,8 @@ def test_panels_do_not_overlap_and_each_says_what_it_shows() -> None:
         ("lowq_due and on (shard) lowq_paused", "nothing in it has a label shard"),
         ("histogram_quantile(0.9, lowq_run_seconds_bucket)", "there is no metric lowq_run_seconds_bucket"),
         ("-(lowq_nodes + (lowq_nods))", "there is no metric lowq_nods"),
-    ],
-)
-def test_what_is_wrong_is_found(metrics: dict[str, set[str]], expression: str, problem: str) -> None:
-    (found,) = problems(expression, metrics)
-    assert problem in found
+    ]
+    for expression, problem in rows:
+        with case(expression, problem):
+            (found,) = problems(expression, metrics)
+            assert problem in found

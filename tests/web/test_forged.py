@@ -10,7 +10,8 @@ from starlette.testclient import TestClient
 
 import lowq
 from lowq.store.keys import shard_prefix
-from tests.web.conftest import Open
+from tests.rows import case
+from tests.web.conftest import Open, dashboard
 from tests.web.shown import Reader, parse
 
 DEEP = "[" * 100_000 + "]" * 100_000
@@ -21,9 +22,8 @@ def heartbeat(app: lowq.Lowq, name: str, details: str) -> None:
     app.client.command("HSET", "lowq:v1:nodes", name, f"{time.time()} 60 0 {details}")
 
 
-@pytest.mark.parametrize(
-    "says",
-    [
+def test_the_page_of_nodes_has_its_buttons_whatever_a_node_says() -> None:
+    reports: list[dict[str, Any]] = [
         {"performing": ["x"]}, {"performing": [{}]}, {"performing": [5, [], None]},
         {"performing": [SEAT | {"ids": [5, None]}]}, {"performing": [SEAT | {"ids": "abc"}]},
         {"performing": [SEAT | {"queue": "\ud800"}]}, {"performing": [SEAT | {"queue": ""}]},
@@ -32,20 +32,18 @@ def heartbeat(app: lowq.Lowq, name: str, details: str) -> None:
         {"shards": {"q": 5}}, {"shards": {"q": ["x"]}}, {"shards": {"\ud800": [1]}}, {"queues": [5, None, ["x"]]},
         {"started_at": float("nan")}, {"started_at": 10**3999}, {"memory": 10**3999}, {"pid": 10**3999},
         {"reload_refusal": 5}, {"memory": -5}, {"written_off": -1}, {"written_off": 10**3999},
-    ],
-)  # fmt: skip
-def test_the_page_of_nodes_has_its_buttons_whatever_a_node_says(
-    client: TestClient, app: lowq.Lowq, says: dict[str, Any]
-) -> None:
-    heartbeat(app, "forged", json.dumps(says))
-    heartbeat(app, "honest", json.dumps({"performing": [SEAT], "host": "h", "pid": 7, "queues": ["Orders"]}))
-    page = client.get("/nodes")
-    assert page.status_code == 200
-    assert page.text.count('value="stop"') == 2
-    assert 'href="/queues/Orders/job?id=x"' in page.text
-    assert client.get("/").status_code == 200
-    for what in ("quiet", "stop", "reload"):
-        assert "forged" in client.post("/nodes/command", data={"node": "forged", "do": what}).text
+    ]  # fmt: skip
+    for says in reports:
+        with case(says), dashboard() as (app, client):
+            heartbeat(app, "forged", json.dumps(says))
+            heartbeat(app, "honest", json.dumps({"performing": [SEAT], "host": "h", "pid": 7, "queues": ["Orders"]}))
+            page = client.get("/nodes")
+            assert page.status_code == 200
+            assert page.text.count('value="stop"') == 2
+            assert 'href="/queues/Orders/job?id=x"' in page.text
+            assert client.get("/").status_code == 200
+            for what in ("quiet", "stop", "reload"):
+                assert "forged" in client.post("/nodes/command", data={"node": "forged", "do": what}).text
 
 
 def test_a_node_that_says_something_bottomless(client: TestClient, app: lowq.Lowq) -> None:
@@ -53,21 +51,20 @@ def test_a_node_that_says_something_bottomless(client: TestClient, app: lowq.Low
     assert "deep" in client.get("/nodes").text
 
 
-@pytest.mark.parametrize(
-    "says",
-    [
+def test_the_log_is_shown_whatever_an_entry_says() -> None:
+    entries: list[dict[str, Any]] = [
         {"count": "many"}, {"count": [1]}, {"count": 1.5}, {"detail": ["x"]}, {"detail": "x"}, {"detail": 5},
         {"detail": {"a": {"b": ["c", {}]}}}, {"detail": {"a": [[1], None]}},
-    ],
-)  # fmt: skip
-def test_the_log_is_shown_whatever_an_entry_says(client: TestClient, app: lowq.Lowq, says: dict[str, Any]) -> None:
-    entry = {"who": "ann", "action": "kick", "target": "Orders"} | says
-    app.client.command("LPUSH", "lowq:v1:audit", f"{time.time()} {json.dumps(entry)}")
-    app.note("bob", "delete", "Refunds", 5)
-    page = client.get("/audit")
-    assert page.status_code == 200
-    assert "bob" in page.text
-    assert "kick" in page.text
+    ]  # fmt: skip
+    for says in entries:
+        with case(says), dashboard() as (app, client):
+            entry = {"who": "ann", "action": "kick", "target": "Orders"} | says
+            app.client.command("LPUSH", "lowq:v1:audit", f"{time.time()} {json.dumps(entry)}")
+            app.note("bob", "delete", "Refunds", 5)
+            page = client.get("/audit")
+            assert page.status_code == 200
+            assert "bob" in page.text
+            assert "kick" in page.text
 
 
 @pytest.mark.parametrize("says", [DEEP, json.dumps({"who": None, "action": "kick", "target": []})])
@@ -116,15 +113,16 @@ def test_a_deep_payload_is_masked_rather_than_shown(browse: Open, app: lowq.Lowq
         assert '"card": 1' not in answer.text
 
 
-@pytest.mark.parametrize("slot", ["inf", "nan", "1e308", "-5", "-1"])
-def test_a_stretch_of_nonsense_is_a_gap_in_the_charts(client: TestClient, app: lowq.Lowq, slot: str) -> None:
-    app.register("Orders", 1)
-    app.queue("Orders").push({"id": 1})
-    last = int(time.time() // 10)
-    for number in range(last - 359, last + 1):
-        said = slot if last - 240 < number < last - 120 else "3"
-        app.client.command("HSET", "lowq:v1:history:Orders", f"10:{number % 360}", f"{number} {said} 0 1")
-    for path in ("/", "/queues/Orders"):
-        page = client.get(path).text
-        assert page.count('class="line processed"') == 2, "before the gap, and after it"
-        assert page.count('class="line failed"') == 2
+def test_a_stretch_of_nonsense_is_a_gap_in_the_charts() -> None:
+    for slot in ["inf", "nan", "1e308", "-5", "-1"]:
+        with case(slot), dashboard() as (app, client):
+            app.register("Orders", 1)
+            app.queue("Orders").push({"id": 1})
+            last = int(time.time() // 10)
+            for number in range(last - 359, last + 1):
+                said = slot if last - 240 < number < last - 120 else "3"
+                app.client.command("HSET", "lowq:v1:history:Orders", f"10:{number % 360}", f"{number} {said} 0 1")
+            for path in ("/", "/queues/Orders"):
+                page = client.get(path).text
+                assert page.count('class="line processed"') == 2, "before the gap, and after it"
+                assert page.count('class="line failed"') == 2

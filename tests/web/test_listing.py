@@ -13,15 +13,15 @@ import lowq
 import lowq_web
 from lowq.inspection.calls import Position
 from lowq_web.listing import asked_of
+from tests.rows import case
 from tests.waiting import until
 from tests.web.served import served
 
 NOW = 1_800_000_000.0
 
 
-@pytest.mark.parametrize(
-    ("query", "scans"),
-    [
+def test_what_is_not_sorted_already_is_streamed() -> None:
+    rows: list[tuple[dict[str, str], bool]] = [
         ({}, False),
         ({"reverse": "1"}, False),
         ({"state": "due"}, False),
@@ -39,10 +39,10 @@ NOW = 1_800_000_000.0
         ({"order_by": "retry_count", "min": "0", "max": "3"}, True),
         ({"order_by": "retry_count", "max": "0"}, True),
         ({"state": "due", "order_by": "retry_count", "min": "1"}, True),
-    ],
-)
-def test_what_is_not_sorted_already_is_streamed(query: dict[str, str], scans: bool) -> None:
-    assert asked_of(query, NOW).scans is scans
+    ]
+    for query, scans in rows:
+        with case(query, scans):
+            assert asked_of(query, NOW).scans is scans
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ import lowq
 import lowq_web
 from lowq_web.documents import ActDocument, CommandDocument, CountDocument, IdQuery, JobsQuery
 from lowq_web.received import Nothing, read_document, read_query
+from tests.rows import case
 
 AGREED = Path(__file__).with_name("openapi.json")
 
@@ -43,9 +44,8 @@ def test_every_reference_leads_somewhere_and_every_schema_is_used() -> None:
     assert referred == names
 
 
-@pytest.mark.parametrize(
-    ("query", "reason"),
-    [
+def test_a_query_that_is_wrong_is_answered_with_the_parameter_and_its_bounds() -> None:
+    rows: list[tuple[dict[str, str], str]] = [
         ({"colour": "red"}, "unknown parameter 'colour'; known here: state, match, order_by, reverse, limit, after, "),
         ({"limit": "0"}, "limit='0': it is an integer from 1 to 1000"),
         ({"limit": "x"}, "limit='x': it is an integer from 1 to 1000"),
@@ -58,13 +58,10 @@ def test_every_reference_leads_somewhere_and_every_schema_is_used() -> None:
         ({"match": "\udcff*"}, "match is no text that UTF-8 has"),
         ({"after": "x" * 4097}, f"after='{'x' * 49}: it is a text of at most 4096 characters"),
         ({"min": "\ud800"}, "min is no text that UTF-8 has"),
-    ],
-)
-def test_a_query_that_is_wrong_is_answered_with_the_parameter_and_its_bounds(
-    query: dict[str, str], reason: str
-) -> None:
-    with pytest.raises(ValueError, match=f"^{re.escape(reason)}"):
-        read_query(query, JobsQuery)
+    ]
+    for query, reason in rows:
+        with case(query, reason), pytest.raises(ValueError, match=f"^{re.escape(reason)}"):
+            read_query(query, JobsQuery)
 
 
 def test_a_query_is_read_with_defaults_and_bytes() -> None:
@@ -77,9 +74,8 @@ def test_a_query_is_read_with_defaults_and_bytes() -> None:
         read_query({}, IdQuery)
 
 
-@pytest.mark.parametrize(
-    ("sent", "reason"),
-    [
+def test_a_document_that_is_wrong_is_answered_with_the_field_and_its_bounds() -> None:
+    rows: list[tuple[str, str]] = [
         ("{", "this is no JSON: "),
         ("[" * 100_000, "this is no JSON: "),
         ("9" * 5000, "the document must be an object"),
@@ -117,11 +113,10 @@ def test_a_query_is_read_with_defaults_and_bytes() -> None:
         ('{"action": "kick", "at_most": %s}' % ("9" * 5000), "at_most must be an integer of at least 0"),
         ('{"action": "kick", "all": {"match": "\\udcff"}}', "all: match is no text that UTF-8 has"),
         ('{"action": "kick", "all": %s}' % ('{"a":' * 500 + "1" + "}" * 500), "all has an unknown property 'a'; "),
-    ],
-)
-def test_a_document_that_is_wrong_is_answered_with_the_field_and_its_bounds(sent: str, reason: str) -> None:
-    with pytest.raises(ValueError, match=f"^{re.escape(reason)}"):
-        read_document(sent.encode(), ActDocument)
+    ]
+    for sent, reason in rows:
+        with case(sent, reason), pytest.raises(ValueError, match=f"^{re.escape(reason)}"):
+            read_document(sent.encode(), ActDocument)
 
 
 def test_a_document_is_read_with_bytes_large_numbers_and_the_last_of_two_names() -> None:

@@ -23,9 +23,10 @@ from lowq_web.redaction import MASK, redactor
 from lowq_web.retry_clock import coming_retries
 from lowq_web.stats_cache import StatsCache
 from tests.round_trips import counted_round_trips
+from tests.rows import case
 from tests.waiting import PATIENCE, until
 from tests.web.confirming import act, confirm
-from tests.web.conftest import OWN, Open
+from tests.web.conftest import OWN, Open, dashboard
 
 HOSTILE = [
     "<script>alert(1)</script>",
@@ -71,78 +72,85 @@ def undecodable(app: lowq.Lowq, job_id: str, payload: bytes) -> None:
 
 
 class TestHostileText:
-    @pytest.mark.parametrize("job_id", HOSTILE)
-    def test_an_id_is_shown_linked_and_acted_on_as_it_is(self, client: TestClient, app: lowq.Lowq, job_id: str) -> None:
-        queue = app.queue("Orders", 3)
-        queue.push({"id": job_id, "payload": job_id, "delay": 60})
-        before = client.get("/queues/Orders?state=due").text
-        page = client.get("/queues/Orders").text
-        assert text.printable(job_id) in visible(page)
-        assert len(re.findall(r"<(script|img|svg)", page)) == len(re.findall(r"<(script|img|svg)", before))
+    def test_an_id_is_shown_linked_and_acted_on_as_it_is(self) -> None:
+        for job_id in HOSTILE:
+            with case(job_id), dashboard() as (app, client):
+                queue = app.queue("Orders", 3)
+                queue.push({"id": job_id, "payload": job_id, "delay": 60})
+                before = client.get("/queues/Orders?state=due").text
+                page = client.get("/queues/Orders").text
+                assert text.printable(job_id) in visible(page)
+                assert len(re.findall(r"<(script|img|svg)", page)) == len(re.findall(r"<(script|img|svg)", before))
 
-        link = re.search(r'class="id" href="([^"]+)"', page)
-        assert link
-        answer = client.get(html.unescape(link[1]))
-        assert answer.status_code == 200
-        shown = visible(answer.text)
-        assert text.printable(job_id) in shown
-        assert "due in" in shown
-        assert "Run now" in answer.text
+                link = re.search(r'class="id" href="([^"]+)"', page)
+                assert link
+                answer = client.get(html.unescape(link[1]))
+                assert answer.status_code == 200
+                shown = visible(answer.text)
+                assert text.printable(job_id) in shown
+                assert "due in" in shown
+                assert "Run now" in answer.text
 
-        box = re.search(r'name="id" value="([^"]+)"', page)
-        assert box
-        moved = client.post("/queues/Orders/act", data={"do": "perform_now selected", "id": html.unescape(box[1])})
-        assert moved.status_code == 303
-        assert "1 job made due now." in visible(client.get(moved.headers["location"]).text)
-        assert queue.stats().due == 1
+                box = re.search(r'name="id" value="([^"]+)"', page)
+                assert box
+                moved = client.post(
+                    "/queues/Orders/act", data={"do": "perform_now selected", "id": html.unescape(box[1])}
+                )
+                assert moved.status_code == 303
+                assert "1 job made due now." in visible(client.get(moved.headers["location"]).text)
+                assert queue.stats().due == 1
 
-    @pytest.mark.parametrize("word", HOSTILE)
-    def test_payloads_errors_reasons_and_names_are_only_text(
-        self, client: TestClient, app: lowq.Lowq, word: str
-    ) -> None:
-        queue = app.queue("Orders", 3)
-        queue.push({"id": "plain", "payload": {word: [word]}})
-        quiet = [tag for path in ("/queues/Orders", "/audit") for tag in tags(client.get(path).text)]
-        act(client, "/queues/Orders/act", do="bury selected", id="plain", reason=word)
-        app.note(word, word, word, 1, {word: [word]})
-        for path in (
-            "/queues/Orders?state=morgue",
-            "/queues/Orders/job?id=plain",
-            "/audit",
-            f"/search?id={quote(word)}",
-        ):
-            page = client.get(path, follow_redirects=True).text
-            names = {re.split(r"[\s>]", tag[1:])[0] for tag in tags(page)}
-            assert names <= {re.split(r"[\s>]", tag[1:])[0] for tag in quiet} | {
-                "b",
-                "pre",
-                "ol",
-                "li",
-                "code",
-                "h3",
-                "section",
-                "time",
-                "dl",
-                "dt",
-                "dd",
-                "div",
-                "ul",
-            }
-            assert not re.search(r"<[^>]*\son\w+\s*=", re.sub(r'"[^"]*"', '""', page))
-            assert not any(char in page for char in "\x00\x1b\u202e\u2066")
+    def test_payloads_errors_reasons_and_names_are_only_text(self) -> None:
+        for word in HOSTILE:
+            with case(word), dashboard() as (app, client):
+                queue = app.queue("Orders", 3)
+                queue.push({"id": "plain", "payload": {word: [word]}})
+                quiet = [tag for path in ("/queues/Orders", "/audit") for tag in tags(client.get(path).text)]
+                act(client, "/queues/Orders/act", do="bury selected", id="plain", reason=word)
+                app.note(word, word, word, 1, {word: [word]})
+                for path in (
+                    "/queues/Orders?state=morgue",
+                    "/queues/Orders/job?id=plain",
+                    "/audit",
+                    f"/search?id={quote(word)}",
+                ):
+                    page = client.get(path, follow_redirects=True).text
+                    names = {re.split(r"[\s>]", tag[1:])[0] for tag in tags(page)}
+                    assert names <= {re.split(r"[\s>]", tag[1:])[0] for tag in quiet} | {
+                        "b",
+                        "pre",
+                        "ol",
+                        "li",
+                        "code",
+                        "h3",
+                        "section",
+                        "time",
+                        "dl",
+                        "dt",
+                        "dd",
+                        "div",
+                        "ul",
+                    }
+                    assert not re.search(r"<[^>]*\son\w+\s*=", re.sub(r'"[^"]*"', '""', page))
+                    assert not any(char in page for char in "\x00\x1b\u202e\u2066")
 
-    @pytest.mark.parametrize("name", ["100%", "..", ".", "<b>", "naïve", "a?b#c", "x&y=1", '"q"', "shards"])
-    def test_queues_of_any_name_have_pages(self, client: TestClient, app: lowq.Lowq, name: str) -> None:
-        app.queue(name, 2).push({"id": 1, "delay": 60})
-        links = [html.unescape(link) for link in re.findall(r'<th scope="row"><a href="([^"]+)"', client.get("/").text)]
-        assert len(links) == 1
-        page = client.get(links[0])
-        assert page.status_code == 200
-        shown = html.escape(name).replace("&quot;", "&#34;")
-        assert f'<h1 data-queue="{shown}">{shown}' in page.text
-        assert client.get(links[0] + "/shards").status_code == 200
-        assert client.post(links[0] + "/pause").status_code == 303
-        assert app.queue(name).stats().paused
+    def test_queues_of_any_name_have_pages(self) -> None:
+        names = ["100%", "..", ".", "<b>", "naïve", "a?b#c", "x&y=1", '"q"', "shards"]
+        for name in names:
+            with case(name), dashboard() as (app, client):
+                app.queue(name, 2).push({"id": 1, "delay": 60})
+                links = [
+                    html.unescape(link)
+                    for link in re.findall(r'<th scope="row"><a href="([^"]+)"', client.get("/").text)
+                ]
+                assert len(links) == 1
+                page = client.get(links[0])
+                assert page.status_code == 200
+                shown = html.escape(name).replace("&quot;", "&#34;")
+                assert f'<h1 data-queue="{shown}">{shown}' in page.text
+                assert client.get(links[0] + "/shards").status_code == 200
+                assert client.post(links[0] + "/pause").status_code == 303
+                assert app.queue(name).stats().paused
 
     def test_ids_that_are_no_text_are_listed_and_not_mistaken(self, client: TestClient, app: lowq.Lowq) -> None:
         queue = app.queue("Orders", 1)
@@ -250,9 +258,8 @@ class TestListings:
             address = html.unescape(link[1])
         assert found == [f"job-{n:03d}" for n in range(120)]
 
-    @pytest.mark.parametrize(
-        ("query", "expected"),
-        [
+    def test_filters_and_orders(self, client: TestClient, queue: lowq.Queue) -> None:
+        rows: list[tuple[str, list[str]]] = [
             ("order_by=id&reverse=1", ["job-119", "job-118"]),
             ("order_by=id&min=job-050", ["job-050", "job-051"]),
             ("match=*7", ["job-007", "job-017"]),
@@ -260,11 +267,11 @@ class TestListings:
             ("reverse=1", ["job-119", "job-118"]),
             ("min=%2B5950s", ["job-050", "job-051"]),
             ("order_by=retry_count", ["job-000", "job-001"]),
-        ],
-    )
-    def test_filters_and_orders(self, client: TestClient, queue: lowq.Queue, query: str, expected: list[str]) -> None:
-        page = client.get(f"/queues/Orders?{query}").text
-        assert self.ids(page)[:2] == expected
+        ]
+        for query, expected in rows:
+            with case(query, expected):
+                page = client.get(f"/queues/Orders?{query}").text
+                assert self.ids(page)[:2] == expected
 
     def test_what_makes_no_sense_is_answered(self, client: TestClient, queue: lowq.Queue) -> None:
         for query in ("state=dead", "order_by=size", "min=tomorrow", "after=%21", "reverse=2"):
@@ -441,17 +448,16 @@ class TestActions:
         assert not queue.stats().paused
         assert [entry.action for entry in app.audit()] == ["resume", "pause"]
 
-    @pytest.mark.parametrize(
-        "form",
-        [
+    def test_nonsense_does_nothing(self, client: TestClient, queue: lowq.Queue) -> None:
+        forms: list[dict[str, str]] = [
             {}, {"do": "explode selected", "id": "job-1"}, {"do": "kick everything"},
             {"do": "kick selected", "id": "x" * 600},
-        ],
-    )  # fmt: skip
-    def test_nonsense_does_nothing(self, client: TestClient, queue: lowq.Queue, form: dict[str, str]) -> None:
-        before = queue.stats()
-        assert self.act(client, **form).status_code == 400
-        assert queue.stats().length == before.length
+        ]  # fmt: skip
+        for form in forms:
+            with case(form):
+                before = queue.stats()
+                assert self.act(client, **form).status_code == 400
+                assert queue.stats().length == before.length
 
     @pytest.mark.parametrize(
         ("form", "shown"),
@@ -646,12 +652,13 @@ class TestSearch:
         assert link
         assert client.get(html.unescape(link[1])).text.count('class="id"') >= 2
 
-    @pytest.mark.parametrize(
-        ("typed", "pattern"),
-        [("4*", "4*"), ("gone", "*gone*"), ("a[1]", r"*a\[1\]*"), ("x" * 100, None)],
-    )
-    def test_the_pattern_that_a_search_is_turned_into(self, typed: str, pattern: str | None) -> None:
-        assert like(typed) == pattern
+    def test_the_pattern_that_a_search_is_turned_into(self) -> None:
+        rows: list[tuple[str, str | None]] = [
+            ("4*", "4*"), ("gone", "*gone*"), ("a[1]", r"*a\[1\]*"), ("x" * 100, None),
+        ]  # fmt: skip
+        for typed, pattern in rows:
+            with case(typed, pattern):
+                assert like(typed) == pattern
 
 
 class TestUnworked:

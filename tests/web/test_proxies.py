@@ -10,7 +10,8 @@ import lowq
 import lowq_web
 from lowq_web import proxies
 from lowq_web.proxies import TrustedProxies, UserHeader
-from tests.web.conftest import OWN, Open
+from tests.rows import case
+from tests.web.conftest import OWN, Open, dashboard
 
 PROXY = "10.0.0.9"
 
@@ -23,9 +24,8 @@ def scope(client: str | None, *headers: tuple[str, str]) -> dict[str, Any]:
 class TestAddress:
     """Where a request comes from."""
 
-    @pytest.mark.parametrize(
-        ("client", "chain", "found"),
-        [
+    def test_it_is_what_trusted_proxies_have_added(self) -> None:
+        rows: list[tuple[str | None, str, str]] = [
             ("192.0.2.1", "198.51.100.1", "192.0.2.1"),  # anybody may send the header
             (PROXY, "", PROXY),
             (PROXY, "198.51.100.1", "198.51.100.1"),
@@ -40,11 +40,11 @@ class TestAddress:
             ("::ffff:10.0.0.9", "198.51.100.1", "198.51.100.1"),
             ("2001:db8::77", "198.51.100.1", "198.51.100.1"),
             (None, "198.51.100.1", ""),
-        ],
-    )  # fmt: skip
-    def test_it_is_what_trusted_proxies_have_added(self, client: str | None, chain: str, found: str) -> None:
-        trusted = TrustedProxies(["10.0.0.0/24", "2001:db8::77"])
-        assert trusted.client_address(scope(client, ("X-Forwarded-For", chain))) == found
+        ]  # fmt: skip
+        for client, chain, found in rows:
+            with case(client, chain, found):
+                trusted = TrustedProxies(["10.0.0.0/24", "2001:db8::77"])
+                assert trusted.client_address(scope(client, ("X-Forwarded-For", chain))) == found
 
     def test_several_headers_are_one_chain(self) -> None:
         trusted = TrustedProxies([PROXY])
@@ -54,10 +54,11 @@ class TestAddress:
     def test_without_a_trusted_proxy_no_header_is_believed(self) -> None:
         assert TrustedProxies().client_address(scope("127.0.0.1", ("X-Forwarded-For", "6.6.6.6"))) == "127.0.0.1"
 
-    @pytest.mark.parametrize("given", ["", "proxy.example.com", "10.0.0.0/33", "10.0.0.7/8", "0.0.0.0/0", "::/0"])
-    def test_what_is_no_network_or_everybody_is_refused(self, given: str) -> None:
-        with pytest.raises(lowq.ConfigError, match="--trusted-proxy"):
-            TrustedProxies([given])
+    def test_what_is_no_network_or_everybody_is_refused(self) -> None:
+        networks = ["", "proxy.example.com", "10.0.0.0/33", "10.0.0.7/8", "0.0.0.0/0", "::/0"]
+        for network in networks:
+            with case(network), pytest.raises(lowq.ConfigError, match="--trusted-proxy"):
+                TrustedProxies([network])
 
     @pytest.mark.usefixtures("long_pauses")
     def test_guesses_are_counted_by_the_real_address(self, browse: Open) -> None:
@@ -85,9 +86,8 @@ class TestUserHeader:
     def client(self, browse: Open) -> TestClient:
         return through(browse("https://dash.example.com", **SSO))
 
-    @pytest.mark.parametrize(
-        ("headers", "may_act"),
-        [
+    def test_who_is_among_the_admins_may_act_and_others_may_look(self) -> None:
+        rows: list[tuple[dict[str, str], bool]] = [
             ({"x-forwarded-user": "ann"}, True),
             ({"x-forwarded-user": "bob"}, False),
             ({"x-forwarded-user": "Ann"}, False),
@@ -96,16 +96,15 @@ class TestUserHeader:
             ({"x-forwarded-user": "bob", "x-forwarded-groups": "dev, ops"}, True),
             ({"x-forwarded-user": "bob", "x-forwarded-groups": "devops,@ops"}, False),
             ({"x-forwarded-user": "bob", "x-forwarded-groups": "ann"}, False),
-        ],
-    )
-    def test_who_is_among_the_admins_may_act_and_others_may_look(
-        self, client: TestClient, app: lowq.Lowq, headers: dict[str, str], may_act: bool
-    ) -> None:
-        app.register("Orders", 1)
-        assert client.get("/", headers=headers).status_code == 200
-        done = client.post("/queues/Orders/pause", headers={**OWN, **headers})
-        assert done.status_code == (303 if may_act else 403)
-        assert app.queue("Orders").stats().paused is may_act
+        ]
+        for headers, may_act in rows:
+            with case(headers, may_act), dashboard("https://dash.example.com", **SSO) as (app, direct):
+                client = through(direct)
+                app.register("Orders", 1)
+                assert client.get("/", headers=headers).status_code == 200
+                done = client.post("/queues/Orders/pause", headers={**OWN, **headers})
+                assert done.status_code == (303 if may_act else 403)
+                assert app.queue("Orders").stats().paused is may_act
 
     def test_a_request_without_a_user_is_refused_and_asks_for_no_password(self, client: TestClient) -> None:
         for headers in ({}, {"x-forwarded-user": "  "}, {"x-forwarded-groups": "ops"}):
@@ -135,14 +134,14 @@ class TestUserHeader:
             answer = client.get("/", headers=twice)
             assert (answer.status_code, "replace" in answer.text) == (400, True)
 
-    @pytest.mark.parametrize(
-        "name", ["<script>alert(1)</script>", "\xe4nn", "a\tb", "'; DROP TABLE users; --", "x" * 200]
-    )
-    def test_hostile_names_are_only_text(self, client: TestClient, name: str) -> None:
-        answer = client.get("/", headers=[(b"x-forwarded-user", name.encode())])
-        assert answer.status_code == 200
-        assert "<script>alert" not in answer.text
-        assert client.get("/api/v1/stats", headers=[(b"x-forwarded-user", b"\xff\xfe")]).status_code == 200
+    def test_hostile_names_are_only_text(self, client: TestClient) -> None:
+        names: list[str] = ["<script>alert(1)</script>", "\xe4nn", "a\tb", "'; DROP TABLE users; --", "x" * 200]
+        for name in names:
+            with case(name):
+                answer = client.get("/", headers=[(b"x-forwarded-user", name.encode())])
+                assert answer.status_code == 200
+                assert "<script>alert" not in answer.text
+                assert client.get("/api/v1/stats", headers=[(b"x-forwarded-user", b"\xff\xfe")]).status_code == 200
 
     def test_a_name_without_end_is_refused(self, client: TestClient) -> None:
         assert client.get("/", headers={"x-forwarded-user": "ann" * 100}).status_code == 400
@@ -174,9 +173,8 @@ class TestUserHeader:
 
 
 class TestCombinations:
-    @pytest.mark.parametrize(
-        ("options", "why"),
-        [
+    def test_what_makes_no_sense_is_refused_at_the_start(self, app: lowq.Lowq) -> None:
+        rows: list[tuple[dict[str, Any], str]] = [
             ({"auth_header": "X-Forwarded-User"}, "--trusted-proxy"),
             ({"admins": ["ann"]}, "--auth-header"),
             ({"groups_header": "X-Groups"}, "--auth-header"),
@@ -188,13 +186,10 @@ class TestCombinations:
             ({**SSO, "admins": ["ann", ""]}, "--admins"),
             ({**SSO, "admins": ["@"]}, "--admins"),
             ({**SSO, "trusted_proxies": ["0.0.0.0/0"]}, "--trusted-proxy"),
-        ],
-    )
-    def test_what_makes_no_sense_is_refused_at_the_start(
-        self, app: lowq.Lowq, options: dict[str, Any], why: str
-    ) -> None:  # fmt: skip
-        with pytest.raises(lowq.ConfigError, match=why):
-            lowq_web.create_app(app, **options)
+        ]
+        for options, why in rows:
+            with case(options, why), pytest.raises(lowq.ConfigError, match=why):
+                lowq_web.create_app(app, **options)
 
     def test_a_password_and_a_proxy_are_two_answers(self, browse: Open, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("LOWQ_WEB_USER", "ann")

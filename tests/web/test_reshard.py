@@ -1,6 +1,7 @@
 """Another number of shards for a queue, by its page and by the API: asked about before, and seen by all."""
 
 from collections.abc import Iterator
+from itertools import product
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from starlette.testclient import TestClient
 import lowq
 from lowq.admin.reshard import ReshardProgress, reshard
 from lowq_web.users import User
+from tests.rows import case
 from tests.waiting import until
 from tests.web.conftest import OWN, Open
 from tests.web.shown import parse
@@ -74,9 +76,10 @@ def test_it_is_asked_before_and_done_in_the_background(client: TestClient, app: 
     assert (entry.target, entry.detail["to"], entry.detail["outcome"]) == ("Orders", 8, "done")
 
 
-@pytest.mark.parametrize(
-    ("typed", "reason"),
-    [
+def test_what_no_queue_can_have_is_refused_beside_the_field(
+    client: TestClient, app: lowq.Lowq, queue: lowq.Queue
+) -> None:
+    rows: list[tuple[str, str]] = [
         ("0", "A whole number from 1 to"),
         ("-3", "A whole number from 1 to"),
         ("many", "A whole number from 1 to"),
@@ -86,21 +89,18 @@ def test_it_is_asked_before_and_done_in_the_background(client: TestClient, app: 
         ("9" * 5000, "A whole number from 1 to"),
         ("٣", "A whole number from 1 to"),
         ("4", "It has 4 already."),
-    ],
-)
-@pytest.mark.parametrize("sure", ["", "1"])
-def test_what_no_queue_can_have_is_refused_beside_the_field(
-    client: TestClient, app: lowq.Lowq, queue: lowq.Queue, typed: str, reason: str, sure: str
-) -> None:
-    answer = send(client, typed, sure=sure)
-    assert answer.status_code == 400
-    page = parse(answer.text)
-    field = next(each for each in page.every("input") if each.attributes.get("name") == "shards_count")
-    said = next(each for each in page.every("span") if each.attributes.get("id") == "why-not")
-    assert field.attributes["aria-describedby"] == "why-not"
-    assert said.text.startswith(reason)
-    assert app.queue("Orders").layouts.next is None
-    assert app.audit(action="reshard") == []
+    ]
+    for (typed, reason), sure in product(rows, ["", "1"]):
+        with case(typed, reason, sure):
+            answer = send(client, typed, sure=sure)
+            assert answer.status_code == 400
+            page = parse(answer.text)
+            field = next(each for each in page.every("input") if each.attributes.get("name") == "shards_count")
+            said = next(each for each in page.every("span") if each.attributes.get("id") == "why-not")
+            assert field.attributes["aria-describedby"] == "why-not"
+            assert said.text.startswith(reason)
+            assert app.queue("Orders").layouts.next is None
+            assert app.audit(action="reshard") == []
 
 
 def test_a_node_that_is_strict_refuses_it(client: TestClient, app: lowq.Lowq, queue: lowq.Queue) -> None:

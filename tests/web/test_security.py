@@ -7,7 +7,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from itertools import islice, pairwise
+from itertools import islice, pairwise, product
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ import lowq_web
 from lowq.settings import _warn_of_unknown_variables
 from lowq_web import logins
 from lowq_web.security import TOKEN, cross_site, exposure, is_loopback
+from tests.rows import case
 from tests.waiting import PATIENCE
 from tests.web.conftest import OWN, Open
 from tests.web.served import get, served
@@ -61,9 +62,8 @@ def every_route(routes: list[BaseRoute]) -> Iterator[Route]:
 
 
 class TestWithoutAuthentication:
-    @pytest.mark.parametrize(
-        "local",
-        [
+    def test_this_machine_may_see_it(self) -> None:
+        local_scopes: list[dict[str, Any]] = [
             scope(),
             scope(headers={"host": "localhost:8080"}),
             scope(headers={"host": "[::1]:8080"}, server=("::1", 8080), client=("::1", 5)),
@@ -72,14 +72,13 @@ class TestWithoutAuthentication:
             scope(client=None),
             scope(headers={"referer": "http://localhost:8080/queues/Orders"}),
             scope(headers={"referer": "https://wiki.example.com/", "sec-fetch-site": "cross-site"}),  # a link
-        ],
-    )
-    def test_this_machine_may_see_it(self, local: dict[str, Any]) -> None:
-        assert exposure(local) is None
+        ]
+        for local in local_scopes:
+            with case(local):
+                assert exposure(local) is None
 
-    @pytest.mark.parametrize(
-        ("other", "why"),
-        [
+    def test_others_may_not_and_the_answer_says_why(self) -> None:
+        rows: list[tuple[dict[str, Any], str]] = [
             (scope(server=("192.0.2.7", 8080)), "192.0.2.7"),
             (scope(server=("::", 8080)), "address ::"),
             (scope(server=("dash.example.com", 80)), "dash.example.com"),
@@ -100,10 +99,10 @@ class TestWithoutAuthentication:
             (scope(headers={"host": "x@127.0.0.1"}), "x@127.0.0.1"),
             (scope(headers={"host": "127.0.0.1%evil.example.com"}), "evil.example.com"),
             (scope(headers={"origin": "http://["}), "http://["),
-        ],
-    )
-    def test_others_may_not_and_the_answer_says_why(self, other: dict[str, Any], why: str) -> None:
-        assert why in (exposure(other) or "")
+        ]
+        for other, why in rows:
+            with case(other, why):
+                assert why in (exposure(other) or "")
 
     def test_a_public_address_answers_403_with_the_reason_however_it_was_started(self, browse: Open) -> None:
         client = browse("http://192.0.2.7:8080")
@@ -121,15 +120,17 @@ class TestWithoutAuthentication:
     def test_health_is_always_answered(self, browse: Open) -> None:
         assert browse("http://192.0.2.7:8080").get("/healthz").json() == {"status": "ok"}
 
-    @pytest.mark.parametrize("name", ["localhost", "127.1.2.3", "::1", "[::1]", "x.localhost", "::ffff:127.0.0.1"])
-    def test_names_of_this_machine(self, name: str) -> None:
-        assert is_loopback(name)
+    def test_names_of_this_machine(self) -> None:
+        names = ["localhost", "127.1.2.3", "::1", "[::1]", "x.localhost", "::ffff:127.0.0.1"]
+        for name in names:
+            with case(name):
+                assert is_loopback(name)
 
-    @pytest.mark.parametrize(
-        "name", ["", "0.0.0.0", "::", "10.0.0.1", "localhost.example.com", "127.0.0.1x", "2130706433"]
-    )
-    def test_other_names(self, name: str) -> None:
-        assert not is_loopback(name)
+    def test_other_names(self) -> None:
+        names = ["", "0.0.0.0", "::", "10.0.0.1", "localhost.example.com", "127.0.0.1x", "2130706433"]
+        for name in names:
+            with case(name):
+                assert not is_loopback(name)
 
 
 class TestBasicAuth:
@@ -137,23 +138,24 @@ class TestBasicAuth:
     def protected(self, browse: Open) -> TestClient:
         return browse("https://dash.example.com", auth=lowq_web.BasicAuth(USERS))
 
-    @pytest.mark.parametrize("path", GETS)
-    def test_everything_but_health_asks_for_it(self, protected: TestClient, path: str) -> None:
-        answer = protected.get(path)
-        assert answer.status_code == 401
-        assert answer.headers["www-authenticate"].startswith("Basic ")
-        assert protected.get("/healthz").status_code == 200
+    def test_everything_but_health_asks_for_it(self, protected: TestClient) -> None:
+        for path in GETS:
+            with case(path):
+                answer = protected.get(path)
+                assert answer.status_code == 401
+                assert answer.headers["www-authenticate"].startswith("Basic ")
+                assert protected.get("/healthz").status_code == 200
 
-    @pytest.mark.parametrize(
-        "wrong",
-        [
+    def test_what_is_wrong_is_refused(self, browse: Open) -> None:
+        wrong_values: list[str] = [
             "", "Basic", "Basic !!!", "Bearer abc", "Basic " + base64.b64encode(b"ann").decode(),
             "Basic " + base64.b64encode(b"ann:other").decode(), "Basic " + base64.b64encode(b"bob:s3cret").decode(),
             "Basic " + base64.b64encode(b":").decode(), "Basic " + base64.b64encode(b"\xff:\xfe").decode(),
-        ],
-    )  # fmt: skip
-    def test_what_is_wrong_is_refused(self, protected: TestClient, wrong: str) -> None:
-        assert protected.get("/", headers={"authorization": wrong}).status_code == 401
+        ]  # fmt: skip
+        for wrong in wrong_values:
+            with case(wrong):
+                protected = browse("https://dash.example.com", auth=lowq_web.BasicAuth(USERS))
+                assert protected.get("/", headers={"authorization": wrong}).status_code == 401
 
     def test_the_right_password_opens_it(self, protected: TestClient) -> None:
         answer = protected.get("/", auth=("ann", "s3cret"))
@@ -185,10 +187,11 @@ class TestBasicAuth:
         _warn_of_unknown_variables()
         assert not caplog.records
 
-    @pytest.mark.parametrize("users", [{}, {"": ("x", "admin")}, {"ann": ("", "admin")}, {"ann": ("x", "boss")}])
-    def test_what_makes_no_sense_is_refused(self, users: Any) -> None:
-        with pytest.raises(lowq.ConfigError):
-            lowq_web.BasicAuth(users)
+    def test_what_makes_no_sense_is_refused(self) -> None:
+        wrong_users: list[Any] = [{}, {"": ("x", "admin")}, {"ann": ("", "admin")}, {"ann": ("x", "boss")}]
+        for users in wrong_users:
+            with case(users), pytest.raises(lowq.ConfigError):
+                lowq_web.BasicAuth(users)
 
 
 class Clock:
@@ -352,15 +355,16 @@ class TestCallable:
 
 
 class TestRoles:
-    @pytest.mark.parametrize("path", POSTS)
-    def test_readers_may_not_act(self, browse: Open, app: lowq.Lowq, path: str) -> None:
+    def test_readers_may_not_act(self, browse: Open, app: lowq.Lowq) -> None:
         app.queue("Orders", 3).push({"id": 1})
-        client = browse(auth=lambda _request: lowq_web.User("bob", "read"))
-        for headers in (OWN, {"content-type": "application/json"}):
-            answer = client.post(path, headers=headers, content="{}")
-            assert answer.status_code == 403
-            assert "bob may look, not act" in answer.text
-        assert not app.queue("Orders").stats().paused
+        for path in POSTS:
+            with case(path):
+                client = browse(auth=lambda _request: lowq_web.User("bob", "read"))
+                for headers in (OWN, {"content-type": "application/json"}):
+                    answer = client.post(path, headers=headers, content="{}")
+                    assert answer.status_code == 403
+                    assert "bob may look, not act" in answer.text
+                assert not app.queue("Orders").stats().paused
 
     def test_every_route_that_is_no_get_needs_the_role(self, browse: Open) -> None:
         client = browse(auth=lambda _request: lowq_web.User("bob", "read"))
@@ -377,9 +381,8 @@ class TestRoles:
 
 
 class TestCrossSite:
-    @pytest.mark.parametrize(
-        "headers",
-        [
+    def test_posts_of_other_sites_are_refused(self, browse: Open, app: lowq.Lowq) -> None:
+        all_headers: list[dict[str, str]] = [
             {"sec-fetch-site": "cross-site"},
             {"sec-fetch-site": "same-site"},
             {"sec-fetch-site": "cross-site", "origin": "http://127.0.0.1:8080"},
@@ -387,18 +390,15 @@ class TestCrossSite:
             {"origin": "null"},
             {"origin": "http://127.0.0.1:9999"},
             {},  # no word of the browser, and no token
-        ],
-    )
-    @pytest.mark.parametrize("path", POSTS)
-    def test_posts_of_other_sites_are_refused(
-        self, browse: Open, app: lowq.Lowq, path: str, headers: dict[str, str]
-    ) -> None:
+        ]
         app.queue("Orders", 3).push({"id": 1})
-        form = {**headers, "content-type": "application/x-www-form-urlencoded"}
-        answer = browse().post(path, headers=form, content="do=delete+all&sure=1")
-        assert answer.status_code == 403
-        assert not app.queue("Orders").stats().paused
-        assert app.queue("Orders").stats().length == 1
+        for headers, path in product(all_headers, POSTS):
+            with case(headers, path):
+                form = {**headers, "content-type": "application/x-www-form-urlencoded"}
+                answer = browse().post(path, headers=form, content="do=delete+all&sure=1")
+                assert answer.status_code == 403
+                assert not app.queue("Orders").stats().paused
+                assert app.queue("Orders").stats().length == 1
 
     @pytest.mark.parametrize("path", ["/queues/Orders/pause", "/api/v1/queues/Orders/pause"])
     def test_behind_a_proxy_that_changes_the_host(
@@ -434,10 +434,11 @@ class TestCrossSite:
         headers = {"origin": "http://127.0.0.1:8080", "sec-fetch-site": "cross-site"}
         assert client.post("/queues/Orders/pause", headers=headers).status_code == 403
 
-    @pytest.mark.parametrize("origin", ["dash.example.com", "https://", "https://x/y", "ftp://x", "null", "*"])
-    def test_what_is_no_origin_is_refused(self, browse: Open, origin: str) -> None:
-        with pytest.raises(lowq.ConfigError, match="LOWQ_WEB_ORIGINS"):
-            browse(origins=[origin])
+    def test_what_is_no_origin_is_refused(self, browse: Open) -> None:
+        origins = ["dash.example.com", "https://", "https://x/y", "ftp://x", "null", "*"]
+        for origin in origins:
+            with case(origin), pytest.raises(lowq.ConfigError, match="LOWQ_WEB_ORIGINS"):
+                browse(origins=[origin])
 
     @pytest.mark.parametrize(
         "headers", [[("origin", "http://[")], [("sec-fetch-site", "none"), ("sec-fetch-site", "x")]]
@@ -496,16 +497,20 @@ class TestCrossSite:
 
 
 class TestHeaders:
-    @pytest.mark.parametrize("path", ["/", "/healthz", "/api/v1/stats", "/static/app.js", "/no/such/page", "/metrics"])
-    def test_every_answer_forbids_frames_foreign_content_and_guesses(self, browse: Open, path: str) -> None:
-        headers = browse().get(path).headers
-        policy = dict(part.strip().partition(" ")[::2] for part in headers["content-security-policy"].split(";"))
-        assert policy["default-src"] == "'none'"
-        assert policy["script-src"] == policy["style-src"] == "'self'"
-        assert policy["frame-ancestors"] == policy["base-uri"] == "'none'"
-        assert policy["form-action"] == "'self'"
-        assert headers["x-frame-options"] == "DENY"
-        assert headers["x-content-type-options"] == "nosniff"
+    def test_every_answer_forbids_frames_foreign_content_and_guesses(self, browse: Open) -> None:
+        paths = ["/", "/healthz", "/api/v1/stats", "/static/app.js", "/no/such/page", "/metrics"]
+        for path in paths:
+            with case(path):
+                headers = browse().get(path).headers
+                policy = dict(
+                    part.strip().partition(" ")[::2] for part in headers["content-security-policy"].split(";")
+                )
+                assert policy["default-src"] == "'none'"
+                assert policy["script-src"] == policy["style-src"] == "'self'"
+                assert policy["frame-ancestors"] == policy["base-uri"] == "'none'"
+                assert policy["form-action"] == "'self'"
+                assert headers["x-frame-options"] == "DENY"
+                assert headers["x-content-type-options"] == "nosniff"
 
     def test_the_refusals_have_them_too(self, browse: Open) -> None:
         assert "content-security-policy" in browse("http://192.0.2.7").get("/").headers

@@ -14,6 +14,7 @@ from starlette.testclient import TestClient
 
 import lowq
 import lowq_web
+from tests.rows import case
 from tests.waiting import until
 from tests.web.conftest import Open
 from tests.web.hand import Hand
@@ -88,42 +89,44 @@ def drawn(page: Element) -> dict[str, list[list[tuple[float, float]]]]:
     return found
 
 
-@pytest.mark.parametrize("queue", ["", *RECORDED])
-def test_lines_are_as_high_as_what_was_recorded(world: World, queue: str) -> None:
-    page = world.reader.page(f"{f'/queues/{queue}' if queue else '/'}?span={world.span}")
-    lines, values = drawn(page), known(world.span, queue)
-    step, count = STEPS[world.span][0], {"hour": 360, "day": 288, "month": 360}[world.span]
-    for name in NAMES:
-        (piece,) = lines[name]
-        top, heights = max(values[name]), [y for _, y in piece]
-        highest = max(heights)
-        # To a tenth of a pixel, of some hundred.
-        expected = [value / top for value in values[name]]
-        assert [y / highest for y in heights] == pytest.approx(expected, abs=0.01 + 0.001 / highest), name
-        # On one scale with the other line of its chart; the higher one fills at least two fifths.
-        scale = max(values["processed"]) if name == "failed" else top
-        assert 0.38 <= highest / (top / scale) <= 1, name
-        # And where they belong: the right end is now, but for the stretches of which not all is known yet.
-        assert piece[0][0] == pytest.approx(1 - (time.time() - world.first) / step / count, abs=0.02), name
-        assert piece[-1][0] - piece[0][0] == pytest.approx((len(piece) - 1) / count, abs=0.001), name
+def test_lines_are_as_high_as_what_was_recorded(world: World) -> None:
+    for queue in ["", *RECORDED]:
+        with case(queue):
+            page = world.reader.page(f"{f'/queues/{queue}' if queue else '/'}?span={world.span}")
+            lines, values = drawn(page), known(world.span, queue)
+            step, count = STEPS[world.span][0], {"hour": 360, "day": 288, "month": 360}[world.span]
+            for name in NAMES:
+                (piece,) = lines[name]
+                top, heights = max(values[name]), [y for _, y in piece]
+                highest = max(heights)
+                # To a tenth of a pixel, of some hundred.
+                expected = [value / top for value in values[name]]
+                assert [y / highest for y in heights] == pytest.approx(expected, abs=0.01 + 0.001 / highest), name
+                # On one scale with the other line of its chart; the higher one fills at least two fifths.
+                scale = max(values["processed"]) if name == "failed" else top
+                assert 0.38 <= highest / (top / scale) <= 1, name
+                # And where they belong: the right end is now, but for the stretches of which not all is known yet.
+                assert piece[0][0] == pytest.approx(1 - (time.time() - world.first) / step / count, abs=0.02), name
+                assert piece[-1][0] - piece[0][0] == pytest.approx((len(piece) - 1) / count, abs=0.001), name
 
 
-@pytest.mark.parametrize("queue", ["", *RECORDED])
-def test_the_numbers_behind_the_lines(world: World, queue: str) -> None:
-    path = f"/api/v1/queues/{queue}/rates" if queue else "/api/v1/rates"
-    document = world.client.get(f"{path}?span={world.span}").json()
-    step = STEPS[world.span][0]
-    assert (document["span"], document["step"]) == (world.span, step)
-    found = {rate["at"]: rate for rate in document["rates"]}
-    assert len(found) == len(document["rates"])
-    assert list(found) == sorted(found)
-    values = known(world.span, queue)
-    for n in range(len(values["lag"])):
-        rate = found[world.first + n * step]
-        for name in NAMES:
-            assert rate[name] == pytest.approx(values[name][n], abs=0.001), (n, name)
-    for nothing in (found[world.first - step], found[world.first + len(values["lag"]) * step]):
-        assert [nothing[name] for name in NAMES] == [None, None, None]
+def test_the_numbers_behind_the_lines(world: World) -> None:
+    for queue in ["", *RECORDED]:
+        with case(queue):
+            path = f"/api/v1/queues/{queue}/rates" if queue else "/api/v1/rates"
+            document = world.client.get(f"{path}?span={world.span}").json()
+            step = STEPS[world.span][0]
+            assert (document["span"], document["step"]) == (world.span, step)
+            found = {rate["at"]: rate for rate in document["rates"]}
+            assert len(found) == len(document["rates"])
+            assert list(found) == sorted(found)
+            values = known(world.span, queue)
+            for n in range(len(values["lag"])):
+                rate = found[world.first + n * step]
+                for name in NAMES:
+                    assert rate[name] == pytest.approx(values[name][n], abs=0.001), (n, name)
+            for nothing in (found[world.first - step], found[world.first + len(values["lag"]) * step]):
+                assert [nothing[name] for name in NAMES] == [None, None, None]
 
 
 def test_the_span_that_is_shown_is_marked_and_the_others_are_linked(world: World) -> None:

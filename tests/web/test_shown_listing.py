@@ -5,6 +5,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import product
 from urllib.parse import urlencode
 
 import pytest
@@ -12,6 +13,7 @@ from starlette.testclient import TestClient
 
 import lowq
 import lowq_web
+from tests.rows import case
 from tests.web.conftest import Open
 from tests.web.hand import Hand
 from tests.web.shown import Reader, Row, id_in
@@ -57,12 +59,12 @@ def world() -> Iterator[World]:
     # Their shards' clocks have gone on to then: all further times are after the last burial.
     for known in sorted(WAITING, key=lambda known: (known.retry_count < 0, known.perform_in)):
         if known.retry_count >= 0:
-            hand.push(known.id, began - 90, {"n": 1}, 1)
+            hand.push(known.id, began - 90, {"n": 1}, 1e9 + 1)
             hand.fail(
                 known.id, began - 90, began + known.perform_in, retry_count=known.retry_count,
                 error=f"Traceback\n  line\nTimeoutError: {known.id}",
             )  # fmt: skip
-            hand.push(known.id, began - 90, {"n": 2}, 2)
+            hand.push(known.id, began - 90, {"n": 2}, 1e9 + 2)
         else:
             hand.push(known.id, began + known.perform_in, {"fresh": known.id})
     yield World(Reader(TestClient(lowq_web.create_app(app), base_url="http://127.0.0.1")), began)
@@ -80,54 +82,63 @@ def expected(
 BOUNDS = [(None, None), (200, None), (None, 500), (200, 500), (201, 499), (5000, None), (None, -5000)]
 
 
-@pytest.mark.parametrize("reverse", [None, "1"])
-@pytest.mark.parametrize(("low", "high"), BOUNDS)
-def test_by_perform_at(world: World, low: int | None, high: int | None, reverse: str | None) -> None:
-    values: dict[str, float] = {known.id: known.perform_in for known in WAITING}
-    for order in ("perform_at", None):
-        # Half a second below and above: scores are microseconds.
-        found = world.ids(
-            order_by=order,
-            reverse=reverse,
-            min=None if low is None else world.began + low - 0.5,
-            max=None if high is None else world.began + high + 0.5,
-        )
-        assert found == expected(values, low, high, bool(reverse))
+def test_by_perform_at(world: World) -> None:
+    orders: list[str | None] = [None, "1"]
+    for reverse, (low, high) in product(orders, BOUNDS):
+        with case(reverse, low, high):
+            values: dict[str, float] = {known.id: known.perform_in for known in WAITING}
+            for order in ("perform_at", None):
+                # Half a second below and above: scores are microseconds.
+                found = world.ids(
+                    order_by=order,
+                    reverse=reverse,
+                    min=None if low is None else world.began + low - 0.5,
+                    max=None if high is None else world.began + high + 0.5,
+                )
+                assert found == expected(values, low, high, bool(reverse))
 
 
-@pytest.mark.parametrize("reverse", [None, "1"])
-@pytest.mark.parametrize(("low", "high"), [(-700, None), (None, -400), (-650, -400), (-600, -300), (None, None)])
-def test_the_morgue_by_buried_at(world: World, low: int | None, high: int | None, reverse: str | None) -> None:
-    found = world.ids(
-        state="morgue",
-        order_by="buried_at",
-        reverse=reverse,
-        min=None if low is None else world.began + low - 0.5,
-        max=None if high is None else world.began + high + 0.5,
-    )
-    assert found == expected(dict(BURIED), low, high, bool(reverse))
+def test_the_morgue_by_buried_at(world: World) -> None:
+    orders: list[str | None] = [None, "1"]
+    rows: list[tuple[int | None, int | None]] = [(-700, None), (None, -400), (-650, -400), (-600, -300), (None, None)]
+    for reverse, (low, high) in product(orders, rows):
+        with case(reverse, low, high):
+            found = world.ids(
+                state="morgue",
+                order_by="buried_at",
+                reverse=reverse,
+                min=None if low is None else world.began + low - 0.5,
+                max=None if high is None else world.began + high + 0.5,
+            )
+            assert found == expected(dict(BURIED), low, high, bool(reverse))
 
 
-@pytest.mark.parametrize("reverse", [None, "1"])
-@pytest.mark.parametrize(
-    ("low", "high"), [(None, None), (1, None), (None, 0), (None, 2), (2, 4), (3, None), (14, None)]
-)
-def test_by_retry_as_the_list_counts(world: World, low: int | None, high: int | None, reverse: str | None) -> None:
-    values: dict[str, float] = {known.id: known.retry_count + 1 for known in WAITING}
-    assert world.ids(order_by="retry_count", reverse=reverse, min=low, max=high) == expected(
-        values, low, high, bool(reverse)
-    )
+def test_by_retry_as_the_list_counts(world: World) -> None:
+    orders: list[str | None] = [None, "1"]
+    rows: list[tuple[int | None, int | None]] = [
+        (None, None), (1, None), (None, 0), (None, 2), (2, 4), (3, None), (14, None),
+    ]  # fmt: skip
+    for reverse, (low, high) in product(orders, rows):
+        with case(reverse, low, high):
+            values: dict[str, float] = {known.id: known.retry_count + 1 for known in WAITING}
+            assert world.ids(order_by="retry_count", reverse=reverse, min=low, max=high) == expected(
+                values, low, high, bool(reverse)
+            )
 
 
-@pytest.mark.parametrize("reverse", [None, "1"])
-@pytest.mark.parametrize(("low", "high"), [(None, None), ("a-3", None), (None, "b-2"), ("a-2", "b-4"), ("bz", None)])
-def test_by_id(world: World, low: str | None, high: str | None, reverse: str | None) -> None:
-    held = [known.id for known in WAITING if (low or "") <= known.id <= (high or "~")]
-    assert world.ids(order_by="id", reverse=reverse, min=low, max=high) == sorted(held, reverse=bool(reverse))
-    buried = [job_id for job_id in BURIED if (low or "") <= job_id <= (high or "~")]
-    assert world.ids(state="morgue", order_by="id", reverse=reverse, min=low, max=high) == sorted(
-        buried, reverse=bool(reverse)
-    )
+def test_by_id(world: World) -> None:
+    orders: list[str | None] = [None, "1"]
+    rows: list[tuple[str | None, str | None]] = [
+        (None, None), ("a-3", None), (None, "b-2"), ("a-2", "b-4"), ("bz", None),
+    ]  # fmt: skip
+    for reverse, (low, high) in product(orders, rows):
+        with case(reverse, low, high):
+            held = [known.id for known in WAITING if (low or "") <= known.id <= (high or "~")]
+            assert world.ids(order_by="id", reverse=reverse, min=low, max=high) == sorted(held, reverse=bool(reverse))
+            buried = [job_id for job_id in BURIED if (low or "") <= job_id <= (high or "~")]
+            assert world.ids(state="morgue", order_by="id", reverse=reverse, min=low, max=high) == sorted(
+                buried, reverse=bool(reverse)
+            )
 
 
 STATES: dict[str, Callable[[Known], bool]] = {
@@ -137,18 +148,19 @@ STATES: dict[str, Callable[[Known], bool]] = {
 }
 
 
-@pytest.mark.parametrize("state", STATES)
-@pytest.mark.parametrize("match", [None, "b-*", "?-[12]"])
-def test_a_state_and_a_pattern(world: World, state: str, match: str | None) -> None:
-    first, second = {None: ("abc", "12345"), "b-*": ("b", "12345"), "?-[12]": ("abc", "12")}[match]
-    values: dict[str, float] = {
-        known.id: known.perform_in
-        for known in WAITING
-        if STATES[state](known) and known.id[0] in first and known.id[2] in second
-    }
-    assert world.ids(state=state, match=match) == expected(values, None, None, False)
-    bounded = world.ids(state=state, match=match, min=world.began + 350, max=world.began + 650)
-    assert bounded == expected(values, 350, 650, False)
+def test_a_state_and_a_pattern(world: World) -> None:
+    matches: list[str | None] = [None, "b-*", "?-[12]"]
+    for state, match in product(STATES, matches):
+        with case(state, match):
+            first, second = {None: ("abc", "12345"), "b-*": ("b", "12345"), "?-[12]": ("abc", "12")}[match]
+            values: dict[str, float] = {
+                known.id: known.perform_in
+                for known in WAITING
+                if STATES[state](known) and known.id[0] in first and known.id[2] in second
+            }
+            assert world.ids(state=state, match=match) == expected(values, None, None, False)
+            bounded = world.ids(state=state, match=match, min=world.began + 350, max=world.began + 650)
+            assert bounded == expected(values, 350, 650, False)
 
 
 def rows(world: World, address: str) -> dict[str, Row]:
@@ -225,22 +237,23 @@ def test_a_filter_stays_in_the_form_and_on_the_next_page(browse: Open, app: lowq
     assert "checked" in fields["reverse"]
 
 
-@pytest.mark.parametrize(
-    ("query", "buttons"),
-    [
+def test_each_tab_offers_what_can_be_done_there(world: World) -> None:
+    rows: list[tuple[str, list[str]]] = [
         ("", ["Run {} now", "Bury {}", "Delete {}"]),
         ("?state=due", ["Bury {}", "Delete {}"]),
         ("?state=scheduled", ["Run {} now", "Bury {}", "Delete {}"]),
         ("?state=retrying", ["Run {} now", "Bury {}", "Delete {}"]),
         ("?state=taken", []),
         ("?state=morgue", ["Retry {} now", "Delete {}"]),
-    ],
-)
-def test_each_tab_offers_what_can_be_done_there(world: World, query: str, buttons: list[str]) -> None:
-    page = world.reader.page(f"/queues/Orders{query}")
-    offered = [button.text for button in page.every("button")]
-    for what in ("selected", "all"):
-        assert [text for text in offered if what in text.split()] == [button.format(what) for button in buttons]
-    boxes = [box for box in page.every("input") if box.attributes.get("name") == "id" and "value" in box.attributes]
-    ticks = [box for box in boxes if box.attributes.get("type") == "checkbox"]
-    assert len(ticks) == (len(world.reader.ids(f"/queues/Orders{query}")) if buttons else 0)
+    ]
+    for query, buttons in rows:
+        with case(query, buttons):
+            page = world.reader.page(f"/queues/Orders{query}")
+            offered = [button.text for button in page.every("button")]
+            for what in ("selected", "all"):
+                assert [text for text in offered if what in text.split()] == [button.format(what) for button in buttons]
+            boxes = [
+                box for box in page.every("input") if box.attributes.get("name") == "id" and "value" in box.attributes
+            ]
+            ticks = [box for box in boxes if box.attributes.get("type") == "checkbox"]
+            assert len(ticks) == (len(world.reader.ids(f"/queues/Orders{query}")) if buttons else 0)

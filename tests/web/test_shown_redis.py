@@ -9,6 +9,8 @@ from starlette.testclient import TestClient
 
 import lowq
 import lowq_web
+from lowq.store import memory_store
+from lowq.store.embedded import serving
 from tests.redis_server import RedisServer
 from tests.web.conftest import Open
 from tests.web.shown import Element, Reader
@@ -38,6 +40,13 @@ def size(text: str) -> float:
     """Bytes, as ``1.5 MB``."""
     number, unit = re.findall(r"([\d.]+) (B|kB|MB|GB)", text)[0]
     return float(number) * {"B": 1, "kB": 2**10, "MB": 2**20, "GB": 2**30}[unit]
+
+
+def test_an_embedded_store_that_listens_is_warned_of_for_nothing() -> None:
+    with serving(memory_store("memory://")) as url:
+        shown = card(url)
+    assert warnings(shown) == []
+    assert shown.facts["Memory"].text == "unknown"
 
 
 def test_eviction_and_no_persistence_are_warned_of(server: RedisServer) -> None:

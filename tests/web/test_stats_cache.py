@@ -162,6 +162,11 @@ def test_the_oldest_age_is_reckoned_with_one_clock(
     assert ages == [pytest.approx(600, abs=PATIENCE)]
 
 
+def test_what_is_to_come_has_no_age(app: lowq.Lowq, browse: Open) -> None:
+    app.queue("Later", 1, debounce=3600).push({"id": 1})
+    assert 'lowq_oldest_age_seconds{queue="Later"} 0.0' in browse().get("/metrics").text
+
+
 @pytest.mark.slow
 def test_histories_are_read_once_for_all_and_less_often_the_more_queues_there_are(
     app: lowq.Lowq, monkeypatch: pytest.MonkeyPatch, clock: Clock

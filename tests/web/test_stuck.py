@@ -80,7 +80,10 @@ def test_the_first_page_names_it_with_all_its_ids_and_what_waits_behind_it(app: 
     queue = app.queue("Orders", 1)
     queue.push([{"id": f"waits {number}"} for number in range(3)] + [{"id": "later", "delay": 60}])
     ids = [ODD, *(f"order-{number}" for number in range(13))]
-    heartbeat(app, "shop:1:aaaaaa", time.time(), threads=2, performing=[None, runs("Orders", 0, ids, 2640.0, count=20)])
+    heartbeat(
+        app, "shop:1:aaaaaa", time.time(), threads=2, performing=[None, runs("Orders", 0, ids, 2640.0, count=20)],
+        tasks=7, concurrency=100,
+    )  # fmt: skip
     page = Reader(client).page("/")
     (row,) = page.table("Queue", "Ids", "Performed by", "For", "Waiting behind it")
     assert row["Queue"].text == "Orders shard 0"
@@ -99,6 +102,8 @@ def test_the_first_page_names_it_with_all_its_ids_and_what_waits_behind_it(app: 
     assert 'lowq_running_seconds_max{queue="Orders"} 2640.0' in figures
     assert "lowq_threads_busy 1.0" in figures
     assert "lowq_threads 2.0" in figures
+    assert "lowq_tasks_busy 7.0" in figures
+    assert "lowq_tasks 100.0" in figures
 
 
 def test_the_first_page_says_nothing_of_it_while_nothing_is(app: lowq.Lowq, client: TestClient) -> None:

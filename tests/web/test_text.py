@@ -6,47 +6,49 @@ from typing import Any
 import pytest
 
 from lowq_web import text
+from tests.rows import case
 
 
-@pytest.mark.parametrize(
-    ("value", "words"),
-    [
+def test_numbers_are_shortened() -> None:
+    rows: list[tuple[float, str]] = [
         (0, "0"), (7, "7"), (999, "999"), (999.6, "1K"), (1000, "1K"), (1234, "1.2K"), (12_345, "12K"),
         (999_499, "999K"), (1_000_000, "1M"), (3_400_000, "3.4M"), (2_500_000_000, "2.5G"),
-    ],
-)  # fmt: skip
-def test_numbers_are_shortened(value: float, words: str) -> None:
-    assert text.short(value) == words
+    ]  # fmt: skip
+    for value, words in rows:
+        with case(value, words):
+            assert text.short(value) == words
 
 
-@pytest.mark.parametrize(("value", "words"), [(None, "-"), (0, "0"), (0.0213, "0.021"), (4.24, "4.2"), (1234, "1.2K")])
-def test_rates(value: float | None, words: str) -> None:
-    assert text.rate(value) == words
+def test_rates() -> None:
+    rows: list[tuple[float | None, str]] = [(None, "-"), (0, "0"), (0.0213, "0.021"), (4.24, "4.2"), (1234, "1.2K")]
+    for value, words in rows:
+        with case(value, words):
+            assert text.rate(value) == words
 
 
-@pytest.mark.parametrize(
-    ("typed", "expected"),
-    [
+def test_moments() -> None:
+    rows: list[tuple[str, float]] = [
         ("1700000000", 1_700_000_000.0), ("-2h", 2_800.0), ("+30 min", 11_800.0), ("-1.5d", -119_600.0),
         ("1970-01-01T01:00", 3600.0), ("1970-01-01T01:00+01:00", 0.0),
-    ],
-)  # fmt: skip
-def test_moments(typed: str, expected: float) -> None:
-    assert text.moment(typed, 10_000.0) == expected
+    ]  # fmt: skip
+    for typed, expected in rows:
+        with case(typed, expected):
+            assert text.moment(typed, 10_000.0) == expected
 
 
-@pytest.mark.parametrize("typed", ["", "soon", "nan", "inf", "1e999", "2h", f"-{'9' * 400}d"])
-def test_what_is_no_moment(typed: str) -> None:
-    with pytest.raises(ValueError):  # noqa: PT011 - whatever it says
-        text.moment(typed, 0.0)
+def test_what_is_no_moment() -> None:
+    for typed in ["", "soon", "nan", "inf", "1e999", "2h", f"-{'9' * 400}d"]:
+        with case(typed), pytest.raises(ValueError):  # noqa: PT011 - whatever it says
+            text.moment(typed, 0.0)
 
 
-@pytest.mark.parametrize(
-    ("value", "words"),
-    [(7.0, "7"), (7.5, "7.5"), (-3.0, "-3"), (1e300, "1e+300"), (math.inf, "inf"), (math.nan, "nan")],
-)
-def test_scores(value: float, words: str) -> None:
-    assert text.score(value) == words
+def test_scores() -> None:
+    rows: list[tuple[float, str]] = [
+        (7.0, "7"), (7.5, "7.5"), (-3.0, "-3"), (1e300, "1e+300"), (math.inf, "inf"), (math.nan, "nan"),
+    ]  # fmt: skip
+    for value, words in rows:
+        with case(value, words):
+            assert text.score(value) == words
 
 
 def deep(levels: int) -> Any:
@@ -56,11 +58,13 @@ def deep(levels: int) -> Any:
     return value
 
 
-@pytest.mark.parametrize(
-    "value", [{"a": [1, None, "ä"]}, "x" * 500, ["y" * 90] * 90, list(range(1000)), {"k" * 300: 1}, 1.5, b"raw"]
-)
-def test_a_preview_is_the_beginning_of_the_payload(value: Any) -> None:
-    assert text.preview(value, 160) == text.cut(text.payload(value), 160)
+def test_a_preview_is_the_beginning_of_the_payload() -> None:
+    values: list[Any] = [
+        {"a": [1, None, "ä"]}, "x" * 500, ["y" * 90] * 90, list(range(1000)), {"k" * 300: 1}, 1.5, b"raw",
+    ]  # fmt: skip
+    for value in values:
+        with case(value):
+            assert text.preview(value, 160) == text.cut(text.payload(value), 160)
 
 
 def test_a_preview_looks_at_hardly_more_than_it_shows() -> None:
@@ -82,9 +86,10 @@ def test_payloads_of_any_depth_are_shown(levels: int) -> None:
     assert text.payload(deep(levels))
 
 
-@pytest.mark.parametrize("job_id", ["a", "a\r\nb", "ä/%+ ", "raw\udcff", "\x00"])
-def test_ids_survive_forms(job_id: str) -> None:
-    encoded = text.encode_id(job_id)
-    assert encoded.isascii()
-    assert encoded.isprintable()
-    assert text.decode_id(encoded) == job_id
+def test_ids_survive_forms() -> None:
+    for job_id in ["a", "a\r\nb", "ä/%+ ", "raw\udcff", "\x00"]:
+        with case(job_id):
+            encoded = text.encode_id(job_id)
+            assert encoded.isascii()
+            assert encoded.isprintable()
+            assert text.decode_id(encoded) == job_id

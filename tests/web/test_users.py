@@ -16,6 +16,7 @@ import lowq_web
 from lowq.admin.passwords import PasswordHash
 from lowq_web import passwords
 from lowq_web.users import UserFile
+from tests.rows import case
 from tests.waiting import until
 from tests.web.conftest import OWN, Open
 from tests.web.served import connected, served
@@ -200,9 +201,8 @@ def test_when_it_can_not_be_read_the_users_stay_and_the_log_says_so_once(
 SECRET = "c2FsdHNhbHRzYWx0c2FsdA=="
 
 
-@pytest.mark.parametrize(
-    ("line", "why"),
-    [
+def test_a_bad_line_is_left_out_and_named_by_its_number_alone(users: Path, caplog: pytest.LogCaptureFixture) -> None:
+    rows: list[tuple[str | bytes, str]] = [
         (f"scrypt$4$1$1${SECRET}${SECRET}", "name:hash"),
         (f"eve:scrypt$4$1$1${SECRET}${SECRET}:admin:more", "name:hash"),
         (f"eve:scrypt$4$1$1${SECRET}${SECRET}:boss", "role"),
@@ -218,29 +218,29 @@ SECRET = "c2FsdHNhbHRzYWx0c2FsdA=="
         (f"e\x1bve:scrypt$4$1$1${SECRET}${SECRET}", "name"),
         (b"\xff\xfe:" + SECRET.encode(), "UTF-8"),
         (f"ann:scrypt$4$1$1${SECRET}${SECRET}:admin", "earlier"),
-    ],
-)
-def test_a_bad_line_is_left_out_and_named_by_its_number_alone(
-    users: Path, caplog: pytest.LogCaptureFixture, line: str | bytes, why: str
-) -> None:
-    write(users, f"ann:{ANN}:admin", line, f"bob:{BOB}:read")
-    found = UserFile(str(users))
-    assert found.check("ann", "s3cret") == lowq_web.User("ann", "admin")
-    assert found.check("bob", "other") == lowq_web.User("bob", "read")
-    assert found.check("eve", "s3cret") is None
-    (record,) = caplog.records
-    assert record.getMessage().startswith(f"line 2 of {users} is left out: ")
-    assert why in record.getMessage()
-    assert SECRET[:8] not in caplog.text
+    ]
+    for line, why in rows:
+        with case(line, why):
+            caplog.clear()
+            write(users, f"ann:{ANN}:admin", line, f"bob:{BOB}:read")
+            found = UserFile(str(users))
+            assert found.check("ann", "s3cret") == lowq_web.User("ann", "admin")
+            assert found.check("bob", "other") == lowq_web.User("bob", "read")
+            assert found.check("eve", "s3cret") is None
+            (record,) = caplog.records
+            assert record.getMessage().startswith(f"line 2 of {users} is left out: ")
+            assert why in record.getMessage()
+            assert SECRET[:8] not in caplog.text
 
 
-@pytest.mark.parametrize(("mode", "warned"), [(0o600, False), (0o640, False), (0o644, True), (0o660, True)])
-def test_permissions_that_show_it_to_others_are_warned_of(
-    users: Path, caplog: pytest.LogCaptureFixture, mode: int, warned: bool
-) -> None:
-    users.chmod(mode)
-    UserFile(str(users))
-    assert ("chmod 600" in caplog.text) is warned
+def test_permissions_that_show_it_to_others_are_warned_of(users: Path, caplog: pytest.LogCaptureFixture) -> None:
+    rows: list[tuple[int, bool]] = [(0o600, False), (0o640, False), (0o644, True), (0o660, True)]
+    for mode, warned in rows:
+        with case(mode, warned):
+            caplog.clear()
+            users.chmod(mode)
+            UserFile(str(users))
+            assert ("chmod 600" in caplog.text) is warned
 
 
 def test_what_makes_no_sense_is_refused_at_the_start(

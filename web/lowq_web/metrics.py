@@ -65,11 +65,11 @@ class AllFigures(Collector):
                 counter.add_metric([item.name], getattr(item, field))
             yield counter
         oldest = GaugeMetricFamily(
-            "lowq_oldest_age_seconds", "Age of the waiting job that was due first; negative: to come", labels=["queue"]
+            "lowq_oldest_age_seconds", "Age of the waiting job that was due first; 0: it is to come", labels=["queue"]
         )
         for item in stats:
             if item.oldest_at is not None:
-                oldest.add_metric([item.name], self._figures.at - item.oldest_at)
+                oldest.add_metric([item.name], max(self._figures.at - item.oldest_at, 0.0))
         yield oldest
         capacity = GaugeMetricFamily("lowq_capacity", "Ids that may wait or be in flight, at most", labels=["queue"])
         for item in stats:
@@ -110,6 +110,12 @@ class AllFigures(Collector):
         threads = GaugeMetricFamily("lowq_threads", "Threads of all nodes")
         threads.add_metric([], sum(node.threads for node in living))
         yield threads
+        tasks_busy = GaugeMetricFamily("lowq_tasks_busy", "Shards that the event loops of all nodes work")
+        tasks_busy.add_metric([], sum(node.tasks for node in living))
+        yield tasks_busy
+        tasks = GaugeMetricFamily("lowq_tasks", "Shards that the event loops of all nodes may work at once")
+        tasks.add_metric([], sum(node.concurrency for node in living))
+        yield tasks
         longest: dict[str, float] = {item.stats.name: 0.0 for item in self._figures.queues}
         for node in living:
             for performed in filter(None, (*node.performing, *node.longest_tasks)):

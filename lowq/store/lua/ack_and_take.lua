@@ -15,8 +15,12 @@
 --   than 2**53
 --   paused: 1 when the queue is paused (nothing is taken then), else 0; 2 more when payloads of the shard have a ttl,
 --   so that it wants to be swept; 8 more when the shard was sealed (nothing is taken then, and delay is nil): its jobs
---   are being moved to another layout; and 4 more when the last item is none, but {id, text, id, text...}: the trace
---   contexts of some of the jobs, each followed by a newline
+--   are being moved to another layout; 4 more when the last item is none, but {id, text, id, text...}: the trace
+--   contexts of some of the jobs, each followed by a newline; 16 more when the last one, but for that, is
+--   {id, delay, id, delay...}: in how many microseconds the first payload of a job expires, of those that have a ttl;
+--   32 more when the job is a solo one; 64 more when behind all these is {level, delay, level, delay...}: of each
+--   priority, when the shard uses them, when its oldest waiting job is due, as `delay`; and 128 more when 1,000 jobs or
+--   more are in flight: none is taken before some of them are reported
 --   item: a job {id, perform_at, retry_count, payload, score, payload, score...}, lowest score first; or three items in
 --     a row, for a fresh job with an inline payload: id, perform_at, "score payload". Most are such, and to Redis a
 --     list within the reply costs as much as taking the job did
@@ -25,7 +29,8 @@
 -- Invariant: an id is handed out by one delivery at a time. What a delivery later than ARGV[3] holds never
 -- reached the caller: it is handed out again, first. An id in flight is not taken a second time; its newer
 -- payloads wait. Retrying and solo ids come alone. Of an id with more than max_payloads the lowest scores are
--- taken, the rest keeps its place.
+-- taken, the rest keeps its place. No job is taken that would make it more than 1,000 in flight: when replies were lost
+-- a call reads all of them.
 --
 --!flags allow-oom
 local prefix, token, last, limit = KEYS[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
@@ -73,12 +78,12 @@ local now = read_now()
 local meta = redis.call('HMGET', key_meta, 'clock', 'delivery', 'paused', 'processed', 'server_time',
   'server_time_since', 'features', 'sealed')
 local has_ttl, has_levels, has_traces = uses(meta[7], 'ttl'), uses(meta[7], 'priority'), uses(meta[7], 'traces')
---!rarely sweep_expired expire_taken take_expiries read_levels announce_room touch
+--!rarely sweep_expired expire_taken take_expiries expiry_in read_levels announce_room touch
 --!rarely read_taken_traces take_traces forget_traces
-local sweep_expired, expire_taken, take_expiries, read_levels, announce_room, touch
+local sweep_expired, expire_taken, take_expiries, expiry_in, read_levels, announce_room, touch
 local read_taken_traces, take_traces, forget_traces
 if meta[7] then
-  sweep_expired, expire_taken, take_expiries, read_levels, announce_room, touch,
+  sweep_expired, expire_taken, take_expiries, expiry_in, read_levels, announce_room, touch,
     read_taken_traces, take_traces, forget_traces = rarely()
 end
 shift_due(prefix, now, meta[5], meta[6])
@@ -142,27 +147,38 @@ local function hand_out(id, key, inline, perform_at, retry_count, alone, word)
 end
 
 local next_due
+local rest = has_levels and {} -- level (text) -> when the oldest job of it that stays is due
 if paused == 1 or meta[8] then
   limit = 0
 end
-if redis.call('HLEN', key_taken) > #acked_ids then
+local most_in_flight = 1000
+local skipped = redis.call('HLEN', key_taken) - #acked_ids -- how many stay in flight
+-- Otherwise the caller has received all of it, and only of what waits is asked whether it is in flight.
+local is_read = skipped > 0 and last < (tonumber(meta[2]) or 0)
+if is_read then
   local taken = redis.call('HGETALL', key_taken)
   for i = 1, #taken, 2 do
     in_flight[taken[i]] = not acked[taken[i]] and taken[i + 1] or nil
   end
 end
-local more = true
-local lost_ids, skipped = {}, 0
+local more, solo = true, 0
+local ends = has_ttl and {} -- id, microseconds until its first payload expires, id...
+local note_end = has_ttl and function(id, at)
+  if at then
+    ends[#ends + 1], ends[#ends + 2] = id, math.ceil((bounded(tonumber(at)) - now) * 1000000)
+  end
+end
+local lost_ids = {}
 if has_ttl and limit > 0 then
   for id, record in pairs(in_flight) do
     -- What was never received has not been handed out.
     if tonumber((parse_taken(record))) > last and expire_taken(prefix, id, record, now, meta[7]) then
       in_flight[id] = nil
+      skipped = skipped - 1
     end
   end
 end
 for id, record in pairs(in_flight) do
-  skipped = skipped + 1
   if tonumber((parse_taken(record))) > last then
     lost_ids[#lost_ids + 1] = id
   end
@@ -171,13 +187,21 @@ table.sort(lost_ids)
 for _, id in ipairs(lost_ids) do
   if count < limit and more then
     local _, perform_at, retry_count = parse_taken(in_flight[id])
-    local alone = retry_count >= 0 or (special and redis.call('SISMEMBER', prefix .. 'solo', id) == 1)
+    local is_solo = special and redis.call('SISMEMBER', prefix .. 'solo', id) == 1
+    local alone = retry_count >= 0 or is_solo
     local key, carried, before = taken_payloads .. id, get_inline(in_flight[id]), count
     local inline = carried or redis.call('MGET', key)[1]
     local word = string.match(in_flight[id], '^%S+ +%S+ %S+ (%S+)')
     more = hand_out(id, key, inline, perform_at, tostring(retry_count), alone, word)
+    if is_solo and count > before then
+      solo = 32
+    end
     if inline and not carried and count > before then
       inline_keys[#inline_keys + 1] = key
+    end
+    if has_ttl and count > before then
+      local times = prefix .. 'taken:expires:' .. id
+      note_end(id, expiry_in(in_flight[id]) or redis.call('ZRANGE', times, 0, 0, 'WITHSCORES')[2])
     end
   end
 end
@@ -189,12 +213,46 @@ if #lost_ids > count then
   top = delivery + 1
 end
 local unsent = count > 0 and { unpack(lost_ids, count + 1) } or {}
+if rest then
+  for i = count + 1, #lost_ids do
+    rest[string.match(in_flight[lost_ids[i]], '^%S+ +%S+ %S+ (%d)')] = due_cutoff
+  end
+end
 
+local again = count -- so many were in flight before
+limit = math.min(limit, again + math.max(most_in_flight - skipped, 0))
+
+-- How many of the ids that wait are in flight, too.
+local function find_in_flight(waiting)
+  local found = 0
+  for start = 1, #waiting, 2000 do
+    local ids = {}
+    for i = start, math.min(start + 1998, #waiting), 2 do
+      ids[#ids + 1] = waiting[i]
+    end
+    for i, record in ipairs(redis.call('HMGET', key_taken, unpack(ids))) do
+      if record and not acked[ids[i]] then
+        in_flight[ids[i]], found = record, found + 1
+      end
+    end
+  end
+  return found
+end
+
+-- What waits: as many as are taken and one more, which says when to come again, and are not in flight themselves.
 local waiting, levels, latest
-if has_levels then
-  waiting, levels, latest = read_levels(prefix, delivery, limit - count + skipped + 1)
-else
-  waiting = redis.call('ZRANGE', key_due, 0, limit - count + skipped, 'WITHSCORES')
+local wanted, beyond = limit - count + 1, (is_read or has_levels) and skipped or 0
+while true do
+  if has_levels then
+    waiting, levels, latest = read_levels(prefix, delivery, wanted + beyond)
+  else
+    waiting = redis.call('ZRANGE', key_due, 0, wanted + beyond - 1, 'WITHSCORES')
+  end
+  local found = not is_read and skipped > 0 and #waiting > 0 and find_in_flight(waiting) or 0
+  if found <= beyond or beyond == skipped or #waiting < 2 * (wanted + beyond) then
+    break
+  end
+  beyond = math.min(2 * found, skipped)
 end
 
 -- What is looked up of the ids that come next, for 16 of them at once: their payloads, if inline, and their past.
@@ -241,7 +299,8 @@ for i = 1, #waiting, 2 do
     elseif takes then
       local retry_count = retry_counts[i] or '-1'
       -- Of an id that is acknowledged just now, newer payloads wait: it succeeded, so it is solo no more.
-      local alone = retry_count ~= '-1' or (solos[i] and not acked[id])
+      local is_solo = solos[i] and not acked[id]
+      local alone = retry_count ~= '-1' or is_solo
       local before = count
       local word = has_levels and levels[i] or '0'
       if inlines[i] and expiries[i] then
@@ -249,6 +308,9 @@ for i = 1, #waiting, 2 do
       end
       local further, stopped = hand_out(id, keys[i], inlines[i], perform_at, retry_count, alone, word)
       more, takes = further, count > before
+      if takes and is_solo then
+        solo = 32
+      end
       if takes and not inlines[i] and #items[last_item] == 3 then
         -- No payloads: a key that somebody removed by hand. Such an id must not stop the shard.
         items[last_item], records[2 * count], records[2 * count - 1] = nil, nil, nil
@@ -268,8 +330,14 @@ for i = 1, #waiting, 2 do
           gone[#gone + 1], leaving[#arriving] = id, keys[i]
         end
       end
+      if has_ttl and count > before then
+        note_end(id, expiries[i])
+      end
     end
     if not takes or parted[id] then
+      if rest then
+        rest[levels[i]] = math.min(rest[levels[i]] or math.huge, tonumber(perform_at))
+      end
       if not next_due or (has_levels and not is_known and tonumber(perform_at) < next_due) then
         next_due = tonumber(perform_at)
       end
@@ -393,12 +461,29 @@ end
 
 -- Up to the due_cutoff it is due now. Rounded up, or whoever waits that long could come too early. Bounded, as a
 -- foreign score may be anything.
-next_due = next_due and math.max(bounded(next_due), -8589934591)
-local delay = next_due and math.ceil((next_due - (next_due <= due_cutoff and due_cutoff or now)) * 1000000)
+local function delay_until(time)
+  time = math.max(bounded(time), -8589934591)
+  return math.ceil((time - (time <= due_cutoff and due_cutoff or now)) * 1000000)
+end
+local delay = next_due and delay_until(next_due)
+if ends and #ends > 0 then
+  last_item = last_item + 1
+  items[last_item], paused = ends, paused + 16
+end
 if traces and #traces > 0 then
   items[last_item + 1], paused = traces, paused + 4
 end
 if meta[8] then
   delay, paused = false, paused + 8
+elseif rest and next(rest) then
+  local each = {}
+  for level, time in pairs(rest) do
+    each[#each + 1], each[#each + 2] = tonumber(level), delay_until(time)
+  end
+  last_item = #items + 1
+  items[last_item], paused = each, paused + 64
 end
-return { delivery, delay or false, has_ttl and paused + 2 or paused, #acked_ids, unpack(items) }
+if skipped + count - again >= most_in_flight and again >= #lost_ids then
+  paused = paused + 128
+end
+return { delivery, delay or false, (has_ttl and paused + 2 or paused) + solo, #acked_ids, unpack(items) }

@@ -18,9 +18,13 @@
 -- Reply: {'sealed'} (its jobs belong to another layout) | {'unsealed'} (for 'moves': it is to be sealed first) |
 -- {'fed'} (not all that belong to it have come: it is opened then; or it is not there, see ARGV[11]) |
 -- {'held', PTTL in ms} | {'resumed', fence} | {'adopted', fence} |
--- {'acquired', fence, restored, poisoned id...}
+-- {'acquired', fence, restored, poisoned id...} | {'restoring', 0, restored, poisoned id...} (call again)
 --   restored: how many jobs waited again; with ARGV[10] a list of their ids. The token is nonce .. ':' .. fence.
--- Errors: SHARDSCOUNT n.
+-- Errors: SHARDSCOUNT n: it was made for n shards.
+--
+-- A call restores at most 100 jobs, or about 500 payloads that join others: it must not hold Redis for long. While any
+-- is left in flight nobody gets the lease: nothing is handed out before all that comes first waits again. Any process
+-- may make the next call. The first one ends the right of the old owner to resume its lease, as some of its jobs wait.
 --
 -- What an owner left behind that stopped in the middle of it (`surrender`) waits again uncharged, twice in a row. From
 -- the third time on it counts as a crash: a job that never ends in time must not be repeated for ever.
@@ -44,9 +48,10 @@ local prefix, nonce, ttl = KEYS[1], ARGV[2], tonumber(ARGV[3])
 local key_lease, key_meta = prefix .. 'lease', prefix .. 'meta'
 local session = ARGV[9] ~= '' and ARGV[9]
 local meta = redis.call('HMGET', key_meta, 'shards_count', 'fence', 'owner', 'uncharged', 'lease_ttl', 'detached',
-  'features', 'sealed', 'fed')
+  'features', 'sealed', 'fed', 'clock', 'pushed')
 local fence, owner, owner_uncharged = tonumber(meta[2]) or 0, meta[3], meta[4]
-if meta[1] and meta[1] ~= ARGV[4] then
+-- Without these nothing was ever pushed to it: somebody has leased it who was wrong about the number.
+if meta[1] and meta[1] ~= ARGV[4] and (meta[8] or meta[9] or meta[10] or meta[11]) then
   return redis.error_reply('SHARDSCOUNT ' .. meta[1])
 end
 
@@ -64,7 +69,7 @@ elseif meta[8] and ARGV[11] ~= 'moves'
   and not (own and holder and string.sub(holder, 1, #nonce + 1) == nonce .. ':') then
   return { 'sealed' }
 elseif meta[9] then
-  end_feeding(key_meta)
+  end_feeding(key_meta, 0)
 end
 local adopts = session and owner and owner ~= nonce and string.sub(owner, 1, #session) == session
   and meta[6]
@@ -89,11 +94,35 @@ if own then
   end
   redis.call('SET', key_lease, nonce .. ':' .. text, 'PX', ttl)
   redis.call('HDEL', key_meta, 'uncharged')
-  redis.call('HSET', key_meta, 'lease_ttl', ARGV[3], 'leased_until', now + ttl / 1000)
+  redis.call('HSET', key_meta, 'lease_ttl', ARGV[3], 'leased_until', now + ttl / 1000, 'shards_count', ARGV[4])
   return { 'resumed', text }
 end
 
-local records = redis.call('HGETALL', prefix .. 'taken')
+-- The caller is the owner from now on. Returns the fence.
+local function grant()
+  fence = math.max(fence + 1, tonumber(ARGV[8]) + 1, math.floor(now * 1000000))
+  local text = string.format('%.0f', fence)
+  redis.call('HSET', key_meta, 'fence', text, 'owner', nonce, 'shards_count', ARGV[4], 'lease_ttl', ARGV[3],
+    'leased_until', now + ttl / 1000)
+  redis.call('SET', key_lease, nonce .. ':' .. text, 'PX', ttl)
+  if session then
+    redis.call('SET', prefix .. 'consumer', '1', 'PX', ttl)
+  end
+  if meta[6] then
+    redis.call('HDEL', key_meta, 'detached')
+  end
+  if owner_uncharged then
+    redis.call('HDEL', key_meta, 'uncharged')
+  end
+  return text
+end
+
+if adopts then
+  return { 'adopted', grant() }
+end
+
+-- At random, as neither an order nor a cursor of them is kept.
+local records = redis.call('HRANDFIELD', prefix .. 'taken', 100, 'WITHVALUES') or {}
 local ids = {}
 for i = 1, #records, 2 do
   ids[#ids + 1] = records[i]
@@ -105,21 +134,9 @@ for i = 1, #records, 2 do
 end
 touch_payloads(prefix, ids, meta[7])
 
-fence = math.max(fence + 1, tonumber(ARGV[8]) + 1, math.floor(now * 1000000))
-local text = string.format('%.0f', fence)
-redis.call('HSET', key_meta, 'fence', text, 'owner', nonce, 'shards_count', ARGV[4], 'lease_ttl', ARGV[3],
-  'leased_until', now + ttl / 1000)
-redis.call('SET', key_lease, nonce .. ':' .. text, 'PX', ttl)
-if session then
-  redis.call('SET', prefix .. 'consumer', '1', 'PX', ttl)
-end
-if meta[6] then
-  redis.call('HDEL', key_meta, 'detached')
-end
-if adopts then
-  redis.call('HDEL', key_meta, 'uncharged')
-  return { 'adopted', text }
-end
+-- '2': an earlier call has found that nothing is to be charged.
+local is_uncharged = ARGV[7] == '1' or owner == nonce or owner_uncharged == '2'
+
 -- A job that outlasts the end of its owner. Returns whether that is charged to nobody.
 local function leave_uncharged(id)
   local crashes, uncharged = read_crashes(prefix, id)
@@ -129,25 +146,37 @@ local function leave_uncharged(id)
   end
 end
 
-local reply, restored = { 'acquired', text, #records / 2 }, {}
+local restored, poisoned, done = {}, {}, 0
+local full = 2 ^ 52 -- a job that is begun is restored whole, so the room never ends within one
+local room = { payloads = full, bytes = full }
 math.randomseed(tonumber(ARGV[6]))
-for i = 1, #records, 2 do
-  local id, record = records[i], records[i + 1]
-  if ARGV[7] == '1' or owner == nonce or (owner_uncharged and leave_uncharged(id)) then
-    put_back(prefix, id, record, now, nil, meta[7])
+while done < #ids and room.payloads > full - 500 and room.bytes > full - 1048576 do
+  done = done + 1
+  local id, record = ids[done], records[2 * done]
+  if is_uncharged or (owner_uncharged and leave_uncharged(id)) then
+    put_back(prefix, id, record, now, nil, meta[7], room)
     restored[#restored + 1] = id
-  elseif crash(prefix, id, record, now, tonumber(ARGV[5]), 0.05 + math.random() * 0.45, meta[7]) then
-    reply[3] = reply[3] - 1
-    reply[#reply + 1] = id
+  elseif crash(prefix, id, record, now, tonumber(ARGV[5]), 0.05 + math.random() * 0.45, meta[7], room) then
+    poisoned[#poisoned + 1] = id
   else
     restored[#restored + 1] = id
   end
 end
-if ARGV[10] == '1' then
-  reply[3] = restored
-end
-if owner_uncharged then
-  redis.call('HDEL', key_meta, 'uncharged')
-end
 announce_room(prefix, meta[7])
+
+local reply
+if done > 0 and redis.call('EXISTS', prefix .. 'taken') == 1 then
+  redis.call('DEL', key_lease) -- an earlier one of the caller's, if it is there
+  redis.call('HDEL', key_meta, 'owner', 'detached')
+  if is_uncharged then
+    redis.call('HSET', key_meta, 'uncharged', '2')
+  end
+  reply = { 'restoring', 0 }
+else
+  reply = { 'acquired', grant() }
+end
+reply[3] = ARGV[10] == '1' and restored or #restored
+for _, id in ipairs(poisoned) do
+  reply[#reply + 1] = id
+end
 return reply

@@ -8,7 +8,8 @@
 -- ARGV[5]  only waiting jobs whose perform_at is not after this (Unix seconds; '' = any)
 -- ARGV[6+] per id: id, reason ('' = its last error), n, then n payloads of a taken job (0 = the whole job)
 --
--- Reply: list of, per id, 1 (buried), 0 (not there), 2 (not, or in part: call again), 3 (in flight: not touched).
+-- Reply: list of, per id, 1 (buried), 0 (not there, or it has expired), 2 (not, or in part: call again), 3 (in flight:
+-- not touched).
 -- Errors: LEASELOST, when a token is given; otherwise SEALED, RESHARDING: the shard is not whole, see lib/reshard.lua,
 -- and nothing changed.
 --
@@ -70,10 +71,12 @@ local function bury_taken(item)
   end
   materialize(prefix, item.id, records[item.id])
   local taken, buried = prefix .. 'taken:payloads:' .. item.id, prefix .. 'morgue:payloads:' .. item.id
-  if #item.payloads == 0 then
+  local found = #item.payloads == 0
+  if has_ttl and not expire_in_flight(prefix, item.id, now) then
+    found = false
+  elseif found then
     merge(taken, buried)
   else
-    local found = false
     promote_to_zset(taken)
     for _, payload in ipairs(item.payloads) do
       local score = redis.call('ZSCORE', taken, payload)
@@ -94,16 +97,21 @@ local function bury_taken(item)
       redis.call('ZREM', prefix .. 'taken:expires:' .. item.id, unpack(item.payloads))
     end
   end
-  mark_buried(item)
-  redis.call('HINCRBY', prefix .. 'meta', 'buried', 1)
+  if found then
+    mark_buried(item)
+    redis.call('HINCRBY', prefix .. 'meta', 'buried', 1)
+  end
   if redis.call('EXISTS', taken) == 0 then
     redis.call('HDEL', prefix .. 'taken', item.id)
-    forget(prefix, item.id)
+    -- When all of it has expired, what is known of the id is of what still waits for it.
+    if found or not redis.call('ZSCORE', prefix .. 'due', item.id) then
+      forget(prefix, item.id)
+    end
     if has_traces then
       forget_traces(prefix, 'taken:traces:', { item.id })
     end
   end
-  return 1
+  return found and 1 or 0
 end
 
 local superseded = token == '' and is_superseded(prefix, ARGV[4], now)
@@ -117,11 +125,14 @@ local function bury_waiting(item)
   if redis.call('HEXISTS', prefix .. 'taken', item.id) == 1 then
     return 3
   end
+  local is_swept = not has_ttl or expire_within(prefix, item.id, now, budget)
   local perform_at = redis.call('ZSCORE', prefix .. 'due', item.id)
   if not perform_at or (not_after and select(2, split_score(perform_at)) > not_after) then
     return 0
+  elseif not is_swept then
+    return 2
   end
-  local whole = merge(prefix .. 'payloads:' .. item.id, prefix .. 'morgue:payloads:' .. item.id, budget)
+  local whole = merge_into_morgue(prefix, item.id, budget, has_ttl)
   mark_buried(item)
   if not whole then
     return 2
@@ -132,9 +143,6 @@ local function bury_waiting(item)
     redis.call('ZREM', prefix .. 'debounced', item.id)
   end
   forget(prefix, item.id)
-  if has_ttl then
-    forget_expiry(prefix, item.id)
-  end
   if has_traces then
     forget_traces(prefix, 'traces:', { item.id })
   end

@@ -6,7 +6,7 @@
 -- ARGV[3]  delivery that the ids were taken under
 -- ARGV[4+] per id five arguments: id, verdict, retry_count, delay (seconds), error
 --            retry      charged: waits for `delay` with the new retry_count
---            exhausted  the lowest of its taken payloads to the morgue, the rest starts afresh, due now
+--            exhausted  the lowest of its taken payloads that live to the morgue, the rest starts afresh, due now
 --            solo       not charged: it failed in company, and is to be taken alone
 --
 -- Reply: list of 1 (done) or 0 (no longer in flight under that delivery: nothing changed), one per id.
@@ -26,6 +26,9 @@ end
 local function exhaust(id, record, reason)
   materialize(prefix, id, record)
   local taken, has_ttl = prefix .. 'taken:payloads:' .. id, uses(features, 'ttl')
+  if has_ttl then
+    expire_in_flight(prefix, id, now)
+  end
   promote_to_zset(taken)
   local lowest = redis.call('ZRANGE', taken, 0, 0, 'WITHSCORES')
   if lowest[1] then -- or a key was removed by hand: that must not stop the shard
@@ -44,6 +47,7 @@ local function exhaust(id, record, reason)
     forget_traces(prefix, 'taken:traces:', { id })
   end
   if goes_on then
+    expire_before_merge(prefix, id, nil, now, features)
     merge_taken(prefix, id, features, now)
     redis.call('ZADD', prefix .. 'due', score_again(prefix, id, level_in(record), now), id)
     if uses(features, 'debounce') then
@@ -52,6 +56,7 @@ local function exhaust(id, record, reason)
   end
   redis.call('HDEL', prefix .. 'taken', id)
   forget(prefix, id)
+  return lowest[1] and 1 or 0
 end
 
 local reply, failed, buried = {}, 0, 0
@@ -62,8 +67,7 @@ for i = 4, #ARGV, 5 do
   if record then
     records[id] = nil
     if verdict == 'exhausted' then
-      exhaust(id, record, reason)
-      failed, buried = failed + 1, buried + 1
+      failed, buried = failed + 1, buried + exhaust(id, record, reason)
     elseif verdict == 'retry' then
       put_back(prefix, id, record, now, bounded(now + tonumber(delay)), features)
       redis.call('ZADD', prefix .. 'retries', retry_count, id)

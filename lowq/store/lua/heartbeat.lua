@@ -71,6 +71,6 @@ if first then
   reply[1] = string.format('%.6f', first - now)
 end
 if changed then
-  redis.call('SPUBLISH', key, me)
+  publish(key, me)
 end
 return reply

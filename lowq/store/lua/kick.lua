@@ -10,7 +10,8 @@
 -- Errors: SEALED, RESHARDING: the shard is not whole, see lib/reshard.lua; nothing changed.
 --
 -- Invariant: payloads merge with those that wait, as the queue's policy has it; the job starts afresh (retry_count -1,
--- no crashes, not solo) and is due now. None of its payloads expires any more.
+-- no crashes, not solo) and is due now. What is kicked does not expire. What waited keeps its ttl, and is gone if that
+-- has passed.
 -- A repeat supersedes the earlier attempts of its call: one that comes later does nothing.
 --
 --!flags allow-oom
@@ -27,17 +28,35 @@ if closed then
   return closed
 end
 local has_ttl, is_latest = uses(features, 'ttl'), uses(features, 'latest')
+if has_ttl then
+  touch(prefix, { 'expires:' }, ids)
+end
 
 -- What one call merges, over all its ids: it must not hold Redis for long.
 local budget = { payloads = 500, bytes = 1048576 }
 local reply, kicked, superseded = {}, 0, is_superseded(prefix, ARGV[2], now)
 local moved = false
-local function merge_kicked(source, target)
-  if is_latest then
+local function merge_kicked(id)
+  local source, target = prefix .. 'morgue:payloads:' .. id, prefix .. 'payloads:' .. id
+  if has_ttl then
+    expire_joined(prefix, id, {}, now, is_latest)
+  end
+  if is_latest and has_ttl then
+    merge_latest_expiring(prefix, id, source, false)
+    return true
+  elseif is_latest then
     merge_latest(source, target)
     return true
+  elseif not has_ttl then
+    return merge(source, target, budget)
   end
-  return merge(source, target, budget)
+  promote_expiring(prefix, id)
+  local is_whole = merge(source, target, budget, function(payloads)
+    expire_equal(prefix, id, payloads, now)
+    redis.call('ZREM', prefix .. 'expires:' .. id, unpack(payloads))
+  end)
+  index_expiry(prefix, id)
+  return is_whole
 end
 
 for _, id in ipairs(ids) do
@@ -46,10 +65,7 @@ for _, id in ipairs(ids) do
   local state = spent and 2 or 0
   if buried_at and (not not_after or tonumber(buried_at) <= not_after) then
     state = 2
-    if has_ttl then
-      forget_expiry(prefix, id)
-    end
-    if merge_kicked(prefix .. 'morgue:payloads:' .. id, prefix .. 'payloads:' .. id) then
+    if merge_kicked(id) then
       state = 1
       redis.call('ZREM', prefix .. 'morgue', id)
       redis.call('HDEL', prefix .. 'morgue:errors', id)

@@ -6,24 +6,27 @@
 -- ARGV[3]  step
 -- ARGV[4]  kind of the items, as move_out has it
 -- ARGV[5]  clock of that shard (Unix seconds), '' = it has none
--- ARGV[6]  features of that shard, or ''
+-- ARGV[6]  features of that shard, or '', as move_out has them
 -- ARGV[7+] items: id, score, n, then n texts: "score payload" (n = 1 of jobs), or what move_out has in a list
 --
--- Reply: 1 (they have come), 0 (they had come before: nothing changed), 2 (the shard is not fed: nothing changed, and
--- they must not be taken for moved, unless all that belongs to the shard has come).
+-- Reply: 1 (they have come), 0 (they had come before: nothing changed), 2 (the shard is not there, or open and does not
+-- know which steps have come: nothing changed, and they must not be taken for moved).
 --
 -- Invariant: of each step the jobs come once, whoever repeats it and however late: the last step that has come from a
--- shard is remembered as long as this one is fed. What comes was there before what was pushed to this shard meanwhile:
--- its perform_at, retry_count and error stay, of two priorities the more urgent; payloads merge by the queue's policy,
--- an equal one keeps the lowest score and the earlier end of its ttl. What has expired is left behind, and counted.
+-- shard is remembered, and once this one is open the last of all shards. What comes in a later one to an open shard was
+-- pushed after a failover had lost that its shard was sealed. What comes was there before what was pushed to this shard
+-- meanwhile: its perform_at, retry_count and error stay, of two priorities the more urgent; payloads merge by the
+-- queue's policy, an equal one keeps the lowest score and the earlier end of its ttl. What has expired is left behind,
+-- and counted.
 --
 --!flags allow-oom
 local prefix, from, step, kind = KEYS[1], ARGV[2], tonumber(ARGV[3]), ARGV[4]
 local key_meta = prefix .. 'meta'
-local meta = redis.call('HMGET', key_meta, 'fed', 'moved:' .. from, 'clock', 'features')
-if not meta[1] then
+local meta = redis.call('HMGET', key_meta, 'fed', 'moved:' .. from, 'clock', 'features', 'came')
+if not (meta[1] or meta[5]) then
   return 2
-elseif (tonumber(meta[2] or '') or 0) >= step then
+elseif math.max(tonumber(meta[2] or '') or 0, tonumber(meta[5] or '') or 0) >= step then
+  redis.call('HSET', key_meta, meta[5] and 'came' or 'moved:' .. from, meta[5] or meta[2]) -- for `WAIT`, see seal.lua
   return 0
 end
 local now, features = read_now(), meta[4]
@@ -55,7 +58,12 @@ end
 local inlines = is_of_jobs and redis.call('MGET', unpack(keys)) or {}
 
 for word in string.gmatch(ARGV[6], '%S+') do
-  if word ~= 'full' then
+  local kind_of_scores = string.match(word, '^scores=(.+)$')
+  if kind_of_scores == 'explicit' then
+    redis.call('HSET', key_meta, 'scores', kind_of_scores)
+  elseif kind_of_scores then
+    redis.call('HSETNX', key_meta, 'scores', kind_of_scores)
+  elseif word ~= 'full' then
     features = note_feature(prefix, features, word, true)
   end
 end
@@ -83,7 +91,13 @@ end
 
 -- The waiting job of an id joins what waits here. `extra` is as move_out has it, from its 7th text on payloads.
 local function join(id, score, extra)
-  local lives = false
+  local lives, payloads = false, {}
+  if has_ttl then
+    for i = 7, #extra, 3 do
+      payloads[#payloads + 1] = extra[i]
+    end
+    expire_joined(prefix, id, payloads, now, is_latest)
+  end
   for i = 7, #extra, 3 do
     local expires = extra[i + 2] ~= '' and extra[i + 2] or nil
     if expires and tonumber(expires) <= now then
@@ -175,6 +189,9 @@ if expired > 0 then
   redis.call('HINCRBY', key_meta, 'expired', expired)
 end
 redis.call('HSET', key_meta, 'moved:' .. from, ARGV[3])
+if not meta[1] then
+  wake(prefix, 0) -- it is worked already
+end
 if ARGV[5] ~= '' and tonumber(ARGV[5]) > (tonumber(meta[3] or '') or 0) then
   redis.call('HSET', key_meta, 'clock', ARGV[5])
 end

@@ -6,7 +6,7 @@
 -- ARGV[3]  done: the step whose jobs are in the other layout now; 0: none that the caller knows of
 --
 -- Reply: {step, kind, clock, server_time, server_time_since, features, item...}; after clock texts, '' where there is
--- none. kind says what the items are:
+-- none, and behind the features the field `scores`, as "scores=explicit". kind says what the items are:
 --   waiting    id, score in `due`, then "score payload", or a list {retry_count, error, solo, crashes, debounced,
 --              traces, payload, score, expires, payload, score, expires...}; '' where there is none; an error begins
 --              with '='
@@ -36,7 +36,7 @@ if lost then
   return lost
 end
 local meta = redis.call('HMGET', key_meta, 'sealed', 'moved', 'step', 'page', 'features', 'clock', 'server_time',
-  'server_time_since')
+  'server_time_since', 'scores')
 if not meta[1] then
   return redis.error_reply('ERR the shard is not sealed')
 end
@@ -281,6 +281,7 @@ local kind, items, count, part = 'end', {}, 0, 0
 if page then
   kind, count, part = read_page(page)
   items = read_items(kind, count, part)
+  redis.call('HSET', key_meta, 'page', page) -- for `WAIT`, see seal.lua
 elseif not meta[2] then
   for _, each in ipairs({ 'schedules', 'waiting', 'morgue' }) do
     items, count, part = read_items(each, nil, 0)
@@ -295,7 +296,8 @@ elseif not meta[2] then
   end
   redis.call('HSET', key_meta, 'page', string.format('%s %d %d', kind, count, part))
 end
-local reply = { step, kind, meta[6] or '', meta[7] or '', meta[8] or '', features or '' }
+local words = (features or '') .. (meta[9] and ' scores=' .. meta[9] or '')
+local reply = { step, kind, meta[6] or '', meta[7] or '', meta[8] or '', words }
 for i = 1, #items do
   reply[6 + i] = items[i]
 end

@@ -13,9 +13,12 @@
 --
 --!flags allow-oom
 local key = KEYS[1] .. 'meta'
-if redis.call('HSETNX', key, 'shards_count', ARGV[2]) == 0 then
-  return redis.call('HEXISTS', key, 'fed') == 1 and 2 or 0
+local meta = redis.call('HMGET', key, 'shards_count', 'fed')
+if meta[1] then
+  redis.call('HSET', key, 'shards_count', meta[1]) -- for `WAIT`, see seal.lua
+  return meta[2] and 2 or 0
 end
+redis.call('HSET', key, 'shards_count', ARGV[2])
 redis.call('HSET', key, 'fed', 1)
 if ARGV[3] ~= '' then
   redis.call('HSET', key, 'paused', ARGV[3])

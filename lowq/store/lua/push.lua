@@ -23,8 +23,10 @@
 -- Errors: SHARDSCOUNT n: the queue has n shards; nothing was written. OUTOFTURN token: the call that must have come
 -- before did not; nothing was written. SEALED m epoch clock: the jobs belong to a layout of m shards with that epoch,
 -- and come after what was pushed here, of which `clock` is the latest (Unix seconds, '' = none): nothing was written.
--- SEALED alone: the shard is of a layout after the first and is not there, as the queue was dropped or Redis has lost
--- its data; nothing was written.
+-- SEALED alone: the shard is not there, as nothing was pushed to it yet, the queue was dropped, or Redis has lost its
+-- data; nothing was written.
+-- SCORES missing|given position position...: these jobs, counted from 0, have no score, where others of the shard have
+-- versions; or a version, where others have the time, which is the score of what has none. Nothing was written.
 -- RESHARDING: ticks, whose schedule's record is on its way to this shard; nothing was written.
 -- QUEUEFULL position position...: these jobs, counted from 0, don't fit into the capacity;
 -- nothing was written but that somebody may wait for room.
@@ -39,7 +41,9 @@
 -- Of calls in a sequence none is carried out before the one it comes after. Ticks
 -- are pushed and the record of their schedule changes, or neither: each tick is pushed once. The shard's
 -- clock never repeats and never steps back. It gives scores, and order to jobs that are due at once, which are not due
--- more than a millisecond after the server's time.
+-- more than a millisecond after the server's time. Versions and times don't meet in a shard, as times would come
+-- last: `scores` of `meta` says which it has. One with times may have versions once it is empty. A score that may be
+-- a time in seconds, or is beyond 2**40, goes with both, and so do ticks.
 local prefix, token, width = KEYS[1], ARGV[2], string.byte(ARGV[5]) - 48
 local accepted = (#ARGV - 7) / width
 local options = {}
@@ -52,7 +56,7 @@ end
 local is_append, is_latest, debounced = options.merge == 'append', options.merge == 'latest', nil
 
 local meta = redis.call('HMGET', prefix .. 'meta', 'shards_count', 'clock', 'slot', 'repeated', 'server_time',
-  'server_time_since', 'features', 'pushed', 'sealed', 'fed')
+  'server_time_since', 'features', 'pushed', 'sealed', 'fed', 'scores')
 --!rarely add_expiring add_latest_expiring add_latest raise_levels note_feature expire_pushed sweep_expired
 --!rarely read_pushed_traces add_traces
 local add_expiring, add_latest_expiring, add_latest, raise_levels, note_feature, expire_pushed, sweep_expired
@@ -75,15 +79,38 @@ end
 if meta[9] then
   return redis.error_reply('SEALED ' .. meta[9] .. ' ' .. (meta[2] or ''))
 end
-if meta[1] and meta[1] ~= ARGV[4] then
+if meta[1] and meta[1] ~= ARGV[4] and (meta[10] or meta[2] or meta[8]) then
   return redis.error_reply('SHARDSCOUNT ' .. meta[1])
 end
--- Shards of later layouts were prepared before anybody was sent to them.
-if not meta[1] and not options.anew and string.find(prefix, '@%d+:%d+%l*}:$') then
+-- A shard is only made by who has just read that its layout is the queue's: others may know one that is long gone. One
+-- to which nothing was pushed yet is not made, though somebody may have leased it who was wrong about the number.
+if meta[1] ~= ARGV[4] and not options.anew then
   return redis.error_reply('SEALED')
 end
 if ARGV[7] ~= '' and not redis.call('LPOS', prefix .. 'pushed', ARGV[7]) then
   return redis.error_reply('OUTOFTURN ' .. ARGV[7])
+end
+
+local scores = meta[11]
+if not options.ticks then
+  local missing, given = {}, {}
+  for i = 10, width > 2 and #ARGV or 0, width do
+    local score = ARGV[i] ~= '' and tonumber(ARGV[i])
+    if not score then
+      missing[#missing + 1] = (i - 10) / width
+    elseif score < 1099511627776 and not (score >= 1000000000 and score < 8589934592) then
+      given[#given + 1] = (i - 10) / width
+    end
+  end
+  if scores == 'clock' and #given > 0 and redis.call('EXISTS', prefix .. 'due', prefix .. 'taken') == 0 then
+    scores = false
+  end
+  scores = scores or #given > 0 and 'explicit' or (width == 2 or #missing > 0) and 'clock'
+  if scores == 'clock' and #given > 0 then
+    return redis.error_reply('SCORES given ' .. table.concat(given, ' '))
+  elseif scores == 'explicit' and (width == 2 or #missing > 0) then
+    return redis.error_reply('SCORES missing ' .. table.concat(missing, ' '))
+  end
 end
 
 local schedule_before, schedule_after
@@ -99,13 +126,18 @@ end
 
 local now = read_now()
 if uses(meta[7], 'ttl') then
-  expire_pushed(prefix, width, now)
+  expire_pushed(prefix, width, now, is_latest)
 end
 if options.capacity then
-  if uses(meta[7], 'ttl') then
-    sweep_expired(prefix, now, 100) -- what has expired takes no room
+  local function count_room()
+    return tonumber(options.capacity) - redis.call('ZCARD', prefix .. 'due') - redis.call('HLEN', prefix .. 'taken')
   end
-  local room = tonumber(options.capacity) - redis.call('ZCARD', prefix .. 'due') - redis.call('HLEN', prefix .. 'taken')
+  local room = count_room()
+  if uses(meta[7], 'ttl') then
+    -- What has expired takes no room. Where room is needed as many go as a call has jobs at most.
+    sweep_expired(prefix, now, room < accepted and 1000 or 100)
+    room = count_room()
+  end
   if room < accepted then
     -- A job whose id waits fits, and one whose id comes again in the call does if the first does.
     local ids, known, unfit = {}, {}, {}
@@ -344,7 +376,9 @@ if has_options or features then
     or (features and string.find(features, ' debounce ') and redis.call('EXISTS', prefix .. 'debounced') == 1)
   features = note_feature(prefix, features, 'debounce', waits)
 end
-if not meta[1] then
+if scores ~= meta[11] then
+  redis.call('HSET', prefix .. 'meta', 'shards_count', ARGV[4], 'scores', scores)
+elseif meta[1] ~= ARGV[4] then
   redis.call('HSET', prefix .. 'meta', 'shards_count', ARGV[4])
 end
 if schedule_after then
@@ -356,7 +390,11 @@ if redis.call('LPUSH', prefix .. 'pushed', token) > 500000 then
 end
 if has_levels then
   -- The head is of the most urgent level, and others may be due before it.
-  wake(prefix, first <= read_due_cutoff(prefix, now, clock) and 0 or first - now)
+  local urgent = is_extended and 9 or usual_level
+  for j = 8, is_extended and #ARGV or 0, 6 do
+    urgent = math.min(urgent, ARGV[j + 4] == '=' and usual_level or tonumber(ARGV[j + 5]) or 0)
+  end
+  wake(prefix, first <= read_due_cutoff(prefix, now, clock) and 0 or first - now, urgent)
 elseif not head or first < tonumber(head) or features ~= meta[7] then
   -- Perhaps the first is of an id that waits already and keeps its perform_at: then the head hasn't moved.
   local moved = redis.call('ZRANGE', prefix .. 'due', 0, 0, 'WITHSCORES')[2]

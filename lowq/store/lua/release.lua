@@ -7,7 +7,8 @@
 -- ARGV[4]  max_crash_count of the worker
 -- ARGV[5+] per id three arguments: id, delay (seconds; '' keeps its perform_at), '1' when it made its process stop
 --
--- Reply: list of 1 (waits again), 2 (buried as poison) or 0 (no longer in flight under that delivery).
+-- Reply: list of 1 (waits again), 2 (buried as poison), 3 (nothing is left of it: it has expired) or 0 (no longer in
+-- flight under that delivery).
 -- Errors: LEASELOST.
 --
 -- Invariant: payloads and retry_count are those that were taken, merged with what came meanwhile.
@@ -31,6 +32,8 @@ for i = 5, #ARGV, 3 do
       if crash(prefix, id, record, now, tonumber(ARGV[4]), bounded(tonumber(delay) or 0), features) then
         state = 2
       end
+    elseif uses(features, 'ttl') and expire_taken(prefix, id, record, now, features) then
+      state = 3
     else
       put_back(prefix, id, record, now, delay ~= '' and bounded(now + tonumber(delay)) or nil, features)
       released = released + 1

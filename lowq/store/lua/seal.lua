@@ -5,6 +5,8 @@
 -- ARGV[2]  shards_count of the queue in the shard's own layout
 -- ARGV[3]  shards_count of the other layout
 -- ARGV[4]  epoch of the other layout
+-- ARGV[5]  the last step that has come from the shard to the other layout; 0 or missing: none that the
+--          caller knows of
 --
 -- Reply: 1 (sealed), 0 (it was already), 2 (and all of its jobs were moved).
 -- Errors: SEALED m epoch: it was sealed for another layout; nothing was written.
@@ -16,17 +18,22 @@
 -- shard is sealed anew, and what was pushed to it meanwhile must not be taken for what has come. So steps are counted
 -- from the server's time in microseconds: they are later than all steps before.
 --
+-- A call that changes nothing writes all the same, as do the others of a reshard: `WAIT` behind it is about that write.
+--
 --!flags allow-oom
 local prefix, layout = KEYS[1], ARGV[3] .. ' ' .. ARGV[4]
-local meta = redis.call('HMGET', prefix .. 'meta', 'sealed', 'moved')
+local meta = redis.call('HMGET', prefix .. 'meta', 'sealed', 'moved', 'fed', 'clock', 'pushed')
 if meta[1] then
   if meta[1] ~= layout then
     return redis.error_reply('SEALED ' .. meta[1])
   end
+  redis.call('HSET', prefix .. 'meta', 'sealed', layout)
   return meta[2] and 2 or 0
 end
-redis.call('HSETNX', prefix .. 'meta', 'shards_count', ARGV[2])
-redis.call('HSET', prefix .. 'meta', 'sealed', layout, 'step', string.format('%.0f', read_now() * 1000000))
-redis.call('SPUBLISH', prefix .. 'wake', 'sealed')
-redis.call('SPUBLISH', prefix .. 'room', '')
+-- One to which nothing was pushed may have been leased by who was wrong about the number.
+redis.call((meta[3] or meta[4] or meta[5]) and 'HSETNX' or 'HSET', prefix .. 'meta', 'shards_count', ARGV[2])
+local step = math.max(read_now() * 1000000, (tonumber(ARGV[5] or '') or 0) + 1)
+redis.call('HSET', prefix .. 'meta', 'sealed', layout, 'step', string.format('%.0f', step))
+publish(prefix .. 'wake', 'sealed')
+publish(prefix .. 'room', '')
 return 1

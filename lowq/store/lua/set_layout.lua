@@ -9,13 +9,11 @@
 -- Reply: 1; or the entry that there is, '' for none, and nothing was written.
 --
 -- Invariant: an entry changes only from what its writer has read: of two who begin a reshard one does. A repeat finds
--- its own entry and changes nothing.
+-- its own entry, and writes it again for `WAIT` (see seal.lua).
 --
 --!flags allow-oom
 local entry = redis.call('HGET', KEYS[1], ARGV[2])
-if entry == ARGV[4] then
-  return 1
-elseif entry ~= ARGV[3] then
+if entry ~= ARGV[3] and entry ~= ARGV[4] then
   return entry or ''
 end
 redis.call('HSET', KEYS[1], ARGV[2], ARGV[4])

@@ -23,11 +23,11 @@ if redis.call('EXISTS', prefix .. 'taken') == 1 then
   end
   redis.call('HSET', prefix .. 'meta', 'uncharged', '1', 'leased_until', read_now() + ARGV[3] / 1000)
   redis.call('PEXPIRE', prefix .. 'lease', ARGV[3])
-  redis.call('SPUBLISH', prefix .. 'lease_released', ARGV[3])
+  publish(prefix .. 'lease_released', ARGV[3])
   return 1
 end
 redis.call('HDEL', prefix .. 'meta', 'owner')
 redis.call('HSET', prefix .. 'meta', 'leased_until', read_now())
 redis.call('DEL', prefix .. 'lease', prefix .. 'consumer')
-redis.call('SPUBLISH', prefix .. 'lease_released', '0')
+publish(prefix .. 'lease_released', '0')
 return 1

@@ -170,8 +170,8 @@ if free > 0 and (freed > granted or gives_up) and #waiters > 0 then
   for i = 1, math.min(free, #waiters, 100) do
     names[i] = waiters[i].name
   end
-  redis.call('SPUBLISH', key, table.concat(names, ' '))
+  publish(key, table.concat(names, ' '))
 elseif since > 0 and is_new and not per then
-  redis.call('SPUBLISH', key, '? ' .. holder) -- who has more than it needs is to give it back
+  publish(key, '? ' .. holder) -- who has more than it needs is to give it back
 end
 return { granted, #waiters, delay and math.ceil(delay * 1000000), current or 0 }

@@ -14,7 +14,10 @@ from lowq.store.keys import shard_prefix
 from tests.contract.queue_rig import SHARDS, QueueRig
 from tests.contract.support import NOW, REMAINS, job
 from tests.leases import run_out
+from tests.rows import case
 from tests.tiers import real_redis_often
+
+pytestmark = real_redis_often
 
 
 @pytest.fixture
@@ -121,19 +124,21 @@ class TestSingleActions:
         assert rig.queue.delete("a") == Acted(in_flight=1)
         assert rig.queue.peek("a", "due", now=NOW) is not None
 
-    @pytest.mark.parametrize("action", ACTIONS)
-    def test_what_is_nowhere_is_missing(self, rig: QueueRig, action: str) -> None:
-        acted = getattr(rig.queue, action)(["x", "y"])
-        assert (acted.missing, int(acted), bool(acted)) == (2, 0, False)
-        assert getattr(rig.queue, action)([]) == Acted()
+    def test_what_is_nowhere_is_missing(self, rig: QueueRig) -> None:
+        for action in ACTIONS:
+            with case(action):
+                acted = getattr(rig.queue, action)(["x", "y"])
+                assert (acted.missing, int(acted), bool(acted)) == (2, 0, False)
+                assert getattr(rig.queue, action)([]) == Acted()
 
-    @pytest.mark.parametrize("action", ["bury", "kick", "delete"])
-    def test_a_second_time_nothing_is_found_to_do(self, rig: QueueRig, action: str) -> None:
-        rig.push(job("a"))
-        if action == "kick":
-            rig.queue.bury("a")
-        act = getattr(rig.queue, action)
-        assert (int(act("a")), int(act("a"))) == (1, 0)
+    def test_a_second_time_nothing_is_found_to_do(self, rig: QueueRig) -> None:
+        for action in ("bury", "kick", "delete"):
+            with case(action):
+                rig.push(job(f"to-{action}"))
+                if action == "kick":
+                    rig.queue.bury("to-kick")
+                act = getattr(rig.queue, action)
+                assert (int(act(f"to-{action}")), int(act(f"to-{action}"))) == (1, 0)
 
     def test_ids_are_given_as_one_or_many_of_any_kind(self, rig: QueueRig) -> None:
         uuid = UUID(int=7)
@@ -145,7 +150,6 @@ class TestSingleActions:
         with pytest.raises(JobError):
             rig.queue.delete([None])  # type: ignore[list-item]  # that is the point
 
-    @real_redis_often
     def test_many_ids_are_streamed(self, rig: QueueRig) -> None:
         ids = numbers(1500)
         rig.push(*(job(item) for item in ids))
@@ -161,7 +165,6 @@ class TestSingleActions:
 
         assert rig.queue.bury(source()) == Acted(done=1500)
 
-    @real_redis_often
     def test_a_job_of_many_payloads_is_moved_whole(self, rig: QueueRig) -> None:
         for names in ("a", "b"):
             rig.push(*(job("x", f"{names}{i}", float(i)) for i in range(1300)))
@@ -170,7 +173,7 @@ class TestSingleActions:
         assert found is not None
         assert (found.state, found.payloads_count) == ("morgue", 2600)
         assert rig.queue.stats().buried == 2
-        rig.push(job("x", "c"))
+        rig.push(job("x", "c", 2000.0))
         assert rig.queue.kick("x", now=NOW) == Acted(done=1)
         found = rig.queue.peek("x", now=NOW)
         assert found is not None
@@ -265,7 +268,6 @@ class TestBulk:
         assert (steps[0].total, steps[-1].done) == (1, 0)
         assert rig.queue.peek("a", "due", now=NOW) is not None
 
-    @real_redis_often
     def test_what_is_buried_after_it_began_stays_buried(self, rig: QueueRig) -> None:
         ids = numbers(600)
         rig.push(*(job(item) for item in ids), now=None)
@@ -281,7 +283,6 @@ class TestBulk:
         assert rig.queue.stats().morgue_length == 600
 
     @pytest.mark.parametrize("match", [None, "*"])
-    @real_redis_often
     def test_delete_ends_while_producers_push_and_leaves_the_new_jobs(self, rig: QueueRig, match: str | None) -> None:
         rig.push(*(job(item) for item in numbers(600, "old")), now=None)
         pushed: list[str] = []
@@ -296,7 +297,6 @@ class TestBulk:
         assert last.done == last.total == 600
         assert rig.queue.stats().length == len(pushed)
 
-    @real_redis_often
     def test_an_id_that_comes_back_after_it_began_is_new(self, rig: QueueRig) -> None:
         ids = numbers(900)
         rig.push(*(job(item, "old") for item in ids), now=None)
@@ -307,7 +307,6 @@ class TestBulk:
         assert max((step.done for step in steps), default=0) == 0
         assert rig.queue.stats().length == 900
 
-    @real_redis_often
     def test_it_ends_while_jobs_are_pushed_for_later(self, rig: QueueRig) -> None:
         rig.push(*(job(item, delay=3600.0) for item in numbers(600, "old")), now=None)
         last = None
@@ -338,7 +337,6 @@ class TestBulk:
         assert rig.queue.stats().length == 80
 
     @pytest.mark.parametrize("state", [None, "retrying", "morgue"])
-    @real_redis_often
     def test_it_can_be_left_while_nothing_fits(self, rig: QueueRig, state: Any) -> None:
         ids = numbers(4000)
         rig.push(*(job(item, perform_at=NOW + 50) for item in ids))
@@ -357,24 +355,23 @@ class TestBulk:
         assert [step.counting for step in steps] == sorted((step.counting for step in steps), reverse=True)
         assert {step.done for step in steps if step.counting} == {0}
 
-    @pytest.mark.parametrize(
-        ("args", "says"),
-        [
+    def test_what_makes_no_sense_is_refused_at_once(self, rig: QueueRig) -> None:
+        rows: list[tuple[Any, str]] = [
             (("burn",), "perform_now, bury, kick, delete"),
             (("kick", "due"), "morgue"),
             (("perform_now", "morgue"), "scheduled, due, retrying"),
             (("bury", "taken"), "scheduled, due, retrying"),
             (("delete", "taken"), "scheduled, due, retrying, morgue"),
-        ],
-    )
-    def test_what_makes_no_sense_is_refused_at_once(self, rig: QueueRig, args: Any, says: str) -> None:
-        with pytest.raises(ConfigError, match=says):
-            rig.queue.bulk(*args)
+        ]
+        for args, says in rows:
+            with case(args), pytest.raises(ConfigError, match=says):
+                rig.queue.bulk(*args)
 
-    @pytest.mark.parametrize(("options", "says"), [({"match": 4}, "pattern"), ({"min": "x"}, "number")])
-    def test_a_filter_that_makes_no_sense_is_refused_at_once(self, rig: QueueRig, options: Any, says: str) -> None:
-        with pytest.raises(ConfigError, match=says):
-            rig.queue.bulk("delete", **options)
+    def test_a_filter_that_makes_no_sense_is_refused_at_once(self, rig: QueueRig) -> None:
+        rows: list[tuple[dict[str, Any], str]] = [({"match": 4}, "pattern"), ({"min": "x"}, "number")]
+        for options, says in rows:
+            with case(options), pytest.raises(ConfigError, match=says):
+                rig.queue.bulk("delete", **options)
 
     def test_a_reason_is_for_bury(self, rig: QueueRig) -> None:
         with pytest.raises(ConfigError, match="only bury"):
@@ -420,7 +417,6 @@ class TestDrop:
         for info in rig.app.shards(rig.queue):
             run_out(rig.client, shard_prefix("lowq", "Orders", info.index))
 
-    @real_redis_often
     def test_leaves_no_key(self, rig: QueueRig) -> None:
         self.fill(rig)
         self.leases_run_out(rig)

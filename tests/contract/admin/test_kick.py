@@ -4,6 +4,8 @@ import pytest
 
 from tests.contract.support import NOW, ShardRig, exhausted, handed, job, retry, solo
 
+pytestmark = pytest.mark.parametrize("store_url", ["redis"], indirect=True)
+
 
 @pytest.fixture
 def rig(rig: ShardRig) -> ShardRig:

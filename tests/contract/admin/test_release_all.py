@@ -9,6 +9,8 @@ from lowq.errors import LeaseLost, NotTaken, UnknownQueueError
 from lowq.queue import Queue
 from tests.waiting import PATIENCE, until
 
+pytestmark = pytest.mark.parametrize("store_url", ["redis"], indirect=True)
+
 
 @pytest.fixture
 def app(store_url: str) -> Iterator[lowq.Lowq]:
@@ -67,6 +69,17 @@ def test_what_a_living_holder_has_is_left_alone(app: lowq.Lowq, queue: Queue) ->
         consumer.ack(receipt)
     consumer.close()
     assert queue.stats().processed == 20
+
+
+def test_more_jobs_than_one_call_restores_are_all_counted(app: lowq.Lowq) -> None:
+    queue = app.queue("many", 1)
+    queue.push([{"id": n} for n in range(250)])
+    consumer = queue.consumer()
+    until(lambda: bool(consumer.take(250, timeout=0.1)) and queue.stats().taken == 250, "all jobs in hand")
+    consumer.detach()
+    die(queue, app)
+    assert queue.release_all() == 250
+    assert queue.stats().taken == 0
 
 
 def test_what_a_detached_session_has_stays_its_own(queue: Queue) -> None:

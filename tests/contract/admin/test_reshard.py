@@ -1,19 +1,23 @@
 """A queue gets another number of shards: all that is known of its jobs moves with them, whatever dies in between."""
 
 import asyncio
+import json
+import math
 import random
-import time
+import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 
 import lowq
 import lowq.queue as queue_module
-from lowq.admin.reshard import _Mover, reshard
+from lowq.admin.reshard import reshard
 from lowq.broker.delivery import Failure
 from lowq.broker.lease import Lease, LeaseDenied
 from lowq.broker.shard import Shard, shards_of
+from lowq.consumer import Consumer
 from lowq.errors import ConfigError, PushInterrupted, RedisRefused, Resharding, UnknownQueueError
 from lowq.job import Job
 from lowq.queue import Queue
@@ -21,6 +25,8 @@ from lowq.queue_options import QueueOptions
 from lowq.sharding import Layout
 from lowq.store import Call, Refusal
 from tests.leases import run_out
+from tests.redis_server import RedisServer
+from tests.rows import case
 from tests.waiting import PATIENCE, until
 
 NEVER = 3600.0
@@ -85,11 +91,11 @@ def fill(queue: Queue, app: lowq.Lowq, chance: random.Random, ids: int = 60) -> 
     for _ in range(ids * 3):
         job: dict[str, Any] = {"id": chance.randrange(ids), "payload": {"v": chance.randrange(50)}}
         if chance.random() < 0.3:
-            job["score"] = chance.randrange(1000)
+            job["score"] = 1e9 + chance.randrange(1000)
         if chance.random() < 0.3:
             job["delay"] = NEVER * chance.randrange(1, 5)
         if chance.random() < 0.2:
-            job["ttl"] = NEVER
+            job["ttl"] = 10 * NEVER
         if chance.random() < 0.3:
             job["priority"] = chance.randrange(10)
         if chance.random() < 0.05:
@@ -127,27 +133,28 @@ OPTIONS: list[dict[str, Any]] = [
     {},
     {"merge": "append"},
     {"merge": "latest"},
-    {"ttl": NEVER},
+    {"ttl": 10 * NEVER},
     {"priority": 3},
     {"debounce": NEVER},
     {"merge": "latest", "ttl": NEVER, "priority": 1},
 ]
 
 
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
 @pytest.mark.parametrize(("before", "after"), [(4, 8), (6, 4), (5, 3), (1, 4)])
-def test_all_that_is_known_of_jobs_moves(app: lowq.Lowq, options: dict[str, Any], before: int, after: int) -> None:
-    queue = app.queue("Orders", before, **options)
-    fill(queue, app, random.Random(before))
-    jobs, counts = known(queue), counted(queue)
-    assert jobs
-    progress = queue.reshard(after)
-    assert progress is not None
-    assert (progress.is_done, progress.shards_moved) == (True, before)
-    assert queue.shards_count == after
-    assert known(queue) == jobs
-    assert counted(queue) == counts
-    assert known(another(app).queue("Orders")) == jobs
+def test_all_that_is_known_of_jobs_moves(app: lowq.Lowq, before: int, after: int) -> None:
+    for number, options in enumerate(OPTIONS):
+        with case(options):
+            queue = app.queue(f"Orders-{number}", before, **options)
+            fill(queue, app, random.Random(before))
+            jobs, counts = known(queue), counted(queue)
+            assert jobs
+            progress = queue.reshard(after)
+            assert progress is not None
+            assert (progress.is_done, progress.shards_moved) == (True, before)
+            assert queue.shards_count == after
+            assert known(queue) == jobs
+            assert counted(queue) == counts
+            assert known(another(app).queue(queue.name)) == jobs
 
 
 class Killed(BaseException):
@@ -177,6 +184,32 @@ def killed_at(app: lowq.Lowq, number: int, *, is_carried_out: bool) -> Callable[
         client.run_many = original  # type: ignore[method-assign]
 
     return end
+
+
+@contextmanager
+def disturbed(app: lowq.Lowq, script: str, do: Callable[[], object], *, number: int = 1, first: bool = False) -> Any:
+    """Does something once, behind the write with that number that has calls of the script; ``first``: before it."""
+    client = app.client
+    original, count = client.run_many, 0
+
+    def run_many(calls: Any, *args: Any, **options: Any) -> Any:
+        nonlocal count
+        count += any(isinstance(call, Call) and call.script == script for call in calls)
+        is_it = count == number and calls[0].script == script
+        if is_it and first:
+            count += 1
+            do()
+        replies = original(calls, *args, **options)
+        if is_it and not first:
+            count += 1
+            do()
+        return replies
+
+    client.run_many = run_many  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        client.run_many = original  # type: ignore[method-assign]
 
 
 @pytest.mark.parametrize("is_carried_out", [True, False])
@@ -344,7 +377,7 @@ def test_what_can_not_be_done(app: lowq.Lowq) -> None:
 
 @pytest.mark.parametrize("when", ["before a page", "before a page, and a producer was first", "before it is opened"])
 def test_new_shards_that_redis_has_lost_are_prepared_anew(
-    app: lowq.Lowq, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, when: str
+    app: lowq.Lowq, caplog: pytest.LogCaptureFixture, when: str
 ) -> None:
     """A failover of their primaries to replicas that were behind."""
     queue = app.queue("Orders", 2)
@@ -354,30 +387,21 @@ def test_new_shards_that_redis_has_lost_are_prepared_anew(
     if when == "before it is opened":  # what was moved would be lost with them
         queue.delete(range(20))
         expected = set()
-    seal, open_ = _Mover._seal, _Mover._open
 
     def lose() -> None:
         for key in app.client.command("KEYS", "lowq:v1:{Orders@1:*"):
             app.client.command("DEL", key)
-
-    def seal_and_lose(mover: _Mover, olds: Any) -> None:
-        seal(mover, olds)
-        lose()
         if "producer" in when:
             other = another(app)
             other.queue("Orders", 2).push([{"id": n} for n in range(20, 40)])
             expected.update(map(str, range(20, 40)))
             other.close()
 
-    def lose_and_open(mover: _Mover, olds: Any, shards: range) -> None:
-        lose()
-        open_(mover, olds, shards)
-
-    if when == "before it is opened":
-        monkeypatch.setattr(_Mover, "_open", lose_and_open)
-    else:
-        monkeypatch.setattr(_Mover, "_seal", seal_and_lose)
-    with caplog.at_level("WARNING", logger="lowq.reshard"):
+    is_last = when == "before it is opened"
+    with (
+        caplog.at_level("WARNING", logger="lowq.reshard"),
+        disturbed(app, "open_shard" if is_last else "seal", lose, first=is_last),
+    ):
         assert queue.reshard(3) is not None
     said = [record for record in caplog.records if getattr(record, "event", "") == "reshard_prepared_anew"]
     assert bool(said) == ("producer" not in when)
@@ -424,32 +448,25 @@ def test_a_push_that_shards_and_registry_send_here_and_there_is_refused(app: low
     assert {job.id for job in queue.jobs().jobs} == {"1", "a"}
 
 
-def test_a_layout_that_the_registry_has_lost_for_a_while_is_served_again(app: lowq.Lowq) -> None:
-    """A failover has lost that a reshard had begun and ended; it is begun anew."""
-    queue = app.queue("Orders", 1)
-    queue.push(1)
-    assert queue.reshard(2) is not None
+def test_a_lost_entry_is_entered_anew_by_who_serves_a_later_epoch_as_that(app: lowq.Lowq) -> None:
+    """Not with the number of its code: pushes would go to shards of an epoch that is over."""
+    queue = app.queue("Orders", 3)
+    queue.push([{"id": n, "score": 1} for n in range(10)])
+    assert queue.reshard(5) is not None
     key, nodes = "lowq:v1:queues", "lowq:v1:nodes"
-    entry = app.client.command("HGET", key, "Orders", key=key)
     with queue.consumer() as consumer:
-        shards = consumer._broker.shards
-        until(lambda: all(shard.lease.current for shard in shards), "leases of both shards")
-        (job,) = consumer.take(timeout=PATIENCE)
-        for written, layout in ((b'{"shards_count": 1}', Layout(1)), (entry, Layout(2, 1))):
-            app.client.command("HSET", key, "Orders", written, key=key)
-            app.client.command("SPUBLISH", nodes, "reshard", key=nodes)
-            while consumer._broker._layouts["Orders"].current != layout:
-                time.sleep(0.005)
-        job.ack()
-        other = another(app)
-        other.queue("Orders", 2).push([{"id": n} for n in range(10)])
-        other.close()
-        taken: list[str] = []
+        app.client.command("HDEL", key, "Orders", key=key)
+        app.client.command("SPUBLISH", nodes, "lost", key=nodes)
+        entry = until(lambda: app.client.command("HGET", key, "Orders", key=key), "an entry")
+        assert json.loads(entry) == {"shards_count": 5, "epoch": 1, "options": {}}
+        fresh = another(app)  # knows only what the registry says
+        fresh.queue("Orders", 3).push([{"id": n, "payload": "newer", "score": 2} for n in range(10)])
+        fresh.close()
+        taken: dict[str, list[Any]] = {}
         while len(taken) < 10:
             jobs = consumer.take(10, timeout=PATIENCE)
-            assert jobs
-            taken += [job.id for job in jobs]
-    assert set(taken) == set(map(str, range(10)))
+            taken |= {job.id: job.payloads for job in jobs}
+    assert set(map(len, taken.values())) == {2}
 
 
 def test_a_push_that_has_entered_lost_shards_anew_follows_their_seal(app: lowq.Lowq) -> None:
@@ -480,22 +497,15 @@ def closed_again(app: lowq.Lowq) -> Queue:
     return queue
 
 
-def test_a_new_shard_that_is_not_fed_any_more_ends_it_and_it_says_how_to_go_on(
-    app: lowq.Lowq, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_new_shard_that_is_not_fed_any_more_ends_it_and_it_says_how_to_go_on(app: lowq.Lowq) -> None:
     queue = app.queue("Orders", 2)
     queue.push([{"id": n} for n in range(20)])
     lost = Layout(3, 1).prefix("lowq", "Orders", 2) + "meta"
-    seal = _Mover._seal
-
-    def seal_and_lose(mover: _Mover, olds: Any) -> None:
-        seal(mover, olds)
-        app.client.command("HDEL", lost, "fed", key=lost)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(_Mover, "_seal", seal_and_lose)
-        with pytest.raises(RedisRefused, match=f"redis-cli -c HSET '{lost}' fed 1; .* lowq reshard Orders 3"):
-            queue.reshard(3)
+    with (
+        disturbed(app, "seal", lambda: app.client.command("HDEL", lost, "fed", key=lost)),
+        pytest.raises(RedisRefused, match=f"redis-cli -c HSET '{lost}' fed 1; .* lowq reshard Orders 3"),
+    ):
+        queue.reshard(3)
     app.client.command("HSET", lost, "fed", 1, key=lost)
     queue.push({"id": "since"})
     assert queue.reshard(3) is not None
@@ -503,37 +513,43 @@ def test_a_new_shard_that_is_not_fed_any_more_ends_it_and_it_says_how_to_go_on(
     assert all(shard.lease.current for shard in held(queue, app))
 
 
-@pytest.mark.parametrize("merge", ["collapse", "append"])
-@pytest.mark.parametrize("is_killed", [True, False])
-def test_a_seal_that_redis_has_lost_costs_no_push(
-    app: lowq.Lowq, monkeypatch: pytest.MonkeyPatch, is_killed: bool, merge: Any
-) -> None:
-    """A failover of the shard's primary to a replica that was behind, when some of its jobs are in the new shards."""
-    queue = app.queue("Orders", 1, merge=merge)
-    queue.push([{"id": n, "payload": "before"} for n in range(600)])
-    (prefix,), steps = queue._prefixes, 0
+def replica_of(app: lowq.Lowq, prefix: str) -> Callable[[], None]:
+    """A replica of a shard that gets nothing more from now on. Returns what has it take over."""
     names = app.client.command("KEYS", f"{prefix}*", key=prefix)
     replica = {name.decode(): app.client.command("DUMP", name, key=prefix) for name in names}
-    move = _Mover._move
 
-    def move_and_lose(mover: _Mover, olds: Any, number: int) -> None:
-        nonlocal steps
-        move(mover, olds, number)
-        steps += 1
-        if steps != 2:
-            return
+    def fail_over() -> None:
         for name in app.client.command("KEYS", f"{prefix}*", key=prefix):
             app.client.command("DEL", name, key=prefix)
         for name, value in replica.items():
             app.client.command("RESTORE", name, 0, value, key=prefix)
+
+    return fail_over
+
+
+@pytest.mark.parametrize("is_killed", [True, False])
+def test_a_seal_that_redis_has_lost_costs_no_push(app: lowq.Lowq, is_killed: bool) -> None:
+    """A failover of the shard's primary to a replica that was behind, when some of its jobs are in the new shards."""
+    merges: list[Any] = ["collapse", "append"]
+    for merge in merges:
+        with case(merge):
+            _lose_a_seal(app, app.queue(f"Orders-{merge}", 1, merge=merge), is_killed)
+
+
+def _lose_a_seal(app: lowq.Lowq, queue: Queue, is_killed: bool) -> None:
+    queue.push([{"id": n, "payload": "before"} for n in range(600)])
+    (prefix,) = queue._prefixes
+    fail_over = replica_of(app, prefix)
+
+    def lose() -> None:
+        fail_over()
         other = another(app)
-        assert other.queue("Orders", 1).push([{"id": n, "payload": "since"} for n in range(700)]) == 700
+        assert other.queue(queue.name, 1).push([{"id": n, "payload": "since"} for n in range(700)]) == 700
         other.close()
         if is_killed:
             raise Killed
 
-    with monkeypatch.context() as patch:
-        patch.setattr(_Mover, "_move", move_and_lose)
+    with disturbed(app, "move_in", lose, number=2):
         if is_killed:
             with pytest.raises(Killed):
                 queue.reshard(2)
@@ -544,6 +560,305 @@ def test_a_seal_that_redis_has_lost_costs_no_push(
     found = {int(job.id): [payload for payload, _ in job.payloads] for job in queue.fetch(range(700)).values()}
     assert found == {n: ["before", "since"] if n < 600 else ["since"] for n in range(700)}
     assert all(shard.lease.current for shard in held(queue, app))
+
+
+@pytest.mark.parametrize("when", ["before the end", "after the end"])
+def test_old_shards_are_looked_at_once_more(app: lowq.Lowq, when: str) -> None:
+    """A failover has lost that one was sealed, when its jobs are moved and its new shards open already."""
+    queue = app.queue("Orders", 2)
+    queue.push([{"id": n, "payload": "before"} for n in range(100)])
+    fail_over = replica_of(app, queue._prefixes[0])
+
+    def lose() -> None:
+        fail_over()
+        other = another(app)
+        assert other.queue("Orders", 2).push([{"id": n, "payload": "since"} for n in range(200)]) == 200
+        other.close()
+
+    if when == "before the end":
+        with disturbed(app, "open_shard", lose):
+            assert queue.reshard(4) is not None
+    else:
+        assert queue.reshard(4) is not None
+        lose()
+        assert queue.reshard(4) is not None, "the same number again checks, and repairs"
+    assert queue.reshard(4) is None
+    found = {int(job.id): [payload for payload, _ in job.payloads] for job in queue.fetch(range(200)).values()}
+    assert found == {n: ["before", "since"] if n < 100 else ["since"] for n in range(200)}
+    assert all(shard.lease.current for shard in held(queue, app))
+
+
+def test_jobs_that_have_come_do_not_come_again_when_it_is_lost_that_they_had(app: lowq.Lowq) -> None:
+    queue, fail_over = app.queue("Orders", 1), list[Callable[[], None]]()
+    queue.push([{"id": n} for n in range(600)])
+    (prefix,) = queue._prefixes
+    with disturbed(app, "move_out", lambda: fail_over.append(replica_of(app, prefix)), number=2):
+        queue.reshard(2)
+    assert queue.delete(range(600)).done == 600
+    fail_over[0]()
+    run_out(app.client, prefix)  # the lease of the mover
+    assert queue.reshard(2) is not None
+    assert queue.stats().length == 0
+    assert app.client.command("HGET", f"{prefix}meta", "moved", key=prefix) == b"1"
+
+
+# --- what the registry has lost -----------------------------------------------------------------------------------
+
+
+REGISTRY = "lowq:v1:queues"
+
+
+def entry(app: lowq.Lowq, queue: str = "Orders") -> bytes:
+    found = app.client.command("HGET", REGISTRY, queue, key=REGISTRY)
+    assert isinstance(found, bytes)
+    return found
+
+
+def enter(app: lowq.Lowq, text: bytes, queue: str = "Orders") -> None:
+    app.client.command("HSET", REGISTRY, queue, text, key=REGISTRY)
+    app.forget_registered()
+
+
+@pytest.mark.parametrize("lost", ["its end", "its beginning, and another one was begun", "all of it", "two of them"])
+def test_a_reshard_that_the_registry_has_lost_is_found_in_the_shards(
+    app: lowq.Lowq, lost: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    queue = app.queue("Orders", 3)
+    queue.push([{"id": n} for n in range(20)])
+    before = entry(app)
+    next(reshard(app, "Orders", 6))
+    begun = entry(app)
+    assert queue.reshard(6) is not None
+    if lost == "two of them":
+        assert queue.reshard(5) is not None
+    # What was begun anew used the epoch of the one that was lost.
+    strange = b'{"shards_count": 3, "reshard": {"shards_count": 7, "epoch": 1}, "options": {}}'
+    enter(app, {"its end": begun, "its beginning, and another one was begun": strange}.get(lost, before))
+    other = another(app).queue("Orders", 3)
+    if lost == "its end":
+        with pytest.raises(Resharding, match="lowq reshard Orders 6"):
+            other.reshard(7)
+        assert other.reshard(6) is not None
+    assert other.reshard(7) is not None
+    assert ("registry was put right" in caplog.text) == (lost != "its end")
+    assert other.layouts.all == (Layout(7, 3 if lost == "two of them" else 2),)
+    assert set(known(other)) == set(map(str, range(20)))
+    assert all(shard.lease.current for shard in held(other, app))
+
+
+@pytest.mark.parametrize("sealed", [0, 1])
+def test_an_epoch_is_never_used_again(app: lowq.Lowq, sealed: int) -> None:
+    """The registry has lost that a reshard had begun: shards of it were made, and perhaps old ones sealed."""
+    queue = app.queue("Orders", 2)
+    queue.push([{"id": n} for n in range(20)])
+    before = entry(app)
+    steps = reshard(app, "Orders", 4)
+    while next(steps).shards_moved < sealed:
+        pass
+    app.client.run("prepare_shard", Layout(4, 1).prefix("lowq", "Orders", 0), "", 4, "", "")
+    enter(app, before)
+    if sealed:
+        with pytest.raises(Resharding, match="lowq reshard Orders 4"):
+            queue.reshard(3)
+        assert queue.reshard(4) is not None
+    assert queue.reshard(3) is not None
+    assert queue.layouts.current == Layout(3, 2)
+    assert set(known(queue)) == set(map(str, range(20)))
+    assert all(shard.lease.current for shard in held(queue, app))
+
+
+def announced(app: lowq.Lowq, condition: Callable[[], Any], what: str) -> Any:
+    """Waits, and has everybody read the registry meanwhile: heartbeats are seconds apart."""
+
+    def look() -> Any:
+        app.client.command("SPUBLISH", "lowq:v1:nodes", "changed", key="lowq:v1:nodes")
+        return condition()
+
+    return until(look, what)
+
+
+def takes(consumer: Consumer, count: int) -> set[str]:
+    """The ids of the next jobs, so many."""
+    taken: set[str] = set()
+    while len(taken) < count:
+        jobs = consumer.take(count, timeout=PATIENCE)
+        assert jobs
+        taken |= {job.id for job in jobs}
+        for job in jobs:
+            job.ack()
+    return taken
+
+
+@pytest.mark.parametrize("said", ["what it was before", "the number of somebody's code", "that it has not ended"])
+def test_who_serves_a_layout_does_not_go_back_but_repairs_the_registry(app: lowq.Lowq, said: str) -> None:
+    """A failover has lost an entry, or somebody who knows only their code was the first to enter it anew."""
+    queue = app.queue("Orders", 3)
+    queue.push([{"id": n, "score": 1} for n in range(20)])
+    before = entry(app)
+    next(reshard(app, "Orders", 5))
+    begun = entry(app)
+    assert queue.reshard(5) is not None
+    with queue.consumer() as consumer:
+        (job,) = consumer.take(timeout=PATIENCE)
+        text = {"what it was before": before, "that it has not ended": begun}.get(said, b'{"shards_count": 8}')
+        app.client.command("HSET", REGISTRY, "Orders", text, key=REGISTRY)
+        repaired = {"shards_count": 5, "epoch": 1, "options": {}}
+        announced(app, lambda: json.loads(entry(app)) == repaired, "a repaired registry")
+        fresh = another(app)  # knows only what the registry says
+        fresh.queue("Orders", 3).push([{"id": n, "payload": "newer", "score": 2} for n in range(30)])
+        fresh.close()
+        job.ack()
+        assert takes(consumer, 30) == set(map(str, range(30)))
+    assert queue.stats().length == 0
+
+
+@pytest.mark.parametrize("knows", ["served them", "knows the registry alone"])
+def test_the_registry_gets_the_number_for_which_all_shards_were_made(app: lowq.Lowq, knows: str) -> None:
+    """A failover has lost the entry, and somebody whose code says another number was the first to enter it anew."""
+    for count in (2, 5):
+        with case(count):
+            _enter_another_number(app, f"Orders-{count}", b'{"shards_count": %d, "options": {}}' % count, knows)
+
+
+def _enter_another_number(app: lowq.Lowq, name: str, said: bytes, knows: str) -> None:
+    queue = app.queue(name, 3)
+    queue.push([{"id": n} for n in range(20)])
+    if knows == "knows the registry alone":
+        enter(app, said, name)
+    fresh = another(app)
+    with fresh.queue(name, 3).consumer() as consumer:
+        jobs = []
+        if knows == "served them":
+            jobs = consumer.take(timeout=PATIENCE)
+            enter(app, said, name)
+            fresh.forget_registered()
+        announced(app, lambda: json.loads(entry(app, name))["shards_count"] == 3, "a repaired registry")
+        for job in jobs:
+            job.ack()
+        expected = set(map(str, range(20))) - {job.id for job in jobs}
+        assert takes(consumer, len(expected)) == expected
+        assert fresh.queue(name, 3).push([{"id": n} for n in range(20, 40)]) == 20
+        assert takes(consumer, 20) == set(map(str, range(20, 40)))
+    assert queue.stats().length == 0
+    fresh.close()
+
+
+def test_nor_is_a_shard_lost_that_was_only_leased_for_the_wrong_number(app: lowq.Lowq) -> None:
+    """Nothing was pushed to it, so nothing says that it was made for the right one."""
+    queue = app.queue("Orders", 3)
+    ids = [n for n in range(20) if Layout(3).shard_of(str(n).encode()) == 0]
+    queue.push([{"id": n} for n in ids])
+    enter(app, b'{"shards_count": 5, "options": {}}')
+    fresh = another(app)
+    with fresh.queue("Orders", 5).consumer() as consumer:
+        announced(app, lambda: json.loads(entry(app))["shards_count"] == 3, "a repaired registry")
+        assert takes(consumer, len(ids)) == set(map(str, ids))
+        app.forget_registered()
+        assert queue.push([{"id": n} for n in range(20)]) == 20
+        assert takes(consumer, 20) == set(map(str, range(20)))
+    fresh.close()
+
+
+def test_what_was_taken_of_a_shard_before_the_registry_was_right_is_not_taken_again(
+    app: lowq.Lowq, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "lowq")
+    enter(app, b'{"shards_count": 5, "options": {}}')
+    other = another(app)
+    with other.queue("Orders", 5).consumer() as consumer:
+        held = [f"{Layout(5).prefix('lowq', 'Orders', shard)}lease" for shard in range(5)]
+        until(lambda: all(app.client.command("EXISTS", key, key=key) for key in held), "all leases")
+        enter(app, b'{"shards_count": 3, "options": {}}')
+        app.queue("Orders", 3).push({"id": 1})
+        assert [job.id for job in consumer.take(timeout=PATIENCE)] == ["1"]
+        announced(app, lambda: "3 shards now" in caplog.text, "a consumer that knows")
+        assert consumer.take(timeout=1) == []
+    other.close()
+
+
+@pytest.mark.parametrize("lost", ["all of it", "its beginning"])
+def test_who_finds_shards_sealed_for_a_layout_that_the_registry_lacks_repairs_it(app: lowq.Lowq, lost: str) -> None:
+    """Nobody who still knows better is left: only the shards do."""
+    queue = app.queue("Orders", 3)
+    queue.push([{"id": n} for n in range(20)])
+    before = entry(app)
+    if lost == "all of it":
+        assert queue.reshard(6) is not None
+    else:
+        steps = reshard(app, "Orders", 6)
+        while next(steps).shards_moved < 1:
+            pass
+        del steps
+    enter(app, before)
+    fresh = another(app)
+    with fresh.queue("Orders", 3).consumer() as consumer:
+        repaired = (Layout(6, 1),) if lost == "all of it" else (Layout(3), Layout(6, 1))
+        announced(app, lambda: queue.layouts.all == repaired, "a repaired registry")
+        assert (queue.reshard(6) is None) == (lost == "all of it")
+        assert takes(consumer, 20) == set(map(str, range(20)))
+    fresh.close()
+
+
+#: At once, as nobody may look or write in between.
+DROP_AND_MAKE_ANEW = """\
+for _, key in ipairs(redis.call('KEYS', '*{' .. ARGV[1] .. '*')) do redis.call('DEL', key) end
+redis.call('HSET', KEYS[1], ARGV[1], ARGV[2])"""
+
+
+@pytest.mark.parametrize("when", ["it had ended", "it was under way"])
+def test_a_queue_that_is_gone_and_made_anew_is_followed(app: lowq.Lowq, when: str) -> None:
+    """Its epochs begin anew, and nothing of its shards is left that would say otherwise."""
+    for count in (3, 2, 5):
+        with case(count):
+            _make_anew(app, f"Orders-{count}", when, count)
+
+
+def _make_anew(app: lowq.Lowq, name: str, when: str, count: int) -> None:
+    queue = app.queue(name, 3)
+    queue.push([{"id": n} for n in range(20)])
+    with queue.consumer() as consumer:
+        steps = reshard(app, name, 6)
+        while not (step := next(steps)).is_done and (when == "it had ended" or step.shards_moved < 3):
+            pass
+        del steps
+        made_anew = b'{"shards_count": %d, "options": {}}' % count
+        app.client.command("EVAL", DROP_AND_MAKE_ANEW, 1, REGISTRY, name, made_anew)
+        app.forget_registered()
+        fresh = another(app)
+        fresh.queue(name, count).push([{"id": n} for n in range(100, 120)])
+        held = f"{fresh.queue(name, count)._prefixes[0]}lease"
+        announced(app, lambda: app.client.command("EXISTS", held, key=held), "a lease of the queue that was made anew")
+        assert takes(consumer, 20) == set(map(str, range(100, 120)))
+        assert json.loads(entry(app, name)) == {"shards_count": count, "options": {}}
+        fresh.close()
+
+
+# --- whose crash it is --------------------------------------------------------------------------------------------
+
+
+def test_a_job_is_charged_when_its_holder_died_and_not_when_redis_was_frozen() -> None:
+    with RedisServer() as server:
+        for is_frozen in (False, True):
+            with case(is_frozen):
+                # A mover takes Redis for away once an answer took a third of a lease: also where the machine is busy.
+                app = lowq.Lowq(redis_url=server.url, lease_ttl=1 if is_frozen else NEVER)
+                app.client.server_age = lambda: math.inf  # type: ignore[method-assign]  # older than any lease
+                queue = app.queue(f"Orders{is_frozen:d}", 1)
+                queue.push({"id": "a"})
+                steps = reshard(app, queue.name, 2)
+                next(steps)
+                (shard,) = shards_of(app.client, app.config, QueueOptions(queue.name, 1), "a" * 16)
+                shard.lease.acquire(PATIENCE)
+                assert shard.in_flight.take(1).jobs
+                next(step for step in steps if step.waits_for)
+                run_out(app.client, shard.prefix)
+                if is_frozen:
+                    server.pause()
+                    threading.Timer(3.0, server.cont).start()
+                assert [*steps][-1].is_done
+                crashes = [app.client.command("HGETALL", f"{prefix}crashes", key=prefix) for prefix in queue._prefixes]
+                assert any(crashes) != is_frozen
+                app.close()
 
 
 def test_who_is_strict_is_told(app: lowq.Lowq) -> None:
@@ -671,12 +986,15 @@ def test_nothing_else_changes_a_sealed_shard(app: lowq.Lowq) -> None:
 
 
 @pytest.mark.parametrize("loses", ["its queue", "all data", "its shards"])
-@pytest.mark.parametrize("is_async", [False, True])
-def test_a_producer_of_a_layout_that_is_gone_pushes_to_the_one_that_nodes_serve(
-    app: lowq.Lowq, loses: str, *, is_async: bool
-) -> None:
+def test_a_producer_of_a_layout_that_is_gone_pushes_to_the_one_that_nodes_serve(app: lowq.Lowq, loses: str) -> None:
     """It may run for weeks, and its queue be dropped or Redis lose its data meanwhile. The jobs would wait for ever."""
-    old, other = another(app).queue("Orders", 3), app.queue("Orders", 3)
+    for name, is_async in (("Orders", False), ("Async", True)):
+        with case(name):
+            _push_to_what_is_gone(app, name, loses, is_async=is_async)
+
+
+def _push_to_what_is_gone(app: lowq.Lowq, name: str, loses: str, *, is_async: bool) -> None:
+    old, other = another(app).queue(name, 3), app.queue(name, 3)
     old.push(1)
     other.reshard(5)
     old.push(2)
@@ -686,7 +1004,7 @@ def test_a_producer_of_a_layout_that_is_gone_pushes_to_the_one_that_nodes_serve(
     elif loses == "all data":
         app.client.command("FLUSHALL")
     else:
-        for key in app.client.command("KEYS", "*{Orders@1:*"):
+        for key in app.client.command("KEYS", f"*{{{name}@1:*"):
             app.client.command("DEL", key)
     expected = Layout(5, 1) if loses == "its shards" else Layout(3)
     if is_async:
@@ -694,8 +1012,8 @@ def test_a_producer_of_a_layout_that_is_gone_pushes_to_the_one_that_nodes_serve(
     else:
         old.push("one")
     assert old.push({"id": number} for number in range(50)) == 50
-    assert another(app).queue("Orders", 3).layouts.current == expected
-    assert another(app).queue("Orders", 3).stats().length == 51
+    assert another(app).queue(name, 3).layouts.current == expected
+    assert another(app).queue(name, 3).stats().length == 51
     assert old.stats().length == 51
 
 
@@ -748,10 +1066,15 @@ def test_a_drop_that_was_interrupted_finds_the_layouts_before_again(
 
 
 @pytest.mark.parametrize("script", ["prepare_shard", "move_in"])
-@pytest.mark.parametrize("resumes", [True, False])
-def test_a_pause_or_its_end_in_the_middle_of_a_step_holds(app: lowq.Lowq, script: str, resumes: bool) -> None:
+def test_a_pause_or_its_end_in_the_middle_of_a_step_holds(app: lowq.Lowq, script: str) -> None:
     """The mover has read that the queue is paused, or not, and writes when somebody has changed it meanwhile."""
-    queue, mover = app.queue("Orders", 2), another(app)
+    for resumes in (True, False):
+        with case(resumes):
+            _change_the_pause(app, f"Orders-{resumes}", script, resumes)
+
+
+def _change_the_pause(app: lowq.Lowq, name: str, script: str, resumes: bool) -> None:
+    queue, mover = app.queue(name, 2), another(app)
     queue.push([{"id": n} for n in range(20)])
     if resumes:
         queue.pause()
@@ -766,9 +1089,10 @@ def test_a_pause_or_its_end_in_the_middle_of_a_step_holds(app: lowq.Lowq, script
         return original(calls, *args, **options)
 
     mover.client.run_many = run_many  # type: ignore[method-assign]
-    mover.queue("Orders").reshard(3)
+    mover.queue(name).reshard(3)
+    mover.client.run_many = original  # type: ignore[method-assign]
     assert done == [True]
-    prefixes = Layout(3, 1).prefixes("lowq", "Orders")
+    prefixes = Layout(3, 1).prefixes("lowq", name)
     metas = [app.client.command("HMGET", f"{p}meta", "paused", "paused_by", key=p) for p in prefixes]
     assert [(at is None, by) for at, by in metas] == [(resumes, None if resumes else b"Eve")] * 3
 

@@ -13,6 +13,9 @@ from lowq.admin.tasks import KEPT, MAX_ENDED, MAX_RUNNING, SILENCE, Task, TooMan
 from lowq.store.keys import tasks_key
 from tests.contract.queue_rig import QueueRig
 from tests.contract.support import NOW
+from tests.rows import case
+
+pytestmark = pytest.mark.parametrize("store_url", ["redis"], indirect=True)
 
 KEY = tasks_key("lowq")
 FACTS = json.dumps({"who": "ann", "queue": "Orders", "action": "kick", "filter": {}, "owner": "here:1"})
@@ -55,19 +58,23 @@ class TestBegin:
         assert tasks.find_task(rig.app, "two") is None
         assert tasks.find_task(rig.app, "\udce9 {}") is None
 
-    @pytest.mark.parametrize("name", ["min", "max", "before"])
-    def test_a_bound_that_could_not_be_read_back_is_refused(self, rig: QueueRig, name: str) -> None:
-        for bound in (2**53 + 2, -1e300, 1e16, *([float("inf")] if name != "before" else [])):
-            with pytest.raises(lowq.ConfigError, match=f"^{name}=.*: a bound of a task is a number from -9"):
-                tasks.begin(rig.app, replace(task(), filter=lowq.JobFilter(**{name: bound})))  # type: ignore[arg-type]  # a name of three
-        assert tasks.all_tasks(rig.app) == []
-        for bound in (2**53, -(2.0**53)):
-            given = replace(task("of-that"), filter=lowq.JobFilter(**{name: bound}))  # type: ignore[arg-type]  # a name of three
-            tasks.begin(rig.app, given)
-            found = tasks.find_task(rig.app, "of-that")
-            assert found is not None
-            assert found.filter == given.filter
-            tasks.forget(rig.app, "of-that")
+    def test_a_bound_that_could_not_be_read_back_is_refused(self, rig: QueueRig) -> None:
+        for name in ("min", "max", "before"):
+            for bound in (2**53 + 2, -1e300, 1e16, *([float("inf")] if name != "before" else [])):
+                with (
+                    case(name, bound),
+                    pytest.raises(lowq.ConfigError, match=f"^{name}=.*: a bound of a task is a number from -9"),
+                ):
+                    tasks.begin(rig.app, replace(task(), filter=lowq.JobFilter(**{name: bound})))  # type: ignore[arg-type]  # a name of three
+            assert tasks.all_tasks(rig.app) == [], name
+            for bound in (2**53, -(2.0**53)):
+                with case(name, bound):
+                    given = replace(task("of-that"), filter=lowq.JobFilter(**{name: bound}))  # type: ignore[arg-type]  # a name of three
+                    tasks.begin(rig.app, given)
+                    found = tasks.find_task(rig.app, "of-that")
+                    assert found is not None
+                    assert found.filter == given.filter
+                    tasks.forget(rig.app, "of-that")
 
     def test_a_repeated_call_changes_nothing(self, rig: QueueRig) -> None:
         assert begin(rig, "one") == (1, NOW)
@@ -235,17 +242,19 @@ FORGED = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("forged", FORGED, ids=range(len(FORGED)))
-def test_a_forged_record_costs_its_own_row(rig: QueueRig, forged: bytes) -> None:
-    tasks.begin(rig.app, task())
-    rig.client.command("HSET", KEY, "forged", forged)
-    rig.client.command("HSET", KEY, "../x", f"done 1 1 1 1 1 0 {len(FACTS)} {FACTS}")
-    assert [found.id for found in tasks.all_tasks(rig.app)] == ["one"]
-    assert tasks.find_task(rig.app, "forged") is None
-    assert tasks.report(rig.app, "forged", "running", 1, None).cancel is False
-    tasks.cancel(rig.app, "forged")
-    tasks.begin(rig.app, task("two"))
-    assert [found.id for found in tasks.all_tasks(rig.app)] == ["two", "one"]
+def test_a_forged_record_costs_its_own_row(rig: QueueRig) -> None:
+    for forged in FORGED:
+        with case(forged):
+            rig.client.command("DEL", KEY)
+            tasks.begin(rig.app, task())
+            rig.client.command("HSET", KEY, "forged", forged)
+            rig.client.command("HSET", KEY, "../x", f"done 1 1 1 1 1 0 {len(FACTS)} {FACTS}")
+            assert [found.id for found in tasks.all_tasks(rig.app)] == ["one"]
+            assert tasks.find_task(rig.app, "forged") is None
+            assert tasks.report(rig.app, "forged", "running", 1, None).cancel is False
+            tasks.cancel(rig.app, "forged")
+            tasks.begin(rig.app, task("two"))
+            assert [found.id for found in tasks.all_tasks(rig.app)] == ["two", "one"]
 
 
 def test_the_doctor_has_nothing_to_say_of_it(rig: QueueRig) -> None:

@@ -10,6 +10,7 @@ from lowq.broker.shard import Shard
 from lowq.codec import load_payload
 from lowq.errors import LeaseLost
 from tests.contract.support import NEVER, NOW, REMAINS, TICK, TTL, Channel, ShardRig, handed, job, jobs_of, retry, solo
+from tests.rows import case
 from tests.tiers import real_redis_often
 
 MIB = 2**20
@@ -357,16 +358,18 @@ def test_at_most_max_payloads_of_an_id_the_lowest_and_the_rest_keeps_its_place(r
     assert handed(shard.in_flight.take(1, NOW + 1)) == {"y": ["v1"]}
 
 
-@pytest.mark.parametrize("count", [1, 2, 3, 17, 18, 19, 35])
-def test_every_max_payloads_is_exact(rig: ShardRig, count: int) -> None:
-    shard = rig.own("few", max_payloads=count)
-    rig.push(*(job("x", f"v{n}", n) for n in range(count + 1)), job("y", "v1", 1))
-    delivery = shard.in_flight.take(2, NOW + 1)
-    assert [len(payloads) for payloads in handed(delivery).values()] == [count, 1]
-    assert rig.read("payloads:x") == {f"v{count}": count}
-    shard.in_flight.finish(handed(delivery))
-    assert handed(shard.in_flight.take(2, NOW + 1)) == {"x": [f"v{count}"]}
-    assert "payloads:x" not in rig.names()
+def test_every_max_payloads_is_exact(rig: ShardRig) -> None:
+    for count in (1, 2, 3, 17, 18, 19, 35):
+        with case(count):
+            rig.renew()
+            shard = rig.own("few", max_payloads=count)
+            rig.push(*(job("x", f"v{n}", n) for n in range(count + 1)), job("y", "v1", 1))
+            delivery = shard.in_flight.take(2, NOW + 1)
+            assert [len(payloads) for payloads in handed(delivery).values()] == [count, 1]
+            assert rig.read("payloads:x") == {f"v{count}": count}
+            shard.in_flight.finish(handed(delivery))
+            assert handed(shard.in_flight.take(2, NOW + 1)) == {"x": [f"v{count}"]}
+            assert "payloads:x" not in rig.names()
 
 
 def test_lower_score_that_arrives_for_a_parted_id_comes_in_a_later_run(rig: ShardRig) -> None:
@@ -465,14 +468,16 @@ def test_delay_is_never_too_short(rig: ShardRig) -> None:
     assert ids_of(take(rig, shard, 1, now=NOW + delay / 1e6)) == ["x"]
 
 
-@pytest.mark.parametrize("score", ["1e300", "+inf", "8589934592"])
-def test_a_time_without_bounds_is_never_and_not_overdue(rig: ShardRig, score: str) -> None:
-    shard = rig.own()
-    rig.push(job("x", "v1", 1))
-    rig.client.command("ZADD", rig.prefix + "due", score, "x")  # by a foreign hand
-    reply = take(rig, shard, 10, now=NOW + 1e6)
-    assert ids_of(reply) == []
-    assert reply[1] == pytest.approx((NEVER - NOW - 1e6) * 1e6)
+def test_a_time_without_bounds_is_never_and_not_overdue(rig: ShardRig) -> None:
+    for score in ("1e300", "+inf", "8589934592"):
+        with case(score):
+            rig.renew()
+            shard = rig.own()
+            rig.push(job("x", "v1", 1))
+            rig.client.command("ZADD", rig.prefix + "due", score, "x")  # by a foreign hand
+            reply = take(rig, shard, 10, now=NOW + 1e6)
+            assert ids_of(reply) == []
+            assert reply[1] == pytest.approx((NEVER - NOW - 1e6) * 1e6)
 
 
 def test_a_time_below_all_bounds_is_due(rig: ShardRig) -> None:

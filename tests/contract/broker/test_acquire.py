@@ -106,6 +106,18 @@ def test_another_shards_count_is_refused_before_anything_is_written(rig: ShardRi
     assert rig.snapshot() == before
 
 
+def test_what_was_only_leased_for_another_number_is_not_made(rig: ShardRig) -> None:
+    rig.shard.lease.acquire(TTL, NOW)
+    rig.push(job("x", "v1", 1), shards_count=7)
+    assert rig.meta("shards_count") == "7"
+
+
+def test_nor_when_it_is_sealed(rig: ShardRig) -> None:
+    rig.shard.lease.acquire(TTL, NOW)
+    assert rig.run("seal", repr(NOW), 7, 3, 1, "") == 1
+    assert rig.meta("shards_count") == "7"
+
+
 # --- restore ---
 
 

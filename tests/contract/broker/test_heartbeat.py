@@ -8,6 +8,7 @@ import pytest
 from lowq.broker.membership import Identity, Membership
 from lowq.store.keys import nodes_key
 from tests.contract.support import NOW, Channel, ShardRig
+from tests.rows import case
 
 KEY = nodes_key("lowq")
 SILENCE = 3.0
@@ -142,22 +143,24 @@ def test_a_dead_nodes_time_runs_although_the_clock_stepped_back(registry: Regist
     assert "host:7:bbbbbb" not in a.members
 
 
-@pytest.mark.parametrize("entry", ["", "1000.5 {}", "no time 3 0 {}", "1000 3 x {}", "\xff\xfe"])
-def test_an_entry_that_nobody_understands_is_removed(registry: Registry, entry: str) -> None:
-    registry.rig.client.command("HSET", KEY, "strange", entry.encode("latin-1"), key=KEY)
-    a = registry.node("aaaaaa")
-    assert registry.beat(a)
-    assert registry.names() == {"host:7:aaaaaa"}
+def test_an_entry_that_nobody_understands_is_removed(registry: Registry) -> None:
+    for entry in ("", "1000.5 {}", "no time 3 0 {}", "1000 3 x {}", "\xff\xfe"):
+        with case(entry):
+            registry.rig.client.command("DEL", KEY)
+            registry.rig.client.command("HSET", KEY, "strange", entry.encode("latin-1"), key=KEY)
+            a = registry.node("aaaaaa")
+            assert registry.beat(a)
+            assert registry.names() == {"host:7:aaaaaa"}
 
 
-@pytest.mark.parametrize(
-    "part", ["[]", "{}", "no json", '{"queues": 3}', '{"queues": {"Orders": "5", "A": 0, "B": 2}}']
-)
-def test_a_part_that_is_not_understood_serves_nothing(registry: Registry, part: str) -> None:
-    registry.rig.client.run("heartbeat", KEY, repr(NOW), "other", part, "{}", "3")
-    a = registry.node("aaaaaa")
-    registry.beat(a)
-    assert a.members["other"] == ({"B": 2} if "B" in part else {})
+def test_a_part_that_is_not_understood_serves_nothing(registry: Registry) -> None:
+    for part in ("[]", "{}", "no json", '{"queues": 3}', '{"queues": {"Orders": "5", "A": 0, "B": 2}}'):
+        with case(part):
+            registry.rig.client.command("DEL", KEY)
+            registry.rig.client.run("heartbeat", KEY, repr(NOW), "other", part, "{}", "3")
+            a = registry.node("aaaaaa")
+            registry.beat(a)
+            assert a.members["other"] == ({"B": 2} if "B" in part else {})
 
 
 def test_what_a_node_says_survives_any_text(registry: Registry) -> None:

@@ -1,5 +1,6 @@
 """A single short payload of an id is kept as a string, several as a sorted set: nobody can tell the difference."""
 
+import itertools
 import json
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 from lowq.broker.shard import Shard
 from lowq.codec import EncodedJob, load_payload
 from tests.contract.support import NOW, REMAINS, ShardRig, exhausted, handed, job, jobs_of, retry
+from tests.rows import case
 
 #: The longest payload that is kept as a string, and the shortest that is not: JSON texts.
 LONGEST = b'"%s"' % (b"x" * 4094)
@@ -31,13 +33,15 @@ class TestWaiting:
         rig.push(job("x", "v3", 3), job("x", "v1", 9))
         assert rig.read("payloads:x") == {"v2": 1, "v1": 2, "v3": 3}
 
-    @pytest.mark.parametrize(("first", "second"), [(2, 1), (1, 2), (9, 10), (10, 9), (-1, 0), (1e-7, 2)])
-    def test_equal_ones_stay_one_string_with_the_lowest_score(self, rig: ShardRig, first: float, second: float) -> None:
-        rig.push(job("x", "v1", first))
-        rig.push(job("x", "v1", second))
-        rig.push(job("y", "v1", first), job("y", "v1", second))
-        for key in ("payloads:x", "payloads:y"):
-            assert (rig.form(key), rig.read(key)) == ("string", {"v1": min(first, second)})
+    def test_equal_ones_stay_one_string_with_the_lowest_score(self, rig: ShardRig) -> None:
+        for first, second in ((2, 1), (1, 2), (9, 10), (10, 9), (-1, 0), (1e-7, 2)):
+            with case(first, second):
+                rig.renew()
+                rig.push(job("x", "v1", first))
+                rig.push(job("x", "v1", second))
+                rig.push(job("y", "v1", first), job("y", "v1", second))
+                for key in ("payloads:x", "payloads:y"):
+                    assert (rig.form(key), rig.read(key)) == ("string", {"v1": min(first, second)})
 
     def test_one_call_may_bring_everything_at_once(self, rig: ShardRig) -> None:
         rig.push(job("inline", "v1", 1), job("set", "v1", 1), job("set", "v2", 2))
@@ -77,26 +81,30 @@ class TestWaiting:
             f"i{n}": [f"v{n}", f"w{n}"] if n % 3 == 0 else [f"v{n}"] for n in range(100)
         }
 
-    @pytest.mark.parametrize("score", SCORES)
-    def test_scores_are_kept_to_the_last_digit(self, rig: ShardRig, score: float) -> None:
-        rig.push(job("x", "v1", score))
-        rig.push(job("y", "v1", score), job("y", "v2", score))
-        shard = rig.own()
-        assert take(rig, shard) == {"x": [("v1", score)], "y": [("v1", score), ("v2", score)]}
+    def test_scores_are_kept_to_the_last_digit(self, rig: ShardRig) -> None:
+        for score in SCORES:
+            with case(score):
+                rig.renew()
+                rig.push(job("x", "v1", score))
+                rig.push(job("y", "v1", score), job("y", "v2", score))
+                shard = rig.own()
+                assert take(rig, shard) == {"x": [("v1", score)], "y": [("v1", score), ("v2", score)]}
 
     def test_the_shards_own_time_is_kept_to_the_microsecond(self, rig: ShardRig) -> None:
         rig.push(job("x", "v1"))
         assert rig.read("payloads:x") == {"v1": NOW}
         assert rig.read("due") == {"x": NOW}
 
-    @pytest.mark.parametrize("data", ODD)
-    def test_payloads_may_be_any_bytes(self, rig: ShardRig, data: bytes) -> None:
-        rig.push(job("x", data, 1))
-        rig.push(job("y", data, 1))
-        rig.push(job("y", b'"second"', 2))
-        key = rig.prefix + "payloads:"
-        assert rig.client.command("GET", key + "x") == b"1 " + data
-        assert rig.client.command("ZRANGE", key + "y", 0, -1) == [data, b'"second"']
+    def test_payloads_may_be_any_bytes(self, rig: ShardRig) -> None:
+        for data in ODD:
+            with case(data):
+                rig.renew()
+                rig.push(job("x", data, 1))
+                rig.push(job("y", data, 1))
+                rig.push(job("y", b'"second"', 2))
+                key = rig.prefix + "payloads:"
+                assert rig.client.command("GET", key + "x") == b"1 " + data
+                assert rig.client.command("ZRANGE", key + "y", 0, -1) == [data, b'"second"']
 
 
 class TestInFlight:
@@ -113,27 +121,27 @@ class TestInFlight:
         rig.run("kick", "", "", "", "x")
         assert (rig.form("payloads:x"), rig.read("payloads:x")) == ("string", {"v1": 7})
 
-    @pytest.mark.parametrize(("newer", "form"), [(("v1", 9), "string"), (("v2", 1), "zset")])
-    @pytest.mark.parametrize("outcome", ["retry", "release", "crash", "restart"])
-    def test_what_comes_back_meets_what_came_meanwhile(
-        self, rig: ShardRig, outcome: str, newer: tuple[str, float], form: str
-    ) -> None:
-        rig.push(job("x", "v1", 5))
-        shard = rig.own()
-        shard.in_flight.take(1, NOW)
-        rig.push(job("x", newer[0], newer[1]))
-        assert (rig.form("payloads:x"), rig.form("taken:payloads:x")) == ("string", "record")
-        if outcome == "retry":
-            shard.in_flight.fail([retry("x")], NOW)
-        elif outcome == "release":
-            shard.in_flight.release([("x", None)], NOW)
-        elif outcome == "crash":
-            shard.in_flight.release([("x", 0.1)], NOW, crashed=True)
-        else:
-            rig.crash("second")
-        assert rig.read("payloads:x") == {"v1": 5} | ({} if newer[0] == "v1" else {newer[0]: newer[1]})
-        assert rig.form("payloads:x") == form
-        assert rig.form("taken:payloads:x") == "none"
+    def test_what_comes_back_meets_what_came_meanwhile(self, rig: ShardRig) -> None:
+        outcomes, forms = ["retry", "release", "crash", "restart"], [(("v1", 9), "string"), (("v2", 1), "zset")]
+        for outcome, (newer, form) in itertools.product(outcomes, forms):
+            with case(outcome, newer, form):
+                rig.renew()
+                rig.push(job("x", "v1", 5))
+                shard = rig.own()
+                shard.in_flight.take(1, NOW)
+                rig.push(job("x", newer[0], newer[1]))
+                assert (rig.form("payloads:x"), rig.form("taken:payloads:x")) == ("string", "record")
+                if outcome == "retry":
+                    shard.in_flight.fail([retry("x")], NOW)
+                elif outcome == "release":
+                    shard.in_flight.release([("x", None)], NOW)
+                elif outcome == "crash":
+                    shard.in_flight.release([("x", 0.1)], NOW, crashed=True)
+                else:
+                    rig.crash("second")
+                assert rig.read("payloads:x") == {"v1": 5} | ({} if newer[0] == "v1" else {newer[0]: newer[1]})
+                assert rig.form("payloads:x") == form
+                assert rig.form("taken:payloads:x") == "none"
 
     @pytest.mark.parametrize("taken_first", [True, False])
     def test_a_string_meets_a_set(self, rig: ShardRig, taken_first: bool) -> None:
@@ -175,26 +183,30 @@ class TestInFlight:
         shard.in_flight.take(0, NOW)
         assert rig.names() == REMAINS
 
-    @pytest.mark.parametrize("data", [*ODD, b"", b" ", b"\n", b"1 2\n", b"a\n\n b "])
-    def test_in_its_record_it_may_be_any_bytes(self, rig: ShardRig, data: bytes) -> None:
-        rig.push(job("x", data, 1.5))
-        shard = rig.own()
-        call = shard.in_flight.take_call(1, NOW)
-        (first,) = jobs_of(rig.client.run_many([call])[0])
-        (again,) = jobs_of(rig.client.run_many([call])[0])
-        assert first[3:] == again[3:] == [data, b"1.5"]
-        rig.crash("second")
-        assert rig.client.command("GET", rig.prefix + "payloads:x") == b"1.5 " + data
+    def test_in_its_record_it_may_be_any_bytes(self, rig: ShardRig) -> None:
+        for data in (*ODD, b"", b" ", b"\n", b"1 2\n", b"a\n\n b "):
+            with case(data):
+                rig.renew()
+                rig.push(job("x", data, 1.5))
+                shard = rig.own()
+                call = shard.in_flight.take_call(1, NOW)
+                (first,) = jobs_of(rig.client.run_many([call])[0])
+                (again,) = jobs_of(rig.client.run_many([call])[0])
+                assert first[3:] == again[3:] == [data, b"1.5"]
+                rig.crash("second")
+                assert rig.client.command("GET", rig.prefix + "payloads:x") == b"1.5 " + data
 
-    @pytest.mark.parametrize("text", [b" p", b"1\t2 p", b"1\n p", b"x p"])
-    def test_what_is_no_payload_of_ours_is_not_lost_on_the_way(self, rig: ShardRig, text: bytes) -> None:
-        rig.push(job("x", "v1", 1))
-        rig.client.command("SET", rig.prefix + "payloads:x", text)
-        shard = rig.own()
-        call = shard.in_flight.take_call(1, NOW)
-        rig.lose_reply(call)
-        rig.crash("second")
-        assert rig.client.command("GET", rig.prefix + "payloads:x") == text
+    def test_what_is_no_payload_of_ours_is_not_lost_on_the_way(self, rig: ShardRig) -> None:
+        for text in (b" p", b"1\t2 p", b"1\n p", b"x p"):
+            with case(text):
+                rig.renew()
+                rig.push(job("x", "v1", 1))
+                rig.client.command("SET", rig.prefix + "payloads:x", text)
+                shard = rig.own()
+                call = shard.in_flight.take_call(1, NOW)
+                rig.lose_reply(call)
+                rig.crash("second")
+                assert rig.client.command("GET", rig.prefix + "payloads:x") == text
 
     def test_what_max_payloads_leaves_behind_is_taken_next(self, rig: ShardRig) -> None:
         shard = rig.own(max_payloads=1)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.contract.support import NOW, ShardRig, exhausted, handed, job, retry
+from tests.contract.support import NOW, Channel, ShardRig, exhausted, handed, job, retry
 
 LEVEL = 2.0**33
 
@@ -111,3 +111,24 @@ def test_figures_know_of_all_priorities(owned: ShardRig) -> None:
     assert (length, due, reply[12]) == (3, 2, b"oldest")
     assert float(reply[5]) == pytest.approx(10, abs=0.001)
     assert float(reply[13]) == pytest.approx(NOW, abs=0.001)
+
+
+def test_a_reply_says_when_the_jobs_of_each_priority_are_due(owned: ShardRig, wake: Channel) -> None:
+    assert owned.shard.in_flight.take(1, NOW).levels is None
+    owned.push(job("a", priority=9), job("b", priority=9), job("later", perform_at=NOW + 50), job("c", priority=3))
+    assert wake.messages() == [b"0.000000"]  # the most urgent of them
+    delivery = owned.shard.in_flight.take(1, NOW + 1)
+    assert list(handed(delivery)) == ["c"]
+    assert delivery.levels == pytest.approx({0: 49, 9: -1}, abs=0.01)
+    owned.shard.in_flight.finish(["c"])
+    delivery = owned.shard.in_flight.take(0, NOW + 50)  # as whoever asks about an idle shard
+    assert delivery.levels == pytest.approx({0: 0, 9: -50}, abs=0.01)
+    owned.push(job("d", priority=9), now=NOW + 50)
+    assert wake.messages() == [b"0.000000 9"]
+
+
+def test_of_what_was_lost_the_reply_says_it_too(owned: ShardRig) -> None:
+    owned.push(job("lost", priority=4))
+    owned.lose_reply(owned.shard.in_flight.take_call(1, NOW + 1))
+    owned.push(job("urgent"), now=NOW + 1)
+    assert owned.shard.in_flight.take(0, NOW + 1).levels == {0: 0, 4: 0}

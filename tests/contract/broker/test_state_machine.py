@@ -27,13 +27,14 @@ from hypothesis.stateful import (
 )
 
 from lowq.broker import in_flight
-from lowq.broker.delivery import Failure
+from lowq.broker.delivery import HAS_EXPIRIES, HAS_LEVELS, HAS_TRACES, Failure
 from lowq.broker.shard import Shard
 from lowq.codec import APPENDED
 from lowq.doctor.jobs import JobScanner
 from lowq.doctor.shards import Place, read_shard_snapshots
 from lowq.errors import LeaseLost, ScriptError
 from lowq.store import Call, Client, pool
+from lowq.store.scripts import load_scripts
 from lowq.store.translate import Refusal
 from tests.contract.model import JITTER, LEVEL, Model, Refused
 from tests.contract.support import NOW, REMAINS, REMEMBERED, TTL, ShardRig, job, jobs_of
@@ -41,8 +42,6 @@ from tests.mutants import ACKED_STAY, ANY_DELIVERY, NEVER_PUSHED, NO_FENCE, brea
 from tests.tiers import often
 
 MAX_PAYLOADS = 2
-#: What `ack_and_take` answers when trace contexts come along.
-HAS_TRACES = 4
 #: Three short payloads fit, or a long one and a short one; the others fill a reply by themselves.
 MAX_BYTES = 330
 MAX_CRASH_COUNT = 2
@@ -56,7 +55,7 @@ JOBS = st.lists(
     st.tuples(
         IDS,
         PAYLOADS,
-        st.sampled_from([None, 1.0, 2.0, 3.0, NOW]),
+        st.sampled_from([None, 1e9 + 1.0, 1e9 + 2.0, 1.1e12, NOW]),  # which go with those of the clock
         st.sampled_from([None, None, None, -5.0, 3.0, 60.0, "0", "2.5"]),  # a number: relative to now
         st.sampled_from([None, None, None, 0.5, 4.0, 100.0]),  # ttl
         st.sampled_from([0, 0, 0, 3, 9]),  # priority
@@ -74,6 +73,16 @@ WORDS = {
     "debounce": f" debounce={DEBOUNCE[0]} max_wait={DEBOUNCE[1]}",
     "capacity": f" capacity={CAPACITY}",
 }
+#: Jobs that one call restores: as a story must be the same whenever it is told, the time says which, not Redis.
+RESTORED = 1
+ONE_OF_THE_TAKEN = """\
+local all, ids = real('HGETALL', key), {}
+for i = 1, #all, 2 do
+  ids[#ids + 1], all[all[i]] = all[i], all[i + 1]
+end
+table.sort(ids)
+local id = ids[1 + math.floor(tonumber(ARGV[1]) * 16) % #ids]
+do return id and { id, all[id] } or {} end"""
 SOME_IDS = st.lists(IDS, min_size=1, max_size=3, unique=True)
 #: id, payload, score, perform_at, ttl, priority.
 PushedJob = tuple[str, bytes, float | None, Any, float | None, int]
@@ -113,10 +122,13 @@ class Link:
         (self.reply,), (self.call,) = replies, calls
         if self.call.script == "ack_and_take" and isinstance(self.reply, list):
             reply = list(self.reply)
-            if reply[2] & HAS_TRACES:
-                reply[2] -= HAS_TRACES
+            jobs = jobs_of(reply)
+            if reply[2] & HAS_LEVELS:  # which test_priority looks at
                 reply.pop()
-            self.reply = [*reply[:4], *jobs_of(reply)]
+            if reply[2] & HAS_TRACES:
+                reply.pop()
+            ends = reply[-1] if reply[2] & HAS_EXPIRIES else []
+            self.reply = [*reply[:2], reply[2] & ~(HAS_TRACES | HAS_EXPIRIES | HAS_LEVELS), reply[3], ends, *jobs]
         return replies
 
 
@@ -226,7 +238,7 @@ class ShardMachine(RuleBasedStateMachine):
                     state[key] = {_readable(member): score for member, score in value.items()}
         if "meta" in actual:
             actual["meta"] = {
-                name: value if name in ("owner", "slot", "features") else float(value)
+                name: value if name in ("owner", "slot", "features", "scores") else float(value)
                 for name, value in actual["meta"].items()
             }
             if "features" in actual["meta"]:  # in the order of their first use
@@ -272,6 +284,17 @@ class ShardMachine(RuleBasedStateMachine):
     def time_passes(self, seconds: float) -> None:
         self.now += seconds
 
+    @precondition(lambda self: self._ends())
+    @rule(data=st.data())
+    def something_expires(self, data: st.DataObject) -> None:
+        """And nothing has swept it yet."""
+        self.now = max(self.now, data.draw(st.sampled_from(sorted(self._ends()))))
+
+    def _ends(self) -> set[float]:
+        waiting, taken = self.model.waiting.values(), self.model.taken.values()
+        times = [*(job.expires for job in waiting), *(flight.expires for flight in taken)]
+        return {at for each in times for at in each.values()}
+
     @rule(
         ahead=st.sampled_from([-10.0, 0.0, 0.000002, 0.3, 2.0, 40.0, 86_400.0]),
         straight=st.sampled_from([0.0, 0.5, 10.0, 100.0]),
@@ -294,10 +317,15 @@ class ShardMachine(RuleBasedStateMachine):
     def push_more(self, jobs: list[PushedJob]) -> None:
         self._push(jobs)
 
+    @precondition(lambda self: self.numbers > 10)  # from then on what has no score is refused
+    @rule(jobs=JOBS)
+    def push_versions(self, jobs: list[PushedJob]) -> None:
+        self._push([(job[0], job[1], None if job[2] is None else 7.0, *job[3:]) for job in jobs])
+
     @precondition(lambda self: self.owner.hand)
     @rule(data=st.data(), payload=PAYLOADS)
     def push_for_an_id_in_flight(self, data: st.DataObject, payload: bytes) -> None:
-        self._push([(data.draw(st.sampled_from(self.owner.hand)), payload, 2.0, None, None, 0)])
+        self._push([(data.draw(st.sampled_from(self.owner.hand)), payload, 1e9 + 2.0, None, None, 0)])
 
     def _push(self, jobs: list[PushedJob], lost: str = "") -> None:
         self.numbers += 1
@@ -329,10 +357,16 @@ class ShardMachine(RuleBasedStateMachine):
 
     # --- the lease ---
 
-    def _acquire(self, process: Process, lost: str = "", *, charge: bool = True) -> None:
+    def _acquire(self, process: Process, lost: str = "", *, charge: bool = True, is_whole: bool = True) -> None:
+        """``is_whole``: as many calls as it takes until somebody has the shard."""
 
         def apply() -> tuple[Any, ...]:
-            answer = self.model.acquire(self.now, process.nonce, charge=charge)
+            # Which ones a call restores is Redis's choice, and how many is not.
+            before = set(self.model.taken)
+            left = before & self.rig.read("taken").keys()
+            answer = self.model.acquire(self.now, process.nonce, charge=charge, left=left)
+            if answer[0] in ("acquired", "restoring"):
+                assert len(before - left) == min(RESTORED, len(before))
             for job_id in self.model.delayed:
                 earliest = self.model.waiting[job_id].perform_at
                 level = self.model.waiting[job_id].level
@@ -349,7 +383,9 @@ class ShardMachine(RuleBasedStateMachine):
         new = process.shard.lease.current
         if new is None or (new != old and not new.resumed):
             process.lost_the_shard()
-        if answer[0] != "held" and process is not self.owner:
+        if answer[0] == "restoring" and is_whole:
+            self._acquire(process, charge=charge)
+        elif answer[0] in ("resumed", "acquired") and process is not self.owner:
             self.ghosts = [*self.ghosts[-2:], self.owner]
             self.owner = process
 
@@ -385,6 +421,12 @@ class ShardMachine(RuleBasedStateMachine):
     def owner_dies_and_another_acquires(self, lost: str, charge: bool) -> None:
         self._lease_runs_out()
         self._acquire(self._process(), lost, charge=charge)
+
+    @precondition(lambda self: len(self.model.taken) > RESTORED)
+    @rule(lost=LOST, charge=st.sampled_from([True, True, False]))
+    def whoever_restores_dies_in_the_middle(self, lost: str, charge: bool) -> None:
+        self._lease_runs_out()
+        self._acquire(self._process(), lost, charge=charge, is_whole=False)
 
     @precondition(lambda self: self.owner.hand)
     @rule(how=st.sampled_from(["in good order", "in mid-work", "in mid-work and is gone"]), lost=LOST)
@@ -662,12 +704,12 @@ def _plain(answer: Any) -> Any:
             for job_id, perform_at, retry_count, payloads in vars(answer)["jobs"]
         ]
         fields = vars(answer)
-        return _plain([*(fields[n] for n in ("delivery", "delay", "state", "acknowledged")), *jobs])
+        return _plain([*(fields[n] for n in ("delivery", "delay", "state", "acknowledged", "ends")), *jobs])
     if isinstance(answer, list | tuple):
         items = [_plain(item) for item in answer]
         if items[:1] == ["held"]:
             return ["held"]  # how long is another matter
-        if items[:1] == ["acquired"]:
+        if items[:1] in (["acquired"], ["restoring"]):
             poisoned = [name for item in items[3:] for name in (item if isinstance(item, list) else [item])]
             return [*items[:3], *sorted(poisoned)]
         return items
@@ -693,6 +735,8 @@ def _number(text: str) -> Any:
 def run_machine(store_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
     """Runs the machine on a store, with as many examples as told."""
     monkeypatch.setattr(in_flight, "MAX_DELIVERY_BYTES", MAX_BYTES)
+    few = break_scripts(["acquire"], calls={"HRANDFIELD": ONE_OF_THE_TAKEN})["acquire"]
+    monkeypatch.setitem(load_scripts(), "acquire", few)
     clients = []
 
     def run(
@@ -964,17 +1008,19 @@ end""",
         """\
 local function exhaust(id, record, reason)
   local before = redis.call('ZSCORE', prefix .. 'due', id)
-  sound(id, record, reason)
+  local buried = sound(id, record, reason)
   redis.call('ZREM', prefix .. 'due', id)
   if before then
     redis.call('ZADD', prefix .. 'due', before, id)
   end
+  return buried
 end""",
     ),
     Mutation("what a lost reply held stays in flight", ("ack_and_take",), front="ARGV[3] = ARGV[3] + 1000000"),
     Mutation(
         "an id in flight is taken again",
         ("ack_and_take",),
+        "local function find_in_flight() return 0 end",
         calls={
             # What the caller has in its hand is not there; what it never got still is.
             "HGETALL": """\
@@ -1022,6 +1068,16 @@ end""",
 local function write_crashes(prefix, id, _, uncharged)
   sound(prefix, id, (read_crashes(prefix, id)), uncharged)
 end""",
+    ),
+    Mutation(
+        "the owner resumes when some of its jobs wait again",
+        ("acquire",),
+        calls={"HDEL": "if args[2] == 'owner' then table.remove(args, 2) end"},
+    ),
+    Mutation(
+        "the lease is given before all is restored",
+        ("acquire",),
+        calls={"EXISTS": "if string.sub(key, -5) == 'taken' then return 0 end"},
     ),
     Mutation("sparing lasts", ("acquire",), calls={"HDEL": "if args[2] == 'uncharged' then return 0 end"}),
     Mutation(
@@ -1094,7 +1150,24 @@ end""",
         "local function read_levels(prefix, _, count) return sound(prefix, 1, count) end",
         deep=True,
     ),
-    Mutation("what is kicked expires", ("kick",), "local function forget_expiry() return true end", deep=True),
+    Mutation(
+        "what is kicked expires",
+        ("kick",),
+        calls={"ZREM": "if string.find(key, '}:expires:', 1, true) then return 0 end"},
+        deep=True,
+    ),
+    Mutation(
+        "what has expired is buried",
+        ("bury", "fail", "release", "acquire"),
+        "local function drop_expired() return 0 end",
+        deep=True,
+    ),
+    Mutation(
+        "what comes back joins what has expired",
+        ("fail", "release", "acquire"),
+        "local function expire_joined() return true end",
+        deep=True,
+    ),
     Mutation(
         "success keeps solo",
         ("ack_and_take",),

@@ -31,7 +31,7 @@ def traces(rig: ShardRig) -> set[str]:
 
 def test_a_context_is_handed_out_with_its_id_and_gone_with_the_acknowledgement(owned: ShardRig) -> None:
     push(owned, "a", "one")
-    owned.push(job("b", "v"))
+    owned.push(job("b", "v", 1))
     assert traces(owned) == {"traces:a"}
     assert take(owned) == {"a": ("one",), "b": ()}
     assert traces(owned) == {"taken:traces:a"}
@@ -46,7 +46,7 @@ def test_the_contexts_of_all_pushes_that_merge_are_kept_each_once_oldest_first(o
     push(owned, "a", "two")  # an equal payload
     push(owned, "a", "three", "w", 2)
     push(owned, "a", "one", "x", 3)
-    owned.push(job("a", "y", 4), job("a", "z", 5), job("b", "v"), words=" trace=four")
+    owned.push(job("a", "y", 4), job("a", "z", 5), job("b", "v", 1), words=" trace=four")
     assert handed(owned.shard.in_flight.take(10, LATER)) == {"a": ["v", "w", "x", "y", "z"], "b": ["v"]}
     assert owned.shard.in_flight.traces_of("a") == ("one", "two", "three", "four")
     assert owned.shard.in_flight.traces_of("b") == ("four",)

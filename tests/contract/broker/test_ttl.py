@@ -1,5 +1,6 @@
 """Payloads with a ttl: never handed out when they have expired, and removed then; and how the morgue is bounded."""
 
+import itertools
 import math
 from dataclasses import replace
 from typing import cast
@@ -13,6 +14,7 @@ from lowq.queue_options import QueueOptions
 from lowq.store import Client
 from lowq.store.keys import FORMAT
 from tests.contract.support import NOW, ShardRig, exhausted, handed, job, retry
+from tests.rows import case
 
 LONG = "long " * 1000
 #: What is left of a shard whose payloads have all expired, or were performed.
@@ -59,19 +61,21 @@ def test_of_several_payloads_each_expires_for_itself(owned: ShardRig) -> None:
 
 
 def test_an_equal_payload_keeps_the_earlier_time(owned: ShardRig) -> None:
-    owned.push(job("a", "v", ttl=10), job("b", "v", ttl=20), job("c", "v", 1, ttl=10), job("c", "w", 2))
-    owned.push(job("a", "v", ttl=20), job("b", "v", ttl=10), job("c", "v", 1, ttl=20))
+    owned.push(job("a", "v", 1, ttl=10), job("b", "v", 1, ttl=20), job("c", "v", 1, ttl=10), job("c", "w", 2))
+    owned.push(job("a", "v", 1, ttl=20), job("b", "v", 1, ttl=10), job("c", "v", 1, ttl=20))
     assert take(owned, NOW + 10) == {"c": ["w"]}
 
 
-@pytest.mark.parametrize("first", [10, None])
-@pytest.mark.parametrize("others", [[], ["w"]])
-def test_whoever_pushed_without_a_ttl_gets_it_performed(
-    owned: ShardRig, first: float | None, others: list[str]
-) -> None:
-    owned.push(job("a", "v", 1, ttl=first), *(job("a", other, 2, ttl=10) for other in others))
-    owned.push(job("a", "v", 1, ttl=None if first else 10))
-    assert take(owned, NOW + 10) == {"a": ["v"]}
+def test_whoever_pushed_without_a_ttl_gets_it_performed(rig: ShardRig) -> None:
+    ttls: list[float | None] = [10, None]
+    names: list[list[str]] = [[], ["w"]]
+    for first, others in itertools.product(ttls, names):
+        with case(first, others):
+            rig.renew()
+            rig.own()
+            rig.push(job("a", "v", 1, ttl=first), *(job("a", other, 2, ttl=10) for other in others))
+            rig.push(job("a", "v", 1, ttl=None if first else 10))
+            assert take(rig, NOW + 10) == {"a": ["v"]}
 
 
 @pytest.mark.parametrize("payloads", [["v"], ["v", "w"], [LONG]])
@@ -138,6 +142,70 @@ def test_a_buried_payload_lies_there_for_good_and_so_it_does_when_it_is_kicked(o
     assert take(owned, NOW + 13) == {"a": ["v"]}
 
 
+def test_what_has_expired_is_not_buried_or_kicked_and_beats_nothing_that_lives(rig: ShardRig) -> None:
+    """Though nothing has swept it: payloads that expire at NOW + 10, and what happens at NOW + 11."""
+    later, client = repr(NOW + 11), rig.client
+
+    def begun(*, taken: bool, words: str = "") -> ShardRig:
+        client.command("FLUSHALL")
+        rig = ShardRig(client.url, client=client, max_crash_count=1)
+        rig.own()
+        rig.push(job("a", "v", 5, ttl=10), job("b", "v", 5, ttl=10), job("b", "w", 6), words=words)
+        if taken:
+            take(rig, NOW + 1)
+        return rig
+
+    rig = begun(taken=False)
+    assert rig.run("bury", later, "", "", "", "", "a", "why", 0, "b", "why", 0) == [0, 1]
+    assert (rig.read("morgue"), rig.read("morgue:payloads:b")) == ({"b": NOW + 11}, {"w": 6})
+    assert rig.names() == LEFT | {"morgue", "morgue:payloads:b", "morgue:errors"}
+
+    rig = begun(taken=True)
+    rig.shard.in_flight.bury([("a", b"why", ()), ("b", b"why", ())], NOW + 11)
+    assert (rig.read("morgue"), rig.read("morgue:payloads:b")) == ({"b": NOW + 11}, {"w": 6})
+
+    rig = begun(taken=True)
+    rig.shard.in_flight.fail([exhausted("a"), exhausted("b")], NOW + 11)
+    assert (rig.read("morgue"), rig.read("morgue:payloads:b")) == ({"b": NOW + 11}, {"w": 6})
+
+    rig = begun(taken=True)
+    rig.crash("second", NOW + 11)  # poison
+    assert (rig.read("morgue"), rig.read("morgue:payloads:b")) == ({"b": NOW + 11}, {"w": 6})
+
+    rig = begun(taken=True)
+    rig.shard.in_flight.release([("a", None), ("b", None)], NOW + 11)
+    assert (rig.names(), rig.read("payloads:b")) == (LEFT | {"due", "payloads:b"}, {"w": 6})
+    assert rig.count("expired") == 2
+
+    # Of two equal payloads the one that lives keeps its own score and time.
+    rig = begun(taken=True)
+    rig.push(job("a", "v", 1, ttl=5), job("b", "v", 1, ttl=5), job("b", "x", 1), now=NOW + 2)
+    rig.shard.in_flight.fail([retry("b")], NOW + 8)
+    assert rig.read("payloads:b") == {"v": 5, "w": 6, "x": 1}
+    assert rig.read("expires:b") == {"v": NOW + 10}
+
+    rig = begun(taken=False)
+    rig.run("bury", repr(NOW + 1), "", "", "", "", "a", "why", 0, "b", "why", 0)
+    rig.push(job("a", "v", 1, ttl=5), job("b", "v", 1, ttl=5), job("b", "x", 7, ttl=20), now=NOW + 2)
+    rig.push(job("b", "w", 6, ttl=20), now=NOW + 2)  # equal to one that is buried, which never expires
+    assert rig.run("kick", later, "", "", "a", "b") == [1, 1]
+    assert (rig.read("payloads:a"), rig.read("payloads:b")) == ({"v": 5}, {"v": 5, "w": 6, "x": 7})
+    assert rig.read("expires:b") == {"x": NOW + 22}  # what waited keeps its ttl
+    assert rig.read("expires") == {"b": NOW + 22}
+
+    # With the policy latest one that lives beats one with a higher score that has expired.
+    rig = begun(taken=False, words=" merge=latest")
+    rig.run("bury", repr(NOW + 1), "", "", "", "", "a", "why", 0)
+    rig.push(job("a", "higher", 9, ttl=5), now=NOW + 2, words=" merge=latest")
+    assert rig.run("kick", later, "", "", "a") == [1]
+    assert take(rig, NOW + 12) == {"a": ["v"], "b": ["w"]}
+
+    rig = begun(taken=True, words=" merge=latest")
+    rig.push(job("b", "higher", 9, ttl=5), now=NOW + 2, words=" merge=latest")
+    rig.shard.in_flight.fail([retry("b", delay=0.0)], NOW + 8)
+    assert take(rig, NOW + 12) == {"b": ["w"]}
+
+
 @pytest.mark.parametrize("payloads", [["v"], ["v", "w"]])
 def test_nothing_of_a_deleted_job_is_left(owned: ShardRig, payloads: list[str]) -> None:
     owned.push(*(job("a", payload, ttl=10) for payload in payloads))
@@ -202,7 +270,7 @@ def test_a_fresh_payload_does_not_take_the_retries_of_one_that_has_expired(owned
 def test_what_expired_in_flight_does_not_join_what_came_meanwhile(owned: ShardRig, payloads: list[str]) -> None:
     owned.push(*(job("a", payload, score, ttl=10) for score, payload in enumerate(payloads)))
     take(owned, NOW + 1)
-    owned.push(job("a", "v", ttl=100), now=NOW + 11)
+    owned.push(job("a", "v", 1, ttl=100), now=NOW + 11)
     owned.shard.in_flight.fail([retry("a", delay=1.0)], NOW + 12)
     assert take(owned, NOW + 14) == {"a": ["v"]}
     assert owned.count("expired") == len(payloads)
@@ -211,6 +279,14 @@ def test_what_expired_in_flight_does_not_join_what_came_meanwhile(owned: ShardRi
 def test_what_is_dead_takes_no_room(owned: ShardRig) -> None:
     owned.push(job("a", "v", ttl=10), words=" capacity=1")
     assert owned.push(job("b", "v"), now=NOW + 60, words=" capacity=1") == 1
+
+
+def test_nor_do_many_dead_ones_that_nobody_has_swept(owned: ShardRig) -> None:
+    for start in range(0, 1000, 500):
+        owned.push(*(job(f"{number}", "v", ttl=10) for number in range(start, start + 500)), words=" capacity=1000")
+    fresh = [job(f"fresh {number}", "v") for number in range(1000)]
+    assert owned.push(*fresh, now=NOW + 60, words=" capacity=1000") == 1000
+    assert owned.count("expired") == 1000
 
 
 def test_a_queue_that_was_dropped_in_part_has_no_times_of_what_is_gone(rig: ShardRig) -> None:
@@ -230,12 +306,10 @@ def test_of_thousands_of_payloads_none_is_handed_out_again_that_has_expired(rig:
 
 
 def test_a_dead_owner_may_have_had_thousands_of_jobs(owned: ShardRig) -> None:
+    """An earlier release had no bound."""
     for start in range(0, 3000, 500):
-        owned.push(*(job(f"{number}", "v") for number in range(start, start + 500)))
-    for number in range(6):
-        reply = owned.run("ack_and_take", repr(NOW + 1), owned.shard.lease.token, number, 500, 10, 10**6, 0)
-        assert reply[0] == number + 1
-    assert len(owned.read("taken")) == 3000
+        records = ((f"{number}", f"1 {NOW} -1 0 {NOW} 1 v\n") for number in range(start, start + 500))
+        owned.client.command("HSET", f"{owned.prefix}taken", *(part for record in records for part in record))
     owned.crash("second", NOW + 2)
     assert (owned.read("taken"), len(owned.read("due"))) == ({}, 3000)
 

@@ -1,5 +1,6 @@
-"""Consumers: take, report, several jobs at once, ttr, sessions; on both stores."""
+"""Consumers: take, report, several jobs at once, ttr, sessions."""
 
+import itertools
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -12,7 +13,10 @@ import lowq
 from lowq.consumer import Consumer, ConsumerJob
 from lowq.errors import ConfigError, ConsumerClosed, JobError, NotTaken, SessionInUse, UnknownQueueError
 from lowq.queue import Queue
+from tests.rows import case
 from tests.waiting import NEVER, PATIENCE, until
+
+pytestmark = pytest.mark.parametrize("store_url", ["redis"], indirect=True)
 
 Open = Callable[..., Consumer]
 
@@ -57,18 +61,18 @@ def test_what_is_put_has_ids_in_the_order_of_time(queue: Queue) -> None:
 
 def test_put_takes_what_a_job_has(queue: Queue, consumer: Consumer) -> None:
     later = queue.put("later", delay=timedelta(hours=1), score=7)
-    now = queue.put()
+    now = queue.put(score=8)
     assert [job.id for job in consumer.take(10, timeout=PATIENCE)] == [now]
     assert queue.jobs("scheduled").jobs[0].id == later
 
 
-@pytest.mark.parametrize(
-    "wrong", [{"delay": "soon"}, {"score": float("nan")}, {"perform_at": 5}, {"payload": object()}]
-)
-def test_what_is_wrong_is_not_put(queue: Queue, wrong: dict[str, Any]) -> None:
-    with pytest.raises(JobError):
-        queue.put(**wrong)
-    assert counts(queue) == (0, 0, 0)
+def test_what_is_wrong_is_not_put(queue: Queue) -> None:
+    rows: list[dict[str, Any]] = [{"delay": "soon"}, {"score": float("nan")}, {"perform_at": 5}, {"payload": object()}]
+    for wrong in rows:
+        with case(wrong):
+            with pytest.raises(JobError):
+                queue.put(**wrong)
+            assert counts(queue) == (0, 0, 0)
 
 
 # --- take ---
@@ -144,25 +148,28 @@ def test_a_paused_queue_gives_nothing_until_it_is_resumed(queue: Queue, consumer
     assert [job.id for job in take(consumer)] == ["a"]
 
 
-@pytest.mark.parametrize("limit", [0, -1, 10_001, True, 1.5, "3", None])
-def test_a_limit_that_is_none(consumer: Consumer, limit: Any) -> None:
-    with pytest.raises(ConfigError, match="limit="):
-        consumer.take(limit, timeout=0)
+def test_a_limit_that_is_none(consumer: Consumer) -> None:
+    rows: list[Any] = [0, -1, 10_001, True, 1.5, "3", None]
+    for limit in rows:
+        with case(limit), pytest.raises(ConfigError, match="limit="):
+            consumer.take(limit, timeout=0)
 
 
-@pytest.mark.parametrize("timeout", [-1, float("nan"), float("inf"), True, "5"])
-def test_a_timeout_that_is_none(consumer: Consumer, timeout: Any) -> None:
-    with pytest.raises(ConfigError, match="timeout="):
-        consumer.take(timeout=timeout)
+def test_a_timeout_that_is_none(consumer: Consumer) -> None:
+    rows: list[Any] = [-1, float("nan"), float("inf"), True, "5"]
+    for timeout in rows:
+        with case(timeout), pytest.raises(ConfigError, match="timeout="):
+            consumer.take(timeout=timeout)
 
 
-@pytest.mark.parametrize("options", [
-    {"ttr": 0}, {"ttr": -1}, {"ttr": float("nan")}, {"ttr": float("inf")}, {"ttr": "60"}, {"ttr": True},
-    {"session": ""}, {"session": 5}, {"session": "x" * 513},
-])  # fmt: skip
-def test_an_option_that_is_none(queue: Queue, options: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=next(iter(options))):
-        queue.consumer(**options)
+def test_an_option_that_is_none(queue: Queue) -> None:
+    rows: list[dict[str, Any]] = [
+        {"ttr": 0}, {"ttr": -1}, {"ttr": float("nan")}, {"ttr": float("inf")}, {"ttr": "60"}, {"ttr": True},
+        {"session": ""}, {"session": 5}, {"session": "x" * 513},
+    ]  # fmt: skip
+    for options in rows:
+        with case(options), pytest.raises(ConfigError, match=next(iter(options))):
+            queue.consumer(**options)
 
 
 def test_a_queue_that_nobody_has_used(app: lowq.Lowq) -> None:
@@ -254,30 +261,33 @@ VERBS: dict[str, Callable[[ConsumerJob], None]] = {
 }
 
 
-@pytest.mark.parametrize("second", VERBS)
-@pytest.mark.parametrize("first", ["ack", "release", "bury", "fail"])
-def test_a_job_is_reported_once(queue: Queue, open_consumer: Open, first: str, second: str) -> None:
-    consumer = open_consumer(ttr=NEVER)
-    queue.push({"id": "a", "payload": 1})
-    (job,) = take(consumer)
-    VERBS[first](job)
-    before = counts(queue)
-    with pytest.raises(NotTaken, match="holds no job with the receipt"):
-        VERBS[second](job)
-    assert counts(queue) == before
+def test_a_job_is_reported_once(app: lowq.Lowq) -> None:
+    for first, second in itertools.product(["ack", "release", "bury", "fail"], VERBS):
+        with case(first, second):
+            queue = app.queue(f"{first}-{second}", 4)
+            queue.push({"id": "a", "payload": 1})
+            with queue.consumer(ttr=NEVER) as consumer:
+                (job,) = take(consumer)
+                VERBS[first](job)
+                before = counts(queue)
+                with pytest.raises(NotTaken, match="holds no job with the receipt"):
+                    VERBS[second](job)
+                assert counts(queue) == before
 
 
-@pytest.mark.parametrize("receipt", ["", "nonsense", "mail:0:1:a", "mail:99:1:a", None, 5, b"mail:0:1:a"])
-def test_a_forged_receipt(queue: Queue, consumer: Consumer, receipt: Any) -> None:
+def test_a_forged_receipt(queue: Queue, consumer: Consumer) -> None:
     queue.push({"id": "b"})
     take(consumer)
     before = counts(queue)
-    for report in (consumer.ack, consumer.release, consumer.bury, consumer.fail):
-        with pytest.raises(NotTaken):
-            report(receipt)
-    with pytest.raises(NotTaken):
-        consumer.touch(receipt, 5)
-    assert counts(queue) == before
+    rows: list[Any] = ["", "nonsense", "mail:0:1:a", "mail:99:1:a", None, 5, b"mail:0:1:a"]
+    for receipt in rows:
+        with case(receipt):
+            for report in (consumer.ack, consumer.release, consumer.bury, consumer.fail):
+                with pytest.raises(NotTaken):
+                    report(receipt)
+            with pytest.raises(NotTaken):
+                consumer.touch(receipt, 5)
+            assert counts(queue) == before
 
 
 def test_the_receipt_of_another_consumer(queue: Queue, open_consumer: Open) -> None:
@@ -290,19 +300,25 @@ def test_the_receipt_of_another_consumer(queue: Queue, open_consumer: Open) -> N
     one.ack(job.receipt)
 
 
-@pytest.mark.parametrize("wrong", [
-    lambda job: job.release("soon"), lambda job: job.release(float("nan")), lambda job: job.bury(5),
-    lambda job: job.fail(5), lambda job: job.fail("x", "soon"), lambda job: job.touch(0), lambda job: job.touch(-1),
-    lambda job: job.touch(float("nan")), lambda job: job.touch("x"),
-])  # fmt: skip
-def test_a_report_that_is_wrong_leaves_the_job_in_hand(
-    queue: Queue, consumer: Consumer, wrong: Callable[[ConsumerJob], None]
-) -> None:
-    queue.push({"id": "a"})
-    (job,) = take(consumer)
-    with pytest.raises(lowq.LowqError):
-        wrong(job)
-    job.ack()
+def test_a_report_that_is_wrong_leaves_the_job_in_hand(queue: Queue, consumer: Consumer) -> None:
+    rows: list[tuple[str, Callable[[Any], None]]] = [
+        ("release, text", lambda job: job.release("soon")),
+        ("release, nan", lambda job: job.release(float("nan"))),
+        ("bury, number", lambda job: job.bury(5)),
+        ("fail, number", lambda job: job.fail(5)),
+        ("fail, text", lambda job: job.fail("x", "soon")),
+        ("touch, 0", lambda job: job.touch(0)),
+        ("touch, -1", lambda job: job.touch(-1)),
+        ("touch, nan", lambda job: job.touch(float("nan"))),
+        ("touch, text", lambda job: job.touch("x")),
+    ]
+    for name, wrong in rows:
+        with case(name):
+            queue.push({"id": name})
+            (job,) = take(consumer)
+            with pytest.raises(lowq.LowqError):
+                wrong(job)
+            job.ack()
 
 
 # --- batches ---

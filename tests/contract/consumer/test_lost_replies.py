@@ -17,6 +17,8 @@ from lowq.queue import Queue
 from lowq.store import Client
 from tests.waiting import NEVER, PATIENCE, auntil, until
 
+pytestmark = pytest.mark.parametrize("store_url", ["redis"], indirect=True)
+
 
 @pytest.fixture
 def consumer(queue: Queue) -> Iterator[Consumer]:

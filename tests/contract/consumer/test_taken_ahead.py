@@ -1,6 +1,7 @@
 """Consumers that take one job after the other: the acknowledgement of one takes the next."""
 
 import threading
+import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -16,6 +17,8 @@ from lowq.errors import NotTaken, RedisUnavailable
 from lowq.queue import Queue
 from lowq.store import Client
 from tests.waiting import NEVER, PATIENCE, until
+
+pytestmark = pytest.mark.parametrize("store_url", ["redis"], indirect=True)
 
 
 @pytest.fixture(autouse=True)
@@ -94,6 +97,18 @@ def test_who_does_not_acknowledge_at_once_takes_nothing_ahead(
     one_by_one(consumer, 8)[-1].ack()
     assert consumer._ahead == []
     assert queue.stats().taken == 0
+
+
+def test_what_was_taken_ahead_and_has_expired_is_not_handed_out(queue: Queue, consumer: Consumer) -> None:
+    while not consumer._ahead:
+        queue.push([{"id": str(uuid.uuid4()), "ttl": 1.0} for _ in range(2)])
+        for job in consumer.take(timeout=0):
+            job.ack()
+    (ahead,) = consumer._ahead
+    time.sleep(1.1)
+    assert ahead.id not in [job.id for job in consumer.take(10, timeout=0)]
+    until(lambda: queue.stats().taken == 0, "the job given back")
+    assert queue.stats().expired >= 1
 
 
 def test_nothing_is_taken_ahead_of_somebody_who_waits(queue: Queue, consumer: Consumer) -> None:

@@ -26,6 +26,7 @@ from lowq.testing import drain
 from tests.contract.contrib.workers import make_worker
 from tests.contract.thread_rig import ThreadRig
 from tests.leases import run_out
+from tests.rows import case
 from tests.waiting import PATIENCE
 
 
@@ -74,6 +75,12 @@ def span_id_of(span: ReadableSpan) -> int:
 
 
 @pytest.fixture
+def store_url(redis_url: str) -> str:
+    """One store will do: what is kept of a trace is tested in tests/contract/broker/test_traces.py."""
+    return redis_url
+
+
+@pytest.fixture
 def telemetry() -> Iterator[Telemetry]:
     found = Telemetry()
     yield found
@@ -104,7 +111,7 @@ def test_a_batch_has_one_span_with_a_link_for_each_push_that_was_merged(
     worker.push("a", {"v": 1}, score=1)
     worker.push("a", {"v": 2}, score=2)
     worker.push("a", {"v": 1}, score=3)  # equal: its payload collapses, its link does not
-    worker.perform_async([{"id": "a", "payload": 4}, {"id": "b"}, {"id": "b", "payload": 5}])
+    worker.perform_async([{"id": i, "payload": n, "score": n} for i, n in (("a", 4), ("b", 5), ("b", 6))])
     assert drain(worker).batches == 1
     (span,) = telemetry.spans("perform")
     assert span.name == "perform Orders"
@@ -412,56 +419,50 @@ def test_a_context_is_kept_as_its_headers() -> None:
     assert encode_context(trace.INVALID_SPAN_CONTEXT) == ""
 
 
-@pytest.mark.parametrize("text", [PARENT, f"{PARENT};vendor=x1,other=y"])
-def test_a_context_is_read_as_it_was_kept(text: str) -> None:
-    found = decode_context(text)
-    assert found is not None
-    assert found.is_remote
-    assert encode_context(found) == text
+def test_a_context_is_read_as_it_was_kept() -> None:
+    for text in (PARENT, f"{PARENT};vendor=x1,other=y"):
+        with case(text):
+            found = decode_context(text)
+            assert found is not None
+            assert found.is_remote
+            assert encode_context(found) == text
 
 
-@pytest.mark.parametrize(
-    "state",
-    [
+def test_a_tracestate_that_does_not_fit_is_left_out(app: lowq.Lowq, telemetry: Telemetry) -> None:
+    rows = [
         [(f"vendor{number}", "x" * 250) for number in range(30)],  # the most that W3C allows, and more
         [("vendor", "x" * 200)],
         [("vendor", "two words")],
         [("vendor", "x\ny")],
         [("vendor", "é")],
-    ],
-    ids=["huge", "long", "space", "newline", "no ascii"],
-)
-def test_a_tracestate_that_does_not_fit_is_left_out(
-    app: lowq.Lowq, telemetry: Telemetry, state: list[tuple[str, str]]
-) -> None:
-    worker = make_worker(app)
-    remote = trace.NonRecordingSpan(span_context(*state))
-    with trace.use_span(remote):
-        worker.push("a")
-    (kept,) = app.client.commands(
-        [("GET", shard_prefix("lowq", "Orders", 0) + "traces:a")], shard_prefix("lowq", "Orders", 0)
-    )
-    assert re.fullmatch(rb"00-[0-9a-f]{32}-[0-9a-f]{16}-0[0-9a-f]\n", kept)
-    drain(worker)
-    assert telemetry.links() == [[("a", "push 0")]]
+    ]
+    for number, state in enumerate(rows):
+        with case(state):
+            telemetry.exporter.clear()
+            worker, prefix = make_worker(app, queue_name=f"q{number}"), shard_prefix("lowq", f"q{number}", 0)
+            remote = trace.NonRecordingSpan(span_context(*state))
+            with trace.use_span(remote):
+                worker.push("a")
+            (kept,) = app.client.commands([("GET", prefix + "traces:a")], prefix)
+            assert re.fullmatch(rb"00-[0-9a-f]{32}-[0-9a-f]{16}-0[0-9a-f]\n", kept)
+            drain(worker)
+            assert telemetry.links() == [[("a", "push 0")]]
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
+def test_what_is_no_context_is_no_link(app: lowq.Lowq, telemetry: Telemetry) -> None:
+    rows = [
         "", "x", "00-0-0-00", f"00-{'0' * 32}-{'0' * 16}-01", PARENT.upper(), f"{PARENT};", f"{PARENT};two words",
         "é" * 100,
-    ],
-)  # fmt: skip
-def test_what_is_no_context_is_no_link(app: lowq.Lowq, telemetry: Telemetry, text: str) -> None:
-    assert decode_context(text) is None
-    worker = make_worker(app)
-    worker.push("a")
-    app.client.command(
-        "SET", shard_prefix("lowq", "Orders", 0) + "traces:a", f"{text}\n", key=shard_prefix("lowq", "Orders", 0)
-    )
-    assert drain(worker).performed == 1
-    assert [list(span.links) for span in telemetry.spans("perform")] == [[]]
+    ]  # fmt: skip
+    for number, text in enumerate(rows):
+        with case(text):
+            telemetry.exporter.clear()
+            assert decode_context(text) is None
+            worker, prefix = make_worker(app, queue_name=f"q{number}"), shard_prefix("lowq", f"q{number}", 0)
+            worker.push("a")
+            app.client.command("SET", prefix + "traces:a", f"{text}\n", key=prefix)
+            assert drain(worker).performed == 1
+            assert [list(span.links) for span in telemetry.spans("perform")] == [[]]
 
 
 def test_contexts_are_bounded_in_number(app: lowq.Lowq, telemetry: Telemetry) -> None:

@@ -3,8 +3,10 @@
 Damage is done by raw commands, as people and other programs do it.
 """
 
+import itertools
 import json
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -20,6 +22,7 @@ from lowq.errors import ScriptError, UnknownQueueError
 from lowq.sharding import shard_of
 from lowq.store.keys import nodes_key, queues_key, shard_prefix
 from tests.leases import run_out
+from tests.rows import case
 from tests.tiers import real_redis_often
 
 SHARDS = 3
@@ -29,13 +32,14 @@ OF_SERVERS = {"redis", "eviction", "persistence", "memory", "clock", "replicatio
 
 
 class Clinic:
-    """The queue "Orders" in an empty store, with a doctor that does not wait."""
+    """The queue "Orders" in a store that is emptied, with a doctor that does not wait."""
 
     def __init__(self, url: str) -> None:
         self.app = Lowq(redis_url=url)
         self.client = self.app.client
         self.queue = self.app.queue("Orders", SHARDS)
         self.command = self.client.command
+        self.command("FLUSHALL")  # of the row before
         self.app.register("Orders", SHARDS)
         self._shards: dict[tuple[str, int], Shard] = {}
 
@@ -114,11 +118,19 @@ class Clinic:
         return finding
 
 
+@contextmanager
+def new_clinic(store_url: str) -> Iterator[Clinic]:
+    clinic = Clinic(store_url)
+    try:
+        yield clinic
+    finally:
+        clinic.app.close()
+
+
 @pytest.fixture
 def clinic(store_url: str) -> Iterator[Clinic]:
-    clinic = Clinic(store_url)
-    yield clinic
-    clinic.app.close()
+    with new_clinic(store_url) as clinic:
+        yield clinic
 
 
 #: Ids of one shard.
@@ -300,14 +312,15 @@ def test_an_entry_in_due_without_payloads_is_removed_with_its_past(clinic: Clini
     assert shard_keys(clinic, A) == {"meta", "pushed", "lease"}
 
 
-@pytest.mark.parametrize("payloads", [1, 2])
-def test_an_entry_in_due_without_payloads_is_removed_with_when_they_would_expire(clinic: Clinic, payloads: int) -> None:
-    for number in range(payloads):
-        clinic.push(A, payload=number, ttl=3600)
-    clinic.command("DEL", clinic.key(A, f"payloads:{A}"))
-    prefix = clinic.key(A, "")
-    assert clinic.client.run("repair", prefix, "", "due", A) == [1]
-    assert shard_keys(clinic, A) == {"meta", "pushed"}
+def test_an_entry_in_due_without_payloads_is_removed_with_when_they_would_expire(store_url: str) -> None:
+    for payloads in (1, 2):
+        with case(payloads), new_clinic(store_url) as clinic:
+            for number in range(payloads):
+                clinic.push(A, payload=number, ttl=3600)
+            clinic.command("DEL", clinic.key(A, f"payloads:{A}"))
+            prefix = clinic.key(A, "")
+            assert clinic.client.run("repair", prefix, "", "due", A) == [1]
+            assert shard_keys(clinic, A) == {"meta", "pushed"}
 
 
 def test_an_entry_in_due_without_payloads_leaves_the_past_of_what_is_in_flight(clinic: Clinic) -> None:
@@ -357,17 +370,18 @@ def test_a_buried_id_without_payloads_is_left_as_the_last_trace(clinic: Clinic) 
     assert clinic.examine() == {}
 
 
-@pytest.mark.parametrize("record", ["", "junk", "1 now -1 0 0", "x 1 -1 0 0"])
-def test_an_entry_in_taken_that_nobody_can_read_waits_again(clinic: Clinic, record: str) -> None:
-    clinic.push(A)
-    clinic.push(A, payload={"version": 2}, score=2)  # two have a key; a single one travels in the record
-    shard = clinic.take(A)
-    clinic.command("HSET", clinic.key(A, "taken"), A, record)
-    clinic.finds("taken_unreadable", A)
-    shard.in_flight.finish([A])  # the word of the owner that has performed it is too late
-    shard.in_flight.take(0)
-    assert clinic.queue.stats().processed == 0
-    assert handed_over(shard) == {A: [{"version": 1}, {"version": 2}]}
+def test_an_entry_in_taken_that_nobody_can_read_waits_again(store_url: str) -> None:
+    for record in ("", "junk", "1 now -1 0 0", "x 1 -1 0 0"):
+        with case(record), new_clinic(store_url) as clinic:
+            clinic.push(A)
+            clinic.push(A, payload={"version": 2}, score=2)  # two have a key; a single one travels in the record
+            shard = clinic.take(A)
+            clinic.command("HSET", clinic.key(A, "taken"), A, record)
+            clinic.finds("taken_unreadable", A)
+            shard.in_flight.finish([A])  # the word of the owner that has performed it is too late
+            shard.in_flight.take(0)
+            assert clinic.queue.stats().processed == 0
+            assert handed_over(shard) == {A: [{"version": 1}, {"version": 2}]}
 
 
 def test_an_unreadable_entry_in_taken_gives_up_the_payload_it_carries(clinic: Clinic) -> None:
@@ -413,22 +427,21 @@ def test_the_counter_of_deliveries_catches_up_with_what_was_handed_out(clinic: C
     assert clinic.queue.stats().processed == 1
 
 
-@pytest.mark.parametrize(
-    ("name", "command"),
-    [
-        ("retries", ("ZADD", 3, A)),
-        ("errors", ("HSET", A, "boom")),
-        ("solo", ("SADD", A)),
-        ("crashes", ("HSET", A, 1)),
-        ("morgue:errors", ("HSET", A, "given up")),
-    ],
-)
-def test_what_is_left_of_an_id_that_is_nowhere_is_removed(clinic: Clinic, name: str, command: tuple[Any, ...]) -> None:
-    clinic.push(B)
-    clinic.command(command[0], clinic.key(A, name), *command[1:])
-    clinic.finds("leftovers", A, severity="warning")
-    assert name not in shard_keys(clinic, A)
-    assert clinic.queue.stats().length == 1
+def test_what_is_left_of_an_id_that_is_nowhere_is_removed(store_url: str) -> None:
+    rows: list[tuple[str, str, tuple[Any, ...]]] = [
+        ("retries", "ZADD", (3, A)),
+        ("errors", "HSET", (A, "boom")),
+        ("solo", "SADD", (A,)),
+        ("crashes", "HSET", (A, 1)),
+        ("morgue:errors", "HSET", (A, "given up")),
+    ]
+    for name, command, values in rows:
+        with case(name), new_clinic(store_url) as clinic:
+            clinic.push(B)
+            clinic.command(command, clinic.key(A, name), *values)
+            clinic.finds("leftovers", A, severity="warning")
+            assert name not in shard_keys(clinic, A)
+            assert clinic.queue.stats().length == 1
 
 
 def test_payloads_whose_id_is_not_in_the_index_by_time_expire_again_after_a_repair(clinic: Clinic) -> None:
@@ -454,7 +467,7 @@ def test_what_is_known_of_an_id_in_flight_is_no_leftover_but_a_retry_count_is(cl
 
 def test_an_id_in_a_shard_that_is_not_its_own_is_left_there(clinic: Clinic) -> None:
     other = next(str(number) for number in range(100) if shard_of(str(number).encode(), SHARDS) == 2)
-    clinic.client.run("push", clinic.key(A, ""), "", "token", "", SHARDS, 2, 15, "", other, "1")
+    clinic.client.run("push", clinic.key(A, ""), "", "token", "", SHARDS, "2 anew=1", 15, "", other, "1")
     finding = clinic.finds("wrong_shard", other, repaired=False)
     assert finding.shards == (1,)
 
@@ -483,20 +496,21 @@ def test_ids_of_any_bytes_are_found_and_mended(clinic: Clinic) -> None:
     assert clinic.queue.stats().length == len(ids)
 
 
-@pytest.mark.parametrize("where", ["payloads:", "taken:payloads:", "morgue:payloads:"])
-@pytest.mark.parametrize("command", [("SET", "junk"), ("SET", "x y"), ("SET", ""), ("HSET", "a", "b")])
-def test_payloads_in_no_form_of_theirs_are_left(clinic: Clinic, where: str, command: tuple[str, ...]) -> None:
-    clinic.push(B)
-    clinic.push(A)
-    clinic.push(A, payload={"version": 2}, score=2)
-    if where == "taken:payloads:":
-        clinic.take(A)
-    elif where == "morgue:payloads:":
-        clinic.queue.bury(A)
-    key = clinic.key(A, where + A)
-    clinic.command("DEL", key)
-    clinic.command(command[0], key, *command[1:])
-    clinic.finds("payloads_unreadable", A, repaired=False)
+def test_payloads_in_no_form_of_theirs_are_left(store_url: str) -> None:
+    commands = [("SET", "junk"), ("SET", "x y"), ("SET", ""), ("HSET", "a", "b")]
+    for command, where in itertools.product(commands, ("payloads:", "taken:payloads:", "morgue:payloads:")):
+        with case(command, where), new_clinic(store_url) as clinic:
+            clinic.push(B)
+            clinic.push(A)
+            clinic.push(A, payload={"version": 2}, score=2)
+            if where == "taken:payloads:":
+                clinic.take(A)
+            elif where == "morgue:payloads:":
+                clinic.queue.bury(A)
+            key = clinic.key(A, where + A)
+            clinic.command("DEL", key)
+            clinic.command(command[0], key, *command[1:])
+            clinic.finds("payloads_unreadable", A, repaired=False)
 
 
 def test_nothing_is_merged_into_payloads_in_no_form_of_theirs(clinic: Clinic) -> None:
@@ -512,15 +526,16 @@ def test_nothing_is_merged_into_payloads_in_no_form_of_theirs(clinic: Clinic) ->
     clinic.finds("orphan_taken_payloads", A)
 
 
-@pytest.mark.parametrize("payload", ["x", "x" * 5000])
-def test_payloads_in_either_form_wait_again(clinic: Clinic, payload: str) -> None:
-    clinic.push(A, payload=payload)
-    key, taken = clinic.key(A, f"payloads:{A}"), clinic.key(A, f"taken:payloads:{A}")
-    clinic.command("RENAME", key, taken)
-    clinic.command("ZREM", clinic.key(A, "due"), A)
-    clinic.push(A, payload="newer", score=2)
-    clinic.finds("orphan_taken_payloads", A)
-    assert handed_over(clinic.shard(A)) == {A: [payload, "newer"]}
+def test_payloads_in_either_form_wait_again(store_url: str) -> None:
+    for payload in ("x", "x" * 5000):
+        with case(payload), new_clinic(store_url) as clinic:
+            clinic.push(A, payload=payload)
+            key, taken = clinic.key(A, f"payloads:{A}"), clinic.key(A, f"taken:payloads:{A}")
+            clinic.command("RENAME", key, taken)
+            clinic.command("ZREM", clinic.key(A, "due"), A)
+            clinic.push(A, payload="newer", score=2)
+            clinic.finds("orphan_taken_payloads", A)
+            assert handed_over(clinic.shard(A)) == {A: [payload, "newer"]}
 
 
 def test_what_is_right_by_the_time_of_the_repair_is_not_touched(clinic: Clinic) -> None:
@@ -559,16 +574,18 @@ def test_another_number_of_shards_is_reported(clinic: Clinic) -> None:
     assert finding.what == "the registry says 3 shards, and the keys of shard 1 say 7"
 
 
-@pytest.mark.parametrize("empty", [False, True])
-def test_shards_beyond_the_number_are_reported(clinic: Clinic, empty: bool) -> None:
-    clinic.push(A)
-    beyond = shard_prefix("lowq", "Orders", 9)
-    clinic.client.run("push", beyond, "", "token", "", 10, 2, 15, "", "1", "1")
-    if empty:
-        clinic.command("DEL", beyond + "due", beyond + "payloads:1")
-    finding = clinic.finds("shard_beyond", severity="warning" if empty else "error", repaired=False)
-    assert finding.shards == (9,)
-    assert finding.what.endswith("also holds shard 9, with 0 jobs" if empty else "also holds shard 9, with 1 job")
+def test_shards_beyond_the_number_are_reported(store_url: str) -> None:
+    for empty in (False, True):
+        with case(empty), new_clinic(store_url) as clinic:
+            clinic.push(A)
+            beyond = shard_prefix("lowq", "Orders", 9)
+            clinic.client.run("push", beyond, "", "token", "", 10, "2 anew=1", 15, "", "1", "1")
+            if empty:
+                clinic.command("DEL", beyond + "due", beyond + "payloads:1")
+            finding = clinic.finds("shard_beyond", severity="warning" if empty else "error", repaired=False)
+            assert finding.shards == (9,)
+            jobs = "0 jobs" if empty else "1 job"
+            assert finding.what.endswith(f"also holds shard 9, with {jobs}")
 
 
 def test_a_shard_beyond_the_number_of_which_only_payloads_are_left_is_reported(clinic: Clinic) -> None:
@@ -595,18 +612,21 @@ def test_a_lost_meta_gets_its_number_of_shards(clinic: Clinic) -> None:
     assert clinic.command("HGET", clinic.key(A, "meta"), "shards_count") == b"3"
 
 
-@pytest.mark.parametrize(
-    ("word", "more"),
-    [("priority", {"priority": 3}), ("ttl", {"ttl": 3600}), ("priority", {"priority": 9, "perform_at": 2**33 - 1})],
-)
-def test_what_a_shard_uses_is_noted_again_when_meta_was_lost(clinic: Clinic, word: str, more: dict[str, Any]) -> None:
-    clinic.push(A, **more)
-    noted = clinic.command("HGET", clinic.key(A, "meta"), "features")
-    assert word in noted.decode().split()
-    clinic.command("HDEL", clinic.key(A, "meta"), "features")
-    finding = clinic.finds("features_lost")
-    assert finding.what == f"jobs in shard 1 use what `features` in `meta` does not say: {word}"
-    assert clinic.command("HGET", clinic.key(A, "meta"), "features") == noted
+def test_what_a_shard_uses_is_noted_again_when_meta_was_lost(store_url: str) -> None:
+    rows: list[tuple[str, dict[str, Any]]] = [
+        ("priority", {"priority": 3}),
+        ("ttl", {"ttl": 3600}),
+        ("priority", {"priority": 9, "perform_at": 2**33 - 1}),
+    ]
+    for word, more in rows:
+        with case(word, more), new_clinic(store_url) as clinic:
+            clinic.push(A, **more)
+            noted = clinic.command("HGET", clinic.key(A, "meta"), "features")
+            assert word in noted.decode().split()
+            clinic.command("HDEL", clinic.key(A, "meta"), "features")
+            finding = clinic.finds("features_lost")
+            assert finding.what == f"jobs in shard 1 use what `features` in `meta` does not say: {word}"
+            assert clinic.command("HGET", clinic.key(A, "meta"), "features") == noted
 
 
 def test_debounced_jobs_are_noted_again_when_meta_was_lost(clinic: Clinic) -> None:
@@ -718,6 +738,17 @@ def test_what_a_dead_owner_left_in_flight_is_restored_as_a_new_owner_would(clini
     assert meta[0] is None
     assert int(meta[1]) > shard.lease.current.fence
     assert clinic.command("EXISTS", clinic.key(A, "lease")) == 0
+
+
+def test_so_are_more_than_one_call_restores(clinic: Clinic) -> None:
+    ids = [job_id for job_id in map(str, range(2000)) if clinic.key(job_id, "") == clinic.key(A, "")][:250]
+    clinic.queue.push([{"id": job_id} for job_id in ids])
+    shard = clinic.shard(A)
+    assert len(shard.in_flight.take(500).jobs) == 250
+    clinic.dies(A)
+    assert not clinic.examine(repair=True)["ownerless"].wrong
+    assert clinic.queue.stats().taken == 0
+    assert clinic.queue.stats().length == 250
 
 
 def test_a_server_that_has_just_come_back_charges_nobody(clinic: Clinic) -> None:
@@ -842,13 +873,14 @@ def test_a_queue_that_is_paused_in_part(clinic: Clinic) -> None:
     assert clinic.examine() == {}
 
 
-@pytest.mark.parametrize("entry", ["junk", "[]", '{"shards_count": "3"}', '{"shards_count": 0}', '{"options": {}}'])
-def test_an_entry_of_a_queue_that_cannot_be_read(clinic: Clinic, entry: str) -> None:
-    clinic.command("HSET", queues_key("lowq"), "Orders", entry)
-    found = clinic.examine(repair=True)
-    assert found.keys() == {"queue_unreadable"}
-    assert entry in found["queue_unreadable"].what
-    assert clinic.examine("Orders").keys() == {"queue_unreadable"}
+def test_an_entry_of_a_queue_that_cannot_be_read(store_url: str) -> None:
+    for entry in ("junk", "[]", '{"shards_count": "3"}', '{"shards_count": 0}', '{"options": {}}'):
+        with case(entry), new_clinic(store_url) as clinic:
+            clinic.command("HSET", queues_key("lowq"), "Orders", entry)
+            found = clinic.examine(repair=True)
+            assert found.keys() == {"queue_unreadable"}
+            assert entry in found["queue_unreadable"].what
+            assert clinic.examine("Orders").keys() == {"queue_unreadable"}
 
 
 def test_an_entry_of_a_node_that_cannot_be_read(clinic: Clinic) -> None:

@@ -129,6 +129,7 @@ def test_a_registry_from_before_the_reshard_is_found_and_put_right_by_another_re
     assert found.keys() == {"shard_sealed", "layout_unknown"}
     assert found["shard_sealed"].shards == tuple(range(SHARDS))
     assert "lowq reshard Orders 5" in found["shard_sealed"].advice
+    assert "lowq reshard Orders N" in found["layout_unknown"].advice
     assert "(of layout 1)" in found["layout_unknown"].what
     assert "40 jobs" in found["layout_unknown"].what
     clinic.app.queue("Orders").reshard(5)

@@ -1,5 +1,6 @@
 """Jobs of all queues in one order, page by page; and jobs by what is in them."""
 
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,6 +11,10 @@ from lowq.errors import ConfigError
 from lowq.inspection import sifting
 from lowq.store.keys import shard_prefix
 from tests.contract.support import NOW
+from tests.rows import case
+
+#: Pages of several queues are joined here. Those of one are read from both stores in test_queries.py.
+pytestmark = pytest.mark.parametrize("store_url", ["memory"], indirect=True)
 
 NAMES = ("Bills", "Mail", "Orders")
 
@@ -44,19 +49,18 @@ def in_order(*, reverse: bool = False, names: tuple[str, ...] = NAMES) -> list[t
     return [(name, job_id) for _, name, job_id in sorted(places, reverse=reverse)]
 
 
-@pytest.mark.parametrize("reverse", [False, True])
-@pytest.mark.parametrize("limit", [1, 7, 50, 1000])
-def test_they_come_by_time_then_queue_then_id_each_once(app: Lowq, limit: int, reverse: bool) -> None:
-    assert all_of(app, limit, reverse=reverse) == in_order(reverse=reverse)
+def test_they_come_by_time_then_queue_then_id_each_once(app: Lowq) -> None:
+    for limit, reverse in itertools.product((1, 7, 50, 1000), (False, True)):
+        assert all_of(app, limit, reverse=reverse) == in_order(reverse=reverse), (limit, reverse)
 
 
-@pytest.mark.parametrize("reverse", [False, True])
-def test_equal_times_in_several_queues(app: Lowq, reverse: bool) -> None:
+def test_equal_times_in_several_queues(app: Lowq) -> None:
     for name in NAMES:
         app.queue(name).clear()
         app.queue(name).push({"id": f"{n}", "payload": "", "perform_at": NOW + 5} for n in range(6))
-    found = all_of(app, 4, reverse=reverse)
-    assert found == sorted(((name, str(n)) for name in NAMES for n in range(6)), reverse=reverse)
+    for reverse in (False, True):
+        found = all_of(app, 4, reverse=reverse)
+        assert found == sorted(((name, str(n)) for name in NAMES for n in range(6)), reverse=reverse), reverse
 
 
 def test_those_of_some_queues(app: Lowq) -> None:
@@ -80,10 +84,15 @@ def test_the_morgue_and_what_failed(app: Lowq) -> None:
     assert all_of(app, 3, order_by="retry_count", min=0, reverse=True) == []
 
 
-@pytest.mark.parametrize("options", [{"match": "0*"}, {"order_by": "id"}, {"match": "0*", "payload": "customer:2"}])
-def test_what_looks_at_every_id(app: Lowq, options: dict[str, Any]) -> None:
-    wanted = [n for n in range(20) if ("match" not in options or n < 10) and ("payload" not in options or n % 5 == 2)]
-    assert sorted(all_of(app, 7, **options)) == sorted((name, f"{n:02d}") for name in NAMES for n in wanted)
+def test_what_looks_at_every_id(app: Lowq) -> None:
+    rows: list[tuple[dict[str, Any], list[int]]] = [
+        ({"match": "0*"}, list(range(10))),
+        ({"order_by": "id"}, list(range(20))),
+        ({"match": "0*", "payload": "customer:2"}, [2, 7]),
+    ]
+    for options, wanted in rows:
+        expected = sorted((name, f"{n:02d}") for name in NAMES for n in wanted)
+        assert sorted(all_of(app, 7, **options)) == expected, options
 
 
 def test_a_queue_whose_keys_have_another_type_is_left_out(app: Lowq) -> None:
@@ -150,18 +159,17 @@ def test_by_shard(app: Lowq) -> None:
         app.jobs(shard=1)
 
 
-@pytest.mark.parametrize(
-    "options", [{"payload": "x"}, {"error": ""}, {"error": "x" * 513}, {"shard": -1}, {"shard": True}]
-)
-def test_what_makes_no_sense_is_refused(app: Lowq, options: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=f"{next(iter(options))}="):
-        app.queue("Orders").jobs(**options)
+def test_what_makes_no_sense_is_refused(app: Lowq) -> None:
+    rows: list[dict[str, Any]] = [{"payload": "x"}, {"error": ""}, {"error": "x" * 513}, {"shard": -1}, {"shard": True}]
+    for options in rows:
+        with case(options), pytest.raises(ConfigError, match=f"{next(iter(options))}="):
+            app.queue("Orders").jobs(**options)
 
 
-@pytest.mark.parametrize("after", ["", "x", "cCsx", "cCs1LjAgT3JkZXJz", "cCtuYW4gT3JkZXJzIDE"])
-def test_what_is_no_cursor_is_refused(app: Lowq, after: str) -> None:
-    with pytest.raises(ConfigError, match="after"):
-        app.jobs(after=after)
+def test_what_is_no_cursor_is_refused(app: Lowq) -> None:
+    for after in ("", "x", "cCsx", "cCs1LjAgT3JkZXJz", "cCtuYW4gT3JkZXJzIDE"):
+        with case(after), pytest.raises(ConfigError, match="after"):
+            app.jobs(after=after)
 
 
 def test_a_cursor_of_another_order_is_refused(app: Lowq) -> None:

@@ -1,25 +1,29 @@
 """Lists, counts and bulk actions over a queue whose jobs have priorities: times are compared, not scores."""
 
-from collections.abc import Iterator
+import itertools
+from typing import Any
 
 import pytest
 
 import lowq
 from lowq.queue import Queue
+from tests.rows import case
 
 DAY = 86_400
 
 
 @pytest.fixture
-def queue(store_url: str) -> Iterator[Queue]:
-    """Sixty jobs over all priorities, half of them due; an id's number tells its place in time."""
-    app = lowq.Lowq(redis_url=store_url)
-    queue = app.queue("Orders", 3)
+def queue(app: lowq.Lowq) -> Queue:
+    return filled(app, "Orders")
+
+
+def filled(app: lowq.Lowq, name: str) -> Queue:
+    """A queue of sixty jobs over all priorities, half of them due; an id's number tells its place in time."""
+    queue = app.queue(name, 3)
     for number in range(60):
         delay = 0 if number < 30 else DAY + number * 60
         queue.push({"id": f"{number:02}", "priority": number * 7 % 10, "delay": delay})
-    yield queue
-    app.close()
+    return queue
 
 
 def ids(jobs: object) -> list[str]:
@@ -30,18 +34,18 @@ def ids(jobs: object) -> list[str]:
 ALL = [f"{number:02}" for number in range(60)]
 
 
-@pytest.mark.parametrize(("state", "expected"), [(None, ALL), ("due", ALL[:30]), ("scheduled", ALL[30:])])
-@pytest.mark.parametrize("reverse", [False, True])
-def test_pages_are_in_the_order_of_time(queue: Queue, state: str | None, expected: list[str], reverse: bool) -> None:
-    found: list[str] = []
-    cursor = None
-    while True:
-        page = queue.jobs(state, limit=7, after=cursor, reverse=reverse)  # type: ignore[arg-type]  # a state
-        found += ids(page)
-        cursor = page.cursor
-        if cursor is None:
-            break
-    assert found == (expected[::-1] if reverse else expected)
+def test_pages_are_in_the_order_of_time(queue: Queue) -> None:
+    rows: list[tuple[Any, list[str]]] = [(None, ALL), ("due", ALL[:30]), ("scheduled", ALL[30:])]
+    for (state, expected), reverse in itertools.product(rows, (False, True)):
+        found: list[str] = []
+        cursor = None
+        while True:
+            page = queue.jobs(state, limit=7, after=cursor, reverse=reverse)
+            found += ids(page)
+            cursor = page.cursor
+            if cursor is None:
+                break
+        assert found == (expected[::-1] if reverse else expected), (state, reverse)
 
 
 def test_a_page_is_bounded_by_times(queue: Queue) -> None:
@@ -69,15 +73,15 @@ def test_patterns_find_all_priorities(queue: Queue) -> None:
     assert ids(queue.jobs("due", match="*5")) == ["05", "15", "25"]
 
 
-@pytest.mark.parametrize(("state", "left"), [(None, []), ("due", ALL[30:]), ("scheduled", ALL[:30])])
-@pytest.mark.parametrize("match", [None, "*"])
-def test_bulk_actions_are_done_to_all_priorities(
-    queue: Queue, state: str | None, left: list[str], match: str | None
-) -> None:
-    assert queue.count("delete", state, match=match) == 60 - len(left)  # type: ignore[arg-type]  # a state
-    steps = list(queue.bulk("delete", state, match=match))  # type: ignore[arg-type]  # a state
-    assert steps[-1].done == steps[-1].total == 60 - len(left)
-    assert ids(queue.jobs(limit=100)) == left
+def test_bulk_actions_are_done_to_all_priorities(app: lowq.Lowq) -> None:
+    rows: list[tuple[Any, list[str]]] = [(None, []), ("due", ALL[30:]), ("scheduled", ALL[:30])]
+    for number, ((state, left), match) in enumerate(itertools.product(rows, (None, "*"))):
+        with case(state, match):
+            queue = filled(app, f"Orders{number}")
+            assert queue.count("delete", state, match=match) == 60 - len(left)
+            steps = list(queue.bulk("delete", state, match=match))
+            assert steps[-1].done == steps[-1].total == 60 - len(left)
+            assert ids(queue.jobs(limit=100)) == left
 
 
 def test_what_was_shown_is_done_and_nothing_that_came_since(queue: Queue) -> None:

@@ -10,6 +10,7 @@ from lowq.inspection.paging import Page
 from lowq.store import Client
 from tests.contract.queue_rig import QueueRig
 from tests.contract.support import NOW, job
+from tests.rows import case
 from tests.tiers import real_redis_often
 
 FRESH, FAILED = 600, 6000
@@ -53,9 +54,8 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 @real_redis_often
-@pytest.mark.parametrize(
-    "options",
-    [
+def test_what_is_found_comes_before_the_end_and_the_page_at_last(rig: QueueRig, calls: list[int]) -> None:
+    rows: list[dict[str, Any]] = [
         {"match": "*7", "reverse": True},
         {"order_by": "id", "reverse": True},
         {"order_by": "retry_count"},
@@ -64,25 +64,23 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         {"order_by": "retry_count", "state": "retrying"},
         {"state": "scheduled"},
         {"state": "scheduled", "order_by": "retry_count"},
-    ],
-)
-def test_what_is_found_comes_before_the_end_and_the_page_at_last(
-    rig: QueueRig, calls: list[int], options: dict[str, Any]
-) -> None:
+    ]
     fill(rig)
-    whole = rig.queue.jobs(limit=20, now=NOW, **options)
-    assert len(whole) == 20
-    calls.clear()
-    pages: list[Page] = []
-    first = 0
-    for page in rig.queue.jobs_in_steps(limit=20, interval=0.0, now=NOW, **options):
-        if not pages:
-            first = sum(calls)
-        pages.append(page)
-    assert (pages[-1].jobs, pages[-1].cursor) == (whole.jobs, whole.cursor)
-    if options.get("state") != "retrying":  # they are sorted by it already
-        assert len(pages) > 1
-        assert first < sum(calls) / 2, "the first rows come when nearly all was looked at"
+    for options in rows:
+        with case(options):
+            whole = rig.queue.jobs(limit=20, now=NOW, **options)
+            assert len(whole) == 20
+            calls.clear()
+            pages: list[Page] = []
+            first = 0
+            for page in rig.queue.jobs_in_steps(limit=20, interval=0.0, now=NOW, **options):
+                if not pages:
+                    first = sum(calls)
+                pages.append(page)
+            assert (pages[-1].jobs, pages[-1].cursor) == (whole.jobs, whole.cursor)
+            if options.get("state") != "retrying":  # they are sorted by it already
+                assert len(pages) > 1
+                assert first < sum(calls) / 2, "the first rows come when nearly all was looked at"
 
 
 def test_fresh_and_failed_ones_follow_each_other_in_pages(rig: QueueRig) -> None:
@@ -98,20 +96,20 @@ def test_fresh_and_failed_ones_follow_each_other_in_pages(rig: QueueRig) -> None
         assert rig.ids(order_by="retry_count", min=0, max=1, limit=limit, now=NOW) == expected[30:50]
 
 
-@pytest.mark.parametrize("options", [{"match": "nothing*"}, {"state": "scheduled", "max": NOW + 8000}])
-def test_who_stops_iterating_stops_the_looking_though_nothing_is_found(
-    rig: QueueRig, calls: list[int], options: dict[str, Any]
-) -> None:
+def test_who_stops_iterating_stops_the_looking_though_nothing_is_found(rig: QueueRig, calls: list[int]) -> None:
     fill(rig)
-    calls.clear()
-    empty = list(rig.queue.jobs_in_steps(interval=0.0, now=NOW, **options))
-    whole = sum(calls)
-    assert len(empty) > 2
-    assert not any(page.jobs for page in empty)
-    assert empty[-1].cursor is None
-    calls.clear()
-    next(rig.queue.jobs_in_steps(interval=0.0, now=NOW, **options))
-    assert sum(calls) < whole / 2
+    rows: list[dict[str, Any]] = [{"match": "nothing*"}, {"state": "scheduled", "max": NOW + 8000}]
+    for options in rows:
+        with case(options):
+            calls.clear()
+            empty = list(rig.queue.jobs_in_steps(interval=0.0, now=NOW, **options))
+            whole = sum(calls)
+            assert len(empty) > 2
+            assert not any(page.jobs for page in empty)
+            assert empty[-1].cursor is None
+            calls.clear()
+            next(rig.queue.jobs_in_steps(interval=0.0, now=NOW, **options))
+            assert sum(calls) < whole / 2
 
 
 def test_a_page_is_fetched_again_only_when_it_has_changed(rig: QueueRig) -> None:

@@ -25,9 +25,8 @@ CHAINED = f"{TRACEBACK}\n\nDuring handling of the above exception, another excep
 )
 
 
-@pytest.mark.parametrize(
-    ("error", "text"),
-    [
+def test_the_text_is_the_class_and_the_first_line() -> None:
+    rows = [
         (TRACEBACK, "ValueError: no order 42"),
         (CHAINED, "shop.errors.Unavailable: the bank"),
         (f"{TRACEBACK}\nDETAIL: Key (mail)=(ann@example.com) already exists.", "ValueError: no order 42"),
@@ -43,10 +42,9 @@ CHAINED = f"{TRACEBACK}\n\nDuring handling of the above exception, another excep
         ("  \n ", ""),
         ("", ""),
         ("x" * 1000, "x" * 300),
-    ],
-)
-def test_the_text_is_the_class_and_the_first_line(error: str, text: str) -> None:
-    assert error_text(error) == text
+    ]
+    for error, text in rows:
+        assert error_text(error) == text, error
 
 
 def test_of_a_group_it_is_the_last_exception_within() -> None:
@@ -66,24 +64,25 @@ def test_of_a_group_it_is_the_last_exception_within() -> None:
     assert error_text(format_error(ExceptionGroup("never raised", [ValueError(1)]))).startswith("ExceptionGroup: never")
 
 
-@pytest.mark.parametrize(
-    "alike",
-    [
+def test_numbers_and_quoted_parts_make_no_difference() -> None:
+    rows = [
         ("ValueError: no order 42", "ValueError: no order 7"),
         ("KeyError: 'a b'", "KeyError: 'c'"),
         ('E: "x" at 0x7f00, 1.5 s', 'E: "longer" at 0xdeadbeef, 12,000.25 s'),
         ("E: job 3f2504e0-4f89-11d3-9a0c-0305e82c3301", "E: job 9b2504e0-4f89-11d3-9a0c-0305e82c33ff"),
-    ],
-)
-def test_numbers_and_quoted_parts_make_no_difference(alike: tuple[str, str]) -> None:
-    assert fingerprint(alike[0]) == fingerprint(alike[1])
+    ]
+    for one, other in rows:
+        assert fingerprint(one) == fingerprint(other), (one, other)
 
 
-@pytest.mark.parametrize(
-    "other", [("ValueError: no order", "KeyError: no order"), ("E: face it", "E: deadbeef"), ("E: bad", "E: dad")]
-)
-def test_other_words_do(other: tuple[str, str]) -> None:
-    assert fingerprint(other[0]) != fingerprint(other[1])
+def test_other_words_do() -> None:
+    rows = [("ValueError: no order", "KeyError: no order"), ("E: face it", "E: deadbeef"), ("E: bad", "E: dad")]
+    for one, other in rows:
+        assert fingerprint(one) != fingerprint(other), (one, other)
+
+
+#: For what nodes and consumers do with the errors of their jobs.
+on_redis = pytest.mark.parametrize("store_url", ["redis"], indirect=True)
 
 
 @pytest.fixture
@@ -164,6 +163,7 @@ def test_a_process_gathers_a_bounded_number_and_sends_each_once(app: lowq.Lowq) 
     assert (found["E: x"].count, found["E: x"].sample_id) == (3, "\udcff")
 
 
+@on_redis
 def test_a_node_records_what_its_jobs_raise(app: lowq.Lowq) -> None:
     @app.worker(shards_count=2, batch_size=3)
     class Orders(lowq.Worker[int]):
@@ -187,6 +187,7 @@ def test_a_node_records_what_its_jobs_raise(app: lowq.Lowq) -> None:
     assert sorted(text[:20] for text in found) == ["ValueError: no order", "the bank says no"]
 
 
+@on_redis
 def test_a_consumer_records_what_it_fails(app: lowq.Lowq, queue: Queue) -> None:
     with queue.consumer() as consumer:
         (job,) = consumer.take(timeout=60)
@@ -222,6 +223,7 @@ def test_what_a_consumer_buries_and_what_is_poison_is_recorded(store_url: str) -
         rig.close()
 
 
+@on_redis
 def test_a_new_group_is_an_event_once_over_all_nodes(store_url: str) -> None:
     told: list[lowq.JobEvent] = []
     apps = [lowq.Lowq(redis_url=store_url, lease_ttl=6, on_job_event=told.append) for _ in range(2)]
@@ -252,6 +254,7 @@ def test_a_new_group_is_an_event_once_over_all_nodes(store_url: str) -> None:
     assert event.payloads_count is None
 
 
+@on_redis
 def test_a_new_group_of_a_consumer_is_an_event(store_url: str) -> None:
     told: list[lowq.JobEvent] = []
     app = lowq.Lowq(redis_url=store_url, lease_ttl=6, on_job_event=told.append)

@@ -12,6 +12,8 @@ from lowq.reading import Reading
 from tests.receiver import Receiver
 from tests.waiting import PATIENCE, until
 
+pytestmark = pytest.mark.parametrize("store_url", ["redis"], indirect=True)
+
 MakeApp = Callable[..., lowq.Lowq]
 
 

@@ -1,17 +1,26 @@
 """When the backlog of a queue is gone, from what its nodes have recorded and what waits."""
 
+import uuid
+
 import pytest
 
 import lowq
 from lowq.broker.inflow import Inflow
 from lowq.metrics.counters import BOUNDS, Counted, record_call
 from lowq.store.keys import history_key, shard_prefix
-from tests.contract.support import NOW
+from tests.contract.support import NOW, emptied_app
+from tests.rows import case
 
 START = NOW // 600 * 600
 #: When 5 minutes since then are over and all nodes have reported.
 END = START + 306
 NOTHING = Counted(0, 0, 0.0, (0,) * (len(BOUNDS) + 1))
+
+
+@pytest.fixture
+def store_url() -> str:
+    """One store will do: a forecast is computed of what is read."""
+    return f"memory://{uuid.uuid4().hex}"
 
 
 def record(app: lowq.Lowq, pushed: int, processed: int, change: int, queue: str = "Orders") -> None:
@@ -78,40 +87,35 @@ def test_of_a_node_that_has_just_started_nothing_is_known_yet(app: lowq.Lowq) ->
     assert queue.forecast(now=END).text == "not known yet"
 
 
-@pytest.mark.parametrize(
-    ("processed", "change", "drain_seconds", "text"),
-    [
+def test_what_becomes_of_a_backlog(store_url: str) -> None:
+    rows = [
         (30000, 3, 2.0, "keeps up"),
         (300, 0, None, "steady"),
         (300, 3, None, "steady"),
         (0, 0, None, "nothing is performed"),
         (300, -299, 200.0, "empty in about 3 min"),
         (300, -2990, 20.0, "empty in about 20 s"),
-    ],
-)
-def test_what_becomes_of_a_backlog(
-    app: lowq.Lowq, processed: int, change: int, drain_seconds: float | None, text: str
-) -> None:
-    queue = push(app, 200)
-    record(app, pushed=0, processed=processed, change=change)
-    found = queue.forecast(now=END)
-    assert found.text == text
-    assert found.growing_rate == 0.0
-    assert found.drain_seconds == (None if drain_seconds is None else pytest.approx(drain_seconds, rel=0.01))
+    ]
+    for processed, change, drain_seconds, text in rows:
+        with case(processed, change), emptied_app(store_url) as app:
+            queue = push(app, 200)
+            record(app, pushed=0, processed=processed, change=change)
+            found = queue.forecast(now=END)
+            assert found.text == text
+            assert found.growing_rate == 0.0
+            assert found.drain_seconds == (None if drain_seconds is None else pytest.approx(drain_seconds, rel=0.01))
 
 
-@pytest.mark.parametrize(
-    ("forecast", "text"),
-    [
+def test_in_words() -> None:
+    rows = [
         (lowq.Forecast(1000000, 1.0, 300.0, 58 * 60.0, 0.0), "empty in about 58 min"),
         (lowq.Forecast(1000000, 1.0, 300.0, 5.2 * 3600, 0.0), "empty in about 5 h"),
         (lowq.Forecast(1000000, 1.0, 300.0, 3 * 86400.0, 0.0), "empty in about 3 d"),
         (lowq.Forecast(1000000, 1.0, 300.0, None, 0.06), "growing by 0.1/s"),
         (lowq.Forecast(1000000, 1.0, 300.0, None, 12345.6), "growing by 12,346/s"),
-    ],
-)
-def test_in_words(forecast: lowq.Forecast, text: str) -> None:
-    assert forecast.text == text
+    ]
+    for forecast, text in rows:
+        assert forecast.text == text, forecast
 
 
 def test_a_queue_that_nobody_has_used_has_none(app: lowq.Lowq) -> None:

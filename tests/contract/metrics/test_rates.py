@@ -9,6 +9,7 @@ from lowq.metrics.counters import BOUNDS, Counted, record_call
 from lowq.metrics.history import History
 from lowq.store.keys import history_key
 from tests.contract.support import NOW
+from tests.rows import case
 from tests.tiers import real_redis_often
 
 #: The beginning of a stretch of every span.
@@ -74,15 +75,18 @@ def test_time_without_a_node_is_told_from_time_without_work(app: lowq.Lowq) -> N
     assert [rate.processed for rate in rates][-4:] == [None, None, 0.0, None]
 
 
-@pytest.mark.parametrize(("span", "width", "slots"), [("hour", 10, 360), ("day", 300, 288), ("month", 7200, 360)])
-def test_a_ring_forgets_what_is_older_than_its_span(app: lowq.Lowq, span: lowq.Span, width: int, slots: int) -> None:
+def test_a_ring_forgets_what_is_older_than_its_span(app: lowq.Lowq) -> None:
     queue = app.queue("Orders", 3)
-    record(app, START + 1, 10, seconds=1.0)
-    assert told(queue.rates(span, now=START + 2 * width))[0][0] == pytest.approx(10 / width)
-    # The same slot, one turn later: not added to what is there.
-    record(app, START + slots * width + 1, 20, seconds=1.0)
-    found = told(queue.rates(span, now=START + (slots + 2) * width))
-    assert found == {slots * width: (pytest.approx(20 / width), 0.0, 0.0)}
+    rows: list[tuple[lowq.Span, int, int]] = [("hour", 10, 360), ("day", 300, 288), ("month", 7200, 360)]
+    for span, width, slots in rows:
+        with case(span):
+            app.client.command("DEL", KEY)
+            record(app, START + 1, 10, seconds=1.0)
+            assert told(queue.rates(span, now=START + 2 * width))[0][0] == pytest.approx(10 / width)
+            # The same slot, one turn later: not added to what is there.
+            record(app, START + slots * width + 1, 20, seconds=1.0)
+            found = told(queue.rates(span, now=START + (slots + 2) * width))
+            assert found == {slots * width: (pytest.approx(20 / width), 0.0, 0.0)}
 
 
 def test_the_stretch_that_goes_on_is_told_once_enough_of_it_has_passed(app: lowq.Lowq) -> None:

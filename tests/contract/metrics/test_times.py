@@ -7,6 +7,7 @@ from lowq.metrics.counters import BOUNDS, TIMES_RINGS, WAIT_BOUNDS, Counted, rec
 from lowq.metrics.slowest import MOST, SLOTS, STRETCH, EndedBatch
 from lowq.store.keys import history_key
 from tests.contract.support import NOW
+from tests.rows import case
 from tests.tiers import real_redis_often
 
 #: The beginning of a stretch of every span.
@@ -73,15 +74,16 @@ def test_percentiles_are_upper_bounds(app: lowq.Lowq, queue: lowq.Queue) -> None
     assert queue.times(now=START).wait.percentile(0.99) == 0.0, "there were none"
 
 
-@pytest.mark.parametrize("span", list(TIMES_RINGS))
-def test_a_ring_forgets_what_is_older_than_its_span(app: lowq.Lowq, queue: lowq.Queue, span: lowq.Span) -> None:
-    width, slots = TIMES_RINGS[span]
-    record(app, START + 1, waits={1.0: 10})
-    assert told(queue.times(span, now=START + 1).wait) == {1.0: 10}
-    assert told(queue.times(span, now=START + slots * width).wait) == {}
-    # The same slot, one turn later: not added to what is there.
-    record(app, START + slots * width + 1, waits={1.0: 2})
-    assert told(queue.times(span, now=START + slots * width + 2).wait) == {1.0: 2}
+def test_a_ring_forgets_what_is_older_than_its_span(app: lowq.Lowq, queue: lowq.Queue) -> None:
+    for span, (width, slots) in TIMES_RINGS.items():
+        with case(span):
+            app.client.command("DEL", KEY)
+            record(app, START + 1, waits={1.0: 10})
+            assert told(queue.times(span, now=START + 1).wait) == {1.0: 10}
+            assert told(queue.times(span, now=START + slots * width).wait) == {}
+            # The same slot, one turn later: not added to what is there.
+            record(app, START + slots * width + 1, waits={1.0: 2})
+            assert told(queue.times(span, now=START + slots * width + 2).wait) == {1.0: 2}
 
 
 def test_the_totals_are_those_of_all_times(app: lowq.Lowq, queue: lowq.Queue) -> None:
@@ -151,12 +153,14 @@ def test_what_was_slower_does_not_hide_the_others_once_it_is_older_than_an_hour(
     assert [(item.id, item.seconds) for item in queue.slowest(now=START + 3601)] == [("a", 50.0), ("outage 1", 2.0)]
 
 
-@pytest.mark.parametrize("at", [START - 86400, START + 86400])
-def test_batches_of_another_time_are_not_of_the_last_hour(app: lowq.Lowq, queue: lowq.Queue, at: float) -> None:
-    record(app, at, slow=[(0.0, batch("by a clock that was set", 50.0))])
-    assert queue.slowest(now=START) == []
-    record(app, START, slow=[(0.0, batch("a", 1.0))])
-    assert [item.id for item in queue.slowest(now=START)] == ["a"]
+def test_batches_of_another_time_are_not_of_the_last_hour(app: lowq.Lowq, queue: lowq.Queue) -> None:
+    for at in (START - 86400, START + 86400):
+        with case(at):
+            app.client.command("DEL", KEY)
+            record(app, at, slow=[(0.0, batch("by a clock that was set", 50.0))])
+            assert queue.slowest(now=START) == []
+            record(app, START, slow=[(0.0, batch("a", 1.0))])
+            assert [item.id for item in queue.slowest(now=START)] == ["a"]
 
 
 def test_ids_of_any_bytes_are_told(app: lowq.Lowq, queue: lowq.Queue) -> None:
@@ -165,31 +169,32 @@ def test_ids_of_any_bytes_are_told(app: lowq.Lowq, queue: lowq.Queue) -> None:
     assert [item.id for item in queue.slowest(now=START)] == ["", odd]
 
 
-@pytest.mark.parametrize(
-    "written",
-    [b"", b"x", b"\xff", b"nan nan 1 1 a", b"1 2 3", b"inf 1 1 1 a", b"{} -5 1 1 a", b"{} 1e400 1 1 a", b"{} 1 x x a"],
-)
-def test_what_somebody_has_written_is_left_out(app: lowq.Lowq, queue: lowq.Queue, written: bytes) -> None:
-    field, raw = f"slow:{int(START // STRETCH) % SLOTS}:0", written.replace(b"{}", b"%d" % START)
-    app.client.command("HSET", KEY, field, raw, key=KEY)
-    assert queue.slowest(now=START) == []
-    record(app, START, slow=[(0.0, batch("a", 1.0))])
-    assert [item.id for item in queue.slowest(now=START)][-1] == "a"
+def test_what_somebody_has_written_is_left_out(app: lowq.Lowq, queue: lowq.Queue) -> None:
+    rows = [
+        b"", b"x", b"\xff", b"nan nan 1 1 a", b"1 2 3", b"inf 1 1 1 a", b"{} -5 1 1 a", b"{} 1e400 1 1 a",
+        b"{} 1 x x a",
+    ]  # fmt: skip
+    for written in rows:
+        with case(written):
+            app.client.command("DEL", KEY)
+            field, raw = f"slow:{int(START // STRETCH) % SLOTS}:0", written.replace(b"{}", b"%d" % START)
+            app.client.command("HSET", KEY, field, raw, key=KEY)
+            assert queue.slowest(now=START) == []
+            record(app, START, slow=[(0.0, batch("a", 1.0))])
+            assert [item.id for item in queue.slowest(now=START)][-1] == "a"
 
 
-@pytest.mark.parametrize(
-    ("written", "runs"),
-    [
+def test_a_stretch_that_somebody_has_written_costs_only_itself(app: lowq.Lowq, queue: lowq.Queue) -> None:
+    rows: list[tuple[bytes, dict[float, int]]] = [
         (b"", {}), (b"x", {}), (b"\xff\xff\xff", {}), (b"{} 1:1", {}), (b"1 0:5 0:5", {}), (b"nan 0:5 0:5", {}),
         (b"{} - 0:5,x,7,99:1,1:x,2:1e300,-1:5", {0.001: 5}), (b"{} x:x -", {}),
-    ],
-)  # fmt: skip
-def test_a_stretch_that_somebody_has_written_costs_only_itself(
-    app: lowq.Lowq, queue: lowq.Queue, written: bytes, runs: dict[float, int]
-) -> None:
+    ]  # fmt: skip
     number = int(START // 60)
-    field, raw = f"times:60:{number % 60}", written.replace(b"{}", b"%d" % number)
-    app.client.command("HSET", KEY, field, raw, key=KEY)
-    assert told(queue.times(now=START).run) == runs
-    record(app, START, runs={1.0: 1})
-    assert queue.times(now=START).run.count >= 1
+    for written, runs in rows:
+        with case(written):
+            app.client.command("DEL", KEY)
+            field, raw = f"times:60:{number % 60}", written.replace(b"{}", b"%d" % number)
+            app.client.command("HSET", KEY, field, raw, key=KEY)
+            assert told(queue.times(now=START).run) == runs
+            record(app, START, runs={1.0: 1})
+            assert queue.times(now=START).run.count >= 1

@@ -9,6 +9,10 @@ from lowq.metrics.counters import RINGS, Span
 from lowq.metrics.total_history import TOGETHER, total_history
 from lowq.store.keys import history_key
 from tests.contract.support import NOW
+from tests.rows import case
+
+#: What is read is added up here.
+pytestmark = pytest.mark.parametrize("store_url", ["memory"], indirect=True)
 
 
 @pytest.fixture
@@ -40,10 +44,12 @@ def test_rates_are_added_and_the_longest_lag_counts(app: Lowq) -> None:
     assert second.at - first.at == 10
 
 
-@pytest.mark.parametrize("span", ["hour", "day", "month"])
-def test_of_one_queue_it_is_that_of_the_queue(app: Lowq, span: Span) -> None:
-    record(app, "a", span, {9: "10 2 4", 8: "20 0 -1", 5: "7 7 0"})
-    assert total_history(app, ["a"], span, NOW) == app.queue("a", 1).rates(span, now=NOW)
+def test_of_one_queue_it_is_that_of_the_queue(app: Lowq) -> None:
+    spans: tuple[Span, ...] = ("hour", "day", "month")
+    for span in spans:
+        with case(span):
+            record(app, span, span, {9: "10 2 4", 8: "20 0 -1", 5: "7 7 0"})
+            assert total_history(app, [span], span, NOW) == app.queue(span, 1).rates(span, now=NOW)
 
 
 def test_what_is_unknown_of_some_is_left_out(app: Lowq) -> None:

@@ -13,6 +13,9 @@ from lowq.errors import RedisUnavailable
 from lowq.testing import drain
 from lowq.workers import Worker
 from tests.contract.thread_rig import ThreadRig
+from tests.waiting import PATIENCE
+
+pytestmark = pytest.mark.parametrize("store_url", ["redis"], indirect=True)
 
 PayloadsById = dict[str, list[Any]]
 
@@ -100,6 +103,46 @@ def test_what_is_buried_is_logged_with_its_error(app: lowq.Lowq, caplog: pytest.
     assert record.exc_info is not None
 
 
+def test_a_retry_is_a_warning_in_one_line_and_the_morgue_an_error_with_the_traceback(
+    app: lowq.Lowq, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Wordy(Exception):
+        def __repr__(self) -> str:
+            return "many\nlines"
+
+    def fail_by_name(payloads_by_id: PayloadsById) -> None:
+        lowq.current().fail("1", Wordy())
+
+    def fail_at_the_end(payloads_by_id: PayloadsById) -> None:
+        lowq.current().done("1")
+        raise Wordy
+
+    def fail(payloads_by_id: PayloadsById) -> None:
+        raise Wordy
+
+    caplog.set_level(logging.DEBUG, "lowq.node")
+    for handle, retries, said in (
+        (fail, 1, [("WARNING", False), ("DEBUG", True)]),
+        (fail, 0, [("ERROR", True)]),
+        (fail_by_name, 1, [("WARNING", False), ("DEBUG", True)]),
+        (fail_by_name, 0, [("ERROR", True)]),
+        (fail_at_the_end, 1, [("ERROR", True)]),  # nobody will see it fail again
+    ):
+        name = f"{handle.__name__}-{retries}"
+
+        @app.worker(shards_count=1, queue_name=name, max_retry_count=retries)
+        class Orders(lowq.Worker[Any]):
+            def perform(self, payloads_by_id: PayloadsById) -> None:
+                handle(payloads_by_id)  # noqa: B023  # called in this turn of the loop
+
+        caplog.clear()
+        Orders.push(1)
+        ThreadRig(app, Orders).turn()
+        records = [record for record in caplog.records if vars(record).get("event") == "failed"]
+        assert [(record.levelname, bool(record.exc_info)) for record in records] == said, name
+        assert not [record for record in records if "\n" in record.getMessage()], name
+
+
 def test_other_errors_are_charged(app: lowq.Lowq) -> None:
     worker = make_worker(app, lambda: KeyError("boom"), bury_on=(ValueError,), release_on={RateLimited: 50})
     worker.push(1)
@@ -176,9 +219,9 @@ def test_a_redis_that_is_away_buries_nothing(app: lowq.Lowq) -> None:
 
 
 def test_an_error_that_stops_the_process_falls_under_none(app: lowq.Lowq) -> None:
-    worker = make_worker(app, SystemExit, bury_on=(Exception,), release_on={lowq.TimeLimitExceeded: 50})
+    worker = make_worker(app, KeyboardInterrupt, bury_on=(Exception,), release_on={lowq.TimeLimitExceeded: 50})
     worker.push(1)
-    with pytest.raises(SystemExit):
+    with pytest.raises(KeyboardInterrupt):
         drain(worker, limit=1)
     job = worker.queue.peek(1)
     assert job is not None
@@ -246,6 +289,37 @@ def test_retry_in_is_told_what_the_handler_said(app: lowq.Lowq) -> None:
     worker.push(1)
     drain(worker, limit=1)
     assert told == ["no"]
+
+
+def test_the_error_is_for_a_parameter_that_must_be_given_or_is_called_error(app: lowq.Lowq) -> None:
+    def with_base(retry_count: int, base: float = 9) -> float:
+        return base + 991
+
+    def with_two(retry_count: int, base: float = 9, error: object = None) -> float:
+        return base + 991
+
+    def with_any(retry_count: int, *rest: object) -> float:
+        return 1000 if isinstance(rest[0], KeyError) else 0
+
+    def with_error(retry_count: int, error: object = None) -> float:
+        return 1000 if isinstance(error, KeyError) else 0
+
+    def with_another_name(retry_count: int, reason: object) -> float:
+        return 1000 if isinstance(reason, KeyError) else 0
+
+    for retry_in in (with_base, with_two, with_any, with_error, with_another_name):
+        own = staticmethod(retry_in)
+
+        class Orders(lowq.Worker[Any]):
+            retry_in = own
+
+            def perform(self, payloads_by_id: PayloadsById) -> None:
+                raise KeyError("boom")
+
+        worker = app.worker(shards_count=1, queue_name=retry_in.__name__)(Orders)
+        worker.push(1)
+        drain(worker)
+        assert seconds_left(worker) == pytest.approx(1000, abs=PATIENCE), retry_in
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,8 @@ from lowq.testing import drain
 from lowq.workers import Worker
 from tests.contract.thread_rig import ThreadRig
 
+pytestmark = pytest.mark.parametrize("store_url", ["redis"], indirect=True)
+
 PayloadsById = dict[str, list[Any]]
 log = logging.getLogger("shop")
 FIELDS = ("queue", "shard", "ids", "delivery")

@@ -3,9 +3,11 @@
 import asyncio
 import gc
 import inspect
+import itertools
 import logging
 import warnings
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -19,11 +21,13 @@ from lowq.testing import drain
 from lowq.workers import Worker, is_async
 from tests.contract.thread_rig import ThreadRig
 from tests.leases import run_out
-from tests.tiers import often, real_redis_often
+from tests.rows import case
+
+pytestmark = pytest.mark.parametrize("store_url", ["redis"], indirect=True)
 
 PayloadsById = dict[str, list[Any]]
 Handler = Callable[[PayloadsById], object]
-#: Makes an application on the store of the test, with these settings.
+#: Makes an application on the store of the test, with these settings, in a namespace of its own.
 MakeApp = Callable[..., lowq.Lowq]
 #: Performs what is due, once.
 Perform = Callable[[type[Worker[Any]]], None]
@@ -34,7 +38,7 @@ def make_app(store_url: str) -> Iterator[MakeApp]:
     apps: list[lowq.Lowq] = []
 
     def make(**settings: Any) -> lowq.Lowq:
-        apps.append(lowq.Lowq(redis_url=store_url, **settings))
+        apps.append(lowq.Lowq(redis_url=store_url, namespace=f"lowq{len(apps)}", **settings))
         return apps[-1]
 
     yield make
@@ -161,56 +165,56 @@ EXCEPTIONS = [
 ]
 
 
-@pytest.mark.parametrize("kind", EXCEPTIONS, ids=lambda kind: kind.__name__)
-class TestExceptions:
-    def test_one_that_leaves_the_handler_is_charged(
-        self, make_app: MakeApp, perform_once: Perform, kind: type[Exception]
-    ) -> None:
-        def handler(payloads_by_id: PayloadsById) -> None:
-            raise kind("detached")
+def raise_one(kind: type[Exception]) -> Handler:
+    def handler(payloads_by_id: PayloadsById) -> None:
+        raise kind("detached")
 
-        worker = make_worker(make_app(), handler)
-        worker.perform_async({"id": 1})
-        perform_once(worker)
-        error = assert_charged(worker).error
-        assert error
-        assert len(error.encode()) <= 8192
+    return handler
+
+
+def fail_by_one(kind: type[Exception]) -> Handler:
+    return lambda _: lowq.current().fail("1", kind("detached"))
+
+
+class TestExceptions:
+    def test_one_that_leaves_the_handler_is_charged(self, make_app: MakeApp, perform_once: Perform) -> None:
+        for kind in EXCEPTIONS:
+            with case(kind):
+                worker = make_worker(make_app(), raise_one(kind))
+                worker.perform_async({"id": 1})
+                perform_once(worker)
+                error = assert_charged(worker).error
+                assert error
+                assert len(error.encode()) <= 8192
 
     def test_at_the_last_try_the_payload_is_buried_and_the_worker_told(
-        self, make_app: MakeApp, perform_once: Perform, kind: type[Exception]
+        self, make_app: MakeApp, perform_once: Perform
     ) -> None:
-        def handler(payloads_by_id: PayloadsById) -> None:
-            raise kind("detached")
+        for kind in EXCEPTIONS:
+            with case(kind):
+                worker = make_worker(make_app(), raise_one(kind), max_retry_count=0)
+                worker.perform_async({"id": 1, "payload": "v1", "score": 1})
+                perform_once(worker)
+                assert_buried(worker)
+                (told,) = worker.exhausted  # type: ignore[attr-defined]  # of the class that `make_worker` makes
+                assert (told.id, told.payloads) == ("1", [("v1", 1.0)])
 
-        worker = make_worker(make_app(), handler, max_retry_count=0)
-        worker.perform_async({"id": 1, "payload": "v1", "score": 1})
-        perform_once(worker)
-        assert_buried(worker)
-        (told,) = worker.exhausted  # type: ignore[attr-defined]  # of the class that `make_worker` makes
-        assert (told.id, told.payloads) == ("1", [("v1", 1.0)])
+    def test_one_that_names_a_culprit_is_charged(self, make_app: MakeApp, perform_once: Perform) -> None:
+        for kind in EXCEPTIONS:
+            with case(kind):
+                worker = make_worker(make_app(), fail_by_one(kind))
+                worker.perform_async({"id": 1})
+                perform_once(worker)
+                assert_charged(worker)
 
-    def test_one_that_names_a_culprit_is_charged(
-        self, make_app: MakeApp, perform_once: Perform, kind: type[Exception]
-    ) -> None:
-        def handler(payloads_by_id: PayloadsById) -> None:
-            lowq.current().fail("1", kind("detached"))
-
-        worker = make_worker(make_app(), handler)
-        worker.perform_async({"id": 1})
-        perform_once(worker)
-        assert_charged(worker)
-
-    def test_in_company_each_is_tried_alone(
-        self, make_app: MakeApp, perform_once: Perform, kind: type[Exception]
-    ) -> None:
-        def handler(payloads_by_id: PayloadsById) -> None:
-            raise kind("detached")
-
-        worker = make_worker(make_app(), handler, batch_size=2)
-        worker.perform_async([{"id": 1}, {"id": 2}])
-        perform_once(worker)
-        stats = worker.queue.stats()
-        assert (stats.length, stats.taken, stats.retries) == (2, 0, 0)
+    def test_in_company_each_is_tried_alone(self, make_app: MakeApp, perform_once: Perform) -> None:
+        for kind in EXCEPTIONS:
+            with case(kind):
+                worker = make_worker(make_app(), raise_one(kind), batch_size=2)
+                worker.perform_async([{"id": 1}, {"id": 2}])
+                perform_once(worker)
+                stats = worker.queue.stats()
+                assert (stats.length, stats.taken, stats.retries) == (2, 0, 0)
 
 
 class StopWithoutClass(Stop):
@@ -253,19 +257,18 @@ def change(payloads_by_id: PayloadsById) -> None:
     raise ValueError("boom")
 
 
-@pytest.mark.parametrize("handler", [empty, change])
-def test_what_the_handler_does_to_its_payloads_changes_no_outcome(
-    make_app: MakeApp, perform_once: Perform, handler: Handler
-) -> None:
-    worker = make_worker(make_app(), handler, max_retry_count=0)
-    worker.perform_async([{"id": 1, "payload": {"version": n}, "score": n} for n in (1, 2)])
-    perform_once(worker)
-    (told,) = worker.exhausted  # type: ignore[attr-defined]  # of the class that `make_worker` makes
-    assert (told.payloads, told.payloads_count) == ([({"version": 1}, 1.0)], 1)
-    buried, waiting = worker.queue.peek(1, "morgue"), worker.queue.peek(1, "due")
-    assert buried is not None
-    assert waiting is not None
-    assert (buried.payloads, waiting.payloads) == ([({"version": 1}, 1.0)], [({"version": 2}, 2.0)])
+def test_what_the_handler_does_to_its_payloads_changes_no_outcome(make_app: MakeApp, perform_once: Perform) -> None:
+    for handler in (empty, change):
+        with case(handler):
+            worker = make_worker(make_app(), handler, max_retry_count=0)
+            worker.perform_async([{"id": 1, "payload": {"version": n}, "score": n} for n in (1, 2)])
+            perform_once(worker)
+            (told,) = worker.exhausted  # type: ignore[attr-defined]  # of the class that `make_worker` makes
+            assert (told.payloads, told.payloads_count) == ([({"version": 1}, 1.0)], 1)
+            buried, waiting = worker.queue.peek(1, "morgue"), worker.queue.peek(1, "due")
+            assert buried is not None
+            assert waiting is not None
+            assert (buried.payloads, waiting.payloads) == ([({"version": 1}, 1.0)], [({"version": 2}, 2.0)])
 
 
 def test_current_tells_the_jobs_as_they_were_taken(make_app: MakeApp, perform_once: Perform) -> None:
@@ -308,22 +311,19 @@ class OddId:
     __repr__ = __str__
 
 
-@pytest.mark.parametrize(
-    "say",
-    [
-        lambda current: current.fail("1", OddText("boom")),
-        lambda current: current.fail(OddText("1"), "boom"),
-        lambda current: current.fail(OddId(), "boom"),
-        lambda current: current.fail("1", OddId()),
-    ],
-)
-def test_odd_words_of_a_handler_are_charged_too(
-    make_app: MakeApp, perform_once: Perform, say: Callable[[lowq.node.execution.Execution], None]
-) -> None:
-    worker = make_worker(make_app(), lambda _: say(lowq.current()))
-    worker.perform_async({"id": 1})
-    perform_once(worker)
-    assert_charged(worker)
+def test_odd_words_of_a_handler_are_charged_too(make_app: MakeApp, perform_once: Perform) -> None:
+    rows: list[tuple[str, Handler]] = [
+        ("an odd error", lambda _: lowq.current().fail("1", OddText("boom"))),
+        ("an odd text as id", lambda _: lowq.current().fail(OddText("1"), "boom")),
+        ("an odd id", lambda _: lowq.current().fail(OddId(), "boom")),
+        ("no error", lambda _: lowq.current().fail("1", OddId())),  # type: ignore[arg-type]  # that is what is odd
+    ]
+    for name, handler in rows:
+        with case(name):
+            worker = make_worker(make_app(), handler)
+            worker.perform_async({"id": 1})
+            perform_once(worker)
+            assert_charged(worker)
 
 
 def test_an_odd_reason_to_bury_is_a_reason(make_app: MakeApp, perform_once: Perform) -> None:
@@ -386,23 +386,21 @@ def pass_on(worker: Any, batch: Any, call_next: Callable[[], Any]) -> None:
 
 
 @pytest.mark.parametrize("perform_once", ["thread", "drain"], indirect=True)  # an async worker awaits it
-@real_redis_often
-@pytest.mark.parametrize("middlewares", [[], [pass_on]], ids=["bare", "with a middleware"])
-@pytest.mark.parametrize("form", often([as_function, as_class], [as_class]))
-@pytest.mark.parametrize("function", [a_coroutine, a_generator, an_async_generator, an_awaitable])
-def test_a_perform_that_returns_before_it_has_run_has_failed(
-    make_app: MakeApp, perform_once: Perform, function: Any, form: Any, middlewares: Any
-) -> None:
-    worker = form(make_app(server_middlewares=middlewares), hide(function))
-    worker.perform_async({"id": 1})
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")  # "was never awaited"
-        perform_once(worker)
-        gc.collect()
-    error = assert_charged(worker).error or ""
-    kind = function.__name__.replace("_", " ")
-    assert f"Orders.perform returned {kind}, which nobody runs, so nothing was done" in error
-    assert "write a plain def" in error
+def test_a_perform_that_returns_before_it_has_run_has_failed(make_app: MakeApp, perform_once: Perform) -> None:
+    functions: list[Any] = [a_coroutine, a_generator, an_async_generator, an_awaitable]
+    middlewares: list[list[Any]] = [[], [pass_on]]
+    for function, form, around in itertools.product(functions, [as_function, as_class], middlewares):
+        with case(function, form, around):
+            worker = form(make_app(server_middlewares=around), hide(function))
+            worker.perform_async({"id": 1})
+            with warnings.catch_warnings():
+                warnings.simplefilter("error")  # "was never awaited"
+                perform_once(worker)
+                gc.collect()
+            error = assert_charged(worker).error or ""
+            kind = function.__name__.replace("_", " ")
+            assert f"Orders.perform returned {kind}, which nobody runs, so nothing was done" in error
+            assert "write a plain def" in error
 
 
 async def async_middleware(worker: Any, batch: Any, call_next: Callable[[], Any]) -> None:
@@ -456,26 +454,26 @@ def test_an_async_retries_exhausted_is_said_to_have_done_nothing(
 def test_what_stops_a_process_stops_it_also_when_the_lease_was_lost_meanwhile(make_app: MakeApp) -> None:
     def handler(payloads_by_id: PayloadsById) -> None:
         run_out(app.client, rig.shards[0].prefix)
-        raise SystemExit(3)
+        raise KeyboardInterrupt
 
     app = make_app()
     worker = make_worker(app, handler)
     worker.perform_async({"id": 1})
     rig = ThreadRig(app, worker)
     rig.run()
-    assert [repr(error) for error in rig.failed] == ["SystemExit(3)"]
+    assert [repr(error) for error in rig.failed] == ["KeyboardInterrupt()"]
     assert rig.maintenance.doubted == rig.shards
 
 
 def test_it_comes_out_of_a_drain_too(make_app: MakeApp) -> None:
     def handler(payloads_by_id: PayloadsById) -> None:
-        run_out(app.client, shard_prefix("lowq", "Orders", 0))
-        raise SystemExit(3)
+        run_out(app.client, shard_prefix(app.config.namespace, "Orders", 0))
+        raise KeyboardInterrupt
 
     app = make_app()
     worker = make_worker(app, handler)
     worker.perform_async({"id": 1})
-    with pytest.raises(SystemExit):
+    with pytest.raises(KeyboardInterrupt):
         drain(worker)
 
 
@@ -503,6 +501,13 @@ def chained(error: lowq.LowqError, cause: BaseException) -> Exception:
     return error
 
 
+def raise_this(error: Exception) -> Handler:
+    def handler(payloads_by_id: PayloadsById) -> None:
+        raise error
+
+    return handler
+
+
 class TestNoRedis:
     """It is nobody's failure: the job waits again, uncharged; with growing pauses, and not for ever."""
 
@@ -515,20 +520,15 @@ class TestNoRedis:
         perform_once(worker)
         assert worker.queue.peek(1) == before  # due since then, never failed
 
-    @pytest.mark.parametrize("is_push", [False, True])
-    def test_nor_is_one_that_found_a_redis_that_was_not_ready(
-        self, make_app: MakeApp, perform_once: Perform, is_push: bool
-    ) -> None:
+    def test_nor_is_one_that_found_a_redis_that_was_not_ready(self, make_app: MakeApp, perform_once: Perform) -> None:
         refused = lowq.RedisNotReady("Redis at redis://h is a read-only replica", "is a read-only replica")
-
-        def handler(payloads_by_id: PayloadsById) -> None:
-            raise chained(lowq.PushInterrupted("Orders", 0, [], refused), refused) if is_push else refused
-
-        worker = make_worker(make_app(), handler)
-        worker.perform_async([{"id": 1, "payload": "v1", "score": 1}])
-        before = worker.queue.peek(1)
-        perform_once(worker)
-        assert worker.queue.peek(1) == before
+        for error in (refused, chained(lowq.PushInterrupted("Orders", 0, [], refused), refused)):
+            with case(error):
+                worker = make_worker(make_app(), raise_this(error))
+                worker.perform_async([{"id": 1, "payload": "v1", "score": 1}])
+                before = worker.queue.peek(1)
+                perform_once(worker)
+                assert worker.queue.peek(1) == before
 
     def test_while_redis_answers_the_node_the_pauses_grow_and_in_the_end_it_is_charged(self, make_app: MakeApp) -> None:
         app = make_app()
@@ -571,27 +571,19 @@ class TestNoRedis:
                 rig.turn()
         assert (worker.queue.stats().failed, rig.shards[0].in_flight.found_no_redis) == (0, {})
 
-    @pytest.mark.parametrize(
-        "error",
-        [
+    def test_what_else_was_not_to_be_had_is_charged_as_ever(self, make_app: MakeApp, perform_once: Perform) -> None:
+        for error in (
             OwnUnavailable("mine"),
             lowq.RedisFull("maxmemory"),
             chained(lowq.PushInterrupted("Orders", 0, [], lowq.RedisFull("full")), lowq.RedisFull("maxmemory")),
             chained(ValueError("wrapped"), lowq.RedisUnavailable("not heard")),  # type: ignore[arg-type]
             ConnectionError("of something else"),
-        ],
-        ids=repr,
-    )
-    def test_what_else_was_not_to_be_had_is_charged_as_ever(
-        self, make_app: MakeApp, perform_once: Perform, error: Exception
-    ) -> None:
-        def handler(payloads_by_id: PayloadsById) -> None:
-            raise error
-
-        worker = make_worker(make_app(), handler)
-        worker.perform_async({"id": 1})
-        perform_once(worker)
-        assert_charged(worker)
+        ):
+            with case(error):
+                worker = make_worker(make_app(), raise_this(error))
+                worker.perform_async({"id": 1})
+                perform_once(worker)
+                assert_charged(worker)
 
     def test_words_win_over_it(self, make_app: MakeApp, perform_once: Perform) -> None:
         def handler(payloads_by_id: PayloadsById) -> None:
@@ -620,61 +612,63 @@ class OddBytes(bytes):
         raise RuntimeError("no bytes")
 
 
-@pytest.mark.parametrize("wrong", [raises, stops], ids=["raises", "stops"])
-@pytest.mark.parametrize("hook", ["format_error", "dump_error", "load_error"])
-@pytest.mark.parametrize("max_retry_count", [0, 5])
 def test_a_hook_of_the_settings_that_fails_keeps_no_outcome_from_being_written(
-    make_app: MakeApp, perform_once: Perform, hook: str, wrong: Any, max_retry_count: int
+    make_app: MakeApp, perform_once: Perform
 ) -> None:
-    worker = make_worker(make_app(**{hook: wrong}), empty, max_retry_count=max_retry_count)
-    worker.perform_async({"id": 1})
-    perform_once(worker)
-    stats = worker.queue.stats()
-    assert (stats.taken, stats.retries, stats.morgue_length) == (0, 1, 0) if max_retry_count else (0, 0, 1)
+    hooks = ["format_error", "dump_error", "load_error"]
+    for hook, wrong, max_retry_count in itertools.product(hooks, [raises, stops], [0, 5]):
+        with case(hook, wrong, max_retry_count):
+            worker = make_worker(make_app(**{hook: wrong}), empty, max_retry_count=max_retry_count)
+            worker.perform_async({"id": 1})
+            perform_once(worker)
+            stats = worker.queue.stats()
+            outcome = (stats.taken, stats.retries, stats.morgue_length)
+            assert outcome == ((0, 1, 0) if max_retry_count else (0, 0, 1))
 
 
-@pytest.mark.parametrize(
-    "dumped", [OddBytes(b"odd"), b"x" * 5_000_000, bytearray(b"x"), None], ids=["odd", "large", "bytearray", "None"]
-)
-def test_what_dump_error_gives_is_bytes_of_bounded_length_or_not_used(
-    make_app: MakeApp, perform_once: Perform, dumped: Any
-) -> None:
-    worker = make_worker(make_app(dump_error=lambda _: dumped), empty)
-    worker.perform_async({"id": 1})
-    perform_once(worker)
-    error = assert_charged(worker).error
-    assert error is not None
-    assert error == "odd" or "boom" in error
-    assert len(error) <= 8192
+def test_what_dump_error_gives_is_bytes_of_bounded_length_or_not_used(make_app: MakeApp, perform_once: Perform) -> None:
+    rows: list[tuple[str, Any]] = [
+        ("odd", OddBytes(b"odd")), ("large", b"x" * 5_000_000), ("bytearray", bytearray(b"x")), ("None", None),
+    ]  # fmt: skip
+    for name, dumped in rows:
+        with case(name):
+            worker = make_worker(make_app(dump_error=lambda _, dumped=dumped: dumped), empty)
+            worker.perform_async({"id": 1})
+            perform_once(worker)
+            error = assert_charged(worker).error
+            assert error is not None
+            assert error == "odd" or "boom" in error
+            assert len(error) <= 8192
 
 
-@pytest.mark.parametrize("wrong", [raises, stops], ids=["raises", "stops"])
-@pytest.mark.parametrize("hook", ["retry_in", "max_retry_count", "retries_exhausted"])
 def test_a_hook_of_the_worker_that_fails_keeps_no_outcome_from_being_written(
-    make_app: MakeApp, perform_once: Perform, hook: str, wrong: Any
+    make_app: MakeApp, perform_once: Perform
 ) -> None:
-    worker = make_worker(make_app(), empty, max_retry_count=0 if hook == "retries_exhausted" else 5)
-    worker.perform_async({"id": 1})
-    setattr(worker, hook, property(wrong) if hook == "max_retry_count" else wrong)
-    perform_once(worker)
-    if hook == "retries_exhausted":
-        assert_buried(worker)
-    else:
-        assert_charged(worker)
+    for hook, wrong in itertools.product(["retry_in", "max_retry_count", "retries_exhausted"], [raises, stops]):
+        with case(hook, wrong):
+            worker = make_worker(make_app(), empty, max_retry_count=0 if hook == "retries_exhausted" else 5)
+            worker.perform_async({"id": 1})
+            setattr(worker, hook, property(wrong) if hook == "max_retry_count" else wrong)
+            perform_once(worker)
+            if hook == "retries_exhausted":
+                assert_buried(worker)
+            else:
+                assert_charged(worker)
 
 
-@pytest.mark.parametrize("hook", ["retry_in", "retries_exhausted", "format_error", "dump_error"])
-def test_a_hook_that_stops_the_process_does_so_once_the_outcome_is_written(make_app: MakeApp, hook: str) -> None:
-    app = make_app(**({hook: stops} if "error" in hook else {}))
-    worker = make_worker(app, empty, max_retry_count=0 if hook == "retries_exhausted" else 5)
-    if "error" not in hook:
-        setattr(worker, hook, stops)
-    worker.perform_async({"id": 1})
-    rig = ThreadRig(app, worker)
-    rig.run()
-    assert [type(error) for error in rig.failed] == [Stop]
-    stats = worker.queue.stats()
-    assert (stats.taken, stats.retries + stats.morgue_length) == (0, 1)
+def test_a_hook_that_stops_the_process_does_so_once_the_outcome_is_written(make_app: MakeApp) -> None:
+    for hook in ("retry_in", "retries_exhausted", "format_error", "dump_error"):
+        with case(hook):
+            app = make_app(**({hook: stops} if "error" in hook else {}))
+            worker = make_worker(app, empty, max_retry_count=0 if hook == "retries_exhausted" else 5)
+            if "error" not in hook:
+                setattr(worker, hook, stops)
+            worker.perform_async({"id": 1})
+            rig = ThreadRig(app, worker)
+            rig.run()
+            assert [type(error) for error in rig.failed] == [Stop]
+            stats = worker.queue.stats()
+            assert (stats.taken, stats.retries + stats.morgue_length) == (0, 1)
 
 
 def test_when_nothing_works_any_more_the_charge_is_a_plain_one(
@@ -754,28 +748,32 @@ class RaisingFilter(logging.Filter):
         raise RuntimeError("the chat is down")
 
 
-@pytest.fixture(params=["handler", "exiting handler", "filter", "factory"])
-def broken_logging(request: pytest.FixtureRequest) -> Iterator[None]:
+@contextmanager
+def broken_logging(part: str) -> Iterator[None]:
+    """Whatever is logged meanwhile raises, in this part of logging."""
     logger, factory = logging.getLogger("lowq"), logging.getLogRecordFactory()
     loggers = [logging.getLogger(name) for name in ("lowq.node",)]
-    handler: logging.Handler = Raising(SystemExit if request.param == "exiting handler" else RuntimeError)
+    handler: logging.Handler = Raising(SystemExit if part == "exiting handler" else RuntimeError)
     refuse = RaisingFilter()
-    if "handler" in request.param:
+    if "handler" in part:
         logger.addHandler(handler)
-    elif request.param == "filter":
+    elif part == "filter":
         for item in loggers:
             item.addFilter(refuse)
     else:
         logging.setLogRecordFactory(raises)
-    yield
-    logging.setLogRecordFactory(factory)
-    logger.removeHandler(handler)
-    for item in loggers:
-        item.removeFilter(refuse)
+    try:
+        yield
+    finally:
+        logging.setLogRecordFactory(factory)
+        logger.removeHandler(handler)
+        for item in loggers:
+            item.removeFilter(refuse)
 
 
-@pytest.mark.usefixtures("broken_logging")
 class TestBrokenLogging:
+    PARTS = ("handler", "exiting handler", "filter", "factory")
+
     def test_a_failure_is_charged_at_each_try_and_buried_in_the_end(
         self, make_app: MakeApp, perform_once: Perform
     ) -> None:
@@ -785,30 +783,42 @@ class TestBrokenLogging:
             performs.append(1)
             raise ValueError("boom")
 
-        worker = make_worker(make_app(), handler, max_retry_count=1)
-        worker.perform_async({"id": 1})
-        perform_once(worker)
-        assert_charged(worker)
-        worker.queue.perform_now(1)
-        perform_once(worker)
-        assert_buried(worker)
-        assert len(performs) == 2
-        assert len(worker.exhausted) == 1  # type: ignore[attr-defined]  # of the class that `make_worker` makes
+        for part in self.PARTS:
+            with case(part), broken_logging(part):
+                performs.clear()
+                worker = make_worker(make_app(), handler, max_retry_count=1)
+                worker.perform_async({"id": 1})
+                perform_once(worker)
+                assert_charged(worker)
+                worker.queue.perform_now(1)
+                perform_once(worker)
+                assert_buried(worker)
+                assert len(performs) == 2
+                assert len(worker.exhausted) == 1  # type: ignore[attr-defined]  # of the class that `make_worker` makes
 
     def test_remarks_on_hooks_stop_nothing_either(self, make_app: MakeApp, perform_once: Perform) -> None:
-        worker = make_worker(make_app(dump_error=raises, load_error=raises), empty, max_retry_count=0)
-        worker.retries_exhausted = raises  # type: ignore[method-assign, assignment]
-        worker.perform_async({"id": 1})
-        perform_once(worker)
-        assert_buried(worker)
+        for part in self.PARTS:
+            with case(part), broken_logging(part):
+                worker = make_worker(make_app(dump_error=raises, load_error=raises), empty, max_retry_count=0)
+                worker.retries_exhausted = raises  # type: ignore[method-assign, assignment]
+                worker.perform_async({"id": 1})
+                perform_once(worker)
+                assert_buried(worker)
 
     def test_what_can_not_be_decoded_is_buried(self, make_app: MakeApp, perform_once: Perform) -> None:
-        worker = make_worker(make_app(load_payload=raises), lambda _: None)
-        worker.perform_async({"id": 1})
-        perform_once(worker)
-        assert_buried(worker)
+        for part in self.PARTS:
+            with case(part), broken_logging(part):
+                worker = make_worker(make_app(load_payload=raises), lambda _: None)
+                worker.perform_async({"id": 1})
+                perform_once(worker)
+                assert_buried(worker)
 
     def test_the_shard_goes_on_with_its_other_jobs(self, make_app: MakeApp) -> None:
+        for part in self.PARTS:
+            with case(part), broken_logging(part):
+                self.perform_others(make_app())
+
+    def perform_others(self, app: lowq.Lowq) -> None:
         performed: list[str] = []
 
         def handler(payloads_by_id: PayloadsById) -> None:
@@ -819,7 +829,6 @@ class TestBrokenLogging:
             if len(performed) == 21:
                 rig.dispatcher.close()
 
-        app = make_app()
         worker = make_worker(app, handler)
         worker.perform_async([{"id": "ill"}, *({"id": number} for number in range(20))])
         rig = ThreadRig(app, worker)
@@ -828,6 +837,11 @@ class TestBrokenLogging:
         assert rig.failed == []
 
     def test_a_lost_lease_ends_no_thread(self, make_app: MakeApp) -> None:
+        for part in self.PARTS:
+            with case(part), broken_logging(part):
+                self.lose_lease(make_app())
+
+    def lose_lease(self, app: lowq.Lowq) -> None:
         performed: list[str] = []
 
         def handler(payloads_by_id: PayloadsById) -> None:
@@ -839,7 +853,6 @@ class TestBrokenLogging:
                 rig.dispatcher.close()
             raise ValueError("boom")
 
-        app = make_app()
         worker = make_worker(app, handler, shards_count=2)
         first, second = "b0", "a"  # of shard 0, of shard 1
         assert [shard_of(job_id.encode(), 2) for job_id in (first, second)] == [0, 1]
@@ -878,41 +891,39 @@ def test_the_outcome_is_written_before_the_log_is_told(make_app: MakeApp) -> Non
 LARGE = "é" * 10_000_000
 
 
-@pytest.mark.parametrize(
-    "handler",
-    [
-        lambda _: lowq.current().fail("1", LARGE),
-        lambda _: lowq.current().fail("1", ValueError(LARGE)),
-        lambda _: lowq.current().bury("1", LARGE),
-        empty,
-    ],
-    ids=["fail with a text", "fail with an exception", "bury", "format_error"],
-)
-def test_what_a_handler_says_is_cut(make_app: MakeApp, perform_once: Perform, handler: Handler) -> None:
-    app = make_app(format_error=lambda error: str(error) + LARGE) if handler is empty else make_app()
-    worker = make_worker(app, handler)
-    worker.perform_async({"id": 1})
-    perform_once(worker)
-    job = worker.queue.peek(1)
-    assert job is not None
-    assert "bytes left out" in (job.error or "")
-    prefix = shard_prefix("lowq", "Orders", 0)
-    kept = app.client.command("HVALS", f"{prefix}errors", key=prefix) + app.client.command(
-        "HVALS", f"{prefix}morgue:errors", key=prefix
-    )
-    assert [len(data) <= 8192 for data in kept] == [True]
+def test_what_a_handler_says_is_cut(make_app: MakeApp, perform_once: Perform) -> None:
+    rows: list[tuple[str, Handler]] = [
+        ("fail with a text", lambda _: lowq.current().fail("1", LARGE)),
+        ("fail with an exception", lambda _: lowq.current().fail("1", ValueError(LARGE))),
+        ("bury", lambda _: lowq.current().bury("1", LARGE)),
+        ("format_error", empty),
+    ]
+    for name, handler in rows:
+        with case(name):
+            app = make_app(format_error=lambda error: str(error) + LARGE) if handler is empty else make_app()
+            worker = make_worker(app, handler)
+            worker.perform_async({"id": 1})
+            perform_once(worker)
+            job = worker.queue.peek(1)
+            assert job is not None
+            assert "bytes left out" in (job.error or "")
+            prefix = shard_prefix(app.config.namespace, "Orders", 0)
+            kept = app.client.command("HVALS", f"{prefix}errors", key=prefix) + app.client.command(
+                "HVALS", f"{prefix}morgue:errors", key=prefix
+            )
+            assert [len(data) <= 8192 for data in kept] == [True]
 
 
-@pytest.mark.parametrize("bulk", [False, True])
-def test_a_reason_of_people_is_cut(make_app: MakeApp, bulk: bool) -> None:
-    app = make_app()
-    worker = make_worker(app, empty)
-    worker.perform_async({"id": 1})
-    if bulk:
-        for _ in worker.queue.bulk("bury", reason=LARGE):
-            pass
-    else:
-        worker.queue.bury(1, LARGE)
-    error = assert_buried(worker).error or ""
-    assert len(error.encode()) <= 8192
-    assert "bytes left out" in error
+def test_a_reason_of_people_is_cut(make_app: MakeApp) -> None:
+    for bulk in (False, True):
+        with case(bulk):
+            worker = make_worker(make_app(), empty)
+            worker.perform_async({"id": 1})
+            if bulk:
+                for _ in worker.queue.bulk("bury", reason=LARGE):
+                    pass
+            else:
+                worker.queue.bury(1, LARGE)
+            error = assert_buried(worker).error or ""
+            assert len(error.encode()) <= 8192
+            assert "bytes left out" in error

@@ -14,6 +14,8 @@ from lowq.testing import drain
 from lowq.workers import Worker
 from tests.contract.thread_rig import ThreadRig
 
+pytestmark = pytest.mark.parametrize("store_url", ["redis"], indirect=True)
+
 #: Called with the id and its payloads.
 Handler = Callable[[str, list[Any]], object]
 #: Performs one batch.

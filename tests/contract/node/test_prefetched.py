@@ -13,6 +13,8 @@ from tests.contract.support import TTL
 from tests.contract.thread_rig import ThreadRig
 from tests.leases import run_out
 
+pytestmark = pytest.mark.parametrize("store_url", ["redis"], indirect=True)
+
 
 class Prefetched:
     """A thread that has taken several batches of one job in one delivery. `meanwhile` happens in the first of them."""
@@ -30,7 +32,7 @@ class Prefetched:
                     self.meanwhile()
 
         self.queue = Orders.queue
-        Orders.perform_async({"id": "first", "delay": 0})
+        Orders.perform_async({"id": "first", "delay": 0, "score": 1})
         self.rig = ThreadRig(self.app, Orders, lambda: clock.now())  # noqa: PLW0108  # tests replace it
         (self.shard,) = self.rig.shards
         self.rig.turn()  # how quick its jobs are is known now
@@ -87,6 +89,45 @@ def test_within_the_lease_the_next_batch_is_begun(prefetched: Prefetched, moving
     prefetched.meanwhile = pause
     prefetched.turn()
     assert prefetched.performed == ["first", "a", "b"]
+
+
+def test_what_may_have_expired_meanwhile_is_given_back_and_redis_says_whether_it_has(
+    prefetched: Prefetched, moving: list[float]
+) -> None:
+    def pause() -> None:
+        moving[0] += TTL / 2
+
+    prefetched.queue.push("b", "for a while", score=2, ttl=TTL / 4)
+    prefetched.meanwhile = pause
+    prefetched.turn()
+    assert prefetched.performed == ["first", "a"]
+    job = prefetched.queue.peek("b")
+    assert job is not None
+    assert (job.state, job.retry_count) == ("due", -1)
+    prefetched.turn()  # by Redis's clock, which stood still, it lives
+    assert prefetched.performed == ["first", "a", "b"]
+
+
+def test_a_delivery_all_of_which_may_have_expired_before_it_began_is_given_back(
+    prefetched: Prefetched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seconds = [clock.now()]
+
+    def passing() -> float:
+        """Time that passes whenever somebody looks, so that the reply is older than the ttl when the work begins."""
+        seconds[0] += 0.002
+        return seconds[0]
+
+    prefetched.turn()  # what the others are about
+    prefetched.queue.push("c", "for a while", score=2, ttl=0.001)
+    prefetched.rig.wake()
+    monkeypatch.setattr(clock, "now", passing)
+    prefetched.rig.turn()
+    assert "c" not in prefetched.performed
+    prefetched.queue.push("d", score=2)
+    prefetched.rig.wake()
+    prefetched.rig.turn()
+    assert prefetched.performed[-1] == "d"
 
 
 def test_when_the_shard_was_somebody_elses_meanwhile_no_further_batch_is_begun(prefetched: Prefetched) -> None:

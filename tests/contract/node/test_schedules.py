@@ -5,18 +5,22 @@ import pickle
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import msgspec
 import pytest
 
 import lowq
 import lowq.testing
 from lowq.errors import MiddlewareError, QueueFull, UnknownScheduleError
-from lowq.inspection.schedules import read_record, record_prefixes
+from lowq.inspection.schedules import read_record, record_prefixes, set_record
 from lowq.node.schedules import FORGET_SECONDS, LOOK_SECONDS, TROUBLE_SECONDS, QueueSchedules, take_turn
-from lowq.schedules import TICKS_TOGETHER, Schedule
+from lowq.schedules import TICKS_TOGETHER, Record, Schedule
 from lowq.sharding import shard_of
 from lowq.store.keys import nodes_key, shard_prefix
 from lowq.store.scripts import load_scripts
 from tests.mutants import break_scripts
+
+#: Rules that no store sees.
+on_redis = pytest.mark.parametrize("store_url", ["redis"], indirect=True)
 
 #: A tick of every schedule of whole hours.
 NOW = 1_800_000_000.0
@@ -62,6 +66,12 @@ class Rig:
 
 
 HOURLY = Schedule("report", 3600)
+
+
+class WholeTick(msgspec.Struct):
+    planned_at: int
+
+
 MakeRig = Callable[..., Rig]
 
 
@@ -143,7 +153,7 @@ class TestOnce:
 
     def test_a_push_whose_reply_was_lost_is_not_made_twice(self, rig: Rig) -> None:
         rig.turn(NOW - 10)
-        rig.worker.push("other")  # enters the queue in the registry
+        rig.worker.perform_async([{"id": str(number)} for number in range(30)])  # makes the shards of the queue
         sent = []
         start = rig.app.group.writer.client.start
 
@@ -162,7 +172,7 @@ class TestOnce:
         del rig.app.client.start
         assert len(sent) == 2
         assert rig.pushed() == [NOW]
-        assert rig.worker.queue.stats().pushed == 2
+        assert rig.worker.queue.stats().pushed == 31
 
     def test_several_schedules_of_a_worker_are_apart(self, make_rig: MakeRig) -> None:
         rig = make_rig(HOURLY, Schedule("daily", "0 8 * * *"))
@@ -186,6 +196,7 @@ class TestOnce:
         assert rig.raw() == b""
 
 
+@on_redis
 class TestClock:
     def test_a_clock_that_is_put_back_repeats_no_tick(self, rig: Rig) -> None:
         rig.turn(NOW - 10)
@@ -201,6 +212,7 @@ class TestClock:
         assert rig.pushed() == [NOW]
 
 
+@on_redis
 class TestMissed:
     """After an outage of three hours and a half."""
 
@@ -231,6 +243,7 @@ class TestMissed:
         assert rig.worker.queue.stats().pushed == TICKS_TOGETHER + 10
 
 
+@on_redis
 class TestPause:
     def begun(self, rig: Rig) -> None:
         rig.turn(NOW - 10)
@@ -280,7 +293,27 @@ class TestPause:
         rig.app.pause_schedule("report")
         planned_at = rig.app.run_schedule_now("report")
         assert rig.pushed() == [planned_at]
+        assert type(planned_at) is int  # as ticks are
         assert rig.app.schedule("report").last_at is None  # the time table goes on as it is
+
+    def test_a_job_by_hand_has_the_type_of_the_payloads(self, store_url: str) -> None:
+        app = lowq.Lowq(redis_url=store_url)
+
+        @app.worker
+        class Typed(lowq.Worker[WholeTick]):
+            def perform_one(self, job_id: str, payloads: list[WholeTick]) -> None:
+                """Nothing."""
+
+        lowq.every(3600, name="report")(Typed)
+        for queue, count in ("Typed", Typed.shards_count), ("lowq:schedules:Typed", 1):
+            app.register(queue, count)
+        found = read_record(app, "Typed", "report", NOW)
+        assert set_record(app, "Typed", "report", found.raw, Record(HOURLY.shown(), NOW).encode())
+        planned_at = app.run_schedule_now("report", "Typed")
+        job = Typed.queue.peek("report")
+        assert job is not None
+        assert job.payloads == [({"planned_at": int(planned_at)}, planned_at)]
+        app.close()
 
     def test_all_of_a_queue_are_paused_with_the_internal_queue(self, rig: Rig) -> None:
         self.begun(rig)
@@ -310,6 +343,7 @@ class TestPause:
         assert [info.paused_at is None for info in rig.app.schedules()] == [False, True]
 
 
+@on_redis
 class TestNewCode:
     def test_ticks_of_the_new_time_table_begin_where_the_old_one_ends(self, rig: Rig) -> None:
         """One that was due before is not lost, though the code that knew it is gone; none comes twice."""
@@ -348,6 +382,7 @@ class TestNewCode:
         assert rig.pushed() == [NOW]
 
 
+@on_redis
 class TestEnd:
     def test_one_that_no_node_knows_rests_and_is_removed_after_an_hour(self, rig: Rig) -> None:
         rig.turn(NOW - 10)
@@ -379,6 +414,7 @@ class TestEnd:
         assert rig.pushed() == []
 
 
+@on_redis
 class TestInNode:
     """What a node knows of other nodes' code."""
 
@@ -458,6 +494,24 @@ class TestInNode:
         assert schedules.enter(rig.app.client) == 60
         assert len(queue.jobs()) == 2
 
+    def test_when_the_clock_of_redis_steps_back_they_do_not_wait_for_as_long(self, rig: Rig) -> None:
+        clock = [0.0]
+        rig.worker._schedules = (HOURLY,)
+        rig.app.register("lowq:schedules:Report", 1)
+        schedules = QueueSchedules(rig.app, rig.worker, clock=lambda: clock[0])
+        schedules.enter(rig.app.client)
+        queue = rig.app.queue("lowq:schedules:Report")
+        queue.delete("report")
+        queue.push(
+            {"id": "report", "payload": "", "delay": 2 * 86400}
+        )  # until the next tick, by the clock that was wrong
+        clock[0] = 30.0
+        schedules.enter(rig.app.client)
+        assert queue.stats().due == 0
+        clock[0] = 1000.0  # here time passes, and by Redis's clock none does
+        schedules.enter(rig.app.client)
+        assert queue.stats().due == 1
+
     def test_thousands_are_entered_as_well(self, rig: Rig) -> None:
         rig.worker._schedules = tuple(Schedule(f"report{number}", 60) for number in range(4001))
         rig.app.register("lowq:schedules:Report", 1)
@@ -505,6 +559,7 @@ class TestInNode:
         app.close()
 
 
+@on_redis
 class TestPushed:
     """The push of a tick is one like others."""
 
@@ -572,6 +627,7 @@ class TestPushed:
         assert rig.pushed("other") == []
 
 
+@on_redis
 class TestLists:
     def test_where_there_are_none_there_are_none(self, store_url: str) -> None:
         app = lowq.Lowq(redis_url=store_url)
@@ -614,6 +670,7 @@ class TestLists:
         assert [info.name for info in rig.app.schedules()] == ["report"]
 
 
+@on_redis
 class TestDrain:
     def test_a_drain_performs_the_ticks_that_have_come(self, store_url: str) -> None:
         app = lowq.Lowq(redis_url=store_url)
@@ -649,6 +706,7 @@ class TestDrain:
         app.close()
 
 
+@on_redis
 def test_a_queue_without_schedules_is_pushed_to_as_before(store_url: str) -> None:
     """Not a key, and no option in the call."""
     app = lowq.Lowq(redis_url=store_url)

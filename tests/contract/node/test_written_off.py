@@ -17,6 +17,8 @@ from tests.contract.thread_rig import ThreadRig
 from tests.leases import run_out
 from tests.waiting import PATIENCE, until
 
+pytestmark = pytest.mark.parametrize("store_url", ["redis"], indirect=True)
+
 
 class Hanging:
     """A thread whose handler hangs in a batch of three, having said of two what becomes of them. Its ttr has passed,

@@ -1,5 +1,7 @@
 """lowq.testing: drain with the real rules on both stores, embedded stores, and current() for direct calls."""
 
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -14,6 +16,12 @@ from lowq.sharding import shard_of
 from lowq.store.keys import shard_prefix
 from lowq.testing import drain, embedded, execution
 from lowq.workers import Worker
+from tests.contract.support import emptied_app
+from tests.rows import case
+from tests.waiting import PATIENCE
+
+#: For what handlers and middlewares do in a drain, which no store sees.
+on_memory = pytest.mark.parametrize("store_url", ["memory"], indirect=True)
 
 PayloadsById = dict[str, list[Any]]
 
@@ -164,12 +172,29 @@ class TestDrain:
         made.queue.resume()
         assert drain(made).performed == 1
 
-    @pytest.mark.parametrize("item", [int, "Orders", None, lowq.Worker], ids=repr)
-    def test_what_is_no_worker_is_refused(self, item: Any) -> None:
-        with pytest.raises(ConfigError, match=r"is no worker; decorate it with @lowq\.worker"):
-            drain(item)
+    def test_what_is_no_worker_is_refused(self) -> None:
+        item: Any
+        for item in (int, "Orders", None, lowq.Worker):
+            with case(item), pytest.raises(ConfigError, match=r"is no worker; decorate it with @lowq\.worker"):
+                drain(item)
+
+    def test_ticks_wait_until_a_full_queue_has_room_for_them(self, app: lowq.Lowq, seen: Seen) -> None:
+        for capacity, performed in ((1, ["1", "hourly"]), (None, ["1", "hourly"])):
+            made = lowq.every(3600, name="hourly")(worker(app, seen, f"Orders{capacity}", capacity=capacity))
+            drain(made)  # the schedule begins
+            made.push(1)
+            assert drain(made, now=time.time() + 3600).performed == 2
+            assert seen.ids == performed
+            seen.batches.clear()
+        full = lowq.every(3600, name="hourly")(worker(app, seen, "Full", capacity=1))
+        drain(full)
+        full.push(1, delay=100_000)
+        assert drain(full, now=time.time() + 3600).performed == 0  # there will be room in another drain
+        full.queue.delete(1)
+        assert drain(full, now=time.time() + 3600).performed == 1
 
 
+@on_memory
 class TestDrainFailures:
     def test_a_failure_is_charged_and_waits_for_its_retry(self, app: lowq.Lowq, seen: Seen) -> None:
         made = worker(app, seen, handler=boom)
@@ -226,21 +251,32 @@ class TestDrainFailures:
         stats = made.queue.stats()
         assert (stats.retries, stats.length, stats.taken) == (1, 2, 0)
 
+    def test_what_an_async_handler_raises_has_no_other_errors_about_it(self, app: lowq.Lowq) -> None:
+        @app.worker(shards_count=1)
+        async def orders(payloads_by_id: PayloadsById) -> None:
+            raise ValueError("boom")
+
+        orders.push(1)
+        with pytest.raises(ValueError, match="boom") as caught:
+            drain(orders, raises=True)
+        assert caught.value.__context__ is None
+
     def test_what_stops_a_process_comes_out_in_any_case_and_is_counted_as_a_crash(
         self, app: lowq.Lowq, seen: Seen
     ) -> None:
         def leave(payloads_by_id: PayloadsById) -> None:
-            raise SystemExit(3)
+            raise KeyboardInterrupt
 
         made = worker(app, seen, handler=leave)
         made.perform_async({"id": 1})
-        with pytest.raises(SystemExit):
+        with pytest.raises(KeyboardInterrupt):
             drain(made)
         job = made.queue.peek(1)
         assert job is not None
         assert (job.crashes, job.retry_count) == (1, -1)
 
 
+@on_memory
 class TestDrainMiddlewares:
     def test_they_surround_perform(self, store_url: str, seen: Seen) -> None:
         events: list[str] = []
@@ -294,35 +330,35 @@ class TestUndecodablePayloads:
     def spoil(app: lowq.Lowq, made: type[Worker[Any]], job_id: str, data: bytes, score: float) -> None:
         prefix = shard_prefix("lowq", made.queue_name, shard_of(job_id.encode(), made.shards_count))
         app.client.run(
-            "push", prefix, "", f"spoil-{data[:20]!r}", "", made.shards_count, 3, 15, "", job_id, data, score
+            "push", prefix, "", f"spoil-{data[:20]!r}", "", made.shards_count, "3 anew=1", 15, "", job_id, data, score
         )
 
-    @pytest.mark.parametrize(
-        "data", [b"\xff\xfe", b"{", b"", b"[" * 100_000], ids=["bytes", "cut off", "empty", "deep"]
-    )
-    def test_one_goes_to_the_morgue_raw_with_the_reason_and_the_rest_is_performed(
-        self, app: lowq.Lowq, seen: Seen, data: bytes
-    ) -> None:
-        made = worker(app, seen, shards_count=1, batch_size=2)
-        made.perform_async([{"id": "a", "payload": 1, "score": 1}, {"id": "a", "payload": 3, "score": 3}, {"id": "b"}])
-        self.spoil(app, made, "a", data, 2)
-        assert drain(made).performed == 2
-        assert {key: value for batch in seen.batches for key, value in batch.items()} == {"a": [1, 3], "b": [""]}
-        buried = made.queue.peek("a")
-        assert buried is not None
-        assert (buried.state, len(buried.payloads)) == ("morgue", 1)
-        assert "can't be decoded" in (buried.error or "")
-        key = shard_prefix("lowq", "Orders", 0) + "morgue:payloads:a"
-        if len(data) > 4096:  # too long to be kept as a string
-            assert app.client.command("ZRANGE", key, 0, -1, key=key) == [data]
-        else:
-            assert app.client.command("GET", key, key=key) == b"2 " + data
-        stats = made.queue.stats()
-        assert (stats.length, stats.taken, stats.morgue_length) == (0, 0, 1)
+    def test_one_goes_to_the_morgue_raw_with_the_reason_and_the_rest_is_performed(self, store_url: str) -> None:
+        for data in (b"\xff\xfe", b"{", b"", b"[" * 100_000):
+            with case(data), emptied_app(store_url) as app:
+                seen = Seen()
+                made = worker(app, seen, shards_count=1, batch_size=2)
+                a: list[dict[str, Any]] = [{"id": "a", "payload": n, "score": n} for n in (1, 3)]
+                made.perform_async([*a, {"id": "b", "score": 1}])
+                self.spoil(app, made, "a", data, 2)
+                assert drain(made).performed == 2
+                performed = {key: value for batch in seen.batches for key, value in batch.items()}
+                assert performed == {"a": [1, 3], "b": [""]}
+                buried = made.queue.peek("a")
+                assert buried is not None
+                assert (buried.state, len(buried.payloads)) == ("morgue", 1)
+                assert "can't be decoded" in (buried.error or "")
+                key = shard_prefix("lowq", "Orders", 0) + "morgue:payloads:a"
+                if len(data) > 4096:  # too long to be kept as a string
+                    assert app.client.command("ZRANGE", key, 0, -1, key=key) == [data]
+                else:
+                    assert app.client.command("GET", key, key=key) == b"2 " + data
+                stats = made.queue.stats()
+                assert (stats.length, stats.taken, stats.morgue_length) == (0, 0, 1)
 
     def test_an_id_with_nothing_else_is_over(self, app: lowq.Lowq, seen: Seen) -> None:
         made = worker(app, seen, shards_count=1)
-        made.perform_async([{"id": "a", "payload": "x", "score": 1}, {"id": "b"}])
+        made.perform_async([{"id": "a", "payload": "x", "score": 1}, {"id": "b", "score": 1}])
         prefix = shard_prefix("lowq", "Orders", 0)
         app.client.command("DEL", f"{prefix}payloads:a", key=prefix)
         self.spoil(app, made, "a", b"\xff", 1)
@@ -353,7 +389,7 @@ class TestUndecodablePayloads:
 
         app = lowq.Lowq(redis_url=store_url, dump_error=fail)
         made = worker(app, seen, shards_count=1)
-        made.perform_async([{"id": "a", "payload": 1, "score": 1}, {"id": "b"}])
+        made.perform_async([{"id": "a", "payload": 1, "score": 1}, {"id": "b", "score": 1}])
         self.spoil(app, made, "a", b"\xff", 2)
         assert drain(made).performed == 2
         assert made.queue.stats().morgue_length == 1
@@ -444,10 +480,11 @@ class TestEmbedded:
         with embedded(made):
             assert made.perform_async({"id": 1}) == 1
 
-    @pytest.mark.parametrize("item", [int, "Orders", None], ids=repr)
-    def test_what_is_no_worker_is_refused(self, item: Any) -> None:
-        with pytest.raises(ConfigError, match="is no worker"), embedded(item):
-            raise AssertionError("entered")
+    def test_what_is_no_worker_is_refused(self) -> None:
+        item: Any
+        for item in (int, "Orders", None):
+            with case(item), pytest.raises(ConfigError, match="is no worker"), embedded(item):
+                raise AssertionError("entered")
 
 
 # --- execution ---
@@ -508,3 +545,65 @@ class TestExecution:
             assert lowq.current() is outer
         with pytest.raises(LowqError, match=r"outside of perform; .* lowq\.testing\.execution"):
             lowq.current()
+
+
+# --- Django ---
+
+DJANGO = """
+import asyncio
+import django
+from django.conf import settings
+
+settings.configure(
+    DATABASES={"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}},
+    INSTALLED_APPS=["django.contrib.contenttypes"],
+)
+django.setup()
+
+from django.contrib.contenttypes.models import ContentType
+from django.db import transaction
+from django.test import TestCase
+from django.test.utils import get_runner
+
+import lowq
+from lowq.testing import adrain, drain, embedded
+
+
+class Orders(lowq.Worker):
+    def setup(self):
+        assert ContentType.objects.filter(model="of-test").exists()
+
+    def perform(self, payloads_by_id):
+        assert transaction.get_connection().in_atomic_block
+        for job_id in payloads_by_id:
+            ContentType.objects.create(app_label=job_id, model="of-job")
+
+
+lowq.worker(Orders)
+
+
+class InTransaction(TestCase):
+    async def test_async(self):
+        await ContentType.objects.acreate(app_label="lowq", model="of-test")
+        with embedded(Orders):
+            await Orders.apush("a")
+            assert (await adrain(Orders, raises=True)).performed == 1
+        assert await ContentType.objects.filter(model="of-job").acount() == 1
+
+    def test_sync(self):
+        ContentType.objects.create(app_label="lowq", model="of-test")
+        with embedded(Orders):
+            Orders.push("a")
+            assert drain(Orders, raises=True).performed == 1
+        assert ContentType.objects.filter(model="of-job").count() == 1
+
+
+runner = get_runner(settings)(verbosity=0)
+raise SystemExit(runner.run_tests(["__main__"]))
+"""
+
+
+def test_sync_handlers_are_within_the_transaction_of_a_test_of_django() -> None:
+    done = subprocess.run([sys.executable, "-c", DJANGO], capture_output=True, text=True, timeout=PATIENCE, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "Ran 2 tests" in done.stderr

@@ -26,6 +26,7 @@ from lowq.metrics.error_groups import error_fingerprint
 from lowq.metrics.slowest import EndedBatch
 from lowq.version import VERSION
 from tests.redis_server import RedisServer
+from tests.rows import case
 from tests.tiers import often
 from tests.waiting import PATIENCE, until
 
@@ -211,20 +212,19 @@ def test_where_no_job_waits_it_is_said_where_others_are(cli: Cli) -> None:
     assert cli("delete", "Orders", "--match", "gone-*", "--state", "morgue", "--yes").stdout == "2 jobs deleted\n"
 
 
-@pytest.mark.parametrize(
-    ("verb", "states"),
-    [
+def test_help_offers_the_states_that_an_action_knows(cli: Cli) -> None:
+    rows: list[tuple[str, str]] = [
         ("kick", "[morgue]"),
         ("bury", "[scheduled|due|retrying]"),
         ("perform-now", "[scheduled|due|retrying]"),
         ("delete", "[scheduled|due|retrying|morgue]"),
-    ],
-)
-def test_help_offers_the_states_that_an_action_knows(cli: Cli, verb: str, states: str) -> None:
-    help_text = CliRunner().invoke(main, [verb, "--help"], terminal_width=120).output
-    assert f"--state {states}" in help_text
-    cli.push({"id": 1})
-    assert "'--state': 'taken' is not" in cli(verb, "Orders", "--state", "taken", code=2).stderr
+    ]
+    for verb, states in rows:
+        with case(verb, states):
+            help_text = CliRunner().invoke(main, [verb, "--help"], terminal_width=120).output
+            assert f"--state {states}" in help_text
+            cli.push({"id": 1})
+            assert "'--state': 'taken' is not" in cli(verb, "Orders", "--state", "taken", code=2).stderr
 
 
 def test_peek_and_why(cli: Cli) -> None:
@@ -403,38 +403,51 @@ def test_a_single_job(cli: Cli) -> None:
     job = cli.app.queue("Orders").peek("42")
     assert job is not None
     assert (job.state, job.payloads) == ("scheduled", [({"version": 1}, 1.0)])
-    assert cli.json("push", "Orders", "--id", "43") == {"queue": "Orders", "accepted": 1}
-    cli("push", "Orders", "--id", "44", "--perform-at", "2100-01-01T00:00Z")
+    assert cli.json("push", "Orders", "--id", "43", "--score", "2") == {"queue": "Orders", "accepted": 1}
+    cli("push", "Orders", "--id", "44", "--score", "3", "--perform-at", "2100-01-01T00:00Z")
     later = cli.app.queue("Orders").peek("44")
     assert later is not None
     assert later.perform_at == 4102444800
 
 
+def test_a_field_of_the_payload_gives_the_score_where_the_queue_says_so(cli: Cli) -> None:
+    queue = cli.app.queue("Orders", 1, score="version")
+    queue.push([])
+    cli("push", "Orders", "--id", "1", "--payload", '{"version":7}')
+    job_id = cli("put", "Orders", '{"version":8}').stdout.strip()
+    cli("push", "Orders", stdin='{"id": 3, "payload": {"version": 9}}\n')
+    found = queue.fetch(["1", job_id, "3"])
+    assert [job.payloads[0][1] for job in found.values()] == [7, 8, 9]
+    for result in (cli("push", "Orders", "--id", "1", code=2), cli("push", "Orders", stdin='{"id": 1}', code=1)):
+        assert "the field 'version', from which the queue 'Orders' takes the score" in result.stderr
+
+
 def test_jobs_from_a_file_and_from_the_standard_input(cli: Cli, tmp_path: Path) -> None:
     path = tmp_path / "jobs.ndjson"
-    path.write_text('{"id": 1, "payload": {"version": 1}, "score": 1}\n\n{"id": 2}\n')
+    path.write_text('{"id": 1, "payload": {"version": 1}}\n\n{"id": 2}\n')
     assert cli("push", "Orders", str(path), "--shards-count", "3").stdout == "2 payloads pushed to Orders\n"
     assert cli.json("push", "Orders", stdin='{"id": 3}\n{"id": 4}')["accepted"] == 2
     assert cli.json("push", "Orders", "-", "--skip", "1", stdin='{"id": 5}\n{"id": 6}')["accepted"] == 1
     assert set(cli.app.queue("Orders").fetch(map(str, range(1, 7)))) == {"1", "2", "3", "4", "6"}
 
 
-@pytest.mark.parametrize(
-    ("line", "says"),
-    [
+def test_a_malformed_line_is_named_and_nothing_of_its_chunk_is_written(cli: Cli) -> None:
+    rows: list[tuple[str, str]] = [
         ('{"id": 1', "line 3 is no JSON"),
         ("[]", "line 3 is no JSON object"),
         ('{"idd": 1}', "line 3: a job has no id"),
         ('{"id": 1, "scor": 3}', "line 3: job 1: unknown field 'scor'; did you mean 'score'?"),
         ('{"id": 1, "perform_at": 60}', "give delay=60 instead"),
-    ],
-)
-def test_a_malformed_line_is_named_and_nothing_of_its_chunk_is_written(cli: Cli, line: str, says: str) -> None:
-    result = cli("push", "Orders", "--shards-count", "3", stdin='{"id": 1}\n\n' + line + '\n{"id": 2}\n', code=1)
-    assert says in result.stderr
-    assert result.stderr.endswith("; nothing was pushed\n")
-    assert result.stderr.count("\n") == 1
-    assert cli.app.queue("Orders", 3).stats().length == 0
+    ]
+    for line, says in rows:
+        with case(line, says):
+            result = cli(
+                "push", "Orders", "--shards-count", "3", stdin='{"id": 1}\n\n' + line + '\n{"id": 2}\n', code=1
+            )
+            assert says in result.stderr
+            assert result.stderr.endswith("; nothing was pushed\n")
+            assert result.stderr.count("\n") == 1
+            assert cli.app.queue("Orders", 3).stats().length == 0
 
 
 @pytest.mark.parametrize("line", ['{"id": 1', '{"id": 1, "scor": 3}'])
@@ -864,7 +877,7 @@ def test_the_embedded_store_serves_a_second_terminal(start: Start) -> None:
         assert node.ends_after(signal.SIGINT) == 0  # although the connections of `cli.app` are open
     finally:
         cli.app.close()
-    assert (start.folder / "threads.txt").read_text() == "MainThread"
+    assert (start.folder / "threads.txt").read_text().split() == ["MainThread", "lowq-process-end"]
     assert node.err.read_text().count("Traceback") == 1  # that of the handler
 
 

@@ -12,6 +12,7 @@ from lowq.cli import main
 from lowq.node.schedules import take_turn
 from lowq.schedules import Schedule, schedules_queue
 from lowq.store.keys import nodes_key
+from tests.rows import case
 
 
 class Cli:
@@ -112,9 +113,8 @@ def test_all_are_paused_and_resumed(cli: Cli) -> None:
     assert cli("resume", "--all").stdout.count(": goes on\n") == 3
 
 
-@pytest.mark.parametrize(
-    ("args", "code", "message"),
-    [
+def test_what_is_not_clear_is_refused(cli: Cli) -> None:
+    rows: list[tuple[list[str], int, str]] = [
         (["pause"], 2, "which schedule? lowq schedules pause NAME, or --all"),
         (["pause", "often", "--all"], 2, "which schedule?"),
         (["run-now"], 2, "which schedule? lowq schedules run-now NAME\n"),
@@ -122,12 +122,12 @@ def test_all_are_paused_and_resumed(cli: Cli) -> None:
         (["run-now", "dayly"], 1, "there is no schedule 'dayly'; known are: 'weekly', 'often'"),
         (["run-now", "weekly"], 1, "there are several schedules 'weekly': say which queue, of 'Other', 'Report'"),
         (["start", "often"], 2, "'start' is not one of 'run-now', 'pause', 'resume'"),
-    ],
-)
-def test_what_is_not_clear_is_refused(cli: Cli, args: list[str], code: int, message: str) -> None:
+    ]
     cli.declare()
-    assert message in cli(*args, code=code).stderr
-    assert cli.app.audit() == []
+    for args, code, message in rows:
+        with case(args, code, message):
+            assert message in cli(*args, code=code).stderr
+            assert cli.app.audit() == []
 
 
 def test_with_the_queue_one_of_several_of_a_name_is_meant(cli: Cli) -> None:

@@ -16,6 +16,7 @@ import lowq
 from lowq.queue import Queue
 from tests.receiver import Receiver
 from tests.redis_server import RedisServer
+from tests.rows import case
 from tests.waiting import PATIENCE, until
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -60,6 +61,7 @@ def test_what_is_put_is_taken(queue: Queue, run: Run) -> None:
     job_id = run("put", "mail", '{"to": "ann"}').stdout.strip()
     expected = {"id": job_id, "payloads": [{"to": "ann"}], "retry_count": -1}
     assert json.loads(run("take", "mail").stdout) == expected
+    assert json.loads(run("take", "mail", "--json").stdout) == {"queue": "mail", "jobs": [expected]}
     assert json.loads(run("take", "mail", "--ack").stdout) == expected
     assert "nothing came" in run("take", "mail", code=1).stderr
     assert queue.stats().processed == 1
@@ -69,6 +71,15 @@ def test_what_is_put_may_come_from_the_standard_input_and_be_due_later(queue: Qu
     job_id = json.loads(run("put", "mail", "-", "--delay", "60", "--json", typed="[1, 2]").stdout)["id"]
     (job,) = queue.jobs("scheduled").jobs
     assert (job.id, job.payloads[0][0]) == (job_id, [1, 2])
+
+
+def test_an_id_that_no_command_can_be_told_is_dead_at_once(queue: Queue, run: Run) -> None:
+    queue.push("a\x00b")
+    said = run("consume", "mail", "--idle", "0.1", "--", "echo", "{id}").stderr
+    assert "can't be started: embedded null byte" in said
+    job = queue.peek("a\x00b")
+    assert job is not None
+    assert (job.state, job.error) == ("morgue", "echo can't be started: embedded null byte")
 
 
 def test_figures_are_sent_to_graphite(queue: Queue, redis_url: str) -> None:
@@ -84,7 +95,10 @@ def test_figures_are_sent_to_graphite(queue: Queue, redis_url: str) -> None:
     assert queue.statistics().tasks.done == 3
 
 
-def test_a_queue_that_is_full_says_so_and_may_be_waited_for(queue: Queue, run: Run) -> None:
+def test_a_queue_that_is_full_says_so_and_may_be_waited_for(
+    queue: Queue, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")  # a long lag must not cut the last column off
     full = queue._backend.queue("full", 1, capacity=1)  # type: ignore[attr-defined]  # it is an application
     full.push({"id": 1})
     for verb in (["put", "full", '"x"'], ["push", "full", "--id", "2"]):
@@ -150,7 +164,7 @@ def test_a_command_gets_the_payloads_and_its_exit_code_says_what_becomes_of_the_
         'case "$1" in bad) echo no such address >&2; exit 3;; busy) exit 75;; esac\n'
     )
     queue.push([{"id": "good", "payload": {"n": n}, "score": n} for n in (2, 1)])
-    queue.push([{"id": "bad"}, {"id": "busy"}])
+    queue.push([{"id": "bad", "score": 1}, {"id": "busy", "score": 1}])
     # What is given back waits for a second.
     ran = run("consume", "mail", "-c", "2", "--idle", "0.3", "--", "sh", str(script), "{id}", cwd=tmp_path)
     assert (tmp_path / "good.got").read_text().split("\n") == ['{"n":1}', '{"n":2}', ""]
@@ -172,16 +186,16 @@ def test_a_command_that_can_not_be_started_is_a_failure(queue: Queue, run: Run) 
     assert "can't be started" in (failed.error or "")
 
 
-@pytest.mark.parametrize("mistyped", ["snd.sh", "./snd.sh", "/nonexistent/command", "data.txt", "./data.txt"])
-def test_a_mistyped_command_is_refused_before_it_charges_any_job(
-    queue: Queue, run: Run, tmp_path: Path, mistyped: str
-) -> None:
+def test_a_mistyped_command_is_refused_before_it_charges_any_job(queue: Queue, run: Run, tmp_path: Path) -> None:
     (tmp_path / "data.txt").write_text("no program")
     queue.push({"id": "a"})
-    refused = run("consume", "mail", "--idle", "0", "--", mistyped, "{id}", code=2, cwd=tmp_path)
-    assert f"{mistyped!r} can't be run: there is no such program, or it is not executable" in refused.stderr
-    stats = queue.stats()
-    assert (stats.due, stats.retries, stats.failed) == (1, 0, 0)
+    commands = ["snd.sh", "./snd.sh", "/nonexistent/command", "data.txt", "./data.txt"]
+    for mistyped in commands:
+        with case(mistyped):
+            refused = run("consume", "mail", "--idle", "0", "--", mistyped, "{id}", code=2, cwd=tmp_path)
+            assert f"{mistyped!r} can't be run: there is no such program, or it is not executable" in refused.stderr
+            stats = queue.stats()
+            assert (stats.due, stats.retries, stats.failed) == (1, 0, 0)
 
 
 def test_a_command_that_exceeds_ttr_is_killed_with_what_it_has_started(queue: Queue, run: Run, tmp_path: Path) -> None:
@@ -202,7 +216,23 @@ def test_a_command_that_exceeds_ttr_is_killed_with_what_it_has_started(queue: Qu
     until(lambda: not Path(f"/proc/{pid}").exists(), "end of the child")
 
 
-def test_what_is_cut_short_waits_again_uncharged(queue: Queue, redis_url: str, tmp_path: Path) -> None:
+#: A command has begun, and its thread goes on only a second later.
+SLOW_START = """\
+import runpy, subprocess, sys, time
+class Popen(subprocess.Popen):
+    def __init__(self, *args, **options):
+        super().__init__(*args, **options)
+        time.sleep(1)
+subprocess.Popen = Popen
+sys.argv[0] = "lowq"
+runpy.run_module("lowq", run_name="__main__", alter_sys=True)
+"""
+
+
+@pytest.mark.parametrize("start", [["-m", "lowq"], ["-c", SLOW_START]], ids=["at once", "slow"])
+def test_what_is_cut_short_waits_again_uncharged(
+    queue: Queue, redis_url: str, tmp_path: Path, start: list[str]
+) -> None:
     queue.push([{"id": n} for n in range(3)])
     words = (
         "consume",
@@ -214,14 +244,16 @@ def test_what_is_cut_short_waits_again_uncharged(queue: Queue, redis_url: str, t
         "-c",
         "trap '' TERM; echo $$ >> pids; while :; do sleep 0.05; done",
     )
-    with subprocess.Popen(command(redis_url, *words), cwd=tmp_path, stderr=subprocess.PIPE, text=True) as process:
+    typed = [sys.executable, *start, *command(redis_url, *words)[3:]]
+    with subprocess.Popen(typed, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as process:
         until(lambda: (tmp_path / "pids").exists() and len((tmp_path / "pids").read_text().split()) == 3, "commands")
         os.kill(process.pid, signal.SIGINT)
         until(lambda: lowq_is_quiet(queue), "no more to be taken")
         os.kill(process.pid, signal.SIGINT)  # at once
         process.communicate(timeout=PATIENCE)
     assert process.returncode == 130
-    assert not any(Path(f"/proc/{pid}").exists() for pid in (tmp_path / "pids").read_text().split())
+    pids = (tmp_path / "pids").read_text().split()
+    until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), "end of the commands, which init reaps")
     stats = queue.stats()
     assert (stats.length, stats.taken, stats.retries, stats.failed) == (3, 0, 0, 0)
 

@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from lowq.cli.init import _FILES
+from tests.rows import case
 
 LOWQ = [sys.executable, "-m", "lowq"]
 APP = "import lowq\n\n\n@lowq.worker(shards_count=2)\ndef {name}(payloads_by_id):\n    pass\n"
@@ -36,9 +37,10 @@ def project(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("app", ["shop.workers", "shop/workers.py", "mails.py", "mails"])
-def test_the_application_is_named_without_an_option(project: Path, app: str) -> None:
-    assert check(project, app).returncode == 0
+def test_the_application_is_named_without_an_option(project: Path) -> None:
+    for app in ["shop.workers", "shop/workers.py", "mails.py", "mails"]:
+        with case(app):
+            assert check(project, app).returncode == 0
 
 
 def test_what_is_named_is_passed_on_to_processes(project: Path) -> None:
@@ -56,53 +58,55 @@ def test_what_is_named_is_passed_on_to_processes(project: Path) -> None:
     assert running.returncode == 0
 
 
-@pytest.mark.parametrize(
-    ("app", "folder"),
-    [("shop.workers", "."), ("shop.workers", "shop/deep"), ("shop/workers.py", "shop"), ("mails.py", "shop"),
-     ("shop.workers", "elsewhere")],
-)  # fmt: skip
-def test_the_project_says_which(project: Path, app: str, folder: str) -> None:
-    (project / "pyproject.toml").write_text(f'[project]\nname = "x"\n[tool.lowq]\napp = "{app}"\n')
+def test_the_project_says_which(project: Path) -> None:
+    rows: list[tuple[str, str]] = [
+        ("shop.workers", "."), ("shop.workers", "shop/deep"), ("shop/workers.py", "shop"), ("mails.py", "shop"),
+        ("shop.workers", "elsewhere"),
+    ]  # fmt: skip
     (project / "elsewhere").mkdir()
-    found = check(project / folder)
-    assert found.returncode == 0, found.stderr
-    assert "no queue" in run(project / folder, "stats").stdout + run(project / folder, "stats").stderr
+    for app, folder in rows:
+        with case(app, folder):
+            (project / "pyproject.toml").write_text(f'[project]\nname = "x"\n[tool.lowq]\napp = "{app}"\n')
+            found = check(project / folder)
+            assert found.returncode == 0, found.stderr
+            assert "no queue" in run(project / folder, "stats").stdout + run(project / folder, "stats").stderr
 
 
 def test_what_is_typed_goes_before_the_project(project: Path) -> None:
     (project / "pyproject.toml").write_text('[tool.lowq]\napp = "nowhere"\n')
     assert check(project, "mails").returncode == 0
+    assert run(project, "stats", "-r", "lowq").returncode == 0
     found = check(project)
     assert found.returncode == 2
     assert "there is no module 'nowhere'" in found.stderr
     assert f"({project / 'pyproject.toml'} says app = 'nowhere')" in found.stderr
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
+def test_a_project_that_makes_no_sense_is_refused(project: Path) -> None:
+    rows: list[tuple[str, str]] = [
         ("[tool.lowq]\napp = 7\n", 'app = 7: write app = "shop.workers"'),
         ('[tool.lowq]\napp = " "\n', 'write app = "shop.workers"'),
         ("[tool.lowq]\nworkers = 'x'\n", "'workers' is no setting; it may have: app"),
         ("[tool]\nlowq = 1\n", "it is no table"),
         ("[tool.lowq\n", "it can't be read"),
-    ],
-)
-def test_a_project_that_makes_no_sense_is_refused(project: Path, text: str, said: str) -> None:
-    (project / "pyproject.toml").write_text(text)
-    found = check(project)
-    assert found.returncode == 2
-    assert said in found.stderr
-    assert "Traceback" not in found.stderr
-    assert check(project, "mails").returncode == 0
+    ]
+    for text, said in rows:
+        with case(text, said):
+            (project / "pyproject.toml").write_text(text)
+            found = check(project)
+            assert found.returncode == 2
+            assert said in found.stderr
+            assert "Traceback" not in found.stderr
+            assert check(project, "mails").returncode == 0
 
 
-@pytest.mark.parametrize("text", ["", "[tool.other]\n", "tool = 1\n", "[tool.lowq]\n"])
-def test_without_any_it_says_what_to_type(project: Path, text: str) -> None:
-    (project / "pyproject.toml").write_text(text)
-    found = check(project)
-    assert found.returncode == 2
-    assert "lowq run shop.workers" in found.stderr
+def test_without_any_it_says_what_to_type(project: Path) -> None:
+    for text in ["", "[tool.other]\n", "tool = 1\n", "[tool.lowq]\n"]:
+        with case(text):
+            (project / "pyproject.toml").write_text(text)
+            found = check(project)
+            assert found.returncode == 2
+            assert "lowq run shop.workers" in found.stderr
 
 
 def test_two_that_differ_are_refused(project: Path) -> None:
@@ -127,6 +131,7 @@ def test_a_new_project_works_at_once(tmp_path: Path) -> None:
     compose = yaml.safe_load((shop / "compose.yaml").read_text())
     assert set(compose["services"]) == {"redis", "node"}
     assert "noeviction" in compose["services"]["redis"]["command"]
+    assert "--find-links . 'lowq[web]'" in compose["services"]["node"]["command"]  # a wheel beside it is installed
     for line in made.stdout.splitlines():
         assert "lowq[" not in line
 

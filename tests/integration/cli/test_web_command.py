@@ -46,10 +46,11 @@ def process(
         stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     try:
-        assert running.stdout is not None
-        for line in running.stdout:
-            if line.startswith("the dashboard is at "):
-                yield running, line.split()[4].rstrip(";")
+        stream = running.stderr if "json" in arguments else running.stdout
+        assert stream is not None
+        for line in stream:
+            if found := re.search(r'the dashboard is at (http[^\s;"]+)', line):
+                yield running, found[1]
                 return
         raise AssertionError(running.communicate()[1])
     finally:

@@ -46,7 +46,7 @@ def test_so_many_shards_at_once_as_concurrency_says(app: lowq.Lowq, start: Start
     until(lambda: len(running) == 3, "three tasks")
     (node,) = app.nodes()
     until(lambda: len(app.nodes()[0].longest_tasks) == 3, "a heartbeat that says so")
-    assert app.nodes()[0].tasks == 3
+    assert (app.nodes()[0].tasks, app.nodes()[0].concurrency) == (3, 3)
     assert node.performing == ()  # no threads
     go.set()
     until(lambda: stats(app, orders) == (0, 0), "the end of all jobs")

@@ -198,9 +198,8 @@ def test_a_coroutine_that_a_handler_returns_has_not_run(app: lowq.Lowq, start: S
 
 
 @pytest.mark.parametrize("uvloop", [True, False])
-@pytest.mark.parametrize("exception", [SystemExit, KeyboardInterrupt])
 def test_what_stops_the_process_in_a_task_of_a_handler_ends_the_node_in_order(
-    app: lowq.Lowq, start: Start, monkeypatch: pytest.MonkeyPatch, exception: type[BaseException], uvloop: bool
+    app: lowq.Lowq, start: Start, monkeypatch: pytest.MonkeyPatch, uvloop: bool
 ) -> None:
     if not uvloop:
         monkeypatch.setitem(sys.modules, "uvloop", None)
@@ -212,7 +211,7 @@ def test_what_stops_the_process_in_a_task_of_a_handler_ends_the_node_in_order(
 
     async def child() -> None:
         await asyncio.sleep(0)
-        raise exception
+        raise KeyboardInterrupt
 
     @app.worker(shards_count=4)
     async def orders(payloads_by_id: Batch) -> None:
@@ -232,7 +231,45 @@ def test_what_stops_the_process_in_a_task_of_a_handler_ends_the_node_in_order(
     assert node.exit_code == 1
     job = orders.queue.peek(1)
     assert job is not None
-    assert job.crashes == 1
+    # Who awaits the task gets that, too.
+    assert (job.crashes, job.retry_count) == (1, -1)
+
+
+@pytest.mark.parametrize("uvloop", [True, False])
+def test_an_exit_in_a_task_of_a_handler_fails_its_job_and_nothing_else(
+    app: lowq.Lowq, start: Start, monkeypatch: pytest.MonkeyPatch, uvloop: bool
+) -> None:
+    if not uvloop:
+        monkeypatch.setitem(sys.modules, "uvloop", None)
+
+    async def child() -> None:
+        await asyncio.sleep(0)
+        raise SystemExit(2)
+
+    async def by_group() -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(child())
+
+    async def by_gather() -> None:
+        await asyncio.gather(child(), asyncio.sleep(0))
+
+    async def left_behind() -> None:
+        task = asyncio.create_task(child())
+        await asyncio.wait([task])
+
+    ways = {"group": by_group, "gather": by_gather, "left": left_behind}
+
+    @app.worker(shards_count=1, max_retry_count=0)
+    async def orders(payloads_by_id: Batch) -> None:
+        for job_id in payloads_by_id:
+            if job_id in ways:
+                await ways[job_id]()
+
+    orders.perform_async({"id": job_id} for job_id in (*ways, "last"))
+    node = start()
+    until(lambda: orders.queue.stats().morgue_length == 2 and stats(app, orders) == (0, 0), "the end of all jobs")
+    assert not node.stopping.is_set()
+    assert orders.queue.peek("left") is orders.queue.peek("last") is None
 
 
 def test_a_handler_that_cancels_its_own_task_is_charged(app: lowq.Lowq, start: Start) -> None:

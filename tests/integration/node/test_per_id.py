@@ -1,8 +1,13 @@
 """``perform_one`` in nodes: what ends a batch in the middle."""
 
 import asyncio
+import gc
+import logging
 import sys
 import threading
+import time
+import weakref
+from contextvars import ContextVar
 from functools import partial
 from typing import Any
 
@@ -159,3 +164,98 @@ def test_a_time_limit_charges_the_id_that_exceeded_it(app: lowq.Lowq, start: Sta
         assert job.state == "morgue"
         assert "TimeLimitExceeded" in (job.error or "")
         assert worker.queue.stats().morgue_length == 1
+
+
+def test_each_id_has_a_time_limit_also_after_one_that_swallowed_its_own(app: lowq.Lowq, start: Start) -> None:
+    def run_long() -> bool:
+        """Whether it was interrupted."""
+        give_up_at = time.monotonic() + PATIENCE
+        try:
+            while time.monotonic() < give_up_at:
+                time.sleep(0.001)
+        except lowq.TimeLimitExceeded:
+            return True
+        return False
+
+    interrupted: dict[str, bool] = {}
+
+    @app.worker(shards_count=1, batch_size=10, time_limit=0.2)
+    def orders(job_id: str, payloads: list[Any]) -> None:
+        interrupted[job_id] = run_long()
+
+    push(orders)
+    start(threads=1)
+    until(lambda: is_empty(orders), "all ids")
+    assert interrupted == dict.fromkeys(IDS, True)
+
+
+def test_what_a_call_sets_of_context_variables_the_next_does_not_see(app: lowq.Lowq, start: Start) -> None:
+    tenant: ContextVar[str] = ContextVar("tenant", default="none")
+    seen: list[tuple[str, str]] = []
+
+    def see(name: str, value: str) -> None:
+        seen.append((name, tenant.get()))
+        tenant.set(value)
+
+    def by_id(job_id: str, payloads: list[Any]) -> None:
+        see("by id", job_id)
+
+    def by_batch(payloads_by_id: dict[str, list[Any]]) -> None:
+        see("by batch", str(payloads_by_id))
+
+    async def aby_id(job_id: str, payloads: list[Any]) -> None:
+        see("async by id", job_id)
+        await asyncio.sleep(0)
+        assert tenant.get() == job_id
+        assert asyncio.current_task() is not None
+        async with asyncio.timeout(PATIENCE):
+            assert await asyncio.create_task(read()) == job_id
+
+    async def read() -> str:
+        return tenant.get()
+
+    async def aby_batch(payloads_by_id: dict[str, list[Any]]) -> None:
+        for job_id in payloads_by_id:
+            await aby_id(job_id, [])
+
+    handlers: list[tuple[Any, int]] = [(by_id, 2), (by_batch, 2), (aby_id, 2), (aby_batch, 1)]
+    workers = [
+        app.worker(shards_count=1, queue_name=handler.__name__, batch_size=size)(handler) for handler, size in handlers
+    ]
+    for worker in workers:
+        push(worker)
+    start(threads=1)
+    for worker in workers:
+        until(partial(is_empty, worker), "all ids")
+    assert {value for _, value in seen} == {"none"}
+    assert len(seen) == 3 * len(IDS) + len(IDS) // 2
+
+
+@pytest.mark.parametrize("is_async", [False, True], ids=["thread", "loop"])
+def test_a_node_lets_go_of_what_a_failed_handler_held(app: lowq.Lowq, start: Start, is_async: bool) -> None:
+    class Connection:
+        pass
+
+    kept: list[weakref.ref[Connection]] = []
+
+    def perform(payloads_by_id: dict[str, list[Any]]) -> None:
+        held = Connection()
+        kept.append(weakref.ref(held))
+        raise ValueError("boom")
+
+    async def aperform(payloads_by_id: dict[str, list[Any]]) -> None:
+        perform(payloads_by_id)
+
+    worker = app.worker(shards_count=1, max_retry_count=0, queue_name="Connections")(aperform if is_async else perform)
+    logging.disable()  # pytest keeps what is logged, and with it what was raised
+    gc.collect()
+    gc.disable()
+    try:
+        push(worker)
+        start(threads=1)
+        until(lambda: worker.queue.stats().morgue_length == len(IDS), "the morgue")
+        until(lambda: not any(ref() is not None for ref in kept), "the end of what the handlers held")
+        assert len(kept) >= len(IDS)
+    finally:
+        gc.enable()
+        logging.disable(logging.NOTSET)

@@ -89,6 +89,16 @@ def test_under_load_it_goes_on_with_its_leases(make_rig: MakeRig, supervise: Sup
     assert node.no_traceback()
 
 
+def test_after_a_reshard_code_that_says_the_old_number_can_be_run(make_rig: MakeRig, supervise: Supervise) -> None:
+    rig = make_rig()
+    node = start(rig, supervise)
+    rig.app.queue(rig.queue_name).reshard(7)
+    write_code(rig, 2)
+    node.signal(signal.SIGHUP)
+    runs(rig, node, 2)
+    assert node.stop() == 0
+
+
 def test_the_command_reaches_it(make_rig: MakeRig, supervise: Supervise) -> None:
     rig = make_rig()
     node = start(rig, supervise)
@@ -106,7 +116,10 @@ BROKEN = {
     "syntax": ("def f(:\n", "SyntaxError: invalid syntax (app.py, line 1)"),
     "exit": ("import os\nos._exit(9)\n", "exited with code 9"),
     "no worker": ("import lowq\n", "registers no worker"),
-    "shards_count": (SOURCE.replace("{settings!r}", "{'ORDERS_SHARDS': '7'}"), "has shards_count=5 in Redis"),
+    "shards_count": (
+        SOURCE.replace("{settings!r}", "{'ORDERS_SHARDS': '7', 'LOWQ_STRICT_SHARDS_COUNT': '1'}"),
+        "has shards_count=5 in Redis",
+    ),
     "on_server_init": (SOURCE + "app.config.on_server_init = lambda: 1 / 0\n", "ZeroDivisionError"),
     "constructor": (
         SOURCE + "from tests.integration.app_orders import Orders\nOrders.__init__ = lambda self: 1 / 0\n",

@@ -32,6 +32,7 @@ def judged(rig: Rig) -> Report:
     return report
 
 
+@pytest.mark.timeout(1200)  # on a busy machine more is pushed meanwhile than is judged in the usual time
 @pytest.mark.parametrize("environment", [{}, {"ORDERS_ASYNC": "1"}, {"ORDERS_CONSUMER": "mixed"}])
 def test_a_queue_is_resharded_under_load(make_rig: MakeRig, environment: dict[str, str]) -> None:
     rig = make_rig(ORDERS_SHARDS=12, ORDERS_BATCH=5, ORDERS_WORK=0.002, **environment)

@@ -126,6 +126,25 @@ def test_a_setup_of_an_async_worker_that_fails_does_so_as_well(app: lowq.Lowq) -
     assert app.nodes() == []
 
 
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_setup_that_ends_the_process_is_logged(
+    app: lowq.Lowq, caplog: pytest.LogCaptureFixture, is_async: bool
+) -> None:
+    def leave(self: Any) -> None:
+        raise SystemExit(3)
+
+    def perform(payloads_by_id: dict[str, list[Any]]) -> None: ...
+
+    async def aperform(payloads_by_id: dict[str, list[Any]]) -> None: ...
+
+    worker = app.worker(aperform if is_async else perform)
+    worker.setup = leave  # type: ignore[method-assign]
+    with pytest.raises(SystemExit):
+        Node(app, threads=1).start()
+    assert "a worker could not be set up: SystemExit(3)" in caplog.text
+    assert "in leave" in caplog.text
+
+
 def test_nothing_is_performed_before_all_are_set_up(app: lowq.Lowq, calls: Calls) -> None:
     go, begun = threading.Event(), threading.Event()
     quick = make_worker(app, calls, "Quick")

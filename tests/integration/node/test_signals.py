@@ -196,7 +196,7 @@ def test_a_handler_that_exits_stops_the_node_after_the_others(make_rig: MakeRig)
     go(rig)
     assert node.wait() == 1
     assert rig.performs(slow)[0].ok is True
-    assert [event["error"] for event in rig.events("last_words")] == ["SystemExit('told to exit')"]
+    assert [event["error"] for event in rig.events("last_words")] == ["KeyboardInterrupt('told to exit')"]
     assert rig.of_shards("lease") == {}
     assert rig.merged("crashes") == {exiting: "1"}
     rig.node()
@@ -213,16 +213,3 @@ def test_a_job_that_exits_again_and_again_is_buried(make_rig: MakeRig) -> None:
         assert rig.node().wait() == 1
     assert rig.buried() == {("a", 1)}
     assert rig.is_drained()
-
-
-@pytest.mark.parametrize("hook", ["retry_in", "retries_exhausted"])
-def test_a_hook_of_a_worker_that_exits_stops_the_node_too(make_rig: MakeRig, hook: str) -> None:
-    rig = make_rig(ORDERS_BREAK=hook, ORDERS_MAX_RETRIES=0 if hook == "retries_exhausted" else 5)
-    node = rig.node().holds_all()
-    rig.push("a", 1, do="raise", once=True)
-    assert node.wait() == 1
-    assert f"{hook} was told to exit" in rig.events("last_words")[0]["error"]
-    rig.node(ORDERS_BREAK="")
-    rig.app.queue(rig.queue_name, rig.shards_count).perform_now("a")  # when it is left to the default, in 15 s or more
-    rig.drained()
-    assert rig.report().problems == []

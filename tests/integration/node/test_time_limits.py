@@ -85,7 +85,7 @@ def test_a_batch_taken_in_advance_behind_one_that_hangs_is_not_charged(make_rig:
     rig = make_rig(ORDERS_SHARDS=1, ORDERS_TTR=TTR, LOWQ_THREADS_PER_NODE=3, ORDERS_MAX_CRASHES=1, LOWQ_LEASE_TTL=NEVER)
     rig.node().holds_all()
     rig.push("first", 1, do="wait", delay=0.0)
-    rig.app.queue("Orders", 1).push([{"id": f"more-{n}", "payload": {"version": 1}} for n in range(20)])
+    rig.app.queue("Orders", 1).push([{"id": f"more-{n}", "payload": {"version": 1}, "score": 1} for n in range(20)])
     for number in range(20):
         rig.done(f"more-{number}", 1)
     until(lambda: rig.buried() == {("first", 1)}, "the job that hangs in the morgue")

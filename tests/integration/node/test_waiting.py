@@ -3,6 +3,7 @@
 import asyncio
 import json
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -30,6 +31,14 @@ def become_replica(rig: Rig) -> None:
 
 def become_primary(rig: Rig) -> None:
     rig.client.execute_command("REPLICAOF", "NO", "ONE")
+
+
+def is_busy(client: "redis.Redis") -> bool:
+    try:
+        client.get("anything")
+    except redis.ResponseError as error:
+        return "busy" in str(error)
+    return False
 
 
 def problems(rig: Rig) -> list[str]:
@@ -166,6 +175,25 @@ def test_it_waits_until_the_data_is_loaded(make_rig: MakeRig) -> None:
         server.kill()
         server.options["key_load_delay"] = 0
         server.start()
+        node.holds_all()
+        rig.push("a", 1)
+        rig.done("a", 1)
+        assert node.stop() == 0
+
+
+@pytest.mark.threads_only
+def test_it_waits_for_a_script_of_somebody_else(make_rig: MakeRig) -> None:
+    with (
+        RedisServer(busy_reply_threshold=10) as server,
+        socket.create_connection(("127.0.0.1", server.port)) as other,
+        redis.Redis(port=server.port) as client,
+    ):
+        other.sendall(b"EVAL 'while true do end' 0\r\n")
+        until(lambda: is_busy(client), "a busy Redis")
+        rig = make_rig(server.url)
+        node = rig.node()
+        assert "runs a script of somebody else" in node.says("waiting until it can")
+        client.execute_command("SCRIPT", "KILL")
         node.holds_all()
         rig.push("a", 1)
         rig.done("a", 1)

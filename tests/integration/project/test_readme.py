@@ -30,6 +30,7 @@ from lowq.doctor import CODES, KINDS, server
 from lowq.settings import Config
 from lowq.store.scripts import load_scripts
 from lowq.workers import Worker, WorkerOptions
+from tests.rows import case
 from tests.waiting import until
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -65,13 +66,13 @@ for name, function in list(vars(page).items()):
 """
 
 
-def marked_blocks() -> dict[str, str]:
-    """Page and name -> the Python of all blocks of that name."""
-    found: defaultdict[str, str] = defaultdict(str)
+def marked_blocks() -> dict[str, dict[str, str]]:
+    """Page -> name -> the Python of all its blocks of that name."""
+    found: defaultdict[str, defaultdict[str, str]] = defaultdict(lambda: defaultdict(str))
     for page, text in TEXTS.items():
         for name, code in _MARKED.findall(text):
-            found[f"{page}:{name}"] += code
-    return dict(found)
+            found[page][name] += code
+    return {page: dict(blocks) for page, blocks in found.items()}
 
 
 BLOCKS = marked_blocks()
@@ -84,27 +85,29 @@ def environment(**more: str) -> dict[str, str]:
     return {**clean, "PYTHONPATH": os.pathsep.join(filter(None, paths)), **more}
 
 
-@pytest.mark.parametrize("name", BLOCKS)
-def test_marked_python_runs_and_has_the_values_it_shows(name: str) -> None:
-    code = _VALUE.sub(lambda match: f"{match[1]}shows_({match[2]}, {match[3]!r})", BLOCKS[name])
-    ran = subprocess.run(
-        [sys.executable, "-W", "error", "-c", _RUNNER],
-        input=code,
-        env=environment(LOWQ_REDIS_URL="memory://"),
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert ran.returncode == 0, ran.stderr
+@pytest.mark.parametrize("page", BLOCKS)
+def test_marked_python_runs_and_has_the_values_it_shows(page: str) -> None:
+    for name, code in BLOCKS[page].items():
+        with case(name):
+            ran = subprocess.run(
+                [sys.executable, "-W", "error", "-c", _RUNNER],
+                input=_VALUE.sub(lambda match: f"{match[1]}shows_({match[2]}, {match[3]!r})", code),
+                env=environment(LOWQ_REDIS_URL="memory://"),
+                cwd=ROOT,
+                capture_output=True,
+                text=True,
+                timeout=120,
+                check=False,
+            )
+            assert ran.returncode == 0, ran.stderr
 
 
-@pytest.mark.parametrize("page", TEXTS)
-def test_every_block_of_python_is_valid_and_is_run(page: str) -> None:
-    for mark, code in _PYTHON.findall(TEXTS[page]):
-        compile(code, page, "exec")
-        assert re.fullmatch(r"<!-- (run|file): \S+ -->", mark), f"nothing runs this block:\n{code}"
+def test_every_block_of_python_is_valid_and_is_run() -> None:
+    for page, text in TEXTS.items():
+        with case(page):
+            for mark, code in _PYTHON.findall(text):
+                compile(code, page, "exec")
+                assert re.fullmatch(r"<!-- (run|file): \S+ -->", mark), f"nothing runs this block:\n{code}"
 
 
 def test_the_readme_is_short_and_its_first_worker_is_the_example() -> None:
@@ -131,27 +134,29 @@ def test_the_page_of_the_command_line_shows_every_verb() -> None:
     assert shown >= set(main.commands)
 
 
-@pytest.mark.parametrize("line", COMMANDS)
-def test_a_command_has_the_verb_and_the_options_that_are_shown(line: str) -> None:
-    # With --help nothing is done, but only after all of the line was understood.
-    words = shlex.split(line, comments=True)[1:]
-    words.insert(words.index("--") if "--" in words else len(words), "--help")
-    result = CliRunner().invoke(main, words)
-    assert result.exit_code == 0, result.output
+def test_a_command_has_the_verb_and_the_options_that_are_shown() -> None:
+    for line in COMMANDS:
+        with case(line):
+            # With --help nothing is done, but only after all of the line was understood.
+            words = shlex.split(line, comments=True)[1:]
+            words.insert(words.index("--") if "--" in words else len(words), "--help")
+            result = CliRunner().invoke(main, words)
+            assert result.exit_code == 0, result.output
 
 
-@pytest.mark.parametrize("line", OTHERS)
-def test_other_commands_name_what_exists(line: str) -> None:
-    words = [word for word in shlex.split(line, comments=True) if not re.match(r"[A-Z_]+=", word)]
-    match words:
-        case ["make", target, *_]:
-            assert target in targets()
-        case ["pip", "install", "-e", what]:
-            assert set(re.findall(r"\w+", what)) <= extras()
-        case ["python", path]:
-            assert (ROOT / path).is_file()
-        case _:
-            assert words[0] in {"python3", ".", "export", "echo", "kill", "curl", "openapi-python-client"}
+def test_other_commands_name_what_exists() -> None:
+    for line in OTHERS:
+        with case(line):
+            words = [word for word in shlex.split(line, comments=True) if not re.match(r"[A-Z_]+=", word)]
+            match words:
+                case ["make", target, *_]:
+                    assert target in targets()
+                case ["pip", "install", "-e", what]:
+                    assert set(re.findall(r"\w+", what)) <= extras()
+                case ["python", path]:
+                    assert (ROOT / path).is_file()
+                case _:
+                    assert words[0] in {"python3", ".", "export", "echo", "kill", "curl", "openapi-python-client"}
 
 
 def test_the_requests_of_the_page_of_the_dashboard_work() -> None:
@@ -183,9 +188,10 @@ def extras() -> set[str]:
         return set(tomllib.load(file)["project"]["optional-dependencies"])
 
 
-@pytest.mark.parametrize("page", TEXTS)
-def test_targets_of_make_that_a_page_names_exist(page: str) -> None:
-    assert set(re.findall(r"`make ([a-z-]+)", TEXTS[page])) <= targets()
+def test_targets_of_make_that_a_page_names_exist() -> None:
+    for page, text in TEXTS.items():
+        with case(page):
+            assert set(re.findall(r"`make ([a-z-]+)", text)) <= targets()
 
 
 def test_the_first_worker_prints_what_the_readme_shows(redis_url: str, tmp_path: Path) -> None:
@@ -253,30 +259,30 @@ def test_the_table_of_settings_names_all_of_them_in_order() -> None:
     assert list(rows("settings.md", "Settings")) == SETTINGS
 
 
-@pytest.mark.parametrize("name", SETTINGS)
-def test_a_setting_has_the_default_that_the_table_shows(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(f"LOWQ_{name.upper()}", raising=False)
-    default = getattr(Config(), name)
-    shown = rows("settings.md", "Settings")[name][0]
-    if callable(default):
-        assert "`" not in shown, "what a callable does is told in words"
-    else:
-        assert ast.literal_eval(shown.strip("`")) == default
+def test_a_setting_has_the_default_that_the_table_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in SETTINGS:
+        with case(name), monkeypatch.context() as patch:
+            patch.delenv(f"LOWQ_{name.upper()}", raising=False)
+            default = getattr(Config(), name)
+            shown = rows("settings.md", "Settings")[name][0]
+            if callable(default):
+                assert "`" not in shown, "what a callable does is told in words"
+            else:
+                assert ast.literal_eval(shown.strip("`")) == default
 
 
-@pytest.mark.parametrize("name", SETTINGS)
-def test_a_setting_is_read_from_the_environment_when_the_table_says_so(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    variable = f"LOWQ_{name.upper()}"
-    monkeypatch.setenv(variable, "{ nonsense }")
-    shown = rows("settings.md", "Settings")[name][2]
-    if shown:
-        assert shown == f"`{variable}`"
-        with pytest.raises(lowq.ConfigError, match=variable):
-            getattr(Config(), name)
-    else:
-        assert getattr(Config(), name) != "{ nonsense }"
+def test_a_setting_is_read_from_the_environment_when_the_table_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in SETTINGS:
+        with case(name), monkeypatch.context() as patch:
+            variable = f"LOWQ_{name.upper()}"
+            patch.setenv(variable, "{ nonsense }")
+            shown = rows("settings.md", "Settings")[name][2]
+            if shown:
+                assert shown == f"`{variable}`"
+                with pytest.raises(lowq.ConfigError, match=variable):
+                    getattr(Config(), name)
+            else:
+                assert getattr(Config(), name) != "{ nonsense }"
 
 
 def test_the_table_of_worker_options_has_all_of_them_with_their_defaults() -> None:
@@ -344,13 +350,14 @@ def links(text: str) -> list[str]:
     return [link for link in found if "://" not in link]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=TEXTS)
-def test_links_lead_somewhere(page: Path) -> None:
-    for link in links(page.read_text(encoding="utf-8")):
-        path, _, anchor = link.partition("#")
-        target = (page.parent / path).resolve() if path else page
-        assert target.exists(), link
-        assert not anchor or anchor in anchors(target), link
+def test_links_lead_somewhere() -> None:
+    for page in PAGES:
+        with case(page.name):
+            for link in links(page.read_text(encoding="utf-8")):
+                path, _, anchor = link.partition("#")
+                target = (page.parent / path).resolve() if path else page
+                assert target.exists(), link
+                assert not anchor or anchor in anchors(target), link
 
 
 def test_the_readme_and_the_index_lead_to_every_page() -> None:

@@ -10,7 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
+from tests.rows import case
 
 ROOT = Path(__file__).resolve().parents[3]
 _FILE = re.compile(r"^<!-- file: (\S+) -->\n+```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -220,24 +220,27 @@ with TestClient(application, base_url="http://localhost", client=("127.0.0.1", 5
 }
 
 
-@pytest.mark.parametrize("name", USES)
-def test_a_recipe_works_in_an_application(name: str, tmp_path: Path) -> None:
-    files = {**DJANGO, **FILES[name.partition(":")[0]]}
-    for path, text in files.items():
-        (tmp_path / path).parent.mkdir(exist_ok=True)
-        (tmp_path / path).write_text(text, encoding="utf-8")
-    clean = {key: value for key, value in os.environ.items() if not key.startswith(("LOWQ_", "DJANGO_"))}
-    paths = [str(tmp_path), str(ROOT), str(ROOT / "web")]
-    ran = subprocess.run(
-        [sys.executable, "-W", "error", "-c", USES[name]],
-        env={**clean, "LOWQ_REDIS_URL": "memory://", "PYTHONPATH": os.pathsep.join(paths)},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert ran.returncode == 0, ran.stdout + ran.stderr
+def test_a_recipe_works_in_an_application(tmp_path: Path) -> None:
+    for number, (name, use) in enumerate(USES.items()):
+        with case(name):
+            folder = tmp_path / str(number)
+            folder.mkdir()
+            files = {**DJANGO, **FILES[name.partition(":")[0]]}
+            for path, text in files.items():
+                (folder / path).parent.mkdir(exist_ok=True)
+                (folder / path).write_text(text, encoding="utf-8")
+            clean = {key: value for key, value in os.environ.items() if not key.startswith(("LOWQ_", "DJANGO_"))}
+            paths = [str(folder), str(ROOT), str(ROOT / "web")]
+            ran = subprocess.run(
+                [sys.executable, "-W", "error", "-c", use],
+                env={**clean, "LOWQ_REDIS_URL": "memory://", "PYTHONPATH": os.pathsep.join(paths)},
+                cwd=folder,
+                capture_output=True,
+                text=True,
+                timeout=120,
+                check=False,
+            )
+            assert ran.returncode == 0, ran.stdout + ran.stderr
 
 
 def test_every_file_that_is_shown_is_used() -> None:

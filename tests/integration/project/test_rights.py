@@ -1,5 +1,6 @@
 """Users of Redis that may do only what docs/rights.md says, on a real server."""
 
+import asyncio
 import math
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,9 +13,10 @@ from starlette.testclient import TestClient
 import lowq
 import lowq_web
 from lowq.store.keys import shard_prefix
+from lowq.store.scripts import load_scripts
 from tests.integration.support import Rig, until
 from tests.redis_server import RedisServer
-from tests.rights import as_user, create, refused, rules
+from tests.rights import CAN_DO_WITHOUT, as_user, commands, create, refused, rules
 from tests.waiting import PATIENCE
 
 PRODUCER, NODE, PEOPLE = "lowq-producer", "lowq-node", "lowq-people"
@@ -49,7 +51,7 @@ def test_a_producer_pushes_with_the_rights_of_a_producer(server: RedisServer, ri
     rig.push("a", 1)
     rig.push("a", 2)  # a second payload: another form of its key
     rig.push("later", 1, delay=60)
-    rig.app.queue("Orders").push([{"id": number, "payload": "x" * 5000} for number in range(2000)])
+    rig.app.queue("Orders").push([{"id": number, "payload": "x" * 5000, "score": 1} for number in range(2000)])
     assert sum(map(len, rig.of_shards("due").values())) == 2002
     assert refused(rig.client) == set()
 
@@ -173,6 +175,76 @@ def test_people_see_and_do_everything_with_the_rights_of_people(rig: Rig, server
     app.queue("Orders").drop()
     assert refused(rig.client) == set()
     app.close()
+
+
+def test_a_script_whose_commands_are_not_all_allowed_writes_nothing(server: RedisServer) -> None:
+    """Each command in turn is forbidden to a user who may do everything else."""
+    scripts = {name: commands((name,)) for name in load_scripts()}
+    prefix = shard_prefix("lowq", "Orders", 0)
+    with redis.Redis.from_url(server.url) as client:
+        lowq.Lowq(redis_url=server.url).queue("Orders", 1, merge="append").push([{"id": "first", "payload": 0}])
+        for command in sorted(set[str]().union(*scripts.values())):
+            client.execute_command(
+                "ACL", "SETUSER", "most", "reset", "on", "nopass", "~*", "&*", "+@all", f"-{command}"
+            )
+            client.acl_log_reset()
+            app = lowq.Lowq(redis_url=server.url.replace("redis://", "redis://most:any@"))
+            before = {key: client.dump(key) for key in client.scan_iter()}
+            for name, needed in scripts.items():
+                if command in needed - CAN_DO_WITHOUT:
+                    with pytest.raises(lowq.RedisRefused, match=rf"[+]{command}\b.*nothing was written"):
+                        app.client.run(name, prefix)
+            assert {key: client.dump(key) for key in client.scan_iter()} == before, command
+            queue = app.queue("Orders", 1, merge="append")
+            if command in (scripts["push"] | {"hget"}) - CAN_DO_WITHOUT:
+                with pytest.raises(lowq.RedisRefused):
+                    queue.push([{"id": command, "payload": 1}])
+                assert client.get(f"{prefix}payloads:{command}") is None, command
+                client.execute_command("ACL", "SETUSER", "most", f"+{command}")
+            queue.push([{"id": command, "payload": 1}])
+            assert client.get(f"{prefix}payloads:{command}"), command
+            app.close()
+            refused_in_scripts = {entry["object"] for entry in client.acl_log(count=128) if entry["context"] == "lua"}
+            assert refused_in_scripts <= CAN_DO_WITHOUT, command
+
+
+def test_rights_that_are_taken_and_given_back_are_noticed_by_a_loop(server: RedisServer) -> None:
+    app = lowq.Lowq(redis_url=server.url.replace("redis://", "redis://most:any@"))
+    with redis.Redis.from_url(server.url) as client:
+
+        async def refused_while_it_lasts() -> None:
+            queue = app.queue("Orders", 1)
+            for number in range(5):  # the loop has a connection of its own from the second on
+                await queue.apush([{"id": number}])
+            client.execute_command("ACL", "SETUSER", "most", "-unlink", "-mset")
+            client.acl_log_reset()
+            for _ in range(3):
+                with pytest.raises(lowq.RedisRefused):
+                    await queue.apush([{"id": "refused"}])
+            assert sum(entry["count"] for entry in client.acl_log() if entry["context"] == "lua") <= 1
+            client.execute_command("ACL", "SETUSER", "most", "+unlink", "+mset")
+            await queue.apush([{"id": "accepted"}])
+
+        client.execute_command("ACL", "SETUSER", "most", "on", "nopass", "~*", "&*", "+@all")
+        asyncio.run(refused_while_it_lasts())
+    app.close()
+
+
+def test_a_user_without_channels_pushes_once_and_is_worked_for(server: RedisServer, rig: Rig) -> None:
+    """As Redis 7 makes users."""
+    with redis.Redis.from_url(server.url) as client:
+        client.execute_command("ACL", "SETUSER", "deaf", "on", "nopass", "~*", "resetchannels", "+@all")
+    url = server.url.replace("redis://", "redis://deaf:any@")
+    app = lowq.Lowq(redis_url=url)
+    assert "rights" in {finding.code for finding in app.examine()}
+    node = rig.node(LOWQ_REDIS_URL=url, LOWQ_POLL_INTERVAL=0.5).holds_all()
+    node.says("does not let this user publish")
+    node.says("does not let this user listen")
+    app.queue("Orders").push([{"id": "a", "payload": {"version": 1}}])
+    rig.done("a", 1)
+    app.close()
+    assert node.stop() == 0
+    assert len(node.lines("does not let this user")) == 2
 
 
 def test_a_producer_can_not_reshard_and_changes_nothing_when_it_tries(rig: Rig, server: RedisServer) -> None:

@@ -1,8 +1,13 @@
 """A primary of a cluster is gone or cut off, and its replica has its slots."""
 
 import asyncio
+import json
+import os
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,10 +18,12 @@ from lowq.errors import RedisUnavailable
 from lowq.queue import Queue
 from lowq.sharding import shard_of
 from lowq.store import Client, Deadline
+from lowq.store.keys import nodes_key, queues_key, shard_prefix
 from tests.integration.conftest import MakeRig
 from tests.integration.support import answered, until
 from tests.redis_cluster import SLOTS, RedisCluster
 from tests.redis_server import RedisServer
+from tests.waiting import NEVER, PATIENCE
 
 
 @pytest.fixture
@@ -31,7 +38,7 @@ def ids_of_first(queue: Queue) -> list[str]:
 
 
 def is_pushed(queue: Queue, job_id: str) -> bool:
-    return answered(lambda: queue.push({"id": job_id, "payload": {"version": 2}, "score": 2}) == 1)
+    return answered(lambda: queue.push({"id": job_id, "payload": {"version": 2}, "score": 2e12}) == 1)
 
 
 @pytest.mark.parametrize("end", ["killed", pytest.param("frozen", marks=pytest.mark.slow)])
@@ -168,3 +175,41 @@ def test_work_on_the_other_primaries_goes_on_until_there_is_a_next_one(
         queue.push({"id": job_id, "payload": {"version": 2}} for job_id in mine)
         until(lambda: is_done(mine), "work on the shards of the next primary")
         node.kill()
+
+
+def test_reports_show_what_answers_and_name_what_does_not(tmp_path: Path) -> None:
+    with RedisCluster(tmp_path, cluster_node_timeout=int(1000 * NEVER)) as cluster:
+        app = lowq.Lowq(redis_url=cluster.url)
+        app.queue("Orders", 24).push([{"id": number} for number in range(200)])
+        whole = app.queue("Orders").stats()
+        of_registries = [cluster.primary_of(key_slot(key("lowq").encode())) for key in (queues_key, nodes_key)]
+        victim = next(server for server in cluster.servers[:3] if server not in of_registries)
+        served = [cluster.primary_of(key_slot(shard_prefix("lowq", "Orders", shard).encode())) for shard in range(24)]
+        away = [shard for shard, server in enumerate(served) if server is victim]
+        victim.kill()
+
+        def says(*words: str) -> tuple[Any, str]:
+            environment = {**os.environ, "LOWQ_REDIS_URL": cluster.url}
+            command = [sys.executable, "-m", "lowq", *words, "--json"]
+            done = subprocess.run(
+                command, env=environment, capture_output=True, text=True, timeout=PATIENCE, check=False
+            )
+            assert done.returncode == 1, done
+            return json.loads(done.stdout), done.stderr
+
+        for words in (["stats"], ["stats", "Orders"]):
+            found, error = says(*words)
+            assert 0 < found["total"]["length"] < whole.length
+            assert f"Orders: shards {', '.join(map(str, away))} not counted" in error
+        found, error = says("shards", "Orders")
+        assert [shard["index"] for shard in found["shards"]] == [index for index in range(24) if index not in away]
+        assert f"Orders: shards {', '.join(map(str, away))} not shown" in error
+        assert str(victim.port) in error
+        found, _ = says("doctor")
+        (silent,) = [finding for finding in found["findings"] if finding["code"] == "redis_silent"]
+        assert str(victim.port) in silent["what"]
+        assert len([finding for finding in found["findings"] if finding["code"] == "redis"]) == 2
+        # Who calls the API is not given half an answer.
+        with pytest.raises(RedisUnavailable):
+            app.queue("Orders").stats()
+        app.close()

@@ -1,48 +1,100 @@
-"""A queue of a cluster gets another number of shards: its jobs go from primary to primary."""
+"""A queue gets another number of shards on servers with replicas: a failover loses what no replica has confirmed, so
+nothing is deleted before what replaces it was.
+"""
 
-import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
 
 import lowq
+from lowq.admin.reshard import ReshardProgress, reshard
 from lowq.store import Call
-from lowq.store.durability import Wait
 from tests.redis_cluster import RedisCluster
-from tests.waiting import PATIENCE
+from tests.redis_server import RedisServer
+from tests.waiting import PATIENCE, until
+
+IDS = [str(number) for number in range(300)]
+#: Scripts from whose writes a reshard goes on.
+STEPS = {"set_layout", "prepare_shard", "seal", "move_out", "move_in", "open_shard"}
+
+
+def filled(url: str, shards_count: int, **options: Any) -> lowq.Queue:
+    queue = lowq.Lowq(redis_url=url).queue("Orders", shards_count)
+    queue.push(({"id": job_id, "payload": job_id} for job_id in IDS), **options)
+    return queue
+
+
+def until_replicas_are_waited_for(steps: Iterator[ReshardProgress]) -> ReshardProgress:
+    return next(progress for progress in steps if progress.waits_for_replicas)
 
 
 @pytest.mark.parametrize("replicas", [1, 0])
-def test_jobs_are_deleted_once_a_replica_of_where_they_came_to_has_them(
-    replicas: int, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of two primaries one may fail over and lose what it was given, while the other has deleted it."""
-    if replicas:  # they may be slow, and confirm it all the same
-        monkeypatch.setattr("lowq.admin.reshard.CONFIRMATION", Wait("replicated", PATIENCE))
+def test_replicas_confirm_each_step_where_there_are_any(replicas: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lowq.admin.reshard.CONFIRM_SECONDS", PATIENCE)  # they may be slow, and confirm it all the same
     with RedisCluster(replicas=replicas) as cluster:
-        app = lowq.Lowq(redis_url=cluster.url)
-        queue = app.queue("Orders", 5)
-        queue.push({"id": str(number), "payload": number} for number in range(500))
-        start, confirmed = app.client.start, set[str]()
+        queue = filled(cluster.url, 5)
+        client = queue._backend.client
+        start, confirmed = client.start, set[str]()
 
         def start_noted(calls: Sequence[Call], **options: Any) -> Any:
             if options.get("wait") is not None:
                 confirmed.update(call.script for call in calls)
             return start(calls, **options)
 
-        monkeypatch.setattr(app.client, "start", start_noted)
-        with caplog.at_level(logging.WARNING, "lowq.reshard"):
-            queue.reshard(7)
-        assert queue.stats().length == 500
-        assert len(queue.fetch(str(number) for number in range(500))) == 500
-        stats: list[Any] = [RedisCluster.ask(server, "INFO", "commandstats") for server in cluster.primaries()]
-        waits = [int(one.get("cmdstat_wait", {"calls": 0})["calls"]) for one in stats]
-        if replicas:
-            assert all(waits), "each primary was given jobs"
-            assert confirmed == {"prepare_shard", "seal", "move_in"}
-            assert not caplog.records
-        else:
-            assert any(waits)
-            assert "no replica has confirmed" in caplog.text
-        app.close()
+        monkeypatch.setattr(client, "start", start_noted)
+        progress: list[ReshardProgress] = []
+        queue.reshard(7, on_progress=progress.append)
+        assert not any(step.waits_for_replicas for step in progress)
+        assert len(queue.fetch(IDS)) == queue.stats().length == len(IDS)
+        assert confirmed == (STEPS if replicas else set())
+        client.close()
+
+
+def test_a_failover_in_the_middle_loses_nothing_of_what_was_confirmed() -> None:
+    """Each primary in turn is cut off from its replica and from the others, while clients still reach it."""
+    with RedisCluster() as cluster:
+        queue = filled(cluster.url, 6, durability="replicated")
+        for number, shards_count in enumerate((8, 5, 9)):
+            victim = cluster.primaries()[number]
+            # The first one when the reshard begins, the others while it is under way.
+            steps = reshard(queue._backend, "Orders", shards_count)
+            if number:
+                next(step for step in steps if step.shards_moved)
+            cluster.cut_off(victim)
+            waits = until_replicas_are_waited_for(steps)
+            assert waits.waits_for_replicas == (f"127.0.0.1:{victim.port}",)
+            cluster.replaced(victim)
+            assert next(steps).waits_for_replicas, "there is none that has what was written"
+            cluster.heal(victim)
+            assert [*steps][-1].is_done
+            assert queue.layouts.all == (queue.layouts.current,)
+            assert queue.stats().shards_count == shards_count
+            assert len(queue.fetch(IDS)) == queue.stats().length == len(IDS)
+            until(cluster.is_replicated, "replicas in order")
+        queue._backend.client.close()
+
+
+def test_a_single_server_is_waited_for_too_unless_the_operator_says_otherwise(caplog: pytest.LogCaptureFixture) -> None:
+    with (
+        RedisServer(repl_diskless_sync_delay=0) as primary,
+        RedisServer(replicaof=f"127.0.0.1 {primary.port}") as replica,
+    ):
+        until(lambda: RedisCluster.ask(replica, "INFO", "replication")["master_link_status"] == "up", "a replica")
+        queue = filled(primary.url, 4)
+        steps = reshard(queue._backend, "Orders", 6)
+        next(steps)
+        replica.pause()
+        assert until_replicas_are_waited_for(steps).waits_for_replicas == ("",)
+        assert "--unconfirmed" in caplog.text
+        # Another one that goes on waits for what the primary had at the beginning.
+        assert until_replicas_are_waited_for(reshard(queue._backend, "Orders", 6)).waits_for_replicas
+        replica.cont()
+        next(step for step in steps if step.jobs_moved)
+        replica.pause()
+        assert until_replicas_are_waited_for(steps).waits_for_replicas
+        assert queue.reshard(6, unconfirmed=True) is not None
+        replica.cont()
+        assert [*steps][-1].is_done
+        assert len(queue.fetch(IDS)) == queue.stats().length == len(IDS)
+        queue._backend.client.close()

@@ -2,8 +2,10 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -181,6 +183,34 @@ def test_what_servers_say_of_themselves_is_the_same_with_both_protocols(filled: 
 )
 def test_a_reply_of_resp3_as_resp2_has_it(reply: Any, plain: Any) -> None:
     assert as_resp2(reply) == plain
+
+
+def test_a_name_server_that_does_not_answer_keeps_no_known_server_away(
+    redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    look_up: Any = socket.getaddrinfo
+    answers = threading.Event()
+    answers.set()
+
+    def getaddrinfo(host: str, *more: Any, flags: int = 0, **named: Any) -> Any:
+        if host == "redis.test":
+            if flags == socket.AI_NUMERICHOST:
+                raise socket.gaierror(socket.EAI_NONAME, "no address")
+            answers.wait(PATIENCE)
+            host = "127.0.0.1"
+        return look_up(host, *more, flags=flags, **named)
+
+    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+    app = lowq.Lowq(redis_url=f"redis://redis.test:{redis_server.port}", push_timeout=PATIENCE / 2)
+    queue = app.queue("Orders", 1)
+    queue.push({"id": 1})
+    answers.clear()
+    with redis.Redis(port=redis_server.port) as client:
+        client.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+    queue.push({"id": 2})
+    assert not answers.is_set()
+    answers.set()
+    app.close()
 
 
 class TestUrls:

@@ -4,6 +4,7 @@ import asyncio
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -220,6 +221,39 @@ class TestReplicated:
 
         asyncio.run(push())
         assert queue.stats().length == 54
+
+    def test_pushes_of_an_id_keep_their_order_whatever_they_wait_for(self, pair: Pair, make_queue: MakeQueue) -> None:
+        queue = make_queue(pair.primary.url, shards_count=1, durability_timeout=60.0)
+        durabilities: list[Durability] = ["replicated", "none"]
+
+        async def push() -> None:
+            for start in range(0, 200, 20):  # with the loop's own connections, and while there are none
+                pushes = (queue.apush(42, n, durability=durabilities[n % 3 % 2]) for n in range(start, start + 20))
+                assert await asyncio.gather(*pushes) == [1] * 20
+
+        asyncio.run(push())
+        assert payloads_of(queue, 42) == list(range(200))
+
+    def test_nor_does_a_reshard_change_their_order(self, pair: Pair, make_queue: MakeQueue) -> None:
+        queue = make_queue(pair.primary.url, shards_count=1, durability_timeout=60.0)
+        mover = make_queue(pair.primary.url, shards_count=1)
+        durabilities: list[Durability] = ["replicated", "none"]
+        pushed = 0
+
+        async def push(reshard: "Future[Any]") -> None:
+            nonlocal pushed
+            tasks: list[asyncio.Task[int]] = []
+            while not reshard.done():
+                pushes = (queue.apush(job_id, pushed, durability=durabilities[pushed % 2]) for job_id in range(8))
+                tasks += map(asyncio.create_task, pushes)
+                pushed += 1
+                await asyncio.sleep(0.001)
+            await asyncio.gather(*tasks)
+
+        for count in (2, 3, 4):
+            asyncio.run(push(in_background(partial(mover.reshard, count))))
+            for job_id in range(8):
+                assert payloads_of(mover, job_id) == list(range(pushed)), (count, job_id)
 
     def test_those_who_wait_hold_no_connection_that_others_need(self, pair: Pair, make_queue: MakeQueue) -> None:
         queue = make_queue(pair.primary.url, client_pool_size=1, durability_timeout=60.0)

@@ -1,6 +1,7 @@
 """The primary dies, and a sentinel makes its replica the next one."""
 
 import asyncio
+import itertools
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -62,6 +63,54 @@ def test_nodes_and_producers_go_on_with_the_next_primary(
             away, back = len(node.lines("trying until it is back")), len(node.lines("Redis is back"))
             assert away - 1 <= back <= away
             assert away >= 1
+
+
+def test_sentinels_that_do_not_answer_stop_nothing(make_rig: MakeRig, tmp_path: Path, primary: RedisServer) -> None:
+    """All of them frozen: leases are renewed, pushes come in and are performed, also on new connections."""
+    with Sentinel(tmp_path / "sentinel", primary, watches=False) as sentinel:
+        rig = make_rig(url=primary.url, LOWQ_REDIS_URL=sentinel.url, LOWQ_LEASE_TTL=3)
+        nodes = [rig.node(), rig.node()]
+        until(lambda: all(node.held() for node in nodes), "shards for both")
+        rig.push("first", 1)
+        rig.done("first", 1)
+        fences = {shard: meta["fence"] for shard, meta in rig.of_shards("meta").items()}
+        app = lowq.Lowq(redis_url=sentinel.url, push_timeout=PATIENCE)
+        queue = app.queue(rig.queue_name, rig.shards_count)
+        queue.push({"id": "known", "payload": {"version": 1}, "score": 1})
+        sentinel.pause()
+        try:
+            rig.client.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+            began = time.time()
+            for number in itertools.count():
+                # Before anything else, so that it is pushed on a new connection, too.
+                queue.push({"id": number, "payload": {"version": 1}, "score": 1})
+                rig.done(number, 1)
+                if all(float(meta["leased_until"]) > began + 2 * 3 for meta in rig.of_shards("meta").values()):
+                    break
+            assert {shard: meta["fence"] for shard, meta in rig.of_shards("meta").items()} == fences
+            assert not [line for node in nodes for line in node.lines("trying until it is back")]
+        finally:
+            sentinel.cont()
+        assert [node.stop() for node in nodes] == [0, 0]
+
+
+def test_sentinels_with_users_of_their_own(tmp_path: Path, primary: RedisServer) -> None:
+    with Sentinel(tmp_path / "sentinel", primary, watches=False) as sentinel:
+        with redis.Redis(port=sentinel.port) as client:
+            rights = ("resetchannels", "-@all", "+auth", "+client", "+hello", "+ping", "+sentinel|master")
+            client.execute_command("ACL", "SETUSER", "lowq", "on", ">hunter2@?", *rights)
+            client.execute_command("ACL", "SETUSER", "default", ">hunter3")
+        own = f"{sentinel.url}?sentinel_username=lowq&sentinel_password=hunter2%40%3F"
+        for url in (own, f"{sentinel.url}?sentinel_password=hunter3"):
+            app = lowq.Lowq(redis_url=url)
+            app.queue("Orders", 1).push({"id": 1})
+            app.close()
+        for wrong in (sentinel.url, own.replace("hunter2", "hunter4"), f"{sentinel.url}?sentinel_username=lowq"):
+            app = lowq.Lowq(redis_url=wrong)
+            with pytest.raises(lowq.RedisRefused, match="sentinel_username=user&sentinel_password=password") as caught:
+                app.queue("Orders", 1).push({"id": 1})
+            assert "hunter" not in str(caught.value) + str(app.config)
+            app.close()
 
 
 def follow(rig: Any, sentinel: Sentinel, server: RedisServer) -> None:

@@ -13,20 +13,25 @@ import lowq.contrib.otel
 from lowq.broker.lease import Lease
 from lowq.broker.shard import Shard
 from lowq.errors import PushInterrupted, RedisUnavailable
-from lowq.store.keys import shard_prefix
+from lowq.store.keys import queues_key, shard_prefix
 from tests.integration.support import until
 from tests.redis_server import RedisServer
 
 
 class Move:
-    """The slot of the only shard of `Orders`, on the way from the first primary to the second."""
+    """The slot of the only shard of `Orders`, or of ``key``, on the way from the first primary to the second."""
 
-    def __init__(self, source: RedisServer, target: RedisServer) -> None:
+    def __init__(self, source: RedisServer, target: RedisServer, key: str = "") -> None:
         self.source: Any = redis.Redis(port=source.port)
         self.target: Any = redis.Redis(port=target.port)
+        self._servers = source, target
         self._port = target.port
         self.prefix = shard_prefix("lowq", "Orders", 0)
-        self._slot = key_slot(self.prefix.encode())
+        self._slot = key_slot((key or self.prefix).encode())
+
+    def of(self, key: str) -> "Move":
+        """The slot of that key instead."""
+        return Move(*self._servers, key)
 
     def begin(self) -> None:
         of_source, of_target = (client.execute_command("CLUSTER", "MYID") for client in (self.source, self.target))
@@ -94,4 +99,18 @@ def test_a_shard_rests_while_its_slot_is_moved_and_goes_on_as_it_was(move: Move,
     stats = queue.stats()
     assert (stats.processed, stats.taken, stats.length) == (3, 8, 0)
     assert len([key for key in move.target.scan_iter() if b":taken:traces:" in key]) == (8 if is_traced else 0)
+    app.close()
+
+
+def test_the_registry_is_used_while_its_slot_is_moved(move: Move) -> None:
+    port = move.source.get_connection_kwargs()["port"]
+    app = lowq.Lowq(redis_url=f"redis+cluster://127.0.0.1:{port}")
+    app.queue("Orders", 1).push({"id": 1})
+    of_registry = move.of(queues_key("lowq"))
+    of_registry.begin()
+    for _ in range(2):  # still here; there
+        assert [queue.name for queue in app.queues()] == ["Orders"]
+        of_registry.carry()
+    assert app.queue("Mails", 1).push({"id": 1}) == 1
+    assert sorted(queue.name for queue in app.queues()) == ["Mails", "Orders"]
     app.close()

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.conftest import MakeRig
-from tests.integration.supervising import SOURCE, Supervise, SupervisorProcess, code_folder, kill, lives, write_code
+from tests.integration.supervising import Supervise, SupervisorProcess, code_folder, kill, lives, write_code
 from tests.integration.support import NEVER, PATIENCE, Rig, until
 from tests.receiver import Receiver
 from tests.redis_server import RedisServer
@@ -503,33 +503,6 @@ def test_the_embedded_store_is_the_supervisors(make_rig: MakeRig, supervise: Sup
     subprocess.run(push, env=environment, check=True, timeout=PATIENCE)
     rig.done("a", 1)
     assert supervisor.stop() == 0
-
-
-def test_as_process_1_it_reaps_the_orphans_of_others(make_rig: MakeRig, supervise: Supervise) -> None:
-    alone = ("unshare", "--pid", "--fork", "--kill-child")
-    try:
-        subprocess.run([*alone, "true"], check=True, capture_output=True, timeout=10)
-    except (OSError, subprocess.CalledProcessError):
-        pytest.skip("this machine lets nobody make a process 1")
-    rig = make_rig()
-    # The shell ends at once, so what it leaves behind becomes a child of process 1, for as long as there is the file.
-    hold = code_folder(rig) / "hold"
-    hold.touch()
-    orphan = "(while test -e hold; do sleep 0.05; done) &"
-    write_code(rig, 1, f"import subprocess\nsubprocess.run(['sh', '-c', {orphan!r}])\n" + SOURCE)
-    supervisor = supervise(rig, "--processes", "1", prefix=alone)
-    supervisor.says("supervisor (pid 1) of 1 process")
-    (outside,) = children(supervisor.pid)
-    until(lambda: len(children(outside)) == 2, "an orphan")
-    supervisor.says("is ready")
-    hold.unlink()
-    until(lambda: len(children(outside)) == 1, "end of the orphan, also as a zombie")
-    os.kill(outside, signal.SIGTERM)
-    assert supervisor.wait() == 0
-
-
-def children(pid: int) -> list[int]:
-    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 @pytest.mark.slow

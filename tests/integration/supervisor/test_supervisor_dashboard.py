@@ -4,12 +4,9 @@ import os
 import re
 import signal
 import socket
-import subprocess
 import urllib.error
 import urllib.request
 from pathlib import Path
-
-import pytest
 
 from tests.integration.conftest import MakeRig
 from tests.integration.supervising import Supervise, SupervisorProcess, command_of, lives, write_code
@@ -166,26 +163,6 @@ def test_the_store_inside_of_a_supervisor_is_the_dashboards_too(make_rig: MakeRi
     supervisor.ready(1, 1)
     until(lambda: is_well(at), "word that it is well")
     assert "Orders" in get(f"{at}/api/v1/queues")[1]
-
-
-def test_as_process_1_the_supervisor_leaves_the_end_of_its_dashboard_to_be_noticed(
-    make_rig: MakeRig, supervise: Supervise
-) -> None:
-    alone = ("unshare", "--pid", "--fork", "--kill-child")
-    try:
-        subprocess.run([*alone, "true"], check=True, capture_output=True, timeout=10)
-    except (OSError, subprocess.CalledProcessError):
-        pytest.skip("this machine lets nobody make a process 1")
-    rig = make_rig()
-    write_code(rig, 1)
-    supervisor = supervise(rig, "--processes", "1", *WEB, prefix=alone)
-    supervisor.says("is ready")
-    (outside,) = children(supervisor.process.pid)
-    (pid,) = [child for child in children(outside) if b"\0web\0" in command_of(child)]
-    os.kill(pid, signal.SIGKILL)
-    supervisor.says("was killed by SIGKILL; started again")
-    os.kill(outside, signal.SIGTERM)
-    assert supervisor.wait() == 0
 
 
 def children(pid: int) -> list[int]:

@@ -19,6 +19,7 @@ from lowq.broker.scheduler import LagScheduler, SeqScheduler
 from lowq.broker.shard import Shard
 from lowq.clock import Clock
 from lowq.store import Client
+from tests.rows import case
 from tests.waiting import PATIENCE, until
 
 LEASE = Lease("me:1", 1)
@@ -120,14 +121,15 @@ def often_interrupted() -> Iterator[None]:
 # --- sleep ---
 
 
-@pytest.mark.parametrize("due_in", [1e10, 2**63, float("inf")], ids=str)
-def test_the_leader_sleeps_until_a_wake_up_however_late_the_next_job_is(sleepers: Sleepers, due_in: float) -> None:
-    never, a = shard("never", due_in=due_in), shard("a", due_in=None)
-    dispatch = dispatcher([never, a])
-    sleeping = sleepers.wait(dispatch, 0)
-    assert not sleeping.done()  # an error of waiting would be its result
-    dispatch.wake(a)
-    assert sleeping.result(PATIENCE) is a
+def test_the_leader_sleeps_until_a_wake_up_however_late_the_next_job_is(sleepers: Sleepers) -> None:
+    for due_in in [1e10, 2**63, float("inf")]:
+        with case(due_in):
+            never, a = shard("never", due_in=due_in), shard("a", due_in=None)
+            dispatch = dispatcher([never, a])
+            sleeping = sleepers.wait(dispatch, 0)
+            assert not sleeping.done()  # an error of waiting would be its result
+            dispatch.wake(a)
+            assert sleeping.result(PATIENCE) is a
 
 
 # --- claims ---
@@ -378,19 +380,20 @@ class TestWaking:
         dispatch.unclaim(a)
         assert waiting.result(PATIENCE) is a
 
-    @pytest.mark.parametrize("state", ["paused", "leased to somebody else"])
-    def test_a_shard_that_was_due_before_it_may_be_worked_wakes_a_thread(self, state: str, sleepers: Sleepers) -> None:
-        a = shard("a", due_in=-5)
-        dispatch = dispatcher([a])
-        if state == "paused":
-            a.dispatch.paused = True
-        else:
-            a.lease.deadline = 0.0
-        waiting = sleepers.wait(dispatch, 0)
-        assert not waiting.done()
-        a.lease.deadline = clock.now() + 1000
-        dispatch.wake(a)
-        assert waiting.result(PATIENCE) is a
+    def test_a_shard_that_was_due_before_it_may_be_worked_wakes_a_thread(self, sleepers: Sleepers) -> None:
+        for state in ["paused", "leased to somebody else"]:
+            with case(state):
+                a = shard("a", due_in=-5)
+                dispatch = dispatcher([a])
+                if state == "paused":
+                    a.dispatch.paused = True
+                else:
+                    a.lease.deadline = 0.0
+                waiting = sleepers.wait(dispatch, 0)
+                assert not waiting.done()
+                a.lease.deadline = clock.now() + 1000
+                dispatch.wake(a)
+                assert waiting.result(PATIENCE) is a
 
     def test_what_is_left_when_a_shard_is_given_back_is_offered_to_others(self, sleepers: Sleepers) -> None:
         a = shard("a")
@@ -451,8 +454,13 @@ class TestAlarm:
         dispatch.unclaim(a)
         assert sleepers.wait(dispatch, 0).result(PATIENCE) is a
 
-    @pytest.mark.parametrize("state", ["nothing due", "paused", "claimed", "leaving", "lease over", "due later"])
-    def test_nobody_polls(self, state: str, sleepers: Sleepers) -> None:
+    def test_nobody_polls(self, sleepers: Sleepers) -> None:
+        for state in ("nothing due", "paused", "claimed", "leaving", "lease over", "due later"):
+            with case(state):
+                self.check_that_nobody_polls(state, sleepers)
+
+    @staticmethod
+    def check_that_nobody_polls(state: str, sleepers: Sleepers) -> None:
         looks = 0
 
         def count() -> float:  # whoever looks for a shard reads the clock first
@@ -591,3 +599,25 @@ class TestClose:
         dispatch.wake(b)
         assert dispatch.pick(0) is None
         assert dispatch.wait(1) is None
+
+
+def test_a_thread_is_given_the_most_urgent_shard_of_its_queue_whichever_it_prefers() -> None:
+    mine, theirs = shard("a"), shard("b", due_in=None)
+    dispatch = dispatcher([mine], [theirs])
+    assert dispatch.pick(0) is mine
+    backfill = Delivery(1, LEASE, [], -100.0, False, {9: -100.0})
+    dispatch.took(mine, mine.dispatch.wakes, backfill)
+    dispatch.wake(theirs, 0.0, 5)
+    assert dispatch.pick(0) is theirs
+    dispatch.took(theirs, theirs.dispatch.wakes, delivery())
+    dispatch.unclaim(theirs)
+    assert dispatch.pick(0) is mine
+    dispatch.unclaim(mine)
+    dispatch.refreshed(theirs, theirs.dispatch.wakes, 0.0, paused=False, levels={3: 0.0})
+    assert dispatch.pick(0) is theirs
+    assert (mine.priority_at(clock.now()), theirs.priority_at(clock.now())) == (9, 3)
+    # A job of it failed and waits again: it is as urgent as it was.
+    dispatch.took(theirs, theirs.dispatch.wakes, Delivery(1, LEASE, [], 50.0, False, {8: 50.0}))
+    dispatch.look_again(theirs)
+    assert theirs.priority_at(clock.now()) == 3
+    assert dispatch.pick_many(2, [theirs]) == [theirs, mine]

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from itertools import product
 from typing import cast
 
 import pytest
@@ -21,6 +22,7 @@ from lowq.broker.scheduler import LagScheduler, SeqScheduler
 from lowq.broker.shard import Shard
 from lowq.clock import Clock
 from lowq.store import Client
+from tests.rows import case
 from tests.waiting import NEVER, PATIENCE, until
 
 LEASE = Lease("me:1", 1)
@@ -59,22 +61,23 @@ def use(queue: str, running: int, weight: float, virtual_time: float = 0.0) -> Q
 
 
 class TestNextQueue:
-    @pytest.mark.parametrize(
-        ("a", "b", "chosen"),
-        [((3, 3), (0, 1), "b"), ((2, 3), (1, 1), "a"), ((2, 3), (2, 1), "a"), ((0, 0.5), (2, 1), "a")],
-    )
-    def test_the_one_that_has_less_than_its_share_even_with_one_more(
-        self, a: tuple[int, float], b: tuple[int, float], chosen: str
-    ) -> None:
-        for ahead, behind in ((0.0, 100.0), (100.0, 0.0)):
-            assert next_queue([use("a", *a, ahead), use("b", *b, behind)]).queue == chosen
+    def test_the_one_that_has_less_than_its_share_even_with_one_more(self) -> None:
+        rows: list[tuple[tuple[int, float], tuple[int, float], str]] = [
+            ((3, 3), (0, 1), "b"), ((2, 3), (1, 1), "a"), ((2, 3), (2, 1), "a"), ((0, 0.5), (2, 1), "a"),
+        ]  # fmt: skip
+        for a, b, chosen in rows:
+            with case(a, b, chosen):
+                for ahead, behind in ((0.0, 100.0), (100.0, 0.0)):
+                    assert next_queue([use("a", *a, ahead), use("b", *b, behind)]).queue == chosen
 
-    @pytest.mark.parametrize(("a", "b"), [((3, 3), (1, 1)), ((1, 3), (0, 1)), ((0, 3), (0, 1)), ((4, 3), (1, 1))])
-    def test_of_those_whose_shares_are_no_whole_threads_the_one_that_has_used_less(
-        self, a: tuple[int, float], b: tuple[int, float]
-    ) -> None:
-        assert next_queue([use("a", *a, 1.0), use("b", *b, 2.0)]).queue == "a"
-        assert next_queue([use("a", *a, 2.0), use("b", *b, 1.0)]).queue == "b"
+    def test_of_those_whose_shares_are_no_whole_threads_the_one_that_has_used_less(self) -> None:
+        rows: list[tuple[tuple[int, float], tuple[int, float]]] = [
+            ((3, 3), (1, 1)), ((1, 3), (0, 1)), ((0, 3), (0, 1)), ((4, 3), (1, 1)),
+        ]  # fmt: skip
+        for a, b in rows:
+            with case(a, b):
+                assert next_queue([use("a", *a, 1.0), use("b", *b, 2.0)]).queue == "a"
+                assert next_queue([use("a", *a, 2.0), use("b", *b, 1.0)]).queue == "b"
 
 
 # --- shares, over time ---
@@ -157,7 +160,7 @@ class Played:
         return self.used[name] / self.total
 
 
-LENGTHS = {
+LENGTHS: dict[str, tuple[float | tuple[float, float], ...]] = {
     "alike": (0.05, 0.05, 0.05),
     "the first short": (0.001, 0.05, (0.01, 0.05)),
     "the second short": (0.05, 0.001, 0.02),
@@ -165,17 +168,15 @@ LENGTHS = {
 
 
 class TestShares:
-    @pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS)
-    @pytest.mark.parametrize("weights", [(3, 1), (3, 1, 1)], ids=str)
-    @pytest.mark.parametrize("threads", [1, 2, 4, 5, 6])  # at 3:1, only 4 can be divided
-    def test_thread_time_is_as_the_weights_whatever_the_number_of_threads(
-        self, threads: int, weights: tuple[float, ...], lengths: tuple[float | tuple[float, float], ...]
-    ) -> None:
-        queues = {str(n): Queue(length, weight) for n, (length, weight) in enumerate(zip(lengths, weights))}  # noqa: B905
-        played = Played(threads, queues, seconds=8.0 / threads)
-        assert played.total == pytest.approx(8.0, rel=0.05)  # none of them rested
-        for name, queue in queues.items():
-            assert played.part(name) == pytest.approx(queue.weight / sum(weights), rel=0.1)
+    def test_thread_time_is_as_the_weights_whatever_the_number_of_threads(self) -> None:
+        all_weights: list[tuple[float, ...]] = [(3, 1), (3, 1, 1)]
+        for lengths, weights, threads in product(LENGTHS.values(), all_weights, [1, 2, 4, 5, 6]):
+            with case(lengths, weights, threads):
+                queues = {str(n): Queue(length, weight) for n, (length, weight) in enumerate(zip(lengths, weights))}  # noqa: B905
+                played = Played(threads, queues, seconds=8.0 / threads)
+                assert played.total == pytest.approx(8.0, rel=0.05)  # none of them rested
+                for name, queue in queues.items():
+                    assert played.part(name) == pytest.approx(queue.weight / sum(weights), rel=0.1)
 
     def test_no_queue_has_more_threads_than_its_share_while_another_waits(self) -> None:
         assert Played(4, {"a": Queue(0.05, 3), "b": Queue(0.005)}, 2.0).most == {"a": 3, "b": 1}

@@ -1,7 +1,7 @@
 """The leases of a node, against a store of a few lines: who gets a shard, when it is tried for, when it is given up."""
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import pytest
@@ -32,16 +32,27 @@ class Store:
         self.age = float("inf")
         #: Replies by script and shard, for those that are to fail.
         self.errors: dict[tuple[str, str], Exception] = {}
+        #: Where it is, if that may change.
+        self.address: tuple[str, int] | None = None
+        #: What is noticed while calls are being sent.
+        self.on_send: Callable[[], None] = lambda: None
         self.calls: list[Call] = []
         self.executed_at = 0.0
 
     def run_many(self, calls: Sequence[Call], repeats: int = 0) -> list[Any]:
         self.executed_at = clock.now()
-        self.calls += calls
+        self.on_send()
+        sent = [call for call in calls if call.is_wanted()]
+        self.calls += sent
         return [
-            self.errors.get((call.script, call.key)) or getattr(self, call.script)(call.key, call.args)
+            RedisUnavailable("not sent")
+            if call not in sent
+            else self.errors.get((call.script, call.key)) or getattr(self, call.script)(call.key, call.args)
             for call in calls
         ]
+
+    def address_of(self, key: str) -> tuple[str, int] | None:
+        return self.address
 
     def server_age(self) -> float:
         return self.age
@@ -179,6 +190,66 @@ def test_a_shard_of_somebody_else_is_tried_for_when_its_lease_runs_out(rig: Rig)
     rig.leases.acquire(after + 4.1)
     assert rig.leases.held == [a]
     assert (rig.channels.wakes, rig.channels.frees) == ({a}, set())
+
+
+OLD, NEXT = ("127.0.0.1", 1), ("127.0.0.1", 2)
+
+
+def test_when_another_server_serves_it_a_shard_is_left_to_its_holder_for_a_lease(rig: Rig) -> None:
+    """The replica that became it may lack the last renewal: its lease runs out before its holder stops."""
+    a, b, _ = rig.shards
+    rig.store.address = OLD
+    rig.others(b)
+    rig.leases.want([a, b])
+    rig.acquire()
+    assert rig.leases.held == [a]
+    rig.store.address = NEXT
+    rig.store.tokens.clear()
+    before = clock.now()
+    rig.leases.renew()
+    after = clock.now()
+    rig.acquire(TTL / 2)
+    assert rig.leases.held == [a]  # its own one is got at once
+    rig.leases.try_for(b, 0.0)
+    rig.leases.acquire(before + TTL)
+    assert rig.store.asked("acquire").count(b.prefix) == 1  # before the failover
+    rig.leases.acquire(after + TTL + 0.1)
+    assert rig.leases.held == [a, b]
+
+
+def test_that_also_holds_for_a_shard_that_was_not_wanted_before(rig: Rig) -> None:
+    """Its holder is gone together with the primary."""
+    a = rig.shards[0]
+    rig.store.address = OLD
+    rig.leases.renew()
+    rig.store.address = NEXT
+    rig.leases.want([a])
+    before = clock.now()
+    rig.leases.acquire(before)
+    assert rig.leases.held == []
+    rig.leases.acquire(clock.now() + TTL + 0.1)
+    assert rig.leases.held == [a]
+
+
+def test_nor_is_it_got_when_that_is_noticed_while_it_is_asked_for(rig: Rig) -> None:
+    a = rig.shards[0]
+    rig.store.address = OLD
+    rig.others(a)
+    rig.leases.want([a])
+    rig.acquire()
+    rig.store.tokens.clear()
+    rig.store.on_send = lambda: setattr(rig.store, "address", NEXT)
+    rig.leases.try_for(a, 0.0)
+    with pytest.raises(RedisUnavailable):
+        rig.acquire()
+    assert rig.leases.held == []
+    assert len(rig.store.asked("acquire")) == 1
+
+
+def test_a_process_that_starts_with_the_next_server_waits_for_nothing(rig: Rig) -> None:
+    a = rig.shards[0]
+    rig.store.address = NEXT
+    rig.hold(a)
 
 
 def test_nobody_waits_longer_than_a_lease_whatever_redis_says(rig: Rig) -> None:

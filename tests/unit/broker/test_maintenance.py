@@ -126,7 +126,7 @@ class Rig:
         self.loop = MaintenanceLoop(
             cast(Client, self.registry), self.membership, cast(Leases, self.wishes), list, Outage(),
             divide=self._divide, lease_ttl=seconds, poll_interval=1000.0 * seconds,
-            registrations=[Call("register", "q", ["", "q", 4])],
+            registrations=lambda: [Call("register", "q", ["", "q", 4])],
             on_ready=self._on_ready, on_fatal=self.fatal.append, sweeper=Sweeper(list, [], 500), clock=clock,
         )  # fmt: skip
 

@@ -55,7 +55,7 @@ def loop_of(wire: Wire, *activities: ThreadActivity) -> MaintenanceLoop:
     return MaintenanceLoop(
         cast(Client, wire), cast(Membership, None), cast(Leases, None), lambda: activities, Outage(),
         divide=lambda _members: [],
-        lease_ttl=15.0, poll_interval=1.0, registrations=[], on_ready=lambda: None, on_fatal=lambda _error: None,
+        lease_ttl=15.0, poll_interval=1.0, registrations=list, on_ready=lambda: None, on_fatal=lambda _error: None,
         sweeper=Sweeper(list, [], 500),
     )  # fmt: skip
 

@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lowq.broker.delivery import urgent_level
 from lowq.broker.scheduler import LagScheduler, Schedulable, Scheduler, SeqScheduler
 
 NOW = 1000.0
@@ -18,6 +19,11 @@ class Shard:
     waits: float | None = 1.0
     blocked: bool = False  # paused, claimed or not leased
     index: int = 0
+    #: Priority -> when the oldest job of it is due.
+    levels: dict[int, float] | None = None
+
+    def priority_at(self, now: float) -> int:
+        return urgent_level(self.levels, now)
 
     @property
     def queue(self) -> str:
@@ -190,3 +196,22 @@ def test_both_are_schedulers_and_see_a_shard_by_its_protocol(scheduler: Schedule
     shard = Shard("a")
     seen: Schedulable = shard
     assert chosen(scheduler, [shard]) is seen
+
+
+@pytest.mark.parametrize("make", [LagScheduler, SeqScheduler], ids=["lag", "seq"])
+def test_the_most_urgent_shard_is_next_and_the_least_urgent_keeps_its_tenth(make: type[LagScheduler]) -> None:
+    backfill = Shard("a", 100, index=0, levels={9: NOW - 100})
+    other = Shard("b", 50, index=1, levels={5: NOW - 50})
+    live = Shard("c", 1, index=2, levels={0: NOW - 1, 9: NOW - 200})
+    shards = [backfill, other, live]
+    turns = names(make(), shards, calls=40)
+    assert turns.count("c") >= 32
+    assert [number for number, name in enumerate(turns, 1) if name == "a"][:1] == [10]
+    assert turns.count("a") >= 4
+    assert turns.count("b") >= 1
+    # What is urgent and due later does not count yet, and what nothing is known of may be urgent.
+    shards = [Shard("a", 100, index=0, levels={0: NOW + 1, 9: NOW - 100}), other]
+    assert chosen(make(), shards) is other
+    assert chosen(make(), shards, NOW + 1) is shards[0]
+    shards = [backfill, Shard("new", 1, index=1)]
+    assert chosen(make(), shards) is shards[1]

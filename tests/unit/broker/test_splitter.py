@@ -2,6 +2,7 @@ import random
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import product
 from statistics import mean
 from typing import Any
 
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from lowq.broker import splitter
 from lowq.broker.splitter import BalancedSplitter, ByNodeSplitter, DefaultSplitter, Splitter, shares
+from tests.rows import case
 
 # Workers A, B, C, D with 3, 4, 1 and 2 shards.
 SHARDS = ["A0", "A1", "A2", "B0", "B1", "B2", "B3", "C0", "D0", "D1"]
@@ -90,27 +92,29 @@ def test_every_thread_keeps_the_canonical_order(shards: list[int], nodes: int, t
             assert group == sorted(group)
 
 
-wrong_counts = pytest.mark.parametrize("count", [0, -1, 2.0, "3", None, True])
+WRONG_COUNTS: list[Any] = [0, -1, 2.0, "3", None, True]
 
 
-@wrong_counts
-def test_threads_must_be_one_or_more(count: Any) -> None:
-    with pytest.raises(ValueError, match="threads_per_node must be an integer of 1 or more"):
-        DefaultSplitter(count)
-    with pytest.raises(ValueError, match="threads_per_node must be an integer of 1 or more"):
-        ByNodeSplitter(2, 0, threads_per_node=count)
+def test_threads_must_be_one_or_more() -> None:
+    for count in WRONG_COUNTS:
+        with case(count):
+            with pytest.raises(ValueError, match="threads_per_node must be an integer of 1 or more"):
+                DefaultSplitter(count)
+            with pytest.raises(ValueError, match="threads_per_node must be an integer of 1 or more"):
+                ByNodeSplitter(2, 0, threads_per_node=count)
 
 
-@wrong_counts
-def test_nodes_must_be_one_or_more(count: Any) -> None:
-    with pytest.raises(ValueError, match="number_of_nodes must be an integer of 1 or more"):
-        ByNodeSplitter(count, 0, threads_per_node=5)
+def test_nodes_must_be_one_or_more() -> None:
+    for count in WRONG_COUNTS:
+        with case(count), pytest.raises(ValueError, match="number_of_nodes must be an integer of 1 or more"):
+            ByNodeSplitter(count, 0, threads_per_node=5)
 
 
-@pytest.mark.parametrize("number", [-1, 3, 1.0, "1", None, False])
-def test_nodes_are_numbered_from_zero(number: Any) -> None:
-    with pytest.raises(ValueError, match="node_number must be an integer from 0 to 2"):
-        ByNodeSplitter(3, number, threads_per_node=5)
+def test_nodes_are_numbered_from_zero() -> None:
+    numbers: list[Any] = [-1, 3, 1.0, "1", None, False]
+    for number in numbers:
+        with case(number), pytest.raises(ValueError, match="node_number must be an integer from 0 to 2"):
+            ByNodeSplitter(3, number, threads_per_node=5)
 
 
 def test_a_number_from_the_environment_is_refused_with_the_fix() -> None:
@@ -191,18 +195,19 @@ def test_balanced_nodes_share_only_what_they_both_serve(
         assert max((each[node] for node in serving), default=0) - min((each[node] for node in serving), default=0) <= 1
 
 
-@pytest.mark.parametrize("nodes", [1, 2, 3, 5, 10])
-@pytest.mark.parametrize("queues", [{"A": 1000}, {"A": 100, "B": 100, "C": 100}], ids=["one", "three"])
-def test_when_a_node_comes_or_goes_little_more_than_its_part_moves(queues: dict[str, int], nodes: int) -> None:
-    rng = random.Random(nodes)
-    moved = []
-    for _ in range(10):
-        everybody = [f"host-{rng.random()}" for _ in range(nodes + 1)]
-        before = shares(dict.fromkeys(everybody[:-1], queues))
-        after = shares(dict.fromkeys(everybody, queues))
-        moved.append(sum(after[shard] != before[shard] for shard in before) / len(before))
-    assert mean(moved) < 1.75 / (nodes + 1)
-    assert min(moved) >= 0.9 / (nodes + 1)  # what the newcomer gets, at least
+def test_when_a_node_comes_or_goes_little_more_than_its_part_moves() -> None:
+    all_queues: list[dict[str, int]] = [{"A": 1000}, {"A": 100, "B": 100, "C": 100}]
+    for nodes, queues in product([1, 2, 3, 5, 10], all_queues):
+        with case(nodes, queues):
+            rng = random.Random(nodes)
+            moved = []
+            for _ in range(10):
+                everybody = [f"host-{rng.random()}" for _ in range(nodes + 1)]
+                before = shares(dict.fromkeys(everybody[:-1], queues))
+                after = shares(dict.fromkeys(everybody, queues))
+                moved.append(sum(after[shard] != before[shard] for shard in before) / len(before))
+            assert mean(moved) < 1.75 / (nodes + 1)
+            assert min(moved) >= 0.9 / (nodes + 1)  # what the newcomer gets, at least
 
 
 def test_queues_of_one_shard_are_shared_out_too() -> None:

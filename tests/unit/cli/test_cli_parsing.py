@@ -5,6 +5,8 @@ import json
 import math
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import product
 from pathlib import Path
 
 import click
@@ -23,6 +25,7 @@ from lowq.duration import LONGEST_WAIT, ago, duration
 from lowq.job import Job
 from lowq.store.embedded import encode, take_command
 from lowq.version import VERSION
+from tests.rows import case
 
 
 def invoke(*args: str) -> Result:
@@ -32,9 +35,8 @@ def invoke(*args: str) -> Result:
 # --- verbs and options ---
 
 
-@pytest.mark.parametrize(
-    ("typed", "meant"),
-    [
+def test_options_may_stand_before_the_verb_and_run_may_be_left_out() -> None:
+    rows: list[tuple[list[str], list[str]]] = [
         (["-r", "app.py"], ["run", "-r", "app.py"]),
         (["-rapp.py", "-t", "10", "--embedded"], ["run", "-rapp.py", "-t", "10", "--embedded"]),
         (["-r", "app.py", "--help"], ["run", "-r", "app.py", "--help"]),
@@ -49,10 +51,10 @@ def invoke(*args: str) -> Result:
         (["help", "stats"], ["stats", "--help"]),
         (["--version"], ["--version"]),
         ([], []),
-    ],
-)
-def test_options_may_stand_before_the_verb_and_run_may_be_left_out(typed: list[str], meant: list[str]) -> None:
-    assert main._verb_first(typed) == meant
+    ]
+    for typed, meant in rows:
+        with case(typed, meant):
+            assert main._verb_first(typed) == meant
 
 
 def test_every_verb_is_listed_and_explains_itself() -> None:
@@ -108,9 +110,8 @@ def test_version() -> None:
     assert invoke("--version").stdout == f"lowq {VERSION}\n"
 
 
-@pytest.mark.parametrize(
-    ("args", "says"),
-    [
+def test_wrong_usage_exits_2_and_says_what_to_type(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows: list[tuple[list[str], str]] = [
         (["stat"], "did you mean stats"),
         (["perform_now", "Q", "1"], "did you mean perform-now?"),
         (["app.py"], "did you mean: lowq run app.py"),
@@ -149,26 +150,26 @@ def test_version() -> None:
         (["-r", "app.py", "--processes", "2", "--embedded", "--redis-url", "memory://"], "brings its own store"),
         (["-r", "app.py", "--supervised", "1.1"], "lowq run --processes N"),
         (["-r", "app.py", "--supervised", "1.1:500:501"], "lowq run --processes N"),
-    ],
-)
-def test_wrong_usage_exits_2_and_says_what_to_type(args: list[str], says: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LOWQ_REDIS_URL", "memory://cli-usage")
-    result = invoke(*args)
-    assert result.exit_code == 2, result.output
-    assert says in result.stderr
-    assert "Traceback" not in result.stderr
-    assert result.stdout == ""
+    ]
+    for args, says in rows:
+        with case(args, says), monkeypatch.context() as patch:
+            patch.setenv("LOWQ_REDIS_URL", "memory://cli-usage")
+            result = invoke(*args)
+            assert result.exit_code == 2, result.output
+            assert says in result.stderr
+            assert "Traceback" not in result.stderr
+            assert result.stdout == ""
 
 
-@pytest.mark.parametrize(
-    "args", [["run", "-r", "app.py"], ["run", "-r", "app.py", "--processes", "2"], ["consume", "q"]]
-)
-@pytest.mark.parametrize(("option", "value"), [("--graphite", "graphite"), ("--statsd", "tcp://statsd:8125")])
-def test_an_address_for_figures_is_checked_before_anything_starts(args: list[str], option: str, value: str) -> None:
-    result = invoke(*args, option, value, *(["--", "true"] if args[0] == "consume" else []))
-    assert result.exit_code == 2
-    assert option in result.output
-    assert "write HOST:PORT" in result.output
+def test_an_address_for_figures_is_checked_before_anything_starts() -> None:
+    all_args: list[list[str]] = [["run", "-r", "app.py"], ["run", "-r", "app.py", "--processes", "2"], ["consume", "q"]]
+    rows: list[tuple[str, str]] = [("--graphite", "graphite"), ("--statsd", "tcp://statsd:8125")]
+    for args, (option, value) in product(all_args, rows):
+        with case(args, option, value):
+            result = invoke(*args, option, value, *(["--", "true"] if args[0] == "consume" else []))
+            assert result.exit_code == 2
+            assert option in result.output
+            assert "write HOST:PORT" in result.output
 
 
 def test_a_wrong_environment_variable_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,9 +180,11 @@ def test_a_wrong_environment_variable_is_named(monkeypatch: pytest.MonkeyPatch) 
     assert result.stderr.count("\n") == 1
 
 
-@pytest.mark.parametrize(("text", "seconds"), [("2", 2.0), (".5", 0.5), ("0", 0.1), ("Orders", None), ("1e9", None)])
-def test_the_seconds_of_watch_are_told_from_a_queue(text: str, seconds: float | None) -> None:
-    assert _seconds(text) == seconds
+def test_the_seconds_of_watch_are_told_from_a_queue() -> None:
+    rows: list[tuple[str, float | None]] = [("2", 2.0), (".5", 0.5), ("0", 0.1), ("Orders", None), ("1e9", None)]
+    for text, seconds in rows:
+        with case(text, seconds):
+            assert _seconds(text) == seconds
 
 
 def test_watch_never_sleeps_longer_than_a_process_can() -> None:
@@ -200,12 +203,13 @@ def test_times_are_numbers_or_iso() -> None:
 # --- what is shown ---
 
 
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(0, "0 s"), (1.26, "1.3 s"), (59.6, "1 min"), (250, "4 min 10 s"), (3600, "1 h"), (90061, "1 d 1 h")],
-)
-def test_durations_have_the_two_largest_units(seconds: float, text: str) -> None:
-    assert duration(seconds) == text
+def test_durations_have_the_two_largest_units() -> None:
+    rows: list[tuple[float, str]] = [
+        (0, "0 s"), (1.26, "1.3 s"), (59.6, "1 min"), (250, "4 min 10 s"), (3600, "1 h"), (90061, "1 d 1 h"),
+    ]  # fmt: skip
+    for seconds, text in rows:
+        with case(seconds, text):
+            assert duration(seconds) == text
 
 
 def test_times_are_told_relatively() -> None:
@@ -257,7 +261,7 @@ def test_ids_in_tables_are_escaped() -> None:
 def test_a_job_in_full_shows_payloads_error_and_what_was_left_out() -> None:
     job = Job("4\x07", "retrying", [({"version": 7}, 7.0)], 1250.0, 2, "Traceback\n  boom\x1b[2J", 1, None, 1001)
     assert output.job_block(job, 1000.0) == [
-        "4\\x07  retrying, in 4 min 10 s, failed 3 times (retry_count 2), crashed 1 time",
+        "4\\x07  retrying, in 4 min 10 s, failed 3 times, crashed 1 time",
         '  score 7  {"version":7}',
         "  and 1,000 payloads more, of higher scores",
         "  last error:",
@@ -293,12 +297,14 @@ def test_skipped_lines_are_not_even_parsed() -> None:
     assert list(source(b'nonsense\n{"id": 2}\n', skip=1)) == [{"id": 2}]
 
 
-@pytest.mark.parametrize("wanted", [[], [1], [3], [7], [1, 7], [2, 3, 5], [1, 2, 3, 4, 5, 6, 7], [4, 5, 6, 7]])
-def test_lines_are_left_out_as_they_are_named(wanted: list[int]) -> None:
-    skip = LinesToSkip().convert(lines_but(wanted, 7), None, None)
-    lines = b"".join(b'{"id": %d}\n' % (number + 1) for number in range(9))
-    found = [job["id"] for job in Source(io.BytesIO(lines), skip, 1000, lambda _: None)]
-    assert found == [*wanted, 8, 9]
+def test_lines_are_left_out_as_they_are_named() -> None:
+    all_wanted: list[list[int]] = [[], [1], [3], [7], [1, 7], [2, 3, 5], [1, 2, 3, 4, 5, 6, 7], [4, 5, 6, 7]]
+    for wanted in all_wanted:
+        with case(wanted):
+            skip = LinesToSkip().convert(lines_but(wanted, 7), None, None)
+            lines = b"".join(b'{"id": %d}\n' % (number + 1) for number in range(9))
+            found = [job["id"] for job in Source(io.BytesIO(lines), skip, 1000, lambda _: None)]
+            assert found == [*wanted, 8, 9]
 
 
 def test_lines_that_are_left_out_are_named_shortly() -> None:
@@ -311,29 +317,29 @@ def test_lines_that_are_left_out_are_named_shortly() -> None:
     assert lines_but([1], 2) == "2-2"  # "2" would be the first two
 
 
-@pytest.mark.parametrize("text", ["", "x", "-1", "3-", "3-2", "0-2", "4-5,2", "1-3,3", "1,,2", "1 2", "\u0663"])
-def test_lines_that_are_none_are_refused(text: str) -> None:
-    with pytest.raises(click.BadParameter):
-        LinesToSkip().convert(text, None, None)
+def test_lines_that_are_none_are_refused() -> None:
+    texts = ["", "x", "-1", "3-", "3-2", "0-2", "4-5,2", "1-3,3", "1,,2", "1 2", "\u0663"]
+    for text in texts:
+        with case(text), pytest.raises(click.BadParameter):
+            LinesToSkip().convert(text, None, None)
 
 
-@pytest.mark.parametrize(
-    ("line", "says"),
-    [
+def test_a_malformed_line_is_named() -> None:
+    rows: list[tuple[bytes, str]] = [
         (b'{"id": 1', "line 2 is no JSON: Input data was truncated"),
         (b'{"id": 1} x', "line 2 is no JSON"),
         (b'{"id": "\xff"}', "line 2 is no JSON"),
         (b"[1]", 'line 2 is no JSON object, such as {"id": 42}: [1]'),
         (b"null", "line 2 is no JSON object"),
         (b'{"id": "' + b"x" * 1000 + b'"}', "line 2 is longer than 1,000 bytes"),
-    ],
-)
-def test_a_malformed_line_is_named(line: bytes, says: str) -> None:
-    jobs = source(b'{"id": 1}\n' + line + b'\n{"id": 3}\n')
-    with pytest.raises(BadLine) as refused:
-        list(jobs)
-    assert says in str(refused.value)
-    assert [line.number for line in jobs.uncertain()] == [1]
+    ]
+    for line, says in rows:
+        with case(line, says):
+            jobs = source(b'{"id": 1}\n' + line + b'\n{"id": 3}\n')
+            with pytest.raises(BadLine) as refused:
+                list(jobs)
+            assert says in str(refused.value)
+            assert [line.number for line in jobs.uncertain()] == [1]
 
 
 def test_what_is_not_certainly_in_is_remembered_and_no_more() -> None:
@@ -377,16 +383,25 @@ def test_replies_are_written_in_resp2() -> None:
 # --- -r ---
 
 
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+@contextmanager
+def working_in(folder: Path) -> Iterator[Path]:
     """The current folder; what is imported from it is forgotten afterwards."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", sys.path[:])
-    monkeypatch.setattr(lowq.app, "workers", {})  # those that other tests have decorated
-    before = set(sys.modules)
-    yield tmp_path
-    for name in set(sys.modules) - before:
-        del sys.modules[name]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setattr(sys, "path", sys.path[:])
+        patch.setattr(lowq.app, "workers", {})  # those that other tests have decorated
+        before = set(sys.modules)
+        try:
+            yield folder
+        finally:
+            for name in set(sys.modules) - before:
+                del sys.modules[name]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    with working_in(tmp_path):
+        yield tmp_path
 
 
 TWO_APPS = """
@@ -411,9 +426,8 @@ def test_an_application_is_named_in_a_module_or_a_file(folder: Path, spec: str) 
     assert sys.modules["shop_apps"].second is app
 
 
-@pytest.mark.parametrize(
-    ("spec", "says"),
-    [
+def test_what_is_wrong_with_r_is_said(tmp_path: Path) -> None:
+    rows: list[tuple[str, str]] = [
         ("shop_apps", "has 2 applications; choose one: shop_apps:first or shop_apps:second"),
         ("shop_apps:secnd", "did you mean shop_apps:second?"),
         ("shop_apps:Two", "it is of type type, not Lowq"),
@@ -424,14 +438,16 @@ def test_an_application_is_named_in_a_module_or_a_file(folder: Path, spec: str) 
         ("shop_apps.first", "there is no module 'shop_apps.first'"),
         ("no-name", "no-name: write app.py, pkg.module or pkg.module:app"),
         (":app", ":app: write app.py, pkg.module or pkg.module:app"),
-    ],
-)
-def test_what_is_wrong_with_r_is_said(folder: Path, spec: str, says: str) -> None:
-    (folder / "shop_apps.py").write_text(TWO_APPS)
-    with pytest.raises(Failure) as failure:
-        load_app(spec, workers=True)
-    assert says in failure.value.message
-    assert failure.value.exit_code == 2
+    ]
+    for number, (spec, says) in enumerate(rows):
+        own = tmp_path / str(number)
+        own.mkdir()
+        with case(spec, says), working_in(own):
+            (own / "shop_apps.py").write_text(TWO_APPS)
+            with pytest.raises(Failure) as failure:
+                load_app(spec, workers=True)
+            assert says in failure.value.message
+            assert failure.value.exit_code == 2
 
 
 def test_a_file_in_a_package_is_imported_under_its_full_name_and_once(folder: Path) -> None:

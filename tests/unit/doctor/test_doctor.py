@@ -10,6 +10,7 @@ from lowq.doctor import KINDS, Finding
 from lowq.doctor.server import check_servers
 from lowq.errors import ScriptError
 from lowq.store import Client
+from tests.rows import case
 
 HEALTHY = {
     "redis_version": "7.0.15",
@@ -37,7 +38,7 @@ class Servers:
         self._config = config
         self._clocks = clocks
 
-    def on_all(self, commands: Sequence[Sequence[Any]]) -> dict[str, list[Any]]:
+    def on_all(self, commands: Sequence[Sequence[Any]], _silent: object) -> dict[str, list[Any]]:
         addresses = [""] if len(self._infos) == 1 else [f"h{number}:6379" for number in range(len(self._infos))]
         return {address: [self._reply(i, command) for command in commands] for i, address in enumerate(addresses)}
 
@@ -56,7 +57,7 @@ class Servers:
 
 def check(*infos: Mapping[str, str], **more: Any) -> list[Finding]:
     settings: dict[str, Any] = {"config": {"save": "", "appendfsync": "everysec"}, **more}
-    return list(check_servers(cast(Client, Servers(*(infos or (HEALTHY,)), **settings))))
+    return list(check_servers(cast(Client, Servers(*(infos or (HEALTHY,)), **settings)), {}))
 
 
 def wrong(*infos: Mapping[str, str], **more: Any) -> dict[str, str]:
@@ -85,9 +86,8 @@ def test_eviction_is_an_error_where_memory_is_limited() -> None:
     assert wrong({**lru, "maxmemory": str(2**40)}) == {"eviction": "error"}
 
 
-@pytest.mark.parametrize(
-    ("aof", "config", "severity", "text"),
-    [
+def test_what_persistence_can_lose() -> None:
+    rows: list[tuple[str, Any, str | None, str]] = [
         ("1", {"save": "", "appendfsync": "always"}, None, "nothing answered is lost"),
         ("1", {"save": "", "appendfsync": "everysec"}, None, "1 to 2 seconds"),
         ("1", {"save": "", "appendfsync": "no"}, "warning", "appendfsync no"),
@@ -95,13 +95,13 @@ def test_eviction_is_an_error_where_memory_is_limited() -> None:
         ("0", {"save": "", "appendfsync": "everysec"}, "warning", "nothing is persisted"),
         ("0", {"save": "3600 1", "appendfsync": "everysec"}, "warning", "only snapshots, the last one 1 d"),
         ("0", None, "warning", "whether there are snapshots may not be asked"),
-    ],
-)
-def test_what_persistence_can_lose(aof: str, config: Any, severity: str | None, text: str) -> None:
-    saved = str(int(time.time()) - 86_400)
-    info = {**HEALTHY, "aof_enabled": aof, "rdb_last_save_time": saved, "rdb_changes_since_last_save": "7"}
-    assert wrong(info, config=config).get("persistence") == severity
-    assert text in said("persistence", info, config=config)
+    ]
+    for aof, config, severity, text in rows:
+        with case(aof, config, severity, text):
+            saved = str(int(time.time()) - 86_400)
+            info = {**HEALTHY, "aof_enabled": aof, "rdb_last_save_time": saved, "rdb_changes_since_last_save": "7"}
+            assert wrong(info, config=config).get("persistence") == severity
+            assert text in said("persistence", info, config=config)
 
 
 @pytest.mark.parametrize("field", ["rdb_last_bgsave_status", "aof_last_write_status", "aof_last_bgrewrite_status"])
@@ -109,11 +109,13 @@ def test_persistence_that_fails_is_an_error(field: str) -> None:
     assert wrong({**HEALTHY, field: "err"}) == {"persistence_failing": "error"}
 
 
-@pytest.mark.parametrize(("used", "severity"), [(89, None), (90, "warning"), (99, "warning"), (100, "error")])
-def test_memory_close_to_its_limit(used: int, severity: str | None) -> None:
-    info = {**HEALTHY, "maxmemory": str(100 * 2**20), "used_memory": str(used * 2**20)}
-    assert wrong(info).get("memory") == severity
-    assert f"{used}%" in said("memory", info)
+def test_memory_close_to_its_limit() -> None:
+    rows: list[tuple[int, str | None]] = [(89, None), (90, "warning"), (99, "warning"), (100, "error")]
+    for used, severity in rows:
+        with case(used, severity):
+            info = {**HEALTHY, "maxmemory": str(100 * 2**20), "used_memory": str(used * 2**20)}
+            assert wrong(info).get("memory") == severity
+            assert f"{used}%" in said("memory", info)
 
 
 def test_a_replica_is_no_place_to_work() -> None:
@@ -159,9 +161,10 @@ def test_every_kind_explains_itself() -> None:
         assert ("--repair" in kind.advice) == kind.repairable, code
 
 
-@pytest.mark.parametrize(
-    ("severity", "count", "repaired", "is_wrong"),
-    [("ok", 1, 0, False), ("warning", 1, 0, True), ("error", 3, 2, True), ("error", 3, 3, False)],
-)
-def test_a_finding_is_wrong_until_all_of_it_is_mended(severity: Any, count: int, repaired: int, is_wrong: bool) -> None:
-    assert Finding("x", severity, "what", count=count, repaired=repaired).wrong is is_wrong
+def test_a_finding_is_wrong_until_all_of_it_is_mended() -> None:
+    rows: list[tuple[Any, int, int, bool]] = [
+        ("ok", 1, 0, False), ("warning", 1, 0, True), ("error", 3, 2, True), ("error", 3, 3, False),
+    ]  # fmt: skip
+    for severity, count, repaired, is_wrong in rows:
+        with case(severity, count, repaired, is_wrong):
+            assert Finding("x", severity, "what", count=count, repaired=repaired).wrong is is_wrong

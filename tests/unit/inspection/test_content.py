@@ -6,11 +6,11 @@ import pytest
 
 from lowq.errors import ConfigError
 from lowq.inspection.content import MAX_NAMES, MAX_TEXT, PayloadField
+from tests.rows import case
 
 
-@pytest.mark.parametrize(
-    ("text", "payload"),
-    [
+def test_it_is_there() -> None:
+    rows: list[tuple[str, Any]] = [
         ("customer:7", {"customer": 7}),
         ("customer:7", {"customer": "7", "other": 8}),
         (" customer : 7 ", {"customer": 7}),
@@ -24,15 +24,14 @@ from lowq.inspection.content import MAX_NAMES, MAX_TEXT, PayloadField
         ("paid:true", {"paid": True}),
         ("paid:null", {"paid": None}),
         ("price:1.5", {"price": 1.5}),
-    ],
-)
-def test_it_is_there(text: str, payload: Any) -> None:
-    assert PayloadField.parse(text).holds(payload)
+    ]
+    for text, payload in rows:
+        with case(text, payload):
+            assert PayloadField.parse(text).holds(payload)
 
 
-@pytest.mark.parametrize(
-    ("text", "payload"),
-    [
+def test_it_is_not_there() -> None:
+    rows: list[tuple[str, Any]] = [
         ("customer:7", {"customer": 77}),
         ("customer:7", {"order": {"customer": 7}}),
         ("order.customer:7", {"order": 7}),
@@ -41,22 +40,20 @@ def test_it_is_there(text: str, payload: Any) -> None:
         ("customer:7", "customer:7"),
         ("customer:7", None),
         ("tags:new", {"tags": []}),
-    ],
-)
-def test_it_is_not_there(text: str, payload: Any) -> None:
-    assert not PayloadField.parse(text).holds(payload)
+    ]
+    for text, payload in rows:
+        with case(text, payload):
+            assert not PayloadField.parse(text).holds(payload)
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
+def test_what_is_no_field_and_value_is_refused() -> None:
+    texts: list[Any] = [
         "customer", ":7", "customer:", "a..b:7", ".a:7", "", "  ", 7, "a:" + "x" * MAX_TEXT,
         ".".join("a" * (MAX_NAMES + 1)) + ":7",
-    ],
-)  # fmt: skip
-def test_what_is_no_field_and_value_is_refused(text: Any) -> None:
-    with pytest.raises(ConfigError, match="payload="):
-        PayloadField.parse(text)
+    ]  # fmt: skip
+    for text in texts:
+        with case(text), pytest.raises(ConfigError, match="payload="):
+            PayloadField.parse(text)
 
 
 def test_looking_ends_however_the_fields_are_nested() -> None:

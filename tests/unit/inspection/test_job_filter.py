@@ -12,15 +12,15 @@ from lowq import ConfigError, JobFilter, Queue, Snapshot
 from lowq.admin.bulk import meant_by
 from lowq.application import Lowq
 from lowq.inspection.job_filter import FilterOptions, fingerprint, new_salt
+from tests.rows import case
 
 
 def test_its_fields_are_the_keyword_arguments_that_callers_give() -> None:
     assert [item.name for item in dataclasses.fields(JobFilter)] == list(FilterOptions.__annotations__)
 
 
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
+def test_it_refuses_what_makes_no_sense_and_names_what_is_allowed() -> None:
+    rows: list[tuple[dict[str, Any], str]] = [
         ({"state": "dead"}, "state='dead': it is one of scheduled, due, retrying, taken, morgue, or None"),
         (
             {"order_by": "buried_at"},
@@ -42,12 +42,12 @@ def test_its_fields_are_the_keyword_arguments_that_callers_give() -> None:
         ({"before": 10**400}, "before=1000000"),
         ({"before": True}, "before=True: it is a finite number"),
         ({"before": "yesterday"}, "before='yesterday': it is a finite number"),
-    ],
-)
-def test_it_refuses_what_makes_no_sense_and_names_what_is_allowed(fields: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        JobFilter(**fields)
-    assert message in str(caught.value)
+    ]
+    for fields, message in rows:
+        with case(fields, message):
+            with pytest.raises(ConfigError) as caught:
+                JobFilter(**fields)
+            assert message in str(caught.value)
 
 
 def test_it_is_made_of_a_filter_a_state_or_fields() -> None:
@@ -115,15 +115,14 @@ def test_fingerprints_of_two_snapshots_have_nothing_in_common() -> None:
     assert fingerprint(new_salt(), *job) != fingerprint(new_salt(), *job)
 
 
-@pytest.mark.parametrize(
-    "raw",
-    [
+def test_what_is_no_snapshot_is_none() -> None:
+    samples: list[bytes] = [
         b"", b"\n", b"null\n", b"[]\n", b"{}\n", b"[" * 100_000, b'{"at": "x", "total": 1, "salt": ""}\n',
         b'{"at": NaN, "total": 1, "salt": ""}\n', b'{"at": 1, "total": -1, "salt": ""}\n',
         b'{"at": 1, "total": true, "salt": ""}\n', b'{"at": 1, "total": 1, "salt": "' + b"00" * 100 + b'"}\n',
         b'{"at": 1, "total": 1, "salt": "zz"}\n', b'{"at": 1, "total": 1, "salt": ""}\n1234567',
         b'{"at": 1, "total": 1, "salt": ""}\n' + b"\x02" + bytes(15),
-    ],
-)  # fmt: skip
-def test_what_is_no_snapshot_is_none(raw: bytes) -> None:
-    assert Snapshot.unpack(raw) is None
+    ]  # fmt: skip
+    for raw in samples:
+        with case(raw):
+            assert Snapshot.unpack(raw) is None

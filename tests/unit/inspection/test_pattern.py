@@ -5,6 +5,7 @@ import pytest
 from lowq.codec import MAX_ID_BYTES
 from lowq.errors import ConfigError
 from lowq.inspection.pattern import MAX_BYTES, MAX_IDS, MAX_REST, MAX_STARS, check_pattern, encode_pattern, ids_per_call
+from tests.rows import case
 
 ACCEPTED = [
     "42",
@@ -22,9 +23,10 @@ ACCEPTED = [
 ]
 
 
-@pytest.mark.parametrize("pattern", ACCEPTED)
-def test_what_people_type_is_accepted_as_it_is(pattern: str) -> None:
-    assert check_pattern(pattern) == pattern
+def test_what_people_type_is_accepted_as_it_is() -> None:
+    for pattern in ACCEPTED:
+        with case(pattern):
+            assert check_pattern(pattern) == pattern
 
 
 @pytest.mark.parametrize("pattern", [None, ""])
@@ -32,9 +34,8 @@ def test_none_is_any(pattern: str | None) -> None:
     assert (check_pattern(pattern), ids_per_call("")) == ("", MAX_IDS)
 
 
-@pytest.mark.parametrize(
-    ("pattern", "limit"),
-    [
+def test_what_is_too_dear_is_refused_with_the_limit() -> None:
+    rows: list[tuple[object, str]] = [
         ("x" * (MAX_BYTES + 1), str(MAX_BYTES)),
         ("é" * (MAX_BYTES // 2 + 1), str(MAX_BYTES)),
         ("*" + "x" * MAX_REST, f"{MAX_REST} there"),
@@ -43,24 +44,24 @@ def test_none_is_any(pattern: str | None) -> None:
         ("*a" * (MAX_STARS + 1), f"at most {MAX_STARS}"),
         ("\ud800*", "Unicode"),
         (42, "a pattern of ids"),
-    ],
-)
-def test_what_is_too_dear_is_refused_with_the_limit(pattern: object, limit: str) -> None:
-    with pytest.raises(ConfigError, match=limit):
-        check_pattern(pattern)
+    ]
+    for pattern, limit in rows:
+        with case(pattern, limit), pytest.raises(ConfigError, match=limit):
+            check_pattern(pattern)
 
 
-@pytest.mark.parametrize(
-    ("pattern", "collapsed"), [("*" * 5000, "*"), ("a***b**", "a*b*"), (r"\**", r"\**"), (r"\***", r"\**")]
-)
-def test_stars_side_by_side_are_one_but_an_escaped_one_is_none(pattern: str, collapsed: str) -> None:
-    assert check_pattern(pattern) == collapsed
+def test_stars_side_by_side_are_one_but_an_escaped_one_is_none() -> None:
+    rows: list[tuple[str, str]] = [("*" * 5000, "*"), ("a***b**", "a*b*"), (r"\**", r"\**"), (r"\***", r"\**")]
+    for pattern, collapsed in rows:
+        with case(pattern, collapsed):
+            assert check_pattern(pattern) == collapsed
 
 
-@pytest.mark.parametrize("pattern", [*ACCEPTED, "*[" + "b" * 95 + "a]c"])
-def test_the_dearer_the_fewer_ids_of_a_call(pattern: str) -> None:
-    head, star, rest = encode_pattern(pattern).rstrip(b"*").partition(b"*")
-    steps = len(head) + MAX_ID_BYTES * len(star + rest)
-    assert 1 <= ids_per_call(pattern) <= MAX_IDS
-    assert ids_per_call(pattern) * steps <= 1_000_000
-    assert ids_per_call(pattern) == MAX_IDS or ids_per_call(pattern) * steps > 900_000
+def test_the_dearer_the_fewer_ids_of_a_call() -> None:
+    for pattern in [*ACCEPTED, "*[" + "b" * 95 + "a]c"]:
+        with case(pattern):
+            head, star, rest = encode_pattern(pattern).rstrip(b"*").partition(b"*")
+            steps = len(head) + MAX_ID_BYTES * len(star + rest)
+            assert 1 <= ids_per_call(pattern) <= MAX_IDS
+            assert ids_per_call(pattern) * steps <= 1_000_000
+            assert ids_per_call(pattern) == MAX_IDS or ids_per_call(pattern) * steps > 900_000

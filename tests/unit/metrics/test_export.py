@@ -2,6 +2,7 @@
 
 import os
 import socket
+from itertools import product
 
 import pytest
 
@@ -9,41 +10,41 @@ import lowq
 from lowq.address import Address, parse_address
 from lowq.metrics.export import GraphiteFormatter, MetricsExporter, StatsdFormatter, part_of_name
 from lowq.settings import Config
+from tests.rows import case
 
 HOST = part_of_name(socket.gethostname())
 
 
-@pytest.mark.parametrize(
-    ("text", "address"),
-    [
+def test_an_address_says_where_and_how() -> None:
+    rows: list[tuple[str, Address]] = [
         ("graphite.example:2003", Address("tcp", "graphite.example", 2003)),
         ("tcp://10.0.0.1:2003", Address("tcp", "10.0.0.1", 2003)),
         ("udp://10.0.0.1:2003", Address("udp", "10.0.0.1", 2003)),
         ("[::1]:2003", Address("tcp", "::1", 2003)),
         ("udp://[fe80::1%eth0]:1", Address("udp", "fe80::1%eth0", 1)),
-    ],
-)
-def test_an_address_says_where_and_how(text: str, address: Address) -> None:
-    assert parse_address(text, ("tcp", "udp")) == address
-    assert parse_address(str(address), ("tcp", "udp")) == address
+    ]
+    for text, address in rows:
+        with case(text, address):
+            assert parse_address(text, ("tcp", "udp")) == address
+            assert parse_address(str(address), ("tcp", "udp")) == address
 
 
-@pytest.mark.parametrize(
-    "text",
-    ["", "graphite", "2003", ":2003", "graphite:", "graphite:0", "graphite:65536", "graphite:-1", "graphite:2.3",
-     "a b:1", "http://graphite:2003", "udp:graphite:2003", "::1:2003", "graphite:2003/path", "user@graphite:2003",
-     "graphite:٣"],
-)  # fmt: skip
-@pytest.mark.parametrize("name", ["graphite", "statsd"])
-def test_what_is_no_address_is_refused_when_it_is_set(name: str, text: str) -> None:
-    with pytest.raises(lowq.ConfigError, match=name):
-        Config(**{name: text})
+def test_what_is_no_address_is_refused_when_it_is_set() -> None:
+    texts = [
+        "", "graphite", "2003", ":2003", "graphite:", "graphite:0", "graphite:65536", "graphite:-1", "graphite:2.3",
+        "a b:1", "http://graphite:2003", "udp:graphite:2003", "::1:2003", "graphite:2003/path", "user@graphite:2003",
+        "graphite:٣",
+    ]  # fmt: skip
+    for text, name in product(texts, ["graphite", "statsd"]):
+        with case(text, name), pytest.raises(lowq.ConfigError, match=name):
+            Config(**{name: text})
 
 
-@pytest.mark.parametrize("value", [2003, ("graphite", 2003), b"graphite:2003", True])
-def test_an_address_is_a_text(value: object) -> None:
-    with pytest.raises(lowq.ConfigError, match="HOST:PORT"):
-        Config(graphite=value)
+def test_an_address_is_a_text() -> None:
+    values: list[object] = [2003, ("graphite", 2003), b"graphite:2003", True]
+    for value in values:
+        with case(value), pytest.raises(lowq.ConfigError, match="HOST:PORT"):
+            Config(graphite=value)
 
 
 def test_statsd_is_spoken_over_udp_alone() -> None:
@@ -52,19 +53,21 @@ def test_statsd_is_spoken_over_udp_alone() -> None:
         Config(statsd="tcp://statsd:8125")
 
 
-@pytest.mark.parametrize("prefix", ["", "a b", "a..b", ".a", "a.", "é", 3])
-def test_a_prefix_is_of_plain_names(prefix: object) -> None:
-    with pytest.raises(lowq.ConfigError, match="metrics_prefix"):
-        Config(metrics_prefix=prefix)
+def test_a_prefix_is_of_plain_names() -> None:
+    prefixes: list[object] = ["", "a b", "a..b", ".a", "a.", "é", 3]
+    for prefix in prefixes:
+        with case(prefix), pytest.raises(lowq.ConfigError, match="metrics_prefix"):
+            Config(metrics_prefix=prefix)
 
 
-@pytest.mark.parametrize(
-    ("name", "part"),
-    [("Orders", "Orders"), ("shop.orders", "shop_orders"), ("a b/c:d;e=f", "a_b_c_d_e_f"), ("naïve", "naive"),
-     ("x|y@z#", "x_y_z_")],
-)  # fmt: skip
-def test_a_name_becomes_one_part_of_a_path(name: str, part: str) -> None:
-    assert part_of_name(name) == part
+def test_a_name_becomes_one_part_of_a_path() -> None:
+    rows: list[tuple[str, str]] = [
+        ("Orders", "Orders"), ("shop.orders", "shop_orders"), ("a b/c:d;e=f", "a_b_c_d_e_f"), ("naïve", "naive"),
+        ("x|y@z#", "x_y_z_"),
+    ]  # fmt: skip
+    for name, part in rows:
+        with case(name, part):
+            assert part_of_name(name) == part
 
 
 def test_names_in_other_scripts_stay_apart() -> None:

@@ -157,6 +157,15 @@ def test_a_process_that_was_frozen_may_begin_one_late_perform_in_each_thread(sto
     assert len(check(story.events).overlaps) == 1
 
 
+def test_who_waited_for_redis_when_it_was_frozen_may_begin_nothing_late(story: Story) -> None:
+    story.push(1, 2)
+    story.tell("frozen", frozen=7, in_call=True)
+    story.perform("x", 1, 2, fence=2)
+    story.start("y", 1, fence=1, pid=7)
+    story.end("y")
+    assert len(check(story.events).overlaps) == 1
+
+
 def test_a_lower_fence_that_begins_during_a_higher_one_overlaps(story: Story) -> None:
     story.push(1, 2)
     story.start("x", 1, fence=2)

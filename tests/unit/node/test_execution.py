@@ -22,6 +22,7 @@ from lowq.node.outcome import Outcome, bury_undecodable, decide, log_remarks, no
 from lowq.node.time_limits import TimeLimits
 from lowq.settings import Config
 from lowq.store import Client
+from tests.rows import case
 
 BOOM = ValueError("boom")
 
@@ -122,30 +123,31 @@ WITHOUT_A_WORD: dict[tuple[type[BaseException] | None, bool], str] = {
 
 
 class TestDecide:
-    @pytest.mark.parametrize(
-        "error", [None, ValueError("boom"), TimeLimitExceeded(), SystemExit(1), KeyboardInterrupt()], ids=repr
-    )
-    @pytest.mark.parametrize("said", list(itertools.product([*WORDS, None], repeat=2)), ids=str)
-    def test_each_id_gets_its_word_and_otherwise_what_the_exception_means(
-        self, error: BaseException | None, said: tuple[str | None, str | None]
-    ) -> None:
-        jobs = [taken("a"), taken("b")]
-        words = {job.id: WORDS[word] for job, word in zip(jobs, said, strict=True) if word}
-        outcome = decide(Handler(), jobs, words, error, Config(), {})
-        unsaid = WITHOUT_A_WORD[type(error) if error else None, False]
-        assert verdicts(outcome) == {"a": said[0] or unsaid, "b": said[1] or unsaid}
-        assert len(outcome.finished) + len(outcome.failures) + len(outcome.releases) + len(outcome.buries) + len(
-            outcome.crashed
-        ) == len(jobs)
-        assert outcome.error is error
-        assert outcome.whole == (error is None and set(verdicts(outcome).values()) == {"finished"})
+    def test_each_id_gets_its_word_and_otherwise_what_the_exception_means(self) -> None:
+        errors: list[BaseException | None] = [
+            None, ValueError("boom"), TimeLimitExceeded(), SystemExit(1), KeyboardInterrupt(),
+        ]  # fmt: skip
+        for error, said in itertools.product(errors, itertools.product([*WORDS, None], repeat=2)):
+            with case(error, said):
+                jobs = [taken("a"), taken("b")]
+                words = {job.id: WORDS[word] for job, word in zip(jobs, said, strict=True) if word}
+                outcome = decide(Handler(), jobs, words, error, Config(), {})
+                unsaid = WITHOUT_A_WORD[type(error) if error else None, False]
+                assert verdicts(outcome) == {"a": said[0] or unsaid, "b": said[1] or unsaid}
+                assert len(outcome.finished) + len(outcome.failures) + len(outcome.releases) + len(
+                    outcome.buries
+                ) + len(outcome.crashed) == len(jobs)
+                assert outcome.error is error
+                assert outcome.whole == (error is None and set(verdicts(outcome).values()) == {"finished"})
 
-    @pytest.mark.parametrize("error", [None, ValueError("boom"), TimeLimitExceeded(), SystemExit(1)], ids=repr)
-    @pytest.mark.parametrize("word", [*WORDS, None])
-    def test_an_id_that_is_alone(self, error: BaseException | None, word: str | None) -> None:
-        words = {"a": WORDS[word]} if word else {}
-        outcome = decide(Handler(), [taken("a")], words, error, Config(), {})
-        assert verdicts(outcome) == {"a": word or WITHOUT_A_WORD[type(error) if error else None, True]}
+    def test_an_id_that_is_alone(self) -> None:
+        errors: list[BaseException | None] = [None, ValueError("boom"), TimeLimitExceeded(), SystemExit(1)]
+        all_words: list[str | None] = [*WORDS, None]
+        for error, word in itertools.product(errors, all_words):
+            with case(error, word):
+                words = {"a": WORDS[word]} if word else {}
+                outcome = decide(Handler(), [taken("a")], words, error, Config(), {})
+                assert verdicts(outcome) == {"a": word or WITHOUT_A_WORD[type(error) if error else None, True]}
 
     def test_what_was_said_goes_along(self) -> None:
         jobs = [taken("a"), taken("b")]
@@ -169,26 +171,23 @@ class TestDecide:
         assert [(item.id, item.retry_count) for item in outcome.failures] == [("a", -1), ("b", 0), ("c", -1)]
         assert outcome.failures[1].error == b"no such order"
 
-    @pytest.mark.parametrize(
-        ("max_retry_count", "retry_count", "verdict"),
-        [
+    def test_retries_are_exhausted_when_the_count_reaches_the_maximum(self) -> None:
+        rows: list[tuple[int, int, str]] = [
             (0, -1, "exhausted"),
             (1, -1, "retry"),
             (1, 0, "exhausted"),
             (25, 23, "retry"),
             (25, 24, "exhausted"),
             (3, 9, "exhausted"),
-        ],
-    )
-    def test_retries_are_exhausted_when_the_count_reaches_the_maximum(
-        self, max_retry_count: int, retry_count: int, verdict: str
-    ) -> None:
-        handler = Handler()
-        handler.max_retry_count = max_retry_count
-        jobs = [taken("a", "v1", "v2", retry_count=retry_count)]
-        outcome = decide(handler, jobs, {}, BOOM, Config(), {})
-        assert verdicts(outcome) == {"a": verdict}
-        assert bool(outcome.exhausted) == (verdict == "exhausted")
+        ]
+        for max_retry_count, retry_count, verdict in rows:
+            with case(max_retry_count, retry_count, verdict):
+                handler = Handler()
+                handler.max_retry_count = max_retry_count
+                jobs = [taken("a", "v1", "v2", retry_count=retry_count)]
+                outcome = decide(handler, jobs, {}, BOOM, Config(), {})
+                assert verdicts(outcome) == {"a": verdict}
+                assert bool(outcome.exhausted) == (verdict == "exhausted")
 
     def test_a_job_that_failed_in_company_is_never_exhausted(self) -> None:
         handler = Handler()
@@ -239,26 +238,26 @@ class TestTimeLimits:
         execution.touch(2)
         assert execution.deadline == 107
 
-    @pytest.mark.parametrize("wrong", [0, -1, timedelta(0), "5", None])
-    def test_touch_takes_a_length_of_time_also_without_limits(self, wrong: Any) -> None:
-        with pytest.raises(LowqError, match=r"touch: .* is not a number of seconds"):
-            Execution(Handler, 0, 1, [taken("a")]).touch(wrong)
+    def test_touch_takes_a_length_of_time_also_without_limits(self) -> None:
+        wrong_values: list[Any] = [0, -1, timedelta(0), "5", None]
+        for wrong in wrong_values:
+            with case(wrong), pytest.raises(LowqError, match=r"touch: .* is not a number of seconds"):
+                Execution(Handler, 0, 1, [taken("a")]).touch(wrong)
 
 
 class TestWriteOff:
-    @pytest.mark.parametrize("said", list(itertools.product([*WORDS, None], repeat=2)), ids=str)
-    def test_what_was_said_holds_the_rest_is_charged_a_crash_and_what_was_not_begun_is_not(
-        self, said: tuple[str | None, str | None]
-    ) -> None:
-        jobs = [taken("a"), taken("b")]
-        shard = Shard(cast(Client, None), "lowq", "q", 3, shards_count=4, nonce="me", load_payload=bytes.decode)
-        shard.in_flight._in_hand = dict.fromkeys("abc", 1)
-        limits = TimeLimits(None, 10, jobs)
-        limits.outcomes.update({job.id: WORDS[word] for job, word in zip(jobs, said, strict=True) if word})
-        outcome = write_off(Handler(), shard, limits, Config())
-        assert verdicts(outcome) == {"a": said[0] or "crashed", "b": said[1] or "crashed", "c": "released"}
-        assert ("c", None) in outcome.releases
-        assert outcome.stop is None
+    def test_what_was_said_holds_the_rest_is_charged_a_crash_and_what_was_not_begun_is_not(self) -> None:
+        for said in itertools.product([*WORDS, None], repeat=2):
+            with case(said):
+                jobs = [taken("a"), taken("b")]
+                shard = Shard(cast(Client, None), "lowq", "q", 3, shards_count=4, nonce="me", load_payload=bytes.decode)
+                shard.in_flight._in_hand = dict.fromkeys("abc", 1)
+                limits = TimeLimits(None, 10, jobs)
+                limits.outcomes.update({job.id: WORDS[word] for job, word in zip(jobs, said, strict=True) if word})
+                outcome = write_off(Handler(), shard, limits, Config())
+                assert verdicts(outcome) == {"a": said[0] or "crashed", "b": said[1] or "crashed", "c": "released"}
+                assert ("c", None) in outcome.releases
+                assert outcome.stop is None
 
 
 class TestRetryIn:
@@ -266,14 +265,13 @@ class TestRetryIn:
     def test_seconds(self, value: float, delay: float) -> None:
         assert self.delay(lambda: value) == delay
 
-    @pytest.mark.parametrize(
-        "value",
-        [None, "soon", math.nan, math.inf, -math.inf, timedelta(1), [], 10**400],
-        ids=lambda value: repr(value)[:10],
-    )
-    def test_nonsense_is_logged_and_the_default_used(self, value: Any, caplog: pytest.LogCaptureFixture) -> None:
-        assert 15 + 2**4 <= self.delay(lambda: value) <= 15 + 2**4 + 90
-        assert "Handler.retry_in(2)" in caplog.text
+    def test_nonsense_is_logged_and_the_default_used(self, caplog: pytest.LogCaptureFixture) -> None:
+        values: list[Any] = [None, "soon", math.nan, math.inf, -math.inf, timedelta(1), [], 10**400]
+        for value in values:
+            with case(value):
+                caplog.clear()
+                assert 15 + 2**4 <= self.delay(itertools.repeat(value).__next__) <= 15 + 2**4 + 90
+                assert "Handler.retry_in(2)" in caplog.text
 
     @pytest.mark.parametrize("value", [sys.maxsize, 2.0**33, 1e300], ids=str)
     def test_one_of_centuries_means_never(self, value: float) -> None:
@@ -301,6 +299,11 @@ class TestRetryIn:
         return failure.delay
 
 
+def releasing(job_id: str, delay: Any) -> Callable[[Any], None]:
+    """A handler that releases one job."""
+    return lambda _: current().release(job_id, delay)
+
+
 def raises(*_: Any) -> Any:
     raise RuntimeError("a hook failed")
 
@@ -322,9 +325,10 @@ class TestErrorHooks:
         (failure,) = decide(Handler(), [taken("a")], {}, BOOM, config, {}).failures
         assert failure.error == b"<BOOM>"
 
-    @pytest.mark.parametrize(
-        "settings",
-        [
+    def test_a_hook_that_fails_does_not_keep_the_outcome_from_being_written(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        all_settings: list[dict[str, Any]] = [
             {"format_error": raises},
             {"format_error": nothing},
             {"format_error": lambda error: f"{error} \udc80", "dump_error": str.encode},
@@ -332,24 +336,21 @@ class TestErrorHooks:
             {"dump_error": nothing},
             {"dump_error": lambda text: text},
             {"load_error": raises},
-        ],
-    )
-    @pytest.mark.parametrize("retry_count", [-1, 24])
-    @pytest.mark.parametrize("alone", [True, False])
-    def test_a_hook_that_fails_does_not_keep_the_outcome_from_being_written(
-        self, settings: dict[str, Any], retry_count: int, alone: bool, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        # Otherwise the jobs would be performed again and again, uncharged.
-        jobs = [taken("a", retry_count=retry_count), *([] if alone else [taken("b")])]
-        outcome = decide(Handler(), jobs, {}, BOOM, Config(**settings), {})
-        assert len(outcome.failures) == len(jobs)
-        for failure in outcome.failures:
-            assert b"boom" in failure.error
-        assert caplog.records == []  # first it is written
-        notify_worker(outcome, Handler(), Config(**settings))
-        log_remarks(outcome)
-        if outcome.exhausted or "load_error" not in settings:
-            assert caplog.records
+        ]
+        for settings, retry_count, alone in itertools.product(all_settings, [-1, 24], [True, False]):
+            with case(settings, retry_count, alone):
+                caplog.clear()
+                # Otherwise the jobs would be performed again and again, uncharged.
+                jobs = [taken("a", retry_count=retry_count), *([] if alone else [taken("b")])]
+                outcome = decide(Handler(), jobs, {}, BOOM, Config(**settings), {})
+                assert len(outcome.failures) == len(jobs)
+                for failure in outcome.failures:
+                    assert b"boom" in failure.error
+                assert caplog.records == []  # first it is written
+                notify_worker(outcome, Handler(), Config(**settings))
+                log_remarks(outcome)
+                if outcome.exhausted or "load_error" not in settings:
+                    assert caplog.records
 
     def test_an_exception_that_has_no_text_is_kept_all_the_same(self) -> None:
         for config in (Config(), Config(format_error=raises), Config(dump_error=raises)):
@@ -435,13 +436,14 @@ class TestCurrent:
         performed([taken("a")], perform)
         assert "outside of perform" in str(caught[0])
 
-    @pytest.mark.parametrize("job_id", ["b", 2, "", None])
-    @pytest.mark.parametrize("verb", ["done", "fail", "release", "bury"])
-    def test_a_word_about_an_id_of_another_batch_is_refused(self, verb: str, job_id: Any) -> None:
-        execution = Execution(Handler, 0, 1, [taken("a")])
-        args = {"fail": ("boom",)}.get(verb, ())
-        with pytest.raises(LowqError, match=rf"{verb}\({job_id!r}\): the batch being performed has no such id"):
-            getattr(execution, verb)(job_id, *args)
+    def test_a_word_about_an_id_of_another_batch_is_refused(self) -> None:
+        job_ids: list[Any] = ["b", 2, "", None]
+        for job_id, verb in itertools.product(job_ids, ["done", "fail", "release", "bury"]):
+            with case(job_id, verb):
+                execution = Execution(Handler, 0, 1, [taken("a")])
+                args = {"fail": ("boom",)}.get(verb, ())
+                with pytest.raises(LowqError, match=rf"{verb}\({job_id!r}\): the batch being performed has no such id"):
+                    getattr(execution, verb)(job_id, *args)
 
     def test_an_id_may_be_given_as_it_was_pushed(self) -> None:
         execution = Execution(Handler, 0, 1, [taken("7")])
@@ -454,14 +456,14 @@ class TestCurrent:
         outcome = performed([taken("a")], lambda _: current().release("a", delay))
         assert outcome.releases == [("a", seconds)]
 
-    @pytest.mark.parametrize(
-        "delay", ["soon", math.nan, math.inf, -math.inf, True, 1e12, [], 10**5000], ids=lambda _: "x"
-    )
-    def test_a_senseless_delay_is_refused_where_the_handler_learns_of_it(self, delay: Any) -> None:
-        # Once the batch is over nobody could be told, and the outcome could never be written.
-        outcome = performed([taken("a")], lambda _: current().release("a", delay))
-        assert verdicts(outcome) == {"a": "retry"}
-        assert isinstance(outcome.error, LowqError)
+    def test_a_senseless_delay_is_refused_where_the_handler_learns_of_it(self) -> None:
+        delays: list[Any] = ["soon", math.nan, math.inf, -math.inf, True, 1e12, [], 10**5000]
+        for delay in delays:
+            with case(delay):
+                # Once the batch is over nobody could be told, and the outcome could never be written.
+                outcome = performed([taken("a")], releasing("a", delay))
+                assert verdicts(outcome) == {"a": "retry"}
+                assert isinstance(outcome.error, LowqError)
 
     @pytest.mark.parametrize("reason", [5, None, b"x", BOOM])
     def test_a_reason_that_is_no_text_is_refused_there_too(self, reason: Any) -> None:

@@ -3,11 +3,11 @@
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
 
-from lowq.node.signals import Request, Signals
+from lowq.node.signals import HeldSignals, Request, Signals
 from tests.waiting import PATIENCE
 
 #: What HUP, TSTP, TTIN and USR2 do to a process that has no handler of them would end or stop the tests.
@@ -32,7 +32,7 @@ def stopping() -> threading.Event:
 def signals(terminal: Terminal, stopping: threading.Event) -> Iterator[Signals]:
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # `nohup make test` has it ignored
     made = Signals(stopping.is_set, lambda: terminal.is_closed)
-    made.install(unblock=False)
+    made.install()
     yield made
     made.restore(block=False)
     signal.signal(signal.SIGHUP, before)
@@ -103,12 +103,12 @@ def test_a_hup_is_not_looked_at_where_there_is_no_new_code_and_under_nohup_not_t
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         without = Signals(lambda: False, None)
-        without.install(unblock=False)
+        without.install()
         signal.raise_signal(signal.SIGHUP)
         assert received(without) == []
         without.restore(block=False)
         nohup = Signals(lambda: False, lambda: True)
-        nohup.install(unblock=False)
+        nohup.install()
         signal.raise_signal(signal.SIGHUP)
         assert received(nohup) == []
         assert not nohup.stop_requested
@@ -121,7 +121,7 @@ def test_what_was_there_before_is_there_after(terminal: Terminal) -> None:
     before = {number: signal.getsignal(number) for number in HANDLED}
     wakeup_fd = signal.set_wakeup_fd(-1)
     signals = Signals(lambda: False, lambda: terminal.is_closed)
-    signals.install(unblock=False)
+    signals.install()
     assert all(signal.getsignal(number) != handler for number, handler in before.items())
     signals.restore(block=False)
     assert {number: signal.getsignal(number) for number in HANDLED} == before
@@ -133,7 +133,7 @@ def test_another_thread_than_the_main_one_installs_nothing() -> None:
     signals = Signals(lambda: False, lambda: False)
 
     def both() -> None:
-        signals.install(unblock=False)
+        signals.install()
         signals.restore(block=False)
 
     thread = threading.Thread(target=both)
@@ -153,30 +153,43 @@ def test_a_signal_to_a_forked_child_ends_the_child_and_not_the_node(signals: Sig
     assert not signals.stop_requested
 
 
+def come_to_new_code(*, while_it_loads: Sequence[signal.Signals] = ()) -> list[Request]:
+    """What new code gets of the signals before its node runs. All handlers are those of before then."""
+    before = {number: signal.getsignal(number) for number in HANDLED}
+    held = HeldSignals(stops=True)
+    try:
+        for number in while_it_loads:
+            signal.raise_signal(number)
+        new = Signals(lambda: False, lambda: False, held)
+        new.install()
+        try:
+            return received(new)
+        finally:
+            new.restore(block=False)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def test_signals_while_code_loads_come_to_its_node_in_order() -> None:
+    numbers = (signal.SIGTTIN, signal.SIGHUP, signal.SIGTSTP, signal.SIGUSR2, signal.SIGTERM)
+    assert come_to_new_code(while_it_loads=numbers) == [
+        Request.DUMP, Request.RELOAD, Request.QUIET, Request.DRAIN, Request.STOP,
+    ]  # fmt: skip
+
+
 def test_signals_around_an_exec_wait_for_the_new_code() -> None:
     """Those that come between `restore` and the exec are blocked, and come when the new code installs its handlers."""
     old = Signals(lambda: False, lambda: False)
-    old.install(unblock=False)
+    old.install()
     old.restore(block=True)
-    new = Signals(lambda: False, lambda: False)
-    try:
-        signal.pthread_kill(threading.get_ident(), signal.SIGTERM)  # other threads of the tests don't block it
-    finally:
-        new.install(unblock=True)
-    try:
-        assert received(new) == [Request.STOP]
-    finally:
-        new.restore(block=False)
+    signal.pthread_kill(threading.get_ident(), signal.SIGTERM)  # other threads of the tests don't block it
+    assert come_to_new_code() == [Request.STOP]
 
 
 def test_a_stop_that_came_too_late_for_this_code_is_the_new_codes() -> None:
     old = Signals(lambda: False, lambda: False)
-    old.install(unblock=False)
+    old.install()
     signal.raise_signal(signal.SIGTERM)
     old.restore(block=True)
-    new = Signals(lambda: False, lambda: False)
-    new.install(unblock=True)
-    try:
-        assert received(new) == [Request.STOP]
-    finally:
-        new.restore(block=False)
+    assert come_to_new_code() == [Request.STOP]

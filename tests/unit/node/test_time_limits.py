@@ -26,6 +26,7 @@ from lowq.node.time_limits import (
     interrupt_of_this_thread,
 )
 from lowq.store import caller_deadline, caller_limit
+from tests.rows import case
 from tests.waiting import PATIENCE
 
 
@@ -261,10 +262,11 @@ class TestTouch:
         with pytest.raises(WrittenOff):
             batch.run(handler)
 
-    @pytest.mark.parametrize("wrong", [0, -1, float("nan"), float("inf"), True, "5", None])
-    def test_it_takes_seconds(self, wrong: object) -> None:
-        with pytest.raises(LowqError, match=r"touch: .* is not a number of seconds of more than 0"):
-            checked_seconds("touch", wrong)
+    def test_it_takes_seconds(self) -> None:
+        wrong_values: list[object] = [0, -1, float("nan"), float("inf"), True, "5", None]
+        for wrong in wrong_values:
+            with case(wrong), pytest.raises(LowqError, match=r"touch: .* is not a number of seconds of more than 0"):
+                checked_seconds("touch", wrong)
 
 
 class TestCallersDeadline:
@@ -344,21 +346,19 @@ class StrikingLock:
             raise TimeLimitExceeded
 
 
-@pytest.mark.parametrize("handler", [work, swallow, clean_up, fail])
-@pytest.mark.parametrize("before", [True, False])
-@pytest.mark.parametrize("at", [1, 2])
-def test_an_interrupt_at_the_very_beginning_or_end_leaves_a_batch_that_has_ended(
-    handler: Callable[[int], object], at: int, before: bool
-) -> None:
-    batch = Batch(time_limit=10, ttr=15)
-    plain = batch.limits._lock
-    batch.limits._lock = StrikingLock(at, before=before)  # type: ignore[assignment]
-    with pytest.raises(TimeLimitExceeded):
-        batch.run(lambda: handler(3))
-    batch.limits._lock = plain
-    batch.enforce(20)
-    assert (batch.sent, batch.written_off) == ([], 0)
-    assert caller_deadline() == float("inf")
+def test_an_interrupt_at_the_very_beginning_or_end_leaves_a_batch_that_has_ended() -> None:
+    handlers: list[Callable[[int], object]] = [work, swallow, clean_up, fail]
+    for handler, before, at in itertools.product(handlers, [True, False], [1, 2]):
+        with case(handler, before, at):
+            batch = Batch(time_limit=10, ttr=15)
+            plain = batch.limits._lock
+            batch.limits._lock = StrikingLock(at, before=before)  # type: ignore[assignment]
+            with pytest.raises(TimeLimitExceeded):
+                batch.run(partial(handler, 3))
+            batch.limits._lock = plain
+            batch.enforce(20)
+            assert (batch.sent, batch.written_off) == ([], 0)
+            assert caller_deadline() == float("inf")
 
 
 # --- interrupts of a thread ---

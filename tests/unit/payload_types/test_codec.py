@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, time, timedelta, timezone
 from decimal import Decimal
+from itertools import product
 from typing import Annotated, Any, Generic, Literal, NamedTuple, NotRequired, TypedDict, TypeVar
 from uuid import UUID
 
@@ -19,6 +20,7 @@ from hypothesis.strategies import SearchStrategy
 from lowq.codec import MAX_PAYLOAD_DEPTH
 from lowq.errors import PayloadError
 from lowq.payload_types import PayloadType, payload_type
+from tests.rows import case
 from tests.unit.payload_types.support import CET, NOON, NOON_IN_CET, typed
 
 T = TypeVar("T")
@@ -399,9 +401,8 @@ def test_members_of_a_union_are_told_apart_also_as_dicts() -> None:
     assert mixed.dump({"at": NOON_IN_CET, "kind": "shipped"}) == b'{"at":"2026-05-01T12:00:00Z","kind":"shipped"}'
 
 
-@pytest.mark.parametrize(
-    ("value", "message"),
-    [
+def test_what_is_no_member_of_a_union_is_refused() -> None:
+    rows: list[tuple[Any, str]] = [
         ({"amount": 1}, r"Object missing required field `kind`"),
         ({"kind": "lost"}, r"Invalid value 'lost' - at `\$\.kind`"),
         ({"kind": ["paid"]}, r"Invalid value \['paid'\] - at `\$\.kind`"),
@@ -410,25 +411,31 @@ def test_members_of_a_union_are_told_apart_also_as_dicts() -> None:
         (PaidData(1, "shipped"), r"Invalid enum value 'shipped' - at `\$\.kind`"),  # type: ignore[arg-type]
         (OrderData(1), r"it is of type OrderData"),
         (7, r"Expected `object`, got `int`"),
-    ],
-)
-def test_what_is_no_member_of_a_union_is_refused(value: Any, message: str) -> None:
-    with pytest.raises(PayloadError, match=rf"^the payload is no PaidData \| ShippedDict: {message}$"):
-        typed(PaidData | ShippedDict).dump(value)
+    ]
+    for value, message in rows:
+        with (
+            case(value, message),
+            pytest.raises(PayloadError, match=rf"^the payload is no PaidData \| ShippedDict: {message}$"),
+        ):
+            typed(PaidData | ShippedDict).dump(value)
 
 
-@pytest.mark.parametrize("data", [b'{"kind":"lost"}', b"{}", b"7", b'{"kind":"paid"}'])
-def test_bytes_that_are_no_member_of_a_union_are_not_read(data: bytes) -> None:
-    with pytest.raises((PayloadError, msgspec.ValidationError), match=r"`\$|required field `(kind|amount)`|`object`"):
-        typed(PaidData | ShippedDict).load(data)
+def test_bytes_that_are_no_member_of_a_union_are_not_read() -> None:
+    for data in [b'{"kind":"lost"}', b"{}", b"7", b'{"kind":"paid"}']:
+        with (
+            case(data),
+            pytest.raises(
+                (PayloadError, msgspec.ValidationError), match=r"`\$|required field `(kind|amount)`|`object`"
+            ),
+        ):
+            typed(PaidData | ShippedDict).load(data)
 
 
 # --- what is wrong ---
 
 
-@pytest.mark.parametrize(
-    ("value", "message"),
-    [
+def test_what_is_wrong_is_refused_with_its_place() -> None:
+    rows: list[tuple[Any, str]] = [
         ({"version": "1"}, r"Expected `int`, got `str` - at `\$\.version`"),
         ({"version": True}, r"Expected `int`, got `bool` - at `\$\.version`"),
         ({}, r"Object missing required field `version`"),
@@ -444,12 +451,14 @@ def test_bytes_that_are_no_member_of_a_union_are_not_read(data: bytes) -> None:
         ({"version": 1, "lines": [{"price": object()}]}, r"Encoding .* unsupported - at `\$\.lines\[0\]\.price`"),
         ([], r"Expected `object`, got `array`"),
         (LineStruct(1), r"it is of type LineStruct"),
-    ],
-)  # fmt: skip
-@pytest.mark.parametrize("kind", [OrderData, OrderStruct])
-def test_what_is_wrong_is_refused_with_its_place(kind: type, value: Any, message: str) -> None:
-    with pytest.raises(PayloadError, match=rf"^the payload is no {kind.__name__}: {message}$"):
-        typed(kind).dump(value)
+    ]  # fmt: skip
+    kinds: list[type] = [OrderData, OrderStruct]
+    for (value, message), kind in product(rows, kinds):
+        with (
+            case(value, message, kind),
+            pytest.raises(PayloadError, match=rf"^the payload is no {kind.__name__}: {message}$"),
+        ):
+            typed(kind).dump(value)
 
 
 @pytest.mark.parametrize("kind", [OrderDict, OrderData, OrderStruct])
@@ -458,13 +467,16 @@ def test_no_payload_is_none_of_a_type(kind: Any) -> None:
         typed(kind).dump("")
 
 
-@pytest.mark.parametrize("wrong", [NOON, UUID(int=1), Decimal(1), b"x", 1])
-def test_what_json_writes_as_a_text_is_no_text(wrong: Any) -> None:
-    class Note(msgspec.Struct):
-        text: str
+def test_what_json_writes_as_a_text_is_no_text() -> None:
+    wrong_values: list[Any] = [NOON, UUID(int=1), Decimal(1), b"x", 1]
+    for wrong in wrong_values:
+        with case(wrong):
 
-    with pytest.raises(PayloadError, match=r"Expected `str`, got `\w+` - at `\$\.text`"):
-        typed(Note).dump(Note(wrong))
+            class Note(msgspec.Struct):
+                text: str
+
+            with pytest.raises(PayloadError, match=r"Expected `str`, got `\w+` - at `\$\.text`"):
+                typed(Note).dump(Note(wrong))
 
 
 @pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
@@ -545,11 +557,13 @@ def test_what_is_pushed_is_left_as_it_is() -> None:
 # --- types that need no codec, and others ---
 
 
-@pytest.mark.parametrize(
-    "kind", [Any, object, int, str, None, list, dict, dict[str, Any], list[dict[str, int]], int | str | None, T]
-)
-def test_jsons_own_types_need_no_codec(kind: Any) -> None:
-    assert payload_type("OrderSync", kind) is None
+def test_jsons_own_types_need_no_codec() -> None:
+    kinds: list[Any] = [
+        Any, object, int, str, None, list, dict, dict[str, Any], list[dict[str, int]], int | str | None, T,
+    ]  # fmt: skip
+    for kind in kinds:
+        with case(kind):
+            assert payload_type("OrderSync", kind) is None
 
 
 class Point(NamedTuple):
@@ -561,9 +575,8 @@ class Page(msgspec.Struct, Generic[T]):
     items: list[T]
 
 
-@pytest.mark.parametrize(
-    ("kind", "value", "name"),
-    [
+def test_other_types_come_back_as_well() -> None:
+    rows: list[tuple[Any, Any, str]] = [
         (datetime, NOON, "datetime"),
         (Status, Status.PAID, "Status"),
         (Annotated[int, msgspec.Meta(gt=0)], 7, "int"),
@@ -574,15 +587,70 @@ class Page(msgspec.Struct, Generic[T]):
         (Page[OrderStruct], Page([OrderStruct(1)]), "Page[OrderStruct]"),
         (tuple[int, datetime], (1, NOON), "tuple[int, datetime]"),
         (Literal["a", "b"], "a", "Literal['a', 'b']"),
-    ],
-)
-def test_other_types_come_back_as_well(kind: Any, value: Any, name: str) -> None:
-    made = typed(kind)
-    assert back(made, value) == value
-    assert made.name == name
+    ]
+    for kind, value, name in rows:
+        with case(kind, value, name):
+            made = typed(kind)
+            assert back(made, value) == value
+            assert made.name == name
 
 
 def test_what_reads_a_type_is_msgspecs_own_function() -> None:
     """Nothing in Python is called for a payload that is taken."""
     load: Callable[[bytes], Any] = typed(OrderStruct).load
     assert type(load).__name__ == "builtin_function_or_method"
+
+
+class SubDatetime(datetime):
+    """As freezegun and pendulum have one."""
+
+
+class SubStr(str):
+    __slots__ = ()
+
+
+class SubInt(int):
+    pass
+
+
+class SubDecimal(Decimal):
+    pass
+
+
+class SubDate(date):
+    pass
+
+
+class Mixed(msgspec.Struct):
+    at: datetime = NOON
+    name: str = ""
+    number: int = 0
+    amount: Decimal = Decimal(0)
+    day: date = date(2026, 1, 1)
+    rates: dict[str, float] = {}
+
+
+def test_values_of_subclasses_are_those_of_their_class() -> None:
+    kind = typed(Mixed)
+    late = SubDatetime(2026, 10, 25, 2, 30, tzinfo=CET, fold=1)
+    for value, plain in (
+        (Mixed(at=SubDatetime(2026, 1, 2, 3, 4, 5, 6, UTC)), Mixed(at=datetime(2026, 1, 2, 3, 4, 5, 6, UTC))),
+        (Mixed(at=late), Mixed(at=late.astimezone(UTC))),
+        (Mixed(name=SubStr("a")), Mixed(name="a")),
+        (Mixed(number=SubInt(3)), Mixed(number=3)),
+        (Mixed(amount=SubDecimal("1.50")), Mixed(amount=Decimal("1.50"))),
+        (Mixed(day=SubDate(2026, 2, 3)), Mixed(day=date(2026, 2, 3))),
+        ({"name": SubStr("a"), "rates": {"x": 1}}, Mixed(name="a", rates={"x": 1.0})),
+    ):
+        assert kind.dump(value) == kind.dump(plain), value
+        assert back(kind, value) == plain, value
+
+
+def test_a_number_that_a_float_can_not_hold_is_refused() -> None:
+    kind = typed(Mixed)
+    assert back(kind, {"rates": {"x": 2**53}}) == Mixed(rates={"x": 2.0**53})
+    for value in ({"rates": {"x": 2**53 + 1}}, Mixed(rates={"x": 2**53 + 1})):
+        with pytest.raises(
+            PayloadError, match=r"9007199254740993 would come back as 9007199254740992.0 - at `\$.rates.x`"
+        ):
+            kind.dump(value)

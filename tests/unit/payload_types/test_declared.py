@@ -10,6 +10,7 @@ import pytest
 
 from lowq.errors import ConfigError
 from lowq.payload_types import annotated_type, payload_type, type_argument
+from tests.rows import case
 
 T = TypeVar("T")
 S = TypeVar("S")
@@ -71,15 +72,14 @@ class OfVariable(Middle[T]):
     pass
 
 
-@pytest.mark.parametrize(
-    ("kind", "expected"),
-    [
+def test_the_argument_of_a_base_is_found_by_way_of_classes_between() -> None:
+    rows: list[tuple[type, Any]] = [
         (Said, Order), (Quoted, Order), (Unsaid, Any), (OfMiddle, Order), (OfList, list[Order]), (OfTwo, Order),
         (OfSaid, Order), (OfVariable, Any), (Base, Any), (type("Made", (Said,), {}), Order),
-    ],
-)  # fmt: skip
-def test_the_argument_of_a_base_is_found_by_way_of_classes_between(kind: type, expected: Any) -> None:
-    assert type_argument(kind, Base) == expected
+    ]  # fmt: skip
+    for kind, expected in rows:
+        with case(kind, expected):
+            assert type_argument(kind, Base) == expected
 
 
 def test_a_quoted_name_that_is_not_there_is_refused() -> None:
@@ -112,16 +112,15 @@ def decorated(function: Callable[..., Any]) -> Callable[..., Any]:
     return wrapped
 
 
-@pytest.mark.parametrize(
-    ("function", "expected"),
-    [
+def test_the_annotation_of_a_function() -> None:
+    rows: list[tuple[Callable[..., Any], Any]] = [
         (batch, Order), (single, Order), (quoted, Order), (with_more, Order), (awaits, Order),
         (decorated(batch), Order),
         (bare, Any), (any_payload, Any), (something_else, Any), (bare_list, Any), (wrong_way, Any),
-    ],
-)  # fmt: skip
-def test_the_annotation_of_a_function(function: Callable[..., Any], expected: Any) -> None:
-    assert annotated_type(function) is expected
+    ]  # fmt: skip
+    for function, expected in rows:
+        with case(function, expected):
+            assert annotated_type(function) is expected
 
 
 def test_an_annotation_that_is_not_there_at_run_time_is_refused() -> None:
@@ -176,9 +175,8 @@ class Unresolved(msgspec.Struct):
 TAG = r"Give each class of the union a tag: class Paid\(msgspec\.Struct, tag=True\), or a field of the same name"
 
 
-@pytest.mark.parametrize(
-    ("kind", "message"),
-    [
+def test_what_can_not_be_a_payload_is_refused() -> None:
+    rows: list[tuple[Any, str]] = [
         (NoFields, r"NoFields: it has no form in JSON\. Write a TypedDict, a dataclass, a msgspec\.Struct or a pyd"),
         (WithNoFields, r"WithNoFields: lines\[\.\.\.\] is of type NoFields, which has no form in JSON\. "),
         (WithObject, r"WithObject: more is of type object, which may be anything; write Any, for whatever JSON has$"),
@@ -186,6 +184,7 @@ TAG = r"Give each class of the union a tag: class Paid\(msgspec\.Struct, tag=Tru
         (msgspec.Raw, r"Raw: it has no form in JSON\. "),
         (dict[tuple[int, int], str], r"dict.* it is a dict with keys that JSON has no text for; write str, int"),
         (dict[int | None, str], r"dict.* it is a dict with keys that JSON has no text for"),
+        (dict[int | str, str], r"dict.* it is a dict with keys of str and of another type"),
         (WithPairs, r"WithPairs: prices is a dict with keys that JSON has no text for"),
         (Order | Untagged, rf"Order \| Untagged: nothing tells Order, Untagged apart\. {TAG}"),
         (Tagged | Untagged, rf"Tagged \| Untagged: nothing tells Tagged, Untagged apart\. {TAG}"),
@@ -197,8 +196,7 @@ TAG = r"Give each class of the union a tag: class Paid\(msgspec\.Struct, tag=Tru
         (Unresolved, r"Unresolved: name 'Later' is not defined"),
         (5, r"5: Type '5' is not supported\. Write Any for a part that may be whatever JSON has$"),
         (list["Later"], r"list\[Later\]: .* Write Any for a part"),  # type: ignore[name-defined]  # noqa: F821
-    ],
-)  # fmt: skip
-def test_what_can_not_be_a_payload_is_refused(kind: Any, message: str) -> None:
-    with pytest.raises(ConfigError, match=f"^OrderSync: payloads can't be {message}"):
-        payload_type("OrderSync", kind)
+    ]  # fmt: skip
+    for kind, message in rows:
+        with case(kind, message), pytest.raises(ConfigError, match=f"^OrderSync: payloads can't be {message}"):
+            payload_type("OrderSync", kind)

@@ -4,10 +4,11 @@ import enum
 import subprocess
 import sys
 import textwrap
-from datetime import datetime
+from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Annotated, Any, Literal
 from uuid import UUID
+from zoneinfo import ZoneInfo
 
 import msgspec
 import pydantic
@@ -18,6 +19,7 @@ from pydantic.dataclasses import dataclass
 
 from lowq.errors import ConfigError, PayloadError
 from lowq.payload_types import payload_type
+from tests.rows import case
 from tests.unit.payload_types.support import CET, NOON, NOON_IN_CET, typed
 from tests.waiting import PATIENCE
 
@@ -202,9 +204,8 @@ def changed(**fields: Any) -> Order:
     return order
 
 
-@pytest.mark.parametrize(
-    ("value", "message"),
-    [
+def test_what_is_wrong_is_refused_with_its_place() -> None:
+    rows: list[tuple[Any, str]] = [
         ({"version": "x"}, r"Input should be a valid integer, .* - at `\$\.version`"),
         ({"version": 1, "lines": [{}, {"price": "x"}]}, r"Input should be a valid number, .* `\$\.lines\[1\]\.price`"),
         (changed(version="5"), r"'5' would come back as 5 - at `\$\.version`"),
@@ -214,11 +215,10 @@ def changed(**fields: Any) -> Order:
         (changed(more={"a": {"b": NOON}}), r"datetime.* would come back as '2026.*' - at `\$\.more\.a\.b`"),
         (Line(), r"it is of type Line"),
         ([], r"Input should be a valid dictionary or instance of Order - at `\$`"),
-    ],
-)  # fmt: skip
-def test_what_is_wrong_is_refused_with_its_place(value: Any, message: str) -> None:
-    with pytest.raises(PayloadError, match=rf"^the payload is no Order: {message}$"):
-        typed(Order).dump(value)
+    ]  # fmt: skip
+    for value, message in rows:
+        with case(value, message), pytest.raises(PayloadError, match=rf"^the payload is no Order: {message}$"):
+            typed(Order).dump(value)
 
 
 def test_no_payload_is_no_model() -> None:
@@ -273,20 +273,18 @@ class StructWithData(msgspec.Struct):
     order: OrderData | None
 
 
-@pytest.mark.parametrize(
-    ("kind", "message"),
-    [
+def test_what_can_not_be_a_payload_is_refused() -> None:
+    rows: list[tuple[Any, str]] = [
         (Paid | Shipped, r"Paid \| Shipped: nothing tells them apart\. .* Annotated\[Paid \| Shipped, pydantic\.Fie"),
         (list[Paid | Shipped], r"list\[Paid \| Shipped\]: nothing tells them apart\."),
         (WithUnknown, r"WithUnknown: a part of it is of type Unknown, which has no form in JSON"),
         (Undefined, r"Undefined: .*'?Later'? is not (fully )?defined"),
         (StructWithModel, r"StructWithModel: order is of type Order, which is a pydantic model in a type that is none"),
         (StructWithData, r"StructWithData: order is of type OrderData, which is a pydantic model in a type that"),
-    ],
-)  # fmt: skip
-def test_what_can_not_be_a_payload_is_refused(kind: Any, message: str) -> None:
-    with pytest.raises(ConfigError, match=f"^OrderSync: payloads can't be {message}"):
-        payload_type("OrderSync", kind)
+    ]  # fmt: skip
+    for kind, message in rows:
+        with case(kind, message), pytest.raises(ConfigError, match=f"^OrderSync: payloads can't be {message}"):
+            payload_type("OrderSync", kind)
 
 
 def test_a_pydantic_that_is_too_old_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -318,3 +316,40 @@ def test_pydantic_is_imported_by_nobody_but_who_has_a_model() -> None:
         [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=PATIENCE, check=True
     )
     assert done.stdout == "False\n"
+
+
+class Zoned(pydantic.BaseModel):
+    at: datetime | None = None
+    spans: list[tuple[datetime, datetime]] = []
+    told: datetime | None = None
+    amount: Annotated[Decimal, pydantic.Field(allow_inf_nan=True)] = Decimal(0)
+
+    @pydantic.field_serializer("told", when_used="json")
+    def as_told(self, told: datetime | None) -> str | None:
+        return None if told is None else told.isoformat(timespec="milliseconds")
+
+
+def test_times_in_an_hour_that_a_zone_repeats_or_leaves_out_are_their_instants() -> None:
+    berlin = ZoneInfo("Europe/Berlin")
+    for local, utc in (
+        (datetime(2026, 10, 25, 2, 30, tzinfo=berlin), "2026-10-25T00:30:00Z"),
+        (datetime(2026, 10, 25, 2, 30, tzinfo=berlin, fold=1), "2026-10-25T01:30:00Z"),
+        (datetime(2026, 3, 29, 2, 30, tzinfo=berlin), "2026-03-29T01:30:00Z"),
+    ):
+        data = typed(Zoned).dump(Zoned(at=local, spans=[(local, local)]))
+        assert data == typed(Zoned).dump(Zoned(at=local.astimezone(UTC), spans=[(local.astimezone(UTC), local)]))
+        assert f'"at":"{utc}"'.encode() in data
+
+
+def test_what_a_serializer_of_a_field_says_stands() -> None:
+    data = typed(Zoned).dump(Zoned(told=NOON_IN_CET))
+    assert b'"told":"2026-05-01T13:00:00.000+01:00"' in data
+    assert typed(Zoned).load(data).told == NOON
+
+
+def test_a_decimal_that_is_not_a_number_comes_back_where_the_model_allows_it() -> None:
+    assert typed(Zoned).load(typed(Zoned).dump(Zoned(amount=Decimal("NaN")))).amount.is_nan()
+    with pytest.raises(PayloadError):
+        typed(Zoned).dump(Zoned(amount=Decimal("sNaN")))
+    with pytest.raises(PayloadError, match="finite"):
+        typed(Order).dump({"version": 1, "amount": "NaN"})

@@ -16,6 +16,7 @@ from benchmarks.peers import BASE, PEERS
 from benchmarks.peers.jobs import payloads
 from benchmarks.results import PUBLISHED, Results, load, save
 from lowq.codec import dump_payload
+from tests.rows import case
 
 
 def test_the_docs_and_plots_are_made_of_the_published_results() -> None:
@@ -35,24 +36,27 @@ def test_every_row_was_measured_or_says_why_not() -> None:
     assert all(results.skipped.values())
 
 
-@pytest.mark.parametrize("share", [0.0, 0.01, 0.5, 0.99, 1.0])
-def test_a_percentile_is_the_smallest_value_that_enough_values_do_not_exceed(share: float) -> None:
-    values = [7.0, 1.0, 5.0, 3.0, 9.0, 11.0]
-    found = percentile(values, share)
-    assert sum(value <= found for value in values) >= share * len(values)
-    lower = [value for value in values if value < found]
-    assert all(sum(value <= one for value in values) < share * len(values) for one in lower)
+def test_a_percentile_is_the_smallest_value_that_enough_values_do_not_exceed() -> None:
+    for share in [0.0, 0.01, 0.5, 0.99, 1.0]:
+        with case(share):
+            values = [7.0, 1.0, 5.0, 3.0, 9.0, 11.0]
+            found = percentile(values, share)
+            assert sum(value <= found for value in values) >= share * len(values)
+            lower = [value for value in values if value < found]
+            assert all(sum(value <= one for value in values) < share * len(values) for one in lower)
 
 
 def test_a_spread_is_minimum_median_maximum() -> None:
     assert spread([5.0, 1.0, 2.0]) == Spread(1.0, 2.0, 5.0)
 
 
-@pytest.mark.parametrize(
-    ("value", "text"), [(0, "0"), (104_992.4, "104,992"), (9.267, "9.27"), (0.1234, "0.123"), (55.01, "55.0")]
-)
-def test_figures_are_shown_with_the_digits_that_say_something(value: float, text: str) -> None:
-    assert shown(value) == text
+def test_figures_are_shown_with_the_digits_that_say_something() -> None:
+    rows: list[tuple[float, str]] = [
+        (0, "0"), (104_992.4, "104,992"), (9.267, "9.27"), (0.1234, "0.123"), (55.01, "55.0"),
+    ]  # fmt: skip
+    for value, text in rows:
+        with case(value, text):
+            assert shown(value) == text
 
 
 def test_arrivals_are_random_at_the_rate_asked_for_and_the_same_for_a_seed() -> None:
@@ -65,16 +69,16 @@ def test_arrivals_are_random_at_the_rate_asked_for_and_the_same_for_a_seed() -> 
     assert sum(gap > 0.01 for gap in gaps) / len(gaps) == pytest.approx(0.368, abs=0.03)
 
 
-@pytest.mark.parametrize("size", [10, 12, 20, 64, 100, 1000])
-def test_payloads_have_the_size_that_is_asked_for(size: int) -> None:
-    made = payloads(50, size)
-    assert {len(dump_payload(payload)) for payload in made} == {size}
-    assert size < 20 or len({payload["v"] for payload in made}) == 50
+def test_payloads_have_the_size_that_is_asked_for() -> None:
+    for size in [10, 12, 20, 64, 100, 1000]:
+        with case(size):
+            made = payloads(50, size)
+            assert {len(dump_payload(payload)) for payload in made} == {size}
+            assert size < 20 or len({payload["v"] for payload in made}) == 50
 
 
-@pytest.mark.parametrize(
-    ("figure", "value", "reached"),
-    [
+def test_a_figure_says_what_it_reaches() -> None:
+    rows: list[tuple[Figure, float, str]] = [
         (Figure("f", "", "", 100, 200), 250, "aim"),
         (Figure("f", "", "", 100, 200), 100, "must"),
         (Figure("f", "", "", 100, 200), 99, "no"),
@@ -82,10 +86,10 @@ def test_payloads_have_the_size_that_is_asked_for(size: int) -> None:
         (Figure("f", "", "", 10, 5, "less"), 11, "no"),
         (Figure("f", "", "", 10, None, "less"), 1, "must"),
         (Figure("f", "", ""), 1, ""),
-    ],
-)
-def test_a_figure_says_what_it_reaches(figure: Figure, value: float, reached: str) -> None:
-    assert figure.reached(value) == reached
+    ]
+    for figure, value, reached in rows:
+        with case(figure, value, reached):
+            assert figure.reached(value) == reached
 
 
 def test_the_table_beside_the_peers_has_ratios_to_lowq_and_words_for_what_is_missing() -> None:

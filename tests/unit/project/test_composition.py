@@ -13,10 +13,9 @@ import textwrap
 import threading
 from collections.abc import Iterator
 
-import pytest
-
 import lowq
 import lowq_web
+from tests.rows import case
 
 #: What has no private names written in Python: bases of types, and containers and exceptions of `builtins`.
 _PLAIN = {"abc", "builtins", "collections.abc", "enum", "typing"}
@@ -90,9 +89,11 @@ class _NoneOfThem(ValueError):
     _private = 1
 
 
-@pytest.mark.parametrize("owner", [_AThread, _ATimer, _AProcess, _AnEvent, _ALocal])
-def test_the_walk_sees_what_is_forbidden(owner: type) -> None:
-    assert faults(owner)
+def test_the_walk_sees_what_is_forbidden() -> None:
+    owners: list[type] = [_AThread, _ATimer, _AProcess, _AnEvent, _ALocal]
+    for owner in owners:
+        with case(owner):
+            assert faults(owner)
 
 
 def test_the_walk_leaves_exceptions_alone() -> None:

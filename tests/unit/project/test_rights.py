@@ -1,11 +1,9 @@
 """docs/rights.md against the scripts: each user may run what its scripts call, and nothing that nobody calls."""
 
-import re
-
 import pytest
 
 from lowq.store.scripts import load_scripts
-from tests.rights import allowed
+from tests.rights import allowed, commands
 
 PRODUCER = ("push", "register")
 NODE = (
@@ -28,20 +26,10 @@ PLAIN = {
     "lowq-node": {"hget", "hgetall", "hkeys", "time", "ssubscribe", "sunsubscribe", "ping"},
     "lowq-people": {
         "time", "hget", "hgetall", "hkeys", "hmget", "lrange", "hdel", "unlink", "type", "spublish", "ssubscribe",
-        "ping", "scan", "dbsize", "object|encoding", "zcard", "memory|usage",
+        "ping", "scan", "wait", "dbsize", "object|encoding", "zcard", "memory|usage",
     },
 }  # fmt: skip
 SCRIPTS = {"evalsha", "script|load", "script|exists"}
-
-_CALL = re.compile(r"redis\.p?call\(\s*'(\w+)'(?:,\s*'(USAGE)')?")
-#: Commands that reach a call by a variable.
-_BY_NAME = re.compile(r"'([HSZ]SCAN|HLEN|[SZ]CARD|ZMSCORE|HMGET|ZREM|SREM|HDEL)'")
-
-
-def commands(names: tuple[str, ...]) -> set[str]:
-    sources = [load_scripts()[name].source for name in names]
-    called = {"|".join(filter(None, found)).lower() for source in sources for found in _CALL.findall(source)}
-    return called | {name.lower() for source in sources for name in _BY_NAME.findall(source)}
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,8 @@ class Server:
         self.limits = 0
         return self
 
+    def check_rights(self, _connection: object, _calls: object) -> None: ...
+
     def limit(self, _connection: object, _deadline: Deadline) -> None:
         self.limits += 1
 

@@ -1,10 +1,21 @@
-"""Connections to a primary end when the sentinels name another one."""
+"""Who the primary is when sentinels answer, disagree or say nothing; and what becomes of connections to it."""
 
 import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from functools import partial
 
+import pytest
 from redis import exceptions
+from redis.sentinel import MasterNotFoundError
 
-from lowq.store.followed_primary import ASK_PAUSES, FollowedPrimary
+from lowq.store import followed_primary
+from lowq.store.followed_primary import FollowedPrimary, Word
+from tests.waiting import PATIENCE, until
+
+OLD, NEXT = ("127.0.0.1", 1), ("127.0.0.1", 2)
 
 
 class Connection:
@@ -24,49 +35,127 @@ class Connection:
 
 
 class Sentinels:
+    """Three: what each says, an error, or "" when it says nothing at all."""
+
     def __init__(self) -> None:
-        self.primary: tuple[str, int] | None = ("127.0.0.1", 1)
-        self.asked = 0
-        self.now = 100.0
-        self.followed = FollowedPrimary(self.discover, clock=lambda: self.now)
+        self.says: list[Word | Exception | str | None] = [Word(OLD, 1)] * 3
+        self.asked = [0, 0, 0]
+        self.thawed = threading.Event()
+        self.primary = FollowedPrimary("main", [partial(lambda index: partial(self.ask, index), i) for i in range(3)])
 
-    def discover(self) -> tuple[str, int]:
-        self.asked += 1
-        if self.primary is None:
-            raise exceptions.ConnectionError("nobody there")
-        return self.primary
+    def ask(self, index: int) -> Word | None:
+        self.asked[index] += 1
+        if self.says[index] == "":
+            self.thawed.wait(PATIENCE)
+        said = self.says[index]
+        if isinstance(said, Exception):
+            raise said
+        return said if isinstance(said, Word) else None
 
-    def follow_after(self, seconds: float) -> None:
-        self.now += seconds
-        self.followed.follow()
+    def hear_all(self) -> None:
+        """Has those that answer asked twice: what they say now is known then."""
+        before = list(self.asked)
+        for sentinel in range(3):
+            if self.says[sentinel] != "":
+                until(partial(self._was_asked, sentinel, before), "asked again")
+
+    def _was_asked(self, sentinel: int, before: list[int]) -> bool:
+        self.primary.find(PATIENCE)
+        return self.asked[sentinel] > before[sentinel] + 1
 
 
-def test_connections_break_when_there_is_another_primary_and_not_before() -> None:
+@pytest.fixture
+def sentinels(monkeypatch: pytest.MonkeyPatch) -> Iterator[Sentinels]:
+    monkeypatch.setattr(followed_primary, "ASK_PAUSES", (0.02, 0.05))
+    monkeypatch.setattr(followed_primary, "HURRY_PAUSE", 0.0)
+    monkeypatch.setattr(followed_primary, "FRESH", PATIENCE)
     sentinels = Sentinels()
-    connection = sentinels.followed.followed(Connection())
-    sentinels.follow_after(0)
-    sentinels.follow_after(ASK_PAUSES[0])
+    yield sentinels
+    sentinels.thawed.set()
+    monkeypatch.setattr(followed_primary, "IDLE", -1.0)
+    threads = [thread for thread in threading.enumerate() if thread.name == "lowq-sentinel"]
+    for thread in threads:
+        thread.join(PATIENCE)
+
+
+def test_connections_break_when_there_is_another_primary_and_not_before(sentinels: Sentinels) -> None:
+    assert sentinels.primary.find(PATIENCE) == OLD
+    connection = sentinels.primary.followed(Connection())
+    sentinels.hear_all()
     assert not connection.is_broken()
-    sentinels.primary = ("127.0.0.1", 2)
-    sentinels.follow_after(0)
-    assert not connection.is_broken()  # they are asked once a second
-    sentinels.follow_after(ASK_PAUSES[0])
-    assert connection.is_broken()
-    assert sentinels.asked == 3
+    sentinels.says = [Word(NEXT, 2)] * 3
+    until(connection.is_broken, "broken connection")
+    assert sentinels.primary.find(PATIENCE) == NEXT
     connection.close()
 
 
-def test_sentinels_that_do_not_answer_break_nothing_and_are_asked_less_and_less() -> None:
-    sentinels = Sentinels()
-    connection = sentinels.followed.followed(Connection())
-    sentinels.follow_after(0)
-    sentinels.primary = None
-    for _ in range(100):
-        sentinels.follow_after(ASK_PAUSES[0])
-    assert not connection.is_broken()
-    assert 100 / ASK_PAUSES[1] <= sentinels.asked < 60
-    sentinels.primary = ("127.0.0.1", 1)
-    sentinels.follow_after(ASK_PAUSES[1])
-    sentinels.follow_after(ASK_PAUSES[0])
-    assert not connection.is_broken()
+def test_the_primary_stays_as_long_as_no_sentinel_names_another(sentinels: Sentinels) -> None:
+    sentinels.primary.find(PATIENCE)
+    connection = sentinels.primary.followed(Connection())
+    for says in (exceptions.ConnectionError("nobody there"), None, ""):
+        sentinels.says = [says] * 3
+        sentinels.hear_all()
+        assert sentinels.primary.find(PATIENCE) == OLD
+        assert not connection.is_broken()
     connection.close()
+
+
+def test_sentinels_that_disagree(sentinels: Sentinels) -> None:
+    frozen, away = "", exceptions.ConnectionError("nobody there")
+    sentinels.says = [frozen, away, Word(OLD, 1)]
+    assert sentinels.primary.find(PATIENCE) == OLD
+    sentinels.thawed.set()
+    steps: list[tuple[list[Word | None], tuple[str, int]]] = [
+        ([Word(NEXT, 2), Word(OLD, 1), Word(OLD, 1)], OLD),  # most do not know it yet
+        ([Word(NEXT, 2), Word(NEXT, 2), Word(OLD, 1)], NEXT),
+        ([None, None, Word(OLD, 1)], NEXT),  # it is cut off
+        ([Word(OLD, 0), Word(OLD, 0), None], OLD),  # they were told anew whom to watch
+    ]
+    for says, meant in steps:
+        sentinels.says = list(says)
+        sentinels.hear_all()
+        assert sentinels.primary.find(PATIENCE) == meant, says
+
+
+def test_nobody_names_a_primary(sentinels: Sentinels) -> None:
+    sentinels.says = [None, exceptions.ConnectionError("nobody there"), None]
+    with pytest.raises(MasterNotFoundError, match=r"'main'$"):
+        sentinels.primary.find(PATIENCE)
+    sentinels.says = [exceptions.ConnectionError("nobody there")] * 3
+    until(lambda: "nobody there" in str(_failure(sentinels)), "why none answers")
+
+
+def _failure(sentinels: Sentinels) -> Exception:
+    with pytest.raises(MasterNotFoundError) as caught:
+        sentinels.primary.find(PATIENCE)
+    return caught.value
+
+
+FORK = """
+import os, threading
+from lowq.store.followed_primary import FollowedPrimary, Word
+
+parent, calls, held = os.getpid(), 0, threading.Event()
+
+def clock():
+    global calls
+    if threading.current_thread().name == "lowq-sentinel" and os.getpid() == parent:
+        calls += 1
+        if calls == 2:  # the first answer is being looked at
+            held.set()
+            threading.Event().wait()
+    return 1000.0
+
+primary = FollowedPrimary("shop", [lambda: lambda: Word(("10.0.0.1", 6379), 1)], clock)
+primary.follow()
+held.wait()
+if os.fork() == 0:
+    print(primary.find(10), flush=True)
+    os._exit(0)
+os._exit(os.waitstatus_to_exitcode(os.wait()[1]))
+"""
+
+
+def test_a_forked_child_asks_anew_though_the_parent_was_about_to_decide() -> None:
+    done = subprocess.run([sys.executable, "-c", FORK], capture_output=True, text=True, timeout=PATIENCE, check=False)
+    assert done.stdout == "('10.0.0.1', 6379)\n", done.stderr

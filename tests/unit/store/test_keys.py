@@ -4,13 +4,12 @@ import re
 from pathlib import Path
 from typing import get_args
 
-import pytest
-
 from lowq.doctor.jobs import KNOWN_KEYS, PAYLOADS, SETS
 from lowq.doctor.shards import _META
 from lowq.store import keys
 from lowq.store.keys import NAMESPACE_KEYS, SHARD_KEYS, Key, Type, kind_of
 from tests.key_table import PAGE, with_tables
+from tests.rows import case
 
 ROOT = Path(__file__).resolve().parents[3]
 LUA = ROOT / "lowq" / "store" / "lua"
@@ -29,14 +28,16 @@ def test_the_page_has_the_tables_of_the_code() -> None:
     assert with_tables(page) == page, "python -m tests.key_table"
 
 
-@pytest.mark.parametrize("key", [*SHARD_KEYS, *NAMESPACE_KEYS], ids=lambda key: f"{key.name}-{key.types[0]}")
-def test_an_entry_is_complete(key: Key) -> None:
-    assert set(key.types) <= set(get_args(Type))
-    assert bool(key.content) != bool(key.fields)
-    assert bool(key.lifetime) == (key.types != ("channel",))
-    for owner in key.owners:
-        assert (ROOT / "lowq" / owner).is_dir() or (ROOT / "lowq" / f"{owner}.py").is_file()
-    assert not key.has_ids or key.is_one
+def test_an_entry_is_complete() -> None:
+    all_keys: list[Key] = [*SHARD_KEYS, *NAMESPACE_KEYS]
+    for key in all_keys:
+        with case(key):
+            assert set(key.types) <= set(get_args(Type))
+            assert bool(key.content) != bool(key.fields)
+            assert bool(key.lifetime) == (key.types != ("channel",))
+            for owner in key.owners:
+                assert (ROOT / "lowq" / owner).is_dir() or (ROOT / "lowq" / f"{owner}.py").is_file()
+            assert not key.has_ids or key.is_one
 
 
 def test_names_are_there_once() -> None:
@@ -104,13 +105,12 @@ def test_a_key_of_the_namespace_has_one_function_that_names_it() -> None:
     assert keys.shard_prefix("n", "Orders", 3) == "n:v1:{Orders:3bb}:"
 
 
-@pytest.mark.parametrize(
-    ("name", "kind"),
-    [
+def test_the_kind_of_a_key_outside_the_shards() -> None:
+    rows: list[tuple[str, Key | None]] = [
         ("n:v1:queues", keys.QUEUES), ("n:v1:nodes", keys.NODES), ("n:v1:history:Orders", keys.HISTORY),
         ("n:v1:audit", keys.AUDIT),
         ("n:v1:session:ab", keys.SESSION), ("n:v1:audits", None), ("m:v1:audit", None), ("n:v1:{Orders:1}:due", None),
-    ],
-)  # fmt: skip
-def test_the_kind_of_a_key_outside_the_shards(name: str, kind: Key | None) -> None:
-    assert kind_of("n", name) is kind
+    ]  # fmt: skip
+    for name, kind in rows:
+        with case(name, kind):
+            assert kind_of("n", name) is kind

@@ -14,6 +14,7 @@ from lowq.errors import RedisUnavailable
 from lowq.store import Call, Client, client, pool
 from lowq.store.deadline import Deadline
 from lowq.store.pool import Packer, Pool, encode, is_connected
+from tests.rows import case
 
 SIZE = 2
 #: Where the exceptions come from: every bytecode of these may be the last one.
@@ -260,10 +261,12 @@ def test_hiredis_is_given_bytes_and_nothing_else(
     assert all(type(argument) is bytes for command in packed for argument in command)
 
 
-@pytest.mark.parametrize("url", ["redis://h/3", "rediss://h/3", "unix:///s?db=3", "redis+sentinel://h/main/3"])
-def test_redis_py_packs_its_own_commands_as_we_do(url: str) -> None:
-    connection = Client(url, size=1, timeout=0.0)._servers.any_pool().connect()
-    assert connection._command_packer is Packer
+def test_redis_py_packs_its_own_commands_as_we_do() -> None:
+    urls = ["redis://h/3", "rediss://h/3", "unix:///s?db=3", "redis+sentinel://h/main/3"]
+    for url in urls:
+        with case(url):
+            connection = Client(url, size=1, timeout=0.0)._servers.any_pool().connect()
+            assert connection._command_packer is Packer
 
 
 def test_numbers_are_sent_as_python_writes_them() -> None:
@@ -272,9 +275,11 @@ def test_numbers_are_sent_as_python_writes_them() -> None:
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("connection", "connected"), [
-    (SimpleNamespace(is_connected=True, _sock=None), True), (SimpleNamespace(is_connected=False, _sock=1), False),
-    (SimpleNamespace(_sock=1), True), (SimpleNamespace(_sock=None), False), (SimpleNamespace(), False),
-])  # fmt: skip
-def test_older_versions_of_redis_py_only_have_a_socket_or_none(connection: object, connected: bool) -> None:
-    assert is_connected(connection) is connected
+def test_older_versions_of_redis_py_only_have_a_socket_or_none() -> None:
+    rows: list[tuple[object, bool]] = [
+        (SimpleNamespace(is_connected=True, _sock=None), True), (SimpleNamespace(is_connected=False, _sock=1), False),
+        (SimpleNamespace(_sock=1), True), (SimpleNamespace(_sock=None), False), (SimpleNamespace(), False),
+    ]  # fmt: skip
+    for connection, connected in rows:
+        with case(connection, connected):
+            assert is_connected(connection) is connected

@@ -8,6 +8,7 @@ from redis.crc import key_slot
 
 from lowq.store.keys import queue_of_prefix, shard_prefix
 from lowq.store.tags import SLOTS, place_of, slot_of, tag_of
+from tests.rows import case
 
 NAMES = [f"queue-{number}" for number in range(300)] + ["Orders", "Ünïcode", "a:b", "1", "q" * 128]
 
@@ -23,33 +24,35 @@ def test_tags_are_a_part_of_the_wire_format() -> None:
     assert [tag_of("Orders", shard) for shard in (0, 1, 2, 3, 6, 16383)] == WRITTEN
 
 
-@pytest.mark.parametrize("name", NAMES[-5:])
-def test_a_tag_is_its_place_and_nothing_else_is(name: str) -> None:
-    for shard in (*range(30), 16383):
-        assert place_of(tag_of(name, shard)) == (name, shard)
-        assert place_of(tag_of(name, shard) + "a") is None
-        assert queue_of_prefix(shard_prefix("n:s", name, shard)) == ("n:s", name)
+def test_a_tag_is_its_place_and_nothing_else_is() -> None:
+    for name in NAMES[-5:]:
+        with case(name):
+            for shard in (*range(30), 16383):
+                assert place_of(tag_of(name, shard)) == (name, shard)
+                assert place_of(tag_of(name, shard) + "a") is None
+                assert queue_of_prefix(shard_prefix("n:s", name, shard)) == ("n:s", name)
 
 
-@pytest.mark.parametrize("tag", ["", ":", "Orders", "Orders:", "Orders:c", ":0", "Orders:00c", "Orders:-1"])
-def test_what_is_no_tag_of_ours_is_no_place(tag: str) -> None:
-    assert place_of(tag) is None
-    assert place_of("Orders:" + "9" * 5000) is None
+def test_what_is_no_tag_of_ours_is_no_place() -> None:
+    tags = ["", ":", "Orders", "Orders:", "Orders:c", ":0", "Orders:00c", "Orders:-1"]
+    for tag in tags:
+        with case(tag):
+            assert place_of(tag) is None
+            assert place_of("Orders:" + "9" * 5000) is None
 
 
 # The first bound is a promise, see below. The others are what was found with 305 names.
-@pytest.mark.parametrize(
-    ("shards_count", "primaries", "most"),
-    [
+def test_the_shards_of_a_queue_are_spread_over_the_primaries() -> None:
+    rows: list[tuple[int, int, int]] = [
         (24, 3, 10), (24, 2, 13), (24, 4, 7), (24, 6, 7), (24, 12, 4), (3, 3, 2), (5, 3, 2), (7, 3, 3), (12, 3, 5),
         (16, 3, 7), (48, 3, 19), (100, 3, 38), (12, 2, 7), (16, 4, 5), (48, 6, 12), (100, 4, 27), (100, 9, 16),
         (100, 30, 9), (1000, 3, 349),
-    ],
-)  # fmt: skip
-def test_the_shards_of_a_queue_are_spread_over_the_primaries(shards_count: int, primaries: int, most: int) -> None:
-    names = NAMES if shards_count < 1000 else NAMES[:50]
-    fullest = max(max(_per_primary(name, shards_count, primaries)) for name in names)
-    assert fullest <= most
+    ]  # fmt: skip
+    for shards_count, primaries, most in rows:
+        with case(shards_count, primaries, most):
+            names = NAMES if shards_count < 1000 else NAMES[:50]
+            fullest = max(max(_per_primary(name, shards_count, primaries)) for name in names)
+            assert fullest <= most
 
 
 def test_no_primary_of_3_ever_has_more_than_10_of_24_shards() -> None:

@@ -7,11 +7,11 @@ import pytest
 
 from lowq.duration import duration
 from lowq.store import untrusted
+from tests.rows import case
 
 
-@pytest.mark.parametrize(
-    ("raw", "expected"),
-    [
+def test_numbers_are_finite() -> None:
+    rows: list[tuple[Any, float | None]] = [
         (b"1.5", 1.5),
         ("-2", -2.0),
         (b"inf", None),
@@ -20,11 +20,11 @@ from lowq.store import untrusted
         (b"x", None),
         (b"\xff", None),
         (None, None),
-    ],
-)
-def test_numbers_are_finite(raw: Any, expected: float | None) -> None:
-    assert untrusted.finite(raw) == expected
-    assert untrusted.finite(raw, 7.0) == (7.0 if expected is None else expected)
+    ]
+    for raw, expected in rows:
+        with case(raw, expected):
+            assert untrusted.finite(raw) == expected
+            assert untrusted.finite(raw, 7.0) == (7.0 if expected is None else expected)
 
 
 def test_figures_may_be_infinite_but_are_numbers() -> None:
@@ -32,21 +32,27 @@ def test_figures_may_be_infinite_but_are_numbers() -> None:
     assert untrusted.figure(b"nan", 1.0) == 1.0
 
 
-@pytest.mark.parametrize(
-    ("raw", "expected"), [(b"12", 12), (b"-1", 0), (b"inf", 0), (b"9" * 400, 0), (b"x", 0), (None, 0), (b"3.7", 3)]
-)
-def test_counters_count_from_zero(raw: bytes | None, expected: int) -> None:
-    assert untrusted.count(raw) == expected
+def test_counters_count_from_zero() -> None:
+    rows: list[tuple[bytes | None, int]] = [
+        (b"12", 12), (b"-1", 0), (b"inf", 0), (b"9" * 400, 0), (b"x", 0), (None, 0), (b"3.7", 3),
+    ]  # fmt: skip
+    for raw, expected in rows:
+        with case(raw, expected):
+            assert untrusted.count(raw) == expected
 
 
-@pytest.mark.parametrize("data", [b"", b"[1]", b"1", b"\xff", b"{", b"[" * 100_000, b'{"a": ' + b"9" * 5000 + b"}"])
-def test_what_is_no_object_is_none(data: bytes) -> None:
-    assert untrusted.json_object(data) is None
+def test_what_is_no_object_is_none() -> None:
+    samples: list[bytes] = [b"", b"[1]", b"1", b"\xff", b"{", b"[" * 100_000, b'{"a": ' + b"9" * 5000 + b"}"]
+    for data in samples:
+        with case(data):
+            assert untrusted.json_object(data) is None
 
 
-@pytest.mark.parametrize("value", [True, "1", None, [1], 1.5, math.nan, 2**60, -1])
-def test_what_is_no_whole_number_of_these_is_none(value: object) -> None:
-    assert untrusted.whole(value, 0) is None
+def test_what_is_no_whole_number_of_these_is_none() -> None:
+    values: list[object] = [True, "1", None, [1], 1.5, math.nan, 2**60, -1]
+    for value in values:
+        with case(value):
+            assert untrusted.whole(value, 0) is None
 
 
 def test_plain_values_can_be_shown() -> None:

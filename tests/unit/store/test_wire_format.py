@@ -1,7 +1,6 @@
 """Keys and fields do not change without a record and a note for those who run two releases."""
 
-import pytest
-
+from tests.rows import case
 from tests.wire_format import MISSING, PAGE, RECORD, items, problems, read, renewed
 
 RECORDED = "# begin\nformat v1\nshard due zset\nshard meta hash\nshard meta.owner field\n# changes\n+ shard solo set\n"
@@ -26,26 +25,26 @@ def test_nothing_is_to_be_done_when_all_is_recorded_and_noted() -> None:
     assert renewed(RECORDED, WRITTEN, NOW) == (RECORDED, WRITTEN)
 
 
-@pytest.mark.parametrize(
-    ("now", "line"),
-    [
+def test_a_change_needs_a_line_in_the_record_and_a_note() -> None:
+    rows: list[tuple[list[str], str]] = [
         ([*NOW, "shard meta.epoch field"], "+ shard meta.epoch field"),
         (NOW[:3] + NOW[4:], "- shard meta.owner field"),
         (["format v2", *NOW[1:]], "- format v1\n+ format v2"),
         ([item.replace("due zset", "due list") for item in NOW], "- shard due zset\n+ shard due list"),
-    ],
-    ids=["a field more", "a field less", "another number", "another type"],
-)
-def test_a_change_needs_a_line_in_the_record_and_a_note(now: list[str], line: str) -> None:
-    lines = line.splitlines()
-    assert [problem for problem in problems(RECORDED, WRITTEN, now) if "run python -m tests.wire_format" in problem]
-    record, page = renewed(RECORDED, WRITTEN, now)
-    assert record == f"{RECORDED}{line}\n"
-    asked = problems(record, page, now)
-    assert len(asked) == len(lines)
-    assert all("say there what an older release does with it" in problem for problem in asked)
-    assert problems(record, page.replace(MISSING, "It ignores it."), now) == []
-    assert renewed(record, page, now) == (record, page)
+    ]
+    for now, line in rows:
+        with case(now, line):
+            lines = line.splitlines()
+            assert [
+                problem for problem in problems(RECORDED, WRITTEN, now) if "run python -m tests.wire_format" in problem
+            ]
+            record, page = renewed(RECORDED, WRITTEN, now)
+            assert record == f"{RECORDED}{line}\n"
+            asked = problems(record, page, now)
+            assert len(asked) == len(lines)
+            assert all("say there what an older release does with it" in problem for problem in asked)
+            assert problems(record, page.replace(MISSING, "It ignores it."), now) == []
+            assert renewed(record, page, now) == (record, page)
 
 
 def test_a_line_that_was_only_added_to_the_record_by_hand_is_found() -> None:

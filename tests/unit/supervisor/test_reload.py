@@ -2,14 +2,12 @@
 
 from pathlib import Path
 
-import pytest
-
 from lowq.supervisor.reload import is_source, outermost
+from tests.rows import case
 
 
-@pytest.mark.parametrize(
-    ("path", "is_one"),
-    [
+def test_python_files_that_somebody_may_edit_are_source() -> None:
+    rows: list[tuple[str, bool]] = [
         ("app.py", True),
         ("shop/workers/orders.py", True),
         ("env/settings.py", True),
@@ -22,11 +20,11 @@ from lowq.supervisor.reload import is_source, outermost
         ("shop/__pycache__/app.py", False),
         ("web/node_modules/gyp/gyp.py", False),
         ("../elsewhere/app.py", False),
-    ],
-)
-def test_python_files_that_somebody_may_edit_are_source(path: str, is_one: bool) -> None:
-    folder = Path("/home/.hidden/project")  # what lies above doesn't matter
-    assert is_source(Path(f"/home/.hidden/project/{path}").resolve(), folder) is is_one
+    ]
+    for path, is_one in rows:
+        with case(path, is_one):
+            folder = Path("/home/.hidden/project")  # what lies above doesn't matter
+            assert is_source(Path(f"/home/.hidden/project/{path}").resolve(), folder) is is_one
 
 
 def test_a_folder_inside_of_another_is_not_watched_twice(tmp_path: Path) -> None:

@@ -5,6 +5,8 @@
 --   taken:expires:<id>  the same of those in flight. An inline payload's is in the record, see lib/taken.lua
 -- Of two equal payloads the earlier time counts, and if one of them never expires, neither do they: whoever pushed it
 -- without a ttl wants it performed. A buried payload does not expire, nor does it when it is kicked.
+--
+-- What has expired is gone, though nothing has swept it yet: it is not handed out or buried, and nothing joins it.
 
 -- Brings the index up to date with the times of an id whose payloads are a set.
 local function index_expiry(prefix, id)
@@ -104,22 +106,24 @@ local function add_latest_expiring(prefix, id, payload, score, form, at)
   return form
 end
 
--- As `merge_latest`, of an id in flight whose payloads have a key, with their times.
-local function merge_latest_expiring(prefix, id)
-  local source, times = prefix .. 'taken:payloads:' .. id, prefix .. 'taken:expires:' .. id
+-- As `merge_latest`, with the times of both. `times`: the key of those of source, or false: none of it expires.
+local function merge_latest_expiring(prefix, id, source, times)
   promote_to_zset(source)
   local payload, score = get_highest(source)
   if payload then
-    local at = redis.call('ZSCORE', times, payload) or nil
+    local at = times and redis.call('ZSCORE', times, payload) or nil
     local present, its_score = get_highest(prefix .. 'payloads:' .. id)
     if present and tonumber(its_score) >= tonumber(score) then
       at = expiry_of(prefix, id, present)
       if redis.call('ZSCORE', source, present) then
-        at = earlier(at, redis.call('ZSCORE', times, present))
+        at = times and earlier(at, redis.call('ZSCORE', times, present)) or nil
       end
       payload, score = present, its_score
     end
-    redis.call('UNLINK', source, times)
+    redis.call('UNLINK', source)
+    if times then
+      redis.call('UNLINK', times)
+    end
     add_latest_expiring(prefix, id, payload, score, nil, at)
   end
 end
@@ -191,26 +195,33 @@ local function drop_expired(key, times, now)
   return count
 end
 
--- Removes what has expired of an id in flight that its holder never received. Returns whether nothing is left of it.
+-- The same of an id in flight whose payloads have a key, and counts it, in `room` as well: see `merge_taken`. Returns
+-- whether any are left.
+local function expire_in_flight(prefix, id, now, room)
+  local key = prefix .. 'taken:payloads:' .. id
+  promote_to_zset(key)
+  local count = drop_expired(key, prefix .. 'taken:expires:' .. id, now)
+  if count > 0 then
+    redis.call('HINCRBY', prefix .. 'meta', 'expired', count)
+  end
+  if room then
+    room.payloads = room.payloads - count
+  end
+  return redis.call('EXISTS', key) == 1
+end
+
+-- Removes what has expired of an id in flight that nobody performs. Returns whether nothing is left of it.
 local function expire_taken(prefix, id, record, now, features)
   if uses(features, 'traces') then
     touch(prefix, { 'taken:traces:' }, { id })
   end
-  local key, times = prefix .. 'taken:payloads:' .. id, prefix .. 'taken:expires:' .. id
-  local count
   if has_inline(record) then
     local at = expiry_in(record)
     if not at or at > now then
       return false
     end
-    count = 1
-  else
-    count = drop_expired(key, times, now)
-  end
-  if count > 0 then
-    redis.call('HINCRBY', prefix .. 'meta', 'expired', count)
-  end
-  if count == 0 or (not has_inline(record) and redis.call('EXISTS', key) == 1) then
+    redis.call('HINCRBY', prefix .. 'meta', 'expired', 1)
+  elseif expire_in_flight(prefix, id, now) then
     return false
   end
   redis.call('HDEL', prefix .. 'taken', id)
@@ -225,16 +236,12 @@ local function expire_taken(prefix, id, record, now, features)
 end
 
 -- Removes what has expired of these ids, each of which has a payload that waits and has. About `most` payloads, and as
--- many bytes of them as `room`. Returns how many payloads that are; id, number of payloads, id, number...; and whether
--- that was all.
+-- many bytes of them as `room`. Returns how many payloads that are; id, number of payloads, id, number...; whether that
+-- was all; and the room that is left.
 local function expire(prefix, ids, now, most, room)
   local until_now = string.format('%.17g', now)
   touch(prefix, { 'payloads:', 'expires:' }, ids)
-  local meta = redis.call('HMGET', prefix .. 'meta', 'features', 'sealed')
-  if meta[2] then
-    return 0, {}, true -- its jobs are being moved, step by step: nothing else changes them
-  end
-  local features = meta[1]
+  local features = redis.call('HGET', prefix .. 'meta', 'features')
   if uses(features, 'traces') then
     touch(prefix, { 'traces:' }, ids)
   end
@@ -309,7 +316,7 @@ local function expire(prefix, ids, now, most, room)
   if count > 0 then
     redis.call('HINCRBY', prefix .. 'meta', 'expired', count)
   end
-  return count, found, count < most and room > 0
+  return count, found, count < most and room > 0, room
 end
 
 -- Removes what has expired of waiting payloads, about `most` of them, those that expired first. Returns how many that
@@ -317,46 +324,95 @@ end
 local function sweep_expired(prefix, now, most)
   local until_now = string.format('%.17g', now)
   local ids = redis.call('ZRANGE', prefix .. 'expires', '-inf', until_now, 'BYSCORE', 'LIMIT', 0, most)
-  if #ids == 0 then
-    return 0, {}, false
+  if #ids == 0 or redis.call('HGET', prefix .. 'meta', 'sealed') then
+    return 0, {}, false -- sealed: its jobs are being moved, step by step, and a sweep would change them
   end
   local count, found, all = expire(prefix, ids, now, most, 4194304) -- bytes that are read or freed in some 10 ms
   return count, found, not all or #ids == most
 end
 
--- Before payloads come for ids: what has expired of these goes, or an equal payload would join a dead one, and a fresh
--- job take its time and its retries. Beside payloads that live only an equal one goes: there may be any number of them.
-local function expire_pushed(prefix, width, now)
-  local until_now = string.format('%.17g', now)
-  if redis.call('ZCOUNT', prefix .. 'expires', '-inf', until_now) == 0 then
+-- Before payloads join those that wait for an id, the first of which has expired: equal ones that have expired go, or a
+-- payload would take the score and the time of a dead one. Others may be any number, and stay; but with the policy
+-- `latest`, where the highest would win, all go. Returns whether nothing lives: then nothing was changed.
+local function expire_equal(prefix, id, payloads, now, is_latest)
+  local key, times = prefix .. 'payloads:' .. id, prefix .. 'expires:' .. id
+  local dead = redis.call('ZCOUNT', times, '-inf', string.format('%.17g', now))
+  if redis.call('MGET', key)[1] or redis.call('ZCARD', key) == dead then
+    return true
+  end
+  local count = is_latest and drop_expired(key, times, now) or 0
+  for start = 1, is_latest and 0 or #payloads, 100 do
+    local some, gone = { unpack(payloads, start, math.min(start + 99, #payloads)) }, {}
+    for i, at in ipairs(redis.call('ZMSCORE', times, unpack(some))) do
+      if at and tonumber(at) <= now then
+        gone[#gone + 1] = some[i]
+      end
+    end
+    if #gone > 0 then
+      redis.call('ZREM', key, unpack(gone))
+      redis.call('ZREM', times, unpack(gone))
+      count = count + #gone
+    end
+  end
+  if count > 0 then
+    redis.call('HINCRBY', prefix .. 'meta', 'expired', count)
+    index_expiry(prefix, id)
+  end
+  return false
+end
+
+-- The same for one id, whatever waits for it: if nothing of that lives, it goes, and a fresh job has none of its past.
+local function expire_joined(prefix, id, payloads, now, is_latest)
+  local at = redis.call('ZSCORE', prefix .. 'expires', id)
+  if at and tonumber(at) <= now and expire_equal(prefix, id, payloads, now, is_latest) then
+    expire(prefix, { id }, now, math.huge, math.huge)
+  end
+end
+
+-- The same for the ids of a push.
+local function expire_pushed(prefix, width, now, is_latest)
+  if redis.call('ZCOUNT', prefix .. 'expires', '-inf', string.format('%.17g', now)) == 0 then
     return
   end
-  local ids, dead, seen, count = {}, {}, {}, 0
+  local ids, dead, seen = {}, {}, {}
   for i = 8, #ARGV, width do
     ids[#ids + 1] = ARGV[i]
   end
   for i, at in ipairs(redis.call('ZMSCORE', prefix .. 'expires', unpack(ids))) do
     local id = ids[i]
-    if at and tonumber(at) <= now and not seen[id] then
-      local key, times = prefix .. 'payloads:' .. id, prefix .. 'expires:' .. id
-      if redis.call('MGET', key)[1] or redis.call('ZCARD', key) == redis.call('ZCOUNT', times, '-inf', until_now) then
-        dead[#dead + 1], seen[id] = id, true
-      else
-        local payload = ARGV[9 + (i - 1) * width]
-        local expires = redis.call('ZSCORE', times, payload)
-        if expires and tonumber(expires) <= now then
-          redis.call('ZREM', key, payload)
-          redis.call('ZREM', times, payload)
-          index_expiry(prefix, id)
-          count = count + 1
-        end
-      end
+    if at and tonumber(at) <= now and not seen[id]
+      and expire_equal(prefix, id, { ARGV[9 + (i - 1) * width] }, now, is_latest) then
+      dead[#dead + 1], seen[id] = id, true
     end
-  end
-  if count > 0 then
-    redis.call('HINCRBY', prefix .. 'meta', 'expired', count)
   end
   if #dead > 0 then
     expire(prefix, dead, now, math.huge, math.huge)
   end
+end
+
+-- Before what waits for an id goes to the morgue: what has expired of it goes first, as far as the budget of `merge`
+-- allows. Returns whether that is all.
+local function expire_within(prefix, id, now, budget)
+  local at = redis.call('ZSCORE', prefix .. 'expires', id)
+  if not at or tonumber(at) > now then
+    return true
+  end
+  local count, _, is_all, room = expire(prefix, { id }, now, budget.payloads, budget.bytes)
+  budget.payloads, budget.bytes = budget.payloads - count, room
+  return is_all or redis.call('EXISTS', prefix .. 'payloads:' .. id) == 0
+end
+
+-- What waits for an id goes to the morgue, as far as the budget of `merge` allows. Returns whether nothing is left.
+local function merge_into_morgue(prefix, id, budget, has_ttl)
+  local is_whole = merge(prefix .. 'payloads:' .. id, prefix .. 'morgue:payloads:' .. id, budget, function(payloads)
+    if has_ttl then
+      redis.call('ZREM', prefix .. 'expires:' .. id, unpack(payloads))
+    end
+  end)
+  if has_ttl and is_whole then
+    forget_expiry(prefix, id)
+  elseif has_ttl then
+    index_expiry(prefix, id)
+  end
+  return is_whole
 end

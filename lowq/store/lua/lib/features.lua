@@ -28,7 +28,7 @@ end
 local function announce_room(prefix, features)
   if uses(features, 'full') then
     note_feature(prefix, features, 'full', false)
-    redis.call('SPUBLISH', prefix .. 'room', '')
+    publish(prefix .. 'room', '')
   end
 end
 

@@ -88,8 +88,9 @@ end
 -- Moves the payloads of source into target: equal ones collapse, the lowest score wins. All of them, which is for what
 -- is in flight, as ack_and_take bounds that; or as many as the budget allows: {payloads = n, bytes = n}, which is used
 -- up, also over many ids of one call. At least one payload is moved while the budget is not used up. Returns whether
--- source is empty now. Reads a few at a time: a payload may be 1 MiB, and its size is not known beforehand.
-local function merge(source, target, budget)
+-- source is empty now. Reads a few at a time: a payload may be 1 MiB, and its size is not known beforehand. `before` is
+-- called with payloads that are about to join others in target.
+local function merge(source, target, budget, before)
   if redis.call('EXISTS', source) == 0 then
     return true
   end
@@ -103,6 +104,9 @@ local function merge(source, target, budget)
   end
   local inline = redis.call('MGET', source)[1]
   if inline then
+    if before then
+      before({ (split_inline(inline)) })
+    end
     add_payload(target, split_inline(inline))
     redis.call('DEL', source)
     budget.payloads, budget.bytes = budget.payloads - 1, budget.bytes - #inline
@@ -121,6 +125,9 @@ local function merge(source, target, budget)
       payloads[#payloads + 1] = part[i]
       budget.bytes = budget.bytes - #part[i]
       largest = math.max(largest, #part[i])
+    end
+    if before then
+      before(payloads)
     end
     redis.call('ZADD', target, 'LT', unpack(pairs_))
     redis.call('ZREM', source, unpack(payloads))

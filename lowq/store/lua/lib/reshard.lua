@@ -4,6 +4,7 @@
 --   moved   1: nothing is left in it. What remains of the shard sends on who comes late
 --   fed     1, of a shard that they come to: pushes are accepted, nothing is taken, nobody gets the lease who does not
 --           know that the reshard has ended
+--   came    the last step in which jobs came to it before it was opened
 
 -- Why jobs of the shard can't be changed by hand just now, or nil: half of an id's jobs may be elsewhere.
 local function check_whole(sealed, moved, fed)
@@ -14,14 +15,16 @@ local function check_whole(sealed, moved, fed)
   end
 end
 
--- All jobs that belong to a shard have come: it is open. Which steps have is of no use any more.
-local function end_feeding(key_meta)
-  local gone = { 'fed' }
-  for _, name in ipairs(redis.call('HKEYS', key_meta)) do
-    if string.sub(name, 1, 6) == 'moved:' then
-      gone[#gone + 1] = name
+-- All jobs that belong to a shard have come, in steps up to `came`: it is open. What comes in one of these comes late.
+local function end_feeding(key_meta, came)
+  local gone, fields = { 'fed' }, redis.call('HGETALL', key_meta)
+  for i = 1, #fields, 2 do
+    if string.sub(fields[i], 1, 6) == 'moved:' then
+      gone[#gone + 1] = fields[i]
+      came = math.max(came, tonumber(fields[i + 1]) or 0)
     end
   end
+  redis.call('HSET', key_meta, 'came', string.format('%.0f', came))
   for start = 1, #gone, 1000 do
     redis.call('HDEL', key_meta, unpack(gone, start, math.min(start + 999, #gone)))
   end

@@ -67,19 +67,32 @@ local function touch_payloads(prefix, ids, features)
   end
 end
 
--- The payloads of an id in flight, if they have a key, join those that wait, as the queue's policy has it.
-local function merge_taken(prefix, id, features, now)
+-- Before those of an id in flight join them: of the payloads that wait what has expired goes. `inline`: what its record
+-- holds, or nil.
+local function expire_before_merge(prefix, id, inline, now, features)
+  local at = uses(features, 'ttl') and redis.call('ZSCORE', prefix .. 'expires', id)
+  if at and tonumber(at) <= now then
+    local payloads
+    if inline then
+      payloads = { (split_inline(inline)) }
+    else
+      promote_to_zset(prefix .. 'taken:payloads:' .. id)
+      payloads = redis.call('ZRANGE', prefix .. 'taken:payloads:' .. id, 0, -1)
+    end
+    expire_joined(prefix, id, payloads, now, uses(features, 'latest'))
+  end
+end
+
+-- The payloads of an id in flight, if they have a key, join those that wait, as the queue's policy has it. `room`: a
+-- budget of `merge` that holds more than all of them, in which what was done is counted; or nil.
+local function merge_taken(prefix, id, features, now, room)
   local source = prefix .. 'taken:payloads:' .. id
   if uses(features, 'ttl') and redis.call('EXISTS', prefix .. 'payloads:' .. id) == 1 then
-    promote_to_zset(source) -- a dead payload does not join one that lives
-    local expired = drop_expired(source, prefix .. 'taken:expires:' .. id, now)
-    if expired > 0 then
-      redis.call('HINCRBY', prefix .. 'meta', 'expired', expired)
-    end
+    expire_in_flight(prefix, id, now, room) -- a dead payload does not join one that lives
   end
   if uses(features, 'latest') then
     if uses(features, 'ttl') then
-      merge_latest_expiring(prefix, id)
+      merge_latest_expiring(prefix, id, source, prefix .. 'taken:expires:' .. id)
     else
       merge_latest(source, prefix .. 'payloads:' .. id)
     end
@@ -88,15 +101,17 @@ local function merge_taken(prefix, id, features, now)
   if uses(features, 'ttl') and redis.call('EXISTS', source) == 1 then
     merge_expiries(prefix, id)
   end
-  merge(source, prefix .. 'payloads:' .. id)
+  merge(source, prefix .. 'payloads:' .. id, room)
 end
 
 -- A job in flight waits again: payloads merged back, its own perform_at and retry_count win over those of a
 -- job with the same id that arrived meanwhile. `perform_at` overrides when given. Otherwise the job was due when it was
--- taken and is so still, also when the server's clock has stepped back since. `features`: of the shard.
-local function put_back(prefix, id, record, now, perform_at, features)
+-- taken and is so still, also when the server's clock has stepped back since. `features`: of the shard. `room`: see
+-- `merge_taken`.
+local function put_back(prefix, id, record, now, perform_at, features, room)
   local _, was_due, retry_count = parse_taken(record)
   local inline, waiting = get_inline(record), prefix .. 'payloads:' .. id
+  expire_before_merge(prefix, id, inline, now, features)
   if uses(features, 'latest') then
     materialize(prefix, id, record)
   elseif inline and uses(features, 'ttl') then
@@ -110,7 +125,7 @@ local function put_back(prefix, id, record, now, perform_at, features)
   elseif inline and not redis.call('SET', waiting, inline, 'NX') then
     add_payload(waiting, split_inline(inline))
   end
-  merge_taken(prefix, id, features, now)
+  merge_taken(prefix, id, features, now, room)
   if uses(features, 'traces') then
     put_back_traces(prefix, id)
   end
@@ -146,38 +161,50 @@ local function forget(prefix, id)
 end
 
 -- Somebody died with the job in flight. It waits again, alone and a little later, so that the next crash
--- convicts the right one; or, after max_crash_count crashes, it is buried as poison. Returns whether it was.
-local function crash(prefix, id, record, now, max_crash_count, delay, features)
+-- convicts the right one; or, after max_crash_count crashes, it is buried as poison. Returns whether it was. `room`:
+-- see `merge_taken`.
+local function crash(prefix, id, record, now, max_crash_count, delay, features, room)
   local crashes, uncharged = read_crashes(prefix, id)
   crashes = crashes + 1
   write_crashes(prefix, id, crashes, uncharged)
   if crashes < max_crash_count then
-    put_back(prefix, id, record, now, now + delay, features)
+    put_back(prefix, id, record, now, now + delay, features, room)
     redis.call('SADD', prefix .. 'solo', id)
     return false
   end
   -- The whole job, also what came meanwhile. Should both that and the morgue hold thousands of payloads, a part of
   -- them waits on, as a job that starts afresh.
-  local waiting = prefix .. 'payloads:' .. id
+  local waiting, taken = prefix .. 'payloads:' .. id, prefix .. 'taken:payloads:' .. id
+  local budget, has_ttl, lives, is_swept = { payloads = 500, bytes = 1048576 }, uses(features, 'ttl'), true, true
   materialize(prefix, id, record)
-  merge(prefix .. 'taken:payloads:' .. id, waiting)
-  if uses(features, 'ttl') then
-    forget_expiry(prefix, id)
+  if has_ttl then
+    lives, is_swept = expire_in_flight(prefix, id, now, room), expire_within(prefix, id, now, budget)
+    lives = lives or (is_swept and redis.call('EXISTS', waiting) == 1)
+    merge(taken, prefix .. 'morgue:payloads:' .. id, room) -- at once: beside what waits may be more that has expired
     redis.call('UNLINK', prefix .. 'taken:expires:' .. id)
+  else
+    merge(taken, waiting, room)
   end
   if uses(features, 'traces') then
     forget_traces(prefix, 'taken:traces:', { id })
     forget_traces(prefix, 'traces:', { id })
   end
-  if merge(waiting, prefix .. 'morgue:payloads:' .. id, { payloads = 500, bytes = 1048576 }) then
+  if is_swept and merge_into_morgue(prefix, id, budget, has_ttl) then
     redis.call('ZREM', prefix .. 'due', id)
   else
     redis.call('ZADD', prefix .. 'due', 'NX', now, id)
+  end
+  if room then
+    room.payloads, room.bytes = room.payloads + budget.payloads - 500, room.bytes + budget.bytes - 1048576
   end
   if uses(features, 'debounce') then
     redis.call('ZREM', prefix .. 'debounced', id)
   end
   redis.call('HDEL', prefix .. 'taken', id)
+  if not lives then -- all of it had expired
+    forget(prefix, id)
+    return false
+  end
   redis.call('ZADD', prefix .. 'morgue', now, id)
   redis.call('HSET', prefix .. 'morgue:errors', id,
     'poison: its process died, or its batch exceeded ttr, ' .. crashes .. ' times with this job in flight'

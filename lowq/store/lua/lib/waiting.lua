@@ -74,11 +74,19 @@ local function touch(prefix, suffixes, ids)
   end
 end
 
+-- Tells those who listen. A user who may not publish does without: what is told is found at the next poll, too, and a
+-- call that ended here would leave behind what it has written.
+local function publish(channel, message)
+  redis.pcall('SPUBLISH', channel, message)
+end
+
 -- Tells the owner when the shard's head is due. Not while something is in flight with a node: whoever holds that asks
 -- for the next due time anyway when it reports the outcome. A consumer may take more meanwhile: it is told always. Its
--- key counts twice, so that one command tells the two apart.
-local function wake(prefix, delay)
+-- key counts twice, so that one command tells the two apart. `level`: the most urgent priority of what is due then; nil
+-- is that it may be any.
+local function wake(prefix, delay, level)
   if redis.call('EXISTS', prefix .. 'taken', prefix .. 'consumer', prefix .. 'consumer') ~= 1 then
-    redis.call('SPUBLISH', prefix .. 'wake', string.format('%.6f', math.max(delay, 0)))
+    local format = (level or 0) > 0 and '%.6f %d' or '%.6f'
+    publish(prefix .. 'wake', string.format(format, math.max(delay, 0), level))
   end
 end

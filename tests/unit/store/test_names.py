@@ -1,0 +1,97 @@
+"""Host names whose server is slow, or dead: known addresses go on being used."""
+
+import socket
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from lowq.store import names
+from lowq.store.names import find_addresses
+from tests.waiting import NEVER, PATIENCE, until
+
+NAME = "redis.test"
+
+
+class NameServer:
+    """Says where the name is, an error, or nothing before `answers` is set."""
+
+    def __init__(self) -> None:
+        self.says: str | OSError = "127.0.0.1"
+        self.answers = threading.Event()
+        self.answers.set()
+        self.asked = 0
+
+    def getaddrinfo(self, host: str, port: int, family: int, kind: int, flags: int = 0) -> Any:
+        if host == NAME and flags == socket.AI_NUMERICHOST:
+            raise socket.gaierror(socket.EAI_NONAME, "no address")
+        if host == NAME:
+            self.asked += 1
+            self.answers.wait(PATIENCE)
+            if isinstance(self.says, OSError):
+                raise self.says
+            host = self.says
+        return getaddrinfo(host, port, family, kind, flags=flags)
+
+
+getaddrinfo: Any = socket.getaddrinfo
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[NameServer]:
+    server = NameServer()
+    monkeypatch.setattr(socket, "getaddrinfo", server.getaddrinfo)
+    monkeypatch.setattr(names, "_known", {})
+    monkeypatch.setattr(names, "PATIENCE", NEVER)
+    yield server
+    server.answers.set()
+    for thread in threading.enumerate():
+        if thread.name == "lowq-name":
+            thread.join(PATIENCE)
+
+
+def look_up(seconds: float = PATIENCE) -> str:
+    address: str = find_addresses(NAME, 1, 0, seconds)[0][4][0]
+    return address
+
+
+def test_the_address_may_change(server: NameServer) -> None:
+    assert look_up() == "127.0.0.1"
+    server.says = "127.0.0.2"
+    assert look_up() == "127.0.0.2"
+
+
+def test_what_is_known_is_used_when_the_name_server_does_not_answer(
+    server: NameServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    look_up()
+    for trouble in (socket.gaierror(socket.EAI_AGAIN, "try again"), socket.gaierror(socket.EAI_FAIL, "failed")):
+        server.says = trouble
+        assert look_up() == "127.0.0.1"
+    monkeypatch.setattr(names, "PATIENCE", 0.01)
+    server.answers.clear()
+    server.says = "127.0.0.2"
+    before = server.asked
+    assert [look_up() for _ in range(5)] == ["127.0.0.1"] * 5
+    assert server.asked == before + 1  # one thread, however many ask
+    monkeypatch.setattr(names, "PATIENCE", NEVER)
+    server.answers.set()
+    until(lambda: look_up() == "127.0.0.2", "what it says when it answers again")
+
+
+def test_nothing_is_known(server: NameServer) -> None:
+    server.answers.clear()
+    with pytest.raises(TimeoutError):
+        look_up(0.01)
+    server.answers.set()
+    server.says = socket.gaierror(socket.EAI_AGAIN, "try again")
+    with pytest.raises(socket.gaierror, match="try again"):
+        look_up()
+
+
+def test_a_name_that_is_no_more_is_not_used(server: NameServer) -> None:
+    look_up()
+    server.says = socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+    with pytest.raises(socket.gaierror, match="not known"):
+        look_up()
