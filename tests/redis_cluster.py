@@ -57,6 +57,9 @@ class BusNetwork:
     def cut_off(self, bus_port: int, server_id: bytes) -> None:
         self._cut_off[bus_port] = server_id
 
+    def is_cut_off(self, server: RedisServer) -> bool:
+        return server.options["cluster_port"] in self._cut_off
+
     def heal(self, bus_port: int) -> None:
         """Connections that have missed something are closed; the servers make new ones."""
         server_id = self._cut_off.pop(bus_port)
@@ -200,6 +203,17 @@ class RedisCluster:
         if not self._keeps_directory:
             rmtree(self.directory, ignore_errors=True)
 
+    def restore(self) -> None:
+        """All servers run again and hold nothing, and each primary has a replica: not always those of the beginning."""
+        for server in self.servers:
+            if server.runs:
+                server.cont()
+            else:
+                server.start()
+        until(lambda: self.is_replicated() and len(self.primaries()) == self._count, "cluster in order")
+        for primary in self.primaries():
+            self.ask(primary, "FLUSHALL", "SYNC")
+
     def _add(self) -> RedisServer:
         bus_port = free_port()
         options: dict[str, Any] = {
@@ -243,19 +257,23 @@ class RedisCluster:
         except (redis.ConnectionError, redis.TimeoutError, RuntimeError):
             return ""
 
-    def primaries(self) -> list[RedisServer]:
-        """Those that serve slots, as one of the servers sees it that is not cut off, in the order of the slots."""
+    def slots(self) -> list[tuple[int, int, RedisServer]]:
+        """First slot, last slot and primary, as one of the servers sees it that answers and is not cut off."""
+        by_port = {server.port: server for server in self.servers}
         for server in self._reachable():
             try:
                 ranges = self.raw(server, "CLUSTER SLOTS", timeout=1.0)
             except (redis.ConnectionError, redis.TimeoutError):
                 continue
-            by_port = {server.port: server for server in self.servers}
-            return list(dict.fromkeys(by_port[row[2][1]] for row in ranges))
+            return [(first, last, by_port[primary[1]]) for first, last, primary, *_ in sorted(ranges)]
         return []
 
+    def primaries(self) -> list[RedisServer]:
+        """Those that serve slots, in the order of the slots."""
+        return list(dict.fromkeys(server for _, _, server in self.slots()))
+
     def _reachable(self) -> list[RedisServer]:
-        return [server for server in self.servers if server.options["cluster_port"] not in self.bus._cut_off]
+        return [server for server in self.servers if server.answers and not self.bus.is_cut_off(server)]
 
     @staticmethod
     def raw(server: RedisServer, *command: object, timeout: float = 10.0) -> Any:
@@ -269,16 +287,9 @@ class RedisCluster:
 
     def primary_of(self, slot: int) -> RedisServer:
         """Who serves the slot, as the servers that are reached see it."""
-        by_port = {server.port: server for server in self.servers}
-        for server in self._reachable():
-            try:
-                ranges = self.raw(server, "CLUSTER SLOTS", timeout=1.0)
-            except (redis.ConnectionError, redis.TimeoutError):
-                continue
-            for first, last, primary, *_ in ranges:
-                if first <= slot <= last:
-                    return by_port[primary[1]]
-        raise AssertionError(f"nobody serves slot {slot}")
+        found = [server for first, last, server in self.slots() if first <= slot <= last]
+        assert found, f"nobody serves slot {slot}"
+        return found[0]
 
     def leads(self, server: RedisServer) -> Callable[[], bool]:
         """Whether that one has been replaced by another, once called."""

@@ -61,6 +61,7 @@ class RedisServer:
         self.environment: dict[str, str] = {}
         self.port = 0  # chosen at the first start
         self._process: subprocess.Popen[bytes] | None = None
+        self._is_paused = False
 
     @property
     def url(self) -> str:
@@ -79,6 +80,11 @@ class RedisServer:
     def runs(self) -> bool:
         """Whether it was started, and neither stopped nor killed since."""
         return self._process is not None
+
+    @property
+    def answers(self) -> bool:
+        """Whether it runs, and was not paused."""
+        return self.runs and not self._is_paused
 
     @property
     def log(self) -> str:
@@ -149,11 +155,13 @@ class RedisServer:
 
     def pause(self) -> None:
         """SIGSTOP: connections stay open and nothing answers."""
+        self._is_paused = True
         os.kill(self.pid, signal.SIGSTOP)
 
     def cont(self) -> None:
         """SIGCONT: goes on after `pause`."""
         os.kill(self.pid, signal.SIGCONT)
+        self._is_paused = False
 
     def restart(self) -> None:
         """Stop and start, on the same port and folder."""
@@ -225,6 +233,7 @@ class RedisServer:
 
     def _ended(self) -> None:
         self._process = None
+        self._is_paused = False
         atexit.unregister(self.kill)
 
 

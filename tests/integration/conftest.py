@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
+import lowq
 from tests.integration.supervising import Supervise, SupervisorProcess
 from tests.integration.support import TTL, Rig, until
-from tests.redis_cluster import share_slots
+from tests.redis_cluster import RedisCluster
 from tests.redis_server import RedisServer
 
 MakeRig = Callable[..., Rig]
@@ -33,13 +34,36 @@ def make_rig(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[MakeRig
         rig.close()
 
 
+@pytest.fixture(scope="session")
+def shared_cluster() -> Iterator[RedisCluster]:
+    """Three primaries with a replica each, for all tests of this process."""
+    with RedisCluster() as cluster:
+        yield cluster
+
+
 @pytest.fixture
-def cluster_url() -> Iterator[str]:
-    """Two primaries that share the slots."""
-    first, second = (RedisServer(cluster_enabled="yes", appendonly="yes") for _ in range(2))
-    with first, second:
-        share_slots(first, second)
-        yield f"redis+cluster://127.0.0.1:{first.port}"
+def cluster(shared_cluster: RedisCluster) -> Iterator[RedisCluster]:
+    """An empty cluster. What the test kills or pauses runs again afterwards; what it cuts off does not."""
+    yield shared_cluster
+    shared_cluster.restore()
+
+
+@pytest.fixture
+def cluster_url(cluster: RedisCluster) -> str:
+    return cluster.url
+
+
+@pytest.fixture
+def make_cluster_rig(make_rig: MakeRig, cluster: RedisCluster) -> MakeRig:
+    """Makes a rig whose nodes, and whose own pushes, use the cluster. It looks at no keys."""
+
+    def make(**settings: object) -> Rig:
+        rig = make_rig(url=cluster.servers[0].url, **{"LOWQ_REDIS_URL": cluster.url, **settings})
+        rig.app.close()
+        rig.app = lowq.Lowq(redis_url=cluster.url)
+        return rig
+
+    return make
 
 
 @pytest.fixture

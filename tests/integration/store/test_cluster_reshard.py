@@ -3,6 +3,7 @@ nothing is deleted before what replaces it was.
 """
 
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -19,46 +20,50 @@ IDS = [str(number) for number in range(300)]
 STEPS = {"set_layout", "prepare_shard", "seal", "move_out", "move_in", "open_shard"}
 
 
-def filled(url: str, shards_count: int, **options: Any) -> lowq.Queue:
-    queue = lowq.Lowq(redis_url=url).queue("Orders", shards_count)
+def filled(app: lowq.Lowq, shards_count: int, **options: Any) -> lowq.Queue:
+    queue = app.queue("Orders", shards_count)
     queue.push(({"id": job_id, "payload": job_id} for job_id in IDS), **options)
     return queue
+
+
+def has_all(queue: lowq.Queue) -> bool:
+    return len(queue.fetch(IDS)) == queue.stats().length == len(IDS)
 
 
 def until_replicas_are_waited_for(steps: Iterator[ReshardProgress]) -> ReshardProgress:
     return next(progress for progress in steps if progress.waits_for_replicas)
 
 
-@pytest.mark.parametrize("replicas", [1, 0])
-def test_replicas_confirm_each_step_where_there_are_any(replicas: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("has_replicas", [True, False])
+def test_replicas_confirm_each_step_where_there_are_any(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, has_replicas: bool
+) -> None:
+    url = request.getfixturevalue("cluster_url" if has_replicas else "redis_url")
     monkeypatch.setattr("lowq.admin.reshard.CONFIRM_SECONDS", PATIENCE)  # they may be slow, and confirm it all the same
-    with RedisCluster(replicas=replicas) as cluster:
-        queue = filled(cluster.url, 5)
-        client = queue._backend.client
-        start, confirmed = client.start, set[str]()
+    with closing(lowq.Lowq(redis_url=url)) as app:
+        queue, start, confirmed = filled(app, 5), app.client.start, set[str]()
 
         def start_noted(calls: Sequence[Call], **options: Any) -> Any:
             if options.get("wait") is not None:
                 confirmed.update(call.script for call in calls)
             return start(calls, **options)
 
-        monkeypatch.setattr(client, "start", start_noted)
+        monkeypatch.setattr(app.client, "start", start_noted)
         progress: list[ReshardProgress] = []
         queue.reshard(7, on_progress=progress.append)
         assert not any(step.waits_for_replicas for step in progress)
-        assert len(queue.fetch(IDS)) == queue.stats().length == len(IDS)
-        assert confirmed == (STEPS if replicas else set())
-        client.close()
+        assert has_all(queue)
+        assert confirmed == (STEPS if has_replicas else set())
 
 
 def test_a_failover_in_the_middle_loses_nothing_of_what_was_confirmed() -> None:
     """Each primary in turn is cut off from its replica and from the others, while clients still reach it."""
-    with RedisCluster() as cluster:
-        queue = filled(cluster.url, 6, durability="replicated")
+    with RedisCluster() as cluster, closing(lowq.Lowq(redis_url=cluster.url)) as app:
+        queue = filled(app, 6, durability="replicated")
         for number, shards_count in enumerate((8, 5, 9)):
             victim = cluster.primaries()[number]
             # The first one when the reshard begins, the others while it is under way.
-            steps = reshard(queue._backend, "Orders", shards_count)
+            steps = reshard(app, "Orders", shards_count)
             if number:
                 next(step for step in steps if step.shards_moved)
             cluster.cut_off(victim)
@@ -70,25 +75,25 @@ def test_a_failover_in_the_middle_loses_nothing_of_what_was_confirmed() -> None:
             assert [*steps][-1].is_done
             assert queue.layouts.all == (queue.layouts.current,)
             assert queue.stats().shards_count == shards_count
-            assert len(queue.fetch(IDS)) == queue.stats().length == len(IDS)
+            assert has_all(queue)
             until(cluster.is_replicated, "replicas in order")
-        queue._backend.client.close()
 
 
 def test_a_single_server_is_waited_for_too_unless_the_operator_says_otherwise(caplog: pytest.LogCaptureFixture) -> None:
     with (
         RedisServer(repl_diskless_sync_delay=0) as primary,
         RedisServer(replicaof=f"127.0.0.1 {primary.port}") as replica,
+        closing(lowq.Lowq(redis_url=primary.url)) as app,
     ):
         until(lambda: RedisCluster.ask(replica, "INFO", "replication")["master_link_status"] == "up", "a replica")
-        queue = filled(primary.url, 4)
-        steps = reshard(queue._backend, "Orders", 6)
+        queue = filled(app, 4)
+        steps = reshard(app, "Orders", 6)
         next(steps)
         replica.pause()
         assert until_replicas_are_waited_for(steps).waits_for_replicas == ("",)
         assert "--unconfirmed" in caplog.text
         # Another one that goes on waits for what the primary had at the beginning.
-        assert until_replicas_are_waited_for(reshard(queue._backend, "Orders", 6)).waits_for_replicas
+        assert until_replicas_are_waited_for(reshard(app, "Orders", 6)).waits_for_replicas
         replica.cont()
         next(step for step in steps if step.jobs_moved)
         replica.pause()
@@ -96,5 +101,4 @@ def test_a_single_server_is_waited_for_too_unless_the_operator_says_otherwise(ca
         assert queue.reshard(6, unconfirmed=True) is not None
         replica.cont()
         assert [*steps][-1].is_done
-        assert len(queue.fetch(IDS)) == queue.stats().length == len(IDS)
-        queue._backend.client.close()
+        assert has_all(queue)
