@@ -116,6 +116,8 @@ class Pool:
         try:
             connection = self._idle.pop()
         except IndexError:
+            connection = None  # and out of this block, or it would be the context of what is raised next
+        if connection is None:
             connection = self._make_or_wait(self._timeout if deadline is None else min(self._timeout, deadline.left()))
         try:
             if not is_connected(connection):
