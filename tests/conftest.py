@@ -9,6 +9,7 @@ import redis
 from hypothesis import HealthCheck, settings
 
 from tests.redis_server import RedisServer, RedisServerError
+from tests.waiting import PATIENCE
 
 # No deadline, and no limit for making examples: on a busy machine either may take long once. Function-scoped fixtures
 # are fine as the tests that combine them with @given use names of their own for every example.
@@ -78,7 +79,11 @@ def store_url(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(autouse=True)
 def _bare_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a developer's shell, or the runner itself, has set for lowq and for the width of output."""
+    """Without what a developer's shell, or the runner itself, has set for lowq and for the width of output. Who waits
+    for a store waits as patiently as the tests do, in processes that they start, too: a machine may stand still.
+    """
     for name in list(os.environ):
         if name == "COLUMNS" or name.startswith("LOWQ_"):
             monkeypatch.delenv(name)
+    for name in ("PUSH", "POOL", "DURABILITY"):
+        monkeypatch.setenv(f"LOWQ_{name}_TIMEOUT", f"{PATIENCE:g}")

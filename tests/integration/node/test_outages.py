@@ -240,7 +240,7 @@ def test_a_node_stops_while_redis_is_away(make_rig: MakeRig, own_server: RedisSe
 def test_a_node_that_stops_while_redis_is_away_tells_it_what_finished(
     make_rig: MakeRig, own_server: RedisServer
 ) -> None:
-    rig = make_rig(own_server.url)
+    rig = make_rig(own_server.url, LOWQ_LEASE_TTL=NEVER)
     node = rig.node().holds_all()
     rig.push("a", 1, do="sleep", for_=0.3)
     rig.begun("a", 1)
