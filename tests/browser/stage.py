@@ -12,14 +12,8 @@ from starlette.routing import Mount
 
 import lowq
 import lowq_web
-from lowq.broker.delivery import Failure
-from lowq.broker.lease import Lease
-from lowq.broker.shard import Shard
-from lowq.codec import load_payload
-from lowq.sharding import shard_of
-from lowq.store.keys import shard_prefix
-from tests.leases import run_out
 from tests.waiting import PATIENCE, until
+from tests.web.hand import Hand
 from tests.web.served import served
 
 
@@ -49,22 +43,10 @@ class Stage:
         return node
 
     def fail(self, queue: str, job_id: str, error: str, *, retry_count: int = 0, delay: float = 3600.0) -> None:
-        """A due job is taken, and fails. The queue must have no node."""
-        handle = self.app.queue(queue)
-        index = shard_of(job_id.encode(), handle.shards_count)
-        shard = Shard(
-            self.app.client, "lowq", queue, index,
-            shards_count=handle.shards_count, nonce=f"stage{index}", load_payload=load_payload,
-        )  # fmt: skip
-        assert isinstance(shard.lease.acquire(60.0), Lease)
-        while True:
-            taken = [item.id for item in shard.in_flight.take(100).jobs]
-            assert taken, f"{job_id} is not due"
-            shard.in_flight.release([(item, 0.0) for item in taken if item != job_id])
-            if job_id in taken:
-                break
-        shard.in_flight.fail([Failure(job_id, "retry", retry_count, delay, error.encode())])
-        run_out(self.app.client, shard_prefix("lowq", queue, index))
+        """It alone is due in its shard, is taken, and fails. The queue must have no node."""
+        now, hand = time.time(), Hand(self.app, queue, self.app.queue(queue).shards_count)
+        hand.fail(job_id, now, now + delay, retry_count=retry_count, error=error)
+        hand.die(hand.index(job_id))
 
     @contextmanager
     def serving(self, below: str = "", **options: Any) -> Iterator[str]:
@@ -157,7 +139,7 @@ class Shop:
                     done = max(mean * wave * rng.uniform(0.85, 1.15), 0) * step
                     failed = done * 0.01 * rng.random() * (4 if 30 < back % 140 < 40 else 1)
                     lag = max(rng.gauss(0.6, 0.3), 0) + (22 * rng.random() if 30 < back % 140 < 40 else 0)
-                    after = nothing._replace(processed=int(done), failed=int(failed))
+                    after = Counted(int(done), int(failed), 0.0, nothing.lengths)
                     call = record_call(f"lowq:v1:history:{queue}", nothing, after, float(step), lag, at)
                     # Of the three rings at the end only that of this step.
                     *args, spans = call.args[: -2 * len(RINGS)]

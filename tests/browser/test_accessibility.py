@@ -11,7 +11,7 @@ from playwright.sync_api import Page, expect
 from lowq.admin.reshard import reshard
 from tests.browser.conftest import Watched
 from tests.browser.stage import TRACEBACK, Stage
-from tests.browser.test_journeys import history, scheduled, working
+from tests.browser.test_journeys import history, working
 from tests.tiers import often
 
 PHONE, WIDE = {"width": 390, "height": 844}, {"width": 1280, "height": 900}
@@ -37,6 +37,10 @@ COLOUR_ALONE = """() => [...document.querySelectorAll("main a, footer a")]
   .map((link) => link.outerHTML.slice(0, 160))"""
 
 
+def add_axe(page: Page) -> None:
+    page.evaluate(resources.files("axe_playwright_python").joinpath("axe.min.js").read_text("utf-8"))
+
+
 @pytest.fixture
 def busy(stage: Stage) -> Iterator[Stage]:
     """Queues with something of everything."""
@@ -50,7 +54,6 @@ def busy(stage: Stage) -> Iterator[Stage]:
     for name in ("ImportCatalog", "a-queue-with-a-long-name", "Bills"):
         stage.app.queue(name, 3).push({"id": "order-1"})
     stage.app.queue("ImportCatalog").pause(by="ann")
-    scheduled(stage)
     stage.app.note("ann", "kick", "OrderSync", 12, {"state": "morgue", "outcome": "done"})
     history(stage, "OrderSync", 90.0)
     moving = stage.app.queue("Moving", 3)
@@ -130,13 +133,12 @@ def everywhere(stage: Stage, address: str) -> Iterator[tuple[str, Callable[[Page
 @pytest.mark.parametrize("size", [PHONE, WIDE], ids=["phone", "wide"])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_every_page(busy: Stage, address: str, watched: Watched, scheme: str, size: dict[str, int]) -> None:
-    axe = resources.files("axe_playwright_python").joinpath("axe.min.js").read_text("utf-8")
     watched.expected = {400, 404}
     page = watched.page(address, viewport=size, color_scheme=scheme)
     found: dict[str, list[str]] = {}
     for name, way in everywhere(busy, address):
         way(page)
-        page.evaluate(axe)
+        add_axe(page)
         passed, violations = page.evaluate(AXE)
         assert passed > 10, f"axe-core has judged little of {name}"
         rest = {"axe": violations, "small": page.evaluate(SMALL), "colour alone": page.evaluate(COLOUR_ALONE)}
@@ -147,18 +149,17 @@ def test_every_page(busy: Stage, address: str, watched: Watched, scheme: str, si
 
 
 def test_an_empty_dashboard(address: str, watched: Watched) -> None:
-    axe = resources.files("axe_playwright_python").joinpath("axe.min.js").read_text("utf-8")
     for scheme in ("light", "dark"):
         page = watched.page(address, color_scheme=scheme)
         for path in ("/", "/nodes", "/schedules", "/audit", "/tasks", "/jobs", "/jobs?list=running"):
             page.goto(address + path)
-            page.evaluate(axe)
+            add_axe(page)
             assert page.evaluate(AXE)[1] == []
 
 
 def test_axe_finds_what_is_wrong(address: str, watched: Watched) -> None:
     page = watched.page(address)
-    page.evaluate(resources.files("axe_playwright_python").joinpath("axe.min.js").read_text("utf-8"))
+    add_axe(page)
     page.evaluate("document.querySelector('.search input').removeAttribute('aria-label')")
     page.evaluate("document.querySelector('.search input').removeAttribute('title')")
     page.evaluate("document.querySelector('.search input').removeAttribute('placeholder')")
@@ -199,8 +200,16 @@ BROKEN = """() => {
 
 
 @pytest.mark.parametrize("size", [PHONE, pytest.param(WIDE, marks=pytest.mark.slow)], ids=["phone", "wide"])
-def test_no_name_breaks_within_a_word(busy: Stage, address: str, watched: Watched, size: dict[str, int]) -> None:
+def test_no_name_breaks_within_a_word_and_no_page_is_too_wide(
+    busy: Stage, address: str, watched: Watched, size: dict[str, int]
+) -> None:
     page = watched.page(address, viewport=size)
-    for path in ("/", "/queues/OrderSync", "/queues/OrderSync/shards", "/queues/OrderSync/job?id=order-7", "/nodes"):
+    queue = "/queues/OrderSync"
+    for path in ("/", queue, f"{queue}/shards", f"{queue}/job?id=order-7", "/nodes"):
         page.goto(address + path)
         assert page.evaluate(BROKEN) == [], path
+    busy.app.queue("OrderSync").push({"id": "x" * 400, "payload": "y" * 3000, "delay": 3000})
+    busy.app.note("ann", "kick", "OrderSync", 5, {"match": "z" * 200})
+    for path in (queue, f"{queue}?state=morgue", f"{queue}/job?id={'x' * 400}", f"{queue}/job?id=order-x", "/audit"):
+        page.goto(address + path)
+        assert page.evaluate("document.documentElement.scrollWidth") <= size["width"], path

@@ -12,11 +12,11 @@ from lowq.broker.delivery import Failure
 from lowq.broker.lease import Lease
 from lowq.broker.shard import Shard
 from lowq.codec import load_payload
-from lowq.metrics.counters import BOUNDS, Counted, record_call
 from lowq.sharding import shard_of
 from lowq.store import Call
-from lowq.store.keys import history_key, nodes_key, shard_prefix
+from lowq.store.keys import nodes_key, shard_prefix
 from tests.leases import run_out
+from tests.recorded import record
 
 #: Seconds for which shards are leased: longer than any test.
 LEASE = 3600.0
@@ -86,12 +86,7 @@ class Hand:
 
     def record(self, at: float, seconds: float, processed: int, failed: int, lag: float) -> None:
         """What a node counted in some seconds up to then."""
-        nothing = Counted(0, 0, 0.0, (0,) * (len(BOUNDS) + 1))
-        after = nothing._replace(processed=processed, failed=failed)
-        call = record_call(
-            history_key(self.app.config.namespace, self.queue.name), nothing, after, seconds, lag, at
-        )  # fmt: skip
-        self.app.client.run(call.script, call.key, *call.args)
+        record(self.app, self.queue.name, at, processed, failed, seconds=seconds, lag=lag)
 
 
 def heartbeat(app: lowq.Lowq, node: str, at: float, silence: float = 3600.0, **details: Any) -> None:

@@ -67,6 +67,15 @@ class Element:
                 return element
         raise AssertionError(f"no {' or '.join(tags)} with {has!r} in: {self.text[:500]}")
 
+    def of_role(self, role: str) -> str:
+        """What is to be read in those of a role, such as "status" and "alert"."""
+        return " ".join(element.text for element in self.every() if element.attributes.get("role") == role)
+
+    @property
+    def numbers(self) -> list[int]:
+        """The numbers in its text, as they come: for sentences whose words are free."""
+        return [int(number.replace(",", "")) for number in re.findall(r"\d[\d,]*", self.text)]
+
     @property
     def link(self) -> str:
         """Where the first link in it, or itself, leads."""

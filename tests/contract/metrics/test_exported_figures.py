@@ -43,50 +43,38 @@ def values(receiver: Receiver, name: str) -> list[float]:
     return [float(row[1]) for row in rows if row[0] == f"test.{name}"]
 
 
-def test_a_node_sends_what_became_of_its_jobs(make_app: MakeApp, graphite: Receiver) -> None:
-    app = make_app(graphite=f"127.0.0.1:{graphite.port}")
+def test_a_node_sends_what_became_of_its_jobs_and_its_last_figures_when_it_stops(
+    make_app: MakeApp, graphite: Receiver
+) -> None:
+    app, ended = make_app(graphite=f"127.0.0.1:{graphite.port}"), list[str]()
 
     @app.worker(queue_name="shop.orders", shards_count=3, max_retry_count=0)
     def work(payloads_by_id: dict[str, list[Any]]) -> None:
+        ended.extend(payloads_by_id)
         for job_id in payloads_by_id:
             if job_id == "bad":
                 raise ValueError
             if job_id == "odd":
                 lowq.current().bury(job_id)
 
+    def last(name: str) -> float | None:
+        return next(iter(values(graphite, f"queues.shop_orders.{name}")[-1:]), None)
+
     node = lowq.Node(app, threads=2)
     node.start()
     try:
         work.perform_async([{"id": job_id} for job_id in ("a", "b", "c", "bad", "odd")])
-        until(lambda: values(graphite, "queues.shop_orders.processed")[-1:] == [3], "all that finished")
-        until(lambda: values(graphite, "queues.shop_orders.failed")[-1:] == [1], "the one that failed")
-        until(lambda: values(graphite, "queues.shop_orders.buried")[-1:] == [2], "that and the one that was buried")
-        until(lambda: values(graphite, "queues.shop_orders.shards")[-1:] == [3], "the shards")
-        until(lambda: values(graphite, "queues.shop_orders.lag")[-1:] == [0], "the lag")
+        # Buried are the one that failed and the one that the handler buried.
+        expected = {"processed": 3, "failed": 1, "buried": 2, "shards": 3, "lag": 0}
+        until(lambda: {name: last(name) for name in expected} == expected, "all figures")
+        work.perform_async([{"id": number} for number in range(20)])
+        until(lambda: len(ended) == 25, "all jobs")
     finally:
         assert node.stop()
+    until(lambda: last("processed") == 23, "the last lines")
     assert values(graphite, "threads")[-1] == 2
     counted = values(graphite, "queues.shop_orders.processed")
     assert counted == sorted(counted)
-
-
-def test_a_node_sends_its_last_figures_when_it_stops(make_app: MakeApp, graphite: Receiver) -> None:
-    app = make_app(graphite=f"127.0.0.1:{graphite.port}")
-    performed: list[str] = []
-
-    @app.worker(queue_name="orders", shards_count=1)
-    async def work(payloads_by_id: dict[str, list[Any]]) -> None:
-        performed.extend(payloads_by_id)
-
-    node = lowq.Node(app)
-    node.start()
-    try:
-        until(lambda: values(graphite, "tasks_busy"), "the first lines")
-        work.perform_async([{"id": number} for number in range(20)])
-        until(lambda: len(performed) == 20, "all jobs")
-    finally:
-        assert node.stop()
-    until(lambda: values(graphite, "queues.orders.processed")[-1:] == [20], "the last lines")
 
 
 def test_a_node_works_while_graphite_hangs_and_while_it_is_away(make_app: MakeApp) -> None:

@@ -6,15 +6,14 @@ import pytest
 
 import lowq
 from lowq.broker.inflow import Inflow
-from lowq.metrics.counters import BOUNDS, Counted, record_call
-from lowq.store.keys import history_key, shard_prefix
+from lowq.store.keys import shard_prefix
 from tests.contract.support import NOW, emptied_app
+from tests.recorded import record
 from tests.rows import case
 
 START = NOW // 600 * 600
 #: When 5 minutes since then are over and all nodes have reported.
 END = START + 306
-NOTHING = Counted(0, 0, 0.0, (0,) * (len(BOUNDS) + 1))
 
 
 @pytest.fixture
@@ -23,11 +22,9 @@ def store_url() -> str:
     return f"memory://{uuid.uuid4().hex}"
 
 
-def record(app: lowq.Lowq, pushed: int, processed: int, change: int, queue: str = "Orders") -> None:
+def work(app: lowq.Lowq, pushed: int, processed: int, change: int) -> None:
     """What a node has recorded in the five minutes."""
-    key, after = history_key("lowq", queue), NOTHING._replace(processed=processed)
-    call = record_call(key, NOTHING, after, 299.0, 0.0, START + 299, Inflow(pushed, change))
-    assert app.client.run(call.script, call.key, *call.args) == 1
+    record(app, "Orders", START + 299, processed, seconds=299.0, inflow=Inflow(pushed, change))
 
 
 def push(app: lowq.Lowq, count: int, *, is_worked: bool = True) -> lowq.Queue:
@@ -36,18 +33,14 @@ def push(app: lowq.Lowq, count: int, *, is_worked: bool = True) -> lowq.Queue:
     queue.push({"id": f"later {number}", "perform_at": NOW + 86400} for number in range(5))
     queue.push({"id": number} for number in range(count))
     if is_worked:
-        app.client.command(
-            "SET",
-            shard_prefix("lowq", "Orders", 1) + "lease",
-            "somebody:1",
-            key=shard_prefix("lowq", "Orders", 1) + "lease",
-        )
+        lease = shard_prefix("lowq", "Orders", 1) + "lease"
+        app.client.command("SET", lease, "somebody:1", key=lease)
     return queue
 
 
 def test_a_backlog_that_shrinks_is_gone_after_a_while(app: lowq.Lowq) -> None:
     queue = push(app, 200)
-    record(app, pushed=3000, processed=150, change=-15)
+    work(app, pushed=3000, processed=150, change=-15)
     found = queue.forecast(now=END)
     assert found.backlog == 200, "what is scheduled for later is none"
     assert found.pushed_rate == pytest.approx(10.0), "payloads: most were merged"
@@ -58,7 +51,7 @@ def test_a_backlog_that_shrinks_is_gone_after_a_while(app: lowq.Lowq) -> None:
 
 def test_a_backlog_that_grows_has_no_end(app: lowq.Lowq) -> None:
     queue = push(app, 200)
-    record(app, pushed=3900, processed=300, change=3600)
+    work(app, pushed=3900, processed=300, change=3600)
     found = queue.forecast(now=END)
     assert found.growing_rate == pytest.approx(12.0)
     assert (found.drain_seconds, found.text) == (None, "growing by 12/s")
@@ -68,7 +61,7 @@ def test_no_backlog_is_empty_whoever_works_it(app: lowq.Lowq) -> None:
     queue = push(app, 0, is_worked=False)
     assert (queue.forecast(now=END).drain_seconds, queue.forecast(now=END).text) == (0.0, "empty")
     push(app, 0)
-    record(app, pushed=300, processed=300, change=0)
+    work(app, pushed=300, processed=300, change=0)
     found = queue.forecast(now=END)
     assert (found.drain_seconds, found.text) == (0.0, "empty")
     assert found.performed_rate == pytest.approx(1.0)
@@ -76,7 +69,7 @@ def test_no_backlog_is_empty_whoever_works_it(app: lowq.Lowq) -> None:
 
 def test_without_a_node_nothing_is_known(app: lowq.Lowq) -> None:
     queue = push(app, 200, is_worked=False)
-    record(app, pushed=0, processed=150, change=-150)  # it has left since
+    work(app, pushed=0, processed=150, change=-150)  # it has left since
     assert queue.forecast(now=END) == lowq.Forecast(200, None, None, None, None, is_worked=False)
     assert queue.forecast(now=END).text == "no node works it"
 
@@ -99,7 +92,7 @@ def test_what_becomes_of_a_backlog(store_url: str) -> None:
     for processed, change, drain_seconds, text in rows:
         with case(processed, change), emptied_app(store_url) as app:
             queue = push(app, 200)
-            record(app, pushed=0, processed=processed, change=change)
+            work(app, pushed=0, processed=processed, change=change)
             found = queue.forecast(now=END)
             assert found.text == text
             assert found.growing_rate == 0.0

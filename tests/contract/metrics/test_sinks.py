@@ -2,6 +2,7 @@
 
 import logging
 import socket
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -30,20 +31,23 @@ def numbered(start: int, stop: int) -> list[bytes]:
     return [b"lowq.figure %d 1800000000" % number for number in range(start, stop)]
 
 
-def events(caplog: pytest.LogCaptureFixture, *sinks: Sink) -> list[str]:
-    """What the log says of these: the threads of those of the test before may be there a moment longer."""
-    return [
-        record.event
-        for record in caplog.records
-        if hasattr(record, "event") and any(sink._name in record.getMessage() for sink in sinks)
-    ]
+def events(caplog: pytest.LogCaptureFixture, *places: object) -> list[str]:
+    """What the log says of these ports or hosts: threads of the test before may be there a moment longer."""
+    told = [record for record in caplog.records if any(str(place) in record.getMessage() for place in places)]
+    return [record.event for record in told if hasattr(record, "event")]
 
 
-def test_lines_arrive_in_order(sinks: list[Sink]) -> None:
+def senders() -> set[threading.Thread]:
+    return {thread for thread in threading.enumerate() if thread.name == "lowq-metrics-send"}
+
+
+def test_lines_arrive_in_order_and_who_flushes_waits_for_that(sinks: list[Sink]) -> None:
     with Receiver() as receiver:
         sink = graphite(sinks, receiver.port)
+        assert sink.flush(NEVER)
         sink.put(numbered(0, 500))
         sink.put(numbered(500, 700))
+        assert sink.flush(NEVER)
         until(lambda: receiver.lines == numbered(0, 700), "all lines")
 
 
@@ -58,7 +62,7 @@ def test_a_connection_that_the_other_side_closed_is_made_anew_and_no_line_gets_l
         sink.put(numbered(3, 6))
         until(lambda: set(receiver.lines) == set(numbered(0, 6)), "the lines behind them")
         assert len(receiver.connections) == 1
-    assert events(caplog, sink) == [], "nothing was wrong"
+    assert events(caplog, receiver.port) == [], "nothing was wrong"
 
 
 def test_what_gathers_while_nobody_listens_is_sent_later_and_both_is_logged_once(
@@ -67,12 +71,12 @@ def test_what_gathers_while_nobody_listens_is_sent_later_and_both_is_logged_once
     receiver = Receiver()
     sink = graphite(sinks, receiver.port)
     sink.put(numbered(0, 5))
-    until(lambda: "metrics_away" in events(caplog, sink), "the log says so")
+    until(lambda: "metrics_away" in events(caplog, receiver.port), "the log says so")
     sink.put(numbered(5, 10))
     with receiver:
         until(lambda: receiver.lines == numbered(0, 10), "all lines")
-        until(lambda: "metrics_back" in events(caplog, sink), "the log says so")
-    assert events(caplog, sink) == ["metrics_away", "metrics_back"]
+        until(lambda: "metrics_back" in events(caplog, receiver.port), "the log says so")
+    assert events(caplog, receiver.port) == ["metrics_away", "metrics_back"]
     assert f"Graphite at tcp://127.0.0.1:{receiver.port} can't be reached" in caplog.text
 
 
@@ -94,49 +98,43 @@ def test_one_that_accepts_and_never_reads_keeps_nobody_waiting(
         sink = graphite(sinks, receiver.port, max_lines=100, timeout=0.05)
         for _ in range(3):
             sink.put(large)
-        until(lambda: "metrics_away" in events(caplog, sink), "the log says so")
+        until(lambda: "metrics_away" in events(caplog, receiver.port), "the log says so")
         until(lambda: len(receiver.connections) > 1, "another attempt")
         assert sink.dropped > 0
-        assert events(caplog, sink) == ["metrics_away"]
+        assert events(caplog, receiver.port) == ["metrics_away"]
 
 
 def test_a_host_that_does_not_exist_is_said_once(sinks: list[Sink], caplog: pytest.LogCaptureFixture) -> None:
-    for host in ("nowhere.invalid", "x" * 70):  # the second is no name at all
-        sink = Sink("StatsD", Address("udp", host, 8125))
-        sinks.append(sink)
-        sink.put(numbered(0, 1))
-    until(lambda: len(events(caplog, *sinks)) == 2, "the log says so of both")
+    hosts = "nowhere.invalid", "x" * 70  # the second is no name at all
+    for host in hosts:
+        sinks.append(Sink("StatsD", Address("udp", host, 8125)))
+        sinks[-1].put(numbered(0, 1))
+    until(lambda: len(events(caplog, *hosts)) == 2, "the log says so of both")
 
 
-def test_who_flushes_waits_until_all_is_sent(sinks: list[Sink]) -> None:
-    with Receiver() as receiver:
-        sink = graphite(sinks, receiver.port)
-        assert sink.flush(60)
-        sink.put(numbered(0, 100))
-        assert sink.flush(60)
-        until(lambda: receiver.lines == numbered(0, 100), "all lines")
-
-
-def test_who_flushes_does_not_wait_for_one_that_is_away(sinks: list[Sink], caplog: pytest.LogCaptureFixture) -> None:
-    receiver = Receiver()
+def test_who_flushes_does_not_wait_for_one_that_is_away_and_what_is_closed_sends_no_more(
+    sinks: list[Sink], caplog: pytest.LogCaptureFixture
+) -> None:
+    receiver, before = Receiver(), senders()
     sink = graphite(sinks, receiver.port)
     sink.put(numbered(0, 1))
     assert not sink.flush(NEVER)
-    until(lambda: events(caplog, sink) == ["metrics_away"], "the log says why")
+    until(lambda: events(caplog, receiver.port) == ["metrics_away"], "the log says why")
     sink.close()
-    until(lambda: sink._thread is None, "the end of its thread")
+    until(lambda: senders() <= before, "the end of its thread")
     sink.put(numbered(0, 1))
-    assert sink._thread is None
+    assert senders() <= before
     receiver.close()
 
 
 def test_without_lines_the_thread_ends_and_comes_back(sinks: list[Sink], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lowq.metrics.sinks.IDLE_SECONDS", 0.01)
+    before = senders()
     with Receiver() as receiver:
         sink = graphite(sinks, receiver.port)
         for number in range(3):
             sink.put(numbered(number, number + 1))
-            until(lambda: sink._thread is None, "its end")
+            until(lambda: senders() <= before, "its end")
         until(lambda: receiver.lines == numbered(0, 3), "all lines")
 
 
@@ -165,15 +163,16 @@ def test_datagrams_to_a_port_where_nobody_listens_are_no_error(
         reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         reserved.bind(("127.0.0.1", 0))
         reserved.connect(("127.0.0.1", 1))
-        sink = Sink("StatsD", Address("udp", "127.0.0.1", reserved.getsockname()[1]))
+        port = reserved.getsockname()[1]
+        sink = Sink("StatsD", Address("udp", "127.0.0.1", port))
         sinks.append(sink)
         for number in range(20):
             sink.put(numbered(number, number + 1))
-            until(lambda: not sink._lines, "it is sent")
+            assert sink.flush(NEVER)
         receiver.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         receiver.bind(reserved.getsockname())
         receiver.settimeout(60)
         sink.put([b"here"])
         while receiver.recv(65536) != b"here\n":
             pass
-    assert events(caplog, sink) == []
+    assert events(caplog, port) == []

@@ -1,46 +1,26 @@
 """How long jobs wait and are performed, over time, and which took longest: as nodes record it."""
 
+import math
+
 import pytest
 
 import lowq
-from lowq.metrics.counters import BOUNDS, TIMES_RINGS, WAIT_BOUNDS, Counted, record_call
+from lowq.metrics.counters import BOUNDS, TIMES_RINGS, WAIT_BOUNDS
 from lowq.metrics.slowest import MOST, SLOTS, STRETCH, EndedBatch
 from lowq.store.keys import history_key
 from tests.contract.support import NOW
+from tests.recorded import record
 from tests.rows import case
 from tests.tiers import real_redis_often
 
 #: The beginning of a stretch of every span.
 START = NOW // 28800 * 28800
 KEY = history_key("lowq", "Orders")
-NOTHING = Counted(0, 0, 0.0, (0,) * (len(BOUNDS) + 1))
 
 
 @pytest.fixture
 def queue(app: lowq.Lowq) -> lowq.Queue:
     return app.queue("Orders", 3)
-
-
-def counts(bounds: tuple[float, ...], found: dict[float, int]) -> tuple[int, ...]:
-    return tuple(found.get(bound, 0) for bound in (*bounds, float("inf")))
-
-
-def record(
-    app: lowq.Lowq,
-    now: float,
-    *,
-    waits: dict[float, int] | None = None,
-    runs: dict[float, int] | None = None,
-    slow: list[tuple[float, EndedBatch]] | None = None,
-) -> None:
-    """What a node has counted: bound -> how many."""
-    after = NOTHING._replace(lengths=counts(BOUNDS, runs or {}))
-    if waits is not None:
-        after = after._replace(
-            waits=counts(WAIT_BOUNDS, waits), waited=sum(bound * n for bound, n in waits.items() if bound < 1e9)
-        )
-    call = record_call(KEY, NOTHING, after, 5.0, None, now, slow=slow or ())
-    assert app.client.run(call.script, call.key, *call.args) == 1
 
 
 def batch(name: str, seconds: float, ids_count: int = 1, shard: int = 2) -> EndedBatch:
@@ -52,9 +32,9 @@ def told(histogram: lowq.Histogram) -> dict[float, int]:
 
 
 def test_what_several_nodes_counted_is_added_up_stretch_by_stretch(app: lowq.Lowq, queue: lowq.Queue) -> None:
-    record(app, START + 5, waits={0.1: 10, 86400.0: 1}, runs={0.5: 3})
-    record(app, START + 59, waits={0.1: 5, float("inf"): 1}, runs={0.5: 1, float("inf"): 2})
-    record(app, START + 60, runs={0.001: 7})
+    record(app, "Orders", START + 5, waits={0.1: 10, 86400.0: 1}, runs={0.5: 3})
+    record(app, "Orders", START + 59, waits={0.1: 5, float("inf"): 1}, runs={0.5: 1, float("inf"): 2})
+    record(app, "Orders", START + 60, runs={0.001: 7})
     found = queue.times("hour", now=START + 119)
     assert (found.span, found.step, len(found.stretches)) == ("hour", 60, 60)
     before, first, second = found.stretches[-3:]
@@ -68,7 +48,7 @@ def test_what_several_nodes_counted_is_added_up_stretch_by_stretch(app: lowq.Low
 
 
 def test_percentiles_are_upper_bounds(app: lowq.Lowq, queue: lowq.Queue) -> None:
-    record(app, START, runs={0.01: 50, 0.5: 45, 10.0: 4, float("inf"): 1})
+    record(app, "Orders", START, runs={0.01: 50, 0.5: 45, 10.0: 4, float("inf"): 1})
     run = queue.times(now=START).run
     assert [run.percentile(share) for share in (0.5, 0.95, 0.99, 1.0)] == [0.01, 0.5, 10.0, float("inf")]
     assert queue.times(now=START).wait.percentile(0.99) == 0.0, "there were none"
@@ -78,24 +58,24 @@ def test_a_ring_forgets_what_is_older_than_its_span(app: lowq.Lowq, queue: lowq.
     for span, (width, slots) in TIMES_RINGS.items():
         with case(span):
             app.client.command("DEL", KEY)
-            record(app, START + 1, waits={1.0: 10})
+            record(app, "Orders", START + 1, waits={1.0: 10})
             assert told(queue.times(span, now=START + 1).wait) == {1.0: 10}
             assert told(queue.times(span, now=START + slots * width).wait) == {}
             # The same slot, one turn later: not added to what is there.
-            record(app, START + slots * width + 1, waits={1.0: 2})
+            record(app, "Orders", START + slots * width + 1, waits={1.0: 2})
             assert told(queue.times(span, now=START + slots * width + 2).wait) == {1.0: 2}
 
 
 def test_the_totals_are_those_of_all_times(app: lowq.Lowq, queue: lowq.Queue) -> None:
-    record(app, START, waits={0.25: 4, 7200.0: 1}, runs={0.5: 1})
-    record(app, START + 40 * 86400, waits={0.25: 4})
-    found = queue.wait_times()
-    assert (found.count, round(found.seconds, 6), told(found)) == (9, 7202.0, {0.25: 8, 7200.0: 1})
-    assert queue.perform_times().count == 1
+    record(app, "Orders", START, waits={0.25: 4, 7200.0: 1}, waited=7201.0, runs={0.5: 1}, run_seconds=0.4)
+    record(app, "Orders", START + 40 * 86400, waits={0.25: 4}, waited=1.0, runs={math.inf: 2}, run_seconds=800.0)
+    waits, runs = queue.wait_times(), queue.perform_times()
+    assert (waits.count, round(waits.seconds, 6), told(waits)) == (9, 7202.0, {0.25: 8, 7200.0: 1})
+    assert (runs.count, round(runs.seconds, 6), told(runs)) == (3, 800.4, {0.5: 1, math.inf: 2})
 
 
 def test_nothing_is_recorded_of_a_queue_without_work(app: lowq.Lowq, queue: lowq.Queue) -> None:
-    record(app, START)
+    record(app, "Orders", START)
     names = app.client.command("HKEYS", KEY, key=KEY)
     assert not [name for name in names if name.startswith((b"times", b"slow", b"wait"))]
     assert queue.slowest(now=START) == []
@@ -109,7 +89,7 @@ def test_times_are_bounded_however_long_a_queue_is_worked(app: lowq.Lowq, queue:
     every = dict.fromkeys((*WAIT_BOUNDS, float("inf")), 10**9)
     runs = dict.fromkeys((*BOUNDS, float("inf")), 10**9)
     for number in range(0, 35 * 86400, 3000):
-        record(app, START + number, waits=every, runs=runs)
+        record(app, "Orders", START + number, waits=every, runs=runs)
     values = dict(zip(*[iter(app.client.command("HGETALL", KEY, key=KEY))] * 2, strict=True))
     times = [value for name, value in values.items() if name.startswith(b"times:")]
     assert len(times) <= 60 + 96 + 90
@@ -118,25 +98,30 @@ def test_times_are_bounded_however_long_a_queue_is_worked(app: lowq.Lowq, queue:
 
 
 def test_the_slowest_of_the_last_hour_come_first(app: lowq.Lowq, queue: lowq.Queue) -> None:
-    record(app, START, slow=[(2.0, batch("a", 1.5)), (1.0, batch("b\n1 2", 80.25, 100, 0))])
-    record(app, START + 10, slow=[(0.0, batch("a", 3.0)), (0.0, batch("b\n1 2", 1.0))])
+    record(app, "Orders", START, slow=[(2.0, batch("a", 1.5)), (1.0, batch("b\n1 2", 80.25, 100, 0))])
+    record(app, "Orders", START + 10, slow=[(0.0, batch("a", 3.0)), (0.0, batch("b\n1 2", 1.0))])
     found = queue.slowest(now=START + 20)
     assert found == [
         lowq.SlowBatch("b\n1 2", 100, 0, 80.25, START - 1.0), lowq.SlowBatch("a", 1, 2, 3.0, START + 10.0)
     ]  # fmt: skip
     assert [item.id for item in queue.slowest(now=START + 3601)] == ["a"]
-    record(app, START + 7200, slow=[(0.0, batch("c", 0.5))])
+    record(app, "Orders", START + 7200, slow=[(0.0, batch("c", 0.5))])
     assert [item.id for item in queue.slowest(now=START + 7200)] == ["c"]
 
 
 @real_redis_often
 def test_of_many_slow_batches_the_slowest_are_kept(app: lowq.Lowq, queue: lowq.Queue) -> None:
     for number in range(100):
-        record(app, START + number, slow=[(0.0, batch(f"id {number}", float(number % 50)))])
+        record(app, "Orders", START + number, slow=[(0.0, batch(f"id {number}", float(number % 50)))])
     found = queue.slowest(now=START + 100)
     assert [item.seconds for item in found] == sorted([float(n) for n in range(40, 50)] * 2, reverse=True)
     for number in range(100):
-        record(app, START + 300 * number, slow=[(0.0, batch(f"{i}", 1.0 + number)) for i in range(number % MOST + 1)])
+        record(
+            app,
+            "Orders",
+            START + 300 * number,
+            slow=[(0.0, batch(f"{i}", 1.0 + number)) for i in range(number % MOST + 1)],
+        )
     fields = [name for name in app.client.command("HKEYS", KEY, key=KEY) if name.startswith(b"slow")]
     assert len(fields) <= MOST * SLOTS
     assert len(queue.slowest(now=START + 300 * 99)) == MOST
@@ -145,9 +130,9 @@ def test_of_many_slow_batches_the_slowest_are_kept(app: lowq.Lowq, queue: lowq.Q
 def test_what_was_slower_does_not_hide_the_others_once_it_is_older_than_an_hour(
     app: lowq.Lowq, queue: lowq.Queue
 ) -> None:
-    record(app, START, slow=[(0.0, batch(f"outage {number}", 100.0)) for number in range(MOST)])
-    record(app, START + 1800, slow=[(0.0, batch("a", 50.0))])
-    record(app, START + 3000, slow=[(0.0, batch("outage 1", 2.0))])
+    record(app, "Orders", START, slow=[(0.0, batch(f"outage {number}", 100.0)) for number in range(MOST)])
+    record(app, "Orders", START + 1800, slow=[(0.0, batch("a", 50.0))])
+    record(app, "Orders", START + 3000, slow=[(0.0, batch("outage 1", 2.0))])
     assert {item.seconds for item in queue.slowest(now=START + 3000)} == {100.0}
     assert len(queue.slowest(now=START + 3000)) == MOST
     assert [(item.id, item.seconds) for item in queue.slowest(now=START + 3601)] == [("a", 50.0), ("outage 1", 2.0)]
@@ -157,15 +142,15 @@ def test_batches_of_another_time_are_not_of_the_last_hour(app: lowq.Lowq, queue:
     for at in (START - 86400, START + 86400):
         with case(at):
             app.client.command("DEL", KEY)
-            record(app, at, slow=[(0.0, batch("by a clock that was set", 50.0))])
+            record(app, "Orders", at, slow=[(0.0, batch("by a clock that was set", 50.0))])
             assert queue.slowest(now=START) == []
-            record(app, START, slow=[(0.0, batch("a", 1.0))])
+            record(app, "Orders", START, slow=[(0.0, batch("a", 1.0))])
             assert [item.id for item in queue.slowest(now=START)] == ["a"]
 
 
 def test_ids_of_any_bytes_are_told(app: lowq.Lowq, queue: lowq.Queue) -> None:
     odd = b"\xff \x00'\"".decode("utf-8", "surrogateescape")
-    record(app, START, slow=[(0.0, batch(odd, 1.0)), (0.0, batch("", 2.0))])
+    record(app, "Orders", START, slow=[(0.0, batch(odd, 1.0)), (0.0, batch("", 2.0))])
     assert [item.id for item in queue.slowest(now=START)] == ["", odd]
 
 
@@ -180,7 +165,7 @@ def test_what_somebody_has_written_is_left_out(app: lowq.Lowq, queue: lowq.Queue
             field, raw = f"slow:{int(START // STRETCH) % SLOTS}:0", written.replace(b"{}", b"%d" % START)
             app.client.command("HSET", KEY, field, raw, key=KEY)
             assert queue.slowest(now=START) == []
-            record(app, START, slow=[(0.0, batch("a", 1.0))])
+            record(app, "Orders", START, slow=[(0.0, batch("a", 1.0))])
             assert [item.id for item in queue.slowest(now=START)][-1] == "a"
 
 
@@ -196,5 +181,5 @@ def test_a_stretch_that_somebody_has_written_costs_only_itself(app: lowq.Lowq, q
             field, raw = f"times:60:{number % 60}", written.replace(b"{}", b"%d" % number)
             app.client.command("HSET", KEY, field, raw, key=KEY)
             assert told(queue.times(now=START).run) == runs
-            record(app, START, runs={1.0: 1})
+            record(app, "Orders", START, runs={1.0: 1})
             assert queue.times(now=START).run.count >= 1

@@ -1,14 +1,20 @@
 """What a node counts of its performs, and what it tells of them with each heartbeat."""
 
+import pytest
+
 from lowq.broker.inflow import Inflow, ShardInflow
-from lowq.metrics.counters import BOUNDS, Recorder, Tally, bucket_of, count
+from lowq.metrics.counters import BOUNDS, Recorder, Tally, bucket_of
 from lowq.metrics.slowest import EndedBatch
 from lowq.store import Call
 
 
+def words(call: Call) -> list[str]:
+    return [str(arg) for arg in call.args]
+
+
 def performs(call: Call) -> dict[int, int]:
     """Bucket -> how many, of a call of `record`."""
-    args = [str(arg) for arg in call.args]
+    args = words(call)
     tail = args[12 + 2 * int(args[11]) :]
     return {int(index): int(number) for index, number in zip(tail[::2], tail[1::2], strict=True)}
 
@@ -22,57 +28,34 @@ def add(tally: Tally, processed: int, failed: int, seconds: float) -> None:
 
 
 def test_a_perform_counts_in_the_first_bucket_that_is_not_shorter() -> None:
-    tally = Tally()
-    for seconds in (0.0, BOUNDS[0], BOUNDS[0] * 1.01, BOUNDS[-1], BOUNDS[-1] + 1):
-        add(tally, 1, 0, seconds)
-    lengths = dict(enumerate(tally.lengths))
-    assert {index: number for index, number in lengths.items() if number} == {
-        0: 2,
-        1: 1,
-        len(BOUNDS) - 1: 1,
-        len(BOUNDS): 1,
-    }
+    for seconds, bucket in (
+        (0.0, 0), (BOUNDS[0], 0), (BOUNDS[0] * 1.01, 1), (BOUNDS[-1], len(BOUNDS) - 1), (BOUNDS[-1] + 1, len(BOUNDS)),
+    ):  # fmt: skip
+        assert bucket_of(seconds) == bucket
 
 
-def test_counts_are_summed_over_threads_and_nothing_is_nothing() -> None:
-    first, second = Tally(), Tally()
-    add(first, 3, 0, 0.5)
-    add(second, 0, 1, 0.25)
-    assert count([first, second])[:3] == (3, 1, 0.75)
-    assert count([])[:3] == (0, 0, 0.0)
-
-
-def test_each_word_tells_what_happened_since_the_last_one() -> None:
-    tally, clock = Tally(), iter([100.0, 105.0, 110.0, 112.5])
-    recorder = Recorder("lowq", {"Orders": [tally]}, lambda _: 7.5, clock=lambda: next(clock))
-    add(tally, 10, 1, 0.2)
+def test_each_word_tells_what_all_threads_have_counted_since_the_last_one() -> None:
+    first, second, clock = Tally(), Tally(), iter([100.0, 105.0, 110.0, 112.5])
+    lags, inflows = iter([7.5, None, 0.0]), iter([None, Inflow(30, -4), None])
+    recorder = Recorder(
+        "lowq", {"Orders": [first, second]}, lambda _: next(lags), clock=lambda: next(clock),
+        take_inflow=lambda _: next(inflows),
+    )  # fmt: skip
+    add(first, 7, 1, 0.2)
+    add(second, 3, 0, 0.1)
     (call,) = recorder()
     assert (call.script, call.key) == ("count", "lowq:v1:history:Orders")
-    assert [str(arg) for arg in call.args[:6]] == ["", "5.0", "10", "1", "7.5", "0.2"]
-    assert performs(call) == {7: 1}
+    assert words(call)[:5] == ["", "5.0", "10", "1", "7.5"]
+    assert float(words(call)[5]) == pytest.approx(0.3)
+    assert (words(call)[7], performs(call)) == ("", {6: 1, 7: 1})
 
     (call,) = recorder()
-    assert [str(arg) for arg in call.args[:6]] == ["", "5.0", "0", "0", "7.5", "0.0"]
-    assert performs(call) == {}
+    assert words(call)[1:6] == ["5.0", "0", "0", "", "0.0"], "a lag that is not known is not none at all"
+    assert (words(call)[7], performs(call)) == ("30 -4 10 60", {})
 
-    add(tally, 4, 0, 0.0)
+    add(first, 4, 0, 0.0)
     (call,) = recorder()
-    assert [str(arg) for arg in call.args[1:4]] == ["2.5", "4", "0"]
-
-
-def test_a_lag_that_is_not_known_is_not_told_as_none_at_all() -> None:
-    clock = iter([100.0, 105.0])
-    recorder = Recorder("lowq", {"Orders": [Tally()]}, lambda _: None, clock=lambda: next(clock))
-    (call,) = recorder()
-    assert str(call.args[4]) == ""
-
-
-def test_what_came_in_goes_along_when_it_is_known() -> None:
-    clock, inflows = iter([100.0, 105.0, 110.0]), iter([None, Inflow(30, -4)])
-    recorder = Recorder(
-        "lowq", {"Orders": [Tally()]}, lambda _: None, clock=lambda: next(clock), take_inflow=lambda _: next(inflows)
-    )
-    assert [str(call.args[7]) for call in (*recorder(), *recorder())] == ["", "30 -4 10 60"]
+    assert words(call)[1:4] == ["2.5", "4", "0"]
 
 
 def test_slow_batches_go_along_until_redis_has_them() -> None:
