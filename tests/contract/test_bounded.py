@@ -47,9 +47,9 @@ for first = 0, 99999, 1000 do
 end
 """
 
-#: Adds members "<head><number><tail>" to a sorted set: a hundred thousand at a time, all with one score.
+#: Adds members "<head><number><tail>" to a sorted set: ten thousand at a time, all with one score.
 FILL = """
-for first = tonumber(ARGV[2]), tonumber(ARGV[2]) + 99999, 1000 do
+for first = tonumber(ARGV[2]), tonumber(ARGV[2]) + 9999, 1000 do
   local pairs_ = {}
   for i = first, first + 999 do
     pairs_[#pairs_ + 1] = ARGV[1]
@@ -85,7 +85,7 @@ def queue(app: Lowq) -> Queue:
 
 
 def fill(app: Lowq, key: str, score: float, head: str, tail: str, count: int = MILLION, prefix: str = PREFIX) -> None:
-    for first in range(0, count, 100_000):
+    for first in range(0, count, 10_000):
         app.client.command("EVAL", FILL, 1, prefix + key, repr(score), first, head, tail)
 
 

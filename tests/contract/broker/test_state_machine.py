@@ -263,9 +263,9 @@ class ShardMachine(RuleBasedStateMachine):
 
     @invariant()
     def the_doctor_finds_nothing(self) -> None:
-        """Nothing that a transition leaves behind looks like damage. At every third step: it takes a dozen calls."""
+        """Nothing that a transition leaves behind looks like damage. At every sixth step: it takes a dozen calls."""
         self.steps += 1
-        if self.steps % 3:
+        if self.steps % 6:
             return
         rig = self.rig
         place = Place(rig.queue, rig.index)
@@ -776,7 +776,7 @@ def run_machine(store_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cal
 
 
 #: Stories of `make test`, and of `make test-slow`.
-SHORT, DEEP = 50, 1500
+SHORT, DEEP = 50, 500
 #: Stories in which a bug is looked for, at most: the first that shows it is the last. Which one that is depends on what
 #: the process has imported before, so there are many more than usual.
 SEARCH = 1000
