@@ -5,18 +5,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "crawler.py"
 
 
-@pytest.mark.parametrize("store", ["memory", "redis"])
-def test_each_page_is_fetched_once_and_no_site_gets_two_requests_at_once(
-    store: str, request: pytest.FixtureRequest
-) -> None:
-    url = "memory://" if store == "memory" else request.getfixturevalue("redis_url")
+def test_each_page_is_fetched_once_and_no_site_gets_two_requests_at_once(redis_url: str) -> None:
     done = subprocess.run(
-        [sys.executable, str(EXAMPLE)], env={**os.environ, "LOWQ_REDIS_URL": url}, capture_output=True, text=True,
+        [sys.executable, str(EXAMPLE)], env={**os.environ, "LOWQ_REDIS_URL": redis_url}, capture_output=True, text=True,
         timeout=90, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr

@@ -1,4 +1,4 @@
-"""The documentation is true: its Python runs, its commands work, its tables say what the code says, its links exist.
+"""The documentation is true: its Python runs, its commands work, its links exist.
 
 A block of Python stands below one of two lines. ``<!-- run: NAME -->``: all blocks of a page with that NAME run one
 after the other in a process of their own, with an empty embedded store. A line ``expression  # -> value`` must have
@@ -7,8 +7,6 @@ these names would give. ``<!-- file: PATH -->``: the block is a
 file of an application, which test_recipes.py runs.
 """
 
-import ast
-import inspect
 import os
 import re
 import shlex
@@ -26,10 +24,6 @@ from starlette.testclient import TestClient
 import lowq
 import lowq_web
 from lowq.cli import main
-from lowq.doctor import CODES, KINDS, server
-from lowq.settings import Config
-from lowq.store.scripts import load_scripts
-from lowq.workers import Worker, WorkerOptions
 from tests.rows import case
 from tests.waiting import until
 
@@ -240,99 +234,6 @@ def test_the_commands_work_one_after_the_other_after_the_first_worker(redis_url:
     subprocess.run([sys.executable, "examples/orders.py"], cwd=ROOT, env=surroundings, check=True, timeout=120)
     ran = shell(lines, surroundings, tmp_path)
     assert ran.stdout.splitlines()[-1].startswith("OrderSync: removed, with ")
-
-
-# --- tables --------------------------------------------------------------------------------------------------
-
-
-def rows(page: str, heading: str) -> dict[str, list[str]]:
-    """The table below a heading of a page: the name in its first column -> the other cells."""
-    text = re.split(rf"^##? {heading}\n", TEXTS[f"docs/{page}"], maxsplit=1, flags=re.MULTILINE)[1].split("\n## ", 1)[0]
-    cells = [[cell.strip() for cell in line[1:-1].split("|")] for line in text.splitlines() if line[:1] == "|"]
-    return {row[0].strip("`"): row[1:] for row in cells[2:]}
-
-
-SETTINGS = [name for name in Config.__annotations__ if not name.startswith("_")]
-
-
-def test_the_table_of_settings_names_all_of_them_in_order() -> None:
-    assert list(rows("settings.md", "Settings")) == SETTINGS
-
-
-def test_a_setting_has_the_default_that_the_table_shows(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in SETTINGS:
-        with case(name), monkeypatch.context() as patch:
-            patch.delenv(f"LOWQ_{name.upper()}", raising=False)
-            default = getattr(Config(), name)
-            shown = rows("settings.md", "Settings")[name][0]
-            if callable(default):
-                assert "`" not in shown, "what a callable does is told in words"
-            else:
-                assert ast.literal_eval(shown.strip("`")) == default
-
-
-def test_a_setting_is_read_from_the_environment_when_the_table_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in SETTINGS:
-        with case(name), monkeypatch.context() as patch:
-            variable = f"LOWQ_{name.upper()}"
-            patch.setenv(variable, "{ nonsense }")
-            shown = rows("settings.md", "Settings")[name][2]
-            if shown:
-                assert shown == f"`{variable}`"
-                with pytest.raises(lowq.ConfigError, match=variable):
-                    getattr(Config(), name)
-            else:
-                assert getattr(Config(), name) != "{ nonsense }"
-
-
-def test_the_table_of_worker_options_has_all_of_them_with_their_defaults() -> None:
-    table = rows("workers.md", "Worker options")
-    assert table.keys() == WorkerOptions.__annotations__.keys()
-    for name, (shown, _) in table.items():
-        if name == "queue_name":
-            assert shown == "the class's name"
-        else:
-            assert ast.literal_eval(shown.strip("`")) == getattr(Worker, name)
-
-
-def test_the_retry_table_follows_from_the_formula() -> None:
-    table = rows("failures.md", "How long retries take")
-    assert {"10", "14", "25"} <= table.keys()
-    for count, (shown,) in table.items():
-        # The mean of default_retry_in: of random(0..30) it is 15.
-        seconds = sum(n**4 + 15 + 15 * (n + 1) for n in range(int(count)))
-        assert shown == f"{seconds / 86400:.1f}"
-
-
-def test_the_design_page_has_every_script() -> None:
-    page = (DOCS / "design.md").read_text(encoding="utf-8")
-    for name in load_scripts():
-        assert f"| `{name}` |" in page, name
-
-
-def test_the_design_page_has_every_module_and_names_only_files_that_exist() -> None:
-    package = ROOT / "lowq"
-    modules = {path.relative_to(package).as_posix() for path in package.rglob("*.py") if not path.name.startswith("__")}
-    assert set(re.findall(r"^\| `([\w/]+\.py)` \|", TEXTS["docs/design.md"], re.MULTILINE)) == modules
-    named = set(re.findall(r"\b[\w/]+\.py\b", TEXTS["docs/design.md"]))
-    assert {name for name in named if not (package / name).exists() and not (ROOT / name).exists()} == set()
-
-
-def test_the_page_of_the_doctor_lists_every_finding() -> None:
-    page = (DOCS / "doctor.md").read_text(encoding="utf-8")
-    rows = {row[0].strip(" `"): [cell.strip() for cell in row[1:]] for row in re.findall(
-        r"^\| (`\w+`) \| (ok|warning|error) \| ([^|]*)(?:\| ([^|]*))?\|$", page, re.MULTILINE
-    )}  # fmt: skip
-    assert KINDS.keys() <= rows.keys()
-    for code, kind in KINDS.items():
-        severity, _, repair = rows[code]
-        assert severity == kind.severity, code
-        assert bool(repair and not re.match(r"no\b", repair)) == kind.repairable, code
-    of_servers = set(re.findall(r'^ +"(\w+)",$|Finding\("(\w+)"', inspect.getsource(server), re.MULTILINE))
-    codes = {name for pair in of_servers for name in pair if name} - {"ok", "warning", "error"}
-    assert codes <= rows.keys()
-    assert codes == server.CODES
-    assert rows.keys() == CODES
 
 
 # --- links ---------------------------------------------------------------------------------------------------
