@@ -13,14 +13,12 @@ import pydantic
 import pytest
 
 import lowq
-from lowq.broker.shard import shards_of
-from lowq.codec import dump_payload, load_payload
+from lowq.codec import load_payload
 from lowq.errors import ConfigError, JobError, PayloadError
-from lowq.sharding import shard_of
 from lowq.testing import adrain, drain, execution
 from tests.contract.support import emptied_app
 from tests.rows import case
-from tests.waiting import until
+from tests.waiting import PATIENCE, until
 
 #: No store sees of which type a payload is.
 pytestmark = pytest.mark.parametrize("store_url", ["redis"], indirect=True)
@@ -91,9 +89,8 @@ def worker(app: lowq.Lowq, kind: Any, seen: Seen | None = None, **options: Any) 
 
 def push_plain(app: lowq.Lowq, job_id: object, payload: Any, **options: Any) -> None:
     """As somebody does who does not know the type."""
-    other = lowq.Lowq(redis_url=app.config.redis_url)
-    other.queue("Orders", 5).push({"id": job_id, "payload": payload, **options})
-    other.close()
+    with closing(lowq.Lowq(redis_url=app.config.redis_url)) as other:
+        other.queue("Orders", 5).push({"id": job_id, "payload": payload, **options})
 
 
 #: Each kind of types, and a value of it.
@@ -109,17 +106,7 @@ VALUES: list[tuple[Any, Any]] = [
 
 
 class TestPush:
-    def test_handlers_get_what_was_pushed(self, store_url: str) -> None:
-        for kind, value in VALUES:
-            with case(kind, value), emptied_app(store_url) as app:
-                seen: Seen = []
-                made = worker(app, kind, seen)
-                assert made.push(1, value) == 1
-                assert drain(made).performed == 1
-                assert seen == [("1", [value])]
-                assert type(seen[0][1][0]) is type(value)
-
-    def test_every_way_to_push_writes_the_same(self, store_url: str) -> None:
+    def test_every_way_to_push_writes_the_same_and_handlers_get_the_value(self, store_url: str) -> None:
         async def push(made: type[lowq.Worker[Any]], value: Any) -> None:
             await made.apush(1, value)
             await made.aperform_async([{"id": 1, "payload": value}])
@@ -127,29 +114,32 @@ class TestPush:
 
         for kind, value in VALUES:
             with case(kind, value), emptied_app(store_url) as app:
-                made, job = worker(app, kind), {"id": 1, "payload": value}
-                made.push(1, value)
+                seen: Seen = []
+                made, job = worker(app, kind, seen), {"id": 1, "payload": value}
+                assert made.push(1, value) == 1
                 made.perform_async(job)
                 made.perform_async([job])
                 made.queue.push(1, value)
                 app.queue("Orders").push(1, value)
                 app.queue("Orders", made.shards_count).push(1, value)
                 asyncio.run(push(made, value))
-                found = made.queue.peek(1)
-                assert found is not None
-                assert found.payloads_count == 1
+                assert drain(made).performed == 1
+                assert seen == [("1", [value])]
+                assert type(seen[0][1][0]) is type(value)
 
     def test_what_is_not_of_the_type_is_refused_with_its_place_and_nothing_is_written(self, app: lowq.Lowq) -> None:
         made = worker(app, Order)
         wrong: Any = Order(2, lines=[Line(Decimal(1)), Line(Decimal(2)), Line("x")])  # type: ignore[arg-type]
         message = r"^queue 'Orders': job 42: the payload is no Order: .* - at `\$\.lines\[2\]\.price`$"
         pushes: list[Callable[[], object]] = [
-            lambda: made.push(42, wrong),
             lambda: made.perform_async([{"id": 1, "payload": Order(1)}, {"id": 42, "payload": wrong}]),
             lambda: made.perform_async(iter([{"id": 1, "payload": Order(1)}, {"id": 42, "payload": wrong}])),
             lambda: asyncio.run(made.apush(42, wrong)),
             lambda: asyncio.run(made.aperform_async([{"id": 42, "payload": wrong}])),
         ]
+        with pytest.raises(PayloadError, match=message):
+            made.push(42, wrong)
+        assert app.queues() == [], "not even made"
         for push in pushes:
             with pytest.raises(PayloadError, match=message):
                 push()
@@ -157,12 +147,6 @@ class TestPush:
         with pytest.raises(PayloadError, match=message):
             made.push(42, wrong)
         assert [job.id for job in made.queue.jobs().jobs] == ["1"]
-
-    def test_a_queue_that_nobody_has_used_is_not_made_by_a_wrong_push(self, app: lowq.Lowq) -> None:
-        made = worker(app, Order)
-        with pytest.raises(PayloadError):
-            made.push(1, {"version": "1"})
-        assert app.queues() == []
 
     def test_a_job_needs_a_payload(self, app: lowq.Lowq) -> None:
         made = worker(app, Order)
@@ -177,22 +161,15 @@ class TestPush:
                 push()
         assert app.queues() == []
 
-    def test_what_json_makes_of_a_value_is_taken_for_it(self, app: lowq.Lowq) -> None:
+    def test_json_is_taken_for_a_value_of_who_knows_the_type_and_who_does_not(self, app: lowq.Lowq) -> None:
+        """Keys in any order, as the encoder of untyped payloads sorts them as well."""
         seen: Seen = []
         made = worker(app, Order, seen)
         made.push(1, Order(1, NOON, [Line(Decimal("1.50"))]))
         made.push(1, {"version": 1, "at": "2026-05-01T14:00:00+02:00", "lines": [{"price": "1.50"}]})
+        push_plain(app, 1, {"lines": [{"price": "1.50"}], "version": 1, "at": "2026-05-01T12:00:00Z"})
         drain(made)
         assert seen == [("1", [Order(1, NOON, [Line(Decimal("1.50"))])])]
-
-    def test_who_only_knows_the_name_pushes_json(self, app: lowq.Lowq) -> None:
-        """Keys in any order, as the encoder of untyped payloads sorts them as well."""
-        seen: Seen = []
-        made = worker(app, Order, seen)
-        made.push(1, Order(1))
-        push_plain(app, 1, {"lines": [], "version": 1, "at": "2026-05-01T12:00:00Z"})
-        drain(made)
-        assert seen == [("1", [Order(1)])]
 
     def test_middlewares_get_values_of_the_type(self, store_url: str) -> None:
         pushed: list[Any] = []
@@ -206,18 +183,18 @@ class TestPush:
             performed.extend(batch.values())
             call_next()
 
-        app = lowq.Lowq(redis_url=store_url, client_middlewares=[client], server_middlewares=[server])
-        made = worker(app, Order)
-        made.push(1, Order(1))
-        drain(made)
-        app.close()
+        with closing(lowq.Lowq(redis_url=store_url, client_middlewares=[client], server_middlewares=[server])) as app:
+            made = worker(app, Order)
+            made.push(1, Order(1))
+            drain(made)
         assert (pushed, performed) == ([Order(1)], [[Order(1)]])
 
     def test_too_large_a_payload_is_refused(self, store_url: str) -> None:
-        app = lowq.Lowq(redis_url=store_url, max_payload_bytes=100)
-        with pytest.raises(PayloadError, match=r"the payload has \d+ bytes encoded; max_payload_bytes is 100"):
+        with (
+            closing(lowq.Lowq(redis_url=store_url, max_payload_bytes=100)) as app,
+            pytest.raises(PayloadError, match=r"the payload has \d+ bytes encoded; max_payload_bytes is 100"),
+        ):
             worker(app, Order).push(1, Order(1, lines=[Line(Decimal(1))] * 10))
-        app.close()
 
 
 class TestTake:
@@ -298,31 +275,22 @@ class TestTake:
                 exhausted.extend(job.payloads for job in jobs)
 
         Orders.push(1, Order(1), score=3)
-
-        async def perform() -> None:
-            await adrain(Orders)
-
-        asyncio.run(perform())
+        asyncio.run(adrain(Orders))
         assert seen == [("1", [Order(1)])]
         assert exhausted == [[(Order(1), 3.0)]]
 
-    def test_a_merge_function_gets_values_of_the_type(self, app: lowq.Lowq) -> None:
+    def test_each_merge_policy_has_values_of_the_type(self, store_url: str) -> None:
         def newest(orders: list[Any]) -> list[Any]:
             return [max(orders, key=lambda order: order.version)]
 
-        seen: Seen = []
-        made = worker(app, Order, seen, merge=newest)
-        made.perform_async({"id": 1, "payload": Order(version)} for version in (1, 3, 2))
-        drain(made)
-        assert seen == [("1", [Order(3)])]
-
-    @pytest.mark.parametrize("merge", ["append", "latest"])
-    def test_other_merge_policies_have_values_of_the_type(self, app: lowq.Lowq, merge: str) -> None:
-        seen: Seen = []
-        made = worker(app, Order, seen, merge=merge)
-        made.perform_async({"id": 1, "payload": Order(1), "score": 1} for _ in range(2))
-        drain(made)
-        assert seen == [("1", [Order(1)] * (2 if merge == "append" else 1))]
+        rows: list[tuple[Any, list[int]]] = [("append", [1, 3, 3]), ("latest", [3]), (newest, [3])]
+        for merge, versions in rows:
+            with case(merge), emptied_app(store_url) as app:
+                seen: Seen = []
+                made = worker(app, Order, seen, merge=merge)
+                made.perform_async({"id": 1, "payload": Order(version), "score": 1} for version in (1, 3, 3))
+                drain(made)
+                assert seen == [("1", [Order(version) for version in versions])]
 
     def test_a_consumer_gets_values_of_the_type_and_buries_others(self, app: lowq.Lowq) -> None:
         made = worker(app, Order)
@@ -330,7 +298,7 @@ class TestTake:
         push_plain(app, 1, {"version": None}, score=1)
         push_plain(app, 2, {"version": None})
         with made.queue.consumer() as consumer:
-            jobs = consumer.take(limit=10, timeout=30)
+            jobs = consumer.take(limit=10, timeout=PATIENCE)
             assert [(job.id, job.payloads) for job in jobs] == [("1", [Order(1)])]
             jobs[0].ack()
         assert made.queue.stats().morgue_length == 2
@@ -341,7 +309,7 @@ class TestTake:
 
         async def take() -> list[Any]:
             async with app.queue("Orders").aconsumer() as consumer:
-                (job,) = await consumer.take(timeout=30)
+                (job,) = await consumer.take(timeout=PATIENCE)
                 await job.ack()
                 return [job.payload]
 
@@ -351,74 +319,69 @@ class TestTake:
         made = worker(app, Order)
         made.push(1, Order(1, NOON, [Line(Decimal("1.50"))]))
         shown = {"version": 1, "at": "2026-05-01T12:00:00Z", "lines": [{"price": "1.50"}]}
-        other = lowq.Lowq(redis_url=app.config.redis_url)
-        for queue in made.queue, app.queue("Orders"), other.queue("Orders"):
-            (job,) = queue.jobs().jobs
-            assert [payload for payload, _ in job.payloads] == [shown]
-        other.close()
+        with closing(lowq.Lowq(redis_url=app.config.redis_url)) as other:
+            for queue in made.queue, app.queue("Orders"), other.queue("Orders"):
+                (job,) = queue.jobs().jobs
+                assert [payload for payload, _ in job.payloads] == [shown]
 
     def test_the_execution_of_a_test_has_what_it_is_given(self, app: lowq.Lowq) -> None:
-        made = worker(app, Order)
-        with execution(made, {"1": [Order(1)]}) as current:
+        with execution(worker(app, Order), {"1": [Order(1)]}) as current:
             assert current.jobs[0].payloads == [(Order(1), 0.0)]
 
 
-class TestEvolution:
-    class Older(msgspec.Struct):
-        version: int
+class Older(msgspec.Struct):
+    version: int
 
-    class Newer(msgspec.Struct):
-        version: int
-        note: str | None = None
 
-    class OlderDict(TypedDict):
-        version: int
+class Newer(msgspec.Struct):
+    version: int
+    note: str | None = None
 
-    class NewerDict(TypedDict):
-        version: int
-        note: NotRequired[str]
 
-    @dataclass
-    class OlderData:
-        version: int
+class OlderDict(TypedDict):
+    version: int
 
-    @dataclass
-    class NewerData:
-        version: int
-        note: str | None = None
 
-    class OlderModel(pydantic.BaseModel):
-        version: int
+class NewerDict(TypedDict):
+    version: int
+    note: NotRequired[str]
 
-    class NewerModel(pydantic.BaseModel):
-        version: int
-        note: str | None = None
 
-    def test_an_optional_field_more_is_no_break(self, store_url: str) -> None:
-        """New code performs what old code has pushed, and old code that still runs what new code has."""
-        rows: list[tuple[Any, Any]] = [
-            (self.Older, self.Newer),
-            (self.OlderDict, self.NewerDict),
-            (self.OlderData, self.NewerData),
-            (self.OlderModel, self.NewerModel),
-        ]
-        for older, newer in rows:
-            with case(older), emptied_app(store_url) as app, closing(lowq.Lowq(redis_url=store_url)) as other:
-                seen: Seen = []
-                old, new = worker(app, older, seen), worker(other, newer, seen)
-                old.push(1, older(version=1))
-                assert drain(new).performed == 1
-                new.push(2, newer(version=2, note="new"))
-                assert drain(old).performed == 1
-                assert seen == [("1", [newer(version=1)]), ("2", [older(version=2)])]
-                assert old.queue.stats().morgue_length == 0
+class OlderModel(pydantic.BaseModel):
+    version: int
 
-    def test_payloads_from_before_there_was_a_type_are_performed(self, app: lowq.Lowq) -> None:
-        seen: Seen = []
-        push_plain(app, 1, {"version": 1, "status": "paid"})
-        made = worker(app, self.Newer, seen)
-        drain(made)
-        assert seen == [("1", [self.Newer(1)])]
+
+class NewerModel(pydantic.BaseModel):
+    version: int
+    note: str | None = None
+
+
+def test_an_optional_field_more_is_no_break(store_url: str) -> None:
+    """New code performs what old code has pushed, and old code that still runs what new code has."""
+    rows: list[tuple[Any, Any]] = [
+        (Older, Newer),
+        (OlderDict, NewerDict),
+        (dataclass(type("Old", (), {"__annotations__": {"version": int}})), OrderData),
+        (OlderModel, NewerModel),
+    ]
+    for older, newer in rows:
+        with case(older), emptied_app(store_url) as app, closing(lowq.Lowq(redis_url=store_url)) as other:
+            seen: Seen = []
+            old, new = worker(app, older, seen), worker(other, newer, seen)
+            old.push(1, older(version=1))
+            assert drain(new).performed == 1
+            note = {"at": NOON} if newer is OrderData else {"note": "new"}
+            new.push(2, newer(version=2, **note))
+            assert drain(old).performed == 1
+            assert seen == [("1", [newer(version=1)]), ("2", [older(version=2)])]
+            assert old.queue.stats().morgue_length == 0
+
+
+def test_payloads_from_before_there_was_a_type_are_performed(app: lowq.Lowq) -> None:
+    seen: Seen = []
+    push_plain(app, 1, {"version": 1, "status": "paid"})
+    drain(worker(app, Newer, seen))
+    assert seen == [("1", [Newer(1)])]
 
 
 def test_a_type_of_jsons_own_is_left_to_type_checkers(app: lowq.Lowq) -> None:
@@ -429,26 +392,8 @@ def test_a_type_of_jsons_own_is_left_to_type_checkers(app: lowq.Lowq) -> None:
     assert seen == [("1", [""])]
 
 
-def test_without_a_type_nothing_stands_between_a_payload_and_its_codec(app: lowq.Lowq) -> None:
-    """What nobody uses costs nothing: the same two functions as ever are called."""
-    made = worker(app, Any)
-    made.push(1, {})
-    target = made.queue._target()
-    assert target.payload_type is None
-    assert (app.config.dump_payload, app.config.load_payload) == (dump_payload, load_payload)
-
-
-def test_a_typed_payload_has_not_a_byte_more_than_the_same_dict(app: lowq.Lowq) -> None:
-    made = worker(app, Order)
-    made.push("a", Order(1), score=1)
-    shard = shards_of(app.client, app.config, made, "a" * 16)[shard_of(b"a", made.shards_count)]
-    shard.lease.acquire(60)
-    (taken,) = shard.in_flight.take(1).jobs
-    assert taken.raw[3] == dump_payload({"version": 1, "at": "2026-05-01T12:00:00Z", "lines": []})
-
-
-class TestFunctions:
-    def test_the_annotation_of_a_function_is_the_type(self, app: lowq.Lowq) -> None:
+class TestDecoration:
+    def test_the_annotation_of_a_function_is_the_type_and_that_of_a_method_is_none(self, app: lowq.Lowq) -> None:
         seen: Seen = []
 
         @app.worker
@@ -459,72 +404,62 @@ class TestFunctions:
         async def single(job_id: str, payloads: list[OrderData]) -> None:
             seen.append((job_id, payloads))
 
+        @app.worker
+        class Untyped:
+            def perform(self, payloads_by_id: dict[str, list[Order]]) -> None:
+                seen.extend(payloads_by_id.items())
+
+        untyped: Any = Untyped
         batch.push(1, Order(1))
         single.push(2, OrderData(2))
-        drain(batch, single)
-        assert seen == [("1", [Order(1)]), ("2", [OrderData(2)])]
+        untyped.push(3, "anything")
+        drain(batch, single, untyped)
+        assert seen == [("1", [Order(1)]), ("2", [OrderData(2)]), ("3", ["anything"])]
         wrong: Any = {"versoin": 1}
         with pytest.raises(PayloadError, match="the payload is no Order: "):
             batch.push(1, wrong)
 
-    def test_a_class_says_it_by_its_base_alone(self, app: lowq.Lowq) -> None:
-        seen: Seen = []
-
-        @app.worker
-        class Orders:
-            def perform(self, payloads_by_id: dict[str, list[Order]]) -> None:
-                seen.extend(payloads_by_id.items())
-
-        made: Any = Orders
-        made.push(1, "anything")
-        drain(made)
-        assert seen == [("1", ["anything"])]
-
-
-class TestRefusedAtDecoration:
-    def test_a_codec_of_ones_own_beside_a_type(self, store_url: str) -> None:
+    def test_a_codec_of_ones_own_beside_a_type_is_refused(self, store_url: str) -> None:
         message = r"^Made: its payloads are Order, which says how they are encoded, and so do the settings dump_payload"
         for settings in {"dump_payload": str.encode}, {"load_payload": bytes.decode}:
             with pytest.raises(ConfigError, match=message):
                 worker(lowq.Lowq(redis_url=store_url, **settings), Order)
-        app = lowq.Lowq(redis_url=store_url)
-        made = worker(app, Order)
-        app.config.load_payload = bytes.decode
-        with pytest.raises(ConfigError, match=message):
-            made.push(1, Order(1))
-        app.config.load_payload = load_payload
-        assert made.push(1, Order(1)) == 1
-        app.close()
+        with closing(lowq.Lowq(redis_url=store_url)) as app:
+            made = worker(app, Order)
+            app.config.load_payload = bytes.decode
+            with pytest.raises(ConfigError, match=message):
+                made.push(1, Order(1))
+            app.config.load_payload = load_payload
+            assert made.push(1, Order(1)) == 1
 
     def test_a_codec_of_ones_own_beside_a_worker_without_a_type(self, store_url: str) -> None:
-        app = lowq.Lowq(redis_url=store_url, dump_payload=str.encode, load_payload=bytes.decode)
         seen: Seen = []
-        made = worker(app, Any, seen)
-        made.push(1, "plain")
-        drain(made)
-        app.close()
+        with closing(lowq.Lowq(redis_url=store_url, dump_payload=str.encode, load_payload=bytes.decode)) as app:
+            made = worker(app, Any, seen)
+            made.push(1, "plain")
+            drain(made)
         assert seen == [("1", ["plain"])]
 
-    @pytest.mark.parametrize("name", ["dump_payload", "load_payload"])
-    def test_codec_functions_on_a_worker(self, app: lowq.Lowq, name: str) -> None:
-        class Orders(lowq.Worker[Order]):
-            def perform(self, payloads_by_id: dict[str, list[Order]]) -> None: ...
+    def test_codec_functions_on_a_worker_are_refused(self, app: lowq.Lowq) -> None:
+        for name in ("dump_payload", "load_payload"):
 
-        setattr(Orders, name, staticmethod(str))
-        with pytest.raises(ConfigError, match=rf"^Orders\.{name} would do nothing: its payloads are Order"):
-            app.worker(Orders)
+            class Orders(lowq.Worker[Order]):
+                def perform(self, payloads_by_id: dict[str, list[Order]]) -> None: ...
 
-    def test_a_type_that_has_no_form(self, app: lowq.Lowq) -> None:
+            setattr(Orders, name, staticmethod(str))
+            message = rf"^Orders\.{name} would do nothing: its payloads are Order"
+            with case(name), pytest.raises(ConfigError, match=message):
+                app.worker(Orders)
+
+    def test_a_type_that_has_no_form_is_refused(self, app: lowq.Lowq) -> None:
         class Unknown:
             pass
 
-        with pytest.raises(
-            ConfigError, match=r"^Made: payloads can't be Unknown: it has no form in JSON\. Write a TypedDict"
-        ):
-            worker(app, Unknown)
-
         def sync(payloads_by_id: dict[str, list[Unknown]]) -> None: ...
 
+        message = r"^Made: payloads can't be Unknown: it has no form in JSON\. Write a TypedDict"
+        with pytest.raises(ConfigError, match=message):
+            worker(app, Unknown)
         with pytest.raises(ConfigError, match=r"^sync: payloads can't be Unknown: "):
             app.worker(sync)
         assert app.workers == {}
