@@ -1,5 +1,4 @@
 import math
-import os
 from collections.abc import Callable, Sequence
 from itertools import product
 from typing import Any, get_type_hints
@@ -12,41 +11,8 @@ from lowq.errors import ConfigError
 from lowq.settings import MAX_DUMPED_BYTES, MAX_ERROR_BYTES, Config, Settings, cut_error, dump_text, format_error
 from tests.rows import case
 
-#: The documented defaults, of what is a plain value.
-DEFAULTS = {
-    "redis_url": "redis://localhost:6379/0",
-    "namespace": "lowq",
-    "poll_interval": 1,
-    "threads_per_node": 5,
-    "concurrency": 100,
-    "client_pool_size": 5,
-    "pool_timeout": 5,
-    "push_timeout": 5,
-    "lease_ttl": 15,
-    "shutdown_timeout": 25,
-    "warn_after": 60,
-    "max_payload_bytes": 2**20,
-    "scan_size": 200,
-    "server_middlewares": [],
-    "client_middlewares": [],
-    "build_scheduler": None,
-    "build_splitter": None,
-    "workers": None,
-}
-
-
-@pytest.fixture(autouse=True)
-def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in os.environ if name.startswith("LOWQ_")]:
-        monkeypatch.delenv(name)
-
 
 class TestDefaults:
-    def test_the_documented_default(self) -> None:
-        for name, default in DEFAULTS.items():
-            with case(name):
-                assert getattr(Config(), name) == default
-
     def test_the_codec_and_the_hooks_work_as_they_are(self) -> None:
         config = Config()
         assert config.load_payload(config.dump_payload({"a": 1})) == {"a": 1}
@@ -161,55 +127,58 @@ class TestEnvironment:
             app.queue("Orders", 1).push({"id": 1})
 
 
+NUMBERS: list[Any] = ["soon", "", True, math.nan, math.inf, -1, 10**400, [], "nan"]
+KNOWN_URLS = r"redis_url=.*redis://, rediss://, unix://.*memory://"
+NOT_A_LIST: list[Any] = [None, print, "print", [print, "x"], {print}]
+#: Settings, values that they refuse, and what is said of them.
+WRONG: list[tuple[list[str], list[Any], str]] = [
+    # Seconds are a number that one can wait.
+    (["poll_interval", "pool_timeout", "push_timeout", "lease_ttl", "shutdown_timeout"], [*NUMBERS, None], "^{name}="),
+    (["warn_after"], NUMBERS, "^warn_after="),
+    # A count is a whole number from 1 on.
+    (
+        ["threads_per_node", "concurrency", "client_pool_size", "max_payload_bytes"],
+        ["many", 0, -1, 2.5, 2.0, True, None, math.nan],
+        "^{name}=",
+    ),
+    # An interval of 0 would poll without end, a lease of less than its renewal takes would always be lost.
+    (["poll_interval", "pool_timeout", "push_timeout"], [0], "^{name}=0: it must be more than 0"),
+    (["lease_ttl"], [0.01], r"lease_ttl=0\.01: it must be at least 0\.1"),
+    (
+        ["redis_url"],
+        ["localhost", "localhost:6379", "http://localhost", "redis:localhost", "rdis://localhost", "", None, b"x"],
+        KNOWN_URLS,
+    ),
+    (["namespace"], ["", "a b", "a{b}", "a\nb", "x" * 65, "a\ud800", "a\x9b", 5, None], "namespace="),
+    (
+        ["on_server_init", "on_server_stop", "last_words", "dump_payload", "load_payload", "format_error",
+         "dump_error", "load_error"],
+        [None, "print", 5],
+        "{name}=.* is not callable",
+    ),
+    (["build_scheduler", "build_splitter"], ["lag"], "{name}='lag' is not callable"),
+    (["server_middlewares", "client_middlewares"], NOT_A_LIST, "{name}"),
+    (["workers"], [5, "OrderSync", object()], "workers="),
+]  # fmt: skip
+
+
 class TestChecks:
-    def test_seconds_are_a_number_that_one_can_wait(self) -> None:
-        names = ["poll_interval", "pool_timeout", "push_timeout", "lease_ttl", "shutdown_timeout"]
-        values: list[Any] = ["soon", "", True, None, math.nan, math.inf, -1, 10**400, [], "nan"]
-        for name, value in product(names, values):
-            with case(name, value), pytest.raises(ConfigError, match=f"^{name}="):
-                Config(**{name: value})
+    def test_what_makes_no_sense_is_refused_by_name(self) -> None:
+        for names, values, message in WRONG:
+            for name, value in product(names, values):
+                with case(name, value), pytest.raises(ConfigError, match=message.replace("{name}", name)):
+                    Config(**{name: value})
 
-    def test_warn_after_is_seconds_or_none(self) -> None:
-        values: list[Any] = ["soon", "", True, math.nan, math.inf, -1]
-        for value in values:
-            with case(value):
-                assert Config(warn_after=None).warn_after is None
-                with pytest.raises(ConfigError, match=r"^warn_after="):
-                    Config(warn_after=value)
-
-    def test_a_count_is_a_whole_number_from_1_on(self) -> None:
-        names = ["threads_per_node", "concurrency", "client_pool_size", "max_payload_bytes"]
-        values: list[Any] = ["many", 0, -1, 2.5, 2.0, True, None, math.nan]
-        for name, value in product(names, values):
-            with case(name, value), pytest.raises(ConfigError, match=f"^{name}="):
-                Config(**{name: value})
-
-    @pytest.mark.parametrize("name", ["poll_interval", "pool_timeout", "push_timeout"])
-    def test_an_interval_of_0_would_poll_without_end(self, name: str) -> None:
-        with pytest.raises(ConfigError, match=f"^{name}=0: it must be more than 0"):
-            Config(**{name: 0})
-
-    def test_a_lease_shorter_than_its_renewal_takes_is_refused(self) -> None:
-        with pytest.raises(ConfigError, match=r"lease_ttl=0\.01: it must be at least 0\.1"):
-            Config(lease_ttl=0.01)
-
-    def test_a_url_of_an_unknown_kind_is_refused_with_the_known(self) -> None:
-        urls: list[Any] = [
-            "localhost", "localhost:6379", "http://localhost", "redis:localhost", "rdis://localhost", "", None, b"x",
-        ]  # fmt: skip
-        for url in urls:
-            with case(url), pytest.raises(ConfigError, match=r"redis_url=.*redis://, rediss://, unix://.*memory://"):
-                Config(redis_url=url)
+    def test_none_is_taken_where_it_says_something(self) -> None:
+        for name in ("warn_after", "build_scheduler", "build_splitter", "workers"):
+            assert getattr(Config(**{name: None}), name) is None
+        assert Config(build_splitter=print).build_splitter is print
 
     def test_all_documented_kinds_of_urls_are_taken(self) -> None:
         urls = [
-            "redis://h:1/0",
-            "rediss://h",
-            "unix:///run/redis.sock",
-            "redis+sentinel://h:1,i:2/main/0",
-            "redis+cluster://h:1",
-            "memory://",
-        ]
+            "redis://h:1/0", "rediss://h", "unix:///run/redis.sock", "redis+sentinel://h:1,i:2/main/0",
+            "redis+cluster://h:1", "memory://",
+        ]  # fmt: skip
         for url in urls:
             with case(url):
                 assert Config(redis_url=url).redis_url == url
@@ -219,46 +188,6 @@ class TestChecks:
         with pytest.raises(ConfigError, match="host") as caught:
             Config(redis_url=url)
         assert "hunter2" not in str(caught.value)
-
-    def test_a_namespace_that_would_break_keys_is_refused(self) -> None:
-        namespaces: list[Any] = ["", "a b", "a{b}", "a\nb", "x" * 65, "a\ud800", "a\x9b", 5, None]
-        for namespace in namespaces:
-            with case(namespace), pytest.raises(ConfigError, match="namespace="):
-                Config(namespace=namespace)
-
-    def test_a_hook_is_callable(self) -> None:
-        names = [
-            "on_server_init",
-            "on_server_stop",
-            "last_words",
-            "dump_payload",
-            "load_payload",
-            "format_error",
-            "dump_error",
-            "load_error",
-        ]
-        values: list[Any] = [None, "print", 5]
-        for name, value in product(names, values):
-            with case(name, value), pytest.raises(ConfigError, match=f"{name}=.* is not callable"):
-                Config(**{name: value})
-
-    @pytest.mark.parametrize("name", ["build_scheduler", "build_splitter"])
-    def test_a_builder_is_callable_or_none(self, name: str) -> None:
-        with pytest.raises(ConfigError, match=f"{name}='lag' is not callable"):
-            Config(**{name: "lag"})
-        assert getattr(Config(**{name: None}), name) is None
-        assert getattr(Config(**{name: print}), name) is print
-
-    def test_middlewares_are_a_list_of_callables(self) -> None:
-        values: list[Any] = [None, print, "print", [print, "x"], {print}]
-        for name, value in product(["server_middlewares", "client_middlewares"], values):
-            with case(name, value), pytest.raises(ConfigError, match=name):
-                Config(**{name: value})
-
-    @pytest.mark.parametrize("value", [5, "OrderSync", object()])
-    def test_workers_are_a_list(self, value: Any) -> None:
-        with pytest.raises(ConfigError, match="workers="):
-            Config(workers=value)
 
     def test_workers_are_those_of_the_application(self) -> None:
         app = lowq.Lowq(workers=[int])

@@ -1,6 +1,7 @@
 import abc
 import asyncio
-from collections.abc import Callable, Iterable, Iterator
+import math
+from collections.abc import Iterable
 from datetime import timedelta
 from itertools import product
 from typing import Any
@@ -143,13 +144,25 @@ class TestCalls:
             sync().perform({"a": [1]})
 
 
-class TestOptions:
-    def test_the_documented_defaults(self, app: lowq.Lowq) -> None:
-        made: Any = app.worker(Plain)
-        assert (made.shards_count, made.batch_size, made.max_retry_count) == (5, 1, 25)
-        assert (made.queue_name, made.max_payloads, made.max_crash_count) == ("Plain", 1000, 3)
-        assert (made.weight, made.max_threads) == (1, None)
+#: Options, values that they refuse, and what they must be.
+WRONG_OPTIONS: list[tuple[list[str], list[Any], str]] = [
+    (["weight"], [0, -1, "3", None, True, math.nan, math.inf, 1e-7, 10**400], "a number above 0"),
+    (["max_threads"], [0, -1, "5", 2.0, True, 2**40], "a whole number from 1 to"),
+    (
+        ["shards_count", "batch_size", "max_payloads", "max_crash_count"],
+        [0, -1, "5", 2.0, True, None, 2**40],
+        "a whole number from 1 to",
+    ),
+    (["max_retry_count"], [-1, "5", 2.5, True, None], "a whole number from 0 to"),
+    (
+        ["time_limit", "ttr"],
+        [0, -1, "5", True, math.nan, math.inf, timedelta(0), 2**40],
+        "seconds, or a timedelta, of more than 0, and under 272 years",
+    ),
+]
 
+
+class TestOptions:
     def test_options_may_be_class_attributes(self, app: lowq.Lowq) -> None:
         @app.worker
         class Sync(lowq.Worker[int]):
@@ -163,24 +176,14 @@ class TestOptions:
         assert Sync.queue.name == "Orders"
         assert Sync.queue.shards_count == 7
 
-    def test_options_may_be_attributes_of_a_plain_class(self, app: lowq.Lowq) -> None:
+    def test_the_decorator_wins_over_the_attributes_of_a_class(self, app: lowq.Lowq) -> None:
         class Sync(Plain):
-            shards_count = 7
-            queue_name = "Orders"
-
-        made: Any = app.worker(Sync)
-        assert (made.shards_count, made.queue_name) == (7, "Orders")
-        assert list(app.workers) == ["Orders"]
-
-    def test_the_decorator_wins_over_the_class(self, app: lowq.Lowq) -> None:
-        @app.worker(shards_count=2, queue_name="New")
-        class Sync(lowq.Worker[int]):
             shards_count = 7
             queue_name = "Old"
 
-            def perform(self, payloads_by_id: dict[str, list[int]]) -> None: ...
-
-        assert (Sync.shards_count, Sync.queue_name) == (2, "New")
+        made: Any = app.worker(queue_name="New")(Sync)
+        assert (made.shards_count, made.queue_name) == (7, "New")
+        assert list(app.workers) == ["New"]
 
     def test_options_are_inherited_but_for_the_queues_name(self, app: lowq.Lowq) -> None:
         @app.worker(batch_size=9, queue_name="Bases")
@@ -211,58 +214,30 @@ class TestOptions:
         ):
             app.worker(**options)(Plain)
 
-    def test_a_weight_is_a_number(self) -> None:
-        for weight in [1, 3, 0.5, 1e-6, 1e6]:
-            with case(weight):
-                app = lowq.Lowq(redis_url="memory://")
-                made: Any = app.worker(weight=weight)(Plain)
-                assert made.weight == weight
+    def test_what_makes_no_sense_is_refused_by_name(self, app: lowq.Lowq) -> None:
+        for names, values, message in WRONG_OPTIONS:
+            for name, value in product(names, values):
+                with case(name, value):
+                    options: Any = {name: value}
+                    with pytest.raises(ConfigError, match=rf"Plain: {name}=.* must be {message}"):
+                        app.worker(**options)(Plain)
+                    with pytest.raises(ConfigError, match=rf"Sync: {name}=.* must be {message}"):
+                        app.worker(type("Sync", (Plain,), options))
+                    assert app.workers == {}
 
-    def test_a_weight_is_above_0(self, app: lowq.Lowq) -> None:
-        weights: list[Any] = [0, -1, "3", None, True, float("nan"), float("inf"), 1e-7, 10**400]
-        for weight in weights:
-            with case(weight):
-                with pytest.raises(ConfigError, match=r"Plain: weight=.* must be a number above 0"):
-                    app.worker(weight=weight)(Plain)
-                with pytest.raises(ConfigError, match=r"Sync: weight=.* must be a number above 0"):
-                    app.worker(type("Sync", (Plain,), {"weight": weight}))
-
-    def test_max_threads_is_a_whole_number_from_1_on_or_none(self) -> None:
-        values: list[Any] = [0, -1, "5", 2.0, True, 2**40]
-        for value in values:
-            with case(value):
-                app = lowq.Lowq(redis_url="memory://")
-                with pytest.raises(ConfigError, match=r"Plain: max_threads=.* must be a whole number from 1 to"):
-                    app.worker(max_threads=value)(Plain)
-                bounded: Any = app.worker(max_threads=2)(Plain)
-                free: Any = app.worker(max_threads=None, queue_name="Free")(Plain)
-                assert (bounded.max_threads, free.max_threads) == (2, None)
+    def test_what_is_in_bounds_is_taken(self) -> None:
+        rows: list[tuple[str, list[Any]]] = [
+            ("weight", [1, 3, 0.5, 1e-6, 1e6]), ("max_threads", [1, None]), ("max_retry_count", [0]),
+        ]  # fmt: skip
+        for name, values in rows:
+            for value in values:
+                with case(name, value):
+                    options: Any = {name: value}
+                    made = lowq.Lowq(redis_url="memory://").worker(**options)(Plain)
+                    assert getattr(made, name) == value
 
     def test_an_attribute_that_only_looks_like_an_option_is_fine(self, app: lowq.Lowq) -> None:
         app.worker(type("Resize", (Plain,), {"width": 3, "height": 4}))
-
-    def test_a_count_is_a_whole_number_from_1_on(self, app: lowq.Lowq) -> None:
-        names = ["shards_count", "batch_size", "max_payloads", "max_crash_count"]
-        values: list[Any] = [0, -1, "5", 2.0, True, None, 2**40]
-        for name, value in product(names, values):
-            with case(name, value):
-                options: Any = {name: value}
-                with pytest.raises(ConfigError, match=f"Plain: {name}=.* must be a whole number from 1 to"):
-                    app.worker(**options)(Plain)
-                with pytest.raises(ConfigError, match=f"Sync: {name}=.* must be a whole number from 1 to"):
-                    app.worker(type("Sync", (Plain,), options))
-                assert app.workers == {}
-
-    def test_a_limit_is_a_length_of_time(self, app: lowq.Lowq) -> None:
-        values: list[Any] = [0, -1, "5", True, float("nan"), float("inf"), timedelta(0), 2**40]
-        for name, value in product(["time_limit", "ttr"], values):
-            with case(name, value):
-                options: Any = {name: value}
-                with pytest.raises(
-                    ConfigError,
-                    match=rf"Plain: {name}=.* must be seconds, or a timedelta, of more than 0, and under 272 years",
-                ):
-                    app.worker(**options)(Plain)
 
     def test_limits_are_seconds_or_timedeltas_and_there_are_none_by_default(self, app: lowq.Lowq) -> None:
         made: Any = app.worker(Plain)
@@ -278,16 +253,6 @@ class TestOptions:
     def test_ttr_is_for_handlers_that_outlast_their_time_limit(self, app: lowq.Lowq, ttr: Any) -> None:
         with pytest.raises(ConfigError, match=r"Plain: ttr=.* must be more than time_limit=60"):
             app.worker(time_limit=60, ttr=ttr)(Plain)
-
-    def test_max_retry_count_may_be_0_but_not_less(self) -> None:
-        values: list[Any] = [-1, "5", 2.5, True, None]
-        for value in values:
-            with case(value):
-                app = lowq.Lowq(redis_url="memory://")
-                made: Any = app.worker(max_retry_count=0)(Plain)
-                assert made.max_retry_count == 0
-                with pytest.raises(ConfigError, match=r"max_retry_count=.* must be a whole number from 0 to"):
-                    app.worker(max_retry_count=value)(Plain)
 
     def test_a_queue_name_that_would_break_keys_is_refused(self, app: lowq.Lowq) -> None:
         names: list[Any] = [
@@ -319,228 +284,91 @@ class TestOptions:
 
 # --- wrong forms ---
 
-
-def async_perform() -> type:
-    class Sync(lowq.Worker[int]):
-        async def perform(self, payloads_by_id: dict[str, list[int]]) -> None: ...
-
-    return Sync
-
-
-def async_generator_perform() -> type:
-    class Sync:
-        async def perform(self, payloads_by_id: PayloadsById) -> Any:
-            yield 1
-
-    return Sync
-
-
-def generator_perform() -> type:
-    class Sync:
-        def perform(self, payloads_by_id: PayloadsById) -> Iterator[int]:
-            yield 1
-
-    return Sync
-
-
-def no_perform() -> type:
-    class Sync:
-        def run(self) -> None: ...
-
-    return Sync
-
-
-def no_perform_of_a_worker() -> type:
-    class Sync(lowq.Worker[int]):
-        pass
-
-    return Sync
-
-
-def perform_without_payloads() -> type:
-    class Sync:
-        def perform(self) -> None: ...
-
-    return Sync
-
-
-def perform_with_more() -> type:
-    class Sync:
-        def perform(self, order_id: str, payloads: list[Any]) -> None: ...
-
-    return Sync
-
-
-def perform_that_is_no_function() -> type:
-    class Sync:
-        perform = 5
-
-    return Sync
-
-
-def instance_perform_async() -> type:
-    class Sync(Plain):
-        def perform_async(self, jobs: Jobs) -> int:
-            return 0
-
-    return Sync
-
-
-def static_perform_async() -> type:
-    class Sync(Plain):
-        @staticmethod
-        def perform_async(_jobs: Jobs) -> int:
-            return 0
-
-    return Sync
-
-
-def both_forms() -> type:
-    class Sync(Plain):
-        def perform_one(self, job_id: str, payloads: list[Any]) -> None: ...
-
-    return Sync
-
-
-def both_forms_here() -> type:
-    class Sync(lowq.Worker[Any]):
-        def perform(self, payloads_by_id: PayloadsById) -> None: ...
-        def perform_one(self, job_id: str, payloads: list[Any]) -> None: ...
-
-    return Sync
-
-
-def perform_one_without_payloads() -> type:
-    class Sync:
-        def perform_one(self, job_id: str) -> None: ...
-
-    return Sync
-
-
-def generator_perform_one() -> type:
-    class Sync:
-        def perform_one(self, job_id: str, payloads: list[Any]) -> Any:
-            yield job_id
-
-    return Sync
-
-
-def perform_one_that_is_no_function() -> type:
-    class Sync:
-        perform_one = 1
-
-    return Sync
-
-
-def setup_with_more() -> type:
-    class Sync(Plain):
-        def setup(self, database: str) -> None: ...
-
-    return Sync
-
-
-def async_setup_in_a_thread() -> type:
-    class Sync(Plain):
-        async def setup(self) -> None: ...
-
-    return Sync
-
-
-def async_teardown_in_a_thread() -> type:
-    class Sync(lowq.Worker[Any]):
-        def perform_one(self, job_id: str, payloads: list[Any]) -> None: ...
-        async def teardown(self) -> None: ...
-
-    return Sync
-
-
-def generator_setup() -> type:
-    class Sync(Plain):
-        def setup(self) -> Any:
-            yield 1
-
-    return Sync
-
-
-def teardown_that_is_no_function() -> type:
-    class Sync(Plain):
-        teardown = "close"
-
-    return Sync
-
-
-def hides_queue() -> type:
-    class Sync(Plain):
-        queue = "orders"
-
-    return Sync
-
-
-def test_a_wrong_form_is_refused_at_decoration_with_the_fix(app: lowq.Lowq) -> None:
-    rows: list[tuple[Callable[[], type], str]] = [
-        (async_generator_perform, r"Sync\.perform contains yield"),
-        (generator_perform, r"Sync\.perform contains yield"),
-        (no_perform, r"Sync has no method perform\(self, payloads_by_id\)"),
-        (no_perform_of_a_worker, r"Sync has no method perform\(self, payloads_by_id\)"),
-        (perform_without_payloads, r"Sync\.perform\(self\).*perform\(self, payloads_by_id\)"),
-        (perform_with_more, r"Sync\.perform\(self, order_id.*perform\(self, payloads_by_id\)"),
-        (perform_that_is_no_function, r"Sync\.perform"),
-        (
-            both_forms,
-            r"Sync has both perform and perform_one \(perform comes from Plain\): keep perform, which gets a whol",
-        ),
-        (
-            both_forms_here,
-            r"Sync has both perform and perform_one: keep perform, which gets a whole batch, or perform_one",
-        ),
-        (perform_one_without_payloads, r"Sync\.perform_one\(self, job_id.*write def perform_one\(self, id, payloads\)"),
-        (generator_perform_one, r"Sync\.perform_one contains yield"),
-        (
-            perform_one_that_is_no_function,
-            r"Sync\.perform_one is no function; write def perform_one\(self, id, payloads\)",
-        ),
-        (setup_with_more, r"Sync\.setup\(self, database.*: it is called without arguments; write def setup\(self\)"),
-        (
-            async_setup_in_a_thread,
-            r"Sync\.setup is an async def and Sync\.perform a plain def.*write a plain def setup",
-        ),
-        (async_teardown_in_a_thread, r"Sync\.teardown is an async def and Sync\.perform_one a plain def"),
-        (generator_setup, r"Sync\.setup contains yield, so calling it would do nothing; write def setup\(self\)"),
-        (teardown_that_is_no_function, r"Sync\.teardown is no function; write def teardown\(self\)"),
-        (instance_perform_async, r"Sync\.perform_async is called on the class; write @classmethod above it"),
-        (static_perform_async, r"Sync\.perform_async is called on the class; write @classmethod above it"),
-        (hides_queue, r"Sync\.queue hides what every worker has; give it another name"),
-    ]
-    for make, message in rows:
-        with case(make, message):
+NO_PERFORM = r"Sync has no method perform\(self, payloads_by_id\)"
+BOTH = "Sync has both perform and perform_one"
+ON_THE_CLASS = r"Sync\.perform_async is called on the class; write @classmethod above it"
+#: What the class is derived from, what is in it, and what is said of that.
+WRONG_CLASSES: list[tuple[str, str, str]] = [
+    ("", "async def perform(self, payloads_by_id): yield 1", r"Sync\.perform contains yield"),
+    ("", "def perform(self, payloads_by_id): yield 1", r"Sync\.perform contains yield"),
+    ("", "def run(self): ...", NO_PERFORM),
+    ("lowq.Worker[int]", "pass", NO_PERFORM),
+    ("", "def perform(self): ...", r"Sync\.perform\(self\).*perform\(self, payloads_by_id\)"),
+    (
+        "",
+        "def perform(self, order_id, payloads): ...",
+        r"Sync\.perform\(self, order_id.*perform\(self, payloads_by_id\)",
+    ),
+    ("", "perform = 5", r"Sync\.perform"),
+    (
+        "Plain",
+        "def perform_one(self, job_id, payloads): ...",
+        rf"{BOTH} \(perform comes from Plain\): keep perform, which gets a whol",
+    ),
+    (
+        "lowq.Worker[Any]",
+        "def perform(self, payloads_by_id): ...\n    def perform_one(self, job_id, payloads): ...",
+        f"{BOTH}: keep perform, which gets a whole batch, or perform_one",
+    ),
+    (
+        "",
+        "def perform_one(self, job_id): ...",
+        r"Sync\.perform_one\(self, job_id.*write def perform_one\(self, id, payloads\)",
+    ),
+    ("", "def perform_one(self, job_id, payloads): yield job_id", r"Sync\.perform_one contains yield"),
+    ("", "perform_one = 1", r"Sync\.perform_one is no function; write def perform_one\(self, id, payloads\)"),
+    (
+        "Plain",
+        "def setup(self, database): ...",
+        r"Sync\.setup\(self, database.*: it is called without arguments; write def setup\(self\)",
+    ),
+    (
+        "Plain",
+        "async def setup(self): ...",
+        r"Sync\.setup is an async def and Sync\.perform a plain def.*write a plain def setup",
+    ),
+    (
+        "lowq.Worker[Any]",
+        "def perform_one(self, job_id, payloads): ...\n    async def teardown(self): ...",
+        r"Sync\.teardown is an async def and Sync\.perform_one a plain def",
+    ),
+    (
+        "Plain",
+        "def setup(self): yield 1",
+        r"Sync\.setup contains yield, so calling it would do nothing; write def setup\(self\)",
+    ),
+    ("Plain", "teardown = 'close'", r"Sync\.teardown is no function; write def teardown\(self\)"),
+    ("Plain", "def perform_async(self, jobs): return 0", ON_THE_CLASS),
+    ("Plain", "@staticmethod\n    def perform_async(jobs): return 0", ON_THE_CLASS),
+    ("Plain", "queue = 'orders'", r"Sync\.queue hides what every worker has; give it another name"),
+]
+
+
+def test_a_wrong_class_is_refused_at_decoration_with_the_fix(app: lowq.Lowq) -> None:
+    for bases, body, message in WRONG_CLASSES:
+        with case(bases, body):
+            names = dict(globals())
+            exec(f"class Sync({bases}):\n    {body}\n", names)
             with pytest.raises(ConfigError, match=message):
-                app.worker(make())
+                app.worker(names["Sync"])
             assert app.workers == {}
 
 
-class TestWrongFunctions:
-    def test_an_async_generator(self, app: lowq.Lowq) -> None:
-        async def sync(payloads_by_id: PayloadsById) -> Any:
-            yield 1
-
-        with pytest.raises(ConfigError, match="sync contains yield"):
-            app.worker(sync)
-
-    def test_a_generator(self, app: lowq.Lowq) -> None:
-        def sync(payloads_by_id: PayloadsById) -> Any:
-            yield 1
-
-        with pytest.raises(ConfigError, match="sync contains yield"):
-            app.worker(sync)
-
-    @pytest.mark.parametrize(
-        "function",
-        [lambda: None, lambda _a, _b, _c: None, lambda *, _payloads: None],
-        ids=["none", "three", "keyword only"],
-    )
-    def test_a_function_that_cannot_be_called_with_payloads_alone(self, app: lowq.Lowq, function: Any) -> None:
-        with pytest.raises(ConfigError, match="takes one argument, payloads_by_id, or two, id and payloads"):
-            app.worker(function)
+def test_a_wrong_function_is_refused_at_decoration_with_the_fix(app: lowq.Lowq) -> None:
+    takes = "takes one argument, payloads_by_id, or two, id and payloads"
+    rows = [
+        ("async def sync(payloads_by_id): yield 1", "sync contains yield"),
+        ("def sync(payloads_by_id): yield 1", "sync contains yield"),
+        ("sync = lambda: None", takes),
+        ("sync = lambda a, b, c: None", takes),
+        ("sync = lambda *, payloads: None", takes),
+    ]
+    for source, message in rows:
+        with case(source):
+            names: dict[str, Any] = {}
+            exec(source, names)
+            with pytest.raises(ConfigError, match=message):
+                app.worker(names["sync"])
 
 
 # --- one queue, one worker ---
