@@ -11,14 +11,12 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from starlette.testclient import TestClient
 
 import lowq
 import lowq_web
 from lowq.store import Client
 from lowq_web.app import MAX_SCANS
 from lowq_web.listing import JobQuery
-from lowq_web.live import MAX_STREAMS
 from lowq_web.redaction import Redact
 from lowq_web.stats_cache import INTERVAL, PER_SHARD, StatsCache
 from lowq_web.threads import Threads
@@ -90,15 +88,12 @@ def test_all_viewers_share_one_look_and_looks_are_far_between(big: lowq.Lowq, mo
     assert looks <= 10 / max(INTERVAL, SHARDS * PER_SHARD) + 1
 
 
-@pytest.mark.parametrize("shards", [1, 1000])
-def test_the_pause_between_looks_grows_with_the_shards(
-    app: lowq.Lowq, monkeypatch: pytest.MonkeyPatch, shards: int
-) -> None:
-    monkeypatch.setattr("lowq_web.stats_cache.PATIENCE", 3600.0)  # the embedded store is slow
-    for number in range(0, shards, 500):
-        app.register(f"queue-{number}", min(shards, 500))
-    # A look costs Redis some 20 microseconds a shard: less than half a percent of its time.
-    assert StatsCache(app).figures().interval >= shards * 20e-6 / 0.005
+def test_the_pause_between_looks_grows_with_the_shards(app: lowq.Lowq, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lowq_web.stats_cache.PATIENCE", NEVER)  # the embedded store is slow
+    for shards in (1, 500):
+        app.register(f"queue-{shards}", shards)
+        # A look costs Redis some 20 microseconds a shard: less than half a percent of its time.
+        assert StatsCache(app).figures().interval >= shards * 20e-6 / 0.005
 
 
 #: Page or address -> how often it may call each script.
@@ -143,15 +138,6 @@ def test_pages_stay_small(browse: Open, app: lowq.Lowq) -> None:
     client = browse()
     for path in ("/", "/queues/Big", "/queues/Big/shards", "/audit"):
         assert len(client.get(path).content) < 400_000, path
-
-
-def test_no_more_streams_than_may(browse: Open) -> None:
-    client: TestClient = browse()
-    slots = client.app.state.context.streams  # type: ignore[attr-defined]  # it is a Starlette
-    for _ in range(MAX_STREAMS):
-        slots.take()
-    answer = client.get("/live")
-    assert (answer.status_code, "live already" in answer.json()["error"]) == (503, True)
 
 
 def test_a_listing_that_was_given_up_keeps_no_slot(app: lowq.Lowq, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,14 +11,13 @@ import lowq
 import lowq_web
 from lowq.broker.inflow import Inflow
 from lowq.cli import main
-from lowq.metrics.counters import BOUNDS, Counted, record_call
-from lowq.store.keys import history_key, shard_prefix
+from lowq.store.keys import shard_prefix
+from tests.recorded import record
 from tests.web.shown import Reader
 
 ODD = 'x"><script>alert(1)<b>'
 #: What is said of the other queues.
 ENDLESS = {"growing": "growing by 10/s", "idle": "empty", "nobody's": "no node works it"}
-NOTHING = Counted(0, 0, 0.0, (0,) * (len(BOUNDS) + 1))
 
 
 @pytest.fixture
@@ -33,9 +32,8 @@ def worked(app: lowq.Lowq, queue: str, count: int, processed: int, change: int) 
     app.queue(queue, 1).push({"id": number} for number in range(count))
     lease = shard_prefix("lowq", queue, 0) + "lease"
     app.client.command("SET", lease, "somebody:1", key=lease)
-    after, key = NOTHING._replace(processed=processed), history_key("lowq", queue)
-    call = record_call(key, NOTHING, after, 50.0, 0.0, time.time() // 10 * 10 - 21, Inflow(3 * processed, change))
-    app.client.run(call.script, call.key, *call.args)
+    at = time.time() // 10 * 10 - 21
+    record(app, queue, at, processed, seconds=50.0, inflow=Inflow(3 * processed, change))
 
 
 def queues(app: lowq.Lowq) -> None:

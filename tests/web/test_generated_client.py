@@ -35,12 +35,10 @@ class Generated:
             for operation in path.values()
         }  # fmt: skip
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # it formats with ruff
+        command = [sys.executable, "-m", "openapi_python_client", "generate", "--path", str(document), "--meta", "none"]
         made = subprocess.run(
-            [
-                sys.executable, "-m", "openapi_python_client", "generate", "--path", document,
-                "--output-path", folder / "generated_lowq", "--meta", "none",
-            ],
-            capture_output=True, text=True, timeout=120, check=True, env={**os.environ, "PATH": path},
+            [*command, "--output-path", str(folder / "generated_lowq")], capture_output=True, text=True, check=True,
+            env={**os.environ, "PATH": path},
         )  # fmt: skip
         assert "arning" not in made.stdout, made.stdout
         sys.path.insert(0, str(folder))
@@ -113,22 +111,16 @@ def test_it_does_all_that_the_api_does(app: lowq.Lowq, generated: Generated) -> 
 
     assert call("pause", name, body=models.Nothing()).changed is True
     assert call("resume", name, body=models.Nothing()).paused is False
-    assert (
-        call(
-            "act", name, body=models.ActDocument(action=models.ActionName.BURY, ids=["0", "1"], reason="no order 7")
-        ).done
-        == 2
-    )
+    buries = models.ActDocument(action=models.ActionName.BURY, ids=["0", "1"], reason="no order 7")
+    assert call("act", name, body=buries).done == 2
     everything = models.JobFilter(match="*", shard=0)
     assert call("count", name, body=models.CountDocument(action=models.ActionName.DELETE, all_=everything)).count >= 0
     started = call("act", name, body=models.ActDocument(action=models.ActionName.KICK, all_=models.JobFilter()))
     _wait(lambda: call("task", started.id).state, "done")
     assert call("tasks").tasks[0].id == started.id
     assert queue.stats().morgue_length == 0
-    assert (
-        call("send_command", body=models.CommandDocument(node="shop-1:7:abcdef", do=models.NodeCommand.QUIET)).sent
-        == "quiet"
-    )
+    quiet = models.CommandDocument(node="shop-1:7:abcdef", do=models.NodeCommand.QUIET)
+    assert call("send_command", body=quiet).sent == "quiet"
     app.register(schedules_queue(ODD), 1)
     hourly = Schedule("hourly", 3600)
     take_turn(app, queue, "hourly", lambda: {"hourly": hourly})

@@ -1,6 +1,5 @@
 """Listings that take a while: which these are, that they are streamed, and that nobody looks for a viewer who left."""
 
-import itertools
 import time
 import urllib.request
 from collections.abc import Iterator, Sequence
@@ -77,26 +76,21 @@ def test_a_viewer_who_leaves_ends_the_looking(app: lowq.Lowq, slow: list[int]) -
         until(rests, "end of a looking that nobody waits for")
 
 
-def test_what_is_found_is_sent_before_the_end(
+def test_what_is_found_is_sent_before_the_end_and_that_nothing_is_only_then(
     client: TestClient, app: lowq.Lowq, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     queue = app.queue("Orders", 1)
     queue.push({"id": f"job-{number}", "delay": 9} for number in range(3))
     page, empty = queue.jobs(), lowq.Page([], None)
     first = lowq.Page(page.jobs[:1], None)
-    pages = itertools.chain([empty, empty, first, first, page])
-    monkeypatch.setattr(lowq.Queue, "jobs_in_steps", lambda *_args, **_options: pages)
-    bodies = client.get("/queues/Orders?order_by=retry_count").text.split("<tbody>")[1:]
-    counts = [body.count('class="id"') for body in bodies]
+
+    def bodies(query: str, *pages: lowq.Page) -> list[str]:
+        monkeypatch.setattr(lowq.Queue, "jobs_in_steps", lambda *_args, **_options: iter(pages))
+        return client.get(f"/queues/Orders?{query}").text.split("<tbody>")[1:]
+
+    found = bodies("order_by=retry_count", empty, empty, first, first, page)
+    counts = [body.count('class="id"') for body in found]
     assert (counts[:2], set(counts[2:])) == ([0, 1], {3})
-    assert [body.count("nothing new yet") for body in bodies][:3] == [2, 1, 0]
-
-
-@pytest.mark.parametrize("pages", [[lowq.Page([], None)], [lowq.Page([], None)] * 3])
-def test_that_nothing_matches_is_only_said_at_the_end(
-    client: TestClient, app: lowq.Lowq, monkeypatch: pytest.MonkeyPatch, pages: list[lowq.Page]
-) -> None:
-    app.queue("Orders", 1).push({"id": "a"})
-    monkeypatch.setattr(lowq.Queue, "jobs_in_steps", lambda *_args, **_options: iter(pages))
-    bodies = client.get("/queues/Orders?match=zzz").text.split("<tbody>")[1:]
-    assert ["No job matches." in body for body in bodies] == [False, True]
+    assert [body.count("nothing new yet") for body in found][:3] == [2, 1, 0]
+    for pages in ([empty], [empty] * 3):
+        assert ["No job matches." in body for body in bodies("match=zzz", *pages)] == [False, True]

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from starlette.requests import Request
 from starlette.testclient import TestClient
 
 import lowq
@@ -56,30 +55,20 @@ def test_figures_are_sent_at_once_and_when_they_change(
         until(lambda: stream.event()[1]["total"]["length"] == 3, "figures with both")
 
 
-def test_streams_end_by_themselves_and_say_when_to_come_again(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(live, "LIFETIME", 0.3)
-    status, events = get(address, "/live")
-    assert status == 200
-    assert events.startswith(b"event: figures\n")
-    assert events.endswith(b"retry: 500\n\n")
-
-
-def test_only_the_queues_of_a_page_are_sent_to_it(
+def test_streams_end_by_themselves_and_have_only_the_queues_of_a_page(
     address: str, app: lowq.Lowq, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(live, "LIFETIME", 0.3)
     for name in ("Mail", "a&b", "Bills"):
         app.queue(name, 1).push({"id": 1})
-
-    def names(query: str) -> set[str]:
-        events = get(address, f"/live{query}")[1].decode()
-        figures = json.loads(events.partition("data: ")[2].partition("\n")[0])
-        assert figures["total"]["length"] == 4
-        return set(figures["queues"])
-
-    assert names("") == {"Orders", "Mail", "a&b", "Bills"}
-    assert names("?queue=Mail&queue=a%26b&queue=nobody") == {"Mail", "a&b"}
-    assert names("?queue=") == set()
+    for query, names in (
+        ("", {"Orders", "Mail", "a&b", "Bills"}), ("?queue=Mail&queue=a%26b&queue=nobody", {"Mail", "a&b"}),
+        ("?queue=", set()),
+    ):  # fmt: skip
+        status, events = get(address, f"/live{query}")
+        assert (status, events.endswith(b"retry: 500\n\n")) == (200, True)
+        figures = json.loads(events.decode().partition("data: ")[2].partition("\n")[0])
+        assert (figures["total"]["length"], set(figures["queues"])) == (4, names)
 
 
 def test_what_is_fetched_again_is_read_once_for_all_viewers(app: lowq.Lowq, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,70 +99,87 @@ def test_what_is_fetched_again_is_read_once_for_all_viewers(app: lowq.Lowq, monk
     assert "<b>" not in pages[1].text
 
 
-class Timers:
-    """Counts the timers that an event loop is given, and the reads that streams ask for."""
+class Viewer:
+    """Somebody who watches a stream of an application that is called as servers call it, in this event loop."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, context: AppContext) -> None:
-        #: Seconds, of each timer.
-        self.started: list[float] = []
-        self.asked = 0
-        loop, watch = asyncio.get_running_loop(), context.stats_cache.watch
-        call_at = loop.call_at
+    def __init__(self, dashboard: Any) -> None:
+        headers = [(b"host", b"127.0.0.1")]
+        scope = {"type": "http", "method": "GET", "path": "/live", "raw_path": b"/live", "query_string": b"",
+                 "headers": headers, "server": ("127.0.0.1", 80), "client": ("127.0.0.1", 5)}  # fmt: skip
+        self._sent: asyncio.Queue[Any] = asyncio.Queue()
+        self._stays = asyncio.Event()
+        self.served = asyncio.ensure_future(dashboard(scope, self._receive, self._sent.put))
 
-        def counted(when: float, *args: Any, **options: Any) -> asyncio.TimerHandle:
-            self.started.append(when - loop.time())
-            return call_at(when, *args, **options)
+    async def _receive(self) -> Any:
+        await self._stays.wait()
 
-        async def asked() -> Snapshot:
-            self.asked += 1
-            return await watch()
+    async def event(self) -> Any:
+        """The figures of the next event."""
+        while True:
+            message = await self._sent.get()
+            if body := message.get("body"):
+                name, _, data = body.decode().partition("\ndata: ")
+                assert name == "event: figures"
+                return json.loads(data)
 
-        monkeypatch.setattr(loop, "call_at", counted)
-        monkeypatch.setattr(context.stats_cache, "watch", asked)
+
+async def turns() -> None:
+    """The event loop has nothing left to do by itself."""
+    for _ in range(100):
+        await asyncio.sleep(0)
+
+
+@pytest.fixture
+def lasting(app: lowq.Lowq, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A dashboard whose streams and snapshots last longer than any test."""
+    monkeypatch.setattr(live, "LIFETIME", NEVER)
+    monkeypatch.setattr(stats_cache, "INTERVAL", NEVER)
+    app.queue("Orders", 3).push({"id": 1})
+    return lowq_web.create_app(app)
 
 
 def test_a_stream_wakes_for_a_new_snapshot_and_for_the_end_of_the_server_and_for_nothing_else(
-    app: lowq.Lowq, monkeypatch: pytest.MonkeyPatch
+    lasting: Any, app: lowq.Lowq, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(live, "LIFETIME", 3600.0)
-    monkeypatch.setattr(stats_cache, "INTERVAL", 3600.0)
-    app.queue("Orders", 3).push({"id": 1})
-    dashboard = lowq_web.create_app(app)
-    context: AppContext = dashboard.state.context
+    context: AppContext = lasting.state.context
+    asked, watch = [0], context.stats_cache.watch
+
+    async def counted() -> Snapshot:
+        asked[0] += 1
+        return await watch()
 
     async def run() -> None:
-        events = live._events(Request({"type": "http", "app": dashboard}))
-        assert (await anext(events)).startswith("event: figures\n")
-        timers = Timers(monkeypatch, context)
-        coming = asyncio.ensure_future(anext(events, "end"))
-        for _ in range(100):  # turns of the event loop
-            await asyncio.sleep(0)
-        # Only the snapshot that it has sent, which woke it, too, while it was awaited.
-        assert (len(timers.started), timers.asked, coming.done()) == (2, 1, False)
+        loop, timers = asyncio.get_running_loop(), list[float]()
+        call_at = loop.call_at
+
+        def noted(when: float, *args: Any, **options: Any) -> asyncio.TimerHandle:
+            timers.append(when - loop.time())
+            return call_at(when, *args, **options)
+
+        viewer = Viewer(lasting)
+        assert (await viewer.event())["total"]["length"] == 1
+        await turns()
+        monkeypatch.setattr(context.stats_cache, "watch", counted)
+        monkeypatch.setattr(loop, "call_at", noted)
+        app.queue("Orders").push({"id": 2})
         context.stats_cache.forget()
         await asyncio.to_thread(context.stats_cache.figures)  # as a page does after an action
-        assert (await coming).startswith("event: figures\n")
-        asked = timers.asked
-        assert asked == 2
-        coming = asyncio.ensure_future(anext(events, "end"))
-        for _ in range(100):
-            await asyncio.sleep(0)
+        assert (await viewer.event())["total"]["length"] == 2
+        await turns()
+        seen = asked[0]
+        assert seen <= 2, "once, and once more as that woke it"
         context.open_streams.close()
-        assert await coming == "end"
-        assert timers.asked == asked
-        assert min(timers.started) > 1, "a stream polls"
+        await viewer.served
+        assert asked[0] == seen
+        assert min(timers) > 1, "a stream polls"
 
     asyncio.run(asyncio.wait_for(run(), PATIENCE))
 
 
 def test_a_snapshot_that_comes_while_another_is_awaited_is_sent_at_once(
-    app: lowq.Lowq, monkeypatch: pytest.MonkeyPatch
+    lasting: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(live, "LIFETIME", 3600.0)
-    monkeypatch.setattr(stats_cache, "INTERVAL", 3600.0)
-    app.queue("Orders", 3).push({"id": 1})
-    dashboard = lowq_web.create_app(app)
-    context: AppContext = dashboard.state.context
+    context: AppContext = lasting.state.context
     first = context.stats_cache.figures()
     snapshots = [first, replace(first, at=first.at + 1)]
 
@@ -187,13 +193,10 @@ def test_a_snapshot_that_comes_while_another_is_awaited_is_sent_at_once(
 
     async def run() -> None:
         monkeypatch.setattr(context.stats_cache, "watch", watch)
-        events = live._events(Request({"type": "http", "app": dashboard}))
-        assert f'"at": {first.at}' in await anext(events)
-        coming = asyncio.ensure_future(anext(events))
-        for _ in range(100):
-            await asyncio.sleep(0)
-        assert coming.done(), "it waits for its interval"
-        assert f'"at": {first.at + 1}' in await coming
+        viewer = Viewer(lasting)
+        assert [(await viewer.event())["at"] for _ in range(2)] == [first.at, first.at + 1]
+        context.open_streams.close()
+        await viewer.served
 
     asyncio.run(asyncio.wait_for(run(), PATIENCE))
 

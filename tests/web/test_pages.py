@@ -446,7 +446,7 @@ class TestNodes:
             for what in ("stop", "quiet"):
                 asked = self.send(client, node.name, what)
                 assert (asked.status_code, what in parse(asked.text).find("h1").text.lower()) == (200, True)
-            assert "last node" in parse(asked.text).text
+            assert "last node" in parse(self.send(client, node.name, "quiet").text).text
             assert not node.stopping.is_set()
             assert not app.nodes()[0].quiet
             quiet = self.send(client, node.name, "quiet", sure="1")

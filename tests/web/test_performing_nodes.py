@@ -40,26 +40,17 @@ def stuck() -> Iterator[TestClient]:
 
 def answer(client: TestClient, path: str, expected: str) -> Any:
     """The answer, as soon as it says that: which thread it is comes with the next heartbeat."""
-
-    def found() -> Any:
-        answer = client.get(path)
-        return answer if expected in " ".join(answer.text.split()) else None
-
-    return until(found, f"{expected!r} on {path}")
+    return until(lambda: found if expected in (found := client.get(path)).text else None, f"{expected!r} on {path}")
 
 
-def test_the_page_of_an_id_shows_what_its_shard_is_busy_with(stuck: TestClient) -> None:
+def test_a_busy_shard_shows_three_of_its_ids_and_how_many_more(stuck: TestClient) -> None:
+    began = time.time()
     page = answer(stuck, "/queues/Orders/job?id=waiting", "which thread").text
-    assert "next of shard 0, which thread " in page
-    assert "stuck-0, stuck-1, stuck-2 and 2 more" in page
     assert 'href="/queues/Orders/job?id=stuck-1"' in page
     assert '<a href="/queues/Orders?state=taken">and 2 more</a>' in page
     why = stuck.get("/api/v1/queues/Orders/job?id=waiting").json()["why"]
     assert (why["reason"], why["in_flight"], why["in_flight_ids"]) == ("busy", 5, ["stuck-0", "stuck-1", "stuck-2"])
-    assert abs(why["in_flight_since"] - time.time()) < 30
-
-
-def test_the_page_of_nodes_shows_that_a_batch_has_more_ids(stuck: TestClient) -> None:
+    assert began - PATIENCE < why["in_flight_since"] <= time.time()
     page = answer(stuck, "/nodes", "and 2 more").text
     assert '<a href="/queues/Orders?state=taken">and 2 more</a>' in page
     (node,) = stuck.get("/api/v1/nodes").json()["nodes"]

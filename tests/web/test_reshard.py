@@ -61,8 +61,7 @@ def test_it_is_asked_before_and_done_in_the_background(client: TestClient, app: 
     assert "/queues/Orders/reshard" in client.get("/queues/Orders").text
     asked = send(client, 8)
     assert asked.status_code == 200
-    for words in ("Change to 8 shards?", "4 shards with 40 jobs", "Pushing goes on", "An id rests while"):
-        assert words in parse(asked.text).text
+    assert {4, 8, 40} <= set(parse(asked.text).find("main").numbers)
     assert app.queue("Orders").layouts.next is None, "nothing was done yet"
     started = client.post("/queues/Orders/reshard", data=form_on(asked.text))
     assert started.status_code == 303
@@ -71,7 +70,6 @@ def test_it_is_asked_before_and_done_in_the_background(client: TestClient, app: 
     assert (task["done"], task["total"]) == (4, 4)
     stats = app.queue("Orders").stats()
     assert (stats.shards_count, stats.epoch, stats.length) == (8, 1, 40)
-    assert "Reshard Orders to 8 shards" in parse(client.get(started.headers["location"]).text).text
     entry = app.audit(action="reshard")[0]
     assert (entry.target, entry.detail["to"], entry.detail["outcome"]) == ("Orders", 8, "done")
 
@@ -79,28 +77,17 @@ def test_it_is_asked_before_and_done_in_the_background(client: TestClient, app: 
 def test_what_no_queue_can_have_is_refused_beside_the_field(
     client: TestClient, app: lowq.Lowq, queue: lowq.Queue
 ) -> None:
-    rows: list[tuple[str, str]] = [
-        ("0", "A whole number from 1 to"),
-        ("-3", "A whole number from 1 to"),
-        ("many", "A whole number from 1 to"),
-        ("", "A whole number from 1 to"),
-        ("1.5", "A whole number from 1 to"),
-        ("99999999", "A whole number from 1 to"),
-        ("9" * 5000, "A whole number from 1 to"),
-        ("٣", "A whole number from 1 to"),
-        ("4", "It has 4 already."),
-    ]
-    for (typed, reason), sure in product(rows, ["", "1"]):
-        with case(typed, reason, sure):
+    for typed, sure in product(("0", "-3", "many", "", "1.5", "99999999", "9" * 5000, "٣", "4"), ("", "1")):
+        with case(typed, sure):
             answer = send(client, typed, sure=sure)
             assert answer.status_code == 400
             page = parse(answer.text)
             field = next(each for each in page.every("input") if each.attributes.get("name") == "shards_count")
             said = next(each for each in page.every("span") if each.attributes.get("id") == "why-not")
             assert field.attributes["aria-describedby"] == "why-not"
-            assert said.text.startswith(reason)
-            assert app.queue("Orders").layouts.next is None
-            assert app.audit(action="reshard") == []
+            assert ("4 already" in said.text) is (typed == "4")
+    assert app.queue("Orders").layouts.next is None
+    assert app.audit(action="reshard") == []
 
 
 def test_a_node_that_is_strict_refuses_it(client: TestClient, app: lowq.Lowq, queue: lowq.Queue) -> None:
@@ -118,11 +105,8 @@ def test_a_node_that_is_strict_refuses_it(client: TestClient, app: lowq.Lowq, qu
 def test_how_far_it_is_is_seen_whoever_does_it(client: TestClient) -> None:
     for address in ("/queues/Orders", "/queues/Orders/reshard"):
         text = parse(client.get(address).text).text
-        assert "being resharded" in text
-        assert "from 4 to 8 shards" in text
-        assert "by ada" in text
-        assert "1 of 4 shards are moved" in text
-        assert "of 40 jobs are in their new shards" in text
+        for words in ("from 4 to 8 shards", "by ada", "1 of 4 shards", "of 40 jobs"):
+            assert words in text
     assert "being resharded" in parse(client.get("/").text).text
     found = client.get("/api/v1/queues/Orders/reshard").json()
     assert (found["shards_count"], found["to"], found["shards_moved"], found["by"]) == (4, 8, 1, "ada")
@@ -151,13 +135,6 @@ def test_what_another_has_begun_is_gone_on_with_to_that_number_alone(client: Tes
     task = ended(client, started.headers["location"].rpartition("/")[2])
     assert (task["state"], task["done"]) == ("done", 4)
     assert app.queue("Orders").stats().length == 40
-
-
-def test_no_reshard_is_under_way(client: TestClient, queue: lowq.Queue) -> None:
-    assert client.get("/api/v1/queues/Orders/reshard").json() == {
-        "shards_count": 4, "epoch": 0, "to": None, "shards_moved": 0, "jobs_left": 0, "waits_for": [],
-        "began_at": None, "by": None,
-    }  # fmt: skip
 
 
 def test_a_program_reshards_and_gets_a_task(client: TestClient, app: lowq.Lowq, queue: lowq.Queue) -> None:

@@ -71,7 +71,6 @@ def test_so_many_at_once_and_each_ends_with_its_viewer(app: lowq.Lowq, scans: Sc
             assert get(address, "/queues/Orders/shards")[0] == 200  # what looks at no more than it shows goes on
         until(partial(scans.are, 0), "end of what nobody waits for")
         scans.over.set()
-        # A look that had only not come to its next step for a while still has its place.
         until(lambda: get(address, path)[0] == 200, "a free place")
 
 

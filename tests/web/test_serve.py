@@ -11,12 +11,14 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
+import uvicorn
 
 import lowq
 from lowq_web import connections, live, serve, stats_cache
 from lowq_web.serve import Server
-from tests.integration.support import NEVER, PATIENCE, until
 from tests.rows import case
+from tests.tiers import often
+from tests.waiting import NEVER, PATIENCE, until
 from tests.web.served import Stream, connected, get
 
 #: Seconds instead of those that slow clients get.
@@ -29,22 +31,44 @@ UPLOAD = (
 
 
 @contextmanager
-def serving(app: lowq.Lowq, **options: Any) -> Iterator[Server]:
+def serving(app: lowq.Lowq, **options: Any) -> Iterator["Serving"]:
     """It serves in a thread."""
-    server = Server(app, "127.0.0.1", 0, **options)
-    thread = threading.Thread(target=server.run)
+    found = Serving(app, **options)
+    thread = threading.Thread(target=found.server.run)
     thread.start()
     try:
-        yield server
+        yield found
     finally:
-        server._server.should_exit = True
+        until(lambda: found.uvicorn.started, "server")
+        found.uvicorn.should_exit = True
         thread.join(PATIENCE)
         assert not thread.is_alive()
 
 
-def connect(server: Server) -> socket.socket:
-    parts = urlsplit(server.url)
-    return socket.create_connection((parts.hostname or "", parts.port or 0), timeout=PATIENCE)
+class Serving:
+    """A server, with that of uvicorn within it."""
+
+    def __init__(self, app: lowq.Lowq, **options: Any) -> None:
+        made: list[uvicorn.Server] = []
+        begin = uvicorn.Server.__init__
+
+        def noted(server: uvicorn.Server, *args: Any, **more: Any) -> None:
+            made.append(server)
+            begin(server, *args, **more)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(uvicorn.Server, "__init__", noted)
+            self.server = Server(app, "127.0.0.1", 0, **options)
+        (self.uvicorn,) = made
+        self.url = self.server.url
+
+    @property
+    def connections(self) -> set[Any]:
+        return self.uvicorn.server_state.connections
+
+    def connect(self) -> "closing[socket.socket]":
+        parts = urlsplit(self.url)
+        return closing(socket.create_connection((parts.hostname or "", parts.port or 0), timeout=PATIENCE))
 
 
 def ends(connection: socket.socket) -> bytes:
@@ -58,16 +82,12 @@ def ends(connection: socket.socket) -> bytes:
     return came
 
 
-def open_connections(server: Server) -> set[Any]:
-    return server._server.server_state.connections
-
-
 def test_answers_are_not_held_back(app: lowq.Lowq) -> None:
     """Nagle's algorithm would keep the body until the headers are acknowledged: 40 ms on a connection that is kept."""
     with serving(app) as server, connected(server.url) as connection:
         connection.request("GET", "/healthz")
         assert connection.getresponse().read()
-        (accepted,) = open_connections(server)
+        (accepted,) = server.connections
         transport = accepted.transport.get_extra_info("socket")
         assert transport.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
@@ -91,10 +111,10 @@ class TestSlowClients:
         for sent in requests:
             with case(sent):
                 caplog.clear()
-                with serving(app) as server, closing(connect(server)) as connection:
+                with serving(app) as server, server.connect() as connection:
                     connection.sendall(sent)
                     ends(connection)
-                    until(lambda: not open_connections(server), "end of the connection")
+                    until(lambda: not server.connections, "end of the connection")
                 assert "Traceback" not in caplog.text
 
     def test_an_upload_that_is_broken_off_is_no_error(
@@ -103,34 +123,34 @@ class TestSlowClients:
         for name in ("HEADERS", "BODY"):
             monkeypatch.setattr(connections, name, NEVER)  # it is the client who ends it
         with serving(app) as server:
-            with closing(connect(server)) as connection:
+            with server.connect() as connection:
                 connection.sendall(UPLOAD)
-                until(lambda: open_connections(server), "connection")
-            until(lambda: not open_connections(server), "end of the connection")
+                until(lambda: server.connections, "connection")
+            until(lambda: not server.connections, "end of the connection")
         assert "Traceback" not in caplog.text
 
     def test_what_comes_drop_by_drop_gets_no_more_time(self, app: lowq.Lowq) -> None:
-        with serving(app) as server, closing(connect(server)) as connection:
+        with serving(app) as server, server.connect() as connection:
             connection.sendall(b"GET /healthz HTTP/1.1\r\nX-Slow: ")
 
-            def drop() -> bool:
+            def is_closed() -> bool:
                 try:
                     connection.sendall(b"x")
                 except OSError:
                     return True
                 return False
 
-            until(drop, "end of the connection")
+            until(is_closed, "end of the connection")
 
     def test_a_reader_who_takes_nothing_is_not_waited_for(self, app: lowq.Lowq) -> None:
         app.queue("Big", 1).push({"id": n, "payload": "x" * 50_000, "delay": 60} for n in range(100))
-        with serving(app) as server, closing(connect(server)) as connection:
+        with serving(app) as server, server.connect() as connection:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             ask = b"GET /api/v1/queues/Big/jobs?limit=1000 HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
             connection.sendall(ask * 20)
             # Not that the connection is open, which it is for a moment only.
-            until(lambda: server._server.server_state.total_requests, "a request")
-            until(lambda: not open_connections(server), "end of the connection")
+            until(lambda: server.uvicorn.server_state.total_requests, "a request")
+            until(lambda: not server.connections, "end of the connection")
 
     def test_who_is_served_is_let_be(self, app: lowq.Lowq) -> None:
         """A page that is live sends nothing for long."""
@@ -143,13 +163,13 @@ class TestSlowClients:
     ) -> None:
         monkeypatch.setattr(connections, "HEADERS", NEVER)  # or the first ones go before the last one comes
         with ExitStack() as stack, serving(app, max_connections=5) as server:
-            first = [stack.enter_context(closing(connect(server))) for _ in range(5)]
-            until(lambda: len(open_connections(server)) == 5, "connections")
-            late = stack.enter_context(closing(connect(server)))
+            first = [stack.enter_context(server.connect()) for _ in range(5)]
+            until(lambda: len(server.connections) == 5, "connections")
+            late = stack.enter_context(server.connect())
             assert ends(late).startswith(b"HTTP/1.1 503 ")
             for connection in first:
                 connection.close()
-            until(lambda: not open_connections(server), "end of the connections")
+            until(lambda: not server.connections, "end of the connections")
             assert get(server.url, "/healthz")[0] == 200
 
 
@@ -164,64 +184,50 @@ def test_streams_end_with_the_server(app: lowq.Lowq, monkeypatch: pytest.MonkeyP
         assert [stream.event()[0] for stream in streams] == ["end"] * 3
 
 
-def test_there_are_no_more_connections_than_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(resource, "getrlimit", lambda _: (200, 4096))
-    assert serve._affordable(256) == 200 - serve.OTHER_FILES
-    monkeypatch.setattr(resource, "getrlimit", lambda _: (1024, 4096))
-    assert serve._affordable(256) == 256
+def test_there_are_no_more_connections_than_files(
+    app: lowq.Lowq, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for files, said in ((1024, None), (200, (200 - serve.OTHER_FILES, 256, 200))):
+        monkeypatch.setattr(resource, "getrlimit", lambda _, files=files: (files, 4096))
+        caplog.clear()
+        with serving(app, max_connections=256):
+            pass
+        (args,) = [record.args for record in caplog.records] or [None]
+        assert args == said
 
 
-#: Serves, and is interrupted while its event loop is being made.
-INTERRUPTED = """
+#: Serves; gets a signal while its event loop is being made, or once it serves; and counts the calls of its own handler.
+SIGNALLED = """
 import asyncio, os, signal, sys
-import lowq
+import lowq, uvicorn
 from lowq_web.serve import Server
+
+number, calls, main_loop = signal.{name}, [], uvicorn.Server.main_loop
 
 class Loop(asyncio.SelectorEventLoop):
     def __init__(self):
-        os.kill(os.getpid(), signal.{name})
+        os.kill(os.getpid(), number)
         super().__init__()
 
-signal.signal(signal.{name}, signal.default_int_handler)  # whoever runs the tests may ignore it
-server = Server(lowq.Lowq(redis_url="memory://interrupted"), "127.0.0.1", 0)
-server._server.config.get_loop_factory = lambda: Loop
+async def signalled(server):
+    os.kill(os.getpid(), number)
+    await main_loop(server)
+
+signal.signal(number, {handler})  # whoever runs the tests may ignore it
+{patch}
 try:
-    server.run()
+    Server(lowq.Lowq(redis_url="memory://signalled"), "127.0.0.1", 0).run()
 except KeyboardInterrupt:
-    print("ended")
-"""
-
-
-@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
-def test_a_signal_while_it_starts_ends_it_without_a_traceback(name: str) -> None:
-    program = [sys.executable, "-c", INTERRUPTED.format(name=name)]
-    ran = subprocess.run(program, capture_output=True, text=True, timeout=PATIENCE, check=False)
-    assert (ran.returncode, ran.stdout, ran.stderr) == (0, "ended\n", "")
-
-
-#: Serves, gets a signal once it does, and counts how often its own handler is called.
-COUNTING = """
-import os, signal
-import lowq
-from lowq_web.serve import Server
-
-calls = []
-signal.signal(signal.{name}, lambda *_: calls.append(1))
-server = Server(lowq.Lowq(redis_url="memory://counting"), "127.0.0.1", 0)
-main_loop = server._server.main_loop
-
-async def signalled():
-    os.kill(os.getpid(), signal.{name})
-    await main_loop()
-
-server._server.main_loop = signalled
-server.run()
+    calls.append(1)
 print(len(calls))
 """
+STARTING = {"handler": "signal.default_int_handler", "patch": "uvicorn.Config.get_loop_factory = lambda self: Loop"}
+SERVING = {"handler": "lambda *_: calls.append(1)", "patch": "uvicorn.Server.main_loop = signalled"}
 
 
-@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
-def test_whoever_runs_it_gets_a_signal_once(name: str) -> None:
-    program = [sys.executable, "-c", COUNTING.format(name=name)]
+@pytest.mark.parametrize("when", [STARTING, SERVING], ids=["starting", "serving"])
+@pytest.mark.parametrize("name", often(["SIGINT", "SIGTERM"], ["SIGTERM"]))
+def test_whoever_runs_it_gets_a_signal_once_and_no_traceback(name: str, when: dict[str, str]) -> None:
+    program = [sys.executable, "-c", SIGNALLED.format(name=name, **when)]
     ran = subprocess.run(program, capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert (ran.returncode, ran.stdout, ran.stderr) == (0, "1\n", "")

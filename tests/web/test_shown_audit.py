@@ -36,10 +36,6 @@ def test_entries_are_shown_newest_first(app: lowq.Lowq, browse: Open) -> None:
         assert row["When"].text == "now" or row["When"].text.endswith("ago")
 
 
-def test_an_empty_log_says_so(browse: Open) -> None:
-    assert "Nobody has done anything here yet." in Reader(browse()).page("/audit").text
-
-
 @pytest.fixture
 def client(browse: Open) -> TestClient:
     client = browse()
@@ -47,33 +43,8 @@ def client(browse: Open) -> TestClient:
     return client
 
 
-def test_what_is_done_on_pages_is_in_the_log(app: lowq.Lowq, client: TestClient) -> None:
-    hand, now = Hand(app, "Orders", 3), time.time()
-    for n in range(6):
-        hand.push(f"job-{n}", now + 1000)
-    reader = Reader(client)
-    for form in (
-        {"do": "perform_now selected", "id": ["job-0", "job-1"]},
-        {"do": "bury selected", "id": ["job-2", "job-3", "gone"], "reason": "out of stock"},
-        {"do": "kick selected", "id": ["job-2"]},
-        {"do": "delete selected", "id": ["job-4"]},
-    ):
-        assert act(client, "/queues/Orders/act", **form).status_code == 303
-    client.post("/queues/Orders/pause")
-    client.post("/queues/Orders/resume")
-    rows = reader.page("/audit").table("When", "Who", "Did")
-    assert [(row["Did"].text, row["Jobs"].text) for row in rows] == [
-        ("resume", ""), ("pause", ""), ("delete", "1"), ("retry now", "1"), ("bury", "2"), ("run now", "2"),
-    ]  # fmt: skip
-    assert {(row["Who"].text, row["To"].text) for row in rows} == {("anonymous", "Orders")}
-    buried = rows[4]["Detail"].text
-    assert "job-2" in buried
-    assert "out of stock" in buried
-
-
 def test_tasks_are_listed_with_what_they_did(app: lowq.Lowq, client: TestClient) -> None:
     reader = Reader(client)
-    assert "Nothing has run" in reader.page("/tasks").text
     hand, now = Hand(app, "Orders", 3), time.time()
     for n in range(7):
         hand.push(f"old-{n}", now + 1000)
@@ -116,24 +87,18 @@ def test_entries_lead_to_what_was_acted_on(app: lowq.Lowq, browse: Open) -> None
 
 
 def test_entries_are_filtered_and_come_page_by_page(app: lowq.Lowq, browse: Open) -> None:
-    for number in range(230):
+    for number in range(130):
         app.note("ann", "kick" if number % 2 else "bury", "Orders", number)
     app.note("bob", "pause", "Mails")
     reader = Reader(browse())
-    counts = [row["Jobs"].text for row in reader.rows("/audit?who=ANN&action=kick", "Who", "Jobs")]
-    assert counts == [str(number) for number in range(229, 0, -2)]
-    assert len(reader.rows("/audit", "Who", "Jobs")) == 231
-    (row,) = reader.rows("/audit?target=Mails&since=-1h", "Who", "To")
-    assert row["Who"].text == "bob"
+    assert len(reader.rows("/audit", "Who", "Jobs")) == 131
+    rows = reader.rows("/audit?who=ANN&action=kick&target=Orders&since=-1h", "Who", "Jobs")
+    assert [row["Jobs"].number for row in rows] == list(range(129, 0, -2))
     page = reader.page("/audit?who=bob&until=-1h")
-    assert "No entry matches." in page.text
+    assert not list(page.find("main").every("table"))
     assert next(page.find("form", has="Who").every("input")).attributes["value"] == "bob"
-
-
-def test_a_time_that_is_none_is_said(app: lowq.Lowq, browse: Open) -> None:
-    reader = Reader(browse())
-    for query, label in (("since=soon", "From"), ("until=1e400", "To"), ("after=x", "cursor")):
-        assert label in reader.page(f"/audit?{query}", 400).find("p", has="is").text
+    for query in ("since=soon", "until=1e400", "after=x"):
+        reader.page(f"/audit?{query}", 400)
 
 
 def test_who_acts_is_shown_with_the_address_behind_the_proxy(app: lowq.Lowq, browse: Open) -> None:

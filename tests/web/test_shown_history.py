@@ -129,47 +129,9 @@ def test_the_numbers_behind_the_lines(world: World) -> None:
                 assert [nothing[name] for name in NAMES] == [None, None, None]
 
 
-def test_the_span_that_is_shown_is_marked_and_the_others_are_linked(world: World) -> None:
-    for address in ("/", "/queues/Orders"):
-        page = world.reader.page(address)
-        (spans,) = (nav for nav in page.every("nav") if nav.attributes.get("aria-label") == "Span")
-        links = {link.text: link.link for link in spans.every("a")}
-        assert list(links) == ["Hour", "Day", "30 days"]
-        seen = {}
-        for word, link in links.items():
-            page = world.reader.page(link)
-            marked = [item.text for item in page.every("a") if item.attributes.get("aria-current") == "true"]
-            assert marked == [word]
-            seen[word] = any(drawn(page).values())
-        # What is long past for one span is in the longer ones, where they are not too coarse for a line.
-        assert seen[{"hour": "Hour", "day": "Day", "month": "30 days"}[world.span]]
-        assert not any(list(seen.values())[: list(STEPS).index(world.span)])
-
-
 def test_no_record_no_line(browse: Open, app: lowq.Lowq) -> None:
     app.queue("Orders", 1).push({"id": 1})
-    page = Reader(browse()).page("/")
-    assert drawn(page) == {name: [] for name in NAMES}
-    assert "No worker has run anything in the last hour" in page.text
-
-
-def test_history_is_there_again_after_a_reload_and_a_restart(redis_url: str) -> None:
-    def heights(reader: Reader) -> dict[str, list[list[float]]]:
-        return {
-            name: [[round(y, 3) for _, y in piece] for piece in pieces]
-            for name, pieces in drawn(reader.page("/")).items()
-        }
-
-    app = lowq.Lowq(redis_url=redis_url)
-    fill(app, "hour")
-    reader = Reader(TestClient(lowq_web.create_app(app), base_url="http://127.0.0.1"))
-    seen = heights(reader)
-    assert all(map(any, seen.values()))
-    assert heights(reader) == seen
-    app.close()
-    again = lowq.Lowq(redis_url=redis_url)
-    assert heights(Reader(TestClient(lowq_web.create_app(again), base_url="http://127.0.0.1"))) == seen
-    again.close()
+    assert drawn(Reader(browse()).page("/")) == {name: [] for name in NAMES}
 
 
 def test_rates_are_measured_from_one_look_to_the_next(

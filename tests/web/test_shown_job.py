@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 import lowq
-from lowq.errors import JobError
-from tests.web.conftest import Open
+from tests.rows import case
+from tests.web.conftest import Open, dashboard
 from tests.web.hand import Hand
 from tests.web.shown import Element, Reader
 
@@ -136,25 +136,22 @@ def test_in_flight_newly_pushed_and_in_the_morgue_each_have_their_own(hand: Hand
     assert buttons(page) == ["Run now", "Retry now", "Bury", "Delete"]
 
 
-@pytest.mark.parametrize(
-    ("state", "expected"),
-    [
-        ("scheduled", ["Run now", "Bury", "Delete"]),
-        ("due", ["Bury", "Delete"]),
-        ("taken", []),
+def test_what_may_be_done_depends_on_where_it_is() -> None:
+    rows: list[tuple[str, list[str]]] = [
+        ("scheduled", ["Run now", "Bury", "Delete"]), ("due", ["Bury", "Delete"]), ("taken", []),
         ("morgue", ["Retry now", "Delete"]),
-    ],
-)
-def test_what_may_be_done_depends_on_where_it_is(hand: Hand, reader: Reader, state: str, expected: list[str]) -> None:
-    now = time.time()
-    hand.push("order-7", now + 500 if state == "scheduled" else now - 500)
-    if state == "taken":
-        hand.take(["order-7"], now - 500)
-    if state == "morgue":
-        hand.queue.bury("order-7")
-    page = reader.page(PAGE)
-    assert {"taken": "running", "morgue": "dead"}.get(state, state) in page.find("h1").text
-    assert buttons(page) == expected
+    ]  # fmt: skip
+    for state, expected in rows:
+        with case(state), dashboard() as (app, client):
+            hand, now = Hand(app, "Orders", 3), time.time()
+            hand.push("order-7", now + 500 if state == "scheduled" else now - 500)
+            if state == "taken":
+                hand.take(["order-7"], now - 500)
+            if state == "morgue":
+                hand.queue.bury("order-7")
+            page = Reader(client).page(PAGE)
+            assert {"taken": "running", "morgue": "dead"}.get(state, state) in page.find("h1").text
+            assert buttons(page) == expected
 
 
 def test_its_shard_and_owner_are_shown(hand: Hand, reader: Reader) -> None:
@@ -171,19 +168,3 @@ def test_its_shard_and_owner_are_shown(hand: Hand, reader: Reader) -> None:
     page = reader.page(PAGE)
     assert page.facts["Owner"].text == "zzzzzz999999"
     assert "behind 4" in page.find("section", has="Why is it not running?").text
-
-
-def test_a_long_payload_leads_to_all_of_it(hand: Hand, reader: Reader) -> None:
-    later = time.time() + 60
-    hand.push("order-7", later, ["first"], 1)
-    hand.push("order-7", later, "x" * 5000, 2)
-    items = [item for item in place(reader.page(PAGE), "Queued").every("li") if "show all" in item.text]
-    assert len(items) == 1
-    assert "5,002 characters" in items[0].text
-    assert reader.page(items[0].link).text == '"' + "x" * 5000 + '"'
-
-
-def test_an_id_that_nobody_can_have_is_refused(hand: Hand, reader: Reader) -> None:
-    with pytest.raises(JobError):
-        hand.queue.places("x" * 513)
-    assert "513 bytes" in reader.page("/queues/Orders/job?id=" + "x" * 513, 400).text

@@ -12,7 +12,6 @@ import lowq_web
 from lowq.store import memory_store
 from lowq.store.embedded import serving
 from tests.redis_server import RedisServer
-from tests.web.conftest import Open
 from tests.web.shown import Element, Reader
 
 
@@ -42,11 +41,11 @@ def size(text: str) -> float:
     return float(number) * {"B": 1, "kB": 2**10, "MB": 2**20, "GB": 2**30}[unit]
 
 
-def test_an_embedded_store_that_listens_is_warned_of_for_nothing() -> None:
-    with serving(memory_store("memory://")) as url:
-        shown = card(url)
-    assert warnings(shown) == []
-    assert shown.facts["Memory"].text == "unknown"
+def test_an_embedded_store_has_nothing_to_show_and_is_warned_of_for_nothing() -> None:
+    with serving(memory_store("memory://")) as listening:
+        assert warnings(card(listening)) == []
+    shown = card("memory://shown")
+    assert (warnings(shown), shown.facts["Version"].text) == ([], "embedded store")
 
 
 def test_eviction_and_no_persistence_are_warned_of(server: RedisServer) -> None:
@@ -69,19 +68,13 @@ def test_eviction_and_no_persistence_are_warned_of(server: RedisServer) -> None:
     assert "lost" in forgets
 
 
-def test_snapshots_alone_are_warned_of() -> None:
-    with RedisServer(save="3600 100000") as server:
-        with redis.Redis.from_url(server.url) as client:
-            client.save()
-        shown = card(server.url)
-    assert (shown.facts["Persistence"].text, shown.facts["Eviction"].text) == ("RDB snapshots", "noeviction")
-    (forgets,) = warnings(shown)
-    assert "appendonly is off: what was pushed since the last snapshot is lost" in forgets
-
-
-def test_a_server_that_is_set_up_well_is_not_warned_of(server: RedisServer) -> None:
+def test_a_server_that_is_set_up_well_is_not_warned_of_and_snapshots_alone_are(server: RedisServer) -> None:
     with redis.Redis.from_url(server.url) as client:
         client.config_set("maxmemory-policy", "noeviction")
+        client.config_set("save", "3600 100000")
+        shown = card(server.url)
+        (forgets,) = warnings(shown)
+        assert (shown.facts["Persistence"].text, "appendonly is off" in forgets) == ("RDB snapshots", True)
         client.config_set("appendonly", "yes")
         try:
             shown = card(server.url)
@@ -89,6 +82,7 @@ def test_a_server_that_is_set_up_well_is_not_warned_of(server: RedisServer) -> N
             assert warnings(shown) == []
         finally:
             client.config_set("appendonly", "no")
+            client.config_set("save", "")
             client.config_set("maxmemory-policy", "allkeys-lru")
 
 
@@ -105,10 +99,3 @@ def test_memory_that_is_nearly_used_up_is_warned_of(server: RedisServer) -> None
             client.delete("ballast")
             client.config_set("maxmemory", "200mb")
             client.config_set("maxmemory-policy", "allkeys-lru")
-
-
-def test_an_embedded_store_has_nothing_to_show(browse: Open) -> None:
-    page = Reader(browse()).page("/")
-    assert page.facts["Version"].text == "embedded store"
-    assert "Eviction" not in page.facts
-    assert warnings(page) == []

@@ -1,5 +1,6 @@
 """Which batches are stuck: on the first page, in the API, by the command line, the doctor and `why`."""
 
+import math
 import time
 from typing import Any
 
@@ -10,8 +11,9 @@ import lowq
 import lowq_web
 from lowq.cli import main
 from lowq.inspection.stuck import StuckLimits
-from lowq.metrics.counters import BOUNDS, Counted, bucket_of, record_call
-from lowq.store.keys import history_key
+from lowq.metrics.counters import BOUNDS
+from tests.recorded import record
+from tests.rows import case
 from tests.web.hand import Hand, heartbeat
 from tests.web.shown import Reader
 
@@ -25,13 +27,8 @@ def client(app: lowq.Lowq) -> TestClient:
 
 def performed(app: lowq.Lowq, queue: str, seconds: float, count: int = 100) -> None:
     """The history says that so many performs took so long."""
-    lengths = [0] * (len(BOUNDS) + 1)
-    before = Counted(0, 0, 0.0, tuple(lengths))
-    lengths[bucket_of(seconds)] = count
-    after = Counted(count, 0, seconds * count, tuple(lengths))
-    key = history_key("lowq", queue)
-    call = record_call(key, before, after, 5.0, 0.0)
-    app.client.run(call.script, call.key, *call.args)
+    bound = next((bound for bound in BOUNDS if seconds <= bound), math.inf)
+    record(app, queue, processed=count, runs={bound: count}, run_seconds=seconds * count)
 
 
 def runs(queue: str, shard: int, ids: list[str], seconds: float, count: int | None = None) -> dict[str, Any]:
@@ -55,25 +52,19 @@ def test_a_batch_is_stuck_after_a_minute_and_ten_times_what_its_queue_takes(app:
     assert [batch.limit for batch in found] == [300.0, 60.0]
 
 
-def test_of_a_queue_whose_batches_take_longer_than_is_counted_their_average_counts(app: lowq.Lowq) -> None:
-    app.queue("long", 2).push("a")
-    performed(app, "long", 1000.0)  # counts as over 5 min
-    heartbeat(
-        app, "node:1:aaaaaa", time.time(), threads=2,
-        performing=[runs("long", 0, ["a"], 9990.0), runs("long", 1, ["b"], 10_010.0)],
-    )  # fmt: skip
-    assert [(batch.ids, batch.limit) for batch in app.stuck()] == [(("b",), 10_000.0)]
-
-
-def test_one_long_batch_of_a_new_queue_does_not_hide_the_next(app: lowq.Lowq) -> None:
-    performed(app, "new", 400.0, count=1)
-    heartbeat(app, "node:1:aaaaaa", time.time(), threads=1, performing=[runs("new", 0, ["a"], 4001.0)])
-    assert [batch.limit for batch in app.stuck()] == [4000.0]
-
-
-def test_of_a_queue_without_a_history_a_minute_counts(app: lowq.Lowq) -> None:
-    heartbeat(app, "node:1:aaaaaa", time.time(), threads=1, performing=[runs("new", 0, ["a"], 61.0)])
-    assert [batch.queue for batch in app.stuck()] == ["new"]
+def test_without_a_history_a_minute_counts_and_beyond_what_is_counted_the_average(app: lowq.Lowq) -> None:
+    rows: list[tuple[float, int, float, float]] = [
+        # Of performs that took so long, so many: what is stuck after so many seconds, and is not after so many.
+        (1000.0, 100, 10_000.0, 9_990.0), (400.0, 1, 4000.0, 3990.0), (0.0, 0, 60.0, 59.0),
+    ]  # fmt: skip
+    for number, (took, count, limit, less) in enumerate(rows):
+        with case(took, count):
+            queue = f"queue-{number}"
+            if count:
+                performed(app, queue, took, count)
+            batches = [runs(queue, 0, ["a"], less), runs(queue, 1, ["b"], limit + 10)]
+            heartbeat(app, "node:1:aaaaaa", time.time(), threads=2, performing=batches)
+            assert [(batch.ids, batch.limit) for batch in app.stuck()] == [(("b",), limit)]
 
 
 def test_the_first_page_names_it_with_all_its_ids_and_what_waits_behind_it(app: lowq.Lowq, client: TestClient) -> None:
@@ -111,18 +102,6 @@ def test_the_first_page_says_nothing_of_it_while_nothing_is(app: lowq.Lowq, clie
     heartbeat(app, "shop:1:aaaaaa", time.time(), threads=1, performing=[runs("Orders", 0, ["a"], 5.0)])
     assert "Stuck" not in Reader(client).page("/").text
     assert client.get("/api/v1/stuck").json()["batches"] == []
-
-
-def test_foreign_details_of_a_node_do_no_harm(app: lowq.Lowq, client: TestClient) -> None:
-    app.queue("Orders", 1).push("a")
-    heartbeat(
-        app, "shop:1:aaaaaa", time.time(), threads="many",
-        performing=[5, {"queue": "Orders", "shard": 99999, "seconds": 99}, runs("Orders", 0, ["a"], float("1e300"))],
-        longest_tasks={"queue": "Orders"},
-    )  # fmt: skip
-    assert client.get("/").status_code == 200
-    assert client.get("/metrics").status_code == 200
-    assert client.get("/api/v1/stuck").status_code == 200
 
 
 def test_all_threads_are_stuck_when_each_is_and_their_queues_are_known(app: lowq.Lowq) -> None:
