@@ -3,7 +3,6 @@
 import asyncio
 import itertools
 import threading
-import time
 import traceback
 import weakref
 from collections import deque
@@ -31,12 +30,14 @@ from lowq.errors import (
 from lowq.producer import CHUNK_JOBS
 from lowq.queue import Queue
 from lowq.sharding import shard_of
-from lowq.store import Call, Client, caller_limit, client, pool
+from lowq.store import Call, Client, client, pool
 from lowq.store.keys import queues_key, shard_prefix
+from tests.batches import Batch, within_batch
 from tests.contract.support import emptied_app
 from tests.redis_server import RedisServer
 from tests.rows import case
 from tests.tiers import real_redis_often
+from tests.waiting import NEVER
 
 #: More than two chunks.
 MANY = 20_000
@@ -108,49 +109,33 @@ class TestJobsIn:
             with case(form):
                 queue = app.queue(f"Orders{number}", 3)
                 assert queue.push(form([{"id": 1}, {"id": 2}, {"id": 1, "payload": "x"}])) == 3
+                assert queue.push(form([])) == 0
                 assert all_ids(queue) == {"1", "2"}
-
-    def test_nothing(self, app: lowq.Lowq) -> None:
-        nothings: tuple[Iterable[Any], ...] = ([], (), iter(()))
-        for number, nothing in enumerate(nothings):
-            with case(nothing):
-                queue = app.queue(f"Orders{number}", 3)
-                assert queue.push(nothing) == 0
-                assert queue.stats().length == 0
 
     def test_what_is_returned_counts_payloads_not_ids(self, queue: Queue) -> None:
         assert queue.push([{"id": 1, "payload": version} for version in range(10)]) == 10
         assert queue.push({"id": 1, "payload": 0}) == 1  # accepted, and merged
         assert len(payloads(queue, 1)) == 10
 
-    def test_what_is_no_iterable_of_jobs_is_refused(self, queue: Queue) -> None:
-        wrong: Any
-        for wrong in (None, b"id", 1.5):
-            message = "queue 'Orders': jobs are one mapping or an iterable of mappings, not"
-            with case(wrong), pytest.raises(JobError, match=message):
-                queue.push(wrong)
-
-    def test_a_workers_perform_async_takes_jobs_alone(self, app: lowq.Lowq) -> None:
-        @app.worker
+    def test_what_is_no_iterable_of_jobs_is_refused(self, app: lowq.Lowq, queue: Queue) -> None:
+        @app.worker(queue_name="Orders", shards_count=3)
         class Orders(lowq.Worker[int]):
             def perform(self, payloads_by_id: dict[str, list[int]]) -> None: ...
 
         wrong: Any
         message = "queue 'Orders': jobs are one mapping or an iterable of mappings, not"
-        for wrong in (5, "id", UUID(int=5), None, b"id", 1.5):
-            with case(wrong):
-                for push in Orders.perform_async, lambda jobs: asyncio.run(Orders.aperform_async(jobs)):
-                    with pytest.raises(JobError, match=message):
-                        push(wrong)
-                assert Orders.queue.stats().length == 0
-
-    def test_an_iterable_of_something_else_is_refused(self, queue: Queue) -> None:
-        wrong: Any
+        for wrong in (None, b"id", 1.5, 5, "id", UUID(int=5)):
+            pushes: list[Callable[..., int]] = [Orders.perform_async, in_a_loop(Orders.aperform_async)]
+            if not isinstance(wrong, int | str | UUID):
+                pushes.append(queue.push)
+            for push in pushes:
+                with case(wrong), pytest.raises(JobError, match=message):
+                    push(wrong)
         for wrong in ([1], ["id"], [None], {1, 2}, [("id", 1)], [[{"id": 1}]]):
-            with case(wrong):
-                with pytest.raises(JobError, match=r"queue 'Orders': .*mapping"):
-                    queue.push(wrong)
-                assert queue.stats().length == 0
+            for push in (in_a_loop(queue.apush), queue.push):
+                with case(wrong), pytest.raises(JobError, match=r"queue 'Orders': .*mapping"):
+                    push(wrong)
+        assert queue.stats().length == 0
 
     def test_defaults(self, queue: Queue) -> None:
         before = datetime.now(UTC).timestamp()
@@ -230,11 +215,6 @@ class TestJobsIn:
 
 
 class TestOrder:
-    def test_two_pushes_for_one_id_keep_their_order(self, queue: Queue) -> None:
-        for version in range(50):
-            queue.push({"id": 1, "payload": 49 - version})
-        assert payloads(queue, 1) == list(range(49, -1, -1))
-
     def test_jobs_of_one_push_keep_their_order(self, queue: Queue) -> None:
         queue.push({"id": 1, "payload": 1999 - version} for version in range(2000))
         job = queue.peek(1)
@@ -327,24 +307,17 @@ class TestStreaming:
             assert [payload[0] for payload, _ in job.payloads] == [job_id + 7 * n for n in range(5)]  # 1 MiB of them
 
     def test_an_error_of_the_generator_comes_out_as_it_is_after_what_was_read_before(self, queue: Queue) -> None:
-        def source() -> Iterator[dict[str, Any]]:
+        def source(error: BaseException) -> Iterator[dict[str, Any]]:
             yield from jobs(CHUNK_JOBS + 10)
-            raise KeyError("the database is gone")
+            raise error
 
-        with pytest.raises(KeyError, match="the database is gone"):
-            queue.push(source())
-        assert queue.stats().length == CHUNK_JOBS
-        assert queue.push({"id": "later", "score": 1}) == 1  # the connection is in order
-
-    def test_an_interruption_leaves_the_connection_in_order(self, queue: Queue) -> None:
-        def source() -> Iterator[dict[str, Any]]:
-            yield from jobs(CHUNK_JOBS + 10)
-            raise KeyboardInterrupt
-
-        with pytest.raises(KeyboardInterrupt):
-            queue.push(source())
-        assert queue.push({"id": "later", "score": 1}) == 1
-        assert queue.stats().length == CHUNK_JOBS + 1
+        for error in (KeyError("the database is gone"), KeyboardInterrupt()):
+            with case(error):
+                with pytest.raises(type(error)) as caught:
+                    queue.push(source(error))
+                assert caught.value is error
+                assert queue.stats().length == CHUNK_JOBS
+                assert queue.push({"id": 1, "score": 1}) == 1  # the connection is in order
 
 
 # --- bad jobs ---
@@ -432,14 +405,6 @@ class TestWithoutTheWorker:
         assert asyncio.run(produce()) == [100] * 10
         assert Orders.queue.stats().length == 1000
 
-    def test_errors_reach_async_code(self, app: lowq.Lowq) -> None:
-        @app.worker
-        class Orders(lowq.Worker[int]):
-            def perform(self, payloads_by_id: dict[str, list[int]]) -> None: ...
-
-        with pytest.raises(JobError, match="an id is empty"):
-            asyncio.run(Orders.aperform_async({"id": ""}))
-
 
 class TestAFirstPushThatIsRefused:
     """It leaves no entry in the registry."""
@@ -505,19 +470,13 @@ class TestAnIdAndItsPayload:
                 assert other is not None
                 assert ([payload for payload, _ in other.payloads], other.perform_at) == ([[1]], 2e9)
 
-    def test_without_a_payload_it_is_that_of_a_job_that_says_none(self, app: lowq.Lowq) -> None:
+    def test_what_is_not_said_or_none_is_as_in_a_job_that_does_not_say_it(self, app: lowq.Lowq) -> None:
         for way, queue, push in self.ways(app):
             with case(way):
-                push(1)
+                push(1, score=None, delay=None, perform_at=None, ttl=None, priority=None, timeout=None)
                 push(2, None)
                 assert (payloads(queue, 1), payloads(queue, 2)) == ([""], [None])
-
-    def test_what_is_none_says_nothing(self, app: lowq.Lowq) -> None:
-        for way, queue, push in self.ways(app):
-            with case(way):
-                push(1, "a", score=None, delay=None, perform_at=None, ttl=None, priority=None, timeout=None)
-                job = queue.peek(1)
-                assert job is not None
+                job = queue.fetch([1])["1"]
                 assert (job.state, job.expires_at, job.priority) == ("due", None, 0)
 
     def test_what_is_wrong_is_refused_and_nothing_written(self, app: lowq.Lowq) -> None:
@@ -585,8 +544,9 @@ class TestAnIdAndItsPayload:
 
         Orders.push(1, 5, score=2)
         asyncio.run(Orders.apush(2, 6))
-        assert seen == [{"id": 1, "payload": 5, "score": 2}, {"id": 2, "payload": 6}]
-        assert Orders.queue.stats().length == 2
+        asyncio.run(Orders.aperform_async([{"id": 3}]))
+        assert seen == [{"id": 1, "payload": 5, "score": 2}, {"id": 2, "payload": 6}, [{"id": 3}]]
+        assert Orders.queue.stats().length == 3
 
 
 class TestShardsCount:
@@ -599,30 +559,19 @@ class TestShardsCount:
         assert queue.stats().length == 1
         other.close()
 
-    def test_otherwise_the_registry_is_followed(self, queue: Queue, store_url: str) -> None:
-        queue.push(jobs(20))
-        other = lowq.Lowq(redis_url=store_url)
-        assert other.queue("Orders", 4).push(jobs(20, start=10)) == 20
-        assert all_ids(queue) == {str(number) for number in range(30)}
-        other.close()
-
-    def test_also_by_a_worker(self, queue: Queue, store_url: str) -> None:
+    def test_otherwise_the_registry_is_followed(self, app: lowq.Lowq, queue: Queue, store_url: str) -> None:
+        # Of 3 shards one has been used. The other two are untouched and would take anything.
         queue.push({"id": 1, "score": 1})
         other = lowq.Lowq(redis_url=store_url)
 
-        @other.worker(shards_count=4)
+        @other.worker(queue_name="Orders", shards_count=4)
         class Orders(lowq.Worker[Any]):
             def perform(self, payloads_by_id: dict[str, list[Any]]) -> None: ...
 
-        assert Orders.perform_async(jobs(5)) == 5
-        assert len(all_ids(queue)) == 5
+        for push in (app.queue("Orders", 4).push, Orders.perform_async):
+            assert push(jobs(20)) == 20
+            assert len(all_ids(queue)) == queue.stats().length == 20
         other.close()
-
-    def test_also_in_a_process_that_has_used_the_queue_before(self, app: lowq.Lowq, queue: Queue) -> None:
-        # Of 3 shards one has been used. The other two are untouched and would take anything.
-        queue.push({"id": 1, "score": 1})
-        assert app.queue("Orders", 4).push(jobs(20)) == 20
-        assert len(all_ids(queue)) == 20
 
     def test_each_shard_refuses_it_too_when_the_registry_is_lost(
         self, app: lowq.Lowq, queue: Queue, store_url: str
@@ -646,6 +595,11 @@ class TestShardsCount:
         new.push(jobs(2))
         assert old.push({"id": 7, "payload": 7, "score": 7}) == 1
         assert old.push(jobs(60)) == 60
+
+        async def produce() -> list[int]:
+            return await asyncio.gather(*(handle.apush(next(jobs(1))) for handle in (old, operator, new)))
+
+        assert asyncio.run(produce()) == [1] * 3
         assert len(all_ids(new)) == new.stats().length == 60
         client = apps[0].client
         for shard in range(5, 12):
@@ -672,102 +626,98 @@ class TestShardsCount:
 
 # --- client middlewares ---
 
+MakeApp = Callable[..., lowq.Lowq]
+
 
 class TestClientMiddlewares:
-    def test_they_surround_each_chunk_the_first_outermost(self, store_url: str) -> None:
+    """What they do concerns no store."""
+
+    @pytest.fixture
+    def make_app(self) -> Iterator[MakeApp]:
+        made: list[lowq.Lowq] = []
+
+        def make(*middlewares: Any) -> lowq.Lowq:
+            made.append(lowq.Lowq(redis_url="memory://", client_middlewares=list(middlewares)))
+            return made[-1]
+
+        yield make
+        for app in made:
+            app.close()
+
+    def test_they_surround_each_chunk_the_first_outermost_and_know_the_worker(self, make_app: MakeApp) -> None:
         events: list[str] = []
 
         def named(name: str) -> Callable[..., None]:
             def middleware(worker: Any, batch: list[Any], call_next: Callable[[], None]) -> None:
-                events.append(f"{name} {worker} {len(batch)}")
+                events.append(f"{name} {getattr(worker, '__name__', worker)} {len(batch)}")
                 call_next()
                 events.append(f"/{name}")
 
             return middleware
 
-        app = lowq.Lowq(redis_url=store_url, client_middlewares=[named("a"), named("b")])
+        app = make_app(named("a"), named("b"))
+
+        @app.worker(queue_name="Mail", shards_count=3)
+        class Mails(lowq.Worker[int]):
+            def perform(self, payloads_by_id: dict[str, list[int]]) -> None: ...
+
         assert app.queue("Orders", 3).push(jobs(CHUNK_JOBS + 1)) == CHUNK_JOBS + 1
         first, second = f"Orders {CHUNK_JOBS}", "Orders 1"
         assert events == [f"a {first}", f"b {first}", "/b", "/a", f"a {second}", f"b {second}", "/b", "/a"]
-        app.close()
+        pushes: list[Callable[..., int]] = [Mails.perform_async, app.queue("Mail").push]
+        for push in pushes:
+            events.clear()
+            assert push(jobs(1)) == 1
+            assert events == ["a Mails 1", "b Mails 1", "/b", "/a"]
 
-    def test_they_are_told_the_workers_class_where_it_is_known(self, store_url: str) -> None:
-        told: list[Any] = []
-
-        def look(worker: Any, batch: list[Any], call_next: Callable[[], None]) -> None:
-            told.append(worker)
-            call_next()
-
-        app = lowq.Lowq(redis_url=store_url, client_middlewares=[look])
-
-        @app.worker
-        class Orders(lowq.Worker[int]):
-            def perform(self, payloads_by_id: dict[str, list[int]]) -> None: ...
-
-        Orders.perform_async({"id": 1})
-        app.queue("Orders").push({"id": 1})
-        assert told == [Orders, Orders]
-        app.close()
-
-    def test_they_may_rewrite_drop_and_add_jobs(self, store_url: str) -> None:
+    def test_they_may_rewrite_drop_and_add_jobs_which_are_validated(self, make_app: MakeApp) -> None:
         def rewrite(worker: Any, batch: list[Any], call_next: Callable[[], None]) -> None:
-            batch[:] = [{**job, "id": f"tenant-{job['id']}"} for job in batch if job["id"] != 2]
+            batch[:] = [{**job, "id": f"tenant-{job['id']}" if job["id"] else ""} for job in batch if job["id"] != 2]
             batch.append({"id": "audit"})
             call_next()
 
-        app = lowq.Lowq(redis_url=store_url, client_middlewares=[rewrite])
-        queue = app.queue("Orders", 3)
+        queue = make_app(rewrite).queue("Orders", 3)
         given = [{"id": 1}, {"id": 2}, {"id": 3}]
         assert queue.push(given) == 3
         assert all_ids(queue) == {"tenant-1", "tenant-3", "audit"}
         assert given == [{"id": 1}, {"id": 2}, {"id": 3}]
-        app.close()
-
-    @pytest.mark.parametrize("how", ["raises", "returns"])
-    def test_a_veto_writes_nothing_and_is_never_silent(self, store_url: str, how: str) -> None:
-        def veto(worker: Any, batch: list[Any], call_next: Callable[[], None]) -> None:
-            if how == "raises":
-                raise PermissionError("closed on Sundays")
-
-        app = lowq.Lowq(redis_url=store_url, client_middlewares=[veto])
-        queue = app.queue("Orders", 3)
-        with pytest.raises(PermissionError if how == "raises" else LowqError):
-            queue.push(jobs(3))
-        assert queue.stats().length == 0
-        app.close()
-
-    def test_what_they_make_of_a_job_is_validated(self, store_url: str) -> None:
-        def spoil(worker: Any, batch: list[Any], call_next: Callable[[], None]) -> None:
-            batch[0] = {"id": ""}
-            call_next()
-
-        app = lowq.Lowq(redis_url=store_url, client_middlewares=[spoil])
         with pytest.raises(JobError, match="an id is empty"):
-            app.queue("Orders", 3).push(jobs(3))
-        app.close()
+            queue.push({"id": ""})
 
-    @pytest.mark.parametrize("listed", [True, False])
-    def test_one_that_raises_in_a_later_chunk_leaves_the_caller_in_no_doubt(self, store_url: str, listed: bool) -> None:
+    def test_a_veto_writes_nothing_and_is_never_silent(self, make_app: MakeApp) -> None:
+        def raises(worker: Any, batch: list[Any], call_next: Callable[[], None]) -> None:
+            raise PermissionError("closed on Sundays")
+
+        def returns(worker: Any, batch: list[Any], call_next: Callable[[], None]) -> None:
+            pass
+
+        for veto, error in ((raises, PermissionError), (returns, LowqError)):
+            queue = make_app(veto).queue("Orders", 3)
+            with pytest.raises(error):
+                queue.push(jobs(3))
+            assert queue.stats().length == 0
+
+    def test_one_that_raises_in_a_later_chunk_leaves_the_caller_in_no_doubt(self, make_app: MakeApp) -> None:
         met: list[int] = []
 
         def fail_once(worker: Any, batch: list[Any], call_next: Callable[[], None]) -> None:
             met.append(len(batch))
-            given = len(batch)
             batch[:] = batch[:1]
             if len(met) == 2:
                 raise PermissionError("closed on Sundays")
-            batch[:] = batch * given
+            batch[:] = batch * met[0]
             call_next()
 
-        app = lowq.Lowq(redis_url=store_url, client_middlewares=[fail_once])
         source = list(jobs(2 * CHUNK_JOBS + 5))
-        with pytest.raises(PushError, match="PermissionError: closed on Sundays") as caught:
-            app.queue("Orders", 3).push(source if listed else iter(source))
-        assert not isinstance(caught.value, RedisUnavailable)
-        assert isinstance(caught.value.__cause__, PermissionError)
-        assert caught.value.accepted == CHUNK_JOBS
-        assert list(caught.value.rest) == source[CHUNK_JOBS:]
-        app.close()
+        forms: tuple[Callable[[Any], Any], ...] = (list, iter)
+        for form in forms:
+            met.clear()
+            with pytest.raises(PushError, match="PermissionError: closed on Sundays") as caught:
+                make_app(fail_once).queue("Orders", 3).push(form(source))
+            assert not isinstance(caught.value, RedisUnavailable)
+            assert isinstance(caught.value.__cause__, PermissionError)
+            assert caught.value.accepted == CHUNK_JOBS
+            assert list(caught.value.rest) == source[CHUNK_JOBS:]
 
 
 # --- order, whatever Redis refuses ---
@@ -828,9 +778,6 @@ class TestOrderWhateverIsRefused:
         queue.push([{"id": "other"}])
         return queue
 
-    def order(self, queue: Queue) -> list[int]:
-        return [int(payload) for payload in queue._client.command("ZRANGE", queue._prefixes[0] + "payloads:x", 0, -1)]
-
     @pytest.mark.parametrize(
         "rows",
         [
@@ -850,7 +797,7 @@ class TestOrderWhateverIsRefused:
                 Refusing(patched, dict.fromkeys(refused, answer))
                 accepted = push_patiently(queue, ({"id": "x", "payload": number} for number in range(self.COUNT)))
                 assert accepted == self.COUNT
-                assert self.order(queue) == list(range(self.COUNT))
+                assert payloads(queue, "x") == list(range(self.COUNT))
 
     def test_what_comes_after_a_refused_call_is_in_the_rest_in_order(
         self, queue: Queue, monkeypatch: pytest.MonkeyPatch
@@ -883,7 +830,7 @@ class TestOrderWhateverIsRefused:
                 with monkeypatch.context() as patched:
                     patched.setattr(client, "read_reply", break_at)
                     assert queue.push({"id": "x", "payload": payload} for payload in range(self.COUNT)) == self.COUNT
-                assert self.order(queue) == list(range(self.COUNT))
+                assert payloads(queue, "x") == list(range(self.COUNT))
 
     def test_scripts_that_are_loaded_by_another_in_the_middle_keep_it(
         self, queue: Queue, monkeypatch: pytest.MonkeyPatch
@@ -891,13 +838,13 @@ class TestOrderWhateverIsRefused:
         Refusing(monkeypatch, {1: "NOSCRIPT No matching script. Please use EVAL."})
         source = ({"id": "x", "payload": number} for number in range(self.COUNT))
         assert queue.push(source) == self.COUNT
-        assert self.order(queue) == list(range(self.COUNT))
+        assert payloads(queue, "x") == list(range(self.COUNT))
 
     def test_a_redis_that_has_lost_what_it_answered_takes_nothing_out_of_turn(
         self, queue: Queue, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         Refusing(monkeypatch, {1: BUSY})
-        start, prefix = Client.start, queue._prefixes[0]
+        start, prefix = Client.start, shard_prefix("lowq", "Orders", 0)
 
         def lose(self: Client, calls: list[Call], **options: Any) -> Any:
             if calls[0].script == "push" and calls[0].data[2] == b"1":
@@ -908,29 +855,6 @@ class TestOrderWhateverIsRefused:
         with pytest.raises(lowq.PushInterrupted, match="restarted without its data") as caught:
             queue.push({"id": "x", "payload": number} for number in range(50))
         assert caught.value.accepted == 10
-
-
-def test_a_full_redis_that_gets_room_again_keeps_the_order() -> None:
-    with RedisServer(maxmemory_policy="noeviction") as server:
-        app = lowq.Lowq(redis_url=server.url)
-        queue = app.queue("Orders", 1)
-        queue.push({"id": "other"})
-        used = int(queue._client.server_info()["used_memory"])
-        app.client.command("CONFIG", "SET", "maxmemory", used + 6 * 2**20)
-        refusals = 0
-        source: Iterable[Mapping[str, Any]] = ({"id": "x", "payload": f"{n:06}" + "." * 500} for n in range(20_000))
-        while True:
-            try:
-                queue.push(source)
-                break
-            except lowq.PushInterrupted as error:
-                refusals += 1
-                source = error.rest
-                app.client.command("CONFIG", "SET", "maxmemory", used + (6 + 2 * refusals) * 2**20)
-        assert refusals
-        found = app.client.command("ZRANGE", queue._prefixes[0] + "payloads:x", 0, -1)
-        assert [int(payload[1:7]) for payload in found] == list(range(20_000))
-        app.close()
 
 
 # --- Redis goes away half way ---
@@ -971,44 +895,6 @@ class TestOutageHalfWay:
         assert all_ids(queue) == {str(number) for number in range(total)}
         app.close()
 
-    def test_the_rest_of_a_list_is_a_list(self, server: RedisServer) -> None:
-        app = lowq.Lowq(redis_url=server.url)
-        queue = app.queue("Orders", 3)
-        source = list(jobs(3 * CHUNK_JOBS))
-
-        def stop_once(accepted: int) -> None:
-            if accepted == CHUNK_JOBS:
-                server.stop()
-
-        with pytest.raises(PushError) as caught:
-            queue.push(source, on_progress=stop_once)
-        error = caught.value
-        assert error.accepted == CHUNK_JOBS
-        assert isinstance(error.rest, list)
-        # By shards: the order of different ids means nothing.
-        assert sorted(error.rest, key=lambda job: int(job["id"])) == source[CHUNK_JOBS:]
-
-        with pytest.raises(RedisUnavailable):  # still away, and the rest is still complete
-            queue.push(error.rest)
-        server.start()
-        assert queue.push(error.rest) == 2 * CHUNK_JOBS
-        assert queue.stats().length == 3 * CHUNK_JOBS
-        app.close()
-
-    def test_a_connection_that_breaks_is_repeated_without_counting_twice(self, redis_url: str) -> None:
-        app = lowq.Lowq(redis_url=redis_url)
-        queue = app.queue("Orders", 3)
-        queue.push({"id": "first"})
-        killer = lowq.Lowq(redis_url=redis_url)
-        for number in itertools.count():
-            killer.client.command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
-            assert queue.push({"id": number}) == 1
-            if number == 5:
-                break
-        assert queue.stats().length == 7
-        app.close()
-        killer.close()
-
 
 def test_a_source_may_use_the_application_while_it_is_read_even_with_one_connection(store_url: str) -> None:
     app = lowq.Lowq(redis_url=store_url, client_pool_size=1, pool_timeout=0.5)
@@ -1027,59 +913,33 @@ def test_a_source_may_use_the_application_while_it_is_read_even_with_one_connect
 # --- inside of a batch that has to end in time ---
 
 
-class Batch:
-    """What a limited batch shows to producers."""
-
-    def __init__(self, seconds: float) -> None:
-        self.deadline: float | None = time.monotonic() + seconds
-
-
-@pytest.fixture
-def batch() -> Iterator[Batch]:
-    """A batch of the test's thread, with all the time in the world."""
-    batch = Batch(1000.0)
-    token = caller_limit.set(batch)
-    yield batch
-    caller_limit.reset(token)
-
-
 class TestDeadlineOfABatch:
-    def test_past_it_nothing_is_pushed_and_it_is_said_as_when_redis_is_away(self, app: lowq.Lowq, batch: Batch) -> None:
-        queue = app.queue("Orders", 3)
+    def test_past_it_nothing_is_pushed_and_it_is_said_as_when_redis_is_away(self, queue: Queue) -> None:
         assert queue.push({"id": 1}) == 1
-        batch.deadline = time.monotonic()
-        with pytest.raises(PushInterrupted, match=r"0 payloads are in, .* the deadline of the batch") as caught:
-            queue.push([{"id": 2}, {"id": 3}])
-        assert (caught.value.accepted, caught.value.rest) == (0, [{"id": 2}, {"id": 3}])
-        assert isinstance(caught.value, RedisUnavailable)
-        assert isinstance(caught.value.__cause__, TimeLimitExceeded)
-        batch.deadline = None
-        assert queue.push(caught.value.rest) == 2
+        with within_batch(0.0) as batch:
+            with pytest.raises(PushInterrupted, match=r"0 payloads are in, .* the deadline of the batch") as caught:
+                queue.push([{"id": 2}, {"id": 3}])
+            assert (caught.value.accepted, caught.value.rest) == (0, [{"id": 2}, {"id": 3}])
+            assert isinstance(caught.value, RedisUnavailable)
+            assert isinstance(caught.value.__cause__, TimeLimitExceeded)
+            with pytest.raises(JobError):  # what is malformed is refused as ever
+                queue.push({"nothing": 1})
+            batch.seconds = None
+            assert queue.push(caught.value.rest) == 2
         assert queue.stats().length == 3
 
-    def test_when_it_passes_between_two_chunks_the_first_is_in_and_the_rest_is_handed_back(
-        self, app: lowq.Lowq, batch: Batch
-    ) -> None:
-        def jobs() -> Iterator[dict[str, Any]]:
+    def test_when_it_passes_between_two_chunks_the_first_is_in_and_the_rest_is_handed_back(self, queue: Queue) -> None:
+        def source(batch: Batch) -> Iterator[dict[str, Any]]:
             for number in range(CHUNK_JOBS * 2 + 10):
                 if number == CHUNK_JOBS + 1:
-                    batch.deadline = time.monotonic()
+                    batch.seconds = 0.0
                 yield {"id": number}
 
-        queue = app.queue("Orders", 3)
         queue.push([{"id": number} for number in range(20)])  # all shards are there
-        with pytest.raises(PushInterrupted) as caught:
-            queue.push(jobs())
+        with within_batch(NEVER) as batch, pytest.raises(PushInterrupted) as caught:
+            queue.push(source(batch))
         assert caught.value.accepted == CHUNK_JOBS
-        batch.deadline = None
         assert queue.push(caught.value.rest) == CHUNK_JOBS + 10
-
-    def test_what_is_malformed_is_refused_as_ever(self, app: lowq.Lowq, batch: Batch) -> None:
-        queue = app.queue("Orders", 3)
-        queue.push({"id": 1})  # the queue is entered, which would take time that there is not
-        batch.deadline = time.monotonic()
-        with pytest.raises(JobError):
-            queue.push({"nothing": 1})
 
 
 def test_a_push_without_redis_says_so_in_few_lines() -> None:

@@ -1,7 +1,8 @@
 """Pushes that one task starts together come in as they were started, also when Redis refuses some of them for now."""
 
-import _thread
 import asyncio
+import itertools
+import random
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,6 +14,8 @@ from lowq.errors import QueueFull
 from lowq.observers import Observer, PushObservation
 from lowq.queue import Queue
 from lowq.store.keys import shard_prefix
+from tests.rows import case
+from tests.started_threads import live_threads
 from tests.waiting import NEVER, until
 
 
@@ -104,19 +107,45 @@ class TestFullQueue:
         assert received(queue, "a") == [0, 0, 1, 2, 3, 4, 5]
 
     def test_many_that_wait_need_no_thread_each(self, app: lowq.Lowq, queue: Queue) -> None:
-        before = _thread._count()
+        before = live_threads()
 
         async def produce() -> None:
             pushes = [asyncio.ensure_future(queue.apush(f"{n}", timeout=NEVER)) for n in range(300)]
             for _ in range(3):
                 assert await queue.apush("other", "comes after them") == 1
-            assert _thread._count() < before + 20
+            assert live_threads() < before + 100
             for push in pushes:
                 push.cancel()
             results = await asyncio.gather(*pushes, return_exceptions=True)
             assert all(isinstance(result, asyncio.CancelledError) for result in results)
 
         asyncio.run(produce())
+
+    def test_every_job_is_in_or_handed_back_and_those_of_an_id_keep_their_order(self, app: lowq.Lowq) -> None:
+        for seed in range(20):
+            draw, numbers = random.Random(seed), itertools.count()
+            queue = app.queue(f"orders-{seed}", 2, capacity=draw.choice([1, 2, 4, 8]), merge="append")
+            pushes = [
+                [{"id": draw.choice("abcdefgh"), "payload": next(numbers)} for _ in range(draw.randint(1, 12))]
+                for _ in range(draw.randint(1, 8))
+            ]
+
+            async def produce(queue: Queue = queue, pushes: list[Any] = pushes) -> list[Any]:
+                return await asyncio.gather(*map(queue.apush, pushes), return_exceptions=True)
+
+            with case(seed):
+                left: list[dict[str, Any]] = []
+                for result, jobs in zip(asyncio.run(produce()), pushes, strict=True):
+                    rest = list(result.rest) if isinstance(result, QueueFull) else []
+                    assert len(jobs) == len(rest) + (result.accepted if rest else result)
+                    left += rest
+                found: dict[str, list[int]] = {
+                    job.id: [n for n, _ in job.payloads] for job in queue.fetch(list("abcdefgh")).values()
+                }
+                for job in left:
+                    found.setdefault(job["id"], []).append(job["payload"])
+                assert all(some == sorted(some) for some in found.values())
+                assert sorted(itertools.chain(*found.values())) == list(range(next(numbers)))
 
     @pytest.mark.parametrize("store_url", ["redis"], indirect=True)
     def test_one_with_an_id_that_waits_takes_its_other_ids_past_nobody(self, app: lowq.Lowq) -> None:

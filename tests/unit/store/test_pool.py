@@ -14,7 +14,7 @@ import pytest
 from lowq.errors import RedisUnavailable
 from lowq.store import Call, Client, client, pool
 from lowq.store.deadline import Deadline
-from lowq.store.pool import Packer, Pool, encode, is_connected
+from lowq.store.pool import Pool, encode, is_connected
 from tests.rows import case
 
 SIZE = 2
@@ -166,19 +166,6 @@ def test_an_exception_while_one_waits_leaves_all_connections(packed: list[tuple[
     assert number > 30
 
 
-def test_a_connection_that_nobody_has_any_more_frees_its_place_also_for_one_who_waits(
-    packed: list[tuple[Any, ...]],
-) -> None:
-    fake = make_pool(1, timeout=60.0)
-    held = [fake.checkout()]
-    got: list[Any] = []
-    thread = threading.Thread(target=lambda: got.append(fake.checkout()))
-    thread.start()
-    held.clear()
-    thread.join(60.0)
-    assert len(got) == 1
-
-
 def test_a_signal_handler_gets_a_connection_that_another_thread_makes_for_it(packed: list[tuple[Any, ...]]) -> None:
     """It waits for that thread, while what it has interrupted is making one."""
     fake = make_pool(2, timeout=60.0)
@@ -230,17 +217,6 @@ def test_of_several_that_make_one_at_the_same_moment_only_as_many_as_there_is_ro
     assert (len(got), len(errors)) == (2, 3)
 
 
-def test_who_waits_gets_what_is_given_back(packed: list[tuple[Any, ...]]) -> None:
-    fake = make_pool(1, timeout=60.0)
-    held = fake.checkout()
-    got: list[Any] = []
-    thread = threading.Thread(target=lambda: got.append(fake.checkout()))
-    thread.start()
-    fake.release(held)
-    thread.join(60.0)
-    assert got == [held]
-
-
 def test_redis_pys_connections_end_with_the_last_reference() -> None:
     # Otherwise a lost one would keep its place until the garbage collector runs.
     made = Client("redis://127.0.0.1:1", size=1, timeout=0.0)
@@ -252,27 +228,6 @@ def test_redis_pys_connections_end_with_the_last_reference() -> None:
         assert reference() is None
     finally:
         gc.enable()
-
-
-def test_hiredis_is_given_bytes_and_nothing_else(
-    fake_client: tuple[Client, Pool], packed: list[tuple[Any, ...]]
-) -> None:
-    made, _ = fake_client
-    made.command("ECHO", 7)
-    made.run("stats", "x:", "text", b"bytes", 5, 1.5)
-    made.command("ECHO", 7)
-    assert Packer.pack("CLIENT SETINFO", "LIB-VER", 3) == [b"*"]
-    assert packed[-3][2:] == (b"1", b"x:", b"text", b"bytes", b"5", b"1.5")
-    assert packed[-2:] == [(b"ECHO", b"7"), (b"CLIENT", b"SETINFO", b"LIB-VER", b"3")]
-    assert all(type(argument) is bytes for command in packed for argument in command)
-
-
-def test_redis_py_packs_its_own_commands_as_we_do() -> None:
-    urls = ["redis://h/3", "rediss://h/3", "unix:///s?db=3", "redis+sentinel://h/main/3"]
-    for url in urls:
-        with case(url):
-            connection = Client(url, size=1, timeout=0.0)._servers.any_pool().connect()
-            assert connection._command_packer is Packer
 
 
 def test_numbers_are_sent_as_python_writes_them() -> None:
