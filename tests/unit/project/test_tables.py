@@ -32,6 +32,7 @@ def test_settings_have_the_defaults_and_the_variables_that_their_table_shows(mon
     assert list(table) == [name for name in Config.__annotations__ if not name.startswith("_")]
     for name, (shown, _, variable, *_) in table.items():
         with case(name), monkeypatch.context() as patch:
+            patch.delenv(f"LOWQ_{name.upper()}", raising=False)
             default = getattr(Config(), name)
             if callable(default):
                 assert "`" not in shown, "what a callable does is told in words"
