@@ -10,21 +10,18 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import CliRunner
 
-from lowq import Lowq
-from lowq.broker.lease import Lease
-from lowq.broker.shard import Shard
 from lowq.cli import main
-from lowq.codec import load_payload
 from lowq.metrics.counters import BOUNDS, WAIT_BOUNDS, Counted, record_call
 from lowq.metrics.error_groups import error_fingerprint
 from lowq.metrics.slowest import EndedBatch
-from lowq.version import VERSION
+from tests.integration.cli.support import Cli, lines_of
 from tests.redis_server import RedisServer
 from tests.rows import case
 from tests.tiers import often
@@ -36,46 +33,18 @@ ROOT = Path(__file__).parents[3]
 # --- verbs, in this process ---
 
 
-class Cli:
-    """``lowq ...`` against one Redis, and the same queues seen through the library."""
-
-    def __init__(self, url: str) -> None:
-        self.url = url
-        self.app = Lowq(redis_url=url)
-
-    def __call__(self, *args: str, code: int = 0, stdin: str | bytes | None = None) -> Result:
-        result = CliRunner().invoke(main, [*args, "--redis-url", self.url], input=stdin)
-        assert result.exit_code == code, f"{args}: {result.exit_code}\n{result.output}\n{result.exception!r}"
-        return result
-
-    def json(self, *args: str, code: int = 0, stdin: str | None = None) -> Any:
-        """What --json gives: one document on one line, and nothing else."""
-        text = self(*args, "--json", code=code, stdin=stdin).stdout
-        assert text.count("\n") == 1
-        return json.loads(text)
-
-    def push(self, *jobs: dict[str, Any]) -> None:
-        self.app.queue("Orders", 3).push(jobs)
-
-    def put_in_flight(self, *jobs: dict[str, Any]) -> None:
-        """Pushes jobs to Orders, of one shard, and takes them as a node does."""
-        app = self.app
-        app.queue("Orders", 1).push(jobs)
-        namespace = app.config.namespace
-        shard = Shard(app.client, namespace, "Orders", 0, shards_count=1, nonce="tester", load_payload=load_payload)
-        assert isinstance(shard.lease.acquire(60), Lease)
-        assert len(shard.in_flight.take(100).jobs) == len(jobs)
-
-
 @pytest.fixture
-def cli(redis_url: str) -> Iterator[Cli]:
-    cli = Cli(redis_url)
-    yield cli
-    cli.app.close()
+def in_flight(cli: Cli) -> Iterator[Callable[..., None]]:
+    """Pushes jobs to Orders, of one shard, and takes them for the rest of the test, as a consumer does."""
+    with ExitStack() as stack:
 
+        def take(*jobs: dict[str, Any]) -> None:
+            queue = cli.app.queue("Orders", 1)
+            queue.push(jobs)
+            taken = stack.enter_context(queue.consumer()).take(len(jobs), timeout=PATIENCE)
+            assert len(taken) == len(jobs)
 
-def lines_of(result: Result) -> list[str]:
-    return re.sub(r"\x1b\[\d*m", "", result.stdout).splitlines()
+        yield take
 
 
 def test_nothing_is_there_yet(cli: Cli) -> None:
@@ -259,11 +228,13 @@ def test_an_id_that_waits_and_is_buried_is_shown_in_both_places(cli: Cli) -> Non
     assert cli.json("why", "Orders", "3", code=1)["why"][0]["buried_at"] is None
 
 
-def test_an_id_in_flight_with_more_that_waits_and_is_buried_is_shown_three_times(cli: Cli) -> None:
+def test_an_id_in_flight_with_more_that_waits_and_is_buried_is_shown_three_times(
+    cli: Cli, in_flight: Callable[..., None]
+) -> None:
     queue = cli.app.queue("Orders", 1)
     queue.push({"id": 1})
     queue.bury(1)
-    cli.put_in_flight({"id": 1, "payload": "now"})
+    in_flight({"id": 1, "payload": "now"})
     queue.push({"id": 1, "payload": "next"})
     jobs = cli.json("peek", "Orders", "1")["jobs"]
     assert [(job["state"], job["payloads"][0][0]) for job in jobs] == [
@@ -431,30 +402,10 @@ def test_jobs_from_a_file_and_from_the_standard_input(cli: Cli, tmp_path: Path) 
     assert set(cli.app.queue("Orders").fetch(map(str, range(1, 7)))) == {"1", "2", "3", "4", "6"}
 
 
-def test_a_malformed_line_is_named_and_nothing_of_its_chunk_is_written(cli: Cli) -> None:
-    rows: list[tuple[str, str]] = [
-        ('{"id": 1', "line 3 is no JSON"),
-        ("[]", "line 3 is no JSON object"),
-        ('{"idd": 1}', "line 3: a job has no id"),
-        ('{"id": 1, "scor": 3}', "line 3: job 1: unknown field 'scor'; did you mean 'score'?"),
-        ('{"id": 1, "perform_at": 60}', "give delay=60 instead"),
-    ]
-    for line, says in rows:
-        with case(line, says):
-            result = cli(
-                "push", "Orders", "--shards-count", "3", stdin='{"id": 1}\n\n' + line + '\n{"id": 2}\n', code=1
-            )
-            assert says in result.stderr
-            assert result.stderr.endswith("; nothing was pushed\n")
-            assert result.stderr.count("\n") == 1
-            assert cli.app.queue("Orders", 3).stats().length == 0
-
-
-@pytest.mark.parametrize("line", ['{"id": 1', '{"id": 1, "scor": 3}'])
-def test_after_a_malformed_line_one_can_go_on_where_it_says(cli: Cli, tmp_path: Path, line: str) -> None:
+def test_after_a_malformed_line_one_can_go_on_where_it_says(cli: Cli, tmp_path: Path) -> None:
     path = tmp_path / "jobs.ndjson"
     good = [json.dumps({"id": number}) for number in range(12_000)]
-    path.write_text("\n".join([*good[:11_000], line, *good[11_000:]]))
+    path.write_text("\n".join([*good[:11_000], '{"id": 1, "scor": 3}', *good[11_000:]]))
     result = cli("push", "Orders", str(path), "--shards-count", "3", code=1)
     assert "line 11001" in result.stderr
     found = re.search(r"([\d,]+) payloads in; go on with: lowq push Orders .* --skip (\d+)$", result.stderr.strip())
@@ -532,8 +483,8 @@ def test_many_jobs_at_once_need_yes_without_a_terminal(cli: Cli) -> None:
     assert cli("delete", "Orders", "--all").stdout == "0 jobs deleted\n"
 
 
-def test_bulk_actions_tell_of_jobs_in_flight_that_they_left_alone(cli: Cli) -> None:
-    cli.put_in_flight({"id": 1}, {"id": 2})
+def test_bulk_actions_tell_of_jobs_in_flight_that_they_left_alone(cli: Cli, in_flight: Callable[..., None]) -> None:
+    in_flight({"id": 1}, {"id": 2})
     queue = cli.app.queue("Orders")
     queue.push([{"id": 3}, {"id": 4, "delay": 60}, {"id": 5}])
     assert cli("perform-now", "Orders", "--all", "-y").stdout == "1 job due now; 2 in flight, left alone\n"
@@ -691,12 +642,6 @@ def performed(folder: Path) -> list[str]:
     return path.read_text().split() if path.exists() else []
 
 
-def test_python_m_lowq(start: Start) -> None:
-    process = start("--version")
-    assert process.wait() == 0
-    assert process.out.read_text() == f"lowq {VERSION}\n"
-
-
 @pytest.mark.parametrize(
     "args", [["-r", "app.py", "-t", "2"], ["--log-format", "json", "run", "-r", "app", "-q", "Orders"]]
 )
@@ -738,26 +683,7 @@ def Orders(payloads_by_id):
 """
 
 
-@pytest.mark.parametrize("set_up", ["", "logging.basicConfig(format='mine: %(queue)s %(shard)s %(ids)s %(delivery)s')"])
-def test_what_a_handler_logs_says_which_job_it_is_about(start: Start, cli: Cli, set_up: str) -> None:
-    (start.folder / "app.py").write_text(LOGS + set_up)
-    cli.app.queue("Orders", 1).push({"id": "a"})
-    node = start(
-        "-r", "app.py", "--log-level", "warning", *([] if set_up else ["--log-format", "json"]), "--redis-url", cli.url
-    )
-    node.until(lambda: node.err.read_text().endswith("\n"))
-    said = node.err.read_text()
-    if set_up:
-        assert said == "mine: Orders 0 ['a'] 1\n"
-    else:
-        line = json.loads(said)
-        assert {name: line[name] for name in ("message", "queue", "shard", "ids", "delivery")} == {
-            "message": "selling", "queue": "Orders", "shard": 0, "ids": ["a"], "delivery": 1,
-        }  # fmt: skip
-    assert node.ends_after(signal.SIGTERM) == 0
-
-
-def test_at_debug_a_node_logs_each_job(start: Start, cli: Cli) -> None:
+def test_what_a_handler_logs_says_which_job_it_is_about_and_at_debug_each_job_is_logged(start: Start, cli: Cli) -> None:
     (start.folder / "app.py").write_text(LOGS)
     cli.app.queue("Orders", 1).push({"id": "a"})
     node = start("-r", "app.py", "--log-level", "debug", "--log-format", "json", "--redis-url", cli.url)
@@ -766,15 +692,20 @@ def test_at_debug_a_node_logs_each_job(start: Start, cli: Cli) -> None:
     records = [json.loads(line) for line in node.err.read_text().splitlines()]
     told = [(line["event"], line["ids"]) for line in records if line["logger"] == "lowq.jobs"]
     assert told == [("job_start", ["a"]), ("job_end", ["a"])]
+    (line,) = [line for line in records if line["logger"] == "shop"]
+    assert {name: line[name] for name in ("message", "queue", "shard", "ids", "delivery")} == {
+        "message": "selling", "queue": "Orders", "shard": 0, "ids": ["a"], "delivery": 1,
+    }  # fmt: skip
 
 
-def test_logging_that_the_application_has_set_up_stays(start: Start, cli: Cli) -> None:
-    set_up = "import logging\nlogging.basicConfig(format='mine: %(message)s', level='INFO')\n"
-    (start.folder / "app.py").write_text(set_up + WORKER)
-    node = start("-r", "app.py", "--redis-url", cli.url)
-    node.until(lambda: "mine: node" in node.err.read_text())
-    assert node.ends_after(signal.SIGINT) == 0
-    assert all(line.startswith("mine: ") for line in node.err.read_text().splitlines())
+def test_logging_that_the_application_has_set_up_stays_and_knows_the_job_too(start: Start, cli: Cli) -> None:
+    set_up = "logging.basicConfig(format='mine: %(queue)s %(shard)s %(ids)s %(delivery)s')"
+    (start.folder / "app.py").write_text(LOGS + set_up)
+    cli.app.queue("Orders", 1).push({"id": "a"})
+    node = start("-r", "app.py", "--log-level", "warning", "--redis-url", cli.url)
+    node.until(lambda: node.err.read_text().endswith("\n"))
+    assert node.err.read_text() == "mine: Orders 0 ['a'] 1\n"
+    assert node.ends_after(signal.SIGTERM) == 0
 
 
 def test_the_command_line_wins_over_code_and_code_over_the_environment(start: Start, cli: Cli) -> None:
@@ -790,28 +721,21 @@ def test_the_command_line_wins_over_code_and_code_over_the_environment(start: St
 SETTINGS = "import lowq\nlowq.config.namespace = 'code'\n"
 
 
-@pytest.mark.parametrize(
-    ("source", "code", "says", "says_not"),
-    [
-        ("x = 1\n", 2, "registers no worker; decorate a class or function", "Traceback"),
-        ("def f(:\n", 1, "SyntaxError", "importlib"),
-        ("import not_there\n", 1, 'app.py", line 1, in <module>\n    import not_there\n', "loading.py"),
-        pytest.param(WORKER + "1 / 0\n", 1, "ZeroDivisionError", "loading.py", marks=pytest.mark.slow),
-        ("import lowq\n@lowq.worker(shard_count=3)\ndef F(p): ...\n", 1, "did you mean 'shards_count'",
-         "lowq/application.py"),
-        pytest.param("raise SystemExit(5)\n", 1, "__main__", "Traceback", marks=pytest.mark.slow),
-        (WORKER.replace("def perform(", "def __init__(self): raise KeyError('no database')\n    def perform("), 1,
-         "KeyError: 'no database'\nlowq: the node could not start", "lowq/node/node.py"),
-    ],
-)  # fmt: skip
-def test_an_app_that_is_wrong(start: Start, cli: Cli, source: str, code: int, says: str, says_not: str) -> None:
-    (start.folder / "app.py").write_text(source)
-    process = start("-r", "app.py", "--redis-url", cli.url)
-    assert process.wait() == code
-    text = process.err.read_text()
-    assert says in text
-    assert says_not not in text
-    assert text.splitlines()[-1].startswith("lowq: ")
+def test_an_app_that_is_wrong(start: Start, cli: Cli) -> None:
+    database = WORKER.replace("def perform(", "def __init__(self): raise KeyError('no database')\n    def perform(")
+    for source, says, says_not in (
+        ("def f(:\n", "SyntaxError", "importlib"),
+        ("import not_there\n", 'app.py", line 1, in <module>\n    import not_there\n', "loading.py"),
+        (database, "KeyError: 'no database'\nlowq: the node could not start", "lowq/node/node.py"),
+    ):
+        with case(source):
+            (start.folder / "app.py").write_text(source)
+            process = start("-r", "app.py", "--redis-url", cli.url)
+            assert process.wait() == 1
+            text = process.err.read_text()
+            assert says in text
+            assert says_not not in text
+            assert text.splitlines()[-1].startswith("lowq: ")
 
 
 def test_a_node_that_cannot_start_says_why(start: Start, cli: Cli) -> None:
@@ -1027,18 +951,16 @@ def terminal() -> Iterator[Terminal]:
     terminal.close()
 
 
-@pytest.mark.parametrize(("answer", "code", "left"), [("y\n", 0, 0), ("n\n", 1, 2)])
-def test_on_a_terminal_it_asks_first(
-    start: Start, cli: Cli, terminal: Terminal, answer: str, code: int, left: int
-) -> None:
+def test_on_a_terminal_it_asks_first(start: Start, cli: Cli, terminal: Terminal) -> None:
     cli.push({"id": 1}, {"id": 2})
-    streams = {"stdin": terminal.end, "stdout": terminal.end, "stderr": terminal.end}
-    process = start("delete", "Orders", "--all", "--redis-url", cli.url, **streams)
-    terminal.until(r"delete 2 waiting jobs of queue 'Orders'.*\? \[y/N\]: ")
-    terminal.type(answer)
-    assert process.wait() == code
-    terminal.until("2 jobs deleted" if code == 0 else "nothing was done")
-    assert cli.app.queue("Orders").stats().length == left
+    for answer, code, said, left in (("n", 1, "nothing was done", 2), ("y", 0, "2 jobs deleted", 0)):
+        streams = {"stdin": terminal.end, "stdout": terminal.end, "stderr": terminal.end}
+        process = start("delete", "Orders", "--all", "--redis-url", cli.url, **streams)
+        terminal.until(r"delete 2 waiting jobs of queue 'Orders'.*\? \[y/N\]: $")
+        terminal.type(f"{answer}\n")
+        assert process.wait() == code
+        terminal.until(said)
+        assert cli.app.queue("Orders").stats().length == left
 
 
 def test_on_a_terminal_long_work_shows_progress_and_watch_stays_in_place(

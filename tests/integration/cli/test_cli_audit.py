@@ -2,40 +2,22 @@
 
 import getpass
 import socket
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
 
-from lowq import Lowq, Queue
+from lowq import Queue
 from lowq.admin import audit
-from lowq.cli import main
+from lowq.errors import RedisRefused
+from tests.integration.cli.support import Cli
 
 
-class Cli:
-    def __init__(self, url: str) -> None:
-        self.url = url
-        self.app = Lowq(redis_url=url)
-
-    def __call__(self, *args: str, code: int = 0, stdin: str | None = None) -> Result:
-        result = CliRunner().invoke(main, [*args, "--redis-url", self.url], input=stdin)
-        assert result.exit_code == code, f"{args}: {result.exit_code}\n{result.output}\n{result.exception!r}"
-        return result
-
-    def entries(self) -> list[tuple[str, str, int | None, dict[str, Any]]]:
-        """Action, target, count and detail of all, the oldest first."""
-        entries = self.app.audit(1000)[::-1]
-        assert {entry.who for entry in entries} <= {f"{getpass.getuser()}@{socket.gethostname()}"}
-        assert {entry.address for entry in entries} <= {"cli"}
-        return [(entry.action, entry.target, entry.count, dict(entry.detail)) for entry in entries]
-
-
-@pytest.fixture
-def cli(redis_url: str) -> Iterator[Cli]:
-    cli = Cli(redis_url)
-    yield cli
-    cli.app.close()
+def entries(cli: Cli) -> list[tuple[str, str, int | None, dict[str, Any]]]:
+    """Action, target, count and detail of all, the oldest first."""
+    found = cli.app.audit(1000)[::-1]
+    assert {entry.who for entry in found} <= {f"{getpass.getuser()}@{socket.gethostname()}"}
+    assert {entry.address for entry in found} <= {"cli"}
+    return [(entry.action, entry.target, entry.count, dict(entry.detail)) for entry in found]
 
 
 def test_every_verb_that_changes_something_is_written_down(cli: Cli) -> None:
@@ -51,7 +33,7 @@ def test_every_verb_that_changes_something_is_written_down(cli: Cli) -> None:
     cli("release-all", "Orders")
     cli("doctor", "Orders", "--repair", "--ignore", "persistence", code=0 if not cli_findings(cli) else 1)
     cli("drop", "Orders", "--yes")
-    assert cli.entries() == [
+    assert entries(cli) == [
         ("bury", "Orders", 2, {"ids": ["1", "2", "gone"], "named": 3, "reason": "not ours", "missing": 1}),
         ("kick", "Orders", 1, {"ids": ["1"], "named": 1}),
         ("perform_now", "Orders", 1, {"ids": ["3"], "named": 1}),
@@ -81,7 +63,7 @@ def test_what_only_looks_or_moves_jobs_through_is_not(cli: Cli) -> None:
     cli("delete", "Nobodys", "1", code=2)
     cli("pause", "Nobodys", code=2)
     cli("delete", "Orders", "--all", code=2)  # nobody said yes
-    assert cli.entries() == []
+    assert entries(cli) == []
 
 
 def test_a_failure_is_written_down(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,7 +75,7 @@ def test_a_failure_is_written_down(cli: Cli, monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(Queue, "kick", interrupted)
     cli("kick", "Orders", "1", code=130)
-    stop, kick = cli.entries()
+    stop, kick = entries(cli)
     assert stop[:3] == ("stop", "nobody", None)
     assert stop[3]["outcome"] == "failed"
     assert "nobody" in stop[3]["error"]
@@ -107,18 +89,16 @@ def test_while_it_runs_an_action_is_in_the_log_as_started(cli: Cli, monkeypatch:
     resume = Queue.resume
 
     def looked_at(self: Queue) -> bool:
-        seen.extend(cli.entries())
+        seen.extend(entries(cli))
         return resume(self)
 
     monkeypatch.setattr(Queue, "resume", looked_at)
     cli("resume", "Orders")
     assert seen == [("resume", "Orders", None, {"outcome": "started"})]
-    assert cli.entries() == [("resume", "Orders", None, {"changed": False})]
+    assert entries(cli) == [("resume", "Orders", None, {"changed": False})]
 
 
 def test_without_an_entry_nothing_is_done(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    from lowq.errors import RedisRefused
-
     cli.app.queue("Orders", 1).push({"id": 1, "delay": 60})
 
     def refused(*_args: object, **_options: object) -> str:

@@ -2,26 +2,23 @@
 
 import json
 from collections.abc import Iterator
-from typing import Any
+from functools import partial
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 
-from lowq import Lowq
-from lowq.cli import main
 from lowq.node.schedules import take_turn
 from lowq.schedules import Schedule, schedules_queue
 from lowq.store.keys import nodes_key
+from tests.integration.cli.support import Cli
 from tests.rows import case
 
 
-class Cli:
+class Schedules(Cli):
     """The verb, and two queues with schedules: a node knows those of Report, and nobody that of Other."""
 
-    def __init__(self, url: str) -> None:
-        self.url = url
-        self.app = Lowq(redis_url=url)
-        self.queues: dict[str, Any] = {}
+    def __call__(self, *args: str, code: int = 0, stdin: str | bytes | None = None) -> Result:
+        return super().__call__("schedules", *args, code=code, stdin=stdin)
 
     def declare(self) -> None:
         known = [Schedule("weekly", "0 8 * * 1", "Europe/Berlin"), Schedule("often", 2, missed="all")]
@@ -29,35 +26,27 @@ class Cli:
         details = json.dumps({"schedules": {"Report": tables}})
         self.app.client.run("heartbeat", nodes_key("lowq"), "", "host:1:a", "", details, 60)
         for queue, schedules in (("Report", known), ("Other", [Schedule("weekly", 60)])):
-            handle = self.queues[queue] = self.app.queue(queue, 2)
             self.app.register(queue, 2)
             self.app.register(schedules_queue(queue), 1)
             for schedule in schedules:
-                take_turn(self.app, handle, schedule.name, lambda schedule=schedule: {schedule.name: schedule})  # type: ignore[misc]
-
-    def __call__(self, *args: str, code: int = 0) -> Result:
-        result = CliRunner().invoke(main, ["schedules", *args, "--redis-url", self.url])
-        assert result.exit_code == code, f"{args}: {result.exit_code}\n{result.output}\n{result.exception!r}"
-        return result
-
-    def json(self, *args: str) -> Any:
-        return json.loads(self(*args, "--json").stdout)
+                table = {schedule.name: schedule}
+                take_turn(self.app, self.app.queue(queue, 2), schedule.name, partial(dict, table))
 
 
 @pytest.fixture
-def cli(redis_url: str) -> Iterator[Cli]:
-    cli = Cli(redis_url)
+def cli(redis_url: str) -> Iterator[Schedules]:
+    cli = Schedules(redis_url)
     yield cli
     cli.app.close()
 
 
-def test_without_any_it_says_so(cli: Cli) -> None:
+def test_without_any_it_says_so(cli: Schedules) -> None:
     assert "there are no schedules" in cli().stderr
     assert cli.json() == {"schedules": []}
     assert "there are no schedules" in cli("pause", "--all").stderr
 
 
-def test_the_list_shows_when_each_comes(cli: Cli) -> None:
+def test_the_list_shows_when_each_comes(cli: Schedules) -> None:
     cli.declare()
     lines = cli().stdout.splitlines()
     assert lines[0].split() == ["NAME", "QUEUE", "WHEN", "MISSED", "NEXT", "LAST"]
@@ -72,10 +61,10 @@ def test_the_list_shows_when_each_comes(cli: Cli) -> None:
     ]  # fmt: skip
 
 
-def test_one_is_run_paused_and_resumed(cli: Cli) -> None:
+def test_one_is_run_paused_and_resumed(cli: Schedules) -> None:
     cli.declare()
     assert cli("run-now", "often").stdout == "often: a job of it is in the queue Report\n"
-    (payload, _), *_ = cli.queues["Report"].peek("often").payloads
+    (payload, _), *_ = cli.app.queue("Report").describe("often").jobs[0].payloads
     assert payload.keys() == {"planned_at"}
     assert cli("pause", "often").stdout == "often: paused\n"
     assert cli("pause", "often").stdout == "often: was paused already\n"
@@ -92,7 +81,7 @@ def test_one_is_run_paused_and_resumed(cli: Cli) -> None:
     ]
 
 
-def test_for_machines_it_says_the_same(cli: Cli) -> None:
+def test_for_machines_it_says_the_same(cli: Schedules) -> None:
     cli.declare()
     ran = cli.json("run-now", "often")
     assert ran["action"] == "run-now"
@@ -106,14 +95,14 @@ def test_for_machines_it_says_the_same(cli: Cli) -> None:
     }
 
 
-def test_all_are_paused_and_resumed(cli: Cli) -> None:
+def test_all_are_paused_and_resumed(cli: Schedules) -> None:
     cli.declare()
     assert cli("pause", "--all").stdout.count(": paused\n") == 3
     assert all(info.paused_at is not None for info in cli.app.schedules())
     assert cli("resume", "--all").stdout.count(": goes on\n") == 3
 
 
-def test_what_is_not_clear_is_refused(cli: Cli) -> None:
+def test_what_is_not_clear_is_refused(cli: Schedules) -> None:
     rows: list[tuple[list[str], int, str]] = [
         (["pause"], 2, "which schedule? lowq schedules pause NAME, or --all"),
         (["pause", "often", "--all"], 2, "which schedule?"),
@@ -130,7 +119,7 @@ def test_what_is_not_clear_is_refused(cli: Cli) -> None:
             assert cli.app.audit() == []
 
 
-def test_with_the_queue_one_of_several_of_a_name_is_meant(cli: Cli) -> None:
+def test_with_the_queue_one_of_several_of_a_name_is_meant(cli: Schedules) -> None:
     cli.declare()
     cli("pause", "weekly", "--queue", "Other")
     assert [info.paused_at is not None for info in cli.app.schedules()] == [True, False, False]

@@ -1,18 +1,46 @@
-"""What `lowq nodes` says of a node besides its figures."""
+"""What `lowq nodes` says of a node besides its figures, and how often `lowq stats --watch` looks."""
 
-from lowq.cli.look import _remarks
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from lowq import Lowq
+from lowq.cli import look, main
+from lowq.duration import LONGEST_WAIT
 from lowq.inspection.registry import NodeInfo
 from tests.rows import case
 
 
-def test_remarks_on_a_node() -> None:
-    rows: list[tuple[bool, int, str]] = [
-        (False, 0, ""), (True, 0, "quiet"), (False, 2, "written off: 2"), (True, 1, "quiet, written off: 1"),
-    ]  # fmt: skip
-    for quiet, written_off, remarks in rows:
-        with case(quiet, written_off, remarks):
-            assert _remarks(NodeInfo("me:1:abc", 0.0, 0.0, quiet=quiet, written_off=written_off)) == remarks
+def test_remarks_on_a_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows: list[tuple[dict[str, Any], str]] = [
+        ({}, ""),
+        ({"quiet": True}, "quiet"),
+        ({"written_off": 2}, "written off: 2"),
+        ({"quiet": True, "waiting": True, "written_off": 1}, "waiting, quiet, written off: 1"),
+    ]
+    for fields, remarks in rows:
+        with case(fields, remarks):
+            monkeypatch.setattr(Lowq, "nodes", lambda _, fields=fields: [NodeInfo("me:1:abc", 0.0, 0.0, **fields)])
+            _, line = CliRunner().invoke(main, ["nodes", "--redis-url", "memory://nodes"]).stdout.splitlines()
+            assert line.partition(" ago")[2].strip() == remarks
 
 
-def test_a_node_that_waits_says_so_first() -> None:
-    assert _remarks(NodeInfo("me:1:abc", 0.0, 0.0, quiet=True, waiting=True)) == "waiting, quiet"
+def test_the_seconds_of_watch_are_told_from_a_queue(monkeypatch: pytest.MonkeyPatch) -> None:
+    slept = []
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(look, "time", SimpleNamespace(time=time.time, monotonic=time.monotonic, sleep=sleep))
+    for text, seconds in (("2", 2.0), (".5", 0.5), ("0", 0.1), ("9" * 30, LONGEST_WAIT)):
+        with case(text):
+            CliRunner().invoke(main, ["stats", "--watch", text, "--redis-url", "memory://watch"])
+            assert slept.pop() == seconds
+    for text in ("Orders", "1e9"):
+        with case(text):
+            shown = CliRunner().invoke(main, ["stats", "--watch", text, "--redis-url", "memory://watch"])
+            assert f"queue '{text}' does not exist" in shown.stderr
