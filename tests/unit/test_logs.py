@@ -171,11 +171,11 @@ def test_a_record_is_bounded_and_keeps_its_beginning_and_its_end(formatter: logg
 
 
 @contextmanager
-def fresh_root() -> Iterator[logging.Logger]:
+def fresh_root(*handlers: logging.Handler) -> Iterator[logging.Logger]:
     """The root logger as in a fresh process; no fixture, as pytest adds handlers of its own after those."""
     logger, ours = logging.getLogger(), logging.getLogger("lowq")
     before = logger.handlers[:], logger.level, ours.level
-    logger.handlers[:] = []
+    logger.handlers[:] = handlers
     logger.setLevel(logging.WARNING)
     try:
         yield logger
@@ -185,7 +185,7 @@ def fresh_root() -> Iterator[logging.Logger]:
         ours.setLevel(ours_level)
 
 
-def test_without_handlers_of_the_application_text_goes_to_the_stream() -> None:
+def test_without_handlers_of_the_application_text_of_level_info_goes_to_the_stream() -> None:
     with fresh_root():
         stream = io.StringIO()
         configure(None, None, stream)
@@ -203,27 +203,14 @@ def test_level_and_format_are_as_asked_for() -> None:
         assert json.loads(stream.getvalue())["event"] == "taken"
 
 
-def test_handlers_of_the_application_stay() -> None:
-    with fresh_root() as root:
-        own = logging.NullHandler()
-        root.addHandler(own)
-        root.setLevel(logging.ERROR)
+def test_handlers_and_the_level_of_the_application_stay_unless_a_format_is_asked_for() -> None:
+    own = logging.NullHandler()
+    with fresh_root(own) as root:
         configure(None, None, io.StringIO())
-        assert root.handlers == [own]
-        assert root.level == logging.ERROR
-
-
-def test_a_level_alone_leaves_the_applications_root_logger_alone() -> None:
-    with fresh_root() as root:
-        root.addHandler(logging.NullHandler())
+        assert (root.handlers, root.level) == ([own], logging.WARNING)
         configure(None, "debug", io.StringIO())
-        assert root.level == logging.WARNING
+        assert (root.handlers, root.level) == ([own], logging.WARNING)
         assert logging.getLogger("lowq").level == logging.DEBUG
-
-
-def test_a_format_that_was_asked_for_replaces_the_applications_handlers() -> None:
-    with fresh_root() as root:
-        root.addHandler(logging.NullHandler())
         stream = io.StringIO()
         configure("json", None, stream)
         assert len(root.handlers) == 1

@@ -1,11 +1,13 @@
 """The pytest plugin: its fixtures in runs of pytest of their own, and what it costs those that use none."""
 
 import os
-import subprocess
-import sys
+import re
 from pathlib import Path
 
 import pytest
+
+import lowq_pytest
+from tests.rows import case
 
 pytest_plugins = ["pytester"]
 
@@ -83,21 +85,6 @@ def test_it_loads_nothing_of_lowq_unless_a_fixture_is_used(project: pytest.Pytes
     )
     project.path.joinpath("conftest.py").unlink()
     run(project).assert_outcomes(passed=2)
-
-
-def test_to_ask_for_help_imports_only_itself(tmp_path: Path) -> None:
-    (tmp_path / "test_none.py").touch()
-    ran = subprocess.run(
-        [sys.executable, "-X", "importtime", "-m", "pytest", "--fixtures", "-q", "-p", "no:cacheprovider"],
-        capture_output=True, text=True, check=False, timeout=120, cwd=tmp_path,
-    )  # fmt: skip
-    imported = [line.rpartition("|")[2].strip() for line in ran.stderr.splitlines() if line.startswith("import time:")]
-    assert "pluggy" in imported
-    assert [name for name in imported if name.partition(".")[0] in ("lowq", "redis", "fakeredis")] == []
-    for name in (
-        "lowq_app", "lowq_drain", "lowq_adrain", "lowq_clock", "lowq_crash", "assert_pushed", "assert_ordered",
-    ):  # fmt: skip
-        assert name in ran.stdout
 
 
 def test_each_fixture_works(project: pytest.Pytester) -> None:
@@ -292,37 +279,30 @@ def test_a_crash_that_never_came_is_an_error(project: pytest.Pytester) -> None:
     assert "crash() was to lose 1 outcome(s) more, and nothing was performed after that" in said(result)
 
 
-@pytest.mark.parametrize(
-    ("toml", "found"),
-    [
-        ("", "lowq.app"),
-        ('[tool.lowq]\napp = "shop:application"\n', "shop.application"),
-        ('[tool.lowq]\napp = "nowhere"\n', "lowq_app: nowhere: there is no module 'nowhere'"),
-        ("[tool.lowq]\napp = 7\n", 'app = 7: write app = "shop.workers"'),
-        ('[tool.lowq]\napp = "broken"\n', "ZeroDivisionError"),
-    ],
-)
-def test_the_application_is_that_of_the_project(project: pytest.Pytester, toml: str, found: str) -> None:
-    (project.path / "pyproject.toml").write_text(f'{toml}[tool.pytest.ini_options]\npythonpath = ["."]\n')
-    (project.path / "deep").mkdir()
+def test_the_application_is_that_of_the_project(project: pytest.Pytester) -> None:
+    """Whatever names a project's application is told, and errors are: `lowq run` has the other rows."""
+    path = '[tool.pytest.ini_options]\npythonpath = ["."]\n'
     project.makepyfile(shop="import lowq\napplication = lowq.Lowq()\n", broken="1 / 0\n")
     project.makepyfile(
-        f"""
-        import lowq
+        """
         import shop
 
         def test_app(lowq_app):
-            assert lowq_app is {found if found.isidentifier() or found.count(".") == 1 else "None"}
+            assert lowq_app is shop.application
             lowq_app.queue("Orders", 1).push(1)
         """
     )
-    result = run(project)
-    if found in ("lowq.app", "shop.application"):
-        result.assert_outcomes(passed=1)
-    else:
-        result.assert_outcomes(errors=1)
-        assert found in result.stdout.str()
-        assert "lowq_pytest" not in result.stdout.str()
+    for app, error in (
+        ("shop:application", None),
+        ("nowhere", "lowq_app: nowhere: there is no module 'nowhere'"),
+        ("broken", "ZeroDivisionError"),
+    ):
+        with case(app):
+            (project.path / "pyproject.toml").write_text(f'[tool.lowq]\napp = "{app}"\n{path}')
+            result = run(project)
+            result.assert_outcomes(passed=int(error is None), errors=int(error is not None))
+            assert error is None or error in result.stdout.str()
+            assert "lowq_pytest" not in result.stdout.str()
 
 
 def test_without_fakeredis_a_fixture_says_what_to_install(project: pytest.Pytester) -> None:
@@ -333,24 +313,7 @@ def test_without_fakeredis_a_fixture_says_what_to_install(project: pytest.Pytest
     assert "pip install 'lowq[embedded]'" in said(result)
 
 
-def test_names_of_a_project_win(project: pytest.Pytester) -> None:
-    project.makepyfile(
-        """
-        import pytest
-
-        @pytest.fixture
-        def assert_pushed():
-            return "ours"
-
-        def test_one(assert_pushed):
-            assert assert_pushed == "ours"
-        """
-    )
-    run(project).assert_outcomes(passed=1)
-
-
 def test_the_names_are_those_of_the_page() -> None:
     page = (Path(__file__).parents[3] / "docs" / "testing.md").read_text(encoding="utf-8")
-    for name in ("lowq_app", "lowq_drain()", "lowq_adrain()", "lowq_clock.travel(3600)", "lowq_crash()",
-                 "assert_pushed(", "assert_ordered()"):  # fmt: skip
-        assert f"| `{name}" in page or f"| `await {name}" in page, name
+    documented = set(re.findall(r"^\| `(?:await )?((?:lowq|assert)_\w+)", page, re.MULTILINE))
+    assert {name for name in vars(lowq_pytest) if name.startswith(("lowq_", "assert_"))} == documented
