@@ -28,6 +28,7 @@ def test_the_page_of_nodes_has_its_buttons_whatever_a_node_says() -> None:
         {"performing": [SEAT | {"seconds": "1"}]}, {"performing": [SEAT | {"count": "many"}]},
         {"shards": {"q": 5}}, {"shards": {"q": ["x"]}}, {"shards": {"\ud800": [1]}}, {"queues": [5, None, ["x"]]},
         {"started_at": float("nan")}, {"started_at": 10**3999}, {"memory": 10**3999}, {"pid": 10**3999},
+        {"performing": [SEAT | {"shard": 99999, "seconds": 1e300}], "threads": "many", "longest_tasks": SEAT},
         {"reload_refusal": 5}, {"memory": -5}, {"written_off": -1}, {"written_off": 10**3999},
     ]  # fmt: skip
     for says in reports:
@@ -38,7 +39,8 @@ def test_the_page_of_nodes_has_its_buttons_whatever_a_node_says() -> None:
             assert page.status_code == 200
             assert page.text.count('value="stop"') == 2
             assert 'href="/queues/Orders/job?id=x"' in page.text
-            assert client.get("/").status_code == 200
+            for path in ("/", "/metrics", "/api/v1/stuck"):
+                assert client.get(path).status_code == 200
             for what in ("quiet", "stop", "reload"):
                 assert "forged" in client.post("/nodes/command", data={"node": "forged", "do": what}).text
 
