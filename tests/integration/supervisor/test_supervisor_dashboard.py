@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tests.integration.conftest import MakeRig
 from tests.integration.supervising import Supervise, SupervisorProcess, command_of, lives, write_code
-from tests.integration.support import NEVER, PATIENCE, until
+from tests.integration.support import PATIENCE, Rig, until
 from tests.redis_server import free_port
 
 WEB = ("--web=127.0.0.1:0", "--no-auth")
@@ -45,6 +45,16 @@ def dashboards(supervisor: SupervisorProcess) -> list[int]:
     return [pid for pid in children(supervisor.process.pid) if b"\0web\0" in command_of(pid)]
 
 
+def well(rig: Rig, supervise: Supervise, *options: str) -> tuple[SupervisorProcess, str]:
+    """A supervisor with one process and a dashboard that says that it is well; and its address."""
+    write_code(rig, 1)
+    supervisor = supervise(rig, "--processes", "1", *options, *WEB)
+    at = address_of(supervisor)
+    supervisor.ready(1, 1)
+    until(lambda: is_well(at), "word that it is well")
+    return supervisor, at
+
+
 def test_it_stays_through_deploys_and_comes_back_when_it_dies(make_rig: MakeRig, supervise: Supervise) -> None:
     rig = make_rig()
     write_code(rig, 1)
@@ -53,8 +63,6 @@ def test_it_stays_through_deploys_and_comes_back_when_it_dies(make_rig: MakeRig,
     supervisor.ready(1, 2)
     until(lambda: is_well(at), "word that it is well")
     (pid,) = dashboards(supervisor)
-    rig.push("a", 1)
-    rig.done("a", 1)
     until(lambda: len(rig.app.nodes()) == 2, "two nodes")
     page = get(f"{at}/nodes")[1]
     assert all(node.name in page for node in rig.app.nodes())
@@ -68,9 +76,6 @@ def test_it_stays_through_deploys_and_comes_back_when_it_dies(make_rig: MakeRig,
     os.kill(pid, signal.SIGKILL)
     until(lambda: is_well(at), "another one at the same address")
     assert dashboards(supervisor) != [pid]
-    rig.push("a", 2)
-    rig.done("a", 2)
-
     (pid,) = dashboards(supervisor)
     supervisor.signal(signal.SIGTERM)
     assert supervisor.wait() == 0
@@ -78,42 +83,28 @@ def test_it_stays_through_deploys_and_comes_back_when_it_dies(make_rig: MakeRig,
     assert supervisor.no_traceback()
 
 
-def test_it_tells_that_no_process_is_ready(make_rig: MakeRig, supervise: Supervise) -> None:
-    rig = make_rig()
-    write_code(rig, 1)
-    supervisor = supervise(rig, "--processes", "1", *WEB)
-    at = address_of(supervisor)
-    (node,) = supervisor.ready(1, 1).values()
-    until(lambda: is_well(at), "word that it is well")
-    # Quiet, it does not replace one that ends.
-    supervisor.signal(signal.SIGTSTP)
-    supervisor.says("supervisor and its processes go quiet")
-    os.kill(node, signal.SIGTERM)
-    until(lambda: "none of the 1 process" in get(f"{at}/healthz")[1], "word that it is not well")
-    assert get(f"{at}/healthz")[0] == 503
-
-
-def test_it_tells_that_no_process_is_well(make_rig: MakeRig, supervise: Supervise) -> None:
+def test_it_tells_that_no_process_is_well_or_ready(make_rig: MakeRig, supervise: Supervise) -> None:
     rig = make_rig(ORDERS_TTR=0.5)
-    write_code(rig, 1)
-    supervisor = supervise(rig, "--processes", "1", *WEB)
-    at = address_of(supervisor)
-    supervisor.ready(1, 1)
-    until(lambda: is_well(at), "word that it is well")
-    rig.push("a", 1, do="sleep", for_=NEVER, once=True)
+    supervisor, at = well(rig, supervise)
+    rig.push("a", 1, do="wait", once=True)
     trouble = "none of the 1 process of the supervisor is well; process 1.1"
     until(lambda: trouble in get(f"{at}/healthz")[1], "word that it is not well")
     code, text = get(f"{at}/healthz")
     assert code == 503
     assert "handlers have exceeded their ttr and still run: 1" in text
+    # Quiet, it does not replace one that ends.
+    supervisor.signal(signal.SIGTSTP)
+    supervisor.says("supervisor and its processes go quiet")
+    Path(f"{rig.history.path}.go").touch()
+    os.kill(supervisor.pids()["1.1"], signal.SIGTERM)
+    until(lambda: "none of the 1 process of the supervisor is ready" in get(f"{at}/healthz")[1], "word of its end")
 
 
-def test_it_ends_with_a_supervisor_that_is_killed(make_rig: MakeRig, supervise: Supervise) -> None:
-    rig = make_rig()
-    write_code(rig, 1)
-    supervisor = supervise(rig, "--processes", "1", *WEB)
-    address_of(supervisor)
-    supervisor.ready(1, 1)
+def test_it_has_the_store_inside_of_a_supervisor_and_ends_with_one_that_is_killed(
+    make_rig: MakeRig, supervise: Supervise
+) -> None:
+    supervisor, at = well(make_rig(), supervise, "--embedded")
+    assert "Orders" in get(f"{at}/api/v1/queues")[1]
     (pid,) = dashboards(supervisor)
     supervisor.process.kill()
     supervisor.process.wait()
@@ -148,21 +139,12 @@ def test_a_port_that_is_taken_is_said_at_the_start(make_rig: MakeRig, supervise:
     write_code(rig, 1)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        for option in (("--processes", "2"), ("--reload",)):
-            supervisor = supervise(rig, *option, f"--web=127.0.0.1:{port}", name=option[0])
+        options = (("--processes", "2"), ("--reload",))
+        both = [supervise(rig, *words, f"--web=127.0.0.1:{port}", name=words[0]) for words in options]
+        for supervisor in both:
             assert supervisor.wait() == 2
             assert f"the dashboard can't listen on 127.0.0.1 port {port}" in supervisor.log
             assert not supervisor.started()
-
-
-def test_the_store_inside_of_a_supervisor_is_the_dashboards_too(make_rig: MakeRig, supervise: Supervise) -> None:
-    rig = make_rig()
-    write_code(rig, 1)
-    supervisor = supervise(rig, "--processes", "1", "--embedded", *WEB)
-    at = address_of(supervisor)
-    supervisor.ready(1, 1)
-    until(lambda: is_well(at), "word that it is well")
-    assert "Orders" in get(f"{at}/api/v1/queues")[1]
 
 
 def children(pid: int) -> list[int]:
