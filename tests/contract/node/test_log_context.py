@@ -51,18 +51,21 @@ def kept() -> Iterator[Kept]:
     log.setLevel(level)
 
 
-def in_a_thread(worker: type[Worker[Any]]) -> None:
-    assert isinstance(worker._app, lowq.Lowq)
-    ThreadRig(worker._app, worker).turn()
+def by_drain(_app: lowq.Lowq, worker: type[Worker[Any]]) -> None:
+    drain(worker)
+
+
+def in_a_thread(app: lowq.Lowq, worker: type[Worker[Any]]) -> None:
+    ThreadRig(app, worker).turn()
 
 
 def push(worker: type[Worker[Any]], *ids: str) -> None:
     worker.perform_async({"id": job_id, "score": 1} for job_id in ids)
 
 
-@pytest.mark.parametrize("perform", [drain, in_a_thread])
+@pytest.mark.parametrize("perform", [by_drain, in_a_thread])
 def test_records_of_a_handler_carry_queue_shard_ids_and_delivery(
-    app: lowq.Lowq, kept: Kept, perform: Callable[[type[Worker[Any]]], object]
+    app: lowq.Lowq, kept: Kept, perform: Callable[[lowq.Lowq, type[Worker[Any]]], object]
 ) -> None:
     deliveries: list[int] = []
 
@@ -73,7 +76,7 @@ def test_records_of_a_handler_carry_queue_shard_ids_and_delivery(
 
     push(orders, "a", "b")
     log.info("before")
-    perform(orders)
+    perform(app, orders)
     log.info("after")
     assert len(deliveries) == 1
     assert deliveries[0] > 0
@@ -155,9 +158,9 @@ def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage().partition(",")[0] for record in of_jobs(caplog)]
 
 
-@pytest.mark.parametrize("perform", [drain, in_a_thread])
+@pytest.mark.parametrize("perform", [by_drain, in_a_thread])
 def test_at_debug_each_job_has_a_line_when_it_begins_and_when_it_ends(
-    app: lowq.Lowq, caplog: pytest.LogCaptureFixture, perform: Callable[[type[Worker[Any]]], object]
+    app: lowq.Lowq, caplog: pytest.LogCaptureFixture, perform: Callable[[lowq.Lowq, type[Worker[Any]]], object]
 ) -> None:
     caplog.set_level(logging.DEBUG, "lowq.jobs")
     deliveries: list[int] = []
@@ -171,7 +174,7 @@ def test_at_debug_each_job_has_a_line_when_it_begins_and_when_it_ends(
         batch.bury("d")
 
     push(orders, *"abcd")
-    perform(orders)
+    perform(app, orders)
     assert lines(caplog) == [
         *(f"Orders:0: id {job_id} begins" for job_id in "abcd"),
         "Orders:0: id a ends: finished", "Orders:0: id b ends: failed", "Orders:0: id c ends: released",
@@ -237,4 +240,4 @@ def test_without_debug_nothing_is_made(app: lowq.Lowq, monkeypatch: pytest.Monke
     push(orders, *"ab")
     assert drain(orders).performed == 2
     push(orders, *"ab")
-    in_a_thread(orders)
+    in_a_thread(app, orders)

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 import lowq
+from lowq.error_policies import find_policy
 from lowq.job import Job
 from lowq.node.outcome import NO_REDIS_PAUSES
 from lowq.sharding import shard_of
@@ -34,26 +35,31 @@ Perform = Callable[[type[Worker[Any]]], None]
 
 
 @pytest.fixture
-def make_app(store_url: str) -> Iterator[MakeApp]:
+def apps() -> Iterator[list[lowq.Lowq]]:
+    """Those of the test."""
     apps: list[lowq.Lowq] = []
-
-    def make(**settings: Any) -> lowq.Lowq:
-        apps.append(lowq.Lowq(redis_url=store_url, namespace=f"lowq{len(apps)}", **settings))
-        return apps[-1]
-
-    yield make
+    yield apps
     for app in apps:
         app.close()
 
 
+@pytest.fixture
+def make_app(store_url: str, apps: list[lowq.Lowq]) -> MakeApp:
+    def make(**settings: Any) -> lowq.Lowq:
+        apps.append(lowq.Lowq(redis_url=store_url, namespace=f"lowq{len(apps)}", **settings))
+        return apps[-1]
+
+    return make
+
+
 @pytest.fixture(params=["thread", "drain", "async"])
-def perform_once(request: pytest.FixtureRequest) -> Perform:
+def perform_once(request: pytest.FixtureRequest, apps: list[lowq.Lowq]) -> Perform:
     rigs: dict[type, ThreadRig] = {}
 
     def by_thread(worker: type[Worker[Any]]) -> None:
         """Once more for the same worker: by the same thread."""
-        assert isinstance(worker._app, lowq.Lowq)
-        rig = rigs.get(worker) or ThreadRig(worker._app, worker)
+        app = next(app for app in apps if worker in app.workers.values())
+        rig = rigs.get(worker) or ThreadRig(app, worker)
         rigs[worker] = rig
         rig.wake()
         rig.turn()
@@ -176,45 +182,20 @@ def fail_by_one(kind: type[Exception]) -> Handler:
     return lambda _: lowq.current().fail("1", kind("detached"))
 
 
-class TestExceptions:
-    def test_one_that_leaves_the_handler_is_charged(self, make_app: MakeApp, perform_once: Perform) -> None:
-        for kind in EXCEPTIONS:
-            with case(kind):
-                worker = make_worker(make_app(), raise_one(kind))
-                worker.perform_async({"id": 1})
-                perform_once(worker)
-                error = assert_charged(worker).error
-                assert error
-                assert len(error.encode()) <= 8192
-
-    def test_at_the_last_try_the_payload_is_buried_and_the_worker_told(
-        self, make_app: MakeApp, perform_once: Perform
-    ) -> None:
-        for kind in EXCEPTIONS:
-            with case(kind):
-                worker = make_worker(make_app(), raise_one(kind), max_retry_count=0)
-                worker.perform_async({"id": 1, "payload": "v1", "score": 1})
-                perform_once(worker)
+def test_an_exception_is_charged_whatever_it_says_of_itself(make_app: MakeApp, perform_once: Perform) -> None:
+    for kind, make_handler, is_last in itertools.product(EXCEPTIONS, [raise_one, fail_by_one], [False, True]):
+        with case(kind, make_handler, is_last):
+            worker = make_worker(make_app(), make_handler(kind), max_retry_count=0 if is_last else 1)
+            worker.perform_async({"id": 1, "payload": "v1", "score": 1})
+            perform_once(worker)
+            if is_last:  # the payload is buried, and the worker told
                 assert_buried(worker)
                 (told,) = worker.exhausted  # type: ignore[attr-defined]  # of the class that `make_worker` makes
                 assert (told.id, told.payloads) == ("1", [("v1", 1.0)])
-
-    def test_one_that_names_a_culprit_is_charged(self, make_app: MakeApp, perform_once: Perform) -> None:
-        for kind in EXCEPTIONS:
-            with case(kind):
-                worker = make_worker(make_app(), fail_by_one(kind))
-                worker.perform_async({"id": 1})
-                perform_once(worker)
-                assert_charged(worker)
-
-    def test_in_company_each_is_tried_alone(self, make_app: MakeApp, perform_once: Perform) -> None:
-        for kind in EXCEPTIONS:
-            with case(kind):
-                worker = make_worker(make_app(), raise_one(kind), batch_size=2)
-                worker.perform_async([{"id": 1}, {"id": 2}])
-                perform_once(worker)
-                stats = worker.queue.stats()
-                assert (stats.length, stats.taken, stats.retries) == (2, 0, 0)
+            else:
+                error = assert_charged(worker).error
+                assert error
+                assert len(error.encode()) <= 8192
 
 
 class StopWithoutClass(Stop):
@@ -311,26 +292,23 @@ class OddId:
     __repr__ = __str__
 
 
-def test_odd_words_of_a_handler_are_charged_too(make_app: MakeApp, perform_once: Perform) -> None:
+def test_odd_words_of_a_handler_lose_nothing(make_app: MakeApp, perform_once: Perform) -> None:
     rows: list[tuple[str, Handler]] = [
         ("an odd error", lambda _: lowq.current().fail("1", OddText("boom"))),
         ("an odd text as id", lambda _: lowq.current().fail(OddText("1"), "boom")),
         ("an odd id", lambda _: lowq.current().fail(OddId(), "boom")),
         ("no error", lambda _: lowq.current().fail("1", OddId())),  # type: ignore[arg-type]  # that is what is odd
+        ("an odd reason", lambda _: lowq.current().bury("1", OddText("enough"))),
     ]
     for name, handler in rows:
         with case(name):
             worker = make_worker(make_app(), handler)
             worker.perform_async({"id": 1})
             perform_once(worker)
-            assert_charged(worker)
-
-
-def test_an_odd_reason_to_bury_is_a_reason(make_app: MakeApp, perform_once: Perform) -> None:
-    worker = make_worker(make_app(), lambda _: lowq.current().bury("1", OddText("enough")))
-    worker.perform_async({"id": 1})
-    perform_once(worker)
-    assert assert_buried(worker).error == "enough"
+            if name == "an odd reason":
+                assert assert_buried(worker).error == "enough"
+            else:
+                assert_charged(worker)
 
 
 # --- a perform that has not run ---
@@ -389,18 +367,18 @@ def pass_on(worker: Any, batch: Any, call_next: Callable[[], Any]) -> None:
 def test_a_perform_that_returns_before_it_has_run_has_failed(make_app: MakeApp, perform_once: Perform) -> None:
     functions: list[Any] = [a_coroutine, a_generator, an_async_generator, an_awaitable]
     middlewares: list[list[Any]] = [[], [pass_on]]
-    for function, form, around in itertools.product(functions, [as_function, as_class], middlewares):
-        with case(function, form, around):
-            worker = form(make_app(server_middlewares=around), hide(function))
-            worker.perform_async({"id": 1})
-            with warnings.catch_warnings():
-                warnings.simplefilter("error")  # "was never awaited"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # "was never awaited"
+        for function, form, around in itertools.product(functions, [as_function, as_class], middlewares):
+            with case(function, form, around):
+                worker = form(make_app(server_middlewares=around), hide(function))
+                worker.perform_async({"id": 1})
                 perform_once(worker)
-                gc.collect()
-            error = assert_charged(worker).error or ""
-            kind = function.__name__.replace("_", " ")
-            assert f"Orders.perform returned {kind}, which nobody runs, so nothing was done" in error
-            assert "write a plain def" in error
+                error = assert_charged(worker).error or ""
+                kind = function.__name__.replace("_", " ")
+                assert f"Orders.perform returned {kind}, which nobody runs, so nothing was done" in error
+                assert "write a plain def" in error
+        gc.collect()
 
 
 async def async_middleware(worker: Any, batch: Any, call_next: Callable[[], Any]) -> None:
@@ -511,24 +489,20 @@ def raise_this(error: Exception) -> Handler:
 class TestNoRedis:
     """It is nobody's failure: the job waits again, uncharged; with growing pauses, and not for ever."""
 
-    def test_a_push_that_found_no_redis_is_not_charged_and_tried_again_at_once(
-        self, make_app: MakeApp, perform_once: Perform
-    ) -> None:
-        worker = make_worker(make_app(), lambda _: push_to(NOBODY))
-        worker.perform_async([{"id": 1, "payload": "v1", "score": 1}])
-        before = worker.queue.peek(1)
-        perform_once(worker)
-        assert worker.queue.peek(1) == before  # due since then, never failed
-
-    def test_nor_is_one_that_found_a_redis_that_was_not_ready(self, make_app: MakeApp, perform_once: Perform) -> None:
+    def test_it_is_not_charged_and_tried_again_at_once(self, make_app: MakeApp, perform_once: Perform) -> None:
         refused = lowq.RedisNotReady("Redis at redis://h is a read-only replica", "is a read-only replica")
-        for error in (refused, chained(lowq.PushInterrupted("Orders", 0, [], refused), refused)):
-            with case(error):
-                worker = make_worker(make_app(), raise_this(error))
+        rows: list[Handler] = [
+            lambda _: push_to(NOBODY),
+            raise_this(refused),
+            raise_this(chained(lowq.PushInterrupted("Orders", 0, [], refused), refused)),
+        ]
+        for number, handler in enumerate(rows):
+            with case(number):
+                worker = make_worker(make_app(), handler)
                 worker.perform_async([{"id": 1, "payload": "v1", "score": 1}])
                 before = worker.queue.peek(1)
                 perform_once(worker)
-                assert worker.queue.peek(1) == before
+                assert worker.queue.peek(1) == before  # due since then, never failed
 
     def test_while_redis_answers_the_node_the_pauses_grow_and_in_the_end_it_is_charged(self, make_app: MakeApp) -> None:
         app = make_app()
@@ -578,6 +552,8 @@ class TestNoRedis:
             chained(lowq.PushInterrupted("Orders", 0, [], lowq.RedisFull("full")), lowq.RedisFull("maxmemory")),
             chained(ValueError("wrapped"), lowq.RedisUnavailable("not heard")),  # type: ignore[arg-type]
             ConnectionError("of something else"),
+            # A push that had no time left: the handler was late, not Redis.
+            chained(lowq.PushInterrupted("Orders", 0, [], lowq.TimeLimitExceeded()), lowq.TimeLimitExceeded()),
         ):
             with case(error):
                 worker = make_worker(make_app(), raise_this(error))
@@ -616,14 +592,13 @@ def test_a_hook_of_the_settings_that_fails_keeps_no_outcome_from_being_written(
     make_app: MakeApp, perform_once: Perform
 ) -> None:
     hooks = ["format_error", "dump_error", "load_error"]
-    for hook, wrong, max_retry_count in itertools.product(hooks, [raises, stops], [0, 5]):
+    for hook, wrong, max_retry_count in itertools.product(hooks, [raises, stops, lambda _: None], [0, 5]):
         with case(hook, wrong, max_retry_count):
             worker = make_worker(make_app(**{hook: wrong}), empty, max_retry_count=max_retry_count)
             worker.perform_async({"id": 1})
             perform_once(worker)
             stats = worker.queue.stats()
-            outcome = (stats.taken, stats.retries, stats.morgue_length)
-            assert outcome == ((0, 1, 0) if max_retry_count else (0, 0, 1))
+            assert (stats.taken, stats.retries, stats.morgue_length) == ((0, 1, 0) if max_retry_count else (0, 0, 1))
 
 
 def test_what_dump_error_gives_is_bytes_of_bounded_length_or_not_used(make_app: MakeApp, perform_once: Perform) -> None:
@@ -675,16 +650,15 @@ def test_when_nothing_works_any_more_the_charge_is_a_plain_one(
     make_app: MakeApp, perform_once: Perform, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A handler may leave next to no memory; whatever is tried then may fail."""
-    charge = lowq.node.outcome._charge
     calls: list[int] = []
 
-    def fails_at_first(*args: Any) -> None:
+    def fails_at_first(*args: Any) -> Any:
         calls.append(1)
         if len(calls) == 1:
             raise MemoryError
-        charge(*args)
+        return find_policy(*args)
 
-    monkeypatch.setattr(lowq.node.outcome, "_charge", fails_at_first)
+    monkeypatch.setattr("lowq.node.outcome.find_policy", fails_at_first)
     worker = make_worker(make_app(), empty)
     worker.perform_async({"id": 1})
     perform_once(worker)
@@ -698,7 +672,7 @@ NoText = EXCEPTIONS[0]
 
 
 def test_a_payload_that_can_not_be_decoded_is_buried_whatever_the_codec_raises(
-    make_app: MakeApp, perform_once: Perform
+    make_app: MakeApp, perform_once: Perform, caplog: pytest.LogCaptureFixture
 ) -> None:
     def load(data: bytes) -> Any:
         raise NoText
@@ -707,6 +681,7 @@ def test_a_payload_that_can_not_be_decoded_is_buried_whatever_the_codec_raises(
     worker.perform_async({"id": 1})
     perform_once(worker)
     assert "can't be decoded" in (assert_buried(worker).error or "")
+    assert "queue 'Orders', id '1': " in caplog.text
 
 
 def test_a_codec_that_fails_the_second_time_keeps_the_worker_from_nothing(
@@ -774,44 +749,22 @@ def broken_logging(part: str) -> Iterator[None]:
 class TestBrokenLogging:
     PARTS = ("handler", "exiting handler", "filter", "factory")
 
-    def test_a_failure_is_charged_at_each_try_and_buried_in_the_end(
-        self, make_app: MakeApp, perform_once: Perform
-    ) -> None:
-        performs: list[int] = []
-
-        def handler(payloads_by_id: PayloadsById) -> None:
-            performs.append(1)
-            raise ValueError("boom")
-
+    def test_the_outcome_is_written(self, make_app: MakeApp, perform_once: Perform) -> None:
         for part in self.PARTS:
             with case(part), broken_logging(part):
-                performs.clear()
-                worker = make_worker(make_app(), handler, max_retry_count=1)
+                # Remarks on hooks stop nothing either.
+                worker = make_worker(make_app(dump_error=raises, load_error=raises), empty, max_retry_count=1)
+                worker.retries_exhausted = raises  # type: ignore[method-assign, assignment]
                 worker.perform_async({"id": 1})
                 perform_once(worker)
                 assert_charged(worker)
                 worker.queue.perform_now(1)
                 perform_once(worker)
                 assert_buried(worker)
-                assert len(performs) == 2
-                assert len(worker.exhausted) == 1  # type: ignore[attr-defined]  # of the class that `make_worker` makes
-
-    def test_remarks_on_hooks_stop_nothing_either(self, make_app: MakeApp, perform_once: Perform) -> None:
-        for part in self.PARTS:
-            with case(part), broken_logging(part):
-                worker = make_worker(make_app(dump_error=raises, load_error=raises), empty, max_retry_count=0)
-                worker.retries_exhausted = raises  # type: ignore[method-assign, assignment]
-                worker.perform_async({"id": 1})
-                perform_once(worker)
-                assert_buried(worker)
-
-    def test_what_can_not_be_decoded_is_buried(self, make_app: MakeApp, perform_once: Perform) -> None:
-        for part in self.PARTS:
-            with case(part), broken_logging(part):
-                worker = make_worker(make_app(load_payload=raises), lambda _: None)
-                worker.perform_async({"id": 1})
-                perform_once(worker)
-                assert_buried(worker)
+                undecodable = make_worker(make_app(load_payload=raises), lambda _: None)
+                undecodable.perform_async({"id": 1})
+                perform_once(undecodable)
+                assert_buried(undecodable)
 
     def test_the_shard_goes_on_with_its_other_jobs(self, make_app: MakeApp) -> None:
         for part in self.PARTS:

@@ -16,7 +16,6 @@ from lowq.node.schedules import FORGET_SECONDS, LOOK_SECONDS, TROUBLE_SECONDS, Q
 from lowq.schedules import TICKS_TOGETHER, Record, Schedule
 from lowq.sharding import shard_of
 from lowq.store.keys import nodes_key, shard_prefix
-from lowq.store.scripts import load_scripts
 from tests.mutants import break_scripts
 
 #: Rules that no store sees.
@@ -173,13 +172,6 @@ class TestOnce:
         assert len(sent) == 2
         assert rig.pushed() == [NOW]
         assert rig.worker.queue.stats().pushed == 31
-
-    def test_several_schedules_of_a_worker_are_apart(self, make_rig: MakeRig) -> None:
-        rig = make_rig(HOURLY, Schedule("daily", "0 8 * * *"))
-        for now in NOW - 10, NOW + HOUR:
-            for name in rig.known:
-                rig.turn(now, name)
-        assert (rig.pushed(), rig.pushed("daily")) == ([NOW + HOUR], [NOW])
 
     @pytest.mark.parametrize("raw", [b"nonsense", b'{"table":{"at":"from another version"},"settled":1,"version":1}'])
     def test_a_record_that_cannot_be_read_begins_anew(self, rig: Rig, raw: bytes) -> None:
@@ -362,16 +354,6 @@ class TestNewCode:
         rig.turn(NOW + 1860)
         assert rig.pushed() == [NOW + 1860]
 
-    def test_very_many_of_the_old_one_are_settled_first(self, make_rig: MakeRig) -> None:
-        rig = make_rig(Schedule("report", 1, missed="all"))
-        rig.turn(NOW)
-        rig.declare(HOURLY)
-        while rig.turn(NOW + 1200) == 0:
-            pass
-        assert rig.worker.queue.stats().pushed == 1200
-        rig.turn(NOW + HOUR)
-        assert rig.worker.queue.stats().pushed == 1201
-
     def test_while_it_is_paused_nothing_is_settled(self, rig: Rig) -> None:
         TestPause().begun(rig)
         rig.app.pause_schedule("report")
@@ -404,15 +386,6 @@ class TestEnd:
         rig.turn(NOW + 1801)
         assert rig.turn(NOW + 1801 + FORGET_SECONDS) == LOOK_SECONDS  # the hour begins anew
 
-    def test_one_that_comes_back_later_begins_anew(self, rig: Rig) -> None:
-        rig.turn(NOW - 10)
-        rig.declare()
-        rig.turn(NOW)
-        rig.turn(NOW + FORGET_SECONDS + 1)
-        rig.declare(HOURLY)
-        rig.turn(NOW + 10 * HOUR + 1)
-        assert rig.pushed() == []
-
 
 @on_redis
 class TestInNode:
@@ -431,12 +404,6 @@ class TestInNode:
     def table(self, rig: Rig, name: str = "report") -> Mapping[str, Any] | None:
         record = read_record(rig.app, "Report", name).record
         return None if record is None else record.table
-
-    def test_each_is_released_until_its_next_tick(self, rig: Rig) -> None:
-        outcomes = self.perform(self.schedules(rig, Schedule("report", 1)), "report")
-        verb, delay = outcomes["report"]
-        assert verb == "release"
-        assert 0 < delay <= 1
 
     def test_the_node_that_started_last_is_right(self, rig: Rig) -> None:
         old, new = Schedule("report", 60), Schedule("report", 90)
@@ -576,20 +543,6 @@ class TestPushed:
         rig.turn(NOW)
         assert rig.pushed() == [NOW]
 
-    def test_client_middlewares_see_it(self, make_rig: MakeRig) -> None:
-        rig = make_rig(Schedule("report", 60))
-
-        def add(worker: Any, jobs: list[dict[str, Any]], call: Any) -> None:
-            jobs[0]["payload"]["by"] = worker.queue_name
-            call()
-
-        rig.app.config.client_middlewares = [add]
-        rig.turn(NOW)
-        rig.turn(NOW + 60)
-        found = rig.worker.queue.peek("report")
-        assert found is not None
-        assert found.payloads[0][0] == {"planned_at": NOW + 60, "by": "Report"}
-
     def test_async_client_middlewares_see_it(self, make_rig: MakeRig) -> None:
         rig = make_rig(Schedule("report", 60))
 
@@ -629,11 +582,6 @@ class TestPushed:
 
 @on_redis
 class TestLists:
-    def test_where_there_are_none_there_are_none(self, store_url: str) -> None:
-        app = lowq.Lowq(redis_url=store_url)
-        assert app.schedules() == []
-        app.close()
-
     def test_next_last_and_who_knows_it(self, make_rig: MakeRig) -> None:
         rig = make_rig(Schedule("report", "0 8 * * 1", "Europe/Berlin", "skip"), Schedule("often", 2.5))
         rig.app.register("lowq:schedules:Report", 1)
@@ -652,13 +600,6 @@ class TestLists:
         assert (report.text, report.missed, report.next_at, report.is_known) == (
             "0 8 * * 1 Europe/Berlin", "skip", None, False,
         )  # fmt: skip
-
-    def test_the_internal_queue_is_in_no_list_of_queues(self, rig: Rig) -> None:
-        rig.app.register("lowq:schedules:Report", 1)
-        rig.app.register("Report", 3, rig.worker)
-        assert [info.name for info in rig.app.queues()] == ["Report"]
-        assert [item.stats.name for item in rig.app.overview()] == ["Report"]
-        assert rig.app.queue("lowq:schedules:Report").stats().length == 0
 
     def test_a_record_of_somebody_elses_is_left_out(self, rig: Rig) -> None:
         rig.app.register("lowq:schedules:Report", 1)
@@ -704,19 +645,3 @@ class TestDrain:
         assert lowq.testing.drain(report, now=monday).performed == 1
         assert performed == [("weekly", [monday])]
         app.close()
-
-
-@on_redis
-def test_a_queue_without_schedules_is_pushed_to_as_before(store_url: str) -> None:
-    """Not a key, and no option in the call."""
-    app = lowq.Lowq(redis_url=store_url)
-
-    @app.worker(shards_count=1)
-    def plain(job_id: str, payloads: list[Any]) -> None: ...
-
-    plain.push(1)
-    lowq.testing.drain(plain)
-    assert app.client.command("EXISTS", shard_prefix("lowq", "plain", 0) + "schedules") == 0
-    assert b"ticks" not in plain.queue._target().words
-    assert load_scripts()["set_schedule"].name == "set_schedule"
-    app.close()

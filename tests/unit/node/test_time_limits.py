@@ -16,17 +16,14 @@ from typing import Any
 
 import pytest
 
-from lowq.errors import LeaseLost, LowqError, TimeLimitExceeded
+from lowq.errors import TimeLimitExceeded
 from lowq.node.time_limits import (
     DROPPED_AFTER,
     TimeLimits,
     WrittenOff,
-    _notice_dropped_interrupts,
-    checked_seconds,
     interrupt_of_this_thread,
 )
 from lowq.store import caller_deadline, caller_limit
-from tests.rows import case
 from tests.waiting import PATIENCE
 
 
@@ -101,35 +98,6 @@ class TestTimeLimit:
         batch.enforce(30)
         assert (batch.sent, batch.written_off) == ([], 0)
 
-    def test_what_was_raised_says_which_limit_it_was(self) -> None:
-        batch = Batch(time_limit=10)
-
-        def handler() -> None:
-            batch.enforce(10)
-            raise TimeLimitExceeded
-
-        with pytest.raises(TimeLimitExceeded, match="longer than its time_limit of 10 s"):
-            batch.run(handler)
-
-    def test_a_handler_that_goes_on_has_until_ttr(self) -> None:
-        batch = Batch(time_limit=10, ttr=15)
-
-        def handler() -> None:
-            assert batch.enforce(10) == DROPPED_AFTER
-            batch.enforce(15)
-            assert (len(batch.sent), batch.written_off) == (1, 1)
-
-        with pytest.raises(WrittenOff):
-            batch.run(handler)
-
-    @pytest.mark.parametrize("raised", [ValueError("boom"), SystemExit(1)])
-    def test_what_a_handler_raises_is_raised(self, raised: BaseException) -> None:
-        def handler() -> None:
-            raise raised
-
-        with pytest.raises(type(raised)):
-            Batch(time_limit=10).run(handler)
-
 
 def test_a_task_that_exceeded_its_limit_shows_where_it_waited() -> None:
     async def ask_a_slow_supplier() -> None:
@@ -145,38 +113,6 @@ def test_a_task_that_exceeded_its_limit_shows_where_it_waited() -> None:
     with pytest.raises(TimeLimitExceeded, match="longer than its time_limit of 10 s") as caught:
         asyncio.run(perform())
     assert "ask_a_slow_supplier" in "".join(traceback.format_exception(caught.value))
-
-
-class TestTtr:
-    def test_the_batch_is_written_off_once_and_its_end_says_so(self) -> None:
-        batch = Batch(ttr=10)
-
-        def handler() -> None:
-            assert batch.enforce(9.5) == 0.5
-            assert not batch.limits.written_off
-            assert batch.enforce(10) is None
-            assert batch.enforce(11) is None
-            assert batch.written_off == 1
-
-        with pytest.raises(WrittenOff):
-            batch.run(handler)
-        assert batch.limits.written_off
-
-    def test_also_when_the_handler_raises(self) -> None:
-        batch = Batch(ttr=10)
-
-        def handler() -> None:
-            batch.enforce(10)
-            raise ValueError("late")
-
-        with pytest.raises(WrittenOff):
-            batch.run(handler)
-
-    def test_a_batch_that_has_ended_is_not_written_off(self) -> None:
-        batch = Batch(ttr=10)
-        batch.run(lambda: None)
-        batch.enforce(10)
-        assert (batch.written_off, batch.limits.written_off) == (0, False)
 
 
 @pytest.mark.parametrize("what", ["time_limit", "ttr"])
@@ -238,35 +174,12 @@ class TestTouch:
         with pytest.raises(WrittenOff):
             batch.run(handler)
 
-    def test_with_ttr_alone_that_passes_then(self) -> None:
-        batch = Batch(ttr=15)
-        batch.now += 8
-        batch.limits.touch(30)
-        assert batch.limits.deadline == 1038
-
     def test_who_watches_is_told_when_the_deadline_is_nearer_than_before(self) -> None:
         batch = Batch(time_limit=10)
         batch.limits.touch(30)
         assert batch.earlier == 0
         batch.limits.touch(3)
         assert batch.earlier == 1
-
-    def test_a_handler_that_was_written_off_learns_of_it(self) -> None:
-        batch = Batch(ttr=10)
-
-        def handler() -> None:
-            batch.enforce(10)
-            with pytest.raises(LeaseLost, match="longer than its ttr"):
-                batch.limits.touch(30)
-
-        with pytest.raises(WrittenOff):
-            batch.run(handler)
-
-    def test_it_takes_seconds(self) -> None:
-        wrong_values: list[object] = [0, -1, float("nan"), float("inf"), True, "5", None]
-        for wrong in wrong_values:
-            with case(wrong), pytest.raises(LowqError, match=r"touch: .* is not a number of seconds of more than 0"):
-                checked_seconds("touch", wrong)
 
 
 class TestCallersDeadline:
@@ -321,44 +234,6 @@ def clean_up(instructions: int) -> None:
 def fail(instructions: int) -> None:
     work(instructions)
     raise ValueError("boom")
-
-
-class StrikingLock:
-    """The lock of a batch. At its n-th use something strikes: before it is taken, or once it is free again. Where it is
-    held, nothing can.
-    """
-
-    def __init__(self, at: int, *, before: bool) -> None:
-        self._lock = threading.Lock()
-        self._at = at
-        self._before = before
-        self.uses = 0
-
-    def __enter__(self) -> None:
-        self.uses += 1
-        if self._before and self.uses == self._at:
-            raise TimeLimitExceeded
-        self._lock.acquire()
-
-    def __exit__(self, *_: object) -> None:
-        self._lock.release()
-        if not self._before and self.uses == self._at:
-            raise TimeLimitExceeded
-
-
-def test_an_interrupt_at_the_very_beginning_or_end_leaves_a_batch_that_has_ended() -> None:
-    handlers: list[Callable[[int], object]] = [work, swallow, clean_up, fail]
-    for handler, before, at in itertools.product(handlers, [True, False], [1, 2]):
-        with case(handler, before, at):
-            batch = Batch(time_limit=10, ttr=15)
-            plain = batch.limits._lock
-            batch.limits._lock = StrikingLock(at, before=before)  # type: ignore[assignment]
-            with pytest.raises(TimeLimitExceeded):
-                batch.run(partial(handler, 3))
-            batch.limits._lock = plain
-            batch.enforce(20)
-            assert (batch.sent, batch.written_off) == ([], 0)
-            assert caller_deadline() == float("inf")
 
 
 # --- interrupts of a thread ---
@@ -456,25 +331,12 @@ def test_an_interrupt_that_strikes_in_a_finalizer_comes_again() -> None:
     assert (dropped, performer.results, performer.escaped) == ([1], ["exceeded"], [])
 
 
-def test_what_else_python_drops_is_reported_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    reported: list[object] = []
-    monkeypatch.setattr(sys, "unraisablehook", lambda dropped: reported.append(dropped.exc_type))
-    _notice_dropped_interrupts.__wrapped__()
-
-    class Fails:
-        def __init__(self, error: type[BaseException]) -> None:
-            self.error = error
-
-        def __del__(self) -> None:
-            raise self.error
-
-    def handler() -> None:
-        Fails(ValueError)
-        Fails(TimeLimitExceeded)  # its own
-
-    handler()
-    Batch(time_limit=10).run(handler)
-    assert reported == [ValueError, TimeLimitExceeded] * 2
+def run_alone(code: str) -> str:
+    """What the code prints, in a process of its own."""
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=PATIENCE, check=True
+    )
+    return done.stdout
 
 
 #: Whoever traces calls hung in Python 3.11, also where no signal gets through: so in a process of its own.
@@ -515,7 +377,31 @@ TRACED = """
 
 
 def test_an_interrupt_that_is_not_raised_keeps_nobody_from_tracing_calls() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(TRACED)], capture_output=True, text=True, timeout=PATIENCE, check=True
-    )
-    assert done.stdout == "['call']\n['call']\nraised\n"
+    assert run_alone(TRACED) == "['call']\n['call']\nraised\n"
+
+
+DROPPED = """
+    import sys
+    sys.unraisablehook = lambda dropped: print(dropped.exc_type.__name__)
+    from lowq.errors import TimeLimitExceeded
+    from lowq.node.time_limits import TimeLimits, interrupt_of_this_thread
+
+    class Fails:
+        def __init__(self, error):
+            self.error = error
+
+        def __del__(self):
+            raise self.error
+
+    def handler():
+        Fails(ValueError)
+        Fails(TimeLimitExceeded)  # its own
+
+    interrupt = interrupt_of_this_thread()
+    handler()
+    TimeLimits(10, None, interrupt=interrupt).run(handler)
+"""
+
+
+def test_what_else_python_drops_is_reported_as_before() -> None:
+    assert run_alone(DROPPED).split() == ["ValueError", "TimeLimitExceeded"] * 2
