@@ -7,8 +7,10 @@ import pytest
 
 import lowq
 from lowq.node.node import Node
-from tests.integration.support import Rig
+from lowq.workers import Worker
+from tests.integration.support import Rig, id_of_shard
 
+MakeApp = Callable[..., lowq.Lowq]
 Start = Callable[..., Node]
 
 
@@ -29,22 +31,45 @@ def kind_of_worker(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.fixture
-def app(redis_url: str) -> Iterator[lowq.Lowq]:
-    app = lowq.Lowq(redis_url=redis_url, shutdown_timeout=0)
-    yield app
-    app.close()
+def make_app(redis_url: str) -> Iterator[MakeApp]:
+    """Makes applications on the shared server, emptied, with these settings."""
+    apps: list[lowq.Lowq] = []
+
+    def make(**settings: Any) -> lowq.Lowq:
+        apps.append(lowq.Lowq(redis_url=redis_url, **{"shutdown_timeout": 0, **settings}))
+        return apps[-1]
+
+    yield make
+    for app in apps:
+        app.close()
+
+
+@pytest.fixture
+def app(make_app: MakeApp) -> lowq.Lowq:
+    return make_app()
 
 
 @pytest.fixture
 def start(app: lowq.Lowq) -> Iterator[Start]:
-    """Starts a node of the application in this process."""
+    """Starts a node in this process: of the application, or of another one, `start(of=other)`."""
     nodes: list[Node] = []
 
-    def start(**options: Any) -> Node:
-        nodes.append(Node(app, **options))
+    def start(of: lowq.Lowq = app, **options: Any) -> Node:
+        nodes.append(Node(of, **options))
         nodes[-1].start()
         return nodes[-1]
 
     yield start
     for node in nodes:
         node.stop(5.0)
+
+
+def is_idle(worker: type[Worker[Any]]) -> bool:
+    """Whether nothing waits and nothing is in flight, at one moment."""
+    stats = worker.queue.stats()
+    return not stats.length and not stats.taken
+
+
+def ids_of_shards(shards_count: int) -> list[str]:
+    """An id of each shard."""
+    return [id_of_shard(shard, shards_count) for shard in range(shards_count)]

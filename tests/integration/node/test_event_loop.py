@@ -4,7 +4,6 @@ import asyncio
 import logging
 import sys
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -52,26 +51,6 @@ def test_so_many_shards_at_once_as_concurrency_says(app: lowq.Lowq, start: Start
     until(lambda: stats(app, orders) == (0, 0), "the end of all jobs")
     assert max(most) == 3
     assert len(most) == 40
-
-
-def test_threads_and_the_loop_work_side_by_side(app: lowq.Lowq, start: Start) -> None:
-    threads: dict[str, set[str]] = {"waits": set(), "computes": set()}
-
-    @app.worker
-    async def waits(payloads_by_id: dict[str, list[Any]]) -> None:
-        await asyncio.sleep(0)
-        threads["waits"].add(threading.current_thread().name)
-
-    @app.worker
-    def computes(payloads_by_id: dict[str, list[Any]]) -> None:
-        threads["computes"].add(threading.current_thread().name)
-
-    for worker in (waits, computes):
-        worker.perform_async({"id": n} for n in range(50))
-    start(threads=2)
-    until(lambda: stats(app, waits) == stats(app, computes) == (0, 0), "the end of all jobs")
-    assert threads["waits"] == {"lowq-loop"}
-    assert threads["computes"] <= {"lowq-0", "lowq-1"}
 
 
 def test_round_trips_are_shared(app: lowq.Lowq, start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -219,31 +198,6 @@ def test_a_handler_that_blocks_the_loop_is_named(
         go.set()
     assert said is not None
     assert said.startswith("orders:0 ids 7 for ")
-
-
-def test_a_handler_that_awaits_is_not_named(
-    app: lowq.Lowq, start: Start, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    looks = []
-    answer = event_loop.EventLoop._answer
-
-    def counted(self: event_loop.EventLoop) -> None:
-        looks.append(1)
-        answer(self)
-
-    monkeypatch.setattr(event_loop.EventLoop, "_answer", counted)
-    monkeypatch.setattr(event_loop, "BLOCKED_SECONDS", 5.0)  # a busy machine may keep the loop itself from running
-
-    @app.worker(shards_count=1)
-    async def orders(payloads_by_id: dict[str, list[Any]]) -> None:
-        ends_at = time.monotonic() + 3.0
-        while time.monotonic() < ends_at:
-            await asyncio.sleep(0.01)
-
-    orders.perform_async({"id": 1})
-    start()
-    until(lambda: looks and stats(app, orders) == (0, 0), "the end of the job")
-    assert "has blocked" not in caplog.text
 
 
 def test_async_middlewares_are_around_the_batch(app: lowq.Lowq, start: Start) -> None:
@@ -492,28 +446,6 @@ def test_the_deadline_is_what_is_left_and_can_be_moved(app: lowq.Lowq, start: St
 
 
 # --- fairness ---
-
-
-def test_a_queue_with_few_jobs_is_not_kept_waiting_by_one_with_many(app: lowq.Lowq, start: Start) -> None:
-    app.config.concurrency = 4
-    performed: list[str] = []
-
-    @app.worker(shards_count=8)
-    async def many(payloads_by_id: dict[str, list[Any]]) -> None:
-        await asyncio.sleep(0.01)
-        performed.append("many")
-
-    @app.worker(shards_count=8)
-    async def few(payloads_by_id: dict[str, list[Any]]) -> None:
-        await asyncio.sleep(0.01)
-        performed.append("few")
-
-    many.perform_async({"id": n} for n in range(400))
-    few.perform_async({"id": n} for n in range(50))
-    start(prefetch=False)
-    until(lambda: performed.count("few") == 50, "the end of the few")
-    at_the_end = len(performed) - performed[::-1].index("few")
-    assert performed[:at_the_end].count("many") < 200, "shares are one to one, give or take"
 
 
 def test_max_threads_holds_for_tasks(app: lowq.Lowq, start: Start) -> None:

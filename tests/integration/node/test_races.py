@@ -1,7 +1,6 @@
 """Moments that processes hit once in a million tries, brought about by hand."""
 
 import threading
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,13 +8,9 @@ import pytest
 
 import lowq
 from lowq import clock
-from lowq.broker.dispatcher import Dispatcher
-from lowq.broker.fairness import Share
 from lowq.broker.lease import Lease
-from lowq.broker.scheduler import LagScheduler
 from lowq.broker.shard import Shard
 from lowq.codec import load_payload
-from lowq.node.batch import backoff
 from lowq.node.node import Node
 from tests.integration.support import PATIENCE, until
 from tests.leases import run_out
@@ -63,26 +58,6 @@ def test_jobs_taken_under_a_lease_that_changed_hands_before_the_reply_was_read_a
     assert old.in_flight.take(1).jobs == []
 
 
-def test_waiting_for_redis_never_gets_too_long_for_a_number() -> None:
-    assert 0 < backoff(100_000) <= 2
-
-
-def test_a_scheduler_that_raises_does_not_let_go_of_the_shard_in_hand(app: lowq.Lowq) -> None:
-    def broken(shards: Any, now: float, ready: Any) -> Any:
-        raise ZeroDivisionError
-
-    first, second = shard_of(app, "a", 0), shard_of(app, "a", 1)
-    schedules: list[Any] = [{"Orders": broken}, {"Orders": LagScheduler()}]
-    dispatcher = Dispatcher([[first], [second]], schedules, {"Orders": Share()})
-    first.dispatch.claimed_by = 0
-    first.lease.deadline = clock.now() + 60
-    dispatcher.wake(first)
-    with pytest.raises(ZeroDivisionError):
-        dispatcher.pick(0)
-    assert first.dispatch.claimed_by == 0
-    assert dispatcher.pick(1) is None
-
-
 def test_a_quiet_node_takes_nothing_more_before_it_gives_up_what_rests(app: lowq.Lowq) -> None:
     @app.worker(shards_count=2)
     class Orders(lowq.Worker[Any]):
@@ -104,26 +79,6 @@ def test_a_quiet_node_takes_nothing_more_before_it_gives_up_what_rests(app: lowq
     node.quiet()
     assert closed == [True]
     assert node.stop()
-
-
-def test_a_subscription_that_breaks_while_its_channels_change_is_made_anew_with_all_of_them(app: lowq.Lowq) -> None:
-    subscription = app.client.subscribe()
-    subscription.add(["first"])
-    until(lambda: subscription.get(0.1), "confirmation")
-    app.client.command("CLIENT", "KILL", "TYPE", "pubsub")
-    for number in range(3):  # what is written to a connection that was cut fails from the second time on
-        subscription.add([f"other{number}"])
-        time.sleep(0.02)
-
-    def hears() -> bool:
-        app.client.command("SPUBLISH", "first", "hello")
-        try:
-            return subscription.get(0.1) == ("message", "first", b"hello")
-        except lowq.RedisUnavailable:
-            return False
-
-    until(hears, "message")
-    subscription.close()
 
 
 def test_nodes_inside_an_application_leave_nothing_behind(app: lowq.Lowq) -> None:

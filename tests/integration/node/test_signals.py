@@ -33,25 +33,6 @@ def test_term_finishes_what_runs_and_gives_up_the_leases(make_rig: MakeRig) -> N
     assert "has stopped" in node.log
 
 
-@pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGINT])
-def test_a_busy_node_stops_and_leaves_nothing_in_flight(make_rig: MakeRig, stop: signal.Signals) -> None:
-    rig = make_rig(LOWQ_LEASE_TTL=15)
-    node = rig.node()
-    finished = rig.produce(2, ids=50, versions=5, rounds=4)
-    rig.performed(100)
-    node.signal(stop)
-    assert node.wait() == 0
-    finished()
-    assert rig.of_shards("lease") == {}
-    assert rig.of_shards("taken") == {}
-    rig.node().holds_all()
-    rig.drained()
-    report = rig.report()
-    assert report.problems == []
-    assert report.repeats == 0
-    assert rig.merged("crashes") == {}
-
-
 def test_past_the_shutdown_timeout_it_ends_and_its_jobs_come_again_uncharged(make_rig: MakeRig) -> None:
     rig = make_rig(LOWQ_SHUTDOWN_TIMEOUT=0.3, ORDERS_SHARDS=2, ORDERS_MAX_CRASHES=1)
     node = rig.node().holds_all()
@@ -88,19 +69,6 @@ def test_a_job_that_outlasts_every_stop_is_poison_in_the_end(make_rig: MakeRig) 
     assert node.stop() == 0
 
 
-def test_a_standby_has_the_shards_of_a_node_that_was_cut_short_soon(make_rig: MakeRig) -> None:
-    rig = make_rig(LOWQ_SHUTDOWN_TIMEOUT=0.3, LOWQ_LEASE_TTL=NEVER, ORDERS_SPLITTER="all")
-    node = rig.node().holds_all()
-    standby = rig.node().stands_by()
-    rig.push("a", 1, do="sleep", for_=NEVER, once=True)
-    rig.begun("a", 1)
-    assert node.stop() == 3
-    standby.holds_all()
-    assert rig.done("a", 1).pid == standby.pid
-    assert rig.report().problems == []
-    assert rig.merged("crashes") == {}
-
-
 def test_a_second_int_ends_it_at_once(make_rig: MakeRig) -> None:
     rig = make_rig(ORDERS_MAX_CRASHES=1)
     node = rig.node().holds_all()
@@ -126,16 +94,6 @@ def test_signals_that_the_kernel_gives_to_other_threads_are_heard(make_rig: Make
         for number in (signal.SIGSTOP, signal.SIGTTIN, signal.SIGTERM, signal.SIGCONT):
             node.signal(number)
         assert node.wait() == 0
-
-
-@pytest.mark.slow
-def test_a_node_that_is_stopped_while_it_starts_leaves_no_leases(make_rig: MakeRig) -> None:
-    rig = make_rig(LOWQ_LEASE_TTL=15, ORDERS_SHARDS=50)
-    for _ in range(5):
-        node = rig.node()
-        node.says(" starts: ")
-        assert node.stop() == 0
-        assert rig.of_shards("lease") == {}
 
 
 def test_a_process_that_a_handler_forks_ends_without_ending_the_node(make_rig: MakeRig) -> None:
@@ -204,12 +162,3 @@ def test_a_handler_that_exits_stops_the_node_after_the_others(make_rig: MakeRig)
     rig.drained()
     assert rig.merged("crashes") == {}
     assert rig.report().problems == []
-
-
-def test_a_job_that_exits_again_and_again_is_buried(make_rig: MakeRig) -> None:
-    rig = make_rig(ORDERS_MAX_CRASHES=2)
-    rig.push("a", 1, do="exit")
-    for _ in range(2):
-        assert rig.node().wait() == 1
-    assert rig.buried() == {("a", 1)}
-    assert rig.is_drained()

@@ -1,95 +1,133 @@
-"""Handlers that run for too long, or for ever."""
+"""Handlers that run for too long, or for ever, in threads. Those of async workers are in test_event_loop."""
 
+import logging
 import signal
-from pathlib import Path
+import threading
+import time
+from collections import defaultdict
+from typing import Any
 
 import pytest
 
+import lowq
 from tests.integration.conftest import MakeRig
-from tests.integration.supervising import Supervise, write_code
-from tests.integration.support import NEVER, Rig, id_of_shard, until
+from tests.integration.node.conftest import MakeApp, Start, ids_of_shards, is_idle
 from tests.redis_server import RedisServer
-
-#: Async workers have tests of their own: test_event_loop.
-pytestmark = pytest.mark.threads_only
+from tests.waiting import NEVER, PATIENCE, until
 
 #: Seconds.
-TTR = 0.5
+TTR = 0.3
 
 
-def go(rig: Rig) -> None:
-    """Lets all handlers return that wait for that."""
-    Path(f"{rig.history.path}.go").touch()
+class Handler:
+    """What handlers do, by the payload: "hangs" waits for `go` the first time, "always hangs" each time; "spins" runs
+    until then.
+    """
+
+    def __init__(self) -> None:
+        self.go = threading.Event()
+        #: Id -> fencing token and thread of each try.
+        self.tries: dict[str, list[tuple[int, int]]] = defaultdict(list)
+        self.ended: list[str] = []
+
+    def __call__(self, job_id: str, payloads: list[str]) -> None:
+        self.tries[job_id].append((lowq.current().fence, threading.get_ident()))
+        if payloads[0] == "always hangs" or (payloads[0] == "hangs" and len(self.tries[job_id]) == 1):
+            self.go.wait(PATIENCE)
+        give_up_at = time.monotonic() + PATIENCE
+        while payloads[0] == "spins" and time.monotonic() < give_up_at and not self.go.is_set():
+            pass
+        self.ended.append(job_id)
+
+
+@pytest.fixture
+def app(make_app: MakeApp) -> lowq.Lowq:
+    return make_app(lease_ttl=NEVER, poll_interval=NEVER)
+
+
+@pytest.fixture
+def handler() -> Handler:
+    return Handler()
+
+
+def orders(app: lowq.Lowq, handler: Handler, **options: Any) -> type[lowq.Worker[Any]]:
+    class Orders(lowq.Worker[str]):
+        def perform_one(self, job_id: str, payloads: list[str]) -> None:
+            handler(job_id, payloads)
+
+        def retry_in(self, retry_count: int) -> float:
+            return 0.0
+
+    return app.worker(**{"shards_count": 1, **options})(Orders)
 
 
 # --- ttr ---
 
 
 def test_past_ttr_an_id_is_performed_anew_with_a_higher_fence_and_the_late_outcome_counts_for_nothing(
-    make_rig: MakeRig,
+    app: lowq.Lowq, start: Start, handler: Handler, caplog: pytest.LogCaptureFixture
 ) -> None:
-    rig = make_rig(ORDERS_SHARDS=1, ORDERS_TTR=TTR, LOWQ_THREADS_PER_NODE=3, LOWQ_LEASE_TTL=NEVER)
-    node = rig.node().holds_all()
-    rig.push("a", 1, do="wait", once=True)
-    rig.begun("a", 1)
-    rig.push("b", 1)
-    rig.done("b", 1)
-    rig.done("a", 1)
-    node.says("written off and replaced")
-    hung, again = rig.performs("a", 1)
-    assert again.fence > hung.fence
-    assert again.thread != hung.thread
-    assert rig.performs("b", 1)[0].fence >= again.fence
-    assert rig.merged("crashes") == {}  # forgotten with its success
-    rig.push("a", 2, delay=NEVER)
-    go(rig)
-    until(lambda: len(rig.events("end")) == 3, "end of the handler that hung")
-    rig.push("b", 2)
-    rig.done("b", 2)
-    assert list(rig.merged("due")) == ["a"]
-    assert node.stop() == 0
-    assert rig.of_shards("taken") == {}
-    assert "Traceback" not in node.log
+    worker = orders(app, handler, ttr=TTR)
+    app.worker(queue_name="Others", ttr=NEVER)(lambda _payloads_by_id: None)
+    start(threads=3)
+    worker.push("a", "hangs")
+    until(lambda: handler.tries["a"], "the first try")
+    worker.push("b", "quick")
+    until(lambda: is_idle(worker), "the end of both")
+    (fence, thread), (new_fence, new_thread) = handler.tries["a"]
+    assert new_fence > fence
+    assert new_thread != thread
+    assert handler.tries["b"][0][0] >= new_fence
+    assert "written off and replaced" in caplog.text
+    worker.push("a", "since", delay=NEVER)
+    handler.go.set()
+    until(lambda: handler.ended.count("a") == 2, "the end of the handler that hung")
+    worker.push("b", "again")
+    until(lambda: len(handler.tries["b"]) == 2, "another job")
+    job = worker.queue.peek("a")
+    assert job is not None
+    assert (job.state, job.crashes) == ("scheduled", 0)
 
 
-def test_an_id_whose_handler_always_hangs_is_buried_and_the_others_of_its_shard_go_on(make_rig: MakeRig) -> None:
-    rig = make_rig(ORDERS_SHARDS=1, ORDERS_TTR=TTR, LOWQ_THREADS_PER_NODE=8)
-    node = rig.node().holds_all()
-    rig.push("hangs", 1, do="wait")
-    rig.begun("hangs", 1)
-    for version in (1, 2, 3):
-        rig.push("other", version)
-        rig.done("other", version)
-        rig.begun("hangs", 1, times=version)
-    until(lambda: rig.buried() == {("hangs", 1)}, "a job in the morgue")
-    fences = [perform.fence for perform in rig.performs("hangs", 1)]
-    assert len(fences) == 3
-    assert fences == sorted(set(fences))
-    until(lambda: rig.app.nodes()[0].written_off == 3, "three written off in the registry")
-    assert rig.app.nodes()[0].threads == 8
-    assert len(rig.app.nodes()[0].performing) == 8
-    assert node.process.poll() is None
-    line = node.says("written off and replaced")
-    assert "Orders:0 ids hangs for" in line
-    assert "in wait_for_go" in node.log
-    node.signal(signal.SIGTTIN)
-    node.says("written off: it exceeded its ttr with Orders:0 ids hangs")
+def test_an_id_whose_handler_always_hangs_is_buried_and_the_others_of_its_shard_go_on(
+    make_app: MakeApp, start: Start, handler: Handler, caplog: pytest.LogCaptureFixture
+) -> None:
+    app = make_app(lease_ttl=3)  # so that it says soon how many are written off
+    worker = orders(app, handler, ttr=TTR, max_crash_count=3)
+    node = start(of=app, threads=8)
+    worker.push("hangs", "always hangs")
+    until(lambda: handler.tries["hangs"], "the first try")
+    worker.push("other")
+    until(lambda: worker.queue.stats().morgue_length == 1, "a job in the morgue")
+    fences = [fence for fence, _ in handler.tries["hangs"]]
+    assert len(set(fences)) == 3
+    assert fences == sorted(fences)
+    assert handler.ended == ["other"]
+    until(lambda: app.nodes()[0].written_off == 3, "three written off in the registry")
+    assert (app.nodes()[0].threads, len(app.nodes()[0].performing)) == (8, 8)
+    assert "Orders:0 ids hangs for" in caplog.text
+    assert "in __call__" in caplog.text
+    node.dump()
+    assert "written off: it exceeded its ttr with Orders:0 ids hangs" in caplog.text
     # One that comes back is none any more.
-    go(rig)
-    until(lambda: rig.app.nodes()[0].written_off == 0, "none written off in the registry")
-    assert node.stop() == 0
+    handler.go.set()
+    until(lambda: app.nodes()[0].written_off == 0, "none written off in the registry")
 
 
-def test_a_batch_taken_in_advance_behind_one_that_hangs_is_not_charged(make_rig: MakeRig) -> None:
-    # A single crash would bury a job. Both are of one delivery.
-    rig = make_rig(ORDERS_SHARDS=1, ORDERS_TTR=TTR, LOWQ_THREADS_PER_NODE=3, ORDERS_MAX_CRASHES=1, LOWQ_LEASE_TTL=NEVER)
-    rig.node().holds_all()
-    rig.push("first", 1, do="wait", delay=0.0)
-    rig.app.queue("Orders", 1).push([{"id": f"more-{n}", "payload": {"version": 1}, "score": 1} for n in range(20)])
-    for number in range(20):
-        rig.done(f"more-{number}", 1)
-    until(lambda: rig.buried() == {("first", 1)}, "the job that hangs in the morgue")
-    go(rig)
+def test_a_batch_taken_in_advance_behind_one_that_hangs_is_not_charged(
+    app: lowq.Lowq, start: Start, handler: Handler
+) -> None:
+    worker = orders(app, handler, ttr=TTR, max_crash_count=1)  # a single crash would bury a job
+    start(threads=3)
+    for _ in range(3):  # quick jobs teach the node to take several at a time
+        worker.perform_async({"id": f"quick {n}"} for n in range(100))
+        until(lambda: is_idle(worker), "the quick ones")
+    handler.ended.clear()
+    worker.perform_async([{"id": "first", "payload": "hangs"}, *({"id": f"more {n}"} for n in range(20))])
+    until(lambda: is_idle(worker), "the end of all jobs")
+    assert worker.queue.stats().morgue_length == 1
+    assert len(handler.ended) == 20
+    handler.go.set()
 
 
 def test_a_node_with_half_of_its_threads_hanging_drains_and_asks_for_another(make_rig: MakeRig) -> None:
@@ -97,52 +135,26 @@ def test_a_node_with_half_of_its_threads_hanging_drains_and_asks_for_another(mak
         ORDERS_SHARDS=2, ORDERS_TTR=TTR, LOWQ_THREADS_PER_NODE=2, LOWQ_LEASE_TTL=NEVER, LOWQ_SHUTDOWN_TIMEOUT=NEVER
     )
     node = rig.node().holds_all()
-    rig.push(id_of_shard(0, 2), 1, do="wait", once=True)
+    rig.push("a", 1, do="wait", once=True)
     assert node.wait() == 75
     assert "handlers hang in 1 threads, and it has 2" in node.log
-    assert rig.of_shards("lease") == {}
-    assert rig.of_shards("taken") == {}
+    assert rig.of_shards("lease") == rig.of_shards("taken") == {}
     rig.node()
-    rig.done(id_of_shard(0, 2), 1)
-
-
-def test_term_ends_a_node_with_handlers_that_hang(make_rig: MakeRig) -> None:
-    rig = make_rig(
-        ORDERS_SHARDS=1, ORDERS_TTR=TTR, LOWQ_THREADS_PER_NODE=4, LOWQ_LEASE_TTL=NEVER, LOWQ_SHUTDOWN_TIMEOUT=NEVER
-    )
-    node = rig.node().holds_all()
-    rig.push("a", 1, do="wait", once=True)
     rig.done("a", 1)
-    assert node.stop() == 0
-    assert "has stopped" in node.log
-    assert rig.of_shards("lease") == {}
 
 
-def test_a_node_that_is_stopping_writes_off_what_hangs(make_rig: MakeRig) -> None:
-    rig = make_rig(
-        ORDERS_SHARDS=1, ORDERS_TTR=TTR, LOWQ_THREADS_PER_NODE=1, LOWQ_LEASE_TTL=NEVER, LOWQ_SHUTDOWN_TIMEOUT=NEVER
-    )
-    node = rig.node().holds_all()
-    rig.push("a", 1, do="wait", once=True)
-    rig.begun("a", 1)
-    assert node.stop() == 0  # it need not be replaced
-    assert "written off" in node.log
-    assert rig.of_shards("lease") == {}
-    assert rig.of_shards("taken") == {}
-    assert list(rig.merged("due")) == ["a"]
-
-
-def test_a_supervisor_replaces_a_node_whose_handlers_hang_at_once(make_rig: MakeRig, supervise: Supervise) -> None:
-    rig = make_rig(ORDERS_SHARDS=2)
-    write_code(rig, 1, ORDERS_TTR=TTR, LOWQ_THREADS_PER_NODE=1, LOWQ_LEASE_TTL=15)
-    supervisor = supervise(rig, "--processes", "1")
-    for version in (1, 2, 3):  # a process that dies as often would be waited for
-        rig.push("a", version, do="wait", once=True)
-        rig.done("a", version)
-        until(lambda: supervisor.log.count("replaced at once") >= version, "replacement")  # noqa: B023
-    assert supervisor.log.count("exited with code 75") == 3
-    assert "replaced in" not in supervisor.log
-    assert supervisor.stop() == 0
+def test_a_node_that_is_stopping_writes_off_what_hangs(app: lowq.Lowq, start: Start, handler: Handler) -> None:
+    worker = orders(app, handler, ttr=TTR)
+    node = start(threads=1)
+    worker.push("a", "hangs")
+    until(lambda: handler.tries["a"], "the first try")
+    assert node.stop(NEVER)
+    assert node.exit_code == 0  # it need not be replaced
+    job = worker.queue.peek("a")
+    assert job is not None
+    assert (job.state, job.crashes) in (("due", 1), ("scheduled", 1))
+    assert [shard.owner for shard in app.shards("Orders")] == [None]
+    handler.go.set()
 
 
 def test_an_id_that_exceeds_its_ttr_while_redis_is_away_is_performed_anew_when_it_is_back(
@@ -167,55 +179,88 @@ def test_an_id_that_exceeds_its_ttr_while_redis_is_away_is_performed_anew_when_i
     assert node.stop() == 0
 
 
-def test_touch_gives_a_handler_more_time(make_rig: MakeRig) -> None:
-    rig = make_rig(ORDERS_SHARDS=2, ORDERS_TTR=TTR, LOWQ_THREADS_PER_NODE=4, LOWQ_LEASE_TTL=NEVER)
-    rig.node().holds_all()
-    more, hangs = id_of_shard(0, 2), id_of_shard(1, 2)
-    rig.push(more, 1, do="touch", for_=NEVER)
-    rig.begun(more, 1)
-    rig.push(hangs, 1, do="wait", once=True)
-    rig.begun(hangs, 1, times=2)  # so the other would have been written off, too
-    go(rig)
-    assert rig.done(more, 1).ok
-    assert len(rig.performs(more, 1)) == 1
+def test_touch_gives_a_handler_more_time(app: lowq.Lowq, start: Start) -> None:
+    tries: list[str] = []
+    go = threading.Event()
+    more, hangs = ids_of_shards(2)
+
+    @app.worker(shards_count=2, ttr=TTR)
+    def touched(job_id: str, payloads: list[Any]) -> None:
+        tries.append(job_id)
+        if job_id == more:
+            lowq.current().touch(NEVER)
+        if tries.count(hangs) < 2:
+            go.wait(PATIENCE)
+
+    touched.push(more)
+    start(threads=4)
+    until(lambda: tries, "the one that has more time")
+    touched.push(hangs)
+    until(lambda: tries.count(hangs) == 2, "another try of the other")  # so this one would have had one, too
+    go.set()
+    until(lambda: is_idle(touched), "the end of both")
+    assert tries.count(more) == 1
+
+
+def test_without_any_limit_nobody_watches(make_app: MakeApp, start: Start, handler: Handler) -> None:
+    others = set(threading.enumerate())
+    app = make_app(warn_after=0)
+    orders(app, handler)
+    start(of=app)
+    assert "lowq-watchdog" not in [thread.name for thread in set(threading.enumerate()) - others]
 
 
 # --- time_limit ---
 
 
-def test_past_its_time_limit_an_id_is_charged_a_retry(make_rig: MakeRig) -> None:
-    rig = make_rig(ORDERS_SHARDS=1, ORDERS_TIME_LIMIT=0.3, ORDERS_MAX_RETRIES=1, LOWQ_LEASE_TTL=NEVER)
-    node = rig.node().holds_all()
-    rig.push("a", 1, do="spin", for_=NEVER)
-    until(lambda: rig.buried() == {("a", 1)}, "a job in the morgue")
-    assert [perform.ok for perform in rig.performs("a", 1)] == [False, False]
-    assert rig.merged("crashes") == {}
-    (job,) = rig.app.queue("Orders", 1).jobs(state="morgue")
-    assert "TimeLimitExceeded: the batch has run for longer than its time_limit of 0.3 s" in str(job.error)
-    rig.push("b", 1)
-    assert rig.done("b", 1).pid == node.pid
-    assert len({perform.fence for perform in rig.performs()}) == 1
-    assert node.stop() == 0
+def test_past_its_time_limit_an_id_is_charged_a_retry(app: lowq.Lowq, start: Start, handler: Handler) -> None:
+    worker = orders(app, handler, time_limit=0.1, max_retry_count=1)
+    start(threads=1)
+    worker.push("a", "spins")
+    until(lambda: worker.queue.stats().morgue_length == 1, "a job in the morgue")
+    (job,) = worker.queue.jobs(state="morgue")
+    assert "TimeLimitExceeded: the batch has run for longer than its time_limit of 0.1 s" in (job.error or "")
+    assert job.crashes == 0
+    worker.push("b")
+    until(lambda: is_idle(worker), "another job")
+    assert len(set(handler.tries["a"] + handler.tries["b"])) == 1  # one fence, one thread
+    assert handler.ended == ["b"]
 
 
-def test_a_batch_that_exceeds_its_time_limit_is_tried_again_id_by_id(make_rig: MakeRig) -> None:
-    rig = make_rig(ORDERS_SHARDS=1, ORDERS_BATCH=5, ORDERS_TIME_LIMIT=0.3, ORDERS_MAX_RETRIES=0, LOWQ_LEASE_TTL=NEVER)
-    rig.push("slow", 1, do="spin", for_=NEVER)
-    for number in range(4):
-        rig.push(f"fast-{number}", 1)
-    rig.node()
-    for number in range(4):
-        rig.done(f"fast-{number}", 1)
-    until(lambda: rig.buried() == {("slow", 1)}, "the slow one in the morgue")
+def test_a_batch_that_exceeds_its_time_limit_is_tried_again_id_by_id(app: lowq.Lowq, start: Start) -> None:
+    performed: list[str] = []
+
+    @app.worker(shards_count=1, batch_size=5, time_limit=0.1, max_retry_count=0)
+    def spins(payloads_by_id: dict[str, list[Any]]) -> None:
+        give_up_at = time.monotonic() + PATIENCE
+        while "slow" in payloads_by_id and time.monotonic() < give_up_at:
+            pass
+        performed.extend(payloads_by_id)
+
+    spins.perform_async({"id": job_id} for job_id in ("slow", "a", "b"))
+    start(threads=1)
+    until(lambda: is_idle(spins), "the end of all jobs")
+    assert [job.id for job in spins.queue.jobs(state="morgue")] == ["slow"]
+    assert sorted(performed) == ["a", "b"]
 
 
-@pytest.mark.parametrize("do", ["wait", "spin"])
-def test_a_batch_that_runs_for_long_is_named_in_the_log(make_rig: MakeRig, do: str) -> None:
-    rig = make_rig(ORDERS_SHARDS=1, LOWQ_WARN_AFTER=0.2, LOWQ_LEASE_TTL=NEVER)
-    node = rig.node().holds_all()
-    rig.push("slow", 1, do=do, for_=1.5)
-    node.says("still performs Orders:0 ids slow for")
-    until(lambda: len(node.lines("still performs")) >= 2, "another warning")
-    go(rig)
-    rig.done("slow", 1)
-    assert node.stop() == 0
+@pytest.mark.parametrize("payload", ["hangs", "spins"])
+def test_a_batch_that_runs_for_long_is_named_in_the_log(
+    make_app: MakeApp, start: Start, handler: Handler, caplog: pytest.LogCaptureFixture, payload: str
+) -> None:
+    caplog.set_level(logging.WARNING, "lowq.node")
+    app = make_app(warn_after=0.1)
+    worker = orders(app, handler)
+    start(of=app, threads=1)
+    worker.push("slow", payload)
+
+    def named() -> list[float]:
+        """Seconds of each warning."""
+        assert all("thread 0 still performs Orders:0 ids slow for" in record.getMessage() for record in caplog.records)
+        return [vars(record)["seconds"] for record in caplog.records]
+
+    first, second = until(lambda: named()[:2] if len(named()) > 1 else [], "two warnings")
+    assert first >= 0.1
+    assert second >= 0.2  # after twice as long
+    handler.go.set()
+    until(lambda: is_idle(worker), "the end of the job")
