@@ -1,6 +1,5 @@
 """Wrong forms of `bury_on`, `release_on` and `retry_in` are refused where they are written, with the right one."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -71,73 +70,6 @@ def test_an_attribute_of_the_class_is_checked_as_well(app: lowq.Lowq) -> None:
         app.worker(Sync)
 
 
-def async_retry_in() -> Any:
-    class Sync:
-        def perform(self, payloads_by_id: Any) -> None: ...
-        async def retry_in(self, retry_count: int) -> float:
-            return 1
-
-    return Sync
-
-
-def generator_retry_in() -> Any:
-    class Sync:
-        def perform(self, payloads_by_id: Any) -> None: ...
-        def retry_in(self, retry_count: int) -> Any:
-            yield 1
-
-    return Sync
-
-
-def retry_in_of_none() -> Any:
-    class Sync:
-        def perform(self, payloads_by_id: Any) -> None: ...
-        def retry_in(self) -> float:
-            return 1
-
-    return Sync
-
-
-def retry_in_of_three() -> Any:
-    class Sync:
-        def perform(self, payloads_by_id: Any) -> None: ...
-        def retry_in(self, retry_count: int, error: Any, more: int) -> float:
-            return 1
-
-    return Sync
-
-
-def retry_in_that_is_a_number() -> Any:
-    class Sync:
-        retry_in = 30
-
-        def perform(self, payloads_by_id: Any) -> None: ...
-
-    return Sync
-
-
-def test_a_wrong_retry_in_is_refused_at_decoration(app: lowq.Lowq) -> None:
-    rows: list[tuple[Callable[[], Any], str]] = [
-        (
-            async_retry_in,
-            r"Sync\.retry_in must return a number of seconds at once; write a plain def retry_in\(self, re",
-        ),
-        (generator_retry_in, r"Sync\.retry_in must return a number of seconds at once"),
-        (
-            retry_in_of_none,
-            r"Sync\.retry_in\(self\) -> float: write def retry_in\(self, retry_count, error\), or without",
-        ),
-        (retry_in_of_three, r"Sync\.retry_in\(self, retry_count.*: write def retry_in\(self, retry_count, error\)"),
-        (
-            retry_in_that_is_a_number,
-            r"Sync\.retry_in=30 is no function; write def retry_in\(self, retry_count, error\)",
-        ),
-    ]
-    for make, message in rows:
-        with case(make, message), pytest.raises(ConfigError, match=message):
-            app.worker(make())
-
-
 def test_a_wrong_retry_in_of_an_application_is_refused() -> None:
     values: list[Any] = [5, "soon", lambda: 5, lambda _a, _b, _c: 5]
     for value in values:
@@ -145,12 +77,32 @@ def test_a_wrong_retry_in_of_an_application_is_refused() -> None:
             Config(retry_in=value)
 
 
-def test_a_static_retry_in_has_no_instance_before_it(app: lowq.Lowq) -> None:
-    class Sync(lowq.Worker[Any]):
-        def perform(self, payloads_by_id: dict[str, list[Any]]) -> None: ...
+async def in_a_while(self: Any, retry_count: int) -> float:
+    return 1
 
-        @staticmethod
-        def retry_in(retry_count: int, error: BaseException | str) -> float:
-            return retry_count + len(str(error))
 
-    assert app.worker(Sync)._retry_in_takes_error
+def step_by_step(self: Any, retry_count: int) -> Any:
+    yield 1
+
+
+def of_none(self: Any) -> float:
+    return 1
+
+
+def of_three(self: Any, retry_count: int, error: Any, more: int) -> float:
+    return 1
+
+
+def test_a_wrong_retry_in_is_refused_at_decoration(app: lowq.Lowq) -> None:
+    write = r"write def retry_in\(self, retry_count, error\)"
+    rows: list[tuple[Any, str]] = [
+        (in_a_while, r"retry_in must return a number of seconds at once; write a plain def retry_in\(self, re"),
+        (step_by_step, "retry_in must return a number of seconds at once"),
+        (of_none, rf"retry_in\(self.*\) -> float: {write}, or without"),
+        (of_three, rf"retry_in\(self.*more.*: {write}"),
+        (30, f"retry_in=30 is no function; {write}"),
+    ]
+    for retry_in, message in rows:
+        sync = type("Sync", (), {"perform": lambda _self, _payloads_by_id: None, "retry_in": retry_in})
+        with case(retry_in), pytest.raises(ConfigError, match=rf"Sync\.{message}"):
+            app.worker(sync)

@@ -1,15 +1,13 @@
 """The dashboard beside a node: when it is started again, and what it knows of the node."""
 
 import os
-import random
 import threading
 from collections.abc import Iterator
-from itertools import pairwise
 
 import pytest
 
-from lowq.supervisor.dashboard import DashboardProcess, NodeWatcher
-from lowq.supervisor.process import SILENCE, Child
+from lowq.supervisor.dashboard import NodeWatcher
+from lowq.supervisor.process import SILENCE
 
 
 class Clock:
@@ -56,22 +54,3 @@ def test_a_node_is_as_it_says_until_it_says_nothing_more(watcher: tuple[NodeWatc
     assert node.trouble() == f"the node has said nothing for {SILENCE:.0f} s"
     node.heard(b'{"trouble": null}')
     assert node.trouble() is None
-
-
-def test_it_is_started_again_after_growing_pauses_and_never_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(random, "uniform", lambda low, high: (low + high) / 2)
-    now, tries = 1000.0, []
-
-    def start(*_: object) -> Child:
-        tries.append(now)
-        raise OSError("no room for a process")
-
-    monkeypatch.setattr(Child, "start", start)
-    process = DashboardProcess(["lowq", "web"], "127.0.0.1:0", ".", lambda: None)
-    for _ in range(40_000):
-        process._look(now)
-        now += 0.25
-    pauses = [after - before for before, after in pairwise(tries)]
-    assert pauses[:8] == [0.25, 0.25, 0.5, 1, 2, 4, 8, 15]
-    assert set(pauses[8:]) == {15}
-    assert len(pauses) > 600
