@@ -1,7 +1,6 @@
 """Links from batches to pushes on real processes, through their deaths."""
 
 import json
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -82,17 +81,3 @@ def test_after_kill_9_the_second_delivery_links_to_the_same_pushes(traced: Trace
     assert linked(spans[0])[:2] == pushes[:2], "the first one died with its process"
     assert all(link["attributes"] == {"lowq.job.id": "a"} for span in spans for link in span["links"])
     assert [key for key in rig.client.scan_iter() if "traces" in key] == []
-
-
-def test_a_node_that_stops_leaves_the_links_to_the_next(traced: TracedRig) -> None:
-    rig = traced.rig
-    rig.push("a", 1, do="wait")
-    node = rig.node(LOWQ_SHUTDOWN_TIMEOUT=0.1).holds_all()
-    rig.begun("a", 1)
-    node.signal(signal.SIGTERM)
-    node.wait()
-    traced.go()
-    rig.node().holds_all()
-    rig.done("a", 1)
-    rig.drained()
-    assert linked(traced.batches(1)[-1]) == traced.pushes()

@@ -4,6 +4,7 @@ import asyncio
 import re
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -20,14 +21,12 @@ import lowq
 import lowq.contrib.otel
 from lowq.contrib.otel import decode_context, encode_context
 from lowq.errors import ConfigError, PayloadError, QueueFull
-from lowq.node.activity import ThreadActivity
 from lowq.store.keys import shard_prefix
 from lowq.testing import drain
-from tests.contract.contrib.workers import make_worker
-from tests.contract.thread_rig import ThreadRig
+from tests.contract.contrib.workers import make_worker, running_node
 from tests.leases import run_out
 from tests.rows import case
-from tests.waiting import PATIENCE
+from tests.waiting import PATIENCE, until
 
 
 class Telemetry:
@@ -75,12 +74,6 @@ def span_id_of(span: ReadableSpan) -> int:
 
 
 @pytest.fixture
-def store_url(redis_url: str) -> str:
-    """One store will do: what is kept of a trace is tested in tests/contract/broker/test_traces.py."""
-    return redis_url
-
-
-@pytest.fixture
 def telemetry() -> Iterator[Telemetry]:
     found = Telemetry()
     yield found
@@ -89,11 +82,11 @@ def telemetry() -> Iterator[Telemetry]:
 
 
 @pytest.fixture
-def app(store_url: str, telemetry: Telemetry) -> Iterator[lowq.Lowq]:
-    app = lowq.Lowq(redis_url=store_url)
-    telemetry.instrument(app)
-    yield app
-    app.close()
+def app(redis_url: str, telemetry: Telemetry) -> Iterator[lowq.Lowq]:
+    """On one store: what is kept of a trace is tested in tests/contract/broker/test_traces.py."""
+    with closing(lowq.Lowq(redis_url=redis_url)) as app:
+        telemetry.instrument(app)
+        yield app
 
 
 def keys(app: lowq.Lowq) -> set[str]:
@@ -239,56 +232,35 @@ def test_what_is_expected_is_no_error_of_the_span(app: lowq.Lowq, telemetry: Tel
 
 
 def test_after_a_lease_was_lost_the_next_owner_links_to_the_same(app: lowq.Lowq, telemetry: Telemetry) -> None:
+    lost: list[bool] = []
+
     def handler(payloads_by_id: dict[str, list[Any]]) -> None:
-        if len(rigs) == 1:
-            run_out(rigs[0].client, rigs[0].shards[0].prefix)
+        if not lost:
+            lost.append(True)
+            run_out(app.client, shard_prefix("lowq", "Orders", 0))
             raise ValueError("boom")
 
-    rigs: list[ThreadRig] = []
     worker = make_worker(app, handler)
     worker.push("a")
-    rigs.append(ThreadRig(app, worker))
     with pytest.raises(lowq.LeaseLost):
-        rigs[0].turn()
-    rigs.append(ThreadRig(app, worker))
-    drain_due(rigs[1])
+        drain(worker)
+    for now in (4e9, 5e9):  # it is restored, and due in half a second at most
+        drain(worker, now=now)
     assert telemetry.links() == [[("a", "push 0")]] * 2
     assert telemetry.measured()["lowq.jobs.performed"] == 1
     assert "lowq.jobs.failed" not in telemetry.measured()
 
 
-def drain_due(rig: ThreadRig) -> None:
-    """What was restored is due in half a second at most."""
-    shard = rig.shards[0]
-    while not (jobs := shard.in_flight.take(10).jobs):
-        pass
-    shard.in_flight.release([(job.id, None) for job in jobs])
-    rig.wake()
-    rig.turn()
-
-
 def test_past_ttr_the_span_ends_as_an_error(app: lowq.Lowq, telemetry: Telemetry) -> None:
-    hangs, goes_on = threading.Event(), threading.Event()
-
-    def handler(payloads_by_id: dict[str, list[Any]]) -> None:
-        hangs.set()
-        goes_on.wait(PATIENCE)
-
-    worker = make_worker(app, handler, ttr=1e-6)
+    goes_on = threading.Event()
+    worker = make_worker(app, lambda _: goes_on.wait(PATIENCE), ttr=0.01, max_crash_count=1)
     worker.push("a")
-    rig = ThreadRig(app, worker)
-    rig.thread.start()
-    assert hangs.wait(PATIENCE)
-    limits = rig.thread.activity.limits
-    assert limits is not None
-    successors = []
-    limits.enforce(lambda: successors.append(rig.thread.successor(ThreadActivity(0))))
-    successors[0]._inherit(rig.thread)
+    with running_node(app, threads=4):
+        until(lambda: telemetry.spans("perform"), "a span that ends")
+        goes_on.set()
+        until(lambda: worker.queue.stats().morgue_length == 1, "its burial")
     (span,) = telemetry.spans("perform")
     assert "longer than its ttr" in (span.status.description or "")
-    goes_on.set()
-    rig.thread.join(PATIENCE)
-    assert len(telemetry.spans("perform")) == 1
 
 
 # --- pushes that fail ---
@@ -334,19 +306,18 @@ def test_a_push_that_is_refused_is_an_error_of_its_span(app: lowq.Lowq, telemetr
     assert telemetry.links() == [[("0", "push 0"), ("0", "push 2"), ("1", "push 2")]]
 
 
-def test_what_is_not_sampled_leaves_nothing_in_redis(store_url: str) -> None:
-    app = lowq.Lowq(redis_url=store_url)
+def test_what_is_not_sampled_leaves_nothing_in_redis(redis_url: str) -> None:
+    app = lowq.Lowq(redis_url=redis_url)
     lowq.contrib.otel.instrument(app, tracer_provider=TracerProvider(sampler=ALWAYS_OFF))
     worker = make_worker(app)
     worker.push("a")
-    assert worker.queue._target().words == b""
     assert keys(app) == set()
     assert drain(worker).performed == 1
     app.close()
 
 
-def test_an_application_that_is_instrumented_later_is_from_then_on(store_url: str, telemetry: Telemetry) -> None:
-    app = lowq.Lowq(redis_url=store_url)
+def test_an_application_that_is_instrumented_later_is_from_then_on(redis_url: str, telemetry: Telemetry) -> None:
+    app = lowq.Lowq(redis_url=redis_url)
     worker = make_worker(app)
     worker.push("a")
     telemetry.instrument(app)
@@ -412,20 +383,16 @@ def span_context(*state: tuple[str, str], flags: int = 1) -> SpanContext:
     return SpanContext(TRACE_ID, SPAN_ID, False, TraceFlags(flags), TraceState(list(state)))
 
 
-def test_a_context_is_kept_as_its_headers() -> None:
-    assert encode_context(span_context()) == PARENT
-    assert encode_context(span_context(("vendor", "x1"), ("other", "y"))) == f"{PARENT};vendor=x1,other=y"
-    assert encode_context(span_context(flags=0)) == ""
-    assert encode_context(trace.INVALID_SPAN_CONTEXT) == ""
-
-
-def test_a_context_is_read_as_it_was_kept() -> None:
-    for text in (PARENT, f"{PARENT};vendor=x1,other=y"):
-        with case(text):
-            found = decode_context(text)
+def test_a_context_is_kept_as_its_headers_and_read_as_it_was_kept() -> None:
+    for state, kept in (((), PARENT), ((("vendor", "x1"), ("other", "y")), f"{PARENT};vendor=x1,other=y")):
+        with case(kept):
+            assert encode_context(span_context(*state)) == kept
+            found = decode_context(kept)
             assert found is not None
             assert found.is_remote
-            assert encode_context(found) == text
+            assert encode_context(found) == kept
+    for nothing in (span_context(flags=0), trace.INVALID_SPAN_CONTEXT):
+        assert encode_context(nothing) == ""
 
 
 def test_a_tracestate_that_does_not_fit_is_left_out(app: lowq.Lowq, telemetry: Telemetry) -> None:
@@ -476,17 +443,15 @@ def test_contexts_are_bounded_in_number(app: lowq.Lowq, telemetry: Telemetry) ->
 # --- arguments ---
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
+def test_bad_arguments_are_refused() -> None:
+    rows: list[tuple[dict[str, Any], str]] = [
         ({"app": "shop"}, r"lowq.contrib.otel.instrument\('shop'\): write instrument\(\), or instrument\(app\)"),
         (
             {"tracer_provider": 5},
             "tracer_provider=5 is no TracerProvider of OpenTelemetry; leave it out for the global",
         ),
         ({"meter_provider": 5}, "meter_provider=5 is no MeterProvider of OpenTelemetry; leave it out for the global"),
-    ],
-)
-def test_bad_arguments_are_refused(arguments: Any, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        lowq.contrib.otel.instrument(**{"app": lowq.Lowq(), **arguments})
+    ]
+    for arguments, message in rows:
+        with case(arguments), pytest.raises(ConfigError, match=message):
+            lowq.contrib.otel.instrument(**{"app": lowq.Lowq(), **arguments})

@@ -1,9 +1,10 @@
-"""What Sentry is told of: each error once, where an id is charged for it."""
+"""What Sentry is told of: each error once, where an id is charged for it; and observers that harm nothing."""
 
 import asyncio
 import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -15,20 +16,16 @@ from sentry_sdk.transport import Transport
 
 import lowq
 import lowq.contrib.sentry
-from lowq.broker.lease import Lease
-from lowq.broker.shard import shards_of
 from lowq.errors import ConfigError, LeaseLost
 from lowq.job import Job
-from lowq.node.activity import ThreadActivity
-from lowq.node.execution import WorkerRuntime, aperform
 from lowq.observers import Batch, BatchObservation, Observer, PushObservation
+from lowq.store.keys import shard_prefix
 from lowq.testing import drain
 from lowq.workers import Worker
-from tests.contract.contrib.workers import Handler, make_worker
-from tests.contract.support import TTL
-from tests.contract.thread_rig import ThreadRig
+from tests.contract.contrib.workers import Handler, make_worker, running_node
 from tests.leases import run_out
-from tests.waiting import PATIENCE
+from tests.rows import case
+from tests.waiting import PATIENCE, until
 
 
 class Sent:
@@ -71,17 +68,11 @@ def sent() -> Iterator[Sent]:
 
 
 @pytest.fixture
-def store_url(redis_url: str) -> str:
-    """One store will do: none sees what is captured."""
-    return redis_url
-
-
-@pytest.fixture
-def app(store_url: str) -> Iterator[lowq.Lowq]:
-    app = lowq.Lowq(redis_url=store_url)
-    lowq.contrib.sentry.instrument(app)
-    yield app
-    app.close()
+def app(redis_url: str) -> Iterator[lowq.Lowq]:
+    """On one store: none sees what is captured."""
+    with closing(lowq.Lowq(redis_url=redis_url)) as app:
+        lowq.contrib.sentry.instrument(app)
+        yield app
 
 
 def push(worker: type[Worker[Any]], *ids: str) -> None:
@@ -126,49 +117,83 @@ def test_a_retry_that_fails_is_an_event_of_its_own_and_the_last_one_is_marked_as
     assert [event["tags"]["lowq.buried"] for event in sent.events] == ["false", "true"]
 
 
-def test_perform_one_has_an_event_for_each_id_and_a_scope_as_well(app: lowq.Lowq, sent: Sent, is_async: bool) -> None:
-    def perform(job_id: str) -> None:
-        sentry_sdk.set_tag(f"saw.{job_id}", "yes")
-        sentry_sdk.add_breadcrumb(message=f"crumb of {job_id}")
-        if job_id != "b":
-            raise ValueError(job_id)
+def mark(job_id: str) -> None:
+    """What a handler adds to the scope, and fails."""
+    sentry_sdk.set_tag(f"saw.{job_id}", "yes")
+    sentry_sdk.add_breadcrumb(message=f"crumb of {job_id}")
+    raise ValueError(job_id)
 
-    class Plain(lowq.Worker[Any]):
-        def perform_one(self, job_id: str, payloads: list[Any]) -> None:
-            perform(job_id)
 
-    class Awaits(lowq.Worker[Any]):
-        async def perform_one(self, job_id: str, payloads: list[Any]) -> None:
-            await asyncio.sleep(0)
-            perform(job_id)
-
-    worker = app.worker(shards_count=1, batch_size=10)(Awaits if is_async else Plain)
-    push(worker, "a", "b", "c")
-    assert drain(worker).batches == 1
-    assert sent.errors() == [("ValueError", ["a"]), ("ValueError", ["c"])]
-    for event, job_id in zip(sent.events, ("a", "c"), strict=True):
+def assert_own_scopes(events: list[Any], *ids: str) -> None:
+    """One event of each id, with what its own handler has added and nothing else."""
+    found = {event["tags"]["lowq.id"]: event for event in events}
+    assert found.keys() == set(ids)
+    assert len(events) == len(ids)
+    for job_id, event in found.items():
+        assert event["contexts"]["lowq"]["ids"] == [job_id]
+        assert event["exception"]["values"][-1]["value"] == job_id
         assert [crumb["message"] for crumb in event["breadcrumbs"]["values"]] == [f"crumb of {job_id}"]
         assert [tag for tag in event["tags"] if tag.startswith("saw.")] == [f"saw.{job_id}"]
-        assert event["tags"]["lowq.id"] == job_id
+
+
+def test_perform_one_has_an_event_for_each_id_and_a_scope_as_well(app: lowq.Lowq, sent: Sent, is_async: bool) -> None:
+    def plain(job_id: str, payloads: list[Any]) -> None:
+        if job_id != "b":
+            mark(job_id)
+
+    async def awaits(job_id: str, payloads: list[Any]) -> None:
+        await asyncio.sleep(0)
+        plain(job_id, payloads)
+
+    class Orders(lowq.Worker[Any]):
+        perform_one = staticmethod(awaits if is_async else plain)
+
+    worker = app.worker(shards_count=1, batch_size=10)(Orders)
+    push(worker, "a", "b", "c")
+    assert drain(worker).batches == 1
+    assert_own_scopes(sent.events, "a", "c")
 
 
 def test_jobs_share_no_scope_and_leave_none_behind(app: lowq.Lowq, sent: Sent, is_async: bool) -> None:
-    def handler(payloads_by_id: dict[str, list[Any]]) -> None:
-        (job_id,) = payloads_by_id
-        sentry_sdk.set_tag(f"saw.{job_id}", "yes")
-        sentry_sdk.add_breadcrumb(message=f"crumb of {job_id}")
-        raise ValueError(job_id)
-
-    worker = make_worker(app, handler, is_async=is_async, batch_size=1)
+    worker = make_worker(app, lambda payloads_by_id: mark(*payloads_by_id), is_async=is_async, batch_size=1)
     push(worker, "a", "b")
     drain(worker)
-    for event, job_id in zip(sent.events, ("a", "b"), strict=True):
-        assert [crumb["message"] for crumb in event["breadcrumbs"]["values"]] == [f"crumb of {job_id}"]
-        assert [tag for tag in event["tags"] if tag.startswith("saw.")] == [f"saw.{job_id}"]
+    assert_own_scopes(sent.events, "a", "b")
     sentry_sdk.capture_message("from elsewhere")
     event = sent.events[-1]
     assert "lowq" not in event["contexts"]
     assert "tags" not in event
+
+
+def test_handlers_of_a_node_at_the_same_time_share_no_scope_and_its_log_is_no_event(
+    app: lowq.Lowq, sent: Sent, is_async: bool
+) -> None:
+    together = threading.Barrier(3)
+    begun: list[str] = []
+
+    @app.worker(shards_count=3)
+    class Plain(lowq.Worker[Any]):
+        def perform(self, payloads_by_id: dict[str, list[Any]]) -> None:
+            together.wait(PATIENCE)
+            mark(*payloads_by_id)
+
+    @app.worker(shards_count=3)
+    class Awaits(lowq.Worker[Any]):
+        async def perform(self, payloads_by_id: dict[str, list[Any]]) -> None:
+            begun.extend(payloads_by_id)
+            while len(begun) < 3:
+                await asyncio.sleep(0)
+            await asyncio.to_thread(mark, *payloads_by_id)
+
+    worker = Awaits if is_async else Plain
+    ids = [next(name for name in "abcdefghijkl" if worker.queue.shard_of(name) == shard) for shard in range(3)]
+    push(worker, *ids)
+    with running_node(app, threads=3):
+        until(lambda: len(sent.events) >= 3, "an event of each")
+        until(lambda: worker.queue.stats().retries == 3, "the end of all")
+    assert_own_scopes(sent.events, *ids)
+    logging.getLogger("lowq.node").error("something else")
+    assert _said(sent.events[-1]) == "something else"
 
 
 def test_what_a_handler_captures_itself_has_the_tags_too_and_is_not_captured_twice(
@@ -236,34 +261,17 @@ def test_what_stops_the_process_is_captured_for_all_ids_at_once(app: lowq.Lowq, 
     assert sent.errors() == [("KeyboardInterrupt", ["a", "b"])]
 
 
-def test_in_a_thread_of_a_node_the_log_of_a_failure_is_no_second_event_and_other_errors_are(
-    app: lowq.Lowq, sent: Sent
-) -> None:
-    worker = make_worker(app, fail_for("b"))
-    push(worker, "a", "b")
-    rig = ThreadRig(app, worker)
-    for _ in range(4):
-        rig.wake()
-        rig.turn()
-        if sent.events:
-            break
-    assert sent.errors() == [("ValueError", ["b"])]
-    logging.getLogger("lowq.node").error("something else")
-    assert _said(sent.events[-1]) == "something else"
-
-
 def test_an_outcome_that_is_not_written_is_not_captured_as_somebody_else_performs_it(
     app: lowq.Lowq, sent: Sent
 ) -> None:
     def lose(payloads_by_id: dict[str, list[Any]]) -> None:
-        run_out(rig.client, rig.shards[0].prefix)
+        run_out(app.client, shard_prefix("lowq", "Orders", 0))
         raise ValueError("boom")
 
     worker = make_worker(app, lose)
     push(worker, "a")
-    rig = ThreadRig(app, worker)
     with pytest.raises(LeaseLost):
-        rig.turn()
+        drain(worker)
     assert sent.events == []
 
 
@@ -271,34 +279,21 @@ def test_past_ttr_the_id_is_captured_once_by_whoever_reports_it(app: lowq.Lowq, 
     hangs, goes_on = threading.Event(), threading.Event()
 
     def handler(payloads_by_id: dict[str, list[Any]]) -> None:
-        sentry_sdk.add_breadcrumb(message="about to hang")
         if not hangs.is_set():
             hangs.set()
+            sentry_sdk.add_breadcrumb(message="about to hang")
             goes_on.wait(PATIENCE)
             raise ValueError("too late")
 
-    worker = make_worker(app, handler, ttr=1e-6)
+    worker = make_worker(app, handler, ttr=0.01)
     push(worker, "a")
-    rig = ThreadRig(app, worker)
-    thread = rig.thread
-    thread.start()
-    assert hangs.wait(PATIENCE)
-    limits = thread.activity.limits
-    assert limits is not None
-    successors = []
-
-    def replace() -> None:
-        successors.append(thread.successor(ThreadActivity(0)))
-
-    limits.enforce(replace)
-    successors[0]._inherit(thread)
-    goes_on.set()
-    thread.join(PATIENCE)
-    event = sent.only()
+    with running_node(app, threads=4):
+        until(lambda: sent.events and worker.queue.stats().processed, "an event of what hangs, and its redelivery")
+        goes_on.set()
+    (event,) = [event for event in sent.events if "lowq" in event["contexts"]]  # and one of the log's
     assert "longer than its ttr" in _said(event)
     assert event["contexts"]["lowq"]["verdict"] == "crashed"
     assert [crumb["message"] for crumb in event["breadcrumbs"]["values"]] == ["about to hang"]
-    assert isinstance(rig.shards[0].lease.acquire(TTL), Lease)
 
 
 def test_retries_exhausted_that_fails_as_well_is_an_event_of_its_own(app: lowq.Lowq, sent: Sent) -> None:
@@ -322,27 +317,46 @@ def test_without_sentry_nothing_is_done(app: lowq.Lowq) -> None:
     assert app.observers[0].batch(Batch(worker, "Orders", 0, 1, ())) is None
 
 
+def test_bad_arguments_are_refused() -> None:
+    message = r"lowq.contrib.sentry.instrument\('shop'\): write instrument\(\), or instrument\(app\)"
+    with pytest.raises(ConfigError, match=message):
+        lowq.contrib.sentry.instrument("shop")  # type: ignore[arg-type]  # that is the point
+    with pytest.raises(ConfigError, match="capture_released=1 must be True or False"):
+        lowq.contrib.sentry.instrument(lowq.Lowq(), capture_released=1)  # type: ignore[arg-type]  # that is the point
+
+
+# --- observers ---
+
+
+def observing(app: lowq.Lowq, push: Callable[[], Any], batch: Callable[[], Any]) -> None:
+    """An observer of which pushes and batches get these."""
+
+    class Observing(Observer):
+        def push(self, queue: str, jobs: object) -> Any:
+            return push()
+
+        def batch(self, found: Batch) -> Any:
+            return batch()
+
+    app.observers.append(Observing())
+
+
 @pytest.mark.parametrize("kind", [RuntimeError, asyncio.CancelledError])
-@pytest.mark.parametrize("is_async", [False, True])
 def test_an_observer_that_raises_harms_nothing(
     app: lowq.Lowq, caplog: pytest.LogCaptureFixture, kind: type[BaseException], is_async: bool
 ) -> None:
-    class Broken(Observer):
-        def push(self, queue: str, jobs: object) -> None:
-            raise kind("push")
-
-        def batch(self, batch: Batch) -> BatchObservation:
-            return BrokenBatch()
-
-    class BrokenBatch(BatchObservation):
+    class Broken(BatchObservation):
         def leave(self) -> None:
             raise kind("leave")
 
         def ended(self, result: object) -> None:
             raise kind("ended")
 
-    app.observers.append(Broken())
-    worker = make_worker(app, lambda _: None, is_async=is_async)
+    def broken_push() -> None:
+        raise kind("push")
+
+    observing(app, broken_push, Broken)
+    worker = make_worker(app, is_async=is_async)
     push(worker, "a")
     assert drain(worker).performed == 1
     said = [str(record.exc_info[1]) for record in caplog.records if record.name == "lowq.observers" and record.exc_info]
@@ -350,71 +364,44 @@ def test_an_observer_that_raises_harms_nothing(
 
 
 def test_a_batch_that_is_cancelled_has_ended_after_its_handler_was_left(app: lowq.Lowq) -> None:
-    heard = []
+    heard: list[str] = []
 
-    class Follows(Observer):
-        def batch(self, batch: Batch) -> BatchObservation:
-            return FollowsBatch()
-
-    class FollowsBatch(BatchObservation):
+    class Follows(BatchObservation):
         def leave(self) -> None:
             heard.append("leave")
 
         def ended(self, result: object) -> None:
             heard.append(f"ended: {result}")
 
-    def handler(payloads_by_id: dict[str, list[Any]]) -> None:
-        raise asyncio.CancelledError
+    @app.worker(shards_count=1)
+    async def orders(payloads_by_id: dict[str, list[Any]]) -> None:
+        heard.append("begun")
+        await asyncio.sleep(PATIENCE)
 
-    worker = make_worker(app, handler, is_async=True)
-    runtime = WorkerRuntime.of(worker, app.config, observers=[Follows()])
-    push(worker, "a")
-    (shard,) = shards_of(app.client, app.config, worker, "node")
-    lease = shard.lease.acquire(TTL)
-    assert isinstance(lease, Lease)
-    jobs = shard.in_flight.take(1).jobs
-    with pytest.raises(asyncio.CancelledError):
-        asyncio.run(aperform(runtime, shard, lease.fence, jobs, app.config, cancelled=lambda: True))
-    assert heard == ["leave", "ended: None"]
-
-
-class Nothing:
-    """No observation at all."""
+    observing(app, lambda: None, Follows)
+    app.config.shutdown_timeout = 0.0
+    push(orders, "a")
+    with running_node(app):
+        until(lambda: heard, "a handler that is performed")
+    assert heard == ["begun", "leave", "ended: None"]
 
 
 class NoText(PushObservation):
     trace: Any = None
 
 
-@pytest.mark.parametrize("found", [Nothing(), NoText(), True])
-def test_an_observer_that_returns_something_else_harms_nothing(app: lowq.Lowq, found: Any) -> None:
-    class Wrong(Observer):
-        def push(self, queue: str, jobs: object) -> Any:
-            return found
+def test_an_observer_that_returns_something_else_harms_nothing(app: lowq.Lowq) -> None:
+    performed: list[str] = []
 
-        def batch(self, batch: Batch) -> Any:
-            return found
-
-    performed = []
-
+    @app.worker(shards_count=1, batch_size=10)
     class Orders(lowq.Worker[Any]):
         def perform_one(self, job_id: str, payloads: list[Any]) -> None:
             performed.append(job_id)
 
-    app.observers.append(Wrong())
-    worker = app.worker(shards_count=1, batch_size=10)(Orders)
-    push(worker, "a", "b")
-    assert drain(worker).performed == 2
-    assert performed == ["a", "b"]
-
-
-@pytest.mark.parametrize(
-    ("app", "options", "message"),
-    [
-        ("shop", {}, r"lowq.contrib.sentry.instrument\('shop'\): write instrument\(\), or instrument\(app\)"),
-        (None, {"capture_released": 1}, "capture_released=1 must be True or False"),
-    ],
-)
-def test_bad_arguments_are_refused(app: Any, options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        lowq.contrib.sentry.instrument(lowq.Lowq() if app is None else app, **options)
+    for found in (object(), NoText(), True):
+        with case(found):
+            performed.clear()
+            observing(app, lambda found=found: found, lambda found=found: found)  # type: ignore[misc]
+            push(Orders, "a", "b")
+            assert drain(Orders).performed == 2
+            assert performed == ["a", "b"]

@@ -1,7 +1,8 @@
 """Workers of the tests of tracing and error reports: the same handler, plain and as a coroutine."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import lowq
@@ -34,3 +35,14 @@ def make_worker(
     return app.worker(**{"shards_count": 1, "batch_size": 10, "queue_name": "Orders", **options})(
         Awaits if is_async else Plain
     )
+
+
+@contextmanager
+def running_node(app: lowq.Lowq, threads: int = 1) -> Iterator[lowq.Node]:
+    """A node in this process, which has stopped afterwards."""
+    node = lowq.Node(app, threads=threads)
+    node.start()
+    try:
+        yield node
+    finally:
+        node.stop()

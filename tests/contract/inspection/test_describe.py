@@ -1,25 +1,20 @@
 """Everything that is known of an id, in one round trip or two."""
 
 import json
-from collections.abc import Iterator
 
 import pytest
 
-import lowq
 from lowq.broker.membership import Identity, Membership
 from lowq.errors import JobError, ScriptError, UnknownQueueError
-from lowq.store.keys import nodes_key, queues_key
+from lowq.sharding import shard_of
+from lowq.store.keys import nodes_key, queues_key, shard_prefix
 from tests.contract.queue_rig import SHARDS, QueueRig
 from tests.contract.support import NOW, job
 from tests.round_trips import counted_round_trips
 from tests.waiting import NEVER
 
-
-@pytest.fixture
-def rig(store_url: str) -> Iterator[QueueRig]:
-    rig = QueueRig(store_url)
-    yield rig
-    rig.close()
+#: What is known is put together in Python; the scripts that it asks are tested on both stores in test_queries.py.
+pytestmark = pytest.mark.parametrize("store_url", ["memory"], indirect=True)
 
 
 def register(rig: QueueRig, **options: object) -> None:
@@ -116,7 +111,7 @@ def test_places_and_why_take_one_round_trip(rig: QueueRig, monkeypatch: pytest.M
 def test_ids_and_entries_of_any_bytes(rig: QueueRig) -> None:
     strange = "caf\udce9"
     encoded = strange.encode("utf-8", "surrogateescape")
-    prefix = rig.queue._prefixes_of(encoded)[0]
+    prefix = shard_prefix("lowq", "Orders", shard_of(encoded, SHARDS))
     rig.client.command("ZADD", prefix + "due", NOW, encoded)
     rig.client.command("SET", prefix.encode() + b"payloads:" + encoded, b"1 \xff")
     rig.client.command("ZADD", prefix + "retries", 1e300, encoded)
@@ -138,7 +133,3 @@ def test_what_it_refuses(rig: QueueRig) -> None:
     with pytest.raises(ScriptError) as caught:
         rig.queue.describe("a")
     assert caught.value.key == rig.prefix_of("a")
-
-
-def test_it_is_public() -> None:
-    assert lowq.Description.__name__ in lowq.__all__

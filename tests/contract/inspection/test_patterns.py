@@ -1,6 +1,6 @@
 """A pattern must not stop Redis, whichever way it comes in."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 from click.testing import CliRunner
@@ -18,13 +18,6 @@ from tests.rows import case
 
 #: Held Redis for a quarter of a second per thousand ids.
 DEAR = "*[" + "b" * 500 + "a]c"
-
-
-@pytest.fixture
-def rig(store_url: str) -> Iterator[QueueRig]:
-    rig = QueueRig(store_url)
-    yield rig
-    rig.close()
 
 
 def test_the_handle_refuses_a_dear_one(rig: QueueRig) -> None:

@@ -1,7 +1,6 @@
 """What takes a while to look through is told step by step, and whoever stops asking stops the looking."""
 
 from collections import defaultdict
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -14,13 +13,6 @@ from tests.rows import case
 from tests.tiers import real_redis_often
 
 FRESH, FAILED = 600, 6000
-
-
-@pytest.fixture
-def rig(store_url: str) -> Iterator[QueueRig]:
-    rig = QueueRig(store_url)
-    yield rig
-    rig.close()
 
 
 def fill(rig: QueueRig) -> None:

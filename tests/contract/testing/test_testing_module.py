@@ -4,6 +4,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -74,31 +75,27 @@ def boom(payloads_by_id: PayloadsById) -> None:
     raise ValueError("boom")
 
 
-def due_at(made: type[Worker[Any]], job_id: str) -> float:
-    job = made.queue.peek(job_id)
+def found(made: type[Worker[Any]], job_id: str = "1", *state: Any) -> Job:
+    job = made.queue.peek(job_id, *state)
     assert job is not None
-    assert job.perform_at is not None
-    return job.perform_at
+    return job
 
 
 # --- drain ---
 
 
 class TestDrain:
-    def test_everything_due_is_performed_over_all_shards(self, app: lowq.Lowq, seen: Seen) -> None:
-        made = worker(app, seen, shards_count=7)
+    def test_everything_due_is_performed_over_all_shards_in_batches(self, app: lowq.Lowq, seen: Seen) -> None:
+        made = worker(app, seen, shards_count=7, batch_size=4)
         made.perform_async([{"id": number, "payload": number} for number in range(100)])
         drained = drain(made)
-        assert (drained.performed, drained.failed, drained.batches) == (100, 0, 100)
+        assert (drained.performed, drained.failed, drained.batches) == (100, 0, len(seen.batches))
         assert seen.ids == sorted(map(str, range(100)))
+        sizes = [len(batch) for batch in seen.batches]
+        assert max(sizes) == 4
+        assert len([size for size in sizes if size < 4]) <= 7
         assert made.queue.stats().processed == 100
         assert drain(made).batches == 0
-
-    def test_batches_are_as_large_as_the_worker_says(self, app: lowq.Lowq, seen: Seen) -> None:
-        made = worker(app, seen, shards_count=1, batch_size=4)
-        made.perform_async([{"id": number} for number in range(10)])
-        assert drain(made).batches == 3
-        assert [len(batch) for batch in seen.batches] == [4, 4, 2]
 
     def test_payloads_come_oldest_first_and_at_most_max_payloads_at_once(self, app: lowq.Lowq, seen: Seen) -> None:
         made = worker(app, seen, max_payloads=3)
@@ -109,41 +106,31 @@ class TestDrain:
     def test_what_is_for_later_is_left_unless_now_is_later(self, app: lowq.Lowq, seen: Seen) -> None:
         made = worker(app, seen)
         made.perform_async([{"id": "later", "delay": 3600}, {"id": "now"}])
-        at = due_at(made, "later")
-        assert drain(made).performed == 1
-        assert drain(made, now=at - 1).performed == 0
-        assert drain(made, now=at).performed == 1
+        at = found(made, "later").perform_at or 0
+        assert [drain(made, now=now).performed for now in (None, at - 1, at)] == [1, 0, 1]
         assert seen.batches == [{"now": [""]}, {"later": [""]}]
 
     def test_limit_bounds_the_batches(self, app: lowq.Lowq, seen: Seen) -> None:
         made = worker(app, seen)
         made.perform_async([{"id": number} for number in range(10)])
-        assert drain(made, limit=0).batches == 0
-        assert drain(made, limit=3).batches == 3
-        assert made.queue.stats().length == 7
-        assert made.queue.stats().taken == 0
+        assert [drain(made, limit=limit).batches for limit in (0, 3)] == [0, 3]
+        assert (made.queue.stats().length, made.queue.stats().taken) == (7, 0)
         assert drain(made, limit=100).performed == 7
 
-    def test_several_workers_may_be_drained_together(self, app: lowq.Lowq, seen: Seen) -> None:
-        invoices = worker(app, seen, "Invoices")
-        orders = worker(
-            app, seen, handler=lambda payloads_by_id: invoices.perform_async({"id": f"of-{next(iter(payloads_by_id))}"})
-        )
-        orders.perform_async([{"id": 1}, {"id": 2}])
-        # Also what a handler pushes to a worker that was looked at before.
-        assert drain(invoices, orders).performed == 4
-        assert seen.ids == ["1", "2", "of-1", "of-2"]
-
-    def test_what_a_handler_pushes_to_its_own_queue_is_performed_too(self, app: lowq.Lowq, seen: Seen) -> None:
+    def test_what_handlers_push_is_performed_too_in_all_workers_that_are_named(
+        self, app: lowq.Lowq, seen: Seen
+    ) -> None:
         def again(payloads_by_id: PayloadsById) -> None:
             ((job_id, (left,)),) = payloads_by_id.items()
+            invoices.push(f"of-{left}")
             if left:
-                made.perform_async({"id": job_id, "payload": left - 1})
+                orders.push(job_id, left - 1)
 
-        made = worker(app, seen, handler=again)
-        made.perform_async({"id": 1, "payload": 3})
-        assert drain(made).performed == 4
-        assert seen.batches == [{"1": [left]} for left in (3, 2, 1, 0)]
+        invoices, orders = worker(app, seen, "Invoices"), worker(app, seen, handler=again)
+        orders.push(1, 2)
+        # Also what a handler pushes to a worker that was looked at before.
+        assert drain(invoices, orders).performed == 6
+        assert seen.ids == ["1", "1", "1", "of-0", "of-1", "of-2"]
 
     def test_a_worker_that_is_not_named_is_left_alone(self, app: lowq.Lowq, seen: Seen) -> None:
         orders, invoices = worker(app, seen), worker(app, seen, "Invoices")
@@ -199,11 +186,10 @@ class TestDrainFailures:
     def test_a_failure_is_charged_and_waits_for_its_retry(self, app: lowq.Lowq, seen: Seen) -> None:
         made = worker(app, seen, handler=boom)
         made.perform_async({"id": 1, "payload": "v1", "score": 1})
-        pushed_at = due_at(made, "1")
+        pushed_at = found(made).perform_at or 0
         drained = drain(made)
         assert (drained.performed, drained.failed, drained.batches) == (0, 1, 1)
-        job = made.queue.peek(1)
-        assert job is not None
+        job = found(made)
         assert (job.state, job.retry_count, job.payloads) == ("retrying", 0, [("v1", 1.0)])
         assert 99 < (job.perform_at or 0) - pushed_at < 160
         assert "ValueError: boom" in (job.error or "")
@@ -211,14 +197,11 @@ class TestDrainFailures:
     def test_retries_run_when_now_is_late_enough_until_they_are_exhausted(self, app: lowq.Lowq, seen: Seen) -> None:
         made = worker(app, seen, handler=boom, max_retry_count=2)
         made.perform_async([{"id": 1, "payload": "v1", "score": 1}, {"id": 1, "payload": "v2", "score": 2}])
-        start = due_at(made, "1")
+        start = found(made).perform_at or 0
         assert [drain(made, now=start + 101 * attempt).failed for attempt in range(3)] == [1, 1, 1 + 1]
         # The third failure buried v1, and v2 started afresh at once.
         assert seen.batches == [{"1": ["v1", "v2"]}] * 3 + [{"1": ["v2"]}]
-        buried = made.queue.peek(1, "morgue")
-        waiting = made.queue.peek(1, "retrying")
-        assert buried is not None
-        assert waiting is not None
+        buried, waiting = found(made, "1", "morgue"), found(made, "1", "retrying")
         assert (buried.payloads, waiting.payloads, waiting.retry_count) == ([("v1", 1.0)], [("v2", 2.0)], 0)
         (told,) = made.exhausted  # type: ignore[attr-defined]  # of the class that `worker` makes
         assert (told.id, told.payloads) == ("1", [("v1", 1.0)])
@@ -271,56 +254,31 @@ class TestDrainFailures:
         made.perform_async({"id": 1})
         with pytest.raises(KeyboardInterrupt):
             drain(made)
-        job = made.queue.peek(1)
-        assert job is not None
-        assert (job.crashes, job.retry_count) == (1, -1)
+        assert (found(made).crashes, found(made).retry_count) == (1, -1)
 
 
 @on_memory
-class TestDrainMiddlewares:
-    def test_they_surround_perform(self, store_url: str, seen: Seen) -> None:
-        events: list[str] = []
+def test_middlewares_surround_perform_and_one_that_swallows_the_batch_fails_it(store_url: str, seen: Seen) -> None:
+    events: list[str] = []
 
-        def around(made: Any, batch: PayloadsById, call_next: Callable[[], None]) -> None:
-            events.append(f"{made.queue_name} {list(batch)}")
-            call_next()
-            events.append("performed")
+    def around(made: Any, batch: PayloadsById, call_next: Callable[[], None]) -> None:
+        events.append(f"{made.queue_name} {list(batch)}")
+        if "swallow" in batch:
+            return
+        call_next()
+        events.append("performed")
+        if "late" in batch:
+            lowq.current().release("late", delay=500)
 
-        app = lowq.Lowq(redis_url=store_url, server_middlewares=[around])
+    with closing(lowq.Lowq(redis_url=store_url, server_middlewares=[around])) as app:
         made = worker(app, seen)
-        made.perform_async({"id": 1})
-        drain(made)
-        assert events == ["Orders ['1']", "performed"]
-        app.close()
-
-    def test_one_that_swallows_the_batch_fails_it(self, store_url: str, seen: Seen) -> None:
-        def swallow(made: Any, batch: PayloadsById, call_next: Callable[[], None]) -> None:
-            """Neither calls the next nor raises."""
-
-        app = lowq.Lowq(redis_url=store_url, server_middlewares=[swallow])
-        made = worker(app, seen)
-        made.perform_async({"id": 1})
-        assert drain(made).failed == 1
-        assert seen.batches == []
-        job = made.queue.peek(1)
-        assert job is not None
-        assert "swallow returned without call_next()" in (job.error or "")
-        app.close()
-
-    def test_current_is_there_for_them_too(self, store_url: str, seen: Seen) -> None:
-        def skip(made: Any, batch: PayloadsById, call_next: Callable[[], None]) -> None:
-            call_next()
-            lowq.current().release("1", delay=500)
-
-        app = lowq.Lowq(redis_url=store_url, server_middlewares=[skip])
-        made = worker(app, seen)
-        made.perform_async([{"id": 1}, {"id": 2}])
-        drain(made)
-        found = made.queue.fetch([1, 2])
-        assert (found["1"].state, found["1"].retry_count) == ("scheduled", -1)
-        assert found["2"].retry_count == 0  # there it named an id of another batch
-        assert "no such id" in (found["2"].error or "")
-        app.close()
+        for job_id in ("a", "swallow", "late"):
+            made.push(job_id)
+            drain(made)
+        assert events == ["Orders ['a']", "performed", "Orders ['swallow']", "Orders ['late']", "performed"]
+        assert seen.ids == ["a", "late"]
+        assert "around returned without call_next()" in (found(made, "swallow").error or "")
+        assert (found(made, "late").state, found(made, "late").retry_count) == ("scheduled", -1)
 
 
 class TestUndecodablePayloads:
@@ -344,8 +302,7 @@ class TestUndecodablePayloads:
                 assert drain(made).performed == 2
                 performed = {key: value for batch in seen.batches for key, value in batch.items()}
                 assert performed == {"a": [1, 3], "b": [""]}
-                buried = made.queue.peek("a")
-                assert buried is not None
+                buried = found(made, "a")
                 assert (buried.state, len(buried.payloads)) == ("morgue", 1)
                 assert "can't be decoded" in (buried.error or "")
                 key = shard_prefix("lowq", "Orders", 0) + "morgue:payloads:a"
@@ -378,9 +335,7 @@ class TestUndecodablePayloads:
         made.perform_async([{"id": 1, "payload": "old", "score": 1}, {"id": 1, "payload": "new", "score": 2}])
         assert drain(made).performed == 1
         assert seen.batches == [{"1": ['"new"']}]
-        buried = made.queue.peek(1)
-        assert buried is not None
-        assert "an older format" in (buried.error or "")
+        assert "an older format" in (found(made).error or "")
         app.close()
 
     def test_an_error_hook_that_fails_does_not_stop_the_shard(self, store_url: str, seen: Seen) -> None:
@@ -400,62 +355,32 @@ class TestUndecodablePayloads:
 
 
 class TestEmbedded:
-    def test_the_block_has_an_empty_store_and_what_was_before_is_there_again(self, app: lowq.Lowq, seen: Seen) -> None:
+    def test_a_block_has_an_empty_store_and_what_was_before_is_there_again(self, app: lowq.Lowq, seen: Seen) -> None:
         made = worker(app, seen)
-        made.perform_async({"id": "outside"})
-        with embedded(made):
-            assert app.queues() == []
-            made.perform_async([{"id": 1}, {"id": 2}])
-            assert made.queue.stats().length == 2
-            assert drain(made).performed == 2
-        assert [job.id for job in made.queue.jobs().jobs] == ["outside"]
-        assert seen.ids == ["1", "2"]
-
-    def test_blocks_nest(self, app: lowq.Lowq, seen: Seen) -> None:
-        made = worker(app, seen)
-        with embedded(made):
-            made.perform_async({"id": "outer"})
+        made.push("outside")
+        for _ in range(2):  # two blocks share nothing
             with embedded(made):
-                made.perform_async([{"id": "inner"}, {"id": "inner too"}])
-                assert made.queue.stats().length == 2
-            assert [job.id for job in made.queue.jobs().jobs] == ["outer"]
-
-    def test_two_blocks_share_nothing(self, app: lowq.Lowq, seen: Seen) -> None:
-        made = worker(app, seen)
-        for _ in range(2):
-            with embedded(made):
-                made.perform_async({"id": 1})
-                assert made.queue.stats().length == 1
-
-    def test_the_store_is_restored_after_an_exception(self, app: lowq.Lowq, seen: Seen) -> None:
-        made = worker(app, seen)
-        made.perform_async({"id": "outside"})
-
-        def fail() -> None:
-            with embedded(made):
+                assert app.queues() == []
                 made.perform_async([{"id": 1}, {"id": 2}])
-                raise ZeroDivisionError
+                with embedded(made):
+                    assert app.queues() == []
+                    made.push("inner")
+                assert made.queue.stats().length == 2
+                assert drain(made).performed == 2
+        with pytest.raises(ZeroDivisionError), embedded(made):
+            made.push(int(1 / 0))
+        assert [job.id for job in made.queue.jobs().jobs] == ["outside"]
+        assert seen.ids == ["1", "1", "2", "2"]
 
-        with pytest.raises(ZeroDivisionError):
-            fail()
-        assert made.queue.stats().length == 1
-
-    def test_it_needs_no_redis(self, seen: Seen) -> None:
+    def test_it_needs_no_redis_and_freezes_nothing(self, seen: Seen) -> None:
         app = lowq.Lowq(redis_url="redis://127.0.0.1:1")
         made = worker(app, seen)
         with embedded(made):
-            made.perform_async({"id": 1})
+            made.push(1)
             assert drain(made).performed == 1
-        with pytest.raises(lowq.RedisUnavailable):
-            made.perform_async({"id": 1})
-
-    def test_it_freezes_nothing(self, seen: Seen) -> None:
-        app = lowq.Lowq(redis_url="redis://127.0.0.1:1")
-        made = worker(app, seen)
-        with embedded(made):
-            made.perform_async({"id": 1})
         app.config.namespace = "other"
-        assert app.config.namespace == "other"
+        with pytest.raises(lowq.RedisUnavailable):
+            made.push(1)
 
     def test_it_works_after_the_settings_were_frozen(self, app: lowq.Lowq, seen: Seen) -> None:
         made = worker(app, seen)
@@ -463,22 +388,22 @@ class TestEmbedded:
         with pytest.raises(ConfigError):
             app.config.namespace = "other"
         with embedded(made):
-            assert made.perform_async({"id": 1}) == 1
+            assert made.push(1) == 1
             assert drain(made).performed == 1
 
     def test_workers_of_several_applications_may_be_named(self, seen: Seen) -> None:
         one, other = (lowq.Lowq(redis_url="redis://127.0.0.1:1") for _ in range(2))
         orders, invoices = worker(one, seen), worker(other, seen, "Invoices")
         with embedded(orders, invoices):
-            orders.perform_async({"id": 1})
-            invoices.perform_async({"id": 2})
+            orders.push(1)
+            invoices.push(2)
             assert drain(orders, invoices).performed == 2
 
     def test_another_shards_count_than_outside_is_no_trouble(self, app: lowq.Lowq, seen: Seen) -> None:
         app.queue("Orders", 3).push({"id": 1})
         made = worker(app, seen, shards_count=5)
         with embedded(made):
-            assert made.perform_async({"id": 1}) == 1
+            assert made.push(1) == 1
 
     def test_what_is_no_worker_is_refused(self) -> None:
         item: Any
@@ -533,15 +458,11 @@ class TestExecution:
         assert drain(Orders, raises=True).performed == 1
 
     def test_afterwards_and_before_there_is_none_and_blocks_nest(self) -> None:
-
-        def fail() -> None:
-            with execution(lowq.Worker, {"2": []}):
-                assert [job.id for job in lowq.current().jobs] == ["2"]
-                raise ZeroDivisionError
-
         with execution(lowq.Worker, {"1": []}) as outer:
-            with pytest.raises(ZeroDivisionError):
-                fail()
+            with execution(lowq.Worker, {"2": []}) as inner:
+                assert lowq.current() is inner
+            with pytest.raises(ZeroDivisionError), execution(lowq.Worker, {"3": []}):
+                lowq.current().done(str(1 / 0))
             assert lowq.current() is outer
         with pytest.raises(LowqError, match=r"outside of perform; .* lowq\.testing\.execution"):
             lowq.current()

@@ -4,6 +4,7 @@ import asyncio
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,6 @@ import redis
 import lowq
 from lowq import producer
 from lowq.errors import ConfigError, NotReplicated, PushInterrupted, RedisRefused
-from lowq.group_commit import PLAIN, Part
 from lowq.queue import Queue
 from lowq.store import Call, Client, Command, Durability, NotConfirmed, Wait
 from lowq.store.keys import shard_prefix
@@ -23,6 +23,7 @@ from tests.integration.support import until
 from tests.redis_cluster import RedisCluster
 from tests.redis_server import RedisServer
 from tests.sentinel import Sentinel
+from tests.waiting import PATIENCE
 
 MakeQueue = Callable[..., Queue]
 
@@ -36,12 +37,16 @@ class Pair:
         self.replica = RedisServer(folder / "replica", replicaof=f"127.0.0.1 {proxy.port}")
         self.replica.start()
         self.ask: Any = redis.Redis.from_url(primary.url, decode_responses=True)
+        self.in_step()
+
+    def in_step(self) -> None:
+        self.proxy.heal()
         until(lambda: self.ask.info("replication").get("slave0", {}).get("state") == "online", "replica")
         until(lambda: self.ask.wait(1, 100) == 1, "replica that confirms")
 
-    def waiting(self) -> int:
-        """Clients that wait for a confirmation."""
-        return int(self.ask.info("clients")["blocked_clients"])
+    def is_waited_for(self, count: int = 1) -> bool:
+        """Whether so many clients wait for a confirmation."""
+        return int(self.ask.info("clients")["blocked_clients"]) == count
 
     def fail_over(self) -> str:
         """The primary dies, what is on its way is lost, and the replica is the next primary. Returns its URL."""
@@ -53,17 +58,40 @@ class Pair:
         return self.replica.url
 
     def close(self) -> None:
+        self.proxy.heal()
         self.ask.close()
         self.replica.close()
 
 
-@pytest.fixture
-def pair(tmp_path: Path) -> Iterator[Pair]:
-    with RedisServer(tmp_path / "primary", repl_diskless_sync_delay=0) as primary, Proxy(primary.port) as proxy:
-        pair = Pair(tmp_path, proxy, primary)
+@contextmanager
+def new_pair(folder: Path) -> Iterator[Pair]:
+    with (
+        RedisServer(folder / "primary", repl_diskless_sync_delay=0) as primary,
+        Proxy(primary.port) as proxy,
+        closing(Pair(folder, proxy, primary)) as pair,
+    ):
         yield pair
-        pair.proxy.heal()
-        pair.close()
+
+
+@pytest.fixture(scope="module")
+def shared_pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    with new_pair(tmp_path_factory.mktemp("pair")) as pair:
+        yield pair
+
+
+@pytest.fixture
+def pair(shared_pair: Pair) -> Iterator[Pair]:
+    """An empty one that no test breaks: held replies are let go afterwards."""
+    shared_pair.ask.flushall()
+    yield shared_pair
+    shared_pair.in_step()
+
+
+@pytest.fixture
+def mortal_pair(tmp_path: Path) -> Iterator[Pair]:
+    """One whose primary may die."""
+    with new_pair(tmp_path) as pair:
+        yield pair
 
 
 @pytest.fixture
@@ -106,9 +134,9 @@ def payloads_of(queue: Queue, job_id: int) -> list[Any]:
 
 
 class TestReplicated:
-    def test_what_returned_survives_a_failover(self, pair: Pair, make_queue: MakeQueue) -> None:
-        queue = make_queue(pair.primary.url, shards_count=5, push_timeout=0.5)
-        pair.proxy.delay(0.02)  # without the wait, what was answered in such a time would be lost
+    def test_what_returned_survives_a_failover(self, mortal_pair: Pair, make_queue: MakeQueue) -> None:
+        queue = make_queue(mortal_pair.primary.url, shards_count=5, push_timeout=0.5)
+        mortal_pair.proxy.delay(0.02)  # without the wait, what was answered in such a time would be lost
         returned: list[str] = []
         stop = threading.Event()
 
@@ -127,19 +155,19 @@ class TestReplicated:
         for thread in threads:
             thread.start()
         until(lambda: len(returned) >= 40, "pushes that returned")
-        url = pair.fail_over()
+        url = mortal_pair.fail_over()
         stop.set()
         for thread in threads:
             thread.join()
         assert set(returned) - ids_at(url) == set()
 
-    def test_it_is_at_the_replica_when_the_push_returns(self, pair: Pair, make_queue: MakeQueue) -> None:
-        queue = make_queue(pair.primary.url)
+    def test_it_is_at_the_replica_when_the_push_returns(self, mortal_pair: Pair, make_queue: MakeQueue) -> None:
+        queue = make_queue(mortal_pair.primary.url)
         assert queue.push(1, {"version": 1}) == 1
         assert queue.push({"id": number} for number in range(2, 200)) == 198
-        pair.proxy.hold()
+        mortal_pair.proxy.hold()
         assert queue.push(200, durability="none") == 1  # as it is asked for with this push
-        assert ids_at(pair.fail_over()) == {str(number) for number in range(1, 200)}
+        assert ids_at(mortal_pair.fail_over()) == {str(number) for number in range(1, 200)}
 
     def test_a_push_may_ask_for_it(self, pair: Pair, make_queue: MakeQueue) -> None:
         queue = make_queue(pair.primary.url, "none", durability_timeout=0.1)
@@ -261,7 +289,7 @@ class TestReplicated:
         pair.proxy.hold()
         single = in_background(lambda: queue.push(1))
         bulk = in_background(lambda: queue.push({"id": number} for number in range(1000)))
-        until(lambda: pair.waiting() == 2, "pushes that wait")
+        until(lambda: pair.is_waited_for(2), "pushes that wait")
         assert queue.push(2000, durability="none") == 1
         assert not single.done()
         pair.proxy.heal()
@@ -272,32 +300,15 @@ class TestReplicated:
         queue.push(0)
         pair.proxy.hold()
         push = in_background(lambda: queue.push(1, {"version": 1}))
-        for _ in range(2):  # of the second repeat nothing is new to Redis but that it came
-            until(lambda: pair.waiting() == 1 or push.done(), "push that waits")
+        for number in range(3):  # of the second repeat nothing is new to Redis but that it came
+            if number:
+                pair.ask.client_kill_filter(_type="normal", skipme=True)
+            until(lambda: pair.is_waited_for() or push.done(), "push that waits")
             assert not push.done()
-            pair.ask.client_kill_filter(_type="normal", skipme=True)
-        until(lambda: pair.waiting() == 1 or push.done(), "repeat that waits")
-        assert not push.done()
         assert pair.ask.zcard(shard_prefix("lowq", "Durable", 0) + "repeated") == 1
         pair.proxy.heal()
         assert push.result() == 1
         assert payloads_of(queue, 1) == [{"version": 1}]
-
-    def test_every_repeat_writes_something_that_can_be_waited_for(self, pair: Pair, make_queue: MakeQueue) -> None:
-        queue = make_queue(pair.primary.url, shards_count=1)
-        queue.push(0)
-        client = Client(pair.primary.url, size=1, timeout=5.0)
-        part = Part(shard_prefix("lowq", "Durable", 0), 1, [(b"1", b'""', b"", b"")], [{"id": "1"}], PLAIN)
-        assert client.start([part.make_call(b"15")])() == [1]
-        pair.proxy.hold()
-        for _ in range(3):
-            client.close()  # each on a connection that has written nothing yet
-            before = pair.ask.info("persistence")["rdb_changes_since_last_save"]
-            (result,) = client.start([part.repeated_call()], wait=Wait("replicated", 0.1))()  # type: ignore[list-item]
-            assert isinstance(result, NotConfirmed)
-            assert result.reply == 1
-            assert pair.ask.info("persistence")["rdb_changes_since_last_save"] > before
-        client.close()
 
     def test_scripts_that_are_not_loaded(self, pair: Pair, make_queue: MakeQueue) -> None:
         queue = make_queue(pair.primary.url, durability_timeout=60.0)
@@ -307,33 +318,35 @@ class TestReplicated:
         pair.proxy.hold()
         pair.ask.script_flush()
         push = in_background(lambda: queue.push(2))
-        until(lambda: pair.waiting() == 1, "push that waits")
+        until(pair.is_waited_for, "push that waits")
         assert not push.done()
         pair.proxy.heal()
         assert push.result() == 1
 
-    def test_the_primary_dies_while_it_is_waited_for(self, pair: Pair, make_queue: MakeQueue, tmp_path: Path) -> None:
+    def test_the_primary_dies_while_it_is_waited_for(
+        self, mortal_pair: Pair, make_queue: MakeQueue, tmp_path: Path
+    ) -> None:
         with (
             RedisServer(tmp_path / "next") as other,
-            Sentinel(tmp_path / "sentinel", pair.primary, watches=False) as sentinel,
+            Sentinel(tmp_path / "sentinel", mortal_pair.primary, watches=False) as sentinel,
         ):
             until(lambda: sentinel.replicas() == 1, "sentinel that knows the replica")
             queue = make_queue(sentinel.url, durability_timeout=60.0)
             queue.push(0)
             with redis.Redis(port=other.port) as client:
-                client.replicaof("127.0.0.1", pair.replica.port)
-            pair.proxy.hold()
+                client.replicaof("127.0.0.1", mortal_pair.replica.port)
+            mortal_pair.proxy.hold()
             push = in_background(lambda: queue.push(1, {"version": 1}))
-            until(lambda: pair.waiting() == 1, "push that waits")
-            pair.primary.kill()
-            pair.proxy.cut(refuse=True)  # the replica never had it
+            until(mortal_pair.is_waited_for, "push that waits")
+            mortal_pair.primary.kill()
+            mortal_pair.proxy.cut(refuse=True)  # the replica never had it
             sentinel.watch()
             error: Any = push.exception()
             # Somebody may be the next primary by now.
             if error is not None:
                 assert isinstance(error, PushInterrupted)
                 assert (error.accepted, error.unsafe, error.rest) == (0, [], [{"id": 1, "payload": {"version": 1}}])
-            until(lambda: sentinel.primary_port() == pair.replica.port, "next primary")
+            until(lambda: sentinel.primary_port() == mortal_pair.replica.port, "next primary")
             until(lambda: accepted(queue, 1, {"version": 1}), "push to the next primary, and its replica")
             with redis.Redis.from_url(other.url) as client:
                 client.replicaof("NO", "ONE")
@@ -345,35 +358,37 @@ class TestReplicated:
             queue.push(1)
 
 
-class TestCluster:
-    def test_each_primary_confirms_its_own(self, make_queue: MakeQueue) -> None:
-        with RedisCluster() as cluster:
-            with_replica, *_ = cluster.servers
-            for replica in cluster.servers[4:]:
-                replica.kill()
-            queue = make_queue(cluster.url, shards_count=12, durability_timeout=0.2)
-            make_queue(cluster.url, shards_count=12).push([{"id": number} for number in range(200)], durability="none")
-            safe = ids_at(with_replica.url)
-            assert 0 < len(safe) < 200
+def test_each_primary_of_a_cluster_confirms_its_own(cluster: RedisCluster, make_queue: MakeQueue) -> None:
+    with_replica, *others = cluster.primaries()
+    cluster.replicated()
+    for replica in cluster.servers:
+        if replica not in cluster.primaries() and cluster.ask(replica, "INFO", "replication")["master_port"] in {
+            server.port for server in others
+        }:
+            replica.kill()
+    queue = make_queue(cluster.url, shards_count=12, durability_timeout=0.2)
+    queue.push([{"id": number} for number in range(200)], durability="none")
+    safe = ids_at(with_replica.url)
+    assert 0 < len(safe) < 200
 
-            def push() -> set[str]:
-                with pytest.raises(NotReplicated) as caught:
-                    queue.push([{"id": number} for number in range(200)])
-                assert caught.value.accepted == 200
-                return {str(number) for number in range(200)} - {str(job["id"]) for job in caught.value.unsafe}
+    def push() -> set[str]:
+        with pytest.raises(NotReplicated) as caught:
+            queue.push([{"id": number} for number in range(200)])
+        assert caught.value.accepted == 200
+        return {str(number) for number in range(200)} - {str(job["id"]) for job in caught.value.unsafe}
 
-            async def apush() -> set[str]:
-                pushes = (queue.apush(number) for number in range(200))
-                results = await asyncio.gather(*pushes, return_exceptions=True)
-                assert {type(result) for result in results} <= {int, NotReplicated}
-                return {str(number) for number, result in enumerate(results) if result == 1}
+    async def apush() -> set[str]:
+        pushes = (queue.apush(number) for number in range(200))
+        results = await asyncio.gather(*pushes, return_exceptions=True)
+        assert {type(result) for result in results} <= {int, NotReplicated}
+        return {str(number) for number, result in enumerate(results) if result == 1}
 
-            for confirmed in push, lambda: asyncio.run(apush()):
-                # A replica that has no time confirms a part, or nothing.
-                found: set[str] = set()
-                while found != safe:
-                    found = confirmed()
-                    assert found <= safe
+    for confirmed in push, lambda: asyncio.run(apush()):
+        # A replica that has no time confirms a part, or nothing.
+        found: set[str] = set()
+        while found != safe:
+            found = confirmed()
+            assert found <= safe
 
 
 def has_waitaof(server: RedisServer) -> bool:
@@ -382,11 +397,16 @@ def has_waitaof(server: RedisServer) -> bool:
         return (int(major), int(minor)) >= (7, 2)
 
 
+@pytest.fixture
+def needs_waitaof(redis_server: RedisServer) -> None:
+    if not has_waitaof(redis_server):
+        pytest.skip("the server is older than 7.2 and has no WAITAOF")
+
+
 class TestFsynced:
+    @pytest.mark.usefixtures("needs_waitaof")
     def test_it_is_on_the_disk(self, tmp_path: Path, make_queue: MakeQueue) -> None:
         with RedisServer(tmp_path / "redis", appendonly="yes", appendfsync="everysec") as server:
-            if not has_waitaof(server):
-                pytest.skip("the server is older than 7.2 and has no WAITAOF")
             queue = make_queue(server.url, "fsynced")
             assert queue.push(1) == 1
             assert queue.push({"id": number} for number in range(2, 100)) == 98
@@ -394,34 +414,31 @@ class TestFsynced:
             server.start()
             assert ids_at(server.url) == {str(number) for number in range(1, 100)}
 
+    @pytest.mark.usefixtures("needs_waitaof")
     def test_the_disk_does_not_confirm_it_in_time(self, tmp_path: Path, make_queue: MakeQueue) -> None:
         with RedisServer(tmp_path / "redis", appendonly="yes", appendfsync="no") as server:
-            if not has_waitaof(server):
-                pytest.skip("the server is older than 7.2 and has no WAITAOF")
             queue = make_queue(server.url, "fsynced", durability_timeout=0.1)
             with pytest.raises(NotReplicated, match="not written to the server's disk within") as caught:
                 queue.push(1)
             assert (caught.value.accepted, caught.value.durability) == (1, "fsynced")
 
     def test_a_server_that_can_not_is_refused_before_anything_is_written(
-        self, tmp_path: Path, make_queue: MakeQueue
+        self, redis_server: RedisServer, redis_url: str, make_queue: MakeQueue
     ) -> None:
-        with RedisServer(tmp_path / "redis") as server:
-            queue = make_queue(server.url, "fsynced")
-            why = "append-only file" if has_waitaof(server) else "WAITAOF, which comes with Redis 7.2"
-            with pytest.raises(RedisRefused, match=why):
-                queue.push(1)
-            with pytest.raises(RedisRefused, match="so nothing was written"):
-                asyncio.run(queue.apush(1))
-            with pytest.raises(RedisRefused, match="so nothing was written"):
-                queue.push({"id": number} for number in range(200))
-            assert queue.push(2, durability="none") == 1
-            assert ids_at(server.url) == {"2"}
+        queue = make_queue(redis_url, "fsynced")
+        why = "append-only file" if has_waitaof(redis_server) else "WAITAOF, which comes with Redis 7.2"
+        with pytest.raises(RedisRefused, match=why):
+            queue.push(1)
+        with pytest.raises(RedisRefused, match="so nothing was written"):
+            asyncio.run(queue.apush(1))
+        with pytest.raises(RedisRefused, match="so nothing was written"):
+            queue.push({"id": number} for number in range(200))
+        assert queue.push(2, durability="none") == 1
+        assert ids_at(redis_url) == {"2"}
 
+    @pytest.mark.usefixtures("needs_waitaof")
     def test_a_server_that_loses_its_file_later(self, tmp_path: Path, make_queue: MakeQueue) -> None:
         with RedisServer(tmp_path / "redis", appendonly="yes") as server:
-            if not has_waitaof(server):
-                pytest.skip("the server is older than 7.2 and has no WAITAOF")
             queue = make_queue(server.url, "fsynced")
             assert queue.push(1) == 1
             with redis.Redis.from_url(server.url) as client:
@@ -439,22 +456,22 @@ def test_a_user_who_may_not_wait_is_refused_before_anything_is_written(tmp_path:
         assert queue.stats().length == 0
 
 
-def test_a_confirmation_may_take_longer_than_a_reply(tmp_path: Path) -> None:
+def test_a_confirmation_may_take_longer_than_a_reply(redis_url: str) -> None:
     """A server that waits for a replica, as it is told, is none that does not answer."""
-    with RedisServer(tmp_path / "redis") as server:
-        client = Client(server.url, size=1, timeout=1.0, socket_timeout=1.0)
-        call = Command("any", "SET", "any", "value")
-        (reply,) = client.start([call], wait=Wait("replicated", 1.5))()
+    wait = Wait("replicated", 1.5)
+    with (
+        closing(Client(redis_url, size=1, timeout=PATIENCE, socket_timeout=1.0)) as client,
+        redis.Redis.from_url(redis_url) as other,
+    ):
+        (reply,) = client.start([Command("any", "SET", "any", "value")], wait=wait)()
         assert isinstance(reply, NotConfirmed)
         assert reply.confirmations == 0
-        with redis.Redis.from_url(server.url) as other:
-            other.script_flush()
+        other.script_flush()
         # A call that is sent anew, as its script was gone, waits by itself.
         prefix = shard_prefix("lowq", "Orders", 0)
-        (reply,) = client.start([Call("prepare_shard", prefix, ["", 1, "", ""])], wait=Wait("replicated", 1.5))()
+        (reply,) = client.start([Call("prepare_shard", prefix, ["", 1, "", ""])], wait=wait)()
         assert isinstance(reply, NotConfirmed)
         assert reply.reply == 1
-        client.close()
 
 
 def test_a_store_in_memory_is_refused() -> None:
