@@ -42,7 +42,7 @@ def test_fields_and_keys_of_a_shard_that_are_not_known_stay(app: lowq.Lowq) -> N
     assert app.client.command("HGET", META, "novelty", key=PREFIX) == b"7"
     assert b" novelty " in app.client.command("HGET", META, "features", key=PREFIX)
     assert app.client.command("GET", f"{PREFIX}novelty", key=PREFIX) == b"kept"
-    codes = {finding.code: finding for finding in app.examine()}
+    codes = {finding.code: finding for finding in app.examine(patience=0)}
     assert "novelty" in codes["unknown_keys"].what
     assert not {finding.severity for finding in codes.values()} & {"error"}
     queue.drop()
@@ -69,7 +69,7 @@ def test_a_node_of_another_release_has_its_share_and_is_listed(app: lowq.Lowq) -
     assert (node.name, node.version, node.host) == ("h:1:abcdef", "99.0", "h")
     queue.push({"id": 1})
     app.client.run("heartbeat", key, "", "h:2:abcdef", part, json.dumps(details | {"version": "98.0"}), 60)
-    assert "version_drift" in {finding.code for finding in app.examine()}
+    assert "version_drift" in {finding.code for finding in app.examine(patience=0)}
 
 
 def test_keys_of_the_namespace_that_are_not_known_stay(app: lowq.Lowq) -> None:
@@ -77,7 +77,7 @@ def test_keys_of_the_namespace_that_are_not_known_stay(app: lowq.Lowq) -> None:
     assert key.removeprefix("lowq:v1:") not in {kind.name for kind in NAMESPACE_KEYS}
     app.client.command("SET", key, "kept", key=key)
     work(app.queue("Orders", 1))
-    app.examine(repair=True)
+    app.examine(patience=0, repair=True)
     assert app.client.command("GET", key, key=key) == b"kept"
 
 

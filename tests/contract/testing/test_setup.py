@@ -83,23 +83,18 @@ def test_a_setup_that_fails_is_raised_and_nothing_is_performed(worker: type[Work
 
 
 def test_a_queue_that_is_worked_already_sets_nothing_up(app: lowq.Lowq, calls: Calls) -> None:
-    raised: list[Exception] = []
-
     @app.worker(shards_count=1)
     class Orders(lowq.Worker[Any]):
         def setup(self) -> None:
             calls.append(("setup", 0))
 
         def perform(self, payloads_by_id: dict[str, list[Any]]) -> None:
-            try:
+            with pytest.raises(QueueInUse):
                 drain(Orders)
-            except QueueInUse as error:
-                raised.append(error)
 
         def teardown(self) -> None:
             calls.append(("teardown", 0))
 
     Orders.push(1)
-    drain(Orders)
-    assert len(raised) == 1
+    assert drain(Orders).performed == 1
     assert calls == [("setup", 0), ("teardown", 0)]

@@ -183,16 +183,7 @@ class TestDrain:
 
 @on_memory
 class TestDrainFailures:
-    def test_a_failure_is_charged_and_waits_for_its_retry(self, app: lowq.Lowq, seen: Seen) -> None:
-        made = worker(app, seen, handler=boom)
-        made.perform_async({"id": 1, "payload": "v1", "score": 1})
-        pushed_at = found(made).perform_at or 0
-        drained = drain(made)
-        assert (drained.performed, drained.failed, drained.batches) == (0, 1, 1)
-        job = found(made)
-        assert (job.state, job.retry_count, job.payloads) == ("retrying", 0, [("v1", 1.0)])
-        assert 99 < (job.perform_at or 0) - pushed_at < 160
-        assert "ValueError: boom" in (job.error or "")
+    """What becomes of a job is tested for nodes and drains alike in tests/contract/node/test_outcomes.py."""
 
     def test_retries_run_when_now_is_late_enough_until_they_are_exhausted(self, app: lowq.Lowq, seen: Seen) -> None:
         made = worker(app, seen, handler=boom, max_retry_count=2)
@@ -205,23 +196,6 @@ class TestDrainFailures:
         assert (buried.payloads, waiting.payloads, waiting.retry_count) == ([("v1", 1.0)], [("v2", 2.0)], 0)
         (told,) = made.exhausted  # type: ignore[attr-defined]  # of the class that `worker` makes
         assert (told.id, told.payloads) == ("1", [("v1", 1.0)])
-
-    def test_of_a_failed_batch_each_id_is_tried_alone_and_only_the_culprit_is_charged(
-        self, app: lowq.Lowq, seen: Seen
-    ) -> None:
-        def handler(payloads_by_id: PayloadsById) -> None:
-            if "3" in payloads_by_id:
-                raise ValueError("boom")
-
-        made = worker(app, seen, handler=handler, shards_count=1, batch_size=10)
-        made.perform_async([{"id": number} for number in range(5)])
-        drained = drain(made)
-        assert (drained.performed, drained.batches) == (4, 6)
-        assert drained.failed == 5 + 1
-        assert len(seen.batches[0]) == 5
-        assert all(len(batch) == 1 for batch in seen.batches[1:])
-        stats = made.queue.stats()
-        assert (stats.length, stats.retries, stats.processed) == (1, 1, 4)
 
     def test_raises_hands_on_what_the_handler_raised_after_the_outcome_was_written(
         self, app: lowq.Lowq, seen: Seen
@@ -243,18 +217,6 @@ class TestDrainFailures:
         with pytest.raises(ValueError, match="boom") as caught:
             drain(orders, raises=True)
         assert caught.value.__context__ is None
-
-    def test_what_stops_a_process_comes_out_in_any_case_and_is_counted_as_a_crash(
-        self, app: lowq.Lowq, seen: Seen
-    ) -> None:
-        def leave(payloads_by_id: PayloadsById) -> None:
-            raise KeyboardInterrupt
-
-        made = worker(app, seen, handler=leave)
-        made.perform_async({"id": 1})
-        with pytest.raises(KeyboardInterrupt):
-            drain(made)
-        assert (found(made).crashes, found(made).retry_count) == (1, -1)
 
 
 @on_memory
@@ -323,32 +285,6 @@ class TestUndecodablePayloads:
         assert seen.batches == [{"b": [""]}]
         stats = made.queue.stats()
         assert (stats.length, stats.taken, stats.morgue_length) == (0, 0, 1)
-
-    def test_a_codec_that_fails_buries_what_it_can_not_read(self, store_url: str, seen: Seen) -> None:
-        def load(data: bytes) -> Any:
-            if b"old" in data:
-                raise KeyError("an older format")
-            return data.decode()
-
-        app = lowq.Lowq(redis_url=store_url, load_payload=load)
-        made = worker(app, seen)
-        made.perform_async([{"id": 1, "payload": "old", "score": 1}, {"id": 1, "payload": "new", "score": 2}])
-        assert drain(made).performed == 1
-        assert seen.batches == [{"1": ['"new"']}]
-        assert "an older format" in (found(made).error or "")
-        app.close()
-
-    def test_an_error_hook_that_fails_does_not_stop_the_shard(self, store_url: str, seen: Seen) -> None:
-        def fail(text: str) -> bytes:
-            raise RuntimeError("a hook failed")
-
-        app = lowq.Lowq(redis_url=store_url, dump_error=fail)
-        made = worker(app, seen, shards_count=1)
-        made.perform_async([{"id": "a", "payload": 1, "score": 1}, {"id": "b", "score": 1}])
-        self.spoil(app, made, "a", b"\xff", 2)
-        assert drain(made).performed == 2
-        assert made.queue.stats().morgue_length == 1
-        app.close()
 
 
 # --- embedded ---
