@@ -128,6 +128,16 @@ def test_payloads_in_flight_that_nobody_knows_of_wait_again_merged_with_newer_on
             assert clinic.handed_over() == {A: VERSIONS[A] + newer}
 
 
+def test_payloads_in_flight_leave_what_waits_its_time(clinic: Clinic) -> None:
+    clinic.push_two(A)
+    clinic.take()
+    clinic.push(A, delay=3600)
+    due = clinic.do("ZSCORE", "due", A)
+    clinic.do("HDEL", "taken", A)
+    clinic.finds("orphan_taken_payloads", A)
+    assert clinic.do("ZSCORE", "due", A) == due
+
+
 def test_payloads_in_flight_in_either_form_wait_again(store_url: str) -> None:
     for payload in ("x", "x" * 5000):
         with case(payload), new_clinic(store_url) as clinic:
