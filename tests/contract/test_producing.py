@@ -802,12 +802,28 @@ class TestOrderWhateverIsRefused:
     def test_what_comes_after_a_refused_call_is_in_the_rest_in_order(
         self, queue: Queue, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        Refusing(monkeypatch, {1: FULL})
+        refusing = Refusing(monkeypatch, {1: FULL})
         source = [{"id": "x", "payload": number} for number in range(self.COUNT)]
         with pytest.raises(lowq.PushInterrupted, match="is full") as caught:
             queue.push(source)
         assert caught.value.accepted == 10
         assert caught.value.rest == source[10:]
+        assert refusing.calls == 5, "nothing is repeated, as its turn has not come"
+
+    def test_what_fails_when_it_is_sent_again_keeps_back_what_came_behind(
+        self, app: lowq.Lowq, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Another id did not fit, so the rest of its call and the next one are sent again."""
+        monkeypatch.setattr("lowq.producer.CALL_JOBS", 2)
+        queue = app.queue("Full", 1, capacity=1)
+        queue.push({"id": "x", "payload": 0})
+        Refusing(monkeypatch, {2: FULL})
+        source = [{"id": "x", "payload": 1}, {"id": "new"}, {"id": "x", "payload": 2}]
+        with pytest.raises(lowq.PushInterrupted) as caught:
+            queue.push(source)
+        assert caught.value.accepted == 0
+        assert sorted(caught.value.rest, key=source.index) == source
+        assert payloads(queue, "x") == [0]
 
     def test_a_connection_that_breaks_before_some_answers_keeps_it(
         self, app: lowq.Lowq, monkeypatch: pytest.MonkeyPatch
