@@ -11,6 +11,7 @@ from starlette.testclient import TestClient
 import lowq
 import lowq_web
 from tests.waiting import NEVER, PATIENCE
+from tests.web.shown import Reader
 
 #: What a browser says of a request that one of our own pages makes.
 OWN = {"sec-fetch-site": "same-origin"}
@@ -69,3 +70,9 @@ def client(browse: Open) -> TestClient:
     client = browse()
     client.headers.update(OWN)
     return client
+
+
+@pytest.fixture
+def reader(client: TestClient) -> Reader:
+    """Who reads its pages."""
+    return Reader(client)

@@ -8,7 +8,6 @@ import pytest
 from starlette.testclient import TestClient
 
 import lowq
-import lowq_web
 from lowq.broker.inflow import Inflow
 from lowq.cli import main
 from lowq.store.keys import shard_prefix
@@ -18,11 +17,6 @@ from tests.web.shown import Reader
 ODD = 'x"><script>alert(1)<b>'
 #: What is said of the other queues.
 ENDLESS = {"growing": "growing by 10/s", "idle": "empty", "nobody's": "no node works it"}
-
-
-@pytest.fixture
-def client(app: lowq.Lowq) -> TestClient:
-    return TestClient(lowq_web.create_app(app), base_url="http://127.0.0.1")
 
 
 def worked(app: lowq.Lowq, queue: str, count: int, processed: int, change: int) -> None:

@@ -4,7 +4,6 @@ import re
 import time
 from datetime import datetime
 
-import pytest
 from starlette.testclient import TestClient
 
 import lowq
@@ -36,15 +35,7 @@ def test_entries_are_shown_newest_first(app: lowq.Lowq, browse: Open) -> None:
         assert row["When"].text == "now" or row["When"].text.endswith("ago")
 
 
-@pytest.fixture
-def client(browse: Open) -> TestClient:
-    client = browse()
-    client.headers.update(OWN)
-    return client
-
-
-def test_tasks_are_listed_with_what_they_did(app: lowq.Lowq, client: TestClient) -> None:
-    reader = Reader(client)
+def test_tasks_are_listed_with_what_they_did(app: lowq.Lowq, client: TestClient, reader: Reader) -> None:
     hand, now = Hand(app, "Orders", 3), time.time()
     for n in range(7):
         hand.push(f"old-{n}", now + 1000)

@@ -9,7 +9,6 @@ import pytest
 from starlette.testclient import TestClient
 
 import lowq
-import lowq_web
 from lowq.metrics.error_groups import error_fingerprint
 from lowq.store import Call
 from lowq.store.keys import error_groups_key
@@ -25,10 +24,9 @@ def record(app: lowq.Lowq, queue: str, name: str, count: int, job_id: str, text:
     app.client.run("record_errors", error_groups_key("lowq", queue), now, 200, 3600, name, count, job_id, text)
 
 
-def test_groups_of_all_queues_are_shown(app: lowq.Lowq) -> None:
+def test_groups_of_all_queues_are_shown(app: lowq.Lowq, client: TestClient) -> None:
     record(app, "Orders", "f1", 3, "order 7", "ValueError: no order 7", ago=7200.0)
     record(app, "Mails", "f1", 1200, ODD, f"E: {ODD}")
-    client = TestClient(lowq_web.create_app(app), base_url="http://127.0.0.1")
     page = Reader(client).page("/errors")
     rows = page.table("Error", "Queue", "Count", "Last 24 hours", "Last", "First", "Failed last", "Jobs")
     assert [row["Error"].text for row in rows] == [f"E: {ODD}", "ValueError: no order 7"]
@@ -47,12 +45,12 @@ def test_groups_of_all_queues_are_shown(app: lowq.Lowq) -> None:
     assert [group["count"] for group in client.get("/api/v1/queues/Orders/errors").json()["errors"]] == [3]
 
 
-def test_what_fails_most_comes_first_or_what_failed_last(app: lowq.Lowq) -> None:
+def test_what_fails_most_comes_first_or_what_failed_last(app: lowq.Lowq, reader: Reader) -> None:
     record(app, "Orders", "f1", 1000, "a", "E: yesterday", ago=25 * 3600.0)
     record(app, "Orders", "f2", 7, "a", "E: most", ago=7200.0)
     record(app, "Mails", "f1", 2, "a", "E: latest", ago=60.0)
     record(app, "Orders", "f3", 2, "a", "E: before", ago=3700.0)
-    page = Reader(TestClient(lowq_web.create_app(app), base_url="http://127.0.0.1")).page
+    page = reader.page
 
     def shown(path: str) -> list[str]:
         return [row["Error"].text for row in page(path).table("Error")]
@@ -81,12 +79,11 @@ def test_groups_of_many_queues_are_read_together(app: lowq.Lowq, monkeypatch: py
 
 
 def test_the_page_of_a_queue_leads_to_its_errors_also_to_those_that_are_too_many_for_one_page(
-    app: lowq.Lowq, monkeypatch: pytest.MonkeyPatch
+    app: lowq.Lowq, reader: Reader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("lowq_web.pages.errors.MOST", 1)
     record(app, "Orders", "f1", 3, "a", "E: one")
     record(app, "Mails", "f1", 2, "a", "E: other")
-    reader = Reader(TestClient(lowq_web.create_app(app), base_url="http://127.0.0.1"))
     page = reader.page("/errors")
     assert [row["Error"].text for row in page.table("Error")] == ["E: one"]
     assert "1 more group is not shown. The page of a queue leads to its own errors" in page.text

@@ -10,7 +10,7 @@ import pytest
 
 import lowq
 from tests.rows import case
-from tests.web.conftest import Open, dashboard
+from tests.web.conftest import dashboard
 from tests.web.hand import Hand
 from tests.web.shown import Element, Reader
 
@@ -23,11 +23,6 @@ PAGE = "/queues/Orders/job?id=order-7"
 @pytest.fixture
 def hand(app: lowq.Lowq) -> Hand:
     return Hand(app, "Orders", 3)
-
-
-@pytest.fixture
-def reader(browse: Open) -> Reader:
-    return Reader(browse())
 
 
 def place(page: Element, heading: str) -> Element:

@@ -2,10 +2,8 @@
 
 import time
 
-from starlette.testclient import TestClient
-
 import lowq
-import lowq_web
+from tests.web.conftest import Open
 from tests.web.hand import heartbeat
 from tests.web.shown import SLOW, Element, Reader
 
@@ -16,7 +14,7 @@ def node_of(page: Element, name: str) -> Element:
     return found
 
 
-def test_every_node_is_shown_as_it_reported(app: lowq.Lowq) -> None:
+def test_every_node_is_shown_as_it_reported(app: lowq.Lowq, reader: Reader) -> None:
     now = time.time()
     app.queue("Orders", 8).push({"id": "order-7"})
     heartbeat(app, "gone:1:cccccc", now - 500, silence=499)
@@ -36,7 +34,7 @@ def test_every_node_is_shown_as_it_reported(app: lowq.Lowq) -> None:
         shards={}, performing=[None],
         tasks=12, longest_tasks=[{"queue": "Orders", "shard": 2, "ids": ["order-9"], "count": 1, "seconds": 70.0}],
     )  # fmt: skip
-    page = Reader(TestClient(lowq_web.create_app(app), base_url="http://127.0.0.1")).page("/nodes")
+    page = reader.page("/nodes")
     assert "2 alive" in page.text
     assert "gone:1" not in page.text
 
@@ -74,13 +72,10 @@ def test_every_node_is_shown_as_it_reported(app: lowq.Lowq) -> None:
     assert tasks[1]["For"].lasts(70, 70 + SLOW)
 
 
-def test_the_page_of_all_queues_counts_the_nodes(app: lowq.Lowq) -> None:
-    reader = Reader(TestClient(lowq_web.create_app(app), base_url="http://127.0.0.1"))
-    assert "0 alive" in reader.page("/").facts["Nodes"].text
-    assert "No node is running" in reader.page("/nodes").text
-    for n in range(3):
-        heartbeat(app, f"shop:{n}:aaaaa{n}", time.time())
-    # What was read for one viewer is shown to all for two seconds: these have not looked yet.
-    reader = Reader(TestClient(lowq_web.create_app(app), base_url="http://127.0.0.1"))
-    assert "3 alive" in reader.page("/").facts["Nodes"].text
-    assert reader.page("/").facts["Nodes"].link == "/nodes"
+def test_the_page_of_all_queues_counts_the_nodes(app: lowq.Lowq, browse: Open) -> None:
+    for count in (0, 3):
+        for n in range(count):
+            heartbeat(app, f"shop:{n}:aaaaa{n}", time.time())
+        nodes = Reader(browse()).page("/").facts["Nodes"]  # one that has not looked yet
+        assert f"{count} alive" in nodes.text
+        assert nodes.link == "/nodes"

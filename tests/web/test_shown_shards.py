@@ -147,10 +147,9 @@ def test_no_shard_is_missed_or_shown_twice_while_they_change_places(app: lowq.Lo
     assert sorted(shown) == list(range(450))
 
 
-def test_a_paused_shard_says_so(app: lowq.Lowq) -> None:
+def test_a_paused_shard_says_so(app: lowq.Lowq, reader: Reader) -> None:
     queue = app.queue("Orders", 3)
     queue.push({"id": 1})
-    reader = Reader(TestClient(lowq_web.create_app(app), base_url="http://127.0.0.1"))
     assert not any("paused" in row["Owner"].text for row in rows_of(reader.page("/queues/Orders/shards")))
     queue.pause()
     assert all("paused" in row["Owner"].text for row in rows_of(reader.page("/queues/Orders/shards")))

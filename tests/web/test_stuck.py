@@ -8,7 +8,6 @@ import pytest
 from starlette.testclient import TestClient
 
 import lowq
-import lowq_web
 from lowq.cli import main
 from lowq.inspection.stuck import StuckLimits
 from lowq.metrics.counters import BOUNDS
@@ -18,11 +17,6 @@ from tests.web.hand import Hand, heartbeat
 from tests.web.shown import Reader
 
 ODD = 'x"><script>alert(1)</script>'
-
-
-@pytest.fixture
-def client(app: lowq.Lowq) -> TestClient:
-    return TestClient(lowq_web.create_app(app), base_url="http://127.0.0.1")
 
 
 def performed(app: lowq.Lowq, queue: str, seconds: float, count: int = 100) -> None:

@@ -19,13 +19,13 @@ import lowq_web
 from lowq.admin import tasks as registry
 from lowq.queue import Queue
 from lowq.store import Client
-from lowq_web import tasks
+from lowq_web import stats_cache, tasks
 from lowq_web.journal import Actor
 from lowq_web.stats_cache import StatsCache
 from lowq_web.tasks import Tasks
 from tests.redis_server import RedisServer
 from tests.rows import case
-from tests.waiting import PATIENCE, until
+from tests.waiting import NEVER, PATIENCE, until
 from tests.web.confirming import confirm
 from tests.web.conftest import OWN
 from tests.web.shown import parse
@@ -119,8 +119,10 @@ def in_state(client: TestClient, task: str, state: str) -> dict[str, Any]:
     return found
 
 
-def test_all_dashboards_show_the_same(pair: tuple[TestClient, TestClient]) -> None:
+def test_all_dashboards_show_the_same(pair: tuple[TestClient, TestClient], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stats_cache, "INTERVAL", NEVER)
     one, other = pair
+    assert one.get("/api/v1/stats").json()["total"]["length"] == 20
     task = start(one, all={"match": "1*", "state": "scheduled"}, action="bury", reason="spoilt")
     assert in_state(other, task, "done") == seen(one, task)
     found = seen(other, task)
@@ -131,6 +133,7 @@ def test_all_dashboards_show_the_same(pair: tuple[TestClient, TestClient]) -> No
     for path in ("/tasks", f"/tasks/{task}"):
         assert other.get(path).status_code == 200
         assert "11 of 11" in " ".join(other.get(path).text.split())
+    assert one.get("/api/v1/stats").json()["total"]["length"] == 9, "whoever sees the end sees what came of it"
 
 
 def test_one_that_began_without_an_answer_leaves_no_record(
@@ -192,6 +195,19 @@ def test_progress_is_seen_and_a_task_is_cancelled_from_another_dashboard(
     assert [entry["action"] for entry in other.get("/api/v1/audit").json()["audit"]] == ["delete", "cancel"]
 
 
+def test_where_it_runs_it_is_cancelled_at_its_next_step(
+    pair: tuple[TestClient, TestClient], steps: Steps, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tasks, "REPORT_INTERVAL", NEVER)
+    one, _ = pair
+    task = start(one)
+    steps.go()
+    until(lambda: steps.taken == 1, "a step")
+    assert one.post(f"/tasks/{task}/cancel", data={}).status_code == 303
+    steps.go()
+    in_state(one, task, "cancelled")
+
+
 def test_so_many_run_on_all_dashboards_together(pair: tuple[TestClient, TestClient], steps: Steps) -> None:
     one, other = pair
     for number in range(tasks.MAX_RUNNING):
@@ -203,6 +219,17 @@ def test_so_many_run_on_all_dashboards_together(pair: tuple[TestClient, TestClie
     steps.go(4)
     until(lambda: {task["state"] for task in one.get("/api/v1/tasks").json()["tasks"]} == {"done"}, "end of all")
     steps.ends = False
+    start(other)
+
+
+def test_so_many_run_in_a_process_also_of_those_that_redis_holds_for_interrupted(
+    pair: tuple[TestClient, TestClient], steps: Steps, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registry, "SILENCE", -1.0)
+    one, other = pair
+    for _ in range(tasks.MAX_RUNNING):
+        start(one)
+    assert one.post("/api/v1/queues/Orders/actions", json={"action": "delete", "all": {}}).status_code == 429
     start(other)
 
 

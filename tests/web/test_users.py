@@ -1,8 +1,10 @@
 """Logins: users of the settings and of a file, what a guess costs, what is remembered, and that the file may change."""
 
 import base64
+import gc
 import hashlib
 import threading
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
@@ -302,6 +304,18 @@ class TestCost:
                 slow.let_go.set()
                 assert sorted(guess.result() for guess in guesses) == [401] * passwords.WAITING + [429] * rest
             assert [answer("name") for _ in range(2 * passwords.WAITING)].count(401) >= 1, "there is room again"
+
+    def test_nothing_is_kept_of_an_address_that_waits_no_more(self) -> None:
+        class Address(str):
+            """Plain ones can't be watched."""
+
+        attempt = passwords.Attempt("ann", "s3cret", Address("192.0.2.1"), "")
+        kept, auth = weakref.ref(attempt.address), lowq_web.BasicAuth(USERS)
+        with auth.waiting(attempt):
+            pass
+        del attempt
+        gc.collect()
+        assert kept() is None
 
 
 class Slow:
