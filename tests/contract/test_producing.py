@@ -818,7 +818,7 @@ class TestOrderWhateverIsRefused:
         queue = app.queue("Full", 1, capacity=1)
         queue.push({"id": "x", "payload": 0})
         Refusing(monkeypatch, {2: FULL})
-        source = [{"id": "x", "payload": 1}, {"id": "new"}, {"id": "x", "payload": 2}]
+        source: list[Any] = [{"id": "x", "payload": 1}, {"id": "new"}, {"id": "x", "payload": 2}]
         with pytest.raises(lowq.PushInterrupted) as caught:
             queue.push(source)
         assert caught.value.accepted == 0
