@@ -1,6 +1,4 @@
-import random
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -109,15 +107,6 @@ def sleepers() -> Iterator[Sleepers]:
     made.close()
 
 
-@pytest.fixture
-def often_interrupted() -> Iterator[None]:
-    """Threads take turns much more often than Python lets them by default."""
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(1e-5)
-    yield
-    sys.setswitchinterval(before)
-
-
 # --- sleep ---
 
 
@@ -136,11 +125,6 @@ def test_the_leader_sleeps_until_a_wake_up_however_late_the_next_job_is(sleepers
 
 
 class TestClaims:
-    def test_what_is_waited_for_comes_claimed(self) -> None:
-        a = shard("a")
-        assert dispatcher([a]).wait(0) is a
-        assert a.dispatch.claimed_by == 0
-
     def test_a_claimed_shard_is_nobody_elses(self, sleepers: Sleepers) -> None:
         a = shard("a")
         dispatch = dispatcher([a], [a])
@@ -150,52 +134,6 @@ class TestClaims:
         assert not other.done()
         dispatch.unclaim(a)
         assert other.result(PATIENCE) is a
-
-    def test_never_two_threads_on_one_shard_in_a_storm(self, often_interrupted: None) -> None:
-        shards = [shard(str(number), due_in=None) for number in range(6)]
-        threads = 8
-        dispatch = dispatcher(*[shards[number % 6 :] for number in range(threads)])
-        holders: dict[Shard, threading.Lock] = {item: threading.Lock() for item in shards}
-        worked: dict[Shard, int] = dict.fromkeys(shards, 0)
-        overlaps: list[Shard] = []
-        enough = 2000
-
-        def work(thread: int) -> None:
-            rng = random.Random(thread)
-            held = None
-            while True:
-                taken = dispatch.wait(thread) if held is None else dispatch.pick(thread)
-                if held is not None and taken is not held:
-                    holders[held].release()
-                    dispatch.unclaim(held)
-                if taken is None:
-                    if held is None:
-                        return
-                    held = None
-                    continue
-                if taken is not held and not holders[taken].acquire(blocking=False):
-                    overlaps.append(taken)
-                    return
-                wakes, held = taken.dispatch.wakes, taken
-                worked[taken] += 1
-                if rng.random() < 0.3:
-                    time.sleep(0)  # let others run in the middle of it
-                dispatch.took(taken, wakes, delivery(delay=rng.choice([None, 0.0, 0.001])))
-
-        pool = [threading.Thread(target=work, args=(number,)) for number in range(threads)]
-        for thread in pool:
-            thread.start()
-        rng, give_up_at = random.Random(99), time.monotonic() + PATIENCE
-        while sum(worked.values()) < enough and not overlaps and time.monotonic() < give_up_at:
-            dispatch.wake(rng.choice(shards), rng.choice([0.0, 0.0, 0.001]))
-            time.sleep(0)
-        dispatch.close()
-        for thread in pool:
-            thread.join(PATIENCE)
-        assert not overlaps
-        assert not any(thread.is_alive() for thread in pool)
-        assert sum(worked.values()) >= enough
-        assert min(worked.values()) > 0
 
     def test_a_scheduler_is_given_its_shards_ordered_by_queue_and_index_and_which_are_ready(self) -> None:
         given: list[tuple[list[Shard], list[Shard]]] = []
@@ -298,16 +236,6 @@ class TestPreference:
             held = following
         assert order == [a, b, oldest] * 2
 
-    def test_a_sleeping_thread_is_not_long_with_a_batch(self, sleepers: Sleepers) -> None:
-        a = shard("a")
-        dispatch = dispatcher([a])
-        assert dispatch.wait(0) is a
-        assert dispatch._busy_since[0] is not None
-        dispatch.took(a, a.dispatch.wakes, delivery())
-        dispatch.unclaim(a)
-        assert not sleepers.wait(dispatch, 0).done()
-        assert dispatch._busy_since[0] is None
-
     def test_pick_goes_on_with_the_shard_in_hand_or_another(self) -> None:
         a, b = shard("a", due_in=-2), shard("b", due_in=-1)
         dispatch = dispatcher([a, b])
@@ -318,31 +246,11 @@ class TestPreference:
         assert a.dispatch.claimed_by == 0  # until what it finished is acknowledged
         assert b.dispatch.claimed_by == 0
 
-    def test_pick_finds_nothing_when_nothing_is_due(self) -> None:
-        a = shard("a")
-        dispatch = dispatcher([a])
-        dispatch.wait(0)
-        dispatch.took(a, a.dispatch.wakes, delivery())
-        assert dispatch.pick(0) is None
-        assert a.dispatch.claimed_by == 0
-
-    def test_a_shard_that_is_paused_or_not_surely_leased_is_left_alone(self, sleepers: Sleepers) -> None:
-        paused, expired = shard("paused"), shard("expired", lease_for=-1)
-        paused.dispatch.paused = True
-        assert not sleepers.wait(dispatcher([paused, expired]), 0).done()
-
 
 # --- wake-ups ---
 
 
 class TestWaking:
-    def test_a_wake_up_reaches_a_sleeping_thread(self, sleepers: Sleepers) -> None:
-        a = shard("a", due_in=None)
-        dispatch = dispatcher([a])
-        waiting = sleepers.wait(dispatch, 0)
-        dispatch.wake(a)
-        assert waiting.result(PATIENCE) is a
-
     def test_two_wake_ups_reach_two_sleeping_threads(self, sleepers: Sleepers) -> None:
         shards = [shard("a", due_in=None), shard("b", due_in=None)]
         dispatch = dispatcher(shards, shards)
@@ -358,15 +266,6 @@ class TestWaking:
         wakes = a.dispatch.wakes
         dispatch.wake(a)  # a push, after Redis has answered and before the answer is here
         dispatch.took(a, wakes, delivery(delay=None))
-        assert dispatch.pick(0) is a
-
-    def test_a_resume_during_a_take_is_not_lost_either(self) -> None:
-        a = shard("a")
-        dispatch = dispatcher([a])
-        assert dispatch.wait(0) is a
-        wakes = a.dispatch.wakes
-        dispatch.wake(a)
-        dispatch.took(a, wakes, delivery(delay=-1, paused=True))
         assert dispatch.pick(0) is a
 
     def test_a_wake_up_while_a_job_is_performed_is_not_lost(self, sleepers: Sleepers) -> None:
@@ -395,15 +294,6 @@ class TestWaking:
                 dispatch.wake(a)
                 assert waiting.result(PATIENCE) is a
 
-    def test_what_is_left_when_a_shard_is_given_back_is_offered_to_others(self, sleepers: Sleepers) -> None:
-        a = shard("a")
-        dispatch = dispatcher([a], [a])
-        dispatch.wait(0)
-        waiting = sleepers.wait(dispatch, 1)
-        dispatch.took(a, a.dispatch.wakes, delivery(delay=0.0))
-        dispatch.unclaim(a)
-        assert waiting.result(PATIENCE) is a
-
     def test_jobs_that_went_back_to_a_shard_are_looked_for_at_once(self) -> None:
         a = shard("a")
         dispatch = dispatcher([a])
@@ -421,13 +311,6 @@ class TestWaking:
 
 
 class TestAlarm:
-    def test_one_thread_sleeps_until_the_next_job_is_due(self, sleepers: Sleepers) -> None:
-        a, b = shard("a", due_in=0.5), shard("b", due_in=1000)
-        waiting = sleepers.wait(dispatcher([a, b]), 0)
-        assert waiting.result(PATIENCE) is a
-        assert a.next_due is not None
-        assert clock.now() >= a.next_due
-
     def test_the_alarm_is_set_anew_when_something_is_due_earlier(self, sleepers: Sleepers) -> None:
         shards = [shard("a", due_in=1000), shard("b", due_in=None)]
         dispatch = dispatcher(shards, shards)
@@ -445,14 +328,6 @@ class TestAlarm:
         waiting = [sleepers.wait(dispatch, number) for number in (asleep_first, 1 - asleep_first)]
         dispatch.wake(now)
         assert {future.result(PATIENCE) for future in waiting} == {now, soon}
-
-    def test_whoever_comes_back_watches_the_time_when_nobody_else_does(self, sleepers: Sleepers) -> None:
-        a = shard("a")
-        dispatch = dispatcher([a])
-        dispatch.wait(0)
-        dispatch.took(a, a.dispatch.wakes, delivery(delay=0.05))
-        dispatch.unclaim(a)
-        assert sleepers.wait(dispatch, 0).result(PATIENCE) is a
 
     def test_nobody_polls(self, sleepers: Sleepers) -> None:
         for state in ("nothing due", "paused", "claimed", "leaving", "lease over", "due later"):
@@ -490,15 +365,6 @@ class TestRefresh:
         dispatch.refreshed(a, a.dispatch.wakes, -3.0, paused=False)
         assert waiting.result(PATIENCE) is a
 
-    def test_it_finds_a_pause_and_its_end(self, sleepers: Sleepers) -> None:
-        a = shard("a")
-        dispatch = dispatcher([a])
-        dispatch.refreshed(a, a.dispatch.wakes, -3.0, paused=True)
-        waiting = sleepers.wait(dispatch, 0)
-        assert not waiting.done()
-        dispatch.refreshed(a, a.dispatch.wakes, -3.0, paused=False)
-        assert waiting.result(PATIENCE) is a
-
     def test_it_does_not_undo_what_a_newer_message_told(self) -> None:
         a = shard("a", due_in=None)
         dispatch = dispatcher([a])
@@ -514,12 +380,6 @@ class TestRefresh:
         dispatch.wait(0)
         dispatch.refreshed(looked_at, wakes, None, paused=True)
         assert dispatch.pick(0) is a
-
-    def test_only_shards_that_nobody_works_are_looked_at(self) -> None:
-        held, worked, others = shard("held", due_in=None), shard("worked"), shard("others", due_in=None)
-        dispatch = dispatcher([held, worked, others])
-        assert dispatch.wait(0) is worked
-        assert [item for item, _ in dispatch.unclaimed([held, worked])] == [held]
 
 
 class TestLeaving:
@@ -552,14 +412,6 @@ class TestLeaving:
         dispatch.unclaim(a)
         assert left == [a]
 
-    def test_nobody_sets_an_alarm_for_it(self, sleepers: Sleepers) -> None:
-        a = shard("a", due_in=0.05)
-        dispatch = dispatcher([a])
-        dispatch.leave([a])
-        waiting = sleepers.wait(dispatch, 0)
-        time.sleep(0.1)
-        assert not waiting.done()
-
 
 class TestAssign:
     """Other shards than before."""
@@ -575,13 +427,6 @@ class TestAssign:
         dispatch.wake(old)
         assert dispatch.pick(0) is None
 
-    def test_what_is_worked_just_now_may_go_on(self) -> None:
-        a, b = shard("a"), shard("b")
-        dispatch = dispatcher([a])
-        assert dispatch.wait(0) is a
-        dispatch.assign([[a, b]])
-        assert dispatch.pick(0) is a
-
 
 class TestClose:
     def test_sleeping_threads_are_sent_home(self, sleepers: Sleepers) -> None:
@@ -590,15 +435,6 @@ class TestClose:
         waiting = [sleepers.wait(dispatch, number) for number in range(3)]
         dispatch.close()
         assert [future.result(PATIENCE) for future in waiting] == [None, None, None]
-
-    def test_nothing_is_handed_out_any_more(self) -> None:
-        a, b = shard("a"), shard("b")
-        dispatch = dispatcher([a, b])
-        assert dispatch.wait(0) is a
-        dispatch.close()
-        dispatch.wake(b)
-        assert dispatch.pick(0) is None
-        assert dispatch.wait(1) is None
 
 
 def test_a_thread_is_given_the_most_urgent_shard_of_its_queue_whichever_it_prefers() -> None:

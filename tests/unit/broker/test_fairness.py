@@ -360,11 +360,13 @@ class TestSleep:
         until(lambda: any(future.done() for future in sleeping))
         assert [future.result() for future in sleeping if future.done()] == [second]
 
-    def test_never_more_threads_than_the_queue_may_have_in_a_storm(self, node: Node) -> None:
+    def test_never_two_threads_on_a_shard_nor_more_than_the_queue_may_have_in_a_storm(self, node: Node) -> None:
         shares = {"a": Share(max_threads=2), "b": Share(weight=3)}
         shards = [shard(queue, index) for queue in shares for index in range(6)]
         dispatch = node.dispatcher(6, shards, shares, LagScheduler)
         lock, working, most, worked = threading.Lock(), {"a": 0, "b": 0}, {"a": 0, "b": 0}, dict.fromkeys(shards, 0)
+        busy: set[Shard] = set()
+        overlaps: list[Shard] = []
         enough = 500
 
         def work(number: int) -> None:
@@ -379,6 +381,8 @@ class TestSleep:
                 if taken is None:
                     continue
                 with lock:
+                    overlaps.extend([taken] if taken in busy else [])
+                    busy.add(taken)
                     working[taken.queue] += 1
                     most[taken.queue] = max(most[taken.queue], working[taken.queue])
                     worked[taken] += 1
@@ -386,6 +390,7 @@ class TestSleep:
                 slept.wait(draw.choice([0.0, 0.0, 0.001]))
                 dispatch.took(taken, wakes, delivery(None if ending.is_set() else draw.choice([None, 0.0, 0.001])))
                 with lock:
+                    busy.discard(taken)
                     working[taken.queue] -= 1
 
         slept, ending = threading.Event(), threading.Event()
@@ -408,6 +413,7 @@ class TestSleep:
             thread.join(PATIENCE)
         assert not any(thread.is_alive() for thread in pool)
         assert most["a"] <= 2
+        assert not overlaps
         assert {use.running for use in dispatch._uses.values()} == {0}
 
 

@@ -252,24 +252,8 @@ def test_a_process_that_starts_with_the_next_server_waits_for_nothing(rig: Rig) 
     rig.hold(a)
 
 
-def test_nobody_waits_longer_than_a_lease_whatever_redis_says(rig: Rig) -> None:
-    a = rig.shards[0]
-    rig.others(a)
-    rig.store.left = 3600.0
-    rig.leases.want([a])
-    rig.acquire()
-    assert rig.leases.next_try < clock.now() + TTL + 0.1
 
 
-def test_what_is_given_up_by_others_is_tried_for_at_once(rig: Rig) -> None:
-    a = rig.shards[0]
-    rig.others(a)
-    rig.leases.want([a])
-    rig.acquire()
-    del rig.store.tokens[a.prefix]
-    rig.leases.try_for(a, 0.0)
-    rig.acquire()
-    assert rig.leases.held == [a]
 
 
 def test_what_is_not_wanted_any_more_is_not_tried_for(rig: Rig) -> None:
@@ -314,15 +298,6 @@ def test_what_is_got_is_worked_although_the_listener_fails(rig: Rig) -> None:
 # --- giving shards up ---
 
 
-def test_a_resting_shard_is_given_up_at_once(rig: Rig) -> None:
-    a, b, _ = rig.shards
-    rig.hold(a, b)
-    rig.leases.want([b])
-    assert rig.leases.give_up()
-    assert rig.leases.held == [b]
-    assert rig.store.tokens.keys() == {b.prefix}
-    assert rig.channels.wakes == {b}
-    assert not rig.leases.give_up()
 
 
 def test_a_shard_that_a_thread_works_is_kept_until_it_rests(rig: Rig) -> None:
@@ -340,11 +315,6 @@ def test_a_shard_that_a_thread_works_is_kept_until_it_rests(rig: Rig) -> None:
     assert rig.store.tokens == {}
 
 
-def test_no_thread_begins_anything_of_what_is_not_wanted_from_that_moment_on(rig: Rig) -> None:
-    a = rig.shards[0]
-    rig.hold(a)
-    rig.leases.want([])
-    assert not is_worked(rig, a)  # not only once somebody gets round to give it up
 
 
 def test_what_is_wanted_again_before_it_was_given_up_is_worked_on(rig: Rig) -> None:
@@ -359,15 +329,6 @@ def test_what_is_wanted_again_before_it_was_given_up_is_worked_on(rig: Rig) -> N
     assert is_worked(rig, a)
 
 
-def test_what_is_wanted_again_after_it_was_given_up_is_worked_again(rig: Rig) -> None:
-    a = rig.shards[0]
-    rig.hold(a)
-    rig.leases.want([])
-    rig.leases.give_up()
-    rig.leases.want([a])
-    rig.acquire()
-    assert rig.leases.held == [a]
-    assert is_worked(rig, a)
 
 
 def test_a_lease_in_doubt_of_what_is_not_wanted_does_not_make_it_worked_again(rig: Rig) -> None:
@@ -450,13 +411,6 @@ def test_a_lease_that_was_lost_is_found_out_about_by_a_look(look: str, rig: Rig)
     assert rig.leases.held == []
 
 
-def test_a_wanted_shard_that_a_thread_lost_is_tried_for_though_nobody_asked(rig: Rig) -> None:
-    a = rig.shards[0]
-    rig.hold(a)
-    a.lease.lose()
-    rig.leases.renew()
-    rig.acquire()
-    assert rig.leases.held == [a]
 
 
 def test_a_renewal_that_came_late_wakes_who_left_the_shard_alone(rig: Rig) -> None:
@@ -561,11 +515,6 @@ def test_the_start_of_a_server_gives_a_head_start_too(rig: Rig) -> None:
 # --- the end ---
 
 
-def test_leaving_for_good_gives_all_up(rig: Rig) -> None:
-    rig.hold(*rig.shards)
-    rig.leases.leave(0.0)
-    assert rig.store.tokens == {}
-    assert rig.leases.held == []
 
 
 def test_leaving_for_good_says_when_there_was_no_answer(rig: Rig) -> None:
@@ -611,11 +560,6 @@ def test_new_code_that_is_to_hold_fewer_shards_gives_up_the_others(rig: Rig) -> 
     assert anew.channels.frees == set()
 
 
-def test_leases_that_can_not_be_renewed_for_new_code_are_named(rig: Rig) -> None:
-    rig.hold(*rig.shards)
-    rig.store.errors |= {("renew", shard.prefix): RedisUnavailable("away") for shard in rig.shards}
-    with pytest.raises(RedisUnavailable):
-        rig.leases.keep("me")
 
 
 def fence_of(shard: Shard) -> int:
@@ -719,9 +663,3 @@ class TestReplacedLease:
         assert rig.store.asked("surrender") == []
         assert is_ready(0, clock.now(), shard)
 
-    def test_the_node_is_still_known_by_its_leases(self, rig: Rig) -> None:
-        shard = rig.shards[0]
-        shard.lease._nonce = "0123456789abcdef"
-        shard.lease.renew_nonce()
-        assert shard.lease._nonce[:6] == "012345"
-        assert shard.lease._nonce != "0123456789abcdef"

@@ -20,6 +20,7 @@ from lowq.broker.shard import Shard
 from lowq.errors import RedisUnavailable
 from lowq.limits import Limit
 from lowq.store import Call, Client
+from tests.rows import case
 from tests.waiting import until
 
 LEASE = Lease("me:1", 1)
@@ -133,28 +134,25 @@ def test_a_thread_waits_for_the_answer_when_it_is_the_queues_turn() -> None:
     assert queue_of(process.dispatcher.pick(0)) == "q"
 
 
-def test_it_goes_on_with_another_queue_when_there_are_no_permits() -> None:
-    process = Process(Rate(10))
-    process.redis.left = 0
-    assert process.dispatcher.pick(0) is None
-    process.permits.turn()
-    assert queue_of(process.dispatcher.pick(0)) == "other"
-    assert queue_of(process.dispatcher.pick(0)) == "other", "and does not wait again"
 
 
-def test_it_goes_on_with_another_queue_when_there_is_no_answer() -> None:
-    process = Process(Rate(10))
-    process.redis.loses_replies = True
-    assert process.dispatcher.pick(0) is None
-    process.permits.turn()
-    assert queue_of(process.dispatcher.pick(0)) == "other"
 
 
-def test_it_goes_on_with_another_queue_when_the_answer_takes_long() -> None:
-    process = Process(Rate(10))
-    assert process.dispatcher.pick(0) is None
-    process.redis.now += 1
-    assert queue_of(process.dispatcher.pick(0)) == "other"
+
+
+def test_it_goes_on_with_another_queue_when_no_permit_comes() -> None:
+    for how in ("there is none", "the reply is lost", "the answer takes long"):
+        with case(how):
+            process = Process(Rate(10))
+            assert process.dispatcher.pick(0) is None
+            process.redis.left = 0 if how == "there is none" else 100
+            process.redis.loses_replies = how == "the reply is lost"
+            if how == "the answer takes long":
+                process.redis.now += 1
+            else:
+                process.permits.turn()
+            assert queue_of(process.dispatcher.pick(0)) == "other"
+            assert queue_of(process.dispatcher.pick(0)) == "other", "and does not wait again"
 
 
 def test_it_does_not_wait_while_it_is_not_the_queues_turn() -> None:
@@ -172,12 +170,6 @@ def test_an_event_loop_keeps_a_place_until_the_answer_comes() -> None:
     assert [shard.queue for shard in process.dispatcher.pick_many(1, ())] == ["q"]
 
 
-def test_an_event_loop_fills_that_place_when_there_are_no_permits() -> None:
-    process = Process(Rate(10))
-    process.redis.left = 0
-    assert [shard.queue for shard in process.dispatcher.pick_many(2, ())] == ["other"]
-    process.permits.turn()
-    assert [shard.queue for shard in process.dispatcher.pick_many(1, ())] == ["other"]
 
 
 def test_what_comes_late_from_a_redis_that_is_far_away_can_be_used() -> None:
@@ -191,19 +183,6 @@ def test_what_comes_late_from_a_redis_that_is_far_away_can_be_used() -> None:
         assert waiting.shard is not None
 
 
-def test_they_are_kept_longer_where_threads_need_longer_to_wake_up() -> None:
-    process = Process(Rate(1), others=0)
-    # Threads that are woken and do not come: they sleep at another condition.
-    process.dispatcher._idle = 1
-    kept = []
-    for _ in range(12):
-        process.redis.left = 1
-        process.redis.now += 2.0
-        assert process.dispatcher._pick(0, process.clock()) is None
-        process.permits.turn()
-        kept.append(process.permits_of_q.starts_until - process.clock())
-    assert kept[0] < 0.05
-    assert 0.5 < kept[-1] <= 1.0
 
 
 def test_its_own_waiting_does_not_make_it_give_permits_back() -> None:

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lowq.broker.delivery import urgent_level
-from lowq.broker.scheduler import LagScheduler, Schedulable, Scheduler, SeqScheduler
+from lowq.broker.scheduler import LagScheduler, Scheduler, SeqScheduler
 
 NOW = 1000.0
 
@@ -52,32 +52,6 @@ def names(scheduler: Scheduler[Shard], shards: list[Shard], calls: int) -> list[
 
 
 class TestLag:
-    def test_the_shard_that_has_waited_longest_is_next(self) -> None:
-        shards = [Shard("a", 1), Shard("b", 3), Shard("c", 2)]
-        assert chosen(LagScheduler(), shards) is shards[1]
-
-    def test_of_equals_the_first_in_the_list_is_next(self) -> None:
-        shards = [Shard("a", 1), Shard("b", 3), Shard("c", 3)]
-        assert chosen(LagScheduler(), shards) is shards[1]
-
-    def test_a_shard_that_is_not_ready_is_skipped_however_long_it_waits(self) -> None:
-        shards = [Shard("a", 1), Shard("b", 3, blocked=True), Shard("c", 2)]
-        assert chosen(LagScheduler(), shards) is shards[2]
-
-    def test_a_shard_is_ready_from_the_very_moment_its_job_is_due(self) -> None:
-        shards = [Shard("a", 0)]
-        assert chosen(LagScheduler(), shards) is shards[0]
-
-    def test_what_is_due_later_is_left_alone_until_then(self) -> None:
-        shards = [Shard("a", -5)]
-        assert chosen(LagScheduler(), shards) is None
-        assert chosen(LagScheduler(), shards, NOW + 5) is shards[0]
-
-    def test_nothing_is_next_when_nothing_is_ready(self) -> None:
-        assert chosen(LagScheduler(), [Shard("a", None), Shard("b", 1, blocked=True), Shard("c", -1)]) is None
-        no_shards: list[Shard] = []
-        assert chosen(LagScheduler(), no_shards) is None
-
     def test_one_pass_over_thousands_of_shards(self) -> None:
         looks = 0
 
@@ -109,14 +83,6 @@ class TestSeq:
     def test_shards_take_turns_whatever_their_lag(self) -> None:
         shards = [Shard("a", 1), Shard("b", 99), Shard("c", 2)]
         assert names(SeqScheduler(), shards, calls=7) == ["a", "b", "c", "a", "b", "c", "a"]
-
-    def test_a_shard_that_is_not_ready_loses_its_turn(self) -> None:
-        shards = [Shard("a"), Shard("b", None), Shard("c", blocked=True), Shard("d")]
-        assert names(SeqScheduler(), shards, calls=4) == ["a", "d", "a", "d"]
-
-    def test_the_only_ready_shard_is_returned_again_and_again(self) -> None:
-        shards = [Shard("a", None), Shard("b"), Shard("c", None)]
-        assert names(SeqScheduler(), shards, calls=3) == ["b", "b", "b"]
 
     def test_nothing_is_next_only_after_a_full_round(self) -> None:
         asked: list[str] = []
@@ -154,18 +120,6 @@ class TestSeq:
         assert names(scheduler, [a, b, c, d], calls=2) == ["a", "b"]
         assert names(scheduler, [a, c, d], calls=3) == ["c", "d", "a"]
 
-    def test_the_turn_passes_to_the_first_when_the_end_of_the_list_leaves(self) -> None:
-        a, b, c = (Shard(name) for name in "abc")
-        scheduler = SeqScheduler()
-        assert names(scheduler, [a, b, c], calls=3) == ["a", "b", "c"]
-        assert names(scheduler, [a], calls=2) == ["a", "a"]
-
-    def test_without_shards_nothing_is_next(self) -> None:
-        scheduler = SeqScheduler()
-        assert names(scheduler, [], calls=1) == [None]
-        assert names(scheduler, [Shard("a")], calls=1) == ["a"]
-        assert names(scheduler, [], calls=1) == [None]
-
     def test_each_instance_goes_its_own_round(self) -> None:
         shards = [Shard("a"), Shard("b")]
         one, other = SeqScheduler(), SeqScheduler()
@@ -189,13 +143,6 @@ class TestSeq:
             shards = [all_shards[i] for i in sorted(indexes)]
             shard = chosen(scheduler, shards)
             assert (shard in shards) if shards else (shard is None)
-
-
-@pytest.mark.parametrize("scheduler", [LagScheduler(), SeqScheduler()], ids=["lag", "seq"])
-def test_both_are_schedulers_and_see_a_shard_by_its_protocol(scheduler: Scheduler[Shard]) -> None:
-    shard = Shard("a")
-    seen: Schedulable = shard
-    assert chosen(scheduler, [shard]) is seen
 
 
 @pytest.mark.parametrize("make", [LagScheduler, SeqScheduler], ids=["lag", "seq"])
