@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,6 +11,7 @@ import lowq
 from lowq.errors import ConfigError, QueueFull
 from lowq.group_commit import refused
 from lowq.queue import Queue
+from lowq.store.keys import shard_prefix
 from lowq.store.translate import Refusal
 from tests.contract.support import NOW, Channel, ShardRig, emptied_rig, exhausted, job, retry
 from tests.rows import case
@@ -19,25 +20,13 @@ from tests.waiting import NEVER, until
 #: Seconds: longer than any test takes.
 LONG = 60.0
 
-MakeApp = Callable[[], lowq.Lowq]
+#: Of the only shard.
+PREFIX = shard_prefix("lowq", "mail", 0)
 
 
 @pytest.fixture
-def make_app(store_url: str) -> Iterator[MakeApp]:
-    made: list[lowq.Lowq] = []
-
-    def make() -> lowq.Lowq:
-        made.append(lowq.Lowq(redis_url=store_url))
-        return made[-1]
-
-    yield make
-    for app in made:
-        app.close()
-
-
-@pytest.fixture
-def queue(make_app: MakeApp) -> Queue:
-    return make_app().queue("mail", 1, capacity=3, merge="append")
+def queue(app: lowq.Lowq) -> Queue:
+    return app.queue("mail", 1, capacity=3, merge="append")
 
 
 def ids(queue: Queue) -> list[str]:
@@ -170,17 +159,17 @@ def test_why_says_of_an_id_that_is_not_there_that_the_queue_is_full(queue: Queue
     assert queue.why("d").reason == "absent"
 
 
-def test_the_figures_say_how_full_it_is(queue: Queue) -> None:
+def test_the_figures_say_how_full_it_is(app: lowq.Lowq, queue: Queue) -> None:
     queue.push(jobs("a", "b"))
     with queue.consumer() as consumer:
         consumer.take()
-        (seen,) = queue._backend.overview()  # type: ignore[attr-defined]  # it is an application
+        (seen,) = app.overview()
         for stats in (queue.stats(), seen.stats):
             assert (stats.capacity, stats.fill) == (3, 2 / 3)
 
 
-def test_a_queue_without_capacity_is_never_full(make_app: MakeApp) -> None:
-    queue = make_app().queue("mail", 1)
+def test_a_queue_without_capacity_is_never_full(app: lowq.Lowq) -> None:
+    queue = app.queue("mail", 1)
     queue.push(jobs("a", "b"))
     assert (queue.stats().capacity, queue.stats().fill) == (None, None)
 
@@ -205,20 +194,8 @@ def test_what_does_not_fit_is_handed_back(queue: Queue) -> None:
     assert [payload for payload, _ in found.payloads] == [4, 6]
 
 
-def test_a_single_job_that_does_not_fit_is_handed_back(queue: Queue) -> None:
-    queue.push(jobs("a", "b", "c"))
-    with pytest.raises(QueueFull) as caught:
-        queue.push({"id": "d"})
-    assert (caught.value.accepted, list(caught.value.rest)) == (0, [{"id": "d"}])
-    assert queue.push({"id": "a"}) == 1
-    with pytest.raises(QueueFull):
-        queue.put("x")
-    with pytest.raises(QueueFull):
-        asyncio.run(queue.aput("x"))
-
-
-def test_a_long_push_stops_behind_what_did_not_fit(make_app: MakeApp) -> None:
-    queue = make_app().queue("mail", 1, capacity=5500)
+def test_a_long_push_stops_behind_what_did_not_fit(app: lowq.Lowq) -> None:
+    queue = app.queue("mail", 1, capacity=5500)
     with pytest.raises(QueueFull) as caught:
         queue.push({"id": n} for n in range(12_000))
     assert caught.value.accepted == 5500
@@ -226,13 +203,13 @@ def test_a_long_push_stops_behind_what_did_not_fit(make_app: MakeApp) -> None:
     assert queue.stats().length == 5500
 
 
-def test_a_small_capacity_is_filled_from_a_large_chunk(make_app: MakeApp) -> None:
+def test_a_small_capacity_is_filled_from_a_large_chunk(app: lowq.Lowq) -> None:
     # Several calls for a shard, each of which comes after the one before.
-    queue = make_app().queue("mail", 2, capacity=20)
+    queue = app.queue("mail", 2, capacity=20)
     with pytest.raises(QueueFull) as caught:
         queue.push([{"id": n} for n in range(5000)])
     assert (caught.value.accepted, len(list(caught.value.rest))) == (20, 4980)
-    assert [queue.stats().length, *(shard.length for shard in queue._backend.shards("mail"))] == [20, 10, 10]  # type: ignore[attr-defined]  # it is an application
+    assert [queue.stats().length, *(shard.length for shard in app.shards("mail"))] == [20, 10, 10]
 
 
 def test_who_waits_gets_in_when_there_is_room(queue: Queue) -> None:
@@ -240,7 +217,7 @@ def test_who_waits_gets_in_when_there_is_room(queue: Queue) -> None:
     done: list[int] = []
     thread = threading.Thread(target=lambda: done.append(queue.push(jobs("d", "d", "a"), timeout=LONG)))
     thread.start()
-    until(lambda: ids(queue) == ["a", "b", "c"] and (queue.peek("a") or _none()).payloads_count == 2, "what merges")
+    until(lambda: ids(queue) == ["a", "b", "c"] and queue.fetch(["a"])["a"].payloads_count == 2, "what merges")
     assert thread.is_alive()
     queue.delete("b")
     thread.join(LONG)
@@ -248,14 +225,10 @@ def test_who_waits_gets_in_when_there_is_room(queue: Queue) -> None:
     assert ids(queue) == ["a", "c", "d"]
 
 
-def _none() -> Any:
-    raise AssertionError("the job is gone")
-
-
-def test_so_does_who_waits_in_a_coroutine(queue: Queue) -> None:
+def test_so_does_who_waits_in_a_coroutine(app: lowq.Lowq, queue: Queue) -> None:
     async def produce() -> int:
         pushing = asyncio.create_task(queue.apush({"id": "d"}, timeout=LONG))
-        await asyncio.to_thread(until, lambda: _features(queue) == b" full ", "a refusal")
+        await asyncio.to_thread(until, lambda: is_refused(app), "a refusal")
         await asyncio.to_thread(queue.delete, "b")
         return await pushing
 
@@ -264,37 +237,34 @@ def test_so_does_who_waits_in_a_coroutine(queue: Queue) -> None:
     assert ids(queue) == ["a", "c", "d"]
 
 
-def _features(queue: Queue) -> bytes | None:
-    prefix = queue._prefixes[0]
-    found: bytes | None = queue._client.command("HGET", prefix + "meta", "features", key=prefix)
-    return found
+def is_refused(app: lowq.Lowq) -> bool:
+    """Whether a push has found the queue's only shard full."""
+    features: bytes | None = app.client.command("HGET", PREFIX + "meta", "features", key=PREFIX)
+    return features == b" full "
 
 
-def test_who_waits_is_woken(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_waits_is_woken(app: lowq.Lowq, queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(refused, "ASK_AGAIN", LONG)
     queue.push(jobs("a", "b", "c"))
     done: list[str] = []
     thread = threading.Thread(target=lambda: done.append(queue.put("x", timeout=LONG)))
     thread.start()
-    prefix = queue._prefixes[0]
-    until(
-        lambda: queue._client.command("PUBSUB", "SHARDNUMSUB", prefix + "room", key=prefix)[1] == 1, "its subscription"
-    )
-    until(lambda: _features(queue) == b" full ", "that it has asked")
+    until(lambda: app.client.command("PUBSUB", "SHARDNUMSUB", PREFIX + "room", key=PREFIX)[1] == 1, "its subscription")
+    until(lambda: is_refused(app), "that it has asked")
     with queue.consumer() as consumer:
         consumer.take()[0].ack()
         thread.join(LONG)
     assert len(done) == 1
 
 
-def test_room_for_many_is_used_by_many(make_app: MakeApp, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_room_for_many_is_used_by_many(app: lowq.Lowq, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(refused, "ASK_AGAIN", LONG)
     monkeypatch.setattr(refused, "TOGETHER", 10)
-    queue = make_app().queue("mail", 1, capacity=100)
+    queue = app.queue("mail", 1, capacity=100)
 
     async def produce() -> list[int]:
         pushes = [asyncio.create_task(queue.apush(f"new {n}", timeout=LONG)) for n in range(100)]
-        await asyncio.to_thread(until, lambda: _features(queue) == b" full ", "a refusal")
+        await asyncio.to_thread(until, lambda: is_refused(app), "a refusal")
         await asyncio.to_thread(queue.delete, [str(n) for n in range(100)])
         return await asyncio.gather(*pushes)
 
@@ -311,10 +281,10 @@ def test_the_wait_ends(queue: Queue, timeout: float) -> None:
     assert [item["id"] for item in caught.value.rest] == ["d", "e"]
 
 
-def test_a_cancelled_wait_pushes_nothing_more(queue: Queue) -> None:
+def test_a_cancelled_wait_pushes_nothing_more(app: lowq.Lowq, queue: Queue) -> None:
     async def produce() -> None:
         pushing = asyncio.create_task(queue.apush({"id": "d"}, timeout=LONG))
-        await asyncio.to_thread(until, lambda: _features(queue) == b" full ", "a refusal")
+        await asyncio.to_thread(until, lambda: is_refused(app), "a refusal")
         pushing.cancel()
         with pytest.raises(asyncio.CancelledError):
             await pushing
@@ -335,23 +305,12 @@ def test_a_timeout_is_a_length_of_time(queue: Queue) -> None:
             assert ids(queue) == []
 
 
-def test_pushes_of_several_callers_that_go_together_have_outcomes_of_their_own(queue: Queue) -> None:
-    async def produce() -> list[Any]:
-        pushes = (queue.apush(jobs(n, n)) for n in range(20))
-        return await asyncio.gather(*pushes, return_exceptions=True)
-
-    results = asyncio.run(produce())
-    assert sorted(map(str, [result for result in results if result == 2])) == ["2"] * 3
-    failed = [result for result in results if isinstance(result, QueueFull)]
-    assert [(error.accepted, len(list(error.rest))) for error in failed] == [(0, 2)] * 17
-
-
-def test_twenty_producers_share_a_small_capacity(make_app: MakeApp) -> None:
+def test_twenty_producers_share_a_small_capacity(app: lowq.Lowq) -> None:
     capacity, each = 6, 9
-    queue = make_app().queue("mail", 2, capacity=capacity)
+    queue = app.queue("mail", 2, capacity=capacity)
     queue.push([])
     errors: list[BaseException] = []
-    apps = [make_app() for _ in range(4)]
+    apps = [lowq.Lowq(redis_url=app.config.redis_url) for _ in range(4)]
 
     def produce(number: int) -> None:
         handle = apps[number % 4].queue("mail")
@@ -373,19 +332,15 @@ def test_twenty_producers_share_a_small_capacity(make_app: MakeApp) -> None:
             thread.start()
         while len(seen) < 20 * each and not errors:
             taken = consumer.take(4, timeout=0.2)
-            stats = [shard.length + shard.taken for shard in make_stats(queue)]
+            stats = [shard.length + shard.taken for shard in app.shards("mail")]
             most = max([most, *stats])
             for item in taken:
                 seen.add(item.id)
                 item.ack()
         for thread in threads:
             thread.join(LONG)
+    for other in apps:
+        other.close()
     assert errors == []
     assert len(seen) == 20 * each
     assert most <= capacity / 2
-
-
-def make_stats(queue: Queue) -> list[Any]:
-    """Its shards in figures: each at one moment."""
-    found: list[Any] = queue._backend.shards("mail")  # type: ignore[attr-defined]  # it is an application
-    return found

@@ -9,6 +9,7 @@ import pytest
 import lowq
 import lowq.testing
 from lowq.queue import Queue
+from lowq.store.keys import shard_prefix
 from tests.contract.support import NOW, ShardRig, emptied_rig, job, retry
 from tests.rows import case
 
@@ -166,15 +167,15 @@ def test_nothing_is_left_of_what_is_gone(app: lowq.Lowq) -> None:
         with case(number):
             queue = app.queue(f"mail{number}", 1, debounce=100, max_wait=300)
             queue.push({"id": "x"})
-            prefix = queue._prefixes[0]
+            prefix = shard_prefix("lowq", f"mail{number}", 0)
             end(queue)
-            assert queue._client.command("EXISTS", prefix + "debounced", key=prefix) == 0
+            assert app.client.command("EXISTS", prefix + "debounced", key=prefix) == 0
 
 
 def test_the_doctor_removes_what_is_left_of_ids_that_are_nowhere(app: lowq.Lowq, queue: Queue) -> None:
     queue.push({"id": "x"})
     assert not [finding for finding in app.examine("mail") if finding.code == "leftovers"]
-    prefix = queue._prefixes[0]
+    prefix = shard_prefix("lowq", "mail", 0)
     app.client.command("ZADD", prefix + "debounced", "5", "gone", key=prefix)
     (finding,) = [finding for finding in app.examine("mail", repair=True) if finding.code == "leftovers"]
     assert finding.count == finding.repaired == 1

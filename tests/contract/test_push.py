@@ -15,19 +15,6 @@ from tests.rows import case
 # --- merging ---
 
 
-def test_lowest_score_of_equal_payloads_wins(rig: ShardRig) -> None:
-    rig.push(job("x", "v1", 5))
-    rig.push(job("x", "v1", 3))
-    rig.push(job("x", "v1", 7))
-    assert rig.read("payloads:x") == {"v1": 3}
-
-
-def test_equal_payloads_of_one_call_collapse_too(rig: ShardRig) -> None:
-    assert rig.push(job("x", "v1", 5), job("x", "v1", 4), job("x", "v2", 6)) == 3
-    assert rig.read("payloads:x") == {"v1": 4, "v2": 6}
-    assert rig.read("due") == {"x": NOW}
-
-
 def test_payloads_keep_their_bytes(rig: ShardRig) -> None:
     data = bytes(range(256))
     rig.push(job("x", data, 1))
@@ -51,13 +38,6 @@ def test_an_id_may_be_any_text(rig: ShardRig) -> None:
 # --- an id that waits already ---
 
 
-def test_id_already_due_keeps_its_perform_at(rig: ShardRig) -> None:
-    rig.push(job("x", "v1", 1, perform_at=NOW + 60))
-    rig.push(job("x", "v2", 2, perform_at=NOW + 5), job("x", "v3", 3), now=NOW + 1)
-    assert rig.read("due") == {"x": NOW + 60}
-    assert rig.read("payloads:x") == {"v1": 1, "v2": 2, "v3": 3}
-
-
 @pytest.mark.parametrize("others", [5, 40])
 def test_of_two_times_of_an_id_in_one_call_the_first_counts(rig: ShardRig, others: int) -> None:
     rig.push(
@@ -70,35 +50,7 @@ def test_of_two_times_of_an_id_in_one_call_the_first_counts(rig: ShardRig, other
     assert len(due) == others + 2
 
 
-def test_id_already_due_keeps_its_retry_count(rig: ShardRig) -> None:
-    shard = rig.own()
-    rig.push(job("x", "v1", 1))
-    shard.in_flight.take(1, NOW)
-    shard.in_flight.fail([retry("x", 2, delay=10)], NOW)
-    rig.push(job("x", "v2", 2), now=NOW + 1)
-    assert rig.read("retries") == {"x": 2}
-    assert rig.read("due") == {"x": NOW + 10}
-    (taken,) = shard.in_flight.take(1, NOW + 10).jobs
-    assert (taken.retry_count, taken.payloads) == (2, ["v1", "v2"])
-
-
-def test_id_in_flight_becomes_due_beside_it(rig: ShardRig) -> None:
-    shard = rig.own()
-    rig.push(job("x", "v1", 1))
-    shard.in_flight.take(1, NOW)
-    rig.push(job("x", "v1", 1), job("x", "v2", 2), now=NOW + 5)
-    assert rig.read("taken:payloads:x") == {"v1": 1}
-    assert rig.read("payloads:x") == {"v1": 1, "v2": 2}
-    assert rig.read("due") == {"x": NOW + 5}
-
-
 # --- times ---
-
-
-def test_default_times_are_now(rig: ShardRig) -> None:
-    rig.push(job("x", "v1"))
-    assert rig.read("due") == {"x": NOW}
-    assert rig.read("payloads:x") == {"v1": NOW}
 
 
 def test_default_times_are_the_servers_whatever_the_producers_clock_says(
@@ -220,15 +172,6 @@ def test_id_that_keeps_its_perform_at_does_not_wake(rig: ShardRig, wake: Channel
     assert [float(delay) for delay in wake.messages()] == pytest.approx([20], abs=1e-5)
 
 
-def test_nobody_is_woken_while_something_is_in_flight(rig: ShardRig, wake: Channel) -> None:
-    shard = rig.own()
-    rig.push(job("x", "v1", 1))
-    shard.in_flight.take(1, NOW)
-    wake.messages()
-    rig.push(job("y", "v1", 1), now=NOW + 1)
-    assert wake.messages() == []
-
-
 def test_wake_up_is_for_now_when_the_servers_clock_has_stepped_back(rig: ShardRig, wake: Channel) -> None:
     rig.set_clock(NOW)
     rig.push(job("x", "v1", 1), now=NOW - 3600)
@@ -255,12 +198,6 @@ def test_repeat_does_not_bring_back_what_was_performed_meanwhile(rig: ShardRig) 
     shard.in_flight.take(0, NOW)
     assert rig.push(job("x", "v1", 1), token="t", repeat=True) == 1
     assert rig.names() == {"meta", "pushed", "repeated", "lease"}
-
-
-def test_repeat_of_a_push_that_did_not_get_through_is_carried_out(rig: ShardRig) -> None:
-    rig.push(job("x", "v1", 1), token="another")
-    assert rig.push(job("x", "v2", 2), token="t", repeat=True) == 1
-    assert rig.read("payloads:x") == {"v1": 1, "v2": 2}
 
 
 #: Seconds for which the calls of these tests are to be remembered.
@@ -406,11 +343,6 @@ def test_another_shards_count_is_refused_before_anything_is_written(rig: ShardRi
     assert rig.snapshot() == before
 
 
-def test_first_push_sets_shards_count(rig: ShardRig) -> None:
-    rig.push(job("x", "v1", 1), now=None, shards_count=7)
-    assert rig.meta("shards_count") == "7"
-
-
 # --- limits of the server ---
 
 
@@ -419,12 +351,6 @@ def test_push_survives_script_flush(rig: ShardRig) -> None:
     rig.client.command("SCRIPT", "FLUSH")
     rig.push(job("x", "v2", 2))
     assert rig.read("payloads:x") == {"v1": 1, "v2": 2}
-
-
-def test_a_thousand_jobs_of_one_call_are_all_in(rig: ShardRig) -> None:
-    assert rig.push(*(job(f"x{n}", "v1", n) for n in range(1000))) == 1000
-    assert len(rig.read("due")) == 1000
-    assert rig.read("payloads:x999") == {"v1": 999}
 
 
 @pytest.fixture

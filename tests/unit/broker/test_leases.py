@@ -252,10 +252,6 @@ def test_a_process_that_starts_with_the_next_server_waits_for_nothing(rig: Rig) 
     rig.hold(a)
 
 
-
-
-
-
 def test_what_is_not_wanted_any_more_is_not_tried_for(rig: Rig) -> None:
     a = rig.shards[0]
     rig.others(a)
@@ -298,8 +294,6 @@ def test_what_is_got_is_worked_although_the_listener_fails(rig: Rig) -> None:
 # --- giving shards up ---
 
 
-
-
 def test_a_shard_that_a_thread_works_is_kept_until_it_rests(rig: Rig) -> None:
     a = rig.shards[0]
     rig.hold(a)
@@ -315,8 +309,6 @@ def test_a_shard_that_a_thread_works_is_kept_until_it_rests(rig: Rig) -> None:
     assert rig.store.tokens == {}
 
 
-
-
 def test_what_is_wanted_again_before_it_was_given_up_is_worked_on(rig: Rig) -> None:
     a = rig.shards[0]
     rig.hold(a)
@@ -327,8 +319,6 @@ def test_what_is_wanted_again_before_it_was_given_up_is_worked_on(rig: Rig) -> N
     rig.dispatcher.unclaim(claimed)
     assert not rig.leases.give_up()
     assert is_worked(rig, a)
-
-
 
 
 def test_a_lease_in_doubt_of_what_is_not_wanted_does_not_make_it_worked_again(rig: Rig) -> None:
@@ -409,8 +399,6 @@ def test_a_lease_that_was_lost_is_found_out_about_by_a_look(look: str, rig: Rig)
         rig.leases.try_for(a, 0.0)
     rig.acquire()
     assert rig.leases.held == []
-
-
 
 
 def test_a_renewal_that_came_late_wakes_who_left_the_shard_alone(rig: Rig) -> None:
@@ -515,8 +503,6 @@ def test_the_start_of_a_server_gives_a_head_start_too(rig: Rig) -> None:
 # --- the end ---
 
 
-
-
 def test_leaving_for_good_says_when_there_was_no_answer(rig: Rig) -> None:
     rig.hold(*rig.shards)
     rig.store.errors |= {("surrender", shard.prefix): RedisUnavailable("away") for shard in rig.shards}
@@ -558,8 +544,6 @@ def test_new_code_that_is_to_hold_fewer_shards_gives_up_the_others(rig: Rig) -> 
     assert anew.leases.held == [anew.shards[0]]
     assert anew.leases.next_try == float("inf")
     assert anew.channels.frees == set()
-
-
 
 
 def fence_of(shard: Shard) -> int:
@@ -662,4 +646,3 @@ class TestReplacedLease:
         assert shard.lease.token == token
         assert rig.store.asked("surrender") == []
         assert is_ready(0, clock.now(), shard)
-

@@ -226,8 +226,6 @@ def test_shares_are_asked_for_once_and_then_whenever_members_change(rig: Rig) ->
     assert rig.wishes.wanted[-1] == ["b", ME.name]
 
 
-
-
 def test_an_announcement_while_a_heartbeat_is_under_way_makes_another(rig: Rig) -> None:
     def announce() -> None:  # after Redis has answered
         rig.registry.meanwhile = lambda: None
@@ -306,8 +304,6 @@ def test_quiet_wants_nothing_although_it_was_no_member() -> None:
     assert rig.wishes.wanted == [["a", "b"], []]
 
 
-
-
 def test_quiet_while_shares_are_asked_for_is_not_overheard(rig: Rig) -> None:
     def divide(members: Members) -> list[Any]:
         rig.loop.quiet()  # the main thread, just now
@@ -327,8 +323,6 @@ def test_quiet_before_the_first_round_gets_ready_all_the_same(rig: Rig) -> None:
 
 
 # --- troubles ---
-
-
 
 
 def test_trouble_with_one_shard_keeps_nobody_from_getting_ready(rig: Rig) -> None:

@@ -134,12 +134,6 @@ def test_a_thread_waits_for_the_answer_when_it_is_the_queues_turn() -> None:
     assert queue_of(process.dispatcher.pick(0)) == "q"
 
 
-
-
-
-
-
-
 def test_it_goes_on_with_another_queue_when_no_permit_comes() -> None:
     for how in ("there is none", "the reply is lost", "the answer takes long"):
         with case(how):
@@ -170,8 +164,6 @@ def test_an_event_loop_keeps_a_place_until_the_answer_comes() -> None:
     assert [shard.queue for shard in process.dispatcher.pick_many(1, ())] == ["q"]
 
 
-
-
 def test_what_comes_late_from_a_redis_that_is_far_away_can_be_used() -> None:
     for limit in (Rate(10), Concurrency(10)):
         process = Process(limit, others=0)
@@ -181,8 +173,6 @@ def test_what_comes_late_from_a_redis_that_is_far_away_can_be_used() -> None:
         process.redis.takes = 0.0
         until(lambda: waiting.has_ended)  # noqa: B023
         assert waiting.shard is not None
-
-
 
 
 def test_its_own_waiting_does_not_make_it_give_permits_back() -> None:
