@@ -15,7 +15,8 @@ import lowq
 from lowq.errors import PushInterrupted, RedisUnavailable
 from lowq.node.time_limits import TimeLimits
 from lowq.queue import Queue
-from lowq.store import Client, client, pool
+from lowq.store import Call, Client, client, pool
+from lowq.store.keys import shard_prefix
 from tests.integration.support import PATIENCE, ROOT, answered, until
 from tests.redis_server import RedisServer
 
@@ -121,10 +122,10 @@ def test_so_is_the_wait_for_a_connection(server: RedisServer) -> None:
     app = lowq.Lowq(redis_url=server.url, push_timeout=0.4, pool_timeout=PATIENCE * 10, client_pool_size=1)
     queue = app.queue("Orders", 3)
     push_surely(queue, {"id": 1})
-    held = app.client._servers.any_pool().checkout()
+    give_back = app.client.start([Call("stats", shard_prefix("lowq", "Orders", 0), [""])])
     with pytest.raises(PushInterrupted, match="all 1 connections are in use"):
         queue.push({"id": 2})
-    app.client._servers.any_pool().release(held)
+    give_back()
     push_surely(queue, {"id": 2})
     app.close()
 
