@@ -30,12 +30,6 @@ def test_it_is_sent_on_from_layout_to_layout_with_the_latest_clock() -> None:
     assert (layout, clock) == (Layout(3, 2), b"30.5")
 
 
-def test_a_shard_without_a_clock_says_none() -> None:
-    routes = Routes(Layouts.plain(1))
-    routes.note_sealed(Layout(1), 0, "2 1 ")
-    assert routes.find(b"a")[2] == b""
-
-
 def test_the_registry_is_read_again_while_shards_are_sealed() -> None:
     clock = Clock()
     routes = Routes(Layouts.plain(1), clock)
