@@ -412,7 +412,7 @@ def test_batches_taken_by_hand_cost_a_take_and_an_acknowledgement_each_in_one_wr
         run_many = Client.run_many
 
         def counted(self: Client, calls: Sequence[Any], *args: Any, **options: Any) -> list[Any]:
-            if threading.current_thread() is threading.main_thread():  # its keeper has a thread of its own
+            if threading.current_thread() is threading.main_thread():  # what renews its lease has its own
                 writes.append(len(calls))
             return run_many(self, calls, *args, **options)
 
