@@ -1,13 +1,12 @@
 """Consumers for coroutines."""
 
 import asyncio
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from lowq.consumer.consumer import Caller
 from lowq.errors import ConsumerClosed, NotTaken
 from lowq.queue import Queue
+from tests.contract.consumer.line import Line
 from tests.waiting import PATIENCE, auntil
 
 
@@ -73,20 +72,7 @@ def test_batches_acknowledge_the_last_and_end_with_the_consumer(queue: Queue) ->
     assert queue.stats().processed >= 20
 
 
-def test_a_take_that_was_cancelled_before_it_began_returns_though_another_took_its_nudge(queue: Queue) -> None:
-    with queue.consumer() as consumer:
-        caller = Caller()
-        consumer.cancel(caller)
-        consumer._dispatcher.wait_many(0)
-        with ThreadPoolExecutor(1) as threads:
-            taking = threads.submit(consumer.take_for, caller, 1, None, [])
-            try:
-                assert taking.result(PATIENCE) == []
-            finally:
-                consumer.close()
-
-
-def test_what_comes_for_a_take_that_was_cancelled_waits_again(queue: Queue) -> None:
+def test_what_comes_for_a_take_that_was_cancelled_waits_again(queue: Queue, line: Line) -> None:
     async def work() -> list[str]:
         async with queue.aconsumer() as consumer:
             for _ in range(20):
@@ -102,7 +88,7 @@ def test_what_comes_for_a_take_that_was_cancelled_waits_again(queue: Queue) -> N
                 else:
                     (job,) = await consumer.take(timeout=PATIENCE)
                     await job.ack()
-            await auntil(lambda: not consumer._consumer._callers, "the end of all callers")
+            await auntil(lambda: not line.waiting, "the end of all callers")
             return [job.id for job in await consumer.take(timeout=0)]
 
     assert asyncio.run(asyncio.wait_for(work(), PATIENCE)) == []

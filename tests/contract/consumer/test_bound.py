@@ -6,10 +6,11 @@ from collections.abc import Callable
 import pytest
 
 import lowq
-from lowq.consumer import Consumer, ConsumerJob
+from lowq.consumer import ConsumerJob
 from lowq.errors import RedisUnavailable
 from lowq.queue import Queue
-from lowq.store import Client
+from lowq.store.keys import shard_prefix
+from tests.contract.consumer.line import Line, take
 from tests.leases import run_out
 from tests.tiers import real_redis_often
 from tests.waiting import PATIENCE, until
@@ -26,15 +27,6 @@ def queue(app: lowq.Lowq) -> Queue:
     return queue
 
 
-def take_all(consumer: Consumer) -> list[ConsumerJob]:
-    jobs: list[ConsumerJob] = []
-    while len(jobs) < MOST:
-        taken = consumer.take(10_000, timeout=PATIENCE)
-        assert taken
-        jobs += taken
-    return jobs
-
-
 REPORTS: dict[str, Callable[[ConsumerJob], None]] = {
     "ack": lambda job: job.ack(),
     "release": lambda job: job.release(delay=60),
@@ -43,24 +35,14 @@ REPORTS: dict[str, Callable[[ConsumerJob], None]] = {
 }
 
 
-def test_what_it_has_in_flight_and_was_never_given_is_still_handed_out(
-    queue: Queue, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_it_has_in_flight_and_was_never_given_is_still_handed_out(queue: Queue, line: Line) -> None:
     """The reply that brought the last of what it may have was lost."""
     with queue.consumer() as consumer:
         seen = {job.id for job in consumer.take(MOST // 2, timeout=PATIENCE)}
-        run_many = Client.run_many
-
-        def lose(client: Client, some: list[object], *args: int, **options: int) -> list[object]:
-            replies = run_many(client, some, *args, **options)  # type: ignore[arg-type]  # as it was called
-            if client is consumer._client:
-                monkeypatch.undo()
-                return [RedisUnavailable("the reply was lost") for _ in replies]
-            return replies
-
-        monkeypatch.setattr(Client, "run_many", lose)
+        line.loses = lambda _call: "reply"
         with pytest.raises(RedisUnavailable):
             consumer.take(MOST // 2, timeout=0)
+        line.loses = lambda _call: ""
         while len(seen) < MOST:
             jobs = consumer.take(10, timeout=PATIENCE)
             assert jobs
@@ -70,25 +52,16 @@ def test_what_it_has_in_flight_and_was_never_given_is_still_handed_out(
 
 @real_redis_often
 @pytest.mark.parametrize("verb", REPORTS)
-def test_no_more_is_taken_until_something_is_reported(queue: Queue, verb: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_more_is_taken_until_something_is_reported(queue: Queue, verb: str, line: Line) -> None:
     with queue.consumer() as consumer:
-        jobs = take_all(consumer)
-        assert len(jobs) == MOST
-        calls: list[str] = []
-        run_many = Client.run_many
-
-        def counted(client: Client, some: list[object], *args: int, **options: int) -> list[object]:
-            if client is consumer._client:
-                calls.extend(getattr(call, "script", "") for call in some)
-            return run_many(client, some, *args, **options)  # type: ignore[arg-type]  # as it was called
-
-        monkeypatch.setattr(Client, "run_many", counted)
+        jobs = take(consumer, MOST)
+        line.writes.clear()
         assert consumer.take(10, timeout=0.3) == []
-        assert len(calls) <= 3, "it waits, and does not ask all the time"
+        assert len(line.writes) <= 3, "it waits, and does not ask all the time"
         more: list[ConsumerJob] = []
         thread = threading.Thread(target=lambda: more.extend(consumer.take(10, timeout=PATIENCE)))
         thread.start()
-        until(lambda: bool(consumer._callers), "the take of another thread")
+        until(lambda: line.waiting, "the take of another thread")
         REPORTS[verb](jobs.pop())
         thread.join(PATIENCE)
         assert len(more) == 1
@@ -108,7 +81,7 @@ def test_lists_go_on_however_many_jobs_there_are(queue: Queue) -> None:
 @real_redis_often
 def test_all_of_it_is_back_with_the_session_and_when_the_consumer_is_closed(queue: Queue) -> None:
     one = queue.consumer(session="ann")
-    jobs = take_all(one)
+    jobs = take(one, MOST)
     one.detach()
     two = queue.consumer(session="ann")
     two.ack(jobs[0].receipt)
@@ -121,9 +94,9 @@ def test_all_of_it_is_back_with_the_session_and_when_the_consumer_is_closed(queu
 @real_redis_often
 def test_who_takes_over_gets_all_of_it_once_no_part_is_in_flight_any_more(app: lowq.Lowq, queue: Queue) -> None:
     one = queue.consumer()
-    take_all(one)
+    take(one, MOST)
     one.detach()
-    run_out(app.client, queue._prefixes[0])
+    run_out(app.client, shard_prefix("lowq", "mail", 0))
     with queue.consumer() as other:
-        assert len({job.id for job in take_all(other)}) == MOST
+        assert len({job.id for job in take(other, MOST)}) == MOST
         assert queue.stats().taken == MOST

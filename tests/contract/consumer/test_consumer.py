@@ -13,6 +13,9 @@ import lowq
 from lowq.consumer import Consumer, ConsumerJob
 from lowq.errors import ConfigError, ConsumerClosed, JobError, NotTaken, SessionInUse, UnknownQueueError
 from lowq.queue import Queue
+from lowq.sharding import shard_of
+from lowq.store.keys import shard_prefix
+from tests.contract.consumer.line import Line, take
 from tests.rows import case
 from tests.waiting import NEVER, PATIENCE, until
 
@@ -26,21 +29,6 @@ def open_consumer(queue: Queue) -> Iterator[Open]:
     """Makes consumers of the queue, which are closed in the end."""
     with ExitStack() as stack:
         yield lambda **options: stack.enter_context(queue.consumer(**options))
-
-
-@pytest.fixture
-def consumer(open_consumer: Open) -> Consumer:
-    return open_consumer()
-
-
-def take(consumer: Consumer, count: int = 1) -> list[ConsumerJob]:
-    """So many jobs, of as many takes as that needs."""
-    jobs: list[ConsumerJob] = []
-    while len(jobs) < count:
-        taken = consumer.take(count - len(jobs), timeout=PATIENCE)
-        assert taken
-        jobs += taken
-    return jobs
 
 
 def counts(queue: Queue) -> tuple[int, int, int]:
@@ -104,12 +92,12 @@ def test_several_are_out_at_once_of_one_shard_and_of_many(queue: Queue, consumer
     assert queue.stats().processed == 40
 
 
-def test_one_take_brings_up_to_its_limit_over_all_shards(queue: Queue, consumer: Consumer) -> None:
+def test_one_take_brings_up_to_its_limit_over_all_shards(app: lowq.Lowq, queue: Queue, consumer: Consumer) -> None:
     queue.push([{"id": n} for n in range(100)])
     lengths = [len(consumer.take(30, timeout=0)) for _ in range(20)]
     assert max(lengths) <= 30
     assert sum(lengths) == 100
-    assert len({job.shard.index for job in consumer._taken.values()}) == 4
+    assert all(info.taken for info in app.shards(queue))
 
 
 def test_what_was_pushed_before_is_there_without_waiting(queue: Queue, consumer: Consumer) -> None:
@@ -179,7 +167,7 @@ def test_a_queue_that_nobody_has_used(app: lowq.Lowq) -> None:
 
 def test_what_can_not_be_decoded_goes_to_the_morgue(queue: Queue, consumer: Consumer, app: lowq.Lowq) -> None:
     queue.push([{"id": "a", "payload": "spoilt"}, {"id": "b"}])
-    prefix = queue._prefixes_of(b"a")[0]
+    prefix = shard_prefix("lowq", "mail", shard_of(b"a", 4))
     app.client.command("SET", f"{prefix}payloads:a", "1 {", key=prefix)
     taken = [job for _ in range(3) for job in consumer.take(10, timeout=0)]
     assert [job.id for job in taken] == ["b"]
@@ -432,12 +420,12 @@ def test_what_is_in_hand_waits_again_when_the_consumer_is_closed(queue: Queue, a
         assert len(other.take(5, timeout=PATIENCE)) == 5  # at once: no lease is left
 
 
-def test_a_closed_consumer_lets_go_of_who_waits(consumer: Consumer) -> None:
+def test_a_closed_consumer_lets_go_of_who_waits(consumer: Consumer, line: Line) -> None:
     got: list[Any] = []
     threads = [threading.Thread(target=lambda: got.append(consumer.take())) for _ in range(3)]
     for thread in threads:
         thread.start()
-    until(lambda: len(consumer._callers) == 3, "three who wait")
+    until(lambda: line.waiting == 3, "three who wait")
     consumer.close()
     for thread in threads:
         thread.join(PATIENCE)

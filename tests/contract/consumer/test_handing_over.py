@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from typing import Any
 
@@ -18,62 +17,16 @@ from lowq.clock import now
 from lowq.consumer import Consumer, ConsumerJob
 from lowq.errors import RedisUnavailable, SessionInUse
 from lowq.queue import Queue
-from lowq.store import Client
 from lowq.store.keys import shard_prefix
+from tests.contract.consumer.line import Hook, Line, take
 from tests.waiting import NEVER, PATIENCE, until
 
 on_redis = pytest.mark.parametrize("store_url", ["redis"], indirect=True)
 
-Hook = Callable[[], object]
-
-
-def is_take(call: Any) -> bool:
-    return bool(getattr(call, "script", "") == "ack_and_take" and call.args[3] > 0)
-
-
-@pytest.fixture
-def consumer(queue: Queue) -> Iterator[Consumer]:
-    with queue.consumer() as consumer:
-        yield consumer
-
-
-class Takes:
-    """What is done before a call that takes, and after Redis has answered it; once each."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.before: list[Hook] = []
-        self.after: list[Hook] = []
-        run_many = Client.run_many
-
-        def hooked(client: Client, calls: Sequence[Any], *args: Any, **options: Any) -> list[Any]:
-            takes = any(map(is_take, calls))
-            if takes and self.before:
-                self.before.pop(0)()
-            replies = run_many(client, calls, *args, **options)
-            if takes and self.after:
-                self.after.pop(0)()
-            return replies
-
-        monkeypatch.setattr(Client, "run_many", hooked)
-
-
-@pytest.fixture
-def takes(monkeypatch: pytest.MonkeyPatch) -> Takes:
-    return Takes(monkeypatch)
-
-
-def take_all(consumer: Consumer, count: int) -> list[ConsumerJob]:
-    jobs: list[ConsumerJob] = []
-    while len(jobs) < count:
-        taken = consumer.take(count - len(jobs), timeout=PATIENCE)
-        assert taken
-        jobs += taken
-    return jobs
-
 
 @on_redis
 def test_what_was_taken_before_a_freeze_longer_than_the_lease_is_not_handed_over(
-    queue: Queue, consumer: Consumer, takes: Takes, monkeypatch: pytest.MonkeyPatch
+    queue: Queue, consumer: Consumer, line: Line, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ahead = [0.0]
     monkeypatch.setattr("lowq.consumer.consumer.monotonic", lambda: now() + ahead[0])
@@ -88,7 +41,7 @@ def test_what_was_taken_before_a_freeze_longer_than_the_lease_is_not_handed_over
 
     queue.push([{"id": n} for n in range(10)])
     for batches in (False, True):
-        takes.after, takes.before = [freeze], [lambda: None, thaw]
+        line.after, line.before = [freeze], [lambda: None, thaw]
         handed_out.append(next(consumer.batches(10)) if batches else consumer.take(10, timeout=PATIENCE))
         assert ahead[0] == 0.0
         for job in handed_out[-1]:
@@ -99,7 +52,7 @@ def test_what_was_taken_before_a_freeze_longer_than_the_lease_is_not_handed_over
 
 @on_redis
 def test_jobs_that_were_not_handed_over_are_not_acknowledged_by_the_next_batch(
-    queue: Queue, consumer: Consumer, takes: Takes, monkeypatch: pytest.MonkeyPatch
+    queue: Queue, consumer: Consumer, line: Line, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ahead = [0.0]
     monkeypatch.setattr("lowq.consumer.consumer.monotonic", lambda: now() + ahead[0])
@@ -108,7 +61,7 @@ def test_jobs_that_were_not_handed_over_are_not_acknowledged_by_the_next_batch(
     def skip(seconds: float) -> Hook:
         return lambda: operator.setitem(ahead, 0, seconds)
 
-    takes.after, takes.before = [skip(1000.0)], [skip(0.0), skip(0.0)]
+    line.after, line.before = [skip(1000.0)], [skip(0.0), skip(0.0)]
     seen: list[str] = []
     for jobs in consumer.batches(5):
         seen += [job.id for job in jobs]
@@ -144,28 +97,28 @@ def test_a_solo_job_is_handed_over_alone_and_nothing_else_is_in_flight(
 
 @on_redis
 def test_detach_gives_back_what_takes_without_an_answer_have_taken(
-    queue: Queue, consumer: Consumer, takes: Takes
+    queue: Queue, consumer: Consumer, line: Line
 ) -> None:
     queue.push([{"id": n} for n in range(10)])
-    (job,) = take_all(consumer, 1)
+    (job,) = take(consumer)
 
     def lose() -> None:
         raise RedisUnavailable("lost")
 
-    takes.after = [lose] * 3
+    line.after = [lose] * 3
     with pytest.raises(RedisUnavailable):
         consumer.take(10, timeout=0)
-    takes.after = []
+    line.after = []
     consumer.detach()
     assert queue.stats().taken == 1  # whose receipt the caller has
     with queue.consumer(session=consumer.session) as heir:
         heir.ack(job.receipt)
-        rest = take_all(heir, 9)
+        rest = take(heir, 9)
         assert len({one.id for one in rest}) == 9
 
 
 @on_redis
-def test_detach_gives_back_what_a_cancelled_take_gets_meanwhile(app: lowq.Lowq, queue: Queue, takes: Takes) -> None:
+def test_detach_gives_back_what_a_cancelled_take_gets_meanwhile(app: lowq.Lowq, queue: Queue, line: Line) -> None:
     queue.push([{"id": n} for n in range(4)])
     took, goes_on = threading.Event(), threading.Event()
 
@@ -176,7 +129,7 @@ def test_detach_gives_back_what_a_cancelled_take_gets_meanwhile(app: lowq.Lowq, 
     async def scenario() -> None:
         consumer = queue.aconsumer()
         await consumer.start()
-        takes.after = [hold]
+        line.after = [hold]
         task = asyncio.create_task(consumer.take(4))
         await asyncio.to_thread(took.wait, PATIENCE)
         task.cancel()
@@ -194,7 +147,7 @@ def test_detach_gives_back_what_a_cancelled_take_gets_meanwhile(app: lowq.Lowq, 
 
 @on_redis
 def test_what_an_exception_of_a_signal_handler_interrupts_is_in_nobodys_hand(
-    queue: Queue, consumer: Consumer, takes: Takes, monkeypatch: pytest.MonkeyPatch
+    queue: Queue, consumer: Consumer, line: Line, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Alarm(OSError):
         """As a handler of SIGALRM raises one."""
@@ -219,10 +172,10 @@ def test_what_an_exception_of_a_signal_handler_interrupts_is_in_nobodys_hand(
 
                 monkeypatch.setattr(InFlight, "took", struck)
             else:
-                setattr(takes, moment, [strike(error)])
+                setattr(line, moment, [strike(error)])
             with pytest.raises(error):
                 consumer.take(8, timeout=PATIENCE)
-            for job in take_all(consumer, 8):
+            for job in take(consumer, 8):
                 job.release()
     consumer.detach()
     assert queue.stats().taken == 0
@@ -271,7 +224,7 @@ def test_a_consumer_back_with_its_session_after_a_crash_is_woken(redis_url: str)
         consumer = until(lambda: consumer_of(queue), "a free session")
         assert consumer is not None
         with consumer:
-            for job in take_all(consumer, 1):
+            for job in take(consumer):
                 job.ack()
             for number in range(8):  # of all shards
                 waiting = threading.Timer(0.2, queue.push, [{"id": f"b{number}"}])

@@ -3,7 +3,7 @@
 import asyncio
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -14,52 +14,13 @@ import lowq
 from lowq.consumer import Consumer, ConsumerJob
 from lowq.errors import ConsumerClosed, NotTaken, RedisUnavailable
 from lowq.queue import Queue
+from lowq.sharding import shard_of
 from lowq.store import Client
-from tests.waiting import NEVER, PATIENCE, auntil, until
+from lowq.store.keys import shard_prefix
+from tests.contract.consumer.line import Line, is_take, take
+from tests.waiting import NEVER, PATIENCE, until
 
 pytestmark = pytest.mark.parametrize("store_url", ["redis"], indirect=True)
-
-
-@pytest.fixture
-def consumer(queue: Queue) -> Iterator[Consumer]:
-    with queue.consumer() as consumer:
-        yield consumer
-
-
-class Line:
-    """The way to Redis and back: what `loses` says of a script's call gets lost on it."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        #: "" nothing, "call" it does not get there, "reply" the reply does not come back.
-        self.loses: Callable[[Any], str] = lambda _call: ""
-        run_many = Client.run_many
-
-        def lossy(client: Client, calls: Sequence[Any], *args: Any, **options: Any) -> list[Any]:
-            lost = [self.loses(call) for call in calls]
-            sent = [call for call, how in zip(calls, lost, strict=True) if how != "call"]
-            replies = iter(run_many(client, sent, *args, **options))
-            answers = [RedisUnavailable("lost") if how == "call" else next(replies) for how in lost]
-            return [RedisUnavailable("lost") if how == "reply" else one for how, one in zip(lost, answers, strict=True)]
-
-        monkeypatch.setattr(Client, "run_many", lossy)
-
-
-@pytest.fixture
-def line(monkeypatch: pytest.MonkeyPatch) -> Line:
-    return Line(monkeypatch)
-
-
-def take(consumer: Consumer, count: int) -> list[ConsumerJob]:
-    jobs: list[ConsumerJob] = []
-    while len(jobs) < count:
-        taken = consumer.take(count - len(jobs), timeout=PATIENCE)
-        assert taken
-        jobs += taken
-    return jobs
-
-
-def is_take(call: Any) -> bool:
-    return bool(call.script == "ack_and_take" and call.args[3] > 0)
 
 
 @pytest.mark.parametrize("how", ["call", "reply"])
@@ -67,7 +28,6 @@ def test_what_came_before_a_round_trip_without_an_answer_is_handed_over(
     queue: Queue, consumer: Consumer, line: Line, how: str
 ) -> None:
     queue.push([{"id": n} for n in range(40)])
-    until(lambda: all(shard.next_due is not None for shard in consumer._shards), "wake-ups of all shards")
     takes: list[str] = []
 
     def loses(call: Any) -> str:
@@ -99,25 +59,24 @@ def test_a_report_that_is_repeated_when_the_id_is_out_again_does_not_let_it_out_
 ) -> None:
     script, report = REPORTS[verb]
     queue.push({"id": "a", "payload": 1})
-    (first,) = take(consumer, 1)
+    (first,) = take(consumer)
     queue.push({"id": "a", "payload": 2})
     line.loses = lambda call: "reply" if call.script == script and not is_take(call) else ""
     with pytest.raises(RedisUnavailable):
         report(first)
     line.loses = lambda _call: ""
-    (second,) = take(consumer, 1)
+    (second,) = take(consumer)
     with suppress(NotTaken):
         report(first)
     assert consumer.take(timeout=0) == []
     second.ack()
-    assert queue.stats().taken == 0
-    assert not consumer._taken
+    assert (queue.stats().taken, queue.stats().length) == (0, 0)
 
 
 def test_an_acknowledgement_without_an_answer_may_be_repeated(queue: Queue, consumer: Consumer, line: Line) -> None:
     for how in ("call", "reply"):
         queue.push({"id": how})
-        (job,) = take(consumer, 1)
+        (job,) = take(consumer)
         line.loses = lambda call, how=how: "" if is_take(call) else how  # type: ignore[misc]  # a default binds it
         with pytest.raises(RedisUnavailable):
             job.ack()
@@ -144,7 +103,7 @@ def test_a_batch_is_acknowledged_though_the_first_attempt_gets_no_answer(
     thread = threading.Thread(target=lambda: seen.extend(job.id for jobs in consumer.batches(5) for job in jobs))
     thread.start()
     # Without a timeout: when it has passed, a batch that is without an answer is not repeated.
-    until(lambda: queue.stats().processed == 30 and not consumer._taken, "the acknowledgement of all batches")
+    until(lambda: queue.stats().processed == 30, "the acknowledgement of all batches")
     line.loses = lambda _call: ""
     consumer.close()
     thread.join(PATIENCE)
@@ -152,50 +111,41 @@ def test_a_batch_is_acknowledged_though_the_first_attempt_gets_no_answer(
     assert queue.stats().processed == 30
 
 
-def test_a_shard_without_an_answer_keeps_no_other_from_being_given_back(queue: Queue, line: Line) -> None:
+def test_a_shard_without_an_answer_keeps_no_other_from_being_given_back(
+    app: lowq.Lowq, queue: Queue, line: Line
+) -> None:
     with queue.consumer(ttr=NEVER) as consumer:
         queue.push([{"id": n} for n in range(40)])
         jobs = {job.id: job for job in take(consumer, 40)}
-        lost = consumer._shards[0].prefix
+        lost = shard_prefix("lowq", "mail", 0)
         line.loses = lambda call: "reply" if call.script == "release" and call.key == lost else ""
         for job in jobs.values():
             job.touch(0.001)
-        until(
-            lambda: len({taken.shard for taken in consumer._taken.values()}) == 1, "what other shards have given back"
-        )
+        until(lambda: not any(info.taken for info in app.shards(queue)[1:]), "what others have given back")
         again = [job for _ in range(60) for job in consumer.take(timeout=0.02)]
         ids = [job.id for job in again]
         assert len(ids) == len(set(ids))
 
 
 def test_what_can_not_be_decoded_and_not_be_buried_comes_again(queue: Queue, line: Line, app: lowq.Lowq) -> None:
-    prefix = queue._prefixes_of(b"spoilt")[0]
-    sound = next(str(n) for n in range(1000) if queue._prefixes_of(str(n).encode())[0] == prefix)
+    shard = shard_of(b"spoilt", 4)
+    prefix = shard_prefix("lowq", "mail", shard)
+    sound = next(str(n) for n in range(1000) if shard_of(str(n).encode(), 4) == shard)
     queue.push([{"id": sound}, {"id": "spoilt"}])
     app.client.command("SET", f"{prefix}payloads:spoilt", "1 {", key=prefix)
     line.loses = lambda call: "call" if call.script == "bury" else ""
     with queue.consumer() as consumer:
-        assert [job.id for job in take(consumer, 1)] == [sound]
+        assert [job.id for job in take(consumer)] == [sound]
         line.loses = lambda _call: ""
         until(lambda: consumer.take(timeout=0.05) == [] and queue.stats().morgue_length == 1, "the payload's burial")
 
 
 def test_a_session_is_free_again_when_its_consumer_could_not_start(queue: Queue, line: Line) -> None:
-    line.loses = lambda call: "call" if call.script == "HGET" else ""
-    calls = []
-
-    def fails(*_: object) -> None:
-        calls.append(1)
-        raise RedisUnavailable("no")
-
-    adopt = Consumer._adopt
-    Consumer._adopt = fails  # type: ignore[method-assign, assignment]  # for a moment
-    try:
-        with pytest.raises(RedisUnavailable):
-            queue.consumer(session="ann")
-    finally:
-        Consumer._adopt = adopt  # type: ignore[method-assign]
-    assert calls
+    lost: list[str] = []
+    line.loses = lambda call: lost.append(call.script) or "call" if call.script == "HGET" else ""  # type: ignore[func-returns-value]
+    with pytest.raises(RedisUnavailable):
+        queue.consumer(session="ann")
+    assert lost
     line.loses = lambda _call: ""
     queue.consumer(session="ann").close()
 
@@ -205,7 +155,7 @@ def test_jobs_of_a_session_are_adopted_though_the_first_attempt_gets_no_answer(
 ) -> None:
     queue.push({"id": "a"})
     one = queue.consumer(session="ann")
-    (job,) = take(one, 1)
+    (job,) = take(one)
     one.detach()
     run_many = Client.run_many
 
@@ -227,7 +177,7 @@ def test_jobs_of_a_session_wait_for_the_next_attempt_when_redis_does_not_answer_
     one = queue.consumer(session="ann")
     jobs = take(one, 40)
     one.detach()
-    last = one._shards[-1].prefix
+    last = shard_prefix("lowq", "mail", 3)
     line.loses = lambda call: "call" if (call.key, call.script) == (last, lost) else ""
     with pytest.raises(RedisUnavailable):
         queue.consumer(session="ann")
@@ -253,7 +203,6 @@ def test_a_take_that_is_cancelled_when_its_result_is_there_gives_it_back(queue: 
                 while (stats := queue.stats()).length + stats.taken:
                     for job in await consumer.take(timeout=0.05):
                         await job.ack()
-            await auntil(lambda: not consumer._consumer._taken, "nothing in hand")
 
     asyncio.run(asyncio.wait_for(work(), PATIENCE))
     assert queue.stats().processed == 50
@@ -263,10 +212,10 @@ def test_what_nobody_gets_is_given_back_once_redis_answers(queue: Queue, line: L
     with queue.consumer() as consumer:
         queue.push({"id": "a"})
         line.loses = lambda call: "call" if call.script == "release" else ""
-        consumer.give_back(take(consumer, 1))
+        consumer.give_back(take(consumer))
         assert consumer.take(timeout=0.1) == []
         line.loses = lambda _call: ""
-        assert [job.id for job in take(consumer, 1)] == ["a"]
+        assert [job.id for job in take(consumer)] == ["a"]
 
 
 def test_a_start_that_is_cancelled_leaves_no_consumer(
@@ -302,7 +251,7 @@ def test_a_start_that_is_cancelled_leaves_no_consumer(
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="processes fork on Unix")
 def test_a_forked_process_has_no_part_in_it(queue: Queue, consumer: Consumer) -> None:
     queue.push({"id": "a"})
-    (job,) = take(consumer, 1)
+    (job,) = take(consumer)
     pid = os.fork()
     if pid == 0:
         refused = 0
@@ -321,19 +270,18 @@ def test_a_forked_process_has_no_part_in_it(queue: Queue, consumer: Consumer) ->
 
 
 def test_one_that_an_operator_has_made_quiet_waits_and_takes_nothing(
-    queue: Queue, consumer: Consumer, app: lowq.Lowq
+    queue: Queue, consumer: Consumer, app: lowq.Lowq, caplog: pytest.LogCaptureFixture, line: Line
 ) -> None:
     queue.push([{"id": n} for n in range(5)])
-    (job,) = take(consumer, 1)
+    (job,) = take(consumer)
 
     def is_quiet() -> bool:
         app.send_command(consumer.name, "quiet")  # sent once: perhaps before the consumer listens
-        return consumer._dispatcher.closed
+        return "has received a command" in caplog.text
 
     until(is_quiet, "the command")
-    looks: list[int] = []
-    consumer._look = lambda: looks.append(1)  # type: ignore[method-assign]  # counts how often it goes round
+    line.writes.clear()
     assert consumer.take(timeout=0.3) == []
-    assert len(looks) <= 2
+    assert len(line.writes) <= 2, "it waits, and does not go round and round"
     job.ack()
     assert queue.stats().length == 4
