@@ -1,20 +1,25 @@
 """`release_all`: jobs of holders that are gone wait again; nobody who lives loses any."""
 
+import secrets
 from collections.abc import Iterator
 
 import pytest
 
 import lowq
-from lowq.errors import LeaseLost, NotTaken, UnknownQueueError
+from lowq.broker.lease import Lease
+from lowq.broker.shard import Shard, shards_of
+from lowq.consumer import Consumer, ConsumerJob
+from lowq.errors import LeaseLost, UnknownQueueError
 from lowq.queue import Queue
-from tests.waiting import PATIENCE, until
+from lowq.queue_options import QueueOptions
+from tests.waiting import NEVER, PATIENCE, until
 
 pytestmark = pytest.mark.parametrize("store_url", ["redis"], indirect=True)
 
 
 @pytest.fixture
 def app(store_url: str) -> Iterator[lowq.Lowq]:
-    app = lowq.Lowq(redis_url=store_url, lease_ttl=5)
+    app = lowq.Lowq(redis_url=store_url, lease_ttl=PATIENCE)
     yield app
     app.close()
 
@@ -26,47 +31,49 @@ def queue(app: lowq.Lowq) -> Queue:
     return queue
 
 
-def take_all(queue: Queue) -> lowq.Consumer:
-    consumer = queue.consumer(session="ann")
-    until(lambda: bool(consumer.take(20, timeout=0.1)) and queue.stats().taken == 20, "all jobs in hand")
-    return consumer
+def take_all(queue: Queue) -> tuple[Consumer, list[ConsumerJob]]:
+    consumer, jobs = queue.consumer(session="ann"), list[ConsumerJob]()
+    while len(jobs) < 20:
+        jobs += consumer.take(20, timeout=PATIENCE)
+    return consumer, jobs
 
 
-def die(queue: Queue, app: lowq.Lowq) -> None:
-    """As Redis is when whoever holds the shards has died more than a lease ago."""
-    for prefix in queue._prefixes:
+def held_by_the_dead(queue: Queue, app: lowq.Lowq) -> list[Shard]:
+    """As when whoever holds the shards, with all jobs in hand, has died more than a lease ago. Returns what it had."""
+    options = QueueOptions(queue.name, queue.shards_count)
+    shards = shards_of(app.client, app.config, options, secrets.token_hex(8))
+    for shard in shards:
+        assert isinstance(shard.lease.acquire(NEVER), Lease)
+        while shard.in_flight.take(500).jobs:  # a solo job comes alone
+            pass
+    assert queue.stats().length == 0
+    for prefix in (shard.prefix for shard in shards):
         app.client.command("DEL", f"{prefix}lease", key=prefix)
         app.client.command("HSET", f"{prefix}meta", "leased_until", "1", key=prefix)
+    return shards
 
 
-def crash(consumer: lowq.Consumer) -> None:
-    """It renews nothing any more and gives nothing back, as a process that was killed."""
-    consumer._broker.dispatchers[0].close()
-    consumer._broker.stop()
-
-
-def test_jobs_of_a_holder_that_is_gone_wait_again_charged_with_a_crash(app: lowq.Lowq, queue: Queue) -> None:
-    consumer = take_all(queue)
-    crash(consumer)
-    die(queue, app)
+def test_jobs_of_a_holder_that_is_gone_wait_again_charged_with_a_crash_and_it_is_fenced(
+    app: lowq.Lowq, queue: Queue
+) -> None:
+    shards = held_by_the_dead(queue, app)
     assert queue.release_all() == 20
-    stats = queue.stats()
-    assert (stats.taken, stats.length) == (0, 20)
+    assert (queue.stats().taken, queue.stats().length) == (0, 20)
     assert {job.crashes for job in queue.jobs(limit=20).jobs} == {1}
     assert queue.release_all() == 0
-    with pytest.raises(NotTaken):
-        consumer.ack(next(iter(consumer._taken)))
-    consumer.close()
+    for shard in shards:
+        with pytest.raises(LeaseLost):
+            shard.in_flight.take(0)
     with queue.consumer() as other:  # at once: no lease is left
         assert other.take(20, timeout=PATIENCE)
 
 
-def test_what_a_living_holder_has_is_left_alone(app: lowq.Lowq, queue: Queue) -> None:
-    consumer = take_all(queue)
+def test_what_a_living_holder_has_is_left_alone(queue: Queue) -> None:
+    consumer, jobs = take_all(queue)
     assert queue.release_all() == 0
     assert queue.stats().taken == 20
-    for receipt in list(consumer._taken):
-        consumer.ack(receipt)
+    for job in jobs:
+        job.ack()
     consumer.close()
     assert queue.stats().processed == 20
 
@@ -74,46 +81,27 @@ def test_what_a_living_holder_has_is_left_alone(app: lowq.Lowq, queue: Queue) ->
 def test_more_jobs_than_one_call_restores_are_all_counted(app: lowq.Lowq) -> None:
     queue = app.queue("many", 1)
     queue.push([{"id": n} for n in range(250)])
-    consumer = queue.consumer()
-    until(lambda: bool(consumer.take(250, timeout=0.1)) and queue.stats().taken == 250, "all jobs in hand")
-    consumer.detach()
-    die(queue, app)
+    held_by_the_dead(queue, app)
     assert queue.release_all() == 250
     assert queue.stats().taken == 0
 
 
 def test_what_a_detached_session_has_stays_its_own(queue: Queue) -> None:
-    consumer = take_all(queue)
-    receipts = list(consumer._taken)
+    consumer, jobs = take_all(queue)
     consumer.detach()
     assert queue.release_all() == 0
     with queue.consumer(session="ann") as again:
-        for receipt in receipts:
-            again.ack(receipt)
+        for job in jobs:
+            again.ack(job.receipt)
     assert queue.stats().processed == 20
-
-
-def test_a_holder_that_was_only_slow_is_fenced(app: lowq.Lowq, queue: Queue) -> None:
-    consumer = take_all(queue)
-    crash(consumer)
-    die(queue, app)
-    shard = next(iter(consumer._taken.values())).shard
-    assert queue.release_all() == 20
-    with pytest.raises(LeaseLost):
-        shard.in_flight.take(0)
-    consumer.close()
 
 
 def test_poison_is_buried_as_by_any_other_owner(app: lowq.Lowq, queue: Queue) -> None:
     released = []
     for _ in range(3):
         until(lambda: queue.stats().scheduled == 0, "the pause after a crash")
-        consumer = take_all(queue)
-        crash(consumer)
-        die(queue, app)
+        held_by_the_dead(queue, app)
         released.append(queue.release_all())
-        consumer.close()
-        app.client.command("DEL", consumer._session._key, key=consumer._session._key)
     assert released == [20, 20, 0]
     assert queue.stats().morgue_length == 20
 
