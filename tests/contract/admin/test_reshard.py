@@ -5,14 +5,14 @@ import json
 import math
 import random
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
+from unittest import mock
 
 import pytest
 
 import lowq
-import lowq.queue as queue_module
 from lowq.admin.reshard import reshard
 from lowq.broker.delivery import Failure
 from lowq.broker.lease import Lease, LeaseDenied
@@ -41,9 +41,30 @@ def app(store_url: str) -> Iterator[lowq.Lowq]:
 
 def another(app: lowq.Lowq) -> lowq.Lowq:
     """The same store as another process sees it."""
-    other = lowq.Lowq(redis_url=app.config.redis_url, lease_ttl=60)
-    other._store = app._store
-    return other
+    return lowq.Lowq(redis_url=app.config.redis_url, lease_ttl=60)
+
+
+def prefixes(queue: Queue, namespace: str = "lowq") -> list[str]:
+    """Of all shards that pushes may go to or jobs be taken of."""
+    return [prefix for layout in queue.layouts.all for prefix in layout.prefixes(namespace, queue.name)]
+
+
+def field(app: lowq.Lowq, prefix: str, *names: str) -> list[Any]:
+    """What Redis knows of a shard."""
+    found: list[Any] = app.client.command("HMGET", f"{prefix}meta", *names, key=prefix)
+    return found
+
+
+def run_all_out(app: lowq.Lowq, queue: Queue) -> None:
+    """The leases of whoever has died have run out."""
+    for prefix in prefixes(queue, app.config.namespace):
+        run_out(app.client, prefix)
+
+
+def lose_layout(app: lowq.Lowq, layout: str) -> None:
+    """Redis has lost all shards of it, as a failover does to what replicas had not received."""
+    for key in app.client.command("KEYS", f"*{{{layout}:*"):
+        app.client.command("DEL", key)
 
 
 def held(queue: Queue, app: lowq.Lowq) -> list[Shard]:
@@ -121,12 +142,11 @@ def fill(queue: Queue, app: lowq.Lowq, chance: random.Random, ids: int = 60) -> 
                 shard.in_flight.bury(reasons)
             shard.in_flight.finish([item.id for item in taken if chance.random() < 0.3])
             shard.in_flight.take(0)
-    give_up(shards)
-    for prefix in queue._prefixes:
-        run_out(app.client, prefix)
-    queue.release_all()
-    for prefix in queue._prefixes:
-        run_out(app.client, prefix)
+    for _ in range(2):
+        give_up(shards)
+        run_all_out(app, queue)
+        queue.release_all()
+    run_all_out(app, queue)
 
 
 OPTIONS: list[dict[str, Any]] = [
@@ -161,55 +181,49 @@ class Killed(BaseException):
     """The mover's process ends here."""
 
 
-def killed_at(app: lowq.Lowq, number: int, *, is_carried_out: bool) -> Callable[[], None]:
-    """From now on the call with that number kills its process, before it is sent or when its reply is lost. Returns
-    what ends that.
-    """
-    client = app.client
-    original, count = client.run_many, 0
-
-    def run_many(calls: Any, *args: Any, **options: Any) -> Any:
-        nonlocal count
-        count += 1
-        if count == number and not is_carried_out:
-            raise Killed
-        replies = original(calls, *args, **options)
-        if count == number:
-            raise Killed
-        return replies
-
-    client.run_many = run_many  # type: ignore[method-assign]
-
-    def end() -> None:
-        client.run_many = original  # type: ignore[method-assign]
-
-    return end
+Calls = Sequence[Any]
 
 
 @contextmanager
-def disturbed(app: lowq.Lowq, script: str, do: Callable[[], object], *, number: int = 1, first: bool = False) -> Any:
-    """Does something once, behind the write with that number that has calls of the script; ``first``: before it."""
-    client = app.client
-    original, count = client.run_many, 0
+def hooked(
+    app: lowq.Lowq, before: Callable[[Calls], object] = len, after: Callable[[Calls], object] = len
+) -> Iterator[None]:
+    """Does something before each write of the application, and behind it."""
+    run_many = app.client.run_many
 
-    def run_many(calls: Any, *args: Any, **options: Any) -> Any:
-        nonlocal count
-        count += any(isinstance(call, Call) and call.script == script for call in calls)
-        is_it = count == number and calls[0].script == script
-        if is_it and first:
-            count += 1
-            do()
-        replies = original(calls, *args, **options)
-        if is_it and not first:
-            count += 1
-            do()
+    def hook(calls: Calls, *args: Any, **options: Any) -> Any:
+        before(calls)
+        replies = run_many(calls, *args, **options)
+        after(calls)
         return replies
 
-    client.run_many = run_many  # type: ignore[method-assign]
-    try:
+    with mock.patch.object(app.client, "run_many", hook):
         yield
-    finally:
-        client.run_many = original  # type: ignore[method-assign]
+
+
+@contextmanager
+def disturbed(
+    app: lowq.Lowq, script: str, do: Callable[[], object], *, number: int = 1, first: bool = False, key: str = ""
+) -> Iterator[None]:
+    """Does something once, behind the write with that number that begins with a call of the script, or of any for "";
+    ``first``: before it. ``key``: of calls for that shard alone.
+    """
+    count = 0
+
+    def look(calls: Calls) -> None:
+        nonlocal count
+        call = calls[0]
+        if script in ("", getattr(call, "script", "")) and (not key or call.key == key):
+            count += 1
+            if count == number:
+                do()
+
+    with hooked(app, before=look) if first else hooked(app, after=look):
+        yield
+
+
+def die() -> None:
+    raise Killed
 
 
 @pytest.mark.parametrize("is_carried_out", [True, False])
@@ -221,15 +235,10 @@ def test_a_mover_may_die_at_every_step(store_url: str, is_carried_out: bool) -> 
         queue = app.queue("Orders", 3)
         fill(queue, app, random.Random(number), 12)
         jobs, counts = known(queue), counted(queue)
-        end = killed_at(app, number, is_carried_out=is_carried_out)
-        try:
+        with suppress(Killed), disturbed(app, "", die, number=number, first=not is_carried_out):
             queue.reshard(2)
             survived = True
-        except Killed:
-            pass
-        end()
-        for prefix in queue._prefixes:  # the leases of who has died have run out
-            run_out(app.client, prefix)
+        run_all_out(app, queue)
         queue.reshard(2)
         assert queue.layouts.current.shards_count == 2
         assert (known(queue), counted(queue)) == (jobs, counts), f"killed at call {number}"
@@ -389,8 +398,7 @@ def test_new_shards_that_redis_has_lost_are_prepared_anew(
         expected = set()
 
     def lose() -> None:
-        for key in app.client.command("KEYS", "lowq:v1:{Orders@1:*"):
-            app.client.command("DEL", key)
+        lose_layout(app, "Orders@1")
         if "producer" in when:
             other = another(app)
             other.queue("Orders", 2).push([{"id": n} for n in range(20, 40)])
@@ -406,7 +414,7 @@ def test_new_shards_that_redis_has_lost_are_prepared_anew(
     said = [record for record in caplog.records if getattr(record, "event", "") == "reshard_prepared_anew"]
     assert bool(said) == ("producer" not in when)
     assert {job.id for job in queue.jobs(limit=100)} == expected
-    metas = [app.client.command("HMGET", f"{prefix}meta", "paused", "fed", key=prefix) for prefix in queue._prefixes]
+    metas = [field(app, prefix, "paused", "fed") for prefix in prefixes(queue)]
     assert [(paused is None, fed) for paused, fed in metas] == [(False, None)] * 3
     assert all(shard.lease.current for shard in held(queue, app))
 
@@ -429,7 +437,7 @@ def test_a_consumer_opens_shards_of_which_redis_has_lost_that(app: lowq.Lowq) ->
             assert jobs
             taken += [job.id for job in jobs]
     assert len(set(taken)) == 20
-    metas = [app.client.command("HKEYS", f"{prefix}meta", key=prefix) for prefix in queue._prefixes]
+    metas = [app.client.command("HKEYS", f"{prefix}meta", key=prefix) for prefix in prefixes(queue)]
     assert not [name for names in metas for name in names if name == b"fed" or name.startswith(b"moved:")]
 
 
@@ -438,7 +446,7 @@ def test_a_push_that_shards_and_registry_send_here_and_there_is_refused(app: low
     """A failover has lost that a reshard had begun, after it had sealed shards."""
     queue = app.queue("Orders", 1)
     queue.push(1)
-    (prefix,) = queue._prefixes
+    (prefix,) = prefixes(queue)
     app.client.command("HSET", f"{prefix}meta", "sealed", "3 1", key=prefix)
     with pytest.raises(PushInterrupted, match="shards and the registry disagree") as caught:
         asyncio.run(queue.apush({"id": "a"})) if is_async else queue.push({"id": "a"})
@@ -474,8 +482,7 @@ def test_a_push_that_has_entered_lost_shards_anew_follows_their_seal(app: lowq.L
     queue.push(0)
     other.reshard(2)
     queue.push(1)
-    for key in app.client.command("KEYS", "*{Orders@1:*"):
-        app.client.command("DEL", key)
+    lose_layout(app, "Orders@1")
 
     def jobs() -> Iterator[dict[str, Any]]:
         for number in range(30_000):
@@ -538,7 +545,7 @@ def test_a_seal_that_redis_has_lost_costs_no_push(app: lowq.Lowq, is_killed: boo
 
 def _lose_a_seal(app: lowq.Lowq, queue: Queue, is_killed: bool) -> None:
     queue.push([{"id": n, "payload": "before"} for n in range(600)])
-    (prefix,) = queue._prefixes
+    (prefix,) = prefixes(queue)
     fail_over = replica_of(app, prefix)
 
     def lose() -> None:
@@ -567,7 +574,7 @@ def test_old_shards_are_looked_at_once_more(app: lowq.Lowq, when: str) -> None:
     """A failover has lost that one was sealed, when its jobs are moved and its new shards open already."""
     queue = app.queue("Orders", 2)
     queue.push([{"id": n, "payload": "before"} for n in range(100)])
-    fail_over = replica_of(app, queue._prefixes[0])
+    fail_over = replica_of(app, prefixes(queue)[0])
 
     def lose() -> None:
         fail_over()
@@ -591,7 +598,7 @@ def test_old_shards_are_looked_at_once_more(app: lowq.Lowq, when: str) -> None:
 def test_jobs_that_have_come_do_not_come_again_when_it_is_lost_that_they_had(app: lowq.Lowq) -> None:
     queue, fail_over = app.queue("Orders", 1), list[Callable[[], None]]()
     queue.push([{"id": n} for n in range(600)])
-    (prefix,) = queue._prefixes
+    (prefix,) = prefixes(queue)
     with disturbed(app, "move_out", lambda: fail_over.append(replica_of(app, prefix)), number=2):
         queue.reshard(2)
     assert queue.delete(range(600)).done == 600
@@ -599,7 +606,7 @@ def test_jobs_that_have_come_do_not_come_again_when_it_is_lost_that_they_had(app
     run_out(app.client, prefix)  # the lease of the mover
     assert queue.reshard(2) is not None
     assert queue.stats().length == 0
-    assert app.client.command("HGET", f"{prefix}meta", "moved", key=prefix) == b"1"
+    assert field(app, prefix, "moved") == [b"1"]
 
 
 # --- what the registry has lost -----------------------------------------------------------------------------------
@@ -826,7 +833,7 @@ def _make_anew(app: lowq.Lowq, name: str, when: str, count: int) -> None:
         app.forget_registered()
         fresh = another(app)
         fresh.queue(name, count).push([{"id": n} for n in range(100, 120)])
-        held = f"{fresh.queue(name, count)._prefixes[0]}lease"
+        held = f"{Layout(count).prefix('lowq', name, 0)}lease"
         announced(app, lambda: app.client.command("EXISTS", held, key=held), "a lease of the queue that was made anew")
         assert takes(consumer, 20) == set(map(str, range(100, 120)))
         assert json.loads(entry(app, name)) == {"shards_count": count, "options": {}}
@@ -856,7 +863,7 @@ def test_a_job_is_charged_when_its_holder_died_and_not_when_redis_was_frozen() -
                     server.pause()
                     threading.Timer(3.0, server.cont).start()
                 assert [*steps][-1].is_done
-                crashes = [app.client.command("HGETALL", f"{prefix}crashes", key=prefix) for prefix in queue._prefixes]
+                crashes = [app.client.command("HGETALL", f"{prefix}crashes", key=prefix) for prefix in prefixes(queue)]
                 assert any(crashes) != is_frozen
                 app.close()
 
@@ -864,8 +871,7 @@ def test_a_job_is_charged_when_its_holder_died_and_not_when_redis_was_frozen() -
 def test_who_is_strict_is_told(app: lowq.Lowq) -> None:
     app.queue("Orders", 2).push({"id": 1})
     app.queue("Orders").reshard(3)
-    strict = another(app)
-    strict.config.__dict__["strict_shards_count"] = True
+    strict = lowq.Lowq(redis_url=app.config.redis_url, strict_shards_count=True)
     with pytest.raises(lowq.ShardsCountError, match="lowq reshard Orders 2"):
         strict.queue("Orders", 2).push({"id": 2})
     assert strict.queue("Orders", 3).push({"id": 2}) == 1
@@ -887,26 +893,17 @@ def test_calls_that_come_late_change_nothing(app: lowq.Lowq) -> None:
     """Those of a mover that was replaced, out of a connection that hung."""
     queue = app.queue("Orders", 2)
     queue.push([{"id": n, "payload": n} for n in range(30)])
-    client, sent = app.client, list[Call]()
-    original = client.run_many
-
-    def run_many(calls: Any, *args: Any, **options: Any) -> Any:
-        sent.extend(
-            call for call in calls if call.script in ("move_out", "move_in", "open_shard", "prepare_shard", "seal")
-        )
-        return original(calls, *args, **options)
-
-    client.run_many = run_many  # type: ignore[method-assign]
-    queue.reshard(3)
-    client.run_many = original  # type: ignore[method-assign]
-    assert {call.script for call in sent} == {"move_out", "move_in", "open_shard", "prepare_shard", "seal"}
+    scripts, sent = {"move_out", "move_in", "open_shard", "prepare_shard", "seal"}, list[Call]()
+    with hooked(app, after=lambda calls: sent.extend(call for call in calls if call.script in scripts)):
+        queue.reshard(3)
+    assert {call.script for call in sent} == scripts
     queue.delete([1, 2, 3])
     shards = held(queue, app)
     for shard in shards:
         shard.in_flight.take(1)
     jobs, counts = known(queue), counted(queue)
     random.Random(5).shuffle(sent)
-    client.run_many(sent)
+    app.client.run_many(sent)
     assert (known(queue), counted(queue)) == (jobs, counts)
     assert all(len(shard.in_flight.take(2).jobs) == 2 for shard in shards)
 
@@ -1004,8 +1001,7 @@ def _push_to_what_is_gone(app: lowq.Lowq, name: str, loses: str, *, is_async: bo
     elif loses == "all data":
         app.client.command("FLUSHALL")
     else:
-        for key in app.client.command("KEYS", f"*{{{name}@1:*"):
-            app.client.command("DEL", key)
+        lose_layout(app, f"{name}@1")
     expected = Layout(5, 1) if loses == "its shards" else Layout(3)
     if is_async:
         asyncio.run(old.apush({"id": "one"}))
@@ -1032,33 +1028,18 @@ def test_ticks_go_to_a_shard_that_redis_has_lost(app: lowq.Lowq) -> None:
     queue = app.queue("Orders", 3)
     queue.push(1)
     queue.reshard(5)
-    for key in app.client.command("KEYS", "*{Orders@1:*"):
-        app.client.command("DEL", key)
+    lose_layout(app, "Orders@1")
     assert queue.push_ticks("nightly", [1.0], b"", b"record")
     assert queue.stats().length == 1
 
 
-def test_a_drop_that_was_interrupted_finds_the_layouts_before_again(
-    app: lowq.Lowq, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_drop_that_was_interrupted_finds_the_layouts_before_again(app: lowq.Lowq) -> None:
     """What is left of one would send the pushes of a queue with that name to where nobody takes them."""
     queue = app.queue("Orders", 4)
     queue.push([{"id": n} for n in range(20)])
     queue.reshard(2)
-    left, drops, drop_call = Layout(4).prefixes("lowq", "Orders"), 0, queue_module._drop_call
-
-    def interrupted(prefix: str, *args: Any) -> Any:
-        nonlocal drops
-        if prefix in left:
-            drops += 1
-            if drops == 2:
-                raise lowq.RedisUnavailable("for now")
-        return drop_call(prefix, *args)
-
-    monkeypatch.setattr(queue_module, "_drop_call", interrupted)
-    with pytest.raises(lowq.RedisUnavailable):
+    with pytest.raises(Killed), disturbed(app, "drop", die, first=True, key=Layout(4).prefix("lowq", "Orders", 2)):
         queue.drop()
-    monkeypatch.undo()
     queue.drop()
     again = another(app).queue("Orders", 4)
     again.push([{"id": n} for n in range(20)])
@@ -1078,22 +1059,18 @@ def _change_the_pause(app: lowq.Lowq, name: str, script: str, resumes: bool) -> 
     queue.push([{"id": n} for n in range(20)])
     if resumes:
         queue.pause()
-    original = mover.client.run_many
     done: list[bool] = []
 
-    def run_many(calls: Any, *args: Any, **options: Any) -> Any:
+    def change(calls: Calls) -> None:
         is_it = any(isinstance(call, Call) and call.script == script for call in calls)
         is_last = script == "prepare_shard" or any(b"rest" in getattr(call, "data", ()) for call in calls)
         if is_it and is_last and not done:
             done.append(queue.resume() if resumes else queue.pause(by="Eve"))
-        return original(calls, *args, **options)
 
-    mover.client.run_many = run_many  # type: ignore[method-assign]
-    mover.queue(name).reshard(3)
-    mover.client.run_many = original  # type: ignore[method-assign]
+    with hooked(mover, before=change):
+        mover.queue(name).reshard(3)
     assert done == [True]
-    prefixes = Layout(3, 1).prefixes("lowq", name)
-    metas = [app.client.command("HMGET", f"{p}meta", "paused", "paused_by", key=p) for p in prefixes]
+    metas = [field(app, prefix, "paused", "paused_by") for prefix in Layout(3, 1).prefixes("lowq", name)]
     assert [(at is None, by) for at, by in metas] == [(resumes, None if resumes else b"Eve")] * 3
 
 
