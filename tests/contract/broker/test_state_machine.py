@@ -530,7 +530,7 @@ class ShardMachine(RuleBasedStateMachine):
             )
             for job_id in ids
         ]
-        delivery, token, now = process.delivery, process.shard.in_flight._token_in_hand, self.now
+        delivery, token, now = process.delivery, _token_in_hand(process.shard), self.now
         self._report(
             process,
             lambda: process.shard.in_flight.fail(
@@ -548,7 +548,7 @@ class ShardMachine(RuleBasedStateMachine):
         process = self.owner
         ids = data.draw(st.lists(st.sampled_from(process.pending), min_size=1, unique=True))
         delays = [(job_id, data.draw(st.sampled_from([None, 0.0, 7.0]))) for job_id in ids]
-        delivery, token, now = process.delivery, process.shard.in_flight._token_in_hand, self.now
+        delivery, token, now = process.delivery, _token_in_hand(process.shard), self.now
         self._report(
             process,
             lambda: process.shard.in_flight.release(delays, self.now, crashed=crashed),
@@ -565,7 +565,7 @@ class ShardMachine(RuleBasedStateMachine):
         flight = self.model.taken.get(job_id)
         chosen = PAYLOADS if flight is None else PAYLOADS | st.sampled_from(sorted(flight.payloads))
         payloads = data.draw(st.lists(chosen, max_size=2, unique=True))
-        delivery, token, now = process.delivery, process.shard.in_flight._token_in_hand, self.now
+        delivery, token, now = process.delivery, _token_in_hand(process.shard), self.now
         self._report(
             process,
             lambda: process.shard.in_flight.bury([(job_id, reason.encode(), payloads)], self.now),
@@ -689,6 +689,11 @@ class ShardMachine(RuleBasedStateMachine):
         self._step(lambda: self.rig.run("delete", "", "", "morgue", "", *ids), lambda: self.model.delete(ids, "morgue"))
         left = self.rig.names() - REMAINS - REMEMBERED
         assert not left, f"keys are left: {left}"
+
+
+def _token_in_hand(shard: Shard) -> str:
+    """The token that the outcomes of what is in hand cite, whichever lease the shard has by now."""
+    return str(shard.in_flight.ack_report([], 0).call.args[1])
 
 
 def _readable(member: Any) -> Any:
