@@ -43,21 +43,6 @@ class TestWaiting:
                 for key in ("payloads:x", "payloads:y"):
                     assert (rig.form(key), rig.read(key)) == ("string", {"v1": min(first, second)})
 
-    def test_one_call_may_bring_everything_at_once(self, rig: ShardRig) -> None:
-        rig.push(job("inline", "v1", 1), job("set", "v1", 1), job("set", "v2", 2))
-        rig.push(
-            job("new", "v1", 1), job("inline", "v1", 0), job("set", "v3", 3), job("new", "v2", 0), job("new", "v1", 5),
-            job("other", "v1", 1), job("inline", "v2", 4), job("inline", "v1", -1), job("long", TOO_LONG, 1),
-            job("long", "v1", 2), job("other", "v1", 2),
-        )  # fmt: skip
-        assert {key: value for key, value in rig.snapshot().items() if key.startswith("payloads:")} == {
-            "payloads:inline": {"v1": -1, "v2": 4},
-            "payloads:set": {"v1": 1, "v2": 2, "v3": 3},
-            "payloads:new": {"v1": 1, "v2": 0},
-            "payloads:other": {"v1": 1},
-            "payloads:long": {TOO_LONG.decode()[1:-1]: 1, "v1": 2},
-        }
-
     def test_long_ones_are_never_strings(self, rig: ShardRig) -> None:
         huge = b'"%s"' % (b"y" * (2**20 - 2))
         rig.push(job("fits", LONGEST, 1), job("long", TOO_LONG, 1), job("huge", huge, 1))
@@ -72,14 +57,6 @@ class TestWaiting:
                 found += delivery[job_id]
                 shard.in_flight.finish([job_id])
             assert found == [json.loads(data) for data in payloads]
-
-    def test_several_calls_of_many_ids_keep_each_ones_own(self, rig: ShardRig) -> None:
-        rig.push(*(job(f"i{n}", f"v{n}", n) for n in range(100)))
-        rig.push(*(job(f"i{n}", f"w{n}", n + 0.5) for n in range(0, 100, 3)))
-        shard = rig.own()
-        assert handed(shard.in_flight.take(200, NOW + 1)) == {
-            f"i{n}": [f"v{n}", f"w{n}"] if n % 3 == 0 else [f"v{n}"] for n in range(100)
-        }
 
     def test_scores_are_kept_to_the_last_digit(self, rig: ShardRig) -> None:
         for score in SCORES:
@@ -143,29 +120,6 @@ class TestInFlight:
                 assert rig.form("payloads:x") == form
                 assert rig.form("taken:payloads:x") == "none"
 
-    @pytest.mark.parametrize("taken_first", [True, False])
-    def test_a_string_meets_a_set(self, rig: ShardRig, taken_first: bool) -> None:
-        several = [job("x", "v1", 1), job("x", "v2", 2), job("x", "v3", 3)]
-        one = [job("x", "v2", 1.5)]
-        rig.push(*(one if taken_first else several))
-        shard = rig.own()
-        shard.in_flight.take(1, NOW + 1)
-        rig.push(*(several if taken_first else one))
-        shard.in_flight.release([("x", None)], NOW)
-        assert rig.read("payloads:x") == {"v1": 1, "v2": 1.5, "v3": 3}
-
-    def test_a_lost_reply_brings_it_again(self, rig: ShardRig) -> None:
-        rig.push(job("x", "v1", 1), job("y", "v1", 1), job("y", "v2", 2))
-        shard = rig.own()
-        rig.lose_reply(shard.in_flight.take_call(10, NOW + 1))
-        rig.push(job("x", "v0", 0))
-        assert take(rig, shard) == {"x": [("v1", 1)], "y": [("v1", 1), ("v2", 2)]}
-        shard.in_flight.finish(["x", "y"])
-        assert take(rig, shard) == {"x": [("v0", 0)]}
-        shard.in_flight.finish(["x"])
-        shard.in_flight.take(0, NOW + 1)
-        assert rig.names() == REMAINS
-
     def test_in_a_key_of_its_own_it_is_handed_out_again(self, rig: ShardRig) -> None:
         shard = rig.own()
         for job_id in ("x", "y"):
@@ -208,39 +162,6 @@ class TestInFlight:
                 rig.crash("second")
                 assert rig.client.command("GET", rig.prefix + "payloads:x") == text
 
-    def test_what_max_payloads_leaves_behind_is_taken_next(self, rig: ShardRig) -> None:
-        shard = rig.own(max_payloads=1)
-        rig.push(job("x", "v1", 1))
-        rig.push(job("x", "v2", 2))
-        assert take(rig, shard) == {"x": [("v1", 1)]}
-        rig.push(job("x", "v3", 3))
-        for version in (2, 3):
-            shard.in_flight.finish(["x"])
-            assert take(rig, shard) == {"x": [(f"v{version}", version)]}
-        shard.in_flight.finish(["x"])
-        shard.in_flight.take(0, NOW + 1)
-        assert rig.names() == REMAINS
-
-    def test_one_that_can_not_be_decoded_is_buried_as_it_is(self, rig: ShardRig) -> None:
-        rig.push(job("x", b"{no json", 3))
-        shard = rig.own()
-        delivery = shard.in_flight.take(1, NOW)
-        assert [(item.id, item.payload) for item in delivery.undecodable] == [("x", b"{no json")]
-        shard.in_flight.bury([("x", b"why", [b"{no json"])], NOW)
-        assert (rig.form("morgue:payloads:x"), rig.read("morgue:payloads:x")) == ("string", {b"{no json": 3})
-        assert "taken:payloads:x" not in rig.names()
-
-    def test_naming_another_payload_buries_nothing(self, rig: ShardRig) -> None:
-        rig.push(job("x", "v1", 3))
-        shard = rig.own()
-        shard.in_flight.take(1, NOW)
-        shard.in_flight.bury([("x", b"why", [b'"v2"'])], NOW)
-        assert rig.read("taken:payloads:x") == {"v1": 3}
-        assert "morgue" not in rig.names()
-        shard.in_flight.finish(["x"])
-        shard.in_flight.take(0, NOW)
-        assert rig.names() == REMAINS
-
 
 class TestBuried:
     @pytest.mark.parametrize(("second", "form"), [(("v1", 0), "string"), (("v2", 2), "zset")])
@@ -257,14 +178,6 @@ class TestBuried:
         assert rig.read("payloads:x") == {"v1": 1, second[0]: second[1], "v3": 3}
         assert rig.run("delete", "", "", "", "", "x") == [1]
         assert "payloads:x" not in rig.names()
-
-    def test_poison_takes_along_what_came_meanwhile(self, rig: ShardRig) -> None:
-        rig.push(job("x", "v1", 1))
-        shard = rig.own(max_crash_count=1)
-        shard.in_flight.take(1, NOW)
-        rig.push(job("x", "v2", 2))
-        shard.in_flight.release([("x", 0.1)], NOW, crashed=True)
-        assert rig.read("morgue:payloads:x") == {"v1": 1, "v2": 2}
 
     def test_looking_and_removing_know_both_forms(self, rig: ShardRig) -> None:
         def jobs() -> list[EncodedJob]:

@@ -4,7 +4,6 @@ import pytest
 
 from lowq.broker.lease import Lease
 from lowq.broker.shard import Shard
-from lowq.errors import LeaseLost
 from tests.contract.support import NOW, TTL, Channel, ShardRig, handed, job
 
 
@@ -39,12 +38,6 @@ def test_renew_lengthens_the_lease(rig: ShardRig) -> None:
     assert rig.snapshot() == before
 
 
-def test_renew_may_be_repeated(rig: ShardRig) -> None:
-    shard = rig.own()
-    rig.lose_reply(shard.lease.renew_call(TTL))
-    assert renew(rig, shard, TTL) == [0, 0, 0]
-
-
 def test_renew_tells_what_came_in_and_how_much_is_due_or_in_flight(rig: ShardRig) -> None:
     shard = rig.own()
     rig.push(job("a", 1), job("a", 2), job("b"), job("urgent", priority=2), job("later", delay=3600))
@@ -61,29 +54,6 @@ def test_a_lease_is_renewed_though_a_key_has_the_wrong_type(rig: ShardRig, key: 
     rig.client.command("SET", rig.prefix + key, "x")
     assert renew(rig, shard, 2 * TTL) == 1
     assert TTL < remaining(rig) <= 2 * TTL
-
-
-def test_lease_that_has_run_out_is_not_renewed(rig: ShardRig) -> None:
-    shard = rig.own()
-    rig.lease_runs_out()
-    before = rig.snapshot()
-    assert isinstance(renew(rig, shard, TTL), LeaseLost)
-    assert rig.snapshot() == before
-
-
-def test_lease_of_another_is_not_renewed(rig: ShardRig) -> None:
-    shard = rig.own()
-    rig.crash("second")
-    assert isinstance(renew(rig, shard, 2 * TTL), LeaseLost)
-    assert remaining(rig) <= TTL
-
-
-def test_earlier_lease_of_the_same_process_is_not_renewed(rig: ShardRig) -> None:
-    call = rig.own().lease.renew_call(2 * TTL)
-    rig.crash("second")
-    rig.crash("first")
-    (reply,) = rig.client.run_many([call])
-    assert isinstance(reply, LeaseLost)
 
 
 # --- surrender ---
@@ -124,51 +94,3 @@ def test_lease_is_left_to_run_out_by_a_process_that_stops_in_mid_work(rig: Shard
     assert rig.read("lease") == token
     assert set(rig.read("taken")) == {"x"}
     assert free.messages() == [b"3000"]  # milliseconds: when to try
-
-
-def test_shard_with_nothing_in_flight_is_given_up_at_once_all_the_same(rig: ShardRig) -> None:
-    shard = rig.own()
-    assert shard.lease.surrender(leave=3.0)
-    assert "lease" not in rig.names()
-
-
-def test_surrendering_process_gets_a_new_fence_when_it_comes_back(rig: ShardRig) -> None:
-    shard = rig.own()
-    assert shard.lease.current is not None
-    fence = shard.lease.current.fence
-    shard.lease.surrender()
-    lease = shard.lease.acquire(TTL, NOW)
-    assert isinstance(lease, Lease)
-    assert lease.fence > fence
-    assert not lease.resumed
-
-
-@pytest.mark.parametrize("leave", [None, 3.0])
-def test_wrong_token_is_refused(rig: ShardRig, free: Channel, leave: float | None) -> None:
-    first = rig.own()
-    rig.crash("second")
-    before = rig.snapshot()
-    with pytest.raises(LeaseLost):
-        first.lease.surrender(leave)
-    assert rig.snapshot() == before
-    assert remaining(rig) > 3
-    assert free.messages() == []
-
-
-def test_repeat_of_a_surrender_whose_reply_was_lost_changes_nothing(rig: ShardRig, free: Channel) -> None:
-    shard = rig.own()
-    rig.lose_reply(shard.lease.surrender_call())
-    rig.own("second")
-    before, _ = rig.snapshot(), free.messages()
-    with pytest.raises(LeaseLost):
-        shard.lease.surrender()
-    assert rig.snapshot() == before
-    assert free.messages() == []
-
-
-def test_renew_and_surrender_survive_script_flush(rig: ShardRig) -> None:
-    shard = rig.own()
-    rig.client.command("SCRIPT", "FLUSH")
-    assert renew(rig, shard, TTL) == [0, 0, 0]
-    rig.client.command("SCRIPT", "FLUSH")
-    assert shard.lease.surrender()

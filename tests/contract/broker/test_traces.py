@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.contract.support import NEVER, NOW, REMAINS, ShardRig, exhausted, handed, job, retry, solo
+from tests.contract.support import NOW, REMAINS, ShardRig, exhausted, handed, job, retry, solo
 
 LATER = NOW + 1000
 WEEK = 7 * 86400
@@ -52,15 +52,6 @@ def test_the_contexts_of_all_pushes_that_merge_are_kept_each_once_oldest_first(o
     assert owned.shard.in_flight.traces_of("b") == ("four",)
 
 
-def test_what_comes_while_an_id_is_in_flight_is_of_its_next_run(owned: ShardRig) -> None:
-    push(owned, "a", "one")
-    assert take(owned) == {"a": ("one",)}
-    push(owned, "a", "two")
-    owned.shard.in_flight.finish(["a"])
-    assert take(owned) == {"a": ("two",)}
-    assert traces(owned) == {"taken:traces:a"}
-
-
 @pytest.mark.parametrize("long", [False, True])
 def test_retries_releases_and_crashes_keep_them_with_what_came_meanwhile(owned: ShardRig, long: bool) -> None:
     push(owned, "a", "one", "v" * 5000 if long else "v")
@@ -81,15 +72,6 @@ def test_retries_releases_and_crashes_keep_them_with_what_came_meanwhile(owned: 
     second.in_flight.finish(["a"])
     second.in_flight.take(10, LATER + 20)
     assert traces(owned) == set()
-
-
-def test_a_delivery_whose_reply_was_lost_brings_them_again(owned: ShardRig) -> None:
-    push(owned, "a", "one")
-    owned.lose_reply(owned.shard.in_flight.take_call(10, NOW))
-    push(owned, "a", "two", "w", 2)
-    assert take(owned) == {"a": ("one",)}
-    owned.shard.in_flight.finish(["a"])
-    assert take(owned) == {"a": ("two",)}
 
 
 def test_a_push_that_is_repeated_adds_nothing(owned: ShardRig) -> None:
@@ -129,11 +111,6 @@ def test_a_context_has_256_bytes_at_most(owned: ShardRig, size: int, is_kept: bo
     push(owned, "a", "x" * size)
     assert take(owned) == {"a": ("x" * size,) if is_kept else ()}
     assert (owned.meta("features") is not None) == is_kept
-
-
-def test_a_context_may_have_equals_signs(owned: ShardRig) -> None:
-    owned.push(job("a", "v"), words=" merge=latest trace=00-ab-cd-01;vendor=value,other=x=y")
-    assert take(owned) == {"a": ("00-ab-cd-01;vendor=value,other=x=y",)}
 
 
 def test_a_reply_has_64_kib_of_them_and_nothing_is_left_of_the_others_either(owned: ShardRig) -> None:
@@ -244,19 +221,6 @@ def test_expired_payloads_take_them_along(owned: ShardRig) -> None:
     assert traces(owned) == {"taken:traces:a", "traces:c"}
     assert take(owned, NOW + 20) == {}
     assert traces(owned) == set()
-
-
-def test_an_id_whose_payloads_somebody_removed_leaves_none(owned: ShardRig) -> None:
-    push(owned, "a", "one")
-    owned.client.command("DEL", owned.prefix + "payloads:a")
-    assert take(owned) == {}
-    assert traces(owned) == set()
-
-
-def test_what_is_for_never_waits_with_them(owned: ShardRig) -> None:
-    owned.push(job("a", "v", perform_at=NEVER), words=" trace=one")
-    assert take(owned) == {}
-    assert traces(owned) == {"traces:a"}
 
 
 def test_the_doctor_removes_what_is_left_behind(owned: ShardRig) -> None:

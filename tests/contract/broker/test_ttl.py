@@ -7,12 +7,10 @@ from typing import cast
 
 import pytest
 
-from lowq.broker.in_flight import MAX_DELIVERY_JOBS
 from lowq.broker.sweeper import Sweeper
 from lowq.errors import RedisUnavailable
 from lowq.queue_options import QueueOptions
 from lowq.store import Client
-from lowq.store.keys import FORMAT
 from tests.contract.support import NOW, ShardRig, exhausted, handed, job, retry
 from tests.rows import case
 
@@ -37,12 +35,6 @@ def sweep(rig: ShardRig, now: float, size: int = 500, ttl: float | str = "", mos
 
 
 @pytest.mark.parametrize("payload", ["short", LONG])
-def test_a_payload_is_handed_out_until_it_expires(owned: ShardRig, payload: str) -> None:
-    owned.push(job("a", payload, ttl=10), job("b", payload, ttl=20), job("c", payload))
-    assert take(owned, NOW + 9.9) == {"a": [payload], "b": [payload], "c": [payload]}
-
-
-@pytest.mark.parametrize("payload", ["short", LONG])
 def test_an_expired_payload_is_not_handed_out_and_nothing_is_left_of_it(owned: ShardRig, payload: str) -> None:
     owned.push(job("a", payload, ttl=10), job("b", payload, ttl=20))
     assert take(owned, NOW + 10) == {"b": [payload]}
@@ -51,19 +43,6 @@ def test_an_expired_payload_is_not_handed_out_and_nothing_is_left_of_it(owned: S
     assert owned.names() == LEFT
     assert owned.count("expired") == 1
     assert owned.count("processed") == 1
-
-
-def test_of_several_payloads_each_expires_for_itself(owned: ShardRig) -> None:
-    owned.push(job("a", "v1", 1, ttl=30), job("a", "v2", 2, ttl=10), job("a", "v3", 3))
-    owned.push(job("a", "v4", 4, ttl=20))
-    assert take(owned, NOW + 10) == {"a": ["v1", "v3", "v4"]}
-    assert owned.read("taken:expires:a") == {"v1": NOW + 30, "v4": NOW + 20}
-
-
-def test_an_equal_payload_keeps_the_earlier_time(owned: ShardRig) -> None:
-    owned.push(job("a", "v", 1, ttl=10), job("b", "v", 1, ttl=20), job("c", "v", 1, ttl=10), job("c", "w", 2))
-    owned.push(job("a", "v", 1, ttl=20), job("b", "v", 1, ttl=10), job("c", "v", 1, ttl=20))
-    assert take(owned, NOW + 10) == {"c": ["w"]}
 
 
 def test_whoever_pushed_without_a_ttl_gets_it_performed(rig: ShardRig) -> None:
@@ -78,44 +57,6 @@ def test_whoever_pushed_without_a_ttl_gets_it_performed(rig: ShardRig) -> None:
             assert take(rig, NOW + 10) == {"a": ["v"]}
 
 
-@pytest.mark.parametrize("payloads", [["v"], ["v", "w"], [LONG]])
-def test_it_is_kept_through_a_retry(owned: ShardRig, payloads: list[str]) -> None:
-    owned.push(*(job("a", payload, score, ttl=10) for score, payload in enumerate(payloads)))
-    assert take(owned, NOW + 1) == {"a": payloads}
-    owned.shard.in_flight.fail([retry("a", delay=5.0)], NOW + 2)
-    assert owned.read("expires") == {"a": NOW + 10}
-    assert take(owned, NOW + 10) == {}
-    assert owned.names() == LEFT
-
-
-@pytest.mark.parametrize("payloads", [["v"], ["v", "w"]])
-def test_it_is_kept_when_the_owner_dies(owned: ShardRig, payloads: list[str]) -> None:
-    owned.push(*(job("a", payload, score, ttl=10) for score, payload in enumerate(payloads)))
-    take(owned, NOW + 1)
-    second = owned.crash("second", NOW + 2)
-    assert second.in_flight.take(10, NOW + 10).jobs == []
-    assert owned.names() == LEFT
-
-
-def test_what_runs_is_not_taken_away(owned: ShardRig) -> None:
-    owned.push(job("a", "v", ttl=10))
-    take(owned, NOW + 1)
-    assert sweep(owned, NOW + 11) == [0, 0, 0, [], []]
-    owned.shard.in_flight.finish(["a"])
-    take(owned, NOW + 12)
-    assert (owned.count("processed"), owned.count("expired")) == (1, 0)
-
-
-def test_what_comes_for_a_running_id_may_expire_meanwhile(owned: ShardRig) -> None:
-    owned.push(job("a", "v1", ttl=100))
-    take(owned, NOW + 1)
-    owned.push(job("a", "v2", ttl=10), now=NOW + 1)
-    assert sweep(owned, NOW + 12) == [1, 0, 0, [b"a", 1], []]
-    owned.shard.in_flight.fail([retry("a")], NOW + 13)
-    assert owned.read("payloads:a") == {"v1": NOW}
-    assert owned.read("errors") == {"a": "boom"}
-
-
 @pytest.mark.parametrize("payloads", [["v"], ["v", "w"]])
 def test_what_never_reached_its_taker_is_not_handed_out_again_when_it_has_expired(
     owned: ShardRig, payloads: list[str]
@@ -123,15 +64,6 @@ def test_what_never_reached_its_taker_is_not_handed_out_again_when_it_has_expire
     owned.push(*(job("a", payload, score, ttl=10 + score) for score, payload in enumerate(payloads)))
     owned.lose_reply(owned.shard.in_flight.take_call(10, NOW + 1))
     assert take(owned, NOW + 10) == ({"a": payloads[1:]} if payloads[1:] else {})
-
-
-def test_the_lowest_payload_is_exhausted_and_the_rest_expires_in_time(owned: ShardRig) -> None:
-    owned.push(job("a", "v1", 1, ttl=5), job("a", "v2", 2, ttl=10))
-    take(owned, NOW + 1)
-    owned.shard.in_flight.fail([exhausted("a")], NOW + 2)
-    assert owned.read("morgue:payloads:a") == {"v1": 1}
-    assert owned.read("expires") == {"a": NOW + 10}
-    assert take(owned, NOW + 10) == {}
 
 
 def test_a_buried_payload_lies_there_for_good_and_so_it_does_when_it_is_kicked(owned: ShardRig) -> None:
@@ -206,22 +138,6 @@ def test_what_has_expired_is_not_buried_or_kicked_and_beats_nothing_that_lives(r
     assert take(rig, NOW + 12) == {"b": ["w"]}
 
 
-@pytest.mark.parametrize("payloads", [["v"], ["v", "w"]])
-def test_nothing_of_a_deleted_job_is_left(owned: ShardRig, payloads: list[str]) -> None:
-    owned.push(*(job("a", payload, ttl=10) for payload in payloads))
-    assert owned.run("delete", repr(NOW), "", "", "", "a") == [1]
-    assert owned.names() == LEFT
-
-
-def test_a_paused_queue_hands_nothing_out_and_lets_expire(owned: ShardRig) -> None:
-    owned.push(job("a", "v", ttl=10))
-    owned.run("pause", repr(NOW), "", "1")
-    assert take(owned, NOW + 10) == {}
-    owned.run("pause", repr(NOW), "", "")
-    assert take(owned, NOW + 10) == {}
-    assert owned.count("expired") == 1
-
-
 def test_the_first_ttl_of_a_shard_is_told_to_its_holder(owned: ShardRig) -> None:
     owned.push(job("later", perform_at=NOW + 1000))
     owned.shard.in_flight.take(1, NOW)
@@ -256,16 +172,6 @@ def test_an_equal_payload_does_not_join_one_that_has_expired(owned: ShardRig, ot
     assert owned.count("expired") == 1 + len(others)
 
 
-def test_a_fresh_payload_does_not_take_the_retries_of_one_that_has_expired(owned: ShardRig) -> None:
-    owned.push(job("a", "v", ttl=10))
-    take(owned, NOW + 1)
-    owned.shard.in_flight.fail([retry("a", 7, delay=1000.0)], NOW + 2)
-    owned.push(job("a", "new"), now=NOW + 60)
-    (taken,) = owned.shard.in_flight.take(1, NOW + 61).jobs
-    assert (taken.payloads, taken.retry_count) == (["new"], -1)
-    assert not owned.names() & {"errors", "retries"}
-
-
 @pytest.mark.parametrize("payloads", [["v"], ["v", "w"]])
 def test_what_expired_in_flight_does_not_join_what_came_meanwhile(owned: ShardRig, payloads: list[str]) -> None:
     owned.push(*(job("a", payload, score, ttl=10) for score, payload in enumerate(payloads)))
@@ -274,11 +180,6 @@ def test_what_expired_in_flight_does_not_join_what_came_meanwhile(owned: ShardRi
     owned.shard.in_flight.fail([retry("a", delay=1.0)], NOW + 12)
     assert take(owned, NOW + 14) == {"a": ["v"]}
     assert owned.count("expired") == len(payloads)
-
-
-def test_what_is_dead_takes_no_room(owned: ShardRig) -> None:
-    owned.push(job("a", "v", ttl=10), words=" capacity=1")
-    assert owned.push(job("b", "v"), now=NOW + 60, words=" capacity=1") == 1
 
 
 def test_nor_do_many_dead_ones_that_nobody_has_swept(owned: ShardRig) -> None:
@@ -405,14 +306,6 @@ def test_what_is_too_much_for_the_morgue_is_removed_oldest_first(owned: ShardRig
     assert sweep(owned, NOW + 10, most=4) == [0, 0, 0, [], []]
     assert sweep(owned, NOW + 10, 3, most=0) == [0, 3, 1, [], [b"c", b"d", b"e"]]
     assert owned.read("morgue").keys() == {"f"}
-
-
-def test_names_are_as_documented(owned: ShardRig) -> None:
-    owned.push(job("a", "v", 1, ttl=10), job("a", "w", 2, ttl=20))
-    assert owned.prefix.startswith(f"lowq:{FORMAT}:")
-    assert {"expires", "expires:a"} <= owned.names()
-    assert len(take(owned, NOW, MAX_DELIVERY_JOBS)) == 1
-    assert owned.names() & {"expires", "expires:a", "taken:expires:a"} == {"taken:expires:a"}
 
 
 # --- the sweeper ---
