@@ -9,6 +9,7 @@ import pytest
 from lowq.admin.actions import ACTIONS, Acted
 from lowq.admin.bulk import Step
 from lowq.errors import ConfigError, JobError, QueueInUse, UnknownQueueError
+from lowq.job import Job
 from lowq.sharding import shard_of
 from lowq.store.keys import shard_prefix
 from tests.contract.queue_rig import SHARDS, QueueRig
@@ -20,16 +21,15 @@ from tests.tiers import real_redis_often
 pytestmark = real_redis_often
 
 
-@pytest.fixture
-def rig(store_url: str) -> Iterator[QueueRig]:
-    rig = QueueRig(store_url)
-    yield rig
-    rig.close()
-
-
 def states(rig: QueueRig, *ids: str, now: float = NOW) -> list[str | None]:
     jobs = rig.queue.fetch(ids, now=now)
     return [jobs[item].state if item in jobs else None for item in ids]
+
+
+def looked_up(rig: QueueRig, job_id: str, now: float | None = None) -> Job:
+    found = rig.queue.peek(job_id, now=now)
+    assert found is not None
+    return found
 
 
 def numbers(count: int, name: str = "job") -> list[str]:
@@ -49,8 +49,7 @@ class TestSingleActions:
     def test_perform_now_makes_a_scheduled_job_due(self, rig: QueueRig) -> None:
         rig.push(job("a", perform_at=NOW + 50), job("b", perform_at=NOW + 50))
         assert rig.queue.perform_now("a", now=NOW + 1) == Acted(done=1)
-        found = rig.queue.peek("a", now=NOW + 1)
-        assert found is not None
+        found = looked_up(rig, "a", now=NOW + 1)
         assert (found.state, found.perform_at) == ("due", NOW + 1)
         assert states(rig, "b") == ["scheduled"]
 
@@ -58,22 +57,19 @@ class TestSingleActions:
         rig.push(job("a"))
         rig.fail("a", retry_count=4)
         rig.queue.perform_now("a", now=NOW + 1)
-        found = rig.queue.peek("a", now=NOW + 1)
-        assert found is not None
+        found = looked_up(rig, "a", now=NOW + 1)
         assert (found.state, found.retry_count) == ("due", 4)
 
     def test_bury_moves_waiting_jobs_to_the_morgue_with_the_reason(self, rig: QueueRig) -> None:
         rig.push(job("a", 1, 1.0), job("b"))
         assert rig.queue.bury(["a", "b"], reason="obsolete", now=NOW) == Acted(done=2)
-        found = rig.queue.peek("a")
-        assert found is not None
+        found = looked_up(rig, "a")
         assert (found.state, found.payloads, found.error) == ("morgue", [(1, 1.0)], "obsolete")
 
     def test_a_reason_that_utf_8_does_not_have_is_escaped(self, rig: QueueRig) -> None:
         rig.push(job("a"))
         rig.queue.bury("a", reason="caf\udce9", now=NOW)
-        found = rig.queue.peek("a")
-        assert found is not None
+        found = looked_up(rig, "a")
         assert found.error == "caf\\udce9"
 
     def test_bury_without_a_reason_keeps_the_last_error(self, rig: QueueRig) -> None:
@@ -88,8 +84,7 @@ class TestSingleActions:
         rig.queue.bury("a", now=NOW)
         rig.push(job("a", "new", 2.0, perform_at=NOW + 99))
         assert rig.queue.kick("a", now=NOW + 1) == Acted(done=1)
-        found = rig.queue.peek("a", now=NOW + 1)
-        assert found is not None
+        found = looked_up(rig, "a", now=NOW + 1)
         assert (found.state, found.payloads) == ("due", [("old", 1.0), ("new", 2.0)])
         assert (found.perform_at, found.retry_count, found.error) == (NOW + 1, -1, None)
         assert rig.queue.peek("a", "morgue") is None
@@ -169,14 +164,12 @@ class TestSingleActions:
         for names in ("a", "b"):
             rig.push(*(job("x", f"{names}{i}", float(i)) for i in range(1300)))
             assert rig.queue.bury("x", now=NOW) == Acted(done=1)
-        found = rig.queue.peek("x")
-        assert found is not None
+        found = looked_up(rig, "x")
         assert (found.state, found.payloads_count) == ("morgue", 2600)
         assert rig.queue.stats().buried == 2
         rig.push(job("x", "c", 2000.0))
         assert rig.queue.kick("x", now=NOW) == Acted(done=1)
-        found = rig.queue.peek("x", now=NOW)
-        assert found is not None
+        found = looked_up(rig, "x", now=NOW)
         assert (found.state, found.payloads_count) == ("due", 2601)
         assert rig.queue.stats().morgue_length == 0
 
@@ -462,8 +455,7 @@ def test_actions_may_be_repeated_after_a_lost_reply(rig: QueueRig) -> None:
     for action in ("bury", "kick", "perform_now", "bury", "kick"):
         getattr(rig.queue, action)("a", now=NOW)
         getattr(rig.queue, action)("a", now=NOW)
-    found = rig.queue.peek("a", now=NOW)
-    assert found is not None
+    found = looked_up(rig, "a", now=NOW)
     assert (found.state, found.payloads) == ("due", [(1, 1.0)])
 
 

@@ -1,6 +1,5 @@
 """The log of what people did, and the names of those who paused."""
 
-from collections.abc import Iterator
 from contextlib import closing
 from typing import Any
 
@@ -15,13 +14,6 @@ from tests.contract.queue_rig import QueueRig
 from tests.contract.support import NOW, job
 
 pytestmark = pytest.mark.parametrize("store_url", ["memory"], indirect=True)
-
-
-@pytest.fixture
-def rig(store_url: str) -> Iterator[QueueRig]:
-    rig = QueueRig(store_url)
-    yield rig
-    rig.close()
 
 
 def test_entries_come_newest_first_with_the_servers_time(rig: QueueRig) -> None:

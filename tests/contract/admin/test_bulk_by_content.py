@@ -20,13 +20,6 @@ pytestmark = pytest.mark.parametrize("store_url", ["redis"], indirect=True)
 TIMEOUTS, NO_CARD = error_fingerprint("TimeoutError: after 1 s"), error_fingerprint("ValueError: no card")
 
 
-@pytest.fixture
-def rig(store_url: str) -> Iterator[QueueRig]:
-    rig = QueueRig(store_url)
-    yield rig
-    rig.close()
-
-
 def last(steps: Iterator[Step]) -> Step:
     *_, step = steps
     return step

@@ -1,6 +1,5 @@
 """`clear` empties a queue, `kick_oldest` brings the first of the morgue back."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -11,13 +10,6 @@ from tests.contract.support import NOW, job
 from tests.rows import case
 
 pytestmark = pytest.mark.parametrize("store_url", ["memory"], indirect=True)
-
-
-@pytest.fixture
-def rig(store_url: str) -> Iterator[QueueRig]:
-    rig = QueueRig(store_url)
-    yield rig
-    rig.close()
 
 
 def bury(rig: QueueRig, *ids: str) -> None:

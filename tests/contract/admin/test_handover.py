@@ -1,7 +1,5 @@
 """What one process of the dashboard leaves for another: found by its name alone, bounded, and taken once."""
 
-from collections.abc import Iterator
-
 import pytest
 
 from lowq.admin.handover import Handover
@@ -11,13 +9,6 @@ from tests.rows import case
 pytestmark = pytest.mark.parametrize("store_url", ["memory"], indirect=True)
 
 KEY = "lowq:v1:notices"
-
-
-@pytest.fixture
-def rig(store_url: str) -> Iterator[QueueRig]:
-    rig = QueueRig(store_url)
-    yield rig
-    rig.close()
 
 
 def test_a_value_is_found_by_its_name_in_another_process(rig: QueueRig) -> None:

@@ -1,21 +1,24 @@
 """kick: what becomes of what is known of an id's past."""
 
+from collections.abc import Iterator
+
 import pytest
 
-from tests.contract.support import NOW, ShardRig, exhausted, handed, job, retry, solo
+from tests.contract.support import NOW, ShardRig, emptied_rig, exhausted, handed, job, retry, solo
 
 pytestmark = pytest.mark.parametrize("store_url", ["redis"], indirect=True)
 
 
 @pytest.fixture
-def rig(rig: ShardRig) -> ShardRig:
+def rig(store_url: str) -> Iterator[ShardRig]:
     """Of x an older payload is in the morgue, and a newer one waits."""
-    shard = rig.own()
-    rig.push(job("x", "old", 1))
-    shard.in_flight.take(1, NOW)
-    shard.in_flight.fail([exhausted("x")], NOW)
-    rig.push(job("x", "new", 2))
-    return rig
+    with emptied_rig(store_url) as rig:
+        shard = rig.own()
+        rig.push(job("x", "old", 1))
+        shard.in_flight.take(1, NOW)
+        shard.in_flight.fail([exhausted("x")], NOW)
+        rig.push(job("x", "new", 2))
+        yield rig
 
 
 def kick(rig: ShardRig) -> None:

@@ -1,7 +1,5 @@
 """Failed logins, counted for all processes of the dashboard: in a row, forgotten, bounded, each once."""
 
-from collections.abc import Iterator
-
 import pytest
 
 from lowq.admin.logins import find_failures, record_failure
@@ -13,13 +11,6 @@ from tests.rows import case
 pytestmark = pytest.mark.parametrize("store_url", ["redis"], indirect=True)
 
 KEY = logins_key("lowq")
-
-
-@pytest.fixture
-def rig(store_url: str) -> Iterator[QueueRig]:
-    rig = QueueRig(store_url)
-    yield rig
-    rig.close()
 
 
 def failed(rig: QueueRig, who: str, attempt: str, now: float = NOW, kept: int = 1000) -> int:

@@ -20,13 +20,6 @@ from tests.tiers import real_redis_often
 pytestmark = real_redis_often
 
 
-@pytest.fixture
-def rig(store_url: str) -> Iterator[QueueRig]:
-    rig = QueueRig(store_url)
-    yield rig
-    rig.close()
-
-
 @contextmanager
 def empty(store_url: str) -> Iterator[QueueRig]:
     """The queue in an empty store, for a row of a table."""

@@ -1,7 +1,6 @@
 """The registry of tasks: what may begin, what a process reports, who cancels it, and what is left of a dead one."""
 
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -19,13 +18,6 @@ pytestmark = pytest.mark.parametrize("store_url", ["redis"], indirect=True)
 
 KEY = tasks_key("lowq")
 FACTS = json.dumps({"who": "ann", "queue": "Orders", "action": "kick", "filter": {}, "owner": "here:1"})
-
-
-@pytest.fixture
-def rig(store_url: str) -> Iterator[QueueRig]:
-    rig = QueueRig(store_url)
-    yield rig
-    rig.close()
 
 
 def begin(rig: QueueRig, task_id: str, now: float = NOW) -> tuple[int, Any]:

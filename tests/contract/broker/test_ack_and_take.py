@@ -89,6 +89,24 @@ def test_lost_jobs_that_do_not_fit_come_with_the_next_trip(rig: ShardRig) -> Non
     assert list(handed(shard.in_flight.take(2, NOW + 1))) == ["c", "d"]
 
 
+def test_limit_0_says_that_a_lost_delivery_waits(rig: ShardRig) -> None:
+    shard = rig.own()
+    rig.push(job("x", "v1", 1))
+    take(rig, shard, 1)
+    assert take(rig, shard, 0, now=NOW + 5)[1:] == [0, 0, 0]
+
+
+def test_success_ends_solo_for_what_is_taken_in_the_same_trip(rig: ShardRig) -> None:
+    shard = rig.own()
+    rig.push(job("x", "v1", 1))
+    shard.in_flight.take(1, NOW)
+    shard.in_flight.fail([solo("x")], NOW)
+    shard.in_flight.finish(handed(shard.in_flight.take(1, NOW)))
+    rig.push(job("x", "v2", 2))
+    rig.push(job("y", "v1", 1), now=NOW + 1)
+    assert list(handed(shard.in_flight.take(10, NOW + 1))) == ["x", "y"]
+
+
 def test_retrying_id_waits_until_those_before_it_are_taken(rig: ShardRig) -> None:
     shard = rig.own()
     rig.push(job("x", "v1", 1))

@@ -58,97 +58,104 @@ def rig(store_url: str) -> Iterator[QueueRig]:
     rig.close()
 
 
-class TestConcurrency:
-    def test_there_are_so_many_at_once_over_all_holders(self, rig: QueueRig) -> None:
-        limit = Limit(rig, 3)
-        assert limit.ask("a", 2).granted == 2
-        assert limit.ask("b", 2).granted == 1
-        assert limit.ask("c", 1) == (0, 1, None, 0), "b still waits for its second"
+class Ask(NamedTuple):
+    """A call, and how many permits it grants."""
 
-    def test_what_is_not_needed_any_more_is_somebody_elses(self, rig: QueueRig) -> None:
-        limit = Limit(rig, 3)
-        limit.ask("a", 3)
-        assert limit.ask("a", 0, has=1).granted == 0
-        assert limit.ask("b", 3).granted == 2
+    holder: str
+    want: int
+    at: float
+    granted: int
+    #: How many it keeps, of a limit on what runs at once.
+    has: int = 0
+    #: How many of its last call it gives back, of a rate.
+    back: int = 0
+    call: int | None = None
 
-    def test_what_a_silent_holder_has_is_free_after_its_ttl(self, rig: QueueRig) -> None:
-        limit = Limit(rig, 1)
-        limit.ask("a", 1)
-        assert limit.ask("b", 1, TTL - 0.1).granted == 0
-        assert limit.ask("b", 1, TTL).granted == 1
 
-    def test_one_that_says_that_it_needs_it_keeps_it(self, rig: QueueRig) -> None:
-        limit = Limit(rig, 1)
-        limit.ask("a", 1)
-        limit.ask("a", 0, TTL / 2, has=1)
-        assert limit.ask("b", 1, TTL + 1).granted == 0
+STORIES: dict[str, tuple[int, float | None, list[Ask]]] = {
+    "so many at once over all holders": (3, None, [Ask("a", 2, 0, 2), Ask("b", 2, 0, 1), Ask("c", 1, 0, 0)]),
+    "what is not needed any more is somebody else's": (
+        3, None, [Ask("a", 3, 0, 3), Ask("a", 0, 0, 0, has=1), Ask("b", 3, 0, 2)]
+    ),
+    "what a silent holder has is free after its ttl": (
+        1, None, [Ask("a", 1, 0, 1), Ask("b", 1, TTL - 0.1, 0), Ask("b", 1, TTL, 1)]
+    ),
+    "one that says that it needs it keeps it": (
+        1, None, [Ask("a", 1, 0, 1), Ask("a", 0, TTL / 2, 0, has=1), Ask("b", 1, TTL + 1, 0)]
+    ),
+    "a repeat changes nothing and says the same": (
+        3, None, [Ask("a", 2, 0, 2, call=1), Ask("a", 2, 0, 2, call=1), Ask("b", 3, 0, 1)]
+    ),
+    "an earlier call that comes late changes nothing": (
+        3, None, [Ask("a", 1, 0, 1, call=2), Ask("a", 3, 0, 0, call=1), Ask("b", 3, 0, 2)]
+    ),
+    "who waits longer comes first, and behind the others who gives back and wants it again": (
+        1, None,
+        [
+            Ask("a", 1, 0, 1), Ask("b", 1, 0.1, 0), Ask("c", 1, 0.2, 0), Ask("a", 1, 0.3, 0), Ask("c", 1, 0.4, 0),
+            Ask("b", 1, 0.5, 1), Ask("b", 0, 0.6, 0), Ask("a", 1, 0.7, 0), Ask("c", 1, 0.8, 1),
+        ],
+    ),
+    "nobody waits long for one that does not come": (
+        1, None,
+        [Ask("a", 1, 0, 1), Ask("dead", 1, 0.1, 0), Ask("a", 0, 0.2, 0), Ask("b", 1, 0.3, 0), Ask("b", 1, 4.2, 1)],
+    ),
+    "one that wants nothing any more does not wait": (
+        1, None, [Ask("a", 1, 0, 1), Ask("b", 1, 0, 0), Ask("b", 0, 0, 0), Ask("a", 0, 0, 0), Ask("c", 1, 0.1, 1)]
+    ),
+    "a clock that steps back leaves what is held, and an hour is as if its holder had been silent": (
+        1, None, [Ask("a", 1, 50, 1), Ask("b", 1, 10, 0), Ask("b", 1, -3600, 1)]
+    ),
+    "so many begin within the time": (10, 1.0, [Ask("a", 4, 0, 4), Ask("b", 10, 0.5, 6), Ask("c", 1, 0.9, 0)]),
+    "what is given back is there at once": (
+        10, 1.0, [Ask("a", 10, 0, 10), Ask("b", 1, 0, 0), Ask("a", 0, 0.01, 0, back=7), Ask("b", 10, 0.02, 7)]
+    ),
+    "what is given back twice counts once": (
+        10, 1.0, [Ask("a", 10, 0, 10), *[Ask("a", 0, 0, 0, back=3, call=2)] * 3, Ask("b", 10, 0, 3)]
+    ),
+    "a repeat of a rate's counts once": (
+        10, 1.0, [Ask("a", 4, 0, 4, call=1), Ask("a", 4, 0.2, 4, call=1), Ask("b", 10, 0.2, 6)]
+    ),
+    "a clock that steps back grants no more than once more": (
+        10, 1.0, [Ask("a", 10, 100, 10), Ask("a", 10, 0, 0), Ask("a", 10, 1.1, 10)]
+    ),
+}  # fmt: skip
 
-    def test_a_repeat_changes_nothing_and_says_the_same(self, rig: QueueRig) -> None:
-        limit = Limit(rig, 3)
-        assert limit.ask("a", 2, call=1).granted == 2
-        assert limit.ask("a", 2, call=1).granted == 2
-        assert limit.ask("b", 3).granted == 1
 
-    def test_an_earlier_call_that_comes_late_changes_nothing(self, rig: QueueRig) -> None:
-        limit = Limit(rig, 3)
-        limit.ask("a", 1, call=2)
-        assert limit.ask("a", 3, call=1).granted == 0
-        assert limit.ask("b", 3).granted == 2
+def test_what_is_granted(rig: QueueRig) -> None:
+    for name, (most, per, asks) in STORIES.items():
+        limit, slots = Limit(rig, most, per), dict[str, int]()
+        for number, ask in enumerate(asks):
+            with case(name, number, ask):
+                back = f"{slots[ask.holder]} {ask.back}" if ask.back else ""
+                reply = limit.ask(ask.holder, ask.want, ask.at, has=ask.has, back=back, call=ask.call)
+                assert reply.granted == ask.granted
+                if not ask.back:
+                    slots[ask.holder] = reply.slot
 
-    def test_who_waits_longer_comes_first(self, rig: QueueRig) -> None:
-        limit = Limit(rig, 1)
-        limit.ask("a", 1)
-        assert limit.ask("b", 1, 0.1).granted == 0
-        assert limit.ask("c", 1, 0.2).granted == 0
-        assert limit.ask("a", 1, 0.3, has=0) == (0, 2, None, 0), "it gives back and wants it again: behind the others"
-        assert limit.ask("c", 1, 0.4).granted == 0
-        assert limit.ask("b", 1, 0.5).granted == 1
-        limit.ask("b", 0, 0.6, has=0)
-        assert limit.ask("a", 1, 0.7).granted == 0
-        assert limit.ask("c", 1, 0.8).granted == 1
 
-    def test_nobody_waits_long_for_one_that_does_not_come(self, rig: QueueRig) -> None:
-        limit = Limit(rig, 1)
-        limit.ask("a", 1)
-        limit.ask("dead", 1, 0.1)
-        limit.ask("a", 0, 0.2, has=0)
-        assert limit.ask("b", 1, 0.3).granted == 0
-        assert limit.ask("b", 1, 4.2).granted == 1
+def test_who_waits_for_what_is_held_is_told_how_many_wait_and_no_time(rig: QueueRig) -> None:
+    limit = Limit(rig, 3)
+    limit.ask("a", 2)
+    limit.ask("b", 2)
+    assert limit.ask("c", 1) == (0, 1, None, 0), "b still waits for its second"
 
-    def test_one_that_wants_nothing_any_more_does_not_wait(self, rig: QueueRig) -> None:
-        limit = Limit(rig, 1)
-        limit.ask("a", 1)
-        limit.ask("b", 1)
-        limit.ask("b", 0)
-        limit.ask("a", 0, has=0)
-        assert limit.ask("c", 1, 0.1).granted == 1
 
-    def test_a_clock_that_steps_back_leaves_what_is_held(self, rig: QueueRig) -> None:
-        limit = Limit(rig, 1)
-        limit.ask("a", 1, 50)
-        assert limit.ask("b", 1, 10).granted == 0
-        assert limit.ask("b", 1, -3600).granted == 1, "an hour: as if the holder had been silent"
+def test_a_lower_limit_holds_from_then_on(rig: QueueRig) -> None:
+    limit = Limit(rig, 5)
+    limit.ask("a", 4)
+    limit.limit = 2
+    assert limit.ask("b", 1).granted == 0
+    limit.ask("a", 0, has=1)
+    assert limit.ask("b", 5).granted == 1
 
-    def test_a_lower_limit_holds_from_then_on(self, rig: QueueRig) -> None:
-        limit = Limit(rig, 5)
-        limit.ask("a", 4)
-        limit.limit = 2
-        assert limit.ask("b", 1).granted == 0
-        limit.ask("a", 0, has=1)
-        assert limit.ask("b", 5).granted == 1
 
-    def test_it_is_gone_some_time_after_the_last_call(self, rig: QueueRig) -> None:
-        Limit(rig, 1).ask("a", 1)
-        assert 1.5 * TTL < rig.client.command("PTTL", KEY) / 1000 <= 2 * TTL + 1
+def test_it_is_gone_some_time_after_the_last_call(rig: QueueRig) -> None:
+    Limit(rig, 1).ask("a", 1)
+    assert 1.4 * TTL < rig.client.command("PTTL", KEY) / 1000 <= 2 * TTL + 1
 
 
 class TestRate:
-    def test_so_many_begin_within_the_time(self, rig: QueueRig) -> None:
-        limit = Limit(rig, 10, per=1.0)
-        assert limit.ask("a", 4).granted == 4
-        assert limit.ask("b", 10, 0.5).granted == 6
-        assert limit.ask("c", 1, 0.9).granted == 0
-
     def test_it_says_when_there_is_more(self, rig: QueueRig) -> None:
         limit = Limit(rig, 10, per=1.0)
         limit.ask("a", 4)
@@ -159,27 +166,6 @@ class TestRate:
         assert 0.4e6 < reply.delay <= 0.43e6
         assert limit.ask("b", 1, 0.6 + reply.delay / 1e6 - 0.02).granted == 0
         assert limit.ask("b", 10, 0.6 + reply.delay / 1e6).granted == 4
-
-    def test_what_is_given_back_is_there_at_once(self, rig: QueueRig) -> None:
-        limit = Limit(rig, 10, per=1.0)
-        slot = limit.ask("a", 10).slot
-        assert limit.ask("b", 1).granted == 0
-        limit.ask("a", 0, 0.01, back=f"{slot} 7")
-        assert limit.ask("b", 10, 0.02).granted == 7
-
-    def test_what_is_given_back_twice_counts_once(self, rig: QueueRig) -> None:
-        limit = Limit(rig, 10, per=1.0)
-        slot = limit.ask("a", 10).slot
-        for _ in range(3):
-            limit.ask("a", 0, back=f"{slot} 3", call=2)
-        assert limit.ask("b", 10).granted == 3
-
-    def test_a_repeat_says_the_same_and_counts_once(self, rig: QueueRig) -> None:
-        limit = Limit(rig, 10, per=1.0)
-        first = limit.ask("a", 4, call=1)
-        assert first.granted == 4
-        assert limit.ask("a", 4, 0.2, call=1) == first
-        assert limit.ask("b", 10).granted == 6
 
     def test_who_waits_behind_others_looks_soon_after_there_is_one_for_them(self, rig: QueueRig) -> None:
         limit = Limit(rig, 1, per=30.0)
@@ -193,12 +179,6 @@ class TestRate:
             assert delay is not None
             assert at + delay / 1e6 < max(free_at, at) + 1.01
         assert limit.ask("b", 1, free_at + 3.01).granted == 1
-
-    def test_a_clock_that_steps_back_grants_no_more_than_once_more(self, rig: QueueRig) -> None:
-        limit = Limit(rig, 10, per=1.0)
-        limit.ask("a", 10, 100)
-        assert limit.ask("a", 10, 0).granted == 0
-        assert limit.ask("a", 10, 1.1).granted == 10
 
     def test_its_fields_are_bounded(self, rig: QueueRig) -> None:
         limit = Limit(rig, 1_000_000, per=1.0)

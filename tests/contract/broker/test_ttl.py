@@ -182,7 +182,7 @@ def test_what_expired_in_flight_does_not_join_what_came_meanwhile(owned: ShardRi
     assert owned.count("expired") == len(payloads)
 
 
-def test_nor_do_many_dead_ones_that_nobody_has_swept(owned: ShardRig) -> None:
+def test_the_dead_that_nobody_has_swept_take_no_room(owned: ShardRig) -> None:
     for start in range(0, 1000, 500):
         owned.push(*(job(f"{number}", "v", ttl=10) for number in range(start, start + 500)), words=" capacity=1000")
     fresh = [job(f"fresh {number}", "v") for number in range(1000)]
