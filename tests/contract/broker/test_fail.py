@@ -123,6 +123,7 @@ def test_exhausted_id_whose_payloads_were_removed_by_hand_does_not_stop_the_shar
     rig.client.command("DEL", rig.prefix + "taken:payloads:x")
     rig.shard.in_flight.fail([exhausted("x"), retry("y", delay=0)], LATER)
     assert rig.read("morgue") == rig.read("taken") == {}
+    assert rig.count("buried") == 0
     assert rig.read("due") == {"y": LATER}
 
 
