@@ -1,6 +1,7 @@
 """Charts and heat maps, as far as they are reckoned on the server; what was recorded is tested with their pages."""
 
 import math
+import re
 
 import pytest
 
@@ -27,8 +28,8 @@ def points(line: Line) -> list[list[tuple[float, float]]]:
     ]
 
 
-def shard(index: int, lag: float = 0.0, length: int = 0) -> lowq.ShardInfo:
-    return lowq.ShardInfo(index, length, 0, 0, lag, "a", 1, 5.0, False, None)
+def shard(index: int, lag: float = 0.0, length: int = 0, owner: str | None = "a") -> lowq.ShardInfo:
+    return lowq.ShardInfo(index, length, 0, 0, lag, owner, 1, 5.0, False, None)
 
 
 def overview(name: str, shards: list[lowq.ShardInfo]) -> lowq.QueueOverview:
@@ -111,3 +112,13 @@ class TestHeatMap:
         maps = heat_maps([*queues, overview("hot", [shard(0, lag=500.0)])])
         assert sum(len(item.cells) for item in maps) <= ALL_CELLS
         assert [item.queue for item in maps] == ["q57", "q58", "q59", "hot"], "in the order of the table"
+
+    def test_it_is_put_into_words(self) -> None:
+        rows = [
+            ([shard(0), shard(1)], ["2"]),
+            ([shard(0, 45), shard(1, 250), shard(2, owner=None)], ["3", "1", "4", "10", "2", "30", "1"]),
+            ([shard(7, 2.0)], ["1", "7", "2", "0"]),
+        ]
+        for shards, numbers in rows:
+            with case(shards):
+                assert re.findall(r"\d+", heat_map("q", shards).words) == numbers

@@ -91,7 +91,8 @@ def test_it_does_all_that_the_api_does(app: lowq.Lowq, generated: Generated) -> 
     assert call("queue", name).stats.length == 6
     assert call("stats").total.length == 6
     assert call("overview").total.length == 6
-    assert call("search", id="3").found[0].queue == ODD
+    (place,) = call("search", id="3").found
+    assert (place.queue, [state.value for state in place.states]) == (ODD, ["scheduled"])
     assert len(call("jobs", name, payload="customer:1").jobs) == 3
     assert len(call("all_jobs", limit=4).found) == 4
     assert call("job", name, id="3").jobs[0].payloads[0].payload == {"customer": 1}

@@ -12,6 +12,7 @@ import lowq
 from lowq.metrics.error_groups import error_fingerprint
 from lowq.store import Call
 from lowq.store.keys import error_groups_key
+from lowq_web.pages.errors import HEIGHT, sparkline
 from tests.waiting import until
 from tests.web.shown import Reader
 
@@ -91,6 +92,12 @@ def test_the_page_of_a_queue_leads_to_its_errors_also_to_those_that_are_too_many
     links = {link.text: link.attributes["href"] for link in facts.every("a")}
     (only,) = reader.page(links["errors"]).table("Error")
     assert only["Error"].text == "E: other"
+
+
+def test_a_sparkline_has_a_bar_for_each_hour_with_failures() -> None:
+    assert sparkline([0] * 24) == sparkline([]) == ""
+    assert sparkline([0, 1, 4]) == f"M3 12h2v4h-2zM6 0h2v{HEIGHT}h-2z"
+    assert sparkline([1, 1000]).startswith("M0 15h2v1h-2z"), "one is seen beside a thousand"
 
 
 @pytest.fixture

@@ -57,8 +57,11 @@ def test_a_node_sends_what_became_of_its_jobs_and_its_last_figures_when_it_stops
             if job_id == "odd":
                 lowq.current().bury(job_id)
 
-    def last(name: str) -> float | None:
-        return next(iter(values(graphite, f"queues.shop_orders.{name}")[-1:]), None)
+    @app.worker(queue_name="mails", shards_count=1)
+    async def mail(payloads_by_id: dict[str, list[Any]]) -> None: ...
+
+    def last(name: str, queue: str = "shop_orders") -> float | None:
+        return next(iter(values(graphite, f"queues.{queue}.{name}")[-1:]), None)
 
     node = lowq.Node(app, threads=2)
     node.start()
@@ -67,6 +70,8 @@ def test_a_node_sends_what_became_of_its_jobs_and_its_last_figures_when_it_stops
         # Buried are the one that failed and the one that the handler buried.
         expected = {"processed": 3, "failed": 1, "buried": 2, "shards": 3, "lag": 0}
         until(lambda: {name: last(name) for name in expected} == expected, "all figures")
+        mail.perform_async([{"id": number} for number in range(7)])
+        until(lambda: (last("processed", "mails"), values(graphite, "tasks_busy")[-1:]) == (7, [0]), "those of tasks")
         work.perform_async([{"id": number} for number in range(20)])
         until(lambda: len(ended) == 25, "all jobs")
     finally:

@@ -3,7 +3,7 @@
 import pytest
 
 from lowq.broker.inflow import Inflow, ShardInflow
-from lowq.metrics.counters import BOUNDS, Recorder, Tally, bucket_of
+from lowq.metrics.counters import BOUNDS, Recorder, Tally, bucket_of, count
 from lowq.metrics.slowest import EndedBatch
 from lowq.store import Call
 
@@ -32,6 +32,7 @@ def test_a_perform_counts_in_the_first_bucket_that_is_not_shorter() -> None:
         (0.0, 0), (BOUNDS[0], 0), (BOUNDS[0] * 1.01, 1), (BOUNDS[-1], len(BOUNDS) - 1), (BOUNDS[-1] + 1, len(BOUNDS)),
     ):  # fmt: skip
         assert bucket_of(seconds) == bucket
+    assert count([])[:3] == (0, 0, 0.0)
 
 
 def test_each_word_tells_what_all_threads_have_counted_since_the_last_one() -> None:

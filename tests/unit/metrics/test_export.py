@@ -99,9 +99,14 @@ def test_a_prefix_stands_before_every_name() -> None:
 
 
 def test_nothing_is_read_and_no_thread_started_without_an_address() -> None:
+    reads: list[int] = []
+
     def read() -> dict[str, Reading]:
-        raise AssertionError
+        reads.append(1)
+        return {}
 
     before = set(threading.enumerate())
-    MetricsExporter(Config()).add(read)()
+    end = MetricsExporter(Config()).add(read)
     assert set(threading.enumerate()) <= before
+    end()
+    assert reads == []
