@@ -385,10 +385,10 @@ class TestThreads:
     def test_a_call_that_is_made_for_one_caller_alone_is_repeated_like_any_other(
         self, app: lowq.Lowq, gate: Gate, others: MakeOthers
     ) -> None:
-        """The connection breaks just then."""
+        """The connection breaks just then, behind the answer that one of them has failed."""
 
         def cut(finish: Callable[[], list[Any]]) -> Callable[[], list[Any]]:
-            return lambda: [RedisUnavailable("cut")] * len(finish())
+            return lambda: [reply if isinstance(reply, Exception) else RedisUnavailable("cut") for reply in finish()]
 
         spoil(app, "Orders", 3, "spoilt")
         made = others()

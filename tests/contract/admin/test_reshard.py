@@ -18,12 +18,20 @@ from lowq.broker.delivery import Failure
 from lowq.broker.lease import Lease, LeaseDenied
 from lowq.broker.shard import Shard, shards_of
 from lowq.consumer import Consumer
-from lowq.errors import ConfigError, PushInterrupted, RedisRefused, Resharding, UnknownQueueError
+from lowq.errors import (
+    ConfigError,
+    PushInterrupted,
+    RedisRefused,
+    RedisUnavailable,
+    Resharding,
+    UnknownQueueError,
+)
 from lowq.job import Job
 from lowq.queue import Queue
 from lowq.queue_options import QueueOptions
 from lowq.sharding import Layout
-from lowq.store import Call, Refusal
+from lowq.store import Call, Client, Refusal
+from lowq.store.keys import shard_prefix
 from tests.leases import run_out
 from tests.redis_server import RedisServer
 from tests.rows import case
@@ -454,6 +462,33 @@ def test_a_push_that_shards_and_registry_send_here_and_there_is_refused(app: low
     assert queue.reshard(3) is not None
     assert queue.push(caught.value.rest) == 1
     assert {job.id for job in queue.jobs().jobs} == {"1", "a"}
+
+
+def test_a_registry_that_does_not_answer_is_asked_once_and_not_where_a_shard_says_where_its_jobs_belong(
+    app: lowq.Lowq, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else each shard would take as long as the caller has time."""
+    queue = app.queue("Orders", 4)
+    by_shard = {queue.shard_of(n): n for n in range(40)}
+    ids = [by_shard[shard] for shard in range(4)]
+    queue.push([{"id": job_id} for job_id in ids])
+    stale = shard_prefix("lowq", "Orders", 0), shard_prefix("lowq", "Orders", 1)
+    assert another(app).queue("Orders").reshard(3) is not None
+    for prefix in stale:
+        app.client.command("DEL", f"{prefix}meta", key=prefix)
+    run_many, asked = Client.run_many, []
+
+    def away(client: Client, calls: Any, **options: Any) -> Any:
+        if any(call.script == "register" for call in calls):
+            asked.append(1)
+            return [RedisUnavailable("the registry does not answer") for _ in calls]
+        return run_many(client, calls, **options)
+
+    monkeypatch.setattr(Client, "run_many", away)
+    jobs = [{"id": job_id, "payload": "newer"} for job_id in ids]
+    with pytest.raises(PushInterrupted, match="the registry does not answer") as caught:
+        queue.push(jobs)
+    assert (caught.value.accepted, caught.value.rest, len(asked)) == (2, jobs[:2], 1)
 
 
 def test_a_lost_entry_is_entered_anew_by_who_serves_a_later_epoch_as_that(app: lowq.Lowq) -> None:
