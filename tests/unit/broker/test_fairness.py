@@ -289,32 +289,6 @@ class TestSleep:
         dispatch.unclaim(first)  # nothing more of this one: it is the other that the sleeper can have
         assert sleeping.result(PATIENCE) is second
 
-    def test_also_when_it_goes_on_with_another_queue(self, node: Node) -> None:
-        a, more, b = shard("a", 0, due=0.0), shard("a", 1, due=0.0), shard("b", due=None)
-        dispatch = node.dispatcher(2, [a, more, b], BOUNDED, LagScheduler)
-        assert dispatch.pick(0) is a
-        sleeping = node.wait(dispatch, 1)
-        dispatch.took(a, a.dispatch.wakes, delivery())
-        dispatch._uses["a"].virtual_time = 1e9
-        dispatch._expect(b, 0.0)  # as if it came at the very moment: nobody is woken for it
-        assert dispatch.pick(0) is b
-        assert sleeping.result(PATIENCE) is more
-
-    def test_also_when_its_take_failed(self, node: Node) -> None:
-        a, more, b = shard("a", 0, due=0.0), shard("a", 1, due=0.0), shard("b", due=clock.now())
-        dispatch = node.dispatcher(2, [a, more, b], BOUNDED, LagScheduler)
-        dispatch._uses["a"].virtual_time = -1.0
-        assert dispatch.pick(0) is a
-        assert dispatch.wait(1) is b
-        dispatch.took(b, b.dispatch.wakes, delivery())
-        assert dispatch.pick(1) is None
-        dispatch.unclaim(b)
-        sleeping = node.wait(dispatch, 1)
-        assert not sleeping.done()
-        dispatch.rest(a, NEVER)  # in trouble: the thread gives it back, and pauses
-        dispatch.unclaim(a)
-        assert sleeping.result(PATIENCE) is more
-
     def test_also_when_a_scheduler_raises(self, node: Node) -> None:
         raising = threading.Event()
 
@@ -345,20 +319,6 @@ class TestSleep:
         slept.wait(3 * ASK_AGAIN)
         assert node.looks == 0
         assert not any(future.done() for future in sleeping)
-
-    def test_an_alarm_for_a_full_queue_is_not_lost(self, node: Node) -> None:
-        first, second = shard("a", 0, due=0.0), shard("a", 1, due=clock.now() + 0.3)
-        dispatch = node.dispatcher(3, [first, second], BOUNDED, LagScheduler)
-        assert dispatch.pick(0) is first
-        sleeping = [node.wait(dispatch, number) for number in (1, 2)]
-        node.looks = 0
-        with dispatch._changed:  # the leader looks, and sleeps again, behind the other
-            dispatch._changed.notify()
-        until(lambda: node.looks == 1 and dispatch._idle == 2)
-        dispatch.took(first, first.dispatch.wakes, delivery())
-        dispatch.unclaim(first)  # it has room now, and nothing is due: the other is woken, and sets no alarm
-        until(lambda: any(future.done() for future in sleeping))
-        assert [future.result() for future in sleeping if future.done()] == [second]
 
     def test_never_two_threads_on_a_shard_nor_more_than_the_queue_may_have_in_a_storm(self, node: Node) -> None:
         shares = {"a": Share(max_threads=2), "b": Share(weight=3)}
