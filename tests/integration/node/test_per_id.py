@@ -3,7 +3,6 @@
 import asyncio
 import gc
 import logging
-import sys
 import threading
 import time
 import weakref
@@ -16,16 +15,10 @@ import pytest
 import lowq
 from lowq.node import event_loop
 from lowq.workers import Worker
-from tests.integration.node.conftest import Start
-from tests.waiting import PATIENCE, until
+from tests.integration.node.conftest import Start, is_idle
+from tests.waiting import NEVER, PATIENCE, until
 
 IDS = ("a", "b", "c", "d")
-
-
-def is_empty(worker: Any) -> bool:
-    """Whether nothing waits and nothing is in flight, at one moment."""
-    stats = worker.queue.stats()
-    return not stats.length and not stats.taken
 
 
 def push(worker: type[Worker[Any]]) -> None:
@@ -56,7 +49,7 @@ def test_a_thread_that_is_cut_short_has_acknowledged_what_is_done(app: lowq.Lowq
     try:
         assert [job_id for job_id in IDS if orders.queue.peek(job_id) is None] == ["a", "b"]
         start(threads=1)
-        until(lambda: is_empty(orders), "the other ids")
+        until(lambda: is_idle(orders), "the other ids")
         assert performed == ["a", "b", "c", "c", "d"]
         assert orders.queue.stats().morgue_length == 0
     finally:
@@ -80,7 +73,7 @@ def test_a_task_that_is_cut_short_has_acknowledged_what_is_done(
     until(lambda: len(performed) == 3, "the third id")
     assert not node.stop(0.0)
     start()
-    until(lambda: is_empty(orders), "the other ids")
+    until(lambda: is_idle(orders), "the other ids")
     assert performed == ["a", "b", "c", "c", "d"]
     assert orders.queue.stats().morgue_length == 0
 
@@ -108,62 +101,55 @@ def test_a_node_that_stops_finishes_the_id_and_gives_the_others_back(app: lowq.L
 def test_an_id_that_exceeds_its_ttr_is_charged_alone(app: lowq.Lowq, start: Start) -> None:
     go = threading.Event()
     performed: list[str] = []
-    others = set(threading.enumerate())
+    hangs: list[threading.Thread] = []
 
-    @app.worker(shards_count=1, batch_size=10, ttr=2)
+    @app.worker(shards_count=1, batch_size=10, ttr=0.3)
     def orders(job_id: str, payloads: list[Any]) -> None:
         performed.append(job_id)
         if performed == ["a", "b"]:
-            go.wait()
+            hangs.append(threading.current_thread())
+            go.wait(PATIENCE)
+        else:
+            lowq.current().touch(NEVER)  # however long the machine stands still
 
     push(orders)
     start(threads=5)
-    until(lambda: is_empty(orders), "the other tries")
+    until(lambda: is_idle(orders), "the other tries")
     assert sorted(performed) == ["a", "b", "b", "c", "d"]
-    (dead,) = [thread for thread in set(threading.enumerate()) - others if _performs(thread)]
     go.set()
-    dead.join(60)
-    assert not dead.is_alive()
+    hangs[0].join(PATIENCE)
+    assert not hangs[0].is_alive()
     assert sorted(performed) == ["a", "b", "b", "c", "d"]  # it began no other id
 
 
-def _performs(thread: threading.Thread) -> bool:
-    """Whether the thread is in a handler."""
-    frame = sys._current_frames().get(thread.ident or 0)
-    while frame is not None:
-        if frame.f_code.co_name == "orders":
-            return True
-        frame = frame.f_back
-    return False
-
-
-def test_a_time_limit_charges_the_id_that_exceeded_it(app: lowq.Lowq, start: Start) -> None:
+@pytest.mark.parametrize("is_async", [False, True], ids=["thread", "loop"])
+def test_a_time_limit_charges_the_id_that_exceeded_it(app: lowq.Lowq, start: Start, is_async: bool) -> None:
     performed: list[str] = []
 
-    @app.worker(shards_count=1, batch_size=10, time_limit=2, max_retry_count=0)
-    async def awaits(job_id: str, payloads: list[Any]) -> None:
+    def begin(job_id: str) -> None:
         performed.append(job_id)
-        if job_id == "b":
-            await asyncio.sleep(3600)
+        if job_id != "b":
+            lowq.current().touch(NEVER)  # however long the machine stands still
 
-    @app.worker(shards_count=1, batch_size=10, time_limit=2, max_retry_count=0)
+    async def awaits(job_id: str, payloads: list[Any]) -> None:
+        begin(job_id)
+        if job_id == "b":
+            await asyncio.sleep(NEVER)
+
     def loops(job_id: str, payloads: list[Any]) -> None:
-        performed.append(job_id)
+        begin(job_id)
         while job_id == "b":
             pass
 
-    for worker in (awaits, loops):
-        performed.clear()
-        push(worker)
-        node = start()
-        until(partial(is_empty, worker), "the end of all")
-        node.stop(PATIENCE)
-        assert performed == [*IDS]
-        job = worker.queue.peek("b")
-        assert job is not None
-        assert job.state == "morgue"
-        assert "TimeLimitExceeded" in (job.error or "")
-        assert worker.queue.stats().morgue_length == 1
+    handler: Any = awaits if is_async else loops
+    worker = app.worker(shards_count=1, batch_size=10, time_limit=0.3, max_retry_count=0)(handler)
+    push(worker)
+    start()
+    until(partial(is_idle, worker), "the end of all")
+    assert performed == [*IDS]
+    (job,) = worker.queue.jobs(state="morgue")
+    assert job.id == "b"
+    assert "TimeLimitExceeded" in (job.error or "")
 
 
 def test_each_id_has_a_time_limit_also_after_one_that_swallowed_its_own(app: lowq.Lowq, start: Start) -> None:
@@ -185,7 +171,7 @@ def test_each_id_has_a_time_limit_also_after_one_that_swallowed_its_own(app: low
 
     push(orders)
     start(threads=1)
-    until(lambda: is_empty(orders), "all ids")
+    until(lambda: is_idle(orders), "all ids")
     assert interrupted == dict.fromkeys(IDS, True)
 
 
@@ -226,7 +212,7 @@ def test_what_a_call_sets_of_context_variables_the_next_does_not_see(app: lowq.L
         push(worker)
     start(threads=1)
     for worker in workers:
-        until(partial(is_empty, worker), "all ids")
+        until(partial(is_idle, worker), "all ids")
     assert {value for _, value in seen} == {"none"}
     assert len(seen) == 3 * len(IDS) + len(IDS) // 2
 

@@ -13,7 +13,7 @@ from lowq.node.node import Node
 from lowq.workers import Worker
 from tests.integration.conftest import MakeRig
 from tests.integration.node.conftest import Start
-from tests.waiting import PATIENCE, until
+from tests.waiting import NEVER, PATIENCE, until
 
 #: What was called, with the instance and the thread that called it.
 Calls = list[tuple[str, int, str]]
@@ -225,14 +225,16 @@ def test_a_thread_that_is_replaced_tears_its_own_down_when_its_handler_comes_bac
             calls.append(("own setup", id(self), str(threading.get_ident())))
 
         def perform(self, payloads_by_id: dict[str, list[Any]]) -> None:
-            if not hung.is_set():
-                hung.set()
-                go.wait()
+            if hung.is_set():
+                lowq.current().touch(NEVER)  # however long the machine stands still
+                return
+            hung.set()
+            go.wait(PATIENCE)
 
         def teardown(self) -> None:
             calls.append(("own teardown", id(self), str(threading.get_ident())))
 
-    worker = app.worker(ttr=2, shards_count=1)(Orders)
+    worker = app.worker(ttr=0.3, shards_count=1)(Orders)
     node = start(threads=3)
     worker.push(1)
     until(hung.is_set, "the handler that hangs")
@@ -265,7 +267,7 @@ def test_a_successor_that_can_not_be_set_up_stops_the_node(app: lowq.Lowq, start
 
     told: list[BaseException] = []
     app.config.last_words = told.append
-    worker = app.worker(ttr=2, shards_count=1)(Orders)
+    worker = app.worker(ttr=0.3, shards_count=1)(Orders)
     node = start(threads=3)
     worker.push(1)
     until(node.stopping.is_set, "the end of the node")

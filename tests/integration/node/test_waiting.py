@@ -17,11 +17,9 @@ import redis
 
 import lowq
 from tests.integration.conftest import MakeRig
-from tests.integration.node.test_outages import each_ended
 from tests.integration.supervising import Supervise, write_code
 from tests.integration.support import PATIENCE, NodeProcess, Rig, until
 from tests.redis_server import RedisServer
-from tests.waiting import until as wait_until
 
 
 def become_replica(rig: Rig) -> None:
@@ -64,31 +62,6 @@ def replica() -> Iterator[RedisServer]:
         yield server
 
 
-def test_nothing_is_lost_while_roles_change_under_load(make_rig: MakeRig, own_server: RedisServer) -> None:
-    rig = make_rig(own_server.url, ORDERS_WORK=0.001, ORDERS_MAX_CRASHES=1)
-    nodes = [rig.node(), rig.node(), rig.node(ORDERS_CONSUMER="1")]
-    for node in nodes:
-        node.says(" starts: ")
-    finished = rig.produce(2, ids=30, versions=3, rounds=0, pause=0.05)
-    for turn in range(1, 4):
-        rig.performed(turn * 100)
-        become_replica(rig)
-        for node in nodes:
-            wait_until(lambda node=node: len(node.lines("waiting until it can")) >= turn, "nodes that wait")  # type: ignore[misc]  # noqa: B023
-        become_primary(rig)
-        for node in nodes:
-            wait_until(lambda node=node: len(node.lines("Redis is back")) >= turn, "nodes that go on")  # type: ignore[misc]  # noqa: B023
-    finished()
-    rig.drained()
-    for node in nodes:
-        wait_until(lambda node=node: each_ended(node), "nodes that say that Redis is back")  # type: ignore[misc]
-        assert node.stop() == 0
-    assert problems(rig) == []
-    assert rig.buried() == set()
-    assert rig.merged("crashes") == {}
-    assert rig.of_shards("lease") == {}
-
-
 def test_a_wait_for_longer_than_the_lease_charges_nobody(make_rig: MakeRig, own_server: RedisServer) -> None:
     rig = make_rig(own_server.url, LOWQ_LEASE_TTL=0.5, ORDERS_MAX_CRASHES=1)
     node = rig.node().holds_all()
@@ -115,22 +88,6 @@ def test_a_wait_for_longer_than_the_lease_charges_nobody(make_rig: MakeRig, own_
     assert problems(rig) == []
 
 
-def test_a_node_waits_at_its_start_too(make_rig: MakeRig, replica: RedisServer) -> None:
-    rig = make_rig(replica.url)
-    node = rig.node()
-    waits(node)
-    node.signal(signal.SIGTTIN)
-    assert "waiting for" in node.says("stacks of all threads")
-    assert node.lines(" starts: ") == []
-    become_primary(rig)
-    node.holds_all()
-    node.says("Redis is back")
-    rig.push("a", 1)
-    rig.done("a", 1)
-    assert node.stop() == 0
-    assert len(node.lines("waiting until it can")) == 1
-
-
 def test_a_node_that_waits_at_its_start_can_be_stopped(make_rig: MakeRig, replica: RedisServer) -> None:
     rig = make_rig(replica.url)
     node = rig.node()
@@ -139,22 +96,29 @@ def test_a_node_that_waits_at_its_start_can_be_stopped(make_rig: MakeRig, replic
     assert "Traceback" not in node.log
 
 
-def test_what_it_is_told_while_it_waits_at_its_start_is_done_then(make_rig: MakeRig, replica: RedisServer) -> None:
+def test_a_node_waits_at_its_start_too_and_does_then_what_it_was_told(make_rig: MakeRig, replica: RedisServer) -> None:
     rig = make_rig(replica.url)
     node = rig.node()
     waits(node)
+    node.signal(signal.SIGTTIN)
+    assert "waiting for" in node.says("stacks of all threads")
     node.signal(signal.SIGTSTP)
+    assert node.lines(" starts: ") == []
     become_primary(rig)
+    node.says("Redis is back")
     node.says("goes quiet")
     until(lambda: [one.quiet for one in rig.app.nodes()] == [True], "a quiet node")
     assert node.stop() == 0
+    assert len(node.lines("waiting until it can")) == 1
 
 
 def test_a_wrong_address_still_is_an_error(make_rig: MakeRig) -> None:
     rig = make_rig("redis://127.0.0.1:1")
     node = rig.node()
     assert node.process.wait(PATIENCE) == 1
-    assert "does not answer" in node.log
+    assert "127.0.0.1:1 does not answer" in node.log
+    (said,) = rig.events("last_words")
+    assert "RedisUnavailable" in said["error"]
 
 
 @pytest.mark.threads_only
