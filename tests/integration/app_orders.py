@@ -42,8 +42,7 @@ SETTINGS = {
     "ORDERS_MAX_PAYLOADS": "1000",
     "ORDERS_MAX_CRASHES": "3",
     "ORDERS_MAX_RETRIES": "3",
-    "ORDERS_TIME_LIMIT": "",  # seconds; "": none
-    "ORDERS_TTR": "",
+    "ORDERS_TTR": "",  # seconds; "": none
     "ORDERS_CAPACITY": "",  # ids; "": any number
     "ORDERS_CONCURRENCY": "",  # batches at once over all nodes; "": any number
     "ORDERS_WORK": "0",  # seconds that each perform takes at least
@@ -56,7 +55,7 @@ SETTINGS = {
     "ORDERS_TAKES": "",  # of a consumer, how many jobs its takes ask for, by chance one of these; "": ORDERS_BATCH
     "ORDERS_RECEIPTS": "",  # of a consumer that has come back: [session, [shard, id, receipt, perform]...]
     "ORDERS_SCHEDULER": "",  # "", seq, own
-    "ORDERS_SPLITTER": "",  # "", NODE/NODES, own
+    "ORDERS_SPLITTER": "",  # "", all, own
     "ORDERS_SPANS": "",  # a file: what is traced goes there, a line of JSON for each span
 }
 
@@ -86,12 +85,6 @@ def hold_the_gil(seconds: float) -> None:
     ends_at = time.monotonic() + seconds
     while (left := ends_at - time.monotonic()) > 0:
         libc.usleep(int(left * 1e6) + 1)  # a signal ends it early
-
-
-def spin(seconds: float) -> None:
-    ends_at = time.monotonic() + seconds
-    while time.monotonic() < ends_at:
-        pass
 
 
 def fail(_seconds: float) -> None:
@@ -130,12 +123,6 @@ def wait_for_go(_seconds: float) -> None:
         time.sleep(0.002)
 
 
-def touch_and_wait(seconds: float) -> None:
-    """Has so many seconds more, and takes as long as `wait_for_go` does."""
-    lowq.current().touch(seconds)
-    wait_for_go(seconds)
-
-
 def exists(suffix: str) -> bool:
     """Whether the test has made that file beside the history."""
     return Path(f"{history.path}.{suffix}").exists()
@@ -144,9 +131,7 @@ def exists(suffix: str) -> bool:
 ACTIONS: dict[str, Callable[[float], None]] = {
     "sleep": time.sleep,
     "wait": wait_for_go,
-    "touch": touch_and_wait,
     "hold": hold_the_gil,
-    "spin": spin,
     "raise": fail,
     "exit": leave,
     "die": die,
@@ -190,7 +175,6 @@ def version_of(payload: object) -> int:
     max_payloads=int(setting("ORDERS_MAX_PAYLOADS")),
     max_crash_count=int(setting("ORDERS_MAX_CRASHES")),
     max_retry_count=int(setting("ORDERS_MAX_RETRIES")),
-    time_limit=float(setting("ORDERS_TIME_LIMIT") or 0) or None,
     ttr=float(setting("ORDERS_TTR") or 0) or None,
     capacity=int(setting("ORDERS_CAPACITY") or 0) or None,
     limit=lowq.Concurrency(int(setting("ORDERS_CONCURRENCY"))) if setting("ORDERS_CONCURRENCY") else None,
@@ -252,10 +236,6 @@ def configure() -> None:
         app.config.build_splitter = lambda: own_splitter
     elif splitter == "all":  # one node holds everything, the others stand by
         app.config.build_splitter = lambda: lowq.DefaultSplitter(app.config.threads_per_node)
-    elif splitter:
-        number, _, nodes = splitter.partition("/")
-        app.config.build_splitter = lambda: lowq.ByNodeSplitter(int(nodes), int(number), app.config.threads_per_node)
-    app.config.on_server_init = lambda: history.write("init")
     app.config.on_server_stop = lambda: history.write("server_stop")
     app.config.last_words = lambda error: history.write("last_words", error=repr(error))
 

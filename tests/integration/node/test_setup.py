@@ -279,14 +279,17 @@ def test_a_successor_that_can_not_be_set_up_stops_the_node(app: lowq.Lowq, start
 # --- on_server_stop ---
 
 
-def test_on_server_stop_is_called_once_when_all_have_ended(app: lowq.Lowq, start: Start, calls: Calls) -> None:
+def test_on_server_init_is_called_first_and_on_server_stop_once_when_all_have_ended(
+    app: lowq.Lowq, start: Start, calls: Calls
+) -> None:
     make_worker(app, calls)
+    app.config.on_server_init = lambda: calls.append(("begun", 0, ""))
     app.config.on_server_stop = lambda: calls.append(("stopped", 0, ""))
     node = start(threads=2)
     assert noted(calls, "stopped") == []
     node.stop(PATIENCE)
     node.stop(PATIENCE)
-    assert [what for what, *_ in calls] == ["setup", "setup", "teardown", "teardown", "stopped"]
+    assert [what for what, *_ in calls] == ["begun", "setup", "setup", "teardown", "teardown", "stopped"]
 
 
 def test_one_that_fails_is_logged_and_the_node_stops_as_it_is(
