@@ -74,6 +74,21 @@ def test_repeated_ack_does_not_acknowledge_what_came_meanwhile(rig: ShardRig) ->
     assert rig.names() == REMAINS
 
 
+def test_ack_clears_what_is_known_of_failures(rig: ShardRig) -> None:
+    shard = rig.own()
+    rig.push(job("x", "v1", 1), job("y", "v1", 1))
+    shard.in_flight.take(1, NOW)
+    shard.in_flight.fail([retry("x", 4, delay=0)], NOW)
+    shard = rig.crash("second")
+    shard.in_flight.take(10, NOW + 1)
+    shard = rig.crash("third", NOW + 1)
+    assert rig.read("crashes")
+    for _ in range(2):
+        shard.in_flight.finish(handed(shard.in_flight.take(10, NOW + 10)))
+    shard.in_flight.take(0, NOW + 10)
+    assert rig.names() == REMAINS
+
+
 # --- lost replies ---
 
 

@@ -51,6 +51,12 @@ def test_a_late_repeat_does_not_touch_the_id_taken_again(rig: ShardRig) -> None:
     assert rig.snapshot() == before
 
 
+def test_released_job_is_due_although_the_servers_clock_has_stepped_back(rig: ShardRig) -> None:
+    back = NOW - 3600
+    rig.shard.in_flight.release([("x", None), ("y", None)], back)
+    assert handed(rig.shard.in_flight.take(10, back)).keys() == {"x", "y"}
+
+
 def test_a_release_for_centuries_is_never_and_not_overdue(rig: ShardRig) -> None:
     for delay in (2.0**33, 2.0**63, 1e300):
         with case(delay):
