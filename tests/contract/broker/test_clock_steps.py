@@ -47,6 +47,13 @@ def test_after_a_moment_a_day_ahead_nothing_waits_for_that_day(rig: ShardRig) ->
         rig.shard.in_flight.finish([job_id])
 
 
+def test_what_is_pushed_for_now_is_due_now(rig: ShardRig) -> None:
+    rig.push(job("early", "v1"), now=NOW + DAY)
+    pushed_for_real(rig, NOW + DAY)
+    rig.push(job("a", "v1"), job("b", "v1"), now=NOW)
+    assert set(ids_at(rig, NOW)) == {"early", "a", "b"}
+
+
 # --- a step back, as of a failover to a server with an earlier clock ---
 
 
