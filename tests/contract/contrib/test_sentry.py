@@ -283,19 +283,17 @@ def test_an_outcome_that_is_not_written_is_not_captured_as_somebody_else_perform
 
 
 def test_past_ttr_the_id_is_captured_once_by_whoever_reports_it(app: lowq.Lowq, sent: Sent) -> None:
-    hangs, goes_on = threading.Event(), threading.Event()
+    goes_on = threading.Event()
 
     def handler(payloads_by_id: dict[str, list[Any]]) -> None:
-        if not hangs.is_set():
-            hangs.set()
-            sentry_sdk.add_breadcrumb(message="about to hang")
-            goes_on.wait(PATIENCE)
-            raise ValueError("too late")
+        sentry_sdk.add_breadcrumb(message="about to hang")
+        goes_on.wait(PATIENCE)
+        raise ValueError("too late")
 
-    worker = make_worker(app, handler, ttr=0.01)
+    worker = make_worker(app, handler, ttr=0.01, max_crash_count=1)
     push(worker, "a")
     with running_node(app, threads=4):
-        until(lambda: sent.events and worker.queue.stats().processed, "an event of what hangs, and its redelivery")
+        until(lambda: sent.events and worker.queue.stats().morgue_length, "an event of what hangs, and its burial")
         goes_on.set()
     (event,) = [event for event in sent.events if "lowq" in event["contexts"]]  # and one of the log's
     assert "longer than its ttr" in _said(event)
