@@ -143,13 +143,6 @@ def test_a_retry_is_a_warning_in_one_line_and_the_morgue_an_error_with_the_trace
         assert not [record for record in records if "\n" in record.getMessage()], name
 
 
-def test_other_errors_are_charged(app: lowq.Lowq) -> None:
-    worker = make_worker(app, lambda: KeyError("boom"), bury_on=(ValueError,), release_on={RateLimited: 50})
-    worker.push(1)
-    drain(worker, limit=1)
-    assert outcome(worker) == ("retrying", 0)
-
-
 @pytest.mark.parametrize(
     ("error", "state"), [(RateLimited, "scheduled"), (HardLimited, "morgue"), (LookupError, "retrying")]
 )

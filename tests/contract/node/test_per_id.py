@@ -97,13 +97,6 @@ def test_in_a_thread_of_a_node_as_well(app: lowq.Lowq) -> None:
     assert worker.queue.stats().taken == 0
 
 
-def test_an_id_that_is_alone_fails_as_a_batch_does(app: lowq.Lowq, is_async: bool) -> None:
-    worker = make_worker(app, fail_for("a"), is_async=is_async, batch_size=1)
-    push(worker, "a")
-    assert drain(worker).failed == 1
-    assert states(worker, "a") == {"a": ("retrying", 0)}
-
-
 def test_what_was_raised_is_told_to_middlewares_and_to_who_drains(app: lowq.Lowq, is_async: bool) -> None:
     told: list[Exception] = []
 
@@ -303,23 +296,6 @@ def test_each_id_has_the_time_limit_for_itself(app: lowq.Lowq, is_async: bool) -
     drain(worker)
     assert deadlines == sorted(set(deadlines))
     assert len(deadlines) == 4
-
-
-def test_functions_of_two_arguments(app: lowq.Lowq) -> None:
-    seen: list[tuple[str, list[Any]]] = []
-
-    @app.worker(shards_count=1, batch_size=4)
-    def plain(job_id: str, payloads: list[Any]) -> None:
-        seen.append((job_id, payloads))
-
-    @app.worker(shards_count=1, batch_size=4)
-    async def awaits(job_id: str, payloads: list[Any]) -> None:
-        seen.append((job_id, payloads))
-
-    for worker in (plain, awaits):
-        push(worker, "a", "b")
-        assert drain(worker).batches == 1
-    assert seen == [("a", ["of a"]), ("b", ["of b"])] * 2
 
 
 def test_a_middleware_of_the_wrong_kind_is_refused_by_the_name_of_the_method(app: lowq.Lowq) -> None:

@@ -195,9 +195,12 @@ def test_in_json_every_line_is_json_from_the_first_on(make_rig: MakeRig, supervi
     rig = make_rig()
     early = "import logging, warnings\nwarnings.warn('old')\nlogging.getLogger('app').warning('early')\n"
     write_code(rig, 1, early + SOURCE)
-    for name, more in (("node", ()), ("supervisor", ("--processes", "1"))):
-        options = ("--log-format", "json", "--embedded", *WEB, *more)
-        node = supervise(rig, *options, name=name, environment={"PYTHONWARNINGS": "default"})
+    environment = {"PYTHONWARNINGS": "default"}
+    nodes = {
+        name: supervise(rig, "--log-format", "json", "--embedded", *WEB, *more, name=name, environment=environment)
+        for name, more in (("node", ()), ("supervisor", ("--processes", "1")))
+    }
+    for name, node in nodes.items():
         for text in ("early", "old", "the store listens at", "the dashboard is at", " starts: "):
             node.says(text)
         assert node.stop() == 0
