@@ -236,6 +236,11 @@ class TestPreference:
             held = following
         assert order == [a, b, oldest] * 2
 
+    def test_a_shard_that_is_paused_or_not_surely_leased_is_left_alone(self, sleepers: Sleepers) -> None:
+        paused, expired = shard("paused"), shard("expired", lease_for=-1)
+        paused.dispatch.paused = True
+        assert not sleepers.wait(dispatcher([paused, expired]), 0).done()
+
     def test_pick_goes_on_with_the_shard_in_hand_or_another(self) -> None:
         a, b = shard("a", due_in=-2), shard("b", due_in=-1)
         dispatch = dispatcher([a, b])
@@ -266,6 +271,15 @@ class TestWaking:
         wakes = a.dispatch.wakes
         dispatch.wake(a)  # a push, after Redis has answered and before the answer is here
         dispatch.took(a, wakes, delivery(delay=None))
+        assert dispatch.pick(0) is a
+
+    def test_a_resume_during_a_take_is_not_lost_either(self) -> None:
+        a = shard("a")
+        dispatch = dispatcher([a])
+        assert dispatch.wait(0) is a
+        wakes = a.dispatch.wakes
+        dispatch.wake(a)
+        dispatch.took(a, wakes, delivery(delay=-1, paused=True))
         assert dispatch.pick(0) is a
 
     def test_a_wake_up_while_a_job_is_performed_is_not_lost(self, sleepers: Sleepers) -> None:
@@ -364,6 +378,21 @@ class TestRefresh:
         waiting = sleepers.wait(dispatch, 0)
         dispatch.refreshed(a, a.dispatch.wakes, -3.0, paused=False)
         assert waiting.result(PATIENCE) is a
+
+    def test_it_finds_a_pause_and_its_end(self, sleepers: Sleepers) -> None:
+        a = shard("a")
+        dispatch = dispatcher([a])
+        dispatch.refreshed(a, a.dispatch.wakes, -3.0, paused=True)
+        waiting = sleepers.wait(dispatch, 0)
+        assert not waiting.done()
+        dispatch.refreshed(a, a.dispatch.wakes, -3.0, paused=False)
+        assert waiting.result(PATIENCE) is a
+
+    def test_only_shards_that_nobody_works_are_looked_at(self) -> None:
+        held, worked, others = shard("held", due_in=None), shard("worked"), shard("others", due_in=None)
+        dispatch = dispatcher([held, worked, others])
+        assert dispatch.wait(0) is worked
+        assert [item for item, _ in dispatch.unclaimed([held, worked])] == [held]
 
     def test_it_does_not_undo_what_a_newer_message_told(self) -> None:
         a = shard("a", due_in=None)
