@@ -227,7 +227,7 @@ WRONG: list[tuple[str, Any, str]] = [
 def test_a_field_that_makes_no_sense_is_refused_with_the_id_of_the_job() -> None:
     for name, value, message in WRONG:
         with case(name, value), pytest.raises(JobError, match=f"^job 42: {message}"):
-            encoded(**{name: value})
+            encoded(**{"payload": 1, name: value})
 
 
 # --- fields ---

@@ -5,8 +5,6 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-import pytest
-
 from tests.rows import case
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -35,15 +33,15 @@ GIVEN_UP = {
     r"\blowq[./](connection|keys|scripts|foreign|keeper|seat|batch|dispatch|rates|why|registry)\b": "see design.md",
 }
 
-#: Words that are given up only below some folders, as elsewhere they have their plain meaning.
+#: The same for words that are given up only below some folders, as elsewhere they have their plain meaning.
 GIVEN_UP_BELOW = {
-    (r"\b([Tt]ell(s|er|ing)?|[Tt]old|TOLD)\b|_tells?\b|\btells?_|_told\b|\btold_", "send_command, sent"): (
-        "web/lowq_web", "tests/web", "tests/browser", "lowq/cli", "lowq/supervisor",
+    r"\b([Tt]ell(s|er|ing)?|[Tt]old|TOLD)\b|_tells?\b|\btells?_|_told\b|\btold_": (
+        "send_command, sent", ("web/lowq_web", "tests/web", "tests/browser", "lowq/cli", "lowq/supervisor"),
     ),
-    (r"\b_tell\b|tell_worker|_told\b|_told_|_TOLD\b|\bTOLD_|\.told\b", "wake, requested, logged, notify"): (
-        "lowq/node", "lowq/store", "lowq/broker", "lowq/metrics",
+    r"\b_tell\b|tell_worker|_told\b|_told_|_TOLD\b|\bTOLD_|\.told\b": (
+        "wake, requested, logged, notify", ("lowq/node", "lowq/store", "lowq/broker", "lowq/metrics"),
     ),
-    (r"\b(COME_AGAIN|LOOK)\b", "RECONNECT_AFTER, an event"): ("web/lowq_web",),
+    r"\b(COME_AGAIN|LOOK)\b": ("RECONNECT_AFTER, an event", ("web/lowq_web",)),
 }  # fmt: skip
 
 
@@ -68,15 +66,11 @@ def lines_with(pattern: re.Pattern[str]) -> Iterator[str]:
 
 
 def test_a_name_that_was_given_up_is_not_used() -> None:
-    for name, now in GIVEN_UP.items():
+    everywhere = {name: (now, FOLDERS) for name, now in GIVEN_UP.items()}
+    for name, (now, folders) in {**everywhere, **GIVEN_UP_BELOW}.items():
         with case(name):
-            assert list(lines_with(re.compile(name))) == [], f"it is called {now} now"
-
-
-@pytest.mark.parametrize(("rule", "folders"), GIVEN_UP_BELOW.items(), ids=lambda value: str(value[0])[:30])
-def test_a_word_that_was_given_up_below_a_folder_is_not_used(rule: tuple[str, str], folders: tuple[str, ...]) -> None:
-    found = [line for line in lines_with(re.compile(rule[0])) if line.startswith(folders)]
-    assert found == [], f"it is called {rule[1]} now"
+            found = [line for line in lines_with(re.compile(name)) if line.startswith(folders)]
+            assert found == [], f"it is called {now} now"
 
 
 def test_no_file_of_the_dashboard_means_two_things_by_snapshot() -> None:
