@@ -23,12 +23,17 @@ Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 @pytest.fixture
-def queue(redis_url: str) -> Iterator[Queue]:
+def app(redis_url: str) -> Iterator[lowq.Lowq]:
     app = lowq.Lowq(redis_url=redis_url, lease_ttl=5)
+    yield app
+    app.close()
+
+
+@pytest.fixture
+def queue(app: lowq.Lowq) -> Queue:
     queue = app.queue("mail", 2)
     queue.push([])
-    yield queue
-    app.close()
+    return queue
 
 
 def command(redis_url: str, *words: str) -> list[str]:
@@ -73,7 +78,13 @@ def test_what_is_put_may_come_from_the_standard_input_and_be_due_later(queue: Qu
     assert (job.id, job.payloads[0][0]) == (job_id, [1, 2])
 
 
-def test_an_id_that_no_command_can_be_told_is_dead_at_once(queue: Queue, run: Run) -> None:
+def test_a_command_that_can_not_be_started_is_a_failure_and_an_id_that_no_command_can_be_told_is_dead_at_once(
+    queue: Queue, run: Run
+) -> None:
+    queue.push({"id": "a"})
+    run("consume", "mail", "--idle", "0.1", "--", "/nonexistent/{id}")
+    (failed,) = queue.jobs("retrying").jobs
+    assert "can't be started" in (failed.error or "")
     queue.push("a\x00b")
     said = run("consume", "mail", "--idle", "0.1", "--", "echo", "{id}").stderr
     assert "can't be started: embedded null byte" in said
@@ -96,10 +107,10 @@ def test_figures_are_sent_to_graphite(queue: Queue, redis_url: str) -> None:
 
 
 def test_a_queue_that_is_full_says_so_and_may_be_waited_for(
-    queue: Queue, run: Run, monkeypatch: pytest.MonkeyPatch
+    app: lowq.Lowq, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "200")  # a long lag must not cut the last column off
-    full = queue._backend.queue("full", 1, capacity=1)  # type: ignore[attr-defined]  # it is an application
+    full = app.queue("full", 1, capacity=1)
     full.push({"id": 1})
     for verb in (["put", "full", '"x"'], ["push", "full", "--id", "2"]):
         assert "queue 'full' is full (capacity=1" in run(*verb, code=1).stderr
@@ -127,9 +138,8 @@ def test_what_is_not_replicated_says_so_and_is_pushed_again(
 
 
 def test_a_file_that_does_not_fit_goes_on_with_exactly_what_is_missing(
-    queue: Queue, redis_url: str, tmp_path: Path
+    app: lowq.Lowq, redis_url: str, tmp_path: Path
 ) -> None:
-    app = lowq.Lowq(redis_url=redis_url, lease_ttl=5)
     part = app.queue("part", 3, capacity=30, merge="append")
     part.push([])
     file = tmp_path / "jobs.ndjson"
@@ -152,7 +162,6 @@ def test_a_file_that_does_not_fit_goes_on_with_exactly_what_is_missing(
         assert "queue 'part' is full" in ran.stderr
         words = shlex.split(ran.stderr.strip().rpartition("go on with: lowq ")[2])
     assert sorted(done, key=int) == [str(number) for number in range(100)]  # each once
-    app.close()
 
 
 def test_a_command_gets_the_payloads_and_its_exit_code_says_what_becomes_of_the_job(
@@ -177,13 +186,6 @@ def test_a_command_gets_the_payloads_and_its_exit_code_says_what_becomes_of_the_
     assert (waiting.id, waiting.retry_count) == ("busy", -1)
     stats = queue.stats()
     assert (stats.processed, stats.taken) == (1, 0)
-
-
-def test_a_command_that_can_not_be_started_is_a_failure(queue: Queue, run: Run) -> None:
-    queue.push({"id": "a"})
-    run("consume", "mail", "--idle", "0.1", "--", "/nonexistent/{id}")
-    (failed,) = queue.jobs("retrying").jobs
-    assert "can't be started" in (failed.error or "")
 
 
 def test_a_mistyped_command_is_refused_before_it_charges_any_job(queue: Queue, run: Run, tmp_path: Path) -> None:
@@ -231,24 +233,16 @@ runpy.run_module("lowq", run_name="__main__", alter_sys=True)
 
 @pytest.mark.parametrize("start", [["-m", "lowq"], ["-c", SLOW_START]], ids=["at once", "slow"])
 def test_what_is_cut_short_waits_again_uncharged(
-    queue: Queue, redis_url: str, tmp_path: Path, start: list[str]
+    app: lowq.Lowq, queue: Queue, redis_url: str, tmp_path: Path, start: list[str]
 ) -> None:
     queue.push([{"id": n} for n in range(3)])
-    words = (
-        "consume",
-        "mail",
-        "-c",
-        "3",
-        "--",
-        "sh",
-        "-c",
-        "trap '' TERM; echo $$ >> pids; while :; do sleep 0.05; done",
-    )
+    script = "trap '' TERM; echo $$ >> pids; while :; do sleep 0.05; done"
+    words = ("consume", "mail", "-c", "3", "--", "sh", "-c", script)
     typed = [sys.executable, *start, *command(redis_url, *words)[3:]]
     with subprocess.Popen(typed, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as process:
         until(lambda: (tmp_path / "pids").exists() and len((tmp_path / "pids").read_text().split()) == 3, "commands")
         os.kill(process.pid, signal.SIGINT)
-        until(lambda: lowq_is_quiet(queue), "no more to be taken")
+        until(lambda: is_quiet(app), "no more to be taken")
         os.kill(process.pid, signal.SIGINT)  # at once
         process.communicate(timeout=PATIENCE)
     assert process.returncode == 130
@@ -263,16 +257,8 @@ def test_it_waits_for_redis_to_say_what_became_of_a_job(tmp_path: Path) -> None:
         app = lowq.Lowq(redis_url=server.url)
         queue = app.queue("mail", 2)
         queue.push({"id": "a"})
-        words = (
-            "consume",
-            "mail",
-            "--idle",
-            "0.2",
-            "--",
-            "sh",
-            "-c",
-            "touch begun; until test -e go; do sleep 0.05; done",
-        )
+        script = "touch begun; until test -e go; do sleep 0.05; done"
+        words = ("consume", "mail", "--idle", "0.2", "--", "sh", "-c", script)
         with subprocess.Popen(command(server.url, *words), cwd=tmp_path, stderr=subprocess.PIPE, text=True) as process:
             until((tmp_path / "begun").exists, "a command that runs")
             server.kill()
@@ -297,14 +283,14 @@ def test_a_command_that_floods_its_streams_is_no_trouble(queue: Queue, run: Run,
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_it_when_what_runs_is_finished(
-    queue: Queue, redis_url: str, tmp_path: Path, number: signal.Signals
+    app: lowq.Lowq, queue: Queue, redis_url: str, tmp_path: Path, number: signal.Signals
 ) -> None:
     queue.push([{"id": n} for n in range(3)])
     words = ("consume", "mail", "--", "sh", "-c", "echo x >> begun; until test -e go; do sleep 0.05; done")
     with subprocess.Popen(command(redis_url, *words), cwd=tmp_path, stderr=subprocess.PIPE, text=True) as process:
         until((tmp_path / "begun").exists, "a command that runs")
         os.kill(process.pid, number)
-        until(lambda: lowq_is_quiet(queue), "no more to be taken")
+        until(lambda: is_quiet(app), "no more to be taken")
         (tmp_path / "go").touch()
         _, said = process.communicate(timeout=PATIENCE)
     assert process.returncode == 0, said
@@ -312,9 +298,9 @@ def test_a_signal_ends_it_when_what_runs_is_finished(
     assert (stats.processed, stats.length, stats.taken) == (1, 2, 0)
 
 
-def lowq_is_quiet(queue: Queue) -> bool:
+def is_quiet(app: lowq.Lowq) -> bool:
     """Whether the consumer is still there and has no part in the work any more."""
-    nodes = queue._backend.nodes()  # type: ignore[attr-defined]  # the application
+    nodes = app.nodes()
     return bool(nodes) and nodes[0].quiet
 
 
