@@ -18,6 +18,7 @@ from click.testing import CliRunner
 import lowq
 from lowq.cli import main
 from lowq.store import Client
+from lowq.store.replies import as_resp2
 from tests.integration.support import ROOT, Rig, until
 from tests.redis_cluster import RedisCluster
 from tests.redis_server import RedisServer
@@ -150,6 +151,24 @@ def test_replies_are_the_same_with_both_protocols(redis_url: str) -> None:
             assert two == three
     for client in clients:
         client.close()
+
+
+def test_a_reply_of_resp3_as_resp2_has_it() -> None:
+    """Also what only some releases of redis-py make of a reply."""
+    rows: list[tuple[Any, Any]] = [
+        ({b"a": b"1", b"b": [b"2"]}, [b"a", b"1", b"b", [b"2"]]),
+        ({b"a"}, [b"a"]),
+        ([[b"a", 1.0], [b"b", 2.5]], [b"a", b"1", b"b", b"2.5"]),
+        ([[b"a", b"1"], [b"b", b"2"]], [[b"a", b"1"], [b"b", b"2"]]),
+        ([], []),
+        (True, 1),
+        (float("-inf"), b"-inf"),
+        ("txt", b"txt"),
+        (None, None),
+    ]
+    for reply, plain in rows:
+        with case(reply):
+            assert as_resp2(reply) == plain
 
 
 def test_what_servers_say_of_themselves_is_the_same_with_both_protocols(redis_url: str) -> None:
