@@ -192,6 +192,14 @@ def test_a_shard_of_somebody_else_is_tried_for_when_its_lease_runs_out(rig: Rig)
     assert (rig.channels.wakes, rig.channels.frees) == ({a}, set())
 
 
+def test_nobody_waits_longer_than_a_lease_whatever_redis_says(rig: Rig) -> None:
+    rig.others(rig.shards[0])
+    rig.store.left = 3600.0
+    rig.leases.want(rig.shards[:1])
+    rig.acquire()
+    assert rig.leases.next_try < clock.now() + TTL + 0.1
+
+
 OLD, NEXT = ("127.0.0.1", 1), ("127.0.0.1", 2)
 
 
