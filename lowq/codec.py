@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, NoReturn
 from uuid import UUID
 
 import msgspec
@@ -255,9 +255,7 @@ def encode_job(
             except JobError:
                 raise
             except Exception as error:
-                if dump_payload is _dump_payload or is_typed:
-                    raise  # what it refuses is a PayloadError; this is a signal handler's, such as a timeout
-                raise PayloadError(f"the payload can't be encoded: {error!r:.200}") from error
+                _refuse_unencoded(error, is_own=dump_payload is _dump_payload or is_typed)
             given: object = payload
             if not isinstance(given, bytes) or given[:3] == APPENDED or len(given) > max_payload_bytes:
                 _refuse_payload(given, max_payload_bytes)
@@ -270,6 +268,15 @@ def encode_job(
     except JobError as error:
         raise type(error)(f"job {job['id']!r:.100}: {error}") from error.__cause__
     return (job_id, payload, score, perform_at) if rest == default else (job_id, payload, score, perform_at, *rest)
+
+
+def _refuse_unencoded(error: Exception, *, is_own: bool) -> NoReturn:
+    """``is_own``: whether it was raised under lowq's own encoding, which refuses with a PayloadError: this is a signal
+    handler's, such as a timeout.
+    """
+    if is_own:
+        raise error
+    raise PayloadError(f"the payload can't be encoded: {error!r:.200}") from error
 
 
 def _why_no_id(job: object, error: Exception) -> Exception:

@@ -380,12 +380,7 @@ class _Mover:
             left = again
             if behind and not is_told:
                 is_told = True
-                log.warning(
-                    "queue %r: waiting until replicas have what this reshard wrote (%s); to go on without, so that a "
-                    "failover may lose jobs: lowq reshard %s %d --unconfirmed", self._queue,
-                    ", ".join(sorted(behind)) or "on the primary", self._queue, self._after.shards_count,
-                    extra={"event": "reshard_unconfirmed", "queue": self._queue},
-                )  # fmt: skip
+                self._tell_of_replicas(behind)
             if behind or self._progress.waits_for_replicas:
                 self._progress = replace(self._progress, waits_for_replicas=tuple(sorted(behind)))
                 yield self._progress
@@ -396,6 +391,14 @@ class _Mover:
             elif is_of_shards and not self._patiently(self._is_wanted):
                 # Another one has ended it, who knows what was confirmed.
                 return [reply.reply if isinstance(reply, NotConfirmed) else reply for reply in replies]
+
+    def _tell_of_replicas(self, behind: set[str]) -> None:
+        log.warning(
+            "queue %r: waiting until replicas have what this reshard wrote (%s); to go on without, so that a "
+            "failover may lose jobs: lowq reshard %s %d --unconfirmed", self._queue,
+            ", ".join(sorted(behind)) or "on the primary", self._queue, self._after.shards_count,
+            extra={"event": "reshard_unconfirmed", "queue": self._queue},
+        )  # fmt: skip
 
     # --- the registry ---
 
